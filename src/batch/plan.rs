@@ -1,0 +1,106 @@
+//! The plan: a generation's batch arithmetic as data.
+//!
+//! Computed once, shown, stored, executed as it is. The world, the micro-batch and the quantum are
+//! fixed by it; accumulation follows from the current global batch by [`Plan::deal`], and from
+//! nothing else.
+
+use serde::{Deserialize, Serialize};
+
+use crate::recipe::Located;
+use crate::recipe::spec::{Objective, Remainder, Strategy};
+
+/// A generation's plan. Its JSON form is a contract (`evenkeel plan -o json`).
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Plan {
+    /// The recipe's dialect.
+    pub dialect: crate::recipe::Dialect,
+    /// What is optimised.
+    pub objective: Objective,
+    /// Devices over all axes.
+    pub world_size: u64,
+    /// `world_size` / (tensor × pipeline × context × sequence).
+    pub data_parallel_size: u64,
+    /// Tensor-parallel size.
+    pub tensor_parallel_size: u64,
+    /// Pipeline-parallel size.
+    pub pipeline_parallel_size: u64,
+    /// Context-parallel size.
+    pub context_parallel_size: u64,
+    /// Sequence-parallel size.
+    pub sequence_parallel_size: u64,
+    /// What the data-parallel ranks hold.
+    pub strategy: Strategy,
+    /// The micro-batch, samples.
+    pub per_device_batch_size: u64,
+    /// Forward passes per step at the base batch; under uneven dealing, the most of any rank.
+    pub gradient_accumulation_steps: u64,
+    /// The base global batch, samples.
+    pub global_batch_size: u64,
+    /// Samples per device and evaluation pass.
+    pub eval_batch_size: Option<u64>,
+    /// Samples between evaluations.
+    pub eval_every: Option<u64>,
+    /// The arithmetic for a reader, for example `8 × 16 × 1 = 128`
+    /// (data-parallel size × micro-batch × accumulation), or `16 × (3 + 3 + 2) = 128`.
+    pub proof: String,
+    /// Whether micro-batches are dealt exactly or unevenly.
+    pub remainder: Remainder,
+    /// The quantum: every batch that the norm test may choose is a multiple of it, samples.
+    pub quantum: u64,
+    /// GPU counts up to 1024 (over all axes) with an exact split of the global batch.
+    pub feasible_gpu_counts: Vec<u64>,
+    /// What was changed from the recipe.
+    pub adjusted: Vec<Adjustment>,
+    /// Estimated memory per device, when the model's shape is known.
+    pub memory: Option<MemoryEstimate>,
+    /// What the rules say.
+    pub diagnostics: Vec<Located>,
+}
+
+/// One value that differs from the recipe's.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Adjustment {
+    /// The key as the recipe's dialect spells it.
+    pub key: String,
+    /// The recipe's value.
+    pub from: String,
+    /// The plan's value.
+    pub to: String,
+    /// Why.
+    pub why: String,
+}
+
+/// Memory per device in bytes, with what was assumed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemoryEstimate {
+    /// Weights on one device.
+    pub parameters: u64,
+    /// Gradients on one device.
+    pub gradients: u64,
+    /// Optimiser states on one device.
+    pub optimizer: u64,
+    /// Activations of one micro-batch.
+    pub activations: u64,
+    /// The sum.
+    pub total: u64,
+    /// What a device has, when known.
+    pub available: Option<u64>,
+    /// One line each: precision, sharding, sequence length, checkpointing, parameter count.
+    pub assumed: Vec<String>,
+}
+
+impl Plan {
+    /// How many micro-batches each data-parallel rank runs for a global batch of `batch` samples:
+    /// the one function by which accumulation follows from the current batch.
+    ///
+    /// `batch` is a multiple of the micro-batch (every batch the controller may choose is).
+    /// The first `(batch / micro) % ranks` ranks run one more than the others, so under exact
+    /// dealing all are equal.
+    pub fn deal(&self, batch: u64) -> Vec<u64> {
+        let micro_batches = batch / self.per_device_batch_size;
+        let ranks = self.data_parallel_size;
+        (0..ranks)
+            .map(|rank| micro_batches / ranks + u64::from(rank < micro_batches % ranks))
+            .collect()
+    }
+}

@@ -1,0 +1,214 @@
+//! Engines: forward, backward and optimiser step over a model of named parameters.
+//!
+//! An engine owns the parameters, gradients and optimiser states of its rank, whole (DDP) or
+//! sharded (FSDP), and speaks to the other ranks through a [`crate::comm::Collective`]. The
+//! training loop is the same for every engine. Losses and gradients are *sums* over target tokens;
+//! the loop divides by the number of target tokens in the whole global batch, so that neither
+//! accumulation nor the world's size changes anything.
+
+use crate::comm::CommError;
+
+/// A target that carries no loss (padding, prompts).
+pub const IGNORE: u32 = u32::MAX;
+
+/// Why an engine failed.
+#[derive(Debug, thiserror::Error)]
+pub enum EngineError {
+    /// Memory for the step could not be had; every rank descends together.
+    #[error("out of memory: {needed} bytes needed for {what}, {limit} allowed per rank")]
+    OutOfMemory {
+        /// Bytes that would be in use.
+        needed: u64,
+        /// The limit.
+        limit: u64,
+        /// For what.
+        what: String,
+    },
+    /// A peer failed.
+    #[error(transparent)]
+    Comm(#[from] CommError),
+    /// The model's shape or a tensor does not fit.
+    #[error("{0}")]
+    Shape(String),
+}
+
+/// Shape of a Llama-family model, from Hugging Face's `config.json`.
+#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
+pub struct ModelConfig {
+    /// `hidden_size`.
+    pub hidden_size: usize,
+    /// `intermediate_size` of the SwiGLU.
+    pub intermediate_size: usize,
+    /// `num_hidden_layers`.
+    pub num_hidden_layers: usize,
+    /// `num_attention_heads`.
+    pub num_attention_heads: usize,
+    /// `num_key_value_heads`, a divisor of the heads.
+    pub num_key_value_heads: usize,
+    /// `head_dim`; `hidden_size / num_attention_heads` unless given.
+    pub head_dim: usize,
+    /// `vocab_size`.
+    pub vocab_size: usize,
+    /// `max_position_embeddings`.
+    pub max_position_embeddings: usize,
+    /// `rms_norm_eps`.
+    pub rms_norm_eps: f32,
+    /// `rope_theta`.
+    pub rope_theta: f32,
+    /// `tie_word_embeddings`.
+    pub tie_word_embeddings: bool,
+    /// `initializer_range`, σ of the random weights.
+    pub initializer_range: f32,
+}
+
+/// One parameter tensor within its unit.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Parameter {
+    /// Hugging Face's name, for example `model.layers.0.self_attn.q_proj.weight`.
+    pub name: String,
+    /// Row-major shape, `[out, in]` for linear layers.
+    pub shape: Vec<usize>,
+    /// Offset within the unit, in elements.
+    pub offset: usize,
+    /// Whether weight decay applies (matrices yes, norms no).
+    pub decay: bool,
+}
+
+/// A unit: what is gathered, reduced and checkpointed together (embedding, one block, final norm
+/// with the head).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Unit {
+    /// For messages and file names, for example `block-03`.
+    pub name: String,
+    /// Its parameters, adjacent, in order of their offsets.
+    pub parameters: Vec<Parameter>,
+    /// Elements in total.
+    pub len: usize,
+}
+
+/// All units in the order of the forward pass. Tied embeddings live in the first unit only.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Layout {
+    /// The units.
+    pub units: Vec<Unit>,
+}
+
+/// One micro-batch: `batch` rows of `seq_len` tokens, padded on the right with [`IGNORE`] targets.
+#[derive(Debug, Clone, Copy)]
+pub struct MicroBatch<'a> {
+    /// Token ids, `[batch, seq_len]` row-major.
+    pub tokens: &'a [u32],
+    /// Next-token targets, `[batch, seq_len]`; [`IGNORE`] carries no loss.
+    pub targets: &'a [u32],
+    /// Rows.
+    pub batch: usize,
+    /// Columns.
+    pub seq_len: usize,
+}
+
+/// What one micro-batch gave.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Accumulated {
+    /// Sum of the cross-entropies over target tokens, nats.
+    pub loss: f64,
+    /// Target tokens.
+    pub targets: u64,
+    /// ‖gradient of the summed loss of this micro-batch‖², unsharded, when asked for.
+    pub squared_norm: Option<f64>,
+}
+
+/// What the reduction over ranks gave.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Reduced {
+    /// ‖summed gradient over all micro-batches of all ranks‖², before any scaling or clipping.
+    pub squared_norm: f64,
+    /// ‖this rank's own accumulated gradient‖² before the reduction, when asked for.
+    pub local_squared_norm: Option<f64>,
+}
+
+/// What the norm test wants measured in a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Measure {
+    /// ‖·‖² of every micro-batch's gradient.
+    pub micro_batches: bool,
+    /// ‖·‖² of this rank's accumulated gradient before the reduction.
+    pub worker: bool,
+}
+
+/// One AdamW step.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct AdamW {
+    /// Learning rate of this step.
+    pub learning_rate: f64,
+    /// β₁.
+    pub beta1: f64,
+    /// β₂.
+    pub beta2: f64,
+    /// ε.
+    pub epsilon: f64,
+    /// Decoupled weight decay.
+    pub weight_decay: f64,
+    /// Steps taken including this one, for the bias correction.
+    pub step: u64,
+    /// The summed gradient is multiplied by this first: 1/N target tokens × clipping.
+    pub gradient_scale: f64,
+}
+
+/// Parameters and optimiser states of one unit, unsharded.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct UnitState {
+    /// Weights, `unit.len` elements.
+    pub parameters: Vec<f32>,
+    /// AdamW's first moment.
+    pub exp_avg: Vec<f32>,
+    /// AdamW's second moment.
+    pub exp_avg_sq: Vec<f32>,
+}
+
+/// Forward, backward and optimiser step on one rank.
+pub trait Engine: Send {
+    /// The model's units and parameters.
+    fn layout(&self) -> &Layout;
+
+    /// Makes sure that micro-batches up to `batch` × `seq_len` fit, before the first step.
+    fn reserve(&mut self, batch: usize, seq_len: usize) -> Result<(), EngineError>;
+
+    /// Runs a micro-batch forward and backward and adds its gradient to the step's. `last` marks
+    /// the last of this rank's micro-batches in the step: reductions may start behind it.
+    fn accumulate(
+        &mut self,
+        micro: MicroBatch<'_>,
+        measure: Measure,
+        last: bool,
+    ) -> Result<Accumulated, EngineError>;
+
+    /// Takes part in a micro-batch of the other ranks with nothing of its own: under sharding,
+    /// ranks that were dealt fewer micro-batches call this so that the collectives match. Not
+    /// needed (and free) under DDP.
+    fn join(&mut self, last: bool) -> Result<(), EngineError>;
+
+    /// Finishes the reduction of the step's gradient over the ranks.
+    fn reduce(&mut self, measure: Measure) -> Result<Reduced, EngineError>;
+
+    /// The optimiser step; clears the step's gradient.
+    fn update(&mut self, step: AdamW) -> Result<(), EngineError>;
+
+    /// Throws the step's gradient away (a NaN loss, an abandoned step).
+    fn discard(&mut self);
+
+    /// Summed loss and target tokens of a micro-batch, forward only.
+    fn evaluate(&mut self, micro: MicroBatch<'_>) -> Result<(f64, u64), EngineError>;
+
+    /// Forward passes of others while this rank has none left to evaluate (sharding only).
+    fn join_evaluation(&mut self) -> Result<(), EngineError>;
+
+    /// One unit's state, unsharded; collective under sharding (every rank calls it, in order).
+    /// Ranks for which `wanted` is false may return `None` and keep nothing.
+    fn export(&mut self, unit: usize, wanted: bool) -> Result<Option<UnitState>, EngineError>;
+
+    /// Sets one unit's state; a sharded engine keeps its part. Not collective.
+    fn import(&mut self, unit: usize, state: &UnitState) -> Result<(), EngineError>;
+
+    /// Bytes held by this engine now, and at most so far.
+    fn memory(&self) -> (u64, u64);
+}

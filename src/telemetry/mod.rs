@@ -1,0 +1,73 @@
+//! What people and machines look at: progress bars, metrics, events, the report.
+
+use serde::{Deserialize, Serialize};
+
+/// One optimiser step, as it is logged (one JSON line in `gen-N/metrics.jsonl`).
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct StepRecord {
+    /// Generation that ran it.
+    pub generation: u64,
+    /// Optimiser steps so far, from 1, over all generations.
+    pub step: u64,
+    /// Samples consumed after it.
+    pub samples: u64,
+    /// Global batch of this step, samples.
+    pub batch: u64,
+    /// Ranks.
+    pub world: u64,
+    /// Mean cross-entropy per target token, nats.
+    pub loss: f64,
+    /// Target tokens in the step.
+    pub tokens: u64,
+    /// Learning rate of the step.
+    pub learning_rate: f64,
+    /// ‖gradient of the mean loss‖ before clipping.
+    pub gradient_norm: f64,
+    /// Wall-clock seconds of the step.
+    pub seconds: f64,
+    /// Seconds since the Unix epoch at the step's end.
+    pub time: f64,
+    /// The norm test, when this step ran it.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub norm_test: Option<NormTestRecord>,
+}
+
+/// One run of the norm test.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct NormTestRecord {
+    /// r; the test fails, and the batch grows, when it is above η².
+    pub ratio: f64,
+    /// η².
+    pub threshold: f64,
+    /// B_simple = V/|grad|², samples; `None` when infinite.
+    pub noise_scale: Option<f64>,
+    /// The batch for the next step.
+    pub next_batch: u64,
+    /// Why it is what it is, for example `grew ×2 (cap)`, `warming up`.
+    pub reason: String,
+}
+
+/// One evaluation.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct EvaluationRecord {
+    /// Generation that ran it.
+    pub generation: u64,
+    /// Samples consumed when it ran.
+    pub samples: u64,
+    /// Mean cross-entropy per target token, nats.
+    pub loss: f64,
+    /// Target tokens evaluated.
+    pub tokens: u64,
+    /// Seconds since the Unix epoch.
+    pub time: f64,
+}
+
+/// One line of a generation's metrics file.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum Metric {
+    /// An optimiser step.
+    Step(StepRecord),
+    /// An evaluation.
+    Evaluation(EvaluationRecord),
+}
