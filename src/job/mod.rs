@@ -1,1 +1,12 @@
-//! See docs/architecture.md.
+//! A job's generations and the state machine that moves it from one to the next.
+//!
+//! A generation is (number, world, ranks, plan). [`decide`] is pure: it sees what was observed and
+//! says what to do; the local launcher and the operator carry it out. [`protocol`] is what ranks
+//! and their agent say to each other.
+
+pub mod decide;
+pub mod generation;
+pub mod protocol;
+
+pub use decide::{Action, End, Observed, Outcome, Ranks, decide};
+pub use generation::{Generation, Member, Pin, Reason};

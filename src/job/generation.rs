@@ -1,0 +1,129 @@
+//! The generation record: published once, never changed, read by agents and ranks.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::batch::Plan;
+
+/// A generation: everything that its ranks need to know to be of the same world.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Generation {
+    /// Uid of the job it belongs to; ranks refuse strangers by it.
+    pub job: String,
+    /// From 1, one more for every change of the world.
+    pub number: u64,
+    /// Why it exists.
+    pub reason: Reason,
+    /// Who runs it; ranks are numbered through the members in order.
+    pub members: Vec<Member>,
+    /// The batch arithmetic, executed as it is.
+    pub plan: Plan,
+    /// The one checkpoint it starts from; `None`: from the initial weights.
+    pub start: Option<Pin>,
+    /// Where rank 0 listens.
+    pub master: Address,
+    /// Seconds since the Unix epoch.
+    pub created: f64,
+}
+
+impl Generation {
+    /// Ranks over all members.
+    pub fn world(&self) -> u64 {
+        self.members.iter().map(|m| m.ranks).sum()
+    }
+
+    /// Samples consumed before its first step.
+    pub fn start_samples(&self) -> u64 {
+        self.start.as_ref().map_or(0, |pin| pin.samples)
+    }
+
+    /// The directory, relative to the run's, that only this generation writes.
+    pub fn directory(number: u64) -> String {
+        format!("gen-{number}")
+    }
+}
+
+/// One agent's share of a generation. A seat is a place that may be filled again; it is no rank.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Member {
+    /// Which seat.
+    pub seat: u64,
+    /// How many ranks it runs.
+    pub ranks: u64,
+}
+
+/// A host and a port.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Address {
+    /// IP address or name.
+    pub host: String,
+    /// TCP port.
+    pub port: u16,
+}
+
+/// A committed checkpoint, pinned by path and checksum so that only one lineage counts.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pin {
+    /// Relative to the run's directory.
+    pub path: String,
+    /// Optimiser steps taken.
+    pub step: u64,
+    /// Samples consumed.
+    pub samples: u64,
+    /// xxh3-128 of its manifest, in hex.
+    pub checksum: String,
+}
+
+/// Why a generation exists.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "kebab-case")]
+pub enum Reason {
+    /// The job began.
+    Started,
+    /// A drained or interrupted job goes on.
+    Resumed,
+    /// Somebody asked for another world.
+    Resized {
+        /// Ranks before.
+        from: u64,
+        /// Ranks after.
+        to: u64,
+    },
+    /// A rank was lost.
+    RankLost {
+        /// Which, as numbered in the generation before.
+        rank: u64,
+        /// What was seen.
+        why: String,
+    },
+    /// A rank ran out of memory; the plan has a smaller micro-batch.
+    OutOfMemory {
+        /// Micro-batch before.
+        from: u64,
+        /// Micro-batch after.
+        to: u64,
+    },
+    /// A rank failed and the job starts again.
+    Failed {
+        /// The root cause's rank.
+        rank: u64,
+        /// Its last words.
+        why: String,
+    },
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Reason::Started => write!(f, "started"),
+            Reason::Resumed => write!(f, "resumed"),
+            Reason::Resized { from, to } => write!(f, "resized {from} → {to}"),
+            Reason::RankLost { rank, why } => write!(f, "lost rank {rank}: {why}"),
+            Reason::OutOfMemory { from, to } => {
+                write!(f, "out of memory: micro-batch {from} → {to}")
+            }
+            Reason::Failed { rank, why } => write!(f, "rank {rank} failed: {why}"),
+        }
+    }
+}

@@ -1,0 +1,90 @@
+//! What ranks and their agent say to each other: one JSON object a line, reports on the rank's
+//! standard output, orders on its standard input. The end of standard input is an order too: the
+//! agent is gone, commit and leave.
+
+use serde::{Deserialize, Serialize};
+
+use super::generation::Pin;
+use crate::telemetry::{EvaluationRecord, StepRecord};
+
+/// Rank to agent.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "report", rename_all = "snake_case")]
+pub enum Report {
+    /// In the world, state loaded, about to take its first step.
+    Ready,
+    /// A step is done (rank 0 only).
+    Step(StepRecord),
+    /// An evaluation is done (rank 0 only).
+    Evaluation(EvaluationRecord),
+    /// A checkpoint is committed (by whoever committed it).
+    Committed {
+        /// The checkpoint.
+        pin: Pin,
+        /// Seconds from the snapshot to the commit.
+        seconds: f64,
+        /// Bytes written by all ranks.
+        bytes: u64,
+    },
+    /// A step takes long; its slowest rank is named, not killed (rank 0 only).
+    Straggler {
+        /// Which rank.
+        rank: u64,
+        /// How long it took or has taken so far, seconds.
+        seconds: f64,
+        /// What the others took, seconds.
+        median: f64,
+    },
+    /// Something worth a line.
+    Warning {
+        /// Lower case, no full stop.
+        message: String,
+    },
+    /// A peer is gone. The rank waits for [`Order::Commit`] or [`Order::Stop`].
+    Lost {
+        /// The root cause's rank.
+        rank: u64,
+        /// What was seen.
+        why: String,
+        /// Samples in this rank's state.
+        samples: u64,
+        /// Whether this rank holds the whole state and could commit it alone.
+        whole: bool,
+    },
+    /// Memory for the plan's micro-batch could not be had.
+    OutOfMemory {
+        /// In words, with the numbers.
+        message: String,
+    },
+    /// The rank failed; its last words. The process exits with 1.
+    Failed {
+        /// In words.
+        message: String,
+    },
+}
+
+/// Agent to rank.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "order", rename_all = "snake_case")]
+pub enum Order {
+    /// Agree on a step with the others, commit, exit 143.
+    Drain,
+    /// After [`Report::Lost`]: commit the whole state alone, then exit.
+    Commit,
+    /// After [`Report::Lost`]: exit.
+    Stop,
+}
+
+/// How a rank's process ends.
+pub mod exit {
+    /// The budget is reached and the final checkpoint committed.
+    pub const FINISHED: u8 = 0;
+    /// The training itself said no.
+    pub const FAILED: u8 = 1;
+    /// A peer was lost.
+    pub const PEER_LOST: u8 = 75;
+    /// Memory could not be had.
+    pub const OUT_OF_MEMORY: u8 = 76;
+    /// Drained: a checkpoint is committed, the run can be resumed.
+    pub const DRAINED: u8 = 143;
+}
