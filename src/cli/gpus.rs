@@ -1,9 +1,162 @@
+//! `evenkeel gpus`: the hardware found, for people or as JSON.
+
 use std::process::ExitCode;
+
+use clap::ValueEnum;
+
+use super::table::Table;
+use crate::inventory::{Devices, DriverState, Ecc, Gpu, GpuMemory, Inventory, Mig};
+use crate::telemetry::human;
 
 /// Show the GPUs and CPUs found.
 #[derive(clap::Args)]
-pub struct Args {}
-
-pub fn run(_args: Args) -> anyhow::Result<ExitCode> {
-    anyhow::bail!("`gpus` is still being built")
+#[command(after_help = "Examples:
+  evenkeel gpus                       a table
+  evenkeel gpus -o json               everything, for programs
+  CUDA_VISIBLE_DEVICES=0,1 evenkeel gpus
+                                      what a run would see with this setting")]
+pub struct Args {
+    /// How to print it.
+    #[arg(short, long, value_enum, default_value_t = Output::Text)]
+    output: Output,
 }
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Output {
+    /// A table.
+    Text,
+    /// The inventory as one JSON object.
+    Json,
+}
+
+pub fn run(args: Args) -> anyhow::Result<ExitCode> {
+    let inventory = Inventory::discover();
+    match args.output {
+        Output::Text => anstream::print!("{}", text(&inventory)),
+        Output::Json => anstream::println!("{}", serde_json::to_string_pretty(&inventory)?),
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn text(inventory: &Inventory) -> String {
+    let mut text = match &inventory.driver {
+        DriverState::Absent { missing, install } => format!("{missing}; {install}\n"),
+        DriverState::TooOld { message } | DriverState::Broken { message } => format!("{message}\n"),
+        DriverState::Present { version, cuda } => format!(
+            "NVIDIA driver {}, CUDA up to {}\n",
+            version.as_deref().unwrap_or("of unknown version"),
+            cuda.as_deref().unwrap_or("an unknown version")
+        ),
+    };
+    if !inventory.gpus.is_empty() {
+        text += &format!("\n{}\n", gpus(&inventory.gpus));
+    }
+    if let Some(message) = inventory
+        .visibility
+        .as_ref()
+        .and_then(|v| v.message.as_ref())
+    {
+        text += &format!("warning: {message}\n");
+    }
+    text += &cpu(inventory);
+    let devices = inventory.devices();
+    let why = match (&devices, &inventory.driver) {
+        // Why a working driver is not used; what is wrong with any other stands above.
+        (Devices::CpuRanks { why, .. }, DriverState::Present { .. }) => format!(" ({why})"),
+        _ => String::new(),
+    };
+    text + &format!("without --gpus a plan is for {devices}{why}\n")
+}
+
+fn gpus(gpus: &[Gpu]) -> String {
+    let mut table = Table::new(["GPU", "NAME", "MEMORY USED", "MIG", "ECC", "UUID"]);
+    let unknown = || human::UNKNOWN.to_owned();
+    for gpu in gpus {
+        let mut name = gpu.name.clone().unwrap_or_else(unknown);
+        if gpu.problem.is_some() {
+            name += " (unusable)";
+        } else if !gpu.visible {
+            name += " (hidden)";
+        }
+        table.row([
+            gpu.index.to_string(),
+            name,
+            memory(gpu.memory),
+            mig(gpu.mig.as_ref()),
+            ecc(gpu.ecc),
+            gpu.uuid.clone().unwrap_or_else(unknown),
+        ]);
+        for slice in gpu.mig.iter().flat_map(|mig| &mig.devices) {
+            let hidden = if slice.visible { "" } else { " (hidden)" };
+            let name = slice.name.clone().unwrap_or_else(unknown);
+            table.row([
+                format!("{}:{}", gpu.index, slice.index),
+                format!("{name}{hidden}"),
+                memory(slice.memory),
+                String::new(),
+                String::new(),
+                slice.uuid.clone().unwrap_or_else(unknown),
+            ]);
+        }
+    }
+    table.render()
+}
+
+fn memory(memory: Option<GpuMemory>) -> String {
+    memory.map_or_else(
+        || human::UNKNOWN.to_owned(),
+        |m| format!("{} of {}", human::bytes(m.used), human::bytes(m.total)),
+    )
+}
+
+fn mig(mig: Option<&Mig>) -> String {
+    let Some(mig) = mig else {
+        return human::UNKNOWN.to_owned();
+    };
+    mode(mig.enabled, mig.pending)
+}
+
+fn ecc(ecc: Option<Ecc>) -> String {
+    let Some(ecc) = ecc else {
+        return human::UNKNOWN.to_owned();
+    };
+    let mode = mode(ecc.enabled, ecc.pending);
+    match (ecc.uncorrected_volatile, ecc.uncorrected_aggregate) {
+        (None | Some(0), None | Some(0)) => mode,
+        (now, ever) => {
+            let shown = |errors: Option<u64>| errors.map_or("?".to_owned(), |n| n.to_string());
+            format!("{mode}, {} uncorrected ({} ever)", shown(now), shown(ever))
+        }
+    }
+}
+
+fn mode(now: bool, pending: bool) -> String {
+    let word = |on| if on { "on" } else { "off" };
+    if now == pending {
+        word(now).to_owned()
+    } else {
+        format!("{}, {} after a reset", word(now), word(pending))
+    }
+}
+
+fn cpu(inventory: &Inventory) -> String {
+    let cpu = &inventory.cpu;
+    let model = cpu.model.as_deref().unwrap_or("of unknown model");
+    let cores = match cpu.cores_of_machine {
+        Some(all) if all != cpu.cores => format!("{} of {all} logical cores", cpu.cores),
+        _ if cpu.cores == 1 => "1 logical core".to_owned(),
+        _ => format!("{} logical cores", cpu.cores),
+    };
+    let memory = match (cpu.memory_available, cpu.memory_total) {
+        (Some(available), Some(total)) => format!(
+            ", {} of {} free",
+            human::bytes(available),
+            human::bytes(total)
+        ),
+        _ => String::new(),
+    };
+    format!("CPU: {model}, {cores}{memory}\n")
+}
+
+#[cfg(test)]
+mod tests;

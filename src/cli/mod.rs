@@ -9,6 +9,7 @@ mod rank;
 mod report;
 mod resize;
 mod status;
+mod table;
 
 use std::process::ExitCode;
 

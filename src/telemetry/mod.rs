@@ -1,5 +1,7 @@
 //! What people and machines look at: progress bars, metrics, events, the report.
 
+pub mod human;
+
 use serde::{Deserialize, Serialize};
 
 /// One optimiser step, as it is logged (one JSON line in `gen-N/metrics.jsonl`).

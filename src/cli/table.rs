@@ -1,0 +1,51 @@
+//! Tables in plain text.
+
+use anstyle::Style;
+
+/// Column headings and rows; columns are as wide as their widest cell, two spaces apart.
+pub struct Table<const N: usize> {
+    headings: [&'static str; N],
+    rows: Vec<[String; N]>,
+}
+
+impl<const N: usize> Table<N> {
+    /// A table without rows.
+    pub fn new(headings: [&'static str; N]) -> Self {
+        Table {
+            headings,
+            rows: Vec::new(),
+        }
+    }
+
+    /// Adds a row.
+    pub fn row(&mut self, cells: [String; N]) {
+        self.rows.push(cells);
+    }
+
+    /// The table's lines, headings in bold (print it with `anstream`), each ended by a line feed.
+    pub fn render(&self) -> String {
+        let bold = Style::new().bold();
+        let width = |column: usize| {
+            let cells = self.rows.iter().map(|row| row[column].chars().count());
+            cells
+                .chain([self.headings[column].len()])
+                .max()
+                .unwrap_or(0)
+        };
+        let widths: [usize; N] = std::array::from_fn(width);
+        let line = |cells: [&str; N]| {
+            let padded: Vec<String> = cells
+                .iter()
+                .zip(widths)
+                .map(|(cell, width)| format!("{cell:width$}"))
+                .collect();
+            padded.join("  ").trim_end().to_owned()
+        };
+        let mut text = format!("{bold}{}{bold:#}\n", line(self.headings));
+        for row in &self.rows {
+            text += &line(row.each_ref().map(String::as_str));
+            text.push('\n');
+        }
+        text
+    }
+}

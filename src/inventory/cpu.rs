@@ -1,0 +1,168 @@
+//! The processor and the memory that this process may use.
+//!
+//! A container or a batch system gives a process less than the machine has: cores by affinity and
+//! cgroup quota (the standard library knows both), memory by cgroup limits at any level above it.
+
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+/// What the kernel said.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct CpuReadings {
+    /// `/proc/cpuinfo`.
+    pub cpuinfo: Option<String>,
+    /// `/proc/meminfo`.
+    pub meminfo: Option<String>,
+    /// Cores allowed by affinity and cgroup quota.
+    pub cores: Option<u64>,
+    /// The memory cgroups from this process's own up to the root.
+    pub cgroups: Vec<CgroupMemory>,
+}
+
+/// One level of memory limits, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CgroupMemory {
+    /// The limit.
+    pub limit: u64,
+    /// In use, page cache included.
+    pub used: u64,
+    /// Page cache that the kernel gives back when asked.
+    pub reclaimable: u64,
+}
+
+/// The processor and the memory.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Cpu {
+    /// For example `AMD EPYC 9654 96-Core Processor`.
+    pub model: Option<String>,
+    /// Logical cores that this process may use.
+    pub cores: u64,
+    /// Logical cores of the machine.
+    pub cores_of_machine: Option<u64>,
+    /// Memory that this process may use, bytes: the machine's or the tightest cgroup's.
+    pub memory_total: Option<u64>,
+    /// Of that, what is free or can be made free.
+    pub memory_available: Option<u64>,
+}
+
+impl CpuReadings {
+    /// Looks at this machine.
+    pub(super) fn take() -> CpuReadings {
+        let read = |path: &str| std::fs::read_to_string(path).ok();
+        CpuReadings {
+            cpuinfo: read("/proc/cpuinfo"),
+            meminfo: read("/proc/meminfo"),
+            cores: std::thread::available_parallelism()
+                .ok()
+                .map(|n| n.get() as u64),
+            cgroups: read("/proc/self/cgroup")
+                .map(|text| memory_cgroups(&text))
+                .unwrap_or_default(),
+        }
+    }
+
+    /// Makes sense of the readings.
+    pub(super) fn summary(&self) -> Cpu {
+        let cpuinfo = self.cpuinfo.as_deref().unwrap_or_default();
+        let meminfo = self.meminfo.as_deref().unwrap_or_default();
+        let of_machine = cpuinfo
+            .lines()
+            .filter(|line| field(line, "processor").is_some())
+            .count() as u64;
+        let mut total = kibibytes(meminfo, "MemTotal");
+        let mut available = kibibytes(meminfo, "MemAvailable");
+        for cgroup in &self.cgroups {
+            let free = cgroup
+                .limit
+                .saturating_sub(cgroup.used.saturating_sub(cgroup.reclaimable));
+            total = Some(total.map_or(cgroup.limit, |bytes| bytes.min(cgroup.limit)));
+            available = Some(available.map_or(free, |bytes| bytes.min(free)));
+        }
+        Cpu {
+            model: cpuinfo
+                .lines()
+                .find_map(|line| field(line, "model name"))
+                .map(str::to_owned),
+            cores: self.cores.unwrap_or(of_machine).max(1),
+            cores_of_machine: Some(of_machine).filter(|&n| n > 0),
+            memory_total: total,
+            memory_available: available,
+        }
+    }
+}
+
+/// The value of a `key : value` line.
+fn field<'a>(line: &'a str, key: &str) -> Option<&'a str> {
+    let (name, value) = line.split_once(':')?;
+    (name.trim() == key).then(|| value.trim())
+}
+
+/// A `Key:  123 kB` line of `/proc/meminfo` in bytes.
+fn kibibytes(meminfo: &str, key: &str) -> Option<u64> {
+    let value = meminfo.lines().find_map(|line| field(line, key))?;
+    let number: u64 = value.strip_suffix("kB")?.trim().parse().ok()?;
+    number.checked_mul(1024)
+}
+
+/// The limits above this process, from the text of `/proc/self/cgroup`: `0::/path` under cgroup
+/// v2, `N:memory:/path` under v1.
+fn memory_cgroups(text: &str) -> Vec<CgroupMemory> {
+    let mut levels = Vec::new();
+    for line in text.lines() {
+        let mut parts = line.splitn(3, ':').skip(1);
+        let (Some(controllers), Some(path)) = (parts.next(), parts.next()) else {
+            continue;
+        };
+        let (root, files) = match controllers {
+            "" => ("/sys/fs/cgroup", &V2),
+            c if c.split(',').any(|c| c == "memory") => ("/sys/fs/cgroup/memory", &V1),
+            _ => continue,
+        };
+        // Inside a container the path may be the host's, of which only the root is mounted.
+        let own = PathBuf::from(path.trim_start_matches('/'));
+        levels.extend(
+            own.ancestors()
+                .filter_map(|level| files.read(&Path::new(root).join(level))),
+        );
+    }
+    levels
+}
+
+/// The files of one cgroup version.
+struct Files {
+    limit: &'static str,
+    used: &'static str,
+    /// The line of `memory.stat` that counts reclaimable page cache.
+    reclaimable: &'static str,
+}
+
+const V2: Files = Files {
+    limit: "memory.max",
+    used: "memory.current",
+    reclaimable: "inactive_file",
+};
+
+const V1: Files = Files {
+    limit: "memory.limit_in_bytes",
+    used: "memory.usage_in_bytes",
+    reclaimable: "total_inactive_file",
+};
+
+impl Files {
+    /// One level's limit; `None` where there is none (`max` under v2; under v1 a number near
+    /// 2⁶³, which no machine's memory reaches, so that it changes nothing).
+    fn read(&self, directory: &Path) -> Option<CgroupMemory> {
+        let read = |file: &str| std::fs::read_to_string(directory.join(file)).ok();
+        let number = |file: &str| read(file)?.trim().parse::<u64>().ok();
+        let stat = read("memory.stat").unwrap_or_default();
+        Some(CgroupMemory {
+            limit: number(self.limit)?,
+            used: number(self.used)?,
+            reclaimable: stat
+                .lines()
+                .find_map(|line| line.strip_prefix(self.reclaimable)?.trim().parse().ok())
+                .unwrap_or(0),
+        })
+    }
+}

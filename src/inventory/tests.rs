@@ -1,0 +1,381 @@
+use super::*;
+
+const GIB: u64 = 1 << 30;
+
+/// A card of a DGX H100.
+pub(crate) fn h100(index: u32) -> GpuReadings {
+    GpuReadings {
+        index,
+        name: Some("NVIDIA H100 80GB HBM3".to_owned()),
+        uuid: Some(format!("GPU-{index}f3c9d1e-7d11-4a3b-9e0c-2b9d6f6c8a10")),
+        memory: Some((85_520_809_984, 634_060_800)),
+        mig_mode: Some((false, false)),
+        ecc_mode: Some((true, true)),
+        ecc_uncorrected_volatile: Some(0),
+        ecc_uncorrected_aggregate: Some(0),
+        ..GpuReadings::default()
+    }
+}
+
+/// A card split into `slices` parts.
+pub(crate) fn partitioned(index: u32, slices: u32) -> GpuReadings {
+    GpuReadings {
+        mig_mode: Some((true, true)),
+        mig_devices: (0..slices)
+            .map(|slice| GpuReadings {
+                index: slice,
+                name: Some("NVIDIA A100-SXM4-40GB MIG 1g.5gb".to_owned()),
+                uuid: Some(format!(
+                    "MIG-{index}{slice}84736-a75d-5eea-978f-d2b3004971fd"
+                )),
+                memory: Some((5_100_273_664, 0)),
+                ..GpuReadings::default()
+            })
+            .collect(),
+        name: Some("NVIDIA A100-SXM4-40GB".to_owned()),
+        memory: Some((42_949_672_960, 0)),
+        ..h100(index)
+    }
+}
+
+fn cpu() -> CpuReadings {
+    CpuReadings {
+        cpuinfo: Some(
+            "processor\t: 0\nmodel name\t: AMD EPYC 9654 96-Core Processor\ncpu cores\t: 96\n\n\
+             processor\t: 1\nmodel name\t: AMD EPYC 9654 96-Core Processor\n"
+                .to_owned(),
+        ),
+        meminfo: Some(
+            "MemTotal:       67108864 kB\nMemFree:        1024 kB\nMemAvailable:   33554432 kB\n"
+                .to_owned(),
+        ),
+        cores: Some(2),
+        cgroups: Vec::new(),
+    }
+}
+
+pub(crate) fn readings(gpus: Vec<GpuReadings>) -> Readings {
+    Readings {
+        nvml: Ok(NvmlReadings {
+            driver: DriverReadings {
+                version: Some("570.86.15".to_owned()),
+                cuda: Some(12080),
+            },
+            gpus,
+        }),
+        pci_gpus: None,
+        cuda_visible_devices: None,
+        cuda_device_order: None,
+        cpu: cpu(),
+    }
+}
+
+pub(crate) fn without_nvml(failure: NvmlFailure, pci_gpus: Option<u32>) -> Inventory {
+    Inventory::from_readings(&Readings {
+        nvml: Err(failure),
+        pci_gpus,
+        ..readings(Vec::new())
+    })
+}
+
+fn with_visible(value: &str, gpus: Vec<GpuReadings>) -> Inventory {
+    Inventory::from_readings(&Readings {
+        cuda_visible_devices: Some(value.to_owned()),
+        ..readings(gpus)
+    })
+}
+
+/// The ids that ranks get, and the message.
+fn seen(value: &str, gpus: Vec<GpuReadings>) -> (Vec<String>, Option<String>) {
+    let inventory = with_visible(value, gpus);
+    let ids = match inventory.devices() {
+        Devices::Gpus { devices } => devices.into_iter().map(|device| device.id).collect(),
+        Devices::CpuRanks { .. } => Vec::new(),
+    };
+    (ids, inventory.visibility.and_then(|v| v.message))
+}
+
+fn uuid(index: u32) -> String {
+    format!("GPU-{index}f3c9d1e-7d11-4a3b-9e0c-2b9d6f6c8a10")
+}
+
+#[test]
+fn every_gpu_is_a_device() {
+    let inventory = Inventory::from_readings(&readings((0..8).map(h100).collect()));
+    let devices = inventory.devices();
+    assert_eq!(devices.count(), 8);
+    assert_eq!(devices.memory(), Some(85_520_809_984));
+    assert_eq!(devices.to_string(), "8 × NVIDIA H100 80GB HBM3");
+    assert_eq!(
+        inventory.driver,
+        DriverState::Present {
+            version: Some("570.86.15".to_owned()),
+            cuda: Some("12.8".to_owned())
+        }
+    );
+    assert_eq!(inventory.visibility, None);
+}
+
+#[test]
+fn a_card_that_answers_nothing_is_still_listed_and_used() {
+    let mute = GpuReadings {
+        index: 1,
+        ..GpuReadings::default()
+    };
+    let inventory = Inventory::from_readings(&readings(vec![h100(0), mute]));
+    assert_eq!(inventory.gpus.len(), 2);
+    assert_eq!(inventory.gpus[1].ecc, None);
+    let devices = inventory.devices();
+    assert_eq!(
+        devices.to_string(),
+        "1 × NVIDIA H100 80GB HBM3, 1 × unnamed GPU"
+    );
+    // Memory that nobody knows is nothing to count on.
+    assert_eq!(devices.memory(), None);
+}
+
+#[test]
+fn a_lost_card_is_listed_and_not_used() {
+    let lost = GpuReadings {
+        index: 1,
+        problem: Some("device fell off the bus".to_owned()),
+        ..GpuReadings::default()
+    };
+    let inventory = Inventory::from_readings(&readings(vec![h100(0), lost.clone()]));
+    assert_eq!(inventory.gpus.len(), 2);
+    assert_eq!(inventory.devices().count(), 1);
+
+    let alone = Inventory::from_readings(&readings(vec![lost]));
+    let Devices::CpuRanks { why, .. } = alone.devices() else {
+        panic!("a lost GPU was used");
+    };
+    assert_eq!(why, "no GPU can be used");
+}
+
+#[test]
+fn every_mig_device_is_a_device() {
+    let inventory = Inventory::from_readings(&readings(vec![partitioned(0, 3), h100(1)]));
+    let devices = inventory.devices();
+    assert_eq!(devices.count(), 4);
+    assert_eq!(devices.memory(), Some(5_100_273_664));
+    assert_eq!(
+        devices.to_string(),
+        "3 × NVIDIA A100-SXM4-40GB MIG 1g.5gb, 1 × NVIDIA H100 80GB HBM3"
+    );
+}
+
+#[test]
+fn a_partitioned_card_without_partitions_is_no_device() {
+    let (ids, message) = seen("0", vec![partitioned(0, 0)]);
+    assert!(ids.is_empty());
+    assert_eq!(
+        message.as_deref(),
+        Some(
+            "CUDA_VISIBLE_DEVICES=0: GPU 0 is in MIG mode and has no MIG device; CUDA sees no GPU"
+        )
+    );
+}
+
+#[test]
+fn visible_devices_keep_their_order() {
+    let gpus = || (0..4).map(h100).collect::<Vec<_>>();
+    assert_eq!(seen("2,0", gpus()), (vec![uuid(2), uuid(0)], None));
+    assert_eq!(seen(" 3 , 1 ", gpus()), (vec![uuid(3), uuid(1)], None));
+    let inventory = with_visible("2,0", gpus());
+    let visible: Vec<bool> = inventory.gpus.iter().map(|gpu| gpu.visible).collect();
+    assert_eq!(visible, [true, false, true, false]);
+}
+
+#[test]
+fn visible_devices_by_uuid_and_by_its_beginning() {
+    let gpus = || (0..4).map(h100).collect::<Vec<_>>();
+    assert_eq!(seen(&uuid(3), gpus()), (vec![uuid(3)], None));
+    assert_eq!(seen("GPU-1f3c,0", gpus()), (vec![uuid(1), uuid(0)], None));
+}
+
+#[test]
+fn visible_devices_name_mig_devices() {
+    let gpus = || vec![h100(0), partitioned(1, 2)];
+    let slice = |n: u32| format!("MIG-1{n}84736-a75d-5eea-978f-d2b3004971fd");
+    assert_eq!(seen(&slice(1), gpus()), (vec![slice(1)], None));
+    let inventory = with_visible(&slice(1), gpus());
+    assert!(!inventory.gpus[0].visible);
+    let mig = inventory.gpus[1].mig.as_ref().expect("a MIG card");
+    assert!(inventory.gpus[1].visible && !mig.devices[0].visible && mig.devices[1].visible);
+    // An index of a partitioned card means its first MIG device.
+    assert_eq!(seen("1", gpus()).0, [slice(0)]);
+}
+
+#[test]
+fn empty_and_minus_one_hide_every_gpu() {
+    for value in ["", " ", "-1"] {
+        let inventory = with_visible(value, vec![h100(0)]);
+        let Devices::CpuRanks { why, .. } = inventory.devices() else {
+            panic!("CUDA_VISIBLE_DEVICES={value} left a GPU visible");
+        };
+        assert_eq!(
+            why,
+            format!("CUDA_VISIBLE_DEVICES=\"{value}\" hides every GPU")
+        );
+        assert_eq!(inventory.visibility.and_then(|v| v.message), None);
+    }
+}
+
+#[test]
+fn values_that_name_nothing_are_said() {
+    let gpus = || vec![h100(0), h100(1)];
+    let said = |value: &str| {
+        let (ids, message) = seen(value, gpus());
+        (ids.len(), message.expect("a message"))
+    };
+    assert_eq!(
+        said("0,7,1"),
+        (
+            1,
+            "CUDA_VISIBLE_DEVICES=0,7,1: there is no GPU 7, only 0 to 1; CUDA sees only the 1 \
+             before it"
+                .to_owned()
+        )
+    );
+    assert_eq!(
+        said("all"),
+        (
+            0,
+            "CUDA_VISIBLE_DEVICES=all: `all` is no GPU here; CUDA sees no GPU".to_owned()
+        )
+    );
+    assert_eq!(said("1,1").0, 0);
+    assert_eq!(said("GPU-").0, 0);
+    assert_eq!(said(",0").0, 0);
+    let (_, ambiguous) = seen("GPU-0", vec![h100(0), h100(0)]);
+    assert_eq!(
+        ambiguous.as_deref(),
+        Some("CUDA_VISIBLE_DEVICES=GPU-0: `GPU-0` begins more than one UUID; CUDA sees no GPU")
+    );
+}
+
+#[test]
+fn indices_of_unlike_cards_are_ambiguous_unless_the_order_is_set() {
+    let unlike = GpuReadings {
+        name: Some("NVIDIA GeForce RTX 4090".to_owned()),
+        ..h100(1)
+    };
+    let gpus = || vec![h100(0), unlike.clone()];
+    assert!(
+        seen("1", gpus())
+            .1
+            .is_some_and(|m| m.contains("CUDA_DEVICE_ORDER=PCI_BUS_ID"))
+    );
+    assert_eq!(seen(&uuid(1), gpus()).1, None);
+    let ordered = Inventory::from_readings(&Readings {
+        cuda_visible_devices: Some("1".to_owned()),
+        cuda_device_order: Some("PCI_BUS_ID".to_owned()),
+        ..readings(gpus())
+    });
+    assert_eq!(ordered.visibility.and_then(|v| v.message), None);
+}
+
+#[test]
+fn without_a_driver_the_cpu_trains_and_it_is_said_why() {
+    let library = || NvmlFailure::NoLibrary("libnvidia-ml.so.1: cannot open".to_owned());
+    let missing = |failure, pci| match without_nvml(failure, pci).driver {
+        DriverState::Absent { missing, .. } => missing,
+        other => panic!("{other:?} is not absent"),
+    };
+    assert_eq!(missing(library(), Some(0)), "no NVIDIA GPU on this machine");
+    assert_eq!(
+        missing(library(), Some(2)),
+        "2 NVIDIA GPUs, but no driver (libnvidia-ml.so.1)"
+    );
+    assert_eq!(
+        missing(library(), None),
+        "no NVIDIA driver (libnvidia-ml.so.1)"
+    );
+    assert!(missing(NvmlFailure::NotLoaded, None).contains("kernel module is not loaded"));
+
+    let devices = without_nvml(library(), Some(0)).devices();
+    assert_eq!(devices.count(), 1);
+    assert_eq!(devices.memory(), Some(32 * GIB));
+    assert_eq!(devices.to_string(), "1 CPU rank with 2 threads");
+}
+
+#[test]
+fn a_driver_that_is_too_old_or_broken_is_told_apart() {
+    let old = without_nvml(NvmlFailure::NoFunction("nvmlInit_v2".to_owned()), None);
+    assert!(
+        matches!(old.driver, DriverState::TooOld { message } if message.contains("nvmlInit_v2"))
+    );
+    let mismatch = without_nvml(NvmlFailure::Mismatch, None);
+    assert!(
+        matches!(mismatch.driver, DriverState::Broken { message } if message.contains("reboot"))
+    );
+    let other = without_nvml(NvmlFailure::Other("timeout".to_owned()), None);
+    assert!(matches!(other.driver, DriverState::Broken { message } if message.contains("timeout")));
+}
+
+#[test]
+fn cpu_ranks_share_cores_and_memory() {
+    let inventory = without_nvml(NvmlFailure::NotLoaded, None);
+    let four = inventory.cpu_ranks(4);
+    assert_eq!(four.count(), 4);
+    assert_eq!(four.memory(), Some(8 * GIB));
+    assert_eq!(four.to_string(), "4 CPU ranks with 1 thread each");
+    assert_eq!(
+        inventory.cpu_ranks(2).to_string(),
+        "2 CPU ranks with 1 thread each"
+    );
+}
+
+#[test]
+fn the_tightest_cgroup_limits_memory() {
+    let cgroup = |limit, used, reclaimable| CgroupMemory {
+        limit,
+        used,
+        reclaimable,
+    };
+    let mut cpu = cpu();
+    cpu.cores = Some(1);
+    cpu.cgroups = vec![
+        cgroup(8 * GIB, 5 * GIB, GIB),
+        cgroup(16 * GIB, 14 * GIB, GIB),
+        cgroup(1 << 62, 14 * GIB, 0),
+    ];
+    let summary = cpu.summary();
+    assert_eq!(summary.memory_total, Some(8 * GIB));
+    // The level above has less left than this one.
+    assert_eq!(summary.memory_available, Some(3 * GIB));
+    assert_eq!(summary.cores, 1);
+    assert_eq!(summary.cores_of_machine, Some(2));
+    assert_eq!(
+        summary.model.as_deref(),
+        Some("AMD EPYC 9654 96-Core Processor")
+    );
+}
+
+#[test]
+fn an_unreadable_machine_still_has_one_core() {
+    let summary = CpuReadings::default().summary();
+    assert_eq!(summary.cores, 1);
+    assert_eq!(summary.memory_total, None);
+    assert_eq!(summary.cores_of_machine, None);
+}
+
+#[test]
+fn readings_survive_being_recorded() {
+    let readings = readings(vec![h100(0), partitioned(1, 2)]);
+    let recorded = serde_json::to_string(&readings).expect("readings become JSON");
+    let back: Readings = serde_json::from_str(&recorded).expect("readings are read back");
+    assert_eq!(back, readings);
+}
+
+#[test]
+fn this_machine_has_cores_and_memory() {
+    let inventory = Inventory::discover();
+    assert!(inventory.cpu.cores >= 1);
+    if let (Some(total), Some(available)) =
+        (inventory.cpu.memory_total, inventory.cpu.memory_available)
+    {
+        assert!(available <= total, "{available} of {total} bytes available");
+    }
+    assert!(inventory.devices().count() >= 1);
+}

@@ -1,0 +1,118 @@
+//! Numbers as people read them: `1.2k`, `79.6 GiB`, `3m12s`.
+
+/// What stands where there is no number.
+pub const UNKNOWN: &str = "–";
+
+/// A count with three significant digits: `950`, `1.23k`, `45.6M`. Not finite: `–`.
+pub fn count(value: f64) -> String {
+    const UNITS: [&str; 6] = ["", "k", "M", "G", "T", "P"];
+    if !value.is_finite() {
+        return UNKNOWN.to_owned();
+    }
+    let (scaled, unit) = scale(value, 1000.0, &UNITS);
+    if unit.is_empty() && value.fract() == 0.0 {
+        return format!("{value}");
+    }
+    format!("{}{unit}", three_digits(scaled))
+}
+
+/// Bytes with binary units: `512 B`, `79.6 GiB`.
+pub fn bytes(value: u64) -> String {
+    const UNITS: [&str; 6] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
+    let (scaled, unit) = scale(value as f64, 1024.0, &UNITS);
+    if unit == "B" {
+        return format!("{value} B");
+    }
+    format!("{} {unit}", three_digits(scaled))
+}
+
+/// A span of time: `0.42s`, `12.3s`, `3m12s`, `5h07m`, `2d04h`. Not finite: `–`.
+pub fn duration(seconds: f64) -> String {
+    if !seconds.is_finite() {
+        return UNKNOWN.to_owned();
+    }
+    let whole = seconds.round() as u64;
+    let (minutes, hours, days) = (whole / 60, whole / 3600, whole / 86_400);
+    if seconds < 9.995 {
+        format!("{seconds:.2}s")
+    } else if whole < 60 {
+        format!("{seconds:.1}s")
+    } else if whole < 3600 {
+        format!("{minutes}m{:02}s", whole % 60)
+    } else if whole < 86_400 {
+        format!("{hours}h{:02}m", minutes % 60)
+    } else {
+        format!("{days}d{:02}h", hours % 24)
+    }
+}
+
+/// Divides by `base` until the number is small enough for its unit.
+fn scale<'a>(value: f64, base: f64, units: &[&'a str]) -> (f64, &'a str) {
+    let mut scaled = value;
+    let mut unit = 0;
+    // 999.5 would be shown as 1000.
+    while scaled.abs() >= base.min(999.5) && unit + 1 < units.len() {
+        scaled /= base;
+        unit += 1;
+    }
+    (scaled, units[unit])
+}
+
+fn three_digits(value: f64) -> String {
+    let decimals = match value.abs() {
+        size if size < 9.995 => 2,
+        size if size < 99.95 => 1,
+        _ => 0,
+    };
+    format!("{value:.decimals$}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_have_three_digits_and_a_unit() {
+        let shown: Vec<String> = [0.0, 7.0, 7.25, 999.0, 999.7, 1234.0, 99_960.0, 45.6e6]
+            .map(count)
+            .to_vec();
+        assert_eq!(
+            shown,
+            ["0", "7", "7.25", "999", "1.00k", "1.23k", "100k", "45.6M"]
+        );
+        assert_eq!(count(f64::NAN), "–");
+        assert_eq!(count(f64::INFINITY), "–");
+    }
+
+    #[test]
+    fn bytes_have_binary_units() {
+        let shown: Vec<String> = [0, 512, 1023, 1024, 85_520_809_984, u64::MAX]
+            .map(bytes)
+            .to_vec();
+        assert_eq!(
+            shown,
+            [
+                "0 B",
+                "512 B",
+                "1.00 KiB",
+                "1.00 KiB",
+                "79.6 GiB",
+                "16384 PiB"
+            ]
+        );
+    }
+
+    #[test]
+    fn durations_carry_into_the_next_unit() {
+        let shown: Vec<String> = [0.0, 0.42, 9.999, 59.96, 192.0, 3599.7, 18_420.0, 187_200.0]
+            .map(duration)
+            .to_vec();
+        assert_eq!(
+            shown,
+            [
+                "0.00s", "0.42s", "10.0s", "1m00s", "3m12s", "1h00m", "5h07m", "2d04h"
+            ]
+        );
+        assert_eq!(duration(f64::NAN), "–");
+    }
+}
