@@ -6,6 +6,13 @@
 //! the loop divides by the number of target tokens in the whole global batch, so that neither
 //! accumulation nor the world's size changes anything.
 
+pub mod config;
+pub mod cpu;
+pub mod initial;
+mod layout;
+
+pub use layout::layout;
+
 use crate::comm::CommError;
 
 /// A target that carries no loss (padding, prompts).
@@ -59,6 +66,10 @@ pub struct ModelConfig {
     pub tie_word_embeddings: bool,
     /// `initializer_range`, σ of the random weights.
     pub initializer_range: f32,
+    /// `sliding_window` of Mistral's configurations; no sequence may be longer than it, so that
+    /// attention stays plainly causal.
+    #[serde(default)]
+    pub sliding_window: Option<usize>,
 }
 
 /// One parameter tensor within its unit.

@@ -1,0 +1,361 @@
+//! Hugging Face's `config.json`, read and written.
+//!
+//! Missing keys take the defaults of transformers 5.23 (`LlamaConfig`, `MistralConfig`). What the
+//! engines do not compute (other architectures, biases, scaled RoPE, another activation) is refused
+//! by name; keys that do not change the computation are ignored.
+
+use serde_json::{Map, Value, json};
+
+use super::{EngineError, ModelConfig};
+
+/// The largest width, vocabulary or context; keeps every product of two within 64 bits.
+const MAX_DIMENSION: usize = 1 << 22;
+/// The most layers.
+const MAX_LAYERS: usize = 1 << 14;
+
+/// What a family's configuration class fills in.
+struct Defaults {
+    intermediate_size: usize,
+    key_value_heads: Option<usize>,
+    max_position_embeddings: usize,
+    sliding_window: Option<usize>,
+}
+
+/// `LlamaConfig`.
+const LLAMA: Defaults = Defaults {
+    intermediate_size: 11008,
+    key_value_heads: None,
+    max_position_embeddings: 2048,
+    sliding_window: None,
+};
+
+/// `MistralConfig`.
+const MISTRAL: Defaults = Defaults {
+    intermediate_size: 14336,
+    key_value_heads: Some(8),
+    max_position_embeddings: 131_072,
+    sliding_window: Some(4096),
+};
+
+impl ModelConfig {
+    /// Reads the object of a `config.json` and checks that the shapes fit.
+    ///
+    /// An object without `model_type` and `architectures` is a Llama.
+    pub fn from_json(config: &Value) -> Result<ModelConfig, EngineError> {
+        let Value::Object(keys) = config else {
+            return Err(shape("config.json: not an object"));
+        };
+        let keys = Keys(keys);
+        let defaults = keys.family()?;
+        keys.refuse_what_is_not_computed()?;
+
+        let hidden_size = keys.size("hidden_size")?.unwrap_or(4096);
+        let num_attention_heads = keys.size("num_attention_heads")?.unwrap_or(32);
+        let key_value_heads = match keys.get("num_key_value_heads") {
+            // Given as null it means one a head, also for Mistral.
+            Some(Value::Null) => None,
+            _ => keys
+                .size("num_key_value_heads")?
+                .or(defaults.key_value_heads),
+        };
+        let sliding_window = match keys.get("sliding_window") {
+            Some(_) => keys.size("sliding_window")?,
+            None => defaults.sliding_window,
+        };
+        let config = ModelConfig {
+            hidden_size,
+            intermediate_size: keys
+                .size("intermediate_size")?
+                .unwrap_or(defaults.intermediate_size),
+            num_hidden_layers: keys.size("num_hidden_layers")?.unwrap_or(32),
+            num_attention_heads,
+            num_key_value_heads: key_value_heads.unwrap_or(num_attention_heads),
+            head_dim: match keys.size("head_dim")? {
+                Some(size) => size,
+                None => hidden_size / num_attention_heads.max(1),
+            },
+            vocab_size: keys.size("vocab_size")?.unwrap_or(32000),
+            max_position_embeddings: keys
+                .size("max_position_embeddings")?
+                .unwrap_or(defaults.max_position_embeddings),
+            rms_norm_eps: keys.number("rms_norm_eps")?.unwrap_or(1e-6),
+            rope_theta: keys.rope_theta()?,
+            tie_word_embeddings: keys.flag("tie_word_embeddings")?.unwrap_or(false),
+            initializer_range: keys.number("initializer_range")?.unwrap_or(0.02),
+            sliding_window,
+        };
+        config.validate()?;
+        Ok(config)
+    }
+
+    /// A `config.json` that transformers loads.
+    pub fn to_json(&self) -> Value {
+        let (architecture, model_type) = match self.sliding_window {
+            None => ("LlamaForCausalLM", "llama"),
+            Some(_) => ("MistralForCausalLM", "mistral"),
+        };
+        let theta = shortest(self.rope_theta);
+        let mut config = json!({
+            "architectures": [architecture],
+            "model_type": model_type,
+            "hidden_size": self.hidden_size,
+            "intermediate_size": self.intermediate_size,
+            "num_hidden_layers": self.num_hidden_layers,
+            "num_attention_heads": self.num_attention_heads,
+            "num_key_value_heads": self.num_key_value_heads,
+            "head_dim": self.head_dim,
+            "vocab_size": self.vocab_size,
+            "max_position_embeddings": self.max_position_embeddings,
+            "rms_norm_eps": shortest(self.rms_norm_eps),
+            // Under the first name for transformers 4, the second for 5.
+            "rope_theta": theta,
+            "rope_parameters": {"rope_type": "default", "rope_theta": theta},
+            "tie_word_embeddings": self.tie_word_embeddings,
+            "initializer_range": shortest(self.initializer_range),
+            "hidden_act": "silu",
+            "attention_dropout": 0.0,
+            "torch_dtype": "float32",
+        });
+        match self.sliding_window {
+            None => {
+                config["attention_bias"] = json!(false);
+                config["mlp_bias"] = json!(false);
+            }
+            Some(window) => config["sliding_window"] = json!(window),
+        }
+        config
+    }
+
+    /// Whether the shapes fit together and the engines can compute them.
+    pub fn validate(&self) -> Result<(), EngineError> {
+        for (key, value, limit) in [
+            ("hidden_size", self.hidden_size, MAX_DIMENSION),
+            ("intermediate_size", self.intermediate_size, MAX_DIMENSION),
+            ("num_hidden_layers", self.num_hidden_layers, MAX_LAYERS),
+            (
+                "num_attention_heads",
+                self.num_attention_heads,
+                MAX_DIMENSION,
+            ),
+            (
+                "num_key_value_heads",
+                self.num_key_value_heads,
+                MAX_DIMENSION,
+            ),
+            ("head_dim", self.head_dim, MAX_DIMENSION),
+            ("vocab_size", self.vocab_size, MAX_DIMENSION),
+            (
+                "max_position_embeddings",
+                self.max_position_embeddings,
+                MAX_DIMENSION,
+            ),
+            (
+                "num_attention_heads × head_dim",
+                self.num_attention_heads.saturating_mul(self.head_dim),
+                MAX_DIMENSION,
+            ),
+        ] {
+            if value == 0 || value > limit {
+                return Err(shape(format!(
+                    "{key} is {value}, it must be between 1 and {limit}"
+                )));
+            }
+        }
+        if !self
+            .num_attention_heads
+            .is_multiple_of(self.num_key_value_heads)
+        {
+            return Err(shape(format!(
+                "num_attention_heads is {}, not a multiple of num_key_value_heads ({})",
+                self.num_attention_heads, self.num_key_value_heads
+            )));
+        }
+        // transformers refuses this too, even where head_dim is given.
+        if !self.hidden_size.is_multiple_of(self.num_attention_heads) {
+            return Err(shape(format!(
+                "hidden_size is {}, not a multiple of num_attention_heads ({})",
+                self.hidden_size, self.num_attention_heads
+            )));
+        }
+        if !self.head_dim.is_multiple_of(2) {
+            return Err(shape(format!(
+                "head_dim is {}, RoPE needs an even one",
+                self.head_dim
+            )));
+        }
+        // Written so that NaN is refused.
+        if !(self.rope_theta > 0.0 && self.rope_theta.is_finite()) {
+            return Err(shape(format!(
+                "rope_theta is {}, it must be above 0",
+                self.rope_theta
+            )));
+        }
+        for (key, value) in [
+            ("rms_norm_eps", self.rms_norm_eps),
+            ("initializer_range", self.initializer_range),
+        ] {
+            if !(0.0..=1.0).contains(&value) {
+                return Err(shape(format!(
+                    "{key} is {value}, it must be between 0 and 1"
+                )));
+            }
+        }
+        if self.sliding_window == Some(0) {
+            return Err(shape("sliding_window is 0; null means none"));
+        }
+        Ok(())
+    }
+
+    /// Whether sequences of `seq_len` tokens can be trained on.
+    pub fn check_sequence(&self, seq_len: usize) -> Result<(), EngineError> {
+        if seq_len > self.max_position_embeddings {
+            return Err(shape(format!(
+                "sequences of {seq_len} tokens are longer than the model's \
+                 max_position_embeddings ({}); shorten them or raise it",
+                self.max_position_embeddings
+            )));
+        }
+        match self.sliding_window {
+            Some(window) if seq_len > window => Err(shape(format!(
+                "sequences of {seq_len} tokens are longer than the model's sliding_window \
+                 ({window}), which is not computed; shorten them or set sliding_window to null"
+            ))),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Typed access to the keys of a `config.json`.
+struct Keys<'a>(&'a Map<String, Value>);
+
+impl Keys<'_> {
+    fn get(&self, key: &str) -> Option<&Value> {
+        self.0.get(key)
+    }
+
+    /// A key that is there and not null.
+    fn given(&self, key: &str) -> Option<&Value> {
+        self.get(key).filter(|value| !value.is_null())
+    }
+
+    fn size(&self, key: &str) -> Result<Option<usize>, EngineError> {
+        self.given(key)
+            .map(|value| {
+                value
+                    .as_u64()
+                    .and_then(|size| usize::try_from(size).ok())
+                    .ok_or_else(|| wrong(key, value, "a whole number"))
+            })
+            .transpose()
+    }
+
+    fn number(&self, key: &str) -> Result<Option<f32>, EngineError> {
+        self.given(key)
+            .map(|value| {
+                let number = value
+                    .as_f64()
+                    .ok_or_else(|| wrong(key, value, "a number"))?;
+                Ok(number as f32)
+            })
+            .transpose()
+    }
+
+    fn flag(&self, key: &str) -> Result<Option<bool>, EngineError> {
+        self.given(key)
+            .map(|value| {
+                value
+                    .as_bool()
+                    .ok_or_else(|| wrong(key, value, "true or false"))
+            })
+            .transpose()
+    }
+
+    /// The family, from `model_type` or else the architecture.
+    fn family(&self) -> Result<Defaults, EngineError> {
+        let named = self
+            .given("model_type")
+            .or_else(|| self.given("architectures").and_then(|list| list.get(0)));
+        match named.map(Value::as_str) {
+            None => Ok(LLAMA),
+            Some(Some("llama" | "LlamaForCausalLM")) => Ok(LLAMA),
+            Some(Some("mistral" | "MistralForCausalLM")) => Ok(MISTRAL),
+            _ => Err(shape(format!(
+                "config.json: model type {} is not supported; llama and mistral are",
+                named.unwrap_or(&Value::Null)
+            ))),
+        }
+    }
+
+    fn refuse_what_is_not_computed(&self) -> Result<(), EngineError> {
+        for key in ["attention_bias", "mlp_bias"] {
+            if self.flag(key)? == Some(true) {
+                return Err(shape(format!("config.json: {key} is not supported")));
+            }
+        }
+        if let Some(activation) = self.given("hidden_act")
+            && !matches!(activation.as_str(), Some("silu" | "swish"))
+        {
+            return Err(shape(format!(
+                "config.json: hidden_act {activation} is not supported; silu is"
+            )));
+        }
+        if self.number("attention_dropout")?.unwrap_or(0.0) != 0.0 {
+            return Err(shape(
+                "config.json: attention_dropout other than 0 is not supported",
+            ));
+        }
+        if self.given("quantization_config").is_some() {
+            return Err(shape(
+                "config.json: quantised weights (quantization_config) are not supported",
+            ));
+        }
+        for key in ["rope_scaling", "rope_parameters"] {
+            let Some(rope) = self.given(key) else {
+                continue;
+            };
+            // `type` is the older spelling.
+            let kind = rope.get("rope_type").or_else(|| rope.get("type"));
+            if kind.is_some_and(|kind| kind != "default") {
+                return Err(shape(format!(
+                    "config.json: {key} of type {} is not supported; default is",
+                    kind.unwrap_or(&Value::Null)
+                )));
+            }
+            if rope.get("partial_rotary_factor").is_some_and(|f| f != 1.0) {
+                return Err(shape(
+                    "config.json: partial_rotary_factor other than 1 is not supported",
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// `rope_theta` itself (transformers 4) or within `rope_parameters` (transformers 5).
+    fn rope_theta(&self) -> Result<f32, EngineError> {
+        if let Some(Value::Object(rope)) = self.given("rope_parameters")
+            && let Some(theta) = Keys(rope).number("rope_theta")?
+        {
+            return Ok(theta);
+        }
+        Ok(self.number("rope_theta")?.unwrap_or(10000.0))
+    }
+}
+
+/// The number as a person would write it: 1e-5, not 9.999999747378752e-6.
+fn shortest(value: f32) -> Value {
+    let number: f64 = value.to_string().parse().unwrap_or(f64::from(value));
+    json!(number)
+}
+
+fn wrong(key: &str, value: &Value, expected: &str) -> EngineError {
+    shape(format!(
+        "config.json: {key} is {value}, expected {expected}"
+    ))
+}
+
+fn shape(message: impl Into<String>) -> EngineError {
+    EngineError::Shape(message.into())
+}
+
+#[cfg(test)]
+mod tests;

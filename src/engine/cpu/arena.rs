@@ -1,0 +1,156 @@
+//! Memory of one rank: every large buffer is counted against the rank's limit before it is taken.
+//!
+//! A limit makes running out of memory an ordinary error, known before the first step, and
+//! testable without exhausting the machine.
+
+use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use crate::engine::EngineError;
+
+/// A rank's memory; clones count together.
+#[derive(Debug, Clone)]
+pub struct Arena(Arc<Counters>);
+
+#[derive(Debug)]
+struct Counters {
+    limit: u64,
+    used: AtomicU64,
+    peak: AtomicU64,
+}
+
+impl Arena {
+    /// An arena that gives at most `limit` bytes; `None`: what the machine has.
+    pub fn new(limit: Option<u64>) -> Arena {
+        Arena(Arc::new(Counters {
+            limit: limit.unwrap_or_else(physical_memory),
+            used: AtomicU64::new(0),
+            peak: AtomicU64::new(0),
+        }))
+    }
+
+    /// A zeroed buffer of `len` elements; `what` names it in the error.
+    pub fn buffer(&self, len: usize, what: &str) -> Result<Buffer, EngineError> {
+        let bytes = len as u64 * size_of::<f32>() as u64;
+        let refused = |needed| EngineError::OutOfMemory {
+            needed,
+            limit: self.0.limit,
+            what: what.to_owned(),
+        };
+        let needed = self.used().saturating_add(bytes);
+        if needed > self.0.limit {
+            return Err(refused(needed));
+        }
+        let mut data = Vec::new();
+        data.try_reserve_exact(len).map_err(|_| refused(needed))?;
+        data.resize(len, 0.0);
+        let used = self.0.used.fetch_add(bytes, Relaxed) + bytes;
+        self.0.peak.fetch_max(used, Relaxed);
+        Ok(Buffer {
+            data,
+            bytes,
+            arena: self.clone(),
+        })
+    }
+
+    /// Bytes held now.
+    pub fn used(&self) -> u64 {
+        self.0.used.load(Relaxed)
+    }
+
+    /// Bytes held at most so far.
+    pub fn peak(&self) -> u64 {
+        self.0.peak.load(Relaxed)
+    }
+}
+
+/// A counted `Vec<f32>`; dropping it gives the bytes back.
+#[derive(Debug)]
+pub struct Buffer {
+    data: Vec<f32>,
+    bytes: u64,
+    arena: Arena,
+}
+
+impl Buffer {
+    /// Lends the elements to a collective. They stay counted; until [`Buffer::restore`] the buffer
+    /// is empty.
+    pub fn lend(&mut self) -> Vec<f32> {
+        std::mem::take(&mut self.data)
+    }
+
+    /// Takes lent elements back.
+    pub fn restore(&mut self, data: Vec<f32>) {
+        self.data = data;
+    }
+
+    /// Replaces elements that a failed collective did not give back by zeros.
+    pub fn replace_lost(&mut self) {
+        let len = (self.bytes / size_of::<f32>() as u64) as usize;
+        if self.data.len() != len {
+            self.data = vec![0.0; len];
+        }
+    }
+}
+
+impl Deref for Buffer {
+    type Target = [f32];
+
+    fn deref(&self) -> &[f32] {
+        &self.data
+    }
+}
+
+impl DerefMut for Buffer {
+    fn deref_mut(&mut self) -> &mut [f32] {
+        &mut self.data
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        self.arena.0.used.fetch_sub(self.bytes, Relaxed);
+    }
+}
+
+/// Bytes of memory that the machine has.
+fn physical_memory() -> u64 {
+    let info = rustix::system::sysinfo();
+    info.totalram.saturating_mul(u64::from(info.mem_unit))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refuses_what_goes_over_the_limit_and_says_how_much() {
+        let arena = Arena::new(Some(1000));
+        let held = arena.buffer(200, "weights").unwrap();
+        let error = arena.buffer(51, "gradients").unwrap_err();
+        insta::assert_snapshot!(error, @"out of memory: 1004 bytes needed for gradients, 1000 allowed per rank");
+        assert_eq!((arena.used(), arena.peak()), (800, 800));
+        drop(held);
+        assert!(arena.buffer(250, "gradients").is_ok());
+        assert_eq!((arena.used(), arena.peak()), (0, 1000));
+    }
+
+    #[test]
+    fn a_size_beyond_the_machine_is_an_error() {
+        assert!(matches!(
+            Arena::new(None).buffer(1 << 50, "logits"),
+            Err(EngineError::OutOfMemory { .. })
+        ));
+    }
+
+    #[test]
+    fn lent_elements_stay_counted() {
+        let arena = Arena::new(Some(1000));
+        let mut buffer = arena.buffer(10, "gradients").unwrap();
+        let lent = buffer.lend();
+        assert_eq!(arena.used(), 40);
+        buffer.restore(lent);
+        assert_eq!(buffer.len(), 10);
+    }
+}

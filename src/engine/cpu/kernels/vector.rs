@@ -1,0 +1,108 @@
+//! Sums over long vectors, in f64.
+
+use rayon::prelude::*;
+
+use super::vectorised;
+
+/// Elements that one thread takes at a time: 256 KiB, within the second-level cache.
+pub const CHUNK: usize = 1 << 16;
+
+/// Independent partial sums, so that additions overlap and vectorise.
+const LANES: usize = 32;
+
+/// ‖x‖², summed in f64.
+pub fn squared_norm(x: &[f32]) -> f64 {
+    let parts: Vec<f64> = x
+        .par_chunks(CHUNK)
+        .map(|x| {
+            vectorised(
+                #[inline(always)]
+                || {
+                    let mut sums = [0.0f64; LANES];
+                    let (rows, rest) = x.as_chunks::<LANES>();
+                    for row in rows {
+                        for lane in 0..LANES {
+                            sums[lane] += f64::from(row[lane]) * f64::from(row[lane]);
+                        }
+                    }
+                    sums.iter().sum::<f64>() + rest.iter().map(|&x| square(x)).sum::<f64>()
+                },
+            )
+        })
+        .collect();
+    parts.iter().sum()
+}
+
+/// `sum += x`, and ‖x‖² summed in f64.
+pub fn add_measuring(sum: &mut [f32], x: &[f32]) -> f64 {
+    let parts: Vec<f64> = sum
+        .par_chunks_mut(CHUNK)
+        .zip(x.par_chunks(CHUNK))
+        .map(|(sum, x)| {
+            vectorised(
+                #[inline(always)]
+                || {
+                    let mut sums = [0.0f64; LANES];
+                    let (rows, rest) = x.as_chunks::<LANES>();
+                    let (into, rest_into) = sum.as_chunks_mut::<LANES>();
+                    for (into, row) in into.iter_mut().zip(rows) {
+                        for lane in 0..LANES {
+                            into[lane] += row[lane];
+                            sums[lane] += f64::from(row[lane]) * f64::from(row[lane]);
+                        }
+                    }
+                    for (into, x) in rest_into.iter_mut().zip(rest) {
+                        *into += x;
+                    }
+                    sums.iter().sum::<f64>() + rest.iter().map(|&x| square(x)).sum::<f64>()
+                },
+            )
+        })
+        .collect();
+    parts.iter().sum()
+}
+
+#[inline(always)]
+fn square(x: f32) -> f64 {
+    f64::from(x) * f64::from(x)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn values(len: usize) -> Vec<f32> {
+        (0..len).map(|i| (i as f32 * 0.37).sin()).collect()
+    }
+
+    #[test]
+    fn squared_norm_is_the_sum_of_squares_at_any_length() {
+        for len in [0, 1, 31, 32, 33, 1000, CHUNK + 17, 3 * CHUNK] {
+            let x = values(len);
+            let expected: f64 = x.iter().map(|&x| square(x)).sum();
+            assert!(
+                (squared_norm(&x) - expected).abs() <= 1e-12 * expected,
+                "{len}"
+            );
+        }
+    }
+
+    #[test]
+    fn adding_measures_what_is_added() {
+        for len in [1, 33, CHUNK + 17] {
+            let x = values(len);
+            let mut sum: Vec<f32> = (0..len).map(|i| i as f32).collect();
+            let expected: Vec<f32> = sum.iter().zip(&x).map(|(a, b)| a + b).collect();
+            assert_eq!(add_measuring(&mut sum, &x), squared_norm(&x));
+            assert_eq!(sum, expected);
+        }
+    }
+
+    #[test]
+    fn nan_and_infinity_show() {
+        assert!(squared_norm(&[1.0, f32::NAN]).is_nan());
+        assert_eq!(squared_norm(&[1.0, f32::NEG_INFINITY]), f64::INFINITY);
+        // Far beyond f32's range, not beyond f64's.
+        assert!(squared_norm(&[1e30; 100]).is_finite());
+    }
+}

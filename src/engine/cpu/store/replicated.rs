@@ -1,0 +1,253 @@
+//! Everything on every rank: one process, or data parallelism with replicas (DDP).
+//!
+//! The first micro-batch of a step writes its gradient straight into the accumulator, so nothing is
+//! zeroed. Later ones add to it; when their norms are to be measured they go through a unit-sized
+//! scratch instead. Behind the last micro-batch each unit's all-reduce starts as soon as its
+//! backward is done, and runs beside the rest of the backward pass.
+
+use super::{Gradient, Pass, Store};
+use crate::comm::{CommError, Operation, Pending, World};
+use crate::engine::cpu::arena::{Arena, Buffer};
+use crate::engine::cpu::kernels::{adamw, vector};
+use crate::engine::{AdamW, EngineError, Layout, Measure, Reduced, Unit, UnitState};
+
+/// Whole units on every rank.
+pub struct Replicated {
+    units: Vec<Replica>,
+    world: Option<World>,
+    /// Gradient of one micro-batch, the size of the largest unit.
+    scratch: Buffer,
+    /// The same for tied embeddings, whose gradient is open beside every other unit's.
+    scratch_of_tied: Option<Buffer>,
+    /// Micro-batches whose gradients the accumulators hold.
+    accumulated: u64,
+    measure: Measure,
+    last: bool,
+    /// ‖gradient of this micro-batch‖².
+    squared_norm: f64,
+}
+
+/// One unit.
+struct Replica {
+    unit: Unit,
+    parameters: Buffer,
+    gradient: Buffer,
+    exp_avg: Buffer,
+    exp_avg_sq: Buffer,
+    /// The all-reduce under way; it has the gradient's elements.
+    reduction: Option<Box<dyn Pending>>,
+    /// ‖this rank's gradient‖² of the step, once known.
+    squared_norm: Option<f64>,
+}
+
+impl Replicated {
+    /// Takes memory for every unit and asks `initial(unit, out)` for its weights.
+    ///
+    /// `world` is `None` where this process trains alone; `tied` says that the head uses the first
+    /// unit.
+    pub fn new(
+        layout: &Layout,
+        tied: bool,
+        world: Option<World>,
+        arena: &Arena,
+        initial: &dyn Fn(&Unit, &mut [f32]),
+    ) -> Result<Replicated, EngineError> {
+        let mut units = Vec::with_capacity(layout.units.len());
+        for unit in &layout.units {
+            let buffer = |what: &str| arena.buffer(unit.len, &format!("{what} of {}", unit.name));
+            let mut parameters = buffer("weights")?;
+            initial(unit, &mut parameters);
+            units.push(Replica {
+                unit: unit.clone(),
+                parameters,
+                gradient: buffer("gradient")?,
+                exp_avg: buffer("optimiser state")?,
+                exp_avg_sq: buffer("optimiser state")?,
+                reduction: None,
+                squared_norm: None,
+            });
+        }
+        let scratch = |len| arena.buffer(len, "the gradient of one micro-batch");
+        Ok(Replicated {
+            scratch: scratch(layout.largest_unit())?,
+            scratch_of_tied: match layout.units.first() {
+                Some(first) if tied => Some(scratch(first.len)?),
+                _ => None,
+            },
+            units,
+            world: world.filter(|world| world.world() > 1),
+            accumulated: 0,
+            measure: Measure::default(),
+            last: false,
+            squared_norm: 0.0,
+        })
+    }
+
+    /// Whether this micro-batch's gradient is kept apart until it has been measured.
+    fn apart(&self) -> bool {
+        self.measure.micro_batches && self.accumulated > 0
+    }
+}
+
+impl Store for Replicated {
+    fn begin(&mut self, pass: Pass) -> Result<(), EngineError> {
+        if let Pass::Training { measure, last } = pass {
+            self.measure = measure;
+            self.last = last;
+            self.squared_norm = 0.0;
+        }
+        Ok(())
+    }
+
+    fn acquire(&mut self, _unit: usize) -> Result<(), EngineError> {
+        Ok(())
+    }
+
+    fn parameters(&self, unit: usize) -> &[f32] {
+        &self.units[unit].parameters
+    }
+
+    fn gradient(&mut self, unit: usize) -> (&[f32], Gradient<'_>) {
+        let apart = self.apart();
+        let replica = &mut self.units[unit];
+        let values = if apart {
+            let scratch = match &mut self.scratch_of_tied {
+                Some(scratch) if unit == 0 => scratch,
+                _ => &mut self.scratch,
+            };
+            &mut scratch[..replica.unit.len]
+        } else {
+            &mut replica.gradient[..]
+        };
+        let add = !apart && self.accumulated > 0;
+        (&replica.parameters, Gradient { values, add })
+    }
+
+    fn release(&mut self, _unit: usize) {}
+
+    fn complete(&mut self, unit: usize) -> Result<(), EngineError> {
+        let apart = self.apart();
+        let replica = &mut self.units[unit];
+        // ‖accumulated gradient‖², where measuring this micro-batch gives it, too.
+        let mut accumulated = None;
+        if apart {
+            let scratch = match &self.scratch_of_tied {
+                Some(scratch) if unit == 0 => scratch,
+                _ => &self.scratch,
+            };
+            self.squared_norm +=
+                vector::add_measuring(&mut replica.gradient, &scratch[..replica.unit.len]);
+        } else if self.measure.micro_batches {
+            let squared_norm = vector::squared_norm(&replica.gradient);
+            self.squared_norm += squared_norm;
+            accumulated = Some(squared_norm);
+        }
+        if self.last {
+            // Alone, this is the global norm: best taken while the gradient is in the caches.
+            replica.squared_norm = (self.measure.worker || self.world.is_none())
+                .then(|| accumulated.unwrap_or_else(|| vector::squared_norm(&replica.gradient)));
+            if let Some(world) = &self.world {
+                replica.reduction =
+                    Some(world.start(Operation::AllReduce(replica.gradient.lend())));
+            }
+        }
+        Ok(())
+    }
+
+    fn end(&mut self) -> Result<Option<f64>, EngineError> {
+        self.accumulated += 1;
+        Ok(self.measure.micro_batches.then_some(self.squared_norm))
+    }
+
+    fn join(&mut self, _pass: Pass) -> Result<(), EngineError> {
+        Ok(())
+    }
+
+    fn reduce(&mut self, measure: Measure) -> Result<Reduced, EngineError> {
+        // In the order in which backward completes them, as on every other rank.
+        for replica in self.units.iter_mut().rev() {
+            if self.accumulated == 0 {
+                replica.gradient.fill(0.0);
+                replica.squared_norm = Some(0.0);
+            }
+            if let (Some(world), None) = (&self.world, &replica.reduction) {
+                if measure.worker && replica.squared_norm.is_none() {
+                    replica.squared_norm = Some(vector::squared_norm(&replica.gradient));
+                }
+                replica.reduction =
+                    Some(world.start(Operation::AllReduce(replica.gradient.lend())));
+            }
+        }
+        let (mut global, mut local) = (0.0, 0.0);
+        for replica in self.units.iter_mut().rev() {
+            let own = replica.squared_norm.take();
+            let reduced = match replica.reduction.take() {
+                Some(reduction) => {
+                    replica.gradient.restore(finish(reduction)?);
+                    None
+                }
+                None => own,
+            };
+            local += own.unwrap_or(0.0);
+            global += reduced.unwrap_or_else(|| vector::squared_norm(&replica.gradient));
+        }
+        Ok(Reduced {
+            squared_norm: global,
+            local_squared_norm: measure.worker.then_some(local),
+        })
+    }
+
+    fn update(&mut self, step: AdamW) -> Result<(), EngineError> {
+        for replica in &mut self.units {
+            adamw::update(
+                &replica.unit,
+                0,
+                &mut replica.parameters,
+                &replica.gradient,
+                &mut replica.exp_avg,
+                &mut replica.exp_avg_sq,
+                &step,
+            );
+        }
+        self.accumulated = 0;
+        Ok(())
+    }
+
+    fn discard(&mut self) {
+        for replica in &mut self.units {
+            if let Some(reduction) = replica.reduction.take()
+                && let Ok(elements) = finish(reduction)
+            {
+                replica.gradient.restore(elements);
+            }
+            replica.gradient.replace_lost();
+            replica.squared_norm = None;
+        }
+        self.accumulated = 0;
+    }
+
+    fn export(&mut self, unit: usize, wanted: bool) -> Result<Option<UnitState>, EngineError> {
+        let replica = &self.units[unit];
+        Ok(wanted.then(|| UnitState {
+            parameters: replica.parameters.to_vec(),
+            exp_avg: replica.exp_avg.to_vec(),
+            exp_avg_sq: replica.exp_avg_sq.to_vec(),
+        }))
+    }
+
+    fn import(&mut self, unit: usize, state: &UnitState) -> Result<(), EngineError> {
+        let replica = &mut self.units[unit];
+        replica.parameters.copy_from_slice(&state.parameters);
+        replica.exp_avg.copy_from_slice(&state.exp_avg);
+        replica.exp_avg_sq.copy_from_slice(&state.exp_avg_sq);
+        Ok(())
+    }
+}
+
+/// Waits for an all-reduce and takes its elements back.
+fn finish(reduction: Box<dyn Pending>) -> Result<Vec<f32>, EngineError> {
+    match reduction.wait()? {
+        Operation::AllReduce(elements) => Ok(elements),
+        _ => Err(CommError::Misuse("an all-reduce gave back another operation".into()).into()),
+    }
+}

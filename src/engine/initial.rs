@@ -1,0 +1,121 @@
+//! Seeded initial weights.
+//!
+//! Every element is a pure function of (seed, tensor name, index), so that neither the world nor
+//! the sharding changes what a run starts from. Matrices are normal with σ = `initializer_range`,
+//! norms are one, as transformers initialises Llama.
+
+use rayon::prelude::*;
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+use super::Unit;
+
+/// Elements that one thread fills at a time.
+const CHUNK: usize = 1 << 15;
+
+/// Fills `out` with the elements `offset..offset + out.len()` of `unit`.
+pub fn fill(unit: &Unit, initializer_range: f32, seed: u64, offset: usize, out: &mut [f32]) {
+    let end = offset + out.len();
+    for parameter in &unit.parameters {
+        let range = parameter.range();
+        let (from, to) = (range.start.max(offset), range.end.min(end));
+        if from >= to {
+            continue;
+        }
+        let part = &mut out[from - offset..to - offset];
+        if !parameter.decay {
+            part.fill(1.0);
+            continue;
+        }
+        let key = xxh3_64_with_seed(parameter.name.as_bytes(), seed);
+        let first = (from - range.start) as u64;
+        part.par_chunks_mut(CHUNK)
+            .enumerate()
+            .for_each(|(chunk, values)| {
+                let first = first + (chunk * CHUNK) as u64;
+                for (index, value) in (first..).zip(values) {
+                    *value = (normal(key, index) * f64::from(initializer_range)) as f32;
+                }
+            });
+    }
+}
+
+/// The `index`-th standard normal of a stream (Box and Muller, 1958).
+fn normal(key: u64, index: u64) -> f64 {
+    let bits = mix(key.wrapping_add(index.wrapping_mul(0x9e37_79b9_7f4a_7c15)));
+    // Two uniforms of 32 bits, the first one never 0.
+    let radius = ((bits >> 32) as f64 + 0.5) / 4_294_967_296.0;
+    let angle = (bits & 0xffff_ffff) as f64 / 4_294_967_296.0;
+    (-2.0 * radius.ln()).sqrt() * (std::f64::consts::TAU * angle).cos()
+}
+
+/// The finaliser of SplitMix64 (Steele, Lea and Flood, 2014).
+fn mix(mut z: u64) -> u64 {
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::{Parameter, Unit};
+
+    fn unit() -> Unit {
+        let parameter = |name: &str, shape: Vec<usize>, offset, decay| Parameter {
+            name: name.to_owned(),
+            shape,
+            offset,
+            decay,
+        };
+        Unit {
+            name: "block-00".to_owned(),
+            parameters: vec![
+                parameter("norm", vec![7], 0, false),
+                parameter("a", vec![200, 300], 7, true),
+                parameter("b", vec![200, 300], 60_007, true),
+            ],
+            len: 120_007,
+        }
+    }
+
+    #[test]
+    fn any_part_equals_the_same_part_of_the_whole() {
+        let unit = unit();
+        let mut whole = vec![0.0; unit.len];
+        fill(&unit, 0.02, 3, 0, &mut whole);
+        for (offset, len) in [(0, 10), (5, 60_100), (60_006, 3), (119_000, 1007)] {
+            let mut part = vec![0.0; len];
+            fill(&unit, 0.02, 3, offset, &mut part);
+            assert_eq!(part, whole[offset..offset + len]);
+        }
+    }
+
+    #[test]
+    fn moments_are_those_of_the_normal_distribution() {
+        let unit = unit();
+        let mut whole = vec![0.0; unit.len];
+        fill(&unit, 0.02, 3, 0, &mut whole);
+        assert!(whole[..7].iter().all(|&w| w == 1.0));
+        let a = &whole[7..60_007];
+        let moment = |p: i32| {
+            a.iter()
+                .map(|&w| (f64::from(w) / 0.02).powi(p))
+                .sum::<f64>()
+                / 6e4
+        };
+        // Standard errors: 0.004, 0.006, 0.04.
+        assert!(moment(1).abs() < 0.02, "{}", moment(1));
+        assert!((moment(2) - 1.0).abs() < 0.03, "{}", moment(2));
+        assert!((moment(4) - 3.0).abs() < 0.2, "{}", moment(4));
+    }
+
+    #[test]
+    fn seeds_and_names_give_different_weights() {
+        let unit = unit();
+        let (mut one, mut two) = (vec![0.0; unit.len], vec![0.0; unit.len]);
+        fill(&unit, 0.02, 3, 0, &mut one);
+        fill(&unit, 0.02, 4, 0, &mut two);
+        assert_ne!(one[7], two[7]);
+        assert_ne!(one[7..60_007], one[60_007..]);
+    }
+}

@@ -1,0 +1,169 @@
+//! The units of a Llama, in the order of the forward pass, with Hugging Face's names.
+//!
+//! Within a block, q, k and v stand side by side, and so do gate and up: each group is one matrix
+//! to the kernels, `[q + k + v, hidden]` and `[2 × intermediate, hidden]`.
+
+use super::{Layout, ModelConfig, Parameter, Unit};
+
+/// The model's units: the embedding, one per block, the final norm with the head.
+pub fn layout(config: &ModelConfig) -> Layout {
+    let hidden = config.hidden_size;
+    let inner = config.intermediate_size;
+    let queries = config.num_attention_heads * config.head_dim;
+    let keys = config.num_key_value_heads * config.head_dim;
+
+    let mut embedding = Builder::new("embed".to_owned());
+    embedding.matrix("model.embed_tokens", config.vocab_size, hidden);
+
+    let digits = config.num_hidden_layers.saturating_sub(1).to_string().len();
+    let blocks = (0..config.num_hidden_layers).map(|layer| {
+        let at = format!("model.layers.{layer}");
+        let mut block = Builder::new(format!("block-{layer:0width$}", width = digits.max(2)));
+        block.norm(&format!("{at}.input_layernorm"), hidden);
+        block.matrix(&format!("{at}.self_attn.q_proj"), queries, hidden);
+        block.matrix(&format!("{at}.self_attn.k_proj"), keys, hidden);
+        block.matrix(&format!("{at}.self_attn.v_proj"), keys, hidden);
+        block.matrix(&format!("{at}.self_attn.o_proj"), hidden, queries);
+        block.norm(&format!("{at}.post_attention_layernorm"), hidden);
+        block.matrix(&format!("{at}.mlp.gate_proj"), inner, hidden);
+        block.matrix(&format!("{at}.mlp.up_proj"), inner, hidden);
+        block.matrix(&format!("{at}.mlp.down_proj"), hidden, inner);
+        block.unit
+    });
+
+    let mut head = Builder::new("head".to_owned());
+    head.norm("model.norm", hidden);
+    if !config.tie_word_embeddings {
+        head.matrix("lm_head", config.vocab_size, hidden);
+    }
+
+    let units = std::iter::once(embedding.unit)
+        .chain(blocks)
+        .chain(std::iter::once(head.unit))
+        .collect();
+    Layout { units }
+}
+
+impl Layout {
+    /// Parameters in total, elements.
+    pub fn len(&self) -> u64 {
+        self.units.iter().map(|unit| unit.len as u64).sum()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The largest unit, elements.
+    pub fn largest_unit(&self) -> usize {
+        self.units.iter().map(|unit| unit.len).max().unwrap_or(0)
+    }
+}
+
+impl Parameter {
+    /// Elements.
+    pub fn len(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Where it lies within its unit.
+    pub fn range(&self) -> std::ops::Range<usize> {
+        self.offset..self.offset + self.len()
+    }
+}
+
+/// Appends parameters to a unit.
+struct Builder {
+    unit: Unit,
+}
+
+impl Builder {
+    fn new(name: String) -> Builder {
+        Builder {
+            unit: Unit {
+                name,
+                parameters: Vec::new(),
+                len: 0,
+            },
+        }
+    }
+
+    fn matrix(&mut self, module: &str, rows: usize, columns: usize) {
+        self.push(module, vec![rows, columns], true);
+    }
+
+    fn norm(&mut self, module: &str, width: usize) {
+        self.push(module, vec![width], false);
+    }
+
+    fn push(&mut self, module: &str, shape: Vec<usize>, decay: bool) {
+        let parameter = Parameter {
+            name: format!("{module}.weight"),
+            shape,
+            offset: self.unit.len,
+            decay,
+        };
+        self.unit.len += parameter.len();
+        self.unit.parameters.push(parameter);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config() -> ModelConfig {
+        ModelConfig {
+            hidden_size: 256,
+            intermediate_size: 688,
+            num_hidden_layers: 8,
+            num_attention_heads: 8,
+            num_key_value_heads: 8,
+            head_dim: 32,
+            vocab_size: 4096,
+            max_position_embeddings: 256,
+            rms_norm_eps: 1e-5,
+            rope_theta: 10000.0,
+            tie_word_embeddings: false,
+            initializer_range: 0.02,
+            sliding_window: None,
+        }
+    }
+
+    #[test]
+    fn counts_parameters_as_pytorch_does() {
+        // shared/bench's PyTorch model of the same shape counts 8 425 728.
+        assert_eq!(layout(&config()).len(), 8_425_728);
+    }
+
+    #[test]
+    fn tied_head_has_only_the_norm() {
+        let tied = layout(&ModelConfig {
+            tie_word_embeddings: true,
+            ..config()
+        });
+        let head = tied.units.last().unwrap();
+        assert_eq!(head.len, 256);
+        assert_eq!(head.parameters[0].name, "model.norm.weight");
+        assert_eq!(tied.len(), 8_425_728 - 4096 * 256);
+    }
+
+    #[test]
+    fn parameters_are_adjacent_and_fill_their_unit() {
+        for unit in layout(&config()).units {
+            let mut at = 0;
+            for parameter in &unit.parameters {
+                assert_eq!(parameter.offset, at, "{}", parameter.name);
+                at = parameter.range().end;
+                assert_eq!(parameter.decay, parameter.shape.len() == 2);
+            }
+            assert_eq!(unit.len, at);
+        }
+    }
+}
