@@ -1,11 +1,25 @@
-//! The norm test: estimators of the gradient's variance. Pure functions and small serialisable
-//! values; no tensors, no communication.
+//! The norm test: estimators of the gradient's variance, and the controller that chooses the
+//! global batch. Pure functions and one small serialisable state; no tensors, no communication.
+//!
+//! Every rank adds the squared norms of its own groups to a [`GroupSums`]; those are summed over
+//! the ranks and, with the squared norm of the whole batch's gradient, make a [`Sums`]; the
+//! [`Controller`] turns that into the [`Decision`] for the next step. Fixed schedules (constant,
+//! stages, replay) stand behind the same calls. `docs/norm-test.md` is the user's page.
 
+pub mod controller;
 pub mod coordinate;
+pub mod decision;
 pub mod estimator;
+mod fixed;
+pub mod settings;
+mod tester;
 
+pub use controller::Controller;
 pub use coordinate::Coordinates;
+pub use decision::{Decision, Limit, Reason, Request};
 pub use estimator::{Estimate, GroupSums, Printed, Sums, Undefined};
+pub use fixed::record;
+pub use settings::{Conditions, ScheduleError};
 
 #[cfg(test)]
 mod synthetic;

@@ -1,0 +1,179 @@
+//! The batch controller: whatever chooses the global batch, behind one set of calls.
+//!
+//! A controller is a value. It is part of every checkpoint, one rank lets it observe each step and
+//! broadcasts the [`Decision`] (or all do, from the same all-reduced [`Sums`]), and a restored one
+//! goes on as if nothing had happened.
+
+use serde::{Deserialize, Serialize};
+
+use super::decision::{Decision, Reason, Request};
+use super::estimator::Sums;
+use super::fixed::{replayed_batch, stage_batch};
+use super::settings::{self, Conditions, ScheduleError};
+use super::tester::Tester;
+use crate::recipe::spec::{BatchSchedule, LearningRateOnGrowth, ReplayRun, Stage};
+
+/// Chooses the global batch of every step.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Controller {
+    conditions: Conditions,
+    policy: Policy,
+    batch: u64,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "kebab-case")]
+enum Policy {
+    Constant,
+    NormTest(Box<Tester>),
+    Stages { stages: Vec<Stage> },
+    Replay { runs: Vec<ReplayRun> },
+}
+
+impl Controller {
+    /// The controller of a new run.
+    pub fn new(schedule: &BatchSchedule, conditions: Conditions) -> Result<Self, ScheduleError> {
+        settings::check(schedule, &conditions)?;
+        let policy = match schedule {
+            BatchSchedule::Constant => Policy::Constant,
+            BatchSchedule::NormTest(settings) => {
+                Policy::NormTest(Box::new(Tester::new(settings.clone())))
+            }
+            BatchSchedule::Stages { stages } => Policy::Stages {
+                stages: stages.clone(),
+            },
+            BatchSchedule::Replay { runs } => Policy::Replay { runs: runs.clone() },
+        };
+        let mut controller = Controller {
+            conditions,
+            policy,
+            batch: conditions.base_batch,
+        };
+        controller.batch = controller.scheduled(0, 0);
+        Ok(controller)
+    }
+
+    /// Moves a controller to another generation's plan. The base batch may not differ, and the
+    /// batch reached so far must be a multiple of the new quantum: a batch never changes because
+    /// the world did.
+    pub fn refit(&mut self, conditions: Conditions) -> Result<(), ScheduleError> {
+        if conditions.base_batch != self.conditions.base_batch {
+            return Err(ScheduleError::BaseChanged {
+                was: self.conditions.base_batch,
+                now: conditions.base_batch,
+            });
+        }
+        settings::check(&self.schedule(), &conditions)?;
+        let key = "the checkpoint's current batch".to_owned();
+        settings::multiple(key, self.batch, conditions.quantum)?;
+        self.conditions = conditions;
+        Ok(())
+    }
+
+    /// The schedule that this controller follows.
+    pub fn schedule(&self) -> BatchSchedule {
+        match &self.policy {
+            Policy::Constant => BatchSchedule::Constant,
+            Policy::NormTest(tester) => BatchSchedule::NormTest(tester.settings.clone()),
+            Policy::Stages { stages } => BatchSchedule::Stages {
+                stages: stages.clone(),
+            },
+            Policy::Replay { runs } => BatchSchedule::Replay { runs: runs.clone() },
+        }
+    }
+
+    /// The global batch of the next step, samples.
+    pub fn batch(&self) -> u64 {
+        self.batch
+    }
+
+    /// What the next step's learning rate is multiplied by.
+    pub fn learning_rate_factor(&self) -> f64 {
+        match &self.policy {
+            Policy::NormTest(tester)
+                if tester.settings.learning_rate == LearningRateOnGrowth::Sqrt =>
+            {
+                (self.batch as f64 / self.conditions.base_batch as f64).sqrt()
+            }
+            _ => 1.0,
+        }
+    }
+
+    /// What step `step`, counted from 1, must measure.
+    pub fn wants(&self, step: u64) -> Request {
+        match &self.policy {
+            Policy::NormTest(tester) => tester.request(step, self.batch, self.conditions.quantum),
+            _ => Request::None,
+        }
+    }
+
+    /// Whether step `step`, counted from 1, should count coordinates too
+    /// ([`super::Coordinates`]), a diagnostic.
+    pub fn wants_coordinates(&self, step: u64) -> bool {
+        match &self.policy {
+            Policy::NormTest(tester) => {
+                let interval = tester.settings.coordinate_interval;
+                interval > 0 && step.is_multiple_of(interval)
+            }
+            _ => false,
+        }
+    }
+
+    /// Takes note of a finished step and chooses the next batch. `step` counts from 1, `samples`
+    /// are those consumed after it, `warming_up` says whether the learning rate still rises, and
+    /// `sums` is what [`Controller::wants`] asked for.
+    pub fn observe(
+        &mut self,
+        step: u64,
+        samples: u64,
+        warming_up: bool,
+        sums: Option<Sums>,
+    ) -> Decision {
+        let due = self.wants(step) != Request::None;
+        let mut decision = Decision {
+            next_batch: self.scheduled(step, samples),
+            learning_rate_factor: 1.0,
+            ratio: None,
+            threshold: None,
+            noise_scale: None,
+            target: None,
+            reason: Reason::Scheduled,
+        };
+        if let Policy::NormTest(tester) = &mut self.policy {
+            decision.threshold = Some(tester.threshold());
+            decision.reason = match sums {
+                _ if !due => Reason::NotDue,
+                None => Reason::NotMeasured,
+                Some(sums) => {
+                    match tester.decide(self.batch, &self.conditions, warming_up, &sums) {
+                        Ok(verdict) => {
+                            decision.next_batch = verdict.next_batch;
+                            decision.ratio = Some(verdict.ratio).filter(|r| r.is_finite());
+                            decision.noise_scale = verdict.noise_scale;
+                            decision.target = Some(verdict.target).filter(|t| t.is_finite());
+                            verdict.reason
+                        }
+                        Err(why) => Reason::Undefined(why),
+                    }
+                }
+            };
+        }
+        self.batch = decision.next_batch;
+        decision.learning_rate_factor = self.learning_rate_factor();
+        decision
+    }
+
+    /// The batch of the step after `steps` steps and `samples` samples, as far as no test has a
+    /// say: for the norm test, the batch as it is.
+    fn scheduled(&self, steps: u64, samples: u64) -> u64 {
+        match &self.policy {
+            Policy::Constant | Policy::NormTest(_) => None,
+            Policy::Stages { stages } => stage_batch(stages, self.conditions.budget, samples),
+            Policy::Replay { runs } => replayed_batch(runs, steps),
+        }
+        .unwrap_or(self.batch)
+    }
+}
+
+#[cfg(test)]
+mod tests;

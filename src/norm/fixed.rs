@@ -1,0 +1,42 @@
+//! Schedules that do not look at gradients: stages by samples, and the replay of a recorded run.
+
+use crate::recipe::spec::{ReplayRun, Stage};
+
+/// The batch of the step that starts after `samples` of the `budget`: the stage whose share is not
+/// used up yet, the last one's after the end.
+pub(super) fn stage_batch(stages: &[Stage], budget: u64, samples: u64) -> Option<u64> {
+    let mut share = 0.0;
+    stages
+        .iter()
+        .find(|stage| {
+            share += stage.share;
+            (samples as f64) < share * budget as f64
+        })
+        .or(stages.last())
+        .map(|stage| stage.batch)
+}
+
+/// The batch of the step after `steps` steps; the last run's batch stays.
+pub(super) fn replayed_batch(runs: &[ReplayRun], steps: u64) -> Option<u64> {
+    let mut end = 0u64;
+    runs.iter()
+        .find(|run| {
+            end = end.saturating_add(run.steps);
+            steps < end
+        })
+        .or(runs.last())
+        .map(|run| run.batch)
+}
+
+/// The batches of a run's steps, in order, as a schedule to replay: the decisions of a norm test
+/// repeated without the test.
+pub fn record(batches: impl IntoIterator<Item = u64>) -> Vec<ReplayRun> {
+    let mut runs: Vec<ReplayRun> = Vec::new();
+    for batch in batches {
+        match runs.last_mut() {
+            Some(run) if run.batch == batch => run.steps += 1,
+            _ => runs.push(ReplayRun { batch, steps: 1 }),
+        }
+    }
+    runs
+}

@@ -1,0 +1,256 @@
+//! What a schedule must satisfy before a run starts, and the messages when it does not.
+
+use serde::{Deserialize, Serialize};
+
+use crate::recipe::spec::{BatchSchedule, Estimator, Groups, NormTest, ReplayRun, Stage};
+
+/// What a generation's plan fixes for the schedule.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Conditions {
+    /// The base global batch, samples.
+    pub base_batch: u64,
+    /// Every batch is a multiple of this, samples; it divides the base batch.
+    pub quantum: u64,
+    /// The sample budget of the whole run.
+    pub budget: u64,
+    /// The micro-batch, samples; it divides the quantum.
+    pub micro_batch: u64,
+    /// Data-parallel ranks, J in the paper.
+    pub workers: u64,
+    /// Whether gradients are sharded (FSDP, ZeRO-2).
+    pub sharded: bool,
+}
+
+/// Why a schedule cannot be run.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum ScheduleError {
+    /// The plan's numbers do not fit together.
+    #[error(
+        "quantum {quantum} does not fit: it must be a multiple of micro-batch {micro} and divide \
+         base batch {base}; plan again"
+    )]
+    Quantum {
+        /// The quantum, samples.
+        quantum: u64,
+        /// The micro-batch, samples.
+        micro: u64,
+        /// The base batch, samples.
+        base: u64,
+    },
+    /// A setting outside its range.
+    #[error("{key} is {value}; it must be {range}")]
+    Range {
+        /// The native key.
+        key: &'static str,
+        /// What was given.
+        value: String,
+        /// What is allowed.
+        range: &'static str,
+    },
+    /// The largest batch is below the first.
+    #[error(
+        "schedule.max_batch {max} is below the base batch {base}; raise it, or lower batch.global"
+    )]
+    MaximumBelowBase {
+        /// The maximum, samples.
+        max: u64,
+        /// The base batch, samples.
+        base: u64,
+    },
+    /// The shares of the stages are not the whole budget.
+    #[error("the shares of schedule.stages add up to {sum}; they must add up to 1")]
+    Shares {
+        /// What they add up to.
+        sum: f64,
+    },
+    /// No stage or run at all.
+    #[error("{key} is empty; name at least one, or use `kind: constant`")]
+    Empty {
+        /// The native key.
+        key: &'static str,
+    },
+    /// A batch that not every allowed world can split.
+    #[error(
+        "{key}: batch {batch} is not a multiple of the quantum {quantum}; use {below} or {above}, \
+         a smaller batch.micro, or narrow elasticity.min and elasticity.max"
+    )]
+    NotAMultiple {
+        /// Where, as a native key.
+        key: String,
+        /// The batch, samples.
+        batch: u64,
+        /// The quantum, samples.
+        quantum: u64,
+        /// The multiple below (or the quantum itself).
+        below: u64,
+        /// The multiple above.
+        above: u64,
+    },
+    /// Under sharding a worker's accumulated gradient exists nowhere.
+    #[error(
+        "{asked} needs each worker's gradient over up to {accumulation} micro-batches, which \
+         sharding never holds unsharded; set schedule.unsharded_accumulation: true (a whole \
+         gradient in memory on every rank), or use estimator: unbiased with groups: micro-batches"
+    )]
+    ShardedWorkers {
+        /// The setting that asks for it.
+        asked: &'static str,
+        /// Micro-batches that a worker accumulates at the maximum batch.
+        accumulation: u64,
+    },
+    /// A checkpoint of another run.
+    #[error(
+        "the checkpoint's base batch is {was}, the plan's is {now}; resume with batch.global: {was}"
+    )]
+    BaseChanged {
+        /// In the checkpoint, samples.
+        was: u64,
+        /// In the plan, samples.
+        now: u64,
+    },
+}
+
+fn range(key: &'static str, value: impl ToString, range: &'static str) -> ScheduleError {
+    ScheduleError::Range {
+        key,
+        value: value.to_string(),
+        range,
+    }
+}
+
+/// Whether `batch` is one that every allowed world splits exactly.
+pub(super) fn multiple(key: String, batch: u64, quantum: u64) -> Result<(), ScheduleError> {
+    if batch > 0 && batch.is_multiple_of(quantum) {
+        return Ok(());
+    }
+    let below = batch - batch % quantum;
+    Err(ScheduleError::NotAMultiple {
+        key,
+        batch,
+        quantum,
+        below: below.max(quantum),
+        above: below.max(quantum).saturating_add(quantum),
+    })
+}
+
+impl Conditions {
+    /// Whether the numbers fit together.
+    pub(super) fn check(&self) -> Result<(), ScheduleError> {
+        let (quantum, micro, base) = (self.quantum, self.micro_batch, self.base_batch);
+        let positive = quantum > 0 && micro > 0 && base > 0 && self.workers > 0;
+        if positive && quantum.is_multiple_of(micro) && base.is_multiple_of(quantum) {
+            Ok(())
+        } else {
+            Err(ScheduleError::Quantum {
+                quantum,
+                micro,
+                base,
+            })
+        }
+    }
+}
+
+/// Whether the schedule can be run under the conditions; [`super::Controller::new`] asks this
+/// first, and a planner can ask it before anything starts.
+pub fn check(schedule: &BatchSchedule, conditions: &Conditions) -> Result<(), ScheduleError> {
+    conditions.check()?;
+    match schedule {
+        BatchSchedule::Constant => Ok(()),
+        BatchSchedule::NormTest(settings) => check_norm_test(settings, conditions),
+        BatchSchedule::Stages { stages } => check_stages(stages, conditions.quantum),
+        BatchSchedule::Replay { runs } => check_runs(runs, conditions.quantum),
+    }
+}
+
+fn check_norm_test(settings: &NormTest, conditions: &Conditions) -> Result<(), ScheduleError> {
+    let NormTest {
+        eta,
+        interval,
+        max_batch,
+        growth_cap,
+        hysteresis,
+        ema,
+        ..
+    } = *settings;
+    if !(eta.is_finite() && eta > 0.0) {
+        return Err(range("schedule.eta", eta, "above 0"));
+    }
+    if !(1..=100).contains(&interval) {
+        return Err(range("schedule.interval", interval, "1 to 100 steps"));
+    }
+    if let Some(cap) = growth_cap.filter(|cap| !(cap.is_finite() && *cap > 1.0)) {
+        return Err(range("schedule.growth_cap", cap, "above 1, or null"));
+    }
+    if !(hysteresis > 0.0 && hysteresis <= 1.0) {
+        return Err(range("schedule.hysteresis", hysteresis, "above 0, up to 1"));
+    }
+    if !(0.0..1.0).contains(&ema) {
+        return Err(range("schedule.ema", ema, "0 to below 1"));
+    }
+    if max_batch < conditions.base_batch {
+        return Err(ScheduleError::MaximumBelowBase {
+            max: max_batch,
+            base: conditions.base_batch,
+        });
+    }
+    let accumulation = max_batch.div_ceil(conditions.workers * conditions.micro_batch);
+    if conditions.sharded
+        && groups(settings) == Groups::Workers
+        && accumulation > 1
+        && !settings.unsharded_accumulation
+    {
+        return Err(ScheduleError::ShardedWorkers {
+            asked: match settings.estimator {
+                Estimator::Paper => "estimator: paper",
+                Estimator::Unbiased => "groups: workers",
+            },
+            accumulation,
+        });
+    }
+    Ok(())
+}
+
+/// What counts as a group: the printed estimator knows workers only.
+pub(super) fn groups(settings: &NormTest) -> Groups {
+    match settings.estimator {
+        Estimator::Paper => Groups::Workers,
+        Estimator::Unbiased => settings.groups,
+    }
+}
+
+fn check_stages(stages: &[Stage], quantum: u64) -> Result<(), ScheduleError> {
+    if stages.is_empty() {
+        return Err(ScheduleError::Empty {
+            key: "schedule.stages",
+        });
+    }
+    for (i, stage) in stages.iter().enumerate() {
+        if !(stage.share.is_finite() && stage.share > 0.0) {
+            return Err(range("schedule.stages.share", stage.share, "above 0"));
+        }
+        multiple(format!("schedule.stages[{i}]"), stage.batch, quantum)?;
+    }
+    let sum: f64 = stages.iter().map(|stage| stage.share).sum();
+    if (sum - 1.0).abs() > 1e-6 {
+        return Err(ScheduleError::Shares { sum });
+    }
+    Ok(())
+}
+
+fn check_runs(runs: &[ReplayRun], quantum: u64) -> Result<(), ScheduleError> {
+    if runs.is_empty() {
+        return Err(ScheduleError::Empty {
+            key: "schedule.runs",
+        });
+    }
+    for (i, run) in runs.iter().enumerate() {
+        if run.steps == 0 {
+            return Err(range("schedule.runs.steps", run.steps, "1 or more"));
+        }
+        multiple(format!("schedule.runs[{i}]"), run.batch, quantum)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,217 @@
+//! The norm test's decision: from one step's sums to the next batch, with the guards around it.
+
+use serde::{Deserialize, Serialize};
+
+use super::decision::{Limit, Reason, Request};
+use super::estimator::{Estimate, Sums, Undefined};
+use super::settings::{Conditions, groups};
+use crate::recipe::spec::{Estimator, Groups, NormTest};
+
+/// The settings, and what is remembered from step to step.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(super) struct Tester {
+    pub(super) settings: NormTest,
+    smoothed: Smoothed,
+}
+
+/// Exponential means of V and |grad|². Neither depends on the batch, so they may be averaged while
+/// it grows; A, C, r and T may not.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+struct Smoothed {
+    variance: f64,
+    gradient: f64,
+    /// 1 − decay^k after k updates: what the means are divided by, so that the zeros that they
+    /// start from count for nothing.
+    weight: f64,
+}
+
+impl Smoothed {
+    fn update(&mut self, new: Estimate, decay: f64) -> Estimate {
+        let mean = |old: f64, new: f64| decay * old + (1.0 - decay) * new;
+        self.variance = mean(self.variance, new.variance);
+        self.gradient = mean(self.gradient, new.gradient);
+        self.weight = mean(self.weight, 1.0);
+        Estimate {
+            variance: self.variance / self.weight,
+            gradient: self.gradient / self.weight,
+        }
+    }
+}
+
+/// What a test found.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Verdict {
+    pub(super) next_batch: u64,
+    pub(super) ratio: f64,
+    pub(super) noise_scale: Option<f64>,
+    /// T, samples; may be infinite.
+    pub(super) target: f64,
+    pub(super) reason: Reason,
+}
+
+impl Tester {
+    pub(super) fn new(settings: NormTest) -> Self {
+        Tester {
+            settings,
+            smoothed: Smoothed::default(),
+        }
+    }
+
+    /// The largest batch: the maximum rounded down to the quantum. Not below the base batch, which
+    /// is a multiple itself.
+    pub(super) fn max_batch(&self, quantum: u64) -> u64 {
+        self.settings.max_batch - self.settings.max_batch % quantum
+    }
+
+    /// η².
+    pub(super) fn threshold(&self) -> f64 {
+        self.settings.eta * self.settings.eta
+    }
+
+    pub(super) fn request(&self, step: u64, batch: u64, quantum: u64) -> Request {
+        let printed = self.settings.estimator == Estimator::Paper;
+        if !step.is_multiple_of(self.settings.interval)
+            || (printed && batch >= self.max_batch(quantum))
+        {
+            return Request::None;
+        }
+        match groups(&self.settings) {
+            Groups::MicroBatches => Request::MicroBatches,
+            Groups::Workers => Request::Workers,
+        }
+    }
+
+    /// Runs the test on a step of `batch` samples.
+    pub(super) fn decide(
+        &mut self,
+        batch: u64,
+        conditions: &Conditions,
+        warming_up: bool,
+        sums: &Sums,
+    ) -> Result<Verdict, Undefined> {
+        match self.settings.estimator {
+            Estimator::Unbiased => self.guarded(batch, conditions, warming_up, sums),
+            Estimator::Paper => self.printed(batch, conditions, sums),
+        }
+    }
+
+    /// The unbiased test: r from the smoothed estimates, T = b·r/η², every guard.
+    fn guarded(
+        &mut self,
+        batch: u64,
+        conditions: &Conditions,
+        warming_up: bool,
+        sums: &Sums,
+    ) -> Result<Verdict, Undefined> {
+        let estimate = self.smoothed.update(sums.unbiased()?, self.settings.ema);
+        let ratio = estimate.ratio(batch);
+        let target = batch as f64 * ratio / self.threshold();
+        let (next_batch, reason) = if warming_up && self.settings.after_warmup {
+            (batch, Reason::WarmingUp)
+        } else if ratio > self.threshold() {
+            self.grow(batch, target, conditions.quantum)
+        } else {
+            self.shrink(batch, target, conditions)
+        };
+        Ok(Verdict {
+            next_batch,
+            ratio,
+            noise_scale: estimate.noise_scale(),
+            target,
+            reason,
+        })
+    }
+
+    fn grow(&self, batch: u64, target: f64, quantum: u64) -> (u64, Reason) {
+        let max = self.max_batch(quantum);
+        if batch >= max {
+            return (batch, Reason::AtMaximum);
+        }
+        let mut next = round_up(target, quantum);
+        let mut limit = None;
+        if let Some(cap) = self.settings.growth_cap {
+            // At least one quantum, or a small cap could never be met from a small batch.
+            let most = round_down(batch as f64 * cap, quantum).max(batch.saturating_add(quantum));
+            if next > most {
+                next = most;
+                limit = Some(Limit::Cap);
+            }
+        }
+        if next > max {
+            next = max;
+            limit = Some(Limit::Maximum);
+        }
+        let reason = Reason::Grew {
+            from: batch,
+            to: next,
+            limit,
+        };
+        (next, reason)
+    }
+
+    /// The batch is large enough: it stays, unless it may shrink and is far too large.
+    fn shrink(&self, batch: u64, target: f64, conditions: &Conditions) -> (u64, Reason) {
+        let next = round_up(target, conditions.quantum).max(conditions.base_batch);
+        let far = target < self.settings.hysteresis * batch as f64;
+        if self.settings.shrink && far && next < batch {
+            let reason = Reason::Shrank {
+                from: batch,
+                to: next,
+            };
+            (next, reason)
+        } else {
+            (batch, Reason::Enough)
+        }
+    }
+
+    /// The paper's algorithm: if T > b then micro = ⌈T/(J·M)⌉ and b = J·M·micro. M is the
+    /// accumulation at the base batch, so J·M is its number of micro-batches. The one addition is
+    /// what keeps every world exact: where J·M·micro is no multiple of the quantum it goes up to
+    /// the next one (it is one whenever the quantum divides J·M, as in the paper's own runs).
+    fn printed(
+        &mut self,
+        batch: u64,
+        conditions: &Conditions,
+        sums: &Sums,
+    ) -> Result<Verdict, Undefined> {
+        let printed = sums.printed()?;
+        let target = printed.target(self.settings.eta);
+        let max = self.max_batch(conditions.quantum);
+        let (next_batch, reason) = if target <= batch as f64 {
+            (batch, Reason::Enough)
+        } else if batch >= max {
+            (batch, Reason::AtMaximum)
+        } else {
+            let micro_batches = conditions.base_batch / conditions.micro_batch;
+            let printed_batch = round_up(target, micro_batches);
+            let next = round_up(printed_batch as f64, conditions.quantum).min(max);
+            let reason = Reason::Grew {
+                from: batch,
+                to: next,
+                limit: (printed_batch > max).then_some(Limit::Maximum),
+            };
+            (next, reason)
+        };
+        Ok(Verdict {
+            next_batch,
+            ratio: printed.ratio(batch),
+            noise_scale: sums.unbiased()?.noise_scale(),
+            target,
+            reason,
+        })
+    }
+}
+
+/// The smallest multiple of `quantum` that is at least `samples`; the largest that fits into a u64
+/// when `samples` is infinite.
+fn round_up(samples: f64, quantum: u64) -> u64 {
+    // A float-to-integer cast saturates.
+    let multiples = (samples / quantum as f64).ceil() as u64;
+    multiples.min(u64::MAX / quantum) * quantum
+}
+
+/// The largest multiple of `quantum` that is at most `samples`.
+fn round_down(samples: f64, quantum: u64) -> u64 {
+    let multiples = (samples / quantum as f64).floor() as u64;
+    multiples.min(u64::MAX / quantum) * quantum
+}
