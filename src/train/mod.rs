@@ -1,3 +1,4 @@
 //! See docs/architecture.md.
 
+pub mod data;
 pub mod files;
