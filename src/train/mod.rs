@@ -1,5 +1,4 @@
 //! See docs/architecture.md.
 
-pub mod data;
 pub mod files;
-pub mod schedule;
+pub mod tensor_file;

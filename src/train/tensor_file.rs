@@ -1,0 +1,181 @@
+//! The safetensors format as the trainer needs it: files of f32 tensors are written piece by
+//! piece, files of f32, bf16 or f16 tensors are read tensor by tensor as f32.
+//!
+//! Files are read with `pread`, not mapped into memory: a mapped file that somebody truncates
+//! kills the process, and the tensors are copied to f32 anyway.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use half::slice::{HalfBitsSliceExt, HalfFloatSliceExt};
+use safetensors::tensor::{Dtype, Metadata, TensorInfo};
+
+#[cfg(target_endian = "big")]
+compile_error!("safetensors files are little-endian, and are written from memory as it is");
+
+/// The most that Hugging Face's reader accepts for a header.
+const MAX_HEADER: u64 = 100_000_000;
+/// Elements read at a time while converting.
+const PIECE: usize = 1 << 20;
+
+/// Why a file of tensors cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub enum TensorFileError {
+    /// In the system's words.
+    #[error("cannot read {}: {source}", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// The system's error.
+        source: io::Error,
+    },
+    /// Not a safetensors file, or a part of one.
+    #[error("{} is no whole safetensors file: {reason}", path.display())]
+    Format {
+        /// The file.
+        path: PathBuf,
+        /// What does not fit.
+        reason: String,
+    },
+}
+
+/// The header of a safetensors file that holds the f32 tensors `name`, `shape` one after the
+/// other, with the length of the data that must follow it, in bytes.
+pub fn header<'a>(
+    tensors: impl Iterator<Item = (String, &'a [usize])>,
+) -> Result<(Vec<u8>, u64), safetensors::SafeTensorError> {
+    let mut end = 0;
+    let tensors = tensors
+        .map(|(name, shape)| {
+            let start = end;
+            end += shape.iter().product::<usize>() * size_of::<f32>();
+            let info = TensorInfo {
+                dtype: Dtype::F32,
+                shape: shape.to_vec(),
+                data_offsets: (start, end),
+            };
+            (name, info)
+        })
+        .collect();
+    // transformers refuses files that do not say which framework's layout they have.
+    let format = HashMap::from([("format".to_string(), "pt".to_string())]);
+    let mut json = serde_json::to_vec(&Metadata::new(Some(format), tensors)?)?;
+    // The data starts at a multiple of 8 bytes, so that others can map it.
+    json.resize(json.len().next_multiple_of(8), b' ');
+    let mut header = (json.len() as u64).to_le_bytes().to_vec();
+    header.append(&mut json);
+    Ok((header, end as u64))
+}
+
+/// A safetensors file whose header was read.
+#[derive(Debug)]
+pub struct TensorFile {
+    path: PathBuf,
+    file: File,
+    metadata: Metadata,
+    data_start: u64,
+}
+
+impl TensorFile {
+    /// Reads the header and checks that the file has all the data that it describes.
+    pub fn open(path: &Path) -> Result<Self, TensorFileError> {
+        let failed = |source| TensorFileError::Io {
+            path: path.to_path_buf(),
+            source,
+        };
+        let malformed = |reason| TensorFileError::Format {
+            path: path.to_path_buf(),
+            reason,
+        };
+        let file = File::open(path).map_err(failed)?;
+        let length = file.metadata().map_err(failed)?.len();
+        let mut size = [0; 8];
+        if length < size.len() as u64 {
+            return Err(malformed(format!("it has {length} bytes")));
+        }
+        file.read_exact_at(&mut size, 0).map_err(failed)?;
+        let size = u64::from_le_bytes(size);
+        if size > MAX_HEADER || size > length - 8 {
+            return Err(malformed(format!(
+                "it has {length} bytes and says that its header has {size}"
+            )));
+        }
+        let mut json = vec![0; size as usize];
+        file.read_exact_at(&mut json, 8).map_err(failed)?;
+        let metadata: Metadata = serde_json::from_slice(&json)
+            .map_err(|error| malformed(format!("its header cannot be parsed: {error}")))?;
+        let data_start = 8 + size;
+        let described = data_start + metadata.data_len() as u64;
+        if length != described {
+            return Err(malformed(format!(
+                "it has {length} bytes, its header describes {described}"
+            )));
+        }
+        Ok(Self {
+            path: path.to_path_buf(),
+            file,
+            metadata,
+            data_start,
+        })
+    }
+
+    /// Where the file is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Every tensor's name, data type, shape and place, in no order.
+    pub fn tensors(&self) -> HashMap<String, &TensorInfo> {
+        self.metadata.tensors()
+    }
+
+    /// Reads a tensor of this file as f32 into `out`, which has as many elements.
+    pub fn read(&self, tensor: &TensorInfo, out: &mut [f32]) -> Result<(), TensorFileError> {
+        let width = tensor.dtype.bitsize() / 8;
+        let (start, end) = tensor.data_offsets;
+        if !readable(tensor.dtype) || end - start != out.len() * width {
+            return Err(TensorFileError::Format {
+                path: self.path.clone(),
+                reason: format!(
+                    "a tensor of {} and shape {:?} cannot be read as {} f32",
+                    tensor.dtype,
+                    tensor.shape,
+                    out.len()
+                ),
+            });
+        }
+        let failed = |source| TensorFileError::Io {
+            path: self.path.clone(),
+            source,
+        };
+        let mut offset = self.data_start + start as u64;
+        if tensor.dtype == Dtype::F32 {
+            let bytes = bytemuck::cast_slice_mut(out);
+            return self.file.read_exact_at(bytes, offset).map_err(failed);
+        }
+        let mut halves = vec![0_u16; PIECE.min(out.len())];
+        for piece in out.chunks_mut(PIECE) {
+            let halves = &mut halves[..piece.len()];
+            let bytes = bytemuck::cast_slice_mut(halves);
+            self.file.read_exact_at(bytes, offset).map_err(failed)?;
+            offset += bytes.len() as u64;
+            match tensor.dtype {
+                Dtype::BF16 => halves
+                    .reinterpret_cast::<half::bf16>()
+                    .convert_to_f32_slice(piece),
+                _ => halves
+                    .reinterpret_cast::<half::f16>()
+                    .convert_to_f32_slice(piece),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Whether tensors of this type can be read as f32.
+pub fn readable(dtype: Dtype) -> bool {
+    matches!(dtype, Dtype::F32 | Dtype::BF16 | Dtype::F16)
+}
