@@ -1,0 +1,118 @@
+//! XXH3-128 checksums: against accidents, at memory speed. They are no defence against somebody
+//! who forges a file together with its checksum.
+
+use std::fmt;
+use std::io::{self, Read};
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+use xxhash_rust::xxh3::Xxh3;
+
+/// An XXH3-128, written as 32 hexadecimal digits (as `xxh128sum` prints it).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
+pub struct Checksum(u128);
+
+impl Checksum {
+    /// Of bytes in memory.
+    pub fn of(bytes: &[u8]) -> Self {
+        Self(xxhash_rust::xxh3::xxh3_128(bytes))
+    }
+
+    /// Of a stream to its end, with its length in bytes.
+    pub fn of_stream(mut stream: impl Read) -> io::Result<(Self, u64)> {
+        let mut hasher = Hasher::default();
+        let mut buffer = vec![0; 1 << 20];
+        loop {
+            match stream.read(&mut buffer) {
+                Ok(0) => return Ok(hasher.finish()),
+                Ok(read) => hasher.update(&buffer[..read]),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+}
+
+/// A checksum and a length that grow piece by piece.
+#[derive(Default)]
+pub(super) struct Hasher {
+    state: Box<Xxh3>,
+    bytes: u64,
+}
+
+impl Hasher {
+    /// Takes the next bytes in.
+    pub fn update(&mut self, bytes: &[u8]) {
+        self.state.update(bytes);
+        self.bytes += bytes.len() as u64;
+    }
+
+    /// The checksum of all bytes so far, and how many they were.
+    pub fn finish(self) -> (Checksum, u64) {
+        (Checksum(self.state.digest128()), self.bytes)
+    }
+}
+
+impl fmt::Display for Checksum {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:032x}", self.0)
+    }
+}
+
+/// Text that is no checksum.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("`{0}` is no checksum; one is 32 hexadecimal digits")]
+pub struct NoChecksum(String);
+
+impl FromStr for Checksum {
+    type Err = NoChecksum;
+
+    fn from_str(text: &str) -> Result<Self, NoChecksum> {
+        let digits = text.len() == 32 && text.bytes().all(|b| b.is_ascii_hexdigit());
+        match u128::from_str_radix(text, 16) {
+            Ok(value) if digits => Ok(Self(value)),
+            _ => Err(NoChecksum(text.to_string())),
+        }
+    }
+}
+
+impl From<Checksum> for String {
+    fn from(checksum: Checksum) -> Self {
+        checksum.to_string()
+    }
+}
+
+impl TryFrom<String> for Checksum {
+    type Error = NoChecksum;
+
+    fn try_from(text: String) -> Result<Self, NoChecksum> {
+        text.parse()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stream_and_pieces_and_whole_agree() {
+        let bytes: Vec<u8> = (0..3_000_000_u32).map(|i| ((i * 7) >> 3) as u8).collect();
+        let whole = Checksum::of(&bytes);
+        assert_eq!(Checksum::of_stream(&bytes[..]).unwrap(), (whole, 3_000_000));
+        let mut hasher = Hasher::default();
+        bytes.chunks(1013).for_each(|piece| hasher.update(piece));
+        assert_eq!(hasher.finish(), (whole, 3_000_000));
+    }
+
+    #[test]
+    fn text_form_is_that_of_xxh128sum_and_reads_back() {
+        // The published XXH3-128 of no bytes with seed 0.
+        let empty = Checksum::of(b"");
+        assert_eq!(empty.to_string(), "99aa06d3014798d86001c324468d497f");
+        assert_eq!(empty.to_string().parse(), Ok(empty));
+        for wrong in ["", "99aa", "+9aa06d3014798d86001c324468d497f"] {
+            assert!(wrong.parse::<Checksum>().is_err(), "{wrong}");
+        }
+    }
+}

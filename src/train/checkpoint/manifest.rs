@@ -1,0 +1,221 @@
+//! The manifest: what a checkpoint consists of, with a checksum of every file. It is written last.
+//!
+//! It carries a seal, the checksum of itself, so that an edited manifest is found even by readers
+//! that were not told which checksum to expect.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use super::names::{CONFIG, INDEX, MANIFEST, STATE, is_partial};
+use super::unit_file::Content;
+use super::{CheckpointError, Checksum};
+use crate::engine::{Layout, Unit};
+use crate::train::files::FileError;
+
+/// The format that this version writes, and the only one it reads.
+pub const FORMAT: u64 = 1;
+
+/// One file of a checkpoint.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FileEntry {
+    /// Size.
+    pub bytes: u64,
+    /// Of the whole file.
+    pub xxh3_128: Checksum,
+}
+
+/// The files that one rank wrote: what it reports to the coordinator.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Part {
+    /// Who.
+    pub rank: usize,
+    /// Of how many.
+    pub world: usize,
+    /// The generation they belong to.
+    pub generation: u64,
+    /// The step they belong to.
+    pub step: u64,
+    /// File names and what is in them, on disk by now.
+    pub files: BTreeMap<String, FileEntry>,
+}
+
+/// A parameter's name and shape.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TensorShape {
+    /// Hugging Face's name.
+    pub name: String,
+    /// Row-major.
+    pub shape: Vec<usize>,
+}
+
+/// A unit of the model that was checkpointed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct UnitShape {
+    /// Its name in the engine's layout.
+    pub name: String,
+    /// Its parameters, in the order in which they lie in its files.
+    pub parameters: Vec<TensorShape>,
+}
+
+impl UnitShape {
+    /// Elements in total.
+    pub fn elements(&self) -> usize {
+        let elements = |tensor: &TensorShape| tensor.shape.iter().product::<usize>();
+        self.parameters.iter().map(elements).sum()
+    }
+
+    /// Bytes of `vectors` vectors of this unit, unless the shapes are beyond all bounds.
+    fn checked_bytes(&self, vectors: usize) -> Option<u64> {
+        self.parameters.iter().try_fold(0_u64, |sum, tensor| {
+            let bytes = (tensor.shape.iter())
+                .try_fold(4 * vectors as u64, |n, &size| n.checked_mul(size as u64))?;
+            sum.checked_add(bytes)
+        })
+    }
+}
+
+impl From<&Unit> for UnitShape {
+    fn from(unit: &Unit) -> Self {
+        let tensor = |parameter: &crate::engine::Parameter| TensorShape {
+            name: parameter.name.clone(),
+            shape: parameter.shape.clone(),
+        };
+        UnitShape {
+            name: unit.name.clone(),
+            parameters: unit.parameters.iter().map(tensor).collect(),
+        }
+    }
+}
+
+/// The shapes of a layout's units.
+pub(super) fn unit_shapes(layout: &Layout) -> Vec<UnitShape> {
+    layout.units.iter().map(UnitShape::from).collect()
+}
+
+/// What a checkpoint consists of.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Manifest {
+    /// [`FORMAT`].
+    pub format: u64,
+    /// The version of Evenkeel that wrote it.
+    pub evenkeel: String,
+    /// The generation that wrote it.
+    pub generation: u64,
+    /// Optimiser steps so far, over all generations.
+    pub step: u64,
+    /// Samples consumed so far.
+    pub samples: u64,
+    /// Ranks that wrote it. Any number may read it.
+    pub world: usize,
+    /// The model's shape.
+    pub units: Vec<UnitShape>,
+    /// Every file but this one.
+    pub files: BTreeMap<String, FileEntry>,
+    /// Checksum of this manifest as compact JSON with an empty seal.
+    pub seal: String,
+}
+
+impl Manifest {
+    /// Sets the seal and returns the file's bytes.
+    pub(super) fn seal(&mut self) -> Result<Vec<u8>, serde_json::Error> {
+        self.seal = self.expected_seal()?;
+        let mut bytes = serde_json::to_vec_pretty(self)?;
+        bytes.push(b'\n');
+        Ok(bytes)
+    }
+
+    fn expected_seal(&self) -> Result<String, serde_json::Error> {
+        let mut unsealed = self.clone();
+        unsealed.seal.clear();
+        Ok(Checksum::of(&serde_json::to_vec(&unsealed)?).to_string())
+    }
+
+    /// Reads the manifest of the checkpoint in `directory` and checks that it is whole; with its
+    /// checksum, which is the checkpoint's.
+    pub(super) fn read(directory: &Path) -> Result<(Self, Checksum), CheckpointError> {
+        let path = directory.join(MANIFEST);
+        let not_committed = |reason| CheckpointError::NotCommitted {
+            path: directory.to_path_buf(),
+            reason,
+        };
+        if is_partial(directory) {
+            return Err(not_committed("its writing was never finished"));
+        }
+        let bytes = std::fs::read(&path).map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound if directory.is_dir() => {
+                not_committed("it has no manifest.json, which is written last")
+            }
+            io::ErrorKind::NotFound => not_committed("there is no such directory"),
+            _ => FileError::from_io("read", &path, 0, error).into(),
+        })?;
+        let edited = |reason: String| CheckpointError::Manifest {
+            path: directory.to_path_buf(),
+            reason,
+        };
+        let manifest = Self::parse(&bytes).map_err(edited)?;
+        Ok((manifest, Checksum::of(&bytes)))
+    }
+
+    fn parse(bytes: &[u8]) -> Result<Self, String> {
+        #[derive(Deserialize)]
+        struct Version {
+            format: u64,
+        }
+        let broken = |error: serde_json::Error| format!("it cannot be parsed: {error}");
+        let Version { format } = serde_json::from_slice(bytes).map_err(broken)?;
+        if format != FORMAT {
+            return Err(format!(
+                "it has format {format}, and this version of Evenkeel reads format {FORMAT}"
+            ));
+        }
+        let manifest: Manifest = serde_json::from_slice(bytes).map_err(broken)?;
+        let expected = manifest.expected_seal().map_err(broken)?;
+        if manifest.seal != expected {
+            return Err(format!(
+                "its seal is {}, its content gives {expected}: it was edited or damaged",
+                manifest.seal
+            ));
+        }
+        let outside = |name: &&String| name.contains('/') || name.as_str() == MANIFEST;
+        if let Some(name) = manifest.files.keys().find(outside) {
+            return Err(format!("it lists `{name}`, which no checkpoint has"));
+        }
+        manifest.check_files()?;
+        Ok(manifest)
+    }
+
+    /// Checks that every file that these units need is listed and large enough for them.
+    pub(super) fn check_files(&self) -> Result<(), String> {
+        for name in [CONFIG, INDEX, STATE] {
+            self.listed(name)?;
+        }
+        let units = self.units.len();
+        for (index, unit) in self.units.iter().enumerate() {
+            for content in Content::ALL {
+                let name = content.file_name(index, units);
+                let entry = self.listed(&name)?;
+                let data = unit.checked_bytes(content.vectors_of_unit());
+                if data.is_none_or(|data| data > entry.bytes) {
+                    return Err(format!(
+                        "it lists `{name}` with {} bytes, which cannot hold unit `{}`",
+                        entry.bytes, unit.name
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The entry of a file.
+    pub(super) fn listed(&self, name: &str) -> Result<FileEntry, String> {
+        let entry = self.files.get(name).copied();
+        entry.ok_or_else(|| format!("it does not list `{name}`"))
+    }
+}

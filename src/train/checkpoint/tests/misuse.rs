@@ -1,0 +1,97 @@
+//! Parts that do not make a checkpoint.
+
+use super::*;
+
+fn misuse(error: CheckpointError) -> String {
+    match error {
+        CheckpointError::Misuse(said) => said,
+        other => panic!("{other}"),
+    }
+}
+
+#[test]
+fn unit_that_was_never_handed_over_fails_the_part() {
+    let run = tempfile::tempdir().unwrap();
+    let layout = default_layout();
+    let writer = Writer::begin(&target(run.path(), 1, 1), &layout, 1, 2);
+    writer.write_unit(1, unit_state(&layout, 1, 1));
+    let said = misuse(writer.finish().unwrap_err());
+    assert_eq!(said, "rank 1 was never handed the states of 1 of its units");
+}
+
+#[test]
+fn units_of_other_ranks_and_states_of_other_lengths_are_refused() {
+    let run = tempfile::tempdir().unwrap();
+    let layout = default_layout();
+    let refusal = |unit: usize, state: UnitState| {
+        let writer = Writer::begin(&target(run.path(), 1, 1), &layout, 0, 2);
+        writer.write_unit(unit, state);
+        misuse(writer.finish().unwrap_err())
+    };
+    let foreign = refusal(1, unit_state(&layout, 1, 1));
+    assert!(
+        foreign.starts_with("unit 1 was handed to rank 0 of 2"),
+        "{foreign}"
+    );
+    let beyond = refusal(6, UnitState::default());
+    assert!(beyond.starts_with("unit 6 was handed"), "{beyond}");
+    let short = refusal(
+        0,
+        UnitState {
+            exp_avg: Vec::new(),
+            ..unit_state(&layout, 0, 1)
+        },
+    );
+    assert_eq!(
+        short,
+        "unit `embed` has 640 elements and its state [640, 0, 640]"
+    );
+}
+
+#[test]
+fn parts_of_another_step_generation_or_world_are_not_committed() {
+    let run = tempfile::tempdir().unwrap();
+    let layout = default_layout();
+    let now = target(run.path(), 2, 5);
+    let part = |target: &Target, rank, world| write_part(target, &layout, rank, world).unwrap();
+    let zombie = target(run.path(), 1, 5);
+    let stale = target(run.path(), 2, 4);
+    for parts in [
+        vec![],
+        vec![part(&now, 0, 2)],
+        vec![part(&now, 1, 2), part(&now, 0, 2)],
+        vec![part(&now, 0, 2), part(&zombie, 1, 2)],
+        vec![part(&now, 0, 2), part(&stale, 1, 2)],
+    ] {
+        misuse(commit_parts(&now, &layout, &parts).unwrap_err());
+        assert!(list(run.path()).unwrap().committed.is_empty());
+    }
+}
+
+#[test]
+fn files_that_the_coordinator_cannot_see_are_not_committed() {
+    let here = tempfile::tempdir().unwrap();
+    let elsewhere = tempfile::tempdir().unwrap();
+    let layout = default_layout();
+    let own = target(here.path(), 1, 1);
+    let parts = [
+        write_part(&own, &layout, 0, 2).unwrap(),
+        write_part(&target(elsewhere.path(), 1, 1), &layout, 1, 2).unwrap(),
+    ];
+    let said = misuse(commit_parts(&own, &layout, &parts).unwrap_err());
+    assert!(
+        said.contains("model-00002-of-00005.safetensors is missing"),
+        "{said}"
+    );
+    assert!(said.contains("share the run's directory"), "{said}");
+}
+
+#[test]
+fn committed_step_is_not_written_over() {
+    let run = tempfile::tempdir().unwrap();
+    let layout = default_layout();
+    let good = write(&target(run.path(), 1, 1), &layout, 1).unwrap();
+    let said = misuse(write(&target(run.path(), 1, 1), &layout, 1).unwrap_err());
+    assert!(said.ends_with("is there already"), "{said}");
+    assert_whole(&good, &layout);
+}

@@ -1,0 +1,168 @@
+//! Checkpoints of a small Llama, with real files and real processes.
+
+mod disk;
+mod faults;
+mod killed;
+mod misuse;
+mod retention;
+mod round_trip;
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::{Value, json};
+
+use super::*;
+use crate::engine::{Layout, ModelConfig, UnitState, layout};
+
+/// 3 blocks, grouped-query attention; 5 units.
+pub fn config() -> ModelConfig {
+    ModelConfig {
+        hidden_size: 16,
+        intermediate_size: 24,
+        num_hidden_layers: 3,
+        num_attention_heads: 2,
+        num_key_value_heads: 1,
+        head_dim: 8,
+        vocab_size: 40,
+        max_position_embeddings: 32,
+        rms_norm_eps: 1e-5,
+        rope_theta: 10000.0,
+        tie_word_embeddings: false,
+        initializer_range: 0.02,
+        sliding_window: None,
+    }
+}
+
+/// Different in every element, vector, unit and for every `salt`.
+pub fn unit_state(layout: &Layout, unit: usize, salt: u64) -> UnitState {
+    let vector = |number: u64| {
+        let value = move |i: usize| {
+            let bits = (i as u64 + 1)
+                .wrapping_add(number << 24)
+                .wrapping_add((unit as u64) << 32)
+                .wrapping_add(salt << 48)
+                .wrapping_mul(0x9E37_79B9_7F4A_7C15);
+            (bits >> 40) as f32 / (1 << 24) as f32 - 0.5
+        };
+        (0..layout.units[unit].len).map(value).collect()
+    };
+    UnitState {
+        parameters: vector(0),
+        exp_avg: vector(1),
+        exp_avg_sq: vector(2),
+    }
+}
+
+pub fn target(run: &Path, generation: u64, step: u64) -> Target {
+    Target {
+        run_directory: run.to_path_buf(),
+        generation,
+        step,
+    }
+}
+
+/// A training loop's state at a step.
+pub fn loop_state(step: u64) -> Value {
+    json!({ "step": step, "controller": { "batch": 16, "ratio": 0.1 }, "seed": 42 })
+}
+
+/// One rank's whole part.
+pub fn write_part(
+    target: &Target,
+    layout: &Layout,
+    rank: usize,
+    world: usize,
+) -> Result<Part, CheckpointError> {
+    let writer = Writer::begin(target, layout, rank, world);
+    for unit in 0..layout.units.len() {
+        if writer.owns(unit) {
+            writer.write_unit(unit, unit_state(layout, unit, target.step));
+        }
+    }
+    writer.finish()
+}
+
+pub fn commit_parts(
+    target: &Target,
+    layout: &Layout,
+    parts: &[Part],
+) -> Result<Committed, CheckpointError> {
+    let contents = Contents {
+        layout,
+        samples: target.step * 16,
+        state: &loop_state(target.step),
+        config: &config().to_json(),
+        companions: &[],
+    };
+    commit(target, parts, contents)
+}
+
+/// A checkpoint written by a world, rank after rank.
+pub fn write(target: &Target, layout: &Layout, world: usize) -> Result<Committed, CheckpointError> {
+    let parts: Result<Vec<Part>, _> = (0..world)
+        .map(|rank| write_part(target, layout, rank, world))
+        .collect();
+    commit_parts(target, layout, &parts?)
+}
+
+/// Opens a checkpoint of `step` in full and checks that every value is the one written.
+pub fn assert_whole(committed: &Committed, layout: &Layout) {
+    let checkpoint = Checkpoint::open(&committed.path, Some(committed.checksum)).unwrap();
+    checkpoint.check_layout(layout).unwrap();
+    for unit in 0..layout.units.len() {
+        let loaded = checkpoint.load_unit(unit).unwrap();
+        assert!(
+            loaded == unit_state(layout, unit, committed.step),
+            "unit {unit}"
+        );
+    }
+    assert_eq!(checkpoint.state().unwrap(), loop_state(committed.step));
+    assert_eq!(&checkpoint.committed(), committed);
+}
+
+pub fn default_layout() -> Layout {
+    layout(&config())
+}
+
+/// This test binary, to run only `test` (of this module), with `variable` set to `value`.
+pub fn this_test(test: &str, variable: &str, value: &Path) -> Vec<PathBuf> {
+    let mut assignment = std::ffi::OsString::from(format!("{variable}="));
+    assignment.push(value);
+    let path = format!("train::checkpoint::tests::{test}");
+    vec![
+        "env".into(),
+        assignment.into(),
+        std::env::current_exe().unwrap(),
+        "--exact".into(),
+        path.into(),
+        "--nocapture".into(),
+    ]
+}
+
+/// Runs one of these tests again in a child process that may mount file systems of its own, which
+/// go with it. Says so and returns when this machine does not let anybody do that.
+pub fn in_private_mounts(test: &str, variable: &str, value: &Path) {
+    let private = |command: &[PathBuf]| {
+        let mut unshare = Command::new("unshare");
+        unshare.args(["--map-root-user", "--mount"]).args(command);
+        unshare.output()
+    };
+    let possible = private(&["mount", "-t", "tmpfs", "tmpfs", "/mnt"].map(PathBuf::from));
+    if !possible.is_ok_and(|output| output.status.success()) {
+        // Past the capture of the test's output, so that it is seen.
+        let _ = writeln!(
+            std::io::stderr(),
+            "skipped {test}: this machine does not let us mount a file system"
+        );
+        return;
+    }
+    let output = private(&this_test(test, variable, value)).unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(
+        output.status.success() && text.contains("1 passed"),
+        "{text}{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+}

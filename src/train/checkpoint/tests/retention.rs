@@ -1,0 +1,63 @@
+//! Which checkpoints stay.
+
+use super::*;
+
+fn steps(run: &Path) -> Vec<(u64, u64)> {
+    let history = list(run).unwrap();
+    assert!(history.damaged.is_empty(), "{:?}", history.damaged);
+    let place = |one: Committed| (one.generation, one.step);
+    history.committed.into_iter().map(place).collect()
+}
+
+fn run_with(checkpoints: &[(u64, u64)]) -> tempfile::TempDir {
+    let run = tempfile::tempdir().unwrap();
+    for &(generation, step) in checkpoints {
+        write(&target(run.path(), generation, step), &default_layout(), 1).unwrap();
+    }
+    run
+}
+
+#[test]
+fn newest_is_that_of_the_highest_generation_whatever_an_older_one_still_wrote() {
+    // Generation 1 was fenced off at step 10 and wrote step 30 as a zombie.
+    let run = run_with(&[(1, 10), (1, 30), (2, 20), (10, 25)]);
+    assert_eq!(steps(run.path()), [(1, 10), (1, 30), (2, 20), (10, 25)]);
+    let newest = latest(run.path()).unwrap().unwrap();
+    assert_eq!(
+        (newest.generation, newest.step, newest.samples),
+        (10, 25, 400)
+    );
+}
+
+#[test]
+fn run_without_checkpoints_or_directory_has_none() {
+    let run = run_with(&[]);
+    assert_eq!(latest(run.path()).unwrap(), None);
+    assert_eq!(latest(&run.path().join("nowhere")).unwrap(), None);
+}
+
+#[test]
+fn oldest_go_and_pinned_ones_stay() {
+    let run = run_with(&[(1, 10), (1, 20), (2, 30), (2, 40)]);
+    let pinned = target(run.path(), 1, 10).directory();
+    let removed = retain_in_run(run.path(), 2, &[pinned]).unwrap();
+    assert_eq!(removed, [target(run.path(), 1, 20).directory()]);
+    assert_eq!(steps(run.path()), [(1, 10), (2, 30), (2, 40)]);
+    assert!(retain_in_run(run.path(), 9, &[]).unwrap().is_empty());
+}
+
+#[test]
+fn newest_stays_even_when_none_is_to_be_kept() {
+    let run = run_with(&[(1, 10), (1, 20)]);
+    retain_in_run(run.path(), 0, &[]).unwrap();
+    assert_eq!(steps(run.path()), [(1, 20)]);
+    assert!(!target(run.path(), 1, 10).partial().exists());
+}
+
+#[test]
+fn generation_removes_only_its_own() {
+    let run = run_with(&[(1, 10), (1, 20), (2, 30), (2, 40)]);
+    let removed = retain_in_generation(run.path(), 2, 1, &[]).unwrap();
+    assert_eq!(removed, [target(run.path(), 2, 30).directory()]);
+    assert_eq!(steps(run.path()), [(1, 10), (1, 20), (2, 40)]);
+}

@@ -1,0 +1,130 @@
+//! Reading files against the size and checksum that the manifest has for them. Nothing that was
+//! not checked leaves this module, and what leaves it is the very bytes that were checked.
+
+use std::fmt;
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+use super::checksum::{Checksum, Hasher};
+use super::manifest::FileEntry;
+
+/// What is wrong with a file of a checkpoint.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Damage {
+    /// The file.
+    pub file: PathBuf,
+    /// For example `is missing`.
+    pub reason: String,
+}
+
+impl fmt::Display for Damage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = self.file.file_name().unwrap_or(self.file.as_os_str());
+        write!(f, "{} {}", name.display(), self.reason)
+    }
+}
+
+/// A file being read against its entry in the manifest.
+pub(super) struct VerifiedFile {
+    path: PathBuf,
+    file: File,
+    entry: FileEntry,
+    hasher: Hasher,
+}
+
+impl VerifiedFile {
+    /// Opens a file that has the right size.
+    pub fn open(path: &Path, entry: FileEntry) -> Result<Self, Damage> {
+        check_size(path, entry)?;
+        let file = File::open(path).map_err(|error| unreadable(path, &error))?;
+        Ok(Self {
+            path: path.to_path_buf(),
+            file,
+            entry,
+            hasher: Hasher::default(),
+        })
+    }
+
+    /// Fills `bytes` from where the file stands. They are to be believed only after
+    /// [`VerifiedFile::finish`].
+    pub fn fill(&mut self, bytes: &mut [u8]) -> Result<(), Damage> {
+        self.file
+            .read_exact(bytes)
+            .map_err(|error| unreadable(&self.path, &error))?;
+        self.hasher.update(bytes);
+        Ok(())
+    }
+
+    /// Checks what was filled, which must be the whole file.
+    pub fn finish(self) -> Result<(), Damage> {
+        let (found, bytes) = self.hasher.finish();
+        check_content(&self.path, self.entry, found, bytes)
+    }
+
+    /// Something that does not fit in this file.
+    pub fn damage(&self, reason: String) -> Damage {
+        damage(&self.path, reason)
+    }
+}
+
+/// The bytes of a small file.
+pub(super) fn read(path: &Path, entry: FileEntry) -> Result<Vec<u8>, Damage> {
+    let mut file = VerifiedFile::open(path, entry)?;
+    let mut bytes = vec![0; entry.bytes as usize];
+    file.fill(&mut bytes)?;
+    file.finish()?;
+    Ok(bytes)
+}
+
+/// Reads a whole file only to check it.
+pub(super) fn verify(path: &Path, entry: FileEntry) -> Result<(), Damage> {
+    check_size(path, entry)?;
+    let (found, bytes) = File::open(path)
+        .and_then(Checksum::of_stream)
+        .map_err(|error| unreadable(path, &error))?;
+    check_content(path, entry, found, bytes)
+}
+
+/// Checks that a file is there and has the right size.
+pub(super) fn check_size(path: &Path, entry: FileEntry) -> Result<(), Damage> {
+    match std::fs::metadata(path) {
+        Ok(found) if found.len() == entry.bytes => Ok(()),
+        Ok(found) => Err(damage(
+            path,
+            format!(
+                "has {} bytes where {} were written",
+                found.len(),
+                entry.bytes
+            ),
+        )),
+        Err(error) => Err(unreadable(path, &error)),
+    }
+}
+
+fn check_content(path: &Path, entry: FileEntry, found: Checksum, bytes: u64) -> Result<(), Damage> {
+    if (found, bytes) == (entry.xxh3_128, entry.bytes) {
+        return Ok(());
+    }
+    Err(damage(
+        path,
+        format!("has checksum {found} where {} was written", entry.xxh3_128),
+    ))
+}
+
+fn unreadable(path: &Path, error: &io::Error) -> Damage {
+    damage(
+        path,
+        match error.kind() {
+            io::ErrorKind::NotFound => "is missing".to_string(),
+            _ => format!("cannot be read: {error}"),
+        },
+    )
+}
+
+fn damage(path: &Path, reason: String) -> Damage {
+    Damage {
+        file: path.to_path_buf(),
+        reason,
+    }
+}
