@@ -59,8 +59,10 @@ pub struct GpuReadings {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", content = "message", rename_all = "snake_case")]
 pub enum NvmlFailure {
-    /// The library could not be opened.
-    NoLibrary(String),
+    /// There is no library.
+    NoLibrary,
+    /// There is one, and it could not be opened.
+    BadLibrary(String),
     /// The library is there, the kernel module is not loaded.
     NotLoaded,
     /// The library lacks a function.
@@ -86,8 +88,16 @@ pub fn read() -> Result<NvmlReadings, NvmlFailure> {
 
 fn failure(error: NvmlError) -> NvmlFailure {
     match error {
-        NvmlError::LibloadingError(error) => NvmlFailure::NoLibrary(error.to_string()),
-        NvmlError::LibraryNotFound => NvmlFailure::NoLibrary(error.to_string()),
+        NvmlError::LibloadingError(error) => {
+            // The loader tells a missing file from a bad one in words only.
+            let words = error.to_string();
+            if words.contains("No such file") {
+                NvmlFailure::NoLibrary
+            } else {
+                NvmlFailure::BadLibrary(words)
+            }
+        }
+        NvmlError::LibraryNotFound => NvmlFailure::NoLibrary,
         NvmlError::DriverNotLoaded => NvmlFailure::NotLoaded,
         NvmlError::FailedToLoadSymbol(symbol) => NvmlFailure::NoFunction(symbol),
         NvmlError::FunctionNotFound => NvmlFailure::NoFunction(error.to_string()),
@@ -179,7 +189,7 @@ pub(super) fn present(driver: &DriverReadings) -> DriverState {
 /// The state of a driver that could not be asked.
 pub(super) fn not_usable(failure: &NvmlFailure, pci_gpus: Option<u32>) -> DriverState {
     match failure {
-        NvmlFailure::NoLibrary(_) => DriverState::Absent {
+        NvmlFailure::NoLibrary => DriverState::Absent {
             missing: match pci_gpus {
                 Some(0) => "no NVIDIA GPU on this machine".to_owned(),
                 Some(1) => "1 NVIDIA GPU, but no driver (libnvidia-ml.so.1)".to_owned(),
@@ -202,6 +212,9 @@ pub(super) fn not_usable(failure: &NvmlFailure, pci_gpus: Option<u32>) -> Driver
             message: "the NVIDIA driver's library and its kernel module are of different \
                       versions; reboot, or reload the module"
                 .to_owned(),
+        },
+        NvmlFailure::BadLibrary(words) => DriverState::Broken {
+            message: format!("the NVIDIA driver's library cannot be opened: {words}; reinstall it"),
         },
         NvmlFailure::Other(message) => DriverState::Broken {
             message: format!("the NVIDIA driver does not answer: {message}; see `nvidia-smi`"),

@@ -277,23 +277,25 @@ fn indices_of_unlike_cards_are_ambiguous_unless_the_order_is_set() {
 
 #[test]
 fn without_a_driver_the_cpu_trains_and_it_is_said_why() {
-    let library = || NvmlFailure::NoLibrary("libnvidia-ml.so.1: cannot open".to_owned());
     let missing = |failure, pci| match without_nvml(failure, pci).driver {
         DriverState::Absent { missing, .. } => missing,
         other => panic!("{other:?} is not absent"),
     };
-    assert_eq!(missing(library(), Some(0)), "no NVIDIA GPU on this machine");
     assert_eq!(
-        missing(library(), Some(2)),
+        missing(NvmlFailure::NoLibrary, Some(0)),
+        "no NVIDIA GPU on this machine"
+    );
+    assert_eq!(
+        missing(NvmlFailure::NoLibrary, Some(2)),
         "2 NVIDIA GPUs, but no driver (libnvidia-ml.so.1)"
     );
     assert_eq!(
-        missing(library(), None),
+        missing(NvmlFailure::NoLibrary, None),
         "no NVIDIA driver (libnvidia-ml.so.1)"
     );
     assert!(missing(NvmlFailure::NotLoaded, None).contains("kernel module is not loaded"));
 
-    let devices = without_nvml(library(), Some(0)).devices();
+    let devices = without_nvml(NvmlFailure::NoLibrary, Some(0)).devices();
     assert_eq!(devices.count(), 1);
     assert_eq!(devices.memory(), Some(32 * GIB));
     assert_eq!(devices.to_string(), "1 CPU rank with 2 threads");
@@ -308,6 +310,11 @@ fn a_driver_that_is_too_old_or_broken_is_told_apart() {
     let mismatch = without_nvml(NvmlFailure::Mismatch, None);
     assert!(
         matches!(mismatch.driver, DriverState::Broken { message } if message.contains("reboot"))
+    );
+    let junk = NvmlFailure::BadLibrary("libnvidia-ml.so.1: file too short".to_owned());
+    let junk = without_nvml(junk, None);
+    assert!(
+        matches!(junk.driver, DriverState::Broken { message } if message.contains("too short"))
     );
     let other = without_nvml(NvmlFailure::Other("timeout".to_owned()), None);
     assert!(matches!(other.driver, DriverState::Broken { message } if message.contains("timeout")));
