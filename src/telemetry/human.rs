@@ -46,6 +46,27 @@ pub fn duration(seconds: f64) -> String {
     }
 }
 
+/// A whole number with its thousands apart: `20,480`.
+pub fn grouped(value: u64) -> String {
+    let digits = value.to_string();
+    let mut text = String::new();
+    for (nth, digit) in digits.chars().enumerate() {
+        if nth > 0 && (digits.len() - nth).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// A learning rate with three significant digits: `3.00e-4`, `0`.
+pub fn learning_rate(value: f64) -> String {
+    if value == 0.0 {
+        return "0".to_owned();
+    }
+    format!("{value:.2e}")
+}
+
 /// Divides by `base` until the number is small enough for its unit.
 fn scale<'a>(value: f64, base: f64, units: &[&'a str]) -> (f64, &'a str) {
     let mut scaled = value;
@@ -82,6 +103,12 @@ mod tests {
         );
         assert_eq!(count(f64::NAN), "–");
         assert_eq!(count(f64::INFINITY), "–");
+    }
+
+    #[test]
+    fn thousands_stand_apart() {
+        let shown: Vec<String> = [0, 999, 1000, 20_480, 2_000_000].map(grouped).to_vec();
+        assert_eq!(shown, ["0", "999", "1,000", "20,480", "2,000,000"]);
     }
 
     #[test]

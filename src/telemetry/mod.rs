@@ -1,6 +1,17 @@
 //! What people and machines look at: progress bars, metrics, events, the report.
+//!
+//! Three ways out of one set of types: [`Display`] shows [`Event`]s while a run goes on,
+//! [`metrics`] keeps [`Metric`]s for good. The schemas are
+//! described in `docs/telemetry.md`. Numbers that are not finite are `null` in JSON.
 
+pub mod display;
+pub mod event;
 pub mod human;
+pub mod metrics;
+mod nan;
+
+pub use display::{Display, Mode};
+pub use event::Event;
 
 use serde::{Deserialize, Serialize};
 
@@ -18,12 +29,14 @@ pub struct StepRecord {
     /// Ranks.
     pub world: u64,
     /// Mean cross-entropy per target token, nats.
+    #[serde(deserialize_with = "nan::from_null")]
     pub loss: f64,
     /// Target tokens in the step.
     pub tokens: u64,
     /// Learning rate of the step.
     pub learning_rate: f64,
     /// ‖gradient of the mean loss‖ before clipping.
+    #[serde(deserialize_with = "nan::from_null")]
     pub gradient_norm: f64,
     /// Wall-clock seconds of the step.
     pub seconds: f64,
@@ -38,6 +51,7 @@ pub struct StepRecord {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct NormTestRecord {
     /// r; the test fails, and the batch grows, when it is above η².
+    #[serde(deserialize_with = "nan::from_null")]
     pub ratio: f64,
     /// η².
     pub threshold: f64,
@@ -57,6 +71,7 @@ pub struct EvaluationRecord {
     /// Samples consumed when it ran.
     pub samples: u64,
     /// Mean cross-entropy per target token, nats.
+    #[serde(deserialize_with = "nan::from_null")]
     pub loss: f64,
     /// Target tokens evaluated.
     pub tokens: u64,

@@ -1,0 +1,289 @@
+//! Events as one line of text each, the same on terminals and in logs: a label, right-aligned as
+//! cargo's are, and what there is to say, in parts that may be wrapped between.
+
+use anstyle::{AnsiColor, Color, Style};
+
+use super::progress::Progress;
+use crate::telemetry::human::{bytes, count, duration, grouped, learning_rate};
+use crate::telemetry::{Event, StepRecord};
+
+/// Columns of the labels.
+const LABEL: usize = 10;
+/// What stands between parts.
+pub(super) const BETWEEN: &str = " · ";
+
+/// One event in words.
+pub(super) struct Line {
+    label: &'static str,
+    tone: Tone,
+    parts: Vec<String>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Tone {
+    /// Goes as it should.
+    Fine,
+    /// Worth knowing.
+    Notable,
+    /// Somebody should look.
+    Alarm,
+}
+
+impl Line {
+    /// What there is to say about an event. `progress` has already learned from it.
+    pub fn of(event: &Event, progress: &Progress) -> Line {
+        let (label, tone, parts) = match event {
+            Event::Planned {
+                name,
+                proof,
+                budget,
+                devices,
+                floor,
+                ..
+            } => {
+                let mut parts = vec![
+                    name.clone(),
+                    proof.clone(),
+                    format!("{} samples", grouped(*budget)),
+                    devices.clone(),
+                ];
+                parts.extend(floor.map(|floor| format!("loss cannot go below {floor:.4}")));
+                ("Plan", Tone::Fine, parts)
+            }
+            Event::Preparing { what, total, .. } => {
+                let mut parts = vec![what.clone()];
+                if *total > 0 {
+                    parts.push(format!("{} in all", grouped(*total)));
+                }
+                ("Preparing", Tone::Fine, parts)
+            }
+            Event::GenerationStarted {
+                generation,
+                world,
+                proof,
+                reason,
+                start_samples,
+            } => {
+                let mut parts = vec![
+                    format!("{generation}: {reason}"),
+                    ranks(*world),
+                    proof.clone(),
+                ];
+                if *start_samples > 0 {
+                    parts.push(format!("from sample {}", grouped(*start_samples)));
+                }
+                ("Generation", Tone::Fine, parts)
+            }
+            Event::Step(step) => ("Step", Tone::Fine, step_parts(step, progress)),
+            Event::Evaluation(evaluation) => {
+                let mut parts = vec![
+                    format!("loss {:.4}", evaluation.loss),
+                    at(evaluation.samples),
+                ];
+                parts.extend(
+                    progress
+                        .floor
+                        .map(|floor| from_floor(evaluation.loss, floor)),
+                );
+                ("Evaluation", Tone::Fine, parts)
+            }
+            Event::Checkpoint {
+                samples,
+                seconds,
+                bytes: size,
+            } => (
+                "Checkpoint",
+                Tone::Fine,
+                vec![
+                    at(*samples),
+                    format!("{} in {}", bytes(*size), duration(*seconds)),
+                ],
+            ),
+            Event::BatchChanged {
+                samples,
+                from,
+                to,
+                ratio,
+                threshold,
+                reason,
+            } => {
+                let mut parts = vec![
+                    format!("{} → {}", grouped(*from), grouped(*to)),
+                    at(*samples),
+                ];
+                if let (Some(ratio), Some(threshold)) = (ratio, threshold) {
+                    parts.push(format!("r/η² {:.2}", ratio / threshold));
+                }
+                parts.push(reason.clone());
+                ("Batch", Tone::Notable, parts)
+            }
+            Event::RankLost { rank, reason } => {
+                ("Lost", Tone::Alarm, vec![format!("rank {rank}: {reason}")])
+            }
+            Event::Draining { why } => ("Draining", Tone::Notable, vec![why.clone()]),
+            Event::Rescaled {
+                from,
+                to,
+                seconds,
+                why,
+            } => (
+                "Rescaled",
+                Tone::Notable,
+                vec![
+                    format!("{from} → {} in {}", ranks(*to), duration(*seconds)),
+                    why.clone(),
+                ],
+            ),
+            Event::Straggler { rank, seconds } => (
+                "Waiting",
+                Tone::Alarm,
+                vec![format!("for rank {rank} for {}", duration(*seconds))],
+            ),
+            Event::Warning { message } => ("Warning", Tone::Alarm, vec![message.clone()]),
+            Event::Finished {
+                samples,
+                steps,
+                loss,
+                seconds,
+            } => {
+                let mut parts = vec![format!("loss {loss:.4}")];
+                parts.extend(progress.floor.map(|floor| from_floor(*loss, floor)));
+                parts.push(format!("{} samples", grouped(*samples)));
+                parts.push(format!("{} steps", grouped(*steps)));
+                parts.push(duration(*seconds));
+                ("Finished", Tone::Fine, parts)
+            }
+        };
+        Line { label, tone, parts }
+    }
+
+    /// Whether it is shown even when quiet.
+    pub fn is_alarm(&self) -> bool {
+        self.tone == Tone::Alarm
+    }
+
+    /// The line with ANSI colours (which `anstream` strips where they do not belong).
+    pub fn plain(&self) -> String {
+        format!("{} {}", self.label(), self.parts.join(BETWEEN))
+    }
+
+    /// The line wrapped between its parts, and where one is too long between its words, to
+    /// `width` columns; what follows is indented below the first part.
+    pub fn wrapped(&self, width: usize) -> String {
+        let room = width.saturating_sub(LABEL + 1).max(20);
+        let mut text = format!("{} ", self.label());
+        for (nth, line) in wrap(&self.parts, room).into_iter().enumerate() {
+            if nth > 0 {
+                text += &format!("\n{:LABEL$} ", "");
+            }
+            text += &line;
+        }
+        text
+    }
+
+    fn label(&self) -> String {
+        let colour = match self.tone {
+            Tone::Fine => AnsiColor::Green,
+            Tone::Notable => AnsiColor::Cyan,
+            Tone::Alarm => AnsiColor::Yellow,
+        };
+        let style = Style::new().bold().fg_color(Some(Color::Ansi(colour)));
+        format!("{style}{:>LABEL$}{style:#}", self.label)
+    }
+}
+
+/// What a step's line says, the most wanted first.
+pub(super) fn step_parts(step: &StepRecord, progress: &Progress) -> Vec<String> {
+    let mut parts = vec![grouped(step.step), amount(progress)];
+    parts.extend(measures(step, progress));
+    parts.extend(left(progress));
+    parts
+}
+
+/// What the training does now, the most wanted first.
+pub(super) fn measures(step: &StepRecord, progress: &Progress) -> Vec<String> {
+    let mut parts = vec![
+        format!("loss {:.4}", step.loss),
+        format!("batch {}", grouped(step.batch)),
+    ];
+    parts.extend(progress.ratio.map(|ratio| format!("r/η² {ratio:.2}")));
+    parts.extend(
+        progress
+            .tokens_per_second()
+            .map(|rate| format!("{} tok/s", count(rate))),
+    );
+    parts.push(format!("lr {}", learning_rate(step.learning_rate)));
+    parts
+}
+
+/// `76.8k of 200k samples (38%)`.
+pub(super) fn amount(progress: &Progress) -> String {
+    let samples = count(progress.samples as f64);
+    if progress.budget == 0 {
+        return format!("{samples} samples");
+    }
+    let budget = count(progress.budget as f64);
+    format!(
+        "{samples} of {budget} samples ({:.0}%)",
+        (100.0 * progress.share()).floor()
+    )
+}
+
+/// `3m12s left`.
+pub(super) fn left(progress: &Progress) -> Option<String> {
+    let seconds = progress.seconds_left()?;
+    // An estimate has no hundredths.
+    let rounded = match seconds {
+        ..60.0 => format!("{seconds:.0}s"),
+        _ => duration(seconds),
+    };
+    Some(format!("{rounded} left"))
+}
+
+fn ranks(world: u64) -> String {
+    let plural = if world == 1 { "" } else { "s" };
+    format!("{world} rank{plural}")
+}
+
+fn at(samples: u64) -> String {
+    format!("at {} samples", grouped(samples))
+}
+
+/// How far a loss is from the lowest that can be had; an evaluation of few samples may fall below.
+fn from_floor(loss: f64, floor: f64) -> String {
+    let percent = 100.0 * (loss / floor - 1.0);
+    let side = if percent < 0.0 { "below" } else { "above" };
+    format!("{:.1}% {side} the floor {floor:.4}", percent.abs())
+}
+
+/// Fills lines of `room` columns with parts.
+fn wrap(parts: &[String], room: usize) -> Vec<String> {
+    let width = |text: &str| text.chars().count();
+    let mut lines: Vec<String> = Vec::new();
+    for part in parts {
+        match lines.last_mut() {
+            Some(line) if width(line) + width(BETWEEN) + width(part) <= room => {
+                line.push_str(BETWEEN);
+                line.push_str(part);
+                continue;
+            }
+            _ => lines.push(String::new()),
+        }
+        for word in part.split(' ') {
+            let full = match lines.last() {
+                Some(line) => !line.is_empty() && width(line) + 1 + width(word) > room,
+                None => true,
+            };
+            if full {
+                lines.push(String::new());
+            }
+            if let Some(line) = lines.last_mut() {
+                if !line.is_empty() {
+                    line.push(' ');
+                }
+                line.push_str(word);
+            }
+        }
+    }
+    lines
+}

@@ -1,0 +1,102 @@
+//! Where a run stands, as far as its events tell.
+
+use crate::telemetry::{Event, StepRecord};
+
+/// Seconds over which rates are smoothed.
+const SMOOTHING: f64 = 30.0;
+
+/// How far a run is, and how fast it goes. Its clock is the steps' own.
+#[derive(Debug, Default)]
+pub(super) struct Progress {
+    /// The budget, samples; 0 until it is known.
+    pub budget: u64,
+    /// Samples consumed.
+    pub samples: u64,
+    /// The data's entropy, when it is known.
+    pub floor: Option<f64>,
+    /// The last step.
+    pub step: Option<StepRecord>,
+    /// r/η² of the last norm test.
+    pub ratio: Option<f64>,
+    samples_per_second: Rate,
+    tokens_per_second: Rate,
+    /// When the last step of this generation ended.
+    ended: Option<f64>,
+}
+
+impl Progress {
+    /// Learns from an event.
+    pub fn take(&mut self, event: &Event) {
+        match event {
+            Event::Planned { budget, floor, .. } => {
+                self.budget = *budget;
+                self.floor = *floor;
+            }
+            Event::GenerationStarted { start_samples, .. } => {
+                self.samples = *start_samples;
+                // Another world has another speed.
+                self.samples_per_second = Rate::default();
+                self.tokens_per_second = Rate::default();
+                self.ended = None;
+            }
+            Event::Step(step) => self.step(step),
+            _ => {}
+        }
+    }
+
+    fn step(&mut self, step: &StepRecord) {
+        // Time left counts checkpoints and evaluations between the steps, throughput does not.
+        let since = self.ended.map_or(step.seconds, |ended| step.time - ended);
+        self.samples_per_second
+            .add(step.samples.saturating_sub(self.samples), since);
+        self.tokens_per_second.add(step.tokens, step.seconds);
+        self.samples = step.samples;
+        self.ended = Some(step.time);
+        if let Some(test) = &step.norm_test {
+            self.ratio = Some(test.ratio / test.threshold);
+        }
+        self.step = Some(step.clone());
+    }
+
+    /// Share of the budget that is consumed, 0 to 1.
+    pub fn share(&self) -> f64 {
+        if self.budget == 0 {
+            return 0.0;
+        }
+        (self.samples as f64 / self.budget as f64).min(1.0)
+    }
+
+    /// Target tokens per second of stepping.
+    pub fn tokens_per_second(&self) -> Option<f64> {
+        self.tokens_per_second.get()
+    }
+
+    /// Seconds until the budget is used up.
+    pub fn seconds_left(&self) -> Option<f64> {
+        let left = self.budget.saturating_sub(self.samples) as f64;
+        let rate = self.samples_per_second.get()?;
+        (self.budget > 0 && rate > 0.0).then(|| left / rate)
+    }
+}
+
+/// A count per second in which what is [`SMOOTHING`] seconds old weighs 1/e.
+#[derive(Debug, Default)]
+struct Rate {
+    count: f64,
+    seconds: f64,
+}
+
+impl Rate {
+    fn add(&mut self, count: u64, seconds: f64) {
+        // A clock that was set back tells nothing.
+        if seconds > 0.0 && seconds.is_finite() {
+            let kept = (-seconds / SMOOTHING).exp();
+            self.count = self.count * kept + count as f64;
+            self.seconds = self.seconds * kept + seconds;
+        }
+    }
+
+    fn get(&self) -> Option<f64> {
+        (self.seconds > 0.0).then(|| self.count / self.seconds)
+    }
+}

@@ -1,0 +1,128 @@
+//! What happens in a run, for those who watch it.
+//!
+//! `evenkeel launch --log json` prints every event as one JSON object a line, told apart by their
+//! `event`. The schema only grows: fields are added, never renamed or removed.
+
+use serde::{Deserialize, Serialize};
+
+use super::{EvaluationRecord, StepRecord, nan};
+
+/// One event of a run.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+pub enum Event {
+    /// The plan stands; nothing has been started.
+    Planned {
+        /// The run's name.
+        name: String,
+        /// The batch arithmetic, for example `8 × 16 × 1 = 128`.
+        proof: String,
+        /// Ranks.
+        world: u64,
+        /// The base global batch, samples.
+        global_batch: u64,
+        /// The budget, samples.
+        budget: u64,
+        /// What the ranks run on, one line.
+        devices: String,
+        /// The lowest loss that can be had, nats per token, when the data's entropy is known.
+        floor: Option<f64>,
+    },
+    /// Data are being read, tokenised or packed.
+    Preparing {
+        /// What, for example `tokenising train.jsonl`.
+        what: String,
+        /// How much of it is done.
+        done: u64,
+        /// How much there is; 0 when that is not known.
+        total: u64,
+    },
+    /// A generation of ranks has met and trains.
+    GenerationStarted {
+        /// Its number, from 1.
+        generation: u64,
+        /// Ranks.
+        world: u64,
+        /// The batch arithmetic.
+        proof: String,
+        /// Why it was started.
+        reason: String,
+        /// Samples consumed before it.
+        start_samples: u64,
+    },
+    /// An optimiser step.
+    Step(StepRecord),
+    /// An evaluation.
+    Evaluation(EvaluationRecord),
+    /// A checkpoint is whole and can be loaded.
+    Checkpoint {
+        /// Samples consumed in it.
+        samples: u64,
+        /// From its start until it was whole, seconds.
+        seconds: f64,
+        /// Its size.
+        bytes: u64,
+    },
+    /// The global batch of the next step differs.
+    BatchChanged {
+        /// Samples consumed until now.
+        samples: u64,
+        /// The batch until now, samples.
+        from: u64,
+        /// The batch from now on, samples.
+        to: u64,
+        /// The norm test's r, when it decided.
+        ratio: Option<f64>,
+        /// The norm test's η², when it decided.
+        threshold: Option<f64>,
+        /// Why.
+        reason: String,
+    },
+    /// A rank is gone.
+    RankLost {
+        /// Which.
+        rank: u64,
+        /// What was seen.
+        reason: String,
+    },
+    /// The run is being stopped in good order.
+    Draining {
+        /// Why.
+        why: String,
+    },
+    /// Training goes on in another world.
+    Rescaled {
+        /// Ranks before.
+        from: u64,
+        /// Ranks now.
+        to: u64,
+        /// From the last step of the old world to the first of the new one, seconds.
+        seconds: f64,
+        /// Why.
+        why: String,
+    },
+    /// A rank makes the others wait.
+    Straggler {
+        /// Which.
+        rank: u64,
+        /// For how long so far, seconds.
+        seconds: f64,
+    },
+    /// Something that a person should know.
+    Warning {
+        /// One line, lower case.
+        message: String,
+    },
+    /// The budget is used up.
+    Finished {
+        /// Samples consumed.
+        samples: u64,
+        /// Optimiser steps.
+        steps: u64,
+        /// The last evaluation's loss, or the last step's where nothing was evaluated.
+        #[serde(deserialize_with = "nan::from_null")]
+        loss: f64,
+        /// Wall-clock seconds of this launch.
+        seconds: f64,
+    },
+}

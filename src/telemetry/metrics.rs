@@ -1,0 +1,353 @@
+//! Metrics on disk: one JSON object a line, a file for each generation, and the history that
+//! several generations committed together.
+
+use std::collections::BTreeMap;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+use super::{EvaluationRecord, Metric, StepRecord};
+
+/// Why metrics could not be written or read.
+#[derive(Debug, thiserror::Error)]
+pub enum MetricsError {
+    /// The file cannot be opened or written.
+    #[error("cannot write metrics to {}: {error}", path.display())]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        error: io::Error,
+    },
+    /// The file cannot be read.
+    #[error("cannot read metrics from {}: {error}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        error: io::Error,
+    },
+}
+
+/// Appends metrics to a file, each whole or, when the machine fails in the middle, as a half line
+/// that [`read`] skips.
+#[derive(Debug)]
+pub struct Writer {
+    path: PathBuf,
+    file: File,
+}
+
+impl Writer {
+    /// Opens a file, made if it is not there. What a crash left behind stays on a line of its own.
+    pub fn append_to(path: impl Into<PathBuf>) -> Result<Writer, MetricsError> {
+        let path = path.into();
+        match open(&path) {
+            Ok(file) => Ok(Writer { path, file }),
+            Err(error) => Err(MetricsError::Write { path, error }),
+        }
+    }
+
+    /// Appends one metric.
+    pub fn write(&mut self, metric: &Metric) -> Result<(), MetricsError> {
+        let written = serde_json::to_string(metric)
+            .map_err(io::Error::from)
+            // One write a line, so that readers see whole lines.
+            .and_then(|json| self.file.write_all(format!("{json}\n").as_bytes()));
+        written.map_err(|error| MetricsError::Write {
+            path: self.path.clone(),
+            error,
+        })
+    }
+}
+
+fn open(path: &Path) -> io::Result<File> {
+    let mut file = OpenOptions::new()
+        .create(true)
+        .read(true)
+        .append(true)
+        .open(path)?;
+    if file.seek(SeekFrom::End(0))? > 0 {
+        file.seek(SeekFrom::End(-1))?;
+        let mut last = [0];
+        file.read_exact(&mut last)?;
+        if last != *b"\n" {
+            file.write_all(b"\n")?;
+        }
+    }
+    Ok(file)
+}
+
+/// What a metrics file holds.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Recorded {
+    /// In the order of writing.
+    pub metrics: Vec<Metric>,
+    /// Lines that are no metric, for example the half line that a crash left behind.
+    pub skipped: Vec<Skipped>,
+}
+
+/// A line that could not be read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Skipped {
+    /// Counted from 1.
+    pub line: usize,
+    /// Why, as a person reads it.
+    pub why: String,
+}
+
+/// Reads a generation's metrics file.
+pub fn read(path: &Path) -> Result<Recorded, MetricsError> {
+    let bytes = std::fs::read(path).map_err(|error| MetricsError::Read {
+        path: path.to_owned(),
+        error,
+    })?;
+    let mut recorded = Recorded::default();
+    for (nth, line) in bytes.split(|&byte| byte == b'\n').enumerate() {
+        if line.iter().all(u8::is_ascii_whitespace) {
+            continue;
+        }
+        match serde_json::from_slice(line) {
+            Ok(metric) => recorded.metrics.push(metric),
+            Err(error) => recorded.skipped.push(Skipped {
+                line: nth + 1,
+                why: error.to_string(),
+            }),
+        }
+    }
+    Ok(recorded)
+}
+
+/// One generation's metrics and where it began.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Generation {
+    /// Samples consumed in the checkpoint that it started from.
+    pub start_samples: u64,
+    /// What it recorded.
+    pub metrics: Vec<Metric>,
+}
+
+/// What counts: steps in the order of training, and evaluations in the order of their samples.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct History {
+    /// Every committed step once.
+    pub steps: Vec<StepRecord>,
+    /// At most one evaluation for each count of samples.
+    pub evaluations: Vec<EvaluationRecord>,
+}
+
+/// The committed history of generations, given in their order.
+///
+/// A generation's steps count only up to where a later one began: what it did after the
+/// checkpoint that its successor started from was done again. Where an evaluation was repeated
+/// at the same sample, the later one counts.
+pub fn committed(generations: &[Generation]) -> History {
+    let mut steps: Vec<StepRecord> = Vec::new();
+    let mut evaluations: BTreeMap<u64, EvaluationRecord> = BTreeMap::new();
+    for generation in generations {
+        let start = generation.start_samples;
+        steps.retain(|step| step.samples <= start);
+        evaluations.retain(|&samples, _| samples <= start);
+        for metric in &generation.metrics {
+            match metric {
+                Metric::Step(step) if step.samples > start => steps.push(step.clone()),
+                // It stands in the checkpoint already.
+                Metric::Step(_) => {}
+                Metric::Evaluation(evaluation) => {
+                    evaluations.insert(evaluation.samples, evaluation.clone());
+                }
+            }
+        }
+    }
+    History {
+        steps,
+        evaluations: evaluations.into_values().collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn step(generation: u64, samples: u64) -> StepRecord {
+        StepRecord {
+            generation,
+            step: samples / 8,
+            samples,
+            batch: 8,
+            world: 2,
+            loss: 2.5,
+            tokens: 512,
+            learning_rate: 3e-4,
+            gradient_norm: 0.7,
+            seconds: 0.25,
+            time: 1.7e9 + samples as f64,
+            norm_test: None,
+        }
+    }
+
+    fn evaluation(generation: u64, samples: u64) -> Metric {
+        Metric::Evaluation(EvaluationRecord {
+            generation,
+            samples,
+            loss: 2.0,
+            tokens: 4096,
+            time: 1.7e9,
+        })
+    }
+
+    fn generation(number: u64, start_samples: u64, end: u64) -> Generation {
+        Generation {
+            start_samples,
+            metrics: (start_samples / 8 + 1..=end / 8)
+                .map(|nth| Metric::Step(step(number, nth * 8)))
+                .collect(),
+        }
+    }
+
+    /// (generation, samples) of every step that counts.
+    fn lineage(generations: &[Generation]) -> Vec<(u64, u64)> {
+        committed(generations)
+            .steps
+            .iter()
+            .map(|step| (step.generation, step.samples))
+            .collect()
+    }
+
+    #[test]
+    fn what_is_written_is_read_back() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("metrics.jsonl");
+        let metrics = [Metric::Step(step(1, 8)), evaluation(1, 8)];
+        for metric in &metrics {
+            // A new writer each time: a restarted process appends.
+            let mut writer = Writer::append_to(&path).expect("a metrics file");
+            writer.write(metric).expect("a metric is written");
+        }
+        let recorded = read(&path).expect("a metrics file");
+        assert_eq!(recorded.metrics, metrics);
+        assert_eq!(recorded.skipped, []);
+    }
+
+    #[test]
+    fn a_half_line_is_skipped_and_named_and_spoils_nothing_after_it() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("metrics.jsonl");
+        let whole = serde_json::to_string(&Metric::Step(step(1, 8))).expect("JSON");
+        std::fs::write(&path, format!("{whole}\n{}", &whole[..40])).expect("a half line");
+        let mut writer = Writer::append_to(&path).expect("a metrics file");
+        writer.write(&Metric::Step(step(1, 16))).expect("a metric");
+
+        let recorded = read(&path).expect("a metrics file");
+        let samples: Vec<u64> = recorded
+            .metrics
+            .iter()
+            .map(|metric| match metric {
+                Metric::Step(step) => step.samples,
+                Metric::Evaluation(evaluation) => evaluation.samples,
+            })
+            .collect();
+        assert_eq!(samples, [8, 16]);
+        assert_eq!(recorded.skipped.len(), 1);
+        assert_eq!(recorded.skipped[0].line, 2);
+    }
+
+    #[test]
+    fn a_loss_that_is_no_number_survives_the_file() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("metrics.jsonl");
+        let lost = StepRecord {
+            loss: f64::NAN,
+            gradient_norm: f64::INFINITY,
+            ..step(1, 8)
+        };
+        let mut writer = Writer::append_to(&path).expect("a metrics file");
+        writer.write(&Metric::Step(lost)).expect("a metric");
+        let recorded = read(&path).expect("a metrics file");
+        let [Metric::Step(step)] = &recorded.metrics[..] else {
+            panic!("{recorded:?} is not one step");
+        };
+        assert!(step.loss.is_nan() && step.gradient_norm.is_nan());
+    }
+
+    #[test]
+    fn a_missing_file_is_named() {
+        let error = read(Path::new("nowhere/metrics.jsonl")).expect_err("no such file");
+        assert!(
+            error
+                .to_string()
+                .starts_with("cannot read metrics from nowhere/metrics.jsonl: ")
+        );
+        let error = Writer::append_to("nowhere/metrics.jsonl").expect_err("no such directory");
+        assert!(
+            error
+                .to_string()
+                .starts_with("cannot write metrics to nowhere/metrics.jsonl: ")
+        );
+    }
+
+    #[test]
+    fn steps_after_the_checkpoint_of_the_next_generation_do_not_count() {
+        let generations = [generation(1, 0, 40), generation(2, 24, 48)];
+        assert_eq!(
+            lineage(&generations),
+            [(1, 8), (1, 16), (1, 24), (2, 32), (2, 40), (2, 48)]
+        );
+    }
+
+    #[test]
+    fn a_generation_that_falls_back_further_takes_back_all_before_it() {
+        let generations = [
+            generation(1, 0, 40),
+            generation(2, 32, 56),
+            generation(3, 16, 32),
+        ];
+        assert_eq!(lineage(&generations), [(1, 8), (1, 16), (3, 24), (3, 32)]);
+    }
+
+    #[test]
+    fn a_generation_that_did_nothing_changes_nothing() {
+        let generations = [
+            generation(1, 0, 16),
+            generation(2, 16, 16),
+            generation(3, 16, 24),
+        ];
+        assert_eq!(lineage(&generations), [(1, 8), (1, 16), (3, 24)]);
+        assert_eq!(committed(&[]), History::default());
+    }
+
+    #[test]
+    fn an_evaluation_at_the_seam_counts_once() {
+        let mut generations = [generation(1, 0, 32), generation(2, 16, 32)];
+        generations[0]
+            .metrics
+            .extend([evaluation(1, 16), evaluation(1, 32)]);
+        generations[1]
+            .metrics
+            .extend([evaluation(2, 16), evaluation(2, 32)]);
+        let counted: Vec<(u64, u64)> = committed(&generations)
+            .evaluations
+            .iter()
+            .map(|evaluation| (evaluation.generation, evaluation.samples))
+            .collect();
+        assert_eq!(counted, [(2, 16), (2, 32)]);
+    }
+
+    proptest::proptest! {
+        /// Whatever the generations' starts: steps of the same size follow each other without a
+        /// gap and without one that is counted twice.
+        #[test]
+        fn committed_steps_are_gapless(restarts in proptest::collection::vec((0u64..=8, 0u64..8), 1..6)) {
+            let mut generations: Vec<Generation> = Vec::new();
+            let mut reached = 0;
+            for (number, (back, on)) in restarts.into_iter().enumerate() {
+                // It starts from a checkpoint of the committed history.
+                let start = reached - back.min(reached);
+                reached = start + on;
+                generations.push(generation(number as u64 + 1, start * 8, reached * 8));
+            }
+            let samples: Vec<u64> = committed(&generations).steps.iter().map(|s| s.samples).collect();
+            let expected: Vec<u64> = (1..=reached).map(|nth| nth * 8).collect();
+            proptest::prop_assert_eq!(samples, expected);
+        }
+    }
+}
