@@ -1,9 +1,78 @@
+//! `evenkeel check`: every problem of one recipe or many, for people or for a pipeline.
+
+use std::path::PathBuf;
 use std::process::ExitCode;
 
-/// Check a recipe against every rule.
-#[derive(clap::Args)]
-pub struct Args {}
+use serde::Serialize;
 
-pub fn run(_args: Args) -> anyhow::Result<ExitCode> {
-    anyhow::bail!("`check` is still being built")
+use super::recipe_args::RecipeOptions;
+use super::{EXIT_REFUSED, EXIT_USAGE, render};
+use crate::recipe::{Diagnostic, Dialect, Located, Severity, Sources};
+
+/// Check recipes against every rule.
+#[derive(clap::Args)]
+#[command(after_help = "Examples:
+  evenkeel check recipes/*/sft/*.yaml --recipe-gpus 8
+  evenkeel check recipe.yaml --gpus 6 -o json
+
+Exit codes: 0 no errors, 1 a rule says no, 2 a file cannot be used.")]
+pub struct Args {
+    /// Recipe files
+    #[arg(required = true, value_name = "RECIPE")]
+    recipes: Vec<PathBuf>,
+
+    #[command(flatten)]
+    options: RecipeOptions,
+
+    /// How to print
+    #[arg(short, long, value_name = "FORMAT", default_value = "text")]
+    output: Format,
+}
+
+#[derive(Clone, Copy, PartialEq, clap::ValueEnum)]
+enum Format {
+    Text,
+    Json,
+}
+
+/// What was found about one recipe; the form of `-o json`.
+#[derive(Serialize)]
+struct Checked {
+    recipe: PathBuf,
+    dialect: Option<Dialect>,
+    diagnostics: Vec<Located>,
+}
+
+pub fn run(args: Args) -> anyhow::Result<ExitCode> {
+    let mut code = 0;
+    let mut checked = Vec::new();
+    for path in &args.recipes {
+        let (dialect, sources, diagnostics) = match args.options.read(path, &[]) {
+            Ok(recipe) => (Some(recipe.dialect), recipe.sources, recipe.diagnostics),
+            Err(error) => {
+                code = EXIT_USAGE;
+                (None, error.sources, error.diagnostics)
+            }
+        };
+        if diagnostics.iter().any(|d| d.severity == Severity::Error) {
+            code = code.max(EXIT_REFUSED);
+        }
+        if args.output == Format::Text {
+            print_text(path, &diagnostics, &sources);
+        }
+        checked.push(Checked {
+            recipe: path.clone(),
+            dialect,
+            diagnostics: diagnostics.iter().map(|d| d.locate(&sources)).collect(),
+        });
+    }
+    if args.output == Format::Json {
+        anstream::println!("{}", serde_json::to_string_pretty(&checked)?);
+    }
+    Ok(ExitCode::from(code))
+}
+
+fn print_text(path: &std::path::Path, diagnostics: &[Diagnostic], sources: &Sources) {
+    anstream::print!("{}", render::diagnostics(diagnostics, sources));
+    anstream::println!("{}: {}", path.display(), render::summary(diagnostics));
 }

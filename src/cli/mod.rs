@@ -6,6 +6,8 @@ mod gpus;
 mod launch;
 mod plan;
 mod rank;
+pub mod recipe_args;
+pub mod render;
 mod report;
 mod resize;
 mod status;

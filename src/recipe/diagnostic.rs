@@ -63,6 +63,35 @@ pub struct Located {
 }
 
 impl Diagnostic {
+    /// An error; `span` is where the value stood, if anybody wrote it.
+    pub fn error(
+        rule: &str,
+        span: Option<Span>,
+        message: impl Into<String>,
+        help: impl Into<String>,
+    ) -> Diagnostic {
+        Diagnostic {
+            rule: rule.to_owned(),
+            severity: Severity::Error,
+            message: message.into(),
+            help: help.into(),
+            span,
+        }
+    }
+
+    /// A warning.
+    pub fn warning(
+        rule: &str,
+        span: Option<Span>,
+        message: impl Into<String>,
+        help: impl Into<String>,
+    ) -> Diagnostic {
+        Diagnostic {
+            severity: Severity::Warning,
+            ..Diagnostic::error(rule, span, message, help)
+        }
+    }
+
     /// Resolves the span against the sources it was made from.
     pub fn locate(&self, sources: &Sources) -> Located {
         Located {

@@ -131,9 +131,9 @@ pub enum LastBatch {
     Drop,
 }
 
-/// How the batch changes while training.
+/// How the batch changes while training. In a recipe: `kind: norm-test` beside the settings.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
-#[serde(tag = "kind", rename_all = "kebab-case", deny_unknown_fields)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum BatchSchedule {
     /// The global batch of the recipe, throughout.
     #[default]

@@ -1,0 +1,110 @@
+//! The arguments that `plan`, `check` and `launch` share: which recipe, and for which world.
+
+use std::path::{Path, PathBuf};
+
+use crate::recipe::{self, Dialect, ReadError, Recipe, Request, Setting};
+
+/// One recipe with its flags and overrides.
+#[derive(Debug, Clone, clap::Args)]
+pub struct RecipeArgs {
+    /// Recipe file (alignment-handbook or TRL YAML, or a native recipe)
+    pub recipe: PathBuf,
+
+    #[command(flatten)]
+    pub options: RecipeOptions,
+
+    /// Change a key of the recipe, in its own spelling: `max_seq_length=128`,
+    /// `dataset_mixture.datasets.0.id=chat.jsonl`, or a native key as
+    /// `evenkeel.model.config.hidden_size=64`
+    #[arg(value_name = "KEY=VALUE")]
+    pub overrides: Vec<String>,
+}
+
+impl RecipeArgs {
+    /// Reads the recipe with everything that the command line says about it.
+    pub fn read(&self) -> Result<Recipe, ReadError> {
+        self.options.read(&self.recipe, &self.overrides)
+    }
+}
+
+/// The flags about a recipe, apart from which one it is.
+#[derive(Debug, Clone, clap::Args)]
+pub struct RecipeOptions {
+    /// Accelerate config that the recipe is launched with
+    #[arg(long, value_name = "FILE")]
+    pub accelerate: Option<PathBuf>,
+
+    /// Read the recipe as this dialect instead of detecting it
+    #[arg(long, value_name = "DIALECT", value_parser = parse_dialect)]
+    pub dialect: Option<Dialect>,
+
+    /// GPUs to plan for [default: those found]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1 << 20), conflicts_with_all = ["nodes", "gpus_per_node"])]
+    pub gpus: Option<u64>,
+
+    /// Machines to plan for
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1 << 20), requires = "gpus_per_node")]
+    pub nodes: Option<u64>,
+
+    /// GPUs on each machine
+    #[arg(long, value_name = "M", value_parser = clap::value_parser!(u64).range(1..=1 << 10), requires = "nodes")]
+    pub gpus_per_node: Option<u64>,
+
+    /// GPUs that the recipe was written for, where it does not say so
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..), conflicts_with = "global_batch_size")]
+    pub recipe_gpus: Option<u64>,
+
+    /// Samples per optimiser step that the recipe means, where it does not say so
+    #[arg(long, value_name = "B", value_parser = clap::value_parser!(u64).range(1..))]
+    pub global_batch_size: Option<u64>,
+
+    /// What to do when no exact split exists at the world asked for
+    #[arg(long, value_name = "HOW", value_parser = ["exact", "uneven"])]
+    pub remainder: Option<String>,
+}
+
+impl RecipeOptions {
+    /// Reads a recipe under these flags.
+    pub fn read(&self, path: &Path, overrides: &[String]) -> Result<Recipe, ReadError> {
+        recipe::read(&Request {
+            path: path.to_owned(),
+            accelerate: self.accelerate.clone(),
+            overrides: overrides.to_vec(),
+            dialect: self.dialect,
+            settings: self.settings(),
+        })
+    }
+
+    /// The world asked for, in devices; `None` means the hardware found.
+    pub fn world(&self) -> Option<u64> {
+        self.gpus
+            .or_else(|| Some(self.nodes? * self.gpus_per_node?))
+    }
+
+    /// The flags that stand for native keys.
+    fn settings(&self) -> Vec<Setting> {
+        let number = |n: Option<u64>| n.map(|n| n.to_string());
+        [
+            ("--recipe-gpus", "batch.gpus", number(self.recipe_gpus)),
+            (
+                "--global-batch-size",
+                "batch.global",
+                number(self.global_batch_size),
+            ),
+            ("--remainder", "batch.remainder", self.remainder.clone()),
+        ]
+        .into_iter()
+        .filter_map(|(flag, path, value)| {
+            Some(Setting {
+                flag,
+                path,
+                value: value?,
+            })
+        })
+        .collect()
+    }
+}
+
+fn parse_dialect(name: &str) -> Result<Dialect, String> {
+    name.parse()
+}

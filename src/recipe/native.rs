@@ -1,0 +1,145 @@
+//! The native recipe: `apiVersion: evenkeel.dev/v1alpha1`, `kind: Recipe`, and under `spec` the
+//! keys of [`Spec`].
+//!
+//! [`build`] is where every dialect ends: it turns a tree with native keys into a [`Spec`] and the
+//! map of places, and reports all problems of the tree at once. Which keys exist and what they
+//! hold is known to `Spec`'s own serde code alone; nothing is written down twice.
+
+mod de;
+mod limits;
+
+use super::Dialect;
+use super::diagnostic::{Diagnostic, Severity};
+use super::node::Node;
+use super::reader::{Confidence, Detected, Reader, Translation};
+use super::scalar::{Resolved, Schema};
+use super::source::Places;
+use super::spec::Spec;
+use super::suggest::did_you_mean;
+
+/// The version of the native form.
+pub const API_VERSION: &str = "evenkeel.dev/v1alpha1";
+/// The kind of the native form.
+pub const KIND: &str = "Recipe";
+
+/// Reads the native form.
+pub struct Native;
+
+impl Reader for Native {
+    fn dialect(&self) -> Dialect {
+        Dialect::Native
+    }
+
+    fn schema(&self) -> Schema {
+        Schema::Core
+    }
+
+    fn detect(&self, root: &Node, _path: &std::path::Path) -> Option<Detected> {
+        let version = root.get("apiVersion")?.text()?;
+        version.starts_with("evenkeel.dev/").then(|| Detected {
+            confidence: Confidence::Certain,
+            reason: format!("`apiVersion: {version}`"),
+        })
+    }
+
+    /// Overrides name keys of the spec: `batch.micro=4`. The reserved key of other dialects
+    /// works here too, so that one command line fits every recipe.
+    fn override_path(&self, key: &str) -> String {
+        let key = key.strip_prefix("evenkeel.").unwrap_or(key);
+        format!("spec.{key}")
+    }
+
+    fn translate(
+        &self,
+        root: &Node,
+        _path: &std::path::Path,
+        diagnostics: &mut Vec<Diagnostic>,
+    ) -> Translation {
+        expect(root, "apiVersion", API_VERSION, diagnostics);
+        expect(root, "kind", KIND, diagnostics);
+        for entry in root.entries().unwrap_or_default() {
+            let known = ["apiVersion", "kind", "metadata", "spec"];
+            if !known.contains(&entry.name.as_str()) {
+                let help = format!(
+                    "{}; the recipe's own keys stand under `spec:`",
+                    did_you_mean(&entry.name, known)
+                );
+                diagnostics.push(unknown_key(&entry.name, entry.name_span, help));
+            }
+        }
+        let mut native = match root.get("spec") {
+            Some(spec) => spec.clone(),
+            None => {
+                diagnostics.push(Diagnostic::error(
+                    "mandatory-missing",
+                    Some(root.span),
+                    "the recipe has no `spec`",
+                    "put the recipe's keys under `spec:`",
+                ));
+                Node::mapping(root.span)
+            }
+        };
+        if let Some(metadata) = root.get("metadata") {
+            for entry in metadata.entries().unwrap_or_default() {
+                if entry.name == "name" {
+                    let mut name = entry.value.clone();
+                    name.key = Some("metadata.name".to_owned());
+                    if native.get("name").is_none() {
+                        native.set("name", entry.name_span, name);
+                    }
+                } else if !["labels", "annotations", "namespace"].contains(&entry.name.as_str()) {
+                    diagnostics.push(unknown_key(
+                        &format!("metadata.{}", entry.name),
+                        entry.name_span,
+                        did_you_mean(&entry.name, ["name", "labels", "annotations"]),
+                    ));
+                }
+            }
+        }
+        Translation { native }
+    }
+}
+
+fn unknown_key(name: &str, span: super::Span, help: String) -> Diagnostic {
+    Diagnostic::error(
+        "unknown-key",
+        Some(span),
+        format!("there is no key `{name}`"),
+        help,
+    )
+}
+
+fn expect(root: &Node, key: &str, value: &str, diagnostics: &mut Vec<Diagnostic>) {
+    match root.get(key) {
+        Some(node) if node.resolve(Schema::Core) == Some(Resolved::Str(value.to_owned())) => {}
+        Some(node) => diagnostics.push(Diagnostic::error(
+            "out-of-range",
+            Some(node.span),
+            format!("`{key}` is `{}`", node.text().unwrap_or(node.kind())),
+            format!("this version reads `{key}: {value}`"),
+        )),
+        None => diagnostics.push(Diagnostic::error(
+            "mandatory-missing",
+            Some(root.span),
+            format!("the recipe has no `{key}`"),
+            format!("write `{key}: {value}`"),
+        )),
+    }
+}
+
+/// A tree with native keys to a spec and the places of its values.
+///
+/// All problems go to `diagnostics`; when one of them is an error the spec is `None`.
+pub fn build(tree: &Node, diagnostics: &mut Vec<Diagnostic>) -> Option<(Spec, Places)> {
+    let before = diagnostics.len();
+    let (spec, places) = de::spec(tree, diagnostics);
+    let spec = spec?;
+    limits::check(&spec, &places, diagnostics);
+    let refused = diagnostics[before..]
+        .iter()
+        .any(|d| d.severity == Severity::Error);
+    (!refused).then_some((spec, places))
+}
+
+#[cfg(test)]
+mod tests;

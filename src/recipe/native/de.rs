@@ -1,0 +1,605 @@
+//! A serde deserializer over the [`Node`] tree that notes where every value stood and goes on
+//! after a problem, so that a file's problems are all reported at once.
+//!
+//! A value that does not fit is reported and replaced by a stand-in of the right type. The
+//! stand-ins are never seen: one error and the whole spec is thrown away.
+
+use std::cell::RefCell;
+use std::fmt;
+
+use serde::de::{self, Deserialize, DeserializeSeed, IntoDeserializer, Visitor};
+use serde::forward_to_deserialize_any;
+
+use crate::recipe::diagnostic::{Diagnostic, Severity};
+use crate::recipe::node::{Entry, Node, Value};
+use crate::recipe::scalar::{Resolved, Schema};
+use crate::recipe::source::{Place, Places};
+use crate::recipe::spec::Spec;
+use crate::recipe::suggest::did_you_mean;
+
+/// The key that says which variant of an enum with settings is meant.
+const KIND: &str = "kind";
+
+/// Deserializes the whole spec; `None` only when a diagnostic says why.
+pub(super) fn spec(tree: &Node, diagnostics: &mut Vec<Diagnostic>) -> (Option<Spec>, Places) {
+    let record = RefCell::new(Record {
+        places: Places::new(),
+        diagnostics,
+    });
+    let spec = Spec::deserialize(NodeDeserializer {
+        node: tree,
+        path: String::new(),
+        variant: false,
+        record: &record,
+    });
+    let spec = match spec {
+        Ok(spec) => Some(spec),
+        Err(failure) => {
+            let mut record = record.borrow_mut();
+            if !record.has_error() {
+                record.report(tree, "wrong-type", failure.0, "see the recipe reference");
+            }
+            None
+        }
+    };
+    (spec, record.into_inner().places)
+}
+
+struct Record<'d> {
+    places: Places,
+    diagnostics: &'d mut Vec<Diagnostic>,
+}
+
+impl Record<'_> {
+    fn report(&mut self, node: &Node, rule: &str, message: String, help: impl Into<String>) {
+        self.diagnostics
+            .push(Diagnostic::error(rule, Some(node.span), message, help));
+    }
+
+    fn has_error(&self) -> bool {
+        self.diagnostics
+            .iter()
+            .any(|d| d.severity == Severity::Error)
+    }
+}
+
+/// A message from serde's own code; it becomes a diagnostic at the node that it concerns.
+#[derive(Debug)]
+struct Failure(String);
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Failure {}
+
+impl de::Error for Failure {
+    fn custom<T: fmt::Display>(message: T) -> Self {
+        Failure(message.to_string())
+    }
+
+    fn missing_field(field: &'static str) -> Self {
+        Failure(format!("`{field}` is missing"))
+    }
+}
+
+struct NodeDeserializer<'n, 'r, 'd> {
+    node: &'n Node,
+    /// The native path of `node`.
+    path: String,
+    /// The node is the content of an enum's variant: its `kind` has been read.
+    variant: bool,
+    record: &'r RefCell<Record<'d>>,
+}
+
+impl<'n, 'r, 'd> NodeDeserializer<'n, 'r, 'd> {
+    /// The key as the user knows it.
+    fn name(&self) -> &str {
+        self.node.key.as_deref().unwrap_or(if self.path.is_empty() {
+            "spec"
+        } else {
+            &self.path
+        })
+    }
+
+    fn child(&self, name: &str, node: &'n Node) -> Self {
+        NodeDeserializer {
+            node,
+            path: if self.path.is_empty() {
+                name.to_owned()
+            } else {
+                format!("{}.{name}", self.path)
+            },
+            variant: false,
+            record: self.record,
+        }
+    }
+
+    /// Notes where the value stood. The root has no key, and a variant's content shares the
+    /// place of its enum.
+    fn note_place(&self) {
+        if self.path.is_empty() || self.variant {
+            return;
+        }
+        let place = Place {
+            key: self.name().to_owned(),
+            span: self.node.span,
+        };
+        self.record
+            .borrow_mut()
+            .places
+            .insert(self.path.clone(), place);
+    }
+
+    fn report(&self, rule: &str, message: String, help: impl Into<String>) {
+        self.record
+            .borrow_mut()
+            .report(self.node, rule, message, help);
+    }
+
+    fn wrong_type(&self, expected: &str) {
+        let found = match self.node.resolve(Schema::Core) {
+            Some(Resolved::Null) => "nothing".to_owned(),
+            Some(value) => format!("`{}`, {}", shown(self.node), value.kind()),
+            None => self.node.kind().to_owned(),
+        };
+        self.report(
+            "wrong-type",
+            format!("`{}` takes {expected}, this is {found}", self.name()),
+            format!("give {expected}"),
+        );
+    }
+
+    /// A whole number within bounds, or 0 after a report.
+    fn integer(&self, min: i128, max: i128) -> i128 {
+        self.note_place();
+        match self.node.resolve(Schema::Core) {
+            Some(Resolved::Int(value)) if (min..=max).contains(&value) => value,
+            Some(Resolved::Int(_)) => {
+                self.report(
+                    "out-of-range",
+                    format!("`{}` is {}", self.name(), shown(self.node)),
+                    format!("give a whole number from {min} to {max}"),
+                );
+                0
+            }
+            _ => {
+                self.wrong_type("a whole number");
+                0
+            }
+        }
+    }
+
+    fn float(&self) -> f64 {
+        self.note_place();
+        let value = match self.node.resolve(Schema::Core) {
+            Some(Resolved::Float(value)) => value,
+            Some(Resolved::Int(value)) => value as f64,
+            _ => {
+                self.wrong_type("a number");
+                return 0.0;
+            }
+        };
+        if !value.is_finite() {
+            self.report(
+                "out-of-range",
+                format!("`{}` is {}", self.name(), shown(self.node)),
+                "give a finite number",
+            );
+            return 0.0;
+        }
+        value
+    }
+
+    fn text(&self) -> String {
+        self.note_place();
+        match self.node.text() {
+            Some(text) if self.node.resolve(Schema::Core) != Some(Resolved::Null) => {
+                text.to_owned()
+            }
+            _ => {
+                self.wrong_type("text");
+                String::new()
+            }
+        }
+    }
+
+    /// The entries of a mapping; an empty value is an empty mapping.
+    fn entries(&self) -> &'n [Entry] {
+        self.note_place();
+        match &self.node.value {
+            Value::Mapping(entries) => entries,
+            // `schedule: norm-test` is the kind alone, with every setting at its default.
+            Value::Scalar(_) if self.variant => &[],
+            _ if self.node.resolve(Schema::Core) == Some(Resolved::Null) => &[],
+            _ => {
+                self.wrong_type("a mapping");
+                &[]
+            }
+        }
+    }
+
+    /// A struct: unknown keys are reported here, where the known ones are at hand.
+    fn visit_fields<V: Visitor<'n>>(
+        self,
+        fields: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, Failure> {
+        let entries = self.entries();
+        let mut known = Vec::with_capacity(entries.len());
+        for entry in entries {
+            if fields.contains(&entry.name.as_str()) {
+                known.push(entry);
+            } else if !(self.variant && entry.name == KIND) {
+                let name = self.child(&entry.name, &entry.value).name().to_owned();
+                self.record.borrow_mut().diagnostics.push(Diagnostic::error(
+                    "unknown-key",
+                    Some(entry.name_span),
+                    format!("there is no key `{name}`"),
+                    did_you_mean(&entry.name, fields.iter().copied()),
+                ));
+            }
+        }
+        self.visit_entries(known, visitor)
+    }
+
+    fn visit_entries<V: Visitor<'n>>(
+        self,
+        entries: Vec<&'n Entry>,
+        visitor: V,
+    ) -> Result<V::Value, Failure> {
+        let mut map = MapAccess {
+            parent: &self,
+            entries: entries.into_iter(),
+            value: None,
+        };
+        visitor
+            .visit_map(&mut map)
+            .map_err(|failure| self.locate(failure))
+    }
+
+    /// Reports a failure of serde's own code at this node, unless something below said it all.
+    fn locate(&self, failure: Failure) -> Failure {
+        if !self.record.borrow().has_error() {
+            let help = "write every key that has no default";
+            self.report(
+                "mandatory-missing",
+                format!("in `{}`: {failure}", self.name()),
+                help,
+            );
+        }
+        failure
+    }
+}
+
+/// The scalar as written, cut where it is long.
+fn shown(node: &Node) -> String {
+    let text = node.text().unwrap_or_default();
+    match text.char_indices().nth(40) {
+        Some((at, _)) => format!("{}…", &text[..at]),
+        None => text.to_owned(),
+    }
+}
+
+macro_rules! integers {
+    ($($method:ident $visit:ident $type:ty),*) => {$(
+        fn $method<V: Visitor<'n>>(self, visitor: V) -> Result<V::Value, Failure> {
+            let value = self.integer(<$type>::MIN.into(), <$type>::MAX.into());
+            visitor.$visit(value as $type)
+        }
+    )*};
+}
+
+impl<'n> de::Deserializer<'n> for NodeDeserializer<'n, '_, '_> {
+    type Error = Failure;
+
+    /// Free values (keys of a model's `config.json`).
+    fn deserialize_any<V: Visitor<'n>>(self, visitor: V) -> Result<V::Value, Failure> {
+        match self.node.resolve(Schema::Core) {
+            Some(resolved) => {
+                self.note_place();
+                match resolved {
+                    Resolved::Null | Resolved::Missing => visitor.visit_unit(),
+                    Resolved::Bool(value) => visitor.visit_bool(value),
+                    Resolved::Int(value) => match (u64::try_from(value), i64::try_from(value)) {
+                        (Ok(value), _) => visitor.visit_u64(value),
+                        (_, Ok(value)) => visitor.visit_i64(value),
+                        _ => {
+                            visitor.visit_i64(self.integer(i64::MIN.into(), i64::MAX.into()) as i64)
+                        }
+                    },
+                    Resolved::Float(_) => visitor.visit_f64(self.float()),
+                    Resolved::Str(value) => visitor.visit_string(value),
+                }
+            }
+            None if self.node.items().is_some() => self.deserialize_seq(visitor),
+            None => self.deserialize_map(visitor),
+        }
+    }
+
+    fn deserialize_bool<V: Visitor<'n>>(self, visitor: V) -> Result<V::Value, Failure> {
+        self.note_place();
+        let value = match self.node.resolve(Schema::Core) {
+            Some(Resolved::Bool(value)) => value,
+            _ => {
+                self.wrong_type("true or false");
+                false
+            }
+        };
+        visitor.visit_bool(value)
+    }
+
+    integers!(
+        deserialize_u64 visit_u64 u64,
+        deserialize_i64 visit_i64 i64,
+        deserialize_u32 visit_u32 u32,
+        deserialize_i32 visit_i32 i32,
+        deserialize_u16 visit_u16 u16,
+        deserialize_i16 visit_i16 i16,
+        deserialize_u8 visit_u8 u8,
+        deserialize_i8 visit_i8 i8
+    );
+
+    fn deserialize_f32<V: Visitor<'n>>(self, visitor: V) -> Result<V::Value, Failure> {
+        visitor.visit_f64(self.float())
+    }
+
+    fn deserialize_f64<V: Visitor<'n>>(self, visitor: V) -> Result<V::Value, Failure> {
+        visitor.visit_f64(self.float())
+    }
+
+    fn deserialize_str<V: Visitor<'n>>(self, visitor: V) -> Result<V::Value, Failure> {
+        visitor.visit_string(self.text())
+    }
+
+    fn deserialize_string<V: Visitor<'n>>(self, visitor: V) -> Result<V::Value, Failure> {
+        visitor.visit_string(self.text())
+    }
+
+    fn deserialize_option<V: Visitor<'n>>(self, visitor: V) -> Result<V::Value, Failure> {
+        if self.node.resolve(Schema::Core) == Some(Resolved::Null) {
+            self.note_place();
+            return visitor.visit_none();
+        }
+        visitor.visit_some(self)
+    }
+
+    fn deserialize_seq<V: Visitor<'n>>(self, visitor: V) -> Result<V::Value, Failure> {
+        self.note_place();
+        let items = match &self.node.value {
+            Value::Sequence(items) => items.as_slice(),
+            _ if self.node.resolve(Schema::Core) == Some(Resolved::Null) => &[],
+            _ => {
+                self.wrong_type("a list");
+                &[]
+            }
+        };
+        let sequence = SequenceAccess {
+            parent: &self,
+            items: items.iter().enumerate(),
+        };
+        visitor.visit_seq(sequence)
+    }
+
+    fn deserialize_map<V: Visitor<'n>>(self, visitor: V) -> Result<V::Value, Failure> {
+        let entries = self.entries().iter().collect();
+        self.visit_entries(entries, visitor)
+    }
+
+    fn deserialize_struct<V: Visitor<'n>>(
+        self,
+        _name: &'static str,
+        fields: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, Failure> {
+        self.visit_fields(fields, visitor)
+    }
+
+    fn deserialize_newtype_struct<V: Visitor<'n>>(
+        self,
+        _name: &'static str,
+        visitor: V,
+    ) -> Result<V::Value, Failure> {
+        visitor.visit_newtype_struct(self)
+    }
+
+    /// A word, or a mapping whose `kind` is the word and whose other keys are its settings.
+    fn deserialize_enum<V: Visitor<'n>>(
+        self,
+        _name: &'static str,
+        variants: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, Failure> {
+        self.note_place();
+        let first = variants.first().copied().unwrap_or_default();
+        let kind = self.node.get(KIND);
+        let tag = kind.unwrap_or(self.node);
+        if kind.is_some() {
+            self.child(KIND, tag).note_place();
+        }
+        let Some(word) = tag.text() else {
+            self.report(
+                "mandatory-missing",
+                format!("`{}` does not say its `kind`", self.name()),
+                format!("write `kind: {first}`, or another of {}", list(variants)),
+            );
+            return visitor.visit_enum(StandIn(first));
+        };
+        if !variants.contains(&word) {
+            self.record.borrow_mut().report(
+                tag,
+                "unknown-value",
+                format!("`{}` is `{}`", self.name(), shown(tag)),
+                did_you_mean(word, variants.iter().copied()),
+            );
+            return visitor.visit_enum(StandIn(first));
+        }
+        visitor.visit_enum(EnumAccess {
+            word,
+            content: NodeDeserializer {
+                variant: true,
+                ..self
+            },
+        })
+    }
+
+    fn deserialize_unit<V: Visitor<'n>>(self, visitor: V) -> Result<V::Value, Failure> {
+        visitor.visit_unit()
+    }
+
+    fn deserialize_ignored_any<V: Visitor<'n>>(self, visitor: V) -> Result<V::Value, Failure> {
+        visitor.visit_unit()
+    }
+
+    forward_to_deserialize_any! {
+        <V: Visitor<'n>>
+        i128 u128 char bytes byte_buf unit_struct tuple tuple_struct identifier
+    }
+}
+
+fn list(words: &[&str]) -> String {
+    let quoted: Vec<String> = words.iter().map(|w| format!("`{w}`")).collect();
+    quoted.join(", ")
+}
+
+struct MapAccess<'p, 'n, 'r, 'd> {
+    parent: &'p NodeDeserializer<'n, 'r, 'd>,
+    entries: std::vec::IntoIter<&'n Entry>,
+    value: Option<&'n Entry>,
+}
+
+impl<'n> de::MapAccess<'n> for &mut MapAccess<'_, 'n, '_, '_> {
+    type Error = Failure;
+
+    fn next_key_seed<K: DeserializeSeed<'n>>(
+        &mut self,
+        seed: K,
+    ) -> Result<Option<K::Value>, Failure> {
+        self.value = self.entries.next();
+        match self.value {
+            Some(entry) => seed
+                .deserialize(entry.name.as_str().into_deserializer())
+                .map(Some),
+            None => Ok(None),
+        }
+    }
+
+    fn next_value_seed<V: DeserializeSeed<'n>>(&mut self, seed: V) -> Result<V::Value, Failure> {
+        let entry = self
+            .value
+            .take()
+            .ok_or_else(|| Failure("a value was asked for before its key".to_owned()))?;
+        seed.deserialize(self.parent.child(&entry.name, &entry.value))
+    }
+}
+
+struct SequenceAccess<'p, 'n, 'r, 'd> {
+    parent: &'p NodeDeserializer<'n, 'r, 'd>,
+    items: std::iter::Enumerate<std::slice::Iter<'n, Node>>,
+}
+
+impl<'n> de::SeqAccess<'n> for SequenceAccess<'_, 'n, '_, '_> {
+    type Error = Failure;
+
+    fn next_element_seed<T: DeserializeSeed<'n>>(
+        &mut self,
+        seed: T,
+    ) -> Result<Option<T::Value>, Failure> {
+        match self.items.next() {
+            Some((index, item)) => seed
+                .deserialize(self.parent.child(&index.to_string(), item))
+                .map(Some),
+            None => Ok(None),
+        }
+    }
+}
+
+struct EnumAccess<'n, 'r, 'd> {
+    word: &'n str,
+    content: NodeDeserializer<'n, 'r, 'd>,
+}
+
+impl<'n, 'r, 'd> de::EnumAccess<'n> for EnumAccess<'n, 'r, 'd> {
+    type Error = Failure;
+    type Variant = NodeDeserializer<'n, 'r, 'd>;
+
+    fn variant_seed<V: DeserializeSeed<'n>>(
+        self,
+        seed: V,
+    ) -> Result<(V::Value, Self::Variant), Failure> {
+        let word = seed.deserialize(self.word.into_deserializer())?;
+        Ok((word, self.content))
+    }
+}
+
+impl<'n> de::VariantAccess<'n> for NodeDeserializer<'n, '_, '_> {
+    type Error = Failure;
+
+    /// A word without settings: other keys beside its `kind` are unknown.
+    fn unit_variant(self) -> Result<(), Failure> {
+        if self.node.entries().is_some() {
+            self.visit_fields(&[], de::IgnoredAny)?;
+        }
+        Ok(())
+    }
+
+    fn newtype_variant_seed<T: DeserializeSeed<'n>>(self, seed: T) -> Result<T::Value, Failure> {
+        seed.deserialize(self)
+    }
+
+    fn tuple_variant<V: Visitor<'n>>(self, _len: usize, visitor: V) -> Result<V::Value, Failure> {
+        de::Deserializer::deserialize_seq(self, visitor)
+    }
+
+    fn struct_variant<V: Visitor<'n>>(
+        self,
+        fields: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, Failure> {
+        self.visit_fields(fields, visitor)
+    }
+}
+
+/// Stands in for an enum whose word was refused.
+struct StandIn(&'static str);
+
+impl<'n> de::EnumAccess<'n> for StandIn {
+    type Error = Failure;
+    type Variant = StandIn;
+
+    fn variant_seed<V: DeserializeSeed<'n>>(self, seed: V) -> Result<(V::Value, Self), Failure> {
+        let word = seed.deserialize(self.0.into_deserializer())?;
+        Ok((word, self))
+    }
+}
+
+impl<'n> de::VariantAccess<'n> for StandIn {
+    type Error = Failure;
+
+    fn unit_variant(self) -> Result<(), Failure> {
+        Ok(())
+    }
+
+    fn newtype_variant_seed<T: DeserializeSeed<'n>>(self, _seed: T) -> Result<T::Value, Failure> {
+        Err(refused())
+    }
+
+    fn tuple_variant<V: Visitor<'n>>(self, _len: usize, _visitor: V) -> Result<V::Value, Failure> {
+        Err(refused())
+    }
+
+    fn struct_variant<V: Visitor<'n>>(
+        self,
+        _fields: &'static [&'static str],
+        _visitor: V,
+    ) -> Result<V::Value, Failure> {
+        Err(refused())
+    }
+}
+
+/// Reported already; ends the reading of the enum.
+fn refused() -> Failure {
+    Failure("the kind is not known".to_owned())
+}

@@ -1,0 +1,194 @@
+//! Ranges of the native recipe's numbers: zero and absurd sizes are refused here, whatever dialect
+//! they came from.
+
+use serde_json::Value;
+
+use crate::recipe::diagnostic::Diagnostic;
+use crate::recipe::source::Places;
+use crate::recipe::spec::Spec;
+
+/// A range of a key; `*` stands for any list index.
+struct Limit {
+    path: &'static str,
+    min: f64,
+    max: f64,
+    /// The bound `min` itself is not allowed.
+    above_min: bool,
+}
+
+const fn range(path: &'static str, min: f64, max: f64) -> Limit {
+    Limit {
+        path,
+        min,
+        max,
+        above_min: false,
+    }
+}
+
+/// More than `min`, at most `max`.
+const fn above(path: &'static str, min: f64, max: f64) -> Limit {
+    Limit {
+        path,
+        min,
+        max,
+        above_min: true,
+    }
+}
+
+/// Samples in a batch.
+const BATCH: f64 = (1_u64 << 32) as f64;
+/// Devices along an axis.
+const DEVICES: f64 = (1_u64 << 20) as f64;
+/// Samples or steps of a whole run: exact in a double, so sums stay exact too.
+const COUNT: f64 = (1_u64 << 53) as f64;
+
+const LIMITS: &[Limit] = &[
+    range("batch.global", 1.0, BATCH),
+    range("batch.micro", 1.0, BATCH),
+    range("batch.accumulation", 1.0, BATCH),
+    range("batch.gpus", 1.0, DEVICES),
+    range("parallel.tensor", 1.0, DEVICES),
+    range("parallel.pipeline", 1.0, DEVICES),
+    range("parallel.context", 1.0, DEVICES),
+    range("parallel.sequence", 1.0, DEVICES),
+    range("parallel.data_replicate", 1.0, DEVICES),
+    range("parallel.data_shard", 1.0, DEVICES),
+    range("parallel.machines", 1.0, DEVICES),
+    above("schedule.norm-test.eta", 0.0, 1e6),
+    range("schedule.norm-test.interval", 1.0, 100.0),
+    range("schedule.norm-test.max_batch", 1.0, BATCH),
+    above("schedule.norm-test.growth_cap", 1.0, 1e6),
+    range("schedule.norm-test.hysteresis", 0.0, 1.0),
+    range("schedule.norm-test.ema", 0.0, 0.999_999),
+    range("schedule.stages.stages.*.share", 0.0, 1.0),
+    range("schedule.stages.stages.*.batch", 1.0, BATCH),
+    range("schedule.replay.runs.*.batch", 1.0, BATCH),
+    range("schedule.replay.runs.*.steps", 1.0, COUNT),
+    above("data.held_out", 0.0, COUNT),
+    range("data.sequence_length", 1.0, (1_u64 << 24) as f64),
+    above("data.train.*.weight", 0.0, 1.0),
+    range("data.evaluation.*.weight", 0.0, 1.0),
+    range(
+        "data.train.*.synthetic.vocabulary",
+        2.0,
+        (1_u64 << 24) as f64,
+    ),
+    range(
+        "data.train.*.synthetic.branching",
+        1.0,
+        (1_u64 << 24) as f64,
+    ),
+    range("data.train.*.synthetic.samples", 1.0, COUNT),
+    range("budget.samples", 1.0, COUNT),
+    range("budget.steps", 1.0, COUNT),
+    above("budget.epochs", 0.0, 1e6),
+    range("optimizer.beta1", 0.0, 0.999_999_999),
+    range("optimizer.beta2", 0.0, 0.999_999_999),
+    above("optimizer.epsilon", 0.0, 1.0),
+    range("optimizer.weight_decay", 0.0, 1e3),
+    range("optimizer.gradient_clip", 0.0, 1e9),
+    range("learning_rate.peak", 0.0, 1e3),
+    range("learning_rate.floor", 0.0, 1.0),
+    range("learning_rate.warmup_samples", 0.0, COUNT),
+    range("learning_rate.warmup_steps", 0.0, COUNT),
+    range("learning_rate.warmup_ratio", 0.0, 1.0),
+    range("evaluation.every_samples", 1.0, COUNT),
+    range("evaluation.every_steps", 1.0, COUNT),
+    range("evaluation.micro", 1.0, BATCH),
+    range("evaluation.samples", 1.0, COUNT),
+    range("checkpoint.every_samples", 1.0, COUNT),
+    range("checkpoint.every_steps", 1.0, COUNT),
+    range("checkpoint.keep", 1.0, COUNT),
+    range("elasticity.min", 1.0, DEVICES),
+    range("elasticity.max", 1.0, DEVICES),
+    range("generation.num_generations", 1.0, BATCH),
+    range("generation.generation_batch_size", 1.0, BATCH),
+    range("generation.steps_per_generation", 1.0, BATCH),
+    range("generation.num_mini_batches", 1.0, BATCH),
+];
+
+/// Reports every number that is out of its range. A value that was refused already holds a
+/// stand-in, which is not reported again.
+pub(super) fn check(spec: &Spec, places: &Places, diagnostics: &mut Vec<Diagnostic>) {
+    let values = match serde_json::to_value(spec) {
+        Ok(values) => values,
+        Err(error) => {
+            let message = format!("the recipe cannot be written down: {error}");
+            diagnostics.push(Diagnostic::error(
+                "wrong-type",
+                None,
+                message,
+                "report this",
+            ));
+            return;
+        }
+    };
+    for limit in LIMITS {
+        for (path, value) in values_at(&values, limit.path) {
+            let low = value < limit.min || (limit.above_min && value == limit.min);
+            if low || value > limit.max {
+                let problem = out_of_range(limit, &path, value, places);
+                if problem.span.is_none() || diagnostics.iter().all(|d| d.span != problem.span) {
+                    diagnostics.push(problem);
+                }
+            }
+        }
+    }
+}
+
+fn out_of_range(limit: &Limit, path: &str, value: f64, places: &Places) -> Diagnostic {
+    let path = &without_kind(path);
+    let place = places.get(path);
+    let bound = if limit.above_min {
+        format!("above {} and at most {}", limit.min, limit.max)
+    } else {
+        format!("from {} to {}", limit.min, limit.max)
+    };
+    Diagnostic::error(
+        "out-of-range",
+        place.map(|p| p.span),
+        format!("`{}` is {value}", place.map_or(path.as_str(), |p| &p.key)),
+        format!("give a number {bound}"),
+    )
+}
+
+/// The recipe writes an enum's settings beside its `kind`, serde below the kind's name.
+fn without_kind(path: &str) -> String {
+    let mut parts: Vec<&str> = path.split('.').collect();
+    if parts.first() == Some(&"schedule") && parts.len() > 2 {
+        parts.remove(1);
+    }
+    parts.join(".")
+}
+
+/// The numbers at a path, with the paths they really have.
+fn values_at(root: &Value, path: &str) -> Vec<(String, f64)> {
+    let mut found = vec![(String::new(), root)];
+    for part in path.split('.') {
+        let mut next = Vec::new();
+        for (at, value) in found {
+            let join = |name: &str| match at.as_str() {
+                "" => name.to_owned(),
+                at => format!("{at}.{name}"),
+            };
+            match (part, value) {
+                ("*", Value::Array(items)) => {
+                    for (index, item) in items.iter().enumerate() {
+                        next.push((join(&index.to_string()), item));
+                    }
+                }
+                (name, Value::Object(fields)) => {
+                    if let Some(field) = fields.get(name) {
+                        next.push((join(name), field));
+                    }
+                }
+                _ => {}
+            }
+        }
+        found = next;
+    }
+    found
+        .into_iter()
+        .filter_map(|(path, value)| Some((path, value.as_f64()?)))
+        .collect()
+}

@@ -1,0 +1,128 @@
+use crate::recipe::spec::{BatchSchedule, LearningRateShape};
+use crate::recipe::{Diagnostic, Severity, Sources, Spec, native, reader::Reader, yaml};
+
+fn build(spec: &str) -> Result<(Spec, crate::recipe::Places), Vec<Diagnostic>> {
+    let indented: String = spec.lines().map(|l| format!("  {l}\n")).collect();
+    let text = format!(
+        "apiVersion: evenkeel.dev/v1alpha1\nkind: Recipe\nmetadata: {{name: tiny}}\nspec:\n{indented}"
+    );
+    let mut sources = Sources::default();
+    let file = sources.add("tiny.yaml", text.clone());
+    let mut diagnostics = Vec::new();
+    let built = yaml::parse(&text, file, &mut diagnostics).and_then(|root| {
+        let path = std::path::Path::new("tiny.yaml");
+        let tree = native::Native.translate(&root, path, &mut diagnostics);
+        native::build(&tree.native, &mut diagnostics)
+    });
+    let refused = diagnostics.iter().any(|d| d.severity == Severity::Error);
+    assert_eq!(built.is_none(), refused, "{diagnostics:?}");
+    built.ok_or(diagnostics)
+}
+
+/// Rule, line and message of every problem of a recipe.
+fn problems(spec: &str) -> Vec<String> {
+    let diagnostics = build(spec).expect_err("the recipe is refused");
+    let line = |d: &Diagnostic| d.span.map_or(0, |s| s.line);
+    diagnostics
+        .iter()
+        .map(|d| format!("{}:{} {} ({})", line(d), d.rule, d.message, d.help))
+        .collect()
+}
+
+#[test]
+fn values_and_places_are_read() {
+    let (spec, places) = build(
+        "batch: {global: 64, micro: 4}\n\
+         learning_rate:\n  peak: 1e-3\n  shape: cosine\n\
+         model:\n  config: {hidden_size: 64, tie_word_embeddings: true, rope: {theta: 1e4}}\n\
+         data:\n  train:\n  - {path: synthetic, synthetic: {vocabulary: 512}}",
+    )
+    .unwrap();
+    assert_eq!(spec.name, "tiny");
+    assert_eq!((spec.batch.global, spec.batch.micro), (Some(64), Some(4)));
+    assert_eq!(spec.learning_rate.peak, 1e-3);
+    assert_eq!(spec.learning_rate.shape, LearningRateShape::Cosine);
+    assert_eq!(spec.model.config["hidden_size"], 64);
+    assert_eq!(spec.model.config["tie_word_embeddings"], true);
+    assert_eq!(spec.model.config["rope"]["theta"], 1e4);
+    assert_eq!(
+        spec.data.train[0].synthetic.as_ref().unwrap().vocabulary,
+        512
+    );
+    let place = |path: &str| {
+        let place = &places[path];
+        (place.key.as_str(), place.span.line, place.span.column)
+    };
+    assert_eq!(place("batch.global"), ("batch.global", 5, 19));
+    assert_eq!(place("learning_rate.peak"), ("learning_rate.peak", 7, 11));
+    assert_eq!(place("name"), ("metadata.name", 3, 18));
+    assert_eq!(place("data.train.0.path").1, 13);
+    assert!(!places.contains_key("seed"), "nobody wrote a seed");
+}
+
+#[test]
+fn an_enum_takes_its_settings_beside_its_kind() {
+    let (spec, places) = build("schedule:\n  kind: norm-test\n  eta: 0.1\n  interval: 5").unwrap();
+    let BatchSchedule::NormTest(test) = spec.schedule else {
+        panic!("{:?}", spec.schedule)
+    };
+    assert_eq!((test.eta, test.interval, test.max_batch), (0.1, 5, 8192));
+    assert_eq!(places["schedule.eta"].span.line, 7);
+    assert_eq!(places["schedule.kind"].span.line, 6);
+    let (spec, _) = build("schedule: norm-test").unwrap();
+    assert_eq!(spec.schedule, BatchSchedule::NormTest(Default::default()));
+    let (spec, _) = build("schedule:\n  kind: stages\n  stages: [{share: 1, batch: 8}]").unwrap();
+    assert!(matches!(spec.schedule, BatchSchedule::Stages { stages } if stages[0].batch == 8));
+}
+
+#[test]
+fn every_problem_is_reported_at_once() {
+    let found = problems(
+        "batch:\n  micro: many\n  acumulation: 4\n\
+         learning_rate: {peak: fast, shape: cosin}\n\
+         data: [1]\n\
+         seed: -1\n\
+         schedule: {kind: norm-test, etta: 1}\n\
+         objektive: sft",
+    );
+    insta::assert_snapshot!(found.join("\n"));
+}
+
+#[test]
+fn numbers_out_of_range_are_refused_with_their_bounds() {
+    let found = problems(
+        "batch: {micro: 0, global: 99999999999}\n\
+         schedule: {kind: norm-test, interval: 1000, ema: 1}\n\
+         data: {train: [{path: a, weight: 2}]}\n\
+         learning_rate: {peak: .nan}",
+    );
+    insta::assert_snapshot!(found.join("\n"));
+    let found = problems("batch: {micro: 0}\nparallel: {tensor: 0}");
+    insta::assert_snapshot!(found.join("\n"));
+}
+
+#[test]
+fn missing_parts_are_named() {
+    insta::assert_snapshot!(
+        [
+            problems("schedule: {eta: 1}"),
+            problems("schedule: {kind: stages, stages: [{share: 1}]}"),
+            problems("schedule: {kind: constant, eta: 1}"),
+        ]
+        .concat()
+        .join("\n")
+    );
+}
+
+#[test]
+fn a_bare_spec_is_not_a_recipe() {
+    let root = {
+        let mut sources = Sources::default();
+        let file = sources.add("x.yaml", "batch: {micro: 1}");
+        yaml::parse("batch: {micro: 1}", file, &mut Vec::new()).unwrap()
+    };
+    assert_eq!(
+        native::Native.detect(&root, std::path::Path::new("x.yaml")),
+        None
+    );
+}

@@ -1,0 +1,246 @@
+//! `KEY=VALUE` from the command line, and flags that set a native key.
+//!
+//! Both stand, one a line, in a virtual file called `command line`, so that a message about an
+//! override points at it. A key that does not exist is not added silently: whoever reads the tree
+//! afterwards refuses it there as in a file.
+
+use super::diagnostic::Diagnostic;
+use super::node::{Node, Value};
+use super::scalar::{Resolved, Schema};
+use super::source::{FileId, Sources, Span};
+use super::yaml;
+
+/// The name of the virtual file.
+pub const COMMAND_LINE: &str = "command line";
+
+/// A flag of the command line that sets one native key (`--recipe-gpus 8`).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Setting {
+    /// The flag, for messages.
+    pub flag: &'static str,
+    /// The native path that it sets.
+    pub path: &'static str,
+    /// Its value.
+    pub value: String,
+}
+
+/// The virtual file with every override and setting, or `None` when there are none.
+pub fn add_source(
+    sources: &mut Sources,
+    overrides: &[String],
+    settings: &[Setting],
+) -> Option<FileId> {
+    if overrides.is_empty() && settings.is_empty() {
+        return None;
+    }
+    let mut text = overrides.join("\n");
+    for setting in settings {
+        if !text.is_empty() {
+            text.push('\n');
+        }
+        text.push_str(&format!("{}={}", setting.flag, setting.value));
+    }
+    text.push('\n');
+    Some(sources.add(COMMAND_LINE, text))
+}
+
+/// Where a piece of the virtual file begins.
+#[derive(Clone, Copy)]
+struct Position {
+    offset: usize,
+    line: u32,
+    column: u32,
+}
+
+impl Position {
+    const START: Position = Position {
+        offset: 0,
+        line: 1,
+        column: 1,
+    };
+
+    fn after(self, text: &str) -> Position {
+        let lines = text.matches('\n').count() as u32;
+        let tail = text.rsplit('\n').next().unwrap_or(text).chars().count() as u32;
+        Position {
+            offset: self.offset + text.len(),
+            line: self.line + lines,
+            column: if lines == 0 {
+                self.column + tail
+            } else {
+                tail + 1
+            },
+        }
+    }
+
+    fn span(self, file: FileId, text: &str) -> Span {
+        Span {
+            file,
+            start: self.offset,
+            end: self.offset + text.len(),
+            line: self.line,
+            column: self.column,
+        }
+    }
+}
+
+/// Puts every override into the tree. `path_of` turns the key into a path from the tree's root.
+pub fn apply(
+    root: &mut Node,
+    overrides: &[String],
+    file: FileId,
+    path_of: impl Fn(&str) -> String,
+    diagnostics: &mut Vec<Diagnostic>,
+) {
+    let mut at = Position::START;
+    for text in overrides {
+        if let Some((key, value)) = text.split_once('=').filter(|(key, _)| !key.is_empty()) {
+            let value_at = at.after(key).after("=");
+            let key_span = at.span(file, key);
+            if let Some(value) = parse_value(value, value_at, file, diagnostics)
+                && let Err((message, help)) = put(root, &path_of(key), key_span, value)
+            {
+                let problem = Diagnostic::error("unknown-key", Some(key_span), message, help);
+                diagnostics.push(problem);
+            }
+        } else {
+            diagnostics.push(Diagnostic::error(
+                "yaml-syntax",
+                Some(at.span(file, text)),
+                format!("`{text}` is not KEY=VALUE"),
+                "write the key, `=` and the value without spaces: `max_steps=100`",
+            ));
+        }
+        at = at.after(text).after("\n");
+    }
+}
+
+/// A native tree of the settings, below the overrides in the virtual file.
+pub fn settings_tree(overrides: &[String], settings: &[Setting], file: FileId) -> Node {
+    let mut at = Position::START;
+    for text in overrides {
+        at = at.after(text).after("\n");
+    }
+    let mut tree = Node::mapping(at.span(file, ""));
+    for setting in settings {
+        let value_at = at.after(setting.flag).after("=");
+        let mut value = Node::plain(&setting.value, value_at.span(file, &setting.value));
+        value.key = Some(setting.flag.to_owned());
+        tree.set_path(setting.path, value);
+        at = value_at.after(&setting.value).after("\n");
+    }
+    tree
+}
+
+/// A value: YAML where it starts like a YAML collection or string, else one scalar as it stands,
+/// so that `#`, `: ` and Jinja templates need no second layer of quotes.
+fn parse_value(
+    text: &str,
+    at: Position,
+    file: FileId,
+    diagnostics: &mut Vec<Diagnostic>,
+) -> Option<Node> {
+    let template = text.starts_with("{%") || text.starts_with("{{");
+    if template || !text.starts_with(['[', '{', '"', '\'', '!']) {
+        return Some(Node::plain(text, at.span(file, text)));
+    }
+    let mut own = Vec::new();
+    let mut node = yaml::parse(text, file, &mut own);
+    for diagnostic in &mut own {
+        if let Some(span) = &mut diagnostic.span {
+            shift(span, at);
+        }
+    }
+    diagnostics.append(&mut own);
+    if let Some(node) = &mut node {
+        shift_tree(node, at);
+    }
+    node
+}
+
+/// Moves a span of a value parsed by itself to where the value stands.
+fn shift(span: &mut Span, at: Position) {
+    if span.line <= 1 {
+        span.column += at.column - 1;
+    }
+    span.line += at.line - 1;
+    span.start += at.offset;
+    span.end += at.offset;
+}
+
+fn shift_tree(node: &mut Node, at: Position) {
+    shift(&mut node.span, at);
+    match &mut node.value {
+        Value::Scalar(_) => {}
+        Value::Sequence(items) => items.iter_mut().for_each(|item| shift_tree(item, at)),
+        Value::Mapping(entries) => {
+            for entry in entries {
+                shift(&mut entry.name_span, at);
+                shift_tree(&mut entry.value, at);
+            }
+        }
+    }
+}
+
+/// Puts a value at a path. Keys may hold dots: the longest key that is there and fits wins.
+fn put(root: &mut Node, path: &str, span: Span, value: Node) -> Result<(), (String, String)> {
+    if root.resolve(Schema::Core) == Some(Resolved::Null) {
+        root.value = Value::Mapping(Vec::new());
+    }
+    let kind = root.kind();
+    let shown = root.text().unwrap_or_default().to_owned();
+    match &mut root.value {
+        Value::Mapping(entries) => {
+            let present = entries
+                .iter_mut()
+                .filter(|e| {
+                    path.strip_prefix(e.name.as_str())
+                        .is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+                })
+                .max_by_key(|e| e.name.len());
+            if let Some(entry) = present {
+                return match path[entry.name.len()..].strip_prefix('.') {
+                    None => {
+                        entry.name_span = span;
+                        entry.value = value;
+                        Ok(())
+                    }
+                    Some(rest) => put(&mut entry.value, rest, span, value),
+                };
+            }
+            let Some((head, rest)) = path.split_once('.') else {
+                root.set(path, span, value);
+                return Ok(());
+            };
+            let mut below = Node::mapping(value.span);
+            put(&mut below, rest, span, value)?;
+            root.set(head, span, below);
+            Ok(())
+        }
+        Value::Sequence(items) => {
+            let (head, rest) = path.split_once('.').unwrap_or((path, ""));
+            let count = items.len();
+            let Some(item) = head.parse().ok().and_then(|i: usize| items.get_mut(i)) else {
+                return Err((
+                    format!("`{head}` is not an item of a list of {count}"),
+                    match count {
+                        0 => "the list is empty: give a whole list, `KEY=[…]`".to_owned(),
+                        _ => format!("give a position from 0 to {}", count - 1),
+                    },
+                ));
+            };
+            if rest.is_empty() {
+                *item = value;
+                return Ok(());
+            }
+            put(item, rest, span, value)
+        }
+        Value::Scalar(_) => Err((
+            format!("`{path}` would stand below `{shown}`, which is {kind}"),
+            "name the key itself, or give it a mapping first".to_owned(),
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests;

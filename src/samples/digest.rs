@@ -1,0 +1,163 @@
+//! The digest of what was fed: samples with their positions, in any order.
+
+use std::fmt;
+use std::ops::AddAssign;
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+use xxhash_rust::xxh3::xxh3_128;
+
+/// The sum, modulo 2¹²⁸, of one xxh3-128 hash per sample. Addition makes it the same however the
+/// samples were dealt and in whichever order ranks add up, while a sample dropped, repeated, moved
+/// to another position or changed in one token changes it.
+///
+/// It guards against mistakes, not against somebody who forges digests: xxh3 is no cryptographic
+/// hash.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct Digest(pub u128);
+
+impl Digest {
+    /// The digest of one sample: its position in the global order and the row of token ids and
+    /// targets (equally long) that enters the forward pass; `ignore` is the target that carries no
+    /// loss.
+    ///
+    /// What follows the last target that carries a loss is left out. In a causal model it cannot
+    /// reach the loss or a gradient, and how much padding follows depends on the longest neighbour
+    /// in the micro-batch, which no digest may depend on.
+    pub fn of(position: u64, tokens: &[u32], targets: &[u32], ignore: u32) -> Self {
+        debug_assert_eq!(tokens.len(), targets.len());
+        let len = targets
+            .iter()
+            .rposition(|&target| target != ignore)
+            .map_or(0, |last| last + 1);
+        let mut bytes = Vec::with_capacity(8 + 8 * len);
+        bytes.extend_from_slice(&position.to_le_bytes());
+        for (token, target) in tokens.iter().zip(targets).take(len) {
+            bytes.extend_from_slice(&token.to_le_bytes());
+            bytes.extend_from_slice(&target.to_le_bytes());
+        }
+        Digest(xxh3_128(&bytes))
+    }
+}
+
+impl AddAssign for Digest {
+    fn add_assign(&mut self, other: Digest) {
+        self.0 = self.0.wrapping_add(other.0);
+    }
+}
+
+impl std::iter::Sum for Digest {
+    fn sum<I: Iterator<Item = Digest>>(digests: I) -> Digest {
+        let mut sum = Digest::default();
+        digests.for_each(|digest| sum += digest);
+        sum
+    }
+}
+
+/// 32 hexadecimal digits.
+impl fmt::Display for Digest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:032x}", self.0)
+    }
+}
+
+impl Serialize for Digest {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Digest {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        if text.len() != 32 || !text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+            return Err(de::Error::invalid_value(
+                de::Unexpected::Str(&text),
+                &"32 hexadecimal digits",
+            ));
+        }
+        u128::from_str_radix(&text, 16)
+            .map(Digest)
+            .map_err(de::Error::custom)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const IGNORE: u32 = u32::MAX;
+
+    fn of(position: u64, tokens: &[u32], targets: &[u32]) -> Digest {
+        Digest::of(position, tokens, targets, IGNORE)
+    }
+
+    #[test]
+    fn position_tokens_and_targets_all_count() {
+        let base = of(7, &[1, 2, 3], &[2, 3, 4]);
+        for other in [
+            of(8, &[1, 2, 3], &[2, 3, 4]),
+            of(7, &[1, 2, 4], &[2, 3, 4]),
+            of(7, &[1, 2, 3], &[2, 3, 5]),
+            of(7, &[1, 2, 3], &[IGNORE, 3, 4]),
+            of(7, &[1, 2], &[2, 3]),
+        ] {
+            assert_ne!(base, other);
+        }
+    }
+
+    #[test]
+    fn padding_does_not_count() {
+        let bare = of(7, &[1, 2], &[IGNORE, 3]);
+        let padded = of(7, &[1, 2, 0, 0], &[IGNORE, 3, IGNORE, IGNORE]);
+        assert_eq!(bare, padded);
+    }
+
+    #[test]
+    fn digests_are_the_same_for_ever() {
+        // Ledgers that were written before must still verify.
+        let digest = of(7, &[1, 2, 3], &[2, 3, 4]);
+        insta::assert_snapshot!(digest);
+        assert_eq!(
+            of(0, &[], &[]).0,
+            xxh3_128(&[0; 8]),
+            "a sample without targets still counts by its position"
+        );
+    }
+
+    #[test]
+    fn hexadecimal_is_read_back_and_nothing_else_is() {
+        let digest = Digest(0xabc);
+        let json = serde_json::to_string(&digest).unwrap();
+        assert_eq!(json, "\"00000000000000000000000000000abc\"");
+        assert_eq!(serde_json::from_str::<Digest>(&json).unwrap(), digest);
+        for wrong in [
+            "\"abc\"",
+            "\"+0000000000000000000000000000abc\"",
+            "\"g0000000000000000000000000000abc\"",
+            "12",
+        ] {
+            assert!(serde_json::from_str::<Digest>(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_sum_does_not_depend_on_the_order(
+            samples in prop::collection::vec((any::<u64>(), any::<[u32; 3]>()), 0..12),
+            cut in 0..12usize,
+        ) {
+            let digests: Vec<Digest> = samples
+                .iter()
+                .map(|(position, row)| of(*position, row, row))
+                .collect();
+            let forward: Digest = digests.iter().copied().sum();
+            let backward: Digest = digests.iter().rev().copied().sum();
+            let cut = cut.min(digests.len());
+            let mut parts: Digest = digests[cut..].iter().copied().sum();
+            parts += digests[..cut].iter().copied().sum();
+            prop_assert_eq!(forward, backward);
+            prop_assert_eq!(forward, parts);
+        }
+    }
+}

@@ -1,0 +1,264 @@
+//! The data set as ranks see it: samples by index, and micro-batches of them.
+
+use std::path::Path;
+
+use crate::engine::IGNORE;
+
+use super::error::DataError;
+use super::manifest::{Manifest, PartRecord};
+use super::store::Store;
+use super::synthetic::Language;
+
+/// Micro-batches are padded to a multiple of so many columns, for the kernels' sake.
+const COLUMNS: usize = 8;
+
+/// Which samples of a prepared data set.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Part {
+    /// Those that are trained on.
+    Train,
+    /// Those that are not.
+    Evaluation,
+}
+
+impl Part {
+    /// The part's directory within the prepared one.
+    pub(super) fn directory(self) -> &'static str {
+        match self {
+            Part::Train => "train",
+            Part::Evaluation => "evaluation",
+        }
+    }
+}
+
+/// One sample: tokens, and for each of them whether a model should learn to predict it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Sample {
+    /// Token ids, at least two.
+    pub tokens: Vec<u32>,
+    /// Whether each token carries loss; as long as `tokens`. The first token never does, whatever
+    /// stands here: there is nothing before it to predict it from.
+    pub loss_mask: Vec<bool>,
+}
+
+impl Sample {
+    pub(super) fn with_capacity(tokens: usize) -> Sample {
+        Sample {
+            tokens: Vec::with_capacity(tokens),
+            loss_mask: Vec::with_capacity(tokens),
+        }
+    }
+
+    pub(super) fn push(&mut self, id: u32, target: bool) {
+        self.tokens.push(id);
+        self.loss_mask.push(target);
+    }
+
+    /// Inputs and targets, both one shorter than the sample: what stands at position t is to
+    /// predict the token at t + 1. This is the one place where the shift happens.
+    fn next_token(&self) -> impl Iterator<Item = (u32, u32)> {
+        let next = self.tokens.iter().zip(&self.loss_mask).skip(1);
+        self.tokens
+            .iter()
+            .zip(next)
+            .map(|(&input, (&next, &target))| (input, if target { next } else { IGNORE }))
+    }
+}
+
+/// A micro-batch that owns its tokens.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Collated {
+    /// Token ids, `[batch, seq_len]` row-major; padding is 0.
+    pub tokens: Vec<u32>,
+    /// Next-token targets, `[batch, seq_len]`; [`IGNORE`] carries no loss.
+    pub targets: Vec<u32>,
+    /// Rows.
+    pub batch: usize,
+    /// Columns.
+    pub seq_len: usize,
+    /// Columns of each row before the padding.
+    lengths: Vec<usize>,
+}
+
+impl Collated {
+    /// Tokens and targets of a row without its padding, so that they do not depend on the other
+    /// rows.
+    pub fn row(&self, row: usize) -> (&[u32], &[u32]) {
+        let start = row * self.seq_len;
+        let columns = start..start + self.lengths[row];
+        (&self.tokens[columns.clone()], &self.targets[columns])
+    }
+}
+
+/// A part of a prepared data set, opened by a rank.
+#[derive(Debug)]
+pub struct Dataset {
+    manifest: Manifest,
+    record: PartRecord,
+    source: Source,
+}
+
+#[derive(Debug)]
+enum Source {
+    Store(Store),
+    Synthetic(Box<Language>),
+}
+
+impl Dataset {
+    /// Opens a part of a directory that [`super::prepare()`] made; `None` when there are no
+    /// samples for evaluation. Sizes are compared with the manifest, checksums are not:
+    /// [`super::prepare()`] does that once for all ranks.
+    pub fn open(directory: &Path, part: Part) -> Result<Option<Dataset>, DataError> {
+        let manifest = Manifest::read(directory)?;
+        let record = match part {
+            Part::Train => manifest.train.clone(),
+            Part::Evaluation => match manifest.evaluation.clone() {
+                Some(record) => record,
+                None => return Ok(None),
+            },
+        };
+        let source = match &manifest.synthetic {
+            Some(settings) => Source::Synthetic(Box::new(Language::new(settings, "synthetic")?)),
+            None => Source::Store(Store::open(
+                directory.join(part.directory()),
+                record.clone(),
+                manifest.vocabulary_size,
+            )?),
+        };
+        Ok(Some(Dataset {
+            manifest,
+            record,
+            source,
+        }))
+    }
+
+    /// Samples.
+    pub fn len(&self) -> u64 {
+        self.record.samples
+    }
+
+    /// Whether there are no samples; a data set that was prepared has some.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// What the data set was prepared from, and how.
+    pub fn manifest(&self) -> &Manifest {
+        &self.manifest
+    }
+
+    /// Counts of this part.
+    pub fn record(&self) -> &PartRecord {
+        &self.record
+    }
+
+    /// The synthetic language, when the data is one.
+    pub fn language(&self) -> Option<&Language> {
+        match &self.source {
+            Source::Synthetic(language) => Some(language),
+            Source::Store(_) => None,
+        }
+    }
+
+    /// The sample with this index, 0 to [`Dataset::len`].
+    pub fn sample(&self, index: u64) -> Result<Sample, DataError> {
+        self.check(index)?;
+        match &self.source {
+            Source::Store(store) => store.sample(index),
+            Source::Synthetic(language) => {
+                let tokens = self.record.longest_sample as usize;
+                Ok(Sample {
+                    tokens: language.sample(self.record.first_sample + index, tokens),
+                    loss_mask: vec![true; tokens],
+                })
+            }
+        }
+    }
+
+    /// How many targets a sample has, without reading its tokens.
+    pub fn targets(&self, index: u64) -> Result<u64, DataError> {
+        self.check(index)?;
+        match &self.source {
+            Source::Store(store) => Ok(u64::from(store.entry(index)?.targets)),
+            Source::Synthetic(_) => Ok(self.record.longest_sample - 1),
+        }
+    }
+
+    fn check(&self, index: u64) -> Result<(), DataError> {
+        if index < self.len() {
+            return Ok(());
+        }
+        Err(DataError::OutOfRange {
+            index,
+            samples: self.len(),
+        })
+    }
+
+    /// Puts samples into one micro-batch, padded on the right to the longest of them, rounded up
+    /// to a multiple of 8 columns but never above the sequence length.
+    pub fn collate(&self, indices: impl IntoIterator<Item = u64>) -> Result<Collated, DataError> {
+        let samples: Vec<Sample> = indices
+            .into_iter()
+            .map(|index| self.sample(index))
+            .collect::<Result<_, _>>()?;
+        let lengths: Vec<usize> = samples.iter().map(|s| s.tokens.len() - 1).collect();
+        let longest = lengths.iter().copied().max().unwrap_or(0);
+        let limit = self.manifest.sequence_length as usize;
+        let seq_len = longest.next_multiple_of(COLUMNS).min(limit).max(longest);
+        let mut tokens = vec![0; samples.len() * seq_len];
+        let mut targets = vec![IGNORE; samples.len() * seq_len];
+        for (row, sample) in samples.iter().enumerate() {
+            let start = row * seq_len;
+            for (column, (input, target)) in sample.next_token().enumerate() {
+                tokens[start + column] = input;
+                targets[start + column] = target;
+            }
+        }
+        Ok(Collated {
+            tokens,
+            targets,
+            batch: samples.len(),
+            seq_len,
+            lengths,
+        })
+    }
+
+    /// One line for people: how much there is and where it came from.
+    pub fn describe(&self) -> String {
+        let PartRecord {
+            samples,
+            tokens,
+            target_tokens,
+            ..
+        } = self.record;
+        let manifest = &self.manifest;
+        if let Some(language) = self.language() {
+            return format!(
+                "{samples} samples of {} tokens, synthetic language of {} words, \
+                 entropy {:.4} nats per token (single words {:.4})",
+                self.record.longest_sample,
+                language.vocabulary(),
+                language.entropy(),
+                language.unigram_entropy(),
+            );
+        }
+        let mut line = format!("{samples} samples, {tokens} tokens");
+        if target_tokens + samples != tokens {
+            line += &format!(", {target_tokens} of them targets");
+        }
+        if manifest.packing {
+            line += &format!(", packed to {}", manifest.sequence_length);
+        } else {
+            line += &format!(", the longest {}", self.record.longest_sample);
+        }
+        line += &format!(
+            ", tokenizer {} ({} ids)",
+            manifest.tokenizer, manifest.vocabulary_size
+        );
+        let skipped = manifest.skipped.to_string();
+        if !skipped.is_empty() {
+            line += &format!(" ({skipped})");
+        }
+        line
+    }
+}

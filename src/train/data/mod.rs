@@ -1,0 +1,36 @@
+//! Data: from the files a recipe names to micro-batches of token ids.
+//!
+//! The launcher calls [`prepare()`] once, before any rank starts: sources are read, tokenised,
+//! packed and written as an indexed token store, whole or not at all, with a manifest. Ranks open
+//! it with [`Dataset::open`] and read samples by index, so the order of samples is nobody's
+//! business here. Nothing holds the data in memory. The synthetic language needs no files: its
+//! samples are made when they are asked for, behind the same [`Dataset`].
+//!
+//! `docs/data.md` is the user's page.
+
+mod dataset;
+mod error;
+mod manifest;
+mod prepare;
+mod publish;
+mod random;
+mod store;
+mod synthetic;
+
+pub use dataset::{Collated, Dataset, Part, Sample};
+pub use error::{DataError, Place, Unit};
+pub use manifest::{FileRecord, Manifest, PartRecord, Skipped, SourceRecord};
+pub use prepare::{Phase, PrepareRequest, Prepared, Progress, prepare};
+pub use synthetic::Language;
+
+/// Refuses `tokens` ids of `what` when the model has an embedding for fewer.
+pub fn check_vocabulary(what: &str, tokens: u64, vocab_size: u64) -> Result<(), DataError> {
+    if tokens <= vocab_size {
+        return Ok(());
+    }
+    Err(DataError::Vocabulary {
+        what: what.to_string(),
+        tokens,
+        vocab_size,
+    })
+}

@@ -1,0 +1,76 @@
+//! A directory that appears whole or not at all.
+//!
+//! It is filled under a temporary name beside its place and renamed when it is complete and
+//! durable. A crash leaves at most the temporary one behind, which the next attempt removes. One
+//! process at a time works on a directory: the run's lock sees to that.
+
+use std::path::{Path, PathBuf};
+
+use crate::train::files::{FileError, sync_directory};
+
+use super::error::DataError;
+
+/// A directory under construction; removed when dropped before [`Draft::publish`].
+pub(super) struct Draft {
+    place: PathBuf,
+    draft: PathBuf,
+}
+
+impl Draft {
+    /// Starts an empty directory beside `place`, whose parents are made if need be.
+    pub fn begin(place: &Path) -> Result<Draft, DataError> {
+        let name = place.file_name().ok_or_else(|| {
+            DataError::source(place, "it has no name", "choose a directory with a name")
+        })?;
+        let draft = place.with_file_name(format!(".{}.partial", name.display()));
+        if let Some(parent) = place.parent() {
+            std::fs::create_dir_all(parent)
+                .map_err(|error| FileError::from_io("create", parent, 0, error))?;
+        }
+        remove(&draft)?;
+        std::fs::create_dir(&draft)
+            .map_err(|error| FileError::from_io("create", &draft, 0, error))?;
+        Ok(Draft {
+            place: place.to_path_buf(),
+            draft,
+        })
+    }
+
+    /// Where to write.
+    pub fn path(&self) -> &Path {
+        &self.draft
+    }
+
+    /// Puts the directory in its place, instead of an older one if there is one. Files in it are
+    /// durable already, `directories` are those that it holds.
+    pub fn publish(self, directories: &[PathBuf]) -> Result<(), DataError> {
+        for directory in directories {
+            sync_directory(directory)?;
+        }
+        sync_directory(&self.draft)?;
+        remove(&self.place)?;
+        std::fs::rename(&self.draft, &self.place)
+            .map_err(|error| FileError::from_io("rename", &self.draft, 0, error))?;
+        if let Some(parent) = self.place.parent().filter(|p| *p != Path::new("")) {
+            sync_directory(parent)?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Draft {
+    fn drop(&mut self) {
+        // After `publish` there is nothing left; before it, the error that brought us here counts
+        // more than one of cleaning up.
+        let _ = std::fs::remove_dir_all(&self.draft);
+    }
+}
+
+fn remove(path: &Path) -> Result<(), DataError> {
+    match std::fs::remove_dir_all(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(FileError::from_io("remove", path, 0, error).into())
+        }
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,101 @@
+//! The learning rate as a pure function of the samples consumed.
+//!
+//! At a constant batch it is what transformers 5.23 computes per step (`optimization.py`: linear,
+//! cosine, cosine with a minimum, constant with warm-up, inverse square root), read with
+//! step = samples / batch. Since it counts samples, a batch that grows moves along the same curve,
+//! only faster.
+
+use crate::recipe::spec::{LearningRate, LearningRateShape};
+
+/// Upstream's time scale of `inverse_sqrt` without a warm-up, in steps.
+const INVERSE_SQRT_STEPS: u64 = 10_000;
+
+/// A run's learning rate.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct LearningRateSchedule {
+    peak: f64,
+    floor: f64,
+    shape: LearningRateShape,
+    warmup: u64,
+    budget: u64,
+    base_batch: u64,
+}
+
+impl LearningRateSchedule {
+    /// The schedule of a recipe with a sample budget of `budget`. A warm-up given in steps means
+    /// steps of the base global batch, one given as a share is rounded up to whole ones, as
+    /// upstream rounds it.
+    pub fn new(recipe: &LearningRate, budget: u64, base_batch: u64) -> Self {
+        let LearningRate {
+            peak,
+            shape,
+            floor,
+            warmup_samples,
+            warmup_steps,
+            warmup_ratio,
+        } = *recipe;
+        let from_ratio = |ratio: f64| {
+            let steps = budget.div_ceil(base_batch) as f64;
+            (steps * ratio).ceil() as u64
+        };
+        let warmup = warmup_samples.unwrap_or_else(|| {
+            warmup_steps
+                .or(warmup_ratio.map(from_ratio))
+                .unwrap_or(0)
+                .saturating_mul(base_batch)
+        });
+        LearningRateSchedule {
+            peak,
+            floor,
+            shape,
+            warmup,
+            budget,
+            base_batch,
+        }
+    }
+
+    /// The length of the warm-up, samples.
+    pub fn warmup_samples(&self) -> u64 {
+        self.warmup
+    }
+
+    /// Whether a step that starts after `samples` samples is still in the warm-up.
+    pub fn warming_up(&self, samples: u64) -> bool {
+        samples < self.warmup
+    }
+
+    /// The learning rate of a step that starts after `samples` samples. As upstream, the first step
+    /// of a warm-up has rate 0.
+    pub fn at(&self, samples: u64) -> f64 {
+        self.peak * self.share(samples)
+    }
+
+    /// The learning rate as a share of the peak.
+    fn share(&self, samples: u64) -> f64 {
+        if self.warming_up(samples) {
+            return samples as f64 / self.warmup as f64;
+        }
+        let after = (samples - self.warmup) as f64;
+        let length = self.budget.saturating_sub(self.warmup).max(1) as f64;
+        let progress = (after / length).min(1.0);
+        let above_floor = |share: f64| self.floor + (1.0 - self.floor) * share;
+        match self.shape {
+            LearningRateShape::Constant => 1.0,
+            LearningRateShape::Linear => above_floor(1.0 - progress),
+            LearningRateShape::Cosine => {
+                above_floor(0.5 * (1.0 + (std::f64::consts::PI * progress).cos()))
+            }
+            LearningRateShape::InverseSqrt => {
+                let scale = if self.warmup > 0 {
+                    self.warmup
+                } else {
+                    self.base_batch.saturating_mul(INVERSE_SQRT_STEPS)
+                } as f64;
+                (scale / (after + scale)).sqrt().max(self.floor)
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
