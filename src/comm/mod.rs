@@ -5,6 +5,13 @@
 
 use std::sync::Arc;
 
+pub mod solo;
+pub mod tcp;
+pub mod watch;
+
+/// Where one-line notices for a human go (a refused stranger, a late rank).
+pub type Notify = Arc<dyn Fn(&str) + Send + Sync>;
+
 /// Why a collective failed. Every variant that a peer causes names the peer.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum CommError {
@@ -53,6 +60,36 @@ pub enum Operation {
     },
 }
 
+impl Operation {
+    /// Name for messages.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Operation::AllReduce(_) => "all-reduce",
+            Operation::ReduceScatter { .. } => "reduce-scatter",
+            Operation::AllGather { .. } => "all-gather",
+        }
+    }
+
+    /// Checks that the buffers fit a world of this size.
+    pub fn check(&self, world: usize) -> Result<(), CommError> {
+        match self {
+            Operation::AllReduce(_) => Ok(()),
+            Operation::ReduceScatter { data, shard } | Operation::AllGather { shard, data } => {
+                if data.len() == world * shard.len() {
+                    return Ok(());
+                }
+                Err(CommError::Misuse(format!(
+                    "{} of {} elements with a shard of {}, but a world of {world} needs {}",
+                    self.name(),
+                    data.len(),
+                    shard.len(),
+                    world * shard.len()
+                )))
+            }
+        }
+    }
+}
+
 /// An operation under way.
 pub trait Pending: Send {
     /// Blocks until it is done and gives the buffers back.
@@ -77,6 +114,13 @@ pub trait Collective: Send + Sync {
     /// Leaves the world and tells everyone why; their operations fail with
     /// [`CommError::Aborted`].
     fn abort(&self, reason: &str);
+
+    /// Leaves in order: finishes what was started and says goodbye, so that a rank that is a
+    /// little behind does not take it for a death. Nothing may be started afterwards.
+    /// A world without connections has nothing to do.
+    fn close(&self) -> Result<(), CommError> {
+        Ok(())
+    }
 }
 
 /// A collective shared by the engine and the training loop.

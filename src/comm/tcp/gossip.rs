@@ -1,0 +1,139 @@
+//! What ranks say on the heartbeat lane: a sign of life, whom they lost, and goodbye.
+
+use crate::comm::CommError;
+
+/// One message.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Gossip {
+    /// A sign of life.
+    Beat,
+    /// The sender leaves because this rank is lost.
+    Lost { rank: usize, reason: String },
+    /// The sender leaves because this rank (perhaps itself) stopped the collectives.
+    Aborted { rank: usize, reason: String },
+    /// The sender is done and leaves.
+    Goodbye,
+}
+
+/// Kind, rank (four little-endian bytes), length of the reason (two).
+const HEADER: usize = 7;
+
+/// Reasons are cut to so many bytes.
+const REASON_LIMIT: usize = 1024;
+
+impl Gossip {
+    /// What to tell the others about a verdict.
+    pub fn about(verdict: &CommError) -> Self {
+        match verdict {
+            CommError::PeerLost { rank, reason } => Gossip::Lost {
+                rank: *rank,
+                reason: reason.clone(),
+            },
+            CommError::Aborted { rank, reason } => Gossip::Aborted {
+                rank: *rank,
+                reason: reason.clone(),
+            },
+            CommError::Rendezvous(_) | CommError::Misuse(_) => Gossip::Goodbye,
+        }
+    }
+
+    pub fn encode(&self) -> Vec<u8> {
+        let (kind, rank, reason) = match self {
+            Gossip::Beat => (b'.', 0, ""),
+            Gossip::Lost { rank, reason } => (b'L', *rank, reason.as_str()),
+            Gossip::Aborted { rank, reason } => (b'A', *rank, reason.as_str()),
+            Gossip::Goodbye => (b'G', 0, ""),
+        };
+        let mut end = reason.len().min(REASON_LIMIT);
+        while !reason.is_char_boundary(end) {
+            end -= 1;
+        }
+        let mut bytes = vec![kind];
+        bytes.extend_from_slice(&(rank as u32).to_le_bytes());
+        bytes.extend_from_slice(&(end as u16).to_le_bytes());
+        bytes.extend_from_slice(&reason.as_bytes()[..end]);
+        bytes
+    }
+
+    /// Takes the first message off `inbox`: `None` until it is whole, the error when it is none.
+    pub fn decode(inbox: &mut Vec<u8>) -> Result<Option<Self>, String> {
+        let Some(&[kind, r0, r1, r2, r3, l0, l1]) = inbox.first_chunk::<HEADER>() else {
+            return Ok(None);
+        };
+        let rank = u32::from_le_bytes([r0, r1, r2, r3]) as usize;
+        let end = HEADER + u16::from_le_bytes([l0, l1]) as usize;
+        if end > HEADER + REASON_LIMIT {
+            return Err("it speaks gibberish".into());
+        }
+        if inbox.len() < end {
+            return Ok(None);
+        }
+        let reason = String::from_utf8_lossy(&inbox[HEADER..end]).into_owned();
+        inbox.drain(..end);
+        match kind {
+            b'.' => Ok(Some(Gossip::Beat)),
+            b'L' => Ok(Some(Gossip::Lost { rank, reason })),
+            b'A' => Ok(Some(Gossip::Aborted { rank, reason })),
+            b'G' => Ok(Some(Gossip::Goodbye)),
+            _ => Err("it speaks gibberish".into()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn gossip() -> impl Strategy<Value = Gossip> {
+        let told = (0usize..5000, ".{0,80}");
+        prop_oneof![
+            Just(Gossip::Beat),
+            Just(Gossip::Goodbye),
+            told.clone()
+                .prop_map(|(rank, reason)| Gossip::Lost { rank, reason }),
+            told.prop_map(|(rank, reason)| Gossip::Aborted { rank, reason }),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn gossip_survives_any_fragmentation(
+            said in prop::collection::vec(gossip(), 0..8),
+            step in 1usize..50,
+        ) {
+            let bytes: Vec<u8> = said.iter().flat_map(Gossip::encode).collect();
+            let mut inbox = Vec::new();
+            let mut heard = Vec::new();
+            for piece in bytes.chunks(step) {
+                inbox.extend_from_slice(piece);
+                while let Some(gossip) = Gossip::decode(&mut inbox).unwrap() {
+                    heard.push(gossip);
+                }
+            }
+            prop_assert_eq!(heard, said);
+            prop_assert!(inbox.is_empty());
+        }
+
+        #[test]
+        fn gibberish_is_never_a_panic(bytes in prop::collection::vec(any::<u8>(), 0..64)) {
+            let mut inbox = bytes;
+            while let Ok(Some(_)) = Gossip::decode(&mut inbox) {}
+        }
+    }
+
+    #[test]
+    fn long_reasons_are_cut_between_characters() {
+        let reason = "ü".repeat(REASON_LIMIT);
+        let mut inbox = Gossip::Lost {
+            rank: 1,
+            reason: format!("x{reason}"),
+        }
+        .encode();
+        let Ok(Some(Gossip::Lost { reason, .. })) = Gossip::decode(&mut inbox) else {
+            panic!("it decodes");
+        };
+        assert_eq!(reason.len(), REASON_LIMIT - 1);
+    }
+}

@@ -1,0 +1,224 @@
+//! The heartbeat thread: shows that this rank lives, and decides who does not.
+//!
+//! It alone judges peers, from all the evidence: what a peer said before it left outweighs that
+//! it left, since a survivor that goes because it lost another says so first.
+
+use std::io::{self, Read};
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags};
+
+use super::bonds::{Bonds, GRACE};
+use super::gossip::Gossip;
+use super::poll::wait;
+use super::wire::peers;
+use crate::comm::CommError;
+
+/// How long a leaving rank stays until everyone has heard why.
+const LINGER: Duration = Duration::from_millis(500);
+
+pub(super) struct Heartbeat {
+    bonds: Arc<Bonds>,
+    bell: UnixStream,
+    interval: Duration,
+    timeout: Duration,
+    peers: Vec<Peer>,
+}
+
+#[derive(Clone, Default)]
+struct Peer {
+    inbox: Vec<u8>,
+    /// It said goodbye.
+    done: bool,
+    /// Its connection is closed.
+    gone: bool,
+}
+
+/// What speaks for an end of the world; what comes first here is closer to its cause.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+enum Evidence {
+    Told,
+    Closed,
+    Silent,
+}
+
+impl Heartbeat {
+    pub fn new(bonds: Arc<Bonds>, bell: UnixStream, interval: Duration, timeout: Duration) -> Self {
+        let peers = vec![Peer::default(); bonds.world];
+        Heartbeat {
+            bonds,
+            bell,
+            interval,
+            timeout,
+            peers,
+        }
+    }
+
+    /// Runs until this rank leaves or the world ends.
+    pub fn run(mut self) {
+        let mut next_beat = Instant::now();
+        while !self.bonds.leaving() && self.bonds.verdict().is_none() {
+            let now = Instant::now();
+            if now >= next_beat {
+                self.bonds.tell(&Gossip::Beat);
+                next_beat = now + self.interval;
+            }
+            let until = self
+                .next_deadline()
+                .map_or(next_beat, |due| due.min(next_beat));
+            if let Err(error) = self.sleep_until(until) {
+                self.bonds.declare(CommError::Aborted {
+                    rank: self.bonds.rank,
+                    reason: format!("cannot poll: {error}"),
+                });
+                break;
+            }
+            // This process was stopped, or starved: it must not blame others for its own silence.
+            let overslept = Instant::now().saturating_duration_since(until) > self.interval;
+            if let Some(verdict) = self.look_around(overslept) {
+                self.bonds.declare(verdict);
+            }
+        }
+        self.linger();
+    }
+
+    /// When a silent peer or a suspect is given up at the latest.
+    fn next_deadline(&self) -> Option<Instant> {
+        let now = Instant::now();
+        let silent = self
+            .alive()
+            .map(|rank| now + self.timeout.saturating_sub(self.bonds.silence(rank)));
+        let suspects = self.bonds.suspects();
+        silent
+            .chain(suspects.iter().map(|suspect| suspect.since + GRACE))
+            .min()
+    }
+
+    /// Peers that should be sending heartbeats.
+    fn alive(&self) -> impl Iterator<Item = usize> {
+        let own = self.bonds.rank;
+        let all = self.peers.iter().enumerate();
+        all.filter(move |(rank, peer)| *rank != own && !peer.done && !peer.gone)
+            .map(|(rank, _)| rank)
+    }
+
+    /// Waits for news, the bell, or the time.
+    fn sleep_until(&mut self, until: Instant) -> io::Result<()> {
+        let open = peers(&self.bonds.mesh.heartbeat)
+            .filter(|(rank, _)| !self.peers[*rank].gone)
+            .map(|(_, stream)| PollFd::new(stream, PollFlags::IN));
+        let mut fds = vec![PollFd::new(&self.bell, PollFlags::IN)];
+        fds.extend(open);
+        wait(
+            &mut fds,
+            Some(until.saturating_duration_since(Instant::now())),
+        )?;
+        let mut rung = [0; 64];
+        while matches!((&self.bell).read(&mut rung), Ok(read) if read == rung.len()) {}
+        Ok(())
+    }
+
+    /// Reads all news, then judges.
+    fn look_around(&mut self, overslept: bool) -> Option<CommError> {
+        let mut found: Vec<(Evidence, CommError)> = Vec::new();
+        for rank in 0..self.peers.len() {
+            if rank != self.bonds.rank && !self.peers[rank].gone {
+                found.extend(self.listen(rank));
+            }
+        }
+        for rank in self.alive() {
+            let silence = self.bonds.silence(rank);
+            if overslept {
+                self.bonds.hear(rank);
+            } else if silence >= self.timeout {
+                let reason = format!("no heartbeat for {:.1} s", silence.as_secs_f64());
+                found.push((Evidence::Silent, CommError::PeerLost { rank, reason }));
+            }
+        }
+        for suspect in self.bonds.suspects() {
+            let rank = suspect.rank;
+            let reason = if self.peers[rank].done {
+                "it was done and left while this rank still needed it".into()
+            } else if suspect.since.elapsed() >= GRACE {
+                suspect.reason
+            } else {
+                continue;
+            };
+            found.push((Evidence::Silent, CommError::PeerLost { rank, reason }));
+        }
+        found.sort_by(|(one, _), (other, _)| one.cmp(other));
+        found.into_iter().next().map(|(_, error)| error)
+    }
+
+    /// Reads what a peer said.
+    fn listen(&mut self, rank: usize) -> Option<(Evidence, CommError)> {
+        let stream = self.bonds.mesh.heartbeat[rank].as_ref()?;
+        let peer = &mut self.peers[rank];
+        let mut bytes = [0; 1024];
+        let ended = loop {
+            match { stream }.read(&mut bytes) {
+                Ok(0) => break Some("connection closed".to_owned()),
+                Ok(read) => peer.inbox.extend_from_slice(&bytes[..read]),
+                Err(error) => match error.kind() {
+                    io::ErrorKind::WouldBlock => break None,
+                    io::ErrorKind::Interrupted => {}
+                    _ => break Some(error.to_string()),
+                },
+            }
+            loop {
+                match Gossip::decode(&mut peer.inbox) {
+                    Ok(None) => break,
+                    Ok(Some(Gossip::Beat)) => self.bonds.hear(rank),
+                    Ok(Some(Gossip::Goodbye)) => peer.done = true,
+                    Ok(Some(Gossip::Lost { rank, reason })) => {
+                        return Some((Evidence::Told, CommError::PeerLost { rank, reason }));
+                    }
+                    Ok(Some(Gossip::Aborted { rank, reason })) => {
+                        return Some((Evidence::Told, CommError::Aborted { rank, reason }));
+                    }
+                    Err(reason) => {
+                        return Some((Evidence::Closed, CommError::PeerLost { rank, reason }));
+                    }
+                }
+            }
+        };
+        let reason = ended?;
+        peer.gone = true;
+        // The answer to a goodbye: what it said has arrived.
+        let _ = stream.shutdown(Shutdown::Write);
+        (!peer.done).then_some((Evidence::Closed, CommError::PeerLost { rank, reason }))
+    }
+
+    /// Closes the sending side, and waits a little until the others have closed theirs: a socket
+    /// that is closed with news unread takes its own last words back.
+    fn linger(&mut self) {
+        for (_, stream) in peers(&self.bonds.mesh.heartbeat) {
+            let _ = stream.shutdown(Shutdown::Write);
+        }
+        let until = Instant::now() + LINGER;
+        while self
+            .peers
+            .iter()
+            .enumerate()
+            .any(|(rank, peer)| rank != self.bonds.rank && !peer.gone)
+            && Instant::now() < until
+            && self.sleep_until(until).is_ok()
+        {
+            for (rank, mut stream) in peers(&self.bonds.mesh.heartbeat) {
+                let mut bytes = [0; 1024];
+                loop {
+                    match stream.read(&mut bytes) {
+                        Ok(0) => self.peers[rank].gone = true,
+                        Ok(_) => continue,
+                        Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                        Err(_) => self.peers[rank].gone = true,
+                    }
+                    break;
+                }
+            }
+        }
+    }
+}

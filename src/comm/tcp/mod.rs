@@ -1,0 +1,316 @@
+//! Collectives over TCP, for any number of ranks.
+//!
+//! Every pair of ranks has three connections, so that each rank sees each peer itself: one for
+//! vectors, served by a worker thread beside compute; one for small messages, served by whoever
+//! calls [`Collective::exchange`]; and one for heartbeats, served by a thread that shows that
+//! this rank lives however long it computes. A peer whose connection breaks or whose heartbeats
+//! stop ends the world on every rank with the same [`CommError::PeerLost`]; a slow one does not.
+//!
+//! Floats travel in the processor's byte order, which is little-endian wherever this runs.
+
+mod acceptor;
+mod bonds;
+mod gossip;
+mod greeting;
+mod heartbeat;
+mod message;
+mod poll;
+mod rendezvous;
+mod vector;
+mod wire;
+
+use std::net::{IpAddr, TcpListener};
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
+use std::sync::{Arc, Mutex};
+use std::thread::{Builder, JoinHandle};
+use std::time::Duration;
+
+use self::bonds::{Bonds, lock};
+pub use self::greeting::Greeting;
+use self::heartbeat::Heartbeat;
+use self::message::{MESSAGE_LIMIT, Messages};
+use self::vector::{Scratch, Transfer};
+use self::wire::drive;
+use super::{Collective, CommError, Notify, Operation, Pending};
+
+#[cfg(target_endian = "big")]
+compile_error!("floats travel as they are: all ranks are taken to be little-endian");
+
+/// How to meet, and how long to wait for what.
+#[derive(Clone)]
+pub struct TcpOptions {
+    /// Host name or address at which rank 0 is reached.
+    pub master_address: String,
+    /// Rank 0's port.
+    pub master_port: u16,
+    /// Who this rank is.
+    pub greeting: Greeting,
+    /// Interface to listen on; by default rank 0 listens on the master address and the others on
+    /// the interface through which they reach it.
+    pub bind: Option<IpAddr>,
+    /// How long the ranks may take to meet.
+    pub timeout: Duration,
+    /// Time between two signs of life.
+    pub heartbeat_interval: Duration,
+    /// A rank that is silent for so long is lost.
+    pub heartbeat_timeout: Duration,
+    /// A rank that is waited for so long is named (and never given up for it).
+    pub patience: Duration,
+    /// Where refused strangers and late ranks are named.
+    pub notify: Notify,
+}
+
+impl TcpOptions {
+    /// The defaults: 60 s to meet, a heartbeat every 0.5 s, lost after 3 s, named after 30 s on
+    /// standard error.
+    pub fn new(master_address: impl Into<String>, master_port: u16, greeting: Greeting) -> Self {
+        TcpOptions {
+            master_address: master_address.into(),
+            master_port,
+            greeting,
+            bind: None,
+            timeout: Duration::from_secs(60),
+            heartbeat_interval: Duration::from_millis(500),
+            heartbeat_timeout: Duration::from_secs(3),
+            patience: Duration::from_secs(30),
+            notify: Arc::new(|line| eprintln!("{line}")),
+        }
+    }
+}
+
+/// Meets the other ranks. Rank 0 listens on the master address and port.
+pub fn connect(options: &TcpOptions) -> Result<Arc<TcpCollective>, CommError> {
+    options.greeting.validate().map_err(CommError::Misuse)?;
+    let hosts = options.greeting.rank == 0 && options.greeting.world > 1;
+    let listener = hosts.then(|| rendezvous::listen(options)).transpose()?;
+    meet(options, listener)
+}
+
+/// Meets the other ranks as rank 0, on a listener that is bound already.
+pub fn host(options: &TcpOptions, listener: TcpListener) -> Result<Arc<TcpCollective>, CommError> {
+    options.greeting.validate().map_err(CommError::Misuse)?;
+    if options.greeting.rank != 0 {
+        return Err(CommError::Misuse(format!(
+            "rank {} cannot host the rendezvous: only rank 0 does",
+            options.greeting.rank
+        )));
+    }
+    meet(options, Some(listener))
+}
+
+fn meet(
+    options: &TcpOptions,
+    listener: Option<TcpListener>,
+) -> Result<Arc<TcpCollective>, CommError> {
+    let mesh = rendezvous::meet(options, listener)?;
+    TcpCollective::begin(options, mesh)
+        .map(Arc::new)
+        .map_err(|error| CommError::Rendezvous(format!("cannot start the collectives: {error}")))
+}
+
+/// One rank's end of a world that is connected by TCP.
+pub struct TcpCollective {
+    bonds: Arc<Bonds>,
+    jobs: Mutex<Option<Sender<Job>>>,
+    worker: Mutex<Option<JoinHandle<()>>>,
+    heartbeat: Mutex<Option<JoinHandle<()>>>,
+    /// Exchanges so far.
+    exchanges: Mutex<u64>,
+    /// Operations that are started and not done.
+    under_way: Arc<AtomicUsize>,
+}
+
+struct Job {
+    operation: Operation,
+    reply: SyncSender<Result<Operation, CommError>>,
+}
+
+struct Started(Receiver<Result<Operation, CommError>>);
+
+impl Pending for Started {
+    fn wait(self: Box<Self>) -> Result<Operation, CommError> {
+        self.0.recv().unwrap_or_else(|_| Err(closed()))
+    }
+}
+
+fn closed() -> CommError {
+    CommError::Misuse("the world is closed".into())
+}
+
+impl TcpCollective {
+    fn begin(options: &TcpOptions, mesh: rendezvous::Mesh) -> std::io::Result<Self> {
+        for lane in [&mesh.data, &mesh.exchange, &mesh.heartbeat] {
+            for stream in lane.iter().flatten() {
+                stream.set_nonblocking(true)?;
+            }
+        }
+        let (bell, rung) = UnixStream::pair()?;
+        bell.set_nonblocking(true)?;
+        rung.set_nonblocking(true)?;
+        let rank = options.greeting.rank;
+        let notify = options.notify.clone();
+        let bonds = Arc::new(Bonds::new(rank, mesh, options.patience, notify, bell));
+
+        let (interval, timeout) = (options.heartbeat_interval, options.heartbeat_timeout);
+        let heartbeat = Heartbeat::new(bonds.clone(), rung, interval, timeout);
+        let heartbeat = Builder::new()
+            .name("heartbeat".into())
+            .spawn(move || heartbeat.run())?;
+
+        let (jobs, received) = channel();
+        let under_way = Arc::new(AtomicUsize::new(0));
+        let worker = Worker {
+            bonds: bonds.clone(),
+            under_way: under_way.clone(),
+            scratch: Scratch::new(),
+            operations: 0,
+        };
+        let worker = Builder::new()
+            .name("collectives".into())
+            .spawn(move || worker.run(&received))?;
+
+        Ok(TcpCollective {
+            bonds,
+            jobs: Mutex::new(Some(jobs)),
+            worker: Mutex::new(Some(worker)),
+            heartbeat: Mutex::new(Some(heartbeat)),
+            exchanges: Mutex::new(0),
+            under_way,
+        })
+    }
+}
+
+impl Collective for TcpCollective {
+    fn rank(&self) -> usize {
+        self.bonds.rank
+    }
+
+    fn world(&self) -> usize {
+        self.bonds.world
+    }
+
+    fn start(&self, operation: Operation) -> Box<dyn Pending> {
+        let (reply, result) = sync_channel(1);
+        let started = Box::new(Started(result));
+        if let Err(error) = operation.check(self.bonds.world) {
+            // The receiver is right here, and there is room for one.
+            let _ = reply.send(Err(error));
+            return started;
+        }
+        if let Some(jobs) = &*lock(&self.jobs) {
+            self.under_way.fetch_add(1, Ordering::AcqRel);
+            if jobs.send(Job { operation, reply }).is_err() {
+                self.under_way.fetch_sub(1, Ordering::AcqRel);
+            }
+        }
+        started
+    }
+
+    fn exchange(&self, message: &[u8]) -> Result<Vec<Vec<u8>>, CommError> {
+        if message.len() > MESSAGE_LIMIT {
+            return Err(CommError::Misuse(format!(
+                "a message of {} bytes is longer than {MESSAGE_LIMIT}: large vectors go through \
+                 `start`",
+                message.len()
+            )));
+        }
+        let mut exchanges = lock(&self.exchanges);
+        if let Some(verdict) = self.bonds.verdict() {
+            return Err(verdict);
+        }
+        if self.bonds.leaving() {
+            return Err(closed());
+        }
+        let bonds = &self.bonds;
+        *exchanges += 1;
+        let mut messages = Messages::new(bonds.rank, bonds.world, *exchanges, message);
+        let late = |ranks: &[usize], waited| bonds.late("an exchange", ranks, waited);
+        drive(&bonds.mesh.exchange, &mut messages, bonds.patience, &late)
+            .map_err(|stop| bonds.explain(stop))?;
+        Ok(messages.into_all())
+    }
+
+    fn abort(&self, reason: &str) {
+        self.bonds.declare(CommError::Aborted {
+            rank: self.bonds.rank,
+            reason: reason.into(),
+        });
+    }
+
+    fn close(&self) -> Result<(), CommError> {
+        // Without a sender the worker ends when it has done everything.
+        lock(&self.jobs).take();
+        let worker = lock(&self.worker).take();
+        let worked = worker.is_none_or(|worker| worker.join().is_ok());
+        if !worked {
+            self.abort("its collective thread panicked");
+        }
+        let exchanges = lock(&self.exchanges);
+        self.bonds.leave();
+        drop(exchanges);
+        if let Some(heartbeat) = lock(&self.heartbeat).take() {
+            // If it panicked there is nobody left to tell.
+            let _ = heartbeat.join();
+        }
+        self.bonds.verdict().map_or(Ok(()), Err)
+    }
+}
+
+impl Drop for TcpCollective {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.abort("it panicked");
+        } else if self.under_way.load(Ordering::Acquire) > 0 {
+            self.abort("it left with operations under way");
+        }
+        // Whoever wants to know calls `close`.
+        let _ = self.close();
+    }
+}
+
+/// Runs the vector operations, one after the other, beside compute.
+struct Worker {
+    bonds: Arc<Bonds>,
+    under_way: Arc<AtomicUsize>,
+    scratch: Scratch,
+    operations: u64,
+}
+
+impl Worker {
+    fn run(mut self, jobs: &Receiver<Job>) {
+        while let Ok(Job {
+            mut operation,
+            reply,
+        }) = jobs.recv()
+        {
+            let result = self.transfer(&mut operation).map(|()| operation);
+            self.under_way.fetch_sub(1, Ordering::AcqRel);
+            // Nobody may be interested any more.
+            let _ = reply.send(result);
+        }
+    }
+
+    fn transfer(&mut self, operation: &mut Operation) -> Result<(), CommError> {
+        let bonds = &self.bonds;
+        if let Some(verdict) = bonds.verdict() {
+            return Err(verdict);
+        }
+        self.operations += 1;
+        let name = operation.name();
+        let mut transfer = Transfer::new(
+            bonds.rank,
+            bonds.world,
+            self.operations,
+            operation,
+            &mut self.scratch,
+        );
+        let late = |ranks: &[usize], waited| bonds.late(name, ranks, waited);
+        drive(&bonds.mesh.data, &mut transfer, bonds.patience, &late)
+            .map_err(|stop| bonds.explain(stop))
+    }
+}
+
+#[cfg(test)]
+mod tests;

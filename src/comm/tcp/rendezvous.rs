@@ -1,0 +1,366 @@
+//! How ranks meet: rank 0 listens where everyone was told, hands out a table of addresses, and
+//! then every pair of ranks connects once for every lane.
+
+use std::collections::BTreeMap;
+use std::io::{self, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use super::TcpOptions;
+use super::acceptor::{Acceptor, Arrival};
+use super::greeting::{Hello, Intake, Lane, Purpose, Refusal, Reply, encode, reply_limit};
+use super::wire::peers;
+use crate::comm::CommError;
+
+/// Connections to every peer, indexed by rank (`None` at this rank's own place).
+#[derive(Debug)]
+pub(super) struct Mesh {
+    pub data: Vec<Option<TcpStream>>,
+    pub exchange: Vec<Option<TcpStream>>,
+    pub heartbeat: Vec<Option<TcpStream>>,
+}
+
+impl Mesh {
+    fn lane(&mut self, lane: Lane) -> &mut Vec<Option<TcpStream>> {
+        match lane {
+            Lane::Data => &mut self.data,
+            Lane::Exchange => &mut self.exchange,
+            Lane::Heartbeat => &mut self.heartbeat,
+        }
+    }
+}
+
+const LANES: [Lane; 3] = [Lane::Data, Lane::Exchange, Lane::Heartbeat];
+
+/// Binds rank 0's listener; the error says what to do about a port that is taken.
+pub(super) fn listen(options: &TcpOptions) -> Result<TcpListener, CommError> {
+    let port = options.master_port;
+    let bound = match options.bind {
+        Some(address) => TcpListener::bind((address, port)),
+        None => TcpListener::bind((options.master_address.as_str(), port)),
+    };
+    bound.map_err(|error| {
+        let place = match options.bind {
+            Some(address) => address.to_string(),
+            None => options.master_address.clone(),
+        };
+        rendezvous(match error.kind() {
+            io::ErrorKind::AddrInUse => format!(
+                "port {port} on {place} is taken: set MASTER_PORT to a free port, or stop the \
+                 process that listens there"
+            ),
+            io::ErrorKind::AddrNotAvailable => format!(
+                "{place} is not an address of this machine: rank 0 must run where MASTER_ADDR \
+                 points"
+            ),
+            _ => format!("cannot listen on {place}, port {port}: {error}"),
+        })
+    })
+}
+
+/// Meets the other ranks; rank 0 brings its listener.
+pub(super) fn meet(options: &TcpOptions, listener: Option<TcpListener>) -> Result<Mesh, CommError> {
+    let deadline = Instant::now() + options.timeout;
+    match listener {
+        Some(listener) => host(options, listener, deadline),
+        None => guest(options, deadline),
+    }
+}
+
+/// Rank 0: collects everyone's address and tells everyone all of them.
+fn host(options: &TcpOptions, listener: TcpListener, deadline: Instant) -> Result<Mesh, CommError> {
+    let own = &options.greeting;
+    let here = listener
+        .local_addr()
+        .map_err(|error| rendezvous(format!("cannot listen: {error}")))?;
+    let mut acceptor = Acceptor::new(listener, own.clone(), options.notify.clone())?;
+    let mut joined: BTreeMap<usize, (TcpStream, SocketAddr)> = BTreeMap::new();
+    while joined.len() + 1 < own.world {
+        let watched: Vec<_> = joined
+            .iter()
+            .map(|(&rank, (stream, _))| (rank, stream))
+            .collect();
+        match acceptor.next(deadline, &watched)? {
+            Arrival::Rank(stream, hello) => {
+                let rank = hello.greeting.rank;
+                let Purpose::Join { listen } = hello.purpose else {
+                    acceptor.refuse(
+                        stream,
+                        Refusal::final_because("nobody was told to connect yet"),
+                    );
+                    continue;
+                };
+                if let Some((_, first)) = joined.get(&rank) {
+                    let reason = format!("rank {rank} has already joined from {first}");
+                    acceptor.refuse(stream, Refusal::final_because(reason));
+                    continue;
+                }
+                if stream.set_nonblocking(false).is_ok() {
+                    joined.insert(rank, (stream, listen));
+                }
+            }
+            Arrival::Ended(rank) => {
+                joined.remove(&rank);
+                (options.notify)(&format!("rank {rank} left before everyone had joined"));
+            }
+            Arrival::Nobody => {
+                let missing = (1..own.world).filter(|rank| !joined.contains_key(rank));
+                let reason = format!(
+                    "{} of {} ranks came to {here} within {:?}, without {}",
+                    joined.len() + 1,
+                    own.world,
+                    options.timeout,
+                    ranks(missing)
+                );
+                for (stream, _) in joined.into_values() {
+                    say(
+                        &stream,
+                        &Reply::Refused(Refusal::final_because(reason.clone())),
+                    )
+                    .unwrap_or_default();
+                }
+                return Err(rendezvous(reason));
+            }
+        }
+    }
+    let mut table = vec![here];
+    table.extend(joined.values().map(|(_, listen)| *listen));
+    for (rank, (stream, _)) in &joined {
+        say(stream, &Reply::Table(table.clone()))
+            .map_err(|error| rendezvous(format!("rank {rank} left: {error}")))?;
+    }
+    let watched: Vec<_> = joined
+        .iter()
+        .map(|(&rank, (stream, _))| (rank, stream))
+        .collect();
+    mesh(options, acceptor, &table, &watched, deadline)
+}
+
+/// Every other rank: asks rank 0, again and again until it is there.
+fn guest(options: &TcpOptions, deadline: Instant) -> Result<Mesh, CommError> {
+    let own = &options.greeting;
+    let place = format!("{}:{}", options.master_address, options.master_port);
+    let mut pause = Duration::from_millis(20);
+    loop {
+        let why = match join(options, deadline) {
+            Ok((master, listener, table)) => {
+                let acceptor = Acceptor::new(listener, own.clone(), options.notify.clone())?;
+                return mesh(options, acceptor, &table, &[(0, &master)], deadline);
+            }
+            Err(Joining::Refused(reason)) => {
+                return Err(rendezvous(format!("rank 0 at {place} says no: {reason}")));
+            }
+            Err(Joining::NotYet(why)) => why,
+        };
+        if Instant::now() + pause >= deadline {
+            return Err(rendezvous(format!(
+                "no world at {place} within {:?} ({why}): does rank 0 run there, and is it \
+                 MASTER_ADDR and MASTER_PORT",
+                options.timeout
+            )));
+        }
+        sleep(pause);
+        pause = (pause * 2).min(Duration::from_millis(500));
+    }
+}
+
+/// Why one attempt to join did not work.
+enum Joining {
+    /// Rank 0 may not be there yet.
+    NotYet(String),
+    /// It will not change its mind.
+    Refused(String),
+}
+
+impl From<io::Error> for Joining {
+    fn from(error: io::Error) -> Self {
+        Joining::NotYet(error.to_string())
+    }
+}
+
+type Joined = (TcpStream, TcpListener, Vec<SocketAddr>);
+
+fn join(options: &TcpOptions, deadline: Instant) -> Result<Joined, Joining> {
+    let own = &options.greeting;
+    let host = options.master_address.as_str();
+    let mut last = Joining::NotYet(format!("{host} has no address"));
+    let mut master = None;
+    for address in (host, options.master_port).to_socket_addrs()? {
+        match TcpStream::connect_timeout(&address, left(deadline)) {
+            Ok(stream) => {
+                master = Some(stream);
+                break;
+            }
+            Err(error) => last = error.into(),
+        }
+    }
+    let Some(master) = master else {
+        return Err(last);
+    };
+    // The interface that reaches rank 0 is the one on which the others will be reached.
+    let towards_master = master.local_addr()?.ip();
+    let listener = TcpListener::bind((options.bind.unwrap_or(towards_master), 0))?;
+    let mut address = listener.local_addr()?;
+    if address.ip().is_unspecified() {
+        address.set_ip(towards_master);
+    }
+    let hello = Hello {
+        greeting: own.clone(),
+        purpose: Purpose::Join { listen: address },
+    };
+    say(&master, &hello)?;
+    let mut intake = Intake::new(reply_limit(own.world));
+    master.set_read_timeout(Some(left(deadline)))?;
+    match intake.read::<Reply>(&master) {
+        Ok(Some(Reply::Table(mut table))) if table.len() == own.world => {
+            table[0] = master.peer_addr()?;
+            Ok((master, listener, table))
+        }
+        Ok(Some(Reply::Table(table))) => Err(Joining::Refused(format!(
+            "it handed out {} addresses for {} ranks",
+            table.len(),
+            own.world
+        ))),
+        Ok(Some(Reply::Refused(refusal))) if refusal.retry => Err(Joining::NotYet(refusal.reason)),
+        Ok(Some(Reply::Refused(refusal))) => Err(Joining::Refused(refusal.reason)),
+        Ok(None) => Err(Joining::NotYet("rank 0 still waits for other ranks".into())),
+        Err(error) if error.kind() == io::ErrorKind::InvalidData => Err(Joining::Refused(format!(
+            "what listens there is not rank 0 ({error})"
+        ))),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Connects to every rank below, lets every rank above in, and waits until all have done so.
+fn mesh(
+    options: &TcpOptions,
+    mut acceptor: Acceptor,
+    table: &[SocketAddr],
+    watched: &[(usize, &TcpStream)],
+    deadline: Instant,
+) -> Result<Mesh, CommError> {
+    let own = &options.greeting;
+    let empty = || (0..own.world).map(|_| None).collect();
+    let mut mesh = Mesh {
+        data: empty(),
+        exchange: empty(),
+        heartbeat: empty(),
+    };
+    for (peer, address) in table.iter().enumerate().take(own.rank) {
+        for lane in LANES {
+            let stream = TcpStream::connect_timeout(address, left(deadline))
+                .and_then(|stream| {
+                    let hello = Hello {
+                        greeting: own.clone(),
+                        purpose: Purpose::Lane(lane),
+                    };
+                    say(&stream, &hello)?;
+                    Ok(stream)
+                })
+                .map_err(|error| {
+                    rendezvous(format!("cannot reach rank {peer} at {address}: {error}"))
+                })?;
+            mesh.lane(lane)[peer] = Some(stream);
+        }
+    }
+    let mut expected = LANES.len() * (own.world - 1 - own.rank);
+    while expected > 0 {
+        match acceptor.next(deadline, watched)? {
+            Arrival::Rank(stream, hello) => {
+                let peer = hello.greeting.rank;
+                let place = match hello.purpose {
+                    Purpose::Lane(lane) if peer > own.rank => &mut mesh.lane(lane)[peer],
+                    _ => {
+                        let reason = format!("rank {peer} has already joined");
+                        acceptor.refuse(stream, Refusal::final_because(reason));
+                        continue;
+                    }
+                };
+                if place.is_some() {
+                    let reason = format!("rank {peer} has already connected");
+                    acceptor.refuse(stream, Refusal::final_because(reason));
+                    continue;
+                }
+                *place = Some(stream);
+                expected -= 1;
+            }
+            Arrival::Ended(rank) => {
+                return Err(rendezvous(format!(
+                    "rank {rank} left while the ranks connected"
+                )));
+            }
+            Arrival::Nobody => {
+                let missing = (own.rank + 1..own.world).filter(|&rank| {
+                    [&mesh.data, &mesh.exchange, &mesh.heartbeat]
+                        .iter()
+                        .any(|lane| lane[rank].is_none())
+                });
+                return Err(rendezvous(format!(
+                    "no connection from {} within {:?}",
+                    ranks(missing),
+                    options.timeout
+                )));
+            }
+        }
+    }
+    for stream in [&mesh.data, &mesh.exchange, &mesh.heartbeat]
+        .into_iter()
+        .flatten()
+        .flatten()
+    {
+        stream
+            .set_nodelay(true)
+            .map_err(|error| rendezvous(format!("a connection broke: {error}")))?;
+    }
+    everyone_is_ready(&mesh, deadline)?;
+    Ok(mesh)
+}
+
+/// One byte to and from every peer: from here on, silence means something.
+fn everyone_is_ready(mesh: &Mesh, deadline: Instant) -> Result<(), CommError> {
+    let lost = |rank: usize, error: io::Error| {
+        rendezvous(format!(
+            "rank {rank} left while the ranks connected: {error}"
+        ))
+    };
+    for (rank, mut stream) in peers(&mesh.heartbeat) {
+        stream
+            .set_nonblocking(false)
+            .and_then(|()| stream.write_all(&[READY]))
+            .map_err(|error| lost(rank, error))?;
+    }
+    for (rank, mut stream) in peers(&mesh.heartbeat) {
+        let mut byte = [0];
+        stream
+            .set_read_timeout(Some(left(deadline)))
+            .and_then(|()| io::Read::read_exact(&mut stream, &mut byte))
+            .map_err(|error| lost(rank, error))?;
+    }
+    Ok(())
+}
+
+const READY: u8 = b'R';
+
+fn say<T: serde::Serialize>(mut stream: &TcpStream, message: &T) -> io::Result<()> {
+    stream.write_all(&encode(message)?)
+}
+
+/// Time until the deadline; never zero, which a socket would take for "no limit".
+fn left(deadline: Instant) -> Duration {
+    deadline
+        .saturating_duration_since(Instant::now())
+        .max(Duration::from_millis(1))
+}
+
+fn ranks(ranks: impl Iterator<Item = usize>) -> String {
+    let ranks: Vec<String> = ranks.map(|rank| rank.to_string()).collect();
+    match ranks.as_slice() {
+        [one] => format!("rank {one}"),
+        many => format!("ranks {}", many.join(", ")),
+    }
+}
+
+fn rendezvous(reason: String) -> CommError {
+    CommError::Rendezvous(reason)
+}

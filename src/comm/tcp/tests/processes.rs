@@ -1,0 +1,190 @@
+//! Ranks that are processes, and die as processes do. A rank is this test program, run again with
+//! the one ignored test below.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::RecvTimeoutError;
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::*;
+
+/// A hang is a failure, and this is how long it takes to call something a hang.
+const HANG: Duration = Duration::from_secs(60);
+
+const VARIABLE: &str = "EVENKEEL_TEST_RANK";
+
+#[test]
+#[ignore = "a rank of the tests in this file, not a test"]
+fn rank() {
+    let role = std::env::var(VARIABLE).unwrap();
+    let numbers: Vec<usize> = role
+        .split(' ')
+        .map(|number| number.parse().unwrap())
+        .collect();
+    let &[rank, world, port] = numbers.as_slice() else {
+        panic!("three numbers, not {role}");
+    };
+    let greeting = Greeting {
+        job_uid: "test".into(),
+        generation: 1,
+        rank,
+        world,
+    };
+    let mut options = TcpOptions::new("127.0.0.1", port as u16, greeting);
+    options.heartbeat_interval = Duration::from_millis(200);
+    options.heartbeat_timeout = Duration::from_secs(2);
+    let collective = if rank == 0 {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        // `\n` first: the test harness has begun a line of its own.
+        println!("\nport {}", listener.local_addr().unwrap().port());
+        host(&options, listener).unwrap()
+    } else {
+        connect(&options).unwrap()
+    };
+    let mut first = true;
+    let error = loop {
+        // The last rank's time goes by in exchanges, the others' in operations.
+        let done = if rank + 1 == world {
+            collective.exchange(b"step").map(|_| ())
+        } else {
+            let pending = collective.start(Operation::AllReduce(vec![1.0; 1 << 20]));
+            collective
+                .exchange(b"step")
+                .and_then(|_| pending.wait())
+                .map(|_| ())
+        };
+        let done = done.and_then(|()| match rank + 1 == world {
+            true => all_reduce(&collective, vec![1.0; 1 << 20]).map(|_| ()),
+            false => Ok(()),
+        });
+        if let Err(error) = done {
+            break error;
+        }
+        if std::mem::take(&mut first) {
+            println!("\nworking");
+        }
+    };
+    println!("\nerror {error}");
+    // As a rank of a job would, at once: what it said last must have been said.
+    std::process::exit(1);
+}
+
+struct Rank {
+    child: Child,
+    lines: Receiver<String>,
+}
+
+impl Rank {
+    fn start(rank: usize, world: usize, port: u16) -> Self {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "--ignored", "--nocapture", "--test-threads=1"])
+            .arg("comm::tcp::tests::processes::rank")
+            .env(VARIABLE, format!("{rank} {world} {port}"))
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let stdout = BufReader::new(child.stdout.take().unwrap());
+        let (sender, lines) = channel();
+        thread::spawn(move || {
+            for line in stdout.lines().map_while(Result::ok) {
+                if sender.send(line).is_err() {
+                    break;
+                }
+            }
+        });
+        Rank { child, lines }
+    }
+
+    /// What comes after `word`, on the next line that begins with it.
+    fn says(&self, word: &str) -> String {
+        loop {
+            match self.lines.recv_timeout(HANG) {
+                Ok(line) => {
+                    if let Some(rest) = line.strip_prefix(word) {
+                        return rest.trim().to_owned();
+                    }
+                }
+                Err(RecvTimeoutError::Timeout) => panic!("it hangs before it says `{word}`"),
+                Err(RecvTimeoutError::Disconnected) => panic!("it ended without `{word}`"),
+            }
+        }
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).unwrap();
+    }
+}
+
+impl Drop for Rank {
+    fn drop(&mut self) {
+        // It may have ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A world of processes that is at work.
+fn at_work(world: usize) -> Vec<Rank> {
+    let zero = Rank::start(0, world, 0);
+    let port = zero.says("port").parse().unwrap();
+    let others = (1..world).map(|rank| Rank::start(rank, world, port));
+    let ranks: Vec<Rank> = std::iter::once(zero).chain(others).collect();
+    for rank in &ranks {
+        rank.says("working");
+    }
+    ranks
+}
+
+#[test]
+fn a_killed_rank_is_named_by_all_survivors() {
+    for victim in 0..4 {
+        let ranks = at_work(4);
+        ranks[victim].signal(Signal::KILL);
+        for (rank, survivor) in ranks.iter().enumerate().filter(|(rank, _)| *rank != victim) {
+            let error = survivor.says("error");
+            assert!(
+                error.starts_with(&format!("lost rank {victim}: ")),
+                "rank {rank}: {error}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_frozen_rank_is_named_by_all_and_hears_of_it_when_it_thaws() {
+    let ranks = at_work(3);
+    ranks[1].signal(Signal::STOP);
+    for survivor in [&ranks[0], &ranks[2]] {
+        let error = survivor.says("error");
+        assert!(
+            error.starts_with("lost rank 1: no heartbeat for 2."),
+            "{error}"
+        );
+    }
+    ranks[1].signal(Signal::CONT);
+    let error = ranks[1].says("error");
+    let words = "lost rank 1: the other ranks gave this rank up: no heartbeat for 2.";
+    assert!(error.starts_with(words), "{error}");
+}
+
+#[test]
+fn a_short_freeze_of_everyone_is_nobodys_fault() {
+    let ranks = at_work(2);
+    for rank in &ranks {
+        rank.signal(Signal::STOP);
+    }
+    // The machine was asleep for longer than a heartbeat may be missing.
+    thread::sleep(Duration::from_millis(2500));
+    for rank in &ranks {
+        rank.signal(Signal::CONT);
+    }
+    // Both go on until one is killed.
+    let quiet = ranks[0].lines.recv_timeout(Duration::from_millis(1000));
+    assert_eq!(quiet, Err(RecvTimeoutError::Timeout));
+    ranks[1].signal(Signal::KILL);
+    let error = ranks[0].says("error");
+    assert!(error.starts_with("lost rank 1: "), "{error}");
+    assert!(!error.contains("no heartbeat"), "{error}");
+}

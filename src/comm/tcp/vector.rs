@@ -1,0 +1,275 @@
+//! All-reduce, reduce-scatter and all-gather of `f32` vectors, directly between all pairs.
+//!
+//! The vector falls into one part per rank. To reduce, everyone sends its addend of a part to the
+//! part's owner, who adds them up in the order of the ranks, whatever the order of their arrival:
+//! sums are computed once, in one place, and come out bitwise equal everywhere and every time. To
+//! gather, owners send their parts to everyone. An all-reduce is both, and what is reduced is sent
+//! on while the rest still comes in. Every byte crosses once, as in a ring, without the ring's
+//! world − 1 hops.
+
+use std::ops::Range;
+
+use super::wire::Flow;
+use crate::comm::Operation;
+
+/// Elements that are added up at a time: small enough to be in a core's cache still.
+const CHUNK: usize = 1 << 16;
+
+/// Says which operation follows: kind, number, elements, each in eight little-endian bytes.
+const HEADER: usize = 24;
+
+/// Buffers for incoming addends, one per rank, kept from one operation to the next.
+pub(super) type Scratch = Vec<Vec<f32>>;
+
+/// One operation on its way.
+pub(super) struct Transfer<'a> {
+    rank: usize,
+    world: usize,
+    header: [u8; HEADER],
+    data: &'a mut [f32],
+    part: OwnPart<'a>,
+    reduce: bool,
+    gather: bool,
+    /// Elements of this rank's own part that are final.
+    ready: usize,
+    scratch: &'a mut Scratch,
+    progress: Vec<Progress>,
+}
+
+/// Where the caller wants (or has) this rank's part.
+enum OwnPart<'a> {
+    InPlace,
+    Into(&'a mut [f32]),
+    From(&'a [f32]),
+}
+
+/// Bytes to and from one peer so far.
+#[derive(Clone, Default)]
+struct Progress {
+    sent: usize,
+    received: usize,
+    header: [u8; HEADER],
+}
+
+impl<'a> Transfer<'a> {
+    /// `number` counts the operations of this world; the sizes were checked.
+    pub fn new(
+        rank: usize,
+        world: usize,
+        number: u64,
+        operation: &'a mut Operation,
+        scratch: &'a mut Scratch,
+    ) -> Self {
+        let (kind, data, part, reduce, gather) = match operation {
+            Operation::AllReduce(data) => (1, data, OwnPart::InPlace, true, true),
+            Operation::ReduceScatter { data, shard } => {
+                (2, data, OwnPart::Into(shard), true, false)
+            }
+            Operation::AllGather { shard, data } => (3, data, OwnPart::From(shard), false, true),
+        };
+        let mut header = [0; HEADER];
+        let fields = [kind, number, data.len() as u64];
+        for (place, field) in header.chunks_exact_mut(8).zip(fields) {
+            place.copy_from_slice(&u64::to_le_bytes(field));
+        }
+        if reduce {
+            scratch.resize(world, Vec::new());
+            for (peer, buffer) in scratch.iter_mut().enumerate() {
+                if peer != rank {
+                    buffer.resize(CHUNK, 0.0);
+                }
+            }
+        }
+        Transfer {
+            rank,
+            world,
+            header,
+            data,
+            part,
+            reduce,
+            gather,
+            ready: 0,
+            scratch,
+            progress: vec![Progress::default(); world],
+        }
+    }
+
+    fn part(&self, rank: usize) -> Range<usize> {
+        let start = |rank| (self.data.len() as u128 * rank as u128 / self.world as u128) as usize;
+        start(rank)..start(rank + 1)
+    }
+
+    fn peers(&self) -> impl Iterator<Item = usize> {
+        let own = self.rank;
+        (0..self.world).filter(move |&peer| peer != own)
+    }
+
+    /// Bytes to send to and to receive from `peer` in total.
+    fn totals(&self, peer: usize) -> (usize, usize) {
+        let own = 4 * self.part(self.rank).len();
+        let theirs = 4 * self.part(peer).len();
+        let (reduce, gather) = (usize::from(self.reduce), usize::from(self.gather));
+        (
+            HEADER + reduce * theirs + gather * own,
+            HEADER + reduce * own + gather * theirs,
+        )
+    }
+
+    /// Adds everyone's addends of the next `chunk` elements up, in the order of the ranks.
+    fn add_up(&mut self, chunk: usize) {
+        let start = self.part(self.rank).start + self.ready;
+        let own = &mut self.data[start..start + chunk];
+        let sum = match &mut self.part {
+            OwnPart::Into(shard) => {
+                let sum = &mut shard[self.ready..self.ready + chunk];
+                sum.copy_from_slice(own);
+                sum
+            }
+            OwnPart::InPlace | OwnPart::From(_) => own,
+        };
+        let (below, above) = self.scratch.split_at_mut(self.rank);
+        if let Some((first, others)) = below.split_first_mut() {
+            for other in others {
+                add(&mut first[..chunk], &other[..chunk]);
+            }
+            add(sum, &first[..chunk]);
+        }
+        for other in &above[1..] {
+            add(sum, &other[..chunk]);
+        }
+    }
+}
+
+impl Flow for Transfer<'_> {
+    fn outgoing(&self, peer: usize) -> &[u8] {
+        let mut at = self.progress[peer].sent;
+        if at < HEADER {
+            return &self.header[at..];
+        }
+        at -= HEADER;
+        if self.reduce {
+            let addend = bytemuck::cast_slice(&self.data[self.part(peer)]);
+            if at < addend.len() {
+                return &addend[at..];
+            }
+            at -= addend.len();
+        }
+        if self.gather {
+            let own = bytemuck::cast_slice(&self.data[self.part(self.rank)]);
+            return &own[at..4 * self.ready];
+        }
+        &[]
+    }
+
+    fn sent(&mut self, peer: usize, bytes: usize) {
+        self.progress[peer].sent += bytes;
+    }
+
+    fn incoming(&mut self, peer: usize) -> &mut [u8] {
+        let own = self.part(self.rank);
+        let theirs = self.part(peer);
+        let mut at = self.progress[peer].received;
+        if at < HEADER {
+            return &mut self.progress[peer].header[at..];
+        }
+        at -= HEADER;
+        if self.reduce {
+            if at < 4 * own.len() {
+                let chunk = CHUNK.min(own.len() - self.ready);
+                let buffer = bytemuck::cast_slice_mut(&mut self.scratch[peer][..chunk]);
+                return &mut buffer[at - 4 * self.ready..];
+            }
+            at -= 4 * own.len();
+        }
+        if self.gather {
+            // Its owner reduced it after it had this rank's addend, so that is sent.
+            return &mut bytemuck::cast_slice_mut(&mut self.data[theirs])[at..];
+        }
+        &mut []
+    }
+
+    fn received(&mut self, peer: usize, bytes: usize) -> Result<(), String> {
+        let progress = &mut self.progress[peer];
+        progress.received += bytes;
+        if progress.received != HEADER || progress.header == self.header {
+            return Ok(());
+        }
+        Err(format!(
+            "rank {} runs {}, rank {peer} runs {}",
+            self.rank,
+            describe(&self.header),
+            describe(&progress.header)
+        ))
+    }
+
+    fn advance(&mut self) {
+        loop {
+            let chunk = CHUNK.min(self.part(self.rank).len() - self.ready);
+            let until = HEADER + 4 * (self.ready + chunk);
+            let started = HEADER + 4 * self.ready;
+            if chunk == 0 {
+                return;
+            }
+            if self.reduce {
+                if self
+                    .peers()
+                    .any(|peer| self.progress[peer].received < until)
+                {
+                    return;
+                }
+                self.add_up(chunk);
+            } else if let OwnPart::From(shard) = self.part {
+                // Copied just before it is sent, while it is in the cache.
+                if self.world > 1 && self.peers().all(|peer| self.progress[peer].sent < started) {
+                    return;
+                }
+                let start = self.part(self.rank).start + self.ready;
+                self.data[start..start + chunk]
+                    .copy_from_slice(&shard[self.ready..self.ready + chunk]);
+            }
+            self.ready += chunk;
+        }
+    }
+
+    fn done(&self) -> bool {
+        self.ready == self.part(self.rank).len()
+            && self.peers().all(|peer| {
+                let progress = &self.progress[peer];
+                (progress.sent, progress.received) == self.totals(peer)
+            })
+    }
+
+    fn late(&self) -> Vec<usize> {
+        let silent = |peer: &usize| self.progress[*peer].received < HEADER;
+        let late: Vec<usize> = self.peers().filter(silent).collect();
+        if !late.is_empty() {
+            return late;
+        }
+        let behind = |peer: &usize| self.progress[*peer].received < self.totals(*peer).1;
+        self.peers().filter(behind).collect()
+    }
+}
+
+fn describe(header: &[u8; HEADER]) -> String {
+    let field = |index: usize| {
+        let mut bytes = [0; 8];
+        bytes.copy_from_slice(&header[8 * index..8 * index + 8]);
+        u64::from_le_bytes(bytes)
+    };
+    let name = match field(0) {
+        1 => "all-reduce",
+        2 => "reduce-scatter",
+        3 => "all-gather",
+        _ => "an unknown operation",
+    };
+    format!("{name} (operation {}) of {} elements", field(1), field(2))
+}
+
+/// `sum += addend`, with the widest vectors that the processor has.
+fn add(sum: &mut [f32], addend: &[f32]) {
+    pulp::Arch::new().dispatch(|| {
+        for (sum, addend) in sum.iter_mut().zip(addend) {
+            *sum += addend;
+        }
+    });
+}

@@ -1,0 +1,133 @@
+//! Moves bytes to and from all peers at once.
+//!
+//! One thread does both directions, and never blocks in either: with every rank sending before it
+//! receives, full socket buffers would leave all of them waiting for each other.
+
+use std::io::{self, Read, Write};
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags};
+
+use super::poll::wait;
+
+/// At most this much goes in one direction before the other has its turn, bytes.
+const TURN: usize = 1 << 20;
+
+/// What goes over the wire: one virtual stream to and one from every peer.
+pub(super) trait Flow {
+    /// The next bytes for `peer` that are ready; empty when none are.
+    fn outgoing(&self, peer: usize) -> &[u8];
+    /// So many of them are sent.
+    fn sent(&mut self, peer: usize, bytes: usize);
+    /// Where the next bytes of `peer` go; empty while none are wanted.
+    fn incoming(&mut self, peer: usize) -> &mut [u8];
+    /// So many of them are there; the error says why they make no sense.
+    fn received(&mut self, peer: usize, bytes: usize) -> Result<(), String>;
+    /// Does what can be done between two rounds.
+    fn advance(&mut self) {}
+    /// Whether everything is sent, received and computed.
+    fn done(&self) -> bool;
+    /// The peers that are waited for.
+    fn late(&self) -> Vec<usize>;
+}
+
+/// Why a flow stopped.
+#[derive(Debug)]
+pub(super) enum Stop {
+    /// The connection to a peer broke.
+    Broken { peer: usize, reason: String },
+    /// A peer speaks of something else.
+    Mismatch { reason: String },
+}
+
+/// Runs a flow to its end. `late` is told who is waited for, and how long, after `patience`,
+/// twice that, four times that, and so on.
+pub(super) fn drive(
+    streams: &[Option<TcpStream>],
+    flow: &mut impl Flow,
+    patience: Duration,
+    late: &dyn Fn(&[usize], Duration),
+) -> Result<(), Stop> {
+    let begun = Instant::now();
+    let mut report = patience;
+    loop {
+        flow.advance();
+        if flow.done() {
+            return Ok(());
+        }
+        let mut moved = false;
+        for (peer, stream) in peers(streams) {
+            moved |= send(peer, stream, flow)?;
+            moved |= receive(peer, stream, flow)?;
+        }
+        if moved {
+            continue;
+        }
+        let mut fds: Vec<PollFd<'_>> = peers(streams)
+            .filter_map(|(peer, stream)| {
+                let mut interest = PollFlags::empty();
+                interest.set(PollFlags::OUT, !flow.outgoing(peer).is_empty());
+                interest.set(PollFlags::IN, !flow.incoming(peer).is_empty());
+                (!interest.is_empty()).then(|| PollFd::new(stream, interest))
+            })
+            .collect();
+        let limit = report.saturating_sub(begun.elapsed());
+        if let Err(error) = wait(&mut fds, Some(limit)) {
+            let peer = flow.late().first().copied().unwrap_or_default();
+            let reason = format!("cannot poll: {error}");
+            return Err(Stop::Broken { peer, reason });
+        }
+        if begun.elapsed() >= report {
+            late(&flow.late(), begun.elapsed());
+            report *= 2;
+        }
+    }
+}
+
+/// The streams of a lane with their ranks.
+pub(super) fn peers(lane: &[Option<TcpStream>]) -> impl Iterator<Item = (usize, &TcpStream)> {
+    let all = lane.iter().enumerate();
+    all.filter_map(|(rank, stream)| Some((rank, stream.as_ref()?)))
+}
+
+fn send(peer: usize, mut stream: &TcpStream, flow: &mut impl Flow) -> Result<bool, Stop> {
+    let bytes = flow.outgoing(peer);
+    if bytes.is_empty() {
+        return Ok(false);
+    }
+    let sent = stream.write(&bytes[..bytes.len().min(TURN)]);
+    let Some(sent) = moved(peer, sent)? else {
+        return Ok(false);
+    };
+    flow.sent(peer, sent);
+    Ok(true)
+}
+
+fn receive(peer: usize, mut stream: &TcpStream, flow: &mut impl Flow) -> Result<bool, Stop> {
+    let place = flow.incoming(peer);
+    if place.is_empty() {
+        return Ok(false);
+    }
+    let wanted = place.len().min(TURN);
+    let received = stream.read(&mut place[..wanted]);
+    let Some(received) = moved(peer, received)? else {
+        return Ok(false);
+    };
+    flow.received(peer, received)
+        .map_err(|reason| Stop::Mismatch { reason })?;
+    Ok(true)
+}
+
+/// How much was moved, `None` when the socket was not ready.
+fn moved(peer: usize, result: io::Result<usize>) -> Result<Option<usize>, Stop> {
+    let reason = match result {
+        Ok(0) => "connection closed".into(),
+        Ok(bytes) => return Ok(Some(bytes)),
+        Err(error) => match error.kind() {
+            io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => return Ok(None),
+            _ => error.to_string(),
+        },
+    };
+    Err(Stop::Broken { peer, reason })
+}

@@ -1,0 +1,129 @@
+//! The watchdog of the training loop: names the slowest rank when a step takes too long.
+//!
+//! It works on the times that ranks exchange with the scalars of a step, and only ever names a
+//! rank: a slow rank is a matter for a human, or for the planner, and nothing is ended over it. A
+//! rank that does not even come to the exchange is named by the collective itself (see
+//! [`super::tcp::TcpOptions::patience`]).
+
+use std::collections::VecDeque;
+use std::fmt;
+
+/// Steps that say what is usual.
+const WINDOW: usize = 31;
+
+/// Steps that are needed before anything is unusual.
+const WARM_UP: usize = 5;
+
+/// Learns what a step usually takes.
+#[derive(Debug, Clone)]
+pub struct StepWatch {
+    factor: f64,
+    recent: VecDeque<f64>,
+}
+
+/// A step that took too long, and the rank that took longest.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Straggler {
+    /// The slowest rank.
+    pub rank: usize,
+    /// Its seconds of compute in this step.
+    pub seconds: f64,
+    /// The slowest rank's seconds in a usual step.
+    pub usual: f64,
+}
+
+impl fmt::Display for Straggler {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "rank {} is slow: {:.1} s for this step, where {:.1} s are usual",
+            self.rank, self.seconds, self.usual
+        )
+    }
+}
+
+impl StepWatch {
+    /// A step is too long when it takes more than `factor` times the usual.
+    pub fn new(factor: f64) -> Self {
+        StepWatch {
+            factor,
+            recent: VecDeque::with_capacity(WINDOW),
+        }
+    }
+
+    /// Takes in one step: every rank's seconds of its own work, without the time it waited for
+    /// others. A step of a new batch size is not comparable: call [`StepWatch::forget`] before.
+    pub fn observe(&mut self, seconds: &[f64]) -> Option<Straggler> {
+        let by_time = |one: &(usize, &f64), other: &(usize, &f64)| one.1.total_cmp(other.1);
+        let (rank, &seconds) = seconds.iter().enumerate().max_by(by_time)?;
+        let usual = self.usual();
+        if self.recent.len() == WINDOW {
+            self.recent.pop_front();
+        }
+        self.recent.push_back(seconds);
+        let usual = usual.filter(|usual| seconds > self.factor * usual)?;
+        Some(Straggler {
+            rank,
+            seconds,
+            usual,
+        })
+    }
+
+    /// Forgets what was usual.
+    pub fn forget(&mut self) {
+        self.recent.clear();
+    }
+
+    /// The median of recent steps.
+    fn usual(&self) -> Option<f64> {
+        if self.recent.len() < WARM_UP {
+            return None;
+        }
+        let mut sorted: Vec<f64> = self.recent.iter().copied().collect();
+        sorted.sort_by(f64::total_cmp);
+        Some(sorted[sorted.len() / 2])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_slowest_rank_of_a_long_step_is_named() {
+        let mut watch = StepWatch::new(3.0);
+        for _ in 0..10 {
+            assert_eq!(watch.observe(&[1.0, 1.1, 0.9]), None);
+        }
+        let straggler = watch.observe(&[1.0, 1.2, 4.0]).unwrap();
+        assert_eq!(straggler.rank, 2);
+        assert_eq!(
+            straggler.to_string(),
+            "rank 2 is slow: 4.0 s for this step, where 1.1 s are usual"
+        );
+        assert_eq!(watch.observe(&[1.0, 1.2, 1.0]), None);
+    }
+
+    #[test]
+    fn nothing_is_unusual_at_first_or_after_a_change_of_batch() {
+        let mut watch = StepWatch::new(2.0);
+        assert_eq!(watch.observe(&[1.0]), None);
+        assert_eq!(watch.observe(&[100.0]), None);
+        for _ in 0..10 {
+            watch.observe(&[1.0]);
+        }
+        watch.forget();
+        assert_eq!(watch.observe(&[8.0]), None);
+    }
+
+    #[test]
+    fn one_hiccup_does_not_become_usual() {
+        let mut watch = StepWatch::new(2.0);
+        for _ in 0..5 {
+            watch.observe(&[1.0]);
+        }
+        for _ in 0..3 {
+            assert!(watch.observe(&[9.0]).is_some());
+        }
+    }
+}
