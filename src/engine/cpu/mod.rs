@@ -1,5 +1,271 @@
 //! The CPU engine: f32 on every core, vectors as wide as the processor has them.
+//!
+//! `model` walks the units, `block` and `head` are its straight lines, `kernels` the arithmetic,
+//! `workspace` the activations, `store` the parameters and gradients, `arena` what all of them may
+//! take.
 
-pub mod arena;
-pub mod kernels;
-pub mod store;
+mod arena;
+mod block;
+mod head;
+mod kernels;
+mod model;
+mod store;
+mod workspace;
+
+use rayon::{ThreadPool, ThreadPoolBuilder};
+
+use self::arena::Arena;
+use self::model::Model;
+use self::store::{Pass, Replicated, Store};
+use self::workspace::{Room, Workspace};
+use super::{
+    Accumulated, AdamW, Engine, EngineError, IGNORE, Layout, Measure, MicroBatch, ModelConfig,
+    Reduced, UnitState, initial, layout,
+};
+use crate::comm::World;
+
+/// What ranks hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Strategy {
+    /// Everything on every rank (DDP).
+    #[default]
+    Replicated,
+}
+
+/// How a [`CpuEngine`] computes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct CpuOptions {
+    /// Threads; `None`: `RAYON_NUM_THREADS`, or one a core.
+    pub threads: Option<usize>,
+    /// Bytes that this rank may use; `None`: what the machine has.
+    pub memory_limit: Option<u64>,
+    /// Keep only the inputs of blocks, and compute their activations again in backward.
+    pub activation_checkpointing: bool,
+    /// What this rank holds.
+    pub strategy: Strategy,
+}
+
+/// A Llama on the processors of this machine.
+pub struct CpuEngine {
+    pool: ThreadPool,
+    arena: Arena,
+    model: Model,
+    store: Box<dyn Store>,
+    workspace: Option<Workspace>,
+    activation_checkpointing: bool,
+}
+
+impl CpuEngine {
+    /// Takes memory for the model and gives it seeded weights. `world` is `None` where this process
+    /// trains alone.
+    pub fn new(
+        config: ModelConfig,
+        options: CpuOptions,
+        world: Option<World>,
+        seed: u64,
+    ) -> Result<CpuEngine, EngineError> {
+        config.validate()?;
+        let pool = ThreadPoolBuilder::new()
+            .num_threads(options.threads.unwrap_or(0))
+            .thread_name(|index| format!("engine-{index}"))
+            .build()
+            .map_err(|error| EngineError::Shape(format!("threads cannot be started: {error}")))?;
+        let arena = Arena::new(options.memory_limit);
+        let layout = layout(&config);
+        let sigma = config.initializer_range;
+        let store = pool.install(|| match options.strategy {
+            Strategy::Replicated => Replicated::new(
+                &layout,
+                config.tie_word_embeddings,
+                world,
+                &arena,
+                &|unit, out| initial::fill(unit, sigma, seed, 0, out),
+            ),
+        })?;
+        Ok(CpuEngine {
+            pool,
+            arena,
+            model: Model { config, layout },
+            store: Box::new(store),
+            workspace: None,
+            activation_checkpointing: options.activation_checkpointing,
+        })
+    }
+
+    /// Checks a micro-batch and makes room for it.
+    fn admit(&mut self, micro: MicroBatch<'_>) -> Result<(), EngineError> {
+        self.check(micro)?;
+        let needed = Room {
+            tokens: micro.tokens.len(),
+            seq_len: micro.seq_len,
+        };
+        match &self.workspace {
+            Some(workspace) if workspace.room.covers(needed) => Ok(()),
+            Some(workspace) => self.make_room(workspace.room.with(needed)),
+            None => self.make_room(needed),
+        }
+    }
+
+    fn check(&self, micro: MicroBatch<'_>) -> Result<(), EngineError> {
+        let MicroBatch {
+            tokens,
+            targets,
+            batch,
+            seq_len,
+        } = micro;
+        let vocabulary = self.model.config.vocab_size;
+        self.model.config.check_sequence(seq_len)?;
+        if tokens.is_empty()
+            || batch.checked_mul(seq_len) != Some(tokens.len())
+            || targets.len() != tokens.len()
+        {
+            return Err(EngineError::Shape(format!(
+                "a micro-batch of {batch} × {seq_len} has {} tokens and {} targets",
+                tokens.len(),
+                targets.len()
+            )));
+        }
+        let outside = |&&token: &&u32| token as usize >= vocabulary;
+        let mut wanted = targets.iter().filter(|&&target| target != IGNORE);
+        match tokens.iter().find(outside).or(wanted.find(outside)) {
+            Some(token) => Err(EngineError::Shape(format!(
+                "token {token} is outside the model's vocabulary of {vocabulary}"
+            ))),
+            None => Ok(()),
+        }
+    }
+
+    /// Replaces the workspace by one of exactly this room.
+    fn make_room(&mut self, room: Room) -> Result<(), EngineError> {
+        // The old one goes first, so that both never count together.
+        self.workspace = None;
+        let (arena, config) = (&self.arena, &self.model.config);
+        let checkpointing = self.activation_checkpointing;
+        let workspace = self
+            .pool
+            .install(|| Workspace::new(arena, config, room, checkpointing))?;
+        self.workspace = Some(workspace);
+        Ok(())
+    }
+
+    /// Runs `f` on this engine's threads with a workspace that [`CpuEngine::admit`] has made.
+    fn run<R: Send>(
+        &mut self,
+        f: impl FnOnce(&Model, &mut dyn Store, &mut Workspace) -> R + Send,
+    ) -> Result<R, EngineError> {
+        let (model, store) = (&self.model, self.store.as_mut());
+        let workspace = self
+            .workspace
+            .as_mut()
+            .ok_or_else(|| EngineError::Shape("no memory was reserved".to_owned()))?;
+        Ok(self.pool.install(|| f(model, store, workspace)))
+    }
+}
+
+impl Engine for CpuEngine {
+    fn layout(&self) -> &Layout {
+        &self.model.layout
+    }
+
+    fn reserve(&mut self, batch: usize, seq_len: usize) -> Result<(), EngineError> {
+        self.model.config.check_sequence(seq_len)?;
+        let room = Room {
+            tokens: batch.saturating_mul(seq_len),
+            seq_len,
+        };
+        if room.tokens == 0 {
+            return Err(EngineError::Shape(format!(
+                "a micro-batch of {batch} × {seq_len} has no tokens"
+            )));
+        }
+        match &self.workspace {
+            Some(workspace) if workspace.room == room => Ok(()),
+            _ => self.make_room(room),
+        }
+    }
+
+    fn accumulate(
+        &mut self,
+        micro: MicroBatch<'_>,
+        measure: Measure,
+        last: bool,
+    ) -> Result<Accumulated, EngineError> {
+        self.admit(micro)?;
+        self.run(|model, store, workspace| model.train(store, workspace, micro, (measure, last)))?
+    }
+
+    fn join(&mut self, last: bool) -> Result<(), EngineError> {
+        let measure = Measure::default();
+        let store = self.store.as_mut();
+        self.pool
+            .install(|| store.join(Pass::Training { measure, last }))
+    }
+
+    fn reduce(&mut self, measure: Measure) -> Result<Reduced, EngineError> {
+        let store = self.store.as_mut();
+        self.pool.install(|| store.reduce(measure))
+    }
+
+    fn update(&mut self, step: AdamW) -> Result<(), EngineError> {
+        let store = self.store.as_mut();
+        self.pool.install(|| store.update(step))
+    }
+
+    fn discard(&mut self) {
+        self.store.discard();
+    }
+
+    fn evaluate(&mut self, micro: MicroBatch<'_>) -> Result<(f64, u64), EngineError> {
+        self.admit(micro)?;
+        self.run(|model, store, workspace| model.evaluate(store, workspace, micro))?
+    }
+
+    fn join_evaluation(&mut self) -> Result<(), EngineError> {
+        let store = self.store.as_mut();
+        self.pool.install(|| store.join(Pass::Evaluation))
+    }
+
+    fn export(&mut self, unit: usize, wanted: bool) -> Result<Option<UnitState>, EngineError> {
+        self.check_unit(unit)?;
+        self.store.export(unit, wanted)
+    }
+
+    fn import(&mut self, unit: usize, state: &UnitState) -> Result<(), EngineError> {
+        let len = self.check_unit(unit)?;
+        let name = &self.model.layout.units[unit].name;
+        for (what, values) in [
+            ("weights", &state.parameters),
+            ("first moments", &state.exp_avg),
+            ("second moments", &state.exp_avg_sq),
+        ] {
+            if values.len() != len {
+                return Err(EngineError::Shape(format!(
+                    "{name} has {len} parameters, its {what} are {}",
+                    values.len()
+                )));
+            }
+        }
+        self.store.import(unit, state)
+    }
+
+    fn memory(&self) -> (u64, u64) {
+        (self.arena.used(), self.arena.peak())
+    }
+}
+
+impl CpuEngine {
+    /// The length of a unit.
+    fn check_unit(&self, unit: usize) -> Result<usize, EngineError> {
+        let units = &self.model.layout.units;
+        match units.get(unit) {
+            Some(unit) => Ok(unit.len),
+            None => Err(EngineError::Shape(format!(
+                "there is no unit {unit}, the model has {}",
+                units.len()
+            ))),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,15 +1,59 @@
 //! The arithmetic of the CPU engine, one file per operation, forward and backward.
 //!
-//! Matrices are row-major slices; shapes stand in the doc comments. Every kernel splits its work
-//! over rayon's current pool in pieces that do not depend on the number of threads, and adds up in
-//! a fixed order, so that a run gives the same bits with any number of threads.
+//! Tensors are row-major slices; shapes stand in the doc comments, with n for the tokens of a
+//! micro-batch (batch × seq_len). Every kernel splits its work over rayon's current pool in pieces
+//! that do not depend on the number of threads, and adds up in a fixed order.
 
 pub mod adamw;
+pub mod attention;
+pub mod cross_entropy;
+pub mod embedding;
+mod exp;
+pub mod linear;
+mod matrix;
+pub mod rmsnorm;
+pub mod rope;
+pub mod swiglu;
 pub mod vector;
+
+/// Rows that one thread takes at a time in the kernels that work row by row.
+const ROWS: usize = 32;
+
+/// Elements in one of the widest vector registers; sums are kept apart by lane.
+const LANES: usize = 16;
 
 /// Runs `f` compiled for the widest vectors that this processor has. What `f` calls must be inlined
 /// into it (`#[inline(always)]`) to gain from that.
 #[inline(always)]
-pub fn vectorised<R>(f: impl FnOnce() -> R) -> R {
+fn vectorised<R>(f: impl FnOnce() -> R) -> R {
     pulp::Arch::new().dispatch(f)
+}
+
+/// Σ over the lanes, pairwise.
+#[inline(always)]
+fn sum_lanes(mut lanes: [f32; LANES]) -> f32 {
+    let mut half = LANES / 2;
+    while half > 0 {
+        for lane in 0..half {
+            lanes[lane] += lanes[lane + half];
+        }
+        half /= 2;
+    }
+    lanes[0]
+}
+
+/// a · b, for slices of equal length.
+#[inline(always)]
+fn dot(a: &[f32], b: &[f32]) -> f32 {
+    let mut sums = [0.0; LANES];
+    let ((a, a_rest), (b, b_rest)) = (a.as_chunks::<LANES>(), b.as_chunks::<LANES>());
+    for (a, b) in a.iter().zip(b) {
+        for lane in 0..LANES {
+            sums[lane] = a[lane].mul_add(b[lane], sums[lane]);
+        }
+    }
+    for (lane, (a, b)) in a_rest.iter().zip(b_rest).enumerate() {
+        sums[lane] = a.mul_add(*b, sums[lane]);
+    }
+    sum_lanes(sums)
 }

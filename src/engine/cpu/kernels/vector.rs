@@ -1,4 +1,4 @@
-//! Sums over long vectors, in f64.
+//! Sums over long vectors; norms are summed in f64.
 
 use rayon::prelude::*;
 
@@ -9,6 +9,23 @@ pub const CHUNK: usize = 1 << 16;
 
 /// Independent partial sums, so that additions overlap and vectorise.
 const LANES: usize = 32;
+
+/// sum = a + b.
+pub fn add(sum: &mut [f32], a: &[f32], b: &[f32]) {
+    sum.par_chunks_mut(CHUNK)
+        .zip(a.par_chunks(CHUNK))
+        .zip(b.par_chunks(CHUNK))
+        .for_each(|((sum, a), b)| {
+            vectorised(
+                #[inline(always)]
+                || {
+                    for ((sum, a), b) in sum.iter_mut().zip(a).zip(b) {
+                        *sum = a + b;
+                    }
+                },
+            )
+        });
+}
 
 /// ‖x‖², summed in f64.
 pub fn squared_norm(x: &[f32]) -> f64 {

@@ -21,8 +21,8 @@ pub struct Replicated {
     scratch_of_tied: Option<Buffer>,
     /// Micro-batches whose gradients the accumulators hold.
     accumulated: u64,
-    measure: Measure,
-    last: bool,
+    /// What the walk under way is for.
+    pass: Pass,
     /// ‖gradient of this micro-batch‖².
     squared_norm: f64,
 }
@@ -77,25 +77,29 @@ impl Replicated {
             units,
             world: world.filter(|world| world.world() > 1),
             accumulated: 0,
-            measure: Measure::default(),
-            last: false,
+            pass: Pass::Evaluation,
             squared_norm: 0.0,
         })
     }
 
+    /// What is measured in this walk, and whether it is the step's last.
+    fn training(&self) -> (Measure, bool) {
+        match self.pass {
+            Pass::Training { measure, last } => (measure, last),
+            Pass::Evaluation => (Measure::default(), false),
+        }
+    }
+
     /// Whether this micro-batch's gradient is kept apart until it has been measured.
     fn apart(&self) -> bool {
-        self.measure.micro_batches && self.accumulated > 0
+        self.training().0.micro_batches && self.accumulated > 0
     }
 }
 
 impl Store for Replicated {
     fn begin(&mut self, pass: Pass) -> Result<(), EngineError> {
-        if let Pass::Training { measure, last } = pass {
-            self.measure = measure;
-            self.last = last;
-            self.squared_norm = 0.0;
-        }
+        self.pass = pass;
+        self.squared_norm = 0.0;
         Ok(())
     }
 
@@ -126,6 +130,7 @@ impl Store for Replicated {
     fn release(&mut self, _unit: usize) {}
 
     fn complete(&mut self, unit: usize) -> Result<(), EngineError> {
+        let (measure, last) = self.training();
         let apart = self.apart();
         let replica = &mut self.units[unit];
         // ‖accumulated gradient‖², where measuring this micro-batch gives it, too.
@@ -137,14 +142,14 @@ impl Store for Replicated {
             };
             self.squared_norm +=
                 vector::add_measuring(&mut replica.gradient, &scratch[..replica.unit.len]);
-        } else if self.measure.micro_batches {
+        } else if measure.micro_batches {
             let squared_norm = vector::squared_norm(&replica.gradient);
             self.squared_norm += squared_norm;
             accumulated = Some(squared_norm);
         }
-        if self.last {
+        if last {
             // Alone, this is the global norm: best taken while the gradient is in the caches.
-            replica.squared_norm = (self.measure.worker || self.world.is_none())
+            replica.squared_norm = (measure.worker || self.world.is_none())
                 .then(|| accumulated.unwrap_or_else(|| vector::squared_norm(&replica.gradient)));
             if let Some(world) = &self.world {
                 replica.reduction =
@@ -155,8 +160,12 @@ impl Store for Replicated {
     }
 
     fn end(&mut self) -> Result<Option<f64>, EngineError> {
+        if self.pass == Pass::Evaluation {
+            return Ok(None);
+        }
         self.accumulated += 1;
-        Ok(self.measure.micro_batches.then_some(self.squared_norm))
+        let (measure, _) = self.training();
+        Ok(measure.micro_batches.then_some(self.squared_norm))
     }
 
     fn join(&mut self, _pass: Pass) -> Result<(), EngineError> {

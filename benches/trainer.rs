@@ -1,0 +1,220 @@
+//! Tokens per second and peak memory of training steps on random tokens, as one JSON line: the
+//! counterpart of the PyTorch script that it is measured against.
+//!
+//! ```text
+//! cargo bench --bench trainer -- --layers 12 --width 512 --ff 1376 --vocab 8192 --seq 512
+//! ```
+//!
+//! `RAYON_NUM_THREADS` or `--threads` sets the threads. With `--measure` every step measures the
+//! norm of its micro-batches and its worker's gradient.
+
+use std::process::ExitCode;
+use std::time::Instant;
+
+use evenkeel::engine::cpu::{CpuEngine, CpuOptions};
+use evenkeel::engine::{AdamW, Engine, EngineError, Measure, MicroBatch, ModelConfig};
+
+/// The shape and the length of the run, with the PyTorch script's defaults.
+struct Options {
+    layers: usize,
+    width: usize,
+    heads: usize,
+    kv_heads: usize,
+    ff: usize,
+    vocab: usize,
+    seq: usize,
+    micro_batch: usize,
+    accumulation: usize,
+    steps: usize,
+    warmup: usize,
+    threads: usize,
+    measure: bool,
+    checkpointing: bool,
+    tied: bool,
+}
+
+impl Options {
+    fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Options, String> {
+        let mut options = Options {
+            layers: 8,
+            width: 256,
+            heads: 8,
+            kv_heads: 0,
+            ff: 688,
+            vocab: 4096,
+            seq: 256,
+            micro_batch: 4,
+            accumulation: 1,
+            steps: 20,
+            warmup: 5,
+            threads: 0,
+            measure: false,
+            checkpointing: false,
+            tied: false,
+        };
+        while let Some(argument) = arguments.next() {
+            let number = match argument.as_str() {
+                // What cargo adds.
+                "--bench" => continue,
+                "--measure" => {
+                    options.measure = true;
+                    continue;
+                }
+                "--activation-checkpointing" => {
+                    options.checkpointing = true;
+                    continue;
+                }
+                "--tied" => {
+                    options.tied = true;
+                    continue;
+                }
+                "--layers" => &mut options.layers,
+                "--width" => &mut options.width,
+                "--heads" => &mut options.heads,
+                "--kv-heads" => &mut options.kv_heads,
+                "--ff" => &mut options.ff,
+                "--vocab" => &mut options.vocab,
+                "--seq" => &mut options.seq,
+                "--micro-batch" => &mut options.micro_batch,
+                "--accumulation" => &mut options.accumulation,
+                "--steps" => &mut options.steps,
+                "--warmup" => &mut options.warmup,
+                "--threads" => &mut options.threads,
+                _ => return Err(format!("unknown argument {argument}")),
+            };
+            *number = arguments
+                .next()
+                .and_then(|value| value.parse().ok())
+                .ok_or_else(|| format!("{argument} needs a whole number"))?;
+        }
+        if options.kv_heads == 0 {
+            options.kv_heads = options.heads;
+        }
+        Ok(options)
+    }
+
+    fn config(&self) -> ModelConfig {
+        ModelConfig {
+            hidden_size: self.width,
+            intermediate_size: self.ff,
+            num_hidden_layers: self.layers,
+            num_attention_heads: self.heads,
+            num_key_value_heads: self.kv_heads,
+            head_dim: self.width / self.heads.max(1),
+            vocab_size: self.vocab,
+            max_position_embeddings: self.seq,
+            rms_norm_eps: 1e-5,
+            rope_theta: 10000.0,
+            tie_word_embeddings: self.tied,
+            initializer_range: 0.02,
+            sliding_window: None,
+        }
+    }
+}
+
+fn main() -> ExitCode {
+    let result = Options::parse(std::env::args().skip(1))
+        .and_then(|options| run(&options).map_err(|error| error.to_string()));
+    match result {
+        Ok(line) => {
+            println!("{line}");
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn run(options: &Options) -> Result<serde_json::Value, EngineError> {
+    let engine_options = CpuOptions {
+        threads: (options.threads > 0).then_some(options.threads),
+        activation_checkpointing: options.checkpointing,
+        ..CpuOptions::default()
+    };
+    let mut engine = CpuEngine::new(options.config(), engine_options, None, 0)?;
+    engine.reserve(options.micro_batch, options.seq)?;
+
+    let tokens = random_tokens(options, 1);
+    let targets = random_tokens(options, 2);
+    let micro = MicroBatch {
+        tokens: &tokens,
+        targets: &targets,
+        batch: options.micro_batch,
+        seq_len: options.seq,
+    };
+    let measure = Measure {
+        micro_batches: options.measure,
+        worker: options.measure,
+    };
+    let mut seconds = Vec::new();
+    let mut loss = 0.0;
+    for step in 1..=options.warmup + options.steps {
+        let start = Instant::now();
+        let (mut sum, mut targets) = (0.0, 0);
+        for index in 1..=options.accumulation {
+            let got = engine.accumulate(micro, measure, index == options.accumulation)?;
+            sum += got.loss;
+            targets += got.targets;
+        }
+        let reduced = engine.reduce(measure)?;
+        let mean = 1.0 / targets as f64;
+        let norm = reduced.squared_norm.sqrt() * mean;
+        engine.update(AdamW {
+            learning_rate: 1e-3,
+            beta1: 0.9,
+            beta2: 0.95,
+            epsilon: 1e-8,
+            weight_decay: 0.1,
+            step: step as u64,
+            gradient_scale: mean * (1.0 / (norm + 1e-6)).min(1.0),
+        })?;
+        loss = sum * mean;
+        if step > options.warmup {
+            seconds.push(start.elapsed().as_secs_f64());
+        }
+    }
+    seconds.sort_by(f64::total_cmp);
+    let tokens = (tokens.len() * options.accumulation) as f64;
+    let per_second = |seconds: f64| (tokens / seconds * 10.0).round() / 10.0;
+    Ok(serde_json::json!({
+        "parameters": engine.layout().len(),
+        "tokens_per_second": per_second(median(&seconds)),
+        "best": per_second(seconds.first().copied().unwrap_or(f64::NAN)),
+        "loss": (loss * 1e4).round() / 1e4,
+        "peak_rss_mb": peak_rss_mb(),
+        "engine_mb": engine.memory().1 >> 20,
+    }))
+}
+
+/// Of a sorted, non-empty list.
+fn median(sorted: &[f64]) -> f64 {
+    let middle = sorted.len() / 2;
+    match sorted.len() {
+        0 => f64::NAN,
+        len if len % 2 == 1 => sorted[middle],
+        _ => (sorted[middle - 1] + sorted[middle]) / 2.0,
+    }
+}
+
+fn random_tokens(options: &Options, seed: u64) -> Vec<u32> {
+    let mut state = seed;
+    (0..options.micro_batch * options.seq)
+        .map(|_| {
+            // The multiplier of Knuth's MMIX.
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
+            ((state >> 33) % options.vocab.max(1) as u64) as u32
+        })
+        .collect()
+}
+
+/// Peak resident memory of this process, MiB.
+fn peak_rss_mb() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find(|line| line.starts_with("VmHWM:"))?;
+    let kib: u64 = line.split_whitespace().nth(1)?.parse().ok()?;
+    Some(kib >> 10)
+}

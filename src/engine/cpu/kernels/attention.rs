@@ -1,0 +1,296 @@
+//! Causal grouped-query attention, in blocks of queries.
+//!
+//! A block of queries meets only the keys up to its last query, so that nearly half of the square is
+//! never computed, and its scores fit the second-level cache. Only the logarithm of each query's
+//! softmax sum is kept; backward computes the probabilities again (Dao et al., 2022).
+//!
+//! `qkv` is `[n, (heads + 2 × kv_heads) × head_dim]`: the query heads of a row, its key heads, its
+//! value heads.
+
+use std::sync::{Mutex, PoisonError};
+
+use rayon::prelude::*;
+
+use super::exp::{exp, exp_and_sum, max};
+use super::matrix::{Matrix, MatrixMut, Threads, multiply};
+use super::{dot, vectorised};
+use crate::engine::EngineError;
+use crate::engine::cpu::arena::{Arena, Buffer};
+
+/// Queries in a block.
+const BLOCK: usize = 64;
+
+/// What attention has to know.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Shape {
+    /// Rows of the micro-batch.
+    pub batch: usize,
+    /// Tokens in a row.
+    pub seq_len: usize,
+    /// Query heads.
+    pub heads: usize,
+    /// Key and value heads.
+    pub kv_heads: usize,
+    /// Width of a head.
+    pub head_dim: usize,
+}
+
+impl Shape {
+    /// Width of a row of `qkv`.
+    pub fn qkv(&self) -> usize {
+        (self.heads + 2 * self.kv_heads) * self.head_dim
+    }
+
+    fn tokens(&self) -> usize {
+        self.batch * self.seq_len
+    }
+
+    /// One head of one row of the micro-batch, `[seq_len, head_dim]`.
+    fn head<'a>(&self, all: Matrix<'a>, row: usize, head: usize) -> Matrix<'a> {
+        let (seq_len, head_dim) = (self.seq_len, self.head_dim);
+        all.block(row * seq_len, head * head_dim, seq_len, head_dim)
+    }
+
+    /// The queries, keys and values of a query head.
+    fn operands<'a>(
+        &self,
+        qkv: &'a [f32],
+        row: usize,
+        head: usize,
+    ) -> (Matrix<'a>, Matrix<'a>, Matrix<'a>) {
+        let all = Matrix::new(qkv, self.tokens(), self.qkv());
+        let key = self.heads + head / (self.heads / self.kv_heads);
+        (
+            self.head(all, row, head),
+            self.head(all, row, key),
+            self.head(all, row, key + self.kv_heads),
+        )
+    }
+
+    fn factor(&self) -> f32 {
+        1.0 / (self.head_dim as f32).sqrt()
+    }
+}
+
+/// Two blocks of scores for every thread.
+#[derive(Debug)]
+pub struct Scratch {
+    threads: Vec<Mutex<[Buffer; 2]>>,
+}
+
+impl Scratch {
+    /// For sequences up to `seq_len` on the current pool.
+    pub fn new(arena: &Arena, seq_len: usize) -> Result<Scratch, EngineError> {
+        let len = BLOCK.min(seq_len) * seq_len;
+        let buffer = || arena.buffer(len, "attention scores");
+        let threads = (0..rayon::current_num_threads())
+            .map(|_| Ok(Mutex::new([buffer()?, buffer()?])))
+            .collect::<Result<_, EngineError>>()?;
+        Ok(Scratch { threads })
+    }
+
+    /// Lends this thread's two blocks.
+    fn with<R>(&self, f: impl FnOnce(&mut [f32], &mut [f32]) -> R) -> R {
+        let thread = rayon::current_thread_index().unwrap_or(0);
+        // Nobody else asks for this thread's scratch, and its content means nothing between uses.
+        let mut blocks = self.threads[thread]
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let [first, second] = &mut *blocks;
+        f(first, second)
+    }
+}
+
+/// out `[n, heads × head_dim]` and log_sums `[batch, heads, seq_len]`.
+pub fn forward(
+    out: &mut [f32],
+    log_sums: &mut [f32],
+    qkv: &[f32],
+    shape: Shape,
+    scratch: &Scratch,
+) {
+    let Shape {
+        seq_len,
+        heads,
+        head_dim,
+        ..
+    } = shape;
+    let outs = MatrixMut::new(out, shape.tokens(), heads * head_dim).grid(seq_len, head_dim);
+    outs.into_par_iter()
+        .zip(log_sums.par_chunks_mut(seq_len))
+        .enumerate()
+        .for_each(|(i, (mut out, log_sums))| {
+            let (q, k, v) = shape.operands(qkv, i / heads, i % heads);
+            scratch.with(|scores, _| {
+                for from in (0..seq_len).step_by(BLOCK) {
+                    let to = seq_len.min(from + BLOCK);
+                    let scores = &mut scores[..(to - from) * to];
+                    let q = q.block(from, 0, to - from, head_dim);
+                    let k = k.block(0, 0, to, head_dim);
+                    let v = v.block(0, 0, to, head_dim);
+                    multiply(
+                        MatrixMut::new(scores, to - from, to),
+                        q,
+                        k.t(),
+                        shape.factor(),
+                        false,
+                        Threads::One,
+                    );
+                    softmax(scores, &mut log_sums[from..to], from, to);
+                    let p = Matrix::new(scores, to - from, to);
+                    multiply(out.rows(from, to), p, v, 1.0, false, Threads::One);
+                }
+            });
+        });
+}
+
+/// Rows of causal softmax over scores `[to − from, to]`, in place.
+fn softmax(scores: &mut [f32], log_sums: &mut [f32], from: usize, to: usize) {
+    vectorised(
+        #[inline(always)]
+        || {
+            for (i, (row, log_sum)) in scores.chunks_exact_mut(to).zip(log_sums).enumerate() {
+                let (seen, unseen) = row.split_at_mut(from + i + 1);
+                let shift = max(seen);
+                let sum = exp_and_sum(seen, shift);
+                let inverse = 1.0 / sum;
+                for p in seen {
+                    *p *= inverse;
+                }
+                unseen.fill(0.0);
+                *log_sum = shift + sum.ln();
+            }
+        },
+    )
+}
+
+/// dqkv from dout; both of the shapes of `qkv` and `out`.
+pub fn backward(
+    dqkv: &mut [f32],
+    dout: &[f32],
+    (qkv, out, log_sums): (&[f32], &[f32], &[f32]),
+    shape: Shape,
+    scratch: &Scratch,
+) {
+    let Shape {
+        seq_len,
+        heads,
+        kv_heads,
+        head_dim,
+        ..
+    } = shape;
+    let group = heads / kv_heads;
+    let outs = Matrix::new(out, shape.tokens(), heads * head_dim);
+    let douts = Matrix::new(dout, shape.tokens(), heads * head_dim);
+
+    // One task takes a key head with its group of query heads, whose gradients it adds up.
+    let mut blocks = MatrixMut::new(dqkv, shape.tokens(), shape.qkv()).grid(seq_len, head_dim);
+    let mut tasks = Vec::with_capacity(shape.batch * kv_heads);
+    for row in (0..shape.batch).rev() {
+        let mut dv = blocks.split_off(blocks.len() - kv_heads);
+        let mut dk = blocks.split_off(blocks.len() - kv_heads);
+        let mut dq = blocks.split_off(blocks.len() - heads);
+        for kv_head in (0..kv_heads).rev() {
+            if let (Some(dk), Some(dv)) = (dk.pop(), dv.pop()) {
+                let dq = dq.split_off(dq.len() - group);
+                tasks.push((row, kv_head, dq, dk, dv));
+            }
+        }
+    }
+
+    tasks
+        .into_par_iter()
+        .for_each(|(row, kv_head, dq, mut dk, mut dv)| {
+            scratch.with(|p, ds| {
+                for (member, mut dq) in dq.into_iter().enumerate() {
+                    let head = kv_head * group + member;
+                    let (q, k, v) = shape.operands(qkv, row, head);
+                    let log_sums = &log_sums[(row * heads + head) * seq_len..][..seq_len];
+                    let head = Head {
+                        q,
+                        k,
+                        v,
+                        out: shape.head(outs, row, head),
+                        dout: shape.head(douts, row, head),
+                        log_sums,
+                        factor: shape.factor(),
+                    };
+                    // The last block comes first: it touches every key, so it may overwrite.
+                    let last = (seq_len - 1) / BLOCK;
+                    for block in (0..=last).rev() {
+                        let add = member > 0 || block < last;
+                        let (from, to) = (block * BLOCK, seq_len.min((block + 1) * BLOCK));
+                        head.backward_block(
+                            (from, to),
+                            (dq.rows(from, to), dk.rows(0, to), dv.rows(0, to)),
+                            add,
+                            &mut p[..(to - from) * to],
+                            &mut ds[..(to - from) * to],
+                        );
+                    }
+                }
+            });
+        });
+}
+
+/// One query head of one row, `[seq_len, head_dim]` each.
+struct Head<'a> {
+    q: Matrix<'a>,
+    k: Matrix<'a>,
+    v: Matrix<'a>,
+    out: Matrix<'a>,
+    dout: Matrix<'a>,
+    log_sums: &'a [f32],
+    factor: f32,
+}
+
+impl Head<'_> {
+    /// Gradients of the queries `from..to`: dq is overwritten, dk and dv too unless `add`.
+    fn backward_block(
+        &self,
+        (from, to): (usize, usize),
+        (dq, dk, dv): (MatrixMut<'_>, MatrixMut<'_>, MatrixMut<'_>),
+        add: bool,
+        p: &mut [f32],
+        ds: &mut [f32],
+    ) {
+        let (rows, head_dim) = (to - from, self.q.columns());
+        let q = self.q.block(from, 0, rows, head_dim);
+        let dout = self.dout.block(from, 0, rows, head_dim);
+        let k = self.k.block(0, 0, to, head_dim);
+        let v = self.v.block(0, 0, to, head_dim);
+        let (one, factor) = (Threads::One, self.factor);
+
+        multiply(MatrixMut::new(p, rows, to), q, k.t(), factor, false, one);
+        multiply(MatrixMut::new(ds, rows, to), dout, v.t(), 1.0, false, one);
+        self.probabilities(from, to, p, ds);
+        let (p, ds) = (Matrix::new(p, rows, to), Matrix::new(ds, rows, to));
+        multiply(dv, p.t(), dout, 1.0, add, one);
+        multiply(dq, ds, k, factor, false, one);
+        multiply(dk, ds.t(), q, factor, add, one);
+    }
+
+    /// Scores to probabilities in `p`, and in `ds` the gradient of the probabilities to that of the
+    /// scores.
+    fn probabilities(&self, from: usize, to: usize, p: &mut [f32], ds: &mut [f32]) {
+        vectorised(
+            #[inline(always)]
+            || {
+                let rows = p.chunks_exact_mut(to).zip(ds.chunks_exact_mut(to));
+                for (i, (p, ds)) in rows.enumerate() {
+                    let query = from + i;
+                    let along = dot(self.out.row(query), self.dout.row(query));
+                    let log_sum = self.log_sums[query];
+                    let (seen, unseen) = p.split_at_mut(query + 1);
+                    let (ds_seen, ds_unseen) = ds.split_at_mut(query + 1);
+                    for (p, ds) in seen.iter_mut().zip(ds_seen) {
+                        *p = exp(*p - log_sum);
+                        *ds = *p * (*ds - along);
+                    }
+                    unseen.fill(0.0);
+                    ds_unseen.fill(0.0);
+                }
+            },
+        )
+    }
+}

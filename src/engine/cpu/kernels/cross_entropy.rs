@@ -1,0 +1,96 @@
+//! Softmax and cross-entropy over rows of logits, in place.
+
+use rayon::prelude::*;
+
+use super::exp::{exp_and_sum, max};
+use super::vectorised;
+
+/// Σ over rows of −ln softmax(logits)[target]; replaces logits `[n, vocabulary]` by the gradient of
+/// that sum.
+pub fn forward_backward(logits: &mut [f32], targets: &[u32], vocabulary: usize) -> f64 {
+    rows(logits, targets, vocabulary, |logits, target| {
+        vectorised(
+            #[inline(always)]
+            || {
+                let shift = max(logits);
+                let chosen = logits[target];
+                let sum = exp_and_sum(logits, shift);
+                let inverse = 1.0 / sum;
+                for p in logits.iter_mut() {
+                    *p *= inverse;
+                }
+                logits[target] -= 1.0;
+                loss(sum, shift, chosen)
+            },
+        )
+    })
+}
+
+/// The same sum, forward only; the logits are spent.
+pub fn forward(logits: &mut [f32], targets: &[u32], vocabulary: usize) -> f64 {
+    rows(logits, targets, vocabulary, |logits, target| {
+        vectorised(
+            #[inline(always)]
+            || {
+                let shift = max(logits);
+                let chosen = logits[target];
+                loss(exp_and_sum(logits, shift), shift, chosen)
+            },
+        )
+    })
+}
+
+fn loss(sum: f32, shift: f32, chosen: f32) -> f64 {
+    f64::from(sum).ln() + (f64::from(shift) - f64::from(chosen))
+}
+
+fn rows(
+    logits: &mut [f32],
+    targets: &[u32],
+    vocabulary: usize,
+    row: impl Fn(&mut [f32], usize) -> f64 + Sync,
+) -> f64 {
+    let losses: Vec<f64> = logits
+        .par_chunks_exact_mut(vocabulary)
+        .zip(targets)
+        .map(|(logits, &target)| row(logits, target as usize))
+        .collect();
+    losses.iter().sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn loss_and_gradient_are_those_of_the_definition() {
+        let vocabulary = 37;
+        let targets = [0, 36, 5];
+        let logits: Vec<f32> = (0..3 * vocabulary)
+            .map(|i| (i as f32).sin() * 9.0)
+            .collect();
+        let mut gradient = logits.clone();
+        let sum = forward_backward(&mut gradient, &targets, vocabulary);
+        assert_eq!(sum, forward(&mut logits.clone(), &targets, vocabulary));
+        let mut expected = 0.0;
+        for (row, &target) in targets.iter().enumerate() {
+            let logits = &logits[row * vocabulary..][..vocabulary];
+            let total: f64 = logits.iter().map(|&x| f64::from(x).exp()).sum();
+            expected += total.ln() - f64::from(logits[target as usize]);
+            for (i, &x) in logits.iter().enumerate() {
+                let p = f64::from(x).exp() / total - f64::from(i == target as usize);
+                let got = f64::from(gradient[row * vocabulary + i]);
+                assert!((got - p).abs() < 1e-6, "{got} {p}");
+            }
+        }
+        assert!((sum - expected).abs() < 1e-5 * expected);
+    }
+
+    #[test]
+    fn large_logits_do_not_overflow_and_nan_shows() {
+        let mut logits = vec![1e4, -1e4, 0.0];
+        assert!((forward_backward(&mut logits, &[1], 3) - 2e4).abs() < 1e-3);
+        assert!(forward(&mut [0.0, f32::NAN, 1.0], &[0], 3).is_nan());
+        assert!(forward(&mut [0.0, f32::INFINITY, 1.0], &[0], 3).is_nan());
+    }
+}

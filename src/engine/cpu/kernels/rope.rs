@@ -1,0 +1,99 @@
+//! Rotary position embedding (Su et al., 2021) in the layout of Hugging Face's Llama: element i of
+//! a head turns together with element i + head_dim / 2.
+
+use rayon::prelude::*;
+
+use super::{ROWS, vectorised};
+
+/// Which way to turn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Direction {
+    /// Forward pass.
+    Forward,
+    /// Backward pass: the inverse, which is the transpose.
+    Backward,
+}
+
+/// Fills `table` `[seq_len, head_dim]` with the cosines, then the sines, of every position's
+/// head_dim / 2 angles. The angles are rounded to f32, as transformers does.
+pub fn fill_table(table: &mut [f32], head_dim: usize, theta: f32) {
+    let half = head_dim / 2;
+    for (position, row) in table.chunks_exact_mut(head_dim).enumerate() {
+        let (cos, sin) = row.split_at_mut(half);
+        for i in 0..half {
+            let exponent = (2 * i) as f64 / head_dim as f64;
+            let frequency = (1.0 / f64::from(theta).powf(exponent)) as f32;
+            let angle = f64::from(position as f32 * frequency);
+            cos[i] = angle.cos() as f32;
+            sin[i] = angle.sin() as f32;
+        }
+    }
+}
+
+/// Turns the first `heads` heads of every row of `x` `[n, row]` in place; row r is at position
+/// r mod seq_len.
+pub fn rotate(
+    x: &mut [f32],
+    row: usize,
+    heads: usize,
+    (table, seq_len, head_dim): (&[f32], usize, usize),
+    direction: Direction,
+) {
+    let half = head_dim / 2;
+    x.par_chunks_mut(ROWS * row)
+        .enumerate()
+        .for_each(|(chunk, rows)| {
+            vectorised(
+                #[inline(always)]
+                || {
+                    for (r, x) in rows.chunks_exact_mut(row).enumerate() {
+                        let position = (chunk * ROWS + r) % seq_len;
+                        let (cos, sin) = table[position * head_dim..][..head_dim].split_at(half);
+                        for head in x[..heads * head_dim].chunks_exact_mut(head_dim) {
+                            let (a, b) = head.split_at_mut(half);
+                            match direction {
+                                Direction::Forward => turn(a, b, cos, sin),
+                                Direction::Backward => turn(b, a, cos, sin),
+                            }
+                        }
+                    }
+                },
+            )
+        });
+}
+
+/// (a, b) by the angle; with a and b swapped, by its negative.
+#[inline(always)]
+fn turn(a: &mut [f32], b: &mut [f32], cos: &[f32], sin: &[f32]) {
+    for (((a, b), cos), sin) in a.iter_mut().zip(b).zip(cos).zip(sin) {
+        (*a, *b) = (*a * cos - *b * sin, *b * cos + *a * sin);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn backward_undoes_forward_and_position_zero_stays() {
+        let (seq_len, head_dim, heads, row) = (40, 6, 3, 3 * 6 + 5);
+        let mut table = vec![0.0; seq_len * head_dim];
+        fill_table(&mut table, head_dim, 10000.0);
+        let original: Vec<f32> = (0..2 * seq_len * row).map(|i| (i as f32).sin()).collect();
+        let mut x = original.clone();
+        let shape = (&table[..], seq_len, head_dim);
+        rotate(&mut x, row, heads, shape, Direction::Forward);
+        assert_eq!(x[..row], original[..row]);
+        assert_eq!(x[seq_len * row..][..row], original[seq_len * row..][..row]);
+        // Past the turned heads nothing changes.
+        assert_eq!(x[row + 18..2 * row], original[row + 18..2 * row]);
+        // Position 1, first pair, frequency 1.
+        let (a, b) = (original[row], original[row + 3]);
+        assert!((x[row] - (a * 1f32.cos() - b * 1f32.sin())).abs() < 1e-6);
+        assert!((x[row + 3] - (b * 1f32.cos() + a * 1f32.sin())).abs() < 1e-6);
+        rotate(&mut x, row, heads, shape, Direction::Backward);
+        for (x, original) in x.iter().zip(&original) {
+            assert!((x - original).abs() < 1e-6);
+        }
+    }
+}

@@ -1,0 +1,476 @@
+//! The engine as a whole, through its public interface.
+
+mod reference;
+
+use super::*;
+
+/// A tiny model with grouped queries.
+fn config() -> ModelConfig {
+    ModelConfig {
+        hidden_size: 24,
+        intermediate_size: 20,
+        num_hidden_layers: 2,
+        num_attention_heads: 4,
+        num_key_value_heads: 2,
+        head_dim: 6,
+        vocab_size: 30,
+        max_position_embeddings: 128,
+        rms_norm_eps: 1e-5,
+        rope_theta: 10000.0,
+        tie_word_embeddings: false,
+        initializer_range: 0.2,
+        sliding_window: None,
+    }
+}
+
+fn tied() -> ModelConfig {
+    ModelConfig {
+        tie_word_embeddings: true,
+        ..config()
+    }
+}
+
+fn engine_with(config: ModelConfig, options: CpuOptions) -> CpuEngine {
+    CpuEngine::new(config, options, None, 5).unwrap()
+}
+
+fn engine(config: ModelConfig) -> CpuEngine {
+    engine_with(config, CpuOptions::default())
+}
+
+/// Tokens and targets; odd rows are padded from the middle.
+struct Batch {
+    tokens: Vec<u32>,
+    targets: Vec<u32>,
+    rows: usize,
+    seq_len: usize,
+}
+
+impl Batch {
+    fn new(rows: usize, seq_len: usize) -> Batch {
+        let value = |i: usize| (i.wrapping_mul(2_654_435_761) >> 7) as u32 % 30;
+        let padded = |i: usize| (i / seq_len) % 2 == 1 && i % seq_len >= seq_len / 2;
+        let cells = || 0..rows * seq_len;
+        Batch {
+            tokens: cells().map(value).collect(),
+            targets: cells()
+                .map(|i| if padded(i) { IGNORE } else { value(i + 1) })
+                .collect(),
+            rows,
+            seq_len,
+        }
+    }
+
+    fn micro(&self) -> MicroBatch<'_> {
+        self.part(0, self.rows)
+    }
+
+    fn part(&self, from: usize, to: usize) -> MicroBatch<'_> {
+        let range = from * self.seq_len..to * self.seq_len;
+        MicroBatch {
+            tokens: &self.tokens[range.clone()],
+            targets: &self.targets[range],
+            batch: to - from,
+            seq_len: self.seq_len,
+        }
+    }
+}
+
+const EVERYTHING: Measure = Measure {
+    micro_batches: true,
+    worker: true,
+};
+const NOTHING: Measure = Measure {
+    micro_batches: false,
+    worker: false,
+};
+
+/// An optimiser step that leaves the weights and puts the gradient into the first moments.
+const REVEAL: AdamW = AdamW {
+    learning_rate: 0.0,
+    beta1: 0.0,
+    beta2: 0.0,
+    epsilon: 1.0,
+    weight_decay: 0.0,
+    step: 1,
+    gradient_scale: 1.0,
+};
+
+/// The step's gradient, by unit. Ends the step, as an engine without moments would.
+fn take_gradient(engine: &mut CpuEngine) -> Vec<Vec<f32>> {
+    engine.reduce(NOTHING).unwrap();
+    engine.update(REVEAL).unwrap();
+    (0..engine.layout().units.len())
+        .map(|unit| {
+            let mut state = engine.export(unit, true).unwrap().unwrap();
+            let gradient = std::mem::replace(&mut state.exp_avg, vec![0.0; state.parameters.len()]);
+            state.exp_avg_sq.fill(0.0);
+            engine.import(unit, &state).unwrap();
+            gradient
+        })
+        .collect()
+}
+
+fn gradient_of(engine: &mut CpuEngine, micro: MicroBatch<'_>) -> (f64, Vec<Vec<f32>>) {
+    let got = engine.accumulate(micro, NOTHING, true).unwrap();
+    (got.loss, take_gradient(engine))
+}
+
+fn squared_norm(gradient: &[Vec<f32>]) -> f64 {
+    let elements = gradient.iter().flatten();
+    elements.map(|&g| f64::from(g) * f64::from(g)).sum()
+}
+
+/// Every unit within `tolerance` of the other, relative to the unit's largest element.
+fn assert_close(one: &[Vec<f32>], two: &[Vec<f32>], tolerance: f32) {
+    for (unit, (one, two)) in one.iter().zip(two).enumerate() {
+        assert_eq!(one.len(), two.len());
+        let largest = one.iter().fold(0.0f32, |most, g| most.max(g.abs()));
+        for (i, (a, b)) in one.iter().zip(two).enumerate() {
+            let error = (a - b).abs();
+            assert!(error <= tolerance * largest, "unit {unit}, {i}: {a} {b}");
+        }
+    }
+}
+
+/// Compares the derivative of the loss along several directions of every tensor with the gradient.
+fn check_finite_differences(config: ModelConfig) {
+    // Longer than a block of queries, so that attention's blocks meet.
+    let batch = Batch::new(2, 70);
+    let mut engine = engine(config);
+    let (_, gradient) = gradient_of(&mut engine, batch.micro());
+    let layout = engine.layout().clone();
+    for (unit, gradient) in gradient.iter().enumerate() {
+        let original = engine.export(unit, true).unwrap().unwrap();
+        for parameter in &layout.units[unit].parameters {
+            let gradient = &gradient[parameter.range()];
+            let norm = squared_norm(&[gradient.to_vec()]).sqrt();
+            assert!(norm > 0.1, "{} has no gradient", parameter.name);
+            // The gradient's own direction, and two that have nothing to do with it.
+            for direction in 0..3 {
+                let sign = |i: usize| ((i + 1).wrapping_mul(40_503 * direction) >> 5) % 2;
+                let mut along: Vec<f64> = match direction {
+                    0 => gradient.iter().map(|&g| f64::from(g)).collect(),
+                    _ => (0..gradient.len())
+                        .map(|i| sign(i) as f64 * 2.0 - 1.0)
+                        .collect(),
+                };
+                let length = along.iter().map(|a| a * a).sum::<f64>().sqrt();
+                along.iter_mut().for_each(|a| *a /= length);
+                let expected: f64 = along
+                    .iter()
+                    .zip(gradient)
+                    .map(|(a, &g)| a * f64::from(g))
+                    .sum();
+
+                let step = 1e-2;
+                let mut loss_at = |step: f64| {
+                    let mut moved = original.clone();
+                    let weights = &mut moved.parameters[parameter.range()];
+                    for (w, a) in weights.iter_mut().zip(&along) {
+                        *w += (a * step) as f32;
+                    }
+                    engine.import(unit, &moved).unwrap();
+                    engine.evaluate(batch.micro()).unwrap().0
+                };
+                let measured = (loss_at(step) - loss_at(-step)) / (2.0 * step);
+                // Rounding of the f32 forward pass is about 1e-5 of loss, the step's cube less.
+                let error = (measured - expected).abs();
+                assert!(
+                    error < 2e-3 * norm.max(1.0),
+                    "{} along {direction}: measured {measured}, gradient says {expected}, norm {norm}",
+                    parameter.name
+                );
+            }
+        }
+        engine.import(unit, &original).unwrap();
+    }
+}
+
+#[test]
+fn gradients_agree_with_finite_differences() {
+    check_finite_differences(config());
+}
+
+#[test]
+fn gradients_of_tied_embeddings_agree_with_finite_differences() {
+    check_finite_differences(tied());
+}
+
+#[test]
+fn evaluation_gives_the_loss_of_training() {
+    for config in [config(), tied()] {
+        let mut engine = engine(config);
+        let batch = Batch::new(3, 20);
+        let trained = engine.accumulate(batch.micro(), NOTHING, true).unwrap();
+        engine.discard();
+        let (loss, targets) = engine.evaluate(batch.micro()).unwrap();
+        assert_eq!((loss, targets), (trained.loss, trained.targets));
+        assert_eq!(targets, 20 + 10 + 20);
+        assert_eq!(trained.squared_norm, None);
+    }
+}
+
+#[test]
+fn evaluation_in_the_middle_of_a_step_changes_nothing() {
+    let batch = Batch::new(2, 20);
+    let mut engine = engine(config());
+    let (_, expected) = gradient_of(&mut engine, batch.micro());
+    engine.accumulate(batch.part(0, 1), NOTHING, false).unwrap();
+    engine.evaluate(batch.micro()).unwrap();
+    engine.accumulate(batch.part(1, 2), NOTHING, true).unwrap();
+    assert_close(&expected, &take_gradient(&mut engine), 1e-5);
+}
+
+#[test]
+fn accumulation_equals_one_large_micro_batch() {
+    for config in [config(), tied()] {
+        let batch = Batch::new(4, 20);
+        let mut engine = engine(config);
+        let (loss, whole) = gradient_of(&mut engine, batch.micro());
+        for measure in [NOTHING, EVERYTHING] {
+            let mut sum = 0.0;
+            for row in 0..4 {
+                let micro = batch.part(row, row + 1);
+                sum += engine.accumulate(micro, measure, row == 3).unwrap().loss;
+            }
+            assert!((sum - loss).abs() < 1e-6 * loss);
+            assert_close(&whole, &take_gradient(&mut engine), 1e-5);
+        }
+    }
+}
+
+#[test]
+fn norms_are_those_of_the_gradients() {
+    for config in [config(), tied()] {
+        let batch = Batch::new(3, 20);
+        let mut engine = engine(config);
+        let close = |a: f64, b: f64| assert!((a - b).abs() < 1e-5 * b, "{a} {b}");
+        let (_, whole) = gradient_of(&mut engine, batch.micro());
+        for row in 0..3 {
+            let (_, own) = gradient_of(&mut engine, batch.part(row, row + 1));
+            // Whatever was accumulated before it.
+            for before in 0..2 {
+                for _ in 0..before {
+                    engine.accumulate(batch.micro(), EVERYTHING, false).unwrap();
+                }
+                let micro = batch.part(row, row + 1);
+                let got = engine.accumulate(micro, EVERYTHING, true).unwrap();
+                close(got.squared_norm.unwrap(), squared_norm(&own));
+                engine.discard();
+            }
+        }
+        for row in 0..3 {
+            let micro = batch.part(row, row + 1);
+            engine.accumulate(micro, NOTHING, row == 2).unwrap();
+        }
+        let reduced = engine.reduce(EVERYTHING).unwrap();
+        close(reduced.squared_norm, squared_norm(&whole));
+        assert_eq!(reduced.local_squared_norm, Some(reduced.squared_norm));
+    }
+}
+
+#[test]
+fn a_discarded_gradient_leaves_nothing_behind() {
+    let batch = Batch::new(2, 20);
+    let mut engine = engine(config());
+    let (_, expected) = gradient_of(&mut engine, batch.micro());
+    engine.accumulate(batch.part(0, 1), NOTHING, false).unwrap();
+    engine.discard();
+    assert_eq!(gradient_of(&mut engine, batch.micro()).1, expected);
+    engine.accumulate(batch.part(0, 1), NOTHING, true).unwrap();
+    engine.reduce(NOTHING).unwrap();
+    engine.discard();
+    assert_eq!(gradient_of(&mut engine, batch.micro()).1, expected);
+}
+
+#[test]
+fn a_step_without_micro_batches_has_no_gradient() {
+    let batch = Batch::new(2, 20);
+    let mut engine = engine(config());
+    gradient_of(&mut engine, batch.micro());
+    engine.join(true).unwrap();
+    assert_eq!(engine.reduce(EVERYTHING).unwrap().squared_norm, 0.0);
+    assert_eq!(squared_norm(&take_gradient(&mut engine)), 0.0);
+}
+
+#[test]
+fn activation_checkpointing_changes_no_bit_and_takes_less_memory() {
+    let batch = Batch::new(3, 40);
+    let mut plain = engine(config());
+    let mut checkpointing = engine_with(
+        config(),
+        CpuOptions {
+            activation_checkpointing: true,
+            ..CpuOptions::default()
+        },
+    );
+    let expected = gradient_of(&mut plain, batch.micro());
+    assert_eq!(gradient_of(&mut checkpointing, batch.micro()), expected);
+    assert!(checkpointing.memory().0 < plain.memory().0);
+}
+
+#[test]
+fn threads_change_nothing() {
+    let batch = Batch::new(3, 100);
+    let gradient = |threads| {
+        let options = CpuOptions {
+            threads: Some(threads),
+            ..CpuOptions::default()
+        };
+        gradient_of(&mut engine_with(config(), options), batch.micro())
+    };
+    let one = gradient(1);
+    for threads in [2, 3] {
+        assert_eq!(gradient(threads), one);
+    }
+}
+
+#[test]
+fn a_micro_batch_without_targets_gives_zero_and_no_nan() {
+    for config in [config(), tied()] {
+        let mut batch = Batch::new(2, 20);
+        batch.targets.fill(IGNORE);
+        let mut engine = engine(config);
+        assert_eq!(engine.evaluate(batch.micro()).unwrap(), (0.0, 0));
+        let got = engine.accumulate(batch.micro(), EVERYTHING, true).unwrap();
+        assert_eq!((got.loss, got.targets), (0.0, 0));
+        assert_eq!(got.squared_norm, Some(0.0));
+        assert_eq!(squared_norm(&take_gradient(&mut engine)), 0.0);
+    }
+}
+
+#[test]
+fn padding_does_not_reach_the_tokens_before_it() {
+    let mut batch = Batch::new(2, 20);
+    let mut engine = engine(config());
+    let expected = gradient_of(&mut engine, batch.micro());
+    for i in 30..40 {
+        batch.tokens[i] = 29 - batch.tokens[i];
+    }
+    let (loss, gradient) = gradient_of(&mut engine, batch.micro());
+    assert_eq!(loss, expected.0);
+    assert_eq!(gradient, expected.1);
+}
+
+#[test]
+fn nan_in_the_weights_shows_in_loss_and_norm() {
+    for (unit, element) in [(0, 5), (1, 100), (3, 3)] {
+        let mut engine = engine(config());
+        let mut state = engine.export(unit, true).unwrap().unwrap();
+        state.parameters[element] = f32::NAN;
+        engine.import(unit, &state).unwrap();
+        let mut batch = Batch::new(1, 20);
+        batch.tokens[3] = 0;
+        let got = engine.accumulate(batch.micro(), EVERYTHING, true).unwrap();
+        assert!(got.loss.is_nan());
+        assert!(got.squared_norm.unwrap().is_nan());
+        assert!(engine.reduce(NOTHING).unwrap().squared_norm.is_nan());
+        assert!(engine.evaluate(batch.micro()).unwrap().0.is_nan());
+    }
+}
+
+#[test]
+fn seeds_decide_the_weights() {
+    let weights = |seed| {
+        let mut engine = CpuEngine::new(config(), CpuOptions::default(), None, seed).unwrap();
+        engine.export(1, true).unwrap()
+    };
+    assert_eq!(weights(1), weights(1));
+    assert_ne!(weights(1), weights(2));
+}
+
+#[test]
+fn the_memory_limit_is_known_before_the_first_step() {
+    let batch = Batch::new(4, 40);
+    let mut free = engine(config());
+    let model = free.memory().0;
+    free.reserve(4, 40).unwrap();
+    free.accumulate(batch.micro(), EVERYTHING, true).unwrap();
+    let needed = free.memory().0;
+
+    let limited = |limit| {
+        let options = CpuOptions {
+            memory_limit: Some(limit),
+            ..CpuOptions::default()
+        };
+        CpuEngine::new(config(), options, None, 5)
+    };
+    let refused = |error| matches!(error, Err(EngineError::OutOfMemory { .. }));
+    assert!(refused(limited(model - 1).map(drop)));
+
+    // What is reserved is enough for the whole step, to the byte.
+    let mut exact = limited(needed).unwrap();
+    exact.reserve(4, 40).unwrap();
+    exact.accumulate(batch.micro(), EVERYTHING, true).unwrap();
+    exact.reduce(EVERYTHING).unwrap();
+    exact.update(REVEAL).unwrap();
+    exact.evaluate(batch.micro()).unwrap();
+    assert_eq!(exact.memory(), (needed, needed));
+
+    // One byte less is refused, leaves nothing behind, and a smaller micro-batch still works.
+    let mut short = limited(needed - 1).unwrap();
+    assert!(refused(short.reserve(4, 40)));
+    assert_eq!(short.memory().0, model);
+    short.reserve(2, 40).unwrap();
+    let after = short.memory().0;
+    short
+        .accumulate(batch.part(0, 2), EVERYTHING, true)
+        .unwrap();
+    assert_eq!(short.memory().0, after);
+}
+
+#[test]
+fn what_does_not_fit_is_refused_in_words() {
+    let mut engine = engine(config());
+    let mut batch = Batch::new(2, 20);
+    let mut say = |micro: MicroBatch<'_>| {
+        let error = engine.accumulate(micro, NOTHING, true).unwrap_err();
+        assert_eq!(
+            engine.evaluate(micro).unwrap_err().to_string(),
+            error.to_string()
+        );
+        error.to_string()
+    };
+    let whole = batch.micro();
+    let mut messages = vec![
+        say(MicroBatch { batch: 3, ..whole }),
+        say(MicroBatch {
+            targets: &whole.targets[1..],
+            ..whole
+        }),
+        say(MicroBatch {
+            tokens: &[],
+            targets: &[],
+            batch: 0,
+            seq_len: 20,
+        }),
+        say(MicroBatch {
+            batch: usize::MAX,
+            seq_len: 2,
+            ..whole
+        }),
+        say(MicroBatch {
+            batch: 1,
+            seq_len: 129,
+            ..whole
+        }),
+    ];
+    batch.targets[7] = 30;
+    messages.push(say(batch.micro()));
+    batch.tokens[7] = 31;
+    messages.push(say(batch.micro()));
+    messages.push(engine.reserve(0, 20).unwrap_err().to_string());
+    messages.push(engine.reserve(1, 1000).unwrap_err().to_string());
+    messages.push(engine.export(9, true).unwrap_err().to_string());
+    let mut state = engine.export(1, true).unwrap().unwrap();
+    state.exp_avg.pop();
+    messages.push(engine.import(1, &state).unwrap_err().to_string());
+    let odd = ModelConfig {
+        head_dim: 5,
+        ..config()
+    };
+    let error = CpuEngine::new(odd, CpuOptions::default(), None, 0).map(drop);
+    messages.push(error.unwrap_err().to_string());
+    insta::assert_snapshot!(messages.join("\n"));
+}

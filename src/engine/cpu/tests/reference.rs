@@ -1,0 +1,180 @@
+//! Gradients and losses against PyTorch's, from `tests/reference/llama_reference.py`.
+
+use std::path::Path;
+
+use safetensors::SafeTensors;
+use serde_json::Value;
+
+use super::*;
+
+/// One of the script's cases.
+struct Reference {
+    record: Value,
+    tensors: Vec<u8>,
+}
+
+impl Reference {
+    fn read(name: &str) -> Reference {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/reference");
+        let record = std::fs::read_to_string(path.join(format!("{name}.json"))).unwrap();
+        Reference {
+            record: serde_json::from_str(&record).unwrap(),
+            tensors: std::fs::read(path.join(format!("{name}.safetensors"))).unwrap(),
+        }
+    }
+
+    fn number(&self, pointer: &str) -> f64 {
+        self.record.pointer(pointer).unwrap().as_f64().unwrap()
+    }
+
+    /// The 32-bit words of a tensor.
+    fn words(&self, name: &str) -> Vec<[u8; 4]> {
+        let tensors = SafeTensors::deserialize(&self.tensors).unwrap();
+        let tensor = tensors.tensor(name).unwrap();
+        tensor.data().as_chunks().0.to_vec()
+    }
+
+    fn floats(&self, name: &str) -> Vec<f32> {
+        self.words(name)
+            .into_iter()
+            .map(f32::from_le_bytes)
+            .collect()
+    }
+
+    /// PyTorch marks ignored targets with −100.
+    fn tokens(&self, name: &str) -> Vec<u32> {
+        let token = |word| u32::try_from(i32::from_le_bytes(word)).unwrap_or(IGNORE);
+        self.words(name).into_iter().map(token).collect()
+    }
+
+    fn batch(&self) -> Batch {
+        Batch {
+            tokens: self.tokens("tokens"),
+            targets: self.tokens("targets"),
+            rows: self.number("/batch") as usize,
+            seq_len: self.number("/seq_len") as usize,
+        }
+    }
+
+    /// An engine with the script's weights.
+    fn engine(&self) -> CpuEngine {
+        let config = ModelConfig::from_json(&self.record["config"]).unwrap();
+        let mut engine = engine(config);
+        for (index, unit) in engine.layout().units.clone().iter().enumerate() {
+            let mut state = engine.export(index, true).unwrap().unwrap();
+            for parameter in &unit.parameters {
+                let hash = hash_name(&parameter.name);
+                let weights = &mut state.parameters[parameter.range()];
+                for (i, w) in (0..).zip(weights) {
+                    let bits = mix(hash.wrapping_add(i)) >> 8;
+                    let uniform = bits as f32 / (1 << 23) as f32 - 1.0;
+                    *w = 0.25 * uniform + if parameter.decay { 0.0 } else { 1.0 };
+                }
+            }
+            engine.import(index, &state).unwrap();
+        }
+        engine
+    }
+}
+
+/// The script's `mix`.
+fn mix(mut x: u32) -> u32 {
+    x ^= x >> 17;
+    x = x.wrapping_mul(0xed5a_d4bb);
+    x ^= x >> 11;
+    x = x.wrapping_mul(0xac4c_1b51);
+    x ^ (x >> 15)
+}
+
+/// The script's `hash_name`.
+fn hash_name(name: &str) -> u32 {
+    name.bytes().fold(0x811c_9dc5, |hash, byte| {
+        (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193)
+    })
+}
+
+/// Every gradient within 5e-6 of the largest of its tensor: what f32 leaves of PyTorch's f64.
+fn check_gradients(name: &str) {
+    let reference = Reference::read(name);
+    let mut engine = reference.engine();
+    let batch = reference.batch();
+    let got = engine.accumulate(batch.micro(), NOTHING, true).unwrap();
+    assert_eq!(got.targets as f64, reference.number("/targets"));
+    let expected = reference.number("/summed_loss");
+    assert!(
+        (got.loss - expected).abs() < 1e-6 * expected,
+        "{} {expected}",
+        got.loss
+    );
+
+    let gradient = take_gradient(&mut engine);
+    for (unit, gradient) in engine.layout().units.iter().zip(&gradient) {
+        for parameter in &unit.parameters {
+            let expected = reference.floats(&parameter.name);
+            let got = &gradient[parameter.range()];
+            assert_eq!(got.len(), expected.len());
+            let largest = expected.iter().fold(0.0f32, |most, g| most.max(g.abs()));
+            let error = got
+                .iter()
+                .zip(&expected)
+                .fold(0.0f32, |most, (a, b)| most.max((a - b).abs()));
+            assert!(
+                error < 5e-6 * largest,
+                "{}: {error} of {largest}",
+                parameter.name
+            );
+        }
+    }
+}
+
+fn check_training(name: &str) {
+    let reference = Reference::read(name);
+    let mut engine = reference.engine();
+    let batch = reference.batch();
+    for step in 0..10 {
+        let got = engine.accumulate(batch.micro(), NOTHING, true).unwrap();
+        let mean = 1.0 / got.targets as f64;
+        let loss = got.loss * mean;
+        let expected = reference.number(&format!("/losses/{step}"));
+        assert!(
+            (loss - expected).abs() < 1e-5 * expected,
+            "step {step}: {loss} {expected}"
+        );
+
+        let norm = engine.reduce(NOTHING).unwrap().squared_norm.sqrt() * mean;
+        let expected = reference.number(&format!("/gradient_norms/{step}"));
+        assert!(
+            (norm - expected).abs() < 1e-4 * expected,
+            "step {step}: {norm} {expected}"
+        );
+        // As torch.nn.utils.clip_grad_norm_ has it.
+        let clip = reference.number("/optimizer/max_grad_norm") / (norm + 1e-6);
+        engine
+            .update(AdamW {
+                learning_rate: reference.number("/optimizer/learning_rate"),
+                beta1: reference.number("/optimizer/beta1"),
+                beta2: reference.number("/optimizer/beta2"),
+                epsilon: reference.number("/optimizer/epsilon"),
+                weight_decay: reference.number("/optimizer/weight_decay"),
+                step: step + 1,
+                gradient_scale: mean * clip.min(1.0),
+            })
+            .unwrap();
+    }
+}
+
+#[test]
+fn every_gradient_is_pytorchs() {
+    check_gradients("untied_grouped");
+}
+
+#[test]
+fn every_gradient_with_tied_embeddings_is_pytorchs() {
+    check_gradients("tied");
+}
+
+#[test]
+fn ten_steps_of_adamw_give_pytorchs_losses() {
+    check_training("untied_grouped");
+    check_training("tied");
+}

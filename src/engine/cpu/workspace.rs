@@ -1,0 +1,165 @@
+//! Activations and scratch of one micro-batch, all taken before the first step.
+
+use super::arena::{Arena, Buffer};
+use super::kernels::{attention, rmsnorm, rope};
+use crate::engine::{EngineError, ModelConfig};
+
+/// Logits that exist at a time: 8 MiB stay within the last-level cache.
+const LOGITS: usize = 1 << 21;
+/// Rows of logits at least, so that the head's weights are not read too often.
+const HEAD_ROWS: usize = 128;
+
+/// Everything that a walk over the model needs besides the store.
+pub struct Workspace {
+    /// What it has room for.
+    pub room: Room,
+    /// The input of every block and the output of the last, `[n, hidden]` each.
+    pub inputs: Vec<Buffer>,
+    /// What the backward pass of every block needs; a single one under activation checkpointing.
+    pub stashes: Vec<Stash>,
+    /// What all blocks share.
+    pub shared: Shared,
+}
+
+/// How large micro-batches may be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Room {
+    /// batch × seq_len.
+    pub tokens: usize,
+    /// The longest sequence.
+    pub seq_len: usize,
+}
+
+impl Room {
+    /// Whether everything that fits the other fits this one, too.
+    pub fn covers(&self, other: Room) -> bool {
+        self.tokens >= other.tokens && self.seq_len >= other.seq_len
+    }
+
+    /// Room for both.
+    pub fn with(self, other: Room) -> Room {
+        Room {
+            tokens: self.tokens.max(other.tokens),
+            seq_len: self.seq_len.max(other.seq_len),
+        }
+    }
+}
+
+/// Activations of one block.
+pub struct Stash {
+    /// 1 / rms of the block's input, `[n]`.
+    pub inverse_input: Buffer,
+    /// Queries, keys (both turned) and values, `[n, qkv]`.
+    pub qkv: Buffer,
+    /// Attention's softmax sums, `[batch, heads, seq_len]`.
+    pub log_sums: Buffer,
+    /// Attention's output before its projection, `[n, heads × head_dim]`.
+    pub attended: Buffer,
+    /// The residual stream after attention, `[n, hidden]`.
+    pub middle: Buffer,
+    /// 1 / rms of `middle`, `[n]`.
+    pub inverse_middle: Buffer,
+    /// Gates and ups, `[n, 2 × intermediate]`; backward replaces them by their gradient.
+    pub gate_up: Buffer,
+}
+
+/// Scratch that blocks and the head share.
+pub struct Shared {
+    /// `[n, max(hidden, heads × head_dim)]`.
+    pub narrow: Buffer,
+    /// `[n, max(hidden, intermediate, qkv)]`.
+    pub wide: Buffer,
+    /// Gradient of the residual stream, `[n, hidden]`.
+    pub dx: Buffer,
+    /// Partial sums of the norms' weight gradients, and a number for each of the head's rows.
+    pub norm_scratch: Buffer,
+    /// Attention's scores.
+    pub attention: attention::Scratch,
+    /// Cosines and sines, `[seq_len, head_dim]`.
+    pub rope: Buffer,
+    /// `[head_rows, vocabulary]`.
+    pub logits: Buffer,
+    /// `[head_rows, hidden]`.
+    pub head: Buffer,
+    /// Rows that the head takes at a time.
+    pub head_rows: usize,
+}
+
+impl Workspace {
+    /// Takes the memory; call it on the pool that will compute.
+    pub fn new(
+        arena: &Arena,
+        config: &ModelConfig,
+        room: Room,
+        activation_checkpointing: bool,
+    ) -> Result<Workspace, EngineError> {
+        let layers = config.num_hidden_layers;
+        let stashes = if activation_checkpointing { 1 } else { layers };
+        let n = room.tokens;
+        let what = format!("activations of {n} tokens");
+        Ok(Workspace {
+            room,
+            inputs: (0..=layers)
+                .map(|_| arena.buffer(n * config.hidden_size, &what))
+                .collect::<Result<_, _>>()?,
+            stashes: (0..stashes)
+                .map(|_| Stash::new(arena, config, n, &what))
+                .collect::<Result<_, _>>()?,
+            shared: Shared::new(arena, config, room, &what)?,
+        })
+    }
+}
+
+impl Stash {
+    fn new(
+        arena: &Arena,
+        config: &ModelConfig,
+        n: usize,
+        what: &str,
+    ) -> Result<Stash, EngineError> {
+        let buffer = |width: usize| arena.buffer(n * width, what);
+        let queries = config.num_attention_heads * config.head_dim;
+        Ok(Stash {
+            inverse_input: buffer(1)?,
+            qkv: buffer(qkv(config))?,
+            log_sums: buffer(config.num_attention_heads)?,
+            attended: buffer(queries)?,
+            middle: buffer(config.hidden_size)?,
+            inverse_middle: buffer(1)?,
+            gate_up: buffer(2 * config.intermediate_size)?,
+        })
+    }
+}
+
+impl Shared {
+    fn new(
+        arena: &Arena,
+        config: &ModelConfig,
+        room: Room,
+        what: &str,
+    ) -> Result<Shared, EngineError> {
+        let n = room.tokens;
+        let hidden = config.hidden_size;
+        let queries = config.num_attention_heads * config.head_dim;
+        let head_rows = (LOGITS / config.vocab_size).max(HEAD_ROWS).min(n);
+        let mut table = arena.buffer(room.seq_len * config.head_dim, "the RoPE table")?;
+        rope::fill_table(&mut table, config.head_dim, config.rope_theta);
+        let wide = hidden.max(config.intermediate_size).max(qkv(config));
+        Ok(Shared {
+            narrow: arena.buffer(n * hidden.max(queries), what)?,
+            wide: arena.buffer(n * wide, what)?,
+            dx: arena.buffer(n * hidden, what)?,
+            norm_scratch: arena.buffer(rmsnorm::scratch_len(n, hidden) + head_rows, what)?,
+            attention: attention::Scratch::new(arena, room.seq_len)?,
+            rope: table,
+            logits: arena.buffer(head_rows * config.vocab_size, "logits")?,
+            head: arena.buffer(head_rows * hidden, what)?,
+            head_rows,
+        })
+    }
+}
+
+/// Width of a row of queries, keys and values.
+fn qkv(config: &ModelConfig) -> usize {
+    (config.num_attention_heads + 2 * config.num_key_value_heads) * config.head_dim
+}

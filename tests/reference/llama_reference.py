@@ -1,0 +1,120 @@
+#!/usr/bin/env python3
+"""Gradients and losses of tiny Llamas by PyTorch and transformers, which the CPU engine is tested against.
+
+Writes beside itself, for each case, NAME.json (config.json's keys, the micro-batch's shape, what the optimiser was
+told, the summed loss, ten mean losses) and NAME.safetensors (tokens, targets, the gradient of the summed loss of every
+parameter by its Hugging Face name). The weights come from a formula over integers that the test repeats.
+
+  python tests/reference/llama_reference.py        (written with torch 2.15.0, transformers 5.23.0)
+
+The model runs in f64 (transformers computes RMSNorm and RoPE's angles in f32 all the same), so that the numbers are
+nearer the truth than the f32 that they judge.
+"""
+import json
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.numpy import save_file
+from transformers import LlamaConfig, LlamaForCausalLM
+
+HERE = Path(__file__).parent
+IGNORE = -100
+COMMON = dict(hidden_size=16, intermediate_size=20, num_hidden_layers=2, vocab_size=24, max_position_embeddings=128,
+              rms_norm_eps=1e-5, rope_theta=10000.0, initializer_range=0.02)
+CASES = dict(
+    untied_grouped=dict(num_attention_heads=4, num_key_value_heads=2, head_dim=6, tie_word_embeddings=False),
+    tied=dict(num_attention_heads=2, num_key_value_heads=2, head_dim=8, tie_word_embeddings=True),
+)
+BATCH, SEQ_LEN = 3, 70
+OPTIMIZER = dict(learning_rate=0.01, beta1=0.9, beta2=0.95, epsilon=1e-8, weight_decay=0.1, max_grad_norm=0.5)
+
+
+def mix(x):
+    """A permutation of 32-bit integers (Ettinger's triple32, its first two rounds)."""
+    x = x.astype(np.uint32)
+    with np.errstate(over="ignore"):
+        x ^= x >> np.uint32(17)
+        x *= np.uint32(0xED5AD4BB)
+        x ^= x >> np.uint32(11)
+        x *= np.uint32(0xAC4C1B51)
+        x ^= x >> np.uint32(15)
+    return x
+
+
+def hash_name(name):
+    """FNV-1a, 32 bits."""
+    h = 0x811C9DC5
+    for byte in name.encode():
+        h = ((h ^ byte) * 0x01000193) & 0xFFFFFFFF
+    return h
+
+
+def uniform(name, count):
+    """`count` numbers in [-1, 1), exact in f32: 24 bits of mix(index + hash of the name)."""
+    index = (np.arange(count, dtype=np.uint64) + hash_name(name)) & 0xFFFFFFFF
+    return (mix(index) >> np.uint32(8)).astype(np.float32) / np.float32(1 << 23) - np.float32(1)
+
+
+def weights(name, shape):
+    values = uniform(name, int(np.prod(shape))).reshape(shape)
+    return np.float32(1) + np.float32(0.25) * values if len(shape) == 1 else np.float32(0.25) * values
+
+
+def batch():
+    """Random tokens; the targets are the next ones, without the first of every row and the padding at the end."""
+    tokens = (mix(np.arange(BATCH * SEQ_LEN, dtype=np.uint64) + 7) % COMMON["vocab_size"]).reshape(BATCH, SEQ_LEN)
+    targets = np.full_like(tokens, 0).astype(np.int64) + IGNORE
+    for row, length in enumerate([SEQ_LEN, 41, 2]):
+        tokens[row, length:] = 0
+        targets[row, 1:length - 1] = tokens[row, 2:length]
+    return tokens.astype(np.int64), targets
+
+
+def summed_loss(model, tokens, targets):
+    logits = model(input_ids=torch.tensor(tokens), use_cache=False).logits
+    return torch.nn.functional.cross_entropy(logits.flatten(0, 1), torch.tensor(targets).flatten(), ignore_index=IGNORE,
+                                             reduction="sum")
+
+
+def run(name, case):
+    keys = COMMON | case
+    rope = dict(rope_type="default", rope_theta=keys["rope_theta"])
+    config = LlamaConfig(**{k: v for k, v in keys.items() if k != "rope_theta"}, rope_parameters=rope)
+    config._attn_implementation = "eager"
+    model = LlamaForCausalLM(config).double().train()
+    parameters = dict(model.named_parameters())
+    with torch.no_grad():
+        for parameter_name, parameter in parameters.items():
+            parameter.copy_(torch.tensor(weights(parameter_name, tuple(parameter.shape))).double())
+    tokens, targets = batch()
+    count = int((targets != IGNORE).sum())
+
+    loss = summed_loss(model, tokens, targets)
+    loss.backward()
+    gradients = {n: p.grad.float().numpy().copy() for n, p in parameters.items()}
+
+    o = OPTIMIZER
+    matrices, norms = [p for p in parameters.values() if p.dim() > 1], [p for p in parameters.values() if p.dim() == 1]
+    optimizer = torch.optim.AdamW([dict(params=matrices, weight_decay=o["weight_decay"]), dict(params=norms, weight_decay=0.0)],
+                                  lr=o["learning_rate"], betas=(o["beta1"], o["beta2"]), eps=o["epsilon"])
+    losses, norms_seen = [], []
+    for _ in range(10):
+        optimizer.zero_grad()
+        mean = summed_loss(model, tokens, targets) / count
+        mean.backward()
+        norms_seen.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), o["max_grad_norm"])))
+        optimizer.step()
+        losses.append(mean.item())
+    assert norms_seen[0] > o["max_grad_norm"], "clipping is not exercised"
+
+    record = dict(config=keys, batch=BATCH, seq_len=SEQ_LEN, optimizer=o, summed_loss=loss.item(), targets=count,
+                  losses=losses, gradient_norms=norms_seen, torch=torch.__version__.split("+")[0])
+    (HERE / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n")
+    save_file(gradients | dict(tokens=tokens.astype(np.int32), targets=targets.astype(np.int32)),
+              HERE / f"{name}.safetensors")
+    print(name, count, "targets", [round(x, 4) for x in losses], [round(x, 3) for x in norms_seen])
+
+
+for name, case in CASES.items():
+    run(name, case)
