@@ -5,3 +5,4 @@ pub mod data;
 pub mod files;
 pub mod schedule;
 pub mod tensor_file;
+pub mod weights;

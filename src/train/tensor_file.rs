@@ -127,9 +127,14 @@ impl TensorFile {
         &self.path
     }
 
-    /// Every tensor's name, data type, shape and place, in no order.
-    pub fn tensors(&self) -> HashMap<String, &TensorInfo> {
-        self.metadata.tensors()
+    /// The tensors' names, in the order in which they lie.
+    pub fn names(&self) -> Vec<String> {
+        self.metadata.offset_keys()
+    }
+
+    /// A tensor's data type, shape and place.
+    pub fn info(&self, name: &str) -> Option<&TensorInfo> {
+        self.metadata.info(name)
     }
 
     /// Reads a tensor of this file as f32 into `out`, which has as many elements.

@@ -33,7 +33,7 @@ pub use commit::{Contents, abandon, commit};
 pub use error::CheckpointError;
 pub use history::{Committed, History, latest, list, retain_in_generation, retain_in_run, sweep};
 pub use manifest::{FileEntry, Manifest, Part, TensorShape, UnitShape};
-pub use names::{Target, generation_directory};
+pub use names::{Target, generation_directory, is_ours};
 pub use reader::Checkpoint;
 pub use verified::Damage;
 pub use writer::Writer;

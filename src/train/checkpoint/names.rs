@@ -66,7 +66,13 @@ pub(super) fn partial(directory: &Path) -> PathBuf {
     PathBuf::from(name)
 }
 
-/// Whether a directory has such a name, whatever is in it.
+/// Whether a directory looks like a checkpoint of ours, whole or not, rather than like weights from
+/// elsewhere.
+pub fn is_ours(directory: &Path) -> bool {
+    is_partial(directory) || (directory.join(MANIFEST).exists() && directory.join(STATE).exists())
+}
+
+/// Whether a directory has a partial checkpoint's name, whatever is in it.
 pub(super) fn is_partial(directory: &Path) -> bool {
     let name = directory.file_name().map(|name| name.as_encoded_bytes());
     name.is_some_and(|name| name.ends_with(PARTIAL.as_bytes()))

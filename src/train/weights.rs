@@ -1,0 +1,250 @@
+//! Initial weights from a directory in Hugging Face's layout: `model.safetensors`, or shards with
+//! `model.safetensors.index.json`; f32, bf16 or f16. Read unit by unit, so that nothing ever holds
+//! the model twice.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+use safetensors::tensor::TensorInfo;
+use serde::Deserialize;
+
+use super::checkpoint::{self, Checkpoint, CheckpointError};
+use super::tensor_file::{TensorFile, TensorFileError, readable};
+use crate::engine::{Engine, EngineError, Layout, Parameter, Unit, UnitState};
+
+const WHOLE: &str = "model.safetensors";
+const INDEX: &str = "model.safetensors.index.json";
+const HEAD: &str = "lm_head.weight";
+const EMBEDDING: &str = "model.embed_tokens.weight";
+/// Problems that a message names before it only counts them.
+const NAMED: usize = 8;
+
+/// Why weights cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum WeightsError {
+    /// There are none, in a format that is read.
+    #[error(
+        "{} has no weights: neither {WHOLE} nor {INDEX} is there{}",
+        directory.display(),
+        if *pickled { "; convert its pytorch_model.bin to safetensors" } else { "" }
+    )]
+    Absent {
+        /// The directory.
+        directory: PathBuf,
+        /// There are weights in PyTorch's pickle format.
+        pickled: bool,
+    },
+    /// The index does not fit the files.
+    #[error("{} cannot be used: {reason}", path.display())]
+    Index {
+        /// The index.
+        path: PathBuf,
+        /// Why.
+        reason: String,
+    },
+    /// A file cannot be read.
+    #[error(transparent)]
+    File(#[from] TensorFileError),
+    /// The directory is a checkpoint of ours, and not whole.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+    /// Tensors are missing, too many or of other shapes.
+    #[error("the weights in {} are not this model's: {}", directory.display(), listed(problems))]
+    Mismatch {
+        /// The directory.
+        directory: PathBuf,
+        /// One sentence for each tensor that does not fit.
+        problems: Vec<String>,
+    },
+    /// The engine did not take a unit.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+}
+
+/// The weights of a directory, found but not yet read.
+#[derive(Debug)]
+pub struct Weights {
+    directory: PathBuf,
+    files: Vec<TensorFile>,
+    /// The file of each tensor.
+    places: BTreeMap<String, usize>,
+}
+
+impl Weights {
+    /// Finds the weights. One of our own checkpoints is verified first, every byte of it.
+    pub fn open(directory: &Path) -> Result<Self, WeightsError> {
+        if checkpoint::is_ours(directory) {
+            Checkpoint::open(directory, None)?;
+        }
+        let mut weights = Self {
+            directory: directory.to_path_buf(),
+            files: Vec::new(),
+            places: BTreeMap::new(),
+        };
+        // The order in which transformers looks for them.
+        let whole = directory.join(WHOLE);
+        let index = directory.join(INDEX);
+        if whole.exists() {
+            weights.add(&whole)?;
+        } else if index.exists() {
+            weights.add_shards(&index)?;
+        } else {
+            let pickled = ["pytorch_model.bin", "pytorch_model.bin.index.json"];
+            return Err(WeightsError::Absent {
+                pickled: pickled.iter().any(|name| directory.join(name).exists()),
+                directory: weights.directory,
+            });
+        }
+        Ok(weights)
+    }
+
+    fn add(&mut self, path: &Path) -> Result<(), WeightsError> {
+        let file = TensorFile::open(path)?;
+        let number = self.files.len();
+        self.places
+            .extend(file.names().into_iter().map(|name| (name, number)));
+        self.files.push(file);
+        Ok(())
+    }
+
+    fn add_shards(&mut self, index: &Path) -> Result<(), WeightsError> {
+        #[derive(Deserialize)]
+        struct Index {
+            weight_map: BTreeMap<String, String>,
+        }
+        let unusable = |reason: String| WeightsError::Index {
+            path: index.to_path_buf(),
+            reason,
+        };
+        let bytes = std::fs::read(index).map_err(|error| unusable(error.to_string()))?;
+        let Index { weight_map } =
+            serde_json::from_slice(&bytes).map_err(|error| unusable(error.to_string()))?;
+        let names: BTreeSet<&String> = weight_map.values().collect();
+        for name in &names {
+            if name.contains('/') {
+                return Err(unusable(format!("`{name}` is not the name of a file")));
+            }
+            self.add(&self.directory.join(name))?;
+        }
+        let absent = |(tensor, _): &(&String, &String)| !self.places.contains_key(*tensor);
+        if let Some((tensor, file)) = weight_map.iter().find(absent) {
+            return Err(unusable(format!("`{tensor}` is not in {file}")));
+        }
+        Ok(())
+    }
+
+    /// Checks that these are the weights of a model with this layout, and names every tensor that
+    /// is missing, too many, of another shape or of a type that is not read.
+    pub fn check(&self, layout: &Layout) -> Result<(), WeightsError> {
+        let parameters: BTreeMap<&str, &Parameter> = (layout.units.iter())
+            .flat_map(|unit| &unit.parameters)
+            .map(|parameter| (parameter.name.as_str(), parameter))
+            .collect();
+        let mut problems = Vec::new();
+        for (name, parameter) in &parameters {
+            let Some((_, info)) = self.find(name) else {
+                problems.push(match *name {
+                    HEAD => format!(
+                        "`{HEAD}` is missing (a head that is the embedding needs \
+                         `tie_word_embeddings: true` in config.json)"
+                    ),
+                    _ => format!("`{name}` is missing"),
+                });
+                continue;
+            };
+            if info.shape != parameter.shape {
+                problems.push(format!(
+                    "`{name}` is {:?} where the model has {:?}",
+                    info.shape, parameter.shape
+                ));
+            } else if !readable(info.dtype) {
+                problems.push(format!(
+                    "`{name}` is {}, and f32, bf16 and f16 are read",
+                    info.dtype
+                ));
+            }
+        }
+        for name in self.places.keys() {
+            let known = parameters.contains_key(name.as_str());
+            // Old files carry the frequencies of their position embedding, which are computed.
+            if known || name.ends_with(".rotary_emb.inv_freq") {
+                continue;
+            }
+            if name == HEAD && problems.is_empty() {
+                if !self.same(HEAD, EMBEDDING)? {
+                    problems.push(format!(
+                        "`{HEAD}` is not `{EMBEDDING}`, though config.json says that they are one \
+                         (`tie_word_embeddings: true`)"
+                    ));
+                }
+            } else {
+                problems.push(format!("`{name}` has no place in the model"));
+            }
+        }
+        if problems.is_empty() {
+            return Ok(());
+        }
+        Err(WeightsError::Mismatch {
+            directory: self.directory.clone(),
+            problems,
+        })
+    }
+
+    /// Reads one unit as f32, with moments of zero: the state before the first step.
+    pub fn load_unit(&self, unit: &Unit) -> Result<UnitState, WeightsError> {
+        let mut parameters = vec![0.0; unit.len];
+        for parameter in &unit.parameters {
+            self.read(&parameter.name, &mut parameters[parameter.range()])?;
+        }
+        Ok(UnitState {
+            parameters,
+            exp_avg: vec![0.0; unit.len],
+            exp_avg_sq: vec![0.0; unit.len],
+        })
+    }
+
+    /// Checks the weights against an engine's layout and sets the engine to them.
+    pub fn restore(&self, engine: &mut dyn Engine) -> Result<(), WeightsError> {
+        let layout = engine.layout().clone();
+        self.check(&layout)?;
+        for (index, unit) in layout.units.iter().enumerate() {
+            engine.import(index, &self.load_unit(unit)?)?;
+        }
+        Ok(())
+    }
+
+    fn find(&self, name: &str) -> Option<(&TensorFile, &TensorInfo)> {
+        let file = self.files.get(*self.places.get(name)?)?;
+        Some((file, file.info(name)?))
+    }
+
+    fn read(&self, name: &str, out: &mut [f32]) -> Result<(), WeightsError> {
+        let (file, info) = self.find(name).ok_or_else(|| WeightsError::Mismatch {
+            directory: self.directory.clone(),
+            problems: vec![format!("`{name}` is missing")],
+        })?;
+        Ok(file.read(info, out)?)
+    }
+
+    /// Whether two tensors hold the same values.
+    fn same(&self, one: &str, other: &str) -> Result<bool, WeightsError> {
+        let values = |name: &str| -> Result<Vec<f32>, WeightsError> {
+            let shape = self.find(name).map_or(&[][..], |(_, info)| &info.shape);
+            let mut values = vec![0.0; shape.iter().product()];
+            self.read(name, &mut values)?;
+            Ok(values)
+        };
+        Ok(values(one)? == values(other)?)
+    }
+}
+
+fn listed(problems: &[String]) -> String {
+    let mut text = problems[..problems.len().min(NAMED)].join("; ");
+    if problems.len() > NAMED {
+        text += &format!("; and {} more", problems.len() - NAMED);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests;
