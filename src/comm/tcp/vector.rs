@@ -13,7 +13,7 @@ use super::wire::Flow;
 use crate::comm::Operation;
 
 /// Elements that are added up at a time: small enough to be in a core's cache still.
-const CHUNK: usize = 1 << 16;
+const CHUNK: usize = 1 << 15;
 
 /// Says which operation follows: kind, number, elements, each in eight little-endian bytes.
 const HEADER: usize = 24;

@@ -12,7 +12,7 @@ use rustix::event::{PollFd, PollFlags};
 use super::poll::wait;
 
 /// At most this much goes in one direction before the other has its turn, bytes.
-const TURN: usize = 1 << 20;
+const TURN: usize = 1 << 18;
 
 /// What goes over the wire: one virtual stream to and one from every peer.
 pub(super) trait Flow {

@@ -1,0 +1,96 @@
+//! Milliseconds of the three collectives over loopback, a process for every rank:
+//! `cargo bench --bench collective -- [world] [elements]`; 2 ranks and 33.7 MB by default.
+//! `benches/gloo_peer.py` measures PyTorch's Gloo in the same way.
+
+use std::net::TcpListener;
+use std::process::Command;
+use std::time::Instant;
+
+use evenkeel::comm::tcp::{Greeting, TcpOptions, connect};
+use evenkeel::comm::{Collective, CommError, Operation};
+
+/// Names a child's rank.
+const VARIABLE: &str = "EVENKEEL_BENCH_RANK";
+
+const ROUNDS: usize = 15;
+
+fn main() -> anyhow::Result<()> {
+    let numbers: Vec<usize> = std::env::args()
+        .filter_map(|arg| arg.parse().ok())
+        .collect();
+    let world = numbers.first().copied().unwrap_or(2);
+    let elements = numbers.get(1).copied().unwrap_or(8_425_728);
+    if let Ok(role) = std::env::var(VARIABLE) {
+        let (rank, port) = role.split_once(' ').unwrap_or_default();
+        return measure(
+            rank.parse()?,
+            world,
+            port.parse()?,
+            elements - elements % world,
+        );
+    }
+    let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+    let start = |rank: usize| {
+        Command::new(std::env::current_exe()?)
+            .args([world.to_string(), elements.to_string()])
+            .env(VARIABLE, format!("{rank} {port}"))
+            .spawn()
+    };
+    let children: Vec<_> = (0..world).map(start).collect::<Result<_, _>>()?;
+    for mut child in children {
+        anyhow::ensure!(child.wait()?.success(), "a rank failed");
+    }
+    Ok(())
+}
+
+fn measure(rank: usize, world: usize, port: u16, elements: usize) -> anyhow::Result<()> {
+    let greeting = Greeting {
+        job_uid: "bench".into(),
+        generation: 1,
+        rank,
+        world,
+    };
+    let collective = connect(&TcpOptions::new("127.0.0.1", port, greeting))?;
+    let data = || vec![1.0; elements];
+    let shard = || vec![1.0; elements / world];
+    let operations = [
+        Operation::AllReduce(data()),
+        Operation::ReduceScatter {
+            data: data(),
+            shard: shard(),
+        },
+        Operation::AllGather {
+            shard: shard(),
+            data: data(),
+        },
+    ];
+    for operation in operations {
+        let name = operation.name();
+        let times = rounds(&*collective, operation)?;
+        if rank == 0 {
+            println!(
+                "{name:15} {:.1} MB, {world} processes: best {:.1} ms, median {:.1} ms",
+                4e-6 * elements as f64,
+                times[0],
+                times[times.len() / 2]
+            );
+        }
+    }
+    Ok(collective.close()?)
+}
+
+/// Sorted milliseconds; every round begins together.
+fn rounds(collective: &dyn Collective, mut operation: Operation) -> Result<Vec<f64>, CommError> {
+    let mut times = Vec::with_capacity(ROUNDS);
+    for _ in 0..ROUNDS {
+        collective.exchange(&[])?;
+        let begun = Instant::now();
+        operation = collective.start(operation).wait()?;
+        times.push(begun.elapsed().as_secs_f64() * 1e3);
+        if let Operation::AllReduce(data) = &mut operation {
+            data.fill(1.0);
+        }
+    }
+    times.sort_by(f64::total_cmp);
+    Ok(times)
+}
