@@ -4,23 +4,26 @@
 //! point at the user's own lines; [`native`] turns that tree into a [`Spec`] and the map of
 //! places. Nothing here plans, and nothing here looks at hardware.
 
+pub mod accelerate;
 #[cfg(test)]
 pub mod corpus;
+mod deepspeed;
 pub mod diagnostic;
+pub mod handbook;
 pub mod native;
 pub mod node;
 pub mod overrides;
 pub mod reader;
+mod reading;
 pub mod scalar;
 pub mod source;
 pub mod spec;
 mod suggest;
+mod tree;
 pub mod yaml;
 
 use std::fmt;
-use std::fs::File;
-use std::io::Read;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
@@ -32,6 +35,7 @@ pub use spec::Spec;
 
 use node::Node;
 use reader::{Detected, READERS, Reader};
+use reading::Reading;
 
 /// Which upstream (or our own) way of writing recipes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -41,6 +45,8 @@ pub enum Dialect {
     Native,
     /// alignment-handbook and TRL YAML.
     HandbookTrl,
+    /// A config of `accelerate launch` by itself: a world without a batch.
+    Accelerate,
 }
 
 impl Dialect {
@@ -49,6 +55,7 @@ impl Dialect {
         match self {
             Dialect::Native => "native",
             Dialect::HandbookTrl => "handbook-trl",
+            Dialect::Accelerate => "accelerate",
         }
     }
 }
@@ -68,6 +75,9 @@ impl FromStr for Dialect {
             .ok_or_else(|| suggest::did_you_mean(name, READERS.iter().map(|r| r.dialect().name())))
     }
 }
+
+/// The key of upstream dialects that holds a partial native spec, laid over the translation.
+pub const RESERVED: &str = "evenkeel";
 
 /// What to read.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -153,7 +163,7 @@ impl Recipe {
 /// [`Recipe`].
 pub fn read(request: &Request) -> Result<Recipe, ReadError> {
     let mut reading = Reading::default();
-    match reading.read(request) {
+    match find(request, &mut reading) {
         Some((reader, detected, spec, places)) => Ok(Recipe {
             dialect: reader.dialect(),
             detected,
@@ -169,147 +179,96 @@ pub fn read(request: &Request) -> Result<Recipe, ReadError> {
     }
 }
 
-/// What has been gathered so far.
-#[derive(Default)]
-struct Reading {
-    sources: Sources,
-    diagnostics: Vec<Diagnostic>,
-}
-
 /// The reader, why it was chosen, and what it found.
 type Found = (&'static dyn Reader, String, Spec, Places);
 
-impl Reading {
-    fn read(&mut self, request: &Request) -> Option<Found> {
-        let mut root = self.load(&request.path)?;
-        let (reader, detected) = self.choose(&root, request)?;
-        let command_line =
-            overrides::add_source(&mut self.sources, &request.overrides, &request.settings);
-        if let Some(file) = command_line {
-            overrides::apply(
-                &mut root,
-                &request.overrides,
-                file,
-                |key| reader.override_path(key),
-                &mut self.diagnostics,
-            );
-        }
-        let mut native = reader
-            .translate(&root, &request.path, &mut self.diagnostics)
-            .native;
-        if let Some(file) = command_line {
-            native.overlay(overrides::settings_tree(
-                &request.overrides,
-                &request.settings,
-                file,
-            ));
-            self.refuse_unknown_overrides(file);
-        }
-        let built = native::build(&native, &mut self.diagnostics);
-        let refused = self
-            .diagnostics
-            .iter()
-            .any(|d| d.severity == Severity::Error);
-        let (spec, places) = built.filter(|_| !refused)?;
-        Some((reader, detected, spec, places))
+fn find(request: &Request, reading: &mut Reading) -> Option<Found> {
+    let mut root = reading.load(&request.path)?;
+    let (reader, detected) = choose(&root, request, reading)?;
+    let command_line =
+        overrides::add_source(&mut reading.sources, &request.overrides, &request.settings);
+    if let Some(file) = command_line {
+        let path_of = |key: &str| reader.override_path(key);
+        let overrides = &request.overrides;
+        overrides::apply(
+            &mut root,
+            overrides,
+            file,
+            path_of,
+            &mut reading.diagnostics,
+        );
     }
+    let mut native = reader.translate(&root, &request.path, reading);
+    if let Some(path) = &request.accelerate {
+        let mut launched = accelerate::load(path, reading)?;
+        accelerate::conflicts(&launched, &native, reading);
+        // What the recipe says itself wins over what it is launched with.
+        launched.overlay(native);
+        native = launched;
+    }
+    if let Some(over) = root
+        .get(RESERVED)
+        .filter(|_| reader.dialect() != Dialect::Native)
+    {
+        let mut over = over.clone();
+        over.name_keys(RESERVED);
+        native.overlay(over);
+    }
+    if let Some(file) = command_line {
+        let (overrides, settings) = (&request.overrides, &request.settings);
+        native.overlay(overrides::settings_tree(overrides, settings, file));
+        reading.refuse_unknown_keys_of(file);
+    }
+    let built = native::build(&native, &mut reading.diagnostics);
+    let (spec, places) = built.filter(|_| !reading.has_error())?;
+    Some((reader, detected, spec, places))
+}
 
-    /// An unknown key may be a warning in a file, where upstream ignores it; whoever types one
-    /// wants it to do something.
-    fn refuse_unknown_overrides(&mut self, command_line: FileId) {
-        for diagnostic in &mut self.diagnostics {
-            let typed = diagnostic.span.is_some_and(|s| s.file == command_line);
-            if typed && diagnostic.rule == "unknown-key" {
-                diagnostic.severity = Severity::Error;
-            }
+/// The reader that is surest of the file, or the one asked for.
+fn choose(
+    root: &Node,
+    request: &Request,
+    reading: &mut Reading,
+) -> Option<(&'static dyn Reader, String)> {
+    if root.entries().is_none() {
+        reading.error(
+            "wrong-type",
+            Some(root.span),
+            format!("a recipe is a mapping, this is {}", root.kind()),
+            "write `key: value` lines; is this the right file?",
+        );
+        return None;
+    }
+    if let Some(dialect) = request.dialect {
+        let reader = READERS.iter().copied().find(|r| r.dialect() == dialect)?;
+        return Some((reader, format!("`--dialect {dialect}`")));
+    }
+    let mut best: Option<(&'static dyn Reader, Detected)> = None;
+    for reader in READERS.iter().copied() {
+        if let Some(detected) = reader.detect(root, &request.path)
+            && best
+                .as_ref()
+                .is_none_or(|(_, b)| detected.confidence > b.confidence)
+        {
+            best = Some((reader, detected));
         }
     }
-
-    /// Reads and parses one file.
-    fn load(&mut self, path: &Path) -> Option<Node> {
-        let unreadable = |message: String, help: &str| {
-            Diagnostic::error(
-                "unreadable-file",
-                None,
-                format!("`{}` {message}", path.display()),
-                help,
-            )
-        };
-        // One byte more than allowed is enough to know that a file is too large.
-        let mut bytes = Vec::new();
-        let limit = yaml::MAX_BYTES as u64 + 1;
-        let read = File::open(path).and_then(|f| f.take(limit).read_to_end(&mut bytes));
-        if let Err(error) = read {
-            let problem = unreadable(
-                format!("cannot be read: {error}"),
-                "give the path of a recipe file",
-            );
-            self.diagnostics.push(problem);
-            return None;
-        }
-        let text = match String::from_utf8(bytes) {
-            Ok(text) => text,
-            Err(error) => {
-                let problem = unreadable(
-                    format!(
-                        "is not UTF-8 text (byte {} is the first that is not)",
-                        error.utf8_error().valid_up_to()
-                    ),
-                    "save it as UTF-8",
-                );
-                self.diagnostics.push(problem);
-                return None;
-            }
-        };
-        let file = self.sources.add(path, text);
-        let text = self.sources.get(file).map_or("", |f| f.text.as_str());
-        yaml::parse(text, file, &mut self.diagnostics)
+    if best.is_none() {
+        let read: Vec<&str> = READERS.iter().map(|r| r.dialect().name()).collect();
+        reading.error(
+            "unknown-dialect",
+            Some(root.span),
+            match reader::others(root) {
+                Some(name) => format!("this is {name}, which is not read yet"),
+                None => "no dialect that is read here has these keys".to_owned(),
+            },
+            format!(
+                "read are {}; `--dialect` decides where no key does",
+                read.join(", ")
+            ),
+        );
     }
-
-    /// The reader that is surest of the file, or the one asked for.
-    fn choose(&mut self, root: &Node, request: &Request) -> Option<(&'static dyn Reader, String)> {
-        if root.entries().is_none() {
-            let message = format!("a recipe is a mapping, this is {}", root.kind());
-            let help = "write `key: value` lines; is this the right file?";
-            self.diagnostics.push(Diagnostic::error(
-                "wrong-type",
-                Some(root.span),
-                message,
-                help,
-            ));
-            return None;
-        }
-        if let Some(dialect) = request.dialect {
-            let reader = READERS.iter().copied().find(|r| r.dialect() == dialect)?;
-            return Some((reader, format!("`--dialect {dialect}`")));
-        }
-        let mut best: Option<(&'static dyn Reader, Detected)> = None;
-        for reader in READERS.iter().copied() {
-            if let Some(detected) = reader.detect(root, &request.path)
-                && best
-                    .as_ref()
-                    .is_none_or(|(_, b)| detected.confidence > b.confidence)
-            {
-                best = Some((reader, detected));
-            }
-        }
-        match best {
-            Some((reader, detected)) => Some((reader, detected.reason)),
-            None => {
-                let read: Vec<&str> = READERS.iter().map(|r| r.dialect().name()).collect();
-                self.diagnostics.push(Diagnostic::error(
-                    "unknown-dialect",
-                    Some(root.span),
-                    "the file is not a recipe in a dialect that is known here",
-                    format!(
-                        "read are: {}; `--dialect` decides where no key does",
-                        read.join(", ")
-                    ),
-                ));
-                None
-            }
-        }
-    }
+    best.map(|(reader, detected)| (reader, detected.reason))
 }
 
 #[cfg(test)]

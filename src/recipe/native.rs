@@ -8,10 +8,13 @@
 mod de;
 mod limits;
 
+use std::path::Path;
+
 use super::Dialect;
 use super::diagnostic::{Diagnostic, Severity};
 use super::node::Node;
-use super::reader::{Confidence, Detected, Reader, Translation};
+use super::reader::{Confidence, Detected, Reader};
+use super::reading::Reading;
 use super::scalar::{Resolved, Schema};
 use super::source::Places;
 use super::spec::Spec;
@@ -30,11 +33,7 @@ impl Reader for Native {
         Dialect::Native
     }
 
-    fn schema(&self) -> Schema {
-        Schema::Core
-    }
-
-    fn detect(&self, root: &Node, _path: &std::path::Path) -> Option<Detected> {
+    fn detect(&self, root: &Node, _path: &Path) -> Option<Detected> {
         let version = root.get("apiVersion")?.text()?;
         version.starts_with("evenkeel.dev/").then(|| Detected {
             confidence: Confidence::Certain,
@@ -49,12 +48,8 @@ impl Reader for Native {
         format!("spec.{key}")
     }
 
-    fn translate(
-        &self,
-        root: &Node,
-        _path: &std::path::Path,
-        diagnostics: &mut Vec<Diagnostic>,
-    ) -> Translation {
+    fn translate(&self, root: &Node, _path: &Path, reading: &mut Reading) -> Node {
+        let diagnostics = &mut reading.diagnostics;
         expect(root, "apiVersion", API_VERSION, diagnostics);
         expect(root, "kind", KIND, diagnostics);
         for entry in root.entries().unwrap_or_default() {
@@ -82,10 +77,8 @@ impl Reader for Native {
         if let Some(metadata) = root.get("metadata") {
             for entry in metadata.entries().unwrap_or_default() {
                 if entry.name == "name" {
-                    let mut name = entry.value.clone();
-                    name.key = Some("metadata.name".to_owned());
                     if native.get("name").is_none() {
-                        native.set("name", entry.name_span, name);
+                        native.set("name", entry.name_span, entry.value.clone());
                     }
                 } else if !["labels", "annotations", "namespace"].contains(&entry.name.as_str()) {
                     diagnostics.push(unknown_key(
@@ -96,7 +89,8 @@ impl Reader for Native {
                 }
             }
         }
-        Translation { native }
+        native.name_entries("");
+        native
     }
 }
 

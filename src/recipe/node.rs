@@ -13,7 +13,8 @@ pub struct Node {
     pub value: Value,
     /// Where it was written.
     pub span: Span,
-    /// The key as the user's dialect spells it, on nodes that a reader put under another key.
+    /// In a tree with native keys: the key as the user's dialect spells it. `None` there means
+    /// that nobody wrote the value: it is a default of the dialect.
     pub key: Option<String>,
 }
 
@@ -122,6 +123,11 @@ impl Node {
             .map(|e| &e.value)
     }
 
+    /// The value at a dotted path of keys.
+    pub fn get_path(&self, path: &str) -> Option<&Node> {
+        path.split('.').try_fold(self, Node::get)
+    }
+
     /// What the scalar means under a schema; `None` for lists and mappings.
     pub fn resolve(&self, schema: Schema) -> Option<Resolved> {
         match &self.value {
@@ -195,6 +201,19 @@ impl Node {
         }
     }
 
+    /// Takes away the value at a dotted path.
+    pub fn remove_path(&mut self, path: &str) {
+        let (head, rest) = path.split_once('.').unwrap_or((path, ""));
+        let Value::Mapping(entries) = &mut self.value else {
+            return;
+        };
+        if rest.is_empty() {
+            entries.retain(|e| e.name != head);
+        } else if let Some(entry) = entries.iter_mut().find(|e| e.name == head) {
+            entry.value.remove_path(rest);
+        }
+    }
+
     /// Lays `over` on this tree: mappings merge, everything else is replaced.
     pub fn overlay(&mut self, over: Node) {
         match over.value {
@@ -217,16 +236,26 @@ impl Node {
     /// Names every node of this tree after its path below `prefix`, as messages should call it.
     pub fn name_keys(&mut self, prefix: &str) {
         self.key = Some(prefix.to_owned());
+        self.name_entries(prefix);
+    }
+
+    /// As [`Node::name_keys`], for what is below this node only.
+    pub fn name_entries(&mut self, prefix: &str) {
+        let join = |name: &str| match prefix {
+            "" => name.to_owned(),
+            prefix => format!("{prefix}.{name}"),
+        };
         match &mut self.value {
             Value::Scalar(_) => {}
             Value::Sequence(items) => {
                 for (index, item) in items.iter_mut().enumerate() {
-                    item.name_keys(&format!("{prefix}.{index}"));
+                    item.name_keys(&join(&index.to_string()));
                 }
             }
             Value::Mapping(entries) => {
                 for entry in entries {
-                    entry.value.name_keys(&format!("{prefix}.{}", entry.name));
+                    let name = join(&entry.name);
+                    entry.value.name_keys(&name);
                 }
             }
         }

@@ -5,13 +5,14 @@
 use std::path::Path;
 
 use super::Dialect;
-use super::diagnostic::Diagnostic;
+use super::accelerate::Accelerate;
+use super::handbook::Handbook;
 use super::native::Native;
 use super::node::Node;
-use super::scalar::Schema;
+use super::reading::Reading;
 
 /// Every dialect that is read. When several are equally sure, the first wins.
-pub const READERS: &[&dyn Reader] = &[&Native];
+pub const READERS: &[&dyn Reader] = &[&Native, &Handbook, &Accelerate];
 
 /// How sure a reader is that a file is its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -33,21 +34,10 @@ pub struct Detected {
     pub reason: String,
 }
 
-/// What a reader makes of a file.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Translation {
-    /// A tree with native keys ([`super::Spec`]'s), whose values keep the places and the upstream
-    /// keys ([`Node::key`]) of what they came from.
-    pub native: Node,
-}
-
 /// One dialect.
 pub trait Reader: Sync {
     /// Its name.
     fn dialect(&self) -> Dialect;
-
-    /// How its loader resolves scalars.
-    fn schema(&self) -> Schema;
 
     /// Whether a file looks like this dialect.
     fn detect(&self, root: &Node, path: &Path) -> Option<Detected>;
@@ -57,7 +47,23 @@ pub trait Reader: Sync {
         key.to_owned()
     }
 
-    /// Translates to native keys. Problems go to `diagnostics`; errors among them end the reading.
-    fn translate(&self, root: &Node, path: &Path, diagnostics: &mut Vec<Diagnostic>)
-    -> Translation;
+    /// Translates to a tree with native keys ([`super::Spec`]'s). Values that a person wrote keep
+    /// their places and their upstream keys ([`Node::key`]); the dialect's own defaults have no
+    /// key. Problems go to `reading`; errors among them end the reading.
+    fn translate(&self, root: &Node, path: &Path, reading: &mut Reading) -> Node;
+}
+
+/// The name of a dialect that is known but not read yet, for the message that refuses it.
+pub(super) fn others(root: &Node) -> Option<&'static str> {
+    let has = |keys: &[&str]| keys.iter().all(|key| root.get(key).is_some());
+    if has(&["defaults", "model", "loss"]) || has(&["defaults", "exp_name"]) {
+        return Some("a Hydra config (HALOs or direct-preference-optimization)");
+    }
+    if has(&["zero_optimization"])
+        || has(&["train_micro_batch_size_per_gpu"])
+        || has(&["train_batch_size"])
+    {
+        return Some("a DeepSpeed config");
+    }
+    None
 }

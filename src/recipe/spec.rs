@@ -552,13 +552,15 @@ pub enum LearningRateShape {
 }
 
 /// Evaluation during training.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Evaluation {
     /// Every so many samples.
     pub every_samples: Option<u64>,
     /// Every so many steps of the recipe's global batch.
     pub every_steps: Option<u64>,
+    /// Every such share of the budget, 0 to 1 (upstream's `eval_steps` below 1).
+    pub every_share: Option<f64>,
     /// At every epoch's end.
     pub every_epoch: bool,
     /// Samples per device and forward pass.
@@ -568,13 +570,17 @@ pub struct Evaluation {
 }
 
 /// Checkpoints.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Checkpoint {
     /// Every so many samples.
     pub every_samples: Option<u64>,
     /// Every so many steps of the recipe's global batch.
     pub every_steps: Option<u64>,
+    /// Every such share of the budget, 0 to 1 (upstream's `save_steps` below 1).
+    pub every_share: Option<f64>,
+    /// At every epoch's end.
+    pub every_epoch: bool,
     /// How many to keep; `None`: all. The newest and the pinned one always stay.
     pub keep: Option<u64>,
 }

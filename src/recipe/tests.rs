@@ -1,12 +1,232 @@
+//! Whole readings: upstream files as their manifest describes them, and files made here.
+
+use std::collections::HashMap;
+use std::path::Path;
+
+use super::spec::{LastBatch, LearningRateShape, Objective, Precision, Strategy};
 use super::*;
+
+/// Reads a file under `--recipe-gpus`.
+fn read_for(path: &Path, gpus: Option<&str>, overrides: &[&str]) -> Result<Recipe, ReadError> {
+    let setting = |gpus: &str| Setting {
+        flag: "--recipe-gpus",
+        path: "batch.gpus",
+        value: gpus.to_owned(),
+    };
+    read(&Request {
+        path: path.to_owned(),
+        overrides: overrides.iter().map(|o| (*o).to_owned()).collect(),
+        settings: gpus.map(setting).into_iter().collect(),
+        ..Request::default()
+    })
+}
+
+/// The manifest's rows, by column name.
+fn manifest(root: &Path) -> Vec<HashMap<String, String>> {
+    let text = std::fs::read_to_string(root.join("manifest.csv")).unwrap();
+    let mut rows = corpus::csv(&text);
+    let header = rows.next().unwrap();
+    rows.map(|row| header.iter().cloned().zip(row).collect())
+        .collect()
+}
+
+#[test]
+fn every_handbook_recipe_reads_with_the_numbers_of_the_manifest() {
+    let Some(root) = corpus::root() else { return };
+    let mut read = 0;
+    for row in manifest(&root) {
+        if row["dialect"] != "handbook-trl-yaml" {
+            continue;
+        }
+        let path = root.join(&row["local_path"]);
+        let recipe = read_for(&path, Some(&row["stated_gpus"]), &[])
+            .unwrap_or_else(|e| panic!("{}: {e}\n{:?}", row["path"], e.diagnostics));
+        let batch = &recipe.spec.batch;
+        let number = |column: &str| Some(row[column].parse::<u64>().unwrap());
+        assert_eq!(batch.micro, number("per_device_train_batch_size"));
+        assert_eq!(batch.accumulation, number("gradient_accumulation_steps"));
+        assert_eq!(batch.gpus, number("stated_gpus"));
+        let (w, m, a) = (
+            batch.gpus.unwrap(),
+            batch.micro.unwrap(),
+            batch.accumulation.unwrap(),
+        );
+        let stated = format!("GBS={w}x{m}x{a}={};", w * m * a);
+        let expected = &row["expected_rule_outcome"];
+        assert!(expected.starts_with(&stated), "{stated} against {expected}");
+        assert_eq!(recipe.dialect, Dialect::HandbookTrl);
+        let folder = path
+            .parent()
+            .unwrap()
+            .file_name()
+            .unwrap()
+            .to_str()
+            .unwrap();
+        let objective = match folder {
+            "sft" => Objective::Sft,
+            "dpo" => Objective::Dpo,
+            "orpo" => Objective::Orpo,
+            other => panic!("a recipe in {other}"),
+        };
+        assert_eq!(recipe.spec.objective, objective);
+        assert_eq!(recipe.diagnostics, [], "{}", row["path"]);
+        assert!(!recipe.spec.data.train.is_empty(), "{}", row["path"]);
+        read += 1;
+    }
+    assert_eq!(read, 14);
+}
+
+#[test]
+fn every_accelerate_config_reads_with_the_world_of_the_manifest() {
+    let Some(root) = corpus::root() else { return };
+    let mut read = 0;
+    for row in manifest(&root) {
+        if row["dialect"] != "accelerate-yaml" {
+            continue;
+        }
+        read += 1;
+        let name = row["path"].as_str();
+        let result = read_for(&root.join(&row["local_path"]), None, &[]);
+        let rules = |diagnostics: &[Diagnostic]| -> Vec<String> {
+            diagnostics.iter().map(|d| d.rule.clone()).collect()
+        };
+        let recipe = match name {
+            "tests/test_configs/0_30_0_sagemaker.yaml" => {
+                let rules = rules(&result.unwrap_err().diagnostics);
+                assert_eq!(rules, ["duplicate-key", "unsupported-value"]);
+                continue;
+            }
+            "tests/test_configs/invalid_keys.yaml" => {
+                let rules = rules(&result.unwrap_err().diagnostics);
+                assert_eq!(rules, ["unknown-key", "unknown-key"]);
+                continue;
+            }
+            _ => result.unwrap_or_else(|e| panic!("{name}: {e}")),
+        };
+        assert_eq!(recipe.dialect, Dialect::Accelerate);
+        let stated = row["stated_gpus"].split(' ').next().unwrap();
+        let gpus = match name {
+            // `distributed_type: "NO"` starts one process.
+            "examples/config_yaml_templates/single_accelerator.yaml" => Some(1),
+            // `num_processes` is left to the command line.
+            "examples/slurm/fsdp_config.yaml" => None,
+            _ => Some(stated.parse().unwrap()),
+        };
+        assert_eq!(recipe.spec.batch.gpus, gpus, "{name}");
+        let parallel = &recipe.spec.parallel;
+        let strategy = match name {
+            n if n.contains("fsdp") => Strategy::Fsdp,
+            n if n.contains("zero3") || n.contains("alst") => Strategy::Fsdp,
+            n if n.contains("deepspeed") => Strategy::Zero2,
+            n if n.contains("tp_hsdp") => Strategy::Fsdp,
+            _ => Strategy::Ddp,
+        };
+        assert_eq!(parallel.strategy, strategy, "{name}");
+        if name.contains("tp_hsdp") {
+            assert_eq!((parallel.tensor, parallel.context), (2, 1));
+            assert_eq!(
+                (parallel.data_shard, parallel.data_replicate),
+                (Some(2), Some(2))
+            );
+            assert_eq!(
+                recipe.key("parallel.tensor"),
+                "parallelism_config.parallelism_config_tp_size"
+            );
+        }
+    }
+    assert_eq!(read, 17);
+}
+
+#[test]
+fn a_file_of_a_dialect_that_is_not_read_is_refused_by_name() {
+    let Some(root) = corpus::root() else { return };
+    for row in manifest(&root) {
+        let expected = match row["dialect"].as_str() {
+            "deepspeed-json" => "DeepSpeed",
+            "dpo-hydra" | "halos-hydra" if row["path"] == "config/config.yaml" => "Hydra",
+            _ => continue,
+        };
+        if row["path"].contains("template_zero3") {
+            // It holds ranges of an autotuner instead of a config.
+            continue;
+        }
+        let error = read_for(&root.join(&row["local_path"]), None, &[]).unwrap_err();
+        let message = error.to_string();
+        assert!(message.contains(expected), "{}: {message}", row["path"]);
+    }
+}
+
+#[test]
+fn zephyr_sft_means_what_upstream_would_run() {
+    let Some(root) = corpus::root() else { return };
+    let path = root.join(
+        "huggingface__alignment-handbook/925acdfe4b/recipes/zephyr-7b-beta/sft/config_full.yaml",
+    );
+    let recipe = read_for(
+        &path,
+        None,
+        &[
+            "max_seq_length=128",
+            "dataset_mixture.datasets.0.id=chat.jsonl",
+            "evenkeel.model.config.hidden_size=64",
+            "evenkeel.schedule={kind: norm-test, eta: 0.3}",
+        ],
+    )
+    .unwrap();
+    let spec = &recipe.spec;
+    assert_eq!(spec.name, "zephyr-7b-sft-full");
+    assert_eq!(spec.output.as_deref(), Some("data/zephyr-7b-sft-full"));
+    assert_eq!(
+        spec.model.path.as_deref(),
+        Some("mistralai/Mistral-7B-v0.1")
+    );
+    assert_eq!(spec.model.precision, Precision::Bf16);
+    assert!(spec.model.activation_checkpointing);
+    assert_eq!(spec.model.config["hidden_size"], 64);
+    assert_eq!(spec.learning_rate.peak, 2e-5);
+    assert_eq!(spec.learning_rate.shape, LearningRateShape::Cosine);
+    assert_eq!(spec.learning_rate.warmup_ratio, Some(0.1));
+    assert_eq!(spec.budget.epochs, Some(1.0));
+    assert_eq!(spec.budget.steps, None, "max_steps is -1");
+    assert!(spec.evaluation.every_epoch);
+    assert_eq!(spec.evaluation.micro, Some(8));
+    assert_eq!(spec.checkpoint.every_steps, Some(100));
+    assert_eq!(spec.checkpoint.keep, Some(1));
+    assert_eq!(spec.data.sequence_length, 128);
+    assert_eq!(spec.data.held_out, Some(1000.0));
+    assert_eq!(
+        spec.data.train.len(),
+        2,
+        "upstream mixes the test split in as well"
+    );
+    assert_eq!(spec.data.train[0].path, "chat.jsonl");
+    assert_eq!(spec.data.train[1].split.as_deref(), Some("test_sft"));
+    assert_eq!(spec.batch.last_batch, LastBatch::Wrap);
+    let template = spec.tokenizer.chat_template.as_deref().unwrap();
+    assert!(
+        template.starts_with("{% for message in messages %}\n"),
+        "escapes are resolved"
+    );
+    assert!(matches!(spec.schedule, spec::BatchSchedule::NormTest(ref n) if n.eta == 0.3));
+    let micro = &recipe.places["batch.micro"];
+    assert_eq!(micro.key, "per_device_train_batch_size");
+    assert_eq!((micro.span.line, micro.span.column), (48, 30));
+    let place = recipe.span("model.config.hidden_size").unwrap();
+    assert_eq!((place.line, place.column), (3, 35));
+    assert_eq!(
+        recipe.key("model.config.hidden_size"),
+        "evenkeel.model.config.hidden_size"
+    );
+    assert_eq!(
+        recipe.key("data.train.0.path"),
+        "dataset_mixture.datasets.0.id"
+    );
+    assert_eq!(recipe.span("batch.gpus"), None, "nobody said how many GPUs");
+}
 
 #[test]
 fn a_missing_file_is_an_error_that_names_it() {
-    let error = read(&Request {
-        path: "no/such/recipe.yaml".into(),
-        ..Request::default()
-    })
-    .unwrap_err();
+    let error = read_for(Path::new("no/such/recipe.yaml"), None, &[]).unwrap_err();
     assert_eq!(error.diagnostics[0].rule, "unreadable-file");
     let text = error.to_string();
     assert!(

@@ -117,14 +117,14 @@ impl<'n, 'r, 'd> NodeDeserializer<'n, 'r, 'd> {
         }
     }
 
-    /// Notes where the value stood. The root has no key, and a variant's content shares the
-    /// place of its enum.
+    /// Notes where the value stood, if anybody wrote it. A variant's content shares the place of
+    /// its enum.
     fn note_place(&self) {
-        if self.path.is_empty() || self.variant {
+        let Some(key) = self.node.key.as_ref().filter(|_| !self.variant) else {
             return;
-        }
+        };
         let place = Place {
-            key: self.name().to_owned(),
+            key: key.clone(),
             span: self.node.span,
         };
         self.record

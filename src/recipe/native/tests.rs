@@ -1,19 +1,20 @@
+use crate::recipe::reader::Reader;
+use crate::recipe::reading::Reading;
 use crate::recipe::spec::{BatchSchedule, LearningRateShape};
-use crate::recipe::{Diagnostic, Severity, Sources, Spec, native, reader::Reader, yaml};
+use crate::recipe::{Diagnostic, Severity, Spec, native};
 
 fn build(spec: &str) -> Result<(Spec, crate::recipe::Places), Vec<Diagnostic>> {
     let indented: String = spec.lines().map(|l| format!("  {l}\n")).collect();
     let text = format!(
         "apiVersion: evenkeel.dev/v1alpha1\nkind: Recipe\nmetadata: {{name: tiny}}\nspec:\n{indented}"
     );
-    let mut sources = Sources::default();
-    let file = sources.add("tiny.yaml", text.clone());
-    let mut diagnostics = Vec::new();
-    let built = yaml::parse(&text, file, &mut diagnostics).and_then(|root| {
+    let mut reading = Reading::default();
+    let built = reading.parse("tiny.yaml", text).and_then(|root| {
         let path = std::path::Path::new("tiny.yaml");
-        let tree = native::Native.translate(&root, path, &mut diagnostics);
-        native::build(&tree.native, &mut diagnostics)
+        let tree = native::Native.translate(&root, path, &mut reading);
+        native::build(&tree, &mut reading.diagnostics)
     });
+    let diagnostics = reading.diagnostics;
     let refused = diagnostics.iter().any(|d| d.severity == Severity::Error);
     assert_eq!(built.is_none(), refused, "{diagnostics:?}");
     built.ok_or(diagnostics)
@@ -55,7 +56,7 @@ fn values_and_places_are_read() {
     };
     assert_eq!(place("batch.global"), ("batch.global", 5, 19));
     assert_eq!(place("learning_rate.peak"), ("learning_rate.peak", 7, 11));
-    assert_eq!(place("name"), ("metadata.name", 3, 18));
+    assert_eq!(place("name"), ("name", 3, 18));
     assert_eq!(place("data.train.0.path").1, 13);
     assert!(!places.contains_key("seed"), "nobody wrote a seed");
 }
@@ -116,13 +117,9 @@ fn missing_parts_are_named() {
 
 #[test]
 fn a_bare_spec_is_not_a_recipe() {
-    let root = {
-        let mut sources = Sources::default();
-        let file = sources.add("x.yaml", "batch: {micro: 1}");
-        yaml::parse("batch: {micro: 1}", file, &mut Vec::new()).unwrap()
-    };
+    let root = Reading::default().parse("x.yaml", "batch: {micro: 1}".to_owned());
     assert_eq!(
-        native::Native.detect(&root, std::path::Path::new("x.yaml")),
+        native::Native.detect(&root.unwrap(), std::path::Path::new("x.yaml")),
         None
     );
 }

@@ -1,0 +1,137 @@
+//! Recipes of the alignment-handbook and of TRL: flat YAML whose keys are fields of upstream's
+//! dataclasses, launched with `accelerate launch … --config recipe.yaml`.
+//!
+//! The batch is per device: the number of devices stands in the accelerate config, or nowhere.
+
+mod data;
+mod keys;
+mod objective;
+mod schedule;
+mod settings;
+mod values;
+
+use std::path::Path;
+
+use super::node::Node;
+use super::reader::{Confidence, Detected, Reader, others};
+use super::reading::Reading;
+use super::spec::Objective;
+use super::suggest::did_you_mean;
+use super::tree::Tree;
+use super::{Dialect, RESERVED};
+
+use values::Values;
+
+pub(super) use settings::axes;
+
+/// Reads alignment-handbook and TRL YAML.
+pub struct Handbook;
+
+/// Keys that hardly any other dialect has at its top.
+const TELLING: &[&str] = &[
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "model_name_or_path",
+    "dataset_mixture",
+    "dataset_mixer",
+    "dataset_name",
+    "num_train_epochs",
+    "lr_scheduler_type",
+];
+
+impl Reader for Handbook {
+    fn dialect(&self) -> Dialect {
+        Dialect::HandbookTrl
+    }
+
+    fn detect(&self, root: &Node, _path: &Path) -> Option<Detected> {
+        // Hydra and DeepSpeed configs share some keys, and have telling ones of their own.
+        if others(root).is_some() {
+            return None;
+        }
+        let telling: Vec<&str> = TELLING
+            .iter()
+            .copied()
+            .filter(|key| root.get(key).is_some())
+            .collect();
+        let (first, more) = (telling.first()?, telling.len() - 1);
+        Some(Detected {
+            confidence: if more == 0 {
+                Confidence::Possible
+            } else {
+                Confidence::Likely
+            },
+            reason: match more {
+                0 => format!("it has the key `{first}`"),
+                more => format!("it has the key `{first}` and {more} more of its kind"),
+            },
+        })
+    }
+
+    fn translate(&self, root: &Node, path: &Path, reading: &mut Reading) -> Node {
+        let objective = objective::detect(root, path, reading);
+        refuse_unknown(root, objective, reading);
+        let kind_of = |key: &str| keys::kind(key, objective);
+        let values = Values::check(root, "", kind_of, reading);
+        let mut tree = Tree::new(root.span);
+        tree.default("objective", native_name(objective));
+        tree.default("name", name(&values, path));
+        settings::objective_defaults(objective, &mut tree);
+        settings::batch(&values, &mut tree, reading);
+        settings::parallel(&values, path, &mut tree, reading);
+        settings::model(&values, path, &mut tree, reading);
+        settings::lengths(&values, objective, &mut tree);
+        settings::budget(&values, &mut tree);
+        settings::optimizer(&values, &mut tree);
+        schedule::learning_rate(&values, &mut tree, reading);
+        let evaluates = schedule::evaluation(&values, &mut tree, reading);
+        schedule::checkpoint(&values, &mut tree, reading);
+        data::translate(&values, evaluates, &mut tree, reading);
+        tree.text_if("output", values.text("output_dir"));
+        tree.into_node()
+    }
+}
+
+/// `TrlParser` and `HfArgumentParser` both refuse a file with a key that no dataclass has.
+fn refuse_unknown(root: &Node, objective: Objective, reading: &mut Reading) {
+    for entry in root.entries().unwrap_or_default() {
+        let name = entry.name.as_str();
+        if name == RESERVED || keys::kind(name, objective).is_some() {
+            continue;
+        }
+        let owners: Vec<&str> = keys::owners(name).into_iter().map(keys::name).collect();
+        let this = keys::name(objective);
+        let (message, help) = match owners.is_empty() {
+            true => (
+                format!("there is no key `{name}` in a {this} recipe"),
+                did_you_mean(name, keys::known(objective)),
+            ),
+            false => (
+                format!(
+                    "`{name}` belongs to {}, this is a {this} recipe",
+                    owners.join(", ")
+                ),
+                format!(
+                    "remove it, or give `evenkeel.objective` if this is not {this}: upstream refuses the file"
+                ),
+            ),
+        };
+        reading.error("unknown-key", Some(entry.name_span), message, help);
+    }
+}
+
+/// The native name of an objective.
+fn native_name(objective: Objective) -> String {
+    match serde_json::to_value(objective) {
+        Ok(serde_json::Value::String(name)) => name,
+        _ => String::new(),
+    }
+}
+
+/// The run's name: the last part of where its output goes, or the file's own.
+fn name(values: &Values, path: &Path) -> String {
+    let output = values.text("output_dir").map(|given| given.value);
+    let last = output.as_deref().and_then(|o| Path::new(o).file_name());
+    let name = last.or_else(|| path.file_stem()).unwrap_or_default();
+    name.to_string_lossy().into_owned()
+}

@@ -1,0 +1,294 @@
+//! What a recipe trains on: the handbook's `dataset_mixture`, its older `dataset_mixer`, TRL's
+//! `datasets`, and the plain `dataset_name`.
+//!
+//! Sources: alignment-handbook 925acdf `data.py` (`get_dataset`), before 19f0345 `data.py`
+//! (`mix_datasets`); TRL f2cd577 `scripts/utils.py` (`get_dataset`).
+
+use crate::recipe::node::{Node, Value};
+use crate::recipe::reading::Reading;
+use crate::recipe::scalar::{Resolved, Schema};
+use crate::recipe::suggest::did_you_mean;
+use crate::recipe::tree::{Given, Tree};
+
+use super::keys::Kind;
+use super::values::Values;
+
+/// Keys of a source in a handbook `dataset_mixture`.
+const HANDBOOK_SOURCE: &[(&str, Kind)] = &[
+    ("id", Kind::Str),
+    ("config", Kind::Str),
+    ("split", Kind::Str),
+    ("columns", Kind::List),
+    ("weight", Kind::Float),
+];
+
+/// Keys of a source in TRL's `datasets`.
+const TRL_SOURCE: &[(&str, Kind)] = &[
+    ("path", Kind::Str),
+    ("name", Kind::Str),
+    ("data_dir", Kind::Str),
+    ("data_files", Kind::Any),
+    ("split", Kind::Str),
+    ("columns", Kind::List),
+    ("fraction", Kind::Float),
+];
+
+/// Keys of the handbook's `dataset_mixture` itself.
+const MIXTURE: &[(&str, Kind)] = &[
+    ("datasets", Kind::List),
+    ("seed", Kind::Int),
+    ("test_split_size", Kind::Float),
+];
+
+/// Loaders of the `datasets` library that read local files, with the native format.
+const FILE_LOADERS: &[(&str, &str)] =
+    &[("json", "jsonl"), ("parquet", "parquet"), ("text", "text")];
+
+/// Writes the `data` part.
+pub(super) fn translate(values: &Values, evaluates: bool, tree: &mut Tree, reading: &mut Reading) {
+    let text_field = values
+        .text("dataset_text_field")
+        .or_else(|| values.text("text_column"));
+    if let Some(mixture) = values.node("dataset_mixture") {
+        handbook(mixture, tree, reading);
+    } else if let Some(sources) = values.node("datasets") {
+        trl(sources, values, tree, reading);
+    } else if let Some(mixer) = values.node("dataset_mixer") {
+        mixer_of_old(mixer, values, tree, reading);
+    } else if let Some(name) = values
+        .text("dataset_name")
+        .or_else(|| values.text("dataset"))
+    {
+        plain(&name, values, evaluates, text_field.as_ref(), tree);
+    }
+}
+
+/// Every source is loaded, cut to its weight, put together and shuffled; `test_split_size` of it
+/// is held out. Sources of test splits are therefore trained on too: that is what upstream does.
+fn handbook(mixture: &Node, tree: &mut Tree, reading: &mut Reading) {
+    let mixture_values = checked(mixture, "dataset_mixture.", MIXTURE, reading);
+    let Some(sources) = mixture_values.node("datasets").and_then(Node::items) else {
+        reading.error(
+            "mandatory-missing",
+            Some(mixture.span),
+            "`dataset_mixture` has no list `datasets`",
+            "give `datasets:` with one `- id: …` a source",
+        );
+        return;
+    };
+    for (index, source) in sources.iter().enumerate() {
+        let prefix = format!("dataset_mixture.datasets.{index}.");
+        let values = checked(source, &prefix, HANDBOOK_SOURCE, reading);
+        let Some(id) = values.text("id") else {
+            missing(source, &prefix, "id", reading);
+            continue;
+        };
+        let mut data = Tree::new(source.span);
+        data.text("path", &id);
+        data.text_if("config", values.text("config"));
+        data.text_if("split", values.text("split"));
+        data.plain_if("weight", values.float("weight"));
+        columns(values.node("columns"), &prefix, &mut data);
+        tree.push("data.train", data);
+    }
+    tree.plain_if("data.held_out", mixture_values.float("test_split_size"));
+}
+
+/// TRL's own list. `fraction` is a share of the mixture, which only the sizes of all its sets
+/// could turn into a share of each.
+fn trl(sources: &Node, values: &Values, tree: &mut Tree, reading: &mut Reading) {
+    for (index, source) in sources.items().unwrap_or_default().iter().enumerate() {
+        let prefix = format!("datasets.{index}.");
+        let own = checked(source, &prefix, TRL_SOURCE, reading);
+        let Some(path) = own.text("path") else {
+            missing(source, &prefix, "path", reading);
+            continue;
+        };
+        if let Some(fraction) = own.float("fraction") {
+            reading.warning(
+                "unsupported-value",
+                Some(fraction.span),
+                format!(
+                    "`{}` is a share of the mixture, the whole set is taken instead",
+                    fraction.key
+                ),
+                "set `weight`, a share of the set, in `evenkeel.data.train`",
+            );
+        }
+        let loader = FILE_LOADERS.iter().find(|(name, _)| *name == path.value);
+        let files = own.node("data_files").map(files).unwrap_or_default();
+        for (value, span) in files.iter().cloned() {
+            let mut data = Tree::new(source.span);
+            let key = format!("{prefix}data_files");
+            data.text("path", &Given { key, value, span });
+            if let Some((_, format)) = loader {
+                data.text("format", &path.with((*format).to_owned()));
+            }
+            columns(own.node("columns"), &prefix, &mut data);
+            tree.push("data.train", data);
+        }
+        if files.is_empty() {
+            let mut data = Tree::new(source.span);
+            data.text("path", &path);
+            data.text_if("config", own.text("name"));
+            data.text_if("split", own.text("split"));
+            columns(own.node("columns"), &prefix, &mut data);
+            tree.push("data.train", data);
+        }
+    }
+    tree.plain_if("data.held_out", values.float("test_split_size"));
+}
+
+/// `dataset_mixer: {set: share}` with `dataset_splits`: of every set its train splits, cut to the
+/// share, and its test splits whole.
+fn mixer_of_old(mixer: &Node, values: &Values, tree: &mut Tree, reading: &mut Reading) {
+    let splits = words(values.node("dataset_splits"));
+    let configs = words(values.node("dataset_configs"));
+    let mut all = splits.iter().map(|s| s.value.as_str());
+    if let Some(odd) = all.find(|s| !s.contains("train") && !s.contains("test")) {
+        let span = values.node("dataset_splits").map(|n| n.span);
+        reading.error(
+            "unknown-value",
+            span,
+            format!("the split `{odd}` is neither for training nor for testing"),
+            "splits must have `train` or `test` in their names",
+        );
+    }
+    for (index, entry) in mixer.entries().unwrap_or_default().iter().enumerate() {
+        let key = format!("dataset_mixer.{}", entry.name);
+        let share = match entry.value.resolve(Schema::PyYaml) {
+            Some(Resolved::Float(share)) => share,
+            Some(Resolved::Int(share)) => share as f64,
+            _ => {
+                reading.error(
+                    "wrong-type",
+                    Some(entry.value.span),
+                    format!("`{key}` takes a share, this is {}", entry.value.kind()),
+                    "give a number from 0 to 1",
+                );
+                continue;
+            }
+        };
+        let name = Given {
+            key,
+            value: entry.name.clone(),
+            span: entry.name_span,
+        };
+        let source = |split: Option<&Given<String>>| {
+            let mut data = Tree::new(entry.name_span);
+            data.text("path", &name);
+            data.text_if("config", configs.get(index).cloned());
+            data.text_if("split", split.cloned());
+            data
+        };
+        let train = |split| {
+            let mut data = source(split);
+            let share = Given {
+                value: share,
+                span: entry.value.span,
+                key: name.key.clone(),
+            };
+            data.plain("weight", &share);
+            data
+        };
+        if splits.is_empty() {
+            tree.push("data.train", train(None));
+        }
+        for split in &splits {
+            if split.value.contains("train") {
+                tree.push("data.train", train(Some(split)));
+            } else if split.value.contains("test") {
+                tree.push("data.evaluation", source(Some(split)));
+            }
+        }
+    }
+}
+
+/// `dataset_name` with its splits.
+fn plain(
+    name: &Given<String>,
+    values: &Values,
+    evaluates: bool,
+    text_field: Option<&Given<String>>,
+    tree: &mut Tree,
+) {
+    let source = |split_key: &str, default: &str| {
+        let mut data = Tree::new(name.span);
+        data.text("path", name);
+        data.text_if("config", values.text("dataset_config"));
+        data.default("split", default);
+        data.text_if("split", values.text(split_key));
+        if let Some(field) = text_field {
+            data.push("columns", Tree::of(field));
+        }
+        data
+    };
+    tree.push("data.train", source("dataset_train_split", "train"));
+    if evaluates {
+        tree.push("data.evaluation", source("dataset_test_split", "test"));
+    }
+}
+
+/// The typed values of a mapping whose keys are listed; upstream reads it with `.get`, so unknown
+/// keys do nothing there and are a warning here.
+fn checked<'n>(
+    node: &'n Node,
+    prefix: &str,
+    known: &[(&str, Kind)],
+    reading: &mut Reading,
+) -> Values<'n> {
+    for entry in node.entries().unwrap_or_default() {
+        if known.iter().all(|(name, _)| *name != entry.name) {
+            reading.warning(
+                "unknown-key",
+                Some(entry.name_span),
+                format!("`{prefix}{}` does nothing", entry.name),
+                did_you_mean(&entry.name, known.iter().map(|(name, _)| *name)),
+            );
+        }
+    }
+    let kind_of = |key: &str| known.iter().find(|(name, _)| *name == key).map(|(_, k)| *k);
+    Values::check(node, prefix, kind_of, reading)
+}
+
+fn missing(source: &Node, prefix: &str, key: &str, reading: &mut Reading) {
+    reading.error(
+        "mandatory-missing",
+        Some(source.span),
+        format!("`{prefix}{key}` is missing"),
+        "name a data set of the hub, or a file",
+    );
+}
+
+/// A list's texts with their places.
+fn words(node: Option<&Node>) -> Vec<Given<String>> {
+    let items = node.and_then(Node::items).unwrap_or_default();
+    let word = |item: &Node| {
+        Some(Given {
+            key: String::new(),
+            value: item.text()?.to_owned(),
+            span: item.span,
+        })
+    };
+    items.iter().filter_map(word).collect()
+}
+
+fn columns(node: Option<&Node>, prefix: &str, data: &mut Tree) {
+    for mut column in words(node) {
+        column.key = format!("{prefix}columns");
+        data.push("columns", Tree::of(&column));
+    }
+}
+
+/// The files of `data_files`: one, a list, or lists by split (the training splits count).
+fn files(node: &Node) -> Vec<(String, crate::recipe::Span)> {
+    match &node.value {
+        Value::Scalar(scalar) => vec![(scalar.text.clone(), node.span)],
+        Value::Sequence(items) => items.iter().flat_map(files).collect(),
+        Value::Mapping(entries) => entries
+            .iter()
+            .filter(|e| e.name.contains("train"))
+            .flat_map(|e| files(&e.value))
+            .collect(),
+    }
+}

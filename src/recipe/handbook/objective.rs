@@ -1,0 +1,123 @@
+//! Which trainer a recipe is for. Upstream that is the script that is launched, which the file
+//! does not name; its folder does (`recipes/*/dpo/…`), or its keys do.
+
+use std::path::Path;
+
+use crate::recipe::RESERVED;
+use crate::recipe::node::Node;
+use crate::recipe::reading::Reading;
+use crate::recipe::spec::Objective;
+
+use super::keys;
+
+/// Folder and file words that name a trainer.
+const WORDS: &[(&str, Objective)] = &[
+    ("sft", Objective::Sft),
+    ("cpt", Objective::LanguageModelling),
+    ("dpo", Objective::Dpo),
+    ("kto", Objective::Kto),
+    ("orpo", Objective::Orpo),
+    ("simpo", Objective::Simpo),
+    ("cpo", Objective::Simpo),
+    ("grpo", Objective::Grpo),
+    ("ppo", Objective::Ppo),
+    ("reward", Objective::Reward),
+    ("rm", Objective::Reward),
+];
+
+/// Decides by the reserved key, then the file's place, then keys that only one trainer has, then
+/// names of what comes out. What nothing tells apart is SFT, as the handbook's first stage is.
+pub(super) fn detect(root: &Node, path: &Path, reading: &mut Reading) -> Objective {
+    let said = root.get(RESERVED).and_then(|over| over.get("objective"));
+    if let Some(objective) = said.and_then(Node::text).and_then(native) {
+        return objective;
+    }
+    if let Some(objective) = by_place(path)
+        .or_else(|| by_keys(root))
+        .or_else(|| by_names(root))
+    {
+        return objective;
+    }
+    reading.warning(
+        "objective-assumed",
+        Some(root.span),
+        "neither the file's folder nor its keys say which trainer this is for: taken as SFT",
+        "put it into a folder called `sft`, `dpo`, …, or give `evenkeel.objective=dpo`",
+    );
+    Objective::Sft
+}
+
+/// An objective by its native name.
+fn native(name: &str) -> Option<Objective> {
+    serde_json::from_value(serde_json::Value::String(name.to_owned())).ok()
+}
+
+/// A folder called like a trainer, the nearest first, then a word of the file's name.
+fn by_place(path: &Path) -> Option<Objective> {
+    let folders = path.parent().into_iter().flat_map(Path::ancestors);
+    let folder = folders
+        .filter_map(|folder| folder.file_name()?.to_str())
+        .find_map(word);
+    folder.or_else(|| words(path.file_stem()?.to_str()?))
+}
+
+fn word(text: &str) -> Option<Objective> {
+    let found = WORDS
+        .iter()
+        .find(|(word, _)| text.eq_ignore_ascii_case(word));
+    found.map(|(_, objective)| *objective)
+}
+
+fn words(text: &str) -> Option<Objective> {
+    text.split(|c: char| !c.is_ascii_alphanumeric())
+        .find_map(word)
+}
+
+/// Keys that one trainer has to itself decide; `beta` is DPO's where nothing narrower speaks.
+fn by_keys(root: &Node) -> Option<Objective> {
+    let entries = root.entries()?;
+    let owned: Vec<Vec<Objective>> = entries
+        .iter()
+        .filter(|e| keys::shared(&e.name).is_none())
+        .map(|e| keys::owners(&e.name))
+        .filter(|owners| !owners.is_empty())
+        .collect();
+    let simpo = root.get("loss_type").and_then(Node::text) == Some("simpo");
+    if simpo {
+        return Some(Objective::Simpo);
+    }
+    let decided = owned.iter().find_map(|owners| match owners.as_slice() {
+        [one] => Some(*one),
+        // SFT and continued pre-training share their keys.
+        [Objective::Sft, Objective::LanguageModelling] => Some(Objective::Sft),
+        _ => None,
+    });
+    if decided.is_some() {
+        return decided;
+    }
+    let preferences = root.get("beta").is_some() || chosen_and_rejected(root);
+    preferences.then(|| by_names(root).unwrap_or(Objective::Dpo))
+}
+
+/// Data columns of preference pairs.
+fn chosen_and_rejected(root: &Node) -> bool {
+    let sources = root
+        .get("dataset_mixture")
+        .and_then(|m| m.get("datasets"))
+        .or_else(|| root.get("datasets"));
+    let columns = |source: &Node| {
+        let columns = source.get("columns").and_then(Node::items);
+        let has = |name| columns.is_some_and(|c| c.iter().any(|c| c.text() == Some(name)));
+        has("chosen") && has("rejected")
+    };
+    sources
+        .and_then(Node::items)
+        .is_some_and(|s| s.iter().any(columns))
+}
+
+/// Names of what comes out: `zephyr-7b-dpo-full`.
+fn by_names(root: &Node) -> Option<Objective> {
+    ["hub_model_id", "run_name", "output_dir"]
+        .iter()
+        .find_map(|key| words(root.get(key)?.text()?))
+}

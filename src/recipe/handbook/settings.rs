@@ -1,0 +1,378 @@
+//! Everything but the data: batch, parallelism, model, optimiser, schedule, evaluation,
+//! checkpoints.
+//!
+//! Defaults are those of TRL f2cd577 over transformers 5.23.0, which a recipe that is launched
+//! today gets; older versions differ in the learning rate (5e-5) and in `bf16` and
+//! `gradient_checkpointing` (off).
+
+use std::path::Path;
+
+use crate::recipe::deepspeed;
+use crate::recipe::node::Node;
+use crate::recipe::reading::Reading;
+use crate::recipe::scalar::{Resolved, Schema};
+use crate::recipe::spec::Objective;
+use crate::recipe::suggest::did_you_mean;
+use crate::recipe::tree::{Given, Tree};
+
+use super::values::Values;
+
+/// `gradient_accumulation_steps`, `per_device_train_batch_size` and their like.
+pub(super) fn batch(values: &Values, tree: &mut Tree, reading: &mut Reading) {
+    let micro = values
+        .int("per_device_train_batch_size")
+        .or_else(|| values.int("per_gpu_train_batch_size"));
+    let accumulation = values.int("gradient_accumulation_steps");
+    let accelerator = values.node("accelerator_config");
+    let split = accelerator.and_then(|config| config.get("split_batches"));
+    let split = split.filter(|node| truth(node)).map(|node| node.span);
+    let split = split.or_else(|| {
+        let old = values.bool("split_batches")?;
+        old.value.then_some(old.span)
+    });
+    if let Some(span) = split {
+        // accelerate then cuts one loader's batch of that size over all processes.
+        let size = micro.as_ref().map_or(8, |m| m.value);
+        let global = size.saturating_mul(accumulation.as_ref().map_or(1, |a| a.value));
+        let key = "accelerator_config.split_batches".to_owned();
+        tree.plain(
+            "batch.global",
+            &Given {
+                key,
+                value: global,
+                span,
+            },
+        );
+    } else {
+        tree.default("batch.micro", 8);
+        tree.plain_if("batch.micro", micro);
+        tree.default("batch.accumulation", 1);
+        tree.plain_if("batch.accumulation", accumulation);
+    }
+    if let Some(drop) = values.bool("dataloader_drop_last") {
+        let how = if drop.value { "drop" } else { "wrap" };
+        tree.plain("batch.last_batch", &drop.with(how));
+    }
+    tree.plain_if("batch.auto_find", values.bool("auto_find_batch_size"));
+    for key in [
+        "num_generations",
+        "generation_batch_size",
+        "steps_per_generation",
+        "num_mini_batches",
+    ] {
+        tree.plain_if(&format!("generation.{key}"), values.int(key));
+    }
+    let resumed = values.node("resume_from_checkpoint");
+    if let Some(node) =
+        resumed.filter(|node| node.resolve(Schema::PyYaml) != Some(Resolved::Bool(false)))
+    {
+        reading.warning(
+            "resume-restores-batch",
+            Some(node.span),
+            "transformers up to 5.1 takes the per-device batch of the checkpoint it resumes from, whatever the recipe says",
+            "with Evenkeel use `launch --resume`: the global batch stays the recipe's",
+        );
+    }
+}
+
+/// Defaults of generation-based trainers.
+pub(super) fn objective_defaults(objective: Objective, tree: &mut Tree) {
+    match objective {
+        Objective::Grpo => tree.default("generation.num_generations", 8),
+        Objective::Ppo => tree.default("generation.num_mini_batches", 1),
+        _ => {}
+    }
+    let peak = match objective {
+        Objective::Sft | Objective::LanguageModelling => "2e-5",
+        Objective::Ppo => "3e-6",
+        Objective::Reward => "1e-4",
+        Objective::Dpo | Objective::Kto | Objective::Orpo | Objective::Simpo | Objective::Grpo => {
+            "1e-6"
+        }
+    };
+    tree.default("learning_rate.peak", peak);
+    tree.default("model.precision", "bf16");
+    tree.default("model.activation_checkpointing", true);
+    tree.default("budget.epochs", 3);
+    tree.default("seed", 42);
+}
+
+/// FSDP, DeepSpeed and the sizes of the other axes, where the recipe itself names them.
+pub(super) fn parallel(values: &Values, path: &Path, tree: &mut Tree, reading: &mut Reading) {
+    fsdp(values, tree, reading);
+    if let Some(config) = values.node("deepspeed") {
+        deepspeed_config(config, path, tree, reading);
+    }
+    tree.plain_if("parallel.tensor", values.int("tp_size"));
+    if let Some(sizes) = values.node("parallelism_config") {
+        axes(sizes, "parallelism_config", tree, reading);
+    }
+}
+
+/// `full_shard auto_wrap`, a list of the same words, or `true` with the rest in `fsdp_config`.
+fn fsdp(values: &Values, tree: &mut Tree, reading: &mut Reading) {
+    let Some(node) = values.node("fsdp") else {
+        return;
+    };
+    let given = |value: &str| Given {
+        key: "fsdp".to_owned(),
+        value: value.to_owned(),
+        span: node.span,
+    };
+    let words: Vec<&str> = match node.items() {
+        Some(items) => items.iter().filter_map(Node::text).collect(),
+        None => node.text().unwrap_or_default().split_whitespace().collect(),
+    };
+    for word in words {
+        let strategy = match word {
+            "full_shard" | "hybrid_shard" => "fsdp",
+            "shard_grad_op" | "hybrid_shard_zero2" => "zero2",
+            "true" | "True" => match values.node("fsdp_config").and_then(reshards) {
+                Some(false) => "zero2",
+                _ => "fsdp",
+            },
+            "no_shard" | "false" | "False" => "ddp",
+            "auto_wrap" | "offload" => continue,
+            other => {
+                let known = [
+                    "full_shard",
+                    "shard_grad_op",
+                    "hybrid_shard",
+                    "hybrid_shard_zero2",
+                    "no_shard",
+                    "auto_wrap",
+                    "offload",
+                ];
+                reading.error(
+                    "unknown-value",
+                    Some(node.span),
+                    format!("`fsdp` holds `{other}`"),
+                    did_you_mean(other, known),
+                );
+                continue;
+            }
+        };
+        tree.text("parallel.strategy", &given(strategy));
+    }
+}
+
+/// Whether FSDP 2 frees the gathered parameters after the forward pass.
+fn reshards(config: &Node) -> Option<bool> {
+    let node = config
+        .get("reshard_after_forward")
+        .or_else(|| config.get("fsdp_reshard_after_forward"))?;
+    match node.resolve(Schema::PyYaml)? {
+        Resolved::Bool(value) => Some(value),
+        _ => None,
+    }
+}
+
+/// A DeepSpeed config in the recipe, or the file it names.
+fn deepspeed_config(node: &Node, path: &Path, tree: &mut Tree, reading: &mut Reading) {
+    let loaded = match node.text() {
+        None => Some(node.clone()),
+        Some(name) => {
+            match reading.beside(path, name) {
+                Some(file) => reading.load(&file),
+                None => {
+                    reading.warning(
+                    "deepspeed-unread",
+                    Some(node.span),
+                    format!("the DeepSpeed config `{name}` is not there: its ZeRO stage is not known"),
+                    "put it beside the recipe, or give `evenkeel.parallel.strategy`",
+                );
+                    None
+                }
+            }
+        }
+    };
+    let Some(config) = loaded else { return };
+    let mut native = deepspeed::translate(&config, "deepspeed");
+    // The trainer compares its own batch with the file's and refuses a difference.
+    for (path, rule, key) in [
+        (
+            "batch.accumulation",
+            "accumulation-conflict",
+            "gradient_accumulation_steps",
+        ),
+        (
+            "batch.micro",
+            "deepspeed-batch-triple",
+            "per_device_train_batch_size",
+        ),
+    ] {
+        let (Some(theirs), Some(own)) = (native.get_path(path), tree.get(path)) else {
+            continue;
+        };
+        let (theirs_text, own_text) = (theirs.text(), own.text());
+        if theirs_text != own_text {
+            reading.error(
+                rule,
+                Some(theirs.span),
+                format!(
+                    "the DeepSpeed config says {}, the recipe's `{key}` is {}",
+                    theirs_text.unwrap_or_default(),
+                    own_text.unwrap_or_default()
+                ),
+                "write \"auto\" there, so that the recipe decides",
+            );
+        }
+    }
+    for own in ["micro", "accumulation"] {
+        native.remove_path(&format!("batch.{own}"));
+    }
+    tree.lay(native);
+}
+
+/// Sizes of `parallelism_config`, with or without that word before each key.
+pub(in crate::recipe) fn axes(sizes: &Node, prefix: &str, tree: &mut Tree, reading: &mut Reading) {
+    const AXES: &[(&str, &str)] = &[
+        ("dp_replicate_size", "parallel.data_replicate"),
+        ("dp_shard_size", "parallel.data_shard"),
+        ("tp_size", "parallel.tensor"),
+        ("cp_size", "parallel.context"),
+        ("sp_size", "parallel.sequence"),
+    ];
+    for entry in sizes.entries().unwrap_or_default() {
+        let name = entry
+            .name
+            .strip_prefix("parallelism_config_")
+            .unwrap_or(&entry.name);
+        let Some((_, path)) = AXES.iter().find(|(axis, _)| *axis == name) else {
+            continue;
+        };
+        let key = format!("{prefix}.{}", entry.name);
+        match entry.value.resolve(Schema::PyYaml) {
+            Some(Resolved::Int(value)) => {
+                tree.plain(
+                    path,
+                    &Given {
+                        key,
+                        value,
+                        span: entry.value.span,
+                    },
+                );
+            }
+            Some(Resolved::Null) => {}
+            _ => reading.error(
+                "wrong-type",
+                Some(entry.value.span),
+                format!(
+                    "`{key}` takes a whole number, this is {}",
+                    entry.value.kind()
+                ),
+                "give a whole number",
+            ),
+        }
+    }
+}
+
+/// The model, its precision and its adapters; the tokenizer.
+pub(super) fn model(values: &Values, path: &Path, tree: &mut Tree, reading: &mut Reading) {
+    tree.text_if("model.path", values.text("model_name_or_path"));
+    let (bf16, fp16) = (values.bool("bf16"), values.bool("fp16"));
+    let both = |g: &Option<Given<bool>>| g.as_ref().is_some_and(|g| g.value);
+    if both(&bf16) && both(&fp16) {
+        reading.error(
+            "out-of-range",
+            fp16.as_ref().map(|g| g.span),
+            "`fp16` and `bf16` are both true",
+            "set one of them to false",
+        );
+    }
+    match (&bf16, &fp16) {
+        (Some(bf16), _) if bf16.value => tree.plain("model.precision", &bf16.with("bf16")),
+        (_, Some(fp16)) if fp16.value => tree.plain("model.precision", &fp16.with("f16")),
+        (Some(off), _) => tree.plain("model.precision", &off.with("f32")),
+        _ => {}
+    }
+    let checkpointing = values
+        .bool("activation_checkpointing")
+        .or_else(|| values.bool("gradient_checkpointing"));
+    tree.plain_if("model.activation_checkpointing", checkpointing);
+    tree.plain_if("model.adapters", values.bool("use_peft"));
+    tree.plain_if("model.load_in_4bit", values.bool("load_in_4bit"));
+    tree.plain_if("model.load_in_8bit", values.bool("load_in_8bit"));
+    tree.text_if("tokenizer.path", values.text("tokenizer_name_or_path"));
+    tree.text_if("tokenizer.chat_template", values.text("chat_template"));
+    if let Some(given) = values.text("chat_template_path") {
+        template(&given, path, tree, reading);
+    }
+}
+
+/// A Jinja file, or a tokenizer whose template is to be taken.
+fn template(given: &Given<String>, path: &Path, tree: &mut Tree, reading: &mut Reading) {
+    let file = reading.beside(path, &given.value);
+    match file.and_then(|file| reading.text(&file)) {
+        Some(text) => tree.text("tokenizer.chat_template", &given.with(text)),
+        None => reading.warning(
+            "unsupported-value",
+            Some(given.span),
+            format!(
+                "the chat template `{}` is not a file that is here",
+                given.value
+            ),
+            "put the Jinja file beside the recipe, or its text into `chat_template`",
+        ),
+    }
+}
+
+/// Lengths, packing and the order of the data.
+pub(super) fn lengths(values: &Values, objective: Objective, tree: &mut Tree) {
+    let length = values
+        .int("max_seq_length")
+        .or_else(|| values.int("max_length"));
+    if objective == Objective::Grpo {
+        // Prompts without a limit of their own are counted with TRL's last one, 512.
+        let (prompt, completion) = (
+            values.int("max_prompt_length"),
+            values.int("max_completion_length"),
+        );
+        let place = completion.as_ref().or(prompt.as_ref());
+        let value = |g: &Option<Given<i128>>| g.as_ref().map_or(512, |g| g.value);
+        let sum = value(&prompt).saturating_add(value(&completion));
+        match place {
+            Some(place) => tree.plain("data.sequence_length", &place.with(sum)),
+            None => tree.default("data.sequence_length", sum),
+        }
+    } else {
+        tree.plain_if("data.sequence_length", length);
+    }
+    tree.plain_if("data.packing", values.bool("packing"));
+    let answers = values
+        .bool("assistant_only_loss")
+        .or_else(|| values.bool("completion_only_loss"));
+    tree.plain_if("data.answers_only", answers);
+    let order = values.text("train_sampling_strategy");
+    if let Some(order) = order.filter(|o| o.value == "sequential") {
+        tree.plain("data.shuffle", &order.with(false));
+    }
+}
+
+/// How long: `max_steps` where it is positive, else epochs; PPO counts episodes.
+pub(super) fn budget(values: &Values, tree: &mut Tree) {
+    tree.plain_if("budget.epochs", values.float("num_train_epochs"));
+    let steps = values.int("max_steps").filter(|steps| steps.value > 0);
+    tree.plain_if("budget.steps", steps);
+    tree.plain_if("budget.samples", values.int("total_episodes"));
+    tree.plain_if("seed", values.int("seed"));
+}
+
+/// AdamW and clipping.
+pub(super) fn optimizer(values: &Values, tree: &mut Tree) {
+    tree.plain_if("optimizer.beta1", values.float("adam_beta1"));
+    tree.plain_if("optimizer.beta2", values.float("adam_beta2"));
+    tree.plain_if("optimizer.epsilon", values.float("adam_epsilon"));
+    tree.plain_if("optimizer.weight_decay", values.float("weight_decay"));
+    tree.plain_if("optimizer.gradient_clip", values.float("max_grad_norm"));
+    tree.text_if("optimizer.name", values.text("optim"));
+    if values.is_true("adafactor")
+        && let Some(adafactor) = values.bool("adafactor")
+    {
+        tree.plain("optimizer.name", &adafactor.with("adafactor"));
+    }
+}
+
+fn truth(node: &Node) -> bool {
+    node.resolve(Schema::PyYaml) == Some(Resolved::Bool(true))
+}

@@ -1,0 +1,278 @@
+//! The values of a recipe with the types that upstream's dataclasses give them.
+//!
+//! `TrlParser` hands YAML values to `argparse` as defaults, and `argparse` converts a default only
+//! if it is a string: `learning_rate: 1e-5`, a string to PyYAML, becomes a float there, while
+//! transformers' own `parse_yaml_file` leaves the string to crash later. Such a value is taken as
+//! what it must mean, with a word about it (`scalar-type`); one that cannot be converted is an
+//! error.
+
+use crate::recipe::node::{Node, Value};
+use crate::recipe::reading::Reading;
+use crate::recipe::scalar::{Resolved, Schema};
+use crate::recipe::source::FileId;
+use crate::recipe::tree::Given;
+
+use super::keys::Kind;
+
+/// A scalar with its upstream type.
+#[derive(Debug, Clone, PartialEq)]
+enum Typed {
+    Bool(bool),
+    Int(i128),
+    Float(f64),
+    Text(String),
+}
+
+/// Every value of one mapping.
+pub(super) struct Values<'n> {
+    scalars: Vec<Given<Typed>>,
+    nodes: Vec<(String, &'n Node)>,
+}
+
+impl<'n> Values<'n> {
+    /// Checks a mapping's values. `kind_of` gives a key's type, or `None` for one that has been
+    /// reported; `prefix` goes before the keys in messages (`dataset_mixture.datasets.0.`).
+    /// Empty values count as not given.
+    pub fn check(
+        mapping: &'n Node,
+        prefix: &str,
+        kind_of: impl Fn(&str) -> Option<Kind>,
+        reading: &mut Reading,
+    ) -> Values<'n> {
+        let mut values = Values {
+            scalars: Vec::new(),
+            nodes: Vec::new(),
+        };
+        // What stands on the command line went through upstream's argument parser, which converts.
+        let recipe = mapping.span.file;
+        for entry in mapping.entries().unwrap_or_default() {
+            let Some(kind) = kind_of(&entry.name) else {
+                continue;
+            };
+            let node = &entry.value;
+            if node.resolve(Schema::PyYaml) == Some(Resolved::Null) {
+                continue;
+            }
+            let key = format!("{prefix}{}", entry.name);
+            if let Some(value) = typed(node, kind, &key, recipe, reading) {
+                values.scalars.push(Given {
+                    key,
+                    value,
+                    span: node.span,
+                });
+            }
+            values.nodes.push((entry.name.clone(), node));
+        }
+        values
+    }
+
+    fn scalar(&self, key: &str) -> Option<&Given<Typed>> {
+        let named = |given: &&Given<Typed>| {
+            let name = given.key.as_str();
+            name == key || name.strip_suffix(key).is_some_and(|p| p.ends_with('.'))
+        };
+        self.scalars.iter().find(named)
+    }
+
+    /// A truth value.
+    pub fn bool(&self, key: &str) -> Option<Given<bool>> {
+        let given = self.scalar(key)?;
+        match given.value {
+            Typed::Bool(value) => Some(given.with(value)),
+            _ => None,
+        }
+    }
+
+    /// Whether a truth value is given and true.
+    pub fn is_true(&self, key: &str) -> bool {
+        self.bool(key).is_some_and(|given| given.value)
+    }
+
+    /// A whole number.
+    pub fn int(&self, key: &str) -> Option<Given<i128>> {
+        let given = self.scalar(key)?;
+        match given.value {
+            Typed::Int(value) => Some(given.with(value)),
+            _ => None,
+        }
+    }
+
+    /// A number.
+    pub fn float(&self, key: &str) -> Option<Given<f64>> {
+        let given = self.scalar(key)?;
+        match given.value {
+            Typed::Float(value) => Some(given.with(value)),
+            Typed::Int(value) => Some(given.with(value as f64)),
+            _ => None,
+        }
+    }
+
+    /// Text.
+    pub fn text(&self, key: &str) -> Option<Given<String>> {
+        let given = self.scalar(key)?;
+        match &given.value {
+            Typed::Text(value) => Some(given.with(value.clone())),
+            _ => None,
+        }
+    }
+
+    /// The node itself; not for empty values.
+    pub fn node(&self, key: &str) -> Option<&'n Node> {
+        let found = self.nodes.iter().find(|(name, _)| name == key);
+        found.map(|(_, node)| *node)
+    }
+}
+
+/// A scalar with its upstream type; `None` for lists and mappings, and after an error.
+fn typed(
+    node: &Node,
+    kind: Kind,
+    key: &str,
+    recipe: FileId,
+    reading: &mut Reading,
+) -> Option<Typed> {
+    let expected = match kind {
+        Kind::Bool => "true or false",
+        Kind::Int => "a whole number",
+        Kind::Float => "a number",
+        Kind::Str => "text",
+        Kind::List => "a list",
+        Kind::Dict => "a mapping",
+        Kind::Any => "a value",
+    };
+    let wrong = |found: &str, reading: &mut Reading| {
+        let message = format!("`{key}` takes {expected}, this is {found}");
+        let help = format!("give {expected}");
+        reading.error("wrong-type", Some(node.span), message, help);
+    };
+    let Some(resolved) = node.resolve(Schema::PyYaml) else {
+        let fits = match (&node.value, kind) {
+            (_, Kind::Any) => true,
+            (Value::Sequence(_), kind) => kind == Kind::List,
+            (_, kind) => kind == Kind::Dict,
+        };
+        if !fits {
+            wrong(node.kind(), reading);
+        }
+        return None;
+    };
+    let text = node.text().unwrap_or_default();
+    // A scalar of the wrong type that has one meaning only.
+    let mut converted = |value: Typed, write: String| {
+        if node.span.file == recipe {
+            reading.warning(
+                "scalar-type",
+                Some(node.span),
+                format!(
+                    "`{key}` is {} to PyYAML, taken as {expected}",
+                    match &resolved {
+                        Resolved::Str(_) => format!("the string `{text}`"),
+                        Resolved::Bool(value) => format!("the truth value {value}"),
+                        other => other.kind().to_owned(),
+                    }
+                ),
+                format!("write {write}: upstream's readers differ in what they make of this"),
+            );
+        }
+        Some(value)
+    };
+    match (kind, &resolved) {
+        (Kind::Bool, Resolved::Bool(value)) => Some(Typed::Bool(*value)),
+        (Kind::Bool, Resolved::Int(value @ (0 | 1))) => {
+            converted(Typed::Bool(*value == 1), format!("`{}`", *value == 1))
+        }
+        (Kind::Bool, Resolved::Str(text)) if truth(text).is_some() => {
+            let value = truth(text)?;
+            converted(Typed::Bool(value), format!("`{value}` without quotes"))
+        }
+        (Kind::Int | Kind::Float, Resolved::Int(value)) => Some(Typed::Int(*value)),
+        (Kind::Float, Resolved::Float(value)) => Some(Typed::Float(*value)),
+        (Kind::Int, Resolved::Str(text)) if python_int(text).is_some() => {
+            let value = python_int(text)?;
+            converted(Typed::Int(value), format!("`{value}` without quotes"))
+        }
+        (Kind::Float, Resolved::Str(text)) if python_float(text).is_some() => {
+            let value = python_float(text)?;
+            converted(Typed::Float(value), format!("`{}`", yaml_float(value)))
+        }
+        (Kind::Str, Resolved::Str(_) | Resolved::Int(_) | Resolved::Float(_)) => {
+            Some(Typed::Text(text.to_owned()))
+        }
+        (Kind::Str, Resolved::Bool(_)) => converted(
+            Typed::Text(text.to_owned()),
+            format!("`\"{text}\"` in quotes"),
+        ),
+        (Kind::List | Kind::Dict, Resolved::Str(text)) => Some(Typed::Text(text.clone())),
+        (Kind::Any, Resolved::Bool(value)) => Some(Typed::Bool(*value)),
+        (Kind::Any, Resolved::Int(value)) => Some(Typed::Int(*value)),
+        (Kind::Any, Resolved::Float(value)) => Some(Typed::Float(*value)),
+        (Kind::Any, _) => Some(Typed::Text(text.to_owned())),
+        (Kind::List, Resolved::Bool(false)) => None,
+        _ => {
+            let found = format!("`{}`, {}", short(text), resolved.kind());
+            wrong(&found, reading);
+            None
+        }
+    }
+}
+
+/// The start of a long text, for messages.
+fn short(text: &str) -> String {
+    match text.char_indices().nth(40) {
+        Some((at, _)) => format!("{}…", &text[..at]),
+        None => text.to_owned(),
+    }
+}
+
+/// transformers' `string_to_bool`.
+fn truth(text: &str) -> Option<bool> {
+    match text.to_lowercase().as_str() {
+        "yes" | "true" | "t" | "y" | "1" => Some(true),
+        "no" | "false" | "f" | "n" | "0" => Some(false),
+        _ => None,
+    }
+}
+
+/// Python's `int` of a string, for decimal digits.
+fn python_int(text: &str) -> Option<i128> {
+    text.trim().parse().ok()
+}
+
+/// Python's `float` of a string, for finite numbers.
+fn python_float(text: &str) -> Option<f64> {
+    let value: f64 = text.trim().parse().ok()?;
+    value.is_finite().then_some(value)
+}
+
+/// A float as PyYAML reads it back as one: with a point, and a sign in the exponent.
+fn yaml_float(value: f64) -> String {
+    let text = format!("{value:?}");
+    match text.split_once('e') {
+        None => text,
+        Some((mantissa, exponent)) => {
+            let point = if mantissa.contains('.') { "" } else { ".0" };
+            let sign = if exponent.starts_with('-') { "" } else { "+" };
+            format!("{mantissa}{point}e{sign}{exponent}")
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_float_is_suggested_as_pyyaml_reads_it() {
+        for (value, text) in [
+            (1e-5, "1.0e-5"),
+            (2.5e-7, "2.5e-7"),
+            (1e30, "1.0e+30"),
+            (0.1, "0.1"),
+        ] {
+            assert_eq!(yaml_float(value), text);
+            let span = Reading::default().parse("x", "a".to_owned()).unwrap().span;
+            let read = Node::plain(text, span).resolve(Schema::PyYaml);
+            assert_eq!(read, Some(Resolved::Float(value)));
+        }
+    }
+}

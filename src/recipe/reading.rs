@@ -1,0 +1,117 @@
+//! One reading of a recipe: the files it touched, and what was noticed on the way.
+
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use super::diagnostic::{Diagnostic, Severity};
+use super::node::Node;
+use super::source::{FileId, Sources, Span};
+use super::yaml;
+
+/// The files read so far and everything to say about them.
+#[derive(Debug, Default)]
+pub struct Reading {
+    /// Every file, in the order of reading.
+    pub sources: Sources,
+    /// Everything noticed.
+    pub diagnostics: Vec<Diagnostic>,
+}
+
+impl Reading {
+    /// Notes an error.
+    pub fn error(
+        &mut self,
+        rule: &str,
+        span: Option<Span>,
+        message: impl Into<String>,
+        help: impl Into<String>,
+    ) {
+        let problem = Diagnostic::error(rule, span, message, help);
+        self.diagnostics.push(problem);
+    }
+
+    /// Notes a warning.
+    pub fn warning(
+        &mut self,
+        rule: &str,
+        span: Option<Span>,
+        message: impl Into<String>,
+        help: impl Into<String>,
+    ) {
+        let problem = Diagnostic::warning(rule, span, message, help);
+        self.diagnostics.push(problem);
+    }
+
+    /// Whether anything so far ends the reading.
+    pub fn has_error(&self) -> bool {
+        self.diagnostics
+            .iter()
+            .any(|d| d.severity == Severity::Error)
+    }
+
+    /// An unknown key may be a warning in a file, where upstream ignores it; whoever types one
+    /// wants it to do something.
+    pub(super) fn refuse_unknown_keys_of(&mut self, command_line: FileId) {
+        for diagnostic in &mut self.diagnostics {
+            let typed = diagnostic.span.is_some_and(|s| s.file == command_line);
+            if typed && diagnostic.rule == "unknown-key" {
+                diagnostic.severity = Severity::Error;
+            }
+        }
+    }
+
+    /// Reads and parses a file that the user named.
+    pub fn load(&mut self, path: &Path) -> Option<Node> {
+        let text = self.text(path)?;
+        self.parse(path, text)
+    }
+
+    /// Parses a text as the content of a file.
+    pub fn parse(&mut self, path: impl Into<PathBuf>, text: String) -> Option<Node> {
+        let file = self.sources.add(path, text);
+        let text = self.sources.get(file).map_or("", |f| f.text.as_str());
+        yaml::parse(text, file, &mut self.diagnostics)
+    }
+
+    /// The text of a file; `None` after an error.
+    pub fn text(&mut self, path: &Path) -> Option<String> {
+        // One byte more than allowed is enough to know that a file is too large.
+        let mut bytes = Vec::new();
+        let limit = yaml::MAX_BYTES as u64 + 1;
+        let read = File::open(path).and_then(|f| f.take(limit).read_to_end(&mut bytes));
+        let too_large = bytes.len() > yaml::MAX_BYTES;
+        let (problem, help) = match (read, String::from_utf8(bytes)) {
+            (Ok(_), _) if too_large => (
+                format!("has more than {} bytes", yaml::MAX_BYTES),
+                "recipes are small: is this the right file?",
+            ),
+            (Ok(_), Ok(text)) => return Some(text),
+            (Err(error), _) => (
+                format!("cannot be read: {error}"),
+                "give the path of a file that is there",
+            ),
+            (_, Err(error)) => {
+                let at = error.utf8_error().valid_up_to();
+                (
+                    format!("is not UTF-8 text: byte {at} is the first that is not"),
+                    "save it as UTF-8",
+                )
+            }
+        };
+        let message = format!("`{}` {problem}", path.display());
+        self.error("unreadable-file", None, message, help);
+        None
+    }
+
+    /// Where a file that `from` names lies: upstream opens it from the working directory, and
+    /// whoever keeps it beside `from` means that one. `None` when it is at neither place.
+    ///
+    /// Only regular files count: a device or a pipe would be read without end.
+    pub fn beside(&self, from: &Path, name: &str) -> Option<PathBuf> {
+        let parent = from.parent().unwrap_or(Path::new(""));
+        [PathBuf::from(name), parent.join(name)]
+            .into_iter()
+            .find(|p| p.is_file())
+    }
+}
