@@ -1,5 +1,6 @@
 //! Checkpoints of a small Llama, with real files and real processes.
 
+mod agreement;
 mod disk;
 mod faults;
 mod killed;
