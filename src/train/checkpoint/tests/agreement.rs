@@ -1,4 +1,4 @@
-//! Ranks that finish a checkpoint together, over real sockets and with a real engine.
+//! Ranks that finish a checkpoint together, over real sockets.
 
 use std::net::TcpListener;
 use std::sync::Arc;
@@ -6,10 +6,7 @@ use std::thread;
 
 use super::*;
 use crate::comm::Collective;
-use crate::comm::solo::Solo;
 use crate::comm::tcp::{Greeting, TcpCollective, TcpOptions, connect, host};
-use crate::engine::cpu::{CpuEngine, CpuOptions};
-use crate::engine::{AdamW, Engine, Measure, MicroBatch};
 
 /// Runs `work` on every rank of a world, a thread each, and gives the results in rank order.
 fn on_all<T: Send>(world: usize, work: impl Fn(Arc<TcpCollective>) -> T + Sync) -> Vec<T> {
@@ -125,81 +122,4 @@ fn coordinator_that_cannot_commit_tells_everyone() {
         "{said}"
     );
     assert!(!next.partial().exists());
-}
-
-fn step(engine: &mut CpuEngine, number: u64) -> f64 {
-    let tokens: Vec<u32> = (0..16).map(|i| (i * 7 + number as u32) % 40).collect();
-    let targets: Vec<u32> = tokens.iter().map(|token| (token * 3 + 1) % 40).collect();
-    let micro = MicroBatch {
-        tokens: &tokens,
-        targets: &targets,
-        batch: 2,
-        seq_len: 8,
-    };
-    engine.reserve(2, 8).unwrap();
-    let result = engine.accumulate(micro, Measure::default(), true).unwrap();
-    engine.reduce(Measure::default()).unwrap();
-    let update = AdamW {
-        learning_rate: 1e-2,
-        beta1: 0.9,
-        beta2: 0.95,
-        epsilon: 1e-8,
-        weight_decay: 0.1,
-        step: number,
-        gradient_scale: 1.0 / result.targets as f64,
-    };
-    engine.update(update).unwrap();
-    result.loss
-}
-
-#[test]
-fn engine_restored_from_a_checkpoint_goes_on_as_if_nothing_had_happened() {
-    let engine = |seed| CpuEngine::new(config(), CpuOptions::default(), None, seed).unwrap();
-    let mut first = engine(1);
-    step(&mut first, 1);
-    step(&mut first, 2);
-
-    let run = tempfile::tempdir().unwrap();
-    let target = target(run.path(), 1, 2);
-    let layout = first.layout().clone();
-    let writer = Writer::begin(&target, &layout, 0, 1);
-    for unit in 0..layout.units.len() {
-        let state = first.export(unit, writer.owns(unit)).unwrap();
-        writer.write_unit(unit, state.unwrap());
-    }
-    let contents = Contents {
-        layout: &layout,
-        samples: 4,
-        state: &loop_state(2),
-        config: &config().to_json(),
-        companions: &[],
-    };
-    let committed = finish_together(writer, &target, contents, &Solo).unwrap();
-
-    let mut second = engine(2);
-    let checkpoint = Checkpoint::open_lazily(&committed.path, Some(committed.checksum)).unwrap();
-    checkpoint.restore(&mut second).unwrap();
-    for number in 3..6 {
-        assert_eq!(step(&mut first, number), step(&mut second, number));
-    }
-    for unit in 0..layout.units.len() {
-        let states = [&mut first, &mut second].map(|engine| engine.export(unit, true).unwrap());
-        assert!(states[0] == states[1], "unit {unit}");
-    }
-}
-
-#[test]
-fn engine_of_another_shape_is_not_touched() {
-    let run = tempfile::tempdir().unwrap();
-    let committed = write(&target(run.path(), 1, 1), &default_layout(), 1).unwrap();
-    let other = ModelConfig {
-        num_hidden_layers: 2,
-        ..config()
-    };
-    let mut engine = CpuEngine::new(other, CpuOptions::default(), None, 1).unwrap();
-    let before = engine.export(0, true).unwrap();
-    let checkpoint = Checkpoint::open_lazily(&committed.path, None).unwrap();
-    let error = checkpoint.restore(&mut engine).unwrap_err();
-    assert!(matches!(error, CheckpointError::Shape { .. }), "{error}");
-    assert!(engine.export(0, true).unwrap() == before);
 }

@@ -2,11 +2,13 @@
 
 mod agreement;
 mod disk;
+mod engine;
 mod faults;
 mod killed;
 mod misuse;
 mod retention;
 mod round_trip;
+mod speed;
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
