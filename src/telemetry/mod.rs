@@ -89,3 +89,6 @@ pub enum Metric {
     /// An evaluation.
     Evaluation(EvaluationRecord),
 }
+
+#[cfg(test)]
+mod tests;
