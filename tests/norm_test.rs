@@ -15,6 +15,12 @@ use evenkeel::train::data::Language;
 
 const SEQ_LEN: usize = 16;
 const MICRO: u64 = 2;
+
+/// What full sharding can measure with several micro-batches a step.
+const MICRO_BATCHES: Measure = Measure {
+    micro_batches: true,
+    worker: false,
+};
 const EVERYTHING: Measure = Measure {
     micro_batches: true,
     worker: true,
@@ -91,7 +97,15 @@ struct Measured {
 }
 
 /// One rank's part of a step.
-fn step(engine: &mut CpuEngine, data: &Data, deal: &Deal, rank: usize, most: u64) -> Measured {
+fn step(
+    engine: &mut CpuEngine,
+    measure: Measure,
+    data: &Data,
+    (start, hands): (u64, &[u64]),
+    rank: usize,
+) -> Measured {
+    let deal = Deal::new(start, MICRO, hands);
+    let most = hands.iter().max().copied().unwrap_or(0);
     let mut measured = Measured {
         micro_batches: GroupSums::default(),
         worker: GroupSums::default(),
@@ -112,13 +126,13 @@ fn step(engine: &mut CpuEngine, data: &Data, deal: &Deal, rank: usize, most: u64
             batch: MICRO as usize,
             seq_len: SEQ_LEN,
         };
-        let done = engine.accumulate(micro, EVERYTHING, last).unwrap();
+        let done = engine.accumulate(micro, measure, last).unwrap();
         measured
             .micro_batches
             .add(done.squared_norm.unwrap(), done.targets);
         targets_seen += done.targets;
     }
-    let reduced = engine.reduce(EVERYTHING).unwrap();
+    let reduced = engine.reduce(measure).unwrap();
     engine.discard();
     measured
         .worker
@@ -128,9 +142,7 @@ fn step(engine: &mut CpuEngine, data: &Data, deal: &Deal, rank: usize, most: u64
 }
 
 /// Runs a step on as many ranks as there are hands; sums over micro-batches and over workers.
-fn world_step(strategy: Strategy, data: &Data, hands: &[u64]) -> (Sums, Sums) {
-    let deal = Deal::new(0, MICRO, hands);
-    let most = *hands.iter().max().unwrap();
+fn world_step(strategy: Strategy, measure: Measure, data: &Data, hands: &[u64]) -> (Sums, Sums) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
     let mut listener = Some(listener);
@@ -145,14 +157,13 @@ fn world_step(strategy: Strategy, data: &Data, hands: &[u64]) -> (Sums, Sums) {
                 };
                 let options = TcpOptions::new("127.0.0.1", port, greeting);
                 let listener = listener.take();
-                let deal = &deal;
                 scope.spawn(move || {
                     let world: World = match listener {
                         Some(listener) => host(&options, listener).unwrap(),
                         None => connect(&options).unwrap(),
                     };
                     let mut engine = engine(strategy, Some(Arc::clone(&world)));
-                    let measured = step(&mut engine, data, deal, rank, most);
+                    let measured = step(&mut engine, measure, data, (0, hands), rank);
                     world.exchange(b"done").unwrap();
                     measured
                 })
@@ -166,7 +177,7 @@ fn world_step(strategy: Strategy, data: &Data, hands: &[u64]) -> (Sums, Sums) {
         workers.merge(&rank.worker);
         assert_eq!(rank.squared_norm, measured[0].squared_norm);
     }
-    let batch = deal.positions().end;
+    let batch = hands.iter().sum::<u64>() * MICRO;
     let total = measured[0].squared_norm;
     (micro_batches.sums(total, batch), workers.sums(total, batch))
 }
@@ -187,14 +198,13 @@ fn assert_same(what: &str, a: Sums, b: Sums) {
 fn one_process(data: &Data, hands: &[u64]) -> (Sums, Sums) {
     let all: u64 = hands.iter().sum();
     let mut engine = engine(Strategy::Replicated, None);
-    let whole = step(&mut engine, data, &Deal::new(0, MICRO, [all]), 0, all);
+    let whole = step(&mut engine, EVERYTHING, data, (0, &[all]), 0);
     let deal = Deal::new(0, MICRO, hands);
     let mut workers = GroupSums::default();
     for (hand, &count) in hands.iter().enumerate() {
         // A worker's gradient is that of its own micro-batches, run as a step of their own.
         let first = deal.micro_batches(hand).next().unwrap().start;
-        let own = Deal::new(first, MICRO, [count]);
-        let alone = step(&mut engine, data, &own, 0, count);
+        let alone = step(&mut engine, EVERYTHING, data, (first, &[count]), 0);
         workers.add(alone.squared_norm, alone.micro_batches.units);
     }
     (
@@ -206,16 +216,23 @@ fn one_process(data: &Data, hands: &[u64]) -> (Sums, Sums) {
 #[test]
 fn ranks_measure_what_one_process_measures() {
     let masked = Data::new(|position| (position % 5) as usize * 3);
+    let unsharded = Strategy::Sharded {
+        unsharded_accumulation: true,
+    };
+    let sharded = Strategy::Sharded {
+        unsharded_accumulation: false,
+    };
     for hands in [&[2, 2][..], &[3, 1], &[2, 2, 1]] {
         let (micro_batches, workers) = one_process(&masked, hands);
-        let (of_micro_batches, of_workers) = world_step(Strategy::Replicated, &masked, hands);
-        let what = format!("DDP {hands:?}");
-        assert_same(
-            &format!("{what}, micro-batches"),
-            of_micro_batches,
-            micro_batches,
-        );
-        assert_same(&format!("{what}, workers"), of_workers, workers);
+        for strategy in [Strategy::Replicated, unsharded] {
+            let what = format!("{strategy:?} {hands:?}");
+            let measured = world_step(strategy, EVERYTHING, &masked, hands);
+            assert_same(&format!("{what}, micro-batches"), measured.0, micro_batches);
+            assert_same(&format!("{what}, workers"), measured.1, workers);
+        }
+        let (of_micro_batches, _) = world_step(sharded, MICRO_BATCHES, &masked, hands);
+        let what = format!("{sharded:?} {hands:?}, micro-batches");
+        assert_same(&what, of_micro_batches, micro_batches);
     }
 }
 
@@ -229,8 +246,14 @@ fn the_estimates_do_not_depend_on_the_batch_or_the_groups() {
         let (mut variance, mut gradient) = (0.0, 0.0);
         let steps = 512 / micro_batches;
         for i in 0..steps {
-            let deal = Deal::new(i * micro_batches * MICRO, MICRO, [micro_batches]);
-            let measured = step(&mut engine, &data, &deal, 0, micro_batches);
+            let start = i * micro_batches * MICRO;
+            let measured = step(
+                &mut engine,
+                MICRO_BATCHES,
+                &data,
+                (start, &[micro_batches]),
+                0,
+            );
             let sums = measured
                 .micro_batches
                 .sums(measured.squared_norm, micro_batches * MICRO);
