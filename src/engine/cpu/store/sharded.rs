@@ -337,3 +337,6 @@ fn place_sizes(layout: &Layout, tied: bool, world: usize) -> impl Iterator<Item 
     let first = first.first().map(|unit| padded(unit.len));
     [largest, largest].into_iter().chain(first)
 }
+
+#[cfg(test)]
+mod tests;
