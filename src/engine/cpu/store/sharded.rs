@@ -279,6 +279,7 @@ impl Store for Sharded {
     fn discard(&mut self) {
         self.gather.stop(&mut self.shards);
         self.scatter.stop(&mut self.shards);
+        // What a collective did not give back is lost with its world; the memory is not.
         for shard in &mut self.shards {
             shard.gradient.replace_lost();
             shard.parameters.replace_lost();
