@@ -13,6 +13,8 @@ use crate::telemetry::human::plural;
 
 /// Units of the drawing's side.
 const SIDE: f64 = 1000.0;
+/// Height of the mark of a value that is no number.
+const HOLE: f64 = 40.0;
 /// Round numbers on an axis, about.
 const TICKS: usize = 4;
 
@@ -80,77 +82,68 @@ impl Chart {
     /// The figure.
     pub fn html(&self, span: &Span) -> String {
         let y = self.axis();
-        let place = |value: f64| SIDE * (1.0 - y.place(value));
-        let mut drawing = String::new();
-        for &tick in &y.ticks {
-            drawing += &format!("<path class=\"grid\" d=\"M0 {:.1}H{SIDE}\"/>", place(tick));
-        }
-        for &start in span.generations.iter().filter(|&&start| start > 0.0) {
-            drawing += &format!(
-                "<path class=\"generation\" d=\"M{:.1} 0V{SIDE}\"/>",
-                span.x(start)
-            );
-        }
-        for rule in &self.rules {
-            let (class, y) = (rule.class, place(rule.y));
-            drawing += &format!("<path class=\"rule {class}\" d=\"M0 {y:.1}H{SIDE}\"/>");
-        }
-        for series in &self.series {
-            drawing += &curve(series, |point| span.x(point.x), place);
-        }
-        for &hole in &self.holes {
-            let x = span.x(hole);
-            drawing += &format!(
-                "<path class=\"hole\" d=\"M{x:.1} {:.1}V{SIDE}\"/>",
-                SIDE - 40.0
-            );
-        }
-        let ys: String = y
-            .ticks
-            .iter()
-            .map(|&tick| {
-                let top = 100.0 * (1.0 - y.place(tick));
-                format!(
-                    "<span style=\"top:{top:.2}%\">{}</span>",
-                    y.label(tick, self.format)
-                )
-            })
-            .collect();
-        let names: String = self
-            .names
-            .iter()
-            .map(|(from, to, name)| {
-                let (left, right) = (span.axis.place(*from), span.axis.place(*to));
-                format!(
-                    "<span style=\"left:{:.2}%;width:{:.2}%\">{}</span>",
-                    100.0 * left,
-                    100.0 * (right - left),
-                    escape(name)
-                )
-            })
-            .collect();
-        let xs: String = span
-            .axis
-            .ticks
-            .iter()
-            .map(|&tick| {
-                let left = 100.0 * span.axis.place(tick);
-                let label = span.axis.label(tick, Format::Count);
-                format!("<span style=\"left:{left:.2}%\">{label}</span>")
-            })
-            .collect();
+        let ys = y.ticks.iter().map(|&tick| {
+            let top = 100.0 * (1.0 - y.place(tick));
+            let label = y.label(tick, self.format);
+            format!("<span style=\"top:{top:.2}%\">{label}</span>")
+        });
+        let xs = span.axis.ticks.iter().map(|&tick| {
+            let left = 100.0 * span.axis.place(tick);
+            let label = span.axis.label(tick, Format::Count);
+            format!("<span style=\"left:{left:.2}%\">{label}</span>")
+        });
+        let names = self.names.iter().map(|(from, to, name)| {
+            let left = 100.0 * span.axis.place(*from);
+            let width = 100.0 * span.axis.place(*to) - left;
+            let name = escape(name);
+            format!("<span style=\"left:{left:.2}%;width:{width:.2}%\">{name}</span>")
+        });
         format!(
             "<figure id=\"{id}\"><figcaption><h2>{title}</h2><p class=\"keys\">{keys}</p>\
              </figcaption>\n<div class=\"plot\"><div class=\"ys\">{ys}</div><div class=\"area\">\
              <svg viewBox=\"0 0 {SIDE} {SIDE}\" preserveAspectRatio=\"none\" role=\"img\" \
-             aria-label=\"{summary}\">{drawing}</svg><div class=\"names\">{names}</div><i class=\"cursor\"></i></div>\
-             <div class=\"xs\">{xs}</div></div>\n<p class=\"note\">{note}</p></figure>\n",
+             aria-label=\"{summary}\">{drawing}</svg><div class=\"names\">{names}</div>\
+             <i class=\"cursor\"></i></div><div class=\"xs\">{xs}</div></div>\n\
+             <p class=\"note\">{note}</p></figure>\n",
             id = self.id,
             title = escape(self.title),
             keys = self.keys(),
+            ys = ys.collect::<String>(),
             summary = escape(&self.summary()),
+            drawing = self.drawing(span, &y),
+            names = names.collect::<String>(),
+            xs = xs.collect::<String>(),
             note = escape(&self.full_note()),
         )
+    }
+
+    /// The inside of the SVG, from back to front.
+    fn drawing(&self, span: &Span, y: &Axis) -> String {
+        let place = |value: f64| SIDE * (1.0 - y.place(value));
+        let mut svg = String::new();
+        for &tick in &y.ticks {
+            svg += &format!("<path class=\"grid\" d=\"M0 {:.1}H{SIDE}\"/>", place(tick));
+        }
+        for &start in span.generations.iter().filter(|&&start| start > 0.0) {
+            let x = span.x(start);
+            svg += &format!("<path class=\"generation\" d=\"M{x:.1} 0V{SIDE}\"/>");
+        }
+        for rule in &self.rules {
+            let (class, y) = (rule.class, place(rule.y));
+            svg += &format!("<path class=\"rule {class}\" d=\"M0 {y:.1}H{SIDE}\"/>");
+        }
+        for series in self
+            .series
+            .iter()
+            .filter(|series| !series.points.is_empty())
+        {
+            svg += &curve(series, |point| span.x(point.x), place);
+        }
+        for &hole in &self.holes {
+            let (x, top) = (span.x(hole), SIDE - HOLE);
+            svg += &format!("<path class=\"hole\" d=\"M{x:.1} {top}V{SIDE}\"/>");
+        }
+        svg
     }
 
     /// What the page's script shows under the pointer: name, shape and points of every curve.
@@ -179,8 +172,7 @@ impl Chart {
                 .chain(self.rules.iter().map(|rule| rule.y))
                 .filter(|&value| value > 0.0 || !logarithmic)
         };
-        let low = values().fold(f64::INFINITY, f64::min);
-        let high = values().fold(f64::NEG_INFINITY, f64::max);
+        let (low, high) = extent(values());
         match self.range {
             _ if low > high => Axis::round(0.0, 1.0, TICKS),
             Range::Values => Axis::round(low, high, TICKS),
@@ -216,16 +208,7 @@ impl Chart {
             let (Some(first), Some(last)) = (series.points.first(), series.points.last()) else {
                 continue;
             };
-            let low = series
-                .points
-                .iter()
-                .map(|p| p.low)
-                .fold(f64::INFINITY, f64::min);
-            let high = series
-                .points
-                .iter()
-                .map(|p| p.high)
-                .fold(f64::NEG_INFINITY, f64::max);
+            let (low, high) = extent(series.points.iter().flat_map(|p| [p.low, p.high]));
             text += &format!(
                 " {}: from {} at {} to {} at {} samples, lowest {}, highest {}.",
                 series.name,
@@ -290,6 +273,13 @@ fn curve(series: &Series, x: impl Fn(&Point) -> f64, y: impl Fn(f64) -> f64) -> 
         svg += &format!("<path class=\"dots {class}\" d=\"{dots}\"/>");
     }
     svg
+}
+
+/// The smallest and the largest of values; turned round when there are none.
+fn extent(values: impl Iterator<Item = f64>) -> (f64, f64) {
+    values.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), value| {
+        (low.min(value), high.max(value))
+    })
 }
 
 /// Five significant digits, which is more than a plot shows.

@@ -41,7 +41,10 @@ pub fn all(input: &ReportInput) -> Vec<Chart> {
     ];
     charts
         .into_iter()
-        .filter(|chart| chart.series.iter().any(|series| !series.points.is_empty()))
+        .filter(|chart| {
+            let drawn = chart.series.iter().any(|series| !series.points.is_empty());
+            drawn || !chart.holes.is_empty()
+        })
         .collect()
 }
 

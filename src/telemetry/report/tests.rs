@@ -255,8 +255,10 @@ fn losses_that_are_no_numbers_are_marked_and_not_drawn() {
     assert_eq!(points.as_array().map(Vec::len), Some(38));
 
     input.steps.iter_mut().for_each(|step| step.loss = f64::NAN);
+    input.evaluations.clear();
+    input.floor = None;
     let html = render(&input);
-    text_of(&html);
+    assert!(text_of(&html).contains("40 steps gave no finite number"));
     assert!(!html.contains("NaN"));
 }
 
