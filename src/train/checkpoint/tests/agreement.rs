@@ -1,46 +1,7 @@
 //! Ranks that finish a checkpoint together, over real sockets.
 
-use std::net::TcpListener;
-use std::sync::Arc;
-use std::thread;
-
 use super::*;
 use crate::comm::Collective;
-use crate::comm::tcp::{Greeting, TcpCollective, TcpOptions, connect, host};
-
-/// Runs `work` on every rank of a world, a thread each, and gives the results in rank order.
-fn on_all<T: Send>(world: usize, work: impl Fn(Arc<TcpCollective>) -> T + Sync) -> Vec<T> {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = listener.local_addr().unwrap().port();
-    let options = |rank| {
-        let greeting = Greeting {
-            job_uid: "checkpoint".into(),
-            generation: 1,
-            rank,
-            world,
-        };
-        TcpOptions::new("127.0.0.1", port, greeting)
-    };
-    thread::scope(|scope| {
-        let work = &work;
-        let mut listener = Some(listener);
-        let start = |rank| {
-            let (options, listener) = (options(rank), listener.take());
-            scope.spawn(move || {
-                let collective = match listener {
-                    Some(listener) => host(&options, listener).unwrap(),
-                    None => connect(&options).unwrap(),
-                };
-                let result = work(collective.clone());
-                collective.close().unwrap();
-                result
-            })
-        };
-        let ranks: Vec<_> = (0..world).map(start).collect();
-        let joined = ranks.into_iter().map(|rank| rank.join().unwrap());
-        joined.collect()
-    })
-}
 
 fn finish(
     target: &Target,

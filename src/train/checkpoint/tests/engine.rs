@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::comm::solo::Solo;
-use crate::engine::cpu::{CpuEngine, CpuOptions};
+use crate::engine::cpu::{CpuEngine, CpuOptions, Strategy};
 use crate::engine::{AdamW, Engine, Measure, MicroBatch};
 
 /// A language in which each token determines the next; 2 rows of 8.
@@ -36,12 +36,19 @@ fn step(engine: &mut CpuEngine, number: u64) -> f64 {
     result.loss
 }
 
-fn checkpoint(engine: &mut CpuEngine, target: &Target, state: &Value) -> Committed {
+/// Every rank calls it.
+fn checkpoint(
+    engine: &mut CpuEngine,
+    world: &dyn Collective,
+    target: &Target,
+    state: &Value,
+) -> Committed {
     let layout = engine.layout().clone();
-    let writer = Writer::begin(target, &layout, 0, 1);
+    let writer = Writer::begin(target, &layout, world.rank(), world.world());
     for unit in 0..layout.units.len() {
-        let state = engine.export(unit, writer.owns(unit)).unwrap();
-        writer.write_unit(unit, state.unwrap());
+        if let Some(state) = engine.export(unit, writer.owns(unit)).unwrap() {
+            writer.write_unit(unit, state);
+        }
     }
     let contents = Contents {
         layout: &layout,
@@ -50,7 +57,7 @@ fn checkpoint(engine: &mut CpuEngine, target: &Target, state: &Value) -> Committ
         config: &config().to_json(),
         companions: &[],
     };
-    finish_together(writer, target, contents, &Solo).unwrap()
+    finish_together(writer, target, contents, world).unwrap()
 }
 
 #[test]
@@ -61,7 +68,7 @@ fn engine_restored_from_a_checkpoint_goes_on_as_if_nothing_had_happened() {
     step(&mut first, 2);
 
     let run = tempfile::tempdir().unwrap();
-    let committed = checkpoint(&mut first, &target(run.path(), 1, 2), &loop_state(2));
+    let committed = checkpoint(&mut first, &Solo, &target(run.path(), 1, 2), &loop_state(2));
 
     let mut second = engine(2);
     let checkpoint = Checkpoint::open_lazily(&committed.path, Some(committed.checksum)).unwrap();
@@ -72,6 +79,46 @@ fn engine_restored_from_a_checkpoint_goes_on_as_if_nothing_had_happened() {
     for unit in 0..first.layout().units.len() {
         let states = [&mut first, &mut second].map(|engine| engine.export(unit, true).unwrap());
         assert!(states[0] == states[1], "unit {unit}");
+    }
+}
+
+#[test]
+fn sharded_world_writes_what_any_other_world_reads() {
+    let strategy = Strategy::Sharded {
+        unsharded_accumulation: false,
+    };
+    let sharded = CpuOptions {
+        threads: Some(1),
+        strategy,
+        ..CpuOptions::default()
+    };
+    let run = tempfile::tempdir().unwrap();
+    let target = target(run.path(), 1, 2);
+    let written = on_all(3, |world| {
+        let mut engine = CpuEngine::new(config(), sharded, Some(world.clone()), 1).unwrap();
+        step(&mut engine, 1);
+        step(&mut engine, 2);
+        checkpoint(&mut engine, &*world, &target, &loop_state(2))
+    });
+    let units = default_layout().units.len();
+    let restored = |options: CpuOptions, world: Arc<TcpCollective>, seed: u64| -> Vec<UnitState> {
+        let mut engine = CpuEngine::new(config(), options, Some(world), seed).unwrap();
+        let pinned = Some(written[0].checksum);
+        let checkpoint = Checkpoint::open_lazily(&written[0].path, pinned).unwrap();
+        checkpoint.restore(&mut engine).unwrap();
+        let mut export = |unit| engine.export(unit, true).unwrap().unwrap();
+        (0..units).map(&mut export).collect()
+    };
+    let alone = Checkpoint::open(&written[0].path, None).unwrap();
+    let held: Vec<UnitState> = (0..units).map(|u| alone.load_unit(u).unwrap()).collect();
+    assert!(
+        held.iter()
+            .all(|unit| unit.exp_avg_sq.iter().any(|&v| v > 0.0))
+    );
+    for (world, options) in [(2, sharded), (4, sharded), (2, CpuOptions::default())] {
+        for states in on_all(world, |ranks| restored(options, ranks, world as u64)) {
+            assert!(states == held, "world {world}, {options:?}");
+        }
     }
 }
 
@@ -110,6 +157,6 @@ fn checkpoint_for_transformers() {
     let (loss, _) = engine.evaluate(micro).unwrap();
     let rows = |cells: &[u32]| cells.chunks(8).map(<[u32]>::to_vec).collect::<Vec<_>>();
     let state = json!({ "tokens": rows(&tokens), "targets": rows(&targets), "loss": loss });
-    let committed = checkpoint(&mut engine, &target(&run, 1, 2), &state);
+    let committed = checkpoint(&mut engine, &Solo, &target(&run, 1, 2), &state);
     println!("{}", committed.path.display());
 }
