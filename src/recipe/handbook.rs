@@ -23,6 +23,7 @@ use super::{Dialect, RESERVED};
 use values::Values;
 
 pub(super) use settings::axes;
+
 /// Reads alignment-handbook and TRL YAML.
 pub struct Handbook;
 
@@ -102,12 +103,12 @@ fn refuse_unknown(root: &Node, objective: Objective, reading: &mut Reading) {
         let this = keys::name(objective);
         let (message, help) = match owners.is_empty() {
             true => (
-                format!("there is no key `{name}` in {this} recipes"),
+                format!("there is no key `{name}` in a {this} recipe"),
                 did_you_mean(name, keys::known(objective)),
             ),
             false => (
                 format!(
-                    "`{name}` belongs to {} recipes, this is one for {this}",
+                    "`{name}` belongs to {}, this is a {this} recipe",
                     owners.join(", ")
                 ),
                 format!(
@@ -134,6 +135,3 @@ fn name(values: &Values, path: &Path) -> String {
     let name = last.or_else(|| path.file_stem()).unwrap_or_default();
     name.to_string_lossy().into_owned()
 }
-
-#[cfg(test)]
-mod tests;

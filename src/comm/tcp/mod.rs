@@ -313,4 +313,4 @@ impl Worker {
 }
 
 #[cfg(test)]
-pub(crate) mod tests;
+mod tests;

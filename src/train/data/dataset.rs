@@ -232,9 +232,13 @@ impl Dataset {
             ..
         } = self.record;
         let manifest = &self.manifest;
+        let samples_text = match samples {
+            1 => "1 sample".to_string(),
+            _ => format!("{samples} samples"),
+        };
         if let Some(language) = self.language() {
             return format!(
-                "{samples} samples of {} tokens, synthetic language of {} words, \
+                "{samples_text} of {} tokens, synthetic language of {} words, \
                  entropy {:.4} nats per token (single words {:.4})",
                 self.record.longest_sample,
                 language.vocabulary(),
@@ -242,7 +246,7 @@ impl Dataset {
                 language.unigram_entropy(),
             );
         }
-        let mut line = format!("{samples} samples, {tokens} tokens");
+        let mut line = format!("{samples_text}, {tokens} tokens");
         if target_tokens + samples != tokens {
             line += &format!(", {target_tokens} of them targets");
         }

@@ -53,8 +53,8 @@ pub enum DataError {
     },
     /// The prepared store does not hold what its manifest says.
     #[error(
-        "the prepared data in {} is damaged: {problem}; remove that directory and launch again, \
-         it is made anew from the sources",
+        "{}: the prepared data is damaged: {problem}; launch again with the sources in place, which \
+         makes it anew",
         path.display()
     )]
     Store {
@@ -81,6 +81,19 @@ impl DataError {
     pub(super) fn source(path: &Path, problem: impl fmt::Display, help: impl fmt::Display) -> Self {
         DataError::Source {
             path: path.to_path_buf(),
+            problem: problem.to_string(),
+            help: help.to_string(),
+        }
+    }
+
+    /// A record that cannot be used.
+    pub(super) fn record(
+        place: Place,
+        problem: impl fmt::Display,
+        help: impl fmt::Display,
+    ) -> Self {
+        DataError::Record {
+            place,
             problem: problem.to_string(),
             help: help.to_string(),
         }

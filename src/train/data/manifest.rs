@@ -47,7 +47,7 @@ pub struct Manifest {
     pub evaluation: Option<PartRecord>,
     /// Records that gave no sample or a shorter one.
     pub skipped: Skipped,
-    /// What a person should know about the preparation, one line each.
+    /// What a person should know about the content, one line each.
     pub notes: Vec<String>,
     /// The synthetic language, which needs no files.
     pub synthetic: Option<Synthetic>,
@@ -241,9 +241,13 @@ impl FileRecord {
 
     /// Whether a file of the store has this size.
     pub(super) fn verify_size(&self, path: &Path) -> Result<(), DataError> {
-        let found = std::fs::metadata(path)
-            .map_err(|error| DataError::read(path, error))?
-            .len();
+        let found = match std::fs::metadata(path) {
+            Ok(metadata) => metadata.len(),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                return Err(DataError::store(path, "it is missing"));
+            }
+            Err(error) => return Err(DataError::read(path, error)),
+        };
         if found != self.bytes {
             return Err(DataError::store(
                 path,

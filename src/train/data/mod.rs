@@ -8,20 +8,36 @@
 //!
 //! `docs/data.md` is the user's page.
 
+mod build;
+mod chat;
 mod dataset;
+mod encode;
 mod error;
+mod files;
+mod hold_out;
 mod manifest;
+mod pack;
 mod prepare;
 mod publish;
 mod random;
+mod read;
+mod record;
+mod selection;
+mod sources;
 mod store;
 mod synthetic;
+mod tokenizer;
+mod writer;
 
 pub use dataset::{Collated, Dataset, Part, Sample};
 pub use error::{DataError, Place, Unit};
 pub use manifest::{FileRecord, Manifest, PartRecord, Skipped, SourceRecord};
 pub use prepare::{Phase, PrepareRequest, Prepared, Progress, prepare};
 pub use synthetic::Language;
+pub use tokenizer::Tokenizer;
+
+/// The path of a source that is the synthetic language.
+const SYNTHETIC: &str = "synthetic";
 
 /// Refuses `tokens` ids of `what` when the model has an embedding for fewer.
 pub fn check_vocabulary(what: &str, tokens: u64, vocab_size: u64) -> Result<(), DataError> {

@@ -1,17 +1,20 @@
 //! Preparation: from the recipe's sources to a token store, once, before any rank starts.
 
-use std::path::Path;
+mod from_files;
+mod synthetic;
 
-use serde_json::json;
+use std::path::Path;
 
 use crate::recipe::spec::{self, Data, Objective};
 
-use super::Part;
 use super::error::DataError;
-use super::manifest::{self, Manifest, PartRecord, Skipped};
+use super::manifest::Manifest;
 use super::publish::Draft;
 use super::store::Store;
-use super::synthetic::Language;
+use super::{Part, SYNTHETIC};
+
+/// Longer samples would not fit the store's index, or any machine.
+const MAX_SEQUENCE_LENGTH: u64 = 1 << 30;
 
 /// What to prepare and where.
 #[derive(Clone, Copy)]
@@ -63,8 +66,10 @@ pub enum Phase {
 /// Data that ranks can open.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Prepared {
-    /// What it holds; its `notes` are for people.
+    /// What it holds.
     pub manifest: Manifest,
+    /// What a person should know about the sources and the preparation, one line each.
+    pub notes: Vec<String>,
     /// The directory held it already, and nothing had changed.
     pub reused: bool,
 }
@@ -75,21 +80,22 @@ pub fn prepare(
     request: &PrepareRequest<'_>,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<Prepared, DataError> {
-    let _ = progress;
-    if request.data.sequence_length == 0 {
+    let data = request.data;
+    if !(1..=MAX_SEQUENCE_LENGTH).contains(&data.sequence_length) {
         return Err(request.setting(
             "data.sequence_length",
-            "0 tokens per sample",
-            "set at least 1",
+            format!("{} tokens per sample", data.sequence_length),
+            format!("set 1 to {MAX_SEQUENCE_LENGTH}"),
         ));
     }
-    match request.data.train.as_slice() {
-        [source] if source.path == "synthetic" => prepare_synthetic(request),
-        _ => Err(request.setting(
+    match data.train.as_slice() {
+        [] => Err(request.setting(
             "data.train",
-            "these sources cannot be read yet",
-            "use the synthetic language",
+            "no data to train on is named",
+            "set data.train.0.path to a file, or to synthetic",
         )),
+        [source] if source.path == SYNTHETIC => synthetic::prepare(request),
+        _ => from_files::prepare(request, progress),
     }
 }
 
@@ -136,61 +142,6 @@ impl PrepareRequest<'_> {
     }
 }
 
-/// Nothing is written but the manifest: samples are made when they are asked for. Held-out ones
-/// are the last of the language's samples.
-fn prepare_synthetic(request: &PrepareRequest<'_>) -> Result<Prepared, DataError> {
-    let data = request.data;
-    let settings = data
-        .train
-        .first()
-        .and_then(|source| source.synthetic.clone())
-        .unwrap_or_default();
-    let key = (request.key)("data.train.0.synthetic");
-    let language = Language::new(&settings, &key)?;
-    let held_out = request.held_out(settings.samples)?;
-    let tokens = data.sequence_length + 1;
-    let part = |first_sample, samples| PartRecord {
-        samples,
-        tokens: samples * tokens,
-        target_tokens: samples * data.sequence_length,
-        longest_sample: tokens,
-        first_sample,
-        ..PartRecord::default()
-    };
-    let trained = settings.samples - held_out;
-    let vocabulary = settings.vocabulary;
-    let identity = json!({
-        "sequence_length": data.sequence_length,
-        "held_out": data.held_out,
-        "synthetic": settings,
-    });
-    let manifest = Manifest {
-        version: manifest::VERSION,
-        fingerprint: manifest::fingerprint(&identity),
-        identity,
-        sequence_length: data.sequence_length,
-        packing: false,
-        tokenizer: "none".to_string(),
-        vocabulary_size: vocabulary,
-        used_vocabulary: vocabulary,
-        sources: Vec::new(),
-        train: part(0, trained),
-        evaluation: (held_out > 0).then(|| part(trained, held_out)),
-        skipped: Skipped::default(),
-        notes: Vec::new(),
-        synthetic: Some(settings),
-    };
-    debug_assert_eq!(language.vocabulary() as u64, vocabulary);
-    if let Some(vocab_size) = request.vocab_size {
-        manifest.check_vocabulary(vocab_size)?;
-    }
-    if let Some(prepared) = reuse(request, &manifest)? {
-        return Ok(prepared);
-    }
-    let draft = Draft::begin(request.directory)?;
-    finish(draft, &[], manifest)
-}
-
 /// What the directory holds, if it was made from the same settings and sources and is whole.
 fn reuse(request: &PrepareRequest<'_>, wanted: &Manifest) -> Result<Option<Prepared>, DataError> {
     let Ok(found) = Manifest::read(request.directory) else {
@@ -218,20 +169,18 @@ fn reuse(request: &PrepareRequest<'_>, wanted: &Manifest) -> Result<Option<Prepa
     .filter(|_| found.synthetic.is_none())
     .all(|(part, record)| Store::verify(&request.directory.join(part.directory()), record).is_ok());
     Ok(whole.then_some(Prepared {
+        notes: found.notes.clone(),
         manifest: found,
         reused: true,
     }))
 }
 
 /// Writes the manifest, last, and puts the directory in its place.
-fn finish(
-    draft: Draft,
-    directories: &[std::path::PathBuf],
-    manifest: Manifest,
-) -> Result<Prepared, DataError> {
+fn finish(draft: Draft, manifest: Manifest) -> Result<Prepared, DataError> {
     manifest.write(draft.path())?;
-    draft.publish(directories)?;
+    draft.publish()?;
     Ok(Prepared {
+        notes: manifest.notes.clone(),
         manifest,
         reused: false,
     })

@@ -14,6 +14,8 @@ use super::error::DataError;
 pub(super) struct Draft {
     place: PathBuf,
     draft: PathBuf,
+    /// Directories in it.
+    directories: Vec<PathBuf>,
 }
 
 impl Draft {
@@ -33,6 +35,7 @@ impl Draft {
         Ok(Draft {
             place: place.to_path_buf(),
             draft,
+            directories: Vec::new(),
         })
     }
 
@@ -41,10 +44,19 @@ impl Draft {
         &self.draft
     }
 
-    /// Puts the directory in its place, instead of an older one if there is one. Files in it are
-    /// durable already, `directories` are those that it holds.
-    pub fn publish(self, directories: &[PathBuf]) -> Result<(), DataError> {
-        for directory in directories {
+    /// Makes a directory in it.
+    pub fn create(&mut self, name: &str) -> Result<PathBuf, DataError> {
+        let path = self.draft.join(name);
+        std::fs::create_dir(&path)
+            .map_err(|error| FileError::from_io("create", &path, 0, error))?;
+        self.directories.push(path.clone());
+        Ok(path)
+    }
+
+    /// Puts the directory in its place, instead of an older one if there is one. The files in it
+    /// are durable already.
+    pub fn publish(self) -> Result<(), DataError> {
+        for directory in &self.directories {
             sync_directory(directory)?;
         }
         sync_directory(&self.draft)?;

@@ -1,7 +1,6 @@
 //! The engine as a whole, through its public interface.
 
 mod reference;
-mod worlds;
 
 use super::*;
 

@@ -1,0 +1,104 @@
+//! Where the answers stand in a rendered conversation.
+
+use std::ops::Range;
+
+use serde_json::Value;
+
+use super::generation::unmark;
+use super::{ChatError, ChatTemplate};
+
+/// The text of a message; calls of tools have none.
+fn content(message: &Value) -> &str {
+    message["content"].as_str().unwrap_or_default()
+}
+
+fn is_answer(message: &Value) -> bool {
+    message["role"] == "assistant"
+}
+
+/// What the template's own generation blocks enclose.
+pub(super) fn marked(
+    messages: &[Value],
+    first: usize,
+    text: &str,
+    spans: Vec<Range<usize>>,
+) -> Result<Vec<Range<usize>>, ChatError> {
+    let answers = messages.iter().filter(|message| is_answer(message)).count();
+    let before = messages[..first].iter().filter(|m| is_answer(m)).count();
+    if before > 0 && spans.len() != answers {
+        // Which of them belong to the prompt cannot be told.
+        return Err(ChatError::NotPrefixStable { message: first + 1 });
+    }
+    let holds_text = |span: &Range<usize>| !text[span.clone()].is_empty();
+    Ok(spans.into_iter().skip(before).filter(holds_text).collect())
+}
+
+/// An answer begins where the messages before it, rendered with the generation prompt, end, and
+/// reaches to where the rendering of the messages up to it ends, without the white space after
+/// the mark that ends the turn.
+pub(super) fn by_prefixes(
+    template: &ChatTemplate,
+    messages: &[Value],
+    first: usize,
+    text: &str,
+) -> Result<Vec<Range<usize>>, ChatError> {
+    let mut spans = Vec::new();
+    for (i, message) in messages.iter().enumerate().skip(first) {
+        if !is_answer(message) {
+            continue;
+        }
+        let unstable = ChatError::NotPrefixStable { message: i + 1 };
+        let prompt = unmark(&template.raw(&messages[..i], true)?).text;
+        if !text.starts_with(&prompt) {
+            return Err(unstable);
+        }
+        let end = if i + 1 == messages.len() {
+            text.len()
+        } else {
+            let through = unmark(&template.raw(&messages[..=i], false)?).text;
+            shared_prefix(&through, text, &template.marks)
+        };
+        let answer = text.get(prompt.len()..end).ok_or(unstable.clone())?;
+        // Templates may trim an answer, never change it.
+        let words = content(message).trim();
+        let at = answer.find(words).ok_or(unstable)?;
+        let tail = &answer[at + words.len()..];
+        let kept = match tail.trim_end() {
+            "" => answer.len(),
+            mark => at + words.len() + mark.len(),
+        };
+        if kept > 0 {
+            spans.push(prompt.len()..prompt.len() + kept);
+        }
+    }
+    Ok(spans)
+}
+
+/// Bytes that two texts begin with in common, moved back to the start of any special token that
+/// would be cut: after the last message a template may write what it does not write between two
+/// (`<eos>` instead of `<|im_start|>`), and that both begin with `<` means nothing.
+pub(super) fn shared_prefix(one: &str, other: &str, marks: &[String]) -> usize {
+    let mut shared = one
+        .char_indices()
+        .zip(other.chars())
+        .find(|((_, a), b)| a != b)
+        .map_or(one.len().min(other.len()), |((at, _), _)| at);
+    // Moving back may bring it into another one, so until nothing moves.
+    loop {
+        let before = shared;
+        for text in [one, other] {
+            for mark in marks {
+                let first = (shared + 1).saturating_sub(mark.len());
+                shared = (first..shared)
+                    .find(|&at| {
+                        at + mark.len() > shared
+                            && text.as_bytes()[at..].starts_with(mark.as_bytes())
+                    })
+                    .unwrap_or(shared);
+            }
+        }
+        if shared == before {
+            return shared;
+        }
+    }
+}

@@ -1,0 +1,122 @@
+//! The Jinja environment of chat templates, as transformers sets it up
+//! (`utils/chat_template_utils.py`): `trim_blocks`, `lstrip_blocks`, loop controls, a `tojson`
+//! that does not escape HTML, `raise_exception` and `strftime_now`; truth and nothing are spelled
+//! as Python does.
+//!
+//! Templates come from strangers. They can read no file and load no other template; how much they
+//! may compute and write is limited.
+
+use std::io;
+
+use minijinja::syntax::SyntaxConfig;
+use minijinja::value::ValueKind;
+use minijinja::{Environment, Error, ErrorKind};
+
+use super::{generation, json};
+
+/// Instructions per conversation; a message takes a few dozen.
+const FUEL: u64 = 5_000_000;
+
+/// Bytes per conversation.
+const OUTPUT: usize = 64 << 20;
+
+pub(super) fn environment() -> Environment<'static> {
+    let mut environment = Environment::new();
+    let syntax = SyntaxConfig::builder()
+        .trim_blocks(true)
+        .lstrip_blocks(true)
+        .build();
+    if let Ok(syntax) = syntax {
+        environment.set_syntax(syntax);
+    }
+    environment.set_fuel(Some(FUEL));
+    environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+    environment.set_formatter(|out, state, value| match value.kind() {
+        ValueKind::Bool => Ok(out.write_str(if value.is_true() { "True" } else { "False" })?),
+        ValueKind::None => Ok(out.write_str("None")?),
+        _ => minijinja::escape_formatter(out, state, value),
+    });
+    environment.add_filter("tojson", json::tojson);
+    environment.add_function(generation::FUNCTION, generation::mark);
+    environment.add_function("raise_exception", |message: String| {
+        Err::<(), _>(Error::new(ErrorKind::InvalidOperation, message))
+    });
+    environment.add_function("strftime_now", strftime_now);
+    environment
+}
+
+/// An error in one line: what a template raised itself, or the engine's words with the line.
+pub(super) fn message(error: &Error) -> String {
+    let mut text = match (std::error::Error::source(error), error.detail()) {
+        (Some(cause), _) if cause.is::<io::Error>() => cause.to_string(),
+        (_, Some(detail)) => detail.to_string(),
+        (_, None) => error.kind().to_string(),
+    };
+    if error.kind() == ErrorKind::OutOfFuel {
+        text = format!("it did not end within {FUEL} instructions");
+    }
+    match error.line() {
+        Some(line) => format!("{text} (line {line} of the template)"),
+        None => text,
+    }
+}
+
+/// Today is always Friday, 26 July 2024: the day that templates which ask for the date fall back
+/// to themselves (Llama 3.2's). Data must not depend on the day it is prepared on.
+fn strftime_now(format: &str) -> Result<String, Error> {
+    let mut text = String::new();
+    let mut characters = format.chars();
+    while let Some(character) = characters.next() {
+        if character != '%' {
+            text.push(character);
+            continue;
+        }
+        text.push_str(match characters.next() {
+            Some('d') => "26",
+            Some('m') => "07",
+            Some('b') => "Jul",
+            Some('B') => "July",
+            Some('Y') => "2024",
+            Some('y') => "24",
+            Some('a') => "Fri",
+            Some('A') => "Friday",
+            Some('j') => "208",
+            Some('H' | 'M' | 'S') => "00",
+            Some('%') => "%",
+            _ => {
+                return Err(Error::new(
+                    ErrorKind::InvalidOperation,
+                    format!("strftime_now knows no format {format:?}"),
+                ));
+            }
+        });
+    }
+    Ok(text)
+}
+
+/// A text that may not grow without end.
+#[derive(Default)]
+pub(super) struct Bounded(Vec<u8>);
+
+impl Bounded {
+    pub fn into_string(self) -> String {
+        // Templates write whole strings, so this never has anything to replace.
+        String::from_utf8_lossy(&self.0).into_owned()
+    }
+}
+
+impl io::Write for Bounded {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.0.len() + bytes.len() > OUTPUT {
+            return Err(io::Error::other(format!(
+                "the text is longer than {OUTPUT} bytes"
+            )));
+        }
+        self.0.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}

@@ -1,0 +1,161 @@
+//! Conversations to text, and where in that text the answers stand.
+
+mod answers;
+mod environment;
+mod generation;
+mod json;
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use minijinja::value::Serde;
+use minijinja::{Environment, Value, context};
+
+use self::generation::Marked;
+use super::tokenizer::Tokenizer;
+
+/// The template for tokenizers without one, when the recipe brings none: a header line per
+/// message, and the end-of-sequence token after it.
+const PLAIN: &str = "{% for message in messages %}\
+    {{ '<|' ~ message['role'] ~ '|>\\n' ~ message['content'] ~ eos_token ~ '\\n' }}\
+    {% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>\\n' }}{% endif %}";
+
+/// The name under which the one template of an environment is kept.
+const NAME: &str = "chat_template";
+
+/// Where the template came from, for people.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Origin {
+    /// `tokenizer.chat_template` of the recipe.
+    Recipe,
+    /// The tokenizer's own.
+    Tokenizer,
+    /// The built-in one.
+    BuiltIn,
+}
+
+/// A chat template, compiled.
+pub struct ChatTemplate {
+    /// Where it came from.
+    pub origin: Origin,
+    /// Its text.
+    pub source: String,
+    environment: Environment<'static>,
+    specials: Vec<(String, String)>,
+    marks: Vec<String>,
+    generation: bool,
+}
+
+/// A conversation as text.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Conversation {
+    /// What the template makes of all messages.
+    pub text: String,
+    /// Where the answers stand, in bytes, each with the mark that ends its turn.
+    pub answers: Vec<Range<usize>>,
+}
+
+/// Why a conversation cannot become text, or its answers cannot be found.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ChatError {
+    /// The template failed or refused.
+    #[error("the chat template says: {0}")]
+    Template(String),
+    /// What a message looks like depends on the messages after it.
+    #[error(
+        "the chat template does not keep what it wrote: with message {message} (of role assistant) \
+         the text before the answer changes or the answer itself is altered, so the answer's \
+         tokens cannot be told from the others"
+    )]
+    NotPrefixStable {
+        /// Which answer, messages counted from 1.
+        message: usize,
+    },
+}
+
+impl ChatError {
+    /// What to do about it.
+    pub fn help(&self) -> &'static str {
+        match self {
+            ChatError::Template(_) => "repair the conversation, or set tokenizer.chat_template",
+            ChatError::NotPrefixStable { .. } => {
+                "set tokenizer.chat_template to a template that marks answers with \
+                 {% generation %}…{% endgeneration %}, or set data.answers_only=false"
+            }
+        }
+    }
+}
+
+impl ChatTemplate {
+    /// The recipe's template, else the tokenizer's, else the built-in one; or the syntax error in
+    /// it.
+    pub fn new(recipe: Option<&str>, tokenizer: &Tokenizer) -> Result<ChatTemplate, String> {
+        let (origin, source) = match (recipe, &tokenizer.chat_template) {
+            (Some(source), _) => (Origin::Recipe, source),
+            (None, Some(source)) => (Origin::Tokenizer, source.as_str()),
+            (None, None) => (Origin::BuiltIn, PLAIN),
+        };
+        let mut environment = environment::environment();
+        let (compiled, generation) = generation::rewrite(source);
+        environment
+            .add_template_owned(NAME, compiled)
+            .map_err(|error| environment::message(&error))?;
+        Ok(ChatTemplate {
+            origin,
+            source: source.to_string(),
+            environment,
+            specials: tokenizer.specials.clone(),
+            marks: tokenizer.marks(),
+            generation,
+        })
+    }
+
+    /// The conversation as text, answers not looked for.
+    pub fn render(&self, messages: &[serde_json::Value]) -> Result<String, ChatError> {
+        Ok(generation::unmark(&self.raw(messages, false)?).text)
+    }
+
+    /// The conversation as text with the answers from message `first` (counted from 0) on.
+    ///
+    /// A template that marks them with `{% generation %}` is believed. With any other, an answer
+    /// begins where the same messages up to it, with the generation prompt, end.
+    pub fn answers(
+        &self,
+        messages: &[serde_json::Value],
+        first: usize,
+    ) -> Result<Conversation, ChatError> {
+        let Marked { text, spans } = generation::unmark(&self.raw(messages, false)?);
+        let answers = if self.generation {
+            answers::marked(messages, first, &text, spans)?
+        } else {
+            answers::by_prefixes(self, messages, first, &text)?
+        };
+        Ok(Conversation { text, answers })
+    }
+
+    fn raw(
+        &self,
+        messages: &[serde_json::Value],
+        add_generation_prompt: bool,
+    ) -> Result<String, ChatError> {
+        let failed = |error| ChatError::Template(environment::message(&error));
+        let template = self.environment.get_template(NAME).map_err(failed)?;
+        let specials: BTreeMap<String, String> = self.specials.iter().cloned().collect();
+        let values = context! {
+            messages => Serde(messages),
+            add_generation_prompt => add_generation_prompt,
+            // What transformers passes when there are none.
+            tools => (),
+            documents => (),
+            ..Value::from(specials)
+        };
+        let mut text = environment::Bounded::default();
+        template
+            .render_captured_to(values, &mut text)
+            .map_err(failed)?;
+        Ok(text.into_string())
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,161 @@
+//! Documents to samples: each its own, or packed one after the other and cut.
+//!
+//! A sample of a sequence length L holds L + 1 tokens: L inputs, and L targets that are the same
+//! tokens one later. Packed samples overlap by one token, so that every token of the stream but
+//! the very first is a target exactly once. What does not fill the last sample of a stream becomes
+//! a shorter one. A sample without any target token would teach nothing and is left out.
+
+use std::path::Path;
+
+use super::error::DataError;
+use super::manifest::{PartRecord, Skipped};
+use super::store::{Entry, INDEX};
+use super::writer::{IndexWriter, Token, TokenWriter};
+
+/// Writes the samples of a part.
+pub(super) struct SampleWriter {
+    tokens: TokenWriter,
+    index: IndexWriter,
+    /// Tokens of a full sample.
+    limit: u64,
+    /// Where the open sample of the stream begins; at the end of the tokens if none is open.
+    start: u64,
+    /// Target tokens in the open sample.
+    targets: u32,
+    /// Full samples cut from streams.
+    full: u64,
+    skipped: Skipped,
+}
+
+impl SampleWriter {
+    /// Starts a part in an existing directory.
+    pub fn create(
+        directory: &Path,
+        width: u64,
+        sequence_length: u64,
+    ) -> Result<SampleWriter, DataError> {
+        Ok(SampleWriter {
+            tokens: TokenWriter::create(directory, width)?,
+            index: IndexWriter::create(directory.join(INDEX))?,
+            limit: sequence_length + 1,
+            start: 0,
+            targets: 0,
+            full: 0,
+            skipped: Skipped::default(),
+        })
+    }
+
+    /// Samples so far.
+    pub fn samples(&self) -> u64 {
+        self.index.samples()
+    }
+
+    /// What was left out; readers add what gave no tokens.
+    pub fn skipped(&mut self) -> &mut Skipped {
+        &mut self.skipped
+    }
+
+    /// A document that is a sample of its own.
+    pub fn document(&mut self, mut tokens: Vec<Token>) -> Result<(), DataError> {
+        self.cut()?;
+        if tokens.len() as u64 > self.limit {
+            tokens.truncate(self.limit as usize);
+            self.skipped.truncated += 1;
+        }
+        if tokens.iter().skip(1).all(|token| !token.target) {
+            self.skipped.without_targets += 1;
+            return Ok(());
+        }
+        self.pack(&tokens)?;
+        self.cut()
+    }
+
+    /// More tokens of a stream.
+    pub fn pack(&mut self, mut tokens: &[Token]) -> Result<(), DataError> {
+        while !tokens.is_empty() {
+            let room = self.limit - self.open();
+            let now = tokens
+                .len()
+                .min(usize::try_from(room).unwrap_or(usize::MAX));
+            let (taken, rest) = tokens.split_at(now);
+            let first = usize::from(self.open() == 0);
+            self.targets += taken[first..].iter().filter(|token| token.target).count() as u32;
+            self.tokens.append(taken)?;
+            tokens = rest;
+            if self.open() == self.limit {
+                self.full += 1;
+                self.emit()?;
+                // The last target is the next sample's first input.
+                self.start = self.tokens.position() - 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends the stream: what is left becomes a shorter sample.
+    pub fn cut(&mut self) -> Result<(), DataError> {
+        if self.open() > 1 {
+            self.emit()?;
+        }
+        self.start = self.tokens.position();
+        Ok(())
+    }
+
+    /// Closes the part: its record, the largest id plus one, full samples, and what was left out.
+    pub fn finish(mut self) -> Result<(PartRecord, Summary), DataError> {
+        self.cut()?;
+        let summary = Summary {
+            used_vocabulary: self.tokens.used_vocabulary(),
+            tokens: self.tokens.position(),
+            full: self.full,
+            skipped: self.skipped,
+        };
+        Ok((self.tokens.finish(self.index.finish()?)?, summary))
+    }
+
+    /// Tokens in the open sample.
+    fn open(&self) -> u64 {
+        self.tokens.position() - self.start
+    }
+
+    fn emit(&mut self) -> Result<(), DataError> {
+        let entry = Entry {
+            start: self.start,
+            length: self.open() as u32,
+            targets: std::mem::take(&mut self.targets),
+        };
+        if entry.targets == 0 {
+            self.skipped.without_targets += 1;
+            return Ok(());
+        }
+        self.index.append(entry)
+    }
+}
+
+/// What a part's preparation saw.
+pub(super) struct Summary {
+    /// The largest id plus one.
+    pub used_vocabulary: u64,
+    /// Tokens written.
+    pub tokens: u64,
+    /// Samples with the whole sequence length.
+    pub full: u64,
+    /// What was left out.
+    pub skipped: Skipped,
+}
+
+impl Summary {
+    /// Adds what another part's preparation saw.
+    pub fn add(&mut self, other: &Summary) {
+        self.used_vocabulary = self.used_vocabulary.max(other.used_vocabulary);
+        self.tokens += other.tokens;
+        self.full += other.full;
+        self.skipped.empty += other.skipped.empty;
+        self.skipped.without_answer += other.skipped.without_answer;
+        self.skipped.without_targets += other.skipped.without_targets;
+        self.skipped.truncated += other.skipped.truncated;
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,108 @@
+//! Conversations, prompts and completions: what is learned of them.
+
+use super::*;
+
+const CHAT: &str = r#"{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yo"}, {"role": "user", "content": "2"}, {"role": "assistant", "content": "3"}]}"#;
+
+fn sft(content: &str) -> Case {
+    let mut case = Case::with("a.jsonl", content);
+    case.objective = Objective::Sft;
+    case.tokenizer.chat_template = Some(
+        "{% for m in messages %}{{ m['role'][0] + ':' + m['content'] + eos_token }}\n\
+         {% endfor %}{% if add_generation_prompt %}a:{% endif %}"
+            .to_string(),
+    );
+    case
+}
+
+#[test]
+fn only_answers_and_the_end_of_their_turn_are_learned() {
+    let case = sft(CHAT);
+    let samples = case.samples();
+    assert_eq!(text(&samples[0]), "u:Hi$\na:Yo$\nu:2$\na:3$\n");
+    assert_eq!(learned(&samples[0]), "········Yo$········3$·");
+    let data = case.open(Part::Train).unwrap();
+    assert_eq!(data.targets(0).unwrap(), 5);
+    insta::assert_snapshot!(data.describe());
+}
+
+#[test]
+fn everything_is_learned_where_the_recipe_or_the_objective_says_so() {
+    let mut case = sft(CHAT);
+    case.data.answers_only = Some(false);
+    let everything = "u:Hi$\na:Yo$\nu:2$\na:3$\n";
+    assert_eq!(learned(&case.samples()[0]), everything);
+    let mut case = sft(CHAT);
+    case.objective = Objective::LanguageModelling;
+    assert_eq!(learned(&case.samples()[0]), everything);
+}
+
+#[test]
+fn the_built_in_template_is_said_to_be_used() {
+    let mut case = sft(CHAT);
+    case.tokenizer.chat_template = None;
+    let samples = case.samples();
+    insta::assert_snapshot!(format!(
+        "{}\n{}",
+        text(&samples[0]).replace('\n', "|"),
+        learned(&samples[0]).replace('\n', "|")
+    ));
+    insta::assert_snapshot!(case.prepare().unwrap().notes.join("\n"));
+}
+
+#[test]
+fn completions_are_learned_and_prompts_are_not() {
+    let mut case = sft(r#"{"prompt": "1+1=", "completion": "2"}"#);
+    assert_eq!(learned(&case.samples()[0]), "·····2$");
+    case.data.answers_only = Some(false);
+    assert_eq!(learned(&case.samples()[0]), "^1+1=2$");
+    // The completion ends the sequence itself.
+    let case = sft(r#"{"prompt": "1+1=", "completion": "2<|eos|>"}"#);
+    assert_eq!(text(&case.samples()[0]), "^1+1=2$");
+}
+
+#[test]
+fn conversational_prompts_teach_only_the_completion() {
+    let case = sft(
+        r#"{"prompt": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yo"}, {"role": "user", "content": "2"}], "completion": [{"role": "assistant", "content": "3"}]}"#,
+    );
+    assert_eq!(learned(&case.samples()[0]), "···················3$·");
+}
+
+#[test]
+fn columns_choose_what_is_read() {
+    let mut case = sft(r#"{"q": "a", "r": "b", "text": "no"}"#);
+    case.data.train[0].columns = vec!["q".to_string(), "r".to_string()];
+    assert_eq!(learned(&case.samples()[0]), "··b$");
+    case.data.train[0].columns = vec!["r".to_string()];
+    assert_eq!(learned(&case.samples()[0]), "^b$");
+}
+
+#[test]
+fn what_teaches_nothing_is_skipped_and_counted() {
+    let mut case = sft(&[
+        CHAT,
+        r#"{"messages": [{"role": "user", "content": "Hi"}]}"#,
+        r#"{"messages": []}"#,
+        r#"{"prompt": "a", "completion": ""}"#,
+        r#"{"text": "  "}"#,
+        // Cut to 21 tokens, the answer is gone.
+        r#"{"prompt": "aaaaaaaaaaaaaaaaaaaaaaaaaaa", "completion": "b"}"#,
+    ]
+    .join("\n"));
+    case.data.sequence_length = 23;
+    assert_eq!(case.samples().len(), 1);
+    insta::assert_snapshot!(case.open(Part::Train).unwrap().describe());
+}
+
+#[test]
+fn packed_conversations_keep_their_mask() {
+    let mut case = sft(&format!("{CHAT}\n{CHAT}\n"));
+    case.data.packing = true;
+    case.data.sequence_length = 16;
+    let samples = case.samples();
+    assert_eq!(
+        samples.iter().map(learned).collect::<Vec<_>>(),
+        ["········Yo$······", "···3$·········Yo$", "$········3$·"]
+    );
+}

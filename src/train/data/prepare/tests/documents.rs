@@ -1,0 +1,174 @@
+//! Text of every kind to samples.
+
+use super::*;
+
+#[test]
+fn a_document_is_a_sample_that_begins_and_ends() {
+    let case = Case::with("a.jsonl", "{\"text\": \"hé\"}\n\n{\"text\": \"two\"}\n");
+    let samples = case.samples();
+    assert_eq!(samples[0].tokens, [256, b'h'.into(), 0xc3, 0xa9, 257]);
+    assert_eq!(
+        samples.iter().map(text).collect::<Vec<_>>(),
+        ["^hé$", "^two$"]
+    );
+    assert!(
+        samples
+            .iter()
+            .all(|s| s.loss_mask.iter().all(|&target| target))
+    );
+    let data = case.open(Part::Train).unwrap();
+    insta::assert_snapshot!(data.describe());
+}
+
+#[test]
+fn long_documents_are_truncated_and_counted() {
+    let mut case = Case::with("a.jsonl", "{\"text\": \"abcdef\"}\n{\"text\": \"a\"}\n");
+    case.data.sequence_length = 4;
+    assert_eq!(
+        case.samples().iter().map(text).collect::<Vec<_>>(),
+        ["^abcd", "^a$"]
+    );
+    let manifest = case.prepare().unwrap().manifest;
+    assert_eq!(manifest.skipped.truncated, 1);
+    assert_eq!(
+        manifest.skipped.to_string(),
+        "1 truncated to the sequence length"
+    );
+    assert_eq!(manifest.used_vocabulary, 258);
+}
+
+#[test]
+fn blank_lines_separate_documents_of_plain_text() {
+    let case = Case::with("a.txt", "\n \none\nline\n\n\n  two \r\n\r\nthree");
+    assert_eq!(
+        case.samples().iter().map(text).collect::<Vec<_>>(),
+        ["^one\nline$", "^  two $", "^three$"]
+    );
+}
+
+#[test]
+fn packed_documents_are_cut_with_one_token_shared() {
+    let mut case = Case::with("a.jsonl", "{\"text\": \"abc\"}\n{\"text\": \"de\"}\n");
+    case.data.sequence_length = 4;
+    case.data.packing = true;
+    // ^abc$^de$ in samples of four targets; the last one is what is left.
+    assert_eq!(
+        case.samples().iter().map(text).collect::<Vec<_>>(),
+        ["^abc$", "$^de$"]
+    );
+    case.data.sequence_length = 5;
+    assert_eq!(
+        case.samples().iter().map(text).collect::<Vec<_>>(),
+        ["^abc$^", "^de$"]
+    );
+    insta::assert_snapshot!(case.open(Part::Train).unwrap().describe());
+}
+
+#[test]
+fn packed_plain_text_is_one_document_per_file() {
+    let mut case = Case::with("d/a.txt", "one\n\ntwo\n");
+    case.write("d/b.txt", "three");
+    case.data.train = vec![source("d")];
+    case.data.packing = true;
+    case.data.sequence_length = 8;
+    assert_eq!(
+        case.samples().iter().map(text).collect::<Vec<_>>(),
+        ["^one\n\ntwo", "o\n$^three", "e$"]
+    );
+}
+
+#[test]
+fn a_long_stream_is_read_in_segments_that_leave_no_trace() {
+    let line = "The quick brown fox jumps over the lazy dog.\n";
+    let content = line.repeat(5_000);
+    let mut case = Case::with("a.txt", &content);
+    case.data.packing = true;
+    case.data.sequence_length = 1000;
+    let mut stream = String::new();
+    for (i, sample) in case.samples().iter().enumerate() {
+        let text = text(sample);
+        stream += if i == 0 { &text } else { &text[1..] };
+    }
+    assert_eq!(stream, format!("^{content}$"));
+}
+
+#[test]
+fn token_ids_are_read_as_they_are() {
+    let ids: Vec<u8> = (1..=10u16)
+        .flat_map(|id| (id * 100).to_le_bytes())
+        .collect();
+    let mut case = Case::with("a.bin", ids);
+    case.tokenizer.path = None;
+    case.data.sequence_length = 4;
+    case.vocab_size = Some(1001);
+    let samples = case.samples();
+    let tokens: Vec<&[u32]> = samples.iter().map(|s| &s.tokens[..]).collect();
+    assert_eq!(
+        tokens,
+        [
+            &[100, 200, 300, 400, 500][..],
+            &[500, 600, 700, 800, 900],
+            &[900, 1000]
+        ]
+    );
+}
+
+#[test]
+fn wide_token_ids_and_headers_are_recognised() {
+    let ids = [70_000u32, 5, 6];
+    let wide: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
+    let header = |magic: u32, version: u32, count: u32| {
+        let mut words = vec![0u32; 256];
+        words[..3].copy_from_slice(&[magic, version, count]);
+        words
+            .iter()
+            .flat_map(|word| word.to_le_bytes())
+            .collect::<Vec<u8>>()
+    };
+    let read = |name: &str, content: Vec<u8>, vocab_size| {
+        let mut case = Case::with(name, content);
+        case.tokenizer.path = None;
+        case.vocab_size = Some(vocab_size);
+        case.samples().remove(0).tokens
+    };
+    assert_eq!(read("a.bin", wide.clone(), 128_000), ids);
+    let mut llama = header(20_240_801, 7, 3);
+    llama.extend(&wide);
+    assert_eq!(read("a.bin", llama, 70_001), ids);
+    let mut gpt2 = header(20_240_520, 1, 2);
+    gpt2.extend([1, 2, 3, 4]);
+    assert_eq!(read("a.bin", gpt2, 128_000), [0x201, 0x403]);
+    assert_eq!(read("a.u32.bin", vec![1, 0, 0, 0, 2, 0, 0, 0], 100), [1, 2]);
+}
+
+#[test]
+fn micro_batches_are_padded_to_their_longest_sample() {
+    let lines = ["a", "bcdefghijk", "lm"].map(|text| format!("{{\"text\": \"{text}\"}}\n"));
+    let mut case = Case::with("a.jsonl", lines.concat());
+    case.data.sequence_length = 12;
+    case.prepare().unwrap();
+    let data = case.open(Part::Train).unwrap();
+    let ignore = crate::engine::IGNORE;
+
+    let batch = data.collate([2, 0]).unwrap();
+    assert_eq!((batch.batch, batch.seq_len), (2, 8));
+    let (l, m, a) = (b'l'.into(), b'm'.into(), b'a'.into());
+    assert_eq!(
+        batch.tokens,
+        [256, l, m, 0, 0, 0, 0, 0, 256, a, 0, 0, 0, 0, 0, 0]
+    );
+    let mut targets = vec![ignore; 16];
+    targets[..3].copy_from_slice(&[l, m, 257]);
+    targets[8..10].copy_from_slice(&[a, 257]);
+    assert_eq!(batch.targets, targets);
+    assert_eq!(batch.row(0), (&[256, l, m][..], &[l, m, 257][..]));
+    assert_eq!(batch.row(1), (&[256, a][..], &[a, 257][..]));
+
+    // Rounded up to 8 columns, but not above the sequence length: 11 would be 16.
+    assert_eq!(data.collate([1]).unwrap().seq_len, 12);
+    assert_eq!(data.collate([]).unwrap(), Default::default());
+    assert_eq!(
+        (data.targets(1).unwrap(), data.targets(2).unwrap()),
+        (11, 3)
+    );
+}

@@ -1,0 +1,145 @@
+//! Stores that are damaged, disks that are full, preparations that fail on the way.
+
+use super::*;
+use crate::train::data::store::{INDEX, TOKENS};
+
+fn prepared() -> Case {
+    let case = Case::with("a.jsonl", "{\"text\": \"abc\"}\n{\"text\": \"defg\"}\n");
+    case.prepare().unwrap();
+    case
+}
+
+fn file(case: &Case, name: &str) -> PathBuf {
+    case.place().join("train").join(name)
+}
+
+/// Changes a file of the store.
+fn edit(case: &Case, name: &str, change: impl FnOnce(&mut Vec<u8>)) {
+    let path = file(case, name);
+    let mut bytes = std::fs::read(&path).unwrap();
+    change(&mut bytes);
+    std::fs::write(path, bytes).unwrap();
+}
+
+/// What opening and reading everything says, without this machine's directory.
+fn complaint(case: &Case) -> String {
+    let base = case.directory.path().display().to_string();
+    let read = || -> Result<(), DataError> {
+        let data = Dataset::open(&case.place(), Part::Train)?.unwrap();
+        for index in 0..data.len() {
+            data.sample(index)?;
+        }
+        Ok(())
+    };
+    read().unwrap_err().to_string().replace(&base, "DIR")
+}
+
+#[test]
+fn damage_is_named_and_mended_by_preparing_again() {
+    let damages: [(&str, fn(&Case)); 8] = [
+        ("tokens cut off", |case| {
+            edit(case, TOKENS, |bytes| bytes.truncate(5))
+        }),
+        ("index cut off", |case| {
+            edit(case, INDEX, |bytes| bytes.truncate(31))
+        }),
+        ("no index", |case| {
+            std::fs::remove_file(file(case, INDEX)).unwrap()
+        }),
+        ("no tokens", |case| {
+            std::fs::remove_file(file(case, TOKENS)).unwrap()
+        }),
+        ("id beyond the vocabulary", |case| {
+            edit(case, TOKENS, |bytes| bytes[3] = 0xff)
+        }),
+        ("sample beyond the end", |case| {
+            edit(case, INDEX, |bytes| bytes[18] = 1)
+        }),
+        ("sample without length", |case| {
+            edit(case, INDEX, |bytes| bytes[8] = 0)
+        }),
+        ("sample too long", |case| {
+            edit(case, INDEX, |bytes| bytes[11] = 0xff)
+        }),
+    ];
+    let mut said = Vec::new();
+    for (what, damage) in damages {
+        let case = prepared();
+        damage(&case);
+        said.push(format!("{what}: {}", complaint(&case)));
+        let mended = case.prepare().unwrap();
+        assert!(!mended.reused, "{what}");
+        assert_eq!(text(&case.samples()[1]), "^defg$");
+    }
+    insta::assert_snapshot!(said.join("\n"));
+}
+
+#[test]
+fn an_edited_byte_is_found_before_the_data_is_used_again() {
+    let case = prepared();
+    // Still a valid store, but other data.
+    edit(&case, TOKENS, |bytes| bytes[2] = b'x');
+    assert_eq!(text(&all(&case.open(Part::Train).unwrap())[0]), "^xbc$");
+    assert!(!case.prepare().unwrap().reused);
+    assert_eq!(text(&all(&case.open(Part::Train).unwrap())[0]), "^abc$");
+}
+
+#[test]
+fn a_manifest_that_is_none_is_named_and_replaced() {
+    let case = prepared();
+    let path = case.place().join("manifest.json");
+    let text = std::fs::read_to_string(&path).unwrap();
+    let half = &text[..text.len() / 2];
+    let newer = text.replacen("\"version\": 1", "\"version\": 9", 1);
+    let mut said = Vec::new();
+    for content in ["", half, "[]", &newer] {
+        std::fs::write(&path, content).unwrap();
+        said.push(complaint(&case));
+        assert!(!case.prepare().unwrap().reused);
+    }
+    std::fs::remove_file(&path).unwrap();
+    said.push(complaint(&case));
+    insta::assert_snapshot!(said.join("\n"));
+}
+
+#[test]
+fn a_store_cut_off_while_it_is_read_is_an_error_of_that_sample() {
+    let case = prepared();
+    let data = case.open(Part::Train).unwrap();
+    edit(&case, TOKENS, |bytes| bytes.truncate(12));
+    assert_eq!(text(&data.sample(0).unwrap()), "^abc$");
+    let error = data.sample(1).unwrap_err().to_string();
+    assert!(error.contains("tokens.bin"), "{error}");
+}
+
+#[test]
+fn a_preparation_that_fails_leaves_nothing_of_itself_behind() {
+    let lines: String = (0..5_000)
+        .map(|n| format!("{{\"text\": \"{n}\"}}\n"))
+        .collect();
+    let case = Case::with("a.jsonl", format!("{lines}{{\"text\": }}\n"));
+    let error = case.refusal();
+    assert!(
+        error.starts_with("DIR/a.jsonl:5001: malformed JSON"),
+        "{error}"
+    );
+    let run = case.place().parent().unwrap().to_path_buf();
+    assert_eq!(std::fs::read_dir(&run).unwrap().count(), 0);
+
+    // And nothing of an older one, which stays as it is.
+    case.write("a.jsonl", &lines);
+    case.prepare().unwrap();
+    case.write("a.jsonl", "{\"text\": 1}\n");
+    case.refusal();
+    assert_eq!(case.open(Part::Train).unwrap().len(), 5_000);
+    assert_eq!(std::fs::read_dir(&run).unwrap().count(), 1);
+}
+
+#[test]
+fn what_a_killed_preparation_left_is_cleared_away() {
+    let case = Case::with("a.jsonl", "{\"text\": \"abc\"}\n");
+    case.write("run/.data.partial/train/tokens.bin", "half");
+    case.prepare().unwrap();
+    let run = case.place().parent().unwrap().to_path_buf();
+    assert_eq!(std::fs::read_dir(&run).unwrap().count(), 1);
+}

@@ -1,0 +1,140 @@
+//! Preparation from end to end: what ranks read is what the sources say.
+
+mod answers;
+mod documents;
+mod faults;
+mod refused;
+mod reuse;
+mod shares;
+mod synthetic;
+
+use std::path::{Path, PathBuf};
+
+use super::*;
+use crate::recipe::spec::DataSource;
+use crate::train::data::{Dataset, Part, Sample};
+
+/// A recipe's data settings with a place to prepare them in.
+struct Case {
+    directory: tempfile::TempDir,
+    data: Data,
+    tokenizer: spec::Tokenizer,
+    objective: Objective,
+    seed: u64,
+    vocab_size: Option<u64>,
+    resume: bool,
+}
+
+impl Case {
+    fn new() -> Case {
+        Case {
+            directory: tempfile::tempdir().unwrap(),
+            data: Data::default(),
+            tokenizer: spec::Tokenizer {
+                path: Some("byte".to_string()),
+                chat_template: None,
+            },
+            objective: Objective::LanguageModelling,
+            seed: 1,
+            vocab_size: None,
+            resume: false,
+        }
+    }
+
+    /// Training on one file with this content.
+    fn with(name: &str, content: impl AsRef<[u8]>) -> Case {
+        let mut case = Case::new();
+        case.write(name, content);
+        case.data.train = vec![source(name)];
+        case
+    }
+
+    fn write(&self, name: &str, content: impl AsRef<[u8]>) {
+        let path = self.directory.path().join(name);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, content).unwrap();
+    }
+
+    fn place(&self) -> PathBuf {
+        self.directory.path().join("run/data")
+    }
+
+    fn prepare(&self) -> Result<Prepared, DataError> {
+        self.prepare_into(&self.place())
+    }
+
+    fn prepare_into(&self, directory: &Path) -> Result<Prepared, DataError> {
+        let request = PrepareRequest {
+            data: &self.data,
+            tokenizer: &self.tokenizer,
+            objective: self.objective,
+            seed: self.seed,
+            model: None,
+            vocab_size: self.vocab_size,
+            base: self.directory.path(),
+            directory,
+            resume: self.resume,
+            key: &|path| path.to_string(),
+        };
+        prepare(&request, &mut |_| {})
+    }
+
+    /// Prepares, and reads all training samples.
+    fn samples(&self) -> Vec<Sample> {
+        self.prepare().unwrap();
+        all(&self.open(Part::Train).unwrap())
+    }
+
+    /// The error's text without this machine's directory.
+    fn refusal(&self) -> String {
+        let base = self.directory.path().display().to_string();
+        self.prepare()
+            .unwrap_err()
+            .to_string()
+            .replace(&base, "DIR")
+    }
+
+    fn open(&self, part: Part) -> Option<Dataset> {
+        Dataset::open(&self.place(), part).unwrap()
+    }
+}
+
+fn source(path: &str) -> DataSource {
+    DataSource {
+        path: path.to_string(),
+        ..DataSource::default()
+    }
+}
+
+fn all(data: &Dataset) -> Vec<Sample> {
+    (0..data.len()).map(|i| data.sample(i).unwrap()).collect()
+}
+
+/// What the tokens of the byte vocabulary spell; special tokens as `^`, `$` and `_`.
+fn spell(ids: impl IntoIterator<Item = u32>) -> String {
+    let bytes: Vec<u8> = ids
+        .into_iter()
+        .map(|id| match id {
+            256 => b'^',
+            257 => b'$',
+            258 => b'_',
+            byte => byte as u8,
+        })
+        .collect();
+    String::from_utf8(bytes).unwrap()
+}
+
+fn text(sample: &Sample) -> String {
+    spell(sample.tokens.iter().copied())
+}
+
+/// The sample's targets, what carries no loss as `·`.
+fn learned(sample: &Sample) -> String {
+    let tokens = sample.tokens.iter().zip(&sample.loss_mask);
+    tokens
+        .map(|(&id, &target)| match target {
+            true => spell([id]),
+            false => "·".to_string(),
+        })
+        .collect()
+}

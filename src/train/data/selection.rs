@@ -1,0 +1,70 @@
+//! Choosing an exact number of many things by seed, in one pass and without holding anything.
+
+use crate::samples::Order;
+
+use super::random::Random;
+
+/// Chooses exactly `wanted` of `total` things: those that a seeded permutation puts first.
+#[derive(Debug, Clone)]
+pub(super) struct Selection {
+    /// `None`: there is nothing to choose from.
+    order: Option<Order>,
+    next: u64,
+    wanted: u64,
+}
+
+impl Selection {
+    /// `wanted` of `total`, or all of them if there are fewer. Other keys choose independently.
+    pub fn new(keys: &[u64], wanted: u64, total: u64) -> Self {
+        let seed = Random::new(keys).next_u64();
+        Selection {
+            order: Order::new(seed, total, true).ok(),
+            next: 0,
+            wanted,
+        }
+    }
+
+    /// Whether the next thing is chosen; `false` when `total` of them have been asked about.
+    pub fn next_is_chosen(&mut self) -> bool {
+        let Some(order) = &self.order else {
+            return false;
+        };
+        if self.next == order.epoch_length() {
+            return false;
+        }
+        let place = order.at(self.next).index;
+        self.next += 1;
+        place < self.wanted
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn every_place_has_the_same_chance() {
+        let mut counts = [0u32; 10];
+        for seed in 0..20_000 {
+            let mut selection = Selection::new(&[seed], 3, 10);
+            for count in &mut counts {
+                *count += u32::from(selection.next_is_chosen());
+            }
+        }
+        for count in counts {
+            // 6000 expected, standard deviation 65.
+            assert!((5_700..=6_300).contains(&count), "{counts:?}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn the_number_chosen_is_exact(seed: u64, total in 0u64..500, wanted in 0u64..600) {
+            let mut selection = Selection::new(&[seed], wanted, total);
+            let chosen = (0..total + 10).filter(|_| selection.next_is_chosen()).count() as u64;
+            prop_assert_eq!(chosen, wanted.min(total));
+        }
+    }
+}

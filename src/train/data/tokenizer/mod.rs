@@ -1,0 +1,197 @@
+//! Text to token ids: the built-in byte vocabulary, or a `tokenizer.json`.
+//!
+//! Special tokens are written in text by their names (`</s>`), as chat templates do, and become
+//! their ids. A tokenizer adds nothing by itself here: what goes before and after a document is
+//! asked for by name ([`Tokenizer::document_start`], [`Tokenizer::document_end`]), so that a
+//! document that is read in pieces gets it once.
+
+mod byte;
+mod huggingface;
+
+use std::ops::Range;
+use std::path::Path;
+
+use super::error::DataError;
+use super::files;
+use super::prepare::PrepareRequest;
+use super::writer::Token;
+
+/// A tokenizer and what belongs to it.
+pub struct Tokenizer {
+    /// For people: `byte`, or the path as the recipe names it.
+    pub name: String,
+    /// The special tokens that templates may name, by their Jinja variable (`eos_token`).
+    pub specials: Vec<(String, String)>,
+    /// The tokenizer's own chat template.
+    pub chat_template: Option<String>,
+    /// Checksum of everything above and of the vocabulary.
+    pub checksum: String,
+    start: Vec<u32>,
+    end: Vec<u32>,
+    vocabulary_size: u64,
+    encoder: Encoder,
+}
+
+enum Encoder {
+    None,
+    Byte,
+    HuggingFace(Box<tokenizers::Tokenizer>),
+}
+
+/// A piece of text that became one token.
+type Piece = (u32, Range<usize>);
+
+impl Tokenizer {
+    /// The tokenizer that the recipe names, or else the model's own.
+    pub fn load(request: &PrepareRequest<'_>) -> Result<Tokenizer, DataError> {
+        let (name, key) = match (&request.tokenizer.path, request.model) {
+            (Some(path), _) => (path.as_str(), "tokenizer.path"),
+            (None, Some(model)) => (model, "model.path"),
+            (None, None) => {
+                return Err(request.setting(
+                    "tokenizer.path",
+                    "no tokenizer is named, and no model that could bring its own",
+                    "set tokenizer.path to a tokenizer.json, to a directory that holds one, or to \
+                     byte",
+                ));
+            }
+        };
+        if name == byte::NAME {
+            return Ok(Tokenizer::byte());
+        }
+        let path = request.base.join(name);
+        if !path.exists() {
+            let problem = if files::is_hub_id(name) {
+                format!("the tokenizer of {name} is not here, and nothing is downloaded")
+            } else {
+                format!("there is no {}", path.display())
+            };
+            return Err(request.setting(
+                key,
+                problem,
+                "set tokenizer.path to a directory with its tokenizer.json, or to byte for the \
+                 built-in vocabulary of 256 bytes",
+            ));
+        }
+        huggingface::load(&path, name)
+    }
+
+    /// The built-in vocabulary of bytes: ids 0 to 255, then `<|bos|>`, `<|eos|>`, `<|pad|>`.
+    pub fn byte() -> Tokenizer {
+        byte::tokenizer()
+    }
+
+    /// For data that is token ids already, which are below `vocabulary_size`.
+    pub(super) fn none(vocabulary_size: u64) -> Tokenizer {
+        Tokenizer {
+            name: "none".to_string(),
+            specials: Vec::new(),
+            chat_template: None,
+            checksum: "none".to_string(),
+            start: Vec::new(),
+            end: Vec::new(),
+            vocabulary_size,
+            encoder: Encoder::None,
+        }
+    }
+
+    /// Texts that are one token each, whatever stands around them.
+    pub(super) fn marks(&self) -> Vec<String> {
+        let named = self.specials.iter().map(|(_, text)| text.clone());
+        let added = match &self.encoder {
+            Encoder::None | Encoder::Byte => Vec::new(),
+            Encoder::HuggingFace(tokenizer) => tokenizer
+                .get_added_tokens_decoder()
+                .into_values()
+                .map(|token| token.content)
+                .collect(),
+        };
+        let mut marks: Vec<String> = named.chain(added).filter(|mark| !mark.is_empty()).collect();
+        marks.sort();
+        marks.dedup();
+        marks
+    }
+
+    /// How many ids there may be: the largest plus one.
+    pub fn vocabulary_size(&self) -> u64 {
+        self.vocabulary_size
+    }
+
+    /// What goes before a document, for example the beginning-of-sequence id.
+    pub fn document_start(&self) -> &[u32] {
+        &self.start
+    }
+
+    /// What goes after a document: the end-of-sequence id. Empty if the tokenizer has none.
+    pub fn document_end(&self) -> &[u32] {
+        &self.end
+    }
+
+    /// The ids of a text, special tokens by name included.
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>, String> {
+        Ok(self.pieces(text)?.into_iter().map(|(id, _)| id).collect())
+    }
+
+    /// The ids of a text of which only `spans` (in bytes, in order, disjoint) carry loss.
+    ///
+    /// The text is tokenised as a whole, as the model will see it. Only where a token would reach
+    /// over a span's border is the text cut there and both sides tokenised apart, so that no
+    /// token is half prompt and half answer.
+    pub(super) fn encode_spans(
+        &self,
+        text: &str,
+        spans: &[Range<usize>],
+    ) -> Result<Vec<Token>, String> {
+        let pieces = self.pieces(text)?;
+        let crossed: Vec<usize> = borders(spans)
+            .filter(|&border| {
+                pieces
+                    .iter()
+                    .any(|(_, piece)| piece.start < border && border < piece.end)
+            })
+            .collect();
+        let Some(&cut) = crossed.first() else {
+            let target = |at: usize| spans.iter().any(|span| span.contains(&at));
+            let token = |(id, piece): Piece| Token {
+                id,
+                target: target(piece.start),
+            };
+            return Ok(pieces.into_iter().map(token).collect());
+        };
+        // The rest may have further borders to be cut at; each call has one less.
+        let (left, right) = (clip(spans, 0..cut), clip(spans, cut..text.len()));
+        let mut tokens = self.encode_spans(&text[..cut], &left)?;
+        tokens.extend(self.encode_spans(&text[cut..], &right)?);
+        Ok(tokens)
+    }
+
+    fn pieces(&self, text: &str) -> Result<Vec<Piece>, String> {
+        match &self.encoder {
+            Encoder::None => Err("there is no tokenizer".to_string()),
+            Encoder::Byte => Ok(byte::pieces(text)),
+            Encoder::HuggingFace(tokenizer) => huggingface::pieces(tokenizer, text),
+        }
+    }
+}
+
+fn borders(spans: &[Range<usize>]) -> impl Iterator<Item = usize> {
+    spans.iter().flat_map(|span| [span.start, span.end])
+}
+
+/// The parts of spans within a window, relative to its start.
+fn clip(spans: &[Range<usize>], window: Range<usize>) -> Vec<Range<usize>> {
+    spans
+        .iter()
+        .map(|span| span.start.max(window.start)..span.end.min(window.end))
+        .filter(|span| span.start < span.end)
+        .map(|span| span.start - window.start..span.end - window.start)
+        .collect()
+}
+
+/// A file of a tokenizer as text.
+fn read_text(path: &Path) -> Result<String, DataError> {
+    std::fs::read_to_string(path).map_err(|error| DataError::read(path, error))
+}
+
+#[cfg(test)]
+mod tests;
