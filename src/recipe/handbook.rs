@@ -23,7 +23,6 @@ use super::{Dialect, RESERVED};
 use values::Values;
 
 pub(super) use settings::axes;
-
 /// Reads alignment-handbook and TRL YAML.
 pub struct Handbook;
 
@@ -103,12 +102,12 @@ fn refuse_unknown(root: &Node, objective: Objective, reading: &mut Reading) {
         let this = keys::name(objective);
         let (message, help) = match owners.is_empty() {
             true => (
-                format!("there is no key `{name}` in a {this} recipe"),
+                format!("there is no key `{name}` in {this} recipes"),
                 did_you_mean(name, keys::known(objective)),
             ),
             false => (
                 format!(
-                    "`{name}` belongs to {}, this is a {this} recipe",
+                    "`{name}` belongs to {} recipes, this is one for {this}",
                     owners.join(", ")
                 ),
                 format!(
@@ -135,3 +134,6 @@ fn name(values: &Values, path: &Path) -> String {
     let name = last.or_else(|| path.file_stem()).unwrap_or_default();
     name.to_string_lossy().into_owned()
 }
+
+#[cfg(test)]
+mod tests;

@@ -97,9 +97,16 @@ pub fn apply(
         if let Some((key, value)) = text.split_once('=').filter(|(key, _)| !key.is_empty()) {
             let value_at = at.after(key).after("=");
             let key_span = at.span(file, key);
-            if let Some(value) = parse_value(value, value_at, file, diagnostics)
-                && let Err((message, help)) = put(root, &path_of(key), key_span, value)
-            {
+            let path = path_of(key);
+            let result = match parse_value(value, value_at, file, diagnostics) {
+                Some(_) if path.matches('.').count() >= yaml::MAX_DEPTH => Err((
+                    format!("the key has more than {} parts", yaml::MAX_DEPTH),
+                    "no recipe key nests so deep".to_owned(),
+                )),
+                Some(value) => put(root, &path, key_span, value),
+                None => Ok(()),
+            };
+            if let Err((message, help)) = result {
                 let problem = Diagnostic::error("unknown-key", Some(key_span), message, help);
                 diagnostics.push(problem);
             }
@@ -225,7 +232,7 @@ fn put(root: &mut Node, path: &str, span: Span, value: Node) -> Result<(), (Stri
                     format!("`{head}` is not an item of a list of {count}"),
                     match count {
                         0 => "the list is empty: give a whole list, `KEY=[…]`".to_owned(),
-                        _ => format!("give a position from 0 to {}", count - 1),
+                        _ => format!("its positions are 0 to {}", count - 1),
                     },
                 ));
             };

@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 
-use granit_parser::{Event, Parser, ScalarStyle, ScanError};
+use granit_parser::{ErrorKind, Event, Parser, ScalarStyle, ScanError};
 
 use super::diagnostic::{Diagnostic, Severity};
 use super::node::{Entry, Node, Scalar, Tag, Value};
@@ -61,6 +61,39 @@ type Problem = Box<Diagnostic>;
 struct Weight {
     nodes: usize,
     text: usize,
+    /// Levels of nesting, 1 for a scalar.
+    height: usize,
+}
+
+fn weigh(node: &Node) -> Weight {
+    let mut weight = Weight {
+        nodes: 1,
+        text: 0,
+        height: 0,
+    };
+    let mut add = |child: Weight| {
+        weight.nodes += child.nodes;
+        weight.text += child.text;
+        weight.height = weight.height.max(child.height);
+    };
+    match &node.value {
+        Value::Scalar(scalar) => add(Weight {
+            nodes: 0,
+            text: scalar.text.len(),
+            height: 0,
+        }),
+        Value::Sequence(items) => items.iter().map(weigh).for_each(add),
+        Value::Mapping(entries) => {
+            for entry in entries {
+                let mut child = weigh(&entry.value);
+                child.nodes += 1;
+                child.text += entry.name.len();
+                add(child);
+            }
+        }
+    }
+    weight.height += 1;
+    weight
 }
 
 /// A collection whose end has not come yet.
@@ -121,13 +154,16 @@ impl<'d> Builder<'d> {
 
     fn syntax(&self, error: &ScanError, text: &str) -> Problem {
         let span = self.span(granit_parser::Span::empty(*error.marker()));
+        if *error.kind() == ErrorKind::RecursionLimitExceeded {
+            return too_deep(span);
+        }
         let line = text
             .lines()
             .nth(span.line.saturating_sub(1) as usize)
             .unwrap_or("");
         let help = if line.trim_start_matches(' ').starts_with('\t') {
             "YAML is indented with spaces, never with tabs"
-        } else if error.kind().to_string().contains("unknown anchor") {
+        } else if *error.kind() == ErrorKind::UnknownAnchor {
             "an alias `*name` needs an anchor `&name` before it"
         } else {
             "check the indentation, the quotes and the brackets up to this place"
@@ -188,6 +224,7 @@ impl<'d> Builder<'d> {
         let weight = Weight {
             nodes: 1,
             text: text.len(),
+            height: 1,
         };
         self.spend(weight, span)?;
         let plain = style == ScalarStyle::Plain;
@@ -215,6 +252,9 @@ impl<'d> Builder<'d> {
         if self.total.nodes + weight.nodes > MAX_NODES || self.total.text + weight.text > MAX_TEXT {
             return Err(over_budget(span));
         }
+        if self.open.len() + weight.height > MAX_DEPTH {
+            return Err(too_deep(span));
+        }
         let node = node.clone();
         self.spend(weight, span)?;
         self.place(node)
@@ -231,14 +271,15 @@ impl<'d> Builder<'d> {
 
     fn start(&mut self, anchor: usize, span: Span, content: Content) -> Result<(), Problem> {
         if self.open.len() >= MAX_DEPTH {
-            return Err(problem(
-                span,
-                format!("values are nested more than {MAX_DEPTH} deep"),
-                "no recipe key nests so deep: check the brackets and the indentation",
-            ));
+            return Err(too_deep(span));
         }
         let before = self.total;
-        self.spend(Weight { nodes: 1, text: 0 }, span)?;
+        let weight = Weight {
+            nodes: 1,
+            text: 0,
+            height: 1,
+        };
+        self.spend(weight, span)?;
         self.open.push(Open {
             span,
             anchor,
@@ -254,25 +295,32 @@ impl<'d> Builder<'d> {
         };
         let mut span = open.span;
         span.end = end.end.max(span.end);
-        let value = match open.content {
-            Content::Sequence(items) => Value::Sequence(items),
+        let (value, merged) = match open.content {
+            Content::Sequence(items) => (Value::Sequence(items), false),
             Content::Mapping {
                 entries, merges, ..
-            } => Value::Mapping(merge(entries, merges)?),
+            } => {
+                let merged = !merges.is_empty();
+                (Value::Mapping(merge(entries, merges)?), merged)
+            }
         };
         let node = Node {
             value,
             span,
             key: None,
         };
-        if open.anchor != 0 {
-            let weight = Weight {
-                nodes: self.total.nodes - open.before.nodes,
-                text: self.total.text - open.before.text,
-            };
-            // The copy that the anchor keeps costs memory as well.
-            self.spend(weight, span)?;
-            self.anchors.insert(open.anchor, (node.clone(), weight));
+        if merged || open.anchor != 0 {
+            let weight = weigh(&node);
+            if merged {
+                // What the merge threw away is not counted on.
+                self.total = open.before;
+                self.spend(weight, span)?;
+            }
+            if open.anchor != 0 {
+                // The copy that the anchor keeps costs memory as well.
+                self.spend(weight, span)?;
+                self.anchors.insert(open.anchor, (node.clone(), weight));
+            }
         }
         self.place(node)
     }
@@ -339,6 +387,14 @@ impl<'d> Builder<'d> {
 
 fn problem(span: Span, message: impl Into<String>, help: &str) -> Problem {
     Box::new(Diagnostic::error("yaml-syntax", Some(span), message, help))
+}
+
+fn too_deep(span: Span) -> Problem {
+    problem(
+        span,
+        format!("values are nested more than {MAX_DEPTH} deep"),
+        "no recipe key nests so deep: check the brackets, the indentation and the aliases",
+    )
 }
 
 fn over_budget(span: Span) -> Problem {

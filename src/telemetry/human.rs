@@ -16,6 +16,18 @@ pub fn count(value: f64) -> String {
     format!("{}{unit}", three_digits(scaled))
 }
 
+/// [`count`] without zeros that say nothing: `50k`, `1.5k`.
+pub fn short(value: f64) -> String {
+    let text = count(value);
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let unit = &text[digits.len()..];
+    if digits.contains('.') {
+        let digits = digits.trim_end_matches('0').trim_end_matches('.');
+        return format!("{digits}{unit}");
+    }
+    text
+}
+
 /// Bytes with binary units: `512 B`, `79.6 GiB`.
 pub fn bytes(value: u64) -> String {
     const UNITS: [&str; 6] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
@@ -59,12 +71,26 @@ pub fn grouped(value: u64) -> String {
     text
 }
 
+/// A number of things: `1 step`, `2,000 steps`.
+pub fn plural(number: u64, thing: &str) -> String {
+    let ending = if number == 1 { "" } else { "s" };
+    format!("{} {thing}{ending}", grouped(number))
+}
+
 /// A learning rate with three significant digits: `3.00e-4`, `0`.
 pub fn learning_rate(value: f64) -> String {
     if value == 0.0 {
         return "0".to_owned();
     }
     format!("{value:.2e}")
+}
+
+/// How far a loss is from the lowest that can be had (an evaluation of few samples may fall
+/// below): `5.8% above the floor 2.0794`.
+pub fn from_floor(loss: f64, floor: f64) -> String {
+    let percent = 100.0 * (loss / floor - 1.0);
+    let side = if percent < 0.0 { "below" } else { "above" };
+    format!("{:.1}% {side} the floor {floor:.4}", percent.abs())
 }
 
 /// Divides by `base` until the number is small enough for its unit.
@@ -101,6 +127,8 @@ mod tests {
             shown,
             ["0", "7", "7.25", "999", "1.00k", "1.23k", "100k", "45.6M"]
         );
+        let short = [0.0, 512.0, 50_000.0, 1_500.0, 1_230.0, 2_000_000.0].map(short);
+        assert_eq!(short.as_slice(), ["0", "512", "50k", "1.5k", "1.23k", "2M"]);
         assert_eq!(count(f64::NAN), "–");
         assert_eq!(count(f64::INFINITY), "–");
     }
@@ -109,6 +137,10 @@ mod tests {
     fn thousands_stand_apart() {
         let shown: Vec<String> = [0, 999, 1000, 20_480, 2_000_000].map(grouped).to_vec();
         assert_eq!(shown, ["0", "999", "1,000", "20,480", "2,000,000"]);
+        assert_eq!(
+            [plural(1, "step"), plural(2_000, "step")],
+            ["1 step", "2,000 steps"]
+        );
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! What people and machines look at: progress bars, metrics, events, the report.
 //!
 //! Three ways out of one set of types: [`Display`] shows [`Event`]s while a run goes on,
-//! [`metrics`] keeps [`Metric`]s for good. The schemas are
+//! [`metrics`] keeps [`Metric`]s for good, [`report`] draws them afterwards. The schemas are
 //! described in `docs/telemetry.md`. Numbers that are not finite are `null` in JSON.
 
 pub mod display;
@@ -9,6 +9,7 @@ pub mod event;
 pub mod human;
 pub mod metrics;
 mod nan;
+pub mod report;
 
 pub use display::{Display, Mode};
 pub use event::Event;
@@ -88,3 +89,6 @@ pub enum Metric {
     /// An evaluation.
     Evaluation(EvaluationRecord),
 }
+
+#[cfg(test)]
+mod tests;

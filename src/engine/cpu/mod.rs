@@ -16,11 +16,11 @@ use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use self::arena::Arena;
 use self::model::Model;
-use self::store::{Pass, Replicated, Store};
+use self::store::{Pass, Replicated, Sharded, Store};
 use self::workspace::{Room, Workspace};
 use super::{
     Accumulated, AdamW, Engine, EngineError, IGNORE, Layout, Measure, MicroBatch, ModelConfig,
-    Reduced, UnitState, initial, layout,
+    Reduced, Unit, UnitState, initial, layout,
 };
 use crate::comm::World;
 
@@ -30,6 +30,13 @@ pub enum Strategy {
     /// Everything on every rank (DDP).
     #[default]
     Replicated,
+    /// A part of everything on every rank (FSDP, ZeRO-3).
+    Sharded {
+        /// Keep a rank's gradient whole until the step is reduced, at the price of the memory of
+        /// a whole model: only then does [`Measure::worker`] have a norm to measure with several
+        /// micro-batches a step.
+        unsharded_accumulation: bool,
+    },
 }
 
 /// How a [`CpuEngine`] computes.
@@ -73,20 +80,40 @@ impl CpuEngine {
         let arena = Arena::new(options.memory_limit);
         let layout = layout(&config);
         let sigma = config.initializer_range;
-        let store = pool.install(|| match options.strategy {
-            Strategy::Replicated => Replicated::new(
-                &layout,
-                config.tie_word_embeddings,
-                world,
-                &arena,
-                &|unit, out| initial::fill(unit, sigma, seed, 0, out),
-            ),
+        let tied = config.tie_word_embeddings;
+        let fill = |unit: &Unit, offset, out: &mut [f32]| {
+            initial::fill(unit, sigma, seed, offset, out);
+        };
+        let store = pool.install(|| -> Result<Box<dyn Store>, EngineError> {
+            Ok(match (options.strategy, world) {
+                // Alone, the only shard is everything.
+                (
+                    Strategy::Sharded {
+                        unsharded_accumulation,
+                    },
+                    Some(world),
+                ) if world.world() > 1 => {
+                    let accumulation = unsharded_accumulation;
+                    Box::new(Sharded::new(
+                        &layout,
+                        tied,
+                        accumulation,
+                        world,
+                        &arena,
+                        &fill,
+                    )?)
+                }
+                (_, world) => {
+                    let fill = |unit: &Unit, out: &mut [f32]| fill(unit, 0, out);
+                    Box::new(Replicated::new(&layout, tied, world, &arena, &fill)?)
+                }
+            })
         })?;
         Ok(CpuEngine {
             pool,
             arena,
             model: Model { config, layout },
-            store: Box::new(store),
+            store,
             workspace: None,
             activation_checkpointing: options.activation_checkpointing,
         })

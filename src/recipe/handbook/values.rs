@@ -54,12 +54,14 @@ impl<'n> Values<'n> {
                 continue;
             }
             let key = format!("{prefix}{}", entry.name);
-            if let Some(value) = typed(node, kind, &key, recipe, reading) {
-                values.scalars.push(Given {
+            match typed(node, kind, &key, recipe, reading) {
+                Checked::Refused => continue,
+                Checked::Collection => {}
+                Checked::Scalar(value) => values.scalars.push(Given {
                     key,
                     value,
                     span: node.span,
-                });
+                }),
             }
             values.nodes.push((entry.name.clone(), node));
         }
@@ -123,14 +125,17 @@ impl<'n> Values<'n> {
     }
 }
 
-/// A scalar with its upstream type; `None` for lists and mappings, and after an error.
-fn typed(
-    node: &Node,
-    kind: Kind,
-    key: &str,
-    recipe: FileId,
-    reading: &mut Reading,
-) -> Option<Typed> {
+/// What became of a value.
+enum Checked {
+    Scalar(Typed),
+    /// A list or mapping where one may stand.
+    Collection,
+    /// An error has been reported.
+    Refused,
+}
+
+/// A value with its upstream type.
+fn typed(node: &Node, kind: Kind, key: &str, recipe: FileId, reading: &mut Reading) -> Checked {
     let expected = match kind {
         Kind::Bool => "true or false",
         Kind::Int => "a whole number",
@@ -153,65 +158,64 @@ fn typed(
         };
         if !fits {
             wrong(node.kind(), reading);
+            return Checked::Refused;
         }
-        return None;
+        return Checked::Collection;
     };
     let text = node.text().unwrap_or_default();
-    // A scalar of the wrong type that has one meaning only.
+    // A scalar of the wrong type that has one meaning only, and how to write it.
     let mut converted = |value: Typed, write: String| {
         if node.span.file == recipe {
+            let found = match &resolved {
+                Resolved::Str(_) => format!("the string `{text}`"),
+                Resolved::Bool(value) => format!("the truth value {value}"),
+                _ => format!("`{text}`, {}", resolved.kind()),
+            };
             reading.warning(
                 "scalar-type",
                 Some(node.span),
-                format!(
-                    "`{key}` is {} to PyYAML, taken as {expected}",
-                    match &resolved {
-                        Resolved::Str(_) => format!("the string `{text}`"),
-                        Resolved::Bool(value) => format!("the truth value {value}"),
-                        other => other.kind().to_owned(),
-                    }
-                ),
-                format!("write {write}: upstream's readers differ in what they make of this"),
+                format!("`{key}` is {found} to PyYAML, taken as `{write}`"),
+                format!("write `{write}`: upstream's readers differ in what they make of this"),
             );
         }
         Some(value)
     };
-    match (kind, &resolved) {
+    let value = match (kind, &resolved) {
         (Kind::Bool, Resolved::Bool(value)) => Some(Typed::Bool(*value)),
         (Kind::Bool, Resolved::Int(value @ (0 | 1))) => {
-            converted(Typed::Bool(*value == 1), format!("`{}`", *value == 1))
+            let value = *value == 1;
+            converted(Typed::Bool(value), value.to_string())
         }
-        (Kind::Bool, Resolved::Str(text)) if truth(text).is_some() => {
-            let value = truth(text)?;
-            converted(Typed::Bool(value), format!("`{value}` without quotes"))
+        (Kind::Bool, Resolved::Str(text)) => {
+            truth(text).and_then(|value| converted(Typed::Bool(value), value.to_string()))
         }
         (Kind::Int | Kind::Float, Resolved::Int(value)) => Some(Typed::Int(*value)),
         (Kind::Float, Resolved::Float(value)) => Some(Typed::Float(*value)),
-        (Kind::Int, Resolved::Str(text)) if python_int(text).is_some() => {
-            let value = python_int(text)?;
-            converted(Typed::Int(value), format!("`{value}` without quotes"))
+        (Kind::Int, Resolved::Str(text)) => {
+            python_int(text).and_then(|value| converted(Typed::Int(value), value.to_string()))
         }
-        (Kind::Float, Resolved::Str(text)) if python_float(text).is_some() => {
-            let value = python_float(text)?;
-            converted(Typed::Float(value), format!("`{}`", yaml_float(value)))
+        (Kind::Float, Resolved::Str(text)) => {
+            python_float(text).and_then(|value| converted(Typed::Float(value), yaml_float(value)))
         }
         (Kind::Str, Resolved::Str(_) | Resolved::Int(_) | Resolved::Float(_)) => {
             Some(Typed::Text(text.to_owned()))
         }
-        (Kind::Str, Resolved::Bool(_)) => converted(
-            Typed::Text(text.to_owned()),
-            format!("`\"{text}\"` in quotes"),
-        ),
+        (Kind::Str, Resolved::Bool(_)) => {
+            converted(Typed::Text(text.to_owned()), format!("\"{text}\""))
+        }
         (Kind::List | Kind::Dict, Resolved::Str(text)) => Some(Typed::Text(text.clone())),
         (Kind::Any, Resolved::Bool(value)) => Some(Typed::Bool(*value)),
         (Kind::Any, Resolved::Int(value)) => Some(Typed::Int(*value)),
         (Kind::Any, Resolved::Float(value)) => Some(Typed::Float(*value)),
         (Kind::Any, _) => Some(Typed::Text(text.to_owned())),
-        (Kind::List, Resolved::Bool(false)) => None,
-        _ => {
+        _ => None,
+    };
+    match value {
+        Some(value) => Checked::Scalar(value),
+        None => {
             let found = format!("`{}`, {}", short(text), resolved.kind());
             wrong(&found, reading);
-            None
+            Checked::Refused
         }
     }
 }

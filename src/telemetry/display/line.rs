@@ -4,7 +4,7 @@
 use anstyle::{AnsiColor, Color, Style};
 
 use super::progress::Progress;
-use crate::telemetry::human::{bytes, count, duration, grouped, learning_rate};
+use crate::telemetry::human::{bytes, count, duration, from_floor, grouped, learning_rate, plural};
 use crate::telemetry::{Event, StepRecord};
 
 /// Columns of the labels.
@@ -44,7 +44,7 @@ impl Line {
                 let mut parts = vec![
                     name.clone(),
                     proof.clone(),
-                    format!("{} samples", grouped(*budget)),
+                    plural(*budget, "sample"),
                     devices.clone(),
                 ];
                 parts.extend(floor.map(|floor| format!("loss cannot go below {floor:.4}")));
@@ -148,8 +148,8 @@ impl Line {
             } => {
                 let mut parts = vec![format!("loss {loss:.4}")];
                 parts.extend(progress.floor.map(|floor| from_floor(*loss, floor)));
-                parts.push(format!("{} samples", grouped(*samples)));
-                parts.push(format!("{} steps", grouped(*steps)));
+                parts.push(plural(*samples, "sample"));
+                parts.push(plural(*steps, "step"));
                 parts.push(duration(*seconds));
                 ("Finished", Tone::Fine, parts)
             }
@@ -241,19 +241,11 @@ pub(super) fn left(progress: &Progress) -> Option<String> {
 }
 
 fn ranks(world: u64) -> String {
-    let plural = if world == 1 { "" } else { "s" };
-    format!("{world} rank{plural}")
+    plural(world, "rank")
 }
 
 fn at(samples: u64) -> String {
-    format!("at {} samples", grouped(samples))
-}
-
-/// How far a loss is from the lowest that can be had; an evaluation of few samples may fall below.
-fn from_floor(loss: f64, floor: f64) -> String {
-    let percent = 100.0 * (loss / floor - 1.0);
-    let side = if percent < 0.0 { "below" } else { "above" };
-    format!("{:.1}% {side} the floor {floor:.4}", percent.abs())
+    format!("at {}", plural(samples, "sample"))
 }
 
 /// Fills lines of `room` columns with parts.

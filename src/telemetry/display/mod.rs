@@ -134,4 +134,4 @@ fn write(out: &mut (impl Write + ?Sized), mut line: String) {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

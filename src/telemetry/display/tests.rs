@@ -50,7 +50,7 @@ fn step(nth: u64, world: u64, batch: u64, samples: u64) -> Event {
 }
 
 /// A run in which a bit of everything happens.
-fn run() -> Vec<Event> {
+pub(crate) fn run() -> Vec<Event> {
     let mut events = vec![
         Event::Planned {
             name: "quickstart".to_owned(),

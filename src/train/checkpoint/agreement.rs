@@ -27,7 +27,7 @@ pub fn finish_together(
         .map(|(rank, report)| report.of_rank(rank))
         .collect();
     let coordinator = world.rank() == 0;
-    if own.is_err() || parts.is_err() {
+    if parts.is_err() {
         if coordinator {
             // The first error is the one to tell.
             let _ = abandon(target);

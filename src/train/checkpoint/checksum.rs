@@ -8,6 +8,11 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::Xxh3;
 
+/// Bytes that are read or written and hashed at a time: few enough to be hashed in the processor's
+/// caches. Also, page caches with large folios have been seen to take writes of 1 MiB and more to
+/// new files many times slower than such pieces (Linux 6.18, ext4: 0.7 s against 0.1 s for 96 MB).
+pub(super) const PIECE: usize = 128 << 10;
+
 /// An XXH3-128, written as 32 hexadecimal digits (as `xxh128sum` prints it).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
@@ -22,7 +27,7 @@ impl Checksum {
     /// Of a stream to its end, with its length in bytes.
     pub fn of_stream(mut stream: impl Read) -> io::Result<(Self, u64)> {
         let mut hasher = Hasher::default();
-        let mut buffer = vec![0; 1 << 20];
+        let mut buffer = vec![0; PIECE];
         loop {
             match stream.read(&mut buffer) {
                 Ok(0) => return Ok(hasher.finish()),

@@ -17,7 +17,8 @@ use super::verified::check_size;
 use crate::engine::Layout;
 use crate::train::files::{FileError, sync_directory};
 
-/// What goes into a checkpoint beside the ranks' files.
+/// What goes into a checkpoint beside the ranks' files, as it was when the units were copied out of
+/// the engine, however many steps ago.
 #[derive(Debug, Clone, Copy)]
 pub struct Contents<'a> {
     /// The model's units.

@@ -8,7 +8,7 @@ use std::path::Path;
 
 use safetensors::tensor::{Dtype, Metadata};
 
-use super::checksum::Hasher;
+use super::checksum::{Hasher, PIECE};
 use super::manifest::{FileEntry, UnitShape};
 use super::names;
 use super::verified::{Damage, VerifiedFile};
@@ -90,9 +90,12 @@ pub fn write(
     let mut hasher = Hasher::default();
     let vectors = content.vectors(state);
     let data = vectors.iter().map(|vector| bytemuck::cast_slice(vector));
-    for bytes in std::iter::once(header).chain(data) {
-        hasher.update(bytes);
-        file.write_all(bytes)?;
+    for piece in std::iter::once(header)
+        .chain(data)
+        .flat_map(|bytes| bytes.chunks(PIECE))
+    {
+        hasher.update(piece);
+        file.write_all(piece)?;
     }
     let (xxh3_128, bytes) = hasher.finish();
     Ok((file, FileEntry { bytes, xxh3_128 }))

@@ -6,7 +6,7 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
-use super::checksum::{Checksum, Hasher};
+use super::checksum::{Checksum, Hasher, PIECE};
 use super::manifest::FileEntry;
 
 /// What is wrong with a file of a checkpoint.
@@ -49,10 +49,12 @@ impl VerifiedFile {
     /// Fills `bytes` from where the file stands. They are to be believed only after
     /// [`VerifiedFile::finish`].
     pub fn fill(&mut self, bytes: &mut [u8]) -> Result<(), Damage> {
-        self.file
-            .read_exact(bytes)
-            .map_err(|error| unreadable(&self.path, &error))?;
-        self.hasher.update(bytes);
+        for piece in bytes.chunks_mut(PIECE) {
+            self.file
+                .read_exact(piece)
+                .map_err(|error| unreadable(&self.path, &error))?;
+            self.hasher.update(piece);
+        }
         Ok(())
     }
 

@@ -66,10 +66,13 @@ impl Writer {
         unit % self.world == self.rank
     }
 
-    /// Hands over the state of a unit that this rank owns. Waits while too much is queued.
+    /// Hands over the state of a unit; those of other ranks are dropped. Waits while too much is
+    /// queued.
     pub fn write_unit(&self, unit: usize, state: UnitState) {
-        // The thread is gone only when it failed; `finish` says why.
-        let _ = self.units.send((unit, state));
+        if self.owns(unit) {
+            // The thread is gone only when it failed; `finish` says why.
+            let _ = self.units.send((unit, state));
+        }
     }
 
     /// Whether [`Writer::finish`] would not wait for the disk, once every unit was handed over.
@@ -179,10 +182,11 @@ impl Job {
         written: &[bool],
     ) -> Result<(), CheckpointError> {
         let misuse = |text: String| Err(CheckpointError::Misuse(text));
-        if unit % self.world != self.rank || written.get(unit) != Some(&false) {
+        if written.get(unit) != Some(&false) {
             return misuse(format!(
-                "unit {unit} was handed to rank {} of {}, which does not own it or has it already",
-                self.rank, self.world
+                "unit {unit} of {} was handed to rank {}, which has it already or never will",
+                written.len(),
+                self.rank
             ));
         }
         let elements = self.shapes[unit].elements();

@@ -1,5 +1,7 @@
 //! Weights written with the safetensors crate, and by our own checkpoints.
 
+mod transformers;
+
 use std::collections::HashMap;
 
 use half::{bf16, f16};

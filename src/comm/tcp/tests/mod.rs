@@ -29,7 +29,10 @@ fn options(world: usize) -> (TcpListener, Vec<TcpOptions>) {
 }
 
 /// Runs `work` on every rank of a world, a thread each, and gives the results in rank order.
-fn on_all<T: Send>(world: usize, work: impl Fn(Arc<TcpCollective>) -> T + Sync) -> Vec<T> {
+pub(crate) fn on_all<T: Send>(
+    world: usize,
+    work: impl Fn(Arc<TcpCollective>) -> T + Sync,
+) -> Vec<T> {
     let (listener, options) = options(world);
     on_all_with(listener, &options, work)
 }

@@ -12,7 +12,7 @@ use std::sync::{Mutex, PoisonError};
 use rayon::prelude::*;
 
 use super::exp::{exp, exp_and_sum, max};
-use super::matrix::{Matrix, MatrixMut, Threads, multiply};
+use super::matrix::{Matrix, MatrixMut, multiply};
 use super::{dot, vectorised};
 use crate::engine::EngineError;
 use crate::engine::cpu::arena::{Arena, Buffer};
@@ -134,11 +134,10 @@ pub fn forward(
                         k.t(),
                         shape.factor(),
                         false,
-                        Threads::One,
                     );
                     softmax(scores, &mut log_sums[from..to], from, to);
                     let p = Matrix::new(scores, to - from, to);
-                    multiply(out.rows(from, to), p, v, 1.0, false, Threads::One);
+                    multiply(out.rows(from, to), p, v, 1.0, false);
                 }
             });
         });
@@ -259,15 +258,15 @@ impl Head<'_> {
         let dout = self.dout.block(from, 0, rows, head_dim);
         let k = self.k.block(0, 0, to, head_dim);
         let v = self.v.block(0, 0, to, head_dim);
-        let (one, factor) = (Threads::One, self.factor);
+        let factor = self.factor;
 
-        multiply(MatrixMut::new(p, rows, to), q, k.t(), factor, false, one);
-        multiply(MatrixMut::new(ds, rows, to), dout, v.t(), 1.0, false, one);
+        multiply(MatrixMut::new(p, rows, to), q, k.t(), factor, false);
+        multiply(MatrixMut::new(ds, rows, to), dout, v.t(), 1.0, false);
         self.probabilities(from, to, p, ds);
         let (p, ds) = (Matrix::new(p, rows, to), Matrix::new(ds, rows, to));
-        multiply(dv, p.t(), dout, 1.0, add, one);
-        multiply(dq, ds, k, factor, false, one);
-        multiply(dk, ds.t(), q, factor, add, one);
+        multiply(dv, p.t(), dout, 1.0, add);
+        multiply(dq, ds, k, factor, false);
+        multiply(dk, ds.t(), q, factor, add);
     }
 
     /// Scores to probabilities in `p`, and in `ds` the gradient of the probabilities to that of the

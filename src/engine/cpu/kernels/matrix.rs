@@ -5,6 +5,8 @@
 
 use std::marker::PhantomData;
 
+use rayon::prelude::*;
+
 /// A view of `rows` × `columns` elements.
 #[derive(Debug, Clone, Copy)]
 pub struct Matrix<'a> {
@@ -100,9 +102,8 @@ impl<'a> MatrixMut<'a> {
         }
     }
 
-    /// Cuts the matrix into blocks of `rows` × `columns`, which divide it; row by row of blocks.
+    /// Cuts the matrix into blocks of `rows` × `columns`, smaller at the ends; row by row of blocks.
     pub fn grid(self, rows: usize, columns: usize) -> Vec<MatrixMut<'a>> {
-        assert!(self.rows.is_multiple_of(rows) && self.columns.is_multiple_of(columns));
         let mut blocks = Vec::new();
         for row in (0..self.rows).step_by(rows) {
             for column in (0..self.columns).step_by(columns) {
@@ -110,8 +111,8 @@ impl<'a> MatrixMut<'a> {
                     // SAFETY: (row, column) lies within this view. The blocks do not overlap, and
                     // this view is gone.
                     start: unsafe { self.start.add(row * self.row_stride + column) },
-                    rows,
-                    columns,
+                    rows: rows.min(self.rows - row),
+                    columns: columns.min(self.columns - column),
                     ..self
                 });
             }
@@ -133,33 +134,9 @@ impl<'a> MatrixMut<'a> {
     }
 }
 
-/// Who computes a product.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Threads {
-    /// The calling thread.
-    One,
-    /// Rayon's current pool.
-    All,
-}
-
-/// `out = factor · a · b`, or `out += factor · a · b`.
-pub fn multiply(
-    out: MatrixMut<'_>,
-    a: Matrix<'_>,
-    b: Matrix<'_>,
-    factor: f32,
-    add: bool,
-    threads: Threads,
-) {
-    assert_eq!(
-        (out.rows, a.columns, b.columns),
-        (a.rows, b.rows, out.columns),
-        "product of matrices that do not fit"
-    );
-    let parallelism = match threads {
-        Threads::One => gemm::Parallelism::None,
-        Threads::All => gemm::Parallelism::Rayon(rayon::current_num_threads()),
-    };
+/// `out = factor · a · b`, or `out += factor · a · b`, by the calling thread.
+pub fn multiply(out: MatrixMut<'_>, a: Matrix<'_>, b: Matrix<'_>, factor: f32, add: bool) {
+    assert_fit(&out, a, b);
     // SAFETY: the views cover their elements, the shapes fit, and `out`, being a mutable borrow,
     // does not overlap `a` or `b`.
     unsafe {
@@ -182,9 +159,62 @@ pub fn multiply(
             false,
             false,
             false,
-            parallelism,
+            gemm::Parallelism::None,
         );
     }
+}
+
+/// `out = a · b`, or `out += a · b`, by rayon's current pool.
+///
+/// `gemm` packs `b` on one thread before its own threads start; tiles that are computed on their
+/// own do not wait for that.
+pub fn multiply_in_parallel(out: MatrixMut<'_>, a: Matrix<'_>, b: Matrix<'_>, add: bool) {
+    assert_fit(&out, a, b);
+    let tile = tile(
+        (out.rows, out.columns),
+        a.column_stride != 1,
+        rayon::current_num_threads(),
+    );
+    let across = out.columns.div_ceil(tile.1);
+    out.grid(tile.0, tile.1)
+        .into_par_iter()
+        .enumerate()
+        .for_each(|(i, out)| {
+            let (row, column) = (i / across * tile.0, i % across * tile.1);
+            let a = a.block(row, 0, out.rows, a.columns);
+            let b = b.block(0, column, b.rows, out.columns);
+            multiply(out, a, b, 1.0, add);
+        });
+}
+
+fn assert_fit(out: &MatrixMut<'_>, a: Matrix<'_>, b: Matrix<'_>) {
+    assert_eq!(
+        (out.rows, a.columns, b.columns),
+        (a.rows, b.rows, out.columns),
+        "product of matrices that do not fit"
+    );
+}
+
+/// Rows and columns of the tiles of a product, at most one for each thread: those for which the
+/// largest tile takes the shortest time.
+fn tile((rows, columns): (usize, usize), a_is_packed: bool, threads: usize) -> (usize, usize) {
+    // What `gemm`'s kernel for AVX-512 computes at a time.
+    const ROWS: usize = 6;
+    const COLUMNS: usize = 64;
+    // Packing an element takes the time of about so many multiplications.
+    const PACKING: usize = 50;
+    (1..=threads)
+        .map(|across| {
+            let part = |len: usize, parts: usize, step: usize| {
+                len.div_ceil(step).div_ceil(parts).max(1) * step
+            };
+            let columns = part(columns, across, COLUMNS);
+            let rows = part(rows, threads / across, ROWS);
+            let packing = columns + if a_is_packed { rows } else { 0 };
+            (rows * columns + PACKING * packing, (rows, columns))
+        })
+        .min()
+        .map_or((rows, columns), |(_, tile)| tile)
 }
 
 #[cfg(test)]
@@ -230,9 +260,9 @@ mod tests {
         let mut out = vec![1.0; 22 * 26];
         let mut blocks = MatrixMut::new(&mut out, 22, 26).grid(11, 13);
         let last = blocks.pop().unwrap();
-        multiply(last, a, b, 0.5, true, Threads::One);
+        multiply(last, a, b, 0.5, true);
         let first = blocks.swap_remove(0);
-        multiply(first, a, b, 1.0, false, Threads::All);
+        multiply(first, a, b, 1.0, false);
         let product = expected(
             11,
             13,
@@ -252,18 +282,52 @@ mod tests {
     }
 
     #[test]
+    fn tiles_make_the_whole_product() {
+        let (left, right) = (values(50 * 40), values(50 * 300));
+        let a = Matrix::new(&left, 50, 40).t();
+        let b = Matrix::new(&right, 50, 300);
+        let product = expected(
+            40,
+            300,
+            50,
+            |i, k| left[k * 40 + i],
+            |k, j| right[k * 300 + j],
+        );
+        for threads in [1, 2, 3, 7, 16] {
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads);
+            let mut out = vec![1.0; 40 * 300];
+            pool.build().unwrap().install(|| {
+                multiply_in_parallel(MatrixMut::new(&mut out, 40, 300), a, b, false);
+            });
+            assert_close(&out, &product);
+        }
+    }
+
+    #[test]
+    fn tiles_are_at_most_one_a_thread_and_even() {
+        for (rows, columns) in [(1024, 768), (1376, 256), (5, 3), (1, 4096), (4096, 1)] {
+            for packed in [false, true] {
+                for threads in 1..=17 {
+                    let tile = tile((rows, columns), packed, threads);
+                    let tiles = rows.div_ceil(tile.0) * columns.div_ceil(tile.1);
+                    assert!(
+                        tiles <= threads,
+                        "{rows} × {columns} by {threads}: {tile:?}"
+                    );
+                }
+            }
+        }
+        assert_eq!(tile((1024, 768), false, 2), (1026, 384));
+        assert_eq!(tile((1376, 256), true, 2), (690, 256));
+        assert_eq!(tile((4096, 4096), false, 16), (4098, 256));
+    }
+
+    #[test]
     #[should_panic(expected = "do not fit")]
     fn shapes_that_do_not_fit_panic() {
         let x = values(6);
         let mut out = vec![0.0; 4];
         let (a, b) = (Matrix::new(&x, 2, 3), Matrix::new(&x, 2, 3));
-        multiply(
-            MatrixMut::new(&mut out, 2, 2),
-            a,
-            b,
-            1.0,
-            false,
-            Threads::One,
-        );
+        multiply(MatrixMut::new(&mut out, 2, 2), a, b, 1.0, false);
     }
 }

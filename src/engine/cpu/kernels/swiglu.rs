@@ -39,18 +39,24 @@ pub fn backward(dh_to_h: &mut [f32], gate_up: &mut [f32], inner: usize) {
                     let rows = dh.chunks_exact_mut(inner);
                     for (dh, gate_up) in rows.zip(gate_up.chunks_exact_mut(2 * inner)) {
                         let (gate, up) = gate_up.split_at_mut(inner);
-                        for ((dh, gate), up) in dh.iter_mut().zip(gate).zip(up) {
-                            let sigmoid = sigmoid(*gate);
-                            let silu = *gate * sigmoid;
-                            let (d, u) = (*dh, *up);
-                            *dh = silu * u;
-                            *up = d * silu;
-                            *gate = d * u * (sigmoid + silu * (1.0 - sigmoid));
-                        }
+                        backward_row(dh, gate, up);
                     }
                 },
             )
         });
+}
+
+/// A function of its own, since arguments are known not to overlap.
+#[inline(always)]
+fn backward_row(dh: &mut [f32], gate: &mut [f32], up: &mut [f32]) {
+    for ((dh, gate), up) in dh.iter_mut().zip(gate).zip(up) {
+        let sigmoid = sigmoid(*gate);
+        let silu = *gate * sigmoid;
+        let (d, u) = (*dh, *up);
+        *dh = silu * u;
+        *up = d * silu;
+        *gate = d * u * (sigmoid + silu * (1.0 - sigmoid));
+    }
 }
 
 #[inline(always)]

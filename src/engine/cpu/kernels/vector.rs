@@ -27,6 +27,22 @@ pub fn add(sum: &mut [f32], a: &[f32], b: &[f32]) {
         });
 }
 
+/// sum += x.
+pub fn accumulate(sum: &mut [f32], x: &[f32]) {
+    sum.par_chunks_mut(CHUNK)
+        .zip(x.par_chunks(CHUNK))
+        .for_each(|(sum, x)| {
+            vectorised(
+                #[inline(always)]
+                || {
+                    for (sum, x) in sum.iter_mut().zip(x) {
+                        *sum += x;
+                    }
+                },
+            )
+        });
+}
+
 /// ‖x‖², summed in f64.
 pub fn squared_norm(x: &[f32]) -> f64 {
     let parts: Vec<f64> = x

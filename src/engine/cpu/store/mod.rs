@@ -2,7 +2,7 @@
 //!
 //! The model walks the units and asks its [`Store`] for each one's parameters and for a place for
 //! its gradient. It does not know whether the store holds whole units ([`Replicated`]) or gathers
-//! shards of them. With n units, one walk is, always and on every rank:
+//! shards of them ([`Sharded`]). With n units, one walk is, always and on every rank:
 //!
 //! ```text
 //! begin(pass)
@@ -21,8 +21,10 @@
 //! A walk that fails is not continued; the caller answers with [`Store::discard`] or gives up.
 
 mod replicated;
+mod sharded;
 
 pub use replicated::Replicated;
+pub use sharded::Sharded;
 
 use crate::engine::{AdamW, EngineError, Measure, Reduced, UnitState};
 

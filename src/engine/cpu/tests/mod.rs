@@ -1,6 +1,7 @@
 //! The engine as a whole, through its public interface.
 
 mod reference;
+mod worlds;
 
 use super::*;
 

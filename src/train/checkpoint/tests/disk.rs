@@ -84,6 +84,7 @@ fn full_disk_keeps_the_last_good_checkpoint_and_shows_nothing_of_the_new_one() {
         .join("model-00001-of-00005.safetensors")
         .exists()
     {
+        assert!(!writer.is_finished(), "it failed");
         std::thread::yield_now();
     }
     let filler = fill(&disk, 0);

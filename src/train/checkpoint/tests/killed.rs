@@ -53,7 +53,7 @@ fn killed_between_units_leaves_the_last_good_checkpoint_and_a_partial_one() {
 #[test]
 fn killed_at_any_moment_leaves_only_whole_checkpoints() {
     let layout = default_layout();
-    for round in 1..=6 {
+    for round in 1..=4 {
         let run = tempfile::tempdir().unwrap();
         let (child, lines) = start("child_that_writes_on_and_on", run.path());
         let promised: Vec<Committed> = lines
@@ -91,6 +91,7 @@ fn child_that_stops_between_units() {
     // The queue is written in order: the second file's start says that the first is whole.
     let second = target.partial().join("model-00002-of-00005.safetensors");
     while !second.exists() {
+        assert!(!writer.is_finished(), "it failed");
         std::thread::yield_now();
     }
     println!("half of it is written");

@@ -20,32 +20,54 @@ fn unit_that_was_never_handed_over_fails_the_part() {
 }
 
 #[test]
-fn units_of_other_ranks_and_states_of_other_lengths_are_refused() {
+fn units_handed_over_twice_or_of_other_lengths_are_refused() {
     let run = tempfile::tempdir().unwrap();
     let layout = default_layout();
-    let refusal = |unit: usize, state: UnitState| {
+    let refusal = |units: &[(usize, UnitState)]| {
         let writer = Writer::begin(&target(run.path(), 1, 1), &layout, 0, 2);
-        writer.write_unit(unit, state);
+        for (unit, state) in units {
+            writer.write_unit(*unit, state.clone());
+        }
         misuse(writer.finish().unwrap_err())
     };
-    let foreign = refusal(1, unit_state(&layout, 1, 1));
+    let first = unit_state(&layout, 0, 1);
+    let twice = refusal(&[(0, first.clone()), (0, first.clone())]);
     assert!(
-        foreign.starts_with("unit 1 was handed to rank 0 of 2"),
-        "{foreign}"
+        twice.starts_with("unit 0 of 5 was handed to rank 0"),
+        "{twice}"
     );
-    let beyond = refusal(6, UnitState::default());
-    assert!(beyond.starts_with("unit 6 was handed"), "{beyond}");
-    let short = refusal(
-        0,
-        UnitState {
-            exp_avg: Vec::new(),
-            ..unit_state(&layout, 0, 1)
-        },
+    let beyond = refusal(&[(6, UnitState::default())]);
+    assert!(
+        beyond.starts_with("unit 6 of 5 was handed to rank 0"),
+        "{beyond}"
     );
+    let short = UnitState {
+        exp_avg: Vec::new(),
+        ..first
+    };
     assert_eq!(
-        short,
+        refusal(&[(0, short)]),
         "unit `embed` has 640 elements and its state [640, 0, 640]"
     );
+}
+
+#[test]
+fn units_of_other_ranks_are_dropped() {
+    let run = tempfile::tempdir().unwrap();
+    let layout = default_layout();
+    let target = target(run.path(), 1, 1);
+    let part = |rank| {
+        let writer = Writer::begin(&target, &layout, rank, 2);
+        // An engine may export to a rank what it does not want.
+        for unit in 0..layout.units.len() {
+            writer.write_unit(unit, unit_state(&layout, unit, 1));
+        }
+        writer.finish().unwrap()
+    };
+    let parts = [part(0), part(1)];
+    assert_eq!((parts[0].files.len(), parts[1].files.len()), (6, 4));
+    let committed = commit_parts(&target, &layout, &parts).unwrap();
+    assert_whole(&committed, &layout);
 }
 
 #[test]

@@ -1,19 +1,27 @@
 //! Checkpoints of a small Llama, with real files and real processes.
 
+mod agreement;
 mod disk;
+mod engine;
 mod faults;
 mod killed;
 mod misuse;
 mod retention;
 mod round_trip;
+mod speed;
 
 use std::io::Write;
+use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
+use std::thread;
 
 use serde_json::{Value, json};
 
 use super::*;
+use crate::comm::Collective;
+use crate::comm::tcp::{Greeting, TcpCollective, TcpOptions, connect, host};
 use crate::engine::{Layout, ModelConfig, UnitState, layout};
 
 /// 3 blocks, grouped-query attention; 5 units.
@@ -165,4 +173,38 @@ pub fn in_private_mounts(test: &str, variable: &str, value: &Path) {
         "{text}{}",
         String::from_utf8_lossy(&output.stderr)
     );
+}
+
+/// Runs `work` on every rank of a world, a thread each, and gives the results in rank order.
+pub fn on_all<T: Send>(world: usize, work: impl Fn(Arc<TcpCollective>) -> T + Sync) -> Vec<T> {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let options = |rank| {
+        let greeting = Greeting {
+            job_uid: "checkpoint".into(),
+            generation: 1,
+            rank,
+            world,
+        };
+        TcpOptions::new("127.0.0.1", port, greeting)
+    };
+    thread::scope(|scope| {
+        let work = &work;
+        let mut listener = Some(listener);
+        let start = |rank| {
+            let (options, listener) = (options(rank), listener.take());
+            scope.spawn(move || {
+                let collective = match listener {
+                    Some(listener) => host(&options, listener).unwrap(),
+                    None => connect(&options).unwrap(),
+                };
+                let result = work(collective.clone());
+                collective.close().unwrap();
+                result
+            })
+        };
+        let ranks: Vec<_> = (0..world).map(start).collect();
+        let joined = ranks.into_iter().map(|rank| rank.join().unwrap());
+        joined.collect()
+    })
 }

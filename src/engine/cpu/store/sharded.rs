@@ -1,0 +1,343 @@
+//! A shard of everything on every rank: full sharding (FSDP, ZeRO-3).
+//!
+//! Every unit is a flat vector, padded to a multiple of the world's size; rank r holds the r-th
+//! part of its parameters, gradient and optimiser states. [`gather`] makes parameters whole for
+//! the time that a unit computes, [`scatter`] reduces gradients to shards; both run beside
+//! compute. The padding is zero and stays so.
+//!
+//! A step reduces once per micro-batch, so ranks that were dealt fewer join the others' walks with
+//! a gradient of zero.
+
+mod gather;
+mod scatter;
+
+use self::gather::Gather;
+use self::scatter::{Scatter, Standing};
+use super::{Gradient, Pass, Store};
+use crate::comm::World;
+use crate::engine::cpu::arena::{Arena, Buffer};
+use crate::engine::cpu::kernels::{adamw, vector};
+use crate::engine::{AdamW, EngineError, Layout, Measure, Reduced, Unit, UnitState};
+
+/// This rank's shards.
+pub struct Sharded {
+    world: World,
+    tied: bool,
+    shards: Vec<Shard>,
+    gather: Gather,
+    scatter: Scatter,
+    /// What the walk under way is for.
+    pass: Pass,
+    /// What is measured in this step.
+    measure: Measure,
+    /// Training walks of this step, joined ones too: the same on every rank.
+    walks: u64,
+    /// This rank's micro-batches in this step.
+    own: u64,
+    /// ‖gradient of the latest micro-batch‖², where measured.
+    squared_norm: f64,
+}
+
+/// This rank's part of one unit.
+struct Shard {
+    index: usize,
+    unit: Unit,
+    /// Where the part begins in the unit.
+    offset: usize,
+    /// Elements, with padding.
+    len: usize,
+    parameters: Buffer,
+    gradient: Buffer,
+    exp_avg: Buffer,
+    exp_avg_sq: Buffer,
+}
+
+impl Sharded {
+    /// Takes memory for this rank's part of every unit and asks `initial(unit, offset, out)` for
+    /// its weights. `tied` says that the head uses the first unit. `unsharded_accumulation` keeps
+    /// this rank's gradient whole until the step is reduced (a whole model's memory), so that its
+    /// norm exists when there are several micro-batches.
+    pub fn new(
+        layout: &Layout,
+        tied: bool,
+        unsharded_accumulation: bool,
+        world: World,
+        arena: &Arena,
+        initial: &dyn Fn(&Unit, usize, &mut [f32]),
+    ) -> Result<Sharded, EngineError> {
+        let mut shards = Vec::with_capacity(layout.units.len());
+        for (index, unit) in layout.units.iter().enumerate() {
+            let len = unit.len.div_ceil(world.world());
+            let offset = world.rank() * len;
+            let buffer = |what: &str| arena.buffer(len, &format!("{what} of {}", unit.name));
+            let mut parameters = buffer("shard of the weights")?;
+            initial(unit, offset, &mut parameters);
+            shards.push(Shard {
+                index,
+                unit: unit.clone(),
+                offset,
+                len,
+                parameters,
+                gradient: buffer("shard of the gradient")?,
+                exp_avg: buffer("shard of the optimiser state")?,
+                exp_avg_sq: buffer("shard of the optimiser state")?,
+            });
+        }
+        Ok(Sharded {
+            gather: Gather::new(layout, tied, &world, arena)?,
+            scatter: Scatter::new(layout, tied, unsharded_accumulation, &world, arena)?,
+            world,
+            tied,
+            shards,
+            pass: Pass::Evaluation,
+            measure: Measure::default(),
+            walks: 0,
+            own: 0,
+            squared_norm: 0.0,
+        })
+    }
+
+    /// Where the step stands for the micro-batch under way.
+    fn standing(&self) -> Standing {
+        Standing {
+            walks: self.walks,
+            own: self.own,
+            measured: self.measures(),
+        }
+    }
+
+    /// Whether the norm of this micro-batch's gradient is taken: it is this rank's, too, where
+    /// there is no other.
+    fn measures(&self) -> bool {
+        self.measure.micro_batches || (self.measure.worker && !self.scatter.keeps_whole())
+    }
+
+    /// Forgets the step's gradient.
+    fn clear(&mut self) {
+        self.walks = 0;
+        self.own = 0;
+    }
+
+    /// Completes a unit with a gradient of zero, in a joined walk.
+    fn complete_nothing(&mut self, unit: usize) -> Result<(), EngineError> {
+        let standing = Standing {
+            measured: false,
+            ..self.standing()
+        };
+        self.scatter.nothing(&self.shards[unit]);
+        self.scatter.complete(unit, &mut self.shards, standing)?;
+        Ok(())
+    }
+}
+
+impl Store for Sharded {
+    fn begin(&mut self, pass: Pass) -> Result<(), EngineError> {
+        if let Pass::Training { measure, .. } = pass {
+            if measure.worker && self.own > 0 && !self.scatter.keeps_whole() {
+                return Err(EngineError::Shape(
+                    "the norm of a rank's accumulated gradient does not exist under full \
+                     sharding with more than one micro-batch a step: measure micro-batches, or \
+                     accumulate unsharded"
+                        .to_owned(),
+                ));
+            }
+            self.measure = measure;
+            self.squared_norm = 0.0;
+            self.scatter.begin(&mut self.shards)?;
+        }
+        self.pass = pass;
+        self.gather.begin(pass, &mut self.shards);
+        Ok(())
+    }
+
+    fn acquire(&mut self, unit: usize) -> Result<(), EngineError> {
+        self.gather.acquire(unit, &mut self.shards)
+    }
+
+    fn parameters(&self, unit: usize) -> &[f32] {
+        self.gather.parameters(&self.shards[unit])
+    }
+
+    fn gradient(&mut self, unit: usize) -> (&[f32], Gradient<'_>) {
+        let standing = self.standing();
+        let shard = &self.shards[unit];
+        let gradient = self.scatter.gradient(shard, standing);
+        (self.gather.parameters(shard), gradient)
+    }
+
+    fn release(&mut self, unit: usize) {
+        self.gather.release(unit, &mut self.shards);
+    }
+
+    fn complete(&mut self, unit: usize) -> Result<(), EngineError> {
+        let standing = self.standing();
+        let squared_norm = self.scatter.complete(unit, &mut self.shards, standing)?;
+        self.squared_norm += squared_norm.unwrap_or(0.0);
+        Ok(())
+    }
+
+    fn end(&mut self) -> Result<Option<f64>, EngineError> {
+        let Pass::Training { measure, .. } = self.pass else {
+            return Ok(None);
+        };
+        self.walks += 1;
+        self.own += 1;
+        Ok(measure.micro_batches.then_some(self.squared_norm))
+    }
+
+    fn join(&mut self, pass: Pass) -> Result<(), EngineError> {
+        let last = self.shards.len() - 1;
+        let training = matches!(pass, Pass::Training { .. });
+        let reduces = training && !self.scatter.keeps_whole();
+        if training {
+            self.scatter.begin(&mut self.shards)?;
+        }
+        self.gather.begin(pass, &mut self.shards);
+        for unit in 0..=last {
+            self.acquire(unit)?;
+            if unit > 0 || !self.tied {
+                self.release(unit);
+            }
+        }
+        if self.tied {
+            self.release(0);
+        }
+        if training {
+            if reduces {
+                self.complete_nothing(last)?;
+            }
+            for unit in (1..last).rev() {
+                self.acquire(unit)?;
+                self.release(unit);
+                if reduces {
+                    self.complete_nothing(unit)?;
+                }
+            }
+            if reduces {
+                self.complete_nothing(0)?;
+            }
+            self.walks += 1;
+        }
+        Ok(())
+    }
+
+    fn reduce(&mut self, measure: Measure) -> Result<Reduced, EngineError> {
+        self.scatter.finish(&mut self.shards)?;
+        let whole = self.scatter.reduce_whole(&mut self.shards, self.own == 0)?;
+        if self.walks == 0 {
+            for shard in &mut self.shards {
+                shard.gradient.fill(0.0);
+            }
+        }
+        let own = match self.own {
+            _ if whole.is_some() => whole,
+            0 => Some(0.0),
+            1 if self.measures() => Some(self.squared_norm),
+            _ => None,
+        };
+        if measure.worker && own.is_none() {
+            return Err(EngineError::Shape(
+                "the norm of this rank's gradient was not asked for with its micro-batch, and \
+                 under full sharding the gradient is gone"
+                    .to_owned(),
+            ));
+        }
+        let gradients = self.shards.iter().map(|shard| &shard.gradient);
+        let part: f64 = gradients
+            .map(|gradient| vector::squared_norm(gradient))
+            .sum();
+        let mut squared_norm = 0.0;
+        for part in self.world.exchange(&part.to_le_bytes())? {
+            let part = part.try_into().map(f64::from_le_bytes);
+            squared_norm += part.map_err(|_| {
+                EngineError::Shape("another rank exchanges something else than norms".to_owned())
+            })?;
+        }
+        Ok(Reduced {
+            squared_norm,
+            local_squared_norm: own.filter(|_| measure.worker),
+        })
+    }
+
+    fn update(&mut self, step: AdamW) -> Result<(), EngineError> {
+        for shard in &mut self.shards {
+            adamw::update(
+                &shard.unit,
+                shard.offset,
+                &mut shard.parameters,
+                &shard.gradient,
+                &mut shard.exp_avg,
+                &mut shard.exp_avg_sq,
+                &step,
+            );
+        }
+        self.gather.forget();
+        self.clear();
+        Ok(())
+    }
+
+    fn discard(&mut self) {
+        self.gather.stop(&mut self.shards);
+        self.scatter.stop(&mut self.shards);
+        // What a collective did not give back is lost with its world; the memory is not.
+        for shard in &mut self.shards {
+            shard.gradient.replace_lost();
+            shard.parameters.replace_lost();
+        }
+        self.clear();
+    }
+
+    fn export(&mut self, unit: usize, wanted: bool) -> Result<Option<UnitState>, EngineError> {
+        let shard = &mut self.shards[unit];
+        let len = shard.unit.len;
+        let mut gather = |part: &mut Buffer| {
+            let whole = self.gather.whole(unit, part)?;
+            Ok::<_, EngineError>(wanted.then(|| whole[..len].to_vec()))
+        };
+        let parameters = gather(&mut shard.parameters)?;
+        let exp_avg = gather(&mut shard.exp_avg)?;
+        let exp_avg_sq = gather(&mut shard.exp_avg_sq)?;
+        Ok(parameters
+            .zip(exp_avg)
+            .zip(exp_avg_sq)
+            .map(|((parameters, exp_avg), exp_avg_sq)| UnitState {
+                parameters,
+                exp_avg,
+                exp_avg_sq,
+            }))
+    }
+
+    fn import(&mut self, unit: usize, state: &UnitState) -> Result<(), EngineError> {
+        let shard = &mut self.shards[unit];
+        let from = shard.offset.min(shard.unit.len);
+        let to = (shard.offset + shard.len).min(shard.unit.len);
+        for (part, whole) in [
+            (&mut shard.parameters, &state.parameters),
+            (&mut shard.exp_avg, &state.exp_avg),
+            (&mut shard.exp_avg_sq, &state.exp_avg_sq),
+        ] {
+            part[..to - from].copy_from_slice(&whole[from..to]);
+        }
+        self.gather.forget();
+        Ok(())
+    }
+}
+
+/// Sizes of the buffers for whole units that are in use together, with padding: two for any unit,
+/// and one for the first where embeddings are tied (the two are for the others, then).
+fn place_sizes(layout: &Layout, tied: bool, world: usize) -> impl Iterator<Item = usize> {
+    let padded = move |len: usize| len.div_ceil(world) * world;
+    let (first, others) = layout
+        .units
+        .split_at(usize::from(tied).min(layout.units.len()));
+    let largest = others
+        .iter()
+        .map(|unit| padded(unit.len))
+        .max()
+        .unwrap_or(0);
+    let first = first.first().map(|unit| padded(unit.len));
+    [largest, largest].into_iter().chain(first)
+}
+
+#[cfg(test)]
+mod tests;

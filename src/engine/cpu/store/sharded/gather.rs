@@ -1,0 +1,217 @@
+//! Whole parameters, gathered ahead of the walk.
+//!
+//! Two buffers take turns: while one unit computes, the next one is gathered into the other. A
+//! buffer that is given back keeps its unit until another is gathered into it: what the walk wants
+//! again first (the last block, when it turns round) is still there. All of this follows from the
+//! calls alone, so that every rank starts the same operations in the same order.
+
+use crate::comm::{CommError, Operation, Pending, World};
+use crate::engine::cpu::arena::{Arena, Buffer};
+use crate::engine::cpu::store::Pass;
+use crate::engine::{EngineError, Layout};
+
+use super::Shard;
+
+/// The buffers and where the walk is.
+pub(super) struct Gather {
+    world: World,
+    /// Two that take turns, and one for the first unit where embeddings are tied: it stays whole
+    /// until the head is done.
+    places: Vec<Place>,
+    tied: bool,
+    pass: Pass,
+    units: usize,
+    /// Units of this walk that are gathered, or on their way.
+    begun: usize,
+}
+
+struct Place {
+    buffer: Buffer,
+    /// Whose parameters these are (or will be).
+    unit: Option<usize>,
+    state: State,
+}
+
+enum State {
+    Free,
+    OnTheWay(Box<dyn Pending>),
+    Taken,
+}
+
+impl Gather {
+    pub fn new(
+        layout: &Layout,
+        tied: bool,
+        world: &World,
+        arena: &Arena,
+    ) -> Result<Self, EngineError> {
+        let places = super::place_sizes(layout, tied, world.world())
+            .map(|len| {
+                Ok(Place {
+                    buffer: arena.buffer(len, "the gathered weights of a unit")?,
+                    unit: None,
+                    state: State::Free,
+                })
+            })
+            .collect::<Result<_, EngineError>>()?;
+        Ok(Gather {
+            world: world.clone(),
+            places,
+            tied,
+            pass: Pass::Evaluation,
+            units: layout.units.len(),
+            begun: 0,
+        })
+    }
+
+    /// A walk begins: the first units are on their way.
+    pub fn begin(&mut self, pass: Pass, shards: &mut [Shard]) {
+        self.pass = pass;
+        self.begun = 0;
+        self.prefetch(shards);
+    }
+
+    /// Waits until a unit's parameters are whole.
+    pub fn acquire(&mut self, unit: usize, shards: &mut [Shard]) -> Result<(), EngineError> {
+        let place = self.place_of(unit)?;
+        if let State::OnTheWay(pending) = std::mem::replace(&mut place.state, State::Taken) {
+            place.receive(pending, &mut shards[unit].parameters)?;
+        }
+        Ok(())
+    }
+
+    /// A whole unit; empty when it is not acquired.
+    pub fn parameters(&self, shard: &Shard) -> &[f32] {
+        let taken =
+            |place: &&Place| place.unit == Some(shard.index) && matches!(place.state, State::Taken);
+        let place = self.places.iter().find(taken);
+        place.map_or(&[], |place| &place.buffer[..shard.unit.len])
+    }
+
+    /// Gives a unit's buffer back, and gathers what comes next.
+    pub fn release(&mut self, unit: usize, shards: &mut [Shard]) {
+        for place in &mut self.places {
+            if place.unit == Some(unit) && matches!(place.state, State::Taken) {
+                place.state = State::Free;
+            }
+        }
+        self.prefetch(shards);
+    }
+
+    /// Gathers one vector of a unit outside of walks.
+    pub fn whole(&mut self, unit: usize, shard: &mut Buffer) -> Result<&[f32], EngineError> {
+        let index = match unit {
+            0 if self.tied => 2,
+            _ => 0,
+        };
+        let place = &mut self.places[index];
+        place.unit = None;
+        let pending = place.send(&self.world, shard);
+        place.receive(pending, shard)?;
+        Ok(&place.buffer)
+    }
+
+    /// The parameters have changed: nothing that was gathered is worth anything.
+    pub fn forget(&mut self) {
+        for place in &mut self.places {
+            place.unit = None;
+        }
+    }
+
+    /// Ends the walk wherever it is; the next one gathers anew.
+    pub fn stop(&mut self, shards: &mut [Shard]) {
+        for place in &mut self.places {
+            let state = std::mem::replace(&mut place.state, State::Free);
+            if let (State::OnTheWay(pending), Some(unit)) = (state, place.unit)
+                && place
+                    .receive(pending, &mut shards[unit].parameters)
+                    .is_err()
+            {
+                place.buffer.replace_lost();
+            }
+        }
+        self.begun = 2 * self.units;
+        self.forget();
+    }
+
+    /// The units of a walk in the order in which they are acquired: forward, then, in training,
+    /// backward from the last block to the first.
+    fn wanted(&self, index: usize) -> Option<usize> {
+        let turn = self.units;
+        match self.pass {
+            _ if index < turn => Some(index),
+            Pass::Training { .. } => (turn + turn)
+                .checked_sub(index + 2)
+                .filter(|&unit| unit > 0),
+            Pass::Evaluation => None,
+        }
+    }
+
+    /// Starts to gather the next units of the walk while there are free buffers.
+    fn prefetch(&mut self, shards: &mut [Shard]) {
+        while let Some(unit) = self.wanted(self.begun) {
+            let after = self.wanted(self.begun + 1);
+            let range = match unit {
+                0 if self.tied => 2..3,
+                _ => 0..2,
+            };
+            let free = self.places[range].iter_mut();
+            let free = free.filter(|place| matches!(place.state, State::Free));
+            // The unit itself may be there still; its successor is better left where it is.
+            let Some(place) = free.min_by_key(|place| match place.unit {
+                held if held == Some(unit) => 0,
+                held if held.is_some() && held == after => 2,
+                _ => 1,
+            }) else {
+                return;
+            };
+            if place.unit == Some(unit) {
+                place.state = State::Taken;
+            } else {
+                place.unit = Some(unit);
+                let pending = place.send(&self.world, &mut shards[unit].parameters);
+                place.state = State::OnTheWay(pending);
+            }
+            self.begun += 1;
+        }
+    }
+
+    fn place_of(&mut self, unit: usize) -> Result<&mut Place, EngineError> {
+        let mut places = self.places.iter_mut();
+        places
+            .find(|place| place.unit == Some(unit) && !matches!(place.state, State::Free))
+            .ok_or_else(|| {
+                EngineError::Shape(format!("unit {unit} was acquired out of the walk's order"))
+            })
+    }
+}
+
+impl Place {
+    /// Starts to gather; the shard is lent until it is received.
+    fn send(&mut self, world: &World, shard: &mut Buffer) -> Box<dyn Pending> {
+        let shard = shard.lend();
+        let mut data = self.buffer.lend();
+        // Never beyond what was reserved: the place is as large as its largest unit.
+        data.resize(shard.len() * world.world(), 0.0);
+        world.start(Operation::AllGather { shard, data })
+    }
+
+    fn receive(
+        &mut self,
+        pending: Box<dyn Pending>,
+        lender: &mut Buffer,
+    ) -> Result<(), EngineError> {
+        match pending.wait()? {
+            Operation::AllGather { shard, data } => {
+                lender.restore(shard);
+                self.buffer.restore(data);
+                Ok(())
+            }
+            other => Err(CommError::Misuse(format!(
+                "{} came back for an all-gather",
+                other.name()
+            ))
+            .into()),
+        }
+    }
+}

@@ -1,0 +1,294 @@
+//! Gradients on their way from whole units to shards.
+//!
+//! A micro-batch's gradient of a unit exists whole from its backward until it is reduced. Two
+//! buffers take turns: one is reduced and scattered beside the backward pass that fills the other.
+//! Unless the norm test wants the accumulated gradient of this rank: that one exists only where
+//! it is kept whole for the length of a step, at the price of a whole model's gradient.
+
+use crate::comm::{CommError, Operation, Pending, World};
+use crate::engine::cpu::arena::{Arena, Buffer};
+use crate::engine::cpu::kernels::vector;
+use crate::engine::cpu::store::Gradient;
+use crate::engine::{EngineError, Layout};
+
+use super::Shard;
+
+/// Where a step stands at a micro-batch.
+#[derive(Clone, Copy)]
+pub(super) struct Standing {
+    /// Training walks before this one, of any rank's micro-batches.
+    pub walks: u64,
+    /// This rank's micro-batches before this one.
+    pub own: u64,
+    /// Whether the norm of this one's gradient is taken.
+    pub measured: bool,
+}
+
+/// The places for gradients of whole units.
+pub(super) struct Scatter {
+    world: World,
+    /// Two that take turns, and one for the first unit where embeddings are tied: its gradient is
+    /// open beside every other.
+    places: Vec<Place>,
+    tied: bool,
+    /// Whole accumulated gradients by unit, where they are kept.
+    whole: Option<Vec<Buffer>>,
+}
+
+struct Place {
+    buffer: Buffer,
+    /// Receives the shard of a gradient that is to be added to what was accumulated.
+    addend: Buffer,
+    state: State,
+}
+
+enum State {
+    Free,
+    Open(usize),
+    Reducing(Reduction),
+}
+
+struct Reduction {
+    unit: usize,
+    /// It writes the accumulated gradient's shard rather than an addend.
+    first: bool,
+    pending: Box<dyn Pending>,
+}
+
+impl Scatter {
+    /// `whole`: keep this rank's accumulated gradient unsharded until the step is reduced.
+    pub fn new(
+        layout: &Layout,
+        tied: bool,
+        whole: bool,
+        world: &World,
+        arena: &Arena,
+    ) -> Result<Self, EngineError> {
+        let ranks = world.world();
+        let place = |len| {
+            let addend = if whole { 0 } else { len / ranks };
+            Ok(Place {
+                buffer: arena.buffer(len, "the gradient of one micro-batch")?,
+                addend: arena.buffer(addend, "the gradient of one micro-batch")?,
+                state: State::Free,
+            })
+        };
+        let sizes = super::place_sizes(layout, tied, ranks);
+        let units = layout.units.iter().map(|unit| {
+            let len = unit.len.div_ceil(ranks) * ranks;
+            arena.buffer(len, &format!("unsharded gradient of {}", unit.name))
+        });
+        Ok(Scatter {
+            world: world.clone(),
+            places: sizes.map(place).collect::<Result<_, EngineError>>()?,
+            tied,
+            whole: whole.then(|| units.collect()).transpose()?,
+        })
+    }
+
+    /// Whether accumulated gradients are kept whole.
+    pub fn keeps_whole(&self) -> bool {
+        self.whole.is_some()
+    }
+
+    /// A walk begins: tied embeddings' gradient is wanted soon.
+    pub fn begin(&mut self, shards: &mut [Shard]) -> Result<(), EngineError> {
+        self.places[2..]
+            .iter_mut()
+            .try_for_each(|place| place.finish(shards))
+    }
+
+    /// The place for a unit's gradient.
+    pub fn gradient(&mut self, shard: &Shard, standing: Standing) -> Gradient<'_> {
+        let len = shard.unit.len;
+        let add = standing.own > 0;
+        if self.whole.is_none() || (add && standing.measured) {
+            return Gradient {
+                values: &mut self.open(shard)[..len],
+                add: false,
+            };
+        }
+        let whole = self.whole.iter_mut().flatten().nth(shard.index);
+        Gradient {
+            values: whole.map_or(&mut [], |whole| &mut whole[..len]),
+            add,
+        }
+    }
+
+    /// Zeroes a unit's gradient: that of a rank without a micro-batch.
+    pub fn nothing(&mut self, shard: &Shard) {
+        self.open(shard).fill(0.0);
+    }
+
+    /// Takes a unit's finished gradient and starts to reduce it. Gives its squared norm when it
+    /// is measured.
+    pub fn complete(
+        &mut self,
+        unit: usize,
+        shards: &mut [Shard],
+        Standing {
+            walks,
+            own,
+            measured,
+        }: Standing,
+    ) -> Result<Option<f64>, EngineError> {
+        let len = shards[unit].unit.len;
+        if let Some(whole) = &mut self.whole {
+            let sum = &mut whole[unit][..len];
+            if !measured {
+                return Ok(None);
+            }
+            if own == 0 {
+                return Ok(Some(vector::squared_norm(sum)));
+            }
+            let place = &mut self.places[place_index(self.tied, unit, true)];
+            place.state = State::Free;
+            return Ok(Some(vector::add_measuring(sum, &place.buffer[..len])));
+        }
+        let open = |place: &&mut Place| matches!(place.state, State::Open(open) if open == unit);
+        let Some(place) = self.places.iter_mut().find(open) else {
+            return Err(EngineError::Shape(format!(
+                "unit {unit} has no gradient to complete"
+            )));
+        };
+        let squared_norm = measured.then(|| vector::squared_norm(&place.buffer[..len]));
+        let first = walks == 0;
+        let shard = if first {
+            shards[unit].gradient.lend()
+        } else {
+            let mut addend = place.addend.lend();
+            addend.resize(shards[unit].len, 0.0);
+            addend
+        };
+        let data = place.buffer.lend();
+        let pending = self.world.start(Operation::ReduceScatter { data, shard });
+        place.state = State::Reducing(Reduction {
+            unit,
+            first,
+            pending,
+        });
+        // The next unit needs the other place.
+        for place in &mut self.places[..2] {
+            if !matches!(&place.state, State::Reducing(reduction) if reduction.unit == unit) {
+                place.finish(shards)?;
+            }
+        }
+        Ok(squared_norm)
+    }
+
+    /// Waits for all reductions.
+    pub fn finish(&mut self, shards: &mut [Shard]) -> Result<(), EngineError> {
+        for place in &mut self.places {
+            place.finish(shards)?;
+        }
+        Ok(())
+    }
+
+    /// Reduces the accumulated gradients where they are kept whole, and gives the squared norm of
+    /// this rank's. `nothing`: this rank has accumulated none.
+    pub fn reduce_whole(
+        &mut self,
+        shards: &mut [Shard],
+        nothing: bool,
+    ) -> Result<Option<f64>, EngineError> {
+        let Some(whole) = &mut self.whole else {
+            return Ok(None);
+        };
+        let mut squared_norm = 0.0;
+        let mut under_way = Vec::with_capacity(shards.len());
+        for (buffer, unit) in whole.iter_mut().zip(&mut *shards) {
+            if nothing {
+                buffer.fill(0.0);
+            } else {
+                squared_norm += vector::squared_norm(&buffer[..unit.unit.len]);
+            }
+            let (data, shard) = (buffer.lend(), unit.gradient.lend());
+            under_way.push(self.world.start(Operation::ReduceScatter { data, shard }));
+        }
+        for ((buffer, unit), pending) in whole.iter_mut().zip(shards).zip(under_way) {
+            let (data, shard) = scattered(pending)?;
+            buffer.restore(data);
+            // The padding, which a reduction may use as scratch, is to stay zero.
+            buffer[unit.unit.len..].fill(0.0);
+            unit.gradient.restore(shard);
+        }
+        Ok(Some(squared_norm))
+    }
+
+    /// Ends whatever is under way; nothing of it is kept.
+    pub fn stop(&mut self, shards: &mut [Shard]) {
+        for place in &mut self.places {
+            if place.finish(shards).is_err() {
+                place.buffer.replace_lost();
+                place.addend.replace_lost();
+            }
+            place.state = State::Free;
+        }
+        for whole in self.whole.iter_mut().flatten() {
+            whole.replace_lost();
+        }
+    }
+
+    /// A unit's open place, with zeros for padding.
+    fn open(&mut self, shard: &Shard) -> &mut [f32] {
+        let index = shard.index;
+        let is_open = |place: &Place| matches!(place.state, State::Open(open) if open == index);
+        let place = match self.places.iter().position(is_open) {
+            Some(open) => &mut self.places[open],
+            None => {
+                let free = matches!(self.places[0].state, State::Free);
+                let place = &mut self.places[place_index(self.tied, index, free)];
+                place.state = State::Open(index);
+                let padded = shard.len * self.world.world();
+                let mut data = place.buffer.lend();
+                data.resize(padded, 0.0);
+                data[shard.unit.len..].fill(0.0);
+                place.buffer.restore(data);
+                place
+            }
+        };
+        &mut place.buffer
+    }
+}
+
+/// Which place a unit's gradient takes.
+fn place_index(tied: bool, unit: usize, first_is_free: bool) -> usize {
+    match (tied && unit == 0, first_is_free) {
+        (true, _) => 2,
+        (false, true) => 0,
+        (false, false) => 1,
+    }
+}
+
+impl Place {
+    /// Waits for the reduction under way, if there is one, and accumulates what it gave.
+    fn finish(&mut self, shards: &mut [Shard]) -> Result<(), EngineError> {
+        let reduction = match std::mem::replace(&mut self.state, State::Free) {
+            State::Reducing(reduction) => reduction,
+            other => {
+                self.state = other;
+                return Ok(());
+            }
+        };
+        let (data, shard) = scattered(reduction.pending)?;
+        self.buffer.restore(data);
+        let sum = &mut shards[reduction.unit].gradient;
+        if reduction.first {
+            sum.restore(shard);
+        } else {
+            vector::accumulate(sum, &shard);
+            self.addend.restore(shard);
+        }
+        Ok(())
+    }
+}
+
+/// Waits for a reduce-scatter and takes its elements back.
+fn scattered(pending: Box<dyn Pending>) -> Result<(Vec<f32>, Vec<f32>), EngineError> {
+    match pending.wait()? {
+        Operation::ReduceScatter { data, shard } => Ok((data, shard)),
+        other => Err(
+            CommError::Misuse(format!("{} came back for a reduce-scatter", other.name())).into(),
+        ),
+    }
+}

@@ -1,0 +1,209 @@
+//! When shards are gathered and gradients scattered: beside compute, and in the same order by
+//! whoever computes and whoever only joins.
+
+use std::sync::{Arc, Mutex};
+
+use super::*;
+use crate::comm::tcp::tests::on_all;
+use crate::comm::{Collective, CommError, Operation, Pending};
+use crate::engine::Parameter;
+
+/// Notes which operations are started; units are told apart by their lengths.
+struct Recorder {
+    world: World,
+    events: Arc<Mutex<Vec<String>>>,
+}
+
+impl Collective for Recorder {
+    fn rank(&self) -> usize {
+        self.world.rank()
+    }
+
+    fn world(&self) -> usize {
+        self.world.world()
+    }
+
+    fn start(&self, operation: Operation) -> Box<dyn Pending> {
+        let (what, data) = match &operation {
+            Operation::AllGather { data, .. } => ("gather", data),
+            Operation::ReduceScatter { data, .. } => ("scatter", data),
+            Operation::AllReduce(data) => ("reduce", data),
+        };
+        note(&self.events, format!("{what} {}", data.len() / 10 - 1));
+        self.world.start(operation)
+    }
+
+    fn exchange(&self, message: &[u8]) -> Result<Vec<Vec<u8>>, CommError> {
+        self.world.exchange(message)
+    }
+
+    fn abort(&self, reason: &str) {
+        self.world.abort(reason);
+    }
+}
+
+fn note(events: &Mutex<Vec<String>>, event: String) {
+    events.lock().unwrap().push(event);
+}
+
+/// Units 0 to 4 of 10 to 50 elements.
+fn layout() -> Layout {
+    let unit = |index: usize| {
+        let len = 10 * (index + 1);
+        Unit {
+            name: format!("unit-{index}"),
+            parameters: vec![Parameter {
+                name: "weight".to_owned(),
+                shape: vec![len],
+                offset: 0,
+                decay: false,
+            }],
+            len,
+        }
+    };
+    Layout {
+        units: (0..5).map(unit).collect(),
+    }
+}
+
+const TRAINING: Pass = Pass::Training {
+    measure: Measure {
+        micro_batches: false,
+        worker: false,
+    },
+    last: true,
+};
+
+/// Notes that a unit computes.
+type Compute<'a> = &'a dyn Fn(&str, usize);
+
+/// Walks over the units as the model does.
+fn walk(store: &mut Sharded, pass: Pass, tied: bool, compute: Compute<'_>) {
+    let head = 4;
+    store.begin(pass).unwrap();
+    for unit in 0..head {
+        store.acquire(unit).unwrap();
+        assert!(store.parameters(unit).iter().all(|&w| w == unit as f32));
+        compute("forward", unit);
+        if unit > 0 || !tied {
+            store.release(unit);
+        }
+    }
+    store.acquire(head).unwrap();
+    compute("head", head);
+    if pass == TRAINING {
+        store.gradient(head).1.values.fill(1.0);
+        if tied {
+            store.gradient(0).1.values.fill(1.0);
+        }
+    }
+    store.release(head);
+    if tied {
+        store.release(0);
+    }
+    if pass == TRAINING {
+        store.complete(head).unwrap();
+        for unit in (1..head).rev() {
+            store.acquire(unit).unwrap();
+            compute("backward", unit);
+            store.gradient(unit).1.values.fill(1.0);
+            store.release(unit);
+            store.complete(unit).unwrap();
+        }
+        compute("backward", 0);
+        store.gradient(0).1.values.fill(1.0);
+        store.complete(0).unwrap();
+    }
+    store.end().unwrap();
+}
+
+/// The events of two ranks that run `work`; the first with compute marked.
+fn record(tied: bool, work: impl Fn(&mut Sharded, usize, Compute<'_>) + Sync) -> Vec<Vec<String>> {
+    on_all(2, |world| {
+        let rank = world.rank();
+        let events = Arc::new(Mutex::new(Vec::new()));
+        let recorder = Recorder {
+            world,
+            events: events.clone(),
+        };
+        let fill = |unit: &Unit, _, out: &mut [f32]| out.fill((unit.len / 10 - 1) as f32);
+        let arena = Arena::new(None);
+        let world = Arc::new(recorder);
+        let mut store = Sharded::new(&layout(), tied, false, world, &arena, &fill).unwrap();
+        let compute = |what: &str, unit| {
+            if rank == 0 {
+                note(&events, format!("    {what} {unit}"));
+            }
+        };
+        work(&mut store, rank, &compute);
+        events.lock().unwrap().clone()
+    })
+}
+
+#[test]
+fn units_are_gathered_ahead_and_scattered_behind() {
+    let events = record(false, |store, _, compute| {
+        walk(store, TRAINING, false, compute)
+    });
+    insta::assert_snapshot!(events[0].join("\n"));
+}
+
+#[test]
+fn tied_embeddings_stay_whole_until_the_head_is_done() {
+    let events = record(true, |store, _, compute| {
+        walk(store, TRAINING, true, compute)
+    });
+    insta::assert_snapshot!(events[0].join("\n"));
+}
+
+#[test]
+fn what_is_whole_still_is_not_gathered_again() {
+    let gathers = |work: fn(&mut Sharded, Compute<'_>)| {
+        let events = record(false, |store, _, compute| work(store, compute));
+        events[1]
+            .iter()
+            .filter(|event| event.starts_with("gather"))
+            .count()
+    };
+    // Forward 0 to 4, backward 3 (still there), 2, 1.
+    let one = gathers(|store, compute| walk(store, TRAINING, false, compute));
+    assert_eq!(one, 5 + 2);
+    // Unit 1, the last of backward, is the second of the next forward.
+    let two = gathers(|store, compute| {
+        walk(store, TRAINING, false, compute);
+        walk(store, TRAINING, false, compute);
+    });
+    assert_eq!(two, 2 * one - 1);
+    // Not after an optimiser step.
+    let updated = gathers(|store, compute| {
+        walk(store, TRAINING, false, compute);
+        store.reduce(Measure::default()).unwrap();
+        store.gather.forget();
+        walk(store, TRAINING, false, compute);
+    });
+    assert_eq!(updated, 2 * one);
+}
+
+#[test]
+fn whoever_joins_starts_the_same_operations_in_the_same_order() {
+    for tied in [false, true] {
+        let events = record(tied, |store, rank, compute| {
+            for pass in [TRAINING, Pass::Evaluation, TRAINING] {
+                match rank {
+                    0 => walk(store, pass, tied, compute),
+                    _ => store.join(pass).unwrap(),
+                }
+            }
+            // Twice the one rank's ones, and the other's zeros.
+            assert_eq!(
+                store.reduce(Measure::default()).unwrap().squared_norm,
+                4.0 * 150.0
+            );
+        });
+        let operations = |events: &[String]| {
+            let all = events.iter().filter(|event| !event.starts_with(' '));
+            all.cloned().collect::<Vec<_>>()
+        };
+        assert_eq!(operations(&events[0]), operations(&events[1]));
+    }
+}

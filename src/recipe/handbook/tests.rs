@@ -1,0 +1,319 @@
+use crate::recipe::spec::{
+    BatchSchedule, DataFormat, LastBatch, LearningRateShape, Objective, Precision, Spec, Strategy,
+};
+use crate::recipe::{Diagnostic, ReadError, Recipe, Request, read};
+
+/// Reads a text as the file `folder/config.yaml`, under overrides.
+fn read_in(folder: &str, text: &str, overrides: &[&str]) -> Result<Recipe, ReadError> {
+    let root = tempfile::tempdir().unwrap();
+    let folder = root.path().join(folder);
+    std::fs::create_dir_all(&folder).unwrap();
+    let path = folder.join("config.yaml");
+    std::fs::write(&path, text).unwrap();
+    read(&Request {
+        path,
+        overrides: overrides.iter().map(|o| (*o).to_owned()).collect(),
+        ..Request::default()
+    })
+}
+
+/// What an SFT recipe with these lines means, read without a word.
+fn sft(lines: &str) -> Spec {
+    let text = format!("model_name_or_path: m\nnum_train_epochs: 1\n{lines}");
+    let recipe = read_in("sft", &text, &[]).unwrap_or_else(|e| panic!("{:?}", e.diagnostics));
+    assert_eq!(recipe.diagnostics, []);
+    recipe.spec
+}
+
+/// Every word about an SFT recipe with these lines.
+fn problems(folder: &str, lines: &str, overrides: &[&str]) -> String {
+    let text = format!("model_name_or_path: m\nnum_train_epochs: 1\n{lines}");
+    let diagnostics = match read_in(folder, &text, overrides) {
+        Ok(recipe) => recipe.diagnostics,
+        Err(error) => error.diagnostics,
+    };
+    let line = |d: &Diagnostic| d.span.map_or(0, |s| s.line);
+    let lines: Vec<String> = diagnostics
+        .iter()
+        .map(|d| {
+            let place = format!("{}: {}[{}]", line(d), d.severity, d.rule);
+            format!("{place} {} ({})", d.message, d.help)
+        })
+        .collect();
+    lines.join("\n")
+}
+
+#[test]
+fn defaults_are_those_of_trl() {
+    let spec = sft("");
+    assert_eq!(
+        (spec.batch.micro, spec.batch.accumulation),
+        (Some(8), Some(1))
+    );
+    assert_eq!((spec.batch.global, spec.batch.gpus), (None, None));
+    assert_eq!(spec.learning_rate.peak, 2e-5);
+    assert_eq!(spec.learning_rate.shape, LearningRateShape::Linear);
+    assert_eq!(spec.model.precision, Precision::Bf16);
+    assert!(spec.model.activation_checkpointing);
+    assert_eq!(spec.data.sequence_length, 1024);
+    assert_eq!(spec.checkpoint.every_steps, Some(500));
+    assert_eq!(spec.evaluation, Default::default());
+    assert_eq!(spec.optimizer.gradient_clip, Some(1.0));
+    assert_eq!(
+        (spec.optimizer.beta2, spec.optimizer.weight_decay),
+        (0.999, 0.0)
+    );
+    assert_eq!(spec.seed, 42);
+    let dpo = read_in("dpo", "model_name_or_path: m\nbeta: 0.1\n", &[]).unwrap();
+    assert_eq!(dpo.spec.learning_rate.peak, 1e-6);
+    assert_eq!(dpo.spec.budget.epochs, Some(3.0));
+    assert!(
+        dpo.places.keys().all(|path| path == "model.path"),
+        "{:?}",
+        dpo.places
+    );
+}
+
+#[test]
+fn intervals_below_one_are_shares_of_the_run() {
+    let spec = sft("save_steps: 0.5\neval_strategy: steps\neval_steps: 0.25\n");
+    assert_eq!(spec.checkpoint.every_share, Some(0.5));
+    assert_eq!(spec.checkpoint.every_steps, None);
+    assert_eq!(spec.evaluation.every_share, Some(0.25));
+    assert_eq!(spec.evaluation.micro, Some(8));
+    let spec = sft("save_strategy: epoch\neval_strategy: steps\nlogging_steps: 7\n");
+    assert!(spec.checkpoint.every_epoch);
+    assert_eq!(
+        spec.evaluation.every_steps,
+        Some(7),
+        "evaluation follows the log"
+    );
+    assert_eq!(
+        sft("eval_strategy: steps\n").evaluation.every_steps,
+        Some(10)
+    );
+    assert_eq!(
+        sft("save_strategy: \"no\"\n").checkpoint,
+        Default::default()
+    );
+    assert!(problems("sft", "save_steps: 1.5\n", &[]).contains("out-of-range"));
+}
+
+#[test]
+fn warm_up_is_steps_or_a_share_as_transformers_5_has_it() {
+    let rate = |lines: &str| sft(lines).learning_rate;
+    assert_eq!(
+        rate("warmup_steps: 100\nwarmup_ratio: 0.1\n").warmup_steps,
+        Some(100)
+    );
+    assert_eq!(rate("warmup_steps: 0.03\n").warmup_ratio, Some(0.03));
+    assert_eq!(rate("warmup_ratio: 0.1\n").warmup_ratio, Some(0.1));
+    let none = rate("warmup_steps: 0\nwarmup_ratio: 0.0\n");
+    assert_eq!((none.warmup_steps, none.warmup_ratio), (None, None));
+}
+
+#[test]
+fn schedules_keep_their_floors() {
+    let rate = |lines: &str| {
+        let rate = sft(&format!("learning_rate: 2.0e-4\n{lines}")).learning_rate;
+        (rate.shape, rate.floor)
+    };
+    let min = "lr_scheduler_type: cosine_with_min_lr\nlr_scheduler_kwargs: ";
+    assert_eq!(
+        rate(&format!("{min}{{min_lr_rate: 0.1}}\n")),
+        (LearningRateShape::Cosine, 0.1)
+    );
+    assert_eq!(
+        rate(&format!("{min}{{min_lr: 2.0e-5}}\n")),
+        (LearningRateShape::Cosine, 0.1)
+    );
+    assert_eq!(
+        rate("lr_scheduler_type: inverse_sqrt\n"),
+        (LearningRateShape::InverseSqrt, 0.0)
+    );
+    assert_eq!(
+        rate("lr_scheduler_type: constant_with_warmup\n"),
+        (LearningRateShape::Constant, 0.0)
+    );
+}
+
+#[test]
+fn the_objective_is_found_by_folder_or_by_keys() {
+    let objective = |folder: &str, lines: &str| {
+        let text = format!("model_name_or_path: m\nlearning_rate: 1.0e-6\n{lines}");
+        read_in(folder, &text, &[])
+            .unwrap_or_else(|e| panic!("{e}"))
+            .spec
+            .objective
+    };
+    assert_eq!(objective("zephyr/orpo", "beta: 0.1\n"), Objective::Orpo);
+    assert_eq!(objective("x", "beta: 0.1\n"), Objective::Dpo);
+    assert_eq!(
+        objective("x", "beta: 0.1\nhub_model_id: zephyr-orpo\n"),
+        Objective::Orpo
+    );
+    assert_eq!(objective("x", "num_generations: 4\n"), Objective::Grpo);
+    assert_eq!(objective("x", "desirable_weight: 1.0\n"), Objective::Kto);
+    assert_eq!(objective("x", "num_ppo_epochs: 4\n"), Objective::Ppo);
+    assert_eq!(
+        objective("x", "center_rewards_coefficient: 0.1\n"),
+        Objective::Reward
+    );
+    assert_eq!(
+        objective("x", "loss_type: simpo\nsimpo_gamma: 0.5\n"),
+        Objective::Simpo
+    );
+    assert_eq!(objective("x", "packing: true\n"), Objective::Sft);
+    assert_eq!(objective("gpt2-nl/cpt", ""), Objective::LanguageModelling);
+    let pairs = "dataset_mixture: {datasets: [{id: d, columns: [chosen, rejected]}]}\n";
+    assert_eq!(objective("x", pairs), Objective::Dpo);
+    assert_eq!(
+        objective("sft", "evenkeel: {objective: dpo}\nbeta: 0.1\n"),
+        Objective::Dpo
+    );
+    assert!(problems("x", "", &[]).contains("objective-assumed"));
+}
+
+#[test]
+fn generation_settings_reach_the_rules() {
+    let text = "model_name_or_path: m\nnum_generations: 16\nsteps_per_generation: 4\n\
+                max_completion_length: 1000\nmax_prompt_length: 24\nlearning_rate: 1.0e-6\n";
+    let spec = read_in("grpo", text, &[]).unwrap().spec;
+    assert_eq!(spec.generation.num_generations, Some(16));
+    assert_eq!(spec.generation.steps_per_generation, Some(4));
+    assert_eq!(spec.data.sequence_length, 1024);
+    let text = "model_name_or_path: m\nlearning_rate: 1.0e-6\n";
+    let spec = read_in("grpo", text, &[]).unwrap().spec;
+    assert_eq!(spec.generation.num_generations, Some(8), "TRL's default");
+}
+
+#[test]
+fn data_is_read_in_every_form() {
+    let spec = sft("dataset_mixer:\n  org/a: 0.5\n  org/b: 1\n\
+         dataset_splits: [train_sft, test_sft]\ndataset_configs: [x, y]\n");
+    let train: Vec<_> = spec
+        .data
+        .train
+        .iter()
+        .map(|s| (s.path.as_str(), s.weight, s.config.as_deref()))
+        .collect();
+    assert_eq!(
+        train,
+        [
+            ("org/a", Some(0.5), Some("x")),
+            ("org/b", Some(1.0), Some("y"))
+        ]
+    );
+    assert_eq!(spec.data.evaluation.len(), 2);
+    assert_eq!(spec.data.evaluation[0].split.as_deref(), Some("test_sft"));
+
+    let spec = sft("dataset_name: org/c\ndataset_config: all\neval_strategy: epoch\n");
+    assert_eq!(spec.data.train[0].split.as_deref(), Some("train"));
+    assert_eq!(spec.data.evaluation[0].split.as_deref(), Some("test"));
+
+    let spec = sft(
+        "datasets:\n- path: json\n  data_files: [a.jsonl, b.jsonl]\n\
+         - {path: org/d, name: main, columns: [prompt, completion]}\ntest_split_size: 0.1\n",
+    );
+    assert_eq!(spec.data.train[1].path, "b.jsonl");
+    assert_eq!(spec.data.train[1].format, Some(DataFormat::Jsonl));
+    assert_eq!(spec.data.train[2].config.as_deref(), Some("main"));
+    assert_eq!(spec.data.train[2].columns, ["prompt", "completion"]);
+    assert_eq!(spec.data.held_out, Some(0.1));
+}
+
+#[test]
+fn sharding_and_axes_in_the_recipe_itself_count() {
+    let parallel = |lines: &str| sft(lines).parallel;
+    assert_eq!(
+        parallel("fsdp: full_shard auto_wrap\n").strategy,
+        Strategy::Fsdp
+    );
+    assert_eq!(
+        parallel("fsdp: [shard_grad_op]\n").strategy,
+        Strategy::Zero2
+    );
+    assert_eq!(parallel("fsdp: true\n").strategy, Strategy::Fsdp);
+    assert_eq!(
+        parallel("deepspeed: {zero_optimization: {stage: 1}, train_batch_size: auto}\n").strategy,
+        Strategy::Zero1
+    );
+    let sizes = parallel("parallelism_config: {tp_size: 2, cp_size: 4}\n");
+    assert_eq!((sizes.tensor, sizes.context), (2, 4));
+    let conflict = "gradient_accumulation_steps: 2\ndeepspeed: {gradient_accumulation_steps: 4}\n";
+    assert!(problems("sft", conflict, &[]).contains("error[accumulation-conflict]"));
+    assert!(problems("sft", "deepspeed: zero3.json\n", &[]).contains("deepspeed-unread"));
+}
+
+#[test]
+fn special_batches_are_understood() {
+    let spec = sft("accelerator_config: {split_batches: true}\ngradient_accumulation_steps: 2\n");
+    assert_eq!((spec.batch.global, spec.batch.micro), (Some(16), None));
+    let spec = sft("dataloader_drop_last: true\nauto_find_batch_size: true\n");
+    assert_eq!(spec.batch.last_batch, LastBatch::Drop);
+    assert!(spec.batch.auto_find);
+    let resumed = problems("sft", "resume_from_checkpoint: out/checkpoint-100\n", &[]);
+    assert!(resumed.contains("resume-restores-batch"), "{resumed}");
+    assert_eq!(problems("sft", "resume_from_checkpoint: false\n", &[]), "");
+}
+
+#[test]
+fn scalars_of_another_type_are_told_as_upstream_takes_them() {
+    insta::assert_snapshot!(problems(
+        "sft",
+        "learning_rate: 1e-5\nper_device_train_batch_size: \"16\"\nbf16: \"yes\"\n\
+         save_strategy: no\neval_strategy: off\ngradient_checkpointing: 1\n\
+         gradient_accumulation_steps: 2.0\nmax_steps: true\nweight_decay: heavy\n\
+         dataset_mixture: [x]\nlora_target_modules: {a: 1}\nmax_length: 1e3\nseed: ~\n",
+        &[],
+    ));
+    assert_eq!(
+        problems("sft", "", &["learning_rate=1e-5"]),
+        "",
+        "upstream's command line converts, so there is nothing to tell"
+    );
+}
+
+#[test]
+fn unknown_keys_are_refused_as_upstream_refuses_them() {
+    insta::assert_snapshot!(problems(
+        "sft",
+        "per_device_train_batchsize: 4\nnum_generations: 4\nzebra: 1\n\
+         dataset_mixture: {datasets: [{id: d, splitt: x}], sed: 1}\n\
+         evenkeel: {batch: {micor: 4}, sedd: 1}\n",
+        &[
+            "max_seq_len=128",
+            "dataset_mixture.datasets.0.idd=x",
+            "evenkeel.model.konfig.hidden_size=64",
+        ],
+    ));
+}
+
+#[test]
+fn values_without_a_counterpart_are_told() {
+    insta::assert_snapshot!(problems(
+        "sft",
+        "lr_scheduler_type: reduce_lr_on_plateau\nfsdp: fullshard\nfp16: true\nbf16: true\n\
+         eval_strategy: step\nper_device_train_batch_size: 0\nwarmup_ratio: 1.5\n",
+        &[],
+    ));
+}
+
+#[test]
+fn the_reserved_key_lays_a_native_spec_over_the_recipe() {
+    let recipe = read_in(
+        "sft",
+        "model_name_or_path: m\nlearning_rate: 1.0e-4\n\
+         evenkeel:\n  batch: {global: 64}\n  schedule: {kind: norm-test, max_batch: 256}\n\
+         \x20 data: {train: [{path: synthetic}]}\n",
+        &["evenkeel.batch.global=32"],
+    )
+    .unwrap();
+    assert_eq!(recipe.spec.batch.global, Some(32));
+    assert_eq!(recipe.spec.data.train[0].path, "synthetic");
+    assert!(matches!(&recipe.spec.schedule, BatchSchedule::NormTest(n) if n.max_batch == 256));
+    assert_eq!(
+        recipe.key("schedule.max_batch"),
+        "evenkeel.schedule.max_batch"
+    );
+}

@@ -1,0 +1,212 @@
+//! Which plots a report has, and what they are drawn from.
+
+use super::axis::Format;
+use super::chart::{Chart, Range, Rule, Span};
+use super::series::Series;
+use super::{GenerationRow, ReportInput};
+use crate::telemetry::StepRecord;
+
+/// The axis that all plots share.
+pub fn span(input: &ReportInput) -> Span {
+    Span::new(
+        end(input),
+        input
+            .generations
+            .iter()
+            .map(|generation| generation.start_samples as f64)
+            .collect(),
+    )
+}
+
+/// Samples at the right end of the plots.
+fn end(input: &ReportInput) -> u64 {
+    let steps = input.steps.last().map(|step| step.samples);
+    let evaluations = input
+        .evaluations
+        .last()
+        .map(|evaluation| evaluation.samples);
+    let generations = input.generations.last().map(|row| row.start_samples);
+    steps.max(evaluations).max(generations).unwrap_or(0)
+}
+
+/// All plots that have something to show.
+pub fn all(input: &ReportInput) -> Vec<Chart> {
+    let charts = [
+        loss(input),
+        batch(input),
+        ratio(input),
+        throughput(input),
+        learning_rate(input),
+        world(input),
+    ];
+    charts
+        .into_iter()
+        .filter(|chart| {
+            let drawn = chart.series.iter().any(|series| !series.points.is_empty());
+            drawn || !chart.holes.is_empty()
+        })
+        .collect()
+}
+
+/// A value of every step, parted into what can be drawn and where it cannot.
+fn over_steps(
+    input: &ReportInput,
+    of: impl Fn(&StepRecord) -> Option<f64>,
+) -> (Vec<(f64, f64)>, Vec<f64>) {
+    let mut values = Vec::new();
+    let mut holes = Vec::new();
+    for step in &input.steps {
+        match of(step) {
+            Some(value) if value.is_finite() => values.push((step.samples as f64, value)),
+            Some(_) => holes.push(step.samples as f64),
+            None => {}
+        }
+    }
+    (values, holes)
+}
+
+fn loss(input: &ReportInput) -> Chart {
+    let (train, holes) = over_steps(input, |step| Some(step.loss));
+    let evaluations: Vec<(f64, f64)> = input
+        .evaluations
+        .iter()
+        .filter(|evaluation| evaluation.loss.is_finite())
+        .map(|evaluation| (evaluation.samples as f64, evaluation.loss))
+        .collect();
+    let mut series = vec![Series::line("training", "blue", &train)];
+    if !evaluations.is_empty() {
+        series.push(Series::dots("evaluation", "orange", &evaluations));
+    }
+    let floor = input.floor.map(|floor| Rule {
+        name: format!("entropy of the data {floor:.4}"),
+        class: "green",
+        y: floor,
+    });
+    Chart {
+        id: "loss",
+        title: "Loss",
+        note: "Mean cross-entropy per target token, in nats.".to_owned(),
+        range: Range::Values,
+        format: Format::Decimal,
+        series,
+        rules: floor.into_iter().collect(),
+        holes,
+        names: Vec::new(),
+    }
+}
+
+fn batch(input: &ReportInput) -> Chart {
+    // A step's batch is consumed from the samples before it on.
+    let batches: Vec<(f64, f64)> = input
+        .steps
+        .iter()
+        .map(|step| {
+            (
+                step.samples.saturating_sub(step.batch) as f64,
+                step.batch as f64,
+            )
+        })
+        .collect();
+    let constant = batches.windows(2).all(|pair| pair[0].1 == pair[1].1);
+    Chart {
+        id: "batch",
+        title: "Global batch",
+        note:
+            "Samples per optimiser step. The recipe's schedule or its norm test may change it; a \
+               change of ranks (a vertical line) never does."
+                .to_owned(),
+        range: if constant {
+            Range::FromZero
+        } else {
+            Range::Named
+        },
+        format: Format::Count,
+        series: vec![Series::steps("batch", "blue", &batches, end(input) as f64)],
+        rules: Vec::new(),
+        holes: Vec::new(),
+        names: Vec::new(),
+    }
+}
+
+fn ratio(input: &ReportInput) -> Chart {
+    let (ratios, holes) = over_steps(input, |step| {
+        let test = step.norm_test.as_ref()?;
+        Some(test.ratio / test.threshold)
+    });
+    Chart {
+        id: "ratio",
+        title: "Norm test, r/η²",
+        note: "How noisy the gradient is against what the test allows. Above 1 the batch is too \
+               small and may grow."
+            .to_owned(),
+        range: Range::Logarithmic,
+        format: Format::Decimal,
+        series: vec![Series::line("r/η²", "violet", &ratios)],
+        rules: vec![Rule {
+            name: "threshold 1".to_owned(),
+            class: "red",
+            y: 1.0,
+        }],
+        holes,
+        names: Vec::new(),
+    }
+}
+
+fn throughput(input: &ReportInput) -> Chart {
+    let (rates, _) = over_steps(input, |step| Some(step.tokens as f64 / step.seconds));
+    Chart {
+        id: "throughput",
+        title: "Throughput",
+        note: "Target tokens per second of each step, over all ranks.".to_owned(),
+        range: Range::FromZero,
+        format: Format::Count,
+        series: vec![Series::line("tokens/s", "teal", &rates)],
+        rules: Vec::new(),
+        holes: Vec::new(),
+        names: Vec::new(),
+    }
+}
+
+fn learning_rate(input: &ReportInput) -> Chart {
+    let (rates, _) = over_steps(input, |step| Some(step.learning_rate));
+    Chart {
+        id: "learning-rate",
+        title: "Learning rate",
+        note: "As a function of the samples consumed, so that it does not depend on the batch."
+            .to_owned(),
+        range: Range::FromZero,
+        format: Format::Scientific,
+        series: vec![Series::line("learning rate", "blue", &rates)],
+        rules: Vec::new(),
+        holes: Vec::new(),
+        names: Vec::new(),
+    }
+}
+
+fn world(input: &ReportInput) -> Chart {
+    let end = end(input) as f64;
+    let rows = &input.generations;
+    let start = |row: &GenerationRow| row.start_samples as f64;
+    let worlds: Vec<(f64, f64)> = rows
+        .iter()
+        .map(|row| (start(row), row.world as f64))
+        .collect();
+    let ends = rows.iter().skip(1).map(start).chain([end]);
+    Chart {
+        id: "generations",
+        title: "Generations",
+        note: "Ranks that train together, with each generation's number below. A generation \
+               starts from a checkpoint of the one before it; the table says why."
+            .to_owned(),
+        range: Range::FromZero,
+        format: Format::Count,
+        series: vec![Series::steps("ranks", "orange", &worlds, end)],
+        rules: Vec::new(),
+        holes: Vec::new(),
+        names: rows
+            .iter()
+            .zip(ends)
+            .map(|(row, end)| (start(row), end, row.generation.to_string()))
+            .collect(),
+    }
+}
