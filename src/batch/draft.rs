@@ -1,0 +1,375 @@
+//! What can be said about a plan before anybody has judged it: every number that follows from the
+//! recipe and the world asked for, and nothing where one does not follow. The rules look at it;
+//! a draft without gaps whose rules have no errors becomes a [`Plan`].
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+use serde_json::Value;
+
+use super::arithmetic::product;
+use super::horizon::{Horizon, horizon};
+use super::memory::{Estimator, Shape};
+use super::plan::{Adjustment, MemoryEstimate, Plan};
+use super::split::{Split, Splitter};
+use crate::recipe::spec::{
+    BatchSchedule, Objective, Parallel, Prefer, Remainder, Spec, Strategy,
+};
+use crate::recipe::{Dialect, Located, Recipe};
+
+/// No global batch is larger, samples (the recipe's own limit on `batch.global`).
+pub const MAX_BATCH: u64 = 1 << 32;
+/// Feasible GPU counts are listed up to here.
+pub const MAX_LISTED: u64 = 1024;
+/// The micro-batch where neither the recipe nor memory says one
+/// (`per_device_train_batch_size` of transformers 5.23.0).
+pub const DEFAULT_MICRO: u64 = 8;
+
+/// For which world, and under which limits, to plan.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct PlanRequest {
+    /// Devices over all axes.
+    pub world: u64,
+    /// Bytes of every device, when known.
+    pub device_memory: Option<u64>,
+    /// The micro-batch may not be above this (set by the out-of-memory descent).
+    pub micro_limit: Option<u64>,
+    /// The batch that the run has reached, when a schedule has moved it: the plan keeps that one
+    /// exact too.
+    pub current_batch: Option<u64>,
+    /// Training samples of the data, when they have been counted.
+    pub data_samples: Option<u64>,
+    /// The keys of the `config.json` at the model's path, when the caller has read one.
+    pub model_config: Option<BTreeMap<String, Value>>,
+}
+
+impl PlanRequest {
+    /// A plain request for so many devices.
+    pub fn world(world: u64) -> PlanRequest {
+        PlanRequest {
+            world,
+            ..PlanRequest::default()
+        }
+    }
+}
+
+/// A plan with gaps. Serialized it has the keys of a [`Plan`], null where something is missing.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Draft {
+    /// The recipe's dialect.
+    pub dialect: Dialect,
+    /// What is optimised.
+    pub objective: Objective,
+    /// Devices over all axes.
+    pub world_size: u64,
+    /// `None`: the axes do not divide the world.
+    pub data_parallel_size: Option<u64>,
+    /// Tensor-parallel size.
+    pub tensor_parallel_size: u64,
+    /// Pipeline-parallel size.
+    pub pipeline_parallel_size: u64,
+    /// Context-parallel size.
+    pub context_parallel_size: u64,
+    /// Sequence-parallel size.
+    pub sequence_parallel_size: u64,
+    /// What the data-parallel ranks hold.
+    pub strategy: Strategy,
+    /// `None`: no split exists.
+    pub per_device_batch_size: Option<u64>,
+    /// Of the busiest rank.
+    pub gradient_accumulation_steps: Option<u64>,
+    /// `None`: the recipe does not say enough, or it is beyond [`MAX_BATCH`].
+    pub global_batch_size: Option<u64>,
+    /// Samples per device and evaluation pass.
+    pub eval_batch_size: Option<u64>,
+    /// Samples between evaluations.
+    pub eval_every: Option<u64>,
+    /// The arithmetic for a reader.
+    pub proof: Option<String>,
+    /// How micro-batches are dealt; as asked for while there is no split.
+    pub remainder: Remainder,
+    /// Every batch of the schedule is a multiple of it.
+    pub quantum: Option<u64>,
+    /// GPU counts up to [`MAX_LISTED`] with an exact split.
+    pub feasible_gpu_counts: Vec<u64>,
+    /// What was changed from the recipe.
+    pub adjusted: Vec<Adjustment>,
+    /// Estimated memory per device.
+    pub memory: Option<MemoryEstimate>,
+    /// What the rules say; empty until they were asked.
+    pub diagnostics: Vec<Located>,
+    /// The split behind the numbers.
+    #[serde(skip)]
+    pub split: Option<Split>,
+    /// Data-parallel ranks at the GPU count that the recipe was written for.
+    #[serde(skip)]
+    pub recipe_ranks: Option<u64>,
+    /// What the recipe's own numbers make, whatever it states as its global batch.
+    #[serde(skip)]
+    pub recipe_product: Option<u128>,
+    /// The split without regard to memory, where memory made it smaller.
+    #[serde(skip)]
+    pub unlimited: Option<Split>,
+    /// Lengths in samples; present when the global batch is.
+    #[serde(skip)]
+    pub horizon: Option<Horizon>,
+    /// Training samples of the data, counted or known from a synthetic source.
+    #[serde(skip)]
+    pub data_samples: Option<u64>,
+}
+
+impl Draft {
+    /// Works out everything that follows.
+    pub fn new(recipe: &Recipe, request: &PlanRequest) -> Draft {
+        let spec = &recipe.spec;
+        let recipe_ranks = spec.batch.gpus.and_then(|gpus| ranks(gpus, &spec.parallel));
+        let recipe_product = own_product(spec, recipe_ranks);
+        let global = spec
+            .batch
+            .global
+            .or_else(|| recipe_product.and_then(|product| u64::try_from(product).ok()))
+            .filter(|global| (1..=MAX_BATCH).contains(global));
+        let data_samples = request.data_samples.or_else(|| synthetic_samples(spec));
+        let horizon = global.map(|global| horizon(spec, global, data_samples));
+        let mut draft = Draft {
+            dialect: recipe.dialect,
+            objective: spec.objective,
+            world_size: request.world,
+            data_parallel_size: ranks(request.world, &spec.parallel),
+            tensor_parallel_size: spec.parallel.tensor,
+            pipeline_parallel_size: spec.parallel.pipeline,
+            context_parallel_size: spec.parallel.context,
+            sequence_parallel_size: spec.parallel.sequence,
+            strategy: spec.parallel.strategy,
+            per_device_batch_size: None,
+            gradient_accumulation_steps: None,
+            global_batch_size: global,
+            eval_batch_size: spec.evaluation.micro,
+            eval_every: horizon.as_ref().and_then(|h| h.evaluation_every),
+            proof: None,
+            remainder: spec.batch.remainder,
+            quantum: None,
+            feasible_gpu_counts: Vec::new(),
+            adjusted: Vec::new(),
+            memory: None,
+            diagnostics: Vec::new(),
+            split: None,
+            recipe_ranks,
+            recipe_product,
+            unlimited: None,
+            horizon,
+            data_samples,
+        };
+        if let Some(global) = global {
+            draft.split(recipe, request, global);
+        }
+        draft
+    }
+
+    /// Splits the global batch.
+    fn split(&mut self, recipe: &Recipe, request: &PlanRequest, global: u64) {
+        let spec = &recipe.spec;
+        let estimator = Shape::of(&spec.model, request.model_config.as_ref())
+            .map(|(shape, source)| Estimator::new(spec, shape, source));
+        let limit = estimator.as_ref().zip(request.device_memory);
+        let fits = |ranks: u64, micro: u64| {
+            limit.is_none_or(|(estimator, memory)| estimator.fits(ranks, micro, memory))
+        };
+        let cap = cap(spec, limit.is_some()).min(request.micro_limit.unwrap_or(u64::MAX));
+        let splitter = Splitter::new(global, request.current_batch, cap, &fits);
+        let axes = model_parallel(&spec.parallel).unwrap_or(u64::MAX);
+        self.feasible_gpu_counts = (1..=MAX_LISTED / axes)
+            .filter(|&ranks| splitter.is_exact(ranks))
+            .map(|ranks| ranks * axes)
+            .collect();
+        let Some(split) = self
+            .data_parallel_size
+            .and_then(|ranks| splitter.choose(ranks, spec.batch.remainder))
+        else {
+            return;
+        };
+        let anything = |_: u64, _: u64| true;
+        self.unlimited = Splitter::new(global, request.current_batch, cap, &anything)
+            .choose(split.ranks, spec.batch.remainder)
+            .filter(|unlimited| unlimited.micro != split.micro);
+        self.quantum = splitter.quantum(allowed_ranks(spec, split.ranks), spec.batch.remainder);
+        self.per_device_batch_size = Some(split.micro);
+        self.gradient_accumulation_steps = Some(split.accumulation());
+        self.proof = Some(split.proof());
+        self.remainder = split.remainder;
+        self.memory = estimator
+            .map(|estimator| estimator.estimate(split.ranks, split.micro, request.device_memory));
+        self.adjusted = adjustments(recipe, request, self, &split);
+        self.split = Some(split);
+    }
+
+    /// The plan, when nothing is missing.
+    pub(super) fn complete(self) -> Result<Plan, Box<Draft>> {
+        let numbers = (
+            self.data_parallel_size,
+            self.per_device_batch_size,
+            self.gradient_accumulation_steps,
+            self.global_batch_size,
+            self.proof.clone(),
+            self.quantum,
+        );
+        let (Some(ranks), Some(micro), Some(accumulation), Some(global), Some(proof), Some(quantum)) =
+            numbers
+        else {
+            return Err(Box::new(self));
+        };
+        Ok(Plan {
+            dialect: self.dialect,
+            objective: self.objective,
+            world_size: self.world_size,
+            data_parallel_size: ranks,
+            tensor_parallel_size: self.tensor_parallel_size,
+            pipeline_parallel_size: self.pipeline_parallel_size,
+            context_parallel_size: self.context_parallel_size,
+            sequence_parallel_size: self.sequence_parallel_size,
+            strategy: self.strategy,
+            per_device_batch_size: micro,
+            gradient_accumulation_steps: accumulation,
+            global_batch_size: global,
+            eval_batch_size: self.eval_batch_size,
+            eval_every: self.eval_every,
+            proof,
+            remainder: self.remainder,
+            quantum,
+            feasible_gpu_counts: self.feasible_gpu_counts,
+            adjusted: self.adjusted,
+            memory: self.memory,
+            diagnostics: self.diagnostics,
+        })
+    }
+}
+
+/// Devices that hold one copy of the model together; `None` beyond 64 bits.
+pub fn model_parallel(parallel: &Parallel) -> Option<u64> {
+    product(&[
+        parallel.tensor,
+        parallel.pipeline,
+        parallel.context,
+        parallel.sequence,
+    ])
+}
+
+/// Data-parallel ranks on so many devices; `None` when the other axes do not divide them.
+pub fn ranks(devices: u64, parallel: &Parallel) -> Option<u64> {
+    model_parallel(parallel)
+        .filter(|&axes| axes > 0 && devices > 0 && devices.is_multiple_of(axes))
+        .map(|axes| devices / axes)
+}
+
+/// Micro-batch × accumulation × data-parallel ranks as the recipe states them.
+fn own_product(spec: &Spec, recipe_ranks: Option<u64>) -> Option<u128> {
+    let accumulation = spec.batch.accumulation.unwrap_or(1);
+    // Each factor is at most 2^32, so 128 bits hold the product.
+    Some(u128::from(spec.batch.micro?) * u128::from(accumulation) * u128::from(recipe_ranks?))
+}
+
+/// The largest micro-batch to look at.
+fn cap(spec: &Spec, memory_decides: bool) -> u64 {
+    match (spec.batch.prefer, spec.batch.micro) {
+        (Prefer::Micro, _) | (_, None) if memory_decides => u64::MAX,
+        (_, Some(micro)) => micro,
+        (_, None) => DEFAULT_MICRO,
+    }
+}
+
+/// Data-parallel ranks of every world that the run may move to, the planned one included.
+fn allowed_ranks(spec: &Spec, planned: u64) -> impl Iterator<Item = u64> + use<> {
+    let axes = model_parallel(&spec.parallel).unwrap_or(u64::MAX).max(1);
+    let low = spec.elasticity.min.unwrap_or(1).div_ceil(axes).max(1);
+    let high = spec.elasticity.max.unwrap_or(MAX_LISTED).min(MAX_LISTED) / axes;
+    (low..=high).chain(std::iter::once(planned))
+}
+
+/// Samples of a synthetic data set, which says how long it is.
+fn synthetic_samples(spec: &Spec) -> Option<u64> {
+    let data = &spec.data;
+    if data.train.is_empty() || data.packing {
+        return None;
+    }
+    let mut all = 0_u64;
+    for source in &data.train {
+        let samples = source.synthetic.as_ref()?.samples;
+        let taken = source.weight.map_or(samples, |share| (samples as f64 * share) as u64);
+        all = all.checked_add(taken)?;
+    }
+    let held_out = match data.held_out {
+        Some(_) if !data.evaluation.is_empty() => 0,
+        None => 0,
+        Some(share) if share < 1.0 => (all as f64 * share) as u64,
+        Some(samples) => samples as u64,
+    };
+    Some(all.saturating_sub(held_out))
+}
+
+/// What differs from the recipe, and why.
+fn adjustments(
+    recipe: &Recipe,
+    request: &PlanRequest,
+    draft: &Draft,
+    split: &Split,
+) -> Vec<Adjustment> {
+    let batch = &recipe.spec.batch;
+    let global = split.micro * split.micro_batches;
+    let mut adjusted = Vec::new();
+    let mut change = |path: &str, from: Option<u64>, to: u64, why: String| {
+        if from.is_some_and(|from| from != to) {
+            adjusted.push(Adjustment {
+                key: recipe.key(path).to_owned(),
+                from: from.map(|n| n.to_string()).unwrap_or_default(),
+                to: to.to_string(),
+                why,
+            });
+        }
+    };
+    let share = format!("{global} / {} ranks", split.ranks);
+    let why_micro = if draft.unlimited.is_some() {
+        "as much as memory per device allows, by estimate".to_owned()
+    } else if request.micro_limit.is_some_and(|limit| Some(limit) < batch.micro) {
+        "the recipe's did not fit in memory".to_owned()
+    } else if split.remainder == Remainder::Uneven {
+        format!("the largest divisor of {global} that gives each of {} ranks one", split.ranks)
+    } else if batch.prefer == Prefer::Micro {
+        format!("prefer: micro; the largest divisor of {share} that fits")
+    } else {
+        format!("the largest divisor of {share} = {} up to the recipe's", global / split.ranks)
+    };
+    change("batch.micro", batch.micro, split.micro, why_micro);
+    let why_accumulation = format!("keeps the global batch at {global}: {}", split.proof());
+    change("batch.accumulation", batch.accumulation, split.accumulation(), why_accumulation);
+    if let (BatchSchedule::NormTest(test), Some(quantum)) = (&recipe.spec.schedule, draft.quantum) {
+        let rounded = test.max_batch - test.max_batch % quantum;
+        let why = format!("rounded down to a multiple of {quantum}, which every allowed world splits");
+        change("schedule.max_batch", Some(test.max_batch), rounded, why);
+    }
+    if let Some((from, to)) = generations(recipe, draft, split) {
+        let why = "keeps the generation batch as it was".to_owned();
+        change("generation.steps_per_generation", Some(from), to, why);
+    }
+    adjusted
+}
+
+/// GRPO's generation batch, samples: as stated, or made of the recipe's own steps per generation
+/// at its own world, or the global batch (TRL f2cd577, `trl/trainer/grpo_config.py`).
+pub(super) fn generation_batch(spec: &Spec, draft: &Draft) -> Option<u64> {
+    let generation = &spec.generation;
+    generation.generation_batch_size.or_else(|| {
+        match (generation.steps_per_generation, spec.batch.micro, draft.recipe_ranks) {
+            (Some(steps), Some(micro), Some(ranks)) => product(&[steps, micro, ranks]),
+            (Some(_), ..) => None,
+            (None, ..) => draft.global_batch_size,
+        }
+    })
+}
+
+/// Steps per generation as stated, and as they have to be for the same generation batch.
+fn generations(recipe: &Recipe, draft: &Draft, split: &Split) -> Option<(u64, u64)> {
+    let from = recipe.spec.generation.steps_per_generation?;
+    let pass = product(&[split.ranks, split.micro])?;
+    let batch = generation_batch(&recipe.spec, draft)?;
+    batch.is_multiple_of(pass).then_some((from, batch / pass))
+}

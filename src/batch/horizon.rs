@@ -1,0 +1,163 @@
+//! A run's lengths in samples: budget, warm-up, evaluation and checkpoint intervals. The one place
+//! where the steps and epochs of a recipe become samples.
+//!
+//! Steps are those of the recipe's global batch, whatever the batch grows to later, so that the
+//! norm test changes neither the learning rate's schedule nor where a run ends.
+
+use serde::{Deserialize, Serialize};
+
+use crate::recipe::Spec;
+use crate::recipe::spec::LastBatch;
+
+/// A run's lengths, in samples unless they say steps.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Horizon {
+    /// Samples of one epoch that are trained on; `None` while the data's length is unknown.
+    pub epoch_samples: Option<u64>,
+    /// Samples that every epoch leaves out, since they do not fill a batch.
+    pub dropped_samples: u64,
+    /// Training ends after the first step that reaches it; `None`: the recipe does not say, or it
+    /// says epochs of unknown length.
+    pub budget_samples: Option<u64>,
+    /// Steps until then at the base batch.
+    pub budget_steps: Option<u64>,
+    /// The learning rate rises over so many.
+    pub warmup_samples: Option<u64>,
+    /// An evaluation at the first step that reaches a multiple of it.
+    pub evaluation_every: Option<u64>,
+    /// A checkpoint at the first step that reaches a multiple of it.
+    pub checkpoint_every: Option<u64>,
+}
+
+/// Works out a recipe's lengths for a global batch of `global` samples (at least 1) and a data set
+/// of `data` samples, when that is known.
+///
+/// The first limit of the budget that is set counts: samples, then steps, then epochs. Products
+/// beyond 64 bits stay at the largest number.
+pub fn horizon(spec: &Spec, global: u64, data: Option<u64>) -> Horizon {
+    let in_samples = |steps: u64| steps.saturating_mul(global);
+    let dropped_samples = match (spec.batch.last_batch, data) {
+        (LastBatch::Drop, Some(samples)) => samples % global,
+        _ => 0,
+    };
+    let epoch_samples = data.map(|samples| samples - dropped_samples);
+    let epochs = |count: f64| epoch_samples.map(|samples| share(samples, count));
+    let budget = &spec.budget;
+    let budget_samples = budget
+        .samples
+        .or_else(|| budget.steps.map(in_samples))
+        .or_else(|| budget.epochs.and_then(epochs));
+    let warmup = &spec.learning_rate;
+    let warmup_samples = warmup
+        .warmup_samples
+        .or_else(|| warmup.warmup_steps.map(in_samples))
+        .or_else(|| match warmup.warmup_ratio {
+            Some(ratio) => budget_samples.map(|samples| share(samples, ratio)),
+            None => Some(0),
+        });
+    let evaluation = &spec.evaluation;
+    Horizon {
+        epoch_samples,
+        dropped_samples,
+        budget_samples,
+        budget_steps: budget_samples.map(|samples| samples.div_ceil(global)),
+        warmup_samples,
+        evaluation_every: evaluation
+            .every_samples
+            .or_else(|| evaluation.every_steps.map(in_samples))
+            .or_else(|| epoch_samples.filter(|_| evaluation.every_epoch)),
+        checkpoint_every: spec
+            .checkpoint
+            .every_samples
+            .or_else(|| spec.checkpoint.every_steps.map(in_samples)),
+    }
+}
+
+/// ⌈share × samples⌉, forgiving the last bits of a decimal share (0.1 × 1280 is 128, not 129).
+fn share(samples: u64, share: f64) -> u64 {
+    let exact = samples as f64 * share;
+    let rounded = exact.round();
+    if (exact - rounded).abs() <= exact.abs() * 1e-12 {
+        rounded as u64
+    } else {
+        exact.ceil() as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn spec() -> Spec {
+        Spec::default()
+    }
+
+    #[test]
+    fn steps_become_samples_of_the_global_batch() {
+        let mut spec = spec();
+        spec.budget.steps = Some(100);
+        spec.learning_rate.warmup_steps = Some(10);
+        spec.evaluation.every_steps = Some(20);
+        spec.checkpoint.every_steps = Some(50);
+        let horizon = horizon(&spec, 128, None);
+        assert_eq!(horizon.budget_samples, Some(12_800));
+        assert_eq!(horizon.budget_steps, Some(100));
+        assert_eq!(horizon.warmup_samples, Some(1280));
+        assert_eq!(horizon.evaluation_every, Some(2560));
+        assert_eq!(horizon.checkpoint_every, Some(6400));
+    }
+
+    #[test]
+    fn samples_win_over_steps_and_steps_over_epochs() {
+        let mut spec = spec();
+        spec.budget.epochs = Some(2.0);
+        assert_eq!(horizon(&spec, 8, Some(100)).budget_samples, Some(200));
+        assert_eq!(horizon(&spec, 8, None).budget_samples, None);
+        spec.budget.steps = Some(3);
+        assert_eq!(horizon(&spec, 8, Some(100)).budget_samples, Some(24));
+        spec.budget.samples = Some(30);
+        let lengths = horizon(&spec, 8, Some(100));
+        assert_eq!((lengths.budget_samples, lengths.budget_steps), (Some(30), Some(4)));
+    }
+
+    #[test]
+    fn dropping_shortens_the_epoch_and_wrapping_does_not() {
+        let mut spec = spec();
+        spec.budget.epochs = Some(1.0);
+        assert_eq!(horizon(&spec, 8, Some(100)).epoch_samples, Some(100));
+        spec.batch.last_batch = LastBatch::Drop;
+        spec.evaluation.every_epoch = true;
+        let lengths = horizon(&spec, 8, Some(100));
+        assert_eq!((lengths.epoch_samples, lengths.dropped_samples), (Some(96), 4));
+        assert_eq!(lengths.budget_samples, Some(96));
+        assert_eq!(lengths.evaluation_every, Some(96));
+    }
+
+    #[test]
+    fn ratios_are_shares_of_the_budget_and_round_up() {
+        let mut spec = spec();
+        spec.budget.samples = Some(1280);
+        spec.learning_rate.warmup_ratio = Some(0.1);
+        assert_eq!(horizon(&spec, 128, None).warmup_samples, Some(128));
+        spec.budget.samples = Some(1281);
+        assert_eq!(horizon(&spec, 128, None).warmup_samples, Some(129));
+        spec.budget.samples = None;
+        assert_eq!(horizon(&spec, 128, None).warmup_samples, None);
+    }
+
+    proptest! {
+        #[test]
+        fn the_lengths_do_not_depend_on_the_split_and_never_overflow(
+            global in 1..=u32::MAX as u64, steps in 1..=1_u64 << 53, data in 0..=1_u64 << 53,
+        ) {
+            let mut spec = spec();
+            spec.budget.steps = Some(steps);
+            spec.batch.last_batch = LastBatch::Drop;
+            let lengths = horizon(&spec, global, Some(data));
+            prop_assert_eq!(lengths.budget_samples, Some(steps.saturating_mul(global)));
+            prop_assert_eq!(lengths.epoch_samples.map(|n| n % global), Some(0));
+        }
+    }
+}

@@ -1,0 +1,167 @@
+//! Shapes of well-known hub models, from the `config.json` of each.
+//!
+//! A test checks every shape against the parameter count that its hub page states.
+
+use super::shape::{Biases, LLAMA, Shape};
+
+/// A hub model whose shape is known.
+#[derive(Debug)]
+pub(super) struct Known {
+    /// Its hub id.
+    pub(super) id: &'static str,
+    /// Ids that contain one of these, in lower case, have this shape.
+    patterns: &'static [&'static str],
+    /// Its shape.
+    pub(super) shape: Shape,
+    /// Parameters as its hub page states them.
+    #[cfg(test)]
+    stated: u64,
+}
+
+/// Layers, hidden size, intermediate size, heads, key-value heads, vocabulary.
+const fn llama(sizes: [u64; 6]) -> Shape {
+    let [layers, hidden, intermediate, heads, key_value_heads, vocabulary] = sizes;
+    Shape {
+        layers,
+        hidden,
+        intermediate,
+        heads,
+        key_value_heads,
+        head_dim: hidden / heads,
+        vocabulary,
+        ..LLAMA
+    }
+}
+
+const fn tied(shape: Shape) -> Shape {
+    Shape { tied: true, ..shape }
+}
+
+const fn head_dim(head_dim: u64, shape: Shape) -> Shape {
+    Shape { head_dim, ..shape }
+}
+
+const fn experts(experts: u64, shape: Shape) -> Shape {
+    Shape { experts, ..shape }
+}
+
+const fn qkv_biases(shape: Shape) -> Shape {
+    Shape { biases: Biases::Qkv, ..shape }
+}
+
+/// GPT-NeoX and StarCoder2: LayerNorm, biases, a plain MLP.
+const fn plain(shape: Shape) -> Shape {
+    Shape { gated: false, biases: Biases::All, norm_bias: true, ..shape }
+}
+
+macro_rules! known {
+    ($($id:literal $patterns:tt $stated:literal $shape:expr;)*) => {
+        &[$(Known {
+            id: $id,
+            patterns: &$patterns,
+            shape: $shape,
+            #[cfg(test)]
+            stated: $stated,
+        }),*]
+    };
+}
+
+/// Searched in order, so that a fine-tune's own name comes before a part of it that is another
+/// model's.
+pub(super) const KNOWN: &[Known] = known! {
+    "google/gemma-7b" ["gemma-7b", "7b-gemma"] 8_537_680_896
+        tied(head_dim(256, llama([28, 3072, 24576, 16, 16, 256_000])));
+    "google/gemma-2b" ["gemma-2b"] 2_506_172_416
+        tied(head_dim(256, llama([18, 2048, 16384, 8, 1, 256_000])));
+    "mistralai/Mistral-7B-v0.1" ["mistral-7b", "zephyr-7b"] 7_241_732_096
+        llama([32, 4096, 14336, 32, 8, 32000]);
+    "mistral-community/Mixtral-8x22B-v0.1" ["mixtral-8x22b", "zephyr-orpo-141b"] 140_620_634_112
+        experts(8, llama([56, 6144, 16384, 48, 8, 32000]));
+    "mistralai/Mixtral-8x7B-v0.1" ["mixtral-8x7b"] 46_702_792_704
+        experts(8, llama([32, 4096, 14336, 32, 8, 32000]));
+    "bigcode/starcoder2-15b" ["starcoder2-15b", "starchat2-15b"] 15_957_889_024
+        plain(llama([40, 6144, 24576, 48, 4, 49152]));
+    "bigcode/starcoder2-7b" ["starcoder2-7b"] 7_173_923_840
+        tied(plain(llama([32, 4608, 18432, 36, 4, 49152])));
+    "bigcode/starcoder2-3b" ["starcoder2-3b"] 3_030_371_328
+        tied(plain(llama([30, 3072, 12288, 24, 2, 49152])));
+    "HuggingFaceTB/SmolLM2-135M" ["smollm2-135m", "smollm-135m"] 134_515_008
+        tied(llama([30, 576, 1536, 9, 3, 49152]));
+    "HuggingFaceTB/SmolLM2-360M" ["smollm2-360m", "smollm-360m"] 361_821_120
+        tied(llama([32, 960, 2560, 15, 5, 49152]));
+    "HuggingFaceTB/SmolLM2-1.7B" ["smollm2-1.7b", "smollm-1.7b"] 1_711_376_384
+        tied(llama([24, 2048, 8192, 32, 32, 49152]));
+    "TinyLlama/TinyLlama-1.1B" ["tinyllama"] 1_100_048_384
+        llama([22, 2048, 5632, 32, 4, 32000]);
+    "meta-llama/Llama-2-7b-hf" ["llama-2-7b", "llama-7b"] 6_738_415_616
+        llama([32, 4096, 11008, 32, 32, 32000]);
+    "meta-llama/Llama-2-13b-hf" ["llama-2-13b", "llama-13b"] 13_015_864_320
+        llama([40, 5120, 13824, 40, 40, 32000]);
+    "meta-llama/Llama-2-70b-hf" ["llama-2-70b"] 68_976_648_192
+        llama([80, 8192, 28672, 64, 8, 32000]);
+    "meta-llama/Llama-3.2-1B" ["llama-3.2-1b"] 1_235_814_400
+        tied(llama([16, 2048, 8192, 32, 8, 128_256]));
+    "meta-llama/Llama-3.2-3B" ["llama-3.2-3b"] 3_212_749_824
+        tied(llama([28, 3072, 8192, 24, 8, 128_256]));
+    "meta-llama/Meta-Llama-3-8B" ["llama-3-8b", "llama-3.1-8b"] 8_030_261_248
+        llama([32, 4096, 14336, 32, 8, 128_256]);
+    "meta-llama/Meta-Llama-3-70B"
+        ["llama-3-70b", "llama-3.1-70b", "llama-3.3-70b"] 70_553_706_496
+        llama([80, 8192, 28672, 64, 8, 128_256]);
+    "meta-llama/Llama-3.1-405B" ["llama-3.1-405b"] 405_853_388_800
+        llama([126, 16384, 53248, 128, 8, 128_256]);
+    "Qwen/Qwen2.5-0.5B" ["qwen2.5-0.5b", "qwen2-0.5b"] 494_032_768
+        tied(qkv_biases(llama([24, 896, 4864, 14, 2, 151_936])));
+    "Qwen/Qwen2.5-1.5B" ["qwen2.5-1.5b", "qwen2-1.5b"] 1_543_714_304
+        tied(qkv_biases(llama([28, 1536, 8960, 12, 2, 151_936])));
+    "Qwen/Qwen2.5-7B" ["qwen2.5-7b", "qwen2-7b"] 7_615_616_512
+        qkv_biases(llama([28, 3584, 18944, 28, 4, 152_064]));
+    "EleutherAI/pythia-70m" ["pythia-70m"] 70_426_624
+        plain(llama([6, 512, 2048, 8, 8, 50304]));
+    "EleutherAI/pythia-160m" ["pythia-160m"] 162_322_944
+        plain(llama([12, 768, 3072, 12, 12, 50304]));
+    "EleutherAI/pythia-410m" ["pythia-410m"] 405_334_016
+        plain(llama([24, 1024, 4096, 16, 16, 50304]));
+    "EleutherAI/pythia-1.4b" ["pythia-1.4b"] 1_414_647_808
+        plain(llama([24, 2048, 8192, 16, 16, 50304]));
+    "EleutherAI/pythia-1b" ["pythia-1b"] 1_011_781_632
+        plain(llama([16, 2048, 8192, 8, 8, 50304]));
+    "EleutherAI/pythia-2.8b" ["pythia-2.8b"] 2_775_208_960
+        plain(llama([32, 2560, 10240, 32, 32, 50304]));
+    "EleutherAI/pythia-6.9b" ["pythia-6.9b"] 6_857_302_016
+        plain(llama([32, 4096, 16384, 32, 32, 50432]));
+    "EleutherAI/pythia-12b" ["pythia-12b"] 11_846_072_320
+        plain(llama([36, 5120, 20480, 40, 40, 50688]));
+};
+
+/// The model that a hub id (or the name of a local copy) is, or was tuned from.
+pub(super) fn find(path: &str) -> Option<&'static Known> {
+    let path = path.to_lowercase();
+    KNOWN
+        .iter()
+        .find(|known| known.patterns.iter().any(|pattern| path.contains(pattern)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shapes_have_the_parameters_that_their_pages_state() {
+        for known in KNOWN {
+            let counted = known.shape.parameters();
+            assert_eq!(counted, known.stated as f64, "{}", known.id);
+        }
+    }
+
+    #[test]
+    fn every_known_model_is_found_by_its_own_id() {
+        for known in KNOWN {
+            assert_eq!(find(known.id).map(|found| found.id), Some(known.id));
+        }
+        let found = |path| find(path).map(|known| known.id);
+        assert_eq!(found("HuggingFaceH4/zephyr-7b-gemma-sft-v0.1"), Some("google/gemma-7b"));
+        assert_eq!(found("alignment-handbook/zephyr-7b-sft-full"), Some("mistralai/Mistral-7B-v0.1"));
+        assert_eq!(found("acme/new-model"), None);
+    }
+}

@@ -1,0 +1,278 @@
+//! An estimate of the memory that one device needs, and what it assumes.
+//!
+//! Counted are weights, gradients, optimiser states and the activations of one micro-batch. Not
+//! counted are the runtime's own memory and fragmentation: [`USABLE`] leaves room for both.
+
+mod known;
+mod shape;
+
+use super::plan::MemoryEstimate;
+use crate::recipe::Spec;
+use crate::recipe::spec::{Objective, Precision, Strategy};
+
+pub use shape::{Biases, Shape, known_ids};
+
+/// The share of a device's memory that a run can count on.
+pub const USABLE: f64 = 0.9;
+
+/// Share of the weights that adapters train: rank 64 on every linear layer of a 7B model.
+const ADAPTERS: f64 = 0.02;
+/// Bytes of a weight in 4 bits: NF4 with one f32 scale per block of 64 (QLoRA, arXiv 2305.14314).
+const FOUR_BIT: f64 = 0.5625;
+/// Bytes per token and vocabulary entry: logits as computed, in f32, and both gradients.
+const LOGITS: f64 = 12.0;
+
+/// Everything that an estimate depends on apart from the number of ranks and the micro-batch.
+#[derive(Debug, Clone)]
+pub struct Estimator<'a> {
+    spec: &'a Spec,
+    shape: Shape,
+    /// Where the shape was taken from.
+    source: String,
+}
+
+/// Bytes a parameter: of the weights, their gradients and the optimiser's states.
+struct PerParameter {
+    weight: f64,
+    gradient: f64,
+    optimizer: f64,
+}
+
+impl<'a> Estimator<'a> {
+    /// For a recipe whose model has `shape`; `source` says where that was taken from.
+    pub fn new(spec: &'a Spec, shape: Shape, source: String) -> Self {
+        Estimator { spec, shape, source }
+    }
+
+    /// Bytes on each device with so many data-parallel ranks and samples per micro-batch.
+    pub fn estimate(&self, ranks: u64, micro: u64, available: Option<u64>) -> MemoryEstimate {
+        let (parameters, gradients, optimizer) = self.states(ranks);
+        let activations = self.activations(micro);
+        let total = parameters + gradients + optimizer + activations;
+        MemoryEstimate {
+            parameters: parameters as u64,
+            gradients: gradients as u64,
+            optimizer: optimizer as u64,
+            activations: activations as u64,
+            total: total as u64,
+            available,
+            assumed: self.assumed(ranks, micro),
+        }
+    }
+
+    /// Whether so much fits on a device of `available` bytes.
+    pub fn fits(&self, ranks: u64, micro: u64, available: u64) -> bool {
+        let (parameters, gradients, optimizer) = self.states(ranks);
+        let total = parameters + gradients + optimizer + self.activations(micro);
+        total <= available as f64 * USABLE
+    }
+
+    /// The same recipe with everything sharded.
+    pub fn sharded(&self) -> impl Fn(u64, u64, u64) -> bool + use<> {
+        let mut spec = self.spec.clone();
+        spec.parallel.strategy = Strategy::Fsdp;
+        let (shape, source) = (self.shape.clone(), self.source.clone());
+        move |ranks, micro, available| {
+            Estimator::new(&spec, shape.clone(), source.clone()).fits(ranks, micro, available)
+        }
+    }
+
+    /// Weights, gradients and optimiser states on one device, bytes.
+    fn states(&self, ranks: u64) -> (f64, f64, f64) {
+        let parallel = &self.spec.parallel;
+        let parts = parallel.tensor as f64 * parallel.pipeline as f64;
+        let all = self.shape.parameters() / parts;
+        let trained = if self.adapters() { all * ADAPTERS } else { all };
+        let bytes = self.per_parameter();
+        let shards = parallel.data_shard.unwrap_or(ranks).clamp(1, ranks.max(1)) as f64;
+        let (weight_shards, gradient_shards, optimizer_shards) = match parallel.strategy {
+            Strategy::Ddp => (1.0, 1.0, 1.0),
+            Strategy::Zero1 => (1.0, 1.0, shards),
+            Strategy::Zero2 => (1.0, shards, shards),
+            Strategy::Fsdp => (shards, shards, shards),
+        };
+        let frozen = if self.adapters() { self.frozen(all) } else { 0.0 };
+        let reference = if self.has_reference() { all * self.compute_bytes() } else { 0.0 };
+        let mut weights = (trained * bytes.weight + frozen + reference) / weight_shards;
+        if weight_shards > 1.0 {
+            // The block at work and the one that is fetched ahead stand unsharded.
+            let largest = self.shape.block().max(self.shape.embedding());
+            weights += 2.0 * largest / parts * self.compute_bytes();
+        }
+        (
+            weights,
+            trained * bytes.gradient / gradient_shards,
+            trained * bytes.optimizer / optimizer_shards,
+        )
+    }
+
+    /// Activations of one micro-batch, bytes.
+    fn activations(&self, micro: u64) -> f64 {
+        let parallel = &self.spec.parallel;
+        let spread = parallel.context as f64 * parallel.sequence as f64 * parallel.tensor as f64;
+        let rows = micro as f64 * self.rows_per_sample();
+        let tokens = rows * self.spec.data.sequence_length as f64 / spread;
+        let layers = self.shape.layers as f64;
+        let block = self.shape.kept_per_token();
+        let kept = if self.spec.model.activation_checkpointing {
+            // Every block's input, and the values and gradients of the one that is computed again.
+            layers * self.shape.hidden as f64 + 2.0 * block
+        } else {
+            (layers + 1.0) * block
+        };
+        tokens * (kept * self.compute_bytes() + LOGITS * self.shape.vocabulary as f64)
+    }
+
+    fn per_parameter(&self) -> PerParameter {
+        let states = optimizer_bytes(self.spec.optimizer.name.as_deref());
+        let mixed = self.spec.model.precision != Precision::F32;
+        match self.spec.parallel.strategy {
+            // DeepSpeed computes on half-precision weights and keeps the f32 ones with Adam's.
+            Strategy::Zero1 | Strategy::Zero2 if mixed => PerParameter {
+                weight: 2.0,
+                gradient: 2.0,
+                optimizer: states + 4.0,
+            },
+            _ => PerParameter { weight: 4.0, gradient: 4.0, optimizer: states },
+        }
+    }
+
+    /// Weights that adapters leave alone, bytes.
+    fn frozen(&self, all: f64) -> f64 {
+        let model = &self.spec.model;
+        let parts = self.shape.parameters() / all;
+        let blocks = self.shape.layers as f64 * self.shape.block() / parts;
+        let quantised = match (model.load_in_4bit, model.load_in_8bit) {
+            (true, _) => FOUR_BIT,
+            (_, true) => 1.0,
+            _ => self.compute_bytes(),
+        };
+        blocks * quantised + (all - blocks) * self.compute_bytes()
+    }
+
+    fn adapters(&self) -> bool {
+        self.spec.model.adapters
+    }
+
+    /// Whether a frozen copy of the model stands beside the trained one.
+    fn has_reference(&self) -> bool {
+        let compares = matches!(
+            self.spec.objective,
+            Objective::Dpo | Objective::Kto | Objective::Ppo
+        );
+        // With adapters the reference is the model without them.
+        compares && !self.adapters()
+    }
+
+    /// Sequences that pass through the model for each sample.
+    fn rows_per_sample(&self) -> f64 {
+        match self.spec.objective {
+            Objective::Dpo | Objective::Orpo | Objective::Simpo | Objective::Reward => 2.0,
+            _ => 1.0,
+        }
+    }
+
+    /// Bytes of a value in the forward and backward pass.
+    fn compute_bytes(&self) -> f64 {
+        match self.spec.model.precision {
+            Precision::F32 => 4.0,
+            Precision::Bf16 | Precision::F16 => 2.0,
+        }
+    }
+
+    fn assumed(&self, ranks: u64, micro: u64) -> Vec<String> {
+        let Spec { model, parallel, data, .. } = self.spec;
+        let bytes = self.per_parameter();
+        let mut lines = vec![
+            format!("{} parameters ({})", billions(self.shape.parameters()), self.source),
+            match model.precision {
+                Precision::F32 => "f32".to_owned(),
+                Precision::Bf16 => "bf16 compute, f32 weights for the optimiser".to_owned(),
+                Precision::F16 => "f16 compute, f32 weights for the optimiser".to_owned(),
+            } + &format!(
+                ": {} bytes a trained parameter ({} + {} + {})",
+                bytes.weight + bytes.gradient + bytes.optimizer,
+                bytes.weight,
+                bytes.gradient,
+                bytes.optimizer
+            ),
+        ];
+        if let Some(name) = self.spec.optimizer.name.as_deref() {
+            let states = optimizer_bytes(Some(name));
+            let paged = if name.contains("paged") { ", paged to the host when short" } else { "" };
+            lines.push(format!("{name}: {states} bytes of states a parameter{paged}"));
+        }
+        if model.adapters {
+            let base = match (model.load_in_4bit, model.load_in_8bit) {
+                (true, _) => "4 bits",
+                (_, true) => "8 bits",
+                _ => "the compute precision",
+            };
+            lines.push(format!(
+                "adapters of {} % of the weights (rank 64 on every linear layer of a 7B model), \
+                 the rest frozen in {base}",
+                ADAPTERS * 100.0
+            ));
+        }
+        if self.has_reference() {
+            lines.push("a frozen reference model beside it".to_owned());
+        }
+        let shards = parallel.data_shard.unwrap_or(ranks);
+        lines.push(match parallel.strategy {
+            Strategy::Ddp => "everything on every device (DDP)".to_owned(),
+            Strategy::Zero1 => format!("optimiser states over {shards} shards (ZeRO-1)"),
+            Strategy::Zero2 => format!("optimiser states and gradients over {shards} shards (ZeRO-2)"),
+            Strategy::Fsdp => format!(
+                "weights, gradients and optimiser states over {shards} shards, two units gathered"
+            ),
+        });
+        let model_parallel = parallel.tensor * parallel.pipeline;
+        if model_parallel > 1 {
+            lines.push(format!("weights split evenly over {model_parallel} tensor and pipeline ranks"));
+        }
+        lines.push(format!(
+            "{micro} × {} sequences of {} tokens, fused attention, {}",
+            self.rows_per_sample(),
+            data.sequence_length,
+            if model.activation_checkpointing {
+                "activations checkpointed once a block"
+            } else {
+                "no activation checkpointing"
+            }
+        ));
+        lines
+    }
+}
+
+/// Bytes of optimiser states a parameter, by upstream's name (`OptimizerNames`, transformers
+/// 5.23.0 `training_args.py`); AdamW with f32 moments unless it says otherwise.
+fn optimizer_bytes(name: Option<&str>) -> f64 {
+    let name = name.unwrap_or("adamw").to_lowercase();
+    let moments = if name.contains("adafactor") || name.contains("sgd") {
+        0.0
+    } else if name.contains("lion") || name.contains("rmsprop") || name.contains("adagrad") {
+        1.0
+    } else {
+        2.0
+    };
+    let bytes = if name.contains("4bit") {
+        0.5
+    } else if name.contains("8bit") {
+        1.0
+    } else {
+        4.0
+    };
+    moments * bytes
+}
+
+/// `7.24B`, `8.43M`.
+fn billions(count: f64) -> String {
+    if count >= 1e9 {
+        format!("{:.2}B", count / 1e9)
+    } else {
+        format!("{:.2}M", count / 1e6)
+    }
+}
+
+#[cfg(test)]
+mod tests;

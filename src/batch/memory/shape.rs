@@ -1,0 +1,245 @@
+//! Shapes of models, as far as memory depends on them.
+
+use std::collections::BTreeMap;
+
+use serde_json::Value;
+
+use super::known::{self, KNOWN};
+use crate::recipe::spec::Model;
+
+/// No dimension is larger; beyond it a shape counts as unknown.
+const MAX_DIMENSION: u64 = 1 << 22;
+/// No model has more layers.
+const MAX_LAYERS: u64 = 1 << 14;
+/// No layer has more experts.
+const MAX_EXPERTS: u64 = 1 << 12;
+/// Experts that see each token in a mixture (Mixtral's `num_experts_per_tok`).
+const ACTIVE_EXPERTS: u64 = 2;
+
+/// A decoder-only transformer. Sizes are counts, not bytes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Shape {
+    /// `num_hidden_layers`.
+    pub layers: u64,
+    /// `hidden_size`.
+    pub hidden: u64,
+    /// `intermediate_size`.
+    pub intermediate: u64,
+    /// `num_attention_heads`.
+    pub heads: u64,
+    /// `num_key_value_heads`.
+    pub key_value_heads: u64,
+    /// `head_dim`.
+    pub head_dim: u64,
+    /// `vocab_size`.
+    pub vocabulary: u64,
+    /// `tie_word_embeddings`.
+    pub tied: bool,
+    /// `num_local_experts`; 1 for dense models.
+    pub experts: u64,
+    /// Gated MLP of three matrices (SwiGLU), else two.
+    pub gated: bool,
+    /// Which linear layers have biases.
+    pub biases: Biases,
+    /// Norms with a bias (LayerNorm), else without (RMSNorm).
+    pub norm_bias: bool,
+}
+
+/// Which linear layers have biases.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Biases {
+    /// None.
+    None,
+    /// Queries, keys and values.
+    Qkv,
+    /// All but the head.
+    All,
+}
+
+/// Llama 7B, whose values `LlamaConfig` defaults to (transformers 5.23.0).
+pub(super) const LLAMA: Shape = Shape {
+    layers: 32,
+    hidden: 4096,
+    intermediate: 11008,
+    heads: 32,
+    key_value_heads: 32,
+    head_dim: 128,
+    vocabulary: 32000,
+    tied: false,
+    experts: 1,
+    gated: true,
+    biases: Biases::None,
+    norm_bias: false,
+};
+
+impl Shape {
+    /// The shape that a recipe's model has, and one line on where it was taken from: the recipe's
+    /// own keys, over those of the `config.json` at its path (when the caller has read one), over
+    /// those of a well-known hub id. `None` when too little is known.
+    pub fn of(
+        model: &Model,
+        config_at_path: Option<&BTreeMap<String, Value>>,
+    ) -> Option<(Shape, String)> {
+        let known = model.path.as_deref().and_then(known::find);
+        let said = |key: &str| {
+            let own = model.config.get(key);
+            own.or_else(|| config_at_path.and_then(|config| config.get(key)))
+        };
+        // A vocabulary alone, or a width alone, says too little about a model of unknown make.
+        let sizes = ["hidden_size", "num_hidden_layers", "vocab_size"];
+        if known.is_none() && sizes.iter().any(|key| said(key).is_none()) {
+            return None;
+        }
+        let base = known.map_or(&LLAMA, |known| &known.shape);
+        let shape = base.with(&said)?;
+        let source = match (known, &model.path) {
+            _ if config_at_path.is_some() => "config.json".to_owned(),
+            (Some(known), Some(path)) if known.id != path => {
+                format!("{path} has the shape of {}", known.id)
+            }
+            (Some(known), _) => known.id.to_owned(),
+            (None, _) => "model.config".to_owned(),
+        };
+        let changed = known.is_some() && shape != *base && config_at_path.is_none();
+        Some((shape, source + if changed { ", with keys changed" } else { "" }))
+    }
+
+    /// This shape with the keys of a `config.json` over it.
+    fn with<'v>(&self, said: &impl Fn(&str) -> Option<&'v Value>) -> Option<Shape> {
+        let size = |key: &str, default: u64, max: u64| match said(key) {
+            None | Some(Value::Null) => Some(default),
+            Some(value) => value.as_u64().filter(|n| (1..=max).contains(n)),
+        };
+        let hidden = size("hidden_size", self.hidden, MAX_DIMENSION)?;
+        let heads = size("num_attention_heads", self.heads, MAX_DIMENSION)?;
+        let same_heads = (hidden, heads) == (self.hidden, self.heads);
+        let key_value_heads = if same_heads || self.key_value_heads < self.heads {
+            self.key_value_heads.min(heads)
+        } else {
+            heads
+        };
+        let head_dim = if same_heads { self.head_dim } else { (hidden / heads).max(1) };
+        Some(Shape {
+            layers: size("num_hidden_layers", self.layers, MAX_LAYERS)?,
+            hidden,
+            intermediate: size("intermediate_size", self.intermediate, MAX_DIMENSION)?,
+            heads,
+            key_value_heads: size("num_key_value_heads", key_value_heads, MAX_DIMENSION)?,
+            head_dim: size("head_dim", head_dim, MAX_DIMENSION)?,
+            vocabulary: size("vocab_size", self.vocabulary, MAX_DIMENSION)?,
+            tied: said("tie_word_embeddings")
+                .and_then(Value::as_bool)
+                .unwrap_or(self.tied),
+            experts: size("num_local_experts", self.experts, MAX_EXPERTS)?,
+            ..*self
+        })
+    }
+
+    /// Parameters of the whole model.
+    pub fn parameters(&self) -> f64 {
+        let head = if self.tied { 0.0 } else { self.embedding() };
+        self.embedding() + head + self.layers as f64 * self.block() + self.norm()
+    }
+
+    /// Parameters of one block.
+    pub fn block(&self) -> f64 {
+        let hidden = self.hidden as f64;
+        let intermediate = self.intermediate as f64;
+        let queries = self.queries() as f64;
+        let keys = self.keys() as f64;
+        let experts = self.experts as f64;
+        let router = if self.experts > 1 { hidden * experts } else { 0.0 };
+        let matrices = if self.gated { 3.0 } else { 2.0 };
+        let biases = match self.biases {
+            Biases::None => 0.0,
+            Biases::Qkv => queries + 2.0 * keys,
+            Biases::All => {
+                queries + 2.0 * keys + hidden + (matrices - 1.0) * intermediate + hidden
+            }
+        };
+        2.0 * hidden * (queries + keys)
+            + experts * matrices * hidden * intermediate
+            + router
+            + biases
+            + 2.0 * self.norm()
+    }
+
+    /// Parameters of the embedding.
+    pub fn embedding(&self) -> f64 {
+        self.vocabulary as f64 * self.hidden as f64
+    }
+
+    /// Elements that one block keeps per token for its backward pass: its input, both norms'
+    /// outputs, the attention's queries, keys, values and output, the middle of the residual
+    /// stream, and the MLP's inner values. Attention scores are not kept (fused attention).
+    pub fn kept_per_token(&self) -> f64 {
+        let inner = if self.gated { 4.0 } else { 2.0 };
+        let experts = self.experts.min(ACTIVE_EXPERTS) as f64;
+        5.0 * self.hidden as f64
+            + 2.0 * (self.queries() + self.keys()) as f64
+            + inner * experts * self.intermediate as f64
+    }
+
+    fn norm(&self) -> f64 {
+        self.hidden as f64 * if self.norm_bias { 2.0 } else { 1.0 }
+    }
+
+    fn queries(&self) -> u64 {
+        self.heads * self.head_dim
+    }
+
+    fn keys(&self) -> u64 {
+        self.key_value_heads * self.head_dim
+    }
+}
+
+/// The hub ids whose shapes are known, for documentation.
+pub fn known_ids() -> impl Iterator<Item = &'static str> {
+    KNOWN.iter().map(|known| known.id)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn model(path: Option<&str>, config: Value) -> Model {
+        Model {
+            path: path.map(str::to_owned),
+            config: serde_json::from_value(config).unwrap(),
+            ..Model::default()
+        }
+    }
+
+    #[test]
+    fn keys_of_the_recipe_win_over_the_known_shape() {
+        let shrunk = model(
+            Some("mistralai/Mistral-7B-v0.1"),
+            json!({"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+                   "intermediate_size": 128, "vocab_size": 260}),
+        );
+        let (shape, source) = Shape::of(&shrunk, None).unwrap();
+        assert_eq!((shape.layers, shape.hidden, shape.head_dim), (2, 64, 16));
+        assert_eq!(shape.key_value_heads, 4);
+        assert_eq!(source, "mistralai/Mistral-7B-v0.1, with keys changed");
+    }
+
+    #[test]
+    fn a_config_alone_is_enough_when_it_says_the_sizes() {
+        let sizes = json!({"hidden_size": 256, "num_hidden_layers": 8, "vocab_size": 4096,
+            "num_attention_heads": 8, "num_key_value_heads": 8, "intermediate_size": 688});
+        let (shape, _) = Shape::of(&model(None, sizes), None).unwrap();
+        assert_eq!(shape.parameters(), 8_425_728.0);
+        assert_eq!(Shape::of(&model(None, json!({"hidden_size": 256})), None), None);
+        assert_eq!(Shape::of(&model(Some("acme/own"), json!({})), None), None);
+    }
+
+    #[test]
+    fn absurd_sizes_are_unknown_rather_than_wrong() {
+        for value in [json!(0), json!(-1), json!(1_u64 << 40), json!("wide")] {
+            let model = model(Some("mistralai/Mistral-7B-v0.1"), json!({"hidden_size": value}));
+            assert_eq!(Shape::of(&model, None), None);
+        }
+    }
+}

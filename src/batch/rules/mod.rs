@@ -1,0 +1,188 @@
+//! The rules: what a recipe must satisfy before anything is started, one file each.
+//!
+//! A rule is a value: its id, how serious it is, the page behind `evenkeel explain`, an example
+//! that breaks it and one that does not (a test runs both), and a pure check. Checks look at the
+//! recipe and at the [`Draft`] made from it, and never at each other.
+
+mod page;
+
+macro_rules! rules {
+    ($($module:ident)*) => {
+        $(mod $module;)*
+
+        /// Every rule, in the order of their ids.
+        pub static RULES: &[&Rule] = &[$(&$module::RULE),*];
+    };
+}
+
+rules! {
+    auto_find_shrinks_batch
+    batch_divisible
+    batch_too_large
+    dataset_smaller_than_batch
+    dataset_truncated
+    elasticity_bounds
+    eval_batch_divisible
+    eval_interval_multiple
+    generation_batch_divisible
+    global_batch_conflict
+    global_batch_constant
+    global_batch_unknown
+    kto_batch_min
+    machines_divisible
+    max_batch_below_base
+    mini_batch_divisible
+    model_needs_sharding
+    norm_test_never_grows
+    one_group
+    paper_eta_out_of_reach
+    parallelism_product
+    schedule_empty
+    schedule_quantum
+    sharded_workers
+    stage_shares
+    start_batch_estimate
+    uneven_dealing
+    warmup_exceeds_budget
+}
+
+use super::draft::{Draft, PlanRequest};
+use crate::recipe::{Diagnostic, Recipe, Severity, Spec};
+
+pub use page::page;
+
+/// One rule.
+pub struct Rule {
+    /// Kebab case, the argument of `evenkeel explain`.
+    pub id: &'static str,
+    /// How serious its findings are at worst.
+    pub severity: Severity,
+    /// One line.
+    pub summary: &'static str,
+    /// What goes wrong otherwise.
+    pub why: &'static str,
+    /// What the upstream code does: file and revision.
+    pub upstream: &'static str,
+    /// Breaks the rule.
+    pub wrong: Example,
+    /// Says the same and does not.
+    pub right: Example,
+    /// Who checks it, and how.
+    pub check: Check,
+}
+
+/// A recipe with the flags that it is planned with.
+pub struct Example {
+    /// What follows `evenkeel plan recipe.yaml`.
+    pub flags: &'static str,
+    /// The file.
+    pub recipe: &'static str,
+}
+
+/// Who checks a rule.
+pub enum Check {
+    /// The planner, for every plan.
+    Plan(fn(&Case<'_>, &mut Findings<'_>)),
+    /// The reader, before there is anything to plan.
+    Reader,
+    /// `launch`, since it is about the built-in trainer only.
+    Trainer(fn(&Case<'_>, &mut Findings<'_>)),
+}
+
+/// What a rule looks at.
+pub struct Case<'a> {
+    /// The recipe.
+    pub recipe: &'a Recipe,
+    /// The world asked for.
+    pub request: &'a PlanRequest,
+    /// What follows from both.
+    pub draft: &'a Draft,
+}
+
+impl Case<'_> {
+    fn spec(&self) -> &Spec {
+        &self.recipe.spec
+    }
+
+    /// A key as the user's dialect spells it, in backquotes.
+    fn key(&self, path: &str) -> String {
+        format!("`{}`", self.recipe.key(path))
+    }
+}
+
+/// What a rule found.
+pub struct Findings<'a> {
+    rule: &'static Rule,
+    recipe: &'a Recipe,
+    found: Vec<Diagnostic>,
+}
+
+impl Findings<'_> {
+    /// A finding as serious as the rule, at the first of the paths that somebody wrote.
+    fn at(&mut self, paths: &[&str], message: impl Into<String>, help: impl Into<String>) {
+        self.add(self.rule.severity, paths, message, help);
+    }
+
+    /// A finding that is less serious than the rule at its worst.
+    fn add(
+        &mut self,
+        severity: Severity,
+        paths: &[&str],
+        message: impl Into<String>,
+        help: impl Into<String>,
+    ) {
+        self.found.push(Diagnostic {
+            rule: self.rule.id.to_owned(),
+            severity,
+            message: message.into(),
+            help: help.into(),
+            span: paths.iter().find_map(|path| self.recipe.span(path)),
+        });
+    }
+}
+
+/// The rule with an id.
+pub fn find(id: &str) -> Option<&'static Rule> {
+    RULES.iter().copied().find(|rule| rule.id == id)
+}
+
+/// Everything that the rules of every plan have to say.
+pub fn check(recipe: &Recipe, request: &PlanRequest, draft: &Draft) -> Vec<Diagnostic> {
+    run(recipe, request, draft, |check| match check {
+        Check::Plan(check) => Some(*check),
+        Check::Reader | Check::Trainer(_) => None,
+    })
+}
+
+/// What stands in the way of the built-in trainer in particular; `launch` asks for it.
+pub fn check_trainer(recipe: &Recipe, request: &PlanRequest, draft: &Draft) -> Vec<Diagnostic> {
+    run(recipe, request, draft, |check| match check {
+        Check::Trainer(check) => Some(*check),
+        Check::Reader | Check::Plan(_) => None,
+    })
+}
+
+type Checker = fn(&Case<'_>, &mut Findings<'_>);
+
+fn run(
+    recipe: &Recipe,
+    request: &PlanRequest,
+    draft: &Draft,
+    select: impl Fn(&Check) -> Option<Checker>,
+) -> Vec<Diagnostic> {
+    let case = Case { recipe, request, draft };
+    let mut all = Vec::new();
+    for rule in RULES.iter().copied() {
+        if let Some(checker) = select(&rule.check) {
+            let mut findings = Findings { rule, recipe, found: Vec::new() };
+            checker(&case, &mut findings);
+            all.append(&mut findings.found);
+        }
+    }
+    all
+}
+
+#[cfg(test)]
+pub(super) mod testing;
+#[cfg(test)]
+mod tests;
