@@ -9,18 +9,16 @@ use serde_json::Value;
 
 use super::arithmetic::product;
 use super::horizon::{Horizon, horizon};
-use super::memory::{Estimator, Shape};
+use super::memory::{Device, Estimator};
 use super::plan::{Adjustment, MemoryEstimate, Plan};
-use super::split::{Split, Splitter};
-use crate::recipe::spec::{
-    BatchSchedule, Objective, Parallel, Prefer, Remainder, Spec, Strategy,
-};
+use super::split::{Cap, Split, Splitter};
+use crate::recipe::spec::{BatchSchedule, Objective, Parallel, Prefer, Remainder, Spec, Strategy};
 use crate::recipe::{Dialect, Located, Recipe};
 
 /// No global batch is larger, samples (the recipe's own limit on `batch.global`).
 pub const MAX_BATCH: u64 = 1 << 32;
 /// Feasible GPU counts are listed up to here.
-pub const MAX_LISTED: u64 = 1024;
+pub const MOST_GPUS: u64 = 1024;
 /// The micro-batch where neither the recipe nor memory says one
 /// (`per_device_train_batch_size` of transformers 5.23.0).
 pub const DEFAULT_MICRO: u64 = 8;
@@ -28,8 +26,10 @@ pub const DEFAULT_MICRO: u64 = 8;
 /// For which world, and under which limits, to plan.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct PlanRequest {
-    /// Devices over all axes.
-    pub world: u64,
+    /// Devices over all axes; ranks on the CPU count as devices.
+    pub gpus: u64,
+    /// The global batch, over what the recipe says (a run keeps its own), samples.
+    pub global_batch_size: Option<u64>,
     /// Bytes of every device, when known.
     pub device_memory: Option<u64>,
     /// The micro-batch may not be above this (set by the out-of-memory descent).
@@ -45,9 +45,9 @@ pub struct PlanRequest {
 
 impl PlanRequest {
     /// A plain request for so many devices.
-    pub fn world(world: u64) -> PlanRequest {
+    pub fn gpus(gpus: u64) -> PlanRequest {
         PlanRequest {
-            world,
+            gpus,
             ..PlanRequest::default()
         }
     }
@@ -90,7 +90,7 @@ pub struct Draft {
     pub remainder: Remainder,
     /// Every batch of the schedule is a multiple of it.
     pub quantum: Option<u64>,
-    /// GPU counts up to [`MAX_LISTED`] with an exact split.
+    /// GPU counts up to [`MOST_GPUS`] with an exact split.
     pub feasible_gpu_counts: Vec<u64>,
     /// What was changed from the recipe.
     pub adjusted: Vec<Adjustment>,
@@ -124,9 +124,9 @@ impl Draft {
         let spec = &recipe.spec;
         let recipe_ranks = spec.batch.gpus.and_then(|gpus| ranks(gpus, &spec.parallel));
         let recipe_product = own_product(spec, recipe_ranks);
-        let global = spec
-            .batch
-            .global
+        let global = request
+            .global_batch_size
+            .or(spec.batch.global)
             .or_else(|| recipe_product.and_then(|product| u64::try_from(product).ok()))
             .filter(|global| (1..=MAX_BATCH).contains(global));
         let data_samples = request.data_samples.or_else(|| synthetic_samples(spec));
@@ -134,8 +134,8 @@ impl Draft {
         let mut draft = Draft {
             dialect: recipe.dialect,
             objective: spec.objective,
-            world_size: request.world,
-            data_parallel_size: ranks(request.world, &spec.parallel),
+            world_size: request.gpus,
+            data_parallel_size: ranks(request.gpus, &spec.parallel),
             tensor_parallel_size: spec.parallel.tensor,
             pipeline_parallel_size: spec.parallel.pipeline,
             context_parallel_size: spec.parallel.context,
@@ -145,7 +145,7 @@ impl Draft {
             gradient_accumulation_steps: None,
             global_batch_size: global,
             eval_batch_size: spec.evaluation.micro,
-            eval_every: horizon.as_ref().and_then(|h| h.evaluation_every),
+            eval_every: horizon.as_ref().and_then(|h| h.eval_every),
             proof: None,
             remainder: spec.batch.remainder,
             quantum: None,
@@ -169,16 +169,15 @@ impl Draft {
     /// Splits the global batch.
     fn split(&mut self, recipe: &Recipe, request: &PlanRequest, global: u64) {
         let spec = &recipe.spec;
-        let estimator = Shape::of(&spec.model, request.model_config.as_ref())
-            .map(|(shape, source)| Estimator::new(spec, shape, source));
-        let limit = estimator.as_ref().zip(request.device_memory);
+        let device = Device::of(spec, request);
         let fits = |ranks: u64, micro: u64| {
-            limit.is_none_or(|(estimator, memory)| estimator.fits(ranks, micro, memory))
+            let device = device.as_ref();
+            device.is_none_or(|device| device.fits(ranks, micro))
         };
-        let cap = cap(spec, limit.is_some()).min(request.micro_limit.unwrap_or(u64::MAX));
+        let cap = cap(spec, device.is_some(), request.micro_limit);
         let splitter = Splitter::new(global, request.current_batch, cap, &fits);
         let axes = model_parallel(&spec.parallel).unwrap_or(u64::MAX);
-        self.feasible_gpu_counts = (1..=MAX_LISTED / axes)
+        self.feasible_gpu_counts = (1..=MOST_GPUS / axes)
             .filter(|&ranks| splitter.is_exact(ranks))
             .map(|ranks| ranks * axes)
             .collect();
@@ -197,7 +196,7 @@ impl Draft {
         self.gradient_accumulation_steps = Some(split.accumulation());
         self.proof = Some(split.proof());
         self.remainder = split.remainder;
-        self.memory = estimator
+        self.memory = Estimator::of(spec, request.model_config.as_ref())
             .map(|estimator| estimator.estimate(split.ranks, split.micro, request.device_memory));
         self.adjusted = adjustments(recipe, request, self, &split);
         self.split = Some(split);
@@ -213,8 +212,14 @@ impl Draft {
             self.proof.clone(),
             self.quantum,
         );
-        let (Some(ranks), Some(micro), Some(accumulation), Some(global), Some(proof), Some(quantum)) =
-            numbers
+        let (
+            Some(ranks),
+            Some(micro),
+            Some(accumulation),
+            Some(global),
+            Some(proof),
+            Some(quantum),
+        ) = numbers
         else {
             return Err(Box::new(self));
         };
@@ -244,7 +249,7 @@ impl Draft {
     }
 }
 
-/// Devices that hold one copy of the model together; `None` beyond 64 bits.
+/// Devices that hold one copy of the model together; `None` beyond 64 bits, and for sizes of 0.
 pub fn model_parallel(parallel: &Parallel) -> Option<u64> {
     product(&[
         parallel.tensor,
@@ -252,12 +257,13 @@ pub fn model_parallel(parallel: &Parallel) -> Option<u64> {
         parallel.context,
         parallel.sequence,
     ])
+    .filter(|&devices| devices > 0)
 }
 
 /// Data-parallel ranks on so many devices; `None` when the other axes do not divide them.
 pub fn ranks(devices: u64, parallel: &Parallel) -> Option<u64> {
     model_parallel(parallel)
-        .filter(|&axes| axes > 0 && devices > 0 && devices.is_multiple_of(axes))
+        .filter(|&axes| devices > 0 && devices.is_multiple_of(axes))
         .map(|axes| devices / axes)
 }
 
@@ -268,12 +274,16 @@ fn own_product(spec: &Spec, recipe_ranks: Option<u64>) -> Option<u128> {
     Some(u128::from(spec.batch.micro?) * u128::from(accumulation) * u128::from(recipe_ranks?))
 }
 
-/// The largest micro-batch to look at.
-fn cap(spec: &Spec, memory_decides: bool) -> u64 {
+/// How large the micro-batch may be.
+fn cap(spec: &Spec, memory_decides: bool, limit: Option<u64>) -> Cap {
+    let limit = limit.unwrap_or(u64::MAX);
+    let otherwise = spec.batch.micro.unwrap_or(DEFAULT_MICRO).min(limit);
     match (spec.batch.prefer, spec.batch.micro) {
-        (Prefer::Micro, _) | (_, None) if memory_decides => u64::MAX,
-        (_, Some(micro)) => micro,
-        (_, None) => DEFAULT_MICRO,
+        (Prefer::Micro, _) | (_, None) if memory_decides => Cap {
+            most: limit,
+            otherwise,
+        },
+        _ => Cap::at(otherwise),
     }
 }
 
@@ -281,7 +291,7 @@ fn cap(spec: &Spec, memory_decides: bool) -> u64 {
 fn allowed_ranks(spec: &Spec, planned: u64) -> impl Iterator<Item = u64> + use<> {
     let axes = model_parallel(&spec.parallel).unwrap_or(u64::MAX).max(1);
     let low = spec.elasticity.min.unwrap_or(1).div_ceil(axes).max(1);
-    let high = spec.elasticity.max.unwrap_or(MAX_LISTED).min(MAX_LISTED) / axes;
+    let high = spec.elasticity.max.unwrap_or(MOST_GPUS).min(MOST_GPUS) / axes;
     (low..=high).chain(std::iter::once(planned))
 }
 
@@ -294,7 +304,9 @@ fn synthetic_samples(spec: &Spec) -> Option<u64> {
     let mut all = 0_u64;
     for source in &data.train {
         let samples = source.synthetic.as_ref()?.samples;
-        let taken = source.weight.map_or(samples, |share| (samples as f64 * share) as u64);
+        let taken = source
+            .weight
+            .map_or(samples, |share| (samples as f64 * share) as u64);
         all = all.checked_add(taken)?;
     }
     let held_out = match data.held_out {
@@ -329,21 +341,36 @@ fn adjustments(
     let share = format!("{global} / {} ranks", split.ranks);
     let why_micro = if draft.unlimited.is_some() {
         "as much as memory per device allows, by estimate".to_owned()
-    } else if request.micro_limit.is_some_and(|limit| Some(limit) < batch.micro) {
+    } else if request
+        .micro_limit
+        .is_some_and(|limit| Some(limit) < batch.micro)
+    {
         "the recipe's did not fit in memory".to_owned()
     } else if split.remainder == Remainder::Uneven {
-        format!("the largest divisor of {global} that gives each of {} ranks one", split.ranks)
+        format!(
+            "the largest divisor of {global} that gives each of {} ranks one",
+            split.ranks
+        )
     } else if batch.prefer == Prefer::Micro {
         format!("prefer: micro; the largest divisor of {share} that fits")
     } else {
-        format!("the largest divisor of {share} = {} up to the recipe's", global / split.ranks)
+        format!(
+            "the largest divisor of {share} = {} up to the recipe's",
+            global / split.ranks
+        )
     };
     change("batch.micro", batch.micro, split.micro, why_micro);
     let why_accumulation = format!("keeps the global batch at {global}: {}", split.proof());
-    change("batch.accumulation", batch.accumulation, split.accumulation(), why_accumulation);
+    change(
+        "batch.accumulation",
+        batch.accumulation,
+        split.accumulation(),
+        why_accumulation,
+    );
     if let (BatchSchedule::NormTest(test), Some(quantum)) = (&recipe.spec.schedule, draft.quantum) {
         let rounded = test.max_batch - test.max_batch % quantum;
-        let why = format!("rounded down to a multiple of {quantum}, which every allowed world splits");
+        let why =
+            format!("rounded down to a multiple of {quantum}, which every allowed world splits");
         change("schedule.max_batch", Some(test.max_batch), rounded, why);
     }
     if let Some((from, to)) = generations(recipe, draft, split) {
@@ -358,7 +385,11 @@ fn adjustments(
 pub(super) fn generation_batch(spec: &Spec, draft: &Draft) -> Option<u64> {
     let generation = &spec.generation;
     generation.generation_batch_size.or_else(|| {
-        match (generation.steps_per_generation, spec.batch.micro, draft.recipe_ranks) {
+        match (
+            generation.steps_per_generation,
+            spec.batch.micro,
+            draft.recipe_ranks,
+        ) {
             (Some(steps), Some(micro), Some(ranks)) => product(&[steps, micro, ranks]),
             (Some(_), ..) => None,
             (None, ..) => draft.global_batch_size,

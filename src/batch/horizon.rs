@@ -24,7 +24,7 @@ pub struct Horizon {
     /// The learning rate rises over so many.
     pub warmup_samples: Option<u64>,
     /// An evaluation at the first step that reaches a multiple of it.
-    pub evaluation_every: Option<u64>,
+    pub eval_every: Option<u64>,
     /// A checkpoint at the first step that reaches a multiple of it.
     pub checkpoint_every: Option<u64>,
 }
@@ -47,29 +47,32 @@ pub fn horizon(spec: &Spec, global: u64, data: Option<u64>) -> Horizon {
         .samples
         .or_else(|| budget.steps.map(in_samples))
         .or_else(|| budget.epochs.and_then(epochs));
+    let of_budget = |part: Option<f64>| Some(share(budget_samples?, part?));
     let warmup = &spec.learning_rate;
     let warmup_samples = warmup
         .warmup_samples
         .or_else(|| warmup.warmup_steps.map(in_samples))
         .or_else(|| match warmup.warmup_ratio {
-            Some(ratio) => budget_samples.map(|samples| share(samples, ratio)),
+            Some(ratio) => of_budget(Some(ratio)),
             None => Some(0),
         });
-    let evaluation = &spec.evaluation;
+    let (evaluation, checkpoint) = (&spec.evaluation, &spec.checkpoint);
     Horizon {
         epoch_samples,
         dropped_samples,
         budget_samples,
         budget_steps: budget_samples.map(|samples| samples.div_ceil(global)),
         warmup_samples,
-        evaluation_every: evaluation
+        eval_every: evaluation
             .every_samples
             .or_else(|| evaluation.every_steps.map(in_samples))
+            .or_else(|| of_budget(evaluation.every_share))
             .or_else(|| epoch_samples.filter(|_| evaluation.every_epoch)),
-        checkpoint_every: spec
-            .checkpoint
+        checkpoint_every: checkpoint
             .every_samples
-            .or_else(|| spec.checkpoint.every_steps.map(in_samples)),
+            .or_else(|| checkpoint.every_steps.map(in_samples))
+            .or_else(|| of_budget(checkpoint.every_share))
+            .or_else(|| epoch_samples.filter(|_| checkpoint.every_epoch)),
     }
 }
 
@@ -105,7 +108,7 @@ mod tests {
         assert_eq!(horizon.budget_samples, Some(12_800));
         assert_eq!(horizon.budget_steps, Some(100));
         assert_eq!(horizon.warmup_samples, Some(1280));
-        assert_eq!(horizon.evaluation_every, Some(2560));
+        assert_eq!(horizon.eval_every, Some(2560));
         assert_eq!(horizon.checkpoint_every, Some(6400));
     }
 
@@ -119,7 +122,10 @@ mod tests {
         assert_eq!(horizon(&spec, 8, Some(100)).budget_samples, Some(24));
         spec.budget.samples = Some(30);
         let lengths = horizon(&spec, 8, Some(100));
-        assert_eq!((lengths.budget_samples, lengths.budget_steps), (Some(30), Some(4)));
+        assert_eq!(
+            (lengths.budget_samples, lengths.budget_steps),
+            (Some(30), Some(4))
+        );
     }
 
     #[test]
@@ -130,9 +136,12 @@ mod tests {
         spec.batch.last_batch = LastBatch::Drop;
         spec.evaluation.every_epoch = true;
         let lengths = horizon(&spec, 8, Some(100));
-        assert_eq!((lengths.epoch_samples, lengths.dropped_samples), (Some(96), 4));
+        assert_eq!(
+            (lengths.epoch_samples, lengths.dropped_samples),
+            (Some(96), 4)
+        );
         assert_eq!(lengths.budget_samples, Some(96));
-        assert_eq!(lengths.evaluation_every, Some(96));
+        assert_eq!(lengths.eval_every, Some(96));
     }
 
     #[test]
@@ -142,7 +151,12 @@ mod tests {
         spec.learning_rate.warmup_ratio = Some(0.1);
         assert_eq!(horizon(&spec, 128, None).warmup_samples, Some(128));
         spec.budget.samples = Some(1281);
-        assert_eq!(horizon(&spec, 128, None).warmup_samples, Some(129));
+        spec.evaluation.every_share = Some(0.5);
+        let lengths = horizon(&spec, 128, None);
+        assert_eq!(
+            (lengths.warmup_samples, lengths.eval_every),
+            (Some(129), Some(641))
+        );
         spec.budget.samples = None;
         assert_eq!(horizon(&spec, 128, None).warmup_samples, None);
     }

@@ -1,10 +1,20 @@
 //! Batch arithmetic: plans, feasible counts, rescaling, the out-of-memory descent, and the rules.
 //!
-//! Pure functions of recipes and numbers: no files, no network, no clocks.
+//! Pure functions of recipes and numbers: no files, no network, no clocks. [`plan`] is the way in:
+//! [`Draft`] works out what follows from a recipe, [`rules`] judge it, [`Plan`] is what is left.
 
 mod arithmetic;
+mod descent;
+mod draft;
+mod horizon;
 pub mod memory;
-pub mod plan;
-pub mod split;
+mod plan;
+mod planner;
+pub mod rules;
+mod split;
 
+pub use descent::descend;
+pub use draft::{Draft, MAX_BATCH, MOST_GPUS, PlanRequest};
+pub use horizon::{Horizon, horizon};
 pub use plan::{Adjustment, MemoryEstimate, Plan};
+pub use planner::{Examined, Refused, default_world, examine, in_file_order, plan};

@@ -6,6 +6,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::split;
 use crate::recipe::Located;
 use crate::recipe::spec::{Objective, Remainder, Strategy};
 
@@ -97,10 +98,6 @@ impl Plan {
     /// The first `(batch / micro) % ranks` ranks run one more than the others, so under exact
     /// dealing all are equal.
     pub fn deal(&self, batch: u64) -> Vec<u64> {
-        let micro_batches = batch / self.per_device_batch_size;
-        let ranks = self.data_parallel_size;
-        (0..ranks)
-            .map(|rank| micro_batches / ranks + u64::from(rank < micro_batches % ranks))
-            .collect()
+        split::deal(batch / self.per_device_batch_size, self.data_parallel_size)
     }
 }

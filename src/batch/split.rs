@@ -60,6 +60,25 @@ pub fn deal(micro_batches: u64, ranks: u64) -> Vec<u64> {
         .collect()
 }
 
+/// How large a micro-batch may be, samples.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Cap {
+    /// Never larger.
+    pub most: u64,
+    /// Not larger where no micro-batch at all fits: there is nothing to gain by going down then.
+    pub otherwise: u64,
+}
+
+impl Cap {
+    /// The same cap whatever fits.
+    pub fn at(most: u64) -> Cap {
+        Cap {
+            most,
+            otherwise: most,
+        }
+    }
+}
+
 /// Everything that a split depends on apart from the number of ranks.
 pub struct Splitter<'a> {
     /// The base global batch, samples.
@@ -68,8 +87,7 @@ pub struct Splitter<'a> {
     smallest: u64,
     /// Divisors of every batch that has to stay exact, ascending.
     divisors: Vec<u64>,
-    /// No micro-batch is larger.
-    cap: u64,
+    cap: Cap,
     /// Whether a device can hold a micro-batch: (data-parallel ranks, samples).
     fits: &'a dyn Fn(u64, u64) -> bool,
 }
@@ -80,7 +98,7 @@ impl<'a> Splitter<'a> {
     pub fn new(
         global: u64,
         current: Option<u64>,
-        cap: u64,
+        cap: Cap,
         fits: &'a dyn Fn(u64, u64) -> bool,
     ) -> Self {
         let current = current.filter(|&batch| batch > 0).unwrap_or(global);
@@ -126,13 +144,6 @@ impl<'a> Splitter<'a> {
         self.divisors.binary_search(&ranks).is_ok()
     }
 
-    /// Whether a micro-batch keeps every batch of the run exact on so many ranks.
-    pub fn allows(&self, ranks: u64, micro: u64) -> bool {
-        ranks
-            .checked_mul(micro)
-            .is_some_and(|pass| self.is_exact(pass))
-    }
-
     /// The quantum over several rank counts: a batch that is a multiple of it can be split on any
     /// of them. It divides the global batch. `None`: no count can be used.
     pub fn quantum(
@@ -150,15 +161,15 @@ impl<'a> Splitter<'a> {
             .reduce(lcm)
     }
 
-    /// The largest divisor within the cap that `suits` and fits; the smallest, 1, always suits,
-    /// and stays when nothing fits.
+    /// The largest divisor within the cap that `suits` and fits. The smallest, 1, always suits.
     fn largest(&self, ranks: u64, suits: impl Fn(u64) -> bool) -> u64 {
-        self.divisors
-            .iter()
-            .rev()
-            .copied()
-            .filter(|&micro| micro <= self.cap && suits(micro))
+        let mut suitable = self.divisors.iter().rev().copied().filter(|&d| suits(d));
+        let within = |most: u64| move |micro: &u64| *micro <= most;
+        suitable
+            .clone()
+            .filter(within(self.cap.most))
             .find(|&micro| (self.fits)(ranks, micro))
+            .or_else(|| suitable.find(within(self.cap.otherwise.min(self.cap.most))))
             .unwrap_or(1)
     }
 
@@ -184,7 +195,7 @@ mod tests {
 
     #[test]
     fn micro_batch_is_the_largest_divisor_within_the_cap() {
-        let split = |ranks, cap| Splitter::new(128, None, cap, &anything).exact(ranks);
+        let split = |ranks, cap| Splitter::new(128, None, Cap::at(cap), &anything).exact(ranks);
         let numbers = |s: Split| (s.micro, s.accumulation());
         assert_eq!(split(8, 16).map(numbers), Some((16, 1)));
         assert_eq!(split(4, 16).map(numbers), Some((16, 2)));
@@ -195,7 +206,7 @@ mod tests {
 
     #[test]
     fn uneven_dealing_keeps_the_micro_batch_and_the_sum() {
-        let splitter = Splitter::new(128, None, 16, &anything);
+        let splitter = Splitter::new(128, None, Cap::at(16), &anything);
         let split = splitter.uneven(3).unwrap();
         assert_eq!(split.deal(), [3, 3, 2]);
         assert_eq!(split.proof(), "16 × (3 + 3 + 2) = 128");
@@ -208,7 +219,7 @@ mod tests {
 
     #[test]
     fn exact_wins_over_uneven_where_both_exist() {
-        let splitter = Splitter::new(128, None, 16, &anything);
+        let splitter = Splitter::new(128, None, Cap::at(16), &anything);
         let split = splitter.choose(4, Remainder::Uneven).unwrap();
         assert_eq!(split.proof(), "4 × 16 × 2 = 128");
     }
@@ -216,10 +227,10 @@ mod tests {
     #[test]
     fn memory_moves_the_micro_batch_down_its_divisors() {
         let fits = |ranks: u64, micro: u64| micro * 4 <= ranks;
-        let splitter = Splitter::new(128, None, 16, &fits);
+        let splitter = Splitter::new(128, None, Cap::at(16), &fits);
         assert_eq!(splitter.exact(8).unwrap().micro, 2);
-        // Nothing fits: the smallest stays, and a rule says so.
-        assert_eq!(splitter.exact(2).unwrap().micro, 1);
+        // Nothing fits: the recipe's own stays, and a rule says so.
+        assert_eq!(splitter.exact(2).unwrap().micro, 16);
     }
 
     proptest! {
@@ -227,7 +238,7 @@ mod tests {
         fn rescale_keeps_global_batch(
             global in 1..50_000u64, ranks in 1..2000u64, cap in 1..100u64,
         ) {
-            let splitter = Splitter::new(global, None, cap, &anything);
+            let splitter = Splitter::new(global, None, Cap::at(cap), &anything);
             let split = splitter.exact(ranks);
             prop_assert_eq!(split.is_some(), global % ranks == 0);
             if let Some(split) = split {
@@ -240,7 +251,7 @@ mod tests {
 
         #[test]
         fn uneven_always_adds_up(global in 1..50_000u64, ranks in 1..2000u64, cap in 1..100u64) {
-            let splitter = Splitter::new(global, None, cap, &anything);
+            let splitter = Splitter::new(global, None, Cap::at(cap), &anything);
             let split = splitter.uneven(ranks);
             prop_assert_eq!(split.is_some(), ranks <= global);
             if let Some(split) = split {
@@ -257,7 +268,7 @@ mod tests {
         fn every_multiple_of_the_quantum_is_exact_in_every_world(
             global in 1..5_000u64, cap in 1..64u64, low in 1..20u64, more in 0..40u64, times in 1..9u64,
         ) {
-            let splitter = Splitter::new(global, None, cap, &anything);
+            let splitter = Splitter::new(global, None, Cap::at(cap), &anything);
             let worlds = || low..=low + more;
             if let Some(quantum) = splitter.quantum(worlds(), Remainder::Exact) {
                 prop_assert_eq!(global % quantum, 0);
@@ -272,11 +283,11 @@ mod tests {
             global in 1..5_000u64, times in 1..9u64, cap in 1..64u64, limit in 1..64u64,
         ) {
             // The batch grew by some quantum; then the micro-batch is capped lower.
-            let before = Splitter::new(global, None, cap, &anything);
+            let before = Splitter::new(global, None, Cap::at(cap), &anything);
             let worlds = || 1..=16u64;
             let quantum = before.quantum(worlds(), Remainder::Exact).unwrap_or(1);
             let current = global + times * quantum;
-            let after = Splitter::new(global, Some(current), cap.min(limit), &anything);
+            let after = Splitter::new(global, Some(current), Cap::at(cap.min(limit)), &anything);
             for ranks in worlds().filter(|&ranks| before.exact(ranks).is_some()) {
                 let split = after.exact(ranks).unwrap();
                 prop_assert_eq!(current % (split.ranks * split.micro), 0);

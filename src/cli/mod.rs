@@ -1,5 +1,6 @@
 //! The command line: arguments to calls, results to text or JSON. One file a command.
 
+mod bytes;
 mod check;
 mod explain;
 mod gpus;

@@ -1,9 +1,138 @@
+//! `evenkeel plan`: the batch arithmetic of a recipe in a world, before anything is started.
+
+mod text;
+mod yaml;
+
 use std::process::ExitCode;
 
-/// Show the batch plan of a recipe.
-#[derive(clap::Args)]
-pub struct Args {}
+use serde::Serialize;
 
-pub fn run(_args: Args) -> anyhow::Result<ExitCode> {
-    anyhow::bail!("`plan` is still being built")
+use super::recipe_args::RecipeArgs;
+use super::{EXIT_REFUSED, EXIT_USAGE, bytes, render};
+use crate::batch::{self, Draft, Horizon, PlanRequest};
+use crate::inventory::Inventory;
+use crate::recipe::{Located, ReadError};
+
+/// Show the batch plan of a recipe
+#[derive(clap::Args)]
+#[command(after_help = "Examples:
+  evenkeel plan recipe.yaml --recipe-gpus 8 --gpus 4     half the GPUs, the same global batch
+  evenkeel plan recipe.yaml --nodes 2 --gpus-per-node 8 --device-memory 80GB
+  evenkeel plan recipe.yaml --gpus 3 --remainder uneven  a count that does not divide the batch
+  evenkeel plan recipe.yaml --gpus 8 -o json max_seq_length=1024
+
+Exit codes: 0 fine, 1 a rule says no, 2 the call or a file cannot be used.")]
+pub struct Args {
+    #[command(flatten)]
+    recipe: RecipeArgs,
+
+    /// Memory of every device, for example 80GB or 24GiB [default: that of the hardware found,
+    /// when no number of GPUs is given]
+    #[arg(long, value_name = "SIZE", value_parser = bytes::parse)]
+    device_memory: Option<u64>,
+
+    /// How to print
+    #[arg(short, long, value_name = "FORMAT", default_value = "text")]
+    output: Format,
+}
+
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum Format {
+    /// For people
+    Text,
+    /// One JSON object
+    Json,
+    /// The same as YAML
+    Yaml,
+}
+
+/// The form of `-o json`: the keys of a plan, null where a refused one has none, and more.
+#[derive(Serialize)]
+struct Document<'a> {
+    #[serde(flatten)]
+    draft: &'a Draft,
+    /// Why the file was taken for that dialect.
+    detected: &'a str,
+    /// What the plan is for, in words.
+    hardware: &'a str,
+    /// Lengths in samples.
+    horizon: Option<&'a Horizon>,
+}
+
+/// The form of `-o json` for a recipe that cannot be read.
+#[derive(Serialize)]
+struct Unreadable {
+    diagnostics: Vec<Located>,
+}
+
+pub fn run(args: Args) -> anyhow::Result<ExitCode> {
+    let recipe = match args.recipe.read() {
+        Ok(recipe) => recipe,
+        Err(error) => return unreadable(&error, args.output),
+    };
+    let (mut request, hardware) = world(&args);
+    request.device_memory = args.device_memory.or(request.device_memory);
+    let examined = batch::examine(&recipe, &request);
+    match args.output {
+        Format::Text => {
+            anstream::print!("{}", text::plan(&recipe, &examined, &hardware));
+        }
+        format => print(
+            format,
+            &Document {
+                draft: &examined.draft,
+                detected: &recipe.detected,
+                hardware: &hardware,
+                horizon: examined.draft.horizon.as_ref(),
+            },
+        )?,
+    }
+    Ok(match examined.finish() {
+        Ok(_) => ExitCode::SUCCESS,
+        Err(_) => ExitCode::from(EXIT_REFUSED),
+    })
+}
+
+/// The world asked for, or the hardware found; and what to call it.
+fn world(args: &Args) -> (PlanRequest, String) {
+    if let Some(gpus) = args.recipe.options.world() {
+        let plural = if gpus == 1 { "" } else { "s" };
+        return (PlanRequest::gpus(gpus), format!("{gpus} GPU{plural}"));
+    }
+    let devices = Inventory::discover().devices();
+    let request = PlanRequest {
+        device_memory: devices.memory(),
+        ..PlanRequest::gpus(devices.count())
+    };
+    (
+        request,
+        format!("{devices}, found here (--gpus N plans for others)"),
+    )
+}
+
+fn unreadable(error: &ReadError, format: Format) -> anyhow::Result<ExitCode> {
+    match format {
+        Format::Text => {
+            anstream::eprint!(
+                "{}",
+                render::diagnostics(&error.diagnostics, &error.sources)
+            );
+        }
+        format => {
+            let located = error.diagnostics.iter().map(|d| d.locate(&error.sources));
+            let diagnostics = located.collect();
+            print(format, &Unreadable { diagnostics })?;
+        }
+    }
+    Ok(ExitCode::from(EXIT_USAGE))
+}
+
+fn print(format: Format, value: &impl Serialize) -> anyhow::Result<()> {
+    match format {
+        Format::Text | Format::Json => {
+            anstream::println!("{}", serde_json::to_string_pretty(value)?);
+        }
+        Format::Yaml => anstream::print!("{}", yaml::document(&serde_json::to_value(value)?)),
+    }
+    Ok(())
 }

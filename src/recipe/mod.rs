@@ -18,7 +18,7 @@ mod reading;
 pub mod scalar;
 pub mod source;
 pub mod spec;
-mod suggest;
+pub mod suggest;
 mod tree;
 pub mod yaml;
 

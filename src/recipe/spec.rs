@@ -74,6 +74,23 @@ pub enum Objective {
     Reward,
 }
 
+impl Objective {
+    /// Its name in recipes.
+    pub fn name(self) -> &'static str {
+        match self {
+            Objective::LanguageModelling => "language-modelling",
+            Objective::Sft => "sft",
+            Objective::Dpo => "dpo",
+            Objective::Kto => "kto",
+            Objective::Orpo => "orpo",
+            Objective::Simpo => "simpo",
+            Objective::Grpo => "grpo",
+            Objective::Ppo => "ppo",
+            Objective::Reward => "reward",
+        }
+    }
+}
+
 /// What the recipe says about its batch. Either `global` is given, or
 /// `micro` × `accumulation` × the data-parallel size at `gpus` makes it.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]

@@ -2,6 +2,8 @@
 //!
 //! A test checks every shape against the parameter count that its hub page states.
 
+use serde_json::{Map, Value};
+
 use super::shape::{Biases, LLAMA, Shape};
 
 /// A hub model whose shape is known.
@@ -20,7 +22,14 @@ pub(super) struct Known {
 
 /// Layers, hidden size, intermediate size, heads, key-value heads, vocabulary.
 const fn llama(sizes: [u64; 6]) -> Shape {
-    let [layers, hidden, intermediate, heads, key_value_heads, vocabulary] = sizes;
+    let [
+        layers,
+        hidden,
+        intermediate,
+        heads,
+        key_value_heads,
+        vocabulary,
+    ] = sizes;
     Shape {
         layers,
         hidden,
@@ -34,7 +43,10 @@ const fn llama(sizes: [u64; 6]) -> Shape {
 }
 
 const fn tied(shape: Shape) -> Shape {
-    Shape { tied: true, ..shape }
+    Shape {
+        tied: true,
+        ..shape
+    }
 }
 
 const fn head_dim(head_dim: u64, shape: Shape) -> Shape {
@@ -46,12 +58,20 @@ const fn experts(experts: u64, shape: Shape) -> Shape {
 }
 
 const fn qkv_biases(shape: Shape) -> Shape {
-    Shape { biases: Biases::Qkv, ..shape }
+    Shape {
+        biases: Biases::Qkv,
+        ..shape
+    }
 }
 
 /// GPT-NeoX and StarCoder2: LayerNorm, biases, a plain MLP.
 const fn plain(shape: Shape) -> Shape {
-    Shape { gated: false, biases: Biases::All, norm_bias: true, ..shape }
+    Shape {
+        gated: false,
+        biases: Biases::All,
+        norm_bias: true,
+        ..shape
+    }
 }
 
 macro_rules! known {
@@ -142,6 +162,33 @@ pub(super) fn find(path: &str) -> Option<&'static Known> {
         .find(|known| known.patterns.iter().any(|pattern| path.contains(pattern)))
 }
 
+/// The hub ids whose shapes are known, for documentation.
+pub fn known_ids() -> impl Iterator<Item = &'static str> {
+    KNOWN.iter().map(|known| known.id)
+}
+
+/// The sizes of a well-known hub model as keys of a `config.json`, when it is of the Llama family
+/// (RMSNorm, no biases, gated MLP, one expert). What is not a size (RoPE, norms' ε) is not there.
+pub fn known_config(path: &str) -> Option<Map<String, Value>> {
+    let shape = &find(path)?.shape;
+    let llama = shape.gated && !shape.norm_bias && shape.experts == 1;
+    if !llama || shape.biases != Biases::None || shape.head_dim * shape.heads != shape.hidden {
+        return None;
+    }
+    let sizes = [
+        ("hidden_size", shape.hidden),
+        ("intermediate_size", shape.intermediate),
+        ("num_hidden_layers", shape.layers),
+        ("num_attention_heads", shape.heads),
+        ("num_key_value_heads", shape.key_value_heads),
+        ("vocab_size", shape.vocabulary),
+    ];
+    let sizes = sizes.map(|(key, size)| (key.to_owned(), size.into()));
+    let mut config: Map<String, Value> = sizes.into_iter().collect();
+    config.insert("tie_word_embeddings".to_owned(), shape.tied.into());
+    Some(config)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -160,8 +207,27 @@ mod tests {
             assert_eq!(find(known.id).map(|found| found.id), Some(known.id));
         }
         let found = |path| find(path).map(|known| known.id);
-        assert_eq!(found("HuggingFaceH4/zephyr-7b-gemma-sft-v0.1"), Some("google/gemma-7b"));
-        assert_eq!(found("alignment-handbook/zephyr-7b-sft-full"), Some("mistralai/Mistral-7B-v0.1"));
+        assert_eq!(
+            found("HuggingFaceH4/zephyr-7b-gemma-sft-v0.1"),
+            Some("google/gemma-7b")
+        );
+        assert_eq!(
+            found("alignment-handbook/zephyr-7b-sft-full"),
+            Some("mistralai/Mistral-7B-v0.1")
+        );
         assert_eq!(found("acme/new-model"), None);
+    }
+
+    #[test]
+    fn configs_are_given_for_the_llama_family_only() {
+        let config = known_config("alignment-handbook/zephyr-7b-sft-full").unwrap();
+        assert_eq!(config["num_key_value_heads"], 8);
+        for other in [
+            "bigcode/starcoder2-15b",
+            "google/gemma-7b",
+            "mistralai/Mixtral-8x7B-v0.1",
+        ] {
+            assert_eq!(known_config(other), None, "{other}");
+        }
     }
 }

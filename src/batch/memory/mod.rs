@@ -3,14 +3,21 @@
 //! Counted are weights, gradients, optimiser states and the activations of one micro-batch. Not
 //! counted are the runtime's own memory and fragmentation: [`USABLE`] leaves room for both.
 
+mod device;
 mod known;
 mod shape;
+
+use std::collections::BTreeMap;
+
+use serde_json::Value;
 
 use super::plan::MemoryEstimate;
 use crate::recipe::Spec;
 use crate::recipe::spec::{Objective, Precision, Strategy};
 
-pub use shape::{Biases, Shape, known_ids};
+pub use device::Device;
+pub use known::{known_config, known_ids};
+pub use shape::{Biases, Shape};
 
 /// The share of a device's memory that a run can count on.
 pub const USABLE: f64 = 0.9;
@@ -39,42 +46,47 @@ struct PerParameter {
 }
 
 impl<'a> Estimator<'a> {
-    /// For a recipe whose model has `shape`; `source` says where that was taken from.
-    pub fn new(spec: &'a Spec, shape: Shape, source: String) -> Self {
-        Estimator { spec, shape, source }
+    /// For a recipe whose model's shape is known; `config_at_path` has the keys of the
+    /// `config.json` at the model's path, when the caller has read one.
+    pub fn of(
+        spec: &'a Spec,
+        config_at_path: Option<&BTreeMap<String, Value>>,
+    ) -> Option<Estimator<'a>> {
+        let (shape, source) = Shape::of(&spec.model, config_at_path)?;
+        Some(Estimator {
+            spec,
+            shape,
+            source,
+        })
     }
 
     /// Bytes on each device with so many data-parallel ranks and samples per micro-batch.
     pub fn estimate(&self, ranks: u64, micro: u64, available: Option<u64>) -> MemoryEstimate {
         let (parameters, gradients, optimizer) = self.states(ranks);
         let activations = self.activations(micro);
-        let total = parameters + gradients + optimizer + activations;
         MemoryEstimate {
             parameters: parameters as u64,
             gradients: gradients as u64,
             optimizer: optimizer as u64,
             activations: activations as u64,
-            total: total as u64,
+            total: self.total(ranks, micro) as u64,
             available,
             assumed: self.assumed(ranks, micro),
         }
     }
 
-    /// Whether so much fits on a device of `available` bytes.
-    pub fn fits(&self, ranks: u64, micro: u64, available: u64) -> bool {
+    /// Bytes on each device; of the states alone with a micro-batch of 0.
+    fn total(&self, ranks: u64, micro: u64) -> f64 {
         let (parameters, gradients, optimizer) = self.states(ranks);
-        let total = parameters + gradients + optimizer + self.activations(micro);
-        total <= available as f64 * USABLE
+        parameters + gradients + optimizer + self.activations(micro)
     }
 
-    /// The same recipe with everything sharded.
-    pub fn sharded(&self) -> impl Fn(u64, u64, u64) -> bool + use<> {
+    /// The same recipe with everything sharded over all data-parallel ranks.
+    fn sharded_spec(&self) -> Spec {
         let mut spec = self.spec.clone();
         spec.parallel.strategy = Strategy::Fsdp;
-        let (shape, source) = (self.shape.clone(), self.source.clone());
-        move |ranks, micro, available| {
-            Estimator::new(&spec, shape.clone(), source.clone()).fits(ranks, micro, available)
-        }
+        spec.parallel.data_shard = None;
+        spec
     }
 
     /// Weights, gradients and optimiser states on one device, bytes.
@@ -91,8 +103,16 @@ impl<'a> Estimator<'a> {
             Strategy::Zero2 => (1.0, shards, shards),
             Strategy::Fsdp => (shards, shards, shards),
         };
-        let frozen = if self.adapters() { self.frozen(all) } else { 0.0 };
-        let reference = if self.has_reference() { all * self.compute_bytes() } else { 0.0 };
+        let frozen = if self.adapters() {
+            self.frozen(all)
+        } else {
+            0.0
+        };
+        let reference = if self.has_reference() {
+            all * self.compute_bytes()
+        } else {
+            0.0
+        };
         let mut weights = (trained * bytes.weight + frozen + reference) / weight_shards;
         if weight_shards > 1.0 {
             // The block at work and the one that is fetched ahead stand unsharded.
@@ -133,7 +153,11 @@ impl<'a> Estimator<'a> {
                 gradient: 2.0,
                 optimizer: states + 4.0,
             },
-            _ => PerParameter { weight: 4.0, gradient: 4.0, optimizer: states },
+            _ => PerParameter {
+                weight: 4.0,
+                gradient: 4.0,
+                optimizer: states,
+            },
         }
     }
 
@@ -181,10 +205,19 @@ impl<'a> Estimator<'a> {
     }
 
     fn assumed(&self, ranks: u64, micro: u64) -> Vec<String> {
-        let Spec { model, parallel, data, .. } = self.spec;
+        let Spec {
+            model,
+            parallel,
+            data,
+            ..
+        } = self.spec;
         let bytes = self.per_parameter();
         let mut lines = vec![
-            format!("{} parameters ({})", billions(self.shape.parameters()), self.source),
+            format!(
+                "{} parameters ({})",
+                billions(self.shape.parameters()),
+                self.source
+            ),
             match model.precision {
                 Precision::F32 => "f32".to_owned(),
                 Precision::Bf16 => "bf16 compute, f32 weights for the optimiser".to_owned(),
@@ -199,8 +232,14 @@ impl<'a> Estimator<'a> {
         ];
         if let Some(name) = self.spec.optimizer.name.as_deref() {
             let states = optimizer_bytes(Some(name));
-            let paged = if name.contains("paged") { ", paged to the host when short" } else { "" };
-            lines.push(format!("{name}: {states} bytes of states a parameter{paged}"));
+            let paged = if name.contains("paged") {
+                ", paged to the host when short"
+            } else {
+                ""
+            };
+            lines.push(format!(
+                "{name}: {states} bytes of states a parameter{paged}"
+            ));
         }
         if model.adapters {
             let base = match (model.load_in_4bit, model.load_in_8bit) {
@@ -221,18 +260,25 @@ impl<'a> Estimator<'a> {
         lines.push(match parallel.strategy {
             Strategy::Ddp => "everything on every device (DDP)".to_owned(),
             Strategy::Zero1 => format!("optimiser states over {shards} shards (ZeRO-1)"),
-            Strategy::Zero2 => format!("optimiser states and gradients over {shards} shards (ZeRO-2)"),
+            Strategy::Zero2 => {
+                format!("optimiser states and gradients over {shards} shards (ZeRO-2)")
+            }
             Strategy::Fsdp => format!(
                 "weights, gradients and optimiser states over {shards} shards, two units gathered"
             ),
         });
         let model_parallel = parallel.tensor * parallel.pipeline;
         if model_parallel > 1 {
-            lines.push(format!("weights split evenly over {model_parallel} tensor and pipeline ranks"));
+            lines.push(format!(
+                "weights split evenly over {model_parallel} tensor and pipeline ranks"
+            ));
         }
         lines.push(format!(
-            "{micro} × {} sequences of {} tokens, fused attention, {}",
-            self.rows_per_sample(),
+            "{micro} {} of {} tokens, fused attention, {}",
+            match self.rows_per_sample() {
+                2.0 => "pairs of sequences",
+                _ => "sequences",
+            },
             data.sequence_length,
             if model.activation_checkpointing {
                 "activations checkpointed once a block"

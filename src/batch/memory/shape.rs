@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-use super::known::{self, KNOWN};
+use super::known;
 use crate::recipe::spec::Model;
 
 /// No dimension is larger; beyond it a shape counts as unknown.
@@ -101,7 +101,10 @@ impl Shape {
             (None, _) => "model.config".to_owned(),
         };
         let changed = known.is_some() && shape != *base && config_at_path.is_none();
-        Some((shape, source + if changed { ", with keys changed" } else { "" }))
+        Some((
+            shape,
+            source + if changed { ", with keys changed" } else { "" },
+        ))
     }
 
     /// This shape with the keys of a `config.json` over it.
@@ -118,7 +121,11 @@ impl Shape {
         } else {
             heads
         };
-        let head_dim = if same_heads { self.head_dim } else { (hidden / heads).max(1) };
+        let head_dim = if same_heads {
+            self.head_dim
+        } else {
+            (hidden / heads).max(1)
+        };
         Some(Shape {
             layers: size("num_hidden_layers", self.layers, MAX_LAYERS)?,
             hidden,
@@ -148,14 +155,16 @@ impl Shape {
         let queries = self.queries() as f64;
         let keys = self.keys() as f64;
         let experts = self.experts as f64;
-        let router = if self.experts > 1 { hidden * experts } else { 0.0 };
+        let router = if self.experts > 1 {
+            hidden * experts
+        } else {
+            0.0
+        };
         let matrices = if self.gated { 3.0 } else { 2.0 };
         let biases = match self.biases {
             Biases::None => 0.0,
             Biases::Qkv => queries + 2.0 * keys,
-            Biases::All => {
-                queries + 2.0 * keys + hidden + (matrices - 1.0) * intermediate + hidden
-            }
+            Biases::All => queries + 2.0 * keys + hidden + (matrices - 1.0) * intermediate + hidden,
         };
         2.0 * hidden * (queries + keys)
             + experts * matrices * hidden * intermediate
@@ -193,11 +202,6 @@ impl Shape {
     }
 }
 
-/// The hub ids whose shapes are known, for documentation.
-pub fn known_ids() -> impl Iterator<Item = &'static str> {
-    KNOWN.iter().map(|known| known.id)
-}
-
 #[cfg(test)]
 mod tests {
     use serde_json::json;
@@ -231,14 +235,20 @@ mod tests {
             "num_attention_heads": 8, "num_key_value_heads": 8, "intermediate_size": 688});
         let (shape, _) = Shape::of(&model(None, sizes), None).unwrap();
         assert_eq!(shape.parameters(), 8_425_728.0);
-        assert_eq!(Shape::of(&model(None, json!({"hidden_size": 256})), None), None);
+        assert_eq!(
+            Shape::of(&model(None, json!({"hidden_size": 256})), None),
+            None
+        );
         assert_eq!(Shape::of(&model(Some("acme/own"), json!({})), None), None);
     }
 
     #[test]
     fn absurd_sizes_are_unknown_rather_than_wrong() {
         for value in [json!(0), json!(-1), json!(1_u64 << 40), json!("wide")] {
-            let model = model(Some("mistralai/Mistral-7B-v0.1"), json!({"hidden_size": value}));
+            let model = model(
+                Some("mistralai/Mistral-7B-v0.1"),
+                json!({"hidden_size": value}),
+            );
             assert_eq!(Shape::of(&model, None), None);
         }
     }

@@ -1,4 +1,5 @@
 use super::*;
+use crate::batch::draft::PlanRequest;
 use crate::recipe::spec::Model;
 
 const GIB: f64 = (1_u64 << 30) as f64;
@@ -20,8 +21,15 @@ fn recipe(path: &str, objective: Objective, strategy: Strategy, length: u64) -> 
 }
 
 fn estimator(spec: &Spec) -> Estimator<'_> {
-    let (shape, source) = Shape::of(&spec.model, None).unwrap();
-    Estimator::new(spec, shape, source)
+    Estimator::of(spec, None).unwrap()
+}
+
+fn device(spec: &Spec, bytes: u64) -> Device<'_> {
+    let request = PlanRequest {
+        device_memory: Some(bytes),
+        ..PlanRequest::default()
+    };
+    Device::of(spec, &request).unwrap()
 }
 
 fn gib(bytes: u64) -> f64 {
@@ -45,7 +53,12 @@ fn upstream_recipes_fit_on_the_devices_that_they_were_run_on() {
         let estimate = estimator(&spec).estimate(ranks, micro, None);
         assert!(gib(estimate.total) < 80.0, "{path}: {estimate:#?}");
     }
-    let mut spec = recipe("mistral-community/Mixtral-8x22B-v0.1", Orpo, Strategy::Fsdp, 2048);
+    let mut spec = recipe(
+        "mistral-community/Mixtral-8x22B-v0.1",
+        Orpo,
+        Strategy::Fsdp,
+        2048,
+    );
     spec.optimizer.name = Some("adamw_bnb_8bit".to_owned());
     let estimate = estimator(&spec).estimate(32, 1, None);
     assert!(gib(estimate.total) < 80.0, "{estimate:#?}");
@@ -60,33 +73,55 @@ fn sixteen_bytes_a_parameter_are_spread_as_the_strategy_says() {
     };
     let close = |got: (f64, f64, f64), want: (f64, f64, f64)| {
         let near = |a: f64, b: f64| (a - b).abs() < 0.05;
-        assert!(near(got.0, want.0) && near(got.1, want.1) && near(got.2, want.2), "{got:?}");
+        assert!(
+            near(got.0, want.0) && near(got.1, want.1) && near(got.2, want.2),
+            "{got:?}"
+        );
     };
     // 7.2417 B parameters: 6.744 GiB a byte. A gathered unit is a block of 218 M parameters.
     close(of(Strategy::Ddp, 8), (26.98, 26.98, 53.96));
     close(of(Strategy::Zero1, 8), (13.49, 13.49, 80.93 / 8.0));
     close(of(Strategy::Zero2, 8), (13.49, 13.49 / 8.0, 80.93 / 8.0));
-    close(of(Strategy::Fsdp, 8), (26.98 / 8.0 + 0.81, 26.98 / 8.0, 53.96 / 8.0));
+    close(
+        of(Strategy::Fsdp, 8),
+        (26.98 / 8.0 + 0.81, 26.98 / 8.0, 53.96 / 8.0),
+    );
 }
 
 #[test]
 fn heuristics_of_upstream_are_met_by_adapters_on_small_devices() {
     // QLoRA's point: 7B on one GPU of 24 GB, micro-batch 4 (the zephyr QLoRA recipe).
-    let mut spec = recipe("mistralai/Mistral-7B-v0.1", Objective::Sft, Strategy::Ddp, 2048);
+    let mut spec = recipe(
+        "mistralai/Mistral-7B-v0.1",
+        Objective::Sft,
+        Strategy::Ddp,
+        2048,
+    );
     spec.model.adapters = true;
     spec.model.load_in_4bit = true;
-    assert!(estimator(&spec).fits(1, 4, 24_000_000_000));
+    assert!(device(&spec, 24_000_000_000).fits(1, 4));
     spec.model.adapters = false;
-    assert!(!estimator(&spec).fits(1, 1, 24_000_000_000));
+    assert!(!device(&spec, 24_000_000_000).fits(1, 1));
     // 70B in full needs sharding even on 80 GB.
-    let spec = recipe("meta-llama/Llama-2-70b-hf", Objective::Sft, Strategy::Ddp, 2048);
-    assert!(!estimator(&spec).fits(8, 1, 80_000_000_000));
-    assert!(estimator(&spec).sharded()(32, 1, 80_000_000_000));
+    let spec = recipe(
+        "meta-llama/Llama-2-70b-hf",
+        Objective::Sft,
+        Strategy::Ddp,
+        2048,
+    );
+    assert!(!device(&spec, 80_000_000_000).fits(8, 1));
+    let ranks = device(&spec, 80_000_000_000).sharded_ranks(64, u64::is_power_of_two);
+    assert_eq!(ranks, Some(32));
 }
 
 #[test]
 fn memory_grows_with_the_micro_batch_and_shrinks_with_checkpointing() {
-    let mut spec = recipe("TinyLlama/TinyLlama-1.1B", Objective::Sft, Strategy::Ddp, 2048);
+    let mut spec = recipe(
+        "TinyLlama/TinyLlama-1.1B",
+        Objective::Sft,
+        Strategy::Ddp,
+        2048,
+    );
     let with = estimator(&spec).estimate(1, 8, None).activations;
     assert!(estimator(&spec).estimate(1, 16, None).activations == 2 * with);
     spec.model.activation_checkpointing = false;
@@ -96,8 +131,13 @@ fn memory_grows_with_the_micro_batch_and_shrinks_with_checkpointing() {
 #[test]
 fn optimisers_are_told_apart_by_upstreams_names() {
     let bytes: Vec<f64> = [
-        "adamw_torch", "adamw_bnb_8bit", "paged_adamw_32bit", "adamw_torch_4bit", "adafactor",
-        "lion_8bit", "sgd",
+        "adamw_torch",
+        "adamw_bnb_8bit",
+        "paged_adamw_32bit",
+        "adamw_torch_4bit",
+        "adafactor",
+        "lion_8bit",
+        "sgd",
     ]
     .map(|name| optimizer_bytes(Some(name)))
     .to_vec();
@@ -106,7 +146,12 @@ fn optimisers_are_told_apart_by_upstreams_names() {
 
 #[test]
 fn the_estimate_says_what_it_assumes() {
-    let mut spec = recipe("alignment-handbook/zephyr-7b-sft-qlora", Objective::Dpo, Strategy::Ddp, 1024);
+    let mut spec = recipe(
+        "alignment-handbook/zephyr-7b-sft-qlora",
+        Objective::Dpo,
+        Strategy::Ddp,
+        1024,
+    );
     spec.model.adapters = true;
     spec.model.load_in_4bit = true;
     spec.optimizer.name = Some("paged_adamw_32bit".to_owned());

@@ -10,15 +10,28 @@ macro_rules! rules {
     ($($module:ident)*) => {
         $(mod $module;)*
 
-        /// Every rule, in the order of their ids.
-        pub static RULES: &[&Rule] = &[$(&$module::RULE),*];
+        /// The rules that are checked here.
+        static OWN: &[&Rule] = &[$(&$module::RULE),*];
     };
 }
+
+/// A native recipe whose `spec` is the text.
+macro_rules! native {
+    ($spec:literal) => {
+        concat!(
+            "apiVersion: evenkeel.dev/v1alpha1\nkind: Recipe\nspec:\n",
+            $spec
+        )
+    };
+}
+
+mod reader;
 
 rules! {
     auto_find_shrinks_batch
     batch_divisible
     batch_too_large
+    budget_missing
     dataset_smaller_than_batch
     dataset_truncated
     elasticity_bounds
@@ -29,7 +42,6 @@ rules! {
     global_batch_constant
     global_batch_unknown
     kto_batch_min
-    machines_divisible
     max_batch_below_base
     mini_batch_divisible
     model_needs_sharding
@@ -42,14 +54,27 @@ rules! {
     sharded_workers
     stage_shares
     start_batch_estimate
+    trainer_objective
+    trainer_parallelism
+    trainer_weights
     uneven_dealing
     warmup_exceeds_budget
 }
 
-use super::draft::{Draft, PlanRequest};
+use std::sync::LazyLock;
+
+use super::draft::{Draft, PlanRequest, model_parallel};
+use super::memory::Device;
 use crate::recipe::{Diagnostic, Recipe, Severity, Spec};
 
 pub use page::page;
+
+/// Every rule, in the order of their ids.
+pub static RULES: LazyLock<Vec<&'static Rule>> = LazyLock::new(|| {
+    let mut rules: Vec<&Rule> = OWN.iter().chain(reader::RULES).copied().collect();
+    rules.sort_unstable_by_key(|rule| rule.id);
+    rules
+});
 
 /// One rule.
 pub struct Rule {
@@ -102,6 +127,30 @@ pub struct Case<'a> {
 impl Case<'_> {
     fn spec(&self) -> &Spec {
         &self.recipe.spec
+    }
+
+    /// The devices' memory, when it and the model's shape are known.
+    fn memory(&self) -> Option<Device<'_>> {
+        Device::of(self.spec(), self.request)
+    }
+
+    /// Whether so many data-parallel ranks split the global batch exactly.
+    fn is_feasible(&self, ranks: u64) -> bool {
+        let axes = model_parallel(&self.spec().parallel);
+        axes.is_some_and(|axes| self.draft.feasible_gpu_counts.contains(&(ranks * axes)))
+    }
+
+    /// The feasible GPU counts nearest to the one asked for, two on each side: `4, 8 or 16 GPUs`.
+    fn feasible_near(&self) -> String {
+        let counts = &self.draft.feasible_gpu_counts;
+        let above = counts.partition_point(|&count| count < self.request.gpus);
+        let near = &counts[above.saturating_sub(2)..(above + 2).min(counts.len())];
+        let words: Vec<String> = near.iter().map(u64::to_string).collect();
+        match words.as_slice() {
+            [] => "another global batch".to_owned(),
+            [one] => format!("{one} GPUs"),
+            [some @ .., last] => format!("{} or {last} GPUs", some.join(", ")),
+        }
     }
 
     /// A key as the user's dialect spells it, in backquotes.
@@ -170,11 +219,19 @@ fn run(
     draft: &Draft,
     select: impl Fn(&Check) -> Option<Checker>,
 ) -> Vec<Diagnostic> {
-    let case = Case { recipe, request, draft };
+    let case = Case {
+        recipe,
+        request,
+        draft,
+    };
     let mut all = Vec::new();
-    for rule in RULES.iter().copied() {
+    for rule in OWN.iter().copied() {
         if let Some(checker) = select(&rule.check) {
-            let mut findings = Findings { rule, recipe, found: Vec::new() };
+            let mut findings = Findings {
+                rule,
+                recipe,
+                found: Vec::new(),
+            };
             checker(&case, &mut findings);
             all.append(&mut findings.found);
         }

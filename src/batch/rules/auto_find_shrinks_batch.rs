@@ -1,0 +1,66 @@
+//! `auto-find-shrinks-batch`: upstream's batch finder changes the global batch.
+
+use super::{Case, Check, Example, Findings, Rule};
+use crate::recipe::Severity;
+
+pub(super) const RULE: Rule = Rule {
+    id: "auto-find-shrinks-batch",
+    severity: Severity::Warning,
+    summary: "upstream's `auto_find_batch_size` silently shrinks the global batch",
+    why: "When memory runs out, upstream tries again with a smaller per-device batch and leaves \
+accumulation as it is, so that the global batch shrinks with it and nobody is told. Evenkeel does \
+not follow: it steps down through the divisors of the batch and raises accumulation, so that the \
+global batch stays.",
+    upstream: "accelerate 16cb6eb, `utils/memory.py` (`find_executable_batch_size`): int(0.9 × b) \
+on every failure since 1.9.0, before that b // 2. transformers 5.23.0, `training_args.py` \
+(`auto_find_batch_size`), and `trainer.py`: not with ZeRO-3. TRL f2cd577, `trainer/grpo_config.py`: \
+GRPO refuses it, since a smaller batch no longer holds whole groups.",
+    wrong: Example {
+        flags: "--gpus 8",
+        recipe: native!("  batch: {global: 128, micro: 16, auto_find: true}\n"),
+    },
+    right: Example {
+        flags: "--gpus 8",
+        recipe: native!("  batch: {global: 128, micro: 16}\n"),
+    },
+    check: Check::Plan(check),
+};
+
+fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
+    let batch = &case.spec().batch;
+    if !batch.auto_find {
+        return;
+    }
+    let lost = match (batch.micro, case.draft.split) {
+        (Some(micro), Some(split)) if micro > 1 => {
+            let shrunk = micro * 9 / 10;
+            let accumulation = split.accumulation();
+            format!(
+                ": one failure and {micro} becomes {shrunk}, {} × {shrunk} × {accumulation} = {}",
+                split.ranks,
+                u128::from(split.ranks) * u128::from(shrunk) * u128::from(accumulation)
+            )
+        }
+        _ => String::new(),
+    };
+    findings.at(
+        &["batch.auto_find"],
+        format!("{} shrinks the global batch upstream{lost}", case.key("batch.auto_find")),
+        "remove it: on an out-of-memory error Evenkeel lowers the micro-batch and raises \
+         accumulation, and the global batch stays",
+    );
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::batch::PlanRequest;
+    use crate::batch::rules::testing::{only, recipe};
+
+    #[test]
+    fn shows_what_one_failure_would_do() {
+        let mut recipe = recipe();
+        recipe.spec.batch.auto_find = true;
+        let found = only("auto-find-shrinks-batch", &recipe, &PlanRequest::gpus(8));
+        assert!(found[0].message.ends_with("16 becomes 14, 8 × 14 × 1 = 112"), "{}", found[0].message);
+    }
+}

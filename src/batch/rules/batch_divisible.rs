@@ -1,0 +1,109 @@
+//! `batch-divisible`: the global batch splits exactly over the data-parallel ranks.
+
+use super::{Case, Check, Example, Findings, Rule};
+use crate::batch::split::{Cap, Splitter};
+use crate::recipe::Severity;
+
+pub(super) const RULE: Rule = Rule {
+    id: "batch-divisible",
+    severity: Severity::Error,
+    summary: "the global batch does not split exactly over the data-parallel ranks",
+    why: "Every rank runs the same number of equal micro-batches, so the global batch must be a \
+multiple of the number of data-parallel ranks. Rounding it would train with another batch than the \
+recipe means; the learning rate, the warm-up and every published result belong to the one that it \
+does mean.
+
+Use a count at which it splits (the message names the nearest ones), or let whole micro-batches be \
+dealt unevenly with `--remainder uneven`: some ranks then run one more than others, and since the \
+loss is normalised over the whole batch, the sum is exact. Only the built-in trainer can do that.",
+    upstream: "DeepSpeed edaa722, `runtime/config.py`: asserts that train batch = micro-batch × \
+accumulation × world, and ends there. transformers 5.23.0, `trainer.py` \
+(`get_total_train_batch_size`): multiplies whatever it is given, so another world silently trains \
+with another batch; alignment-handbook 925acdf, `scripts/README.md`, asks its users to correct \
+that by hand.",
+    wrong: Example {
+        flags: "--gpus 6",
+        recipe: native!("  batch: {global: 128, micro: 16}\n"),
+    },
+    right: Example {
+        flags: "--gpus 8",
+        recipe: native!("  batch: {global: 128, micro: 16}\n"),
+    },
+    check: Check::Plan(check),
+};
+
+fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
+    let draft = case.draft;
+    let (Some(global), Some(ranks), None) =
+        (draft.global_batch_size, draft.data_parallel_size, draft.split)
+    else {
+        return;
+    };
+    let counts = case.feasible_near();
+    let message = match case.request.current_batch {
+        Some(current) if global.is_multiple_of(ranks) && !current.is_multiple_of(ranks) => format!(
+            "batch {current}, which the run has reached, does not split over {ranks} data-parallel \
+             ranks: {current} % {ranks} = {}",
+            current % ranks
+        ),
+        _ => format!(
+            "global batch {global} does not split over {ranks} data-parallel ranks: \
+             {global} % {ranks} = {}",
+            global % ranks
+        ),
+    };
+    let anything = |_: u64, _: u64| true;
+    let micro = case.spec().batch.micro.unwrap_or(crate::batch::draft::DEFAULT_MICRO);
+    let uneven = Splitter::new(global, case.request.current_batch, Cap::at(micro), &anything).uneven(ranks);
+    let help = match uneven {
+        Some(split) => format!(
+            "use {counts}, or deal micro-batches unevenly with `--remainder uneven`: {}",
+            split.proof()
+        ),
+        None => format!("use {counts}"),
+    };
+    findings.at(&["batch.global", "batch.micro"], message, help);
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::batch::PlanRequest;
+    use crate::batch::rules::testing::{only, recipe};
+
+    #[test]
+    fn names_the_remainder_and_the_counts_on_both_sides() {
+        let found = only("batch-divisible", &recipe(), &PlanRequest::gpus(6));
+        assert_eq!(
+            found[0].message,
+            "global batch 128 does not split over 6 data-parallel ranks: 128 % 6 = 2"
+        );
+        assert_eq!(
+            found[0].help,
+            "use 2, 4, 8 or 16 GPUs, or deal micro-batches unevenly with `--remainder uneven`: \
+             16 × (2 + 2 + 1 + 1 + 1 + 1) = 128"
+        );
+    }
+
+    #[test]
+    fn more_ranks_than_samples_leave_nothing_to_deal() {
+        let found = only("batch-divisible", &recipe(), &PlanRequest::gpus(200));
+        assert!(found[0].message.ends_with("128 % 200 = 128"));
+        assert_eq!(found[0].help, "use 64 or 128 GPUs");
+    }
+
+    #[test]
+    fn a_batch_that_grew_must_split_too() {
+        let mut request = PlanRequest::gpus(8);
+        request.current_batch = Some(132);
+        let found = only("batch-divisible", &recipe(), &request);
+        assert!(found[0].message.contains("132 % 8 = 4"), "{}", found[0].message);
+    }
+
+    #[test]
+    fn exact_and_uneven_splits_are_fine() {
+        assert!(only("batch-divisible", &recipe(), &PlanRequest::gpus(64)).is_empty());
+        let mut uneven = recipe();
+        uneven.spec.batch.remainder = crate::recipe::spec::Remainder::Uneven;
+        assert!(only("batch-divisible", &uneven, &PlanRequest::gpus(6)).is_empty());
+    }
+}

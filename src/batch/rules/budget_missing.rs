@@ -1,0 +1,47 @@
+//! `budget-missing`: a run that is launched says how long it trains.
+
+use super::{Case, Check, Example, Findings, Rule};
+use crate::recipe::Severity;
+
+pub(super) const RULE: Rule = Rule {
+    id: "budget-missing",
+    severity: Severity::Error,
+    summary: "the recipe does not say how long to train",
+    why: "A plan can do without a budget, a run cannot: the learning rate, the stages of a schedule \
+and the end itself are measured by it. Give samples, steps of the global batch, or epochs.",
+    upstream: "transformers 5.23.0, `training_args.py`: 3 epochs when nobody says, which readers of \
+its dialects take over.",
+    wrong: Example {
+        flags: "",
+        recipe: native!("  batch: {global: 128, micro: 16}\n"),
+    },
+    right: Example {
+        flags: "",
+        recipe: native!("  batch: {global: 128, micro: 16}\n  budget: {samples: 100000}\n"),
+    },
+    check: Check::Trainer(check),
+};
+
+fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
+    let budget = &case.spec().budget;
+    if budget.samples.is_none() && budget.steps.is_none() && budget.epochs.is_none() {
+        findings.at(
+            &["budget"],
+            "the recipe does not say how long to train",
+            "give `budget.samples`, `budget.steps` or `budget.epochs`",
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::batch::rules::testing::{recipe, trainer};
+
+    #[test]
+    fn a_run_needs_a_budget_and_a_plan_does_not() {
+        let mut recipe = recipe();
+        assert_eq!(trainer(&recipe), ["budget-missing"]);
+        recipe.spec.budget.epochs = Some(1.0);
+        assert!(trainer(&recipe).is_empty());
+    }
+}

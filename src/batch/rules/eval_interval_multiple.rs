@@ -1,0 +1,73 @@
+//! `eval-interval-multiple`: evaluations fall on the ends of steps.
+
+use super::{Case, Check, Example, Findings, Rule};
+use crate::recipe::Severity;
+use crate::recipe::spec::BatchSchedule;
+
+pub(super) const RULE: Rule = Rule {
+    id: "eval-interval-multiple",
+    severity: Severity::Warning,
+    summary: "evaluations do not fall where their interval says",
+    why: "An interval in samples is looked at after every step, so an evaluation runs at the first \
+step that reaches a multiple of it. When the interval is no multiple of the global batch, \
+evaluations come a little late, and not equally late (a note); when it is smaller than the batch, \
+there is one after every step, which is rarely meant. With a schedule that changes the batch, no \
+interval is a multiple throughout, and only the second is looked at.",
+    upstream: "HALOs 4831988: floors `eval_every` to a multiple of the batch, to 0 when it is \
+smaller. Evenkeel does not change the interval.",
+    wrong: Example {
+        flags: "--gpus 4",
+        recipe: native!("  batch: {global: 128, micro: 16}\n  evaluation: {every_samples: 100}\n"),
+    },
+    right: Example {
+        flags: "--gpus 4",
+        recipe: native!("  batch: {global: 128, micro: 16}\n  evaluation: {every_samples: 1024}\n"),
+    },
+    check: Check::Plan(check),
+};
+
+fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
+    let (Some(every), Some(global)) =
+        (case.spec().evaluation.every_samples, case.draft.global_batch_size)
+    else {
+        return;
+    };
+    let (paths, key) = (["evaluation.every_samples"], case.key("evaluation.every_samples"));
+    let above = every.next_multiple_of(global);
+    if every < global {
+        findings.at(
+            &paths,
+            format!("{key} {every} is less than one global batch of {global}: it evaluates after every step"),
+            format!("use {global} or a multiple of it"),
+        );
+    } else if above != every && case.spec().schedule == BatchSchedule::Constant {
+        findings.add(
+            Severity::Note,
+            &paths,
+            format!(
+                "{key} {every} is not a multiple of the global batch {global}: the first evaluation \
+                 comes after {above} samples"
+            ),
+            format!("use {} or {above}", above - global),
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::batch::PlanRequest;
+    use crate::batch::rules::testing::{only, recipe};
+
+    #[test]
+    fn intervals_between_steps_are_pointed_out() {
+        let mut recipe = recipe();
+        let mut of = |every| {
+            recipe.spec.evaluation.every_samples = Some(every);
+            let found = only("eval-interval-multiple", &recipe, &PlanRequest::gpus(8));
+            found.first().map(|d| d.help.clone())
+        };
+        assert_eq!(of(1024), None);
+        assert_eq!(of(1000).as_deref(), Some("use 896 or 1024"));
+        assert_eq!(of(100).as_deref(), Some("use 128 or a multiple of it"));
+    }
+}

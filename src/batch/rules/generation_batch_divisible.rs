@@ -1,0 +1,127 @@
+//! `generation-batch-divisible`: GRPO generates whole groups, in whole passes.
+
+use super::{Case, Check, Example, Findings, Rule};
+use crate::batch::arithmetic::product;
+use crate::batch::draft::generation_batch;
+use crate::recipe::Severity;
+use crate::recipe::spec::Objective;
+
+/// TRL's `num_generations`.
+const DEFAULT_GENERATIONS: u64 = 8;
+
+pub(super) const RULE: Rule = Rule {
+    id: "generation-batch-divisible",
+    severity: Severity::Error,
+    summary: "GRPO's generation batch does not hold whole groups, or is not made of whole passes",
+    why: "GRPO generates completions for a batch of prompts, `num_generations` of each, and trains \
+on them over some steps. The generation batch must hold whole groups, or completions of one prompt \
+could not be compared, and it must be a multiple of micro-batch × data-parallel ranks, since every \
+pass takes one such slice of it. Evenkeel keeps the generation batch when the world changes, and \
+changes `steps_per_generation` instead.",
+    upstream: "TRL f2cd577, `trainer/grpo_config.py` (`__post_init__`): raises on both, on fewer \
+than two generations, and when both `generation_batch_size` and `steps_per_generation` are given.",
+    wrong: Example {
+        flags: "--gpus 8",
+        recipe: native!("  objective: grpo\n  batch: {global: 64, micro: 8}\n  generation: {num_generations: 8, generation_batch_size: 96}\n"),
+    },
+    right: Example {
+        flags: "--gpus 8",
+        recipe: native!("  objective: grpo\n  batch: {global: 64, micro: 8}\n  generation: {num_generations: 8, generation_batch_size: 128}\n"),
+    },
+    check: Check::Plan(check),
+};
+
+fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
+    let spec = case.spec();
+    if spec.objective != Objective::Grpo {
+        return;
+    }
+    let generation = &spec.generation;
+    let size = "generation.generation_batch_size";
+    let steps = "generation.steps_per_generation";
+    let count = "generation.num_generations";
+    if generation.generation_batch_size.is_some() && generation.steps_per_generation.is_some() {
+        let message = format!("{} and {} are both given", case.key(size), case.key(steps));
+        findings.at(&[steps, size], message, "leave one of them out");
+        return;
+    }
+    let group = generation.num_generations.unwrap_or(DEFAULT_GENERATIONS);
+    if group < 2 {
+        let message = format!("{} is {group}: there is nothing to compare", case.key(count));
+        findings.at(&[count], message, "use 2 or more");
+        return;
+    }
+    let Some(batch) = generation_batch(spec, case.draft) else {
+        return;
+    };
+    let paths = [size, steps, count, "batch.global", "batch.micro"];
+    if !batch.is_multiple_of(group) {
+        findings.at(
+            &paths,
+            format!("a generation batch of {batch} does not hold whole groups of {group}"),
+            format!("use a multiple of {group}, or another {}", case.key(count)),
+        );
+    }
+    let pass = case.draft.split.and_then(|s| product(&[s.ranks, s.micro]));
+    if let (Some(pass), Some(split)) = (pass, case.draft.split)
+        && !batch.is_multiple_of(pass)
+    {
+        findings.at(
+            &paths,
+            format!(
+                "a generation batch of {batch} is not made of passes of {} × {} = {pass} samples",
+                split.ranks, split.micro
+            ),
+            format!("use a multiple of {pass} for {}, or another world", case.key(size)),
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::batch::rules::testing::{only, recipe};
+    use crate::batch::{PlanRequest, plan};
+    use crate::recipe::Recipe;
+    use crate::recipe::spec::Objective;
+
+    fn grpo() -> Recipe {
+        let mut recipe = recipe();
+        recipe.spec.objective = Objective::Grpo;
+        recipe.spec.generation.num_generations = Some(8);
+        recipe
+    }
+
+    fn messages(recipe: &Recipe, gpus: u64) -> Vec<String> {
+        let found = only("generation-batch-divisible", recipe, &PlanRequest::gpus(gpus));
+        found.into_iter().map(|d| d.message).collect()
+    }
+
+    #[test]
+    fn whole_groups_and_whole_passes_are_asked_for() {
+        let mut recipe = grpo();
+        assert!(messages(&recipe, 8).is_empty());
+        recipe.spec.generation.generation_batch_size = Some(100);
+        assert_eq!(
+            messages(&recipe, 8),
+            [
+                "a generation batch of 100 does not hold whole groups of 8",
+                "a generation batch of 100 is not made of passes of 8 × 16 = 128 samples"
+            ]
+        );
+        recipe.spec.generation.steps_per_generation = Some(2);
+        assert!(messages(&recipe, 8)[0].contains("both given"));
+    }
+
+    #[test]
+    fn steps_per_generation_follow_the_world() {
+        let mut recipe = grpo();
+        recipe.spec.batch.global = None;
+        recipe.spec.batch.accumulation = Some(1);
+        recipe.spec.batch.gpus = Some(8);
+        recipe.spec.generation.steps_per_generation = Some(2);
+        let plan = plan(&recipe, &PlanRequest::gpus(4)).unwrap();
+        let change = plan.adjusted.iter().find(|a| a.key.contains("steps_per_generation"));
+        // 2 × 16 × 8 = 256 completions are 4 passes of 16 × 4.
+        assert_eq!(change.map(|a| (a.from.as_str(), a.to.as_str())), Some(("2", "4")));
+    }
+}

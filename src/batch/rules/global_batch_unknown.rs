@@ -1,0 +1,74 @@
+//! `global-batch-unknown`: the recipe says what its global batch is.
+
+use super::{Case, Check, Example, Findings, Rule};
+use crate::recipe::Severity;
+
+pub(super) const RULE: Rule = Rule {
+    id: "global-batch-unknown",
+    severity: Severity::Error,
+    summary: "the recipe does not say what its global batch is",
+    why: "A per-device batch and an accumulation make a global batch only together with the number \
+of GPUs that the author had. Recipes of the alignment-handbook keep that number in an accelerate \
+config, in a comment or nowhere. Guessing it would fix the one number that everything else has to \
+keep.",
+    upstream: "transformers 5.23.0, `trainer.py` (`get_total_train_batch_size`): micro-batch × \
+accumulation × the world that happens to be there. alignment-handbook 925acdf, `recipes/*/README.md`: \
+the numbers of GPUs, in prose.",
+    wrong: Example {
+        flags: "--gpus 4",
+        recipe: "per_device_train_batch_size: 16\ngradient_accumulation_steps: 1\nevenkeel:\n  objective: sft\n",
+    },
+    right: Example {
+        flags: "--gpus 4 --recipe-gpus 8",
+        recipe: "per_device_train_batch_size: 16\ngradient_accumulation_steps: 1\nevenkeel:\n  objective: sft\n",
+    },
+    check: Check::Plan(check),
+};
+
+fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
+    if case.draft.global_batch_size.is_some() || case.draft.recipe_product.is_some() {
+        return;
+    }
+    let batch = &case.spec().batch;
+    if batch.gpus.is_some() && batch.micro.is_some() {
+        // The GPUs are there, the other axes do not divide them: `parallelism-product` says so.
+        return;
+    }
+    let help = "give the GPUs that it was written for, `--recipe-gpus N`, or the samples per step, \
+                `--global-batch-size B`";
+    let message = match (batch.micro, batch.accumulation) {
+        (Some(micro), accumulation) => {
+            let each = u128::from(micro) * u128::from(accumulation.unwrap_or(1));
+            format!(
+                "the recipe says {micro} × {} = {each} samples a device, but not for how many \
+                 devices",
+                accumulation.unwrap_or(1)
+            )
+        }
+        (None, _) => "the recipe states no batch".to_owned(),
+    };
+    findings.at(&["batch.micro", "batch.accumulation"], message, help);
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::batch::PlanRequest;
+    use crate::batch::rules::testing::{only, recipe};
+
+    #[test]
+    fn a_per_device_batch_without_devices_is_not_enough() {
+        let mut recipe = recipe();
+        recipe.spec.batch.global = None;
+        recipe.spec.batch.accumulation = Some(2);
+        let found = only("global-batch-unknown", &recipe, &PlanRequest::gpus(4));
+        assert_eq!(
+            found[0].message,
+            "the recipe says 16 × 2 = 32 samples a device, but not for how many devices"
+        );
+        recipe.spec.batch.gpus = Some(8);
+        assert!(only("global-batch-unknown", &recipe, &PlanRequest::gpus(4)).is_empty());
+        recipe.spec.batch = Default::default();
+        let found = only("global-batch-unknown", &recipe, &PlanRequest::gpus(4));
+        assert_eq!(found[0].message, "the recipe states no batch");
+    }
+}

@@ -1,0 +1,66 @@
+//! `kto-batch-min`: KTO sees more than one sample per device.
+
+use super::{Case, Check, Example, Findings, Rule};
+use crate::recipe::Severity;
+use crate::recipe::spec::Objective;
+
+pub(super) const RULE: Rule = Rule {
+    id: "kto-batch-min",
+    severity: Severity::Error,
+    summary: "KTO needs a micro-batch of at least 2",
+    why: "KTO estimates its KL term from mismatched pairs within one device's micro-batch: each \
+prompt with the next sample's completion. With a single sample the pair is the sample itself, and \
+the term becomes its own reward. Accumulation does not help, since the pairs are made per forward \
+pass.",
+    upstream: "TRL f2cd577, `trainer/kto_trainer.py`: raises \"Actual (not effective) batch size \
+must be > 1\".",
+    wrong: Example {
+        flags: "--gpus 32",
+        recipe: native!("  objective: kto\n  batch: {global: 32, micro: 4}\n"),
+    },
+    right: Example {
+        flags: "--gpus 16",
+        recipe: native!("  objective: kto\n  batch: {global: 32, micro: 4}\n"),
+    },
+    check: Check::Plan(check),
+};
+
+fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
+    let Some(split) = case.draft.split.filter(|split| split.micro < 2) else {
+        return;
+    };
+    if case.spec().objective != Objective::Kto {
+        return;
+    }
+    let global = split.micro * split.micro_batches;
+    let help = match case.spec().batch.micro {
+        Some(1) => format!("raise {} to 2 or more", case.key("batch.micro")),
+        _ if split.ranks * 2 > global => {
+            format!("use at most {} data-parallel ranks", global / 2)
+        }
+        _ => "use a world that leaves every rank an even number of samples".to_owned(),
+    };
+    findings.at(
+        &["batch.micro"],
+        format!("KTO with a micro-batch of {} cannot estimate its KL term: {}", split.micro, split.proof()),
+        help,
+    );
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::batch::PlanRequest;
+    use crate::batch::rules::testing::{only, recipe};
+    use crate::recipe::spec::Objective;
+
+    #[test]
+    fn one_sample_per_device_is_refused_after_the_rescale() {
+        let mut recipe = recipe();
+        recipe.spec.objective = Objective::Kto;
+        let of = |recipe: &crate::recipe::Recipe, gpus| only("kto-batch-min", recipe, &PlanRequest::gpus(gpus));
+        assert!(of(&recipe, 8).is_empty());
+        assert_eq!(of(&recipe, 128)[0].help, "use at most 64 data-parallel ranks");
+        recipe.spec.batch.micro = Some(1);
+        assert!(of(&recipe, 8)[0].help.starts_with("raise"));
+    }
+}

@@ -1,0 +1,62 @@
+//! `mini-batch-divisible`: PPO's mini-batches are whole.
+
+use super::{Case, Check, Example, Findings, Rule};
+use crate::recipe::Severity;
+use crate::recipe::spec::Objective;
+
+pub(super) const RULE: Rule = Rule {
+    id: "mini-batch-divisible",
+    severity: Severity::Error,
+    summary: "PPO's mini-batches do not divide what one device holds",
+    why: "PPO generates a batch and trains on it in `num_mini_batches` parts. Each device cuts its \
+own share, micro-batch × accumulation, so that must be a multiple of the number of parts, in \
+whatever world the recipe runs.",
+    upstream: "TRL f2cd577, `experimental/ppo/ppo_trainer.py` (`exact_div`): raises when \
+per-device batch × accumulation is not a multiple of num_mini_batches.",
+    wrong: Example {
+        flags: "--gpus 8",
+        recipe: native!("  objective: ppo\n  batch: {global: 64, micro: 8}\n  generation: {num_mini_batches: 3}\n"),
+    },
+    right: Example {
+        flags: "--gpus 8",
+        recipe: native!("  objective: ppo\n  batch: {global: 64, micro: 8}\n  generation: {num_mini_batches: 4}\n"),
+    },
+    check: Check::Plan(check),
+};
+
+fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
+    let spec = case.spec();
+    let (Some(parts), Some(split)) = (spec.generation.num_mini_batches, case.draft.split) else {
+        return;
+    };
+    let share = split.micro * split.accumulation();
+    if spec.objective == Objective::Ppo && !share.is_multiple_of(parts) {
+        findings.at(
+            &["generation.num_mini_batches"],
+            format!(
+                "{parts} mini-batches do not divide the {} × {} = {share} samples of a device",
+                split.micro,
+                split.accumulation()
+            ),
+            format!("use a divisor of {share}, or another world"),
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::batch::PlanRequest;
+    use crate::batch::rules::testing::{only, recipe};
+    use crate::recipe::spec::Objective;
+
+    #[test]
+    fn mini_batches_divide_a_devices_share() {
+        let mut recipe = recipe();
+        recipe.spec.objective = Objective::Ppo;
+        recipe.spec.generation.num_mini_batches = Some(4);
+        let of = |gpus| only("mini-batch-divisible", &recipe, &PlanRequest::gpus(gpus));
+        assert!(of(8).is_empty());
+        assert!(of(32).is_empty());
+        assert!(of(64)[0].message.contains("4 mini-batches do not divide the 2 × 1 = 2 samples"));
+    }
+}

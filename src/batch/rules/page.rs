@@ -1,0 +1,71 @@
+//! The page behind `evenkeel explain`, and the same as a file under `docs/rules/`.
+
+use super::{Check, Example, Rule};
+
+/// Columns of a line of prose.
+const WIDTH: usize = 92;
+
+/// A rule's page, Markdown.
+pub fn page(rule: &Rule) -> String {
+    let (who, command) = match rule.check {
+        Check::Reader => ("checked when the recipe is read", "plan"),
+        Check::Plan(_) => ("checked for every plan", "plan"),
+        Check::Trainer(_) => ("checked by `launch`, for the built-in trainer", "launch"),
+    };
+    let mut page = format!("# {}\n\n", rule.id);
+    page += &wrap(&format!("**{}**: {}", rule.severity, rule.summary));
+    page += &wrap(&format!("({who})"));
+    for paragraph in rule.why.split("\n\n") {
+        page.push('\n');
+        page += &wrap(paragraph);
+    }
+    page += "\n## Upstream\n\n";
+    page += &wrap(rule.upstream);
+    page += "\n## Trips it\n\n";
+    page += &example(&rule.wrong, command);
+    page += "\n## Does not\n\n";
+    page += &example(&rule.right, command);
+    page
+}
+
+/// The list of all rules, Markdown.
+#[cfg(test)]
+pub(super) fn index(rules: &[&Rule]) -> String {
+    let mut index = "# Rules\n\n".to_owned();
+    index += &wrap(
+        "What a recipe must satisfy before anything is started. `evenkeel explain RULE` prints the \
+         same pages. They are generated: change the rules in `src/batch/rules/` and run the tests \
+         with `UPDATE=1`.",
+    );
+    index += "\n| rule | | |\n|---|---|---|\n";
+    for rule in rules {
+        let (id, severity, summary) = (rule.id, rule.severity, rule.summary);
+        index += &format!("| [{id}]({id}.md) | {severity} | {summary} |\n");
+    }
+    index
+}
+
+fn example(example: &Example, command: &str) -> String {
+    let call = format!("evenkeel {command} recipe.yaml {}", example.flags);
+    format!("```yaml\n# {}\n{}```\n", call.trim_end(), example.recipe)
+}
+
+/// Breaks a paragraph into lines, each ended by a line feed.
+fn wrap(text: &str) -> String {
+    let mut wrapped = String::new();
+    let mut column = 0;
+    for word in text.split_whitespace() {
+        let length = word.chars().count();
+        if column > 0 && column + 1 + length > WIDTH {
+            wrapped.push('\n');
+            column = 0;
+        } else if column > 0 {
+            wrapped.push(' ');
+            column += 1;
+        }
+        wrapped += word;
+        column += length;
+    }
+    wrapped.push('\n');
+    wrapped
+}

@@ -1,0 +1,236 @@
+//! Pages of the rules that the recipe readers check, before there is anything to plan. The checks
+//! themselves stand in `crate::recipe`; a test holds the two together.
+
+use super::{Check, Example, Rule};
+use crate::recipe::Severity;
+
+/// A page in one line a field.
+macro_rules! page {
+    (
+        $name:ident $id:literal $severity:ident
+        summary $summary:literal
+        why $why:literal
+        upstream $upstream:literal
+        wrong $wrong_flags:literal $wrong:expr;
+        right $right_flags:literal $right:expr;
+    ) => {
+        const $name: Rule = Rule {
+            id: $id,
+            severity: Severity::$severity,
+            summary: $summary,
+            why: $why,
+            upstream: $upstream,
+            wrong: Example {
+                flags: $wrong_flags,
+                recipe: $wrong,
+            },
+            right: Example {
+                flags: $right_flags,
+                recipe: $right,
+            },
+            check: Check::Reader,
+        };
+    };
+}
+
+/// An SFT recipe of the alignment-handbook for 8 GPUs, and more keys.
+macro_rules! handbook {
+    ($more:literal) => {
+        concat!(
+            "per_device_train_batch_size: 16\ngradient_accumulation_steps: 1\n",
+            "evenkeel:\n  objective: sft\n  batch: {gpus: 8}\n",
+            $more
+        )
+    };
+}
+
+/// Every rule of the readers.
+pub(super) static RULES: &[&Rule] = &[
+    &ACCUMULATION_CONFLICT,
+    &DEEPSPEED_BATCH_TRIPLE,
+    &DEEPSPEED_UNREAD,
+    &DUPLICATE_KEY,
+    &MANDATORY_MISSING,
+    &OBJECTIVE_ASSUMED,
+    &OUT_OF_RANGE,
+    &RESUME_RESTORES_BATCH,
+    &SCALAR_TYPE,
+    &UNKNOWN_DIALECT,
+    &UNKNOWN_KEY,
+    &UNKNOWN_VALUE,
+    &UNREADABLE_FILE,
+    &UNSUPPORTED_VALUE,
+    &WRONG_TYPE,
+    &YAML_SYNTAX,
+];
+
+page! {
+    ACCUMULATION_CONFLICT "accumulation-conflict" Error
+    summary "the recipe and the DeepSpeed config name different accumulations"
+    why "Accumulation may stand in the recipe and in the DeepSpeed config that it is launched with. \
+When both name a number and the numbers differ, the global batch depends on which one is believed. \
+Write \"auto\" in the DeepSpeed config, or leave the key out, so that the recipe decides."
+    upstream "transformers 5.23.0, `integrations/deepspeed.py` (`fill_match`): collects such \
+mismatches and raises. accelerate 16cb6eb, `accelerator.py`: takes DeepSpeed's number, with a warning."
+    wrong "--gpus 8" handbook!("deepspeed: {gradient_accumulation_steps: 2}\n");
+    right "--gpus 8" handbook!("deepspeed: {gradient_accumulation_steps: auto}\n");
+}
+
+page! {
+    DEEPSPEED_BATCH_TRIPLE "deepspeed-batch-triple" Error
+    summary "the recipe and the DeepSpeed config name different micro-batches"
+    why "DeepSpeed checks that its train batch is micro-batch × accumulation × world, and the \
+trainer checks that DeepSpeed's numbers are its own. A micro-batch that differs from the recipe's \
+is refused by both, at the start of the job; here it is refused before."
+    upstream "DeepSpeed edaa722, `runtime/config.py`: the assertion. transformers 5.23.0, \
+`integrations/deepspeed.py` (`fill_match`): the comparison with the trainer's own."
+    wrong "--gpus 8" handbook!("deepspeed: {train_micro_batch_size_per_gpu: 4}\n");
+    right "--gpus 8" handbook!("deepspeed: {train_micro_batch_size_per_gpu: auto}\n");
+}
+
+page! {
+    DEEPSPEED_UNREAD "deepspeed-unread" Warning
+    summary "the DeepSpeed config that the recipe names is not there"
+    why "The file says which ZeRO stage is used, and may say an accumulation of its own. Without it \
+the estimate of memory counts nothing as sharded, and a conflict cannot be seen."
+    upstream "transformers 5.23.0, `integrations/deepspeed.py`: opens the file when training starts."
+    wrong "--gpus 8" handbook!("deepspeed: nowhere/zero3.json\n");
+    right "--gpus 8" handbook!("deepspeed: {zero_optimization: {stage: 3}}\n");
+}
+
+page! {
+    DUPLICATE_KEY "duplicate-key" Error
+    summary "a key is given twice in one mapping"
+    why "YAML loaders silently take the last one, so a recipe with two learning rates trains with \
+the one further down, which is seldom the one that its reader saw. The same value twice is a \
+warning."
+    upstream "PyYAML's `safe_load`, which transformers and TRL use, takes the last without a word; \
+YAML 1.2 forbids it."
+    wrong "--gpus 8" handbook!("learning_rate: 2.0e-05\nlearning_rate: 1.0e-05\n");
+    right "--gpus 8" handbook!("learning_rate: 2.0e-05\n");
+}
+
+page! {
+    MANDATORY_MISSING "mandatory-missing" Error
+    summary "something that has no default is missing"
+    why "Most keys have a default, and the few that have none are asked for by name. In Hydra \
+configs this is what `???` means."
+    upstream "HfArgumentParser and OmegaConf refuse such a config too, when it is first used."
+    wrong "--gpus 8" "apiVersion: evenkeel.dev/v1alpha1\nspec:\n  batch: {global: 128, micro: 16}\n";
+    right "--gpus 8" native!("  batch: {global: 128, micro: 16}\n");
+}
+
+page! {
+    OBJECTIVE_ASSUMED "objective-assumed" Warning
+    summary "nothing says which trainer the recipe is for"
+    why "Upstream the objective is the script that is launched, not a key of the file. It is taken \
+from the folder or the file's name (`recipes/*/dpo/…`), else from keys that only one trainer has. \
+Where nothing tells, it is taken as supervised fine-tuning."
+    upstream "alignment-handbook 925acdf: `scripts/sft.py`, `scripts/dpo.py`, `scripts/orpo.py`."
+    wrong "--gpus 8 --recipe-gpus 8" "per_device_train_batch_size: 16\ngradient_accumulation_steps: 1\n";
+    right "--gpus 8 --recipe-gpus 8 evenkeel.objective=sft" "per_device_train_batch_size: 16\ngradient_accumulation_steps: 1\n";
+}
+
+page! {
+    OUT_OF_RANGE "out-of-range" Error
+    summary "a number is outside of what makes sense"
+    why "Zero and absurd sizes are refused where they stand, rather than where they first divide \
+something."
+    upstream "Mostly unchecked upstream: a batch of 0 ends in a division by zero or an empty loader."
+    wrong "--gpus 8" native!("  batch: {global: 0, micro: 16}\n");
+    right "--gpus 8" native!("  batch: {global: 128, micro: 16}\n");
+}
+
+page! {
+    RESUME_RESTORES_BATCH "resume-restores-batch" Warning
+    summary "resuming upstream may restore another per-device batch"
+    why "A checkpoint of transformers keeps the per-device batch that it was written with. Versions \
+up to 5.1 take that one when they resume, whatever the recipe says, so that a run that is resumed \
+on another number of GPUs gets another global batch. Evenkeel resumes with `launch --resume`: \
+micro-batch and accumulation come from the plan of the new world."
+    upstream "transformers 5.23.0, `trainer.py`: `train_batch_size` of the state is taken only \
+together with `auto_find_batch_size`; up to 5.1 always."
+    wrong "--gpus 8" handbook!("resume_from_checkpoint: out/checkpoint-100\n");
+    right "--gpus 8" handbook!("");
+}
+
+page! {
+    SCALAR_TYPE "scalar-type" Warning
+    summary "a value has another type than it looks like"
+    why "`1e-5` is a string to PyYAML, which wants a dot; `NO` without quotes is false; `12:30` is a \
+number of minutes. Some loaders convert such values back and some do not. The value is taken as what \
+its key must mean, and the spelling that every loader reads alike is named."
+    upstream "PyYAML's resolver (YAML 1.1). TRL f2cd577, `scripts/utils.py` (`TrlParser`): strings go \
+through argparse, which converts them; transformers' own `parse_yaml_file` leaves them."
+    wrong "--gpus 8" handbook!("learning_rate: 2e-5\n");
+    right "--gpus 8" handbook!("learning_rate: 2.0e-05\n");
+}
+
+page! {
+    UNKNOWN_DIALECT "unknown-dialect" Error
+    summary "the file is no recipe in a dialect that is known"
+    why "A dialect is recognised by its keys. `--dialect` decides where they do not; a file without \
+any of them is most likely not a recipe."
+    upstream "None."
+    wrong "--gpus 8" "steps: [build, test]\n";
+    right "--gpus 8" native!("  batch: {global: 128, micro: 16}\n");
+}
+
+page! {
+    UNKNOWN_KEY "unknown-key" Error
+    summary "there is no such key"
+    why "A key with a typo does nothing, and what it was meant to change stays at its default. In \
+places where upstream ignores unknown keys, this is a warning; on the command line always an error."
+    upstream "HfArgumentParser (transformers 5.23.0) and accelerate 16cb6eb refuse the file. Hydra's \
+`++typo=1` adds the key silently."
+    wrong "--gpus 8" native!("  batch: {global: 128, micro: 16, acumulation: 2}\n");
+    right "--gpus 8" native!("  batch: {global: 128, micro: 16, accumulation: 1}\n");
+}
+
+page! {
+    UNKNOWN_VALUE "unknown-value" Error
+    summary "a key does not take this value"
+    why "The key takes one of a few words, and this is none of them. The help line names the \
+nearest."
+    upstream "Enums of transformers and accelerate raise on it as well, when the trainer is built."
+    wrong "--gpus 8" native!("  objective: stf\n  batch: {global: 128, micro: 16}\n");
+    right "--gpus 8" native!("  objective: sft\n  batch: {global: 128, micro: 16}\n");
+}
+
+page! {
+    UNREADABLE_FILE "unreadable-file" Error
+    summary "a file cannot be read"
+    why "It is not there, may not be read, is not UTF-8 text, or is far larger than any recipe."
+    upstream "None."
+    wrong "--gpus 8 --accelerate nowhere.yaml" handbook!("");
+    right "--gpus 8" handbook!("");
+}
+
+page! {
+    UNSUPPORTED_VALUE "unsupported-value" Warning
+    summary "a value is understood, and something else is done"
+    why "The recipe asks for something that upstream has and that has no counterpart here. The \
+message says what is done instead. It is an error where nothing could be."
+    upstream "Depends on the key."
+    wrong "--gpus 8" handbook!("lr_scheduler_type: cosine_with_restarts\n");
+    right "--gpus 8" handbook!("lr_scheduler_type: cosine\n");
+}
+
+page! {
+    WRONG_TYPE "wrong-type" Error
+    summary "a value is not of the type that its key takes"
+    why "For example text where a number belongs."
+    upstream "HfArgumentParser converts what it can and raises on the rest."
+    wrong "--gpus 8" native!("  batch: {global: 128, micro: sixteen}\n");
+    right "--gpus 8" native!("  batch: {global: 128, micro: 16}\n");
+}
+
+page! {
+    YAML_SYNTAX "yaml-syntax" Error
+    summary "the file is not well-formed YAML"
+    why "Nothing can be said about a file that cannot be parsed. Half-written files, tabs as \
+indentation and quotes that do not end are the usual causes; the message points at the place."
+    upstream "Every YAML loader refuses it."
+    wrong "--gpus 8" native!("  batch: {global: 128, micro: 16\n");
+    right "--gpus 8" native!("  batch: {global: 128, micro: 16}\n");
+}

@@ -1,0 +1,54 @@
+//! `schedule-empty`: a fixed schedule has something in it.
+
+use super::{Case, Check, Example, Findings, Rule};
+use crate::recipe::Severity;
+use crate::recipe::spec::BatchSchedule;
+
+pub(super) const RULE: Rule = Rule {
+    id: "schedule-empty",
+    severity: Severity::Error,
+    summary: "a stage-wise or replayed schedule without stages or runs",
+    why: "The schedule would not say any batch.",
+    upstream: "None: the key is Evenkeel's own.",
+    wrong: Example {
+        flags: "--gpus 4",
+        recipe: native!("  batch: {global: 256, micro: 4}\n  schedule: {kind: stages, stages: []}\n"),
+    },
+    right: Example {
+        flags: "--gpus 4",
+        recipe: native!("  batch: {global: 256, micro: 4}\n  schedule: {kind: constant}\n"),
+    },
+    check: Check::Plan(check),
+};
+
+fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
+    let empty = match &case.spec().schedule {
+        BatchSchedule::Stages { stages } => stages.is_empty().then_some("schedule.stages"),
+        BatchSchedule::Replay { runs } => runs.is_empty().then_some("schedule.runs"),
+        BatchSchedule::Constant | BatchSchedule::NormTest(_) => None,
+    };
+    if let Some(path) = empty {
+        findings.at(
+            &[path, "schedule"],
+            format!("{} is empty", case.key(path)),
+            "name at least one, or use `kind: constant`",
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::batch::PlanRequest;
+    use crate::batch::rules::testing::{only, recipe};
+    use crate::recipe::spec::{BatchSchedule, ReplayRun};
+
+    #[test]
+    fn nothing_to_replay_is_refused() {
+        let mut recipe = recipe();
+        recipe.spec.schedule = BatchSchedule::Replay { runs: Vec::new() };
+        assert_eq!(only("schedule-empty", &recipe, &PlanRequest::gpus(4)).len(), 1);
+        let runs = vec![ReplayRun { batch: 128, steps: 1 }];
+        recipe.spec.schedule = BatchSchedule::Replay { runs };
+        assert!(only("schedule-empty", &recipe, &PlanRequest::gpus(4)).is_empty());
+    }
+}

@@ -1,0 +1,78 @@
+//! `sharded-workers`: workers' accumulated gradients exist where they are asked for.
+
+use super::{Case, Check, Example, Findings, Rule};
+use crate::recipe::Severity;
+use crate::recipe::spec::{BatchSchedule, Estimator, Groups, Strategy};
+
+pub(super) const RULE: Rule = Rule {
+    id: "sharded-workers",
+    severity: Severity::Error,
+    summary: "the norm test asks for gradients that sharding never holds",
+    why: "`estimator: paper` and `groups: workers` compare each worker's gradient over all of its \
+micro-batches. Under FSDP and ZeRO-2 every micro-batch's gradient is reduced and scattered at once: \
+a worker's own sum exists nowhere, only its shard of everybody's. It can be kept, at the price of a \
+whole gradient in memory on every rank (`unsharded_accumulation: true`); otherwise the test is \
+refused rather than run on the wrong gradients. Micro-batches as groups need none of that.",
+    upstream: "arXiv 2412.21124, FSDP-Norm: unsharded local gradients, with one \
+micro-batch a step or with unsharded accumulation.",
+    wrong: Example {
+        flags: "--gpus 4",
+        recipe: native!("  batch: {global: 128, micro: 4}\n  parallel: {strategy: fsdp}\n  schedule: {kind: norm-test, estimator: paper, eta: 0.1}\n"),
+    },
+    right: Example {
+        flags: "--gpus 4",
+        recipe: native!("  batch: {global: 128, micro: 4}\n  parallel: {strategy: fsdp}\n  schedule: {kind: norm-test, estimator: paper, eta: 0.1, unsharded_accumulation: true}\n"),
+    },
+    check: Check::Plan(check),
+};
+
+fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
+    let (BatchSchedule::NormTest(test), Some(split)) = (&case.spec().schedule, case.draft.split)
+    else {
+        return;
+    };
+    let strategy = case.spec().parallel.strategy;
+    let sharded = matches!(strategy, Strategy::Fsdp | Strategy::Zero2);
+    let (path, asked) = match (test.estimator, test.groups) {
+        (Estimator::Paper, _) => ("schedule.estimator", "`estimator: paper`"),
+        (Estimator::Unbiased, Groups::Workers) => ("schedule.groups", "`groups: workers`"),
+        (Estimator::Unbiased, Groups::MicroBatches) => return,
+    };
+    let accumulation = test.max_batch.div_ceil(split.ranks * split.micro);
+    if sharded && accumulation > 1 && !test.unsharded_accumulation {
+        findings.at(
+            &[path, "schedule"],
+            format!(
+                "{asked} needs each worker's gradient over up to {accumulation} micro-batches, \
+                 which sharding never holds"
+            ),
+            "set `unsharded_accumulation: true` (a whole gradient on every rank), or use \
+             `estimator: unbiased` with `groups: micro-batches`",
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::batch::PlanRequest;
+    use crate::batch::rules::testing::{norm_test, only};
+    use crate::recipe::spec::{Estimator, Groups, Strategy};
+
+    #[test]
+    fn workers_under_sharding_need_to_be_paid_for() {
+        let of = |strategy, change: &dyn Fn(&mut crate::recipe::spec::NormTest)| {
+            let mut recipe = norm_test(change);
+            recipe.spec.parallel.strategy = strategy;
+            only("sharded-workers", &recipe, &PlanRequest::gpus(4)).len()
+        };
+        assert_eq!(of(Strategy::Fsdp, &|test| test.estimator = Estimator::Paper), 1);
+        assert_eq!(of(Strategy::Zero2, &|test| test.groups = Groups::Workers), 1);
+        assert_eq!(of(Strategy::Ddp, &|test| test.groups = Groups::Workers), 0);
+        assert_eq!(of(Strategy::Fsdp, &|_| {}), 0);
+        let paid = |test: &mut crate::recipe::spec::NormTest| {
+            test.estimator = Estimator::Paper;
+            test.unsharded_accumulation = true;
+        };
+        assert_eq!(of(Strategy::Fsdp, &paid), 0);
+    }
+}

@@ -1,0 +1,115 @@
+//! `start-batch-estimate`: where the micro-batch comes from when it is not the recipe's.
+
+use super::{Case, Check, Example, Findings, Rule};
+use crate::batch::draft::DEFAULT_MICRO;
+use crate::recipe::Severity;
+
+pub(super) const RULE: Rule = Rule {
+    id: "start-batch-estimate",
+    severity: Severity::Warning,
+    summary: "the micro-batch is an estimate, not the recipe's",
+    why: "Two cases. The recipe's own micro-batch does not fit into a device by the estimate: the \
+largest divisor that does is taken, accumulation takes the rest, and the global batch stays. Or the \
+recipe states no micro-batch: the largest that fits is taken, or 8 where the devices' memory is not \
+known. Should the estimate be too high after all, an out-of-memory error leads to the next smaller \
+one; should it be too low, state the micro-batch.",
+    upstream: "transformers 5.23.0, `training_args.py`: `per_device_train_batch_size` is 8 when \
+nobody says. Its rule of thumb: 4 samples of a 7B model on a GPU of 24 GB, 2 of a 13B model, and \
+model parallelism for 70B.",
+    wrong: Example {
+        flags: "--gpus 8 --device-memory 24GB",
+        recipe: native!("  objective: sft\n  batch: {global: 128, micro: 16}\n  parallel: {strategy: fsdp}\n  data: {sequence_length: 2048}\n  model:\n    path: mistralai/Mistral-7B-v0.1\n    precision: bf16\n    activation_checkpointing: true\n"),
+    },
+    right: Example {
+        flags: "--gpus 8 --device-memory 80GB",
+        recipe: native!("  objective: sft\n  batch: {global: 128, micro: 16}\n  parallel: {strategy: fsdp}\n  data: {sequence_length: 2048}\n  model:\n    path: mistralai/Mistral-7B-v0.1\n    precision: bf16\n    activation_checkpointing: true\n"),
+    },
+    check: Check::Plan(check),
+};
+
+fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
+    let Some(split) = case.draft.split else {
+        return;
+    };
+    let memory = case.memory();
+    let path = "batch.micro";
+    if let (Some(unlimited), Some(memory)) = (case.draft.unlimited, &memory)
+        && let Some(stated) = case.spec().batch.micro
+        && memory.fits(split.ranks, split.micro)
+    {
+        findings.at(
+            &[path],
+            format!(
+                "micro-batch {} (stated: {stated}) needs about {} a device, {} of {} can be used: \
+                 {} fits, by estimate",
+                unlimited.micro,
+                memory.needed(split.ranks, unlimited.micro),
+                memory.usable(),
+                memory.available(),
+                split.micro
+            ),
+            format!("nothing to do: accumulation takes the rest, {}", split.proof()),
+        );
+    } else if case.spec().batch.micro.is_none() {
+        let (message, help) = match memory {
+            // `model-needs-sharding` has more to say.
+            Some(memory) if !memory.fits(split.ranks, split.micro) => return,
+            Some(memory) => (
+                format!(
+                    "no micro-batch is stated: {} is the largest of which {} fit {}, by estimate",
+                    split.micro,
+                    memory.needed(split.ranks, split.micro),
+                    memory.usable()
+                ),
+                "state `batch.micro` to decide yourself".to_owned(),
+            ),
+            None => (
+                format!(
+                    "no micro-batch is stated, and memory per device is not known: {} is the \
+                     largest that divides the batch up to {DEFAULT_MICRO}",
+                    split.micro
+                ),
+                "state `batch.micro`, or give `--device-memory` and a model whose shape is known"
+                    .to_owned(),
+            ),
+        };
+        findings.add(Severity::Note, &[path, "batch.global"], message, help);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::batch::rules::testing::{only, recipe, seven_billion};
+    use crate::batch::{PlanRequest, plan};
+    use crate::recipe::Severity;
+
+    #[test]
+    fn a_micro_batch_that_does_not_fit_moves_down_and_keeps_the_batch() {
+        let recipe = seven_billion();
+        let request = PlanRequest { device_memory: Some(24_000_000_000), ..PlanRequest::gpus(8) };
+        let found = only("start-batch-estimate", &recipe, &request);
+        assert_eq!(found[0].severity, Severity::Warning);
+        let plan = plan(&recipe, &request).unwrap();
+        assert_eq!(plan.proof, "8 × 2 × 8 = 128");
+        assert_eq!(plan.adjusted[0].why, "as much as memory per device allows, by estimate");
+    }
+
+    #[test]
+    fn without_a_stated_micro_batch_memory_decides() {
+        let mut recipe = seven_billion();
+        recipe.spec.batch.micro = None;
+        let request = PlanRequest { device_memory: Some(80_000_000_000), ..PlanRequest::gpus(8) };
+        let found = only("start-batch-estimate", &recipe, &request);
+        assert_eq!(found[0].severity, Severity::Note);
+        assert_eq!(plan(&recipe, &request).unwrap().proof, "8 × 16 × 1 = 128");
+    }
+
+    #[test]
+    fn without_memory_upstreams_default_is_the_limit() {
+        let mut recipe = recipe();
+        recipe.spec.batch.micro = None;
+        let plan = plan(&recipe, &PlanRequest::gpus(8)).unwrap();
+        assert_eq!(plan.proof, "8 × 8 × 2 = 128");
+        assert_eq!(plan.diagnostics[0].rule, "start-batch-estimate");
+    }
+}

@@ -1,0 +1,111 @@
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use super::*;
+
+#[test]
+fn ids_are_unique_kebab_case_words_in_order() {
+    let ids: Vec<&str> = RULES.iter().map(|rule| rule.id).collect();
+    let mut sorted = ids.clone();
+    sorted.sort_unstable();
+    sorted.dedup();
+    assert_eq!(ids, sorted);
+    for id in ids {
+        let word = |w: &str| !w.is_empty() && w.chars().all(|c| c.is_ascii_lowercase());
+        assert!(id.split('-').all(word), "{id}");
+    }
+}
+
+#[test]
+fn every_page_says_everything() {
+    for rule in RULES.iter() {
+        for text in [rule.summary, rule.why, rule.upstream] {
+            assert!(!text.trim().is_empty(), "{}", rule.id);
+        }
+        assert!(!rule.summary.ends_with('.'), "{}", rule.id);
+        let (wrong, right) = (&rule.wrong, &rule.right);
+        let same = wrong.recipe == right.recipe && wrong.flags == right.flags;
+        assert!(!same, "{}", rule.id);
+    }
+}
+
+#[test]
+fn pages_in_the_docs_are_the_ones_that_explain_prints() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/rules");
+    let mut pages: Vec<(String, String)> = RULES
+        .iter()
+        .map(|rule| (format!("{}.md", rule.id), page(rule)))
+        .collect();
+    pages.push(("README.md".to_owned(), page::index(&RULES)));
+    if std::env::var_os("UPDATE").is_some() {
+        fs::create_dir_all(&folder).unwrap();
+        for (name, text) in &pages {
+            fs::write(folder.join(name), text).unwrap();
+        }
+    }
+    let names: BTreeSet<String> = fs::read_dir(&folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    let expected: BTreeSet<String> = pages.iter().map(|(name, _)| name.clone()).collect();
+    assert_eq!(names, expected, "run the tests with UPDATE=1");
+    for (name, text) in pages {
+        let found = fs::read_to_string(folder.join(&name)).unwrap();
+        assert_eq!(
+            found, text,
+            "docs/rules/{name}: run the tests with UPDATE=1"
+        );
+    }
+}
+
+/// Every Rust source below a folder, without tests.
+fn sources(folder: &Path, into: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            sources(&path, into);
+        } else if path.extension().is_some_and(|e| e == "rs") && !path.ends_with("tests.rs") {
+            into.push(path);
+        }
+    }
+}
+
+#[test]
+fn every_rule_of_the_readers_has_a_page_and_every_page_a_reader() {
+    let mut files = Vec::new();
+    sources(
+        &Path::new(env!("CARGO_MANIFEST_DIR")).join("src/recipe"),
+        &mut files,
+    );
+    let mut text = String::new();
+    for file in files {
+        let source = fs::read_to_string(file).unwrap();
+        text += source.split("#[cfg(test)]\nmod tests {").next().unwrap();
+    }
+    let quoted = |id: &str| text.contains(&format!("\"{id}\""));
+    for rule in RULES
+        .iter()
+        .filter(|rule| matches!(rule.check, Check::Reader))
+    {
+        assert!(quoted(rule.id), "no reader checks {}", rule.id);
+    }
+    // What stands where a rule's id is expected must have a page.
+    let calls = [
+        "Diagnostic::error(",
+        "Diagnostic::warning(",
+        ".error(",
+        ".warning(",
+        ".report(",
+    ];
+    for call in calls {
+        for (at, _) in text.match_indices(call) {
+            let arguments = text[at + call.len()..].trim_start();
+            let Some(first) = arguments.strip_prefix('"') else {
+                continue;
+            };
+            let id = first.split('"').next().unwrap();
+            assert!(find(id).is_some(), "{id} has no page");
+        }
+    }
+}

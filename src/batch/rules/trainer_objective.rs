@@ -1,0 +1,54 @@
+//! `trainer-objective`: the built-in trainer trains what the recipe optimises.
+
+use super::{Case, Check, Example, Findings, Rule};
+use crate::recipe::Severity;
+use crate::recipe::spec::Objective;
+
+/// What it trains.
+const TRAINED: [Objective; 2] = [Objective::LanguageModelling, Objective::Sft];
+
+pub(super) const RULE: Rule = Rule {
+    id: "trainer-objective",
+    severity: Severity::Error,
+    summary: "the built-in trainer does not train this objective",
+    why: "Recipes of every objective are read and planned. The built-in trainer trains language \
+modelling and supervised fine-tuning; another objective is refused by name rather than trained as \
+one of these.",
+    upstream: "None: it is about Evenkeel's own trainer.",
+    wrong: Example {
+        flags: "",
+        recipe: native!("  objective: dpo\n  batch: {global: 128, micro: 4}\n"),
+    },
+    right: Example {
+        flags: "",
+        recipe: native!("  objective: sft\n  batch: {global: 128, micro: 4}\n"),
+    },
+    check: Check::Trainer(check),
+};
+
+fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
+    let objective = case.spec().objective;
+    if !TRAINED.contains(&objective) {
+        findings.at(
+            &["objective"],
+            format!("the built-in trainer does not train {}", objective.name()),
+            "it trains language-modelling and sft; `evenkeel plan` plans the others too",
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::batch::rules::testing::{recipe, trainer};
+    use crate::recipe::spec::Objective;
+
+    #[test]
+    fn other_objectives_are_refused() {
+        let mut recipe = recipe();
+        recipe.spec.budget.steps = Some(1);
+        recipe.spec.objective = Objective::Dpo;
+        assert_eq!(trainer(&recipe), ["trainer-objective"]);
+        recipe.spec.objective = Objective::Sft;
+        assert!(trainer(&recipe).is_empty());
+    }
+}

@@ -1,0 +1,55 @@
+//! `trainer-parallelism`: the built-in trainer is data-parallel.
+
+use super::{Case, Check, Example, Findings, Rule};
+use crate::recipe::Severity;
+
+pub(super) const RULE: Rule = Rule {
+    id: "trainer-parallelism",
+    severity: Severity::Error,
+    summary: "the built-in trainer has no tensor, pipeline, context or sequence parallelism",
+    why: "All axes count in a plan, for recipes that another trainer runs. The built-in trainer is \
+data-parallel, whole or sharded, and does not pretend to split a model that it does not split.",
+    upstream: "None: it is about Evenkeel's own trainer.",
+    wrong: Example {
+        flags: "",
+        recipe: native!("  batch: {global: 128, micro: 4}\n  parallel: {tensor: 4}\n"),
+    },
+    right: Example {
+        flags: "",
+        recipe: native!("  batch: {global: 128, micro: 4}\n  parallel: {strategy: fsdp}\n"),
+    },
+    check: Check::Trainer(check),
+};
+
+fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
+    let parallel = &case.spec().parallel;
+    for (axis, size) in [
+        ("tensor", parallel.tensor),
+        ("pipeline", parallel.pipeline),
+        ("context", parallel.context),
+        ("sequence", parallel.sequence),
+    ] {
+        if size > 1 {
+            let path = format!("parallel.{axis}");
+            findings.at(
+                &[&path],
+                format!("the built-in trainer has no {axis} parallelism, {} is {size}", case.key(&path)),
+                "set it to 1 (`parallel.strategy: fsdp` shards instead), or plan only",
+            );
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::batch::rules::testing::{recipe, trainer};
+
+    #[test]
+    fn every_axis_is_refused_by_name() {
+        let mut recipe = recipe();
+        recipe.spec.budget.steps = Some(1);
+        recipe.spec.parallel.tensor = 2;
+        recipe.spec.parallel.context = 2;
+        assert_eq!(trainer(&recipe), ["trainer-parallelism", "trainer-parallelism"]);
+    }
+}

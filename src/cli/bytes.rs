@@ -1,0 +1,44 @@
+//! Sizes on the command line: `800M`, `2GiB`, `1073741824`.
+
+/// Parses a number of bytes with an optional unit; a unit without `i` counts in thousands.
+pub fn parse(text: &str) -> Result<u64, String> {
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let unit = text[digits.len()..].to_ascii_lowercase();
+    let factor: u64 = match unit.trim_end_matches('b') {
+        "" => 1,
+        "k" => 1000,
+        "m" => 1_000_000,
+        "g" => 1_000_000_000,
+        "t" => 1_000_000_000_000,
+        "ki" => 1 << 10,
+        "mi" => 1 << 20,
+        "gi" => 1 << 30,
+        "ti" => 1 << 40,
+        _ => {
+            return Err(format!(
+                "unknown unit `{unit}`: use KiB, MiB, GiB, TiB, or none"
+            ));
+        }
+    };
+    digits
+        .trim()
+        .parse::<u64>()
+        .map_err(|_| format!("`{digits}` is not a whole number of bytes"))?
+        .checked_mul(factor)
+        .ok_or_else(|| format!("`{text}` is more than any machine has"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::parse;
+
+    #[test]
+    fn units_are_binary_with_an_i_and_decimal_without() {
+        assert_eq!(parse("12MiB"), Ok(12 << 20));
+        assert_eq!(parse("2g"), Ok(2_000_000_000));
+        assert_eq!(parse("1024"), Ok(1024));
+        assert!(parse("many").is_err());
+        assert!(parse("1.5GiB").is_err());
+        assert!(parse("99999999999TiB").is_err());
+    }
+}

@@ -1,0 +1,259 @@
+//! A plan as people read it: the arithmetic first, then what was changed and why, which other
+//! counts would work, memory, lengths, and what the rules say.
+
+use anstyle::{AnsiColor, Style};
+
+use crate::batch::{Draft, Examined, Horizon, MemoryEstimate};
+use crate::cli::render;
+use crate::recipe::Recipe;
+use crate::recipe::spec::{BatchSchedule, Estimator, Remainder, Spec};
+use crate::telemetry::human;
+
+/// Feasible counts shown on each side of the one asked for.
+const NEAR: usize = 4;
+
+const BOLD: Style = Style::new().bold();
+const DIM: Style = Style::new().dimmed();
+
+/// The whole text, with terminal styles; print it with `anstream`.
+pub fn plan(recipe: &Recipe, examined: &Examined, hardware: &str) -> String {
+    let draft = &examined.draft;
+    let mut text = headline(draft, hardware);
+    text += &changes(draft);
+    text += &counts(draft);
+    if let Some(memory) = &draft.memory {
+        text += &memory_of(memory);
+    }
+    if let Some(horizon) = &draft.horizon {
+        text += &lengths(&recipe.spec, draft, horizon);
+    }
+    if !examined.diagnostics.is_empty() {
+        text += "\n";
+        text += &render::diagnostics(&examined.diagnostics, &recipe.sources);
+        let summary = render::summary(&examined.diagnostics);
+        let rule = &examined.diagnostics[0].rule;
+        text += &format!("{summary}; more in `evenkeel explain {rule}`\n");
+    }
+    text
+}
+
+fn heading(words: &str) -> String {
+    format!("\n{BOLD}{words}{BOLD:#}\n")
+}
+
+/// The arithmetic, and what its numbers are.
+fn headline(draft: &Draft, hardware: &str) -> String {
+    let (proof, legend) = match (&draft.proof, draft.remainder) {
+        (Some(proof), Remainder::Exact) => (
+            proof.clone(),
+            "data-parallel ranks × micro-batch × accumulation = global batch",
+        ),
+        (Some(proof), Remainder::Uneven) => (
+            proof.clone(),
+            "micro-batch × (micro-batches of every rank) = global batch",
+        ),
+        (None, _) => (no_plan(draft), "there is no plan"),
+    };
+    let style = match draft.proof {
+        Some(_) => BOLD,
+        None => AnsiColor::Red.on_default().bold(),
+    };
+    let axes: Vec<String> = [
+        ("tensor", draft.tensor_parallel_size),
+        ("pipeline", draft.pipeline_parallel_size),
+        ("context", draft.context_parallel_size),
+        ("sequence", draft.sequence_parallel_size),
+    ]
+    .into_iter()
+    .filter(|(_, size)| *size > 1)
+    .map(|(axis, size)| format!(", {axis} {size}"))
+    .collect();
+    format!(
+        "{style}{proof}{style:#}\n{legend}\n{DIM}{}, read as {}, for {hardware}{}{DIM:#}\n",
+        draft.objective.name(),
+        draft.dialect,
+        axes.concat()
+    )
+}
+
+/// What stands where the arithmetic would.
+fn no_plan(draft: &Draft) -> String {
+    match (draft.global_batch_size, draft.data_parallel_size) {
+        (Some(global), Some(ranks)) => format!("{ranks} × ? × ? ≠ {global}"),
+        (Some(global), None) => format!("? × ? × ? = {global}"),
+        (None, _) => "? × ? × ? = ?".to_owned(),
+    }
+}
+
+fn changes(draft: &Draft) -> String {
+    if draft.adjusted.is_empty() {
+        return String::new();
+    }
+    let width = |cell: fn(&crate::batch::Adjustment) -> usize| {
+        draft.adjusted.iter().map(cell).max().unwrap_or(0)
+    };
+    let change = |from: &str, to: &str| format!("{from} → {to}");
+    let keys = width(|a| a.key.chars().count());
+    let values = width(|a| a.from.chars().count() + a.to.chars().count() + 3);
+    let mut text = heading("changed from the recipe");
+    for adjustment in &draft.adjusted {
+        let (key, why) = (&adjustment.key, &adjustment.why);
+        let change = change(&adjustment.from, &adjustment.to);
+        text += &format!("  {key:keys$}  {change:values$}  {why}\n");
+    }
+    text
+}
+
+/// The feasible counts nearest to the one asked for, that one in brackets.
+fn counts(draft: &Draft) -> String {
+    let counts = &draft.feasible_gpu_counts;
+    let Some(global) = draft.global_batch_size else {
+        return String::new();
+    };
+    let mut text = heading(&format!("GPU counts that split {global} exactly"));
+    if counts.is_empty() {
+        return text + "  none up to 1024\n";
+    }
+    let world = draft.world_size;
+    let at = counts.partition_point(|&count| count < world);
+    let chosen = counts.get(at) == Some(&world);
+    let (from, to) = (at.saturating_sub(NEAR), at + NEAR + usize::from(chosen));
+    let near = &counts[from..to.min(counts.len())];
+    let mut words: Vec<String> = near.iter().map(u64::to_string).collect();
+    if chosen {
+        words[at - from] = format!("{BOLD}[{world}]{BOLD:#}");
+    }
+    if from > 0 {
+        words.insert(0, "…".to_owned());
+    }
+    if to < counts.len() {
+        words.push("…".to_owned());
+    }
+    text += &format!("  {}\n", words.join("  "));
+    text
+}
+
+fn memory_of(memory: &MemoryEstimate) -> String {
+    let all = match memory.available {
+        Some(available) => format!(
+            "about {} of {}",
+            human::bytes(memory.total),
+            human::bytes(available)
+        ),
+        None => format!(
+            "about {} (--device-memory says whether it fits)",
+            human::bytes(memory.total)
+        ),
+    };
+    let mut text = heading(&format!("memory per device: {all}"));
+    text += &format!(
+        "  weights {}, gradients {}, optimiser states {}, activations {}\n",
+        human::bytes(memory.parameters),
+        human::bytes(memory.gradients),
+        human::bytes(memory.optimizer),
+        human::bytes(memory.activations)
+    );
+    for (i, line) in memory.assumed.iter().enumerate() {
+        let lead = if i == 0 { "assumed:" } else { "" };
+        text += &format!("  {DIM}{lead:8} {line}{DIM:#}\n");
+    }
+    text
+}
+
+/// Everything that advances, in samples and in steps of the global batch.
+fn lengths(spec: &Spec, draft: &Draft, horizon: &Horizon) -> String {
+    let global = draft.global_batch_size.unwrap_or(1);
+    let steps = |samples: u64| {
+        if samples.is_multiple_of(global) {
+            format!("{} steps", samples / global)
+        } else {
+            format!("about {:.1} steps", samples as f64 / global as f64)
+        }
+    };
+    let both = |samples: u64| format!("{samples} samples, {}", steps(samples));
+    let percent = |share: f64| format!("{} % of the budget", share * 100.0);
+    let mut lines: Vec<(&str, String)> = Vec::new();
+    let budget = match (horizon.budget_samples, horizon.budget_steps) {
+        (Some(samples), Some(steps)) => format!("{samples} samples, {steps} steps"),
+        _ => match spec.budget.epochs {
+            Some(1.0) => "1 epoch, whose length is not known yet".to_owned(),
+            Some(epochs) => format!("{epochs} epochs, whose length is not known yet"),
+            None => "not stated".to_owned(),
+        },
+    };
+    lines.push(("budget", budget));
+    let warmup = match (horizon.warmup_samples, spec.learning_rate.warmup_ratio) {
+        (Some(0), _) => None,
+        (Some(samples), _) => Some(both(samples)),
+        (None, ratio) => ratio.map(percent),
+    };
+    lines.extend(warmup.map(|w| ("warm-up", w)));
+    let (evaluation, checkpoint) = (&spec.evaluation, &spec.checkpoint);
+    let every = |samples: Option<u64>, share: Option<f64>, epoch: bool| {
+        let known = samples.map(|samples| format!("every {}", both(samples)));
+        let share = || share.map(|share| format!("every {}", percent(share)));
+        known
+            .or_else(share)
+            .or_else(|| epoch.then(|| "at the end of every epoch".to_owned()))
+    };
+    let evaluated = every(
+        horizon.eval_every,
+        evaluation.every_share,
+        evaluation.every_epoch,
+    );
+    lines.extend(evaluated.map(|when| {
+        let micro = draft.eval_batch_size;
+        let each = micro.map_or(String::new(), |n| format!(", micro-batch {n}"));
+        ("evaluation", when + &each)
+    }));
+    let saved = every(
+        horizon.checkpoint_every,
+        checkpoint.every_share,
+        checkpoint.every_epoch,
+    );
+    lines.extend(saved.map(|when| ("checkpoint", when)));
+    lines.extend(schedule(spec, draft).map(|words| ("batch", words)));
+    let mut text = heading("lengths, in steps of the global batch");
+    for (name, words) in lines {
+        text += &format!("  {name:10}  {words}\n");
+    }
+    text
+}
+
+/// How the batch changes while training; `None` when it does not.
+fn schedule(spec: &Spec, draft: &Draft) -> Option<String> {
+    let quantum = draft.quantum.unwrap_or(1);
+    Some(match &spec.schedule {
+        BatchSchedule::Constant => return None,
+        BatchSchedule::NormTest(test) => {
+            let estimator = match test.estimator {
+                Estimator::Unbiased => "unbiased",
+                Estimator::Paper => "as printed",
+            };
+            let interval = match test.interval {
+                1 => "every step".to_owned(),
+                n => format!("every {n} steps"),
+            };
+            format!(
+                "norm test ({estimator}, η {}) {interval}, up to {} in multiples of {quantum}",
+                test.eta,
+                test.max_batch - test.max_batch % quantum.max(1)
+            )
+        }
+        BatchSchedule::Stages { stages } => {
+            let each = stages.iter();
+            let each = each.map(|s| format!("{} for {} %", s.batch, s.share * 100.0));
+            each.collect::<Vec<_>>().join(", ")
+        }
+        BatchSchedule::Replay { runs } => {
+            let steps = runs
+                .iter()
+                .map(|run| run.steps)
+                .fold(0, u64::saturating_add);
+            format!("a recorded schedule of {steps} steps")
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,90 @@
+use super::*;
+use crate::batch::{PlanRequest, examine};
+use crate::recipe::corpus;
+use crate::recipe::{Request, Setting, read};
+
+/// The text of an upstream recipe's plan without styles; `None` where the corpus is missing.
+fn upstream(path: &str, gpus: u64, settings: &[(&'static str, &str)]) -> Option<String> {
+    let root = corpus::root()?.join("huggingface__alignment-handbook/925acdfe4b/recipes");
+    let flag = |path| match path {
+        "batch.gpus" => "--recipe-gpus",
+        _ => "--remainder",
+    };
+    let mut recipe = read(&Request {
+        path: root.join(path),
+        settings: settings
+            .iter()
+            .map(|(path, value)| Setting {
+                flag: flag(path),
+                path,
+                value: (*value).to_owned(),
+            })
+            .collect(),
+        ..Request::default()
+    })
+    .unwrap();
+    recipe.sources = rename(&recipe, &root.display().to_string());
+    let request = PlanRequest {
+        device_memory: Some(80_000_000_000),
+        ..PlanRequest::gpus(gpus)
+    };
+    let examined = examine(&recipe, &request);
+    let text = plan(&recipe, &examined, &format!("{gpus} GPUs"));
+    Some(anstream::adapter::strip_str(&text).to_string())
+}
+
+/// The sources without the machine's own folders.
+fn rename(recipe: &Recipe, root: &str) -> crate::recipe::Sources {
+    let mut sources = crate::recipe::Sources::default();
+    for file in recipe.sources.iter() {
+        let path = file.path.display().to_string();
+        sources.add(path.replace(root, "recipes"), file.text.clone());
+    }
+    sources
+}
+
+#[test]
+fn half_the_gpus_keep_the_global_batch() {
+    let recipe = "zephyr-7b-beta/sft/config_full.yaml";
+    let settings = [("batch.gpus", "8"), ("parallel.strategy", "fsdp")];
+    if let Some(text) = upstream(recipe, 4, &settings) {
+        insta::assert_snapshot!(text);
+    }
+}
+
+#[test]
+fn a_refused_count_shows_what_is_known_and_what_to_do() {
+    let recipe = "zephyr-7b-beta/dpo/config_full.yaml";
+    if let Some(text) = upstream(recipe, 6, &[("batch.gpus", "8")]) {
+        insta::assert_snapshot!(text);
+    }
+}
+
+#[test]
+fn uneven_dealing_shows_every_ranks_share() {
+    let recipe = "zephyr-7b-beta/sft/config_full.yaml";
+    let settings = [("batch.gpus", "8"), ("batch.remainder", "uneven")];
+    if let Some(text) = upstream(recipe, 3, &settings) {
+        insta::assert_snapshot!(text);
+    }
+}
+
+#[test]
+fn without_a_global_batch_the_question_is_asked() {
+    if let Some(text) = upstream("zephyr-7b-beta/sft/config_full.yaml", 4, &[]) {
+        insta::assert_snapshot!(text);
+    }
+}
+
+#[test]
+fn the_norm_test_shows_its_bounds() {
+    let path = "examples/microllama-300m-ddp-norm.yaml";
+    let recipe = read(&Request {
+        path: path.into(),
+        ..Request::default()
+    })
+    .unwrap();
+    let examined = examine(&recipe, &PlanRequest::gpus(4));
+    let text = plan(&recipe, &examined, "4 GPUs");
+    insta::assert_snapshot!(anstream::adapter::strip_str(&text).to_string());
+}
