@@ -32,8 +32,8 @@ pub enum Report {
         rank: u64,
         /// How long it took or has taken so far, seconds.
         seconds: f64,
-        /// What the others took, seconds.
-        median: f64,
+        /// What the slowest rank of a usual step takes, seconds.
+        usual: f64,
     },
     /// Something worth a line.
     Warning {
@@ -60,6 +60,8 @@ pub enum Report {
     Failed {
         /// In words.
         message: String,
+        /// It would happen again: a NaN loss, unreadable data, a full disk.
+        deterministic: bool,
     },
 }
 

@@ -1,0 +1,210 @@
+//! The rank processes of one generation on this host.
+
+use std::fs::{self, File};
+use std::io::{self, BufRead, BufReader, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::Path;
+use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
+use std::sync::mpsc::Sender;
+use std::thread;
+
+use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+
+use crate::job::Generation;
+use crate::job::protocol::{Order, Report};
+
+/// What happened to a rank.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Event {
+    /// It said something.
+    Report {
+        /// The generation it belongs to.
+        generation: u64,
+        /// Who.
+        rank: u64,
+        /// What.
+        report: Report,
+    },
+    /// Its process ended; nothing more will come from it.
+    Exited {
+        /// The generation it belongs to.
+        generation: u64,
+        /// Who.
+        rank: u64,
+        /// How.
+        ending: Ending,
+    },
+}
+
+/// How a process ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ending {
+    /// It returned a code.
+    Code(u8),
+    /// A signal ended it.
+    Signal(i32),
+}
+
+impl From<ExitStatus> for Ending {
+    fn from(status: ExitStatus) -> Self {
+        match (status.signal(), status.code()) {
+            (Some(signal), _) => Ending::Signal(signal),
+            (None, code) => Ending::Code(code.and_then(|c| u8::try_from(c).ok()).unwrap_or(1)),
+        }
+    }
+}
+
+/// What is needed to start ranks.
+pub struct Start<'a> {
+    /// This program.
+    pub program: &'a Path,
+    /// The run's directory.
+    pub run: &'a Path,
+    /// The generation.
+    pub generation: &'a Generation,
+    /// The first rank of this host.
+    pub first: u64,
+    /// How many ranks this host runs.
+    pub count: u64,
+    /// Threads per rank.
+    pub threads: u64,
+}
+
+/// The processes. Dropping them kills those that still run.
+pub struct Ranks {
+    first: u64,
+    processes: Vec<Process>,
+}
+
+struct Process {
+    /// A handle on the process, not a number that another process may get once this one is gone.
+    handle: OwnedFd,
+    input: Option<ChildStdin>,
+}
+
+impl Process {
+    fn kill(&self) {
+        // One that has ended already is all right.
+        let _ = pidfd_send_signal(&self.handle, Signal::KILL);
+    }
+}
+
+impl Ranks {
+    /// Starts them; what they say and how they end goes to `events`.
+    pub fn start(start: &Start<'_>, events: &Sender<Event>) -> io::Result<Ranks> {
+        let directory = start
+            .run
+            .join(Generation::directory(start.generation.number));
+        fs::create_dir_all(directory.join("logs"))?;
+        let mut ranks = Ranks {
+            first: start.first,
+            processes: Vec::new(),
+        };
+        for local in 0..start.count {
+            let rank = start.first + local;
+            let log = File::create(directory.join("logs").join(format!("rank-{rank}.log")))?;
+            let mut child = command(start, rank, local, log).spawn()?;
+            let input = child.stdin.take();
+            let pid = rustix::process::Pid::from_child(&child);
+            let handle = pidfd_open(pid, PidfdFlags::empty())?;
+            ranks.processes.push(Process { handle, input });
+            let (generation, events) = (start.generation.number, events.clone());
+            thread::spawn(move || watch(child, generation, rank, &events));
+        }
+        Ok(ranks)
+    }
+
+    /// Gives one rank an order; one that is gone hears nothing.
+    pub fn order(&mut self, rank: u64, order: Order) {
+        let Some(process) = self.process(rank) else {
+            return;
+        };
+        let (Some(input), Ok(line)) = (&mut process.input, serde_json::to_string(&order)) else {
+            return;
+        };
+        if writeln!(input, "{line}").is_err() {
+            process.input = None;
+        }
+    }
+
+    /// Gives all ranks an order.
+    pub fn order_all(&mut self, order: Order) {
+        for rank in self.first..self.first + self.processes.len() as u64 {
+            self.order(rank, order);
+        }
+    }
+
+    /// Kills all that still run.
+    pub fn kill(&mut self) {
+        self.processes.iter().for_each(Process::kill);
+    }
+
+    /// Kills one, if it still runs.
+    pub fn kill_one(&mut self, rank: u64) {
+        if let Some(process) = self.process(rank) {
+            process.kill();
+        }
+    }
+
+    fn process(&mut self, rank: u64) -> Option<&mut Process> {
+        let local = usize::try_from(rank.checked_sub(self.first)?).ok()?;
+        self.processes.get_mut(local)
+    }
+}
+
+impl Drop for Ranks {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// The rank's command line and torchrun's environment.
+fn command(start: &Start<'_>, rank: u64, local: u64, log: File) -> Command {
+    let generation = start.generation;
+    let mut command = Command::new(start.program);
+    command
+        .arg("rank")
+        .arg("--run")
+        .arg(start.run)
+        .args(["--generation", &generation.number.to_string()])
+        .env("RANK", rank.to_string())
+        .env("LOCAL_RANK", local.to_string())
+        .env("WORLD_SIZE", generation.world().to_string())
+        .env("LOCAL_WORLD_SIZE", start.count.to_string())
+        .env("MASTER_ADDR", &generation.master.host)
+        .env("MASTER_PORT", generation.master.port.to_string())
+        .env("RAYON_NUM_THREADS", start.threads.to_string())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(log)
+        // A group of its own: Ctrl-C on the terminal is for the launcher, which drains the ranks.
+        .process_group(0);
+    command
+}
+
+/// Passes a rank's reports on until it closes its output, then its end.
+fn watch(mut child: Child, generation: u64, rank: u64, events: &Sender<Event>) {
+    if let Some(output) = child.stdout.take() {
+        for line in BufReader::new(output).split(b'\n').map_while(Result::ok) {
+            let report = serde_json::from_slice(&line).unwrap_or_else(|_| Report::Warning {
+                message: format!("rank {rank} printed: {}", String::from_utf8_lossy(&line)),
+            });
+            let event = Event::Report {
+                generation,
+                rank,
+                report,
+            };
+            if events.send(event).is_err() {
+                break;
+            }
+        }
+    }
+    // A process that cannot be waited for is gone.
+    let ending = child.wait().map_or(Ending::Signal(9), Ending::from);
+    let _ = events.send(Event::Exited {
+        generation,
+        rank,
+        ending,
+    });
+}
