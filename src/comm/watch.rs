@@ -14,6 +14,9 @@ const WINDOW: usize = 31;
 /// Steps that are needed before anything is unusual.
 const WARM_UP: usize = 5;
 
+/// Waiting for less than this longer than usual is nothing to talk about, seconds.
+const WORTH_A_WORD: f64 = 1.0;
+
 /// Learns what a step usually takes.
 #[derive(Debug, Clone)]
 pub struct StepWatch {
@@ -61,7 +64,8 @@ impl StepWatch {
             self.recent.pop_front();
         }
         self.recent.push_back(seconds);
-        let usual = usual.filter(|usual| seconds > self.factor * usual)?;
+        let late = |usual: &f64| seconds > self.factor * usual && seconds - usual > WORTH_A_WORD;
+        let usual = usual.filter(late)?;
         Some(Straggler {
             rank,
             seconds,

@@ -148,11 +148,31 @@ impl Next {
     }
 }
 
-/// A history of steps without gap or overlap, from a run's start or from a checkpoint.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// A history of steps without gap or overlap, from a run's start or from a checkpoint. Stored as
+/// its rows; rows that do not follow each other from the run's start are refused when read.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(into = "Vec<Row>", try_from = "Vec<Row>")]
 pub struct Ledger {
     rows: Vec<Row>,
     next: Next,
+}
+
+impl From<Ledger> for Vec<Row> {
+    fn from(ledger: Ledger) -> Self {
+        ledger.rows
+    }
+}
+
+impl TryFrom<Vec<Row>> for Ledger {
+    type Error = Fault;
+
+    fn try_from(rows: Vec<Row>) -> Result<Self, Fault> {
+        let mut ledger = Ledger::default();
+        for row in rows {
+            ledger.push(row)?;
+        }
+        Ok(ledger)
+    }
 }
 
 impl Default for Ledger {

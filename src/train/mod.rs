@@ -1,8 +1,112 @@
-//! See docs/architecture.md.
+//! The training loop and what it stands on: data, schedules, checkpoints.
+//!
+//! [`trainer::Trainer`] is the loop, the same for every engine; [`rank`] is the process around
+//! it. Nothing here knows Kubernetes.
 
 pub mod checkpoint;
 pub mod data;
 pub mod files;
+mod message;
+mod orders;
+pub mod pin;
+pub mod rank;
+mod saving;
 pub mod schedule;
+pub mod setup;
+pub mod state;
 pub mod tensor_file;
+mod trainer;
 pub mod weights;
+
+pub use setup::Setup;
+pub use state::TrainState;
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use crate::comm::CommError;
+use crate::engine::EngineError;
+
+/// Why training stopped before its budget.
+#[derive(Debug, thiserror::Error)]
+pub enum TrainError {
+    /// The engine: out of memory, a lost peer, a shape.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    /// A checkpoint could not be written or read.
+    #[error(transparent)]
+    Checkpoint(#[from] checkpoint::CheckpointError),
+    /// The data could not be read.
+    #[error(transparent)]
+    Data(#[from] data::DataError),
+    /// The batch schedule does not fit the plan.
+    #[error(transparent)]
+    Schedule(#[from] crate::norm::ScheduleError),
+    /// The order of the samples cannot be made.
+    #[error(transparent)]
+    Order(#[from] crate::samples::OrderError),
+    /// The ledger would not be contiguous.
+    #[error("the ledger: {0}")]
+    Ledger(#[from] crate::samples::Fault),
+    /// The initial weights cannot be used.
+    #[error(transparent)]
+    Weights(#[from] weights::WeightsError),
+    /// The loss or the gradient is no number any more.
+    #[error(
+        "{what} is {value} at step {step} (samples {from} to {to}); the last good checkpoint is \
+         kept: lower the learning rate, clip the gradient, or look at those samples"
+    )]
+    Diverged {
+        /// `loss` or `gradient norm`.
+        what: &'static str,
+        /// NaN or an infinity.
+        value: f64,
+        /// The step that was not taken.
+        step: u64,
+        /// Its first sample.
+        from: u64,
+        /// After its last sample.
+        to: u64,
+    },
+    /// A step of nothing but padding and prompts.
+    #[error(
+        "step {step} (samples {from} to {to}) has no target token: every answer was cut off; \
+         raise the sequence length or look at the data"
+    )]
+    NoTargets {
+        /// The step.
+        step: u64,
+        /// Its first sample.
+        from: u64,
+        /// After its last sample.
+        to: u64,
+    },
+    /// A message of another rank cannot be read.
+    #[error("a message from rank {rank} cannot be read: {error}")]
+    Message {
+        /// From whom.
+        rank: usize,
+        /// Why.
+        error: serde_json::Error,
+    },
+    /// A file of the run directory cannot be used.
+    #[error("{path}: {error}")]
+    File {
+        /// Which.
+        path: String,
+        /// Why.
+        error: String,
+    },
+}
+
+impl From<CommError> for TrainError {
+    fn from(error: CommError) -> Self {
+        TrainError::Engine(EngineError::Comm(error))
+    }
+}
+
+/// Seconds since the Unix epoch.
+pub fn now() -> f64 {
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0.0, |elapsed| elapsed.as_secs_f64())
+}

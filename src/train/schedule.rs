@@ -22,32 +22,13 @@ pub struct LearningRateSchedule {
 }
 
 impl LearningRateSchedule {
-    /// The schedule of a recipe with a sample budget of `budget`. A warm-up given in steps means
-    /// steps of the base global batch, one given as a share is rounded up to whole ones, as
-    /// upstream rounds it.
-    pub fn new(recipe: &LearningRate, budget: u64, base_batch: u64) -> Self {
-        let LearningRate {
-            peak,
-            shape,
-            floor,
-            warmup_samples,
-            warmup_steps,
-            warmup_ratio,
-        } = *recipe;
-        let from_ratio = |ratio: f64| {
-            let steps = budget.div_ceil(base_batch) as f64;
-            (steps * ratio).ceil() as u64
-        };
-        let warmup = warmup_samples.unwrap_or_else(|| {
-            warmup_steps
-                .or(warmup_ratio.map(from_ratio))
-                .unwrap_or(0)
-                .saturating_mul(base_batch)
-        });
+    /// The schedule of a recipe over `budget` samples of which the first `warmup` are its warm-up
+    /// ([`crate::batch::Horizon`] works both out), at a base global batch of `base_batch` samples.
+    pub fn new(recipe: &LearningRate, warmup: u64, budget: u64, base_batch: u64) -> Self {
         LearningRateSchedule {
-            peak,
-            floor,
-            shape,
+            peak: recipe.peak,
+            floor: recipe.floor,
+            shape: recipe.shape,
             warmup,
             budget,
             base_batch,

@@ -47,9 +47,9 @@ fn constant_batches_get_upstreams_rate_at_every_step() {
             let schedule = LearningRateSchedule::new(
                 &LearningRate {
                     floor,
-                    warmup_steps: Some(warmup),
                     ..recipe(shape)
                 },
+                warmup * BATCH,
                 total * BATCH,
                 BATCH,
             );
@@ -66,36 +66,14 @@ fn constant_batches_get_upstreams_rate_at_every_step() {
 }
 
 #[test]
-fn a_warmup_share_is_rounded_up_to_whole_steps_as_upstream() {
-    // 0.1 of ⌈1000/48⌉ = 21 steps is 2.1: 3 steps.
-    let warmup =
-        |recipe: LearningRate| LearningRateSchedule::new(&recipe, 1000, BATCH).warmup_samples();
-    let base = recipe(LearningRateShape::Cosine);
-    let ratio = LearningRate {
-        warmup_ratio: Some(0.1),
-        ..base.clone()
-    };
-    let steps = LearningRate {
-        warmup_steps: Some(5),
-        ..ratio.clone()
-    };
-    let samples = LearningRate {
-        warmup_samples: Some(7),
-        ..steps.clone()
-    };
-    let lengths = [base, ratio, steps, samples].map(warmup);
-    assert_eq!(lengths, [0, 3 * BATCH, 5 * BATCH, 7]);
-}
-
-#[test]
 fn the_papers_rates() {
     // 4e-4 down to 4e-5 by cosine over 2 M samples, warm-up 20 k samples.
     let schedule = LearningRateSchedule::new(
         &LearningRate {
             floor: 0.1,
-            warmup_samples: Some(20_000),
             ..recipe(LearningRateShape::Cosine)
         },
+        20_000,
         2_000_000,
         256,
     );
@@ -120,10 +98,9 @@ fn any_schedule() -> impl Strategy<Value = LearningRateSchedule> {
                 peak: 1.0,
                 shape,
                 floor,
-                warmup_samples: Some(warmup),
                 ..LearningRate::default()
             };
-            LearningRateSchedule::new(&recipe, budget, batch)
+            LearningRateSchedule::new(&recipe, warmup, budget, batch)
         },
     )
 }

@@ -1,0 +1,89 @@
+//! What every rank tells every other one at the end of a step: the step's scalars and its flags.
+//! One exchange of some hundred bytes.
+
+use serde::{Deserialize, Serialize};
+
+use crate::norm::GroupSums;
+use crate::samples::Digest;
+
+/// A floating-point number that crosses the wire bit by bit: JSON knows no NaN.
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
+pub struct Bits(u64);
+
+impl From<f64> for Bits {
+    fn from(value: f64) -> Self {
+        Bits(value.to_bits())
+    }
+}
+
+impl Bits {
+    /// The number.
+    pub fn get(self) -> f64 {
+        f64::from_bits(self.0)
+    }
+}
+
+/// One rank's message of one step.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Message {
+    /// Sum of the cross-entropies over this rank's target tokens.
+    pub loss: Bits,
+    /// This rank's target tokens.
+    pub targets: u64,
+    /// Sum over this rank's groups of ‖G_i‖²/n_i.
+    pub weighted: Bits,
+    /// Units (target tokens) in those groups.
+    pub units: u64,
+    /// Groups.
+    pub groups: u64,
+    /// Digest of the samples that entered this rank's forward passes.
+    pub digest: Digest,
+    /// Seconds this rank computed before it met the others.
+    pub seconds: Bits,
+    /// This rank was told to drain.
+    pub drain: bool,
+    /// This rank has written its part of the checkpoint under way.
+    pub written: bool,
+}
+
+/// All ranks' messages of one step, added up in rank order, so that every rank has the same.
+#[derive(Debug, Clone)]
+pub struct Totals {
+    /// Sum of the cross-entropies over all target tokens.
+    pub loss: f64,
+    /// Target tokens of the global batch.
+    pub targets: u64,
+    /// The norm test's groups.
+    pub groups: GroupSums,
+    /// Digest of the step.
+    pub digest: Digest,
+    /// Somebody was told to drain.
+    pub drain: bool,
+    /// Computing seconds by rank.
+    pub seconds: Vec<f64>,
+    /// All have written their part of the checkpoint under way.
+    pub written: bool,
+}
+
+impl Totals {
+    /// Adds up everyone's messages.
+    pub fn of(messages: &[Message]) -> Totals {
+        let mut groups = GroupSums::default();
+        for message in messages {
+            groups.merge(&GroupSums {
+                weighted: message.weighted.get(),
+                units: message.units,
+                groups: message.groups,
+            });
+        }
+        Totals {
+            loss: messages.iter().map(|m| m.loss.get()).sum(),
+            targets: messages.iter().map(|m| m.targets).sum(),
+            groups,
+            digest: messages.iter().map(|m| m.digest).sum(),
+            drain: messages.iter().any(|m| m.drain),
+            seconds: messages.iter().map(|m| m.seconds.get()).collect(),
+            written: messages.iter().all(|m| m.written),
+        }
+    }
+}

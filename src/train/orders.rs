@@ -1,0 +1,92 @@
+//! The rank's ear and mouth: orders from its agent on standard input, reports on standard output.
+
+use std::io::{BufRead, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use crate::job::protocol::{Order, Report};
+
+/// Orders as they come in, from a thread of their own.
+pub struct Orders {
+    draining: Arc<AtomicBool>,
+    others: Mutex<Receiver<Order>>,
+}
+
+impl Orders {
+    /// Reads orders until the end of the input, which itself means: drain, the agent is gone.
+    pub fn listen(input: impl BufRead + Send + 'static) -> Orders {
+        let draining = Arc::new(AtomicBool::new(false));
+        let (sender, receiver) = channel();
+        let flag = Arc::clone(&draining);
+        std::thread::spawn(move || read_orders(input, &flag, &sender));
+        Orders {
+            draining,
+            others: Mutex::new(receiver),
+        }
+    }
+
+    /// Whether the rank was told to drain.
+    pub fn draining(&self) -> bool {
+        self.draining.load(Ordering::Relaxed)
+    }
+
+    /// The next order other than to drain; `None` when none comes in time or the agent is gone.
+    pub fn next(&self, timeout: Duration) -> Option<Order> {
+        let receiver = self.others.lock().unwrap_or_else(|held| held.into_inner());
+        match receiver.recv_timeout(timeout) {
+            Ok(order) => Some(order),
+            Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => None,
+        }
+    }
+}
+
+fn read_orders(input: impl BufRead, draining: &AtomicBool, others: &Sender<Order>) {
+    for line in input.lines() {
+        let Ok(line) = line else { break };
+        match serde_json::from_str(&line) {
+            Ok(Order::Drain) => draining.store(true, Ordering::Relaxed),
+            Ok(order) => drop(others.send(order)),
+            Err(error) => eprintln!("an order that cannot be read ({error}): {line}"),
+        }
+    }
+    draining.store(true, Ordering::Relaxed);
+}
+
+/// Writes reports to the agent. An agent that is gone is noticed by [`Orders`]; reports to it are
+/// dropped.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Reports;
+
+impl Reports {
+    /// Sends one report.
+    pub fn send(&self, report: &Report) {
+        let mut out = std::io::stdout().lock();
+        if let Ok(line) = serde_json::to_string(report) {
+            let _ = writeln!(out, "{line}").and_then(|()| out.flush());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_end_of_the_input_means_drain() {
+        let orders = Orders::listen(&b"{\"order\":\"stop\"}\n"[..]);
+        assert_eq!(orders.next(Duration::from_secs(5)), Some(Order::Stop));
+        // The channel closes only after the flag is set.
+        assert_eq!(orders.next(Duration::from_secs(5)), None);
+        assert!(orders.draining());
+    }
+
+    #[test]
+    fn garbage_is_not_an_order() {
+        let orders = Orders::listen(&b"\xff\xfe garbage\n{\"order\":\"commit\"}\n"[..]);
+        // Invalid UTF-8 ends the input: an agent that writes it is not ours.
+        assert_eq!(orders.next(Duration::from_secs(5)), None);
+        assert!(orders.draining());
+    }
+}

@@ -1,0 +1,315 @@
+//! The process of one rank: meets the others, builds the engine, loads the pinned state, trains,
+//! and says how it ended.
+
+use std::fs::File;
+use std::io::{BufReader, stdin};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::TrainError;
+use super::data::{Dataset, Part};
+use super::orders::{Orders, Reports};
+use super::pin;
+use super::saving::Saving;
+use super::schedule::LearningRateSchedule;
+use super::setup::Setup;
+use super::state::TrainState;
+use super::trainer::{Ending, STRAGGLER_FACTOR, Trainer};
+use super::weights::Weights;
+use crate::comm::solo::Solo;
+use crate::comm::tcp::{self, Greeting, TcpOptions};
+use crate::comm::watch::StepWatch;
+use crate::comm::{CommError, World};
+use crate::engine::cpu::{self, CpuEngine, CpuOptions};
+use crate::engine::{Engine, EngineError};
+use crate::job::Generation;
+use crate::job::protocol::{Order, Report, exit};
+use crate::norm::{Conditions, Controller};
+use crate::recipe::spec::{BatchSchedule, Strategy};
+use crate::samples::Ledger;
+
+/// How long a rank that lost a peer waits to be told what to do.
+const ORDERS: Duration = Duration::from_secs(30);
+
+/// Held by every rank of a generation, in its directory, until the rank's process ends.
+const RANKS_LOCK: &str = "ranks.lock";
+
+/// Which rank of which generation of which run.
+#[derive(Debug, Clone)]
+pub struct RankOptions {
+    /// The run's directory.
+    pub run: PathBuf,
+    /// The generation's number.
+    pub generation: u64,
+    /// This rank.
+    pub rank: usize,
+    /// Threads to compute with.
+    pub threads: usize,
+}
+
+/// Runs the rank to its end and returns its exit code.
+pub fn run(options: &RankOptions) -> u8 {
+    let reports = Reports;
+    let orders = Orders::listen(BufReader::new(stdin()));
+    match live(options, &orders, reports) {
+        Ok(Ending::Finished) => exit::FINISHED,
+        Ok(Ending::Drained) => exit::DRAINED,
+        Err(error) => {
+            eprintln!("error: {error}");
+            match error {
+                TrainError::Engine(EngineError::OutOfMemory { .. }) => {
+                    reports.send(&Report::OutOfMemory {
+                        message: error.to_string(),
+                    });
+                    exit::OUT_OF_MEMORY
+                }
+                TrainError::Engine(EngineError::Comm(
+                    CommError::PeerLost { .. } | CommError::Aborted { .. },
+                )) => exit::PEER_LOST,
+                error => {
+                    reports.send(&Report::Failed {
+                        message: error.to_string(),
+                        deterministic: !matches!(error, TrainError::Engine(EngineError::Comm(_))),
+                    });
+                    exit::FAILED
+                }
+            }
+        }
+    }
+}
+
+fn live(options: &RankOptions, orders: &Orders, reports: Reports) -> Result<Ending, TrainError> {
+    let directory = options.run.join(Generation::directory(options.generation));
+    let setup: Setup = read_json(&options.run.join("run.json"))?;
+    let generation: Generation = read_json(&directory.join("record.json"))?;
+    // Held until the process ends: a later launcher sees by it that ranks still live.
+    let _alive = hold(&directory)?;
+    let world = meet(options, &generation, reports)?;
+    let result = train(options, &setup, &generation, &world, orders, reports);
+    match &result {
+        Ok(_) => world.close()?,
+        // The peer that is gone was told of by the collective itself.
+        Err(TrainError::Engine(EngineError::Comm(_))) => {}
+        Err(error) => world.abort(&error.to_string()),
+    }
+    result
+}
+
+fn train(
+    options: &RankOptions,
+    setup: &Setup,
+    generation: &Generation,
+    world: &World,
+    orders: &Orders,
+    reports: Reports,
+) -> Result<Ending, TrainError> {
+    let training = setup.training_data(&options.run)?;
+    let mut engine = engine(options, setup, generation, world)?;
+    let state = load(options, setup, generation, engine.as_mut())?;
+    let mut trainer = Trainer {
+        run: &options.run,
+        setup,
+        generation,
+        world: Arc::clone(world),
+        engine,
+        order: setup.order(training.len())?,
+        data: training,
+        evaluation: Dataset::open(&Setup::data(&options.run), Part::Evaluation)?,
+        learning_rate: LearningRateSchedule::new(
+            &setup.spec.learning_rate,
+            setup.horizon.warmup_samples.unwrap_or(0),
+            setup.budget_samples,
+            setup.global_batch_size,
+        ),
+        watched_batch: state.controller.batch(),
+        state,
+        orders,
+        reports,
+        saving: Saving::default(),
+        watch: StepWatch::new(STRAGGLER_FACTOR),
+    };
+    agree_on_memory(setup, &mut trainer)?;
+    reports.send(&Report::Ready);
+    let result = trainer.train();
+    if let Err(TrainError::Engine(EngineError::Comm(error))) = &result {
+        after_loss(error, &mut trainer)?;
+    }
+    result
+}
+
+/// Meets the other ranks of the generation.
+fn meet(
+    options: &RankOptions,
+    generation: &Generation,
+    reports: Reports,
+) -> Result<World, TrainError> {
+    let world = generation.world() as usize;
+    if world == 1 {
+        return Ok(Arc::new(Solo));
+    }
+    let greeting = Greeting {
+        job_uid: generation.job.clone(),
+        generation: generation.number,
+        rank: options.rank,
+        world,
+    };
+    let mut tcp = TcpOptions::new(
+        generation.master.host.clone(),
+        generation.master.port,
+        greeting,
+    );
+    tcp.notify = Arc::new(move |message: &str| {
+        reports.send(&Report::Warning {
+            message: message.to_string(),
+        });
+    });
+    Ok(tcp::connect(&tcp)?)
+}
+
+fn engine(
+    options: &RankOptions,
+    setup: &Setup,
+    generation: &Generation,
+    world: &World,
+) -> Result<Box<dyn Engine>, TrainError> {
+    let engine = CpuEngine::new(
+        setup.model.clone(),
+        CpuOptions {
+            threads: Some(options.threads),
+            memory_limit: setup.rank_memory,
+            activation_checkpointing: setup.spec.model.activation_checkpointing,
+            strategy: cpu_strategy(setup, generation),
+        },
+        (world.world() > 1).then(|| Arc::clone(world)),
+        setup.spec.seed,
+    )?;
+    Ok(Box::new(engine))
+}
+
+fn cpu_strategy(setup: &Setup, generation: &Generation) -> cpu::Strategy {
+    if !sharded(generation.plan.strategy) {
+        return cpu::Strategy::Replicated;
+    }
+    let unsharded_accumulation = matches!(
+        &setup.spec.schedule,
+        BatchSchedule::NormTest(test) if test.unsharded_accumulation
+    );
+    cpu::Strategy::Sharded {
+        unsharded_accumulation,
+    }
+}
+
+/// ZeRO-1 and ZeRO-2 shard less than FSDP does; the built-in trainer runs them as FSDP, which
+/// trains the same numbers in less memory.
+fn sharded(strategy: Strategy) -> bool {
+    strategy != Strategy::Ddp
+}
+
+/// The pinned checkpoint's state, or a new one with the initial weights.
+fn load(
+    options: &RankOptions,
+    setup: &Setup,
+    generation: &Generation,
+    engine: &mut dyn Engine,
+) -> Result<TrainState, TrainError> {
+    let plan = &generation.plan;
+    let conditions = Conditions {
+        base_batch: plan.global_batch_size,
+        quantum: plan.quantum,
+        budget: setup.budget_samples,
+        micro_batch: plan.per_device_batch_size,
+        workers: plan.data_parallel_size,
+        sharded: sharded(plan.strategy),
+    };
+    let Some(pin) = &generation.start else {
+        if let Some(directory) = &setup.weights {
+            Weights::open(directory)?.restore(engine)?;
+        }
+        return Ok(TrainState {
+            step: 0,
+            samples: 0,
+            controller: Controller::new(&setup.spec.schedule, conditions)?,
+            ledger: Ledger::default(),
+        });
+    };
+    let checkpoint = pin::open_lazily(&options.run, pin)?;
+    checkpoint.restore(engine)?;
+    let mut state = TrainState::from_checkpoint(&checkpoint)?;
+    state.controller.refit(conditions)?;
+    Ok(state)
+}
+
+/// Every rank makes sure of its memory before the first step, and all hear of one that cannot:
+/// nobody waits in a collective for a rank that has left.
+fn agree_on_memory(setup: &Setup, trainer: &mut Trainer<'_>) -> Result<(), TrainError> {
+    let plan = &trainer.generation.plan;
+    let rows = plan
+        .per_device_batch_size
+        .max(plan.eval_batch_size.unwrap_or(0));
+    let reserved = trainer
+        .engine
+        .reserve(rows as usize, setup.spec.data.sequence_length as usize);
+    let everyones = trainer.world.exchange(&[u8::from(reserved.is_err())])?;
+    reserved?;
+    match everyones.iter().position(|message| message != &[0]) {
+        Some(rank) => Err(TrainError::Engine(EngineError::Comm(CommError::Aborted {
+            rank,
+            reason: "out of memory".into(),
+        }))),
+        None => Ok(()),
+    }
+}
+
+/// A peer is gone. Where every rank holds everything, the state after the last whole step is not
+/// lost: the agent is told what this rank holds, and may have it committed.
+fn after_loss(error: &CommError, trainer: &mut Trainer<'_>) -> Result<(), TrainError> {
+    let (rank, why) = match error {
+        CommError::PeerLost { rank, reason } | CommError::Aborted { rank, reason } => {
+            (*rank, reason.clone())
+        }
+        CommError::Rendezvous(_) | CommError::Misuse(_) => return Ok(()),
+    };
+    trainer.reports.send(&Report::Lost {
+        rank: rank as u64,
+        why,
+        samples: trainer.state.samples,
+        whole: !sharded(trainer.generation.plan.strategy),
+    });
+    match trainer.orders.next(ORDERS) {
+        Some(Order::Commit) => trainer.commit_alone(),
+        _ => Ok(()),
+    }
+}
+
+/// A shared lock on the generation's directory; a launcher that wants to start the next one after
+/// a crash asks for it exclusively.
+fn hold(directory: &Path) -> Result<File, TrainError> {
+    let path = directory.join(RANKS_LOCK);
+    let file = File::options()
+        .create(true)
+        .append(true)
+        .open(&path)
+        .and_then(|file| file.try_lock_shared().map(|()| file).map_err(Into::into));
+    file.map_err(|error| TrainError::File {
+        path: path.display().to_string(),
+        error: error.to_string(),
+    })
+}
+
+/// Whether ranks of the generation in this directory still run.
+pub fn any_alive(directory: &Path) -> bool {
+    let Ok(file) = File::open(directory.join(RANKS_LOCK)) else {
+        return false;
+    };
+    matches!(file.try_lock(), Err(std::fs::TryLockError::WouldBlock))
+}
+
+fn read_json<T: serde::de::DeserializeOwned>(path: &Path) -> Result<T, TrainError> {
+    let failed = |error: String| TrainError::File {
+        path: path.display().to_string(),
+        error,
+    };
+    let bytes = std::fs::read(path).map_err(|error| failed(error.to_string()))?;
+    serde_json::from_slice(&bytes).map_err(|error| failed(error.to_string()))
+}

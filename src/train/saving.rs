@@ -1,0 +1,102 @@
+//! A checkpoint under way beside training: every rank writes its units in the background, says in
+//! each step's message whether it is done, and once all are, they finish it together.
+
+use std::path::Path;
+use std::time::Instant;
+
+use serde_json::Value;
+
+use super::checkpoint::{self, Contents, Target, Writer};
+use super::setup::Setup;
+use super::state::TrainState;
+use super::{TrainError, pin};
+use crate::comm::Collective;
+use crate::engine::Engine;
+use crate::job::protocol::Report;
+
+/// The checkpoint that is being written, if any.
+#[derive(Default)]
+pub struct Saving(Option<UnderWay>);
+
+struct UnderWay {
+    target: Target,
+    writer: Writer,
+    samples: u64,
+    state: Value,
+    started: Instant,
+}
+
+impl Saving {
+    /// Whether one is under way.
+    pub fn busy(&self) -> bool {
+        self.0.is_some()
+    }
+
+    /// Whether one is under way and this rank has nothing left to write of it.
+    pub fn written(&self) -> bool {
+        self.0.as_ref().is_some_and(|u| u.writer.is_finished())
+    }
+
+    /// Takes the snapshot: every rank exports every unit (a collective under sharding) and hands
+    /// its own ones to the background writer.
+    pub fn begin(
+        &mut self,
+        engine: &mut dyn Engine,
+        world: &dyn Collective,
+        (run, generation): (&Path, u64),
+        state: &TrainState,
+    ) -> Result<(), TrainError> {
+        let started = Instant::now();
+        let target = Target {
+            run_directory: run.to_path_buf(),
+            generation,
+            step: state.step,
+        };
+        let writer = Writer::begin(&target, engine.layout(), world.rank(), world.world());
+        for unit in 0..engine.layout().units.len() {
+            if let Some(exported) = engine.export(unit, writer.owns(unit))? {
+                writer.write_unit(unit, exported);
+            }
+        }
+        self.0 = Some(UnderWay {
+            target,
+            writer,
+            samples: state.samples,
+            state: serde_json::to_value(state).map_err(|error| TrainError::File {
+                path: "state.json".into(),
+                error: error.to_string(),
+            })?,
+            started,
+        });
+        Ok(())
+    }
+
+    /// Finishes the one under way together with all ranks, and says what there is to report.
+    pub fn finish(
+        &mut self,
+        engine: &dyn Engine,
+        world: &dyn Collective,
+        setup: &Setup,
+    ) -> Result<Option<Report>, TrainError> {
+        let Some(done) = self.0.take() else {
+            return Ok(None);
+        };
+        let committed = checkpoint::finish_together(
+            done.writer,
+            &done.target,
+            Contents {
+                layout: engine.layout(),
+                samples: done.samples,
+                state: &done.state,
+                config: &setup.model.to_json(),
+                companions: &setup.companions,
+            },
+            world,
+        )?;
+        Ok(Some(Report::Committed {
+            pin: pin::pin(&committed, &done.target.run_directory),
+            seconds: done.started.elapsed().as_secs_f64(),
+            bytes: 3 * size_of::<f32>() as u64 * engine.layout().len(),
+        }))
+    }
+}

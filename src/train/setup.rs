@@ -1,0 +1,91 @@
+//! What every rank of every generation of a run needs to know: written once by the launcher,
+//! before anything starts, and never changed (`run.json`).
+
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use super::TrainError;
+use super::data::{Dataset, Part};
+use crate::batch::Horizon;
+use crate::engine::ModelConfig;
+use crate::recipe::{Dialect, Places, Recipe, Sources, Spec};
+use crate::samples::{Order, OrderError};
+
+/// A run.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Setup {
+    /// Uid; ranks refuse strangers by it.
+    pub job: String,
+    /// The run's name.
+    pub name: String,
+    /// The recipe's file, as the user named it.
+    pub recipe_path: PathBuf,
+    /// The recipe's dialect.
+    pub dialect: Dialect,
+    /// Where relative paths of the recipe start.
+    pub base: PathBuf,
+    /// The overrides of the command line.
+    pub overrides: Vec<String>,
+    /// What the recipe says.
+    pub spec: Spec,
+    /// The global batch that the run keeps, samples; the norm test starts from it.
+    pub global_batch_size: u64,
+    /// The model's shape.
+    pub model: ModelConfig,
+    /// Where initial weights come from; `None`: seeded random.
+    pub weights: Option<PathBuf>,
+    /// Files of the tokenizer that every checkpoint carries along.
+    pub companions: Vec<PathBuf>,
+    /// Everything counted in samples.
+    pub horizon: Horizon,
+    /// Training ends after the first step that reaches it.
+    pub budget_samples: u64,
+    /// The quantum of the norm test, samples.
+    pub quantum: u64,
+    /// Bytes that a rank may use; `None`: no limit.
+    pub rank_memory: Option<u64>,
+    /// Cores that the ranks share.
+    pub cores: u64,
+    /// The loss that nothing can beat, nats per token, when the data is synthetic.
+    pub entropy: Option<f64>,
+    /// Seconds since the Unix epoch.
+    pub created: f64,
+}
+
+impl Setup {
+    /// The recipe again, for the planner; where its values stood is not kept.
+    pub fn recipe(&self) -> Recipe {
+        Recipe {
+            dialect: self.dialect,
+            detected: "read when the run was launched".into(),
+            spec: self.spec.clone(),
+            places: Places::new(),
+            sources: Sources::default(),
+            diagnostics: Vec::new(),
+        }
+    }
+
+    /// The one global order of `samples` training samples.
+    pub fn order(&self, samples: u64) -> Result<Order, OrderError> {
+        let order = Order::new(self.spec.seed, samples, self.spec.data.shuffle)?;
+        match self.horizon.epoch_samples {
+            Some(length) => order.with_epoch_length(length),
+            None => Ok(order),
+        }
+    }
+
+    /// The prepared training data under a run's directory.
+    pub fn training_data(&self, run: &Path) -> Result<Dataset, TrainError> {
+        let directory = Setup::data(run);
+        Dataset::open(&directory, Part::Train)?.ok_or_else(|| TrainError::File {
+            path: directory.display().to_string(),
+            error: "no training data: launch the recipe again".into(),
+        })
+    }
+
+    /// The prepared data under a run's directory.
+    pub fn data(run: &Path) -> PathBuf {
+        run.join("data")
+    }
+}

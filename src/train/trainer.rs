@@ -1,0 +1,438 @@
+//! The loop: one step after the other until the budget is reached or somebody says drain.
+//!
+//! A step consumes samples [c, c+b) of the one global order. Its gradient is a sum over target
+//! tokens, divided once by the tokens of the whole global batch, so that neither accumulation nor
+//! the world changes anything.
+
+use std::path::Path;
+use std::time::Instant;
+
+use super::data::{Collated, Dataset};
+use super::message::{Message, Totals};
+use super::orders::{Orders, Reports};
+use super::saving::Saving;
+use super::schedule::LearningRateSchedule;
+use super::setup::Setup;
+use super::state::TrainState;
+use super::{TrainError, now};
+use crate::comm::World;
+use crate::comm::solo::Solo;
+use crate::comm::watch::StepWatch;
+use crate::engine::{AdamW, Engine, IGNORE, Measure, MicroBatch};
+use crate::job::Generation;
+use crate::job::protocol::Report;
+use crate::norm::{Decision, Request, Sums};
+use crate::samples::{Deal, Digest, Order, Row};
+use crate::telemetry::{EvaluationRecord, NormTestRecord, StepRecord};
+
+/// A step is worth a word when it takes this many times the usual.
+pub const STRAGGLER_FACTOR: f64 = 3.0;
+
+/// How the loop ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ending {
+    /// The budget is reached.
+    Finished,
+    /// Drained on request.
+    Drained,
+}
+
+/// One rank's loop with everything it works on.
+pub struct Trainer<'a> {
+    /// The run's directory.
+    pub run: &'a Path,
+    /// The run.
+    pub setup: &'a Setup,
+    /// The generation, with its plan.
+    pub generation: &'a Generation,
+    /// The ranks.
+    pub world: World,
+    /// The model.
+    pub engine: Box<dyn Engine>,
+    /// What is trained on.
+    pub data: Dataset,
+    /// In which order.
+    pub order: Order,
+    /// What is evaluated on.
+    pub evaluation: Option<Dataset>,
+    /// The learning rate over the samples.
+    pub learning_rate: LearningRateSchedule,
+    /// Where training stands.
+    pub state: TrainState,
+    /// Orders of the agent.
+    pub orders: &'a Orders,
+    /// Reports to the agent.
+    pub reports: Reports,
+    /// The checkpoint under way.
+    pub saving: Saving,
+    /// What a step usually takes.
+    pub watch: StepWatch,
+    /// The batch that those steps had.
+    pub watched_batch: u64,
+}
+
+/// What a rank's own micro-batches of a step gave.
+#[derive(Default)]
+struct Local {
+    loss: f64,
+    targets: u64,
+    digest: Digest,
+    groups: crate::norm::GroupSums,
+}
+
+impl Trainer<'_> {
+    /// Trains until the budget is reached or a drain is agreed on; the last checkpoint is
+    /// committed when it returns.
+    pub fn train(&mut self) -> Result<Ending, TrainError> {
+        let horizon = self.setup.horizon.clone();
+        let mut drain = false;
+        while self.state.samples < self.setup.budget_samples && !drain {
+            let before = self.state.samples;
+            drain = self.step()?;
+            let crossed = |every: Option<u64>| {
+                every.is_some_and(|every| before / every < self.state.samples / every)
+            };
+            let (evaluate, save) = (
+                crossed(horizon.eval_every),
+                crossed(horizon.checkpoint_every),
+            );
+            let last = self.state.samples >= self.setup.budget_samples;
+            if evaluate && !last && !drain {
+                self.evaluate()?;
+            }
+            if save && !last && !drain && !self.saving.busy() {
+                self.begin_checkpoint()?;
+            }
+        }
+        let ending = if self.state.samples >= self.setup.budget_samples {
+            self.evaluate()?;
+            Ending::Finished
+        } else {
+            Ending::Drained
+        };
+        self.commit_now()?;
+        Ok(ending)
+    }
+
+    fn rank(&self) -> usize {
+        self.world.rank()
+    }
+
+    /// One optimiser step; returns whether a drain was agreed on.
+    fn step(&mut self) -> Result<bool, TrainError> {
+        let started = Instant::now();
+        let step = self.state.step + 1;
+        let batch = self.state.controller.batch();
+        let request = self.state.controller.wants(step);
+        let measure = Measure {
+            micro_batches: request == Request::MicroBatches,
+            worker: request == Request::Workers,
+        };
+        let (from, to) = (self.state.samples, self.state.samples + batch);
+
+        let mut local = self.run_micro_batches(batch, measure)?;
+        let seconds = started.elapsed().as_secs_f64();
+        let reduced = self.engine.reduce(measure)?;
+        if let Some(squared_norm) = reduced.local_squared_norm {
+            local.groups.add(squared_norm, local.targets);
+        }
+        let message = Message {
+            loss: local.loss.into(),
+            targets: local.targets,
+            weighted: local.groups.weighted.into(),
+            units: local.groups.units,
+            groups: local.groups.groups,
+            digest: local.digest,
+            seconds: seconds.into(),
+            drain: self.orders.draining(),
+            written: self.saving.written(),
+        };
+        let totals = Totals::of(&self.exchange(&message)?);
+        if totals.targets == 0 {
+            return Err(TrainError::NoTargets { step, from, to });
+        }
+        let tokens = totals.targets as f64;
+        let loss = totals.loss / tokens;
+        let gradient_norm = reduced.squared_norm.sqrt() / tokens;
+        for (what, value) in [("loss", loss), ("gradient norm", gradient_norm)] {
+            if !value.is_finite() {
+                self.engine.discard();
+                return Err(TrainError::Diverged {
+                    what,
+                    value,
+                    step,
+                    from,
+                    to,
+                });
+            }
+        }
+
+        let learning_rate = self.learning_rate();
+        let optimizer = &self.setup.spec.optimizer;
+        self.engine.update(AdamW {
+            learning_rate,
+            beta1: optimizer.beta1,
+            beta2: optimizer.beta2,
+            epsilon: optimizer.epsilon,
+            weight_decay: optimizer.weight_decay,
+            step,
+            gradient_scale: clipping(gradient_norm, optimizer.gradient_clip) / tokens,
+        })?;
+
+        self.state.step = step;
+        self.state.samples = to;
+        self.state.ledger.push(Row {
+            step,
+            start: from,
+            batch,
+            digest: totals.digest,
+        })?;
+        let sums =
+            (request != Request::None).then(|| totals.groups.sums(reduced.squared_norm, batch));
+        let decision = self.decide(step, sums)?;
+        if totals.written {
+            self.finish_checkpoint()?;
+        }
+
+        if self.rank() == 0 {
+            self.name_straggler(batch, &totals.seconds);
+            self.reports.send(&Report::Step(StepRecord {
+                generation: self.generation.number,
+                step,
+                samples: to,
+                batch,
+                world: self.world.world() as u64,
+                loss,
+                tokens: totals.targets,
+                learning_rate,
+                gradient_norm,
+                seconds: started.elapsed().as_secs_f64(),
+                time: now(),
+                norm_test: norm_test_record(&decision),
+            }));
+        }
+        Ok(totals.drain)
+    }
+
+    /// Runs this rank's micro-batches of the step, and joins the others' under sharding.
+    fn run_micro_batches(&mut self, batch: u64, measure: Measure) -> Result<Local, TrainError> {
+        let dealt = self.generation.plan.deal(batch);
+        let micro = self.generation.plan.per_device_batch_size;
+        let most = dealt.iter().copied().max().unwrap_or(0);
+        let count = dealt[self.rank()];
+        let deal = Deal::new(self.state.samples, micro, dealt);
+        let mut local = Local::default();
+        for (i, positions) in (1..).zip(deal.micro_batches(self.rank())) {
+            let collated = collate(&self.data, &self.order, positions.clone())?;
+            for (row, position) in positions.enumerate() {
+                let (tokens, targets) = collated.row(row);
+                local.digest += Digest::of(position, tokens, targets, IGNORE);
+            }
+            let done = self
+                .engine
+                .accumulate(micro_batch(&collated), measure, i == count)?;
+            local.loss += done.loss;
+            local.targets += done.targets;
+            if let Some(squared_norm) = done.squared_norm {
+                local.groups.add(squared_norm, done.targets);
+            }
+        }
+        for i in count + 1..=most {
+            self.engine.join(i == most)?;
+        }
+        Ok(local)
+    }
+
+    fn learning_rate(&self) -> f64 {
+        self.learning_rate.at(self.state.samples) * self.state.controller.learning_rate_factor()
+    }
+
+    /// Rank 0 decides on the next batch; where a measurement came in, its decision is broadcast,
+    /// so that no difference in arithmetic between machines can split the world.
+    fn decide(&mut self, step: u64, sums: Option<Sums>) -> Result<Decision, TrainError> {
+        let warming_up = self.learning_rate.warming_up(self.state.samples);
+        let measured = sums.is_some();
+        let decision = self
+            .state
+            .controller
+            .observe(step, self.state.samples, warming_up, sums);
+        if !measured || self.world.world() == 1 {
+            return Ok(decision);
+        }
+        let mine = if self.rank() == 0 {
+            encode(&(&self.state.controller, decision))
+        } else {
+            Vec::new()
+        };
+        let everyones = self.world.exchange(&mine)?;
+        let (controller, decision) = decode(0, &everyones[0])?;
+        self.state.controller = controller;
+        Ok(decision)
+    }
+
+    /// Mean loss per target token over the evaluation data, shared out over the ranks.
+    fn evaluate(&mut self) -> Result<(), TrainError> {
+        let Some(data) = self.evaluation.take() else {
+            return Ok(());
+        };
+        let result = self.evaluate_on(&data);
+        self.evaluation = Some(data);
+        result
+    }
+
+    fn evaluate_on(&mut self, data: &Dataset) -> Result<(), TrainError> {
+        let plan = &self.generation.plan;
+        let micro = plan.eval_batch_size.unwrap_or(plan.per_device_batch_size);
+        let wanted = self.setup.spec.evaluation.samples.unwrap_or(data.len());
+        let total = wanted.min(data.len());
+        let world = self.world.world() as u64;
+        let passes = total.div_ceil(micro).div_ceil(world);
+        let (mut loss, mut targets) = (0.0, 0);
+        for pass in 0..passes {
+            let start = (pass * world + self.rank() as u64) * micro;
+            if start >= total {
+                self.engine.join_evaluation()?;
+                continue;
+            }
+            let collated = data.collate(start..(start + micro).min(total))?;
+            let (sum, tokens) = self.engine.evaluate(micro_batch(&collated))?;
+            loss += sum;
+            targets += tokens;
+        }
+        let everyones = self
+            .world
+            .exchange(&encode(&(f64::to_bits(loss), targets)))?;
+        let (mut loss, mut tokens) = (0.0, 0);
+        for (rank, message) in everyones.iter().enumerate() {
+            let (sum, targets): (u64, u64) = decode(rank, message)?;
+            loss += f64::from_bits(sum);
+            tokens += targets;
+        }
+        if self.rank() == 0 && tokens > 0 {
+            self.reports.send(&Report::Evaluation(EvaluationRecord {
+                generation: self.generation.number,
+                samples: self.state.samples,
+                loss: loss / tokens as f64,
+                tokens,
+                time: now(),
+            }));
+        }
+        Ok(())
+    }
+
+    fn begin_checkpoint(&mut self) -> Result<(), TrainError> {
+        let place = (self.run, self.generation.number);
+        let (engine, world) = (self.engine.as_mut(), self.world.as_ref());
+        self.saving.begin(engine, world, place, &self.state)
+    }
+
+    fn finish_checkpoint(&mut self) -> Result<(), TrainError> {
+        let (engine, world) = (self.engine.as_ref(), self.world.as_ref());
+        let report = self.saving.finish(engine, world, self.setup)?;
+        if let Some(report) = report.filter(|_| self.rank() == 0) {
+            self.reports.send(&report);
+        }
+        Ok(())
+    }
+
+    /// Finishes a checkpoint under way, then writes one of the present state, and returns when it
+    /// is committed.
+    fn commit_now(&mut self) -> Result<(), TrainError> {
+        self.finish_checkpoint()?;
+        self.begin_checkpoint()?;
+        self.finish_checkpoint()
+    }
+
+    /// Writes and commits the whole state from this rank alone: after a peer was lost, where
+    /// every rank holds everything.
+    pub fn commit_alone(&mut self) -> Result<(), TrainError> {
+        self.engine.discard();
+        self.saving = Saving::default();
+        let place = (self.run, self.generation.number);
+        self.saving
+            .begin(self.engine.as_mut(), &Solo, place, &self.state)?;
+        let report = self
+            .saving
+            .finish(self.engine.as_ref(), &Solo, self.setup)?;
+        report.iter().for_each(|report| self.reports.send(report));
+        Ok(())
+    }
+
+    fn name_straggler(&mut self, batch: u64, seconds: &[f64]) {
+        if self.generation.world() < 2 {
+            return;
+        }
+        if std::mem::replace(&mut self.watched_batch, batch) != batch {
+            self.watch.forget();
+        }
+        if let Some(straggler) = self.watch.observe(seconds) {
+            self.reports.send(&Report::Straggler {
+                rank: straggler.rank as u64,
+                seconds: straggler.seconds,
+                usual: straggler.usual,
+            });
+        }
+    }
+
+    fn exchange(&self, message: &Message) -> Result<Vec<Message>, TrainError> {
+        self.exchange_values(message)
+    }
+
+    fn exchange_values<T: serde::Serialize + serde::de::DeserializeOwned>(
+        &self,
+        value: &T,
+    ) -> Result<Vec<T>, TrainError> {
+        self.world
+            .exchange(&encode(value))?
+            .iter()
+            .enumerate()
+            .map(|(rank, message)| decode(rank, message))
+            .collect()
+    }
+}
+
+/// What the gradient is multiplied by so that its norm is at most `clip`
+/// (torch.nn.utils.clip_grad_norm_).
+fn clipping(norm: f64, clip: Option<f64>) -> f64 {
+    match clip.filter(|&clip| clip > 0.0) {
+        Some(clip) => (clip / (norm + 1e-6)).min(1.0),
+        None => 1.0,
+    }
+}
+
+fn collate(
+    data: &Dataset,
+    order: &Order,
+    positions: std::ops::Range<u64>,
+) -> Result<Collated, TrainError> {
+    let indices = positions.map(|position| order.at(position).index);
+    Ok(data.collate(indices)?)
+}
+
+fn micro_batch(collated: &Collated) -> MicroBatch<'_> {
+    MicroBatch {
+        tokens: &collated.tokens,
+        targets: &collated.targets,
+        batch: collated.batch,
+        seq_len: collated.seq_len,
+    }
+}
+
+fn norm_test_record(decision: &Decision) -> Option<NormTestRecord> {
+    Some(NormTestRecord {
+        ratio: decision.ratio?,
+        threshold: decision.threshold?,
+        noise_scale: decision.noise_scale,
+        next_batch: decision.next_batch,
+        reason: decision.reason.to_string(),
+    })
+}
+
+fn encode<T: serde::Serialize>(value: &T) -> Vec<u8> {
+    // Only our own types of numbers, strings and lists: they always encode.
+    serde_json::to_vec(value).unwrap_or_default()
+}
+
+fn decode<T: serde::de::DeserializeOwned>(rank: usize, message: &[u8]) -> Result<T, TrainError> {
+    serde_json::from_slice(message).map_err(|error| TrainError::Message { rank, error })
+}
