@@ -9,6 +9,7 @@ pub mod comm;
 pub mod engine;
 pub mod inventory;
 pub mod job;
+pub mod launch;
 pub mod norm;
 pub mod recipe;
 pub mod samples;

@@ -5,12 +5,14 @@ mod check;
 mod explain;
 mod gpus;
 mod launch;
+mod output;
 mod plan;
 mod rank;
 pub mod recipe_args;
 pub mod render;
 mod report;
 mod resize;
+mod run_arg;
 mod status;
 mod table;
 

@@ -12,6 +12,11 @@ pub fn diagnostics(diagnostics: &[Diagnostic], sources: &Sources) -> String {
     draw(&Renderer::styled(), diagnostics, sources)
 }
 
+/// Draws diagnostics on standard error, where they do not mix with a command's result.
+pub fn print(all: &[Diagnostic], sources: &Sources) {
+    anstream::eprint!("{}", diagnostics(all, sources));
+}
+
 /// `2 errors, 1 warning`; notes are not counted.
 pub fn summary(diagnostics: &[Diagnostic]) -> String {
     let count = |severity: Severity, word: &str| {

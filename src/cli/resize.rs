@@ -1,9 +1,100 @@
+//! `evenkeel resize`: ask a run for another number of ranks, and wait until it has moved.
+
+use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::{Duration, Instant};
 
-/// Move a run to another number of processes.
+use anyhow::bail;
+
+use super::{EXIT_REFUSED, run_arg};
+use crate::launch::run_dir::GenerationRow;
+use crate::launch::{Phase, RunDir, resize};
+use crate::recipe::Sources;
+
+/// How often the run's state is looked at.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// Move a run to another number of processes, at the same global batch.
 #[derive(clap::Args)]
-pub struct Args {}
+#[command(after_help = "\
+Examples:
+  evenkeel resize quickstart 4           move the run to 4 processes and wait until it trains
+  evenkeel resize runs/quickstart 1      a run is named by its directory, too
+  evenkeel resize quickstart 3 --no-wait ask, and return at once")]
+pub struct Args {
+    /// The run: its directory, or its name under runs/.
+    run: PathBuf,
+    /// How many processes it should have.
+    processes: u64,
+    /// Return as soon as the request is written.
+    #[arg(long)]
+    no_wait: bool,
+    /// Give up waiting after so many seconds; the request stays.
+    #[arg(long, default_value_t = 120, value_name = "SECONDS")]
+    timeout: u64,
+}
 
-pub fn run(_args: Args) -> anyhow::Result<ExitCode> {
-    anyhow::bail!("`resize` is still being built")
+pub fn run(args: Args) -> anyhow::Result<ExitCode> {
+    let run = run_arg::find(&args.run)?;
+    let plan = match resize::plan(&run, args.processes)? {
+        Ok(plan) => plan,
+        Err(refused) => {
+            super::render::print(&refused.diagnostics, &Sources::default());
+            return Ok(ExitCode::from(EXIT_REFUSED));
+        }
+    };
+    let before = run.state()?.map_or(0, |s| s.generations.len());
+    let desired = run.write_desired(args.processes)?;
+    anstream::println!("asked for {} processes: {}", args.processes, plan.proof);
+    if !run.in_use() {
+        anstream::println!(
+            "no launcher works in {}: `evenkeel launch … --resume --out {}` goes on with them",
+            run.path().display(),
+            run.path().display()
+        );
+        return Ok(ExitCode::SUCCESS);
+    }
+    if args.no_wait {
+        return Ok(ExitCode::SUCCESS);
+    }
+    wait(&run, args.processes, desired.request, before, args.timeout)
+}
+
+fn wait(
+    run: &RunDir,
+    processes: u64,
+    request: u64,
+    before: usize,
+    timeout: u64,
+) -> anyhow::Result<ExitCode> {
+    let deadline = Instant::now() + Duration::from_secs(timeout);
+    while Instant::now() < deadline {
+        if let Some(state) = run.state()? {
+            if let Phase::Failed { why } = &state.phase {
+                bail!("the run failed: {why}");
+            }
+            if matches!(state.phase, Phase::Finished | Phase::Drained) {
+                anstream::println!("the run has ended meanwhile");
+                return Ok(ExitCode::SUCCESS);
+            }
+            let answered = state.request >= request && state.phase == Phase::Running;
+            if let Some(row) = state.generations.last().filter(|_| answered)
+                && row.world == processes
+                && (state.generations.len() == before || row.first_step_seconds.is_some())
+            {
+                tell(row, state.generations.len() == before);
+                return Ok(ExitCode::SUCCESS);
+            }
+        }
+        std::thread::sleep(LOOK);
+    }
+    bail!("not there after {timeout} s; the request stays, `evenkeel status` shows how it stands")
+}
+
+fn tell(row: &GenerationRow, unchanged: bool) {
+    let seconds = row
+        .first_step_seconds
+        .filter(|_| !unchanged)
+        .map_or(String::new(), |s| format!(", first step after {s:.1} s"));
+    anstream::println!("generation {} trains: {}{seconds}", row.number, row.proof);
 }

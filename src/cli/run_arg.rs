@@ -1,0 +1,40 @@
+//! The RUN argument: a run's directory, or its name under `runs/`.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::bail;
+
+use crate::launch::RunDir;
+
+/// Where runs go unless `--out` or the recipe says otherwise.
+pub const RUNS: &str = "runs";
+
+/// Finds a run by directory or by name.
+pub fn find(run: &Path) -> anyhow::Result<RunDir> {
+    for candidate in [run.to_path_buf(), Path::new(RUNS).join(run)] {
+        let directory = RunDir::at(candidate);
+        if directory.holds_a_run() {
+            return Ok(directory);
+        }
+    }
+    bail!(
+        "{}: no run here and none of that name under {RUNS}/: `evenkeel status` lists the runs",
+        run.display()
+    )
+}
+
+/// All runs under `runs/`, by name.
+pub fn all() -> Vec<RunDir> {
+    let mut paths: Vec<PathBuf> = std::fs::read_dir(RUNS)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|entry| entry.path())
+        .collect();
+    paths.sort();
+    paths
+        .into_iter()
+        .map(RunDir::at)
+        .filter(RunDir::holds_a_run)
+        .collect()
+}

@@ -1,0 +1,351 @@
+//! Everything between a recipe and the first generation: the model's shape, its weights, the
+//! prepared data, the horizon. What can be refused is refused here, before anything is started.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use super::{LaunchError, Phase, RunDir, RunState};
+use crate::batch::memory::Shape;
+use crate::batch::{self, Plan, PlanRequest, Refused};
+use crate::engine::ModelConfig;
+use crate::job::Pin;
+use crate::recipe::spec::{Init, Model, Synthetic};
+use crate::recipe::{Diagnostic, Recipe, Spec};
+use crate::train::data::{self, Language, PrepareRequest, Progress};
+use crate::train::{Setup, checkpoint, now, pin, rank};
+
+/// What the command line adds to the recipe.
+#[derive(Debug, Clone, Default)]
+pub struct Request {
+    /// The recipe's file.
+    pub recipe_path: PathBuf,
+    /// The overrides.
+    pub overrides: Vec<String>,
+    /// Bytes that a rank may use.
+    pub rank_memory: Option<u64>,
+    /// Cores to share out.
+    pub cores: u64,
+    /// Go on with what the directory holds.
+    pub resume: bool,
+}
+
+/// A run that is ready for its launcher.
+pub struct Prepared {
+    /// The run.
+    pub setup: Setup,
+    /// Where an earlier launcher left it.
+    pub state: Option<RunState>,
+    /// What people should know about it, a line each.
+    pub notes: Vec<String>,
+}
+
+/// Plans a recipe for the built-in trainer: the rules of every plan, and those that only stand in
+/// its own way. With the plan come the warnings.
+pub fn plan(recipe: &Recipe, ranks: u64) -> Result<(Plan, Vec<Diagnostic>), Refused> {
+    let request = PlanRequest::gpus(ranks);
+    let mut examined = batch::examine(recipe, &request);
+    let more = batch::rules::check_trainer(recipe, &request, &examined.draft);
+    examined.diagnostics.extend(more);
+    batch::in_file_order(&mut examined.diagnostics);
+    let diagnostics = examined.diagnostics.clone();
+    Ok((examined.finish()?, diagnostics))
+}
+
+/// How long ranks of a dead launcher are waited for: they commit a checkpoint and leave.
+const OLD_RANKS: Duration = Duration::from_secs(60);
+
+/// Prepares a new run in the directory, or an old one to go on. The caller holds its lock.
+pub fn prepare(
+    run: &RunDir,
+    recipe: &Recipe,
+    plan: &Plan,
+    request: &Request,
+    progress: &mut dyn FnMut(Progress),
+) -> Result<Prepared, LaunchError> {
+    if request.resume {
+        return resume(run, recipe, request, progress);
+    }
+    let mut setup = setup(recipe, plan, request)?;
+    let prepared = data(&setup, &Setup::data(run.path()), false, progress)?;
+    let manifest = &prepared.manifest;
+    let samples = manifest.train.samples;
+    setup.horizon = batch::horizon(&setup.spec, plan.global_batch_size, Some(samples));
+    setup.budget_samples = setup
+        .horizon
+        .budget_samples
+        .ok_or_else(|| LaunchError::Usage {
+            message:
+                "the recipe does not say how long to train: set budget.samples, budget.steps or \
+                  budget.epochs"
+                    .into(),
+        })?;
+    let mut notes = manifest.notes.clone();
+    if setup.horizon.dropped_samples > 0 {
+        notes.push(format!(
+            "{} of {samples} samples do not fill a batch of {}: every epoch leaves them out, as \
+             the recipe's dialect does",
+            setup.horizon.dropped_samples, plan.global_batch_size
+        ));
+    }
+    setup.entropy = manifest.synthetic.as_ref().and_then(entropy);
+    run.write_setup(&setup)?;
+    Ok(Prepared {
+        setup,
+        state: None,
+        notes,
+    })
+}
+
+fn setup(recipe: &Recipe, plan: &Plan, request: &Request) -> Result<Setup, LaunchError> {
+    let (shape, weights) = model(&recipe.spec.model)?;
+    let sequence_length = recipe.spec.data.sequence_length;
+    shape
+        .check_sequence(usize::try_from(sequence_length).unwrap_or(usize::MAX))
+        .map_err(|error| LaunchError::Model {
+            message: error.to_string(),
+        })?;
+    let companions = weights.as_deref().map(companions).unwrap_or_default();
+    Ok(Setup {
+        job: uid(),
+        name: recipe.spec.name.clone(),
+        recipe_path: request.recipe_path.clone(),
+        dialect: recipe.dialect,
+        base: std::env::current_dir().map_err(|error| LaunchError::Directory {
+            path: ".".into(),
+            error,
+        })?,
+        overrides: request.overrides.clone(),
+        spec: recipe.spec.clone(),
+        global_batch_size: plan.global_batch_size,
+        model: shape,
+        weights,
+        companions,
+        horizon: batch::Horizon::default(),
+        budget_samples: 0,
+        quantum: plan.quantum,
+        rank_memory: request.rank_memory,
+        cores: request.cores,
+        entropy: None,
+        created: now(),
+    })
+}
+
+/// Prepares the data of a run into `directory`, or finds it there unchanged.
+pub fn data(
+    setup: &Setup,
+    directory: &Path,
+    resume: bool,
+    progress: &mut dyn FnMut(Progress),
+) -> Result<data::Prepared, LaunchError> {
+    let spec = &setup.spec;
+    Ok(data::prepare(
+        &PrepareRequest {
+            data: &spec.data,
+            tokenizer: &spec.tokenizer,
+            objective: spec.objective,
+            seed: spec.seed,
+            model: spec.model.path.as_deref(),
+            vocab_size: Some(setup.model.vocab_size as u64),
+            base: &setup.base,
+            directory,
+            resume,
+            key: &|path| path.to_string(),
+        },
+        progress,
+    )?)
+}
+
+/// The entropy of the synthetic language, the loss that nothing can beat.
+fn entropy(synthetic: &Synthetic) -> Option<f64> {
+    Language::new(synthetic, "synthetic")
+        .ok()
+        .map(|language| language.entropy())
+}
+
+/// Goes on with a run: the same recipe, its data unchanged, none of its old ranks alive.
+fn resume(
+    run: &RunDir,
+    recipe: &Recipe,
+    request: &Request,
+    progress: &mut dyn FnMut(Progress),
+) -> Result<Prepared, LaunchError> {
+    let mut setup = run.setup()?;
+    let usage = |message: String| LaunchError::Usage { message };
+    if let Some(key) = difference(&setup.spec, &recipe.spec) {
+        return Err(usage(format!(
+            "{} was launched with another `{key}`: resume it with the recipe and the overrides it \
+             began with ({}), or start a new run with another --out",
+            run.path().display(),
+            setup.overrides.join(" ")
+        )));
+    }
+    let mut state = run.state()?;
+    if let Some(RunState {
+        phase: Phase::Finished,
+        ..
+    }) = state
+    {
+        return Err(usage(format!(
+            "{} is finished: there is nothing to resume",
+            run.path().display()
+        )));
+    }
+    wait_for_old_ranks(run)?;
+    // What ranks committed after their launcher was gone counts too: nobody else was told.
+    if let Some(state) = &mut state {
+        state.pin = newest(run, state)?;
+        if let Some(pin) = &state.pin {
+            pin::open(run.path(), pin)?;
+        }
+    }
+    setup.rank_memory = request.rank_memory.or(setup.rank_memory);
+    setup.cores = request.cores;
+    let prepared = data(&setup, &Setup::data(run.path()), true, progress)?;
+    Ok(Prepared {
+        setup,
+        state,
+        notes: prepared.manifest.notes,
+    })
+}
+
+/// The newest checkpoint of the run's last generation, else the one that was pinned. Checkpoints
+/// of earlier generations are not of the lineage beyond where the last one began.
+fn newest(run: &RunDir, state: &RunState) -> Result<Option<Pin>, LaunchError> {
+    let Some(last) = state.generations.last() else {
+        return Ok(state.pin.clone());
+    };
+    let found = checkpoint::list(run.path())?
+        .committed
+        .into_iter()
+        .filter(|committed| committed.generation == last.number)
+        .max_by_key(|committed| committed.samples);
+    let newest = found.map(|committed| pin::pin(&committed, run.path()));
+    let pinned = state.pin.as_ref().map_or(0, |pin| pin.samples);
+    Ok(newest
+        .filter(|pin| pin.samples > pinned)
+        .or_else(|| state.pin.clone()))
+}
+
+fn wait_for_old_ranks(run: &RunDir) -> Result<(), LaunchError> {
+    let Some(last) = run.next_generation().checked_sub(1).filter(|n| *n > 0) else {
+        return Ok(());
+    };
+    let since = Instant::now();
+    while rank::any_alive(&run.generation(last)) {
+        if since.elapsed() > OLD_RANKS {
+            return Err(LaunchError::Usage {
+                message: format!(
+                    "ranks of generation {last} still run after {} s: stop them (their command \
+                     line has `rank --run {}`), then resume",
+                    OLD_RANKS.as_secs(),
+                    run.path().display()
+                ),
+            });
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    Ok(())
+}
+
+/// The first top-level key in which two specs differ.
+fn difference(one: &Spec, other: &Spec) -> Option<String> {
+    let object = |spec: &Spec| match serde_json::to_value(spec) {
+        Ok(serde_json::Value::Object(map)) => map,
+        _ => serde_json::Map::new(),
+    };
+    let (one, other) = (object(one), object(other));
+    one.iter()
+        .find(|(key, value)| other.get(*key) != Some(value))
+        .map(|(key, _)| key.clone())
+}
+
+/// Tokenizer files beside the weights.
+fn companions(directory: &Path) -> Vec<PathBuf> {
+    const NAMES: [&str; 5] = [
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "special_tokens_map.json",
+        "chat_template.jinja",
+        "generation_config.json",
+    ];
+    NAMES
+        .map(|name| directory.join(name))
+        .into_iter()
+        .filter(|path| path.is_file())
+        .collect()
+}
+
+/// A name that no other run has: time and process, hashed.
+fn uid() -> String {
+    let seed = format!("{}-{}", now(), std::process::id());
+    format!("{:016x}", xxhash_rust::xxh3::xxh3_64(seed.as_bytes()))
+}
+
+/// The model's shape, and where its weights come from.
+pub fn model(model: &Model) -> Result<(ModelConfig, Option<PathBuf>), LaunchError> {
+    let refuse = |message: String| LaunchError::Model { message };
+    let directory = model
+        .path
+        .as_ref()
+        .map(PathBuf::from)
+        .filter(|p| p.is_dir());
+    let stored = directory.as_deref().map(read_config).transpose()?;
+    let Some((known, _)) = Shape::of(model, stored.as_ref()) else {
+        return Err(refuse(match &model.path {
+            Some(id) => format!(
+                "model `{id}` is not a directory here and its shape is not known: download it and \
+                 give its directory, or give the shape (model.config.hidden_size=… and so on)"
+            ),
+            None => {
+                "the recipe names no model: set model.path to a directory, or model.config".into()
+            }
+        }));
+    };
+    let mut config = config_of(&known);
+    config.extend(stored.unwrap_or_default());
+    config.extend(model.config.clone());
+    let shape = ModelConfig::from_json(&config.into_iter().collect())
+        .map_err(|error| refuse(error.to_string()))?;
+    let weights = match (model.init, directory) {
+        (Init::Random, _) => None,
+        (_, Some(directory)) => Some(directory),
+        (Init::Auto, None) if !model.config.is_empty() => None,
+        (Init::Auto | Init::Weights, None) => {
+            return Err(refuse(format!(
+                "the weights of `{}` are not on this machine: download them and give their \
+                 directory, or start from random ones with model.init=random",
+                model.path.as_deref().unwrap_or("the model")
+            )));
+        }
+    };
+    Ok((shape, weights))
+}
+
+/// Keys of a `config.json`.
+type Config = BTreeMap<String, serde_json::Value>;
+
+fn config_of(shape: &Shape) -> Config {
+    [
+        ("num_hidden_layers", shape.layers),
+        ("hidden_size", shape.hidden),
+        ("intermediate_size", shape.intermediate),
+        ("num_attention_heads", shape.heads),
+        ("num_key_value_heads", shape.key_value_heads),
+        ("head_dim", shape.head_dim),
+        ("vocab_size", shape.vocabulary),
+    ]
+    .map(|(key, size)| (key.to_string(), size.into()))
+    .into_iter()
+    .chain([("tie_word_embeddings".to_string(), shape.tied.into())])
+    .collect()
+}
+
+fn read_config(directory: &Path) -> Result<Config, LaunchError> {
+    let path = directory.join("config.json");
+    let bytes = std::fs::read(&path).map_err(|error| LaunchError::Directory {
+        path: path.clone(),
+        error,
+    })?;
+    serde_json::from_slice(&bytes).map_err(|error| LaunchError::Unreadable { path, error })
+}

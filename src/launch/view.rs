@@ -1,0 +1,65 @@
+//! A run as its report shows it.
+
+use super::{LaunchError, RunDir, history};
+use crate::telemetry::report::{Fact, Facts, GenerationRow, LedgerVerdict, ReportInput};
+
+/// Everything that the report of a run shows. `ledger` is the proof, where it was asked for.
+pub fn report_input(
+    run: &RunDir,
+    ledger: Option<LedgerVerdict>,
+) -> Result<ReportInput, LaunchError> {
+    let setup = run.setup()?;
+    let state = run.state()?.ok_or_else(|| LaunchError::Usage {
+        message: format!("{}: nothing has been trained yet", run.path().display()),
+    })?;
+    let history = history::committed(run, &state)?;
+    let fact = |label: &str, value: String| Fact {
+        label: label.into(),
+        value,
+    };
+    let model = &setup.model;
+    Ok(ReportInput {
+        title: setup.name.clone(),
+        facts: Facts {
+            proof: state
+                .generations
+                .last()
+                .map_or_else(String::new, |row| row.proof.clone()),
+            budget: Some(setup.budget_samples),
+            details: vec![
+                fact("recipe", setup.recipe_path.display().to_string()),
+                fact(
+                    "model",
+                    format!(
+                        "{} layers, width {}, {} heads, vocabulary {}",
+                        model.num_hidden_layers,
+                        model.hidden_size,
+                        model.num_attention_heads,
+                        model.vocab_size
+                    ),
+                ),
+                fact(
+                    "strategy",
+                    format!("{:?}", setup.spec.parallel.strategy).to_lowercase(),
+                ),
+                fact("seed", setup.spec.seed.to_string()),
+            ],
+        },
+        generations: state
+            .generations
+            .into_iter()
+            .map(|row| GenerationRow {
+                generation: row.number,
+                world: row.world,
+                proof: row.proof,
+                reason: row.reason.to_string(),
+                start_samples: row.start_samples,
+                seconds_to_first_step: row.first_step_seconds,
+            })
+            .collect(),
+        steps: history.steps,
+        evaluations: history.evaluations,
+        floor: setup.entropy,
+        ledger,
+    })
+}
