@@ -1,0 +1,228 @@
+//! Runs that are disturbed while they train: resized, killed, stopped, starved. After each, the
+//! global batch is what it was, every sample was consumed exactly once, and the losses are those
+//! of the undisturbed run.
+
+mod support;
+
+use rustix::process::Signal;
+use serde_json::json;
+use support::{Run, same_losses, small, wait_for};
+
+fn undisturbed(spec: serde_json::Value) -> Run {
+    let run = Run::of(spec);
+    let output = run.launch(&["--quiet"]);
+    assert!(output.status.success(), "{output:?}");
+    run
+}
+
+fn proved(run: &Run, samples: u64) {
+    let said = run.prove();
+    assert_eq!(said["proved"], true, "{said}");
+    assert_eq!(said["samples"], samples);
+}
+
+/// Every step of the committed history has the same global batch.
+fn constant_batch(run: &Run, batch: u64) {
+    assert!(run.steps().values().all(|step| step["batch"] == batch));
+}
+
+fn disturbed_by_kill_and_resize(strategy: &str) {
+    let spec = || small(json!({"parallel": {"strategy": strategy}}));
+    let run = Run::of(spec());
+    let launched = run.start(&["--procs", "2"]);
+    run.wait_for_steps(1, 5);
+    let resized = run.call("resize", &["3"]);
+    assert!(resized.status.success(), "{resized:?}");
+    run.wait_for_steps(2, 5);
+    run.signal_rank(2, 1, Signal::KILL);
+    run.wait_for_steps(3, 5);
+    assert!(launched.wait().success(), "{}", run.log());
+
+    assert_eq!(run.worlds(), [2, 3, 2]);
+    constant_batch(&run, 12);
+    proved(&run, 2400);
+    same_losses(&run, &undisturbed(spec()));
+}
+
+#[test]
+fn a_resize_and_a_kill_change_neither_batch_nor_samples_nor_losses() {
+    disturbed_by_kill_and_resize("ddp");
+}
+
+#[test]
+fn the_same_holds_for_sharded_ranks() {
+    disturbed_by_kill_and_resize("fsdp");
+}
+
+#[test]
+fn under_ddp_a_kill_loses_no_step() {
+    let run = Run::of(small(json!({"checkpoint": {"every_samples": 1_000_000}})));
+    let launched = run.start(&["--procs", "3"]);
+    run.wait_for_steps(1, 10);
+    run.signal_rank(1, 0, Signal::KILL);
+    run.wait_for_steps(2, 1);
+    assert!(launched.wait().success(), "{}", run.log());
+    // Rank 0 told of its steps until it was killed; the survivors hold at least those.
+    let told = run.generation_steps(1).last().unwrap()["samples"].as_u64();
+    let state = run.state().unwrap();
+    assert!(state["generations"][1]["start_samples"].as_u64() >= told);
+    proved(&run, 2400);
+}
+
+#[test]
+fn uneven_dealing_keeps_the_batch_on_any_number_of_ranks() {
+    let run = Run::of(small(json!({"batch": {"global": 16, "micro": 4}})));
+    let launched = run.start(&["--procs", "4", "--remainder", "uneven"]);
+    run.wait_for_steps(1, 5);
+    run.signal_rank(1, 3, Signal::KILL);
+    assert!(launched.wait().success(), "{}", run.log());
+    assert_eq!(run.worlds(), [4, 3]);
+    constant_batch(&run, 16);
+    proved(&run, 2400);
+}
+
+#[test]
+fn an_interrupt_drains_and_resume_goes_on() {
+    let run = Run::of(small(json!({})));
+    let launched = run.start(&["--procs", "2"]);
+    run.wait_for_steps(1, 5);
+    launched.signal(Signal::INT);
+    assert_eq!(launched.wait().code(), Some(143), "{}", run.log());
+    let drained = run.state().unwrap()["pin"]["samples"].as_u64().unwrap();
+    assert!(drained > 0 && drained < 2400);
+    let output = run.launch(&["--procs", "1", "--resume", "--quiet"]);
+    assert!(output.status.success(), "{output:?}");
+    proved(&run, 2400);
+    same_losses(&run, &undisturbed(small(json!({}))));
+}
+
+#[test]
+fn ranks_outlive_a_killed_launcher_only_to_commit() {
+    let run = Run::of(small(json!({})));
+    let launched = run.start(&["--procs", "2"]);
+    run.wait_for_steps(1, 5);
+    let rank = run.rank(1, 0);
+    launched.signal(Signal::KILL);
+    drop(launched);
+    let output = run.launch(&["--procs", "2", "--resume", "--quiet"]);
+    assert!(output.status.success(), "{output:?}");
+    wait_for("the old rank to be gone", || {
+        rustix::process::test_kill_process(rank).err()
+    });
+    proved(&run, 2400);
+}
+
+#[test]
+fn a_frozen_rank_is_lost_like_a_killed_one() {
+    let run = Run::of(small(json!({})));
+    let launched = run.start(&["--procs", "3"]);
+    run.wait_for_steps(1, 5);
+    run.signal_rank(1, 2, Signal::STOP);
+    assert!(launched.wait().success(), "{}", run.log());
+    assert_eq!(run.worlds(), [3, 2]);
+    proved(&run, 2400);
+}
+
+#[test]
+fn a_rank_without_memory_leads_to_a_smaller_micro_batch() {
+    let spec = || small(json!({"batch": {"global": 64, "micro": 64}, "budget": {"samples": 640}}));
+    let run = Run::of(spec());
+    let output = run.launch(&["--procs", "1", "--quiet", "--rank-memory", "12MiB"]);
+    assert!(output.status.success(), "{output:?}");
+    let proofs: Vec<String> = run.state().unwrap()["generations"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|g| g["proof"].as_str().unwrap().to_string())
+        .collect();
+    assert!(proofs.len() > 1, "{proofs:?}");
+    assert!(
+        proofs.iter().all(|proof| proof.ends_with("= 64")),
+        "{proofs:?}"
+    );
+    constant_batch(&run, 64);
+    proved(&run, 640);
+    same_losses(&run, &undisturbed(spec()));
+}
+
+#[test]
+fn memory_for_not_even_one_sample_is_an_error_that_says_so() {
+    let run = Run::of(small(json!({})));
+    let output = run.launch(&["--quiet", "--rank-memory", "1MiB"]);
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("out of memory"), "{said}");
+}
+
+#[test]
+fn a_loss_that_is_no_number_ends_the_run_with_its_last_checkpoint() {
+    let run = Run::of(small(json!({
+        "learning_rate": {"peak": 1000.0, "warmup_samples": 600},
+        // Weights times 1 − rate × decay, every step.
+        "optimizer": {"gradient_clip": 0.0, "weight_decay": 1.0},
+        "checkpoint": {"every_samples": 12},
+    })));
+    let output = run.launch(&["--quiet"]);
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("at step"), "{said}");
+    assert_eq!(run.worlds().len(), 1, "a NaN is not tried again");
+}
+
+#[test]
+fn the_norm_test_grows_the_batch_and_the_ledger_follows() {
+    let run = Run::of(small(json!({
+        "schedule": {"kind": "norm-test", "eta": 0.3, "interval": 1, "max_batch": 96, "after_warmup": true},
+    })));
+    let launched = run.start(&["--procs", "2"]);
+    run.wait_for_steps(1, 20);
+    run.signal_rank(1, 1, Signal::KILL);
+    assert!(launched.wait().success(), "{}", run.log());
+    let batches: Vec<u64> = run
+        .steps()
+        .values()
+        .map(|s| s["batch"].as_u64().unwrap())
+        .collect();
+    assert!(
+        batches.windows(2).all(|pair| pair[0] <= pair[1]),
+        "{batches:?}"
+    );
+    assert!(batches.last() > batches.first(), "{batches:?}");
+    let samples = batches.iter().sum();
+    assert!(samples >= 2400);
+    proved(&run, samples);
+}
+
+#[test]
+fn a_run_directory_in_use_is_refused() {
+    let run = Run::of(small(json!({})));
+    let launched = run.start(&[]);
+    run.wait_for_steps(1, 1);
+    let output = run.launch(&["--resume"]);
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("in use by process"), "{said}");
+    launched.signal(Signal::TERM);
+    assert_eq!(launched.wait().code(), Some(143));
+}
+
+#[test]
+fn an_edited_checkpoint_is_not_resumed() {
+    let run = Run::of(small(json!({})));
+    let launched = run.start(&[]);
+    run.wait_for_steps(1, 5);
+    launched.signal(Signal::INT);
+    assert_eq!(launched.wait().code(), Some(143));
+    let pin = run.state().unwrap()["pin"]["path"]
+        .as_str()
+        .unwrap()
+        .to_string();
+    let victim = run.out().join(pin).join("model-00001-of-00004.safetensors");
+    let mut bytes = std::fs::read(&victim).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    std::fs::write(&victim, bytes).unwrap();
+    let output = run.launch(&["--resume"]);
+    assert_ne!(output.status.code(), Some(0));
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("model-00001-of-00004.safetensors"), "{said}");
+}

@@ -1,0 +1,177 @@
+//! The rooms of `docs/architecture.md` and which way imports may go between them. A room that
+//! imports one it must not know fails this test; so does a room that the table does not list.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use syn::visit::Visit;
+
+/// Room, and the rooms it may import (besides itself).
+const TABLE: &[(&str, &[&str])] = &[
+    ("recipe", &[]),
+    ("samples", &[]),
+    ("inventory", &[]),
+    ("telemetry", &[]),
+    ("comm", &[]),
+    ("batch", &["recipe"]),
+    ("norm", &["recipe"]),
+    ("engine", &["comm"]),
+    ("job", &["batch", "telemetry"]),
+    ("agent", &["job"]),
+    (
+        "train",
+        &[
+            "batch",
+            "comm",
+            "engine",
+            "job",
+            "norm",
+            "recipe",
+            "samples",
+            "telemetry",
+        ],
+    ),
+    (
+        "launch",
+        &[
+            "agent",
+            "batch",
+            "engine",
+            "job",
+            "norm",
+            "recipe",
+            "samples",
+            "telemetry",
+            "train",
+        ],
+    ),
+    (
+        "cli",
+        &[
+            "batch",
+            "inventory",
+            "job",
+            "launch",
+            "recipe",
+            "telemetry",
+            "train",
+        ],
+    ),
+];
+
+/// Collects the rooms named by `crate::room` in code that is not compiled for tests only.
+#[derive(Default)]
+struct Rooms(BTreeSet<String>);
+
+impl<'ast> Visit<'ast> for Rooms {
+    fn visit_item_mod(&mut self, item: &'ast syn::ItemMod) {
+        let for_tests = item.attrs.iter().any(|attribute| {
+            attribute.path().is_ident("cfg")
+                && attribute
+                    .parse_args::<syn::Ident>()
+                    .is_ok_and(|condition| condition == "test")
+        });
+        if !for_tests {
+            syn::visit::visit_item_mod(self, item);
+        }
+    }
+
+    fn visit_use_path(&mut self, path: &'ast syn::UsePath) {
+        if path.ident == "crate" {
+            self.note_tree(&path.tree);
+        }
+        syn::visit::visit_use_path(self, path);
+    }
+
+    fn visit_path(&mut self, path: &'ast syn::Path) {
+        let mut segments = path.segments.iter().map(|segment| &segment.ident);
+        if segments.next().is_some_and(|first| first == "crate")
+            && let Some(room) = segments.next()
+        {
+            self.0.insert(room.to_string());
+        }
+        syn::visit::visit_path(self, path);
+    }
+}
+
+impl Rooms {
+    fn note_tree(&mut self, tree: &syn::UseTree) {
+        match tree {
+            syn::UseTree::Path(path) => drop(self.0.insert(path.ident.to_string())),
+            syn::UseTree::Name(name) => drop(self.0.insert(name.ident.to_string())),
+            syn::UseTree::Rename(name) => drop(self.0.insert(name.ident.to_string())),
+            syn::UseTree::Group(group) => group.items.iter().for_each(|t| self.note_tree(t)),
+            syn::UseTree::Glob(_) => {}
+        }
+    }
+}
+
+fn sources(directory: &Path, found: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(directory).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            sources(&path, found);
+        } else if path.extension().is_some_and(|e| e == "rs")
+            // Files of tests beside the code: `foo/tests.rs`, `foo_tests.rs`.
+            && !path.file_stem().is_some_and(|s| s.to_string_lossy().ends_with("tests"))
+        {
+            found.push(path);
+        }
+    }
+}
+
+#[test]
+fn imports_go_one_way() {
+    let table: BTreeMap<_, _> = TABLE.iter().copied().collect();
+    let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let mut files = Vec::new();
+    sources(&src, &mut files);
+    let mut wrong = Vec::new();
+    for file in files {
+        let relative = file.strip_prefix(&src).unwrap();
+        let mut parts = relative.components();
+        let room = parts.next().unwrap().as_os_str().to_string_lossy();
+        if parts.next().is_none() {
+            continue; // main.rs, lib.rs
+        }
+        let Some(allowed) = table.get(room.as_ref()) else {
+            wrong.push(format!("the room `{room}` is not in the table"));
+            continue;
+        };
+        let mut rooms = Rooms::default();
+        rooms.visit_file(&syn::parse_file(&fs::read_to_string(&file).unwrap()).unwrap());
+        for used in rooms.0 {
+            if used != room
+                && table.contains_key(used.as_str())
+                && !allowed.contains(&used.as_str())
+            {
+                wrong.push(format!(
+                    "{}: `{room}` must not know `{used}`",
+                    relative.display()
+                ));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn the_table_has_no_cycle() {
+    let table: BTreeMap<_, _> = TABLE.iter().copied().collect();
+    let mut settled: BTreeSet<&str> = BTreeSet::new();
+    while settled.len() < table.len() {
+        let ready: Vec<&str> = table
+            .iter()
+            .filter(|(room, uses)| {
+                !settled.contains(*room) && uses.iter().all(|used| settled.contains(used))
+            })
+            .map(|(room, _)| *room)
+            .collect();
+        assert!(
+            !ready.is_empty(),
+            "a cycle among the rooms not in {settled:?}"
+        );
+        settled.extend(ready);
+    }
+}

@@ -1,0 +1,282 @@
+//! What tests that drive the real binary share: runs in temporary directories, ways to watch them
+//! and to disturb them. Waiting is always for a condition, with a deadline.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+/// Longer than anything here takes on a busy machine; reaching it is a failure, not a delay.
+const DEADLINE: Duration = Duration::from_secs(240);
+
+/// The binary under test.
+pub fn evenkeel() -> Command {
+    Command::new(env!("CARGO_BIN_EXE_evenkeel"))
+}
+
+/// A run in a directory of its own.
+pub struct Run {
+    directory: tempfile::TempDir,
+    recipe: PathBuf,
+}
+
+/// A launched run; it is killed when the test ends early.
+pub struct Launched {
+    child: Child,
+}
+
+impl Drop for Launched {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Launched {
+    /// Sends a signal to the launcher.
+    pub fn signal(&self, signal: rustix::process::Signal) {
+        let pid = rustix::process::Pid::from_child(&self.child);
+        rustix::process::kill_process(pid, signal).unwrap();
+    }
+
+    /// Waits for the end; returns the exit status.
+    pub fn wait(mut self) -> ExitStatus {
+        wait_for("the launcher to end", || self.child.try_wait().unwrap())
+    }
+}
+
+/// Waits until `look` finds something.
+pub fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let start = Instant::now();
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(start.elapsed() < DEADLINE, "waited in vain for {what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+impl Run {
+    /// A run of a native recipe with this `spec`.
+    pub fn of(spec: Value) -> Run {
+        let directory = tempfile::tempdir().unwrap();
+        let recipe = directory.path().join("recipe.yaml");
+        let document = serde_json::json!({
+            "apiVersion": "evenkeel.dev/v1alpha1",
+            "kind": "Recipe",
+            "metadata": {"name": "run"},
+            "spec": spec,
+        });
+        // JSON is YAML.
+        std::fs::write(&recipe, document.to_string()).unwrap();
+        Run { directory, recipe }
+    }
+
+    /// A run of a recipe file that stands elsewhere.
+    pub fn of_file(recipe: &Path) -> Run {
+        Run {
+            directory: tempfile::tempdir().unwrap(),
+            recipe: recipe.to_path_buf(),
+        }
+    }
+
+    /// Where the recipe's own files may be put.
+    pub fn scratch(&self) -> &Path {
+        self.directory.path()
+    }
+
+    /// The run's directory.
+    pub fn out(&self) -> PathBuf {
+        self.directory.path().join("out")
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = evenkeel();
+        command
+            .arg("launch")
+            .arg(&self.recipe)
+            .arg("--out")
+            .arg(self.out())
+            .args(arguments);
+        command
+    }
+
+    /// Launches and waits.
+    pub fn launch(&self, arguments: &[&str]) -> Output {
+        self.command(arguments).output().unwrap()
+    }
+
+    /// Launches in the background.
+    pub fn start(&self, arguments: &[&str]) -> Launched {
+        let log = std::fs::File::create(self.scratch().join("launch.log")).unwrap();
+        let child = self
+            .command(arguments)
+            .stdout(log.try_clone().unwrap())
+            .stderr(log)
+            .stdin(Stdio::null())
+            .spawn()
+            .unwrap();
+        Launched { child }
+    }
+
+    /// What a launch in the background printed.
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(self.scratch().join("launch.log")).unwrap_or_default()
+    }
+
+    /// `evenkeel NAME RUN …`
+    pub fn call(&self, name: &str, arguments: &[&str]) -> Output {
+        evenkeel()
+            .arg(name)
+            .arg(self.out())
+            .args(arguments)
+            .output()
+            .unwrap()
+    }
+
+    /// The run's `state.json`.
+    pub fn state(&self) -> Option<Value> {
+        serde_json::from_slice(&std::fs::read(self.out().join("state.json")).ok()?).ok()
+    }
+
+    /// The worlds of its generations.
+    pub fn worlds(&self) -> Vec<u64> {
+        let state = self.state().expect("a state");
+        let generations = state["generations"].as_array().unwrap();
+        generations
+            .iter()
+            .map(|g| g["world"].as_u64().unwrap())
+            .collect()
+    }
+
+    /// The steps of the committed history by number: of each generation those up to where the next
+    /// one began.
+    pub fn steps(&self) -> BTreeMap<u64, Value> {
+        let state = self.state().expect("a state");
+        let generations = state["generations"].as_array().unwrap();
+        let mut steps = BTreeMap::new();
+        for generation in generations {
+            let start = generation["start_samples"].as_u64().unwrap();
+            steps.retain(|_, step: &mut Value| step["samples"].as_u64().unwrap() <= start);
+            for step in self.generation_steps(generation["number"].as_u64().unwrap()) {
+                steps.insert(step["step"].as_u64().unwrap(), step);
+            }
+        }
+        steps
+    }
+
+    /// The steps that a generation has logged so far, committed or not.
+    pub fn generation_steps(&self, number: u64) -> Vec<Value> {
+        let path = self.out().join(format!("gen-{number}/metrics.jsonl"));
+        let text = std::fs::read_to_string(path).unwrap_or_default();
+        text.lines()
+            .filter_map(|line| serde_json::from_str::<Value>(line).ok())
+            .filter(|metric| metric["kind"] == "step")
+            .collect()
+    }
+
+    /// Waits until a generation has taken a number of steps.
+    pub fn wait_for_steps(&self, generation: u64, steps: usize) {
+        wait_for(&format!("step {steps} of generation {generation}"), || {
+            (self.generation_steps(generation).len() >= steps).then_some(())
+        });
+    }
+
+    /// The process of a rank of a generation.
+    pub fn rank(&self, generation: u64, rank: u64) -> rustix::process::Pid {
+        wait_for(&format!("rank {rank} of generation {generation}"), || {
+            find_rank(&self.out(), generation, rank)
+        })
+    }
+
+    /// Sends a signal to a rank.
+    pub fn signal_rank(&self, generation: u64, rank: u64, signal: rustix::process::Signal) {
+        rustix::process::kill_process(self.rank(generation, rank), signal).unwrap();
+    }
+
+    /// Proves the ledger, and returns what was said.
+    pub fn prove(&self) -> Value {
+        let output = self.call("status", &["--ledger", "-o", "json"]);
+        let said: Value = serde_json::from_slice(&output.stdout)
+            .unwrap_or_else(|_| panic!("{}", String::from_utf8_lossy(&output.stderr)));
+        assert_eq!(output.status.code() == Some(0), said["proved"] == true);
+        said
+    }
+}
+
+/// Finds a rank's process by its command line and environment.
+fn find_rank(run: &Path, generation: u64, rank: u64) -> Option<rustix::process::Pid> {
+    let arguments = [
+        "rank".to_string(),
+        "--run".into(),
+        run.display().to_string(),
+        "--generation".into(),
+        generation.to_string(),
+    ];
+    let variable = format!("RANK={rank}");
+    std::fs::read_dir("/proc")
+        .unwrap()
+        .flatten()
+        .find_map(|entry| {
+            let pid: i32 = entry.file_name().to_str()?.parse().ok()?;
+            let read = |name: &str| std::fs::read(entry.path().join(name)).ok();
+            let command = String::from_utf8(read("cmdline")?).ok()?;
+            let command: Vec<&str> = command.trim_end_matches('\0').split('\0').skip(1).collect();
+            let environment = String::from_utf8_lossy(&read("environ")?).into_owned();
+            (command == arguments && environment.split('\0').any(|v| v == variable))
+                .then(|| rustix::process::Pid::from_raw(pid))?
+        })
+}
+
+/// A model that trains some tens of steps a second on a synthetic language.
+pub fn small(changes: Value) -> Value {
+    let mut spec = serde_json::json!({
+        "objective": "language-modelling",
+        "seed": 7,
+        "batch": {"global": 12, "micro": 2},
+        "model": {"config": {
+            "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+            "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 64,
+            "max_position_embeddings": 64,
+        }},
+        "data": {
+            "sequence_length": 32,
+            "train": [{"path": "synthetic", "synthetic": {"vocabulary": 64, "branching": 4, "samples": 5000}}],
+        },
+        "budget": {"samples": 2400},
+        "learning_rate": {"peak": 3e-3, "shape": "cosine", "warmup_samples": 120},
+        "checkpoint": {"every_samples": 600, "keep": 2},
+    });
+    merge(&mut spec, changes);
+    spec
+}
+
+fn merge(into: &mut Value, from: Value) {
+    match (into, from) {
+        (Value::Object(into), Value::Object(from)) => {
+            for (key, value) in from {
+                merge(into.entry(key).or_insert(Value::Null), value);
+            }
+        }
+        (into, from) => *into = from,
+    }
+}
+
+/// Asserts that two runs consumed the same samples in the same steps with losses that agree to
+/// 1e-5 relative.
+pub fn same_losses(one: &Run, other: &Run) {
+    let (one, other) = (one.steps(), other.steps());
+    assert_eq!(
+        one.keys().collect::<Vec<_>>(),
+        other.keys().collect::<Vec<_>>()
+    );
+    for (step, a) in &one {
+        let b = &other[step];
+        assert_eq!(a["samples"], b["samples"], "step {step}");
+        let (a, b) = (a["loss"].as_f64().unwrap(), b["loss"].as_f64().unwrap());
+        assert!((a - b).abs() <= 1e-5 * a.abs(), "step {step}: {a} and {b}");
+    }
+}
