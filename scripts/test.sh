@@ -1,0 +1,40 @@
+#!/usr/bin/env bash
+# Everything that is checked about this tree, on a machine that has rustup and nothing else of ours.
+# What is not there is installed; what cannot be run is said.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+say() { printf '\n== %s\n' "$*"; }
+
+if ! command -v cargo >/dev/null; then
+  echo "cargo is not installed: get rustup (https://rustup.rs), then run this again" >&2
+  exit 2
+fi
+
+say "recipe corpus"
+corpus=${EVENKEEL_RECIPES:-../shared/recipes}
+if [ -f "$corpus/manifest.csv" ]; then
+  echo "found: upstream recipes and golden tables are tested where they lie"
+elif [ "${CI:-}" = true ]; then
+  echo "missing: $corpus/manifest.csv (set EVENKEEL_RECIPES)" >&2
+  exit 1
+else
+  echo "skipped: no corpus at $corpus (set EVENKEEL_RECIPES); its tests say so below"
+fi
+
+say "rustfmt"
+cargo fmt --check
+
+say "clippy"
+cargo clippy --locked --all-targets --features endurance -- -D warnings
+
+say "cargo-deny"
+command -v cargo-deny >/dev/null || cargo install --locked cargo-deny
+if cargo deny --version >/dev/null 2>&1; then
+  # The advisory database is fetched over the network, which not every machine has.
+  cargo deny --offline check licenses bans sources
+  cargo deny check advisories 2>/dev/null || echo "skipped: advisories (no advisory database here)"
+fi
+
+say "tests"
+cargo test --locked --features endurance -- --nocapture
