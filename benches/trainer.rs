@@ -5,8 +5,9 @@
 //! cargo bench --bench trainer -- --layers 12 --width 512 --ff 1376 --vocab 8192 --seq 512
 //! ```
 //!
-//! `RAYON_NUM_THREADS` or `--threads` sets the threads. With `--measure` every step measures the
-//! norm of its micro-batches and its worker's gradient.
+//! `RAYON_NUM_THREADS` or `--threads` sets the threads. With `--measure` every second step measures
+//! the norms of its micro-batches and of its worker's gradient, and `measuring` is the median, over
+//! pairs of neighbours, of how much longer the measured step took.
 
 use std::process::ExitCode;
 use std::time::Instant;
@@ -144,13 +145,14 @@ fn run(options: &Options) -> Result<serde_json::Value, EngineError> {
         batch: options.micro_batch,
         seq_len: options.seq,
     };
-    let measure = Measure {
-        micro_batches: options.measure,
-        worker: options.measure,
-    };
     let mut seconds = Vec::new();
     let mut loss = 0.0;
     for step in 1..=options.warmup + options.steps {
+        let measured = options.measure && step % 2 == 0;
+        let measure = Measure {
+            micro_batches: measured,
+            worker: measured,
+        };
         let start = Instant::now();
         let (mut sum, mut targets) = (0.0, 0);
         for index in 1..=options.accumulation {
@@ -175,6 +177,7 @@ fn run(options: &Options) -> Result<serde_json::Value, EngineError> {
             seconds.push(start.elapsed().as_secs_f64());
         }
     }
+    let measuring = options.measure.then(|| measuring(options.warmup, &seconds));
     seconds.sort_by(f64::total_cmp);
     let tokens = (tokens.len() * options.accumulation) as f64;
     let per_second = |seconds: f64| (tokens / seconds * 10.0).round() / 10.0;
@@ -185,7 +188,23 @@ fn run(options: &Options) -> Result<serde_json::Value, EngineError> {
         "loss": (loss * 1e4).round() / 1e4,
         "peak_rss_mb": peak_rss_mb(),
         "engine_mb": engine.memory().1 >> 20,
+        "measuring": measuring,
     }))
+}
+
+/// How much longer measured steps take than the steps beside them, as a fraction. The first of
+/// `seconds` is step `warmup + 1`; even steps are measured.
+fn measuring(warmup: usize, seconds: &[f64]) -> f64 {
+    let mut ratios: Vec<f64> = seconds
+        .windows(2)
+        .enumerate()
+        .map(|(i, pair)| match (warmup + 1 + i) % 2 {
+            0 => pair[0] / pair[1],
+            _ => pair[1] / pair[0],
+        })
+        .collect();
+    ratios.sort_by(f64::total_cmp);
+    median(&ratios) - 1.0
 }
 
 /// Of a sorted, non-empty list.

@@ -1,8 +1,9 @@
 //! The arithmetic of the CPU engine, one file per operation, forward and backward.
 //!
 //! Tensors are row-major slices; shapes stand in the doc comments, with n for the tokens of a
-//! micro-batch (batch × seq_len). Every kernel splits its work over rayon's current pool in pieces
-//! that do not depend on the number of threads, and adds up in a fixed order.
+//! micro-batch (batch × seq_len). Every kernel splits its work over rayon's current pool and adds
+//! up in a fixed order, so that a run repeats to the bit. Only matrix products are cut by the number
+//! of threads, which may change how `gemm` blocks, and so the last bits.
 
 pub mod adamw;
 pub mod attention;
