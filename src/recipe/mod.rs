@@ -163,7 +163,23 @@ impl Recipe {
 /// [`Recipe`].
 pub fn read(request: &Request) -> Result<Recipe, ReadError> {
     let mut reading = Reading::default();
-    match find(request, &mut reading) {
+    let root = reading.load(&request.path);
+    finish(request, root, reading)
+}
+
+/// As [`read`], with the recipe's text at hand; its path still says where it stands.
+pub fn read_text(request: &Request, text: String) -> Result<Recipe, ReadError> {
+    let mut reading = Reading::default();
+    let root = reading.parse(&request.path, text);
+    finish(request, root, reading)
+}
+
+fn finish(
+    request: &Request,
+    root: Option<Node>,
+    mut reading: Reading,
+) -> Result<Recipe, ReadError> {
+    match root.and_then(|root| find(request, root, &mut reading)) {
         Some((reader, detected, spec, places)) => Ok(Recipe {
             dialect: reader.dialect(),
             detected,
@@ -182,8 +198,7 @@ pub fn read(request: &Request) -> Result<Recipe, ReadError> {
 /// The reader, why it was chosen, and what it found.
 type Found = (&'static dyn Reader, String, Spec, Places);
 
-fn find(request: &Request, reading: &mut Reading) -> Option<Found> {
-    let mut root = reading.load(&request.path)?;
+fn find(request: &Request, mut root: Node, reading: &mut Reading) -> Option<Found> {
     let (reader, detected) = choose(&root, request, reading)?;
     let command_line =
         overrides::add_source(&mut reading.sources, &request.overrides, &request.settings);

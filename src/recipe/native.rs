@@ -5,6 +5,7 @@
 //! map of places, and reports all problems of the tree at once. Which keys exist and what they
 //! hold is known to `Spec`'s own serde code alone; nothing is written down twice.
 
+mod access;
 mod de;
 mod limits;
 

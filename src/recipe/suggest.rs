@@ -22,10 +22,13 @@ fn nearest<'a>(word: &str, known: &[&'a str]) -> Option<&'a str> {
     if word.len() > 80 {
         return None;
     }
-    let limit = (word.chars().count() / 3).max(1);
+    let length = word.chars().count();
+    let limit = (length / 3).max(1);
     let lower = word.to_lowercase();
     known
         .iter()
+        // No fewer edits than letters more or less; most words are never compared.
+        .filter(|k| k.len().abs_diff(length) <= limit)
         .map(|k| (strsim::damerau_levenshtein(&lower, &k.to_lowercase()), *k))
         .filter(|(distance, _)| *distance <= limit)
         .min()

@@ -229,8 +229,8 @@ fn plain(
     }
 }
 
-/// The typed values of a mapping whose keys are listed; upstream reads it with `.get`, so unknown
-/// keys do nothing there and are a warning here.
+/// The typed values of a mapping whose keys are listed. The handbook reads its mappings with
+/// `.get`, so an unknown key does nothing there; TRL makes a dataclass of them and refuses it.
 fn checked<'n>(
     node: &'n Node,
     prefix: &str,
@@ -238,13 +238,17 @@ fn checked<'n>(
     reading: &mut Reading,
 ) -> Values<'n> {
     for entry in node.entries().unwrap_or_default() {
-        if known.iter().all(|(name, _)| *name != entry.name) {
-            reading.warning(
-                "unknown-key",
-                Some(entry.name_span),
-                format!("`{prefix}{}` does nothing", entry.name),
-                did_you_mean(&entry.name, known.iter().map(|(name, _)| *name)),
-            );
+        if known.iter().any(|(name, _)| *name == entry.name) {
+            continue;
+        }
+        let span = Some(entry.name_span);
+        let help = did_you_mean(&entry.name, known.iter().map(|(name, _)| *name));
+        if known == TRL_SOURCE {
+            let message = format!("there is no key `{prefix}{}`", entry.name);
+            reading.error("unknown-key", span, message, help);
+        } else {
+            let message = format!("`{prefix}{}` does nothing", entry.name);
+            reading.warning("unknown-key", span, message, help);
         }
     }
     let kind_of = |key: &str| known.iter().find(|(name, _)| *name == key).map(|(_, k)| *k);

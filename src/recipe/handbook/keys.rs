@@ -5,6 +5,9 @@
 //! `scripts/utils.py`), alignment-handbook 925acdf and before 19f0345 (`configs.py`). A recipe is
 //! read whichever of them it was written for.
 
+use std::collections::HashMap;
+use std::sync::LazyLock;
+
 use crate::recipe::spec::Objective;
 
 /// The type of an upstream field.
@@ -210,20 +213,27 @@ const TRAINERS: &[(Objective, &str, &str)] = &[
     (Objective::Reward, "reward", REWARD),
 ];
 
-fn entries(table: &'static str) -> impl Iterator<Item = (&'static str, &'static str)> {
-    table
-        .split_whitespace()
-        .filter_map(|entry| entry.split_once(':'))
-}
+/// Where a key is known: `None` stands for every trainer.
+type Uses = Vec<(Option<Objective>, Kind)>;
 
-fn own(objective: Objective) -> &'static str {
-    let found = TRAINERS.iter().find(|(o, ..)| *o == objective);
-    found.map_or("", |(_, _, table)| table)
-}
+/// Every key, made of the tables once.
+static INDEX: LazyLock<HashMap<&'static str, Uses>> = LazyLock::new(|| {
+    let shared = SHARED.iter().map(|table| (None, *table));
+    let own = TRAINERS.iter().map(|(o, _, table)| (Some(*o), *table));
+    let mut index: HashMap<&str, Uses> = HashMap::new();
+    for (objective, table) in shared.chain(own) {
+        for (name, kind) in table.split_whitespace().filter_map(|e| e.split_once(':')) {
+            index
+                .entry(name)
+                .or_default()
+                .push((objective, parse(kind)));
+        }
+    }
+    index
+});
 
-fn find(table: &'static str, key: &str) -> Option<Kind> {
-    let (_, kind) = entries(table).find(|(name, _)| *name == key)?;
-    Some(match kind {
+fn parse(kind: &str) -> Kind {
+    match kind {
         "bool" => Kind::Bool,
         "int" => Kind::Int,
         "float" => Kind::Float,
@@ -231,32 +241,39 @@ fn find(table: &'static str, key: &str) -> Option<Kind> {
         "list" => Kind::List,
         "dict" => Kind::Dict,
         _ => Kind::Any,
-    })
+    }
 }
 
-/// The type of a key in a recipe for a trainer.
+fn uses(key: &str) -> &'static [(Option<Objective>, Kind)] {
+    INDEX.get(key).map_or(&[], Vec::as_slice)
+}
+
+fn find(key: &str, objective: Option<Objective>) -> Option<Kind> {
+    let found = uses(key).iter().find(|(user, _)| *user == objective);
+    found.map(|(_, kind)| *kind)
+}
+
+/// The type of a key in a recipe for a trainer; its own table comes before the shared ones.
 pub(super) fn kind(key: &str, objective: Objective) -> Option<Kind> {
-    find(own(objective), key).or_else(|| shared(key))
+    find(key, Some(objective)).or_else(|| shared(key))
 }
 
 /// The type of a key that every trainer takes.
 pub(super) fn shared(key: &str) -> Option<Kind> {
-    SHARED.iter().find_map(|table| find(table, key))
+    find(key, None)
 }
 
-/// Every key that a recipe for a trainer may hold.
-pub(super) fn known(objective: Objective) -> impl Iterator<Item = &'static str> {
-    let tables = SHARED.iter().copied().chain([own(objective)]);
-    tables.flat_map(entries).map(|(name, _)| name)
+/// Every key that a recipe for a trainer may hold, in alphabetical order.
+pub(super) fn known(objective: Objective) -> Vec<&'static str> {
+    let mut keys: Vec<&str> = INDEX.keys().copied().collect();
+    keys.retain(|key| kind(key, objective).is_some());
+    keys.sort_unstable();
+    keys
 }
 
 /// The trainers that have a key of their own.
 pub(super) fn owners(key: &str) -> Vec<Objective> {
-    TRAINERS
-        .iter()
-        .filter(|(.., table)| find(table, key).is_some())
-        .map(|(objective, ..)| *objective)
-        .collect()
+    uses(key).iter().filter_map(|(user, _)| *user).collect()
 }
 
 /// What people call a trainer.

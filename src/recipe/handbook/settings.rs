@@ -80,6 +80,8 @@ pub(super) fn objective_defaults(objective: Objective, tree: &mut Tree) {
     match objective {
         Objective::Grpo => tree.default("generation.num_generations", 8),
         Objective::Ppo => tree.default("generation.num_mini_batches", 1),
+        // Its KL term pairs every example with its neighbour in a fixed order.
+        Objective::Kto => tree.default("data.shuffle", false),
         _ => {}
     }
     let peak = match objective {
@@ -343,9 +345,9 @@ pub(super) fn lengths(values: &Values, objective: Objective, tree: &mut Tree) {
         .bool("assistant_only_loss")
         .or_else(|| values.bool("completion_only_loss"));
     tree.plain_if("data.answers_only", answers);
-    let order = values.text("train_sampling_strategy");
-    if let Some(order) = order.filter(|o| o.value == "sequential") {
-        tree.plain("data.shuffle", &order.with(false));
+    if let Some(order) = values.text("train_sampling_strategy") {
+        let shuffle = order.value != "sequential";
+        tree.plain("data.shuffle", &order.with(shuffle));
     }
 }
 

@@ -7,9 +7,10 @@
 use std::cell::RefCell;
 use std::fmt;
 
-use serde::de::{self, Deserialize, DeserializeSeed, IntoDeserializer, Visitor};
+use serde::de::{self, Deserialize, Visitor};
 use serde::forward_to_deserialize_any;
 
+use super::access::{EnumAccess, MapAccess, SequenceAccess, StandIn};
 use crate::recipe::diagnostic::{Diagnostic, Severity};
 use crate::recipe::node::{Entry, Node, Value};
 use crate::recipe::scalar::{Resolved, Schema};
@@ -45,7 +46,7 @@ pub(super) fn spec(tree: &Node, diagnostics: &mut Vec<Diagnostic>) -> (Option<Sp
     (spec, record.into_inner().places)
 }
 
-struct Record<'d> {
+pub(super) struct Record<'d> {
     places: Places,
     diagnostics: &'d mut Vec<Diagnostic>,
 }
@@ -65,7 +66,7 @@ impl Record<'_> {
 
 /// A message from serde's own code; it becomes a diagnostic at the node that it concerns.
 #[derive(Debug)]
-struct Failure(String);
+pub(super) struct Failure(pub String);
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -85,8 +86,8 @@ impl de::Error for Failure {
     }
 }
 
-struct NodeDeserializer<'n, 'r, 'd> {
-    node: &'n Node,
+pub(super) struct NodeDeserializer<'n, 'r, 'd> {
+    pub node: &'n Node,
     /// The native path of `node`.
     path: String,
     /// The node is the content of an enum's variant: its `kind` has been read.
@@ -104,7 +105,7 @@ impl<'n, 'r, 'd> NodeDeserializer<'n, 'r, 'd> {
         })
     }
 
-    fn child(&self, name: &str, node: &'n Node) -> Self {
+    pub fn child(&self, name: &str, node: &'n Node) -> Self {
         NodeDeserializer {
             node,
             path: if self.path.is_empty() {
@@ -222,7 +223,7 @@ impl<'n, 'r, 'd> NodeDeserializer<'n, 'r, 'd> {
     }
 
     /// A struct: unknown keys are reported here, where the known ones are at hand.
-    fn visit_fields<V: Visitor<'n>>(
+    pub fn visit_fields<V: Visitor<'n>>(
         self,
         fields: &'static [&'static str],
         visitor: V,
@@ -462,144 +463,4 @@ impl<'n> de::Deserializer<'n> for NodeDeserializer<'n, '_, '_> {
 fn list(words: &[&str]) -> String {
     let quoted: Vec<String> = words.iter().map(|w| format!("`{w}`")).collect();
     quoted.join(", ")
-}
-
-struct MapAccess<'p, 'n, 'r, 'd> {
-    parent: &'p NodeDeserializer<'n, 'r, 'd>,
-    entries: std::vec::IntoIter<&'n Entry>,
-    value: Option<&'n Entry>,
-}
-
-impl<'n> de::MapAccess<'n> for &mut MapAccess<'_, 'n, '_, '_> {
-    type Error = Failure;
-
-    fn next_key_seed<K: DeserializeSeed<'n>>(
-        &mut self,
-        seed: K,
-    ) -> Result<Option<K::Value>, Failure> {
-        self.value = self.entries.next();
-        match self.value {
-            Some(entry) => seed
-                .deserialize(entry.name.as_str().into_deserializer())
-                .map(Some),
-            None => Ok(None),
-        }
-    }
-
-    fn next_value_seed<V: DeserializeSeed<'n>>(&mut self, seed: V) -> Result<V::Value, Failure> {
-        let entry = self
-            .value
-            .take()
-            .ok_or_else(|| Failure("a value was asked for before its key".to_owned()))?;
-        seed.deserialize(self.parent.child(&entry.name, &entry.value))
-    }
-}
-
-struct SequenceAccess<'p, 'n, 'r, 'd> {
-    parent: &'p NodeDeserializer<'n, 'r, 'd>,
-    items: std::iter::Enumerate<std::slice::Iter<'n, Node>>,
-}
-
-impl<'n> de::SeqAccess<'n> for SequenceAccess<'_, 'n, '_, '_> {
-    type Error = Failure;
-
-    fn next_element_seed<T: DeserializeSeed<'n>>(
-        &mut self,
-        seed: T,
-    ) -> Result<Option<T::Value>, Failure> {
-        match self.items.next() {
-            Some((index, item)) => seed
-                .deserialize(self.parent.child(&index.to_string(), item))
-                .map(Some),
-            None => Ok(None),
-        }
-    }
-}
-
-struct EnumAccess<'n, 'r, 'd> {
-    word: &'n str,
-    content: NodeDeserializer<'n, 'r, 'd>,
-}
-
-impl<'n, 'r, 'd> de::EnumAccess<'n> for EnumAccess<'n, 'r, 'd> {
-    type Error = Failure;
-    type Variant = NodeDeserializer<'n, 'r, 'd>;
-
-    fn variant_seed<V: DeserializeSeed<'n>>(
-        self,
-        seed: V,
-    ) -> Result<(V::Value, Self::Variant), Failure> {
-        let word = seed.deserialize(self.word.into_deserializer())?;
-        Ok((word, self.content))
-    }
-}
-
-impl<'n> de::VariantAccess<'n> for NodeDeserializer<'n, '_, '_> {
-    type Error = Failure;
-
-    /// A word without settings: other keys beside its `kind` are unknown.
-    fn unit_variant(self) -> Result<(), Failure> {
-        if self.node.entries().is_some() {
-            self.visit_fields(&[], de::IgnoredAny)?;
-        }
-        Ok(())
-    }
-
-    fn newtype_variant_seed<T: DeserializeSeed<'n>>(self, seed: T) -> Result<T::Value, Failure> {
-        seed.deserialize(self)
-    }
-
-    fn tuple_variant<V: Visitor<'n>>(self, _len: usize, visitor: V) -> Result<V::Value, Failure> {
-        de::Deserializer::deserialize_seq(self, visitor)
-    }
-
-    fn struct_variant<V: Visitor<'n>>(
-        self,
-        fields: &'static [&'static str],
-        visitor: V,
-    ) -> Result<V::Value, Failure> {
-        self.visit_fields(fields, visitor)
-    }
-}
-
-/// Stands in for an enum whose word was refused.
-struct StandIn(&'static str);
-
-impl<'n> de::EnumAccess<'n> for StandIn {
-    type Error = Failure;
-    type Variant = StandIn;
-
-    fn variant_seed<V: DeserializeSeed<'n>>(self, seed: V) -> Result<(V::Value, Self), Failure> {
-        let word = seed.deserialize(self.0.into_deserializer())?;
-        Ok((word, self))
-    }
-}
-
-impl<'n> de::VariantAccess<'n> for StandIn {
-    type Error = Failure;
-
-    fn unit_variant(self) -> Result<(), Failure> {
-        Ok(())
-    }
-
-    fn newtype_variant_seed<T: DeserializeSeed<'n>>(self, _seed: T) -> Result<T::Value, Failure> {
-        Err(refused())
-    }
-
-    fn tuple_variant<V: Visitor<'n>>(self, _len: usize, _visitor: V) -> Result<V::Value, Failure> {
-        Err(refused())
-    }
-
-    fn struct_variant<V: Visitor<'n>>(
-        self,
-        _fields: &'static [&'static str],
-        _visitor: V,
-    ) -> Result<V::Value, Failure> {
-        Err(refused())
-    }
-}
-
-/// Reported already; ends the reading of the enum.
-fn refused() -> Failure {
-    Failure("the kind is not known".to_owned())
 }

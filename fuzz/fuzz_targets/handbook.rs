@@ -1,0 +1,16 @@
+#![no_main]
+
+use evenkeel_fuzz::read;
+use evenkeel_fuzz::recipe::Dialect;
+use libfuzzer_sys::fuzz_target;
+
+// Parts after a NUL are overrides; the folder comes from the text's length, so that every trainer
+// has its turn.
+fuzz_target!(|text: &str| {
+    let mut parts = text.split('\0');
+    let recipe = parts.next().unwrap_or_default();
+    let overrides = parts.map(str::to_owned).collect();
+    let folders = ["sft", "dpo", "kto", "orpo", "simpo", "grpo", "ppo", "reward", "x"];
+    let path = format!("{}/config.yaml", folders[recipe.len() % folders.len()]);
+    read(Dialect::HandbookTrl, &path, recipe, overrides);
+});

@@ -1,0 +1,91 @@
+//! The promises that every fuzz target checks.
+//!
+//! Only the recipe room and the drawing of diagnostics are compiled, from their own sources: the
+//! whole crate with coverage instrumentation takes many times as long to build, and none of the
+//! rest reads recipes.
+
+#[path = "../../src/recipe/mod.rs"]
+pub mod recipe;
+#[path = "../../src/cli/render.rs"]
+pub mod render;
+
+use recipe::node::{Node, Value};
+use recipe::scalar::Schema;
+use recipe::{Diagnostic, Dialect, ReadError, Recipe, Request, Severity, Sources, Span};
+
+/// Reads a text as a dialect, under overrides, and checks what comes out.
+pub fn read(dialect: Dialect, path: &str, text: &str, overrides: Vec<String>) {
+    let request = Request {
+        path: path.into(),
+        overrides,
+        dialect: Some(dialect),
+        ..Request::default()
+    };
+    match recipe::read_text(&request, text.to_owned()) {
+        Ok(recipe) => check_recipe(&recipe),
+        Err(error) => check_error(&error),
+    }
+}
+
+fn check_recipe(recipe: &Recipe) {
+    let errors = recipe.diagnostics.iter().filter(|d| d.severity == Severity::Error);
+    assert_eq!(errors.count(), 0, "a recipe with errors: {:?}", recipe.diagnostics);
+    check_diagnostics(&recipe.diagnostics, &recipe.sources);
+    for place in recipe.places.values() {
+        check_span(place.span, &recipe.sources);
+    }
+    let json = serde_json::to_string(&recipe.spec).expect("a spec can be written as JSON");
+    let back = serde_json::from_str(&json).expect("and read again");
+    assert_eq!(recipe.spec, back);
+}
+
+fn check_error(error: &ReadError) {
+    let refused = error.diagnostics.iter().any(|d| d.severity == Severity::Error);
+    assert!(refused, "refused without an error: {:?}", error.diagnostics);
+    check_diagnostics(&error.diagnostics, &error.sources);
+    assert!(!error.to_string().is_empty());
+}
+
+fn check_diagnostics(diagnostics: &[Diagnostic], sources: &Sources) {
+    for diagnostic in diagnostics {
+        assert!(!diagnostic.message.is_empty() && !diagnostic.help.is_empty());
+        if let Some(span) = diagnostic.span {
+            check_span(span, sources);
+        }
+    }
+    // Drawing is slow beside reading: a few are enough to see every shape over time.
+    let some = &diagnostics[..diagnostics.len().min(4)];
+    let _drawn = render::diagnostics(some, sources);
+}
+
+fn check_span(span: Span, sources: &Sources) {
+    let file = sources.get(span.file).expect("a span of a file that was read");
+    assert!(span.start <= span.end, "{span:?}");
+    assert!(file.text.get(span.start..span.end).is_some(), "{span:?}");
+    assert!(span.line >= 1 && span.column >= 1, "{span:?}");
+}
+
+/// Checks a tree: places inside the text, depth and size within the budgets; resolves everything.
+pub fn check_tree(root: &Node, text: &str) {
+    let mut nodes = 0;
+    let mut stack = vec![(root, 1)];
+    while let Some((node, depth)) = stack.pop() {
+        nodes += 1;
+        assert!(depth <= recipe::yaml::MAX_DEPTH + 1, "{depth} deep");
+        assert!(text.get(node.span.start..node.span.end).is_some(), "{:?}", node.span);
+        for schema in [Schema::PyYaml, Schema::OmegaConf, Schema::Core] {
+            let _value = node.resolve(schema);
+        }
+        match &node.value {
+            Value::Scalar(_) => {}
+            Value::Sequence(items) => stack.extend(items.iter().map(|i| (i, depth + 1))),
+            Value::Mapping(entries) => {
+                for entry in entries {
+                    assert!(text.get(entry.name_span.start..entry.name_span.end).is_some());
+                    stack.push((&entry.value, depth + 1));
+                }
+            }
+        }
+    }
+    assert!(nodes <= recipe::yaml::MAX_NODES, "{nodes} nodes");
+}
