@@ -45,6 +45,9 @@ fn tokens(flags: &[bool]) -> Vec<Token> {
 }
 
 proptest! {
+    // Every case makes two files durable.
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
     #[test]
     fn packing_loses_and_repeats_no_target(
         length in 1u64..20,
