@@ -1,0 +1,127 @@
+//! Plans of the examples, and the planner and the norm test's controller held together.
+
+use std::path::PathBuf;
+
+use evenkeel::batch::{self, PlanRequest};
+use evenkeel::norm;
+use evenkeel::recipe::spec::{
+    BatchSchedule, Estimator, Groups, NormTest, ReplayRun, Stage, Strategy as Sharding,
+};
+use evenkeel::recipe::{self, Recipe, Request, Severity};
+use proptest::prelude::*;
+
+fn read(path: PathBuf) -> Recipe {
+    recipe::read(&Request {
+        path: path.clone(),
+        ..Request::default()
+    })
+    .unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+#[test]
+fn examples_plan_without_errors_and_warnings() {
+    let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("examples");
+    let mut folders = vec![root];
+    let mut planned = 0;
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|e| e == "yaml") {
+                let recipe = read(path.clone());
+                let world = batch::default_world(&recipe.spec);
+                let examined = batch::examine(&recipe, &PlanRequest::gpus(world));
+                let told = examined.diagnostics.iter();
+                let serious: Vec<_> = told.filter(|d| d.severity != Severity::Note).collect();
+                assert!(serious.is_empty(), "{}: {serious:#?}", path.display());
+                assert!(examined.finish().is_ok(), "{}", path.display());
+                planned += 1;
+            }
+        }
+    }
+    assert!(planned >= 5);
+}
+
+fn schedule() -> impl Strategy<Value = BatchSchedule> {
+    let test = (0.01..2.0, 1..=100_u64, 1..2000_u64, any::<[bool; 3]>()).prop_map(
+        |(eta, interval, max_batch, [paper, workers, unsharded_accumulation])| {
+            BatchSchedule::NormTest(NormTest {
+                eta,
+                interval,
+                max_batch,
+                estimator: if paper {
+                    Estimator::Paper
+                } else {
+                    Estimator::Unbiased
+                },
+                groups: if workers {
+                    Groups::Workers
+                } else {
+                    Groups::MicroBatches
+                },
+                unsharded_accumulation,
+                ..NormTest::default()
+            })
+        },
+    );
+    let stage = (0..=4_u32, 1..300_u64).prop_map(|(quarters, batch)| Stage {
+        share: f64::from(quarters) / 4.0,
+        batch,
+    });
+    let stages = prop::collection::vec(stage, 0..4);
+    let run = (1..300_u64, 1..9_u64).prop_map(|(batch, steps)| ReplayRun { batch, steps });
+    let runs = prop::collection::vec(run, 0..4);
+    prop_oneof![
+        4 => test,
+        2 => stages.prop_map(|stages| BatchSchedule::Stages { stages }),
+        1 => runs.prop_map(|runs| BatchSchedule::Replay { runs }),
+        1 => Just(BatchSchedule::Constant),
+    ]
+}
+
+proptest! {
+    /// What the rules let through, the controller runs; what they refuse, it refuses too.
+    #[test]
+    fn the_rules_and_the_controller_agree_on_schedules(
+        schedule in schedule(),
+        (global, micro, gpus) in (1..300_u64, 1..20_u64, 1..9_u64),
+        bounds: bool, sharded: bool, uneven: bool,
+    ) {
+        let mut recipe = read("examples/microllama-300m-ddp-norm.yaml".into());
+        let spec = &mut recipe.spec;
+        spec.batch = Default::default();
+        spec.batch.global = Some(global);
+        spec.batch.micro = Some(micro);
+        if uneven {
+            spec.batch.remainder = recipe::spec::Remainder::Uneven;
+        }
+        spec.parallel.strategy = if sharded { Sharding::Fsdp } else { Sharding::Ddp };
+        spec.elasticity.min = bounds.then_some(gpus);
+        spec.elasticity.max = bounds.then_some(gpus);
+        spec.schedule = schedule;
+        let request = PlanRequest::gpus(gpus);
+        let examined = batch::examine(&recipe, &request);
+        let draft = &examined.draft;
+        let (Some(quantum), Some(micro_batch)) = (draft.quantum, draft.per_device_batch_size) else {
+            return Ok(());
+        };
+        let conditions = norm::Conditions {
+            base_batch: global,
+            quantum,
+            budget: 2_000_000,
+            micro_batch,
+            workers: gpus,
+            sharded,
+        };
+        let accepted = norm::settings::check(&recipe.spec.schedule, &conditions);
+        // One group is a measurement that has no variance: the controller reports it, step by step.
+        let errors: Vec<&str> = examined
+            .diagnostics
+            .iter()
+            .filter(|d| d.severity == Severity::Error && d.rule != "one-group")
+            .map(|d| d.rule.as_str())
+            .collect();
+        prop_assert_eq!(accepted.is_ok(), errors.is_empty(), "{:?} {:?}", accepted, errors);
+    }
+}
