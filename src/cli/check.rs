@@ -7,6 +7,7 @@ use serde::Serialize;
 
 use super::recipe_args::RecipeOptions;
 use super::{EXIT_REFUSED, EXIT_USAGE, render};
+use crate::batch::{self, PlanRequest};
 use crate::recipe::{Diagnostic, Dialect, Located, Severity, Sources};
 
 /// Check recipes against every rule.
@@ -15,6 +16,7 @@ use crate::recipe::{Diagnostic, Dialect, Located, Severity, Sources};
   evenkeel check recipes/*/sft/*.yaml --recipe-gpus 8
   evenkeel check recipe.yaml --gpus 6 -o json
 
+Without --gpus every recipe is checked in the world that it was written for.
 Exit codes: 0 no errors, 1 a rule says no, 2 a file cannot be used.")]
 pub struct Args {
     /// Recipe files
@@ -48,7 +50,14 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let mut checked = Vec::new();
     for path in &args.recipes {
         let (dialect, sources, diagnostics) = match args.options.read(path, &[]) {
-            Ok(recipe) => (Some(recipe.dialect), recipe.sources, recipe.diagnostics),
+            Ok(recipe) => {
+                // In the world asked for, else the recipe's own: a check must not depend on the
+                // machine that it runs on.
+                let own = || batch::default_world(&recipe.spec);
+                let gpus = args.options.world().unwrap_or_else(own);
+                let examined = batch::examine(&recipe, &PlanRequest::gpus(gpus));
+                (Some(recipe.dialect), recipe.sources, examined.diagnostics)
+            }
             Err(error) => {
                 code = EXIT_USAGE;
                 (None, error.sources, error.diagnostics)
