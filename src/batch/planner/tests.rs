@@ -2,8 +2,8 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::batch::rules::testing::{norm_test, recipe, wrote};
-use crate::recipe::corpus;
 use crate::recipe::spec::{Prefer, Remainder};
+use crate::recipe::{Request, Setting, corpus, read};
 
 #[test]
 fn golden_rescales_are_met_row_by_row() {
@@ -59,6 +59,66 @@ fn golden_rescales_are_met_row_by_row() {
         rows += 1;
     }
     assert!(rows >= 210);
+}
+
+#[test]
+fn upstream_recipes_have_the_global_batch_and_the_worlds_that_their_authors_had() {
+    let Some(root) = corpus::root() else { return };
+    let manifest = std::fs::read_to_string(root.join("manifest.csv")).unwrap();
+    let mut planned = 0;
+    for row in corpus::csv(&manifest).skip(1) {
+        let [
+            _,
+            _,
+            path,
+            local_path,
+            _,
+            dialect,
+            gpus,
+            ..,
+            outcome,
+            _,
+            _,
+            _,
+        ] = row.as_slice()
+        else {
+            panic!("{row:?}");
+        };
+        let Some((product, worlds)) = outcome.split_once("; exact at W in [") else {
+            continue;
+        };
+        if dialect != "handbook-trl-yaml" {
+            continue;
+        }
+        let setting = Setting {
+            flag: "--recipe-gpus",
+            path: "batch.gpus",
+            value: gpus.clone(),
+        };
+        let recipe = read(&Request {
+            path: root.join(local_path),
+            settings: vec![setting],
+            ..Request::default()
+        })
+        .unwrap();
+        let own = gpus.parse().unwrap();
+        let at_home = plan(&recipe, &PlanRequest::gpus(own)).unwrap();
+        // `GBS=8x16x1=128` against `8 × 16 × 1 = 128`.
+        let proof = at_home.proof.replace(" × ", "x").replace(" = ", "=");
+        assert_eq!(format!("GBS={proof}"), *product, "{path}");
+        assert_eq!(at_home.adjusted, [], "{path}");
+        for world in worlds.trim_end_matches(']').split(", ") {
+            let world = world.parse().unwrap();
+            assert!(
+                at_home.feasible_gpu_counts.contains(&world),
+                "{path} at {world}"
+            );
+            let moved = plan(&recipe, &PlanRequest::gpus(world)).unwrap();
+            assert_eq!(moved.global_batch_size, at_home.global_batch_size, "{path}");
+        }
+        planned += 1;
+    }
+    assert!(planned >= 14, "{planned}");
 }
 
 #[test]

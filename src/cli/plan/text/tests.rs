@@ -6,9 +6,10 @@ use crate::recipe::{Request, Setting, read};
 /// The text of an upstream recipe's plan without styles; `None` where the corpus is missing.
 fn upstream(path: &str, gpus: u64, settings: &[(&'static str, &str)]) -> Option<String> {
     let root = corpus::root()?.join("huggingface__alignment-handbook/925acdfe4b/recipes");
-    let flag = |path| match path {
+    let flag = |path: &'static str| match path {
         "batch.gpus" => "--recipe-gpus",
-        _ => "--remainder",
+        "batch.remainder" => "--remainder",
+        path => path,
     };
     let mut recipe = read(&Request {
         path: root.join(path),
