@@ -5,14 +5,18 @@
 //! cargo bench --bench trainer -- --layers 12 --width 512 --ff 1376 --vocab 8192 --seq 512
 //! ```
 //!
+//! `--processes 2 --parallel ddp|fsdp` runs as many ranks over TCP, the cores shared between them.
 //! `RAYON_NUM_THREADS` or `--threads` sets the threads. With `--measure` every second step measures
 //! the norms of its micro-batches and of its worker's gradient, and `measuring` is the median, over
 //! pairs of neighbours, of how much longer the measured step took.
 
-use std::process::ExitCode;
+use std::net::TcpListener;
+use std::process::{Command, ExitCode};
 use std::time::Instant;
 
-use evenkeel::engine::cpu::{CpuEngine, CpuOptions};
+use evenkeel::comm::tcp::{self, Greeting, TcpOptions};
+use evenkeel::comm::{Collective, CommError, World};
+use evenkeel::engine::cpu::{CpuEngine, CpuOptions, Strategy};
 use evenkeel::engine::{AdamW, Engine, EngineError, Measure, MicroBatch, ModelConfig};
 
 /// The shape and the length of the run, with the PyTorch script's defaults.
@@ -32,6 +36,8 @@ struct Options {
     measure: bool,
     checkpointing: bool,
     tied: bool,
+    processes: usize,
+    sharded: bool,
 }
 
 impl Options {
@@ -52,11 +58,21 @@ impl Options {
             measure: false,
             checkpointing: false,
             tied: false,
+            processes: 1,
+            sharded: false,
         };
         while let Some(argument) = arguments.next() {
             let number = match argument.as_str() {
                 // What cargo adds.
                 "--bench" => continue,
+                "--parallel" => {
+                    options.sharded = match arguments.next().as_deref() {
+                        Some("ddp") => false,
+                        Some("fsdp") => true,
+                        _ => return Err("--parallel is ddp or fsdp".into()),
+                    };
+                    continue;
+                }
                 "--measure" => {
                     options.measure = true;
                     continue;
@@ -81,6 +97,7 @@ impl Options {
                 "--steps" => &mut options.steps,
                 "--warmup" => &mut options.warmup,
                 "--threads" => &mut options.threads,
+                "--processes" => &mut options.processes,
                 _ => return Err(format!("unknown argument {argument}")),
             };
             *number = arguments
@@ -113,12 +130,20 @@ impl Options {
     }
 }
 
+/// Set for the ranks that rank 0 starts.
+const RANK: &str = "EVENKEEL_BENCH_RANK";
+/// Where rank 0 listens.
+const PORT: &str = "EVENKEEL_BENCH_PORT";
+
 fn main() -> ExitCode {
+    let rank: usize = std::env::var(RANK).map_or(0, |rank| rank.parse().unwrap_or(0));
     let result = Options::parse(std::env::args().skip(1))
-        .and_then(|options| run(&options).map_err(|error| error.to_string()));
+        .and_then(|options| start(&options, rank).map_err(|error| error.to_string()));
     match result {
         Ok(line) => {
-            println!("{line}");
+            if rank == 0 {
+                println!("{line}");
+            }
             ExitCode::SUCCESS
         }
         Err(error) => {
@@ -128,13 +153,66 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(options: &Options) -> Result<serde_json::Value, EngineError> {
+/// Runs alone, or meets the other ranks first; rank 0 starts them from this very program.
+fn start(options: &Options, rank: usize) -> Result<serde_json::Value, EngineError> {
+    if options.processes == 1 {
+        return run(options, None);
+    }
+    let rendezvous = |error: std::io::Error| CommError::Rendezvous(error.to_string());
+    let mut others = Vec::new();
+    let port = match std::env::var(PORT) {
+        Ok(port) => port.parse().unwrap_or(0),
+        Err(_) => {
+            let listener = TcpListener::bind(("127.0.0.1", 0)).map_err(rendezvous)?;
+            let port = listener.local_addr().map_err(rendezvous)?.port();
+            let program = std::env::current_exe().map_err(rendezvous)?;
+            for rank in 1..options.processes {
+                let mut command = Command::new(&program);
+                command.args(std::env::args().skip(1));
+                command
+                    .env(RANK, rank.to_string())
+                    .env(PORT, port.to_string());
+                others.push(command.spawn().map_err(rendezvous)?);
+            }
+            port
+        }
+    };
+    let world = tcp::connect(&TcpOptions::new(
+        "127.0.0.1",
+        port,
+        Greeting {
+            job_uid: "bench".into(),
+            generation: 1,
+            rank,
+            world: options.processes,
+        },
+    ))?;
+    let result = run(options, Some(world.clone()));
+    world.close()?;
+    for mut other in others {
+        other.wait().map_err(rendezvous)?;
+    }
+    result
+}
+
+fn run(options: &Options, world: Option<World>) -> Result<serde_json::Value, EngineError> {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let engine_options = CpuOptions {
-        threads: (options.threads > 0).then_some(options.threads),
+        threads: match (options.threads, options.processes) {
+            (0, 1) => None,
+            (0, processes) => Some((cores / processes).max(1)),
+            (threads, _) => Some(threads),
+        },
         activation_checkpointing: options.checkpointing,
+        strategy: match options.sharded {
+            true => Strategy::Sharded {
+                unsharded_accumulation: false,
+            },
+            false => Strategy::Replicated,
+        },
         ..CpuOptions::default()
     };
-    let mut engine = CpuEngine::new(options.config(), engine_options, None, 0)?;
+    let mut engine = CpuEngine::new(options.config(), engine_options, world, 0)?;
     engine.reserve(options.micro_batch, options.seq)?;
 
     let tokens = random_tokens(options, 1);
@@ -151,7 +229,7 @@ fn run(options: &Options) -> Result<serde_json::Value, EngineError> {
         let measured = options.measure && step % 2 == 0;
         let measure = Measure {
             micro_batches: measured,
-            worker: measured,
+            worker: measured && !options.sharded,
         };
         let start = Instant::now();
         let (mut sum, mut targets) = (0.0, 0);
@@ -161,7 +239,7 @@ fn run(options: &Options) -> Result<serde_json::Value, EngineError> {
             targets += got.targets;
         }
         let reduced = engine.reduce(measure)?;
-        let mean = 1.0 / targets as f64;
+        let mean = 1.0 / (targets * options.processes as u64) as f64;
         let norm = reduced.squared_norm.sqrt() * mean;
         engine.update(AdamW {
             learning_rate: 1e-3,
@@ -172,14 +250,14 @@ fn run(options: &Options) -> Result<serde_json::Value, EngineError> {
             step: step as u64,
             gradient_scale: mean * (1.0 / (norm + 1e-6)).min(1.0),
         })?;
-        loss = sum * mean;
+        loss = sum * mean * options.processes as f64;
         if step > options.warmup {
             seconds.push(start.elapsed().as_secs_f64());
         }
     }
     let measuring = options.measure.then(|| measuring(options.warmup, &seconds));
     seconds.sort_by(f64::total_cmp);
-    let tokens = (tokens.len() * options.accumulation) as f64;
+    let tokens = (tokens.len() * options.accumulation * options.processes) as f64;
     let per_second = |seconds: f64| (tokens / seconds * 10.0).round() / 10.0;
     Ok(serde_json::json!({
         "parameters": engine.layout().len(),

@@ -97,15 +97,7 @@ impl Watch {
             return;
         };
         match report {
-            Report::Committed { pin, .. } => {
-                if self
-                    .committed
-                    .as_ref()
-                    .is_none_or(|c| c.samples <= pin.samples)
-                {
-                    self.committed = Some(pin.clone());
-                }
-            }
+            Report::Committed { pin, .. } => self.committed = Some(pin.clone()),
             Report::Lost {
                 rank,
                 why,

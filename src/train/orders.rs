@@ -2,7 +2,7 @@
 
 use std::io::{BufRead, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -35,10 +35,7 @@ impl Orders {
     /// The next order other than to drain; `None` when none comes in time or the agent is gone.
     pub fn next(&self, timeout: Duration) -> Option<Order> {
         let receiver = self.others.lock().unwrap_or_else(|held| held.into_inner());
-        match receiver.recv_timeout(timeout) {
-            Ok(order) => Some(order),
-            Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => None,
-        }
+        receiver.recv_timeout(timeout).ok()
     }
 }
 

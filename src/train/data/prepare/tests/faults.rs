@@ -36,7 +36,8 @@ fn complaint(case: &Case) -> String {
 
 #[test]
 fn damage_is_named_and_mended_by_preparing_again() {
-    let damages: [(&str, fn(&Case)); 8] = [
+    type Damage = fn(&Case);
+    let damages: [(&str, Damage); 8] = [
         ("tokens cut off", |case| {
             edit(case, TOKENS, |bytes| bytes.truncate(5))
         }),

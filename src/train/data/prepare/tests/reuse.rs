@@ -94,7 +94,8 @@ fn every_setting_that_matters_makes_the_data_anew() {
     let mut case = Case::with("a.jsonl", &content);
     case.write("b.jsonl", &content);
     case.prepare().unwrap();
-    let changes: [(&str, fn(&mut Case)); 9] = [
+    type Change = fn(&mut Case);
+    let changes: [(&str, Change); 9] = [
         ("the same content elsewhere", |case| {
             case.data.train = vec![source("b.jsonl")]
         }),

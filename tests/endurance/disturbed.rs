@@ -2,11 +2,10 @@
 //! global batch is what it was, every sample was consumed exactly once, and the losses are those
 //! of the undisturbed run.
 
-mod support;
-
 use rustix::process::Signal;
 use serde_json::json;
-use support::{Run, same_losses, small, wait_for};
+
+use super::support::{Run, same_losses, small, wait_for};
 
 fn undisturbed(spec: serde_json::Value) -> Run {
     let run = Run::of(spec);

@@ -2,13 +2,12 @@
 //! other counts, refused where it must be, trained with a shrunk model, resized, a rank killed,
 //! and finished with its global batch untouched.
 
-mod support;
-
 use std::path::{Path, PathBuf};
 
 use rustix::process::Signal;
 use serde_json::{Value, json};
-use support::{Run, evenkeel};
+
+use super::support::{Run, evenkeel};
 
 const RECIPE: &str =
     "huggingface__alignment-handbook/925acdfe4b/recipes/zephyr-7b-beta/sft/config_full.yaml";
