@@ -52,8 +52,9 @@ pub fn horizon(spec: &Spec, global: u64, data: Option<u64>) -> Horizon {
     let warmup_samples = warmup
         .warmup_samples
         .or_else(|| warmup.warmup_steps.map(in_samples))
+        // Rounded up to whole steps, as transformers does (`get_warmup_steps`, 5.23.0).
         .or_else(|| match warmup.warmup_ratio {
-            Some(ratio) => of_budget(Some(ratio)),
+            Some(ratio) => Some(in_samples(share(budget_samples?.div_ceil(global), ratio))),
             None => Some(0),
         });
     let (evaluation, checkpoint) = (&spec.evaluation, &spec.checkpoint);
@@ -113,6 +114,19 @@ mod tests {
     }
 
     #[test]
+    fn a_warmup_share_is_rounded_up_to_whole_steps_as_upstream() {
+        let mut spec = spec();
+        spec.budget.samples = Some(1000);
+        spec.learning_rate.warmup_ratio = Some(0.1);
+        // 0.1 of ⌈1000/48⌉ = 21 steps is 2.1: 3 steps.
+        assert_eq!(horizon(&spec, 48, None).warmup_samples, Some(3 * 48));
+        spec.learning_rate.warmup_steps = Some(5);
+        assert_eq!(horizon(&spec, 48, None).warmup_samples, Some(5 * 48));
+        spec.learning_rate.warmup_samples = Some(7);
+        assert_eq!(horizon(&spec, 48, None).warmup_samples, Some(7));
+    }
+
+    #[test]
     fn samples_win_over_steps_and_steps_over_epochs() {
         let mut spec = spec();
         spec.budget.epochs = Some(2.0);
@@ -155,7 +169,7 @@ mod tests {
         let lengths = horizon(&spec, 128, None);
         assert_eq!(
             (lengths.warmup_samples, lengths.eval_every),
-            (Some(129), Some(641))
+            (Some(256), Some(641))
         );
         spec.budget.samples = None;
         assert_eq!(horizon(&spec, 128, None).warmup_samples, None);
