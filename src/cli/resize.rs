@@ -8,7 +8,7 @@ use anyhow::bail;
 
 use super::{EXIT_REFUSED, run_arg};
 use crate::launch::run_dir::GenerationRow;
-use crate::launch::{Phase, RunDir, resize};
+use crate::launch::{Phase, RunDir, RunState, resize};
 use crate::recipe::Sources;
 
 /// How often the run's state is looked at.
@@ -43,17 +43,27 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
             return Ok(ExitCode::from(EXIT_REFUSED));
         }
     };
+    if let Some(RunState {
+        phase: Phase::Finished,
+        ..
+    }) = run.state()?
+    {
+        bail!(
+            "{} is finished: there is nothing to move",
+            run.path().display()
+        );
+    }
+    if !run.in_use() {
+        bail!(
+            "no launcher works in {place}: `evenkeel launch … --resume --procs {n} --out {place}` \
+             goes on with {n} processes",
+            place = run.path().display(),
+            n = args.processes,
+        );
+    }
     let before = run.state()?.map_or(0, |s| s.generations.len());
     let desired = run.write_desired(args.processes)?;
     anstream::println!("asked for {} processes: {}", args.processes, plan.proof);
-    if !run.in_use() {
-        anstream::println!(
-            "no launcher works in {}: `evenkeel launch … --resume --out {}` goes on with them",
-            run.path().display(),
-            run.path().display()
-        );
-        return Ok(ExitCode::SUCCESS);
-    }
     if args.no_wait {
         return Ok(ExitCode::SUCCESS);
     }
@@ -76,6 +86,12 @@ fn wait(
             if matches!(state.phase, Phase::Finished | Phase::Drained) {
                 anstream::println!("the run has ended meanwhile");
                 return Ok(ExitCode::SUCCESS);
+            }
+            if run
+                .desired()?
+                .is_some_and(|desired| desired.request > request)
+            {
+                bail!("replaced by a later request: `evenkeel status` shows how it stands");
             }
             let answered = state.request >= request && state.phase == Phase::Running;
             if let Some(row) = state.generations.last().filter(|_| answered)

@@ -102,7 +102,11 @@ fn list(output: Format) -> anyhow::Result<ExitCode> {
 fn show(run: &RunDir, output: Format) -> anyhow::Result<ExitCode> {
     let setup = run.setup()?;
     let Some(state) = run.state()? else {
-        anstream::println!("{}: being prepared", run.path().display());
+        if output == Format::Text {
+            anstream::println!("{}: being prepared", run.path().display());
+        } else {
+            output.print(&json!({"run": run.path(), "phase": "preparing"}))?;
+        }
         return Ok(ExitCode::SUCCESS);
     };
     let latest = state

@@ -42,6 +42,7 @@ pub struct Launcher<'a> {
     display: &'a mut Display,
     /// The newest step, for the last word.
     last_step: Option<StepRecord>,
+    last_evaluation: Option<f64>,
     started: Instant,
     /// When the reason for the next generation was seen, and the world before it.
     trouble: Option<(Instant, u64)>,
@@ -94,6 +95,7 @@ impl<'a> Launcher<'a> {
             display,
             trouble: None,
             last_step: None,
+            last_evaluation: None,
             started: Instant::now(),
         })
     }
@@ -250,16 +252,17 @@ impl<'a> Launcher<'a> {
             Report::Step(record) => {
                 current.metrics.write(&Metric::Step(record.clone()))?;
                 self.display.event(&Event::Step(record.clone()));
-                if let Some(test) = &record.norm_test
-                    && test.next_batch != record.batch
+                if let Some(before) = &self.last_step
+                    && before.batch != record.batch
                 {
+                    let test = before.norm_test.as_ref();
                     self.display.event(&Event::BatchChanged {
-                        samples: record.samples,
-                        from: record.batch,
-                        to: test.next_batch,
-                        ratio: Some(test.ratio),
-                        threshold: Some(test.threshold),
-                        reason: test.reason.clone(),
+                        samples: before.samples,
+                        from: before.batch,
+                        to: record.batch,
+                        ratio: test.map(|test| test.ratio),
+                        threshold: test.map(|test| test.threshold),
+                        reason: test.map_or("as scheduled".into(), |test| test.reason.clone()),
                     });
                 }
                 self.last_step = Some(record.clone());
@@ -270,6 +273,7 @@ impl<'a> Launcher<'a> {
             Report::Evaluation(record) => {
                 current.metrics.write(&Metric::Evaluation(record.clone()))?;
                 self.display.event(&Event::Evaluation(record.clone()));
+                self.last_evaluation = Some(record.loss);
             }
             Report::Committed {
                 pin,
@@ -322,7 +326,12 @@ impl<'a> Launcher<'a> {
                 .chain([pin])
                 .map(|pin| self.run.path().join(pin.path))
                 .collect();
-            checkpoint::retain_in_run(self.run.path(), keep, &protected)?;
+            // A copy too many is no reason to stop.
+            if let Err(error) = checkpoint::retain_in_run(self.run.path(), keep, &protected) {
+                self.display.event(&Event::Warning {
+                    message: error.to_string(),
+                });
+            }
         }
         Ok(())
     }
@@ -446,7 +455,7 @@ impl<'a> Launcher<'a> {
             self.display.event(&Event::Finished {
                 samples: step.samples,
                 steps: step.step,
-                loss: step.loss,
+                loss: self.last_evaluation.unwrap_or(step.loss),
                 seconds: self.started.elapsed().as_secs_f64(),
             });
         }

@@ -39,7 +39,11 @@ pub enum LaunchError {
         path: PathBuf,
     },
     /// A file of the run directory is no JSON of ours.
-    #[error("{}: {error}: written by another version, or edited", path.display())]
+    #[error(
+        "{}: {error}: cut short, edited, or written by another version; put back a copy, or start a \
+         new run with another --out",
+        path.display()
+    )]
     Unreadable {
         /// Which.
         path: PathBuf,

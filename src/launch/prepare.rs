@@ -81,13 +81,21 @@ pub fn prepare(
                     .into(),
         })?;
     let mut notes = manifest.notes.clone();
-    if setup.horizon.dropped_samples > 0 {
-        notes.push(format!(
-            "{} of {samples} samples do not fill a batch of {}: every epoch leaves them out, as \
-             the recipe's dialect does",
-            setup.horizon.dropped_samples, plan.global_batch_size
-        ));
-    }
+    // Rules about the data's length could not speak before it was counted.
+    let counted = PlanRequest {
+        data_samples: Some(samples),
+        ..PlanRequest::gpus(plan.world_size)
+    };
+    let examined = batch::examine(recipe, &counted);
+    let known: Vec<&str> = plan.diagnostics.iter().map(|d| d.rule.as_str()).collect();
+    let news = examined.diagnostics.iter();
+    notes.extend(
+        news.filter(|d| !known.contains(&d.rule.as_str()))
+            .map(|d| format!("{}: {}; {}", d.rule, d.message, d.help)),
+    );
+    examined
+        .finish()
+        .map_err(|refused| LaunchError::Refused(Box::new(refused)))?;
     setup.entropy = manifest.synthetic.as_ref().and_then(entropy);
     run.write_setup(&setup)?;
     Ok(Prepared {
@@ -175,8 +183,9 @@ fn resume(
     if let Some(key) = difference(&setup.spec, &recipe.spec) {
         return Err(usage(format!(
             "{} was launched with another `{key}`: resume it with the recipe and the overrides it \
-             began with ({}), or start a new run with another --out",
+             began with (`{} {}`), or start a new run with another --out",
             run.path().display(),
+            setup.recipe_path.display(),
             setup.overrides.join(" ")
         )));
     }
@@ -201,6 +210,7 @@ fn resume(
     }
     setup.rank_memory = request.rank_memory.or(setup.rank_memory);
     setup.cores = request.cores;
+    run.write_setup(&setup)?;
     let prepared = data(&setup, &Setup::data(run.path()), true, progress)?;
     Ok(Prepared {
         setup,
@@ -297,6 +307,11 @@ pub fn model(model: &Model) -> Result<(ModelConfig, Option<PathBuf>), LaunchErro
                 "model `{id}` is not a directory here and its shape is not known: download it and \
                  give its directory, or give the shape (model.config.hidden_size=… and so on)"
             ),
+            None if !model.config.is_empty() => {
+                "model.config is not the shape of a model: it needs hidden_size, num_hidden_layers \
+                 and vocab_size, and every size in it must be at least 1 and within reason"
+                    .into()
+            }
             None => {
                 "the recipe names no model: set model.path to a directory, or model.config".into()
             }

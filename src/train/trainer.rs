@@ -8,7 +8,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use super::data::{Collated, Dataset};
-use super::message::{Message, Totals};
+use super::message::{Bits, Message, Totals};
 use super::orders::{Orders, Reports};
 use super::saving::Saving;
 use super::schedule::LearningRateSchedule;
@@ -299,15 +299,9 @@ impl Trainer<'_> {
             loss += sum;
             targets += tokens;
         }
-        let everyones = self
-            .world
-            .exchange(&encode(&(f64::to_bits(loss), targets)))?;
-        let (mut loss, mut tokens) = (0.0, 0);
-        for (rank, message) in everyones.iter().enumerate() {
-            let (sum, targets): (u64, u64) = decode(rank, message)?;
-            loss += f64::from_bits(sum);
-            tokens += targets;
-        }
+        let everyones = self.exchange(&(Bits::from(loss), targets))?;
+        let loss: f64 = everyones.iter().map(|(loss, _)| loss.get()).sum();
+        let tokens: u64 = everyones.iter().map(|(_, targets)| targets).sum();
         if self.rank() == 0 && tokens > 0 {
             self.reports.send(&Report::Evaluation(EvaluationRecord {
                 generation: self.generation.number,
@@ -374,11 +368,7 @@ impl Trainer<'_> {
         }
     }
 
-    fn exchange(&self, message: &Message) -> Result<Vec<Message>, TrainError> {
-        self.exchange_values(message)
-    }
-
-    fn exchange_values<T: serde::Serialize + serde::de::DeserializeOwned>(
+    fn exchange<T: serde::Serialize + serde::de::DeserializeOwned>(
         &self,
         value: &T,
     ) -> Result<Vec<T>, TrainError> {
