@@ -230,6 +230,7 @@ fn run(options: &Options, world: Option<World>) -> Result<serde_json::Value, Eng
         let measure = Measure {
             micro_batches: measured,
             worker: measured && !options.sharded,
+            coordinates: false,
         };
         let start = Instant::now();
         let (mut sum, mut targets) = (0.0, 0);

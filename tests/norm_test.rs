@@ -20,10 +20,12 @@ const MICRO: u64 = 2;
 const MICRO_BATCHES: Measure = Measure {
     micro_batches: true,
     worker: false,
+    coordinates: false,
 };
 const EVERYTHING: Measure = Measure {
     micro_batches: true,
     worker: true,
+    coordinates: false,
 };
 
 fn engine(strategy: Strategy, world: Option<World>) -> CpuEngine {

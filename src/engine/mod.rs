@@ -117,6 +117,14 @@ pub struct MicroBatch<'a> {
     pub seq_len: usize,
 }
 
+impl MicroBatch<'_> {
+    /// How many targets carry loss.
+    pub fn target_tokens(&self) -> u64 {
+        let carry_loss = self.targets.iter().filter(|&&target| target != IGNORE);
+        carry_loss.count() as u64
+    }
+}
+
 /// What one micro-batch gave.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Accumulated {
@@ -144,6 +152,16 @@ pub struct Measure {
     pub micro_batches: bool,
     /// ‖·‖² of this rank's accumulated gradient before the reduction.
     pub worker: bool,
+    /// What [`Engine::coordinates`] shows. Its groups are the micro-batches where their norms are
+    /// measured, otherwise the ranks.
+    pub coordinates: bool,
+}
+
+impl Measure {
+    /// Whether this rank's gradient over all of its micro-batches is measured.
+    pub fn whole_step(self) -> bool {
+        self.worker || (self.coordinates && !self.micro_batches)
+    }
 }
 
 /// One AdamW step.
@@ -200,6 +218,13 @@ pub trait Engine: Send {
 
     /// Finishes the reduction of the step's gradient over the ranks.
     fn reduce(&mut self, measure: Measure) -> Result<Reduced, EngineError>;
+
+    /// Shows, after a reduction with [`Measure::coordinates`] and before the update, this rank's
+    /// part of the model's coordinates as stretches `(weighted, summed)` of equal length:
+    /// `weighted[d]` is Σ G_{i,d}²/n_i over the groups of all ranks, group i holding n_i target
+    /// tokens and G_i being the gradient of its summed loss, and `summed[d]` is Σ G_{i,d}. The
+    /// parts of all ranks together are every coordinate once. Not collective.
+    fn coordinates(&mut self, show: &mut dyn FnMut(&[f32], &[f32])) -> Result<(), EngineError>;
 
     /// The optimiser step; clears the step's gradient.
     fn update(&mut self, step: AdamW) -> Result<(), EngineError>;

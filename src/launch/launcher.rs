@@ -260,7 +260,9 @@ impl<'a> Launcher<'a> {
                         samples: before.samples,
                         from: before.batch,
                         to: record.batch,
-                        ratio: test.map(|test| test.ratio),
+                        ratio: test
+                            .map(|test| test.ratio)
+                            .filter(|ratio| ratio.is_finite()),
                         threshold: test.map(|test| test.threshold),
                         reason: test.map_or("as scheduled".into(), |test| test.reason.clone()),
                     });

@@ -6,6 +6,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::coordinate::CoordinateTest;
 use super::decision::{Decision, Reason, Request};
 use super::estimator::Sums;
 use super::fixed::{replayed_batch, stage_batch};
@@ -107,15 +108,11 @@ impl Controller {
         }
     }
 
-    /// Whether step `step`, counted from 1, should count coordinates too
-    /// ([`super::Coordinates`]), a diagnostic.
-    pub fn wants_coordinates(&self, step: u64) -> bool {
+    /// The coordinate-wise test, a diagnostic, when it is due in step `step`, counted from 1.
+    pub fn wants_coordinates(&self, step: u64) -> Option<CoordinateTest> {
         match &self.policy {
-            Policy::NormTest(tester) => {
-                let interval = tester.settings.coordinate_interval;
-                interval > 0 && step.is_multiple_of(interval)
-            }
-            _ => false,
+            Policy::NormTest(tester) => tester.coordinate_test(step),
+            _ => None,
         }
     }
 

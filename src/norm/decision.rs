@@ -6,6 +6,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use super::estimator::Undefined;
+use crate::recipe::spec::Groups;
 
 /// What a step must measure for the controller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -16,6 +17,16 @@ pub enum Request {
     MicroBatches,
     /// The squared norm of every rank's accumulated gradient, before the reduction.
     Workers,
+}
+
+impl Request {
+    /// What a test with these groups measures.
+    pub fn of(groups: Groups) -> Request {
+        match groups {
+            Groups::MicroBatches => Request::MicroBatches,
+            Groups::Workers => Request::Workers,
+        }
+    }
 }
 
 /// What a step led to.

@@ -15,7 +15,7 @@ pub mod settings;
 mod tester;
 
 pub use controller::Controller;
-pub use coordinate::Coordinates;
+pub use coordinate::{CoordinateTest, Coordinates};
 pub use decision::{Decision, Limit, Reason, Request};
 pub use estimator::{Estimate, GroupSums, Printed, Sums, Undefined};
 pub use fixed::record;

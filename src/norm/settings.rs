@@ -173,7 +173,7 @@ fn check_norm_test(settings: &NormTest, conditions: &Conditions) -> Result<(), S
 }
 
 /// What counts as a group: the printed estimator knows workers only.
-pub(super) fn groups(settings: &NormTest) -> Groups {
+pub fn groups(settings: &NormTest) -> Groups {
     match settings.estimator {
         Estimator::Paper => Groups::Workers,
         Estimator::Unbiased => settings.groups,

@@ -2,10 +2,11 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::coordinate::CoordinateTest;
 use super::decision::{Limit, Reason, Request};
 use super::estimator::{Estimate, Sums, Undefined};
 use super::settings::{Conditions, groups};
-use crate::recipe::spec::{Estimator, Groups, NormTest};
+use crate::recipe::spec::{Estimator, NormTest};
 
 /// The settings, and what is remembered from step to step.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -75,10 +76,15 @@ impl Tester {
         {
             return Request::None;
         }
-        match groups(&self.settings) {
-            Groups::MicroBatches => Request::MicroBatches,
-            Groups::Workers => Request::Workers,
-        }
+        Request::of(groups(&self.settings))
+    }
+
+    pub(super) fn coordinate_test(&self, step: u64) -> Option<CoordinateTest> {
+        let interval = self.settings.coordinate_interval;
+        (interval > 0 && step.is_multiple_of(interval)).then(|| CoordinateTest {
+            groups: Request::of(groups(&self.settings)),
+            threshold: self.threshold(),
+        })
     }
 
     /// Runs the test on a step of `batch` samples.

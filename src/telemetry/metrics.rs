@@ -182,6 +182,7 @@ mod tests {
             seconds: 0.25,
             time: 1.7e9 + samples as f64,
             norm_test: None,
+            coordinate_test: None,
         }
     }
 

@@ -46,6 +46,9 @@ pub struct StepRecord {
     /// The norm test, when this step ran it.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub norm_test: Option<NormTestRecord>,
+    /// The coordinate-wise test, when this step ran it.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub coordinate_test: Option<CoordinateTestRecord>,
 }
 
 /// One run of the norm test.
@@ -62,6 +65,16 @@ pub struct NormTestRecord {
     pub next_batch: u64,
     /// Why it is what it is, for example `grew ×2 (cap)`, `warming up`.
     pub reason: String,
+}
+
+/// One run of the coordinate-wise test.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct CoordinateTestRecord {
+    /// Share of the model's coordinates that pass, 0 to 1; `None` when it is undefined.
+    pub share: Option<f64>,
+    /// Why it is undefined.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub undefined: Option<String>,
 }
 
 /// One evaluation.

@@ -1,8 +1,11 @@
 //! What every rank tells every other one at the end of a step: the step's scalars and its flags.
 //! One exchange of some hundred bytes.
 
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use super::TrainError;
+use crate::comm::Collective;
 use crate::norm::GroupSums;
 use crate::samples::Digest;
 
@@ -86,4 +89,27 @@ impl Totals {
             written: messages.iter().all(|m| m.written),
         }
     }
+}
+
+/// Everyone's value, in rank order; collective.
+pub fn exchange<T: Serialize + DeserializeOwned>(
+    world: &dyn Collective,
+    value: &T,
+) -> Result<Vec<T>, TrainError> {
+    let everyones = world.exchange(&encode(value))?;
+    let everyones = everyones.iter().enumerate();
+    everyones
+        .map(|(rank, message)| decode(rank, message))
+        .collect()
+}
+
+/// A value as a message.
+pub fn encode<T: Serialize>(value: &T) -> Vec<u8> {
+    // Only our own types of numbers, strings and lists: they always encode.
+    serde_json::to_vec(value).unwrap_or_default()
+}
+
+/// The value in a rank's message.
+pub fn decode<T: DeserializeOwned>(rank: usize, message: &[u8]) -> Result<T, TrainError> {
+    serde_json::from_slice(message).map_err(|error| TrainError::Message { rank, error })
 }

@@ -4,6 +4,7 @@
 //! it. Nothing here knows Kubernetes.
 
 pub mod checkpoint;
+mod coordinates;
 pub mod data;
 pub mod files;
 mod message;

@@ -15,17 +15,18 @@ use super::saving::Saving;
 use super::schedule::LearningRateSchedule;
 use super::setup::Setup;
 use super::state::TrainState;
-use super::trainer::{Ending, STRAGGLER_FACTOR, Trainer};
+use super::trainer::{Ending, STRAGGLER_FACTOR, Trainer, measure};
 use super::weights::Weights;
 use crate::comm::solo::Solo;
 use crate::comm::tcp::{self, Greeting, TcpOptions};
 use crate::comm::watch::StepWatch;
 use crate::comm::{CommError, World};
 use crate::engine::cpu::{self, CpuEngine, CpuOptions};
-use crate::engine::{Engine, EngineError};
+use crate::engine::{Engine, EngineError, Measure};
 use crate::job::Generation;
 use crate::job::protocol::{Order, Report, exit};
-use crate::norm::{Conditions, Controller};
+use crate::norm::settings::groups;
+use crate::norm::{Conditions, Controller, Request};
 use crate::recipe::spec::{BatchSchedule, Strategy};
 use crate::samples::Ledger;
 
@@ -180,6 +181,7 @@ fn engine(
             memory_limit: setup.rank_memory,
             activation_checkpointing: setup.spec.model.activation_checkpointing,
             strategy: cpu_strategy(setup, generation),
+            measure: measured(&setup.spec.schedule),
         },
         (world.world() > 1).then(|| Arc::clone(world)),
         setup.spec.seed,
@@ -197,6 +199,16 @@ fn cpu_strategy(setup: &Setup, generation: &Generation) -> cpu::Strategy {
     );
     cpu::Strategy::Sharded {
         unsharded_accumulation,
+    }
+}
+
+/// What any step of the run may measure.
+fn measured(schedule: &BatchSchedule) -> Measure {
+    match schedule {
+        BatchSchedule::NormTest(test) => {
+            measure(Request::of(groups(test)), test.coordinate_interval > 0)
+        }
+        _ => Measure::default(),
     }
 }
 

@@ -7,8 +7,9 @@
 use std::path::Path;
 use std::time::Instant;
 
+use super::coordinates;
 use super::data::{Collated, Dataset};
-use super::message::{Bits, Message, Totals};
+use super::message::{Bits, Message, Totals, decode, encode, exchange};
 use super::orders::{Orders, Reports};
 use super::saving::Saving;
 use super::schedule::LearningRateSchedule;
@@ -21,7 +22,7 @@ use crate::comm::watch::StepWatch;
 use crate::engine::{AdamW, Engine, IGNORE, Measure, MicroBatch};
 use crate::job::Generation;
 use crate::job::protocol::Report;
-use crate::norm::{Decision, Request, Sums};
+use crate::norm::{Decision, GroupSums, Reason, Request, Sums};
 use crate::samples::{Deal, Digest, Order, Row};
 use crate::telemetry::{EvaluationRecord, NormTestRecord, StepRecord};
 
@@ -77,7 +78,7 @@ struct Local {
     loss: f64,
     targets: u64,
     digest: Digest,
-    groups: crate::norm::GroupSums,
+    groups: GroupSums,
 }
 
 impl Trainer<'_> {
@@ -124,10 +125,9 @@ impl Trainer<'_> {
         let step = self.state.step + 1;
         let batch = self.state.controller.batch();
         let request = self.state.controller.wants(step);
-        let measure = Measure {
-            micro_batches: request == Request::MicroBatches,
-            worker: request == Request::Workers,
-        };
+        let coordinate_test = self.state.controller.wants_coordinates(step);
+        let groups = coordinate_test.map_or(request, |test| test.groups);
+        let measure = measure(groups, coordinate_test.is_some());
         let (from, to) = (self.state.samples, self.state.samples + batch);
 
         let mut local = self.run_micro_batches(batch, measure)?;
@@ -147,7 +147,7 @@ impl Trainer<'_> {
             drain: self.orders.draining(),
             written: self.saving.written(),
         };
-        let totals = Totals::of(&self.exchange(&message)?);
+        let totals = Totals::of(&exchange(self.world.as_ref(), &message)?);
         if totals.targets == 0 {
             return Err(TrainError::NoTargets { step, from, to });
         }
@@ -167,6 +167,12 @@ impl Trainer<'_> {
             }
         }
 
+        let coordinate_test = coordinate_test
+            .map(|test| {
+                let (engine, world) = (self.engine.as_mut(), self.world.as_ref());
+                coordinates::count(test, &totals.groups, engine, world)
+            })
+            .transpose()?;
         let learning_rate = self.learning_rate();
         let optimizer = &self.setup.spec.optimizer;
         self.engine.update(AdamW {
@@ -209,6 +215,7 @@ impl Trainer<'_> {
                 seconds: started.elapsed().as_secs_f64(),
                 time: now(),
                 norm_test: norm_test_record(&decision),
+                coordinate_test,
             }));
         }
         Ok(totals.drain)
@@ -299,7 +306,7 @@ impl Trainer<'_> {
             loss += sum;
             targets += tokens;
         }
-        let everyones = self.exchange(&(Bits::from(loss), targets))?;
+        let everyones = exchange(self.world.as_ref(), &(Bits::from(loss), targets))?;
         let loss: f64 = everyones.iter().map(|(loss, _)| loss.get()).sum();
         let tokens: u64 = everyones.iter().map(|(_, targets)| targets).sum();
         if self.rank() == 0 && tokens > 0 {
@@ -367,17 +374,14 @@ impl Trainer<'_> {
             });
         }
     }
+}
 
-    fn exchange<T: serde::Serialize + serde::de::DeserializeOwned>(
-        &self,
-        value: &T,
-    ) -> Result<Vec<T>, TrainError> {
-        self.world
-            .exchange(&encode(value))?
-            .iter()
-            .enumerate()
-            .map(|(rank, message)| decode(rank, message))
-            .collect()
+/// What an engine measures of these groups for the norm test.
+pub(super) fn measure(groups: Request, coordinates: bool) -> Measure {
+    Measure {
+        micro_batches: groups == Request::MicroBatches,
+        worker: groups == Request::Workers,
+        coordinates,
     }
 }
 
@@ -408,21 +412,16 @@ fn micro_batch(collated: &Collated) -> MicroBatch<'_> {
     }
 }
 
+/// What the test found, or that it found nothing; `None` when it was not run.
 fn norm_test_record(decision: &Decision) -> Option<NormTestRecord> {
+    if let Reason::Scheduled | Reason::NotDue | Reason::NotMeasured = decision.reason {
+        return None;
+    }
     Some(NormTestRecord {
-        ratio: decision.ratio?,
+        ratio: decision.ratio.unwrap_or(f64::NAN),
         threshold: decision.threshold?,
         noise_scale: decision.noise_scale,
         next_batch: decision.next_batch,
         reason: decision.reason.to_string(),
     })
-}
-
-fn encode<T: serde::Serialize>(value: &T) -> Vec<u8> {
-    // Only our own types of numbers, strings and lists: they always encode.
-    serde_json::to_vec(value).unwrap_or_default()
-}
-
-fn decode<T: serde::de::DeserializeOwned>(rank: usize, message: &[u8]) -> Result<T, TrainError> {
-    serde_json::from_slice(message).map_err(|error| TrainError::Message { rank, error })
 }

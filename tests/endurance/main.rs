@@ -2,5 +2,6 @@
 //! (`cargo test --features endurance`).
 
 mod disturbed;
+mod measured;
 mod support;
 mod upstream;

@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use super::plan::MemoryEstimate;
 use crate::recipe::Spec;
-use crate::recipe::spec::{Objective, Precision, Strategy};
+use crate::recipe::spec::{BatchSchedule, Objective, Precision, Strategy};
 
 pub use device::Device;
 pub use known::{known_config, known_ids};
@@ -121,9 +121,20 @@ impl<'a> Estimator<'a> {
         }
         (
             weights,
-            trained * bytes.gradient / gradient_shards,
+            trained * bytes.gradient / gradient_shards + trained * self.measured(gradient_shards),
             trained * bytes.optimizer / optimizer_shards,
         )
+    }
+
+    /// Bytes a trained parameter that the norm test keeps whole on every device, in f32: the
+    /// coordinate-wise test's vector, and a rank's own gradient where the others are sharded.
+    fn measured(&self, gradient_shards: f64) -> f64 {
+        let BatchSchedule::NormTest(test) = &self.spec.schedule else {
+            return 0.0;
+        };
+        let own = test.unsharded_accumulation && gradient_shards > 1.0;
+        let vectors = u8::from(test.coordinate_interval > 0) + u8::from(own);
+        4.0 * f64::from(vectors)
     }
 
     /// Activations of one micro-batch, bytes.
@@ -255,6 +266,11 @@ impl<'a> Estimator<'a> {
         }
         if self.has_reference() {
             lines.push("a frozen reference model beside it".to_owned());
+        }
+        if let BatchSchedule::NormTest(test) = &self.spec.schedule
+            && test.coordinate_interval > 0
+        {
+            lines.push("a whole gradient in f32 for the coordinate-wise test".to_owned());
         }
         let shards = parallel.data_shard.unwrap_or(ranks);
         lines.push(match parallel.strategy {

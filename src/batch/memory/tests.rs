@@ -1,6 +1,6 @@
 use super::*;
 use crate::batch::draft::PlanRequest;
-use crate::recipe::spec::Model;
+use crate::recipe::spec::{Model, NormTest};
 
 const GIB: f64 = (1_u64 << 30) as f64;
 
@@ -86,6 +86,34 @@ fn sixteen_bytes_a_parameter_are_spread_as_the_strategy_says() {
         of(Strategy::Fsdp, 8),
         (26.98 / 8.0 + 0.81, 26.98 / 8.0, 53.96 / 8.0),
     );
+}
+
+#[test]
+fn what_the_norm_test_keeps_whole_counts_on_every_device() {
+    let of = |strategy, test: NormTest| {
+        let mut spec = recipe("mistralai/Mistral-7B-v0.1", Objective::Sft, strategy, 2048);
+        spec.schedule = BatchSchedule::NormTest(test);
+        gib(estimator(&spec).estimate(8, 1, None).gradients)
+    };
+    let coordinates = || NormTest {
+        coordinate_interval: 100,
+        ..NormTest::default()
+    };
+    let unsharded = || NormTest {
+        unsharded_accumulation: true,
+        ..NormTest::default()
+    };
+    for (strategy, shards) in [(Strategy::Ddp, 1.0), (Strategy::Fsdp, 8.0)] {
+        let close = |test, want: f64| {
+            let got = of(strategy, test);
+            assert!((got - want).abs() < 0.05, "{strategy:?}: {got} {want}");
+        };
+        close(NormTest::default(), 26.98 / shards);
+        close(coordinates(), 26.98 / shards + 26.98);
+        // Under DDP the gradient is whole already.
+        let own = if shards > 1.0 { 26.98 } else { 0.0 };
+        close(unsharded(), 26.98 / shards + own);
+    }
 }
 
 #[test]

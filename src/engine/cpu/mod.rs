@@ -16,7 +16,7 @@ use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use self::arena::Arena;
 use self::model::Model;
-use self::store::{Pass, Replicated, Sharded, Store};
+use self::store::{Holds, Pass, Replicated, Sharded, Store};
 use self::workspace::{Room, Workspace};
 use super::{
     Accumulated, AdamW, Engine, EngineError, IGNORE, Layout, Measure, MicroBatch, ModelConfig,
@@ -50,6 +50,9 @@ pub struct CpuOptions {
     pub activation_checkpointing: bool,
     /// What this rank holds.
     pub strategy: Strategy,
+    /// What any step may measure. Memory is taken for it, and gradients are added up in the order
+    /// that it needs in every step: measuring changes no bit of what is trained.
+    pub measure: Measure,
 }
 
 /// A Llama on the processors of this machine.
@@ -93,19 +96,18 @@ impl CpuEngine {
                     },
                     Some(world),
                 ) if world.world() > 1 => {
-                    let accumulation = unsharded_accumulation;
-                    Box::new(Sharded::new(
-                        &layout,
-                        tied,
-                        accumulation,
-                        world,
-                        &arena,
-                        &fill,
-                    )?)
+                    let holds = Holds {
+                        unsharded_accumulation,
+                        measure: options.measure,
+                    };
+                    Box::new(Sharded::new(&layout, tied, holds, world, &arena, &fill)?)
                 }
                 (_, world) => {
                     let fill = |unit: &Unit, out: &mut [f32]| fill(unit, 0, out);
-                    Box::new(Replicated::new(&layout, tied, world, &arena, &fill)?)
+                    let measure = options.measure;
+                    Box::new(Replicated::new(
+                        &layout, tied, measure, world, &arena, &fill,
+                    )?)
                 }
             })
         })?;
@@ -224,13 +226,22 @@ impl Engine for CpuEngine {
     fn join(&mut self, last: bool) -> Result<(), EngineError> {
         let measure = Measure::default();
         let store = self.store.as_mut();
-        self.pool
-            .install(|| store.join(Pass::Training { measure, last }))
+        self.pool.install(|| {
+            store.join(Pass::Training {
+                measure,
+                targets: 0,
+                last,
+            })
+        })
     }
 
     fn reduce(&mut self, measure: Measure) -> Result<Reduced, EngineError> {
         let store = self.store.as_mut();
         self.pool.install(|| store.reduce(measure))
+    }
+
+    fn coordinates(&mut self, show: &mut dyn FnMut(&[f32], &[f32])) -> Result<(), EngineError> {
+        self.store.coordinates(show)
     }
 
     fn update(&mut self, step: AdamW) -> Result<(), EngineError> {

@@ -24,7 +24,11 @@ impl Model {
         micro: MicroBatch<'_>,
         (measure, last): (Measure, bool),
     ) -> Result<Accumulated, EngineError> {
-        store.begin(Pass::Training { measure, last })?;
+        store.begin(Pass::Training {
+            measure,
+            targets: micro.target_tokens(),
+            last,
+        })?;
         let Workspace {
             inputs,
             stashes,

@@ -222,7 +222,10 @@ fn tests_run_every_interval_steps() {
         .filter(|&step| controller.wants(step) != Request::None)
         .collect();
     assert_eq!(due, [3, 6, 9]);
-    assert!(!controller.wants_coordinates(3) && controller.wants_coordinates(4));
+    assert_eq!(controller.wants_coordinates(3), None);
+    let test = controller.wants_coordinates(4).unwrap();
+    assert_eq!(test.groups, Request::MicroBatches);
+    assert!((test.threshold - 0.04).abs() < 1e-12);
     let decision = controller.observe(1, 256, false, Some(expected(1e6, 1.0, 256, 64)));
     assert_eq!(
         (decision.next_batch, decision.reason),

@@ -207,6 +207,8 @@ pub(super) fn measures(step: &StepRecord, progress: &Progress) -> Vec<String> {
         format!("batch {}", grouped(step.batch)),
     ];
     parts.extend(progress.ratio.map(|ratio| format!("r/η² {ratio:.2}")));
+    let share = progress.coordinate_share;
+    parts.extend(share.map(|share| format!("coordinate share {share:.2}")));
     parts.extend(
         progress
             .tokens_per_second()

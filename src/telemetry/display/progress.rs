@@ -18,6 +18,8 @@ pub(super) struct Progress {
     pub step: Option<StepRecord>,
     /// r/η² of the last norm test.
     pub ratio: Option<f64>,
+    /// Share of coordinates that passed the last coordinate-wise test.
+    pub coordinate_share: Option<f64>,
     samples_per_second: Rate,
     tokens_per_second: Rate,
     /// When the last step of this generation ended.
@@ -53,7 +55,10 @@ impl Progress {
         self.samples = step.samples;
         self.ended = Some(step.time);
         if let Some(test) = &step.norm_test {
-            self.ratio = Some(test.ratio / test.threshold);
+            self.ratio = Some(test.ratio / test.threshold).filter(|ratio| ratio.is_finite());
+        }
+        if let Some(test) = &step.coordinate_test {
+            self.coordinate_share = test.share;
         }
         self.step = Some(step.clone());
     }

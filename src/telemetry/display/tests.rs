@@ -1,7 +1,7 @@
 use std::sync::{Arc, Mutex};
 
 use super::*;
-use crate::telemetry::{EvaluationRecord, NormTestRecord};
+use crate::telemetry::{CoordinateTestRecord, EvaluationRecord, NormTestRecord};
 
 /// A writer whose text the test reads.
 #[derive(Clone, Default)]
@@ -46,6 +46,17 @@ fn step(nth: u64, world: u64, batch: u64, samples: u64) -> Event {
             next_batch: 2 * batch,
             reason: "grew ×2 (cap)".to_owned(),
         }),
+        coordinate_test: match nth {
+            5 => Some(CoordinateTestRecord {
+                share: Some(0.31),
+                undefined: None,
+            }),
+            7 => Some(CoordinateTestRecord {
+                share: None,
+                undefined: Some("one group".to_owned()),
+            }),
+            _ => None,
+        },
     })
 }
 

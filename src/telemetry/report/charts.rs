@@ -35,6 +35,7 @@ pub fn all(input: &ReportInput) -> Vec<Chart> {
         loss(input),
         batch(input),
         ratio(input),
+        coordinates(input),
         throughput(input),
         learning_rate(input),
         world(input),
@@ -147,6 +148,27 @@ fn ratio(input: &ReportInput) -> Chart {
             class: "red",
             y: 1.0,
         }],
+        holes,
+        names: Vec::new(),
+    }
+}
+
+fn coordinates(input: &ReportInput) -> Chart {
+    let (shares, holes) = over_steps(input, |step| {
+        let test = step.coordinate_test.as_ref()?;
+        Some(test.share.unwrap_or(f64::NAN))
+    });
+    Chart {
+        id: "coordinates",
+        title: "Coordinate-wise test",
+        note:
+            "Share of the model's coordinates for which the batch is large enough. A diagnostic: \
+               it does not steer."
+                .to_owned(),
+        range: Range::FromZero,
+        format: Format::Decimal,
+        series: vec![Series::line("coordinate share", "violet", &shares)],
+        rules: Vec::new(),
         holes,
         names: Vec::new(),
     }

@@ -1,5 +1,5 @@
 use super::*;
-use crate::telemetry::NormTestRecord;
+use crate::telemetry::{CoordinateTestRecord, NormTestRecord};
 
 /// 40 steps over two generations, the batch growing in the middle.
 fn run() -> ReportInput {
@@ -25,6 +25,10 @@ fn run() -> ReportInput {
                 noise_scale: None,
                 next_batch: batch,
                 reason: "passed".to_owned(),
+            }),
+            coordinate_test: (nth % 10 == 5).then_some(CoordinateTestRecord {
+                share: Some(0.5),
+                undefined: None,
             }),
         }
     });
@@ -145,6 +149,7 @@ fn a_report_shows_the_run_and_every_generation() {
             "loss",
             "batch",
             "ratio",
+            "coordinates",
             "throughput",
             "learning-rate",
             "generations"
@@ -162,6 +167,8 @@ fn what_the_pointer_shows_is_what_was_recorded() {
         .expect("points");
     assert_eq!(training.len(), input.steps.len());
     assert_eq!(training[0], serde_json::json!([32.0, 5.1]));
+    let shares = &data["curves"]["coordinates"][0]["points"];
+    assert_eq!(shares.as_array().map(Vec::len), Some(4), "every tenth step");
     assert_eq!(
         data["curves"]["batch"][0],
         serde_json::json!({

@@ -43,6 +43,22 @@ pub fn accumulate(sum: &mut [f32], x: &[f32]) {
         });
 }
 
+/// sum += factor · x², element by element.
+pub fn add_squares(sum: &mut [f32], x: &[f32], factor: f32) {
+    sum.par_chunks_mut(CHUNK)
+        .zip(x.par_chunks(CHUNK))
+        .for_each(|(sum, x)| {
+            vectorised(
+                #[inline(always)]
+                || {
+                    for (sum, x) in sum.iter_mut().zip(x) {
+                        *sum += factor * (x * x);
+                    }
+                },
+            )
+        });
+}
+
 /// ‖x‖², summed in f64.
 pub fn squared_norm(x: &[f32]) -> f64 {
     let parts: Vec<f64> = x
@@ -127,6 +143,17 @@ mod tests {
             let mut sum: Vec<f32> = (0..len).map(|i| i as f32).collect();
             let expected: Vec<f32> = sum.iter().zip(&x).map(|(a, b)| a + b).collect();
             assert_eq!(add_measuring(&mut sum, &x), squared_norm(&x));
+            assert_eq!(sum, expected);
+        }
+    }
+
+    #[test]
+    fn squares_add_up_element_by_element() {
+        for len in [1, 33, CHUNK + 17] {
+            let x = values(len);
+            let mut sum = vec![1.0; len];
+            add_squares(&mut sum, &x, 0.5);
+            let expected: Vec<f32> = x.iter().map(|x| 1.0 + 0.5 * (x * x)).collect();
             assert_eq!(sum, expected);
         }
     }

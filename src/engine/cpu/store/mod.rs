@@ -22,10 +22,14 @@
 
 mod replicated;
 mod sharded;
+mod squares;
 
 pub use replicated::Replicated;
-pub use sharded::Sharded;
+pub use sharded::{Holds, Sharded};
 
+use std::ops::Range;
+
+use crate::comm::{CommError, Operation, Pending};
 use crate::engine::{AdamW, EngineError, Measure, Reduced, UnitState};
 
 /// What a walk over the units is for.
@@ -37,6 +41,8 @@ pub enum Pass {
     Training {
         /// What the norm test wants measured.
         measure: Measure,
+        /// Target tokens of the micro-batch.
+        targets: u64,
         /// This is the last of this rank's micro-batches in the step.
         last: bool,
     },
@@ -86,6 +92,9 @@ pub trait Store: Send {
     /// this step, this rank's part of it is zero.
     fn reduce(&mut self, measure: Measure) -> Result<Reduced, EngineError>;
 
+    /// Shows this rank's part of the coordinates; see [`crate::engine::Engine::coordinates`].
+    fn coordinates(&self, show: &mut dyn FnMut(&[f32], &[f32])) -> Result<(), EngineError>;
+
     /// The optimiser step on the reduced gradient; the step's gradient is gone afterwards.
     fn update(&mut self, step: AdamW) -> Result<(), EngineError>;
 
@@ -97,4 +106,20 @@ pub trait Store: Send {
 
     /// Sets one unit's state, whose lengths are the unit's.
     fn import(&mut self, unit: usize, state: &UnitState) -> Result<(), EngineError>;
+}
+
+/// The part of a unit of `len` elements that is one rank's. All but the last are equally long.
+fn part(len: usize, rank: usize, world: usize) -> Range<usize> {
+    let part = len.div_ceil(world);
+    (rank * part).min(len)..((rank + 1) * part).min(len)
+}
+
+/// Waits for an all-reduce and takes its elements back.
+fn all_reduced(reduction: Box<dyn Pending>) -> Result<Vec<f32>, EngineError> {
+    match reduction.wait()? {
+        Operation::AllReduce(elements) => Ok(elements),
+        other => {
+            Err(CommError::Misuse(format!("{} came back for an all-reduce", other.name())).into())
+        }
+    }
 }

@@ -1,12 +1,13 @@
 //! Everything on every rank: one process, or data parallelism with replicas (DDP).
 //!
 //! The first micro-batch of a step writes its gradient straight into the accumulator, so nothing is
-//! zeroed. Later ones add to it; when their norms are to be measured they go through a unit-sized
+//! zeroed. Later ones add to it; where micro-batches may be measured they go through a unit-sized
 //! scratch instead. Behind the last micro-batch each unit's all-reduce starts as soon as its
 //! backward is done, and runs beside the rest of the backward pass.
 
+use super::squares::{Squares, not_measured};
 use super::{Gradient, Pass, Store};
-use crate::comm::{CommError, Operation, Pending, World};
+use crate::comm::{Operation, Pending, World};
 use crate::engine::cpu::arena::{Arena, Buffer};
 use crate::engine::cpu::kernels::{adamw, vector};
 use crate::engine::{AdamW, EngineError, Layout, Measure, Reduced, Unit, UnitState};
@@ -15,12 +16,17 @@ use crate::engine::{AdamW, EngineError, Layout, Measure, Reduced, Unit, UnitStat
 pub struct Replicated {
     units: Vec<Replica>,
     world: Option<World>,
+    /// Micro-batches may be measured: all but the first of a step go through the scratch.
+    measures_micro_batches: bool,
+    squares: Option<Squares>,
     /// Gradient of one micro-batch, the size of the largest unit.
     scratch: Buffer,
     /// The same for tied embeddings, whose gradient is open beside every other unit's.
     scratch_of_tied: Option<Buffer>,
     /// Micro-batches whose gradients the accumulators hold.
     accumulated: u64,
+    /// Their target tokens, with those of the walk under way.
+    targets: u64,
     /// What the walk under way is for.
     pass: Pass,
     /// ‖gradient of this micro-batch‖².
@@ -44,10 +50,11 @@ impl Replicated {
     /// Takes memory for every unit and asks `initial(unit, out)` for its weights.
     ///
     /// `world` is `None` where this process trains alone; `tied` says that the head uses the first
-    /// unit.
+    /// unit; `measure` is what any step may measure.
     pub fn new(
         layout: &Layout,
         tied: bool,
+        measure: Measure,
         world: Option<World>,
         arena: &Arena,
         initial: &dyn Fn(&Unit, &mut [f32]),
@@ -76,28 +83,75 @@ impl Replicated {
             },
             units,
             world: world.filter(|world| world.world() > 1),
+            measures_micro_batches: measure.micro_batches,
+            squares: Squares::new(layout, measure, arena)?,
             accumulated: 0,
+            targets: 0,
             pass: Pass::Evaluation,
             squared_norm: 0.0,
         })
     }
 
-    /// What is measured in this walk, and whether it is the step's last.
-    fn training(&self) -> (Measure, bool) {
+    /// What is measured in this walk.
+    fn measure(&self) -> Measure {
         match self.pass {
-            Pass::Training { measure, last } => (measure, last),
-            Pass::Evaluation => (Measure::default(), false),
+            Pass::Training { measure, .. } => measure,
+            Pass::Evaluation => Measure::default(),
         }
     }
 
     /// Whether this micro-batch's gradient is kept apart until it has been measured.
     fn apart(&self) -> bool {
-        self.training().0.micro_batches && self.accumulated > 0
+        let measured = self.measures_micro_batches || self.measure().micro_batches;
+        measured && self.accumulated > 0
+    }
+
+    /// This rank's gradient of a unit is final: measures it (unless ‖·‖² is known) and starts its
+    /// reduction.
+    fn finish(&mut self, unit: usize, measure: Measure, known: Option<f64>) {
+        let replica = &mut self.units[unit];
+        if measure.coordinates
+            && !measure.micro_batches
+            && let Some(squares) = &mut self.squares
+        {
+            squares.add(unit, &replica.gradient, self.targets);
+        }
+        // Alone, this is the global norm: best taken while the gradient is in the caches.
+        replica.squared_norm = (measure.worker || self.world.is_none())
+            .then(|| known.unwrap_or_else(|| vector::squared_norm(&replica.gradient)));
+        if let Some(world) = &self.world {
+            replica.reduction = Some(world.start(Operation::AllReduce(replica.gradient.lend())));
+        }
+    }
+
+    /// Forgets the step.
+    fn clear(&mut self) {
+        self.accumulated = 0;
+        self.targets = 0;
+        if let Some(squares) = &mut self.squares {
+            squares.clear();
+        }
+    }
+}
+
+impl Replica {
+    /// Whether [`Replicated::finish`] has had it in this step.
+    fn finished(&self) -> bool {
+        self.reduction.is_some() || self.squared_norm.is_some()
     }
 }
 
 impl Store for Replicated {
     fn begin(&mut self, pass: Pass) -> Result<(), EngineError> {
+        if let Pass::Training {
+            measure, targets, ..
+        } = pass
+        {
+            if measure.coordinates && self.squares.is_none() {
+                return Err(not_measured());
+            }
+            self.targets += targets;
+        }
         self.pass = pass;
         self.squared_norm = 0.0;
         Ok(())
@@ -130,31 +184,43 @@ impl Store for Replicated {
     fn release(&mut self, _unit: usize) {}
 
     fn complete(&mut self, unit: usize) -> Result<(), EngineError> {
-        let (measure, last) = self.training();
+        let Pass::Training {
+            measure,
+            targets,
+            last,
+        } = self.pass
+        else {
+            return Ok(());
+        };
         let apart = self.apart();
         let replica = &mut self.units[unit];
+        let scratch = match &self.scratch_of_tied {
+            Some(scratch) if unit == 0 => scratch,
+            _ => &self.scratch,
+        };
+        let scratch = apart.then(|| &scratch[..replica.unit.len]);
+        if measure.coordinates
+            && measure.micro_batches
+            && let Some(squares) = &mut self.squares
+        {
+            squares.add(unit, scratch.unwrap_or(&replica.gradient), targets);
+        }
         // ‖accumulated gradient‖², where measuring this micro-batch gives it, too.
         let mut accumulated = None;
-        if apart {
-            let scratch = match &self.scratch_of_tied {
-                Some(scratch) if unit == 0 => scratch,
-                _ => &self.scratch,
-            };
-            self.squared_norm +=
-                vector::add_measuring(&mut replica.gradient, &scratch[..replica.unit.len]);
-        } else if measure.micro_batches {
-            let squared_norm = vector::squared_norm(&replica.gradient);
-            self.squared_norm += squared_norm;
-            accumulated = Some(squared_norm);
+        match scratch {
+            Some(scratch) if measure.micro_batches => {
+                self.squared_norm += vector::add_measuring(&mut replica.gradient, scratch);
+            }
+            Some(scratch) => vector::accumulate(&mut replica.gradient, scratch),
+            None if measure.micro_batches => {
+                let squared_norm = vector::squared_norm(&replica.gradient);
+                self.squared_norm += squared_norm;
+                accumulated = Some(squared_norm);
+            }
+            None => {}
         }
         if last {
-            // Alone, this is the global norm: best taken while the gradient is in the caches.
-            replica.squared_norm = (measure.worker || self.world.is_none())
-                .then(|| accumulated.unwrap_or_else(|| vector::squared_norm(&replica.gradient)));
-            if let Some(world) = &self.world {
-                replica.reduction =
-                    Some(world.start(Operation::AllReduce(replica.gradient.lend())));
-            }
+            self.finish(unit, measure, accumulated);
         }
         Ok(())
     }
@@ -164,8 +230,8 @@ impl Store for Replicated {
             return Ok(None);
         }
         self.accumulated += 1;
-        let (measure, _) = self.training();
-        Ok(measure.micro_batches.then_some(self.squared_norm))
+        let measured = self.measure().micro_batches;
+        Ok(measured.then_some(self.squared_norm))
     }
 
     fn join(&mut self, _pass: Pass) -> Result<(), EngineError> {
@@ -174,17 +240,12 @@ impl Store for Replicated {
 
     fn reduce(&mut self, measure: Measure) -> Result<Reduced, EngineError> {
         // In the order in which backward completes them, as on every other rank.
-        for replica in self.units.iter_mut().rev() {
+        for unit in (0..self.units.len()).rev() {
             if self.accumulated == 0 {
-                replica.gradient.fill(0.0);
-                replica.squared_norm = Some(0.0);
+                self.units[unit].gradient.fill(0.0);
             }
-            if let (Some(world), None) = (&self.world, &replica.reduction) {
-                if measure.worker && replica.squared_norm.is_none() {
-                    replica.squared_norm = Some(vector::squared_norm(&replica.gradient));
-                }
-                replica.reduction =
-                    Some(world.start(Operation::AllReduce(replica.gradient.lend())));
+            if !self.units[unit].finished() {
+                self.finish(unit, measure, None);
             }
         }
         let (mut global, mut local) = (0.0, 0.0);
@@ -192,7 +253,7 @@ impl Store for Replicated {
             let own = replica.squared_norm.take();
             let reduced = match replica.reduction.take() {
                 Some(reduction) => {
-                    replica.gradient.restore(finish(reduction)?);
+                    replica.gradient.restore(super::all_reduced(reduction)?);
                     None
                 }
                 None => own,
@@ -200,10 +261,27 @@ impl Store for Replicated {
             local += own.unwrap_or(0.0);
             global += reduced.unwrap_or_else(|| vector::squared_norm(&replica.gradient));
         }
+        if let Some(squares) = self.squares.as_mut().filter(|_| measure.coordinates) {
+            squares.reduce(self.world.as_ref())?;
+        }
         Ok(Reduced {
             squared_norm: global,
             local_squared_norm: measure.worker.then_some(local),
         })
+    }
+
+    fn coordinates(&self, show: &mut dyn FnMut(&[f32], &[f32])) -> Result<(), EngineError> {
+        let (rank, world) = match &self.world {
+            Some(world) => (world.rank(), world.world()),
+            None => (0, 1),
+        };
+        for (unit, replica) in self.units.iter().enumerate() {
+            let part = super::part(replica.unit.len, rank, world);
+            let squares = self.squares.as_ref();
+            let squares = squares.and_then(|squares| squares.part(unit, part.clone()));
+            show(squares.ok_or_else(not_measured)?, &replica.gradient[part]);
+        }
+        Ok(())
     }
 
     fn update(&mut self, step: AdamW) -> Result<(), EngineError> {
@@ -218,21 +296,21 @@ impl Store for Replicated {
                 &step,
             );
         }
-        self.accumulated = 0;
+        self.clear();
         Ok(())
     }
 
     fn discard(&mut self) {
         for replica in &mut self.units {
             if let Some(reduction) = replica.reduction.take()
-                && let Ok(elements) = finish(reduction)
+                && let Ok(elements) = super::all_reduced(reduction)
             {
                 replica.gradient.restore(elements);
             }
             replica.gradient.replace_lost();
             replica.squared_norm = None;
         }
-        self.accumulated = 0;
+        self.clear();
     }
 
     fn export(&mut self, unit: usize, wanted: bool) -> Result<Option<UnitState>, EngineError> {
@@ -250,13 +328,5 @@ impl Store for Replicated {
         replica.exp_avg.copy_from_slice(&state.exp_avg);
         replica.exp_avg_sq.copy_from_slice(&state.exp_avg_sq);
         Ok(())
-    }
-}
-
-/// Waits for an all-reduce and takes its elements back.
-fn finish(reduction: Box<dyn Pending>) -> Result<Vec<f32>, EngineError> {
-    match reduction.wait()? {
-        Operation::AllReduce(elements) => Ok(elements),
-        _ => Err(CommError::Misuse("an all-reduce gave back another operation".into()).into()),
     }
 }

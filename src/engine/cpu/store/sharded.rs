@@ -13,11 +13,22 @@ mod scatter;
 
 use self::gather::Gather;
 use self::scatter::{Scatter, Standing};
+use super::squares::{Squares, not_measured};
 use super::{Gradient, Pass, Store};
 use crate::comm::World;
 use crate::engine::cpu::arena::{Arena, Buffer};
 use crate::engine::cpu::kernels::{adamw, vector};
 use crate::engine::{AdamW, EngineError, Layout, Measure, Reduced, Unit, UnitState};
+
+/// What is held beside the shards.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Holds {
+    /// This rank's gradient whole until the step is reduced (a whole model's memory), so that its
+    /// norm exists when there are several micro-batches.
+    pub unsharded_accumulation: bool,
+    /// What any step may measure.
+    pub measure: Measure,
+}
 
 /// This rank's shards.
 pub struct Sharded {
@@ -26,6 +37,9 @@ pub struct Sharded {
     shards: Vec<Shard>,
     gather: Gather,
     scatter: Scatter,
+    squares: Option<Squares>,
+    /// Micro-batches may be measured: each one's gradient is kept apart until then.
+    measures_micro_batches: bool,
     /// What the walk under way is for.
     pass: Pass,
     /// What is measured in this step.
@@ -34,6 +48,8 @@ pub struct Sharded {
     walks: u64,
     /// This rank's micro-batches in this step.
     own: u64,
+    /// Their target tokens, with those of the walk under way.
+    targets: u64,
     /// ‖gradient of the latest micro-batch‖², where measured.
     squared_norm: f64,
 }
@@ -54,13 +70,11 @@ struct Shard {
 
 impl Sharded {
     /// Takes memory for this rank's part of every unit and asks `initial(unit, offset, out)` for
-    /// its weights. `tied` says that the head uses the first unit. `unsharded_accumulation` keeps
-    /// this rank's gradient whole until the step is reduced (a whole model's memory), so that its
-    /// norm exists when there are several micro-batches.
+    /// its weights. `tied` says that the head uses the first unit.
     pub fn new(
         layout: &Layout,
         tied: bool,
-        unsharded_accumulation: bool,
+        holds: Holds,
         world: World,
         arena: &Arena,
         initial: &dyn Fn(&Unit, usize, &mut [f32]),
@@ -85,7 +99,9 @@ impl Sharded {
         }
         Ok(Sharded {
             gather: Gather::new(layout, tied, &world, arena)?,
-            scatter: Scatter::new(layout, tied, unsharded_accumulation, &world, arena)?,
+            scatter: Scatter::new(layout, tied, holds.unsharded_accumulation, &world, arena)?,
+            squares: Squares::new(layout, holds.measure, arena)?,
+            measures_micro_batches: holds.measure.micro_batches,
             world,
             tied,
             shards,
@@ -93,6 +109,7 @@ impl Sharded {
             measure: Measure::default(),
             walks: 0,
             own: 0,
+            targets: 0,
             squared_norm: 0.0,
         })
     }
@@ -102,6 +119,7 @@ impl Sharded {
         Standing {
             walks: self.walks,
             own: self.own,
+            apart: self.measures_micro_batches || self.measures(),
             measured: self.measures(),
         }
     }
@@ -116,6 +134,10 @@ impl Sharded {
     fn clear(&mut self) {
         self.walks = 0;
         self.own = 0;
+        self.targets = 0;
+        if let Some(squares) = &mut self.squares {
+            squares.clear();
+        }
     }
 
     /// Completes a unit with a gradient of zero, in a joined walk.
@@ -132,8 +154,14 @@ impl Sharded {
 
 impl Store for Sharded {
     fn begin(&mut self, pass: Pass) -> Result<(), EngineError> {
-        if let Pass::Training { measure, .. } = pass {
-            if measure.worker && self.own > 0 && !self.scatter.keeps_whole() {
+        if let Pass::Training {
+            measure, targets, ..
+        } = pass
+        {
+            if measure.coordinates && self.squares.is_none() {
+                return Err(not_measured());
+            }
+            if measure.whole_step() && self.own > 0 && !self.scatter.keeps_whole() {
                 return Err(EngineError::Shape(
                     "the norm of a rank's accumulated gradient does not exist under full \
                      sharding with more than one micro-batch a step: measure micro-batches, or \
@@ -142,6 +170,7 @@ impl Store for Sharded {
                 ));
             }
             self.measure = measure;
+            self.targets += targets;
             self.squared_norm = 0.0;
             self.scatter.begin(&mut self.shards)?;
         }
@@ -171,6 +200,13 @@ impl Store for Sharded {
 
     fn complete(&mut self, unit: usize) -> Result<(), EngineError> {
         let standing = self.standing();
+        if let (Pass::Training { targets, .. }, Some(squares)) = (self.pass, &mut self.squares)
+            && self.measure.coordinates
+            && (self.measure.micro_batches || !self.scatter.keeps_whole())
+        {
+            let gradient = self.scatter.micro_batch(&self.shards[unit])?;
+            squares.add(unit, gradient, targets);
+        }
         let squared_norm = self.scatter.complete(unit, &mut self.shards, standing)?;
         self.squared_norm += squared_norm.unwrap_or(0.0);
         Ok(())
@@ -223,6 +259,15 @@ impl Store for Sharded {
 
     fn reduce(&mut self, measure: Measure) -> Result<Reduced, EngineError> {
         self.scatter.finish(&mut self.shards)?;
+        let squares = self.squares.as_mut().filter(|_| measure.coordinates);
+        if let Some(squares) = squares {
+            for (unit, gradient) in self.scatter.accumulated().enumerate() {
+                if !measure.micro_batches && self.own > 0 {
+                    squares.add(unit, &gradient[..self.shards[unit].unit.len], self.targets);
+                }
+            }
+            squares.reduce(Some(&self.world))?;
+        }
         let whole = self.scatter.reduce_whole(&mut self.shards, self.own == 0)?;
         if self.walks == 0 {
             for shard in &mut self.shards {
@@ -257,6 +302,18 @@ impl Store for Sharded {
             squared_norm,
             local_squared_norm: own.filter(|_| measure.worker),
         })
+    }
+
+    fn coordinates(&self, show: &mut dyn FnMut(&[f32], &[f32])) -> Result<(), EngineError> {
+        let (rank, world) = (self.world.rank(), self.world.world());
+        for shard in &self.shards {
+            let part = super::part(shard.unit.len, rank, world);
+            let gradient = &shard.gradient[..part.len()];
+            let squares = self.squares.as_ref();
+            let squares = squares.and_then(|squares| squares.part(shard.index, part));
+            show(squares.ok_or_else(not_measured)?, gradient);
+        }
+        Ok(())
     }
 
     fn update(&mut self, step: AdamW) -> Result<(), EngineError> {
@@ -309,14 +366,13 @@ impl Store for Sharded {
 
     fn import(&mut self, unit: usize, state: &UnitState) -> Result<(), EngineError> {
         let shard = &mut self.shards[unit];
-        let from = shard.offset.min(shard.unit.len);
-        let to = (shard.offset + shard.len).min(shard.unit.len);
+        let held = super::part(shard.unit.len, self.world.rank(), self.world.world());
         for (part, whole) in [
             (&mut shard.parameters, &state.parameters),
             (&mut shard.exp_avg, &state.exp_avg),
             (&mut shard.exp_avg_sq, &state.exp_avg_sq),
         ] {
-            part[..to - from].copy_from_slice(&whole[from..to]);
+            part[..held.len()].copy_from_slice(&whole[held.clone()]);
         }
         self.gather.forget();
         Ok(())

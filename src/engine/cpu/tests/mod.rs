@@ -1,5 +1,6 @@
 //! The engine as a whole, through its public interface.
 
+mod coordinates;
 mod reference;
 mod worlds;
 
@@ -80,10 +81,12 @@ impl Batch {
 const EVERYTHING: Measure = Measure {
     micro_batches: true,
     worker: true,
+    coordinates: false,
 };
 const NOTHING: Measure = Measure {
     micro_batches: false,
     worker: false,
+    coordinates: false,
 };
 
 /// An optimiser step that leaves the weights and puts the gradient into the first moments.

@@ -7,14 +7,14 @@ use super::*;
 use crate::comm::tcp::tests::on_all;
 use crate::comm::{Collective, CommError, tcp};
 
-const SHARDED: Strategy = Strategy::Sharded {
+pub(super) const SHARDED: Strategy = Strategy::Sharded {
     unsharded_accumulation: false,
 };
-const ACCUMULATES_UNSHARDED: Strategy = Strategy::Sharded {
+pub(super) const ACCUMULATES_UNSHARDED: Strategy = Strategy::Sharded {
     unsharded_accumulation: true,
 };
 
-const SEQ_LEN: usize = 12;
+pub(super) const SEQ_LEN: usize = 12;
 
 fn rank(config: &ModelConfig, strategy: Strategy, world: Option<World>) -> CpuEngine {
     let options = CpuOptions {
@@ -26,7 +26,7 @@ fn rank(config: &ModelConfig, strategy: Strategy, world: Option<World>) -> CpuEn
 }
 
 /// How many micro-batches each rank runs: as a plan deals them.
-fn deal(micro_batches: usize, world: usize) -> Vec<usize> {
+pub(super) fn deal(micro_batches: usize, world: usize) -> Vec<usize> {
     let more = |rank| usize::from(rank < micro_batches % world);
     (0..world)
         .map(|rank| micro_batches / world + more(rank))
@@ -59,6 +59,7 @@ fn train(
     let measure = Measure {
         micro_batches: true,
         worker: false,
+        coordinates: false,
     };
     let mut seen = Vec::new();
     for step in 0..steps {

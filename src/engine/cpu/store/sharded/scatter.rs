@@ -20,7 +20,9 @@ pub(super) struct Standing {
     pub walks: u64,
     /// This rank's micro-batches before this one.
     pub own: u64,
-    /// Whether the norm of this one's gradient is taken.
+    /// Whether this one's gradient is kept apart from what was accumulated before.
+    pub apart: bool,
+    /// Whether the norm of this one's gradient is taken; it is kept apart, then.
     pub measured: bool,
 }
 
@@ -102,7 +104,7 @@ impl Scatter {
     pub fn gradient(&mut self, shard: &Shard, standing: Standing) -> Gradient<'_> {
         let len = shard.unit.len;
         let add = standing.own > 0;
-        if self.whole.is_none() || (add && standing.measured) {
+        if self.whole.is_none() || (add && standing.apart) {
             return Gradient {
                 values: &mut self.open(shard)[..len],
                 add: false,
@@ -120,6 +122,21 @@ impl Scatter {
         self.open(shard).fill(0.0);
     }
 
+    /// A unit's finished gradient of this micro-batch: kept apart, or the first of the step.
+    pub fn micro_batch(&self, shard: &Shard) -> Result<&[f32], EngineError> {
+        let apart = self.places.iter().find(|place| place.holds(shard.index));
+        let apart = apart.map(|place| &place.buffer);
+        let whole = || self.whole.as_ref()?.get(shard.index);
+        let gradient = apart.or_else(whole);
+        let gradient = gradient.ok_or_else(|| no_gradient(shard.index))?;
+        Ok(&gradient[..shard.unit.len])
+    }
+
+    /// This rank's accumulated gradients by unit, with padding, where they are kept whole.
+    pub fn accumulated(&self) -> impl Iterator<Item = &[f32]> {
+        self.whole.iter().flatten().map(|whole| &whole[..])
+    }
+
     /// Takes a unit's finished gradient and starts to reduce it. Gives its squared norm when it
     /// is measured.
     pub fn complete(
@@ -129,27 +146,27 @@ impl Scatter {
         Standing {
             walks,
             own,
+            apart,
             measured,
         }: Standing,
     ) -> Result<Option<f64>, EngineError> {
         let len = shards[unit].unit.len;
         if let Some(whole) = &mut self.whole {
             let sum = &mut whole[unit][..len];
-            if !measured {
-                return Ok(None);
-            }
-            if own == 0 {
-                return Ok(Some(vector::squared_norm(sum)));
+            if own == 0 || !apart {
+                return Ok(measured.then(|| vector::squared_norm(sum)));
             }
             let place = &mut self.places[place_index(self.tied, unit, true)];
             place.state = State::Free;
-            return Ok(Some(vector::add_measuring(sum, &place.buffer[..len])));
+            let gradient = &place.buffer[..len];
+            if measured {
+                return Ok(Some(vector::add_measuring(sum, gradient)));
+            }
+            vector::accumulate(sum, gradient);
+            return Ok(None);
         }
-        let open = |place: &&mut Place| matches!(place.state, State::Open(open) if open == unit);
-        let Some(place) = self.places.iter_mut().find(open) else {
-            return Err(EngineError::Shape(format!(
-                "unit {unit} has no gradient to complete"
-            )));
+        let Some(place) = self.places.iter_mut().find(|place| place.holds(unit)) else {
+            return Err(no_gradient(unit));
         };
         let squared_norm = measured.then(|| vector::squared_norm(&place.buffer[..len]));
         let first = walks == 0;
@@ -232,8 +249,7 @@ impl Scatter {
     /// A unit's open place, with zeros for padding.
     fn open(&mut self, shard: &Shard) -> &mut [f32] {
         let index = shard.index;
-        let is_open = |place: &Place| matches!(place.state, State::Open(open) if open == index);
-        let place = match self.places.iter().position(is_open) {
+        let place = match self.places.iter().position(|place| place.holds(index)) {
             Some(open) => &mut self.places[open],
             None => {
                 let free = matches!(self.places[0].state, State::Free);
@@ -260,7 +276,16 @@ fn place_index(tied: bool, unit: usize, first_is_free: bool) -> usize {
     }
 }
 
+fn no_gradient(unit: usize) -> EngineError {
+    EngineError::Shape(format!("unit {unit} has no gradient to complete"))
+}
+
 impl Place {
+    /// Whether a unit's gradient of the micro-batch under way is here.
+    fn holds(&self, unit: usize) -> bool {
+        matches!(self.state, State::Open(open) if open == unit)
+    }
+
     /// Waits for the reduction under way, if there is one, and accumulates what it gave.
     fn finish(&mut self, shards: &mut [Shard]) -> Result<(), EngineError> {
         let reduction = match std::mem::replace(&mut self.state, State::Free) {

@@ -70,7 +70,9 @@ const TRAINING: Pass = Pass::Training {
     measure: Measure {
         micro_batches: false,
         worker: false,
+        coordinates: false,
     },
+    targets: 1,
     last: true,
 };
 
@@ -129,7 +131,8 @@ fn record(tied: bool, work: impl Fn(&mut Sharded, usize, Compute<'_>) + Sync) ->
         let fill = |unit: &Unit, _, out: &mut [f32]| out.fill((unit.len / 10 - 1) as f32);
         let arena = Arena::new(None);
         let world = Arc::new(recorder);
-        let mut store = Sharded::new(&layout(), tied, false, world, &arena, &fill).unwrap();
+        let mut store =
+            Sharded::new(&layout(), tied, Holds::default(), world, &arena, &fill).unwrap();
         let compute = |what: &str, unit| {
             if rank == 0 {
                 note(&events, format!("    {what} {unit}"));
