@@ -1,6 +1,8 @@
 //! The engine as a whole, through its public interface.
 
 mod coordinates;
+mod gradients;
+mod limits;
 mod reference;
 mod worlds;
 
@@ -137,70 +139,6 @@ fn assert_close(one: &[Vec<f32>], two: &[Vec<f32>], tolerance: f32) {
     }
 }
 
-/// Compares the derivative of the loss along several directions of every tensor with the gradient.
-fn check_finite_differences(config: ModelConfig) {
-    // Longer than a block of queries, so that attention's blocks meet.
-    let batch = Batch::new(2, 70);
-    let mut engine = engine(config);
-    let (_, gradient) = gradient_of(&mut engine, batch.micro());
-    let layout = engine.layout().clone();
-    for (unit, gradient) in gradient.iter().enumerate() {
-        let original = engine.export(unit, true).unwrap().unwrap();
-        for parameter in &layout.units[unit].parameters {
-            let gradient = &gradient[parameter.range()];
-            let norm = squared_norm(&[gradient.to_vec()]).sqrt();
-            assert!(norm > 0.1, "{} has no gradient", parameter.name);
-            // The gradient's own direction, and two that have nothing to do with it.
-            for direction in 0..3 {
-                let sign = |i: usize| ((i + 1).wrapping_mul(40_503 * direction) >> 5) % 2;
-                let mut along: Vec<f64> = match direction {
-                    0 => gradient.iter().map(|&g| f64::from(g)).collect(),
-                    _ => (0..gradient.len())
-                        .map(|i| sign(i) as f64 * 2.0 - 1.0)
-                        .collect(),
-                };
-                let length = along.iter().map(|a| a * a).sum::<f64>().sqrt();
-                along.iter_mut().for_each(|a| *a /= length);
-                let expected: f64 = along
-                    .iter()
-                    .zip(gradient)
-                    .map(|(a, &g)| a * f64::from(g))
-                    .sum();
-
-                let step = 1e-2;
-                let mut loss_at = |step: f64| {
-                    let mut moved = original.clone();
-                    let weights = &mut moved.parameters[parameter.range()];
-                    for (w, a) in weights.iter_mut().zip(&along) {
-                        *w += (a * step) as f32;
-                    }
-                    engine.import(unit, &moved).unwrap();
-                    engine.evaluate(batch.micro()).unwrap().0
-                };
-                let measured = (loss_at(step) - loss_at(-step)) / (2.0 * step);
-                // Rounding of the f32 forward pass is about 1e-5 of loss, the step's cube less.
-                let error = (measured - expected).abs();
-                assert!(
-                    error < 2e-3 * norm.max(1.0),
-                    "{} along {direction}: measured {measured}, gradient says {expected}, norm {norm}",
-                    parameter.name
-                );
-            }
-        }
-        engine.import(unit, &original).unwrap();
-    }
-}
-
-#[test]
-fn gradients_agree_with_finite_differences() {
-    check_finite_differences(config());
-}
-
-#[test]
-fn gradients_of_tied_embeddings_agree_with_finite_differences() {
-    check_finite_differences(tied());
-}
-
 #[test]
 fn evaluation_gives_the_loss_of_training() {
     for config in [config(), tied()] {
@@ -224,79 +162,6 @@ fn evaluation_in_the_middle_of_a_step_changes_nothing() {
     engine.evaluate(batch.micro()).unwrap();
     engine.accumulate(batch.part(1, 2), NOTHING, true).unwrap();
     assert_close(&expected, &take_gradient(&mut engine), 1e-5);
-}
-
-#[test]
-fn accumulation_equals_one_large_micro_batch() {
-    for config in [config(), tied()] {
-        let batch = Batch::new(4, 20);
-        let mut engine = engine(config);
-        let (loss, whole) = gradient_of(&mut engine, batch.micro());
-        for measure in [NOTHING, EVERYTHING] {
-            let mut sum = 0.0;
-            for row in 0..4 {
-                let micro = batch.part(row, row + 1);
-                sum += engine.accumulate(micro, measure, row == 3).unwrap().loss;
-            }
-            assert!((sum - loss).abs() < 1e-6 * loss);
-            assert_close(&whole, &take_gradient(&mut engine), 1e-5);
-        }
-    }
-}
-
-#[test]
-fn chunks_of_the_head_add_up() {
-    // The vocabulary is so large that the whole batch's logits take two chunks, a row's one.
-    for config in [config(), tied()] {
-        let config = ModelConfig {
-            vocab_size: 20_000,
-            ..config
-        };
-        let batch = Batch::new(3, 70);
-        let mut engine = engine(config);
-        let (loss, whole) = gradient_of(&mut engine, batch.micro());
-        let head_rows = engine.workspace.as_ref().unwrap().shared.head_rows;
-        assert!((71..140).contains(&head_rows), "{head_rows}");
-        let evaluated = engine.evaluate(batch.micro()).unwrap();
-        assert_eq!(evaluated, (loss, 70 + 35 + 70));
-        let mut sum = 0.0;
-        for row in 0..3 {
-            let micro = batch.part(row, row + 1);
-            sum += engine.accumulate(micro, NOTHING, row == 2).unwrap().loss;
-        }
-        assert!((sum - loss).abs() < 1e-6 * loss);
-        assert_close(&whole, &take_gradient(&mut engine), 1e-5);
-    }
-}
-
-#[test]
-fn norms_are_those_of_the_gradients() {
-    for config in [config(), tied()] {
-        let batch = Batch::new(3, 20);
-        let mut engine = engine(config);
-        let close = |a: f64, b: f64| assert!((a - b).abs() < 1e-5 * b, "{a} {b}");
-        let (_, whole) = gradient_of(&mut engine, batch.micro());
-        for row in 0..3 {
-            let (_, own) = gradient_of(&mut engine, batch.part(row, row + 1));
-            // Whatever was accumulated before it.
-            for before in 0..2 {
-                for _ in 0..before {
-                    engine.accumulate(batch.micro(), EVERYTHING, false).unwrap();
-                }
-                let micro = batch.part(row, row + 1);
-                let got = engine.accumulate(micro, EVERYTHING, true).unwrap();
-                close(got.squared_norm.unwrap(), squared_norm(&own));
-                engine.discard();
-            }
-        }
-        for row in 0..3 {
-            let micro = batch.part(row, row + 1);
-            engine.accumulate(micro, NOTHING, row == 2).unwrap();
-        }
-        let reduced = engine.reduce(EVERYTHING).unwrap();
-        close(reduced.squared_norm, squared_norm(&whole));
-        assert_eq!(reduced.local_squared_norm, Some(reduced.squared_norm));
-    }
 }
 
 #[test]
@@ -407,99 +272,4 @@ fn seeds_decide_the_weights() {
     };
     assert_eq!(weights(1), weights(1));
     assert_ne!(weights(1), weights(2));
-}
-
-#[test]
-fn the_memory_limit_is_known_before_the_first_step() {
-    let batch = Batch::new(4, 40);
-    let mut free = engine(config());
-    let model = free.memory().0;
-    free.reserve(4, 40).unwrap();
-    free.accumulate(batch.micro(), EVERYTHING, true).unwrap();
-    let needed = free.memory().0;
-
-    let limited = |limit| {
-        let options = CpuOptions {
-            memory_limit: Some(limit),
-            ..CpuOptions::default()
-        };
-        CpuEngine::new(config(), options, None, 5)
-    };
-    let refused = |error| matches!(error, Err(EngineError::OutOfMemory { .. }));
-    assert!(refused(limited(model - 1).map(drop)));
-
-    // What is reserved is enough for the whole step, to the byte.
-    let mut exact = limited(needed).unwrap();
-    exact.reserve(4, 40).unwrap();
-    exact.accumulate(batch.micro(), EVERYTHING, true).unwrap();
-    exact.reduce(EVERYTHING).unwrap();
-    exact.update(REVEAL).unwrap();
-    exact.evaluate(batch.micro()).unwrap();
-    assert_eq!(exact.memory(), (needed, needed));
-
-    // One byte less is refused, leaves nothing behind, and a smaller micro-batch still works.
-    let mut short = limited(needed - 1).unwrap();
-    assert!(refused(short.reserve(4, 40)));
-    assert_eq!(short.memory().0, model);
-    short.reserve(2, 40).unwrap();
-    let after = short.memory().0;
-    short
-        .accumulate(batch.part(0, 2), EVERYTHING, true)
-        .unwrap();
-    assert_eq!(short.memory().0, after);
-}
-
-#[test]
-fn what_does_not_fit_is_refused_in_words() {
-    let mut engine = engine(config());
-    let mut batch = Batch::new(2, 20);
-    let mut say = |micro: MicroBatch<'_>| {
-        let error = engine.accumulate(micro, NOTHING, true).unwrap_err();
-        assert_eq!(
-            engine.evaluate(micro).unwrap_err().to_string(),
-            error.to_string()
-        );
-        error.to_string()
-    };
-    let whole = batch.micro();
-    let mut messages = vec![
-        say(MicroBatch { batch: 3, ..whole }),
-        say(MicroBatch {
-            targets: &whole.targets[1..],
-            ..whole
-        }),
-        say(MicroBatch {
-            tokens: &[],
-            targets: &[],
-            batch: 0,
-            seq_len: 20,
-        }),
-        say(MicroBatch {
-            batch: usize::MAX,
-            seq_len: 2,
-            ..whole
-        }),
-        say(MicroBatch {
-            batch: 1,
-            seq_len: 129,
-            ..whole
-        }),
-    ];
-    batch.targets[7] = 30;
-    messages.push(say(batch.micro()));
-    batch.tokens[7] = 31;
-    messages.push(say(batch.micro()));
-    messages.push(engine.reserve(0, 20).unwrap_err().to_string());
-    messages.push(engine.reserve(1, 1000).unwrap_err().to_string());
-    messages.push(engine.export(9, true).unwrap_err().to_string());
-    let mut state = engine.export(1, true).unwrap().unwrap();
-    state.exp_avg.pop();
-    messages.push(engine.import(1, &state).unwrap_err().to_string());
-    let odd = ModelConfig {
-        head_dim: 5,
-        ..config()
-    };
-    let error = CpuEngine::new(odd, CpuOptions::default(), None, 0).map(drop);
-    messages.push(error.unwrap_err().to_string());
-    insta::assert_snapshot!(messages.join("\n"));
 }

@@ -1,0 +1,98 @@
+//! What does not fit: into the memory, into the model's shape.
+
+use super::*;
+
+#[test]
+fn the_memory_limit_is_known_before_the_first_step() {
+    let batch = Batch::new(4, 40);
+    let mut free = engine(config());
+    let model = free.memory().0;
+    free.reserve(4, 40).unwrap();
+    free.accumulate(batch.micro(), EVERYTHING, true).unwrap();
+    let needed = free.memory().0;
+
+    let limited = |limit| {
+        let options = CpuOptions {
+            memory_limit: Some(limit),
+            ..CpuOptions::default()
+        };
+        CpuEngine::new(config(), options, None, 5)
+    };
+    let refused = |error| matches!(error, Err(EngineError::OutOfMemory { .. }));
+    assert!(refused(limited(model - 1).map(drop)));
+
+    // What is reserved is enough for the whole step, to the byte.
+    let mut exact = limited(needed).unwrap();
+    exact.reserve(4, 40).unwrap();
+    exact.accumulate(batch.micro(), EVERYTHING, true).unwrap();
+    exact.reduce(EVERYTHING).unwrap();
+    exact.update(REVEAL).unwrap();
+    exact.evaluate(batch.micro()).unwrap();
+    assert_eq!(exact.memory(), (needed, needed));
+
+    // One byte less is refused, leaves nothing behind, and a smaller micro-batch still works.
+    let mut short = limited(needed - 1).unwrap();
+    assert!(refused(short.reserve(4, 40)));
+    assert_eq!(short.memory().0, model);
+    short.reserve(2, 40).unwrap();
+    let after = short.memory().0;
+    short
+        .accumulate(batch.part(0, 2), EVERYTHING, true)
+        .unwrap();
+    assert_eq!(short.memory().0, after);
+}
+
+#[test]
+fn what_does_not_fit_is_refused_in_words() {
+    let mut engine = engine(config());
+    let mut batch = Batch::new(2, 20);
+    let mut say = |micro: MicroBatch<'_>| {
+        let error = engine.accumulate(micro, NOTHING, true).unwrap_err();
+        assert_eq!(
+            engine.evaluate(micro).unwrap_err().to_string(),
+            error.to_string()
+        );
+        error.to_string()
+    };
+    let whole = batch.micro();
+    let mut messages = vec![
+        say(MicroBatch { batch: 3, ..whole }),
+        say(MicroBatch {
+            targets: &whole.targets[1..],
+            ..whole
+        }),
+        say(MicroBatch {
+            tokens: &[],
+            targets: &[],
+            batch: 0,
+            seq_len: 20,
+        }),
+        say(MicroBatch {
+            batch: usize::MAX,
+            seq_len: 2,
+            ..whole
+        }),
+        say(MicroBatch {
+            batch: 1,
+            seq_len: 129,
+            ..whole
+        }),
+    ];
+    batch.targets[7] = 30;
+    messages.push(say(batch.micro()));
+    batch.tokens[7] = 31;
+    messages.push(say(batch.micro()));
+    messages.push(engine.reserve(0, 20).unwrap_err().to_string());
+    messages.push(engine.reserve(1, 1000).unwrap_err().to_string());
+    messages.push(engine.export(9, true).unwrap_err().to_string());
+    let mut state = engine.export(1, true).unwrap().unwrap();
+    state.exp_avg.pop();
+    messages.push(engine.import(1, &state).unwrap_err().to_string());
+    let odd = ModelConfig {
+        head_dim: 5,
+        ..config()
+    };
+    let error = CpuEngine::new(odd, CpuOptions::default(), None, 0).map(drop);
+    messages.push(error.unwrap_err().to_string());
+    insta::assert_snapshot!(messages.join("\n"));
+}

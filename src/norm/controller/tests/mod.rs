@@ -1,0 +1,83 @@
+//! The controller: helpers, and what holds for every schedule. Fixed schedules stand against the
+//! paper's step counts in `fixed`, the norm test's guards one by one in `guards`, the paper's form
+//! in `printed`, and both estimators steer simulated runs in `simulated`.
+
+mod fixed;
+mod guards;
+mod printed;
+mod simulated;
+
+use super::*;
+use crate::recipe::spec::NormTest;
+
+const BUDGET: u64 = 2_000_000;
+
+fn conditions(base_batch: u64, quantum: u64) -> Conditions {
+    Conditions {
+        base_batch,
+        quantum,
+        budget: BUDGET,
+        micro_batch: quantum.min(4),
+        workers: 4,
+        sharded: false,
+    }
+}
+
+fn controller(settings: NormTest) -> Controller {
+    Controller::new(&BatchSchedule::NormTest(settings), conditions(256, 16)).unwrap()
+}
+
+/// Sums of a step of `batch` samples with these true V and |grad|², as their expectation.
+fn expected(variance: f64, gradient: f64, batch: u64, groups: u64) -> Sums {
+    Sums {
+        groups,
+        weighted: gradient + groups as f64 * variance / batch as f64,
+        total: gradient + variance / batch as f64,
+        batch,
+    }
+}
+
+/// Lets the controller see `steps` steps of such sums; the decisions.
+fn steps(controller: &mut Controller, steps: u64, variance: f64, gradient: f64) -> Vec<Decision> {
+    (1..=steps)
+        .map(|step| {
+            let sums = expected(variance, gradient, controller.batch(), 64);
+            controller.observe(step, 0, false, Some(sums))
+        })
+        .collect()
+}
+
+#[test]
+fn a_generation_of_another_world_keeps_the_batch_or_is_refused() {
+    let mut controller = controller(NormTest {
+        growth_cap: None,
+        ..NormTest::default()
+    });
+    steps(&mut controller, 1, 20.0, 1.0);
+    assert_eq!(controller.batch(), 464);
+    let mut same = controller.clone();
+    let moved = Conditions {
+        workers: 2,
+        quantum: 8,
+        micro_batch: 8,
+        ..conditions(256, 8)
+    };
+    same.refit(moved).unwrap();
+    assert_eq!(same.batch(), 464);
+    let refused = controller.refit(conditions(256, 32)).unwrap_err();
+    insta::assert_snapshot!(refused.to_string(), @"the checkpoint's current batch 464 is not a multiple of the quantum 32; use 448 or 480, a smaller batch.micro, or narrow elasticity.min and elasticity.max");
+    let refused = controller.refit(conditions(512, 16)).unwrap_err();
+    assert_eq!(refused, ScheduleError::BaseChanged { was: 256, now: 512 });
+    assert_eq!(controller.batch(), 464);
+}
+
+#[test]
+fn constant_schedules_measure_nothing() {
+    let mut controller = Controller::new(&BatchSchedule::Constant, conditions(256, 16)).unwrap();
+    assert_eq!(controller.wants(1), Request::None);
+    let decision = controller.observe(1, 256, false, None);
+    assert_eq!(
+        (decision.next_batch, decision.reason, decision.threshold),
+        (256, Reason::Scheduled, None)
+    );
+}
