@@ -119,23 +119,27 @@ impl<'a> Transfer<'a> {
     fn add_up(&mut self, chunk: usize) {
         let start = self.part(self.rank).start + self.ready;
         let own = &mut self.data[start..start + chunk];
-        let sum = match &mut self.part {
-            OwnPart::Into(shard) => {
-                let sum = &mut shard[self.ready..self.ready + chunk];
-                sum.copy_from_slice(own);
-                sum
-            }
-            OwnPart::InPlace | OwnPart::From(_) => own,
-        };
         let (below, above) = self.scratch.split_at_mut(self.rank);
         if let Some((first, others)) = below.split_first_mut() {
             for other in others {
                 add(&mut first[..chunk], &other[..chunk]);
             }
-            add(sum, &first[..chunk]);
         }
-        for other in &above[1..] {
-            add(sum, &other[..chunk]);
+        let addends = below.first().into_iter().chain(&above[1..]);
+        let mut addends = addends.map(|addend| &addend[..chunk]);
+        let sum = match &mut self.part {
+            OwnPart::Into(shard) => {
+                let sum = &mut shard[self.ready..self.ready + chunk];
+                match addends.next() {
+                    Some(addend) => add_into(sum, own, addend),
+                    None => sum.copy_from_slice(own),
+                }
+                sum
+            }
+            OwnPart::InPlace | OwnPart::From(_) => own,
+        };
+        for addend in addends {
+            add(sum, addend);
         }
     }
 }
@@ -263,6 +267,15 @@ fn describe(header: &[u8; HEADER]) -> String {
         _ => "an unknown operation",
     };
     format!("{name} (operation {}) of {} elements", field(1), field(2))
+}
+
+/// `sum = own + addend`, with the widest vectors that the processor has.
+fn add_into(sum: &mut [f32], own: &[f32], addend: &[f32]) {
+    pulp::Arch::new().dispatch(|| {
+        for ((sum, own), addend) in sum.iter_mut().zip(own).zip(addend) {
+            *sum = own + addend;
+        }
+    });
 }
 
 /// `sum += addend`, with the widest vectors that the processor has.
