@@ -1,0 +1,59 @@
+//! What is being optimised.
+
+use serde::{Deserialize, Serialize};
+
+/// What is being optimised.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Objective {
+    /// Next-token prediction on every token.
+    #[default]
+    LanguageModelling,
+    /// Supervised fine-tuning on conversations, loss on the answers.
+    Sft,
+    /// Direct preference optimisation.
+    Dpo,
+    /// Kahneman–Tversky optimisation.
+    Kto,
+    /// Odds-ratio preference optimisation.
+    Orpo,
+    /// Simple preference optimisation.
+    Simpo,
+    /// Group-relative policy optimisation.
+    Grpo,
+    /// Proximal policy optimisation.
+    Ppo,
+    /// Reward modelling.
+    Reward,
+}
+
+impl Objective {
+    /// Its name in recipes.
+    pub fn name(self) -> &'static str {
+        match self {
+            Objective::LanguageModelling => "language-modelling",
+            Objective::Sft => "sft",
+            Objective::Dpo => "dpo",
+            Objective::Kto => "kto",
+            Objective::Orpo => "orpo",
+            Objective::Simpo => "simpo",
+            Objective::Grpo => "grpo",
+            Objective::Ppo => "ppo",
+            Objective::Reward => "reward",
+        }
+    }
+}
+
+/// Settings of generation-based trainers (GRPO, PPO, KTO) that rules look at.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Generation {
+    /// TRL GRPO `num_generations`.
+    pub num_generations: Option<u64>,
+    /// TRL GRPO `generation_batch_size`.
+    pub generation_batch_size: Option<u64>,
+    /// TRL GRPO `steps_per_generation`.
+    pub steps_per_generation: Option<u64>,
+    /// TRL PPO `num_mini_batches`.
+    pub num_mini_batches: Option<u64>,
+}
