@@ -261,6 +261,14 @@ fn world(root: &Node, kind: Option<&str>, tree: &mut Tree, reading: &mut Reading
         }
         return;
     }
+    if let Some(machines) = machines.as_ref().filter(|given| given.value < 1) {
+        reading.error(
+            "out-of-range",
+            Some(machines.span),
+            format!("`num_machines` is {}", machines.value),
+            "give a whole number from 1",
+        );
+    }
     if let (Some(processes), Some(machines)) = (&processes, &machines)
         && machines.value > 0
         && processes.value % machines.value != 0
@@ -279,7 +287,6 @@ fn world(root: &Node, kind: Option<&str>, tree: &mut Tree, reading: &mut Reading
         );
     }
     tree.plain_if("batch.gpus", processes);
-    tree.plain_if("parallel.machines", machines);
 }
 
 /// A whole number; accelerate itself does not convert.

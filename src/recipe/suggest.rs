@@ -17,7 +17,7 @@ pub fn did_you_mean<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) ->
 }
 
 /// The known word within a third of the word's length in edits (a swap counts as one).
-fn nearest<'a>(word: &str, known: &[&'a str]) -> Option<&'a str> {
+pub fn nearest<'a>(word: &str, known: &[&'a str]) -> Option<&'a str> {
     // Long words cannot be keys, and comparing them costs time.
     if word.len() > 80 {
         return None;

@@ -61,7 +61,6 @@ fn the_world_comes_from_the_config_and_the_batch_from_the_recipe() {
         (found.batch.micro, found.batch.accumulation),
         (Some(4), Some(2))
     );
-    assert_eq!(found.parallel.machines, Some(2));
     assert_eq!(found.parallel.strategy, Strategy::Zero2);
     assert_eq!(
         found.model.precision,
@@ -120,6 +119,7 @@ fn traps_and_mistakes_are_told() {
         "distributed_type: MULTI_GPU\nnum_proceses: 8\n",
         "distributed_type: MULTI_GPU\nnum_processes: \"8\"\n",
         "distributed_type: MULTI_GPU\nnum_processes: 7\nnum_machines: 2\n",
+        "distributed_type: MULTI_GPU\nnum_processes: 8\nnum_machines: 0\n",
         "distributed_type: MULTI_GPU\nmixed_precision: bf61\n",
         "distributed_type: DEEPSPEED\ndeepspeed_config: {zero_stage: 5}\n",
         "distributed_type: FSDP\nfsdp_config: {fsdp_sharding_strategy: FULL}\n",

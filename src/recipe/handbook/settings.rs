@@ -288,6 +288,17 @@ pub(super) fn model(values: &Values, path: &Path, tree: &mut Tree, reading: &mut
         (Some(off), _) => tree.plain("model.precision", &off.with("f32")),
         _ => {}
     }
+    tree.plain_if("model.tf32", values.bool("tf32"));
+    tree.text_if("model.attention", values.text("attn_implementation"));
+    let flash = values
+        .bool("use_flash_attention_2")
+        .filter(|given| given.value);
+    if let Some(given) = flash {
+        tree.text(
+            "model.attention",
+            &given.with("flash_attention_2".to_owned()),
+        );
+    }
     let checkpointing = values
         .bool("activation_checkpointing")
         .or_else(|| values.bool("gradient_checkpointing"));

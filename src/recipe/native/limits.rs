@@ -1,7 +1,7 @@
 //! Ranges of the native recipe's numbers: zero and absurd sizes are refused here, whatever dialect
 //! they came from.
 
-use serde_json::Value;
+use serde_json::{Number, Value};
 
 use crate::recipe::diagnostic::Diagnostic;
 use crate::recipe::source::Places;
@@ -53,7 +53,6 @@ const LIMITS: &[Limit] = &[
     range("parallel.sequence", 1.0, DEVICES),
     range("parallel.data_replicate", 1.0, DEVICES),
     range("parallel.data_shard", 1.0, DEVICES),
-    range("parallel.machines", 1.0, DEVICES),
     above("schedule.norm-test.eta", 0.0, 1e6),
     range("schedule.norm-test.interval", 1.0, 100.0),
     range("schedule.norm-test.max_batch", 1.0, BATCH),
@@ -127,8 +126,7 @@ pub(super) fn check(spec: &Spec, places: &Places, diagnostics: &mut Vec<Diagnost
     };
     for limit in LIMITS {
         for (path, value) in values_at(&values, limit.path) {
-            let low = value < limit.min || (limit.above_min && value == limit.min);
-            if low || value > limit.max {
+            if limit.excludes(value) {
                 let problem = out_of_range(limit, &path, value, places);
                 if problem.span.is_none() || diagnostics.iter().all(|d| d.span != problem.span) {
                     diagnostics.push(problem);
@@ -138,9 +136,25 @@ pub(super) fn check(spec: &Spec, places: &Places, diagnostics: &mut Vec<Diagnost
     }
 }
 
-fn out_of_range(limit: &Limit, path: &str, value: f64, places: &Places) -> Diagnostic {
+impl Limit {
+    fn excludes(&self, number: &Number) -> bool {
+        let value = number.as_f64().unwrap_or(f64::NAN);
+        // Whole numbers are compared as such: a double rounds large ones.
+        let above = match number.as_u64() {
+            Some(whole) => whole > self.max as u64,
+            None => value > self.max,
+        };
+        above || value < self.min || (self.above_min && value == self.min)
+    }
+}
+
+fn out_of_range(limit: &Limit, path: &str, number: &Number, places: &Places) -> Diagnostic {
     let path = &without_kind(path);
     let place = places.get(path);
+    let value = match number.as_f64() {
+        Some(value) if number.is_f64() => value.to_string(),
+        _ => number.to_string(),
+    };
     let bound = if limit.above_min {
         format!("above {} and at most {}", limit.min, limit.max)
     } else {
@@ -164,7 +178,7 @@ fn without_kind(path: &str) -> String {
 }
 
 /// The numbers at a path, with the paths they really have.
-fn values_at(root: &Value, path: &str) -> Vec<(String, f64)> {
+fn values_at<'v>(root: &'v Value, path: &str) -> Vec<(String, &'v Number)> {
     let mut found = vec![(String::new(), root)];
     for part in path.split('.') {
         let mut next = Vec::new();
@@ -191,6 +205,6 @@ fn values_at(root: &Value, path: &str) -> Vec<(String, f64)> {
     }
     found
         .into_iter()
-        .filter_map(|(path, value)| Some((path, value.as_f64()?)))
+        .filter_map(|(path, value)| Some((path, value.as_number()?)))
         .collect()
 }

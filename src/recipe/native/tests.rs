@@ -123,3 +123,17 @@ fn a_bare_spec_is_not_a_recipe() {
         None
     );
 }
+
+#[test]
+fn large_numbers_are_told_and_compared_exactly() {
+    assert_eq!(
+        problems("budget: {samples: 18446744073709551615, steps: 9007199254740993}"),
+        [
+            "5:out-of-range `budget.samples` is 18446744073709551615 \
+             (give a number from 1 to 9007199254740992)",
+            "5:out-of-range `budget.steps` is 9007199254740993 \
+             (give a number from 1 to 9007199254740992)",
+        ]
+    );
+    assert!(build("budget: {samples: 9007199254740992}").is_ok());
+}

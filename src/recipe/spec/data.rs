@@ -36,6 +36,21 @@ impl Default for Data {
     }
 }
 
+/// The path of a source that is the synthetic language.
+pub const SYNTHETIC: &str = "synthetic";
+
+impl Data {
+    /// The synthetic language, when it is what is trained on. It is always the only source.
+    pub fn synthetic(&self) -> Option<Synthetic> {
+        match self.train.as_slice() {
+            [source] if source.path == SYNTHETIC => {
+                Some(source.synthetic.clone().unwrap_or_default())
+            }
+            _ => None,
+        }
+    }
+}
+
 /// One source of samples.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]

@@ -16,7 +16,7 @@ mod world;
 use serde::{Deserialize, Serialize};
 
 pub use batch::{Batch, LastBatch, Prefer, Remainder};
-pub use data::{Data, DataFormat, DataSource, Synthetic};
+pub use data::{Data, DataFormat, DataSource, SYNTHETIC, Synthetic};
 pub use model::{Init, Model, Precision, Tokenizer};
 pub use objective::{Generation, Objective};
 pub use schedule::{

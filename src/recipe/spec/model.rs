@@ -17,6 +17,10 @@ pub struct Model {
     pub init: Init,
     /// Precision that the recipe trains in.
     pub precision: Precision,
+    /// TF32 in matrix products of f32, on GPUs that have it.
+    pub tf32: bool,
+    /// Upstream's name of the attention kernel (`flash_attention_2`, `sdpa`), for messages.
+    pub attention: Option<String>,
     /// Recompute activations in the backward pass.
     pub activation_checkpointing: bool,
     /// Low-rank adapters (PEFT) are trained instead of the weights.

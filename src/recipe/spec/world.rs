@@ -20,8 +20,6 @@ pub struct Parallel {
     pub data_replicate: Option<u64>,
     /// Data-parallel shards that a recipe states, for the product rule.
     pub data_shard: Option<u64>,
-    /// Machines that a recipe states.
-    pub machines: Option<u64>,
 }
 
 impl Default for Parallel {
@@ -34,7 +32,6 @@ impl Default for Parallel {
             sequence: 1,
             data_replicate: None,
             data_shard: None,
-            machines: None,
         }
     }
 }
