@@ -2,15 +2,14 @@
 //! recipe and the world asked for, and nothing where one does not follow. The rules look at it;
 //! a draft without gaps whose rules have no errors becomes a [`Plan`].
 
-use std::collections::BTreeMap;
-
 use serde::Serialize;
-use serde_json::Value;
 
 use super::arithmetic::product;
+use super::held_out::held_out;
 use super::horizon::{Horizon, horizon};
 use super::memory::{Device, Estimator};
 use super::plan::{Adjustment, MemoryEstimate, Plan};
+use super::request::PlanRequest;
 use super::split::{Cap, Split, Splitter};
 use crate::recipe::spec::{BatchSchedule, Objective, Parallel, Prefer, Remainder, Spec, Strategy};
 use crate::recipe::{Dialect, Located, Recipe};
@@ -22,36 +21,6 @@ pub const MOST_GPUS: u64 = 1024;
 /// The micro-batch where neither the recipe nor memory says one
 /// (`per_device_train_batch_size` of transformers 5.23.0).
 pub const DEFAULT_MICRO: u64 = 8;
-
-/// For which world, and under which limits, to plan.
-#[derive(Debug, Clone, PartialEq, Default)]
-pub struct PlanRequest {
-    /// Devices over all axes; ranks on the CPU count as devices.
-    pub gpus: u64,
-    /// The global batch, over what the recipe says (a run keeps its own), samples.
-    pub global_batch_size: Option<u64>,
-    /// Bytes of every device, when known.
-    pub device_memory: Option<u64>,
-    /// The micro-batch may not be above this (set by the out-of-memory descent).
-    pub micro_limit: Option<u64>,
-    /// The batch that the run has reached, when a schedule has moved it: the plan keeps that one
-    /// exact too.
-    pub current_batch: Option<u64>,
-    /// Training samples of the data, when they have been counted.
-    pub data_samples: Option<u64>,
-    /// The keys of the `config.json` at the model's path, when the caller has read one.
-    pub model_config: Option<BTreeMap<String, Value>>,
-}
-
-impl PlanRequest {
-    /// A plain request for so many devices.
-    pub fn gpus(gpus: u64) -> PlanRequest {
-        PlanRequest {
-            gpus,
-            ..PlanRequest::default()
-        }
-    }
-}
 
 /// A plan with gaps. Serialized it has the keys of a [`Plan`], null where something is missing.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -295,27 +264,10 @@ fn allowed_ranks(spec: &Spec, planned: u64) -> impl Iterator<Item = u64> + use<>
     (low..=high).chain(std::iter::once(planned))
 }
 
-/// Samples of a synthetic data set, which says how long it is.
+/// Training samples of a synthetic data set, which says how long it is.
 fn synthetic_samples(spec: &Spec) -> Option<u64> {
-    let data = &spec.data;
-    if data.train.is_empty() || data.packing {
-        return None;
-    }
-    let mut all = 0_u64;
-    for source in &data.train {
-        let samples = source.synthetic.as_ref()?.samples;
-        let taken = source
-            .weight
-            .map_or(samples, |share| (samples as f64 * share) as u64);
-        all = all.checked_add(taken)?;
-    }
-    let held_out = match data.held_out {
-        Some(_) if !data.evaluation.is_empty() => 0,
-        None => 0,
-        Some(share) if share < 1.0 => (all as f64 * share) as u64,
-        Some(samples) => samples as u64,
-    };
-    Some(all.saturating_sub(held_out))
+    let samples = spec.data.synthetic()?.samples;
+    Some(samples.saturating_sub(held_out(spec.data.held_out, samples)))
 }
 
 /// What differs from the recipe, and why.

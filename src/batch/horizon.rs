@@ -78,7 +78,7 @@ pub fn horizon(spec: &Spec, global: u64, data: Option<u64>) -> Horizon {
 }
 
 /// ⌈share × samples⌉, forgiving the last bits of a decimal share (0.1 × 1280 is 128, not 129).
-fn share(samples: u64, share: f64) -> u64 {
+pub(super) fn share(samples: u64, share: f64) -> u64 {
     let exact = samples as f64 * share;
     let rounded = exact.round();
     if (exact - rounded).abs() <= exact.abs() * 1e-12 {

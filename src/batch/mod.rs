@@ -6,15 +6,19 @@
 mod arithmetic;
 mod descent;
 mod draft;
+mod held_out;
 mod horizon;
 pub mod memory;
 mod plan;
 mod planner;
+mod request;
 pub mod rules;
 mod split;
 
 pub use descent::descend;
-pub use draft::{Draft, MAX_BATCH, MOST_GPUS, PlanRequest};
+pub use draft::{Draft, MAX_BATCH, MOST_GPUS};
+pub use held_out::held_out;
 pub use horizon::{Horizon, horizon};
 pub use plan::{Adjustment, MemoryEstimate, Plan};
-pub use planner::{Examined, Refused, default_world, examine, in_file_order, plan};
+pub use planner::{Examined, Refused, default_world, examine, plan};
+pub use request::{Devices, Flaw, PlanRequest, Trainer};

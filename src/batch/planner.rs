@@ -1,7 +1,8 @@
 //! From a recipe and a world to a plan, or to everything that is wrong with them.
 
-use super::draft::{Draft, PlanRequest};
+use super::draft::Draft;
 use super::plan::Plan;
+use super::request::PlanRequest;
 use super::rules;
 use crate::recipe::{Diagnostic, Recipe, Severity, Spec};
 
@@ -62,7 +63,7 @@ pub fn examine(recipe: &Recipe, request: &PlanRequest) -> Examined {
 }
 
 /// By file and place; what has no place comes last, in the order of the rules.
-pub fn in_file_order(diagnostics: &mut [Diagnostic]) {
+fn in_file_order(diagnostics: &mut [Diagnostic]) {
     diagnostics.sort_by_key(|d| {
         let place = d.span.map(|span| (span.file, span.start));
         (place.is_none(), place)

@@ -20,12 +20,13 @@ pub fn parse(text: &str) -> Result<u64, String> {
             ));
         }
     };
-    digits
-        .trim()
-        .parse::<u64>()
-        .map_err(|_| format!("`{digits}` is not a whole number of bytes"))?
-        .checked_mul(factor)
-        .ok_or_else(|| format!("`{text}` is more than any machine has"))
+    match digits.trim().parse::<u64>() {
+        Err(_) => Err(format!("`{digits}` is not a whole number of bytes")),
+        Ok(0) => Err("0 bytes hold nothing: give at least 1".to_owned()),
+        Ok(number) => number
+            .checked_mul(factor)
+            .ok_or_else(|| format!("`{text}` is more than any machine has")),
+    }
 }
 
 #[cfg(test)]
@@ -39,6 +40,8 @@ mod tests {
         assert_eq!(parse("1024"), Ok(1024));
         assert!(parse("many").is_err());
         assert!(parse("1.5GiB").is_err());
+        assert!(parse("0").is_err());
+        assert!(parse("0GiB").is_err());
         assert!(parse("99999999999TiB").is_err());
     }
 }

@@ -3,11 +3,14 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use anyhow::Context;
 use serde::Serialize;
 
+use super::output::{self, Format};
 use super::recipe_args::RecipeOptions;
 use super::{EXIT_REFUSED, EXIT_USAGE, render};
 use crate::batch::{self, PlanRequest};
+use crate::launch::survey;
 use crate::recipe::{Diagnostic, Dialect, Located, Severity, Sources};
 
 /// Check recipes against every rule.
@@ -27,14 +30,8 @@ pub struct Args {
     options: RecipeOptions,
 
     /// How to print
-    #[arg(short, long, value_name = "FORMAT", default_value = "text")]
+    #[arg(short, long, value_enum, value_name = "FORMAT", default_value_t = Format::Text)]
     output: Format,
-}
-
-#[derive(Clone, Copy, PartialEq, clap::ValueEnum)]
-enum Format {
-    Text,
-    Json,
 }
 
 /// What was found about one recipe; the form of `-o json`.
@@ -46,6 +43,7 @@ struct Checked {
 }
 
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
+    let base = std::env::current_dir().context("cannot tell where relative paths start")?;
     let mut code = 0;
     let mut checked = Vec::new();
     for path in &args.recipes {
@@ -55,7 +53,8 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
                 // machine that it runs on.
                 let own = || batch::default_world(&recipe.spec);
                 let gpus = args.options.world().unwrap_or_else(own);
-                let examined = batch::examine(&recipe, &PlanRequest::gpus(gpus));
+                let request = survey(&recipe, &base, PlanRequest::gpus(gpus));
+                let examined = batch::examine(&recipe, &request);
                 (Some(recipe.dialect), recipe.sources, examined.diagnostics)
             }
             Err(error) => {
@@ -67,7 +66,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
             code = code.max(EXIT_REFUSED);
         }
         if args.output == Format::Text {
-            print_text(path, &diagnostics, &sources);
+            print_text(path, &diagnostics, &sources)?;
         }
         checked.push(Checked {
             recipe: path.clone(),
@@ -75,13 +74,21 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
             diagnostics: diagnostics.iter().map(|d| d.locate(&sources)).collect(),
         });
     }
-    if args.output == Format::Json {
-        anstream::println!("{}", serde_json::to_string_pretty(&checked)?);
+    if args.output != Format::Text {
+        args.output.print(&checked)?;
     }
     Ok(ExitCode::from(code))
 }
 
-fn print_text(path: &std::path::Path, diagnostics: &[Diagnostic], sources: &Sources) {
-    anstream::print!("{}", render::diagnostics(diagnostics, sources));
-    anstream::println!("{}: {}", path.display(), render::summary(diagnostics));
+fn print_text(
+    path: &std::path::Path,
+    diagnostics: &[Diagnostic],
+    sources: &Sources,
+) -> Result<(), output::Unprinted> {
+    output::print(render::diagnostics(diagnostics, sources))?;
+    output::line(format_args!(
+        "{}: {}",
+        path.display(),
+        render::summary(diagnostics)
+    ))
 }

@@ -5,9 +5,10 @@ use std::process::ExitCode;
 use anstyle::Style;
 
 use super::EXIT_USAGE;
+use super::output::{print, say};
 use super::table::Table;
 use crate::batch::rules::{self, RULES};
-use crate::recipe::suggest::did_you_mean;
+use crate::recipe::suggest::nearest;
 
 /// Explain a rule, or list all of them
 #[derive(clap::Args)]
@@ -21,20 +22,33 @@ pub struct Args {
 
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let Some(id) = args.rule else {
-        anstream::print!("{}", list());
+        print(list())?;
         return Ok(ExitCode::SUCCESS);
     };
     match rules::find(&id) {
         Some(rule) => {
-            anstream::print!("{}", styled(&rules::page(rule)));
+            print(styled(&rules::page(rule)))?;
             Ok(ExitCode::SUCCESS)
         }
         None => {
-            let help = did_you_mean(&id, RULES.iter().map(|rule| rule.id));
-            anstream::eprintln!("error: there is no rule `{id}`: {help}");
+            say(format_args!("error: {}\n", no_such_rule(&id)));
             Ok(ExitCode::from(EXIT_USAGE))
         }
     }
+}
+
+fn no_such_rule(id: &str) -> String {
+    let ids: Vec<&str> = RULES.iter().map(|rule| rule.id).collect();
+    // A part of a name is as good as one with a typo.
+    let part = || {
+        ids.iter()
+            .find(|known| known.split('-').any(|word| word == id))
+    };
+    let meant = match nearest(id, &ids).or_else(|| part().copied()) {
+        Some(rule) => format!("did you mean `{rule}`? "),
+        None => String::new(),
+    };
+    format!("there is no rule `{id}`: {meant}`evenkeel explain` lists all of them")
 }
 
 fn list() -> String {
@@ -74,6 +88,21 @@ mod tests {
     fn a_page_is_text_on_a_terminal() {
         let page = rules::page(rules::find("kto-batch-min").unwrap());
         insta::assert_snapshot!(anstream::adapter::strip_str(&styled(&page)).to_string());
+    }
+
+    #[test]
+    fn an_unknown_rule_leads_to_the_nearest_one_and_to_the_list() {
+        assert_eq!(
+            no_such_rule("nope"),
+            "there is no rule `nope`: `evenkeel explain` lists all of them"
+        );
+        let near = no_such_rule("batch-divisble");
+        assert!(
+            near.contains("did you mean `batch-divisible`? `evenkeel explain`"),
+            "{near}"
+        );
+        let part = no_such_rule("divisible");
+        assert!(part.contains("did you mean `batch-divisible`?"), "{part}");
     }
 
     #[test]

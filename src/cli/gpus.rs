@@ -2,8 +2,7 @@
 
 use std::process::ExitCode;
 
-use clap::ValueEnum;
-
+use super::output::{self, Format};
 use super::table::Table;
 use crate::inventory::{Devices, DriverState, Ecc, Gpu, GpuMemory, Inventory, Mig};
 use crate::telemetry::human;
@@ -17,23 +16,15 @@ use crate::telemetry::human;
                                       what a run would see with this setting")]
 pub struct Args {
     /// How to print it.
-    #[arg(short, long, value_enum, default_value_t = Output::Text)]
-    output: Output,
-}
-
-#[derive(Clone, Copy, ValueEnum)]
-enum Output {
-    /// A table.
-    Text,
-    /// The inventory as one JSON object.
-    Json,
+    #[arg(short, long, value_enum, value_name = "FORMAT", default_value_t = Format::Text)]
+    output: Format,
 }
 
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let inventory = Inventory::discover();
     match args.output {
-        Output::Text => anstream::print!("{}", text(&inventory)),
-        Output::Json => anstream::println!("{}", serde_json::to_string_pretty(&inventory)?),
+        Format::Text => output::print(text(&inventory))?,
+        format => format.print(&inventory)?,
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -7,11 +7,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use anyhow::Context;
 
+use super::output::say;
 use super::recipe_args::RecipeArgs;
 use super::{EXIT_DRAINED, EXIT_REFUSED, EXIT_USAGE, render, report, run_arg};
 use crate::inventory::Inventory;
 use crate::job::End;
-use crate::launch::{Launcher, Request, RunDir, prepare};
+use crate::launch::{LaunchError, Launcher, Request, RunDir, prepare};
 use crate::telemetry::{Display, Event, Mode};
 use crate::train::data::Phase;
 
@@ -76,10 +77,11 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
             render::print(&diagnostics, &recipe.sources);
             plan
         }
-        Err(refused) => {
+        Err(LaunchError::Refused(refused)) => {
             render::print(&refused.diagnostics, &recipe.sources);
             return Ok(ExitCode::from(EXIT_REFUSED));
         }
+        Err(error) => return Err(error.into()),
     };
 
     let run = directory(&args, &recipe.spec)?;
@@ -137,16 +139,22 @@ fn finish(run: &RunDir, end: &End) -> anyhow::Result<ExitCode> {
     Ok(match end {
         End::Finished => {
             let page = report::write(run)?;
-            anstream::eprintln!("finished: {place}; report: {}", page.display());
+            say(format_args!(
+                "finished: {place}; report: {}\n",
+                page.display()
+            ));
             ExitCode::SUCCESS
         }
         End::Drained => {
-            anstream::eprintln!("stopped; the same command with --resume --out {place} goes on");
+            say(format_args!(
+                "stopped; the same command with --resume --out {place} goes on\n"
+            ));
             ExitCode::from(EXIT_DRAINED)
         }
         End::Failed { why } => {
-            anstream::eprintln!("error: {why}");
-            anstream::eprintln!("  the ranks' last words are in {place}/gen-*/logs/");
+            say(format_args!(
+                "error: {why}\n  the ranks' last words are in {place}/gen-*/logs/\n"
+            ));
             ExitCode::from(EXIT_REFUSED)
         }
     })

@@ -15,10 +15,14 @@ mod resize;
 mod run_arg;
 mod status;
 mod table;
+mod yaml;
 
+use std::io::Write;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+
+use output::{Unprinted, say};
 
 /// Exit code for a call or a file that cannot be used.
 pub const EXIT_USAGE: u8 = 2;
@@ -50,7 +54,11 @@ enum Command {
 
 /// Parses the process's arguments, runs the command, prints an error if there is one.
 pub fn main() -> ExitCode {
-    let result = match Cli::parse().command {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(stopped) => return said_by_clap(&stopped),
+    };
+    let result = match cli.command {
         Command::Plan(args) => plan::run(args),
         Command::Check(args) => check::run(args),
         Command::Explain(args) => explain::run(args),
@@ -61,8 +69,25 @@ pub fn main() -> ExitCode {
         Command::Report(args) => report::run(args),
         Command::Rank(args) => rank::run(args),
     };
-    result.unwrap_or_else(|error| {
-        anstream::eprintln!("error: {error:#}");
-        ExitCode::from(EXIT_USAGE)
-    })
+    result.unwrap_or_else(|error| failed(&error))
+}
+
+/// The end of a command that failed. A reader that has left has seen all that it wanted.
+fn failed(error: &anyhow::Error) -> ExitCode {
+    let unprinted = error.downcast_ref::<Unprinted>();
+    if unprinted.is_some_and(Unprinted::reader_left) {
+        return ExitCode::SUCCESS;
+    }
+    say(format_args!("error: {error:#}\n"));
+    ExitCode::from(EXIT_USAGE)
+}
+
+/// Help and versions, which go to standard output, and calls that cannot be read.
+fn said_by_clap(stopped: &clap::Error) -> ExitCode {
+    let printed = stopped.print().and_then(|()| std::io::stdout().flush());
+    match printed {
+        Err(error) if !stopped.use_stderr() => failed(&Unprinted(error).into()),
+        _ if stopped.use_stderr() => ExitCode::from(EXIT_USAGE),
+        _ => ExitCode::SUCCESS,
+    }
 }

@@ -1,16 +1,19 @@
 //! `evenkeel plan`: the batch arithmetic of a recipe in a world, before anything is started.
 
 mod text;
-mod yaml;
 
 use std::process::ExitCode;
 
 use serde::Serialize;
 
+use anyhow::Context;
+
+use super::output::{self, Format};
 use super::recipe_args::RecipeArgs;
 use super::{EXIT_REFUSED, EXIT_USAGE, bytes, render};
 use crate::batch::{self, Draft, Horizon, PlanRequest};
-use crate::inventory::Inventory;
+use crate::inventory::{Devices, Inventory};
+use crate::launch::survey;
 use crate::recipe::{Located, ReadError};
 
 /// Show the batch plan of a recipe
@@ -32,18 +35,8 @@ pub struct Args {
     device_memory: Option<u64>,
 
     /// How to print
-    #[arg(short, long, value_name = "FORMAT", default_value = "text")]
+    #[arg(short, long, value_enum, value_name = "FORMAT", default_value_t = Format::Text)]
     output: Format,
-}
-
-#[derive(Clone, Copy, clap::ValueEnum)]
-enum Format {
-    /// For people
-    Text,
-    /// One JSON object
-    Json,
-    /// The same as YAML
-    Yaml,
 }
 
 /// The form of `-o json`: the keys of a plan, null where a refused one has none, and more.
@@ -72,20 +65,23 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     };
     let (mut request, hardware) = world(&args);
     request.device_memory = args.device_memory.or(request.device_memory);
+    let base = std::env::current_dir().context("cannot tell where relative paths start")?;
+    let request = survey(&recipe, &base, request);
     let examined = batch::examine(&recipe, &request);
     match args.output {
         Format::Text => {
-            anstream::print!("{}", text::plan(&recipe, &examined, &hardware));
+            let hardware = text::Hardware {
+                words: &hardware,
+                devices: request.devices,
+            };
+            output::print(text::plan(&recipe, &examined, &hardware))?;
         }
-        format => print(
-            format,
-            &Document {
-                draft: &examined.draft,
-                detected: &recipe.detected,
-                hardware: &hardware,
-                horizon: examined.draft.horizon.as_ref(),
-            },
-        )?,
+        format => format.print(&Document {
+            draft: &examined.draft,
+            detected: &recipe.detected,
+            hardware: &hardware,
+            horizon: examined.draft.horizon.as_ref(),
+        })?,
     }
     Ok(match examined.finish() {
         Ok(_) => ExitCode::SUCCESS,
@@ -96,13 +92,18 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
 /// The world asked for, or the hardware found; and what to call it.
 fn world(args: &Args) -> (PlanRequest, String) {
     if let Some(gpus) = args.recipe.options.world() {
-        let plural = if gpus == 1 { "" } else { "s" };
-        return (PlanRequest::gpus(gpus), format!("{gpus} GPU{plural}"));
+        let request = PlanRequest::gpus(gpus);
+        let words = request.devices.count(gpus);
+        return (request, words);
     }
     let devices = Inventory::discover().devices();
+    let plain = match &devices {
+        Devices::Gpus { .. } => PlanRequest::gpus(devices.count()),
+        Devices::CpuRanks { .. } => PlanRequest::processes(devices.count()),
+    };
     let request = PlanRequest {
         device_memory: devices.memory(),
-        ..PlanRequest::gpus(devices.count())
+        ..plain
     };
     (
         request,
@@ -113,26 +114,13 @@ fn world(args: &Args) -> (PlanRequest, String) {
 fn unreadable(error: &ReadError, format: Format) -> anyhow::Result<ExitCode> {
     match format {
         Format::Text => {
-            anstream::eprint!(
-                "{}",
-                render::diagnostics(&error.diagnostics, &error.sources)
-            );
+            render::print(&error.diagnostics, &error.sources);
         }
         format => {
             let located = error.diagnostics.iter().map(|d| d.locate(&error.sources));
             let diagnostics = located.collect();
-            print(format, &Unreadable { diagnostics })?;
+            format.print(&Unreadable { diagnostics })?;
         }
     }
     Ok(ExitCode::from(EXIT_USAGE))
-}
-
-fn print(format: Format, value: &impl Serialize) -> anyhow::Result<()> {
-    match format {
-        Format::Text | Format::Json => {
-            anstream::println!("{}", serde_json::to_string_pretty(value)?);
-        }
-        Format::Yaml => anstream::print!("{}", yaml::document(&serde_json::to_value(value)?)),
-    }
-    Ok(())
 }

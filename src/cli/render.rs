@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use annotate_snippets::{AnnotationKind, Group, Level, Renderer, Snippet};
 
+use super::output::say;
 use crate::recipe::{Diagnostic, Severity, Sources, Span};
 
 /// All diagnostics, errors first, with terminal colours; print with `anstream`, which strips them
@@ -14,7 +15,7 @@ pub fn diagnostics(diagnostics: &[Diagnostic], sources: &Sources) -> String {
 
 /// Draws diagnostics on standard error, where they do not mix with a command's result.
 pub fn print(all: &[Diagnostic], sources: &Sources) {
-    anstream::eprint!("{}", diagnostics(all, sources));
+    say(diagnostics(all, sources));
 }
 
 /// `2 errors, 1 warning`; notes are not counted.

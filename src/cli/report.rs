@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use super::run_arg;
+use super::{output, run_arg};
 use crate::launch::{RunDir, view};
 use crate::telemetry::report;
 use crate::train::files;
@@ -20,7 +20,7 @@ pub struct Args {
 
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let page = write(&run_arg::find(&args.run)?)?;
-    anstream::println!("{}", page.display());
+    output::line(page.display())?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -6,7 +6,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::bail;
 
+use super::output::{Unprinted, line};
 use super::{EXIT_REFUSED, run_arg};
+use crate::batch::Devices;
 use crate::launch::run_dir::GenerationRow;
 use crate::launch::{Phase, RunDir, RunState, resize};
 use crate::recipe::Sources;
@@ -63,7 +65,8 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     }
     let before = run.state()?.map_or(0, |s| s.generations.len());
     let desired = run.write_desired(args.processes)?;
-    anstream::println!("asked for {} processes: {}", args.processes, plan.proof);
+    let devices = Devices::Processes.count(args.processes);
+    line(format_args!("asked for {devices}: {}", plan.proof))?;
     if args.no_wait {
         return Ok(ExitCode::SUCCESS);
     }
@@ -84,7 +87,7 @@ fn wait(
                 bail!("the run failed: {why}");
             }
             if matches!(state.phase, Phase::Finished | Phase::Drained) {
-                anstream::println!("the run has ended meanwhile");
+                line("the run has ended meanwhile")?;
                 return Ok(ExitCode::SUCCESS);
             }
             if run
@@ -98,7 +101,7 @@ fn wait(
                 && row.world == processes
                 && (state.generations.len() == before || row.first_step_seconds.is_some())
             {
-                tell(row, state.generations.len() == before);
+                tell(row, state.generations.len() == before)?;
                 return Ok(ExitCode::SUCCESS);
             }
         }
@@ -107,10 +110,13 @@ fn wait(
     bail!("not there after {timeout} s; the request stays, `evenkeel status` shows how it stands")
 }
 
-fn tell(row: &GenerationRow, unchanged: bool) {
+fn tell(row: &GenerationRow, unchanged: bool) -> Result<(), Unprinted> {
     let seconds = row
         .first_step_seconds
         .filter(|_| !unchanged)
         .map_or(String::new(), |s| format!(", first step after {s:.1} s"));
-    anstream::println!("generation {} trains: {}{seconds}", row.number, row.proof);
+    line(format_args!(
+        "generation {} trains: {}{seconds}",
+        row.number, row.proof
+    ))
 }

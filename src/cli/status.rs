@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use serde_json::json;
 
-use super::output::Format;
+use super::output::{Format, line, print};
 use super::table::Table;
 use super::{EXIT_REFUSED, run_arg};
 use crate::launch::{Phase, RunDir, RunState, proof};
@@ -78,7 +78,7 @@ fn list(output: Format) -> anyhow::Result<ExitCode> {
     }
     if let Format::Text = output {
         if rows.is_empty() {
-            anstream::println!("no runs under {}/", run_arg::RUNS);
+            line(format_args!("no runs under {}/", run_arg::RUNS))?;
             return Ok(ExitCode::SUCCESS);
         }
         let mut table = Table::new(["run", "plan", "committed samples", "generations", "phase"]);
@@ -92,7 +92,7 @@ fn list(output: Format) -> anyhow::Result<ExitCode> {
                 text(&row["phase"]),
             ]);
         }
-        anstream::print!("{}", table.render());
+        print(format_args!("{}", table.render()))?;
     } else {
         output.print(&rows)?;
     }
@@ -103,7 +103,7 @@ fn show(run: &RunDir, output: Format) -> anyhow::Result<ExitCode> {
     let setup = run.setup()?;
     let Some(state) = run.state()? else {
         if output == Format::Text {
-            anstream::println!("{}: being prepared", run.path().display());
+            line(format_args!("{}: being prepared", run.path().display()))?;
         } else {
             output.print(&json!({"run": run.path(), "phase": "preparing"}))?;
         }
@@ -127,22 +127,31 @@ fn show(run: &RunDir, output: Format) -> anyhow::Result<ExitCode> {
         }))?;
         return Ok(ExitCode::SUCCESS);
     }
-    anstream::println!("{}: {}", run.path().display(), phase(run, &state));
-    anstream::println!("  recipe      {}", setup.recipe_path.display());
-    anstream::println!("  batch       {} samples", setup.global_batch_size);
+    line(format_args!(
+        "{}: {}",
+        run.path().display(),
+        phase(run, &state)
+    ))?;
+    line(format_args!(
+        "  recipe      {}",
+        setup.recipe_path.display()
+    ))?;
+    line(format_args!(
+        "  batch       {} samples",
+        setup.global_batch_size
+    ))?;
     if let Some(step) = &latest {
-        anstream::println!(
+        line(format_args!(
             "  progress    {} of {} samples, step {}, loss {:.4}, batch {}",
-            step.samples,
-            setup.budget_samples,
-            step.step,
-            step.loss,
-            step.batch
-        );
+            step.samples, setup.budget_samples, step.step, step.loss, step.batch
+        ))?;
     }
     match &state.pin {
-        Some(pin) => anstream::println!("  checkpoint  {} ({} samples)", pin.path, pin.samples),
-        None => anstream::println!("  checkpoint  none yet"),
+        Some(pin) => line(format_args!(
+            "  checkpoint  {} ({} samples)",
+            pin.path, pin.samples
+        ))?,
+        None => line(format_args!("  checkpoint  none yet"))?,
     }
     let mut table = Table::new(["generation", "plan", "from sample", "first step", "why"]);
     for row in &state.generations {
@@ -155,7 +164,7 @@ fn show(run: &RunDir, output: Format) -> anyhow::Result<ExitCode> {
             row.reason.to_string(),
         ]);
     }
-    anstream::print!("\n{}", table.render());
+    print(format_args!("\n{}", table.render()))?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -185,8 +194,8 @@ fn prove(run: &RunDir, output: Format) -> anyhow::Result<ExitCode> {
     let samples = verdict.result.as_ref().map_or(0, |proof| proof.samples);
     if output == Format::Text {
         let mark = if proved { "proved" } else { "NOT PROVED" };
-        anstream::println!("{mark}: {text}");
-        anstream::println!("  checkpoint {}", verdict.checkpoint);
+        line(format_args!("{mark}: {text}"))?;
+        line(format_args!("  checkpoint {}", verdict.checkpoint))?;
     } else {
         output.print(&json!({
             "proved": proved,

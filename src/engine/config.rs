@@ -6,12 +6,24 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{EngineError, ModelConfig};
+use super::ModelConfig;
 
 /// The largest width, vocabulary or context; keeps every product of two within 64 bits.
 const MAX_DIMENSION: usize = 1 << 22;
 /// The most layers.
 const MAX_LAYERS: usize = 1 << 14;
+
+/// Why a `config.json` cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
+pub struct ConfigError {
+    /// The keys that it is about, the likeliest cause first; none when it is about the whole.
+    pub keys: Vec<&'static str>,
+    /// What is wrong with their values, and what would not be.
+    pub message: String,
+    /// It may well be a model: the engines do not compute it.
+    pub uncomputed: bool,
+}
 
 /// What a family's configuration class fills in.
 struct Defaults {
@@ -41,9 +53,16 @@ impl ModelConfig {
     /// Reads the object of a `config.json` and checks that the shapes fit.
     ///
     /// An object without `model_type` and `architectures` is a Llama.
-    pub fn from_json(config: &Value) -> Result<ModelConfig, EngineError> {
+    pub fn from_json(config: &Value) -> Result<ModelConfig, ConfigError> {
+        let config = ModelConfig::parse(config)?;
+        config.validate()?;
+        Ok(config)
+    }
+
+    /// Reads the object of a `config.json`; whether the shapes fit is not asked.
+    pub fn parse(config: &Value) -> Result<ModelConfig, ConfigError> {
         let Value::Object(keys) = config else {
-            return Err(shape("config.json: not an object"));
+            return Err(flaw(&[], "config.json: not an object"));
         };
         let keys = Keys(keys);
         let defaults = keys.family()?;
@@ -62,7 +81,7 @@ impl ModelConfig {
             Some(_) => keys.size("sliding_window")?,
             None => defaults.sliding_window,
         };
-        let config = ModelConfig {
+        Ok(ModelConfig {
             hidden_size,
             intermediate_size: keys
                 .size("intermediate_size")?
@@ -83,9 +102,7 @@ impl ModelConfig {
             tie_word_embeddings: keys.flag("tie_word_embeddings")?.unwrap_or(false),
             initializer_range: keys.number("initializer_range")?.unwrap_or(0.02),
             sliding_window,
-        };
-        config.validate()?;
-        Ok(config)
+        })
     }
 
     /// A `config.json` that transformers loads.
@@ -127,16 +144,75 @@ impl ModelConfig {
     }
 
     /// Whether the shapes fit together and the engines can compute them.
-    pub fn validate(&self) -> Result<(), EngineError> {
-        for (key, value, limit) in [
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        self.flaws().into_iter().next().map_or(Ok(()), Err)
+    }
+
+    /// Everything about the shapes that does not fit.
+    pub fn flaws(&self) -> Vec<ConfigError> {
+        let mut flaws = self.sizes_out_of_range();
+        let heads = self.num_attention_heads;
+        // What is 0 has been reported.
+        let divides = |part: usize, whole: usize| part == 0 || whole.is_multiple_of(part);
+        if !divides(self.num_key_value_heads, heads) {
+            flaws.push(flaw(
+                &["num_key_value_heads", "num_attention_heads"],
+                format!(
+                    "num_attention_heads is {heads}, not a multiple of num_key_value_heads ({})",
+                    self.num_key_value_heads
+                ),
+            ));
+        }
+        // transformers refuses this too, even where head_dim is given.
+        if !divides(heads, self.hidden_size) {
+            flaws.push(flaw(
+                &["num_attention_heads", "hidden_size"],
+                format!(
+                    "hidden_size is {}, not a multiple of num_attention_heads ({heads})",
+                    self.hidden_size
+                ),
+            ));
+        }
+        if !self.head_dim.is_multiple_of(2) {
+            flaws.push(flaw(
+                &["head_dim", "num_attention_heads", "hidden_size"],
+                format!("head_dim is {}, RoPE needs an even one", self.head_dim),
+            ));
+        }
+        // Written so that NaN is refused.
+        if !(self.rope_theta > 0.0 && self.rope_theta.is_finite()) {
+            flaws.push(flaw(
+                &["rope_theta", "rope_parameters"],
+                format!("rope_theta is {}, it must be above 0", self.rope_theta),
+            ));
+        }
+        for (key, value) in [
+            ("rms_norm_eps", self.rms_norm_eps),
+            ("initializer_range", self.initializer_range),
+        ] {
+            if !(0.0..=1.0).contains(&value) {
+                let message = format!("{key} is {value}, it must be between 0 and 1");
+                flaws.push(flaw(&[key], message));
+            }
+        }
+        if self.sliding_window == Some(0) {
+            flaws.push(flaw(
+                &["sliding_window"],
+                "sliding_window is 0; null means none",
+            ));
+        }
+        flaws
+    }
+
+    /// Sizes that are 0 or that nothing could hold.
+    fn sizes_out_of_range(&self) -> Vec<ConfigError> {
+        let heads = self.num_attention_heads;
+        let width = heads.saturating_mul(self.head_dim);
+        [
             ("hidden_size", self.hidden_size, MAX_DIMENSION),
             ("intermediate_size", self.intermediate_size, MAX_DIMENSION),
             ("num_hidden_layers", self.num_hidden_layers, MAX_LAYERS),
-            (
-                "num_attention_heads",
-                self.num_attention_heads,
-                MAX_DIMENSION,
-            ),
+            ("num_attention_heads", heads, MAX_DIMENSION),
             (
                 "num_key_value_heads",
                 self.num_key_value_heads,
@@ -149,77 +225,45 @@ impl ModelConfig {
                 self.max_position_embeddings,
                 MAX_DIMENSION,
             ),
+            // What is 0 has a line of its own.
             (
                 "num_attention_heads × head_dim",
-                self.num_attention_heads.saturating_mul(self.head_dim),
+                width.max(1),
                 MAX_DIMENSION,
             ),
-        ] {
-            if value == 0 || value > limit {
-                return Err(shape(format!(
-                    "{key} is {value}, it must be between 1 and {limit}"
-                )));
-            }
-        }
-        if !self
-            .num_attention_heads
-            .is_multiple_of(self.num_key_value_heads)
-        {
-            return Err(shape(format!(
-                "num_attention_heads is {}, not a multiple of num_key_value_heads ({})",
-                self.num_attention_heads, self.num_key_value_heads
-            )));
-        }
-        // transformers refuses this too, even where head_dim is given.
-        if !self.hidden_size.is_multiple_of(self.num_attention_heads) {
-            return Err(shape(format!(
-                "hidden_size is {}, not a multiple of num_attention_heads ({})",
-                self.hidden_size, self.num_attention_heads
-            )));
-        }
-        if !self.head_dim.is_multiple_of(2) {
-            return Err(shape(format!(
-                "head_dim is {}, RoPE needs an even one",
-                self.head_dim
-            )));
-        }
-        // Written so that NaN is refused.
-        if !(self.rope_theta > 0.0 && self.rope_theta.is_finite()) {
-            return Err(shape(format!(
-                "rope_theta is {}, it must be above 0",
-                self.rope_theta
-            )));
-        }
-        for (key, value) in [
-            ("rms_norm_eps", self.rms_norm_eps),
-            ("initializer_range", self.initializer_range),
-        ] {
-            if !(0.0..=1.0).contains(&value) {
-                return Err(shape(format!(
-                    "{key} is {value}, it must be between 0 and 1"
-                )));
-            }
-        }
-        if self.sliding_window == Some(0) {
-            return Err(shape("sliding_window is 0; null means none"));
-        }
-        Ok(())
+        ]
+        .into_iter()
+        // Without a width there is none of a head either.
+        .filter(|(name, ..)| *name != "head_dim" || self.hidden_size > 0)
+        .filter(|(_, size, limit)| *size == 0 || size > limit)
+        .map(|(name, size, limit)| ConfigError {
+            keys: name.split(" × ").collect(),
+            message: format!("{name} is {size}, it must be between 1 and {limit}"),
+            uncomputed: false,
+        })
+        .collect()
     }
 
     /// Whether sequences of `seq_len` tokens can be trained on.
-    pub fn check_sequence(&self, seq_len: usize) -> Result<(), EngineError> {
+    pub fn check_sequence(&self, seq_len: usize) -> Result<(), ConfigError> {
         if seq_len > self.max_position_embeddings {
-            return Err(shape(format!(
-                "sequences of {seq_len} tokens are longer than the model's \
-                 max_position_embeddings ({}); shorten them or raise it",
-                self.max_position_embeddings
-            )));
+            return Err(flaw(
+                &["max_position_embeddings"],
+                format!(
+                    "sequences of {seq_len} tokens are longer than the model's \
+                     max_position_embeddings ({}); shorten them or raise it",
+                    self.max_position_embeddings
+                ),
+            ));
         }
         match self.sliding_window {
-            Some(window) if seq_len > window => Err(shape(format!(
-                "sequences of {seq_len} tokens are longer than the model's sliding_window \
-                 ({window}), which is not computed; shorten them or set sliding_window to null"
-            ))),
+            Some(window) if seq_len > window => Err(uncomputed(
+                &["sliding_window"],
+                format!(
+                    "sequences of {seq_len} tokens are longer than the model's sliding_window \
+                     ({window}), which is not computed; shorten them or set sliding_window to null"
+                ),
+            )),
             _ => Ok(()),
         }
     }
@@ -238,7 +282,7 @@ impl Keys<'_> {
         self.get(key).filter(|value| !value.is_null())
     }
 
-    fn size(&self, key: &str) -> Result<Option<usize>, EngineError> {
+    fn size(&self, key: &'static str) -> Result<Option<usize>, ConfigError> {
         self.given(key)
             .map(|value| {
                 value
@@ -249,7 +293,7 @@ impl Keys<'_> {
             .transpose()
     }
 
-    fn number(&self, key: &str) -> Result<Option<f32>, EngineError> {
+    fn number(&self, key: &'static str) -> Result<Option<f32>, ConfigError> {
         self.given(key)
             .map(|value| {
                 let number = value
@@ -260,7 +304,7 @@ impl Keys<'_> {
             .transpose()
     }
 
-    fn flag(&self, key: &str) -> Result<Option<bool>, EngineError> {
+    fn flag(&self, key: &'static str) -> Result<Option<bool>, ConfigError> {
         self.given(key)
             .map(|value| {
                 value
@@ -271,7 +315,7 @@ impl Keys<'_> {
     }
 
     /// The family, from `model_type` or else the architecture.
-    fn family(&self) -> Result<Defaults, EngineError> {
+    fn family(&self) -> Result<Defaults, ConfigError> {
         let named = self
             .given("model_type")
             .or_else(|| self.given("architectures").and_then(|list| list.get(0)));
@@ -279,33 +323,38 @@ impl Keys<'_> {
             None => Ok(LLAMA),
             Some(Some("llama" | "LlamaForCausalLM")) => Ok(LLAMA),
             Some(Some("mistral" | "MistralForCausalLM")) => Ok(MISTRAL),
-            _ => Err(shape(format!(
-                "config.json: model type {} is not supported; llama and mistral are",
-                named.unwrap_or(&Value::Null)
-            ))),
+            _ => Err(uncomputed(
+                &["model_type", "architectures"],
+                format!(
+                    "config.json: model type {} is not supported; llama and mistral are",
+                    named.unwrap_or(&Value::Null)
+                ),
+            )),
         }
     }
 
-    fn refuse_what_is_not_computed(&self) -> Result<(), EngineError> {
+    fn refuse_what_is_not_computed(&self) -> Result<(), ConfigError> {
         for key in ["attention_bias", "mlp_bias"] {
             if self.flag(key)? == Some(true) {
-                return Err(shape(format!("config.json: {key} is not supported")));
+                let message = format!("config.json: {key} is not supported");
+                return Err(uncomputed(&[key], message));
             }
         }
         if let Some(activation) = self.given("hidden_act")
             && !matches!(activation.as_str(), Some("silu" | "swish"))
         {
-            return Err(shape(format!(
-                "config.json: hidden_act {activation} is not supported; silu is"
-            )));
+            let message = format!("config.json: hidden_act {activation} is not supported; silu is");
+            return Err(uncomputed(&["hidden_act"], message));
         }
         if self.number("attention_dropout")?.unwrap_or(0.0) != 0.0 {
-            return Err(shape(
+            return Err(uncomputed(
+                &["attention_dropout"],
                 "config.json: attention_dropout other than 0 is not supported",
             ));
         }
         if self.given("quantization_config").is_some() {
-            return Err(shape(
+            return Err(uncomputed(
+                &["quantization_config"],
                 "config.json: quantised weights (quantization_config) are not supported",
             ));
         }
@@ -316,13 +365,15 @@ impl Keys<'_> {
             // `type` is the older spelling.
             let kind = rope.get("rope_type").or_else(|| rope.get("type"));
             if kind.is_some_and(|kind| kind != "default") {
-                return Err(shape(format!(
+                let message = format!(
                     "config.json: {key} of type {} is not supported; default is",
                     kind.unwrap_or(&Value::Null)
-                )));
+                );
+                return Err(uncomputed(&[key], message));
             }
             if rope.get("partial_rotary_factor").is_some_and(|f| f != 1.0) {
-                return Err(shape(
+                return Err(uncomputed(
+                    &[key],
                     "config.json: partial_rotary_factor other than 1 is not supported",
                 ));
             }
@@ -331,7 +382,7 @@ impl Keys<'_> {
     }
 
     /// `rope_theta` itself (transformers 4) or within `rope_parameters` (transformers 5).
-    fn rope_theta(&self) -> Result<f32, EngineError> {
+    fn rope_theta(&self) -> Result<f32, ConfigError> {
         if let Some(Value::Object(rope)) = self.given("rope_parameters")
             && let Some(theta) = Keys(rope).number("rope_theta")?
         {
@@ -347,14 +398,28 @@ fn shortest(value: f32) -> Value {
     json!(number)
 }
 
-fn wrong(key: &str, value: &Value, expected: &str) -> EngineError {
-    shape(format!(
-        "config.json: {key} is {value}, expected {expected}"
-    ))
+fn wrong(key: &'static str, value: &Value, expected: &str) -> ConfigError {
+    flaw(
+        &[key],
+        format!("config.json: {key} is {value}, expected {expected}"),
+    )
 }
 
-fn shape(message: impl Into<String>) -> EngineError {
-    EngineError::Shape(message.into())
+/// A shape that no engine could compute.
+fn flaw(keys: &[&'static str], message: impl Into<String>) -> ConfigError {
+    ConfigError {
+        keys: keys.to_vec(),
+        message: message.into(),
+        uncomputed: false,
+    }
+}
+
+/// A model that the engines do not compute.
+fn uncomputed(keys: &[&'static str], message: impl Into<String>) -> ConfigError {
+    ConfigError {
+        uncomputed: true,
+        ..flaw(keys, message)
+    }
 }
 
 #[cfg(test)]

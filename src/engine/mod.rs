@@ -11,6 +11,7 @@ pub mod cpu;
 pub mod initial;
 mod layout;
 
+pub use config::ConfigError;
 pub use layout::layout;
 
 use crate::comm::CommError;
@@ -34,7 +35,10 @@ pub enum EngineError {
     /// A peer failed.
     #[error(transparent)]
     Comm(#[from] CommError),
-    /// The model's shape or a tensor does not fit.
+    /// The model's configuration cannot be computed.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// A tensor does not fit.
     #[error("{0}")]
     Shape(String),
 }

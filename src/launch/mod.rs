@@ -7,10 +7,12 @@
 
 pub mod history;
 mod launcher;
+mod model;
 pub mod prepare;
 pub mod proof;
 pub mod resize;
 pub mod run_dir;
+mod survey;
 
 pub mod view;
 mod watch;
@@ -20,6 +22,7 @@ use std::path::PathBuf;
 pub use launcher::Launcher;
 pub use prepare::{Prepared, Request};
 pub use run_dir::{Phase, RunDir, RunState};
+pub use survey::survey;
 
 use crate::batch::Refused;
 use crate::train::checkpoint::CheckpointError;

@@ -1,16 +1,14 @@
 //! Everything between a recipe and the first generation: the model's shape, its weights, the
 //! prepared data, the horizon. What can be refused is refused here, before anything is started.
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use super::{LaunchError, Phase, RunDir, RunState};
-use crate::batch::memory::Shape;
-use crate::batch::{self, Plan, PlanRequest, Refused};
-use crate::engine::ModelConfig;
+use super::survey::survey;
+use super::{LaunchError, Phase, RunDir, RunState, model};
+use crate::batch::{self, Plan, PlanRequest, Trainer};
 use crate::job::Pin;
-use crate::recipe::spec::{Init, Model, Synthetic};
+use crate::recipe::spec::Synthetic;
 use crate::recipe::{Diagnostic, Recipe, Spec};
 use crate::train::data::{self, Language, PrepareRequest, Progress};
 use crate::train::{Setup, checkpoint, now, pin, rank};
@@ -40,16 +38,26 @@ pub struct Prepared {
     pub notes: Vec<String>,
 }
 
-/// Plans a recipe for the built-in trainer: the rules of every plan, and those that only stand in
-/// its own way. With the plan come the warnings.
-pub fn plan(recipe: &Recipe, ranks: u64) -> Result<(Plan, Vec<Diagnostic>), Refused> {
-    let request = PlanRequest::gpus(ranks);
-    let mut examined = batch::examine(recipe, &request);
-    let more = batch::rules::check_trainer(recipe, &request, &examined.draft);
-    examined.diagnostics.extend(more);
-    batch::in_file_order(&mut examined.diagnostics);
+/// Plans a recipe for the built-in trainer on this machine. With the plan come the warnings.
+pub fn plan(recipe: &Recipe, ranks: u64) -> Result<(Plan, Vec<Diagnostic>), LaunchError> {
+    let request = PlanRequest {
+        trainer: Trainer::BuiltIn,
+        ..PlanRequest::processes(ranks)
+    };
+    let examined = batch::examine(recipe, &survey(recipe, &base()?, request));
     let diagnostics = examined.diagnostics.clone();
-    Ok((examined.finish()?, diagnostics))
+    let plan = examined
+        .finish()
+        .map_err(|refused| LaunchError::Refused(Box::new(refused)))?;
+    Ok((plan, diagnostics))
+}
+
+/// Where relative paths of a recipe start.
+fn base() -> Result<PathBuf, LaunchError> {
+    std::env::current_dir().map_err(|error| LaunchError::Directory {
+        path: ".".into(),
+        error,
+    })
 }
 
 /// How long ranks of a dead launcher are waited for: they commit a checkpoint and leave.
@@ -84,7 +92,7 @@ pub fn prepare(
     // Rules about the data's length could not speak before it was counted.
     let counted = PlanRequest {
         data_samples: Some(samples),
-        ..PlanRequest::gpus(plan.world_size)
+        ..PlanRequest::processes(plan.world_size)
     };
     let examined = batch::examine(recipe, &counted);
     let known: Vec<&str> = plan.diagnostics.iter().map(|d| d.rule.as_str()).collect();
@@ -106,23 +114,22 @@ pub fn prepare(
 }
 
 fn setup(recipe: &Recipe, plan: &Plan, request: &Request) -> Result<Setup, LaunchError> {
-    let (shape, weights) = model(&recipe.spec.model)?;
-    let sequence_length = recipe.spec.data.sequence_length;
-    shape
-        .check_sequence(usize::try_from(sequence_length).unwrap_or(usize::MAX))
-        .map_err(|error| LaunchError::Model {
-            message: error.to_string(),
-        })?;
+    let found = model::find(&recipe.spec, Trainer::BuiltIn);
+    let refused = |message| LaunchError::Model { message };
+    if let Some(flaw) = found.flaws.first() {
+        return Err(refused(format!("{}; {}", flaw.message, flaw.help)));
+    }
+    let shape = found
+        .shape
+        .ok_or_else(|| refused("the model's shape is not known".to_owned()))?;
+    let weights = found.weights;
     let companions = weights.as_deref().map(companions).unwrap_or_default();
     Ok(Setup {
         job: uid(),
         name: recipe.spec.name.clone(),
         recipe_path: request.recipe_path.clone(),
         dialect: recipe.dialect,
-        base: std::env::current_dir().map_err(|error| LaunchError::Directory {
-            path: ".".into(),
-            error,
-        })?,
+        base: base()?,
         overrides: request.overrides.clone(),
         spec: recipe.spec.clone(),
         global_batch_size: plan.global_batch_size,
@@ -290,77 +297,4 @@ fn companions(directory: &Path) -> Vec<PathBuf> {
 fn uid() -> String {
     let seed = format!("{}-{}", now(), std::process::id());
     format!("{:016x}", xxhash_rust::xxh3::xxh3_64(seed.as_bytes()))
-}
-
-/// The model's shape, and where its weights come from.
-pub fn model(model: &Model) -> Result<(ModelConfig, Option<PathBuf>), LaunchError> {
-    let refuse = |message: String| LaunchError::Model { message };
-    let directory = model
-        .path
-        .as_ref()
-        .map(PathBuf::from)
-        .filter(|p| p.is_dir());
-    let stored = directory.as_deref().map(read_config).transpose()?;
-    let Some((known, _)) = Shape::of(model, stored.as_ref()) else {
-        return Err(refuse(match &model.path {
-            Some(id) => format!(
-                "model `{id}` is not a directory here and its shape is not known: download it and \
-                 give its directory, or give the shape (model.config.hidden_size=… and so on)"
-            ),
-            None if !model.config.is_empty() => {
-                "model.config is not the shape of a model: it needs hidden_size, num_hidden_layers \
-                 and vocab_size, and every size in it must be at least 1 and within reason"
-                    .into()
-            }
-            None => {
-                "the recipe names no model: set model.path to a directory, or model.config".into()
-            }
-        }));
-    };
-    let mut config = config_of(&known);
-    config.extend(stored.unwrap_or_default());
-    config.extend(model.config.clone());
-    let shape = ModelConfig::from_json(&config.into_iter().collect())
-        .map_err(|error| refuse(error.to_string()))?;
-    let weights = match (model.init, directory) {
-        (Init::Random, _) => None,
-        (_, Some(directory)) => Some(directory),
-        (Init::Auto, None) if !model.config.is_empty() => None,
-        (Init::Auto | Init::Weights, None) => {
-            return Err(refuse(format!(
-                "the weights of `{}` are not on this machine: download them and give their \
-                 directory, or start from random ones with model.init=random",
-                model.path.as_deref().unwrap_or("the model")
-            )));
-        }
-    };
-    Ok((shape, weights))
-}
-
-/// Keys of a `config.json`.
-type Config = BTreeMap<String, serde_json::Value>;
-
-fn config_of(shape: &Shape) -> Config {
-    [
-        ("num_hidden_layers", shape.layers),
-        ("hidden_size", shape.hidden),
-        ("intermediate_size", shape.intermediate),
-        ("num_attention_heads", shape.heads),
-        ("num_key_value_heads", shape.key_value_heads),
-        ("head_dim", shape.head_dim),
-        ("vocab_size", shape.vocabulary),
-    ]
-    .map(|(key, size)| (key.to_string(), size.into()))
-    .into_iter()
-    .chain([("tie_word_embeddings".to_string(), shape.tied.into())])
-    .collect()
-}
-
-fn read_config(directory: &Path) -> Result<Config, LaunchError> {
-    let path = directory.join("config.json");
-    let bytes = std::fs::read(&path).map_err(|error| LaunchError::Directory {
-        path: path.clone(),
-        error,
-    })?;
-    serde_json::from_slice(&bytes).map_err(|error| LaunchError::Unreadable { path, error })
 }

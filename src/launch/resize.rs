@@ -16,10 +16,9 @@ pub fn plan_setup(setup: &Setup, world: u64, micro_limit: Option<u64>) -> Result
     batch::plan(
         &setup.recipe(),
         &PlanRequest {
-            gpus: world,
             global_batch_size: Some(setup.global_batch_size),
             micro_limit,
-            ..PlanRequest::default()
+            ..PlanRequest::processes(world)
         },
     )
 }

@@ -1,7 +1,7 @@
 //! A device of known size, and what fits into it.
 
 use super::{Estimator, USABLE};
-use crate::batch::draft::PlanRequest;
+use crate::batch::PlanRequest;
 use crate::recipe::Spec;
 
 /// A recipe's needs against a device's memory.

@@ -2,8 +2,6 @@
 //!
 //! A test checks every shape against the parameter count that its hub page states.
 
-use serde_json::{Map, Value};
-
 use super::shape::{Biases, LLAMA, Shape};
 
 /// A hub model whose shape is known.
@@ -162,33 +160,6 @@ pub(super) fn find(path: &str) -> Option<&'static Known> {
         .find(|known| known.patterns.iter().any(|pattern| path.contains(pattern)))
 }
 
-/// The hub ids whose shapes are known, for documentation.
-pub fn known_ids() -> impl Iterator<Item = &'static str> {
-    KNOWN.iter().map(|known| known.id)
-}
-
-/// The sizes of a well-known hub model as keys of a `config.json`, when it is of the Llama family
-/// (RMSNorm, no biases, gated MLP, one expert). What is not a size (RoPE, norms' ε) is not there.
-pub fn known_config(path: &str) -> Option<Map<String, Value>> {
-    let shape = &find(path)?.shape;
-    let llama = shape.gated && !shape.norm_bias && shape.experts == 1;
-    if !llama || shape.biases != Biases::None || shape.head_dim * shape.heads != shape.hidden {
-        return None;
-    }
-    let sizes = [
-        ("hidden_size", shape.hidden),
-        ("intermediate_size", shape.intermediate),
-        ("num_hidden_layers", shape.layers),
-        ("num_attention_heads", shape.heads),
-        ("num_key_value_heads", shape.key_value_heads),
-        ("vocab_size", shape.vocabulary),
-    ];
-    let sizes = sizes.map(|(key, size)| (key.to_owned(), size.into()));
-    let mut config: Map<String, Value> = sizes.into_iter().collect();
-    config.insert("tie_word_embeddings".to_owned(), shape.tied.into());
-    Some(config)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -216,18 +187,5 @@ mod tests {
             Some("mistralai/Mistral-7B-v0.1")
         );
         assert_eq!(found("acme/new-model"), None);
-    }
-
-    #[test]
-    fn configs_are_given_for_the_llama_family_only() {
-        let config = known_config("alignment-handbook/zephyr-7b-sft-full").unwrap();
-        assert_eq!(config["num_key_value_heads"], 8);
-        for other in [
-            "bigcode/starcoder2-15b",
-            "google/gemma-7b",
-            "mistralai/Mixtral-8x7B-v0.1",
-        ] {
-            assert_eq!(known_config(other), None, "{other}");
-        }
     }
 }

@@ -16,7 +16,6 @@ use crate::recipe::Spec;
 use crate::recipe::spec::{BatchSchedule, Objective, Precision, Strategy};
 
 pub use device::Device;
-pub use known::{known_config, known_ids};
 pub use shape::{Biases, Shape};
 
 /// The share of a device's memory that a run can count on.

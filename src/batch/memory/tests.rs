@@ -1,5 +1,5 @@
 use super::*;
-use crate::batch::draft::PlanRequest;
+use crate::batch::PlanRequest;
 use crate::recipe::spec::{Model, NormTest};
 
 const GIB: f64 = (1_u64 << 30) as f64;

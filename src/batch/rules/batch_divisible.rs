@@ -55,7 +55,8 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
     let anything = |_: u64, _: u64| true;
     let micro = case.spec().batch.micro.unwrap_or(crate::batch::draft::DEFAULT_MICRO);
     let uneven = Splitter::new(global, case.request.current_batch, Cap::at(micro), &anything).uneven(ranks);
-    let help = match uneven {
+    // A run keeps the way of dealing that it began with.
+    let help = match uneven.filter(|_| !case.request.is_of_a_run()) {
         Some(split) => format!(
             "use {counts}, or deal micro-batches unevenly with `--remainder uneven`: {}",
             split.proof()
@@ -82,6 +83,18 @@ mod tests {
             "use 2, 4, 8 or 16 GPUs, or deal micro-batches unevenly with `--remainder uneven`: \
              16 × (2 + 2 + 1 + 1 + 1 + 1) = 128"
         );
+    }
+
+    #[test]
+    fn one_process_is_not_called_gpus_and_a_run_is_not_told_to_deal_otherwise() {
+        let mut request = PlanRequest::processes(6);
+        request.global_batch_size = Some(7);
+        let found = only("batch-divisible", &recipe(), &request);
+        assert_eq!(found[0].help, "use 1 or 7 processes");
+        request.gpus = 200;
+        request.global_batch_size = Some(1);
+        let found = only("batch-divisible", &recipe(), &request);
+        assert_eq!(found[0].help, "use 1 process");
     }
 
     #[test]

@@ -35,13 +35,13 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
 
 #[cfg(test)]
 mod tests {
-    use crate::batch::rules::testing::{recipe, trainer};
+    use crate::batch::rules::testing::{launched, recipe};
 
     #[test]
     fn a_run_needs_a_budget_and_a_plan_does_not() {
         let mut recipe = recipe();
-        assert_eq!(trainer(&recipe), ["budget-missing"]);
+        assert_eq!(launched("budget-missing", &recipe).len(), 1);
         recipe.spec.budget.epochs = Some(1.0);
-        assert!(trainer(&recipe).is_empty());
+        assert!(launched("budget-missing", &recipe).is_empty());
     }
 }

@@ -25,11 +25,7 @@ and training ends at once.",
 };
 
 fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
-    let (Some(samples), Some(horizon), Some(global)) = (
-        case.draft.data_samples,
-        &case.draft.horizon,
-        case.draft.global_batch_size,
-    ) else {
+    let Some((samples, horizon, global)) = case.known_lengths() else {
         return;
     };
     if samples >= global {

@@ -26,11 +26,7 @@ another global batch.",
 };
 
 fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
-    let (Some(samples), Some(horizon), Some(global)) = (
-        case.draft.data_samples,
-        &case.draft.horizon,
-        case.draft.global_batch_size,
-    ) else {
+    let Some((samples, horizon, global)) = case.known_lengths() else {
         return;
     };
     let dropped = horizon.dropped_samples;

@@ -36,13 +36,13 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
     } else if gpus < min {
         findings.at(
             &paths[..1],
-            format!("{gpus} GPUs are fewer than {} {min}", case.key(paths[0])),
+            format!("{} are fewer than {} {min}", case.count(gpus), case.key(paths[0])),
             format!("ask for {min} or more, or lower it"),
         );
     } else if gpus > max {
         findings.at(
             &paths[1..],
-            format!("{gpus} GPUs are more than {} {max}", case.key(paths[1])),
+            format!("{} are more than {} {max}", case.count(gpus), case.key(paths[1])),
             format!("ask for {max} or fewer, or raise it"),
         );
     }

@@ -1,7 +1,7 @@
 //! `global-batch-unknown`: the recipe says what its global batch is.
 
 use super::{Case, Check, Example, Findings, Rule};
-use crate::recipe::Severity;
+use crate::recipe::{Dialect, Severity};
 
 pub(super) const RULE: Rule = Rule {
     id: "global-batch-unknown",
@@ -10,7 +10,10 @@ pub(super) const RULE: Rule = Rule {
     why: "A per-device batch and an accumulation make a global batch only together with the number \
 of GPUs that the author had. Recipes of the alignment-handbook keep that number in an accelerate \
 config, in a comment or nowhere. Guessing it would fix the one number that everything else has to \
-keep.",
+keep.
+
+An accelerate config by itself is a world without a batch: what it says is checked, and that there is \
+no batch is a note.",
     upstream: "transformers 5.23.0, `trainer.py` (`get_total_train_batch_size`): micro-batch × \
 accumulation × the world that happens to be there. alignment-handbook 925acdf, `recipes/*/README.md`: \
 the numbers of GPUs, in prose.",
@@ -27,6 +30,15 @@ the numbers of GPUs, in prose.",
 
 fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
     if case.draft.global_batch_size.is_some() || case.draft.recipe_product.is_some() {
+        return;
+    }
+    if case.recipe.dialect == Dialect::Accelerate {
+        findings.add(
+            Severity::Note,
+            &[],
+            "an accelerate config says for how many devices, not with which batch: only its world is checked",
+            "give it beside a recipe, `evenkeel plan recipe.yaml --accelerate FILE`",
+        );
         return;
     }
     let batch = &case.spec().batch;
@@ -54,6 +66,7 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
 mod tests {
     use crate::batch::PlanRequest;
     use crate::batch::rules::testing::{only, recipe};
+    use crate::recipe::{Dialect, Severity};
 
     #[test]
     fn a_per_device_batch_without_devices_is_not_enough() {
@@ -67,7 +80,11 @@ mod tests {
         );
         recipe.spec.batch.gpus = Some(8);
         assert!(only("global-batch-unknown", &recipe, &PlanRequest::gpus(4)).is_empty());
+        recipe.dialect = Dialect::Accelerate;
         recipe.spec.batch = Default::default();
+        let found = only("global-batch-unknown", &recipe, &PlanRequest::gpus(4));
+        assert_eq!(found[0].severity, Severity::Note);
+        recipe.dialect = Dialect::Native;
         let found = only("global-batch-unknown", &recipe, &PlanRequest::gpus(4));
         assert_eq!(found[0].message, "the recipe states no batch");
     }

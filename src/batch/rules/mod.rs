@@ -32,6 +32,7 @@ rules! {
     batch_divisible
     batch_too_large
     budget_missing
+    data_missing
     dataset_smaller_than_batch
     dataset_truncated
     elasticity_bounds
@@ -44,27 +45,38 @@ rules! {
     kto_batch_min
     max_batch_below_base
     mini_batch_divisible
+    model_missing
     model_needs_sharding
+    model_shape
     norm_test_never_grows
     one_group
     paper_eta_out_of_reach
     parallelism_product
     schedule_empty
     schedule_quantum
+    sequence_too_long
     sharded_workers
     stage_shares
     start_batch_estimate
+    synthetic_keys
+    synthetic_language
+    tokenizer_missing
+    trainer_model
+    trainer_numerics
     trainer_objective
     trainer_parallelism
     trainer_weights
     uneven_dealing
+    vocabulary_too_small
     warmup_exceeds_budget
 }
 
 use std::sync::LazyLock;
 
-use super::draft::{Draft, PlanRequest, model_parallel};
+use super::draft::{Draft, model_parallel};
+use super::horizon::Horizon;
 use super::memory::Device;
+use super::request::{PlanRequest, Trainer};
 use crate::recipe::{Diagnostic, Recipe, Severity, Spec};
 
 pub use page::page;
@@ -108,6 +120,9 @@ pub struct Example {
 pub enum Check {
     /// The planner, for every plan.
     Plan(fn(&Case<'_>, &mut Findings<'_>)),
+    /// The planner, which warns: another trainer or another machine may run the plan. `launch`
+    /// refuses.
+    Foreseen(fn(&Case<'_>, &mut Findings<'_>)),
     /// The reader, before there is anything to plan.
     Reader,
     /// `launch`, since it is about the built-in trainer only.
@@ -134,22 +149,39 @@ impl Case<'_> {
         Device::of(self.spec(), self.request)
     }
 
+    /// Samples of the data, the lengths that follow and the global batch, when they are known.
+    fn known_lengths(&self) -> Option<(u64, &Horizon, u64)> {
+        let draft = self.draft;
+        Some((
+            draft.data_samples?,
+            draft.horizon.as_ref()?,
+            draft.global_batch_size?,
+        ))
+    }
+
     /// Whether so many data-parallel ranks split the global batch exactly.
     fn is_feasible(&self, ranks: u64) -> bool {
         let axes = model_parallel(&self.spec().parallel);
         axes.is_some_and(|axes| self.draft.feasible_gpu_counts.contains(&(ranks * axes)))
     }
 
-    /// The feasible GPU counts nearest to the one asked for, two on each side: `4, 8 or 16 GPUs`.
+    /// `1 GPU`, `8 GPUs`, or as many processes.
+    fn count(&self, count: u64) -> String {
+        self.request.devices.count(count)
+    }
+
+    /// The feasible counts nearest to the one asked for, two on each side: `4, 8 or 16 GPUs`.
     fn feasible_near(&self) -> String {
         let counts = &self.draft.feasible_gpu_counts;
         let above = counts.partition_point(|&count| count < self.request.gpus);
         let near = &counts[above.saturating_sub(2)..(above + 2).min(counts.len())];
-        let words: Vec<String> = near.iter().map(u64::to_string).collect();
-        match words.as_slice() {
+        match near {
             [] => "another global batch".to_owned(),
-            [one] => format!("{one} GPUs"),
-            [some @ .., last] => format!("{} or {last} GPUs", some.join(", ")),
+            [one] => self.count(*one),
+            [some @ .., last] => {
+                let words: Vec<String> = some.iter().map(u64::to_string).collect();
+                format!("{} or {}", words.join(", "), self.count(*last))
+            }
         }
     }
 
@@ -162,6 +194,8 @@ impl Case<'_> {
 /// What a rule found.
 pub struct Findings<'a> {
     rule: &'static Rule,
+    /// How serious a plain finding is in this plan.
+    severity: Severity,
     recipe: &'a Recipe,
     found: Vec<Diagnostic>,
 }
@@ -169,7 +203,15 @@ pub struct Findings<'a> {
 impl Findings<'_> {
     /// A finding as serious as the rule, at the first of the paths that somebody wrote.
     fn at(&mut self, paths: &[&str], message: impl Into<String>, help: impl Into<String>) {
-        self.add(self.rule.severity, paths, message, help);
+        self.add(self.severity, paths, message, help);
+    }
+
+    /// What the caller found that belongs to this rule.
+    fn flaws(&mut self, case: &Case<'_>) {
+        for flaw in case.request.flaws.iter().filter(|f| f.rule == self.rule.id) {
+            let paths: Vec<&str> = flaw.paths.iter().map(String::as_str).collect();
+            self.at(&paths, flaw.message.as_str(), flaw.help.as_str());
+        }
     }
 
     /// A finding that is less serious than the rule at its worst.
@@ -195,48 +237,35 @@ pub fn find(id: &str) -> Option<&'static Rule> {
     RULES.iter().copied().find(|rule| rule.id == id)
 }
 
-/// Everything that the rules of every plan have to say.
+/// Everything that the rules have to say.
 pub fn check(recipe: &Recipe, request: &PlanRequest, draft: &Draft) -> Vec<Diagnostic> {
-    run(recipe, request, draft, |check| match check {
-        Check::Plan(check) => Some(*check),
-        Check::Reader | Check::Trainer(_) => None,
-    })
-}
-
-/// What stands in the way of the built-in trainer in particular; `launch` asks for it.
-pub fn check_trainer(recipe: &Recipe, request: &PlanRequest, draft: &Draft) -> Vec<Diagnostic> {
-    run(recipe, request, draft, |check| match check {
-        Check::Trainer(check) => Some(*check),
-        Check::Reader | Check::Plan(_) => None,
-    })
-}
-
-type Checker = fn(&Case<'_>, &mut Findings<'_>);
-
-fn run(
-    recipe: &Recipe,
-    request: &PlanRequest,
-    draft: &Draft,
-    select: impl Fn(&Check) -> Option<Checker>,
-) -> Vec<Diagnostic> {
     let case = Case {
         recipe,
         request,
         draft,
     };
-    let mut all = Vec::new();
-    for rule in OWN.iter().copied() {
-        if let Some(checker) = select(&rule.check) {
-            let mut findings = Findings {
-                rule,
-                recipe,
-                found: Vec::new(),
-            };
-            checker(&case, &mut findings);
-            all.append(&mut findings.found);
-        }
-    }
-    all
+    let rules = OWN.iter().copied();
+    rules.flat_map(|rule| judge(rule, &case)).collect()
+}
+
+/// What one rule has to say; nothing where it is not this plan's business.
+fn judge(rule: &'static Rule, case: &Case<'_>) -> Vec<Diagnostic> {
+    let launched = case.request.trainer == Trainer::BuiltIn;
+    let (check, severity) = match rule.check {
+        Check::Plan(check) => (check, rule.severity),
+        Check::Foreseen(check) if launched => (check, rule.severity),
+        Check::Foreseen(check) => (check, rule.severity.max(Severity::Warning)),
+        Check::Trainer(check) if launched => (check, rule.severity),
+        Check::Trainer(_) | Check::Reader => return Vec::new(),
+    };
+    let mut findings = Findings {
+        rule,
+        severity,
+        recipe: case.recipe,
+        found: Vec::new(),
+    };
+    check(case, &mut findings);
+    findings.found
 }
 
 #[cfg(test)]

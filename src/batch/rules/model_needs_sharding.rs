@@ -42,9 +42,9 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
         .sharded_ranks(MOST_GPUS / axes.max(1), |ranks| case.is_feasible(ranks))
         .map(|ranks| ranks * axes);
     let shard = match (strategy, enough) {
-        (Strategy::Fsdp, Some(gpus)) => format!("use {gpus} GPUs or more"),
+        (Strategy::Fsdp, Some(gpus)) => format!("use {} or more", case.count(gpus)),
         (_, Some(gpus)) if gpus <= case.request.gpus => "shard it (`fsdp`, ZeRO-3)".to_owned(),
-        (_, Some(gpus)) => format!("shard it (`fsdp`, ZeRO-3) over {gpus} GPUs or more"),
+        (_, Some(gpus)) => format!("shard it (`fsdp`, ZeRO-3) over {} or more", case.count(gpus)),
         (_, None) => "use larger devices, or split the model (tensor, pipeline)".to_owned(),
     };
     let dialect = case.recipe.dialect;

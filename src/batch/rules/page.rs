@@ -10,6 +10,7 @@ pub fn page(rule: &Rule) -> String {
     let (who, command) = match rule.check {
         Check::Reader => ("checked when the recipe is read", "plan"),
         Check::Plan(_) => ("checked for every plan", "plan"),
+        Check::Foreseen(_) => ("an error for `launch`, a warning in every plan", "plan"),
         Check::Trainer(_) => ("checked by `launch`, for the built-in trainer", "launch"),
     };
     let mut page = format!("# {}\n\n", rule.id);

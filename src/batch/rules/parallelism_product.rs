@@ -64,11 +64,12 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
         );
     };
     if case.request.gpus == 0 {
-        findings.at(&[], "a plan for 0 GPUs", "ask for at least 1");
+        findings.at(&[], format!("a plan for {}", case.count(0)), "ask for at least 1");
         return;
     }
     if case.draft.data_parallel_size.is_none() {
-        wrong_count(case.request.gpus, &paths, "GPUs");
+        let devices = case.request.devices.name(case.request.gpus);
+        wrong_count(case.request.gpus, &paths, devices);
     }
     if let Some(gpus) = case.spec().batch.gpus
         && gpus != case.request.gpus

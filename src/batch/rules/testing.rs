@@ -1,9 +1,9 @@
 //! Recipes for tests of the rules, made as values: what a reader would return.
 
-use super::{Case, Check, Findings, check_trainer, find};
-use crate::batch::{Draft, PlanRequest};
+use super::{Case, find, judge};
+use crate::batch::{Draft, Flaw, PlanRequest, Trainer};
 use crate::recipe::spec::{BatchSchedule, NormTest, Objective, Precision, Strategy};
-use crate::recipe::{Diagnostic, Dialect, Place, Places, Recipe, Sources, Span, Spec};
+use crate::recipe::{Diagnostic, Dialect, Place, Places, Recipe, Severity, Sources, Span, Spec};
 
 /// A native recipe: a global batch of 128, micro-batch 16, and nothing else.
 pub(in crate::batch) fn recipe() -> Recipe {
@@ -57,29 +57,43 @@ pub(in crate::batch) fn wrote(recipe: &mut Recipe, file: &str, path: &str, key: 
 
 /// What one rule finds.
 pub(in crate::batch) fn only(id: &str, recipe: &Recipe, request: &PlanRequest) -> Vec<Diagnostic> {
-    let rule = find(id).unwrap();
-    let Check::Plan(check) = rule.check else {
-        panic!("{id} is not checked for plans");
-    };
     let draft = Draft::new(recipe, request);
     let case = Case {
         recipe,
         request,
         draft: &draft,
     };
-    let mut findings = Findings {
-        rule,
-        recipe,
-        found: Vec::new(),
-    };
-    check(&case, &mut findings);
-    findings.found
+    judge(find(id).unwrap(), &case)
 }
 
-/// The ids of what the built-in trainer's rules find on one GPU.
-pub(in crate::batch) fn trainer(recipe: &Recipe) -> Vec<String> {
-    let request = PlanRequest::gpus(1);
-    let draft = Draft::new(recipe, &request);
-    let found = check_trainer(recipe, &request, &draft);
-    found.into_iter().map(|d| d.rule).collect()
+/// What one rule finds when the built-in trainer is to run the plan on one process.
+pub(in crate::batch) fn launched(id: &str, recipe: &Recipe) -> Vec<Diagnostic> {
+    only(id, recipe, &launch())
+}
+
+/// The built-in trainer on one process.
+pub(in crate::batch) fn launch() -> PlanRequest {
+    PlanRequest {
+        trainer: Trainer::BuiltIn,
+        ..PlanRequest::processes(1)
+    }
+}
+
+/// How serious the findings of a rule are that only reports what the caller found: in a plan, and
+/// in a launch.
+pub(in crate::batch) fn reported(id: &'static str) -> [Vec<Severity>; 2] {
+    let flaw = |rule| Flaw {
+        rule,
+        paths: vec!["model.path".to_owned()],
+        message: "it is wrong".to_owned(),
+        help: "mend it".to_owned(),
+    };
+    [PlanRequest::gpus(1), launch()].map(|request| {
+        let request = PlanRequest {
+            flaws: vec![flaw("another-rule"), flaw(id)],
+            ..request
+        };
+        let found = only(id, &recipe(), &request);
+        found.into_iter().map(|d| d.severity).collect()
+    })
 }

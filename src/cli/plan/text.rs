@@ -3,7 +3,7 @@
 
 use anstyle::{AnsiColor, Style};
 
-use crate::batch::{Draft, Examined, Horizon, MemoryEstimate};
+use crate::batch::{Devices, Draft, Examined, Horizon, MemoryEstimate};
 use crate::cli::render;
 use crate::recipe::Recipe;
 use crate::recipe::spec::{BatchSchedule, Estimator, Remainder, Spec};
@@ -15,12 +15,20 @@ const NEAR: usize = 4;
 const BOLD: Style = Style::new().bold();
 const DIM: Style = Style::new().dimmed();
 
-/// The whole text, with terminal styles; print it with `anstream`.
-pub fn plan(recipe: &Recipe, examined: &Examined, hardware: &str) -> String {
+/// What a plan is for.
+pub struct Hardware<'a> {
+    /// In words.
+    pub words: &'a str,
+    /// What is counted.
+    pub devices: Devices,
+}
+
+/// The whole text, with terminal styles.
+pub fn plan(recipe: &Recipe, examined: &Examined, hardware: &Hardware<'_>) -> String {
     let draft = &examined.draft;
-    let mut text = headline(draft, hardware);
+    let mut text = headline(draft, hardware.words);
     text += &changes(draft);
-    text += &counts(draft);
+    text += &counts(draft, hardware.devices);
     if let Some(memory) = &draft.memory {
         text += &memory_of(memory);
     }
@@ -31,7 +39,8 @@ pub fn plan(recipe: &Recipe, examined: &Examined, hardware: &str) -> String {
         text += "\n";
         text += &render::diagnostics(&examined.diagnostics, &recipe.sources);
         let summary = render::summary(&examined.diagnostics);
-        let rule = &examined.diagnostics[0].rule;
+        let gravest = examined.diagnostics.iter().min_by_key(|d| d.severity);
+        let rule = gravest.map_or("", |d| d.rule.as_str());
         text += &format!("{summary}; more in `evenkeel explain {rule}`\n");
     }
     text
@@ -105,12 +114,15 @@ fn changes(draft: &Draft) -> String {
 }
 
 /// The feasible counts nearest to the one asked for, that one in brackets.
-fn counts(draft: &Draft) -> String {
+fn counts(draft: &Draft, devices: Devices) -> String {
     let counts = &draft.feasible_gpu_counts;
     let Some(global) = draft.global_batch_size else {
         return String::new();
     };
-    let mut text = heading(&format!("GPU counts that split {global} exactly"));
+    let mut text = heading(&format!(
+        "{} counts that split {global} exactly",
+        devices.name(1)
+    ));
     if counts.is_empty() {
         return text + "  none up to 1024\n";
     }

@@ -1,6 +1,6 @@
 use super::*;
 
-fn read(config: Value) -> Result<ModelConfig, EngineError> {
+fn read(config: Value) -> Result<ModelConfig, ConfigError> {
     ModelConfig::from_json(&config)
 }
 
@@ -103,6 +103,27 @@ fn shapes_that_do_not_fit_are_refused_with_the_value() {
         .map(refusal)
         .join("\n")
     );
+}
+
+#[test]
+fn every_size_that_does_not_fit_is_named_with_its_keys() {
+    let config = json!({"hidden_size": 0, "vocab_size": 0, "num_attention_heads": 6,
+                        "num_key_value_heads": 4, "head_dim": 7});
+    let flaws = ModelConfig::parse(&config).unwrap().flaws();
+    let first: Vec<&str> = flaws.iter().map(|flaw| flaw.keys[0]).collect();
+    assert_eq!(
+        first,
+        [
+            "hidden_size",
+            "vocab_size",
+            "num_key_value_heads",
+            "head_dim"
+        ]
+    );
+    assert!(flaws.iter().all(|flaw| !flaw.uncomputed));
+    let other = read(json!({"model_type": "qwen2"})).unwrap_err();
+    assert!(other.uncomputed);
+    assert_eq!(ModelConfig::parse(&json!({})).unwrap().flaws(), []);
 }
 
 #[test]

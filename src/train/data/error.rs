@@ -77,6 +77,18 @@ pub enum DataError {
 }
 
 impl DataError {
+    /// What is wrong and what to do about it, one line each; without the key of a setting.
+    pub fn told(&self) -> (String, String) {
+        if let DataError::Setting { problem, help, .. } = self {
+            return (problem.clone(), help.clone());
+        }
+        let text = self.to_string();
+        match text.split_once("; ") {
+            Some((problem, help)) => (problem.to_owned(), help.to_owned()),
+            None => (text, "make it readable, or name another".to_owned()),
+        }
+    }
+
     /// A file or directory that cannot be used.
     pub(super) fn source(path: &Path, problem: impl fmt::Display, help: impl fmt::Display) -> Self {
         DataError::Source {

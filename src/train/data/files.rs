@@ -140,7 +140,7 @@ fn belongs(path: &Path, root: Option<&Path>, split: &str) -> bool {
     named || inside
 }
 
-fn format_of(path: &Path) -> Option<DataFormat> {
+pub(super) fn format_of(path: &Path) -> Option<DataFormat> {
     let ending = path.extension()?.to_str()?.to_ascii_lowercase();
     Some(match ending.as_str() {
         "jsonl" | "ndjson" | "json" => DataFormat::Jsonl,
@@ -152,7 +152,7 @@ fn format_of(path: &Path) -> Option<DataFormat> {
 }
 
 /// Whether a path that does not exist was meant as a data set or model of the hub.
-pub(super) fn is_hub_id(path: &str) -> bool {
+pub fn is_hub_id(path: &str) -> bool {
     let mut parts = path.split('/');
     let is_name = |part: Option<&str>| {
         part.is_some_and(|part| {
@@ -166,12 +166,18 @@ pub(super) fn is_hub_id(path: &str) -> bool {
     is_name(parts.next()) && is_name(parts.next()) && parts.next().is_none()
 }
 
+/// Whether a path is that of a data set of the hub which is not here: not what is missing among
+/// other files, or ends like one.
+pub(super) fn is_on_hub(base: &Path, path: &str) -> bool {
+    let place = base.join(path);
+    let local = place.exists() || place.parent().is_some_and(Path::is_dir);
+    is_hub_id(path) && !local && format_of(&place).is_none()
+}
+
 fn missing(request: &PrepareRequest<'_>, source: &DataSource, key: &str) -> DataError {
     let spelled = (request.key)(key);
     let place = request.base.join(&source.path);
-    // Not what is missing among other files, or ends like one.
-    let local = place.parent().is_some_and(Path::is_dir) || format_of(&place).is_some();
-    if is_hub_id(&source.path) && !local {
+    if is_on_hub(request.base, &source.path) {
         return request.setting(
             key,
             format!(

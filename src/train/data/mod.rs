@@ -15,6 +15,7 @@ mod encode;
 mod error;
 mod files;
 mod hold_out;
+mod look;
 mod manifest;
 mod pack;
 mod prepare;
@@ -31,13 +32,12 @@ mod writer;
 
 pub use dataset::{Collated, Dataset, Part, Sample};
 pub use error::{DataError, Place, Unit};
+pub use files::is_hub_id;
+pub use look::{About, Finding, look};
 pub use manifest::{FileRecord, Manifest, PartRecord, Skipped, SourceRecord};
 pub use prepare::{Phase, PrepareRequest, Prepared, Progress, prepare};
 pub use synthetic::Language;
 pub use tokenizer::Tokenizer;
-
-/// The path of a source that is the synthetic language.
-const SYNTHETIC: &str = "synthetic";
 
 /// Refuses `tokens` ids of `what` when the model has an embedding for fewer.
 pub fn check_vocabulary(what: &str, tokens: u64, vocab_size: u64) -> Result<(), DataError> {

@@ -5,13 +5,14 @@ mod synthetic;
 
 use std::path::Path;
 
+use crate::batch;
 use crate::recipe::spec::{self, Data, Objective};
 
+use super::Part;
 use super::error::DataError;
 use super::manifest::Manifest;
 use super::publish::Draft;
 use super::store::Store;
-use super::{Part, SYNTHETIC};
 
 /// Longer samples would not fit the store's index, or any machine.
 const MAX_SEQUENCE_LENGTH: u64 = 1 << 30;
@@ -89,13 +90,11 @@ pub fn prepare(
         ));
     }
     match data.train.as_slice() {
-        [] => Err(request.setting(
-            "data.train",
-            "no data to train on is named",
-            "set data.train.0.path to a file, or to synthetic",
-        )),
-        [source] if source.path == SYNTHETIC => synthetic::prepare(request),
-        _ => from_files::prepare(request, progress),
+        [] => Err(request.no_data()),
+        _ => match data.synthetic() {
+            Some(language) => synthetic::prepare(request, language),
+            None => from_files::prepare(request, progress),
+        },
     }
 }
 
@@ -114,6 +113,15 @@ impl PrepareRequest<'_> {
         }
     }
 
+    /// The recipe names nothing to train on.
+    pub(super) fn no_data(&self) -> DataError {
+        self.setting(
+            "data.train",
+            "no data to train on is named",
+            "set data.train.0.path to a file, or to synthetic",
+        )
+    }
+
     /// Samples to hold out of `samples`, from `data.held_out`.
     pub(super) fn held_out(&self, samples: u64) -> Result<u64, DataError> {
         let Some(held_out) = self.data.held_out else {
@@ -126,11 +134,7 @@ impl PrepareRequest<'_> {
                 "give a count, or a share below 1",
             ));
         }
-        let count = if held_out < 1.0 {
-            (held_out * samples as f64).ceil()
-        } else {
-            held_out.floor()
-        } as u64;
+        let count = batch::held_out(Some(held_out), samples);
         if count > 0 && count >= samples {
             return Err(self.setting(
                 "data.held_out",

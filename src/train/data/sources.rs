@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use serde_json::{Value, json};
 
-use crate::recipe::spec::{DataFormat, DataSource};
+use crate::recipe::spec::{DataFormat, DataSource, SYNTHETIC};
 
 use super::error::DataError;
 use super::files::{self, Resolved, SourceFile};
@@ -86,12 +86,8 @@ fn part(
     let mut list = Vec::new();
     for (i, source) in sources.iter().enumerate() {
         let path = format!("{name}.{i}");
-        if source.path == super::SYNTHETIC {
-            return Err(request.setting(
-                &format!("{path}.path"),
-                "the synthetic language is mixed with other sources",
-                "make it the only training source; held_out gives it samples for evaluation",
-            ));
+        if source.path == SYNTHETIC {
+            return Err(mixed(request, &path));
         }
         let weight = source.weight.unwrap_or(1.0);
         if !(0.0..=1.0).contains(&weight) {
@@ -127,6 +123,15 @@ fn part(
         });
     }
     Ok(list)
+}
+
+/// The synthetic language beside files.
+pub(super) fn mixed(request: &PrepareRequest<'_>, path: &str) -> DataError {
+    request.setting(
+        &format!("{path}.path"),
+        "the synthetic language is mixed with other sources",
+        "make it the only training source; held_out gives it samples for evaluation",
+    )
 }
 
 impl Sources {

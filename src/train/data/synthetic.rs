@@ -35,58 +35,85 @@ pub struct Language {
     unigram_entropy: f64,
 }
 
+/// Why a language is not worth learning.
+pub(super) struct LanguageFlaw {
+    /// The setting that is the likeliest cause.
+    pub key: &'static str,
+    problem: String,
+    help: &'static str,
+}
+
+impl LanguageFlaw {
+    /// The refusal, with the path of the source as the recipe spells it.
+    pub fn into_error(self, key: &str) -> DataError {
+        DataError::Setting {
+            key: key.to_owned(),
+            problem: self.problem,
+            help: self.help.to_owned(),
+        }
+    }
+}
+
 impl Language {
     /// Makes the language, or says why it is not worth learning: its entropy rate H is at most
     /// half of ln V, and the entropy of its single words at least 1.5 H. `key` is how the recipe
     /// spells the path of the source, for messages.
     pub fn new(settings: &Synthetic, key: &str) -> Result<Language, DataError> {
+        let weights = Language::check(settings).map_err(|flaw| flaw.into_error(key))?;
+        let language = Language::build(settings.vocabulary as usize, &weights, settings.seed);
+        if language.unigram_entropy < 1.5 * language.entropy {
+            let flaw = LanguageFlaw {
+                key: "branching",
+                problem: format!(
+                    "the entropy of single words, {:.3}, is below 1.5 × the entropy rate {:.3}",
+                    language.unigram_entropy, language.entropy
+                ),
+                help: "choose fewer successors (synthetic.branching), more words or another seed",
+            };
+            return Err(flaw.into_error(key));
+        }
+        Ok(language)
+    }
+
+    /// What of [`Language::new`] can be checked without making the language: the ranges and the
+    /// entropy rate. Returns the probabilities of every word's successors, largest first.
+    pub(super) fn check(settings: &Synthetic) -> Result<Vec<f64>, LanguageFlaw> {
         let Synthetic {
             vocabulary,
             branching,
             samples,
-            seed,
+            seed: _,
         } = *settings;
-        let refuse = |problem: String, help: &str| DataError::Setting {
-            key: key.to_string(),
-            problem,
-            help: help.to_string(),
-        };
+        let refuse = |key, problem, help| Err(LanguageFlaw { key, problem, help });
         if !VOCABULARY.contains(&vocabulary) {
-            return Err(refuse(
+            return refuse(
+                "vocabulary",
                 format!("a synthetic language of {vocabulary} words"),
                 "choose a vocabulary of 4 to 65536",
-            ));
+            );
         }
         if samples == 0 {
-            return Err(refuse(
+            return refuse(
+                "samples",
                 "a synthetic language of 0 samples".to_string(),
                 "set synthetic.samples to at least 1",
-            ));
+            );
         }
         let limit = 0.5 * (vocabulary as f64).ln();
         let weights = successor_probabilities(branching.min(vocabulary));
         let entropy = entropy(&weights);
         if branching < 2 || entropy > limit {
-            return Err(refuse(
+            return refuse(
+                "branching",
                 format!(
                     "{branching} successors of each of {vocabulary} words make an entropy of \
                      {entropy:.3} nats per token; a language worth learning has more than 0 and at \
                      most half of ln {vocabulary}, {limit:.3}"
                 ),
                 "choose another synthetic.branching (at least 2) or a larger synthetic.vocabulary",
-            ));
+            );
         }
-        let language = Language::build(vocabulary as usize, &weights, seed);
-        if language.unigram_entropy < 1.5 * language.entropy {
-            return Err(refuse(
-                format!(
-                    "the entropy of single words, {:.3}, is below 1.5 × the entropy rate {:.3}",
-                    language.unigram_entropy, language.entropy
-                ),
-                "choose fewer successors (synthetic.branching), more words or another seed",
-            ));
-        }
-        Ok(language)
+        Ok(weights)
     }
 
     fn build(vocabulary: usize, weights: &[f64], seed: u64) -> Language {

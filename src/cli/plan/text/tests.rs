@@ -30,7 +30,12 @@ fn upstream(path: &str, gpus: u64, settings: &[(&'static str, &str)]) -> Option<
         ..PlanRequest::gpus(gpus)
     };
     let examined = examine(&recipe, &request);
-    let text = plan(&recipe, &examined, &format!("{gpus} GPUs"));
+    let words = request.devices.count(gpus);
+    let hardware = Hardware {
+        words: &words,
+        devices: request.devices,
+    };
+    let text = plan(&recipe, &examined, &hardware);
     Some(anstream::adapter::strip_str(&text).to_string())
 }
 
@@ -78,6 +83,27 @@ fn without_a_global_batch_the_question_is_asked() {
 }
 
 #[test]
+fn processes_are_not_called_gpus() {
+    let recipe = read(&Request {
+        path: "examples/quickstart.yaml".into(),
+        ..Request::default()
+    })
+    .unwrap();
+    let request = PlanRequest::processes(3);
+    let hardware = Hardware {
+        words: "3 CPU ranks",
+        devices: request.devices,
+    };
+    let text = plan(&recipe, &examine(&recipe, &request), &hardware);
+    assert!(
+        text.contains("process counts that split 16 exactly"),
+        "{text}"
+    );
+    assert!(text.contains("use 1, 2, 4 or 8 processes"), "{text}");
+    assert!(!text.contains("GPU"), "{text}");
+}
+
+#[test]
 fn the_norm_test_shows_its_bounds() {
     let path = "examples/microllama-300m-ddp-norm.yaml";
     let recipe = read(&Request {
@@ -86,6 +112,10 @@ fn the_norm_test_shows_its_bounds() {
     })
     .unwrap();
     let examined = examine(&recipe, &PlanRequest::gpus(4));
-    let text = plan(&recipe, &examined, "4 GPUs");
+    let hardware = Hardware {
+        words: "4 GPUs",
+        devices: Devices::Gpus,
+    };
+    let text = plan(&recipe, &examined, &hardware);
     insta::assert_snapshot!(anstream::adapter::strip_str(&text).to_string());
 }

@@ -55,8 +55,7 @@ fn prepare_sources(
     };
     let vocabulary_size = tokenizer.vocabulary_size();
     if let Some(vocab_size) = request.vocab_size {
-        let what = format!("the tokenizer {}", tokenizer.name);
-        check_vocabulary(&what, vocabulary_size, vocab_size)?;
+        check_vocabulary(&tokenizer.described(), vocabulary_size, vocab_size)?;
     }
     let template = ChatTemplate::new(request.tokenizer.chat_template.as_deref(), &tokenizer);
 

@@ -2,6 +2,8 @@
 
 use serde_json::json;
 
+use crate::recipe::spec::Synthetic;
+
 use super::super::error::DataError;
 use super::super::manifest::{Manifest, PartRecord, Skipped, VERSION, fingerprint};
 use super::super::publish::Draft;
@@ -10,13 +12,11 @@ use super::{PrepareRequest, Prepared, finish, reuse};
 
 /// Nothing is written but the manifest: samples are made when they are asked for. Held-out ones
 /// are the last of the language's samples.
-pub(super) fn prepare(request: &PrepareRequest<'_>) -> Result<Prepared, DataError> {
+pub(super) fn prepare(
+    request: &PrepareRequest<'_>,
+    settings: Synthetic,
+) -> Result<Prepared, DataError> {
     let data = request.data;
-    let settings = data
-        .train
-        .first()
-        .and_then(|source| source.synthetic.clone())
-        .unwrap_or_default();
     let key = (request.key)("data.train.0.synthetic");
     let language = Language::new(&settings, &key)?;
     let held_out = request.held_out(settings.samples)?;

@@ -9,7 +9,7 @@ mod byte;
 mod huggingface;
 
 use std::ops::Range;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::error::DataError;
 use super::files;
@@ -44,20 +44,36 @@ type Piece = (u32, Range<usize>);
 impl Tokenizer {
     /// The tokenizer that the recipe names, or else the model's own.
     pub fn load(request: &PrepareRequest<'_>) -> Result<Tokenizer, DataError> {
-        let (name, key) = match (&request.tokenizer.path, request.model) {
-            (Some(path), _) => (path.as_str(), "tokenizer.path"),
-            (None, Some(model)) => (model, "model.path"),
-            (None, None) => {
-                return Err(request.setting(
-                    "tokenizer.path",
-                    "no tokenizer is named, and no model that could bring its own",
-                    "set tokenizer.path to a tokenizer.json, to a directory that holds one, or to \
-                     byte",
-                ));
-            }
-        };
+        let (name, key) = Tokenizer::named(request)?;
+        match Tokenizer::place(request, name, key)? {
+            Some(path) => huggingface::load(&path, name),
+            None => Ok(Tokenizer::byte()),
+        }
+    }
+
+    /// What the recipe names as its tokenizer, and the native path that names it.
+    pub(super) fn named<'a>(
+        request: &PrepareRequest<'a>,
+    ) -> Result<(&'a str, &'static str), DataError> {
+        match (&request.tokenizer.path, request.model) {
+            (Some(path), _) => Ok((path.as_str(), "tokenizer.path")),
+            (None, Some(model)) => Ok((model, "model.path")),
+            (None, None) => Err(request.setting(
+                "tokenizer.path",
+                "no tokenizer is named, and no model that could bring its own",
+                "set tokenizer.path to a tokenizer.json, to a directory that holds one, or to byte",
+            )),
+        }
+    }
+
+    /// Where a named tokenizer lies; `None` for the built-in one.
+    pub(super) fn place(
+        request: &PrepareRequest<'_>,
+        name: &str,
+        key: &str,
+    ) -> Result<Option<PathBuf>, DataError> {
         if name == byte::NAME {
-            return Ok(Tokenizer::byte());
+            return Ok(None);
         }
         let path = request.base.join(name);
         if !path.exists() {
@@ -73,7 +89,12 @@ impl Tokenizer {
                  built-in vocabulary of 256 bytes",
             ));
         }
-        huggingface::load(&path, name)
+        Ok(Some(path))
+    }
+
+    /// For messages: `the tokenizer byte`.
+    pub(super) fn described(&self) -> String {
+        format!("the tokenizer {}", self.name)
     }
 
     /// The built-in vocabulary of bytes: ids 0 to 255, then `<|bos|>`, `<|eos|>`, `<|pad|>`.

@@ -1,0 +1,40 @@
+//! `data-missing`: what is trained on is here.
+
+use super::{Case, Check, Example, Findings, Rule};
+use crate::recipe::Severity;
+
+pub(super) const RULE: Rule = Rule {
+    id: "data-missing",
+    severity: Severity::Error,
+    summary: "the data that the recipe names are not here",
+    why: "A run reads its data from files: JSONL, Parquet, plain text or token ids. Nothing is \
+downloaded, so a data set of the hub has to be fetched first and given as a path. A plan only warns, \
+since it may be for another machine, and says nothing about data sets of the hub, which other \
+trainers download.",
+    upstream: "`datasets` downloads from the hub when the job starts, on every machine, and fails there when \
+it cannot.",
+    wrong: Example {
+        flags: "--gpus 4",
+        recipe: native!("  batch: {global: 128, micro: 16}\n  data:\n    train: [{path: data/nowhere/train.jsonl}]\n"),
+    },
+    right: Example {
+        flags: "--gpus 4",
+        recipe: native!("  batch: {global: 128, micro: 16}\n  data:\n    train: [{path: synthetic}]\n"),
+    },
+    check: Check::Foreseen(check),
+};
+
+fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
+    findings.flaws(case);
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::batch::rules::testing::reported;
+    use crate::recipe::Severity::{Error, Warning};
+
+    #[test]
+    fn missing_data_stop_a_launch_and_not_a_plan() {
+        assert_eq!(reported("data-missing"), [vec![Warning], vec![Error]]);
+    }
+}

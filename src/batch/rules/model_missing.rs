@@ -1,0 +1,39 @@
+//! `model-missing`: what is trained is here.
+
+use super::{Case, Check, Example, Findings, Rule};
+use crate::recipe::Severity;
+
+pub(super) const RULE: Rule = Rule {
+    id: "model-missing",
+    severity: Severity::Error,
+    summary: "the model that the recipe names is not here",
+    why: "A run starts from weights in a directory, or from random ones of a shape that the recipe gives. \
+Nothing is downloaded. A plan only warns, since it may be for another machine, and says nothing about \
+models of the hub, which other trainers download.",
+    upstream: "transformers 5.23.0, `from_pretrained`: downloads from the hub when the job starts, on every \
+machine.",
+    wrong: Example {
+        flags: "--gpus 4",
+        recipe: native!("  batch: {global: 128, micro: 16}\n  model: {path: models/of/nobody}\n"),
+    },
+    right: Example {
+        flags: "--gpus 4",
+        recipe: native!("  batch: {global: 128, micro: 16}\n  model:\n    config: {hidden_size: 64, num_attention_heads: 4, num_hidden_layers: 2, vocab_size: 256}\n"),
+    },
+    check: Check::Foreseen(check),
+};
+
+fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
+    findings.flaws(case);
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::batch::rules::testing::reported;
+    use crate::recipe::Severity::{Error, Warning};
+
+    #[test]
+    fn a_missing_model_stops_a_launch_and_not_a_plan() {
+        assert_eq!(reported("model-missing"), [vec![Warning], vec![Error]]);
+    }
+}

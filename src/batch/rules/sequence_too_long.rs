@@ -1,0 +1,39 @@
+//! `sequence-too-long`: the model has a position for every token of a sample.
+
+use super::{Case, Check, Example, Findings, Rule};
+use crate::recipe::Severity;
+
+pub(super) const RULE: Rule = Rule {
+    id: "sequence-too-long",
+    severity: Severity::Error,
+    summary: "samples are longer than the positions that the model has",
+    why: "A model has `max_position_embeddings` positions. A token beyond them would be at a position that \
+the model was never meant for, so longer samples are refused rather than cut or extrapolated. For a \
+model of the hub that is not here the number is not known, and nothing is said.",
+    upstream: "transformers 5.23.0: the tokenizer warns once, and RoPE goes on beyond what the model was trained \
+for.",
+    wrong: Example {
+        flags: "--gpus 4",
+        recipe: native!("  batch: {global: 128, micro: 16}\n  data: {sequence_length: 4096}\n  model:\n    config: {hidden_size: 64, num_attention_heads: 4, num_hidden_layers: 2, vocab_size: 256, max_position_embeddings: 2048}\n"),
+    },
+    right: Example {
+        flags: "--gpus 4",
+        recipe: native!("  batch: {global: 128, micro: 16}\n  data: {sequence_length: 2048}\n  model:\n    config: {hidden_size: 64, num_attention_heads: 4, num_hidden_layers: 2, vocab_size: 256, max_position_embeddings: 2048}\n"),
+    },
+    check: Check::Plan(check),
+};
+
+fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
+    findings.flaws(case);
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::batch::rules::testing::reported;
+    use crate::recipe::Severity::{Error};
+
+    #[test]
+    fn a_sample_beyond_the_positions_is_refused_for_everybody() {
+        assert_eq!(reported("sequence-too-long"), [vec![Error], vec![Error]]);
+    }
+}

@@ -1,0 +1,39 @@
+//! `synthetic-language`: the synthetic language can be learnt.
+
+use super::{Case, Check, Example, Findings, Rule};
+use crate::recipe::Severity;
+
+pub(super) const RULE: Rule = Rule {
+    id: "synthetic-language",
+    severity: Severity::Error,
+    summary: "the synthetic language is none that is worth learning",
+    why: "The synthetic language has a known entropy, the floor of the loss. It is worth learning when that \
+floor is well below what a model knows before training: at most half of ln V nats for V words, with at \
+least 2 successors of every word. Too large a `branching` makes it noise. It stands alone: beside files \
+its floor would mean nothing.",
+    upstream: "None: the language is Evenkeel's own.",
+    wrong: Example {
+        flags: "--gpus 4",
+        recipe: native!("  batch: {global: 128, micro: 16}\n  data:\n    train: [{path: synthetic, synthetic: {vocabulary: 64, branching: 64}}]\n"),
+    },
+    right: Example {
+        flags: "--gpus 4",
+        recipe: native!("  batch: {global: 128, micro: 16}\n  data:\n    train: [{path: synthetic, synthetic: {vocabulary: 64, branching: 4}}]\n"),
+    },
+    check: Check::Plan(check),
+};
+
+fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
+    findings.flaws(case);
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::batch::rules::testing::reported;
+    use crate::recipe::Severity::{Error};
+
+    #[test]
+    fn a_language_of_noise_is_refused_for_everybody() {
+        assert_eq!(reported("synthetic-language"), [vec![Error], vec![Error]]);
+    }
+}

@@ -1,0 +1,38 @@
+//! `tokenizer-missing`: what turns text into tokens is here.
+
+use super::{Case, Check, Example, Findings, Rule};
+use crate::recipe::Severity;
+
+pub(super) const RULE: Rule = Rule {
+    id: "tokenizer-missing",
+    severity: Severity::Error,
+    summary: "the tokenizer that the recipe names is not here",
+    why: "Text becomes tokens by a `tokenizer.json`, the recipe's own or the model's, or by the built-in \
+vocabulary of bytes (`tokenizer.path: byte`). Nothing is downloaded. A plan only warns, since it may \
+be for another machine, and says nothing about models of the hub, which bring theirs.",
+    upstream: "transformers 5.23.0, `AutoTokenizer`: downloads from the hub when the job starts.",
+    wrong: Example {
+        flags: "--gpus 4",
+        recipe: native!("  batch: {global: 128, micro: 16}\n  tokenizer: {path: nowhere/tokenizer.json}\n  data:\n    train: [{path: chat.jsonl}]\n"),
+    },
+    right: Example {
+        flags: "--gpus 4",
+        recipe: native!("  batch: {global: 128, micro: 16}\n  tokenizer: {path: byte}\n  data:\n    train: [{path: chat.jsonl}]\n"),
+    },
+    check: Check::Foreseen(check),
+};
+
+fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
+    findings.flaws(case);
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::batch::rules::testing::reported;
+    use crate::recipe::Severity::{Error, Warning};
+
+    #[test]
+    fn a_missing_tokenizer_stops_a_launch_and_not_a_plan() {
+        assert_eq!(reported("tokenizer-missing"), [vec![Warning], vec![Error]]);
+    }
+}

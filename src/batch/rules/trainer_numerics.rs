@@ -1,0 +1,133 @@
+//! `trainer-numerics`: the built-in trainer computes what the recipe asks for.
+
+use super::{Case, Check, Example, Findings, Rule};
+use crate::recipe::Severity;
+use crate::recipe::spec::{Precision, Strategy};
+
+pub(super) const RULE: Rule = Rule {
+    id: "trainer-numerics",
+    severity: Severity::Error,
+    summary: "the recipe asks for numerics that the built-in trainer does not have",
+    why: "The built-in trainer computes in f32 on CPUs, with exact attention, and steps by AdamW with both \
+moments in f32. It holds everything on every rank (`ddp`) or shards everything (`fsdp`, which is what it \
+does for ZeRO-1 and ZeRO-2, too). A plan is made as the recipe is written, for trainers that do what it \
+asks for; the warnings say what `launch` does instead. Lower precision, fewer bits of state and another \
+sharding change rounding, speed and memory, not what is optimised. An optimiser of another kind is \
+another experiment: `launch` refuses it.",
+    upstream: "transformers 5.23.0, `training_args.py`: `bf16`, `tf32` and `OptimizerNames`. DeepSpeed edaa722: ZeRO \
+stages 1 to 3.",
+    wrong: Example {
+        flags: "--gpus 4",
+        recipe: native!("  batch: {global: 128, micro: 4}\n  optimizer: {name: lion_8bit}\n"),
+    },
+    right: Example {
+        flags: "--gpus 4",
+        recipe: native!("  batch: {global: 128, micro: 4}\n  optimizer: {name: adamw_torch}\n"),
+    },
+    check: Check::Foreseen(check),
+};
+
+fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
+    let (model, optimizer) = (&case.spec().model, &case.spec().optimizer);
+    let mut instead = |path: &str, asked: &str, does: &str| {
+        let message = format!("the built-in trainer {does}, where {} asks for {asked}", case.key(path));
+        let help = "results differ by rounding only; another trainer may do as it is asked";
+        findings.add(Severity::Warning, &[path], message, help);
+    };
+    match model.precision {
+        Precision::F32 if model.tf32 => instead("model.tf32", "tf32", "computes in f32"),
+        Precision::F32 => {}
+        Precision::Bf16 => instead("model.precision", "bf16", "computes in f32"),
+        Precision::F16 => instead("model.precision", "f16", "computes in f32"),
+    }
+    if let Some(kernel) = model.attention.as_deref().filter(|kernel| !EXACT.contains(kernel)) {
+        instead("model.attention", kernel, "computes exact attention in f32");
+    }
+    match case.spec().parallel.strategy {
+        Strategy::Ddp | Strategy::Fsdp => {}
+        Strategy::Zero1 => instead("parallel.strategy", "ZeRO-1", "shards everything"),
+        Strategy::Zero2 => instead("parallel.strategy", "ZeRO-2", "shards everything"),
+    }
+    let Some(name) = optimizer.name.as_deref() else {
+        return;
+    };
+    match kind(name) {
+        Kind::AdamW => {}
+        Kind::SmallerAdamW => instead("optimizer.name", name, "keeps AdamW's moments in f32"),
+        Kind::Other => findings.at(
+            &["optimizer.name"],
+            format!("the built-in trainer steps by AdamW, {} is {name}", case.key("optimizer.name")),
+            format!("set {} to adamw_torch to train with AdamW, or plan only", case.key("optimizer.name")),
+        ),
+    }
+}
+
+/// Attention kernels that compute what the formula says, in the precision of the model.
+const EXACT: [&str; 2] = ["eager", "sdpa"];
+
+/// What an optimiser is beside AdamW in f32.
+enum Kind {
+    AdamW,
+    SmallerAdamW,
+    Other,
+}
+
+/// By upstream's name (`OptimizerNames`, transformers 5.23.0 `training_args.py`).
+fn kind(name: &str) -> Kind {
+    let name = name.to_lowercase();
+    let smaller = ["8bit", "4bit", "anyprecision"];
+    match name.strip_prefix("paged_").unwrap_or(&name) {
+        base if !base.starts_with("adamw") => Kind::Other,
+        base if smaller.iter().any(|word| base.contains(word)) => Kind::SmallerAdamW,
+        _ => Kind::AdamW,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::batch::PlanRequest;
+    use crate::batch::rules::testing::{launched, only, recipe};
+    use crate::recipe::Severity;
+    use crate::recipe::spec::{Precision, Strategy};
+
+    #[test]
+    fn what_is_done_instead_is_said_and_stops_nothing() {
+        let mut recipe = recipe();
+        assert!(launched("trainer-numerics", &recipe).is_empty());
+        recipe.spec.model.precision = Precision::Bf16;
+        recipe.spec.model.attention = Some("flash_attention_2".to_owned());
+        recipe.spec.parallel.strategy = Strategy::Zero2;
+        recipe.spec.optimizer.name = Some("paged_adamw_8bit".to_owned());
+        let found = launched("trainer-numerics", &recipe);
+        let messages: Vec<&str> = found.iter().map(|d| d.message.as_str()).collect();
+        assert_eq!(
+            messages,
+            [
+                "the built-in trainer computes in f32, where `model.precision` asks for bf16",
+                "the built-in trainer computes exact attention in f32, where `model.attention` \
+                 asks for flash_attention_2",
+                "the built-in trainer shards everything, where `parallel.strategy` asks for ZeRO-2",
+                "the built-in trainer keeps AdamW's moments in f32, where `optimizer.name` asks for \
+                 paged_adamw_8bit",
+            ]
+        );
+        assert!(found.iter().all(|d| d.severity == Severity::Warning));
+        assert_eq!(only("trainer-numerics", &recipe, &PlanRequest::gpus(1)), found);
+    }
+
+    #[test]
+    fn another_optimiser_is_planned_with_a_warning_and_not_launched() {
+        let mut recipe = recipe();
+        for name in ["rmsprop", "lion_8bit", "galore_adamw", "adafactor", "schedule_free_adamw"] {
+            recipe.spec.optimizer.name = Some(name.to_owned());
+            let severity = |found: Vec<crate::recipe::Diagnostic>| found[0].severity;
+            let planned = only("trainer-numerics", &recipe, &PlanRequest::gpus(1));
+            assert_eq!(severity(planned), Severity::Warning, "{name}");
+            assert_eq!(severity(launched("trainer-numerics", &recipe)), Severity::Error, "{name}");
+        }
+        for name in ["adamw_torch", "adamw_torch_fused", "paged_adamw_32bit"] {
+            recipe.spec.optimizer.name = Some(name.to_owned());
+            assert!(launched("trainer-numerics", &recipe).is_empty(), "{name}");
+        }
+    }
+}

@@ -1,0 +1,39 @@
+//! `vocabulary-too-small`: the model has an embedding for every token id.
+
+use super::{Case, Check, Example, Findings, Rule};
+use crate::recipe::Severity;
+
+pub(super) const RULE: Rule = Rule {
+    id: "vocabulary-too-small",
+    severity: Severity::Error,
+    summary: "the data have token ids that the model has no embedding for",
+    why: "Every token id needs a row of the embedding. With the built-in vocabulary of bytes there are 259 \
+ids, with the synthetic language as many as it has words; a `tokenizer.json` is counted when the data \
+are prepared.",
+    upstream: "PyTorch: an index out of range in the first forward pass, on a GPU as an assertion of the \
+device.",
+    wrong: Example {
+        flags: "--gpus 4",
+        recipe: native!("  batch: {global: 128, micro: 16}\n  model:\n    config: {hidden_size: 64, num_attention_heads: 4, num_hidden_layers: 2, vocab_size: 128}\n  data:\n    train: [{path: synthetic, synthetic: {vocabulary: 256}}]\n"),
+    },
+    right: Example {
+        flags: "--gpus 4",
+        recipe: native!("  batch: {global: 128, micro: 16}\n  model:\n    config: {hidden_size: 64, num_attention_heads: 4, num_hidden_layers: 2, vocab_size: 256}\n  data:\n    train: [{path: synthetic, synthetic: {vocabulary: 256}}]\n"),
+    },
+    check: Check::Plan(check),
+};
+
+fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
+    findings.flaws(case);
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::batch::rules::testing::reported;
+    use crate::recipe::Severity::{Error};
+
+    #[test]
+    fn an_id_without_an_embedding_is_refused_for_everybody() {
+        assert_eq!(reported("vocabulary-too-small"), [vec![Error], vec![Error]]);
+    }
+}

@@ -1,0 +1,234 @@
+//! The model that a recipe names, as this machine has it: its shape, where its weights are, and
+//! what is wrong with it.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use super::LaunchError;
+use crate::batch::memory::Shape;
+use crate::batch::{Flaw, Trainer};
+use crate::engine::{ConfigError, ModelConfig};
+use crate::recipe::Spec;
+use crate::recipe::spec::{Init, Model};
+use crate::train::data;
+
+/// Keys of a `config.json`.
+type Config = BTreeMap<String, Value>;
+
+/// Keys that a model of unknown make has to state.
+const SIZES: [&str; 3] = ["hidden_size", "num_hidden_layers", "vocab_size"];
+
+/// What was found.
+#[derive(Debug, Default)]
+pub struct Found {
+    /// The `config.json` at the model's path.
+    pub stored: Option<Config>,
+    /// The shape, when enough is known about it.
+    pub shape: Option<ModelConfig>,
+    /// Where the weights come from; `None`: seeded random.
+    pub weights: Option<PathBuf>,
+    /// Everything that is wrong, as the rules report it.
+    pub flaws: Vec<Flaw>,
+}
+
+/// Looks at the recipe's model. For [`Trainer::Any`] a model of the hub need not be here.
+pub fn find(spec: &Spec, trainer: Trainer) -> Found {
+    let model = &spec.model;
+    let mut found = Found::default();
+    let directory = model.path.as_ref().map(PathBuf::from);
+    let directory = directory.filter(|path| path.is_dir());
+    match directory.as_deref().map(read_config).transpose() {
+        Ok(stored) => found.stored = stored,
+        Err(error) => {
+            found.flaws.push(Flaw {
+                rule: "model-shape",
+                paths: vec!["model.path".to_owned()],
+                message: error.to_string(),
+                help: "give a directory that holds the model's config.json".to_owned(),
+            });
+            return found;
+        }
+    }
+    let known = Shape::of(model, found.stored.as_ref()).map(|(shape, _)| shape);
+    let stored = found.stored.clone().unwrap_or_default();
+    let stated = |key: &str| model.config.contains_key(key) || stored.contains_key(key);
+    let complete = known.is_some() || SIZES.into_iter().all(stated);
+    let mut config = known.as_ref().map(config_of).unwrap_or_default();
+    config.extend(stored.clone());
+    config.extend(model.config.clone());
+    let (shape, errors) = match ModelConfig::parse(&config.into_iter().collect()) {
+        Ok(shape) => {
+            let errors = shape.flaws();
+            (Some(shape), errors)
+        }
+        Err(error) => (None, vec![error]),
+    };
+    let cause = |error: &ConfigError| shape_flaw(error, model);
+    found.flaws.extend(errors.iter().map(cause));
+    if found.flaws.is_empty() && !complete {
+        found.flaws.extend(unknown(model, trainer));
+    }
+    found.shape = shape.filter(|_| complete && found.flaws.is_empty());
+    // The positions of a hub model that is not here are not known, unless the recipe states them.
+    let positions = trainer == Trainer::BuiltIn
+        || model.path.is_none()
+        || found.stored.is_some()
+        || model.config.contains_key("max_position_embeddings");
+    if let Some(shape) = found.shape.as_ref().filter(|_| positions)
+        && let Err(error) = shape.check_sequence(length(spec))
+    {
+        found.flaws.push(sequence_flaw(&error));
+    }
+    match weights(model, directory) {
+        Ok(weights) => found.weights = weights,
+        Err(flaw) if trainer == Trainer::BuiltIn && found.flaws.is_empty() => {
+            found.flaws.push(flaw);
+        }
+        Err(_) => {}
+    }
+    found
+}
+
+fn length(spec: &Spec) -> usize {
+    usize::try_from(spec.data.sequence_length).unwrap_or(usize::MAX)
+}
+
+/// A shape that does not fit, at the recipe's own keys where it has them.
+fn shape_flaw(error: &ConfigError, model: &Model) -> Flaw {
+    let own = error
+        .keys
+        .iter()
+        .filter(|key| model.config.contains_key(**key));
+    let mut paths: Vec<String> = own.map(|key| format!("model.config.{key}")).collect();
+    paths.extend(["model.path".to_owned(), "model.config".to_owned()]);
+    let keys: Vec<String> = error.keys.iter().map(|key| format!("`{key}`")).collect();
+    let change = match keys.as_slice() {
+        [] => "the model's config.json".to_owned(),
+        keys => keys.join(" or "),
+    };
+    Flaw {
+        rule: if error.uncomputed {
+            "trainer-model"
+        } else {
+            "model-shape"
+        },
+        paths,
+        message: error.message.clone(),
+        help: match error.uncomputed {
+            true => "choose a Llama or Mistral model without it, or plan only".to_owned(),
+            false => format!("change {change}"),
+        },
+    }
+}
+
+fn sequence_flaw(error: &ConfigError) -> Flaw {
+    let (message, help) = match error.message.split_once("; ") {
+        Some((message, help)) => (message, help),
+        None => (error.message.as_str(), "shorten them"),
+    };
+    Flaw {
+        rule: if error.uncomputed {
+            "trainer-model"
+        } else {
+            "sequence-too-long"
+        },
+        paths: ["data.sequence_length", "model.config", "model.path"]
+            .map(str::to_owned)
+            .to_vec(),
+        message: message.to_owned(),
+        help: help.to_owned(),
+    }
+}
+
+/// Why there is no shape.
+fn unknown(model: &Model, trainer: Trainer) -> Option<Flaw> {
+    let flaw = |rule, path: &str, message: String, help: &str| {
+        Some(Flaw {
+            rule,
+            paths: vec![path.to_owned(), "model".to_owned()],
+            message,
+            help: help.to_owned(),
+        })
+    };
+    match &model.path {
+        Some(_) if !model.config.is_empty() => not_a_shape(),
+        Some(id) if trainer == Trainer::Any && data::is_hub_id(id) => None,
+        Some(id) => flaw(
+            "model-missing",
+            "model.path",
+            format!("model `{id}` is not a directory here, and its shape is not known"),
+            "download it and give its directory, or give the shape (model.config.hidden_size=… \
+             and so on)",
+        ),
+        None if !model.config.is_empty() => not_a_shape(),
+        None => flaw(
+            "model-missing",
+            "model",
+            "the recipe names no model".to_owned(),
+            "set model.path to a directory, or model.config",
+        ),
+    }
+}
+
+/// Keys that make no model.
+fn not_a_shape() -> Option<Flaw> {
+    Some(Flaw {
+        rule: "model-shape",
+        paths: vec!["model.config".to_owned()],
+        message: format!(
+            "model.config is not a whole shape: it needs {}",
+            SIZES.join(", ")
+        ),
+        help: "give them, or model.path with a directory that holds a config.json".to_owned(),
+    })
+}
+
+/// Where the weights come from.
+fn weights(model: &Model, directory: Option<PathBuf>) -> Result<Option<PathBuf>, Flaw> {
+    match (model.init, directory) {
+        (Init::Random, _) => Ok(None),
+        (_, Some(directory)) => Ok(Some(directory)),
+        (Init::Auto, None) if !model.config.is_empty() => Ok(None),
+        (Init::Auto | Init::Weights, None) => Err(Flaw {
+            rule: "model-missing",
+            paths: vec!["model.path".to_owned(), "model.init".to_owned()],
+            message: format!(
+                "the weights of `{}` are not on this machine",
+                model.path.as_deref().unwrap_or("the model")
+            ),
+            help: "download them and give their directory, or start from random ones with \
+                   model.init=random"
+                .to_owned(),
+        }),
+    }
+}
+
+fn config_of(shape: &Shape) -> Config {
+    [
+        ("num_hidden_layers", shape.layers),
+        ("hidden_size", shape.hidden),
+        ("intermediate_size", shape.intermediate),
+        ("num_attention_heads", shape.heads),
+        ("num_key_value_heads", shape.key_value_heads),
+        ("head_dim", shape.head_dim),
+        ("vocab_size", shape.vocabulary),
+    ]
+    .map(|(key, size)| (key.to_string(), size.into()))
+    .into_iter()
+    .chain([("tie_word_embeddings".to_string(), shape.tied.into())])
+    .collect()
+}
+
+fn read_config(directory: &Path) -> Result<Config, LaunchError> {
+    let path = directory.join("config.json");
+    let bytes = std::fs::read(&path).map_err(|error| LaunchError::Directory {
+        path: path.clone(),
+        error,
+    })?;
+    serde_json::from_slice(&bytes).map_err(|error| LaunchError::Unreadable { path, error })
+}
+
+#[cfg(test)]
+mod tests;

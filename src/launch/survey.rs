@@ -1,0 +1,58 @@
+//! What a recipe names, looked at on this machine for the planner, which opens no files.
+
+use std::path::Path;
+
+use super::model;
+use crate::batch::{Flaw, PlanRequest, Trainer};
+use crate::recipe::{Dialect, Recipe};
+use crate::train::data::{self, About, PrepareRequest};
+
+/// The request with everything that can be told about the recipe's model and data without reading
+/// the data. Relative paths start at `base`.
+pub fn survey(recipe: &Recipe, base: &Path, request: PlanRequest) -> PlanRequest {
+    // A config of `accelerate launch` has neither.
+    if recipe.dialect == Dialect::Accelerate {
+        return request;
+    }
+    let spec = &recipe.spec;
+    let model = model::find(spec, request.trainer);
+    let found = data::look(&PrepareRequest {
+        data: &spec.data,
+        tokenizer: &spec.tokenizer,
+        objective: spec.objective,
+        seed: spec.seed,
+        model: spec.model.path.as_deref(),
+        vocab_size: model.shape.as_ref().map(|shape| shape.vocab_size as u64),
+        base,
+        directory: base,
+        resume: false,
+        key: &|path| recipe.key(path).to_owned(),
+    });
+    let elsewhere = |on_hub: bool| on_hub && request.trainer == Trainer::Any;
+    let found = found
+        .into_iter()
+        .filter(|finding| !elsewhere(finding.on_hub));
+    let mut flaws = model.flaws;
+    flaws.extend(found.map(|finding| {
+        let (message, help) = finding.error.told();
+        Flaw {
+            rule: match finding.about {
+                About::Data => "data-missing",
+                About::Language => "synthetic-language",
+                About::Tokenizer => "tokenizer-missing",
+                About::Vocabulary => "vocabulary-too-small",
+            },
+            paths: finding.paths,
+            message,
+            help,
+        }
+    }));
+    PlanRequest {
+        model_config: model.stored,
+        flaws,
+        ..request
+    }
+}
+
+#[cfg(test)]
+mod tests;

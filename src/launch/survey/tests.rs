@@ -1,0 +1,202 @@
+use std::path::PathBuf;
+
+use super::*;
+use crate::recipe::{Request, Severity, corpus, read, read_text};
+use crate::{batch, recipe};
+
+fn native(spec: &str) -> Recipe {
+    let text = format!("apiVersion: evenkeel.dev/v1alpha1\nkind: Recipe\nspec:\n{spec}");
+    let request = Request {
+        path: "recipe.yaml".into(),
+        ..Request::default()
+    };
+    read_text(&request, text).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// `error[rule] line: message` of what is found in a plan, or when it is launched.
+fn said(recipe: &Recipe, trainer: Trainer, base: &Path) -> Vec<String> {
+    let request = PlanRequest {
+        trainer,
+        ..PlanRequest::gpus(1)
+    };
+    let examined = batch::examine(recipe, &survey(recipe, base, request));
+    let told = examined.diagnostics.iter();
+    told.map(|d| {
+        let line = d.span.map_or(0, |span| span.line);
+        format!("{}[{}] {line}: {}", d.severity, d.rule, d.message)
+    })
+    .collect()
+}
+
+const MODEL: &str = "  batch: {global: 8, micro: 4}
+  budget: {samples: 100}
+  model:
+    config: {hidden_size: 64, num_attention_heads: 4, num_hidden_layers: 2, vocab_size: 128}
+";
+
+#[test]
+fn what_a_launch_needs_and_a_plan_does_not_is_a_warning_there() {
+    let folder = tempfile::tempdir().unwrap();
+    let recipe = native(&format!(
+        "{MODEL}  tokenizer: {{path: nowhere.json}}\n  data:\n    train: [{{path: nowhere.jsonl}}]\n"
+    ));
+    for (trainer, severity) in [(Trainer::Any, "warning"), (Trainer::BuiltIn, "error")] {
+        let said = said(&recipe, trainer, folder.path());
+        assert_eq!(said.len(), 2, "{said:?}");
+        assert!(said[0].starts_with(&format!("{severity}[tokenizer-missing] 8: there is no ")));
+        assert!(said[1].starts_with(&format!("{severity}[data-missing] 10: there is no ")));
+    }
+    let nothing = native(MODEL);
+    assert_eq!(
+        said(&nothing, Trainer::BuiltIn, folder.path()),
+        ["error[data-missing] 0: no data to train on is named"]
+    );
+}
+
+#[test]
+fn data_and_models_of_the_hub_are_nobodys_business_until_they_are_launched() {
+    let folder = tempfile::tempdir().unwrap();
+    let recipe = native(
+        "  batch: {global: 8, micro: 4}
+  budget: {samples: 100}
+  model: {path: acme/new-model}
+  data:
+    train: [{path: acme/chats}]
+",
+    );
+    assert_eq!(
+        said(&recipe, Trainer::Any, folder.path()),
+        Vec::<String>::new()
+    );
+    let said = said(&recipe, Trainer::BuiltIn, folder.path());
+    let rules: Vec<&str> = said
+        .iter()
+        .map(|line| &line[..line.find(':').unwrap()])
+        .collect();
+    assert_eq!(
+        rules,
+        [
+            "error[model-missing] 6",
+            "error[tokenizer-missing] 6",
+            "error[data-missing] 8"
+        ]
+    );
+}
+
+#[test]
+fn ids_without_an_embedding_are_found_where_no_file_has_to_be_read() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("a.txt"), "text").unwrap();
+    std::fs::write(folder.path().join("a.bin"), "ids").unwrap();
+    let with = |more: &str| {
+        let recipe = native(&format!("{MODEL}{more}"));
+        said(&recipe, Trainer::Any, folder.path())
+    };
+    let bytes = "  tokenizer: {path: byte}\n  data:\n    train: ";
+    assert_eq!(
+        with(&format!("{bytes}[{{path: a.txt}}]\n")),
+        [
+            "error[vocabulary-too-small] 7: the tokenizer byte has 259 token ids, the model's \
+             vocab_size is 128"
+        ]
+    );
+    // Ids need no tokenizer, whichever is named.
+    assert_eq!(
+        with(&format!("{bytes}[{{path: a.bin}}]\n")),
+        Vec::<String>::new()
+    );
+    assert_eq!(
+        with("  data:\n    train: [{path: synthetic, synthetic: {vocabulary: 256}}]\n"),
+        [
+            "error[vocabulary-too-small] 7: the data has 256 token ids, the model's vocab_size is \
+             128"
+        ]
+    );
+}
+
+#[test]
+fn a_language_that_is_noise_is_refused_at_the_setting_that_makes_it_so() {
+    let folder = tempfile::tempdir().unwrap();
+    let language = |settings: &str| {
+        let recipe = native(&format!(
+            "{MODEL}  data:\n    train:\n    - path: synthetic\n      synthetic: {settings}\n"
+        ));
+        said(&recipe, Trainer::Any, folder.path())
+    };
+    let noise = language("{vocabulary: 64, branching: 64}");
+    assert!(
+        noise[0].starts_with("error[synthetic-language] 11: 64 successors"),
+        "{noise:?}"
+    );
+    assert_eq!(
+        language("{vocabulary: 64, branching: 4}"),
+        Vec::<String>::new()
+    );
+    let mixed = native(&format!(
+        "{MODEL}  tokenizer: {{path: byte}}\n  data:\n    train: [{{path: synthetic}}, {{path: x/y}}]\n"
+    ));
+    let mixed = said(&mixed, Trainer::Any, folder.path());
+    assert!(
+        mixed
+            .iter()
+            .any(|line| line.starts_with("error[synthetic-language] 10")),
+        "{mixed:?}"
+    );
+}
+
+#[test]
+fn looking_makes_no_upstream_recipe_and_no_config_of_accelerate_worse() {
+    let Some(root) = corpus::root() else { return };
+    let empty = tempfile::tempdir().unwrap();
+    let manifest = std::fs::read_to_string(root.join("manifest.csv")).unwrap();
+    let mut looked = 0;
+    for row in corpus::csv(&manifest).skip(1) {
+        let path: PathBuf = root.join(&row[3]);
+        let Ok(recipe) = read(&Request {
+            path,
+            ..Request::default()
+        }) else {
+            continue;
+        };
+        let request = survey(&recipe, empty.path(), PlanRequest::gpus(8));
+        let refusing = [
+            "model-shape",
+            "sequence-too-long",
+            "synthetic-language",
+            "vocabulary-too-small",
+        ];
+        let worse = request
+            .flaws
+            .iter()
+            .find(|flaw| refusing.contains(&flaw.rule));
+        assert_eq!(worse, None, "{}", row[3]);
+        looked += 1;
+    }
+    assert!(looked >= 25, "{looked}");
+}
+
+#[test]
+fn an_accelerate_config_by_itself_is_checked_for_what_it_says() {
+    let read = |text: &str| {
+        let request = Request {
+            path: "accelerate.yaml".into(),
+            ..Request::default()
+        };
+        recipe::read_text(&request, text.to_owned()).unwrap()
+    };
+    let found = |text: &str| {
+        let recipe = read(text);
+        let examined = batch::examine(
+            &recipe,
+            &survey(&recipe, Path::new(""), PlanRequest::gpus(8)),
+        );
+        let told = examined.diagnostics.into_iter();
+        told.map(|d| (d.rule, d.severity)).collect::<Vec<_>>()
+    };
+    assert_eq!(
+        found("distributed_type: MULTI_GPU\nnum_processes: 8\n"),
+        [("global-batch-unknown".to_owned(), Severity::Note)]
+    );
+    let axes = "distributed_type: FSDP\nnum_processes: 8\nparallelism_config: {parallelism_config_tp_size: 3}\n";
+    assert!(found(axes).contains(&("parallelism-product".to_owned(), Severity::Error)));
+}

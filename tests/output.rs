@@ -1,0 +1,70 @@
+//! What happens to a command whose output nobody takes: a full disk is an error with a message, a
+//! reader that has left is none.
+
+use std::fs::OpenOptions;
+use std::process::{Command, Stdio};
+
+const CALLS: &[&[&str]] = &[
+    &["--help"],
+    &["--version"],
+    &["plan", "examples/quickstart.yaml"],
+    &["plan", "examples/quickstart.yaml", "-o", "json"],
+    &["plan", "examples/quickstart.yaml", "-o", "yaml"],
+    &["check", "examples/quickstart.yaml"],
+    &["check", "examples/quickstart.yaml", "-o", "yaml"],
+    &["explain"],
+    &["explain", "batch-divisible"],
+    &["gpus"],
+    &["gpus", "-o", "json"],
+    &["status"],
+    &["status", "-o", "json"],
+];
+
+fn evenkeel(call: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_evenkeel"));
+    command.args(call).stderr(Stdio::piped());
+    command
+}
+
+#[test]
+fn a_full_standard_output_is_an_error_with_a_message() {
+    for call in CALLS {
+        let full = OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let ended = evenkeel(call).stdout(full).output().unwrap();
+        let said = String::from_utf8(ended.stderr).unwrap();
+        assert_eq!(ended.status.code(), Some(2), "{call:?}: {said}");
+        assert!(
+            said.starts_with("error: cannot write to standard output: No space left"),
+            "{call:?}: {said}"
+        );
+        assert_eq!(said.lines().count(), 1, "{call:?}: {said}");
+    }
+}
+
+#[test]
+fn a_reader_that_has_left_is_no_error() {
+    for call in CALLS {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let ended = evenkeel(call).stdout(writer).output().unwrap();
+        let said = String::from_utf8(ended.stderr).unwrap();
+        assert_eq!(
+            (ended.status.code(), said.as_str()),
+            (Some(0), ""),
+            "{call:?}"
+        );
+    }
+}
+
+#[test]
+fn a_full_standard_error_does_not_change_how_a_command_ends() {
+    let full = || OpenOptions::new().write(true).open("/dev/full").unwrap();
+    for (call, code) in [
+        (&["explain", "nope"][..], 2),
+        (&["plan", "nowhere.yaml"], 2),
+        (&["plan", "--nonsense"], 2),
+    ] {
+        let status = evenkeel(call).stderr(full()).stdout(full()).status();
+        assert_eq!(status.unwrap().code(), Some(code), "{call:?}");
+    }
+}
