@@ -1,10 +1,13 @@
-//! The recipes under `examples/` are read without a word, and the ablation's differ from each
-//! other only where they say so.
+//! The recipes under `examples/` are read without a word and planned without one that is not
+//! expected, and the ablation's differ from each other only where they say so.
 
 use std::path::{Path, PathBuf};
 
+use evenkeel::batch::memory::Shape;
+use evenkeel::batch::{self, PlanRequest, Trainer};
+use evenkeel::launch::survey;
 use evenkeel::recipe::spec::{BatchSchedule, Spec};
-use evenkeel::recipe::{self, Recipe, Request};
+use evenkeel::recipe::{self, Recipe, Request, Severity};
 
 fn examples(within: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -57,6 +60,100 @@ fn the_ablations_compare_nothing_but_schedules() {
                 "{}",
                 path.display()
             );
+        }
+    }
+}
+
+/// Folders of examples whose real size needs data that are not here, a tokenizer that is not here,
+/// and bf16.
+const REAL: [&str; 2] = ["", "ablation"];
+/// The examples that run anywhere.
+const SMALL: &str = "quickstart.yaml";
+
+/// Every example with its recipe, and whether it runs anywhere.
+fn all() -> Vec<(PathBuf, Recipe, bool)> {
+    let folders = REAL.into_iter().chain(["ablation-small"]);
+    let found: Vec<_> = folders
+        .flat_map(|folder| recipes(folder).into_iter().map(move |path| (folder, path)))
+        .map(|(folder, path)| {
+            let recipe = read(&path, &[]);
+            let small = !REAL.contains(&folder) || path.ends_with(SMALL);
+            (path, recipe, small)
+        })
+        .collect();
+    assert_eq!(found.len(), 10, "an example is not looked at");
+    found
+}
+
+#[test]
+fn every_example_is_planned_without_a_word_that_is_not_expected() {
+    let empty = tempfile::tempdir().unwrap();
+    for (path, recipe, small) in all() {
+        for trainer in [Trainer::Any, Trainer::BuiltIn] {
+            let world = batch::default_world(&recipe.spec);
+            let request = PlanRequest {
+                trainer,
+                ..PlanRequest::gpus(world)
+            };
+            let request = survey(&recipe, empty.path(), request);
+            let examined = batch::examine(&recipe, &request);
+            let told = examined.diagnostics.iter();
+            let mut told: Vec<_> = told.map(|d| (d.rule.as_str(), d.severity)).collect();
+            told.sort_unstable();
+            let missing = match trainer {
+                Trainer::Any => Severity::Warning,
+                Trainer::BuiltIn => Severity::Error,
+            };
+            let expected = [
+                ("data-missing", missing),
+                ("data-missing", missing),
+                ("tokenizer-missing", missing),
+                ("trainer-numerics", Severity::Warning),
+            ];
+            let expected = if small { &[][..] } else { &expected };
+            assert_eq!(told, expected, "{} {trainer:?}", path.display());
+        }
+    }
+}
+
+#[test]
+fn evaluations_and_checkpoints_fall_on_the_ends_of_steps_whatever_the_batch() {
+    for (path, recipe, _) in all() {
+        let spec = &recipe.spec;
+        let base = spec.batch.global.unwrap();
+        let batches = match &spec.schedule {
+            BatchSchedule::Constant => vec![base],
+            BatchSchedule::NormTest(test) => vec![base, test.max_batch],
+            BatchSchedule::Stages { stages } => stages.iter().map(|stage| stage.batch).collect(),
+            // The recorded batches of a run have no multiple within its budget.
+            BatchSchedule::Replay { .. } => continue,
+        };
+        for every in [spec.evaluation.every_samples, spec.checkpoint.every_samples] {
+            for &batch in &batches {
+                let every = every.unwrap();
+                assert!(
+                    every.is_multiple_of(batch),
+                    "{}: {every} % {batch}",
+                    path.display()
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn models_have_the_parameters_that_they_are_named_after() {
+    for (path, recipe, small) in all() {
+        let (shape, _) = Shape::of(&recipe.spec.model, None).unwrap();
+        let counted = shape.parameters();
+        let expected = match path.to_string_lossy().contains("tinyllama") {
+            true => 1_100_048_384.0,
+            false => 304_636_928.0,
+        };
+        if small {
+            assert!(counted < 2e6, "{}: {counted}", path.display());
+        } else {
+            assert_eq!(counted, expected, "{}", path.display());
         }
     }
 }
