@@ -77,7 +77,7 @@ impl Tokenizer {
         }
         let path = request.base.join(name);
         if !path.exists() {
-            let problem = if files::is_hub_id(name) {
+            let problem = if files::is_on_hub(request.base, name) {
                 format!("the tokenizer of {name} is not here, and nothing is downloaded")
             } else {
                 format!("there is no {}", path.display())
