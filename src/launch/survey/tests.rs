@@ -84,6 +84,30 @@ fn data_and_models_of_the_hub_are_nobodys_business_until_they_are_launched() {
 }
 
 #[test]
+fn memory_is_estimated_from_the_config_in_the_models_directory() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = r#"{"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2,
+                     "intermediate_size": 128, "vocab_size": 256}"#;
+    std::fs::write(folder.path().join("config.json"), config).unwrap();
+    let recipe = native(&format!(
+        "  batch: {{global: 8, micro: 4}}\n  model: {{path: \"{}\"}}\n",
+        folder.path().display()
+    ));
+    let memory = |request| batch::examine(&recipe, &request).draft.memory;
+    assert_eq!(memory(PlanRequest::gpus(1)), None);
+    let looked = survey(&recipe, folder.path(), PlanRequest::gpus(1));
+    let estimate = memory(looked).unwrap();
+    // Embedding and head, two blocks of four square matrices and three of the MLP, the norms.
+    let parameters = 2 * 256 * 64 + 2 * (4 * 64 * 64 + 3 * 64 * 128 + 2 * 64) + 64;
+    assert_eq!(estimate.parameters, 4 * parameters);
+    assert!(
+        estimate.assumed[0].ends_with("(config.json)"),
+        "{:?}",
+        estimate.assumed
+    );
+}
+
+#[test]
 fn ids_without_an_embedding_are_found_where_no_file_has_to_be_read() {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("a.txt"), "text").unwrap();

@@ -46,6 +46,47 @@ fn held_out_samples_are_not_trained_on() {
 }
 
 #[test]
+fn the_planner_counts_the_samples_that_are_trained_on() {
+    for held_out in [
+        None,
+        Some(0.25),
+        Some(0.1),
+        Some(0.999),
+        Some(1.0),
+        Some(7.9),
+    ] {
+        for samples in [10, 11, 1280] {
+            // Shares of the source and packing do nothing here.
+            let mut case = synthetic(samples, held_out);
+            case.data.train[0].weight = Some(0.5);
+            case.data.packing = true;
+            let mut recipe = native();
+            recipe.spec.data = case.data.clone();
+            let draft = batch::examine(&recipe, &batch::PlanRequest::gpus(1)).draft;
+            let trained = match case.prepare() {
+                Ok(prepared) => prepared.manifest.train.samples,
+                // Nothing would be left.
+                Err(_) => 0,
+            };
+            assert_eq!(
+                draft.data_samples,
+                Some(trained),
+                "{held_out:?} of {samples}"
+            );
+        }
+    }
+}
+
+fn native() -> crate::recipe::Recipe {
+    let text = "apiVersion: evenkeel.dev/v1alpha1\nkind: Recipe\nspec: {}\n";
+    let request = crate::recipe::Request {
+        path: "recipe.yaml".into(),
+        ..Default::default()
+    };
+    crate::recipe::read_text(&request, text.to_string()).unwrap()
+}
+
+#[test]
 fn every_token_but_the_first_is_a_target() {
     let case = synthetic(10, Some(0.25));
     case.prepare().unwrap();
