@@ -18,7 +18,7 @@ const TABLE: &[(&str, &[&str])] = &[
     ("norm", &["recipe"]),
     ("engine", &["comm"]),
     ("job", &["batch", "telemetry"]),
-    ("agent", &["job"]),
+    ("agent", &["inventory", "job"]),
     (
         "train",
         &[

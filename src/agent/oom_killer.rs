@@ -4,51 +4,41 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use crate::inventory::cgroup::{self, Version};
+
 /// The counter of kills in this process's cgroup, if there is one.
 pub struct OomKills {
     file: Option<PathBuf>,
-    seen: u64,
+    before: u64,
 }
 
 impl OomKills {
     /// Finds the counter (cgroup v2 `memory.events`, v1 `memory.oom_control`) and its value now.
     pub fn watch() -> OomKills {
-        let cgroups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-        let file = candidates(&cgroups)
+        let files = cgroup::memory_cgroups().into_iter().map(|level| {
+            level.directory.join(match level.version {
+                Version::V1 => "memory.oom_control",
+                Version::V2 => "memory.events",
+            })
+        });
+        OomKills::of(files)
+    }
+
+    fn of(files: impl IntoIterator<Item = PathBuf>) -> OomKills {
+        let found = files
             .into_iter()
-            .find(|file| count(file).is_some());
-        let seen = file.as_deref().and_then(count).unwrap_or(0);
-        OomKills { file, seen }
-    }
-
-    /// Whether the counter was raised since the last call.
-    pub fn raised(&mut self) -> bool {
-        let now = self.file.as_deref().and_then(count).unwrap_or(0);
-        let raised = now > self.seen;
-        self.seen = now;
-        raised
-    }
-}
-
-fn candidates(cgroups: &str) -> Vec<PathBuf> {
-    let mut files = Vec::new();
-    for line in cgroups.lines() {
-        let mut fields = line.splitn(3, ':').skip(1);
-        let (Some(controllers), Some(path)) = (fields.next(), fields.next()) else {
-            continue;
-        };
-        let path = path.trim_start_matches('/');
-        if controllers.is_empty() {
-            let root = Path::new("/sys/fs/cgroup");
-            files.push(root.join(path).join("memory.events"));
-            files.push(root.join("memory.events"));
-        } else if controllers.split(',').any(|c| c == "memory") {
-            let root = Path::new("/sys/fs/cgroup/memory");
-            files.push(root.join(path).join("memory.oom_control"));
-            files.push(root.join("memory.oom_control"));
+            .find_map(|file| count(&file).map(|kills| (file, kills)));
+        OomKills {
+            before: found.as_ref().map_or(0, |(_, kills)| *kills),
+            file: found.map(|(file, _)| file),
         }
     }
-    files
+
+    /// Whether the counter was raised since the watch began.
+    pub fn raised(&self) -> bool {
+        let now = self.file.as_deref().and_then(count);
+        now.is_some_and(|now| now > self.before)
+    }
 }
 
 fn count(file: &Path) -> Option<u64> {
@@ -66,29 +56,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_cgroup_versions_are_looked_for() {
-        let files = candidates("0::/user.slice/job\n4:cpu,memory:/docker/x\n3:pids:/y\n");
-        let expected = [
-            "/sys/fs/cgroup/user.slice/job/memory.events",
-            "/sys/fs/cgroup/memory.events",
-            "/sys/fs/cgroup/memory/docker/x/memory.oom_control",
-            "/sys/fs/cgroup/memory/memory.oom_control",
-        ];
-        assert_eq!(files, expected.map(PathBuf::from));
-    }
-
-    #[test]
-    fn a_raised_counter_is_reported_once() {
+    fn a_kill_is_seen_by_those_who_watched_before_it() {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("memory.events");
         fs::write(&file, "low 0\noom 1\noom_kill 1\noom_group_kill 0\n").unwrap();
-        let mut kills = OomKills {
-            file: Some(file.clone()),
-            seen: 1,
-        };
+        let absent = directory.path().join("absent");
+        let kills = OomKills::of([absent, file.clone()]);
         assert!(!kills.raised());
         fs::write(&file, "oom_kill 2\n").unwrap();
-        assert!(kills.raised());
-        assert!(!kills.raised());
+        assert!(kills.raised() && kills.raised());
+        assert!(!OomKills::of([file]).raised());
+    }
+
+    #[test]
+    fn without_a_counter_nothing_was_raised() {
+        assert!(!OomKills::of([]).raised());
     }
 }

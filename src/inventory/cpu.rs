@@ -3,9 +3,11 @@
 //! A container or a batch system gives a process less than the machine has: cores by affinity and
 //! cgroup quota (the standard library knows both), memory by cgroup limits at any level above it.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde::{Deserialize, Serialize};
+
+use super::cgroup::{self, Version};
 
 /// What the kernel said.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -56,9 +58,10 @@ impl CpuReadings {
             cores: std::thread::available_parallelism()
                 .ok()
                 .map(|n| n.get() as u64),
-            cgroups: read("/proc/self/cgroup")
-                .map(|text| memory_cgroups(&text))
-                .unwrap_or_default(),
+            cgroups: cgroup::memory_cgroups()
+                .iter()
+                .filter_map(|level| Files::of(level.version).read(&level.directory))
+                .collect(),
         }
     }
 
@@ -105,30 +108,6 @@ fn kibibytes(meminfo: &str, key: &str) -> Option<u64> {
     number.checked_mul(1024)
 }
 
-/// The limits above this process, from the text of `/proc/self/cgroup`: `0::/path` under cgroup
-/// v2, `N:memory:/path` under v1.
-fn memory_cgroups(text: &str) -> Vec<CgroupMemory> {
-    let mut levels = Vec::new();
-    for line in text.lines() {
-        let mut parts = line.splitn(3, ':').skip(1);
-        let (Some(controllers), Some(path)) = (parts.next(), parts.next()) else {
-            continue;
-        };
-        let (root, files) = match controllers {
-            "" => ("/sys/fs/cgroup", &V2),
-            c if c.split(',').any(|c| c == "memory") => ("/sys/fs/cgroup/memory", &V1),
-            _ => continue,
-        };
-        // Inside a container the path may be the host's, of which only the root is mounted.
-        let own = PathBuf::from(path.trim_start_matches('/'));
-        levels.extend(
-            own.ancestors()
-                .filter_map(|level| files.read(&Path::new(root).join(level))),
-        );
-    }
-    levels
-}
-
 /// The files of one cgroup version.
 struct Files {
     limit: &'static str,
@@ -150,6 +129,13 @@ const V1: Files = Files {
 };
 
 impl Files {
+    fn of(version: Version) -> &'static Files {
+        match version {
+            Version::V1 => &V1,
+            Version::V2 => &V2,
+        }
+    }
+
     /// One level's limit; `None` where there is none (`max` under v2; under v1 a number near
     /// 2⁶³, which no machine's memory reaches, so that it changes nothing).
     fn read(&self, directory: &Path) -> Option<CgroupMemory> {

@@ -5,6 +5,7 @@
 //! be tested from their readings. Every single query is optional: a card that cannot answer one
 //! is still listed.
 
+pub mod cgroup;
 mod cpu;
 mod nvml;
 mod visible;

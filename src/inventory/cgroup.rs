@@ -1,0 +1,76 @@
+//! The memory cgroups that this process is in.
+
+use std::path::{Path, PathBuf};
+
+/// One level, and which files it has.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MemoryCgroup {
+    /// The cgroup version.
+    pub version: Version,
+    /// Where its files are.
+    pub directory: PathBuf,
+}
+
+/// The version of cgroups, which decides how files are called.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Version {
+    /// `memory.limit_in_bytes`, `memory.oom_control`.
+    V1,
+    /// `memory.max`, `memory.events`.
+    V2,
+}
+
+/// The levels from this process's own up to the root; they need not all be mounted here.
+pub fn memory_cgroups() -> Vec<MemoryCgroup> {
+    parse(&std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default())
+}
+
+/// `0::/path` under cgroup v2, `N:memory:/path` under v1.
+fn parse(text: &str) -> Vec<MemoryCgroup> {
+    let mut levels = Vec::new();
+    for line in text.lines() {
+        let mut fields = line.splitn(3, ':').skip(1);
+        let (Some(controllers), Some(path)) = (fields.next(), fields.next()) else {
+            continue;
+        };
+        let (root, version) = match controllers {
+            "" => ("/sys/fs/cgroup", Version::V2),
+            c if c.split(',').any(|c| c == "memory") => ("/sys/fs/cgroup/memory", Version::V1),
+            _ => continue,
+        };
+        // Inside a container the path may be the host's, of which only the root is mounted.
+        let own = Path::new(path.trim_start_matches('/'));
+        levels.extend(own.ancestors().map(|level| MemoryCgroup {
+            version,
+            directory: match level == Path::new("") {
+                true => root.into(),
+                false => Path::new(root).join(level),
+            },
+        }));
+    }
+    levels
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_versions_are_found_from_the_own_level_up() {
+        let levels =
+            parse("0::/user.slice/job\n4:cpu,memory:/docker\n3:pids:/y\nnonsense\n1:memory:/\n");
+        let found: Vec<(Version, &str)> = levels
+            .iter()
+            .map(|level| (level.version, level.directory.to_str().unwrap()))
+            .collect();
+        let expected = [
+            (Version::V2, "/sys/fs/cgroup/user.slice/job"),
+            (Version::V2, "/sys/fs/cgroup/user.slice"),
+            (Version::V2, "/sys/fs/cgroup"),
+            (Version::V1, "/sys/fs/cgroup/memory/docker"),
+            (Version::V1, "/sys/fs/cgroup/memory"),
+            (Version::V1, "/sys/fs/cgroup/memory"),
+        ];
+        assert_eq!(found, expected);
+    }
+}
