@@ -90,23 +90,31 @@ pub enum Event {
         /// Why.
         why: String,
     },
+    /// The reason to stop is gone before the ranks did: they stay.
+    Staying {
+        /// Why.
+        why: String,
+    },
     /// Training goes on in another world.
     Rescaled {
         /// Ranks before.
         from: u64,
         /// Ranks now.
         to: u64,
-        /// From the last step of the old world to the first of the new one, seconds.
+        /// From the moment the reason was seen (a request, a lost rank) to the end of the new
+        /// world's first step, seconds.
         seconds: f64,
         /// Why.
         why: String,
     },
-    /// A rank makes the others wait.
+    /// A rank took unusually long for its part of a step, and the others waited for it.
     Straggler {
         /// Which.
         rank: u64,
-        /// For how long so far, seconds.
+        /// What its part took, seconds.
         seconds: f64,
+        /// What the slowest rank of a usual step takes, seconds.
+        usual: f64,
     },
     /// Something that a person should know.
     Warning {

@@ -12,7 +12,10 @@ use super::{EvaluationRecord, Metric, StepRecord};
 #[derive(Debug, thiserror::Error)]
 pub enum MetricsError {
     /// The file cannot be opened or written.
-    #[error("cannot write metrics to {}: {error}", path.display())]
+    #[error(
+        "cannot write metrics to {}: {error}; make room or give rights there, and resume the run",
+        path.display()
+    )]
     Write {
         /// The file.
         path: PathBuf,
@@ -20,7 +23,10 @@ pub enum MetricsError {
         error: io::Error,
     },
     /// The file cannot be read.
-    #[error("cannot read metrics from {}: {error}", path.display())]
+    #[error(
+        "cannot read metrics from {}: {error}; give rights to read it, or put back a copy",
+        path.display()
+    )]
     Read {
         /// The file.
         path: PathBuf,

@@ -5,6 +5,7 @@
 //! described in `docs/telemetry.md`. Numbers that are not finite are `null` in JSON.
 
 pub mod display;
+pub mod divergence;
 pub mod event;
 pub mod human;
 pub mod metrics;

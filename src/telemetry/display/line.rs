@@ -121,6 +121,7 @@ impl Line {
                 ("Lost", Tone::Alarm, vec![format!("rank {rank}: {reason}")])
             }
             Event::Draining { why } => ("Draining", Tone::Notable, vec![why.clone()]),
+            Event::Staying { why } => ("Staying", Tone::Notable, vec![why.clone()]),
             Event::Rescaled {
                 from,
                 to,
@@ -134,10 +135,18 @@ impl Line {
                     why.clone(),
                 ],
             ),
-            Event::Straggler { rank, seconds } => (
-                "Waiting",
+            Event::Straggler {
+                rank,
+                seconds,
+                usual,
+            } => (
+                "Slow",
                 Tone::Alarm,
-                vec![format!("for rank {rank} for {}", duration(*seconds))],
+                vec![format!(
+                    "rank {rank} took {} for its part of a step, {} are usual",
+                    duration(*seconds),
+                    duration(*usual)
+                )],
             ),
             Event::Warning { message } => ("Warning", Tone::Alarm, vec![message.clone()]),
             Event::Finished {

@@ -28,6 +28,8 @@ pub enum Mode {
     JsonLines,
     /// Warnings and lost ranks only.
     Quiet,
+    /// The same and the end, as JSON objects.
+    QuietJsonLines,
 }
 
 /// Seconds between the step lines of [`Mode::Plain`].
@@ -61,6 +63,7 @@ enum Sink {
     Plain(Box<dyn Write + Send>),
     JsonLines(Box<dyn Write + Send>),
     Quiet(Box<dyn Write + Send>),
+    QuietJsonLines(Box<dyn Write + Send>),
 }
 
 impl Display {
@@ -71,6 +74,7 @@ impl Display {
             Mode::Plain => Sink::Plain(Box::new(anstream::stdout())),
             Mode::JsonLines => Sink::JsonLines(Box::new(io::stdout())),
             Mode::Quiet => Sink::Quiet(Box::new(anstream::stderr())),
+            Mode::QuietJsonLines => Sink::QuietJsonLines(Box::new(io::stdout())),
         })
     }
 
@@ -102,9 +106,11 @@ impl Display {
                     write(out, Line::of(event, &self.progress).plain());
                 }
             }
-            Sink::JsonLines(out) => {
-                if let Ok(json) = serde_json::to_string(event) {
-                    write(out, json);
+            Sink::JsonLines(out) => write_json(out, event),
+            Sink::QuietJsonLines(out) => {
+                let end = matches!(event, Event::Finished { .. });
+                if end || Line::of(event, &self.progress).is_alarm() {
+                    write_json(out, event);
                 }
             }
             Sink::Quiet(out) => {
@@ -125,6 +131,12 @@ fn step_is_due(printed: &mut Option<f64>, step: &StepRecord, progress: &Progress
         *printed = Some(step.time);
     }
     due
+}
+
+fn write_json(out: &mut (impl Write + ?Sized), event: &Event) {
+    if let Ok(json) = serde_json::to_string(event) {
+        write(out, json);
+    }
 }
 
 fn write(out: &mut (impl Write + ?Sized), mut line: String) {

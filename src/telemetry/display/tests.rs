@@ -115,6 +115,7 @@ pub(crate) fn run() -> Vec<Event> {
         Event::Straggler {
             rank: 1,
             seconds: 12.0,
+            usual: 3.5,
         },
         Event::RankLost {
             rank: 1,
@@ -141,6 +142,9 @@ pub(crate) fn run() -> Vec<Event> {
         },
         Event::Draining {
             why: "interrupted (Ctrl-C); once more ends at once".to_owned(),
+        },
+        Event::Staying {
+            why: "1 rank asked for".to_owned(),
         },
         Event::Finished {
             samples: 1_024,
@@ -180,6 +184,17 @@ fn json_lines_hold_every_event_and_are_read_back() {
 #[test]
 fn quiet_shows_only_what_somebody_should_look_at() {
     insta::assert_snapshot!(shown(Sink::Quiet));
+}
+
+#[test]
+fn quiet_json_holds_the_same_and_the_end() {
+    let text = shown(Sink::QuietJsonLines);
+    let kinds: Vec<String> = text
+        .lines()
+        .map(|line| serde_json::from_str::<serde_json::Value>(line).expect("JSON"))
+        .map(|event| event["event"].as_str().expect("a kind").to_owned())
+        .collect();
+    assert_eq!(kinds, ["straggler", "rank_lost", "warning", "finished"]);
 }
 
 #[test]
@@ -239,7 +254,12 @@ fn a_reader_that_goes_away_stops_nothing() {
             Err(io::ErrorKind::BrokenPipe.into())
         }
     }
-    for sink in [Sink::Plain, Sink::JsonLines, Sink::Quiet] {
+    for sink in [
+        Sink::Plain,
+        Sink::JsonLines,
+        Sink::Quiet,
+        Sink::QuietJsonLines,
+    ] {
         let mut display = Display::on(sink(Box::new(Closed)));
         run().iter().for_each(|event| display.event(event));
         assert_eq!(display.progress.samples, 1_024);

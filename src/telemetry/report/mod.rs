@@ -31,6 +31,8 @@ pub struct ReportInput {
     pub evaluations: Vec<EvaluationRecord>,
     /// The lowest loss that can be had, nats per token, when the data's entropy is known.
     pub floor: Option<f64>,
+    /// Tokens that the model tells apart, for a word about a loss that cannot be; 0: unknown.
+    pub vocabulary: u64,
     /// What the ledger says, when it was asked.
     pub ledger: Option<LedgerVerdict>,
 }

@@ -5,6 +5,7 @@ use super::html::{Cell, escape, table};
 use super::series::COLUMNS;
 use super::{ReportInput, charts};
 use crate::telemetry::StepRecord;
+use crate::telemetry::divergence::{limit, warning};
 use crate::telemetry::human::{UNKNOWN, count, duration, from_floor, grouped, plural};
 
 const STYLE: &str = include_str!("page.css");
@@ -26,10 +27,11 @@ pub fn render(input: &ReportInput) -> String {
          <title>{title}: training report</title>\n<style>\n{STYLE}</style>\n</head>\n<body>\n\
          <header>\n<p class=\"kind\">Evenkeel training report</p>\n<h1>{title}</h1>\n\
          <p class=\"proof\">{proof} <span>data-parallel size × micro-batch × accumulation = \
-         global batch</span></p>\n</header>\n<main>\n{headline}{ledger}{plots}{generations}\
+         global batch</span></p>\n</header>\n<main>\n{headline}{divergence}{ledger}{plots}{generations}\
          {evaluations}{details}</main>\n</body>\n</html>\n",
         proof = escape(&input.facts.proof),
         headline = headline(input),
+        divergence = divergence(input),
         ledger = ledger(input),
         plots = plots(input),
         generations = generations(input),
@@ -131,6 +133,21 @@ fn arrow(values: &[u64]) -> String {
     }
 }
 
+/// A word about a last loss that no language model should have.
+fn divergence(input: &ReportInput) -> String {
+    let step = input.steps.last().map(|step| step.loss);
+    let evaluation = input.evaluations.last().map(|evaluation| evaluation.loss);
+    let absurd = |loss: &f64| input.vocabulary > 0 && *loss > limit(input.vocabulary);
+    let Some(loss) = evaluation.or(step).filter(absurd) else {
+        return String::new();
+    };
+    format!(
+        "<p class=\"verdict broken\"><span aria-hidden=\"true\">!</span> \
+         <span><b>Loss</b> {}</span></p>\n",
+        escape(&warning(loss, input.vocabulary))
+    )
+}
+
 fn ledger(input: &ReportInput) -> String {
     let Some(verdict) = &input.ledger else {
         return String::new();
@@ -141,7 +158,7 @@ fn ledger(input: &ReportInput) -> String {
         ("broken", "✗")
     };
     format!(
-        "<p class=\"ledger {class}\"><span aria-hidden=\"true\">{sign}</span> \
+        "<p class=\"verdict {class}\"><span aria-hidden=\"true\">{sign}</span> \
          <span><b>Ledger</b> {}</span></p>\n",
         escape(&verdict.text)
     )

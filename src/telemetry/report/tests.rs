@@ -71,6 +71,7 @@ fn run() -> ReportInput {
             })
             .to_vec(),
         floor: Some(2.0),
+        vocabulary: 4_096,
         ledger: Some(LedgerVerdict {
             proven: true,
             text: "1,920 samples, each exactly once".to_owned(),
@@ -267,6 +268,22 @@ fn losses_that_are_no_numbers_are_marked_and_not_drawn() {
     let html = render(&input);
     assert!(text_of(&html).contains("40 steps gave no finite number"));
     assert!(!html.contains("NaN"));
+}
+
+#[test]
+fn a_last_loss_that_cannot_be_is_called_out() {
+    let called_out = |input: &ReportInput| text_of(&render(input)).contains("has diverged");
+    let mut input = run();
+    assert!(!called_out(&input));
+    // 2 ln 4096 is 16.6; the step counts where nothing was evaluated.
+    input.evaluations.last_mut().unwrap().loss = 40.0;
+    assert!(called_out(&input));
+    input.evaluations.clear();
+    assert!(!called_out(&input));
+    input.steps.last_mut().unwrap().loss = 40.0;
+    assert!(called_out(&input));
+    input.vocabulary = 0;
+    assert!(!called_out(&input));
 }
 
 #[test]
