@@ -36,6 +36,7 @@ pub use files::is_hub_id;
 pub use look::{About, Finding, look};
 pub use manifest::{FileRecord, Manifest, PartRecord, Skipped, SourceRecord};
 pub use prepare::{Phase, PrepareRequest, Prepared, Progress, prepare};
+pub use publish::draft;
 pub use synthetic::Language;
 pub use tokenizer::Tokenizer;
 

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use crate::train::files::{FileError, sync_directory};
 
 use super::error::DataError;
+use super::manifest;
 
 /// A directory under construction; removed when dropped before [`Draft::publish`].
 pub(super) struct Draft {
@@ -21,10 +22,7 @@ pub(super) struct Draft {
 impl Draft {
     /// Starts an empty directory beside `place`, whose parents are made if need be.
     pub fn begin(place: &Path) -> Result<Draft, DataError> {
-        let name = place.file_name().ok_or_else(|| {
-            DataError::source(place, "it has no name", "choose a directory with a name")
-        })?;
-        let draft = place.with_file_name(format!(".{}.partial", name.display()));
+        let draft = draft(place);
         if let Some(parent) = place.parent() {
             std::fs::create_dir_all(parent)
                 .map_err(|error| FileError::from_io("create", parent, 0, error))?;
@@ -60,7 +58,7 @@ impl Draft {
             sync_directory(directory)?;
         }
         sync_directory(&self.draft)?;
-        remove(&self.place)?;
+        remove_ours(&self.place)?;
         std::fs::rename(&self.draft, &self.place)
             .map_err(|error| FileError::from_io("rename", &self.draft, 0, error))?;
         if let Some(parent) = self.place.parent().filter(|p| *p != Path::new("")) {
@@ -76,6 +74,27 @@ impl Drop for Draft {
         // more than one of cleaning up.
         let _ = std::fs::remove_dir_all(&self.draft);
     }
+}
+
+/// Where the directory that belongs in `place` is filled.
+pub fn draft(place: &Path) -> PathBuf {
+    let name = place.file_name().unwrap_or_default();
+    place.with_file_name(format!(".{}.partial", name.display()))
+}
+
+/// Removes an older store. A directory of that name that is none is somebody's own, perhaps the
+/// only copy of their data.
+fn remove_ours(place: &Path) -> Result<(), DataError> {
+    let ours = place.join(manifest::FILE).is_file();
+    let empty = || std::fs::read_dir(place).is_ok_and(|mut entries| entries.next().is_none());
+    if place.symlink_metadata().is_ok() && !ours && !empty() {
+        return Err(DataError::source(
+            place,
+            "it is there already and holds no prepared data, which would take its place",
+            "move it away, or start the run in another directory",
+        ));
+    }
+    remove(place)
 }
 
 fn remove(path: &Path) -> Result<(), DataError> {

@@ -144,3 +144,16 @@ fn what_a_killed_preparation_left_is_cleared_away() {
     let run = case.place().parent().unwrap().to_path_buf();
     assert_eq!(std::fs::read_dir(&run).unwrap().count(), 1);
 }
+
+#[test]
+fn somebody_elses_directory_is_not_replaced() {
+    let case = Case::with("a.jsonl", "{\"text\": \"abc\"}\n{\"text\": \"defg\"}\n");
+    std::fs::create_dir_all(case.place()).unwrap();
+    std::fs::write(case.place().join("mine.txt"), "mine").unwrap();
+    let said = case.prepare().unwrap_err().to_string();
+    assert!(said.contains("holds no prepared data"), "{said}");
+    let mine = std::fs::read(case.place().join("mine.txt")).unwrap();
+    assert_eq!(mine, b"mine");
+    std::fs::remove_file(case.place().join("mine.txt")).unwrap();
+    case.prepare().unwrap();
+}
