@@ -11,8 +11,8 @@ use std::thread;
 
 use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
-use crate::job::Generation;
 use crate::job::protocol::{Order, Report};
+use crate::job::{Generation, files};
 
 /// What happened to a rank.
 #[derive(Debug, Clone, PartialEq)]
@@ -93,17 +93,19 @@ impl Process {
 impl Ranks {
     /// Starts them; what they say and how they end goes to `events`.
     pub fn start(start: &Start<'_>, events: &Sender<Event>) -> io::Result<Ranks> {
-        let directory = start
-            .run
-            .join(Generation::directory(start.generation.number));
-        fs::create_dir_all(directory.join("logs"))?;
         let mut ranks = Ranks {
             first: start.first,
             processes: Vec::new(),
         };
         for local in 0..start.count {
             let rank = start.first + local;
-            let log = File::create(directory.join("logs").join(format!("rank-{rank}.log")))?;
+            let log = start
+                .run
+                .join(files::rank_log(start.generation.number, rank));
+            if let Some(logs) = log.parent() {
+                fs::create_dir_all(logs)?;
+            }
+            let log = File::create(log)?;
             let mut child = command(start, rank, local, log).spawn()?;
             let input = child.stdin.take();
             let pid = rustix::process::Pid::from_child(&child);

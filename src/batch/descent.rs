@@ -4,23 +4,28 @@
 //! by the planner with [`super::PlanRequest::micro_limit`] set to the step's micro-batch, so that
 //! every rule is checked again.
 
-use super::arithmetic::divisors;
+use super::arithmetic::{divisors, gcd};
 use super::plan::Plan;
 use crate::recipe::spec::Remainder;
 
-/// The next smaller micro-batch that keeps the global batch exact by more accumulation, or `None`
-/// at the end of the descent.
+/// The smaller micro-batches that keep the global batch exact by more accumulation, the largest
+/// first; none at the end of the descent. `current` is the batch that the run has reached, samples:
+/// where a schedule has moved it, that one stays exact too.
 ///
-/// Under uneven dealing it divides the global batch; under exact dealing a rank's share of it.
-pub fn descend(plan: &Plan) -> Option<u64> {
+/// Under uneven dealing they divide both batches; under exact dealing a rank's share of them. The
+/// first one counts for which the planner finds a plan: a rule may refuse a step (a stage whose
+/// batch it does not divide), and the next one is tried.
+pub fn descend(plan: &Plan, current: u64) -> impl Iterator<Item = u64> + use<> {
+    let both = gcd(plan.global_batch_size, current);
     let share = match plan.remainder {
-        Remainder::Exact => plan.global_batch_size / plan.data_parallel_size.max(1),
-        Remainder::Uneven => plan.global_batch_size,
+        Remainder::Exact => both / plan.data_parallel_size.max(1),
+        Remainder::Uneven => both,
     };
+    let micro = plan.per_device_batch_size;
     divisors(share.max(1))
         .into_iter()
         .rev()
-        .find(|&micro| micro < plan.per_device_batch_size)
+        .filter(move |&smaller| smaller < micro)
 }
 
 #[cfg(test)]
@@ -39,7 +44,7 @@ mod tests {
         recipe.spec.batch.remainder = remainder;
         let mut request = PlanRequest::gpus(gpus);
         let mut plans = vec![plan(&recipe, &request).unwrap()];
-        while let Some(micro) = descend(&plans[plans.len() - 1]) {
+        while let Some(micro) = descend(&plans[plans.len() - 1], global).next() {
             request.micro_limit = Some(micro);
             plans.push(plan(&recipe, &request).unwrap());
         }
@@ -75,7 +80,51 @@ mod tests {
         assert_eq!(micros, [16, 8, 4, 2, 1]);
     }
 
+    #[test]
+    fn a_grown_batch_is_divided_as_well() {
+        let mut recipe = recipe();
+        recipe.spec.batch.global = Some(12);
+        recipe.spec.batch.micro = Some(6);
+        let planned = plan(&recipe, &PlanRequest::gpus(1)).unwrap();
+        // 4 divides the base batch of 12, and not the 18 that the run has reached.
+        assert_eq!(descend(&planned, 12).collect::<Vec<_>>(), [4, 3, 2, 1]);
+        assert_eq!(descend(&planned, 18).collect::<Vec<_>>(), [3, 2, 1]);
+    }
+
     proptest! {
+        #[test]
+        fn every_step_divides_the_batch_that_the_run_has_reached(
+            base in 1..60u64, times in 1..20u64, gpus in 1..5u64, micro in 1..64u64, uneven: bool,
+        ) {
+            let mut recipe = recipe();
+            recipe.spec.batch.global = Some(base * gpus);
+            recipe.spec.batch.micro = Some(micro);
+            recipe.spec.elasticity = crate::recipe::spec::Elasticity {
+                min: Some(gpus),
+                max: Some(gpus),
+            };
+            if uneven {
+                recipe.spec.batch.global = Some(base * gpus + gpus - 1);
+                recipe.spec.batch.remainder = Remainder::Uneven;
+            }
+            let first = plan(&recipe, &PlanRequest::gpus(gpus)).unwrap();
+            let current = first.global_batch_size + times * first.quantum;
+            for smaller in descend(&first, current) {
+                let request = PlanRequest {
+                    micro_limit: Some(smaller),
+                    current_batch: Some(current),
+                    ..PlanRequest::gpus(gpus)
+                };
+                let next = plan(&recipe, &request).unwrap();
+                prop_assert_eq!(next.per_device_batch_size, smaller);
+                prop_assert_eq!(current % next.quantum, 0);
+                for batch in [next.global_batch_size, current] {
+                    let dealt: u64 = next.deal(batch).iter().sum();
+                    prop_assert_eq!(dealt * smaller, batch);
+                }
+            }
+        }
+
         #[test]
         fn descent_keeps_the_global_batch_and_ends_at_one(
             share in 1..300u64, gpus in 1..9u64, micro in 1..64u64, uneven: bool,

@@ -1,18 +1,18 @@
 //! `evenkeel launch`: a recipe in, a trained model out, on this machine.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use anyhow::Context;
+use anyhow::bail;
 
 use super::output::say;
 use super::recipe_args::RecipeArgs;
-use super::{EXIT_DRAINED, EXIT_REFUSED, EXIT_USAGE, render, report, run_arg};
+use super::{EXIT_DRAINED, EXIT_REFUSED, EXIT_USAGE, render, report};
 use crate::inventory::Inventory;
 use crate::job::End;
-use crate::launch::{LaunchError, Launcher, Request, RunDir, prepare};
+use crate::launch::{Claim, LaunchError, Launcher, Request, RunDir, place, prepare};
 use crate::telemetry::{Display, Event, Mode};
 use crate::train::data::Phase;
 
@@ -29,8 +29,9 @@ Ctrl-C commits a checkpoint and ends with 143; a second one stops at once.")]
 pub struct Args {
     #[command(flatten)]
     recipe: RecipeArgs,
-    /// Processes to train with. Default: one, with all cores (the built-in trainer runs on CPUs).
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1024))]
+    /// Processes to train with. Default: as many as --gpus says, else one with all cores (the
+    /// built-in trainer runs on CPUs).
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=MOST_PROCESSES))]
     procs: Option<u64>,
     /// The run's directory. Default: runs/NAME, numbered when it is taken.
     #[arg(long, value_name = "DIR")]
@@ -50,6 +51,9 @@ pub struct Args {
     quiet: bool,
 }
 
+/// Processes that one machine is asked for at most.
+const MOST_PROCESSES: u64 = 1024;
+
 /// What a launch prints.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum Log {
@@ -68,11 +72,18 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         }
     };
     let inventory = Inventory::discover();
-    let ranks = args
-        .procs
-        .or_else(|| args.recipe.options.world())
-        .unwrap_or_else(|| inventory.cpu_ranks(1).count());
-    let plan = match prepare::plan(&recipe, ranks) {
+    let processes = Processes::asked(args.procs, args.recipe.options.world())?;
+    let ranks = processes.count;
+    let request = Request {
+        recipe_path: args.recipe.recipe.clone(),
+        overrides: args.recipe.overrides.clone(),
+        rank_memory: args.rank_memory,
+        cores: inventory.cpu.cores,
+        resume: args.resume,
+    };
+    let run = place::choose(args.out.as_deref(), &recipe.spec, args.resume)?;
+    let reached = prepare::reached(&run, &request)?;
+    let plan = match prepare::plan(&recipe, ranks, reached) {
         Ok((plan, diagnostics)) => {
             render::print(&diagnostics, &recipe.sources);
             plan
@@ -84,19 +95,10 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         Err(error) => return Err(error.into()),
     };
 
-    let run = directory(&args, &recipe.spec)?;
-    std::fs::create_dir_all(run.path())
-        .with_context(|| format!("cannot make the run's directory {}", run.path().display()))?;
-    let _lock = run.lock()?;
+    let claim = Claim::take(run)?;
+    let run = claim.run();
     let mut display = Display::new(mode(&args));
-    let request = Request {
-        recipe_path: args.recipe.recipe.clone(),
-        overrides: args.recipe.overrides.clone(),
-        rank_memory: args.rank_memory,
-        cores: inventory.cpu.cores,
-        resume: args.resume,
-    };
-    let prepared = prepare::prepare(&run, &recipe, &plan, &request, &mut |progress| {
+    let prepared = prepare::prepare(run, &recipe, &plan, &request, &mut |progress| {
         display.event(&Event::Preparing {
             what: match progress.phase {
                 Phase::Checksums => "checksums of the data".into(),
@@ -116,7 +118,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         devices: inventory.cpu_ranks(ranks).to_string(),
         floor: setup.entropy,
     });
-    for message in prepared.notes {
+    for message in processes.note.into_iter().chain(prepared.notes) {
         display.event(&Event::Warning { message });
     }
     let signals = listen_for_signals()?;
@@ -130,7 +132,42 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     )?
     .run()?;
     drop(display);
-    finish(&run, &end)
+    finish(run, &end)
+}
+
+/// How many processes train.
+#[derive(Debug, PartialEq, Eq)]
+struct Processes {
+    count: u64,
+    /// What was made of the flags, where that is not plain.
+    note: Option<String>,
+}
+
+impl Processes {
+    /// `procs` and the world that the flags of `plan` ask for, in devices.
+    fn asked(procs: Option<u64>, world: Option<u64>) -> anyhow::Result<Processes> {
+        let (count, note) = match (procs, world) {
+            (Some(procs), Some(world)) if procs != world => bail!(
+                "--procs {procs} and a world of {world} devices (--gpus, --nodes) differ, and every \
+                 process stands for one device: give one of them"
+            ),
+            (Some(procs), _) => (procs, None),
+            (None, Some(world)) if world > MOST_PROCESSES => bail!(
+                "{world} devices are more than the {MOST_PROCESSES} processes that one machine can \
+                 run: ask for fewer, or use `evenkeel plan`, which starts nothing"
+            ),
+            (None, Some(world)) => {
+                let processes = if world == 1 { "process" } else { "processes" };
+                let note = format!(
+                    "the built-in trainer uses no GPUs: {world} {processes} on the CPU (--procs \
+                     {world} says the same without this word)"
+                );
+                (world, Some(note))
+            }
+            (None, None) => (1, None),
+        };
+        Ok(Processes { count, note })
+    }
 }
 
 /// Says how it ended, and what to do next.
@@ -138,7 +175,7 @@ fn finish(run: &RunDir, end: &End) -> anyhow::Result<ExitCode> {
     let place = run.path().display();
     Ok(match end {
         End::Finished => {
-            let page = report::write(run)?;
+            let page = report::write(run, None)?;
             say(format_args!(
                 "finished: {place}; report: {}\n",
                 page.display()
@@ -162,41 +199,10 @@ fn finish(run: &RunDir, end: &End) -> anyhow::Result<ExitCode> {
 
 fn mode(args: &Args) -> Mode {
     match args.log {
+        Log::Json if args.quiet => Mode::QuietJsonLines,
         Log::Json => Mode::JsonLines,
         Log::Text if args.quiet => Mode::Quiet,
         Log::Text => Mode::detect(),
-    }
-}
-
-/// The run's directory: `--out`, else the recipe's own, else `runs/NAME`; the newest one of that
-/// name to resume, a fresh one to start.
-fn directory(args: &Args, spec: &crate::recipe::Spec) -> anyhow::Result<RunDir> {
-    if let Some(out) = &args.out {
-        let run = RunDir::at(out);
-        if args.resume && !run.holds_a_run() {
-            anyhow::bail!("{}: no run here to resume", out.display());
-        }
-        if !args.resume && run.holds_a_run() {
-            anyhow::bail!(
-                "{} holds a run already: --resume goes on with it, another --out starts a new one",
-                out.display()
-            );
-        }
-        return Ok(run);
-    }
-    let base = match &spec.output {
-        Some(output) => PathBuf::from(output),
-        None => Path::new(run_arg::RUNS).join(&spec.name),
-    };
-    let numbered = |n: u32| match n {
-        1 => RunDir::at(&base),
-        n => RunDir::at(format!("{}-{n}", base.display())),
-    };
-    let taken = (1..).take_while(|n| numbered(*n).holds_a_run()).count() as u32;
-    match (args.resume, taken) {
-        (true, 0) => anyhow::bail!("{}: no run here to resume", base.display()),
-        (true, newest) => Ok(numbered(newest)),
-        (false, taken) => Ok(numbered(taken + 1)),
     }
 }
 
@@ -214,4 +220,32 @@ fn listen_for_signals() -> anyhow::Result<Arc<AtomicUsize>> {
         }
     });
     Ok(count)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn processes_are_counted_once_whatever_the_flag_is_called() {
+        let asked = |procs, world| Processes::asked(procs, world).map_err(|e| e.to_string());
+        let count = |procs, world| asked(procs, world).map(|processes| processes.count);
+        assert_eq!(count(None, None), Ok(1));
+        assert_eq!(count(Some(3), None), Ok(3));
+        assert_eq!(count(Some(3), Some(3)), Ok(3));
+        let said = count(Some(2), Some(8)).unwrap_err();
+        assert!(
+            said.contains("--procs 2 and a world of 8 devices"),
+            "{said}"
+        );
+        let said = count(None, Some(100_000)).unwrap_err();
+        assert!(said.contains("1024 processes"), "{said}");
+    }
+
+    #[test]
+    fn gpus_that_stand_for_processes_are_said_aloud() {
+        let note = Processes::asked(None, Some(4)).unwrap().note.unwrap();
+        assert!(note.contains("4 processes on the CPU"), "{note}");
+        assert_eq!(Processes::asked(Some(4), Some(4)).unwrap().note, None);
+    }
 }

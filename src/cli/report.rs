@@ -3,7 +3,9 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use super::{output, run_arg};
+use super::output::{line, say};
+use super::{EXIT_REFUSED, run_arg};
+use crate::launch::proof::{self, Verdict};
 use crate::launch::{RunDir, view};
 use crate::telemetry::report;
 use crate::train::files;
@@ -12,22 +14,37 @@ use crate::train::files;
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
-  evenkeel report quickstart            writes runs/quickstart/report.html")]
+  evenkeel report quickstart            writes runs/quickstart/report.html
+  evenkeel report quickstart --ledger   the same with the proof that every sample counted once")]
 pub struct Args {
     /// The run: its directory, or its name under runs/.
     run: PathBuf,
+    /// Prove the ledger first, as `status --ledger` does, and show what came of it.
+    #[arg(long)]
+    ledger: bool,
 }
 
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
-    let page = write(&run_arg::find(&args.run)?)?;
-    output::line(page.display())?;
-    Ok(ExitCode::SUCCESS)
+    let run = run_arg::find(&args.run)?;
+    let verdict = match args.ledger {
+        true => Some(proof::prove(&run, &mut |_| {})?),
+        false => None,
+    };
+    let page = write(&run, verdict.as_ref())?;
+    line(page.display())?;
+    Ok(match verdict {
+        Some(verdict) if !verdict.is_proved() => {
+            say(format_args!("NOT PROVED: {verdict}\n"));
+            ExitCode::from(EXIT_REFUSED)
+        }
+        _ => ExitCode::SUCCESS,
+    })
 }
 
 /// Writes the page into the run's directory and returns its path.
-pub fn write(run: &RunDir) -> anyhow::Result<PathBuf> {
+pub fn write(run: &RunDir, verdict: Option<&Verdict>) -> anyhow::Result<PathBuf> {
     let page = run.path().join("report.html");
-    let html = report::render(&view::report_input(run, None)?);
+    let html = report::render(&view::report_input(run, verdict)?);
     files::write_atomically(&page, html.as_bytes())?;
     Ok(page)
 }

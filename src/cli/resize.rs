@@ -10,7 +10,7 @@ use super::output::{Unprinted, line};
 use super::{EXIT_REFUSED, run_arg};
 use crate::batch::Devices;
 use crate::launch::run_dir::GenerationRow;
-use crate::launch::{Phase, RunDir, RunState, resize};
+use crate::launch::{Phase, RunDir, RunState, worlds};
 use crate::recipe::Sources;
 
 /// How often the run's state is looked at.
@@ -27,6 +27,7 @@ pub struct Args {
     /// The run: its directory, or its name under runs/.
     run: PathBuf,
     /// How many processes it should have.
+    #[arg(value_parser = clap::value_parser!(u64).range(1..=1024))]
     processes: u64,
     /// Return as soon as the request is written.
     #[arg(long)]
@@ -38,7 +39,7 @@ pub struct Args {
 
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let run = run_arg::find(&args.run)?;
-    let plan = match resize::plan(&run, args.processes)? {
+    let plan = match worlds::of_run(&run, args.processes)? {
         Ok(plan) => plan,
         Err(refused) => {
             super::render::print(&refused.diagnostics, &Sources::default());
@@ -82,9 +83,14 @@ fn wait(
 ) -> anyhow::Result<ExitCode> {
     let deadline = Instant::now() + Duration::from_secs(timeout);
     while Instant::now() < deadline {
+        let launcher_works = run.in_use();
         if let Some(state) = run.state()? {
             if let Phase::Failed { why } = &state.phase {
-                bail!("the run failed: {why}");
+                bail!(
+                    "the run failed: {why}; `evenkeel launch … --resume --out {}` goes on where it \
+                     stopped",
+                    run.path().display()
+                );
             }
             if matches!(state.phase, Phase::Finished | Phase::Drained) {
                 line("the run has ended meanwhile")?;
@@ -105,18 +111,26 @@ fn wait(
                 return Ok(ExitCode::SUCCESS);
             }
         }
+        if !launcher_works {
+            bail!(
+                "the launcher is gone: `evenkeel launch … --resume --procs {processes} --out {}` goes \
+                 on with {processes} processes",
+                run.path().display()
+            );
+        }
         std::thread::sleep(LOOK);
     }
     bail!("not there after {timeout} s; the request stays, `evenkeel status` shows how it stands")
 }
 
 fn tell(row: &GenerationRow, unchanged: bool) -> Result<(), Unprinted> {
-    let seconds = row
-        .first_step_seconds
-        .filter(|_| !unchanged)
-        .map_or(String::new(), |s| format!(", first step after {s:.1} s"));
+    let how = match row.first_step_seconds {
+        _ if unchanged => ", as before: nothing had to move".to_owned(),
+        Some(seconds) => format!(", first step after {seconds:.1} s"),
+        None => String::new(),
+    };
     line(format_args!(
-        "generation {} trains: {}{seconds}",
+        "generation {} trains: {}{how}",
         row.number, row.proof
     ))
 }

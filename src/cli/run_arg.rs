@@ -5,9 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::bail;
 
 use crate::launch::RunDir;
-
-/// Where runs go unless `--out` or the recipe says otherwise.
-pub const RUNS: &str = "runs";
+pub use crate::launch::place::RUNS;
 
 /// Finds a run by directory or by name.
 pub fn find(run: &Path) -> anyhow::Result<RunDir> {

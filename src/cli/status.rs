@@ -121,6 +121,7 @@ fn show(run: &RunDir, output: Format) -> anyhow::Result<ExitCode> {
             "phase": phase(run, &state),
             "global_batch_size": setup.global_batch_size,
             "budget_samples": setup.budget_samples,
+            "micro_batch_limit": state.micro_limit,
             "committed": state.pin,
             "last_step": latest,
             "generations": state.generations,
@@ -140,6 +141,12 @@ fn show(run: &RunDir, output: Format) -> anyhow::Result<ExitCode> {
         "  batch       {} samples",
         setup.global_batch_size
     ))?;
+    if let Some(limit) = state.micro_limit {
+        line(format_args!(
+            "  memory      micro-batches above {limit} ran out of it; a resume with --rank-memory \
+             tries them again"
+        ))?;
+    }
     if let Some(step) = &latest {
         line(format_args!(
             "  progress    {} of {} samples, step {}, loss {:.4}, batch {}",
@@ -178,30 +185,17 @@ fn last_step(run: &RunDir, generation: u64) -> Option<crate::telemetry::StepReco
 
 fn prove(run: &RunDir, output: Format) -> anyhow::Result<ExitCode> {
     let verdict = proof::prove(run, &mut |_| {})?;
-    let (proved, text) = match &verdict.result {
-        Ok(proof) => (
-            true,
-            format!(
-                "{} steps consumed samples 0..{} of the one global order exactly once ({:.2} \
-                 epochs); what entered the forward passes is what the data holds",
-                proof.steps,
-                proof.samples,
-                proof.epochs(verdict.epoch_length)
-            ),
-        ),
-        Err(fault) => (false, fault.to_string()),
-    };
-    let samples = verdict.result.as_ref().map_or(0, |proof| proof.samples);
+    let proved = verdict.is_proved();
     if output == Format::Text {
         let mark = if proved { "proved" } else { "NOT PROVED" };
-        line(format_args!("{mark}: {text}"))?;
+        line(format_args!("{mark}: {verdict}"))?;
         line(format_args!("  checkpoint {}", verdict.checkpoint))?;
     } else {
         output.print(&json!({
             "proved": proved,
             "checkpoint": verdict.checkpoint,
-            "verdict": text,
-            "samples": samples,
+            "verdict": verdict.to_string(),
+            "samples": verdict.samples(),
         }))?;
     }
     Ok(if proved {

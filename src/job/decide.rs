@@ -5,11 +5,14 @@ use std::ops::RangeInclusive;
 
 use super::generation::Reason;
 
+/// How many larger worlds are tried for one to name in a message.
+const LOOK_AHEAD: usize = 64;
+
 /// How things are.
 pub struct Observed<'a> {
     /// Ranks that somebody asks for.
     pub desired: u64,
-    /// Ranks that could run.
+    /// Ranks that could run; after a loss, without those that are gone.
     pub capacity: u64,
     /// Worlds that the job allows itself.
     pub bounds: RangeInclusive<u64>,
@@ -88,6 +91,9 @@ pub enum Action {
     Wait,
     /// Tell the ranks to commit and leave.
     Drain,
+    /// The reason to drain is gone: tell the ranks to stay. Those that have agreed on a step to
+    /// leave at do not hear it any more; then the next generation has the same world.
+    Stay,
     /// Publish the next generation.
     Start {
         /// Its ranks.
@@ -118,10 +124,13 @@ pub enum End {
 impl Observed<'_> {
     /// The largest feasible world that is asked for, possible and allowed.
     fn world(&self) -> Option<u64> {
-        let most = self.desired.min(self.capacity).min(*self.bounds.end());
-        (*self.bounds.start()..=most)
+        (*self.bounds.start()..=self.most())
             .rev()
             .find(|&world| (self.feasible)(world))
+    }
+
+    fn most(&self) -> u64 {
+        self.desired.min(self.capacity).min(*self.bounds.end())
     }
 
     fn start(&self, reason: impl FnOnce(u64) -> Reason, micro_limit: Option<u64>) -> Action {
@@ -132,12 +141,29 @@ impl Observed<'_> {
                 micro_limit,
             },
             None => Action::End(End::Failed {
-                why: format!(
-                    "no world of {} to {} ranks splits the global batch exactly",
-                    self.bounds.start(),
-                    self.desired.min(self.capacity).min(*self.bounds.end()),
-                ),
+                why: self.nowhere_to_go(),
             }),
+        }
+    }
+
+    /// Why no world is left, and which would do.
+    fn nowhere_to_go(&self) -> String {
+        let (least, most) = (*self.bounds.start(), self.most());
+        let problem = if most < least {
+            format!("{most} ranks are left, and the job needs at least {least}")
+        } else {
+            format!("no world of {least} to {most} ranks splits every batch of the job exactly")
+        };
+        let above = most.max(least.saturating_sub(1)).saturating_add(1);
+        let next = (above..=*self.bounds.end())
+            .take(LOOK_AHEAD)
+            .find(|&world| (self.feasible)(world));
+        match next {
+            Some(world) => format!("{problem}; it can be resumed with {world}"),
+            None => format!(
+                "{problem}; start it anew with uneven dealing (batch.remainder: uneven) or another \
+                 global batch"
+            ),
         }
     }
 }
@@ -148,13 +174,15 @@ pub fn decide(observed: &Observed<'_>) -> Action {
         Ranks::None { .. } if observed.stop => Action::End(End::Drained),
         Ranks::None { resuming: false } => observed.start(|_| Reason::Started, None),
         Ranks::None { resuming: true } => observed.start(|_| Reason::Resumed, None),
-        Ranks::Running { draining: true, .. } => Action::Wait,
-        Ranks::Running { .. } if observed.stop => Action::Drain,
-        Ranks::Running { world, .. } => match observed.world() {
-            Some(better) if better != *world => Action::Drain,
+        Ranks::Running { world, draining } => {
             // With nothing feasible the job stays where it is while it can.
-            _ => Action::Wait,
-        },
+            let elsewhere = || observed.world().is_some_and(|better| better != *world);
+            match (*draining, observed.stop || elsewhere()) {
+                (false, true) => Action::Drain,
+                (true, false) => Action::Stay,
+                _ => Action::Wait,
+            }
+        }
         Ranks::Ended { world, outcome } => after(observed, *world, outcome),
     }
 }
@@ -175,12 +203,19 @@ fn after(observed: &Observed<'_>, from: u64, outcome: &Outcome) -> Action {
             why,
         } => Action::End(End::Failed {
             why: format!(
-                "{why}; micro-batch {micro} is the smallest: use more ranks, a sharded strategy or \
-                 shorter sequences"
+                "{why}; no micro-batch below {micro} keeps the batch exact: use more ranks, a \
+                 sharded strategy or shorter sequences"
             ),
         }),
         _ if observed.stop => Action::End(End::Drained),
-        Outcome::Drained => observed.start(|to| Reason::Resized { from, to }, None),
+        Outcome::Drained => observed.start(
+            |to| match to == from {
+                // The reason to drain went away after the ranks had agreed to leave.
+                true => Reason::Resumed,
+                false => Reason::Resized { from, to },
+            },
+            None,
+        ),
         Outcome::Lost { rank, why } => {
             let (rank, why) = (*rank, why.clone());
             observed.start(|_| Reason::RankLost { rank, why }, None)
@@ -249,6 +284,66 @@ mod tests {
         let mut seen = observed(running(4), &feasible);
         seen.desired = 3;
         assert_eq!(decide(&seen), Action::Wait);
+    }
+
+    #[test]
+    fn a_drain_is_called_off_when_its_reason_is_gone() {
+        let feasible = |_| true;
+        let draining = Ranks::Running {
+            world: 2,
+            draining: true,
+        };
+        let mut seen = observed(draining, &feasible);
+        assert_eq!(decide(&seen), Action::Wait);
+        seen.desired = 2;
+        assert_eq!(decide(&seen), Action::Stay);
+        seen.stop = true;
+        assert_eq!(decide(&seen), Action::Wait);
+    }
+
+    #[test]
+    fn a_drain_that_could_not_be_called_off_is_no_resize() {
+        let feasible = |_| true;
+        let drained = |world| Ranks::Ended {
+            world,
+            outcome: Outcome::Drained,
+        };
+        let reason = |world| match decide(&observed(drained(world), &feasible)) {
+            Action::Start { reason, .. } => reason,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(reason(4), Reason::Resumed);
+        assert_eq!(reason(2), Reason::Resized { from: 2, to: 4 });
+    }
+
+    #[test]
+    fn a_job_without_a_world_says_which_would_do() {
+        let lost = || Ranks::Ended {
+            world: 4,
+            outcome: Outcome::Lost {
+                rank: 2,
+                why: "killed by signal 9".into(),
+            },
+        };
+        let why = |seen: &Observed<'_>| match decide(seen) {
+            Action::End(End::Failed { why }) => why,
+            other => panic!("{other:?}"),
+        };
+        let feasible = |w| w == 4;
+        let mut seen = observed(lost(), &feasible);
+        seen.capacity = 3;
+        assert_eq!(
+            why(&seen),
+            "no world of 1 to 3 ranks splits every batch of the job exactly; it can be resumed \
+             with 4"
+        );
+        seen.bounds = 4..=16;
+        assert_eq!(
+            why(&seen),
+            "3 ranks are left, and the job needs at least 4; it can be resumed with 4"
+        );
+        seen.feasible = &|_| false;
+        assert!(why(&seen).contains("start it anew"));
     }
 
     #[test]

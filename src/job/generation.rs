@@ -37,11 +37,6 @@ impl Generation {
     pub fn start_samples(&self) -> u64 {
         self.start.as_ref().map_or(0, |pin| pin.samples)
     }
-
-    /// The directory, relative to the run's, that only this generation writes.
-    pub fn directory(number: u64) -> String {
-        format!("gen-{number}")
-    }
 }
 
 /// One agent's share of a generation. A seat is a place that may be filled again; it is no rank.
@@ -71,6 +66,9 @@ pub struct Pin {
     pub step: u64,
     /// Samples consumed.
     pub samples: u64,
+    /// The global batch of the next step, samples: what the next plan has to keep exact beside the
+    /// base batch, where a schedule has moved it.
+    pub batch: u64,
     /// xxh3-128 of its manifest, in hex.
     pub checksum: String,
 }

@@ -5,6 +5,7 @@
 //! and their agent say to each other.
 
 pub mod decide;
+pub mod files;
 pub mod generation;
 pub mod protocol;
 

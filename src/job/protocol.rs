@@ -30,7 +30,7 @@ pub enum Report {
     Straggler {
         /// Which rank.
         rank: u64,
-        /// How long it took or has taken so far, seconds.
+        /// How long its own work of the step took, seconds.
         seconds: f64,
         /// What the slowest rank of a usual step takes, seconds.
         usual: f64,
@@ -71,6 +71,8 @@ pub enum Report {
 pub enum Order {
     /// Agree on a step with the others, commit, exit 143.
     Drain,
+    /// Forget [`Order::Drain`], unless a step was agreed on already.
+    Stay,
     /// After [`Report::Lost`]: commit the whole state alone, then exit.
     Commit,
     /// After [`Report::Lost`]: exit.

@@ -1,6 +1,8 @@
 //! The local launcher: observe, decide, act, again, until the job ends. The operator of a cluster
 //! does the same with pods; here the agent runs in this process.
 
+mod reports;
+
 use std::net::TcpListener;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -8,16 +10,17 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
+use super::LaunchError;
 use super::run_dir::{GenerationRow, Phase, RunDir, RunState};
 use super::watch::Watch;
-use super::{LaunchError, resize};
+use super::worlds::{self, Feasible};
 use crate::agent::{Event as RankEvent, OomKills, Ranks as RankProcesses, Start};
-use crate::batch::{self, Plan};
+use crate::batch;
 use crate::job::generation::Address;
-use crate::job::protocol::Report;
-use crate::job::{Action, End, Generation, Member, Observed, Pin, Ranks, Reason, decide};
+use crate::job::{Action, End, Generation, Member, Observed, Outcome, Ranks, Reason, decide};
+use crate::telemetry::divergence::LossWatch;
 use crate::telemetry::metrics::Writer as MetricsWriter;
-use crate::telemetry::{Display, Event, Metric, StepRecord};
+use crate::telemetry::{Display, Event, StepRecord};
 use crate::train::{Setup, checkpoint, now};
 
 /// How often the launcher looks around when nothing happens.
@@ -32,17 +35,19 @@ pub struct Launcher<'a> {
     program: PathBuf,
     state: RunState,
     desired: u64,
+    /// Ranks that could run, as long as none is lost.
     capacity: u64,
     restarts_left: u64,
+    feasible: Feasible,
     /// Signals so far: one drains, a second one kills.
     signals: Arc<AtomicUsize>,
     current: Option<Current>,
-    oom_kills: OomKills,
     events: (Sender<RankEvent>, Receiver<RankEvent>),
     display: &'a mut Display,
     /// The newest step, for the last word.
     last_step: Option<StepRecord>,
     last_evaluation: Option<f64>,
+    losses: LossWatch,
     started: Instant,
     /// When the reason for the next generation was seen, and the world before it.
     trouble: Option<(Instant, u64)>,
@@ -53,7 +58,11 @@ struct Current {
     generation: Generation,
     watch: Watch,
     metrics: MetricsWriter,
+    /// Kills by the kernel since its ranks were started.
+    oom_kills: OomKills,
     draining: bool,
+    /// Its ranks have met.
+    trains: bool,
     stepped: bool,
 }
 
@@ -69,19 +78,13 @@ impl<'a> Launcher<'a> {
         display: &'a mut Display,
     ) -> Result<Launcher<'a>, LaunchError> {
         let program = std::env::current_exe().map_err(|error| LaunchError::Program { error })?;
-        let mut state = state.unwrap_or(RunState {
-            phase: Phase::Starting,
-            launcher: 0,
-            pin: None,
-            request: 0,
-            micro_limit: None,
-            generations: Vec::new(),
-        });
-        state.launcher = std::process::id();
+        let mut state = state.unwrap_or_default();
         // A request made of an earlier launcher is not made of this one.
         state.request = run.desired()?.map_or(0, |desired| desired.request);
         Ok(Launcher {
             run,
+            losses: LossWatch::new(setup.model.vocab_size as u64),
+            feasible: Feasible::default(),
             setup,
             program,
             state,
@@ -90,7 +93,6 @@ impl<'a> Launcher<'a> {
             restarts_left: RESTARTS,
             signals,
             current: None,
-            oom_kills: OomKills::watch(),
             events: channel(),
             display,
             trouble: None,
@@ -110,15 +112,13 @@ impl<'a> Launcher<'a> {
                 current.watch.kill();
             }
             let ranks = self.ranks();
-            let settled_world = match &ranks {
-                Ranks::Ended { world, .. } => Some(*world),
-                _ => None,
-            };
+            let capacity = self.capacity(&ranks);
+            let reached = self.state.reached();
             let action = decide(&Observed {
                 desired: self.desired,
-                capacity: self.capacity,
+                capacity,
                 bounds: self.bounds(),
-                feasible: &|world| self.plan(world, self.state.micro_limit).is_ok(),
+                feasible: &|world| self.feasible.at(&self.setup, world, reached),
                 stop: self.signals.load(Ordering::Relaxed) > 0,
                 restarts_left: self.restarts_left,
                 ranks,
@@ -126,13 +126,17 @@ impl<'a> Launcher<'a> {
             match action {
                 Action::Wait => self.wait()?,
                 Action::Drain => self.drain()?,
+                Action::Stay => self.stay()?,
                 Action::Start {
                     world,
                     reason,
                     micro_limit,
                 } => {
-                    self.trouble
-                        .get_or_insert((Instant::now(), settled_world.unwrap_or(0)));
+                    self.in_trouble();
+                    self.capacity = capacity;
+                    if let Reason::Failed { .. } = reason {
+                        self.restarts_left = self.restarts_left.saturating_sub(1);
+                    }
                     self.start(world, reason, micro_limit)?;
                 }
                 Action::End(end) => return self.end(end),
@@ -145,42 +149,40 @@ impl<'a> Launcher<'a> {
         elasticity.min.unwrap_or(1)..=elasticity.max.unwrap_or(batch::MOST_GPUS)
     }
 
-    fn plan(&self, world: u64, micro_limit: Option<u64>) -> Result<Plan, batch::Refused> {
-        resize::plan_setup(&self.setup, world, micro_limit)
-    }
-
     /// The current generation's ranks, as the state machine sees them.
-    fn ranks(&mut self) -> Ranks {
-        let Some(current) = &mut self.current else {
+    fn ranks(&self) -> Ranks {
+        let Some(current) = &self.current else {
             return Ranks::None {
                 resuming: self.state.pin.is_some(),
             };
         };
         let plan = &current.generation.plan;
-        let descent = || batch::descend(plan);
+        let outcome = current.watch.outcome(
+            plan.per_device_batch_size,
+            || worlds::descend(&self.setup, plan, self.state.reached()),
+            || current.oom_kills.raised(),
+        );
         let world = current.generation.world();
-        let outcome = current
-            .watch
-            .outcome(plan.per_device_batch_size, descent, || {
-                self.oom_kills.raised()
-            });
         match outcome {
             None => Ranks::Running {
                 world,
                 draining: current.draining,
             },
-            Some(outcome) => {
-                match &outcome {
-                    crate::job::Outcome::Lost { .. } => {
-                        self.capacity = world.saturating_sub(current.watch.killed());
-                    }
-                    crate::job::Outcome::Failed { .. } => {
-                        self.restarts_left = self.restarts_left.saturating_sub(1);
-                    }
-                    _ => {}
-                }
-                Ranks::Ended { world, outcome }
-            }
+            Some(outcome) => Ranks::Ended { world, outcome },
+        }
+    }
+
+    /// Ranks that could run: a process that was killed is a device that is gone.
+    fn capacity(&self, ranks: &Ranks) -> u64 {
+        match (ranks, &self.current) {
+            (
+                Ranks::Ended {
+                    world,
+                    outcome: Outcome::Lost { .. },
+                },
+                Some(current),
+            ) => world.saturating_sub(current.watch.killed()),
+            _ => self.capacity,
         }
     }
 
@@ -218,152 +220,12 @@ impl<'a> Launcher<'a> {
         Ok(())
     }
 
-    fn take(&mut self, event: &RankEvent) -> Result<(), LaunchError> {
-        let Some(current) = &mut self.current else {
-            return Ok(());
-        };
-        let (RankEvent::Report { generation, .. } | RankEvent::Exited { generation, .. }) = event;
-        if *generation != current.generation.number {
-            return Ok(());
-        }
-        let world = current.generation.world();
-        current.watch.take(event);
-        match event {
-            RankEvent::Report { report, rank, .. } => self.take_report(*rank, report)?,
-            RankEvent::Exited { ending, rank, .. } => {
-                if let crate::agent::Ending::Signal(signal) = ending {
-                    self.trouble.get_or_insert((Instant::now(), world));
-                    self.display.event(&Event::RankLost {
-                        rank: *rank,
-                        reason: format!("killed by signal {signal}"),
-                    });
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn take_report(&mut self, rank: u64, report: &Report) -> Result<(), LaunchError> {
-        let Some(current) = &mut self.current else {
-            return Ok(());
-        };
-        match report {
-            Report::Ready => {}
-            Report::Step(record) => {
-                current.metrics.write(&Metric::Step(record.clone()))?;
-                self.display.event(&Event::Step(record.clone()));
-                if let Some(before) = &self.last_step
-                    && before.batch != record.batch
-                {
-                    let test = before.norm_test.as_ref();
-                    self.display.event(&Event::BatchChanged {
-                        samples: before.samples,
-                        from: before.batch,
-                        to: record.batch,
-                        ratio: test
-                            .map(|test| test.ratio)
-                            .filter(|ratio| ratio.is_finite()),
-                        threshold: test.map(|test| test.threshold),
-                        reason: test.map_or("as scheduled".into(), |test| test.reason.clone()),
-                    });
-                }
-                self.last_step = Some(record.clone());
-                if !std::mem::replace(&mut current.stepped, true) {
-                    self.first_step()?;
-                }
-            }
-            Report::Evaluation(record) => {
-                current.metrics.write(&Metric::Evaluation(record.clone()))?;
-                self.display.event(&Event::Evaluation(record.clone()));
-                self.last_evaluation = Some(record.loss);
-            }
-            Report::Committed {
-                pin,
-                seconds,
-                bytes,
-            } => {
-                self.display.event(&Event::Checkpoint {
-                    samples: pin.samples,
-                    seconds: *seconds,
-                    bytes: *bytes,
-                });
-                self.committed(pin.clone())?;
-            }
-            Report::Straggler {
-                rank,
-                seconds,
-                usual: _,
-            } => self.display.event(&Event::Straggler {
-                rank: *rank,
-                seconds: *seconds,
-            }),
-            Report::Warning { message } => self.display.event(&Event::Warning {
-                message: message.clone(),
-            }),
-            Report::Lost { .. } => {
-                let world = current.generation.world();
-                self.trouble.get_or_insert((Instant::now(), world));
-            }
-            Report::OutOfMemory { message } | Report::Failed { message, .. } => {
-                self.display.event(&Event::Warning {
-                    message: format!("rank {rank}: {message}"),
-                });
-            }
-        }
-        Ok(())
-    }
-
-    /// A checkpoint counts as soon as its launcher knows of it.
-    fn committed(&mut self, pin: Pin) -> Result<(), LaunchError> {
-        self.state.pin = Some(pin.clone());
-        self.restarts_left = RESTARTS;
-        self.write_state()?;
-        if let Some(keep) = self.setup.spec.checkpoint.keep {
-            let start = self
-                .current
-                .as_ref()
-                .and_then(|c| c.generation.start.clone());
-            let protected: Vec<PathBuf> = start
-                .into_iter()
-                .chain([pin])
-                .map(|pin| self.run.path().join(pin.path))
-                .collect();
-            // A copy too many is no reason to stop.
-            if let Err(error) = checkpoint::retain_in_run(self.run.path(), keep, &protected) {
-                self.display.event(&Event::Warning {
-                    message: error.to_string(),
-                });
-            }
-        }
-        Ok(())
-    }
-
-    fn first_step(&mut self) -> Result<(), LaunchError> {
-        let Some((since, from)) = self.trouble.take() else {
-            return Ok(());
-        };
-        let seconds = since.elapsed().as_secs_f64();
-        if let Some(row) = self.state.generations.last_mut() {
-            row.first_step_seconds = Some(seconds);
-            if row.number > 1 && row.reason != Reason::Resumed {
-                self.display.event(&Event::Rescaled {
-                    from,
-                    to: row.world,
-                    seconds,
-                    why: row.reason.to_string(),
-                });
-            }
-        }
-        self.write_state()
-    }
-
     fn drain(&mut self) -> Result<(), LaunchError> {
         if let Some(current) = &mut self.current {
             current.draining = true;
             current.watch.drain();
-            self.trouble
-                .get_or_insert((Instant::now(), current.generation.world()));
         }
+        self.in_trouble();
         let why = if self.signals.load(Ordering::Relaxed) > 0 {
             "stop asked for: committing a checkpoint (again to stop at once)".to_string()
         } else {
@@ -371,6 +233,26 @@ impl<'a> Launcher<'a> {
         };
         self.display.event(&Event::Draining { why });
         self.state.phase = Phase::Draining;
+        self.write_state()
+    }
+
+    /// Calls a drain off. Ranks that have agreed on a step already do not hear it.
+    fn stay(&mut self) -> Result<(), LaunchError> {
+        if let Some(current) = &mut self.current {
+            current.draining = false;
+            current.watch.stay();
+            self.state.phase = match current.trains {
+                true => Phase::Running,
+                false => Phase::Starting,
+            };
+            // Without a step it is still what led to this generation that is timed.
+            if current.stepped {
+                self.trouble = None;
+            }
+        }
+        self.display.event(&Event::Staying {
+            why: format!("the drain is called off: {} ranks asked for", self.desired),
+        });
         self.write_state()
     }
 
@@ -383,8 +265,7 @@ impl<'a> Launcher<'a> {
     ) -> Result<(), LaunchError> {
         self.current = None;
         self.state.micro_limit = micro_limit.or(self.state.micro_limit);
-        let plan = self
-            .plan(world, self.state.micro_limit)
+        let plan = worlds::plan(&self.setup, world, self.state.reached())
             .map_err(|refused| LaunchError::Refused(Box::new(refused)))?;
         let number = self.run.next_generation();
         // The ranks of all generations before are gone; what they did not finish goes, too.
@@ -406,7 +287,7 @@ impl<'a> Launcher<'a> {
             created: now(),
         };
         self.run.write_record(&generation)?;
-        self.state.phase = Phase::Running;
+        self.state.phase = Phase::Starting;
         self.state.generations.push(GenerationRow {
             number,
             reason: generation.reason.clone(),
@@ -417,6 +298,7 @@ impl<'a> Launcher<'a> {
             first_step_seconds: None,
         });
         self.write_state()?;
+        let oom_kills = OomKills::watch();
         let ranks = RankProcesses::start(
             &Start {
                 program: &self.program,
@@ -429,18 +311,13 @@ impl<'a> Launcher<'a> {
             &self.events.0,
         )
         .map_err(|error| LaunchError::Spawn { error })?;
-        self.display.event(&Event::GenerationStarted {
-            generation: number,
-            world,
-            proof: generation.plan.proof.clone(),
-            reason: generation.reason.to_string(),
-            start_samples: generation.start_samples(),
-        });
         self.current = Some(Current {
             metrics: MetricsWriter::append_to(self.run.metrics(number))?,
             watch: Watch::new(ranks, world),
             generation,
+            oom_kills,
             draining: false,
+            trains: false,
             stepped: false,
         });
         Ok(())
@@ -454,12 +331,17 @@ impl<'a> Launcher<'a> {
         };
         self.write_state()?;
         if let (End::Finished, Some(step)) = (&end, &self.last_step) {
-            self.display.event(&Event::Finished {
+            let loss = self.last_evaluation.unwrap_or(step.loss);
+            let finished = Event::Finished {
                 samples: step.samples,
                 steps: step.step,
-                loss: self.last_evaluation.unwrap_or(step.loss),
+                loss,
                 seconds: self.started.elapsed().as_secs_f64(),
-            });
+            };
+            if let Some(message) = self.losses.evaluation(loss) {
+                self.warn(message);
+            }
+            self.display.event(&finished);
         }
         Ok(end)
     }

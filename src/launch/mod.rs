@@ -6,20 +6,22 @@
 //! data.
 
 pub mod history;
+mod initial;
 mod launcher;
 mod model;
+pub mod place;
 pub mod prepare;
 pub mod proof;
-pub mod resize;
 pub mod run_dir;
 mod survey;
-
 pub mod view;
 mod watch;
+pub mod worlds;
 
 use std::path::PathBuf;
 
 pub use launcher::Launcher;
+pub use place::Claim;
 pub use prepare::{Prepared, Request};
 pub use run_dir::{Phase, RunDir, RunState};
 pub use survey::survey;
@@ -36,37 +38,39 @@ pub enum LaunchError {
     #[error(transparent)]
     Refused(Box<Refused>),
     /// The directory holds no run.
-    #[error("{}: no such file: this directory holds no run of evenkeel", path.display())]
+    #[error(
+        "{}: no such file: this directory holds no run of evenkeel; `evenkeel status` lists the runs",
+        path.display()
+    )]
     NoRun {
         /// The file that is missing.
         path: PathBuf,
     },
-    /// A file of the run directory is no JSON of ours.
+    /// A place that cannot become a run's directory.
     #[error(
-        "{}: {error}: cut short, edited, or written by another version; put back a copy, or start a \
-         new run with another --out",
+        "{} cannot be the run's directory: {problem}; give another place with --out",
         path.display()
     )]
-    Unreadable {
+    Place {
         /// Which.
         path: PathBuf,
         /// Why.
-        error: serde_json::Error,
+        problem: String,
     },
-    /// A directory or file cannot be used.
-    #[error("{}: {error}", path.display())]
-    Directory {
-        /// Which.
-        path: PathBuf,
-        /// Why.
-        error: std::io::Error,
-    },
-    /// A small file cannot be written, or the directory is in use.
+    /// A file cannot be read or written, or the directory is in use.
     #[error(transparent)]
     File(#[from] FileError),
     /// A checkpoint cannot be used.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
+    /// The checkpoint to go on from cannot be used.
+    #[error("{error}; {way_out}")]
+    Pinned {
+        /// Why.
+        error: CheckpointError,
+        /// What is left.
+        way_out: String,
+    },
     /// The data cannot be used.
     #[error(transparent)]
     Data(#[from] DataError),
@@ -79,6 +83,9 @@ pub enum LaunchError {
     /// The order of the samples cannot be made.
     #[error(transparent)]
     Order(#[from] crate::samples::OrderError),
+    /// The weights that it starts from cannot be used.
+    #[error(transparent)]
+    Weights(#[from] crate::train::weights::WeightsError),
     /// The model cannot be built.
     #[error("{message}")]
     Model {
@@ -92,19 +99,25 @@ pub enum LaunchError {
         message: String,
     },
     /// This program's own path is unknown.
-    #[error("cannot find this program's own file: {error}")]
+    #[error(
+        "cannot find this program's own file, which every rank runs: {error}; call it by its full \
+         path"
+    )]
     Program {
         /// Why.
         error: std::io::Error,
     },
     /// A rank could not be started.
-    #[error("cannot start a rank: {error}")]
+    #[error(
+        "cannot start a rank: {error}; try again with fewer processes, or see what limits them \
+         (ulimit -u, ulimit -n)"
+    )]
     Spawn {
         /// Why.
         error: std::io::Error,
     },
     /// No free port.
-    #[error("no free port on 127.0.0.1: {error}")]
+    #[error("no free port on 127.0.0.1: {error}; end programs that hold many connections, or wait")]
     Port {
         /// Why.
         error: std::io::Error,

@@ -6,13 +6,13 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use super::LaunchError;
 use crate::batch::memory::Shape;
 use crate::batch::{Flaw, Trainer};
 use crate::engine::{ConfigError, ModelConfig};
 use crate::recipe::Spec;
 use crate::recipe::spec::{Init, Model};
 use crate::train::data;
+use crate::train::files::{FileError, read_json};
 
 /// Keys of a `config.json`.
 type Config = BTreeMap<String, Value>;
@@ -221,13 +221,8 @@ fn config_of(shape: &Shape) -> Config {
     .collect()
 }
 
-fn read_config(directory: &Path) -> Result<Config, LaunchError> {
-    let path = directory.join("config.json");
-    let bytes = std::fs::read(&path).map_err(|error| LaunchError::Directory {
-        path: path.clone(),
-        error,
-    })?;
-    serde_json::from_slice(&bytes).map_err(|error| LaunchError::Unreadable { path, error })
+fn read_config(directory: &Path) -> Result<Config, FileError> {
+    read_json(&directory.join("config.json"))
 }
 
 #[cfg(test)]

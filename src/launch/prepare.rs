@@ -5,12 +5,14 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use super::survey::survey;
-use super::{LaunchError, Phase, RunDir, RunState, model};
+use super::worlds::Reached;
+use super::{LaunchError, Phase, RunDir, RunState, initial, model};
 use crate::batch::{self, Plan, PlanRequest, Trainer};
 use crate::job::Pin;
 use crate::recipe::spec::Synthetic;
 use crate::recipe::{Diagnostic, Recipe, Spec};
 use crate::train::data::{self, Language, PrepareRequest, Progress};
+use crate::train::files::FileError;
 use crate::train::{Setup, checkpoint, now, pin, rank};
 
 /// What the command line adds to the recipe.
@@ -38,10 +40,32 @@ pub struct Prepared {
     pub notes: Vec<String>,
 }
 
+/// What the run in a directory has reached, where it is to go on: a new limit for the ranks' memory
+/// lets larger micro-batches be tried again.
+pub fn reached(run: &RunDir, request: &Request) -> Result<Reached, LaunchError> {
+    let state = match request.resume {
+        true => run.state()?,
+        false => None,
+    };
+    let reached = state.map(|state| state.reached()).unwrap_or_default();
+    Ok(Reached {
+        micro_limit: reached
+            .micro_limit
+            .filter(|_| request.rank_memory.is_none()),
+        ..reached
+    })
+}
+
 /// Plans a recipe for the built-in trainer on this machine. With the plan come the warnings.
-pub fn plan(recipe: &Recipe, ranks: u64) -> Result<(Plan, Vec<Diagnostic>), LaunchError> {
+pub fn plan(
+    recipe: &Recipe,
+    ranks: u64,
+    reached: Reached,
+) -> Result<(Plan, Vec<Diagnostic>), LaunchError> {
     let request = PlanRequest {
         trainer: Trainer::BuiltIn,
+        micro_limit: reached.micro_limit,
+        current_batch: reached.batch,
         ..PlanRequest::processes(ranks)
     };
     let examined = batch::examine(recipe, &survey(recipe, &base()?, request));
@@ -54,10 +78,8 @@ pub fn plan(recipe: &Recipe, ranks: u64) -> Result<(Plan, Vec<Diagnostic>), Laun
 
 /// Where relative paths of a recipe start.
 fn base() -> Result<PathBuf, LaunchError> {
-    std::env::current_dir().map_err(|error| LaunchError::Directory {
-        path: ".".into(),
-        error,
-    })
+    let directory = std::env::current_dir();
+    Ok(directory.map_err(|error| FileError::from_io("use", Path::new("."), 0, error))?)
 }
 
 /// How long ranks of a dead launcher are waited for: they commit a checkpoint and leave.
@@ -74,7 +96,7 @@ pub fn prepare(
     if request.resume {
         return resume(run, recipe, request, progress);
     }
-    let mut setup = setup(recipe, plan, request)?;
+    let (mut setup, note) = setup(recipe, plan, request)?;
     let prepared = data(&setup, &Setup::data(run.path()), false, progress)?;
     let manifest = &prepared.manifest;
     let samples = manifest.train.samples;
@@ -88,7 +110,7 @@ pub fn prepare(
                   budget.epochs"
                     .into(),
         })?;
-    let mut notes = manifest.notes.clone();
+    let mut notes: Vec<String> = note.into_iter().chain(manifest.notes.clone()).collect();
     // Rules about the data's length could not speak before it was counted.
     let counted = PlanRequest {
         data_samples: Some(samples),
@@ -113,7 +135,12 @@ pub fn prepare(
     })
 }
 
-fn setup(recipe: &Recipe, plan: &Plan, request: &Request) -> Result<Setup, LaunchError> {
+/// The run, and a word about its initial weights where one is due.
+fn setup(
+    recipe: &Recipe,
+    plan: &Plan,
+    request: &Request,
+) -> Result<(Setup, Option<String>), LaunchError> {
     let found = model::find(&recipe.spec, Trainer::BuiltIn);
     let refused = |message| LaunchError::Model { message };
     if let Some(flaw) = found.flaws.first() {
@@ -122,9 +149,10 @@ fn setup(recipe: &Recipe, plan: &Plan, request: &Request) -> Result<Setup, Launc
     let shape = found
         .shape
         .ok_or_else(|| refused("the model's shape is not known".to_owned()))?;
-    let weights = found.weights;
+    let initial = initial::weights(&recipe.spec.model, found.weights, &shape)?;
+    let weights = initial.weights;
     let companions = weights.as_deref().map(companions).unwrap_or_default();
-    Ok(Setup {
+    let setup = Setup {
         job: uid(),
         name: recipe.spec.name.clone(),
         recipe_path: request.recipe_path.clone(),
@@ -138,12 +166,11 @@ fn setup(recipe: &Recipe, plan: &Plan, request: &Request) -> Result<Setup, Launc
         companions,
         horizon: batch::Horizon::default(),
         budget_samples: 0,
-        quantum: plan.quantum,
         rank_memory: request.rank_memory,
         cores: request.cores,
         entropy: None,
-        created: now(),
-    })
+    };
+    Ok((setup, initial.note))
 }
 
 /// Prepares the data of a run into `directory`, or finds it there unchanged.
@@ -211,9 +238,15 @@ fn resume(
     // What ranks committed after their launcher was gone counts too: nobody else was told.
     if let Some(state) = &mut state {
         state.pin = newest(run, state)?;
-        if let Some(pin) = &state.pin {
-            pin::open(run.path(), pin)?;
-        }
+        state.micro_limit = reached(run, request)?.micro_limit;
+    }
+    match (
+        state.as_ref().and_then(|state| state.pin.as_ref()),
+        &setup.weights,
+    ) {
+        (Some(pin), _) => verify(run, pin)?,
+        (None, Some(weights)) => initial::check(weights, &setup.model)?,
+        (None, None) => {}
     }
     setup.rank_memory = request.rank_memory.or(setup.rank_memory);
     setup.cores = request.cores;
@@ -237,11 +270,34 @@ fn newest(run: &RunDir, state: &RunState) -> Result<Option<Pin>, LaunchError> {
         .into_iter()
         .filter(|committed| committed.generation == last.number)
         .max_by_key(|committed| committed.samples);
-    let newest = found.map(|committed| pin::pin(&committed, run.path()));
     let pinned = state.pin.as_ref().map_or(0, |pin| pin.samples);
-    Ok(newest
-        .filter(|pin| pin.samples > pinned)
-        .or_else(|| state.pin.clone()))
+    match found.filter(|committed| committed.samples > pinned) {
+        Some(committed) => Ok(Some(pin::of(&committed, run.path())?)),
+        None => Ok(state.pin.clone()),
+    }
+}
+
+/// Verifies the checkpoint to go on from. When it cannot be used, the others of the run are named:
+/// their weights are not lost.
+fn verify(run: &RunDir, pin: &Pin) -> Result<(), LaunchError> {
+    let Err(error) = pin::open(run.path(), pin) else {
+        return Ok(());
+    };
+    let pinned = run.path().join(&pin.path);
+    let others = checkpoint::list(run.path())?.committed;
+    let newest = others.into_iter().rev().find(|other| other.path != pinned);
+    let way_out = match newest {
+        Some(other) => format!(
+            "put back a copy, or start a new run from the weights of {} ({} samples) with \
+             model.path",
+            other.path.display(),
+            other.samples
+        ),
+        None => "put back a copy; this run has no other checkpoint, so that without one it has to \
+                 start anew"
+            .into(),
+    };
+    Err(LaunchError::Pinned { error, way_out })
 }
 
 fn wait_for_old_ranks(run: &RunDir) -> Result<(), LaunchError> {

@@ -1,10 +1,13 @@
 //! The ledger's proof: the digests of what really entered the forward passes, recorded while
 //! training, against the same digests recomputed offline from the sources of the data.
 
+use std::fmt;
+
 use super::{LaunchError, RunDir};
 use crate::engine::IGNORE;
 use crate::samples::{self, Digest, Fault, Proof};
 use crate::train::data::{self, DataError};
+use crate::train::files::FileError;
 use crate::train::{Setup, TrainState, pin};
 
 /// What the proof came to.
@@ -15,6 +18,34 @@ pub struct Verdict {
     pub epoch_length: u64,
     /// Every sample exactly once, or the first fault.
     pub result: Result<Proof, Fault<DataError>>,
+}
+
+impl Verdict {
+    /// Whether every sample was consumed exactly once.
+    pub fn is_proved(&self) -> bool {
+        self.result.is_ok()
+    }
+
+    /// Samples of the proved history; 0 where there is a fault.
+    pub fn samples(&self) -> u64 {
+        self.result.as_ref().map_or(0, |proof| proof.samples)
+    }
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.result {
+            Ok(proof) => write!(
+                f,
+                "{} steps consumed samples 0..{} of the one global order exactly once ({:.2} \
+                 epochs); what entered the forward passes is what the data holds",
+                proof.steps,
+                proof.samples,
+                proof.epochs(self.epoch_length)
+            ),
+            Err(fault) => write!(f, "{fault}"),
+        }
+    }
 }
 
 /// Proves the committed history of a run. The data is prepared again from its sources, into a
@@ -28,14 +59,16 @@ pub fn prove(
         .state()?
         .and_then(|state| state.pin)
         .ok_or_else(|| LaunchError::Usage {
-            message: "no checkpoint is committed yet: there is no history to prove".into(),
+            message: format!(
+                "{}: no checkpoint is committed yet, so there is no history to prove: wait for the \
+                 first one (checkpoint.every_samples), or stop the run, which commits one",
+                run.path().display()
+            ),
         })?;
     let state = TrainState::from_checkpoint(&pin::open(run.path(), &pin)?)?;
 
-    let directory = tempfile::tempdir().map_err(|error| LaunchError::Directory {
-        path: std::env::temp_dir(),
-        error,
-    })?;
+    let directory = tempfile::tempdir()
+        .map_err(|error| FileError::from_io("write in", &std::env::temp_dir(), 0, error))?;
     let data = Setup::data(directory.path());
     super::prepare::data(&setup, &data, false, progress)?;
     let dataset = setup.training_data(directory.path())?;

@@ -2,14 +2,11 @@
 //! `status` share.
 //!
 //! ```text
-//! RUN/run.json               the run: written once
+//! RUN/run.json               the run ([`crate::job::files`] has the names that ranks know, too)
 //! RUN/state.json             where it stands: written by its launcher only
 //! RUN/desired.json           how many ranks somebody asks for
 //! RUN/data/                  the prepared data
-//! RUN/gen-N/record.json      the generation's record: written once
-//! RUN/gen-N/metrics.jsonl    its steps and evaluations
-//! RUN/gen-N/logs/rank-R.log  what its ranks printed
-//! RUN/gen-N/step-…/          its checkpoints
+//! RUN/gen-N/                 what a generation wrote
 //! ```
 
 use std::fs;
@@ -19,9 +16,13 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::LaunchError;
-use crate::job::{Generation, Pin, Reason};
+use super::worlds::Reached;
+use crate::job::{Generation, Pin, Reason, files};
 use crate::train::Setup;
-use crate::train::files::{Lock, write_atomically};
+use crate::train::files::{FileError, Lock, read_json, write_json};
+
+const STATE: &str = "state.json";
+const DESIRED: &str = "desired.json";
 
 /// A run's directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -37,27 +38,37 @@ pub struct Desired {
 }
 
 /// Where a run stands (`state.json`).
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct RunState {
     /// What it is doing.
     pub phase: Phase,
-    /// The launcher's process id.
-    pub launcher: u32,
     /// The newest committed checkpoint of the lineage that counts.
     pub pin: Option<Pin>,
     /// The last request of `desired.json` that was answered.
     pub request: u64,
-    /// Micro-batches must not be above this any more.
+    /// Micro-batches must not be above this any more: a larger one ran out of memory. A resume with
+    /// another limit for the ranks' memory forgets it.
     pub micro_limit: Option<u64>,
     /// Every generation so far.
     pub generations: Vec<GenerationRow>,
 }
 
+impl RunState {
+    /// What every further plan of the run has to respect.
+    pub fn reached(&self) -> Reached {
+        Reached {
+            micro_limit: self.micro_limit,
+            batch: self.pin.as_ref().map(|pin| pin.batch),
+        }
+    }
+}
+
 /// What a run is doing.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(tag = "phase", rename_all = "kebab-case")]
 pub enum Phase {
-    /// Between two generations.
+    /// The ranks of a generation are being started, meet and load their state.
+    #[default]
     Starting,
     /// Training.
     Running,
@@ -106,119 +117,84 @@ impl RunDir {
 
     /// Whether it holds a run.
     pub fn holds_a_run(&self) -> bool {
-        self.0.join("run.json").exists()
-    }
-
-    /// Locks it for this process.
-    pub fn lock(&self) -> Result<Lock, LaunchError> {
-        Ok(Lock::acquire(&self.0)?)
+        self.0.join(files::RUN).exists()
     }
 
     /// Whether a launcher works in it now.
     pub fn in_use(&self) -> bool {
-        matches!(
-            Lock::acquire(&self.0),
-            Err(crate::train::files::FileError::HeldBy { .. })
-        )
+        Lock::is_held(&self.0)
     }
 
     /// The run.
     pub fn setup(&self) -> Result<Setup, LaunchError> {
-        self.read("run.json")
+        let path = self.0.join(files::RUN);
+        self.read(files::RUN)?.ok_or(LaunchError::NoRun { path })
     }
 
-    /// Writes the run, once.
+    /// Writes the run: once, and again when it is resumed with other memory or cores.
     pub fn write_setup(&self, setup: &Setup) -> Result<(), LaunchError> {
-        self.write("run.json", setup)
+        self.write(files::RUN, setup)
     }
 
     /// Where it stands; `None` before its first generation.
     pub fn state(&self) -> Result<Option<RunState>, LaunchError> {
-        self.read_if_there("state.json")
+        self.read(STATE)
     }
 
     /// Writes where it stands.
     pub fn write_state(&self, state: &RunState) -> Result<(), LaunchError> {
-        self.write("state.json", state)
+        self.write(STATE, state)
     }
 
     /// What somebody asks for.
     pub fn desired(&self) -> Result<Option<Desired>, LaunchError> {
-        self.read_if_there("desired.json")
+        self.read(DESIRED)
     }
 
     /// Asks for a number of ranks; returns the request's number.
     pub fn write_desired(&self, ranks: u64) -> Result<Desired, LaunchError> {
         let request = self.desired()?.map_or(1, |desired| desired.request + 1);
         let desired = Desired { ranks, request };
-        self.write("desired.json", &desired)?;
+        self.write(DESIRED, &desired)?;
         Ok(desired)
     }
 
     /// A generation's own directory.
     pub fn generation(&self, number: u64) -> PathBuf {
-        self.0.join(Generation::directory(number))
-    }
-
-    /// A generation's record.
-    pub fn record(&self, number: u64) -> Result<Generation, LaunchError> {
-        self.read(&format!("{}/record.json", Generation::directory(number)))
+        self.0.join(files::generation(number))
     }
 
     /// Publishes a generation's record.
     pub fn write_record(&self, record: &Generation) -> Result<(), LaunchError> {
         let directory = self.generation(record.number);
-        fs::create_dir_all(&directory).map_err(|error| LaunchError::Directory {
-            path: directory.clone(),
-            error,
-        })?;
-        self.write(
-            &format!("{}/record.json", Generation::directory(record.number)),
-            record,
-        )
+        fs::create_dir_all(&directory)
+            .map_err(|error| FileError::from_io("create", &directory, 0, error))?;
+        Ok(write_json(&directory.join(files::RECORD), record)?)
     }
 
     /// A generation's metrics file.
     pub fn metrics(&self, number: u64) -> PathBuf {
-        self.generation(number).join("metrics.jsonl")
+        self.generation(number).join(files::METRICS)
     }
 
     /// The number after the highest generation directory that exists, whoever made it.
     pub fn next_generation(&self) -> u64 {
-        let numbers = fs::read_dir(&self.0).into_iter().flatten().flatten();
-        numbers
-            .filter_map(|entry| {
-                let name = entry.file_name();
-                name.to_str()?.strip_prefix("gen-")?.parse::<u64>().ok()
-            })
+        let entries = fs::read_dir(&self.0).into_iter().flatten().flatten();
+        entries
+            .filter_map(|entry| files::parse_generation(entry.file_name().to_str()?))
             .max()
             .map_or(1, |highest| highest + 1)
     }
 
     fn write(&self, name: &str, value: &impl Serialize) -> Result<(), LaunchError> {
-        let path = self.0.join(name);
-        let bytes = serde_json::to_vec_pretty(value).map_err(|error| LaunchError::Unreadable {
-            path: path.clone(),
-            error,
-        })?;
-        Ok(write_atomically(&path, &bytes)?)
+        Ok(write_json(&self.0.join(name), value)?)
     }
 
-    fn read<T: DeserializeOwned>(&self, name: &str) -> Result<T, LaunchError> {
-        let path = self.0.join(name);
-        self.read_if_there(name)?.ok_or(LaunchError::NoRun { path })
-    }
-
-    fn read_if_there<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>, LaunchError> {
-        let path = self.0.join(name);
-        let bytes = match fs::read(&path) {
-            Ok(bytes) => bytes,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(LaunchError::Directory { path, error }),
-        };
-        match serde_json::from_slice(&bytes) {
+    fn read<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>, LaunchError> {
+        match read_json(&self.0.join(name)) {
             Ok(value) => Ok(Some(value)),
-            Err(error) => Err(LaunchError::Unreadable { path, error }),
+            Err(error) if error.is_absent() => Ok(None),
+            Err(error) => Err(error.into()),
         }
     }
 }

@@ -1,16 +1,18 @@
 //! A run as its report shows it.
 
+use super::proof::Verdict;
 use super::{LaunchError, RunDir, history};
 use crate::telemetry::report::{Fact, Facts, GenerationRow, LedgerVerdict, ReportInput};
 
 /// Everything that the report of a run shows. `ledger` is the proof, where it was asked for.
-pub fn report_input(
-    run: &RunDir,
-    ledger: Option<LedgerVerdict>,
-) -> Result<ReportInput, LaunchError> {
+pub fn report_input(run: &RunDir, ledger: Option<&Verdict>) -> Result<ReportInput, LaunchError> {
     let setup = run.setup()?;
     let state = run.state()?.ok_or_else(|| LaunchError::Usage {
-        message: format!("{}: nothing has been trained yet", run.path().display()),
+        message: format!(
+            "{}: nothing has been trained yet: there is nothing to report until a launch has taken \
+             a step",
+            run.path().display()
+        ),
     })?;
     let history = history::committed(run, &state)?;
     let fact = |label: &str, value: String| Fact {
@@ -60,6 +62,10 @@ pub fn report_input(
         steps: history.steps,
         evaluations: history.evaluations,
         floor: setup.entropy,
-        ledger,
+        vocabulary: model.vocab_size as u64,
+        ledger: ledger.map(|verdict| LedgerVerdict {
+            proven: verdict.is_proved(),
+            text: verdict.to_string(),
+        }),
     })
 }

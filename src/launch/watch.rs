@@ -19,6 +19,7 @@ struct Seen {
     out_of_memory: Option<String>,
     failed: Option<(String, bool)>,
     ending: Option<Ending>,
+    ready: bool,
 }
 
 #[derive(Debug, Clone)]
@@ -65,6 +66,16 @@ impl Watch {
         self.ranks.order_all(Order::Drain);
     }
 
+    /// Tells every rank to forget the drain.
+    pub fn stay(&mut self) {
+        self.ranks.order_all(Order::Stay);
+    }
+
+    /// Whether all ranks have met and loaded their state.
+    pub fn is_ready(&self) -> bool {
+        self.seen.iter().all(|seen| seen.ready)
+    }
+
     /// Kills every rank.
     pub fn kill(&mut self) {
         self.ranks.kill();
@@ -97,6 +108,7 @@ impl Watch {
             return;
         };
         match report {
+            Report::Ready => seen.ready = true,
             Report::Committed { pin, .. } => self.committed = Some(pin.clone()),
             Report::Lost {
                 rank,
@@ -117,7 +129,10 @@ impl Watch {
                 message,
                 deterministic,
             } => seen.failed = Some((message.clone(), *deterministic)),
-            _ => {}
+            Report::Step(_)
+            | Report::Evaluation(_)
+            | Report::Straggler { .. }
+            | Report::Warning { .. } => {}
         }
     }
 

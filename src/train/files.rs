@@ -7,6 +7,9 @@ use std::fs::{File, TryLockError};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
 /// Why a file operation failed.
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
@@ -27,6 +30,18 @@ pub enum FileError {
         directory: PathBuf,
         /// The process that holds it, when it has written its number already.
         pid: Option<u32>,
+    },
+    /// A small file is not the JSON that it should be.
+    #[error(
+        "{} cannot be understood: {error}: it was cut short, edited, or written by another \
+         version; put back a copy",
+        path.display()
+    )]
+    Json {
+        /// The file.
+        path: PathBuf,
+        /// What does not fit, and where.
+        error: serde_json::Error,
     },
     /// Anything else, in the system's words.
     #[error("cannot {doing} {}: {source}", path.display())]
@@ -100,6 +115,30 @@ pub fn write_atomically(path: &Path, bytes: &[u8]) -> Result<(), FileError> {
     sync_directory(&parent)
 }
 
+/// Replaces `path` by the JSON form of `value`, as [`write_atomically`] does.
+pub fn write_json(path: &Path, value: &impl Serialize) -> Result<(), FileError> {
+    let bytes = serde_json::to_vec_pretty(value)
+        .map_err(|error| FileError::from_io("write", path, 0, error.into()))?;
+    write_atomically(path, &bytes)
+}
+
+/// Reads what [`write_json`] wrote.
+pub fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T, FileError> {
+    let bytes =
+        std::fs::read(path).map_err(|source| FileError::from_io("read", path, 0, source))?;
+    serde_json::from_slice(&bytes).map_err(|error| FileError::Json {
+        path: path.to_path_buf(),
+        error,
+    })
+}
+
+impl FileError {
+    /// Whether the file is not there.
+    pub fn is_absent(&self) -> bool {
+        matches!(self, FileError::Io { source, .. } if source.kind() == io::ErrorKind::NotFound)
+    }
+}
+
 /// Makes renames, creations and removals in a directory durable.
 pub fn sync_directory(directory: &Path) -> Result<(), FileError> {
     File::open(directory)
@@ -115,6 +154,8 @@ pub fn free_space(path: &Path) -> Result<u64, FileError> {
     Ok(found.f_bavail.saturating_mul(found.f_frsize))
 }
 
+const LOCK: &str = "lock";
+
 /// A directory held by this process until the value is dropped or the process ends, however it
 /// ends (`flock` on a file named `lock` in it, which stays behind and holds the process's number).
 #[derive(Debug)]
@@ -125,7 +166,7 @@ pub struct Lock {
 impl Lock {
     /// Locks an existing directory, or says who has it.
     pub fn acquire(directory: &Path) -> Result<Self, FileError> {
-        let path = directory.join("lock");
+        let path = Lock::file(directory);
         let failed = |source| FileError::from_io("lock", &path, 0, source);
         let mut file = File::options()
             .read(true)
@@ -150,6 +191,17 @@ impl Lock {
         file.set_len(0).map_err(failed)?;
         writeln!(file, "{}", std::process::id()).map_err(failed)?;
         Ok(Self { file })
+    }
+
+    /// The file that is locked in a directory.
+    pub fn file(directory: &Path) -> PathBuf {
+        directory.join(LOCK)
+    }
+
+    /// Whether somebody holds a directory now; nothing is made or changed to find out.
+    pub fn is_held(directory: &Path) -> bool {
+        File::open(Lock::file(directory))
+            .is_ok_and(|file| matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock)))
     }
 }
 
@@ -208,8 +260,29 @@ mod tests {
             Err(FileError::HeldBy { pid, .. }) => assert_eq!(pid, Some(std::process::id())),
             other => panic!("{other:?}"),
         }
+        assert!(Lock::is_held(directory.path()));
         drop(lock);
+        assert!(!Lock::is_held(directory.path()));
         Lock::acquire(directory.path()).unwrap();
+    }
+
+    #[test]
+    fn json_is_read_back_and_what_is_none_is_named() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("state.json");
+        let absent = read_json::<Vec<u64>>(&path).unwrap_err();
+        assert!(absent.is_absent(), "{absent}");
+        write_json(&path, &[1_u64, 2]).unwrap();
+        assert_eq!(read_json::<Vec<u64>>(&path).unwrap(), [1, 2]);
+        std::fs::write(&path, "[1,").unwrap();
+        let error = read_json::<Vec<u64>>(&path).unwrap_err();
+        assert!(!error.is_absent());
+        let said = error.to_string();
+        assert!(
+            said.contains("state.json cannot be understood: EOF"),
+            "{said}"
+        );
+        assert!(said.ends_with("put back a copy"), "{said}");
     }
 
     #[test]

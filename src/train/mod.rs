@@ -46,7 +46,9 @@ pub enum TrainError {
     #[error(transparent)]
     Order(#[from] crate::samples::OrderError),
     /// The ledger would not be contiguous.
-    #[error("the ledger: {0}")]
+    #[error(
+        "the ledger would not prove every sample any more: {0}; this is a bug, please report it"
+    )]
     Ledger(#[from] crate::samples::Fault),
     /// The initial weights cannot be used.
     #[error(transparent)]
@@ -82,7 +84,9 @@ pub enum TrainError {
         to: u64,
     },
     /// A message of another rank cannot be read.
-    #[error("a message from rank {rank} cannot be read: {error}")]
+    #[error(
+        "a message from rank {rank} cannot be read: {error}; all ranks have to be of the same build"
+    )]
     Message {
         /// From whom.
         rank: usize,
@@ -90,12 +94,22 @@ pub enum TrainError {
         error: serde_json::Error,
     },
     /// A file of the run directory cannot be used.
-    #[error("{path}: {error}")]
-    File {
-        /// Which.
-        path: String,
-        /// Why.
-        error: String,
+    #[error(transparent)]
+    File(#[from] files::FileError),
+    /// The prepared data has no part to train on.
+    #[error("{} holds no training data: launch the recipe again", directory.display())]
+    NoData {
+        /// Where it should be.
+        directory: std::path::PathBuf,
+    },
+    /// The state in a checkpoint is not this program's.
+    #[error(
+        "the training state in the checkpoint cannot be understood: {error}; it was written by \
+         another version: go on with that one, or start from its weights (model.path)"
+    )]
+    State {
+        /// What does not fit.
+        error: serde_json::Error,
     },
 }
 

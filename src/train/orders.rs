@@ -32,7 +32,7 @@ impl Orders {
         self.draining.load(Ordering::Relaxed)
     }
 
-    /// The next order other than to drain; `None` when none comes in time or the agent is gone.
+    /// The next order other than to drain or to stay; `None` when none comes in time or the agent is gone.
     pub fn next(&self, timeout: Duration) -> Option<Order> {
         let receiver = self.others.lock().unwrap_or_else(|held| held.into_inner());
         receiver.recv_timeout(timeout).ok()
@@ -44,6 +44,7 @@ fn read_orders(input: impl BufRead, draining: &AtomicBool, others: &Sender<Order
         let Ok(line) = line else { break };
         match serde_json::from_str(&line) {
             Ok(Order::Drain) => draining.store(true, Ordering::Relaxed),
+            Ok(Order::Stay) => draining.store(false, Ordering::Relaxed),
             Ok(order) => drop(others.send(order)),
             Err(error) => eprintln!("an order that cannot be read ({error}): {line}"),
         }
@@ -75,6 +76,25 @@ mod tests {
         let orders = Orders::listen(&b"{\"order\":\"stop\"}\n"[..]);
         assert_eq!(orders.next(Duration::from_secs(5)), Some(Order::Stop));
         // The channel closes only after the flag is set.
+        assert_eq!(orders.next(Duration::from_secs(5)), None);
+        assert!(orders.draining());
+    }
+
+    #[test]
+    fn a_drain_can_be_called_off() {
+        let (input, mut agent) = std::io::pipe().unwrap();
+        let orders = Orders::listen(std::io::BufReader::new(input));
+        agent
+            .write_all(b"{\"order\":\"drain\"}\n{\"order\":\"stop\"}\n")
+            .unwrap();
+        assert_eq!(orders.next(Duration::from_secs(5)), Some(Order::Stop));
+        assert!(orders.draining());
+        agent
+            .write_all(b"{\"order\":\"stay\"}\n{\"order\":\"stop\"}\n")
+            .unwrap();
+        assert_eq!(orders.next(Duration::from_secs(5)), Some(Order::Stop));
+        assert!(!orders.draining());
+        drop(agent);
         assert_eq!(orders.next(Duration::from_secs(5)), None);
         assert!(orders.draining());
     }

@@ -2,18 +2,31 @@
 
 use std::path::Path;
 
+use super::TrainError;
 use super::checkpoint::{Checkpoint, CheckpointError, Checksum, Committed};
+use super::state::TrainState;
 use crate::job::Pin;
 
-/// The pin of a committed checkpoint of a run.
-pub fn pin(committed: &Committed, run: &Path) -> Pin {
+/// The pin of a committed checkpoint of a run; `batch` is that of the next step, samples.
+pub fn pin(committed: &Committed, run: &Path, batch: u64) -> Pin {
     let path = committed.path.strip_prefix(run).unwrap_or(&committed.path);
     Pin {
         path: path.display().to_string(),
         step: committed.step,
         samples: committed.samples,
+        batch,
         checksum: committed.checksum.to_string(),
     }
+}
+
+/// The pin of a committed checkpoint of which nothing else is known; its batch is in its state.
+pub fn of(committed: &Committed, run: &Path) -> Result<Pin, TrainError> {
+    let unknown = pin(committed, run, 0);
+    let state = TrainState::from_checkpoint(&open_lazily(run, &unknown)?)?;
+    Ok(Pin {
+        batch: state.controller.batch(),
+        ..unknown
+    })
 }
 
 /// Opens a pinned checkpoint and verifies all of it.

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use super::TrainError;
 use super::data::{Dataset, Part};
+use super::files::{FileError, read_json};
 use super::orders::{Orders, Reports};
 use super::pin;
 use super::saving::Saving;
@@ -23,8 +24,8 @@ use crate::comm::watch::StepWatch;
 use crate::comm::{CommError, World};
 use crate::engine::cpu::{self, CpuEngine, CpuOptions};
 use crate::engine::{Engine, EngineError, Measure};
-use crate::job::Generation;
 use crate::job::protocol::{Order, Report, exit};
+use crate::job::{Generation, files as names};
 use crate::norm::settings::groups;
 use crate::norm::{Conditions, Controller, Request};
 use crate::recipe::spec::{BatchSchedule, Strategy};
@@ -32,9 +33,6 @@ use crate::samples::Ledger;
 
 /// How long a rank that lost a peer waits to be told what to do.
 const ORDERS: Duration = Duration::from_secs(30);
-
-/// Held by every rank of a generation, in its directory, until the rank's process ends.
-const RANKS_LOCK: &str = "ranks.lock";
 
 /// Which rank of which generation of which run.
 #[derive(Debug, Clone)]
@@ -81,9 +79,9 @@ pub fn run(options: &RankOptions) -> u8 {
 }
 
 fn live(options: &RankOptions, orders: &Orders, reports: Reports) -> Result<Ending, TrainError> {
-    let directory = options.run.join(Generation::directory(options.generation));
-    let setup: Setup = read_json(&options.run.join("run.json"))?;
-    let generation: Generation = read_json(&directory.join("record.json"))?;
+    let directory = options.run.join(names::generation(options.generation));
+    let setup: Setup = read_json(&options.run.join(names::RUN))?;
+    let generation: Generation = read_json(&directory.join(names::RECORD))?;
     // Held until the process ends: a later launcher sees by it that ranks still live.
     let _alive = hold(&directory)?;
     let world = meet(options, &generation, reports)?;
@@ -297,31 +295,19 @@ fn after_loss(error: &CommError, trainer: &mut Trainer<'_>) -> Result<(), TrainE
 /// A shared lock on the generation's directory; a launcher that wants to start the next one after
 /// a crash asks for it exclusively.
 fn hold(directory: &Path) -> Result<File, TrainError> {
-    let path = directory.join(RANKS_LOCK);
+    let path = directory.join(names::RANKS_LOCK);
     let file = File::options()
         .create(true)
         .append(true)
         .open(&path)
         .and_then(|file| file.try_lock_shared().map(|()| file).map_err(Into::into));
-    file.map_err(|error| TrainError::File {
-        path: path.display().to_string(),
-        error: error.to_string(),
-    })
+    Ok(file.map_err(|error| FileError::from_io("lock", &path, 0, error))?)
 }
 
 /// Whether ranks of the generation in this directory still run.
 pub fn any_alive(directory: &Path) -> bool {
-    let Ok(file) = File::open(directory.join(RANKS_LOCK)) else {
+    let Ok(file) = File::open(directory.join(names::RANKS_LOCK)) else {
         return false;
     };
     matches!(file.try_lock(), Err(std::fs::TryLockError::WouldBlock))
-}
-
-fn read_json<T: serde::de::DeserializeOwned>(path: &Path) -> Result<T, TrainError> {
-    let failed = |error: String| TrainError::File {
-        path: path.display().to_string(),
-        error,
-    };
-    let bytes = std::fs::read(path).map_err(|error| failed(error.to_string()))?;
-    serde_json::from_slice(&bytes).map_err(|error| failed(error.to_string()))
 }

@@ -22,6 +22,7 @@ struct UnderWay {
     target: Target,
     writer: Writer,
     samples: u64,
+    batch: u64,
     state: Value,
     started: Instant,
 }
@@ -62,10 +63,8 @@ impl Saving {
             target,
             writer,
             samples: state.samples,
-            state: serde_json::to_value(state).map_err(|error| TrainError::File {
-                path: "state.json".into(),
-                error: error.to_string(),
-            })?,
+            batch: state.controller.batch(),
+            state: state.to_json()?,
             started,
         });
         Ok(())
@@ -94,7 +93,7 @@ impl Saving {
             world,
         )?;
         Ok(Some(Report::Committed {
-            pin: pin::pin(&committed, &done.target.run_directory),
+            pin: pin::pin(&committed, &done.target.run_directory, done.batch),
             seconds: done.started.elapsed().as_secs_f64(),
             bytes: 3 * size_of::<f32>() as u64 * engine.layout().len(),
         }))

@@ -1,5 +1,5 @@
-//! What every rank of every generation of a run needs to know: written once by the launcher,
-//! before anything starts, and never changed (`run.json`).
+//! What every rank of every generation of a run needs to know (`run.json`): written by the
+//! launcher before anything starts. A resume may change what a rank may use, and nothing else.
 
 use std::path::{Path, PathBuf};
 
@@ -9,6 +9,7 @@ use super::TrainError;
 use super::data::{Dataset, Part};
 use crate::batch::Horizon;
 use crate::engine::ModelConfig;
+use crate::job::files;
 use crate::recipe::{Dialect, Places, Recipe, Sources, Spec};
 use crate::samples::{Order, OrderError};
 
@@ -41,16 +42,12 @@ pub struct Setup {
     pub horizon: Horizon,
     /// Training ends after the first step that reaches it.
     pub budget_samples: u64,
-    /// The quantum of the norm test, samples.
-    pub quantum: u64,
     /// Bytes that a rank may use; `None`: no limit.
     pub rank_memory: Option<u64>,
     /// Cores that the ranks share.
     pub cores: u64,
     /// The loss that nothing can beat, nats per token, when the data is synthetic.
     pub entropy: Option<f64>,
-    /// Seconds since the Unix epoch.
-    pub created: f64,
 }
 
 impl Setup {
@@ -78,14 +75,11 @@ impl Setup {
     /// The prepared training data under a run's directory.
     pub fn training_data(&self, run: &Path) -> Result<Dataset, TrainError> {
         let directory = Setup::data(run);
-        Dataset::open(&directory, Part::Train)?.ok_or_else(|| TrainError::File {
-            path: directory.display().to_string(),
-            error: "no training data: launch the recipe again".into(),
-        })
+        Dataset::open(&directory, Part::Train)?.ok_or(TrainError::NoData { directory })
     }
 
     /// The prepared data under a run's directory.
     pub fn data(run: &Path) -> PathBuf {
-        run.join("data")
+        run.join(files::DATA)
     }
 }

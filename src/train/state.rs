@@ -23,9 +23,11 @@ pub struct TrainState {
 impl TrainState {
     /// The state that a checkpoint holds.
     pub fn from_checkpoint(checkpoint: &Checkpoint) -> Result<TrainState, TrainError> {
-        serde_json::from_value(checkpoint.state()?).map_err(|error| TrainError::File {
-            path: "state.json".into(),
-            error: error.to_string(),
-        })
+        serde_json::from_value(checkpoint.state()?).map_err(|error| TrainError::State { error })
+    }
+
+    /// As checkpoints hold it.
+    pub(super) fn to_json(&self) -> Result<serde_json::Value, TrainError> {
+        serde_json::to_value(self).map_err(|error| TrainError::State { error })
     }
 }

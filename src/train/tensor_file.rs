@@ -33,7 +33,10 @@ pub enum TensorFileError {
         source: io::Error,
     },
     /// Not a safetensors file, or a part of one.
-    #[error("{} is no whole safetensors file: {reason}", path.display())]
+    #[error(
+        "{} is no whole safetensors file: {reason}; download or copy it again",
+        path.display()
+    )]
     Format {
         /// The file.
         path: PathBuf,

@@ -24,15 +24,21 @@ const NAMED: usize = 8;
 pub enum WeightsError {
     /// There are none, in a format that is read.
     #[error(
-        "{} has no weights: neither {WHOLE} nor {INDEX} is there{}",
+        "{} has no weights: neither {WHOLE} nor {INDEX} is there; {}",
         directory.display(),
-        if *pickled { "; convert its pytorch_model.bin to safetensors" } else { "" }
+        other.as_ref().map_or_else(
+            || "put them there, or start from random ones (model.init=random)".into(),
+            |other| match other.ends_with(".safetensors") {
+                true => format!("{other} is a part of some, and its index is missing"),
+                false => format!("convert {other} to safetensors"),
+            },
+        )
     )]
     Absent {
         /// The directory.
         directory: PathBuf,
-        /// There are weights in PyTorch's pickle format.
-        pickled: bool,
+        /// A file that looks like weights, in another format or without its index.
+        other: Option<String>,
     },
     /// The index does not fit the files.
     #[error("{} cannot be used: {reason}", path.display())]
@@ -89,9 +95,8 @@ impl Weights {
         } else if index.exists() {
             weights.add_shards(&index)?;
         } else {
-            let pickled = ["pytorch_model.bin", "pytorch_model.bin.index.json"];
             return Err(WeightsError::Absent {
-                pickled: pickled.iter().any(|name| directory.join(name).exists()),
+                other: other_weights(directory),
                 directory: weights.directory,
             });
         }
@@ -236,6 +241,26 @@ impl Weights {
         };
         Ok(values(one)? == values(other)?)
     }
+}
+
+/// A file that looks like weights that are not read: PyTorch's, TensorFlow's, JAX's or llama.cpp's,
+/// an adapter, or a shard without the index.
+fn other_weights(directory: &Path) -> Option<String> {
+    const STARTS: [&str; 6] = [
+        "pytorch_model",
+        "model-",
+        "consolidated",
+        "tf_model",
+        "flax_model",
+        "adapter_model",
+    ];
+    let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
+    entries
+        .filter_map(|entry| entry.file_name().into_string().ok())
+        .filter(|name| {
+            STARTS.iter().any(|start| name.starts_with(start)) || name.ends_with(".gguf")
+        })
+        .min_by_key(|name| (name.ends_with(".safetensors"), name.clone()))
 }
 
 fn listed(problems: &[String]) -> String {

@@ -65,7 +65,7 @@ pub enum CheckpointError {
         expected: super::Checksum,
     },
     /// Files are missing or differ from what was written.
-    #[error("checkpoint {} is damaged: {}; start from another one", path.display(), joined(damage))]
+    #[error("checkpoint {} is damaged: {}", path.display(), joined(damage))]
     Damaged {
         /// The checkpoint.
         path: PathBuf,

@@ -5,8 +5,9 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::manifest::Manifest;
-use super::names::{Target, generation_directory, parse_generation, parse_step, partial};
+use super::names::Target;
 use super::{CheckpointError, Checksum};
+use crate::job::files;
 use crate::train::files::{FileError, sync_directory};
 
 /// A committed checkpoint: what a generation's record pins.
@@ -49,7 +50,7 @@ pub struct History {
 /// Partial ones are passed over.
 pub fn list(run_directory: &Path) -> Result<History, CheckpointError> {
     let mut history = History::default();
-    for (_, generation) in numbered(run_directory, parse_generation)? {
+    for (_, generation) in numbered(run_directory, files::parse_generation)? {
         for (_, path) in numbered(&generation, committed_step)? {
             match Manifest::read(&path) {
                 Ok((manifest, checksum)) => {
@@ -76,27 +77,32 @@ pub fn retain_in_run(
     keep: u64,
     protected: &[PathBuf],
 ) -> Result<Vec<PathBuf>, CheckpointError> {
-    remove_oldest(list(run_directory)?.committed, keep, protected)
-}
-
-/// The same within one generation's own directory: all that a rank may remove.
-pub fn retain_in_generation(
-    run_directory: &Path,
-    generation: u64,
-    keep: u64,
-    protected: &[PathBuf],
-) -> Result<Vec<PathBuf>, CheckpointError> {
     let mut committed = list(run_directory)?.committed;
-    let own = generation_directory(run_directory, generation);
-    committed.retain(|one| one.path.parent() == Some(&own));
-    remove_oldest(committed, keep, protected)
+    let keep = usize::try_from(keep).unwrap_or(usize::MAX).max(1);
+    committed.truncate(committed.len().saturating_sub(keep));
+    let mut removed = Vec::new();
+    for Committed { path, .. } in committed {
+        if protected.contains(&path) {
+            continue;
+        }
+        // Renamed first: half of a checkpoint under a checkpoint's name would look damaged.
+        let partial = files::partial(&path);
+        std::fs::rename(&path, &partial)
+            .map_err(|error| FileError::from_io("rename", &path, 0, error))?;
+        if let Some(parent) = path.parent() {
+            sync_directory(parent)?;
+        }
+        remove_directory(&partial)?;
+        removed.push(path);
+    }
+    Ok(removed)
 }
 
 /// Removes what generations before `generation` left unfinished. For the launcher, when it knows
 /// that their ranks are gone. Returns what was removed.
 pub fn sweep(run_directory: &Path, generation: u64) -> Result<Vec<PathBuf>, CheckpointError> {
     let mut removed = Vec::new();
-    for (number, directory) in numbered(run_directory, parse_generation)? {
+    for (number, directory) in numbered(run_directory, files::parse_generation)? {
         if number >= generation {
             break;
         }
@@ -117,31 +123,6 @@ pub(super) fn not_written(target: &Target, cause: FileError) -> CheckpointError 
     }
 }
 
-fn remove_oldest(
-    mut committed: Vec<Committed>,
-    keep: u64,
-    protected: &[PathBuf],
-) -> Result<Vec<PathBuf>, CheckpointError> {
-    let keep = usize::try_from(keep).unwrap_or(usize::MAX).max(1);
-    committed.truncate(committed.len().saturating_sub(keep));
-    let mut removed = Vec::new();
-    for Committed { path, .. } in committed {
-        if protected.contains(&path) {
-            continue;
-        }
-        // Renamed first: half of a checkpoint under a checkpoint's name would look damaged.
-        let partial = partial(&path);
-        std::fs::rename(&path, &partial)
-            .map_err(|error| FileError::from_io("rename", &path, 0, error))?;
-        if let Some(parent) = path.parent() {
-            sync_directory(parent)?;
-        }
-        remove_directory(&partial)?;
-        removed.push(path);
-    }
-    Ok(removed)
-}
-
 pub(super) fn remove_directory(path: &Path) -> Result<(), FileError> {
     match std::fs::remove_dir_all(path) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
@@ -152,11 +133,11 @@ pub(super) fn remove_directory(path: &Path) -> Result<(), FileError> {
 }
 
 fn committed_step(name: &str) -> Option<u64> {
-    parse_step(name).and_then(|(step, partial)| (!partial).then_some(step))
+    files::parse_checkpoint(name).and_then(|(step, partial)| (!partial).then_some(step))
 }
 
 fn partial_step(name: &str) -> Option<u64> {
-    parse_step(name).and_then(|(step, partial)| partial.then_some(step))
+    files::parse_checkpoint(name).and_then(|(step, partial)| partial.then_some(step))
 }
 
 /// The entries whose names `parse` takes, by their numbers.

@@ -53,11 +53,3 @@ fn newest_stays_even_when_none_is_to_be_kept() {
     assert_eq!(steps(run.path()), [(1, 20)]);
     assert!(!target(run.path(), 1, 10).partial().exists());
 }
-
-#[test]
-fn generation_removes_only_its_own() {
-    let run = run_with(&[(1, 10), (1, 20), (2, 30), (2, 40)]);
-    let removed = retain_in_generation(run.path(), 2, 1, &[]).unwrap();
-    assert_eq!(removed, [target(run.path(), 2, 30).directory()]);
-    assert_eq!(steps(run.path()), [(1, 10), (1, 20), (2, 40)]);
-}

@@ -1,0 +1,165 @@
+//! The weights that a run starts from, checked before a rank starts.
+
+use std::path::{Path, PathBuf};
+
+use super::LaunchError;
+use crate::engine::{self, ModelConfig};
+use crate::recipe::spec::{Init, Model};
+use crate::train::weights::{Weights, WeightsError};
+
+/// Where the first weights come from.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Initial {
+    /// Their directory; `None`: seeded random ones.
+    pub weights: Option<PathBuf>,
+    /// What a person should know about the choice.
+    pub note: Option<String>,
+}
+
+/// Looks at the directory that a model's weights should be in (`None`: random ones were chosen
+/// already). With [`Init::Auto`] a directory without any gives random weights, and a note; weights
+/// that are there must be those of the shape, tensor by tensor.
+pub fn weights(
+    model: &Model,
+    directory: Option<PathBuf>,
+    shape: &ModelConfig,
+) -> Result<Initial, LaunchError> {
+    let random = |why: String| Initial {
+        weights: None,
+        note: Some(format!(
+            "{why}: starting from random weights (model.init=weights refuses that, \
+             model.init=random means it)"
+        )),
+    };
+    let Some(directory) = directory else {
+        return Ok(match (&model.path, model.init) {
+            (Some(path), Init::Auto) => random(format!("`{path}` is not a directory here")),
+            _ => Initial::default(),
+        });
+    };
+    match Weights::open(&directory) {
+        Err(WeightsError::Absent { other: None, .. }) if model.init == Init::Auto => {
+            return Ok(random(format!("{} holds no weights", directory.display())));
+        }
+        opened => opened?.check(&engine::layout(shape))?,
+    }
+    Ok(Initial {
+        weights: Some(directory),
+        note: None,
+    })
+}
+
+/// Checks once more the weights of a run that has no checkpoint yet.
+pub fn check(directory: &Path, shape: &ModelConfig) -> Result<(), LaunchError> {
+    Ok(Weights::open(directory)?.check(&engine::layout(shape))?)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::train::tensor_file::header;
+
+    fn shape(inner: usize) -> ModelConfig {
+        let config = json!({
+            "model_type": "llama", "hidden_size": 8, "intermediate_size": inner,
+            "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1,
+            "vocab_size": 20, "max_position_embeddings": 32, "tie_word_embeddings": false,
+        });
+        ModelConfig::from_json(&config).unwrap()
+    }
+
+    fn found(directory: &Path, init: Init) -> Result<Initial, String> {
+        let model = Model {
+            path: Some(directory.display().to_string()),
+            init,
+            ..Model::default()
+        };
+        weights(&model, Some(directory.to_path_buf()), &shape(12)).map_err(|e| e.to_string())
+    }
+
+    /// Writes zeros for the tensors of a shape, all but those that `keep` refuses.
+    fn write(directory: &Path, shape: &ModelConfig, keep: impl Fn(&str) -> bool) {
+        let layout = engine::layout(shape);
+        let parameters = layout.units.iter().flat_map(|unit| &unit.parameters);
+        let kept: Vec<_> = parameters.filter(|p| keep(&p.name)).collect();
+        let tensors = kept.iter().map(|p| (p.name.clone(), p.shape.as_slice()));
+        let (mut bytes, length) = header(tensors).unwrap();
+        bytes.resize(bytes.len() + length as usize, 0);
+        std::fs::write(directory.join("model.safetensors"), bytes).unwrap();
+    }
+
+    #[test]
+    fn a_directory_without_weights_starts_from_random_ones_and_says_so() {
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::write(directory.path().join("config.json"), "{}").unwrap();
+        std::fs::write(directory.path().join("training_args.bin"), "").unwrap();
+        let initial = found(directory.path(), Init::Auto).unwrap();
+        assert_eq!(initial.weights, None);
+        let note = initial.note.unwrap();
+        assert!(
+            note.contains("holds no weights: starting from random"),
+            "{note}"
+        );
+        let said = found(directory.path(), Init::Weights).unwrap_err();
+        assert!(said.contains("has no weights"), "{said}");
+    }
+
+    #[test]
+    fn weights_in_a_format_that_is_not_read_are_not_taken_for_none() {
+        for (name, way_out) in [
+            (
+                "pytorch_model.bin",
+                "convert pytorch_model.bin to safetensors",
+            ),
+            ("model-00001-of-00002.safetensors", "its index is missing"),
+        ] {
+            let directory = tempfile::tempdir().unwrap();
+            std::fs::write(directory.path().join(name), "").unwrap();
+            let said = found(directory.path(), Init::Auto).unwrap_err();
+            assert!(said.contains(way_out), "{said}");
+        }
+    }
+
+    #[test]
+    fn weights_are_checked_tensor_by_tensor() {
+        let directory = tempfile::tempdir().unwrap();
+        let directory = directory.path();
+        let refusal = || found(directory, Init::Auto).unwrap_err();
+        write(directory, &shape(12), |_| true);
+        let initial = found(directory, Init::Auto).unwrap();
+        assert_eq!(initial.weights.as_deref(), Some(directory));
+        assert_eq!(initial.note, None);
+
+        write(directory, &shape(12), |name| name != "model.norm.weight");
+        let said = refusal();
+        assert!(said.contains("`model.norm.weight` is missing"), "{said}");
+        write(directory, &shape(16), |_| true);
+        let said = refusal();
+        assert!(
+            said.contains("is [16, 8] where the model has [12, 8]"),
+            "{said}"
+        );
+        std::fs::write(directory.join("model.safetensors"), "half").unwrap();
+        let said = refusal();
+        assert!(said.contains("no whole safetensors file"), "{said}");
+    }
+
+    #[test]
+    fn random_weights_in_the_place_of_named_ones_are_worth_a_note() {
+        let model = |path: Option<&str>, init| Model {
+            path: path.map(str::to_owned),
+            init,
+            ..Model::default()
+        };
+        let note = |model: &Model| weights(model, None, &shape(12)).unwrap().note;
+        assert!(
+            note(&model(Some("org/llama"), Init::Auto))
+                .unwrap()
+                .contains("`org/llama`")
+        );
+        assert_eq!(note(&model(Some("org/llama"), Init::Random)), None);
+        assert_eq!(note(&model(None, Init::Auto)), None);
+    }
+}

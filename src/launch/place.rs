@@ -1,0 +1,253 @@
+//! Where a run goes, and the claim on that place: a directory that is chosen, checked, made and
+//! locked, and of which nothing is left when the launch is refused.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use super::{LaunchError, RunDir};
+use crate::job::files;
+use crate::recipe::Spec;
+use crate::train::data;
+use crate::train::files::Lock;
+
+/// Where runs go unless the command line or the recipe says otherwise.
+pub const RUNS: &str = "runs";
+
+/// The run's directory: `out`, else the recipe's own, else `runs/NAME`; the newest one of that name
+/// to resume, a fresh one to start. Nothing is made.
+pub fn choose(out: Option<&Path>, spec: &Spec, resume: bool) -> Result<RunDir, LaunchError> {
+    let nothing = |path: &Path| LaunchError::Usage {
+        message: format!(
+            "{}: no run here to resume: `evenkeel status` lists the runs; without --resume a new \
+             one starts",
+            path.display()
+        ),
+    };
+    if let Some(out) = out {
+        let run = RunDir::at(out);
+        if resume && !run.holds_a_run() {
+            return Err(nothing(out));
+        }
+        if !resume && run.holds_a_run() {
+            return Err(LaunchError::Usage {
+                message: format!(
+                    "{} holds a run already: --resume goes on with it, another --out starts a new \
+                     one",
+                    out.display()
+                ),
+            });
+        }
+        return Ok(run);
+    }
+    let base = match &spec.output {
+        Some(output) => PathBuf::from(output),
+        None => Path::new(RUNS).join(&spec.name),
+    };
+    let numbered = |n: usize| match n {
+        1 => RunDir::at(&base),
+        n => RunDir::at(format!("{}-{n}", base.display())),
+    };
+    let taken = (1..).take_while(|n| numbered(*n).holds_a_run()).count();
+    match (resume, taken) {
+        (true, 0) => Err(nothing(&base)),
+        (true, newest) => Ok(numbered(newest)),
+        (false, taken) => Ok(numbered(taken + 1)),
+    }
+}
+
+/// A run's directory, held by this process. When it is dropped and no run was written into it,
+/// everything that was made for it goes again.
+#[derive(Debug)]
+pub struct Claim {
+    run: RunDir,
+    /// What this launch alone puts into it, and was not there before.
+    own: Vec<PathBuf>,
+    /// Directories that were not there before, the innermost first.
+    directories: Vec<PathBuf>,
+    /// `None` until nobody else can hold it.
+    lock: Option<Lock>,
+}
+
+impl Claim {
+    /// Makes the directory, if it is not there, and locks it. One that holds other things than a
+    /// run is refused: what a run writes has names that people use, too.
+    pub fn take(run: RunDir) -> Result<Claim, LaunchError> {
+        let path = run.path();
+        if !run.holds_a_run()
+            && let Some(entry) = foreign(path)?
+        {
+            return Err(unusable(
+                path,
+                format!("it holds other things than a run ({entry})"),
+            ));
+        }
+        let own = [Lock::file(path), path.join(files::DATA)];
+        let mut claim = Claim {
+            own: own.into_iter().filter(|path| !path.exists()).collect(),
+            directories: path
+                .ancestors()
+                .take_while(|ancestor| *ancestor != Path::new("") && !ancestor.exists())
+                .map(Path::to_path_buf)
+                .collect(),
+            run,
+            lock: None,
+        };
+        let path = claim.run.path();
+        fs::create_dir_all(path).map_err(|error| unusable(path, error.to_string()))?;
+        claim.lock = Some(Lock::acquire(path)?);
+        Ok(claim)
+    }
+
+    /// The directory.
+    pub fn run(&self) -> &RunDir {
+        &self.run
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        if self.run.holds_a_run() {
+            return;
+        }
+        // What cannot be removed stays: a directory into which somebody else put something.
+        if self.lock.is_some() {
+            for path in &self.own {
+                let _ = match path.is_dir() {
+                    true => fs::remove_dir_all(path),
+                    false => fs::remove_file(path),
+                };
+            }
+        }
+        for directory in &self.directories {
+            let _ = fs::remove_dir(directory);
+        }
+    }
+}
+
+fn unusable(path: &Path, problem: String) -> LaunchError {
+    LaunchError::Place {
+        path: path.to_path_buf(),
+        problem,
+    }
+}
+
+/// An entry of a directory that no launch has put there.
+fn foreign(path: &Path) -> Result<Option<String>, LaunchError> {
+    let entries = match fs::read_dir(path) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(unusable(path, error.to_string())),
+    };
+    for entry in entries {
+        let entry = entry.map_err(|error| unusable(path, error.to_string()))?;
+        let ours = if entry.file_name() == files::DATA {
+            data::Manifest::read(&entry.path()).is_ok()
+        } else {
+            entry.path() == Lock::file(path) || entry.path() == data::draft(&path.join(files::DATA))
+        };
+        if !ours {
+            return Ok(Some(entry.file_name().display().to_string()));
+        }
+    }
+    Ok(None)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(path: &Path) -> String {
+        Claim::take(RunDir::at(path)).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn a_claim_that_no_run_follows_leaves_nothing() {
+        let place = tempfile::tempdir().unwrap();
+        let run = RunDir::at(place.path().join("runs/one"));
+        let claim = Claim::take(run.clone()).unwrap();
+        assert!(run.in_use());
+        fs::create_dir_all(run.path().join("data/train")).unwrap();
+        drop(claim);
+        assert_eq!(fs::read_dir(place.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn what_was_there_before_a_claim_stays() {
+        let place = tempfile::tempdir().unwrap();
+        fs::write(Lock::file(place.path()), "").unwrap();
+        drop(Claim::take(RunDir::at(place.path())).unwrap());
+        assert!(Lock::file(place.path()).exists());
+    }
+
+    #[test]
+    fn a_claim_with_a_run_stays() {
+        let place = tempfile::tempdir().unwrap();
+        let run = RunDir::at(place.path().join("run"));
+        let claim = Claim::take(run.clone()).unwrap();
+        fs::write(run.path().join(files::RUN), "{}").unwrap();
+        drop(claim);
+        assert!(run.holds_a_run() && !run.in_use());
+    }
+
+    #[test]
+    fn the_loser_of_a_race_takes_nothing_from_the_winner() {
+        let place = tempfile::tempdir().unwrap();
+        let run = RunDir::at(place.path().join("run"));
+        let claim = Claim::take(run.clone()).unwrap();
+        let said = refused(run.path());
+        assert!(said.contains("in use by process"), "{said}");
+        assert!(run.in_use());
+        drop(claim);
+    }
+
+    #[test]
+    fn places_that_cannot_hold_a_run_are_refused_with_a_way_out() {
+        let place = tempfile::tempdir().unwrap();
+        let file = place.path().join("file");
+        fs::write(&file, "mine").unwrap();
+        for path in [file.clone(), file.join("below"), "/dev/null".into()] {
+            let said = refused(&path);
+            assert!(said.contains("Not a directory"), "{said}");
+            assert!(said.ends_with("give another place with --out"), "{said}");
+        }
+        assert_eq!(fs::read(&file).unwrap(), b"mine");
+    }
+
+    #[test]
+    fn a_directory_with_other_things_is_not_taken() {
+        let place = tempfile::tempdir().unwrap();
+        let mine = place.path().join("data");
+        fs::create_dir(&mine).unwrap();
+        fs::write(mine.join("train.jsonl"), "mine").unwrap();
+        let said = refused(place.path());
+        assert!(said.contains("other things than a run (data)"), "{said}");
+        assert_eq!(fs::read(mine.join("train.jsonl")).unwrap(), b"mine");
+        assert!(!Lock::file(place.path()).exists());
+    }
+
+    #[test]
+    fn a_place_is_numbered_when_it_is_taken_and_the_newest_is_resumed() {
+        let place = tempfile::tempdir().unwrap();
+        let base = place.path().join("run");
+        let spec = Spec {
+            output: Some(base.display().to_string()),
+            ..Spec::default()
+        };
+        let chosen = |resume| choose(None, &spec, resume).map(|run| run.path().to_path_buf());
+        assert_eq!(chosen(false).unwrap(), base);
+        assert!(
+            chosen(true)
+                .unwrap_err()
+                .to_string()
+                .contains("no run here to resume")
+        );
+        for name in ["run", "run-2"] {
+            fs::create_dir(place.path().join(name)).unwrap();
+            fs::write(place.path().join(name).join(files::RUN), "{}").unwrap();
+        }
+        assert_eq!(chosen(false).unwrap(), place.path().join("run-3"));
+        assert_eq!(chosen(true).unwrap(), place.path().join("run-2"));
+        assert!(choose(Some(&base), &spec, false).is_err());
+        assert!(choose(Some(&base), &spec, true).is_ok());
+    }
+}
