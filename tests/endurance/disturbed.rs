@@ -5,7 +5,7 @@
 use rustix::process::Signal;
 use serde_json::json;
 
-use super::support::{Run, same_losses, small, wait_for};
+use super::support::{Run, said, same_losses, small, wait_for};
 
 fn undisturbed(spec: serde_json::Value) -> Run {
     let run = Run::of(spec);
@@ -145,6 +145,132 @@ fn a_rank_without_memory_leads_to_a_smaller_micro_batch() {
 }
 
 #[test]
+fn a_descent_after_the_batch_has_grown_keeps_the_grown_batch() {
+    // 6 samples a micro-batch; 4 divides the base batch of 12, and not the 18 that it grows to.
+    // The limit below has room for 4 samples, and not for 6.
+    let spec = small(json!({
+        "batch": {"global": 12, "micro": 6},
+        "elasticity": {"min": 1, "max": 1},
+        "schedule": {"kind": "norm-test", "eta": 0.05, "interval": 1, "max_batch": 18, "after_warmup": false},
+    }));
+    let run = Run::of(spec);
+    let launched = run.start(&[]);
+    wait_for("a grown batch", || {
+        let steps = run.generation_steps(1);
+        (steps.last()?["batch"] == 18).then_some(())
+    });
+    launched.signal(Signal::INT);
+    assert_eq!(launched.wait().code(), Some(143), "{}", run.log());
+    assert_eq!(run.state().unwrap()["pin"]["batch"], 18);
+
+    let output = run.launch(&["--resume", "--quiet", "--rank-memory", "2400KiB"]);
+    assert!(output.status.success(), "{}", said(&output));
+    let state = run.state().unwrap();
+    let proofs: Vec<&str> = state["generations"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|g| g["proof"].as_str().unwrap())
+        .collect();
+    assert_eq!(
+        proofs,
+        ["1 × 6 × 2 = 12", "1 × 6 × 2 = 12", "1 × 3 × 4 = 12"]
+    );
+    let batches: Vec<u64> = run
+        .steps()
+        .values()
+        .map(|s| s["batch"].as_u64().unwrap())
+        .collect();
+    assert!(batches.iter().all(|batch| [12, 18].contains(batch)));
+    assert_eq!(batches.last(), Some(&18));
+    proved(&run, batches.iter().sum());
+}
+
+#[test]
+fn what_ran_out_of_memory_is_tried_again_with_more_of_it() {
+    let run = Run::of(small(json!({"batch": {"global": 12, "micro": 6}})));
+    let launched = run.start(&["--rank-memory", "2400KiB"]);
+    run.wait_for_steps(2, 3);
+    launched.signal(Signal::INT);
+    assert_eq!(launched.wait().code(), Some(143), "{}", run.log());
+    let limit = run.state().unwrap()["micro_limit"].as_u64().unwrap();
+    assert!(limit < 6);
+    let shown = run.call("status", &[]).stdout;
+    let shown = String::from_utf8_lossy(&shown);
+    assert!(
+        shown.contains(&format!("micro-batches above {limit}")),
+        "{shown}"
+    );
+
+    let output = run.launch(&["--resume", "--quiet", "--rank-memory", "1GiB"]);
+    assert!(output.status.success(), "{}", said(&output));
+    let state = run.state().unwrap();
+    assert_eq!(state["micro_limit"], serde_json::Value::Null);
+    let last = state["generations"].as_array().unwrap().last().unwrap();
+    assert_eq!(last["proof"], "1 × 6 × 2 = 12");
+    proved(&run, 2400);
+}
+
+#[test]
+fn a_resize_that_is_taken_back_moves_nothing() {
+    let run = Run::of(small(json!({})));
+    let launched = run.start(&["--procs", "2"]);
+    run.wait_for_steps(1, 5);
+    let phase = |wanted: &str| {
+        wait_for(wanted, || {
+            (run.state()?["phase"]["phase"] == wanted).then_some(())
+        });
+    };
+    // A rank that stands still keeps the others from agreeing on a step to leave at.
+    run.signal_rank(1, 1, Signal::STOP);
+    assert!(run.call("resize", &["3", "--no-wait"]).status.success());
+    phase("draining");
+    let back = run.call("resize", &["2"]);
+    run.signal_rank(1, 1, Signal::CONT);
+    assert!(back.status.success(), "{back:?}");
+    let told = String::from_utf8_lossy(&back.stdout);
+    assert!(
+        told.contains("generation 1 trains: 2 × 2 × 3 = 12, as before"),
+        "{told}"
+    );
+    assert!(launched.wait().success(), "{}", run.log());
+    assert_eq!(run.worlds(), [2]);
+    proved(&run, 2400);
+}
+
+#[test]
+fn an_absurd_loss_is_told_in_the_log_and_the_report() {
+    let run = Run::of(small(json!({
+        "learning_rate": {"peak": 10.0, "shape": "constant", "warmup_samples": 0},
+    })));
+    let output = run.launch(&["--log", "json", "--quiet"]);
+    assert!(output.status.success(), "{}", said(&output));
+    let log = String::from_utf8_lossy(&output.stdout);
+    let events: Vec<serde_json::Value> = log
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    let kinds: Vec<&str> = events
+        .iter()
+        .map(|e| e["event"].as_str().unwrap())
+        .collect();
+    assert_eq!(kinds, ["warning", "finished"], "{log}");
+    let warning = events[0]["message"].as_str().unwrap();
+    assert!(warning.contains("the training has diverged"), "{warning}");
+    let page = std::fs::read_to_string(run.out().join("report.html")).unwrap();
+    assert!(page.contains("the training has diverged"));
+}
+
+#[test]
+fn a_report_can_prove_the_ledger() {
+    let run = undisturbed(small(json!({"budget": {"samples": 120}})));
+    let output = run.call("report", &["--ledger"]);
+    assert!(output.status.success(), "{}", said(&output));
+    let page = std::fs::read_to_string(run.out().join("report.html")).unwrap();
+    assert!(page.contains("10 steps consumed samples 0..120"));
+}
+
+#[test]
 fn memory_for_not_even_one_sample_is_an_error_that_says_so() {
     let run = Run::of(small(json!({})));
     let output = run.launch(&["--quiet", "--rank-memory", "1MiB"]);
@@ -222,6 +348,7 @@ fn an_edited_checkpoint_is_not_resumed() {
     std::fs::write(&victim, bytes).unwrap();
     let output = run.launch(&["--resume"]);
     assert_ne!(output.status.code(), Some(0));
-    let said = String::from_utf8_lossy(&output.stderr);
+    let said = said(&output);
     assert!(said.contains("model-00001-of-00004.safetensors"), "{said}");
+    assert!(said.contains("this run has no other checkpoint"), "{said}");
 }

@@ -1,7 +1,9 @@
 //! Runs of the real binary that train for seconds to minutes and are disturbed meanwhile
 //! (`cargo test --features endurance`).
 
+mod disk;
 mod disturbed;
 mod measured;
+mod refused;
 mod support;
 mod upstream;

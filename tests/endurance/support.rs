@@ -20,6 +20,7 @@ pub fn evenkeel() -> Command {
 pub struct Run {
     directory: tempfile::TempDir,
     recipe: PathBuf,
+    out: PathBuf,
 }
 
 /// A launched run; it is killed when the test ends early.
@@ -72,13 +73,24 @@ impl Run {
         });
         // JSON is YAML.
         std::fs::write(&recipe, document.to_string()).unwrap();
-        Run { directory, recipe }
+        Run {
+            out: directory.path().join("out"),
+            directory,
+            recipe,
+        }
+    }
+
+    /// The same with its directory elsewhere.
+    pub fn placed(self, out: PathBuf) -> Run {
+        Run { out, ..self }
     }
 
     /// A run of a recipe file that stands elsewhere.
     pub fn of_file(recipe: &Path) -> Run {
+        let directory = tempfile::tempdir().unwrap();
         Run {
-            directory: tempfile::tempdir().unwrap(),
+            out: directory.path().join("out"),
+            directory,
             recipe: recipe.to_path_buf(),
         }
     }
@@ -90,7 +102,7 @@ impl Run {
 
     /// The run's directory.
     pub fn out(&self) -> PathBuf {
-        self.directory.path().join("out")
+        self.out.clone()
     }
 
     fn command(&self, arguments: &[&str]) -> Command {
@@ -229,6 +241,11 @@ fn find_rank(run: &Path, generation: u64, rank: u64) -> Option<rustix::process::
             (command == arguments && environment.split('\0').any(|v| v == variable))
                 .then(|| rustix::process::Pid::from_raw(pid))?
         })
+}
+
+/// What a command printed on standard error.
+pub fn said(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
 /// A model that trains some tens of steps a second on a synthetic language.

@@ -1,0 +1,158 @@
+//! Disks that fill up under the real binary: a file system of a few megabytes, mounted in a mount
+//! namespace of the test's own. Where this machine does not allow that, the tests say so.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::json;
+
+use super::support::{Run, said, small};
+
+const DISK: &str = "EVENKEEL_TEST_DISK";
+
+/// The place of a disk that this process may mount. In the test's first process: runs the test
+/// again in a child with mounts of its own, and returns `None`.
+fn disk(test: &str) -> Option<PathBuf> {
+    if let Some(disk) = std::env::var_os(DISK) {
+        return Some(disk.into());
+    }
+    let place = tempfile::tempdir().unwrap();
+    let private = || {
+        let mut unshare = Command::new("unshare");
+        unshare.args(["--map-root-user", "--mount"]);
+        unshare
+    };
+    let possible = private()
+        .args(["mount", "-t", "tmpfs", "tmpfs"])
+        .arg(place.path())
+        .output();
+    if !possible.is_ok_and(|output| output.status.success()) {
+        // Past the capture of the test's output, so that it is seen.
+        let _ = writeln!(
+            std::io::stderr(),
+            "skipped {test}: this machine does not let us mount a file system"
+        );
+        return None;
+    }
+    let output = private()
+        .arg(std::env::current_exe().unwrap())
+        .args(["--exact", test, "--nocapture"])
+        .env(DISK, place.path())
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(
+        output.status.success() && text.contains("1 passed"),
+        "{text}{}",
+        said(&output)
+    );
+    None
+}
+
+fn mount(disk: &Path, options: &str) {
+    let status = Command::new("mount")
+        .args(["-t", "tmpfs", "-o", options, "tmpfs"])
+        .arg(disk)
+        .status();
+    assert!(status.unwrap().success());
+}
+
+#[test]
+fn data_that_does_not_fit_is_refused_and_leaves_nothing() {
+    let Some(disk) = disk("disk::data_that_does_not_fit_is_refused_and_leaves_nothing") else {
+        return;
+    };
+    mount(&disk, "size=1m");
+    let corpus = tempfile::tempdir().unwrap();
+    let path = corpus.path().join("corpus.jsonl");
+    let line = format!("{{\"text\": \"{}\"}}\n", "abcdefgh".repeat(4));
+    std::fs::write(&path, line.repeat(40_000)).unwrap();
+    let run = Run::of(small(json!({
+        "tokenizer": {"path": "byte"},
+        "model": {"config": {"vocab_size": 512}},
+        "data": {"train": [{"path": path, "synthetic": null}]},
+        "budget": {"samples": 24},
+    })))
+    .placed(disk.join("runs/run"));
+
+    let output = run.launch(&["--quiet"]);
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    let told = said(&output);
+    assert!(told.contains("no space left on the disk of"), "{told}");
+    assert!(told.contains("bytes needed"), "{told}");
+    assert_eq!(std::fs::read_dir(&disk).unwrap().count(), 0, "{told}");
+
+    mount(&disk, "remount,size=64m");
+    let output = run.launch(&["--quiet"]);
+    assert!(output.status.success(), "{}", said(&output));
+    assert_eq!(run.prove()["proved"], true);
+}
+
+#[test]
+fn a_disk_full_of_checkpoints_ends_the_run_and_resume_goes_on() {
+    let Some(disk) = disk("disk::a_disk_full_of_checkpoints_ends_the_run_and_resume_goes_on")
+    else {
+        return;
+    };
+    // A checkpoint takes about a megabyte, and none of them goes.
+    mount(&disk, "size=3500k");
+    let run = Run::of(small(
+        json!({"checkpoint": {"every_samples": 240, "keep": null}}),
+    ))
+    .placed(disk.join("run"));
+    let output = run.launch(&["--quiet", "--procs", "2"]);
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let told = said(&output);
+    assert!(told.contains("no space left on the disk of"), "{told}");
+    assert!(told.contains("the last good checkpoint is"), "{told}");
+    let pinned = run.state().unwrap()["pin"]["samples"].as_u64().unwrap();
+    assert!(pinned >= 240);
+    assert_eq!(run.worlds().len(), 1, "a full disk is not tried again");
+
+    // Still full: said, and nothing lost.
+    let output = run.launch(&["--quiet", "--procs", "2", "--resume"]);
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    assert!(said(&output).contains("no space left on the disk of"));
+    assert!(run.state().unwrap()["pin"]["samples"].as_u64().unwrap() >= pinned);
+
+    mount(&disk, "remount,size=64m");
+    let output = run.launch(&["--quiet", "--procs", "2", "--resume"]);
+    assert!(output.status.success(), "{}", said(&output));
+    let proof = run.prove();
+    assert_eq!(
+        (&proof["proved"], &proof["samples"]),
+        (&json!(true), &json!(2400))
+    );
+}
+
+#[test]
+fn a_disk_that_somebody_else_fills_costs_no_checkpoint() {
+    let Some(disk) = disk("disk::a_disk_that_somebody_else_fills_costs_no_checkpoint") else {
+        return;
+    };
+    mount(&disk, "size=16m");
+    let run =
+        Run::of(small(json!({"checkpoint": {"every_samples": 120}}))).placed(disk.join("run"));
+    let launched = run.start(&["--procs", "2"]);
+    run.wait_for_steps(1, 15);
+    let filler = disk.join("filler");
+    let full = std::fs::write(&filler, vec![1; 16 << 20]).unwrap_err();
+    assert_eq!(full.kind(), std::io::ErrorKind::StorageFull);
+    let code = launched.wait().code();
+    assert!(matches!(code, Some(1 | 2)), "{code:?} {}", run.log());
+    let log = run.log();
+    assert!(
+        log.contains("no space left") || log.contains("No space left"),
+        "{log}"
+    );
+
+    std::fs::remove_file(filler).unwrap();
+    let output = run.launch(&["--quiet", "--procs", "2", "--resume"]);
+    assert!(output.status.success(), "{}", said(&output));
+    let proof = run.prove();
+    assert_eq!(
+        (&proof["proved"], &proof["samples"]),
+        (&json!(true), &json!(2400))
+    );
+}

@@ -1,0 +1,117 @@
+//! Launches that are refused: nothing is started, nothing is left behind, and what is said has a way
+//! out. And those that look as if they should be, and are not.
+
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use super::support::{Run, said, small};
+
+/// A model's directory with nothing but its `config.json`.
+fn config_only(directory: &Path) -> Value {
+    let config = json!({
+        "model_type": "llama", "hidden_size": 64, "intermediate_size": 128,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "vocab_size": 64, "max_position_embeddings": 64,
+    });
+    std::fs::write(directory.join("config.json"), config.to_string()).unwrap();
+    json!({"path": directory, "config": null})
+}
+
+#[test]
+fn a_refused_launch_leaves_nothing() {
+    let place = tempfile::tempdir().unwrap();
+    let broken = place.path().join("broken.jsonl");
+    std::fs::write(&broken, "{\"text\": \"abc\"}\n{\"text\": 7}\n").unwrap();
+    let short = place.path().join("short.jsonl");
+    std::fs::write(&short, "{\"text\": \"abc\"}\n").unwrap();
+    let model = place.path().join("model");
+    std::fs::create_dir(&model).unwrap();
+    let with_data = |path: &Path| {
+        json!({
+            "tokenizer": {"path": "byte"},
+            "model": {"config": {"vocab_size": 512}},
+            "data": {"train": [{"path": path}]},
+        })
+    };
+    let mut wrong_weights = config_only(&model);
+    std::fs::write(model.join("model.safetensors"), "half of it").unwrap();
+    wrong_weights = json!({"model": wrong_weights});
+    // This one is noticed when the data is prepared already.
+    let mut whole_batches = with_data(&short);
+    whole_batches["batch"] = json!({"last_batch": "drop"});
+    for (changes, expected) in [
+        (
+            json!({"model": {"path": "nowhere", "config": null}}),
+            "nowhere",
+        ),
+        (wrong_weights, "model.safetensors"),
+        (
+            with_data(&place.path().join("absent.jsonl")),
+            "absent.jsonl",
+        ),
+        (with_data(&broken), "broken.jsonl"),
+        (whole_batches, "one global batch takes 12"),
+        (json!({"batch": {"global": 13}}), "13"),
+    ] {
+        let run = Run::of(small(changes.clone()));
+        let output = run.launch(&["--procs", "2"]);
+        assert!(
+            matches!(output.status.code(), Some(1 | 2)),
+            "{changes}: {output:?}"
+        );
+        let told = said(&output);
+        assert!(told.contains(expected), "{changes}: {told}");
+        assert!(!run.out().exists(), "{changes}: {told}");
+    }
+}
+
+#[test]
+fn a_place_that_is_taken_by_something_else_is_left_as_it_is() {
+    let run = Run::of(small(json!({})));
+    std::fs::write(run.out(), "mine").unwrap();
+    let output = run.launch(&[]);
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    let told = said(&output);
+    assert!(told.contains("give another place with --out"), "{told}");
+    assert_eq!(std::fs::read(run.out()).unwrap(), b"mine");
+
+    std::fs::remove_file(run.out()).unwrap();
+    std::fs::create_dir_all(run.out().join("data")).unwrap();
+    let corpus = run.out().join("data/corpus.txt");
+    std::fs::write(&corpus, "mine").unwrap();
+    let output = run.launch(&[]);
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    assert!(said(&output).contains("other things than a run (data)"));
+    assert_eq!(std::fs::read(corpus).unwrap(), b"mine");
+    assert_eq!(std::fs::read_dir(run.out()).unwrap().count(), 1);
+}
+
+#[test]
+fn a_model_of_which_only_the_config_is_there_starts_from_random_weights() {
+    let model = tempfile::tempdir().unwrap();
+    let run = Run::of(small(json!({
+        "model": config_only(model.path()), "budget": {"samples": 24},
+    })));
+    let output = run.launch(&["--quiet"]);
+    assert!(output.status.success(), "{}", said(&output));
+    let told = said(&output);
+    assert!(
+        told.contains("holds no weights: starting from random"),
+        "{told}"
+    );
+    assert_eq!(run.prove()["proved"], true);
+}
+
+#[test]
+fn two_flags_that_ask_for_different_worlds_are_refused() {
+    let run = Run::of(small(json!({"budget": {"samples": 24}})));
+    let output = run.launch(&["--procs", "2", "--gpus", "3"]);
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    assert!(!run.out().exists());
+    let output = run.launch(&["--gpus", "2"]);
+    assert!(output.status.success(), "{}", said(&output));
+    let log = String::from_utf8_lossy(&output.stdout);
+    assert!(log.contains("2 processes on the CPU"), "{log}");
+    assert_eq!(run.worlds(), [2]);
+}
