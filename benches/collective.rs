@@ -1,5 +1,6 @@
 //! Milliseconds of the three collectives over loopback, a process for every rank:
-//! `cargo bench --bench collective -- [world] [elements]`; 2 ranks and 33.7 MB by default.
+//! `cargo bench --bench collective -- [world] [elements]`; 2 ranks and 33.7 MB by default. With
+//! `--tcp` no vector takes the Unix socket that ranks of one host have.
 //! `benches/gloo_peer.py` measures PyTorch's Gloo in the same way.
 
 use std::net::TcpListener;
@@ -15,24 +16,33 @@ const VARIABLE: &str = "EVENKEEL_BENCH_RANK";
 const ROUNDS: usize = 15;
 
 fn main() -> anyhow::Result<()> {
-    let numbers: Vec<usize> = std::env::args()
-        .filter_map(|arg| arg.parse().ok())
-        .collect();
+    let (mut numbers, mut shorten) = (Vec::new(), true);
+    for argument in std::env::args().skip(1) {
+        match argument.as_str() {
+            // What cargo adds.
+            "--bench" => {}
+            "--tcp" => shorten = false,
+            number => numbers.push(number.parse::<usize>()?),
+        }
+    }
     let world = numbers.first().copied().unwrap_or(2);
     let elements = numbers.get(1).copied().unwrap_or(8_425_728);
     if let Ok(role) = std::env::var(VARIABLE) {
         let (rank, port) = role.split_once(' ').unwrap_or_default();
-        return measure(
-            rank.parse()?,
+        let greeting = Greeting {
+            job_uid: "bench".into(),
+            generation: 1,
+            rank: rank.parse()?,
             world,
-            port.parse()?,
-            elements - elements % world,
-        );
+        };
+        let mut options = TcpOptions::new("127.0.0.1", port.parse()?, greeting);
+        options.shorten = shorten;
+        return measure(&options, elements - elements % world);
     }
     let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
     let start = |rank: usize| {
         Command::new(std::env::current_exe()?)
-            .args([world.to_string(), elements.to_string()])
+            .args(std::env::args().skip(1))
             .env(VARIABLE, format!("{rank} {port}"))
             .spawn()
     };
@@ -43,14 +53,9 @@ fn main() -> anyhow::Result<()> {
     Ok(())
 }
 
-fn measure(rank: usize, world: usize, port: u16, elements: usize) -> anyhow::Result<()> {
-    let greeting = Greeting {
-        job_uid: "bench".into(),
-        generation: 1,
-        rank,
-        world,
-    };
-    let collective = connect(&TcpOptions::new("127.0.0.1", port, greeting))?;
+fn measure(options: &TcpOptions, elements: usize) -> anyhow::Result<()> {
+    let Greeting { rank, world, .. } = options.greeting;
+    let collective = connect(options)?;
     let data = || vec![1.0; elements];
     let shard = || vec![1.0; elements / world];
     let operations = [

@@ -93,8 +93,11 @@ impl Bonds {
         *verdict = Some(error);
         drop(verdict);
         self.decided.notify_all();
-        for stream in self.mesh.data.iter().chain(&self.mesh.exchange).flatten() {
-            // It may be closed already.
+        // They may be closed already.
+        for stream in self.mesh.data.iter().flatten() {
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+        for stream in self.mesh.exchange.iter().flatten() {
             let _ = stream.shutdown(Shutdown::Both);
         }
         self.ring();

@@ -3,7 +3,8 @@
 //! Every pair of ranks has three connections, so that each rank sees each peer itself: one for
 //! vectors, served by a worker thread beside compute; one for small messages, served by whoever
 //! calls [`Collective::exchange`]; and one for heartbeats, served by a thread that shows that
-//! this rank lives however long it computes. A peer whose connection breaks or whose heartbeats
+//! this rank lives however long it computes. Between ranks of one host the first one is a Unix
+//! socket, see [`stream`]. A peer whose connection breaks or whose heartbeats
 //! stop ends the world on every rank with the same [`CommError::PeerLost`]; a slow one does not.
 //!
 //! Floats travel in the processor's byte order, which is little-endian wherever this runs.
@@ -16,6 +17,7 @@ mod heartbeat;
 mod message;
 mod poll;
 mod rendezvous;
+mod stream;
 mod vector;
 mod wire;
 
@@ -58,6 +60,8 @@ pub struct TcpOptions {
     pub heartbeat_timeout: Duration,
     /// A rank that is waited for so long is named (and never given up for it).
     pub patience: Duration,
+    /// Let vectors between ranks of one host take a Unix socket rather than TCP.
+    pub shorten: bool,
     /// Where refused strangers and late ranks are named.
     pub notify: Notify,
 }
@@ -75,6 +79,7 @@ impl TcpOptions {
             heartbeat_interval: Duration::from_millis(500),
             heartbeat_timeout: Duration::from_secs(3),
             patience: Duration::from_secs(30),
+            shorten: true,
             notify: Arc::new(|line| eprintln!("{line}")),
         }
     }
@@ -141,10 +146,11 @@ fn closed() -> CommError {
 
 impl TcpCollective {
     fn begin(options: &TcpOptions, mesh: rendezvous::Mesh) -> std::io::Result<Self> {
-        for lane in [&mesh.data, &mesh.exchange, &mesh.heartbeat] {
-            for stream in lane.iter().flatten() {
-                stream.set_nonblocking(true)?;
-            }
+        for stream in mesh.data.iter().flatten() {
+            stream.set_nonblocking(true)?;
+        }
+        for stream in mesh.exchange.iter().chain(&mesh.heartbeat).flatten() {
+            stream.set_nonblocking(true)?;
         }
         let (bell, rung) = UnixStream::pair()?;
         bell.set_nonblocking(true)?;

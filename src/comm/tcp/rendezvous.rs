@@ -10,18 +10,26 @@ use std::time::{Duration, Instant};
 use super::TcpOptions;
 use super::acceptor::{Acceptor, Arrival};
 use super::greeting::{Hello, Intake, Lane, Purpose, Refusal, Reply, encode, reply_limit};
+use super::stream::{Stream, shorten};
 use super::wire::peers;
 use crate::comm::CommError;
 
 /// Connections to every peer, indexed by rank (`None` at this rank's own place).
 #[derive(Debug)]
 pub(super) struct Mesh {
-    pub data: Vec<Option<TcpStream>>,
+    pub data: Vec<Option<Stream>>,
     pub exchange: Vec<Option<TcpStream>>,
     pub heartbeat: Vec<Option<TcpStream>>,
 }
 
-impl Mesh {
+/// The same while the ranks connect.
+struct Connections {
+    data: Vec<Option<TcpStream>>,
+    exchange: Vec<Option<TcpStream>>,
+    heartbeat: Vec<Option<TcpStream>>,
+}
+
+impl Connections {
     fn lane(&mut self, lane: Lane) -> &mut Vec<Option<TcpStream>> {
         match lane {
             Lane::Data => &mut self.data,
@@ -242,7 +250,7 @@ fn mesh(
 ) -> Result<Mesh, CommError> {
     let own = &options.greeting;
     let empty = || (0..own.world).map(|_| None).collect();
-    let mut mesh = Mesh {
+    let mut mesh = Connections {
         data: empty(),
         exchange: empty(),
         heartbeat: empty(),
@@ -313,24 +321,25 @@ fn mesh(
             .set_nodelay(true)
             .map_err(|error| rendezvous(format!("a connection broke: {error}")))?;
     }
-    everyone_is_ready(&mesh, deadline)?;
-    Ok(mesh)
+    let data = shorten(own.rank, mesh.data, options.shorten, left(deadline))
+        .map_err(|(rank, error)| lost(rank, error))?;
+    everyone_is_ready(&mesh.heartbeat, deadline)?;
+    Ok(Mesh {
+        data,
+        exchange: mesh.exchange,
+        heartbeat: mesh.heartbeat,
+    })
 }
 
 /// One byte to and from every peer: from here on, silence means something.
-fn everyone_is_ready(mesh: &Mesh, deadline: Instant) -> Result<(), CommError> {
-    let lost = |rank: usize, error: io::Error| {
-        rendezvous(format!(
-            "rank {rank} left while the ranks connected: {error}"
-        ))
-    };
-    for (rank, mut stream) in peers(&mesh.heartbeat) {
+fn everyone_is_ready(heartbeat: &[Option<TcpStream>], deadline: Instant) -> Result<(), CommError> {
+    for (rank, mut stream) in peers(heartbeat) {
         stream
             .set_nonblocking(false)
             .and_then(|()| stream.write_all(&[READY]))
             .map_err(|error| lost(rank, error))?;
     }
-    for (rank, mut stream) in peers(&mesh.heartbeat) {
+    for (rank, mut stream) in peers(heartbeat) {
         let mut byte = [0];
         stream
             .set_read_timeout(Some(left(deadline)))
@@ -341,6 +350,12 @@ fn everyone_is_ready(mesh: &Mesh, deadline: Instant) -> Result<(), CommError> {
 }
 
 const READY: u8 = b'R';
+
+fn lost(rank: usize, error: io::Error) -> CommError {
+    rendezvous(format!(
+        "rank {rank} left while the ranks connected: {error}"
+    ))
+}
 
 fn say<T: serde::Serialize>(mut stream: &TcpStream, message: &T) -> io::Result<()> {
     stream.write_all(&encode(message)?)

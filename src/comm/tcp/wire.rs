@@ -4,7 +4,7 @@
 //! receives, full socket buffers would leave all of them waiting for each other.
 
 use std::io::{self, Read, Write};
-use std::net::TcpStream;
+use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
@@ -43,12 +43,15 @@ pub(super) enum Stop {
 
 /// Runs a flow to its end. `late` is told who is waited for, and how long, after `patience`,
 /// twice that, four times that, and so on.
-pub(super) fn drive(
-    streams: &[Option<TcpStream>],
+pub(super) fn drive<S: AsFd>(
+    streams: &[Option<S>],
     flow: &mut impl Flow,
     patience: Duration,
     late: &dyn Fn(&[usize], Duration),
-) -> Result<(), Stop> {
+) -> Result<(), Stop>
+where
+    for<'a> &'a S: Read + Write,
+{
     let begun = Instant::now();
     let mut report = patience;
     loop {
@@ -86,12 +89,12 @@ pub(super) fn drive(
 }
 
 /// The streams of a lane with their ranks.
-pub(super) fn peers(lane: &[Option<TcpStream>]) -> impl Iterator<Item = (usize, &TcpStream)> {
+pub(super) fn peers<S>(lane: &[Option<S>]) -> impl Iterator<Item = (usize, &S)> {
     let all = lane.iter().enumerate();
     all.filter_map(|(rank, stream)| Some((rank, stream.as_ref()?)))
 }
 
-fn send(peer: usize, mut stream: &TcpStream, flow: &mut impl Flow) -> Result<bool, Stop> {
+fn send(peer: usize, mut stream: impl Write, flow: &mut impl Flow) -> Result<bool, Stop> {
     let bytes = flow.outgoing(peer);
     if bytes.is_empty() {
         return Ok(false);
@@ -104,7 +107,7 @@ fn send(peer: usize, mut stream: &TcpStream, flow: &mut impl Flow) -> Result<boo
     Ok(true)
 }
 
-fn receive(peer: usize, mut stream: &TcpStream, flow: &mut impl Flow) -> Result<bool, Stop> {
+fn receive(peer: usize, mut stream: impl Read, flow: &mut impl Flow) -> Result<bool, Stop> {
     let place = flow.incoming(peer);
     if place.is_empty() {
         return Ok(false);

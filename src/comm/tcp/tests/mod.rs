@@ -124,8 +124,11 @@ proptest! {
         world in 1usize..=5,
         // Nothing, less than the world, not divisible, several chunks.
         lens in prop::collection::vec(prop_oneof![0usize..12, 60_000usize..400_000], 1..4),
+        shorten in prop::bool::ANY,
     ) {
-        on_all(world, |collective| {
+        let (listener, mut options) = options(world);
+        options.iter_mut().for_each(|options| options.shorten = shorten);
+        on_all_with(listener, &options, |collective| {
             let rank = collective.rank();
             for &len in &lens {
                 let sum = naive_sum(world, len);
@@ -152,6 +155,25 @@ proptest! {
                 let all = collective.exchange(&message(collective.rank())).unwrap();
                 assert_eq!(all, expected);
             }
+        });
+    }
+}
+
+#[test]
+fn vectors_between_ranks_of_one_host_take_a_unix_socket_where_both_want_that() {
+    for unwilling in [None, Some(0), Some(1), Some(2)] {
+        let (listener, mut options) = options(3);
+        for (rank, options) in options.iter_mut().enumerate() {
+            options.shorten = Some(rank) != unwilling;
+        }
+        on_all_with(listener, &options, |collective| {
+            let rank = collective.rank();
+            for (peer, stream) in wire::peers(&collective.bonds.mesh.data) {
+                let willing = ![rank, peer].map(Some).contains(&unwilling);
+                assert_eq!(matches!(stream, stream::Stream::Unix(_)), willing);
+            }
+            let sum = all_reduce(&collective, addend(rank, 200_000)).unwrap();
+            assert_eq!(sum, naive_sum(3, 200_000));
         });
     }
 }
