@@ -71,10 +71,10 @@ pub fn squared_norm(x: &[f32]) -> f64 {
                     let (rows, rest) = x.as_chunks::<LANES>();
                     for row in rows {
                         for lane in 0..LANES {
-                            sums[lane] += f64::from(row[lane]) * f64::from(row[lane]);
+                            sums[lane] += square(row[lane]);
                         }
                     }
-                    sums.iter().sum::<f64>() + rest.iter().map(|&x| square(x)).sum::<f64>()
+                    total(sums, rest)
                 },
             )
         })
@@ -82,33 +82,41 @@ pub fn squared_norm(x: &[f32]) -> f64 {
     parts.iter().sum()
 }
 
-/// `sum += x`, and ‖x‖² summed in f64.
-pub fn add_measuring(sum: &mut [f32], x: &[f32]) -> f64 {
-    let parts: Vec<f64> = sum
+/// `sum += x`; gives ‖x‖² and the new ‖sum‖², to the bit what [`squared_norm`] gives of each.
+pub fn add_measuring(sum: &mut [f32], x: &[f32]) -> (f64, f64) {
+    let parts: Vec<(f64, f64)> = sum
         .par_chunks_mut(CHUNK)
         .zip(x.par_chunks(CHUNK))
         .map(|(sum, x)| {
             vectorised(
                 #[inline(always)]
                 || {
-                    let mut sums = [0.0f64; LANES];
+                    let (mut of_x, mut of_sum) = ([0.0f64; LANES], [0.0f64; LANES]);
                     let (rows, rest) = x.as_chunks::<LANES>();
                     let (into, rest_into) = sum.as_chunks_mut::<LANES>();
                     for (into, row) in into.iter_mut().zip(rows) {
                         for lane in 0..LANES {
                             into[lane] += row[lane];
-                            sums[lane] += f64::from(row[lane]) * f64::from(row[lane]);
+                            of_x[lane] += square(row[lane]);
+                            of_sum[lane] += square(into[lane]);
                         }
                     }
                     for (into, x) in rest_into.iter_mut().zip(rest) {
                         *into += x;
                     }
-                    sums.iter().sum::<f64>() + rest.iter().map(|&x| square(x)).sum::<f64>()
+                    (total(of_x, rest), total(of_sum, rest_into))
                 },
             )
         })
         .collect();
-    parts.iter().sum()
+    let of = |part: fn(&(f64, f64)) -> f64| parts.iter().map(part).sum();
+    (of(|part| part.0), of(|part| part.1))
+}
+
+/// Σ over the lanes, and the squares of what filled none.
+#[inline(always)]
+fn total(lanes: [f64; LANES], rest: &[f32]) -> f64 {
+    lanes.iter().sum::<f64>() + rest.iter().map(|&x| square(x)).sum::<f64>()
 }
 
 #[inline(always)]
@@ -137,13 +145,14 @@ mod tests {
     }
 
     #[test]
-    fn adding_measures_what_is_added() {
+    fn adding_measures_what_is_added_and_the_sum() {
         for len in [1, 33, CHUNK + 17] {
             let x = values(len);
             let mut sum: Vec<f32> = (0..len).map(|i| i as f32).collect();
             let expected: Vec<f32> = sum.iter().zip(&x).map(|(a, b)| a + b).collect();
-            assert_eq!(add_measuring(&mut sum, &x), squared_norm(&x));
+            let norms = add_measuring(&mut sum, &x);
             assert_eq!(sum, expected);
+            assert_eq!(norms, (squared_norm(&x), squared_norm(&sum)));
         }
     }
 

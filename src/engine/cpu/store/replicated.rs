@@ -209,7 +209,9 @@ impl Store for Replicated {
         let mut accumulated = None;
         match scratch {
             Some(scratch) if measure.micro_batches => {
-                self.squared_norm += vector::add_measuring(&mut replica.gradient, scratch);
+                let (own, sum) = vector::add_measuring(&mut replica.gradient, scratch);
+                self.squared_norm += own;
+                accumulated = Some(sum);
             }
             Some(scratch) => vector::accumulate(&mut replica.gradient, scratch),
             None if measure.micro_batches => {

@@ -160,7 +160,7 @@ impl Scatter {
             place.state = State::Free;
             let gradient = &place.buffer[..len];
             if measured {
-                return Ok(Some(vector::add_measuring(sum, gradient)));
+                return Ok(Some(vector::add_measuring(sum, gradient).0));
             }
             vector::accumulate(sum, gradient);
             return Ok(None);
