@@ -45,7 +45,10 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
     };
     findings.at(
         &["batch.auto_find"],
-        format!("{} shrinks the global batch upstream{lost}", case.key("batch.auto_find")),
+        format!(
+            "{} shrinks the global batch upstream{lost}",
+            case.key("batch.auto_find")
+        ),
         "remove it: on an out-of-memory error Evenkeel lowers the micro-batch and raises \
          accumulation, and the global batch stays",
     );
@@ -61,6 +64,12 @@ mod tests {
         let mut recipe = recipe();
         recipe.spec.batch.auto_find = true;
         let found = only("auto-find-shrinks-batch", &recipe, &PlanRequest::gpus(8));
-        assert!(found[0].message.ends_with("16 becomes 14, 8 × 14 × 1 = 112"), "{}", found[0].message);
+        assert!(
+            found[0]
+                .message
+                .ends_with("16 becomes 14, 8 × 14 × 1 = 112"),
+            "{}",
+            found[0].message
+        );
     }
 }

@@ -34,9 +34,11 @@ that by hand.",
 
 fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
     let draft = case.draft;
-    let (Some(global), Some(ranks), None) =
-        (draft.global_batch_size, draft.data_parallel_size, draft.split)
-    else {
+    let (Some(global), Some(ranks), None) = (
+        draft.global_batch_size,
+        draft.data_parallel_size,
+        draft.split,
+    ) else {
         return;
     };
     let counts = case.feasible_near();
@@ -53,8 +55,18 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
         ),
     };
     let anything = |_: u64, _: u64| true;
-    let micro = case.spec().batch.micro.unwrap_or(crate::batch::draft::DEFAULT_MICRO);
-    let uneven = Splitter::new(global, case.request.current_batch, Cap::at(micro), &anything).uneven(ranks);
+    let micro = case
+        .spec()
+        .batch
+        .micro
+        .unwrap_or(crate::batch::draft::DEFAULT_MICRO);
+    let uneven = Splitter::new(
+        global,
+        case.request.current_batch,
+        Cap::at(micro),
+        &anything,
+    )
+    .uneven(ranks);
     // A run keeps the way of dealing that it began with.
     let help = match uneven.filter(|_| !case.request.is_of_a_run()) {
         Some(split) => format!(
@@ -109,7 +121,11 @@ mod tests {
         let mut request = PlanRequest::gpus(8);
         request.current_batch = Some(132);
         let found = only("batch-divisible", &recipe(), &request);
-        assert!(found[0].message.contains("132 % 8 = 4"), "{}", found[0].message);
+        assert!(
+            found[0].message.contains("132 % 8 = 4"),
+            "{}",
+            found[0].message
+        );
     }
 
     #[test]

@@ -15,11 +15,15 @@ trainers download.",
 it cannot.",
     wrong: Example {
         flags: "--gpus 4",
-        recipe: native!("  batch: {global: 128, micro: 16}\n  data:\n    train: [{path: data/nowhere/train.jsonl}]\n"),
+        recipe: native!(
+            "  batch: {global: 128, micro: 16}\n  data:\n    train: [{path: data/nowhere/train.jsonl}]\n"
+        ),
     },
     right: Example {
         flags: "--gpus 4",
-        recipe: native!("  batch: {global: 128, micro: 16}\n  data:\n    train: [{path: synthetic}]\n"),
+        recipe: native!(
+            "  batch: {global: 128, micro: 16}\n  data:\n    train: [{path: synthetic}]\n"
+        ),
     },
     check: Check::Foreseen(check),
 };

@@ -15,11 +15,15 @@ is rarely meant: that is a warning.",
 and training ends at once.",
     wrong: Example {
         flags: "--gpus 4",
-        recipe: native!("  batch: {global: 128, micro: 16, last_batch: drop}\n  data:\n    train: [{path: synthetic, synthetic: {samples: 100}}]\n"),
+        recipe: native!(
+            "  batch: {global: 128, micro: 16, last_batch: drop}\n  data:\n    train: [{path: synthetic, synthetic: {samples: 100}}]\n"
+        ),
     },
     right: Example {
         flags: "--gpus 4",
-        recipe: native!("  batch: {global: 64, micro: 16, last_batch: drop}\n  data:\n    train: [{path: synthetic, synthetic: {samples: 100}}]\n"),
+        recipe: native!(
+            "  batch: {global: 64, micro: 16, last_batch: drop}\n  data:\n    train: [{path: synthetic, synthetic: {samples: 100}}]\n"
+        ),
     },
     check: Check::Plan(check),
 };
@@ -34,14 +38,23 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
     let message = format!("the data hold {samples} samples, one global batch takes {global}");
     let smaller = format!("a global batch of {samples} or less, or more data");
     if samples == 0 {
-        findings.at(&["data.train"], "the data hold no samples", "give other data");
+        findings.at(
+            &["data.train"],
+            "the data hold no samples",
+            "give other data",
+        );
     } else if horizon.dropped_samples > 0 {
         let help = format!("use {}, {smaller}", wrapping(case));
         findings.at(&["batch.last_batch", "data.train"], message, help);
     } else {
         let message = format!("{message}: a step sees the same sample more than once");
         let help = format!("use {smaller}");
-        findings.add(Severity::Warning, &["data.train", "batch.global"], message, help);
+        findings.add(
+            Severity::Warning,
+            &["data.train", "batch.global"],
+            message,
+            help,
+        );
     }
 }
 
@@ -57,7 +70,10 @@ mod tests {
         let mut recipe = recipe();
         let mut of = |samples, last_batch| {
             recipe.spec.batch.last_batch = last_batch;
-            let request = PlanRequest { data_samples: Some(samples), ..PlanRequest::gpus(8) };
+            let request = PlanRequest {
+                data_samples: Some(samples),
+                ..PlanRequest::gpus(8)
+            };
             let found = only("dataset-smaller-than-batch", &recipe, &request);
             found.first().map(|d| d.severity)
         };

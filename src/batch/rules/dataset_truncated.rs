@@ -16,11 +16,15 @@ wrap`, the default, the batch is filled up from the next epoch and nothing is le
 another global batch.",
     wrong: Example {
         flags: "--gpus 4",
-        recipe: native!("  batch: {global: 128, micro: 16, last_batch: drop}\n  data:\n    train: [{path: synthetic, synthetic: {samples: 1000}}]\n"),
+        recipe: native!(
+            "  batch: {global: 128, micro: 16, last_batch: drop}\n  data:\n    train: [{path: synthetic, synthetic: {samples: 1000}}]\n"
+        ),
     },
     right: Example {
         flags: "--gpus 4",
-        recipe: native!("  batch: {global: 128, micro: 16, last_batch: wrap}\n  data:\n    train: [{path: synthetic, synthetic: {samples: 1000}}]\n"),
+        recipe: native!(
+            "  batch: {global: 128, micro: 16, last_batch: wrap}\n  data:\n    train: [{path: synthetic, synthetic: {samples: 1000}}]\n"
+        ),
     },
     check: Check::Plan(check),
 };

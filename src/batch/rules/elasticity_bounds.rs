@@ -25,24 +25,39 @@ they need not split.",
 fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
     let elasticity = &case.spec().elasticity;
     let gpus = case.request.gpus;
-    let (min, max) = (elasticity.min.unwrap_or(1), elasticity.max.unwrap_or(u64::MAX));
+    let (min, max) = (
+        elasticity.min.unwrap_or(1),
+        elasticity.max.unwrap_or(u64::MAX),
+    );
     let paths = ["elasticity.min", "elasticity.max"];
     if min > max {
         findings.at(
             &paths,
-            format!("{} {min} is above {} {max}", case.key(paths[0]), case.key(paths[1])),
+            format!(
+                "{} {min} is above {} {max}",
+                case.key(paths[0]),
+                case.key(paths[1])
+            ),
             "swap them",
         );
     } else if gpus < min {
         findings.at(
             &paths[..1],
-            format!("{} are fewer than {} {min}", case.count(gpus), case.key(paths[0])),
+            format!(
+                "{} are fewer than {} {min}",
+                case.count(gpus),
+                case.key(paths[0])
+            ),
             format!("ask for {min} or more, or lower it"),
         );
     } else if gpus > max {
         findings.at(
             &paths[1..],
-            format!("{} are more than {} {max}", case.count(gpus), case.key(paths[1])),
+            format!(
+                "{} are more than {} {max}",
+                case.count(gpus),
+                case.key(paths[1])
+            ),
             format!("ask for {max} or fewer, or raise it"),
         );
     }

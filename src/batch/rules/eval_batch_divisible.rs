@@ -15,11 +15,15 @@ devices, so a recipe that evaluates in one world may not in another.",
 per_device_eval_batch_size × num_processes is not a multiple of num_generations.",
     wrong: Example {
         flags: "--gpus 2",
-        recipe: native!("  objective: grpo\n  batch: {global: 64, micro: 8}\n  evaluation: {micro: 2, every_samples: 640}\n  generation: {num_generations: 8}\n"),
+        recipe: native!(
+            "  objective: grpo\n  batch: {global: 64, micro: 8}\n  evaluation: {micro: 2, every_samples: 640}\n  generation: {num_generations: 8}\n"
+        ),
     },
     right: Example {
         flags: "--gpus 2",
-        recipe: native!("  objective: grpo\n  batch: {global: 64, micro: 8}\n  evaluation: {micro: 4, every_samples: 640}\n  generation: {num_generations: 8}\n"),
+        recipe: native!(
+            "  objective: grpo\n  batch: {global: 64, micro: 8}\n  evaluation: {micro: 4, every_samples: 640}\n  generation: {num_generations: 8}\n"
+        ),
     },
     check: Check::Plan(check),
 };
@@ -45,14 +49,19 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
     if product.is_multiple_of(u128::from(group)) {
         return;
     }
-    let fits = (1..=group).find(|m| (m * ranks).is_multiple_of(group)).unwrap_or(group);
+    let fits = (1..=group)
+        .find(|m| (m * ranks).is_multiple_of(group))
+        .unwrap_or(group);
     findings.at(
         &["evaluation.micro", "generation.num_generations"],
         format!(
             "evaluation batches of {ranks} × {micro} = {product} do not hold whole groups of \
              {group} generations"
         ),
-        format!("use a multiple of {fits} for {}", case.key("evaluation.micro")),
+        format!(
+            "use a multiple of {fits} for {}",
+            case.key("evaluation.micro")
+        ),
     );
 }
 
@@ -68,10 +77,15 @@ mod tests {
         recipe.spec.objective = Objective::Grpo;
         recipe.spec.generation.num_generations = Some(8);
         recipe.spec.evaluation.micro = Some(2);
-        let of = |recipe: &crate::recipe::Recipe, gpus| only("eval-batch-divisible", recipe, &PlanRequest::gpus(gpus));
+        let of = |recipe: &crate::recipe::Recipe, gpus| {
+            only("eval-batch-divisible", recipe, &PlanRequest::gpus(gpus))
+        };
         assert!(of(&recipe, 2).is_empty());
         recipe.spec.evaluation.every_steps = Some(10);
-        assert_eq!(of(&recipe, 2)[0].help, "use a multiple of 4 for `evaluation.micro`");
+        assert_eq!(
+            of(&recipe, 2)[0].help,
+            "use a multiple of 4 for `evaluation.micro`"
+        );
         assert!(of(&recipe, 4).is_empty());
         recipe.spec.objective = Objective::Sft;
         assert!(of(&recipe, 2).is_empty());

@@ -27,12 +27,16 @@ smaller. Evenkeel does not change the interval.",
 };
 
 fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
-    let (Some(every), Some(global)) =
-        (case.spec().evaluation.every_samples, case.draft.global_batch_size)
-    else {
+    let (Some(every), Some(global)) = (
+        case.spec().evaluation.every_samples,
+        case.draft.global_batch_size,
+    ) else {
         return;
     };
-    let (paths, key) = (["evaluation.every_samples"], case.key("evaluation.every_samples"));
+    let (paths, key) = (
+        ["evaluation.every_samples"],
+        case.key("evaluation.every_samples"),
+    );
     let above = every.next_multiple_of(global);
     if every < global {
         findings.at(

@@ -22,11 +22,15 @@ changes `steps_per_generation` instead.",
 than two generations, and when both `generation_batch_size` and `steps_per_generation` are given.",
     wrong: Example {
         flags: "--gpus 8",
-        recipe: native!("  objective: grpo\n  batch: {global: 64, micro: 8}\n  generation: {num_generations: 8, generation_batch_size: 96}\n"),
+        recipe: native!(
+            "  objective: grpo\n  batch: {global: 64, micro: 8}\n  generation: {num_generations: 8, generation_batch_size: 96}\n"
+        ),
     },
     right: Example {
         flags: "--gpus 8",
-        recipe: native!("  objective: grpo\n  batch: {global: 64, micro: 8}\n  generation: {num_generations: 8, generation_batch_size: 128}\n"),
+        recipe: native!(
+            "  objective: grpo\n  batch: {global: 64, micro: 8}\n  generation: {num_generations: 8, generation_batch_size: 128}\n"
+        ),
     },
     check: Check::Plan(check),
 };
@@ -47,7 +51,10 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
     }
     let group = generation.num_generations.unwrap_or(DEFAULT_GENERATIONS);
     if group < 2 {
-        let message = format!("{} is {group}: there is nothing to compare", case.key(count));
+        let message = format!(
+            "{} is {group}: there is nothing to compare",
+            case.key(count)
+        );
         findings.at(&[count], message, "use 2 or more");
         return;
     }
@@ -72,7 +79,10 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
                 "a generation batch of {batch} is not made of passes of {} × {} = {pass} samples",
                 split.ranks, split.micro
             ),
-            format!("use a multiple of {pass} for {}, or another world", case.key(size)),
+            format!(
+                "use a multiple of {pass} for {}, or another world",
+                case.key(size)
+            ),
         );
     }
 }
@@ -92,7 +102,11 @@ mod tests {
     }
 
     fn messages(recipe: &Recipe, gpus: u64) -> Vec<String> {
-        let found = only("generation-batch-divisible", recipe, &PlanRequest::gpus(gpus));
+        let found = only(
+            "generation-batch-divisible",
+            recipe,
+            &PlanRequest::gpus(gpus),
+        );
         found.into_iter().map(|d| d.message).collect()
     }
 
@@ -120,8 +134,14 @@ mod tests {
         recipe.spec.batch.gpus = Some(8);
         recipe.spec.generation.steps_per_generation = Some(2);
         let plan = plan(&recipe, &PlanRequest::gpus(4)).unwrap();
-        let change = plan.adjusted.iter().find(|a| a.key.contains("steps_per_generation"));
+        let change = plan
+            .adjusted
+            .iter()
+            .find(|a| a.key.contains("steps_per_generation"));
         // 2 × 16 × 8 = 256 completions are 4 passes of 16 × 4.
-        assert_eq!(change.map(|a| (a.from.as_str(), a.to.as_str())), Some(("2", "4")));
+        assert_eq!(
+            change.map(|a| (a.from.as_str(), a.to.as_str())),
+            Some(("2", "4"))
+        );
     }
 }

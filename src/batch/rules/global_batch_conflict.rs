@@ -71,13 +71,20 @@ mod tests {
         recipe.spec.batch.global = Some(256);
         recipe.spec.batch.accumulation = Some(1);
         recipe.spec.batch.gpus = Some(8);
-        let of = |recipe: &crate::recipe::Recipe| only("global-batch-conflict", recipe, &PlanRequest::gpus(8));
+        let of = |recipe: &crate::recipe::Recipe| {
+            only("global-batch-conflict", recipe, &PlanRequest::gpus(8))
+        };
         assert_eq!(of(&recipe)[0].severity, Severity::Error);
         assert_eq!(
             of(&recipe)[0].message,
             "`batch.global` is 256, but the recipe's own numbers make 8 × 16 × 1 = 128"
         );
-        wrote(&mut recipe, "command line", "batch.global", "--global-batch-size");
+        wrote(
+            &mut recipe,
+            "command line",
+            "batch.global",
+            "--global-batch-size",
+        );
         assert_eq!(of(&recipe)[0].severity, Severity::Warning);
         recipe.spec.batch.global = Some(128);
         assert!(of(&recipe).is_empty());

@@ -42,7 +42,11 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
     };
     findings.at(
         &["batch.micro"],
-        format!("KTO with a micro-batch of {} cannot estimate its KL term: {}", split.micro, split.proof()),
+        format!(
+            "KTO with a micro-batch of {} cannot estimate its KL term: {}",
+            split.micro,
+            split.proof()
+        ),
         help,
     );
 }
@@ -57,9 +61,14 @@ mod tests {
     fn one_sample_per_device_is_refused_after_the_rescale() {
         let mut recipe = recipe();
         recipe.spec.objective = Objective::Kto;
-        let of = |recipe: &crate::recipe::Recipe, gpus| only("kto-batch-min", recipe, &PlanRequest::gpus(gpus));
+        let of = |recipe: &crate::recipe::Recipe, gpus| {
+            only("kto-batch-min", recipe, &PlanRequest::gpus(gpus))
+        };
         assert!(of(&recipe, 8).is_empty());
-        assert_eq!(of(&recipe, 128)[0].help, "use at most 64 data-parallel ranks");
+        assert_eq!(
+            of(&recipe, 128)[0].help,
+            "use at most 64 data-parallel ranks"
+        );
         recipe.spec.batch.micro = Some(1);
         assert!(of(&recipe, 8)[0].help.starts_with("raise"));
     }

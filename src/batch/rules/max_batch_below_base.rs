@@ -14,11 +14,15 @@ contradiction; one less than a quantum above it allows no growth at all, which i
     upstream: "arXiv 2412.21124: tests stop at the maximum batch.",
     wrong: Example {
         flags: "--gpus 4",
-        recipe: native!("  batch: {global: 256, micro: 4}\n  schedule: {kind: norm-test, max_batch: 128}\n"),
+        recipe: native!(
+            "  batch: {global: 256, micro: 4}\n  schedule: {kind: norm-test, max_batch: 128}\n"
+        ),
     },
     right: Example {
         flags: "--gpus 4",
-        recipe: native!("  batch: {global: 256, micro: 4}\n  schedule: {kind: norm-test, max_batch: 8192}\n"),
+        recipe: native!(
+            "  batch: {global: 256, micro: 4}\n  schedule: {kind: norm-test, max_batch: 8192}\n"
+        ),
     },
     check: Check::Plan(check),
 };

@@ -15,11 +15,15 @@ whatever world the recipe runs.",
 per-device batch × accumulation is not a multiple of num_mini_batches.",
     wrong: Example {
         flags: "--gpus 8",
-        recipe: native!("  objective: ppo\n  batch: {global: 64, micro: 8}\n  generation: {num_mini_batches: 3}\n"),
+        recipe: native!(
+            "  objective: ppo\n  batch: {global: 64, micro: 8}\n  generation: {num_mini_batches: 3}\n"
+        ),
     },
     right: Example {
         flags: "--gpus 8",
-        recipe: native!("  objective: ppo\n  batch: {global: 64, micro: 8}\n  generation: {num_mini_batches: 4}\n"),
+        recipe: native!(
+            "  objective: ppo\n  batch: {global: 64, micro: 8}\n  generation: {num_mini_batches: 4}\n"
+        ),
     },
     check: Check::Plan(check),
 };
@@ -57,6 +61,10 @@ mod tests {
         let of = |gpus| only("mini-batch-divisible", &recipe, &PlanRequest::gpus(gpus));
         assert!(of(8).is_empty());
         assert!(of(32).is_empty());
-        assert!(of(64)[0].message.contains("4 mini-batches do not divide the 2 × 1 = 2 samples"));
+        assert!(
+            of(64)[0]
+                .message
+                .contains("4 mini-batches do not divide the 2 × 1 = 2 samples")
+        );
     }
 }

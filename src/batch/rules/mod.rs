@@ -6,15 +6,6 @@
 
 mod page;
 
-macro_rules! rules {
-    ($($module:ident)*) => {
-        $(mod $module;)*
-
-        /// The rules that are checked here.
-        static OWN: &[&Rule] = &[$(&$module::RULE),*];
-    };
-}
-
 /// A native recipe whose `spec` is the text.
 macro_rules! native {
     ($spec:literal) => {
@@ -25,51 +16,48 @@ macro_rules! native {
     };
 }
 
+mod auto_find_shrinks_batch;
+mod batch_divisible;
+mod batch_too_large;
+mod budget_missing;
+mod data_missing;
+mod dataset_smaller_than_batch;
+mod dataset_truncated;
+mod elasticity_bounds;
+mod eval_batch_divisible;
+mod eval_interval_multiple;
+mod generation_batch_divisible;
+mod global_batch_conflict;
+mod global_batch_constant;
+mod global_batch_unknown;
+mod kto_batch_min;
+mod max_batch_below_base;
+mod mini_batch_divisible;
+mod model_missing;
+mod model_needs_sharding;
+mod model_shape;
+mod norm_test_never_grows;
+mod one_group;
+mod paper_eta_out_of_reach;
+mod parallelism_product;
 mod reader;
-
-rules! {
-    auto_find_shrinks_batch
-    batch_divisible
-    batch_too_large
-    budget_missing
-    data_missing
-    dataset_smaller_than_batch
-    dataset_truncated
-    elasticity_bounds
-    eval_batch_divisible
-    eval_interval_multiple
-    generation_batch_divisible
-    global_batch_conflict
-    global_batch_constant
-    global_batch_unknown
-    kto_batch_min
-    max_batch_below_base
-    mini_batch_divisible
-    model_missing
-    model_needs_sharding
-    model_shape
-    norm_test_never_grows
-    one_group
-    paper_eta_out_of_reach
-    parallelism_product
-    schedule_empty
-    schedule_quantum
-    sequence_too_long
-    sharded_workers
-    stage_shares
-    start_batch_estimate
-    synthetic_keys
-    synthetic_language
-    tokenizer_missing
-    trainer_model
-    trainer_numerics
-    trainer_objective
-    trainer_parallelism
-    trainer_weights
-    uneven_dealing
-    vocabulary_too_small
-    warmup_exceeds_budget
-}
+mod schedule_empty;
+mod schedule_quantum;
+mod sequence_too_long;
+mod sharded_workers;
+mod stage_shares;
+mod start_batch_estimate;
+mod synthetic_keys;
+mod synthetic_language;
+mod tokenizer_missing;
+mod trainer_model;
+mod trainer_numerics;
+mod trainer_objective;
+mod trainer_parallelism;
+mod trainer_weights;
+mod uneven_dealing;
+mod vocabulary_too_small;
+mod warmup_exceeds_budget;
 
 use std::sync::LazyLock;
 
@@ -80,6 +68,51 @@ use super::request::{PlanRequest, Trainer};
 use crate::recipe::{Diagnostic, Recipe, Severity, Spec};
 
 pub use page::page;
+
+/// The rules that are checked here.
+static OWN: &[&Rule] = &[
+    &auto_find_shrinks_batch::RULE,
+    &batch_divisible::RULE,
+    &batch_too_large::RULE,
+    &budget_missing::RULE,
+    &data_missing::RULE,
+    &dataset_smaller_than_batch::RULE,
+    &dataset_truncated::RULE,
+    &elasticity_bounds::RULE,
+    &eval_batch_divisible::RULE,
+    &eval_interval_multiple::RULE,
+    &generation_batch_divisible::RULE,
+    &global_batch_conflict::RULE,
+    &global_batch_constant::RULE,
+    &global_batch_unknown::RULE,
+    &kto_batch_min::RULE,
+    &max_batch_below_base::RULE,
+    &mini_batch_divisible::RULE,
+    &model_missing::RULE,
+    &model_needs_sharding::RULE,
+    &model_shape::RULE,
+    &norm_test_never_grows::RULE,
+    &one_group::RULE,
+    &paper_eta_out_of_reach::RULE,
+    &parallelism_product::RULE,
+    &schedule_empty::RULE,
+    &schedule_quantum::RULE,
+    &sequence_too_long::RULE,
+    &sharded_workers::RULE,
+    &stage_shares::RULE,
+    &start_batch_estimate::RULE,
+    &synthetic_keys::RULE,
+    &synthetic_language::RULE,
+    &tokenizer_missing::RULE,
+    &trainer_model::RULE,
+    &trainer_numerics::RULE,
+    &trainer_objective::RULE,
+    &trainer_parallelism::RULE,
+    &trainer_weights::RULE,
+    &uneven_dealing::RULE,
+    &vocabulary_too_small::RULE,
+    &warmup_exceeds_budget::RULE,
+];
 
 /// Every rule, in the order of their ids.
 pub static RULES: LazyLock<Vec<&'static Rule>> = LazyLock::new(|| {

@@ -20,11 +20,15 @@ with) is only warned: the estimate then counts everything on every device, which
 out-of-memory error.",
     wrong: Example {
         flags: "--gpus 8 --device-memory 80GB",
-        recipe: native!("  batch: {global: 128, micro: 4}\n  model: {path: mistralai/Mistral-7B-v0.1, precision: bf16}\n"),
+        recipe: native!(
+            "  batch: {global: 128, micro: 4}\n  model: {path: mistralai/Mistral-7B-v0.1, precision: bf16}\n"
+        ),
     },
     right: Example {
         flags: "--gpus 8 --device-memory 80GB",
-        recipe: native!("  batch: {global: 128, micro: 4}\n  parallel: {strategy: fsdp}\n  model: {path: mistralai/Mistral-7B-v0.1, precision: bf16, activation_checkpointing: true}\n"),
+        recipe: native!(
+            "  batch: {global: 128, micro: 4}\n  parallel: {strategy: fsdp}\n  model: {path: mistralai/Mistral-7B-v0.1, precision: bf16, activation_checkpointing: true}\n"
+        ),
     },
     check: Check::Plan(check),
 };
@@ -44,14 +48,20 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
     let shard = match (strategy, enough) {
         (Strategy::Fsdp, Some(gpus)) => format!("use {} or more", case.count(gpus)),
         (_, Some(gpus)) if gpus <= case.request.gpus => "shard it (`fsdp`, ZeRO-3)".to_owned(),
-        (_, Some(gpus)) => format!("shard it (`fsdp`, ZeRO-3) over {} or more", case.count(gpus)),
+        (_, Some(gpus)) => format!(
+            "shard it (`fsdp`, ZeRO-3) over {} or more",
+            case.count(gpus)
+        ),
         (_, None) => "use larger devices, or split the model (tensor, pipeline)".to_owned(),
     };
     let dialect = case.recipe.dialect;
     let unstated = dialect != Dialect::Native && case.recipe.span("parallel.strategy").is_none();
     let mut ways = Vec::new();
     if unstated {
-        ways.push("say how it is sharded, `--accelerate FILE` or `evenkeel.parallel.strategy=fsdp`".to_owned());
+        ways.push(
+            "say how it is sharded, `--accelerate FILE` or `evenkeel.parallel.strategy=fsdp`"
+                .to_owned(),
+        );
     }
     ways.push(shard);
     let model = &case.spec().model;
@@ -99,17 +109,28 @@ mod tests {
         let mut recipe = seven_billion();
         recipe.spec.parallel.strategy = Strategy::Ddp;
         let of = |recipe: &crate::recipe::Recipe, gpus, gb: u64| {
-            let request =
-                PlanRequest { device_memory: Some(gb * 1_000_000_000), ..PlanRequest::gpus(gpus) };
+            let request = PlanRequest {
+                device_memory: Some(gb * 1_000_000_000),
+                ..PlanRequest::gpus(gpus)
+            };
             only("model-needs-sharding", recipe, &request)
         };
         let found = of(&recipe, 8, 80);
         assert_eq!(found[0].severity, Severity::Error);
-        assert_eq!(found[0].help, "shard it (`fsdp`, ZeRO-3), or train adapters");
-        assert_eq!(of(&recipe, 1, 80)[0].help, "shard it (`fsdp`, ZeRO-3) over 2 GPUs or more, or train adapters");
+        assert_eq!(
+            found[0].help,
+            "shard it (`fsdp`, ZeRO-3), or train adapters"
+        );
+        assert_eq!(
+            of(&recipe, 1, 80)[0].help,
+            "shard it (`fsdp`, ZeRO-3) over 2 GPUs or more, or train adapters"
+        );
         recipe.spec.parallel.strategy = Strategy::Fsdp;
         assert!(of(&recipe, 8, 80).is_empty());
-        assert_eq!(of(&recipe, 4, 24)[0].help, "use 8 GPUs or more, or train adapters");
+        assert_eq!(
+            of(&recipe, 4, 24)[0].help,
+            "use 8 GPUs or more, or train adapters"
+        );
         assert!(of(&recipe, 4, 1)[0].help.starts_with("use larger devices"));
     }
 
@@ -118,7 +139,10 @@ mod tests {
         let mut recipe = seven_billion();
         recipe.dialect = crate::recipe::Dialect::HandbookTrl;
         recipe.spec.parallel.strategy = Strategy::Ddp;
-        let request = PlanRequest { device_memory: Some(80_000_000_000), ..PlanRequest::gpus(8) };
+        let request = PlanRequest {
+            device_memory: Some(80_000_000_000),
+            ..PlanRequest::gpus(8)
+        };
         let found = only("model-needs-sharding", &recipe, &request);
         assert_eq!(found[0].severity, Severity::Warning);
         assert!(found[0].help.contains("--accelerate"));
@@ -131,7 +155,10 @@ mod tests {
     fn activations_alone_are_a_warning() {
         let mut recipe = seven_billion();
         recipe.spec.data.sequence_length = 32_768;
-        let request = PlanRequest { device_memory: Some(24_000_000_000), ..PlanRequest::gpus(8) };
+        let request = PlanRequest {
+            device_memory: Some(24_000_000_000),
+            ..PlanRequest::gpus(8)
+        };
         let found = only("model-needs-sharding", &recipe, &request);
         assert_eq!(found[0].severity, Severity::Warning);
         assert!(found[0].message.starts_with("a single sample needs"));

@@ -14,11 +14,15 @@ key-value heads dividing the heads, an even width of a head for RoPE.",
 not divide the width, divides by 0, or fails in the first forward pass on the others.",
     wrong: Example {
         flags: "--gpus 4",
-        recipe: native!("  batch: {global: 128, micro: 16}\n  model:\n    config: {hidden_size: 64, num_attention_heads: 6, num_hidden_layers: 2, vocab_size: 256}\n"),
+        recipe: native!(
+            "  batch: {global: 128, micro: 16}\n  model:\n    config: {hidden_size: 64, num_attention_heads: 6, num_hidden_layers: 2, vocab_size: 256}\n"
+        ),
     },
     right: Example {
         flags: "--gpus 4",
-        recipe: native!("  batch: {global: 128, micro: 16}\n  model:\n    config: {hidden_size: 64, num_attention_heads: 4, num_hidden_layers: 2, vocab_size: 256}\n"),
+        recipe: native!(
+            "  batch: {global: 128, micro: 16}\n  model:\n    config: {hidden_size: 64, num_attention_heads: 4, num_hidden_layers: 2, vocab_size: 256}\n"
+        ),
     },
     check: Check::Plan(check),
 };
@@ -30,7 +34,7 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
 #[cfg(test)]
 mod tests {
     use crate::batch::rules::testing::reported;
-    use crate::recipe::Severity::{Error};
+    use crate::recipe::Severity::Error;
 
     #[test]
     fn a_shape_that_does_not_fit_is_refused_for_everybody() {

@@ -15,11 +15,15 @@ scale + batch).",
     upstream: "arXiv 2412.21124: η in (0, 1).",
     wrong: Example {
         flags: "--gpus 4",
-        recipe: native!("  batch: {global: 256, micro: 4}\n  schedule: {kind: norm-test, eta: 1.5}\n"),
+        recipe: native!(
+            "  batch: {global: 256, micro: 4}\n  schedule: {kind: norm-test, eta: 1.5}\n"
+        ),
     },
     right: Example {
         flags: "--gpus 4",
-        recipe: native!("  batch: {global: 256, micro: 4}\n  schedule: {kind: norm-test, eta: 0.15}\n"),
+        recipe: native!(
+            "  batch: {global: 256, micro: 4}\n  schedule: {kind: norm-test, eta: 0.15}\n"
+        ),
     },
     check: Check::Plan(check),
 };
@@ -31,7 +35,11 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
     {
         findings.at(
             &["schedule.eta"],
-            format!("{} {} is not below 1: the test never fails", case.key("schedule.eta"), test.eta),
+            format!(
+                "{} {} is not below 1: the test never fails",
+                case.key("schedule.eta"),
+                test.eta
+            ),
             "use a value between 0.05 and 0.5",
         );
     }

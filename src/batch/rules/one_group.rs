@@ -61,7 +61,9 @@ mod tests {
 
     #[test]
     fn one_worker_or_one_micro_batch_is_refused() {
-        let found = |recipe: &crate::recipe::Recipe, gpus| only("one-group", recipe, &PlanRequest::gpus(gpus)).len();
+        let found = |recipe: &crate::recipe::Recipe, gpus| {
+            only("one-group", recipe, &PlanRequest::gpus(gpus)).len()
+        };
         let mut recipe = norm_test(|_| {});
         assert_eq!(found(&recipe, 1), 0);
         recipe.spec.batch.micro = Some(128);

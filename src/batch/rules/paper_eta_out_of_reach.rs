@@ -15,11 +15,15 @@ The paper's η can therefore not be carried over to another J or b: η_unbiased 
     upstream: "arXiv 2412.21124, the test as printed.",
     wrong: Example {
         flags: "--gpus 4",
-        recipe: native!("  batch: {global: 256, micro: 4}\n  schedule: {kind: norm-test, estimator: paper, eta: 0.2}\n"),
+        recipe: native!(
+            "  batch: {global: 256, micro: 4}\n  schedule: {kind: norm-test, estimator: paper, eta: 0.2}\n"
+        ),
     },
     right: Example {
         flags: "--gpus 4",
-        recipe: native!("  batch: {global: 256, micro: 4}\n  schedule: {kind: norm-test, estimator: unbiased, eta: 0.2}\n"),
+        recipe: native!(
+            "  batch: {global: 256, micro: 4}\n  schedule: {kind: norm-test, estimator: unbiased, eta: 0.2}\n"
+        ),
     },
     check: Check::Plan(check),
 };

@@ -64,7 +64,11 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
         );
     };
     if case.request.gpus == 0 {
-        findings.at(&[], format!("a plan for {}", case.count(0)), "ask for at least 1");
+        findings.at(
+            &[],
+            format!("a plan for {}", case.count(0)),
+            "ask for at least 1",
+        );
         return;
     }
     if case.draft.data_parallel_size.is_none() {
@@ -104,7 +108,11 @@ fn check_data_parallel(case: &Case<'_>, findings: &mut Findings<'_>) {
                  {what}",
                 stated[0], stated[1]
             ),
-            format!("make {} × {} equal to {ranks}", case.key(paths[1]), case.key(paths[0])),
+            format!(
+                "make {} × {} equal to {ranks}",
+                case.key(paths[1]),
+                case.key(paths[0])
+            ),
         );
     } else if let Some(now) = case.draft.data_parallel_size.filter(|&now| now != ranks) {
         findings.add(
@@ -115,7 +123,11 @@ fn check_data_parallel(case: &Case<'_>, findings: &mut Findings<'_>) {
                  {now} of this world",
                 stated[0], stated[1]
             ),
-            format!("make {} × {} equal to {now}", case.key(paths[1]), case.key(paths[0])),
+            format!(
+                "make {} × {} equal to {now}",
+                case.key(paths[1]),
+                case.key(paths[0])
+            ),
         );
     }
 }
@@ -157,7 +169,9 @@ mod tests {
         recipe.spec.parallel.tensor = 2;
         recipe.spec.parallel.data_replicate = Some(2);
         recipe.spec.parallel.data_shard = Some(2);
-        let of = |recipe: &crate::recipe::Recipe, gpus| only("parallelism-product", recipe, &PlanRequest::gpus(gpus));
+        let of = |recipe: &crate::recipe::Recipe, gpus| {
+            only("parallelism-product", recipe, &PlanRequest::gpus(gpus))
+        };
         assert!(of(&recipe, 8).is_empty());
         assert_eq!(of(&recipe, 16)[0].severity, Severity::Warning);
         recipe.spec.parallel.data_shard = Some(4);

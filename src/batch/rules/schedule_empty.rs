@@ -12,7 +12,9 @@ pub(super) const RULE: Rule = Rule {
     upstream: "None: the key is Evenkeel's own.",
     wrong: Example {
         flags: "--gpus 4",
-        recipe: native!("  batch: {global: 256, micro: 4}\n  schedule: {kind: stages, stages: []}\n"),
+        recipe: native!(
+            "  batch: {global: 256, micro: 4}\n  schedule: {kind: stages, stages: []}\n"
+        ),
     },
     right: Example {
         flags: "--gpus 4",
@@ -46,8 +48,14 @@ mod tests {
     fn nothing_to_replay_is_refused() {
         let mut recipe = recipe();
         recipe.spec.schedule = BatchSchedule::Replay { runs: Vec::new() };
-        assert_eq!(only("schedule-empty", &recipe, &PlanRequest::gpus(4)).len(), 1);
-        let runs = vec![ReplayRun { batch: 128, steps: 1 }];
+        assert_eq!(
+            only("schedule-empty", &recipe, &PlanRequest::gpus(4)).len(),
+            1
+        );
+        let runs = vec![ReplayRun {
+            batch: 128,
+            steps: 1,
+        }];
         recipe.spec.schedule = BatchSchedule::Replay { runs };
         assert!(only("schedule-empty", &recipe, &PlanRequest::gpus(4)).is_empty());
     }

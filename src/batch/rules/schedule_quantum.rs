@@ -16,11 +16,15 @@ batch is allowed, and the quantum is the base batch itself; bounds make it finer
 of workers × accumulation.",
     wrong: Example {
         flags: "--gpus 4",
-        recipe: native!("  batch: {global: 256, micro: 4}\n  schedule:\n    kind: stages\n    stages: [{share: 0.5, batch: 256}, {share: 0.5, batch: 400}]\n"),
+        recipe: native!(
+            "  batch: {global: 256, micro: 4}\n  schedule:\n    kind: stages\n    stages: [{share: 0.5, batch: 256}, {share: 0.5, batch: 400}]\n"
+        ),
     },
     right: Example {
         flags: "--gpus 4",
-        recipe: native!("  batch: {global: 256, micro: 4}\n  elasticity: {min: 4, max: 4}\n  schedule:\n    kind: stages\n    stages: [{share: 0.5, batch: 256}, {share: 0.5, batch: 400}]\n"),
+        recipe: native!(
+            "  batch: {global: 256, micro: 4}\n  elasticity: {min: 4, max: 4}\n  schedule:\n    kind: stages\n    stages: [{share: 0.5, batch: 256}, {share: 0.5, batch: 400}]\n"
+        ),
     },
     check: Check::Plan(check),
 };
@@ -32,11 +36,13 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
     let batches: Vec<(String, u64)> = match &case.spec().schedule {
         BatchSchedule::Stages { stages } => {
             let each = stages.iter().enumerate();
-            each.map(|(i, stage)| (format!("schedule.stages.{i}"), stage.batch)).collect()
+            each.map(|(i, stage)| (format!("schedule.stages.{i}"), stage.batch))
+                .collect()
         }
         BatchSchedule::Replay { runs } => {
             let each = runs.iter().enumerate();
-            each.map(|(i, run)| (format!("schedule.runs.{i}"), run.batch)).collect()
+            each.map(|(i, run)| (format!("schedule.runs.{i}"), run.batch))
+                .collect()
         }
         BatchSchedule::Constant | BatchSchedule::NormTest(_) => return,
     };
@@ -77,10 +83,16 @@ mod tests {
         recipe.spec.schedule = BatchSchedule::Stages {
             stages: vec![stage(0.2, 128), stage(0.2, 192), stage(0.6, 64)],
         };
-        let of = |recipe: &crate::recipe::Recipe| only("schedule-quantum", recipe, &PlanRequest::gpus(4));
+        let of = |recipe: &crate::recipe::Recipe| {
+            only("schedule-quantum", recipe, &PlanRequest::gpus(4))
+        };
         let found = of(&recipe);
         assert_eq!(found.len(), 2);
-        assert!(found[0].help.starts_with("use 128 or 256"), "{}", found[0].help);
+        assert!(
+            found[0].help.starts_with("use 128 or 256"),
+            "{}",
+            found[0].help
+        );
         recipe.spec.elasticity.min = Some(4);
         recipe.spec.elasticity.max = Some(4);
         assert!(of(&recipe).is_empty());

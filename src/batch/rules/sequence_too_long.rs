@@ -14,11 +14,15 @@ model of the hub that is not here the number is not known, and nothing is said."
 for.",
     wrong: Example {
         flags: "--gpus 4",
-        recipe: native!("  batch: {global: 128, micro: 16}\n  data: {sequence_length: 4096}\n  model:\n    config: {hidden_size: 64, num_attention_heads: 4, num_hidden_layers: 2, vocab_size: 256, max_position_embeddings: 2048}\n"),
+        recipe: native!(
+            "  batch: {global: 128, micro: 16}\n  data: {sequence_length: 4096}\n  model:\n    config: {hidden_size: 64, num_attention_heads: 4, num_hidden_layers: 2, vocab_size: 256, max_position_embeddings: 2048}\n"
+        ),
     },
     right: Example {
         flags: "--gpus 4",
-        recipe: native!("  batch: {global: 128, micro: 16}\n  data: {sequence_length: 2048}\n  model:\n    config: {hidden_size: 64, num_attention_heads: 4, num_hidden_layers: 2, vocab_size: 256, max_position_embeddings: 2048}\n"),
+        recipe: native!(
+            "  batch: {global: 128, micro: 16}\n  data: {sequence_length: 2048}\n  model:\n    config: {hidden_size: 64, num_attention_heads: 4, num_hidden_layers: 2, vocab_size: 256, max_position_embeddings: 2048}\n"
+        ),
     },
     check: Check::Plan(check),
 };
@@ -30,7 +34,7 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
 #[cfg(test)]
 mod tests {
     use crate::batch::rules::testing::reported;
-    use crate::recipe::Severity::{Error};
+    use crate::recipe::Severity::Error;
 
     #[test]
     fn a_sample_beyond_the_positions_is_refused_for_everybody() {

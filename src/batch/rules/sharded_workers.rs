@@ -17,11 +17,15 @@ refused rather than run on the wrong gradients. Micro-batches as groups need non
 micro-batch a step or with unsharded accumulation.",
     wrong: Example {
         flags: "--gpus 4",
-        recipe: native!("  batch: {global: 128, micro: 4}\n  parallel: {strategy: fsdp}\n  schedule: {kind: norm-test, estimator: paper, eta: 0.1}\n"),
+        recipe: native!(
+            "  batch: {global: 128, micro: 4}\n  parallel: {strategy: fsdp}\n  schedule: {kind: norm-test, estimator: paper, eta: 0.1}\n"
+        ),
     },
     right: Example {
         flags: "--gpus 4",
-        recipe: native!("  batch: {global: 128, micro: 4}\n  parallel: {strategy: fsdp}\n  schedule: {kind: norm-test, estimator: paper, eta: 0.1, unsharded_accumulation: true}\n"),
+        recipe: native!(
+            "  batch: {global: 128, micro: 4}\n  parallel: {strategy: fsdp}\n  schedule: {kind: norm-test, estimator: paper, eta: 0.1, unsharded_accumulation: true}\n"
+        ),
     },
     check: Check::Plan(check),
 };
@@ -65,8 +69,14 @@ mod tests {
             recipe.spec.parallel.strategy = strategy;
             only("sharded-workers", &recipe, &PlanRequest::gpus(4)).len()
         };
-        assert_eq!(of(Strategy::Fsdp, &|test| test.estimator = Estimator::Paper), 1);
-        assert_eq!(of(Strategy::Zero2, &|test| test.groups = Groups::Workers), 1);
+        assert_eq!(
+            of(Strategy::Fsdp, &|test| test.estimator = Estimator::Paper),
+            1
+        );
+        assert_eq!(
+            of(Strategy::Zero2, &|test| test.groups = Groups::Workers),
+            1
+        );
         assert_eq!(of(Strategy::Ddp, &|test| test.groups = Groups::Workers), 0);
         assert_eq!(of(Strategy::Fsdp, &|_| {}), 0);
         let paid = |test: &mut crate::recipe::spec::NormTest| {

@@ -16,11 +16,15 @@ sum below leaves samples without a batch, a sum above leaves stages without samp
     upstream: "arXiv 2412.21124, the stage-wise baseline: 2.5 % of the samples at 2048, 2.5 % at 4096, 95 % at 8192.",
     wrong: Example {
         flags: "--gpus 4",
-        recipe: native!("  batch: {global: 256, micro: 4}\n  schedule:\n    kind: stages\n    stages: [{share: 0.5, batch: 256}, {share: 0.4, batch: 512}]\n"),
+        recipe: native!(
+            "  batch: {global: 256, micro: 4}\n  schedule:\n    kind: stages\n    stages: [{share: 0.5, batch: 256}, {share: 0.4, batch: 512}]\n"
+        ),
     },
     right: Example {
         flags: "--gpus 4",
-        recipe: native!("  batch: {global: 256, micro: 4}\n  schedule:\n    kind: stages\n    stages: [{share: 0.5, batch: 256}, {share: 0.5, batch: 512}]\n"),
+        recipe: native!(
+            "  batch: {global: 256, micro: 4}\n  schedule:\n    kind: stages\n    stages: [{share: 0.5, batch: 256}, {share: 0.5, batch: 512}]\n"
+        ),
     },
     check: Check::Plan(check),
 };
@@ -33,7 +37,10 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
     if !stages.is_empty() && (sum - 1.0).abs() > TOLERANCE {
         findings.at(
             &["schedule.stages", "schedule"],
-            format!("the shares of {} add up to {sum}", case.key("schedule.stages")),
+            format!(
+                "the shares of {} add up to {sum}",
+                case.key("schedule.stages")
+            ),
             "make them add up to 1",
         );
     }
@@ -50,7 +57,9 @@ mod tests {
         let of = |shares: &[f64]| {
             let mut recipe = recipe();
             let stages = shares.iter().map(|&share| Stage { share, batch: 128 });
-            recipe.spec.schedule = BatchSchedule::Stages { stages: stages.collect() };
+            recipe.spec.schedule = BatchSchedule::Stages {
+                stages: stages.collect(),
+            };
             only("stage-shares", &recipe, &PlanRequest::gpus(4)).len()
         };
         assert_eq!(of(&[0.025, 0.025, 0.95]), 0);

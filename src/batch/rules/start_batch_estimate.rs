@@ -18,11 +18,15 @@ nobody says. Its rule of thumb: 4 samples of a 7B model on a GPU of 24 GB, 2 of 
 model parallelism for 70B.",
     wrong: Example {
         flags: "--gpus 8 --device-memory 24GB",
-        recipe: native!("  objective: sft\n  batch: {global: 128, micro: 16}\n  parallel: {strategy: fsdp}\n  data: {sequence_length: 2048}\n  model:\n    path: mistralai/Mistral-7B-v0.1\n    precision: bf16\n    activation_checkpointing: true\n"),
+        recipe: native!(
+            "  objective: sft\n  batch: {global: 128, micro: 16}\n  parallel: {strategy: fsdp}\n  data: {sequence_length: 2048}\n  model:\n    path: mistralai/Mistral-7B-v0.1\n    precision: bf16\n    activation_checkpointing: true\n"
+        ),
     },
     right: Example {
         flags: "--gpus 8 --device-memory 80GB",
-        recipe: native!("  objective: sft\n  batch: {global: 128, micro: 16}\n  parallel: {strategy: fsdp}\n  data: {sequence_length: 2048}\n  model:\n    path: mistralai/Mistral-7B-v0.1\n    precision: bf16\n    activation_checkpointing: true\n"),
+        recipe: native!(
+            "  objective: sft\n  batch: {global: 128, micro: 16}\n  parallel: {strategy: fsdp}\n  data: {sequence_length: 2048}\n  model:\n    path: mistralai/Mistral-7B-v0.1\n    precision: bf16\n    activation_checkpointing: true\n"
+        ),
     },
     check: Check::Plan(check),
 };
@@ -48,7 +52,10 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
                 memory.available(),
                 split.micro
             ),
-            format!("nothing to do: accumulation takes the rest, {}", split.proof()),
+            format!(
+                "nothing to do: accumulation takes the rest, {}",
+                split.proof()
+            ),
         );
     } else if case.spec().batch.micro.is_none() {
         let (message, help) = match memory {
@@ -86,19 +93,28 @@ mod tests {
     #[test]
     fn a_micro_batch_that_does_not_fit_moves_down_and_keeps_the_batch() {
         let recipe = seven_billion();
-        let request = PlanRequest { device_memory: Some(24_000_000_000), ..PlanRequest::gpus(8) };
+        let request = PlanRequest {
+            device_memory: Some(24_000_000_000),
+            ..PlanRequest::gpus(8)
+        };
         let found = only("start-batch-estimate", &recipe, &request);
         assert_eq!(found[0].severity, Severity::Warning);
         let plan = plan(&recipe, &request).unwrap();
         assert_eq!(plan.proof, "8 × 2 × 8 = 128");
-        assert_eq!(plan.adjusted[0].why, "as much as memory per device allows, by estimate");
+        assert_eq!(
+            plan.adjusted[0].why,
+            "as much as memory per device allows, by estimate"
+        );
     }
 
     #[test]
     fn without_a_stated_micro_batch_memory_decides() {
         let mut recipe = seven_billion();
         recipe.spec.batch.micro = None;
-        let request = PlanRequest { device_memory: Some(80_000_000_000), ..PlanRequest::gpus(8) };
+        let request = PlanRequest {
+            device_memory: Some(80_000_000_000),
+            ..PlanRequest::gpus(8)
+        };
         let found = only("start-batch-estimate", &recipe, &request);
         assert_eq!(found[0].severity, Severity::Note);
         assert_eq!(plan(&recipe, &request).unwrap().proof, "8 × 16 × 1 = 128");

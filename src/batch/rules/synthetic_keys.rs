@@ -14,11 +14,15 @@ and no packing, and every token of it is a target. Its evaluation samples are it
     upstream: "None: the language is Evenkeel's own.",
     wrong: Example {
         flags: "--gpus 4",
-        recipe: native!("  batch: {global: 128, micro: 16}\n  data:\n    train: [{path: synthetic, weight: 0.5}]\n"),
+        recipe: native!(
+            "  batch: {global: 128, micro: 16}\n  data:\n    train: [{path: synthetic, weight: 0.5}]\n"
+        ),
     },
     right: Example {
         flags: "--gpus 4",
-        recipe: native!("  batch: {global: 128, micro: 16}\n  data:\n    train: [{path: synthetic, synthetic: {samples: 50000}}]\n"),
+        recipe: native!(
+            "  batch: {global: 128, micro: 16}\n  data:\n    train: [{path: synthetic, synthetic: {samples: 50000}}]\n"
+        ),
     },
     check: Check::Plan(check),
 };
@@ -40,7 +44,10 @@ const IGNORED: [&str; 10] = [
 fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
     let data = &case.spec().data;
     if data.synthetic().is_some() {
-        for path in IGNORED.into_iter().filter(|path| case.recipe.span(path).is_some()) {
+        for path in IGNORED
+            .into_iter()
+            .filter(|path| case.recipe.span(path).is_some())
+        {
             let help = match path {
                 "data.evaluation" => "remove it; `data.held_out` takes samples for evaluation",
                 "data.train.0.weight" => "remove it; `synthetic.samples` says how many there are",
@@ -53,7 +60,11 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
     for (index, source) in data.train.iter().enumerate() {
         if source.path != SYNTHETIC && source.synthetic.is_some() {
             let path = format!("data.train.{index}.synthetic");
-            let message = format!("{} does nothing: the source is `{}`", case.key(&path), source.path);
+            let message = format!(
+                "{} does nothing: the source is `{}`",
+                case.key(&path),
+                source.path
+            );
             let help = format!("remove it, or set `data.train.{index}.path` to {SYNTHETIC}");
             findings.at(&[&path], message, help);
         }
@@ -70,7 +81,10 @@ mod tests {
     fn keys_that_do_nothing_are_named_where_they_stand() {
         let mut recipe = recipe();
         let request = PlanRequest::gpus(1);
-        recipe.spec.data.train = vec![DataSource { path: "synthetic".to_owned(), ..DataSource::default() }];
+        recipe.spec.data.train = vec![DataSource {
+            path: "synthetic".to_owned(),
+            ..DataSource::default()
+        }];
         assert!(only("synthetic-keys", &recipe, &request).is_empty());
         wrote(&mut recipe, "a.yaml", "data.train.0.weight", "weight");
         wrote(&mut recipe, "b.yaml", "data.evaluation", "evaluation");
@@ -78,7 +92,10 @@ mod tests {
         let messages: Vec<&str> = found.iter().map(|d| d.message.as_str()).collect();
         assert_eq!(
             messages,
-            ["the synthetic language ignores `weight`", "the synthetic language ignores `evaluation`"]
+            [
+                "the synthetic language ignores `weight`",
+                "the synthetic language ignores `evaluation`"
+            ]
         );
         assert!(found.iter().all(|d| d.span.is_some()));
         // Files have weights; what they have not is a language.

@@ -14,11 +14,15 @@ its floor would mean nothing.",
     upstream: "None: the language is Evenkeel's own.",
     wrong: Example {
         flags: "--gpus 4",
-        recipe: native!("  batch: {global: 128, micro: 16}\n  data:\n    train: [{path: synthetic, synthetic: {vocabulary: 64, branching: 64}}]\n"),
+        recipe: native!(
+            "  batch: {global: 128, micro: 16}\n  data:\n    train: [{path: synthetic, synthetic: {vocabulary: 64, branching: 64}}]\n"
+        ),
     },
     right: Example {
         flags: "--gpus 4",
-        recipe: native!("  batch: {global: 128, micro: 16}\n  data:\n    train: [{path: synthetic, synthetic: {vocabulary: 64, branching: 4}}]\n"),
+        recipe: native!(
+            "  batch: {global: 128, micro: 16}\n  data:\n    train: [{path: synthetic, synthetic: {vocabulary: 64, branching: 4}}]\n"
+        ),
     },
     check: Check::Plan(check),
 };
@@ -30,7 +34,7 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
 #[cfg(test)]
 mod tests {
     use crate::batch::rules::testing::reported;
-    use crate::recipe::Severity::{Error};
+    use crate::recipe::Severity::Error;
 
     #[test]
     fn a_language_of_noise_is_refused_for_everybody() {

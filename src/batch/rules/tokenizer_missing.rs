@@ -13,11 +13,15 @@ be for another machine, and says nothing about models of the hub, which bring th
     upstream: "transformers 5.23.0, `AutoTokenizer`: downloads from the hub when the job starts.",
     wrong: Example {
         flags: "--gpus 4",
-        recipe: native!("  batch: {global: 128, micro: 16}\n  tokenizer: {path: nowhere/tokenizer.json}\n  data:\n    train: [{path: chat.jsonl}]\n"),
+        recipe: native!(
+            "  batch: {global: 128, micro: 16}\n  tokenizer: {path: nowhere/tokenizer.json}\n  data:\n    train: [{path: chat.jsonl}]\n"
+        ),
     },
     right: Example {
         flags: "--gpus 4",
-        recipe: native!("  batch: {global: 128, micro: 16}\n  tokenizer: {path: byte}\n  data:\n    train: [{path: chat.jsonl}]\n"),
+        recipe: native!(
+            "  batch: {global: 128, micro: 16}\n  tokenizer: {path: byte}\n  data:\n    train: [{path: chat.jsonl}]\n"
+        ),
     },
     check: Check::Foreseen(check),
 };

@@ -13,11 +13,15 @@ window, would be another model under the same name.",
     upstream: "None: it is about Evenkeel's own trainer.",
     wrong: Example {
         flags: "",
-        recipe: native!("  batch: {global: 128, micro: 4}\n  model:\n    config: {model_type: qwen2, hidden_size: 64, num_hidden_layers: 2, vocab_size: 256}\n"),
+        recipe: native!(
+            "  batch: {global: 128, micro: 4}\n  model:\n    config: {model_type: qwen2, hidden_size: 64, num_hidden_layers: 2, vocab_size: 256}\n"
+        ),
     },
     right: Example {
         flags: "",
-        recipe: native!("  batch: {global: 128, micro: 4}\n  model:\n    config: {model_type: llama, hidden_size: 64, num_attention_heads: 4, num_hidden_layers: 2, vocab_size: 256}\n"),
+        recipe: native!(
+            "  batch: {global: 128, micro: 4}\n  model:\n    config: {model_type: llama, hidden_size: 64, num_attention_heads: 4, num_hidden_layers: 2, vocab_size: 256}\n"
+        ),
     },
     check: Check::Trainer(check),
 };
@@ -29,7 +33,7 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
 #[cfg(test)]
 mod tests {
     use crate::batch::rules::testing::reported;
-    use crate::recipe::Severity::{Error};
+    use crate::recipe::Severity::Error;
 
     #[test]
     fn another_architecture_stops_a_launch_only() {

@@ -30,7 +30,10 @@ stages 1 to 3.",
 fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
     let (model, optimizer) = (&case.spec().model, &case.spec().optimizer);
     let mut instead = |path: &str, asked: &str, does: &str| {
-        let message = format!("the built-in trainer {does}, where {} asks for {asked}", case.key(path));
+        let message = format!(
+            "the built-in trainer {does}, where {} asks for {asked}",
+            case.key(path)
+        );
         let help = "results differ by rounding only; another trainer may do as it is asked";
         findings.add(Severity::Warning, &[path], message, help);
     };
@@ -40,7 +43,11 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
         Precision::Bf16 => instead("model.precision", "bf16", "computes in f32"),
         Precision::F16 => instead("model.precision", "f16", "computes in f32"),
     }
-    if let Some(kernel) = model.attention.as_deref().filter(|kernel| !EXACT.contains(kernel)) {
+    if let Some(kernel) = model
+        .attention
+        .as_deref()
+        .filter(|kernel| !EXACT.contains(kernel))
+    {
         instead("model.attention", kernel, "computes exact attention in f32");
     }
     match case.spec().parallel.strategy {
@@ -56,8 +63,14 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
         Kind::SmallerAdamW => instead("optimizer.name", name, "keeps AdamW's moments in f32"),
         Kind::Other => findings.at(
             &["optimizer.name"],
-            format!("the built-in trainer steps by AdamW, {} is {name}", case.key("optimizer.name")),
-            format!("set {} to adamw_torch to train with AdamW, or plan only", case.key("optimizer.name")),
+            format!(
+                "the built-in trainer steps by AdamW, {} is {name}",
+                case.key("optimizer.name")
+            ),
+            format!(
+                "set {} to adamw_torch to train with AdamW, or plan only",
+                case.key("optimizer.name")
+            ),
         ),
     }
 }
@@ -112,18 +125,31 @@ mod tests {
             ]
         );
         assert!(found.iter().all(|d| d.severity == Severity::Warning));
-        assert_eq!(only("trainer-numerics", &recipe, &PlanRequest::gpus(1)), found);
+        assert_eq!(
+            only("trainer-numerics", &recipe, &PlanRequest::gpus(1)),
+            found
+        );
     }
 
     #[test]
     fn another_optimiser_is_planned_with_a_warning_and_not_launched() {
         let mut recipe = recipe();
-        for name in ["rmsprop", "lion_8bit", "galore_adamw", "adafactor", "schedule_free_adamw"] {
+        for name in [
+            "rmsprop",
+            "lion_8bit",
+            "galore_adamw",
+            "adafactor",
+            "schedule_free_adamw",
+        ] {
             recipe.spec.optimizer.name = Some(name.to_owned());
             let severity = |found: Vec<crate::recipe::Diagnostic>| found[0].severity;
             let planned = only("trainer-numerics", &recipe, &PlanRequest::gpus(1));
             assert_eq!(severity(planned), Severity::Warning, "{name}");
-            assert_eq!(severity(launched("trainer-numerics", &recipe)), Severity::Error, "{name}");
+            assert_eq!(
+                severity(launched("trainer-numerics", &recipe)),
+                Severity::Error,
+                "{name}"
+            );
         }
         for name in ["adamw_torch", "adamw_torch_fused", "paged_adamw_32bit"] {
             recipe.spec.optimizer.name = Some(name.to_owned());

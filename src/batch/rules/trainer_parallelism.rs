@@ -33,7 +33,10 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
             let path = format!("parallel.{axis}");
             findings.at(
                 &[&path],
-                format!("the built-in trainer has no {axis} parallelism, {} is {size}", case.key(&path)),
+                format!(
+                    "the built-in trainer has no {axis} parallelism, {} is {size}",
+                    case.key(&path)
+                ),
                 "set it to 1 (`parallel.strategy: fsdp` shards instead), or plan only",
             );
         }

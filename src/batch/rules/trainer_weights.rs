@@ -13,11 +13,15 @@ experiment under the same name.",
     upstream: "None: it is about Evenkeel's own trainer.",
     wrong: Example {
         flags: "",
-        recipe: native!("  batch: {global: 128, micro: 4}\n  model: {path: mistralai/Mistral-7B-v0.1, adapters: true}\n"),
+        recipe: native!(
+            "  batch: {global: 128, micro: 4}\n  model: {path: mistralai/Mistral-7B-v0.1, adapters: true}\n"
+        ),
     },
     right: Example {
         flags: "",
-        recipe: native!("  batch: {global: 128, micro: 4}\n  model: {path: mistralai/Mistral-7B-v0.1}\n"),
+        recipe: native!(
+            "  batch: {global: 128, micro: 4}\n  model: {path: mistralai/Mistral-7B-v0.1}\n"
+        ),
     },
     check: Check::Trainer(check),
 };
@@ -26,8 +30,16 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
     let model = &case.spec().model;
     for (path, asked, what) in [
         ("model.adapters", model.adapters, "low-rank adapters"),
-        ("model.load_in_4bit", model.load_in_4bit, "weights in 4 bits"),
-        ("model.load_in_8bit", model.load_in_8bit, "weights in 8 bits"),
+        (
+            "model.load_in_4bit",
+            model.load_in_4bit,
+            "weights in 4 bits",
+        ),
+        (
+            "model.load_in_8bit",
+            model.load_in_8bit,
+            "weights in 8 bits",
+        ),
     ] {
         if asked {
             let key = case.recipe.key(path);

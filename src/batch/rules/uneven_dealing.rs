@@ -27,7 +27,11 @@ for unequal shares.",
 };
 
 fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
-    let Some(split) = case.draft.split.filter(|s| s.remainder == Remainder::Uneven) else {
+    let Some(split) = case
+        .draft
+        .split
+        .filter(|s| s.remainder == Remainder::Uneven)
+    else {
         return;
     };
     let more = split.micro_batches % split.ranks;

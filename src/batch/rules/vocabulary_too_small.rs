@@ -14,11 +14,15 @@ are prepared.",
 device.",
     wrong: Example {
         flags: "--gpus 4",
-        recipe: native!("  batch: {global: 128, micro: 16}\n  model:\n    config: {hidden_size: 64, num_attention_heads: 4, num_hidden_layers: 2, vocab_size: 128}\n  data:\n    train: [{path: synthetic, synthetic: {vocabulary: 256}}]\n"),
+        recipe: native!(
+            "  batch: {global: 128, micro: 16}\n  model:\n    config: {hidden_size: 64, num_attention_heads: 4, num_hidden_layers: 2, vocab_size: 128}\n  data:\n    train: [{path: synthetic, synthetic: {vocabulary: 256}}]\n"
+        ),
     },
     right: Example {
         flags: "--gpus 4",
-        recipe: native!("  batch: {global: 128, micro: 16}\n  model:\n    config: {hidden_size: 64, num_attention_heads: 4, num_hidden_layers: 2, vocab_size: 256}\n  data:\n    train: [{path: synthetic, synthetic: {vocabulary: 256}}]\n"),
+        recipe: native!(
+            "  batch: {global: 128, micro: 16}\n  model:\n    config: {hidden_size: 64, num_attention_heads: 4, num_hidden_layers: 2, vocab_size: 256}\n  data:\n    train: [{path: synthetic, synthetic: {vocabulary: 256}}]\n"
+        ),
     },
     check: Check::Plan(check),
 };
@@ -30,7 +34,7 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
 #[cfg(test)]
 mod tests {
     use crate::batch::rules::testing::reported;
-    use crate::recipe::Severity::{Error};
+    use crate::recipe::Severity::Error;
 
     #[test]
     fn an_id_without_an_embedding_is_refused_for_everybody() {

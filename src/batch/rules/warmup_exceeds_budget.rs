@@ -13,11 +13,15 @@ the end of the warm-up, never lets the batch grow.",
     upstream: "transformers 5.23.0, `optimization.py`: trains on below the peak without a word.",
     wrong: Example {
         flags: "--gpus 4",
-        recipe: native!("  batch: {global: 128, micro: 16}\n  budget: {samples: 10000}\n  learning_rate: {warmup_steps: 100}\n"),
+        recipe: native!(
+            "  batch: {global: 128, micro: 16}\n  budget: {samples: 10000}\n  learning_rate: {warmup_steps: 100}\n"
+        ),
     },
     right: Example {
         flags: "--gpus 4",
-        recipe: native!("  batch: {global: 128, micro: 16}\n  budget: {samples: 10000}\n  learning_rate: {warmup_ratio: 0.1}\n"),
+        recipe: native!(
+            "  batch: {global: 128, micro: 16}\n  budget: {samples: 10000}\n  learning_rate: {warmup_ratio: 0.1}\n"
+        ),
     },
     check: Check::Plan(check),
 };
