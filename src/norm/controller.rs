@@ -7,12 +7,12 @@
 use serde::{Deserialize, Serialize};
 
 use super::coordinate::CoordinateTest;
-use super::decision::{Decision, Reason, Request};
+use super::decision::{Decision, Reason};
 use super::estimator::Sums;
 use super::fixed::{replayed_batch, stage_batch};
 use super::settings::{self, Conditions, ScheduleError};
 use super::tester::Tester;
-use crate::recipe::spec::{BatchSchedule, LearningRateOnGrowth, ReplayRun, Stage};
+use crate::recipe::spec::{BatchSchedule, Groups, LearningRateOnGrowth, ReplayRun, Stage};
 
 /// Chooses the global batch of every step.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -100,11 +100,12 @@ impl Controller {
         }
     }
 
-    /// What step `step`, counted from 1, must measure.
-    pub fn wants(&self, step: u64) -> Request {
+    /// The groups whose squared norms step `step`, counted from 1, must measure: of every
+    /// micro-batch's gradient, or of every rank's accumulated one before the reduction.
+    pub fn wants(&self, step: u64) -> Option<Groups> {
         match &self.policy {
-            Policy::NormTest(tester) => tester.request(step, self.batch, self.conditions.quantum),
-            _ => Request::None,
+            Policy::NormTest(tester) => tester.wants(step, self.batch, self.conditions.quantum),
+            _ => None,
         }
     }
 
@@ -126,10 +127,9 @@ impl Controller {
         warming_up: bool,
         sums: Option<Sums>,
     ) -> Decision {
-        let due = self.wants(step) != Request::None;
+        let due = self.wants(step).is_some();
         let mut decision = Decision {
             next_batch: self.scheduled(step, samples),
-            learning_rate_factor: 1.0,
             ratio: None,
             threshold: None,
             noise_scale: None,
@@ -156,7 +156,6 @@ impl Controller {
             };
         }
         self.batch = decision.next_batch;
-        decision.learning_rate_factor = self.learning_rate_factor();
         decision
     }
 

@@ -6,14 +6,14 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::decision::Request;
 use super::estimator::{GroupSums, Undefined};
+use crate::recipe::spec::Groups;
 
 /// A coordinate-wise test that is due.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct CoordinateTest {
     /// What counts as a group.
-    pub groups: Request,
+    pub groups: Groups,
     /// η².
     pub threshold: f64,
 }
@@ -85,7 +85,7 @@ mod tests {
 
     fn bound(eta: f64, groups: u64) -> Result<CoordinateBound, Undefined> {
         let test = CoordinateTest {
-            groups: Request::MicroBatches,
+            groups: Groups::MicroBatches,
             threshold: eta * eta,
         };
         test.bound(&GroupSums {

@@ -1,4 +1,4 @@
-//! What the controller asks of a step, and what it makes of it: plain data for the log, the
+//! What the controller makes of a step: plain data for the log, the
 //! checkpoint and the metrics.
 
 use std::fmt;
@@ -6,36 +6,12 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use super::estimator::Undefined;
-use crate::recipe::spec::Groups;
-
-/// What a step must measure for the controller.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Request {
-    /// Nothing.
-    None,
-    /// The squared norm of every micro-batch's gradient.
-    MicroBatches,
-    /// The squared norm of every rank's accumulated gradient, before the reduction.
-    Workers,
-}
-
-impl Request {
-    /// What a test with these groups measures.
-    pub fn of(groups: Groups) -> Request {
-        match groups {
-            Groups::MicroBatches => Request::MicroBatches,
-            Groups::Workers => Request::Workers,
-        }
-    }
-}
 
 /// What a step led to.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Decision {
     /// The batch of the next step, samples.
     pub next_batch: u64,
-    /// The next step's learning rate is multiplied by this: 1, or √(next batch / base batch).
-    pub learning_rate_factor: f64,
     /// r; the test fails, and the batch grows, when it is above `threshold`. `None`: no test was
     /// run in this step, it was undefined, or (as printed only) r is infinite.
     pub ratio: Option<f64>,

@@ -27,16 +27,3 @@ pub(super) fn replayed_batch(runs: &[ReplayRun], steps: u64) -> Option<u64> {
         .or(runs.last())
         .map(|run| run.batch)
 }
-
-/// The batches of a run's steps, in order, as a schedule to replay: the decisions of a norm test
-/// repeated without the test.
-pub fn record(batches: impl IntoIterator<Item = u64>) -> Vec<ReplayRun> {
-    let mut runs: Vec<ReplayRun> = Vec::new();
-    for batch in batches {
-        match runs.last_mut() {
-            Some(run) if run.batch == batch => run.steps += 1,
-            _ => runs.push(ReplayRun { batch, steps: 1 }),
-        }
-    }
-    runs
-}

@@ -16,9 +16,8 @@ mod tester;
 
 pub use controller::Controller;
 pub use coordinate::{CoordinateTest, Coordinates};
-pub use decision::{Decision, Limit, Reason, Request};
+pub use decision::{Decision, Limit, Reason};
 pub use estimator::{Estimate, GroupSums, Printed, Sums, Undefined};
-pub use fixed::record;
 pub use settings::{Conditions, ScheduleError};
 
 #[cfg(test)]

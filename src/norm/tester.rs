@@ -3,10 +3,10 @@
 use serde::{Deserialize, Serialize};
 
 use super::coordinate::CoordinateTest;
-use super::decision::{Limit, Reason, Request};
+use super::decision::{Limit, Reason};
 use super::estimator::{Estimate, Sums, Undefined};
 use super::settings::{Conditions, groups};
-use crate::recipe::spec::{Estimator, NormTest};
+use crate::recipe::spec::{Estimator, Groups, NormTest};
 
 /// The settings, and what is remembered from step to step.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -69,20 +69,17 @@ impl Tester {
         self.settings.eta * self.settings.eta
     }
 
-    pub(super) fn request(&self, step: u64, batch: u64, quantum: u64) -> Request {
+    pub(super) fn wants(&self, step: u64, batch: u64, quantum: u64) -> Option<Groups> {
         let printed = self.settings.estimator == Estimator::Paper;
-        if !step.is_multiple_of(self.settings.interval)
-            || (printed && batch >= self.max_batch(quantum))
-        {
-            return Request::None;
-        }
-        Request::of(groups(&self.settings))
+        let settled = printed && batch >= self.max_batch(quantum);
+        let due = step.is_multiple_of(self.settings.interval) && !settled;
+        due.then(|| groups(&self.settings))
     }
 
     pub(super) fn coordinate_test(&self, step: u64) -> Option<CoordinateTest> {
         let interval = self.settings.coordinate_interval;
         (interval > 0 && step.is_multiple_of(interval)).then(|| CoordinateTest {
-            groups: Request::of(groups(&self.settings)),
+            groups: groups(&self.settings),
             threshold: self.threshold(),
         })
     }

@@ -62,6 +62,9 @@ pub struct NormTestRecord {
     pub threshold: f64,
     /// B_simple = V/|grad|², samples; `None` when infinite.
     pub noise_scale: Option<f64>,
+    /// T, the batch that the test asks for, samples, before any rounding or limit; `None` when
+    /// infinite, or undefined.
+    pub target: Option<f64>,
     /// The batch for the next step.
     pub next_batch: u64,
     /// Why it is what it is, for example `grew ×2 (cap)`, `warming up`.

@@ -42,7 +42,7 @@ mod tests {
     use crate::comm::solo::Solo;
     use crate::engine::cpu::{CpuEngine, CpuOptions};
     use crate::engine::{Measure, MicroBatch, ModelConfig};
-    use crate::norm::Request;
+    use crate::recipe::spec::Groups;
 
     const MEASURE: Measure = Measure {
         micro_batches: true,
@@ -87,7 +87,7 @@ mod tests {
         }
         engine.reduce(MEASURE).unwrap();
         let test = CoordinateTest {
-            groups: Request::MicroBatches,
+            groups: Groups::MicroBatches,
             threshold: eta * eta,
         };
         count(test, &groups, &mut engine, &Solo).unwrap()

@@ -27,7 +27,7 @@ use crate::engine::{Engine, EngineError, Measure};
 use crate::job::protocol::{Order, Report, exit};
 use crate::job::{Generation, files as names};
 use crate::norm::settings::groups;
-use crate::norm::{Conditions, Controller, Request};
+use crate::norm::{Conditions, Controller};
 use crate::recipe::spec::{BatchSchedule, Strategy};
 use crate::samples::Ledger;
 
@@ -203,9 +203,7 @@ fn cpu_strategy(setup: &Setup, generation: &Generation) -> cpu::Strategy {
 /// What any step of the run may measure.
 fn measured(schedule: &BatchSchedule) -> Measure {
     match schedule {
-        BatchSchedule::NormTest(test) => {
-            measure(Request::of(groups(test)), test.coordinate_interval > 0)
-        }
+        BatchSchedule::NormTest(test) => measure(Some(groups(test)), test.coordinate_interval > 0),
         _ => Measure::default(),
     }
 }

@@ -43,6 +43,7 @@ fn step(nth: u64, world: u64, batch: u64, samples: u64) -> Event {
             ratio: 0.06,
             threshold: 0.04,
             noise_scale: Some(812.0),
+            target: Some(1.5 * batch as f64),
             next_batch: 2 * batch,
             reason: "grew ×2 (cap)".to_owned(),
         }),

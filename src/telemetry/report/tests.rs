@@ -23,6 +23,7 @@ fn run() -> ReportInput {
                 ratio: 0.02 * (1.0 + nth as f64 / 20.0),
                 threshold: 0.04,
                 noise_scale: None,
+                target: None,
                 next_batch: batch,
                 reason: "passed".to_owned(),
             }),

@@ -74,7 +74,7 @@ fn a_generation_of_another_world_keeps_the_batch_or_is_refused() {
 #[test]
 fn constant_schedules_measure_nothing() {
     let mut controller = Controller::new(&BatchSchedule::Constant, conditions(256, 16)).unwrap();
-    assert_eq!(controller.wants(1), Request::None);
+    assert_eq!(controller.wants(1), None);
     let decision = controller.observe(1, 256, false, None);
     assert_eq!(
         (decision.next_batch, decision.reason, decision.threshold),

@@ -12,7 +12,7 @@ fn the_printed_form_grows_at_once_by_whole_micro_batches_and_stops_at_the_maximu
         eta: 0.15,
         ..NormTest::default()
     });
-    assert_eq!(controller.wants(1), Request::Workers);
+    assert_eq!(controller.wants(1), Some(Groups::Workers));
     let sums = |target: f64| {
         Some(Sums {
             groups: 4,
@@ -32,7 +32,7 @@ fn the_printed_form_grows_at_once_by_whole_micro_batches_and_stops_at_the_maximu
     let decision = controller.observe(3, 0, false, sums(9000.0));
     assert_eq!(decision.next_batch, 8192);
     assert_eq!(decision.reason.to_string(), "grew ×2.17 (maximum)");
-    assert_eq!(controller.wants(4), Request::None);
+    assert_eq!(controller.wants(4), None);
 }
 
 #[test]
