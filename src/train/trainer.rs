@@ -22,7 +22,8 @@ use crate::comm::watch::StepWatch;
 use crate::engine::{AdamW, Engine, IGNORE, Measure, MicroBatch};
 use crate::job::Generation;
 use crate::job::protocol::Report;
-use crate::norm::{Decision, GroupSums, Reason, Request, Sums};
+use crate::norm::{Decision, GroupSums, Reason, Sums};
+use crate::recipe::spec::Groups;
 use crate::samples::{Deal, Digest, Order, Row};
 use crate::telemetry::{EvaluationRecord, NormTestRecord, StepRecord};
 
@@ -86,16 +87,26 @@ impl Trainer<'_> {
     /// committed when it returns.
     pub fn train(&mut self) -> Result<Ending, TrainError> {
         let horizon = self.setup.horizon.clone();
+        let crossed = |every: Option<u64>, from: u64, to: u64| {
+            every.is_some_and(|every| from / every < to / every)
+        };
+        // An evaluation is due between two steps, and so often between two generations: the one
+        // before drained or was lost there. Where it was made already, the same is made again.
+        let last = self.state.ledger.rows().last();
+        if let Some(from) = last.map(|row| row.start)
+            && self.state.samples < self.setup.budget_samples
+            && crossed(horizon.eval_every, from, self.state.samples)
+        {
+            self.evaluate()?;
+        }
         let mut drain = false;
         while self.state.samples < self.setup.budget_samples && !drain {
             let before = self.state.samples;
             drain = self.step()?;
-            let crossed = |every: Option<u64>| {
-                every.is_some_and(|every| before / every < self.state.samples / every)
-            };
+            let after = self.state.samples;
             let (evaluate, save) = (
-                crossed(horizon.eval_every),
-                crossed(horizon.checkpoint_every),
+                crossed(horizon.eval_every, before, after),
+                crossed(horizon.checkpoint_every, before, after),
             );
             let last = self.state.samples >= self.setup.budget_samples;
             if evaluate && !last && !drain {
@@ -124,9 +135,9 @@ impl Trainer<'_> {
         let started = Instant::now();
         let step = self.state.step + 1;
         let batch = self.state.controller.batch();
-        let request = self.state.controller.wants(step);
+        let wanted = self.state.controller.wants(step);
         let coordinate_test = self.state.controller.wants_coordinates(step);
-        let groups = coordinate_test.map_or(request, |test| test.groups);
+        let groups = coordinate_test.map(|test| test.groups).or(wanted);
         let measure = measure(groups, coordinate_test.is_some());
         let (from, to) = (self.state.samples, self.state.samples + batch);
 
@@ -193,8 +204,9 @@ impl Trainer<'_> {
             batch,
             digest: totals.digest,
         })?;
-        let sums =
-            (request != Request::None).then(|| totals.groups.sums(reduced.squared_norm, batch));
+        let sums = wanted
+            .is_some()
+            .then(|| totals.groups.sums(reduced.squared_norm, batch));
         let decision = self.decide(step, sums)?;
         if totals.written {
             self.finish_checkpoint()?;
@@ -377,10 +389,10 @@ impl Trainer<'_> {
 }
 
 /// What an engine measures of these groups for the norm test.
-pub(super) fn measure(groups: Request, coordinates: bool) -> Measure {
+pub(super) fn measure(groups: Option<Groups>, coordinates: bool) -> Measure {
     Measure {
-        micro_batches: groups == Request::MicroBatches,
-        worker: groups == Request::Workers,
+        micro_batches: groups == Some(Groups::MicroBatches),
+        worker: groups == Some(Groups::Workers),
         coordinates,
     }
 }
@@ -421,6 +433,7 @@ fn norm_test_record(decision: &Decision) -> Option<NormTestRecord> {
         ratio: decision.ratio.unwrap_or(f64::NAN),
         threshold: decision.threshold?,
         noise_scale: decision.noise_scale,
+        target: decision.target,
         next_batch: decision.next_batch,
         reason: decision.reason.to_string(),
     })

@@ -26,7 +26,14 @@ fn constant_batch(run: &Run, batch: u64) {
 }
 
 fn disturbed_by_kill_and_resize(strategy: &str) {
-    let spec = || small(json!({"parallel": {"strategy": strategy}}));
+    // Every drain falls on an evaluation.
+    let spec = || {
+        small(json!({
+            "parallel": {"strategy": strategy},
+            "data": {"held_out": 6},
+            "evaluation": {"every_samples": 12},
+        }))
+    };
     let run = Run::of(spec());
     let launched = run.start(&["--procs", "2"]);
     run.wait_for_steps(1, 5);

@@ -180,13 +180,33 @@ impl Run {
         steps
     }
 
+    /// The losses of the committed history's evaluations, by the samples consumed before them.
+    pub fn evaluations(&self) -> BTreeMap<u64, f64> {
+        let state = self.state().expect("a state");
+        let mut losses = BTreeMap::new();
+        for generation in state["generations"].as_array().unwrap() {
+            let start = generation["start_samples"].as_u64().unwrap();
+            losses.retain(|samples, _| *samples <= start);
+            let number = generation["number"].as_u64().unwrap();
+            for evaluation in self.metrics(number, "evaluation") {
+                let samples = evaluation["samples"].as_u64().unwrap();
+                losses.insert(samples, evaluation["loss"].as_f64().unwrap());
+            }
+        }
+        losses
+    }
+
     /// The steps that a generation has logged so far, committed or not.
     pub fn generation_steps(&self, number: u64) -> Vec<Value> {
+        self.metrics(number, "step")
+    }
+
+    fn metrics(&self, number: u64, kind: &str) -> Vec<Value> {
         let path = self.out().join(format!("gen-{number}/metrics.jsonl"));
         let text = std::fs::read_to_string(path).unwrap_or_default();
         text.lines()
             .filter_map(|line| serde_json::from_str::<Value>(line).ok())
-            .filter(|metric| metric["kind"] == "step")
+            .filter(|metric| metric["kind"] == kind)
             .collect()
     }
 
@@ -282,9 +302,19 @@ fn merge(into: &mut Value, from: Value) {
     }
 }
 
-/// Asserts that two runs consumed the same samples in the same steps with losses that agree to
-/// 1e-5 relative.
+/// Asserts that two runs consumed the same samples in the same steps and were evaluated after the
+/// same samples, with losses that agree to 1e-5 relative.
 pub fn same_losses(one: &Run, other: &Run) {
+    let agree = |a: f64, b: f64| (a - b).abs() <= 1e-5 * a.abs();
+    let (evaluated, others) = (one.evaluations(), other.evaluations());
+    assert_eq!(
+        evaluated.keys().collect::<Vec<_>>(),
+        others.keys().collect::<Vec<_>>()
+    );
+    for (samples, a) in &evaluated {
+        let b = others[samples];
+        assert!(agree(*a, b), "evaluation after {samples}: {a} and {b}");
+    }
     let (one, other) = (one.steps(), other.steps());
     assert_eq!(
         one.keys().collect::<Vec<_>>(),
@@ -294,6 +324,6 @@ pub fn same_losses(one: &Run, other: &Run) {
         let b = &other[step];
         assert_eq!(a["samples"], b["samples"], "step {step}");
         let (a, b) = (a["loss"].as_f64().unwrap(), b["loss"].as_f64().unwrap());
-        assert!((a - b).abs() <= 1e-5 * a.abs(), "step {step}: {a} and {b}");
+        assert!(agree(a, b), "step {step}: {a} and {b}");
     }
 }
