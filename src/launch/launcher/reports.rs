@@ -6,10 +6,10 @@ use std::time::Instant;
 
 use super::{Launcher, RESTARTS};
 use crate::agent::{Ending, Event as RankEvent};
+use crate::job::Pin;
 use crate::job::protocol::Report;
-use crate::job::{Pin, Reason};
 use crate::launch::LaunchError;
-use crate::launch::run_dir::Phase;
+use crate::launch::run_dir::{GenerationRow, Phase};
 use crate::telemetry::{EvaluationRecord, Event, Metric, StepRecord};
 use crate::train::checkpoint;
 
@@ -119,20 +119,9 @@ impl Launcher<'_> {
         current.metrics.write(&Metric::Step(record.clone()))?;
         let first = !std::mem::replace(&mut current.stepped, true);
         self.display.event(&Event::Step(record.clone()));
-        if let Some(before) = &self.last_step
-            && before.batch != record.batch
-        {
-            let test = before.norm_test.as_ref();
-            self.display.event(&Event::BatchChanged {
-                samples: before.samples,
-                from: before.batch,
-                to: record.batch,
-                ratio: test
-                    .map(|test| test.ratio)
-                    .filter(|ratio| ratio.is_finite()),
-                threshold: test.map(|test| test.threshold),
-                reason: test.map_or("as scheduled".into(), |test| test.reason.clone()),
-            });
+        let before = self.last_step.as_ref();
+        if let Some(event) = before.and_then(|before| batch_changed(before, record)) {
+            self.display.event(&event);
         }
         self.last_step = Some(record.clone());
         if let Some(message) = self.losses.step(record.loss) {
@@ -185,15 +174,106 @@ impl Launcher<'_> {
         let seconds = since.elapsed().as_secs_f64();
         if let Some(row) = self.state.generations.last_mut() {
             row.first_step_seconds = Some(seconds);
-            if row.number > 1 && row.reason != Reason::Resumed {
-                self.display.event(&Event::Rescaled {
-                    from,
-                    to: row.world,
-                    seconds,
-                    why: row.reason.to_string(),
-                });
+            if let Some(event) = rescaled(from, row, seconds) {
+                self.display.event(&event);
             }
         }
         self.write_state()
+    }
+}
+
+/// The event of a step that follows `before` with another batch. A step that does not follow it was
+/// taken again after a rollback, and `before` is of a lineage that does not count.
+fn batch_changed(before: &StepRecord, record: &StepRecord) -> Option<Event> {
+    let follows = before.samples + record.batch == record.samples;
+    if !follows || before.batch == record.batch {
+        return None;
+    }
+    let test = before.norm_test.as_ref();
+    Some(Event::BatchChanged {
+        samples: before.samples,
+        from: before.batch,
+        to: record.batch,
+        ratio: test
+            .map(|test| test.ratio)
+            .filter(|ratio| ratio.is_finite()),
+        threshold: test.map(|test| test.threshold),
+        reason: test.map_or("as scheduled".into(), |test| test.reason.clone()),
+    })
+}
+
+/// The event of a generation that goes on after one of `from` ranks (0: this launch had none) in
+/// another world.
+fn rescaled(from: u64, row: &GenerationRow, seconds: f64) -> Option<Event> {
+    (from > 0 && from != row.world).then(|| Event::Rescaled {
+        from,
+        to: row.world,
+        seconds,
+        why: row.reason.to_string(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::job::Reason;
+
+    fn step(samples: u64, batch: u64) -> StepRecord {
+        StepRecord {
+            generation: 1,
+            step: 1,
+            samples,
+            batch,
+            world: 2,
+            loss: 1.0,
+            tokens: 1,
+            learning_rate: 1.0,
+            gradient_norm: 1.0,
+            seconds: 1.0,
+            time: 1.0,
+            norm_test: None,
+            coordinate_test: None,
+        }
+    }
+
+    #[test]
+    fn a_rollback_to_a_smaller_batch_is_no_change_of_the_batch() {
+        // Grown from 12 to 24 after sample 48, lost, and taken again from the checkpoint at 24.
+        assert_eq!(batch_changed(&step(72, 24), &step(36, 12)), None);
+        assert_eq!(batch_changed(&step(36, 12), &step(48, 12)), None);
+        let grown = batch_changed(&step(48, 12), &step(72, 24));
+        assert!(
+            matches!(
+                grown,
+                Some(Event::BatchChanged {
+                    samples: 48,
+                    from: 12,
+                    to: 24,
+                    ..
+                })
+            ),
+            "{grown:?}"
+        );
+    }
+
+    #[test]
+    fn only_another_world_is_a_rescale() {
+        let row = |world| GenerationRow {
+            number: 2,
+            reason: Reason::Resized { from: 3, to: 2 },
+            world,
+            proof: String::new(),
+            start_samples: 0,
+            created: 0.0,
+            first_step_seconds: None,
+        };
+        // A launch that resumes had no ranks before; a failed program is tried in the same world.
+        assert_eq!(rescaled(0, &row(2), 1.0), None);
+        assert_eq!(rescaled(2, &row(2), 1.0), None);
+        let moved = rescaled(3, &row(2), 1.0);
+        assert!(
+            matches!(moved, Some(Event::Rescaled { from: 3, to: 2, .. })),
+            "{moved:?}"
+        );
     }
 }
