@@ -3,14 +3,13 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::Context;
 use serde::Serialize;
 
 use super::output::{self, Format};
 use super::recipe_args::RecipeOptions;
 use super::{EXIT_REFUSED, EXIT_USAGE, render};
 use crate::batch::{self, PlanRequest};
-use crate::launch::survey;
+use crate::launch::{self, survey};
 use crate::recipe::{Diagnostic, Dialect, Located, Severity, Sources};
 
 /// Check recipes against every rule.
@@ -43,7 +42,7 @@ struct Checked {
 }
 
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
-    let base = std::env::current_dir().context("cannot tell where relative paths start")?;
+    let base = launch::base()?;
     let mut code = 0;
     let mut checked = Vec::new();
     for path in &args.recipes {

@@ -6,14 +6,12 @@ use std::process::ExitCode;
 
 use serde::Serialize;
 
-use anyhow::Context;
-
 use super::output::{self, Format};
 use super::recipe_args::RecipeArgs;
 use super::{EXIT_REFUSED, EXIT_USAGE, bytes, render};
 use crate::batch::{self, Draft, Horizon, PlanRequest};
 use crate::inventory::{Devices, Inventory};
-use crate::launch::survey;
+use crate::launch::{self, survey};
 use crate::recipe::{Located, ReadError};
 
 /// Show the batch plan of a recipe
@@ -65,7 +63,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     };
     let (mut request, hardware) = world(&args);
     request.device_memory = args.device_memory.or(request.device_memory);
-    let base = std::env::current_dir().context("cannot tell where relative paths start")?;
+    let base = launch::base()?;
     let request = survey(&recipe, &base, request);
     let examined = batch::examine(&recipe, &request);
     match args.output {

@@ -8,7 +8,7 @@ use anyhow::bail;
 
 use super::output::{Unprinted, line};
 use super::{EXIT_REFUSED, run_arg};
-use crate::batch::Devices;
+use crate::batch::{Devices, MOST_GPUS};
 use crate::launch::run_dir::GenerationRow;
 use crate::launch::{Phase, RunDir, RunState, worlds};
 use crate::recipe::Sources;
@@ -27,7 +27,7 @@ pub struct Args {
     /// The run: its directory, or its name under runs/.
     run: PathBuf,
     /// How many processes it should have.
-    #[arg(value_parser = clap::value_parser!(u64).range(1..=1024))]
+    #[arg(value_parser = clap::value_parser!(u64).range(1..=MOST_GPUS))]
     processes: u64,
     /// Return as soon as the request is written.
     #[arg(long)]

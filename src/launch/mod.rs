@@ -22,7 +22,7 @@ use std::path::PathBuf;
 
 pub use launcher::Launcher;
 pub use place::Claim;
-pub use prepare::{Prepared, Request};
+pub use prepare::{Prepared, Request, base};
 pub use run_dir::{Phase, RunDir, RunState};
 pub use survey::survey;
 

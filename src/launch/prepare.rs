@@ -77,7 +77,7 @@ pub fn plan(
 }
 
 /// Where relative paths of a recipe start.
-fn base() -> Result<PathBuf, LaunchError> {
+pub fn base() -> Result<PathBuf, LaunchError> {
     let directory = std::env::current_dir();
     Ok(directory.map_err(|error| FileError::from_io("use", Path::new("."), 0, error))?)
 }
@@ -250,8 +250,9 @@ fn resume(
     }
     setup.rank_memory = request.rank_memory.or(setup.rank_memory);
     setup.cores = request.cores;
-    run.write_setup(&setup)?;
     let prepared = data(&setup, &Setup::data(run.path()), true, progress)?;
+    // Nothing is refused any more: a resume that is leaves the run as it was.
+    run.write_setup(&setup)?;
     Ok(Prepared {
         setup,
         state,
