@@ -10,9 +10,11 @@ use anyhow::bail;
 use super::output::say;
 use super::recipe_args::RecipeArgs;
 use super::{EXIT_DRAINED, EXIT_REFUSED, EXIT_USAGE, render, report};
+use crate::batch::MOST_GPUS;
 use crate::inventory::Inventory;
 use crate::job::End;
 use crate::launch::{Claim, LaunchError, Launcher, Request, RunDir, place, prepare};
+use crate::recipe::Recipe;
 use crate::telemetry::{Display, Event, Mode};
 use crate::train::data::Phase;
 
@@ -31,7 +33,7 @@ pub struct Args {
     recipe: RecipeArgs,
     /// Processes to train with. Default: as many as --gpus says, else one with all cores (the
     /// built-in trainer runs on CPUs).
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=MOST_PROCESSES))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=MOST_GPUS))]
     procs: Option<u64>,
     /// The run's directory. Default: runs/NAME, numbered when it is taken.
     #[arg(long, value_name = "DIR")]
@@ -51,9 +53,6 @@ pub struct Args {
     quiet: bool,
 }
 
-/// Processes that one machine is asked for at most.
-const MOST_PROCESSES: u64 = 1024;
-
 /// What a launch prints.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum Log {
@@ -71,6 +70,18 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
             return Ok(ExitCode::from(EXIT_USAGE));
         }
     };
+    let ended = launch(&args, &recipe);
+    // A rule may speak late: some judge what the preparation of the data has counted.
+    if let Err(error) = &ended
+        && let Some(LaunchError::Refused(refused)) = error.downcast_ref()
+    {
+        render::print(&refused.diagnostics, &recipe.sources);
+        return Ok(ExitCode::from(EXIT_REFUSED));
+    }
+    ended
+}
+
+fn launch(args: &Args, recipe: &Recipe) -> anyhow::Result<ExitCode> {
     let inventory = Inventory::discover();
     let processes = Processes::asked(args.procs, args.recipe.options.world())?;
     let ranks = processes.count;
@@ -83,22 +94,13 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     };
     let run = place::choose(args.out.as_deref(), &recipe.spec, args.resume)?;
     let reached = prepare::reached(&run, &request)?;
-    let plan = match prepare::plan(&recipe, ranks, reached) {
-        Ok((plan, diagnostics)) => {
-            render::print(&diagnostics, &recipe.sources);
-            plan
-        }
-        Err(LaunchError::Refused(refused)) => {
-            render::print(&refused.diagnostics, &recipe.sources);
-            return Ok(ExitCode::from(EXIT_REFUSED));
-        }
-        Err(error) => return Err(error.into()),
-    };
+    let (plan, diagnostics) = prepare::plan(recipe, ranks, reached)?;
+    render::print(&diagnostics, &recipe.sources);
 
     let claim = Claim::take(run)?;
     let run = claim.run();
-    let mut display = Display::new(mode(&args));
-    let prepared = prepare::prepare(run, &recipe, &plan, &request, &mut |progress| {
+    let mut display = Display::new(mode(args));
+    let prepared = prepare::prepare(run, recipe, &plan, &request, &mut |progress| {
         display.event(&Event::Preparing {
             what: match progress.phase {
                 Phase::Checksums => "checksums of the data".into(),
@@ -130,7 +132,15 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         signals,
         &mut display,
     )?
-    .run()?;
+    .run();
+    // What goes wrong from here on is the run's failure, not the call's.
+    let end = match end {
+        Err(refused @ LaunchError::Refused(_)) => return Err(refused.into()),
+        Err(error) => End::Failed {
+            why: error.to_string(),
+        },
+        Ok(end) => end,
+    };
     drop(display);
     finish(run, &end)
 }
@@ -152,9 +162,8 @@ impl Processes {
                  process stands for one device: give one of them"
             ),
             (Some(procs), _) => (procs, None),
-            (None, Some(world)) if world > MOST_PROCESSES => bail!(
-                "{world} devices are more than the {MOST_PROCESSES} processes that one machine can \
-                 run: ask for fewer, or use `evenkeel plan`, which starts nothing"
+            (None, Some(world)) if world > MOST_GPUS => bail!(
+                "{world} devices are more than the {MOST_GPUS} processes that one machine can run: ask for fewer, or use `evenkeel plan`, which starts nothing"
             ),
             (None, Some(world)) => {
                 let processes = if world == 1 { "process" } else { "processes" };

@@ -40,30 +40,58 @@ fn a_refused_launch_leaves_nothing() {
     // This one is noticed when the data is prepared already.
     let mut whole_batches = with_data(&short);
     whole_batches["batch"] = json!({"last_batch": "drop"});
-    for (changes, expected) in [
+    for (changes, code, expected) in [
         (
             json!({"model": {"path": "nowhere", "config": null}}),
+            2,
             "nowhere",
         ),
-        (wrong_weights, "model.safetensors"),
+        (wrong_weights, 2, "model.safetensors"),
         (
             with_data(&place.path().join("absent.jsonl")),
+            2,
             "absent.jsonl",
         ),
-        (with_data(&broken), "broken.jsonl"),
-        (whole_batches, "one global batch takes 12"),
-        (json!({"batch": {"global": 13}}), "13"),
+        (with_data(&broken), 2, "broken.jsonl"),
+        (whole_batches, 1, "one global batch takes 12"),
+        (json!({"batch": {"global": 13}}), 1, "13"),
     ] {
         let run = Run::of(small(changes.clone()));
         let output = run.launch(&["--procs", "2"]);
-        assert!(
-            matches!(output.status.code(), Some(1 | 2)),
-            "{changes}: {output:?}"
-        );
+        assert_eq!(output.status.code(), Some(code), "{changes}: {output:?}");
         let told = said(&output);
         assert!(told.contains(expected), "{changes}: {told}");
+        // A rule points at the place.
+        assert_eq!(
+            told.contains("recipe.yaml:1:"),
+            code == 1,
+            "{changes}: {told}"
+        );
         assert!(!run.out().exists(), "{changes}: {told}");
     }
+}
+
+#[test]
+fn a_refused_resume_leaves_the_run_as_it_was() {
+    let place = tempfile::tempdir().unwrap();
+    let corpus = place.path().join("corpus.jsonl");
+    std::fs::write(&corpus, "{\"text\": \"abcdefgh\"}\n".repeat(100)).unwrap();
+    let run = Run::of(small(json!({
+        "tokenizer": {"path": "byte"},
+        "model": {"config": {"vocab_size": 512}},
+        "data": {"train": [{"path": corpus, "synthetic": null}]},
+    })));
+    let launched = run.start(&[]);
+    run.wait_for_steps(1, 1);
+    launched.signal(rustix::process::Signal::INT);
+    assert_eq!(launched.wait().code(), Some(143), "{}", run.log());
+
+    let before = std::fs::read(run.out().join("run.json")).unwrap();
+    std::fs::write(&corpus, "{\"text\": \"other\"}\n".repeat(100)).unwrap();
+    let output = run.launch(&["--resume", "--rank-memory", "1GiB"]);
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    assert!(said(&output).contains("corpus.jsonl"), "{}", said(&output));
+    assert_eq!(std::fs::read(run.out().join("run.json")).unwrap(), before);
 }
 
 #[test]
