@@ -1,14 +1,16 @@
 //! `evenkeel status`: the runs here, or one run and the proof of its ledger.
 
-use std::path::PathBuf;
+use std::fmt;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use serde::{Serialize, Serializer};
 use serde_json::json;
 
 use super::output::{Format, line, print};
 use super::table::Table;
 use super::{EXIT_REFUSED, run_arg};
-use crate::launch::{Phase, RunDir, RunState, proof};
+use crate::launch::{LaunchError, Phase, RunDir, RunState, proof};
 use crate::telemetry::{Metric, metrics};
 
 /// Show the runs here, or one run.
@@ -44,53 +46,136 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// The phase for people: a launcher that died leaves a phase behind that is no longer true.
-fn phase(run: &RunDir, state: &RunState) -> String {
-    match &state.phase {
-        Phase::Finished => "finished".into(),
-        Phase::Drained => "drained, resumable".into(),
-        Phase::Failed { why } => format!("failed: {why}"),
-        _ if !run.in_use() => "interrupted, resumable".into(),
-        Phase::Starting => "starting".into(),
-        Phase::Running => "running".into(),
-        Phase::Draining => "draining".into(),
+/// What a run is doing. A launcher that died leaves a phase behind that is no longer true.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+struct Doing {
+    /// `preparing`, or one of [`Phase`].
+    phase: &'static str,
+    /// Why it failed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    why: Option<String>,
+    /// Nobody works on it any more, and it has not ended.
+    interrupted: bool,
+}
+
+impl Doing {
+    fn of(run: &RunDir, state: Option<&RunState>) -> Doing {
+        let mut why = None;
+        let (phase, ended) = match state.map(|state| &state.phase) {
+            None => ("preparing", false),
+            Some(Phase::Starting) => ("starting", false),
+            Some(Phase::Running) => ("running", false),
+            Some(Phase::Draining) => ("draining", false),
+            Some(Phase::Drained) => ("drained", true),
+            Some(Phase::Finished) => ("finished", true),
+            Some(Phase::Failed { why: reason }) => {
+                why = Some(reason.clone());
+                ("failed", true)
+            }
+        };
+        Doing {
+            phase,
+            why,
+            interrupted: !ended && !run.in_use(),
+        }
+    }
+}
+
+impl fmt::Display for Doing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.phase, &self.why) {
+            _ if self.interrupted => f.write_str("interrupted, resumable"),
+            ("drained", _) => f.write_str("drained, resumable"),
+            (phase, Some(why)) => write!(f, "{phase}: {why}"),
+            (phase, None) => f.write_str(phase),
+        }
+    }
+}
+
+/// A run in the list.
+#[derive(Serialize)]
+struct Row {
+    recipe: PathBuf,
+    #[serde(flatten)]
+    doing: Doing,
+    generations: usize,
+    plan: Option<String>,
+    committed_samples: u64,
+    budget_samples: u64,
+}
+
+impl Row {
+    fn of(run: &RunDir) -> Result<Row, LaunchError> {
+        let setup = run.setup()?;
+        let state = run.state()?;
+        let doing = Doing::of(run, state.as_ref());
+        let state = state.unwrap_or_default();
+        Ok(Row {
+            recipe: setup.recipe_path,
+            doing,
+            generations: state.generations.len(),
+            plan: state.generations.last().map(|row| row.proof.clone()),
+            committed_samples: state.pin.map_or(0, |pin| pin.samples),
+            budget_samples: setup.budget_samples,
+        })
+    }
+}
+
+/// A run in the list, or why it cannot be told; one damaged run does not hide the others.
+#[derive(Serialize)]
+struct Listed {
+    run: PathBuf,
+    #[serde(flatten, serialize_with = "told")]
+    row: Result<Row, LaunchError>,
+}
+
+/// The row, or `error` in its place.
+fn told<S: Serializer>(row: &Result<Row, LaunchError>, serializer: S) -> Result<S::Ok, S::Error> {
+    match row {
+        Ok(row) => row.serialize(serializer),
+        Err(error) => json!({"error": error.to_string()}).serialize(serializer),
+    }
+}
+
+impl Listed {
+    fn of(run: &RunDir) -> Listed {
+        Listed {
+            run: run.path().to_path_buf(),
+            row: Row::of(run),
+        }
+    }
+
+    fn cells(&self) -> [String; 5] {
+        let run = self.run.display().to_string();
+        match &self.row {
+            Ok(row) => [
+                run,
+                row.plan.clone().unwrap_or_default(),
+                format!("{} of {}", row.committed_samples, row.budget_samples),
+                row.generations.to_string(),
+                row.doing.to_string(),
+            ],
+            Err(error) => [
+                run,
+                String::new(),
+                String::new(),
+                String::new(),
+                format!("error: {error}"),
+            ],
+        }
     }
 }
 
 fn list(output: Format) -> anyhow::Result<ExitCode> {
-    let mut rows = Vec::new();
-    for run in run_arg::all() {
-        let setup = run.setup()?;
-        let state = run.state()?;
-        let samples = state
-            .as_ref()
-            .and_then(|s| s.pin.as_ref())
-            .map_or(0, |pin| pin.samples);
-        rows.push(json!({
-            "run": run.path(),
-            "recipe": setup.recipe_path,
-            "phase": state.as_ref().map_or("preparing".into(), |s| phase(&run, s)),
-            "generations": state.as_ref().map_or(0, |s| s.generations.len()),
-            "plan": state.as_ref().and_then(|s| s.generations.last()).map(|g| g.proof.clone()),
-            "committed_samples": samples,
-            "budget_samples": setup.budget_samples,
-        }));
-    }
+    let rows: Vec<Listed> = run_arg::all().iter().map(Listed::of).collect();
     if let Format::Text = output {
         if rows.is_empty() {
             line(format_args!("no runs under {}/", run_arg::RUNS))?;
             return Ok(ExitCode::SUCCESS);
         }
         let mut table = Table::new(["run", "plan", "committed samples", "generations", "phase"]);
-        let text = |value: &serde_json::Value| value.as_str().unwrap_or_default().to_string();
         for row in &rows {
-            table.row([
-                text(&row["run"]),
-                text(&row["plan"]),
-                format!("{} of {}", row["committed_samples"], row["budget_samples"]),
-                row["generations"].to_string(),
-                text(&row["phase"]),
-            ]);
+            table.row(row.cells());
         }
         print(format_args!("{}", table.render()))?;
     } else {
@@ -99,13 +184,30 @@ fn list(output: Format) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// The form of `-o json` of one run.
+#[derive(Serialize)]
+struct Shown<'a> {
+    run: &'a Path,
+    #[serde(flatten)]
+    doing: Doing,
+    /// What it has once a generation was started.
+    #[serde(flatten)]
+    rest: serde_json::Value,
+}
+
 fn show(run: &RunDir, output: Format) -> anyhow::Result<ExitCode> {
     let setup = run.setup()?;
-    let Some(state) = run.state()? else {
+    let state = run.state()?;
+    let doing = Doing::of(run, state.as_ref());
+    let Some(state) = state else {
         if output == Format::Text {
-            line(format_args!("{}: being prepared", run.path().display()))?;
+            line(format_args!("{}: {doing}", run.path().display()))?;
         } else {
-            output.print(&json!({"run": run.path(), "phase": "preparing"}))?;
+            output.print(&Shown {
+                run: run.path(),
+                doing,
+                rest: json!({}),
+            })?;
         }
         return Ok(ExitCode::SUCCESS);
     };
@@ -115,24 +217,23 @@ fn show(run: &RunDir, output: Format) -> anyhow::Result<ExitCode> {
         .rev()
         .find_map(|g| last_step(run, g.number));
     if output != Format::Text {
-        output.print(&json!({
-            "run": run.path(),
+        let rest = json!({
             "recipe": setup.recipe_path,
-            "phase": phase(run, &state),
             "global_batch_size": setup.global_batch_size,
             "budget_samples": setup.budget_samples,
             "micro_batch_limit": state.micro_limit,
             "committed": state.pin,
             "last_step": latest,
             "generations": state.generations,
-        }))?;
+        });
+        output.print(&Shown {
+            run: run.path(),
+            doing,
+            rest,
+        })?;
         return Ok(ExitCode::SUCCESS);
     }
-    line(format_args!(
-        "{}: {}",
-        run.path().display(),
-        phase(run, &state)
-    ))?;
+    line(format_args!("{}: {doing}", run.path().display()))?;
     line(format_args!(
         "  recipe      {}",
         setup.recipe_path.display()
@@ -203,4 +304,45 @@ fn prove(run: &RunDir, output: Format) -> anyhow::Result<ExitCode> {
     } else {
         ExitCode::from(EXIT_REFUSED)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_damaged_run_is_listed_with_what_is_wrong() {
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::write(directory.path().join("run.json"), "{").unwrap();
+        let listed = Listed::of(&RunDir::at(directory.path()));
+        assert!(listed.cells()[4].contains("run.json"));
+        let data = serde_json::to_value(&listed).unwrap();
+        assert_eq!(data["run"], json!(directory.path()));
+        assert!(data["error"].as_str().unwrap().contains("run.json"));
+    }
+
+    #[test]
+    fn a_phase_is_data_and_says_when_it_is_no_longer_true() {
+        let directory = tempfile::tempdir().unwrap();
+        let run = RunDir::at(directory.path());
+        let doing = |phase| {
+            let state = RunState {
+                phase,
+                ..RunState::default()
+            };
+            let doing = Doing::of(&run, Some(&state));
+            (serde_json::to_value(&doing).unwrap(), doing.to_string())
+        };
+        let why = "no memory".to_owned();
+        assert_eq!(
+            doing(Phase::Failed { why }),
+            (
+                json!({"phase": "failed", "why": "no memory", "interrupted": false}),
+                "failed: no memory".to_owned()
+            )
+        );
+        let (data, text) = doing(Phase::Running);
+        assert_eq!(data, json!({"phase": "running", "interrupted": true}));
+        assert_eq!(text, "interrupted, resumable");
+    }
 }
