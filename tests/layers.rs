@@ -39,7 +39,6 @@ const TABLE: &[(&str, &[&str])] = &[
             "batch",
             "engine",
             "job",
-            "norm",
             "recipe",
             "samples",
             "telemetry",
@@ -111,7 +110,10 @@ fn sources(directory: &Path, found: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(directory).unwrap() {
         let path = entry.unwrap().path();
         if path.is_dir() {
-            sources(&path, found);
+            // Tests beside the code: `foo/tests/`.
+            if path.file_name().is_some_and(|name| name != "tests") {
+                sources(&path, found);
+            }
         } else if path.extension().is_some_and(|e| e == "rs")
             // Files of tests beside the code: `foo/tests.rs`, `foo_tests.rs`.
             && !path.file_stem().is_some_and(|s| s.to_string_lossy().ends_with("tests"))
