@@ -234,6 +234,13 @@ fn resume(
             run.path().display()
         )));
     }
+    if state.is_none() && run.holds_checkpoints() {
+        return Err(usage(format!(
+            "{} holds checkpoints but no state.json, which says which of them count: put back a \
+             copy of it, or start a new run with another --out",
+            run.path().display()
+        )));
+    }
     wait_for_old_ranks(run)?;
     // What ranks committed after their launcher was gone counts too: nobody else was told.
     if let Some(state) = &mut state {

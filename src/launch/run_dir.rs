@@ -186,6 +186,20 @@ impl RunDir {
             .map_or(1, |highest| highest + 1)
     }
 
+    /// Whether a generation has committed something.
+    pub fn holds_checkpoints(&self) -> bool {
+        let names = |directory: &Path| {
+            let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+            entries.filter_map(|entry| entry.file_name().into_string().ok())
+        };
+        names(&self.0)
+            .filter(|name| files::parse_generation(name).is_some())
+            .any(|generation| {
+                names(&self.0.join(generation))
+                    .any(|name| matches!(files::parse_checkpoint(&name), Some((_, false))))
+            })
+    }
+
     fn write(&self, name: &str, value: &impl Serialize) -> Result<(), LaunchError> {
         Ok(write_json(&self.0.join(name), value)?)
     }

@@ -35,7 +35,7 @@ pub enum TrainError {
     Engine(#[from] EngineError),
     /// A checkpoint could not be written or read.
     #[error(transparent)]
-    Checkpoint(#[from] checkpoint::CheckpointError),
+    Checkpoint(checkpoint::CheckpointError),
     /// The data could not be read.
     #[error(transparent)]
     Data(#[from] data::DataError),
@@ -111,6 +111,18 @@ pub enum TrainError {
         /// What does not fit.
         error: serde_json::Error,
     },
+}
+
+/// A peer that is lost while a checkpoint is agreed on is a lost peer like any other: the survivors
+/// go on.
+impl From<checkpoint::CheckpointError> for TrainError {
+    fn from(error: checkpoint::CheckpointError) -> Self {
+        match error {
+            checkpoint::CheckpointError::Comm(error) => error.into(),
+            checkpoint::CheckpointError::Engine(error) => error.into(),
+            error => TrainError::Checkpoint(error),
+        }
+    }
 }
 
 impl From<CommError> for TrainError {

@@ -359,3 +359,39 @@ fn an_edited_checkpoint_is_not_resumed() {
     assert!(said.contains("model-00001-of-00004.safetensors"), "{said}");
     assert!(said.contains("this run has no other checkpoint"), "{said}");
 }
+
+#[test]
+fn ranks_killed_while_checkpoints_are_agreed_on_are_lost_like_any_other() {
+    for delay in [0, 3] {
+        // Every step ends in a checkpoint, so that many kills meet one.
+        let run = Run::of(small(
+            json!({"checkpoint": {"every_samples": 12, "keep": 2}}),
+        ));
+        let launched = run.start(&["--procs", "4", "--remainder", "uneven"]);
+        for (generation, world) in [(1, 4), (2, 3), (3, 2)] {
+            run.wait_for_steps(generation, 2 + delay);
+            run.signal_rank(generation, world - 1, Signal::KILL);
+        }
+        assert!(launched.wait().success(), "{}", run.log());
+        assert_eq!(run.worlds(), [4, 3, 2, 1]);
+        proved(&run, 2400);
+    }
+}
+
+#[test]
+fn checkpoints_without_a_word_which_count_are_neither_resumed_nor_deleted() {
+    let run = Run::of(small(json!({})));
+    let launched = run.start(&["--procs", "2"]);
+    run.wait_for_steps(1, 5);
+    launched.signal(Signal::INT);
+    assert_eq!(launched.wait().code(), Some(143));
+    let pin = run.state().unwrap()["pin"]["path"]
+        .as_str()
+        .unwrap()
+        .to_string();
+    std::fs::remove_file(run.out().join("state.json")).unwrap();
+    let output = run.launch(&["--resume"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(said(&output).contains("no state.json"), "{}", said(&output));
+    assert!(run.out().join(pin).exists());
+}
