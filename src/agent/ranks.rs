@@ -11,7 +11,7 @@ use std::thread;
 
 use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
-use crate::job::protocol::{Order, Report};
+use crate::job::protocol::{Ending, Order, Report};
 use crate::job::{Generation, files};
 
 /// What happened to a rank.
@@ -37,21 +37,10 @@ pub enum Event {
     },
 }
 
-/// How a process ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Ending {
-    /// It returned a code.
-    Code(u8),
-    /// A signal ended it.
-    Signal(i32),
-}
-
-impl From<ExitStatus> for Ending {
-    fn from(status: ExitStatus) -> Self {
-        match (status.signal(), status.code()) {
-            (Some(signal), _) => Ending::Signal(signal),
-            (None, code) => Ending::Code(code.and_then(|c| u8::try_from(c).ok()).unwrap_or(1)),
-        }
+fn ending(status: ExitStatus) -> Ending {
+    match (status.signal(), status.code()) {
+        (Some(signal), _) => Ending::Signal(signal),
+        (None, code) => Ending::Code(code.and_then(|c| u8::try_from(c).ok()).unwrap_or(1)),
     }
 }
 
@@ -111,8 +100,9 @@ impl Ranks {
             let pid = rustix::process::Pid::from_child(&child);
             let handle = pidfd_open(pid, PidfdFlags::empty())?;
             ranks.processes.push(Process { handle, input });
-            let (generation, events) = (start.generation.number, events.clone());
-            thread::spawn(move || watch(child, generation, rank, &events));
+            let events = events.clone();
+            let number = start.generation.number;
+            thread::spawn(move || watch(child, number, rank, &events));
         }
         Ok(ranks)
     }
@@ -161,6 +151,14 @@ impl Drop for Ranks {
     }
 }
 
+/// The last lines of a log, as much as fits into a status.
+pub(super) fn last_lines(log: &Path) -> String {
+    let text = fs::read(log).unwrap_or_default();
+    let text = String::from_utf8_lossy(&text[text.len().saturating_sub(2000)..]).into_owned();
+    let lines: Vec<&str> = text.lines().rev().take(20).collect();
+    lines.into_iter().rev().collect::<Vec<_>>().join("\n")
+}
+
 /// The rank's command line and torchrun's environment.
 fn command(start: &Start<'_>, rank: u64, local: u64, log: File) -> Command {
     let generation = start.generation;
@@ -203,7 +201,7 @@ fn watch(mut child: Child, generation: u64, rank: u64, events: &Sender<Event>) {
         }
     }
     // A process that cannot be waited for is gone.
-    let ending = child.wait().map_or(Ending::Signal(9), Ending::from);
+    let ending = child.wait().map_or(Ending::Signal(9), ending);
     let _ = events.send(Event::Exited {
         generation,
         rank,

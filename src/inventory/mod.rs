@@ -7,6 +7,7 @@
 
 pub mod cgroup;
 mod cpu;
+pub mod kubernetes;
 mod nvml;
 mod visible;
 

@@ -3,6 +3,8 @@
 
 use std::ops::RangeInclusive;
 
+use serde::{Deserialize, Serialize};
+
 use super::generation::Reason;
 
 /// How many larger worlds are tried for one to name in a message.
@@ -51,7 +53,8 @@ pub enum Ranks {
 }
 
 /// How a generation ended.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "kebab-case")]
 pub enum Outcome {
     /// The budget is reached.
     Finished,
@@ -103,6 +106,11 @@ pub enum Action {
         /// The micro-batch must not be above this any more (the out-of-memory descent).
         micro_limit: Option<u64>,
     },
+    /// No feasible world is asked for, possible and allowed: nothing can start as things are.
+    Infeasible {
+        /// In words.
+        why: String,
+    },
     /// It is over, for now or for good.
     End(End),
 }
@@ -140,9 +148,9 @@ impl Observed<'_> {
                 reason: reason(world),
                 micro_limit,
             },
-            None => Action::End(End::Failed {
+            None => Action::Infeasible {
                 why: self.nowhere_to_go(),
-            }),
+            },
         }
     }
 
@@ -326,7 +334,7 @@ mod tests {
             },
         };
         let why = |seen: &Observed<'_>| match decide(seen) {
-            Action::End(End::Failed { why }) => why,
+            Action::Infeasible { why } => why,
             other => panic!("{other:?}"),
         };
         let feasible = |w| w == 4;

@@ -1,9 +1,11 @@
 //! The generation record: published once, never changed, read by agents and ranks.
 
 use std::fmt;
+use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
+use super::files;
 use crate::batch::Plan;
 
 /// A generation: everything that its ranks need to know to be of the same world.
@@ -37,6 +39,28 @@ impl Generation {
     pub fn start_samples(&self) -> u64 {
         self.start.as_ref().map_or(0, |pin| pin.samples)
     }
+
+    /// The ranks that the pod of this uid runs: the first of them and how many.
+    pub fn share_of(&self, pod: &str) -> Option<(u64, u64)> {
+        let mut first = 0;
+        for member in &self.members {
+            if member.pod.as_ref().is_some_and(|p| p.uid == pod) {
+                return Some((first, member.ranks));
+            }
+            first += member.ranks;
+        }
+        None
+    }
+
+    /// Writes the record where its ranks look for it. All members write the same.
+    pub fn write(&self, run: &Path) -> std::io::Result<()> {
+        let directory = run.join(files::generation(self.number));
+        std::fs::create_dir_all(&directory)?;
+        let mut file = tempfile::NamedTempFile::new_in(&directory)?;
+        serde_json::to_writer_pretty(&mut file, self)?;
+        file.persist(directory.join(files::RECORD))?;
+        Ok(())
+    }
 }
 
 /// One agent's share of a generation. A seat is a place that may be filled again; it is no rank.
@@ -46,6 +70,22 @@ pub struct Member {
     pub seat: u64,
     /// How many ranks it runs.
     pub ranks: u64,
+    /// The pod, on a cluster.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pod: Option<PodRef>,
+}
+
+/// A pod that is a member of a generation.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PodRef {
+    /// Its name.
+    pub name: String,
+    /// Its uid: a pod of the same name that is made again is another one.
+    pub uid: String,
+    /// Its address.
+    pub ip: String,
+    /// The node that it runs on.
+    pub node: String,
 }
 
 /// A host and a port.

@@ -4,10 +4,14 @@
 //! says what to do; the local launcher and the operator carry it out. [`protocol`] is what ranks
 //! and their agent say to each other.
 
+pub mod agent_state;
+pub mod api;
 pub mod decide;
 pub mod files;
 pub mod generation;
 pub mod protocol;
+pub mod seen;
+pub mod steer;
 
 pub use decide::{Action, End, Observed, Outcome, Ranks, decide};
 pub use generation::{Generation, Member, Pin, Reason};

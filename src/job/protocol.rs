@@ -79,7 +79,17 @@ pub enum Order {
     Stop,
 }
 
-/// How a rank's process ends.
+/// How a rank's process ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Ending {
+    /// It returned a code.
+    Code(u8),
+    /// A signal ended it.
+    Signal(i32),
+}
+
+/// The codes that a rank's process ends with.
 pub mod exit {
     /// The budget is reached and the final checkpoint committed.
     pub const FINISHED: u8 = 0;

@@ -139,6 +139,8 @@ impl<'a> Launcher<'a> {
                     }
                     self.start(world, reason, micro_limit)?;
                 }
+                // Nothing but a person changes what this machine has.
+                Action::Infeasible { why } => return self.end(End::Failed { why }),
                 Action::End(end) => return self.end(end),
             }
         }
@@ -275,6 +277,7 @@ impl<'a> Launcher<'a> {
             number,
             reason,
             members: vec![Member {
+                pod: None,
                 seat: 0,
                 ranks: world,
             }],

@@ -2,8 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use crate::agent::{Ending, Event, Ranks};
-use crate::job::protocol::{Order, Report, exit};
+use crate::agent::{Event, Ranks};
+use crate::job::protocol::{Order, Report};
+use crate::job::seen::{self, Seen};
 use crate::job::{Outcome, Pin};
 
 /// How long survivors of a loss may take until each has noticed it (the collectives' own limit is
@@ -11,31 +12,6 @@ use crate::job::{Outcome, Pin};
 const NOTICE: Duration = Duration::from_secs(10);
 /// How long a lone commit may take before it is given up for the last pinned checkpoint.
 const COMMIT: Duration = Duration::from_secs(120);
-
-/// What is known of one rank.
-#[derive(Debug, Clone, Default)]
-struct Seen {
-    lost: Option<Lost>,
-    out_of_memory: Option<String>,
-    failed: Option<(String, bool)>,
-    ending: Option<Ending>,
-    ready: bool,
-}
-
-#[derive(Debug, Clone)]
-struct Lost {
-    rank: u64,
-    why: String,
-    samples: u64,
-    whole: bool,
-}
-
-impl Seen {
-    /// The peer that this rank lost.
-    fn lost_rank(&self) -> Option<u64> {
-        self.lost.as_ref().map(|lost| lost.rank)
-    }
-}
 
 /// The ranks of one generation.
 pub struct Watch {
@@ -83,56 +59,22 @@ impl Watch {
 
     /// Takes in what happened.
     pub fn take(&mut self, event: &Event) {
-        match event {
-            Event::Report { rank, report, .. } => self.take_report(*rank, report),
-            Event::Exited { rank, ending, .. } => {
-                if let Some(seen) = self
-                    .seen
-                    .get_mut(usize::try_from(*rank).unwrap_or(usize::MAX))
-                {
-                    seen.ending = Some(*ending);
-                }
-                let planned = [exit::FINISHED, exit::DRAINED].map(Ending::Code);
-                if !planned.contains(ending) {
-                    self.trouble.get_or_insert_with(Instant::now);
-                }
-            }
-        }
-    }
-
-    fn take_report(&mut self, rank: u64, report: &Report) {
-        let Some(seen) = self
-            .seen
-            .get_mut(usize::try_from(rank).unwrap_or(usize::MAX))
-        else {
+        let (Event::Report { rank, .. } | Event::Exited { rank, .. }) = event;
+        let index = usize::try_from(*rank).unwrap_or(usize::MAX);
+        let Some(seen) = self.seen.get_mut(index) else {
             return;
         };
-        match report {
-            Report::Ready => seen.ready = true,
-            Report::Committed { pin, .. } => self.committed = Some(pin.clone()),
-            Report::Lost {
-                rank,
-                why,
-                samples,
-                whole,
-            } => {
-                seen.lost = Some(Lost {
-                    rank: *rank,
-                    why: why.clone(),
-                    samples: *samples,
-                    whole: *whole,
-                });
-                self.trouble.get_or_insert_with(Instant::now);
+        match event {
+            Event::Report { report, .. } => {
+                if let Report::Committed { pin, .. } = report {
+                    self.committed = Some(pin.clone());
+                }
+                seen.take(report);
             }
-            Report::OutOfMemory { message } => seen.out_of_memory = Some(message.clone()),
-            Report::Failed {
-                message,
-                deterministic,
-            } => seen.failed = Some((message.clone(), *deterministic)),
-            Report::Step(_)
-            | Report::Evaluation(_)
-            | Report::Straggler { .. }
-            | Report::Warning { .. } => {}
+            Event::Exited { ending, .. } => seen.ending = Some(*ending),
+        }
+        if seen.in_trouble() {
+            self.trouble.get_or_insert_with(Instant::now);
         }
     }
 
@@ -147,23 +89,16 @@ impl Watch {
             }
             return;
         }
-        let undecided = self.undecided();
-        let named = |rank: &u64| self.seen.iter().any(|s| s.lost_rank() == Some(*rank));
         // A rank that the others lost, or that did not even notice, hangs: it will not answer.
-        if !undecided.iter().all(named) && since.elapsed() < NOTICE {
+        if !seen::awaited(&self.seen).is_empty() && since.elapsed() < NOTICE {
             return;
         }
-        for rank in undecided {
+        for rank in seen::undecided(&self.seen) {
             self.ranks.kill_one(rank);
         }
         self.settled = true;
         let newest = self.committed.as_ref().map_or(pinned, |pin| pin.samples);
-        let holders = self.seen.iter().zip(0u64..).filter_map(|(seen, rank)| {
-            let lost = seen.lost.as_ref()?;
-            (seen.ending.is_none() && lost.whole && lost.samples > newest)
-                .then_some((lost.samples, std::cmp::Reverse(rank)))
-        });
-        let committer = holders.max().map(|(_, rank)| rank.0);
+        let committer = seen::committer(&self.seen, newest);
         for rank in 0..self.seen.len() as u64 {
             let order = match committer {
                 Some(chosen) if chosen == rank => Order::Commit,
@@ -173,98 +108,18 @@ impl Watch {
         }
     }
 
-    /// Ranks that have neither ended nor said what they hold.
-    fn undecided(&self) -> Vec<u64> {
-        let undecided = |seen: &Seen| seen.ending.is_none() && seen.lost.is_none();
-        (0..)
-            .zip(&self.seen)
-            .filter(|(_, seen)| undecided(seen))
-            .map(|(rank, _)| rank)
-            .collect()
-    }
-
     /// Ranks whose processes a signal ended.
     pub fn killed(&self) -> u64 {
-        let killed = |seen: &&Seen| matches!(seen.ending, Some(Ending::Signal(_)));
-        self.seen.iter().filter(killed).count() as u64
+        seen::killed(&self.seen)
     }
 
-    /// How the generation ended, once every rank has: the root cause, not what it led to.
-    /// `descent` says how an out-of-memory error of this plan goes on; `oom_killed` that the
-    /// kernel's out-of-memory killer struck meanwhile.
+    /// How the generation ended, once every rank has; see [`seen::outcome`].
     pub fn outcome(
         &self,
         micro: u64,
         descent: impl Fn() -> Option<u64>,
         oom_killed: impl FnOnce() -> bool,
     ) -> Option<Outcome> {
-        let endings: Vec<Ending> = self.seen.iter().map(|s| s.ending).collect::<Option<_>>()?;
-        let numbered = || self.seen.iter().zip(0u64..);
-        let out_of_memory = |why: String| Outcome::OutOfMemory {
-            micro,
-            smaller: descent(),
-            why,
-        };
-        if let Some(why) = self.seen.iter().find_map(|s| s.out_of_memory.clone()) {
-            return Some(out_of_memory(why));
-        }
-        if let Some((rank, (why, deterministic))) =
-            numbered().find_map(|(s, rank)| Some((rank, s.failed.clone()?)))
-        {
-            return Some(Outcome::Failed {
-                rank,
-                why,
-                deterministic,
-            });
-        }
-        let signalled = numbered().find_map(|(s, rank)| match s.ending {
-            Some(Ending::Signal(signal)) => Some((rank, signal)),
-            _ => None,
-        });
-        if let Some((rank, signal)) = signalled {
-            let why = format!("killed by signal {signal}");
-            if signal == 9 && oom_killed() {
-                return Some(out_of_memory(format!(
-                    "rank {rank} was killed by the kernel's out-of-memory killer"
-                )));
-            }
-            if self.killed() == self.seen.len() as u64 {
-                // Nobody survived: nothing says that fewer ranks would do better.
-                return Some(Outcome::Failed {
-                    rank,
-                    why,
-                    deterministic: false,
-                });
-            }
-            return Some(Outcome::Lost { rank, why });
-        }
-        if endings.iter().all(|e| *e == Ending::Code(exit::FINISHED)) {
-            return Some(Outcome::Finished);
-        }
-        if endings.iter().all(|e| *e == Ending::Code(exit::DRAINED)) {
-            return Some(Outcome::Drained);
-        }
-        let failed = numbered().find_map(|(s, rank)| match s.ending {
-            Some(Ending::Code(code))
-                if ![exit::FINISHED, exit::DRAINED, exit::PEER_LOST].contains(&code) =>
-            {
-                Some((rank, format!("exit code {code}")))
-            }
-            _ => None,
-        });
-        if let Some((rank, why)) = failed {
-            return Some(Outcome::Failed {
-                rank,
-                why,
-                deterministic: false,
-            });
-        }
-        // Only ranks that lost each other: the network between them, with every process well.
-        let lost = self.seen.iter().find_map(|s| s.lost.clone());
-        Some(Outcome::Failed {
-            rank: lost.as_ref().map_or(0, |l| l.rank),
-            why: lost.map_or_else(|| "the ranks ended apart".into(), |l| l.why),
-            deterministic: false,
-        })
+        seen::outcome(&self.seen, micro, descent, oom_killed)
     }
 }

@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use super::{Launcher, RESTARTS};
-use crate::agent::{Ending, Event as RankEvent};
+use crate::agent::Event as RankEvent;
 use crate::job::Pin;
-use crate::job::protocol::Report;
+use crate::job::protocol::{Ending, Report};
 use crate::launch::LaunchError;
 use crate::launch::run_dir::{GenerationRow, Phase};
 use crate::telemetry::{EvaluationRecord, Event, Metric, StepRecord};

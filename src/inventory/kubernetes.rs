@@ -1,0 +1,250 @@
+//! What a cluster's nodes offer: devices that are free for a job, and whether a node will stay.
+//!
+//! Pure functions over what the API server says. Nothing here knows what a job is: it gets the
+//! pods that hold devices, and seats that are promised but not filled yet.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::{Node, Pod, Taint, Toleration};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+
+/// What a job asks of a node.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Wants {
+    /// What a device is called, for example `nvidia.com/gpu`.
+    pub resource: String,
+    /// Devices of one seat.
+    pub per_seat: u64,
+    /// Labels that its nodes must have.
+    pub node_selector: BTreeMap<String, String>,
+    /// Taints that its pods accept.
+    pub tolerations: Vec<Toleration>,
+}
+
+/// Whether a node keeps the pods that it has, and takes new ones.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Standing {
+    /// Both.
+    Open,
+    /// It was cordoned.
+    Cordoned,
+    /// A taint that the job does not tolerate says that it is about to go, or not for this job.
+    Tainted(String),
+    /// It is not ready.
+    NotReady,
+}
+
+/// A node's standing for a job with these tolerations.
+pub fn standing(node: &Node, tolerations: &[Toleration]) -> Standing {
+    let conditions = node
+        .status
+        .as_ref()
+        .and_then(|status| status.conditions.as_ref());
+    let ready = conditions
+        .into_iter()
+        .flatten()
+        .find(|c| c.type_ == "Ready");
+    if ready.is_none_or(|condition| condition.status != "True") {
+        return Standing::NotReady;
+    }
+    let spec = node.spec.as_ref();
+    if spec.and_then(|spec| spec.unschedulable).unwrap_or(false) {
+        return Standing::Cordoned;
+    }
+    let taints = spec
+        .and_then(|spec| spec.taints.as_ref())
+        .into_iter()
+        .flatten();
+    let refusing = taints
+        .filter(|taint| matches!(taint.effect.as_str(), "NoSchedule" | "NoExecute"))
+        .find(|taint| !tolerations.iter().any(|t| tolerates(t, taint)));
+    match refusing {
+        Some(taint) => Standing::Tainted(taint.key.clone()),
+        None => Standing::Open,
+    }
+}
+
+/// As the scheduler has it (`v1helper.TolerationsTolerateTaint`).
+fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
+    let same = |wanted: &Option<String>, has: &str| {
+        wanted
+            .as_deref()
+            .is_none_or(|wanted| wanted.is_empty() || wanted == has)
+    };
+    if !same(&toleration.effect, &taint.effect) || !same(&toleration.key, &taint.key) {
+        return false;
+    }
+    let value = taint.value.as_deref().unwrap_or("");
+    match toleration.operator.as_deref() {
+        Some("Exists") => true,
+        _ => toleration.key.is_some() && toleration.value.as_deref().unwrap_or("") == value,
+    }
+}
+
+/// Devices that a pod holds once it is on a node: its containers' limits, or the largest of its
+/// init containers'.
+pub fn devices(pod: &Pod, resource: &str) -> u64 {
+    let Some(spec) = &pod.spec else { return 0 };
+    let of = |container: &k8s_openapi::api::core::v1::Container| {
+        let resources = container.resources.as_ref();
+        let limits = resources.and_then(|r| r.limits.as_ref().or(r.requests.as_ref()));
+        limits
+            .and_then(|limits| limits.get(resource))
+            .map_or(0, count)
+    };
+    let together: u64 = spec.containers.iter().map(of).sum();
+    let before = spec
+        .init_containers
+        .iter()
+        .flatten()
+        .map(of)
+        .max()
+        .unwrap_or(0);
+    together.max(before)
+}
+
+/// Extended resources are whole numbers; whatever is not counts as none.
+fn count(quantity: &Quantity) -> u64 {
+    let text = quantity.0.as_str();
+    match text.strip_suffix('k') {
+        Some(thousands) => thousands.parse::<u64>().map_or(0, |n| n * 1000),
+        None => text.parse().unwrap_or(0),
+    }
+}
+
+/// Seats of a job that fit beside everything that holds devices already.
+///
+/// `held`: devices held on each node, without the job's own pods that can stay; `promised`: seats
+/// of other jobs that are on no node yet, as numbers of devices.
+pub fn free_seats<'a>(
+    nodes: impl Iterator<Item = &'a Node>,
+    held: &BTreeMap<String, u64>,
+    promised: &[u64],
+    wants: &Wants,
+) -> u32 {
+    let mut free: Vec<u64> = nodes
+        .filter(|node| {
+            standing(node, &wants.tolerations) == Standing::Open && selected(node, wants)
+        })
+        .map(|node| {
+            let status = node.status.as_ref();
+            let allocatable = status.and_then(|status| status.allocatable.as_ref());
+            let all = allocatable
+                .and_then(|a| a.get(&wants.resource))
+                .map_or(0, count);
+            let name = node.metadata.name.as_deref().unwrap_or("");
+            all.saturating_sub(held.get(name).copied().unwrap_or(0))
+        })
+        .collect();
+    // A promised seat takes the tightest place that it fits into, as the scheduler might not do:
+    // that leaves this job the most, and a pod that stays pending corrects it.
+    for seat in promised {
+        let tightest = free.iter_mut().filter(|free| **free >= *seat).min();
+        if let Some(free) = tightest {
+            *free -= seat;
+        }
+    }
+    let per_seat = wants.per_seat.max(1);
+    let seats: u64 = free.iter().map(|free| free / per_seat).sum();
+    u32::try_from(seats).unwrap_or(u32::MAX)
+}
+
+fn selected(node: &Node, wants: &Wants) -> bool {
+    let labels = node.metadata.labels.as_ref();
+    wants.node_selector.iter().all(|(key, value)| {
+        labels
+            .and_then(|labels| labels.get(key))
+            .is_some_and(|has| has == value)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn node(name: &str, gpus: &str, extra: serde_json::Value) -> Node {
+        let mut node = json!({
+            "metadata": {"name": name, "labels": {"pool": "a"}},
+            "spec": {},
+            "status": {
+                "allocatable": {"nvidia.com/gpu": gpus},
+                "conditions": [{"type": "Ready", "status": "True"}],
+            },
+        });
+        node["spec"] = extra;
+        serde_json::from_value(node).unwrap()
+    }
+
+    fn wants(per_seat: u64) -> Wants {
+        Wants {
+            resource: "nvidia.com/gpu".into(),
+            per_seat,
+            node_selector: BTreeMap::new(),
+            tolerations: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn seats_are_counted_on_nodes_that_take_pods() {
+        let nodes = [
+            node("a", "8", json!({})),
+            node("b", "8", json!({"unschedulable": true})),
+            node(
+                "c",
+                "8",
+                json!({"taints": [{"key": "x", "effect": "NoSchedule"}]}),
+            ),
+            node(
+                "d",
+                "7",
+                json!({"taints": [{"key": "x", "effect": "PreferNoSchedule"}]}),
+            ),
+        ];
+        let held = BTreeMap::from([("a".to_string(), 3)]);
+        assert_eq!(free_seats(nodes.iter(), &held, &[], &wants(1)), 5 + 7);
+        assert_eq!(free_seats(nodes.iter(), &held, &[], &wants(4)), 1 + 1);
+        let mut tolerant = wants(4);
+        tolerant.tolerations = vec![Toleration {
+            key: Some("x".into()),
+            operator: Some("Exists".into()),
+            ..Toleration::default()
+        }];
+        assert_eq!(free_seats(nodes.iter(), &held, &[], &tolerant), 1 + 2 + 1);
+        tolerant.node_selector = BTreeMap::from([("pool".into(), "b".into())]);
+        assert_eq!(free_seats(nodes.iter(), &held, &[], &tolerant), 0);
+    }
+
+    #[test]
+    fn promised_seats_are_not_promised_twice() {
+        let nodes = [node("a", "4", json!({})), node("b", "2", json!({}))];
+        let none = BTreeMap::new();
+        assert_eq!(free_seats(nodes.iter(), &none, &[2], &wants(2)), 2);
+        assert_eq!(free_seats(nodes.iter(), &none, &[2], &wants(4)), 1);
+        assert_eq!(free_seats(nodes.iter(), &none, &[2, 4], &wants(1)), 0);
+    }
+
+    #[test]
+    fn a_node_that_is_not_ready_is_not_open() {
+        let mut node = node("a", "8", json!({}));
+        node.status.as_mut().unwrap().conditions.as_mut().unwrap()[0].status = "Unknown".into();
+        assert_eq!(standing(&node, &[]), Standing::NotReady);
+    }
+
+    #[test]
+    fn a_pod_holds_what_its_containers_or_an_init_container_ask_for() {
+        let pod: Pod = serde_json::from_value(json!({
+            "spec": {
+                "containers": [
+                    {"name": "a", "resources": {"limits": {"nvidia.com/gpu": "2"}}},
+                    {"name": "b", "resources": {"limits": {"nvidia.com/gpu": "1"}}},
+                ],
+                "initContainers": [{"name": "c", "resources": {"limits": {"nvidia.com/gpu": "4"}}}],
+            },
+        }))
+        .unwrap();
+        assert_eq!(devices(&pod, "nvidia.com/gpu"), 4);
+        assert_eq!(devices(&pod, "amd.com/gpu"), 0);
+    }
+}

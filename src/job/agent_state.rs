@@ -1,0 +1,53 @@
+//! What an agent says of itself and its ranks: the controller reads it over HTTP, and decides by
+//! nothing else what became of a generation.
+
+use serde::{Deserialize, Serialize};
+
+use super::generation::Pin;
+use super::seen::Seen;
+use crate::telemetry::StepRecord;
+
+/// An agent, and the ranks of the newest generation that it started.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct AgentState {
+    /// One more with every change that the controller should hear of at once.
+    pub version: u64,
+    /// The pod's uid.
+    pub pod: String,
+    /// Devices that it can start ranks on.
+    pub devices: u64,
+    /// The generation whose ranks it started last; 0 before the first.
+    pub generation: u64,
+    /// The first of its ranks.
+    pub first: u64,
+    /// Its ranks.
+    pub ranks: Vec<Seen>,
+    /// The newest checkpoint that one of its ranks committed in this generation.
+    pub committed: Option<Pin>,
+    /// The newest step, where rank 0 runs.
+    pub step: Option<StepRecord>,
+    /// Samples after which training ends, once the run is prepared.
+    pub budget: Option<u64>,
+    /// When its ranks were told to start, seconds since the Unix epoch.
+    pub started: Option<f64>,
+    /// When the last of its ranks was ready.
+    pub ready: Option<f64>,
+    /// When the first step of the generation ended, where rank 0 runs.
+    pub first_step: Option<f64>,
+    /// Why it cannot start ranks at all.
+    pub problem: Option<Problem>,
+    /// The last lines that a failed rank printed.
+    pub last_words: String,
+}
+
+/// Why an agent cannot start ranks.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Problem {
+    /// One CamelCase word, a condition's reason.
+    pub reason: String,
+    /// In words, with the way out.
+    pub message: String,
+    /// The same would happen again, whatever the pool looks like.
+    pub deterministic: bool,
+}

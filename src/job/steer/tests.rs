@@ -1,0 +1,338 @@
+//! The state machine driven through random histories of a pool: whatever happens, what it publishes
+//! is right, and once things calm down it arrives where it should.
+
+use std::collections::BTreeSet;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::job::Outcome;
+
+const GROW_DELAY: f64 = 5.0;
+const PLACEMENT: f64 = 20.0;
+
+/// A job in a pool, as the controller would see it.
+struct World {
+    now: f64,
+    desired: u32,
+    pool: u32,
+    batch: u64,
+    suspend: bool,
+    seats: Vec<SeatSeen>,
+    members: Vec<Seat>,
+    ranks: Ranks,
+    attempts: u32,
+    larger_since: Option<f64>,
+    placing_since: Option<f64>,
+    names: BTreeSet<(u32, u32)>,
+    over: bool,
+}
+
+/// Something that happens.
+#[derive(Debug, Clone)]
+enum Happening {
+    Pool(u32),
+    Desired(u32),
+    Suspend(bool),
+    Ready(usize),
+    Leave(usize),
+    Lose(usize),
+    RanksEnd(u8),
+    Time(f64),
+}
+
+fn happenings() -> impl Strategy<Value = Happening> {
+    prop_oneof![
+        (0..6u32).prop_map(Happening::Pool),
+        (0..6u32).prop_map(Happening::Desired),
+        any::<bool>().prop_map(Happening::Suspend),
+        (0..6usize).prop_map(Happening::Ready),
+        (0..6usize).prop_map(Happening::Leave),
+        (0..6usize).prop_map(Happening::Lose),
+        (0..3u8).prop_map(Happening::RanksEnd),
+        (0.5..30.0f64).prop_map(Happening::Time),
+    ]
+}
+
+impl World {
+    fn new(batch: u64) -> World {
+        World {
+            now: 0.0,
+            desired: 3,
+            pool: 3,
+            batch,
+            suspend: false,
+            seats: Vec::new(),
+            members: Vec::new(),
+            ranks: Ranks::None { resuming: false },
+            attempts: 0,
+            larger_since: None,
+            placing_since: None,
+            names: BTreeSet::new(),
+            over: false,
+        }
+    }
+
+    fn feasible(batch: u64, nodes: u32) -> bool {
+        nodes > 0 && batch.is_multiple_of(u64::from(nodes) * 2)
+    }
+
+    fn view<'a>(&'a self, feasible: &'a dyn Fn(u32) -> bool) -> View<'a> {
+        View {
+            desired: self.desired,
+            bounds: 1..=5,
+            ranks_per_node: 2,
+            feasible,
+            pool: self.pool,
+            seats: &self.seats,
+            members: &self.members,
+            ranks: self.ranks.clone(),
+            suspend: self.suspend,
+            restarts_left: 1000,
+            problem: None,
+            attempts: self.attempts,
+            larger_since: self.larger_since,
+            placing_since: self.placing_since,
+            grow_delay: GROW_DELAY,
+            placement: PLACEMENT,
+            not_before: 0.0,
+            now: self.now,
+        }
+    }
+
+    /// One look, with what must hold of every decision.
+    fn look(&mut self) {
+        let batch = self.batch;
+        let feasible = move |nodes| World::feasible(batch, nodes);
+        let decision = steer(&self.view(&feasible));
+        let running = matches!(self.ranks, Ranks::Running { .. });
+        for seat in &decision.seats {
+            let known = self.seats.iter().any(|seen| seen.seat == *seat);
+            let new = self.names.insert((seat.number, seat.attempt));
+            assert!(known || new, "the pod {seat:?} was there before");
+        }
+        let numbers: BTreeSet<u32> = decision.seats.iter().map(|seat| seat.number).collect();
+        if !running {
+            assert_eq!(numbers.len(), decision.seats.len(), "two pods for one seat");
+            let most = self.desired.min(self.pool).min(5) as usize;
+            assert!(
+                decision.seats.len() <= most,
+                "more pods than the pool holds"
+            );
+        } else {
+            let kept = |member: &Seat| decision.seats.contains(member);
+            assert!(
+                self.members.iter().all(kept),
+                "a running member's pod was given up"
+            );
+        }
+        match &decision.act {
+            Act::Publish { members, .. } => {
+                assert!(!running && !self.suspend);
+                assert!(feasible(members.len() as u32));
+                assert!(members.len() as u32 <= self.desired);
+                for member in members {
+                    let seen = self.seats.iter().find(|seen| seen.seat == *member);
+                    assert_eq!(seen.map(|seen| &seen.pod), Some(&PodSeen::Ready));
+                }
+                self.members.clone_from(members);
+                self.ranks = Ranks::Running {
+                    world: members.len() as u64 * 2,
+                    draining: false,
+                };
+            }
+            Act::Drain | Act::Recall => {
+                let Ranks::Running { draining, .. } = &mut self.ranks else {
+                    panic!("nothing runs that could drain or stay");
+                };
+                *draining = decision.act == Act::Drain;
+            }
+            Act::Suspend => self.ranks = Ranks::None { resuming: true },
+            Act::End(_) => self.over = true,
+            Act::Stay | Act::Place | Act::Wait { .. } => {}
+        }
+        self.attempts = decision.attempts;
+        self.larger_since = decision.larger_since;
+        self.placing_since = decision.placing_since;
+        let seen = |seat: &Seat| {
+            let known = self.seats.iter().find(|seen| seen.seat == *seat);
+            known.map_or(PodSeen::Coming, |seen| seen.pod.clone())
+        };
+        self.seats = decision
+            .seats
+            .iter()
+            .map(|seat| SeatSeen {
+                seat: *seat,
+                pod: seen(seat),
+            })
+            .collect();
+    }
+
+    fn happen(&mut self, what: &Happening) {
+        match what {
+            Happening::Pool(seats) => self.pool = *seats,
+            Happening::Desired(nodes) => self.desired = *nodes,
+            Happening::Suspend(suspend) => self.suspend = *suspend,
+            Happening::Ready(nth) => self.become_(*nth, PodSeen::Coming, PodSeen::Ready),
+            Happening::Leave(nth) => self.become_(*nth, PodSeen::Ready, PodSeen::Leaving),
+            Happening::Lose(nth) => {
+                if let Some(seen) = self.seats.get_mut(*nth) {
+                    seen.pod = PodSeen::Lost;
+                    let member = self.members.contains(&seen.seat);
+                    if let (Ranks::Running { world, .. }, true) = (&self.ranks, member) {
+                        let outcome = Outcome::Lost {
+                            rank: 0,
+                            why: "gone".into(),
+                        };
+                        self.ranks = Ranks::Ended {
+                            world: *world,
+                            outcome,
+                        };
+                    }
+                }
+            }
+            Happening::RanksEnd(how) => self.end_ranks(*how),
+            Happening::Time(seconds) => self.now += seconds,
+        }
+    }
+
+    fn become_(&mut self, nth: usize, from: PodSeen, to: PodSeen) {
+        if let Some(seen) = self.seats.get_mut(nth).filter(|seen| seen.pod == from) {
+            seen.pod = to;
+        }
+    }
+
+    /// Ranks that drain have drained; others fail, now and then.
+    fn end_ranks(&mut self, how: u8) {
+        let Ranks::Running { world, draining } = self.ranks else {
+            return;
+        };
+        let outcome = match (draining, how) {
+            (true, _) => Outcome::Drained,
+            (false, 0) => Outcome::Failed {
+                rank: 0,
+                why: "failed".into(),
+                deterministic: false,
+            },
+            (false, _) => return,
+        };
+        self.ranks = Ranks::Ended { world, outcome };
+    }
+}
+
+proptest! {
+    #[test]
+    fn whatever_happens_the_job_arrives_at_the_largest_feasible_world(
+        happenings in prop::collection::vec(happenings(), 0..80),
+        batch in prop::sample::select(vec![8u64, 12, 24, 48, 96]),
+    ) {
+        let mut world = World::new(batch);
+        for happening in &happenings {
+            world.look();
+            world.happen(happening);
+        }
+        prop_assert!(!world.over, "nothing here ends a job");
+        // Now it is calm: pods come up, drains end, time goes by.
+        world.suspend = false;
+        for _ in 0..40 {
+            world.look();
+            for nth in 0..world.seats.len() {
+                world.become_(nth, PodSeen::Coming, PodSeen::Ready);
+                if !world.members.contains(&world.seats[nth].seat) {
+                    continue;
+                }
+                // The pool keeps what it counts.
+                world.become_(nth, PodSeen::Leaving, PodSeen::Ready);
+            }
+            world.end_ranks(1);
+            world.now += GROW_DELAY;
+        }
+        let most = world.desired.min(world.pool).min(5);
+        let best = (1..=most).rev().find(|nodes| World::feasible(batch, *nodes));
+        match (best, &world.ranks) {
+            (Some(nodes), Ranks::Running { world: ranks, .. }) => {
+                prop_assert!(*ranks == u64::from(nodes) * 2, "{ranks} ranks, not {nodes} nodes");
+            }
+            // A running job stays where it is when nothing else is feasible.
+            (None, _) => {}
+            (Some(nodes), other) => prop_assert!(false, "{other:?} instead of {nodes} nodes"),
+        }
+    }
+}
+
+fn calm(pool: u32) -> World {
+    let mut world = World::new(24);
+    world.pool = pool;
+    for _ in 0..3 {
+        world.look();
+        for nth in 0..world.seats.len() {
+            world.become_(nth, PodSeen::Coming, PodSeen::Ready);
+        }
+    }
+    world
+}
+
+#[test]
+fn a_larger_world_is_placed_beside_the_running_one() {
+    let mut world = calm(2);
+    assert_eq!(world.members.len(), 2);
+    world.pool = 3;
+    world.look();
+    assert_eq!(world.seats.len(), 2, "not before the delay");
+    world.now += GROW_DELAY;
+    world.look();
+    assert_eq!(world.seats.len(), 3);
+    assert!(matches!(
+        world.ranks,
+        Ranks::Running {
+            draining: false,
+            ..
+        }
+    ));
+    world.become_(2, PodSeen::Coming, PodSeen::Ready);
+    world.look();
+    assert!(matches!(world.ranks, Ranks::Running { draining: true, .. }));
+}
+
+#[test]
+fn survivors_of_a_loss_keep_their_pods() {
+    let mut world = calm(3);
+    let before = world.members.clone();
+    world.happen(&Happening::Lose(1));
+    world.pool = 2;
+    world.look();
+    assert_eq!(world.members, [before[0], before[2]]);
+    assert!(matches!(world.ranks, Ranks::Running { world: 4, .. }));
+}
+
+#[test]
+fn a_job_that_fits_nowhere_says_what_it_needs() {
+    let mut world = World::new(8);
+    world.desired = 5;
+    world.pool = 0;
+    let feasible = |nodes| World::feasible(8, nodes);
+    let decision = steer(&world.view(&feasible));
+    let Act::Wait { why } = decision.act else {
+        panic!("{decision:?}")
+    };
+    assert_eq!(
+        why,
+        "0 of the pool's nodes have 2 GPUs free for this job, which needs 1 or 2 or 4 of them"
+    );
+}
+
+#[test]
+fn late_pods_are_not_waited_for_when_a_smaller_world_is_ready() {
+    let mut world = World::new(24);
+    world.look();
+    for nth in 0..2 {
+        world.become_(nth, PodSeen::Coming, PodSeen::Ready);
+    }
+    world.look();
+    assert_eq!(world.ranks, Ranks::None { resuming: false });
+    world.now += PLACEMENT;
+    world.look();
+    assert!(matches!(world.ranks, Ranks::Running { world: 4, .. }));
+    world.look();
+    assert_eq!(world.seats.len(), 3, "the third may still arrive");
+}
