@@ -2,8 +2,16 @@
 //! how they end. The same one under the local launcher and in a pod; only where the generation
 //! record comes from differs.
 
+mod membership;
 mod oom_killer;
+mod pod;
+mod preparation;
 mod ranks;
+mod serve;
 
+pub use membership::{Membership, follow};
 pub use oom_killer::OomKills;
-pub use ranks::{Ending, Event, Ranks, Start};
+pub use pod::{Identity, Input, PodAgent};
+use preparation::Preparation;
+pub use ranks::{Event, Ranks, Start};
+pub use serve::serve;

@@ -1,0 +1,86 @@
+//! What an agent wants to know of its TrainingJob, and how it hears of it: the only place where the
+//! agent knows Kubernetes.
+
+use std::sync::mpsc::Sender;
+use std::time::Duration;
+
+use futures::StreamExt;
+use kube::api::Api;
+use kube::runtime::watcher::{self, Event};
+use kube::runtime::{WatchStreamExt, watcher as watch};
+use kube::{Client, ResourceExt};
+
+use super::pod::Input;
+use crate::job::api::status::{Current, RecipeSnapshot, State};
+use crate::job::api::{EnvVar, TrainingJob};
+
+/// How often the API server is asked for a sign of life when the watch says nothing.
+const CONTACT: Duration = Duration::from_secs(5);
+
+/// A TrainingJob as its pods see it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Membership {
+    /// The recipe.
+    pub recipe: RecipeSnapshot,
+    /// The job's name, for the run's name.
+    pub name: String,
+    /// Bytes that a rank may use.
+    pub rank_memory: Option<String>,
+    /// Environment of the ranks.
+    pub env: Vec<EnvVar>,
+    /// The newest generation.
+    pub generation: Option<Current>,
+    /// Without the API server and without peers, ranks are stopped after this.
+    pub fence_after: Duration,
+    /// The job has ended, one way or the other.
+    pub over: bool,
+}
+
+impl Membership {
+    /// What a TrainingJob says; `None` before it was planned.
+    pub fn of(job: &TrainingJob) -> Option<Membership> {
+        let status = job.status.as_ref()?;
+        Some(Membership {
+            recipe: status.recipe.clone()?,
+            name: job.name_any(),
+            rank_memory: job.spec.trainer.rank_memory.clone(),
+            env: job.spec.trainer.env.clone(),
+            generation: status.generation.clone(),
+            fence_after: Duration::from_secs(job.spec.elasticity.fence_after_seconds.into()),
+            over: matches!(status.state, State::Complete | State::Failed),
+        })
+    }
+}
+
+/// Follows one TrainingJob for ever. Every sign of life of the API server becomes an input, so that
+/// the loop knows when it was last heard from.
+pub async fn follow(client: Client, namespace: &str, name: &str, inputs: Sender<Input>) {
+    let jobs: Api<TrainingJob> = Api::namespaced(client, namespace);
+    // A Role that names the job lets it be watched only by that name.
+    let one = watcher::Config::default().fields(&format!("metadata.name={name}"));
+    let mut events = watch(jobs.clone(), one).default_backoff().boxed();
+    let tell = |job: &TrainingJob| {
+        Membership::of(job).is_none_or(|m| inputs.send(Input::Job(Box::new(m))).is_ok())
+    };
+    let mut contact = tokio::time::interval(CONTACT);
+    contact.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        let heard = tokio::select! {
+            event = events.next() => match event {
+                Some(Ok(Event::Apply(job) | Event::InitApply(job))) => tell(&job),
+                Some(_) => true,
+                None => return,
+            },
+            _ = contact.tick() => {
+                // Not longer than the beat itself: a cut network answers nothing at all.
+                match tokio::time::timeout(CONTACT, jobs.get(name)).await {
+                    Ok(Ok(job)) => tell(&job),
+                    Ok(Err(_)) | Err(_) => true,
+                }
+            }
+        };
+        if !heard {
+            return;
+        }
+    }
+}

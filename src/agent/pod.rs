@@ -1,0 +1,493 @@
+//! The agent of a pod: follows its TrainingJob, starts the ranks of each generation that names
+//! this pod, and tells the controller how they do.
+//!
+//! One loop over one queue: the job's changes, what ranks say, signals, ticks. What it has to do
+//! follows from the newest job and from what runs here, so hearing the same twice does no harm.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
+use std::time::{Duration, Instant};
+
+use tokio::sync::watch;
+
+use super::{Event as RankEvent, Membership, OomKills, Preparation, Ranks, Start};
+use crate::job::agent_state::{AgentState, Problem};
+use crate::job::files;
+use crate::job::generation::Generation;
+use crate::job::protocol::{Ending, Order, Report, exit};
+use crate::job::seen::Seen;
+use crate::telemetry::metrics::Writer;
+use crate::telemetry::{Display, Event, Metric};
+
+/// How often it looks around when nothing happens.
+const TICK: Duration = Duration::from_millis(100);
+
+/// Who and where this agent is.
+#[derive(Debug, Clone)]
+pub struct Identity {
+    /// This program.
+    pub program: PathBuf,
+    /// The pod's uid.
+    pub pod: String,
+    /// The run's directory, on the volume that all pods of the job see.
+    pub run: PathBuf,
+    /// Devices that ranks can be started on.
+    pub devices: u64,
+    /// Cores that the ranks share.
+    pub cores: u64,
+}
+
+/// Something for the loop.
+#[derive(Debug)]
+pub enum Input {
+    /// The job as it stands now, just heard from the API server.
+    Job(Box<Membership>),
+    /// Something of a rank.
+    Rank(Box<RankEvent>),
+    /// SIGTERM: the pod is about to go.
+    Terminate,
+}
+
+/// The loop.
+pub struct PodAgent {
+    identity: Identity,
+    inputs: Receiver<Input>,
+    events: Sender<RankEvent>,
+    told: watch::Sender<AgentState>,
+    state: AgentState,
+    job: Option<Membership>,
+    /// When the API server was last heard from.
+    contact: Instant,
+    terminating: bool,
+    preparation: Option<Preparation>,
+    current: Option<Current>,
+    oom_kills: OomKills,
+    display: Display,
+}
+
+/// The generation whose ranks were started here.
+struct Current {
+    generation: Generation,
+    ranks: Ranks,
+    metrics: Option<Writer>,
+    draining: bool,
+    settled: bool,
+}
+
+impl PodAgent {
+    /// An agent that takes `inputs`, hands `events` to its ranks, and tells how it does by `told`.
+    pub fn new(
+        identity: Identity,
+        inputs: Receiver<Input>,
+        events: Sender<RankEvent>,
+        told: watch::Sender<AgentState>,
+        display: Display,
+    ) -> PodAgent {
+        let state = AgentState {
+            version: 1,
+            pod: identity.pod.clone(),
+            devices: identity.devices,
+            ..AgentState::default()
+        };
+        told.send_replace(state.clone());
+        PodAgent {
+            identity,
+            inputs,
+            events,
+            told,
+            state,
+            job: None,
+            contact: Instant::now(),
+            terminating: false,
+            preparation: None,
+            current: None,
+            oom_kills: OomKills::watch(),
+            display,
+        }
+    }
+
+    /// Runs until the job is over or the pod must go.
+    pub fn run(mut self) -> ExitCode {
+        loop {
+            match self.inputs.recv_timeout(TICK) {
+                Ok(input) => self.take(input),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return ExitCode::FAILURE,
+            }
+            while let Ok(input) = self.inputs.try_recv() {
+                self.take(input);
+            }
+            self.act();
+            if self.all_ended() {
+                if self.terminating {
+                    return ExitCode::from(exit::DRAINED);
+                }
+                if self.job.as_ref().is_some_and(|job| job.over) {
+                    return ExitCode::SUCCESS;
+                }
+            }
+        }
+    }
+
+    fn take(&mut self, input: Input) {
+        match input {
+            Input::Job(job) => {
+                self.contact = Instant::now();
+                self.job = Some(*job);
+            }
+            Input::Terminate => {
+                self.terminating = true;
+                if let Some(current) = &mut self.current {
+                    // Ranks agree with their peers on a step: one that is told tells all.
+                    current.ranks.order_all(Order::Drain);
+                }
+            }
+            Input::Rank(event) => self.take_event(*event),
+        }
+    }
+
+    fn take_event(&mut self, event: RankEvent) {
+        let (RankEvent::Report {
+            generation, rank, ..
+        }
+        | RankEvent::Exited {
+            generation, rank, ..
+        }) = &event;
+        if self.state.generation != *generation {
+            return;
+        }
+        let rank = *rank;
+        let local = rank
+            .checked_sub(self.state.first)
+            .and_then(|r| usize::try_from(r).ok());
+        let Some(local) = local.filter(|local| *local < self.state.ranks.len()) else {
+            return;
+        };
+        let urgent = match event {
+            RankEvent::Report { report, .. } => {
+                self.state.ranks[local].take(&report);
+                self.take_report(rank, report)
+            }
+            RankEvent::Exited { ending, .. } => {
+                self.take_ending(rank, local, ending);
+                true
+            }
+        };
+        if urgent {
+            self.tell();
+        } else {
+            // Those who ask get the newest, nobody is woken.
+            self.told.send_if_modified(|told| {
+                told.clone_from(&self.state);
+                false
+            });
+        }
+    }
+
+    /// Takes in how a rank ended. One that the kernel killed for memory says so, like one that
+    /// noticed itself.
+    fn take_ending(&mut self, rank: u64, local: usize, ending: Ending) {
+        if ending == Ending::Signal(9) && self.oom_kills.raised() {
+            self.state.ranks[local].out_of_memory = Some(format!(
+                "rank {rank} was killed by the kernel's out-of-memory killer"
+            ));
+        }
+        if matches!(ending, Ending::Signal(_) | Ending::Code(exit::FAILED)) {
+            let log = self
+                .identity
+                .run
+                .join(files::rank_log(self.state.generation, rank));
+            self.state.last_words = super::ranks::last_lines(&log);
+        }
+        self.state.ranks[local].ending = Some(ending);
+    }
+
+    /// Takes in a report; true when the controller should hear of it at once.
+    fn take_report(&mut self, rank: u64, report: Report) -> bool {
+        let mut urgent = true;
+        match report {
+            Report::Ready => {
+                if self.state.ranks.iter().all(|seen| seen.ready) {
+                    self.state.ready = Some(now());
+                }
+            }
+            Report::Step(record) => {
+                self.write(Metric::Step(record.clone()));
+                self.display.event(&Event::Step(record.clone()));
+                urgent = self.state.first_step.is_none();
+                self.state.first_step.get_or_insert(record.time);
+                self.state.step = Some(record);
+            }
+            Report::Evaluation(record) => {
+                self.write(Metric::Evaluation(record.clone()));
+                self.display.event(&Event::Evaluation(record));
+                urgent = false;
+            }
+            Report::Committed {
+                pin,
+                seconds,
+                bytes,
+            } => {
+                self.display.event(&Event::Checkpoint {
+                    samples: pin.samples,
+                    seconds,
+                    bytes,
+                });
+                self.state.committed = Some(pin);
+            }
+            Report::Straggler {
+                rank,
+                seconds,
+                usual,
+            } => {
+                self.display.event(&Event::Straggler {
+                    rank,
+                    seconds,
+                    usual,
+                });
+                urgent = false;
+            }
+            Report::Warning { message } => {
+                self.display.event(&Event::Warning { message });
+                urgent = false;
+            }
+            Report::Lost { .. } => {}
+            Report::OutOfMemory { message } | Report::Failed { message, .. } => {
+                self.display.event(&Event::Warning {
+                    message: format!("rank {rank}: {message}"),
+                });
+            }
+        }
+        urgent
+    }
+
+    fn write(&mut self, metric: Metric) {
+        let Some(current) = &mut self.current else {
+            return;
+        };
+        let Some(writer) = &mut current.metrics else {
+            return;
+        };
+        if let Err(error) = writer.write(&metric) {
+            // Metrics are no reason to stop a training run; checkpoints will say if the disk is full.
+            self.display.event(&Event::Warning {
+                message: error.to_string(),
+            });
+            current.metrics = None;
+        }
+    }
+
+    /// Does what the newest job asks for.
+    fn act(&mut self) {
+        self.fence();
+        let Some(job) = self.job.clone() else { return };
+        let Some(wanted) = job.generation else { return };
+        let number = wanted.record.number;
+        if self.state.generation < number && !self.terminating && wanted.outcome.is_none() {
+            self.begin(&wanted.record);
+            return;
+        }
+        let Some(current) = &mut self.current else {
+            return;
+        };
+        if current.generation.number < number || wanted.outcome.is_some() {
+            // The world went on without these ranks.
+            current.ranks.kill();
+            return;
+        }
+        if wanted.drain != std::mem::replace(&mut current.draining, wanted.drain) {
+            current.ranks.order_all(match wanted.drain {
+                true => Order::Drain,
+                false => Order::Stay,
+            });
+        }
+        if let Some(after) = wanted.after_loss
+            && !std::mem::replace(&mut current.settled, true)
+        {
+            for (rank, seen) in (self.state.first..).zip(&self.state.ranks) {
+                // One that has not even noticed hangs: it would not hear an order.
+                if seen.lost.is_none() {
+                    current.ranks.kill_one(rank);
+                } else if after.commit == Some(rank) {
+                    current.ranks.order(rank, Order::Commit);
+                } else {
+                    current.ranks.order(rank, Order::Stop);
+                }
+            }
+        }
+    }
+
+    /// Starts this pod's share of a generation, once the run is prepared and older ranks are gone.
+    fn begin(&mut self, record: &Generation) {
+        let Some((first, count)) = record.share_of(&self.identity.pod) else {
+            return;
+        };
+        if !self.all_ended() {
+            if let Some(current) = &mut self.current {
+                current.ranks.kill();
+            }
+            return;
+        }
+        if count > self.identity.devices {
+            self.stuck(Problem {
+                reason: "HardwareMismatch".into(),
+                message: format!(
+                    "the plan counts on {count} devices of this pod, which has {}",
+                    self.identity.devices
+                ),
+                deterministic: false,
+            });
+            return;
+        }
+        match self.prepared(first == 0) {
+            Ok(true) => {}
+            Ok(false) => return,
+            Err(problem) => {
+                self.stuck(problem);
+                return;
+            }
+        }
+        match self.start(record, first, count) {
+            Ok(()) => self.state.problem = None,
+            Err(error) => {
+                self.stuck(volume_problem(&self.identity.run, &error));
+                return;
+            }
+        }
+        self.tell();
+    }
+
+    fn start(&mut self, record: &Generation, first: u64, count: u64) -> std::io::Result<()> {
+        record.write(&self.identity.run)?;
+        let directory = self.identity.run.join(files::generation(record.number));
+        let metrics = match first {
+            0 => Writer::append_to(directory.join(files::METRICS)).ok(),
+            _ => None,
+        };
+        let ranks = Ranks::start(
+            &Start {
+                program: &self.identity.program,
+                run: &self.identity.run,
+                generation: record,
+                first,
+                count,
+                threads: (self.identity.cores / count).max(1),
+            },
+            &self.events,
+        )?;
+        self.state = AgentState {
+            version: self.state.version,
+            pod: self.identity.pod.clone(),
+            devices: self.identity.devices,
+            generation: record.number,
+            first,
+            ranks: vec![Seen::default(); usize::try_from(count).unwrap_or(0)],
+            budget: self.state.budget,
+            started: Some(now()),
+            ..AgentState::default()
+        };
+        self.current = Some(Current {
+            generation: record.clone(),
+            ranks,
+            metrics,
+            draining: false,
+            settled: false,
+        });
+        Ok(())
+    }
+
+    /// Whether the run is prepared. The first member prepares it, in a process of its own; the
+    /// others wait for its file.
+    fn prepared(&mut self, mine: bool) -> Result<bool, Problem> {
+        let setup = self.identity.run.join(files::RUN);
+        if setup.exists() {
+            self.preparation = None;
+            if self.state.budget.is_none() {
+                self.state.budget = super::preparation::budget(&setup);
+            }
+            return Ok(true);
+        }
+        let Some(job) = self.job.as_ref().filter(|_| mine) else {
+            return Ok(false);
+        };
+        if self.preparation.is_none() {
+            let begun = Preparation::start(&self.identity, job);
+            self.preparation =
+                Some(begun.map_err(|error| volume_problem(&self.identity.run, &error))?);
+        }
+        match self.preparation.as_mut().map(Preparation::ended) {
+            Some(Ok(false)) | None => Ok(false),
+            Some(Ok(true)) => Ok(setup.exists()),
+            Some(Err(problem)) => Err(problem),
+        }
+    }
+
+    fn stuck(&mut self, problem: Problem) {
+        if self.state.problem.as_ref() == Some(&problem) {
+            return;
+        }
+        self.display.event(&Event::Warning {
+            message: problem.message.clone(),
+        });
+        self.state.problem = Some(problem);
+        self.tell();
+    }
+
+    /// Cut off from the API server, with peers lost as well: whatever the others do by now, these
+    /// ranks are not part of it.
+    fn fence(&mut self) {
+        let Some(job) = &self.job else { return };
+        let alone = self.state.ranks.iter().any(|seen| seen.lost.is_some());
+        if alone
+            && self.contact.elapsed() > job.fence_after
+            && let Some(current) = &mut self.current
+        {
+            current.ranks.kill();
+        }
+    }
+
+    fn all_ended(&self) -> bool {
+        self.state.ranks.iter().all(|seen| seen.ending.is_some())
+    }
+
+    /// Wakes those who wait for a change.
+    fn tell(&mut self) {
+        self.state.version += 1;
+        self.told.send_replace(self.state.clone());
+    }
+}
+
+/// What an error of the run's volume means.
+fn volume_problem(run: &Path, error: &std::io::Error) -> Problem {
+    use std::io::ErrorKind::{NotFound, PermissionDenied, ReadOnlyFilesystem, StorageFull};
+    let (reason, what) = match error.kind() {
+        StorageFull => (
+            "VolumeFull",
+            "the checkpoint volume is full: make room or grow the claim",
+        ),
+        ReadOnlyFilesystem => (
+            "VolumeReadOnly",
+            "the checkpoint volume is read-only: mount it ReadWriteMany",
+        ),
+        PermissionDenied => (
+            "VolumeDenied",
+            "the checkpoint volume refuses this user: set securityContext.fsGroup in podTemplate, or the volume's permissions",
+        ),
+        NotFound => (
+            "VolumeMissing",
+            "the checkpoint volume is not there: mount a claim at checkpoint.path",
+        ),
+        _ => ("StartFailed", "ranks cannot be started"),
+    };
+    Problem {
+        reason: reason.into(),
+        message: format!("{}: {error}; {what}", run.display()),
+        deterministic: false,
+    }
+}
+
+fn now() -> f64 {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    since.map_or(0.0, |since| since.as_secs_f64())
+}

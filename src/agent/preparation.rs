@@ -1,0 +1,85 @@
+//! Preparing a run before its first generation, in a process of its own: data are counted and
+//! tokenised, weights looked at, and what cannot be used is refused.
+
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use super::Membership;
+use super::pod::Identity;
+use crate::job::agent_state::Problem;
+
+/// The process.
+pub struct Preparation {
+    child: Child,
+    log: std::path::PathBuf,
+}
+
+impl Preparation {
+    /// Starts it.
+    pub fn start(identity: &Identity, job: &Membership) -> io::Result<Preparation> {
+        let files = std::env::temp_dir().join("evenkeel-recipe");
+        fs::create_dir_all(&files)?;
+        let recipe = files.join("recipe.yaml");
+        fs::write(&recipe, &job.recipe.text)?;
+        let log = files.join("prepare.log");
+        let world = job
+            .generation
+            .as_ref()
+            .map_or(1, |current| current.record.world());
+        let mut command = Command::new(&identity.program);
+        command
+            .arg("prepare")
+            .arg(&recipe)
+            .arg("--out")
+            .arg(&identity.run)
+            .args(["--procs", &world.to_string()]);
+        if let Some(accelerate) = &job.recipe.accelerate {
+            let file = files.join("accelerate.yaml");
+            fs::write(&file, accelerate)?;
+            command.arg("--accelerate").arg(file);
+        }
+        if let Some(bytes) = &job.rank_memory {
+            command.args(["--rank-memory", bytes]);
+        }
+        command.args(&job.recipe.overrides);
+        let child = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(File::create(&log)?)
+            .spawn()?;
+        Ok(Preparation { child, log })
+    }
+
+    /// Whether it has ended well; an error if it has not.
+    pub fn ended(&mut self) -> Result<bool, Problem> {
+        let refused = |message: String| Problem {
+            reason: "PreparationFailed".into(),
+            message,
+            deterministic: true,
+        };
+        match self.child.try_wait() {
+            Ok(None) => Ok(false),
+            Ok(Some(status)) if status.success() => Ok(true),
+            Ok(Some(status)) => {
+                let words = super::ranks::last_lines(&self.log);
+                Err(refused(match words.is_empty() {
+                    true => format!("preparing the run ended with {status}"),
+                    false => words,
+                }))
+            }
+            Err(error) => Err(refused(format!("preparing the run: {error}"))),
+        }
+    }
+}
+
+/// Samples after which training ends, as the prepared run has it.
+pub fn budget(setup: &Path) -> Option<u64> {
+    let mut text = String::new();
+    File::open(setup)
+        .and_then(|mut file| file.read_to_string(&mut text))
+        .ok()?;
+    let setup: serde_json::Value = serde_json::from_str(&text).ok()?;
+    setup.get("budget_samples")?.as_u64()
+}

@@ -1,0 +1,106 @@
+//! The agent's HTTP: its state for the controller, health for the kubelet, metrics for scrapers.
+
+use std::time::Duration;
+
+use axum::extract::{Query, State};
+use axum::http::header::CONTENT_TYPE;
+use axum::response::IntoResponse;
+use axum::routing::get;
+use axum::{Json, Router};
+use serde::Deserialize;
+use tokio::net::TcpListener;
+use tokio::sync::watch::Receiver;
+
+use crate::job::agent_state::AgentState;
+
+/// The longest that a request for a newer state is kept waiting.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Which state the caller knows already.
+#[derive(Debug, Default, Deserialize)]
+struct After {
+    #[serde(default)]
+    after: u64,
+}
+
+/// Answers until the process ends.
+///
+/// * `GET /state?after=V`: the agent's state; waits up to 2 s for one newer than version V.
+/// * `GET /healthz`: 200 while the agent runs.
+/// * `GET /metrics`: the newest step, in Prometheus' text format.
+pub async fn serve(listener: TcpListener, state: Receiver<AgentState>) -> std::io::Result<()> {
+    let routes = Router::new()
+        .route("/state", get(newer_state))
+        .route("/healthz", get(|| async { "ok\n" }))
+        .route("/metrics", get(metrics))
+        .with_state(state);
+    axum::serve(listener, routes).await
+}
+
+async fn newer_state(
+    State(mut state): State<Receiver<AgentState>>,
+    Query(After { after }): Query<After>,
+) -> Json<AgentState> {
+    // A state that never gets newer within the caller's patience is told as it is.
+    let newer = state.wait_for(|state| state.version > after);
+    let _ = tokio::time::timeout(PATIENCE, newer).await;
+    Json(state.borrow().clone())
+}
+
+async fn metrics(State(state): State<Receiver<AgentState>>) -> impl IntoResponse {
+    let text = text(&state.borrow());
+    ([(CONTENT_TYPE, "text/plain; version=0.0.4")], text)
+}
+
+fn text(state: &AgentState) -> String {
+    let mut text = String::new();
+    let mut gauge = |name: &str, help: &str, value: f64| {
+        text.push_str(&format!(
+            "# HELP evenkeel_{name} {help}\n# TYPE evenkeel_{name} gauge\nevenkeel_{name} {value}\n"
+        ));
+    };
+    let running = state
+        .ranks
+        .iter()
+        .filter(|seen| seen.ending.is_none())
+        .count();
+    gauge(
+        "generation",
+        "The generation whose ranks run here.",
+        state.generation as f64,
+    );
+    gauge("ranks", "Ranks that run here.", running as f64);
+    if let Some(step) = &state.step {
+        gauge("step", "Optimiser steps taken.", step.step as f64);
+        gauge("samples", "Samples consumed.", step.samples as f64);
+        gauge(
+            "global_batch_samples",
+            "The global batch.",
+            step.batch as f64,
+        );
+        gauge(
+            "loss_nats",
+            "Loss of the newest step, nats per target token.",
+            step.loss,
+        );
+        gauge(
+            "step_seconds",
+            "Wall-clock seconds of the newest step.",
+            step.seconds,
+        );
+        gauge(
+            "step_tokens",
+            "Target tokens of the newest step.",
+            step.tokens as f64,
+        );
+        if let Some(test) = &step.norm_test {
+            gauge(
+                "norm_test_ratio",
+                "The norm test's ratio; above the threshold the batch grows.",
+                test.ratio,
+            );
+            gauge("norm_test_threshold", "The square of eta.", test.threshold);
+        }
+    }
+    text
+}

@@ -1,0 +1,87 @@
+//! `evenkeel agent`: what runs in every pod of a TrainingJob.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::mpsc::channel;
+
+use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::agent::{self, Identity, Input, PodAgent};
+use crate::inventory::Inventory;
+use crate::telemetry::{Display, Mode};
+
+/// The agent of a pod (the controller starts it).
+#[derive(clap::Args)]
+pub struct Args {
+    /// The run's directory.
+    #[arg(long)]
+    run: PathBuf,
+    /// Devices that ranks can be started on.
+    #[arg(long)]
+    devices: u64,
+    /// The TrainingJob.
+    #[arg(long, env = "EVENKEEL_JOB")]
+    job: String,
+    /// Its namespace.
+    #[arg(long, env = "POD_NAMESPACE")]
+    namespace: String,
+    /// This pod.
+    #[arg(long, env = "POD_UID")]
+    pod: String,
+    /// Where to answer the controller.
+    #[arg(long, env = "EVENKEEL_PORT")]
+    port: u16,
+}
+
+pub fn run(args: Args) -> anyhow::Result<ExitCode> {
+    super::logging::start();
+    let identity = Identity {
+        program: std::env::current_exe()?,
+        pod: args.pod,
+        run: args.run,
+        devices: args.devices,
+        cores: Inventory::discover().cpu.cores,
+    };
+    let (inputs, received) = channel();
+    let (events, happened) = channel();
+    let (told, state) = tokio::sync::watch::channel(Default::default());
+    let agent = PodAgent::new(
+        identity,
+        received,
+        events,
+        told,
+        Display::new(Mode::JsonLines),
+    );
+    let passed_on = inputs.clone();
+    std::thread::spawn(move || {
+        for event in happened {
+            if passed_on.send(Input::Rank(Box::new(event))).is_err() {
+                return;
+            }
+        }
+    });
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()?;
+    let terminating = inputs.clone();
+    runtime.block_on(async {
+        let listener = TcpListener::bind(("0.0.0.0", args.port)).await?;
+        tokio::spawn(agent::serve(listener, state));
+        let client = kube::Client::try_default().await?;
+        tokio::spawn(
+            async move { agent::follow(client, &args.namespace, &args.job, inputs).await },
+        );
+        let mut terminate = signal(SignalKind::terminate())?;
+        tokio::spawn(async move {
+            while terminate.recv().await.is_some() {
+                if terminating.send(Input::Terminate).is_err() {
+                    return;
+                }
+            }
+        });
+        anyhow::Ok(())
+    })?;
+    Ok(agent.run())
+}

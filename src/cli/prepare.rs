@@ -1,0 +1,54 @@
+//! `evenkeel prepare`: a run's directory, ready for its first generation (the agent starts it).
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use super::recipe_args::RecipeArgs;
+use super::{EXIT_REFUSED, EXIT_USAGE, render};
+use crate::inventory::Inventory;
+use crate::launch::worlds::Reached;
+use crate::launch::{Claim, LaunchError, Request, RunDir, prepare};
+
+/// Prepare a run's directory without launching it (started by the agent).
+#[derive(clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    recipe: RecipeArgs,
+    /// Ranks of the first generation.
+    #[arg(long)]
+    procs: u64,
+    /// The run's directory.
+    #[arg(long)]
+    out: PathBuf,
+    /// Bytes that a rank may use.
+    #[arg(long, value_parser = super::bytes::parse)]
+    rank_memory: Option<u64>,
+}
+
+pub fn run(args: Args) -> anyhow::Result<ExitCode> {
+    let recipe = match args.recipe.read() {
+        Ok(recipe) => recipe,
+        Err(error) => {
+            render::print(&error.diagnostics, &error.sources);
+            return Ok(ExitCode::from(EXIT_USAGE));
+        }
+    };
+    let plan = match prepare::plan(&recipe, args.procs, Reached::default()) {
+        Ok((plan, _)) => plan,
+        Err(LaunchError::Refused(refused)) => {
+            render::print(&refused.diagnostics, &recipe.sources);
+            return Ok(ExitCode::from(EXIT_REFUSED));
+        }
+        Err(error) => return Err(error.into()),
+    };
+    let claim = Claim::take(RunDir::at(&args.out))?;
+    let request = Request {
+        recipe_path: args.recipe.recipe.clone(),
+        overrides: args.recipe.overrides.clone(),
+        rank_memory: args.rank_memory,
+        cores: Inventory::discover().cpu.cores,
+        resume: false,
+    };
+    prepare::prepare(claim.run(), &recipe, &plan, &request, &mut |_| {})?;
+    Ok(ExitCode::SUCCESS)
+}
