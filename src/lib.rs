@@ -11,6 +11,7 @@ pub mod inventory;
 pub mod job;
 pub mod launch;
 pub mod norm;
+pub mod operator;
 pub mod recipe;
 pub mod samples;
 pub mod telemetry;

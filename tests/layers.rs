@@ -18,7 +18,8 @@ const TABLE: &[(&str, &[&str])] = &[
     ("norm", &["recipe"]),
     ("engine", &["comm"]),
     ("job", &["batch", "telemetry"]),
-    ("agent", &["inventory", "job"]),
+    ("agent", &["inventory", "job", "telemetry"]),
+    ("operator", &["batch", "inventory", "job", "recipe"]),
     (
         "train",
         &[
@@ -48,10 +49,12 @@ const TABLE: &[(&str, &[&str])] = &[
     (
         "cli",
         &[
+            "agent",
             "batch",
             "inventory",
             "job",
             "launch",
+            "operator",
             "recipe",
             "telemetry",
             "train",

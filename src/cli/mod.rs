@@ -1,12 +1,17 @@
 //! The command line: arguments to calls, results to text or JSON. One file a command.
 
+mod agent;
 mod bytes;
 mod check;
+mod controller;
+mod crd;
 mod explain;
 mod gpus;
 mod launch;
+mod logging;
 mod output;
 mod plan;
+mod prepare;
 mod rank;
 pub mod recipe_args;
 pub mod render;
@@ -48,6 +53,12 @@ enum Command {
     Resize(resize::Args),
     Status(status::Args),
     Report(report::Args),
+    Controller(controller::Args),
+    Crd(crd::Args),
+    #[command(hide = true)]
+    Agent(agent::Args),
+    #[command(hide = true)]
+    Prepare(prepare::Args),
     #[command(hide = true)]
     Rank(rank::Args),
 }
@@ -67,6 +78,10 @@ pub fn main() -> ExitCode {
         Command::Resize(args) => resize::run(args),
         Command::Status(args) => status::run(args),
         Command::Report(args) => report::run(args),
+        Command::Controller(args) => controller::run(args),
+        Command::Crd(args) => crd::run(args),
+        Command::Agent(args) => agent::run(args),
+        Command::Prepare(args) => prepare::run(args),
         Command::Rank(args) => rank::run(args),
     };
     result.unwrap_or_else(|error| failed(&error))

@@ -1,0 +1,15 @@
+//! `evenkeel crd`: the CustomResourceDefinition of TrainingJobs.
+
+use std::process::ExitCode;
+
+use super::output;
+use crate::job::api;
+
+/// Print the CustomResourceDefinition of TrainingJobs, for `kubectl apply --server-side -f -`.
+#[derive(clap::Args)]
+pub struct Args {}
+
+pub fn run(_: Args) -> anyhow::Result<ExitCode> {
+    output::print(serde_saphyr::to_string(&api::crd())?)?;
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,147 @@
+//! What the agents say, read from them over HTTP. One task a pod waits for the next change; what it
+//! hears is kept here, and wakes the job.
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use kube::runtime::reflector::ObjectRef;
+use tokio::sync::mpsc::UnboundedSender;
+use tokio::task::AbortHandle;
+
+use super::build::AGENT_PORT;
+use crate::job::agent_state::AgentState;
+use crate::job::api::TrainingJob;
+
+/// An agent answers at once or keeps a caller for two seconds; beyond this it is silent.
+const ANSWER: Duration = Duration::from_millis(3500);
+/// Between two tries of an agent that does not answer; twice as long each time, up to [`RARELY`].
+const AGAIN: Duration = Duration::from_millis(100);
+/// An agent that has not answered for long is asked so often.
+const RARELY: Duration = Duration::from_secs(2);
+
+/// What is known of an agent.
+#[derive(Debug, Clone, Default)]
+pub struct Heard {
+    /// What it said last.
+    pub state: Option<AgentState>,
+    /// Since when it has not answered.
+    pub silent_since: Option<Instant>,
+}
+
+/// All agents that are listened to, by the uids of their pods.
+#[derive(Clone)]
+pub struct Agents {
+    heard: Arc<Mutex<HashMap<String, Entry>>>,
+    http: reqwest::Client,
+    wake: UnboundedSender<ObjectRef<TrainingJob>>,
+}
+
+struct Entry {
+    job: ObjectRef<TrainingJob>,
+    heard: Heard,
+    task: AbortHandle,
+}
+
+impl Agents {
+    /// Nobody yet; `wake` gets the jobs whose agents said something.
+    pub fn new(wake: UnboundedSender<ObjectRef<TrainingJob>>) -> reqwest::Result<Agents> {
+        Ok(Agents {
+            heard: Arc::default(),
+            http: reqwest::Client::builder()
+                .timeout(ANSWER)
+                .connect_timeout(Duration::from_secs(2))
+                .no_proxy()
+                .build()?,
+            wake,
+        })
+    }
+
+    /// What the agent of a pod said; listens to it from now on.
+    pub fn heard(&self, uid: &str, ip: &str, job: &ObjectRef<TrainingJob>) -> Heard {
+        let mut all = self.heard.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(entry) = all.get(uid) {
+            return entry.heard.clone();
+        }
+        let task = tokio::spawn(
+            self.clone()
+                .listen(uid.to_string(), ip.to_string(), job.clone()),
+        );
+        let entry = Entry {
+            job: job.clone(),
+            heard: Heard::default(),
+            task: task.abort_handle(),
+        };
+        all.insert(uid.to_string(), entry);
+        Heard::default()
+    }
+
+    /// Stops listening to those pods of a job that are not among `pods`.
+    pub fn keep_only(&self, job: &ObjectRef<TrainingJob>, pods: &BTreeSet<String>) {
+        let mut all = self.heard.lock().unwrap_or_else(PoisonError::into_inner);
+        all.retain(|uid, entry| {
+            let keep = entry.job != *job || pods.contains(uid);
+            if !keep {
+                entry.task.abort();
+            }
+            keep
+        });
+    }
+
+    async fn listen(self, uid: String, ip: String, job: ObjectRef<TrainingJob>) {
+        let host = if ip.contains(':') {
+            format!("[{ip}]")
+        } else {
+            ip
+        };
+        let mut version = 0;
+        let mut pause = AGAIN;
+        loop {
+            let address = format!("http://{host}:{AGENT_PORT}/state?after={version}");
+            let answer = self.ask(&address).await;
+            let news = match &answer {
+                Some(state) => state.version > version,
+                None => true,
+            };
+            let silent = answer.is_none();
+            if let Some(state) = &answer {
+                version = state.version;
+            }
+            if !self.note(&uid, answer) {
+                return;
+            }
+            if news && self.wake.send(job.clone()).is_err() {
+                return;
+            }
+            if silent {
+                tokio::time::sleep(pause).await;
+                pause = (pause * 2).min(RARELY);
+            } else {
+                pause = AGAIN;
+            }
+        }
+    }
+
+    async fn ask(&self, address: &str) -> Option<AgentState> {
+        let response = self.http.get(address).send().await.ok()?;
+        response.error_for_status().ok()?.json().await.ok()
+    }
+
+    /// Keeps an answer, or that there was none; false when nobody wants to know any more.
+    fn note(&self, uid: &str, answer: Option<AgentState>) -> bool {
+        let mut all = self.heard.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(entry) = all.get_mut(uid) else {
+            return false;
+        };
+        match answer {
+            Some(state) => {
+                entry.heard.state = Some(state);
+                entry.heard.silent_since = None;
+            }
+            None => {
+                entry.heard.silent_since.get_or_insert_with(Instant::now);
+            }
+        }
+        true
+    }
+}

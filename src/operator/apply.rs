@@ -1,0 +1,173 @@
+//! Making the cluster look as the status says: objects that should exist are applied, pods that
+//! should not are deleted.
+
+use std::collections::BTreeSet;
+use std::fmt::Debug;
+
+use futures::{StreamExt, TryStreamExt, stream};
+use k8s_openapi::NamespaceResourceScope;
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
+use kube::{Client, Resource, ResourceExt};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::json;
+
+use super::build;
+use super::observe::Observation;
+use crate::job::api::TrainingJob;
+use crate::job::api::status::TrainingJobStatus;
+
+/// Our name as a field manager.
+pub const MANAGER: &str = "evenkeel-controller";
+/// Requests for one job that are under way at once.
+const AT_ONCE: usize = 8;
+
+/// Why something could not be applied.
+#[derive(Debug, thiserror::Error)]
+pub enum ApplyError {
+    /// The API server said no, or nothing.
+    #[error("{0}")]
+    Api(#[from] kube::Error),
+    /// `podTemplate` makes no pod.
+    #[error("spec.podTemplate makes no pod: {0}")]
+    Template(#[from] serde_json::Error),
+}
+
+/// The objects beside the pods. They depend on the job's name alone.
+pub async fn companions(client: &Client, job: &TrainingJob) -> Result<(), ApplyError> {
+    // Pods cannot be made before their account exists, and nobody but an administrator may bind a
+    // role that does not exist yet.
+    let (account, role) = (build::service_account(job), build::role(job));
+    tokio::try_join!(apply(client, &account), apply(client, &role))?;
+    let (binding, service) = (build::role_binding(job), build::service(job));
+    let policy = build::network_policy(job);
+    tokio::try_join!(
+        apply(client, &binding),
+        apply(client, &service),
+        apply(client, &policy),
+    )?;
+    Ok(())
+}
+
+async fn apply<K>(client: &Client, object: &K) -> Result<(), kube::Error>
+where
+    K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>
+        + Clone
+        + Debug
+        + Serialize
+        + DeserializeOwned,
+{
+    let namespace = object.namespace().unwrap_or_default();
+    let api: Api<K> = Api::namespaced(client.clone(), &namespace);
+    let mut applied = serde_json::to_value(object).map_err(kube::Error::SerdeError)?;
+    applied["apiVersion"] = json!(K::api_version(&()));
+    applied["kind"] = json!(K::kind(&()));
+    api.patch(
+        &object.name_any(),
+        &PatchParams::apply(MANAGER).force(),
+        &Patch::Apply(&applied),
+    )
+    .await?;
+    Ok(())
+}
+
+/// Makes the pods of all seats that have none, deletes all other pods of the job. Members of a
+/// generation that still runs are among the seats, so none of them is deleted.
+pub async fn pods(
+    client: &Client,
+    job: &TrainingJob,
+    status: &TrainingJobStatus,
+    seen: &Observation,
+) -> Result<(), ApplyError> {
+    let api: Api<Pod> = Api::namespaced(client.clone(), &job.namespace().unwrap_or_default());
+    let name = job.name_any();
+    let wanted: BTreeSet<String> = status.seats.iter().map(|seat| seat.pod(&name)).collect();
+    let missing: Vec<Pod> = status
+        .seats
+        .iter()
+        .filter(|seat| !seen.pods.contains_key(&seat.pod(&name)))
+        .filter(|seat| !was_member(status, &seat.pod(&name)))
+        .map(|seat| build::pod(job, *seat))
+        .collect::<Result<_, _>>()?;
+    stream::iter(missing)
+        .map(|pod| {
+            let api = api.clone();
+            async move { create(&api, &pod).await }
+        })
+        .buffer_unordered(AT_ONCE)
+        .try_collect::<()>()
+        .await?;
+    let unwanted = seen
+        .pods
+        .values()
+        .filter(|pod| !wanted.contains(&pod.name_any()));
+    stream::iter(unwanted.cloned().collect::<Vec<_>>())
+        .map(|pod| {
+            let api = api.clone();
+            let dead = seen.is_out_of_reach(&pod);
+            async move { delete(&api, &pod, dead).await }
+        })
+        .buffer_unordered(AT_ONCE)
+        .try_collect::<()>()
+        .await?;
+    Ok(())
+}
+
+/// A member whose pod is gone is not made again under the same name.
+fn was_member(status: &TrainingJobStatus, pod: &str) -> bool {
+    let members = status
+        .generation
+        .iter()
+        .flat_map(|current| &current.record.members);
+    members
+        .filter_map(|member| member.pod.as_ref())
+        .any(|member| member.name == pod)
+}
+
+async fn create(api: &Api<Pod>, pod: &Pod) -> Result<(), kube::Error> {
+    let parameters = PostParams {
+        field_manager: Some(MANAGER.into()),
+        ..PostParams::default()
+    };
+    match api.create(&parameters, pod).await {
+        // Made before a crash, or not seen yet: its name says that it is the same.
+        Err(kube::Error::Api(status)) if status.is_already_exists() => Ok(()),
+        other => other.map(|_| ()),
+    }
+}
+
+/// Deletes a pod. Nobody confirms the end of one on a dead node: it is marked as failed, as the
+/// pod garbage collector does, and forced out; a rank that lives on behind a cut network is fenced.
+async fn delete(api: &Api<Pod>, pod: &Pod, dead: bool) -> Result<(), kube::Error> {
+    let name = pod.name_any();
+    let mut parameters = DeleteParams::default();
+    if dead {
+        let failed = json!({"status": {
+            "phase": "Failed",
+            "reason": "NodeLost",
+            "conditions": [{
+                "type": "DisruptionTarget", "status": "True", "reason": "DeletionByEvenkeel",
+                "message": "the node does not answer and its peers went on without it",
+            }],
+        }});
+        let marked = api
+            .patch_status(&name, &PatchParams::default(), &Patch::Strategic(failed))
+            .await;
+        match marked {
+            Err(kube::Error::Api(status)) if status.is_not_found() => return Ok(()),
+            other => other.map(|_| ())?,
+        }
+        parameters.grace_period_seconds = Some(0);
+    } else if pod.metadata.deletion_timestamp.is_some() {
+        return Ok(());
+    }
+    parameters.preconditions = Some(kube::api::Preconditions {
+        uid: pod.uid(),
+        resource_version: None,
+    });
+    match api.delete(&name, &parameters).await {
+        Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => Ok(()),
+        other => other.map(|_| ()),
+    }
+}

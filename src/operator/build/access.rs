@@ -1,0 +1,49 @@
+//! What a pod may do: read its own TrainingJob, and nothing else.
+
+use k8s_openapi::api::core::v1::ServiceAccount;
+use k8s_openapi::api::rbac::v1::{PolicyRule, Role, RoleBinding, RoleRef, Subject};
+use kube::ResourceExt;
+
+use super::{account, metadata};
+use crate::job::api::TrainingJob;
+
+/// The pods' account.
+pub fn service_account(job: &TrainingJob) -> ServiceAccount {
+    ServiceAccount {
+        metadata: metadata(job, account(job)),
+        ..ServiceAccount::default()
+    }
+}
+
+/// Reading one TrainingJob. A list or watch is allowed by a name only with the field selector
+/// `metadata.name`.
+pub fn role(job: &TrainingJob) -> Role {
+    Role {
+        metadata: metadata(job, account(job)),
+        rules: Some(vec![PolicyRule {
+            api_groups: Some(vec!["evenkeel.dev".into()]),
+            resources: Some(vec!["trainingjobs".into()]),
+            resource_names: Some(vec![job.name_any()]),
+            verbs: ["get", "list", "watch"].map(String::from).to_vec(),
+            ..PolicyRule::default()
+        }]),
+    }
+}
+
+/// The two together.
+pub fn role_binding(job: &TrainingJob) -> RoleBinding {
+    RoleBinding {
+        metadata: metadata(job, account(job)),
+        role_ref: RoleRef {
+            api_group: "rbac.authorization.k8s.io".into(),
+            kind: "Role".into(),
+            name: account(job),
+        },
+        subjects: Some(vec![Subject {
+            kind: "ServiceAccount".into(),
+            name: account(job),
+            namespace: job.namespace(),
+            ..Subject::default()
+        }]),
+    }
+}

@@ -1,0 +1,144 @@
+//! The pod of one seat. What changes with a generation is not in it: the agent reads that from the
+//! TrainingJob's status, so a pod lives through many generations.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::{Pod, PodTemplateSpec, Toleration};
+use kube::ResourceExt;
+use serde_json::{Value, json};
+
+use super::{AGENT_PORT, JOB_LABEL, SEAT_LABEL, account, metadata, overlay};
+use crate::job::api::TrainingJob;
+use crate::job::api::status::Seat;
+
+/// The user of restricted pods that name no other.
+const USER: i64 = 65532;
+/// Beside the time that ranks may take to commit: the agent's own goodbye.
+const GOODBYE_SECONDS: u32 = 15;
+
+/// The pod that fills a seat; an error says what in `podTemplate` makes no pod.
+pub fn pod(job: &TrainingJob, seat: Seat) -> Result<Pod, serde_json::Error> {
+    let name = seat.pod(&job.name_any());
+    let mut template = json!({ "spec": spec(job, &name) });
+    if let Some(over) = &job.spec.pod_template {
+        overlay::lay_over(&mut template, over);
+    }
+    let template: PodTemplateSpec = serde_json::from_value(template)?;
+    let mut metadata = metadata(job, name);
+    let theirs = template.metadata.unwrap_or_default();
+    metadata.annotations = theirs.annotations;
+    let labels = metadata.labels.get_or_insert_default();
+    for (key, value) in theirs.labels.unwrap_or_default() {
+        labels.entry(key).or_insert(value);
+    }
+    labels.insert("app.kubernetes.io/name".into(), "evenkeel-trainer".into());
+    labels.insert(SEAT_LABEL.into(), seat.number.to_string());
+    Ok(Pod {
+        metadata,
+        spec: template.spec,
+        status: None,
+    })
+}
+
+/// What `podTemplate` says about where pods may run.
+pub fn tolerations_and_selector(job: &TrainingJob) -> (Vec<Toleration>, BTreeMap<String, String>) {
+    let spec = job.spec.pod_template.as_ref().and_then(|t| t.get("spec"));
+    let part = |name: &str| {
+        spec.and_then(|spec| spec.get(name))
+            .cloned()
+            .unwrap_or(Value::Null)
+    };
+    (
+        serde_json::from_value(part("tolerations")).unwrap_or_default(),
+        serde_json::from_value(part("nodeSelector")).unwrap_or_default(),
+    )
+}
+
+fn spec(job: &TrainingJob, name: &str) -> Value {
+    let mount = job.spec.checkpoint.mount();
+    let mut volumes = vec![
+        json!({"name": "shm", "emptyDir": {"medium": "Memory"}}),
+        json!({"name": "tmp", "emptyDir": {}}),
+    ];
+    let mut mounts = vec![
+        json!({"name": "shm", "mountPath": "/dev/shm"}),
+        json!({"name": "tmp", "mountPath": "/tmp"}),
+    ];
+    if let Some(claim) = &job.spec.checkpoint.claim {
+        volumes.push(json!({
+            "name": "checkpoints", "persistentVolumeClaim": {"claimName": claim}
+        }));
+        mounts.push(json!({"name": "checkpoints", "mountPath": mount}));
+    }
+    let devices = BTreeMap::from([(&job.spec.resource_name, job.spec.gpus_per_node.to_string())]);
+    json!({
+        "hostname": name,
+        "subdomain": job.name_any(),
+        "restartPolicy": "Never",
+        "serviceAccountName": account(job),
+        "enableServiceLinks": false,
+        "terminationGracePeriodSeconds": job.spec.elasticity.drain_seconds + GOODBYE_SECONDS,
+        "securityContext": {
+            "runAsNonRoot": true,
+            "runAsUser": USER,
+            "runAsGroup": USER,
+            "fsGroup": USER,
+            "fsGroupChangePolicy": "OnRootMismatch",
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "topologySpreadConstraints": [{
+            "maxSkew": 1,
+            "topologyKey": "kubernetes.io/hostname",
+            "whenUnsatisfiable": "ScheduleAnyway",
+            "labelSelector": {"matchLabels": {JOB_LABEL: job.name_any()}},
+        }],
+        "containers": [{
+            "name": "trainer",
+            "image": job.spec.image,
+            "command": ["evenkeel", "agent"],
+            "args": ["--run", run_directory(job), "--devices", job.spec.gpus_per_node.to_string()],
+            "env": environment(job),
+            "ports": [{"name": "agent", "containerPort": AGENT_PORT}],
+            "resources": {"limits": devices},
+            "securityContext": {
+                "allowPrivilegeEscalation": false,
+                "capabilities": {"drop": ["ALL"]},
+            },
+            "volumeMounts": mounts,
+            "startupProbe": {
+                "httpGet": {"path": "/healthz", "port": "agent"},
+                "periodSeconds": 1, "failureThreshold": 60,
+            },
+            "livenessProbe": {
+                "httpGet": {"path": "/healthz", "port": "agent"},
+                "periodSeconds": 10, "failureThreshold": 6, "timeoutSeconds": 5,
+            },
+        }],
+        "volumes": volumes,
+    })
+}
+
+/// The run's directory in every pod: a job that is made again under the same name is another run.
+pub fn run_directory(job: &TrainingJob) -> String {
+    let uid = job.uid().unwrap_or_default();
+    format!("{}/{}-{}", job.spec.checkpoint.mount(), job.name_any(), uid)
+}
+
+/// Who the agent is, and what NCCL wants to know on a pod's network.
+fn environment(job: &TrainingJob) -> Vec<Value> {
+    let field = |name: &str, path: &str| json!({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}});
+    let mut env = vec![
+        field("POD_NAME", "metadata.name"),
+        field("POD_UID", "metadata.uid"),
+        field("POD_NAMESPACE", "metadata.namespace"),
+        field("POD_IP", "status.podIP"),
+        json!({"name": "EVENKEEL_JOB", "value": job.name_any()}),
+        json!({"name": "EVENKEEL_PORT", "value": AGENT_PORT.to_string()}),
+        json!({"name": "NCCL_SOCKET_IFNAME", "value": "eth0"}),
+        json!({"name": "NCCL_ASYNC_ERROR_HANDLING", "value": "1"}),
+        json!({"name": "TMPDIR", "value": "/tmp"}),
+    ];
+    let theirs = job.spec.trainer.env.iter();
+    env.extend(theirs.map(|variable| json!({"name": variable.name, "value": variable.value})));
+    env
+}

@@ -1,0 +1,153 @@
+//! Devices that are promised: seats that a job counts on although no pod of it is on a node yet.
+//! Jobs decide one after the other under this ledger, so two never plan the same device.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::time::{Duration, SystemTime};
+
+use k8s_openapi::api::core::v1::{Node, Pod};
+use kube::ResourceExt;
+
+use super::stores::Stores;
+use crate::inventory::kubernetes::{Wants, devices, free_seats};
+
+/// What a job counts on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Promise {
+    resource: String,
+    per_seat: u64,
+    namespace: String,
+    pods: BTreeSet<String>,
+}
+
+/// The promises of all jobs, by uid.
+#[derive(Debug, Default)]
+pub struct Ledger {
+    promises: HashMap<String, Promise>,
+    suspects: HashMap<String, SystemTime>,
+}
+
+/// A node that stopped answering gets no new pod for so long: Kubernetes itself needs 50 s, as it
+/// comes, to notice.
+const SUSPICION: Duration = Duration::from_secs(90);
+
+impl Ledger {
+    /// From now on the job counts on these pods and no others.
+    pub fn promise(&mut self, job: &str, namespace: &str, wants: &Wants, pods: BTreeSet<String>) {
+        if pods.is_empty() {
+            self.promises.remove(job);
+            return;
+        }
+        let promise = Promise {
+            resource: wants.resource.clone(),
+            per_seat: wants.per_seat,
+            namespace: namespace.into(),
+            pods,
+        };
+        self.promises.insert(job.into(), promise);
+    }
+
+    /// Forgets jobs that do not exist any more: nobody is told of a deletion in particular.
+    pub fn keep_only(&mut self, exists: impl Fn(&str) -> bool) {
+        self.promises.retain(|job, _| exists(job));
+    }
+
+    /// Nothing is counted on these nodes for a while.
+    pub fn suspect(&mut self, nodes: &BTreeSet<String>) {
+        let now = SystemTime::now();
+        self.suspects.retain(|_, since| recent(*since));
+        for node in nodes {
+            self.suspects.entry(node.clone()).or_insert(now);
+        }
+    }
+
+    /// The nodes under suspicion, and since when.
+    pub fn suspects(&self) -> Vec<(String, SystemTime)> {
+        self.suspects
+            .iter()
+            .map(|(node, since)| (node.clone(), *since))
+            .collect()
+    }
+
+    /// A node gave a sign of life.
+    pub fn trust(&mut self, node: &str) {
+        self.suspects.remove(node);
+    }
+
+    /// The job is over.
+    pub fn forget(&mut self, job: &str) {
+        self.promises.remove(job);
+    }
+
+    /// Seats that fit for a job: free devices, and those that its own pods in `keeping` hold.
+    pub fn seats(
+        &self,
+        stores: &Stores,
+        job: &str,
+        keeping: &BTreeSet<String>,
+        wants: &Wants,
+    ) -> u32 {
+        let pods = stores.pods.state();
+        let mut held: BTreeMap<String, u64> = BTreeMap::new();
+        let mut placed: BTreeSet<(String, String)> = BTreeSet::new();
+        for pod in &pods {
+            let Some(node) = node_of(pod) else { continue };
+            placed.insert((pod.namespace().unwrap_or_default(), pod.name_any()));
+            let own = owner(pod) == Some(job) && keeping.contains(&pod.name_any());
+            if !own && !is_over(pod) {
+                *held.entry(node.to_string()).or_default() += devices(pod, &wants.resource);
+            }
+        }
+        let promised: Vec<u64> = self
+            .promises
+            .iter()
+            .filter(|(other, promise)| *other != job && promise.resource == wants.resource)
+            .flat_map(|(_, promise)| {
+                let open = |name: &&String| {
+                    !placed.contains(&(promise.namespace.clone(), (*name).clone()))
+                };
+                promise.pods.iter().filter(open).map(|_| promise.per_seat)
+            })
+            .collect();
+        let nodes = stores.nodes.state();
+        let suspect = |node: &Node| {
+            let since = node
+                .metadata
+                .name
+                .as_ref()
+                .and_then(|name| self.suspects.get(name));
+            since.is_some_and(|since| recent(*since))
+        };
+        let nodes = nodes
+            .iter()
+            .map(AsRef::as_ref)
+            .filter(|node| !suspect(node));
+        free_seats(nodes, &held, &promised, wants)
+    }
+}
+
+fn recent(since: SystemTime) -> bool {
+    since.elapsed().is_ok_and(|elapsed| elapsed < SUSPICION)
+}
+
+/// The uid of the TrainingJob that made a pod.
+fn owner(pod: &Pod) -> Option<&str> {
+    let owners = pod.metadata.owner_references.as_ref()?;
+    owners
+        .iter()
+        .find(|o| o.kind == "TrainingJob")
+        .map(|o| o.uid.as_str())
+}
+
+/// The node that a pod is bound to.
+pub fn node_of(pod: &Pod) -> Option<&str> {
+    pod.spec.as_ref()?.node_name.as_deref()
+}
+
+/// Whether a pod has ended: it holds no devices any more.
+pub fn is_over(pod: &Pod) -> bool {
+    let phase = pod
+        .status
+        .as_ref()
+        .and_then(|status| status.phase.as_deref());
+    matches!(phase, Some("Succeeded" | "Failed"))
+}

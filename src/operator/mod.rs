@@ -1,0 +1,21 @@
+//! The controller of TrainingJobs: observe → decide → build → apply → write status, one file each.
+//!
+//! [`crate::job::steer`] decides, without knowing the API server; here is what it is told and what
+//! becomes of its decisions. The status is written before anything is made, and everything that is
+//! made is named by it: a controller that is killed between the two goes on from the status.
+
+mod agents;
+mod apply;
+mod build;
+mod conditions;
+mod controller;
+mod leader;
+mod ledger;
+mod observe;
+mod planning;
+mod reconcile;
+mod status;
+mod stores;
+
+pub use build::{AGENT_PORT, JOB_LABEL, SEAT_LABEL, run_directory};
+pub use controller::{Options, run};

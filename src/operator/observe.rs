@@ -1,0 +1,387 @@
+//! What a job looks like from outside: its pods, their nodes, what their agents say.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt;
+use kube::runtime::reflector::ObjectRef;
+
+use super::agents::{Agents, Heard};
+use super::build::tolerations_and_selector;
+use super::ledger::{is_over, node_of};
+use super::stores::Stores;
+use crate::inventory::kubernetes::{Standing, Wants, standing};
+use crate::job::Pin;
+use crate::job::agent_state::{AgentState, Problem};
+use crate::job::api::status::{Current, Seat, TrainingJobStatus};
+use crate::job::api::{OnCordon, TrainingJob};
+use crate::job::protocol::Ending;
+use crate::job::seen::Seen;
+use crate::job::steer::{PodSeen, SeatSeen};
+
+/// An agent that is silent for so long is gone when something else says so too: a peer that lost
+/// its ranks, or its node.
+const SILENCE: Duration = Duration::from_secs(1);
+/// Silent for so long, it is gone whoever else says so: beyond `fenceAfter` its ranks have stopped.
+const LONG_SILENCE: Duration = Duration::from_secs(45);
+
+/// What a job looks like.
+pub struct Observation {
+    /// Its pods, by name.
+    pub pods: BTreeMap<String, Arc<Pod>>,
+    /// Its seats.
+    pub seats: Vec<SeatSeen>,
+    /// Why seats are lost or leaving, for people.
+    pub reasons: BTreeMap<Seat, String>,
+    /// What the agents say, by pod.
+    pub agents: BTreeMap<String, AgentState>,
+    /// The newest generation's ranks.
+    pub ranks: Vec<Seen>,
+    /// The first rank of a member that is lost, and why.
+    pub lost_member: Option<(u64, String)>,
+    /// The newest checkpoint that an agent knows of.
+    pub committed: Option<Pin>,
+    /// Why an agent cannot start ranks.
+    pub problem: Option<Problem>,
+    /// Seats that stay on nodes which take no new pods.
+    pub staying: u32,
+    /// Where the pods may run.
+    pub wants: Wants,
+    /// Pods whose agents do not answer.
+    unreachable: BTreeSet<String>,
+    /// Nodes of lost pods that did not answer any more: nothing new is counted on them for now,
+    /// whatever Kubernetes still thinks of them.
+    pub suspects: BTreeSet<String>,
+}
+
+impl Observation {
+    /// Looks.
+    pub fn of(
+        job: &TrainingJob,
+        status: &TrainingJobStatus,
+        stores: &Stores,
+        agents: &Agents,
+    ) -> Self {
+        let name = job.name_any();
+        let namespace = job.namespace().unwrap_or_default();
+        let (tolerations, node_selector) = tolerations_and_selector(job);
+        let wants = Wants {
+            resource: job.spec.resource_name.clone(),
+            per_seat: job.spec.gpus_per_node.into(),
+            node_selector,
+            tolerations,
+        };
+        let reference = ObjectRef::new(&name).within(&namespace);
+        let pods: BTreeMap<String, Arc<Pod>> = stores
+            .pods_of(&namespace, &name)
+            .into_iter()
+            .filter(|pod| belongs(pod, job))
+            .map(|pod| (pod.name_any(), pod))
+            .collect();
+        agents.keep_only(
+            &reference,
+            &pods.values().filter_map(|pod| pod.uid()).collect(),
+        );
+        let heard: BTreeMap<String, Heard> = pods
+            .values()
+            .filter(|pod| !is_over(pod))
+            .filter_map(|pod| {
+                let ip = pod.status.as_ref()?.pod_ip.as_deref()?;
+                let uid = pod.uid()?;
+                // A fake or dead node's pod has no agent; asking it costs one task.
+                Some((pod.name_any(), agents.heard(&uid, ip, &reference)))
+            })
+            .collect();
+        let mut seen = Observation {
+            seats: Vec::new(),
+            reasons: BTreeMap::new(),
+            agents: heard
+                .iter()
+                .filter_map(|(pod, heard)| Some((pod.clone(), heard.state.clone()?)))
+                .collect(),
+            ranks: Vec::new(),
+            lost_member: None,
+            committed: None,
+            problem: None,
+            staying: 0,
+            unreachable: heard
+                .iter()
+                .filter(|(_, heard)| heard.silent_since.is_some_and(|s| s.elapsed() > SILENCE))
+                .map(|(pod, _)| pod.clone())
+                .collect(),
+            suspects: BTreeSet::new(),
+            wants,
+            pods,
+        };
+        let named = status
+            .generation
+            .as_ref()
+            .map(|c| seen.named_as_lost(c))
+            .unwrap_or_default();
+        for seat in &status.seats {
+            let pod = seat.pod(&name);
+            let (how, why) = seen.pod(
+                job,
+                status,
+                &pod,
+                stores,
+                heard.get(&pod),
+                named.contains(&pod),
+            );
+            if how == PodSeen::Lost
+                && seen.unreachable.contains(&pod)
+                && let Some(node) = seen.pods.get(&pod).and_then(|pod| node_of(pod))
+            {
+                seen.suspects.insert(node.to_string());
+            }
+            if how == PodSeen::Ready && !seen.on_open_node(&pod, stores) {
+                seen.staying += 1;
+            }
+            if let Some(why) = why {
+                seen.reasons.insert(*seat, why);
+            }
+            seen.seats.push(SeatSeen {
+                seat: *seat,
+                pod: how,
+            });
+        }
+        if let Some(current) = &status.generation {
+            seen.look_at_ranks(&name, status, current);
+        }
+        seen.problem = seen.agents.values().find_map(|agent| agent.problem.clone());
+        seen
+    }
+
+    /// Whether the pool counts the pod's node.
+    fn on_open_node(&self, pod: &str, stores: &Stores) -> bool {
+        let node = self.pods.get(pod).and_then(|pod| node_of(pod));
+        let node = node.and_then(|node| stores.nodes.get(&ObjectRef::new(node)));
+        node.is_some_and(|node| standing(&node, &self.wants.tolerations) == Standing::Open)
+    }
+
+    /// Members whose ranks a peer names as lost.
+    fn named_as_lost(&self, current: &Current) -> BTreeSet<String> {
+        let number = current.record.number;
+        let theirs = self
+            .agents
+            .values()
+            .filter(|agent| agent.generation == number);
+        let lost: BTreeSet<u64> = theirs
+            .flat_map(|agent| agent.ranks.iter())
+            .filter_map(|seen| seen.lost.as_ref().map(|lost| lost.rank))
+            .collect();
+        let mut first = 0;
+        let mut names = BTreeSet::new();
+        for member in &current.record.members {
+            let ranks = first..first + member.ranks;
+            first = ranks.end;
+            if let Some(pod) = &member.pod
+                && lost.range(ranks).next().is_some()
+            {
+                names.insert(pod.name.clone());
+            }
+        }
+        names
+    }
+
+    fn pod(
+        &self,
+        job: &TrainingJob,
+        status: &TrainingJobStatus,
+        name: &str,
+        stores: &Stores,
+        heard: Option<&Heard>,
+        named: bool,
+    ) -> (PodSeen, Option<String>) {
+        let lost = |why: String| (PodSeen::Lost, Some(why));
+        let member = status.generation.as_ref().and_then(|current| {
+            let mut members = current.record.members.iter().filter_map(|m| m.pod.as_ref());
+            members.find(|pod| pod.name == name)
+        });
+        let Some(pod) = self.pods.get(name) else {
+            return match member {
+                Some(_) => lost(format!("pod {name} was deleted")),
+                None => (PodSeen::Coming, None),
+            };
+        };
+        if member.is_some_and(|member| pod.uid().as_deref() != Some(&member.uid)) {
+            return lost(format!("pod {name} was replaced"));
+        }
+        if is_over(pod) {
+            return lost(end_of(pod));
+        }
+        let Some(node_name) = node_of(pod) else {
+            return match pod.metadata.deletion_timestamp {
+                Some(_) => lost(format!("pod {name} was deleted before it was placed")),
+                None => (PodSeen::Coming, None),
+            };
+        };
+        let silent = heard
+            .and_then(|heard| heard.silent_since)
+            .map(|since: Instant| since.elapsed());
+        let gone = silent.is_some_and(|silent| silent > LONG_SILENCE);
+        let Some(node) = stores.nodes.get(&ObjectRef::new(node_name)) else {
+            return lost(format!("node {node_name} was deleted"));
+        };
+        let standing = standing(&node, &self.wants.tolerations);
+        let quiet = silent.is_some_and(|silent| silent > SILENCE);
+        if quiet && named {
+            return lost(format!(
+                "pod {name} on {node_name} is cut off from its peers and from here"
+            ));
+        }
+        if quiet && standing == Standing::NotReady {
+            return lost(format!("node {node_name} is not ready"));
+        }
+        if gone && member.is_some() {
+            return lost(format!("pod {name} on {node_name} does not answer"));
+        }
+        if pod.metadata.deletion_timestamp.is_some() {
+            return (
+                PodSeen::Leaving,
+                Some(format!("pod {name} is being deleted")),
+            );
+        }
+        if disrupted(pod) {
+            return (
+                PodSeen::Leaving,
+                Some(format!("pod {name} is being evicted")),
+            );
+        }
+        match standing {
+            Standing::Cordoned if job.spec.elasticity.on_cordon == OnCordon::Shrink => {
+                return (
+                    PodSeen::Leaving,
+                    Some(format!("node {node_name} is cordoned")),
+                );
+            }
+            Standing::Tainted(taint) => {
+                return (
+                    PodSeen::Leaving,
+                    Some(format!("node {node_name} is tainted {taint}")),
+                );
+            }
+            _ => {}
+        }
+        let answers = heard.is_some_and(|heard| heard.silent_since.is_none());
+        let fit = self.agents.get(name).is_some_and(|agent| {
+            agent.problem.is_none() && agent.devices >= u64::from(job.spec.gpus_per_node)
+        });
+        // A member is there until it is known to be lost.
+        match (answers && fit) || member.is_some() {
+            true => (PodSeen::Ready, None),
+            false => (PodSeen::Coming, None),
+        }
+    }
+
+    /// Puts together what the members' agents say of their ranks.
+    fn look_at_ranks(&mut self, job: &str, status: &TrainingJobStatus, current: &Current) {
+        let number = current.record.number;
+        for member in &current.record.members {
+            let first = self.ranks.len() as u64;
+            let count = usize::try_from(member.ranks).unwrap_or(0);
+            let mut ranks = vec![Seen::default(); count];
+            let name = member
+                .pod
+                .as_ref()
+                .map(|pod| pod.name.clone())
+                .unwrap_or_default();
+            if let Some(agent) = self
+                .agents
+                .get(&name)
+                .filter(|agent| agent.generation == number)
+            {
+                ranks.clone_from(&agent.ranks);
+                ranks.resize(count, Seen::default());
+                let newer = |pin: &Pin| {
+                    self.committed
+                        .as_ref()
+                        .is_none_or(|c| c.samples < pin.samples)
+                };
+                if let Some(pin) = agent.committed.as_ref().filter(|pin| newer(pin)) {
+                    self.committed = Some(pin.clone());
+                }
+            }
+            let seat = status.seats.iter().find(|seat| seat.pod(job) == name);
+            let how = seat.and_then(|seat| self.seats.iter().find(|seen| seen.seat == *seat));
+            let lost = how.is_none_or(|seen| seen.pod == PodSeen::Lost);
+            if lost {
+                let killed_for_memory = self.pods.get(&name).is_some_and(|pod| oom_killed(pod));
+                for (seen, rank) in ranks.iter_mut().zip(first..) {
+                    if seen.ending.is_none() {
+                        seen.ending = Some(Ending::Signal(9));
+                    }
+                    if killed_for_memory && seen.out_of_memory.is_none() {
+                        seen.out_of_memory = Some(format!(
+                            "the container of rank {rank} was killed for its memory limit"
+                        ));
+                    }
+                }
+                let finished = ranks
+                    .iter()
+                    .all(|seen| matches!(seen.ending, Some(Ending::Code(_))));
+                if !finished && self.lost_member.is_none() {
+                    let why = seat.and_then(|seat| self.reasons.get(seat)).cloned();
+                    let why = why.unwrap_or_else(|| format!("pod {name} is gone"));
+                    self.lost_member = Some((first, why));
+                }
+            }
+            self.ranks.extend(ranks);
+        }
+    }
+}
+
+impl Observation {
+    /// Whether nobody on the pod's node will confirm that it ended.
+    pub fn is_out_of_reach(&self, pod: &Pod) -> bool {
+        self.unreachable.contains(&pod.name_any())
+    }
+}
+
+/// Whether this very job made the pod, not one that had its name before.
+fn belongs(pod: &Pod, job: &TrainingJob) -> bool {
+    let owners = pod.metadata.owner_references.iter().flatten();
+    owners
+        .map(|owner| Some(&owner.uid))
+        .any(|uid| uid == job.metadata.uid.as_ref())
+}
+
+fn disrupted(pod: &Pod) -> bool {
+    let conditions = pod
+        .status
+        .as_ref()
+        .and_then(|status| status.conditions.as_ref());
+    conditions
+        .into_iter()
+        .flatten()
+        .any(|c| c.type_ == "DisruptionTarget" && c.status == "True")
+}
+
+fn terminated(pod: &Pod) -> Option<&k8s_openapi::api::core::v1::ContainerStateTerminated> {
+    let statuses = pod.status.as_ref()?.container_statuses.as_ref()?;
+    statuses
+        .iter()
+        .find_map(|c| c.state.as_ref()?.terminated.as_ref())
+}
+
+fn oom_killed(pod: &Pod) -> bool {
+    terminated(pod).is_some_and(|end| end.reason.as_deref() == Some("OOMKilled"))
+}
+
+fn end_of(pod: &Pod) -> String {
+    let name = pod.name_any();
+    let status = pod.status.as_ref();
+    let reason = status.and_then(|status| status.reason.clone());
+    match (terminated(pod), reason) {
+        (Some(end), _) => {
+            let reason = end.reason.clone().unwrap_or_default();
+            format!("pod {name} ended with exit code {} {reason}", end.exit_code)
+                .trim_end()
+                .into()
+        }
+        (None, Some(reason)) => format!("pod {name} ended: {reason}"),
+        (None, None) => format!("pod {name} ended"),
+    }
+}

@@ -1,0 +1,190 @@
+//! From a TrainingJob to plans: the recipe is read once and kept in the status, and every world is
+//! planned by the same rules as on the command line.
+
+use std::collections::HashMap;
+use std::fs;
+use std::io;
+
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::api::Api;
+use kube::{Client, ResourceExt};
+use xxhash_rust::xxh3::xxh3_128;
+
+use crate::batch::{self, Plan, PlanRequest, Refused};
+use crate::job::api::status::{RecipeSnapshot, TrainingJobStatus};
+use crate::job::api::{RemainderPolicy, TrainingJob};
+use crate::recipe::{self, Recipe, Setting, Severity};
+
+/// Why a job cannot be planned: a condition's reason and message.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refusal {
+    /// One CamelCase word.
+    pub reason: &'static str,
+    /// In words, with the way out.
+    pub message: String,
+    /// Waiting may help: what it needs is not there yet.
+    pub waits: bool,
+}
+
+/// The recipe that the job was first planned with, or what its source holds now.
+pub async fn snapshot(client: &Client, job: &TrainingJob) -> Result<RecipeSnapshot, Refusal> {
+    if let Some(kept) = job.status.as_ref().and_then(|status| status.recipe.clone()) {
+        return Ok(kept);
+    }
+    let source = &job.spec.recipe;
+    let text = match (&source.inline, &source.config_map) {
+        (Some(text), _) => text.clone(),
+        (None, Some(from)) => {
+            let namespace = job.namespace().unwrap_or_default();
+            let maps: Api<ConfigMap> = Api::namespaced(client.clone(), &namespace);
+            let missing = |message: String| Refusal {
+                reason: "RecipeMissing",
+                message,
+                waits: true,
+            };
+            let map = maps.get_opt(&from.name).await.map_err(|error| {
+                missing(format!("ConfigMap {} cannot be read: {error}", from.name))
+            })?;
+            let map = map.ok_or_else(|| {
+                missing(format!(
+                    "there is no ConfigMap {} in namespace {namespace}: create it, the job waits",
+                    from.name
+                ))
+            })?;
+            map.data.unwrap_or_default().remove(&from.key).ok_or_else(|| {
+                missing(format!(
+                    "ConfigMap {} has no key {}: add it, or name another in spec.recipe.configMap.key",
+                    from.name, from.key
+                ))
+            })?
+        }
+        (None, None) => {
+            return Err(Refusal {
+                reason: "RecipeMissing",
+                message: "spec.recipe names neither inline text nor a configMap".into(),
+                waits: true,
+            });
+        }
+    };
+    let mut snapshot = RecipeSnapshot {
+        text,
+        accelerate: source.accelerate.clone(),
+        overrides: job.spec.overrides.clone(),
+        hash: String::new(),
+    };
+    let everything = serde_json::to_vec(&snapshot).unwrap_or_default();
+    snapshot.hash = format!("{:032x}", xxh3_128(&everything));
+    Ok(snapshot)
+}
+
+/// Reads a snapshot; an error says everything that is wrong with it.
+pub fn read(job: &TrainingJob, snapshot: &RecipeSnapshot) -> Result<Recipe, Refusal> {
+    let refused = |message: String| Refusal {
+        reason: "RecipeRefused",
+        message,
+        waits: false,
+    };
+    let files = |error: io::Error| refused(format!("the recipe cannot be read: {error}"));
+    let directory = tempfile::tempdir().map_err(files)?;
+    let mut request = recipe::Request {
+        path: directory.path().join("recipe.yaml"),
+        overrides: snapshot.overrides.clone(),
+        ..recipe::Request::default()
+    };
+    if job.spec.elasticity.remainder == RemainderPolicy::Uneven {
+        request.settings.push(Setting {
+            flag: "spec.elasticity.remainder",
+            path: "batch.remainder",
+            value: "uneven".into(),
+        });
+    }
+    fs::write(&request.path, &snapshot.text).map_err(files)?;
+    if let Some(accelerate) = &snapshot.accelerate {
+        let path = directory.path().join("accelerate.yaml");
+        fs::write(&path, accelerate).map_err(files)?;
+        request.accelerate = Some(path);
+    }
+    let shown = |file: String| file.replace(&format!("{}/", directory.path().display()), "");
+    recipe::read(&request).map_err(|error| {
+        let all = error
+            .diagnostics
+            .iter()
+            .filter(|d| d.severity == Severity::Error);
+        let lines: Vec<String> = all
+            .map(|d| {
+                let located = d.locate(&error.sources);
+                let place = match (located.file, located.line) {
+                    (Some(file), Some(line)) => format!("{}:{line}: ", shown(file)),
+                    _ => String::new(),
+                };
+                format!("{place}{} ({})", located.message, located.help)
+            })
+            .collect();
+        refused(lines.join("\n"))
+    })
+}
+
+/// Plans worlds of one job, each of them once.
+#[derive(Default)]
+pub struct Planner {
+    recipe: Option<(String, Recipe)>,
+    plans: HashMap<World, Result<Plan, String>>,
+}
+
+/// Ranks, the limit of their micro-batches, and the batch that the job has come to.
+type World = (u64, Option<u64>, Option<u64>);
+
+impl Planner {
+    /// Takes the job's recipe; what was planned for another one is forgotten.
+    pub fn read(&mut self, job: &TrainingJob, snapshot: &RecipeSnapshot) -> Result<(), Refusal> {
+        let key = format!("{}-{:?}", snapshot.hash, job.spec.elasticity.remainder);
+        if self.recipe.as_ref().is_none_or(|(known, _)| *known != key) {
+            self.plans.clear();
+            self.recipe = None;
+            self.recipe = Some((key, read(job, snapshot)?));
+        }
+        Ok(())
+    }
+
+    /// The plan for so many ranks, as far as the job has come; an error says what the rules say.
+    pub fn plan(&mut self, ranks: u64, status: &TrainingJobStatus) -> &Result<Plan, String> {
+        self.plan_within(ranks, status.micro_limit, status)
+    }
+
+    /// The same with micro-batches up to a limit.
+    pub fn plan_within(
+        &mut self,
+        ranks: u64,
+        micro_limit: Option<u64>,
+        status: &TrainingJobStatus,
+    ) -> &Result<Plan, String> {
+        let batch = status.checkpoint.as_ref().map(|pin| pin.batch);
+        let recipe = self.recipe.as_ref().map(|(_, recipe)| recipe);
+        let plan = || {
+            let recipe = recipe.ok_or_else(|| "the recipe was not read".to_string())?;
+            let request = PlanRequest {
+                // The job keeps the batch that it began with.
+                global_batch_size: status.plan.as_ref().map(|plan| plan.global_batch_size),
+                micro_limit,
+                current_batch: batch,
+                ..PlanRequest::gpus(ranks)
+            };
+            batch::plan(recipe, &request).map_err(|refused| words(&refused))
+        };
+        self.plans
+            .entry((ranks, micro_limit, batch))
+            .or_insert_with(plan)
+    }
+}
+
+/// What the rules say against a plan, in one text.
+fn words(refused: &Refused) -> String {
+    let errors = refused
+        .diagnostics
+        .iter()
+        .filter(|d| d.severity == Severity::Error);
+    let lines: Vec<String> = errors
+        .map(|d| format!("{}: {} ({})", d.rule, d.message, d.help))
+        .collect();
+    lines.join("\n")
+}

@@ -1,0 +1,407 @@
+//! One look at one job: observe → decide → write status → apply.
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::{Arc, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use k8s_openapi::api::coordination::v1::Lease;
+use kube::api::{Api, DeleteParams, Patch, PatchParams};
+use kube::runtime::controller::Action;
+use kube::runtime::events::{Event, EventType};
+use kube::{Resource, ResourceExt};
+use serde_json::json;
+use tracing::{info, warn};
+
+use super::apply::{self, ApplyError, MANAGER};
+use super::controller::Context;
+use super::observe::Observation;
+use super::planning::{self, Planner, Refusal};
+use super::{build, conditions, status};
+use crate::job::api::status::{PlanSummary, Seat, State, TrainingJobStatus};
+use crate::job::api::{Capacity, TrainingJob};
+use crate::job::steer::{Act, Decision, View, steer};
+
+/// Between two looks while something is under way.
+const SOON: Duration = Duration::from_secs(1);
+/// Between two looks of a job that waits for the pool.
+const POOL: Duration = Duration::from_secs(5);
+/// Between two looks while nothing is.
+const LATER: Duration = Duration::from_secs(60);
+/// Numbers of nodes beyond `nodes` whose feasibility the status names.
+const LOOK_AHEAD: u32 = 8;
+
+/// Why a look did not end well; it is repeated after a while.
+#[derive(Debug, thiserror::Error)]
+pub enum ReconcileError {
+    /// An object could not be applied.
+    #[error(transparent)]
+    Apply(#[from] ApplyError),
+    /// The API server said no, or nothing.
+    #[error("{0}")]
+    Api(#[from] kube::Error),
+}
+
+/// Looks at a job once.
+pub async fn reconcile(
+    job: Arc<TrainingJob>,
+    context: Arc<Context>,
+) -> Result<Action, ReconcileError> {
+    let job = context.newest(job);
+    let uid = job.uid().unwrap_or_default();
+    if job.metadata.deletion_timestamp.is_some() {
+        context.forget(&job);
+        return Ok(Action::await_change());
+    }
+    let before = job.status.clone().unwrap_or_default();
+    if matches!(before.state, State::Complete | State::Failed) {
+        return ended(&job, &before, &context).await;
+    }
+    let mut next = before.clone();
+    next.observed_generation = job.metadata.generation;
+    let labels = build::selector(&job)
+        .into_iter()
+        .map(|(key, value)| format!("{key}={value}"));
+    next.selector = labels.collect::<Vec<_>>().join(",");
+    let planned = plan(&job, &mut next, &context).await;
+    let mut planner = match planned {
+        Ok(planner) => planner,
+        Err(refusal) => return refused(&job, &before, next, &refusal, &context).await,
+    };
+
+    let now = now();
+    let seen = Observation::of(&job, &next, &context.stores, &context.agents);
+    trust_again(&context).await;
+    let known = next.clone();
+    let holds = |ranks, limit| planner.plan_within(ranks, Some(limit), &known).is_ok();
+    status::take_in(&job, &mut next, &seen, holds, now);
+    let decision = decide(&job, &next, &seen, &mut planner, &context, now);
+    next.attempts = decision.attempts;
+    next.larger_since = decision.larger_since;
+    next.placing_since = decision.placing_since;
+    let over = matches!(decision.act, Act::End(_));
+    if !over {
+        next.seats.clone_from(&decision.seats);
+    }
+    if let Act::Publish {
+        members,
+        micro_limit,
+        ..
+    } = &decision.act
+    {
+        next.micro_limit = micro_limit.or(next.micro_limit);
+        let ranks = members.len() as u64 * u64::from(job.spec.gpus_per_node);
+        let plan = planner.plan(ranks, &next).clone().ok();
+        if let Some(plan) = &plan {
+            let feasible = feasible_nodes(&job, &next, &mut planner);
+            next.plan = Some(PlanSummary::of(plan, feasible));
+        }
+        status::carry_out(&job, &mut next, &decision.act, plan.as_ref(), &seen, now);
+    } else {
+        status::carry_out(&job, &mut next, &decision.act, None, &seen, now);
+    }
+    conditions::of_state(&mut next);
+    context.keep(&uid, planner);
+
+    let written = write(&job, &before, &next, &context).await?;
+    announce(&written, &before, &next, &context).await;
+    if !over {
+        if !next.seats.is_empty() && !context.has_applied(&uid) {
+            apply::companions(&context.client, &written).await?;
+            context.applied(&uid);
+        }
+        apply::pods(&context.client, &written, &next, &seen).await?;
+    }
+    Ok(Action::requeue(match next.state {
+        State::Suspended => LATER,
+        // Another job may have given back what it was promised but did not hold yet.
+        State::Waiting => POOL,
+        _ => SOON,
+    }))
+}
+
+/// The job's planner, with its recipe read; the status keeps the recipe and the first plan.
+async fn plan(
+    job: &TrainingJob,
+    status: &mut TrainingJobStatus,
+    context: &Context,
+) -> Result<Planner, Refusal> {
+    let snapshot = planning::snapshot(&context.client, job).await?;
+    let mut planner = context.planner(&job.uid().unwrap_or_default());
+    planner.read(job, &snapshot)?;
+    status.recipe = Some(snapshot);
+    if status.plan.is_none() {
+        let bounds = bounds(job);
+        let per_node = u64::from(job.spec.gpus_per_node);
+        let most = job.spec.nodes.min(*bounds.end());
+        let mut worlds = (*bounds.start()..=most).rev();
+        let first = worlds.find_map(|nodes| {
+            let plan = planner
+                .plan(u64::from(nodes) * per_node, status)
+                .as_ref()
+                .ok()?;
+            Some(plan.clone())
+        });
+        let Some(plan) = first else {
+            let nodes = job.spec.nodes.max(1);
+            let ranks = u64::from(nodes) * per_node;
+            let why = planner
+                .plan(ranks, status)
+                .as_ref()
+                .err()
+                .cloned()
+                .unwrap_or_default();
+            return Err(Refusal {
+                reason: "PlanRefused",
+                message: format!("no plan for {nodes} nodes of {per_node} GPUs: {why}"),
+                waits: false,
+            });
+        };
+        let feasible = feasible_nodes(job, status, &mut planner);
+        status.plan = Some(PlanSummary::of(&plan, feasible));
+    }
+    conditions::set(
+        status,
+        "Planned",
+        true,
+        "Planned",
+        "the recipe is planned and its rules hold",
+    );
+    Ok(planner)
+}
+
+fn bounds(job: &TrainingJob) -> std::ops::RangeInclusive<u32> {
+    let elasticity = &job.spec.elasticity;
+    elasticity.min_nodes..=elasticity.max_nodes.unwrap_or(1024)
+}
+
+/// Numbers of nodes that split the batch.
+fn feasible_nodes(
+    job: &TrainingJob,
+    status: &TrainingJobStatus,
+    planner: &mut Planner,
+) -> Vec<u32> {
+    let per_node = u64::from(job.spec.gpus_per_node);
+    (1..=job.spec.nodes + LOOK_AHEAD)
+        .filter(|nodes| bounds(job).contains(nodes))
+        .filter(|nodes| planner.plan(u64::from(*nodes) * per_node, status).is_ok())
+        .collect()
+}
+
+/// A suspected node whose kubelet has renewed its Lease since is trusted again.
+async fn trust_again(context: &Context) {
+    let suspects = context
+        .ledger
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .suspects();
+    let leases: Api<Lease> = Api::namespaced(context.client.clone(), "kube-node-lease");
+    for (node, since) in suspects {
+        // Without an answer the suspicion stays until it is old.
+        let Ok(Some(lease)) = leases.get_opt(&node).await else {
+            continue;
+        };
+        let renewed = lease.spec.and_then(|spec| spec.renew_time);
+        if renewed.is_some_and(|at| SystemTime::from(at.0) > since) {
+            context
+                .ledger
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .trust(&node);
+        }
+    }
+}
+
+/// Decides, alone: what this job counts on is promised before the next one looks.
+fn decide(
+    job: &TrainingJob,
+    status: &TrainingJobStatus,
+    seen: &Observation,
+    planner: &mut Planner,
+    context: &Context,
+    now: f64,
+) -> Decision {
+    context.forget_deleted();
+    let name = job.name_any();
+    let uid = job.uid().unwrap_or_default();
+    let per_node = u64::from(job.spec.gpus_per_node);
+    let members = status::members(status, &name);
+    // The rules are asked once for every number of nodes that may be looked at.
+    let most = bounds(job).end().min(&job.spec.nodes).to_owned();
+    let feasible: Vec<bool> = (0..=most)
+        .map(|nodes| nodes > 0 && planner.plan(u64::from(nodes) * per_node, status).is_ok())
+        .collect();
+    let mut ledger = context
+        .ledger
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner);
+    ledger.suspect(&seen.suspects);
+    let keeping: BTreeSet<String> = status.seats.iter().map(|seat| seat.pod(&name)).collect();
+    let pool = match job.spec.elasticity.capacity {
+        Capacity::Request => job.spec.nodes,
+        Capacity::Discovered => {
+            ledger.seats(&context.stores, &uid, &keeping, &seen.wants) + seen.staying
+        }
+    };
+    let decision = steer(&View {
+        desired: job.spec.nodes,
+        bounds: bounds(job),
+        ranks_per_node: per_node,
+        feasible: &|nodes| feasible.get(nodes as usize).copied().unwrap_or(false),
+        pool,
+        seats: &seen.seats,
+        members: &members,
+        ranks: status::ranks(status),
+        suspend: job.spec.suspend,
+        restarts_left: u64::from(
+            job.spec
+                .budgets
+                .restarts
+                .saturating_sub(status.restarts.saturating_sub(1)),
+        ),
+        problem: seen
+            .problem
+            .as_ref()
+            .filter(|p| p.deterministic)
+            .map(|p| p.message.clone()),
+        attempts: status.attempts,
+        larger_since: status.larger_since,
+        placing_since: status.placing_since,
+        grow_delay: f64::from(job.spec.elasticity.grow_delay_seconds),
+        placement: f64::from(job.spec.elasticity.placement_seconds),
+        not_before: status.not_before.unwrap_or(0.0),
+        now,
+    });
+    let pods = decision
+        .seats
+        .iter()
+        .map(|seat: &Seat| seat.pod(&name))
+        .collect();
+    let namespace = job.namespace().unwrap_or_default();
+    ledger.promise(&uid, &namespace, &seen.wants, pods);
+    decision
+}
+
+/// A job that cannot be planned: nothing is made for it; it waits for a change.
+async fn refused(
+    job: &TrainingJob,
+    before: &TrainingJobStatus,
+    mut next: TrainingJobStatus,
+    refusal: &Refusal,
+    context: &Context,
+) -> Result<Action, ReconcileError> {
+    next.state = State::Pending;
+    next.why.clone_from(&refusal.message);
+    conditions::set(
+        &mut next,
+        "Planned",
+        false,
+        refusal.reason,
+        &refusal.message,
+    );
+    let written = write(job, before, &next, context).await?;
+    announce(&written, before, &next, context).await;
+    Ok(match refusal.waits {
+        true => Action::requeue(Duration::from_secs(5)),
+        false => Action::await_change(),
+    })
+}
+
+/// A job that is over: its agents leave by themselves, its objects stay until it is deleted or its
+/// time is up.
+async fn ended(
+    job: &TrainingJob,
+    status: &TrainingJobStatus,
+    context: &Context,
+) -> Result<Action, ReconcileError> {
+    context.forget(job);
+    let (Some(ttl), Some(finished)) = (job.spec.ttl_seconds_after_finished, status.finished) else {
+        return Ok(Action::await_change());
+    };
+    let left = finished + f64::from(ttl) - now();
+    if left > 0.0 {
+        return Ok(Action::requeue(Duration::from_secs_f64(left)));
+    }
+    let jobs: Api<TrainingJob> = context.jobs(job);
+    match jobs
+        .delete(&job.name_any(), &DeleteParams::background())
+        .await
+    {
+        Err(kube::Error::Api(status)) if status.is_not_found() => {}
+        other => {
+            other?;
+        }
+    }
+    Ok(Action::await_change())
+}
+
+/// Writes the status, if it changed, on top of the very object that was looked at: another
+/// controller's write in between is a conflict, and the job is looked at again.
+async fn write(
+    job: &TrainingJob,
+    before: &TrainingJobStatus,
+    next: &TrainingJobStatus,
+    context: &Context,
+) -> Result<TrainingJob, ReconcileError> {
+    if before == next {
+        return Ok(job.clone());
+    }
+    let patch = json!({
+        "apiVersion": TrainingJob::api_version(&()),
+        "kind": TrainingJob::kind(&()),
+        "metadata": {"name": job.name_any(), "resourceVersion": job.resource_version()},
+        "status": next,
+    });
+    let jobs = context.jobs(job);
+    let parameters = PatchParams::apply(MANAGER).force();
+    let written = jobs
+        .patch_status(&job.name_any(), &parameters, &Patch::Apply(patch))
+        .await?;
+    context.wrote(&written);
+    Ok(written)
+}
+
+/// Says on the object and in the log what changed.
+async fn announce(
+    job: &TrainingJob,
+    before: &TrainingJobStatus,
+    next: &TrainingJobStatus,
+    context: &Context,
+) {
+    let number = |status: &TrainingJobStatus| status.generation.as_ref().map(|c| c.record.number);
+    let published = number(before) != number(next);
+    if before.state == next.state && before.why == next.why && !published {
+        return;
+    }
+    let (reason, note) = match next.history.last().filter(|_| published) {
+        Some(change) => (
+            "Generation".to_string(),
+            format!("{}: {} nodes, {}", change.reason, change.to, change.proof),
+        ),
+        None if before.state == next.state => return,
+        None => (format!("{:?}", next.state), next.why.clone()),
+    };
+    info!(job = %job.name_any(), namespace = job.namespace(), %reason, %note, "changed");
+    let kind = match next.state {
+        State::Failed | State::Waiting | State::Pending => EventType::Warning,
+        _ => EventType::Normal,
+    };
+    let event = Event {
+        type_: kind,
+        reason: reason.clone(),
+        note: Some(note.chars().take(1000).collect()),
+        action: reason,
+        secondary: None,
+    };
+    if let Err(error) = context.recorder.publish(&event, &job.object_ref(&())).await {
+        warn!(%error, "an event could not be written");
+    }
+}
+
+fn now() -> f64 {
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0.0, |since| since.as_secs_f64())
+}
+
+/// What one job's looks share, by uid.
+pub type Planners = HashMap<String, Planner>;

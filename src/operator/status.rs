@@ -1,0 +1,365 @@
+//! From one status to the next: first what was observed is taken in, then what was decided. Pure
+//! but for the clock that it is given.
+
+use super::observe::Observation;
+use crate::batch::{Plan, descend};
+use crate::job::api::TrainingJob;
+use crate::job::api::status::{
+    AfterLoss, Change, Current, HISTORY, Progress, Seat, State, TrainingJobStatus,
+};
+use crate::job::generation::{Address, Generation, Member, PodRef, Reason};
+use crate::job::steer::Act;
+use crate::job::{End, Outcome, Ranks, seen};
+
+/// How long survivors of a loss may take until each has noticed it.
+const NOTICE: f64 = 10.0;
+/// How long a lone commit may take before it is given up for the last checkpoint.
+const COMMIT: f64 = 120.0;
+/// The first pause after a failure of the program, seconds; twice as long after each.
+const BACK_OFF: f64 = 2.0;
+/// The longest pause, seconds.
+const LONGEST_BACK_OFF: f64 = 300.0;
+
+/// Takes in what was observed.
+///
+/// `holds`: whether a world of so many ranks can be planned with micro-batches up to a limit.
+pub fn take_in(
+    job: &TrainingJob,
+    status: &mut TrainingJobStatus,
+    seen: &Observation,
+    mut holds: impl FnMut(u64, u64) -> bool,
+    now: f64,
+) {
+    let newest = status.checkpoint.as_ref().map_or(0, |pin| pin.samples);
+    if let Some(pin) = seen.committed.as_ref().filter(|pin| pin.samples > newest) {
+        status.checkpoint = Some(pin.clone());
+        status.restarts = 0;
+    }
+    take_in_progress(status, seen);
+    let drain_seconds = f64::from(job.spec.elasticity.drain_seconds);
+    let Some(current) = status.generation.as_mut().filter(|c| c.outcome.is_none()) else {
+        return;
+    };
+    let in_trouble = seen.lost_member.is_some() || seen.ranks.iter().any(seen::Seen::in_trouble);
+    if in_trouble {
+        status.change_since.get_or_insert(now);
+    }
+    let waited = status.change_since.map_or(0.0, |since| now - since);
+    if in_trouble
+        && current.after_loss.is_none()
+        && (seen::awaited(&seen.ranks).is_empty() || waited > NOTICE)
+    {
+        current.after_loss = Some(AfterLoss {
+            commit: seen::committer(
+                &seen.ranks,
+                status.checkpoint.as_ref().map_or(0, |p| p.samples),
+            ),
+        });
+    }
+    let plan = &current.record.plan;
+    let batch = status
+        .checkpoint
+        .as_ref()
+        .map_or(plan.global_batch_size, |pin| pin.batch);
+    let smaller = descend(plan, batch).find(|limit| holds(plan.world_size, *limit));
+    let mut outcome = seen::outcome(
+        &seen.ranks,
+        plan.per_device_batch_size,
+        || smaller,
+        || false,
+    );
+    if let Some((rank, why)) = &seen.lost_member
+        && matches!(outcome, Some(Outcome::Failed { .. } | Outcome::Lost { .. }))
+        && !seen.ranks.iter().any(|seen| seen.failed.is_some())
+    {
+        // A pod or node that went away is no failure of the program.
+        outcome = Some(Outcome::Lost {
+            rank: *rank,
+            why: why.clone(),
+        });
+    }
+    if outcome.is_none() {
+        let number = current.record.number;
+        let never_started = seen.agents.values().all(|agent| agent.generation < number);
+        if current.drain && (never_started || waited > drain_seconds) {
+            outcome = Some(Outcome::Drained);
+        } else if current.after_loss.is_some() && waited > NOTICE + COMMIT {
+            outcome = Some(Outcome::Lost {
+                rank: 0,
+                why: "the survivors of a loss did not end".into(),
+            });
+        }
+    }
+    let Some(outcome) = outcome else { return };
+    match &outcome {
+        Outcome::Failed { .. } => {
+            let pause = BACK_OFF * f64::from(2u32.saturating_pow(status.restarts.min(16)));
+            // Between half of it and all of it, so that jobs that failed together part.
+            let jitter = 0.5 + 0.5 * fraction(now);
+            status.not_before = Some(now + pause.min(LONGEST_BACK_OFF) * jitter);
+            status.restarts += 1;
+            let words = seen.agents.values().map(|agent| &agent.last_words);
+            status.last_words = words
+                .max_by_key(|words| words.len())
+                .cloned()
+                .unwrap_or_default();
+        }
+        Outcome::Lost { .. } => status.disruptions += 1,
+        Outcome::Finished | Outcome::Drained | Outcome::OutOfMemory { .. } => {}
+    }
+    status.change_since.get_or_insert(now);
+    current.outcome = Some(outcome);
+}
+
+/// The digits of a clock that nobody chooses.
+fn fraction(now: f64) -> f64 {
+    (now * 1000.0).fract()
+}
+
+fn take_in_progress(status: &mut TrainingJobStatus, seen: &Observation) {
+    let Some(current) = &status.generation else {
+        return;
+    };
+    let number = current.record.number;
+    let theirs = || {
+        seen.agents
+            .values()
+            .filter(|agent| agent.generation == number)
+    };
+    if let Some(change) = status.history.last_mut().filter(|c| c.generation == number) {
+        let all = theirs().count() == current.record.members.len();
+        let ready: Option<f64> = theirs()
+            .map(|agent| agent.ready)
+            .try_fold(0.0, |latest, ready| Some(f64::max(latest, ready?)));
+        let ready = ready.filter(|_| all);
+        change.restored = change.restored.or(ready.map(|at| at - change.since));
+        let first = theirs().find_map(|agent| agent.first_step);
+        change.first_step = change.first_step.or(first.map(|at| at - change.since));
+    }
+    let Some(step) = theirs().find_map(|agent| agent.step.as_ref()) else {
+        return;
+    };
+    let budget = theirs().find_map(|agent| agent.budget);
+    let share = budget.filter(|budget| *budget > 0).map(|budget| {
+        format!(
+            "{:.0} %",
+            100.0 * (step.samples as f64 / budget as f64).min(1.0)
+        )
+    });
+    status.progress = Some(Progress {
+        samples: step.samples,
+        budget,
+        share: share.unwrap_or_default(),
+        step: step.step,
+        loss: format!("{:.4}", step.loss),
+        batch: step.batch,
+        tokens_per_second: (step.tokens as f64 / step.seconds.max(1e-9)) as u64,
+    });
+}
+
+/// The newest generation's ranks, as the state machine sees them.
+pub fn ranks(status: &TrainingJobStatus) -> Ranks {
+    let none = Ranks::None {
+        resuming: status.checkpoint.is_some(),
+    };
+    match &status.generation {
+        Some(_) if status.state == State::Suspended => none,
+        None => none,
+        Some(Current {
+            record,
+            outcome: Some(outcome),
+            ..
+        }) => Ranks::Ended {
+            world: record.world(),
+            outcome: outcome.clone(),
+        },
+        Some(Current { record, drain, .. }) => Ranks::Running {
+            world: record.world(),
+            draining: *drain,
+        },
+    }
+}
+
+/// Seats of the newest generation's members, in their order.
+pub fn members(status: &TrainingJobStatus, job: &str) -> Vec<Seat> {
+    let members = status
+        .generation
+        .iter()
+        .flat_map(|current| &current.record.members);
+    members
+        .filter_map(|member| {
+            let name = &member.pod.as_ref()?.name;
+            status
+                .seats
+                .iter()
+                .copied()
+                .find(|seat| seat.pod(job) == *name)
+        })
+        .collect()
+}
+
+/// Writes down what was decided. `plan` is the one of a world that is published.
+pub fn carry_out(
+    job: &TrainingJob,
+    status: &mut TrainingJobStatus,
+    act: &Act,
+    plan: Option<&Plan>,
+    seen: &Observation,
+    now: f64,
+) {
+    let why_leaving = || seen.reasons.values().next().cloned().unwrap_or_default();
+    match act {
+        Act::Stay => {
+            if let Some(current) = &status.generation {
+                status.state = if current.drain {
+                    State::Draining
+                } else {
+                    State::Running
+                };
+            }
+            if status.state == State::Running {
+                status.why = seen
+                    .problem
+                    .as_ref()
+                    .map_or_else(String::new, |p| p.message.clone());
+                let stepped = |change: &Change| change.first_step.is_some();
+                let settled = status.history.last().is_none_or(stepped);
+                let in_trouble = |current: &Current| current.after_loss.is_some();
+                if settled && !status.generation.as_ref().is_some_and(in_trouble) {
+                    status.change_since = None;
+                }
+            }
+        }
+        Act::Place => {
+            status.state = State::Placing;
+            status.change_since.get_or_insert(now);
+            let coming = seen
+                .seats
+                .iter()
+                .filter(|s| s.pod == crate::job::steer::PodSeen::Coming);
+            status.why = format!(
+                "{} of {} pods are not ready yet",
+                coming.count(),
+                status.seats.len()
+            );
+        }
+        Act::Drain => {
+            status.state = State::Draining;
+            status.change_since.get_or_insert(now);
+            status.why = if job.spec.suspend {
+                "suspend asked for".into()
+            } else {
+                why_leaving()
+            };
+            if let Some(current) = &mut status.generation {
+                current.drain = true;
+            }
+        }
+        Act::Recall => {
+            status.state = State::Running;
+            if let Some(current) = &mut status.generation {
+                current.drain = false;
+            }
+        }
+        Act::Publish {
+            members,
+            reason,
+            micro_limit,
+        } => {
+            status.micro_limit = micro_limit.or(status.micro_limit);
+            if let Some(plan) = plan {
+                publish(job, status, members, reason, plan, seen, now);
+            }
+        }
+        Act::Wait { why } => {
+            status.state = State::Waiting;
+            status.why.clone_from(why);
+        }
+        Act::Suspend => {
+            status.state = State::Suspended;
+            status.why = "spec.suspend is true".into();
+            status.change_since = None;
+        }
+        Act::End(end) => {
+            status.finished = Some(now);
+            status.change_since = None;
+            (status.state, status.why) = match end {
+                End::Failed { why } => (State::Failed, why.clone()),
+                End::Finished | End::Drained => (State::Complete, String::new()),
+            };
+        }
+    }
+}
+
+fn publish(
+    job: &TrainingJob,
+    status: &mut TrainingJobStatus,
+    members: &[Seat],
+    reason: &Reason,
+    plan: &Plan,
+    seen: &Observation,
+    now: f64,
+) {
+    use kube::ResourceExt;
+    let name = job.name_any();
+    let members: Option<Vec<Member>> = members
+        .iter()
+        .map(|seat| {
+            let pod = seen.pods.get(&seat.pod(&name))?;
+            Some(Member {
+                seat: seat.number.into(),
+                ranks: job.spec.gpus_per_node.into(),
+                pod: Some(PodRef {
+                    name: pod.name_any(),
+                    uid: pod.uid()?,
+                    ip: pod.status.as_ref()?.pod_ip.clone()?,
+                    node: pod.spec.as_ref()?.node_name.clone()?,
+                }),
+            })
+        })
+        .collect();
+    // A pod that was ready has all of these; one that lost them since is seen at the next look.
+    let Some(members) = members else { return };
+    let number = status
+        .generation
+        .as_ref()
+        .map_or(1, |current| current.record.number + 1);
+    let from = status
+        .generation
+        .as_ref()
+        .map_or(0, |current| current.record.members.len());
+    let host = members
+        .first()
+        .and_then(|m| m.pod.as_ref())
+        .map(|pod| pod.ip.clone());
+    let offset = u16::try_from(number % u64::from(super::build::MASTER_PORTS)).unwrap_or(0);
+    let record = Generation {
+        job: job.uid().unwrap_or_default(),
+        number,
+        reason: reason.clone(),
+        members,
+        plan: plan.clone(),
+        start: status.checkpoint.clone(),
+        master: Address {
+            host: host.unwrap_or_default(),
+            port: super::build::MASTER_PORT + offset,
+        },
+        created: now,
+    };
+    let since = status.change_since.unwrap_or(now);
+    let mut change = Change::to(&record, u32::try_from(from).unwrap_or(u32::MAX), since);
+    change.published = Some(now - since);
+    status.history.push(change);
+    let old = status.history.len().saturating_sub(HISTORY);
+    status.history.drain(..old);
+    status.nodes = u32::try_from(record.members.len()).unwrap_or(u32::MAX);
+    status.state = State::Running;
+    status.why = record.reason.to_string();
+    status.not_before = None;
+    status.generation = Some(Current {
+        record,
+        drain: false,
+        after_loss: None,
+        outcome: None,
+    });
+}
