@@ -1,0 +1,152 @@
+//! The pool shrinks and grows; the batch stays, and not one sample is lost.
+
+use serde_json::json;
+
+use super::support::{Job, kit, kubectl, recipe};
+
+/// Undoes what a scenario did to a node, also when it fails.
+struct Mended(&'static str, &'static [&'static str]);
+
+impl Drop for Mended {
+    fn drop(&mut self) {
+        match self.0 {
+            "kubectl" => drop(super::support::try_kubectl(self.1, "")),
+            _ => kit(self.1),
+        }
+    }
+}
+
+#[test]
+fn a_job_runs_to_completion_with_its_plan_and_proof_in_the_status() {
+    let job = Job::apply("whole", &recipe(4800), json!({}));
+    let status = job.finish(96);
+    assert_eq!(status["plan"]["proof"], "6 × 4 × 4 = 96");
+    assert_eq!(status["history"].as_array().unwrap().len(), 1);
+    assert_eq!(status["progress"]["samples"], 4800);
+    assert_eq!(job.losses().len(), 50);
+}
+
+#[test]
+fn a_cordoned_node_is_left_with_a_checkpoint_and_taken_again() {
+    let job = Job::apply("cordon", &recipe(120_000), json!({}));
+    let before = job.wait_training_on(3);
+    let pods = job.pods();
+    let _mended = Mended("kubectl", &["uncordon", "node3"]);
+    kubectl(&["cordon", "node3"]);
+    job.wait_training_on(2);
+    let survivors = job.pods_left(2);
+    assert!(
+        survivors
+            .iter()
+            .all(|(pod, uid)| pods.get(pod) == Some(uid))
+    );
+    kubectl(&["uncordon", "node3"]);
+    let after = job.wait_training_on(3);
+    assert_eq!(
+        before["plan"]["globalBatchSize"],
+        after["plan"]["globalBatchSize"]
+    );
+    job.finish(96);
+}
+
+#[test]
+fn a_node_without_power_is_left_before_kubernetes_calls_it_lost() {
+    let job = Job::apply("power", &recipe(40_000), json!({}));
+    job.wait_training_on(3);
+    let _mended = Mended("kit", &["return", "node2"]);
+    kit(&["lose", "node2"]);
+    let status = job.wait_training_on(2);
+    assert_eq!(status["disruptions"], 1);
+    assert_eq!(status["restarts"], 0);
+    job.finish(96);
+}
+
+#[test]
+fn a_node_behind_a_cut_network_commits_nothing() {
+    let job = Job::apply("cut", &recipe(60_000), json!({}));
+    job.wait_training_on(3);
+    let _mended = Mended("kit", &["mend", "node3"]);
+    kit(&["cut", "node3"]);
+    job.wait_training_on(2);
+    job.finish(96);
+}
+
+#[test]
+fn three_two_one_three_nodes_keep_the_batch_and_the_losses() {
+    let undisturbed = Job::apply("calm", &recipe(19_200), json!({}));
+    undisturbed.finish(96);
+    let expected = undisturbed.losses();
+    drop(undisturbed);
+
+    let job = Job::apply("steps", &recipe(19_200), json!({}));
+    job.wait_training_on(3);
+    let _mended = [
+        Mended("kubectl", &["uncordon", "node1"]),
+        Mended("kubectl", &["uncordon", "node2"]),
+    ];
+    kubectl(&["cordon", "node1"]);
+    job.wait_training_on(2);
+    kubectl(&["cordon", "node2"]);
+    job.wait_training_on(1);
+    kubectl(&["uncordon", "node1", "node2"]);
+    let status = job.finish(96);
+    let worlds: Vec<u64> = status["history"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|change| change["to"].as_u64().unwrap())
+        .collect();
+    assert!(worlds.starts_with(&[3, 2, 1]), "{worlds:?}");
+    for (step, loss) in job.losses() {
+        let other = expected[&step];
+        assert!(
+            (loss - other).abs() <= 1e-5 * other.abs(),
+            "step {step}: {loss}, not {other}"
+        );
+    }
+}
+
+#[test]
+fn a_suspended_job_gives_its_gpus_back_and_goes_on_where_it_was() {
+    let job = Job::apply("suspend", &recipe(40_000), json!({}));
+    job.wait_training_on(3);
+    job.patch(json!({"suspend": true}));
+    let status = job.wait("its suspension", |status| status["state"] == "Suspended");
+    let samples = status["checkpoint"]["samples"].as_u64().unwrap();
+    assert!(samples > 0);
+    job.pods_left(0);
+    job.patch(json!({"suspend": false}));
+    let status = job.finish(96);
+    let last = status["history"]
+        .as_array()
+        .unwrap()
+        .last()
+        .unwrap()
+        .clone();
+    assert_eq!(last["samples"].as_u64().unwrap(), samples);
+}
+
+#[test]
+fn a_scaled_job_moves_to_what_was_asked_for() {
+    let job = Job::apply("scaled", &recipe(40_000), json!({}));
+    job.wait_training_on(3);
+    kubectl(&["scale", "tj", "scaled", "--replicas=1"]);
+    job.wait_training_on(1);
+    job.finish(96);
+}
+
+#[test]
+fn a_deleted_job_leaves_nothing_behind() {
+    let job = Job::apply("deleted", &recipe(400_000), json!({}));
+    job.wait_training_on(3);
+    drop(job);
+    let left = kubectl(&[
+        "get",
+        "pods,services,serviceaccounts,roles,rolebindings,networkpolicies",
+        "-l",
+        "evenkeel.dev/job=deleted",
+        "-o",
+        "name",
+    ]);
+    assert_eq!(left, "");
+}

@@ -1,0 +1,7 @@
+//! Scenarios on a real Kubernetes: real kubelets, real pods, ranks that really train. The cluster
+//! is the one that `KUBECONFIG` names; `scripts/cluster-tests.sh` starts it, installs the chart and
+//! runs these one after the other.
+
+mod elastic;
+mod refused;
+mod support;

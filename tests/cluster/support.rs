@@ -1,0 +1,316 @@
+//! What the scenarios share: the cluster's kit, jobs, and waiting for what they come to.
+
+use std::path::PathBuf;
+use std::process::{Command, Output};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+/// Longer than anything here takes on a busy machine.
+const DEADLINE: Duration = Duration::from_secs(120);
+
+/// The namespace of all jobs.
+const NAMESPACE: &str = "default";
+
+/// Runs `kubectl` and returns its output; panics with its words when it fails.
+pub fn kubectl(arguments: &[&str]) -> String {
+    let output = try_kubectl(arguments, "");
+    assert!(
+        output.status.success(),
+        "kubectl {arguments:?}: {}",
+        words(&output)
+    );
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// Runs `kubectl` with something on its standard input.
+pub fn try_kubectl(arguments: &[&str], input: &str) -> Output {
+    use std::io::Write;
+    let mut child = Command::new("kubectl")
+        .args(arguments)
+        .stdin(std::process::Stdio::piped())
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .expect("kubectl is on the path: scripts/cluster-tests.sh puts it there");
+    child
+        .stdin
+        .take()
+        .unwrap()
+        .write_all(input.as_bytes())
+        .unwrap();
+    child.wait_with_output().unwrap()
+}
+
+/// What a program had to say.
+pub fn words(output: &Output) -> String {
+    format!(
+        "{}{}",
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    )
+}
+
+/// Something that the machine room does: `cut node3`, `gpus node2 4`, ….
+pub fn kit(arguments: &[&str]) {
+    let kit = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/cluster/kit/cluster");
+    let output = Command::new(kit).args(arguments).output().unwrap();
+    assert!(
+        output.status.success(),
+        "cluster {arguments:?}: {}",
+        words(&output)
+    );
+}
+
+/// A TrainingJob on the cluster, with a volume of its own. It is deleted when the test ends.
+pub struct Job {
+    name: String,
+    volume: tempfile::TempDir,
+}
+
+/// The recipe of the scenarios: small, but every step takes long enough to disturb it.
+pub fn recipe(samples: u64) -> Value {
+    json!({
+        "apiVersion": "evenkeel.dev/v1alpha1", "kind": "Recipe", "metadata": {"name": "scenario"},
+        "spec": {
+            "batch": {"global": 96, "micro": 4},
+            "model": {"init": "random", "config": {
+                "hidden_size": 64, "intermediate_size": 176, "num_hidden_layers": 2,
+                "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 64,
+                "max_position_embeddings": 32, "tie_word_embeddings": true}},
+            "data": {"sequence_length": 32, "held_out": 96, "train": [{"path": "synthetic",
+                "synthetic": {"vocabulary": 64, "branching": 4, "samples": 20000}}]},
+            "budget": {"samples": samples},
+            "learning_rate": {"peak": 3.0e-3, "shape": "cosine", "warmup_samples": 960},
+            "checkpoint": {"every_samples": 960, "keep": 3},
+        },
+    })
+}
+
+impl Job {
+    /// Applies a job of `recipe`, with more of its spec.
+    pub fn apply(name: &str, recipe: &Value, more: Value) -> Job {
+        let volume = tempfile::tempdir().unwrap();
+        use std::os::unix::fs::PermissionsExt;
+        let open = std::fs::Permissions::from_mode(0o777);
+        std::fs::set_permissions(volume.path(), open).unwrap();
+        let job = Job {
+            name: name.into(),
+            volume,
+        };
+        let storage = json!({"apiVersion": "v1", "kind": "List", "items": [
+            {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": name}, "spec": {
+                "capacity": {"storage": "1Gi"}, "accessModes": ["ReadWriteMany"],
+                "storageClassName": "", "hostPath": {"path": job.volume.path()},
+                "claimRef": {"namespace": NAMESPACE, "name": name}}},
+            {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": name},
+             "spec": {"accessModes": ["ReadWriteMany"], "storageClassName": "",
+                "volumeName": name, "resources": {"requests": {"storage": "1Gi"}}}},
+        ]});
+        create(&storage);
+        let mut spec = json!({
+            "nodes": 3, "gpusPerNode": 2, "image": "evenkeel.test/evenkeel:1",
+            "recipe": {"inline": recipe.to_string()},
+            "checkpoint": {"claim": name},
+            "elasticity": {"growDelaySeconds": 2, "placementSeconds": 30, "drainSeconds": 20},
+        });
+        merge(&mut spec, &more);
+        create(&json!({
+            "apiVersion": "evenkeel.dev/v1alpha1", "kind": "TrainingJob",
+            "metadata": {"name": name}, "spec": spec,
+        }));
+        job
+    }
+
+    /// The status as it is.
+    pub fn status(&self) -> Value {
+        let text = kubectl(&["get", "tj", &self.name, "-o", "json"]);
+        let job: Value = serde_json::from_str(&text).unwrap();
+        job["status"].clone()
+    }
+
+    /// Waits for a status.
+    pub fn wait(&self, what: &str, holds: impl Fn(&Value) -> bool) -> Value {
+        let mut last = Value::Null;
+        let start = Instant::now();
+        while start.elapsed() < DEADLINE {
+            last = self.status();
+            if holds(&last) {
+                return last;
+            }
+            assert!(
+                last["state"] != "Failed" || what.contains("fail"),
+                "the job failed while it was waited for {what}: {last:#}"
+            );
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        panic!("waited in vain for {what}: {last:#}\n{}", self.describe());
+    }
+
+    /// Waits until a generation of so many nodes has taken steps beyond where it began.
+    pub fn wait_training_on(&self, nodes: u64) -> Value {
+        self.wait(&format!("training on {nodes} nodes"), |status| {
+            let last = status["history"].as_array().and_then(|h| h.last().cloned());
+            let stepped = last.is_some_and(|change| change["firstStep"].is_number());
+            status["nodes"] == nodes && status["state"] == "Running" && stepped
+        })
+    }
+
+    /// Waits for the end, and proves what must hold of every job: the batch of every generation,
+    /// and that every sample was consumed exactly once.
+    pub fn finish(&self, batch: u64) -> Value {
+        let status = self.wait("its end", |status| status["state"] == "Complete");
+        for change in status["history"].as_array().unwrap() {
+            let proof = change["proof"].as_str().unwrap();
+            assert!(proof.ends_with(&format!("= {batch}")), "{proof}");
+        }
+        self.prove(&status);
+        status
+    }
+
+    /// Proves the ledger from the volume.
+    fn prove(&self, status: &Value) {
+        let run = self.run();
+        // What a local launcher writes for `status`; on a cluster it stands in the job.
+        let state = json!({
+            "phase": {"phase": "finished"}, "pin": status["checkpoint"], "request": 0,
+            "micro_limit": null, "generations": [],
+        });
+        std::fs::write(run.join("state.json"), state.to_string()).unwrap();
+        let output = Command::new(env!("CARGO_BIN_EXE_evenkeel"))
+            .args(["status", "--ledger"])
+            .arg(&run)
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{}", words(&output));
+    }
+
+    /// The run's directory on the volume.
+    pub fn run(&self) -> PathBuf {
+        let mut entries = std::fs::read_dir(self.volume.path()).unwrap();
+        entries
+            .next()
+            .expect("a run's directory on the volume")
+            .unwrap()
+            .path()
+    }
+
+    /// Losses by step, over the generations that count.
+    pub fn losses(&self) -> std::collections::BTreeMap<u64, f64> {
+        let mut losses = std::collections::BTreeMap::new();
+        for number in 1.. {
+            let file = self.run().join(format!("gen-{number}/metrics.jsonl"));
+            let Ok(text) = std::fs::read_to_string(file) else {
+                break;
+            };
+            for line in text.lines() {
+                let Ok(metric) = serde_json::from_str::<Value>(line) else {
+                    continue;
+                };
+                if metric["kind"] == "step" {
+                    // A later generation repeats what was not committed.
+                    losses.insert(
+                        metric["step"].as_u64().unwrap(),
+                        metric["loss"].as_f64().unwrap(),
+                    );
+                }
+            }
+        }
+        losses
+    }
+
+    /// The uids of its pods by name, without those that are being deleted.
+    pub fn pods(&self) -> std::collections::BTreeMap<String, String> {
+        let selector = format!("evenkeel.dev/job={}", self.name);
+        let text = kubectl(&["get", "pods", "-l", &selector, "-o", "json"]);
+        let pods: Value = serde_json::from_str(&text).unwrap();
+        let pods = pods["items"].as_array().unwrap().iter();
+        let text = |value: &Value| value.as_str().unwrap().to_string();
+        pods.map(|pod| {
+            (
+                text(&pod["metadata"]["name"]),
+                text(&pod["metadata"]["uid"]),
+            )
+        })
+        .collect()
+    }
+
+    /// Its pods, once so many are left.
+    pub fn pods_left(&self, count: usize) -> std::collections::BTreeMap<String, String> {
+        let start = Instant::now();
+        loop {
+            let pods = self.pods();
+            if pods.len() == count {
+                return pods;
+            }
+            assert!(
+                start.elapsed() < DEADLINE,
+                "{count} pods should be left: {pods:?}"
+            );
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    }
+
+    /// Changes its spec.
+    pub fn patch(&self, spec: Value) {
+        let patch = json!({"spec": spec}).to_string();
+        kubectl(&["patch", "tj", &self.name, "--type=merge", "-p", &patch]);
+    }
+
+    fn describe(&self) -> String {
+        words(&try_kubectl(
+            &[
+                "describe",
+                "pods",
+                "-l",
+                &format!("evenkeel.dev/job={}", self.name),
+            ],
+            "",
+        ))
+    }
+}
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        try_kubectl(
+            &["delete", "tj", &self.name, "--wait=true", "--timeout=60s"],
+            "",
+        );
+        let selector = format!("evenkeel.dev/job={}", self.name);
+        try_kubectl(
+            &[
+                "wait",
+                "--for=delete",
+                "pods",
+                "-l",
+                &selector,
+                "--timeout=60s",
+            ],
+            "",
+        );
+        try_kubectl(&["delete", "pvc", &self.name, "--wait=false"], "");
+        try_kubectl(&["delete", "pv", &self.name, "--wait=false"], "");
+    }
+}
+
+/// Creates objects; panics with the API server's words when it refuses.
+pub fn create(objects: &Value) {
+    let output = try_create(objects);
+    assert!(output.status.success(), "{}", words(&output));
+}
+
+/// Creates objects.
+pub fn try_create(objects: &Value) -> Output {
+    try_kubectl(&["create", "-f", "-"], &objects.to_string())
+}
+
+fn merge(base: &mut Value, over: &Value) {
+    match (base, over) {
+        (Value::Object(base), Value::Object(over)) => {
+            for (key, value) in over {
+                merge(base.entry(key.clone()).or_insert(Value::Null), value);
+            }
+        }
+        (base, over) => *base = over.clone(),
+    }
+}
