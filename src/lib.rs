@@ -6,6 +6,7 @@ pub mod agent;
 pub mod batch;
 pub mod cli;
 pub mod comm;
+pub mod durable;
 pub mod engine;
 pub mod inventory;
 pub mod job;

@@ -9,6 +9,7 @@ use syn::visit::Visit;
 
 /// Room, and the rooms it may import (besides itself).
 const TABLE: &[(&str, &[&str])] = &[
+    ("durable", &[]),
     ("recipe", &[]),
     ("samples", &[]),
     ("inventory", &[]),
@@ -17,14 +18,18 @@ const TABLE: &[(&str, &[&str])] = &[
     ("batch", &["recipe"]),
     ("norm", &["recipe"]),
     ("engine", &["comm"]),
-    ("job", &["batch", "telemetry"]),
-    ("agent", &["inventory", "job", "telemetry"]),
-    ("operator", &["batch", "inventory", "job", "recipe"]),
+    ("job", &["batch", "durable", "telemetry"]),
+    ("agent", &["durable", "inventory", "job", "telemetry"]),
+    (
+        "operator",
+        &["batch", "inventory", "job", "recipe", "telemetry"],
+    ),
     (
         "train",
         &[
             "batch",
             "comm",
+            "durable",
             "engine",
             "job",
             "norm",
@@ -38,6 +43,7 @@ const TABLE: &[(&str, &[&str])] = &[
         &[
             "agent",
             "batch",
+            "durable",
             "engine",
             "job",
             "recipe",
@@ -51,6 +57,7 @@ const TABLE: &[(&str, &[&str])] = &[
         &[
             "agent",
             "batch",
+            "durable",
             "inventory",
             "job",
             "launch",

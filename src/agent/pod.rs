@@ -4,21 +4,23 @@
 //! One loop over one queue: the job's changes, what ranks say, signals, ticks. What it has to do
 //! follows from the newest job and from what runs here, so hearing the same twice does no harm.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
 
 use super::{Event as RankEvent, Membership, OomKills, Preparation, Ranks, Start};
+use crate::durable::FileError;
 use crate::job::agent_state::{AgentState, Problem};
 use crate::job::files;
 use crate::job::generation::Generation;
 use crate::job::protocol::{Ending, Order, Report, exit};
 use crate::job::seen::Seen;
 use crate::telemetry::metrics::Writer;
-use crate::telemetry::{Display, Event, Metric};
+use crate::telemetry::{Display, Event, Metric, now};
 
 /// How often it looks around when nothing happens.
 const TICK: Duration = Duration::from_millis(100);
@@ -56,13 +58,12 @@ pub struct PodAgent {
     events: Sender<RankEvent>,
     told: watch::Sender<AgentState>,
     state: AgentState,
-    job: Option<Membership>,
+    job: Option<Arc<Membership>>,
     /// When the API server was last heard from.
     contact: Instant,
     terminating: bool,
     preparation: Option<Preparation>,
     current: Option<Current>,
-    oom_kills: OomKills,
     display: Display,
 }
 
@@ -71,6 +72,8 @@ struct Current {
     generation: Generation,
     ranks: Ranks,
     metrics: Option<Writer>,
+    /// Kills by the kernel since its ranks were started.
+    oom_kills: OomKills,
     draining: bool,
     settled: bool,
 }
@@ -102,7 +105,6 @@ impl PodAgent {
             terminating: false,
             preparation: None,
             current: None,
-            oom_kills: OomKills::watch(),
             display,
         }
     }
@@ -134,7 +136,7 @@ impl PodAgent {
         match input {
             Input::Job(job) => {
                 self.contact = Instant::now();
-                self.job = Some(*job);
+                self.job = Some(Arc::from(job));
             }
             Input::Terminate => {
                 self.terminating = true;
@@ -188,7 +190,8 @@ impl PodAgent {
     /// Takes in how a rank ended. One that the kernel killed for memory says so, like one that
     /// noticed itself.
     fn take_ending(&mut self, rank: u64, local: usize, ending: Ending) {
-        if ending == Ending::Signal(9) && self.oom_kills.raised() {
+        let current = self.current.as_ref();
+        if ending == Ending::Signal(9) && current.is_some_and(|c| c.oom_kills.raised()) {
             self.state.ranks[local].out_of_memory = Some(format!(
                 "rank {rank} was killed by the kernel's out-of-memory killer"
             ));
@@ -205,61 +208,38 @@ impl PodAgent {
 
     /// Takes in a report; true when the controller should hear of it at once.
     fn take_report(&mut self, rank: u64, report: Report) -> bool {
-        let mut urgent = true;
+        if let Some(event) = report.event(rank) {
+            self.display.event(&event);
+        }
         match report {
             Report::Ready => {
                 if self.state.ranks.iter().all(|seen| seen.ready) {
                     self.state.ready = Some(now());
                 }
+                true
             }
             Report::Step(record) => {
-                self.write(Metric::Step(record.clone()));
-                self.display.event(&Event::Step(record.clone()));
-                urgent = self.state.first_step.is_none();
+                let first = self.state.first_step.is_none();
                 self.state.first_step.get_or_insert(record.time);
-                self.state.step = Some(record);
+                self.state.step = Some(record.clone());
+                self.write(Metric::Step(record));
+                first
             }
             Report::Evaluation(record) => {
-                self.write(Metric::Evaluation(record.clone()));
-                self.display.event(&Event::Evaluation(record));
-                urgent = false;
+                self.write(Metric::Evaluation(record));
+                false
             }
-            Report::Committed {
-                pin,
-                seconds,
-                bytes,
-            } => {
-                self.display.event(&Event::Checkpoint {
-                    samples: pin.samples,
-                    seconds,
-                    bytes,
-                });
+            Report::Committed { pin, .. } => {
                 self.state.committed = Some(pin);
+                true
             }
-            Report::Straggler {
-                rank,
-                seconds,
-                usual,
-            } => {
-                self.display.event(&Event::Straggler {
-                    rank,
-                    seconds,
-                    usual,
-                });
-                urgent = false;
-            }
-            Report::Warning { message } => {
-                self.display.event(&Event::Warning { message });
-                urgent = false;
-            }
-            Report::Lost { .. } => {}
-            Report::OutOfMemory { message } | Report::Failed { message, .. } => {
-                self.display.event(&Event::Warning {
-                    message: format!("rank {rank}: {message}"),
-                });
-            }
+            Report::Straggler { .. } | Report::Warning { .. } => false,
+            Report::Lost { .. } | Report::OutOfMemory { .. } | Report::Failed { .. } => true,
         }
-        urgent
+    }
+
+    fn warn(&mut self, message: String) {
+        self.display.event(&Event::Warning { message });
     }
 
     fn write(&mut self, metric: Metric) {
@@ -271,10 +251,8 @@ impl PodAgent {
         };
         if let Err(error) = writer.write(&metric) {
             // Metrics are no reason to stop a training run; checkpoints will say if the disk is full.
-            self.display.event(&Event::Warning {
-                message: error.to_string(),
-            });
             current.metrics = None;
+            self.warn(error.to_string());
         }
     }
 
@@ -282,7 +260,9 @@ impl PodAgent {
     fn act(&mut self) {
         self.fence();
         let Some(job) = self.job.clone() else { return };
-        let Some(wanted) = job.generation else { return };
+        let Some(wanted) = &job.generation else {
+            return;
+        };
         let number = wanted.record.number;
         if self.state.generation < number && !self.terminating && wanted.outcome.is_none() {
             self.begin(&wanted.record);
@@ -351,20 +331,21 @@ impl PodAgent {
         match self.start(record, first, count) {
             Ok(()) => self.state.problem = None,
             Err(error) => {
-                self.stuck(volume_problem(&self.identity.run, &error));
+                self.stuck(volume_problem(&error));
                 return;
             }
         }
         self.tell();
     }
 
-    fn start(&mut self, record: &Generation, first: u64, count: u64) -> std::io::Result<()> {
+    fn start(&mut self, record: &Generation, first: u64, count: u64) -> Result<(), FileError> {
         record.write(&self.identity.run)?;
         let directory = self.identity.run.join(files::generation(record.number));
         let metrics = match first {
             0 => Writer::append_to(directory.join(files::METRICS)).ok(),
             _ => None,
         };
+        let oom_kills = OomKills::watch();
         let ranks = Ranks::start(
             &Start {
                 program: &self.identity.program,
@@ -375,7 +356,8 @@ impl PodAgent {
                 threads: (self.identity.cores / count).max(1),
             },
             &self.events,
-        )?;
+        )
+        .map_err(|error| FileError::from_io("start ranks in", &self.identity.run, 0, error))?;
         self.state = AgentState {
             version: self.state.version,
             pod: self.identity.pod.clone(),
@@ -391,6 +373,7 @@ impl PodAgent {
             generation: record.clone(),
             ranks,
             metrics,
+            oom_kills,
             draining: false,
             settled: false,
         });
@@ -413,8 +396,7 @@ impl PodAgent {
         };
         if self.preparation.is_none() {
             let begun = Preparation::start(&self.identity, job);
-            self.preparation =
-                Some(begun.map_err(|error| volume_problem(&self.identity.run, &error))?);
+            self.preparation = Some(begun.map_err(|error| volume_problem(&error))?);
         }
         match self.preparation.as_mut().map(Preparation::ended) {
             Some(Ok(false)) | None => Ok(false),
@@ -427,9 +409,7 @@ impl PodAgent {
         if self.state.problem.as_ref() == Some(&problem) {
             return;
         }
-        self.display.event(&Event::Warning {
-            message: problem.message.clone(),
-        });
+        self.warn(problem.message.clone());
         self.state.problem = Some(problem);
         self.tell();
     }
@@ -459,22 +439,26 @@ impl PodAgent {
 }
 
 /// What an error of the run's volume means.
-fn volume_problem(run: &Path, error: &std::io::Error) -> Problem {
-    use std::io::ErrorKind::{NotFound, PermissionDenied, ReadOnlyFilesystem, StorageFull};
-    let (reason, what) = match error.kind() {
-        StorageFull => (
+fn volume_problem(error: &FileError) -> Problem {
+    use std::io::ErrorKind::{NotFound, PermissionDenied, ReadOnlyFilesystem};
+    let kind = match error {
+        FileError::Io { source, .. } => Some(source.kind()),
+        _ => None,
+    };
+    let (reason, what) = match kind {
+        _ if matches!(error, FileError::NoSpace { .. }) => (
             "VolumeFull",
             "the checkpoint volume is full: make room or grow the claim",
         ),
-        ReadOnlyFilesystem => (
+        Some(ReadOnlyFilesystem) => (
             "VolumeReadOnly",
             "the checkpoint volume is read-only: mount it ReadWriteMany",
         ),
-        PermissionDenied => (
+        Some(PermissionDenied) => (
             "VolumeDenied",
             "the checkpoint volume refuses this user: set securityContext.fsGroup in podTemplate, or the volume's permissions",
         ),
-        NotFound => (
+        Some(NotFound) => (
             "VolumeMissing",
             "the checkpoint volume is not there: mount a claim at checkpoint.path",
         ),
@@ -482,12 +466,7 @@ fn volume_problem(run: &Path, error: &std::io::Error) -> Problem {
     };
     Problem {
         reason: reason.into(),
-        message: format!("{}: {error}; {what}", run.display()),
+        message: format!("{error}; {what}"),
         deterministic: false,
     }
-}
-
-fn now() -> f64 {
-    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-    since.map_or(0.0, |since| since.as_secs_f64())
 }

@@ -2,27 +2,28 @@
 //! tokenised, weights looked at, and what cannot be used is refused.
 
 use std::fs::{self, File};
-use std::io::{self, Read};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use super::Membership;
 use super::pod::Identity;
+use crate::durable::{self, FileError};
 use crate::job::agent_state::Problem;
 
 /// The process.
 pub struct Preparation {
     child: Child,
-    log: std::path::PathBuf,
+    log: PathBuf,
 }
 
 impl Preparation {
     /// Starts it.
-    pub fn start(identity: &Identity, job: &Membership) -> io::Result<Preparation> {
+    pub fn start(identity: &Identity, job: &Membership) -> Result<Preparation, FileError> {
         let files = std::env::temp_dir().join("evenkeel-recipe");
-        fs::create_dir_all(&files)?;
+        fs::create_dir_all(&files)
+            .map_err(|error| FileError::from_io("create", &files, 0, error))?;
         let recipe = files.join("recipe.yaml");
-        fs::write(&recipe, &job.recipe.text)?;
+        durable::write_atomically(&recipe, job.recipe.text.as_bytes())?;
         let log = files.join("prepare.log");
         let world = job
             .generation
@@ -37,18 +38,21 @@ impl Preparation {
             .args(["--procs", &world.to_string()]);
         if let Some(accelerate) = &job.recipe.accelerate {
             let file = files.join("accelerate.yaml");
-            fs::write(&file, accelerate)?;
+            durable::write_atomically(&file, accelerate.as_bytes())?;
             command.arg("--accelerate").arg(file);
         }
         if let Some(bytes) = &job.rank_memory {
             command.args(["--rank-memory", bytes]);
         }
         command.args(&job.recipe.overrides);
+        let words =
+            File::create(&log).map_err(|error| FileError::from_io("write", &log, 0, error))?;
         let child = command
             .stdin(Stdio::null())
             .stdout(Stdio::null())
-            .stderr(File::create(&log)?)
-            .spawn()?;
+            .stderr(words)
+            .spawn()
+            .map_err(|error| FileError::from_io("run", &identity.program, 0, error))?;
         Ok(Preparation { child, log })
     }
 
@@ -76,10 +80,6 @@ impl Preparation {
 
 /// Samples after which training ends, as the prepared run has it.
 pub fn budget(setup: &Path) -> Option<u64> {
-    let mut text = String::new();
-    File::open(setup)
-        .and_then(|mut file| file.read_to_string(&mut text))
-        .ok()?;
-    let setup: serde_json::Value = serde_json::from_str(&text).ok()?;
+    let setup: serde_json::Value = durable::read_json(setup).ok()?;
     setup.get("budget_samples")?.as_u64()
 }

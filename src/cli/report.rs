@@ -5,10 +5,10 @@ use std::process::ExitCode;
 
 use super::output::{line, say};
 use super::{EXIT_REFUSED, run_arg};
+use crate::durable;
 use crate::launch::proof::{self, Verdict};
 use crate::launch::{RunDir, view};
 use crate::telemetry::report;
-use crate::train::files;
 
 /// Write a run's report as one HTML page that needs no network.
 #[derive(clap::Args)]
@@ -45,6 +45,6 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
 pub fn write(run: &RunDir, verdict: Option<&Verdict>) -> anyhow::Result<PathBuf> {
     let page = run.path().join("report.html");
     let html = report::render(&view::report_input(run, verdict)?);
-    files::write_atomically(&page, html.as_bytes())?;
+    durable::write_atomically(&page, html.as_bytes())?;
     Ok(page)
 }

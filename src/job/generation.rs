@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::files;
 use crate::batch::Plan;
+use crate::durable::{FileError, write_json};
 
 /// A generation: everything that its ranks need to know to be of the same world.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -53,13 +54,11 @@ impl Generation {
     }
 
     /// Writes the record where its ranks look for it. All members write the same.
-    pub fn write(&self, run: &Path) -> std::io::Result<()> {
+    pub fn write(&self, run: &Path) -> Result<(), FileError> {
         let directory = run.join(files::generation(self.number));
-        std::fs::create_dir_all(&directory)?;
-        let mut file = tempfile::NamedTempFile::new_in(&directory)?;
-        serde_json::to_writer_pretty(&mut file, self)?;
-        file.persist(directory.join(files::RECORD))?;
-        Ok(())
+        std::fs::create_dir_all(&directory)
+            .map_err(|error| FileError::from_io("create", &directory, 0, error))?;
+        write_json(&directory.join(files::RECORD), self)
     }
 }
 

@@ -5,7 +5,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::generation::Pin;
-use crate::telemetry::{EvaluationRecord, StepRecord};
+use crate::telemetry::{EvaluationRecord, Event, StepRecord};
 
 /// Rank to agent.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -63,6 +63,41 @@ pub enum Report {
         /// It would happen again: a NaN loss, unreadable data, a full disk.
         deterministic: bool,
     },
+}
+
+impl Report {
+    /// What people are shown of it, said by `rank`; `None` where the report alone shows nothing.
+    pub fn event(&self, rank: u64) -> Option<Event> {
+        Some(match self {
+            Report::Step(record) => Event::Step(record.clone()),
+            Report::Evaluation(record) => Event::Evaluation(record.clone()),
+            Report::Committed {
+                pin,
+                seconds,
+                bytes,
+            } => Event::Checkpoint {
+                samples: pin.samples,
+                seconds: *seconds,
+                bytes: *bytes,
+            },
+            Report::Straggler {
+                rank,
+                seconds,
+                usual,
+            } => Event::Straggler {
+                rank: *rank,
+                seconds: *seconds,
+                usual: *usual,
+            },
+            Report::Warning { message } => Event::Warning {
+                message: message.clone(),
+            },
+            Report::OutOfMemory { message } | Report::Failed { message, .. } => Event::Warning {
+                message: format!("rank {rank}: {message}"),
+            },
+            Report::Ready | Report::Lost { .. } => return None,
+        })
+    }
 }
 
 /// Agent to rank.

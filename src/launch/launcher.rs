@@ -20,8 +20,8 @@ use crate::job::generation::Address;
 use crate::job::{Action, End, Generation, Member, Observed, Outcome, Ranks, Reason, decide};
 use crate::telemetry::divergence::LossWatch;
 use crate::telemetry::metrics::Writer as MetricsWriter;
-use crate::telemetry::{Display, Event, StepRecord};
-use crate::train::{Setup, checkpoint, now};
+use crate::telemetry::{Display, Event, StepRecord, now};
+use crate::train::{Setup, checkpoint};
 
 /// How often the launcher looks around when nothing happens.
 const TICK: Duration = Duration::from_millis(50);

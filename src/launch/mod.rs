@@ -27,9 +27,9 @@ pub use run_dir::{Phase, RunDir, RunState};
 pub use survey::survey;
 
 use crate::batch::Refused;
+use crate::durable::FileError;
 use crate::train::checkpoint::CheckpointError;
 use crate::train::data::DataError;
-use crate::train::files::FileError;
 
 /// Why a run could not be launched or looked at.
 #[derive(Debug, thiserror::Error)]

@@ -8,11 +8,11 @@ use serde_json::Value;
 
 use crate::batch::memory::Shape;
 use crate::batch::{Flaw, Trainer};
+use crate::durable::{FileError, read_json};
 use crate::engine::{ConfigError, ModelConfig};
 use crate::recipe::Spec;
 use crate::recipe::spec::{Init, Model};
 use crate::train::data;
-use crate::train::files::{FileError, read_json};
 
 /// Keys of a `config.json`.
 type Config = BTreeMap<String, Value>;

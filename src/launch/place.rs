@@ -5,10 +5,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::{LaunchError, RunDir};
+use crate::durable::Lock;
 use crate::job::files;
 use crate::recipe::Spec;
 use crate::train::data;
-use crate::train::files::Lock;
 
 /// Where runs go unless the command line or the recipe says otherwise.
 pub const RUNS: &str = "runs";

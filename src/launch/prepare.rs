@@ -8,12 +8,13 @@ use super::survey::survey;
 use super::worlds::Reached;
 use super::{LaunchError, Phase, RunDir, RunState, initial, model};
 use crate::batch::{self, Plan, PlanRequest, Trainer};
+use crate::durable::FileError;
 use crate::job::Pin;
 use crate::recipe::spec::Synthetic;
 use crate::recipe::{Diagnostic, Recipe, Spec};
+use crate::telemetry::now;
 use crate::train::data::{self, Language, PrepareRequest, Progress};
-use crate::train::files::FileError;
-use crate::train::{Setup, checkpoint, now, pin, rank};
+use crate::train::{Setup, checkpoint, pin, rank};
 
 /// What the command line adds to the recipe.
 #[derive(Debug, Clone, Default)]
@@ -234,7 +235,7 @@ fn resume(
             run.path().display()
         )));
     }
-    if state.is_none() && run.holds_checkpoints() {
+    if state.is_none() && run.holds_checkpoints()? {
         return Err(usage(format!(
             "{} holds checkpoints but no state.json, which says which of them count: put back a \
              copy of it, or start a new run with another --out",

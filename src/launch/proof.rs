@@ -4,10 +4,10 @@
 use std::fmt;
 
 use super::{LaunchError, RunDir};
+use crate::durable::FileError;
 use crate::engine::IGNORE;
 use crate::samples::{self, Digest, Fault, Proof};
 use crate::train::data::{self, DataError};
-use crate::train::files::FileError;
 use crate::train::{Setup, TrainState, pin};
 
 /// What the proof came to.

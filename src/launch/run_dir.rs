@@ -17,9 +17,9 @@ use serde::{Deserialize, Serialize};
 
 use super::LaunchError;
 use super::worlds::Reached;
+use crate::durable::{Lock, read_json, write_json};
 use crate::job::{Generation, Pin, Reason, files};
-use crate::train::Setup;
-use crate::train::files::{FileError, Lock, read_json, write_json};
+use crate::train::{Setup, checkpoint};
 
 const STATE: &str = "state.json";
 const DESIRED: &str = "desired.json";
@@ -166,10 +166,7 @@ impl RunDir {
 
     /// Publishes a generation's record.
     pub fn write_record(&self, record: &Generation) -> Result<(), LaunchError> {
-        let directory = self.generation(record.number);
-        fs::create_dir_all(&directory)
-            .map_err(|error| FileError::from_io("create", &directory, 0, error))?;
-        Ok(write_json(&directory.join(files::RECORD), record)?)
+        Ok(record.write(&self.0)?)
     }
 
     /// A generation's metrics file.
@@ -186,18 +183,10 @@ impl RunDir {
             .map_or(1, |highest| highest + 1)
     }
 
-    /// Whether a generation has committed something.
-    pub fn holds_checkpoints(&self) -> bool {
-        let names = |directory: &Path| {
-            let entries = fs::read_dir(directory).into_iter().flatten().flatten();
-            entries.filter_map(|entry| entry.file_name().into_string().ok())
-        };
-        names(&self.0)
-            .filter(|name| files::parse_generation(name).is_some())
-            .any(|generation| {
-                names(&self.0.join(generation))
-                    .any(|name| matches!(files::parse_checkpoint(&name), Some((_, false))))
-            })
+    /// Whether a generation has committed something, be it damaged by now.
+    pub fn holds_checkpoints(&self) -> Result<bool, LaunchError> {
+        let found = checkpoint::list(&self.0)?;
+        Ok(!found.committed.is_empty() || !found.damaged.is_empty())
     }
 
     fn write(&self, name: &str, value: &impl Serialize) -> Result<(), LaunchError> {

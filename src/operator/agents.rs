@@ -2,7 +2,7 @@
 //! hears is kept here, and wakes the job.
 
 use std::collections::{BTreeSet, HashMap};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use kube::runtime::reflector::ObjectRef;
@@ -10,6 +10,7 @@ use tokio::sync::mpsc::UnboundedSender;
 use tokio::task::AbortHandle;
 
 use super::build::AGENT_PORT;
+use super::controller::locked;
 use crate::job::agent_state::AgentState;
 use crate::job::api::TrainingJob;
 
@@ -59,7 +60,7 @@ impl Agents {
 
     /// What the agent of a pod said; listens to it from now on.
     pub fn heard(&self, uid: &str, ip: &str, job: &ObjectRef<TrainingJob>) -> Heard {
-        let mut all = self.heard.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = locked(&self.heard);
         if let Some(entry) = all.get(uid) {
             return entry.heard.clone();
         }
@@ -78,7 +79,7 @@ impl Agents {
 
     /// Stops listening to those pods of a job that are not among `pods`.
     pub fn keep_only(&self, job: &ObjectRef<TrainingJob>, pods: &BTreeSet<String>) {
-        let mut all = self.heard.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = locked(&self.heard);
         all.retain(|uid, entry| {
             let keep = entry.job != *job || pods.contains(uid);
             if !keep {
@@ -129,7 +130,7 @@ impl Agents {
 
     /// Keeps an answer, or that there was none; false when nobody wants to know any more.
     fn note(&self, uid: &str, answer: Option<AgentState>) -> bool {
-        let mut all = self.heard.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = locked(&self.heard);
         let Some(entry) = all.get_mut(uid) else {
             return false;
         };

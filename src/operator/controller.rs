@@ -67,7 +67,8 @@ pub struct Context {
     failures: Mutex<HashMap<String, u32>>,
 }
 
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+/// The value behind a lock, also after a thread that held it panicked.
+pub fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

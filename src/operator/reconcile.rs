@@ -1,8 +1,8 @@
 //! One look at one job: observe → decide → write status → apply.
 
 use std::collections::{BTreeSet, HashMap};
-use std::sync::{Arc, PoisonError};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
 
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::api::{Api, DeleteParams, Patch, PatchParams};
@@ -13,13 +13,14 @@ use serde_json::json;
 use tracing::{info, warn};
 
 use super::apply::{self, ApplyError, MANAGER};
-use super::controller::Context;
+use super::controller::{Context, locked};
 use super::observe::Observation;
 use super::planning::{self, Planner, Refusal};
 use super::{build, conditions, status};
 use crate::job::api::status::{PlanSummary, Seat, State, TrainingJobStatus};
 use crate::job::api::{Capacity, TrainingJob};
 use crate::job::steer::{Act, Decision, View, steer};
+use crate::telemetry::now;
 
 /// Between two looks while something is under way.
 const SOON: Duration = Duration::from_secs(1);
@@ -189,11 +190,7 @@ fn feasible_nodes(
 
 /// A suspected node whose kubelet has renewed its Lease since is trusted again.
 async fn trust_again(context: &Context) {
-    let suspects = context
-        .ledger
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner)
-        .suspects();
+    let suspects = locked(&context.ledger).suspects();
     let leases: Api<Lease> = Api::namespaced(context.client.clone(), "kube-node-lease");
     for (node, since) in suspects {
         // Without an answer the suspicion stays until it is old.
@@ -202,11 +199,7 @@ async fn trust_again(context: &Context) {
         };
         let renewed = lease.spec.and_then(|spec| spec.renew_time);
         if renewed.is_some_and(|at| SystemTime::from(at.0) > since) {
-            context
-                .ledger
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .trust(&node);
+            locked(&context.ledger).trust(&node);
         }
     }
 }
@@ -230,10 +223,7 @@ fn decide(
     let feasible: Vec<bool> = (0..=most)
         .map(|nodes| nodes > 0 && planner.plan(u64::from(nodes) * per_node, status).is_ok())
         .collect();
-    let mut ledger = context
-        .ledger
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner);
+    let mut ledger = locked(&context.ledger);
     ledger.suspect(&seen.suspects);
     let keeping: BTreeSet<String> = status.seats.iter().map(|seat| seat.pod(&name)).collect();
     let pool = match job.spec.elasticity.capacity {
@@ -395,12 +385,6 @@ async fn announce(
     if let Err(error) = context.recorder.publish(&event, &job.object_ref(&())).await {
         warn!(%error, "an event could not be written");
     }
-}
-
-fn now() -> f64 {
-    SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .map_or(0.0, |since| since.as_secs_f64())
 }
 
 /// What one job's looks share, by uid.

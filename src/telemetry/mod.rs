@@ -15,7 +15,16 @@ pub mod report;
 pub use display::{Display, Mode};
 pub use event::Event;
 
+use std::time::{SystemTime, UNIX_EPOCH};
+
 use serde::{Deserialize, Serialize};
+
+/// The time of records: seconds since the Unix epoch.
+pub fn now() -> f64 {
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0.0, |elapsed| elapsed.as_secs_f64())
+}
 
 /// One optimiser step, as it is logged (one JSON line in `gen-N/metrics.jsonl`).
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

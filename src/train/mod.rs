@@ -6,7 +6,6 @@
 pub mod checkpoint;
 mod coordinates;
 pub mod data;
-pub mod files;
 mod message;
 mod orders;
 pub mod pin;
@@ -22,9 +21,8 @@ pub mod weights;
 pub use setup::Setup;
 pub use state::TrainState;
 
-use std::time::{SystemTime, UNIX_EPOCH};
-
 use crate::comm::CommError;
+use crate::durable::FileError;
 use crate::engine::EngineError;
 
 /// Why training stopped before its budget.
@@ -95,7 +93,7 @@ pub enum TrainError {
     },
     /// A file of the run directory cannot be used.
     #[error(transparent)]
-    File(#[from] files::FileError),
+    File(#[from] FileError),
     /// The prepared data has no part to train on.
     #[error("{} holds no training data: launch the recipe again", directory.display())]
     NoData {
@@ -129,11 +127,4 @@ impl From<CommError> for TrainError {
     fn from(error: CommError) -> Self {
         TrainError::Engine(EngineError::Comm(error))
     }
-}
-
-/// Seconds since the Unix epoch.
-pub fn now() -> f64 {
-    SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .map_or(0.0, |elapsed| elapsed.as_secs_f64())
 }

@@ -9,7 +9,6 @@ use std::time::Duration;
 
 use super::TrainError;
 use super::data::{Dataset, Part};
-use super::files::{FileError, read_json};
 use super::orders::{Orders, Reports};
 use super::pin;
 use super::saving::Saving;
@@ -22,10 +21,11 @@ use crate::comm::solo::Solo;
 use crate::comm::tcp::{self, Greeting, TcpOptions};
 use crate::comm::watch::StepWatch;
 use crate::comm::{CommError, World};
+use crate::durable::{FileError, read_json};
 use crate::engine::cpu::{self, CpuEngine, CpuOptions};
 use crate::engine::{Engine, EngineError, Measure};
 use crate::job::protocol::{Order, Report, exit};
-use crate::job::{Generation, files as names};
+use crate::job::{Generation, files};
 use crate::norm::settings::groups;
 use crate::norm::{Conditions, Controller};
 use crate::recipe::spec::{BatchSchedule, Strategy};
@@ -79,9 +79,9 @@ pub fn run(options: &RankOptions) -> u8 {
 }
 
 fn live(options: &RankOptions, orders: &Orders, reports: Reports) -> Result<Ending, TrainError> {
-    let directory = options.run.join(names::generation(options.generation));
-    let setup: Setup = read_json(&options.run.join(names::RUN))?;
-    let generation: Generation = read_json(&directory.join(names::RECORD))?;
+    let directory = options.run.join(files::generation(options.generation));
+    let setup: Setup = read_json(&options.run.join(files::RUN))?;
+    let generation: Generation = read_json(&directory.join(files::RECORD))?;
     // Held until the process ends: a later launcher sees by it that ranks still live.
     let _alive = hold(&directory)?;
     let world = meet(options, &generation, reports)?;
@@ -293,7 +293,7 @@ fn after_loss(error: &CommError, trainer: &mut Trainer<'_>) -> Result<(), TrainE
 /// A shared lock on the generation's directory; a launcher that wants to start the next one after
 /// a crash asks for it exclusively.
 fn hold(directory: &Path) -> Result<File, TrainError> {
-    let path = directory.join(names::RANKS_LOCK);
+    let path = directory.join(files::RANKS_LOCK);
     let file = File::options()
         .create(true)
         .append(true)
@@ -304,7 +304,7 @@ fn hold(directory: &Path) -> Result<File, TrainError> {
 
 /// Whether ranks of the generation in this directory still run.
 pub fn any_alive(directory: &Path) -> bool {
-    let Ok(file) = File::open(directory.join(names::RANKS_LOCK)) else {
+    let Ok(file) = File::open(directory.join(files::RANKS_LOCK)) else {
         return false;
     };
     matches!(file.try_lock(), Err(std::fs::TryLockError::WouldBlock))

@@ -7,6 +7,7 @@
 use std::path::Path;
 use std::time::Instant;
 
+use super::TrainError;
 use super::coordinates;
 use super::data::{Collated, Dataset};
 use super::message::{Bits, Message, Totals, decode, encode, exchange};
@@ -15,7 +16,6 @@ use super::saving::Saving;
 use super::schedule::LearningRateSchedule;
 use super::setup::Setup;
 use super::state::TrainState;
-use super::{TrainError, now};
 use crate::comm::World;
 use crate::comm::solo::Solo;
 use crate::comm::watch::StepWatch;
@@ -25,7 +25,7 @@ use crate::job::protocol::Report;
 use crate::norm::{Decision, GroupSums, Reason, Sums};
 use crate::recipe::spec::Groups;
 use crate::samples::{Deal, Digest, Order, Row};
-use crate::telemetry::{EvaluationRecord, NormTestRecord, StepRecord};
+use crate::telemetry::{EvaluationRecord, NormTestRecord, StepRecord, now};
 
 /// A step is worth a word when it takes this many times the usual.
 pub const STRAGGLER_FACTOR: f64 = 3.0;

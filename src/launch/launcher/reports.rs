@@ -40,6 +40,12 @@ impl Launcher<'_> {
     }
 
     fn take_report(&mut self, rank: u64, report: &Report) -> Result<(), LaunchError> {
+        if let Report::Step(_) = report {
+            self.trains()?;
+        }
+        if let Some(event) = report.event(rank) {
+            self.display.event(&event);
+        }
         match report {
             Report::Ready => {
                 if self.current.as_ref().is_some_and(|c| c.watch.is_ready()) {
@@ -48,32 +54,12 @@ impl Launcher<'_> {
             }
             Report::Step(record) => self.step(record)?,
             Report::Evaluation(record) => self.evaluation(record)?,
-            Report::Committed {
-                pin,
-                seconds,
-                bytes,
-            } => {
-                self.display.event(&Event::Checkpoint {
-                    samples: pin.samples,
-                    seconds: *seconds,
-                    bytes: *bytes,
-                });
-                self.committed(pin.clone())?;
-            }
-            Report::Straggler {
-                rank,
-                seconds,
-                usual,
-            } => self.display.event(&Event::Straggler {
-                rank: *rank,
-                seconds: *seconds,
-                usual: *usual,
-            }),
-            Report::Warning { message } => self.warn(message.clone()),
+            Report::Committed { pin, .. } => self.committed(pin.clone())?,
             Report::Lost { .. } => self.in_trouble(),
-            Report::OutOfMemory { message } | Report::Failed { message, .. } => {
-                self.warn(format!("rank {rank}: {message}"));
-            }
+            Report::Straggler { .. }
+            | Report::Warning { .. }
+            | Report::OutOfMemory { .. }
+            | Report::Failed { .. } => {}
         }
         Ok(())
     }
@@ -112,13 +98,11 @@ impl Launcher<'_> {
     }
 
     fn step(&mut self, record: &StepRecord) -> Result<(), LaunchError> {
-        self.trains()?;
         let Some(current) = &mut self.current else {
             return Ok(());
         };
         current.metrics.write(&Metric::Step(record.clone()))?;
         let first = !std::mem::replace(&mut current.stepped, true);
-        self.display.event(&Event::Step(record.clone()));
         let before = self.last_step.as_ref();
         if let Some(event) = before.and_then(|before| batch_changed(before, record)) {
             self.display.event(&event);
@@ -137,7 +121,6 @@ impl Launcher<'_> {
         if let Some(current) = &mut self.current {
             current.metrics.write(&Metric::Evaluation(record.clone()))?;
         }
-        self.display.event(&Event::Evaluation(record.clone()));
         self.last_evaluation = Some(record.loss);
         if let Some(message) = self.losses.evaluation(record.loss) {
             self.warn(message);

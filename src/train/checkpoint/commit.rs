@@ -14,8 +14,8 @@ use super::manifest::{FORMAT, FileEntry, Manifest, Part, unit_shapes};
 use super::names::{CONFIG, INDEX, MANIFEST, STATE, Target};
 use super::unit_file::Content;
 use super::verified::check_size;
+use crate::durable::{FileError, sync_directory};
 use crate::engine::Layout;
-use crate::train::files::{FileError, sync_directory};
 
 /// What goes into a checkpoint beside the ranks' files, as it was when the units were copied out of
 /// the engine, however many steps ago.

@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use super::history::Committed;
 use super::verified::Damage;
 use crate::comm::CommError;
+use crate::durable::FileError;
 use crate::engine::EngineError;
-use crate::train::files::FileError;
 
 /// Why a checkpoint was not written, or not read.
 #[derive(Debug, thiserror::Error)]

@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 use super::manifest::Manifest;
 use super::names::Target;
 use super::{CheckpointError, Checksum};
+use crate::durable::{FileError, sync_directory};
 use crate::job::files;
-use crate::train::files::{FileError, sync_directory};
 
 /// A committed checkpoint: what a generation's record pins.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -12,9 +12,9 @@ use serde::{Deserialize, Serialize};
 use super::names::{CONFIG, INDEX, MANIFEST, STATE};
 use super::unit_file::Content;
 use super::{CheckpointError, Checksum};
+use crate::durable::FileError;
 use crate::engine::{Layout, Unit};
 use crate::job::files::is_partial;
-use crate::train::files::FileError;
 
 /// The format that this version writes, and the only one it reads.
 pub const FORMAT: u64 = 1;

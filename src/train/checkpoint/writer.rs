@@ -14,8 +14,8 @@ use super::manifest::{Part, UnitShape, unit_shapes};
 use super::names::Target;
 use super::unit_file::{self, Content};
 use super::{CheckpointError, history};
+use crate::durable::{self, FileError};
 use crate::engine::{Layout, UnitState};
-use crate::train::files::{self, FileError};
 
 /// Bytes of snapshots that wait in the queue, at most. A unit that is larger is handed straight to
 /// the thread, so that never more than two of those exist.
@@ -155,7 +155,7 @@ impl Job {
     /// Refuses early when the tensors of all ranks cannot fit. What ranks have written by now is
     /// looked at after the free space, so that the answer errs on the side of trying.
     fn check_space(&self, partial: &Path) -> Result<(), CheckpointError> {
-        let free = files::free_space(partial)?;
+        let free = durable::free_space(partial)?;
         let mut needed = 0;
         for unit in 0..self.shapes.len() {
             for content in Content::ALL {
@@ -220,6 +220,6 @@ fn create_durably(directory: &Path) -> Result<(), FileError> {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
             Err(FileError::from_io("create", directory, 0, error))
         }
-        _ => files::sync_directory(parent.unwrap_or(Path::new("."))),
+        _ => durable::sync_directory(parent.unwrap_or(Path::new("."))),
     }
 }

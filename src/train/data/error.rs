@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use crate::train::files::FileError;
+use crate::durable::FileError;
 
 /// Why data could not be prepared or read.
 #[derive(Debug, thiserror::Error)]

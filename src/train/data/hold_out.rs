@@ -6,7 +6,7 @@
 
 use std::path::Path;
 
-use crate::train::files::FileError;
+use crate::durable::FileError;
 
 use super::error::DataError;
 use super::manifest::PartRecord;

@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::Xxh3;
 
+use crate::durable::{FileError, write_atomically};
 use crate::recipe::spec::Synthetic;
-use crate::train::files::{FileError, write_atomically};
 
 use super::error::DataError;
 

@@ -6,7 +6,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::train::files::{FileError, sync_directory};
+use crate::durable::{FileError, sync_directory};
 
 use super::error::DataError;
 use super::manifest;

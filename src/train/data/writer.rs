@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
-use crate::train::files::FileError;
+use crate::durable::FileError;
 
 use super::error::DataError;
 use super::manifest::{Checksum, FileRecord, PartRecord};

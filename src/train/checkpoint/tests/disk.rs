@@ -1,7 +1,7 @@
 //! Disks that are full or read-only.
 
 use super::*;
-use crate::train::files::{FileError, free_space};
+use crate::durable::{FileError, free_space};
 
 const DISK: &str = "EVENKEEL_TEST_DISK";
 
