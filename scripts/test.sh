@@ -28,6 +28,14 @@ cargo fmt --check
 say "clippy"
 cargo clippy --locked --all-targets --features endurance -- -D warnings
 
+say "fuzz targets"
+# They compile the readers from their own sources, so a new import there can break them unseen.
+if command -v c++ >/dev/null; then
+  cargo check --locked --manifest-path fuzz/Cargo.toml --bins
+else
+  echo "skipped: no C++ compiler, which libFuzzer is built with"
+fi
+
 say "cargo-deny"
 command -v cargo-deny >/dev/null || cargo install --locked cargo-deny
 cargo deny check licenses bans sources

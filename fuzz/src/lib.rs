@@ -6,7 +6,7 @@
 
 #[path = "../../src/recipe/mod.rs"]
 pub mod recipe;
-#[path = "../../src/cli/render.rs"]
+#[path = "../../src/cli/render/draw.rs"]
 pub mod render;
 
 use recipe::node::{Node, Value};

@@ -1,0 +1,165 @@
+//! Diagnostics as people read them: the line in question, what is wrong with it, what to change.
+//!
+//! It knows the recipe room and nothing else: the fuzz targets compile it alone.
+
+use std::ops::Range;
+
+use annotate_snippets::{AnnotationKind, Group, Level, Renderer, Snippet};
+
+use crate::recipe::{Diagnostic, Severity, Sources, Span};
+
+/// All diagnostics, errors first, with terminal colours; print with `anstream`, which strips them
+/// where they do not belong. Empty when there are none.
+pub fn diagnostics(diagnostics: &[Diagnostic], sources: &Sources) -> String {
+    draw(&Renderer::styled(), diagnostics, sources)
+}
+
+/// `2 errors, 1 warning`; notes are not counted.
+pub fn summary(diagnostics: &[Diagnostic]) -> String {
+    let count = |severity: Severity, word: &str| {
+        let n = diagnostics
+            .iter()
+            .filter(|d| d.severity == severity)
+            .count();
+        match n {
+            0 => None,
+            1 => Some(format!("1 {word}")),
+            n => Some(format!("{n} {word}s")),
+        }
+    };
+    let counts = [
+        count(Severity::Error, "error"),
+        count(Severity::Warning, "warning"),
+    ];
+    let counts: Vec<String> = counts.into_iter().flatten().collect();
+    match counts.is_empty() {
+        true => "no problems".to_owned(),
+        false => counts.join(", "),
+    }
+}
+
+fn draw(renderer: &Renderer, diagnostics: &[Diagnostic], sources: &Sources) -> String {
+    let mut ordered: Vec<&Diagnostic> = diagnostics.iter().collect();
+    ordered.sort_by_key(|d| (d.severity, d.span.map(|s| (s.file, s.start))));
+    let mut text = String::new();
+    for diagnostic in ordered {
+        text.push_str(&renderer.render(&[group(diagnostic, sources)]));
+        text.push_str("\n\n");
+    }
+    text
+}
+
+fn group<'a>(diagnostic: &'a Diagnostic, sources: &'a Sources) -> Group<'a> {
+    let level = match diagnostic.severity {
+        Severity::Error => Level::ERROR,
+        Severity::Warning => Level::WARNING,
+        Severity::Note => Level::NOTE,
+    };
+    let mut group = Group::with_title(
+        level
+            .primary_title(diagnostic.message.as_str())
+            .id(diagnostic.rule.as_str()),
+    );
+    let place = diagnostic
+        .span
+        .and_then(|span| Some((span, sources.get(span.file)?)));
+    if let Some((span, file)) = place {
+        group = group.element(
+            Snippet::source(file.text.as_str())
+                .path(file.path.display().to_string())
+                .annotation(AnnotationKind::Primary.span(first_line(&file.text, span))),
+        );
+    }
+    group.element(Level::HELP.message(diagnostic.help.as_str()))
+}
+
+/// The part of a span on its first line, at least one character wide where there is one: a
+/// mapping's span runs over all its lines, and an empty value's is empty.
+fn first_line(text: &str, span: Span) -> Range<usize> {
+    let start = floor(text, span.start);
+    let line_end = text[start..]
+        .find(['\n', '\r'])
+        .map_or(text.len(), |n| start + n);
+    let end = floor(text, span.end).clamp(start, line_end);
+    let trimmed = start + text[start..end].trim_end().len();
+    if trimmed > start {
+        return start..trimmed;
+    }
+    let next = text[start..line_end].chars().next();
+    start..start + next.map_or(0, char::len_utf8)
+}
+
+/// The nearest character boundary at or below an offset.
+fn floor(text: &str, offset: usize) -> usize {
+    let mut at = offset.min(text.len());
+    while !text.is_char_boundary(at) {
+        at -= 1;
+    }
+    at
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn span(file: crate::recipe::FileId, text: &str, part: &str) -> Span {
+        let start = text.find(part).unwrap();
+        let before = &text[..start];
+        Span {
+            file,
+            start,
+            end: start + part.len(),
+            line: before.matches('\n').count() as u32 + 1,
+            column: before.rsplit('\n').next().unwrap().chars().count() as u32 + 1,
+        }
+    }
+
+    #[test]
+    fn problems_are_drawn_at_their_lines_errors_first() {
+        let mut sources = Sources::default();
+        let text = "# größe\r\nbatch:\r\n  micro: vier\r\n  global:\r\n";
+        let file = sources.add("recipes/tiny.yaml", text);
+        let line = sources.add("command line", "max_steps=1e3\n");
+        let found = [
+            Diagnostic::warning(
+                "scalar-type",
+                Some(span(line, "max_steps=1e3\n", "1e3")),
+                "`max_steps` is the string `1e3`",
+                "write `1000`",
+            ),
+            Diagnostic::error(
+                "wrong-type",
+                Some(span(file, text, "vier")),
+                "`batch.micro` takes a whole number",
+                "give a whole number",
+            ),
+            Diagnostic::error(
+                "mandatory-missing",
+                Some(span(file, text, "micro: vier\r\n  global:")),
+                "there is no model",
+                "give `model.path`",
+            ),
+            Diagnostic::error("global-batch-unknown", None, "no global batch", "say it"),
+        ];
+        insta::assert_snapshot!(draw(&Renderer::plain(), &found, &sources));
+        assert_eq!(summary(&found), "3 errors, 1 warning");
+        assert_eq!(summary(&[]), "no problems");
+    }
+
+    #[test]
+    fn spans_at_the_end_or_off_a_character_are_safe() {
+        let mut sources = Sources::default();
+        let file = sources.add("x", "é");
+        for (start, end) in [(0, 0), (1, 1), (1, 9), (2, 2), (7, 9)] {
+            let span = Span {
+                file,
+                start,
+                end,
+                line: 1,
+                column: 1,
+            };
+            let found = [Diagnostic::error("yaml-syntax", Some(span), "m", "h")];
+            assert!(draw(&Renderer::plain(), &found, &sources).contains("error[yaml-syntax]"));
+        }
+    }
+}
