@@ -13,7 +13,7 @@ use super::reading::Reading;
 use super::scalar::{Resolved, Schema};
 use super::suggest::did_you_mean;
 use super::tree::{Given, Tree};
-use super::{Dialect, deepspeed};
+use super::{Dialect, deepspeed, name};
 
 /// Reads an accelerate config that is given as a recipe: it has a world, but no batch.
 pub struct Accelerate;
@@ -88,7 +88,8 @@ impl Reader for Accelerate {
     fn translate(&self, root: &Node, path: &Path, reading: &mut Reading) -> Node {
         let mut native = translate(root, path, reading);
         let name = path.file_stem().unwrap_or_default().to_string_lossy();
-        native.set("name", root.span, Node::string(name, root.span));
+        let name = Node::string(name::label(&name), root.span);
+        native.set("name", root.span, name);
         native
     }
 }

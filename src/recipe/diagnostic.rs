@@ -92,6 +92,19 @@ impl Diagnostic {
         }
     }
 
+    /// A note.
+    pub fn note(
+        rule: &str,
+        span: Option<Span>,
+        message: impl Into<String>,
+        help: impl Into<String>,
+    ) -> Diagnostic {
+        Diagnostic {
+            severity: Severity::Note,
+            ..Diagnostic::error(rule, span, message, help)
+        }
+    }
+
     /// Resolves the span against the sources it was made from.
     pub fn locate(&self, sources: &Sources) -> Located {
         Located {

@@ -16,13 +16,14 @@ use super::node::Node;
 use super::reader::{Confidence, Detected, Reader, others};
 use super::reading::Reading;
 use super::spec::Objective;
-use super::suggest::did_you_mean;
+use super::suggest::{did_you_mean, short};
 use super::tree::Tree;
-use super::{Dialect, RESERVED};
+use super::{Dialect, RESERVED, name};
 
 use values::Values;
 
 pub(super) use settings::axes;
+
 /// Reads alignment-handbook and TRL YAML.
 pub struct Handbook;
 
@@ -74,7 +75,7 @@ impl Reader for Handbook {
         let values = Values::check(root, "", kind_of, reading);
         let mut tree = Tree::new(root.span);
         tree.default("objective", native_name(objective));
-        tree.default("name", name(&values, path));
+        name(&values, path, &mut tree, reading);
         settings::objective_defaults(objective, &mut tree);
         settings::batch(&values, &mut tree, reading);
         settings::parallel(&values, path, &mut tree, reading);
@@ -127,12 +128,32 @@ fn native_name(objective: Objective) -> String {
     }
 }
 
-/// The run's name: the last part of where its output goes, or the file's own.
-fn name(values: &Values, path: &Path) -> String {
-    let output = values.text("output_dir").map(|given| given.value);
-    let last = output.as_deref().and_then(|o| Path::new(o).file_name());
-    let name = last.or_else(|| path.file_stem()).unwrap_or_default();
-    name.to_string_lossy().into_owned()
+/// The run's name: the one it has in reports, the last part of where its output goes, or the
+/// file's own. Upstream takes any text there.
+fn name(values: &Values, path: &Path, tree: &mut Tree, reading: &mut Reading) {
+    let last = || {
+        let given = values.text("output_dir")?;
+        let last = Path::new(&given.value).file_name()?.to_str()?;
+        Some(given.with(last.to_owned()))
+    };
+    let Some(given) = values.text("run_name").or_else(last) else {
+        let file = path.file_stem().unwrap_or_default().to_string_lossy();
+        tree.default("name", name::label(&file));
+        return;
+    };
+    let label = name::label(&given.value);
+    if label != given.value {
+        reading.note(
+            "run-name",
+            Some(given.span),
+            format!(
+                "the run is called `{label}`: `{}` is no label of DNS, which a run's name has to be",
+                short(&given.value)
+            ),
+            format!("nothing to do; `{RESERVED}.name=…` gives it another name"),
+        );
+    }
+    tree.text("name", &given.with(label));
 }
 
 #[cfg(test)]

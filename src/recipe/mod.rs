@@ -10,6 +10,7 @@ pub mod corpus;
 mod deepspeed;
 pub mod diagnostic;
 pub mod handbook;
+mod name;
 pub mod native;
 pub mod node;
 pub mod overrides;
@@ -22,6 +23,7 @@ pub mod suggest;
 mod tree;
 pub mod yaml;
 
+use std::borrow::Cow;
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -151,9 +153,14 @@ impl Recipe {
         self.places.get(path).map(|p| p.span)
     }
 
-    /// The key as the user's dialect spells it, for messages; the native path if nobody wrote it.
-    pub fn key<'a>(&'a self, path: &'a str) -> &'a str {
-        self.places.get(path).map_or(path, |p| p.key.as_str())
+    /// The key as the user's dialect spells it, for messages. What nobody wrote has the spelling
+    /// that an override takes: the native path, below [`RESERVED`] in upstream dialects.
+    pub fn key<'a>(&'a self, path: &'a str) -> Cow<'a, str> {
+        match self.places.get(path) {
+            Some(place) => Cow::Borrowed(&place.key),
+            None if self.dialect == Dialect::Native => Cow::Borrowed(path),
+            None => Cow::Owned(format!("{RESERVED}.{path}")),
+        }
     }
 }
 

@@ -11,7 +11,6 @@ mod limits;
 
 use std::path::Path;
 
-use super::Dialect;
 use super::diagnostic::{Diagnostic, Severity};
 use super::node::Node;
 use super::reader::{Confidence, Detected, Reader};
@@ -19,7 +18,8 @@ use super::reading::Reading;
 use super::scalar::{Resolved, Schema};
 use super::source::Places;
 use super::spec::Spec;
-use super::suggest::did_you_mean;
+use super::suggest::{did_you_mean, short};
+use super::{Dialect, name};
 
 /// The version of the native form.
 pub const API_VERSION: &str = "evenkeel.dev/v1alpha1";
@@ -45,11 +45,14 @@ impl Reader for Native {
     /// Overrides name keys of the spec: `batch.micro=4`. The reserved key of other dialects
     /// works here too, so that one command line fits every recipe.
     fn override_path(&self, key: &str) -> String {
+        if key.starts_with("metadata.") {
+            return key.to_owned();
+        }
         let key = key.strip_prefix("evenkeel.").unwrap_or(key);
         format!("spec.{key}")
     }
 
-    fn translate(&self, root: &Node, _path: &Path, reading: &mut Reading) -> Node {
+    fn translate(&self, root: &Node, path: &Path, reading: &mut Reading) -> Node {
         let diagnostics = &mut reading.diagnostics;
         expect(root, "apiVersion", API_VERSION, diagnostics);
         expect(root, "kind", KIND, diagnostics);
@@ -75,24 +78,42 @@ impl Reader for Native {
                 Node::mapping(root.span)
             }
         };
-        if let Some(metadata) = root.get("metadata") {
-            for entry in metadata.entries().unwrap_or_default() {
-                if entry.name == "name" {
-                    if native.get("name").is_none() {
-                        native.set("name", entry.name_span, entry.value.clone());
-                    }
-                } else if !["labels", "annotations", "namespace"].contains(&entry.name.as_str()) {
-                    diagnostics.push(unknown_key(
-                        &format!("metadata.{}", entry.name),
-                        entry.name_span,
-                        did_you_mean(&entry.name, ["name", "labels", "annotations"]),
-                    ));
-                }
-            }
-        }
         native.name_entries("");
+        let named = root.get("metadata").and_then(|m| metadata(m, diagnostics));
+        if native.get("name").is_none() {
+            let name = named.unwrap_or_else(|| {
+                let file = path.file_stem().unwrap_or_default().to_string_lossy();
+                Node::string(name::label(&file), root.span)
+            });
+            native.set("name", name.span, name);
+        }
         native
     }
+}
+
+/// The name among the metadata, which a cluster's tools put there with more of their own.
+fn metadata(metadata: &Node, diagnostics: &mut Vec<Diagnostic>) -> Option<Node> {
+    const KNOWN: [&str; 4] = ["name", "labels", "annotations", "namespace"];
+    if metadata.entries().is_none() && metadata.resolve(Schema::Core) != Some(Resolved::Null) {
+        diagnostics.push(Diagnostic::error(
+            "wrong-type",
+            Some(metadata.span),
+            format!("`metadata` takes a mapping, this is {}", metadata.kind()),
+            "write `metadata: {name: my-run}`",
+        ));
+    }
+    for entry in metadata.entries().unwrap_or_default() {
+        if !KNOWN.contains(&entry.name.as_str()) {
+            diagnostics.push(unknown_key(
+                &format!("metadata.{}", entry.name),
+                entry.name_span,
+                did_you_mean(&entry.name, KNOWN),
+            ));
+        }
+    }
+    let mut name = metadata.get("name")?.clone();
+    name.name_keys("metadata.name");
+    Some(name)
 }
 
 fn unknown_key(name: &str, span: super::Span, help: String) -> Diagnostic {
@@ -130,10 +151,35 @@ pub fn build(tree: &Node, diagnostics: &mut Vec<Diagnostic>) -> Option<(Spec, Pl
     let (spec, places) = de::spec(tree, diagnostics);
     let spec = spec?;
     limits::check(&spec, &places, diagnostics);
+    check_place_of_run(&spec, &places, diagnostics);
     let refused = diagnostics[before..]
         .iter()
         .any(|d| d.severity == Severity::Error);
     (!refused).then_some((spec, places))
+}
+
+/// A run's name and directory. A value that was refused already holds a stand-in.
+fn check_place_of_run(spec: &Spec, places: &Places, diagnostics: &mut Vec<Diagnostic>) {
+    let mut refuse = |path: &str, problem: String, help: String| {
+        let place = places.get(path);
+        let span = place.map(|place| place.span);
+        if span.is_none() || diagnostics.iter().all(|d| d.span != span) {
+            let key = place.map_or(path, |place| &place.key);
+            let message = format!("`{key}` is {problem}");
+            diagnostics.push(Diagnostic::error("run-name", span, message, help));
+        }
+    };
+    if let Some(flaw) = name::flaw(&spec.name) {
+        let help = format!(
+            "use lower-case letters, digits and `-`, 63 at most (a label of DNS), as `{}`",
+            name::label(&spec.name)
+        );
+        refuse("name", format!("`{}`: {flaw}", short(&spec.name)), help);
+    }
+    if spec.output.as_deref() == Some("") {
+        let help = "name a directory, or leave it out for `runs/NAME`".to_owned();
+        refuse("output", "empty".to_owned(), help);
+    }
 }
 
 #[cfg(test)]

@@ -43,6 +43,18 @@ impl Reading {
         self.diagnostics.push(problem);
     }
 
+    /// Notes something worth knowing.
+    pub fn note(
+        &mut self,
+        rule: &str,
+        span: Option<Span>,
+        message: impl Into<String>,
+        help: impl Into<String>,
+    ) {
+        let problem = Diagnostic::note(rule, span, message, help);
+        self.diagnostics.push(problem);
+    }
+
     /// Whether anything so far ends the reading.
     pub fn has_error(&self) -> bool {
         self.diagnostics

@@ -1,4 +1,5 @@
-//! "Did you mean": the known word nearest to one that is not known.
+//! Words in messages: the known one nearest to one that is not known ("did you mean"), and long
+//! ones cut short.
 
 /// A help line for an unknown word: the nearest known one, or all of them when they are few.
 pub fn did_you_mean<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> String {
@@ -13,6 +14,14 @@ pub fn did_you_mean<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) ->
             format!("known are {}", quoted.join(", "))
         }
         _ => "remove it, or check its spelling".to_owned(),
+    }
+}
+
+/// A text for a message: its start, where it is long.
+pub fn short(text: &str) -> String {
+    match text.char_indices().nth(40) {
+        Some((at, _)) => format!("{}…", &text[..at]),
+        None => text.to_owned(),
     }
 }
 

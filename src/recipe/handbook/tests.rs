@@ -317,3 +317,52 @@ fn the_reserved_key_lays_a_native_spec_over_the_recipe() {
         "evenkeel.schedule.max_batch"
     );
 }
+
+#[test]
+fn a_run_is_called_by_a_label_whatever_upstream_calls_it() {
+    let named = |lines: &str| {
+        let text = format!("model_name_or_path: m\n{lines}");
+        let recipe = read_in("sft", &text, &[]).unwrap_or_else(|e| panic!("{e}"));
+        let told = recipe.diagnostics.iter();
+        let told: Vec<String> = told
+            .map(|d| {
+                format!(
+                    "{}:{} {}[{}] {}",
+                    d.span.map_or(0, |s| s.line),
+                    d.span.map_or(0, |s| s.column),
+                    d.severity,
+                    d.rule,
+                    d.message
+                )
+            })
+            .collect();
+        (recipe.spec.name, told)
+    };
+    let quiet = |name: &str| (name.to_owned(), Vec::new());
+    assert_eq!(named(""), quiet("config"));
+    assert_eq!(
+        named("output_dir: data/zephyr-7b-sft\n"),
+        quiet("zephyr-7b-sft")
+    );
+    assert_eq!(named("output_dir: ../..\n"), quiet("config"));
+    assert_eq!(named("output_dir: a\nrun_name: b\n"), quiet("b"));
+    assert_eq!(
+        named("output_dir: data/SmolLM2-1.7B_sft\n"),
+        (
+            "smollm2-1-7b-sft".to_owned(),
+            vec![
+                "2:13 note[run-name] the run is called `smollm2-1-7b-sft`: `SmolLM2-1.7B_sft` is \
+                 no label of DNS, which a run's name has to be"
+                    .to_owned()
+            ]
+        )
+    );
+    assert_eq!(named("run_name: ../../x\n").0, "x");
+    let refused = problems("sft", "output_dir: \"\"\nevenkeel: {name: ../x}\n", &[]);
+    let told = [
+        "4: error[run-name] `evenkeel.name` is `../x`: it holds '.' (use lower-case letters, digits \
+         and `-`, 63 at most (a label of DNS), as `x`)",
+        "3: error[run-name] `output_dir` is empty (name a directory, or leave it out for `runs/NAME`)",
+    ];
+    assert_eq!(refused, told.join("\n"));
+}

@@ -10,6 +10,7 @@ use crate::recipe::node::{Node, Value};
 use crate::recipe::reading::Reading;
 use crate::recipe::scalar::{Resolved, Schema};
 use crate::recipe::source::FileId;
+use crate::recipe::suggest::short;
 use crate::recipe::tree::Given;
 
 use super::keys::Kind;
@@ -217,14 +218,6 @@ fn typed(node: &Node, kind: Kind, key: &str, recipe: FileId, reading: &mut Readi
             wrong(&found, reading);
             Checked::Refused
         }
-    }
-}
-
-/// The start of a long text, for messages.
-fn short(text: &str) -> String {
-    match text.char_indices().nth(40) {
-        Some((at, _)) => format!("{}…", &text[..at]),
-        None => text.to_owned(),
     }
 }
 

@@ -56,7 +56,7 @@ fn values_and_places_are_read() {
     };
     assert_eq!(place("batch.global"), ("batch.global", 5, 19));
     assert_eq!(place("learning_rate.peak"), ("learning_rate.peak", 7, 11));
-    assert_eq!(place("name"), ("name", 3, 18));
+    assert_eq!(place("name"), ("metadata.name", 3, 18));
     assert_eq!(place("data.train.0.path").1, 13);
     assert!(!places.contains_key("seed"), "nobody wrote a seed");
 }
@@ -136,4 +136,112 @@ fn large_numbers_are_told_and_compared_exactly() {
         ]
     );
     assert!(build("budget: {samples: 9007199254740992}").is_ok());
+}
+
+#[test]
+fn a_share_or_a_count_is_one_of_both() {
+    for (value, told) in [
+        ("1.5", "`data.held_out` is 1.5"),
+        ("0", "`data.held_out` is 0"),
+        ("-0.1", "`data.held_out` is -0.1"),
+        ("-3", "`data.held_out` is -3"),
+        (".nan", "`data.held_out` is .nan"),
+        (".inf", "`data.held_out` is .inf"),
+        ("1e300", "`data.held_out` is 1"),
+    ] {
+        let found = problems(&format!("data: {{held_out: {value}}}"));
+        assert_eq!(found.len(), 1, "{found:?}");
+        let (place, help) = (
+            "5:out-of-range",
+            "(give a share between 0 and 1, or a whole number",
+        );
+        assert!(
+            found[0].starts_with(&format!("{place} {told}")),
+            "{found:?}"
+        );
+        assert!(found[0].contains(help), "{found:?}");
+    }
+    for value in ["0.05", "1", "1000", "1000.0"] {
+        assert!(
+            build(&format!("data: {{held_out: {value}}}")).is_ok(),
+            "{value}"
+        );
+    }
+}
+
+#[test]
+fn a_number_that_its_type_cannot_hold_is_told_its_own_range() {
+    assert_eq!(
+        problems("batch: {micro: -4}\nschedule: {kind: norm-test, interval: -1}"),
+        [
+            "5:out-of-range `batch.micro` is -4 (give a number from 1 to 4294967296)",
+            "6:out-of-range `schedule.interval` is -1 (give a number from 1 to 100)",
+        ]
+    );
+}
+
+/// Rule, line, column and message of what is said about a whole file.
+fn said(text: &str) -> Vec<String> {
+    let request = crate::recipe::Request {
+        path: "recipes/Tiny_One.yaml".into(),
+        ..Default::default()
+    };
+    let diagnostics = match crate::recipe::read_text(&request, text.to_owned()) {
+        Ok(recipe) => recipe.diagnostics,
+        Err(error) => error.diagnostics,
+    };
+    let place = |d: &Diagnostic| d.span.map_or((0, 0), |s| (s.line, s.column));
+    let told = diagnostics.iter().map(|d| {
+        let (line, column) = place(d);
+        format!("{line}:{column} {} {}", d.rule, d.message)
+    });
+    told.collect()
+}
+
+#[test]
+fn a_name_that_is_no_label_is_refused_where_it_stands() {
+    let head = "apiVersion: evenkeel.dev/v1alpha1\nkind: Recipe\n";
+    for (name, flaw) in [
+        ("../../x", "it holds '.'"),
+        ("/tmp/x", "it holds '/'"),
+        ("a/b", "it holds '/'"),
+        (".", "it holds '.'"),
+        ("\"\"", "it is empty"),
+        ("Tiny", "it holds 'T'"),
+        ("-a", "`-` stands at its end"),
+    ] {
+        let shown = name.trim_matches('"');
+        let found = said(&format!("{head}metadata:\n  name: {name}\nspec: {{}}\n"));
+        let told = format!("4:9 run-name `metadata.name` is `{shown}`: {flaw}");
+        assert_eq!(found, [told]);
+        let found = said(&format!("{head}spec: {{name: {name}}}\n"));
+        assert_eq!(
+            found,
+            [format!("3:14 run-name `name` is `{shown}`: {flaw}")]
+        );
+    }
+    assert_eq!(
+        said(&format!("{head}spec: {{output: \"\"}}\n")),
+        ["3:16 run-name `output` is empty"]
+    );
+    assert_eq!(
+        said(&format!("{head}metadata: tiny\nspec: {{}}\n")),
+        ["3:11 wrong-type `metadata` takes a mapping, this is a single value"]
+    );
+    assert_eq!(
+        said(&format!("{head}metadata:\nspec: {{}}\n")),
+        Vec::<String>::new()
+    );
+}
+
+#[test]
+fn a_recipe_without_a_name_is_called_like_its_file() {
+    let request = crate::recipe::Request {
+        path: "recipes/Tiny_One.yaml".into(),
+        ..Default::default()
+    };
+    let text = "apiVersion: evenkeel.dev/v1alpha1\nkind: Recipe\nspec: {}\n";
+    let recipe = crate::recipe::read_text(&request, text.to_owned()).unwrap();
+    assert_eq!(recipe.spec.name, "tiny-one");
+    assert_eq!(recipe.span("name"), None);
 }

@@ -1,0 +1,78 @@
+//! Names of runs. A name becomes a directory below `runs/` and part of the names of a cluster's
+//! objects, so it is what both take: a label of RFC 1123, as Kubernetes' `metadata.name` of most
+//! kinds (`apimachinery/pkg/util/validation`, `IsDNS1123Label`).
+
+/// The longest label.
+const MAX: usize = 63;
+
+/// What makes a text no label; `None` for one.
+pub(super) fn flaw(text: &str) -> Option<String> {
+    let fits = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
+    if text.is_empty() {
+        return Some("it is empty".to_owned());
+    }
+    if let Some(odd) = text.chars().find(|&c| !fits(c)) {
+        return Some(format!("it holds {odd:?}"));
+    }
+    if text.starts_with('-') || text.ends_with('-') {
+        return Some("`-` stands at its end".to_owned());
+    }
+    (text.len() > MAX).then(|| format!("it has {} characters, the limit is {MAX}", text.len()))
+}
+
+/// The label nearest to a text: lower case, everything else a `-`, and `run` where nothing is left.
+pub(super) fn label(text: &str) -> String {
+    let mut label = String::new();
+    for c in text.chars().map(|c| c.to_ascii_lowercase()) {
+        if c.is_ascii_lowercase() || c.is_ascii_digit() {
+            label.push(c);
+        } else if !label.is_empty() && !label.ends_with('-') {
+            label.push('-');
+        }
+        if label.len() == MAX {
+            break;
+        }
+    }
+    let label = label.trim_end_matches('-');
+    match label {
+        "" => "run".to_owned(),
+        label => label.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn paths_and_odd_characters_are_no_names() {
+        for text in [
+            "", ".", "..", "../../x", "/etc/x", "a/b", "-a", "a-", "A", "a_b", "a b", "ä", "a\0",
+        ] {
+            assert!(flaw(text).is_some(), "{text:?}");
+        }
+        assert!(flaw(&"a".repeat(64)).is_some());
+        for text in ["a", "0", "zephyr-7b-sft-full", &"a".repeat(63)] {
+            assert_eq!(flaw(text), None);
+        }
+    }
+
+    #[test]
+    fn the_nearest_label_keeps_letters_and_digits() {
+        assert_eq!(label("zephyr-7b-sft-full"), "zephyr-7b-sft-full");
+        assert_eq!(label("SmolLM2-1.7B_sft"), "smollm2-1-7b-sft");
+        assert_eq!(label("../../x"), "x");
+        assert_eq!(label("…"), "run");
+    }
+
+    proptest! {
+        #[test]
+        fn a_label_is_one_and_stays_itself(text in any::<String>()) {
+            let named = label(&text);
+            prop_assert_eq!(flaw(&named), None);
+            prop_assert_eq!(label(&named), named);
+        }
+    }
+}
