@@ -11,12 +11,13 @@ use serde::de::{self, Deserialize, Visitor};
 use serde::forward_to_deserialize_any;
 
 use super::access::{EnumAccess, MapAccess, SequenceAccess, StandIn};
+use super::limits;
 use crate::recipe::diagnostic::{Diagnostic, Severity};
 use crate::recipe::node::{Entry, Node, Value};
 use crate::recipe::scalar::{Resolved, Schema};
 use crate::recipe::source::{Place, Places};
 use crate::recipe::spec::Spec;
-use crate::recipe::suggest::did_you_mean;
+use crate::recipe::suggest::{did_you_mean, short};
 
 /// The key that says which variant of an enum with settings is meant.
 const KIND: &str = "kind";
@@ -162,7 +163,8 @@ impl<'n, 'r, 'd> NodeDeserializer<'n, 'r, 'd> {
                 self.report(
                     "out-of-range",
                     format!("`{}` is {}", self.name(), shown(self.node)),
-                    format!("give a whole number from {min} to {max}"),
+                    limits::help(&self.path)
+                        .unwrap_or_else(|| format!("give a whole number from {min} to {max}")),
                 );
                 0
             }
@@ -187,7 +189,7 @@ impl<'n, 'r, 'd> NodeDeserializer<'n, 'r, 'd> {
             self.report(
                 "out-of-range",
                 format!("`{}` is {}", self.name(), shown(self.node)),
-                "give a finite number",
+                limits::help(&self.path).unwrap_or_else(|| "give a finite number".to_owned()),
             );
             return 0.0;
         }
@@ -277,11 +279,7 @@ impl<'n, 'r, 'd> NodeDeserializer<'n, 'r, 'd> {
 
 /// The scalar as written, cut where it is long.
 fn shown(node: &Node) -> String {
-    let text = node.text().unwrap_or_default();
-    match text.char_indices().nth(40) {
-        Some((at, _)) => format!("{}…", &text[..at]),
-        None => text.to_owned(),
-    }
+    short(node.text().unwrap_or_default())
 }
 
 macro_rules! integers {

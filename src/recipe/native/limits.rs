@@ -12,8 +12,18 @@ struct Limit {
     path: &'static str,
     min: f64,
     max: f64,
-    /// The bound `min` itself is not allowed.
-    above_min: bool,
+    bounds: Bounds,
+}
+
+/// What belongs to a range beside what lies between its ends.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Bounds {
+    /// Both ends.
+    Both,
+    /// The upper one only.
+    Upper,
+    /// The upper one only, and from 1 on whole numbers: below it is a share, above a count.
+    ShareOrCount,
 }
 
 const fn range(path: &'static str, min: f64, max: f64) -> Limit {
@@ -21,17 +31,22 @@ const fn range(path: &'static str, min: f64, max: f64) -> Limit {
         path,
         min,
         max,
-        above_min: false,
+        bounds: Bounds::Both,
     }
 }
 
 /// More than `min`, at most `max`.
 const fn above(path: &'static str, min: f64, max: f64) -> Limit {
     Limit {
-        path,
-        min,
-        max,
-        above_min: true,
+        bounds: Bounds::Upper,
+        ..range(path, min, max)
+    }
+}
+
+const fn share_or_count(path: &'static str) -> Limit {
+    Limit {
+        bounds: Bounds::ShareOrCount,
+        ..range(path, 0.0, COUNT)
     }
 }
 
@@ -39,6 +54,8 @@ const fn above(path: &'static str, min: f64, max: f64) -> Limit {
 const BATCH: f64 = (1_u64 << 32) as f64;
 /// Devices along an axis.
 const DEVICES: f64 = (1_u64 << 20) as f64;
+/// Words of a language.
+const WORDS: f64 = (1_u64 << 24) as f64;
 /// Samples or steps of a whole run: exact in a double, so sums stay exact too.
 const COUNT: f64 = (1_u64 << 53) as f64;
 
@@ -59,25 +76,21 @@ const LIMITS: &[Limit] = &[
     above("schedule.norm-test.growth_cap", 1.0, 1e6),
     range("schedule.norm-test.hysteresis", 0.0, 1.0),
     range("schedule.norm-test.ema", 0.0, 0.999_999),
+    range("schedule.norm-test.coordinate_interval", 0.0, COUNT),
     range("schedule.stages.stages.*.share", 0.0, 1.0),
     range("schedule.stages.stages.*.batch", 1.0, BATCH),
     range("schedule.replay.runs.*.batch", 1.0, BATCH),
     range("schedule.replay.runs.*.steps", 1.0, COUNT),
-    above("data.held_out", 0.0, COUNT),
+    share_or_count("data.held_out"),
     range("data.sequence_length", 1.0, (1_u64 << 24) as f64),
     above("data.train.*.weight", 0.0, 1.0),
     range("data.evaluation.*.weight", 0.0, 1.0),
-    range(
-        "data.train.*.synthetic.vocabulary",
-        2.0,
-        (1_u64 << 24) as f64,
-    ),
-    range(
-        "data.train.*.synthetic.branching",
-        1.0,
-        (1_u64 << 24) as f64,
-    ),
+    range("data.train.*.synthetic.vocabulary", 2.0, WORDS),
+    range("data.train.*.synthetic.branching", 1.0, WORDS),
     range("data.train.*.synthetic.samples", 1.0, COUNT),
+    range("data.evaluation.*.synthetic.vocabulary", 2.0, WORDS),
+    range("data.evaluation.*.synthetic.branching", 1.0, WORDS),
+    range("data.evaluation.*.synthetic.samples", 1.0, COUNT),
     range("budget.samples", 1.0, COUNT),
     range("budget.steps", 1.0, COUNT),
     above("budget.epochs", 0.0, 1e6),
@@ -144,8 +157,41 @@ impl Limit {
             Some(whole) => whole > self.max as u64,
             None => value > self.max,
         };
-        above || value < self.min || (self.above_min && value == self.min)
+        let below = match self.bounds {
+            Bounds::Both => value < self.min,
+            Bounds::Upper | Bounds::ShareOrCount => value <= self.min,
+        };
+        let part = self.bounds == Bounds::ShareOrCount && value >= 1.0 && value.fract() != 0.0;
+        above || below || part
     }
+
+    /// What to give instead.
+    fn help(&self) -> String {
+        let Limit { min, max, .. } = self;
+        match self.bounds {
+            Bounds::Both => format!("give a number from {min} to {max}"),
+            Bounds::Upper => format!("give a number above {min} and at most {max}"),
+            Bounds::ShareOrCount => {
+                format!("give a share between {min} and 1, or a whole number from 1 to {max}")
+            }
+        }
+    }
+
+    /// Whether it is the range of the key at a recipe's path.
+    fn is_of(&self, path: &str) -> bool {
+        let pattern = without_kind(self.path);
+        let mut parts = path.split('.');
+        pattern
+            .split('.')
+            .all(|part| parts.next().is_some_and(|own| part == own || part == "*"))
+            && parts.next().is_none()
+    }
+}
+
+/// What to give for the key at a path, when its range is known.
+pub(super) fn help(path: &str) -> Option<String> {
+    let limit = LIMITS.iter().find(|limit| limit.is_of(path));
+    limit.map(Limit::help)
 }
 
 fn out_of_range(limit: &Limit, path: &str, number: &Number, places: &Places) -> Diagnostic {
@@ -155,16 +201,11 @@ fn out_of_range(limit: &Limit, path: &str, number: &Number, places: &Places) -> 
         Some(value) if number.is_f64() => value.to_string(),
         _ => number.to_string(),
     };
-    let bound = if limit.above_min {
-        format!("above {} and at most {}", limit.min, limit.max)
-    } else {
-        format!("from {} to {}", limit.min, limit.max)
-    };
     Diagnostic::error(
         "out-of-range",
         place.map(|p| p.span),
         format!("`{}` is {value}", place.map_or(path.as_str(), |p| &p.key)),
-        format!("give a number {bound}"),
+        limit.help(),
     )
 }
 
@@ -208,3 +249,6 @@ fn values_at<'v>(root: &'v Value, path: &str) -> Vec<(String, &'v Number)> {
         .filter_map(|(path, value)| Some((path, value.as_number()?)))
         .collect()
 }
+
+#[cfg(test)]
+mod tests;
