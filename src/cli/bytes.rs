@@ -4,7 +4,7 @@
 pub fn parse(text: &str) -> Result<u64, String> {
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let unit = text[digits.len()..].to_ascii_lowercase();
-    let factor: u64 = match unit.trim_end_matches('b') {
+    let factor: u64 = match unit.strip_suffix('b').unwrap_or(&unit) {
         "" => 1,
         "k" => 1000,
         "m" => 1_000_000,
@@ -16,12 +16,15 @@ pub fn parse(text: &str) -> Result<u64, String> {
         "ti" => 1 << 40,
         _ => {
             return Err(format!(
-                "unknown unit `{unit}`: use KiB, MiB, GiB, TiB, or none"
+                "unknown unit `{unit}`: use KB, MB, GB, TB (thousands), KiB, MiB, GiB, TiB (1024s), or \
+                 none for bytes"
             ));
         }
     };
     match digits.trim().parse::<u64>() {
-        Err(_) => Err(format!("`{digits}` is not a whole number of bytes")),
+        Err(_) => Err(format!(
+            "`{digits}` is not a whole number: write 1536MiB for one and a half GiB"
+        )),
         Ok(0) => Err("0 bytes hold nothing: give at least 1".to_owned()),
         Ok(number) => number
             .checked_mul(factor)
@@ -38,7 +41,10 @@ mod tests {
         assert_eq!(parse("12MiB"), Ok(12 << 20));
         assert_eq!(parse("2g"), Ok(2_000_000_000));
         assert_eq!(parse("1024"), Ok(1024));
+        assert_eq!(parse("80GB"), Ok(80_000_000_000));
+        assert_eq!(parse("24GiB"), Ok(24 << 30));
         assert!(parse("many").is_err());
+        assert!(parse("12GBB").is_err());
         assert!(parse("1.5GiB").is_err());
         assert!(parse("0").is_err());
         assert!(parse("0GiB").is_err());

@@ -19,6 +19,7 @@ use crate::recipe::{Located, ReadError};
 #[command(after_help = "Examples:
   evenkeel plan recipe.yaml --recipe-gpus 8 --gpus 4     half the GPUs, the same global batch
   evenkeel plan recipe.yaml --nodes 2 --gpus-per-node 8 --device-memory 80GB
+  evenkeel plan recipe.yaml --gpus 8 --device-memory 24GiB    does it fit into 24 × 1024³ bytes?
   evenkeel plan recipe.yaml --gpus 3 --remainder uneven  a count that does not divide the batch
   evenkeel plan recipe.yaml --gpus 8 -o json max_seq_length=1024
 
@@ -27,8 +28,9 @@ pub struct Args {
     #[command(flatten)]
     recipe: RecipeArgs,
 
-    /// Memory of every device, for example 80GB or 24GiB [default: that of the hardware found,
-    /// when no number of GPUs is given]
+    /// Memory of every device, in bytes or with a unit: KB, MB, GB, TB count in thousands (80GB),
+    /// KiB, MiB, GiB, TiB in 1024s (24GiB) [default: that of the hardware found, when no number of
+    /// GPUs is given; else it is not known, and the plan does not say whether the model fits]
     #[arg(long, value_name = "SIZE", value_parser = bytes::parse)]
     device_memory: Option<u64>,
 

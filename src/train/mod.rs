@@ -31,6 +31,12 @@ pub enum TrainError {
     /// The engine: out of memory, a lost peer, a shape.
     #[error(transparent)]
     Engine(#[from] EngineError),
+    /// The states of the model do not fit: no micro-batch is small enough.
+    #[error(
+        "{0}: weights, gradients and optimiser states alone do not fit, whatever the micro-batch; \
+         use more ranks with parallel.strategy=fsdp, more memory for each, or a smaller model"
+    )]
+    States(EngineError),
     /// A checkpoint could not be written or read.
     #[error(transparent)]
     Checkpoint(checkpoint::CheckpointError),

@@ -183,7 +183,12 @@ fn engine(
         },
         (world.world() > 1).then(|| Arc::clone(world)),
         setup.spec.seed,
-    )?;
+    )
+    .map_err(|error| match error {
+        // Memory for the micro-batch comes later: a smaller one would change nothing here.
+        EngineError::OutOfMemory { .. } => TrainError::States(error),
+        error => error.into(),
+    })?;
     Ok(Box::new(engine))
 }
 

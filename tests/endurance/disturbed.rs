@@ -287,6 +287,19 @@ fn memory_for_not_even_one_sample_is_an_error_that_says_so() {
 }
 
 #[test]
+fn weights_that_do_not_fit_are_told_at_once_and_no_smaller_micro_batch_is_tried() {
+    for ranks in ["1", "2"] {
+        let run = Run::of(small(json!({})));
+        let output = run.launch(&["--quiet", "--procs", ranks, "--rank-memory", "64KiB"]);
+        assert_eq!(output.status.code(), Some(1), "{output:?}");
+        let said = String::from_utf8_lossy(&output.stderr);
+        let told = "weights, gradients and optimiser states alone do not fit";
+        assert!(said.contains(told), "{said}");
+        assert_eq!(run.worlds().len(), 1, "one generation");
+    }
+}
+
+#[test]
 fn a_loss_that_is_no_number_ends_the_run_with_its_last_checkpoint() {
     let run = Run::of(small(json!({
         "learning_rate": {"peak": 1000.0, "warmup_samples": 600},

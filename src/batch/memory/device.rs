@@ -30,20 +30,17 @@ impl<'a> Device<'a> {
         self.holds(self.estimator.total(ranks, 0))
     }
 
-    /// The fewest data-parallel ranks up to `most` that `suit` and could hold one sample each with
-    /// everything sharded.
-    pub fn sharded_ranks(&self, most: u64, suit: impl Fn(u64) -> bool) -> Option<u64> {
-        let spec = self.estimator.sharded_spec();
-        let sharded = Estimator {
-            spec: &spec,
-            ..self.estimator.clone()
-        };
-        (1..=most).find(|&ranks| suit(ranks) && self.holds(sharded.total(ranks, 1)))
+    /// The same device with another recipe for the same model.
+    pub fn with<'b>(&self, spec: &'b Spec) -> Device<'b> {
+        Device {
+            estimator: self.estimator.with(spec),
+            available: self.available,
+        }
     }
 
     /// What so many samples need, for people.
     pub fn needed(&self, ranks: u64, micro: u64) -> String {
-        gib(self.estimator.total(ranks, micro))
+        size(self.estimator.total(ranks, micro))
     }
 
     /// What the states need, for people.
@@ -53,12 +50,12 @@ impl<'a> Device<'a> {
 
     /// What can be used of a device, for people.
     pub fn usable(&self) -> String {
-        gib(self.available as f64 * USABLE)
+        size(self.available as f64 * USABLE)
     }
 
     /// What a device has, for people.
     pub fn available(&self) -> String {
-        gib(self.available as f64)
+        size(self.available as f64)
     }
 
     fn holds(&self, bytes: f64) -> bool {
@@ -66,12 +63,40 @@ impl<'a> Device<'a> {
     }
 }
 
-/// `31.4 GiB`.
-fn gib(bytes: f64) -> String {
-    let gib = bytes / (1_u64 << 30) as f64;
-    if gib < 1.0 {
-        format!("{:.0} MiB", gib * 1024.0)
-    } else {
-        format!("{gib:.1} GiB")
+/// `512 MiB`, `31.4 GiB`, `7.9 PiB`.
+fn size(bytes: f64) -> String {
+    let mebibytes = bytes / (1_u64 << 20) as f64;
+    if mebibytes < 1024.0 {
+        return format!("{mebibytes:.0} MiB");
+    }
+    let units = ["GiB", "TiB", "PiB"];
+    let power = (mebibytes.log2() / 10.0) as usize;
+    let power = power.min(units.len());
+    let value = mebibytes / 1024_f64.powi(power as i32);
+    format!("{value:.1} {}", units[power - 1])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::size;
+
+    #[test]
+    fn sizes_are_told_in_the_unit_that_suits_them() {
+        let told: Vec<String> = [30, 39, 40, 43, 50, 53, 70]
+            .map(|power| size(1.5 * 2_f64.powi(power)))
+            .to_vec();
+        assert_eq!(
+            told,
+            [
+                "1.5 GiB",
+                "768.0 GiB",
+                "1.5 TiB",
+                "12.0 TiB",
+                "1.5 PiB",
+                "12.0 PiB",
+                "1572864.0 PiB"
+            ]
+        );
+        assert_eq!(size((1_u64 << 29) as f64), "512 MiB");
     }
 }

@@ -80,12 +80,13 @@ impl<'a> Estimator<'a> {
         parameters + gradients + optimizer + self.activations(micro)
     }
 
-    /// The same recipe with everything sharded over all data-parallel ranks.
-    fn sharded_spec(&self) -> Spec {
-        let mut spec = self.spec.clone();
-        spec.parallel.strategy = Strategy::Fsdp;
-        spec.parallel.data_shard = None;
-        spec
+    /// For another recipe with the same model.
+    fn with<'b>(&self, spec: &'b Spec) -> Estimator<'b> {
+        Estimator {
+            spec,
+            shape: self.shape.clone(),
+            source: self.source.clone(),
+        }
     }
 
     /// Weights, gradients and optimiser states on one device, bytes.

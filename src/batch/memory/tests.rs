@@ -138,8 +138,11 @@ fn heuristics_of_upstream_are_met_by_adapters_on_small_devices() {
         2048,
     );
     assert!(!device(&spec, 80_000_000_000).fits(8, 1));
-    let ranks = device(&spec, 80_000_000_000).sharded_ranks(64, u64::is_power_of_two);
-    assert_eq!(ranks, Some(32));
+    let mut sharded = spec.clone();
+    sharded.parallel.strategy = Strategy::Fsdp;
+    let device = device(&spec, 80_000_000_000);
+    let ranks = [8, 16, 32].map(|ranks| device.with(&sharded).fits(ranks, 1));
+    assert_eq!(ranks, [false, false, true]);
 }
 
 #[test]

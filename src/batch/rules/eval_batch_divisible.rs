@@ -31,10 +31,6 @@ per_device_eval_batch_size × num_processes is not a multiple of num_generations
 fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
     let spec = case.spec();
     let evaluation = &spec.evaluation;
-    let evaluates = evaluation.every_epoch
-        || evaluation.every_samples.is_some()
-        || evaluation.every_steps.is_some()
-        || evaluation.every_share.is_some();
     let (Some(micro), Some(group), Some(ranks)) = (
         evaluation.micro,
         spec.generation.num_generations,
@@ -42,7 +38,7 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
     ) else {
         return;
     };
-    if spec.objective != Objective::Grpo || !evaluates || group == 0 {
+    if spec.objective != Objective::Grpo || evaluation.intervals().is_empty() || group == 0 {
         return;
     }
     let product = u128::from(micro) * u128::from(ranks);

@@ -173,9 +173,10 @@ pub(super) fn evaluation(values: &Values, tree: &mut Tree, reading: &mut Reading
             let steps = ["eval_steps", "logging_steps"]
                 .iter()
                 .find_map(|key| values.float(key).filter(|g| g.value != 0.0));
+            let asked = || keys.iter().find_map(|key| values.text(key));
             match steps {
                 Some(steps) => interval("evaluation", &steps, tree, reading),
-                None => tree.default("evaluation.every_steps", 10),
+                None => tree.plain_if("evaluation.every_steps", asked().map(|g| g.with(10))),
             }
         }
     }

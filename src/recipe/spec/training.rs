@@ -110,6 +110,21 @@ pub struct Evaluation {
     pub samples: Option<u64>,
 }
 
+impl Evaluation {
+    /// The keys that ask for evaluations and are given, as native paths.
+    pub fn intervals(&self) -> Vec<&'static str> {
+        [
+            (self.every_samples.is_some(), "evaluation.every_samples"),
+            (self.every_steps.is_some(), "evaluation.every_steps"),
+            (self.every_share.is_some(), "evaluation.every_share"),
+            (self.every_epoch, "evaluation.every_epoch"),
+        ]
+        .into_iter()
+        .filter_map(|(given, path)| given.then_some(path))
+        .collect()
+    }
+}
+
 /// Checkpoints.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
