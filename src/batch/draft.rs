@@ -283,7 +283,7 @@ fn adjustments(
     let mut change = |path: &str, from: Option<u64>, to: u64, why: String| {
         if from.is_some_and(|from| from != to) {
             adjusted.push(Adjustment {
-                key: recipe.key(path).to_owned(),
+                key: recipe.key(path).into_owned(),
                 from: from.map(|n| n.to_string()).unwrap_or_default(),
                 to: to.to_string(),
                 why,

@@ -33,8 +33,12 @@ pub struct Found {
     pub flaws: Vec<Flaw>,
 }
 
-/// Looks at the recipe's model. For [`Trainer::Any`] a model of the hub need not be here.
-pub fn find(spec: &Spec, trainer: Trainer) -> Found {
+/// How the user's dialect spells the key at a native path.
+type Key<'a> = &'a dyn Fn(&str) -> String;
+
+/// Looks at the recipe's model. For [`Trainer::Any`] a model of the hub need not be here. Messages
+/// name keys as `key` spells them.
+pub fn find(spec: &Spec, trainer: Trainer, key: Key<'_>) -> Found {
     let model = &spec.model;
     let mut found = Found::default();
     let directory = model.path.as_ref().map(PathBuf::from);
@@ -68,7 +72,7 @@ pub fn find(spec: &Spec, trainer: Trainer) -> Found {
     let cause = |error: &ConfigError| shape_flaw(error, model);
     found.flaws.extend(errors.iter().map(cause));
     if found.flaws.is_empty() && !complete {
-        found.flaws.extend(unknown(model, trainer));
+        found.flaws.extend(unknown(model, trainer, key));
     }
     found.shape = shape.filter(|_| complete && found.flaws.is_empty());
     // The positions of a hub model that is not here are not known, unless the recipe states them.
@@ -81,7 +85,7 @@ pub fn find(spec: &Spec, trainer: Trainer) -> Found {
     {
         found.flaws.push(sequence_flaw(&error));
     }
-    match weights(model, directory) {
+    match weights(model, directory, key) {
         Ok(weights) => found.weights = weights,
         Err(flaw) if trainer == Trainer::BuiltIn && found.flaws.is_empty() => {
             found.flaws.push(flaw);
@@ -143,50 +147,58 @@ fn sequence_flaw(error: &ConfigError) -> Flaw {
 }
 
 /// Why there is no shape.
-fn unknown(model: &Model, trainer: Trainer) -> Option<Flaw> {
-    let flaw = |rule, path: &str, message: String, help: &str| {
+fn unknown(model: &Model, trainer: Trainer, key: Key<'_>) -> Option<Flaw> {
+    let flaw = |rule, path: &str, message: String, help: String| {
         Some(Flaw {
             rule,
             paths: vec![path.to_owned(), "model".to_owned()],
             message,
-            help: help.to_owned(),
+            help,
         })
     };
+    let (path, config) = (key("model.path"), key("model.config"));
     match &model.path {
-        Some(_) if !model.config.is_empty() => not_a_shape(),
+        Some(_) if !model.config.is_empty() => not_a_shape(key),
         Some(id) if trainer == Trainer::Any && data::is_hub_id(id) => None,
         Some(id) => flaw(
             "model-missing",
             "model.path",
             format!("model `{id}` is not a directory here, and its shape is not known"),
-            "download it and give its directory, or give the shape (model.config.hidden_size=… \
-             and so on)",
+            format!(
+                "download it and set `{path}=DIRECTORY`, or give the shape, \
+                 `{config}.hidden_size=64` and so on"
+            ),
         ),
-        None if !model.config.is_empty() => not_a_shape(),
+        None if !model.config.is_empty() => not_a_shape(key),
         None => flaw(
             "model-missing",
             "model",
             "the recipe names no model".to_owned(),
-            "set model.path to a directory, or model.config",
+            format!("set `{path}=DIRECTORY`, or a shape, `{config}.hidden_size=64` and so on"),
         ),
     }
 }
 
 /// Keys that make no model.
-fn not_a_shape() -> Option<Flaw> {
+fn not_a_shape(key: Key<'_>) -> Option<Flaw> {
+    let (path, config) = (key("model.path"), key("model.config"));
     Some(Flaw {
         rule: "model-shape",
         paths: vec!["model.config".to_owned()],
         message: format!(
-            "model.config is not a whole shape: it needs {}",
+            "`{config}` is not a whole shape: it needs {}",
             SIZES.join(", ")
         ),
-        help: "give them, or model.path with a directory that holds a config.json".to_owned(),
+        help: format!("give them, or `{path}=DIRECTORY` with one that holds a config.json"),
     })
 }
 
 /// Where the weights come from.
-fn weights(model: &Model, directory: Option<PathBuf>) -> Result<Option<PathBuf>, Flaw> {
+fn weights(
+    model: &Model,
+    directory: Option<PathBuf>,
+    key: Key<'_>,
+) -> Result<Option<PathBuf>, Flaw> {
     match (model.init, directory) {
         (Init::Random, _) => Ok(None),
         (_, Some(directory)) => Ok(Some(directory)),
@@ -198,9 +210,11 @@ fn weights(model: &Model, directory: Option<PathBuf>) -> Result<Option<PathBuf>,
                 "the weights of `{}` are not on this machine",
                 model.path.as_deref().unwrap_or("the model")
             ),
-            help: "download them and give their directory, or start from random ones with \
-                   model.init=random"
-                .to_owned(),
+            help: format!(
+                "download them and set `{}=DIRECTORY`, or start from random ones with `{}=random`",
+                key("model.path"),
+                key("model.init")
+            ),
         }),
     }
 }

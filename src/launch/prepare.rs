@@ -142,7 +142,8 @@ fn setup(
     plan: &Plan,
     request: &Request,
 ) -> Result<(Setup, Option<String>), LaunchError> {
-    let found = model::find(&recipe.spec, Trainer::BuiltIn);
+    let key = |path: &str| recipe.key(path).into_owned();
+    let found = model::find(&recipe.spec, Trainer::BuiltIn, &key);
     let refused = |message| LaunchError::Model { message };
     if let Some(flaw) = found.flaws.first() {
         return Err(refused(format!("{}; {}", flaw.message, flaw.help)));

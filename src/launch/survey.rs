@@ -15,7 +15,8 @@ pub fn survey(recipe: &Recipe, base: &Path, request: PlanRequest) -> PlanRequest
         return request;
     }
     let spec = &recipe.spec;
-    let model = model::find(spec, request.trainer);
+    let key = |path: &str| recipe.key(path).into_owned();
+    let model = model::find(spec, request.trainer, &key);
     let found = data::look(&PrepareRequest {
         data: &spec.data,
         tokenizer: &spec.tokenizer,
@@ -26,7 +27,7 @@ pub fn survey(recipe: &Recipe, base: &Path, request: PlanRequest) -> PlanRequest
         base,
         directory: base,
         resume: false,
-        key: &|path| recipe.key(path).to_owned(),
+        key: &key,
     });
     let elsewhere = |on_hub: bool| on_hub && request.trainer == Trainer::Any;
     let found = found

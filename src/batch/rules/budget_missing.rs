@@ -28,7 +28,12 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
         findings.at(
             &["budget"],
             "the recipe does not say how long to train",
-            "give `budget.samples`, `budget.steps` or `budget.epochs`",
+            format!(
+                "give {}, {} or {}",
+                case.key("budget.samples"),
+                case.key("budget.steps"),
+                case.key("budget.epochs")
+            ),
         );
     }
 }

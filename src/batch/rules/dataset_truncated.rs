@@ -50,11 +50,12 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
     }
 }
 
-/// How to say in the recipe's dialect that nothing is dropped.
+/// How to say in the recipe's dialect that nothing is dropped: upstream by a truth value.
 pub(super) fn wrapping(case: &Case<'_>) -> String {
-    match case.recipe.key("batch.last_batch") {
-        "dataloader_drop_last" => "`dataloader_drop_last: false`".to_owned(),
-        _ => "`batch.last_batch: wrap`".to_owned(),
+    let path = "batch.last_batch";
+    match &*case.recipe.key(path) {
+        "dataloader_drop_last" => case.set(path, "false"),
+        _ => case.set(path, "wrap"),
     }
 }
 

@@ -52,8 +52,10 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
                  above the base batch {global}"
             ),
             format!(
-                "raise it to {} or more, or narrow `elasticity` for a finer quantum",
-                global.saturating_add(quantum)
+                "raise it to {} or more, or narrow {} and {} for a finer quantum",
+                global.saturating_add(quantum),
+                case.key("elasticity.min"),
+                case.key("elasticity.max")
             ),
         );
     }

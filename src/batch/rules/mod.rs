@@ -25,6 +25,7 @@ mod dataset_smaller_than_batch;
 mod dataset_truncated;
 mod elasticity_bounds;
 mod eval_batch_divisible;
+mod eval_data_missing;
 mod eval_interval_multiple;
 mod generation_batch_divisible;
 mod global_batch_conflict;
@@ -80,6 +81,7 @@ static OWN: &[&Rule] = &[
     &dataset_truncated::RULE,
     &elasticity_bounds::RULE,
     &eval_batch_divisible::RULE,
+    &eval_data_missing::RULE,
     &eval_interval_multiple::RULE,
     &generation_batch_divisible::RULE,
     &global_batch_conflict::RULE,
@@ -221,6 +223,11 @@ impl Case<'_> {
     /// A key as the user's dialect spells it, in backquotes.
     fn key(&self, path: &str) -> String {
         format!("`{}`", self.recipe.key(path))
+    }
+
+    /// An override that sets a key, as it is typed on the command line, in backquotes.
+    fn set(&self, path: &str, value: &str) -> String {
+        format!("`{}={value}`", self.recipe.key(path))
     }
 }
 

@@ -39,7 +39,11 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
         findings.at(
             &paths,
             format!("{asked} compares workers, and this world has 1"),
-            "use 2 or more data-parallel ranks, or `estimator: unbiased` with `groups: micro-batches`",
+            format!(
+                "use 2 or more data-parallel ranks, or {} with {}",
+                case.set("schedule.estimator", "unbiased"),
+                case.set("schedule.groups", "micro-batches")
+            ),
         );
     } else if !workers && split.micro_batches < 2 {
         findings.at(

@@ -48,7 +48,8 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
                 split.ranks, test.eta
             ),
             format!(
-                "use `estimator: unbiased`, or η below {:.3} with this estimator",
+                "use {}, or η below {:.3} with this estimator",
+                case.set("schedule.estimator", "unbiased"),
                 (others / global).sqrt()
             ),
         );

@@ -54,6 +54,7 @@ pub(super) static RULES: &[&Rule] = &[
     &OBJECTIVE_ASSUMED,
     &OUT_OF_RANGE,
     &RESUME_RESTORES_BATCH,
+    &RUN_NAME,
     &SCALAR_TYPE,
     &UNKNOWN_DIALECT,
     &UNKNOWN_KEY,
@@ -134,9 +135,12 @@ Where nothing tells, it is taken as supervised fine-tuning."
 page! {
     OUT_OF_RANGE "out-of-range" Error
     summary "a number is outside of what makes sense"
-    why "Zero and absurd sizes are refused where they stand, rather than where they first divide \
-something."
-    upstream "Mostly unchecked upstream: a batch of 0 ends in a division by zero or an empty loader."
+    why "Zero, negative and absurd sizes are refused where they stand, rather than where they first \
+divide something. Every number of a recipe but the seeds has a range, and the help line names it. \
+`data.held_out` (upstream's `test_split_size`) is a share below 1 or a whole number of samples, so 1.5 \
+is neither."
+    upstream "Mostly unchecked upstream: a batch of 0 ends in a division by zero or an empty loader. \
+`datasets`, `train_test_split`: raises on a share that is not between 0 and 1."
     wrong "--gpus 8" native!("  batch: {global: 0, micro: 16}\n");
     right "--gpus 8" native!("  batch: {global: 128, micro: 16}\n");
 }
@@ -152,6 +156,20 @@ micro-batch and accumulation come from the plan of the new world."
 together with `auto_find_batch_size`; up to 5.1 always."
     wrong "--gpus 8" handbook!("resume_from_checkpoint: out/checkpoint-100\n");
     right "--gpus 8" handbook!("");
+}
+
+page! {
+    RUN_NAME "run-name" Error
+    summary "the run's name or directory cannot be used"
+    why "A name becomes a directory, `runs/NAME`, and part of the names of a cluster's objects. So it is \
+a label of DNS (RFC 1123): lower-case letters, digits and `-`, 63 at most, a letter or digit at both \
+ends. A native recipe whose `metadata.name` is none is refused; without one it is called like its file. \
+Upstream a name may be any text (`run_name`, the last part of `output_dir`), so there the nearest label \
+is taken, and where that differs a note says so."
+    upstream "Kubernetes, `apimachinery/pkg/util/validation` (`IsDNS1123Label`). transformers 5.23.0, \
+`training_args.py`: `run_name` is shown in reports, `output_dir` is a path."
+    wrong "--gpus 8" "apiVersion: evenkeel.dev/v1alpha1\nkind: Recipe\nmetadata: {name: ../../elsewhere}\nspec:\n  batch: {global: 128, micro: 16}\n";
+    right "--gpus 8" "apiVersion: evenkeel.dev/v1alpha1\nkind: Recipe\nmetadata: {name: my-run-2}\nspec:\n  batch: {global: 128, micro: 16}\n";
 }
 
 page! {

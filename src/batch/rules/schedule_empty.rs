@@ -33,7 +33,10 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
         findings.at(
             &[path, "schedule"],
             format!("{} is empty", case.key(path)),
-            "name at least one, or use `kind: constant`",
+            format!(
+                "name at least one, or use {}",
+                case.set("schedule", "constant")
+            ),
         );
     }
 }

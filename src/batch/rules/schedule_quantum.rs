@@ -63,8 +63,10 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
                 case.key(&path)
             ),
             format!(
-                "use {near}, a smaller {}, or narrow `elasticity.min` and `elasticity.max`",
-                case.key("batch.micro")
+                "use {near}, a smaller {}, or narrow {} and {}",
+                case.key("batch.micro"),
+                case.key("elasticity.min"),
+                case.key("elasticity.max")
             ),
         );
     }

@@ -50,8 +50,12 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
                 "{asked} needs each worker's gradient over up to {accumulation} micro-batches, \
                  which sharding never holds"
             ),
-            "set `unsharded_accumulation: true` (a whole gradient on every rank), or use \
-             `estimator: unbiased` with `groups: micro-batches`",
+            format!(
+                "set {} (a whole gradient on every rank), or use {} with {}",
+                case.set("schedule.unsharded_accumulation", "true"),
+                case.set("schedule.estimator", "unbiased"),
+                case.set("schedule.groups", "micro-batches")
+            ),
         );
     }
 }

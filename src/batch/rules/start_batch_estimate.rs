@@ -68,7 +68,7 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
                     memory.needed(split.ranks, split.micro),
                     memory.usable()
                 ),
-                "state `batch.micro` to decide yourself".to_owned(),
+                format!("state {} to decide yourself", case.key(path)),
             ),
             None => (
                 format!(
@@ -76,8 +76,10 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
                      largest that divides the batch up to {DEFAULT_MICRO}",
                     split.micro
                 ),
-                "state `batch.micro`, or give `--device-memory` and a model whose shape is known"
-                    .to_owned(),
+                format!(
+                    "state {}, or give `--device-memory` and a model whose shape is known",
+                    case.key(path)
+                ),
             ),
         };
         findings.add(Severity::Note, &[path, "batch.global"], message, help);

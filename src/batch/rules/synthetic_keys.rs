@@ -49,9 +49,15 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
             .filter(|path| case.recipe.span(path).is_some())
         {
             let help = match path {
-                "data.evaluation" => "remove it; `data.held_out` takes samples for evaluation",
-                "data.train.0.weight" => "remove it; `synthetic.samples` says how many there are",
-                _ => "remove it",
+                "data.evaluation" => format!(
+                    "remove it; {} takes samples for evaluation",
+                    case.key("data.held_out")
+                ),
+                "data.train.0.weight" => format!(
+                    "remove it; {} says how many there are",
+                    case.key("data.train.0.synthetic.samples")
+                ),
+                _ => "remove it".to_owned(),
             };
             let message = format!("the synthetic language ignores {}", case.key(path));
             findings.at(&[path], message, help);
@@ -65,7 +71,8 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
                 case.key(&path),
                 source.path
             );
-            let help = format!("remove it, or set `data.train.{index}.path` to {SYNTHETIC}");
+            let source = case.set(&format!("data.train.{index}.path"), SYNTHETIC);
+            let help = format!("remove it, or set {source}");
             findings.at(&[&path], message, help);
         }
     }

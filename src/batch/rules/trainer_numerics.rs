@@ -68,8 +68,8 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
                 case.key("optimizer.name")
             ),
             format!(
-                "set {} to adamw_torch to train with AdamW, or plan only",
-                case.key("optimizer.name")
+                "set {} to train with AdamW, or plan only",
+                case.set("optimizer.name", "adamw_torch")
             ),
         ),
     }

@@ -37,7 +37,10 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
                     "the built-in trainer has no {axis} parallelism, {} is {size}",
                     case.key(&path)
                 ),
-                "set it to 1 (`parallel.strategy: fsdp` shards instead), or plan only",
+                format!(
+                    "set it to 1 ({} shards instead), or plan only",
+                    case.set("parallel.strategy", "fsdp")
+                ),
             );
         }
     }

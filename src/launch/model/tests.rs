@@ -14,7 +14,7 @@ fn spec(path: Option<&str>, config: Value) -> Spec {
 
 /// Rule, first path and message of everything that is wrong.
 fn flaws(spec: &Spec, trainer: Trainer) -> Vec<(&'static str, String, String)> {
-    let flaws = find(spec, trainer).flaws.into_iter();
+    let flaws = find(spec, trainer, &str::to_owned).flaws.into_iter();
     flaws
         .map(|flaw| (flaw.rule, flaw.paths[0].clone(), flaw.message))
         .collect()
@@ -35,7 +35,7 @@ fn sizes() -> Value {
 #[test]
 fn a_whole_shape_is_found_and_starts_from_random_weights() {
     for trainer in [Trainer::Any, Trainer::BuiltIn] {
-        let found = find(&spec(None, sizes()), trainer);
+        let found = find(&spec(None, sizes()), trainer, &str::to_owned);
         assert_eq!(found.flaws, []);
         assert_eq!(found.shape.unwrap().hidden_size, 64);
         assert_eq!(found.weights, None);
@@ -110,7 +110,7 @@ fn a_directory_says_what_its_config_says() {
         std::fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
     };
     write(&sizes());
-    let found = find(&spec, Trainer::Any);
+    let found = find(&spec, Trainer::Any, &str::to_owned);
     assert_eq!(found.flaws, []);
     assert_eq!(found.stored.unwrap()["hidden_size"], 64);
     let mut odd = sizes();

@@ -224,3 +224,95 @@ fn an_accelerate_config_by_itself_is_checked_for_what_it_says() {
     let axes = "distributed_type: FSDP\nnum_processes: 8\nparallelism_config: {parallelism_config_tp_size: 3}\n";
     assert!(found(axes).contains(&("parallelism-product".to_owned(), Severity::Error)));
 }
+
+/// The overrides that a help line names.
+fn proposed(help: &str) -> impl Iterator<Item = &str> {
+    let quoted = help.split('`').skip(1).step_by(2);
+    quoted.filter(|words| words.contains('='))
+}
+
+#[test]
+fn what_the_help_proposes_works_as_it_stands_in_every_dialect() {
+    let folder = tempfile::tempdir().unwrap();
+    let base = folder.path();
+    std::fs::write(base.join("data.jsonl"), "{\"text\": \"a\"}\n").unwrap();
+    let here = base.join("here");
+    std::fs::create_dir(&here).unwrap();
+    std::fs::write(here.join("tokenizer.json"), "{}").unwrap();
+    let config = r#"{"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2,
+                     "vocab_size": 512}"#;
+    std::fs::write(here.join("config.json"), config).unwrap();
+    let native = "apiVersion: evenkeel.dev/v1alpha1\nkind: Recipe\nspec:\n  \
+                  batch: {global: 8, micro: 4}\n  budget: {samples: 100}\n";
+    let upstream = "per_device_train_batch_size: 4\nmax_steps: 10\n";
+    let data = "data: {train: [{path: data.jsonl}]}";
+    let hub = "mistralai/Mistral-7B-v0.1";
+    let nobodys = "acme/new-model";
+    let cases = [
+        (
+            "model-missing",
+            format!("{native}  {data}\n  model: {{path: {hub}}}\n"),
+        ),
+        (
+            "model-missing",
+            format!("{upstream}model_name_or_path: {hub}\n"),
+        ),
+        (
+            "model-missing",
+            format!("{native}  {data}\n  model: {{path: {nobodys}}}\n"),
+        ),
+        (
+            "model-missing",
+            format!("{upstream}model_name_or_path: {nobodys}\n"),
+        ),
+        (
+            "tokenizer-missing",
+            format!("{native}  {data}\n  model: {{path: {hub}}}\n"),
+        ),
+        (
+            "tokenizer-missing",
+            format!("{upstream}model_name_or_path: {hub}\nevenkeel: {{{data}}}\n"),
+        ),
+        (
+            "tokenizer-missing",
+            format!("{upstream}tokenizer_name_or_path: {nobodys}\nevenkeel: {{{data}}}\n"),
+        ),
+        ("data-missing", native.to_owned()),
+        ("data-missing", upstream.to_owned()),
+        (
+            "eval-data-missing",
+            format!("{native}  {data}\n  evaluation: {{every_epoch: true}}\n"),
+        ),
+        (
+            "eval-data-missing",
+            format!("{upstream}eval_strategy: steps\nevenkeel: {{{data}}}\n"),
+        ),
+    ];
+    for (rule, text) in cases {
+        let found = |overrides: Vec<String>| {
+            let request = Request {
+                path: "sft/recipe.yaml".into(),
+                overrides,
+                ..Request::default()
+            };
+            let recipe = read_text(&request, text.clone()).unwrap_or_else(|e| panic!("{e}"));
+            let launched = PlanRequest {
+                trainer: Trainer::BuiltIn,
+                ..PlanRequest::gpus(1)
+            };
+            let examined = batch::examine(&recipe, &survey(&recipe, base, launched));
+            let mut told = examined.diagnostics.into_iter();
+            told.find(|d| d.rule == rule).map(|d| d.help)
+        };
+        let help = found(Vec::new()).unwrap_or_else(|| panic!("nothing said: {rule}\n{text}"));
+        let mut tried = 0;
+        for way in proposed(&help) {
+            // One key of a shape is not a whole one, and says so.
+            let way = way.replace("DIRECTORY", here.to_str().unwrap());
+            let after = found(vec![way.clone()]);
+            assert_eq!(after, None, "{way} on\n{text}");
+            tried += 1;
+        }
+        assert!(tried > 0, "{help}");
+    }
+}

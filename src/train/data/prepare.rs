@@ -118,7 +118,10 @@ impl PrepareRequest<'_> {
         self.setting(
             "data.train",
             "no data to train on is named",
-            "set data.train.0.path to a file, or to synthetic",
+            format!(
+                "give a file, `{key}=[{{path: data.jsonl}}]`, or `{key}=[{{path: synthetic}}]`",
+                key = (self.key)("data.train")
+            ),
         )
     }
 

@@ -61,7 +61,7 @@ impl Tokenizer {
             (None, None) => Err(request.setting(
                 "tokenizer.path",
                 "no tokenizer is named, and no model that could bring its own",
-                "set tokenizer.path to a tokenizer.json, to a directory that holds one, or to byte",
+                Tokenizer::ways(request),
             )),
         }
     }
@@ -82,14 +82,18 @@ impl Tokenizer {
             } else {
                 format!("there is no {}", path.display())
             };
-            return Err(request.setting(
-                key,
-                problem,
-                "set tokenizer.path to a directory with its tokenizer.json, or to byte for the \
-                 built-in vocabulary of 256 bytes",
-            ));
+            return Err(request.setting(key, problem, Tokenizer::ways(request)));
         }
         Ok(Some(path))
+    }
+
+    /// How to name a tokenizer that is here.
+    fn ways(request: &PrepareRequest<'_>) -> String {
+        let key = (request.key)("tokenizer.path");
+        format!(
+            "set `{key}=DIRECTORY` with a tokenizer.json in it, or `{key}=byte` for the built-in \
+             vocabulary of bytes"
+        )
     }
 
     /// For messages: `the tokenizer byte`.
