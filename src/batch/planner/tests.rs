@@ -1,3 +1,5 @@
+mod strangers;
+
 use proptest::prelude::*;
 
 use super::*;
