@@ -9,8 +9,8 @@ use super::encode::{Encoder, Outcome, Piece};
 use super::error::DataError;
 use super::manifest::PartRecord;
 use super::pack::{SampleWriter, Summary};
-use super::prepare::{Phase, Progress};
 use super::read::{self, Content, Document, Reading};
+use super::request::{Phase, Progress};
 use super::selection::Selection;
 use super::sources::{Source, Sources};
 

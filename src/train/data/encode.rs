@@ -4,9 +4,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::chat::{ChatTemplate, Origin};
 use super::error::DataError;
-use super::prepare::PrepareRequest;
 use super::read::{Content, Document, parse_json};
 use super::record::{Fault, Record};
+use super::request::PrepareRequest;
 use super::tokenizer::Tokenizer;
 use super::writer::Token;
 use crate::recipe::spec::Objective;

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use crate::recipe::spec::{DataFormat, DataSource};
 
 use super::error::DataError;
-use super::prepare::PrepareRequest;
+use super::request::PrepareRequest;
 
 /// A file to read.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -10,7 +10,7 @@ use crate::recipe::spec::{DataFormat, DataSource, SYNTHETIC};
 
 use super::error::DataError;
 use super::files::{self, Resolved};
-use super::prepare::PrepareRequest;
+use super::request::PrepareRequest;
 use super::sources;
 use super::synthetic::Language;
 use super::tokenizer::Tokenizer;

@@ -23,6 +23,7 @@ mod publish;
 mod random;
 mod read;
 mod record;
+mod request;
 mod selection;
 mod sources;
 mod store;
@@ -35,8 +36,9 @@ pub use error::{DataError, Place, Unit};
 pub use files::is_hub_id;
 pub use look::{About, Finding, look};
 pub use manifest::{FileRecord, Manifest, PartRecord, Skipped, SourceRecord};
-pub use prepare::{Phase, PrepareRequest, Prepared, Progress, prepare};
+pub use prepare::{Prepared, prepare};
 pub use publish::draft;
+pub use request::{Phase, PrepareRequest, Progress};
 pub use synthetic::Language;
 pub use tokenizer::Tokenizer;
 

@@ -10,7 +10,7 @@ use crate::recipe::spec::{DataFormat, DataSource, SYNTHETIC};
 use super::error::DataError;
 use super::files::{self, Resolved, SourceFile};
 use super::manifest::{FileRecord, SourceRecord};
-use super::prepare::{Phase, PrepareRequest, Progress};
+use super::request::{Phase, PrepareRequest, Progress};
 
 /// A source that is read.
 pub(super) struct Source {

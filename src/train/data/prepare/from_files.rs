@@ -13,11 +13,12 @@ use super::super::manifest::{Manifest, PartRecord, Skipped, VERSION, fingerprint
 use super::super::pack::Summary;
 use super::super::publish::Draft;
 use super::super::read::{Ids, Reading};
+use super::super::request::{Phase, PrepareRequest, Progress};
 use super::super::sources::{self, AllSources, Sources};
 use super::super::tokenizer::Tokenizer;
 use super::super::writer::token_width;
 use super::super::{Part, check_vocabulary};
-use super::{Phase, PrepareRequest, Prepared, Progress, finish, reuse};
+use super::{Prepared, finish, reuse};
 
 /// Ids of `.bin` files may be this large when nobody says how large the model's vocabulary is.
 const VOCABULARY: u64 = 1 << 16;

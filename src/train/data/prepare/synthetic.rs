@@ -7,8 +7,9 @@ use crate::recipe::spec::Synthetic;
 use super::super::error::DataError;
 use super::super::manifest::{Manifest, PartRecord, Skipped, VERSION, fingerprint};
 use super::super::publish::Draft;
+use super::super::request::PrepareRequest;
 use super::super::synthetic::Language;
-use super::{PrepareRequest, Prepared, finish, reuse};
+use super::{Prepared, finish, reuse};
 
 /// Nothing is written but the manifest: samples are made when they are asked for. Held-out ones
 /// are the last of the language's samples.

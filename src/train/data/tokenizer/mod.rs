@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 
 use super::error::DataError;
 use super::files;
-use super::prepare::PrepareRequest;
+use super::request::PrepareRequest;
 use super::writer::Token;
 
 /// A tokenizer and what belongs to it.

@@ -11,8 +11,8 @@ mod synthetic;
 use std::path::{Path, PathBuf};
 
 use super::*;
-use crate::recipe::spec::DataSource;
-use crate::train::data::{Dataset, Part, Sample};
+use crate::recipe::spec::{self, Data, DataSource, Objective};
+use crate::train::data::{Dataset, Phase, Sample};
 
 /// A recipe's data settings with a place to prepare them in.
 struct Case {

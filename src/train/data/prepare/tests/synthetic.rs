@@ -1,6 +1,7 @@
 //! The synthetic language behind the same doors as files.
 
 use super::*;
+use crate::batch;
 use crate::engine::IGNORE;
 use crate::recipe::spec::Synthetic;
 
