@@ -17,3 +17,4 @@ pub mod recipe;
 pub mod samples;
 pub mod telemetry;
 pub mod train;
+pub mod words;

@@ -9,16 +9,17 @@ use syn::visit::Visit;
 
 /// Room, and the rooms it may import (besides itself).
 const TABLE: &[(&str, &[&str])] = &[
+    ("words", &[]),
     ("durable", &[]),
     ("recipe", &[]),
     ("samples", &[]),
     ("inventory", &[]),
-    ("telemetry", &[]),
+    ("telemetry", &["words"]),
     ("comm", &[]),
-    ("batch", &["recipe"]),
+    ("batch", &["recipe", "words"]),
     ("norm", &["recipe"]),
     ("engine", &["comm"]),
-    ("job", &["batch", "durable", "telemetry"]),
+    ("job", &["batch", "durable", "telemetry", "words"]),
     ("agent", &["durable", "inventory", "job", "telemetry"]),
     (
         "operator",
@@ -36,6 +37,7 @@ const TABLE: &[(&str, &[&str])] = &[
             "recipe",
             "samples",
             "telemetry",
+            "words",
         ],
     ),
     (
@@ -50,6 +52,7 @@ const TABLE: &[(&str, &[&str])] = &[
             "samples",
             "telemetry",
             "train",
+            "words",
         ],
     ),
     (
@@ -65,6 +68,7 @@ const TABLE: &[(&str, &[&str])] = &[
             "recipe",
             "telemetry",
             "train",
+            "words",
         ],
     ),
 ];

@@ -5,6 +5,8 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
+use crate::words;
+
 /// For which world, and under which limits, to plan.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct PlanRequest {
@@ -91,16 +93,18 @@ impl PlanRequest {
 impl Devices {
     /// `1 GPU`, `8 GPUs`, `2 processes`.
     pub fn count(self, count: u64) -> String {
-        format!("{count} {}", self.name(count))
+        words::count(count, self.one())
     }
 
     /// What `count` of them are called.
-    pub fn name(self, count: u64) -> &'static str {
-        match (self, count) {
-            (Devices::Gpus, 1) => "GPU",
-            (Devices::Gpus, _) => "GPUs",
-            (Devices::Processes, 1) => "process",
-            (Devices::Processes, _) => "processes",
+    pub fn name(self, count: u64) -> String {
+        words::noun(count, self.one())
+    }
+
+    fn one(self) -> &'static str {
+        match self {
+            Devices::Gpus => "GPU",
+            Devices::Processes => "process",
         }
     }
 }

@@ -6,6 +6,7 @@ use super::output::{self, Format};
 use super::table::Table;
 use crate::inventory::{Devices, DriverState, Ecc, Gpu, GpuMemory, Inventory, Mig};
 use crate::telemetry::human;
+use crate::words::count;
 
 /// Show the GPUs and CPUs found.
 #[derive(clap::Args)]
@@ -135,8 +136,7 @@ fn cpu(inventory: &Inventory) -> String {
     let model = cpu.model.as_deref().unwrap_or("of unknown model");
     let cores = match cpu.cores_of_machine {
         Some(all) if all != cpu.cores => format!("{} of {all} logical cores", cpu.cores),
-        _ if cpu.cores == 1 => "1 logical core".to_owned(),
-        _ => format!("{} logical cores", cpu.cores),
+        _ => count(cpu.cores, "logical core"),
     };
     let memory = match (cpu.memory_available, cpu.memory_total) {
         (Some(available), Some(total)) => format!(

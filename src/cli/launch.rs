@@ -17,6 +17,7 @@ use crate::launch::{Claim, LaunchError, Launcher, Request, RunDir, place, prepar
 use crate::recipe::Recipe;
 use crate::telemetry::{Display, Event, Mode};
 use crate::train::data::Phase;
+use crate::words::count;
 
 /// Train a recipe on this machine.
 #[derive(clap::Args)]
@@ -158,18 +159,19 @@ impl Processes {
     fn asked(procs: Option<u64>, world: Option<u64>) -> anyhow::Result<Processes> {
         let (count, note) = match (procs, world) {
             (Some(procs), Some(world)) if procs != world => bail!(
-                "--procs {procs} and a world of {world} devices (--gpus, --nodes) differ, and every \
-                 process stands for one device: give one of them"
+                "--procs {procs} and a world of {} (--gpus, --nodes) differ, and every process stands \
+                 for one device: give one of them",
+                count(world, "device")
             ),
             (Some(procs), _) => (procs, None),
             (None, Some(world)) if world > MOST_GPUS => bail!(
                 "{world} devices are more than the {MOST_GPUS} processes that one machine can run: ask for fewer, or use `evenkeel plan`, which starts nothing"
             ),
             (None, Some(world)) => {
-                let processes = if world == 1 { "process" } else { "processes" };
                 let note = format!(
-                    "the built-in trainer uses no GPUs: {world} {processes} on the CPU (--procs \
-                     {world} says the same without this word)"
+                    "the built-in trainer uses no GPUs: {} on the CPU (--procs {world} says the \
+                     same without this word)",
+                    count(world, "process")
                 );
                 (world, Some(note))
             }

@@ -59,9 +59,10 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     if !run.in_use() {
         bail!(
             "no launcher works in {place}: `evenkeel launch … --resume --procs {n} --out {place}` \
-             goes on with {n} processes",
+             goes on with {processes}",
             place = run.path().display(),
             n = args.processes,
+            processes = Devices::Processes.count(args.processes),
         );
     }
     let before = run.state()?.map_or(0, |s| s.generations.len());
@@ -114,8 +115,9 @@ fn wait(
         if !launcher_works {
             bail!(
                 "the launcher is gone: `evenkeel launch … --resume --procs {processes} --out {}` goes \
-                 on with {processes} processes",
-                run.path().display()
+                 on with {}",
+                run.path().display(),
+                Devices::Processes.count(processes)
             );
         }
         std::thread::sleep(LOOK);

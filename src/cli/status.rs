@@ -12,6 +12,7 @@ use super::table::Table;
 use super::{EXIT_REFUSED, run_arg};
 use crate::launch::{LaunchError, Phase, RunDir, RunState, proof};
 use crate::telemetry::{Metric, metrics};
+use crate::words::count;
 
 /// Show the runs here, or one run.
 #[derive(clap::Args)]
@@ -239,8 +240,8 @@ fn show(run: &RunDir, output: Format) -> anyhow::Result<ExitCode> {
         setup.recipe_path.display()
     ))?;
     line(format_args!(
-        "  batch       {} samples",
-        setup.global_batch_size
+        "  batch       {}",
+        count(setup.global_batch_size, "sample")
     ))?;
     if let Some(limit) = state.micro_limit {
         line(format_args!(
@@ -256,8 +257,9 @@ fn show(run: &RunDir, output: Format) -> anyhow::Result<ExitCode> {
     }
     match &state.pin {
         Some(pin) => line(format_args!(
-            "  checkpoint  {} ({} samples)",
-            pin.path, pin.samples
+            "  checkpoint  {} ({})",
+            pin.path,
+            count(pin.samples, "sample")
         ))?,
         None => line(format_args!("  checkpoint  none yet"))?,
     }

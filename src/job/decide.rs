@@ -6,6 +6,7 @@ use std::ops::RangeInclusive;
 use serde::{Deserialize, Serialize};
 
 use super::generation::Reason;
+use crate::words::count;
 
 /// How many larger worlds are tried for one to name in a message.
 const LOOK_AHEAD: usize = 64;
@@ -158,9 +159,14 @@ impl Observed<'_> {
     fn nowhere_to_go(&self) -> String {
         let (least, most) = (*self.bounds.start(), self.most());
         let problem = if most < least {
-            format!("{most} ranks are left, and the job needs at least {least}")
+            let (are, left) = (if most == 1 { "is" } else { "are" }, count(most, "rank"));
+            format!("{left} {are} left, and the job needs at least {least}")
         } else {
-            format!("no world of {least} to {most} ranks splits every batch of the job exactly")
+            let worlds = match least == most {
+                true => count(most, "rank"),
+                false => format!("{least} to {most} ranks"),
+            };
+            format!("no world of {worlds} splits every batch of the job exactly")
         };
         let above = most.max(least.saturating_sub(1)).saturating_add(1);
         let next = (above..=*self.bounds.end())

@@ -22,6 +22,7 @@ use crate::telemetry::divergence::LossWatch;
 use crate::telemetry::metrics::Writer as MetricsWriter;
 use crate::telemetry::{Display, Event, StepRecord, now};
 use crate::train::{Setup, checkpoint};
+use crate::words::count;
 
 /// How often the launcher looks around when nothing happens.
 const TICK: Duration = Duration::from_millis(50);
@@ -231,7 +232,7 @@ impl<'a> Launcher<'a> {
         let why = if self.signals.load(Ordering::Relaxed) > 0 {
             "stop asked for: committing a checkpoint (again to stop at once)".to_string()
         } else {
-            format!("{} ranks asked for", self.desired)
+            format!("{} asked for", count(self.desired, "rank"))
         };
         self.display.event(&Event::Draining { why });
         self.state.phase = Phase::Draining;
@@ -253,7 +254,10 @@ impl<'a> Launcher<'a> {
             }
         }
         self.display.event(&Event::Staying {
-            why: format!("the drain is called off: {} ranks asked for", self.desired),
+            why: format!(
+                "the drain is called off: {} asked for",
+                count(self.desired, "rank")
+            ),
         });
         self.write_state()
     }

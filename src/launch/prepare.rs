@@ -15,6 +15,7 @@ use crate::recipe::{Diagnostic, Recipe, Spec};
 use crate::telemetry::now;
 use crate::train::data::{self, Language, PrepareRequest, Progress};
 use crate::train::{Setup, checkpoint, pin, rank};
+use crate::words::count;
 
 /// What the command line adds to the recipe.
 #[derive(Debug, Clone, Default)]
@@ -301,7 +302,7 @@ fn verify(run: &RunDir, pin: &Pin) -> Result<(), LaunchError> {
             "put back a copy, or start a new run from the weights of {} ({} samples) with \
              model.path",
             other.path.display(),
-            other.samples
+            count(other.samples, "sample")
         ),
         None => "put back a copy; this run has no other checkpoint, so that without one it has to \
                  start anew"

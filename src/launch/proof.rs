@@ -9,6 +9,7 @@ use crate::engine::IGNORE;
 use crate::samples::{self, Digest, Fault, Proof};
 use crate::train::data::{self, DataError};
 use crate::train::{Setup, TrainState, pin};
+use crate::words::count;
 
 /// What the proof came to.
 pub struct Verdict {
@@ -37,9 +38,9 @@ impl fmt::Display for Verdict {
         match &self.result {
             Ok(proof) => write!(
                 f,
-                "{} steps consumed samples 0..{} of the one global order exactly once ({:.2} \
-                 epochs); what entered the forward passes is what the data holds",
-                proof.steps,
+                "{} consumed samples 0..{} of the one global order exactly once ({:.2} epochs); \
+                 what entered the forward passes is what the data holds",
+                count(proof.steps, "step"),
                 proof.samples,
                 proof.epochs(self.epoch_length)
             ),

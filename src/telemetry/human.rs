@@ -1,5 +1,7 @@
 //! Numbers as people read them: `1.2k`, `79.6 GiB`, `3m12s`.
 
+use crate::words::noun;
+
 /// What stands where there is no number.
 pub const UNKNOWN: &str = "–";
 
@@ -73,8 +75,7 @@ pub fn grouped(value: u64) -> String {
 
 /// A number of things: `1 step`, `2,000 steps`.
 pub fn plural(number: u64, thing: &str) -> String {
-    let ending = if number == 1 { "" } else { "s" };
-    format!("{} {thing}{ending}", grouped(number))
+    format!("{} {}", grouped(number), noun(number, thing))
 }
 
 /// A learning rate with three significant digits: `3.00e-4`, `0`.

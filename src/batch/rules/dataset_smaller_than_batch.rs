@@ -3,6 +3,7 @@
 use super::dataset_truncated::wrapping;
 use super::{Case, Check, Example, Findings, Rule};
 use crate::recipe::Severity;
+use crate::words::count;
 
 pub(super) const RULE: Rule = Rule {
     id: "dataset-smaller-than-batch",
@@ -35,7 +36,10 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
     if samples >= global {
         return;
     }
-    let message = format!("the data hold {samples} samples, one global batch takes {global}");
+    let message = format!(
+        "the data hold {}, one global batch takes {global}",
+        count(samples, "sample")
+    );
     let smaller = format!("a global batch of {samples} or less, or more data");
     if samples == 0 {
         findings.at(

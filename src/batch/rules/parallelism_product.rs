@@ -73,7 +73,7 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
     }
     if case.draft.data_parallel_size.is_none() {
         let devices = case.request.devices.name(case.request.gpus);
-        wrong_count(case.request.gpus, &paths, devices);
+        wrong_count(case.request.gpus, &paths, &devices);
     }
     if let Some(gpus) = case.spec().batch.gpus
         && gpus != case.request.gpus

@@ -8,6 +8,7 @@ use super::verified::Damage;
 use crate::comm::CommError;
 use crate::durable::FileError;
 use crate::engine::EngineError;
+use crate::words::count;
 
 /// Why a checkpoint was not written, or not read.
 #[derive(Debug, thiserror::Error)]
@@ -91,9 +92,9 @@ pub enum CheckpointError {
 fn last_good(last: Option<&Committed>) -> String {
     match last {
         Some(last) => format!(
-            "the last good checkpoint is {} ({} samples)",
+            "the last good checkpoint is {} ({})",
             last.path.display(),
-            last.samples
+            count(last.samples, "sample")
         ),
         None => "there is no earlier checkpoint of this run".to_string(),
     }

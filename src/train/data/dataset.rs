@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use crate::engine::IGNORE;
+use crate::words::count;
 
 use super::error::DataError;
 use super::manifest::{Manifest, PartRecord};
@@ -232,10 +233,7 @@ impl Dataset {
             ..
         } = self.record;
         let manifest = &self.manifest;
-        let samples_text = match samples {
-            1 => "1 sample".to_string(),
-            _ => format!("{samples} samples"),
-        };
+        let samples_text = count(samples, "sample");
         if let Some(language) = self.language() {
             return format!(
                 "{samples_text} of {} tokens, synthetic language of {} words, \

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use crate::batch;
 use crate::recipe::spec::{self, Data, Objective};
+use crate::words;
 
 use super::error::DataError;
 
@@ -98,7 +99,10 @@ impl PrepareRequest<'_> {
         if count > 0 && count >= samples {
             return Err(self.setting(
                 "data.held_out",
-                format!("{held_out} of {samples} samples would leave none to train on"),
+                format!(
+                    "{held_out} of {} would leave none to train on",
+                    words::count(samples, "sample")
+                ),
                 format!("hold out fewer than {samples}, or give more data"),
             ));
         }
