@@ -38,6 +38,7 @@ fn a_full_standard_output_is_an_error_with_a_message() {
             "{call:?}: {said}"
         );
         assert_eq!(said.lines().count(), 1, "{call:?}: {said}");
+        assert_eq!(said.matches("No space left").count(), 1, "{call:?}: {said}");
     }
 }
 

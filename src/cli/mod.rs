@@ -93,8 +93,19 @@ fn failed(error: &anyhow::Error) -> ExitCode {
     if unprinted.is_some_and(Unprinted::reader_left) {
         return ExitCode::SUCCESS;
     }
-    say(format_args!("error: {error:#}\n"));
+    say(format_args!("error: {}\n", told(error)));
     ExitCode::from(EXIT_USAGE)
+}
+
+/// An error and its causes, as far as it does not tell them itself.
+fn told(error: &anyhow::Error) -> String {
+    let mut text = error.to_string();
+    for cause in error.chain().skip(1).map(ToString::to_string) {
+        if !text.contains(&cause) {
+            text += &format!(": {cause}");
+        }
+    }
+    text
 }
 
 /// Help and versions, which go to standard output, and calls that cannot be read.
@@ -104,5 +115,25 @@ fn said_by_clap(stopped: &clap::Error) -> ExitCode {
         Err(error) if !stopped.use_stderr() => failed(&Unprinted(error).into()),
         _ if stopped.use_stderr() => ExitCode::from(EXIT_USAGE),
         _ => ExitCode::SUCCESS,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use anyhow::Context;
+
+    use super::*;
+    use crate::durable::read_json;
+
+    #[test]
+    fn a_cause_is_told_once() {
+        let file = tempfile::tempdir().unwrap();
+        let path = file.path().join("state.json");
+        let absent = || read_json::<u64>(&path).unwrap_err();
+        let said = "No such file or directory (os error 2)";
+        let cannot = format!("cannot read {}: {said}", path.display());
+        assert_eq!(told(&absent().into()), cannot);
+        let because = Err::<u64, _>(absent()).context("no state").unwrap_err();
+        assert_eq!(told(&because), format!("no state: {cannot}"));
     }
 }
