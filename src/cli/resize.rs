@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::bail;
 
-use super::output::{Unprinted, line};
+use super::output::{Unprinted, line, say};
 use super::{EXIT_REFUSED, run_arg};
 use crate::batch::{Devices, MOST_GPUS};
 use crate::launch::run_dir::GenerationRow;
@@ -97,12 +97,6 @@ fn wait(
                 line("the run has ended meanwhile")?;
                 return Ok(ExitCode::SUCCESS);
             }
-            if run
-                .desired()?
-                .is_some_and(|desired| desired.request > request)
-            {
-                bail!("replaced by a later request: `evenkeel status` shows how it stands");
-            }
             let answered = state.request >= request && state.phase == Phase::Running;
             if let Some(row) = state.generations.last().filter(|_| answered)
                 && row.world == processes
@@ -111,6 +105,17 @@ fn wait(
                 tell(row, state.generations.len() == before)?;
                 return Ok(ExitCode::SUCCESS);
             }
+        }
+        if let Some(newer) = run.desired()?.filter(|newer| newer.request > request) {
+            say(format_args!(
+                "error: request {request} for {} gave way to request {} for {}; `evenkeel status \
+                 {}` shows how it stands\n",
+                Devices::Processes.count(processes),
+                newer.request,
+                Devices::Processes.count(newer.ranks),
+                run.path().display()
+            ));
+            return Ok(ExitCode::from(EXIT_REFUSED));
         }
         if !launcher_works {
             bail!(

@@ -4,12 +4,12 @@
 //! ```text
 //! RUN/run.json               the run ([`crate::job::files`] has the names that ranks know, too)
 //! RUN/state.json             where it stands: written by its launcher only
-//! RUN/desired.json           how many ranks somebody asks for
+//! RUN/desired.json           how many ranks somebody asks for (desired.lock: who numbers a request)
 //! RUN/data/                  the prepared data
 //! RUN/gen-N/                 what a generation wrote
 //! ```
 
-use std::fs;
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
 use serde::de::DeserializeOwned;
@@ -17,12 +17,13 @@ use serde::{Deserialize, Serialize};
 
 use super::LaunchError;
 use super::worlds::Reached;
-use crate::durable::{Lock, read_json, write_json};
+use crate::durable::{FileError, Lock, read_json, write_json};
 use crate::job::{Generation, Pin, Reason, files};
 use crate::train::{Setup, checkpoint};
 
 const STATE: &str = "state.json";
 const DESIRED: &str = "desired.json";
+const DESIRED_LOCK: &str = "desired.lock";
 
 /// A run's directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -151,8 +152,16 @@ impl RunDir {
         self.read(DESIRED)
     }
 
-    /// Asks for a number of ranks; returns the request's number.
+    /// Asks for a number of ranks. Requests that are made at the same time are numbered one after
+    /// the other.
     pub fn write_desired(&self, ranks: u64) -> Result<Desired, LaunchError> {
+        let path = self.0.join(DESIRED_LOCK);
+        let _numbering = File::options()
+            .create(true)
+            .append(true)
+            .open(&path)
+            .and_then(|file| file.lock().map(|()| file))
+            .map_err(|error| FileError::from_io("lock", &path, 0, error))?;
         let request = self.desired()?.map_or(1, |desired| desired.request + 1);
         let desired = Desired { ranks, request };
         self.write(DESIRED, &desired)?;
@@ -199,5 +208,29 @@ impl RunDir {
             Err(error) if error.is_absent() => Ok(None),
             Err(error) => Err(error.into()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::thread;
+
+    use super::*;
+
+    #[test]
+    fn requests_made_at_the_same_time_have_numbers_of_their_own() {
+        let directory = tempfile::tempdir().unwrap();
+        let run = RunDir::at(directory.path());
+        let ask = || (0..5).map(|_| run.write_desired(2).unwrap().request);
+        let numbers: BTreeSet<u64> = thread::scope(|scope| {
+            let asking: Vec<_> = (0..8)
+                .map(|_| scope.spawn(|| ask().collect::<Vec<u64>>()))
+                .collect();
+            let asked = asking.into_iter().flat_map(|thread| thread.join().unwrap());
+            asked.collect()
+        });
+        assert_eq!(numbers, (1..=40).collect());
+        assert_eq!(run.desired().unwrap().unwrap().request, 40);
     }
 }

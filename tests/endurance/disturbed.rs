@@ -230,10 +230,17 @@ fn a_resize_that_is_taken_back_moves_nothing() {
     };
     // A rank that stands still keeps the others from agreeing on a step to leave at.
     run.signal_rank(1, 1, Signal::STOP);
-    assert!(run.call("resize", &["3", "--no-wait"]).status.success());
+    let first = run.calling("resize", &["3"]);
     phase("draining");
     let back = run.call("resize", &["2"]);
     run.signal_rank(1, 1, Signal::CONT);
+    let first = first.wait_with_output().unwrap();
+    assert_eq!(first.status.code(), Some(1), "{first:?}");
+    let told = said(&first);
+    assert!(
+        told.contains("request 1 for 3 processes gave way to request 2 for 2 processes"),
+        "{told}"
+    );
     assert!(back.status.success(), "{back:?}");
     let told = String::from_utf8_lossy(&back.stdout);
     assert!(

@@ -123,6 +123,34 @@ impl Run {
 
     /// Launches in the background.
     pub fn start(&self, arguments: &[&str]) -> Launched {
+        self.start_by(self.command(arguments))
+    }
+
+    /// Launches in the background as `nohup` does: a hangup is ignored.
+    pub fn start_without_hangups(&self, arguments: &[&str]) -> Launched {
+        let launch = self.command(arguments);
+        let mut shell = Command::new("sh");
+        shell
+            .args(["-c", "trap '' HUP; exec \"$0\" \"$@\""])
+            .arg(launch.get_program())
+            .args(launch.get_args());
+        self.start_by(shell)
+    }
+
+    /// Launches, lets the first generation take some steps, and interrupts it: it drains.
+    pub fn drained(&self, arguments: &[&str]) {
+        let launched = self.start(arguments);
+        self.wait_for_steps(1, 5);
+        self.drain(launched);
+    }
+
+    /// Interrupts a launch, which ends resumable.
+    pub fn drain(&self, launched: Launched) {
+        launched.signal(rustix::process::Signal::INT);
+        assert_eq!(launched.wait().code(), Some(143), "{}", self.log());
+    }
+
+    fn start_by(&self, mut command: Command) -> Launched {
         let log = std::fs::File::create(self.scratch().join("launch.log")).unwrap();
         let child = self
             .command(arguments)
@@ -141,6 +169,11 @@ impl Run {
 
     /// `evenkeel NAME RUN …`
     pub fn call(&self, name: &str, arguments: &[&str]) -> Output {
+        self.calling(name, arguments).wait_with_output().unwrap()
+    }
+
+    /// The same in the background.
+    pub fn calling(&self, name: &str, arguments: &[&str]) -> Child {
         evenkeel()
             .arg(name)
             .arg(self.out())
