@@ -20,6 +20,8 @@ pub struct Seen {
     pub failed: Option<(String, bool)>,
     /// How its process ended.
     pub ending: Option<Ending>,
+    /// Why its agent killed it, where it was the agent that did.
+    pub given_up: Option<String>,
 }
 
 /// What a rank that lost a peer says.
@@ -72,6 +74,14 @@ impl Seen {
         self.lost.is_some() || self.ending.is_some_and(|ending| !planned.contains(&ending))
     }
 
+    /// What there is to say of a process that a signal ended.
+    pub fn ended_by(&self, signal: i32) -> String {
+        match &self.given_up {
+            Some(why) => format!("{why}, so it was killed"),
+            None => format!("killed by signal {signal}"),
+        }
+    }
+
     /// Whether it has neither ended nor said what it holds.
     fn undecided(&self) -> bool {
         self.ending.is_none() && self.lost.is_none()
@@ -104,6 +114,13 @@ pub fn awaited(seen: &[Seen]) -> Vec<u64> {
 /// Ranks that have neither ended nor said what they hold.
 pub fn undecided(seen: &[Seen]) -> Vec<u64> {
     ranks(seen, Seen::undecided).collect()
+}
+
+/// What a peer saw of a rank that it lost.
+pub fn seen_of(seen: &[Seen], rank: u64) -> Option<&str> {
+    let mut lost = seen.iter().filter_map(|s| s.lost.as_ref());
+    lost.find(|lost| lost.rank == rank)
+        .map(|lost| lost.why.as_str())
 }
 
 /// The living rank that holds the newest whole state, if it is newer than `pinned` samples: it may
@@ -151,12 +168,12 @@ pub fn outcome(
         });
     }
     let signalled = numbered().find_map(|(s, rank)| match s.ending {
-        Some(Ending::Signal(signal)) => Some((rank, signal)),
+        Some(Ending::Signal(signal)) => Some((rank, s, signal)),
         _ => None,
     });
-    if let Some((rank, signal)) = signalled {
-        let why = format!("killed by signal {signal}");
-        if signal == 9 && oom_killed() {
+    if let Some((rank, lost, signal)) = signalled {
+        let why = lost.ended_by(signal);
+        if signal == 9 && lost.given_up.is_none() && oom_killed() {
             return Some(out_of_memory(format!(
                 "rank {rank} was killed by the kernel's out-of-memory killer"
             )));
@@ -199,4 +216,50 @@ pub fn outcome(
         why: lost.map_or_else(|| "the ranks ended apart".into(), |l| l.why),
         deterministic: false,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn killed() -> Seen {
+        Seen {
+            ending: Some(Ending::Signal(9)),
+            ..Seen::default()
+        }
+    }
+
+    fn survivor(of: u64) -> Seen {
+        Seen {
+            lost: Some(Lost {
+                rank: of,
+                why: "no heartbeat for 3.0 s".into(),
+                samples: 24,
+                whole: true,
+            }),
+            ending: Some(Ending::Code(exit::PEER_LOST)),
+            ..Seen::default()
+        }
+    }
+
+    #[test]
+    fn a_rank_that_its_agent_killed_is_told_by_what_was_seen_of_it() {
+        let why = |seen: &[Seen]| match outcome(seen, 2, || None, || true) {
+            Some(Outcome::Lost { rank: 1, why }) => why,
+            other => panic!("{other:?}"),
+        };
+        let mut seen = [survivor(1), killed()];
+        let words = seen_of(&seen, 1).map(str::to_owned);
+        seen[1].given_up = words;
+        assert_eq!(why(&seen), "no heartbeat for 3.0 s, so it was killed");
+    }
+
+    #[test]
+    fn only_a_kill_by_somebody_else_may_be_the_kernels() {
+        let seen = [survivor(1), killed()];
+        let ended = |oom: bool| outcome(&seen, 2, || Some(1), || oom);
+        assert!(matches!(ended(true), Some(Outcome::OutOfMemory { .. })));
+        let why = "killed by signal 9".to_owned();
+        assert_eq!(ended(false), Some(Outcome::Lost { rank: 1, why }));
+    }
 }

@@ -110,7 +110,7 @@ impl<'a> Launcher<'a> {
             if self.signals.load(Ordering::Relaxed) > 1
                 && let Some(current) = &mut self.current
             {
-                current.watch.kill();
+                current.watch.kill("stopped at once, as asked");
             }
             let ranks = self.ranks();
             let capacity = self.capacity(&ranks);

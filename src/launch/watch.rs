@@ -52,9 +52,32 @@ impl Watch {
         self.seen.iter().all(|seen| seen.ready)
     }
 
-    /// Kills every rank.
-    pub fn kill(&mut self) {
+    /// Kills every rank that still runs; `why` is what is said of it.
+    pub fn kill(&mut self, why: &str) {
+        for seen in self.seen.iter_mut().filter(|seen| seen.ending.is_none()) {
+            seen.given_up.get_or_insert_with(|| why.to_owned());
+        }
         self.ranks.kill();
+    }
+
+    /// What is known of a rank.
+    pub fn seen(&self, rank: u64) -> Option<&Seen> {
+        self.seen.get(usize::try_from(rank).ok()?)
+    }
+
+    /// Kills a rank of which nothing more is to be heard.
+    fn give_up(&mut self, rank: u64) {
+        let why = match seen::seen_of(&self.seen, rank) {
+            Some(why) => why.to_owned(),
+            None => format!("not a word for {} s after a loss", NOTICE.as_secs()),
+        };
+        if let Some(seen) = self
+            .seen
+            .get_mut(usize::try_from(rank).unwrap_or(usize::MAX))
+        {
+            seen.given_up = Some(why);
+        }
+        self.ranks.kill_one(rank);
     }
 
     /// Takes in what happened.
@@ -85,7 +108,7 @@ impl Watch {
         let Some(since) = self.trouble else { return };
         if self.settled {
             if since.elapsed() > COMMIT {
-                self.ranks.kill();
+                self.kill(&format!("no commit within {} s", COMMIT.as_secs()));
             }
             return;
         }
@@ -94,7 +117,7 @@ impl Watch {
             return;
         }
         for rank in seen::undecided(&self.seen) {
-            self.ranks.kill_one(rank);
+            self.give_up(rank);
         }
         self.settled = true;
         let newest = self.committed.as_ref().map_or(pinned, |pin| pin.samples);

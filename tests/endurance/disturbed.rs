@@ -126,6 +126,12 @@ fn a_frozen_rank_is_lost_like_a_killed_one() {
     run.signal_rank(1, 2, Signal::STOP);
     assert!(launched.wait().success(), "{}", run.log());
     assert_eq!(run.worlds(), [3, 2]);
+    // What was seen, not that its launcher killed it then.
+    let shown = run.call("status", &[]).stdout;
+    for told in [run.log(), String::from_utf8_lossy(&shown).into_owned()] {
+        assert!(told.contains("rank 2: no heartbeat for "), "{told}");
+        assert!(!told.contains("signal 9"), "{told}");
+    }
     proved(&run, 2400);
 }
 

@@ -27,11 +27,12 @@ impl Launcher<'_> {
         match event {
             RankEvent::Report { report, rank, .. } => self.take_report(*rank, report),
             RankEvent::Exited { ending, rank, .. } => {
-                if let Ending::Signal(signal) = ending {
+                if let (Ending::Signal(signal), Some(seen)) = (ending, current.watch.seen(*rank)) {
+                    let reason = seen.ended_by(*signal);
                     self.in_trouble();
                     self.display.event(&Event::RankLost {
                         rank: *rank,
-                        reason: format!("killed by signal {signal}"),
+                        reason,
                     });
                 }
                 Ok(())
