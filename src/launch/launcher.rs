@@ -19,7 +19,6 @@ use crate::batch;
 use crate::job::generation::Address;
 use crate::job::{Action, End, Generation, Member, Observed, Outcome, Ranks, Reason, decide};
 use crate::telemetry::divergence::LossWatch;
-use crate::telemetry::metrics::Writer as MetricsWriter;
 use crate::telemetry::{Display, Event, StepRecord, now};
 use crate::train::{Setup, checkpoint};
 use crate::words::count;
@@ -58,7 +57,6 @@ pub struct Launcher<'a> {
 struct Current {
     generation: Generation,
     watch: Watch,
-    metrics: MetricsWriter,
     /// Kills by the kernel since its ranks were started.
     oom_kills: OomKills,
     draining: bool,
@@ -319,7 +317,6 @@ impl<'a> Launcher<'a> {
         )
         .map_err(|error| LaunchError::Spawn { error })?;
         self.current = Some(Current {
-            metrics: MetricsWriter::append_to(self.run.metrics(number))?,
             watch: Watch::new(ranks, world),
             generation,
             oom_kills,

@@ -77,7 +77,7 @@ pub enum LaunchError {
     /// Training's own refusal.
     #[error(transparent)]
     Train(#[from] crate::train::TrainError),
-    /// The metrics cannot be written or read.
+    /// The metrics cannot be read.
     #[error(transparent)]
     Metrics(#[from] crate::telemetry::metrics::MetricsError),
     /// The order of the samples cannot be made.

@@ -155,9 +155,13 @@ pub fn committed(generations: &[Generation]) -> History {
         evaluations.retain(|&samples, _| samples <= start);
         for metric in &generation.metrics {
             match metric {
-                Metric::Step(step) if step.samples > start => steps.push(step.clone()),
-                // It stands in the checkpoint already.
-                Metric::Step(_) => {}
+                Metric::Step(step) => {
+                    // It stands in the checkpoint already, or was written twice.
+                    let counted = steps.last().map_or(start, |last| last.samples.max(start));
+                    if step.samples > counted {
+                        steps.push(step.clone());
+                    }
+                }
                 Metric::Evaluation(evaluation) => {
                     evaluations.insert(evaluation.samples, evaluation.clone());
                 }
@@ -309,6 +313,13 @@ mod tests {
             generation(3, 16, 32),
         ];
         assert_eq!(lineage(&generations), [(1, 8), (1, 16), (3, 24), (3, 32)]);
+    }
+
+    #[test]
+    fn a_step_that_is_written_twice_counts_once() {
+        let mut twice = generation(1, 0, 16);
+        twice.metrics.extend(generation(1, 8, 24).metrics);
+        assert_eq!(lineage(&[twice]), [(1, 8), (1, 16), (1, 24)]);
     }
 
     #[test]

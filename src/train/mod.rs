@@ -54,6 +54,9 @@ pub enum TrainError {
         "the ledger would not prove every sample any more: {0}; this is a bug, please report it"
     )]
     Ledger(#[from] crate::samples::Fault),
+    /// The metrics cannot be written.
+    #[error(transparent)]
+    Metrics(#[from] crate::telemetry::metrics::MetricsError),
     /// The initial weights cannot be used.
     #[error(transparent)]
     Weights(#[from] weights::WeightsError),

@@ -30,6 +30,7 @@ use crate::norm::settings::groups;
 use crate::norm::{Conditions, Controller};
 use crate::recipe::spec::{BatchSchedule, Strategy};
 use crate::samples::Ledger;
+use crate::telemetry::metrics::Writer as MetricsWriter;
 
 /// How long a rank that lost a peer waits to be told what to do.
 const ORDERS: Duration = Duration::from_secs(30);
@@ -125,6 +126,7 @@ fn train(
         state,
         orders,
         reports,
+        metrics: metrics(options)?,
         saving: Saving::default(),
         watch: StepWatch::new(STRAGGLER_FACTOR),
     };
@@ -135,6 +137,13 @@ fn train(
         after_loss(error, &mut trainer)?;
     }
     result
+}
+
+/// The file in which rank 0 writes down what all of them did.
+fn metrics(options: &RankOptions) -> Result<Option<MetricsWriter>, TrainError> {
+    let generation = options.run.join(files::generation(options.generation));
+    let writer = || MetricsWriter::append_to(generation.join(files::METRICS));
+    Ok((options.rank == 0).then(writer).transpose()?)
 }
 
 /// Meets the other ranks of the generation.

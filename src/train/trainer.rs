@@ -25,7 +25,8 @@ use crate::job::protocol::Report;
 use crate::norm::{Decision, GroupSums, Reason, Sums};
 use crate::recipe::spec::Groups;
 use crate::samples::{Deal, Digest, Order, Row};
-use crate::telemetry::{EvaluationRecord, NormTestRecord, StepRecord, now};
+use crate::telemetry::metrics::Writer as MetricsWriter;
+use crate::telemetry::{EvaluationRecord, Metric, NormTestRecord, StepRecord, now};
 
 /// A step is worth a word when it takes this many times the usual.
 pub const STRAGGLER_FACTOR: f64 = 3.0;
@@ -65,6 +66,8 @@ pub struct Trainer<'a> {
     pub orders: &'a Orders,
     /// Reports to the agent.
     pub reports: Reports,
+    /// The generation's metrics file (rank 0 only).
+    pub metrics: Option<MetricsWriter>,
     /// The checkpoint under way.
     pub saving: Saving,
     /// What a step usually takes.
@@ -214,7 +217,7 @@ impl Trainer<'_> {
 
         if self.rank() == 0 {
             self.name_straggler(batch, &totals.seconds);
-            self.reports.send(&Report::Step(StepRecord {
+            self.tell(Metric::Step(StepRecord {
                 generation: self.generation.number,
                 step,
                 samples: to,
@@ -228,7 +231,7 @@ impl Trainer<'_> {
                 time: now(),
                 norm_test: norm_test_record(&decision),
                 coordinate_test,
-            }));
+            }))?;
         }
         Ok(totals.drain)
     }
@@ -322,14 +325,27 @@ impl Trainer<'_> {
         let loss: f64 = everyones.iter().map(|(loss, _)| loss.get()).sum();
         let tokens: u64 = everyones.iter().map(|(_, targets)| targets).sum();
         if self.rank() == 0 && tokens > 0 {
-            self.reports.send(&Report::Evaluation(EvaluationRecord {
+            self.tell(Metric::Evaluation(EvaluationRecord {
                 generation: self.generation.number,
                 samples: self.state.samples,
                 loss: loss / tokens as f64,
                 tokens,
                 time: now(),
-            }));
+            }))?;
         }
+        Ok(())
+    }
+
+    /// Writes a step or an evaluation down, where it outlives whoever started this rank, and reports
+    /// it.
+    fn tell(&mut self, metric: Metric) -> Result<(), TrainError> {
+        if let Some(metrics) = &mut self.metrics {
+            metrics.write(&metric)?;
+        }
+        self.reports.send(&match metric {
+            Metric::Step(step) => Report::Step(step),
+            Metric::Evaluation(evaluation) => Report::Evaluation(evaluation),
+        });
         Ok(())
     }
 

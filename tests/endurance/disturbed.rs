@@ -116,6 +116,18 @@ fn ranks_outlive_a_killed_launcher_only_to_commit() {
         rustix::process::test_kill_process(rank).err()
     });
     proved(&run, 2400);
+    // Nobody read the reports of the steps that the ranks took before they left.
+    let steps: Vec<u64> = run.steps().into_keys().collect();
+    assert_eq!(steps, (1..=200).collect::<Vec<u64>>());
+
+    // A line that a crash cut off hides nothing.
+    let metrics = run.out().join("gen-2/metrics.jsonl");
+    let whole = std::fs::read_to_string(&metrics).unwrap();
+    std::fs::write(&metrics, format!("{whole}{}", &whole[..40])).unwrap();
+    let shown = run.call("status", &[]);
+    let told = String::from_utf8_lossy(&shown.stdout);
+    assert!(told.contains("2400 of 2400 samples, step 200"), "{told}");
+    assert!(run.call("report", &[]).status.success());
 }
 
 #[test]

@@ -1,5 +1,4 @@
-//! What the launcher makes of its ranks' reports: events for those who watch, metrics, and the
-//! run's state.
+//! What the launcher makes of its ranks' reports: events for those who watch, and the run's state.
 
 use std::path::PathBuf;
 use std::time::Instant;
@@ -10,7 +9,7 @@ use crate::job::Pin;
 use crate::job::protocol::{Ending, Report};
 use crate::launch::LaunchError;
 use crate::launch::run_dir::{GenerationRow, Phase};
-use crate::telemetry::{EvaluationRecord, Event, Metric, StepRecord};
+use crate::telemetry::{EvaluationRecord, Event, StepRecord};
 use crate::train::checkpoint;
 
 impl Launcher<'_> {
@@ -54,7 +53,7 @@ impl Launcher<'_> {
                 }
             }
             Report::Step(record) => self.step(record)?,
-            Report::Evaluation(record) => self.evaluation(record)?,
+            Report::Evaluation(record) => self.evaluation(record),
             Report::Committed { pin, .. } => self.committed(pin.clone())?,
             Report::Lost { .. } => self.in_trouble(),
             Report::Straggler { .. }
@@ -102,7 +101,6 @@ impl Launcher<'_> {
         let Some(current) = &mut self.current else {
             return Ok(());
         };
-        current.metrics.write(&Metric::Step(record.clone()))?;
         let first = !std::mem::replace(&mut current.stepped, true);
         let before = self.last_step.as_ref();
         if let Some(event) = before.and_then(|before| batch_changed(before, record)) {
@@ -118,15 +116,11 @@ impl Launcher<'_> {
         }
     }
 
-    fn evaluation(&mut self, record: &EvaluationRecord) -> Result<(), LaunchError> {
-        if let Some(current) = &mut self.current {
-            current.metrics.write(&Metric::Evaluation(record.clone()))?;
-        }
+    fn evaluation(&mut self, record: &EvaluationRecord) {
         self.last_evaluation = Some(record.loss);
         if let Some(message) = self.losses.evaluation(record.loss) {
             self.warn(message);
         }
-        Ok(())
     }
 
     /// A checkpoint counts as soon as its launcher knows of it.
