@@ -245,8 +245,8 @@ fn show(run: &RunDir, output: Format) -> anyhow::Result<ExitCode> {
     ))?;
     if let Some(limit) = state.micro_limit {
         line(format_args!(
-            "  memory      micro-batches above {limit} ran out of it; a resume with --rank-memory \
-             tries them again"
+            "  memory      micro-batches above {limit} ran out of it; a resume with another \
+             --rank-memory tries them again"
         ))?;
     }
     if let Some(step) = &latest {

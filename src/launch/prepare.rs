@@ -42,18 +42,24 @@ pub struct Prepared {
     pub notes: Vec<String>,
 }
 
-/// What the run in a directory has reached, where it is to go on: a new limit for the ranks' memory
-/// lets larger micro-batches be tried again.
+/// What the run in a directory has reached, where it is to go on: another limit for the ranks'
+/// memory lets larger micro-batches be tried again.
 pub fn reached(run: &RunDir, request: &Request) -> Result<Reached, LaunchError> {
     let state = match request.resume {
         true => run.state()?,
         false => None,
     };
-    let reached = state.map(|state| state.reached()).unwrap_or_default();
+    let Some(state) = state else {
+        return Ok(Reached::default());
+    };
+    let before = run.setup()?.rank_memory;
+    let reached = state.reached();
     Ok(Reached {
-        micro_limit: reached
-            .micro_limit
-            .filter(|_| request.rank_memory.is_none()),
+        micro_limit: reached.micro_limit.filter(|_| {
+            request
+                .rank_memory
+                .is_none_or(|bytes| Some(bytes) == before)
+        }),
         ..reached
     })
 }

@@ -227,6 +227,12 @@ fn what_ran_out_of_memory_is_tried_again_with_more_of_it() {
         "{shown}"
     );
 
+    // The same limit again is no reason to try what it did not hold.
+    let launched = run.start(&["--resume", "--rank-memory", "2400KiB"]);
+    run.wait_for_steps(3, 3);
+    run.drain(launched);
+    assert_eq!(run.state().unwrap()["micro_limit"], limit);
+
     let output = run.launch(&["--resume", "--quiet", "--rank-memory", "1GiB"]);
     assert!(output.status.success(), "{}", said(&output));
     let state = run.state().unwrap();
