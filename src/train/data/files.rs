@@ -1,5 +1,6 @@
 //! From a source of the recipe to the files that it means: a file, a directory, a wildcard.
 
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
 use crate::recipe::spec::{DataFormat, DataSource};
@@ -45,6 +46,8 @@ pub(super) fn resolve(
     } else if source.path.contains(['*', '?']) {
         let matched = expand(request.base, &source.path)?;
         return finish(request, source, &key, matched, None);
+    } else if let Some(kind) = special(&place) {
+        return Err(no_file(request, &key, &place, kind));
     } else {
         return Err(missing(request, source, &key));
     };
@@ -78,6 +81,9 @@ fn finish(
             None => by_name,
         };
         match format {
+            Some(_) if let Some(kind) = special(&path) => {
+                return Err(no_file(request, key, &path, kind));
+            }
             Some(format) => files.push(SourceFile { path, name, format }),
             None if single => {
                 return Err(DataError::source(
@@ -191,6 +197,29 @@ fn missing(request: &PrepareRequest<'_>, source: &DataSource, key: &str) -> Data
         key,
         format!("there is no {}", place.display()),
         format!("override {spelled}=/path/to/data.jsonl"),
+    )
+}
+
+/// What something is that is neither a file nor a directory; `None` where it is one, or nothing.
+pub(super) fn special(path: &Path) -> Option<&'static str> {
+    let kind = std::fs::metadata(path).ok()?.file_type();
+    if kind.is_fifo() {
+        Some("a pipe")
+    } else if kind.is_socket() {
+        Some("a socket")
+    } else if kind.is_char_device() || kind.is_block_device() {
+        Some("a device")
+    } else {
+        None
+    }
+}
+
+/// Sources are read more than once, and have a size.
+fn no_file(request: &PrepareRequest<'_>, key: &str, path: &Path, kind: &str) -> DataError {
+    request.setting(
+        key,
+        format!("{} is {kind}, not a file of data", path.display()),
+        "copy what it gives into a file, and name that",
     )
 }
 

@@ -76,8 +76,11 @@ impl Tokenizer {
             return Ok(None);
         }
         let path = request.base.join(name);
-        if !path.exists() {
-            let problem = if files::is_on_hub(request.base, name) {
+        let special = files::special(&path);
+        if special.is_some() || !path.exists() {
+            let problem = if let Some(kind) = special {
+                format!("{} is {kind}, not a tokenizer's file", path.display())
+            } else if files::is_on_hub(request.base, name) {
                 format!("the tokenizer of {name} is not here, and nothing is downloaded")
             } else {
                 format!("there is no {}", path.display())

@@ -56,12 +56,17 @@ fn sources_that_hold_no_data_are_named() {
     }
     let mut case = Case::new();
     said.push(case.refusal());
+    case.write("sockets/a.txt", "x");
+    let socket = case.directory.path().join("sockets/a.jsonl");
+    let _socket = std::os::unix::net::UnixListener::bind(socket).unwrap();
     for path in [
         "",
         "HuggingFaceH4/ultrachat_200k",
         "data/train.jsonl",
         "no*.jsonl",
         "empty",
+        "/dev/null",
+        "sockets",
     ] {
         case.write("empty/README.rst", "x");
         case.data.train = vec![source(path)];
@@ -118,6 +123,7 @@ fn settings_that_cannot_be_met_are_named() {
     refuse(|case| case.tokenizer.path = None);
     refuse(|case| case.tokenizer.path = Some("mistralai/Mistral-7B-v0.1".to_string()));
     refuse(|case| case.tokenizer.path = Some("./tokenizer.json".to_string()));
+    refuse(|case| case.tokenizer.path = Some("/dev/null".to_string()));
     refuse(|case| {
         case.write("b.jsonl", "{\"text\": \"\"}\n");
         case.data.evaluation = vec![source("b.jsonl")];
