@@ -39,17 +39,12 @@ pub enum DataError {
         help: String,
     },
     /// Token ids that the model has no embedding for.
-    #[error(
-        "{what} has {tokens} token ids, the model's vocab_size is {vocab_size}; use the model's \
-         own tokenizer, or set vocab_size to at least {tokens}"
-    )]
+    #[error("{problem}; {help}")]
     Vocabulary {
-        /// Whose ids, for example `the tokenizer byte`.
-        what: String,
-        /// How many ids it uses: the largest id plus one.
-        tokens: u64,
-        /// How many the model has.
-        vocab_size: u64,
+        /// What is wrong, with both numbers.
+        problem: String,
+        /// What to do.
+        help: String,
     },
     /// The prepared store does not hold what its manifest says.
     #[error(
@@ -79,13 +74,24 @@ pub enum DataError {
 impl DataError {
     /// What is wrong and what to do about it, one line each; without the key of a setting.
     pub fn told(&self) -> (String, String) {
-        if let DataError::Setting { problem, help, .. } = self {
-            return (problem.clone(), help.clone());
-        }
-        let text = self.to_string();
-        match text.split_once("; ") {
-            Some((problem, help)) => (problem.to_owned(), help.to_owned()),
-            None => (text, "make it readable, or name another".to_owned()),
+        match self {
+            DataError::Setting { problem, help, .. } | DataError::Vocabulary { problem, help } => {
+                (problem.clone(), help.clone())
+            }
+            DataError::Source {
+                path,
+                problem,
+                help,
+            } => (format!("{}: {problem}", path.display()), help.clone()),
+            DataError::Record {
+                place,
+                problem,
+                help,
+            } => (format!("{place}: {problem}"), help.clone()),
+            other => (
+                other.to_string(),
+                "make it readable, or name another".to_owned(),
+            ),
         }
     }
 

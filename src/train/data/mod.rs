@@ -48,8 +48,7 @@ pub fn check_vocabulary(what: &str, tokens: u64, vocab_size: u64) -> Result<(), 
         return Ok(());
     }
     Err(DataError::Vocabulary {
-        what: what.to_string(),
-        tokens,
-        vocab_size,
+        problem: format!("{what} has {tokens} token ids, the model's vocab_size is {vocab_size}"),
+        help: format!("use the model's own tokenizer, or set vocab_size to at least {tokens}"),
     })
 }
