@@ -90,10 +90,7 @@ fn uneven_dealing_keeps_the_batch_on_any_number_of_ranks() {
 #[test]
 fn an_interrupt_drains_and_resume_goes_on() {
     let run = Run::of(small(json!({})));
-    let launched = run.start(&["--procs", "2"]);
-    run.wait_for_steps(1, 5);
-    launched.signal(Signal::INT);
-    assert_eq!(launched.wait().code(), Some(143), "{}", run.log());
+    run.drained(&["--procs", "2"]);
     let drained = run.state().unwrap()["pin"]["samples"].as_u64().unwrap();
     assert!(drained > 0 && drained < 2400);
     let output = run.launch(&["--procs", "1", "--resume", "--quiet"]);
@@ -153,12 +150,7 @@ fn a_rank_without_memory_leads_to_a_smaller_micro_batch() {
     let run = Run::of(spec());
     let output = run.launch(&["--procs", "1", "--quiet", "--rank-memory", "12MiB"]);
     assert!(output.status.success(), "{output:?}");
-    let proofs: Vec<String> = run.state().unwrap()["generations"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|g| g["proof"].as_str().unwrap().to_string())
-        .collect();
+    let proofs = run.proofs();
     assert!(proofs.len() > 1, "{proofs:?}");
     assert!(
         proofs.iter().all(|proof| proof.ends_with("= 64")),
@@ -184,21 +176,13 @@ fn a_descent_after_the_batch_has_grown_keeps_the_grown_batch() {
         let steps = run.generation_steps(1);
         (steps.last()?["batch"] == 18).then_some(())
     });
-    launched.signal(Signal::INT);
-    assert_eq!(launched.wait().code(), Some(143), "{}", run.log());
+    run.drain(launched);
     assert_eq!(run.state().unwrap()["pin"]["batch"], 18);
 
     let output = run.launch(&["--resume", "--quiet", "--rank-memory", "2400KiB"]);
     assert!(output.status.success(), "{}", said(&output));
-    let state = run.state().unwrap();
-    let proofs: Vec<&str> = state["generations"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|g| g["proof"].as_str().unwrap())
-        .collect();
     assert_eq!(
-        proofs,
+        run.proofs(),
         ["1 × 6 × 2 = 12", "1 × 6 × 2 = 12", "1 × 3 × 4 = 12"]
     );
     let batches: Vec<u64> = run
@@ -216,8 +200,7 @@ fn what_ran_out_of_memory_is_tried_again_with_more_of_it() {
     let run = Run::of(small(json!({"batch": {"global": 12, "micro": 6}})));
     let launched = run.start(&["--rank-memory", "2400KiB"]);
     run.wait_for_steps(2, 3);
-    launched.signal(Signal::INT);
-    assert_eq!(launched.wait().code(), Some(143), "{}", run.log());
+    run.drain(launched);
     let limit = run.state().unwrap()["micro_limit"].as_u64().unwrap();
     assert!(limit < 6);
     let shown = run.call("status", &[]).stdout;
@@ -237,8 +220,7 @@ fn what_ran_out_of_memory_is_tried_again_with_more_of_it() {
     assert!(output.status.success(), "{}", said(&output));
     let state = run.state().unwrap();
     assert_eq!(state["micro_limit"], serde_json::Value::Null);
-    let last = state["generations"].as_array().unwrap().last().unwrap();
-    assert_eq!(last["proof"], "1 × 6 × 2 = 12");
+    assert_eq!(run.proofs().last().unwrap(), "1 × 6 × 2 = 12");
     proved(&run, 2400);
 }
 
@@ -385,10 +367,7 @@ fn a_run_directory_in_use_is_refused() {
 #[test]
 fn an_edited_checkpoint_is_not_resumed() {
     let run = Run::of(small(json!({})));
-    let launched = run.start(&[]);
-    run.wait_for_steps(1, 5);
-    launched.signal(Signal::INT);
-    assert_eq!(launched.wait().code(), Some(143));
+    run.drained(&[]);
     let pin = run.state().unwrap()["pin"]["path"]
         .as_str()
         .unwrap()
@@ -425,10 +404,7 @@ fn ranks_killed_while_checkpoints_are_agreed_on_are_lost_like_any_other() {
 #[test]
 fn checkpoints_without_a_word_which_count_are_neither_resumed_nor_deleted() {
     let run = Run::of(small(json!({})));
-    let launched = run.start(&["--procs", "2"]);
-    run.wait_for_steps(1, 5);
-    launched.signal(Signal::INT);
-    assert_eq!(launched.wait().code(), Some(143));
+    run.drained(&["--procs", "2"]);
     let pin = run.state().unwrap()["pin"]["path"]
         .as_str()
         .unwrap()

@@ -197,6 +197,16 @@ impl Run {
             .collect()
     }
 
+    /// The batch arithmetic of its generations.
+    pub fn proofs(&self) -> Vec<String> {
+        let state = self.state().expect("a state");
+        let generations = state["generations"].as_array().unwrap();
+        generations
+            .iter()
+            .map(|g| g["proof"].as_str().unwrap().to_owned())
+            .collect()
+    }
+
     /// The steps of the committed history by number: of each generation those up to where the next
     /// one began.
     pub fn steps(&self) -> BTreeMap<u64, Value> {

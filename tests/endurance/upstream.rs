@@ -115,15 +115,8 @@ fn zephyr_sft_trains_here_is_resized_loses_a_rank_and_keeps_its_batch() {
     assert_eq!(run.worlds(), [2, 4, 3]);
     let steps = run.steps();
     assert!(steps.values().all(|step| step["batch"] == 128));
-    let state = run.state().unwrap();
-    let proofs: Vec<&str> = state["generations"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|g| g["proof"].as_str().unwrap())
-        .collect();
     assert_eq!(
-        proofs,
+        run.proofs(),
         [
             "2 × 16 × 4 = 128",
             "4 × 16 × 2 = 128",
