@@ -2,13 +2,12 @@
 
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use anyhow::bail;
 
 use super::output::say;
 use super::recipe_args::RecipeArgs;
+use super::signals::Signals;
 use super::{EXIT_DRAINED, EXIT_REFUSED, EXIT_USAGE, render, report};
 use crate::batch::MOST_GPUS;
 use crate::inventory::Inventory;
@@ -28,7 +27,8 @@ Examples:
   evenkeel launch recipe.yaml --procs 3 --remainder uneven --out runs/uneven
   evenkeel launch recipe.yaml --resume             go on where the newest run of it stopped
 
-Ctrl-C commits a checkpoint and ends with 143; a second one stops at once.")]
+Ctrl-C commits a checkpoint and ends with 143; a second one stops at once. So do SIGTERM and a closed
+terminal. Before training it leaves a new run's directory as if it had never been.")]
 pub struct Args {
     #[command(flatten)]
     recipe: RecipeArgs,
@@ -84,6 +84,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
 
 fn launch(args: &Args, recipe: &Recipe) -> anyhow::Result<ExitCode> {
     let inventory = Inventory::discover();
+    let signals = Signals::listen()?;
     let processes = Processes::asked(args.procs, args.recipe.options.world())?;
     let ranks = processes.count;
     let request = Request {
@@ -92,6 +93,7 @@ fn launch(args: &Args, recipe: &Recipe) -> anyhow::Result<ExitCode> {
         rank_memory: args.rank_memory,
         cores: inventory.cpu.cores,
         resume: args.resume,
+        signals: signals.count(),
     };
     let run = place::choose(args.out.as_deref(), &recipe.spec, args.resume)?;
     let reached = prepare::reached(&run, &request)?;
@@ -101,7 +103,7 @@ fn launch(args: &Args, recipe: &Recipe) -> anyhow::Result<ExitCode> {
     let claim = Claim::take(run)?;
     let run = claim.run();
     let mut display = Display::new(mode(args));
-    let prepared = prepare::prepare(run, recipe, &plan, &request, &mut |progress| {
+    let prepared = match prepare::prepare(run, recipe, &plan, &request, &mut |progress| {
         display.event(&Event::Preparing {
             what: match progress.phase {
                 Phase::Checksums => "checksums of the data".into(),
@@ -110,7 +112,13 @@ fn launch(args: &Args, recipe: &Recipe) -> anyhow::Result<ExitCode> {
             done: progress.bytes,
             total: progress.total,
         });
-    })?;
+    }) {
+        Err(LaunchError::Stopped) => {
+            drop(display);
+            return Ok(stopped(args, run, &signals));
+        }
+        prepared => prepared?,
+    };
     let setup = prepared.setup;
     display.event(&Event::Planned {
         name: run.path().display().to_string(),
@@ -124,13 +132,13 @@ fn launch(args: &Args, recipe: &Recipe) -> anyhow::Result<ExitCode> {
     for message in processes.note.into_iter().chain(prepared.notes) {
         display.event(&Event::Warning { message });
     }
-    let signals = listen_for_signals()?;
+    signals.heed();
     let end = Launcher::new(
         run.clone(),
         setup,
         ranks,
         prepared.state,
-        signals,
+        signals.count(),
         &mut display,
     )?
     .run();
@@ -217,20 +225,18 @@ fn mode(args: &Args) -> Mode {
     }
 }
 
-/// Counts SIGINT and SIGTERM.
-fn listen_for_signals() -> anyhow::Result<Arc<AtomicUsize>> {
-    let count = Arc::new(AtomicUsize::new(0));
-    let mut signals = signal_hook::iterator::Signals::new([
-        signal_hook::consts::SIGINT,
-        signal_hook::consts::SIGTERM,
-    ])?;
-    let seen = Arc::clone(&count);
-    std::thread::spawn(move || {
-        for _ in signals.forever() {
-            seen.fetch_add(1, Ordering::Relaxed);
-        }
-    });
-    Ok(count)
+/// Says that a signal came before training. What was written for a new run goes with its claim.
+fn stopped(args: &Args, run: &RunDir, signals: &Signals) -> ExitCode {
+    if args.resume {
+        say(format_args!(
+            "stopped before training: nothing was started, and {} is as it was; the same command \
+             goes on\n",
+            run.path().display()
+        ));
+        return ExitCode::from(EXIT_DRAINED);
+    }
+    say("stopped before training: nothing was started; the same command begins again\n");
+    ExitCode::from(signals.exit_code())
 }
 
 #[cfg(test)]

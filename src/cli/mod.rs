@@ -18,6 +18,7 @@ pub mod render;
 mod report;
 mod resize;
 mod run_arg;
+mod signals;
 mod status;
 mod table;
 mod yaml;

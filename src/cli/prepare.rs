@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use super::recipe_args::RecipeArgs;
 use super::{EXIT_REFUSED, EXIT_USAGE, render};
@@ -48,6 +49,8 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         rank_memory: args.rank_memory,
         cores: Inventory::discover().cpu.cores,
         resume: false,
+        // Its agent kills it, and what is left of the data goes with the next attempt.
+        signals: Arc::default(),
     };
     prepare::prepare(claim.run(), &recipe, &plan, &request, &mut |_| {})?;
     Ok(ExitCode::SUCCESS)

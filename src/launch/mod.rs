@@ -73,7 +73,10 @@ pub enum LaunchError {
     },
     /// The data cannot be used.
     #[error(transparent)]
-    Data(#[from] DataError),
+    Data(DataError),
+    /// A signal came before anything was started.
+    #[error("stopped before anything was started")]
+    Stopped,
     /// Training's own refusal.
     #[error(transparent)]
     Train(#[from] crate::train::TrainError),
@@ -122,4 +125,13 @@ pub enum LaunchError {
         /// Why.
         error: std::io::Error,
     },
+}
+
+impl From<DataError> for LaunchError {
+    fn from(error: DataError) -> Self {
+        match error {
+            DataError::Stopped => LaunchError::Stopped,
+            error => LaunchError::Data(error),
+        }
+    }
 }

@@ -2,6 +2,8 @@
 //! prepared data, the horizon. What can be refused is refused here, before anything is started.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use super::survey::survey;
@@ -30,6 +32,14 @@ pub struct Request {
     pub cores: u64,
     /// Go on with what the directory holds.
     pub resume: bool,
+    /// Signals so far: one stops the preparation.
+    pub signals: Arc<AtomicUsize>,
+}
+
+impl Request {
+    fn stopped(&self) -> bool {
+        self.signals.load(Ordering::Relaxed) > 0
+    }
 }
 
 /// A run that is ready for its launcher.
@@ -105,7 +115,8 @@ pub fn prepare(
         return resume(run, recipe, request, progress);
     }
     let (mut setup, note) = setup(recipe, plan, request)?;
-    let prepared = data(&setup, &Setup::data(run.path()), false, progress)?;
+    let stopped = || request.stopped();
+    let prepared = data(&setup, &Setup::data(run.path()), false, &stopped, progress)?;
     let manifest = &prepared.manifest;
     let samples = manifest.train.samples;
     setup.horizon = batch::horizon(&setup.spec, plan.global_batch_size, Some(samples));
@@ -187,6 +198,7 @@ pub fn data(
     setup: &Setup,
     directory: &Path,
     resume: bool,
+    stopped: data::Stopped<'_>,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<data::Prepared, LaunchError> {
     let spec = &setup.spec;
@@ -202,6 +214,7 @@ pub fn data(
             directory,
             resume,
             key: &|path| path.to_string(),
+            stopped,
         },
         progress,
     )?)
@@ -250,7 +263,7 @@ fn resume(
             run.path().display()
         )));
     }
-    wait_for_old_ranks(run)?;
+    wait_for_old_ranks(run, request)?;
     // What ranks committed after their launcher was gone counts too: nobody else was told.
     if let Some(state) = &mut state {
         state.pin = newest(run, state)?;
@@ -266,7 +279,8 @@ fn resume(
     }
     setup.rank_memory = request.rank_memory.or(setup.rank_memory);
     setup.cores = request.cores;
-    let prepared = data(&setup, &Setup::data(run.path()), true, progress)?;
+    let stopped = || request.stopped();
+    let prepared = data(&setup, &Setup::data(run.path()), true, &stopped, progress)?;
     // Nothing is refused any more: a resume that is leaves the run as it was.
     run.write_setup(&setup)?;
     Ok(Prepared {
@@ -305,8 +319,7 @@ fn verify(run: &RunDir, pin: &Pin) -> Result<(), LaunchError> {
     let newest = others.into_iter().rev().find(|other| other.path != pinned);
     let way_out = match newest {
         Some(other) => format!(
-            "put back a copy, or start a new run from the weights of {} ({} samples) with \
-             model.path",
+            "put back a copy, or start a new run from the weights of {} ({}) with model.path",
             other.path.display(),
             count(other.samples, "sample")
         ),
@@ -317,12 +330,15 @@ fn verify(run: &RunDir, pin: &Pin) -> Result<(), LaunchError> {
     Err(LaunchError::Pinned { error, way_out })
 }
 
-fn wait_for_old_ranks(run: &RunDir) -> Result<(), LaunchError> {
+fn wait_for_old_ranks(run: &RunDir, request: &Request) -> Result<(), LaunchError> {
     let Some(last) = run.next_generation().checked_sub(1).filter(|n| *n > 0) else {
         return Ok(());
     };
     let since = Instant::now();
     while rank::any_alive(&run.generation(last)) {
+        if request.stopped() {
+            return Err(LaunchError::Stopped);
+        }
         if since.elapsed() > OLD_RANKS {
             return Err(LaunchError::Usage {
                 message: format!(

@@ -71,7 +71,7 @@ pub fn prove(
     let directory = tempfile::tempdir()
         .map_err(|error| FileError::from_io("write in", &std::env::temp_dir(), 0, error))?;
     let data = Setup::data(directory.path());
-    super::prepare::data(&setup, &data, false, progress)?;
+    super::prepare::data(&setup, &data, false, &|| false, progress)?;
     let dataset = setup.training_data(directory.path())?;
     let order = setup.order(dataset.len())?;
     let result = samples::verify(Vec::from(state.ledger), |positions| {

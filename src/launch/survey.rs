@@ -28,6 +28,7 @@ pub fn survey(recipe: &Recipe, base: &Path, request: PlanRequest) -> PlanRequest
         directory: base,
         resume: false,
         key: &key,
+        stopped: &|| false,
     });
     let elsewhere = |on_hub: bool| on_hub && request.trainer == Trainer::Any;
     let found = found

@@ -5,5 +5,6 @@ mod disk;
 mod disturbed;
 mod measured;
 mod refused;
+mod signals;
 mod support;
 mod upstream;

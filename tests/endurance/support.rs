@@ -42,6 +42,11 @@ impl Launched {
         rustix::process::kill_process(pid, signal).unwrap();
     }
 
+    /// Its process.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Waits for the end; returns the exit status.
     pub fn wait(mut self) -> ExitStatus {
         wait_for("the launcher to end", || self.child.try_wait().unwrap())
@@ -152,8 +157,7 @@ impl Run {
 
     fn start_by(&self, mut command: Command) -> Launched {
         let log = std::fs::File::create(self.scratch().join("launch.log")).unwrap();
-        let child = self
-            .command(arguments)
+        let child = command
             .stdout(log.try_clone().unwrap())
             .stderr(log)
             .stdin(Stdio::null())
@@ -178,7 +182,10 @@ impl Run {
             .arg(name)
             .arg(self.out())
             .args(arguments)
-            .output()
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
             .unwrap()
     }
 

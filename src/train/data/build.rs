@@ -10,7 +10,7 @@ use super::error::DataError;
 use super::manifest::PartRecord;
 use super::pack::{SampleWriter, Summary};
 use super::read::{self, Content, Document, Reading};
-use super::request::{Phase, Progress};
+use super::request::{Phase, Progress, Stopped, go_on};
 use super::selection::Selection;
 use super::sources::{Source, Sources};
 
@@ -27,6 +27,7 @@ pub(super) struct Builder<'a> {
     pub width: u64,
     /// Keys of the random numbers that choose shares of sources.
     pub seed: u64,
+    pub stopped: Stopped<'a>,
 }
 
 /// Progress over all parts.
@@ -79,7 +80,7 @@ impl Builder<'_> {
             Some(weight) => {
                 let mut total = 0;
                 for file in &source.files {
-                    total += read::count(file, self.reading)?;
+                    total += read::count(file, self.reading, self.stopped)?;
                 }
                 let wanted = (total as f64 * weight) as u64;
                 let keys = [self.seed, sources.key, number as u64];
@@ -90,6 +91,7 @@ impl Builder<'_> {
         let mut pending: Option<Piece> = None;
         for file in &source.files {
             for document in read::open(file, &source.columns, self.reading)? {
+                go_on(self.stopped)?;
                 let document = document?;
                 if selection
                     .as_mut()
@@ -147,8 +149,12 @@ impl Chunk<'_, '_> {
     fn flush(&mut self) -> Result<(), DataError> {
         let pieces = std::mem::take(&mut self.pieces);
         let bytes = std::mem::take(&mut self.bytes);
-        let (encoder, sources) = (self.builder.encoder, self.sources);
-        let encode = |piece: &Piece| encoder.encode(piece, &sources.list[piece.source].columns);
+        let (builder, sources) = (self.builder, self.sources);
+        let encode = |piece: &Piece| {
+            go_on(builder.stopped)?;
+            let columns = &sources.list[piece.source].columns;
+            builder.encoder.encode(piece, columns)
+        };
         let outcomes: Vec<Result<Outcome, DataError>> = pieces.par_iter().map(encode).collect();
         let before = self.writer.samples();
         for (piece, outcome) in pieces.iter().zip(outcomes) {

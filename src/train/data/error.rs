@@ -66,6 +66,9 @@ pub enum DataError {
         /// How many there are.
         samples: u64,
     },
+    /// Somebody wants the preparation to stop.
+    #[error("stopped while the data was prepared; the same call begins again")]
+    Stopped,
     /// The system says no: a disk that is full, a file that cannot be opened.
     #[error(transparent)]
     File(#[from] FileError),

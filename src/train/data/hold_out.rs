@@ -11,6 +11,7 @@ use crate::durable::FileError;
 use super::error::DataError;
 use super::manifest::PartRecord;
 use super::pack::SampleWriter;
+use super::request::{Stopped, go_on};
 use super::selection::Selection;
 use super::store::{INDEX, Store};
 use super::writer::{IndexWriter, Token};
@@ -27,6 +28,7 @@ pub(super) fn hold_out(
     count: u64,
     seed: u64,
     vocabulary_size: u64,
+    stopped: Stopped<'_>,
 ) -> Result<(PartRecord, PartRecord), DataError> {
     let store = Store::open(train.to_path_buf(), record.clone(), vocabulary_size)?;
     let shorter = train.join("index.shorter");
@@ -36,6 +38,7 @@ pub(super) fn hold_out(
     let mut held = SampleWriter::create(evaluation, record.token_width, longest)?;
     let mut selection = Selection::new(&[seed, HELD_OUT], count, record.samples);
     for index in 0..record.samples {
+        go_on(stopped)?;
         if !selection.next_is_chosen() {
             kept.append(store.entry(index)?)?;
             continue;

@@ -12,6 +12,7 @@ use crate::durable::{FileError, write_atomically};
 use crate::recipe::spec::Synthetic;
 
 use super::error::DataError;
+use super::request::{Stopped, go_on};
 
 /// The manifest's file name.
 pub(super) const FILE: &str = "manifest.json";
@@ -202,7 +203,10 @@ impl Checksum {
 
 impl FileRecord {
     /// Reads a file through, telling `progress` about every stretch of bytes.
-    pub(super) fn of(path: &Path, progress: &mut dyn FnMut(u64)) -> Result<FileRecord, DataError> {
+    pub(super) fn of(
+        path: &Path,
+        progress: &mut dyn FnMut(u64) -> Result<(), DataError>,
+    ) -> Result<FileRecord, DataError> {
         let failed = |error| DataError::read(path, error);
         let mut file = File::open(path).map_err(failed)?;
         let mut buffer = vec![0; 1 << 20];
@@ -215,7 +219,7 @@ impl FileRecord {
             }
             checksum.update(&buffer[..read]);
             bytes += read as u64;
-            progress(read as u64);
+            progress(read as u64)?;
         }
         Ok(FileRecord {
             bytes,
@@ -224,9 +228,9 @@ impl FileRecord {
     }
 
     /// Whether a file of the store has this size and content.
-    pub(super) fn verify(&self, path: &Path) -> Result<(), DataError> {
+    pub(super) fn verify(&self, path: &Path, stopped: Stopped<'_>) -> Result<(), DataError> {
         self.verify_size(path)?;
-        let found = FileRecord::of(path, &mut |_| {})?;
+        let found = FileRecord::of(path, &mut |_| go_on(stopped))?;
         if found.checksum != self.checksum {
             return Err(DataError::store(
                 path,

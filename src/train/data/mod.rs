@@ -38,7 +38,7 @@ pub use look::{About, Finding, look};
 pub use manifest::{FileRecord, Manifest, PartRecord, Skipped, SourceRecord};
 pub use prepare::{Prepared, prepare};
 pub use publish::draft;
-pub use request::{Phase, PrepareRequest, Progress};
+pub use request::{Phase, PrepareRequest, Progress, Stopped};
 pub use synthetic::Language;
 pub use tokenizer::Tokenizer;
 

@@ -65,15 +65,23 @@ fn reuse(request: &PrepareRequest<'_>, wanted: &Manifest) -> Result<Option<Prepa
         }
         return Ok(None);
     }
-    let whole = [
+    let parts = [
         (Part::Train, Some(&found.train)),
         (Part::Evaluation, found.evaluation.as_ref()),
-    ]
-    .iter()
-    .filter_map(|(part, record)| Some((part, (*record)?)))
-    .filter(|_| found.synthetic.is_none())
-    .all(|(part, record)| Store::verify(&request.directory.join(part.directory()), record).is_ok());
-    Ok(whole.then_some(Prepared {
+    ];
+    let stored = parts
+        .iter()
+        .filter_map(|(part, record)| Some((part, (*record)?)))
+        .filter(|_| found.synthetic.is_none());
+    for (part, record) in stored {
+        let directory = request.directory.join(part.directory());
+        match Store::verify(&directory, record, request.stopped) {
+            Ok(()) => {}
+            Err(DataError::Stopped) => return Err(DataError::Stopped),
+            Err(_) => return Ok(None),
+        }
+    }
+    Ok(Some(Prepared {
         notes: found.notes.clone(),
         manifest: found,
         reused: true,

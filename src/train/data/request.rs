@@ -32,6 +32,19 @@ pub struct PrepareRequest<'a> {
     pub resume: bool,
     /// How the recipe's dialect spells a native key, for messages ([`crate::recipe::Recipe::key`]).
     pub key: &'a dyn Fn(&str) -> String,
+    /// Whether somebody wants the preparation to stop. Asked between documents, from any thread.
+    pub stopped: Stopped<'a>,
+}
+
+/// Whether somebody wants the preparation to stop.
+pub type Stopped<'a> = &'a (dyn Fn() -> bool + Sync);
+
+/// An error once somebody wants the preparation to stop.
+pub(super) fn go_on(stopped: Stopped<'_>) -> Result<(), DataError> {
+    match stopped() {
+        true => Err(DataError::Stopped),
+        false => Ok(()),
+    }
 }
 
 /// How far preparation is; for a progress bar.

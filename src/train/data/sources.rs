@@ -10,7 +10,7 @@ use crate::recipe::spec::{DataFormat, DataSource, SYNTHETIC};
 use super::error::DataError;
 use super::files::{self, Resolved, SourceFile};
 use super::manifest::{FileRecord, SourceRecord};
-use super::request::{Phase, PrepareRequest, Progress};
+use super::request::{Phase, PrepareRequest, Progress, Stopped, go_on};
 
 /// A source that is read.
 pub(super) struct Source {
@@ -155,6 +155,7 @@ impl Sources {
         &self,
         state: &mut Progress,
         report: &mut dyn FnMut(Progress),
+        stopped: Stopped<'_>,
     ) -> Result<Vec<SourceRecord>, DataError> {
         let mut records = Vec::new();
         for file in self.files() {
@@ -162,6 +163,7 @@ impl Sources {
                 state.phase = Phase::Checksums;
                 state.bytes = (state.bytes + bytes).min(state.total);
                 report(*state);
+                go_on(stopped)
             })?;
             if content.bytes == 0 {
                 return Err(DataError::source(

@@ -17,6 +17,7 @@ use std::path::{Path, PathBuf};
 use super::Sample;
 use super::error::DataError;
 use super::manifest::{FileRecord, PartRecord};
+use super::request::Stopped;
 
 /// File of the token ids.
 pub(super) const TOKENS: &str = "tokens.bin";
@@ -94,9 +95,15 @@ impl Store {
     }
 
     /// Reads everything through and compares the checksums.
-    pub fn verify(directory: &Path, record: &PartRecord) -> Result<(), DataError> {
-        record.tokens_file.verify(&directory.join(TOKENS))?;
-        record.index_file.verify(&directory.join(INDEX))
+    pub fn verify(
+        directory: &Path,
+        record: &PartRecord,
+        stopped: Stopped<'_>,
+    ) -> Result<(), DataError> {
+        record
+            .tokens_file
+            .verify(&directory.join(TOKENS), stopped)?;
+        record.index_file.verify(&directory.join(INDEX), stopped)
     }
 
     /// A sample's place; `index` is below the number of samples.

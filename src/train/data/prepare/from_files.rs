@@ -66,8 +66,12 @@ fn prepare_sources(
         total: sources.train.bytes()? + sources.evaluation.bytes()?,
         samples: 0,
     };
-    let trained = sources.train.records(&mut state, progress)?;
-    let evaluated = sources.evaluation.records(&mut state, progress)?;
+    let trained = sources
+        .train
+        .records(&mut state, progress, request.stopped)?;
+    let evaluated = sources
+        .evaluation
+        .records(&mut state, progress, request.stopped)?;
     let identity = json!({
         "sequence_length": data.sequence_length,
         "packing": data.packing,
@@ -109,6 +113,7 @@ fn prepare_sources(
         sequence_length: data.sequence_length,
         width: token_width(vocabulary_size),
         seed: request.seed,
+        stopped: request.stopped,
     };
     let mut meter = Meter {
         state: Progress { bytes: 0, ..state },
@@ -167,6 +172,7 @@ fn build(
                 count,
                 request.seed,
                 manifest.vocabulary_size,
+                request.stopped,
             )?;
             manifest.train = kept;
             manifest.evaluation = Some(held);

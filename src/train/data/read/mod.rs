@@ -10,6 +10,7 @@ use serde_json::{Map, Value};
 
 use super::error::{DataError, Place};
 use super::files::SourceFile;
+use super::request::{Stopped, go_on};
 use crate::recipe::spec::DataFormat;
 
 pub(super) use self::bin::Ids;
@@ -72,12 +73,17 @@ pub(super) fn open(
 }
 
 /// Documents of a file.
-pub(super) fn count(file: &SourceFile, reading: Reading) -> Result<u64, DataError> {
+pub(super) fn count(
+    file: &SourceFile,
+    reading: Reading,
+    stopped: Stopped<'_>,
+) -> Result<u64, DataError> {
     if file.format == DataFormat::Parquet {
         return parquet::rows(&file.path);
     }
     let mut documents = 0;
     for document in open(file, &[], reading)? {
+        go_on(stopped)?;
         document?;
         documents += 1;
     }

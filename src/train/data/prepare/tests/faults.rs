@@ -35,6 +35,39 @@ fn complaint(case: &Case) -> String {
 }
 
 #[test]
+fn a_preparation_that_is_stopped_leaves_nothing_wherever_it_is() {
+    let text = "{\"text\": \"abc\"}\n{\"text\": \"defg\"}\n".repeat(20);
+    let mut case = Case::with("a.jsonl", text);
+    case.data.held_out = Some(4.0);
+    case.data.train[0].weight = Some(0.9);
+    let run = case.place().parent().unwrap().to_path_buf();
+    let stopped_at = |case: &mut Case, patience: usize| {
+        case.patience = Some(AtomicUsize::new(patience));
+        match case.prepare() {
+            Err(DataError::Stopped) => true,
+            done => {
+                done.unwrap();
+                false
+            }
+        }
+    };
+    let mut patience = 0;
+    while stopped_at(&mut case, patience) {
+        let left = std::fs::read_dir(&run).into_iter().flatten().count();
+        assert_eq!(left, 0, "stopped when asked {patience} times");
+        patience += 1;
+    }
+    // Every document is counted, chosen, encoded and perhaps held out.
+    assert!(patience > 100, "{patience}");
+
+    // What is there already is only looked at.
+    case.resume = true;
+    assert!(stopped_at(&mut case, 2));
+    case.patience = None;
+    assert!(case.prepare().unwrap().reused);
+}
+
+#[test]
 fn damage_is_named_and_mended_by_preparing_again() {
     type Damage = fn(&Case);
     let damages: [(&str, Damage); 8] = [

@@ -9,6 +9,7 @@ mod shares;
 mod synthetic;
 
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::*;
 use crate::recipe::spec::{self, Data, DataSource, Objective};
@@ -23,6 +24,8 @@ struct Case {
     seed: u64,
     vocab_size: Option<u64>,
     resume: bool,
+    /// How many times it may be asked whether to stop before the answer is yes.
+    patience: Option<AtomicUsize>,
 }
 
 impl Case {
@@ -38,7 +41,18 @@ impl Case {
             seed: 1,
             vocab_size: None,
             resume: false,
+            patience: None,
         }
+    }
+
+    fn stopped(&self) -> bool {
+        let left = |n: usize| n.checked_sub(1);
+        let asked = |patience: &AtomicUsize| {
+            patience
+                .fetch_update(Ordering::Relaxed, Ordering::Relaxed, left)
+                .is_err()
+        };
+        self.patience.as_ref().is_some_and(asked)
     }
 
     /// Training on one file with this content.
@@ -75,6 +89,7 @@ impl Case {
             directory,
             resume: self.resume,
             key: &|path| path.to_string(),
+            stopped: &|| self.stopped(),
         };
         prepare(&request, &mut |_| {})
     }

@@ -151,6 +151,7 @@ fn progress_reaches_all_bytes_and_counts_the_samples() {
         directory: &case.place(),
         resume: false,
         key: &|path| path.to_string(),
+        stopped: &|| false,
     };
     let prepared = prepare(&request, &mut |progress| seen.push(progress)).unwrap();
     let size = std::fs::metadata(case.directory.path().join("a.jsonl"))

@@ -1,0 +1,90 @@
+//! Signals at every stage of a launch: while its data are prepared, while it waits, while it trains.
+
+use std::path::{Path, PathBuf};
+
+use rustix::process::Signal;
+use serde_json::{Value, json};
+
+use super::support::{Launched, Run, small, wait_for};
+
+/// A corpus that takes some seconds to prepare.
+fn corpus(place: &Path) -> PathBuf {
+    let path = place.join("corpus.jsonl");
+    let line = format!("{{\"text\": \"{}\"}}\n", "abcdefgh".repeat(12));
+    std::fs::write(&path, line.repeat(1_000_000)).unwrap();
+    path
+}
+
+fn with_data(path: &Path) -> Value {
+    small(json!({
+        "tokenizer": {"path": "byte"},
+        "model": {"config": {"vocab_size": 512}},
+        "data": {"train": [{"path": path, "synthetic": null}]},
+    }))
+}
+
+fn ended(run: &Run, launched: Launched, signal: Signal) -> Option<i32> {
+    launched.signal(signal);
+    let code = launched.wait().code();
+    assert!(run.log().contains("nothing was started"), "{}", run.log());
+    code
+}
+
+#[test]
+fn a_signal_while_data_are_prepared_leaves_nothing() {
+    let place = tempfile::tempdir().unwrap();
+    let corpus = corpus(place.path());
+    for (signal, code) in [(Signal::INT, 130), (Signal::TERM, 143), (Signal::HUP, 129)] {
+        let run = Run::of(with_data(&corpus));
+        let launched = run.start(&[]);
+        wait_for("the data to be written", || {
+            run.out().join(".data.partial/train").exists().then_some(())
+        });
+        assert_eq!(ended(&run, launched, signal), Some(code), "{}", run.log());
+        assert!(!run.out().exists());
+    }
+}
+
+#[test]
+fn a_signal_before_a_resumed_run_trains_leaves_it_as_it_was() {
+    let run = Run::of(small(json!({})));
+    run.drained(&["--procs", "2"]);
+    // What an old rank holds until it is gone keeps a resume waiting.
+    let rank = std::fs::File::open(run.out().join("gen-1/ranks.lock")).unwrap();
+    rank.lock_shared().unwrap();
+    let files = || ["run.json", "state.json"].map(|name| std::fs::read(run.out().join(name)).ok());
+    let before = files();
+    let resumed = run.start(&["--procs", "2", "--resume"]);
+    wait_for("the resume to hold the run", || {
+        let holder = std::fs::read_to_string(run.out().join("lock")).ok()?;
+        (holder.trim() == resumed.id().to_string()).then_some(())
+    });
+    assert_eq!(
+        ended(&run, resumed, Signal::INT),
+        Some(143),
+        "{}",
+        run.log()
+    );
+    assert_eq!(files(), before);
+    drop(rank);
+    let output = run.launch(&["--procs", "2", "--resume", "--quiet"]);
+    assert!(output.status.success(), "{output:?}");
+    assert_eq!(run.prove()["samples"], 2400);
+}
+
+#[test]
+fn a_closed_terminal_drains_unless_hangups_are_ignored() {
+    let run = Run::of(small(json!({})));
+    let launched = run.start(&["--procs", "2"]);
+    run.wait_for_steps(1, 5);
+    launched.signal(Signal::HUP);
+    assert_eq!(launched.wait().code(), Some(143), "{}", run.log());
+    assert_eq!(run.state().unwrap()["phase"]["phase"], "drained");
+
+    let run = Run::of(small(json!({})));
+    let launched = run.start_without_hangups(&["--procs", "2"]);
+    run.wait_for_steps(1, 5);
+    launched.signal(Signal::HUP);
+    assert!(launched.wait().success(), "{}", run.log());
+    assert_eq!(run.worlds(), [2]);
+}
