@@ -15,12 +15,14 @@ const MAX_LAYERS: usize = 1 << 14;
 
 /// Why a `config.json` cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{message}")]
+#[error("{message}{}", help.as_ref().map(|help| format!("; {help}")).unwrap_or_default())]
 pub struct ConfigError {
     /// The keys that it is about, the likeliest cause first; none when it is about the whole.
     pub keys: Vec<&'static str>,
     /// What is wrong with their values, and what would not be.
     pub message: String,
+    /// What to do, where there is more than one way.
+    pub help: Option<String>,
     /// It may well be a model: the engines do not compute it.
     pub uncomputed: bool,
 }
@@ -239,6 +241,7 @@ impl ModelConfig {
         .map(|(name, size, limit)| ConfigError {
             keys: name.split(" × ").collect(),
             message: format!("{name} is {size}, it must be between 1 and {limit}"),
+            help: None,
             uncomputed: false,
         })
         .collect()
@@ -247,23 +250,27 @@ impl ModelConfig {
     /// Whether sequences of `seq_len` tokens can be trained on.
     pub fn check_sequence(&self, seq_len: usize) -> Result<(), ConfigError> {
         if seq_len > self.max_position_embeddings {
-            return Err(flaw(
-                &["max_position_embeddings"],
-                format!(
-                    "sequences of {seq_len} tokens are longer than the model's \
-                     max_position_embeddings ({}); shorten them or raise it",
-                    self.max_position_embeddings
-                ),
-            ));
+            let message = format!(
+                "sequences of {seq_len} tokens are longer than the model's \
+                 max_position_embeddings ({})",
+                self.max_position_embeddings
+            );
+            return Err(ConfigError {
+                help: Some("shorten them or raise it".to_owned()),
+                ..flaw(&["max_position_embeddings"], message)
+            });
         }
         match self.sliding_window {
-            Some(window) if seq_len > window => Err(uncomputed(
-                &["sliding_window"],
-                format!(
+            Some(window) if seq_len > window => {
+                let message = format!(
                     "sequences of {seq_len} tokens are longer than the model's sliding_window \
-                     ({window}), which is not computed; shorten them or set sliding_window to null"
-                ),
-            )),
+                     ({window}), which is not computed"
+                );
+                Err(ConfigError {
+                    help: Some("shorten them or set sliding_window to null".to_owned()),
+                    ..uncomputed(&["sliding_window"], message)
+                })
+            }
             _ => Ok(()),
         }
     }
@@ -410,6 +417,7 @@ fn flaw(keys: &[&'static str], message: impl Into<String>) -> ConfigError {
     ConfigError {
         keys: keys.to_vec(),
         message: message.into(),
+        help: None,
         uncomputed: false,
     }
 }

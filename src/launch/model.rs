@@ -128,10 +128,6 @@ fn shape_flaw(error: &ConfigError, model: &Model) -> Flaw {
 }
 
 fn sequence_flaw(error: &ConfigError) -> Flaw {
-    let (message, help) = match error.message.split_once("; ") {
-        Some((message, help)) => (message, help),
-        None => (error.message.as_str(), "shorten them"),
-    };
     Flaw {
         rule: if error.uncomputed {
             "trainer-model"
@@ -141,8 +137,11 @@ fn sequence_flaw(error: &ConfigError) -> Flaw {
         paths: ["data.sequence_length", "model.config", "model.path"]
             .map(str::to_owned)
             .to_vec(),
-        message: message.to_owned(),
-        help: help.to_owned(),
+        message: error.message.clone(),
+        help: error
+            .help
+            .clone()
+            .unwrap_or_else(|| "shorten them".to_owned()),
     }
 }
 
