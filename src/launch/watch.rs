@@ -3,9 +3,9 @@
 use std::time::{Duration, Instant};
 
 use crate::agent::{Event, Ranks};
-use crate::job::protocol::{Order, Report};
+use crate::job::Outcome;
+use crate::job::protocol::Order;
 use crate::job::seen::{self, Seen};
-use crate::job::{Outcome, Pin};
 
 /// How long survivors of a loss may take until each has noticed it (the collectives' own limit is
 /// 5 s), before they are killed.
@@ -21,8 +21,6 @@ pub struct Watch {
     trouble: Option<Instant>,
     /// Survivors were told what to do.
     settled: bool,
-    /// The newest checkpoint that this generation committed.
-    pub committed: Option<Pin>,
 }
 
 impl Watch {
@@ -33,7 +31,6 @@ impl Watch {
             seen: vec![Seen::default(); usize::try_from(world).unwrap_or(0)],
             trouble: None,
             settled: false,
-            committed: None,
         }
     }
 
@@ -89,9 +86,6 @@ impl Watch {
         };
         match event {
             Event::Report { report, .. } => {
-                if let Report::Committed { pin, .. } = report {
-                    self.committed = Some(pin.clone());
-                }
                 seen.take(report);
             }
             Event::Exited { ending, .. } => seen.ending = Some(*ending),
@@ -120,8 +114,7 @@ impl Watch {
             self.give_up(rank);
         }
         self.settled = true;
-        let newest = self.committed.as_ref().map_or(pinned, |pin| pin.samples);
-        let committer = seen::committer(&self.seen, newest);
+        let committer = seen::committer(&self.seen, pinned);
         for rank in 0..self.seen.len() as u64 {
             let order = match committer {
                 Some(chosen) if chosen == rank => Order::Commit,
