@@ -6,7 +6,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::split;
+use super::split::{self, Split};
 use crate::recipe::Located;
 use crate::recipe::spec::{Objective, Remainder, Strategy};
 
@@ -91,6 +91,23 @@ pub struct MemoryEstimate {
 }
 
 impl Plan {
+    /// The arithmetic for the batch that a run has come to (`None`: the base); where a schedule has
+    /// moved it, with the base: `2 × 2 × 6 = 24 (base 12)`.
+    pub fn proof_at(&self, batch: Option<u64>) -> String {
+        let base = self.global_batch_size;
+        let Some(batch) = batch.filter(|batch| *batch != base) else {
+            return self.proof.clone();
+        };
+        let micro = self.per_device_batch_size;
+        let split = Split {
+            ranks: self.data_parallel_size,
+            micro,
+            micro_batches: batch / micro,
+            remainder: self.remainder,
+        };
+        format!("{} (base {base})", split.proof())
+    }
+
     /// How many micro-batches each data-parallel rank runs for a global batch of `batch` samples:
     /// the one function by which accumulation follows from the current batch.
     ///
@@ -99,5 +116,27 @@ impl Plan {
     /// dealing all are equal.
     pub fn deal(&self, batch: u64) -> Vec<u64> {
         split::deal(batch / self.per_device_batch_size, self.data_parallel_size)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::batch::rules::testing::recipe;
+    use crate::batch::{PlanRequest, plan};
+    use crate::recipe::spec::Remainder;
+
+    #[test]
+    fn a_grown_batch_is_proved_beside_its_base() {
+        let mut recipe = recipe();
+        recipe.spec.batch.global = Some(12);
+        recipe.spec.batch.micro = Some(2);
+        let even = plan(&recipe, &PlanRequest::gpus(2)).unwrap();
+        assert_eq!(even.proof_at(None), "2 × 2 × 3 = 12");
+        assert_eq!(even.proof_at(Some(12)), "2 × 2 × 3 = 12");
+        assert_eq!(even.proof_at(Some(24)), "2 × 2 × 6 = 24 (base 12)");
+        recipe.spec.batch.remainder = Remainder::Uneven;
+        let uneven = plan(&recipe, &PlanRequest::gpus(5)).unwrap();
+        let proof = uneven.proof_at(Some(14));
+        assert_eq!(proof, "2 × (2 + 2 + 1 + 1 + 1) = 14 (base 12)");
     }
 }

@@ -10,8 +10,7 @@ use serde_json::json;
 use super::output::{Format, line, print};
 use super::table::Table;
 use super::{EXIT_REFUSED, run_arg};
-use crate::launch::{LaunchError, Phase, RunDir, RunState, proof};
-use crate::telemetry::{Metric, metrics};
+use crate::launch::{LaunchError, Phase, RunDir, RunState, history, proof};
 use crate::words::count;
 
 /// Show the runs here, or one run.
@@ -115,7 +114,7 @@ impl Row {
             recipe: setup.recipe_path,
             doing,
             generations: state.generations.len(),
-            plan: state.generations.last().map(|row| row.proof.clone()),
+            plan: history::current_proof(run, &state),
             committed_samples: state.pin.map_or(0, |pin| pin.samples),
             budget_samples: setup.budget_samples,
         })
@@ -212,14 +211,14 @@ fn show(run: &RunDir, output: Format) -> anyhow::Result<ExitCode> {
         }
         return Ok(ExitCode::SUCCESS);
     };
-    let latest = state
-        .generations
-        .iter()
-        .rev()
-        .find_map(|g| last_step(run, g.number));
+    let latest = history::last_step(run, &state);
+    let batch = history::current_batch(run, &state).unwrap_or(setup.global_batch_size);
+    let plan = history::current_proof(run, &state);
     if output != Format::Text {
         let rest = json!({
             "recipe": setup.recipe_path,
+            "plan": plan,
+            "batch": batch,
             "global_batch_size": setup.global_batch_size,
             "budget_samples": setup.budget_samples,
             "micro_batch_limit": state.micro_limit,
@@ -239,10 +238,17 @@ fn show(run: &RunDir, output: Format) -> anyhow::Result<ExitCode> {
         "  recipe      {}",
         setup.recipe_path.display()
     ))?;
+    let grown = match batch == setup.global_batch_size {
+        true => String::new(),
+        false => format!(", grown from {}", setup.global_batch_size),
+    };
     line(format_args!(
-        "  batch       {}",
-        count(setup.global_batch_size, "sample")
+        "  batch       {}{grown}",
+        count(batch, "sample")
     ))?;
+    if let Some(plan) = plan {
+        line(format_args!("  plan        {plan}"))?;
+    }
     if let Some(limit) = state.micro_limit {
         line(format_args!(
             "  memory      micro-batches above {limit} ran out of it; a resume with another \
@@ -276,14 +282,6 @@ fn show(run: &RunDir, output: Format) -> anyhow::Result<ExitCode> {
     }
     print(format_args!("\n{}", table.render()))?;
     Ok(ExitCode::SUCCESS)
-}
-
-fn last_step(run: &RunDir, generation: u64) -> Option<crate::telemetry::StepRecord> {
-    let read = metrics::read(&run.metrics(generation)).ok()?;
-    read.metrics.into_iter().rev().find_map(|m| match m {
-        Metric::Step(step) => Some(step),
-        Metric::Evaluation(_) => None,
-    })
 }
 
 fn prove(run: &RunDir, output: Format) -> anyhow::Result<ExitCode> {

@@ -41,6 +41,11 @@ impl Generation {
         self.start.as_ref().map_or(0, |pin| pin.samples)
     }
 
+    /// The arithmetic of the batch that it starts with.
+    pub fn proof(&self) -> String {
+        self.plan.proof_at(self.start.as_ref().map(|pin| pin.batch))
+    }
+
     /// The ranks that the pod of this uid runs: the first of them and how many.
     pub fn share_of(&self, pod: &str) -> Option<(u64, u64)> {
         let mut first = 0;

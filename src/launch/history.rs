@@ -1,6 +1,8 @@
-//! A run's committed history: of every generation what counts, in the order of training.
+//! What a run has done: the committed history, of every generation what counts in the order of
+//! training, and where it stands now.
 
 use super::{LaunchError, RunDir, RunState};
+use crate::telemetry::StepRecord;
 use crate::telemetry::metrics::{self, History};
 
 /// The steps and evaluations of the lineage that counts.
@@ -18,4 +20,32 @@ pub fn committed(run: &RunDir, state: &RunState) -> Result<History, LaunchError>
         });
     }
     Ok(metrics::committed(&generations))
+}
+
+/// The newest step that any generation has on record, committed or not.
+pub fn last_step(run: &RunDir, state: &RunState) -> Option<StepRecord> {
+    let mut generations = state.generations.iter().rev();
+    generations.find_map(|row| metrics::last_step(&run.metrics(row.number)))
+}
+
+/// The batch that the run has come to: that of its checkpoint's next step, or of a step after it.
+pub fn current_batch(run: &RunDir, state: &RunState) -> Option<u64> {
+    let committed = state.pin.as_ref().map_or(0, |pin| pin.samples);
+    let step = state
+        .generations
+        .last()
+        .and_then(|row| metrics::last_step(&run.metrics(row.number)))
+        .filter(|step| step.samples > committed);
+    let step = step.map(|step| step.batch);
+    step.or_else(|| state.pin.as_ref().map(|pin| pin.batch))
+}
+
+/// The arithmetic of that batch in the newest generation.
+pub fn current_proof(run: &RunDir, state: &RunState) -> Option<String> {
+    let row = state.generations.last()?;
+    Some(match run.record(row.number) {
+        Ok(record) => record.plan.proof_at(current_batch(run, state)),
+        // What it was when the generation began is better than nothing.
+        Err(_) => row.proof.clone(),
+    })
 }

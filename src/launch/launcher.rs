@@ -297,7 +297,7 @@ impl<'a> Launcher<'a> {
             number,
             reason: generation.reason.clone(),
             world,
-            proof: generation.plan.proof.clone(),
+            proof: generation.proof(),
             start_samples: generation.start_samples(),
             created: generation.created,
             first_step_seconds: None,

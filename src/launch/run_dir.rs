@@ -95,7 +95,7 @@ pub struct GenerationRow {
     pub reason: Reason,
     /// Its ranks.
     pub world: u64,
-    /// Its batch arithmetic.
+    /// The arithmetic of the batch that it started with.
     pub proof: String,
     /// Samples consumed before its first step.
     pub start_samples: u64,
@@ -176,6 +176,11 @@ impl RunDir {
     /// Publishes a generation's record.
     pub fn write_record(&self, record: &Generation) -> Result<(), LaunchError> {
         Ok(record.write(&self.0)?)
+    }
+
+    /// A generation's record.
+    pub fn record(&self, number: u64) -> Result<Generation, LaunchError> {
+        Ok(read_json(&self.generation(number).join(files::RECORD))?)
     }
 
     /// A generation's metrics file.

@@ -23,10 +23,7 @@ pub fn report_input(run: &RunDir, ledger: Option<&Verdict>) -> Result<ReportInpu
     Ok(ReportInput {
         title: setup.name.clone(),
         facts: Facts {
-            proof: state
-                .generations
-                .last()
-                .map_or_else(String::new, |row| row.proof.clone()),
+            proof: history::current_proof(run, &state).unwrap_or_default(),
             budget: Some(setup.budget_samples),
             details: vec![
                 fact("recipe", setup.recipe_path.display().to_string()),

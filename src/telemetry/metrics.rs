@@ -8,6 +8,9 @@ use std::path::{Path, PathBuf};
 
 use super::{EvaluationRecord, Metric, StepRecord};
 
+/// Bytes at the end of a file that hold some hundred lines, however long ones.
+const TAIL: u64 = 256 << 10;
+
 /// Why metrics could not be written or read.
 #[derive(Debug, thiserror::Error)]
 pub enum MetricsError {
@@ -121,6 +124,24 @@ pub fn read(path: &Path) -> Result<Recorded, MetricsError> {
         }
     }
     Ok(recorded)
+}
+
+/// The newest step in a file, of which only the end is read; `None` where there is none.
+pub fn last_step(path: &Path) -> Option<StepRecord> {
+    let mut file = File::open(path).ok()?;
+    let length = file.metadata().ok()?.len();
+    file.seek(SeekFrom::Start(length.saturating_sub(TAIL)))
+        .ok()?;
+    let mut bytes = Vec::new();
+    file.read_to_end(&mut bytes).ok()?;
+    // The first line may have lost its beginning, and the last its end.
+    let lines = bytes.rsplit(|&byte| byte == b'\n');
+    lines
+        .filter_map(|line| serde_json::from_slice(line).ok())
+        .find_map(|metric| match metric {
+            Metric::Step(step) => Some(step),
+            Metric::Evaluation(_) => None,
+        })
 }
 
 /// One generation's metrics and where it began.
@@ -260,6 +281,24 @@ mod tests {
         assert_eq!(samples, [8, 16]);
         assert_eq!(recorded.skipped.len(), 1);
         assert_eq!(recorded.skipped[0].line, 2);
+    }
+
+    #[test]
+    fn the_newest_step_is_found_at_the_end() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("metrics.jsonl");
+        assert_eq!(last_step(&path), None);
+        let mut writer = Writer::append_to(&path).expect("a metrics file");
+        for nth in 1..=2000 {
+            writer
+                .write(&Metric::Step(step(1, 8 * nth)))
+                .expect("a metric");
+        }
+        writer.write(&evaluation(1, 16_000)).expect("a metric");
+        let whole = std::fs::read(&path).expect("a file");
+        assert!(whole.len() as u64 > TAIL);
+        std::fs::write(&path, [&whole[..], b"{\"kind\":\"st"].concat()).expect("a half line");
+        assert_eq!(last_step(&path), Some(step(1, 16_000)));
     }
 
     #[test]

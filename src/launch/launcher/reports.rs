@@ -87,7 +87,7 @@ impl Launcher<'_> {
         self.display.event(&Event::GenerationStarted {
             generation: generation.number,
             world: generation.world(),
-            proof: generation.plan.proof.clone(),
+            proof: generation.proof(),
             reason: generation.reason.to_string(),
             start_samples: generation.start_samples(),
         });
