@@ -21,4 +21,4 @@ pub use held_out::held_out;
 pub use horizon::{Horizon, horizon};
 pub use plan::{Adjustment, MemoryEstimate, Plan};
 pub use planner::{Examined, Refused, default_world, examine, plan};
-pub use request::{Devices, Flaw, PlanRequest, Trainer};
+pub use request::{Devices, Flaw, PlanRequest, Reached, Trainer};

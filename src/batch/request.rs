@@ -33,6 +33,17 @@ pub struct PlanRequest {
     pub flaws: Vec<Flaw>,
 }
 
+/// What a run has come to, and every further plan has to respect.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct Reached {
+    /// The global batch that it began with and keeps, samples; `None` before it has begun.
+    pub global_batch_size: Option<u64>,
+    /// A larger micro-batch than this ran out of memory, samples.
+    pub micro_limit: Option<u64>,
+    /// The batch of the next step, samples; `None` before the first checkpoint.
+    pub batch: Option<u64>,
+}
+
 /// What the ranks of a plan run on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Devices {
@@ -81,6 +92,16 @@ impl PlanRequest {
         PlanRequest {
             devices: Devices::Processes,
             ..PlanRequest::gpus(processes)
+        }
+    }
+
+    /// The same for a run that has come so far.
+    pub fn after(self, reached: Reached) -> PlanRequest {
+        PlanRequest {
+            global_batch_size: reached.global_batch_size,
+            micro_limit: reached.micro_limit,
+            current_batch: reached.batch,
+            ..self
         }
     }
 

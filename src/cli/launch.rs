@@ -12,8 +12,8 @@ use super::{EXIT_DRAINED, EXIT_REFUSED, EXIT_USAGE, render, report};
 use crate::batch::MOST_GPUS;
 use crate::inventory::Inventory;
 use crate::job::End;
-use crate::launch::{Claim, LaunchError, Launcher, Request, RunDir, place, prepare};
-use crate::recipe::Recipe;
+use crate::launch::{Claim, LaunchError, Launcher, Request, RunDir, place, prepare, reached};
+use crate::recipe::{Diagnostic, Recipe};
 use crate::telemetry::{Display, Event, Mode};
 use crate::train::data::Phase;
 use crate::words::count;
@@ -71,18 +71,22 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
             return Ok(ExitCode::from(EXIT_USAGE));
         }
     };
-    let ended = launch(&args, &recipe);
+    let mut shown = Vec::new();
+    let ended = launch(&args, &recipe, &mut shown);
     // A rule may speak late: some judge what the preparation of the data has counted.
     if let Err(error) = &ended
         && let Some(LaunchError::Refused(refused)) = error.downcast_ref()
     {
-        render::print(&refused.diagnostics, &recipe.sources);
+        let said = refused.diagnostics.iter();
+        let news: Vec<Diagnostic> = said.filter(|d| !shown.contains(d)).cloned().collect();
+        render::print(&news, &recipe.sources);
         return Ok(ExitCode::from(EXIT_REFUSED));
     }
     ended
 }
 
-fn launch(args: &Args, recipe: &Recipe) -> anyhow::Result<ExitCode> {
+/// `shown` becomes what the rules were heard to say.
+fn launch(args: &Args, recipe: &Recipe, shown: &mut Vec<Diagnostic>) -> anyhow::Result<ExitCode> {
     let inventory = Inventory::discover();
     let signals = Signals::listen()?;
     let processes = Processes::asked(args.procs, args.recipe.options.world())?;
@@ -96,14 +100,15 @@ fn launch(args: &Args, recipe: &Recipe) -> anyhow::Result<ExitCode> {
         signals: signals.count(),
     };
     let run = place::choose(args.out.as_deref(), &recipe.spec, args.resume)?;
-    let reached = prepare::reached(&run, &request)?;
-    let (plan, diagnostics) = prepare::plan(recipe, ranks, reached)?;
-    render::print(&diagnostics, &recipe.sources);
+    let reached = reached(&run, &request)?;
+    let planned = prepare::plan(recipe, ranks, reached)?;
+    render::print(&planned.diagnostics, &recipe.sources);
+    shown.clone_from(&planned.diagnostics);
 
     let claim = Claim::take(run)?;
     let run = claim.run();
     let mut display = Display::new(mode(args));
-    let prepared = match prepare::prepare(run, recipe, &plan, &request, &mut |progress| {
+    let prepared = match prepare::prepare(run, recipe, &planned, &request, &mut |progress| {
         display.event(&Event::Preparing {
             what: match progress.phase {
                 Phase::Checksums => "checksums of the data".into(),
@@ -119,29 +124,21 @@ fn launch(args: &Args, recipe: &Recipe) -> anyhow::Result<ExitCode> {
         }
         prepared => prepared?,
     };
-    let setup = prepared.setup;
+    let setup = &prepared.setup;
     display.event(&Event::Planned {
         name: run.path().display().to_string(),
-        proof: plan.proof.clone(),
+        proof: prepared.proof(&planned),
         world: ranks,
-        global_batch: plan.global_batch_size,
+        global_batch: setup.global_batch_size,
         budget: setup.budget_samples,
         devices: inventory.cpu_ranks(ranks).to_string(),
         floor: setup.entropy,
     });
-    for message in processes.note.into_iter().chain(prepared.notes) {
+    for message in processes.note.iter().chain(&prepared.notes).cloned() {
         display.event(&Event::Warning { message });
     }
     signals.heed();
-    let end = Launcher::new(
-        run.clone(),
-        setup,
-        ranks,
-        prepared.state,
-        signals.count(),
-        &mut display,
-    )?
-    .run();
+    let end = Launcher::new(run.clone(), prepared, ranks, &request, &mut display)?.run();
     // What goes wrong from here on is the run's failure, not the call's.
     let end = match end {
         Err(refused @ LaunchError::Refused(_)) => return Err(refused.into()),

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use super::recipe_args::RecipeArgs;
 use super::{EXIT_REFUSED, EXIT_USAGE, render};
+use crate::batch::Reached;
 use crate::inventory::Inventory;
-use crate::launch::worlds::Reached;
 use crate::launch::{Claim, LaunchError, Request, RunDir, prepare};
 
 /// Prepare a run's directory without launching it (started by the agent).
@@ -34,8 +34,8 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
             return Ok(ExitCode::from(EXIT_USAGE));
         }
     };
-    let plan = match prepare::plan(&recipe, args.procs, Reached::default()) {
-        Ok((plan, _)) => plan,
+    let planned = match prepare::plan(&recipe, args.procs, Reached::default()) {
+        Ok(planned) => planned,
         Err(LaunchError::Refused(refused)) => {
             render::print(&refused.diagnostics, &recipe.sources);
             return Ok(ExitCode::from(EXIT_REFUSED));
@@ -52,6 +52,6 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         // Its agent kills it, and what is left of the data goes with the next attempt.
         signals: Arc::default(),
     };
-    prepare::prepare(claim.run(), &recipe, &plan, &request, &mut |_| {})?;
+    prepare::prepare(claim.run(), &recipe, &planned, &request, &mut |_| {})?;
     Ok(ExitCode::SUCCESS)
 }

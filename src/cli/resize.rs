@@ -10,7 +10,7 @@ use super::output::{Unprinted, line, say};
 use super::{EXIT_REFUSED, run_arg};
 use crate::batch::{Devices, MOST_GPUS};
 use crate::launch::run_dir::GenerationRow;
-use crate::launch::{Phase, RunDir, RunState, worlds};
+use crate::launch::{LaunchError, Phase, RunDir, RunState, worlds};
 use crate::recipe::Sources;
 
 /// How often the run's state is looked at.
@@ -39,12 +39,12 @@ pub struct Args {
 
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let run = run_arg::find(&args.run)?;
-    let plan = match worlds::of_run(&run, args.processes)? {
-        Ok(plan) => plan,
-        Err(refused) => {
+    let proof = match worlds::proof_of_run(&run, args.processes) {
+        Err(LaunchError::Refused(refused)) => {
             super::render::print(&refused.diagnostics, &Sources::default());
             return Ok(ExitCode::from(EXIT_REFUSED));
         }
+        proof => proof?,
     };
     if let Some(RunState {
         phase: Phase::Finished,
@@ -68,7 +68,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let before = run.state()?.map_or(0, |s| s.generations.len());
     let desired = run.write_desired(args.processes)?;
     let devices = Devices::Processes.count(args.processes);
-    line(format_args!("asked for {devices}: {}", plan.proof))?;
+    line(format_args!("asked for {devices}: {proof}"))?;
     if args.no_wait {
         return Ok(ExitCode::SUCCESS);
     }

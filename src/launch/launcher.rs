@@ -10,10 +10,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
-use super::LaunchError;
 use super::run_dir::{GenerationRow, Phase, RunDir, RunState};
 use super::watch::Watch;
 use super::worlds::{self, Feasible};
+use super::{LaunchError, Prepared, Request};
 use crate::agent::{Event as RankEvent, OomKills, Ranks as RankProcesses, Start};
 use crate::batch;
 use crate::job::generation::Address;
@@ -32,6 +32,8 @@ const RESTARTS: u64 = 3;
 pub struct Launcher<'a> {
     run: RunDir,
     setup: Setup,
+    /// Cores that the ranks share.
+    cores: u64,
     program: PathBuf,
     state: RunState,
     desired: u64,
@@ -66,18 +68,17 @@ struct Current {
 }
 
 impl<'a> Launcher<'a> {
-    /// A launcher of `setup` in `run`, which the caller holds locked; `state` is what an earlier
-    /// launcher left.
+    /// A launcher of what was prepared in `run`, which the caller holds locked.
     pub fn new(
         run: RunDir,
-        setup: Setup,
+        prepared: Prepared,
         ranks: u64,
-        state: Option<RunState>,
-        signals: Arc<AtomicUsize>,
+        request: &Request,
         display: &'a mut Display,
     ) -> Result<Launcher<'a>, LaunchError> {
         let program = std::env::current_exe().map_err(|error| LaunchError::Program { error })?;
-        let mut state = state.unwrap_or_default();
+        let setup = prepared.setup;
+        let mut state = prepared.state.unwrap_or_default();
         // A request made of an earlier launcher is not made of this one.
         state.request = run.desired()?.map_or(0, |desired| desired.request);
         Ok(Launcher {
@@ -85,12 +86,13 @@ impl<'a> Launcher<'a> {
             losses: LossWatch::new(setup.model.vocab_size as u64),
             feasible: Feasible::default(),
             setup,
+            cores: request.cores,
             program,
             state,
             desired: ranks,
             capacity: u64::MAX,
             restarts_left: RESTARTS,
-            signals,
+            signals: Arc::clone(&request.signals),
             current: None,
             events: channel(),
             display,
@@ -112,7 +114,7 @@ impl<'a> Launcher<'a> {
             }
             let ranks = self.ranks();
             let capacity = self.capacity(&ranks);
-            let reached = self.state.reached();
+            let reached = self.state.reached(&self.setup);
             let action = decide(&Observed {
                 desired: self.desired,
                 capacity,
@@ -160,7 +162,7 @@ impl<'a> Launcher<'a> {
         let plan = &current.generation.plan;
         let outcome = current.watch.outcome(
             plan.per_device_batch_size,
-            || worlds::descend(&self.setup, plan, self.state.reached()),
+            || worlds::descend(&self.setup, plan, self.state.reached(&self.setup)),
             || current.oom_kills.raised(),
         );
         let world = current.generation.world();
@@ -269,8 +271,7 @@ impl<'a> Launcher<'a> {
     ) -> Result<(), LaunchError> {
         self.current = None;
         self.state.micro_limit = micro_limit.or(self.state.micro_limit);
-        let plan = worlds::plan(&self.setup, world, self.state.reached())
-            .map_err(|refused| LaunchError::Refused(Box::new(refused)))?;
+        let plan = worlds::plan(&self.setup, world, self.state.reached(&self.setup))?;
         let number = self.run.next_generation();
         // The ranks of all generations before are gone; what they did not finish goes, too.
         checkpoint::sweep(self.run.path(), number)?;
@@ -311,7 +312,7 @@ impl<'a> Launcher<'a> {
                 generation: &generation,
                 first: 0,
                 count: world,
-                threads: (self.setup.cores / world).max(1),
+                threads: (self.cores / world).max(1),
             },
             &self.events.0,
         )

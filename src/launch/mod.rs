@@ -1,7 +1,8 @@
 //! Launching on one machine: a recipe becomes a run directory, a run directory becomes
 //! generations of rank processes.
 //!
-//! [`prepare`] does everything that can be refused before anything is started; [`launcher`] is the
+//! [`prepare`] (for a run that goes on, `resume`) does everything that can be refused before anything
+//! is started; [`launcher`] is the
 //! loop around the pure state machine of [`crate::job`]; [`proof`] checks the ledger against the
 //! data.
 
@@ -12,6 +13,7 @@ mod model;
 pub mod place;
 pub mod prepare;
 pub mod proof;
+mod resume;
 pub mod run_dir;
 mod survey;
 pub mod view;
@@ -22,7 +24,8 @@ use std::path::PathBuf;
 
 pub use launcher::Launcher;
 pub use place::Claim;
-pub use prepare::{Prepared, Request, base};
+pub use prepare::{Planned, Prepared, Request, base};
+pub use resume::reached;
 pub use run_dir::{Phase, RunDir, RunState};
 pub use survey::survey;
 
@@ -125,6 +128,12 @@ pub enum LaunchError {
         /// Why.
         error: std::io::Error,
     },
+}
+
+impl From<Refused> for LaunchError {
+    fn from(refused: Refused) -> Self {
+        LaunchError::Refused(Box::new(refused))
+    }
 }
 
 impl From<DataError> for LaunchError {

@@ -3,6 +3,7 @@
 
 use std::fmt;
 
+use super::prepare::data_of;
 use super::{LaunchError, RunDir};
 use crate::durable::FileError;
 use crate::engine::IGNORE;
@@ -71,7 +72,8 @@ pub fn prove(
     let directory = tempfile::tempdir()
         .map_err(|error| FileError::from_io("write in", &std::env::temp_dir(), 0, error))?;
     let data = Setup::data(directory.path());
-    super::prepare::data(&setup, &data, false, &|| false, progress)?;
+    let request = data_of(&setup.spec, &setup.model, &setup.base, &data);
+    data::prepare(&request, progress)?;
     let dataset = setup.training_data(directory.path())?;
     let order = setup.order(dataset.len())?;
     let result = samples::verify(Vec::from(state.ledger), |positions| {

@@ -16,7 +16,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::LaunchError;
-use super::worlds::Reached;
+use crate::batch::Reached;
 use crate::durable::{FileError, Lock, read_json, write_json};
 use crate::job::{Generation, Pin, Reason, files};
 use crate::train::{Setup, checkpoint};
@@ -56,8 +56,9 @@ pub struct RunState {
 
 impl RunState {
     /// What every further plan of the run has to respect.
-    pub fn reached(&self) -> Reached {
+    pub fn reached(&self, setup: &Setup) -> Reached {
         Reached {
+            global_batch_size: Some(setup.global_batch_size),
             micro_limit: self.micro_limit,
             batch: self.pin.as_ref().map(|pin| pin.batch),
         }
@@ -132,7 +133,7 @@ impl RunDir {
         self.read(files::RUN)?.ok_or(LaunchError::NoRun { path })
     }
 
-    /// Writes the run: once, and again when it is resumed with other memory or cores.
+    /// Writes the run: once, and again when it is resumed with another limit of the ranks' memory.
     pub fn write_setup(&self, setup: &Setup) -> Result<(), LaunchError> {
         self.write(files::RUN, setup)
     }

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::model;
+use super::model::{self, Found};
 use crate::batch::{Flaw, PlanRequest, Trainer};
 use crate::recipe::{Dialect, Recipe};
 use crate::train::data::{self, About, PrepareRequest};
@@ -10,13 +10,18 @@ use crate::train::data::{self, About, PrepareRequest};
 /// The request with everything that can be told about the recipe's model and data without reading
 /// the data. Relative paths start at `base`.
 pub fn survey(recipe: &Recipe, base: &Path, request: PlanRequest) -> PlanRequest {
+    look(recipe, base, request).0
+}
+
+/// The same, with the model that was found.
+pub(super) fn look(recipe: &Recipe, base: &Path, request: PlanRequest) -> (PlanRequest, Found) {
     // A config of `accelerate launch` has neither.
     if recipe.dialect == Dialect::Accelerate {
-        return request;
+        return (request, Found::default());
     }
     let spec = &recipe.spec;
     let key = |path: &str| recipe.key(path).into_owned();
-    let model = model::find(spec, request.trainer, &key);
+    let mut model = model::find(spec, request.trainer, &key);
     let found = data::look(&PrepareRequest {
         data: &spec.data,
         tokenizer: &spec.tokenizer,
@@ -34,7 +39,7 @@ pub fn survey(recipe: &Recipe, base: &Path, request: PlanRequest) -> PlanRequest
     let found = found
         .into_iter()
         .filter(|finding| !elsewhere(finding.on_hub));
-    let mut flaws = model.flaws;
+    let mut flaws = std::mem::take(&mut model.flaws);
     flaws.extend(found.map(|finding| {
         let (message, help) = finding.error.told();
         Flaw {
@@ -49,11 +54,12 @@ pub fn survey(recipe: &Recipe, base: &Path, request: PlanRequest) -> PlanRequest
             help,
         }
     }));
-    PlanRequest {
-        model_config: model.stored,
+    let request = PlanRequest {
+        model_config: model.stored.clone(),
         flaws,
         ..request
-    }
+    };
+    (request, model)
 }
 
 #[cfg(test)]

@@ -3,35 +3,38 @@
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 
-use super::{LaunchError, RunDir};
-use crate::batch::{self, Plan, PlanRequest, Refused};
+use super::{LaunchError, RunDir, history};
+use crate::batch::{self, Plan, PlanRequest, Reached, Refused, Trainer};
 use crate::train::Setup;
 
-/// What a run has come to, and every further plan has to respect.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Reached {
-    /// A larger micro-batch than this ran out of memory, samples.
-    pub micro_limit: Option<u64>,
-    /// The batch of the next step, samples; `None` before the first checkpoint.
-    pub batch: Option<u64>,
+/// What to plan for the built-in trainer in a world of this machine.
+pub fn request(world: u64, reached: Reached) -> PlanRequest {
+    PlanRequest {
+        trainer: Trainer::BuiltIn,
+        ..PlanRequest::processes(world)
+    }
+    .after(reached)
 }
 
-/// The plan of a run at `world` ranks; the inner error is what the rules say.
-pub fn of_run(run: &RunDir, world: u64) -> Result<Result<Plan, Refused>, LaunchError> {
+/// The arithmetic of a run at `world` ranks, as far as it has come.
+pub fn proof_of_run(run: &RunDir, world: u64) -> Result<String, LaunchError> {
     let setup = run.setup()?;
-    let reached = run.state()?.map(|state| state.reached());
-    Ok(plan(&setup, world, reached.unwrap_or_default()))
+    let state = run.state()?.unwrap_or_default();
+    let reached = Reached {
+        batch: history::current_batch(run, &state),
+        ..state.reached(&setup)
+    };
+    Ok(plan(&setup, world, reached)?.proof_at(reached.batch))
 }
 
-/// The plan of a setup at `world` ranks, at the batch that the run keeps.
+/// The plan of a setup at `world` ranks.
 pub fn plan(setup: &Setup, world: u64, reached: Reached) -> Result<Plan, Refused> {
     batch::plan(
         &setup.recipe(),
         &PlanRequest {
-            global_batch_size: Some(setup.global_batch_size),
-            micro_limit: reached.micro_limit,
-            current_batch: reached.batch,
-            ..PlanRequest::processes(world)
+            model_config: setup.model_config.clone(),
+            data_samples: setup.data_samples,
+            ..request(world, reached)
         },
     )
 }

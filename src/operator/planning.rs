@@ -10,7 +10,7 @@ use kube::api::Api;
 use kube::{Client, ResourceExt};
 use xxhash_rust::xxh3::xxh3_128;
 
-use crate::batch::{self, Plan, PlanRequest, Refused};
+use crate::batch::{self, Plan, PlanRequest, Reached, Refused};
 use crate::job::api::status::{RecipeSnapshot, TrainingJobStatus};
 use crate::job::api::{RemainderPolicy, TrainingJob};
 use crate::recipe::{self, Recipe, Setting, Severity};
@@ -128,11 +128,8 @@ pub fn read(job: &TrainingJob, snapshot: &RecipeSnapshot) -> Result<Recipe, Refu
 #[derive(Default)]
 pub struct Planner {
     recipe: Option<(String, Recipe)>,
-    plans: HashMap<World, Result<Plan, String>>,
+    plans: HashMap<(u64, Reached), Result<Plan, String>>,
 }
-
-/// Ranks, the limit of their micro-batches, and the batch that the job has come to.
-type World = (u64, Option<u64>, Option<u64>);
 
 impl Planner {
     /// Takes the job's recipe; what was planned for another one is forgotten.
@@ -158,22 +155,18 @@ impl Planner {
         micro_limit: Option<u64>,
         status: &TrainingJobStatus,
     ) -> &Result<Plan, String> {
-        let batch = status.checkpoint.as_ref().map(|pin| pin.batch);
+        let reached = Reached {
+            global_batch_size: status.plan.as_ref().map(|plan| plan.global_batch_size),
+            micro_limit,
+            batch: status.checkpoint.as_ref().map(|pin| pin.batch),
+        };
         let recipe = self.recipe.as_ref().map(|(_, recipe)| recipe);
         let plan = || {
             let recipe = recipe.ok_or_else(|| "the recipe was not read".to_string())?;
-            let request = PlanRequest {
-                // The job keeps the batch that it began with.
-                global_batch_size: status.plan.as_ref().map(|plan| plan.global_batch_size),
-                micro_limit,
-                current_batch: batch,
-                ..PlanRequest::gpus(ranks)
-            };
+            let request = PlanRequest::gpus(ranks).after(reached);
             batch::plan(recipe, &request).map_err(|refused| words(&refused))
         };
-        self.plans
-            .entry((ranks, micro_limit, batch))
-            .or_insert_with(plan)
+        self.plans.entry((ranks, reached)).or_insert_with(plan)
     }
 }
 

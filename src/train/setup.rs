@@ -1,9 +1,12 @@
 //! What every rank of every generation of a run needs to know (`run.json`): written by the
-//! launcher before anything starts. A resume may change what a rank may use, and nothing else.
+//! launcher before anything starts. A resume may change how much memory a rank may use, and nothing
+//! else.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use super::TrainError;
 use super::data::{Dataset, Part};
@@ -34,18 +37,20 @@ pub struct Setup {
     pub global_batch_size: u64,
     /// The model's shape.
     pub model: ModelConfig,
+    /// The keys of the `config.json` at the model's path, for the planner.
+    pub model_config: Option<BTreeMap<String, Value>>,
     /// Where initial weights come from; `None`: seeded random.
     pub weights: Option<PathBuf>,
     /// Files of the tokenizer that every checkpoint carries along.
     pub companions: Vec<PathBuf>,
+    /// Training samples of the prepared data.
+    pub data_samples: Option<u64>,
     /// Everything counted in samples.
     pub horizon: Horizon,
     /// Training ends after the first step that reaches it.
     pub budget_samples: u64,
     /// Bytes that a rank may use; `None`: no limit.
     pub rank_memory: Option<u64>,
-    /// Cores that the ranks share.
-    pub cores: u64,
     /// The loss that nothing can beat, nats per token, when the data is synthetic.
     pub entropy: Option<f64>,
 }

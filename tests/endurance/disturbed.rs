@@ -176,14 +176,34 @@ fn a_descent_after_the_batch_has_grown_keeps_the_grown_batch() {
         let steps = run.generation_steps(1);
         (steps.last()?["batch"] == 18).then_some(())
     });
+    let asked = run.call("resize", &["1"]).stdout;
+    let told = String::from_utf8_lossy(&asked);
+    assert!(
+        told.contains("asked for 1 process: 1 × 6 × 3 = 18 (base 12)"),
+        "{told}"
+    );
     run.drain(launched);
     assert_eq!(run.state().unwrap()["pin"]["batch"], 18);
 
-    let output = run.launch(&["--resume", "--quiet", "--rank-memory", "2400KiB"]);
+    let output = run.launch(&["--resume", "--rank-memory", "2400KiB"]);
     assert!(output.status.success(), "{}", said(&output));
+    let log = String::from_utf8_lossy(&output.stdout);
+    let first = log.lines().next().unwrap();
+    assert!(first.contains("1 × 6 × 3 = 18 (base 12)"), "{log}");
+    let shown = run.call("status", &[]).stdout;
+    let told = String::from_utf8_lossy(&shown);
+    assert!(told.contains("18 samples, grown from 12"), "{told}");
+    assert!(
+        told.contains("plan        1 × 3 × 6 = 18 (base 12)"),
+        "{told}"
+    );
     assert_eq!(
         run.proofs(),
-        ["1 × 6 × 2 = 12", "1 × 6 × 2 = 12", "1 × 3 × 4 = 12"]
+        [
+            "1 × 6 × 2 = 12",
+            "1 × 6 × 3 = 18 (base 12)",
+            "1 × 3 × 6 = 18 (base 12)"
+        ]
     );
     let batches: Vec<u64> = run
         .steps()

@@ -1,6 +1,7 @@
 //! Launches that are refused: nothing is started, nothing is left behind, and what is said has a way
 //! out. And those that look as if they should be, and are not.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use serde_json::{Value, json};
@@ -39,7 +40,9 @@ fn a_refused_launch_leaves_nothing() {
     wrong_weights = json!({"model": wrong_weights});
     // This one is noticed when the data is prepared already.
     let mut whole_batches = with_data(&short);
+    // The recipe is worth a warning, too.
     whole_batches["batch"] = json!({"last_batch": "drop"});
+    whole_batches["optimizer"] = json!({"name": "adamw_8bit"});
     for (changes, code, expected) in [
         (
             json!({"model": {"path": "nowhere", "config": null}}),
@@ -67,6 +70,15 @@ fn a_refused_launch_leaves_nothing() {
             code == 1,
             "{changes}: {told}"
         );
+        // What was said before the data were counted is not said again.
+        let problems = told.lines().filter(|line| {
+            ["error[", "warning["]
+                .iter()
+                .any(|start| line.starts_with(start))
+        });
+        let problems: Vec<&str> = problems.collect();
+        let distinct: BTreeSet<&&str> = problems.iter().collect();
+        assert_eq!(distinct.len(), problems.len(), "{told}");
         assert!(!run.out().exists(), "{changes}: {told}");
     }
 }

@@ -1,0 +1,191 @@
+//! Going on with a run: the same recipe, its data unchanged, none of its old ranks alive. A resume
+//! that is refused leaves the run as it was.
+
+use std::time::{Duration, Instant};
+
+use super::prepare::{Prepared, Request, data_of};
+use super::{LaunchError, Phase, RunDir, RunState, initial};
+use crate::batch::Reached;
+use crate::job::Pin;
+use crate::recipe::{Recipe, Spec};
+use crate::train::data::{self, PrepareRequest, Progress};
+use crate::train::{Setup, checkpoint, pin, rank};
+use crate::words::count;
+
+/// How long ranks of a dead launcher are waited for: they commit a checkpoint and leave.
+const OLD_RANKS: Duration = Duration::from_secs(60);
+
+/// What the run in a directory has reached, where it is to go on: another limit for the ranks'
+/// memory lets larger micro-batches be tried again.
+pub fn reached(run: &RunDir, request: &Request) -> Result<Reached, LaunchError> {
+    if !request.resume {
+        return Ok(Reached::default());
+    }
+    let setup = run.setup()?;
+    let state = run.state()?.unwrap_or_default();
+    let reached = state.reached(&setup);
+    Ok(match another_memory(&setup, request) {
+        Some(_) => Reached {
+            micro_limit: None,
+            ..reached
+        },
+        None => reached,
+    })
+}
+
+/// The limit of the ranks' memory, where the run is to go on with another one.
+fn another_memory(setup: &Setup, request: &Request) -> Option<u64> {
+    let asked = request.rank_memory;
+    asked.filter(|_| asked != setup.rank_memory)
+}
+
+/// Prepares the run in the directory to go on.
+pub(super) fn resume(
+    run: &RunDir,
+    recipe: &Recipe,
+    request: &Request,
+    progress: &mut dyn FnMut(Progress),
+) -> Result<Prepared, LaunchError> {
+    let mut setup = run.setup()?;
+    let usage = |message: String| LaunchError::Usage { message };
+    if let Some(key) = difference(&setup.spec, &recipe.spec) {
+        return Err(usage(format!(
+            "{} was launched with another `{key}`: resume it with the recipe and the overrides it \
+             began with (`{} {}`), or start a new run with another --out",
+            run.path().display(),
+            setup.recipe_path.display(),
+            setup.overrides.join(" ")
+        )));
+    }
+    let mut state = run.state()?;
+    if let Some(RunState {
+        phase: Phase::Finished,
+        ..
+    }) = state
+    {
+        return Err(usage(format!(
+            "{} is finished: there is nothing to resume",
+            run.path().display()
+        )));
+    }
+    if state.is_none() && run.holds_checkpoints()? {
+        return Err(usage(format!(
+            "{} holds checkpoints but no state.json, which says which of them count: put back a \
+             copy of it, or start a new run with another --out",
+            run.path().display()
+        )));
+    }
+    wait_for_old_ranks(run, request)?;
+    // What ranks committed after their launcher was gone counts too: nobody else was told.
+    if let Some(state) = &mut state {
+        state.pin = newest(run, state)?;
+        state.micro_limit = reached(run, request)?.micro_limit;
+    }
+    match (
+        state.as_ref().and_then(|state| state.pin.as_ref()),
+        &setup.weights,
+    ) {
+        (Some(pin), _) => verify(run, pin)?,
+        (None, Some(weights)) => initial::check(weights, &setup.model)?,
+        (None, None) => {}
+    }
+    let data = data::prepare(
+        &PrepareRequest {
+            resume: true,
+            stopped: &|| request.stopped(),
+            ..data_of(
+                &setup.spec,
+                &setup.model,
+                &setup.base,
+                &Setup::data(run.path()),
+            )
+        },
+        progress,
+    )?;
+    // Nothing is refused any more.
+    if let Some(bytes) = another_memory(&setup, request) {
+        setup.rank_memory = Some(bytes);
+        run.write_setup(&setup)?;
+    }
+    Ok(Prepared {
+        setup,
+        state,
+        notes: data.manifest.notes,
+    })
+}
+
+/// The newest checkpoint of the run's last generation, else the one that was pinned. Checkpoints
+/// of earlier generations are not of the lineage beyond where the last one began.
+fn newest(run: &RunDir, state: &RunState) -> Result<Option<Pin>, LaunchError> {
+    let Some(last) = state.generations.last() else {
+        return Ok(state.pin.clone());
+    };
+    let found = checkpoint::list(run.path())?
+        .committed
+        .into_iter()
+        .filter(|committed| committed.generation == last.number)
+        .max_by_key(|committed| committed.samples);
+    let pinned = state.pin.as_ref().map_or(0, |pin| pin.samples);
+    match found.filter(|committed| committed.samples > pinned) {
+        Some(committed) => Ok(Some(pin::of(&committed, run.path())?)),
+        None => Ok(state.pin.clone()),
+    }
+}
+
+/// Verifies the checkpoint to go on from. When it cannot be used, the others of the run are named:
+/// their weights are not lost.
+fn verify(run: &RunDir, pin: &Pin) -> Result<(), LaunchError> {
+    let Err(error) = pin::open(run.path(), pin) else {
+        return Ok(());
+    };
+    let pinned = run.path().join(&pin.path);
+    let others = checkpoint::list(run.path())?.committed;
+    let newest = others.into_iter().rev().find(|other| other.path != pinned);
+    let way_out = match newest {
+        Some(other) => format!(
+            "put back a copy, or start a new run from the weights of {} ({}) with model.path",
+            other.path.display(),
+            count(other.samples, "sample")
+        ),
+        None => "put back a copy; this run has no other checkpoint, so that without one it has to \
+                 start anew"
+            .into(),
+    };
+    Err(LaunchError::Pinned { error, way_out })
+}
+
+fn wait_for_old_ranks(run: &RunDir, request: &Request) -> Result<(), LaunchError> {
+    let Some(last) = run.next_generation().checked_sub(1).filter(|n| *n > 0) else {
+        return Ok(());
+    };
+    let since = Instant::now();
+    while rank::any_alive(&run.generation(last)) {
+        if request.stopped() {
+            return Err(LaunchError::Stopped);
+        }
+        if since.elapsed() > OLD_RANKS {
+            return Err(LaunchError::Usage {
+                message: format!(
+                    "ranks of generation {last} still run after {} s: stop them (their command \
+                     line has `rank --run {}`), then resume",
+                    OLD_RANKS.as_secs(),
+                    run.path().display()
+                ),
+            });
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    Ok(())
+}
+
+/// The first top-level key in which two specs differ.
+fn difference(one: &Spec, other: &Spec) -> Option<String> {
+    let object = |spec: &Spec| match serde_json::to_value(spec) {
+        Ok(serde_json::Value::Object(map)) => map,
+        _ => serde_json::Map::new(),
+    };
+    let (one, other) = (object(one), object(other));
+    one.iter()
+        .find(|(key, value)| other.get(*key) != Some(value))
+        .map(|(key, _)| key.clone())
+}
