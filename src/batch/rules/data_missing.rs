@@ -1,6 +1,6 @@
 //! `data-missing`: what is trained on is here.
 
-use super::{Case, Check, Example, Findings, Rule};
+use super::{Check, Example, Rule, surveyed};
 use crate::recipe::Severity;
 
 pub(super) const RULE: Rule = Rule {
@@ -25,12 +25,8 @@ it cannot.",
             "  batch: {global: 128, micro: 16}\n  data:\n    train: [{path: synthetic}]\n"
         ),
     },
-    check: Check::Foreseen(check),
+    check: Check::Foreseen(surveyed),
 };
-
-fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
-    findings.flaws(case);
-}
 
 #[cfg(test)]
 mod tests {

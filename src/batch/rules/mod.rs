@@ -246,14 +246,6 @@ impl Findings<'_> {
         self.add(self.severity, paths, message, help);
     }
 
-    /// What the caller found that belongs to this rule.
-    fn flaws(&mut self, case: &Case<'_>) {
-        for flaw in case.request.flaws.iter().filter(|f| f.rule == self.rule.id) {
-            let paths: Vec<&str> = flaw.paths.iter().map(String::as_str).collect();
-            self.at(&paths, flaw.message.as_str(), flaw.help.as_str());
-        }
-    }
-
     /// A finding that is less serious than the rule at its worst.
     fn add(
         &mut self,
@@ -269,6 +261,16 @@ impl Findings<'_> {
             help: help.into(),
             span: paths.iter().find_map(|path| self.recipe.span(path)),
         });
+    }
+}
+
+/// The check of every rule about files and engines, which nothing here knows: it reports what the
+/// caller's survey found that belongs to the rule.
+fn surveyed(case: &Case<'_>, findings: &mut Findings<'_>) {
+    let rule = findings.rule.id;
+    for flaw in case.request.flaws.iter().filter(|flaw| flaw.rule == rule) {
+        let paths: Vec<&str> = flaw.paths.iter().map(String::as_str).collect();
+        findings.at(&paths, flaw.message.as_str(), flaw.help.as_str());
     }
 }
 

@@ -1,6 +1,6 @@
 //! `model-missing`: what is trained is here.
 
-use super::{Case, Check, Example, Findings, Rule};
+use super::{Check, Example, Rule, surveyed};
 use crate::recipe::Severity;
 
 pub(super) const RULE: Rule = Rule {
@@ -22,12 +22,8 @@ machine.",
             "  batch: {global: 128, micro: 16}\n  model:\n    config: {hidden_size: 64, num_attention_heads: 4, num_hidden_layers: 2, vocab_size: 256}\n"
         ),
     },
-    check: Check::Foreseen(check),
+    check: Check::Foreseen(surveyed),
 };
-
-fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
-    findings.flaws(case);
-}
 
 #[cfg(test)]
 mod tests {

@@ -1,6 +1,6 @@
 //! `model-shape`: the model's sizes fit together.
 
-use super::{Case, Check, Example, Findings, Rule};
+use super::{Check, Example, Rule, surveyed};
 use crate::recipe::Severity;
 
 pub(super) const RULE: Rule = Rule {
@@ -24,12 +24,8 @@ not divide the width, divides by 0, or fails in the first forward pass on the ot
             "  batch: {global: 128, micro: 16}\n  model:\n    config: {hidden_size: 64, num_attention_heads: 4, num_hidden_layers: 2, vocab_size: 256}\n"
         ),
     },
-    check: Check::Plan(check),
+    check: Check::Plan(surveyed),
 };
-
-fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
-    findings.flaws(case);
-}
 
 #[cfg(test)]
 mod tests {

@@ -1,6 +1,6 @@
 //! `synthetic-language`: the synthetic language can be learnt.
 
-use super::{Case, Check, Example, Findings, Rule};
+use super::{Check, Example, Rule, surveyed};
 use crate::recipe::Severity;
 
 pub(super) const RULE: Rule = Rule {
@@ -24,12 +24,8 @@ its floor would mean nothing.",
             "  batch: {global: 128, micro: 16}\n  data:\n    train: [{path: synthetic, synthetic: {vocabulary: 64, branching: 4}}]\n"
         ),
     },
-    check: Check::Plan(check),
+    check: Check::Plan(surveyed),
 };
-
-fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
-    findings.flaws(case);
-}
 
 #[cfg(test)]
 mod tests {

@@ -1,6 +1,6 @@
 //! `tokenizer-missing`: what turns text into tokens is here.
 
-use super::{Case, Check, Example, Findings, Rule};
+use super::{Check, Example, Rule, surveyed};
 use crate::recipe::Severity;
 
 pub(super) const RULE: Rule = Rule {
@@ -23,12 +23,8 @@ be for another machine, and says nothing about models of the hub, which bring th
             "  batch: {global: 128, micro: 16}\n  tokenizer: {path: byte}\n  data:\n    train: [{path: chat.jsonl}]\n"
         ),
     },
-    check: Check::Foreseen(check),
+    check: Check::Foreseen(surveyed),
 };
-
-fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
-    findings.flaws(case);
-}
 
 #[cfg(test)]
 mod tests {

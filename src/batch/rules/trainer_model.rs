@@ -1,6 +1,6 @@
 //! `trainer-model`: the built-in trainer computes the model.
 
-use super::{Case, Check, Example, Findings, Rule};
+use super::{Check, Example, Rule, surveyed};
 use crate::recipe::Severity;
 
 pub(super) const RULE: Rule = Rule {
@@ -23,12 +23,8 @@ window, would be another model under the same name.",
             "  batch: {global: 128, micro: 4}\n  model:\n    config: {model_type: llama, hidden_size: 64, num_attention_heads: 4, num_hidden_layers: 2, vocab_size: 256}\n"
         ),
     },
-    check: Check::Trainer(check),
+    check: Check::Trainer(surveyed),
 };
-
-fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
-    findings.flaws(case);
-}
 
 #[cfg(test)]
 mod tests {
