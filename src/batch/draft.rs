@@ -2,17 +2,19 @@
 //! recipe and the world asked for, and nothing where one does not follow. The rules look at it;
 //! a draft without gaps whose rules have no errors becomes a [`Plan`].
 
+use std::ops::Deref;
+
 use serde::Serialize;
 
 use super::arithmetic::product;
 use super::held_out::held_out;
 use super::horizon::{Horizon, horizon};
 use super::memory::{Device, Estimator};
-use super::plan::{Adjustment, MemoryEstimate, Plan};
+use super::plan::{Adjustment, Outline, Plan};
 use super::request::PlanRequest;
 use super::split::{Cap, Split, Splitter};
-use crate::recipe::spec::{BatchSchedule, Objective, Parallel, Prefer, Remainder, Spec, Strategy};
-use crate::recipe::{Dialect, Located, Recipe};
+use crate::recipe::Recipe;
+use crate::recipe::spec::{BatchSchedule, Parallel, Prefer, Remainder, Spec};
 
 /// No global batch is larger, samples (the recipe's own limit on `batch.global`).
 pub const MAX_BATCH: u64 = 1 << 32;
@@ -25,48 +27,21 @@ pub const DEFAULT_MICRO: u64 = 8;
 /// A plan with gaps. Serialized it has the keys of a [`Plan`], null where something is missing.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Draft {
-    /// The recipe's dialect.
-    pub dialect: Dialect,
-    /// What is optimised.
-    pub objective: Objective,
-    /// Devices over all axes.
-    pub world_size: u64,
+    /// The arithmetic for a reader.
+    pub proof: Option<String>,
     /// `None`: the axes do not divide the world.
     pub data_parallel_size: Option<u64>,
-    /// Tensor-parallel size.
-    pub tensor_parallel_size: u64,
-    /// Pipeline-parallel size.
-    pub pipeline_parallel_size: u64,
-    /// Context-parallel size.
-    pub context_parallel_size: u64,
-    /// Sequence-parallel size.
-    pub sequence_parallel_size: u64,
-    /// What the data-parallel ranks hold.
-    pub strategy: Strategy,
     /// `None`: no split exists.
     pub per_device_batch_size: Option<u64>,
     /// Of the busiest rank.
     pub gradient_accumulation_steps: Option<u64>,
     /// `None`: the recipe does not say enough, or it is beyond [`MAX_BATCH`].
     pub global_batch_size: Option<u64>,
-    /// Samples per device and evaluation pass.
-    pub eval_batch_size: Option<u64>,
-    /// Samples between evaluations.
-    pub eval_every: Option<u64>,
-    /// The arithmetic for a reader.
-    pub proof: Option<String>,
-    /// How micro-batches are dealt; as asked for while there is no split.
-    pub remainder: Remainder,
     /// Every batch of the schedule is a multiple of it.
     pub quantum: Option<u64>,
-    /// GPU counts up to [`MOST_GPUS`] with an exact split.
-    pub feasible_gpu_counts: Vec<u64>,
-    /// What was changed from the recipe.
-    pub adjusted: Vec<Adjustment>,
-    /// Estimated memory per device.
-    pub memory: Option<MemoryEstimate>,
-    /// What the rules say; empty until they were asked.
-    pub diagnostics: Vec<Located>,
+    /// What does not hang on the split.
+    #[serde(flatten)]
+    pub outline: Outline,
     /// The split behind the numbers.
     #[serde(skip)]
     pub split: Option<Split>,
@@ -100,28 +75,32 @@ impl Draft {
             .filter(|global| (1..=MAX_BATCH).contains(global));
         let data_samples = request.data_samples.or_else(|| synthetic_samples(spec));
         let horizon = global.map(|global| horizon(spec, global, data_samples));
-        let mut draft = Draft {
+        let parallel = &spec.parallel;
+        let outline = Outline {
             dialect: recipe.dialect,
             objective: spec.objective,
             world_size: request.gpus,
-            data_parallel_size: ranks(request.gpus, &spec.parallel),
-            tensor_parallel_size: spec.parallel.tensor,
-            pipeline_parallel_size: spec.parallel.pipeline,
-            context_parallel_size: spec.parallel.context,
-            sequence_parallel_size: spec.parallel.sequence,
-            strategy: spec.parallel.strategy,
-            per_device_batch_size: None,
-            gradient_accumulation_steps: None,
-            global_batch_size: global,
+            tensor_parallel_size: parallel.tensor,
+            pipeline_parallel_size: parallel.pipeline,
+            context_parallel_size: parallel.context,
+            sequence_parallel_size: parallel.sequence,
+            strategy: parallel.strategy,
             eval_batch_size: spec.evaluation.micro,
             eval_every: horizon.as_ref().and_then(|h| h.eval_every),
-            proof: None,
             remainder: spec.batch.remainder,
-            quantum: None,
             feasible_gpu_counts: Vec::new(),
             adjusted: Vec::new(),
             memory: None,
             diagnostics: Vec::new(),
+        };
+        let mut draft = Draft {
+            proof: None,
+            data_parallel_size: ranks(request.gpus, parallel),
+            per_device_batch_size: None,
+            gradient_accumulation_steps: None,
+            global_batch_size: global,
+            quantum: None,
+            outline,
             split: None,
             recipe_ranks,
             recipe_product,
@@ -146,7 +125,7 @@ impl Draft {
         let cap = cap(spec, device.is_some(), request.micro_limit);
         let splitter = Splitter::new(global, request.current_batch, cap, &fits);
         let axes = model_parallel(&spec.parallel).unwrap_or(u64::MAX);
-        self.feasible_gpu_counts = (1..=MOST_GPUS / axes)
+        self.outline.feasible_gpu_counts = (1..=MOST_GPUS / axes)
             .filter(|&ranks| splitter.is_exact(ranks))
             .map(|ranks| ranks * axes)
             .collect();
@@ -164,57 +143,46 @@ impl Draft {
         self.per_device_batch_size = Some(split.micro);
         self.gradient_accumulation_steps = Some(split.accumulation());
         self.proof = Some(split.proof());
-        self.remainder = split.remainder;
-        self.memory = Estimator::of(spec, request.model_config.as_ref())
+        self.outline.remainder = split.remainder;
+        self.outline.memory = Estimator::of(spec, request.model_config.as_ref())
             .map(|estimator| estimator.estimate(split.ranks, split.micro, request.device_memory));
-        self.adjusted = adjustments(recipe, request, self, &split);
+        self.outline.adjusted = adjustments(recipe, request, self, &split);
         self.split = Some(split);
     }
 
     /// The plan, when nothing is missing.
     pub(super) fn complete(self) -> Result<Plan, Box<Draft>> {
-        let numbers = (
-            self.data_parallel_size,
-            self.per_device_batch_size,
-            self.gradient_accumulation_steps,
-            self.global_batch_size,
-            self.proof.clone(),
-            self.quantum,
-        );
-        let (
-            Some(ranks),
-            Some(micro),
-            Some(accumulation),
-            Some(global),
-            Some(proof),
-            Some(quantum),
-        ) = numbers
-        else {
-            return Err(Box::new(self));
-        };
-        Ok(Plan {
-            dialect: self.dialect,
-            objective: self.objective,
-            world_size: self.world_size,
-            data_parallel_size: ranks,
-            tensor_parallel_size: self.tensor_parallel_size,
-            pipeline_parallel_size: self.pipeline_parallel_size,
-            context_parallel_size: self.context_parallel_size,
-            sequence_parallel_size: self.sequence_parallel_size,
-            strategy: self.strategy,
-            per_device_batch_size: micro,
-            gradient_accumulation_steps: accumulation,
-            global_batch_size: global,
-            eval_batch_size: self.eval_batch_size,
-            eval_every: self.eval_every,
-            proof,
-            remainder: self.remainder,
-            quantum,
-            feasible_gpu_counts: self.feasible_gpu_counts,
-            adjusted: self.adjusted,
-            memory: self.memory,
-            diagnostics: self.diagnostics,
-        })
+        // All six come with a split; the world and the batch may be there without one.
+        match self {
+            Draft {
+                proof: Some(proof),
+                data_parallel_size: Some(data_parallel_size),
+                per_device_batch_size: Some(per_device_batch_size),
+                gradient_accumulation_steps: Some(gradient_accumulation_steps),
+                global_batch_size: Some(global_batch_size),
+                quantum: Some(quantum),
+                outline,
+                ..
+            } => Ok(Plan {
+                proof,
+                data_parallel_size,
+                per_device_batch_size,
+                gradient_accumulation_steps,
+                global_batch_size,
+                quantum,
+                outline,
+            }),
+            draft => Err(Box::new(draft)),
+        }
+    }
+}
+
+/// As a [`Plan`] is read.
+impl Deref for Draft {
+    type Target = Outline;
+
+    fn deref(&self) -> &Outline {
+        &self.outline
     }
 }
 

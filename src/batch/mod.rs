@@ -19,6 +19,6 @@ pub use descent::descend;
 pub use draft::{Draft, MAX_BATCH, MOST_GPUS};
 pub use held_out::held_out;
 pub use horizon::{Horizon, horizon};
-pub use plan::{Adjustment, MemoryEstimate, Plan};
+pub use plan::{Adjustment, MemoryEstimate, Outline, Plan};
 pub use planner::{Examined, Refused, default_world, examine, plan};
 pub use request::{Devices, Flaw, PlanRequest, Reached, Trainer};

@@ -4,23 +4,45 @@
 //! fixed by it; accumulation follows from the current global batch by [`Plan::deal`], and from
 //! nothing else.
 
+use std::ops::Deref;
+
 use serde::{Deserialize, Serialize};
 
 use super::split::{self, Split};
 use crate::recipe::Located;
 use crate::recipe::spec::{Objective, Remainder, Strategy};
 
-/// A generation's plan. Its JSON form is a contract (`evenkeel plan -o json`).
+/// A generation's plan. Its JSON form is a contract (`evenkeel plan -o json`): one object, the keys
+/// of the [`Outline`] among its own.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Plan {
+    /// The arithmetic for a reader, for example `8 × 16 × 1 = 128`
+    /// (data-parallel size × micro-batch × accumulation), or `16 × (3 + 3 + 2) = 128`.
+    pub proof: String,
+    /// `world_size` / (tensor × pipeline × context × sequence).
+    pub data_parallel_size: u64,
+    /// The micro-batch, samples.
+    pub per_device_batch_size: u64,
+    /// Forward passes per step at the base batch; under uneven dealing, the most of any rank.
+    pub gradient_accumulation_steps: u64,
+    /// The base global batch, samples.
+    pub global_batch_size: u64,
+    /// The quantum: every batch that the norm test may choose is a multiple of it, samples.
+    pub quantum: u64,
+    /// Everything that can be said without a split, too.
+    #[serde(flatten)]
+    pub outline: Outline,
+}
+
+/// What a plan says beside its split. A [`super::Draft`] has it as well.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Outline {
     /// The recipe's dialect.
     pub dialect: crate::recipe::Dialect,
     /// What is optimised.
     pub objective: Objective,
     /// Devices over all axes.
     pub world_size: u64,
-    /// `world_size` / (tensor × pipeline × context × sequence).
-    pub data_parallel_size: u64,
     /// Tensor-parallel size.
     pub tensor_parallel_size: u64,
     /// Pipeline-parallel size.
@@ -31,31 +53,29 @@ pub struct Plan {
     pub sequence_parallel_size: u64,
     /// What the data-parallel ranks hold.
     pub strategy: Strategy,
-    /// The micro-batch, samples.
-    pub per_device_batch_size: u64,
-    /// Forward passes per step at the base batch; under uneven dealing, the most of any rank.
-    pub gradient_accumulation_steps: u64,
-    /// The base global batch, samples.
-    pub global_batch_size: u64,
     /// Samples per device and evaluation pass.
     pub eval_batch_size: Option<u64>,
     /// Samples between evaluations.
     pub eval_every: Option<u64>,
-    /// The arithmetic for a reader, for example `8 × 16 × 1 = 128`
-    /// (data-parallel size × micro-batch × accumulation), or `16 × (3 + 3 + 2) = 128`.
-    pub proof: String,
-    /// Whether micro-batches are dealt exactly or unevenly.
+    /// Whether micro-batches are dealt exactly or unevenly; as asked for while there is no split.
     pub remainder: Remainder,
-    /// The quantum: every batch that the norm test may choose is a multiple of it, samples.
-    pub quantum: u64,
     /// GPU counts up to 1024 (over all axes) with an exact split of the global batch.
     pub feasible_gpu_counts: Vec<u64>,
     /// What was changed from the recipe.
     pub adjusted: Vec<Adjustment>,
     /// Estimated memory per device, when the model's shape is known.
     pub memory: Option<MemoryEstimate>,
-    /// What the rules say.
+    /// What the rules say; empty until they were asked.
     pub diagnostics: Vec<Located>,
+}
+
+/// Readers of a plan need not know which of its numbers hang on the split.
+impl Deref for Plan {
+    type Target = Outline;
+
+    fn deref(&self) -> &Outline {
+        &self.outline
+    }
 }
 
 /// One value that differs from the recipe's.

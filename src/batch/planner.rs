@@ -55,7 +55,7 @@ pub fn examine(recipe: &Recipe, request: &PlanRequest) -> Examined {
     let mut diagnostics = recipe.diagnostics.clone();
     diagnostics.extend(rules::check(recipe, request, &draft));
     in_file_order(&mut diagnostics);
-    draft.diagnostics = diagnostics
+    draft.outline.diagnostics = diagnostics
         .iter()
         .map(|diagnostic| diagnostic.locate(&recipe.sources))
         .collect();

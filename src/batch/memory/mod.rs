@@ -5,6 +5,7 @@
 
 mod device;
 mod known;
+mod lookup;
 mod shape;
 
 use std::collections::BTreeMap;

@@ -135,7 +135,12 @@ fn adjustments_name_the_key_in_the_recipes_own_dialect() {
         "batch.accumulation",
         "gradient_accumulation_steps",
     );
-    let of = |gpus| plan(&recipe, &PlanRequest::gpus(gpus)).unwrap().adjusted;
+    let of = |gpus| {
+        plan(&recipe, &PlanRequest::gpus(gpus))
+            .unwrap()
+            .outline
+            .adjusted
+    };
     assert!(of(8).is_empty());
     let fewer = of(4);
     assert_eq!(fewer.len(), 1);
@@ -189,7 +194,7 @@ fn prefer_micro_raises_the_micro_batch_within_memory() {
     request.device_memory = Some(141_000_000_000);
     let with = plan(&recipe, &request).unwrap();
     assert_eq!(with.proof, "4 × 32 × 1 = 128");
-    assert!(with.memory.unwrap().total < 141_000_000_000);
+    assert!(with.outline.memory.unwrap().total < 141_000_000_000);
 }
 
 #[test]
@@ -212,7 +217,10 @@ fn a_maximum_that_no_step_can_reach_is_rounded_down_and_said() {
     let mut recipe = norm_test(|test| test.max_batch = 1000);
     recipe.spec.elasticity.max = Some(8);
     recipe.spec.elasticity.min = Some(8);
-    let adjusted = plan(&recipe, &PlanRequest::gpus(8)).unwrap().adjusted;
+    let adjusted = plan(&recipe, &PlanRequest::gpus(8))
+        .unwrap()
+        .outline
+        .adjusted;
     assert_eq!(
         (adjusted[0].from.as_str(), adjusted[0].to.as_str()),
         ("1000", "896")

@@ -93,7 +93,7 @@ fn memory_is_estimated_from_the_config_in_the_models_directory() {
         "  batch: {{global: 8, micro: 4}}\n  model: {{path: \"{}\"}}\n",
         folder.path().display()
     ));
-    let memory = |request| batch::examine(&recipe, &request).draft.memory;
+    let memory = |request| batch::examine(&recipe, &request).draft.outline.memory;
     assert_eq!(memory(PlanRequest::gpus(1)), None);
     let looked = survey(&recipe, folder.path(), PlanRequest::gpus(1));
     let estimate = memory(looked).unwrap();
