@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use super::output;
+use super::output::Format;
 use crate::job::api;
 
 /// Print the CustomResourceDefinition of TrainingJobs, for `kubectl apply --server-side -f -`.
@@ -10,6 +10,6 @@ use crate::job::api;
 pub struct Args {}
 
 pub fn run(_: Args) -> anyhow::Result<ExitCode> {
-    output::print(serde_saphyr::to_string(&api::crd())?)?;
+    Format::Yaml.print(&api::crd())?;
     Ok(ExitCode::SUCCESS)
 }

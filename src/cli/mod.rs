@@ -21,7 +21,6 @@ mod run_arg;
 mod signals;
 mod status;
 mod table;
-mod yaml;
 
 use std::io::Write;
 use std::process::ExitCode;

@@ -9,8 +9,6 @@ use std::io::{self, Write};
 
 use serde::Serialize;
 
-use super::yaml;
-
 /// How to print a result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Format {
@@ -27,10 +25,16 @@ impl Format {
     pub fn print(self, value: &impl Serialize) -> anyhow::Result<()> {
         match self {
             Format::Text | Format::Json => line(serde_json::to_string_pretty(value)?)?,
-            Format::Yaml => print(yaml::document(&serde_json::to_value(value)?))?,
+            Format::Yaml => print(yaml(value)?)?,
         }
         Ok(())
     }
+}
+
+/// A YAML document that readers of YAML 1.1 (PyYAML) and 1.2 understand alike: strings that either
+/// would take for something else are quoted.
+fn yaml(value: &impl Serialize) -> Result<String, serde_saphyr::ser::Error> {
+    serde_saphyr::to_string(value)
 }
 
 /// Standard output does not take what is written.
@@ -61,4 +65,56 @@ pub fn line(text: impl Display) -> Result<(), Unprinted> {
 /// tell.
 pub fn say(text: impl Display) {
     let _ = write!(anstream::stderr().lock(), "{text}");
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::yaml;
+    use crate::recipe::node::{Node, Value as Tree};
+    use crate::recipe::scalar::{Resolved, Schema};
+    use crate::recipe::{Sources, yaml as reader};
+
+    /// What a reader of YAML makes of a tree.
+    fn read(node: &Node, schema: Schema) -> Value {
+        match &node.value {
+            Tree::Sequence(items) => items.iter().map(|item| read(item, schema)).collect(),
+            Tree::Mapping(entries) => {
+                let entry =
+                    |e: &crate::recipe::node::Entry| (e.name.clone(), read(&e.value, schema));
+                Value::Object(entries.iter().map(entry).collect())
+            }
+            Tree::Scalar(_) => match node.resolve(schema).unwrap() {
+                Resolved::Null => Value::Null,
+                Resolved::Bool(value) => value.into(),
+                Resolved::Int(value) => i64::try_from(value).unwrap().into(),
+                Resolved::Float(value) => value.into(),
+                Resolved::Str(text) => text.into(),
+                Resolved::Missing => unreachable!(),
+            },
+        }
+    }
+
+    #[test]
+    fn what_is_written_means_the_same_to_every_reader_of_yaml() {
+        let value = json!({
+            "proof": "8 × 16 × 1 = 128",
+            "eval_every": null,
+            "feasible_gpu_counts": [1, 2, 4],
+            "adjusted": [{"key": "a: b", "from": "1"}, {"key": "no", "nested": {"x": ["y"]}}],
+            "traps": ["NO", "1e-5", "1.0e-5", "~", "12:30", "0x10", "", " a", "# b", "- c", "{d}",
+                      "two\nlines", "\"quoted\" 'twice'", "&e", "*f", "!g", "%h", "010", "1_000"],
+            "empty": [], "none": {}, "whole": 1.5,
+        });
+        let text = yaml(&value).unwrap();
+        let mut sources = Sources::default();
+        let file = sources.add("x", text.as_str());
+        let mut found = Vec::new();
+        let tree = reader::parse(&text, file, &mut found).unwrap();
+        assert_eq!(found, []);
+        for schema in [Schema::PyYaml, Schema::Core] {
+            assert_eq!(read(&tree, schema), value, "{schema:?}\n{text}");
+        }
+    }
 }
