@@ -8,6 +8,7 @@
 mod access;
 mod de;
 mod limits;
+mod value;
 
 use std::path::Path;
 

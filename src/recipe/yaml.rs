@@ -4,22 +4,27 @@
 //! here they become a tree, with aliases expanded, `<<` merged and keys written twice reported.
 //! Hostile input ends in a diagnostic: size, depth and the tree after alias expansion are bounded.
 
+mod budget;
+mod keys;
+mod problem;
+mod tags;
+
 use std::collections::HashMap;
 
 use granit_parser::{ErrorKind, Event, Parser, ScalarStyle, ScanError};
 
-use super::diagnostic::{Diagnostic, Severity};
+use super::diagnostic::Diagnostic;
 use super::node::{Entry, Node, Scalar, Tag, Value};
 use super::source::{FileId, Span};
+use budget::{Weight, weigh};
+use keys::{duplicate, merge};
+use problem::{Problem, over_budget, problem, too_deep};
+use tags::{collection_tag, scalar_tag};
+
+pub use budget::{MAX_DEPTH, MAX_NODES, MAX_TEXT};
 
 /// The largest file that is read, bytes.
 pub const MAX_BYTES: usize = 1 << 20;
-/// The deepest nesting of lists and mappings.
-pub const MAX_DEPTH: usize = 64;
-/// The most nodes, with every alias counted as what it stands for.
-pub const MAX_NODES: usize = 100_000;
-/// The most bytes of scalars and keys, with every alias counted as what it stands for.
-pub const MAX_TEXT: usize = 8 << 20;
 
 /// Parses one document. On failure the diagnostics hold at least one error.
 pub fn parse(text: &str, file: FileId, diagnostics: &mut Vec<Diagnostic>) -> Option<Node> {
@@ -52,48 +57,6 @@ pub fn parse(text: &str, file: FileId, diagnostics: &mut Vec<Diagnostic>) -> Opt
         }
     }
     builder.finish()
-}
-
-type Problem = Box<Diagnostic>;
-
-/// How much a subtree weighs against the budgets.
-#[derive(Clone, Copy, Default)]
-struct Weight {
-    nodes: usize,
-    text: usize,
-    /// Levels of nesting, 1 for a scalar.
-    height: usize,
-}
-
-fn weigh(node: &Node) -> Weight {
-    let mut weight = Weight {
-        nodes: 1,
-        text: 0,
-        height: 0,
-    };
-    let mut add = |child: Weight| {
-        weight.nodes += child.nodes;
-        weight.text += child.text;
-        weight.height = weight.height.max(child.height);
-    };
-    match &node.value {
-        Value::Scalar(scalar) => add(Weight {
-            nodes: 0,
-            text: scalar.text.len(),
-            height: 0,
-        }),
-        Value::Sequence(items) => items.iter().map(weigh).for_each(add),
-        Value::Mapping(entries) => {
-            for entry in entries {
-                let mut child = weigh(&entry.value);
-                child.nodes += 1;
-                child.text += entry.name.len();
-                add(child);
-            }
-        }
-    }
-    weight.height += 1;
-    weight
 }
 
 /// A collection whose end has not come yet.
@@ -247,25 +210,19 @@ impl<'d> Builder<'d> {
                 "write the value out, or name another anchor",
             ));
         };
-        let weight = *weight;
-        // Counted before it is copied: a bomb never gets its memory.
-        if self.total.nodes + weight.nodes > MAX_NODES || self.total.text + weight.text > MAX_TEXT {
-            return Err(over_budget(span));
-        }
         if self.open.len() + weight.height > MAX_DEPTH {
             return Err(too_deep(span));
         }
+        // Counted before it is copied: a bomb never gets its memory.
+        let total = self.total.with(*weight);
+        self.total = total.ok_or_else(|| over_budget(span))?;
         let node = node.clone();
-        self.spend(weight, span)?;
         self.place(node)
     }
 
     fn spend(&mut self, weight: Weight, span: Span) -> Result<(), Problem> {
-        self.total.nodes += weight.nodes;
-        self.total.text += weight.text;
-        if self.total.nodes > MAX_NODES || self.total.text > MAX_TEXT {
-            return Err(over_budget(span));
-        }
+        let total = self.total.with(weight);
+        self.total = total.ok_or_else(|| over_budget(span))?;
         Ok(())
     }
 
@@ -383,112 +340,6 @@ impl<'d> Builder<'d> {
         }
         self.root
     }
-}
-
-fn problem(span: Span, message: impl Into<String>, help: &str) -> Problem {
-    Box::new(Diagnostic::error("yaml-syntax", Some(span), message, help))
-}
-
-fn too_deep(span: Span) -> Problem {
-    problem(
-        span,
-        format!("values are nested more than {MAX_DEPTH} deep"),
-        "no recipe key nests so deep: check the brackets, the indentation and the aliases",
-    )
-}
-
-fn over_budget(span: Span) -> Problem {
-    problem(
-        span,
-        format!("the values come to more than {MAX_NODES} nodes or {MAX_TEXT} bytes"),
-        "aliases that hold aliases multiply: write out what is meant",
-    )
-}
-
-/// A key written twice: upstream loaders silently take the last, so a contradiction is refused.
-fn duplicate(first: &Entry, second: &Entry) -> Diagnostic {
-    let same = first.value.same_value(&second.value);
-    Diagnostic {
-        rule: "duplicate-key".to_owned(),
-        severity: if same {
-            Severity::Warning
-        } else {
-            Severity::Error
-        },
-        message: format!(
-            "`{}` is given twice, first on line {}{}",
-            second.name,
-            first.name_span.line,
-            if same { ", with the same value" } else { "" }
-        ),
-        help: "keep one of the two: loaders silently take the last".to_owned(),
-        span: Some(second.name_span),
-    }
-}
-
-/// Merges `<<` values below a mapping's own keys; the first mapping of a `<<` list wins.
-fn merge(own: Vec<Entry>, merges: Vec<Node>) -> Result<Vec<Entry>, Problem> {
-    if merges.is_empty() {
-        return Ok(own);
-    }
-    let mut names: std::collections::HashSet<String> = own.iter().map(|e| e.name.clone()).collect();
-    let mut entries = own;
-    // Of several `<<` keys the last wins, as in PyYAML.
-    for node in merges.into_iter().rev() {
-        let sources = match node.value {
-            Value::Sequence(items) => items,
-            _ => vec![node],
-        };
-        for source in sources {
-            let (kind, span) = (source.kind(), source.span);
-            let Value::Mapping(merged) = source.value else {
-                return Err(problem(
-                    span,
-                    format!("`<<` merges mappings, this is {kind}"),
-                    "name an anchor of a mapping: `<<: *name`",
-                ));
-            };
-            for entry in merged {
-                if names.insert(entry.name.clone()) {
-                    entries.push(entry);
-                }
-            }
-        }
-    }
-    Ok(entries)
-}
-
-fn scalar_tag(tag: &granit_parser::Tag, span: Span) -> Result<Tag, Problem> {
-    if tag.original() == "!" {
-        return Ok(Tag::Str);
-    }
-    match tag.core_suffix() {
-        Some("str") => Ok(Tag::Str),
-        Some("int") => Ok(Tag::Int),
-        Some("float") => Ok(Tag::Float),
-        Some("bool") => Ok(Tag::Bool),
-        Some("null") => Ok(Tag::Null),
-        _ => Err(unknown_tag(tag, span)),
-    }
-}
-
-fn collection_tag(
-    tag: Option<&granit_parser::Tag>,
-    expected: &str,
-    span: Span,
-) -> Result<(), Problem> {
-    match tag {
-        Some(tag) if tag.core_suffix() != Some(expected) => Err(unknown_tag(tag, span)),
-        _ => Ok(()),
-    }
-}
-
-fn unknown_tag(tag: &granit_parser::Tag, span: Span) -> Problem {
-    problem(
-        span,
-        format!("the tag `{}` has no meaning here", tag.original()),
-        "remove the tag: upstream's safe loader refuses it too",
-    )
 }
 
 #[cfg(test)]

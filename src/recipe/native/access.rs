@@ -2,7 +2,7 @@
 
 use serde::de::{self, DeserializeSeed, IntoDeserializer, Visitor};
 
-use super::de::{Failure, NodeDeserializer};
+use super::value::{Failure, NodeDeserializer};
 use crate::recipe::node::{Entry, Node};
 
 pub(super) struct MapAccess<'p, 'n, 'r, 'd> {

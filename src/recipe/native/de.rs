@@ -5,19 +5,18 @@
 //! stand-ins are never seen: one error and the whole spec is thrown away.
 
 use std::cell::RefCell;
-use std::fmt;
 
 use serde::de::{self, Deserialize, Visitor};
 use serde::forward_to_deserialize_any;
 
 use super::access::{EnumAccess, MapAccess, SequenceAccess, StandIn};
-use super::limits;
-use crate::recipe::diagnostic::{Diagnostic, Severity};
+use super::value::{Failure, NodeDeserializer, Record, shown};
+use crate::recipe::diagnostic::Diagnostic;
 use crate::recipe::node::{Entry, Node, Value};
 use crate::recipe::scalar::{Resolved, Schema};
-use crate::recipe::source::{Place, Places};
+use crate::recipe::source::Places;
 use crate::recipe::spec::Spec;
-use crate::recipe::suggest::{did_you_mean, short};
+use crate::recipe::suggest::did_you_mean;
 
 /// The key that says which variant of an enum with settings is meant.
 const KIND: &str = "kind";
@@ -47,183 +46,7 @@ pub(super) fn spec(tree: &Node, diagnostics: &mut Vec<Diagnostic>) -> (Option<Sp
     (spec, record.into_inner().places)
 }
 
-pub(super) struct Record<'d> {
-    places: Places,
-    diagnostics: &'d mut Vec<Diagnostic>,
-}
-
-impl Record<'_> {
-    fn report(&mut self, node: &Node, rule: &str, message: String, help: impl Into<String>) {
-        self.diagnostics
-            .push(Diagnostic::error(rule, Some(node.span), message, help));
-    }
-
-    fn has_error(&self) -> bool {
-        self.diagnostics
-            .iter()
-            .any(|d| d.severity == Severity::Error)
-    }
-}
-
-/// A message from serde's own code; it becomes a diagnostic at the node that it concerns.
-#[derive(Debug)]
-pub(super) struct Failure(pub String);
-
-impl fmt::Display for Failure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for Failure {}
-
-impl de::Error for Failure {
-    fn custom<T: fmt::Display>(message: T) -> Self {
-        Failure(message.to_string())
-    }
-
-    fn missing_field(field: &'static str) -> Self {
-        Failure(format!("`{field}` is missing"))
-    }
-}
-
-pub(super) struct NodeDeserializer<'n, 'r, 'd> {
-    pub node: &'n Node,
-    /// The native path of `node`.
-    path: String,
-    /// The node is the content of an enum's variant: its `kind` has been read.
-    variant: bool,
-    record: &'r RefCell<Record<'d>>,
-}
-
-impl<'n, 'r, 'd> NodeDeserializer<'n, 'r, 'd> {
-    /// The key as the user knows it.
-    fn name(&self) -> &str {
-        self.node.key.as_deref().unwrap_or(if self.path.is_empty() {
-            "spec"
-        } else {
-            &self.path
-        })
-    }
-
-    pub fn child(&self, name: &str, node: &'n Node) -> Self {
-        NodeDeserializer {
-            node,
-            path: if self.path.is_empty() {
-                name.to_owned()
-            } else {
-                format!("{}.{name}", self.path)
-            },
-            variant: false,
-            record: self.record,
-        }
-    }
-
-    /// Notes where the value stood, if anybody wrote it. A variant's content shares the place of
-    /// its enum.
-    fn note_place(&self) {
-        let Some(key) = self.node.key.as_ref().filter(|_| !self.variant) else {
-            return;
-        };
-        let place = Place {
-            key: key.clone(),
-            span: self.node.span,
-        };
-        self.record
-            .borrow_mut()
-            .places
-            .insert(self.path.clone(), place);
-    }
-
-    fn report(&self, rule: &str, message: String, help: impl Into<String>) {
-        self.record
-            .borrow_mut()
-            .report(self.node, rule, message, help);
-    }
-
-    fn wrong_type(&self, expected: &str) {
-        let found = match self.node.resolve(Schema::Core) {
-            Some(Resolved::Null) => "nothing".to_owned(),
-            Some(value) => format!("`{}`, {}", shown(self.node), value.kind()),
-            None => self.node.kind().to_owned(),
-        };
-        self.report(
-            "wrong-type",
-            format!("`{}` takes {expected}, this is {found}", self.name()),
-            format!("give {expected}"),
-        );
-    }
-
-    /// A whole number within bounds, or 0 after a report.
-    fn integer(&self, min: i128, max: i128) -> i128 {
-        self.note_place();
-        match self.node.resolve(Schema::Core) {
-            Some(Resolved::Int(value)) if (min..=max).contains(&value) => value,
-            Some(Resolved::Int(_)) => {
-                self.report(
-                    "out-of-range",
-                    format!("`{}` is {}", self.name(), shown(self.node)),
-                    limits::help(&self.path)
-                        .unwrap_or_else(|| format!("give a whole number from {min} to {max}")),
-                );
-                0
-            }
-            _ => {
-                self.wrong_type("a whole number");
-                0
-            }
-        }
-    }
-
-    fn float(&self) -> f64 {
-        self.note_place();
-        let value = match self.node.resolve(Schema::Core) {
-            Some(Resolved::Float(value)) => value,
-            Some(Resolved::Int(value)) => value as f64,
-            _ => {
-                self.wrong_type("a number");
-                return 0.0;
-            }
-        };
-        if !value.is_finite() {
-            self.report(
-                "out-of-range",
-                format!("`{}` is {}", self.name(), shown(self.node)),
-                limits::help(&self.path).unwrap_or_else(|| "give a finite number".to_owned()),
-            );
-            return 0.0;
-        }
-        value
-    }
-
-    fn text(&self) -> String {
-        self.note_place();
-        match self.node.text() {
-            Some(text) if self.node.resolve(Schema::Core) != Some(Resolved::Null) => {
-                text.to_owned()
-            }
-            _ => {
-                self.wrong_type("text");
-                String::new()
-            }
-        }
-    }
-
-    /// The entries of a mapping; an empty value is an empty mapping.
-    fn entries(&self) -> &'n [Entry] {
-        self.note_place();
-        match &self.node.value {
-            Value::Mapping(entries) => entries,
-            // `schedule: norm-test` is the kind alone, with every setting at its default.
-            Value::Scalar(_) if self.variant => &[],
-            _ if self.node.resolve(Schema::Core) == Some(Resolved::Null) => &[],
-            _ => {
-                self.wrong_type("a mapping");
-                &[]
-            }
-        }
-    }
-
+impl<'n> NodeDeserializer<'n, '_, '_> {
     /// A struct: unknown keys are reported here, where the known ones are at hand.
     pub fn visit_fields<V: Visitor<'n>>(
         self,
@@ -275,11 +98,6 @@ impl<'n, 'r, 'd> NodeDeserializer<'n, 'r, 'd> {
         }
         failure
     }
-}
-
-/// The scalar as written, cut where it is long.
-fn shown(node: &Node) -> String {
-    short(node.text().unwrap_or_default())
 }
 
 macro_rules! integers {

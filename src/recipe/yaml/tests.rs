@@ -1,4 +1,5 @@
 use super::*;
+use crate::recipe::diagnostic::Severity;
 use crate::recipe::reading::Reading;
 use crate::recipe::scalar::{Resolved, Schema};
 
