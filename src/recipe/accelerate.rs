@@ -4,16 +4,21 @@
 //! ones), `commands/launch.py`, `utils/launch.py` (`num_processes // num_machines` on each machine),
 //! `parallelism_config.py`.
 
+mod strategy;
+mod values;
+
 use std::path::Path;
 
-use super::handbook;
+use super::axes::axes;
 use super::node::Node;
 use super::reader::{Confidence, Detected, Reader};
 use super::reading::Reading;
 use super::scalar::{Resolved, Schema};
 use super::suggest::did_you_mean;
 use super::tree::{Given, Tree};
-use super::{Dialect, deepspeed, name};
+use super::{Dialect, name};
+
+use values::int;
 
 /// Reads an accelerate config that is given as a recipe: it has a world, but no batch.
 pub struct Accelerate;
@@ -162,13 +167,15 @@ fn translate(root: &Node, path: &Path, reading: &mut Reading) -> Node {
     let kind = distributed_type(root, reading);
     world(root, kind.as_deref(), &mut tree, reading);
     match kind.as_deref() {
-        Some("FSDP") => fsdp(root.get("fsdp_config"), &mut tree, reading),
-        Some("DEEPSPEED") => zero(root.get("deepspeed_config"), path, &mut tree, reading),
-        Some("MEGATRON_LM") => megatron(root.get("megatron_lm_config"), &mut tree, reading),
+        Some("FSDP") => strategy::fsdp(root.get("fsdp_config"), &mut tree, reading),
+        Some("DEEPSPEED") => strategy::zero(root.get("deepspeed_config"), path, &mut tree, reading),
+        Some("MEGATRON_LM") => {
+            strategy::megatron(root.get("megatron_lm_config"), &mut tree, reading);
+        }
         _ => {}
     }
     if let Some(sizes) = root.get("parallelism_config") {
-        handbook::axes(sizes, "parallelism_config", &mut tree, reading);
+        axes(sizes, "parallelism_config", &mut tree, reading);
     }
     precision(root, &mut tree, reading);
     tree.into_node()
@@ -250,15 +257,8 @@ fn world(root: &Node, kind: Option<&str>, tree: &mut Tree, reading: &mut Reading
             );
         }
         if let Some(node) = root.get("distributed_type") {
-            let key = "distributed_type".to_owned();
-            tree.plain(
-                "batch.gpus",
-                &Given {
-                    key,
-                    value: 1,
-                    span: node.span,
-                },
-            );
+            let key = "distributed_type";
+            tree.plain("batch.gpus", &Given::new(key, 1, node.span));
         }
         return;
     }
@@ -290,184 +290,6 @@ fn world(root: &Node, kind: Option<&str>, tree: &mut Tree, reading: &mut Reading
     tree.plain_if("batch.gpus", processes);
 }
 
-/// A whole number; accelerate itself does not convert.
-fn int(root: &Node, key: &str, reading: &mut Reading) -> Option<Given<i128>> {
-    let node = root.get(key)?;
-    match node.resolve(Schema::PyYaml) {
-        Some(Resolved::Int(value)) => Some(Given {
-            key: key.to_owned(),
-            value,
-            span: node.span,
-        }),
-        Some(Resolved::Null) => None,
-        _ => {
-            let found = node.text().unwrap_or(node.kind());
-            reading.error(
-                "wrong-type",
-                Some(node.span),
-                format!("`{key}` takes a whole number, this is `{found}`"),
-                "give a whole number without quotes",
-            );
-            None
-        }
-    }
-}
-
-/// What FSDP shards. Keys may lack the `fsdp_` before them; version 2 has no strategy, but says
-/// whether parameters are freed after the forward pass.
-fn fsdp(config: Option<&Node>, tree: &mut Tree, reading: &mut Reading) {
-    let find = |name: &str| {
-        let config = config?;
-        let long = format!("fsdp_{name}");
-        [long.as_str(), name].into_iter().find_map(|key| {
-            let node = config.get(key)?;
-            Some((format!("fsdp_config.{key}"), node))
-        })
-    };
-    tree.default("parallel.strategy", "fsdp");
-    if let Some((key, node)) = find("sharding_strategy") {
-        let text = node.text().unwrap_or_default().to_uppercase();
-        let strategy = match text.as_str() {
-            "FULL_SHARD" | "1" | "HYBRID_SHARD" | "4" => "fsdp",
-            "SHARD_GRAD_OP" | "2" | "HYBRID_SHARD_ZERO2" | "5" => "zero2",
-            "NO_SHARD" | "3" => "ddp",
-            _ => {
-                let known = [
-                    "FULL_SHARD",
-                    "SHARD_GRAD_OP",
-                    "NO_SHARD",
-                    "HYBRID_SHARD",
-                    "HYBRID_SHARD_ZERO2",
-                ];
-                reading.error(
-                    "unknown-value",
-                    Some(node.span),
-                    format!("`{key}` is `{text}`"),
-                    did_you_mean(&text, known),
-                );
-                return;
-            }
-        };
-        tree.text(
-            "parallel.strategy",
-            &Given {
-                key,
-                value: strategy.to_owned(),
-                span: node.span,
-            },
-        );
-    } else if let Some((key, node)) = find("reshard_after_forward")
-        && node.resolve(Schema::PyYaml) == Some(Resolved::Bool(false))
-    {
-        tree.text(
-            "parallel.strategy",
-            &Given {
-                key,
-                value: "zero2".to_owned(),
-                span: node.span,
-            },
-        );
-    }
-    if let Some((key, node)) = find("activation_checkpointing")
-        && node.resolve(Schema::PyYaml) == Some(Resolved::Bool(true))
-    {
-        tree.plain(
-            "model.activation_checkpointing",
-            &Given {
-                key,
-                value: true,
-                span: node.span,
-            },
-        );
-    }
-}
-
-/// The ZeRO stage (2 where nothing is said) and accumulation, from the config itself or the
-/// DeepSpeed file that it names. A file without an accumulation means 1, and the trainer compares.
-fn zero(config: Option<&Node>, path: &Path, tree: &mut Tree, reading: &mut Reading) {
-    tree.default("parallel.strategy", "zero2");
-    let Some(config) = config else { return };
-    if let Some(node) = config.get("deepspeed_config_file") {
-        let name = node.text().unwrap_or_default();
-        match reading.beside(path, name) {
-            Some(file) => {
-                if let Some(root) = reading.load(&file) {
-                    tree.lay(deepspeed::translate(&root, "deepspeed_config_file"));
-                    if root.get("gradient_accumulation_steps").is_none() {
-                        let key = "deepspeed_config_file".to_owned();
-                        tree.plain(
-                            "batch.accumulation",
-                            &Given {
-                                key,
-                                value: 1,
-                                span: node.span,
-                            },
-                        );
-                    }
-                }
-            }
-            None => reading.warning(
-                "deepspeed-unread",
-                Some(node.span),
-                format!("the DeepSpeed config `{name}` is not there: its ZeRO stage is not known"),
-                "put it beside this file, or give `evenkeel.parallel.strategy`",
-            ),
-        }
-        return;
-    }
-    if let Some(node) = config.get("zero_stage") {
-        match node.resolve(Schema::PyYaml) {
-            Some(Resolved::Int(stage)) if deepspeed::strategy(stage).is_some() => {
-                let value = deepspeed::strategy(stage).unwrap_or_default().to_owned();
-                let key = "deepspeed_config.zero_stage".to_owned();
-                tree.text(
-                    "parallel.strategy",
-                    &Given {
-                        key,
-                        value,
-                        span: node.span,
-                    },
-                );
-            }
-            _ => reading.error(
-                "out-of-range",
-                Some(node.span),
-                format!("`zero_stage` is `{}`", node.text().unwrap_or(node.kind())),
-                "give 0, 1, 2 or 3",
-            ),
-        }
-    }
-    let accumulation = config.get("gradient_accumulation_steps");
-    if let Some(node) = accumulation
-        && let Some(Resolved::Int(value)) = node.resolve(Schema::PyYaml)
-    {
-        let key = "deepspeed_config.gradient_accumulation_steps".to_owned();
-        tree.plain(
-            "batch.accumulation",
-            &Given {
-                key,
-                value,
-                span: node.span,
-            },
-        );
-    }
-}
-
-/// Sizes of Megatron-LM's axes.
-fn megatron(config: Option<&Node>, tree: &mut Tree, reading: &mut Reading) {
-    let Some(config) = config else { return };
-    for (key, path) in [
-        ("megatron_lm_tp_degree", "parallel.tensor"),
-        ("megatron_lm_pp_degree", "parallel.pipeline"),
-        ("megatron_lm_context_parallel_size", "parallel.context"),
-    ] {
-        if let Some(mut given) = int(config, key, reading) {
-            given.key = format!("megatron_lm_config.{key}");
-            tree.plain(path, &given);
-        }
-    }
-}
-
 /// The precision, which a recipe's own `bf16` or `fp16` overrules.
 fn precision(root: &Node, tree: &mut Tree, reading: &mut Reading) {
     let Some(node) = root.get("mixed_precision") else {
@@ -489,14 +311,10 @@ fn precision(root: &Node, tree: &mut Tree, reading: &mut Reading) {
             return;
         }
     };
-    let key = "mixed_precision".to_owned();
+    let key = "mixed_precision";
     tree.text(
         "model.precision",
-        &Given {
-            key,
-            value: value.to_owned(),
-            span: node.span,
-        },
+        &Given::new(key, value.to_owned(), node.span),
     );
 }
 

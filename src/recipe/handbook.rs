@@ -22,8 +22,6 @@ use super::{Dialect, RESERVED, name};
 
 use values::Values;
 
-pub(super) use settings::axes;
-
 /// Reads alignment-handbook and TRL YAML.
 pub struct Handbook;
 

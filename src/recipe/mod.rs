@@ -5,6 +5,7 @@
 //! places. Nothing here plans, and nothing here looks at hardware.
 
 pub mod accelerate;
+mod axes;
 #[cfg(test)]
 pub mod corpus;
 mod deepspeed;

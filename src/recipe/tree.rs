@@ -15,6 +15,15 @@ pub struct Given<T> {
 }
 
 impl<T> Given<T> {
+    /// A value at a place, under a key.
+    pub fn new(key: impl Into<String>, value: T, span: Span) -> Given<T> {
+        Given {
+            key: key.into(),
+            value,
+            span,
+        }
+    }
+
     /// The same place with another value.
     pub fn with<U>(&self, value: U) -> Given<U> {
         Given {

@@ -120,7 +120,7 @@ fn trl(sources: &Node, values: &Values, tree: &mut Tree, reading: &mut Reading) 
         for (value, span) in files.iter().cloned() {
             let mut data = Tree::new(source.span);
             let key = format!("{prefix}data_files");
-            data.text("path", &Given { key, value, span });
+            data.text("path", &Given::new(key, value, span));
             if let Some((_, format)) = loader {
                 data.text("format", &path.with((*format).to_owned()));
             }
@@ -169,11 +169,7 @@ fn mixer_of_old(mixer: &Node, values: &Values, tree: &mut Tree, reading: &mut Re
                 continue;
             }
         };
-        let name = Given {
-            key,
-            value: entry.name.clone(),
-            span: entry.name_span,
-        };
+        let name = Given::new(key, entry.name.clone(), entry.name_span);
         let source = |split: Option<&Given<String>>| {
             let mut data = Tree::new(entry.name_span);
             data.text("path", &name);
@@ -268,11 +264,11 @@ fn missing(source: &Node, prefix: &str, key: &str, reading: &mut Reading) {
 fn words(node: Option<&Node>) -> Vec<Given<String>> {
     let items = node.and_then(Node::items).unwrap_or_default();
     let word = |item: &Node| {
-        Some(Given {
-            key: String::new(),
-            value: item.text()?.to_owned(),
-            span: item.span,
-        })
+        Some(Given::new(
+            String::new(),
+            item.text()?.to_owned(),
+            item.span,
+        ))
     };
     items.iter().filter_map(word).collect()
 }

@@ -72,11 +72,7 @@ fn floor(scheduler: &str, kwargs: Option<&Node>, peak: Option<f64>) -> Option<Gi
             _ => return None,
         };
         let key = format!("lr_scheduler_kwargs.{key}");
-        Some(Given {
-            key,
-            value,
-            span: node.span,
-        })
+        Some(Given::new(key, value, node.span))
     };
     let share = |given: Given<f64>| peak.map(|peak| given.with(given.value / peak));
     match scheduler {

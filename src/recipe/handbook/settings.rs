@@ -7,6 +7,7 @@
 
 use std::path::Path;
 
+use crate::recipe::axes::axes;
 use crate::recipe::deepspeed;
 use crate::recipe::node::Node;
 use crate::recipe::reading::Reading;
@@ -34,15 +35,8 @@ pub(super) fn batch(values: &Values, tree: &mut Tree, reading: &mut Reading) {
         // accelerate then cuts one loader's batch of that size over all processes.
         let size = micro.as_ref().map_or(8, |m| m.value);
         let global = size.saturating_mul(accumulation.as_ref().map_or(1, |a| a.value));
-        let key = "accelerator_config.split_batches".to_owned();
-        tree.plain(
-            "batch.global",
-            &Given {
-                key,
-                value: global,
-                span,
-            },
-        );
+        let key = "accelerator_config.split_batches";
+        tree.plain("batch.global", &Given::new(key, global, span));
     } else {
         tree.default("batch.micro", 8);
         tree.plain_if("batch.micro", micro);
@@ -116,11 +110,7 @@ fn fsdp(values: &Values, tree: &mut Tree, reading: &mut Reading) {
     let Some(node) = values.node("fsdp") else {
         return;
     };
-    let given = |value: &str| Given {
-        key: "fsdp".to_owned(),
-        value: value.to_owned(),
-        span: node.span,
-    };
+    let given = |value: &str| Given::new("fsdp", value.to_owned(), node.span);
     let words: Vec<&str> = match node.items() {
         Some(items) => items.iter().filter_map(Node::text).collect(),
         None => node.text().unwrap_or_default().split_whitespace().collect(),
@@ -224,49 +214,6 @@ fn deepspeed_config(node: &Node, path: &Path, tree: &mut Tree, reading: &mut Rea
         native.remove_path(&format!("batch.{own}"));
     }
     tree.lay(native);
-}
-
-/// Sizes of `parallelism_config`, with or without that word before each key.
-pub(in crate::recipe) fn axes(sizes: &Node, prefix: &str, tree: &mut Tree, reading: &mut Reading) {
-    const AXES: &[(&str, &str)] = &[
-        ("dp_replicate_size", "parallel.data_replicate"),
-        ("dp_shard_size", "parallel.data_shard"),
-        ("tp_size", "parallel.tensor"),
-        ("cp_size", "parallel.context"),
-        ("sp_size", "parallel.sequence"),
-    ];
-    for entry in sizes.entries().unwrap_or_default() {
-        let name = entry
-            .name
-            .strip_prefix("parallelism_config_")
-            .unwrap_or(&entry.name);
-        let Some((_, path)) = AXES.iter().find(|(axis, _)| *axis == name) else {
-            continue;
-        };
-        let key = format!("{prefix}.{}", entry.name);
-        match entry.value.resolve(Schema::PyYaml) {
-            Some(Resolved::Int(value)) => {
-                tree.plain(
-                    path,
-                    &Given {
-                        key,
-                        value,
-                        span: entry.value.span,
-                    },
-                );
-            }
-            Some(Resolved::Null) => {}
-            _ => reading.error(
-                "wrong-type",
-                Some(entry.value.span),
-                format!(
-                    "`{key}` takes a whole number, this is {}",
-                    entry.value.kind()
-                ),
-                "give a whole number",
-            ),
-        }
-    }
 }
 
 /// The model, its precision and its adapters; the tokenizer.

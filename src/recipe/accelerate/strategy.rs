@@ -1,0 +1,137 @@
+//! What the data-parallel ranks hold and how the model is split, as the config of each distributed
+//! type says it: FSDP's plugin, DeepSpeed's ZeRO, Megatron-LM's degrees.
+//!
+//! Source: accelerate 16cb6eb, `utils/dataclasses.py` (`FullyShardedDataParallelPlugin`,
+//! `DeepSpeedPlugin`, `MegatronLMPlugin`).
+
+use std::path::Path;
+
+use super::values::int;
+use crate::recipe::deepspeed;
+use crate::recipe::node::Node;
+use crate::recipe::reading::Reading;
+use crate::recipe::scalar::{Resolved, Schema};
+use crate::recipe::suggest::did_you_mean;
+use crate::recipe::tree::{Given, Tree};
+
+/// What FSDP shards. Keys may lack the `fsdp_` before them; version 2 has no strategy, but says
+/// whether parameters are freed after the forward pass.
+pub(super) fn fsdp(config: Option<&Node>, tree: &mut Tree, reading: &mut Reading) {
+    let find = |name: &str| {
+        let config = config?;
+        let long = format!("fsdp_{name}");
+        [long.as_str(), name].into_iter().find_map(|key| {
+            let node = config.get(key)?;
+            Some((format!("fsdp_config.{key}"), node))
+        })
+    };
+    tree.default("parallel.strategy", "fsdp");
+    if let Some((key, node)) = find("sharding_strategy") {
+        let text = node.text().unwrap_or_default().to_uppercase();
+        let strategy = match text.as_str() {
+            "FULL_SHARD" | "1" | "HYBRID_SHARD" | "4" => "fsdp",
+            "SHARD_GRAD_OP" | "2" | "HYBRID_SHARD_ZERO2" | "5" => "zero2",
+            "NO_SHARD" | "3" => "ddp",
+            _ => {
+                let known = [
+                    "FULL_SHARD",
+                    "SHARD_GRAD_OP",
+                    "NO_SHARD",
+                    "HYBRID_SHARD",
+                    "HYBRID_SHARD_ZERO2",
+                ];
+                reading.error(
+                    "unknown-value",
+                    Some(node.span),
+                    format!("`{key}` is `{text}`"),
+                    did_you_mean(&text, known),
+                );
+                return;
+            }
+        };
+        tree.text(
+            "parallel.strategy",
+            &Given::new(key, strategy.to_owned(), node.span),
+        );
+    } else if let Some((key, node)) = find("reshard_after_forward")
+        && node.resolve(Schema::PyYaml) == Some(Resolved::Bool(false))
+    {
+        tree.text(
+            "parallel.strategy",
+            &Given::new(key, "zero2".to_owned(), node.span),
+        );
+    }
+    if let Some((key, node)) = find("activation_checkpointing")
+        && node.resolve(Schema::PyYaml) == Some(Resolved::Bool(true))
+    {
+        tree.plain(
+            "model.activation_checkpointing",
+            &Given::new(key, true, node.span),
+        );
+    }
+}
+
+/// The ZeRO stage (2 where nothing is said) and accumulation, from the config itself or the
+/// DeepSpeed file that it names. A file without an accumulation means 1, and the trainer compares.
+pub(super) fn zero(config: Option<&Node>, path: &Path, tree: &mut Tree, reading: &mut Reading) {
+    tree.default("parallel.strategy", "zero2");
+    let Some(config) = config else { return };
+    if let Some(node) = config.get("deepspeed_config_file") {
+        let name = node.text().unwrap_or_default();
+        match reading.beside(path, name) {
+            Some(file) => {
+                if let Some(root) = reading.load(&file) {
+                    tree.lay(deepspeed::translate(&root, "deepspeed_config_file"));
+                    if root.get("gradient_accumulation_steps").is_none() {
+                        let key = "deepspeed_config_file";
+                        tree.plain("batch.accumulation", &Given::new(key, 1, node.span));
+                    }
+                }
+            }
+            None => reading.warning(
+                "deepspeed-unread",
+                Some(node.span),
+                format!("the DeepSpeed config `{name}` is not there: its ZeRO stage is not known"),
+                "put it beside this file, or give `evenkeel.parallel.strategy`",
+            ),
+        }
+        return;
+    }
+    if let Some(node) = config.get("zero_stage") {
+        match node.resolve(Schema::PyYaml) {
+            Some(Resolved::Int(stage)) if deepspeed::strategy(stage).is_some() => {
+                let value = deepspeed::strategy(stage).unwrap_or_default().to_owned();
+                let key = "deepspeed_config.zero_stage";
+                tree.text("parallel.strategy", &Given::new(key, value, node.span));
+            }
+            _ => reading.error(
+                "out-of-range",
+                Some(node.span),
+                format!("`zero_stage` is `{}`", node.text().unwrap_or(node.kind())),
+                "give 0, 1, 2 or 3",
+            ),
+        }
+    }
+    let accumulation = config.get("gradient_accumulation_steps");
+    if let Some(node) = accumulation
+        && let Some(Resolved::Int(value)) = node.resolve(Schema::PyYaml)
+    {
+        let key = "deepspeed_config.gradient_accumulation_steps";
+        tree.plain("batch.accumulation", &Given::new(key, value, node.span));
+    }
+}
+
+/// Sizes of Megatron-LM's axes.
+pub(super) fn megatron(config: Option<&Node>, tree: &mut Tree, reading: &mut Reading) {
+    let Some(config) = config else { return };
+    for (key, path) in [
+        ("megatron_lm_tp_degree", "parallel.tensor"),
+        ("megatron_lm_pp_degree", "parallel.pipeline"),
+        ("megatron_lm_context_parallel_size", "parallel.context"),
+    ] {
+        if let Some(mut given) = int(config, key, reading) {
+            given.key = format!("megatron_lm_config.{key}");
+            tree.plain(path, &given);
+        }
+    }
+}

@@ -1,0 +1,25 @@
+//! Values of an accelerate config, which accelerate takes as the YAML reader gives them.
+
+use crate::recipe::node::Node;
+use crate::recipe::reading::Reading;
+use crate::recipe::scalar::{Resolved, Schema};
+use crate::recipe::tree::Given;
+
+/// A whole number; accelerate itself does not convert.
+pub(super) fn int(root: &Node, key: &str, reading: &mut Reading) -> Option<Given<i128>> {
+    let node = root.get(key)?;
+    match node.resolve(Schema::PyYaml) {
+        Some(Resolved::Int(value)) => Some(Given::new(key, value, node.span)),
+        Some(Resolved::Null) => None,
+        _ => {
+            let found = node.text().unwrap_or(node.kind());
+            reading.error(
+                "wrong-type",
+                Some(node.span),
+                format!("`{key}` takes a whole number, this is `{found}`"),
+                "give a whole number without quotes",
+            );
+            None
+        }
+    }
+}
