@@ -14,7 +14,10 @@ use crate::recipe::suggest::nearest;
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   evenkeel explain                    all rules
-  evenkeel explain batch-divisible    one of them")]
+  evenkeel explain batch-divisible    one of them
+
+Pages name keys as native recipes do. In upstream dialects type them below the key `evenkeel`, as
+evenkeel.batch.micro=4, where upstream has none of its own.")]
 pub struct Args {
     /// A rule's id, as in `error[batch-divisible]`
     rule: Option<String>,

@@ -34,7 +34,7 @@ pub enum TrainError {
     /// The states of the model do not fit: no micro-batch is small enough.
     #[error(
         "{0}: weights, gradients and optimiser states alone do not fit, whatever the micro-batch; \
-         use more ranks with parallel.strategy=fsdp, more memory for each, or a smaller model"
+         use more ranks and a sharded strategy (fsdp), more memory for each, or a smaller model"
     )]
     States(EngineError),
     /// A checkpoint could not be written or read.

@@ -8,7 +8,8 @@ pub(super) const RULE: Rule = Rule {
     severity: Severity::Error,
     summary: "the data that the recipe names are not here",
     why: "A run reads its data from files: JSONL, Parquet, plain text or token ids. Nothing is \
-downloaded, so a data set of the hub has to be fetched first and given as a path. A plan only warns, \
+downloaded, so a data set of the hub has to be fetched first and given as a path, for example \
+`dataset_mixture.datasets.0.id=chat.jsonl` in the handbook's dialect. A plan only warns, \
 since it may be for another machine, and says nothing about data sets of the hub, which other \
 trainers download.",
     upstream: "`datasets` downloads from the hub when the job starts, on every machine, and fails there when \

@@ -8,7 +8,8 @@ pub(super) const RULE: Rule = Rule {
     severity: Severity::Error,
     summary: "the model that the recipe names is not here",
     why: "A run starts from weights in a directory, or from random ones of a shape that the recipe gives. \
-Nothing is downloaded. A plan only warns, since it may be for another machine, and says nothing about \
+Nothing is downloaded: give the directory of a download, or start from random weights with \
+`model.init=random` (`evenkeel.model.init=random` in upstream dialects). A plan only warns, since it may be for another machine, and says nothing about \
 models of the hub, which other trainers download.",
     upstream: "transformers 5.23.0, `from_pretrained`: downloads from the hub when the job starts, on every \
 machine.",

@@ -35,7 +35,9 @@ pub(super) fn index(rules: &[&Rule]) -> String {
     let mut index = "# Rules\n\n".to_owned();
     index += &wrap(
         "What a recipe must satisfy before anything is started. `evenkeel explain RULE` prints the \
-         same pages. They are generated: change the rules in `src/batch/rules/` and run the tests \
+         same pages. They name keys as native recipes do; in upstream dialects these are typed \
+         below the key `evenkeel`, as `evenkeel.batch.micro=4`, where upstream has none of its own. \
+         They are generated: change the rules in `src/batch/rules/` and run the tests \
          with `UPDATE=1`.",
     );
     index += "\n| rule | | |\n|---|---|---|\n";

@@ -8,8 +8,8 @@ pub(super) const RULE: Rule = Rule {
     id: "paper-eta-out-of-reach",
     severity: Severity::Warning,
     summary: "with so few workers the printed test rarely asks for more than the base batch",
-    why: "The test as printed divides the variance between workers by ‖ḡ‖² and misses the factor \
-b/(J−1). Where gradients are pure noise, T·η² is about J − 1 on average, whatever the batch: with 4 \
+    why: "The test as printed divides the variance between J workers' gradients by ‖ḡ‖², the squared norm \
+of their mean ḡ, and with b samples a step misses the factor b/(J−1). Where gradients are pure noise, T·η² is about J − 1 on average, whatever the batch: with 4 \
 workers and η 0.2 the test asks for about 75 samples. A base batch above that grows only by chance. \
 The paper's η can therefore not be carried over to another J or b: η_unbiased = η_paper·√(b/(J−1)).",
     upstream: "arXiv 2412.21124, the test as printed.",

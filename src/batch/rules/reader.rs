@@ -114,9 +114,10 @@ YAML 1.2 forbids it."
 page! {
     MANDATORY_MISSING "mandatory-missing" Error
     summary "something that has no default is missing"
-    why "Most keys have a default, and the few that have none are asked for by name. In Hydra \
-configs this is what `???` means."
-    upstream "HfArgumentParser and OmegaConf refuse such a config too, when it is first used."
+    why "Most keys have a default, and the few that have none are asked for by name: the `apiVersion` \
+and `kind` of a native recipe, the `id` of a data set, the `batch` of a stage."
+    upstream "HfArgumentParser (transformers 5.23.0) refuses such a file too. What is missing inside of a \
+mapping, as a data set's `id`, fails when it is first used."
     wrong "--gpus 8" "apiVersion: evenkeel.dev/v1alpha1\nspec:\n  batch: {global: 128, micro: 16}\n";
     right "--gpus 8" native!("  batch: {global: 128, micro: 16}\n");
 }
@@ -126,7 +127,8 @@ page! {
     summary "nothing says which trainer the recipe is for"
     why "Upstream the objective is the script that is launched, not a key of the file. It is taken \
 from the folder or the file's name (`recipes/*/dpo/…`), else from keys that only one trainer has. \
-Where nothing tells, it is taken as supervised fine-tuning."
+Where nothing tells, it is taken as supervised fine-tuning. `evenkeel.objective=dpo`, on the command \
+line or as `evenkeel: {objective: dpo}` in the file, decides."
     upstream "alignment-handbook 925acdf: `scripts/sft.py`, `scripts/dpo.py`, `scripts/orpo.py`."
     wrong "--gpus 8 --recipe-gpus 8" "per_device_train_batch_size: 16\ngradient_accumulation_steps: 1\n";
     right "--gpus 8 --recipe-gpus 8 evenkeel.objective=sft" "per_device_train_batch_size: 16\ngradient_accumulation_steps: 1\n";
@@ -175,8 +177,8 @@ is taken, and where that differs a note says so."
 page! {
     SCALAR_TYPE "scalar-type" Warning
     summary "a value has another type than it looks like"
-    why "`1e-5` is a string to PyYAML, which wants a dot; `NO` without quotes is false; `12:30` is a \
-number of minutes. Some loaders convert such values back and some do not. The value is taken as what \
+    why "`1e-5` is a string to PyYAML, which wants a dot; `NO` without quotes is false; `12:30` is the \
+number 750, in base 60. Some loaders convert such values back and some do not. The value is taken as what \
 its key must mean, and the spelling that every loader reads alike is named."
     upstream "PyYAML's resolver (YAML 1.1). TRL f2cd577, `scripts/utils.py` (`TrlParser`): strings go \
 through argparse, which converts them; transformers' own `parse_yaml_file` leaves them."
@@ -187,8 +189,10 @@ through argparse, which converts them; transformers' own `parse_yaml_file` leave
 page! {
     UNKNOWN_DIALECT "unknown-dialect" Error
     summary "the file is no recipe in a dialect that is known"
-    why "A dialect is recognised by its keys. `--dialect` decides where they do not; a file without \
-any of them is most likely not a recipe."
+    why "A dialect is recognised by its keys. Read are native recipes, recipes of the \
+alignment-handbook and TRL, and configs of `accelerate launch`; Hydra configs and DeepSpeed's are \
+recognised and not read yet. `--dialect` decides where no key does; a file without any of them is most \
+likely not a recipe."
     upstream "None."
     wrong "--gpus 8" "steps: [build, test]\n";
     right "--gpus 8" native!("  batch: {global: 128, micro: 16}\n");
@@ -199,8 +203,8 @@ page! {
     summary "there is no such key"
     why "A key with a typo does nothing, and what it was meant to change stays at its default. In \
 places where upstream ignores unknown keys, this is a warning; on the command line always an error."
-    upstream "HfArgumentParser (transformers 5.23.0) and accelerate 16cb6eb refuse the file. Hydra's \
-`++typo=1` adds the key silently."
+    upstream "HfArgumentParser (transformers 5.23.0) and accelerate 16cb6eb refuse the file. Keys inside \
+of a mapping, such as those of `dataset_mixture`, are ignored."
     wrong "--gpus 8" native!("  batch: {global: 128, micro: 16, acumulation: 2}\n");
     right "--gpus 8" native!("  batch: {global: 128, micro: 16, accumulation: 1}\n");
 }
@@ -218,7 +222,8 @@ nearest."
 page! {
     UNREADABLE_FILE "unreadable-file" Error
     summary "a file cannot be read"
-    why "It is not there, may not be read, is not UTF-8 text, or is far larger than any recipe."
+    why "It is not there, may not be read, is not UTF-8 text, or has more than a mebibyte, which no \
+recipe has."
     upstream "None."
     wrong "--gpus 8 --accelerate nowhere.yaml" handbook!("");
     right "--gpus 8" handbook!("");
@@ -228,8 +233,8 @@ page! {
     UNSUPPORTED_VALUE "unsupported-value" Warning
     summary "a value is understood, and something else is done"
     why "The recipe asks for something that upstream has and that has no counterpart here. The \
-message says what is done instead. It is an error where nothing could be."
-    upstream "Depends on the key."
+message says what is done instead. Where nothing could be done instead, it is an error."
+    upstream "Each key does there what its name says."
     wrong "--gpus 8" handbook!("lr_scheduler_type: cosine_with_restarts\n");
     right "--gpus 8" handbook!("lr_scheduler_type: cosine\n");
 }
@@ -237,7 +242,8 @@ message says what is done instead. It is an error where nothing could be."
 page! {
     WRONG_TYPE "wrong-type" Error
     summary "a value is not of the type that its key takes"
-    why "For example text where a number belongs."
+    why "For example text where a number belongs, or one value where a list does. The help line names \
+what the key takes."
     upstream "HfArgumentParser converts what it can and raises on the rest."
     wrong "--gpus 8" native!("  batch: {global: 128, micro: sixteen}\n");
     right "--gpus 8" native!("  batch: {global: 128, micro: 16}\n");

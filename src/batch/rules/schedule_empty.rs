@@ -8,7 +8,8 @@ pub(super) const RULE: Rule = Rule {
     id: "schedule-empty",
     severity: Severity::Error,
     summary: "a stage-wise or replayed schedule without stages or runs",
-    why: "The schedule would not say any batch.",
+    why: "Such a schedule says which batch comes when, so without a stage or a run it would say none. \
+`kind: constant` is the schedule that keeps the recipe's global batch.",
     upstream: "None: the key is Evenkeel's own.",
     wrong: Example {
         flags: "--gpus 4",

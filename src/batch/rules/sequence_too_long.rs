@@ -9,7 +9,9 @@ pub(super) const RULE: Rule = Rule {
     summary: "samples are longer than the positions that the model has",
     why: "A model has `max_position_embeddings` positions. A token beyond them would be at a position that \
 the model was never meant for, so longer samples are refused rather than cut or extrapolated. For a \
-model of the hub that is not here the number is not known, and nothing is said.",
+model of the hub that is not here the number is not known, and nothing is said. Shorten \
+`data.sequence_length` (upstream's `max_length`), or state the positions that the model has in \
+`model.config`.",
     upstream: "transformers 5.23.0: the tokenizer warns once, and RoPE goes on beyond what the model was trained \
 for.",
     wrong: Example {

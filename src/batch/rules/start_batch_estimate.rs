@@ -11,7 +11,7 @@ pub(super) const RULE: Rule = Rule {
     why: "Two cases. The recipe's own micro-batch does not fit into a device by the estimate: the \
 largest divisor that does is taken, accumulation takes the rest, and the global batch stays. Or the \
 recipe states no micro-batch: the largest that fits is taken, or 8 where the devices' memory is not \
-known. Should the estimate be too high after all, an out-of-memory error leads to the next smaller \
+known (a note). Should the estimate be too high after all, an out-of-memory error leads to the next smaller \
 one; should it be too low, state the micro-batch.",
     upstream: "transformers 5.23.0, `training_args.py`: `per_device_train_batch_size` is 8 when \
 nobody says. Its rule of thumb: 4 samples of a 7B model on a GPU of 24 GB, 2 of a 13B model, and \

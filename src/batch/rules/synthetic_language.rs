@@ -6,7 +6,7 @@ use crate::recipe::Severity;
 pub(super) const RULE: Rule = Rule {
     id: "synthetic-language",
     severity: Severity::Error,
-    summary: "the synthetic language is none that is worth learning",
+    summary: "the synthetic language is mostly noise, or does not stand alone",
     why: "The synthetic language has a known entropy, the floor of the loss. It is worth learning when that \
 floor is well below what a model knows before training: at most half of ln V nats for V words, with at \
 least 2 successors of every word. Too large a `branching` makes it noise. It stands alone: beside files \

@@ -8,7 +8,8 @@ pub(super) const RULE: Rule = Rule {
     severity: Severity::Error,
     summary: "the tokenizer that the recipe names is not here",
     why: "Text becomes tokens by a `tokenizer.json`, the recipe's own or the model's, or by the built-in \
-vocabulary of bytes (`tokenizer.path: byte`). Nothing is downloaded. A plan only warns, since it may \
+vocabulary of bytes: `tokenizer.path=byte`, in upstream dialects `evenkeel.tokenizer.path=byte` or \
+`tokenizer_name_or_path: byte`. Nothing is downloaded. A plan only warns, since it may \
 be for another machine, and says nothing about models of the hub, which bring theirs.",
     upstream: "transformers 5.23.0, `AutoTokenizer`: downloads from the hub when the job starts.",
     wrong: Example {

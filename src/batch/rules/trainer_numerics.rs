@@ -7,7 +7,7 @@ use crate::recipe::spec::{Precision, Strategy};
 pub(super) const RULE: Rule = Rule {
     id: "trainer-numerics",
     severity: Severity::Error,
-    summary: "the recipe asks for numerics that the built-in trainer does not have",
+    summary: "the recipe asks for an optimiser or for numerics that the built-in trainer does not have",
     why: "The built-in trainer computes in f32 on CPUs, with exact attention, and steps by AdamW with both \
 moments in f32. It holds everything on every rank (`ddp`) or shards everything (`fsdp`, which is what it \
 does for ZeRO-1 and ZeRO-2, too). A plan is made as the recipe is written, for trainers that do what it \

@@ -13,7 +13,7 @@ micro-batches dealt as evenly as they come. The batch is exact: losses and gradi
 over all samples and divided once by the whole batch's target tokens. What is lost is time, since \
 every rank waits for the busiest one; under sharding the idle ranks join the collectives with \
 nothing to add. The note says how large that share is.",
-    upstream: "None upstream: DistributedDataParallel and FSDP average over ranks, which is wrong \
+    upstream: "None: DistributedDataParallel and FSDP average over ranks, which is wrong \
 for unequal shares.",
     wrong: Example {
         flags: "--gpus 3 --remainder uneven",
