@@ -16,12 +16,12 @@ const VARIABLE: &str = "EVENKEEL_BENCH_RANK";
 const ROUNDS: usize = 15;
 
 fn main() -> anyhow::Result<()> {
-    let (mut numbers, mut shorten) = (Vec::new(), true);
+    let (mut numbers, mut unix_sockets) = (Vec::new(), true);
     for argument in std::env::args().skip(1) {
         match argument.as_str() {
             // What cargo adds.
             "--bench" => {}
-            "--tcp" => shorten = false,
+            "--tcp" => unix_sockets = false,
             number => numbers.push(number.parse::<usize>()?),
         }
     }
@@ -36,7 +36,7 @@ fn main() -> anyhow::Result<()> {
             world,
         };
         let mut options = TcpOptions::new("127.0.0.1", port.parse()?, greeting);
-        options.shorten = shorten;
+        options.unix_sockets = unix_sockets;
         return measure(&options, elements - elements % world);
     }
     let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();

@@ -20,8 +20,11 @@ command -v go >/dev/null || cannot "Go builds Kubernetes, and is not installed"
 command -v apt-get >/dev/null || cannot "the tools around it come from Debian's packages"
 
 [ -x "$bin/containerd" ] && [ -x "$bin/kubelet" ] && [ -x "$bin/helm" ] || "$kit" build
-cargo build --locked
 export PATH=$bin:$PATH KUBECONFIG=$state/admin.kubeconfig
+helm lint --quiet charts/evenkeel
+scripts/manifests.sh --check
+kubectl kustomize manifests/overlays/single >/dev/null
+cargo build --locked
 
 finish() {
   local code=$?
@@ -42,8 +45,16 @@ files=("$state/evenkeel:bin/evenkeel")
 for library in $libraries; do files+=("$(realpath "$library"):${library#/}"); done
 "$(dirname "$kit")/image" "$state/evenkeel.tar" evenkeel.test/evenkeel:1 '["/bin/evenkeel"]' "${files[@]}"
 "$kit" load "$state/evenkeel.tar"
+# Somebody else's program, in an image without this one (but with the C library: it is copied in).
+others=(/bin/busybox:bin/busybox)
+for library in $libraries; do others+=("$(realpath "$library"):${library#/}"); done
+"$(dirname "$kit")/image" "$state/evenkeel.tar" evenkeel.test/busybox:1 '["/bin/busybox"]' "${others[@]}"
+"$kit" load "$state/evenkeel.tar"
+# The same under another tag, for what happens when images are edited.
+"$(dirname "$kit")/image" "$state/evenkeel.tar" evenkeel.test/evenkeel:2 '["/bin/evenkeel"]' "${files[@]}"
+"$kit" load "$state/evenkeel.tar"
 
 helm upgrade --install evenkeel charts/evenkeel --namespace evenkeel-system --create-namespace \
   --set image=evenkeel.test/evenkeel:1 --set replicas=1 --wait --timeout 60s
 
-cargo test --locked --features cluster --test cluster -- --test-threads=1 --nocapture "$@"
+cargo test --locked --test cluster -- --test-threads=1 --nocapture "$@"

@@ -5,6 +5,7 @@
 pub mod agent;
 pub mod batch;
 pub mod cli;
+pub mod client;
 pub mod comm;
 pub mod durable;
 pub mod engine;

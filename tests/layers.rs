@@ -20,11 +20,15 @@ const TABLE: &[(&str, &[&str])] = &[
     ("norm", &["recipe"]),
     ("engine", &["comm"]),
     ("job", &["batch", "durable", "telemetry", "words"]),
-    ("agent", &["durable", "inventory", "job", "telemetry"]),
+    (
+        "agent",
+        &["batch", "durable", "inventory", "job", "telemetry", "train"],
+    ),
     (
         "operator",
         &["batch", "inventory", "job", "recipe", "telemetry"],
     ),
+    ("client", &["inventory", "job", "telemetry"]),
     (
         "train",
         &[
@@ -60,6 +64,7 @@ const TABLE: &[(&str, &[&str])] = &[
         &[
             "agent",
             "batch",
+            "client",
             "durable",
             "inventory",
             "job",

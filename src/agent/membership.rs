@@ -11,8 +11,9 @@ use kube::runtime::{WatchStreamExt, watcher as watch};
 use kube::{Client, ResourceExt};
 
 use super::pod::Input;
+use crate::job::Pin;
+use crate::job::api::TrainingJob;
 use crate::job::api::status::{Current, RecipeSnapshot, State};
-use crate::job::api::{EnvVar, TrainingJob};
 
 /// How often the API server is asked for a sign of life when the watch says nothing.
 const CONTACT: Duration = Duration::from_secs(5);
@@ -26,10 +27,12 @@ pub struct Membership {
     pub name: String,
     /// Bytes that a rank may use.
     pub rank_memory: Option<String>,
-    /// Environment of the ranks.
-    pub env: Vec<EnvVar>,
+    /// The user's own program; empty: the built-in trainer.
+    pub command: Vec<String>,
     /// The newest generation.
     pub generation: Option<Current>,
+    /// The newest committed checkpoint of the lineage that counts.
+    pub checkpoint: Option<Pin>,
     /// Without the API server and without peers, ranks are stopped after this.
     pub fence_after: Duration,
     /// The job has ended, one way or the other.
@@ -44,8 +47,9 @@ impl Membership {
             recipe: status.recipe.clone()?,
             name: job.name_any(),
             rank_memory: job.spec.trainer.rank_memory.clone(),
-            env: job.spec.trainer.env.clone(),
+            command: job.spec.trainer.command.clone(),
             generation: status.generation.clone(),
+            checkpoint: status.checkpoint.clone(),
             fence_after: Duration::from_secs(job.spec.elasticity.fence_after_seconds.into()),
             over: matches!(status.state, State::Complete | State::Failed),
         })

@@ -6,12 +6,18 @@ mod membership;
 mod oom_killer;
 mod pod;
 mod preparation;
+mod program;
 mod ranks;
+mod retention;
 mod serve;
+mod tail;
 
 pub use membership::{Membership, follow};
 pub use oom_killer::OomKills;
 pub use pod::{Identity, Input, PodAgent};
 use preparation::Preparation;
+pub use program::Program;
 pub use ranks::{Event, Ranks, Start};
+use retention::Retention;
 pub use serve::serve;
+use tail::Tail;

@@ -12,7 +12,9 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
 
-use super::{Event as RankEvent, Membership, OomKills, Preparation, Ranks, Start};
+use super::{
+    Event as RankEvent, Membership, OomKills, Preparation, Program, Ranks, Retention, Start, Tail,
+};
 use crate::durable::FileError;
 use crate::job::agent_state::{AgentState, Problem};
 use crate::job::files;
@@ -64,6 +66,7 @@ pub struct PodAgent {
     terminating: bool,
     preparation: Option<Preparation>,
     current: Option<Current>,
+    retention: Retention,
     display: Display,
 }
 
@@ -71,6 +74,7 @@ pub struct PodAgent {
 struct Current {
     generation: Generation,
     ranks: Ranks,
+    tails: Vec<Tail>,
     metrics: Option<Writer>,
     /// Kills by the kernel since its ranks were started.
     oom_kills: OomKills,
@@ -105,6 +109,7 @@ impl PodAgent {
             terminating: false,
             preparation: None,
             current: None,
+            retention: Retention::default(),
             display,
         }
     }
@@ -121,6 +126,8 @@ impl PodAgent {
                 self.take(input);
             }
             self.act();
+            self.pass_on();
+            self.tidy();
             if self.all_ended() {
                 if self.terminating {
                     return ExitCode::from(exit::DRAINED);
@@ -238,6 +245,33 @@ impl PodAgent {
         }
     }
 
+    /// Repeats in the pod's log what the ranks have printed.
+    fn pass_on(&mut self) {
+        let Some(current) = &mut self.current else {
+            return;
+        };
+        for tail in &mut current.tails {
+            let rank = tail.rank();
+            for line in tail.lines() {
+                self.display.event(&Event::Said { rank, line });
+            }
+        }
+    }
+
+    /// Where rank 0 runs, removes checkpoints that are too old to be kept.
+    fn tidy(&mut self) {
+        let pin = self.job.as_ref().and_then(|job| job.checkpoint.as_ref());
+        let current = self.current.as_ref().filter(|_| self.state.first == 0);
+        let (Some(pin), Some(current)) = (pin, current) else {
+            return;
+        };
+        let start = current.generation.start.as_ref();
+        let run = self.identity.run.clone();
+        if let Some(problem) = self.retention.tend(run, pin, start) {
+            self.warn(problem);
+        }
+    }
+
     fn warn(&mut self, message: String) {
         self.display.event(&Event::Warning { message });
     }
@@ -346,9 +380,14 @@ impl PodAgent {
             _ => None,
         };
         let oom_kills = OomKills::watch();
+        let job = self.job.clone();
+        let command = job.as_ref().map_or(&[][..], |job| &job.command);
         let ranks = Ranks::start(
             &Start {
-                program: &self.identity.program,
+                program: match command {
+                    [] => Program::BuiltIn(&self.identity.program),
+                    words => Program::Foreign(words),
+                },
                 run: &self.identity.run,
                 generation: record,
                 first,
@@ -372,6 +411,9 @@ impl PodAgent {
         self.current = Some(Current {
             generation: record.clone(),
             ranks,
+            tails: (first..first + count)
+                .map(|rank| Tail::of(&self.identity.run, record.number, rank))
+                .collect(),
             metrics,
             oom_kills,
             draining: false,
@@ -383,6 +425,10 @@ impl PodAgent {
     /// Whether the run is prepared. The first member prepares it, in a process of its own; the
     /// others wait for its file.
     fn prepared(&mut self, mine: bool) -> Result<bool, Problem> {
+        if self.job.as_ref().is_some_and(|job| !job.command.is_empty()) {
+            // A foreign program prepares its own data.
+            return Ok(true);
+        }
         let setup = self.identity.run.join(files::RUN);
         if setup.exists() {
             self.preparation = None;

@@ -9,6 +9,7 @@ use super::Membership;
 use super::pod::Identity;
 use crate::durable::{self, FileError};
 use crate::job::agent_state::Problem;
+use crate::train::Setup;
 
 /// The process.
 pub struct Preparation {
@@ -80,6 +81,6 @@ impl Preparation {
 
 /// Samples after which training ends, as the prepared run has it.
 pub fn budget(setup: &Path) -> Option<u64> {
-    let setup: serde_json::Value = durable::read_json(setup).ok()?;
-    setup.get("budget_samples")?.as_u64()
+    let setup: Setup = durable::read_json(setup).ok()?;
+    Some(setup.budget_samples)
 }

@@ -3,15 +3,18 @@
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, Write};
 use std::os::fd::OwnedFd;
-use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
-use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
+use std::process::{Child, ChildStdin, ExitStatus};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Sender;
 use std::thread;
 
 use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
-use crate::job::protocol::{Ending, Order, Report};
+use super::program::{self, Program};
+use crate::job::protocol::{Ending, Order, Report, exit};
 use crate::job::{Generation, files};
 
 /// What happened to a rank.
@@ -46,8 +49,8 @@ fn ending(status: ExitStatus) -> Ending {
 
 /// What is needed to start ranks.
 pub struct Start<'a> {
-    /// This program.
-    pub program: &'a Path,
+    /// What they run.
+    pub program: Program<'a>,
     /// The run's directory.
     pub run: &'a Path,
     /// The generation.
@@ -70,12 +73,18 @@ struct Process {
     /// A handle on the process, not a number that another process may get once this one is gone.
     handle: OwnedFd,
     input: Option<ChildStdin>,
+    /// Of a foreign program, which knows no orders: whether it was told to leave.
+    leaving: Option<Arc<AtomicBool>>,
 }
 
 impl Process {
     fn kill(&self) {
+        self.signal(Signal::KILL);
+    }
+
+    fn signal(&self, signal: Signal) {
         // One that has ended already is all right.
-        let _ = pidfd_send_signal(&self.handle, Signal::KILL);
+        let _ = pidfd_send_signal(&self.handle, signal);
     }
 }
 
@@ -95,14 +104,25 @@ impl Ranks {
                 fs::create_dir_all(logs)?;
             }
             let log = File::create(log)?;
-            let mut child = command(start, rank, local, log).spawn()?;
+            let mut child = program::command(start, rank, local, log)?.spawn()?;
             let input = child.stdin.take();
             let pid = rustix::process::Pid::from_child(&child);
             let handle = pidfd_open(pid, PidfdFlags::empty())?;
-            ranks.processes.push(Process { handle, input });
+            let leaving = match start.program {
+                Program::BuiltIn(_) => None,
+                Program::Foreign(_) => Some(Arc::default()),
+            };
+            ranks.processes.push(Process {
+                handle,
+                input,
+                leaving: leaving.clone(),
+            });
             let events = events.clone();
             let number = start.generation.number;
-            thread::spawn(move || watch(child, number, rank, &events));
+            thread::spawn(move || match leaving {
+                None => watch(child, number, rank, &events),
+                Some(leaving) => wait(child, number, rank, &leaving, &events),
+            });
         }
         Ok(ranks)
     }
@@ -112,6 +132,18 @@ impl Ranks {
         let Some(process) = self.process(rank) else {
             return;
         };
+        if let Some(leaving) = &process.leaving {
+            match order {
+                Order::Drain => {
+                    leaving.store(true, Ordering::Release);
+                    process.signal(Signal::TERM);
+                }
+                // What was told to leave leaves.
+                Order::Stay => {}
+                Order::Commit | Order::Stop => process.kill(),
+            }
+            return;
+        }
         let (Some(input), Ok(line)) = (&mut process.input, serde_json::to_string(&order)) else {
             return;
         };
@@ -159,30 +191,6 @@ pub(super) fn last_lines(log: &Path) -> String {
     lines.into_iter().rev().collect::<Vec<_>>().join("\n")
 }
 
-/// The rank's command line and torchrun's environment.
-fn command(start: &Start<'_>, rank: u64, local: u64, log: File) -> Command {
-    let generation = start.generation;
-    let mut command = Command::new(start.program);
-    command
-        .arg("rank")
-        .arg("--run")
-        .arg(start.run)
-        .args(["--generation", &generation.number.to_string()])
-        .env("RANK", rank.to_string())
-        .env("LOCAL_RANK", local.to_string())
-        .env("WORLD_SIZE", generation.world().to_string())
-        .env("LOCAL_WORLD_SIZE", start.count.to_string())
-        .env("MASTER_ADDR", &generation.master.host)
-        .env("MASTER_PORT", generation.master.port.to_string())
-        .env("RAYON_NUM_THREADS", start.threads.to_string())
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(log)
-        // A group of its own: Ctrl-C on the terminal is for the launcher, which drains the ranks.
-        .process_group(0);
-    command
-}
-
 /// Passes a rank's reports on until it closes its output, then its end.
 fn watch(mut child: Child, generation: u64, rank: u64, events: &Sender<Event>) {
     if let Some(output) = child.stdout.take() {
@@ -200,8 +208,40 @@ fn watch(mut child: Child, generation: u64, rank: u64, events: &Sender<Event>) {
             }
         }
     }
-    // A process that cannot be waited for is gone.
-    let ending = child.wait().map_or(Ending::Signal(9), ending);
+    tell_end(ended(&mut child), generation, rank, events);
+}
+
+/// Waits for a foreign program. It says nothing of itself: once it runs it is taken to be in the
+/// world, and whatever ends it after it was told to leave is its way of leaving.
+fn wait(
+    mut child: Child,
+    generation: u64,
+    rank: u64,
+    leaving: &AtomicBool,
+    events: &Sender<Event>,
+) {
+    let ready = Event::Report {
+        generation,
+        rank,
+        report: Report::Ready,
+    };
+    if events.send(ready).is_err() {
+        return;
+    }
+    let ending = match (ended(&mut child), leaving.load(Ordering::Acquire)) {
+        (Ending::Signal(9), _) => Ending::Signal(9),
+        (_, true) => Ending::Code(exit::DRAINED),
+        (ending, false) => ending,
+    };
+    tell_end(ending, generation, rank, events);
+}
+
+/// A process that cannot be waited for is gone.
+fn ended(child: &mut Child) -> Ending {
+    child.wait().map_or(Ending::Signal(9), ending)
+}
+
+fn tell_end(ending: Ending, generation: u64, rank: u64, events: &Sender<Event>) {
     let _ = events.send(Event::Exited {
         generation,
         rank,

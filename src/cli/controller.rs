@@ -24,6 +24,9 @@ pub struct Args {
     /// Where to answer /healthz.
     #[arg(long, default_value = "127.0.0.1:8080")]
     listen: SocketAddr,
+    /// The image that it runs in: the pods of foreign trainers copy this program from it.
+    #[arg(long, env = "EVENKEEL_CONTROLLER_IMAGE")]
+    image: Option<String>,
 }
 
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
@@ -36,6 +39,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         identity: args.identity,
         elect: !args.no_leader_election,
         listen: args.listen,
+        image: args.image,
     }))?;
     Ok(ExitCode::SUCCESS)
 }

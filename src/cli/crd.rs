@@ -2,14 +2,21 @@
 
 use std::process::ExitCode;
 
-use super::output::Format;
+use super::output::{self, Format};
 use crate::job::api;
 
 /// Print the CustomResourceDefinition of TrainingJobs, for `kubectl apply --server-side -f -`.
 #[derive(clap::Args)]
-pub struct Args {}
+pub struct Args {
+    /// Print every field with its type, default and meaning instead, as Markdown
+    #[arg(long)]
+    fields: bool,
+}
 
-pub fn run(_: Args) -> anyhow::Result<ExitCode> {
-    Format::Yaml.print(&api::crd())?;
+pub fn run(args: Args) -> anyhow::Result<ExitCode> {
+    match args.fields {
+        true => output::print(api::fields::page()?)?,
+        false => Format::Yaml.print(&api::crd())?,
+    }
     Ok(ExitCode::SUCCESS)
 }

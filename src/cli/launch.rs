@@ -5,6 +5,7 @@ use std::process::ExitCode;
 
 use anyhow::bail;
 
+use super::cluster::submit;
 use super::output::say;
 use super::recipe_args::RecipeArgs;
 use super::signals::Signals;
@@ -18,7 +19,7 @@ use crate::telemetry::{Display, Event, Mode};
 use crate::train::data::Phase;
 use crate::words::count;
 
-/// Train a recipe on this machine.
+/// Train a recipe on this machine, or with --nodes on a cluster.
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -26,6 +27,7 @@ Examples:
   evenkeel launch recipe.yaml --procs 2 --recipe-gpus 8 max_seq_length=128
   evenkeel launch recipe.yaml --procs 3 --remainder uneven --out runs/uneven
   evenkeel launch recipe.yaml --resume             go on where the newest run of it stopped
+  evenkeel launch recipe.yaml --nodes 8 --gpus-per-node 8 -n training    on a cluster
 
 Ctrl-C commits a checkpoint and ends with 143; a second one stops at once. So do SIGTERM and a closed
 terminal. Before training it leaves a new run's directory as if it had never been.")]
@@ -52,6 +54,8 @@ pub struct Args {
     /// Print only warnings and the end.
     #[arg(short, long)]
     quiet: bool,
+    #[command(flatten)]
+    cluster: submit::Args,
 }
 
 /// What a launch prints.
@@ -71,6 +75,19 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
             return Ok(ExitCode::from(EXIT_USAGE));
         }
     };
+    if let Some(nodes) = args.recipe.options.nodes {
+        if args.procs.is_some() || args.out.is_some() || args.resume {
+            bail!(
+                "--nodes launches on a cluster, --procs, --out and --resume on this machine: give one or the other"
+            );
+        }
+        let mode = mode(&args);
+        let (cluster, memory) = (&args.cluster, args.rank_memory);
+        return submit::run(cluster, &args.recipe, &recipe, nodes, memory, mode);
+    }
+    if args.cluster.given() {
+        bail!("--nodes N launches on a cluster; without it the other options of one mean nothing");
+    }
     let mut shown = Vec::new();
     let ended = launch(&args, &recipe, &mut shown);
     // A rule may speak late: some judge what the preparation of the data has counted.

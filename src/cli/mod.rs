@@ -3,10 +3,13 @@
 mod agent;
 mod bytes;
 mod check;
+mod cluster;
+mod completions;
 mod controller;
 mod crd;
 mod explain;
 mod gpus;
+mod install;
 mod launch;
 mod logging;
 mod output;
@@ -25,7 +28,7 @@ mod table;
 use std::io::Write;
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use output::{Unprinted, say};
 
@@ -53,10 +56,21 @@ enum Command {
     Resize(resize::Args),
     Status(status::Args),
     Report(report::Args),
+    List(cluster::list::Args),
+    Logs(cluster::logs::Args),
+    Scale(cluster::scale::Args),
+    /// Make a TrainingJob commit a checkpoint and give its GPUs back.
+    Suspend(cluster::suspend::Args),
+    /// Let a suspended TrainingJob go on.
+    Resume(cluster::suspend::Args),
+    Cancel(cluster::cancel::Args),
+    Completions(completions::Args),
     Controller(controller::Args),
     Crd(crd::Args),
     #[command(hide = true)]
     Agent(agent::Args),
+    #[command(hide = true)]
+    Install(install::Args),
     #[command(hide = true)]
     Prepare(prepare::Args),
     #[command(hide = true)]
@@ -65,7 +79,14 @@ enum Command {
 
 /// Parses the process's arguments, runs the command, prints an error if there is one.
 pub fn main() -> ExitCode {
-    let cli = match Cli::try_parse() {
+    let mut command = Cli::command();
+    if is_kubectl_plugin() {
+        command = command.bin_name("kubectl evenkeel");
+    }
+    let parsed = command
+        .try_get_matches()
+        .and_then(|matches| Cli::from_arg_matches(&matches));
+    let cli = match parsed {
         Ok(cli) => cli,
         Err(stopped) => return said_by_clap(&stopped),
     };
@@ -78,13 +99,28 @@ pub fn main() -> ExitCode {
         Command::Resize(args) => resize::run(args),
         Command::Status(args) => status::run(args),
         Command::Report(args) => report::run(args),
+        Command::List(args) => cluster::list::run(args),
+        Command::Logs(args) => cluster::logs::run(args),
+        Command::Scale(args) => cluster::scale::run(args),
+        Command::Suspend(args) => cluster::suspend::suspend(args),
+        Command::Resume(args) => cluster::suspend::resume(args),
+        Command::Cancel(args) => cluster::cancel::run(args),
+        Command::Completions(args) => completions::run(args),
         Command::Controller(args) => controller::run(args),
         Command::Crd(args) => crd::run(args),
         Command::Agent(args) => agent::run(args),
+        Command::Install(args) => install::run(args),
         Command::Prepare(args) => prepare::run(args),
         Command::Rank(args) => rank::run(args),
     };
     result.unwrap_or_else(|error| failed(&error))
+}
+
+/// Whether kubectl has called us, by the name that its plugins have (`kubectl-evenkeel`).
+fn is_kubectl_plugin() -> bool {
+    let name = std::env::args_os().next().map(std::path::PathBuf::from);
+    let name = name.as_ref().and_then(|path| path.file_name());
+    name.is_some_and(|name| name == "kubectl-evenkeel")
 }
 
 /// The end of a command that failed. A reader that has left has seen all that it wanted.
@@ -135,5 +171,10 @@ mod tests {
         assert_eq!(told(&absent().into()), cannot);
         let because = Err::<u64, _>(absent()).context("no state").unwrap_err();
         assert_eq!(told(&because), format!("no state: {cannot}"));
+    }
+
+    #[test]
+    fn arguments_of_all_commands_fit_together() {
+        Cli::command().debug_assert();
     }
 }

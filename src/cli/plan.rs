@@ -4,12 +4,16 @@ mod text;
 
 use std::process::ExitCode;
 
+use anyhow::bail;
 use serde::Serialize;
 
+use super::cluster::ClusterArgs;
+use super::cluster::submit::NVIDIA;
 use super::output::{self, Format};
 use super::recipe_args::RecipeArgs;
 use super::{EXIT_REFUSED, EXIT_USAGE, bytes, render};
 use crate::batch::{self, Draft, Horizon, PlanRequest};
+use crate::client;
 use crate::inventory::{Devices, Inventory};
 use crate::launch::{self, survey};
 use crate::recipe::{Located, ReadError};
@@ -22,6 +26,7 @@ use crate::recipe::{Located, ReadError};
   evenkeel plan recipe.yaml --gpus 8 --device-memory 24GiB    does it fit into 24 × 1024³ bytes?
   evenkeel plan recipe.yaml --gpus 3 --remainder uneven  a count that does not divide the batch
   evenkeel plan recipe.yaml --gpus 8 -o json max_seq_length=1024
+  evenkeel plan recipe.yaml --from-cluster               the GPUs that are free there now
 
 Exit codes: 0 fine, 1 a rule says no, 2 the call or a file cannot be used.")]
 pub struct Args {
@@ -33,6 +38,17 @@ pub struct Args {
     /// GPUs is given; else it is not known, and the plan does not say whether the model fits]
     #[arg(long, value_name = "SIZE", value_parser = bytes::parse)]
     device_memory: Option<u64>,
+
+    /// Plan for what the cluster has free now, or, with --nodes, for so many of its nodes
+    #[arg(long, conflicts_with = "gpus")]
+    from_cluster: bool,
+
+    /// What a GPU is called in the nodes' allocatable resources (with --from-cluster)
+    #[arg(long, value_name = "NAME", default_value = NVIDIA)]
+    resource: String,
+
+    #[command(flatten)]
+    cluster: ClusterArgs,
 
     /// How to print
     #[arg(short, long, value_enum, value_name = "FORMAT", default_value_t = Format::Text)]
@@ -63,7 +79,10 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         Ok(recipe) => recipe,
         Err(error) => return unreadable(&error, args.output),
     };
-    let (mut request, hardware) = world(&args);
+    let (mut request, hardware) = match args.from_cluster {
+        true => on_cluster(&args)?,
+        false => world(&args)?,
+    };
     request.device_memory = args.device_memory.or(request.device_memory);
     let base = launch::base()?;
     let request = survey(&recipe, &base, request);
@@ -90,11 +109,17 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
 }
 
 /// The world asked for, or the hardware found; and what to call it.
-fn world(args: &Args) -> (PlanRequest, String) {
-    if let Some(gpus) = args.recipe.options.world() {
+fn world(args: &Args) -> anyhow::Result<(PlanRequest, String)> {
+    let options = &args.recipe.options;
+    if options.nodes.is_some() != options.gpus_per_node.is_some() {
+        bail!(
+            "--nodes and --gpus-per-node go together (--from-cluster finds the one that is missing)"
+        );
+    }
+    if let Some(gpus) = options.world() {
         let request = PlanRequest::gpus(gpus);
         let words = request.devices.count(gpus);
-        return (request, words);
+        return Ok((request, words));
     }
     let devices = Inventory::discover().devices();
     let plain = match &devices {
@@ -105,10 +130,34 @@ fn world(args: &Args) -> (PlanRequest, String) {
         device_memory: devices.memory(),
         ..plain
     };
-    (
+    Ok((
         request,
         format!("{devices}, found here (--gpus N plans for others)"),
-    )
+    ))
+}
+
+/// What a cluster has free, or the nodes asked for with as many GPUs as its nodes have.
+fn on_cluster(args: &Args) -> anyhow::Result<(PlanRequest, String)> {
+    let options = &args.recipe.options;
+    let per_node = options.gpus_per_node.map(u32::try_from).transpose()?;
+    let free = args
+        .cluster
+        .run(async |cluster| Ok(client::free(cluster, &args.resource, per_node).await?))?;
+    let nodes = options.nodes.unwrap_or(free.free.into());
+    if nodes == 0 {
+        bail!(
+            "none of the {} nodes that take pods has {} {} free: --nodes N plans for N of them all \
+             the same",
+            free.all,
+            free.per_node,
+            free.resource
+        );
+    }
+    let words = format!(
+        "{nodes} nodes × {} {}; {} of {} are free on the cluster",
+        free.per_node, free.resource, free.free, free.all
+    );
+    Ok((PlanRequest::gpus(nodes * u64::from(free.per_node)), words))
 }
 
 fn unreadable(error: &ReadError, format: Format) -> anyhow::Result<ExitCode> {

@@ -43,11 +43,11 @@ pub struct RecipeOptions {
     pub gpus: Option<u64>,
 
     /// Machines to plan for
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1 << 20), requires = "gpus_per_node")]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
     pub nodes: Option<u64>,
 
     /// GPUs on each machine
-    #[arg(long, value_name = "M", value_parser = clap::value_parser!(u64).range(1..=1 << 10), requires = "nodes")]
+    #[arg(long, value_name = "M", value_parser = clap::value_parser!(u64).range(1..=1 << 10))]
     pub gpus_per_node: Option<u64>,
 
     /// GPUs that the recipe was written for, where it does not say so

@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use serde::{Serialize, Serializer};
 use serde_json::json;
 
+use super::cluster::{self, ClusterArgs};
 use super::output::{Format, line, print};
 use super::table::Table;
 use super::{EXIT_REFUSED, run_arg};
@@ -19,7 +20,8 @@ use crate::words::count;
 Examples:
   evenkeel status                      the runs under runs/
   evenkeel status quickstart           one run: plan, progress, generations
-  evenkeel status quickstart --ledger  prove that every sample was consumed exactly once")]
+  evenkeel status quickstart --ledger  prove that every sample was consumed exactly once
+  evenkeel status first -n training    a TrainingJob on a cluster")]
 pub struct Args {
     /// The run: its directory, or its name under runs/.
     run: Option<PathBuf>,
@@ -30,10 +32,16 @@ pub struct Args {
     /// How to print.
     #[arg(short, long, value_enum, default_value_t = Format::Text)]
     output: Format,
+    #[command(flatten)]
+    cluster: ClusterArgs,
 }
 
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     match args.run {
+        Some(job) if args.cluster.meant() && !args.ledger => {
+            cluster::show::run(&job.display().to_string(), &args.cluster, args.output)
+        }
+        None if args.cluster.meant() => cluster::list::all(&args.cluster, args.output),
         None => list(args.output),
         Some(run) => {
             let run = run_arg::find(&run)?;

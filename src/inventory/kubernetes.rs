@@ -81,6 +81,18 @@ fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
     }
 }
 
+/// Whether a node keeps its pods and takes new ones that tolerate nothing.
+pub fn open(node: &Node) -> bool {
+    standing(node, &[]) == Standing::Open
+}
+
+/// Devices that a node offers to all pods together.
+pub fn allocatable(node: &Node, resource: &str) -> u64 {
+    let status = node.status.as_ref();
+    let allocatable = status.and_then(|status| status.allocatable.as_ref());
+    allocatable.and_then(|a| a.get(resource)).map_or(0, count)
+}
+
 /// Devices that a pod holds once it is on a node: its containers' limits, or the largest of its
 /// init containers'.
 pub fn devices(pod: &Pod, resource: &str) -> u64 {
@@ -127,11 +139,7 @@ pub fn free_seats<'a>(
             standing(node, &wants.tolerations) == Standing::Open && selected(node, wants)
         })
         .map(|node| {
-            let status = node.status.as_ref();
-            let allocatable = status.and_then(|status| status.allocatable.as_ref());
-            let all = allocatable
-                .and_then(|a| a.get(&wants.resource))
-                .map_or(0, count);
+            let all = allocatable(node, &wants.resource);
             let name = node.metadata.name.as_deref().unwrap_or("");
             all.saturating_sub(held.get(name).copied().unwrap_or(0))
         })

@@ -68,6 +68,8 @@ pub enum PodSeen {
     Ready,
     /// It runs, but will not for long: its node is cordoned or tainted, or it is being deleted.
     Leaving,
+    /// Its place is good, but it was made before the job's image or `podTemplate` was edited.
+    Outdated,
     /// Gone, failed, or cut off.
     Lost,
 }
@@ -116,6 +118,22 @@ pub enum Act {
     Suspend,
     /// It is over.
     End(End),
+}
+
+impl Act {
+    /// In one word.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Act::Stay => "stay",
+            Act::Place => "place",
+            Act::Drain => "drain",
+            Act::Recall => "recall",
+            Act::Publish { .. } => "publish",
+            Act::Wait { .. } => "wait",
+            Act::Suspend => "suspend",
+            Act::End(_) => "end",
+        }
+    }
 }
 
 /// Decides.
@@ -195,7 +213,12 @@ impl View<'_> {
         let ready = staying + if placed { extra.len() } else { 0 };
         // Pods that run may hold more than the pool still offers: fewer devices are advertised.
         let ready = u32::try_from(ready).unwrap_or(u32::MAX).min(self.pool);
+        // An edit is taken up at once: new pods are made in the old ones' places.
+        let outdated = members
+            .iter()
+            .any(|seat| *self.pod(*seat) == PodSeen::Outdated);
         let act = match self.decide(ready) {
+            _ if outdated => Act::Drain,
             Action::Drain => Act::Drain,
             Action::Stay => Act::Recall,
             _ => Act::Stay,

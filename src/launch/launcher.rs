@@ -14,7 +14,7 @@ use super::run_dir::{GenerationRow, Phase, RunDir, RunState};
 use super::watch::Watch;
 use super::worlds::{self, Feasible};
 use super::{LaunchError, Prepared, Request};
-use crate::agent::{Event as RankEvent, OomKills, Ranks as RankProcesses, Start};
+use crate::agent::{Event as RankEvent, OomKills, Program, Ranks as RankProcesses, Start};
 use crate::batch;
 use crate::job::generation::Address;
 use crate::job::{Action, End, Generation, Member, Observed, Outcome, Ranks, Reason, decide};
@@ -307,7 +307,7 @@ impl<'a> Launcher<'a> {
         let oom_kills = OomKills::watch();
         let ranks = RankProcesses::start(
             &Start {
-                program: &self.program,
+                program: Program::BuiltIn(&self.program),
                 run: self.run.path(),
                 generation: &generation,
                 first: 0,

@@ -2,7 +2,7 @@
 
 use super::proof::Verdict;
 use super::{LaunchError, RunDir, history};
-use crate::telemetry::report::{Fact, Facts, GenerationRow, LedgerVerdict, ReportInput};
+use crate::telemetry::report::{Fact, Facts, GenerationFacts, LedgerVerdict, ReportInput};
 
 /// Everything that the report of a run shows. `ledger` is the proof, where it was asked for.
 pub fn report_input(run: &RunDir, ledger: Option<&Verdict>) -> Result<ReportInput, LaunchError> {
@@ -47,7 +47,7 @@ pub fn report_input(run: &RunDir, ledger: Option<&Verdict>) -> Result<ReportInpu
         generations: state
             .generations
             .into_iter()
-            .map(|row| GenerationRow {
+            .map(|row| GenerationFacts {
                 generation: row.number,
                 world: row.world,
                 proof: row.proof,

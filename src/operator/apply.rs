@@ -14,6 +14,7 @@ use serde::de::DeserializeOwned;
 use serde_json::json;
 
 use super::build;
+use super::faults;
 use super::observe::Observation;
 use crate::job::api::TrainingJob;
 use crate::job::api::status::TrainingJobStatus;
@@ -79,6 +80,7 @@ pub async fn pods(
     job: &TrainingJob,
     status: &TrainingJobStatus,
     seen: &Observation,
+    own_image: Option<&str>,
 ) -> Result<(), ApplyError> {
     let api: Api<Pod> = Api::namespaced(client.clone(), &job.namespace().unwrap_or_default());
     let name = job.name_any();
@@ -88,7 +90,7 @@ pub async fn pods(
         .iter()
         .filter(|seat| !seen.pods.contains_key(&seat.pod(&name)))
         .filter(|seat| !was_member(status, &seat.pod(&name)))
-        .map(|seat| build::pod(job, *seat))
+        .map(|seat| build::pod(job, *seat, own_image))
         .collect::<Result<_, _>>()?;
     stream::iter(missing)
         .map(|pod| {
@@ -133,7 +135,10 @@ async fn create(api: &Api<Pod>, pod: &Pod) -> Result<(), kube::Error> {
     match api.create(&parameters, pod).await {
         // Made before a crash, or not seen yet: its name says that it is the same.
         Err(kube::Error::Api(status)) if status.is_already_exists() => Ok(()),
-        other => other.map(|_| ()),
+        other => {
+            faults::point("pod", "create");
+            other.map(|_| ())
+        }
     }
 }
 

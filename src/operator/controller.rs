@@ -45,6 +45,8 @@ pub struct Options {
     pub elect: bool,
     /// Where it answers `/healthz`.
     pub listen: SocketAddr,
+    /// The image that it runs in.
+    pub image: Option<String>,
 }
 
 /// What all looks share.
@@ -61,6 +63,8 @@ pub struct Context {
     pub ledger: Mutex<Ledger>,
     /// Writes events.
     pub recorder: Recorder,
+    /// The image that this program runs in, for pods whose image does not hold it.
+    pub image: Option<String>,
     written: Mutex<HashMap<String, TrainingJob>>,
     planners: Mutex<Planners>,
     applied: Mutex<HashSet<String>>,
@@ -165,7 +169,11 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
     let health = tokio::net::TcpListener::bind(options.listen).await?;
     let routes = Router::new().route("/healthz", get(|| async { "ok\n" }));
     tokio::spawn(async move { axum::serve(health, routes).await });
-    let work = control(client.clone(), options.identity.clone());
+    let work = control(
+        client.clone(),
+        options.identity.clone(),
+        options.image.clone(),
+    );
     let leading = async {
         match options.elect {
             true => leader::lead(client, &options.namespace, &options.identity, work).await,
@@ -180,7 +188,7 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
     }
 }
 
-async fn control(client: Client, identity: String) -> anyhow::Result<()> {
+async fn control(client: Client, identity: String, image: Option<String>) -> anyhow::Result<()> {
     let (wake, woken) = unbounded_channel();
     let (stores, pods, nodes) = stores::start(&client);
     let jobs: Api<TrainingJob> = Api::all(client.clone());
@@ -195,6 +203,7 @@ async fn control(client: Client, identity: String) -> anyhow::Result<()> {
     };
     let context = Arc::new(Context {
         recorder: Recorder::new(client.clone(), reporter),
+        image,
         agents: Agents::new(wake)?,
         client,
         stores,

@@ -9,6 +9,7 @@ mod apply;
 mod build;
 mod conditions;
 mod controller;
+mod faults;
 mod leader;
 mod ledger;
 mod observe;

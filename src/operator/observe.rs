@@ -9,7 +9,7 @@ use kube::ResourceExt;
 use kube::runtime::reflector::ObjectRef;
 
 use super::agents::{Agents, Heard};
-use super::build::tolerations_and_selector;
+use super::build::{is_outdated, tolerations_and_selector};
 use super::ledger::{is_over, node_of};
 use super::stores::Stores;
 use crate::inventory::kubernetes::{Standing, Wants, standing};
@@ -212,7 +212,18 @@ impl Observation {
         if is_over(pod) {
             return lost(end_of(pod));
         }
+        let outdated = is_outdated(pod, job).then(|| {
+            (
+                PodSeen::Outdated,
+                Some(format!(
+                    "pod {name} was made before the job's image or podTemplate changed"
+                )),
+            )
+        });
         let Some(node_name) = node_of(pod) else {
+            if let Some(outdated) = outdated {
+                return outdated;
+            }
             return match pod.metadata.deletion_timestamp {
                 Some(_) => lost(format!("pod {name} was deleted before it was placed")),
                 None => (PodSeen::Coming, None),
@@ -249,6 +260,9 @@ impl Observation {
                 PodSeen::Leaving,
                 Some(format!("pod {name} is being evicted")),
             );
+        }
+        if let Some(outdated) = outdated {
+            return outdated;
         }
         match standing {
             Standing::Cordoned if job.spec.elasticity.on_cordon == OnCordon::Shrink => {

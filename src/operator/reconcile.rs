@@ -16,7 +16,7 @@ use super::apply::{self, ApplyError, MANAGER};
 use super::controller::{Context, locked};
 use super::observe::Observation;
 use super::planning::{self, Planner, Refusal};
-use super::{build, conditions, status};
+use super::{build, conditions, faults, status};
 use crate::job::api::status::{PlanSummary, Seat, State, TrainingJobStatus};
 use crate::job::api::{Capacity, TrainingJob};
 use crate::job::steer::{Act, Decision, View, steer};
@@ -103,14 +103,20 @@ pub async fn reconcile(
     conditions::of_state(&mut next);
     context.keep(&uid, planner);
 
+    let act = decision.act.name();
+    faults::point("decided", act);
     let written = write(&job, &before, &next, &context).await?;
+    faults::point("written", act);
     announce(&written, &before, &next, &context).await;
     if !over {
         if !next.seats.is_empty() && !context.has_applied(&uid) {
             apply::companions(&context.client, &written).await?;
             context.applied(&uid);
+            faults::point("companions", act);
         }
-        apply::pods(&context.client, &written, &next, &seen).await?;
+        let image = context.image.as_deref();
+        apply::pods(&context.client, &written, &next, &seen, image).await?;
+        faults::point("pods", act);
     }
     Ok(Action::requeue(match next.state {
         State::Suspended => LATER,

@@ -78,6 +78,18 @@ pub enum Event {
         /// Why.
         reason: String,
     },
+    /// Nothing trains, and why: devices are missing, or pods are being placed.
+    Waiting {
+        /// One line, lower case.
+        why: String,
+    },
+    /// A rank's program printed a line.
+    Said {
+        /// Which rank.
+        rank: u64,
+        /// The line, without its end.
+        line: String,
+    },
     /// A rank is gone.
     RankLost {
         /// Which.

@@ -2,19 +2,7 @@
 
 use serde_json::json;
 
-use super::support::{Job, kit, kubectl, recipe};
-
-/// Undoes what a scenario did to a node, also when it fails.
-struct Mended(&'static str, &'static [&'static str]);
-
-impl Drop for Mended {
-    fn drop(&mut self) {
-        match self.0 {
-            "kubectl" => drop(super::support::try_kubectl(self.1, "")),
-            _ => kit(self.1),
-        }
-    }
-}
+use super::support::{Job, Mended, kit, kubectl, recipe};
 
 #[test]
 fn a_job_runs_to_completion_with_its_plan_and_proof_in_the_status() {

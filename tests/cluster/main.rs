@@ -2,6 +2,9 @@
 //! is the one that `KUBECONFIG` names; `scripts/cluster-tests.sh` starts it, installs the chart and
 //! runs these one after the other.
 
+mod command_line;
+mod crashes;
 mod elastic;
+mod lifecycle;
 mod refused;
 mod support;

@@ -11,6 +11,8 @@ const DEADLINE: Duration = Duration::from_secs(120);
 
 /// The namespace of all jobs.
 const NAMESPACE: &str = "default";
+/// The image that scripts/cluster-tests.sh has loaded on every node.
+pub const IMAGE: &str = "evenkeel.test/evenkeel:1";
 
 /// Runs `kubectl` and returns its output; panics with its words when it fails.
 pub fn kubectl(arguments: &[&str]) -> String {
@@ -90,6 +92,52 @@ pub fn recipe(samples: u64) -> Value {
 impl Job {
     /// Applies a job of `recipe`, with more of its spec.
     pub fn apply(name: &str, recipe: &Value, more: Value) -> Job {
+        Job::with_volume(name).start(recipe, more)
+    }
+
+    /// Applies the job of this volume.
+    pub fn start(self, recipe: &Value, more: Value) -> Job {
+        let name = &self.name;
+        let mut spec = json!({
+            "nodes": 3, "gpusPerNode": 2, "image": IMAGE,
+            "recipe": {"inline": recipe.to_string()},
+            "checkpoint": {"claim": name},
+            "elasticity": {"growDelaySeconds": 2, "placementSeconds": 30, "drainSeconds": 20},
+        });
+        merge(&mut spec, &more);
+        create(&json!({
+            "apiVersion": "evenkeel.dev/v1alpha1", "kind": "TrainingJob",
+            "metadata": {"name": name}, "spec": spec,
+        }));
+        self
+    }
+
+    /// Lets the volume hold no more than this: it is a file system of its own from now on.
+    pub fn limit_volume(&self, size: &str) {
+        let options = format!("size={size},mode=0777");
+        let mounted = Command::new("mount")
+            .args(["-t", "tmpfs", "-o", &options, "tmpfs"])
+            .arg(self.volume.path())
+            .status()
+            .unwrap();
+        assert!(mounted.success());
+    }
+
+    /// Waits until it has failed.
+    pub fn wait_failure(&self) -> Value {
+        let start = Instant::now();
+        loop {
+            let status = self.status();
+            if status["state"] == "Failed" {
+                return status;
+            }
+            assert!(start.elapsed() < DEADLINE, "it does not fail: {status:#}");
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    }
+
+    /// The volume and the claim of a job that somebody else will create.
+    pub fn with_volume(name: &str) -> Job {
         let volume = tempfile::tempdir().unwrap();
         use std::os::unix::fs::PermissionsExt;
         let open = std::fs::Permissions::from_mode(0o777);
@@ -108,17 +156,6 @@ impl Job {
                 "volumeName": name, "resources": {"requests": {"storage": "1Gi"}}}},
         ]});
         create(&storage);
-        let mut spec = json!({
-            "nodes": 3, "gpusPerNode": 2, "image": "evenkeel.test/evenkeel:1",
-            "recipe": {"inline": recipe.to_string()},
-            "checkpoint": {"claim": name},
-            "elasticity": {"growDelaySeconds": 2, "placementSeconds": 30, "drainSeconds": 20},
-        });
-        merge(&mut spec, &more);
-        create(&json!({
-            "apiVersion": "evenkeel.dev/v1alpha1", "kind": "TrainingJob",
-            "metadata": {"name": name}, "spec": spec,
-        }));
         job
     }
 
@@ -139,7 +176,7 @@ impl Job {
                 return last;
             }
             assert!(
-                last["state"] != "Failed" || what.contains("fail"),
+                last["state"] != "Failed",
                 "the job failed while it was waited for {what}: {last:#}"
             );
             std::thread::sleep(Duration::from_millis(100));
@@ -290,6 +327,23 @@ impl Drop for Job {
         );
         try_kubectl(&["delete", "pvc", &self.name, "--wait=false"], "");
         try_kubectl(&["delete", "pv", &self.name, "--wait=false"], "");
+        // Where nothing was mounted there is nothing to unmount.
+        let _ = Command::new("umount")
+            .arg(self.volume.path())
+            .stderr(std::process::Stdio::null())
+            .status();
+    }
+}
+
+/// Undoes what a scenario did to a node, also when it fails.
+pub struct Mended(pub &'static str, pub &'static [&'static str]);
+
+impl Drop for Mended {
+    fn drop(&mut self) {
+        match self.0 {
+            "kubectl" => drop(try_kubectl(self.1, "")),
+            _ => kit(self.1),
+        }
     }
 }
 

@@ -4,7 +4,7 @@
 //! vectors, served by a worker thread beside compute; one for small messages, served by whoever
 //! calls [`Collective::exchange`]; and one for heartbeats, served by a thread that shows that
 //! this rank lives however long it computes. Between ranks of one host the first one is a Unix
-//! socket, see [`stream`]. A peer whose connection breaks or whose heartbeats
+//! socket, see [`same_host`]. A peer whose connection breaks or whose heartbeats
 //! stop ends the world on every rank with the same [`CommError::PeerLost`]; a slow one does not.
 //!
 //! Floats travel in the processor's byte order, which is little-endian wherever this runs.
@@ -17,6 +17,7 @@ mod heartbeat;
 mod message;
 mod poll;
 mod rendezvous;
+mod same_host;
 mod stream;
 mod vector;
 mod wire;
@@ -61,7 +62,7 @@ pub struct TcpOptions {
     /// A rank that is waited for so long is named (and never given up for it).
     pub patience: Duration,
     /// Let vectors between ranks of one host take a Unix socket rather than TCP.
-    pub shorten: bool,
+    pub unix_sockets: bool,
     /// Where refused strangers and late ranks are named.
     pub notify: Notify,
 }
@@ -79,7 +80,7 @@ impl TcpOptions {
             heartbeat_interval: Duration::from_millis(500),
             heartbeat_timeout: Duration::from_secs(3),
             patience: Duration::from_secs(30),
-            shorten: true,
+            unix_sockets: true,
             notify: Arc::new(|line| eprintln!("{line}")),
         }
     }

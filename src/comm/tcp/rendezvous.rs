@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 use super::TcpOptions;
 use super::acceptor::{Acceptor, Arrival};
 use super::greeting::{Hello, Intake, Lane, Purpose, Refusal, Reply, encode, reply_limit};
-use super::stream::{Stream, shorten};
+use super::same_host::unix_where_shared;
+use super::stream::Stream;
 use super::wire::peers;
 use crate::comm::CommError;
 
@@ -321,7 +322,8 @@ fn mesh(
             .set_nodelay(true)
             .map_err(|error| rendezvous(format!("a connection broke: {error}")))?;
     }
-    let data = shorten(own.rank, mesh.data, options.shorten, left(deadline))
+    let patience = left(deadline);
+    let data = unix_where_shared(own.rank, mesh.data, options.unix_sockets, patience)
         .map_err(|(rank, error)| lost(rank, error))?;
     everyone_is_ready(&mesh.heartbeat, deadline)?;
     Ok(Mesh {

@@ -3,6 +3,7 @@
 //! Plain data, the one source of the CRD's schema: `evenkeel crd` prints it, and a test compares
 //! the manifests with it. Nothing here talks to an API server.
 
+pub mod fields;
 pub(super) mod schema;
 pub mod status;
 
@@ -52,7 +53,11 @@ pub use status::TrainingJobStatus;
     validation = Rule::new(
         "!has(self.elasticity) || !has(self.elasticity.minNodes) || !has(self.elasticity.maxNodes) || self.elasticity.minNodes <= self.elasticity.maxNodes"
     )
-    .message("elasticity.minNodes is more than elasticity.maxNodes")
+    .message("elasticity.minNodes is more than elasticity.maxNodes"),
+    validation = Rule::new(
+        "self.gpusPerNode == oldSelf.gpusPerNode && self.resourceName == oldSelf.resourceName && self.checkpoint == oldSelf.checkpoint"
+    )
+    .message("gpusPerNode, resourceName and checkpoint stay what they were: make another job for other ones")
 )]
 pub struct TrainingJobSpec {
     /// The recipe. What it says when the job is first planned is kept in the status; a later edit
@@ -319,11 +324,25 @@ mod tests {
             env!("CARGO_MANIFEST_DIR"),
             "/charts/evenkeel/crds/trainingjobs.yaml"
         );
-        let yaml = serde_saphyr::to_string(&crd()).unwrap();
+        is_kept(path, &serde_saphyr::to_string(&crd()).unwrap());
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/manifests/base/crd.yaml");
+        is_kept(path, &serde_saphyr::to_string(&crd()).unwrap());
+    }
+
+    #[test]
+    fn the_page_of_the_fields_is_that_of_the_types() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/trainingjob.md");
+        is_kept(path, &fields::page().unwrap());
+    }
+
+    fn is_kept(path: &str, text: &str) {
         if std::env::var_os("UPDATE").is_some() {
-            std::fs::write(path, &yaml).unwrap();
+            std::fs::write(path, text).unwrap();
         }
-        let kept = std::fs::read_to_string(path).unwrap();
-        assert!(kept == yaml, "regenerate it: UPDATE=1 cargo test job::api");
+        let kept = std::fs::read_to_string(path).unwrap_or_default();
+        assert!(
+            kept == text,
+            "regenerate {path}: UPDATE=1 cargo test job::api"
+        );
     }
 }

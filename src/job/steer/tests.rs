@@ -36,6 +36,7 @@ enum Happening {
     Suspend(bool),
     Ready(usize),
     Leave(usize),
+    Edit,
     Lose(usize),
     RanksEnd(u8),
     Time(f64),
@@ -48,6 +49,7 @@ fn happenings() -> impl Strategy<Value = Happening> {
         any::<bool>().prop_map(Happening::Suspend),
         (0..6usize).prop_map(Happening::Ready),
         (0..6usize).prop_map(Happening::Leave),
+        Just(Happening::Edit),
         (0..6usize).prop_map(Happening::Lose),
         (0..3u8).prop_map(Happening::RanksEnd),
         (0.5..30.0f64).prop_map(Happening::Time),
@@ -175,6 +177,12 @@ impl World {
             Happening::Suspend(suspend) => self.suspend = *suspend,
             Happening::Ready(nth) => self.become_(*nth, PodSeen::Coming, PodSeen::Ready),
             Happening::Leave(nth) => self.become_(*nth, PodSeen::Ready, PodSeen::Leaving),
+            Happening::Edit => {
+                for nth in 0..self.seats.len() {
+                    self.become_(nth, PodSeen::Ready, PodSeen::Outdated);
+                    self.become_(nth, PodSeen::Coming, PodSeen::Outdated);
+                }
+            }
             Happening::Lose(nth) => {
                 if let Some(seen) = self.seats.get_mut(*nth) {
                     seen.pod = PodSeen::Lost;
@@ -258,6 +266,24 @@ proptest! {
             (Some(nodes), other) => prop_assert!(false, "{other:?} instead of {nodes} nodes"),
         }
     }
+}
+
+#[test]
+fn edited_job_leaves_its_pods_for_new_ones() {
+    let mut world = calm(3);
+    let old = world.members.clone();
+    world.happen(&Happening::Edit);
+    world.look();
+    assert_eq!(world.members, old, "its ranks commit first");
+    world.end_ranks(1);
+    for _ in 0..3 {
+        world.look();
+        for nth in 0..world.seats.len() {
+            world.become_(nth, PodSeen::Coming, PodSeen::Ready);
+        }
+    }
+    assert_eq!(world.members.len(), 3);
+    assert!(world.members.iter().all(|seat| !old.contains(seat)));
 }
 
 fn calm(pool: u32) -> World {

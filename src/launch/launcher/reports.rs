@@ -1,6 +1,5 @@
 //! What the launcher makes of its ranks' reports: events for those who watch, and the run's state.
 
-use std::path::PathBuf;
 use std::time::Instant;
 
 use super::{Launcher, RESTARTS};
@@ -129,15 +128,13 @@ impl Launcher<'_> {
         self.restarts_left = RESTARTS;
         self.write_state()?;
         if let Some(keep) = self.setup.spec.checkpoint.keep {
+            let run = self.run.path();
             let current = self.current.as_ref();
-            let protected: Vec<PathBuf> = current
-                .and_then(|current| current.generation.start.clone())
-                .into_iter()
-                .chain([pin])
-                .map(|pin| self.run.path().join(pin.path))
-                .collect();
+            let start = current.and_then(|current| current.generation.start.as_ref());
+            let start = start.map(|start| run.join(&start.path));
+            let kept = checkpoint::retain_in_run(run, keep, &run.join(pin.path), start.as_deref());
             // A copy too many is no reason to stop.
-            if let Err(error) = checkpoint::retain_in_run(self.run.path(), keep, &protected) {
+            if let Err(error) = kept {
                 self.warn(error.to_string());
             }
         }

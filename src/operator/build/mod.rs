@@ -13,7 +13,7 @@ use kube::{Resource, ResourceExt};
 
 pub use access::{role, role_binding, service_account};
 pub use network::{network_policy, service};
-pub use pod::{pod, run_directory, tolerations_and_selector};
+pub use pod::{is_outdated, pod, run_directory, tolerations_and_selector};
 
 use crate::job::api::TrainingJob;
 
@@ -28,6 +28,9 @@ pub const MASTER_PORTS: u16 = 100;
 pub const JOB_LABEL: &str = "evenkeel.dev/job";
 /// The label that says which seat a pod fills.
 pub const SEAT_LABEL: &str = "evenkeel.dev/seat";
+
+/// The label that says what of the job's spec a pod was made from.
+pub const TEMPLATE_LABEL: &str = "evenkeel.dev/template";
 
 /// Labels that select all pods of a job.
 pub fn selector(job: &TrainingJob) -> BTreeMap<String, String> {

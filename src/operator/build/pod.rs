@@ -6,8 +6,9 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::{Pod, PodTemplateSpec, Toleration};
 use kube::ResourceExt;
 use serde_json::{Value, json};
+use xxhash_rust::xxh3::xxh3_64;
 
-use super::{AGENT_PORT, JOB_LABEL, SEAT_LABEL, account, metadata, overlay};
+use super::{AGENT_PORT, JOB_LABEL, SEAT_LABEL, TEMPLATE_LABEL, account, metadata, overlay};
 use crate::job::api::TrainingJob;
 use crate::job::api::status::Seat;
 
@@ -17,9 +18,15 @@ const USER: i64 = 65532;
 const GOODBYE_SECONDS: u32 = 15;
 
 /// The pod that fills a seat; an error says what in `podTemplate` makes no pod.
-pub fn pod(job: &TrainingJob, seat: Seat) -> Result<Pod, serde_json::Error> {
+///
+/// `own` is the controller's image. A foreign trainer's image need not hold this program: it is
+/// copied from there.
+pub fn pod(job: &TrainingJob, seat: Seat, own: Option<&str>) -> Result<Pod, serde_json::Error> {
     let name = seat.pod(&job.name_any());
     let mut template = json!({ "spec": spec(job, &name) });
+    if let Some(own) = own.filter(|_| !job.spec.trainer.command.is_empty()) {
+        bring_along(&mut template["spec"], own);
+    }
     if let Some(over) = &job.spec.pod_template {
         overlay::lay_over(&mut template, over);
     }
@@ -33,11 +40,53 @@ pub fn pod(job: &TrainingJob, seat: Seat) -> Result<Pod, serde_json::Error> {
     }
     labels.insert("app.kubernetes.io/name".into(), "evenkeel-trainer".into());
     labels.insert(SEAT_LABEL.into(), seat.number.to_string());
+    labels.insert(TEMPLATE_LABEL.into(), template_of(job));
     Ok(Pod {
         metadata,
         spec: template.spec,
         status: None,
     })
+}
+
+/// Lets the agent run in an image that does not hold it.
+fn bring_along(spec: &mut Value, own: &str) {
+    const TOOLS: &str = "/evenkeel";
+    let mount = json!({"name": "evenkeel", "mountPath": TOOLS});
+    let push = |list: &mut Value, item: Value| {
+        if let Value::Array(items) = list {
+            items.push(item);
+        }
+    };
+    push(
+        &mut spec["volumes"],
+        json!({"name": "evenkeel", "emptyDir": {}}),
+    );
+    push(&mut spec["containers"][0]["volumeMounts"], mount.clone());
+    spec["containers"][0]["command"] = json!([format!("{TOOLS}/evenkeel"), "agent"]);
+    spec["initContainers"] = json!([{
+        "name": "evenkeel",
+        "image": own,
+        "command": ["evenkeel", "install", TOOLS],
+        "volumeMounts": [mount],
+        "securityContext": {
+            "allowPrivilegeEscalation": false,
+            "capabilities": {"drop": ["ALL"]},
+        },
+    }]);
+}
+
+/// Whether a pod was made from another image, `podTemplate` or environment than the job has now.
+pub fn is_outdated(pod: &Pod, job: &TrainingJob) -> bool {
+    let label = pod.labels().get(TEMPLATE_LABEL);
+    label.is_some_and(|label| *label != template_of(job))
+}
+
+/// What of the spec is in every pod, as a short hash. Not the pod itself: a newer controller that
+/// makes other pods replaces none that run.
+fn template_of(job: &TrainingJob) -> String {
+    let spec = &job.spec;
+    let parts = json!([spec.image, spec.pod_template, spec.trainer]);
+    format!("{:016x}", xxh3_64(parts.to_string().as_bytes()))
 }
 
 /// What `podTemplate` says about where pods may run.

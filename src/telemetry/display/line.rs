@@ -117,6 +117,8 @@ impl Line {
                 parts.push(reason.clone());
                 ("Batch", Tone::Notable, parts)
             }
+            Event::Waiting { why } => ("Waiting", Tone::Notable, vec![why.clone()]),
+            Event::Said { rank, line } => ("Rank", Tone::Fine, vec![format!("{rank}: {line}")]),
             Event::RankLost { rank, reason } => {
                 ("Lost", Tone::Alarm, vec![format!("rank {rank}: {reason}")])
             }

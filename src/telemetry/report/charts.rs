@@ -3,7 +3,7 @@
 use super::axis::Format;
 use super::chart::{Chart, Range, Rule, Span};
 use super::series::Series;
-use super::{GenerationRow, ReportInput};
+use super::{GenerationFacts, ReportInput};
 use crate::telemetry::StepRecord;
 
 /// The axis that all plots share.
@@ -208,7 +208,7 @@ fn learning_rate(input: &ReportInput) -> Chart {
 fn world(input: &ReportInput) -> Chart {
     let end = end(input) as f64;
     let rows = &input.generations;
-    let start = |row: &GenerationRow| row.start_samples as f64;
+    let start = |row: &GenerationFacts| row.start_samples as f64;
     let worlds: Vec<(f64, f64)> = rows
         .iter()
         .map(|row| (start(row), row.world as f64))

@@ -24,7 +24,7 @@ pub struct ReportInput {
     /// What the head of the page says.
     pub facts: Facts,
     /// In their order.
-    pub generations: Vec<GenerationRow>,
+    pub generations: Vec<GenerationFacts>,
     /// The committed steps, in the order of training.
     pub steps: Vec<StepRecord>,
     /// The committed evaluations, in the order of their samples.
@@ -59,7 +59,7 @@ pub struct Fact {
 
 /// One generation.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct GenerationRow {
+pub struct GenerationFacts {
     /// Its number.
     pub generation: u64,
     /// Ranks.

@@ -45,7 +45,7 @@ fn run() -> ReportInput {
         },
         steps: steps.collect(),
         generations: vec![
-            GenerationRow {
+            GenerationFacts {
                 generation: 1,
                 world: 2,
                 proof: "2 × 8 × 2 = 32".to_owned(),
@@ -53,7 +53,7 @@ fn run() -> ReportInput {
                 start_samples: 0,
                 seconds_to_first_step: Some(0.61),
             },
-            GenerationRow {
+            GenerationFacts {
                 generation: 2,
                 world: 3,
                 proof: "8 × (2 + 1 + 1) = 32".to_owned(),

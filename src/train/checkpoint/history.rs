@@ -69,20 +69,24 @@ pub fn latest(run_directory: &Path) -> Result<Option<Committed>, CheckpointError
     Ok(list(run_directory)?.committed.pop())
 }
 
-/// Removes the oldest checkpoints of the whole run but the `keep` newest; the newest one and the
-/// `protected` ones (those that records pin) always stay. For the launcher, between generations
-/// or while it knows that nobody reads an older one. Returns what was removed.
+/// Removes the oldest checkpoints of the whole run but the `keep` newest up to `pin`, the newest one
+/// that is known to count. That one, all newer ones, and `start`, which the running generation
+/// reads, always stay: whoever knows only of an old pin, behind a cut network, removes nothing that
+/// a later generation may begin with. Returns what was removed.
 pub fn retain_in_run(
     run_directory: &Path,
     keep: u64,
-    protected: &[PathBuf],
+    pin: &Path,
+    start: Option<&Path>,
 ) -> Result<Vec<PathBuf>, CheckpointError> {
     let mut committed = list(run_directory)?.committed;
+    let known = committed.iter().position(|one| one.path == pin);
+    let known = known.map_or(0, |at| at + 1);
     let keep = usize::try_from(keep).unwrap_or(usize::MAX).max(1);
-    committed.truncate(committed.len().saturating_sub(keep));
+    committed.truncate(known.saturating_sub(keep));
     let mut removed = Vec::new();
     for Committed { path, .. } in committed {
-        if protected.contains(&path) {
+        if start == Some(path.as_path()) {
             continue;
         }
         // Renamed first: half of a checkpoint under a checkpoint's name would look damaged.

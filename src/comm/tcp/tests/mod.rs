@@ -124,10 +124,10 @@ proptest! {
         world in 1usize..=5,
         // Nothing, less than the world, not divisible, several chunks.
         lens in prop::collection::vec(prop_oneof![0usize..12, 60_000usize..400_000], 1..4),
-        shorten in prop::bool::ANY,
+        unix_sockets in prop::bool::ANY,
     ) {
         let (listener, mut options) = options(world);
-        options.iter_mut().for_each(|options| options.shorten = shorten);
+        options.iter_mut().for_each(|options| options.unix_sockets = unix_sockets);
         on_all_with(listener, &options, |collective| {
             let rank = collective.rank();
             for &len in &lens {
@@ -164,7 +164,7 @@ fn vectors_between_ranks_of_one_host_take_a_unix_socket_where_both_want_that() {
     for unwilling in [None, Some(0), Some(1), Some(2)] {
         let (listener, mut options) = options(3);
         for (rank, options) in options.iter_mut().enumerate() {
-            options.shorten = Some(rank) != unwilling;
+            options.unix_sockets = Some(rank) != unwilling;
         }
         on_all_with(listener, &options, |collective| {
             let rank = collective.rank();

@@ -39,17 +39,38 @@ fn run_without_checkpoints_or_directory_has_none() {
 #[test]
 fn oldest_go_and_pinned_ones_stay() {
     let run = run_with(&[(1, 10), (1, 20), (2, 30), (2, 40)]);
-    let pinned = target(run.path(), 1, 10).directory();
-    let removed = retain_in_run(run.path(), 2, &[pinned]).unwrap();
-    assert_eq!(removed, [target(run.path(), 1, 20).directory()]);
+    let at = |generation, step| target(run.path(), generation, step).directory();
+    let start = at(1, 10);
+    let removed = retain_in_run(run.path(), 2, &at(2, 40), Some(&start)).unwrap();
+    assert_eq!(removed, [at(1, 20)]);
     assert_eq!(steps(run.path()), [(1, 10), (2, 30), (2, 40)]);
-    assert!(retain_in_run(run.path(), 9, &[]).unwrap().is_empty());
+    assert!(
+        retain_in_run(run.path(), 9, &at(2, 40), None)
+            .unwrap()
+            .is_empty()
+    );
+}
+
+#[test]
+fn who_knows_an_old_pin_removes_nothing_newer() {
+    let run = run_with(&[(1, 10), (1, 20), (2, 30), (2, 40)]);
+    let at = |generation, step| target(run.path(), generation, step).directory();
+    let removed = retain_in_run(run.path(), 1, &at(1, 20), None).unwrap();
+    assert_eq!(removed, [at(1, 10)]);
+    assert!(
+        retain_in_run(run.path(), 1, &at(1, 99), None)
+            .unwrap()
+            .is_empty(),
+        "a pin that is not there keeps everything"
+    );
+    assert_eq!(steps(run.path()), [(1, 20), (2, 30), (2, 40)]);
 }
 
 #[test]
 fn newest_stays_even_when_none_is_to_be_kept() {
     let run = run_with(&[(1, 10), (1, 20)]);
-    retain_in_run(run.path(), 0, &[]).unwrap();
+    let newest = target(run.path(), 1, 20).directory();
+    retain_in_run(run.path(), 0, &newest, None).unwrap();
     assert_eq!(steps(run.path()), [(1, 20)]);
     assert!(!target(run.path(), 1, 10).partial().exists());
 }

@@ -1,0 +1,84 @@
+//! `evenkeel list`: the TrainingJobs of a namespace, or of all.
+
+use std::process::ExitCode;
+
+use super::ClusterArgs;
+use crate::cli::output::{Format, line, print};
+use crate::cli::table::Table;
+use crate::client::change;
+use crate::job::api::TrainingJob;
+
+/// List TrainingJobs.
+#[derive(clap::Args)]
+#[command(after_help = "\
+Examples:
+  evenkeel list                 those of the context's namespace
+  evenkeel list -A -o json      all, for programs")]
+pub struct Args {
+    /// Those of all namespaces
+    #[arg(short = 'A', long, conflicts_with = "namespace")]
+    all_namespaces: bool,
+    /// How to print
+    #[arg(short, long, value_enum, default_value_t = Format::Text)]
+    output: Format,
+    #[command(flatten)]
+    cluster: ClusterArgs,
+}
+
+pub fn run(args: Args) -> anyhow::Result<ExitCode> {
+    list(&args)
+}
+
+/// The same as `evenkeel status` without a name.
+pub fn all(cluster: &ClusterArgs, output: Format) -> anyhow::Result<ExitCode> {
+    list(&Args {
+        all_namespaces: false,
+        output,
+        cluster: cluster.clone(),
+    })
+}
+
+fn list(args: &Args) -> anyhow::Result<ExitCode> {
+    let (jobs, namespace) = args.cluster.run(async |cluster| {
+        let jobs = change::list(cluster, args.all_namespaces).await?;
+        Ok((jobs, cluster.namespace.clone()))
+    })?;
+    if args.output != Format::Text {
+        args.output.print(&jobs)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    if jobs.is_empty() {
+        match args.all_namespaces {
+            true => line("no TrainingJobs")?,
+            false => line(format_args!(
+                "no TrainingJobs in namespace {namespace} (-A looks in all)"
+            ))?,
+        }
+        return Ok(ExitCode::SUCCESS);
+    }
+    let mut table = Table::new(["job", "state", "nodes", "batch", "progress", "loss", "why"]);
+    for job in &jobs {
+        table.row(cells(job, args.all_namespaces));
+    }
+    print(table.render())?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn cells(job: &TrainingJob, with_namespace: bool) -> [String; 7] {
+    let status = job.status.clone().unwrap_or_default();
+    let progress = status.progress.unwrap_or_default();
+    let name = job.metadata.name.clone().unwrap_or_default();
+    let namespace = job.metadata.namespace.clone().unwrap_or_default();
+    [
+        match with_namespace {
+            true => format!("{namespace}/{name}"),
+            false => name,
+        },
+        format!("{:?}", status.state),
+        format!("{} of {}", status.nodes, job.spec.nodes),
+        status.plan.map(|plan| plan.proof).unwrap_or_default(),
+        progress.share,
+        progress.loss,
+        status.why.lines().next().unwrap_or_default().to_owned(),
+    ]
+}

@@ -1,0 +1,99 @@
+//! `evenkeel status JOB` on a cluster: where a TrainingJob stands, its proof, its generations, and
+//! why it waits.
+
+use std::process::ExitCode;
+
+use super::ClusterArgs;
+use crate::cli::EXIT_REFUSED;
+use crate::cli::output::{Format, line, print};
+use crate::cli::table::Table;
+use crate::job::api::TrainingJob;
+use crate::job::api::status::State;
+
+/// Shows one job; exit code 1 where it has failed.
+pub fn run(name: &str, cluster: &ClusterArgs, output: Format) -> anyhow::Result<ExitCode> {
+    let job = cluster.run(async |cluster| Ok(cluster.job(name).await?))?;
+    match output {
+        Format::Text => text(&job)?,
+        format => format.print(&job)?,
+    }
+    let state = job.status.map(|status| status.state);
+    Ok(match state {
+        Some(State::Failed) => ExitCode::from(EXIT_REFUSED),
+        _ => ExitCode::SUCCESS,
+    })
+}
+
+fn text(job: &TrainingJob) -> anyhow::Result<()> {
+    let status = job.status.clone().unwrap_or_default();
+    let name = job.metadata.name.clone().unwrap_or_default();
+    let why = match status.why.as_str() {
+        "" => String::new(),
+        why => format!(": {why}"),
+    };
+    line(format_args!("{name}: {:?}{why}", status.state))?;
+    let spec = &job.spec;
+    line(format_args!(
+        "  nodes       {} of {}, {} {} each",
+        status.nodes, spec.nodes, spec.gpus_per_node, spec.resource_name
+    ))?;
+    if let Some(plan) = &status.plan {
+        line(format_args!("  batch       {} samples", plan.proof))?;
+        let feasible: Vec<String> = plan.feasible_nodes.iter().map(u32::to_string).collect();
+        line(format_args!("  feasible    {} nodes", feasible.join(", ")))?;
+        for warning in &plan.warnings {
+            line(format_args!("  warning     {warning}"))?;
+        }
+    }
+    if let Some(progress) = &status.progress {
+        let budget = match progress.budget {
+            Some(budget) => format!(" of {budget}"),
+            None => String::new(),
+        };
+        line(format_args!(
+            "  progress    {}{budget} samples, step {}, loss {}, batch {}, {} tokens/s",
+            progress.samples,
+            progress.step,
+            progress.loss,
+            progress.batch,
+            progress.tokens_per_second
+        ))?;
+    }
+    match &status.checkpoint {
+        Some(pin) => line(format_args!(
+            "  checkpoint  {} ({} samples)",
+            pin.path, pin.samples
+        ))?,
+        None => line("  checkpoint  none yet")?,
+    }
+    line(format_args!(
+        "  lost        {} nodes or pods; {} restarts without progress of {}",
+        status.disruptions, status.restarts, spec.budgets.restarts
+    ))?;
+    if !status.history.is_empty() {
+        let mut table = Table::new([
+            "generation",
+            "nodes",
+            "plan",
+            "from sample",
+            "first step",
+            "why",
+        ]);
+        for change in &status.history {
+            let seconds = change.first_step;
+            table.row([
+                change.generation.to_string(),
+                format!("{} → {}", change.from, change.to),
+                change.proof.clone(),
+                change.samples.to_string(),
+                seconds.map_or("–".into(), |s| format!("{s:.1} s")),
+                change.reason.clone(),
+            ]);
+        }
+        print(format_args!("\n{}", table.render()))?;
+    }
+    if !status.last_words.is_empty() {
+        print(format_args!("\nlast words\n{}\n", status.last_words))?;
+    }
+    Ok(())
+}

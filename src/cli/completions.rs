@@ -1,0 +1,32 @@
+//! `evenkeel completions`: what a shell needs to complete our arguments.
+
+use std::process::ExitCode;
+
+use clap::CommandFactory;
+use clap_complete::Shell;
+
+use super::output::print;
+
+/// Print a shell's completions.
+#[derive(clap::Args)]
+#[command(after_help = "\
+Examples:
+  evenkeel completions bash > ~/.local/share/bash-completion/completions/evenkeel
+  evenkeel completions zsh > \"${fpath[1]}/_evenkeel\"
+  evenkeel completions fish > ~/.config/fish/completions/evenkeel.fish")]
+pub struct Args {
+    /// Which shell
+    shell: Shell,
+}
+
+pub fn run(args: Args) -> anyhow::Result<ExitCode> {
+    let mut script = Vec::new();
+    clap_complete::generate(
+        args.shell,
+        &mut super::Cli::command(),
+        "evenkeel",
+        &mut script,
+    );
+    print(String::from_utf8_lossy(&script))?;
+    Ok(ExitCode::SUCCESS)
+}

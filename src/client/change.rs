@@ -1,0 +1,66 @@
+//! What a user changes of TrainingJobs.
+
+use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use serde_json::{Value, json};
+
+use super::{ClientError, Cluster};
+use crate::job::api::TrainingJob;
+
+/// The jobs of the namespace, or of all, by namespace and name.
+pub async fn list(cluster: &Cluster, all: bool) -> Result<Vec<TrainingJob>, ClientError> {
+    let jobs = match all {
+        true => Api::all(cluster.client.clone()),
+        false => cluster.jobs(),
+    };
+    let found = jobs.list(&ListParams::default()).await;
+    Ok(found.map_err(|error| cluster.error(None, error))?.items)
+}
+
+/// Creates a job; one of that name must not be there.
+pub async fn create(cluster: &Cluster, job: &TrainingJob) -> Result<TrainingJob, ClientError> {
+    let created = cluster.jobs().create(&PostParams::default(), job).await;
+    created.map_err(|error| match &error {
+        kube::Error::Api(status) if status.reason == "AlreadyExists" => {
+            let name = job.metadata.name.as_deref().unwrap_or_default();
+            let namespace = &cluster.namespace;
+            ClientError::Usage(format!(
+                "there is a TrainingJob {name} in namespace {namespace} already: --name chooses \
+                 another name, `evenkeel cancel {name} -n {namespace}` ends that one"
+            ))
+        }
+        _ => cluster.error(None, error),
+    })
+}
+
+/// Asks for so many nodes.
+pub async fn scale(cluster: &Cluster, name: &str, nodes: u32) -> Result<TrainingJob, ClientError> {
+    patch(cluster, name, json!({"spec": {"nodes": nodes}})).await
+}
+
+/// Suspends a job, or lets it go on.
+pub async fn suspend(
+    cluster: &Cluster,
+    name: &str,
+    suspend: bool,
+) -> Result<TrainingJob, ClientError> {
+    patch(cluster, name, json!({"spec": {"suspend": suspend}})).await
+}
+
+/// Deletes a job with everything that belongs to it; returns what it was.
+pub async fn cancel(cluster: &Cluster, name: &str) -> Result<TrainingJob, ClientError> {
+    let job = cluster.job(name).await?;
+    let deleted = cluster
+        .jobs()
+        .delete(name, &DeleteParams::foreground())
+        .await;
+    deleted.map_err(|error| cluster.error(Some(name), error))?;
+    Ok(job)
+}
+
+async fn patch(cluster: &Cluster, name: &str, change: Value) -> Result<TrainingJob, ClientError> {
+    let patched = cluster
+        .jobs()
+        .patch(name, &PatchParams::default(), &Patch::Merge(&change))
+        .await;
+    patched.map_err(|error| cluster.error(Some(name), error))
+}

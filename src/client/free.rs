@@ -1,0 +1,79 @@
+//! What a cluster has free for a job, for those who plan before they launch.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::{Node, Pod};
+use kube::api::{Api, ListParams};
+
+use super::{ClientError, Cluster};
+use crate::inventory::kubernetes::{Wants, allocatable, devices, free_seats, open};
+
+/// Free devices of one kind, in nodes' shares.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Free {
+    /// What a device is called.
+    pub resource: String,
+    /// Devices of each share.
+    pub per_node: u32,
+    /// Shares that are free now, on nodes that take pods.
+    pub free: u32,
+    /// Shares that these nodes have altogether.
+    pub all: u32,
+}
+
+/// Counts what is free. Without `per_node`, a share is what most of the open nodes have.
+pub async fn free(
+    cluster: &Cluster,
+    resource: &str,
+    per_node: Option<u32>,
+) -> Result<Free, ClientError> {
+    let everything = ListParams::default();
+    let nodes = Api::<Node>::all(cluster.client.clone());
+    let nodes = nodes.list(&everything).await;
+    let nodes = nodes.map_err(|error| cluster.error(None, error))?.items;
+    let per_node = match per_node.or_else(|| usual(&nodes, resource)) {
+        Some(per_node) => per_node,
+        None => {
+            return Err(ClientError::Usage(format!(
+                "no node that takes pods offers {resource}: `kubectl describe nodes` shows what \
+                 they offer, --resource names something else"
+            )));
+        }
+    };
+    let pods = Api::<Pod>::all(cluster.client.clone());
+    let running = ListParams::default().fields("status.phase!=Succeeded,status.phase!=Failed");
+    let pods = pods.list(&running).await;
+    let pods = pods.map_err(|error| cluster.error(None, error))?.items;
+    let mut held = BTreeMap::new();
+    for pod in &pods {
+        if let Some(node) = pod.spec.as_ref().and_then(|spec| spec.node_name.clone()) {
+            *held.entry(node).or_default() += devices(pod, resource);
+        }
+    }
+    let wants = Wants {
+        resource: resource.to_owned(),
+        per_seat: per_node.into(),
+        node_selector: BTreeMap::new(),
+        tolerations: Vec::new(),
+    };
+    let seats = |held: &BTreeMap<String, u64>| free_seats(nodes.iter(), held, &[], &wants);
+    Ok(Free {
+        resource: resource.to_owned(),
+        per_node,
+        free: seats(&held),
+        all: seats(&BTreeMap::new()),
+    })
+}
+
+/// How many devices most of the open nodes have; the larger number where two are as frequent.
+fn usual(nodes: &[Node], resource: &str) -> Option<u32> {
+    let mut frequency: BTreeMap<u64, u64> = BTreeMap::new();
+    for node in nodes.iter().filter(|node| open(node)) {
+        *frequency.entry(allocatable(node, resource)).or_default() += 1;
+    }
+    frequency.remove(&0);
+    let usual = frequency
+        .into_iter()
+        .max_by_key(|(count, nodes)| (*nodes, *count));
+    usual.and_then(|(count, _)| u32::try_from(count).ok())
+}

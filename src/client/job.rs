@@ -1,0 +1,127 @@
+//! From a recipe and a command line to a TrainingJob.
+
+use crate::job::api::{
+    CheckpointVolume, Elasticity, RecipeSource, RemainderPolicy, TrainingJob, TrainingJobSpec,
+};
+
+/// What a launch asks of a cluster.
+#[derive(Debug, Clone, Default)]
+pub struct Wanted {
+    /// The job's name.
+    pub name: String,
+    /// Nodes.
+    pub nodes: u32,
+    /// Devices of each.
+    pub gpus_per_node: u32,
+    /// What a device is called.
+    pub resource: String,
+    /// The container image.
+    pub image: String,
+    /// The claim for checkpoints.
+    pub claim: String,
+    /// The recipe's text.
+    pub recipe: String,
+    /// The accelerate config's text.
+    pub accelerate: Option<String>,
+    /// `KEY=VALUE`, laid over the recipe.
+    pub overrides: Vec<String>,
+    /// Whether worlds that do not split the batch exactly may be used.
+    pub uneven: bool,
+    /// Fewest nodes.
+    pub min_nodes: Option<u32>,
+    /// Bytes that a rank may use.
+    pub rank_memory: Option<u64>,
+}
+
+/// The TrainingJob that says all that.
+pub fn training_job(wanted: Wanted) -> TrainingJob {
+    let mut job = TrainingJob::new(
+        &wanted.name,
+        TrainingJobSpec {
+            recipe: RecipeSource {
+                inline: Some(wanted.recipe),
+                config_map: None,
+                accelerate: wanted.accelerate,
+            },
+            overrides: wanted.overrides,
+            nodes: wanted.nodes,
+            gpus_per_node: wanted.gpus_per_node,
+            resource_name: wanted.resource,
+            elasticity: Elasticity {
+                min_nodes: wanted.min_nodes.unwrap_or(1),
+                remainder: match wanted.uneven {
+                    true => RemainderPolicy::Uneven,
+                    false => RemainderPolicy::Exact,
+                },
+                ..Elasticity::default()
+            },
+            image: wanted.image,
+            trainer: Default::default(),
+            checkpoint: CheckpointVolume {
+                claim: Some(wanted.claim),
+                path: None,
+            },
+            budgets: Default::default(),
+            suspend: false,
+            pod_template: None,
+            ttl_seconds_after_finished: None,
+        },
+    );
+    job.spec.trainer.rank_memory = wanted.rank_memory.map(|bytes| bytes.to_string());
+    job
+}
+
+/// Longest name of a TrainingJob: its pods add to it.
+const LONGEST: usize = 52;
+
+/// A name that Kubernetes accepts (RFC 1123 label), as near to a recipe's name as that goes; `None`
+/// where nothing of it can be used.
+pub fn name_of(recipe: &str) -> Option<String> {
+    let mut name = String::new();
+    for char in recipe.chars().map(|c| c.to_ascii_lowercase()) {
+        match char {
+            'a'..='z' | '0'..='9' => name.push(char),
+            _ if name.ends_with('-') || name.is_empty() => {}
+            _ => name.push('-'),
+        }
+    }
+    name.truncate(LONGEST);
+    let name = name.trim_end_matches('-');
+    (!name.is_empty()).then(|| name.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_become_labels() {
+        let name = |recipe: &str| name_of(recipe);
+        assert_eq!(name("first"), Some("first".into()));
+        assert_eq!(
+            name("Zephyr_7B.beta (SFT)"),
+            Some("zephyr-7b-beta-sft".into())
+        );
+        assert_eq!(name("--x"), Some("x".into()));
+        assert_eq!(name("…"), None);
+        assert_eq!(name(&"ab".repeat(60)).map(|name| name.len()), Some(LONGEST));
+    }
+
+    #[test]
+    fn launch_says_all_that_was_asked() {
+        let job = training_job(Wanted {
+            name: "first".into(),
+            nodes: 8,
+            gpus_per_node: 4,
+            resource: "nvidia.com/gpu".into(),
+            image: "evenkeel/evenkeel:1".into(),
+            claim: "checkpoints".into(),
+            recipe: "a: 1\n".into(),
+            overrides: vec!["a=2".into()],
+            uneven: true,
+            rank_memory: Some(2048),
+            ..Wanted::default()
+        });
+        insta::assert_snapshot!(serde_saphyr::to_string(&job).unwrap());
+    }
+}

@@ -1,0 +1,165 @@
+//! What the pods of a job printed. An agent prints an event a line, as JSON: what the training does,
+//! and what its ranks say.
+
+use futures::{AsyncBufReadExt, Stream, StreamExt};
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::jiff::Timestamp;
+use kube::api::{Api, LogParams};
+
+use super::{ClientError, Cluster};
+use crate::job::Generation;
+use crate::job::api::TrainingJob;
+use crate::telemetry::Event;
+
+/// One line of a pod's log.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Logged {
+    /// When it was printed, as the kubelet writes it; later lines compare as greater.
+    pub time: String,
+    /// What it says, where an agent printed it.
+    pub event: Option<Event>,
+}
+
+/// A pod's log, from a moment on.
+pub(super) async fn read(
+    cluster: &Cluster,
+    pod: &str,
+    since: Option<Timestamp>,
+    follow: bool,
+) -> Result<impl Stream<Item = Logged> + Send + use<>, kube::Error> {
+    let pods: Api<Pod> = Api::namespaced(cluster.client.clone(), &cluster.namespace);
+    let wanted = LogParams {
+        container: Some("trainer".into()),
+        follow,
+        since_time: since,
+        timestamps: true,
+        ..LogParams::default()
+    };
+    let log = pods.log_stream(pod, &wanted).await?;
+    Ok(log
+        .lines()
+        .filter_map(|line| async move { logged(&line.ok()?) }))
+}
+
+fn logged(line: &str) -> Option<Logged> {
+    let (time, text) = line.split_once(' ')?;
+    Some(Logged {
+        time: time.to_owned(),
+        event: serde_json::from_str(text).ok(),
+    })
+}
+
+/// The pod that runs a rank of a generation.
+pub(super) fn pod_of(record: &Generation, rank: u64) -> Option<&str> {
+    let mut first = 0;
+    for member in &record.members {
+        if (first..first + member.ranks).contains(&rank) {
+            return member.pod.as_ref().map(|pod| pod.name.as_str());
+        }
+        first += member.ranks;
+    }
+    None
+}
+
+fn generation(job: &TrainingJob) -> Option<&Generation> {
+    let status = job.status.as_ref()?;
+    status.generation.as_ref().map(|current| &current.record)
+}
+
+/// Hands over what one rank of the newest generation printed, line by line, until its pod ends or,
+/// unless it is to be followed, until now.
+pub async fn rank(
+    cluster: &Cluster,
+    name: &str,
+    rank: u64,
+    follow: bool,
+    each: &mut (dyn FnMut(&str) -> bool + Send),
+) -> Result<(), ClientError> {
+    let job = cluster.job(name).await?;
+    let record = started(&job, name)?;
+    let pod = pod_of(record, rank).ok_or_else(|| {
+        ClientError::Usage(format!(
+            "{name} has no rank {rank}: its generation {} has ranks 0 to {}",
+            record.number,
+            record.world().saturating_sub(1)
+        ))
+    })?;
+    let log = read(cluster, pod, None, follow).await;
+    let mut log = Box::pin(log.map_err(|error| gone(cluster, pod, error))?);
+    while let Some(line) = log.next().await {
+        if let Some(Event::Said { rank: who, line }) = line.event
+            && who == rank
+            && !each(&line)
+        {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// Hands over what the training of the newest generation has done until now.
+pub async fn training(
+    cluster: &Cluster,
+    name: &str,
+    each: &mut (dyn FnMut(&Event) + Send),
+) -> Result<(), ClientError> {
+    let job = cluster.job(name).await?;
+    let record = started(&job, name)?;
+    let Some(pod) = pod_of(record, 0) else {
+        return Ok(());
+    };
+    let log = read(cluster, pod, None, false).await;
+    let mut log = Box::pin(log.map_err(|error| gone(cluster, pod, error))?);
+    while let Some(line) = log.next().await {
+        if let Some(event) = line.event {
+            each(&event);
+        }
+    }
+    Ok(())
+}
+
+fn started<'a>(job: &'a TrainingJob, name: &str) -> Result<&'a Generation, ClientError> {
+    generation(job).ok_or_else(|| {
+        let why = job.status.as_ref().map_or("", |status| status.why.as_str());
+        let why = match why {
+            "" => String::new(),
+            why => format!(": {why}"),
+        };
+        ClientError::Usage(format!("{name} has not started ranks yet{why}"))
+    })
+}
+
+/// A pod that a status names may be gone.
+fn gone(cluster: &Cluster, pod: &str, error: kube::Error) -> ClientError {
+    match &error {
+        kube::Error::Api(status) if status.code == 404 => ClientError::Usage(format!(
+            "the pod {pod} is gone, and its log with it; the ranks' own logs stand on the \
+             checkpoint volume, in gen-N/logs"
+        )),
+        _ => cluster.error(None, error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_events_or_nothing() {
+        let said =
+            logged(r#"2026-01-01T00:00:00.000000001Z {"event":"said","rank":3,"line":"a b"}"#);
+        let expected = Logged {
+            time: "2026-01-01T00:00:00.000000001Z".into(),
+            event: Some(Event::Said {
+                rank: 3,
+                line: "a b".into(),
+            }),
+        };
+        assert_eq!(said, Some(expected));
+        assert_eq!(
+            logged("2026-01-01T00:00:00Z plain words").unwrap().event,
+            None
+        );
+        assert_eq!(logged(""), None);
+    }
+}

@@ -1,0 +1,169 @@
+//! Unix sockets between ranks of one host, in place of their TCP connections.
+//!
+//! Ranks share a host when both ends of their TCP connection have the same address. The lower one
+//! then offers a socket in Linux's abstract namespace, and a token, over TCP; whoever connects has
+//! to show the token. Where that does not work (one address for several network namespaces), or is
+//! not wanted, the TCP connection stays.
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::net::TcpStream;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::time::Duration;
+
+use super::stream::Stream;
+use super::wire::peers;
+
+/// A number that nobody guesses.
+type Secret = [u8; 16];
+
+/// What the lower rank of every pair says: the socket's name and the token, or zeros.
+const OFFER: usize = 2 * size_of::<Secret>();
+const NO_OFFER: [u8; OFFER] = [0; OFFER];
+
+/// Replaces the TCP connections to ranks of this host where both sides want that. Every rank of
+/// the world calls it at the same time; on an error the peer is named.
+pub(super) fn unix_where_shared(
+    rank: usize,
+    lane: Vec<Option<TcpStream>>,
+    wanted: bool,
+    patience: Duration,
+) -> Result<Vec<Option<Stream>>, (usize, io::Error)> {
+    for (peer, stream) in peers(&lane) {
+        let blocking = stream.set_nonblocking(false);
+        blocking
+            .and_then(|()| stream.set_read_timeout(Some(patience)))
+            .map_err(|error| (peer, error))?;
+    }
+    // All offers first: nobody waits for one who waits.
+    let mut offers: Vec<Option<Offer>> = lane.iter().map(|_| None).collect();
+    for (peer, mut stream) in peers(&lane).filter(|&(peer, _)| peer > rank) {
+        offers[peer] = (wanted && on_this_host(stream))
+            .then(|| Offer::new().ok())
+            .flatten();
+        let bytes = offers[peer].as_ref().map_or(NO_OFFER, Offer::bytes);
+        stream.write_all(&bytes).map_err(|error| (peer, error))?;
+    }
+    let mut taken: Vec<Option<UnixStream>> = lane.iter().map(|_| None).collect();
+    for (peer, stream) in peers(&lane).filter(|&(peer, _)| peer < rank) {
+        taken[peer] = answer(stream, wanted).map_err(|error| (peer, error))?;
+    }
+    for (peer, mut stream) in peers(&lane).filter(|&(peer, _)| peer > rank) {
+        let mut taken_up = [0];
+        stream
+            .read_exact(&mut taken_up)
+            .map_err(|error| (peer, error))?;
+        if let (Some(offer), [1]) = (&offers[peer], taken_up) {
+            taken[peer] = Some(offer.accept().map_err(|error| (peer, error))?);
+        }
+    }
+    let lane = lane.into_iter().zip(taken);
+    Ok(lane
+        .map(|(tcp, unix)| unix.map(Stream::Unix).or(tcp.map(Stream::Tcp)))
+        .collect())
+}
+
+fn on_this_host(stream: &TcpStream) -> bool {
+    match (stream.local_addr(), stream.peer_addr()) {
+        (Ok(own), Ok(theirs)) => own.ip() == theirs.ip(),
+        _ => false,
+    }
+}
+
+/// Reads the offer of a lower rank, and says whether it is taken up.
+fn answer(mut stream: &TcpStream, wanted: bool) -> io::Result<Option<UnixStream>> {
+    let mut offer = NO_OFFER;
+    stream.read_exact(&mut offer)?;
+    let (name, token) = offer.split_at(size_of::<Secret>());
+    let unix = (wanted && offer != NO_OFFER)
+        .then(|| take_up(name, token).ok())
+        .flatten();
+    stream.write_all(&[u8::from(unix.is_some())])?;
+    Ok(unix)
+}
+
+fn take_up(name: &[u8], token: &[u8]) -> io::Result<UnixStream> {
+    let mut stream = UnixStream::connect_addr(&address(name)?)?;
+    stream.write_all(token)?;
+    Ok(stream)
+}
+
+/// A socket that waits for one rank.
+struct Offer {
+    listener: UnixListener,
+    name: Secret,
+    token: Secret,
+}
+
+impl Offer {
+    fn new() -> io::Result<Offer> {
+        let (mut name, mut token) = (Secret::default(), Secret::default());
+        let mut random = File::open("/dev/urandom")?;
+        random.read_exact(&mut name)?;
+        random.read_exact(&mut token)?;
+        let listener = UnixListener::bind_addr(&address(&name)?)?;
+        listener.set_nonblocking(true)?;
+        Ok(Offer {
+            listener,
+            name,
+            token,
+        })
+    }
+
+    fn bytes(&self) -> [u8; OFFER] {
+        let mut bytes = NO_OFFER;
+        let (name, token) = bytes.split_at_mut(size_of::<Secret>());
+        name.copy_from_slice(&self.name);
+        token.copy_from_slice(&self.token);
+        bytes
+    }
+
+    /// The connection of whoever shows the token. It has connected and written already, so that
+    /// nothing here waits: not for a stranger who connects and is silent, either.
+    fn accept(&self) -> io::Result<UnixStream> {
+        loop {
+            let (mut stream, _) = self.listener.accept()?;
+            stream.set_nonblocking(true)?;
+            let mut shown = Secret::default();
+            if stream.read_exact(&mut shown).is_ok() && shown == self.token {
+                return Ok(stream);
+            }
+        }
+    }
+}
+
+/// In the abstract namespace: no file, and gone with its socket.
+fn address(name: &[u8]) -> io::Result<SocketAddr> {
+    let mut readable = "evenkeel-".to_owned();
+    for byte in name {
+        readable += &format!("{byte:02x}");
+    }
+    SocketAddr::from_abstract_name(readable)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn silent_stranger_is_not_waited_for() {
+        let offer = Offer::new().unwrap();
+        let _silent = UnixStream::connect_addr(&address(&offer.name).unwrap()).unwrap();
+        let error = offer.accept().unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
+    }
+
+    #[test]
+    fn only_who_shows_the_token_is_let_in() {
+        let offer = Offer::new().unwrap();
+        let mut stranger = take_up(&offer.name, &[7; 16]).unwrap();
+        let mut invited = take_up(&offer.name, &offer.token).unwrap();
+        let mut accepted = offer.accept().unwrap();
+        accepted.write_all(b"welcome").unwrap();
+        let mut said = [0; 7];
+        invited.read_exact(&mut said).unwrap();
+        assert_eq!(&said, b"welcome");
+        assert_eq!(stranger.read(&mut said).unwrap(), 0, "closed");
+    }
+}

@@ -1,0 +1,161 @@
+//! The commands of `evenkeel` on a cluster, from a recipe to the end of its job.
+
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+use super::support::{IMAGE, Job, recipe, words};
+
+fn evenkeel(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_evenkeel"))
+        .args(arguments)
+        .output()
+        .unwrap()
+}
+
+/// Runs a command that must not fail, and returns what it printed.
+fn said(arguments: &[&str]) -> String {
+    let output = evenkeel(arguments);
+    assert!(output.status.success(), "{arguments:?}: {}", words(&output));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+fn file(recipe: &Value) -> tempfile::NamedTempFile {
+    let file = tempfile::Builder::new().suffix(".yaml").tempfile().unwrap();
+    std::fs::write(file.path(), recipe.to_string()).unwrap();
+    file
+}
+
+fn path(file: &tempfile::NamedTempFile) -> &str {
+    file.path().to_str().unwrap()
+}
+
+#[test]
+fn launch_on_nodes_follows_its_job_to_the_end() {
+    let job = Job::with_volume("launched");
+    let recipe = file(&recipe(9600));
+    let output = evenkeel(&[
+        "launch",
+        path(&recipe),
+        "--nodes",
+        "3",
+        "--name",
+        "launched",
+        "--claim",
+        "launched",
+        "--image",
+        IMAGE,
+        "--log",
+        "json",
+    ]);
+    assert!(output.status.success(), "{}", words(&output));
+    let events: Vec<Value> = String::from_utf8(output.stdout)
+        .unwrap()
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    let of = |kind: &str| events.iter().filter(|event| event["event"] == kind).count();
+    assert_eq!(of("planned"), 1);
+    assert_eq!(of("generation_started"), 1);
+    assert_eq!(of("step"), 100, "every step is shown once");
+    let last = events.last().unwrap();
+    assert_eq!(last["event"], "finished");
+    assert_eq!(last["samples"], 9600);
+    job.finish(96);
+}
+
+#[test]
+fn commands_move_a_job_and_show_it() {
+    let job = Job::with_volume("moved");
+    let recipe = file(&recipe(400_000));
+    let planned = said(&[
+        "plan",
+        path(&recipe),
+        "--from-cluster",
+        "--gpus-per-node",
+        "2",
+    ]);
+    assert!(planned.contains("3 nodes × 2 nvidia.com/gpu"), "{planned}");
+    let started = evenkeel(&[
+        "launch",
+        path(&recipe),
+        "--nodes",
+        "3",
+        "--gpus-per-node",
+        "2",
+        "--name",
+        "moved",
+        "--claim",
+        "moved",
+        "--image",
+        IMAGE,
+        "--detach",
+    ]);
+    assert!(started.status.success(), "{}", words(&started));
+    job.wait_training_on(3);
+    let again = evenkeel(&[
+        "launch",
+        path(&recipe),
+        "--nodes",
+        "3",
+        "--gpus-per-node",
+        "2",
+        "--name",
+        "moved",
+        "--claim",
+        "moved",
+        "--image",
+        IMAGE,
+        "--detach",
+    ]);
+    assert_eq!(again.status.code(), Some(2));
+    assert!(words(&again).contains("already"), "{}", words(&again));
+
+    let list = said(&["list"]);
+    assert!(
+        list.contains("moved") && list.contains("6 × 4 × 4 = 96"),
+        "{list}"
+    );
+    let shown = said(&["status", "moved", "--namespace", "default"]);
+    assert!(shown.contains("3 of 3, 2 nvidia.com/gpu each"), "{shown}");
+    let steps = said(&["logs", "moved"]);
+    assert!(steps.contains("loss"), "{steps}");
+    let missing = evenkeel(&["logs", "moved", "--rank", "6"]);
+    assert_eq!(missing.status.code(), Some(2));
+    assert!(
+        words(&missing).contains("ranks 0 to 5"),
+        "{}",
+        words(&missing)
+    );
+    said(&["logs", "moved", "--rank", "5"]);
+
+    said(&["scale", "moved", "1"]);
+    job.wait_training_on(1);
+    said(&["suspend", "moved"]);
+    job.wait("its suspension", |status| status["state"] == "Suspended");
+    said(&["resume", "moved"]);
+    job.wait_training_on(1);
+    let cancelled = said(&["cancel", "moved"]);
+    assert!(cancelled.contains("stays on the volume"), "{cancelled}");
+    job.pods_left(0);
+    let gone = evenkeel(&["status", "moved", "-n", "default"]);
+    assert_eq!(gone.status.code(), Some(2));
+}
+
+#[test]
+fn what_is_not_there_is_said() {
+    let no_job = evenkeel(&["suspend", "nobody", "-n", "default"]);
+    assert_eq!(no_job.status.code(), Some(2));
+    assert!(
+        words(&no_job).contains("there is no TrainingJob nobody in namespace default"),
+        "{}",
+        words(&no_job)
+    );
+    let no_context = evenkeel(&["list", "--context", "nowhere"]);
+    assert_eq!(no_context.status.code(), Some(2));
+    assert!(
+        words(&no_context).contains("nowhere"),
+        "{}",
+        words(&no_context)
+    );
+}

@@ -1,0 +1,176 @@
+//! The controller killed by SIGKILL at every step of every transition. It runs here, beside the
+//! cluster, so that it can be told where to die; the installed one sleeps meanwhile.
+
+use std::collections::BTreeSet;
+use std::io::Read;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+
+use serde_json::json;
+
+use super::support::{Job, kubectl, recipe};
+
+/// Places, and what the controller may be about at them.
+const PLACES: [&str; 4] = ["decided", "written", "companions", "pods"];
+const ACTS: [&str; 8] = [
+    "stay", "place", "drain", "recall", "publish", "wait", "suspend", "end",
+];
+
+/// The installed controller is asleep while this lives.
+struct Asleep;
+
+impl Asleep {
+    fn now() -> Asleep {
+        scale(0);
+        kubectl(&[
+            "wait",
+            "--for=delete",
+            "pods",
+            "-n",
+            "evenkeel-system",
+            "--all",
+            "--timeout=60s",
+        ]);
+        Asleep
+    }
+}
+
+impl Drop for Asleep {
+    fn drop(&mut self) {
+        scale(1);
+        kubectl(&[
+            "rollout",
+            "status",
+            "deployment",
+            "-n",
+            "evenkeel-system",
+            "--timeout=60s",
+        ]);
+    }
+}
+
+fn scale(replicas: u32) {
+    let replicas = format!("--replicas={replicas}");
+    kubectl(&[
+        "scale",
+        "deployment",
+        "-n",
+        "evenkeel-system",
+        "--all",
+        &replicas,
+    ]);
+}
+
+/// A controller that is started again whenever it dies, each time with the places left at which it
+/// has not died yet.
+struct Mortal {
+    stop: Arc<AtomicBool>,
+    keeper: Option<JoinHandle<BTreeSet<String>>>,
+}
+
+impl Mortal {
+    fn start() -> Mortal {
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = stop.clone();
+        let keeper = std::thread::spawn(move || {
+            let places = PLACES.iter();
+            let mut left: BTreeSet<String> = places
+                .flat_map(|place| ACTS.map(|act| format!("{place}/{act}")))
+                .chain(["pod/create".to_string()])
+                .collect();
+            let mut died = BTreeSet::new();
+            while !stopped.load(Ordering::Relaxed) {
+                let mut controller = controller(&left);
+                while controller.try_wait().unwrap().is_none() {
+                    if stopped.load(Ordering::Relaxed) {
+                        controller.kill().unwrap();
+                    }
+                    std::thread::sleep(std::time::Duration::from_millis(20));
+                }
+                let status = controller.wait().unwrap();
+                let mut words = String::new();
+                let mut errors = controller.stderr.take().unwrap();
+                errors.read_to_string(&mut words).unwrap();
+                if stopped.load(Ordering::Relaxed) {
+                    break;
+                }
+                let fault = words.lines().find_map(|line| line.strip_prefix("fault: "));
+                let fault = fault.unwrap_or_else(|| panic!("it ended by itself: {words}"));
+                assert_eq!(status.signal(), Some(9), "{words}");
+                assert!(left.remove(fault), "{fault}");
+                died.insert(fault.to_string());
+            }
+            died
+        });
+        Mortal {
+            stop,
+            keeper: Some(keeper),
+        }
+    }
+
+    /// Ends it; returns where it has died.
+    fn end(mut self) -> BTreeSet<String> {
+        self.stop.store(true, Ordering::Relaxed);
+        self.keeper.take().unwrap().join().unwrap()
+    }
+}
+
+impl Drop for Mortal {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
+}
+
+fn controller(faults: &BTreeSet<String>) -> Child {
+    let faults: Vec<&str> = faults.iter().map(String::as_str).collect();
+    Command::new(env!("CARGO_BIN_EXE_evenkeel"))
+        .args([
+            "controller",
+            "--no-leader-election",
+            "--listen",
+            "127.0.0.1:0",
+        ])
+        .env("EVENKEEL_FAULTS", faults.join(","))
+        .env("RUST_LOG", "off")
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap()
+}
+
+#[test]
+fn a_controller_killed_at_every_step_of_every_transition_loses_nothing() {
+    let _asleep = Asleep::now();
+    let mortal = Mortal::start();
+    let job = Job::apply("mortal", &recipe(240_000), json!({}));
+    job.wait_training_on(3);
+    kubectl(&["cordon", "node3"]);
+    job.wait_training_on(2);
+    kubectl(&["uncordon", "node3"]);
+    job.wait_training_on(3);
+    job.patch(json!({"suspend": true}));
+    job.wait("its suspension", |status| status["state"] == "Suspended");
+    job.patch(json!({"suspend": false}));
+    job.wait_training_on(3);
+    job.finish(96);
+    let died = mortal.end();
+    let must = ["place", "publish", "drain", "suspend", "end"];
+    for act in must {
+        for place in ["decided", "written"] {
+            let fault = format!("{place}/{act}");
+            assert!(died.contains(&fault), "never died at {fault}: {died:?}");
+        }
+    }
+    for fault in [
+        "companions/place",
+        "pods/place",
+        "pods/publish",
+        "pod/create",
+    ] {
+        assert!(died.contains(fault), "never died at {fault}: {died:?}");
+    }
+    eprintln!("the controller died {} times, at {died:?}", died.len());
+}

@@ -1,0 +1,300 @@
+//! What people and the cluster do to a job while it runs, or before it can.
+
+use std::process::Command;
+
+use serde_json::{Value, json};
+
+use super::support::{IMAGE, Job, Mended, create, kit, kubectl, recipe, try_kubectl, words};
+
+/// The same program under another tag.
+const OTHER_IMAGE: &str = "evenkeel.test/evenkeel:2";
+
+#[test]
+fn job_waits_for_a_feasible_pool_and_says_what_it_needs() {
+    let _mended = Mended("kubectl", &["uncordon", "node3"]);
+    kubectl(&["cordon", "node3"]);
+    let job = Job::apply(
+        "waits",
+        &recipe(4800),
+        json!({"elasticity": {"minNodes": 3}}),
+    );
+    let status = job.wait("a pool", |status| status["state"] == "Waiting");
+    let why = status["why"].as_str().unwrap();
+    assert!(
+        why.contains("2 of the pool's nodes") && why.contains("needs 3"),
+        "{why}"
+    );
+    assert!(job.pods().is_empty());
+    kubectl(&["uncordon", "node3"]);
+    job.finish(96);
+}
+
+#[test]
+fn job_waits_for_its_config_map_and_keeps_what_it_read() {
+    let job = Job::apply(
+        "mapped",
+        &Value::Null,
+        json!({"recipe": {"inline": null, "configMap": {"name": "mapped"}}}),
+    );
+    let status = job.wait("a refusal", |status| {
+        status["conditions"][0]["status"] == "False"
+    });
+    assert_eq!(status["conditions"][0]["reason"], "RecipeMissing");
+    let _gone = Mended("kubectl", &["delete", "configmap", "mapped"]);
+    let map = |recipe: Value| {
+        json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "mapped"},
+               "data": {"recipe.yaml": recipe.to_string()}})
+    };
+    create(&map(recipe(20_000)));
+    job.wait_training_on(3);
+    let mut other = recipe(20_000);
+    other["spec"]["batch"]["global"] = json!(48);
+    let edited = try_kubectl(&["replace", "-f", "-"], &map(other).to_string());
+    assert!(edited.status.success(), "{}", words(&edited));
+    job.finish(96);
+}
+
+#[test]
+fn image_that_does_not_exist_can_be_mended() {
+    let job = Job::apply(
+        "image",
+        &recipe(4800),
+        json!({"image": "evenkeel.test/nothing:1"}),
+    );
+    job.pods_left(3);
+    assert_eq!(job.status()["state"], "Placing");
+    job.patch(json!({"image": IMAGE}));
+    job.finish(96);
+}
+
+#[test]
+fn edited_image_is_taken_up_with_a_checkpoint() {
+    let job = Job::apply("edited", &recipe(60_000), json!({}));
+    job.wait_training_on(3);
+    let old = job.pods();
+    job.patch(json!({"image": OTHER_IMAGE}));
+    let status = job.wait("a second generation", |status| {
+        status["generation"]["record"]["number"] == 2 && status["state"] == "Running"
+    });
+    assert!(status["checkpoint"]["samples"].as_u64().unwrap() > 0);
+    assert!(job.pods_left(3).keys().all(|pod| !old.contains_key(pod)));
+    let status = job.finish(96);
+    assert_eq!(status["restarts"], 0);
+}
+
+#[test]
+fn drained_node_costs_no_step() {
+    let job = Job::apply("drained", &recipe(60_000), json!({}));
+    job.wait_training_on(3);
+    let _mended = Mended("kubectl", &["uncordon", "node2"]);
+    kubectl(&[
+        "drain",
+        "node2",
+        "--ignore-daemonsets",
+        "--delete-emptydir-data",
+        "--force",
+        "--timeout=100s",
+    ]);
+    job.wait_training_on(2);
+    job.finish(96);
+}
+
+#[test]
+fn restarted_api_server_is_not_noticed_by_the_training() {
+    let job = Job::apply("api", &recipe(60_000), json!({}));
+    job.wait_training_on(3);
+    kit(&["restart", "apiserver", "3"]);
+    let status = job.finish(96);
+    assert_eq!(status["history"].as_array().unwrap().len(), 1, "{status:#}");
+}
+
+#[test]
+fn controller_upgraded_in_mid_run_goes_on_from_the_status() {
+    let job = Job::apply("upgrade", &recipe(60_000), json!({}));
+    let pods = job.wait_training_on(3);
+    let system = ["-n", "evenkeel-system"];
+    let image = |image: &str| {
+        let set = format!("*={image}");
+        kubectl(&[&["set", "image", "deployment", "--all", &set][..], &system].concat());
+        kubectl(
+            &[
+                &["rollout", "status", "deployment", "--timeout=90s"][..],
+                &system,
+            ]
+            .concat(),
+        );
+    };
+    image(OTHER_IMAGE);
+    let status = job.finish(96);
+    image(IMAGE);
+    assert_eq!(pods["seats"], status["seats"]);
+    assert_eq!(status["history"].as_array().unwrap().len(), 1, "{status:#}");
+}
+
+/// Processes of a job's pods on this machine, whose command line has `what` in it.
+fn processes(job: &Job, what: &str) -> Vec<String> {
+    let run = job.run();
+    let run = run.file_name().unwrap().to_str().unwrap();
+    let pattern = format!("evenkeel {what} .*{run}");
+    let output = Command::new("pgrep")
+        .args(["-f", &pattern])
+        .output()
+        .unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    text.lines().map(String::from).collect()
+}
+
+fn kill(process: &str) {
+    let killed = Command::new("kill").args(["-9", process]).status().unwrap();
+    assert!(killed.success());
+}
+
+#[test]
+fn killed_rank_is_replaced_in_the_same_pods() {
+    let job = Job::apply("rank", &recipe(60_000), json!({}));
+    job.wait_training_on(3);
+    let before = job.pods();
+    kill(&processes(&job, "rank")[3]);
+    job.wait("a second generation", |status| {
+        status["generation"]["record"]["number"] == 2 && status["state"] == "Running"
+    });
+    let status = job.finish(96);
+    assert_eq!(status["restarts"], 0, "{status:#}");
+    let after = job.pods();
+    assert_eq!(before, after);
+}
+
+#[test]
+fn killed_container_is_replaced() {
+    let job = Job::apply("container", &recipe(60_000), json!({}));
+    job.wait_training_on(3);
+    kill(&processes(&job, "agent")[1]);
+    job.wait("a second generation", |status| {
+        status["generation"]["record"]["number"].as_u64() > Some(1) && status["state"] == "Running"
+    });
+    job.finish(96);
+}
+
+#[test]
+fn suspended_in_mid_rescale() {
+    let job = Job::apply("halfway", &recipe(60_000), json!({}));
+    job.wait_training_on(3);
+    let _mended = Mended("kubectl", &["uncordon", "node1"]);
+    kubectl(&["cordon", "node1"]);
+    job.wait("a rescale", |status| {
+        status["state"] != "Running" || status["nodes"] == 2
+    });
+    job.patch(json!({"suspend": true}));
+    job.wait("its suspension", |status| status["state"] == "Suspended");
+    job.pods_left(0);
+    kubectl(&["uncordon", "node1"]);
+    job.patch(json!({"suspend": false}));
+    job.finish(96);
+}
+
+#[test]
+fn deleted_in_mid_rescale() {
+    let job = Job::apply("cutshort", &recipe(400_000), json!({}));
+    job.wait_training_on(3);
+    let _mended = Mended("kubectl", &["uncordon", "node1"]);
+    kubectl(&["cordon", "node1"]);
+    job.wait("a rescale", |status| {
+        status["state"] != "Running" || status["nodes"] == 2
+    });
+    drop(job);
+    let left = kubectl(&[
+        "get",
+        "pods,services,serviceaccounts,roles,rolebindings,networkpolicies",
+        "-l",
+        "evenkeel.dev/job=cutshort",
+        "-o",
+        "name",
+    ]);
+    assert_eq!(left, "");
+}
+
+#[test]
+fn two_jobs_never_count_on_the_same_devices() {
+    let first = Job::apply("first", &recipe(120_000), json!({}));
+    first.wait_training_on(3);
+    let second = Job::apply("second", &recipe(9600), json!({"nodes": 2}));
+    let status = second.wait("a pool", |status| status["state"] == "Waiting");
+    let why = status["why"].as_str().unwrap();
+    assert!(why.contains("0 of the pool's nodes"), "{why}");
+    first.patch(json!({"nodes": 2}));
+    second.wait_training_on(1);
+    first.wait_training_on(2);
+    second.finish(96);
+    first.finish(96);
+}
+
+#[test]
+fn batch_that_the_norm_test_has_raised_survives_a_smaller_world() {
+    let mut growing = recipe(120_000);
+    growing["spec"]["schedule"] = json!({
+        "kind": "norm-test", "eta": 0.3, "interval": 2, "max_batch": 384,
+    });
+    let job = Job::apply("grows", &growing, json!({}));
+    job.wait("a larger batch", |status| {
+        status["progress"]["batch"].as_u64().unwrap_or(0) > 96
+    });
+    let _mended = Mended("kubectl", &["uncordon", "node3"]);
+    kubectl(&["cordon", "node3"]);
+    let status = job.wait_training_on(2);
+    assert!(
+        status["checkpoint"]["batch"].as_u64().unwrap() > 96,
+        "{status:#}"
+    );
+    job.finish(96);
+}
+
+#[test]
+fn foreign_program_finds_the_environment_of_torchrun() {
+    let job = Job::apply(
+        "foreign",
+        &recipe(4800),
+        json!({"image": "evenkeel.test/busybox:1", "trainer": {"command": [
+            "/bin/busybox", "sh", "-c",
+            "env; echo micro {per_device_batch_size}; /bin/busybox sleep 3",
+        ]}}),
+    );
+    job.wait("its end", |status| status["state"] == "Complete");
+    let mut ranks = Vec::new();
+    for rank in 0..6 {
+        let log = job.run().join(format!("gen-1/logs/rank-{rank}.log"));
+        let text = std::fs::read_to_string(log).unwrap();
+        let value = |name: &str| {
+            let line = text
+                .lines()
+                .find_map(|line| line.strip_prefix(&format!("{name}=")));
+            line.unwrap_or_else(|| panic!("{name} is not in {text}"))
+                .to_string()
+        };
+        assert_eq!(value("WORLD_SIZE"), "6");
+        assert_eq!(value("PET_NNODES"), "3");
+        assert_eq!(value("PET_NPROC_PER_NODE"), "2");
+        assert_eq!(value("LOCAL_RANK"), (rank % 2).to_string());
+        assert_eq!(value("PET_NODE_RANK"), (rank / 2).to_string());
+        assert_eq!(value("EVENKEEL_GRADIENT_ACCUMULATION_STEPS"), "4");
+        assert!(text.contains("micro 4"), "{text}");
+        ranks.push((value("RANK"), value("MASTER_ADDR"), value("MASTER_PORT")));
+    }
+    let masters: std::collections::BTreeSet<_> = ranks.iter().map(|r| (&r.1, &r.2)).collect();
+    assert_eq!(masters.len(), 1);
+    let numbers: Vec<_> = ranks.iter().map(|rank| rank.0.as_str()).collect();
+    assert_eq!(numbers, ["0", "1", "2", "3", "4", "5"]);
+}
+
+#[test]
+fn full_volume_ends_the_job_with_words_and_keeps_what_is_committed() {
+    let job = Job::with_volume("full");
+    job.limit_volume("3m");
+    let job = job.start(&recipe(120_000), json!({}));
+    let status = job.wait_failure();
+    let why = status["why"].as_str().unwrap();
+    assert!(why.contains("no space left"), "{why}");
+    let pin = status["checkpoint"]["path"].as_str();
+    if let Some(pin) = pin {
+        assert!(job.run().join(pin).is_dir());
+    }
+}
