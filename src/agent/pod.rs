@@ -20,9 +20,8 @@ use crate::job::agent_state::{AgentState, Problem};
 use crate::job::files;
 use crate::job::generation::Generation;
 use crate::job::protocol::{Ending, Order, Report, exit};
-use crate::job::seen::Seen;
-use crate::telemetry::metrics::Writer;
-use crate::telemetry::{Display, Event, Metric, now};
+use crate::job::seen::{self, Seen};
+use crate::telemetry::{Display, Event, now};
 
 /// How often it looks around when nothing happens.
 const TICK: Duration = Duration::from_millis(100);
@@ -75,7 +74,6 @@ struct Current {
     generation: Generation,
     ranks: Ranks,
     tails: Vec<Tail>,
-    metrics: Option<Writer>,
     /// Kills by the kernel since its ranks were started.
     oom_kills: OomKills,
     draining: bool,
@@ -228,19 +226,14 @@ impl PodAgent {
             Report::Step(record) => {
                 let first = self.state.first_step.is_none();
                 self.state.first_step.get_or_insert(record.time);
-                self.state.step = Some(record.clone());
-                self.write(Metric::Step(record));
+                self.state.step = Some(record);
                 first
-            }
-            Report::Evaluation(record) => {
-                self.write(Metric::Evaluation(record));
-                false
             }
             Report::Committed { pin, .. } => {
                 self.state.committed = Some(pin);
                 true
             }
-            Report::Straggler { .. } | Report::Warning { .. } => false,
+            Report::Evaluation(_) | Report::Straggler { .. } | Report::Warning { .. } => false,
             Report::Lost { .. } | Report::OutOfMemory { .. } | Report::Failed { .. } => true,
         }
     }
@@ -276,20 +269,6 @@ impl PodAgent {
         self.display.event(&Event::Warning { message });
     }
 
-    fn write(&mut self, metric: Metric) {
-        let Some(current) = &mut self.current else {
-            return;
-        };
-        let Some(writer) = &mut current.metrics else {
-            return;
-        };
-        if let Err(error) = writer.write(&metric) {
-            // Metrics are no reason to stop a training run; checkpoints will say if the disk is full.
-            current.metrics = None;
-            self.warn(error.to_string());
-        }
-    }
-
     /// Does what the newest job asks for.
     fn act(&mut self) {
         self.fence();
@@ -319,9 +298,16 @@ impl PodAgent {
         if let Some(after) = wanted.after_loss
             && !std::mem::replace(&mut current.settled, true)
         {
-            for (rank, seen) in (self.state.first..).zip(&self.state.ranks) {
+            let words: Vec<Option<String>> = (self.state.first..)
+                .zip(&self.state.ranks)
+                .map(|(rank, _)| seen::seen_of(&self.state.ranks, rank).map(str::to_owned))
+                .collect();
+            let ranks = (self.state.first..).zip(&mut self.state.ranks);
+            for ((rank, seen), why) in ranks.zip(words) {
                 // One that has not even noticed hangs: it would not hear an order.
                 if seen.lost.is_none() {
+                    let hung = || "it did not notice that a peer was lost".into();
+                    seen.given_up = Some(why.unwrap_or_else(hung));
                     current.ranks.kill_one(rank);
                 } else if after.commit == Some(rank) {
                     current.ranks.order(rank, Order::Commit);
@@ -374,11 +360,6 @@ impl PodAgent {
 
     fn start(&mut self, record: &Generation, first: u64, count: u64) -> Result<(), FileError> {
         record.write(&self.identity.run)?;
-        let directory = self.identity.run.join(files::generation(record.number));
-        let metrics = match first {
-            0 => Writer::append_to(directory.join(files::METRICS)).ok(),
-            _ => None,
-        };
         let oom_kills = OomKills::watch();
         let job = self.job.clone();
         let command = job.as_ref().map_or(&[][..], |job| &job.command);
@@ -414,7 +395,6 @@ impl PodAgent {
             tails: (first..first + count)
                 .map(|rank| Tail::of(&self.identity.run, record.number, rank))
                 .collect(),
-            metrics,
             oom_kills,
             draining: false,
             settled: false,

@@ -154,6 +154,28 @@ impl Observation {
         seen
     }
 
+    /// What holds up a pod that is coming, in Kubernetes' words; `None` while it is only young.
+    pub fn held_up(&self, pod: &str) -> Option<String> {
+        let status = self.pods.get(pod)?.status.as_ref()?;
+        let containers = status.init_container_statuses.iter().flatten();
+        let mut containers = containers.chain(status.container_statuses.iter().flatten());
+        let waiting = containers.find_map(|container| {
+            let waiting = container.state.as_ref()?.waiting.as_ref()?;
+            let reason = waiting.reason.as_deref()?;
+            let usual = matches!(reason, "ContainerCreating" | "PodInitializing");
+            let message = waiting.message.as_deref().unwrap_or_default();
+            (!usual).then(|| format!("{reason}: {message}"))
+        });
+        let unplaced = || {
+            let conditions = status.conditions.iter().flatten();
+            let mut unplaced =
+                conditions.filter(|c| c.type_ == "PodScheduled" && c.status == "False");
+            unplaced.find_map(|condition| condition.message.clone())
+        };
+        let why = waiting.or_else(unplaced)?;
+        Some(format!("{pod}: {why}"))
+    }
+
     /// Whether the pool counts the pod's node.
     fn on_open_node(&self, pod: &str, stores: &Stores) -> bool {
         let node = self.pods.get(pod).and_then(|pod| node_of(pod));

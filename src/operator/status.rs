@@ -8,7 +8,7 @@ use crate::job::api::status::{
     AfterLoss, Change, Current, HISTORY, Progress, Seat, State, TrainingJobStatus,
 };
 use crate::job::generation::{Address, Generation, Member, PodRef, Reason};
-use crate::job::steer::Act;
+use crate::job::steer::{Act, PodSeen};
 use crate::job::{End, Outcome, Ranks, seen};
 
 /// How long survivors of a loss may take until each has noticed it.
@@ -233,14 +233,19 @@ pub fn carry_out(
         Act::Place => {
             status.state = State::Placing;
             status.change_since.get_or_insert(now);
-            let coming = seen
+            let name = job.name_any();
+            let coming: Vec<String> = seen
                 .seats
                 .iter()
-                .filter(|s| s.pod == crate::job::steer::PodSeen::Coming);
+                .filter(|s| s.pod == PodSeen::Coming)
+                .map(|s| s.seat.pod(&name))
+                .collect();
+            let held_up = coming.iter().find_map(|pod| seen.held_up(pod));
             status.why = format!(
-                "{} of {} pods are not ready yet",
-                coming.count(),
-                status.seats.len()
+                "{} of {} pods are not ready yet{}",
+                coming.len(),
+                status.seats.len(),
+                held_up.map_or_else(String::new, |why| format!(": {why}"))
             );
         }
         Act::Drain => {

@@ -61,8 +61,10 @@ fn image_that_does_not_exist_can_be_mended() {
         &recipe(4800),
         json!({"image": "evenkeel.test/nothing:1"}),
     );
-    job.pods_left(3);
-    assert_eq!(job.status()["state"], "Placing");
+    job.wait("words about the image", |status| {
+        let why = status["why"].as_str().unwrap_or_default();
+        status["state"] == "Placing" && why.contains("evenkeel.test/nothing:1")
+    });
     job.patch(json!({"image": IMAGE}));
     job.finish(96);
 }
