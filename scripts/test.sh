@@ -26,7 +26,7 @@ say "rustfmt"
 cargo fmt --check
 
 say "clippy"
-cargo clippy --locked --all-targets --features endurance -- -D warnings
+cargo clippy --locked --all-targets --test endurance --test cluster -- -D warnings
 
 say "fuzz targets"
 # They compile the readers from their own sources, so a new import there can break them unseen.
@@ -43,4 +43,16 @@ cargo deny check licenses bans sources
 timeout 120 cargo deny check advisories 2>/dev/null || echo "skipped: advisories (no advisory database to be had here)"
 
 say "tests"
-cargo test --locked --features endurance -- --nocapture
+cargo test --locked -- --nocapture
+
+say "endurance: real processes, killed and moved"
+cargo test --locked --test endurance -- --nocapture
+
+say "cluster: a real Kubernetes on this machine"
+code=0
+scripts/cluster-tests.sh || code=$?
+if [ "$code" = 3 ] && [ "${CI:-}" != true ]; then
+  echo "SKIPPED: the cluster's scenarios (the reason is above)"
+elif [ "$code" != 0 ]; then
+  exit "$code"
+fi
