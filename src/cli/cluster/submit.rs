@@ -7,7 +7,7 @@ use anyhow::{Context, bail};
 
 use super::ClusterArgs;
 use crate::batch::{self, PlanRequest};
-use crate::cli::output::{print, say};
+use crate::cli::output::{Format, say};
 use crate::cli::recipe_args::RecipeArgs;
 use crate::cli::{EXIT_REFUSED, render};
 use crate::client::{self, End, Wanted, change};
@@ -90,7 +90,7 @@ pub fn run(
     };
     let job = client::training_job(wanted(args, from, recipe, nodes, per_node, rank_memory)?);
     if args.dry_run {
-        print(serde_saphyr::to_string(&job)?)?;
+        Format::Yaml.print(&job)?;
         return Ok(ExitCode::SUCCESS);
     }
     say(format_args!(
