@@ -2,6 +2,7 @@
 //! how they end. The same one under the local launcher and in a pod; only where the generation
 //! record comes from differs.
 
+mod identity;
 mod membership;
 mod oom_killer;
 mod pod;
@@ -12,12 +13,13 @@ mod retention;
 mod serve;
 mod tail;
 
+pub use identity::Identity;
 pub use membership::{Membership, follow};
 pub use oom_killer::OomKills;
-pub use pod::{Identity, Input, PodAgent};
+pub use pod::{Input, PodAgent};
 use preparation::Preparation;
-pub use program::Program;
-pub use ranks::{Event, Ranks, Start};
+pub use program::{Program, Start};
+pub use ranks::{Event, Ranks};
 use retention::Retention;
 pub use serve::serve;
 use tail::Tail;

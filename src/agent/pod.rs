@@ -4,7 +4,6 @@
 //! One loop over one queue: the job's changes, what ranks say, signals, ticks. What it has to do
 //! follows from the newest job and from what runs here, so hearing the same twice does no harm.
 
-use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
@@ -13,7 +12,8 @@ use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
 use super::{
-    Event as RankEvent, Membership, OomKills, Preparation, Program, Ranks, Retention, Start, Tail,
+    Event as RankEvent, Identity, Membership, OomKills, Preparation, Program, Ranks, Retention,
+    Start, Tail,
 };
 use crate::durable::FileError;
 use crate::job::agent_state::{AgentState, Problem};
@@ -25,21 +25,6 @@ use crate::telemetry::{Display, Event, now};
 
 /// How often it looks around when nothing happens.
 const TICK: Duration = Duration::from_millis(100);
-
-/// Who and where this agent is.
-#[derive(Debug, Clone)]
-pub struct Identity {
-    /// This program.
-    pub program: PathBuf,
-    /// The pod's uid.
-    pub pod: String,
-    /// The run's directory, on the volume that all pods of the job see.
-    pub run: PathBuf,
-    /// Devices that ranks can be started on.
-    pub devices: u64,
-    /// Cores that the ranks share.
-    pub cores: u64,
-}
 
 /// Something for the loop.
 #[derive(Debug)]

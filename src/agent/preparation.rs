@@ -5,8 +5,7 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use super::Membership;
-use super::pod::Identity;
+use super::{Identity, Membership};
 use crate::durable::{self, FileError};
 use crate::job::agent_state::Problem;
 use crate::train::Setup;

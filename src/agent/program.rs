@@ -6,8 +6,8 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use super::ranks::Start;
 use crate::batch::Plan;
+use crate::job::Generation;
 
 /// What a rank runs.
 #[derive(Debug, Clone, Copy)]
@@ -17,6 +17,22 @@ pub enum Program<'a> {
     /// The user's own command line. `{global_batch_size}` and the like in it become the plan's
     /// numbers.
     Foreign(&'a [String]),
+}
+
+/// What is needed to start ranks.
+pub struct Start<'a> {
+    /// What they run.
+    pub program: Program<'a>,
+    /// The run's directory.
+    pub run: &'a Path,
+    /// The generation.
+    pub generation: &'a Generation,
+    /// The first rank of this host.
+    pub first: u64,
+    /// How many ranks this host runs.
+    pub count: u64,
+    /// Threads per rank.
+    pub threads: u64,
 }
 
 /// The plan's numbers, as a foreign program finds them: in the place of `{name}` in its arguments,

@@ -13,9 +13,9 @@ use std::thread;
 
 use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
-use super::program::{self, Program};
+use super::program::{self, Program, Start};
+use crate::job::files;
 use crate::job::protocol::{Ending, Order, Report, exit};
-use crate::job::{Generation, files};
 
 /// What happened to a rank.
 #[derive(Debug, Clone, PartialEq)]
@@ -45,22 +45,6 @@ fn ending(status: ExitStatus) -> Ending {
         (Some(signal), _) => Ending::Signal(signal),
         (None, code) => Ending::Code(code.and_then(|c| u8::try_from(c).ok()).unwrap_or(1)),
     }
-}
-
-/// What is needed to start ranks.
-pub struct Start<'a> {
-    /// What they run.
-    pub program: Program<'a>,
-    /// The run's directory.
-    pub run: &'a Path,
-    /// The generation.
-    pub generation: &'a Generation,
-    /// The first rank of this host.
-    pub first: u64,
-    /// How many ranks this host runs.
-    pub count: u64,
-    /// Threads per rank.
-    pub threads: u64,
 }
 
 /// The processes. Dropping them kills those that still run.

@@ -13,6 +13,7 @@ mod model;
 pub mod place;
 pub mod prepare;
 pub mod proof;
+mod request;
 mod resume;
 pub mod run_dir;
 mod survey;
@@ -24,7 +25,8 @@ use std::path::PathBuf;
 
 pub use launcher::Launcher;
 pub use place::Claim;
-pub use prepare::{Planned, Prepared, Request, base};
+pub use prepare::base;
+pub use request::{Planned, Prepared, Request};
 pub use resume::reached;
 pub use run_dir::{Phase, RunDir, RunState};
 pub use survey::survey;

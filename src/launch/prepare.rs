@@ -2,80 +2,16 @@
 //! prepared data, the horizon. What can be refused is refused here, before anything is started.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::model::Found;
-use super::{LaunchError, RunDir, RunState, initial, resume, survey, worlds};
-use crate::batch::{self, Plan, PlanRequest, Reached};
+use super::request::data_of;
+use super::{LaunchError, Planned, Prepared, Request, RunDir, initial, resume, survey, worlds};
+use crate::batch::{self, PlanRequest, Reached};
 use crate::durable::FileError;
-use crate::engine::ModelConfig;
 use crate::recipe::spec::Synthetic;
-use crate::recipe::{Diagnostic, Recipe, Spec};
+use crate::recipe::{Diagnostic, Recipe};
 use crate::telemetry::now;
 use crate::train::Setup;
 use crate::train::data::{self, Language, PrepareRequest, Progress};
-
-/// What the command line adds to the recipe.
-#[derive(Debug, Clone, Default)]
-pub struct Request {
-    /// The recipe's file.
-    pub recipe_path: PathBuf,
-    /// The overrides.
-    pub overrides: Vec<String>,
-    /// Bytes that a rank may use.
-    pub rank_memory: Option<u64>,
-    /// Cores to share out.
-    pub cores: u64,
-    /// Go on with what the directory holds.
-    pub resume: bool,
-    /// Signals so far: one stops the preparation.
-    pub signals: Arc<AtomicUsize>,
-}
-
-impl Request {
-    /// Whether a signal came.
-    pub(super) fn stopped(&self) -> bool {
-        self.signals.load(Ordering::Relaxed) > 0
-    }
-}
-
-/// A recipe that may be launched: what every further step takes for granted.
-pub struct Planned {
-    /// The plan of the first generation.
-    pub plan: Plan,
-    /// The warnings that come with it.
-    pub diagnostics: Vec<Diagnostic>,
-    /// What was planned.
-    request: PlanRequest,
-    /// The model that it names.
-    model: Found,
-}
-
-/// A run that is ready for its launcher.
-pub struct Prepared {
-    /// The run.
-    pub setup: Setup,
-    /// Where an earlier launcher left it.
-    pub state: Option<RunState>,
-    /// What people should know about it, a line each.
-    pub notes: Vec<String>,
-}
-
-impl Prepared {
-    /// The arithmetic of the batch that it begins or goes on with.
-    pub fn proof(&self, planned: &Planned) -> String {
-        let Some(state) = &self.state else {
-            return planned.plan.proof.clone();
-        };
-        // Its old ranks may have committed more since it was planned.
-        let reached = state.reached(&self.setup);
-        let plan = worlds::plan(&self.setup, planned.plan.world_size, reached);
-        plan.as_ref()
-            .unwrap_or(&planned.plan)
-            .proof_at(reached.batch)
-    }
-}
 
 /// Plans a recipe for the built-in trainer on this machine.
 pub fn plan(recipe: &Recipe, ranks: u64, reached: Reached) -> Result<Planned, LaunchError> {
@@ -179,28 +115,6 @@ fn judge(recipe: &Recipe, planned: &Planned, samples: u64) -> Result<Vec<String>
         .collect();
     examined.finish()?;
     Ok(news)
-}
-
-/// The data of a run, to be prepared into `directory`.
-pub fn data_of<'a>(
-    spec: &'a Spec,
-    model: &ModelConfig,
-    base: &'a Path,
-    directory: &'a Path,
-) -> PrepareRequest<'a> {
-    PrepareRequest {
-        data: &spec.data,
-        tokenizer: &spec.tokenizer,
-        objective: spec.objective,
-        seed: spec.seed,
-        model: spec.model.path.as_deref(),
-        vocab_size: Some(model.vocab_size as u64),
-        base,
-        directory,
-        resume: false,
-        key: &|path| path.to_string(),
-        stopped: &|| false,
-    }
 }
 
 /// The entropy of the synthetic language, the loss that nothing can beat.

@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use super::prepare::data_of;
+use super::request::data_of;
 use super::{LaunchError, RunDir};
 use crate::durable::FileError;
 use crate::engine::IGNORE;

@@ -3,8 +3,8 @@
 
 use std::time::{Duration, Instant};
 
-use super::prepare::{Prepared, Request, data_of};
-use super::{LaunchError, Phase, RunDir, RunState, initial};
+use super::request::data_of;
+use super::{LaunchError, Phase, Prepared, Request, RunDir, RunState, initial};
 use crate::batch::Reached;
 use crate::job::Pin;
 use crate::recipe::{Recipe, Spec};

@@ -10,7 +10,7 @@ use tokio::sync::mpsc::UnboundedSender;
 use tokio::task::AbortHandle;
 
 use super::build::AGENT_PORT;
-use super::controller::locked;
+use super::locked::locked;
 use crate::job::agent_state::AgentState;
 use crate::job::api::TrainingJob;
 

@@ -13,7 +13,8 @@ use serde_json::json;
 use tracing::{info, warn};
 
 use super::apply::{self, ApplyError, MANAGER};
-use super::controller::{Context, locked};
+use super::context::Context;
+use super::locked::locked;
 use super::observe::Observation;
 use super::planning::{self, Planner, Refusal};
 use super::{build, conditions, faults, status};
@@ -392,6 +393,3 @@ async fn announce(
         warn!(%error, "an event could not be written");
     }
 }
-
-/// What one job's looks share, by uid.
-pub type Planners = HashMap<String, Planner>;

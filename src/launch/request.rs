@@ -1,0 +1,96 @@
+//! What a launch is asked for, and what its preparation comes to, be it new or resumed.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use super::model::Found;
+use super::{RunState, worlds};
+use crate::batch::{Plan, PlanRequest};
+use crate::engine::ModelConfig;
+use crate::recipe::{Diagnostic, Spec};
+use crate::train::Setup;
+use crate::train::data::PrepareRequest;
+
+/// What the command line adds to the recipe.
+#[derive(Debug, Clone, Default)]
+pub struct Request {
+    /// The recipe's file.
+    pub recipe_path: PathBuf,
+    /// The overrides.
+    pub overrides: Vec<String>,
+    /// Bytes that a rank may use.
+    pub rank_memory: Option<u64>,
+    /// Cores to share out.
+    pub cores: u64,
+    /// Go on with what the directory holds.
+    pub resume: bool,
+    /// Signals so far: one stops the preparation.
+    pub signals: Arc<AtomicUsize>,
+}
+
+impl Request {
+    /// Whether a signal came.
+    pub(super) fn stopped(&self) -> bool {
+        self.signals.load(Ordering::Relaxed) > 0
+    }
+}
+
+/// A recipe that may be launched: what every further step takes for granted.
+pub struct Planned {
+    /// The plan of the first generation.
+    pub plan: Plan,
+    /// The warnings that come with it.
+    pub diagnostics: Vec<Diagnostic>,
+    /// What was planned.
+    request: PlanRequest,
+    /// The model that it names.
+    model: Found,
+}
+
+/// A run that is ready for its launcher.
+pub struct Prepared {
+    /// The run.
+    pub setup: Setup,
+    /// Where an earlier launcher left it.
+    pub state: Option<RunState>,
+    /// What people should know about it, a line each.
+    pub notes: Vec<String>,
+}
+
+impl Prepared {
+    /// The arithmetic of the batch that it begins or goes on with.
+    pub fn proof(&self, planned: &Planned) -> String {
+        let Some(state) = &self.state else {
+            return planned.plan.proof.clone();
+        };
+        // Its old ranks may have committed more since it was planned.
+        let reached = state.reached(&self.setup);
+        let plan = worlds::plan(&self.setup, planned.plan.world_size, reached);
+        plan.as_ref()
+            .unwrap_or(&planned.plan)
+            .proof_at(reached.batch)
+    }
+}
+
+/// The data of a run, to be prepared into `directory`.
+pub fn data_of<'a>(
+    spec: &'a Spec,
+    model: &ModelConfig,
+    base: &'a Path,
+    directory: &'a Path,
+) -> PrepareRequest<'a> {
+    PrepareRequest {
+        data: &spec.data,
+        tokenizer: &spec.tokenizer,
+        objective: spec.objective,
+        seed: spec.seed,
+        model: spec.model.path.as_deref(),
+        vocab_size: Some(model.vocab_size as u64),
+        base,
+        directory,
+        resume: false,
+        key: &|path| path.to_string(),
+        stopped: &|| false,
+    }
+}
