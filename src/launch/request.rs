@@ -43,9 +43,9 @@ pub struct Planned {
     /// The warnings that come with it.
     pub diagnostics: Vec<Diagnostic>,
     /// What was planned.
-    request: PlanRequest,
+    pub(super) request: PlanRequest,
     /// The model that it names.
-    model: Found,
+    pub(super) model: Found,
 }
 
 /// A run that is ready for its launcher.

@@ -36,6 +36,13 @@ pub struct Context {
     pub recorder: Recorder,
     /// The image that this program runs in, for pods whose image does not hold it.
     pub image: Option<String>,
+    /// What is remembered of each job.
+    pub memory: Memory,
+}
+
+/// What is remembered of each job between two looks, by uid.
+#[derive(Default)]
+pub struct Memory {
     written: Mutex<HashMap<String, TrainingJob>>,
     planners: Mutex<HashMap<String, Planner>>,
     applied: Mutex<HashSet<String>>,
@@ -51,7 +58,7 @@ impl Context {
     /// The newer of what the cache has and what was written last: a look at a stale status would
     /// decide again what was decided already.
     pub fn newest(&self, cached: Arc<TrainingJob>) -> Arc<TrainingJob> {
-        let written = locked(&self.written);
+        let written = locked(&self.memory.written);
         let own = cached.uid().and_then(|uid| written.get(&uid));
         match own {
             Some(own) if version(own) > version(&cached) => Arc::new(own.clone()),
@@ -61,28 +68,30 @@ impl Context {
 
     /// Remembers what was written.
     pub fn wrote(&self, job: &TrainingJob) {
-        locked(&self.written).insert(job.uid().unwrap_or_default(), job.clone());
+        locked(&self.memory.written).insert(job.uid().unwrap_or_default(), job.clone());
     }
 
     /// The job's planner, as it was left.
     pub fn planner(&self, uid: &str) -> Planner {
-        locked(&self.planners).remove(uid).unwrap_or_default()
+        locked(&self.memory.planners)
+            .remove(uid)
+            .unwrap_or_default()
     }
 
     /// Keeps the job's planner for the next look.
     pub fn keep(&self, uid: &str, planner: Planner) {
-        locked(&self.failures).remove(uid);
-        locked(&self.planners).insert(uid.into(), planner);
+        locked(&self.memory.failures).remove(uid);
+        locked(&self.memory.planners).insert(uid.into(), planner);
     }
 
     /// Whether this process has applied the job's companions.
     pub fn has_applied(&self, uid: &str) -> bool {
-        locked(&self.applied).contains(uid)
+        locked(&self.memory.applied).contains(uid)
     }
 
     /// It has.
     pub fn applied(&self, uid: &str) {
-        locked(&self.applied).insert(uid.into());
+        locked(&self.memory.applied).insert(uid.into());
     }
 
     /// Forgets jobs that do not exist any more. Their uids are never used again.
@@ -93,10 +102,10 @@ impl Context {
             .filter_map(|job| job.metadata.uid.as_deref())
             .collect();
         locked(&self.ledger).keep_only(|uid| uids.contains(uid));
-        locked(&self.written).retain(|uid, _| uids.contains(uid.as_str()));
-        locked(&self.planners).retain(|uid, _| uids.contains(uid.as_str()));
-        locked(&self.applied).retain(|uid| uids.contains(uid.as_str()));
-        locked(&self.failures).retain(|uid, _| uids.contains(uid.as_str()));
+        locked(&self.memory.written).retain(|uid, _| uids.contains(uid.as_str()));
+        locked(&self.memory.planners).retain(|uid, _| uids.contains(uid.as_str()));
+        locked(&self.memory.applied).retain(|uid| uids.contains(uid.as_str()));
+        locked(&self.memory.failures).retain(|uid, _| uids.contains(uid.as_str()));
     }
 
     /// Forgets a job that is over.
@@ -105,15 +114,15 @@ impl Context {
         self.agents
             .keep_only(&ObjectRef::from_obj(job), &BTreeSet::new());
         locked(&self.ledger).forget(uid);
-        locked(&self.written).remove(uid);
-        locked(&self.planners).remove(uid);
-        locked(&self.applied).remove(uid);
-        locked(&self.failures).remove(uid);
+        locked(&self.memory.written).remove(uid);
+        locked(&self.memory.planners).remove(uid);
+        locked(&self.memory.applied).remove(uid);
+        locked(&self.memory.failures).remove(uid);
     }
 
     /// How long to wait after a failed look.
     pub fn pause(&self, uid: &str) -> Duration {
-        let mut failures = locked(&self.failures);
+        let mut failures = locked(&self.memory.failures);
         let count = failures.entry(uid.into()).or_default();
         *count += 1;
         PAUSE

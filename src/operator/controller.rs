@@ -89,11 +89,8 @@ async fn control(client: Client, identity: String, image: Option<String>) -> any
         client,
         stores,
         known,
-        ledger: Mutex::default(),
-        written: Mutex::default(),
-        planners: Mutex::default(),
-        applied: Mutex::default(),
-        failures: Mutex::default(),
+        ledger: Default::default(),
+        memory: Default::default(),
     });
     let woken = futures::stream::unfold(woken, |mut woken| async {
         let job = woken.recv().await?;

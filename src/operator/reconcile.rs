@@ -1,6 +1,6 @@
 //! One look at one job: observe → decide → write status → apply.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 

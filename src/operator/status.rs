@@ -1,6 +1,8 @@
 //! From one status to the next: first what was observed is taken in, then what was decided. Pure
 //! but for the clock that it is given.
 
+use kube::ResourceExt;
+
 use super::observe::Observation;
 use crate::batch::{Plan, descend};
 use crate::job::api::TrainingJob;
