@@ -219,7 +219,10 @@ impl PodAgent {
                 true
             }
             Report::Evaluation(_) | Report::Straggler { .. } | Report::Warning { .. } => false,
-            Report::Lost { .. } | Report::OutOfMemory { .. } | Report::Failed { .. } => true,
+            Report::Noticed { .. }
+            | Report::Lost { .. }
+            | Report::OutOfMemory { .. }
+            | Report::Failed { .. } => true,
         }
     }
 

@@ -12,6 +12,9 @@ pub mod watch;
 /// Where one-line notices for a human go (a refused stranger, a late rank).
 pub type Notify = Arc<dyn Fn(&str) + Send + Sync>;
 
+/// Told once, at once and from whatever thread has seen it, that the world has ended.
+pub type Ended = Arc<dyn Fn(&CommError) + Send + Sync>;
+
 /// Why a collective failed. Every variant that a peer causes names the peer.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum CommError {
@@ -110,6 +113,12 @@ pub trait Collective: Send + Sync {
     /// Gives every rank everyone's message, in rank order. Small messages (scalars of a step), on
     /// a lane of its own beside [`Collective::start`]'s operations.
     fn exchange(&self, message: &[u8]) -> Result<Vec<Vec<u8>>, CommError>;
+
+    /// Whether the world still stands. Cheap: whoever computes for long asks now and then, and does
+    /// not first finish what nobody waits for any more.
+    fn check(&self) -> Result<(), CommError> {
+        Ok(())
+    }
 
     /// Leaves the world and tells everyone why; their operations fail with
     /// [`CommError::Aborted`].

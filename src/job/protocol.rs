@@ -40,6 +40,14 @@ pub enum Report {
         /// Lower case, no full stop.
         message: String,
     },
+    /// A peer is gone, as the rank's communication saw at once; what it computes comes to an end
+    /// first, then it says [`Report::Lost`].
+    Noticed {
+        /// The root cause's rank.
+        rank: u64,
+        /// What was seen.
+        why: String,
+    },
     /// A peer is gone. The rank waits for [`Order::Commit`] or [`Order::Stop`].
     Lost {
         /// The root cause's rank.
@@ -95,7 +103,7 @@ impl Report {
             Report::OutOfMemory { message } | Report::Failed { message, .. } => Event::Warning {
                 message: format!("rank {rank}: {message}"),
             },
-            Report::Ready | Report::Lost { .. } => return None,
+            Report::Ready | Report::Noticed { .. } | Report::Lost { .. } => return None,
         })
     }
 }

@@ -1,6 +1,8 @@
 //! What is known of a generation's ranks, and what follows from it: who commits after a loss, and
 //! how the generation ended. Pure; the launcher and the controller both look through it.
 
+use std::time::Duration;
+
 use serde::{Deserialize, Serialize};
 
 use super::Outcome;
@@ -12,6 +14,8 @@ use super::protocol::{Ending, Report, exit};
 pub struct Seen {
     /// It is in the world, with its state loaded.
     pub ready: bool,
+    /// A peer that it knows to be lost, and how; it computes to the end of what it does.
+    pub noticed: Option<(u64, String)>,
     /// The peer that it lost, and what it holds itself.
     pub lost: Option<Lost>,
     /// Memory could not be had: its words.
@@ -42,6 +46,7 @@ impl Seen {
     pub fn take(&mut self, report: &Report) {
         match report {
             Report::Ready => self.ready = true,
+            Report::Noticed { rank, why } => self.noticed = Some((*rank, why.clone())),
             Report::Lost {
                 rank,
                 why,
@@ -71,7 +76,9 @@ impl Seen {
     /// Whether something is wrong with it, or it says so of a peer.
     pub fn in_trouble(&self) -> bool {
         let planned = [exit::FINISHED, exit::DRAINED].map(Ending::Code);
-        self.lost.is_some() || self.ending.is_some_and(|ending| !planned.contains(&ending))
+        self.lost.is_some()
+            || self.noticed.is_some()
+            || self.ending.is_some_and(|ending| !planned.contains(&ending))
     }
 
     /// What there is to say of a process that a signal ended.
@@ -99,16 +106,29 @@ fn ranks<'a>(
         .map(|(rank, _)| rank)
 }
 
-/// Ranks that have neither ended nor said what they hold, and that no peer names as lost: more can
-/// be heard of them.
-pub fn awaited(seen: &[Seen]) -> Vec<u64> {
+/// How long ranks may take until they have noticed a loss (the collectives' own limit is 5 s).
+pub const NOTICE: Duration = Duration::from_secs(10);
+/// How long a rank that has noticed it may compute on: it looks up after every micro-batch.
+pub const ANSWER: Duration = Duration::from_secs(120);
+/// How long the survivors may take to commit and leave once they were told to.
+pub const COMMIT: Duration = Duration::from_secs(600);
+
+/// Whether nobody is to be waited for any more after a loss that was seen `waited` ago: every rank
+/// has ended, said what it holds, is named as lost by a peer, or hangs.
+pub fn is_settled(seen: &[Seen], waited: Duration) -> bool {
     let named = |rank: u64| {
-        seen.iter()
-            .any(|s| s.lost.as_ref().is_some_and(|l| l.rank == rank))
+        let lost = seen.iter().filter_map(|s| s.lost.as_ref()).map(|l| l.rank);
+        let noticed = seen.iter().filter_map(|s| s.noticed.as_ref());
+        lost.chain(noticed.map(|(rank, _)| *rank))
+            .any(|r| r == rank)
     };
-    ranks(seen, Seen::undecided)
-        .filter(|rank| !named(*rank))
-        .collect()
+    let awaited = (0..).zip(seen).filter(|(_, s)| s.undecided());
+    awaited
+        .filter(|(rank, _)| !named(*rank))
+        .all(|(_, s)| match s.noticed {
+            Some(_) => waited > ANSWER,
+            None => waited > NOTICE,
+        })
 }
 
 /// Ranks that have neither ended nor said what they hold.
@@ -118,9 +138,11 @@ pub fn undecided(seen: &[Seen]) -> Vec<u64> {
 
 /// What a peer saw of a rank that it lost.
 pub fn seen_of(seen: &[Seen], rank: u64) -> Option<&str> {
-    let mut lost = seen.iter().filter_map(|s| s.lost.as_ref());
-    lost.find(|lost| lost.rank == rank)
-        .map(|lost| lost.why.as_str())
+    let lost = seen.iter().filter_map(|s| s.lost.as_ref());
+    let lost = lost.map(|lost| (lost.rank, lost.why.as_str()));
+    let noticed = seen.iter().filter_map(|s| s.noticed.as_ref());
+    let mut words = lost.chain(noticed.map(|(rank, why)| (*rank, why.as_str())));
+    words.find(|(lost, _)| *lost == rank).map(|(_, why)| why)
 }
 
 /// The living rank that holds the newest whole state, if it is newer than `pinned` samples: it may
@@ -252,6 +274,30 @@ mod tests {
         let words = seen_of(&seen, 1).map(str::to_owned);
         seen[1].given_up = words;
         assert_eq!(why(&seen), "no heartbeat for 3.0 s, so it was killed");
+    }
+
+    #[test]
+    fn rank_that_computes_on_is_waited_for_and_one_that_hangs_is_not() {
+        let computing = Seen {
+            noticed: Some((1, "connection closed".into())),
+            ..Seen::default()
+        };
+        let settled = |other: Seen, waited: Duration| {
+            let all = [survivor(1), killed(), other];
+            is_settled(&all, waited)
+        };
+        let second = Duration::from_secs(1);
+        assert!(!settled(Seen::default(), NOTICE), "it may not know yet");
+        assert!(settled(Seen::default(), NOTICE + second), "it hangs");
+        assert!(!settled(computing.clone(), NOTICE + second), "it computes");
+        assert!(settled(computing.clone(), ANSWER + second));
+        assert!(settled(survivor(1), second));
+        // A frozen rank never ends; its peers' word is enough.
+        assert!(is_settled(&[survivor(1), Seen::default()], second));
+        assert_eq!(
+            seen_of(&[computing, Seen::default()], 1),
+            Some("connection closed")
+        );
     }
 
     #[test]

@@ -1,17 +1,11 @@
 //! One generation's ranks as the launcher sees them, from their start to one outcome.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use crate::agent::{Event, Ranks};
 use crate::job::Outcome;
 use crate::job::protocol::Order;
-use crate::job::seen::{self, Seen};
-
-/// How long survivors of a loss may take until each has noticed it (the collectives' own limit is
-/// 5 s), before they are killed.
-const NOTICE: Duration = Duration::from_secs(10);
-/// How long a lone commit may take before it is given up for the last pinned checkpoint.
-const COMMIT: Duration = Duration::from_secs(120);
+use crate::job::seen::{self, COMMIT, NOTICE, Seen};
 
 /// The ranks of one generation.
 pub struct Watch {
@@ -19,8 +13,8 @@ pub struct Watch {
     seen: Vec<Seen>,
     /// Since when something is wrong.
     trouble: Option<Instant>,
-    /// Survivors were told what to do.
-    settled: bool,
+    /// When the survivors were told what to do.
+    settled: Option<Instant>,
 }
 
 impl Watch {
@@ -30,7 +24,7 @@ impl Watch {
             ranks,
             seen: vec![Seen::default(); usize::try_from(world).unwrap_or(0)],
             trouble: None,
-            settled: false,
+            settled: None,
         }
     }
 
@@ -100,20 +94,20 @@ impl Watch {
     /// gone back to otherwise.
     pub fn settle(&mut self, pinned: u64) {
         let Some(since) = self.trouble else { return };
-        if self.settled {
-            if since.elapsed() > COMMIT {
+        if let Some(told) = self.settled {
+            if told.elapsed() > COMMIT {
                 self.kill(&format!("no commit within {} s", COMMIT.as_secs()));
             }
             return;
         }
-        // A rank that the others lost, or that did not even notice, hangs: it will not answer.
-        if !seen::awaited(&self.seen).is_empty() && since.elapsed() < NOTICE {
+        if !seen::is_settled(&self.seen, since.elapsed()) {
             return;
         }
+        // A rank that the others lost, or that did not even notice, hangs: it will not answer.
         for rank in seen::undecided(&self.seen) {
             self.give_up(rank);
         }
-        self.settled = true;
+        self.settled = Some(Instant::now());
         let committer = seen::committer(&self.seen, pinned);
         for rank in 0..self.seen.len() as u64 {
             let order = match committer {

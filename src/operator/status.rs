@@ -1,6 +1,8 @@
 //! From one status to the next: first what was observed is taken in, then what was decided. Pure
 //! but for the clock that it is given.
 
+use std::time::Duration;
+
 use kube::ResourceExt;
 
 use super::observe::Observation;
@@ -10,13 +12,10 @@ use crate::job::api::status::{
     AfterLoss, Change, Current, HISTORY, Progress, Seat, State, TrainingJobStatus,
 };
 use crate::job::generation::{Address, Generation, Member, PodRef, Reason};
+use crate::job::seen::{self, ANSWER, COMMIT};
 use crate::job::steer::{Act, PodSeen};
-use crate::job::{End, Outcome, Ranks, seen};
+use crate::job::{End, Outcome, Ranks};
 
-/// How long survivors of a loss may take until each has noticed it.
-const NOTICE: f64 = 10.0;
-/// How long a lone commit may take before it is given up for the last checkpoint.
-const COMMIT: f64 = 120.0;
 /// The first pause after a failure of the program, seconds; twice as long after each.
 const BACK_OFF: f64 = 2.0;
 /// The longest pause, seconds.
@@ -49,7 +48,7 @@ pub fn take_in(
     let waited = status.change_since.map_or(0.0, |since| now - since);
     if in_trouble
         && current.after_loss.is_none()
-        && (seen::awaited(&seen.ranks).is_empty() || waited > NOTICE)
+        && seen::is_settled(&seen.ranks, Duration::from_secs_f64(waited.max(0.0)))
     {
         current.after_loss = Some(AfterLoss {
             commit: seen::committer(
@@ -85,7 +84,7 @@ pub fn take_in(
         let never_started = seen.agents.values().all(|agent| agent.generation < number);
         if current.drain && (never_started || waited > drain_seconds) {
             outcome = Some(Outcome::Drained);
-        } else if current.after_loss.is_some() && waited > NOTICE + COMMIT {
+        } else if current.after_loss.is_some() && waited > (ANSWER + COMMIT).as_secs_f64() {
             outcome = Some(Outcome::Lost {
                 rank: 0,
                 why: "the survivors of a loss did not end".into(),

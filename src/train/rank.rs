@@ -172,6 +172,18 @@ fn meet(
             message: message.to_string(),
         });
     });
+    let own = options.rank;
+    tcp.ended = Arc::new(move |error| {
+        // The agent waits for ranks that compute: it hears that they live, and what they know.
+        if let CommError::PeerLost { rank, reason } | CommError::Aborted { rank, reason } = error
+            && *rank != own
+        {
+            reports.send(&Report::Noticed {
+                rank: *rank as u64,
+                why: reason.clone(),
+            });
+        }
+    });
     Ok(tcp::connect(&tcp)?)
 }
 

@@ -245,6 +245,7 @@ impl Trainer<'_> {
         let deal = Deal::new(self.state.samples, micro, dealt);
         let mut local = Local::default();
         for (i, positions) in (1..).zip(deal.micro_batches(self.rank())) {
+            self.check()?;
             let collated = collate(&self.data, &self.order, positions.clone())?;
             for (row, position) in positions.enumerate() {
                 let (tokens, targets) = collated.row(row);
@@ -263,6 +264,11 @@ impl Trainer<'_> {
             self.engine.join(i == most)?;
         }
         Ok(local)
+    }
+
+    /// Whether the world still stands: a step without it is for nothing.
+    fn check(&self) -> Result<(), TrainError> {
+        Ok(self.world.check()?)
     }
 
     fn learning_rate(&self) -> f64 {
@@ -311,6 +317,7 @@ impl Trainer<'_> {
         let passes = total.div_ceil(micro).div_ceil(world);
         let (mut loss, mut targets) = (0.0, 0);
         for pass in 0..passes {
+            self.check()?;
             let start = (pass * world + self.rank() as u64) * micro;
             if start >= total {
                 self.engine.join_evaluation()?;

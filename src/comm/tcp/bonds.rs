@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use super::gossip::Gossip;
 use super::rendezvous::Mesh;
 use super::wire::Stop;
-use crate::comm::{CommError, Notify};
+use crate::comm::{CommError, Ended, Notify};
 
 /// How long a suspect's own words on why it left may be on their way.
 pub(super) const GRACE: Duration = Duration::from_millis(500);
@@ -25,6 +25,7 @@ pub(super) struct Bonds {
     pub mesh: Mesh,
     pub patience: Duration,
     notify: Notify,
+    ended: Ended,
     verdict: Mutex<Option<CommError>>,
     decided: Condvar,
     suspects: Mutex<Vec<Suspect>>,
@@ -52,6 +53,7 @@ impl Bonds {
         mesh: Mesh,
         patience: Duration,
         notify: Notify,
+        ended: Ended,
         bell: UnixStream,
     ) -> Self {
         let world = mesh.data.len();
@@ -61,6 +63,7 @@ impl Bonds {
             mesh,
             patience,
             notify,
+            ended,
             verdict: Mutex::new(None),
             decided: Condvar::new(),
             suspects: Mutex::new(Vec::new()),
@@ -90,9 +93,10 @@ impl Bonds {
         {
             *reason = format!("the other ranks gave this rank up: {reason}");
         }
-        *verdict = Some(error);
+        *verdict = Some(error.clone());
         drop(verdict);
         self.decided.notify_all();
+        (self.ended)(&error);
         // They may be closed already.
         for stream in self.mesh.data.iter().flatten() {
             let _ = stream.shutdown(Shutdown::Both);

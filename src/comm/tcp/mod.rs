@@ -36,7 +36,7 @@ use self::heartbeat::Heartbeat;
 use self::message::{MESSAGE_LIMIT, Messages};
 use self::vector::{Scratch, Transfer};
 use self::wire::drive;
-use super::{Collective, CommError, Notify, Operation, Pending};
+use super::{Collective, CommError, Ended, Notify, Operation, Pending};
 
 #[cfg(target_endian = "big")]
 compile_error!("floats travel as they are: all ranks are taken to be little-endian");
@@ -65,6 +65,8 @@ pub struct TcpOptions {
     pub unix_sockets: bool,
     /// Where refused strangers and late ranks are named.
     pub notify: Notify,
+    /// Who is told that a rank was lost or has left.
+    pub ended: Ended,
 }
 
 impl TcpOptions {
@@ -82,6 +84,7 @@ impl TcpOptions {
             patience: Duration::from_secs(30),
             unix_sockets: true,
             notify: Arc::new(|line| eprintln!("{line}")),
+            ended: Arc::new(|_| {}),
         }
     }
 }
@@ -158,7 +161,9 @@ impl TcpCollective {
         rung.set_nonblocking(true)?;
         let rank = options.greeting.rank;
         let notify = options.notify.clone();
-        let bonds = Arc::new(Bonds::new(rank, mesh, options.patience, notify, bell));
+        let ended = options.ended.clone();
+        let bonds = Bonds::new(rank, mesh, options.patience, notify, ended, bell);
+        let bonds = Arc::new(bonds);
 
         let (interval, timeout) = (options.heartbeat_interval, options.heartbeat_timeout);
         let heartbeat = Heartbeat::new(bonds.clone(), rung, interval, timeout);
@@ -237,6 +242,10 @@ impl Collective for TcpCollective {
         drive(&bonds.mesh.exchange, &mut messages, bonds.patience, &late)
             .map_err(|stop| bonds.explain(stop))?;
         Ok(messages.into_all())
+    }
+
+    fn check(&self) -> Result<(), CommError> {
+        self.bonds.verdict().map_or(Ok(()), Err)
     }
 
     fn abort(&self, reason: &str) {

@@ -54,7 +54,7 @@ impl Launcher<'_> {
             Report::Step(record) => self.step(record)?,
             Report::Evaluation(record) => self.evaluation(record),
             Report::Committed { pin, .. } => self.committed(pin.clone())?,
-            Report::Lost { .. } => self.in_trouble(),
+            Report::Noticed { .. } | Report::Lost { .. } => self.in_trouble(),
             Report::Straggler { .. }
             | Report::Warning { .. }
             | Report::OutOfMemory { .. }

@@ -141,6 +141,13 @@ pub(crate) fn run() -> Vec<Event> {
         Event::Warning {
             message: "the last epoch is not whole".to_owned(),
         },
+        Event::Waiting {
+            why: "0 of the pool's nodes have 2 GPUs free for this job".to_owned(),
+        },
+        Event::Said {
+            rank: 1,
+            line: "loading the tokenizer".to_owned(),
+        },
         Event::Draining {
             why: "interrupted (Ctrl-C); once more ends at once".to_owned(),
         },
