@@ -272,7 +272,7 @@ impl<'a> Launcher<'a> {
         self.current = None;
         self.state.micro_limit = micro_limit.or(self.state.micro_limit);
         let plan = worlds::plan(&self.setup, world, self.state.reached(&self.setup))?;
-        let number = self.run.next_generation();
+        let number = self.run.last_generation(&self.state)? + 1;
         // The ranks of all generations before are gone; what they did not finish goes, too.
         checkpoint::sweep(self.run.path(), number)?;
         let generation = Generation {

@@ -75,7 +75,7 @@ pub(super) fn resume(
             run.path().display()
         )));
     }
-    wait_for_old_ranks(run, request)?;
+    wait_for_old_ranks(run, state.as_ref(), request)?;
     // What ranks committed after their launcher was gone counts too: nobody else was told.
     if let Some(state) = &mut state {
         state.pin = newest(run, state)?;
@@ -154,12 +154,15 @@ fn verify(run: &RunDir, pin: &Pin) -> Result<(), LaunchError> {
     Err(LaunchError::Pinned { error, way_out })
 }
 
-fn wait_for_old_ranks(run: &RunDir, request: &Request) -> Result<(), LaunchError> {
-    let Some(last) = run.next_generation().checked_sub(1).filter(|n| *n > 0) else {
-        return Ok(());
-    };
+fn wait_for_old_ranks(
+    run: &RunDir,
+    state: Option<&RunState>,
+    request: &Request,
+) -> Result<(), LaunchError> {
+    let last = run.last_generation(state.unwrap_or(&RunState::default()))?;
     let since = Instant::now();
-    while rank::any_alive(&run.generation(last)) {
+    // Generation 0 never was: nobody is found alive in it.
+    while rank::any_alive(&run.generation(last))? {
         if request.stopped() {
             return Err(LaunchError::Stopped);
         }

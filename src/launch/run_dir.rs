@@ -10,6 +10,7 @@
 //! ```
 
 use std::fs::{self, File};
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use serde::de::DeserializeOwned;
@@ -189,13 +190,24 @@ impl RunDir {
         self.generation(number).join(files::METRICS)
     }
 
-    /// The number after the highest generation directory that exists, whoever made it.
-    pub fn next_generation(&self) -> u64 {
-        let entries = fs::read_dir(&self.0).into_iter().flatten().flatten();
-        entries
-            .filter_map(|entry| files::parse_generation(entry.file_name().to_str()?))
-            .max()
-            .map_or(1, |highest| highest + 1)
+    /// The highest generation that has a directory, whoever made it, or stands in `state`; 0 when
+    /// there is none. A directory that cannot be listed is no answer: a number given a second time
+    /// would write over a generation's record.
+    pub fn last_generation(&self, state: &RunState) -> Result<u64, LaunchError> {
+        let cannot = |error| FileError::from_io("list", &self.0, 0, error);
+        let entries = match fs::read_dir(&self.0) {
+            Ok(entries) => Some(entries),
+            Err(error) if error.kind() == ErrorKind::NotFound => None,
+            Err(error) => return Err(cannot(error).into()),
+        };
+        let known = state.generations.iter().map(|row| row.number);
+        let mut last = known.max().unwrap_or(0);
+        for entry in entries.into_iter().flatten() {
+            let name = entry.map_err(cannot)?.file_name();
+            let number = name.to_str().and_then(files::parse_generation);
+            last = last.max(number.unwrap_or(0));
+        }
+        Ok(last)
     }
 
     /// Whether a generation has committed something, be it damaged by now.
@@ -238,5 +250,45 @@ mod tests {
         });
         assert_eq!(numbers, (1..=40).collect());
         assert_eq!(run.desired().unwrap().unwrap().request, 40);
+    }
+
+    fn after(number: u64) -> RunState {
+        RunState {
+            generations: vec![GenerationRow {
+                number,
+                reason: Reason::Started,
+                world: 1,
+                proof: String::new(),
+                start_samples: 0,
+                created: 0.0,
+                first_step_seconds: None,
+            }],
+            ..RunState::default()
+        }
+    }
+
+    #[test]
+    fn the_last_generation_is_the_highest_that_is_there_or_on_record() {
+        let directory = tempfile::tempdir().unwrap();
+        let none = RunState::default();
+        let last = |path: &Path, state: &RunState| RunDir::at(path).last_generation(state).unwrap();
+        assert_eq!(last(&directory.path().join("none"), &none), 0);
+        assert_eq!(last(directory.path(), &none), 0);
+        for name in ["gen-2", "gen-10", "gen-x", "data"] {
+            fs::create_dir(directory.path().join(name)).unwrap();
+        }
+        assert_eq!(last(directory.path(), &none), 10);
+        assert_eq!(last(directory.path(), &after(3)), 10);
+        assert_eq!(last(directory.path(), &after(12)), 12);
+    }
+
+    #[test]
+    fn a_directory_that_cannot_be_listed_has_no_last_generation() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("run");
+        fs::write(&path, "no directory").unwrap();
+        let run = RunDir::at(&path);
+        let said = run.last_generation(&after(3)).unwrap_err().to_string();
+        assert!(said.starts_with("cannot list "), "{said}");
     }
 }

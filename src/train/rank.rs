@@ -1,8 +1,8 @@
 //! The process of one rank: meets the others, builds the engine, loads the pinned state, trains,
 //! and says how it ended.
 
-use std::fs::File;
-use std::io::{BufReader, stdin};
+use std::fs::{File, TryLockError};
+use std::io::{BufReader, ErrorKind, stdin};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -328,10 +328,39 @@ fn hold(directory: &Path) -> Result<File, TrainError> {
     Ok(file.map_err(|error| FileError::from_io("lock", &path, 0, error))?)
 }
 
-/// Whether ranks of the generation in this directory still run.
-pub fn any_alive(directory: &Path) -> bool {
-    let Ok(file) = File::open(directory.join(files::RANKS_LOCK)) else {
-        return false;
+/// Whether ranks of the generation in this directory still run. Only a lock that is not there says
+/// that none ever did; one that cannot be looked at is an error.
+pub fn any_alive(directory: &Path) -> Result<bool, FileError> {
+    let path = directory.join(files::RANKS_LOCK);
+    let cannot = |error| FileError::from_io("open", &path, 0, error);
+    let file = match File::open(&path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(false),
+        Err(error) => return Err(cannot(error)),
     };
-    matches!(file.try_lock(), Err(std::fs::TryLockError::WouldBlock))
+    match file.try_lock() {
+        Ok(()) => Ok(false),
+        Err(TryLockError::WouldBlock) => Ok(true),
+        Err(TryLockError::Error(error)) => Err(cannot(error)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_that_cannot_be_asked_for_are_not_taken_for_none() {
+        let directory = tempfile::tempdir().unwrap();
+        assert!(!any_alive(directory.path()).unwrap());
+        let alive = hold(directory.path()).unwrap();
+        assert!(any_alive(directory.path()).unwrap());
+        drop(alive);
+        let lock = directory.path().join(files::RANKS_LOCK);
+        std::fs::remove_file(&lock).unwrap();
+        // A link to itself opens for nobody, whoever asks.
+        std::os::unix::fs::symlink(&lock, &lock).unwrap();
+        let said = any_alive(directory.path()).unwrap_err().to_string();
+        assert!(said.starts_with("cannot open "), "{said}");
+    }
 }
