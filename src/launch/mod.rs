@@ -17,6 +17,8 @@ mod request;
 mod resume;
 pub mod run_dir;
 mod survey;
+#[cfg(test)]
+mod testing;
 pub mod view;
 mod watch;
 pub mod worlds;

@@ -76,6 +76,33 @@ mod tests {
     use std::cell::Cell;
 
     use super::*;
+    use crate::launch::RunState;
+    use crate::launch::testing::Launched;
+
+    #[test]
+    fn a_run_is_planned_again_as_it_was_launched() {
+        let numbers = "batch: {micro: 2, accumulation: 3, gpus: 2}";
+        for (batch, overrides, global) in [
+            (numbers, vec![], 12),
+            (numbers, vec!["batch.global=24"], 24),
+            ("batch: {global: 12, micro: 2}", vec![], 12),
+            (
+                "batch: {global: 12, micro: 2}",
+                vec!["batch.remainder=uneven"],
+                12,
+            ),
+        ] {
+            let place = tempfile::tempdir().unwrap();
+            let launched = Launched::at(place.path(), batch, &overrides);
+            let planned = &launched.planned.plan;
+            assert_eq!(planned.global_batch_size, global);
+            let reached = RunState::default().reached(&launched.prepared.setup);
+            let mut again = plan(&launched.prepared.setup, planned.world_size, reached).unwrap();
+            // Who launched it has heard the warnings.
+            again.outline.diagnostics = planned.outline.diagnostics.clone();
+            assert_eq!(&again, planned, "{overrides:?}");
+        }
+    }
 
     #[test]
     fn a_world_is_planned_once_until_the_run_has_come_further() {

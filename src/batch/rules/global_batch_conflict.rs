@@ -25,6 +25,10 @@ which. A global batch given on the command line counts, with a warning; in a fil
 };
 
 fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
+    // A run was asked when it was launched, and nothing but its own batch counts since.
+    if case.request.is_of_a_run() {
+        return;
+    }
     let batch = &case.spec().batch;
     let (Some(global), Some(product), Some(accumulation)) =
         (batch.global, case.draft.recipe_product, batch.accumulation)
@@ -88,5 +92,18 @@ mod tests {
         assert_eq!(of(&recipe)[0].severity, Severity::Warning);
         recipe.spec.batch.global = Some(128);
         assert!(of(&recipe).is_empty());
+    }
+
+    #[test]
+    fn a_run_that_has_begun_is_not_asked_again() {
+        let mut recipe = recipe();
+        recipe.spec.batch.global = Some(256);
+        recipe.spec.batch.accumulation = Some(1);
+        recipe.spec.batch.gpus = Some(8);
+        let request = PlanRequest {
+            global_batch_size: Some(256),
+            ..PlanRequest::gpus(8)
+        };
+        assert!(only("global-batch-conflict", &recipe, &request).is_empty());
     }
 }

@@ -1,0 +1,85 @@
+//! Runs for tests of the launcher: prepared as a launch does it, with no rank started.
+
+use std::path::Path;
+
+use super::{Planned, Prepared, Request, RunDir, prepare};
+use crate::batch::Reached;
+use crate::recipe::{self, Recipe};
+
+/// A run that is ready for its launcher.
+pub(super) struct Launched {
+    pub run: RunDir,
+    pub recipe: Recipe,
+    pub planned: Planned,
+    pub request: Request,
+    pub prepared: Prepared,
+}
+
+impl Launched {
+    /// Prepares a run of a small native recipe in `place`/run. `lines`: what its `spec` says of the
+    /// batch and of anything else, a top-level key a line.
+    pub fn at(place: &Path, lines: &str, overrides: &[&str]) -> Launched {
+        let data = "data: {sequence_length: 8, train: [{path: synthetic, synthetic: \
+                    {vocabulary: 16, branching: 4, samples: 100}}]}";
+        let lines = match lines.contains("data:") {
+            true => lines.to_owned(),
+            false => format!("{lines}\n{data}"),
+        };
+        let text = format!(
+            "apiVersion: evenkeel.dev/v1alpha1
+kind: Recipe
+metadata: {{name: run}}
+spec:
+  objective: language-modelling
+  model: {{config: {{hidden_size: 8, intermediate_size: 16, num_hidden_layers: 1, \
+             num_attention_heads: 2, num_key_value_heads: 1, vocab_size: 300, \
+             max_position_embeddings: 16}}}}
+  budget: {{samples: 48}}
+  {}
+",
+            lines.replace('\n', "\n  ")
+        );
+        let overrides: Vec<String> = overrides.iter().map(|&text| text.to_owned()).collect();
+        let recipe_path = place.join("recipe.yaml");
+        let reading = recipe::Request {
+            path: recipe_path.clone(),
+            overrides: overrides.clone(),
+            ..recipe::Request::default()
+        };
+        let recipe = recipe::read_text(&reading, text).unwrap_or_else(|error| panic!("{error:?}"));
+        let request = Request {
+            recipe_path,
+            overrides,
+            cores: 1,
+            ..Request::default()
+        };
+        let run = RunDir::at(place.join("run"));
+        std::fs::create_dir_all(run.path()).unwrap();
+        let planned = prepare::plan(&recipe, 2, Reached::default()).unwrap();
+        let prepared = prepare::prepare(&run, &recipe, &planned, &request, &mut |_| {}).unwrap();
+        Launched {
+            run,
+            recipe,
+            planned,
+            request,
+            prepared,
+        }
+    }
+
+    /// Prepares it once more, to go on.
+    pub fn resume(&self, change: impl FnOnce(&mut Request)) -> Result<Prepared, String> {
+        let mut request = Request {
+            resume: true,
+            ..self.request.clone()
+        };
+        change(&mut request);
+        prepare::prepare(
+            &self.run,
+            &self.recipe,
+            &self.planned,
+            &request,
+            &mut |_| {},
+        )
+        .map_err(|error| error.to_string())
+    }
+}
