@@ -2,6 +2,7 @@
 //! locked, and of which nothing is left when the launch is refused.
 
 use std::fs;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use super::{LaunchError, RunDir};
@@ -43,16 +44,66 @@ pub fn choose(out: Option<&Path>, spec: &Spec, resume: bool) -> Result<RunDir, L
         Some(output) => PathBuf::from(output),
         None => Path::new(RUNS).join(&spec.name),
     };
-    let numbered = |n: usize| match n {
-        1 => RunDir::at(&base),
-        n => RunDir::at(format!("{}-{n}", base.display())),
-    };
-    let taken = (1..).take_while(|n| numbered(*n).holds_a_run()).count();
-    match (resume, taken) {
-        (true, 0) => Err(nothing(&base)),
-        (true, newest) => Ok(numbered(newest)),
-        (false, taken) => Ok(numbered(taken + 1)),
+    let newest = numbers(&base, &spec.name)?.into_iter().max();
+    match (resume, newest) {
+        (true, None) => Err(nothing(&base)),
+        (true, Some(newest)) => Ok(numbered(&base, newest)),
+        // A number may be taken by a run of another recipe, which is named like that.
+        (false, newest) => Ok((newest.unwrap_or(0) + 1..)
+            .map(|number| numbered(&base, number))
+            .find(|run| !run.holds_a_run())
+            .unwrap_or_else(|| RunDir::at(&base))),
     }
+}
+
+/// The place of that number: the base itself, then `BASE-2` and so on.
+fn numbered(base: &Path, number: u64) -> RunDir {
+    match (number, base.file_name()) {
+        (2.., Some(name)) => {
+            let mut name = name.to_owned();
+            name.push(format!("-{number}"));
+            RunDir::at(base.with_file_name(name))
+        }
+        (2.., None) => RunDir::at(base.join(number.to_string())),
+        _ => RunDir::at(base),
+    }
+}
+
+/// The numbers of the runs of the recipe `name` that stand there: some may have been deleted, so
+/// that they need not be a row without a gap. A run whose name cannot be read counts.
+fn numbers(base: &Path, name: &str) -> Result<Vec<u64>, LaunchError> {
+    let mut found = Vec::new();
+    if RunDir::at(base).holds_a_run() {
+        found.push(1);
+    }
+    let Some(stem) = base.file_name().and_then(|stem| stem.to_str()) else {
+        return Ok(found);
+    };
+    let parent = match base.parent() {
+        Some(parent) if parent != Path::new("") => parent,
+        _ => Path::new("."),
+    };
+    let entries = match fs::read_dir(parent) {
+        Ok(entries) => Some(entries),
+        Err(error) if error.kind() == ErrorKind::NotFound => None,
+        Err(error) => return Err(unusable(parent, error.to_string())),
+    };
+    for entry in entries.into_iter().flatten() {
+        let entry = entry.map_err(|error| unusable(parent, error.to_string()))?;
+        let file = entry.file_name();
+        let number = file
+            .to_str()
+            .and_then(|file| file.strip_prefix(stem)?.strip_prefix('-')?.parse().ok())
+            .filter(|number| *number >= 2);
+        let Some(number) = number else { continue };
+        let run = numbered(base, number);
+        // `run-02` is no place that a launch has chosen.
+        let chosen = run.path().file_name() == Some(file.as_os_str());
+        if chosen && run.holds_a_run() && run.setup().map_or(true, |setup| setup.name == name) {
+            found.push(number);
+        }
+    }
+    Ok(found)
 }
 
 /// A run's directory, held by this process. When it is dropped and no run was written into it,
@@ -155,6 +206,7 @@ fn foreign(path: &Path) -> Result<Option<String>, LaunchError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::launch::testing::Launched;
 
     fn refused(path: &Path) -> String {
         Claim::take(RunDir::at(path)).unwrap_err().to_string()
@@ -249,5 +301,28 @@ mod tests {
         assert_eq!(chosen(true).unwrap(), place.path().join("run-2"));
         assert!(choose(Some(&base), &spec, false).is_err());
         assert!(choose(Some(&base), &spec, true).is_ok());
+
+        fs::remove_dir_all(&base).unwrap();
+        assert_eq!(chosen(true).unwrap(), place.path().join("run-2"));
+        assert_eq!(chosen(false).unwrap(), place.path().join("run-3"));
+    }
+
+    #[test]
+    fn a_run_of_another_recipe_is_not_resumed_for_its_number() {
+        let place = tempfile::tempdir().unwrap();
+        let base = place.path().join("run");
+        let launched = Launched::at(place.path(), "batch: {global: 12, micro: 2}", &[]);
+        fs::rename(launched.run.path(), place.path().join("run-2")).unwrap();
+        let chosen = |name: &str, resume| {
+            let spec = Spec {
+                name: name.to_owned(),
+                output: Some(base.display().to_string()),
+                ..Spec::default()
+            };
+            choose(None, &spec, resume).map(|run| run.path().to_path_buf())
+        };
+        assert_eq!(chosen("run", true).unwrap(), place.path().join("run-2"));
+        assert!(chosen("another", true).is_err());
+        assert_eq!(chosen("another", false).unwrap(), base);
     }
 }
