@@ -82,6 +82,7 @@ pub fn prepare(
         weights: initial.weights,
         companions: companions.unwrap_or_default(),
         data_samples: Some(samples),
+        data_fingerprint: Some(manifest.fingerprint),
         horizon,
         budget_samples,
         rank_memory: request.rank_memory,

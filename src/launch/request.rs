@@ -90,6 +90,7 @@ pub fn data_of<'a>(
         base,
         directory,
         resume: false,
+        fingerprint: None,
         key: &|path| path.to_string(),
         stopped: &|| false,
     }

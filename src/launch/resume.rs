@@ -92,6 +92,7 @@ pub(super) fn resume(
     let data = data::prepare(
         &PrepareRequest {
             resume: true,
+            fingerprint: setup.data_fingerprint.as_deref(),
             stopped: &|| request.stopped(),
             ..data_of(
                 &setup.spec,
@@ -103,8 +104,12 @@ pub(super) fn resume(
         progress,
     )?;
     // Nothing is refused any more.
+    let before = setup.clone();
     if let Some(bytes) = another_memory(&setup, request) {
         setup.rank_memory = Some(bytes);
+    }
+    setup.data_fingerprint = Some(data.manifest.fingerprint);
+    if setup != before {
         run.write_setup(&setup)?;
     }
     Ok(Prepared {
@@ -191,4 +196,49 @@ fn difference(one: &Spec, other: &Spec) -> Option<String> {
     one.iter()
         .find(|(key, value)| other.get(*key) != Some(value))
         .map(|(key, _)| key.clone())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::launch::testing::Launched;
+
+    const BATCH: &str = "batch: {global: 12, micro: 2}";
+
+    #[test]
+    fn a_run_does_not_go_on_with_other_data_once_its_own_are_lost() {
+        let place = tempfile::tempdir().unwrap();
+        let corpus = place.path().join("corpus.jsonl");
+        std::fs::write(&corpus, "{\"text\": \"abcdefgh\"}\n".repeat(100)).unwrap();
+        let lines = format!(
+            "{BATCH}\ntokenizer: {{path: byte}}\ndata: {{sequence_length: 8, train: [{{path: {}}}]}}",
+            corpus.display()
+        );
+        let launched = Launched::at(place.path(), &lines, &[]);
+        let data = Setup::data(launched.run.path());
+        std::fs::remove_dir_all(&data).unwrap();
+        assert!(launched.resume(|_| {}).is_ok());
+        std::fs::remove_dir_all(&data).unwrap();
+        std::fs::write(&corpus, "{\"text\": \"another\"}\n".repeat(100)).unwrap();
+        let said = launched.resume(|_| {}).err().unwrap();
+        assert!(said.contains("the run began with other data"), "{said}");
+        assert!(
+            said.ends_with("undo the change, or start a new run"),
+            "{said}"
+        );
+        assert!(!data.exists());
+    }
+
+    #[test]
+    fn a_run_of_an_older_version_goes_on_with_its_manifest_and_keeps_the_fingerprint() {
+        let place = tempfile::tempdir().unwrap();
+        let launched = Launched::at(place.path(), BATCH, &[]);
+        let old = Setup {
+            data_fingerprint: None,
+            ..launched.prepared.setup.clone()
+        };
+        launched.run.write_setup(&old).unwrap();
+        assert!(launched.resume(|_| {}).is_ok());
+        assert_eq!(launched.run.setup().unwrap(), launched.prepared.setup);
+    }
 }

@@ -134,7 +134,8 @@ impl RunDir {
         self.read(files::RUN)?.ok_or(LaunchError::NoRun { path })
     }
 
-    /// Writes the run: once, and again when it is resumed with another limit of the ranks' memory.
+    /// Writes the run: once, and again when a resume
+    /// has something to change in it.
     pub fn write_setup(&self, setup: &Setup) -> Result<(), LaunchError> {
         self.write(files::RUN, setup)
     }

@@ -32,6 +32,7 @@ pub(super) fn look(recipe: &Recipe, base: &Path, request: PlanRequest) -> (PlanR
         base,
         directory: base,
         resume: false,
+        fingerprint: None,
         key: &key,
         stopped: &|| false,
     });

@@ -1,6 +1,6 @@
 //! What every rank of every generation of a run needs to know (`run.json`): written by the
-//! launcher before anything starts. A resume may change how much memory a rank may use, and nothing
-//! else.
+//! launcher before anything starts. A resume may change how much memory a rank may use, or write
+//! down what an older version did not, and nothing else.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -45,6 +45,9 @@ pub struct Setup {
     pub companions: Vec<PathBuf>,
     /// Training samples of the prepared data.
     pub data_samples: Option<u64>,
+    /// The fingerprint of the prepared data. Runs of older versions have none.
+    #[serde(default)]
+    pub data_fingerprint: Option<String>,
     /// Everything counted in samples.
     pub horizon: Horizon,
     /// Training ends after the first step that reaches it.

@@ -49,22 +49,13 @@ pub fn prepare(
 
 /// What the directory holds, if it was made from the same settings and sources and is whole.
 fn reuse(request: &PrepareRequest<'_>, wanted: &Manifest) -> Result<Option<Prepared>, DataError> {
-    let Ok(found) = Manifest::read(request.directory) else {
+    let found = Manifest::read(request.directory);
+    if request.resume {
+        refuse_other_data(request, found.as_ref(), wanted)?;
+    }
+    let Some(found) = found.ok().filter(|m| m.fingerprint == wanted.fingerprint) else {
         return Ok(None);
     };
-    if found.fingerprint != wanted.fingerprint {
-        if request.resume {
-            return Err(DataError::source(
-                request.directory,
-                format!(
-                    "the run began with other data: {}",
-                    found.differences(wanted)
-                ),
-                "undo the change, or start a new run",
-            ));
-        }
-        return Ok(None);
-    }
     let parts = [
         (Part::Train, Some(&found.train)),
         (Part::Evaluation, found.evaluation.as_ref()),
@@ -86,6 +77,44 @@ fn reuse(request: &PrepareRequest<'_>, wanted: &Manifest) -> Result<Option<Prepa
         manifest: found,
         reused: true,
     }))
+}
+
+/// Refuses data that a run did not begin with. What it began with is on record beside the data, so
+/// that it is known whatever became of them; runs of older versions have nothing but the manifest.
+fn refuse_other_data(
+    request: &PrepareRequest<'_>,
+    found: Result<&Manifest, &DataError>,
+    wanted: &Manifest,
+) -> Result<(), DataError> {
+    let refuse = |problem, help| Err(DataError::source(request.directory, problem, help));
+    let began = match (request.fingerprint, found) {
+        (Some(began), _) => began,
+        (None, Ok(found)) => &found.fingerprint,
+        (None, Err(error)) => {
+            let why = match error {
+                DataError::Store { path, problem } => format!("{}: {problem}", path.display()),
+                error => error.to_string(),
+            };
+            return refuse(
+                format!("nothing says any more what data the run began with: {why}"),
+                "put back a copy of the directory, or start a new run",
+            );
+        }
+    };
+    if began == wanted.fingerprint {
+        return Ok(());
+    }
+    let changed = match found {
+        Ok(found) if found.fingerprint == began => found.differences(wanted),
+        _ => format!(
+            "their fingerprint was {began}, that of the sources and settings now is {}",
+            wanted.fingerprint
+        ),
+    };
+    refuse(
+        format!("the run began with other data: {changed}"),
+        "undo the change, or start a new run",
+    )
 }
 
 /// Writes the manifest, last, and puts the directory in its place.

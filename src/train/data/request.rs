@@ -30,6 +30,8 @@ pub struct PrepareRequest<'a> {
     pub directory: &'a Path,
     /// The run goes on: data that differs from what it began with is refused instead of replaced.
     pub resume: bool,
+    /// The fingerprint of the data that the run began with, where it is on record beside the data.
+    pub fingerprint: Option<&'a str>,
     /// How the recipe's dialect spells a native key, for messages ([`crate::recipe::Recipe::key`]).
     pub key: &'a dyn Fn(&str) -> String,
     /// Whether somebody wants the preparation to stop. Asked between documents, from any thread.

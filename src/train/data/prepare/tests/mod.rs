@@ -24,6 +24,8 @@ struct Case {
     seed: u64,
     vocab_size: Option<u64>,
     resume: bool,
+    /// What the run has on record of the data that it began with.
+    fingerprint: Option<String>,
     /// How many times it may be asked whether to stop before the answer is yes.
     patience: Option<AtomicUsize>,
 }
@@ -41,6 +43,7 @@ impl Case {
             seed: 1,
             vocab_size: None,
             resume: false,
+            fingerprint: None,
             patience: None,
         }
     }
@@ -88,6 +91,7 @@ impl Case {
             base: self.directory.path(),
             directory,
             resume: self.resume,
+            fingerprint: self.fingerprint.as_deref(),
             key: &|path| path.to_string(),
             stopped: &|| self.stopped(),
         };

@@ -137,6 +137,51 @@ fn a_run_that_goes_on_does_not_lose_its_data_to_a_change() {
 }
 
 #[test]
+fn a_run_whose_manifest_is_lost_is_not_given_other_data() {
+    type Loss = fn(&Path);
+    let losses: [Loss; 4] = [
+        |place| std::fs::remove_dir_all(place).unwrap(),
+        |place| std::fs::remove_file(place.join("manifest.json")).unwrap(),
+        |place| std::fs::write(place.join("manifest.json"), "{").unwrap(),
+        |place| {
+            let path = place.join("manifest.json");
+            let text = std::fs::read_to_string(&path).unwrap();
+            let other = text.replace("\"version\": 1", "\"version\": 0");
+            assert_ne!(other, text);
+            std::fs::write(&path, other).unwrap();
+        },
+    ];
+    for lose in losses {
+        let mut case = many();
+        let began = case.prepare().unwrap().manifest.fingerprint;
+        let whole = content(&case.place());
+        let source = std::fs::read(case.directory.path().join("a.jsonl")).unwrap();
+        case.resume = true;
+        lose(&case.place());
+        let left = case.place().exists().then(|| content(&case.place()));
+
+        let said = case.refusal();
+        assert!(said.contains("nothing says any more what data"), "{said}");
+        case.fingerprint = Some(began);
+        case.write("a.jsonl", "{\"text\": \"other\"}\n");
+        let said = case.refusal();
+        assert!(
+            said.contains("began with other data: their fingerprint was"),
+            "{said}"
+        );
+        let now = case.place().exists().then(|| content(&case.place()));
+        assert!(now == left, "a refusal changed the data");
+
+        // The same data may be made anew, where nothing of somebody's own is in the way.
+        case.write("a.jsonl", source);
+        if case.place().join("manifest.json").exists() || left.is_none() {
+            assert!(!case.prepare().unwrap().reused);
+            assert!(content(&case.place()) == whole);
+        }
+    }
+}
+
+#[test]
 fn progress_reaches_all_bytes_and_counts_the_samples() {
     let case = many();
     let mut seen: Vec<Progress> = Vec::new();
@@ -150,6 +195,7 @@ fn progress_reaches_all_bytes_and_counts_the_samples() {
         base: case.directory.path(),
         directory: &case.place(),
         resume: false,
+        fingerprint: None,
         key: &|path| path.to_string(),
         stopped: &|| false,
     };
