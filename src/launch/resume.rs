@@ -103,10 +103,14 @@ pub(super) fn resume(
         },
         progress,
     )?;
-    // Nothing is refused any more.
+    // Nothing is refused any more. The state goes first: a limit of the micro-batch that is forgotten
+    // too early is found again, one that outlives the memory that it is of stays.
     let before = setup.clone();
     if let Some(bytes) = another_memory(&setup, request) {
         setup.rank_memory = Some(bytes);
+        if let Some(state) = &state {
+            run.write_state(state)?;
+        }
     }
     setup.data_fingerprint = Some(data.manifest.fingerprint);
     if setup != before {
@@ -240,5 +244,25 @@ mod tests {
         launched.run.write_setup(&old).unwrap();
         assert!(launched.resume(|_| {}).is_ok());
         assert_eq!(launched.run.setup().unwrap(), launched.prepared.setup);
+    }
+
+    #[test]
+    fn a_resume_with_other_memory_forgets_the_limit_of_the_micro_batch_for_good() {
+        let place = tempfile::tempdir().unwrap();
+        let launched = Launched::at(place.path(), BATCH, &[]);
+        let starved = RunState {
+            micro_limit: Some(1),
+            ..RunState::default()
+        };
+        launched.run.write_state(&starved).unwrap();
+        let limit = || launched.run.state().unwrap().unwrap().micro_limit;
+        launched.resume(|_| {}).unwrap();
+        assert_eq!(limit(), Some(1));
+        // Its launcher dies before it starts anything: what is on disk is all there is.
+        launched
+            .resume(|request| request.rank_memory = Some(1 << 30))
+            .unwrap();
+        assert_eq!(launched.run.setup().unwrap().rank_memory, Some(1 << 30));
+        assert_eq!(limit(), None);
     }
 }
