@@ -155,7 +155,7 @@ fn launch(args: &Args, recipe: &Recipe, shown: &mut Vec<Diagnostic>) -> anyhow::
         display.event(&Event::Warning { message });
     }
     signals.heed();
-    let end = Launcher::new(run.clone(), prepared, ranks, &request, &mut display)?.run();
+    let end = Launcher::new(&claim, prepared, ranks, &request, &mut display)?.run();
     // What goes wrong from here on is the run's failure, not the call's.
     let end = match end {
         Err(refused @ LaunchError::Refused(_)) => return Err(refused.into()),

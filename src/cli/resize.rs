@@ -86,16 +86,17 @@ fn wait(
     while Instant::now() < deadline {
         let launcher_works = run.in_use();
         if let Some(state) = run.state()? {
-            if let Phase::Failed { why } = &state.phase {
-                bail!(
+            match end(&state, request, launcher_works) {
+                Some(Some(why)) => bail!(
                     "the run failed: {why}; `evenkeel launch … --resume --out {}` goes on where it \
                      stopped",
                     run.path().display()
-                );
-            }
-            if matches!(state.phase, Phase::Finished | Phase::Drained) {
-                line("the run has ended meanwhile")?;
-                return Ok(ExitCode::SUCCESS);
+                ),
+                Some(None) => {
+                    line("the run has ended meanwhile")?;
+                    return Ok(ExitCode::SUCCESS);
+                }
+                None => {}
             }
             let answered = state.request >= request && state.phase == Phase::Running;
             if let Some(row) = state.generations.last().filter(|_| answered)
@@ -130,6 +131,18 @@ fn wait(
     bail!("not there after {timeout} s; the request stays, `evenkeel status` shows how it stands")
 }
 
+/// Whether the run has ended since the request, and why if it failed. A launcher that still prepares
+/// a resume has not written its state yet: what is there is the end of the launch before.
+fn end(state: &RunState, request: u64, launcher_works: bool) -> Option<Option<&str>> {
+    let answered = state.request >= request;
+    match &state.phase {
+        Phase::Failed { why } if answered || !launcher_works => Some(Some(why)),
+        Phase::Finished if answered || !launcher_works => Some(None),
+        Phase::Drained if answered => Some(None),
+        _ => None,
+    }
+}
+
 fn tell(row: &GenerationRow, unchanged: bool) -> Result<(), Unprinted> {
     let how = match row.first_step_seconds {
         _ if unchanged => ", as before: nothing had to move".to_owned(),
@@ -140,4 +153,31 @@ fn tell(row: &GenerationRow, unchanged: bool) -> Result<(), Unprinted> {
         "generation {} trains: {}{how}",
         row.number, row.proof
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_end_of_an_earlier_launch_is_none_of_the_one_that_prepares() {
+        let state = |phase, request| RunState {
+            phase,
+            request,
+            ..RunState::default()
+        };
+        let failed = || Phase::Failed {
+            why: "no memory".to_owned(),
+        };
+        for phase in [Phase::Drained, failed(), Phase::Finished] {
+            assert_eq!(end(&state(phase, 1), 2, true), None);
+        }
+        assert_eq!(end(&state(Phase::Drained, 2), 2, true), Some(None));
+        let told = state(failed(), 2);
+        assert_eq!(end(&told, 2, true), Some(Some("no memory")));
+        // Nobody is there to answer any more.
+        let left = state(failed(), 1);
+        assert_eq!(end(&left, 2, false), Some(Some("no memory")));
+        assert_eq!(end(&state(Phase::Running, 2), 2, true), None);
+    }
 }

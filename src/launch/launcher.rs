@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use super::run_dir::{GenerationRow, Phase, RunDir, RunState};
 use super::watch::Watch;
 use super::worlds::{self, Feasible};
-use super::{LaunchError, Prepared, Request};
+use super::{Claim, LaunchError, Prepared, Request};
 use crate::agent::{Event as RankEvent, OomKills, Program, Ranks as RankProcesses, Start};
 use crate::batch;
 use crate::job::generation::Address;
@@ -68,9 +68,9 @@ struct Current {
 }
 
 impl<'a> Launcher<'a> {
-    /// A launcher of what was prepared in `run`, which the caller holds locked.
+    /// A launcher of what was prepared in the run that the caller holds.
     pub fn new(
-        run: RunDir,
+        claim: &Claim,
         prepared: Prepared,
         ranks: u64,
         request: &Request,
@@ -80,9 +80,9 @@ impl<'a> Launcher<'a> {
         let setup = prepared.setup;
         let mut state = prepared.state.unwrap_or_default();
         // A request made of an earlier launcher is not made of this one.
-        state.request = run.desired()?.map_or(0, |desired| desired.request);
+        state.request = claim.earlier_request();
         Ok(Launcher {
-            run,
+            run: claim.run().clone(),
             losses: LossWatch::new(setup.model.vocab_size as u64),
             feasible: Feasible::default(),
             setup,
@@ -363,4 +363,28 @@ fn free_port() -> Result<u16, LaunchError> {
         .and_then(|listener| listener.local_addr())
         .map(|address| address.port())
         .map_err(|error| LaunchError::Port { error })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::launch::testing::Launched;
+    use crate::telemetry::Mode;
+
+    #[test]
+    fn a_request_made_while_a_resume_prepares_is_answered() {
+        let place = tempfile::tempdir().unwrap();
+        let launched = Launched::at(place.path(), "batch: {global: 12, micro: 2}", &[]);
+        launched.run.write_desired(4).unwrap();
+        let claim = Claim::take(launched.run.clone()).unwrap();
+        launched.run.write_desired(1).unwrap();
+        let prepared = launched.resume(|_| {}).unwrap();
+        let mut display = Display::new(Mode::Quiet);
+        let request = &launched.request;
+        let mut launcher = Launcher::new(&claim, prepared, 2, request, &mut display).unwrap();
+        // That of the launcher before is not made of this one.
+        assert_eq!((launcher.desired, launcher.state.request), (2, 1));
+        launcher.read_desired().unwrap();
+        assert_eq!((launcher.desired, launcher.state.request), (1, 2));
+    }
 }

@@ -117,6 +117,8 @@ pub struct Claim {
     directories: Vec<PathBuf>,
     /// `None` until nobody else can hold it.
     lock: Option<Lock>,
+    /// The last request for a number of ranks that was made before.
+    request: u64,
 }
 
 impl Claim {
@@ -142,11 +144,19 @@ impl Claim {
                 .collect(),
             run,
             lock: None,
+            request: 0,
         };
         let path = claim.run.path();
         fs::create_dir_all(path).map_err(|error| unusable(path, error.to_string()))?;
         claim.lock = Some(Lock::acquire(path)?);
+        claim.request = claim.run.desired()?.map_or(0, |desired| desired.request);
         Ok(claim)
+    }
+
+    /// The last request for a number of ranks that was made of an earlier launcher. Later ones are
+    /// made of this one, which can be seen at work from here on, be it still preparing.
+    pub fn earlier_request(&self) -> u64 {
+        self.request
     }
 
     /// The directory.
