@@ -67,7 +67,17 @@ struct Doing {
 }
 
 impl Doing {
-    fn of(run: &RunDir, state: Option<&RunState>) -> Doing {
+    /// What a run is doing, and the state that says so.
+    fn look(run: &RunDir) -> Result<(Doing, Option<RunState>), LaunchError> {
+        // The lock is looked at first: a launcher that ends in between has written its end by then.
+        // And again, for one that begins in between.
+        let worked_on = run.in_use();
+        let state = run.state()?;
+        let doing = Doing::of(state.as_ref(), worked_on || run.in_use());
+        Ok((doing, state))
+    }
+
+    fn of(state: Option<&RunState>, worked_on: bool) -> Doing {
         let mut why = None;
         let (phase, ended) = match state.map(|state| &state.phase) {
             None => ("preparing", false),
@@ -84,7 +94,7 @@ impl Doing {
         Doing {
             phase,
             why,
-            interrupted: !ended && !run.in_use(),
+            interrupted: !ended && !worked_on,
         }
     }
 }
@@ -115,8 +125,7 @@ struct Row {
 impl Row {
     fn of(run: &RunDir) -> Result<Row, LaunchError> {
         let setup = run.setup()?;
-        let state = run.state()?;
-        let doing = Doing::of(run, state.as_ref());
+        let (doing, state) = Doing::look(run)?;
         let state = state.unwrap_or_default();
         Ok(Row {
             recipe: setup.recipe_path,
@@ -205,8 +214,7 @@ struct Shown<'a> {
 
 fn show(run: &RunDir, output: Format) -> anyhow::Result<ExitCode> {
     let setup = run.setup()?;
-    let state = run.state()?;
-    let doing = Doing::of(run, state.as_ref());
+    let (doing, state) = Doing::look(run)?;
     let Some(state) = state else {
         if output == Format::Text {
             line(format_args!("{}: {doing}", run.path().display()))?;
@@ -317,6 +325,7 @@ fn prove(run: &RunDir, output: Format) -> anyhow::Result<ExitCode> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::durable::Lock;
 
     #[test]
     fn a_damaged_run_is_listed_with_what_is_wrong() {
@@ -331,14 +340,12 @@ mod tests {
 
     #[test]
     fn a_phase_is_data_and_says_when_it_is_no_longer_true() {
-        let directory = tempfile::tempdir().unwrap();
-        let run = RunDir::at(directory.path());
         let doing = |phase| {
             let state = RunState {
                 phase,
                 ..RunState::default()
             };
-            let doing = Doing::of(&run, Some(&state));
+            let doing = Doing::of(Some(&state), false);
             (serde_json::to_value(&doing).unwrap(), doing.to_string())
         };
         let why = "no memory".to_owned();
@@ -352,5 +359,30 @@ mod tests {
         let (data, text) = doing(Phase::Running);
         assert_eq!(data, json!({"phase": "running", "interrupted": true}));
         assert_eq!(text, "interrupted, resumable");
+    }
+
+    #[test]
+    fn a_launcher_that_ends_while_the_state_is_read_was_not_interrupted() {
+        let directory = tempfile::tempdir().unwrap();
+        let run = RunDir::at(directory.path());
+        // Whoever reads a pipe has begun to, once it can be opened for writing.
+        let pipe = directory.path().join("state.json");
+        let mode = rustix::fs::Mode::from_raw_mode(0o600);
+        rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+        let lock = Lock::acquire(run.path()).unwrap();
+        let state = RunState {
+            phase: Phase::Running,
+            ..RunState::default()
+        };
+        let (doing, read) = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut pipe = std::fs::File::options().write(true).open(&pipe).unwrap();
+                drop(lock);
+                serde_json::to_writer(&mut pipe, &state).unwrap();
+            });
+            Doing::look(&run).unwrap()
+        });
+        assert_eq!(read, Some(state));
+        assert!(!doing.interrupted);
     }
 }
