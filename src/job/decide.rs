@@ -175,8 +175,8 @@ impl Observed<'_> {
         match next {
             Some(world) => format!("{problem}; it can be resumed with {world}"),
             None => format!(
-                "{problem}; start it anew with uneven dealing (batch.remainder: uneven) or another \
-                 global batch"
+                "{problem}; start it anew with uneven dealing (--remainder uneven) or another global \
+                 batch"
             ),
         }
     }

@@ -17,18 +17,20 @@ pub struct Initial {
 }
 
 /// Looks at the directory that a model's weights should be in (`None`: random ones were chosen
-/// already). With [`Init::Auto`] a directory without any gives random weights, and a note; weights
+/// already); notes name keys as `key` spells them. With [`Init::Auto`] a directory without any gives random weights, and a note; weights
 /// that are there must be those of the shape, tensor by tensor.
 pub fn weights(
     model: &Model,
     directory: Option<PathBuf>,
     shape: &ModelConfig,
+    key: &dyn Fn(&str) -> String,
 ) -> Result<Initial, LaunchError> {
     let random = |why: String| Initial {
         weights: None,
         note: Some(format!(
-            "{why}: starting from random weights (model.init=weights refuses that, \
-             model.init=random means it)"
+            "{why}: starting from random weights ({init}=weights refuses that, {init}=random means \
+             it)",
+            init = key("model.init")
         )),
     };
     let Some(directory) = directory else {
@@ -70,13 +72,19 @@ mod tests {
         ModelConfig::from_json(&config).unwrap()
     }
 
+    /// As a dialect of upstream spells a native key.
+    fn spelled(path: &str) -> String {
+        format!("evenkeel.{path}")
+    }
+
     fn found(directory: &Path, init: Init) -> Result<Initial, String> {
         let model = Model {
             path: Some(directory.display().to_string()),
             init,
             ..Model::default()
         };
-        weights(&model, Some(directory.to_path_buf()), &shape(12)).map_err(|e| e.to_string())
+        let directory = Some(directory.to_path_buf());
+        weights(&model, directory, &shape(12), &spelled).map_err(|e| e.to_string())
     }
 
     /// Writes zeros for the tensors of a shape, all but those that `keep` refuses.
@@ -100,6 +108,10 @@ mod tests {
         let note = initial.note.unwrap();
         assert!(
             note.contains("holds no weights: starting from random"),
+            "{note}"
+        );
+        assert!(
+            note.contains("(evenkeel.model.init=weights refuses"),
             "{note}"
         );
         let said = found(directory.path(), Init::Weights).unwrap_err();
@@ -153,7 +165,7 @@ mod tests {
             init,
             ..Model::default()
         };
-        let note = |model: &Model| weights(model, None, &shape(12)).unwrap().note;
+        let note = |model: &Model| weights(model, None, &shape(12), &spelled).unwrap().note;
         assert!(
             note(&model(Some("org/llama"), Init::Auto))
                 .unwrap()

@@ -45,15 +45,16 @@ pub fn prepare(
         return resume::resume(run, recipe, request, progress);
     }
     let (spec, found) = (&recipe.spec, &planned.model);
+    let key = recipe.keys();
     let model = found.shape.clone().ok_or_else(|| LaunchError::Model {
         message: "the model's shape is not known".to_owned(),
     })?;
-    let initial = initial::weights(&spec.model, found.weights.clone(), &model)?;
+    let initial = initial::weights(&spec.model, found.weights.clone(), &model, &key)?;
     let base = base()?;
     let data = data::prepare(
         &PrepareRequest {
             stopped: &|| request.stopped(),
-            ..data_of(spec, &model, &base, &Setup::data(run.path()))
+            ..data_of(recipe, &key, Some(&model), &base, &Setup::data(run.path()))
         },
         progress,
     )?;
@@ -63,9 +64,12 @@ pub fn prepare(
     let global_batch_size = planned.plan.global_batch_size;
     let horizon = batch::horizon(spec, global_batch_size, Some(samples));
     let budget_samples = horizon.budget_samples.ok_or_else(|| LaunchError::Usage {
-        message: "the recipe does not say how long to train: set budget.samples, budget.steps or \
-                  budget.epochs"
-            .into(),
+        message: format!(
+            "the recipe does not say how long to train: set {}, {} or {}",
+            key("budget.samples"),
+            key("budget.steps"),
+            key("budget.epochs")
+        ),
     })?;
     let companions = initial.weights.as_deref().map(companions);
     let setup = Setup {

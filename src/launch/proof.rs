@@ -57,14 +57,16 @@ pub fn prove(
     progress: &mut dyn FnMut(data::Progress),
 ) -> Result<Verdict, LaunchError> {
     let setup = run.setup()?;
+    let recipe = setup.recipe();
     let pin = run
         .state()?
         .and_then(|state| state.pin)
         .ok_or_else(|| LaunchError::Usage {
             message: format!(
                 "{}: no checkpoint is committed yet, so there is no history to prove: wait for the \
-                 first one (checkpoint.every_samples), or stop the run, which commits one",
-                run.path().display()
+                 first one ({}), or stop the run, which commits one",
+                run.path().display(),
+                recipe.key("checkpoint.every_samples")
             ),
         })?;
     let state = TrainState::from_checkpoint(&pin::open(run.path(), &pin)?)?;
@@ -72,7 +74,8 @@ pub fn prove(
     let directory = tempfile::tempdir()
         .map_err(|error| FileError::from_io("write in", &std::env::temp_dir(), 0, error))?;
     let data = Setup::data(directory.path());
-    let request = data_of(&setup.spec, &setup.model, &setup.base, &data);
+    let key = recipe.keys();
+    let request = data_of(&recipe, &key, Some(&setup.model), &setup.base, &data);
     data::prepare(&request, progress)?;
     let dataset = setup.training_data(directory.path())?;
     let order = setup.order(dataset.len())?;

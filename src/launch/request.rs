@@ -8,7 +8,7 @@ use super::model::Found;
 use super::{RunState, worlds};
 use crate::batch::{Plan, PlanRequest};
 use crate::engine::ModelConfig;
-use crate::recipe::{Diagnostic, Spec};
+use crate::recipe::{Diagnostic, Recipe};
 use crate::train::Setup;
 use crate::train::data::PrepareRequest;
 
@@ -73,25 +73,53 @@ impl Prepared {
     }
 }
 
-/// The data of a run, to be prepared into `directory`.
+/// The data of a recipe, to be looked at, or prepared into `directory`. `key` is the recipe's own
+/// ([`Recipe::keys`]); without a `model` nobody asks whether its vocabulary is large enough.
 pub fn data_of<'a>(
-    spec: &'a Spec,
-    model: &ModelConfig,
+    recipe: &'a Recipe,
+    key: &'a dyn Fn(&str) -> String,
+    model: Option<&ModelConfig>,
     base: &'a Path,
     directory: &'a Path,
 ) -> PrepareRequest<'a> {
+    let spec = &recipe.spec;
     PrepareRequest {
         data: &spec.data,
         tokenizer: &spec.tokenizer,
         objective: spec.objective,
         seed: spec.seed,
         model: spec.model.path.as_deref(),
-        vocab_size: Some(model.vocab_size as u64),
+        vocab_size: model.map(|model| model.vocab_size as u64),
         base,
         directory,
         resume: false,
         fingerprint: None,
-        key: &|path| path.to_string(),
+        key,
         stopped: &|| false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::launch::testing::Launched;
+    use crate::recipe::Dialect;
+
+    #[test]
+    fn the_data_of_a_run_are_named_by_the_keys_of_its_dialect() {
+        let place = tempfile::tempdir().unwrap();
+        let launched = Launched::at(place.path(), "batch: {global: 12, micro: 2}", &[]);
+        let named = |dialect| {
+            let setup = Setup {
+                dialect,
+                ..launched.prepared.setup.clone()
+            };
+            let recipe = setup.recipe();
+            let key = recipe.keys();
+            let data = data_of(&recipe, &key, None, place.path(), place.path());
+            (data.key)("data.train")
+        };
+        assert_eq!(named(Dialect::Native), "data.train");
+        assert_eq!(named(Dialect::HandbookTrl), "evenkeel.data.train");
     }
 }

@@ -85,7 +85,7 @@ pub(super) fn resume(
         state.as_ref().and_then(|state| state.pin.as_ref()),
         &setup.weights,
     ) {
-        (Some(pin), _) => verify(run, pin)?,
+        (Some(pin), _) => verify(run, pin, &recipe.key("model.path"))?,
         (None, Some(weights)) => initial::check(weights, &setup.model)?,
         (None, None) => {}
     }
@@ -95,8 +95,9 @@ pub(super) fn resume(
             fingerprint: setup.data_fingerprint.as_deref(),
             stopped: &|| request.stopped(),
             ..data_of(
-                &setup.spec,
-                &setup.model,
+                recipe,
+                &recipe.keys(),
+                Some(&setup.model),
                 &setup.base,
                 &Setup::data(run.path()),
             )
@@ -142,8 +143,8 @@ fn newest(run: &RunDir, state: &RunState) -> Result<Option<Pin>, LaunchError> {
 }
 
 /// Verifies the checkpoint to go on from. When it cannot be used, the others of the run are named:
-/// their weights are not lost.
-fn verify(run: &RunDir, pin: &Pin) -> Result<(), LaunchError> {
+/// their weights are not lost. `path_key`: the recipe's key of a model's path.
+fn verify(run: &RunDir, pin: &Pin, path_key: &str) -> Result<(), LaunchError> {
     let Err(error) = pin::open(run.path(), pin) else {
         return Ok(());
     };
@@ -152,7 +153,7 @@ fn verify(run: &RunDir, pin: &Pin) -> Result<(), LaunchError> {
     let newest = others.into_iter().rev().find(|other| other.path != pinned);
     let way_out = match newest {
         Some(other) => format!(
-            "put back a copy, or start a new run from the weights of {} ({}) with model.path",
+            "put back a copy, or start a new run from the weights of {} ({}) with {path_key}",
             other.path.display(),
             count(other.samples, "sample")
         ),

@@ -3,9 +3,10 @@
 use std::path::Path;
 
 use super::model::{self, Found};
+use super::request::data_of;
 use crate::batch::{Flaw, PlanRequest, Trainer};
 use crate::recipe::{Dialect, Recipe};
-use crate::train::data::{self, About, PrepareRequest};
+use crate::train::data::{self, About};
 
 /// The request with everything that can be told about the recipe's model and data without reading
 /// the data. Relative paths start at `base`.
@@ -20,22 +21,9 @@ pub(super) fn look(recipe: &Recipe, base: &Path, request: PlanRequest) -> (PlanR
         return (request, Found::default());
     }
     let spec = &recipe.spec;
-    let key = |path: &str| recipe.key(path).into_owned();
+    let key = recipe.keys();
     let mut model = model::find(spec, request.trainer, &key);
-    let found = data::look(&PrepareRequest {
-        data: &spec.data,
-        tokenizer: &spec.tokenizer,
-        objective: spec.objective,
-        seed: spec.seed,
-        model: spec.model.path.as_deref(),
-        vocab_size: model.shape.as_ref().map(|shape| shape.vocab_size as u64),
-        base,
-        directory: base,
-        resume: false,
-        fingerprint: None,
-        key: &key,
-        stopped: &|| false,
-    });
+    let found = data::look(&data_of(recipe, &key, model.shape.as_ref(), base, base));
     let elsewhere = |on_hub: bool| on_hub && request.trainer == Trainer::Any;
     let found = found
         .into_iter()

@@ -163,6 +163,11 @@ impl Recipe {
             None => Cow::Owned(format!("{RESERVED}.{path}")),
         }
     }
+
+    /// [`Recipe::key`] for those who know no recipes.
+    pub fn keys(&self) -> impl Fn(&str) -> String + '_ {
+        |path| self.key(path).into_owned()
+    }
 }
 
 /// Reads a recipe in whatever dialect it is written.

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::chat::{ChatTemplate, Origin};
+use super::chat::{ChatError, ChatTemplate, Origin};
 use super::error::DataError;
 use super::read::{Content, Document, parse_json};
 use super::record::{Fault, Record};
@@ -41,6 +41,8 @@ pub(super) struct Encoder<'a> {
     asked_for: bool,
     /// Key of the template in the recipe, for messages.
     template_key: String,
+    /// Key of `answers_only`, likewise.
+    answers_key: String,
     saw_chat: AtomicBool,
 }
 
@@ -64,6 +66,7 @@ impl<'a> Encoder<'a> {
             answers_only: answers_only(request),
             asked_for: request.data.answers_only == Some(true),
             template_key: (request.key)("tokenizer.chat_template"),
+            answers_key: (request.key)("data.answers_only"),
             saw_chat: AtomicBool::new(false),
         }
     }
@@ -110,7 +113,10 @@ impl<'a> Encoder<'a> {
         if self.asked_for {
             return Err(Fault::new(
                 "loss on the answers only is asked for, and plain text has no answers",
-                "set data.answers_only=false, or give messages or prompt and completion",
+                format!(
+                    "set {}=false, or give messages or prompt and completion",
+                    self.answers_key
+                ),
             ));
         }
         if starts && ends && text.trim().is_empty() {
@@ -154,7 +160,10 @@ impl<'a> Encoder<'a> {
                 format!("repair it, or set {}", self.template_key),
             )
         })?;
-        let failed = |error: super::chat::ChatError| Fault::new(error.to_string(), error.help());
+        let failed = |error: ChatError| {
+            let help = error.help(&self.template_key, &self.answers_key);
+            Fault::new(error.to_string(), help)
+        };
         if !self.answers_only {
             let text = template.render(messages).map_err(failed)?;
             if text.trim().is_empty() {

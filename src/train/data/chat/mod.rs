@@ -74,14 +74,14 @@ pub enum ChatError {
 }
 
 impl ChatError {
-    /// What to do about it.
-    pub fn help(&self) -> &'static str {
+    /// What to do about it, with the recipe's keys of the template and of `answers_only`.
+    pub fn help(&self, template_key: &str, answers_key: &str) -> String {
         match self {
-            ChatError::Template(_) => "repair the conversation, or set tokenizer.chat_template",
-            ChatError::NotPrefixStable { .. } => {
-                "set tokenizer.chat_template to a template that marks answers with \
-                 {% generation %}…{% endgeneration %}, or set data.answers_only=false"
-            }
+            ChatError::Template(_) => format!("repair the conversation, or set {template_key}"),
+            ChatError::NotPrefixStable { .. } => format!(
+                "set {template_key} to a template that marks answers with \
+                 {{% generation %}}…{{% endgeneration %}}, or set {answers_key}=false"
+            ),
         }
     }
 }

@@ -237,7 +237,10 @@ fn templates_that_rewrite_what_they_wrote_are_refused() {
         .iter()
         .map(|source| {
             let error = template(source).answers(&two_turns(), 0).unwrap_err();
-            format!("{error}; {}", error.help())
+            format!(
+                "{error}; {}",
+                error.help("tokenizer.chat_template", "data.answers_only")
+            )
         })
         .collect();
     insta::assert_snapshot!(refused.join("\n"));

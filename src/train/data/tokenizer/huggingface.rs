@@ -19,8 +19,9 @@ const ENDS: [&str; 5] = [
     "<|im_end|>",
 ];
 
-/// Loads a `tokenizer.json`, or the one in a directory. `name` is how the recipe calls it.
-pub(super) fn load(path: &Path, name: &str) -> Result<Tokenizer, DataError> {
+/// Loads a `tokenizer.json`, or the one in a directory. `name` is how the recipe calls it,
+/// `template_key` how it calls the chat template.
+pub(super) fn load(path: &Path, name: &str, template_key: &str) -> Result<Tokenizer, DataError> {
     let file = file_of(path)?;
     let text = read_text(&file)?;
     let mut tokenizer = tokenizers::Tokenizer::from_bytes(text.as_bytes()).map_err(|error| {
@@ -33,7 +34,7 @@ pub(super) fn load(path: &Path, name: &str) -> Result<Tokenizer, DataError> {
     let mut checksum = Checksum::default();
     checksum.update(text.as_bytes());
     let config = read_config(&file, &mut checksum)?;
-    let chat_template = chat_template(&file, &config)?;
+    let chat_template = chat_template(&file, &config, template_key)?;
 
     let unusable = |error: tokenizers::Error| {
         DataError::source(
@@ -121,7 +122,11 @@ fn read_config(file: &Path, checksum: &mut Checksum) -> Result<Value, DataError>
 }
 
 /// `chat_template.jinja`, else the configuration's template, or its one called `default`.
-fn chat_template(file: &Path, config: &Value) -> Result<Option<String>, DataError> {
+fn chat_template(
+    file: &Path,
+    config: &Value,
+    template_key: &str,
+) -> Result<Option<String>, DataError> {
     let path = file.with_file_name("chat_template.jinja");
     if path.is_file() {
         return Ok(Some(read_text(&path)?));
@@ -139,13 +144,13 @@ fn chat_template(file: &Path, config: &Value) -> Result<Option<String>, DataErro
                 DataError::source(
                     &config_path,
                     "none of its chat templates is called default",
-                    "set tokenizer.chat_template to the one you want",
+                    format!("set {template_key} to the one you want"),
                 )
             }),
         _ => Err(DataError::source(
             &config_path,
             "its chat_template is no text",
-            "repair it, or set tokenizer.chat_template",
+            format!("repair it, or set {template_key}"),
         )),
     }
 }

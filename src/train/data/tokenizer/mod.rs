@@ -46,7 +46,7 @@ impl Tokenizer {
     pub fn load(request: &PrepareRequest<'_>) -> Result<Tokenizer, DataError> {
         let (name, key) = Tokenizer::named(request)?;
         match Tokenizer::place(request, name, key)? {
-            Some(path) => huggingface::load(&path, name),
+            Some(path) => huggingface::load(&path, name, &(request.key)("tokenizer.chat_template")),
             None => Ok(Tokenizer::byte()),
         }
     }

@@ -98,7 +98,7 @@ impl Directory {
     }
 
     fn load(&self) -> Result<Tokenizer, DataError> {
-        huggingface::load(&self.path(), "mine")
+        huggingface::load(&self.path(), "mine", "tokenizer.chat_template")
     }
 }
 
@@ -211,7 +211,8 @@ fn the_configuration_names_special_tokens_and_the_template() {
         directory.load().unwrap().chat_template.as_deref(),
         Some("J")
     );
-    let file = huggingface::load(&directory.path().join("tokenizer.json"), "mine").unwrap();
+    let file =
+        huggingface::load(&directory.path().join("tokenizer.json"), "mine", "template").unwrap();
     assert_eq!(file.checksum, tokenizer.checksum);
 }
 

@@ -106,3 +106,15 @@ fn packed_conversations_keep_their_mask() {
         ["········Yo$······", "···3$·········Yo$", "$········3$·"]
     );
 }
+
+#[test]
+fn what_to_set_is_spelled_as_the_recipe_spells_it() {
+    let mut case = Case::with("a.jsonl", "{\"text\": \"abc\"}\n");
+    case.data.answers_only = Some(true);
+    case.key = |path| format!("evenkeel.{path}");
+    let said = case.refusal();
+    assert!(
+        said.contains("set evenkeel.data.answers_only=false"),
+        "{said}"
+    );
+}

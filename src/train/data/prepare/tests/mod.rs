@@ -26,6 +26,8 @@ struct Case {
     resume: bool,
     /// What the run has on record of the data that it began with.
     fingerprint: Option<String>,
+    /// How keys are spelled.
+    key: fn(&str) -> String,
     /// How many times it may be asked whether to stop before the answer is yes.
     patience: Option<AtomicUsize>,
 }
@@ -44,6 +46,7 @@ impl Case {
             vocab_size: None,
             resume: false,
             fingerprint: None,
+            key: str::to_owned,
             patience: None,
         }
     }
@@ -92,7 +95,7 @@ impl Case {
             directory,
             resume: self.resume,
             fingerprint: self.fingerprint.as_deref(),
-            key: &|path| path.to_string(),
+            key: &self.key,
             stopped: &|| self.stopped(),
         };
         prepare(&request, &mut |_| {})
