@@ -28,6 +28,7 @@ use crate::recipe::{Located, ReadError};
   evenkeel plan recipe.yaml --gpus 8 -o json max_seq_length=1024
   evenkeel plan recipe.yaml --from-cluster               the GPUs that are free there now
 
+Without --gpus or --nodes it plans for the hardware found.
 Exit codes: 0 fine, 1 a rule says no, 2 the call or a file cannot be used.")]
 pub struct Args {
     #[command(flatten)]

@@ -38,7 +38,7 @@ pub struct RecipeOptions {
     #[arg(long, value_name = "DIALECT", value_parser = parse_dialect)]
     pub dialect: Option<Dialect>,
 
-    /// GPUs to plan for [default: those found]
+    /// GPUs to plan for
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1 << 20), conflicts_with_all = ["nodes", "gpus_per_node"])]
     pub gpus: Option<u64>,
 

@@ -10,7 +10,7 @@ use super::output::{Unprinted, line, say};
 use super::{EXIT_REFUSED, run_arg};
 use crate::batch::{Devices, MOST_GPUS};
 use crate::launch::run_dir::GenerationRow;
-use crate::launch::{LaunchError, Phase, RunDir, RunState, worlds};
+use crate::launch::{LaunchError, Phase, RunDir, RunState, refuse_finished, worlds};
 use crate::recipe::Sources;
 
 /// How often the run's state is looked at.
@@ -46,15 +46,8 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         }
         proof => proof?,
     };
-    if let Some(RunState {
-        phase: Phase::Finished,
-        ..
-    }) = run.state()?
-    {
-        bail!(
-            "{} is finished: there is nothing to move",
-            run.path().display()
-        );
+    if let Some(state) = run.state()? {
+        refuse_finished(&run, &run.setup()?, &state)?;
     }
     if !run.in_use() {
         bail!(

@@ -29,7 +29,7 @@ pub use launcher::Launcher;
 pub use place::Claim;
 pub use prepare::base;
 pub use request::{Planned, Prepared, Request};
-pub use resume::reached;
+pub use resume::{reached, refuse_finished};
 pub use run_dir::{Phase, RunDir, RunState};
 pub use survey::survey;
 

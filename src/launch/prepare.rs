@@ -47,7 +47,12 @@ pub fn prepare(
     let (spec, found) = (&recipe.spec, &planned.model);
     let key = recipe.keys();
     let model = found.shape.clone().ok_or_else(|| LaunchError::Model {
-        message: "the model's shape is not known".to_owned(),
+        message: format!(
+            "the model's shape is not known: give a directory with a config.json, {}=DIRECTORY, or \
+             the shape itself in {}",
+            key("model.path"),
+            key("model.config")
+        ),
     })?;
     let initial = initial::weights(&spec.model, found.weights.clone(), &model, &key)?;
     let base = base()?;

@@ -58,15 +58,8 @@ pub(super) fn resume(
         )));
     }
     let mut state = run.state()?;
-    if let Some(RunState {
-        phase: Phase::Finished,
-        ..
-    }) = state
-    {
-        return Err(usage(format!(
-            "{} is finished: there is nothing to resume",
-            run.path().display()
-        )));
+    if let Some(state) = &state {
+        refuse_finished(run, &setup, state)?;
     }
     if state.is_none() && run.holds_checkpoints()? {
         return Err(usage(format!(
@@ -121,6 +114,26 @@ pub(super) fn resume(
         setup,
         state,
         notes: data.manifest.notes,
+    })
+}
+
+/// Refuses a run whose budget is reached: no launcher goes on with it, in whatever world.
+pub fn refuse_finished(run: &RunDir, setup: &Setup, state: &RunState) -> Result<(), LaunchError> {
+    if state.phase != Phase::Finished {
+        return Ok(());
+    }
+    let weights = state.pin.as_ref().map_or_else(String::new, |pin| {
+        format!(
+            " from its weights, {}={}",
+            setup.recipe().key("model.path"),
+            run.path().join(&pin.path).display()
+        )
+    });
+    Err(LaunchError::Usage {
+        message: format!(
+            "{} is finished, its budget is reached: to train more, start a new run{weights}",
+            run.path().display()
+        ),
     })
 }
 
@@ -245,6 +258,33 @@ mod tests {
         launched.run.write_setup(&old).unwrap();
         assert!(launched.resume(|_| {}).is_ok());
         assert_eq!(launched.run.setup().unwrap(), launched.prepared.setup);
+    }
+
+    #[test]
+    fn a_finished_run_is_refused_with_its_weights_as_the_way_out() {
+        let place = tempfile::tempdir().unwrap();
+        let launched = Launched::at(place.path(), BATCH, &[]);
+        let pin = Pin {
+            path: "gen-1/step-0000004".to_owned(),
+            step: 4,
+            samples: 48,
+            batch: 12,
+            checksum: String::new(),
+        };
+        let mut state = RunState {
+            pin: Some(pin),
+            ..RunState::default()
+        };
+        assert!(refuse_finished(&launched.run, &launched.prepared.setup, &state).is_ok());
+        state.phase = Phase::Finished;
+        launched.run.write_state(&state).unwrap();
+        let said = launched.resume(|_| {}).err().unwrap();
+        let weights = launched.run.path().join("gen-1/step-0000004");
+        let way_out = format!(
+            "a new run from its weights, model.path={}",
+            weights.display()
+        );
+        assert!(said.ends_with(&way_out), "{said}");
     }
 
     #[test]

@@ -14,8 +14,11 @@ pub(super) fn flaw(text: &str) -> Option<String> {
     if let Some(odd) = text.chars().find(|&c| !fits(c)) {
         return Some(format!("it holds {odd:?}"));
     }
-    if text.starts_with('-') || text.ends_with('-') {
-        return Some("`-` stands at its end".to_owned());
+    if text.starts_with('-') {
+        return Some("it begins with `-`".to_owned());
+    }
+    if text.ends_with('-') {
+        return Some("it ends with `-`".to_owned());
     }
     (text.len() > MAX).then(|| format!("it has {} characters, the limit is {MAX}", text.len()))
 }

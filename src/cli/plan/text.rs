@@ -8,6 +8,7 @@ use crate::cli::render;
 use crate::recipe::Recipe;
 use crate::recipe::spec::{BatchSchedule, Estimator, Remainder, Spec};
 use crate::telemetry::human;
+use crate::words::count;
 
 /// Feasible counts shown on each side of the one asked for.
 const NEAR: usize = 4;
@@ -177,16 +178,18 @@ fn lengths(spec: &Spec, draft: &Draft, horizon: &Horizon) -> String {
     let global = draft.global_batch_size.unwrap_or(1);
     let steps = |samples: u64| {
         if samples.is_multiple_of(global) {
-            format!("{} steps", samples / global)
+            count(samples / global, "step")
         } else {
             format!("about {:.1} steps", samples as f64 / global as f64)
         }
     };
-    let both = |samples: u64| format!("{samples} samples, {}", steps(samples));
+    let both = |samples: u64| format!("{}, {}", count(samples, "sample"), steps(samples));
     let percent = |share: f64| format!("{} % of the budget", share * 100.0);
     let mut lines: Vec<(&str, String)> = Vec::new();
     let budget = match (horizon.budget_samples, horizon.budget_steps) {
-        (Some(samples), Some(steps)) => format!("{samples} samples, {steps} steps"),
+        (Some(samples), Some(steps)) => {
+            format!("{}, {}", count(samples, "sample"), count(steps, "step"))
+        }
         _ => match spec.budget.epochs {
             Some(1.0) => "1 epoch, whose length is not known yet".to_owned(),
             Some(epochs) => format!("{epochs} epochs, whose length is not known yet"),
@@ -262,7 +265,7 @@ fn schedule(spec: &Spec, draft: &Draft) -> Option<String> {
                 .iter()
                 .map(|run| run.steps)
                 .fold(0, u64::saturating_add);
-            format!("a recorded schedule of {steps} steps")
+            format!("a recorded schedule of {}", count(steps, "step"))
         }
     })
 }

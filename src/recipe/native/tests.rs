@@ -208,7 +208,8 @@ fn a_name_that_is_no_label_is_refused_where_it_stands() {
         (".", "it holds '.'"),
         ("\"\"", "it is empty"),
         ("Tiny", "it holds 'T'"),
-        ("-a", "`-` stands at its end"),
+        ("-a", "it begins with `-`"),
+        ("a-", "it ends with `-`"),
     ] {
         let shown = name.trim_matches('"');
         let found = said(&format!("{head}metadata:\n  name: {name}\nspec: {{}}\n"));

@@ -119,3 +119,28 @@ fn the_norm_test_shows_its_bounds() {
     let text = plan(&recipe, &examined, &hardware);
     insta::assert_snapshot!(anstream::adapter::strip_str(&text).to_string());
 }
+
+#[test]
+fn one_step_is_no_steps() {
+    let recipe = "apiVersion: evenkeel.dev/v1alpha1
+kind: Recipe
+metadata: {name: run}
+spec:
+  batch: {global: 12, micro: 2}
+  budget: {samples: 12}
+  checkpoint: {every_samples: 12}
+";
+    let recipe = crate::recipe::read_text(&Request::default(), recipe.to_owned()).unwrap();
+    let request = PlanRequest::gpus(1);
+    let hardware = Hardware {
+        words: "1 GPU",
+        devices: request.devices,
+    };
+    let text = plan(&recipe, &examine(&recipe, &request), &hardware);
+    let text = anstream::adapter::strip_str(&text).to_string();
+    assert!(
+        text.contains("  budget      12 samples, 1 step\n"),
+        "{text}"
+    );
+    assert!(text.contains("every 12 samples, 1 step\n"), "{text}");
+}
