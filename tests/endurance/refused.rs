@@ -104,6 +104,28 @@ fn a_refused_resume_leaves_the_run_as_it_was() {
     let told = said(&output);
     assert!(told.contains("changed: training data"), "{told}");
     assert_eq!(std::fs::read(run.out().join("run.json")).unwrap(), before);
+
+    // Without the data there is still the run, which knows what it began with.
+    std::fs::remove_dir_all(run.out().join("data")).unwrap();
+    let output = run.launch(&["--resume"]);
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    let told = said(&output);
+    assert!(told.contains("the run began with other data"), "{told}");
+    assert!(!run.out().join("data").exists());
+    assert_eq!(std::fs::read(run.out().join("run.json")).unwrap(), before);
+}
+
+#[test]
+fn a_global_batch_of_the_command_line_counts_in_every_plan_of_the_run() {
+    let run = Run::of(small(json!({
+        "batch": {"global": null, "micro": 2, "accumulation": 3, "gpus": 2},
+        "budget": {"samples": 96},
+    })));
+    let output = run.launch(&["--procs", "2", "batch.global=24"]);
+    assert!(output.status.success(), "{}", said(&output));
+    assert!(said(&output).contains("24 counts; leave it out to keep 12"));
+    assert_eq!(run.proofs(), ["2 × 2 × 6 = 24"]);
+    assert_eq!(run.prove()["proved"], true);
 }
 
 #[test]
