@@ -96,6 +96,15 @@ fn holder(pid: Option<u32>) -> String {
     )
 }
 
+/// What the names of files begin with that are not whole yet.
+const UNFINISHED: &str = ".writing-";
+
+/// Whether a file is what a process left that was killed in [`write_atomically`].
+pub fn is_unfinished(path: &Path) -> bool {
+    let name = path.file_name().and_then(|name| name.to_str());
+    name.is_some_and(|name| name.starts_with(UNFINISHED))
+}
+
 /// Replaces `path` by `bytes`, so that a reader sees the old content or the new, whole, even after
 /// a power failure: a temporary file in the same directory, fsynced, renamed, directory fsynced.
 pub fn write_atomically(path: &Path, bytes: &[u8]) -> Result<(), FileError> {
@@ -103,7 +112,7 @@ pub fn write_atomically(path: &Path, bytes: &[u8]) -> Result<(), FileError> {
     let failed = |source| FileError::from_io("write", path, needed, source);
     let parent = directory_of(path);
     let mut temporary = tempfile::Builder::new()
-        .prefix(".writing-")
+        .prefix(UNFINISHED)
         .permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666))
         .tempfile_in(&parent)
         .map_err(failed)?;

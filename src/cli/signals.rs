@@ -4,12 +4,17 @@
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator;
 
 /// What the shell adds to a signal's number in the exit code of what it ended.
 const BY_SIGNAL: i32 = 128;
+
+/// Signals that come together are one: `timeout` sends one to a process and one to its group, and a
+/// closed terminal more than one.
+const AT_ONCE: Duration = Duration::from_millis(300);
 
 /// The signals so far.
 pub struct Signals {
@@ -37,7 +42,13 @@ impl Signals {
             Arc::clone(&signals.heeded),
         );
         std::thread::spawn(move || {
+            let mut last: Option<Instant> = None;
             for signal in coming.forever() {
+                let now = Instant::now();
+                let before = last.replace(now);
+                if before.is_some_and(|before| now - before < AT_ONCE) {
+                    continue;
+                }
                 // Only where there is none yet; and before anybody can see that there is one.
                 let _ = first.compare_exchange(0, signal, Ordering::Release, Ordering::Relaxed);
                 if seen.fetch_add(1, Ordering::Release) > 0 && !heeded.load(Ordering::Relaxed) {

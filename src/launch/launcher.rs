@@ -47,6 +47,8 @@ pub struct Launcher<'a> {
     events: (Sender<RankEvent>, Receiver<RankEvent>),
     display: &'a mut Display,
     /// The newest step, for the last word.
+    /// The request in the run's directory cannot be read, which was said.
+    request_damaged: bool,
     last_step: Option<StepRecord>,
     last_evaluation: Option<f64>,
     losses: LossWatch,
@@ -97,6 +99,7 @@ impl<'a> Launcher<'a> {
             events: channel(),
             display,
             trouble: None,
+            request_damaged: false,
             last_step: None,
             last_evaluation: None,
             started: Instant::now(),
@@ -192,7 +195,21 @@ impl<'a> Launcher<'a> {
     /// Takes a new request for another number of ranks; it also says that ranks lost before can be
     /// had again.
     fn read_desired(&mut self) -> Result<(), LaunchError> {
-        let Some(desired) = self.run.desired()? else {
+        let desired = match self.run.desired() {
+            Ok(desired) => desired,
+            // A request is no reason to stop a run.
+            Err(error) => {
+                if !std::mem::replace(&mut self.request_damaged, true) {
+                    self.warn(format!(
+                        "a request cannot be read, and is ignored: {error}, or ask again with \
+                         `evenkeel resize`"
+                    ));
+                }
+                return Ok(());
+            }
+        };
+        self.request_damaged = false;
+        let Some(desired) = desired else {
             return Ok(());
         };
         if desired.request > self.state.request {
@@ -224,12 +241,23 @@ impl<'a> Launcher<'a> {
     }
 
     fn drain(&mut self) -> Result<(), LaunchError> {
+        let stop = self.signals.load(Ordering::Relaxed) > 0;
+        let mut met = true;
         if let Some(current) = &mut self.current {
             current.draining = true;
-            current.watch.drain();
+            met = current.watch.has_begun();
+            match stop && !met {
+                // Ranks that wait for each other hear nothing, and have nothing to commit.
+                true => current
+                    .watch
+                    .kill("stopped before the ranks had met, as asked"),
+                false => current.watch.drain(),
+            }
         }
         self.in_trouble();
-        let why = if self.signals.load(Ordering::Relaxed) > 0 {
+        let why = if stop && !met {
+            "stop asked for".to_string()
+        } else if stop {
             "stop asked for: committing a checkpoint (again to stop at once)".to_string()
         } else {
             format!("{} asked for", count(self.desired, "rank"))

@@ -6,7 +6,7 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use super::{LaunchError, RunDir};
-use crate::durable::Lock;
+use crate::durable::{self, Lock};
 use crate::job::files;
 use crate::recipe::Spec;
 use crate::train::data;
@@ -149,7 +149,9 @@ impl Claim {
         let path = claim.run.path();
         fs::create_dir_all(path).map_err(|error| unusable(path, error.to_string()))?;
         claim.lock = Some(Lock::acquire(path)?);
-        claim.request = claim.run.desired()?.map_or(0, |desired| desired.request);
+        // A request that cannot be read is none; whoever asks again replaces it.
+        let desired = claim.run.desired().ok().flatten();
+        claim.request = desired.map_or(0, |desired| desired.request);
         Ok(claim)
     }
 
@@ -203,6 +205,9 @@ fn foreign(path: &Path) -> Result<Option<String>, LaunchError> {
         let entry = entry.map_err(|error| unusable(path, error.to_string()))?;
         let ours = if entry.file_name() == files::DATA {
             data::Manifest::read(&entry.path()).is_ok()
+        } else if durable::is_unfinished(&entry.path()) {
+            // Of a launch that was killed while it wrote a file.
+            true
         } else {
             entry.path() == Lock::file(path) || entry.path() == data::draft(&path.join(files::DATA))
         };

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use super::request::data_of;
 use super::{LaunchError, Phase, Prepared, Request, RunDir, RunState, initial};
-use crate::batch::Reached;
-use crate::job::Pin;
+use crate::batch::{self, Reached};
+use crate::job::{Pin, files};
 use crate::recipe::{Recipe, Spec};
 use crate::train::data::{self, PrepareRequest, Progress};
 use crate::train::{Setup, checkpoint, pin, rank};
@@ -57,6 +57,14 @@ pub(super) fn resume(
             setup.overrides.join(" ")
         )));
     }
+    let horizon = batch::horizon(&setup.spec, setup.global_batch_size, setup.data_samples);
+    if setup.horizon != horizon || horizon.budget_samples != Some(setup.budget_samples) {
+        return Err(usage(format!(
+            "{} says other lengths than its own recipe: it was edited; put back a copy, or start a \
+             new run with another --out",
+            run.path().join(files::RUN).display()
+        )));
+    }
     let mut state = run.state()?;
     if let Some(state) = &state {
         refuse_finished(run, &setup, state)?;
@@ -73,6 +81,14 @@ pub(super) fn resume(
     if let Some(state) = &mut state {
         state.pin = newest(run, state)?;
         state.micro_limit = reached(run, request)?.micro_limit;
+    }
+    let pinned = state.as_ref().is_none_or(|state| state.pin.is_some());
+    if !pinned && run.holds_checkpoints()? {
+        return Err(usage(format!(
+            "{} holds checkpoints, but its state.json counts none of them: put back a copy of it, or \
+             start a new run with another --out",
+            run.path().display()
+        )));
     }
     match (
         state.as_ref().and_then(|state| state.pin.as_ref()),

@@ -165,7 +165,12 @@ impl RunDir {
             .open(&path)
             .and_then(|file| file.lock().map(|()| file))
             .map_err(|error| FileError::from_io("lock", &path, 0, error))?;
-        let request = self.desired()?.map_or(1, |desired| desired.request + 1);
+        let request = match self.desired() {
+            Ok(desired) => desired.map_or(0, |desired| desired.request),
+            // A damaged request is replaced by this one, which must be newer than what was answered.
+            Err(_) => self.state()?.map_or(0, |state| state.request),
+        };
+        let request = request + 1;
         let desired = Desired { ranks, request };
         self.write(DESIRED, &desired)?;
         Ok(desired)

@@ -43,6 +43,11 @@ impl Watch {
         self.seen.iter().all(|seen| seen.ready)
     }
 
+    /// Whether some rank has met all others: it may have taken a step.
+    pub fn has_begun(&self) -> bool {
+        self.seen.iter().any(|seen| seen.ready)
+    }
+
     /// Kills every rank that still runs; `why` is what is said of it.
     pub fn kill(&mut self, why: &str) {
         for seen in self.seen.iter_mut().filter(|seen| seen.ending.is_none()) {
