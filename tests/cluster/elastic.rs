@@ -16,7 +16,7 @@ fn a_job_runs_to_completion_with_its_plan_and_proof_in_the_status() {
 
 #[test]
 fn a_cordoned_node_is_left_with_a_checkpoint_and_taken_again() {
-    let job = Job::apply("cordon", &recipe(120_000), json!({}));
+    let job = Job::apply("cordon", &recipe(60_000), json!({}));
     let before = job.wait_training_on(3);
     let pods = job.pods();
     let _mended = Mended("kubectl", &["uncordon", "node3"]);
