@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use super::support::{Job, Mended, kit, kubectl, recipe};
+use super::support::{Job, kit, kubectl, mended, node_without_controller, recipe};
 
 #[test]
 fn a_job_runs_to_completion_with_its_plan_and_proof_in_the_status() {
@@ -19,7 +19,7 @@ fn a_cordoned_node_is_left_with_a_checkpoint_and_taken_again() {
     let job = Job::apply("cordon", &recipe(60_000), json!({}));
     let before = job.wait_training_on(3);
     let pods = job.pods();
-    let _mended = Mended("kubectl", &["uncordon", "node3"]);
+    let _mended = mended("kubectl", &["uncordon", "node3"]);
     kubectl(&["cordon", "node3"]);
     job.wait_training_on(2);
     let survivors = job.pods_left(2);
@@ -41,8 +41,9 @@ fn a_cordoned_node_is_left_with_a_checkpoint_and_taken_again() {
 fn a_node_without_power_is_left_before_kubernetes_calls_it_lost() {
     let job = Job::apply("power", &recipe(40_000), json!({}));
     job.wait_training_on(3);
-    let _mended = Mended("kit", &["return", "node2"]);
-    kit(&["lose", "node2"]);
+    let node = node_without_controller();
+    let _mended = mended("kit", &["return", &node]);
+    kit(&["lose", &node]);
     let status = job.wait_training_on(2);
     assert_eq!(status["disruptions"], 1);
     assert_eq!(status["restarts"], 0);
@@ -53,8 +54,9 @@ fn a_node_without_power_is_left_before_kubernetes_calls_it_lost() {
 fn a_node_behind_a_cut_network_commits_nothing() {
     let job = Job::apply("cut", &recipe(60_000), json!({}));
     job.wait_training_on(3);
-    let _mended = Mended("kit", &["mend", "node3"]);
-    kit(&["cut", "node3"]);
+    let node = node_without_controller();
+    let _mended = mended("kit", &["mend", &node]);
+    kit(&["cut", &node]);
     job.wait_training_on(2);
     job.finish(96);
 }
@@ -69,8 +71,8 @@ fn three_two_one_three_nodes_keep_the_batch_and_the_losses() {
     let job = Job::apply("steps", &recipe(19_200), json!({}));
     job.wait_training_on(3);
     let _mended = [
-        Mended("kubectl", &["uncordon", "node1"]),
-        Mended("kubectl", &["uncordon", "node2"]),
+        mended("kubectl", &["uncordon", "node1"]),
+        mended("kubectl", &["uncordon", "node2"]),
     ];
     kubectl(&["cordon", "node1"]);
     job.wait_training_on(2);

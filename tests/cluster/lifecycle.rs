@@ -4,14 +4,14 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 
-use super::support::{IMAGE, Job, Mended, create, kit, kubectl, recipe, try_kubectl, words};
+use super::support::{IMAGE, Job, create, kit, kubectl, mended, recipe, try_kubectl, words};
 
 /// The same program under another tag.
 const OTHER_IMAGE: &str = "evenkeel.test/evenkeel:2";
 
 #[test]
 fn job_waits_for_a_feasible_pool_and_says_what_it_needs() {
-    let _mended = Mended("kubectl", &["uncordon", "node3"]);
+    let _mended = mended("kubectl", &["uncordon", "node3"]);
     kubectl(&["cordon", "node3"]);
     let job = Job::apply(
         "waits",
@@ -40,7 +40,7 @@ fn job_waits_for_its_config_map_and_keeps_what_it_read() {
         status["conditions"][0]["status"] == "False"
     });
     assert_eq!(status["conditions"][0]["reason"], "RecipeMissing");
-    let _gone = Mended("kubectl", &["delete", "configmap", "mapped"]);
+    let _gone = mended("kubectl", &["delete", "configmap", "mapped"]);
     let map = |recipe: Value| {
         json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "mapped"},
                "data": {"recipe.yaml": recipe.to_string()}})
@@ -88,7 +88,7 @@ fn edited_image_is_taken_up_with_a_checkpoint() {
 fn drained_node_costs_no_step() {
     let job = Job::apply("drained", &recipe(60_000), json!({}));
     job.wait_training_on(3);
-    let _mended = Mended("kubectl", &["uncordon", "node2"]);
+    let _mended = mended("kubectl", &["uncordon", "node2"]);
     kubectl(&[
         "drain",
         "node2",
@@ -181,7 +181,7 @@ fn killed_container_is_replaced() {
 fn suspended_in_mid_rescale() {
     let job = Job::apply("halfway", &recipe(60_000), json!({}));
     job.wait_training_on(3);
-    let _mended = Mended("kubectl", &["uncordon", "node1"]);
+    let _mended = mended("kubectl", &["uncordon", "node1"]);
     kubectl(&["cordon", "node1"]);
     job.wait("a rescale", |status| {
         status["state"] != "Running" || status["nodes"] == 2
@@ -198,7 +198,7 @@ fn suspended_in_mid_rescale() {
 fn deleted_in_mid_rescale() {
     let job = Job::apply("cutshort", &recipe(400_000), json!({}));
     job.wait_training_on(3);
-    let _mended = Mended("kubectl", &["uncordon", "node1"]);
+    let _mended = mended("kubectl", &["uncordon", "node1"]);
     kubectl(&["cordon", "node1"]);
     job.wait("a rescale", |status| {
         status["state"] != "Running" || status["nodes"] == 2
@@ -240,7 +240,7 @@ fn batch_that_the_norm_test_has_raised_survives_a_smaller_world() {
     job.wait("a larger batch", |status| {
         status["progress"]["batch"].as_u64().unwrap_or(0) > 96
     });
-    let _mended = Mended("kubectl", &["uncordon", "node3"]);
+    let _mended = mended("kubectl", &["uncordon", "node3"]);
     kubectl(&["cordon", "node3"]);
     let status = job.wait_training_on(2);
     assert!(

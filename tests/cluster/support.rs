@@ -335,16 +335,37 @@ impl Drop for Job {
     }
 }
 
-/// Undoes what a scenario did to a node, also when it fails.
-pub struct Mended(pub &'static str, pub &'static [&'static str]);
+/// Undoes what a scenario did to the cluster, also when it fails.
+pub struct Mended(&'static str, Vec<String>);
+
+/// To be undone by `kubectl` or by the `kit`, when it is dropped.
+pub fn mended(by: &'static str, arguments: &[&str]) -> Mended {
+    Mended(by, arguments.iter().map(|word| (*word).into()).collect())
+}
 
 impl Drop for Mended {
     fn drop(&mut self) {
+        let arguments: Vec<&str> = self.1.iter().map(String::as_str).collect();
         match self.0 {
-            "kubectl" => drop(try_kubectl(self.1, "")),
-            _ => kit(self.1),
+            "kubectl" => drop(try_kubectl(&arguments, "")),
+            _ => kit(&arguments),
         }
     }
+}
+
+/// A node on which the controller does not run: this one may be lost while somebody looks.
+pub fn node_without_controller() -> String {
+    let taken = kubectl(&[
+        "get",
+        "pods",
+        "-n",
+        "evenkeel-system",
+        "-o",
+        "jsonpath={.items[*].spec.nodeName}",
+    ]);
+    let nodes = ["node3", "node2", "node1"].into_iter();
+    let mut free = nodes.filter(|node| !taken.split(' ').any(|taken| taken == *node));
+    free.next().expect("more nodes than controllers").into()
 }
 
 /// Creates objects; panics with the API server's words when it refuses.
