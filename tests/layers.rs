@@ -28,7 +28,7 @@ const TABLE: &[(&str, &[&str])] = &[
         "operator",
         &["batch", "inventory", "job", "recipe", "telemetry"],
     ),
-    ("client", &["inventory", "job", "telemetry"]),
+    ("client", &["inventory", "job", "telemetry", "words"]),
     (
         "train",
         &[

@@ -109,12 +109,9 @@ fn filled(word: &str, plan: &Plan) -> String {
 /// their own (`PET_*`).
 fn torchrun(start: &Start<'_>, rank: u64, local: u64) -> Vec<(&'static str, String)> {
     let generation = start.generation;
-    let mut before = 0;
-    let node = generation.members.iter().position(|member| {
-        let first = before;
-        before += member.ranks;
-        first == start.first
-    });
+    let node = generation
+        .shares()
+        .position(|(first, _)| first == start.first);
     let node = node.unwrap_or(0).to_string();
     let nodes = generation.members.len().to_string();
     let local_world = start.count.to_string();

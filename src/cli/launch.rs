@@ -9,7 +9,7 @@ use super::cluster::submit;
 use super::output::say;
 use super::recipe_args::RecipeArgs;
 use super::signals::Signals;
-use super::{EXIT_DRAINED, EXIT_REFUSED, EXIT_USAGE, render, report};
+use super::{EXIT_DRAINED, EXIT_REFUSED, render, report};
 use crate::batch::MOST_GPUS;
 use crate::inventory::Inventory;
 use crate::job::End;
@@ -68,12 +68,9 @@ enum Log {
 }
 
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
-    let recipe = match args.recipe.read() {
+    let recipe = match args.recipe.read_or_say() {
         Ok(recipe) => recipe,
-        Err(error) => {
-            render::print(&error.diagnostics, &error.sources);
-            return Ok(ExitCode::from(EXIT_USAGE));
-        }
+        Err(code) => return Ok(code),
     };
     if let Some(nodes) = args.recipe.options.nodes {
         if args.procs.is_some() || args.out.is_some() || args.resume {

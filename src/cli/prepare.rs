@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use super::recipe_args::RecipeArgs;
-use super::{EXIT_REFUSED, EXIT_USAGE, render};
+use super::{EXIT_REFUSED, render};
 use crate::batch::Reached;
 use crate::inventory::Inventory;
 use crate::launch::{Claim, LaunchError, Request, RunDir, prepare};
@@ -27,12 +27,9 @@ pub struct Args {
 }
 
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
-    let recipe = match args.recipe.read() {
+    let recipe = match args.recipe.read_or_say() {
         Ok(recipe) => recipe,
-        Err(error) => {
-            render::print(&error.diagnostics, &error.sources);
-            return Ok(ExitCode::from(EXIT_USAGE));
-        }
+        Err(code) => return Ok(code),
     };
     let planned = match prepare::plan(&recipe, args.procs, Reached::default()) {
         Ok(planned) => planned,

@@ -1,7 +1,9 @@
 //! The arguments that `plan`, `check` and `launch` share: which recipe, and for which world.
 
 use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 
+use super::{EXIT_USAGE, render};
 use crate::recipe::{self, Dialect, ReadError, Recipe, Request, Setting};
 
 /// One recipe with its flags and overrides.
@@ -24,6 +26,14 @@ impl RecipeArgs {
     /// Reads the recipe with everything that the command line says about it.
     pub fn read(&self) -> Result<Recipe, ReadError> {
         self.options.read(&self.recipe, &self.overrides)
+    }
+
+    /// The same, with an error printed for people; what is left of it is the exit code.
+    pub fn read_or_say(&self) -> Result<Recipe, ExitCode> {
+        self.read().map_err(|error| {
+            render::print(&error.diagnostics, &error.sources);
+            ExitCode::from(EXIT_USAGE)
+        })
     }
 }
 

@@ -13,6 +13,7 @@ use super::{ClientError, Cluster, logs};
 use crate::job::api::TrainingJob;
 use crate::job::api::status::{State, TrainingJobStatus};
 use crate::telemetry::Event;
+use crate::words::count;
 
 /// Between two tries to read a log that ended though its generation goes on.
 const AGAIN: Duration = Duration::from_secs(1);
@@ -151,7 +152,6 @@ impl Follower {
         };
         self.planned = true;
         let spec = &job.spec;
-        let nodes = if status.nodes == 1 { "node" } else { "nodes" };
         each(&Event::Planned {
             name: job.metadata.name.clone().unwrap_or_default(),
             proof: plan.proof.clone(),
@@ -159,8 +159,10 @@ impl Follower {
             global_batch: plan.global_batch_size,
             budget,
             devices: format!(
-                "{} {nodes} × {} {}",
-                status.nodes, spec.gpus_per_node, spec.resource_name
+                "{} × {} {}",
+                count(status.nodes.into(), "node"),
+                spec.gpus_per_node,
+                spec.resource_name
             ),
             floor: None,
         });

@@ -51,14 +51,9 @@ fn logged(line: &str) -> Option<Logged> {
 
 /// The pod that runs a rank of a generation.
 pub(super) fn pod_of(record: &Generation, rank: u64) -> Option<&str> {
-    let mut first = 0;
-    for member in &record.members {
-        if (first..first + member.ranks).contains(&rank) {
-            return member.pod.as_ref().map(|pod| pod.name.as_str());
-        }
-        first += member.ranks;
-    }
-    None
+    let mut shares = record.shares();
+    let its = shares.find(|(first, member)| (*first..first + member.ranks).contains(&rank));
+    its.and_then(|(_, member)| Some(member.pod.as_ref()?.name.as_str()))
 }
 
 fn generation(job: &TrainingJob) -> Option<&Generation> {

@@ -46,16 +46,22 @@ impl Generation {
         self.plan.proof_at(self.start.as_ref().map(|pin| pin.batch))
     }
 
+    /// The members, each with the first of its ranks.
+    pub fn shares(&self) -> impl Iterator<Item = (u64, &Member)> {
+        self.members.iter().scan(0, |next, member| {
+            let first = *next;
+            *next += member.ranks;
+            Some((first, member))
+        })
+    }
+
     /// The ranks that the pod of this uid runs: the first of them and how many.
     pub fn share_of(&self, pod: &str) -> Option<(u64, u64)> {
-        let mut first = 0;
-        for member in &self.members {
-            if member.pod.as_ref().is_some_and(|p| p.uid == pod) {
-                return Some((first, member.ranks));
-            }
-            first += member.ranks;
-        }
-        None
+        let mut shares = self.shares();
+        shares.find_map(|(first, member)| {
+            let its = member.pod.as_ref().is_some_and(|p| p.uid == pod);
+            its.then_some((first, member.ranks))
+        })
     }
 
     /// Writes the record where its ranks look for it. All members write the same.

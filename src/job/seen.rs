@@ -167,12 +167,12 @@ pub fn killed(seen: &[Seen]) -> u64 {
 pub fn outcome(
     seen: &[Seen],
     micro: u64,
-    descent: impl Fn() -> Option<u64>,
+    mut descent: impl FnMut() -> Option<u64>,
     oom_killed: impl FnOnce() -> bool,
 ) -> Option<Outcome> {
     let endings: Vec<Ending> = seen.iter().map(|s| s.ending).collect::<Option<_>>()?;
     let numbered = || seen.iter().zip(0u64..);
-    let out_of_memory = |why: String| Outcome::OutOfMemory {
+    let mut out_of_memory = |why: String| Outcome::OutOfMemory {
         micro,
         smaller: descent(),
         why,

@@ -194,18 +194,12 @@ impl Observation {
             .flat_map(|agent| agent.ranks.iter())
             .filter_map(|seen| seen.lost.as_ref().map(|lost| lost.rank))
             .collect();
-        let mut first = 0;
-        let mut names = BTreeSet::new();
-        for member in &current.record.members {
-            let ranks = first..first + member.ranks;
-            first = ranks.end;
-            if let Some(pod) = &member.pod
-                && lost.range(ranks).next().is_some()
-            {
-                names.insert(pod.name.clone());
-            }
-        }
-        names
+        let shares = current.record.shares();
+        let of_lost = shares
+            .filter(|(first, member)| lost.range(first..&(first + member.ranks)).next().is_some());
+        of_lost
+            .filter_map(|(_, member)| Some(member.pod.as_ref()?.name.clone()))
+            .collect()
     }
 
     fn pod(
@@ -315,8 +309,7 @@ impl Observation {
     /// Puts together what the members' agents say of their ranks.
     fn look_at_ranks(&mut self, job: &str, status: &TrainingJobStatus, current: &Current) {
         let number = current.record.number;
-        for member in &current.record.members {
-            let first = self.ranks.len() as u64;
+        for (first, member) in current.record.shares() {
             let count = usize::try_from(member.ranks).unwrap_or(0);
             let mut ranks = vec![Seen::default(); count];
             let name = member

@@ -145,21 +145,11 @@ impl Planner {
 
     /// The plan for so many ranks, as far as the job has come; an error says what the rules say.
     pub fn plan(&mut self, ranks: u64, status: &TrainingJobStatus) -> &Result<Plan, String> {
-        self.plan_within(ranks, status.micro_limit, status)
+        self.plan_after(ranks, reached(status))
     }
 
-    /// The same with micro-batches up to a limit.
-    pub fn plan_within(
-        &mut self,
-        ranks: u64,
-        micro_limit: Option<u64>,
-        status: &TrainingJobStatus,
-    ) -> &Result<Plan, String> {
-        let reached = Reached {
-            global_batch_size: status.plan.as_ref().map(|plan| plan.global_batch_size),
-            micro_limit,
-            batch: status.checkpoint.as_ref().map(|pin| pin.batch),
-        };
+    /// The same for a job that has come so far.
+    pub fn plan_after(&mut self, ranks: u64, reached: Reached) -> &Result<Plan, String> {
         let recipe = self.recipe.as_ref().map(|(_, recipe)| recipe);
         let plan = || {
             let recipe = recipe.ok_or_else(|| "the recipe was not read".to_string())?;
@@ -167,6 +157,15 @@ impl Planner {
             batch::plan(recipe, &request).map_err(|refused| words(&refused))
         };
         self.plans.entry((ranks, reached)).or_insert_with(plan)
+    }
+}
+
+/// How far a job has come.
+pub fn reached(status: &TrainingJobStatus) -> Reached {
+    Reached {
+        global_batch_size: status.plan.as_ref().map(|plan| plan.global_batch_size),
+        micro_limit: status.micro_limit,
+        batch: status.checkpoint.as_ref().map(|pin| pin.batch),
     }
 }
 

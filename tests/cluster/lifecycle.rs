@@ -183,9 +183,7 @@ fn suspended_in_mid_rescale() {
     job.wait_training_on(3);
     let _mended = mended("kubectl", &["uncordon", "node1"]);
     kubectl(&["cordon", "node1"]);
-    job.wait("a rescale", |status| {
-        status["state"] != "Running" || status["nodes"] == 2
-    });
+    job.wait_rescale();
     job.patch(json!({"suspend": true}));
     job.wait("its suspension", |status| status["state"] == "Suspended");
     job.pods_left(0);
@@ -200,19 +198,8 @@ fn deleted_in_mid_rescale() {
     job.wait_training_on(3);
     let _mended = mended("kubectl", &["uncordon", "node1"]);
     kubectl(&["cordon", "node1"]);
-    job.wait("a rescale", |status| {
-        status["state"] != "Running" || status["nodes"] == 2
-    });
-    drop(job);
-    let left = kubectl(&[
-        "get",
-        "pods,services,serviceaccounts,roles,rolebindings,networkpolicies",
-        "-l",
-        "evenkeel.dev/job=cutshort",
-        "-o",
-        "name",
-    ]);
-    assert_eq!(left, "");
+    job.wait_rescale();
+    job.delete_whole();
 }
 
 #[test]

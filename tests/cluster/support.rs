@@ -288,6 +288,22 @@ impl Job {
         }
     }
 
+    /// Deletes it; nothing that was made for it may be left.
+    pub fn delete_whole(self) {
+        let selector = format!("evenkeel.dev/job={}", self.name);
+        drop(self);
+        let kinds = "pods,services,serviceaccounts,roles,rolebindings,networkpolicies";
+        let left = kubectl(&["get", kinds, "-l", &selector, "-o", "name"]);
+        assert_eq!(left, "");
+    }
+
+    /// Waits until it is being moved to fewer nodes, or just was.
+    pub fn wait_rescale(&self) {
+        self.wait("a rescale", |status| {
+            status["state"] != "Running" || status["nodes"] == 2
+        });
+    }
+
     /// Changes its spec.
     pub fn patch(&self, spec: Value) {
         let patch = json!({"spec": spec}).to_string();
