@@ -1,7 +1,7 @@
 //! Several ranks, threads of this process over real sockets: whatever the world and the strategy,
 //! what is learnt is what one process learns.
 
-use std::sync::Arc;
+use std::sync::{Arc, Barrier};
 
 use super::*;
 use crate::comm::tcp::tests::on_all;
@@ -360,6 +360,8 @@ fn a_discarded_step_leaves_nothing_behind_in_shards() {
 
 #[test]
 fn a_rank_that_stops_ends_the_walk_of_the_others() {
+    // Nobody stops while another is still in the step before.
+    let stepped = Barrier::new(3);
     on_all(3, |world| {
         let own = world.rank();
         let mut engine = rank(&config(), SHARDED, Some(world.clone()));
@@ -369,6 +371,7 @@ fn a_rank_that_stops_ends_the_walk_of_the_others() {
             engine.reduce(NOTHING)
         };
         step().unwrap();
+        stepped.wait();
         if own == 1 {
             world.abort("out of memory");
         }
