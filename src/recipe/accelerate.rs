@@ -10,13 +10,14 @@ mod values;
 use std::path::Path;
 
 use super::axes::axes;
+use super::dialect::Dialect;
+use super::name;
 use super::node::Node;
 use super::reader::{Confidence, Detected, Reader};
 use super::reading::Reading;
 use super::scalar::{Resolved, Schema};
 use super::suggest::did_you_mean;
 use super::tree::{Given, Tree};
-use super::{Dialect, name};
 
 use values::int;
 

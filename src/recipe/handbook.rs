@@ -12,13 +12,14 @@ mod values;
 
 use std::path::Path;
 
+use super::dialect::{Dialect, RESERVED};
+use super::name;
 use super::node::Node;
 use super::reader::{Confidence, Detected, Reader, others};
 use super::reading::Reading;
 use super::spec::Objective;
 use super::suggest::{did_you_mean, short};
 use super::tree::Tree;
-use super::{Dialect, RESERVED, name};
 
 use values::Values;
 

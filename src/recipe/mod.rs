@@ -10,12 +10,14 @@ mod axes;
 pub mod corpus;
 mod deepspeed;
 pub mod diagnostic;
+mod dialect;
 pub mod handbook;
 mod name;
 pub mod native;
 pub mod node;
 pub mod overrides;
 pub mod reader;
+mod readers;
 mod reading;
 pub mod scalar;
 pub mod source;
@@ -25,62 +27,18 @@ mod tree;
 pub mod yaml;
 
 use std::borrow::Cow;
-use std::fmt;
 use std::path::PathBuf;
-use std::str::FromStr;
-
-use serde::{Deserialize, Serialize};
 
 pub use diagnostic::{Diagnostic, Located, Severity};
+pub use dialect::{Dialect, RESERVED};
 pub use overrides::Setting;
 pub use source::{FileId, Place, Places, Sources, Span};
 pub use spec::Spec;
 
 use node::Node;
-use reader::{Detected, READERS, Reader};
+use reader::{Detected, Reader};
+use readers::READERS;
 use reading::Reading;
-
-/// Which upstream (or our own) way of writing recipes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Dialect {
-    /// `evenkeel.dev/v1alpha1`, kind `Recipe`.
-    Native,
-    /// alignment-handbook and TRL YAML.
-    HandbookTrl,
-    /// A config of `accelerate launch` by itself: a world without a batch.
-    Accelerate,
-}
-
-impl Dialect {
-    /// The name that `--dialect` takes and that plans carry.
-    pub fn name(self) -> &'static str {
-        match self {
-            Dialect::Native => "native",
-            Dialect::HandbookTrl => "handbook-trl",
-            Dialect::Accelerate => "accelerate",
-        }
-    }
-}
-
-impl fmt::Display for Dialect {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-impl FromStr for Dialect {
-    type Err = String;
-
-    fn from_str(name: &str) -> Result<Self, String> {
-        let mut read = READERS.iter().map(|r| r.dialect());
-        read.find(|d| d.name() == name)
-            .ok_or_else(|| suggest::did_you_mean(name, READERS.iter().map(|r| r.dialect().name())))
-    }
-}
-
-/// The key of upstream dialects that holds a partial native spec, laid over the translation.
-pub const RESERVED: &str = "evenkeel";
 
 /// What to read.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -13,6 +13,8 @@ mod value;
 use std::path::Path;
 
 use super::diagnostic::{Diagnostic, Severity};
+use super::dialect::Dialect;
+use super::name;
 use super::node::Node;
 use super::reader::{Confidence, Detected, Reader};
 use super::reading::Reading;
@@ -20,7 +22,6 @@ use super::scalar::{Resolved, Schema};
 use super::source::Places;
 use super::spec::Spec;
 use super::suggest::{did_you_mean, short};
-use super::{Dialect, name};
 
 /// The version of the native form.
 pub const API_VERSION: &str = "evenkeel.dev/v1alpha1";

@@ -3,7 +3,7 @@
 //! Scalars keep the text they were written with: what `1e-5` or `NO` means depends on the dialect,
 //! so it is resolved late, by a [`super::scalar::Schema`]. Every node knows where it stood.
 
-use super::scalar::{Resolved, Schema};
+use super::scalar::{Resolved, Scalar, Schema};
 use super::source::Span;
 
 /// A value in a recipe file, or in the native tree that a reader translates it into.
@@ -27,32 +27,6 @@ pub enum Value {
     Sequence(Vec<Node>),
     /// Keys and values in the order of writing; keys are unique.
     Mapping(Vec<Entry>),
-}
-
-/// A scalar as written.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Scalar {
-    /// The text after escapes and folding.
-    pub text: String,
-    /// Whether it stood without quotes, so that a schema may see a number or a bool in it.
-    pub plain: bool,
-    /// An explicit core tag such as `!!str`.
-    pub tag: Option<Tag>,
-}
-
-/// The core tags that a scalar may carry.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Tag {
-    /// `!!str`, or the non-specific `!`.
-    Str,
-    /// `!!int`.
-    Int,
-    /// `!!float`.
-    Float,
-    /// `!!bool`.
-    Bool,
-    /// `!!null`.
-    Null,
 }
 
 /// One key of a mapping with its value.

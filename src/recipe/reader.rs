@@ -1,18 +1,12 @@
-//! What a dialect has to offer, and the list of those that are read.
+//! What a dialect has to offer.
 //!
-//! A new dialect is one file with a [`Reader`] in it and one line in [`READERS`].
+//! A new dialect is one file with a [`Reader`] in it and one line in [`super::readers`].
 
 use std::path::Path;
 
-use super::Dialect;
-use super::accelerate::Accelerate;
-use super::handbook::Handbook;
-use super::native::Native;
+use super::dialect::Dialect;
 use super::node::Node;
 use super::reading::Reading;
-
-/// Every dialect that is read. When several are equally sure, the first wins.
-pub const READERS: &[&dyn Reader] = &[&Native, &Handbook, &Accelerate];
 
 /// How sure a reader is that a file is its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

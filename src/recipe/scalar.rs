@@ -6,7 +6,31 @@
 //! the YAML 1.2 core schema. Sources: PyYAML 6.0.3 `resolver.py` and `constructor.py`, OmegaConf
 //! 2.3.0 `_utils.py`. PyYAML's timestamps stay strings here: no recipe key takes one.
 
-use super::node::{Scalar, Tag};
+/// A scalar as written.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Scalar {
+    /// The text after escapes and folding.
+    pub text: String,
+    /// Whether it stood without quotes, so that a schema may see a number or a bool in it.
+    pub plain: bool,
+    /// An explicit core tag such as `!!str`.
+    pub tag: Option<Tag>,
+}
+
+/// The core tags that a scalar may carry.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Tag {
+    /// `!!str`, or the non-specific `!`.
+    Str,
+    /// `!!int`.
+    Int,
+    /// `!!float`.
+    Float,
+    /// `!!bool`.
+    Bool,
+    /// `!!null`.
+    Null,
+}
 
 /// Whose rules turn a scalar's text into a value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -14,7 +14,8 @@ use std::collections::HashMap;
 use granit_parser::{ErrorKind, Event, Parser, ScalarStyle, ScanError};
 
 use super::diagnostic::Diagnostic;
-use super::node::{Entry, Node, Scalar, Tag, Value};
+use super::node::{Entry, Node, Value};
+use super::scalar::{Scalar, Tag};
 use super::source::{FileId, Span};
 use budget::{Weight, weigh};
 use keys::{duplicate, merge};

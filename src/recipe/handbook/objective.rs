@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use crate::recipe::RESERVED;
+use crate::recipe::dialect::RESERVED;
 use crate::recipe::node::Node;
 use crate::recipe::reading::Reading;
 use crate::recipe::spec::Objective;

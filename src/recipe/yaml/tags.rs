@@ -1,7 +1,7 @@
 //! Explicit tags: the core ones, and nothing that makes a loader run code.
 
 use super::problem::{Problem, problem};
-use crate::recipe::node::Tag;
+use crate::recipe::scalar::Tag;
 use crate::recipe::source::Span;
 
 pub(super) fn scalar_tag(tag: &granit_parser::Tag, span: Span) -> Result<Tag, Problem> {

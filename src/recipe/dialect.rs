@@ -1,0 +1,37 @@
+//! The names of the dialects, and the one key that all of them share.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// Which upstream (or our own) way of writing recipes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Dialect {
+    /// `evenkeel.dev/v1alpha1`, kind `Recipe`.
+    Native,
+    /// alignment-handbook and TRL YAML.
+    HandbookTrl,
+    /// A config of `accelerate launch` by itself: a world without a batch.
+    Accelerate,
+}
+
+impl Dialect {
+    /// The name that `--dialect` takes and that plans carry.
+    pub fn name(self) -> &'static str {
+        match self {
+            Dialect::Native => "native",
+            Dialect::HandbookTrl => "handbook-trl",
+            Dialect::Accelerate => "accelerate",
+        }
+    }
+}
+
+impl fmt::Display for Dialect {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// The key of upstream dialects that holds a partial native spec, laid over the translation.
+pub const RESERVED: &str = "evenkeel";

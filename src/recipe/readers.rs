@@ -1,0 +1,23 @@
+//! The list of the dialects that are read, one line each.
+
+use std::str::FromStr;
+
+use super::accelerate::Accelerate;
+use super::dialect::Dialect;
+use super::handbook::Handbook;
+use super::native::Native;
+use super::reader::Reader;
+use super::suggest;
+
+/// Every dialect that is read. When several are equally sure, the first wins.
+pub const READERS: &[&dyn Reader] = &[&Native, &Handbook, &Accelerate];
+
+impl FromStr for Dialect {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        let mut read = READERS.iter().map(|r| r.dialect());
+        read.find(|d| d.name() == name)
+            .ok_or_else(|| suggest::did_you_mean(name, READERS.iter().map(|r| r.dialect().name())))
+    }
+}
