@@ -46,20 +46,22 @@ pub fn add_source(
 
 /// Where a piece of the virtual file begins.
 #[derive(Clone, Copy)]
-struct Position {
+pub(super) struct Position {
     offset: usize,
     line: u32,
     column: u32,
 }
 
 impl Position {
-    const START: Position = Position {
+    /// The first override.
+    pub const START: Position = Position {
         offset: 0,
         line: 1,
         column: 1,
     };
 
-    fn after(self, text: &str) -> Position {
+    /// Where what follows the text begins.
+    pub fn after(self, text: &str) -> Position {
         let lines = text.matches('\n').count() as u32;
         let tail = text.rsplit('\n').next().unwrap_or(text).chars().count() as u32;
         Position {
@@ -73,7 +75,8 @@ impl Position {
         }
     }
 
-    fn span(self, file: FileId, text: &str) -> Span {
+    /// The place of a text that begins here.
+    pub fn span(self, file: FileId, text: &str) -> Span {
         Span {
             file,
             start: self.offset,
@@ -94,31 +97,43 @@ pub fn apply(
 ) {
     let mut at = Position::START;
     for text in overrides {
-        if let Some((key, value)) = text.split_once('=').filter(|(key, _)| !key.is_empty()) {
-            let value_at = at.after(key).after("=");
-            let key_span = at.span(file, key);
-            let path = path_of(key);
-            let result = match parse_value(value, value_at, file, diagnostics) {
-                Some(_) if path.matches('.').count() >= yaml::MAX_DEPTH => Err((
-                    format!("the key has more than {} parts", yaml::MAX_DEPTH),
-                    "no recipe key nests so deep".to_owned(),
-                )),
-                Some(value) => put(root, &path, key_span, value),
-                None => Ok(()),
-            };
-            if let Err((message, help)) = result {
-                let problem = Diagnostic::error("unknown-key", Some(key_span), message, help);
-                diagnostics.push(problem);
-            }
-        } else {
-            diagnostics.push(Diagnostic::error(
-                "yaml-syntax",
-                Some(at.span(file, text)),
-                format!("`{text}` is not KEY=VALUE"),
-                "write the key, `=` and the value without spaces: `max_steps=100`",
-            ));
-        }
+        apply_one(root, text, at, file, &path_of, diagnostics);
         at = at.after(text).after("\n");
+    }
+}
+
+/// Puts one override into the tree; it begins at a place of the virtual file.
+pub(super) fn apply_one(
+    root: &mut Node,
+    text: &str,
+    at: Position,
+    file: FileId,
+    path_of: &impl Fn(&str) -> String,
+    diagnostics: &mut Vec<Diagnostic>,
+) {
+    let Some((key, value)) = text.split_once('=').filter(|(key, _)| !key.is_empty()) else {
+        diagnostics.push(Diagnostic::error(
+            "yaml-syntax",
+            Some(at.span(file, text)),
+            format!("`{text}` is not KEY=VALUE"),
+            "write the key, `=` and the value without spaces: `max_steps=100`",
+        ));
+        return;
+    };
+    let value_at = at.after(key).after("=");
+    let key_span = at.span(file, key);
+    let path = path_of(key);
+    let result = match parse_value(value, value_at, file, diagnostics) {
+        Some(_) if path.matches('.').count() >= yaml::MAX_DEPTH => Err((
+            format!("the key has more than {} parts", yaml::MAX_DEPTH),
+            "no recipe key nests so deep".to_owned(),
+        )),
+        Some(value) => put(root, &path, key_span, value),
+        None => Ok(()),
+    };
+    if let Err((message, help)) = result {
+        let problem = Diagnostic::error("unknown-key", Some(key_span), message, help);
+        diagnostics.push(problem);
     }
 }
 

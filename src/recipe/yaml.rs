@@ -17,12 +17,13 @@ use super::diagnostic::Diagnostic;
 use super::node::{Entry, Node, Value};
 use super::scalar::{Scalar, Tag};
 use super::source::{FileId, Span};
-use budget::{Weight, weigh};
+
 use keys::{duplicate, merge};
 use problem::{Problem, over_budget, problem, too_deep};
 use tags::{collection_tag, scalar_tag};
 
 pub use budget::{MAX_DEPTH, MAX_NODES, MAX_TEXT};
+pub(super) use budget::{Weight, weigh};
 
 /// The largest file that is read, bytes.
 pub const MAX_BYTES: usize = 1 << 20;

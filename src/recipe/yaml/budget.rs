@@ -12,7 +12,7 @@ pub const MAX_TEXT: usize = 8 << 20;
 
 /// How much a subtree weighs against the budgets.
 #[derive(Clone, Copy, Default)]
-pub(super) struct Weight {
+pub(in crate::recipe) struct Weight {
     pub nodes: usize,
     pub text: usize,
     /// Levels of nesting, 1 for a scalar.
@@ -32,7 +32,7 @@ impl Weight {
 }
 
 /// The weight of a whole subtree.
-pub(super) fn weigh(node: &Node) -> Weight {
+pub(in crate::recipe) fn weigh(node: &Node) -> Weight {
     let mut weight = Weight {
         nodes: 1,
         text: 0,

@@ -1,0 +1,486 @@
+//! One override of the command line in Hydra's grammar: `key=value`, `+key=value`, `++key=value`,
+//! `~key`, with a package (`key@package=value`) where a group takes one.
+//!
+//! Its values are not YAML: `NO` and `010` are text here, only `true` and `false` are truth values,
+//! and what holds another character than letters, digits and `/-\+.$%*@?|:_` needs quotes.
+//!
+//! Source: Hydra 1.3, `grammar/OverrideLexer.g4`, `grammar/OverrideParser.g4` and
+//! `core/override_parser/overrides_visitor.py`.
+
+use crate::recipe::diagnostic::Diagnostic;
+use crate::recipe::node::{Entry, Node, Value};
+use crate::recipe::overrides::Position;
+use crate::recipe::source::{FileId, Span};
+use crate::recipe::suggest::short;
+use crate::recipe::yaml::MAX_DEPTH;
+
+/// What an override does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// `key=value`: the key must be there.
+    Change,
+    /// `+key=value`: the key must not be there.
+    Add,
+    /// `++key=value`: whether the key is there or not.
+    Force,
+    /// `~key`, `~key=value`.
+    Delete,
+}
+
+/// One override.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Override {
+    /// What it does.
+    pub kind: Kind,
+    /// The key: dots between keys of a config, slashes between parts of a group.
+    pub key: String,
+    /// What follows `@`.
+    pub package: Option<String>,
+    /// `None` only for `~key`.
+    pub value: Option<Node>,
+    /// Where the key stands.
+    pub span: Span,
+}
+
+/// Reads an override that begins at a place of the virtual file.
+pub(super) fn parse(text: &str, at: Position, file: FileId) -> Result<Override, Diagnostic> {
+    let (kind, rest) = if let Some(rest) = text.strip_prefix("++") {
+        (Kind::Force, rest)
+    } else if let Some(rest) = text.strip_prefix('+') {
+        (Kind::Add, rest)
+    } else if let Some(rest) = text.strip_prefix('~') {
+        (Kind::Delete, rest)
+    } else {
+        (Kind::Change, text)
+    };
+    let marks = &text[..text.len() - rest.len()];
+    let (name, value) = match rest.split_once('=') {
+        Some((name, value)) => (name, Some(value)),
+        None => (rest, None),
+    };
+    let name_at = at.after(marks);
+    let span = name_at.span(file, name);
+    let refuse = |message: String, help: &str| {
+        Err(Diagnostic::error(
+            "override-syntax",
+            Some(span),
+            message,
+            help,
+        ))
+    };
+    if value.is_none() && kind != Kind::Delete {
+        return refuse(
+            format!("`{}` is not KEY=VALUE", short(text)),
+            "write `key=value`, `+key=value` for a new key, or `~key` to take one away",
+        );
+    }
+    let (key, package) = match name.split_once('@') {
+        Some((key, package)) => (key, Some(package.to_owned())),
+        None => (name, None),
+    };
+    let fits = |c: char| c.is_alphanumeric() || "_-./$:".contains(c);
+    if key.is_empty() || !name.chars().all(|c| fits(c) || c == '@') {
+        return refuse(
+            format!("`{}` is not a key", short(name)),
+            "write the key's parts with dots between them: `model.batch_size=32`",
+        );
+    }
+    if key.split(['.', '/']).count() > MAX_DEPTH {
+        return refuse(
+            format!("the key has more than {MAX_DEPTH} parts"),
+            "no recipe key nests so deep",
+        );
+    }
+    let value = match value {
+        None => None,
+        Some(value) => {
+            let start = name_at.after(name).after("=");
+            Some(Parser::whole(value, start, file)?)
+        }
+    };
+    Ok(Override {
+        kind,
+        key: key.to_owned(),
+        package,
+        value,
+        span,
+    })
+}
+
+/// Reads one value.
+struct Parser<'t> {
+    text: &'t str,
+    at: usize,
+    /// Where `text` begins.
+    start: Position,
+    file: FileId,
+}
+
+impl<'t> Parser<'t> {
+    /// The whole text as one value.
+    fn whole(text: &'t str, start: Position, file: FileId) -> Result<Node, Diagnostic> {
+        let mut parser = Parser {
+            text,
+            at: 0,
+            start,
+            file,
+        };
+        if text.trim().is_empty() {
+            return Ok(Node::string("", start.span(file, text)));
+        }
+        let value = parser.element(0)?;
+        parser.blanks();
+        match parser.peek() {
+            None => Ok(value),
+            Some(',') => Err(parser.problem(
+                "a list without brackets is a sweep over several runs",
+                "write `key=[a,b]` for a list, `key='a,b'` for text with a comma",
+            )),
+            Some(c) => Err(parser.problem(
+                format!("`{c}` does not belong to the value"),
+                "put the value into quotes: `key='…'`",
+            )),
+        }
+    }
+
+    fn peek(&self) -> Option<char> {
+        self.text[self.at..].chars().next()
+    }
+
+    fn next(&mut self) -> Option<char> {
+        let next = self.peek()?;
+        self.at += next.len_utf8();
+        Some(next)
+    }
+
+    fn blanks(&mut self) {
+        while self.peek().is_some_and(char::is_whitespace) {
+            self.next();
+        }
+    }
+
+    /// The place of what has been read since `from`.
+    fn span(&self, from: usize) -> Span {
+        self.start
+            .after(&self.text[..from])
+            .span(self.file, &self.text[from..self.at])
+    }
+
+    fn problem(&self, message: impl Into<String>, help: impl Into<String>) -> Diagnostic {
+        let here = self.start.after(&self.text[..self.at]).span(self.file, "");
+        Diagnostic::error("override-syntax", Some(here), message, help)
+    }
+
+    fn element(&mut self, depth: usize) -> Result<Node, Diagnostic> {
+        if depth >= MAX_DEPTH {
+            return Err(self.problem(
+                format!("the value nests deeper than {MAX_DEPTH}"),
+                "no recipe value nests so deep",
+            ));
+        }
+        self.blanks();
+        match self.peek() {
+            Some(quote @ ('\'' | '"')) => self.quoted(quote),
+            Some('[') => self.list(depth),
+            Some('{') => self.mapping(depth),
+            _ => self.primitive(depth > 0),
+        }
+    }
+
+    fn quoted(&mut self, quote: char) -> Result<Node, Diagnostic> {
+        let from = self.at;
+        self.next();
+        let mut text = String::new();
+        loop {
+            match self.next() {
+                None => {
+                    return Err(self.problem(
+                        format!("the quote `{quote}` does not end"),
+                        "end the text with the quote that it began with",
+                    ));
+                }
+                Some('\\') if self.peek() == Some(quote) => {
+                    self.next();
+                    text.push(quote);
+                }
+                Some(c) if c == quote => return Ok(Node::string(text, self.span(from))),
+                Some(c) => text.push(c),
+            }
+        }
+    }
+
+    fn list(&mut self, depth: usize) -> Result<Node, Diagnostic> {
+        let from = self.at;
+        self.next();
+        let mut items = Vec::new();
+        self.blanks();
+        if self.peek() == Some(']') {
+            self.next();
+        } else {
+            loop {
+                items.push(self.element(depth + 1)?);
+                if self.separator(']')? {
+                    break;
+                }
+            }
+        }
+        Ok(Node {
+            value: Value::Sequence(items),
+            span: self.span(from),
+            key: None,
+        })
+    }
+
+    fn mapping(&mut self, depth: usize) -> Result<Node, Diagnostic> {
+        let from = self.at;
+        self.next();
+        let mut mapping = Node::mapping(self.span(from));
+        self.blanks();
+        if self.peek() == Some('}') {
+            self.next();
+        } else {
+            loop {
+                let entry = self.entry(depth)?;
+                mapping.set(&entry.name, entry.name_span, entry.value);
+                if self.separator('}')? {
+                    break;
+                }
+            }
+        }
+        mapping.span = self.span(from);
+        Ok(mapping)
+    }
+
+    fn entry(&mut self, depth: usize) -> Result<Entry, Diagnostic> {
+        self.blanks();
+        let from = self.at;
+        while self.peek().is_some_and(|c| !":,{}[]'\"".contains(c)) {
+            self.next();
+        }
+        let name = self.text[from..self.at].trim().to_owned();
+        let name_span = self.span(from);
+        if name.is_empty() || self.next() != Some(':') {
+            return Err(self.problem(
+                "a mapping takes `key: value` pairs",
+                "write `key={a: 1, b: 2}`",
+            ));
+        }
+        let value = self.element(depth + 1)?;
+        Ok(Entry {
+            name,
+            name_span,
+            value,
+        })
+    }
+
+    /// A comma, or the end of the collection (true).
+    fn separator(&mut self, end: char) -> Result<bool, Diagnostic> {
+        self.blanks();
+        match self.next() {
+            Some(',') => Ok(false),
+            Some(c) if c == end => Ok(true),
+            _ => Err(self.problem(
+                format!("a `,` or `{end}` is missing"),
+                "check the brackets, and put text with other characters into quotes",
+            )),
+        }
+    }
+
+    /// A number, a truth value, `null`, or text without quotes.
+    fn primitive(&mut self, inside: bool) -> Result<Node, Diagnostic> {
+        let from = self.at;
+        let mut text = String::new();
+        let mut is_text = false;
+        while let Some(c) = self.peek() {
+            let rest = &self.text[self.at..];
+            if c == ',' || (inside && (c == ']' || c == '}')) {
+                break;
+            }
+            if rest.starts_with("${") {
+                let length = super::interpolation::length(rest).ok_or_else(|| {
+                    self.problem("the interpolation `${` does not end", "end it with `}`")
+                })?;
+                text.push_str(&rest[..length]);
+                self.at += length;
+                is_text = true;
+                continue;
+            }
+            self.next();
+            match c {
+                '\\' if self.peek().is_some_and(|c| "\\()[]{}:=, \t".contains(c)) => {
+                    text.extend(self.next());
+                    is_text = true;
+                }
+                '(' => {
+                    return Err(self.problem(
+                        format!(
+                            "`{}(…)` is a function of Hydra's sweeps and casts",
+                            text.trim()
+                        ),
+                        "give the value itself; text with brackets goes into quotes",
+                    ));
+                }
+                c if c.is_ascii_alphanumeric() || " \t_/-\\+.$%*@?|:".contains(c) => text.push(c),
+                c => {
+                    return Err(self.problem(
+                        format!("`{c}` needs quotes in a value"),
+                        "put the value into quotes: `key='…'` (and once more for the shell)",
+                    ));
+                }
+            }
+        }
+        let raw = self.text[from..self.at].trim_end();
+        self.at = from + raw.len();
+        let span = self.span(from);
+        let text = text.trim_end().to_owned();
+        if raw.is_empty() {
+            return Err(self.problem("a value is missing", "write `''` for empty text"));
+        }
+        Ok(match plain(&text).filter(|_| !is_text) {
+            Some(plain) => Node::plain(plain, span),
+            None => Node::string(text, span),
+        })
+    }
+}
+
+/// The YAML spelling of what is more than text without quotes.
+fn plain(text: &str) -> Option<String> {
+    let lower = text.to_ascii_lowercase();
+    if ["true", "false", "null"].contains(&lower.as_str()) {
+        return Some(lower);
+    }
+    let unsigned = text.strip_prefix(['+', '-']).unwrap_or(text);
+    if is_int(unsigned) {
+        return Some(text.to_owned());
+    }
+    match unsigned.to_ascii_lowercase().as_str() {
+        "inf" if text.starts_with('-') => return Some("-.inf".to_owned()),
+        "inf" => return Some(".inf".to_owned()),
+        "nan" => return Some(".nan".to_owned()),
+        _ => {}
+    }
+    let groups = |digits: &str| {
+        digits.is_empty()
+            || digits
+                .split('_')
+                .all(|group| !group.is_empty() && group.bytes().all(|b| b.is_ascii_digit()))
+    };
+    let (mantissa, exponent) = match unsigned.find(['e', 'E']) {
+        Some(at) => (&unsigned[..at], Some(&unsigned[at + 1..])),
+        None => (unsigned, None),
+    };
+    let (whole, fraction) = mantissa.split_once('.').unwrap_or((mantissa, ""));
+    let exponent_fits = exponent.is_none_or(|e| {
+        let digits = e.strip_prefix(['+', '-']).unwrap_or(e);
+        !digits.is_empty() && groups(digits)
+    });
+    let is_float = (mantissa.contains('.') || exponent.is_some())
+        && !(whole.is_empty() && fraction.is_empty())
+        && groups(whole)
+        && groups(fraction)
+        && exponent_fits;
+    let value: f64 = text.replace('_', "").parse().ok().filter(|_| is_float)?;
+    Some(format!("{value:?}"))
+}
+
+/// Decimal digits without a leading zero, in groups between underscores.
+fn is_int(text: &str) -> bool {
+    let digits = |group: &str| !group.is_empty() && group.bytes().all(|b| b.is_ascii_digit());
+    text == "0" || (!text.starts_with('0') && text.split('_').all(digits))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::recipe::scalar::{Resolved, Schema};
+
+    fn read(text: &str) -> Result<Override, Diagnostic> {
+        parse(text, Position::START, FileId(0))
+    }
+
+    fn value(text: &str) -> Resolved {
+        let value = read(&format!("a={text}")).unwrap().value.unwrap();
+        value.resolve(Schema::OmegaConf).unwrap()
+    }
+
+    /// Each as `OverridesParser` of Hydra 1.3.8 reads it.
+    #[test]
+    fn scalars_are_hydras_and_not_yamls() {
+        let text = |text: &str| Resolved::Str(text.to_owned());
+        for (written, read) in [
+            ("010", text("010")),
+            ("on", text("on")),
+            ("NO", text("NO")),
+            ("12:30", text("12:30")),
+            ("0x10", text("0x10")),
+            ("1__0", text("1__0")),
+            ("1 2", text("1 2")),
+            ("x y", text("x y")),
+            ("", text("")),
+            ("'1'", text("1")),
+            ("'x y,#'", text("x y,#")),
+            ("\\,x", text(",x")),
+            ("/a/b:c", text("/a/b:c")),
+            ("${b.c}/d", text("${b.c}/d")),
+            ("1e-5", Resolved::Float(1e-5)),
+            ("-.5", Resolved::Float(-0.5)),
+            ("5.", Resolved::Float(5.0)),
+            ("1_0.5", Resolved::Float(10.5)),
+            ("inf", Resolved::Float(f64::INFINITY)),
+            ("20_000", Resolved::Int(20_000)),
+            ("+1", Resolved::Int(1)),
+            ("True", Resolved::Bool(true)),
+            ("null", Resolved::Null),
+            ("???", Resolved::Missing),
+        ] {
+            assert_eq!(value(written), read, "{written}");
+        }
+    }
+
+    #[test]
+    fn collections_nest_and_keep_their_places() {
+        let read = read("++a.b=[x, {k: 1, l: ['y']}]").unwrap();
+        assert_eq!((read.kind, read.key.as_str()), (Kind::Force, "a.b"));
+        let value = read.value.unwrap();
+        let items = value.items().unwrap();
+        assert_eq!(items[0].text(), Some("x"));
+        assert_eq!(items[1].get_path("k").and_then(Node::text), Some("1"));
+        let inner = &items[1].get("l").unwrap().items().unwrap()[0];
+        assert_eq!((inner.span.line, inner.span.column), (1, 22));
+        assert_eq!(read.span.column, 3);
+    }
+
+    #[test]
+    fn what_hydra_refuses_is_refused_with_a_way_out() {
+        for (text, word) in [
+            ("a", "KEY=VALUE"),
+            ("=1", "not a key"),
+            ("a=1,2", "sweep"),
+            ("a=b=c", "quotes"),
+            ("a=x#y", "quotes"),
+            ("a=choice(1,2)", "function"),
+            ("a=[1", "missing"),
+            ("a='x", "does not end"),
+            ("a=${b", "does not end"),
+            ("a={1}", "pairs"),
+            ("a=[1,]", "missing"),
+        ] {
+            let problem = read(text).unwrap_err();
+            assert!(
+                problem.message.contains(word),
+                "{text}: {}",
+                problem.message
+            );
+        }
+        let deep = format!("a={}", "[".repeat(5000));
+        assert!(read(&deep).unwrap_err().message.contains("deeper"));
+    }
+
+    #[test]
+    fn deletions_and_packages() {
+        let gone = read("~model").unwrap();
+        assert_eq!((gone.kind, gone.value), (Kind::Delete, None));
+        let moved = read("model@other=llama").unwrap();
+        assert_eq!(moved.package.as_deref(), Some("other"));
+    }
+}

@@ -1,0 +1,95 @@
+//! Where a config stands in its tree: at the root, or in a config group.
+
+use std::path::{Path, PathBuf};
+
+/// The name of a tree's root, which both upstream programs give to `hydra.main`.
+const ROOT: &str = "config.yaml";
+
+/// How many folders a group may stand below the root.
+const LEVELS: usize = 4;
+
+/// A config's place.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Place {
+    /// The folder of the tree's root.
+    pub folder: PathBuf,
+    /// The config's name from there, without its ending: `config`, `model/llama`.
+    pub name: String,
+}
+
+impl Place {
+    /// The place of a file. One that has a root above it stands in a group.
+    pub fn of(path: &Path) -> Place {
+        let parent = path.parent().unwrap_or(Path::new(""));
+        let stem = path.file_stem().unwrap_or_default().to_string_lossy();
+        let root = Place {
+            folder: parent.to_owned(),
+            name: stem.into_owned(),
+        };
+        if path.file_name().is_some_and(|name| name == ROOT) {
+            return root;
+        }
+        let above = parent.ancestors().skip(1).take(LEVELS);
+        let found = above.into_iter().find_map(|folder| {
+            let group = parent.strip_prefix(folder).ok()?;
+            (folder.join(ROOT).is_file() && !parent.join(ROOT).is_file()).then(|| Place {
+                folder: folder.to_owned(),
+                name: format!("{}/{}", group.display(), root.name),
+            })
+        });
+        found.unwrap_or(root)
+    }
+
+    /// The group that it stands in; `None` at the root.
+    pub fn group(&self) -> Option<&str> {
+        self.name.rsplit_once('/').map(|(group, _)| group)
+    }
+
+    /// The last part of its name.
+    pub fn option(&self) -> &str {
+        let last = self.name.rsplit_once('/');
+        last.map_or(self.name.as_str(), |(_, option)| option)
+    }
+
+    /// The root of the tree.
+    pub fn root(&self) -> PathBuf {
+        self.folder.join(ROOT)
+    }
+
+    /// The file of a config of the tree.
+    pub(super) fn file(&self, name: &str) -> PathBuf {
+        self.folder.join(format!("{name}.yaml"))
+    }
+
+    /// Whether the tree has a group of that name.
+    pub(super) fn has_group(&self, group: &str) -> bool {
+        is_inside(group) && self.folder.join(group).is_dir()
+    }
+
+    /// The options of a group, in the order of their names.
+    pub(super) fn options(&self, group: &str) -> Vec<String> {
+        let Ok(files) = std::fs::read_dir(self.folder.join(group)) else {
+            return Vec::new();
+        };
+        let mut options: Vec<String> = files
+            .flatten()
+            .filter_map(|file| {
+                let name = file.file_name().into_string().ok()?;
+                Some(name.strip_suffix(".yaml")?.to_owned())
+            })
+            .collect();
+        options.sort_unstable();
+        options
+    }
+}
+
+/// Whether a name stays inside of the tree.
+pub(super) fn is_inside(name: &str) -> bool {
+    !name.is_empty() && name.split('/').all(|part| !["", ".", ".."].contains(&part))
+}
+
+/// The root of the tree in a folder that the user named: in it, or in its `config`.
+pub fn root_of(folder: &Path) -> Option<PathBuf> {
+    let inside = [folder.join(ROOT), folder.join("config").join(ROOT)];
+    inside.into_iter().find(|root| root.is_file())
+}

@@ -1,0 +1,325 @@
+use std::path::{Path, PathBuf};
+
+use super::*;
+use crate::recipe::diagnostic::{Diagnostic, Severity};
+use crate::recipe::overrides::add_source;
+
+/// A tree of configs on disk.
+struct Tree(tempfile::TempDir);
+
+impl Tree {
+    fn new(files: &[(&str, &str)]) -> Tree {
+        let folder = tempfile::tempdir().unwrap();
+        for (name, text) in files {
+            let path = folder.path().join(name);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        }
+        Tree(folder)
+    }
+
+    /// The tree of most tests.
+    fn usual() -> Tree {
+        Tree::new(&[
+            (
+                "config.yaml",
+                "lr: 1\nexp: ???\ndefaults:\n- _self_\n- model: ???\n- loss: sft\nlate: 2\nrun: ${lr}/${exp}\n",
+            ),
+            (
+                "model/base.yaml",
+                "name: ???\nsize: 32\npeft: {r: 64, alpha: 1}\n",
+            ),
+            (
+                "model/llama.yaml",
+                "defaults:\n  - base\n\nname: null\nblock: Llama\n",
+            ),
+            ("loss/sft.yaml", "trainer: SFT\n"),
+            ("loss/dpo.yaml", "trainer: DPO\nbeta: 0.1\n"),
+        ])
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    fn compose(&self, overrides: &[&str]) -> (Config, Vec<Diagnostic>, Reading) {
+        self.compose_file("config.yaml", overrides)
+    }
+
+    fn compose_file(&self, name: &str, overrides: &[&str]) -> (Config, Vec<Diagnostic>, Reading) {
+        const PROGRAM: Program = Program {
+            resolvers: &[],
+            optional: &["loss.control"],
+        };
+        let overrides: Vec<String> = overrides.iter().map(|o| (*o).to_owned()).collect();
+        let mut reading = Reading::default();
+        let path = self.path(name);
+        let root = reading.load(&path).unwrap();
+        let command_line = add_source(&mut reading.sources, &overrides, &[]);
+        let place = Place::of(&path);
+        let config = compose(
+            root,
+            &place,
+            &PROGRAM,
+            &overrides,
+            command_line,
+            &mut reading,
+        );
+        let said = reading.diagnostics.clone();
+        (config, said, reading)
+    }
+
+    /// A value of a config that composes without a word.
+    fn value(&self, overrides: &[&str], key: &str) -> Option<Resolved> {
+        let (config, said, _) = self.compose(overrides);
+        assert_eq!(said, [], "{overrides:?}");
+        known::find(&config.root, key)?.resolve(Schema::OmegaConf)
+    }
+
+    /// What is said about overrides: rule, severity, message and help.
+    fn said(&self, overrides: &[&str]) -> Vec<String> {
+        let (_, said, _) = self.compose(overrides);
+        said.iter()
+            .map(|d| format!("{}[{}] {} ({})", d.severity, d.rule, d.message, d.help))
+            .collect()
+    }
+}
+
+fn int(value: i128) -> Option<Resolved> {
+    Some(Resolved::Int(value))
+}
+
+fn text(value: &str) -> Option<Resolved> {
+    Some(Resolved::Str(value.to_owned()))
+}
+
+/// Each as Hydra 1.3.8 composes it.
+#[test]
+fn layers_are_laid_in_the_order_of_the_lists() {
+    let tree = Tree::usual();
+    assert_eq!(tree.value(&["model=llama"], "model.size"), int(32));
+    // `base` comes first, since the list of `llama` does not name itself.
+    assert_eq!(
+        tree.value(&["model=llama"], "model.name"),
+        Some(Resolved::Null)
+    );
+    assert_eq!(tree.value(&["model=llama"], "model.block"), text("Llama"));
+    assert_eq!(tree.value(&["model=llama"], "loss.trainer"), text("SFT"));
+    assert_eq!(
+        tree.value(&["model=llama", "loss=dpo"], "loss.trainer"),
+        text("DPO")
+    );
+    // A list in the middle of the file hides none of its keys.
+    assert_eq!(tree.value(&["model=llama"], "late"), int(2));
+    assert_eq!(tree.value(&["model=llama", "exp=x"], "run"), text("1/x"));
+
+    let last = [
+        (
+            "config.yaml",
+            "defaults:\n- model: a\n- _self_\nmodel: {x: 2}\n",
+        ),
+        ("model/a.yaml", "x: 1\ny: 1\n"),
+    ];
+    assert_eq!(Tree::new(&last).value(&[], "model.x"), int(2));
+    let first = [
+        (
+            "config.yaml",
+            "defaults:\n- _self_\n- model: a\nmodel: {x: 2}\n",
+        ),
+        last[1],
+    ];
+    assert_eq!(Tree::new(&first).value(&[], "model.x"), int(1));
+    let silent = [
+        ("config.yaml", "defaults:\n- model: a\nmodel: {x: 2}\n"),
+        last[1],
+    ];
+    assert_eq!(Tree::new(&silent).value(&[], "model.x"), int(2));
+}
+
+#[test]
+fn packages_say_where_a_file_is_laid() {
+    let files = [
+        (
+            "config.yaml",
+            "defaults:\n- db@other: a\n- db/inner: b\n- whole: c\n- optional db: nowhere\n- none: null\n",
+        ),
+        ("db/a.yaml", "x: 1\n"),
+        ("db/inner/b.yaml", "x: 2\n"),
+        ("whole/c.yaml", "# @package _global_\nx: 3\n"),
+        ("none/d.yaml", "x: 4\n"),
+    ];
+    let tree = Tree::new(&files);
+    assert_eq!(tree.value(&[], "other.x"), int(1));
+    assert_eq!(tree.value(&[], "db.inner.x"), int(2));
+    assert_eq!(tree.value(&[], "x"), int(3));
+    assert_eq!(tree.value(&["none=d"], "none.x"), int(4));
+    assert_eq!(tree.value(&["~whole"], "x"), None);
+    assert_eq!(tree.value(&["db@other=a", "db=a"], "db.x"), int(1));
+    assert!(tree.said(&["+db=a"])[0].contains("that the list has"));
+    assert_eq!(tree.value(&["+db@third=a"], "third.x"), int(1));
+    // The list of one file decides for another's.
+    let files = [
+        (
+            "config.yaml",
+            "defaults:\n- model: m\n- override model/part: two\n",
+        ),
+        ("model/m.yaml", "defaults:\n- part: one\n"),
+        ("model/part/one.yaml", "x: 1\n"),
+        ("model/part/two.yaml", "x: 2\n"),
+    ];
+    assert_eq!(Tree::new(&files).value(&[], "model.part.x"), int(2));
+    assert_eq!(
+        Tree::new(&files).value(&["model/part=one"], "model.part.x"),
+        int(1)
+    );
+}
+
+#[test]
+fn overrides_of_values_follow_their_marks() {
+    let tree = Tree::usual();
+    let with = |more: &[&str], key: &str| tree.value(&[&["model=llama"], more].concat(), key);
+    assert_eq!(with(&["model.size=8"], "model.size"), int(8));
+    assert_eq!(with(&["++model.size=8"], "model.size"), int(8));
+    assert_eq!(with(&["model.peft={r: 8}"], "model.peft.r"), int(8));
+    assert_eq!(
+        with(&["model.peft={r: 8}"], "model.peft.alpha"),
+        int(1),
+        "mappings merge"
+    );
+    assert_eq!(with(&["~model.peft"], "model.peft.r"), None);
+    assert_eq!(with(&["~late=2"], "late"), None);
+    // Null is as good as nothing for `+`.
+    assert_eq!(with(&["+model.name=x"], "model.name"), text("x"));
+    assert_eq!(with(&["+loss.control={a: b}"], "loss.control.a"), text("b"));
+    // What stands last counts.
+    assert_eq!(with(&["lr=2", "lr=3"], "lr"), int(3));
+    assert_eq!(
+        with(&["evenkeel.batch.gpus=8"], "evenkeel.batch.gpus"),
+        int(8)
+    );
+    assert_eq!(with(&["hydra.run.dir=x"], "hydra"), None);
+}
+
+#[test]
+fn unknown_overrides_are_refused_or_told_with_what_was_meant() {
+    let tree = Tree::usual();
+    let said = |more: &[&str]| tree.said(&[&["model=llama"], more].concat());
+    insta::assert_snapshot!(
+        [
+            said(&["model.sizes=8"]),
+            said(&["++model.sizes=8"]),
+            said(&["+config.late=8"]),
+            said(&["++model.peft.rr=8"]),
+            said(&["++model.peft={r: 1, beta: 2}"]),
+            said(&["+late=3"]),
+            said(&["~nowhere"]),
+            said(&["~late=3"]),
+            said(&["late.below=3"]),
+            said(&["++late.below=3"]),
+            said(&["lose=dpo"]),
+            said(&["loss=dop"]),
+            said(&["++loss=dpo"]),
+        ]
+        .concat()
+        .join("\n")
+    );
+}
+
+#[test]
+fn everything_that_is_missing_is_told_at_once() {
+    let tree = Tree::usual();
+    let (config, said, reading) = tree.compose(&["model.size=3"]);
+    assert!(!config.complete);
+    let missing: Vec<&str> = config.missing.iter().map(|(key, _)| key.as_str()).collect();
+    assert_eq!(missing, ["exp"]);
+    assert_eq!(said.len(), 1, "{said:?}");
+    assert_eq!(
+        said[0].message,
+        "an option of the config group `model` must be chosen"
+    );
+    assert_eq!(said[0].help, "write `model=OPTION`: one of base, llama");
+    let place = said[0].locate(&reading.sources);
+    assert_eq!((place.line, place.column), (Some(5), Some(10)));
+    // What follows from a missing value is not missing by itself.
+    let (config, ..) = tree.compose(&["model=llama"]);
+    assert_eq!(config.missing.len(), 1);
+    assert_eq!(
+        config.root.get("run").unwrap().resolve(Schema::OmegaConf),
+        Some(Resolved::Missing)
+    );
+}
+
+#[test]
+fn values_point_at_the_files_that_they_stood_in() {
+    let tree = Tree::usual();
+    let (config, _, reading) = tree.compose(&["model=llama", "loss=dpo", "loss.beta=0.3"]);
+    let place = |key: &str| {
+        let span = known::find(&config.root, key).unwrap().span;
+        let file = &reading.sources.get(span.file).unwrap().path;
+        let name = file.file_name().unwrap_or(file.as_os_str()).to_owned();
+        (name.into_string().unwrap(), span.line, span.column)
+    };
+    assert_eq!(place("model.size"), ("base.yaml".into(), 2, 7));
+    assert_eq!(place("model.name"), ("llama.yaml".into(), 4, 7));
+    assert_eq!(place("loss.beta"), ("command line".into(), 3, 11));
+    assert_eq!(place("late"), ("config.yaml".into(), 7, 7));
+}
+
+#[test]
+fn an_option_by_itself_is_composed_below_its_group() {
+    let tree = Tree::usual();
+    let place = Place::of(&tree.path("model/llama.yaml"));
+    assert_eq!((place.group(), place.option()), (Some("model"), "llama"));
+    assert_eq!(Place::of(&tree.path("config.yaml")).group(), None);
+    let (config, said, _) = tree.compose_file("model/llama.yaml", &["model.size=4"]);
+    assert_eq!(said, []);
+    let found = known::find(&config.root, "model.size").unwrap();
+    assert_eq!(found.resolve(Schema::OmegaConf), int(4));
+    assert_eq!(root_of(tree.0.path()), Some(tree.path("config.yaml")));
+    assert_eq!(root_of(&tree.path("model")), None);
+}
+
+#[test]
+fn hostile_trees_end_in_an_error() {
+    let circle = [
+        ("config.yaml", "defaults:\n- model: a\n"),
+        ("model/a.yaml", "defaults:\n- b\n"),
+        ("model/b.yaml", "defaults:\n- a\n"),
+    ];
+    let said = Tree::new(&circle).said(&[]);
+    assert!(said[0].contains("model/a → model/b → model/a"), "{said:?}");
+    let outside = Tree::new(&[("config.yaml", "defaults:\n- ../../../etc/passwd\n")]);
+    assert!(outside.said(&[])[0].contains("has no option `passwd`"));
+    let list = vec!["- model: a"; 100].join("\n");
+    let many = Tree::new(&[
+        ("config.yaml", &format!("defaults:\n{list}\n")),
+        ("model/a.yaml", "x: 1\n"),
+    ]);
+    assert!(many.said(&[])[0].contains("more than 64 files"));
+    let values = (0..20_000).map(|n| format!("k{n}: {n}\n"));
+    let large = Tree::new(&[("config.yaml", &values.collect::<String>())]);
+    assert!(large.said(&[])[0].contains("more than 20000 values"));
+}
+
+#[test]
+fn every_error_of_the_command_line_is_told() {
+    let tree = Tree::usual();
+    let (_, said, _) = tree.compose(&["model=llama", "a=1,2", "b", "loss=nope", "x=1"]);
+    let rules: Vec<&str> = said.iter().map(|d| d.rule.as_str()).collect();
+    assert_eq!(
+        rules,
+        ["override-syntax", "override-syntax", "config-missing"]
+    );
+    assert!(said.iter().all(|d| d.severity == Severity::Error));
+    assert!(said[2].help.contains("one of dpo, sft"), "{}", said[2].help);
+}
+
+#[test]
+fn a_folder_above_the_tree_is_as_good_as_the_tree() {
+    let tree = Tree::new(&[("config/config.yaml", "a: 1\n")]);
+    assert_eq!(
+        root_of(tree.0.path()),
+        Some(tree.path("config/config.yaml"))
+    );
+    assert_eq!(root_of(Path::new("/nowhere/at/all")), None);
+}

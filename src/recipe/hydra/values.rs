@@ -1,0 +1,141 @@
+//! Values of a composed config, with the types that upstream's program takes them for.
+
+use crate::recipe::node::Node;
+use crate::recipe::reading::Reading;
+use crate::recipe::scalar::{Resolved, Schema};
+use crate::recipe::suggest::{did_you_mean, short};
+use crate::recipe::tree::Given;
+
+/// Reads the values of a config; one of another type than its key takes is reported. Null and
+/// `???` count as not given.
+pub struct Values<'n> {
+    root: &'n Node,
+}
+
+impl<'n> Values<'n> {
+    /// The values of a config.
+    pub fn new(root: &'n Node) -> Values<'n> {
+        Values { root }
+    }
+
+    /// Whether a key is there, whatever its value.
+    pub fn has(&self, key: &str) -> bool {
+        self.root.get_path(key).is_some()
+    }
+
+    /// A key's node, unless it is null or `???`.
+    pub fn node(&self, key: &str) -> Option<&'n Node> {
+        self.root.get_path(key).filter(|node| {
+            let resolved = node.resolve(Schema::OmegaConf);
+            !matches!(resolved, Some(Resolved::Null | Resolved::Missing))
+        })
+    }
+
+    /// A value that `take` makes of what stands there.
+    fn value<T>(
+        &self,
+        key: &str,
+        expected: &str,
+        reading: &mut Reading,
+        take: impl Fn(&Resolved) -> Option<T>,
+    ) -> Option<Given<T>> {
+        let node = self.node(key)?;
+        let resolved = node.resolve(Schema::OmegaConf);
+        if let Some(value) = resolved.as_ref().and_then(take) {
+            return Some(Given::new(key, value, node.span));
+        }
+        let found = match &resolved {
+            None => node.kind().to_owned(),
+            Some(resolved) => {
+                let text = node.text().unwrap_or_default();
+                format!("`{}`, {}", short(text), resolved.kind())
+            }
+        };
+        let message = format!("`{key}` takes {expected}, this is {found}");
+        let help = format!("give {expected}");
+        reading.error("wrong-type", Some(node.span), message, help);
+        None
+    }
+
+    /// A whole number.
+    pub fn int(&self, key: &str, reading: &mut Reading) -> Option<Given<i128>> {
+        self.value(key, "a whole number", reading, |resolved| match resolved {
+            Resolved::Int(value) => Some(*value),
+            _ => None,
+        })
+    }
+
+    /// A number.
+    pub fn float(&self, key: &str, reading: &mut Reading) -> Option<Given<f64>> {
+        self.value(key, "a number", reading, |resolved| match resolved {
+            Resolved::Int(value) => Some(*value as f64),
+            Resolved::Float(value) => Some(*value),
+            _ => None,
+        })
+    }
+
+    /// A truth value.
+    pub fn bool(&self, key: &str, reading: &mut Reading) -> Option<Given<bool>> {
+        self.value(key, "true or false", reading, |resolved| match resolved {
+            Resolved::Bool(value) => Some(*value),
+            _ => None,
+        })
+    }
+
+    /// Text; a number stands for its digits.
+    pub fn text(&self, key: &str, reading: &mut Reading) -> Option<Given<String>> {
+        let written = self.node(key).and_then(Node::text).unwrap_or_default();
+        self.value(key, "text", reading, |resolved| match resolved {
+            Resolved::Str(text) => Some(text.clone()),
+            Resolved::Int(_) | Resolved::Float(_) => Some(written.to_owned()),
+            _ => None,
+        })
+    }
+
+    /// One of a few words, as what stands beside it; another is reported.
+    pub fn word<T: Copy>(
+        &self,
+        key: &str,
+        words: &[(&str, T)],
+        reading: &mut Reading,
+    ) -> Option<Given<T>> {
+        let given = self.text(key, reading)?;
+        let found = words.iter().find(|(word, _)| *word == given.value);
+        if found.is_none() {
+            let help = did_you_mean(&given.value, words.iter().map(|(word, _)| *word));
+            let message = format!("`{key}` is `{}`", short(&given.value));
+            reading.error("unknown-value", Some(given.span), message, help);
+        }
+        found.map(|(_, value)| given.with(*value))
+    }
+
+    /// The texts of a list, or one text that stands for a list of itself.
+    pub fn texts(&self, key: &str, reading: &mut Reading) -> Vec<Given<String>> {
+        let Some(items) = self
+            .node(key)
+            .map(|node| node.items().unwrap_or_else(|| std::slice::from_ref(node)))
+        else {
+            return Vec::new();
+        };
+        let mut texts = Vec::new();
+        for (index, item) in items.iter().enumerate() {
+            match item.text() {
+                Some(text) => texts.push(Given::new(
+                    format!("{key}.{index}"),
+                    text.to_owned(),
+                    item.span,
+                )),
+                None => {
+                    let message = format!("`{key}` takes a list of texts, this is {}", item.kind());
+                    reading.error(
+                        "wrong-type",
+                        Some(item.span),
+                        message,
+                        "give one name an item",
+                    );
+                }
+            }
+        }
+        texts
+    }
+}
