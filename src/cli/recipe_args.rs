@@ -9,15 +9,16 @@ use crate::recipe::{self, Dialect, ReadError, Recipe, Request, Setting};
 /// One recipe with its flags and overrides.
 #[derive(Debug, Clone, clap::Args)]
 pub struct RecipeArgs {
-    /// Recipe file (alignment-handbook or TRL YAML, or a native recipe)
+    /// Recipe file (alignment-handbook or TRL YAML, or a native recipe), or the folder of a tree of
+    /// configs (HALOs, direct-preference-optimization)
     pub recipe: PathBuf,
 
     #[command(flatten)]
     pub options: RecipeOptions,
 
     /// Change a key of the recipe, in its own spelling: `max_seq_length=128`,
-    /// `dataset_mixture.datasets.0.id=chat.jsonl`, or a native key as
-    /// `evenkeel.model.config.hidden_size=64`
+    /// `dataset_mixture.datasets.0.id=chat.jsonl`, `loss=dpo ++model.batch_size=32` (Hydra), or a
+    /// native key as `evenkeel.model.config.hidden_size=64`
     #[arg(value_name = "KEY=VALUE")]
     pub overrides: Vec<String>,
 }
@@ -47,6 +48,11 @@ pub struct RecipeOptions {
     /// Read the recipe as this dialect instead of detecting it
     #[arg(long, value_name = "DIALECT", value_parser = parse_dialect)]
     pub dialect: Option<Dialect>,
+
+    /// Version of the dialect, where its meaning has changed: for halos head, before-2025-05-01,
+    /// legacy, or a day as 2025-04-30
+    #[arg(long, value_name = "VERSION")]
+    pub dialect_version: Option<String>,
 
     /// GPUs to plan for
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1 << 20), conflicts_with_all = ["nodes", "gpus_per_node"])]
@@ -81,6 +87,7 @@ impl RecipeOptions {
             accelerate: self.accelerate.clone(),
             overrides: overrides.to_vec(),
             dialect: self.dialect,
+            version: self.dialect_version.clone(),
             settings: self.settings(),
         })
     }

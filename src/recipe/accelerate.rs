@@ -84,6 +84,10 @@ impl Reader for Accelerate {
         Dialect::Accelerate
     }
 
+    fn is_part(&self) -> bool {
+        true
+    }
+
     fn detect(&self, root: &Node, _path: &Path) -> Option<Detected> {
         looks_like_one(root).then(|| Detected {
             confidence: Confidence::Likely,

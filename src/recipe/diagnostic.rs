@@ -6,6 +6,14 @@ use serde::{Deserialize, Serialize};
 
 use super::source::{Sources, Span};
 
+/// Orders findings by file and place; what has no place comes last.
+pub fn in_file_order(diagnostics: &mut [Diagnostic]) {
+    diagnostics.sort_by_key(|d| {
+        let place = d.span.map(|span| (span.file, span.start));
+        (place.is_none(), place)
+    });
+}
+
 /// How serious a diagnostic is. Only errors stop a plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]

@@ -12,6 +12,10 @@ pub enum Dialect {
     Native,
     /// alignment-handbook and TRL YAML.
     HandbookTrl,
+    /// The Hydra tree of HALOs.
+    Halos,
+    /// The Hydra tree of direct-preference-optimization.
+    Dpo,
     /// A config of `accelerate launch` by itself: a world without a batch.
     Accelerate,
 }
@@ -22,6 +26,8 @@ impl Dialect {
         match self {
             Dialect::Native => "native",
             Dialect::HandbookTrl => "handbook-trl",
+            Dialect::Halos => "halos",
+            Dialect::Dpo => "dpo",
             Dialect::Accelerate => "accelerate",
         }
     }

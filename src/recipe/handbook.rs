@@ -18,7 +18,7 @@ use super::node::Node;
 use super::reader::{Confidence, Detected, Reader, others};
 use super::reading::Reading;
 use super::spec::Objective;
-use super::suggest::{did_you_mean, short};
+use super::suggest::did_you_mean;
 use super::tree::Tree;
 
 use values::Values;
@@ -140,19 +140,7 @@ fn name(values: &Values, path: &Path, tree: &mut Tree, reading: &mut Reading) {
         tree.default("name", name::label(&file));
         return;
     };
-    let label = name::label(&given.value);
-    if label != given.value {
-        reading.note(
-            "run-name",
-            Some(given.span),
-            format!(
-                "the run is called `{label}`: `{}` is no label of DNS, which a run's name has to be",
-                short(&given.value)
-            ),
-            format!("nothing to do; `{RESERVED}.name=…` gives it another name"),
-        );
-    }
-    tree.text("name", &given.with(label));
+    name::put(&given, tree, reading);
 }
 
 #[cfg(test)]

@@ -11,11 +11,15 @@ pub mod corpus;
 mod deepspeed;
 pub mod diagnostic;
 mod dialect;
+pub mod dpo;
+pub mod halos;
 pub mod handbook;
+pub mod hydra;
 mod name;
 pub mod native;
 pub mod node;
 pub mod overrides;
+mod preference;
 pub mod reader;
 mod readers;
 mod reading;
@@ -27,7 +31,7 @@ mod tree;
 pub mod yaml;
 
 use std::borrow::Cow;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 pub use diagnostic::{Diagnostic, Located, Severity};
 pub use dialect::{Dialect, RESERVED};
@@ -36,7 +40,7 @@ pub use source::{FileId, Place, Places, Sources, Span};
 pub use spec::Spec;
 
 use node::Node;
-use reader::{Detected, Reader};
+use reader::{Asked, Detected, Reader, Translated};
 use readers::READERS;
 use reading::Reading;
 
@@ -51,6 +55,8 @@ pub struct Request {
     pub overrides: Vec<String>,
     /// The dialect, where detection should not decide.
     pub dialect: Option<Dialect>,
+    /// The version of the dialect, likewise.
+    pub version: Option<String>,
     /// Flags that set a native key; they win over everything else.
     pub settings: Vec<Setting>,
 }
@@ -98,11 +104,14 @@ pub struct Recipe {
     pub detected: String,
     /// What it says.
     pub spec: Spec,
+    /// Whether it is a part of a recipe only: what it lacks stands elsewhere.
+    pub part: bool,
     /// Where it says it, by native path.
     pub places: Places,
     /// The files that were read.
     pub sources: Sources,
-    /// What the reader noticed. Errors of form are never here: they end the reading.
+    /// What the reader noticed, in file order. Errors of form are never here, they end the reading;
+    /// a value that is missing and that no number hangs on stops the plan only.
     pub diagnostics: Vec<Diagnostic>,
 }
 
@@ -134,28 +143,38 @@ impl Recipe {
 /// [`Recipe`].
 pub fn read(request: &Request) -> Result<Recipe, ReadError> {
     let mut reading = Reading::default();
-    let root = reading.load(&request.path);
-    finish(request, root, reading)
+    let path = match hydra::root_of(&request.path) {
+        Some(root) if request.path.is_dir() => root,
+        _ => request.path.clone(),
+    };
+    let root = reading.load(&path);
+    finish(request, &path, root, reading)
 }
 
 /// As [`read`], with the recipe's text at hand; its path still says where it stands.
 pub fn read_text(request: &Request, text: String) -> Result<Recipe, ReadError> {
     let mut reading = Reading::default();
     let root = reading.parse(&request.path, text);
-    finish(request, root, reading)
+    finish(request, &request.path, root, reading)
 }
 
 fn finish(
     request: &Request,
+    path: &Path,
     root: Option<Node>,
     mut reading: Reading,
 ) -> Result<Recipe, ReadError> {
-    match root.and_then(|root| find(request, root, &mut reading)) {
-        Some((reader, detected, spec, places)) => Ok(Recipe {
-            dialect: reader.dialect(),
-            detected,
-            spec,
-            places,
+    let found = root.and_then(|root| find(request, path, root, &mut reading));
+    let pending = std::mem::take(&mut reading.pending);
+    reading.diagnostics.extend(pending);
+    diagnostic::in_file_order(&mut reading.diagnostics);
+    match found {
+        Some(found) => Ok(Recipe {
+            dialect: found.reader.dialect(),
+            detected: found.detected,
+            part: found.part,
+            spec: found.spec,
+            places: found.places,
             sources: reading.sources,
             diagnostics: reading.diagnostics,
         }),
@@ -167,24 +186,34 @@ fn finish(
 }
 
 /// The reader, why it was chosen, and what it found.
-type Found = (&'static dyn Reader, String, Spec, Places);
+struct Found {
+    reader: &'static dyn Reader,
+    detected: String,
+    part: bool,
+    spec: Spec,
+    places: Places,
+}
 
-fn find(request: &Request, mut root: Node, reading: &mut Reading) -> Option<Found> {
-    let (reader, detected) = choose(&root, request, reading)?;
+fn find(request: &Request, path: &Path, root: Node, reading: &mut Reading) -> Option<Found> {
+    let (reader, mut detected) = choose(&root, request, path, reading)?;
     let command_line =
         overrides::add_source(&mut reading.sources, &request.overrides, &request.settings);
-    if let Some(file) = command_line {
-        let path_of = |key: &str| reader.override_path(key);
-        let overrides = &request.overrides;
-        overrides::apply(
-            &mut root,
-            overrides,
-            file,
-            path_of,
-            &mut reading.diagnostics,
-        );
+    let asked = Asked {
+        path,
+        overrides: &request.overrides,
+        command_line,
+        version: request.version.as_deref(),
+    };
+    refuse_unknown_version(reader, &asked, reading);
+    let Translated {
+        source: root,
+        mut native,
+        version,
+        part,
+    } = reader.read(root, &asked, reading);
+    if let Some(version) = version {
+        detected = format!("{detected}; {version}");
     }
-    let mut native = reader.translate(&root, &request.path, reading);
     if let Some(path) = &request.accelerate {
         let mut launched = accelerate::load(path, reading)?;
         accelerate::conflicts(&launched, &native, reading);
@@ -207,13 +236,37 @@ fn find(request: &Request, mut root: Node, reading: &mut Reading) -> Option<Foun
     }
     let built = native::build(&native, &mut reading.diagnostics);
     let (spec, places) = built.filter(|_| !reading.has_error())?;
-    Some((reader, detected, spec, places))
+    Some(Found {
+        reader,
+        detected,
+        part,
+        spec,
+        places,
+    })
+}
+
+/// A version named for a dialect that has only one.
+fn refuse_unknown_version(reader: &dyn Reader, asked: &Asked<'_>, reading: &mut Reading) {
+    if let Some(version) = asked.version
+        && reader.versions().is_empty()
+    {
+        reading.error(
+            "unknown-value",
+            None,
+            format!(
+                "{} has no versions, `{version}` was asked for",
+                reader.dialect()
+            ),
+            "leave `--dialect-version` out",
+        );
+    }
 }
 
 /// The reader that is surest of the file, or the one asked for.
 fn choose(
     root: &Node,
     request: &Request,
+    path: &Path,
     reading: &mut Reading,
 ) -> Option<(&'static dyn Reader, String)> {
     if root.entries().is_none() {
@@ -231,7 +284,7 @@ fn choose(
     }
     let mut best: Option<(&'static dyn Reader, Detected)> = None;
     for reader in READERS.iter().copied() {
-        if let Some(detected) = reader.detect(root, &request.path)
+        if let Some(detected) = reader.detect(root, path)
             && best
                 .as_ref()
                 .is_none_or(|(_, b)| detected.confidence > b.confidence)

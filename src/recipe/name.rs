@@ -2,6 +2,11 @@
 //! objects, so it is what both take: a label of RFC 1123, as Kubernetes' `metadata.name` of most
 //! kinds (`apimachinery/pkg/util/validation`, `IsDNS1123Label`).
 
+use super::dialect::RESERVED;
+use super::reading::Reading;
+use super::suggest::short;
+use super::tree::{Given, Tree};
+
 /// The longest label.
 const MAX: usize = 63;
 
@@ -41,6 +46,24 @@ pub(super) fn label(text: &str) -> String {
         "" => "run".to_owned(),
         label => label.to_owned(),
     }
+}
+
+/// Writes the name of a run that upstream calls by any text: the nearest label, with a word where
+/// that differs.
+pub(super) fn put(given: &Given<String>, tree: &mut Tree, reading: &mut Reading) {
+    let label = label(&given.value);
+    if label != given.value {
+        reading.note(
+            "run-name",
+            Some(given.span),
+            format!(
+                "the run is called `{label}`: `{}` is no label of DNS, which a run's name has to be",
+                short(&given.value)
+            ),
+            format!("nothing to do; `{RESERVED}.name=…` gives it another name"),
+        );
+    }
+    tree.text("name", &given.with(label));
 }
 
 #[cfg(test)]

@@ -6,7 +6,9 @@ use std::path::Path;
 
 use super::dialect::Dialect;
 use super::node::Node;
+use super::overrides;
 use super::reading::Reading;
+use super::source::FileId;
 
 /// How sure a reader is that a file is its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -28,6 +30,33 @@ pub struct Detected {
     pub reason: String,
 }
 
+/// What was asked for beside the file itself.
+#[derive(Debug, Clone, Copy)]
+pub struct Asked<'a> {
+    /// The file.
+    pub path: &'a Path,
+    /// The overrides of the command line.
+    pub overrides: &'a [String],
+    /// The virtual file that they stand in, when there are any.
+    pub command_line: Option<FileId>,
+    /// The version of the dialect, where it was named.
+    pub version: Option<&'a str>,
+}
+
+/// A file that was read.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Translated {
+    /// The file's own tree under the overrides.
+    pub source: Node,
+    /// The same with native keys ([`super::Spec`]'s). Values that a person wrote keep their places
+    /// and their upstream keys ([`Node::key`]); the dialect's own defaults have no key.
+    pub native: Node,
+    /// Which version of the dialect it was taken for, and why, where it has several.
+    pub version: Option<String>,
+    /// Whether it is a part of a recipe only: what it lacks stands elsewhere.
+    pub part: bool,
+}
+
 /// One dialect.
 pub trait Reader: Sync {
     /// Its name.
@@ -41,17 +70,45 @@ pub trait Reader: Sync {
         key.to_owned()
     }
 
-    /// Translates to a tree with native keys ([`super::Spec`]'s). Values that a person wrote keep
-    /// their places and their upstream keys ([`Node::key`]); the dialect's own defaults have no
-    /// key. Problems go to `reading`; errors among them end the reading.
+    /// What `--dialect-version` takes; empty where there is only one version.
+    fn versions(&self) -> &'static [&'static str] {
+        &[]
+    }
+
+    /// Whether its files are parts of recipes only.
+    fn is_part(&self) -> bool {
+        false
+    }
+
+    /// Reads a file under the overrides. Problems go to `reading`; errors among them end the
+    /// reading.
+    fn read(&self, mut root: Node, asked: &Asked<'_>, reading: &mut Reading) -> Translated {
+        if let Some(file) = asked.command_line {
+            let path_of = |key: &str| self.override_path(key);
+            let diagnostics = &mut reading.diagnostics;
+            overrides::apply(&mut root, asked.overrides, file, path_of, diagnostics);
+        }
+        let native = self.translate(&root, asked.path, reading);
+        Translated {
+            source: root,
+            native,
+            version: None,
+            part: self.is_part(),
+        }
+    }
+
+    /// Translates a file's tree to one with native keys.
     fn translate(&self, root: &Node, path: &Path, reading: &mut Reading) -> Node;
 }
 
 /// The name of a dialect that is known but not read yet, for the message that refuses it.
 pub(super) fn others(root: &Node) -> Option<&'static str> {
     let has = |keys: &[&str]| keys.iter().all(|key| root.get(key).is_some());
-    if has(&["defaults", "model", "loss"]) || has(&["defaults", "exp_name"]) {
-        return Some("a Hydra config (HALOs or direct-preference-optimization)");
+    if root
+        .get("defaults")
+        .is_some_and(|list| list.items().is_some())
+    {
+        return Some("a Hydra config, and not one of HALOs or of direct-preference-optimization");
     }
     if has(&["zero_optimization"])
         || has(&["train_micro_batch_size_per_gpu"])

@@ -4,13 +4,15 @@ use std::str::FromStr;
 
 use super::accelerate::Accelerate;
 use super::dialect::Dialect;
+use super::dpo::Dpo;
+use super::halos::Halos;
 use super::handbook::Handbook;
 use super::native::Native;
 use super::reader::Reader;
 use super::suggest;
 
 /// Every dialect that is read. When several are equally sure, the first wins.
-pub const READERS: &[&dyn Reader] = &[&Native, &Handbook, &Accelerate];
+pub const READERS: &[&dyn Reader] = &[&Native, &Handbook, &Halos, &Dpo, &Accelerate];
 
 impl FromStr for Dialect {
     type Err = String;

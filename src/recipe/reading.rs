@@ -16,6 +16,8 @@ pub struct Reading {
     pub sources: Sources,
     /// Everything noticed.
     pub diagnostics: Vec<Diagnostic>,
+    /// Errors that stop a plan and not the reading: something is missing that no number hangs on.
+    pub pending: Vec<Diagnostic>,
 }
 
 impl Reading {

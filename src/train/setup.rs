@@ -64,6 +64,7 @@ impl Setup {
         Recipe {
             dialect: self.dialect,
             detected: "read when the run was launched".into(),
+            part: false,
             spec: self.spec.clone(),
             places: Places::new(),
             sources: Sources::default(),

@@ -360,9 +360,9 @@ fn a_run_is_called_by_a_label_whatever_upstream_calls_it() {
     assert_eq!(named("run_name: ../../x\n").0, "x");
     let refused = problems("sft", "output_dir: \"\"\nevenkeel: {name: ../x}\n", &[]);
     let told = [
+        "3: error[run-name] `output_dir` is empty (name a directory, or leave it out for `runs/NAME`)",
         "4: error[run-name] `evenkeel.name` is `../x`: it holds '.' (use lower-case letters, digits \
          and `-`, 63 at most (a label of DNS), as `x`)",
-        "3: error[run-name] `output_dir` is empty (name a directory, or leave it out for `runs/NAME`)",
     ];
     assert_eq!(refused, told.join("\n"));
 }

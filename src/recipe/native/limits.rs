@@ -108,6 +108,7 @@ const LIMITS: &[Limit] = &[
     range("evaluation.every_steps", 1.0, COUNT),
     above("evaluation.every_share", 0.0, 1.0),
     range("evaluation.micro", 1.0, BATCH),
+    range("evaluation.batch", 1.0, BATCH),
     range("evaluation.samples", 1.0, COUNT),
     range("checkpoint.every_samples", 1.0, COUNT),
     range("checkpoint.every_steps", 1.0, COUNT),

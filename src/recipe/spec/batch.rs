@@ -24,6 +24,32 @@ pub struct Batch {
     pub last_batch: LastBatch,
     /// Upstream's automatic batch finder is on (`auto_find_batch_size`).
     pub auto_find: bool,
+    /// How a dialect that states its global batch comes to a micro-batch.
+    pub division: Division,
+}
+
+impl Batch {
+    /// Takes `gpus` for the world that the recipe was written for, where nobody says and only that
+    /// world tells its micro-batch.
+    pub fn settle(&mut self, gpus: u64) {
+        if self.division != Division::Stated {
+            self.gpus.get_or_insert(gpus);
+        }
+    }
+}
+
+/// How the micro-batch follows from the recipe.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Division {
+    /// The recipe states it, in `micro`.
+    #[default]
+    Stated,
+    /// `global` / (`accumulation` × data-parallel size), which has to be whole (HALOs).
+    Exact,
+    /// ⌊⌊`global` / `accumulation`⌋ / data-parallel size⌋: upstream leaves the rest of every batch
+    /// out (direct-preference-optimization, HALOs' legacy tree).
+    Floored,
 }
 
 /// What to do when no exact split exists.

@@ -15,14 +15,17 @@ mod world;
 
 use serde::{Deserialize, Serialize};
 
-pub use batch::{Batch, LastBatch, Prefer, Remainder};
+pub use batch::{Batch, Division, LastBatch, Prefer, Remainder};
 pub use data::{Data, DataFormat, DataSource, SYNTHETIC, Synthetic};
 pub use model::{Init, Model, Precision, Tokenizer};
 pub use objective::{Generation, Objective};
 pub use schedule::{
     BatchSchedule, Estimator, Groups, LearningRateOnGrowth, NormTest, ReplayRun, Stage,
 };
-pub use training::{Budget, Checkpoint, Evaluation, LearningRate, LearningRateShape, Optimizer};
+pub use training::{
+    Budget, Checkpoint, Evaluation, EvaluationDivision, IntervalRounding, LearningRate,
+    LearningRateShape, Optimizer,
+};
 pub use world::{Elasticity, Parallel, Strategy};
 
 /// A whole training run, independent of dialect and of hardware.

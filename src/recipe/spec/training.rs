@@ -13,6 +13,8 @@ pub struct Budget {
     pub steps: Option<u64>,
     /// Passes over the data.
     pub epochs: Option<f64>,
+    /// The limit that is reached first counts, not the first that is set.
+    pub shortest: bool,
 }
 
 /// AdamW and clipping.
@@ -106,6 +108,12 @@ pub struct Evaluation {
     pub every_epoch: bool,
     /// Samples per device and forward pass.
     pub micro: Option<u64>,
+    /// Samples of one evaluation batch over all devices, in place of `micro`.
+    pub batch: Option<u64>,
+    /// How `batch` is divided.
+    pub division: EvaluationDivision,
+    /// Where an interval falls that is no multiple of the batch.
+    pub rounding: IntervalRounding,
     /// At most so many samples per evaluation.
     pub samples: Option<u64>,
 }
@@ -123,6 +131,32 @@ impl Evaluation {
         .filter_map(|(given, path)| given.then_some(path))
         .collect()
     }
+}
+
+/// How an evaluation batch over all devices is divided.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum EvaluationDivision {
+    /// By data-parallel size, which has to be exact.
+    #[default]
+    Ranks,
+    /// By data-parallel size × accumulation, which has to be exact.
+    Passes,
+    /// By data-parallel size, rounded down.
+    Floored,
+}
+
+/// Where an interval falls that is no multiple of the batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum IntervalRounding {
+    /// At the first step that reaches it.
+    #[default]
+    Reached,
+    /// Rounded down to a multiple of the global batch.
+    Batch,
+    /// Rounded down to a multiple of the samples of one accumulation step.
+    Pass,
 }
 
 /// Checkpoints.

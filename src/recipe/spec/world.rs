@@ -16,6 +16,8 @@ pub struct Parallel {
     pub context: u64,
     /// Sequence-parallel size (Ulysses).
     pub sequence: u64,
+    /// One process drives all devices, so that the data-parallel size is 1 on any number of them.
+    pub one_process: bool,
     /// Data-parallel replicas that a recipe states (hybrid sharding), for the product rule.
     pub data_replicate: Option<u64>,
     /// Data-parallel shards that a recipe states, for the product rule.
@@ -30,6 +32,7 @@ impl Default for Parallel {
             pipeline: 1,
             context: 1,
             sequence: 1,
+            one_process: false,
             data_replicate: None,
             data_shard: None,
         }

@@ -33,7 +33,7 @@ fn whole_specs() -> Vec<Spec> {
         "budget": {"samples": 1, "steps": 1, "epochs": 1.0},
         "optimizer": {"name": "adamw", "gradient_clip": 1.0},
         "learning_rate": {"warmup_samples": 1, "warmup_steps": 1, "warmup_ratio": 0.1},
-        "evaluation": intervals(json!({"micro": 1, "samples": 1})),
+        "evaluation": intervals(json!({"micro": 1, "batch": 1, "samples": 1})),
         "checkpoint": intervals(json!({"keep": 1})),
         "elasticity": {"min": 1, "max": 2},
         "generation": {"num_generations": 2, "generation_batch_size": 2,

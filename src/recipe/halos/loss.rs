@@ -1,0 +1,74 @@
+//! Which objective a loss stands for: by its trainer, or else by the loader of its data.
+
+use crate::recipe::hydra::Values;
+use crate::recipe::preference::taken_as;
+use crate::recipe::reading::Reading;
+use crate::recipe::tree::Tree;
+
+/// Upstream's trainers, and the objective that each is planned as.
+const TRAINERS: &[(&str, &str)] = &[
+    ("SFTTrainer", "sft"),
+    ("DPOTrainer", "dpo"),
+    ("SimPOTrainer", "simpo"),
+    ("ORPOTrainer", "orpo"),
+    ("KTOTrainer", "kto"),
+    ("GRPOTrainer", "grpo"),
+    ("PPOTrainer", "ppo"),
+    ("BradleyTerryTrainer", "reward"),
+];
+
+/// Loaders of data, and an objective whose batches they make.
+const LOADERS: &[(&str, &str)] = &[
+    ("SFTDataLoader", "sft"),
+    ("ConditionalSFTDataLoader", "sft"),
+    ("PairedPreferenceDataLoader", "dpo"),
+    ("UnpairedPreferenceDataLoader", "kto"),
+    ("ScoreDataLoader", "kto"),
+    ("HalfPrefDataLoader", "kto"),
+    ("GroupUnpairedPreferenceDataLoader", "grpo"),
+];
+
+/// Writes the objective. Whether it is plain supervised fine-tuning, which has a learning rate of
+/// its own.
+pub(super) fn objective(values: &Values<'_>, tree: &mut Tree, reading: &mut Reading) -> bool {
+    let trainer = values.text("loss.trainer", reading);
+    let loader = values.text("loss.dataloader", reading);
+    let of = |table: &[(&str, &'static str)], word: &str| {
+        let found = table.iter().find(|(known, _)| *known == word);
+        found.map(|(_, objective)| *objective)
+    };
+    let by_trainer = trainer
+        .as_ref()
+        .and_then(|given| of(TRAINERS, &given.value));
+    let by_loader = loader.as_ref().and_then(|given| of(LOADERS, &given.value));
+    let conditional = loader
+        .as_ref()
+        .filter(|l| l.value == "ConditionalSFTDataLoader");
+    if let Some(loader) = conditional {
+        taken_as(loader, "sft", reading);
+    }
+    match (&trainer, by_trainer, by_loader) {
+        (Some(given), Some(objective), _) => {
+            tree.text("objective", &given.with(objective.to_owned()));
+        }
+        (Some(given), None, Some(objective)) => {
+            taken_as(given, objective, reading);
+            tree.text("objective", &given.with(objective.to_owned()));
+        }
+        (Some(given), None, None) => {
+            reading.warning(
+                "objective-assumed",
+                Some(given.span),
+                format!(
+                    "`loss.trainer` is `{}`, which upstream does not have: taken as dpo",
+                    given.value
+                ),
+                "give `evenkeel.objective=…`, or a `loss.dataloader` of upstream",
+            );
+            tree.default("objective", "dpo");
+        }
+        // Nothing is chosen yet; that is reported.
+        (None, ..) => tree.default("objective", by_loader.unwrap_or("dpo")),
+    }
+    loader.is_some_and(|loader| loader.value == "SFTDataLoader")
+}
