@@ -14,7 +14,9 @@ use super::plan::{Adjustment, Outline, Plan};
 use super::request::PlanRequest;
 use super::split::{Cap, Split, Splitter};
 use crate::recipe::Recipe;
-use crate::recipe::spec::{BatchSchedule, Parallel, Prefer, Remainder, Spec};
+use crate::recipe::spec::{
+    BatchSchedule, Division, EvaluationDivision, Parallel, Prefer, Remainder, Spec,
+};
 
 /// No global batch is larger, samples (the recipe's own limit on `batch.global`).
 pub const MAX_BATCH: u64 = 1 << 32;
@@ -51,6 +53,10 @@ pub struct Draft {
     /// What the recipe's own numbers make, whatever it states as its global batch.
     #[serde(skip)]
     pub recipe_product: Option<u128>,
+    /// What upstream would run in the recipe's own world, where it derives its micro-batch from a
+    /// global batch.
+    #[serde(skip)]
+    pub upstream: Option<Upstream>,
     /// The split without regard to memory, where memory made it smaller.
     #[serde(skip)]
     pub unlimited: Option<Split>,
@@ -60,6 +66,32 @@ pub struct Draft {
     /// Training samples of the data, counted or known from a synthetic source.
     #[serde(skip)]
     pub data_samples: Option<u64>,
+}
+
+/// A micro-batch that upstream derives from its global batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Upstream {
+    /// Data-parallel ranks of the world that the recipe was written for, else of the one asked for.
+    pub ranks: u64,
+    /// Accumulation as the recipe says.
+    pub accumulation: u64,
+    /// ⌊⌊global / accumulation⌋ / ranks⌋, samples.
+    pub micro: u64,
+    /// Samples that a step then trains on.
+    pub used: u64,
+}
+
+impl Upstream {
+    fn of(spec: &Spec, global: u64, ranks: u64) -> Upstream {
+        let accumulation = spec.batch.accumulation.unwrap_or(1).max(1);
+        let micro = global / accumulation / ranks.max(1);
+        Upstream {
+            ranks,
+            accumulation,
+            micro,
+            used: micro * accumulation * ranks,
+        }
+    }
 }
 
 impl Draft {
@@ -104,11 +136,16 @@ impl Draft {
             split: None,
             recipe_ranks,
             recipe_product,
+            upstream: None,
             unlimited: None,
             horizon,
             data_samples,
         };
         if let Some(global) = global {
+            let ranks = draft.recipe_ranks.or(draft.data_parallel_size);
+            let derived = spec.batch.division != Division::Stated;
+            let ranks = ranks.filter(|_| derived);
+            draft.upstream = ranks.map(|ranks| Upstream::of(spec, global, ranks));
             draft.split(recipe, request, global);
         }
         draft
@@ -122,12 +159,16 @@ impl Draft {
             let device = device.as_ref();
             device.is_none_or(|device| device.fits(ranks, micro))
         };
-        let cap = cap(spec, device.is_some(), request.micro_limit);
+        let cap = cap(
+            spec,
+            self.micro(spec),
+            device.is_some(),
+            request.micro_limit,
+        );
         let splitter = Splitter::new(global, request.current_batch, cap, &fits);
-        let axes = model_parallel(&spec.parallel).unwrap_or(u64::MAX);
-        self.outline.feasible_gpu_counts = (1..=MOST_GPUS / axes)
-            .filter(|&ranks| splitter.is_exact(ranks))
-            .map(|ranks| ranks * axes)
+        let exact = |ranks: u64| splitter.is_exact(ranks) && divides(spec, global, ranks);
+        self.outline.feasible_gpu_counts = (1..=MOST_GPUS)
+            .filter(|&devices| ranks(devices, &spec.parallel).is_some_and(exact))
             .collect();
         let Some(split) = self
             .data_parallel_size
@@ -146,8 +187,15 @@ impl Draft {
         self.outline.remainder = split.remainder;
         self.outline.memory = Estimator::of(spec, request.model_config.as_ref())
             .map(|estimator| estimator.estimate(split.ranks, split.micro, request.device_memory));
+        self.outline.eval_batch_size = evaluation_micro(spec, &split);
         self.outline.adjusted = adjustments(recipe, request, self, &split);
         self.split = Some(split);
+    }
+
+    /// The micro-batch that the recipe means, in its own world.
+    pub fn micro(&self, spec: &Spec) -> Option<u64> {
+        let derived = self.upstream.map(|upstream| upstream.micro.max(1));
+        spec.batch.micro.or(derived)
     }
 
     /// The plan, when nothing is missing.
@@ -197,8 +245,33 @@ pub fn model_parallel(parallel: &Parallel) -> Option<u64> {
     .filter(|&devices| devices > 0)
 }
 
+/// Whether upstream takes the recipe with so many ranks, as it stands. Once the world that it was
+/// written for is known, its accumulation may change with the ranks.
+fn divides(spec: &Spec, global: u64, ranks: u64) -> bool {
+    let passes = spec.batch.accumulation.unwrap_or(1);
+    spec.batch.division != Division::Exact
+        || spec.batch.gpus.is_some()
+        || product(&[ranks, passes]).is_some_and(|all| all > 0 && global.is_multiple_of(all))
+}
+
+/// Samples per device and evaluation pass, where the recipe says how many all devices evaluate
+/// together.
+fn evaluation_micro(spec: &Spec, split: &Split) -> Option<u64> {
+    let Some(batch) = spec.evaluation.batch else {
+        return spec.evaluation.micro;
+    };
+    let passes = match spec.evaluation.division {
+        EvaluationDivision::Passes => split.accumulation(),
+        EvaluationDivision::Ranks | EvaluationDivision::Floored => 1,
+    };
+    Some((batch / split.ranks / passes).max(1))
+}
+
 /// Data-parallel ranks on so many devices; `None` when the other axes do not divide them.
 pub fn ranks(devices: u64, parallel: &Parallel) -> Option<u64> {
+    if parallel.one_process {
+        return (devices > 0).then_some(1);
+    }
     model_parallel(parallel)
         .filter(|&axes| devices > 0 && devices.is_multiple_of(axes))
         .map(|axes| devices / axes)
@@ -212,10 +285,10 @@ fn own_product(spec: &Spec, recipe_ranks: Option<u64>) -> Option<u128> {
 }
 
 /// How large the micro-batch may be.
-fn cap(spec: &Spec, memory_decides: bool, limit: Option<u64>) -> Cap {
+fn cap(spec: &Spec, micro: Option<u64>, memory_decides: bool, limit: Option<u64>) -> Cap {
     let limit = limit.unwrap_or(u64::MAX);
-    let otherwise = spec.batch.micro.unwrap_or(DEFAULT_MICRO).min(limit);
-    match (spec.batch.prefer, spec.batch.micro) {
+    let otherwise = micro.unwrap_or(DEFAULT_MICRO).min(limit);
+    match (spec.batch.prefer, micro) {
         (Prefer::Micro, _) | (_, None) if memory_decides => Cap {
             most: limit,
             otherwise,
@@ -226,7 +299,10 @@ fn cap(spec: &Spec, memory_decides: bool, limit: Option<u64>) -> Cap {
 
 /// Data-parallel ranks of every world that the run may move to, the planned one included.
 fn allowed_ranks(spec: &Spec, planned: u64) -> impl Iterator<Item = u64> + use<> {
-    let axes = model_parallel(&spec.parallel).unwrap_or(u64::MAX).max(1);
+    let axes = match spec.parallel.one_process {
+        true => u64::MAX,
+        false => model_parallel(&spec.parallel).unwrap_or(u64::MAX).max(1),
+    };
     let low = spec.elasticity.min.unwrap_or(1).div_ceil(axes).max(1);
     let high = spec.elasticity.max.unwrap_or(MOST_GPUS).min(MOST_GPUS) / axes;
     (low..=high).chain(std::iter::once(planned))

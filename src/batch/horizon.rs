@@ -7,7 +7,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::recipe::Spec;
-use crate::recipe::spec::LastBatch;
+use crate::recipe::spec::{IntervalRounding, LastBatch};
 
 /// A run's lengths, in samples unless they say steps.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -32,7 +32,8 @@ pub struct Horizon {
 /// Works out a recipe's lengths for a global batch of `global` samples (at least 1) and a data set
 /// of `data` samples, when that is known.
 ///
-/// The first limit of the budget that is set counts: samples, then steps, then epochs. Products
+/// The first limit of the budget that is set counts: samples, then steps, then epochs; with
+/// `shortest` the one that is reached first. Products
 /// beyond 64 bits stay at the largest number.
 pub fn horizon(spec: &Spec, global: u64, data: Option<u64>) -> Horizon {
     let in_samples = |steps: u64| steps.saturating_mul(global);
@@ -43,10 +44,16 @@ pub fn horizon(spec: &Spec, global: u64, data: Option<u64>) -> Horizon {
     let epoch_samples = data.map(|samples| samples - dropped_samples);
     let epochs = |count: f64| epoch_samples.map(|samples| share(samples, count));
     let budget = &spec.budget;
-    let budget_samples = budget
-        .samples
-        .or_else(|| budget.steps.map(in_samples))
-        .or_else(|| budget.epochs.and_then(epochs));
+    let limits = [
+        budget.samples,
+        budget.steps.map(in_samples),
+        budget.epochs.and_then(epochs),
+    ];
+    let limits = limits.into_iter().flatten();
+    let budget_samples = match budget.shortest {
+        true => limits.min(),
+        false => limits.into_iter().next(),
+    };
     let of_budget = |part: Option<f64>| Some(share(budget_samples?, part?));
     let warmup = &spec.learning_rate;
     let warmup_samples = warmup
@@ -66,6 +73,7 @@ pub fn horizon(spec: &Spec, global: u64, data: Option<u64>) -> Horizon {
         warmup_samples,
         eval_every: evaluation
             .every_samples
+            .map(|every| round_interval(spec, global, every).unwrap_or(every))
             .or_else(|| evaluation.every_steps.map(in_samples))
             .or_else(|| of_budget(evaluation.every_share))
             .or_else(|| epoch_samples.filter(|_| evaluation.every_epoch)),
@@ -74,6 +82,22 @@ pub fn horizon(spec: &Spec, global: u64, data: Option<u64>) -> Horizon {
             .or_else(|| checkpoint.every_steps.map(in_samples))
             .or_else(|| of_budget(checkpoint.every_share))
             .or_else(|| epoch_samples.filter(|_| checkpoint.every_epoch)),
+    }
+}
+
+/// Where a recipe's interval of evaluations falls, samples, if its dialect rounds it down; `None`
+/// where nothing is left of it.
+pub(super) fn round_interval(spec: &Spec, global: u64, every: u64) -> Option<u64> {
+    let unit = rounding_unit(spec, global);
+    Some(every - every % unit).filter(|every| *every > 0)
+}
+
+/// The samples that a recipe's interval of evaluations is rounded down to a multiple of.
+pub(super) fn rounding_unit(spec: &Spec, global: u64) -> u64 {
+    match spec.evaluation.rounding {
+        IntervalRounding::Reached => 1,
+        IntervalRounding::Batch => global,
+        IntervalRounding::Pass => (global / spec.batch.accumulation.unwrap_or(1).max(1)).max(1),
     }
 }
 

@@ -4,7 +4,7 @@ use super::draft::Draft;
 use super::plan::Plan;
 use super::request::PlanRequest;
 use super::rules;
-use crate::recipe::{Diagnostic, Recipe, Severity, Spec};
+use crate::recipe::{Diagnostic, Recipe, Severity, Spec, diagnostic};
 
 /// What was found out about a recipe in a world.
 #[derive(Debug, Clone, PartialEq)]
@@ -54,20 +54,12 @@ pub fn examine(recipe: &Recipe, request: &PlanRequest) -> Examined {
     let mut draft = Draft::new(recipe, request);
     let mut diagnostics = recipe.diagnostics.clone();
     diagnostics.extend(rules::check(recipe, request, &draft));
-    in_file_order(&mut diagnostics);
+    diagnostic::in_file_order(&mut diagnostics);
     draft.outline.diagnostics = diagnostics
         .iter()
         .map(|diagnostic| diagnostic.locate(&recipe.sources))
         .collect();
     Examined { draft, diagnostics }
-}
-
-/// By file and place; what has no place comes last, in the order of the rules.
-fn in_file_order(diagnostics: &mut [Diagnostic]) {
-    diagnostics.sort_by_key(|d| {
-        let place = d.span.map(|span| (span.file, span.start));
-        (place.is_none(), place)
-    });
 }
 
 impl Examined {

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
+use super::oom_policy::OomPolicy;
 use crate::words;
 
 /// For which world, and under which limits, to plan.
@@ -29,6 +30,8 @@ pub struct PlanRequest {
     pub data_samples: Option<u64>,
     /// The keys of the `config.json` at the model's path, when the caller has read one.
     pub model_config: Option<BTreeMap<String, Value>>,
+    /// What the trainer does when memory runs out.
+    pub oom_policy: OomPolicy,
     /// What the caller found wrong with the model and the data; empty too when it has not looked.
     pub flaws: Vec<Flaw>,
 }

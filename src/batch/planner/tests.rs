@@ -1,4 +1,5 @@
 mod strangers;
+mod trees;
 
 use proptest::prelude::*;
 

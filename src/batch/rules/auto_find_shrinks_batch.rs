@@ -1,6 +1,7 @@
 //! `auto-find-shrinks-batch`: upstream's batch finder changes the global batch.
 
 use super::{Case, Check, Example, Findings, Rule};
+use crate::batch::OomPolicy;
 use crate::recipe::Severity;
 
 pub(super) const RULE: Rule = Rule {
@@ -10,7 +11,7 @@ pub(super) const RULE: Rule = Rule {
     why: "When memory runs out, upstream tries again with a smaller per-device batch and leaves \
 accumulation as it is, so that the global batch shrinks with it and nobody is told. Evenkeel does \
 not follow: it steps down through the divisors of the batch and raises accumulation, so that the \
-global batch stays.",
+global batch stays. `plan --oom-policy transformers` shows what upstream would come to, step by step.",
     upstream: "accelerate 16cb6eb, `utils/memory.py` (`find_executable_batch_size`): int(0.9 × b) \
 on every failure since 1.9.0, before that b // 2. transformers 5.23.0, `training_args.py` \
 (`auto_find_batch_size`), and `trainer.py`: not with ZeRO-3. TRL f2cd577, `trainer/grpo_config.py`: \
@@ -26,7 +27,37 @@ GRPO refuses it, since a smaller batch no longer holds whole groups.",
     check: Check::Plan(check),
 };
 
+/// A policy of upstream's that was asked for.
+fn check_policy(case: &Case<'_>, findings: &mut Findings<'_>) {
+    let policy = case.request.oom_policy;
+    let Some(split) = case.draft.split else {
+        return;
+    };
+    let Some(smaller) = policy.smaller(split.micro) else {
+        return;
+    };
+    let passes = split.accumulation();
+    let batch = u128::from(split.ranks) * u128::from(smaller) * u128::from(passes);
+    let what = match smaller {
+        0 => format!("{} is the last micro-batch", split.micro),
+        _ => format!(
+            "one failure and {} becomes {smaller}, {} × {smaller} × {passes} = {batch} instead of {}",
+            split.micro,
+            split.ranks,
+            split.micro * split.micro_batches
+        ),
+    };
+    findings.at(
+        &["batch.micro", "batch.global"],
+        format!("upstream's policy shrinks the global batch: {what}"),
+        "leave `--oom-policy` out: accumulation then rises and the global batch stays",
+    );
+}
+
 fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
+    if case.request.oom_policy != OomPolicy::Exact {
+        check_policy(case, findings);
+    }
     let batch = &case.spec().batch;
     if !batch.auto_find {
         return;

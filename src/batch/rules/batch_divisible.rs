@@ -3,6 +3,7 @@
 use super::{Case, Check, Example, Findings, Rule};
 use crate::batch::split::{Cap, Splitter};
 use crate::recipe::Severity;
+use crate::recipe::spec::{Division, EvaluationDivision};
 
 pub(super) const RULE: Rule = Rule {
     id: "batch-divisible",
@@ -20,7 +21,8 @@ loss is normalised over the whole batch, the sum is exact. Only the built-in tra
 accumulation × world, and ends there. transformers 5.23.0, `trainer.py` \
 (`get_total_train_batch_size`): multiplies whatever it is given, so another world silently trains \
 with another batch; alignment-handbook 925acdf, `scripts/README.md`, asks its users to correct \
-that by hand.",
+that by hand. HALOs 4831988, `launch.py` (`main`): raises unless the batch is a multiple of \
+num_processes × gradient_accumulation_steps; before 2f70d00 (2025-05-01), of num_processes.",
     wrong: Example {
         flags: "--gpus 6",
         recipe: native!("  batch: {global: 128, micro: 16}\n"),
@@ -32,7 +34,45 @@ that by hand.",
     check: Check::Plan(check),
 };
 
+/// HALOs divides by accumulation too, which stands in its recipes: in the world that they were
+/// written for, the batch has to be a multiple of both.
+fn check_passes(case: &Case<'_>, findings: &mut Findings<'_>) {
+    let batch = &case.spec().batch;
+    let (Some(global), Some(upstream)) = (case.draft.global_batch_size, case.draft.upstream) else {
+        return;
+    };
+    let (ranks, passes) = (upstream.ranks, upstream.accumulation);
+    let fits = !global.is_multiple_of(ranks) || upstream.used == global;
+    if batch.division != Division::Exact || fits || case.request.is_of_a_run() {
+        return;
+    }
+    let share = global / ranks;
+    let smaller = (1..passes)
+        .rev()
+        .find(|passes| share.is_multiple_of(*passes));
+    let set = case.set("batch.accumulation", &smaller.unwrap_or(1).to_string());
+    let mut help = format!("set {set}");
+    if share < passes && case.spec().evaluation.division == EvaluationDivision::Passes {
+        help += &format!(
+            "; before 2025-05-01 {} counted one accumulation step, so {global} meant {}: \
+             `--dialect-version before-2025-05-01`",
+            case.key("batch.global"),
+            global.saturating_mul(passes)
+        );
+    }
+    findings.at(
+        &["batch.accumulation", "batch.global"],
+        format!(
+            "global batch {global} does not split over {ranks} data-parallel ranks × {passes} \
+             accumulation steps: {global} % ({ranks} × {passes}) = {}",
+            u128::from(global) % (u128::from(ranks) * u128::from(passes))
+        ),
+        help,
+    );
+}
+
 fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
+    check_passes(case, findings);
     let draft = case.draft;
     let (Some(global), Some(ranks), None) = (
         draft.global_batch_size,
@@ -126,6 +166,32 @@ mod tests {
             "{}",
             found[0].message
         );
+    }
+
+    #[test]
+    fn an_accumulation_that_upstream_divides_by_has_to_divide() {
+        let mut recipe = recipe();
+        recipe.dialect = crate::recipe::Dialect::Halos;
+        let batch = &mut recipe.spec.batch;
+        batch.global = Some(8);
+        batch.micro = None;
+        batch.accumulation = Some(8);
+        batch.division = crate::recipe::spec::Division::Exact;
+        recipe.spec.evaluation.division = crate::recipe::spec::EvaluationDivision::Passes;
+        let of = |recipe: &crate::recipe::Recipe, gpus| {
+            only("batch-divisible", recipe, &PlanRequest::gpus(gpus))
+        };
+        let found = of(&recipe, 4);
+        assert_eq!(
+            found[0].message,
+            "global batch 8 does not split over 4 data-parallel ranks × 8 accumulation steps: \
+             8 % (4 × 8) = 8"
+        );
+        assert!(found[0].help.contains("so 8 meant 64"), "{}", found[0].help);
+        assert!(of(&recipe, 1).is_empty());
+        // In another world than its own, accumulation may take what is left.
+        recipe.spec.batch.gpus = Some(1);
+        assert!(of(&recipe, 4).is_empty());
     }
 
     #[test]

@@ -9,11 +9,17 @@ pub(super) const RULE: Rule = Rule {
     summary: "samples that do not fill the last batch of an epoch are not trained on",
     why: "With `last_batch: drop` an epoch ends at the last whole batch. What is left over is not \
 trained on in that epoch, and the larger the global batch, the more that is. With `last_batch: \
-wrap`, the default, the batch is filled up from the next epoch and nothing is left out.",
+wrap`, the default, the batch is filled up from the next epoch and nothing is left out.
+
+HALOs and direct-preference-optimization drop without a key that says so. HALOs on one device makes a \
+smaller last step of the rest; here the rest is left out in every world, so that the steps do not \
+depend on it.",
     upstream: "torch `DataLoader(drop_last=True)`, which transformers 5.23.0 calls \
 `dataloader_drop_last`. Without it transformers takes a smaller last step \
 (`trainer.py`: the remainder of the epoch over accumulation), so its last step of an epoch has \
-another global batch.",
+another global batch. HALOs 4831988, `train/dataloader.py` \
+(`get_process_data`): ⌊n / B⌋ · B samples in a world of more than one. direct-preference-optimization f8b8c0f, \
+`preference_datasets.py` (`get_batch_iterator`): begins every epoch with an empty batch.",
     wrong: Example {
         flags: "--gpus 4",
         recipe: native!(

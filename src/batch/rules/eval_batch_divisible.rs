@@ -2,17 +2,25 @@
 
 use super::{Case, Check, Example, Findings, Rule};
 use crate::recipe::Severity;
-use crate::recipe::spec::Objective;
+use crate::recipe::spec::{EvaluationDivision, Objective, Remainder};
+use crate::words::count;
 
 pub(super) const RULE: Rule = Rule {
     id: "eval-batch-divisible",
     severity: Severity::Error,
-    summary: "the evaluation batch does not hold whole groups of generations",
-    why: "GRPO compares the generations of one prompt with each other, so an evaluation batch over \
+    summary: "the evaluation batch does not split, or holds no whole groups of generations",
+    why: "Recipes of HALOs and of direct-preference-optimization say how many samples all devices \
+evaluate together. HALOs divides that by the ranks and by accumulation, and raises where it does not come \
+out even. direct-preference-optimization and HALOs' legacy tree round down and leave the rest out, which \
+is a warning, or an error where nothing is left for a rank.
+
+GRPO compares the generations of one prompt with each other, so an evaluation batch over \
 all devices must be a multiple of the number of generations. The product changes with the number of \
 devices, so a recipe that evaluates in one world may not in another.",
     upstream: "TRL f2cd577, `trainer/grpo_config.py` (`__post_init__`): raises when \
-per_device_eval_batch_size × num_processes is not a multiple of num_generations.",
+per_device_eval_batch_size × num_processes is not a multiple of num_generations. HALOs 4831988, `launch.py` (`main`): raises unless eval_batch_size is a \
+multiple of num_processes × gradient_accumulation_steps. direct-preference-optimization f8b8c0f, `utils.py` \
+(`slice_and_move_batch_for_device`): rounds down.",
     wrong: Example {
         flags: "--gpus 2",
         recipe: native!(
@@ -28,7 +36,57 @@ per_device_eval_batch_size × num_processes is not a multiple of num_generations
     check: Check::Plan(check),
 };
 
+/// A batch over all devices, divided as the dialect has it.
+fn check_batch(case: &Case<'_>, findings: &mut Findings<'_>) {
+    let evaluation = &case.spec().evaluation;
+    let (Some(batch), Some(ranks)) = (evaluation.batch, case.draft.data_parallel_size) else {
+        return;
+    };
+    // Uneven dealing is the built-in trainer's, which evaluates unevenly too.
+    if case
+        .draft
+        .split
+        .is_some_and(|split| split.remainder == Remainder::Uneven)
+    {
+        return;
+    }
+    let key = case.key("evaluation.batch");
+    let paths = ["evaluation.batch"];
+    let passes = match evaluation.division {
+        EvaluationDivision::Passes => {
+            let planned = case.draft.split.map(|split| split.accumulation());
+            planned.or(case.spec().batch.accumulation).unwrap_or(1)
+        }
+        EvaluationDivision::Ranks | EvaluationDivision::Floored => 1,
+    };
+    let by = u128::from(ranks) * u128::from(passes);
+    let rest = u128::from(batch) % by;
+    if rest == 0 {
+        return;
+    }
+    let divisor = match passes {
+        1 => count(ranks, "rank"),
+        passes => format!("{} × {passes} accumulation steps", count(ranks, "rank")),
+    };
+    let used = u128::from(batch) - rest;
+    let help = match used {
+        0 => format!("use {by} or a multiple of it"),
+        used => format!("use {used} or {}", used + by),
+    };
+    if evaluation.division == EvaluationDivision::Floored && used > 0 {
+        let message = format!(
+            "{key} {batch} does not split over {divisor}: upstream evaluates {used} of them and \
+             leaves out {rest}"
+        );
+        findings.add(Severity::Warning, &paths, message, help);
+        return;
+    }
+    let message = format!("{key} {batch} does not split over {divisor}: {batch} % {by} = {rest}");
+    findings.at(&paths, message, help);
+}
+
 fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
+    check_batch(case, findings);
     let spec = case.spec();
     let evaluation = &spec.evaluation;
     let (Some(micro), Some(group), Some(ranks)) = (
@@ -65,7 +123,37 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
 mod tests {
     use crate::batch::PlanRequest;
     use crate::batch::rules::testing::{only, recipe};
-    use crate::recipe::spec::Objective;
+    use crate::recipe::Severity;
+    use crate::recipe::spec::{EvaluationDivision, Objective};
+
+    #[test]
+    fn a_batch_over_all_devices_splits_as_upstream_divides_it() {
+        let mut recipe = recipe();
+        recipe.spec.evaluation.batch = Some(32);
+        recipe.spec.batch.global = Some(64);
+        recipe.spec.batch.micro = Some(4);
+        let mut of = |division, gpus| {
+            recipe.spec.evaluation.division = division;
+            let found = only("eval-batch-divisible", &recipe, &PlanRequest::gpus(gpus));
+            found.first().map(|d| (d.severity, d.message.clone()))
+        };
+        // 64 is 4 × 4 × 4.
+        assert_eq!(of(EvaluationDivision::Passes, 4), None);
+        assert_eq!(of(EvaluationDivision::Ranks, 32), None);
+        let (severity, message) = of(EvaluationDivision::Ranks, 64).unwrap();
+        assert_eq!(severity, Severity::Error);
+        assert!(message.ends_with("32 % 64 = 32"), "{message}");
+        let (severity, message) = of(EvaluationDivision::Floored, 6).unwrap();
+        assert_eq!(severity, Severity::Warning);
+        assert!(
+            message.ends_with("evaluates 30 of them and leaves out 2"),
+            "{message}"
+        );
+        assert_eq!(
+            of(EvaluationDivision::Floored, 64).unwrap().0,
+            Severity::Error
+        );
+    }
 
     #[test]
     fn grpo_evaluates_whole_groups() {

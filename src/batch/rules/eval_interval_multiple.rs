@@ -1,23 +1,31 @@
 //! `eval-interval-multiple`: evaluations fall on the ends of steps.
 
 use super::{Case, Check, Example, Findings, Rule};
+use crate::batch::horizon::{round_interval, rounding_unit};
 use crate::recipe::Severity;
 use crate::recipe::spec::BatchSchedule;
 
 pub(super) const RULE: Rule = Rule {
     id: "eval-interval-multiple",
-    severity: Severity::Warning,
+    severity: Severity::Error,
     summary: "evaluations do not fall where their interval says",
     why: "An interval in samples is looked at after every step, so an evaluation runs at the first \
 step that reaches a multiple of it. When the interval is no multiple of the global batch, \
 evaluations come a little late, and not equally late (a note); when it is smaller than the batch, \
 there is one after every step, which is rarely meant. With a schedule that changes the batch, no \
-interval is a multiple throughout, and only the second is looked at.",
-    upstream: "HALOs 4831988: floors `eval_every` to a multiple of the batch, to 0 when it is \
-smaller. Evenkeel does not change the interval.",
+interval is a multiple throughout, and only the second is looked at.
+
+Recipes of HALOs and of direct-preference-optimization mean the interval rounded down to a multiple of \
+the batch, which a warning says with both numbers. Where that leaves 0, upstream ends in a division by \
+zero at its first step: an error.",
+    upstream: "HALOs 4831988, `launch.py` (`main`) and direct-preference-optimization f8b8c0f, `train.py` (`main`): \
+floor `eval_every` to a multiple of the batch, to 0 when it is smaller; `trainers.py` (`train`) then \
+takes the samples modulo 0.",
     wrong: Example {
         flags: "--gpus 4",
-        recipe: native!("  batch: {global: 128, micro: 16}\n  evaluation: {every_samples: 100}\n"),
+        recipe: native!(
+            "  batch: {global: 128, micro: 16}\n  evaluation: {every_samples: 100, rounding: batch}\n"
+        ),
     },
     right: Example {
         flags: "--gpus 4",
@@ -37,9 +45,33 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
         ["evaluation.every_samples"],
         case.key("evaluation.every_samples"),
     );
+    let unit = rounding_unit(case.spec(), global);
+    if every % unit != 0 {
+        match round_interval(case.spec(), global, every) {
+            None => findings.at(
+                &paths,
+                format!(
+                    "{key} {every} is less than a batch of {unit}: upstream rounds it down to 0, \
+                     and fails at the first step"
+                ),
+                format!("use {unit} or a multiple of it"),
+            ),
+            Some(rounded) => findings.add(
+                Severity::Warning,
+                &paths,
+                format!(
+                    "{key} {every} is not a multiple of the batch {unit}: upstream rounds it down \
+                     to {rounded}"
+                ),
+                format!("use {rounded} or {}", rounded + unit),
+            ),
+        }
+        return;
+    }
     let above = every.next_multiple_of(global);
     if every < global {
-        findings.at(
+        findings.add(
+            Severity::Warning,
             &paths,
             format!("{key} {every} is less than one global batch of {global}: it evaluates after every step"),
             format!("use {global} or a multiple of it"),
@@ -61,6 +93,8 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
 mod tests {
     use crate::batch::PlanRequest;
     use crate::batch::rules::testing::{only, recipe};
+    use crate::recipe::Severity;
+    use crate::recipe::spec::IntervalRounding;
 
     #[test]
     fn intervals_between_steps_are_pointed_out() {
@@ -73,5 +107,28 @@ mod tests {
         assert_eq!(of(1024), None);
         assert_eq!(of(1000).as_deref(), Some("use 896 or 1024"));
         assert_eq!(of(100).as_deref(), Some("use 128 or a multiple of it"));
+    }
+
+    #[test]
+    fn an_interval_that_is_rounded_down_to_nothing_is_refused() {
+        let mut recipe = recipe();
+        recipe.spec.batch.global = Some(64);
+        recipe.spec.batch.accumulation = Some(4);
+        let mut of = |every, rounding| {
+            recipe.spec.evaluation.every_samples = Some(every);
+            recipe.spec.evaluation.rounding = rounding;
+            let found = only("eval-interval-multiple", &recipe, &PlanRequest::gpus(4));
+            found.first().map(|d| (d.severity, d.message.clone()))
+        };
+        let (severity, message) = of(20_000, IntervalRounding::Batch).unwrap();
+        assert_eq!(severity, Severity::Warning);
+        assert!(
+            message.ends_with("upstream rounds it down to 19968"),
+            "{message}"
+        );
+        let (severity, _) = of(32, IntervalRounding::Batch).unwrap();
+        assert_eq!(severity, Severity::Error);
+        // One accumulation step has 16 samples; evaluations after every step are only pointed out.
+        assert_eq!(of(32, IntervalRounding::Pass).unwrap().0, Severity::Warning);
     }
 }

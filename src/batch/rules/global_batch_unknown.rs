@@ -41,6 +41,15 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
         );
         return;
     }
+    if case.recipe.part {
+        findings.add(
+            Severity::Note,
+            &[],
+            "this part of a tree of configs says no batch",
+            "plan the tree: give its folder, and choose this part on the command line",
+        );
+        return;
+    }
     let batch = &case.spec().batch;
     if batch.gpus.is_some() && batch.micro.is_some() {
         // The GPUs are there, the other axes do not divide them: `parallelism-product` says so.

@@ -1,8 +1,8 @@
 //! `kto-batch-min`: KTO sees more than one sample per device.
 
 use super::{Case, Check, Example, Findings, Rule};
-use crate::recipe::Severity;
 use crate::recipe::spec::Objective;
+use crate::recipe::{Dialect, Severity};
 
 pub(super) const RULE: Rule = Rule {
     id: "kto-batch-min",
@@ -11,9 +11,12 @@ pub(super) const RULE: Rule = Rule {
     why: "KTO estimates its KL term from mismatched pairs within one device's micro-batch: each \
 prompt with the next sample's completion. With a single sample the pair is the sample itself, and \
 the term becomes its own reward. Accumulation does not help, since the pairs are made per forward \
-pass.",
+pass. HALOs makes the pairs alike and refuses only a single sample over all devices, so there it is a \
+warning.",
     upstream: "TRL f2cd577, `trainer/kto_trainer.py`: raises \"Actual (not effective) batch size \
-must be > 1\".",
+must be > 1\". HALOs 4831988, \
+`train/dataloader.py` (`UnpairedPreferenceDataLoader`): the sample after each one in its micro-batch, \
+which for a single one is itself.",
     wrong: Example {
         flags: "--gpus 32",
         recipe: native!("  objective: kto\n  batch: {global: 32, micro: 4}\n"),
@@ -40,7 +43,13 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
         }
         _ => "use a world that leaves every rank an even number of samples".to_owned(),
     };
-    findings.at(
+    // HALOs asks for two samples over all devices only (`unpaired-batch-min`), and goes on.
+    let severity = match case.recipe.dialect {
+        Dialect::Halos => Severity::Warning,
+        _ => Severity::Error,
+    };
+    findings.add(
+        severity,
         &["batch.micro"],
         format!(
             "KTO with a micro-batch of {} cannot estimate its KL term: {}",
@@ -56,6 +65,7 @@ mod tests {
     use crate::batch::PlanRequest;
     use crate::batch::rules::testing::{only, recipe};
     use crate::recipe::spec::Objective;
+    use crate::recipe::{Dialect, Severity};
 
     #[test]
     fn one_sample_per_device_is_refused_after_the_rescale() {
@@ -71,5 +81,7 @@ mod tests {
         );
         recipe.spec.batch.micro = Some(1);
         assert!(of(&recipe, 8)[0].help.starts_with("raise"));
+        recipe.dialect = Dialect::Halos;
+        assert_eq!(of(&recipe, 8)[0].severity, Severity::Warning);
     }
 }

@@ -23,10 +23,12 @@ mod budget_missing;
 mod data_missing;
 mod dataset_smaller_than_batch;
 mod dataset_truncated;
+mod effective_batch_floored;
 mod elasticity_bounds;
 mod eval_batch_divisible;
 mod eval_data_missing;
 mod eval_interval_multiple;
+mod fsdp_batch_min;
 mod generation_batch_divisible;
 mod global_batch_conflict;
 mod global_batch_constant;
@@ -57,6 +59,7 @@ mod trainer_objective;
 mod trainer_parallelism;
 mod trainer_weights;
 mod uneven_dealing;
+mod unpaired_batch_min;
 mod vocabulary_too_small;
 mod warmup_exceeds_budget;
 
@@ -79,10 +82,12 @@ static OWN: &[&Rule] = &[
     &data_missing::RULE,
     &dataset_smaller_than_batch::RULE,
     &dataset_truncated::RULE,
+    &effective_batch_floored::RULE,
     &elasticity_bounds::RULE,
     &eval_batch_divisible::RULE,
     &eval_data_missing::RULE,
     &eval_interval_multiple::RULE,
+    &fsdp_batch_min::RULE,
     &generation_batch_divisible::RULE,
     &global_batch_conflict::RULE,
     &global_batch_constant::RULE,
@@ -112,6 +117,7 @@ static OWN: &[&Rule] = &[
     &trainer_parallelism::RULE,
     &trainer_weights::RULE,
     &uneven_dealing::RULE,
+    &unpaired_batch_min::RULE,
     &vocabulary_too_small::RULE,
     &warmup_exceeds_budget::RULE,
 ];

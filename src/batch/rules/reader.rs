@@ -44,23 +44,40 @@ macro_rules! handbook {
     };
 }
 
+/// A config of direct-preference-optimization without groups, and more keys.
+macro_rules! dpo {
+    ($more:literal) => {
+        concat!(
+            "trainer: FSDPTrainer\nbatch_size: 64\ngradient_accumulation_steps: 2\n",
+            "eval_batch_size: 32\n",
+            $more
+        )
+    };
+}
+
 /// Every rule of the readers.
 pub(super) static RULES: &[&Rule] = &[
     &ACCUMULATION_CONFLICT,
+    &CONFIG_MISSING,
     &DEEPSPEED_BATCH_TRIPLE,
     &DEEPSPEED_UNREAD,
+    &DEFAULTS_LIST,
     &DUPLICATE_KEY,
+    &INTERPOLATION,
     &MANDATORY_MISSING,
     &OBJECTIVE_ASSUMED,
     &OUT_OF_RANGE,
+    &OVERRIDE_SYNTAX,
     &RESUME_RESTORES_BATCH,
     &RUN_NAME,
     &SCALAR_TYPE,
     &UNKNOWN_DIALECT,
     &UNKNOWN_KEY,
+    &UNKNOWN_OVERRIDE,
     &UNKNOWN_VALUE,
     &UNREADABLE_FILE,
     &UNSUPPORTED_VALUE,
+    &VERSION_ASSUMED,
     &WRONG_TYPE,
     &YAML_SYNTAX,
 ];
@@ -75,6 +92,19 @@ Write \"auto\" in the DeepSpeed config, or leave the key out, so that the recipe
 mismatches and raises. accelerate 16cb6eb, `accelerator.py`: takes DeepSpeed's number, with a warning."
     wrong "--gpus 8" handbook!("deepspeed: {gradient_accumulation_steps: 2}\n");
     right "--gpus 8" handbook!("deepspeed: {gradient_accumulation_steps: auto}\n");
+}
+
+page! {
+    CONFIG_MISSING "config-missing" Error
+    summary "a config group has no such option"
+    why "An entry of a defaults list, or `GROUP=OPTION` on the command line, names a file below the \
+folder of the tree, `GROUP/OPTION.yaml`. The help line lists what is there. The root of \
+direct-preference-optimization as it is shipped names an option that its tree does not have, so `model=…` \
+must be given."
+    upstream "Hydra 1.3, `MissingConfigException`: \"Could not find 'model/…'\". direct-preference-optimization \
+f8b8c0f, `config/config.yaml`: `model: blank_model_fp32`."
+    wrong "--gpus 8 --dialect dpo" dpo!("defaults:\n- _self_\n- model: llama\n");
+    right "--gpus 8 --dialect dpo" dpo!("defaults:\n- _self_\n- optional model: llama\n");
 }
 
 page! {
@@ -100,6 +130,18 @@ the estimate of memory counts nothing as sharded, and a conflict cannot be seen.
 }
 
 page! {
+    DEFAULTS_LIST "defaults-list" Error
+    summary "a defaults list is not well-formed, or goes in a circle"
+    why "`defaults` is a list of `_self_`, of files (`- base_model`), and of groups with the option chosen \
+in each (`- loss: dpo`), in the order in which they are laid over each other. It may stand anywhere in the \
+file. A file that names itself through others, and a tree of more than 64 files, are refused."
+    upstream "Hydra 1.3, `core/config_loader`: raises on lists that it cannot read; a circle ends in Python's \
+recursion limit."
+    wrong "--gpus 8 --dialect dpo" dpo!("defaults: {model: llama}\n");
+    right "--gpus 8 --dialect dpo" dpo!("defaults:\n- _self_\n");
+}
+
+page! {
     DUPLICATE_KEY "duplicate-key" Error
     summary "a key is given twice in one mapping"
     why "YAML loaders silently take the last one, so a recipe with two learning rates trains with \
@@ -115,11 +157,28 @@ page! {
     MANDATORY_MISSING "mandatory-missing" Error
     summary "something that has no default is missing"
     why "Most keys have a default, and the few that have none are asked for by name: the `apiVersion` \
-and `kind` of a native recipe, the `id` of a data set, the `batch` of a stage."
+and `kind` of a native recipe, the `id` of a data set, the `batch` of a stage. In a Hydra tree they are \
+marked `???`, values and options of groups alike: `exp_name=…`, `loss=dpo`. All of them are named at \
+once; a plan still shows the numbers that do not hang on them. In an option of a group that is read by \
+itself they are a note."
     upstream "HfArgumentParser (transformers 5.23.0) refuses such a file too. What is missing inside of a \
-mapping, as a data set's `id`, fails when it is first used."
+mapping, as a data set's `id`, fails when it is first used. HALOs and \
+direct-preference-optimization: `OmegaConf.missing_keys`, \"Got missing keys in config\"."
     wrong "--gpus 8" "apiVersion: evenkeel.dev/v1alpha1\nspec:\n  batch: {global: 128, micro: 16}\n";
     right "--gpus 8" native!("  batch: {global: 128, micro: 16}\n");
+}
+
+page! {
+    INTERPOLATION "interpolation" Error
+    summary "an interpolation cannot be resolved"
+    why "`${a.b}` stands for another key's value, `${.b}` for one beside it, `${name:…}` for what a \
+resolver makes of its arguments. It is an error when the key is not there, when interpolations go in a \
+circle, and when nothing knows the resolver. Known are `oc.env`, `oc.select`, and those that the tree's \
+program registers. Give the key a value on the command line to do without it."
+    upstream "OmegaConf 2.3: `InterpolationKeyError`, \"Recursive interpolation detected\", \
+`UnsupportedInterpolationType`."
+    wrong "--gpus 8 --dialect dpo" dpo!("cache_dir: ${run_dir}\nrun_dir: ${cache_dir}\n");
+    right "--gpus 8 --dialect dpo" dpo!("cache_dir: ${run_dir}\nrun_dir: .cache\n");
 }
 
 page! {
@@ -145,6 +204,18 @@ is neither."
 `datasets`, `train_test_split`: raises on a share that is not between 0 and 1."
     wrong "--gpus 8" native!("  batch: {global: 0, micro: 16}\n");
     right "--gpus 8" native!("  batch: {global: 128, micro: 16}\n");
+}
+
+page! {
+    OVERRIDE_SYNTAX "override-syntax" Error
+    summary "an override of a Hydra config is not well-formed"
+    why "Overrides follow Hydra's grammar, which is not YAML's: `key=value` changes a key, `+key=value` \
+adds one, `++key=value` does either, `~key` takes one away, `group=option` chooses a file. Values with \
+other characters than letters, digits and `/-+.$%*@?|:_` need quotes, and a comma outside of brackets \
+would start a sweep over several runs."
+    upstream "Hydra 1.3, `grammar/OverrideParser.g4`."
+    wrong "--gpus 8 --dialect dpo datasets=hh,shp" dpo!("datasets: [hh]\n");
+    right "--gpus 8 --dialect dpo datasets=[hh,shp]" dpo!("datasets: [hh]\n");
 }
 
 page! {
@@ -190,8 +261,8 @@ page! {
     UNKNOWN_DIALECT "unknown-dialect" Error
     summary "the file is no recipe in a dialect that is known"
     why "A dialect is recognised by its keys. Read are native recipes, recipes of the \
-alignment-handbook and TRL, and configs of `accelerate launch`; Hydra configs and DeepSpeed's are \
-recognised and not read yet. `--dialect` decides where no key does; a file without any of them is most \
+alignment-handbook and TRL, the Hydra trees of HALOs and direct-preference-optimization, and configs of \
+`accelerate launch`; other Hydra configs and DeepSpeed's are recognised and not read. `--dialect` decides where no key does; a file without any of them is most \
 likely not a recipe."
     upstream "None."
     wrong "--gpus 8" "steps: [build, test]\n";
@@ -207,6 +278,19 @@ places where upstream ignores unknown keys, this is a warning; on the command li
 of a mapping, such as those of `dataset_mixture`, are ignored."
     wrong "--gpus 8" native!("  batch: {global: 128, micro: 16, acumulation: 2}\n");
     right "--gpus 8" native!("  batch: {global: 128, micro: 16, accumulation: 1}\n");
+}
+
+page! {
+    UNKNOWN_OVERRIDE "unknown-override" Error
+    summary "an override names a key that the config does not have"
+    why "Hydra refuses `key=value` for a key that is not there. `++key=value` and `+key=value` add it \
+without a word, and since nothing reads it, a typo behind `++` changes nothing at all: that is a warning, \
+with the key that was most likely meant. The README of HALOs itself has one, \
+`++config.intermediate_checkpoints=true` for `intermediate_checkpoints`."
+    upstream "Hydra 1.3, `_internal/config_loader_impl.py` (`_apply_overrides_to_config`): \"Could not \
+override\"; with `++`, `OmegaConf.update(…, force_add=True)`."
+    wrong "--gpus 8 --dialect dpo batchsize=32" dpo!("");
+    right "--gpus 8 --dialect dpo batch_size=32" dpo!("");
 }
 
 page! {
@@ -237,6 +321,18 @@ message says what is done instead. Where nothing could be done instead, it is an
     upstream "Each key does there what its name says."
     wrong "--gpus 8" handbook!("lr_scheduler_type: cosine_with_restarts\n");
     right "--gpus 8" handbook!("lr_scheduler_type: cosine\n");
+}
+
+page! {
+    VERSION_ASSUMED "version-assumed" Warning
+    summary "nothing says which version of the dialect the recipe is in"
+    why "`model.batch_size` of HALOs has been the global batch since 2025-05-01 and was the batch of one \
+accumulation step before. With an accumulation of 1 both are the same; with more, the comment on the key, \
+and keys that only one version has, tell which it is. Where none of them is there, the newest is taken. \
+`--dialect-version` decides."
+    upstream "HALOs 2f70d00, `launch.py`, `config/model/base_model.yaml`."
+    wrong "--gpus 8 --dialect halos" "model: {batch_size: 32, gradient_accumulation_steps: 2, eval_batch_size: 32}\nloss: {trainer: SFTTrainer}\n";
+    right "--gpus 8 --dialect halos --dialect-version head" "model: {batch_size: 32, gradient_accumulation_steps: 2, eval_batch_size: 32}\nloss: {trainer: SFTTrainer}\n";
 }
 
 page! {

@@ -38,7 +38,7 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
     let memory = case.memory();
     let path = "batch.micro";
     if let (Some(unlimited), Some(memory)) = (case.draft.unlimited, &memory)
-        && let Some(stated) = case.spec().batch.micro
+        && let Some(stated) = case.draft.micro(case.spec())
         && memory.fits(split.ranks, split.micro)
     {
         findings.at(
@@ -57,7 +57,7 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
                 split.proof()
             ),
         );
-    } else if case.spec().batch.micro.is_none() {
+    } else if case.draft.micro(case.spec()).is_none() {
         let (message, help) = match memory {
             // `model-needs-sharding` has more to say.
             Some(memory) if !memory.fits(split.ranks, split.micro) => return,

@@ -13,6 +13,7 @@ pub(in crate::batch) fn recipe() -> Recipe {
     Recipe {
         dialect: Dialect::Native,
         detected: "made by a test".to_owned(),
+        part: false,
         spec,
         places: Places::new(),
         sources: Sources::default(),

@@ -1,8 +1,8 @@
 //! `trainer-numerics`: the built-in trainer computes what the recipe asks for.
 
 use super::{Case, Check, Example, Findings, Rule};
-use crate::recipe::Severity;
 use crate::recipe::spec::{Precision, Strategy};
+use crate::recipe::{Dialect, Severity};
 
 pub(super) const RULE: Rule = Rule {
     id: "trainer-numerics",
@@ -69,9 +69,18 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
             ),
             format!(
                 "set {} to train with AdamW, or plan only",
-                case.set("optimizer.name", "adamw_torch")
+                case.set("optimizer.name", adamw(case))
             ),
         ),
+    }
+}
+
+/// What AdamW is called in the recipe's dialect.
+fn adamw(case: &Case<'_>) -> &'static str {
+    match case.recipe.dialect {
+        // A class of `torch.optim`.
+        Dialect::Halos | Dialect::Dpo => "AdamW",
+        _ => "adamw_torch",
     }
 }
 
