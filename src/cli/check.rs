@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use anyhow::bail;
 use serde::Serialize;
 
 use super::output::{self, Format};
@@ -17,11 +18,13 @@ use crate::recipe::{Diagnostic, Dialect, Located, Severity, Sources};
 #[command(after_help = "Examples:
   evenkeel check recipes/*/sft/*.yaml --recipe-gpus 8
   evenkeel check recipe.yaml --gpus 6 -o json
+  evenkeel check HALOs/config loss=dpo model=llama ++model.batch_size=32 --gpus 8
 
 Without --gpus every recipe is checked in the world that it was written for.
 Exit codes: 0 no errors, 1 a rule says no, 2 a file cannot be used.")]
 pub struct Args {
-    /// Recipe files
+    /// Recipe files, or folders of trees of configs; an argument with `=` that is no file is an
+    /// override of all of them, as for `plan`
     #[arg(required = true, value_name = "RECIPE")]
     recipes: Vec<PathBuf>,
 
@@ -45,8 +48,12 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let base = launch::base()?;
     let mut code = 0;
     let mut checked = Vec::new();
-    for path in &args.recipes {
-        let (dialect, sources, diagnostics) = match args.options.read(path, &[]) {
+    let (overrides, recipes) = sort(&args.recipes);
+    if recipes.is_empty() {
+        bail!("there is no recipe among the arguments, only overrides");
+    }
+    for path in recipes {
+        let (dialect, sources, diagnostics) = match args.options.read(path, &overrides) {
             Ok(recipe) => {
                 // In the world asked for, else the recipe's own: a check must not depend on the
                 // machine that it runs on.
@@ -77,6 +84,21 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         args.output.print(&checked)?;
     }
     Ok(ExitCode::from(code))
+}
+
+/// Overrides, and the recipes that they are for.
+fn sort(arguments: &[PathBuf]) -> (Vec<String>, Vec<&PathBuf>) {
+    let mut overrides = Vec::new();
+    let mut recipes = Vec::new();
+    for argument in arguments {
+        match argument.to_str() {
+            Some(text) if (text.contains('=') || text.starts_with('~')) && !argument.exists() => {
+                overrides.push(text.to_owned());
+            }
+            _ => recipes.push(argument),
+        }
+    }
+    (overrides, recipes)
 }
 
 fn print_text(

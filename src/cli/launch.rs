@@ -105,6 +105,9 @@ fn launch(args: &Args, recipe: &Recipe, shown: &mut Vec<Diagnostic>) -> anyhow::
     let signals = Signals::listen()?;
     let processes = Processes::asked(args.procs, args.recipe.options.world())?;
     let ranks = processes.count;
+    let mut recipe = recipe.clone();
+    recipe.spec.batch.settle(ranks);
+    let recipe = &recipe;
     let request = Request {
         recipe_path: args.recipe.recipe.clone(),
         overrides: args.recipe.overrides.clone(),

@@ -3,6 +3,7 @@
 mod text;
 
 use std::process::ExitCode;
+use std::str::FromStr;
 
 use anyhow::bail;
 use serde::Serialize;
@@ -12,7 +13,7 @@ use super::cluster::submit::NVIDIA;
 use super::output::{self, Format};
 use super::recipe_args::RecipeArgs;
 use super::{EXIT_REFUSED, EXIT_USAGE, bytes, render};
-use crate::batch::{self, Draft, Horizon, PlanRequest};
+use crate::batch::{self, Draft, Horizon, OomPolicy, OomStep, PlanRequest};
 use crate::client;
 use crate::inventory::{Devices, Inventory};
 use crate::launch::{self, survey};
@@ -26,6 +27,8 @@ use crate::recipe::{Located, ReadError};
   evenkeel plan recipe.yaml --gpus 8 --device-memory 24GiB    does it fit into 24 × 1024³ bytes?
   evenkeel plan recipe.yaml --gpus 3 --remainder uneven  a count that does not divide the batch
   evenkeel plan recipe.yaml --gpus 8 -o json max_seq_length=1024
+  evenkeel plan HALOs/config loss=dpo model=llama ++model.batch_size=32 --gpus 8
+  evenkeel plan recipe.yaml --gpus 8 --oom-policy transformers
   evenkeel plan recipe.yaml --from-cluster               the GPUs that are free there now
 
 Without --gpus or --nodes it plans for the hardware found.
@@ -39,6 +42,12 @@ pub struct Args {
     /// GPUs is given; else it is not known, and the plan does not say whether the model fits]
     #[arg(long, value_name = "SIZE", value_parser = bytes::parse)]
     device_memory: Option<u64>,
+
+    /// Show what follows when memory runs out: exact, transformers, transformers-before-1.9 (of
+    /// accelerate). Evenkeel itself always goes down exactly; upstream's policies shrink the global
+    /// batch
+    #[arg(long, value_name = "POLICY", value_parser = OomPolicy::from_str)]
+    oom_policy: Option<OomPolicy>,
 
     /// Plan for what the cluster has free now, or, with --nodes, for so many of its nodes
     #[arg(long, conflicts_with = "gpus")]
@@ -67,6 +76,9 @@ struct Document<'a> {
     hardware: &'a str,
     /// Lengths in samples.
     horizon: Option<&'a Horizon>,
+    /// What follows when memory runs out, where it was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    oom: Option<&'a [OomStep]>,
 }
 
 /// The form of `-o json` for a recipe that cannot be read.
@@ -84,23 +96,30 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         true => on_cluster(&args)?,
         false => world(&args)?,
     };
+    request.oom_policy = args.oom_policy.unwrap_or_default();
     request.device_memory = args.device_memory.or(request.device_memory);
     let base = launch::base()?;
     let request = survey(&recipe, &base, request);
     let examined = batch::examine(&recipe, &request);
+    let plan = examined.clone().finish().ok();
+    let oom = args
+        .oom_policy
+        .zip(plan)
+        .map(|(policy, plan)| policy.ladder(&plan));
     match args.output {
         Format::Text => {
             let hardware = text::Hardware {
                 words: &hardware,
                 devices: request.devices,
             };
-            output::print(text::plan(&recipe, &examined, &hardware))?;
+            output::print(text::plan(&recipe, &examined, oom.as_deref(), &hardware))?;
         }
         format => format.print(&Document {
             draft: &examined.draft,
             detected: &recipe.detected,
             hardware: &hardware,
             horizon: examined.draft.horizon.as_ref(),
+            oom: oom.as_deref(),
         })?,
     }
     Ok(match examined.finish() {

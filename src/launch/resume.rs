@@ -7,6 +7,7 @@ use super::request::data_of;
 use super::{LaunchError, Phase, Prepared, Request, RunDir, RunState, initial};
 use crate::batch::{self, Reached};
 use crate::job::{Pin, files};
+use crate::recipe::spec::Division;
 use crate::recipe::{Recipe, Spec};
 use crate::train::data::{self, PrepareRequest, Progress};
 use crate::train::{Setup, checkpoint, pin, rank};
@@ -48,7 +49,12 @@ pub(super) fn resume(
 ) -> Result<Prepared, LaunchError> {
     let mut setup = run.setup()?;
     let usage = |message: String| LaunchError::Usage { message };
-    if let Some(key) = difference(&setup.spec, &recipe.spec) {
+    let mut spec = recipe.spec.clone();
+    if spec.batch.division != Division::Stated {
+        // The world that the run was launched in is the one that its micro-batch comes from.
+        spec.batch.gpus = setup.spec.batch.gpus;
+    }
+    if let Some(key) = difference(&setup.spec, &spec) {
         return Err(usage(format!(
             "{} was launched with another `{key}`: resume it with the recipe and the overrides it \
              began with (`{} {}`), or start a new run with another --out",

@@ -5,7 +5,7 @@ use std::path::Path;
 use super::model::{self, Found};
 use super::request::data_of;
 use crate::batch::{Flaw, PlanRequest, Trainer};
-use crate::recipe::{Dialect, Recipe};
+use crate::recipe::Recipe;
 use crate::train::data::{self, About};
 
 /// The request with everything that can be told about the recipe's model and data without reading
@@ -16,8 +16,8 @@ pub fn survey(recipe: &Recipe, base: &Path, request: PlanRequest) -> PlanRequest
 
 /// The same, with the model that was found.
 pub(super) fn look(recipe: &Recipe, base: &Path, request: PlanRequest) -> (PlanRequest, Found) {
-    // A config of `accelerate launch` has neither.
-    if recipe.dialect == Dialect::Accelerate {
+    // A config of `accelerate launch` has neither, an option of a group not both.
+    if recipe.part {
         return (request, Found::default());
     }
     let spec = &recipe.spec;

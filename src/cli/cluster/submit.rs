@@ -11,7 +11,7 @@ use crate::cli::output::{Format, say};
 use crate::cli::recipe_args::RecipeArgs;
 use crate::cli::{EXIT_REFUSED, render};
 use crate::client::{self, End, Wanted, change};
-use crate::recipe::Recipe;
+use crate::recipe::{Dialect, Recipe};
 use crate::telemetry::{Display, Mode};
 
 /// Exit code after Ctrl-C while a job is followed; the job goes on.
@@ -131,6 +131,13 @@ fn wanted(
             )
         })?,
     };
+    if matches!(recipe.dialect, Dialect::Halos | Dialect::Dpo) {
+        bail!(
+            "{} is a part of a Hydra tree, and a TrainingJob carries one file: write the recipe in \
+             the native form, with the batch that `evenkeel plan` shows",
+            from.recipe.display()
+        );
+    }
     let read = |path: &std::path::Path| {
         std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
     };

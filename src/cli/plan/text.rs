@@ -3,7 +3,7 @@
 
 use anstyle::{AnsiColor, Style};
 
-use crate::batch::{Devices, Draft, Examined, Horizon, MemoryEstimate};
+use crate::batch::{Devices, Draft, Examined, Horizon, MemoryEstimate, OomStep};
 use crate::cli::render;
 use crate::recipe::Recipe;
 use crate::recipe::spec::{BatchSchedule, Estimator, Remainder, Spec};
@@ -25,14 +25,20 @@ pub struct Hardware<'a> {
 }
 
 /// The whole text, with terminal styles.
-pub fn plan(recipe: &Recipe, examined: &Examined, hardware: &Hardware<'_>) -> String {
+pub fn plan(
+    recipe: &Recipe,
+    examined: &Examined,
+    oom: Option<&[OomStep]>,
+    hardware: &Hardware<'_>,
+) -> String {
     let draft = &examined.draft;
-    let mut text = headline(draft, hardware.words);
+    let mut text = headline(draft, &recipe.detected, hardware.words);
     text += &changes(draft);
     text += &counts(draft, hardware.devices);
     if let Some(memory) = &draft.memory {
         text += &memory_of(memory);
     }
+    text += &oom.map(out_of_memory).unwrap_or_default();
     if let Some(horizon) = &draft.horizon {
         text += &lengths(&recipe.spec, draft, horizon);
     }
@@ -52,7 +58,7 @@ fn heading(words: &str) -> String {
 }
 
 /// The arithmetic, and what its numbers are.
-fn headline(draft: &Draft, hardware: &str) -> String {
+fn headline(draft: &Draft, detected: &str, hardware: &str) -> String {
     let (proof, legend) = match (&draft.proof, draft.remainder) {
         (Some(proof), Remainder::Exact) => (
             proof.clone(),
@@ -79,7 +85,7 @@ fn headline(draft: &Draft, hardware: &str) -> String {
     .map(|(axis, size)| format!(", {axis} {size}"))
     .collect();
     format!(
-        "{style}{proof}{style:#}\n{legend}\n{DIM}{}, read as {}, for {hardware}{}{DIM:#}\n",
+        "{style}{proof}{style:#}\n{legend}\n{DIM}{}, read as {}, for {hardware}{}\n{detected}{DIM:#}\n",
         draft.objective.name(),
         draft.dialect,
         axes.concat()
@@ -169,6 +175,18 @@ fn memory_of(memory: &MemoryEstimate) -> String {
     for (i, line) in memory.assumed.iter().enumerate() {
         let lead = if i == 0 { "assumed:" } else { "" };
         text += &format!("  {DIM}{lead:8} {line}{DIM:#}\n");
+    }
+    text
+}
+
+/// What follows when one micro-batch after another does not fit.
+fn out_of_memory(steps: &[OomStep]) -> String {
+    let mut text = heading("when memory runs out: micro-batch × accumulation, global batch");
+    for step in steps {
+        text += &format!(
+            "  {} × {}, {}\n",
+            step.per_device_batch_size, step.gradient_accumulation_steps, step.global_batch_size
+        );
     }
     text
 }

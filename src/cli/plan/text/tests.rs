@@ -35,7 +35,7 @@ fn upstream(path: &str, gpus: u64, settings: &[(&'static str, &str)]) -> Option<
         words: &words,
         devices: request.devices,
     };
-    let text = plan(&recipe, &examined, &hardware);
+    let text = plan(&recipe, &examined, None, &hardware);
     Some(anstream::adapter::strip_str(&text).to_string())
 }
 
@@ -94,7 +94,7 @@ fn processes_are_not_called_gpus() {
         words: "3 CPU ranks",
         devices: request.devices,
     };
-    let text = plan(&recipe, &examine(&recipe, &request), &hardware);
+    let text = plan(&recipe, &examine(&recipe, &request), None, &hardware);
     assert!(
         text.contains("process counts that split 16 exactly"),
         "{text}"
@@ -116,7 +116,7 @@ fn the_norm_test_shows_its_bounds() {
         words: "4 GPUs",
         devices: Devices::Gpus,
     };
-    let text = plan(&recipe, &examined, &hardware);
+    let text = plan(&recipe, &examined, None, &hardware);
     insta::assert_snapshot!(anstream::adapter::strip_str(&text).to_string());
 }
 
@@ -136,7 +136,7 @@ spec:
         words: "1 GPU",
         devices: request.devices,
     };
-    let text = plan(&recipe, &examine(&recipe, &request), &hardware);
+    let text = plan(&recipe, &examine(&recipe, &request), None, &hardware);
     let text = anstream::adapter::strip_str(&text).to_string();
     assert!(
         text.contains("  budget      12 samples, 1 step\n"),
