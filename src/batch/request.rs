@@ -13,6 +13,8 @@ use crate::words;
 pub struct PlanRequest {
     /// Devices over all axes; ranks on the CPU count as devices.
     pub gpus: u64,
+    /// Machines that they stand in, when somebody said so.
+    pub nodes: Option<u64>,
     /// What to call them.
     pub devices: Devices,
     /// Who will run the plan.

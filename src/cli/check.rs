@@ -59,7 +59,11 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
                 // machine that it runs on.
                 let own = || batch::default_world(&recipe.spec);
                 let gpus = args.options.world().unwrap_or_else(own);
-                let request = survey(&recipe, &base, PlanRequest::gpus(gpus));
+                let request = PlanRequest {
+                    nodes: args.options.nodes,
+                    ..PlanRequest::gpus(gpus)
+                };
+                let request = survey(&recipe, &base, request);
                 let examined = batch::examine(&recipe, &request);
                 (Some(recipe.dialect), recipe.sources, examined.diagnostics)
             }

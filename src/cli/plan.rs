@@ -96,6 +96,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         true => on_cluster(&args)?,
         false => world(&args)?,
     };
+    request.nodes = args.recipe.options.nodes;
     request.oom_policy = args.oom_policy.unwrap_or_default();
     request.device_memory = args.device_memory.or(request.device_memory);
     let base = launch::base()?;

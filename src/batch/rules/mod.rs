@@ -41,6 +41,7 @@ mod model_needs_sharding;
 mod model_shape;
 mod norm_test_never_grows;
 mod one_group;
+mod one_machine;
 mod paper_eta_out_of_reach;
 mod parallelism_product;
 mod reader;
@@ -100,6 +101,7 @@ static OWN: &[&Rule] = &[
     &model_shape::RULE,
     &norm_test_never_grows::RULE,
     &one_group::RULE,
+    &one_machine::RULE,
     &paper_eta_out_of_reach::RULE,
     &parallelism_product::RULE,
     &schedule_empty::RULE,
