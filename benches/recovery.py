@@ -19,20 +19,7 @@ p.add_argument("--peer", action="store_true", help="measure torchrun instead")
 p.add_argument("--python", default=sys.executable, help="the Python that has torch")
 a = p.parse_args()
 
-RECIPE = {
-    "apiVersion": "evenkeel.dev/v1alpha1", "kind": "Recipe", "metadata": {"name": "recovery"},
-    "spec": {
-        "batch": {"global": 12, "micro": 4},
-        "model": {"config": {
-            "hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 8,
-            "num_attention_heads": 8, "num_key_value_heads": 8, "vocab_size": 4096,
-            "max_position_embeddings": 64}},
-        "data": {"sequence_length": 64, "train": [{"path": "synthetic", "synthetic": {
-            "vocabulary": 4096, "branching": 8, "samples": 100000}}]},
-        "budget": {"samples": 100000},
-        "checkpoint": {"every_samples": 1200, "keep": 2},
-    },
-}
+RECIPE = (here / "recovery.json").read_text()
 
 
 def until(condition, seconds=180):
@@ -69,7 +56,7 @@ def ranks_of(pattern):
 def evenkeel():
     directory = pathlib.Path(tempfile.mkdtemp())
     recipe, run = directory / "recipe.yaml", directory / "run"
-    recipe.write_text(json.dumps(RECIPE))
+    recipe.write_text(RECIPE)
     launcher = subprocess.Popen([a.binary, "launch", str(recipe), "--procs", "3", "--out", str(run)],
                                 stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:

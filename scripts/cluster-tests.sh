@@ -5,6 +5,7 @@
 #   scripts/cluster-tests.sh                all scenarios
 #   scripts/cluster-tests.sh cordon         those with `cordon` in their names
 #   KEEP=1 scripts/cluster-tests.sh …       leave the cluster up afterwards
+#   BINARY=target/release/evenkeel …        with this program in the images, for benchmarks
 set -euo pipefail
 cd "$(dirname "$0")/.."
 kit=$PWD/tests/cluster/kit/cluster
@@ -39,7 +40,7 @@ trap finish EXIT
 [ -e "$state/etcd.pid" ] || "$kit" up 3
 
 # The image: the program and the libraries that it is linked with.
-strip -o "$state/evenkeel" target/debug/evenkeel
+strip -o "$state/evenkeel" "${BINARY:-target/debug/evenkeel}"
 libraries=$(ldd "$state/evenkeel" | grep -o '/[^ ]*' | sort -u)
 files=("$state/evenkeel:bin/evenkeel")
 for library in $libraries; do files+=("$(realpath "$library"):${library#/}"); done

@@ -16,6 +16,7 @@ use super::{
     Start, Tail,
 };
 use crate::durable::FileError;
+use crate::inventory::Inventory;
 use crate::job::agent_state::{AgentState, Problem};
 use crate::job::files;
 use crate::job::generation::Generation;
@@ -324,6 +325,14 @@ impl PodAgent {
                     "the plan counts on {count} devices of this pod, which has {}",
                     self.identity.devices
                 ),
+                deterministic: false,
+            });
+            return;
+        }
+        if let Some(message) = Inventory::discover().falls_short_of(count) {
+            self.stuck(Problem {
+                reason: "HardwareMismatch".into(),
+                message,
                 deterministic: false,
             });
             return;

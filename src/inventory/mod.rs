@@ -9,6 +9,7 @@ pub mod cgroup;
 mod cpu;
 pub mod kubernetes;
 mod nvml;
+mod promise;
 mod visible;
 
 use std::fmt;

@@ -78,22 +78,17 @@ impl Ledger {
         self.promises.remove(job);
     }
 
-    /// Seats that fit for a job: free devices, and those that its own pods in `keeping` hold.
-    pub fn seats(
-        &self,
-        stores: &Stores,
-        job: &str,
-        keeping: &BTreeSet<String>,
-        wants: &Wants,
-    ) -> u32 {
+    /// Seats that fit for a job: free devices, and those that its own pods hold. One of its pods
+    /// that is on its way out holds its devices for as long as it takes; the pod in its place waits
+    /// for them.
+    pub fn seats(&self, stores: &Stores, job: &str, wants: &Wants) -> u32 {
         let pods = stores.pods.state();
         let mut held: BTreeMap<String, u64> = BTreeMap::new();
         let mut placed: BTreeSet<(String, String)> = BTreeSet::new();
         for pod in &pods {
             let Some(node) = node_of(pod) else { continue };
             placed.insert((pod.namespace().unwrap_or_default(), pod.name_any()));
-            let own = owner(pod) == Some(job) && keeping.contains(&pod.name_any());
-            if !own && !is_over(pod) {
+            if owner(pod) != Some(job) && !is_over(pod) {
                 *held.entry(node.to_string()).or_default() += devices(pod, &wants.resource);
             }
         }

@@ -1,6 +1,5 @@
 //! One look at one job: observe → decide → write status → apply.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -238,12 +237,9 @@ fn decide(
         .collect();
     let mut ledger = locked(&context.ledger);
     ledger.suspect(&seen.suspects);
-    let keeping: BTreeSet<String> = status.seats.iter().map(|seat| seat.pod(&name)).collect();
     let pool = match job.spec.elasticity.capacity {
         Capacity::Request => job.spec.nodes,
-        Capacity::Discovered => {
-            ledger.seats(&context.stores, &uid, &keeping, &seen.wants) + seen.staying
-        }
+        Capacity::Discovered => ledger.seats(&context.stores, &uid, &seen.wants) + seen.staying,
     };
     let decision = steer(&View {
         desired: job.spec.nodes,

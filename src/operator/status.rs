@@ -7,6 +7,7 @@ use kube::ResourceExt;
 
 use super::observe::Observation;
 use crate::batch::{Plan, descend};
+use crate::job::agent_state::AgentState;
 use crate::job::api::TrainingJob;
 use crate::job::api::status::{
     AfterLoss, Change, Current, HISTORY, Progress, Seat, State, TrainingJobStatus,
@@ -109,6 +110,7 @@ pub fn take_in(
     }
     status.change_since.get_or_insert(now);
     current.outcome = Some(outcome);
+    current.ended = Some(now);
 }
 
 /// The digits of a clock that nobody chooses.
@@ -128,11 +130,15 @@ fn take_in_progress(status: &mut TrainingJobStatus, seen: &Observation) {
     };
     if let Some(change) = status.history.last_mut().filter(|c| c.generation == number) {
         let all = theirs().count() == current.record.members.len();
-        let ready: Option<f64> = theirs()
-            .map(|agent| agent.ready)
-            .try_fold(0.0, |latest, ready| Some(f64::max(latest, ready?)));
-        let ready = ready.filter(|_| all);
-        change.restored = change.restored.or(ready.map(|at| at - change.since));
+        let last = |of: fn(&AgentState) -> Option<f64>| {
+            let latest = theirs()
+                .map(of)
+                .try_fold(0.0, |latest, at| Some(f64::max(latest, at?)));
+            latest.filter(|_| all).map(|at| at - change.since)
+        };
+        let (started, ready) = (last(|agent| agent.started), last(|agent| agent.ready));
+        change.started = change.started.or(started);
+        change.restored = change.restored.or(ready);
         let first = theirs().find_map(|agent| agent.first_step);
         change.first_step = change.first_step.or(first.map(|at| at - change.since));
     }
@@ -349,6 +355,9 @@ fn publish(
     };
     let since = status.change_since.unwrap_or(now);
     let mut change = Change::to(&record, u32::try_from(from).unwrap_or(u32::MAX), since);
+    let ended = status.generation.as_ref().and_then(|current| current.ended);
+    // One that ended before anything changed waited for the pool.
+    change.drained = ended.map(|at| at - since).filter(|seconds| *seconds >= 0.0);
     change.published = Some(now - since);
     status.history.push(change);
     let old = status.history.len().saturating_sub(HISTORY);
@@ -362,5 +371,6 @@ fn publish(
         drain: false,
         after_loss: None,
         outcome: None,
+        ended: None,
     });
 }

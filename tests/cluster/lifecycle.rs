@@ -1,10 +1,10 @@
 //! What people and the cluster do to a job while it runs, or before it can.
 
-use std::process::Command;
-
 use serde_json::{Value, json};
 
-use super::support::{IMAGE, Job, create, kit, kubectl, mended, recipe, try_kubectl, words};
+use super::support::{
+    IMAGE, Job, create, kit, kubectl, mended, recipe, signal, try_kubectl, words,
+};
 
 /// The same program under another tag.
 const OTHER_IMAGE: &str = "evenkeel.test/evenkeel:2";
@@ -82,6 +82,7 @@ fn edited_image_is_taken_up_with_a_checkpoint() {
     assert!(job.pods_left(3).keys().all(|pod| !old.contains_key(pod)));
     let status = job.finish(96);
     assert_eq!(status["restarts"], 0);
+    assert_eq!(status["attempts"], 6, "pods were made twice: {status:#}");
 }
 
 #[test]
@@ -133,30 +134,12 @@ fn controller_upgraded_in_mid_run_goes_on_from_the_status() {
     assert_eq!(status["history"].as_array().unwrap().len(), 1, "{status:#}");
 }
 
-/// Processes of a job's pods on this machine, whose command line has `what` in it.
-fn processes(job: &Job, what: &str) -> Vec<String> {
-    let run = job.run();
-    let run = run.file_name().unwrap().to_str().unwrap();
-    let pattern = format!("evenkeel {what} .*{run}");
-    let output = Command::new("pgrep")
-        .args(["-f", &pattern])
-        .output()
-        .unwrap();
-    let text = String::from_utf8(output.stdout).unwrap();
-    text.lines().map(String::from).collect()
-}
-
-fn kill(process: &str) {
-    let killed = Command::new("kill").args(["-9", process]).status().unwrap();
-    assert!(killed.success());
-}
-
 #[test]
 fn killed_rank_is_replaced_in_the_same_pods() {
     let job = Job::apply("rank", &recipe(60_000), json!({}));
     job.wait_training_on(3);
     let before = job.pods();
-    kill(&processes(&job, "rank")[3]);
+    signal("KILL", &job.processes("rank")[3]);
     job.wait("a second generation", |status| {
         status["generation"]["record"]["number"] == 2 && status["state"] == "Running"
     });
@@ -170,7 +153,7 @@ fn killed_rank_is_replaced_in_the_same_pods() {
 fn killed_container_is_replaced() {
     let job = Job::apply("container", &recipe(60_000), json!({}));
     job.wait_training_on(3);
-    kill(&processes(&job, "agent")[1]);
+    signal("KILL", &job.processes("agent")[1]);
     job.wait("a second generation", |status| {
         status["generation"]["record"]["number"].as_u64() > Some(1) && status["state"] == "Running"
     });

@@ -6,5 +6,7 @@ mod command_line;
 mod crashes;
 mod elastic;
 mod lifecycle;
+mod memory;
 mod refused;
+mod replicas;
 mod support;

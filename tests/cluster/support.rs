@@ -256,6 +256,17 @@ impl Job {
         losses
     }
 
+    /// Its pods' processes on this machine that were started as `evenkeel WHAT`.
+    pub fn processes(&self, what: &str) -> Vec<String> {
+        let pattern = format!("evenkeel {what} .*/{}-[0-9a-f-]*", self.name);
+        let output = Command::new("pgrep")
+            .args(["-f", &pattern])
+            .output()
+            .unwrap();
+        let text = String::from_utf8(output.stdout).unwrap();
+        text.lines().map(String::from).collect()
+    }
+
     /// The uids of its pods by name, without those that are being deleted.
     pub fn pods(&self) -> std::collections::BTreeMap<String, String> {
         let selector = format!("evenkeel.dev/job={}", self.name);
@@ -349,6 +360,15 @@ impl Drop for Job {
             .stderr(std::process::Stdio::null())
             .status();
     }
+}
+
+/// Sends a signal to a process.
+pub fn signal(name: &str, process: &str) {
+    let sent = Command::new("kill")
+        .args(["-s", name, process])
+        .status()
+        .unwrap();
+    assert!(sent.success());
 }
 
 /// Undoes what a scenario did to the cluster, also when it fails.

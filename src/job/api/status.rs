@@ -196,6 +196,9 @@ pub struct Current {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::any_object")]
     pub outcome: Option<Outcome>,
+    /// When that was seen, seconds since the Unix epoch.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ended: Option<f64>,
 }
 
 /// What the ranks of a generation that lost one of them are to do.
@@ -252,6 +255,9 @@ pub struct Change {
     /// Seconds from then to the publication of this generation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub published: Option<f64>,
+    /// Seconds from then until the agents had started their ranks.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub started: Option<f64>,
     /// Seconds from then until all ranks had restored their state.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub restored: Option<f64>,
@@ -273,6 +279,7 @@ impl Change {
             since,
             drained: None,
             published: None,
+            started: None,
             restored: None,
             first_step: None,
         }

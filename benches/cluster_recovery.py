@@ -1,0 +1,130 @@
+#!/usr/bin/env python3
+"""From a disturbance on a real Kubernetes to the end of the first step of the new world.
+
+Three nodes with a rank each train an 8.43 M parameter Llama at a global batch of 12 sequences of 64
+tokens (`recovery.json`). Then a node is cordoned, loses its power, or a rank is killed. One JSON line
+a trial, with where the seconds went, and the medians at the end.
+
+    cargo build --release
+    BINARY=target/release/evenkeel KEEP=1 scripts/cluster-tests.sh whole
+    python3 benches/cluster_recovery.py --trials 5
+    tests/cluster/kit/cluster down
+"""
+import argparse, json, os, pathlib, shutil, signal, statistics, subprocess, tempfile, time
+
+here = pathlib.Path(__file__).resolve().parent
+p = argparse.ArgumentParser(formatter_class=argparse.RawDescriptionHelpFormatter, description=__doc__)
+p.add_argument("--trials", type=int, default=5)
+p.add_argument("--only", choices=["cordon", "power", "rank"])
+p.add_argument("--state", default=os.environ.get("CLUSTER_STATE", "/tmp/evenkeel-cluster"))
+a = p.parse_args()
+os.environ["PATH"] = f"{os.environ.get('CLUSTER_BIN', a.state + '-bin')}:{os.environ['PATH']}"
+os.environ["KUBECONFIG"] = f"{a.state}/admin.kubeconfig"
+
+NAME = "recovery"
+PHASES = ["detect", "drain", "place", "start", "restore", "step"]
+
+
+def run(*words, stdin=None):
+    return subprocess.run(words, input=stdin, text=True, check=True, capture_output=True).stdout
+
+
+def kubectl(*words, stdin=None):
+    return run("kubectl", *words, stdin=stdin)
+
+
+def kit(*words):
+    return run(str(here.parent / "tests/cluster/kit/cluster"), *words)
+
+
+def status():
+    return json.loads(kubectl("get", "tj", NAME, "-o", "json")).get("status") or {}
+
+
+def until(condition, what, seconds=240):
+    end = time.time() + seconds
+    while time.time() < end:
+        now = status()
+        if condition(now):
+            return now
+        time.sleep(0.1)
+    raise SystemExit(f"waited in vain for {what}: {json.dumps(now, indent=2)}")
+
+
+def trains(nodes, generation=1):
+    def holds(now):
+        last = (now.get("history") or [{}])[-1]
+        return now.get("nodes") == nodes and "firstStep" in last and last["generation"] >= generation
+    return until(holds, f"generation {generation} on {nodes} nodes")
+
+
+def node_without_controller():
+    taken = kubectl("get", "pods", "-n", "evenkeel-system", "-o", "jsonpath={.items[*].spec.nodeName}")
+    return next(node for node in ["node3", "node2", "node1"] if node not in taken)
+
+
+def cordon():
+    kubectl("cordon", "node3")
+    return 2, lambda: kubectl("uncordon", "node3")
+
+
+def power():
+    node = node_without_controller()
+    kit("lose", node)
+    return 2, lambda: kit("return", node)
+
+
+def rank():
+    ranks = run("pgrep", "-f", f"evenkeel rank .*/{NAME}-").split()
+    os.kill(int(ranks[-1]), signal.SIGKILL)
+    return 3, lambda: None
+
+
+def trial(how):
+    before = trains(3)
+    steps = before["progress"]["step"]
+    until(lambda now: now["progress"]["step"] >= steps + 3, "a few steps")
+    generation = before["history"][-1]["generation"] + 1
+    since = time.time()
+    nodes, mend = how()
+    try:
+        change = trains(nodes, generation)["history"][-1]
+    finally:
+        mend()
+    # `since` is when the controller saw it; all other times are seconds from there.
+    marks = [since - change["since"], 0, change.get("drained"), change["published"], change["started"],
+             change["restored"], change["firstStep"]]
+    marks[2] = marks[3] if marks[2] is None else marks[2]
+    seconds = dict(zip(PHASES, (round(b - a, 2) for a, b in zip(marks, marks[1:]))))
+    total = round(marks[-1] - marks[0], 2)
+    return dict(what=how.__name__, seconds=total, proof=change["proof"], **seconds)
+
+
+volume = pathlib.Path(tempfile.mkdtemp())
+volume.chmod(0o777)
+objects = {"apiVersion": "v1", "kind": "List", "items": [
+    {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": NAME}, "spec": {
+        "capacity": {"storage": "1Gi"}, "accessModes": ["ReadWriteMany"], "storageClassName": "",
+        "hostPath": {"path": str(volume)}, "claimRef": {"namespace": "default", "name": NAME}}},
+    {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": NAME}, "spec": {
+        "accessModes": ["ReadWriteMany"], "storageClassName": "", "volumeName": NAME,
+        "resources": {"requests": {"storage": "1Gi"}}}},
+    {"apiVersion": "evenkeel.dev/v1alpha1", "kind": "TrainingJob", "metadata": {"name": NAME}, "spec": {
+        "nodes": 3, "gpusPerNode": 1, "image": "evenkeel.test/evenkeel:1",
+        "recipe": {"inline": (here / "recovery.json").read_text()}, "checkpoint": {"claim": NAME},
+        "elasticity": {"growDelaySeconds": 2}}}]}
+kubectl("create", "-f", "-", stdin=json.dumps(objects))
+try:
+    for how in [cordon, power, rank]:
+        if a.only not in (None, how.__name__):
+            continue
+        trials = []
+        for _ in range(a.trials):
+            trials.append(trial(how))
+            print(json.dumps(trials[-1]), flush=True)
+        medians = {key: statistics.median(t[key] for t in trials) for key in ["seconds", *PHASES]}
+        print(json.dumps(dict(what=f"{how.__name__}, median of {a.trials}", **medians)), flush=True)
+finally:
+    kubectl("delete", "tj", NAME, "--timeout=60s")
+    kubectl("delete", "pvc,pv", NAME, "--wait=false")
+    shutil.rmtree(volume, ignore_errors=True)

@@ -1,0 +1,145 @@
+#!/usr/bin/env python3
+"""How fast 250 jobs of 8 pods of 1 GPU get their pods on 300 nodes, and what the controller needs.
+
+The nodes exist only in the API: KWOK plays their kubelets. First 2,000 bare pods, which nothing but
+the scheduler paces; then 250 TrainingJobs. One JSON line each: seconds from the first create to the
+last pod object and to the last pod running, and for jobs the 99th percentile of the time from a job
+to its last pod object, and the controller's memory.
+
+    cargo build --release
+    BINARY=target/release/evenkeel KEEP=1 scripts/cluster-tests.sh whole
+    tests/cluster/kit/cluster fake 300
+    python3 benches/cluster_scale.py
+    tests/cluster/kit/cluster down
+"""
+import argparse, concurrent.futures, json, os, pathlib, re, ssl, subprocess, threading, time, urllib.request
+
+here = pathlib.Path(__file__).resolve().parent
+p = argparse.ArgumentParser(formatter_class=argparse.RawDescriptionHelpFormatter, description=__doc__)
+p.add_argument("--jobs", type=int, default=250)
+p.add_argument("--pods", type=int, default=8, help="pods of a job")
+p.add_argument("--without-bare", action="store_true", help="jobs only")
+p.add_argument("--state", default=os.environ.get("CLUSTER_STATE", "/tmp/evenkeel-cluster"))
+a = p.parse_args()
+
+config = (pathlib.Path(a.state) / "admin.kubeconfig").read_text()
+SERVER, CA, TOKEN = (re.search(rf'{key}: "?([^",}}\s]+)', config)[1]
+                     for key in ["server", "certificate-authority", "token"])
+TLS = ssl.create_default_context(cafile=CA)
+PODS = "/api/v1/namespaces/default/pods"
+JOBS = "/apis/evenkeel.dev/v1alpha1/namespaces/default/trainingjobs"
+TOLERATES = [{"key": "evenkeel.test/fake", "operator": "Exists"}]
+FAKE = {"type": "fake"}
+
+
+def call(path, method="GET", body=None):
+    request = urllib.request.Request(SERVER + path, method=method, data=body and json.dumps(body).encode())
+    request.add_header("Authorization", f"Bearer {TOKEN}")
+    request.add_header("Content-Type", "application/json")
+    return urllib.request.urlopen(request, context=TLS)
+
+
+class Watch:
+    """When each pod was first seen, and first seen running."""
+
+    def __init__(self):
+        listed = json.load(call(PODS + "?limit=1"))
+        self.created, self.running = {}, {}
+        path = f"{PODS}?watch=1&resourceVersion={listed['metadata']['resourceVersion']}"
+        self.lines = call(path)
+        threading.Thread(target=self.follow, daemon=True).start()
+
+    def follow(self):
+        for line in self.lines:
+            pod = json.loads(line)["object"]
+            name, now = pod["metadata"]["name"], time.time()
+            self.created.setdefault(name, now)
+            if pod["status"].get("phase") == "Running":
+                self.running.setdefault(name, now)
+
+    def wait(self, count, seconds=900):
+        end = time.time() + seconds
+        while len(self.running) < count:
+            if time.time() > end:
+                raise SystemExit(f"{len(self.created)} created, {len(self.running)} of {count} running")
+            time.sleep(0.05)
+
+
+def create(path, objects):
+    """Creates all, eight at a time; returns when each was sent, by name."""
+    sent = {}
+
+    def one(item):
+        sent[item["metadata"]["name"]] = time.time()
+        call(path, "POST", item).read()
+
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        list(pool.map(one, objects))
+    return sent
+
+
+def remove(path):
+    call(path, "DELETE").read()
+    while json.load(call(PODS + "?limit=1"))["items"]:
+        call(PODS + "?gracePeriodSeconds=0", "DELETE").read()
+        time.sleep(1)
+
+
+def controller():
+    """Its memory in MiB: now, and at most so far."""
+    pid = subprocess.run(["pgrep", "-f", "^evenkeel controller"], capture_output=True, text=True).stdout.split()[0]
+    text = pathlib.Path(f"/proc/{pid}/status").read_text()
+    return {key: round(int(re.search(rf"{name}:\s+(\d+)", text)[1]) / 1024, 1)
+            for key, name in [("mib", "VmRSS"), ("mib_at_most", "VmHWM")]}
+
+
+def bare():
+    pod = lambda n: {
+        "metadata": {"name": f"bare-{n}"},
+        "spec": {"tolerations": TOLERATES, "nodeSelector": FAKE, "containers": [{
+            "name": "c", "image": "none", "resources": {"limits": {"nvidia.com/gpu": "1"}}}]}}
+    count = a.jobs * a.pods
+    watch = Watch()
+    sent = create(PODS, [pod(n) for n in range(count)])
+    watch.wait(count)
+    start = min(sent.values())
+    remove(PODS)
+    return dict(what=f"{count} bare pods", created=round(max(watch.created.values()) - start, 1),
+                running=round(max(watch.running.values()) - start, 1))
+
+
+def jobs():
+    recipe = json.dumps({
+        "apiVersion": "evenkeel.dev/v1alpha1", "kind": "Recipe", "metadata": {"name": "scale"}, "spec": {
+            "batch": {"global": 64, "micro": 4},
+            "model": {"init": "random", "config": {
+                "hidden_size": 64, "intermediate_size": 176, "num_hidden_layers": 2, "num_attention_heads": 4,
+                "num_key_value_heads": 2, "vocab_size": 64, "max_position_embeddings": 32}},
+            "data": {"sequence_length": 32, "train": [{"path": "synthetic", "synthetic": {
+                "vocabulary": 64, "branching": 4, "samples": 20000}}]},
+            "budget": {"samples": 20000}}})
+    job = lambda n: {
+        "apiVersion": "evenkeel.dev/v1alpha1", "kind": "TrainingJob", "metadata": {"name": f"scale-{n}"},
+        "spec": {"nodes": a.pods, "gpusPerNode": 1, "image": "none", "recipe": {"inline": recipe},
+                 "podTemplate": {"spec": {"tolerations": TOLERATES, "nodeSelector": FAKE}}}}
+    count = a.jobs * a.pods
+    idle = controller()
+    watch = Watch()
+    sent = create(JOBS, [job(n) for n in range(a.jobs)])
+    watch.wait(count)
+    start = min(sent.values())
+    last = {}
+    for name, at in watch.created.items():
+        owner = name.rsplit("-", 2)[0]
+        last[owner] = max(at, last.get(owner, 0))
+    waits = sorted(last[name] - at for name, at in sent.items())
+    loaded = controller()
+    remove(JOBS)
+    return dict(what=f"{a.jobs} jobs of {a.pods} pods", created=round(max(watch.created.values()) - start, 1),
+                running=round(max(watch.running.values()) - start, 1),
+                job_to_last_pod_p99=round(waits[int(0.99 * (len(waits) - 1))], 1),
+                idle_mib=idle["mib"], loaded_mib=loaded["mib"], at_most_mib=loaded["mib_at_most"])
+
+
+for measured in [jobs] if a.without_bare else [bare, jobs]:
+    print(json.dumps(measured()), flush=True)

@@ -1,0 +1,65 @@
+//! Ranks that the kernel kills for their cgroup's memory: the micro-batch goes down, the global batch
+//! stays.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use super::support::{Job, recipe, signal};
+
+/// A job whose micro-batch of 32 does not fit into its pod's memory, while one of 16 does.
+fn too_large(name: &str, nodes: u64, gpus: u64, memory: &str) -> Job {
+    let mut recipe = recipe(640);
+    let spec = &mut recipe["spec"];
+    spec["batch"] = json!({"global": 64, "micro": 32});
+    spec["model"]["config"]["max_position_embeddings"] = json!(512);
+    spec["data"]["sequence_length"] = json!(512);
+    spec["data"]["train"][0]["synthetic"]["samples"] = json!(1000);
+    let limited = json!([{"name": "trainer", "resources": {"limits": {"memory": memory}}}]);
+    let more = json!({
+        "nodes": nodes, "gpusPerNode": gpus, "podTemplate": {"spec": {"containers": limited}},
+    });
+    Job::apply(name, &recipe, more)
+}
+
+/// It must have ended with half the micro-batch, at the batch of the recipe, and not as a failure.
+fn prove(job: Job) {
+    let status = job.finish(64);
+    assert_eq!(status["microLimit"], 16, "{status:#}");
+    assert_eq!(status["restarts"], 0, "{status:#}");
+    let last = status["history"].as_array().unwrap().last().cloned();
+    let proof = last.as_ref().map(|change| &change["proof"]);
+    assert_eq!(proof, Some(&Value::from("2 × 16 × 2 = 64")));
+}
+
+#[test]
+fn rank_killed_by_its_cgroup_goes_on_with_a_smaller_micro_batch() {
+    prove(too_large("memory", 2, 1, "100Mi"));
+}
+
+#[test]
+fn container_killed_whole_for_memory_goes_on_with_a_smaller_micro_batch() {
+    let job = too_large("group", 1, 2, "200Mi");
+    // cgroup v2 kills the agent with its ranks, so nobody is left to tell; v1 kills a rank alone.
+    // The agent is kept from telling, and killed after its rank.
+    let ranks = loop {
+        let ranks = job.processes("rank");
+        if ranks.len() == 2 {
+            break ranks;
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    };
+    let agents = job.processes("agent");
+    signal("STOP", &agents[0]);
+    while job
+        .processes("rank")
+        .iter()
+        .filter(|rank| ranks.contains(rank))
+        .count()
+        == 2
+    {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    signal("KILL", &agents[0]);
+    prove(job);
+}

@@ -1,0 +1,63 @@
+//! Two controllers, one of which leads.
+
+use serde_json::{Value, json};
+
+use super::support::{Job, kit, kubectl, mended, recipe};
+
+const SYSTEM: [&str; 2] = ["-n", "evenkeel-system"];
+
+fn scale(replicas: u32) {
+    let replicas = format!("--replicas={replicas}");
+    kubectl(&[&["scale", "deployment", "--all", &replicas][..], &SYSTEM].concat());
+    kubectl(
+        &[
+            &["rollout", "status", "deployment", "--timeout=90s"][..],
+            &SYSTEM,
+        ]
+        .concat(),
+    );
+}
+
+/// One controller again when this is dropped.
+struct Alone;
+
+impl Drop for Alone {
+    fn drop(&mut self) {
+        scale(1);
+    }
+}
+
+/// The pod that holds the Lease.
+fn leader() -> String {
+    let holder = "jsonpath={.spec.holderIdentity}";
+    kubectl(
+        &[
+            &["get", "lease", "evenkeel-controller", "-o", holder][..],
+            &SYSTEM,
+        ]
+        .concat(),
+    )
+}
+
+#[test]
+fn cut_off_leader_is_followed_by_the_other_replica() {
+    let _alone = Alone;
+    scale(2);
+    let job = Job::apply("leaders", &recipe(120_000), json!({}));
+    job.wait_training_on(3);
+    let first = leader();
+    let pods = kubectl(&[&["get", "pods", "-o", "json"][..], &SYSTEM].concat());
+    let pods: Value = serde_json::from_str(&pods).unwrap();
+    let mut pods = pods["items"].as_array().unwrap().iter();
+    let pod = pods.find(|pod| pod["metadata"]["name"] == first.as_str());
+    let node = pod.expect("the holder is a pod")["spec"]["nodeName"].clone();
+    let node = node.as_str().unwrap();
+    {
+        let _mended = mended("kit", &["mend", node]);
+        kit(&["cut", node]);
+        job.wait_training_on(2);
+        assert_ne!(leader(), first);
+    }
+    // The old leader hears only now that it leads no more, and the job goes back to its node.
+    job.finish(96);
+}
