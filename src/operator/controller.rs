@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
+use axum::http::header::CONTENT_TYPE;
 use axum::routing::get;
 use futures::{Stream, StreamExt};
 use kube::api::Api;
@@ -21,6 +22,7 @@ use super::agents::Agents;
 use super::apply::MANAGER;
 use super::context::Context;
 use super::leader;
+use super::metrics::Metrics;
 use super::reconcile::{ReconcileError, reconcile};
 use super::stores::{self, GATHER, Touched};
 use crate::job::api::TrainingJob;
@@ -38,7 +40,7 @@ pub struct Options {
     pub identity: String,
     /// Whether there may be other replicas.
     pub elect: bool,
-    /// Where it answers `/healthz`.
+    /// Where it answers `/healthz` and `/metrics`.
     pub listen: SocketAddr,
     /// The image that it runs in.
     pub image: Option<String>,
@@ -48,12 +50,23 @@ pub struct Options {
 pub async fn run(options: Options) -> anyhow::Result<()> {
     let client = Client::try_default().await?;
     let health = tokio::net::TcpListener::bind(options.listen).await?;
-    let routes = Router::new().route("/healthz", get(|| async { "ok\n" }));
+    let metrics = Arc::new(Metrics::default());
+    let counted = metrics.clone();
+    let told = move || async move {
+        (
+            [(CONTENT_TYPE, "text/plain; version=0.0.4")],
+            counted.text(),
+        )
+    };
+    let routes = Router::new()
+        .route("/healthz", get(|| async { "ok\n" }))
+        .route("/metrics", get(told));
     tokio::spawn(async move { axum::serve(health, routes).await });
     let work = control(
         client.clone(),
         options.identity.clone(),
         options.image.clone(),
+        metrics,
     );
     let leading = async {
         match options.elect {
@@ -69,12 +82,18 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
     }
 }
 
-async fn control(client: Client, identity: String, image: Option<String>) -> anyhow::Result<()> {
+async fn control(
+    client: Client,
+    identity: String,
+    image: Option<String>,
+    metrics: Arc<Metrics>,
+) -> anyhow::Result<()> {
     let (wake, woken) = unbounded_channel();
     let (stores, pods, nodes) = stores::start(&client);
     let jobs: Api<TrainingJob> = Api::all(client.clone());
     let controller = Controller::new(jobs, watcher::Config::default());
     let known = controller.store();
+    metrics.leads(known.clone());
     let touches = futures::stream::select(pods.boxed(), nodes.boxed());
     let pool = tokio::spawn(pass_on(touches, known.clone(), wake.clone()));
     stores.ready().await;
@@ -100,9 +119,12 @@ async fn control(client: Client, identity: String, image: Option<String>) -> any
         .with_config(Config::default().concurrency(AT_ONCE))
         .reconcile_on(woken)
         .run(reconcile, again, context)
-        .for_each(|looked| async move {
-            if let Err(error) = looked {
-                debug!(%error, "a look failed");
+        .for_each(|looked| {
+            metrics.looked(looked.is_ok());
+            async move {
+                if let Err(error) = looked {
+                    debug!(%error, "a look failed");
+                }
             }
         })
         .await;

@@ -14,6 +14,7 @@ mod faults;
 mod leader;
 mod ledger;
 mod locked;
+mod metrics;
 mod observe;
 mod planning;
 mod reconcile;

@@ -7,6 +7,7 @@ mod crashes;
 mod elastic;
 mod lifecycle;
 mod memory;
+mod pool;
 mod refused;
 mod replicas;
 mod support;

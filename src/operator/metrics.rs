@@ -1,0 +1,104 @@
+//! The controller's own figures, in Prometheus' text format.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use kube::runtime::reflector::Store;
+
+use crate::job::api::TrainingJob;
+
+/// What is counted while the controller runs.
+#[derive(Default)]
+pub struct Metrics {
+    looks: AtomicU64,
+    failed: AtomicU64,
+    jobs: OnceLock<Store<TrainingJob>>,
+}
+
+impl Metrics {
+    /// This replica leads, and knows these jobs.
+    pub fn leads(&self, jobs: Store<TrainingJob>) {
+        // A replica leads at most once: when it loses the Lease it leaves.
+        let _ = self.jobs.set(jobs);
+    }
+
+    /// A job was looked at.
+    pub fn looked(&self, well: bool) {
+        self.looks.fetch_add(1, Ordering::Relaxed);
+        if !well {
+            self.failed.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// All of it as text.
+    pub fn text(&self) -> String {
+        let jobs = self.jobs.get();
+        let mut states: BTreeMap<String, u64> = BTreeMap::new();
+        for job in jobs.map(Store::state).unwrap_or_default() {
+            let state = job
+                .status
+                .as_ref()
+                .map(|status| status.state)
+                .unwrap_or_default();
+            *states.entry(format!("{state:?}")).or_default() += 1;
+        }
+        let states: Vec<(String, u64)> = states
+            .into_iter()
+            .map(|(state, count)| (format!("{{state=\"{state}\"}}"), count))
+            .collect();
+        let single = |value: u64| vec![(String::new(), value)];
+        let families = [
+            (
+                "leader",
+                "gauge",
+                "Whether this replica leads.",
+                single(jobs.is_some().into()),
+            ),
+            ("jobs", "gauge", "TrainingJobs by state.", states),
+            (
+                "looks_total",
+                "counter",
+                "Looks at jobs that led to a decision or to an error.",
+                single(self.looks.load(Ordering::Relaxed)),
+            ),
+            (
+                "failed_looks_total",
+                "counter",
+                "Looks that ended in an error and are repeated.",
+                single(self.failed.load(Ordering::Relaxed)),
+            ),
+        ];
+        let mut text = String::new();
+        for (name, kind, help, values) in families {
+            let name = format!("evenkeel_controller_{name}");
+            // Writing to a string does not fail.
+            let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}");
+            for (labels, value) in values {
+                let _ = writeln!(text, "{name}{labels} {value}");
+            }
+        }
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn looks_are_counted_and_a_replica_that_waits_says_so() {
+        let metrics = Metrics::default();
+        metrics.looked(true);
+        metrics.looked(false);
+        let text = metrics.text();
+        for line in [
+            "controller_leader 0",
+            "looks_total 2",
+            "failed_looks_total 1",
+        ] {
+            assert!(text.contains(&format!("{line}\n")), "{text}");
+        }
+    }
+}
