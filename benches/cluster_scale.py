@@ -7,7 +7,9 @@ last pod object and to the last pod running, and for jobs the 99th percentile of
 to its last pod object, and the controller's memory.
 
     cargo build --release
-    BINARY=target/release/evenkeel KEEP=1 scripts/cluster-tests.sh whole
+    KEEP=1 scripts/cluster-tests.sh whole
+    scripts/cluster-images.sh target/release/evenkeel
+    kubectl -n evenkeel-system rollout restart deployment
     tests/cluster/kit/cluster fake 300
     python3 benches/cluster_scale.py
     tests/cluster/kit/cluster down

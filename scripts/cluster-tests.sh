@@ -5,7 +5,6 @@
 #   scripts/cluster-tests.sh                all scenarios
 #   scripts/cluster-tests.sh cordon         those with `cordon` in their names
 #   KEEP=1 scripts/cluster-tests.sh …       leave the cluster up afterwards
-#   BINARY=target/release/evenkeel …        with this program in the images, for benchmarks
 set -euo pipefail
 cd "$(dirname "$0")/.."
 kit=$PWD/tests/cluster/kit/cluster
@@ -39,21 +38,7 @@ finish() {
 trap finish EXIT
 [ -e "$state/etcd.pid" ] || "$kit" up 3
 
-# The image: the program and the libraries that it is linked with.
-strip -o "$state/evenkeel" "${BINARY:-target/debug/evenkeel}"
-libraries=$(ldd "$state/evenkeel" | grep -o '/[^ ]*' | sort -u)
-files=("$state/evenkeel:bin/evenkeel")
-for library in $libraries; do files+=("$(realpath "$library"):${library#/}"); done
-"$(dirname "$kit")/image" "$state/evenkeel.tar" evenkeel.test/evenkeel:1 '["/bin/evenkeel"]' "${files[@]}"
-"$kit" load "$state/evenkeel.tar"
-# Somebody else's program, in an image without this one (but with the C library: it is copied in).
-others=(/bin/busybox:bin/busybox)
-for library in $libraries; do others+=("$(realpath "$library"):${library#/}"); done
-"$(dirname "$kit")/image" "$state/evenkeel.tar" evenkeel.test/busybox:1 '["/bin/busybox"]' "${others[@]}"
-"$kit" load "$state/evenkeel.tar"
-# The same under another tag, for what happens when images are edited.
-"$(dirname "$kit")/image" "$state/evenkeel.tar" evenkeel.test/evenkeel:2 '["/bin/evenkeel"]' "${files[@]}"
-"$kit" load "$state/evenkeel.tar"
+scripts/cluster-images.sh target/debug/evenkeel
 
 helm upgrade --install evenkeel charts/evenkeel --namespace evenkeel-system --create-namespace \
   --set image=evenkeel.test/evenkeel:1 --set replicas=1 --wait --timeout 60s

@@ -71,9 +71,10 @@ fn kind(field: &Value) -> (String, &Value) {
             None => schema["type"].as_str().unwrap_or("object").to_owned(),
         }
     };
-    let range = match (&field["minimum"], &field["maximum"]) {
-        (Value::Number(least), Value::Number(most)) => format!(" {least} to {most}"),
-        (Value::Number(least), _) => format!(" from {least}"),
+    // The schema holds bounds as floating-point numbers, those of integers too.
+    let range = match (field["minimum"].as_f64(), field["maximum"].as_f64()) {
+        (Some(least), Some(most)) => format!(" {least} to {most}"),
+        (Some(least), None) => format!(" from {least}"),
         _ => String::new(),
     };
     match field["type"] == "array" {
