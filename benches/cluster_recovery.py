@@ -49,7 +49,7 @@ def until(condition, what, seconds=240):
         now = status()
         if condition(now):
             return now
-        time.sleep(0.1)
+        time.sleep(0.25)
     raise SystemExit(f"waited in vain for {what}: {json.dumps(now, indent=2)}")
 
 
@@ -115,6 +115,9 @@ objects = {"apiVersion": "v1", "kind": "List", "items": [
         "nodes": 3, "gpusPerNode": 1, "image": "evenkeel.test/evenkeel:1",
         "recipe": {"inline": (here / "recovery.json").read_text()}, "checkpoint": {"claim": NAME},
         "elasticity": {"growDelaySeconds": 2}}}]}
+NODES = ["node1", "node2", "node3"]
+for node in NODES:
+    kit("gpus", node, "1")  # a rank on each
 kubectl("create", "-f", "-", stdin=json.dumps(objects))
 try:
     for how in [cordon, power, rank]:
@@ -129,4 +132,6 @@ try:
 finally:
     kubectl("delete", "tj", NAME, "--timeout=60s")
     kubectl("delete", "pvc,pv", NAME, "--wait=false")
+    for node in NODES:
+        kit("gpus", node, "2")
     shutil.rmtree(volume, ignore_errors=True)

@@ -6,6 +6,8 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
+use super::losses;
+
 /// Longer than anything here takes on a busy machine.
 const DEADLINE: Duration = Duration::from_secs(300);
 
@@ -68,6 +70,8 @@ pub fn kit(arguments: &[&str]) {
 pub struct Job {
     name: String,
     volume: tempfile::TempDir,
+    /// Whether its recipe is that of the undisturbed run, but for the budget.
+    comparable: bool,
 }
 
 /// The recipe of the scenarios: small, but every step takes long enough to disturb it.
@@ -83,7 +87,7 @@ pub fn recipe(samples: u64) -> Value {
             "data": {"sequence_length": 32, "held_out": 96, "train": [{"path": "synthetic",
                 "synthetic": {"vocabulary": 64, "branching": 4, "samples": 20000}}]},
             "budget": {"samples": samples},
-            "learning_rate": {"peak": 3.0e-3, "shape": "cosine", "warmup_samples": 960},
+            "learning_rate": {"peak": 3.0e-3, "shape": "constant", "warmup_samples": 960},
             "checkpoint": {"every_samples": 960, "keep": 3},
         },
     })
@@ -96,8 +100,11 @@ impl Job {
     }
 
     /// Applies the job of this volume.
-    pub fn start(self, recipe: &Value, more: Value) -> Job {
+    pub fn start(mut self, recipe: &Value, more: Value) -> Job {
         let name = &self.name;
+        let mut standard = self::recipe(0);
+        standard["spec"]["budget"] = recipe["spec"]["budget"].clone();
+        self.comparable = *recipe == standard;
         let mut spec = json!({
             "nodes": 3, "gpusPerNode": 2, "image": IMAGE,
             "recipe": {"inline": recipe.to_string()},
@@ -145,6 +152,7 @@ impl Job {
         let job = Job {
             name: name.into(),
             volume,
+            comparable: false,
         };
         let storage = json!({"apiVersion": "v1", "kind": "List", "items": [
             {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": name}, "spec": {
@@ -194,7 +202,8 @@ impl Job {
     }
 
     /// Waits for the end, and proves what must hold of every job: the batch of every generation,
-    /// and that every sample was consumed exactly once.
+    /// that every sample was consumed exactly once, that nothing else was made for it, and the
+    /// losses of the scenarios' own recipe.
     pub fn finish(&self, batch: u64) -> Value {
         let status = self.wait("its end", |status| status["state"] == "Complete");
         for change in status["history"].as_array().unwrap() {
@@ -202,6 +211,11 @@ impl Job {
             assert!(proof.ends_with(&format!("= {batch}")), "{proof}");
         }
         self.prove(&status);
+        if self.comparable {
+            losses::prove(&losses::of(&self.run()));
+        }
+        let seats = status["seats"].as_array().map_or(0, Vec::len);
+        self.pods_left(seats);
         status
     }
 
@@ -230,30 +244,6 @@ impl Job {
             .expect("a run's directory on the volume")
             .unwrap()
             .path()
-    }
-
-    /// Losses by step, over the generations that count.
-    pub fn losses(&self) -> std::collections::BTreeMap<u64, f64> {
-        let mut losses = std::collections::BTreeMap::new();
-        for number in 1.. {
-            let file = self.run().join(format!("gen-{number}/metrics.jsonl"));
-            let Ok(text) = std::fs::read_to_string(file) else {
-                break;
-            };
-            for line in text.lines() {
-                let Ok(metric) = serde_json::from_str::<Value>(line) else {
-                    continue;
-                };
-                if metric["kind"] == "step" {
-                    // A later generation repeats what was not committed.
-                    losses.insert(
-                        metric["step"].as_u64().unwrap(),
-                        metric["loss"].as_f64().unwrap(),
-                    );
-                }
-            }
-        }
-        losses
     }
 
     /// Its pods' processes on this machine that were started as `evenkeel WHAT`.
