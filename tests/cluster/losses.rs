@@ -1,0 +1,76 @@
+//! The losses of the scenarios' recipe, disturbed and not.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::process::Command;
+use std::sync::OnceLock;
+
+use serde_json::Value;
+
+use super::support::{recipe, words};
+
+/// Losses by optimiser step, nats per token.
+pub type Losses = BTreeMap<u64, f64>;
+
+/// Samples of the undisturbed run: 400 steps. Whatever happens to a job happens before, and its
+/// learning rate is constant, so that the budget does not matter.
+const SAMPLES: u64 = 38_400;
+/// How far a loss may be from the undisturbed run's, relative.
+const TOLERANCE: f64 = 1e-5;
+
+/// What the generations of a run wrote. A later one repeats what was not committed.
+pub fn of(run: &Path) -> Losses {
+    let mut losses = Losses::new();
+    for number in 1.. {
+        let file = run.join(format!("gen-{number}/metrics.jsonl"));
+        let Ok(text) = std::fs::read_to_string(file) else {
+            break;
+        };
+        let metrics = text
+            .lines()
+            .filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        for metric in metrics.filter(|metric| metric["kind"] == "step") {
+            let (step, loss) = (metric["step"].as_u64(), metric["loss"].as_f64());
+            losses.insert(step.unwrap(), loss.unwrap());
+        }
+    }
+    losses
+}
+
+/// What one process on this machine gets from the same recipe.
+fn undisturbed() -> &'static Losses {
+    static LOSSES: OnceLock<Losses> = OnceLock::new();
+    LOSSES.get_or_init(|| {
+        let directory = tempfile::tempdir().unwrap();
+        let (file, run) = (
+            directory.path().join("recipe.json"),
+            directory.path().join("run"),
+        );
+        std::fs::write(&file, recipe(SAMPLES).to_string()).unwrap();
+        let output = Command::new(env!("CARGO_BIN_EXE_evenkeel"))
+            .args(["launch", "--procs", "1", "--out"])
+            .args([&run, &file])
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{}", words(&output));
+        of(&run)
+    })
+}
+
+/// They must be those of the undisturbed run, as far as both went.
+pub fn prove(losses: &Losses) {
+    let expected = undisturbed();
+    assert!(
+        losses.keys().copied().eq(1..=losses.len() as u64),
+        "steps are missing"
+    );
+    for (step, loss) in losses {
+        let Some(other) = expected.get(step) else {
+            break;
+        };
+        assert!(
+            (loss - other).abs() <= TOLERANCE * other.abs(),
+            "step {step}: {loss}, not {other}"
+        );
+    }
+}
