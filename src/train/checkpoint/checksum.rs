@@ -18,6 +18,16 @@ pub(super) const PIECE: usize = 128 << 10;
 #[serde(into = "String", try_from = "String")]
 pub struct Checksum(u128);
 
+/// What is known of a file: checked against it whenever it is read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FileEntry {
+    /// Size.
+    pub bytes: u64,
+    /// Of the whole file.
+    pub xxh3_128: Checksum,
+}
+
 impl Checksum {
     /// Of bytes in memory.
     pub fn of(bytes: &[u8]) -> Self {

@@ -8,10 +8,11 @@ use std::path::{Path, PathBuf};
 use serde_json::{Value, json};
 
 use super::CheckpointError;
-use super::checksum::{Checksum, Hasher};
+use super::checksum::{Checksum, FileEntry, Hasher};
 use super::history::{self, Committed};
-use super::manifest::{FORMAT, FileEntry, Manifest, Part, unit_shapes};
+use super::manifest::{FORMAT, Manifest, Part};
 use super::names::{CONFIG, INDEX, MANIFEST, STATE, Target};
+use super::shape::unit_shapes;
 use super::unit_file::Content;
 use super::verified::check_size;
 use crate::durable::{FileError, sync_directory};

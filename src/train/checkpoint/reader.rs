@@ -5,9 +5,11 @@ use std::path::{Path, PathBuf};
 use rayon::prelude::*;
 use serde_json::Value;
 
+use super::checksum::FileEntry;
 use super::history::Committed;
-use super::manifest::{FileEntry, Manifest, TensorShape, UnitShape, unit_shapes};
+use super::manifest::Manifest;
 use super::names::STATE;
+use super::shape::{TensorShape, UnitShape, unit_shapes};
 use super::unit_file::{self, Content};
 use super::verified::{self, Damage, check_size};
 use super::{CheckpointError, Checksum};

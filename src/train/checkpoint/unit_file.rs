@@ -8,9 +8,9 @@ use std::path::Path;
 
 use safetensors::tensor::{Dtype, Metadata};
 
-use super::checksum::{Hasher, PIECE};
-use super::manifest::{FileEntry, UnitShape};
+use super::checksum::{FileEntry, Hasher, PIECE};
 use super::names;
+use super::shape::UnitShape;
 use super::verified::{Damage, VerifiedFile};
 use crate::engine::UnitState;
 use crate::train::tensor_file;

@@ -6,8 +6,7 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
-use super::checksum::{Checksum, Hasher, PIECE};
-use super::manifest::FileEntry;
+use super::checksum::{Checksum, FileEntry, Hasher, PIECE};
 
 /// What is wrong with a file of a checkpoint.
 #[derive(Debug, Clone, PartialEq, Eq)]

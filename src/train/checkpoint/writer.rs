@@ -10,8 +10,9 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 
-use super::manifest::{Part, UnitShape, unit_shapes};
+use super::manifest::Part;
 use super::names::Target;
+use super::shape::{UnitShape, unit_shapes};
 use super::unit_file::{self, Content};
 use super::{CheckpointError, history};
 use crate::durable::{self, FileError};

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::*;
-use crate::train::checkpoint::manifest::unit_shapes;
+use crate::train::checkpoint::shape::unit_shapes;
 
 #[test]
 fn checkpoint_of_any_world_is_the_same_to_every_reader() {

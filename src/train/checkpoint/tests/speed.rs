@@ -5,7 +5,7 @@
 use std::time::{Duration, Instant};
 
 use super::*;
-use crate::train::checkpoint::manifest::unit_shapes;
+use crate::train::checkpoint::shape::unit_shapes;
 use crate::train::checkpoint::unit_file::{self, Content};
 
 fn timed<T>(work: impl FnOnce() -> T) -> (T, Duration) {
