@@ -11,6 +11,7 @@ mod program;
 mod ranks;
 mod retention;
 mod serve;
+pub mod silence;
 mod tail;
 
 pub use identity::Identity;
@@ -22,4 +23,5 @@ pub use program::{Program, Start};
 pub use ranks::{Event, Ranks};
 use retention::Retention;
 pub use serve::serve;
+pub use silence::Silence;
 use tail::Tail;

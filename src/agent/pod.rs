@@ -13,7 +13,7 @@ use tokio::sync::watch;
 
 use super::{
     Event as RankEvent, Identity, Membership, OomKills, Preparation, Program, Ranks, Retention,
-    Start, Tail,
+    Silence, Start, Tail, silence,
 };
 use crate::durable::FileError;
 use crate::inventory::Inventory;
@@ -62,6 +62,7 @@ struct Current {
     tails: Vec<Tail>,
     /// Kills by the kernel since its ranks were started.
     oom_kills: OomKills,
+    silence: Silence,
     draining: bool,
     settled: bool,
 }
@@ -110,6 +111,7 @@ impl PodAgent {
                 self.take(input);
             }
             self.act();
+            self.give_up_the_silent();
             self.pass_on();
             self.tidy();
             if self.all_ended() {
@@ -157,6 +159,9 @@ impl PodAgent {
         let Some(local) = local.filter(|local| *local < self.state.ranks.len()) else {
             return;
         };
+        if let Some(current) = &mut self.current {
+            current.silence.take(local, &event);
+        }
         let urgent = match event {
             RankEvent::Report { report, .. } => {
                 self.state.ranks[local].take(&report);
@@ -219,11 +224,29 @@ impl PodAgent {
                 self.state.committed = Some(pin);
                 true
             }
-            Report::Evaluation(_) | Report::Straggler { .. } | Report::Warning { .. } => false,
+            // A controller that takes a rank for waiting does not wait for its word after a loss.
+            Report::Met => true,
+            Report::Waiting
+            | Report::Evaluation(_)
+            | Report::Straggler { .. }
+            | Report::Warning { .. } => false,
             Report::Noticed { .. }
             | Report::Lost { .. }
             | Report::OutOfMemory { .. }
             | Report::Failed { .. } => true,
+        }
+    }
+
+    /// Kills ranks that give no sign of life before they have met the others.
+    fn give_up_the_silent(&mut self) {
+        let Some(current) = &mut self.current else {
+            return;
+        };
+        for local in current.silence.look() {
+            if let Some(seen) = self.state.ranks.get_mut(local) {
+                seen.given_up = Some(silence::words());
+            }
+            current.ranks.kill_one(self.state.first + local as u64);
         }
     }
 
@@ -294,7 +317,10 @@ impl PodAgent {
             let ranks = (self.state.first..).zip(&mut self.state.ranks);
             for ((rank, seen), why) in ranks.zip(words) {
                 // One that has not even noticed hangs: it would not hear an order.
-                if seen.lost.is_none() {
+                if seen.lost.is_none() && why.is_none() && seen.waiting {
+                    seen.dismissed = true;
+                    current.ranks.kill_one(rank);
+                } else if seen.lost.is_none() {
                     let hung = || "it did not notice that a peer was lost".into();
                     seen.given_up = Some(why.unwrap_or_else(hung));
                     current.ranks.kill_one(rank);
@@ -393,6 +419,7 @@ impl PodAgent {
                 .map(|rank| Tail::of(&self.identity.run, record.number, rank))
                 .collect(),
             oom_kills,
+            silence: Silence::new(count),
             draining: false,
             settled: false,
         });

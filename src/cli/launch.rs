@@ -13,7 +13,7 @@ use super::{EXIT_DRAINED, EXIT_REFUSED, render, report};
 use crate::batch::MOST_GPUS;
 use crate::inventory::Inventory;
 use crate::job::End;
-use crate::launch::{Claim, LaunchError, Launcher, Request, RunDir, place, prepare, reached};
+use crate::launch::{Claim, LaunchError, Launcher, Request, RunDir, place, port, prepare, reached};
 use crate::recipe::{Diagnostic, Recipe};
 use crate::telemetry::{Display, Event, Mode};
 use crate::train::data::Phase;
@@ -122,6 +122,8 @@ fn launch(args: &Args, recipe: &Recipe, shown: &mut Vec<Diagnostic>) -> anyhow::
     render::print(&planned.diagnostics, &recipe.sources);
     shown.clone_from(&planned.diagnostics);
 
+    // Nothing is written for ranks that could not meet.
+    port::free(ranks)?;
     let claim = Claim::take(run)?;
     let run = claim.run();
     let mut display = Display::new(mode(args));

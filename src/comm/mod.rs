@@ -18,7 +18,7 @@ pub type Ended = Arc<dyn Fn(&CommError) + Send + Sync>;
 /// Why a collective failed. Every variant that a peer causes names the peer.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum CommError {
-    /// A peer's connection broke or its heartbeats stopped.
+    /// A peer did not come, its connection broke, or its heartbeats stopped.
     #[error("lost rank {rank}: {reason}")]
     PeerLost {
         /// The root cause's rank: when a survivor leaves because it lost a peer, it says whom.
@@ -34,7 +34,7 @@ pub enum CommError {
         /// In its own words.
         reason: String,
     },
-    /// The ranks never met.
+    /// This rank could not meet the others.
     #[error("rendezvous failed: {0}")]
     Rendezvous(String),
     /// A programming error: sizes that do not fit the world.

@@ -11,6 +11,10 @@ use crate::telemetry::{EvaluationRecord, Event, StepRecord};
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "report", rename_all = "snake_case")]
 pub enum Report {
+    /// It lives and has not met all others yet: said every second until it has.
+    Waiting,
+    /// It has met all others. From here on they see each other's signs of life themselves.
+    Met,
     /// In the world, state loaded, about to take its first step.
     Ready,
     /// A step is done (rank 0 only).
@@ -103,7 +107,11 @@ impl Report {
             Report::OutOfMemory { message } | Report::Failed { message, .. } => Event::Warning {
                 message: format!("rank {rank}: {message}"),
             },
-            Report::Ready | Report::Noticed { .. } | Report::Lost { .. } => return None,
+            Report::Waiting
+            | Report::Met
+            | Report::Ready
+            | Report::Noticed { .. }
+            | Report::Lost { .. } => return None,
         })
     }
 }

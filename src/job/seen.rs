@@ -12,6 +12,8 @@ use super::protocol::{Ending, Report, exit};
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Seen {
+    /// It lives and waits for the others to be met.
+    pub waiting: bool,
     /// It is in the world, with its state loaded.
     pub ready: bool,
     /// A peer that it knows to be lost, and how; it computes to the end of what it does.
@@ -26,6 +28,8 @@ pub struct Seen {
     pub ending: Option<Ending>,
     /// Why its agent killed it, where it was the agent that did.
     pub given_up: Option<String>,
+    /// Its agent ended it while it waited for ranks that will not come: nothing is wrong with it.
+    pub dismissed: bool,
 }
 
 /// What a rank that lost a peer says.
@@ -45,6 +49,8 @@ impl Seen {
     /// Takes in what the rank says.
     pub fn take(&mut self, report: &Report) {
         match report {
+            Report::Waiting => self.waiting = true,
+            Report::Met => self.waiting = false,
             Report::Ready => self.ready = true,
             Report::Noticed { rank, why } => self.noticed = Some((*rank, why.clone())),
             Report::Lost {
@@ -89,6 +95,11 @@ impl Seen {
         }
     }
 
+    /// Whether somebody else than its agent, or its agent with a reason, took its process away.
+    fn is_killed(&self) -> bool {
+        matches!(self.ending, Some(Ending::Signal(_))) && !self.dismissed
+    }
+
     /// Whether it has neither ended nor said what it holds.
     fn undecided(&self) -> bool {
         self.ending.is_none() && self.lost.is_none()
@@ -106,6 +117,11 @@ fn ranks<'a>(
         .map(|(rank, _)| rank)
 }
 
+/// How long a rank may say nothing before the ranks have met; afterwards their own heartbeats count.
+pub const SILENCE: Duration = Duration::from_secs(10);
+/// How long ranks that wait to meet the others may take to say that they have met after all, once
+/// one of them is lost.
+const MEETING: Duration = Duration::from_secs(1);
 /// How long ranks may take until they have noticed a loss (the collectives' own limit is 5 s).
 pub const NOTICE: Duration = Duration::from_secs(10);
 /// How long a rank that has noticed it may compute on: it looks up after every micro-batch.
@@ -114,19 +130,16 @@ pub const ANSWER: Duration = Duration::from_secs(120);
 pub const COMMIT: Duration = Duration::from_secs(600);
 
 /// Whether nobody is to be waited for any more after a loss that was seen `waited` ago: every rank
-/// has ended, said what it holds, is named as lost by a peer, or hangs.
+/// has ended, said what it holds, is named as lost by a peer, waits for ranks that will not come, or
+/// hangs.
 pub fn is_settled(seen: &[Seen], waited: Duration) -> bool {
-    let named = |rank: u64| {
-        let lost = seen.iter().filter_map(|s| s.lost.as_ref()).map(|l| l.rank);
-        let noticed = seen.iter().filter_map(|s| s.noticed.as_ref());
-        lost.chain(noticed.map(|(rank, _)| *rank))
-            .any(|r| r == rank)
-    };
+    let named = |rank: u64| seen_of(seen, rank).is_some();
     let awaited = (0..).zip(seen).filter(|(_, s)| s.undecided());
     awaited
         .filter(|(rank, _)| !named(*rank))
         .all(|(_, s)| match s.noticed {
             Some(_) => waited > ANSWER,
+            None if s.waiting => waited > MEETING,
             None => waited > NOTICE,
         })
 }
@@ -136,13 +149,19 @@ pub fn undecided(seen: &[Seen]) -> Vec<u64> {
     ranks(seen, Seen::undecided).collect()
 }
 
-/// What a peer saw of a rank that it lost.
-pub fn seen_of(seen: &[Seen], rank: u64) -> Option<&str> {
+/// The ranks that peers have lost, and what was seen of them.
+fn named(seen: &[Seen]) -> impl Iterator<Item = (u64, &str)> {
     let lost = seen.iter().filter_map(|s| s.lost.as_ref());
     let lost = lost.map(|lost| (lost.rank, lost.why.as_str()));
     let noticed = seen.iter().filter_map(|s| s.noticed.as_ref());
-    let mut words = lost.chain(noticed.map(|(rank, why)| (*rank, why.as_str())));
-    words.find(|(lost, _)| *lost == rank).map(|(_, why)| why)
+    lost.chain(noticed.map(|(rank, why)| (*rank, why.as_str())))
+}
+
+/// What a peer saw of a rank that it lost.
+pub fn seen_of(seen: &[Seen], rank: u64) -> Option<&str> {
+    named(seen)
+        .find(|(lost, _)| *lost == rank)
+        .map(|(_, why)| why)
 }
 
 /// The living rank that holds the newest whole state, if it is newer than `pinned` samples: it may
@@ -158,7 +177,7 @@ pub fn committer(seen: &[Seen], pinned: u64) -> Option<u64> {
 
 /// Ranks whose processes a signal ended.
 pub fn killed(seen: &[Seen]) -> u64 {
-    ranks(seen, |s| matches!(s.ending, Some(Ending::Signal(_)))).count() as u64
+    ranks(seen, Seen::is_killed).count() as u64
 }
 
 /// How the generation ended, once every rank has: the root cause, not what it led to. `descent`
@@ -190,7 +209,7 @@ pub fn outcome(
         });
     }
     let signalled = numbered().find_map(|(s, rank)| match s.ending {
-        Some(Ending::Signal(signal)) => Some((rank, s, signal)),
+        Some(Ending::Signal(signal)) if s.is_killed() => Some((rank, s, signal)),
         _ => None,
     });
     if let Some((rank, lost, signal)) = signalled {
@@ -232,10 +251,10 @@ pub fn outcome(
         });
     }
     // Only ranks that lost each other: the network between them, with every process well.
-    let lost = seen.iter().find_map(|s| s.lost.clone());
+    let (rank, why) = named(seen).next().unwrap_or((0, "the ranks ended apart"));
     Some(Outcome::Failed {
-        rank: lost.as_ref().map_or(0, |l| l.rank),
-        why: lost.map_or_else(|| "the ranks ended apart".into(), |l| l.why),
+        rank,
+        why: why.to_owned(),
         deterministic: false,
     })
 }
@@ -298,6 +317,54 @@ mod tests {
             seen_of(&[computing, Seen::default()], 1),
             Some("connection closed")
         );
+    }
+
+    #[test]
+    fn ranks_that_wait_for_a_silent_one_are_no_loss() {
+        let waiting = Seen {
+            waiting: true,
+            ..Seen::default()
+        };
+        let silent = Seen {
+            given_up: Some("not a word for 10 s".into()),
+            ..killed()
+        };
+        let mut seen = [waiting, silent];
+        assert!(!is_settled(&seen, MEETING), "they may just have met");
+        assert!(is_settled(&seen, MEETING + Duration::from_millis(1)));
+        seen[0] = Seen {
+            dismissed: true,
+            ..killed()
+        };
+        assert_eq!(super::killed(&seen), 1);
+        assert_eq!(
+            outcome(&seen, 2, || None, || true),
+            Some(Outcome::Lost {
+                rank: 1,
+                why: "not a word for 10 s, so it was killed".into(),
+            })
+        );
+    }
+
+    #[test]
+    fn ranks_that_never_met_name_the_one_that_was_missed() {
+        let left = Seen {
+            noticed: Some((2, "it did not come".into())),
+            ending: Some(Ending::Code(exit::PEER_LOST)),
+            ..Seen::default()
+        };
+        let blamed = |seen: &[Seen]| match outcome(seen, 2, || None, || false) {
+            Some(Outcome::Failed { rank, why, .. }) => (rank, why),
+            other => panic!("{other:?}"),
+        };
+        let mut seen = [left.clone(), left.clone(), left];
+        assert_eq!(blamed(&seen), (2, "it did not come".into()));
+        seen[2] = Seen {
+            failed: Some(("no route".into(), false)),
+            ending: Some(Ending::Code(exit::FAILED)),
+            ..Seen::default()
+        };
+        assert_eq!(blamed(&seen), (2, "no route".into()));
     }
 
     #[test]

@@ -3,7 +3,6 @@
 
 mod reports;
 
-use std::net::TcpListener;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,7 +12,7 @@ use std::time::{Duration, Instant};
 use super::run_dir::{GenerationRow, Phase, RunDir, RunState};
 use super::watch::Watch;
 use super::worlds::{self, Feasible};
-use super::{Claim, LaunchError, Prepared, Request};
+use super::{Claim, LaunchError, Prepared, Request, port};
 use crate::agent::{Event as RankEvent, OomKills, Program, Ranks as RankProcesses, Start};
 use crate::batch;
 use crate::job::generation::Address;
@@ -316,7 +315,7 @@ impl<'a> Launcher<'a> {
             start: self.state.pin.clone(),
             master: Address {
                 host: "127.0.0.1".into(),
-                port: free_port()?,
+                port: port::free(world)?,
             },
             created: now(),
         };
@@ -382,15 +381,6 @@ impl<'a> Launcher<'a> {
     fn write_state(&self) -> Result<(), LaunchError> {
         self.run.write_state(&self.state)
     }
-}
-
-/// A port of the loopback interface that is free now. Rank 0 says so clearly if somebody takes it
-/// before it listens.
-fn free_port() -> Result<u16, LaunchError> {
-    TcpListener::bind(("127.0.0.1", 0))
-        .and_then(|listener| listener.local_addr())
-        .map(|address| address.port())
-        .map_err(|error| LaunchError::Port { error })
 }
 
 #[cfg(test)]

@@ -11,6 +11,7 @@ mod initial;
 mod launcher;
 mod model;
 pub mod place;
+pub mod port;
 pub mod prepare;
 pub mod proof;
 mod request;
@@ -123,6 +124,15 @@ pub enum LaunchError {
          (ulimit -u, ulimit -n)"
     )]
     Spawn {
+        /// Why.
+        error: std::io::Error,
+    },
+    /// Ranks could not meet.
+    #[error(
+        "ranks of this machine meet at 127.0.0.1, which cannot be reached: {error}; bring the \
+         loopback interface up (ip link set lo up), or train with --procs 1"
+    )]
+    Loopback {
         /// Why.
         error: std::io::Error,
     },

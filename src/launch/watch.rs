@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use crate::agent::{Event, Ranks};
+use crate::agent::{Event, Ranks, Silence, silence};
 use crate::job::Outcome;
 use crate::job::protocol::Order;
 use crate::job::seen::{self, COMMIT, NOTICE, Seen};
@@ -11,6 +11,7 @@ use crate::job::seen::{self, COMMIT, NOTICE, Seen};
 pub struct Watch {
     ranks: Ranks,
     seen: Vec<Seen>,
+    silence: Silence,
     /// Since when something is wrong.
     trouble: Option<Instant>,
     /// When the survivors were told what to do.
@@ -23,6 +24,7 @@ impl Watch {
         Watch {
             ranks,
             seen: vec![Seen::default(); usize::try_from(world).unwrap_or(0)],
+            silence: Silence::new(world),
             trouble: None,
             settled: None,
         }
@@ -61,32 +63,44 @@ impl Watch {
         self.seen.get(usize::try_from(rank).ok()?)
     }
 
+    fn seen_mut(&mut self, rank: u64) -> Option<&mut Seen> {
+        self.seen.get_mut(usize::try_from(rank).ok()?)
+    }
+
     /// Kills a rank of which nothing more is to be heard.
-    fn give_up(&mut self, rank: u64) {
-        let why = match seen::seen_of(&self.seen, rank) {
-            Some(why) => why.to_owned(),
-            None => format!("not a word for {} s after a loss", NOTICE.as_secs()),
-        };
-        if let Some(seen) = self
-            .seen
-            .get_mut(usize::try_from(rank).unwrap_or(usize::MAX))
-        {
+    fn give_up(&mut self, rank: u64, why: String) {
+        if let Some(seen) = self.seen_mut(rank) {
             seen.given_up = Some(why);
         }
         self.ranks.kill_one(rank);
+    }
+
+    /// Ends a rank that will not answer after a loss: one that hangs, or one that waits for ranks
+    /// that will not come.
+    fn leave_behind(&mut self, rank: u64) {
+        let words = seen::seen_of(&self.seen, rank).map(str::to_owned);
+        match (words, self.seen_mut(rank)) {
+            (None, Some(seen)) if seen.waiting => {
+                seen.dismissed = true;
+                self.ranks.kill_one(rank);
+            }
+            (words, _) => {
+                let hung = || format!("not a word for {} s after a loss", NOTICE.as_secs());
+                self.give_up(rank, words.unwrap_or_else(hung));
+            }
+        }
     }
 
     /// Takes in what happened.
     pub fn take(&mut self, event: &Event) {
         let (Event::Report { rank, .. } | Event::Exited { rank, .. }) = event;
         let index = usize::try_from(*rank).unwrap_or(usize::MAX);
+        self.silence.take(index, event);
         let Some(seen) = self.seen.get_mut(index) else {
             return;
         };
         match event {
-            Event::Report { report, .. } => {
-                seen.take(report);
-            }
+            Event::Report { report, .. } => seen.take(report),
             Event::Exited { ending, .. } => seen.ending = Some(*ending),
         }
         if seen.in_trouble() {
@@ -94,10 +108,13 @@ impl Watch {
         }
     }
 
-    /// Once something went wrong: waits until every rank is gone or says what it holds, then lets
+    /// Gives up ranks that are silent before the meeting. Once something went wrong: waits until every rank is gone or says what it holds, then lets
     /// the one that holds the most commit it. `pinned`: samples of the checkpoint that would be
     /// gone back to otherwise.
     pub fn settle(&mut self, pinned: u64) {
+        for rank in self.silence.look() {
+            self.give_up(rank as u64, silence::words());
+        }
         let Some(since) = self.trouble else { return };
         if let Some(told) = self.settled {
             if told.elapsed() > COMMIT {
@@ -108,9 +125,8 @@ impl Watch {
         if !seen::is_settled(&self.seen, since.elapsed()) {
             return;
         }
-        // A rank that the others lost, or that did not even notice, hangs: it will not answer.
         for rank in seen::undecided(&self.seen) {
-            self.give_up(rank);
+            self.leave_behind(rank);
         }
         self.settled = Some(Instant::now());
         let committer = seen::committer(&self.seen, pinned);

@@ -13,6 +13,7 @@ pub mod rank;
 mod saving;
 pub mod schedule;
 pub mod setup;
+mod signs_of_life;
 pub mod state;
 pub mod tensor_file;
 mod trainer;

@@ -14,13 +14,14 @@ use super::pin;
 use super::saving::Saving;
 use super::schedule::LearningRateSchedule;
 use super::setup::Setup;
+use super::signs_of_life::SignsOfLife;
 use super::state::TrainState;
 use super::trainer::{Ending, STRAGGLER_FACTOR, Trainer, measure};
 use super::weights::Weights;
 use crate::comm::solo::Solo;
 use crate::comm::tcp::{self, Greeting, TcpOptions};
 use crate::comm::watch::StepWatch;
-use crate::comm::{CommError, World};
+use crate::comm::{CommError, Ended, World};
 use crate::durable::{FileError, read_json};
 use crate::engine::cpu::{self, CpuEngine, CpuOptions};
 use crate::engine::{Engine, EngineError, Measure};
@@ -85,7 +86,11 @@ fn live(options: &RankOptions, orders: &Orders, reports: Reports) -> Result<Endi
     let generation: Generation = read_json(&directory.join(files::RECORD))?;
     // Held until the process ends: a later launcher sees by it that ranks still live.
     let _alive = hold(&directory)?;
-    let world = meet(options, &generation, reports)?;
+    let world = {
+        let _waiting = SignsOfLife::give(reports);
+        meet(options, &generation, reports)?
+    };
+    reports.send(&Report::Met);
     let result = train(options, &setup, &generation, &world, orders, reports);
     match &result {
         Ok(_) => world.close()?,
@@ -173,7 +178,7 @@ fn meet(
         });
     });
     let own = options.rank;
-    tcp.ended = Arc::new(move |error| {
+    let ended: Ended = Arc::new(move |error| {
         // The agent waits for ranks that compute: it hears that they live, and what they know.
         if let CommError::PeerLost { rank, reason } | CommError::Aborted { rank, reason } = error
             && *rank != own
@@ -184,7 +189,8 @@ fn meet(
             });
         }
     });
-    Ok(tcp::connect(&tcp)?)
+    tcp.ended = Arc::clone(&ended);
+    Ok(tcp::connect(&tcp).inspect_err(|error| ended(error))?)
 }
 
 fn engine(

@@ -145,6 +145,22 @@ fn a_frozen_rank_is_lost_like_a_killed_one() {
 }
 
 #[test]
+fn a_rank_that_freezes_before_the_ranks_have_met_is_the_one_that_is_lost() {
+    for frozen in [0, 1] {
+        let run = Run::of(small(json!({"budget": {"samples": 600}})));
+        let launched = run.start(&["--procs", "3"]);
+        run.freeze_at_birth(frozen);
+        assert!(launched.wait().success(), "{}", run.log());
+        assert_eq!(run.worlds(), [3, 2]);
+        let lost = format!("rank {frozen}: no sign of life for 10 s before the ranks had met");
+        assert!(run.log().contains(&lost), "{}", run.log());
+        // Those that waited for it are neither lost nor blamed.
+        assert_eq!(run.log().matches("so it was killed").count(), 2);
+        proved(&run, 600);
+    }
+}
+
+#[test]
 fn a_rank_without_memory_leads_to_a_smaller_micro_batch() {
     let spec = || small(json!({"batch": {"global": 64, "micro": 64}, "budget": {"samples": 640}}));
     let run = Run::of(spec());

@@ -279,6 +279,19 @@ impl Run {
         rustix::process::kill_process(self.rank(generation, rank), signal).unwrap();
     }
 
+    /// Stops a rank of the first generation as soon as its process is there: a process needs longer
+    /// to load than it takes to be found.
+    pub fn freeze_at_birth(&self, rank: u64) {
+        let start = Instant::now();
+        let pid = loop {
+            if let Some(pid) = find_rank(&self.out(), 1, rank) {
+                break pid;
+            }
+            assert!(start.elapsed() < DEADLINE, "rank {rank} did not start");
+        };
+        rustix::process::kill_process(pid, rustix::process::Signal::STOP).unwrap();
+    }
+
     /// Proves the ledger, and returns what was said.
     pub fn prove(&self) -> Value {
         let output = self.call("status", &["--ledger", "-o", "json"]);

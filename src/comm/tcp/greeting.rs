@@ -64,6 +64,8 @@ pub(super) enum Reply {
     Table(Vec<SocketAddr>),
     /// No, and why.
     Refused(Refusal),
+    /// There will be no world, since this rank did not come.
+    Missing { rank: usize, reason: String },
 }
 
 /// Why a connection is not let in.

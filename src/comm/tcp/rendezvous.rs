@@ -40,6 +40,9 @@ impl Connections {
     }
 }
 
+/// A rank that cannot reach rank 0 for so long says so, once, and goes on trying.
+const WORTH_A_WORD: Duration = Duration::from_secs(5);
+
 const LANES: [Lane; 3] = [Lane::Data, Lane::Exchange, Lane::Heartbeat];
 
 /// Binds rank 0's listener; the error says what to do about a port that is taken.
@@ -114,30 +117,29 @@ fn host(options: &TcpOptions, listener: TcpListener, deadline: Instant) -> Resul
                 (options.notify)(&format!("rank {rank} left before everyone had joined"));
             }
             Arrival::Nobody => {
-                let missing = (1..own.world).filter(|rank| !joined.contains_key(rank));
+                let missing: Vec<_> = (1..own.world)
+                    .filter(|rank| !joined.contains_key(rank))
+                    .collect();
                 let reason = format!(
                     "{} of {} ranks came to {here} within {:?}, without {}",
                     joined.len() + 1,
                     own.world,
                     options.timeout,
-                    ranks(missing)
+                    ranks(&missing)
                 );
+                let rank = missing[0];
                 for (stream, _) in joined.into_values() {
-                    say(
-                        &stream,
-                        &Reply::Refused(Refusal::final_because(reason.clone())),
-                    )
-                    .unwrap_or_default();
+                    let reason = reason.clone();
+                    say(&stream, &Reply::Missing { rank, reason }).unwrap_or_default();
                 }
-                return Err(rendezvous(reason));
+                return Err(CommError::PeerLost { rank, reason });
             }
         }
     }
     let mut table = vec![here];
     table.extend(joined.values().map(|(_, listen)| *listen));
     for (rank, (stream, _)) in &joined {
-        say(stream, &Reply::Table(table.clone()))
-            .map_err(|error| rendezvous(format!("rank {rank} left: {error}")))?;
+        say(stream, &Reply::Table(table.clone())).map_err(|error| left_early(*rank, &error))?;
     }
     let watched: Vec<_> = joined
         .iter()
@@ -151,6 +153,7 @@ fn guest(options: &TcpOptions, deadline: Instant) -> Result<Mesh, CommError> {
     let own = &options.greeting;
     let place = format!("{}:{}", options.master_address, options.master_port);
     let mut pause = Duration::from_millis(20);
+    let (since, mut told) = (Instant::now(), false);
     loop {
         let why = match join(options, deadline) {
             Ok((master, listener, table)) => {
@@ -160,8 +163,17 @@ fn guest(options: &TcpOptions, deadline: Instant) -> Result<Mesh, CommError> {
             Err(Joining::Refused(reason)) => {
                 return Err(rendezvous(format!("rank 0 at {place} says no: {reason}")));
             }
+            Err(Joining::Missing { rank, reason }) => {
+                return Err(CommError::PeerLost { rank, reason });
+            }
             Err(Joining::NotYet(why)) => why,
         };
+        if since.elapsed() > WORTH_A_WORD && !std::mem::replace(&mut told, true) {
+            let rank = own.rank;
+            (options.notify)(&format!(
+                "rank {rank} does not reach rank 0 at {place} yet: {why}"
+            ));
+        }
         if Instant::now() + pause >= deadline {
             return Err(rendezvous(format!(
                 "no world at {place} within {:?} ({why}): does rank 0 run there, and is it \
@@ -180,6 +192,8 @@ enum Joining {
     NotYet(String),
     /// It will not change its mind.
     Refused(String),
+    /// It has given up, since some rank did not come.
+    Missing { rank: usize, reason: String },
 }
 
 impl From<io::Error> for Joining {
@@ -233,6 +247,7 @@ fn join(options: &TcpOptions, deadline: Instant) -> Result<Joined, Joining> {
         ))),
         Ok(Some(Reply::Refused(refusal))) if refusal.retry => Err(Joining::NotYet(refusal.reason)),
         Ok(Some(Reply::Refused(refusal))) => Err(Joining::Refused(refusal.reason)),
+        Ok(Some(Reply::Missing { rank, reason })) => Err(Joining::Missing { rank, reason }),
         Ok(None) => Err(Joining::NotYet("rank 0 still waits for other ranks".into())),
         Err(error) if error.kind() == io::ErrorKind::InvalidData => Err(Joining::Refused(format!(
             "what listens there is not rank 0 ({error})"
@@ -267,8 +282,9 @@ fn mesh(
                     say(&stream, &hello)?;
                     Ok(stream)
                 })
-                .map_err(|error| {
-                    rendezvous(format!("cannot reach rank {peer} at {address}: {error}"))
+                .map_err(|error| CommError::PeerLost {
+                    rank: peer,
+                    reason: format!("it cannot be reached at {address}: {error}"),
                 })?;
             mesh.lane(lane)[peer] = Some(stream);
         }
@@ -295,9 +311,7 @@ fn mesh(
                 expected -= 1;
             }
             Arrival::Ended(rank) => {
-                return Err(rendezvous(format!(
-                    "rank {rank} left while the ranks connected"
-                )));
+                return Err(left_early(rank, &"connection closed"));
             }
             Arrival::Nobody => {
                 let missing = (own.rank + 1..own.world).filter(|&rank| {
@@ -305,11 +319,15 @@ fn mesh(
                         .iter()
                         .any(|lane| lane[rank].is_none())
                 });
-                return Err(rendezvous(format!(
-                    "no connection from {} within {:?}",
-                    ranks(missing),
-                    options.timeout
-                )));
+                let missing: Vec<_> = missing.collect();
+                return Err(CommError::PeerLost {
+                    rank: missing[0],
+                    reason: format!(
+                        "no connection from {} within {:?}",
+                        ranks(&missing),
+                        options.timeout
+                    ),
+                });
             }
         }
     }
@@ -324,7 +342,7 @@ fn mesh(
     }
     let patience = left(deadline);
     let data = unix_where_shared(own.rank, mesh.data, options.unix_sockets, patience)
-        .map_err(|(rank, error)| lost(rank, error))?;
+        .map_err(|(rank, error)| left_early(rank, &error))?;
     everyone_is_ready(&mesh.heartbeat, deadline)?;
     Ok(Mesh {
         data,
@@ -339,24 +357,25 @@ fn everyone_is_ready(heartbeat: &[Option<TcpStream>], deadline: Instant) -> Resu
         stream
             .set_nonblocking(false)
             .and_then(|()| stream.write_all(&[READY]))
-            .map_err(|error| lost(rank, error))?;
+            .map_err(|error| left_early(rank, &error))?;
     }
     for (rank, mut stream) in peers(heartbeat) {
         let mut byte = [0];
         stream
             .set_read_timeout(Some(left(deadline)))
             .and_then(|()| io::Read::read_exact(&mut stream, &mut byte))
-            .map_err(|error| lost(rank, error))?;
+            .map_err(|error| left_early(rank, &error))?;
     }
     Ok(())
 }
 
 const READY: u8 = b'R';
 
-fn lost(rank: usize, error: io::Error) -> CommError {
-    rendezvous(format!(
-        "rank {rank} left while the ranks connected: {error}"
-    ))
+fn left_early(rank: usize, how: &impl std::fmt::Display) -> CommError {
+    CommError::PeerLost {
+        rank,
+        reason: format!("it left while the ranks connected: {how}"),
+    }
 }
 
 fn say<T: serde::Serialize>(mut stream: &TcpStream, message: &T) -> io::Result<()> {
@@ -370,8 +389,8 @@ fn left(deadline: Instant) -> Duration {
         .max(Duration::from_millis(1))
 }
 
-fn ranks(ranks: impl Iterator<Item = usize>) -> String {
-    let ranks: Vec<String> = ranks.map(|rank| rank.to_string()).collect();
+fn ranks(ranks: &[usize]) -> String {
+    let ranks: Vec<String> = ranks.iter().map(usize::to_string).collect();
     match ranks.as_slice() {
         [one] => format!("rank {one}"),
         many => format!("ranks {}", many.join(", ")),

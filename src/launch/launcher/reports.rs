@@ -25,7 +25,9 @@ impl Launcher<'_> {
         match event {
             RankEvent::Report { report, rank, .. } => self.take_report(*rank, report),
             RankEvent::Exited { ending, rank, .. } => {
-                if let (Ending::Signal(signal), Some(seen)) = (ending, current.watch.seen(*rank)) {
+                if let (Ending::Signal(signal), Some(seen)) = (ending, current.watch.seen(*rank))
+                    && !seen.dismissed
+                {
                     let reason = seen.ended_by(*signal);
                     self.in_trouble();
                     self.display.event(&Event::RankLost {
@@ -55,7 +57,9 @@ impl Launcher<'_> {
             Report::Evaluation(record) => self.evaluation(record),
             Report::Committed { pin, .. } => self.committed(pin.clone())?,
             Report::Noticed { .. } | Report::Lost { .. } => self.in_trouble(),
-            Report::Straggler { .. }
+            Report::Waiting
+            | Report::Met
+            | Report::Straggler { .. }
             | Report::Warning { .. }
             | Report::OutOfMemory { .. }
             | Report::Failed { .. } => {}
