@@ -208,6 +208,16 @@ fn check_enough(
         if !skipped.is_empty() {
             problem += &format!(" ({skipped})");
         }
+        let skipped = &summary.skipped;
+        if skipped.truncated > 0 && skipped.without_targets > 0 {
+            // Whatever carries loss stands behind the cut.
+            let length = request.data.sequence_length;
+            return Err(request.setting(
+                "data.sequence_length",
+                format!("{problem}: within {length} tokens there is nothing to learn"),
+                "raise it until the answers fit, or give shorter prompts",
+            ));
+        }
         return Err(request.setting(name, problem, "give data with at least one sample"));
     }
     if name == "data.train" && request.data.packing && summary.full == 0 {

@@ -1,7 +1,10 @@
 //! JSON lines: one object a line; blank lines count for nothing.
 
+use std::fmt;
 use std::path::Path;
 
+use serde::de::{Error, MapAccess, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value};
 
 use super::super::error::DataError;
@@ -32,7 +35,7 @@ pub(super) fn open(path: &Path) -> Result<Documents, DataError> {
 
 /// The object on a line.
 pub(in crate::train::data) fn parse(line: &str) -> Result<Map<String, Value>, Fault> {
-    match serde_json::from_str(line) {
+    match serde_json::from_str(line).map(|Unique(value)| value) {
         Ok(Value::Object(row)) => Ok(row),
         Ok(_) => Err(Fault::new(
             "the line holds no JSON object",
@@ -41,6 +44,10 @@ pub(in crate::train::data) fn parse(line: &str) -> Result<Map<String, Value>, Fa
         Err(_) if line.trim_start().starts_with('[') => Err(Fault::new(
             "a JSON array begins here",
             "write one object a line instead, for example with jq -c '.[]'",
+        )),
+        Err(error) if error.is_data() => Err(Fault::new(
+            words(&error),
+            "remove the key that is not meant",
         )),
         Err(error) => Err(Fault::new(
             format!(
@@ -59,5 +66,72 @@ fn words(error: &serde_json::Error) -> String {
     match text.find(" at line ") {
         Some(end) => text[..end].to_string(),
         None => text,
+    }
+}
+
+/// A value whose objects have every key once: which of two is meant, nobody but their writer knows.
+struct Unique(Value);
+
+impl<'de> Deserialize<'de> for Unique {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Unique, D::Error> {
+        deserializer.deserialize_any(Once).map(Unique)
+    }
+}
+
+/// Builds the value.
+struct Once;
+
+impl<'de> Visitor<'de> for Once {
+    type Value = Value;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a JSON value")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Value, A::Error> {
+        let mut row = Map::new();
+        while let Some((key, Unique(value))) = entries.next_entry::<String, Unique>()? {
+            if row.contains_key(&key) {
+                return Err(A::Error::custom(format!("the key `{key}` stands twice")));
+            }
+            row.insert(key, value);
+        }
+        Ok(Value::Object(row))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Value, A::Error> {
+        let mut list = Vec::new();
+        while let Some(Unique(value)) = items.next_element()? {
+            list.push(value);
+        }
+        Ok(Value::Array(list))
+    }
+
+    fn visit_unit<E>(self) -> Result<Value, E> {
+        Ok(Value::Null)
+    }
+
+    fn visit_bool<E>(self, value: bool) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_i64<E>(self, value: i64) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_u64<E>(self, value: u64) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_f64<E>(self, value: f64) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_str<E>(self, value: &str) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_string<E>(self, value: String) -> Result<Value, E> {
+        Ok(value.into())
     }
 }

@@ -27,6 +27,16 @@ fn only_answers_and_the_end_of_their_turn_are_learned() {
 }
 
 #[test]
+fn answers_that_the_sequence_length_cuts_away_name_it() {
+    let mut case = sft(CHAT);
+    case.data.sequence_length = 3;
+    insta::assert_snapshot!(
+        case.refusal()
+            .replace(&case.place().display().to_string(), "PLACE")
+    );
+}
+
+#[test]
 fn everything_is_learned_where_the_recipe_or_the_objective_says_so() {
     let mut case = sft(CHAT);
     case.data.answers_only = Some(false);

@@ -5,7 +5,7 @@ use super::*;
 #[test]
 fn malformed_lines_are_named_with_file_and_line() {
     let ok = "{\"text\": \"ok\"}\n";
-    let contents: [(&str, Vec<u8>); 10] = [
+    let contents: [(&str, Vec<u8>); 12] = [
         ("a.jsonl", format!("{ok}\n{{\"text\": \"x\",}}\n").into()),
         ("a.jsonl", format!("{ok}{{\"text\": \"half").into()),
         ("a.jsonl", format!("{ok}[1]\n").into()),
@@ -13,6 +13,14 @@ fn malformed_lines_are_named_with_file_and_line() {
         ("a.jsonl", format!("{ok}\"text\"\n").into()),
         ("a.jsonl", format!("{ok}{{\"body\": \"x\"}}\n").into()),
         ("a.jsonl", format!("{ok}{{\"text\": 1}}\n").into()),
+        (
+            "a.jsonl",
+            format!("{ok}{{\"text\": \"x\", \"text\": \"y\"}}\n").into(),
+        ),
+        (
+            "a.jsonl",
+            format!("{ok}{{\"messages\": [{{\"role\": \"user\", \"role\": \"x\"}}]}}\n").into(),
+        ),
         (
             "a.jsonl",
             [ok.as_bytes(), b"{\"text\": \"\xff\"}\n"].concat(),
