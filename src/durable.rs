@@ -23,6 +23,18 @@ pub enum FileError {
         /// Bytes that are free there, when known.
         free: Option<u64>,
     },
+    /// No file of this process may become so large (`ulimit -f`, or the file system's own limit).
+    #[error(
+        "{} may not become as large as it has to be (ulimit -f, or the largest file of its file \
+         system): {needed} bytes needed; raise the limit, or use another disk",
+        path.display()
+    )]
+    TooLarge {
+        /// The file that was being written.
+        path: PathBuf,
+        /// Bytes that it needs altogether.
+        needed: u64,
+    },
     /// Another process works in this directory.
     #[error("{} is in use by {}; wait for it to end, or stop it", directory.display(), holder(*pid))]
     HeldBy {
@@ -64,6 +76,10 @@ impl FileError {
                 path: path.to_path_buf(),
                 needed,
                 free: free_space(&directory_of(path)).ok(),
+            },
+            io::ErrorKind::FileTooLarge => FileError::TooLarge {
+                path: path.to_path_buf(),
+                needed,
             },
             _ => FileError::Io {
                 doing,
@@ -208,9 +224,20 @@ impl Lock {
     }
 
     /// Whether somebody holds a directory now; nothing is made or changed to find out.
-    pub fn is_held(directory: &Path) -> bool {
-        File::open(Lock::file(directory))
-            .is_ok_and(|file| matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock)))
+    pub fn is_held(directory: &Path) -> Result<bool, FileError> {
+        let path = Lock::file(directory);
+        let failed = |doing, source| FileError::from_io(doing, &path, 0, source);
+        let file = match File::open(&path) {
+            Ok(file) => file,
+            // Nobody has ever held it.
+            Err(source) if source.kind() == io::ErrorKind::NotFound => return Ok(false),
+            Err(source) => return Err(failed("open", source)),
+        };
+        match file.try_lock_shared() {
+            Ok(()) => Ok(false),
+            Err(TryLockError::WouldBlock) => Ok(true),
+            Err(TryLockError::Error(source)) => Err(failed("look at", source)),
+        }
     }
 }
 
@@ -270,15 +297,26 @@ mod tests {
             Err(FileError::HeldBy { pid, .. }) => assert_eq!(pid, Some(std::process::id())),
             other => panic!("{other:?}"),
         }
-        assert!(Lock::is_held(directory.path()));
+        assert!(Lock::is_held(directory.path()).unwrap());
         drop(lock);
         // A child that a parallel test forked meanwhile holds our files until its exec.
         let deadline = Instant::now() + Duration::from_secs(60);
-        while Lock::is_held(directory.path()) {
+        while Lock::is_held(directory.path()).unwrap() {
             assert!(Instant::now() < deadline, "the lock is never free");
             std::thread::yield_now();
         }
         Lock::acquire(directory.path()).unwrap();
+    }
+
+    #[test]
+    fn a_lock_that_cannot_be_looked_at_is_not_taken_for_a_free_one() {
+        let directory = tempfile::tempdir().unwrap();
+        assert!(!Lock::is_held(directory.path()).unwrap());
+        // A link to itself opens for nobody, whoever asks.
+        let lock = Lock::file(directory.path());
+        std::os::unix::fs::symlink(&lock, &lock).unwrap();
+        let said = Lock::is_held(directory.path()).unwrap_err().to_string();
+        assert!(said.starts_with("cannot open "), "{said}");
     }
 
     #[test]

@@ -79,6 +79,9 @@ enum Command {
 
 /// Parses the process's arguments, runs the command, prints an error if there is one.
 pub fn main() -> ExitCode {
+    if let Err(error) = signals::fail_writes_that_are_too_large() {
+        return failed(&error.into());
+    }
     let mut command = Cli::command();
     if is_kubectl_plugin() {
         command = command.bin_name("kubectl evenkeel");

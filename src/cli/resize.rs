@@ -49,7 +49,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     if let Some(state) = run.state()? {
         refuse_finished(&run, &run.setup()?, &state)?;
     }
-    if !run.in_use() {
+    if !run.in_use()? {
         bail!(
             "no launcher works in {place}: `evenkeel launch … --resume --procs {n} --out {place}` \
              goes on with {processes}",
@@ -77,7 +77,7 @@ fn wait(
 ) -> anyhow::Result<ExitCode> {
     let deadline = Instant::now() + Duration::from_secs(timeout);
     while Instant::now() < deadline {
-        let launcher_works = run.in_use();
+        let launcher_works = run.in_use()?;
         if let Some(state) = run.state()? {
             match end(&state, request, launcher_works) {
                 Some(Some(why)) => bail!(

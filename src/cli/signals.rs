@@ -6,8 +6,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
 use signal_hook::iterator;
+
+/// A write beyond `ulimit -f` fails with an error that says so; by itself it would end the process.
+pub fn fail_writes_that_are_too_large() -> io::Result<()> {
+    signal_hook::flag::register(SIGXFSZ, Arc::default()).map(drop)
+}
 
 /// What the shell adds to a signal's number in the exit code of what it ended.
 const BY_SIGNAL: i32 = 128;

@@ -71,9 +71,9 @@ impl Doing {
     fn look(run: &RunDir) -> Result<(Doing, Option<RunState>), LaunchError> {
         // The lock is looked at first: a launcher that ends in between has written its end by then.
         // And again, for one that begins in between.
-        let worked_on = run.in_use();
+        let worked_on = run.in_use()?;
         let state = run.state()?;
-        let doing = Doing::of(state.as_ref(), worked_on || run.in_use());
+        let doing = Doing::of(state.as_ref(), worked_on || run.in_use()?);
         Ok((doing, state))
     }
 
@@ -81,6 +81,8 @@ impl Doing {
         let mut why = None;
         let (phase, ended) = match state.map(|state| &state.phase) {
             None => ("preparing", false),
+            // Somebody goes on with it, and has not started a rank yet.
+            Some(Phase::Drained | Phase::Failed { .. }) if worked_on => ("preparing", false),
             Some(Phase::Starting) => ("starting", false),
             Some(Phase::Running) => ("running", false),
             Some(Phase::Draining) => ("draining", false),
@@ -356,6 +358,11 @@ mod tests {
                 "failed: no memory".to_owned()
             )
         );
+        let resumed = RunState {
+            phase: Phase::Drained,
+            ..RunState::default()
+        };
+        assert_eq!(Doing::of(Some(&resumed), true).to_string(), "preparing");
         let (data, text) = doing(Phase::Running);
         assert_eq!(data, json!({"phase": "running", "interrupted": true}));
         assert_eq!(text, "interrupted, resumable");

@@ -6,7 +6,7 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use super::{LaunchError, RunDir};
-use crate::durable::{self, Lock};
+use crate::durable::{self, FileError, Lock};
 use crate::job::files;
 use crate::recipe::Spec;
 use crate::train::data;
@@ -45,14 +45,39 @@ pub fn choose(out: Option<&Path>, spec: &Spec, resume: bool) -> Result<RunDir, L
         None => Path::new(RUNS).join(&spec.name),
     };
     let newest = numbers(&base, &spec.name)?.into_iter().max();
-    match (resume, newest) {
-        (true, None) => Err(nothing(&base)),
-        (true, Some(newest)) => Ok(numbered(&base, newest)),
-        // A number may be taken by a run of another recipe, which is named like that.
-        (false, newest) => Ok((newest.unwrap_or(0) + 1..)
-            .map(|number| numbered(&base, number))
-            .find(|run| !run.holds_a_run())
-            .unwrap_or_else(|| RunDir::at(&base))),
+    if resume {
+        let newest = newest.ok_or_else(|| nothing(&base))?;
+        return Ok(numbered(&base, newest));
+    }
+    for number in newest.unwrap_or(0) + 1.. {
+        let run = numbered(&base, number);
+        // A number may be taken by a run of another recipe, which is named like that, or by a
+        // launch that still prepares its run.
+        if !run.holds_a_run() && !run.in_use()? {
+            return Ok(run);
+        }
+    }
+    Ok(RunDir::at(&base))
+}
+
+/// Claims the place that [`choose`] named for the same arguments. A place that was chosen for a new
+/// run without a name of its own may be another launch's by now: then the next one is taken.
+pub fn claim(
+    chosen: RunDir,
+    out: Option<&Path>,
+    spec: &Spec,
+    resume: bool,
+) -> Result<Claim, LaunchError> {
+    let mut run = chosen;
+    loop {
+        match Claim::take(run) {
+            Ok(claim) if resume || !claim.run.holds_a_run() => return Ok(claim),
+            // Another launch was here in between, and has ended.
+            Ok(_) => {}
+            Err(LaunchError::File(FileError::HeldBy { .. })) if out.is_none() && !resume => {}
+            Err(error) => return Err(error),
+        }
+        run = choose(out, spec, resume)?;
     }
 }
 
@@ -232,7 +257,7 @@ mod tests {
         let place = tempfile::tempdir().unwrap();
         let run = RunDir::at(place.path().join("runs/one"));
         let claim = Claim::take(run.clone()).unwrap();
-        assert!(run.in_use());
+        assert!(run.in_use().unwrap());
         fs::create_dir_all(run.path().join("data/train")).unwrap();
         drop(claim);
         assert_eq!(fs::read_dir(place.path()).unwrap().count(), 0);
@@ -253,7 +278,7 @@ mod tests {
         let claim = Claim::take(run.clone()).unwrap();
         fs::write(run.path().join(files::RUN), "{}").unwrap();
         drop(claim);
-        assert!(run.holds_a_run() && !run.in_use());
+        assert!(run.holds_a_run() && !run.in_use().unwrap());
     }
 
     #[test]
@@ -263,7 +288,7 @@ mod tests {
         let claim = Claim::take(run.clone()).unwrap();
         let said = refused(run.path());
         assert!(said.contains("in use by process"), "{said}");
-        assert!(run.in_use());
+        assert!(run.in_use().unwrap());
         drop(claim);
     }
 
@@ -320,6 +345,35 @@ mod tests {
         fs::remove_dir_all(&base).unwrap();
         assert_eq!(chosen(true).unwrap(), place.path().join("run-2"));
         assert_eq!(chosen(false).unwrap(), place.path().join("run-3"));
+    }
+
+    #[test]
+    fn launches_at_once_have_places_of_their_own() {
+        let place = tempfile::tempdir().unwrap();
+        let base = place.path().join("run");
+        let spec = Spec {
+            output: Some(base.display().to_string()),
+            ..Spec::default()
+        };
+        let choose = || choose(None, &spec, false).unwrap();
+        // All four have chosen before the first one claims.
+        let chosen = [choose(), choose(), choose(), choose()];
+        let claims = chosen.map(|run| claim(run, None, &spec, false).unwrap());
+        let names = claims.each_ref().map(|claim| claim.run().path().to_owned());
+        let expected = ["run", "run-2", "run-3", "run-4"].map(|name| place.path().join(name));
+        assert_eq!(names, expected);
+        assert_eq!(choose().path(), place.path().join("run-5"));
+
+        // One that has come and gone in between is not written over.
+        let chosen = RunDir::at(&base);
+        fs::write(base.join(files::RUN), "{}").unwrap();
+        drop(claims);
+        let next = claim(chosen.clone(), None, &spec, false).unwrap();
+        assert_eq!(next.run().path(), place.path().join("run-2"));
+        let said = claim(chosen, Some(&base), &spec, false)
+            .unwrap_err()
+            .to_string();
+        assert!(said.contains("holds a run already"), "{said}");
     }
 
     #[test]

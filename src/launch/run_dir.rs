@@ -124,8 +124,8 @@ impl RunDir {
     }
 
     /// Whether a launcher works in it now.
-    pub fn in_use(&self) -> bool {
-        Lock::is_held(&self.0)
+    pub fn in_use(&self) -> Result<bool, LaunchError> {
+        Ok(Lock::is_held(&self.0)?)
     }
 
     /// The run.

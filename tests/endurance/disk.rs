@@ -127,6 +127,21 @@ fn a_disk_full_of_checkpoints_ends_the_run_and_resume_goes_on() {
 }
 
 #[test]
+fn a_limit_of_the_size_of_files_is_an_error_in_words() {
+    let run = Run::of(small(json!({})));
+    // In blocks of 512 bytes, of which every file of a checkpoint but the small ones has more.
+    let launched = run.start_in_shell("ulimit -f 100", &["--quiet", "--procs", "2"]);
+    assert_eq!(launched.wait().code(), Some(1), "{}", run.log());
+    let log = run.log();
+    assert!(log.contains("(ulimit -f, or the largest file"), "{log}");
+    assert!(!log.contains("signal"), "{log}");
+
+    let output = run.launch(&["--quiet", "--procs", "2", "--resume"]);
+    assert!(output.status.success(), "{}", said(&output));
+    assert_eq!(run.prove()["proved"], true);
+}
+
+#[test]
 fn a_disk_that_somebody_else_fills_costs_no_checkpoint() {
     let Some(disk) = disk("disk::a_disk_that_somebody_else_fills_costs_no_checkpoint") else {
         return;

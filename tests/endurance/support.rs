@@ -90,6 +90,12 @@ impl Run {
         Run { out, ..self }
     }
 
+    /// The same with its directory in the same place, called `name`.
+    pub fn beside(self, name: &std::ffi::OsStr) -> Run {
+        let out = self.directory.path().join(name);
+        self.placed(out)
+    }
+
     /// A run of a recipe file that stands elsewhere.
     pub fn of_file(recipe: &Path) -> Run {
         let directory = tempfile::tempdir().unwrap();
@@ -133,10 +139,15 @@ impl Run {
 
     /// Launches in the background as `nohup` does: a hangup is ignored.
     pub fn start_without_hangups(&self, arguments: &[&str]) -> Launched {
+        self.start_in_shell("trap '' HUP", arguments)
+    }
+
+    /// Launches in the background what a shell becomes once it has done something.
+    pub fn start_in_shell(&self, first: &str, arguments: &[&str]) -> Launched {
         let launch = self.command(arguments);
         let mut shell = Command::new("sh");
         shell
-            .args(["-c", "trap '' HUP; exec \"$0\" \"$@\""])
+            .args(["-c", &format!("{first}; exec \"$0\" \"$@\"")])
             .arg(launch.get_program())
             .args(launch.get_args());
         self.start_by(shell)
