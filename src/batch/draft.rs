@@ -2,8 +2,6 @@
 //! recipe and the world asked for, and nothing where one does not follow. The rules look at it;
 //! a draft without gaps whose rules have no errors becomes a [`Plan`].
 
-use std::ops::Deref;
-
 use serde::Serialize;
 
 use super::arithmetic::product;
@@ -100,11 +98,10 @@ impl Draft {
         let spec = &recipe.spec;
         let recipe_ranks = spec.batch.gpus.and_then(|gpus| ranks(gpus, &spec.parallel));
         let recipe_product = own_product(spec, recipe_ranks);
-        let global = request
-            .global_batch_size
-            .or(spec.batch.global)
-            .or_else(|| recipe_product.and_then(|product| u64::try_from(product).ok()))
-            .filter(|global| (1..=MAX_BATCH).contains(global));
+        let global = match request.global_batch_size {
+            None => global_batch(spec),
+            given => given.filter(|global| (1..=MAX_BATCH).contains(global)),
+        };
         let data_samples = request.data_samples.or_else(|| synthetic_samples(spec));
         let horizon = global.map(|global| horizon(spec, global, data_samples));
         let parallel = &spec.parallel;
@@ -225,15 +222,6 @@ impl Draft {
     }
 }
 
-/// As a [`Plan`] is read.
-impl Deref for Draft {
-    type Target = Outline;
-
-    fn deref(&self) -> &Outline {
-        &self.outline
-    }
-}
-
 /// Devices that hold one copy of the model together; `None` beyond 64 bits, and for sizes of 0.
 pub fn model_parallel(parallel: &Parallel) -> Option<u64> {
     product(&[
@@ -275,6 +263,15 @@ pub fn ranks(devices: u64, parallel: &Parallel) -> Option<u64> {
     model_parallel(parallel)
         .filter(|&axes| devices > 0 && devices.is_multiple_of(axes))
         .map(|axes| devices / axes)
+}
+
+/// The global batch that a recipe asks for, samples: stated, or made of its own numbers. `None`: it
+/// does not say enough, or it is beyond [`MAX_BATCH`].
+pub fn global_batch(spec: &Spec) -> Option<u64> {
+    let recipe_ranks = spec.batch.gpus.and_then(|gpus| ranks(gpus, &spec.parallel));
+    let product = || u64::try_from(own_product(spec, recipe_ranks)?).ok();
+    let global = spec.batch.global.or_else(product);
+    global.filter(|global| (1..=MAX_BATCH).contains(global))
 }
 
 /// Micro-batch × accumulation × data-parallel ranks as the recipe states them.

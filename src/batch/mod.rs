@@ -17,7 +17,7 @@ pub mod rules;
 mod split;
 
 pub use descent::descend;
-pub use draft::{Draft, MAX_BATCH, MOST_GPUS};
+pub use draft::{Draft, MAX_BATCH, MOST_GPUS, global_batch};
 pub use held_out::held_out;
 pub use horizon::{Horizon, horizon};
 pub use oom_policy::{OomPolicy, OomStep};

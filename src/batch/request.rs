@@ -23,6 +23,8 @@ pub struct PlanRequest {
     pub global_batch_size: Option<u64>,
     /// Bytes of every device, when known.
     pub device_memory: Option<u64>,
+    /// Bytes that a rank of the built-in trainer may use; `None`: no limit of its own.
+    pub rank_memory: Option<u64>,
     /// The micro-batch may not be above this (set by the out-of-memory descent).
     pub micro_limit: Option<u64>,
     /// The batch that the run has reached, when a schedule has moved it: the plan keeps that one

@@ -13,7 +13,7 @@ use super::{EXIT_DRAINED, EXIT_REFUSED, render, report};
 use crate::batch::MOST_GPUS;
 use crate::inventory::Inventory;
 use crate::job::End;
-use crate::launch::{Claim, LaunchError, Launcher, Request, RunDir, place, port, prepare, reached};
+use crate::launch::{LaunchError, Launcher, Request, RunDir, place, port, prepare, reached};
 use crate::recipe::{Diagnostic, Recipe};
 use crate::telemetry::{Display, Event, Mode};
 use crate::train::data::Phase;
@@ -117,14 +117,14 @@ fn launch(args: &Args, recipe: &Recipe, shown: &mut Vec<Diagnostic>) -> anyhow::
         signals: signals.count(),
     };
     let run = place::choose(args.out.as_deref(), &recipe.spec, args.resume)?;
-    let reached = reached(&run, &request)?;
-    let planned = prepare::plan(recipe, ranks, reached)?;
+    let reached = reached(&run, recipe, &request)?;
+    let planned = prepare::plan(recipe, ranks, reached, request.rank_memory)?;
     render::print(&planned.diagnostics, &recipe.sources);
     shown.clone_from(&planned.diagnostics);
 
     // Nothing is written for ranks that could not meet.
     port::free(ranks)?;
-    let claim = Claim::take(run)?;
+    let claim = place::claim(run, args.out.as_deref(), &recipe.spec, args.resume)?;
     let run = claim.run();
     let mut display = Display::new(mode(args));
     let prepared = match prepare::prepare(run, recipe, &planned, &request, &mut |progress| {

@@ -31,7 +31,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         Ok(recipe) => recipe,
         Err(code) => return Ok(code),
     };
-    let planned = match prepare::plan(&recipe, args.procs, Reached::default()) {
+    let planned = match prepare::plan(&recipe, args.procs, Reached::default(), args.rank_memory) {
         Ok(planned) => planned,
         Err(LaunchError::Refused(refused)) => {
             render::print(&refused.diagnostics, &recipe.sources);

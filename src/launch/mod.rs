@@ -36,6 +36,7 @@ pub use survey::survey;
 
 use crate::batch::Refused;
 use crate::durable::FileError;
+use crate::train::TrainError;
 use crate::train::checkpoint::CheckpointError;
 use crate::train::data::DataError;
 
@@ -75,7 +76,7 @@ pub enum LaunchError {
     #[error("{error}; {way_out}")]
     Pinned {
         /// Why.
-        error: CheckpointError,
+        error: TrainError,
         /// What is left.
         way_out: String,
     },
@@ -87,7 +88,7 @@ pub enum LaunchError {
     Stopped,
     /// Training's own refusal.
     #[error(transparent)]
-    Train(#[from] crate::train::TrainError),
+    Train(#[from] TrainError),
     /// The metrics cannot be read.
     #[error(transparent)]
     Metrics(#[from] crate::telemetry::metrics::MetricsError),

@@ -17,9 +17,6 @@ use crate::train::data;
 /// Keys of a `config.json`.
 type Config = BTreeMap<String, Value>;
 
-/// Keys that a model of unknown make has to state.
-const SIZES: [&str; 3] = ["hidden_size", "num_hidden_layers", "vocab_size"];
-
 /// What was found.
 #[derive(Debug, Default)]
 pub struct Found {
@@ -58,7 +55,7 @@ pub fn find(spec: &Spec, trainer: Trainer, key: Key<'_>) -> Found {
     let known = Shape::of(model, found.stored.as_ref()).map(|(shape, _)| shape);
     let stored = found.stored.clone().unwrap_or_default();
     let stated = |key: &str| model.config.contains_key(key) || stored.contains_key(key);
-    let complete = known.is_some() || SIZES.into_iter().all(stated);
+    let complete = known.is_some() || Shape::REQUIRED.into_iter().all(stated);
     let mut config = known.as_ref().map(config_of).unwrap_or_default();
     config.extend(stored.clone());
     config.extend(model.config.clone());
@@ -186,7 +183,7 @@ fn not_a_shape(key: Key<'_>) -> Option<Flaw> {
         paths: vec!["model.config".to_owned()],
         message: format!(
             "`{config}` is not a whole shape: it needs {}",
-            SIZES.join(", ")
+            Shape::REQUIRED.join(", ")
         ),
         help: format!("give them, or `{path}=DIRECTORY` with one that holds a config.json"),
     })

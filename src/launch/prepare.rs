@@ -14,8 +14,13 @@ use crate::train::Setup;
 use crate::train::data::{self, Language, PrepareRequest, Progress};
 
 /// Plans a recipe for the built-in trainer on this machine.
-pub fn plan(recipe: &Recipe, ranks: u64, reached: Reached) -> Result<Planned, LaunchError> {
-    let request = worlds::request(ranks, reached);
+pub fn plan(
+    recipe: &Recipe,
+    ranks: u64,
+    reached: Reached,
+    rank_memory: Option<u64>,
+) -> Result<Planned, LaunchError> {
+    let request = worlds::request(ranks, reached, rank_memory);
     let (request, model) = survey::look(recipe, &base()?, request);
     let examined = batch::examine(recipe, &request);
     let diagnostics = examined.diagnostics.clone();
@@ -41,8 +46,19 @@ pub fn prepare(
     request: &Request,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<Prepared, LaunchError> {
+    for path in [run.path(), &request.recipe_path, &base()?] {
+        if path.to_str().is_none() {
+            return Err(LaunchError::Usage {
+                message: format!(
+                    "the name of {} is not UTF-8, and what a run writes down of itself is: rename it, \
+                     or use a place with another name",
+                    path.display()
+                ),
+            });
+        }
+    }
     if request.resume {
-        return resume::resume(run, recipe, request, progress);
+        return resume::resume(run, recipe, planned, request, progress);
     }
     let (spec, found) = (&recipe.spec, &planned.model);
     let key = recipe.keys();

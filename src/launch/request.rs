@@ -66,7 +66,7 @@ impl Prepared {
         };
         // Its old ranks may have committed more since it was planned.
         let reached = state.reached(&self.setup);
-        let plan = worlds::plan(&self.setup, planned.plan.world_size, reached);
+        let plan = worlds::plan(&self.setup, planned.plan.outline.world_size, reached);
         plan.as_ref()
             .unwrap_or(&planned.plan)
             .proof_at(reached.batch)

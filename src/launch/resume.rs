@@ -3,14 +3,16 @@
 
 use std::time::{Duration, Instant};
 
+use serde::Serialize;
+
 use super::request::data_of;
-use super::{LaunchError, Phase, Prepared, Request, RunDir, RunState, initial};
+use super::{LaunchError, Phase, Planned, Prepared, Request, RunDir, RunState, initial};
 use crate::batch::{self, Reached};
 use crate::job::{Pin, files};
+use crate::recipe::Recipe;
 use crate::recipe::spec::Division;
-use crate::recipe::{Recipe, Spec};
 use crate::train::data::{self, PrepareRequest, Progress};
-use crate::train::{Setup, checkpoint, pin, rank};
+use crate::train::{Setup, TrainError, TrainState, checkpoint, pin, rank};
 use crate::words::count;
 
 /// How long ranks of a dead launcher are waited for: they commit a checkpoint and leave.
@@ -18,20 +20,76 @@ const OLD_RANKS: Duration = Duration::from_secs(60);
 
 /// What the run in a directory has reached, where it is to go on: another limit for the ranks'
 /// memory lets larger micro-batches be tried again.
-pub fn reached(run: &RunDir, request: &Request) -> Result<Reached, LaunchError> {
+pub fn reached(run: &RunDir, recipe: &Recipe, request: &Request) -> Result<Reached, LaunchError> {
     if !request.resume {
         return Ok(Reached::default());
     }
-    let setup = run.setup()?;
+    let setup = setup_of(run, recipe)?;
     let state = run.state()?.unwrap_or_default();
-    let reached = state.reached(&setup);
-    Ok(match another_memory(&setup, request) {
+    if let Some(pin) = &state.pin {
+        refuse_another_pin(run, pin)?;
+    }
+    Ok(go_on_from(&setup, &state, request))
+}
+
+/// The same, of what was read already.
+fn go_on_from(setup: &Setup, state: &RunState, request: &Request) -> Reached {
+    let reached = state.reached(setup);
+    match another_memory(setup, request) {
         Some(_) => Reached {
             micro_limit: None,
             ..reached
         },
         None => reached,
-    })
+    }
+}
+
+/// The run, which has to say what its recipe says.
+fn setup_of(run: &RunDir, recipe: &Recipe) -> Result<Setup, LaunchError> {
+    let setup = run.setup()?;
+    let mut spec = recipe.spec.clone();
+    if spec.batch.division != Division::Stated {
+        // The world that the run was launched in is the one that its micro-batch comes from.
+        spec.batch.gpus = setup.spec.batch.gpus;
+    }
+    if let Some(key) = difference(&setup.spec, &spec) {
+        return Err(LaunchError::Usage {
+            message: format!(
+                "{} was launched with another `{key}`: resume it with the recipe and the overrides \
+                 it began with (`{} {}`), or start a new run with another --out",
+                run.path().display(),
+                setup.recipe_path.display(),
+                setup.overrides.join(" ")
+            ),
+        });
+    }
+    let global = batch::global_batch(&spec);
+    if global != Some(setup.global_batch_size) {
+        return Err(edited(
+            run,
+            format!(
+                "another global batch ({}) than its recipe ({})",
+                setup.global_batch_size,
+                global.map_or("none".to_owned(), |global| global.to_string())
+            ),
+        ));
+    }
+    let horizon = batch::horizon(&setup.spec, setup.global_batch_size, setup.data_samples);
+    if setup.horizon != horizon || horizon.budget_samples != Some(setup.budget_samples) {
+        return Err(edited(run, "other lengths than its own recipe".to_owned()));
+    }
+    Ok(setup)
+}
+
+/// What to say of a run whose own file contradicts what it was made from.
+fn edited(run: &RunDir, contradiction: String) -> LaunchError {
+    LaunchError::Usage {
+        message: format!(
+            "{} says {contradiction}: it was edited; put back a copy, or start a new run with another \
+             --out",
+            run.path().join(files::RUN).display()
+        ),
+    }
 }
 
 /// The limit of the ranks' memory, where the run is to go on with another one.
@@ -44,30 +102,18 @@ fn another_memory(setup: &Setup, request: &Request) -> Option<u64> {
 pub(super) fn resume(
     run: &RunDir,
     recipe: &Recipe,
+    planned: &Planned,
     request: &Request,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<Prepared, LaunchError> {
-    let mut setup = run.setup()?;
+    let mut setup = setup_of(run, recipe)?;
     let usage = |message: String| LaunchError::Usage { message };
-    let mut spec = recipe.spec.clone();
-    if spec.batch.division != Division::Stated {
-        // The world that the run was launched in is the one that its micro-batch comes from.
-        spec.batch.gpus = setup.spec.batch.gpus;
-    }
-    if let Some(key) = difference(&setup.spec, &spec) {
+    if let Some(shape) = &planned.model.shape
+        && let Some(key) = difference(&setup.model, shape)
+    {
         return Err(usage(format!(
-            "{} was launched with another `{key}`: resume it with the recipe and the overrides it \
-             began with (`{} {}`), or start a new run with another --out",
-            run.path().display(),
-            setup.recipe_path.display(),
-            setup.overrides.join(" ")
-        )));
-    }
-    let horizon = batch::horizon(&setup.spec, setup.global_batch_size, setup.data_samples);
-    if setup.horizon != horizon || horizon.budget_samples != Some(setup.budget_samples) {
-        return Err(usage(format!(
-            "{} says other lengths than its own recipe: it was edited; put back a copy, or start a \
-             new run with another --out",
+            "{} says another `{key}` of the model than the recipe and its config.json: one of them was \
+             edited; undo it, or start a new run with another --out",
             run.path().join(files::RUN).display()
         )));
     }
@@ -86,7 +132,7 @@ pub(super) fn resume(
     // What ranks committed after their launcher was gone counts too: nobody else was told.
     if let Some(state) = &mut state {
         state.pin = newest(run, state)?;
-        state.micro_limit = reached(run, request)?.micro_limit;
+        state.micro_limit = go_on_from(&setup, state, request).micro_limit;
     }
     let pinned = state.as_ref().is_none_or(|state| state.pin.is_some());
     if !pinned && run.holds_checkpoints()? {
@@ -180,12 +226,19 @@ fn newest(run: &RunDir, state: &RunState) -> Result<Option<Pin>, LaunchError> {
 /// Verifies the checkpoint to go on from. When it cannot be used, the others of the run are named:
 /// their weights are not lost. `path_key`: the recipe's key of a model's path.
 fn verify(run: &RunDir, pin: &Pin, path_key: &str) -> Result<(), LaunchError> {
-    let Err(error) = pin::open(run.path(), pin) else {
+    let opened = pin::open(run.path(), pin).map_err(TrainError::from);
+    let state = opened.and_then(|checkpoint| TrainState::from_checkpoint(&checkpoint));
+    let Err(error) = state else {
         return Ok(());
     };
     let pinned = run.path().join(&pin.path);
     let others = checkpoint::list(run.path())?.committed;
-    let newest = others.into_iter().rev().find(|other| other.path != pinned);
+    // Where only the training state is another version's, its own weights are as good as ever.
+    let whole = matches!(error, TrainError::State { .. });
+    let newest = others
+        .into_iter()
+        .rev()
+        .find(|other| whole || other.path != pinned);
     let way_out = match newest {
         Some(other) => format!(
             "put back a copy, or start a new run from the weights of {} ({}) with {path_key}",
@@ -197,6 +250,38 @@ fn verify(run: &RunDir, pin: &Pin, path_key: &str) -> Result<(), LaunchError> {
             .into(),
     };
     Err(LaunchError::Pinned { error, way_out })
+}
+
+/// Refuses a pin that says other things than the checkpoint that it names. One that cannot be read is
+/// [`verify`]'s business.
+fn refuse_another_pin(run: &RunDir, pin: &Pin) -> Result<(), LaunchError> {
+    let checkpoints = checkpoint::list(run.path())?.committed;
+    let path = run.path().join(&pin.path);
+    let committed = checkpoints.iter().find(|other| other.path == path);
+    let Some(found) = committed.and_then(|committed| pin::of(committed, run.path()).ok()) else {
+        return Ok(());
+    };
+    let told = |pin: &Pin| {
+        format!(
+            "step {}, {}, a next batch of {}",
+            pin.step,
+            count(pin.samples, "sample"),
+            pin.batch
+        )
+    };
+    if told(&found) == told(pin) {
+        return Ok(());
+    }
+    Err(LaunchError::Usage {
+        message: format!(
+            "state.json of {} says other things of {} than the checkpoint itself: {} there, {} in \
+             the checkpoint; it was edited: put back a copy, or the checkpoint's numbers",
+            run.path().display(),
+            pin.path,
+            told(pin),
+            told(&found)
+        ),
+    })
 }
 
 fn wait_for_old_ranks(
@@ -226,9 +311,9 @@ fn wait_for_old_ranks(
     Ok(())
 }
 
-/// The first top-level key in which two specs differ.
-fn difference(one: &Spec, other: &Spec) -> Option<String> {
-    let object = |spec: &Spec| match serde_json::to_value(spec) {
+/// The first top-level key in which two values of a kind differ.
+fn difference<T: Serialize>(one: &T, other: &T) -> Option<String> {
+    let object = |value: &T| match serde_json::to_value(value) {
         Ok(serde_json::Value::Object(map)) => map,
         _ => serde_json::Map::new(),
     };
@@ -280,6 +365,40 @@ mod tests {
         launched.run.write_setup(&old).unwrap();
         assert!(launched.resume(|_| {}).is_ok());
         assert_eq!(launched.run.setup().unwrap(), launched.prepared.setup);
+    }
+
+    #[test]
+    fn a_run_whose_files_contradict_each_other_is_refused_before_it_is_planned() {
+        let place = tempfile::tempdir().unwrap();
+        let launched = Launched::at(place.path(), BATCH, &[]);
+        let setup = launched.prepared.setup.clone();
+        let request = Request {
+            resume: true,
+            ..launched.request.clone()
+        };
+        let refused = |change: fn(&mut Setup)| {
+            let mut edited = setup.clone();
+            change(&mut edited);
+            launched.run.write_setup(&edited).unwrap();
+            let told = reached(&launched.run, &launched.recipe, &request).err();
+            let told = told.map(|error| error.to_string());
+            told.or_else(|| launched.resume(|_| {}).err())
+        };
+        assert_eq!(refused(|_| {}), None);
+        for (change, expected) in [
+            (
+                (|setup| setup.global_batch_size = 13) as fn(&mut Setup),
+                "another global batch (13) than its recipe (12)",
+            ),
+            (|setup| setup.budget_samples += 1, "other lengths than"),
+            (
+                |setup| setup.model.hidden_size = 16,
+                "another `hidden_size` of the model than the recipe",
+            ),
+        ] {
+            let said = refused(change).unwrap();
+            assert!(said.contains(expected), "{said}");
+        }
     }
 
     #[test]

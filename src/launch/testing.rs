@@ -55,7 +55,7 @@ spec:
         };
         let run = RunDir::at(place.join("run"));
         std::fs::create_dir_all(run.path()).unwrap();
-        let planned = prepare::plan(&recipe, 2, Reached::default()).unwrap();
+        let planned = prepare::plan(&recipe, 2, Reached::default(), None).unwrap();
         let prepared = prepare::prepare(&run, &recipe, &planned, &request, &mut |_| {}).unwrap();
         Launched {
             run,

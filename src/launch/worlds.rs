@@ -7,10 +7,11 @@ use super::{LaunchError, RunDir, history};
 use crate::batch::{self, Plan, PlanRequest, Reached, Refused, Trainer};
 use crate::train::Setup;
 
-/// What to plan for the built-in trainer in a world of this machine.
-pub fn request(world: u64, reached: Reached) -> PlanRequest {
+/// What to plan for the built-in trainer in a world of this machine, whose ranks may use so many bytes.
+pub fn request(world: u64, reached: Reached, rank_memory: Option<u64>) -> PlanRequest {
     PlanRequest {
         trainer: Trainer::BuiltIn,
+        rank_memory,
         ..PlanRequest::processes(world)
     }
     .after(reached)
@@ -34,7 +35,7 @@ pub fn plan(setup: &Setup, world: u64, reached: Reached) -> Result<Plan, Refused
         &PlanRequest {
             model_config: setup.model_config.clone(),
             data_samples: setup.data_samples,
-            ..request(world, reached)
+            ..request(world, reached, setup.rank_memory)
         },
     )
 }
@@ -48,7 +49,7 @@ pub fn descend(setup: &Setup, failed: &Plan, reached: Reached) -> Option<u64> {
             micro_limit: Some(micro),
             ..reached
         };
-        plan(setup, failed.world_size, reached).is_ok()
+        plan(setup, failed.outline.world_size, reached).is_ok()
     })
 }
 
@@ -97,7 +98,12 @@ mod tests {
             let planned = &launched.planned.plan;
             assert_eq!(planned.global_batch_size, global);
             let reached = RunState::default().reached(&launched.prepared.setup);
-            let mut again = plan(&launched.prepared.setup, planned.world_size, reached).unwrap();
+            let mut again = plan(
+                &launched.prepared.setup,
+                planned.outline.world_size,
+                reached,
+            )
+            .unwrap();
             // Who launched it has heard the warnings.
             again.outline.diagnostics = planned.outline.diagnostics.clone();
             assert_eq!(&again, planned, "{overrides:?}");

@@ -113,7 +113,7 @@ pub enum TrainError {
     /// The state in a checkpoint is not this program's.
     #[error(
         "the training state in the checkpoint cannot be understood: {error}; it was written by \
-         another version: go on with that one, or start from its weights (model.path)"
+         another version: go on with that one"
     )]
     State {
         /// What does not fit.

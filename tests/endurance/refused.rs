@@ -2,11 +2,13 @@
 //! out. And those that look as if they should be, and are not.
 
 use std::collections::BTreeSet;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use std::process::Stdio;
 
 use serde_json::{Value, json};
 
-use super::support::{Run, said, small};
+use super::support::{Run, evenkeel, said, small};
 
 /// A model's directory with nothing but its `config.json`.
 fn config_only(directory: &Path) -> Value {
@@ -163,6 +165,51 @@ fn a_model_of_which_only_the_config_is_there_starts_from_random_weights() {
         "{told}"
     );
     assert_eq!(run.prove()["proved"], true);
+}
+
+#[test]
+fn a_name_that_is_not_utf_8_is_refused_before_anything_is_written() {
+    let run = Run::of(small(json!({"budget": {"samples": 24}})));
+    let name = std::ffi::OsStr::from_bytes(b"caf\xe9");
+    let run = run.beside(name);
+    let output = run.launch(&["--quiet"]);
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    assert!(said(&output).contains("is not UTF-8"), "{}", said(&output));
+    assert!(!run.out().exists());
+}
+
+#[test]
+fn states_beyond_the_memory_of_a_rank_are_refused_before_anything_is_written() {
+    let run = Run::of(small(json!({"budget": {"samples": 24}})));
+    let output = run.launch(&["--quiet", "--rank-memory", "64KiB"]);
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let told = said(&output);
+    assert!(told.contains("error[rank-memory]"), "{told}");
+    assert!(told.contains("a rank may use 64.0 KiB"), "{told}");
+    assert!(!run.out().exists());
+}
+
+#[test]
+fn launches_at_once_without_a_place_have_one_each() {
+    let run = Run::of(small(json!({"budget": {"samples": 24}})));
+    let launch = || {
+        let mut launch = evenkeel();
+        launch
+            .current_dir(run.scratch())
+            .args(["launch", "recipe.yaml", "--quiet"])
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        launch.spawn().unwrap()
+    };
+    let launched: Vec<_> = (0..4).map(|_| launch()).collect();
+    for launch in launched {
+        let output = launch.wait_with_output().unwrap();
+        assert!(output.status.success(), "{}", said(&output));
+    }
+    let runs = std::fs::read_dir(run.scratch().join("runs")).unwrap();
+    let names = runs.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let expected = ["run", "run-2", "run-3", "run-4"].map(str::to_owned);
+    assert_eq!(names.collect::<BTreeSet<_>>(), BTreeSet::from(expected));
 }
 
 #[test]

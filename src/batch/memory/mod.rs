@@ -75,6 +75,17 @@ impl<'a> Estimator<'a> {
         }
     }
 
+    /// Bytes on each rank of the built-in trainer before its first sample: weights, gradients and
+    /// Adam's two states in f32, of which ranks that shard (ZeRO-1 and ZeRO-2 run as FSDP) hold
+    /// their part.
+    pub fn built_in_states(&self, ranks: u64) -> u64 {
+        let shards = match self.spec.parallel.strategy {
+            Strategy::Ddp => 1,
+            Strategy::Zero1 | Strategy::Zero2 | Strategy::Fsdp => ranks.max(1),
+        };
+        (16.0 * self.shape.parameters() / shards as f64) as u64
+    }
+
     /// Bytes on each device; of the states alone with a micro-batch of 0.
     fn total(&self, ranks: u64, micro: u64) -> f64 {
         let (parameters, gradients, optimizer) = self.states(ranks);

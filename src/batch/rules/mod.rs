@@ -44,6 +44,7 @@ mod one_group;
 mod one_machine;
 mod paper_eta_out_of_reach;
 mod parallelism_product;
+mod rank_memory;
 mod reader;
 mod schedule_empty;
 mod schedule_quantum;
@@ -104,6 +105,7 @@ static OWN: &[&Rule] = &[
     &one_machine::RULE,
     &paper_eta_out_of_reach::RULE,
     &parallelism_product::RULE,
+    &rank_memory::RULE,
     &schedule_empty::RULE,
     &schedule_quantum::RULE,
     &sequence_too_long::RULE,
@@ -205,7 +207,12 @@ impl Case<'_> {
     /// Whether so many data-parallel ranks split the global batch exactly.
     fn is_feasible(&self, ranks: u64) -> bool {
         let axes = model_parallel(&self.spec().parallel);
-        axes.is_some_and(|axes| self.draft.feasible_gpu_counts.contains(&(ranks * axes)))
+        axes.is_some_and(|axes| {
+            self.draft
+                .outline
+                .feasible_gpu_counts
+                .contains(&(ranks * axes))
+        })
     }
 
     /// `1 GPU`, `8 GPUs`, or as many processes.
@@ -215,7 +222,7 @@ impl Case<'_> {
 
     /// The feasible counts nearest to the one asked for, two on each side: `4, 8 or 16 GPUs`.
     fn feasible_near(&self) -> String {
-        let counts = &self.draft.feasible_gpu_counts;
+        let counts = &self.draft.outline.feasible_gpu_counts;
         let above = counts.partition_point(|&count| count < self.request.gpus);
         let near = &counts[above.saturating_sub(2)..(above + 2).min(counts.len())];
         match near {
