@@ -1,4 +1,4 @@
-//! Numbers of things as messages say them.
+//! Numbers of things, and sizes, as messages say them.
 
 /// What `number` things are called: `sample`, `samples`; `process`, `processes`; `batch`, `batches`.
 pub fn noun(number: u64, thing: &str) -> String {
@@ -18,9 +18,59 @@ pub fn count(number: u64, thing: &str) -> String {
     format!("{number} {}", noun(number, thing))
 }
 
+/// Bytes with binary units: `512 B`, `79.6 GiB`.
+pub fn bytes(value: u64) -> String {
+    const UNITS: [&str; 6] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
+    let (scaled, unit) = scale(value as f64, 1024.0, &UNITS);
+    if unit == "B" {
+        return format!("{value} B");
+    }
+    format!("{} {unit}", three_digits(scaled))
+}
+
+/// Divides by `base` until the number is small enough for its unit.
+pub fn scale<'a>(value: f64, base: f64, units: &[&'a str]) -> (f64, &'a str) {
+    let mut scaled = value;
+    let mut unit = 0;
+    // 999.5 would be shown as 1000.
+    while scaled.abs() >= base.min(999.5) && unit + 1 < units.len() {
+        scaled /= base;
+        unit += 1;
+    }
+    (scaled, units[unit])
+}
+
+/// `9.99`, `10.0`, `100`.
+pub fn three_digits(value: f64) -> String {
+    let decimals = match value.abs() {
+        size if size < 9.995 => 2,
+        size if size < 99.95 => 1,
+        _ => 0,
+    };
+    format!("{value:.decimals$}")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn bytes_have_binary_units() {
+        let shown: Vec<String> = [0, 512, 1023, 1024, 85_520_809_984, u64::MAX]
+            .map(bytes)
+            .to_vec();
+        assert_eq!(
+            shown,
+            [
+                "0 B",
+                "512 B",
+                "1.00 KiB",
+                "1.00 KiB",
+                "79.6 GiB",
+                "16384 PiB"
+            ]
+        );
+    }
 
     #[test]
     fn one_thing_is_no_things() {

@@ -45,7 +45,7 @@ fn numbers(plan: &Plan) -> [(&'static str, u64); 4] {
             "gradient_accumulation_steps",
             plan.gradient_accumulation_steps,
         ),
-        ("world_size", plan.world_size),
+        ("world_size", plan.outline.world_size),
     ]
 }
 

@@ -17,7 +17,7 @@ use crate::recipe::spec::Remainder;
 /// batch it does not divide), and the next one is tried.
 pub fn descend(plan: &Plan, current: u64) -> impl Iterator<Item = u64> + use<> {
     let both = gcd(plan.global_batch_size, current);
-    let share = match plan.remainder {
+    let share = match plan.outline.remainder {
         Remainder::Exact => both / plan.data_parallel_size.max(1),
         Remainder::Uneven => both,
     };

@@ -4,8 +4,6 @@
 //! fixed by it; accumulation follows from the current global batch by [`Plan::deal`], and from
 //! nothing else.
 
-use std::ops::Deref;
-
 use serde::{Deserialize, Serialize};
 
 use super::split::{self, Split};
@@ -69,15 +67,6 @@ pub struct Outline {
     pub diagnostics: Vec<Located>,
 }
 
-/// Readers of a plan need not know which of its numbers hang on the split.
-impl Deref for Plan {
-    type Target = Outline;
-
-    fn deref(&self) -> &Outline {
-        &self.outline
-    }
-}
-
 /// One value that differs from the recipe's.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Adjustment {
@@ -123,7 +112,7 @@ impl Plan {
             ranks: self.data_parallel_size,
             micro,
             micro_batches: batch / micro,
-            remainder: self.remainder,
+            remainder: self.outline.remainder,
         };
         format!("{} (base {base})", split.proof())
     }

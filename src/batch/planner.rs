@@ -27,18 +27,9 @@ pub struct Refused {
 
 impl Refused {
     fn summary(&self) -> String {
-        let errors = || {
-            let all = self.diagnostics.iter();
-            all.filter(|d| d.severity == Severity::Error)
-        };
-        let Some(first) = errors().next() else {
-            return "the recipe does not say enough for a plan".to_owned();
-        };
-        let text = format!("{} ({})", first.message, first.help);
-        match errors().count() {
-            1 => text,
-            n => format!("{text}, and {} more", n - 1),
-        }
+        let told = |first: &Diagnostic| format!("{} ({})", first.message, first.help);
+        diagnostic::first_error(&self.diagnostics, told)
+            .unwrap_or_else(|| "the recipe does not say enough for a plan".to_owned())
     }
 }
 

@@ -6,6 +6,7 @@ use super::output::{self, Format};
 use super::table::Table;
 use crate::inventory::{Devices, DriverState, Ecc, Gpu, GpuMemory, Inventory, Mig};
 use crate::telemetry::human;
+use crate::words::bytes;
 use crate::words::count;
 
 /// Show the GPUs and CPUs found.
@@ -97,7 +98,7 @@ fn gpus(gpus: &[Gpu]) -> String {
 fn memory(memory: Option<GpuMemory>) -> String {
     memory.map_or_else(
         || human::UNKNOWN.to_owned(),
-        |m| format!("{} of {}", human::bytes(m.used), human::bytes(m.total)),
+        |m| format!("{} of {}", bytes(m.used), bytes(m.total)),
     )
 }
 
@@ -139,11 +140,9 @@ fn cpu(inventory: &Inventory) -> String {
         _ => count(cpu.cores, "logical core"),
     };
     let memory = match (cpu.memory_available, cpu.memory_total) {
-        (Some(available), Some(total)) => format!(
-            ", {} of {} free",
-            human::bytes(available),
-            human::bytes(total)
-        ),
+        (Some(available), Some(total)) => {
+            format!(", {} of {} free", bytes(available), bytes(total))
+        }
         _ => String::new(),
     };
     format!("CPU: {model}, {cores}{memory}\n")

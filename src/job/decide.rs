@@ -217,8 +217,9 @@ fn after(observed: &Observed<'_>, from: u64, outcome: &Outcome) -> Action {
             why,
         } => Action::End(End::Failed {
             why: format!(
-                "{why}; no micro-batch below {micro} keeps the batch exact: use more ranks, a \
-                 sharded strategy or shorter sequences"
+                "{why}; no micro-batch below {micro} keeps the batch exact: shard the model (fsdp, \
+                 which more ranks make smaller still), checkpoint activations, shorten the \
+                 sequences, give each rank more memory, or train a smaller model"
             ),
         }),
         _ if observed.stop => Action::End(End::Drained),

@@ -95,6 +95,11 @@ impl Seen {
         }
     }
 
+    /// Whether it has said why it ends: its process is about to.
+    fn is_leaving(&self) -> bool {
+        self.failed.is_some() || self.out_of_memory.is_some()
+    }
+
     /// Whether somebody else than its agent, or its agent with a reason, took its process away.
     fn is_killed(&self) -> bool {
         matches!(self.ending, Some(Ending::Signal(_))) && !self.dismissed
@@ -136,7 +141,7 @@ pub fn is_settled(seen: &[Seen], waited: Duration) -> bool {
     let named = |rank: u64| seen_of(seen, rank).is_some();
     let awaited = (0..).zip(seen).filter(|(_, s)| s.undecided());
     awaited
-        .filter(|(rank, _)| !named(*rank))
+        .filter(|(rank, s)| s.is_leaving() || !named(*rank))
         .all(|(_, s)| match s.noticed {
             Some(_) => waited > ANSWER,
             None if s.waiting => waited > MEETING,
@@ -310,6 +315,13 @@ mod tests {
         assert!(settled(Seen::default(), NOTICE + second), "it hangs");
         assert!(!settled(computing.clone(), NOTICE + second), "it computes");
         assert!(settled(computing.clone(), ANSWER + second));
+        // Peers know of a rank that failed by itself before its process has ended.
+        let leaving = Seen {
+            failed: Some(("no such file".into(), true)),
+            ..Seen::default()
+        };
+        assert!(!is_settled(&[survivor(1), leaving.clone()], second));
+        assert!(is_settled(&[survivor(1), leaving], NOTICE + second));
         assert!(settled(survivor(1), second));
         // A frozen rank never ends; its peers' word is enough.
         assert!(is_settled(&[survivor(1), Seen::default()], second));

@@ -66,7 +66,7 @@ pub fn take_in(
     let mut outcome = seen::outcome(
         &seen.ranks,
         plan.per_device_batch_size,
-        || descend(plan, batch).find(|limit| holds(plan.world_size, *limit)),
+        || descend(plan, batch).find(|limit| holds(plan.outline.world_size, *limit)),
         || false,
     );
     if let Some((rank, why)) = &seen.lost_member

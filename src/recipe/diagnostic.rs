@@ -70,6 +70,21 @@ pub struct Located {
     pub column: Option<u32>,
 }
 
+/// The first error as `told` tells it, and how many more there are; `None` where there is none.
+pub fn first_error(
+    diagnostics: &[Diagnostic],
+    told: impl FnOnce(&Diagnostic) -> String,
+) -> Option<String> {
+    let mut errors = diagnostics
+        .iter()
+        .filter(|diagnostic| diagnostic.severity == Severity::Error);
+    let text = told(errors.next()?);
+    Some(match errors.count() {
+        0 => text,
+        more => format!("{text}, and {more} more"),
+    })
+}
+
 impl Diagnostic {
     /// An error; `span` is where the value stood, if anybody wrote it.
     pub fn error(

@@ -74,24 +74,17 @@ pub struct ReadError {
 impl ReadError {
     /// The first error in one line, for callers that cannot draw diagnostics.
     fn summary(&self) -> String {
-        let errors = || {
-            let all = self.diagnostics.iter();
-            all.filter(|d| d.severity == Severity::Error)
+        let told = |first: &Diagnostic| {
+            let located = first.locate(&self.sources);
+            let place = match (located.file, located.line, located.column) {
+                (Some(file), Some(line), Some(column)) => format!("{file}:{line}:{column}: "),
+                (Some(file), ..) => format!("{file}: "),
+                _ => String::new(),
+            };
+            format!("{place}{} ({})", located.message, located.help)
         };
-        let Some(first) = errors().next() else {
-            return "the recipe cannot be read".to_owned();
-        };
-        let located = first.locate(&self.sources);
-        let mut text = match (located.file, located.line, located.column) {
-            (Some(file), Some(line), Some(column)) => format!("{file}:{line}:{column}: "),
-            (Some(file), ..) => format!("{file}: "),
-            _ => String::new(),
-        };
-        text.push_str(&format!("{} ({})", located.message, located.help));
-        match errors().count() {
-            0 | 1 => text,
-            n => format!("{text}, and {} more", n - 1),
-        }
+        diagnostic::first_error(&self.diagnostics, told)
+            .unwrap_or_else(|| "the recipe cannot be read".to_owned())
     }
 }
 

@@ -13,7 +13,7 @@ use super::{EvaluationRecord, StepRecord, nan};
 pub enum Event {
     /// The plan stands; nothing has been started.
     Planned {
-        /// The run's name.
+        /// The run: its directory, on a cluster the name of its TrainingJob.
         name: String,
         /// The batch arithmetic, for example `8 × 16 × 1 = 128`.
         proof: String,
@@ -63,13 +63,13 @@ pub enum Event {
         /// Its size.
         bytes: u64,
     },
-    /// The global batch of the next step differs.
+    /// The step that was told last had another global batch than the one before it.
     BatchChanged {
-        /// Samples consumed until now.
+        /// Samples consumed before that step.
         samples: u64,
-        /// The batch until now, samples.
+        /// The batch before it, samples.
         from: u64,
-        /// The batch from now on, samples.
+        /// Its batch, samples.
         to: u64,
         /// The norm test's r, when it decided.
         ratio: Option<f64>,

@@ -1,6 +1,6 @@
-//! Numbers as people read them: `1.2k`, `79.6 GiB`, `3m12s`.
+//! Numbers as people read them: `1.2k`, `3m12s`.
 
-use crate::words::noun;
+use crate::words::{noun, scale, three_digits};
 
 /// What stands where there is no number.
 pub const UNKNOWN: &str = "–";
@@ -28,16 +28,6 @@ pub fn short(value: f64) -> String {
         return format!("{digits}{unit}");
     }
     text
-}
-
-/// Bytes with binary units: `512 B`, `79.6 GiB`.
-pub fn bytes(value: u64) -> String {
-    const UNITS: [&str; 6] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
-    let (scaled, unit) = scale(value as f64, 1024.0, &UNITS);
-    if unit == "B" {
-        return format!("{value} B");
-    }
-    format!("{} {unit}", three_digits(scaled))
 }
 
 /// A span of time: `0.42s`, `12.3s`, `3m12s`, `5h07m`, `2d04h`. Not finite: `–`.
@@ -94,27 +84,6 @@ pub fn from_floor(loss: f64, floor: f64) -> String {
     format!("{:.1}% {side} the floor {floor:.4}", percent.abs())
 }
 
-/// Divides by `base` until the number is small enough for its unit.
-fn scale<'a>(value: f64, base: f64, units: &[&'a str]) -> (f64, &'a str) {
-    let mut scaled = value;
-    let mut unit = 0;
-    // 999.5 would be shown as 1000.
-    while scaled.abs() >= base.min(999.5) && unit + 1 < units.len() {
-        scaled /= base;
-        unit += 1;
-    }
-    (scaled, units[unit])
-}
-
-fn three_digits(value: f64) -> String {
-    let decimals = match value.abs() {
-        size if size < 9.995 => 2,
-        size if size < 99.95 => 1,
-        _ => 0,
-    };
-    format!("{value:.decimals$}")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -141,24 +110,6 @@ mod tests {
         assert_eq!(
             [plural(1, "step"), plural(2_000, "step")],
             ["1 step", "2,000 steps"]
-        );
-    }
-
-    #[test]
-    fn bytes_have_binary_units() {
-        let shown: Vec<String> = [0, 512, 1023, 1024, 85_520_809_984, u64::MAX]
-            .map(bytes)
-            .to_vec();
-        assert_eq!(
-            shown,
-            [
-                "0 B",
-                "512 B",
-                "1.00 KiB",
-                "1.00 KiB",
-                "79.6 GiB",
-                "16384 PiB"
-            ]
         );
     }
 

@@ -220,7 +220,7 @@ fn engine(
 }
 
 fn cpu_strategy(setup: &Setup, generation: &Generation) -> cpu::Strategy {
-    if !sharded(generation.plan.strategy) {
+    if !sharded(generation.plan.outline.strategy) {
         return cpu::Strategy::Replicated;
     }
     let unsharded_accumulation = matches!(
@@ -260,7 +260,7 @@ fn load(
         budget: setup.budget_samples,
         micro_batch: plan.per_device_batch_size,
         workers: plan.data_parallel_size,
-        sharded: sharded(plan.strategy),
+        sharded: sharded(plan.outline.strategy),
     };
     let Some(pin) = &generation.start else {
         if let Some(directory) = &setup.weights {
@@ -286,7 +286,7 @@ fn agree_on_memory(setup: &Setup, trainer: &mut Trainer<'_>) -> Result<(), Train
     let plan = &trainer.generation.plan;
     let rows = plan
         .per_device_batch_size
-        .max(plan.eval_batch_size.unwrap_or(0));
+        .max(plan.outline.eval_batch_size.unwrap_or(0));
     let reserved = trainer
         .engine
         .reserve(rows as usize, setup.spec.data.sequence_length as usize);
@@ -314,7 +314,7 @@ fn after_loss(error: &CommError, trainer: &mut Trainer<'_>) -> Result<(), TrainE
         rank: rank as u64,
         why,
         samples: trainer.state.samples,
-        whole: !sharded(trainer.generation.plan.strategy),
+        whole: !sharded(trainer.generation.plan.outline.strategy),
     });
     match trainer.orders.next(ORDERS) {
         Some(Order::Commit) => trainer.commit_alone(),

@@ -310,7 +310,10 @@ impl Trainer<'_> {
 
     fn evaluate_on(&mut self, data: &Dataset) -> Result<(), TrainError> {
         let plan = &self.generation.plan;
-        let micro = plan.eval_batch_size.unwrap_or(plan.per_device_batch_size);
+        let micro = plan
+            .outline
+            .eval_batch_size
+            .unwrap_or(plan.per_device_batch_size);
         let wanted = self.setup.spec.evaluation.samples.unwrap_or(data.len());
         let total = wanted.min(data.len());
         let world = self.world.world() as u64;

@@ -10,6 +10,10 @@ use super::shape::{LLAMA, Shape};
 use crate::recipe::spec::Model;
 
 impl Shape {
+    /// Keys that a model of unknown make has to state: a vocabulary alone, or a width alone, says
+    /// too little.
+    pub const REQUIRED: [&str; 3] = ["hidden_size", "num_hidden_layers", "vocab_size"];
+
     /// The shape that a recipe's model has, and one line on where it was taken from: the recipe's
     /// own keys, over those of the `config.json` at its path (when the caller has read one), over
     /// those of a well-known hub id. `None` when too little is known.
@@ -22,9 +26,7 @@ impl Shape {
             let own = model.config.get(key);
             own.or_else(|| config_at_path.and_then(|config| config.get(key)))
         };
-        // A vocabulary alone, or a width alone, says too little about a model of unknown make.
-        let sizes = ["hidden_size", "num_hidden_layers", "vocab_size"];
-        if known.is_none() && sizes.iter().any(|key| said(key).is_none()) {
+        if known.is_none() && Shape::REQUIRED.iter().any(|key| said(key).is_none()) {
             return None;
         }
         let base = known.map_or(&LLAMA, |known| &known.shape);

@@ -46,7 +46,7 @@ fn golden_rescales_are_met_row_by_row() {
                     number(&to_ga),
                     "{what}"
                 );
-                assert!(plan.feasible_gpu_counts.contains(&world), "{what}");
+                assert!(plan.outline.feasible_gpu_counts.contains(&world), "{what}");
             }
             Err(refused) => {
                 assert_eq!(feasible, "no", "{what}");
@@ -54,7 +54,7 @@ fn golden_rescales_are_met_row_by_row() {
                 assert_eq!(refused.diagnostics[0].rule, "batch-divisible", "{what}");
                 assert!(refused.diagnostics[0].message.ends_with(&reason), "{what}");
                 assert!(
-                    !refused.draft.feasible_gpu_counts.contains(&world),
+                    !refused.draft.outline.feasible_gpu_counts.contains(&world),
                     "{what}"
                 );
             }
@@ -109,11 +109,11 @@ fn upstream_recipes_have_the_global_batch_and_the_worlds_that_their_authors_had(
         // `GBS=8x16x1=128` against `8 × 16 × 1 = 128`.
         let proof = at_home.proof.replace(" × ", "x").replace(" = ", "=");
         assert_eq!(format!("GBS={proof}"), *product, "{path}");
-        assert_eq!(at_home.adjusted, [], "{path}");
+        assert_eq!(at_home.outline.adjusted, [], "{path}");
         for world in worlds.trim_end_matches(']').split(", ") {
             let world = world.parse().unwrap();
             assert!(
-                at_home.feasible_gpu_counts.contains(&world),
+                at_home.outline.feasible_gpu_counts.contains(&world),
                 "{path} at {world}"
             );
             let moved = plan(&recipe, &PlanRequest::gpus(world)).unwrap();
@@ -167,7 +167,10 @@ fn every_axis_but_data_divides_the_world() {
     let plan = plan(&recipe, &PlanRequest::gpus(16)).unwrap();
     assert_eq!(plan.data_parallel_size, 4);
     assert_eq!(plan.proof, "4 × 16 × 2 = 128");
-    assert_eq!(plan.feasible_gpu_counts, [4, 8, 16, 32, 64, 128, 256, 512]);
+    assert_eq!(
+        plan.outline.feasible_gpu_counts,
+        [4, 8, 16, 32, 64, 128, 256, 512]
+    );
 }
 
 #[test]
@@ -179,7 +182,7 @@ fn uneven_dealing_is_planned_where_no_exact_split_exists() {
     assert_eq!(three.deal(three.global_batch_size), [3, 3, 2]);
     assert_eq!(three.gradient_accumulation_steps, 3);
     let four = plan(&recipe, &PlanRequest::gpus(4)).unwrap();
-    assert_eq!(four.remainder, Remainder::Exact);
+    assert_eq!(four.outline.remainder, Remainder::Exact);
 }
 
 #[test]
@@ -257,7 +260,7 @@ fn problems_are_told_all_at_once_in_file_order() {
             "elasticity-bounds"
         ]
     );
-    assert_eq!(refused.draft.diagnostics.len(), 4);
+    assert_eq!(refused.draft.outline.diagnostics.len(), 4);
     assert!(refused.to_string().ends_with("and 1 more"), "{refused}");
 }
 
@@ -332,7 +335,7 @@ proptest! {
                 let batch = plan.global_batch_size;
                 let dealt: u64 = plan.deal(batch).iter().sum();
                 prop_assert_eq!(dealt * plan.per_device_batch_size, batch);
-                let axes = plan.tensor_parallel_size * plan.pipeline_parallel_size;
+                let axes = plan.outline.tensor_parallel_size * plan.outline.pipeline_parallel_size;
                 prop_assert_eq!(plan.data_parallel_size * axes, world);
                 prop_assert_eq!(batch % plan.quantum, 0);
                 prop_assert_eq!(plan.quantum % plan.per_device_batch_size, 0);
@@ -354,7 +357,7 @@ proptest! {
         recipe.spec.batch.micro = Some(micro);
         recipe.spec.parallel.tensor = tensor;
         let examined = examine(&recipe, &PlanRequest::gpus(world));
-        let listed = examined.draft.feasible_gpu_counts.contains(&world);
+        let listed = examined.draft.outline.feasible_gpu_counts.contains(&world);
         prop_assert_eq!(listed, world % tensor == 0 && global % (world / tensor) == 0);
         prop_assert_eq!(listed, examined.finish().is_ok());
     }

@@ -1,7 +1,7 @@
 //! `budget-missing`: a run that is launched says how long it trains.
 
 use super::{Case, Check, Example, Findings, Rule};
-use crate::recipe::Severity;
+use crate::recipe::{Dialect, Severity};
 
 pub(super) const RULE: Rule = Rule {
     id: "budget-missing",
@@ -24,7 +24,9 @@ its dialects take over.",
 
 fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
     let budget = &case.spec().budget;
-    if budget.samples.is_none() && budget.steps.is_none() && budget.epochs.is_none() {
+    // A config of `accelerate launch` is no recipe at all, which `global-batch-unknown` says.
+    let recipe = case.recipe.dialect != Dialect::Accelerate;
+    if recipe && budget.samples.is_none() && budget.steps.is_none() && budget.epochs.is_none() {
         findings.at(
             &["budget"],
             "the recipe does not say how long to train",

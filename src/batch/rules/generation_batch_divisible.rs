@@ -135,6 +135,7 @@ mod tests {
         recipe.spec.generation.steps_per_generation = Some(2);
         let plan = plan(&recipe, &PlanRequest::gpus(4)).unwrap();
         let change = plan
+            .outline
             .adjusted
             .iter()
             .find(|a| a.key.contains("steps_per_generation"));

@@ -7,13 +7,14 @@ pub(super) const RULE: Rule = Rule {
     id: "global-batch-unknown",
     severity: Severity::Error,
     summary: "the recipe does not say what its global batch is",
-    why: "A per-device batch and an accumulation make a global batch only together with the number \
+    why:
+        "A per-device batch and an accumulation make a global batch only together with the number \
 of GPUs that the author had. Recipes of the alignment-handbook keep that number in an accelerate \
 config, in a comment or nowhere. Guessing it would fix the one number that everything else has to \
 keep.
 
-An accelerate config by itself is a world without a batch: what it says is checked, and that there is \
-no batch is a note.",
+An accelerate config by itself is a world without a batch: it stands beside a recipe, \
+`--accelerate FILE`.",
     upstream: "transformers 5.23.0, `trainer.py` (`get_total_train_batch_size`): micro-batch × \
 accumulation × the world that happens to be there. alignment-handbook 925acdf, `recipes/*/README.md`: \
 the numbers of GPUs, in prose.",
@@ -33,11 +34,10 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
         return;
     }
     if case.recipe.dialect == Dialect::Accelerate {
-        findings.add(
-            Severity::Note,
+        findings.at(
             &[],
-            "an accelerate config says for how many devices, not with which batch: only its world is checked",
-            "give it beside a recipe, `evenkeel plan recipe.yaml --accelerate FILE`",
+            "an accelerate config says for how many devices, not what is trained with which batch",
+            "give the recipe that is launched with it, and this beside it: `recipe.yaml --accelerate FILE`",
         );
         return;
     }
@@ -92,7 +92,8 @@ mod tests {
         recipe.dialect = Dialect::Accelerate;
         recipe.spec.batch = Default::default();
         let found = only("global-batch-unknown", &recipe, &PlanRequest::gpus(4));
-        assert_eq!(found[0].severity, Severity::Note);
+        assert_eq!(found[0].severity, Severity::Error);
+        assert!(found[0].help.contains("--accelerate FILE"));
         recipe.dialect = Dialect::Native;
         let found = only("global-batch-unknown", &recipe, &PlanRequest::gpus(4));
         assert_eq!(found[0].message, "the recipe states no batch");

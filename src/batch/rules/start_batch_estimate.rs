@@ -104,7 +104,7 @@ mod tests {
         let plan = plan(&recipe, &request).unwrap();
         assert_eq!(plan.proof, "8 × 2 × 8 = 128");
         assert_eq!(
-            plan.adjusted[0].why,
+            plan.outline.adjusted[0].why,
             "as much as memory per device allows, by estimate"
         );
     }
@@ -128,6 +128,6 @@ mod tests {
         recipe.spec.batch.micro = None;
         let plan = plan(&recipe, &PlanRequest::gpus(8)).unwrap();
         assert_eq!(plan.proof, "8 × 8 × 2 = 128");
-        assert_eq!(plan.diagnostics[0].rule, "start-batch-estimate");
+        assert_eq!(plan.outline.diagnostics[0].rule, "start-batch-estimate");
     }
 }

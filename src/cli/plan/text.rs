@@ -7,7 +7,7 @@ use crate::batch::{Devices, Draft, Examined, Horizon, MemoryEstimate, OomStep};
 use crate::cli::render;
 use crate::recipe::Recipe;
 use crate::recipe::spec::{BatchSchedule, Estimator, Remainder, Spec};
-use crate::telemetry::human;
+use crate::words::bytes;
 use crate::words::count;
 
 /// Feasible counts shown on each side of the one asked for.
@@ -35,7 +35,7 @@ pub fn plan(
     let mut text = headline(draft, &recipe.detected, hardware.words);
     text += &changes(draft);
     text += &counts(draft, hardware.devices);
-    if let Some(memory) = &draft.memory {
+    if let Some(memory) = &draft.outline.memory {
         text += &memory_of(memory);
     }
     text += &oom.map(out_of_memory).unwrap_or_default();
@@ -59,7 +59,7 @@ fn heading(words: &str) -> String {
 
 /// The arithmetic, and what its numbers are.
 fn headline(draft: &Draft, detected: &str, hardware: &str) -> String {
-    let (proof, legend) = match (&draft.proof, draft.remainder) {
+    let (proof, legend) = match (&draft.proof, draft.outline.remainder) {
         (Some(proof), Remainder::Exact) => (
             proof.clone(),
             "data-parallel ranks × micro-batch × accumulation = global batch",
@@ -75,10 +75,10 @@ fn headline(draft: &Draft, detected: &str, hardware: &str) -> String {
         None => AnsiColor::Red.on_default().bold(),
     };
     let axes: Vec<String> = [
-        ("tensor", draft.tensor_parallel_size),
-        ("pipeline", draft.pipeline_parallel_size),
-        ("context", draft.context_parallel_size),
-        ("sequence", draft.sequence_parallel_size),
+        ("tensor", draft.outline.tensor_parallel_size),
+        ("pipeline", draft.outline.pipeline_parallel_size),
+        ("context", draft.outline.context_parallel_size),
+        ("sequence", draft.outline.sequence_parallel_size),
     ]
     .into_iter()
     .filter(|(_, size)| *size > 1)
@@ -86,8 +86,8 @@ fn headline(draft: &Draft, detected: &str, hardware: &str) -> String {
     .collect();
     format!(
         "{style}{proof}{style:#}\n{legend}\n{DIM}{}, read as {}, for {hardware}{}\n{detected}{DIM:#}\n",
-        draft.objective.name(),
-        draft.dialect,
+        draft.outline.objective.name(),
+        draft.outline.dialect,
         axes.concat()
     )
 }
@@ -102,17 +102,17 @@ fn no_plan(draft: &Draft) -> String {
 }
 
 fn changes(draft: &Draft) -> String {
-    if draft.adjusted.is_empty() {
+    if draft.outline.adjusted.is_empty() {
         return String::new();
     }
     let width = |cell: fn(&crate::batch::Adjustment) -> usize| {
-        draft.adjusted.iter().map(cell).max().unwrap_or(0)
+        draft.outline.adjusted.iter().map(cell).max().unwrap_or(0)
     };
     let change = |from: &str, to: &str| format!("{from} → {to}");
     let keys = width(|a| a.key.chars().count());
     let values = width(|a| a.from.chars().count() + a.to.chars().count() + 3);
     let mut text = heading("changed from the recipe");
-    for adjustment in &draft.adjusted {
+    for adjustment in &draft.outline.adjusted {
         let (key, why) = (&adjustment.key, &adjustment.why);
         let change = change(&adjustment.from, &adjustment.to);
         text += &format!("  {key:keys$}  {change:values$}  {why}\n");
@@ -122,7 +122,7 @@ fn changes(draft: &Draft) -> String {
 
 /// The feasible counts nearest to the one asked for, that one in brackets.
 fn counts(draft: &Draft, devices: Devices) -> String {
-    let counts = &draft.feasible_gpu_counts;
+    let counts = &draft.outline.feasible_gpu_counts;
     let Some(global) = draft.global_batch_size else {
         return String::new();
     };
@@ -133,7 +133,7 @@ fn counts(draft: &Draft, devices: Devices) -> String {
     if counts.is_empty() {
         return text + "  none up to 1024\n";
     }
-    let world = draft.world_size;
+    let world = draft.outline.world_size;
     let at = counts.partition_point(|&count| count < world);
     let chosen = counts.get(at) == Some(&world);
     let (from, to) = (at.saturating_sub(NEAR), at + NEAR + usize::from(chosen));
@@ -154,23 +154,19 @@ fn counts(draft: &Draft, devices: Devices) -> String {
 
 fn memory_of(memory: &MemoryEstimate) -> String {
     let all = match memory.available {
-        Some(available) => format!(
-            "about {} of {}",
-            human::bytes(memory.total),
-            human::bytes(available)
-        ),
+        Some(available) => format!("about {} of {}", bytes(memory.total), bytes(available)),
         None => format!(
             "about {} (--device-memory says whether it fits)",
-            human::bytes(memory.total)
+            bytes(memory.total)
         ),
     };
     let mut text = heading(&format!("memory per device: {all}"));
     text += &format!(
         "  weights {}, gradients {}, optimiser states {}, activations {}\n",
-        human::bytes(memory.parameters),
-        human::bytes(memory.gradients),
-        human::bytes(memory.optimizer),
-        human::bytes(memory.activations)
+        bytes(memory.parameters),
+        bytes(memory.gradients),
+        bytes(memory.optimizer),
+        bytes(memory.activations)
     );
     for (i, line) in memory.assumed.iter().enumerate() {
         let lead = if i == 0 { "assumed:" } else { "" };
@@ -235,7 +231,7 @@ fn lengths(spec: &Spec, draft: &Draft, horizon: &Horizon) -> String {
         evaluation.every_epoch,
     );
     lines.extend(evaluated.map(|when| {
-        let micro = draft.eval_batch_size;
+        let micro = draft.outline.eval_batch_size;
         let each = micro.map_or(String::new(), |n| format!(", micro-batch {n}"));
         ("evaluation", when + &each)
     }));

@@ -146,13 +146,13 @@ pub struct PlanSummary {
 impl PlanSummary {
     /// The numbers of a plan.
     pub fn of(plan: &Plan, feasible_nodes: Vec<u32>) -> PlanSummary {
-        let warnings = plan.diagnostics.iter();
+        let warnings = plan.outline.diagnostics.iter();
         PlanSummary {
             proof: plan.proof.clone(),
             global_batch_size: plan.global_batch_size,
             per_device_batch_size: plan.per_device_batch_size,
             gradient_accumulation_steps: plan.gradient_accumulation_steps,
-            world_size: plan.world_size,
+            world_size: plan.outline.world_size,
             feasible_nodes,
             warnings: warnings
                 .map(|d| format!("{}: {}", d.rule, d.message))

@@ -4,8 +4,9 @@
 use anstyle::{AnsiColor, Color, Style};
 
 use super::progress::Progress;
-use crate::telemetry::human::{bytes, count, duration, from_floor, grouped, learning_rate, plural};
+use crate::telemetry::human::{count, duration, from_floor, grouped, learning_rate, plural};
 use crate::telemetry::{Event, StepRecord};
+use crate::words::bytes;
 
 /// Columns of the labels.
 const LABEL: usize = 10;

@@ -155,16 +155,16 @@ fn adds_up(recipe: &Recipe, request: &PlanRequest, plan: &Plan) {
     assert_eq!(dealt.len() as u64, ranks);
     assert_eq!(dealt.iter().sum::<u64>() * micro, global);
     assert_eq!(dealt.iter().max(), Some(&plan.gradient_accumulation_steps));
-    if plan.remainder == Remainder::Exact {
+    if plan.outline.remainder == Remainder::Exact {
         assert_eq!(ranks * micro * plan.gradient_accumulation_steps, global);
     }
     assert!(dealt.iter().all(|&each| each > 0));
-    let axes = plan.tensor_parallel_size
-        * plan.pipeline_parallel_size
-        * plan.context_parallel_size
-        * plan.sequence_parallel_size;
-    assert_eq!(ranks * axes, plan.world_size);
-    assert_eq!(plan.world_size, request.gpus);
+    let axes = plan.outline.tensor_parallel_size
+        * plan.outline.pipeline_parallel_size
+        * plan.outline.context_parallel_size
+        * plan.outline.sequence_parallel_size;
+    assert_eq!(ranks * axes, plan.outline.world_size);
+    assert_eq!(plan.outline.world_size, request.gpus);
     let batch = &recipe.spec.batch;
     match (batch.global, batch.micro, batch.accumulation, batch.gpus) {
         (Some(stated), ..) => assert_eq!(global, stated),
@@ -177,10 +177,13 @@ fn adds_up(recipe: &Recipe, request: &PlanRequest, plan: &Plan) {
         assert!(batch.micro.is_none_or(|own| micro <= own));
     }
     assert_eq!(global % plan.quantum, 0);
-    let exact = plan.feasible_gpu_counts.contains(&plan.world_size);
+    let exact = plan
+        .outline
+        .feasible_gpu_counts
+        .contains(&plan.outline.world_size);
     assert_eq!(
         exact,
-        plan.remainder == Remainder::Exact && plan.world_size <= MOST_GPUS
+        plan.outline.remainder == Remainder::Exact && plan.outline.world_size <= MOST_GPUS
     );
     let json = serde_json::to_string(plan).unwrap();
     assert_eq!(&serde_json::from_str::<Plan>(&json).unwrap(), plan);
