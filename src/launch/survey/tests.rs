@@ -219,7 +219,7 @@ fn an_accelerate_config_by_itself_is_checked_for_what_it_says() {
     };
     assert_eq!(
         found("distributed_type: MULTI_GPU\nnum_processes: 8\n"),
-        [("global-batch-unknown".to_owned(), Severity::Note)]
+        [("global-batch-unknown".to_owned(), Severity::Error)]
     );
     let axes = "distributed_type: FSDP\nnum_processes: 8\nparallelism_config: {parallelism_config_tp_size: 3}\n";
     assert!(found(axes).contains(&("parallelism-product".to_owned(), Severity::Error)));
