@@ -299,7 +299,14 @@ impl<'a> Launcher<'a> {
         self.current = None;
         self.state.micro_limit = micro_limit.or(self.state.micro_limit);
         let plan = worlds::plan(&self.setup, world, self.state.reached(&self.setup))?;
-        let number = self.run.last_generation(&self.state)? + 1;
+        let last = self.run.last_generation(&self.state)?;
+        let number = last.checked_add(1).ok_or_else(|| LaunchError::Usage {
+            message: format!(
+                "{}: no generation comes after number {last}: somebody made a directory of that \
+                 name, or edited state.json; remove it, or put back a copy",
+                self.run.path().display()
+            ),
+        })?;
         // The ranks of all generations before are gone; what they did not finish goes, too.
         checkpoint::sweep(self.run.path(), number)?;
         let generation = Generation {

@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 use super::request::data_of;
 use super::{LaunchError, Planned, Prepared, Request, RunDir, initial, resume, survey, worlds};
 use crate::batch::{self, PlanRequest, Reached};
-use crate::durable::FileError;
 use crate::recipe::Recipe;
 use crate::recipe::spec::Synthetic;
 use crate::telemetry::now;
@@ -34,8 +33,12 @@ pub fn plan(
 
 /// Where relative paths of a recipe start.
 pub fn base() -> Result<PathBuf, LaunchError> {
-    let directory = std::env::current_dir();
-    Ok(directory.map_err(|error| FileError::from_io("use", Path::new("."), 0, error))?)
+    std::env::current_dir().map_err(|error| LaunchError::Usage {
+        message: format!(
+            "the working directory, where relative paths of a recipe start, cannot be used: {error}; \
+             change to one that is there"
+        ),
+    })
 }
 
 /// Prepares a new run in the directory, or an old one to go on. The caller holds its lock.

@@ -11,6 +11,7 @@ use crate::job::protocol::{Order, Report};
 /// Orders as they come in, from a thread of their own.
 pub struct Orders {
     draining: Arc<AtomicBool>,
+    agent_is_gone: Arc<AtomicBool>,
     others: Mutex<Receiver<Order>>,
 }
 
@@ -19,10 +20,16 @@ impl Orders {
     pub fn listen(input: impl BufRead + Send + 'static) -> Orders {
         let draining = Arc::new(AtomicBool::new(false));
         let (sender, receiver) = channel();
-        let flag = Arc::clone(&draining);
-        std::thread::spawn(move || read_orders(input, &flag, &sender));
+        let agent_is_gone = Arc::new(AtomicBool::new(false));
+        let (flag, gone) = (Arc::clone(&draining), Arc::clone(&agent_is_gone));
+        std::thread::spawn(move || {
+            read_orders(input, &flag, &sender);
+            gone.store(true, Ordering::Relaxed);
+            flag.store(true, Ordering::Relaxed);
+        });
         Orders {
             draining,
+            agent_is_gone,
             others: Mutex::new(receiver),
         }
     }
@@ -30,6 +37,11 @@ impl Orders {
     /// Whether the rank was told to drain.
     pub fn draining(&self) -> bool {
         self.draining.load(Ordering::Relaxed)
+    }
+
+    /// Becomes true at the end of the input.
+    pub fn agent_is_gone(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.agent_is_gone)
     }
 
     /// The next order other than to drain or to stay; `None` when none comes in time or the agent is gone.
@@ -49,7 +61,6 @@ fn read_orders(input: impl BufRead, draining: &AtomicBool, others: &Sender<Order
             Err(error) => eprintln!("an order that cannot be read ({error}): {line}"),
         }
     }
-    draining.store(true, Ordering::Relaxed);
 }
 
 /// Writes reports to the agent. An agent that is gone is noticed by [`Orders`]; reports to it are

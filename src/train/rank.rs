@@ -87,7 +87,7 @@ fn live(options: &RankOptions, orders: &Orders, reports: Reports) -> Result<Endi
     // Held until the process ends: a later launcher sees by it that ranks still live.
     let _alive = hold(&directory)?;
     let world = {
-        let _waiting = SignsOfLife::give(reports);
+        let _waiting = SignsOfLife::give(reports, orders.agent_is_gone());
         meet(options, &generation, reports)?
     };
     reports.send(&Report::Met);

@@ -161,6 +161,24 @@ fn a_rank_that_freezes_before_the_ranks_have_met_is_the_one_that_is_lost() {
 }
 
 #[test]
+fn ranks_that_have_not_met_leave_when_their_launcher_is_gone() {
+    let run = Run::of(small(json!({"budget": {"samples": 600}})));
+    let launched = run.start(&["--procs", "3"]);
+    run.freeze_at_birth(1);
+    // The others are there, and wait for it.
+    for rank in [0, 2] {
+        run.rank(1, rank);
+    }
+    launched.signal(Signal::KILL);
+    // It ends the frozen one, too: a stopped process that becomes an orphan is hung up.
+    launched.wait();
+    let output = run.launch(&["--quiet", "--procs", "2", "--resume"]);
+    assert!(output.status.success(), "{}", said(&output));
+    assert_eq!(run.worlds(), [3, 2]);
+    proved(&run, 600);
+}
+
+#[test]
 fn a_rank_without_memory_leads_to_a_smaller_micro_batch() {
     let spec = || small(json!({"batch": {"global": 64, "micro": 64}, "budget": {"samples": 640}}));
     let run = Run::of(spec());

@@ -3,6 +3,7 @@
 use serde_json::json;
 
 use crate::recipe::spec::Objective;
+use crate::words;
 
 use super::super::build::{Builder, Meter};
 use super::super::chat::ChatTemplate;
@@ -214,7 +215,10 @@ fn check_enough(
             let length = request.data.sequence_length;
             return Err(request.setting(
                 "data.sequence_length",
-                format!("{problem}: within {length} tokens there is nothing to learn"),
+                format!(
+                    "{problem}: within {} there is nothing to learn",
+                    words::count(length, "token")
+                ),
                 "raise it until the answers fit, or give shorter prompts",
             ));
         }
