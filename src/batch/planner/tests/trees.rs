@@ -94,7 +94,7 @@ fn golden_commands_come_to_what_upstream_comes_to() {
                 assert_eq!(expected, "OK micro=8 eval_micro=8");
                 let examined = at(&recipe.unwrap(), gpus.unwrap());
                 assert_eq!(micro(&examined), (Some(8), Some(2)));
-                assert_eq!(examined.draft.eval_batch_size, Some(8));
+                assert_eq!(examined.draft.outline.eval_batch_size, Some(8));
                 silent(&examined);
             }
             "scripts/launch_llama_ppo.sh:83-113"
@@ -140,13 +140,13 @@ fn golden_commands_come_to_what_upstream_comes_to() {
                 assert_eq!(recipe.spec.batch.global, Some(32));
                 assert_eq!(micro(&at(&recipe, 8)), (Some(2), Some(2)));
                 assert_eq!(micro(&at(&recipe, 4)), (Some(4), Some(2)));
-                assert_eq!(at(&recipe, 8).draft.eval_every, Some(20_000));
+                assert_eq!(at(&recipe, 8).draft.outline.eval_every, Some(20_000));
                 silent(&at(&recipe, 8));
             }
             "README.md:85-87" => {
                 let examined = at(&recipe.unwrap(), gpus.unwrap());
                 assert_eq!(micro(&examined), (Some(8), Some(2)));
-                assert_eq!(examined.draft.eval_every, Some(19_968));
+                assert_eq!(examined.draft.outline.eval_every, Some(19_968));
                 // 20000 is no multiple of 64, which upstream says too.
                 let rounded = ("eval-interval-multiple", Severity::Warning);
                 assert_eq!(found(&examined), [rounded]);
@@ -309,7 +309,10 @@ fn the_floors_of_dpo_are_told_with_both_numbers() {
     ] {
         assert!(rules.contains(&expected), "{expected:?} in {rules:?}");
     }
-    assert_eq!(examined.draft.feasible_gpu_counts, [1, 2, 4, 8, 16, 32, 64]);
+    assert_eq!(
+        examined.draft.outline.feasible_gpu_counts,
+        [1, 2, 4, 8, 16, 32, 64]
+    );
     assert!(found(&at(&recipe, 32)).contains(&("fsdp-batch-min", Severity::Warning)));
     // In file order, whichever rule found it.
     let places: Vec<_> = examined.diagnostics.iter().filter_map(|d| d.span).collect();

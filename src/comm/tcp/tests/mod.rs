@@ -199,8 +199,11 @@ fn operations_run_in_order_beside_exchanges() {
 
 #[test]
 fn an_abort_reaches_every_rank_with_its_reason() {
+    let met = std::sync::Barrier::new(4);
     let errors = on_all(4, |collective| {
         collective.exchange(b"hello").unwrap();
+        // Not before everyone has heard everyone.
+        met.wait();
         if collective.rank() == 2 {
             collective.abort("out of memory");
         }
