@@ -4,6 +4,7 @@
 //! Source: accelerate 16cb6eb, `utils/memory.py` (`find_executable_batch_size`): int(0.9 × b) on
 //! every failure since 1.9.0, before that b // 2; at 0 it gives up.
 
+use std::fmt;
 use std::iter::successors;
 use std::str::FromStr;
 
@@ -24,6 +25,17 @@ pub enum OomPolicy {
     /// Half of it, as before accelerate 1.9.
     #[serde(rename = "transformers-before-1.9")]
     TransformersBefore1_9,
+}
+
+impl fmt::Display for OomPolicy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [exact, transformers, before] = OomPolicy::NAMES;
+        f.write_str(match self {
+            OomPolicy::Exact => exact,
+            OomPolicy::Transformers => transformers,
+            OomPolicy::TransformersBefore1_9 => before,
+        })
+    }
 }
 
 /// One step of a policy.
@@ -163,6 +175,7 @@ mod tests {
         for name in OomPolicy::NAMES {
             let policy: OomPolicy = name.parse().unwrap();
             assert_eq!(serde_json::to_value(policy).unwrap(), name);
+            assert_eq!(policy.to_string(), name);
         }
         assert!("halve".parse::<OomPolicy>().is_err());
     }

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::str::FromStr;
 
 use anyhow::bail;
 
@@ -10,7 +11,7 @@ use super::output::say;
 use super::recipe_args::RecipeArgs;
 use super::signals::Signals;
 use super::{EXIT_DRAINED, EXIT_REFUSED, render, report};
-use crate::batch::MOST_GPUS;
+use crate::batch::{MOST_GPUS, OomPolicy};
 use crate::inventory::Inventory;
 use crate::job::End;
 use crate::launch::{LaunchError, Launcher, Request, RunDir, place, port, prepare, reached};
@@ -48,6 +49,11 @@ pub struct Args {
     /// the micro-batch goes down.
     #[arg(long, value_name = "BYTES", value_parser = super::bytes::parse)]
     rank_memory: Option<u64>,
+    /// What follows when memory runs out before the first checkpoint: exact keeps the global batch;
+    /// transformers and transformers-before-1.9 (of accelerate) begin again with a smaller one, as
+    /// upstream does. After a checkpoint it is always exact.
+    #[arg(long, value_name = "POLICY", default_value = "exact", value_parser = OomPolicy::from_str)]
+    oom_policy: OomPolicy,
     /// What to print: bars on a terminal and plain lines elsewhere, or one JSON object per event.
     #[arg(long, value_enum, default_value_t = Log::Text)]
     log: Log,
@@ -112,6 +118,7 @@ fn launch(args: &Args, recipe: &Recipe, shown: &mut Vec<Diagnostic>) -> anyhow::
         recipe_path: args.recipe.recipe.clone(),
         overrides: args.recipe.overrides.clone(),
         rank_memory: args.rank_memory,
+        oom_policy: args.oom_policy,
         cores: inventory.cpu.cores,
         resume: args.resume,
         signals: signals.count(),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::recipe_args::RecipeArgs;
 use super::{EXIT_REFUSED, render};
-use crate::batch::Reached;
+use crate::batch::{OomPolicy, Reached};
 use crate::inventory::Inventory;
 use crate::launch::{Claim, LaunchError, Request, RunDir, prepare};
 
@@ -44,6 +44,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         recipe_path: args.recipe.recipe.clone(),
         overrides: args.recipe.overrides.clone(),
         rank_memory: args.rank_memory,
+        oom_policy: OomPolicy::Exact,
         cores: Inventory::discover().cpu.cores,
         resume: false,
         // Its agent kills it, and what is left of the data goes with the next attempt.

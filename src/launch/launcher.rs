@@ -14,7 +14,7 @@ use super::watch::Watch;
 use super::worlds::{self, Feasible};
 use super::{Claim, LaunchError, Prepared, Request, port};
 use crate::agent::{Event as RankEvent, OomKills, Program, Ranks as RankProcesses, Start};
-use crate::batch;
+use crate::batch::{self, OomPolicy, Plan};
 use crate::job::generation::Address;
 use crate::job::{Action, End, Generation, Member, Observed, Outcome, Ranks, Reason, decide};
 use crate::telemetry::divergence::LossWatch;
@@ -39,6 +39,7 @@ pub struct Launcher<'a> {
     /// Ranks that could run, as long as none is lost.
     capacity: u64,
     restarts_left: u64,
+    oom_policy: OomPolicy,
     feasible: Feasible,
     /// Signals so far: one drains, a second one kills.
     signals: Arc<AtomicUsize>,
@@ -93,6 +94,7 @@ impl<'a> Launcher<'a> {
             desired: ranks,
             capacity: u64::MAX,
             restarts_left: RESTARTS,
+            oom_policy: request.oom_policy,
             signals: Arc::clone(&request.signals),
             current: None,
             events: channel(),
@@ -164,7 +166,7 @@ impl<'a> Launcher<'a> {
         let plan = &current.generation.plan;
         let outcome = current.watch.outcome(
             plan.per_device_batch_size,
-            || worlds::descend(&self.setup, plan, self.state.reached(&self.setup)),
+            || self.smaller(plan),
             || current.oom_kills.raised(),
         );
         let world = current.generation.world();
@@ -289,6 +291,39 @@ impl<'a> Launcher<'a> {
         self.write_state()
     }
 
+    /// Whether memory that runs out shrinks the global batch: where that was asked for, and as long
+    /// as nothing is trained. A run that has a checkpoint keeps its batch.
+    fn shrinks(&self) -> bool {
+        self.oom_policy != OomPolicy::Exact && self.state.pin.is_none()
+    }
+
+    /// The micro-batch after that of `failed`, which did not fit.
+    fn smaller(&self, failed: &Plan) -> Option<u64> {
+        match self.shrinks() {
+            true => {
+                let smaller = self.oom_policy.smaller(failed.per_device_batch_size);
+                smaller.filter(|micro| *micro > 0)
+            }
+            false => worlds::descend(&self.setup, failed, self.state.reached(&self.setup)),
+        }
+    }
+
+    /// Begins the run again with another global batch.
+    fn shrink(&mut self, micro: u64) -> Result<(), LaunchError> {
+        let Some(current) = &self.current else {
+            return Ok(());
+        };
+        let was = self.setup.global_batch_size;
+        self.setup = worlds::shrunk(&self.setup, &current.generation.plan, micro);
+        self.run.write_setup(&self.setup)?;
+        let message = format!(
+            "memory ran out, and `--oom-policy` shrinks the global batch: {was} → {}",
+            self.setup.global_batch_size
+        );
+        self.display.event(&Event::Warning { message });
+        Ok(())
+    }
+
     /// Publishes the next generation and starts its ranks.
     fn start(
         &mut self,
@@ -296,6 +331,9 @@ impl<'a> Launcher<'a> {
         reason: Reason,
         micro_limit: Option<u64>,
     ) -> Result<(), LaunchError> {
+        if let Some(micro) = micro_limit.filter(|_| self.shrinks()) {
+            self.shrink(micro)?;
+        }
         self.current = None;
         self.state.micro_limit = micro_limit.or(self.state.micro_limit);
         let plan = worlds::plan(&self.setup, world, self.state.reached(&self.setup))?;

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::model::Found;
 use super::{RunState, worlds};
-use crate::batch::{Plan, PlanRequest};
+use crate::batch::{OomPolicy, Plan, PlanRequest};
 use crate::engine::ModelConfig;
 use crate::recipe::{Diagnostic, Recipe};
 use crate::train::Setup;
@@ -21,6 +21,8 @@ pub struct Request {
     pub overrides: Vec<String>,
     /// Bytes that a rank may use.
     pub rank_memory: Option<u64>,
+    /// What follows when memory runs out before anything is trained.
+    pub oom_policy: OomPolicy,
     /// Cores to share out.
     pub cores: u64,
     /// Go on with what the directory holds.

@@ -53,6 +53,21 @@ pub fn descend(setup: &Setup, failed: &Plan, reached: Reached) -> Option<u64> {
     })
 }
 
+/// A run that has not trained yet and whose micro-batch of `failed` did not fit, as upstream would
+/// begin it again: a smaller micro-batch and the same accumulation, so that its global batch, and
+/// everything counted in steps of it, shrinks.
+pub fn shrunk(setup: &Setup, failed: &Plan, micro: u64) -> Setup {
+    let passes = failed.gradient_accumulation_steps;
+    let global_batch_size = failed.data_parallel_size * micro * passes;
+    let horizon = batch::horizon(&setup.spec, global_batch_size, setup.data_samples);
+    Setup {
+        global_batch_size,
+        budget_samples: horizon.budget_samples.unwrap_or(setup.budget_samples),
+        horizon,
+        ..setup.clone()
+    }
+}
+
 /// Which worlds are feasible. Each is planned once, and not again on every look around.
 #[derive(Default)]
 pub struct Feasible(RefCell<(Reached, BTreeMap<u64, bool>)>);
@@ -108,6 +123,21 @@ mod tests {
             again.outline.diagnostics = planned.outline.diagnostics.clone();
             assert_eq!(&again, planned, "{overrides:?}");
         }
+    }
+
+    #[test]
+    fn a_shrunk_run_is_planned_with_the_smaller_micro_batch_and_the_same_accumulation() {
+        let place = tempfile::tempdir().unwrap();
+        let launched = Launched::at(place.path(), "batch: {global: 64, micro: 16}", &[]);
+        let failed = &launched.planned.plan;
+        assert_eq!(failed.proof, "2 × 16 × 2 = 64");
+        let setup = shrunk(&launched.prepared.setup, failed, 14);
+        let reached = Reached {
+            micro_limit: Some(14),
+            ..RunState::default().reached(&setup)
+        };
+        let again = plan(&setup, failed.world_size, reached).unwrap();
+        assert_eq!(again.proof, "2 × 14 × 2 = 56");
     }
 
     #[test]

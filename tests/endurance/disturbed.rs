@@ -196,6 +196,27 @@ fn a_rank_without_memory_leads_to_a_smaller_micro_batch() {
 }
 
 #[test]
+fn upstreams_back_off_shrinks_the_batch_of_a_run_that_has_not_trained() {
+    let run = Run::of(small(
+        json!({"batch": {"global": 64, "micro": 64}, "budget": {"samples": 640}}),
+    ));
+    let limits = ["--procs", "1", "--rank-memory", "12MiB"];
+    let output = run.launch(&[&limits[..], &["--oom-policy", "transformers"]].concat());
+    assert!(output.status.success(), "{output:?}");
+    let proofs = run.proofs();
+    let golden = [
+        64, 57, 51, 45, 40, 36, 32, 28, 25, 22, 19, 17, 15, 13, 11, 9, 8,
+    ];
+    assert!(proofs.len() > 1, "{proofs:?}");
+    for (proof, micro) in proofs.iter().zip(golden) {
+        assert_eq!(proof, &format!("1 × {micro} × 1 = {micro}"));
+    }
+    constant_batch(&run, golden[proofs.len() - 1]);
+    let told = said(&output) + &String::from_utf8_lossy(&output.stdout);
+    assert!(told.contains("shrinks the global batch: 64 → 57"), "{told}");
+}
+
+#[test]
 fn a_descent_after_the_batch_has_grown_keeps_the_grown_batch() {
     // 6 samples a micro-batch; 4 divides the base batch of 12, and not the 18 that it grows to.
     // The limit below has room for 4 samples, and not for 6.
