@@ -9,8 +9,8 @@ use crate::recipe::{self, Dialect, ReadError, Recipe, Request, Setting};
 /// One recipe with its flags and overrides.
 #[derive(Debug, Clone, clap::Args)]
 pub struct RecipeArgs {
-    /// Recipe file (alignment-handbook or TRL YAML, or a native recipe), or the folder of a tree of
-    /// configs (HALOs, direct-preference-optimization)
+    /// Recipe file, in any dialect that is read, the folder of a tree of configs (HALOs,
+    /// direct-preference-optimization), or a script with the command that starts it
     pub recipe: PathBuf,
 
     #[command(flatten)]
@@ -82,8 +82,19 @@ pub struct RecipeOptions {
 impl RecipeOptions {
     /// Reads a recipe under these flags.
     pub fn read(&self, path: &Path, overrides: &[String]) -> Result<Recipe, ReadError> {
+        self.read_job(path, overrides, &[])
+    }
+
+    /// The same with the command that starts it upstream; the path is empty where that says all.
+    pub fn read_job(
+        &self,
+        path: &Path,
+        overrides: &[String],
+        command: &[String],
+    ) -> Result<Recipe, ReadError> {
         recipe::read(&Request {
             path: path.to_owned(),
+            command: command.to_vec(),
             accelerate: self.accelerate.clone(),
             overrides: overrides.to_vec(),
             dialect: self.dialect,

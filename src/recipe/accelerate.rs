@@ -104,14 +104,52 @@ impl Reader for Accelerate {
     }
 }
 
-fn looks_like_one(root: &Node) -> bool {
+pub(super) fn looks_like_one(root: &Node) -> bool {
     root.get("distributed_type").is_some()
         || (root.get("compute_environment").is_some() && root.get("num_processes").is_some())
 }
 
-/// Reads the file behind `--accelerate`.
-pub(super) fn load(path: &Path, reading: &mut Reading) -> Option<Node> {
-    let root = reading.load(path)?;
+/// Reads what `accelerate launch` is given: a config, and options, which stand over it.
+pub(super) fn load(
+    path: Option<&Path>,
+    options: Option<&Node>,
+    reading: &mut Reading,
+) -> Option<Node> {
+    let mut root = match (path, options) {
+        (Some(path), _) => config(path, reading)?,
+        (None, Some(options)) => Node::mapping(options.span),
+        (None, None) => return None,
+    };
+    if let Some(options) = options {
+        lay_options(&mut root, options, reading);
+        if root.get("distributed_type").is_none() {
+            let processes = root.get("num_processes").and_then(Node::text);
+            let kind = if processes == Some("1") {
+                "NO"
+            } else {
+                "MULTI_GPU"
+            };
+            root.set(
+                "distributed_type",
+                options.span,
+                Node::string(kind, options.span),
+            );
+        }
+    }
+    let from = path.unwrap_or(Path::new(""));
+    Some(translate(&root, from, reading))
+}
+
+/// Lays the options of `accelerate launch` over a config.
+pub(super) fn lay_options(config: &mut Node, options: &Node, reading: &mut Reading) {
+    overruled(config, options, reading);
+    config.overlay(options.clone());
+}
+
+/// A config that is named must be one.
+fn config(path: &Path, reading: &mut Reading) -> Option<Node> {
+    let (file, root) = reading.open(path)?;
+    reading.files.accelerate = Some(file);
     if !looks_like_one(&root) {
         reading.error(
             "unknown-dialect",
@@ -121,7 +159,28 @@ pub(super) fn load(path: &Path, reading: &mut Reading) -> Option<Node> {
         );
         return None;
     }
-    Some(translate(&root, path, reading))
+    Some(root)
+}
+
+/// `accelerate launch --num_processes 4` beside a config of 8: the option counts, and whoever
+/// computes the batch from the config is wrong.
+fn overruled(config: &Node, options: &Node, reading: &mut Reading) {
+    let key = "num_processes";
+    let (Some(stated), Some(typed)) = (config.get(key), options.get(key)) else {
+        return;
+    };
+    if stated.text() != typed.text() {
+        let (stated_text, typed_text) = (
+            stated.text().unwrap_or_default(),
+            typed.text().unwrap_or_default(),
+        );
+        reading.warning(
+            "gpu-count-conflict",
+            Some(stated.span),
+            format!("the config says {stated_text} processes, the command {typed_text}"),
+            format!("{typed_text} counts: the command stands over the config; make them agree"),
+        );
+    }
 }
 
 /// The batch of the recipe must be the one that DeepSpeed is told: the trainer compares them.

@@ -16,8 +16,12 @@ pub enum Dialect {
     Halos,
     /// The Hydra tree of direct-preference-optimization.
     Dpo,
+    /// transformers' `TrainingArguments`: YAML, JSON or a command line.
+    Transformers,
     /// A config of `accelerate launch` by itself: a world without a batch.
     Accelerate,
+    /// A DeepSpeed JSON config by itself.
+    Deepspeed,
 }
 
 impl Dialect {
@@ -28,7 +32,9 @@ impl Dialect {
             Dialect::HandbookTrl => "handbook-trl",
             Dialect::Halos => "halos",
             Dialect::Dpo => "dpo",
+            Dialect::Transformers => "transformers",
             Dialect::Accelerate => "accelerate",
+            Dialect::Deepspeed => "deepspeed",
         }
     }
 }

@@ -4,16 +4,16 @@
 //! The batch is per device: the number of devices stands in the accelerate config, or nowhere.
 
 mod data;
-mod keys;
+pub(super) mod keys;
 mod objective;
-mod schedule;
-mod settings;
-mod values;
+pub(super) mod schedule;
+pub(super) mod settings;
+pub(super) mod values;
 
 use std::path::Path;
 
+use super::deepspeed;
 use super::dialect::{Dialect, RESERVED};
-use super::name;
 use super::node::Node;
 use super::reader::{Confidence, Detected, Reader, others};
 use super::reading::Reading;
@@ -25,6 +25,9 @@ use values::Values;
 
 /// Reads alignment-handbook and TRL YAML.
 pub struct Handbook;
+
+/// TRL's default of `logging_steps` (f2cd577, `trainer/base_config.py`).
+const LOGGING_STEPS: u64 = 10;
 
 /// Keys that hardly any other dialect has at its top.
 const TELLING: &[&str] = &[
@@ -45,7 +48,7 @@ impl Reader for Handbook {
 
     fn detect(&self, root: &Node, _path: &Path) -> Option<Detected> {
         // Hydra and DeepSpeed configs share some keys, and have telling ones of their own.
-        if others(root).is_some() {
+        if others(root).is_some() || deepspeed::is_one(root) {
             return None;
         }
         let telling: Vec<&str> = TELLING
@@ -74,7 +77,7 @@ impl Reader for Handbook {
         let values = Values::check(root, "", kind_of, reading);
         let mut tree = Tree::new(root.span);
         tree.default("objective", native_name(objective));
-        name(&values, path, &mut tree, reading);
+        settings::name(&values, path, &mut tree, reading);
         settings::objective_defaults(objective, &mut tree);
         settings::batch(&values, &mut tree, reading);
         settings::parallel(&values, path, &mut tree, reading);
@@ -83,12 +86,39 @@ impl Reader for Handbook {
         settings::budget(&values, &mut tree);
         settings::optimizer(&values, &mut tree);
         schedule::learning_rate(&values, &mut tree, reading);
-        let evaluates = schedule::evaluation(&values, &mut tree, reading);
+        let evaluates = schedule::evaluation(&values, LOGGING_STEPS, &mut tree, reading);
         schedule::checkpoint(&values, &mut tree, reading);
         data::translate(&values, evaluates, &mut tree, reading);
         tree.text_if("output", values.text("output_dir"));
         tree.into_node()
     }
+
+    fn upstream_key(&self, path: &str) -> Option<&'static str> {
+        settings::upstream_key(path)
+    }
+
+    fn argument(&self, key: &str, value: &str) -> String {
+        format!("--{key} {value}")
+    }
+}
+
+/// The trainer that a program is called after, by its native name: `trl/scripts/dpo.py`, or `sft`
+/// of TRL's own command line.
+pub(super) fn trainer_of(script: &Path) -> Option<String> {
+    objective::by_name(script).map(native_name)
+}
+
+/// Whether a key belongs to one of TRL's trainers, or to the handbook, and to no script of
+/// transformers' own.
+pub(super) fn only_trl_has(key: &str) -> bool {
+    keys::kind_in_training(key).is_none()
+        && super::transformers::example(key).is_none()
+        && (keys::shared(key).is_some() || !keys::owners(key).is_empty())
+}
+
+/// Whether an argument is a truth value, which stands without one too.
+pub(super) fn is_switch(key: &str) -> bool {
+    keys::is_bool(key)
 }
 
 /// `TrlParser` and `HfArgumentParser` both refuse a file with a key that no dataclass has.
@@ -125,22 +155,6 @@ fn native_name(objective: Objective) -> String {
         Ok(serde_json::Value::String(name)) => name,
         _ => String::new(),
     }
-}
-
-/// The run's name: the one it has in reports, the last part of where its output goes, or the
-/// file's own. Upstream takes any text there.
-fn name(values: &Values, path: &Path, tree: &mut Tree, reading: &mut Reading) {
-    let last = || {
-        let given = values.text("output_dir")?;
-        let last = Path::new(&given.value).file_name()?.to_str()?;
-        Some(given.with(last.to_owned()))
-    };
-    let Some(given) = values.text("run_name").or_else(last) else {
-        let file = path.file_stem().unwrap_or_default().to_string_lossy();
-        tree.default("name", name::label(&file));
-        return;
-    };
-    name::put(&given, tree, reading);
 }
 
 #[cfg(test)]

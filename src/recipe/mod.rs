@@ -6,15 +6,18 @@
 
 pub mod accelerate;
 mod axes;
+mod command;
 #[cfg(test)]
 pub mod corpus;
 mod deepspeed;
 pub mod diagnostic;
 mod dialect;
 pub mod dpo;
+pub mod emit;
 pub mod halos;
 pub mod handbook;
 pub mod hydra;
+mod job;
 mod name;
 pub mod native;
 pub mod node;
@@ -23,43 +26,28 @@ mod preference;
 pub mod reader;
 mod readers;
 mod reading;
+mod request;
 pub mod scalar;
 pub mod source;
 pub mod spec;
 pub mod suggest;
+pub mod transformers;
 mod tree;
 pub mod yaml;
 
 use std::borrow::Cow;
-use std::path::{Path, PathBuf};
 
 pub use diagnostic::{Diagnostic, Located, Severity};
 pub use dialect::{Dialect, RESERVED};
 pub use overrides::Setting;
-pub use source::{FileId, Place, Places, Sources, Span};
+pub use request::Request;
+pub use source::{FileId, Files, Place, Places, Sources, Span};
 pub use spec::Spec;
 
-use node::Node;
+use job::Job;
 use reader::{Asked, Detected, Reader, Translated};
 use readers::READERS;
 use reading::Reading;
-
-/// What to read.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Request {
-    /// The recipe.
-    pub path: PathBuf,
-    /// An accelerate config beside it.
-    pub accelerate: Option<PathBuf>,
-    /// `KEY=VALUE` in the recipe's own dialect, or below the reserved key `evenkeel`.
-    pub overrides: Vec<String>,
-    /// The dialect, where detection should not decide.
-    pub dialect: Option<Dialect>,
-    /// The version of the dialect, likewise.
-    pub version: Option<String>,
-    /// Flags that set a native key; they win over everything else.
-    pub settings: Vec<Setting>,
-}
 
 /// A recipe that cannot be used: everything that is wrong with it, and the files it stood in.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -103,6 +91,8 @@ pub struct Recipe {
     pub places: Places,
     /// The files that were read.
     pub sources: Sources,
+    /// Which of them is what.
+    pub files: Files,
     /// What the reader noticed, in file order. Errors of form are never here, they end the reading;
     /// a value that is missing and that no number hangs on stops the plan only.
     pub diagnostics: Vec<Diagnostic>,
@@ -135,29 +125,18 @@ impl Recipe {
 /// Errors of form end the reading: all of them are in the [`ReadError`]. Warnings are in the
 /// [`Recipe`].
 pub fn read(request: &Request) -> Result<Recipe, ReadError> {
-    let mut reading = Reading::default();
-    let path = match hydra::root_of(&request.path) {
-        Some(root) if request.path.is_dir() => root,
-        _ => request.path.clone(),
-    };
-    let root = reading.load(&path);
-    finish(request, &path, root, reading)
+    finish(request, None)
 }
 
 /// As [`read`], with the recipe's text at hand; its path still says where it stands.
 pub fn read_text(request: &Request, text: String) -> Result<Recipe, ReadError> {
-    let mut reading = Reading::default();
-    let root = reading.parse(&request.path, text);
-    finish(request, &request.path, root, reading)
+    finish(request, Some(text))
 }
 
-fn finish(
-    request: &Request,
-    path: &Path,
-    root: Option<Node>,
-    mut reading: Reading,
-) -> Result<Recipe, ReadError> {
-    let found = root.and_then(|root| find(request, path, root, &mut reading));
+fn finish(request: &Request, text: Option<String>) -> Result<Recipe, ReadError> {
+    let mut reading = Reading::default();
+    let job = job::gather(request, text, &mut reading);
+    let found = job.and_then(|job| find(request, job, &mut reading));
     let pending = std::mem::take(&mut reading.pending);
     reading.diagnostics.extend(pending);
     diagnostic::in_file_order(&mut reading.diagnostics);
@@ -169,6 +148,7 @@ fn finish(
             spec: found.spec,
             places: found.places,
             sources: reading.sources,
+            files: reading.files,
             diagnostics: reading.diagnostics,
         }),
         None => Err(ReadError {
@@ -187,12 +167,13 @@ struct Found {
     places: Places,
 }
 
-fn find(request: &Request, path: &Path, root: Node, reading: &mut Reading) -> Option<Found> {
-    let (reader, mut detected) = choose(&root, request, path, reading)?;
+fn find(request: &Request, job: Job, reading: &mut Reading) -> Option<Found> {
+    let (reader, mut detected) = choose(&job, request, reading)?;
     let command_line =
         overrides::add_source(&mut reading.sources, &request.overrides, &request.settings);
+    reading.converted.extend(command_line);
     let asked = Asked {
-        path,
+        path: &job.path,
         overrides: &request.overrides,
         command_line,
         version: request.version.as_deref(),
@@ -203,12 +184,11 @@ fn find(request: &Request, path: &Path, root: Node, reading: &mut Reading) -> Op
         mut native,
         version,
         part,
-    } = reader.read(root, &asked, reading);
+    } = reader.read(job.root, &asked, reading);
     if let Some(version) = version {
         detected = format!("{detected}; {version}");
     }
-    if let Some(path) = &request.accelerate {
-        let mut launched = accelerate::load(path, reading)?;
+    if let Some(mut launched) = job.launched {
         accelerate::conflicts(&launched, &native, reading);
         // What the recipe says itself wins over what it is launched with.
         launched.overlay(native);
@@ -257,11 +237,11 @@ fn refuse_unknown_version(reader: &dyn Reader, asked: &Asked<'_>, reading: &mut 
 
 /// The reader that is surest of the file, or the one asked for.
 fn choose(
-    root: &Node,
+    job: &Job,
     request: &Request,
-    path: &Path,
     reading: &mut Reading,
 ) -> Option<(&'static dyn Reader, String)> {
+    let root = &job.root;
     if root.entries().is_none() {
         reading.error(
             "wrong-type",
@@ -275,9 +255,13 @@ fn choose(
         let reader = READERS.iter().copied().find(|r| r.dialect() == dialect)?;
         return Some((reader, format!("`--dialect {dialect}`")));
     }
+    if let Some((dialect, reason)) = &job.dialect {
+        let reader = READERS.iter().copied().find(|r| r.dialect() == *dialect)?;
+        return Some((reader, reason.clone()));
+    }
     let mut best: Option<(&'static dyn Reader, Detected)> = None;
     for reader in READERS.iter().copied() {
-        if let Some(detected) = reader.detect(root, path)
+        if let Some(detected) = reader.detect(root, &job.path)
             && best
                 .as_ref()
                 .is_none_or(|(_, b)| detected.confidence > b.confidence)

@@ -99,22 +99,26 @@ pub trait Reader: Sync {
 
     /// Translates a file's tree to one with native keys.
     fn translate(&self, root: &Node, path: &Path, reading: &mut Reading) -> Node;
+
+    /// The key that holds the value of a native path which a plan may change (`batch.micro`,
+    /// `batch.accumulation`, `generation.steps_per_generation`); `None` where the dialect has none.
+    fn upstream_key(&self, _path: &str) -> Option<&'static str> {
+        None
+    }
+
+    /// A key and its value as the trainer takes them on its command line.
+    fn argument(&self, key: &str, value: &str) -> String {
+        format!("{key}={value}")
+    }
 }
 
 /// The name of a dialect that is known but not read yet, for the message that refuses it.
 pub(super) fn others(root: &Node) -> Option<&'static str> {
-    let has = |keys: &[&str]| keys.iter().all(|key| root.get(key).is_some());
     if root
         .get("defaults")
         .is_some_and(|list| list.items().is_some())
     {
         return Some("a Hydra config, and not one of HALOs or of direct-preference-optimization");
-    }
-    if has(&["zero_optimization"])
-        || has(&["train_micro_batch_size_per_gpu"])
-        || has(&["train_batch_size"])
-    {
-        return Some("a DeepSpeed config");
     }
     None
 }

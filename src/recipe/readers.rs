@@ -3,6 +3,7 @@
 use std::str::FromStr;
 
 use super::accelerate::Accelerate;
+use super::deepspeed::Deepspeed;
 use super::dialect::Dialect;
 use super::dpo::Dpo;
 use super::halos::Halos;
@@ -10,9 +11,18 @@ use super::handbook::Handbook;
 use super::native::Native;
 use super::reader::Reader;
 use super::suggest;
+use super::transformers::Transformers;
 
 /// Every dialect that is read. When several are equally sure, the first wins.
-pub const READERS: &[&dyn Reader] = &[&Native, &Handbook, &Halos, &Dpo, &Accelerate];
+pub const READERS: &[&dyn Reader] = &[
+    &Native,
+    &Transformers,
+    &Handbook,
+    &Halos,
+    &Dpo,
+    &Accelerate,
+    &Deepspeed,
+];
 
 impl FromStr for Dialect {
     type Err = String;

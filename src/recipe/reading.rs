@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use super::diagnostic::{Diagnostic, Severity};
 use super::node::Node;
-use super::source::{FileId, Sources, Span};
+use super::source::{FileId, Files, Sources, Span};
 use super::yaml;
 
 /// The files read so far and everything to say about them.
@@ -18,6 +18,11 @@ pub struct Reading {
     pub diagnostics: Vec<Diagnostic>,
     /// Errors that stop a plan and not the reading: something is missing that no number hangs on.
     pub pending: Vec<Diagnostic>,
+    /// Which of the files is what.
+    pub files: Files,
+    /// Files whose values are given their types by whoever reads them (`argparse`, JSON), so that
+    /// how a scalar looks to YAML means nothing.
+    pub(super) converted: Vec<FileId>,
 }
 
 impl Reading {
@@ -77,15 +82,34 @@ impl Reading {
 
     /// Reads and parses a file that the user named.
     pub fn load(&mut self, path: &Path) -> Option<Node> {
+        self.open(path).map(|(_, root)| root)
+    }
+
+    /// As [`Reading::load`], with the file's id.
+    pub fn open(&mut self, path: &Path) -> Option<(FileId, Node)> {
         let text = self.text(path)?;
-        self.parse(path, text)
+        let file = self.sources.add(path, text);
+        Some((file, self.tree(file)?))
     }
 
     /// Parses a text as the content of a file.
     pub fn parse(&mut self, path: impl Into<PathBuf>, text: String) -> Option<Node> {
         let file = self.sources.add(path, text);
-        let text = self.sources.get(file).map_or("", |f| f.text.as_str());
-        yaml::parse(text, file, &mut self.diagnostics)
+        self.tree(file)
+    }
+
+    /// Parses a file that was read.
+    pub(super) fn tree(&mut self, file: FileId) -> Option<Node> {
+        let source = self.sources.get(file)?;
+        if source.path.extension().is_some_and(|e| e == "json") {
+            self.converted.push(file);
+        }
+        yaml::parse(&source.text, file, &mut self.diagnostics)
+    }
+
+    /// Whether a value's type is what its key takes, whatever it looks like to YAML.
+    pub(super) fn converts(&self, file: FileId) -> bool {
+        self.converted.contains(&file)
     }
 
     /// The text of a file; `None` after an error.

@@ -46,6 +46,19 @@ impl Sources {
     }
 }
 
+/// Which file of a job is what; an emitted plan is written into them.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Files {
+    /// The recipe's own file, which may hold a command.
+    pub recipe: Option<FileId>,
+    /// The file with the command that starts it, and where further arguments may be added in it.
+    pub command: Option<(FileId, usize)>,
+    /// The accelerate config.
+    pub accelerate: Option<FileId>,
+    /// The DeepSpeed config, where it is a file of its own.
+    pub deepspeed: Option<FileId>,
+}
+
 /// A stretch of a source file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Span {

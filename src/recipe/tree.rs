@@ -78,6 +78,18 @@ impl Tree {
         }
     }
 
+    /// A list of numbers that somebody wrote.
+    pub fn plain_list<T: ToString>(&mut self, path: &str, given: &Given<Vec<T>>) {
+        let items = given.value.iter();
+        let items = items.map(|item| Node::plain(item.to_string(), given.span));
+        let node = Node {
+            value: Value::Sequence(items.collect()),
+            span: given.span,
+            key: None,
+        };
+        self.put(path, &given.key, node);
+    }
+
     /// Text that somebody wrote.
     pub fn text(&mut self, path: &str, given: &Given<String>) {
         let node = Node::string(&given.value, given.span);

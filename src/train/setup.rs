@@ -68,6 +68,7 @@ impl Setup {
             spec: self.spec.clone(),
             places: Places::new(),
             sources: Sources::default(),
+            files: Default::default(),
             diagnostics: Vec::new(),
         }
     }

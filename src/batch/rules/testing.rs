@@ -17,6 +17,7 @@ pub(in crate::batch) fn recipe() -> Recipe {
         spec,
         places: Places::new(),
         sources: Sources::default(),
+        files: Default::default(),
         diagnostics: Vec::new(),
     }
 }

@@ -80,8 +80,10 @@ pub(super) fn zero(config: Option<&Node>, path: &Path, tree: &mut Tree, reading:
         let name = node.text().unwrap_or_default();
         match reading.beside(path, name) {
             Some(file) => {
-                if let Some(root) = reading.load(&file) {
-                    tree.lay(deepspeed::translate(&root, "deepspeed_config_file"));
+                if let Some(root) = deepspeed::open(&file, reading) {
+                    let mut native = deepspeed::translate(&root, "deepspeed_config_file");
+                    deepspeed::refuse_elasticity(&mut native, reading);
+                    tree.lay(native);
                     if root.get("gradient_accumulation_steps").is_none() {
                         let key = "deepspeed_config_file";
                         tree.plain("batch.accumulation", &Given::new(key, 1, node.span));

@@ -12,7 +12,7 @@ use crate::recipe::spec::Objective;
 
 /// The type of an upstream field.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(in crate::recipe) enum Kind {
     /// A truth value.
     Bool,
     /// A whole number.
@@ -222,15 +222,22 @@ static INDEX: LazyLock<HashMap<&'static str, Uses>> = LazyLock::new(|| {
     let own = TRAINERS.iter().map(|(o, _, table)| (Some(*o), *table));
     let mut index: HashMap<&str, Uses> = HashMap::new();
     for (objective, table) in shared.chain(own) {
-        for (name, kind) in table.split_whitespace().filter_map(|e| e.split_once(':')) {
-            index
-                .entry(name)
-                .or_default()
-                .push((objective, parse(kind)));
+        for (name, kind) in fields(table) {
+            index.entry(name).or_default().push((objective, kind));
         }
     }
     index
 });
+
+/// The names and types of a table.
+fn fields(table: &'static str) -> impl Iterator<Item = (&'static str, Kind)> {
+    let fields = table.split_whitespace();
+    fields.filter_map(|field| {
+        field
+            .split_once(':')
+            .map(|(name, kind)| (name, parse(kind)))
+    })
+}
 
 fn parse(kind: &str) -> Kind {
     match kind {
@@ -254,17 +261,34 @@ fn find(key: &str, objective: Option<Objective>) -> Option<Kind> {
 }
 
 /// The type of a key in a recipe for a trainer; its own table comes before the shared ones.
-pub(super) fn kind(key: &str, objective: Objective) -> Option<Kind> {
+pub(in crate::recipe) fn kind(key: &str, objective: Objective) -> Option<Kind> {
     find(key, Some(objective)).or_else(|| shared(key))
 }
 
 /// The type of a key that every trainer takes.
-pub(super) fn shared(key: &str) -> Option<Kind> {
+pub(in crate::recipe) fn shared(key: &str) -> Option<Kind> {
     find(key, None)
 }
 
+/// The type of a field of `TrainingArguments`.
+pub(in crate::recipe) fn kind_in_training(key: &str) -> Option<Kind> {
+    let (_, kind) = fields(TRAINING).find(|(name, _)| *name == key)?;
+    Some(kind)
+}
+
+/// Every field of `TrainingArguments`.
+pub(in crate::recipe) fn training() -> impl Iterator<Item = &'static str> {
+    fields(TRAINING).map(|(name, _)| name)
+}
+
+/// Whether a key is a truth value wherever it is known.
+pub(in crate::recipe) fn is_bool(key: &str) -> bool {
+    let uses = uses(key);
+    !uses.is_empty() && uses.iter().all(|(_, kind)| *kind == Kind::Bool)
+}
+
 /// Every key that a recipe for a trainer may hold, in alphabetical order.
-pub(super) fn known(objective: Objective) -> Vec<&'static str> {
+pub(in crate::recipe) fn known(objective: Objective) -> Vec<&'static str> {
     let mut keys: Vec<&str> = INDEX.keys().copied().collect();
     keys.retain(|key| kind(key, objective).is_some());
     keys.sort_unstable();
@@ -272,12 +296,12 @@ pub(super) fn known(objective: Objective) -> Vec<&'static str> {
 }
 
 /// The trainers that have a key of their own.
-pub(super) fn owners(key: &str) -> Vec<Objective> {
+pub(in crate::recipe) fn owners(key: &str) -> Vec<Objective> {
     uses(key).iter().filter_map(|(user, _)| *user).collect()
 }
 
 /// What people call a trainer.
-pub(super) fn name(objective: Objective) -> &'static str {
+pub(in crate::recipe) fn name(objective: Objective) -> &'static str {
     let found = TRAINERS.iter().find(|(o, ..)| *o == objective);
     found.map_or("", |(_, name, _)| name)
 }

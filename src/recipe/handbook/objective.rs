@@ -61,6 +61,11 @@ fn by_place(path: &Path) -> Option<Objective> {
     folder.or_else(|| words(path.file_stem()?.to_str()?))
 }
 
+/// A word of a program's name.
+pub(super) fn by_name(script: &Path) -> Option<Objective> {
+    words(script.file_stem()?.to_str()?)
+}
+
 fn word(text: &str) -> Option<Objective> {
     let found = WORDS
         .iter()

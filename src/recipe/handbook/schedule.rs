@@ -25,7 +25,7 @@ const SCHEDULERS: &[(&str, Option<&str>)] = &[
 ];
 
 /// The learning rate. `polynomial` ends at 1e-7 and is a line at its default power.
-pub(super) fn learning_rate(values: &Values, tree: &mut Tree, reading: &mut Reading) {
+pub(in crate::recipe) fn learning_rate(values: &Values, tree: &mut Tree, reading: &mut Reading) {
     let peak = values.float("learning_rate");
     tree.plain_if("learning_rate.peak", peak.clone());
     let scheduler = values.text("lr_scheduler_type");
@@ -146,8 +146,13 @@ fn when(
     }
 }
 
-/// Evaluation; whether there is any.
-pub(super) fn evaluation(values: &Values, tree: &mut Tree, reading: &mut Reading) -> bool {
+/// Evaluation; whether there is any. `logging_steps` is the trainer's default of that key.
+pub(in crate::recipe) fn evaluation(
+    values: &Values,
+    logging_steps: u64,
+    tree: &mut Tree,
+    reading: &mut Reading,
+) -> bool {
     let keys = ["eval_strategy", "evaluation_strategy"];
     let words = ["no", "steps", "epoch"];
     let when = when(values, &keys, When::Never, &words, reading);
@@ -165,14 +170,17 @@ pub(super) fn evaluation(values: &Values, tree: &mut Tree, reading: &mut Reading
             tree.plain_if("evaluation.every_epoch", given.map(|g| g.with(true)));
         }
         When::Steps => {
-            // Without a number of its own, evaluation follows the log, every 10 steps in TRL.
+            // Without a number of its own, evaluation follows the log.
             let steps = ["eval_steps", "logging_steps"]
                 .iter()
                 .find_map(|key| values.float(key).filter(|g| g.value != 0.0));
             let asked = || keys.iter().find_map(|key| values.text(key));
             match steps {
                 Some(steps) => interval("evaluation", &steps, tree, reading),
-                None => tree.plain_if("evaluation.every_steps", asked().map(|g| g.with(10))),
+                None => tree.plain_if(
+                    "evaluation.every_steps",
+                    asked().map(|g| g.with(logging_steps)),
+                ),
             }
         }
     }
@@ -180,7 +188,7 @@ pub(super) fn evaluation(values: &Values, tree: &mut Tree, reading: &mut Reading
 }
 
 /// Checkpoints: every 500 steps where nothing else is said.
-pub(super) fn checkpoint(values: &Values, tree: &mut Tree, reading: &mut Reading) {
+pub(in crate::recipe) fn checkpoint(values: &Values, tree: &mut Tree, reading: &mut Reading) {
     let words = ["no", "steps", "epoch", "best"];
     let when = when(values, &["save_strategy"], When::Steps, &words, reading);
     match when {

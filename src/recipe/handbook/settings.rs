@@ -9,6 +9,7 @@ use std::path::Path;
 
 use crate::recipe::axes::axes;
 use crate::recipe::deepspeed;
+use crate::recipe::name;
 use crate::recipe::node::Node;
 use crate::recipe::reading::Reading;
 use crate::recipe::scalar::{Resolved, Schema};
@@ -19,7 +20,7 @@ use crate::recipe::tree::{Given, Tree};
 use super::values::Values;
 
 /// `gradient_accumulation_steps`, `per_device_train_batch_size` and their like.
-pub(super) fn batch(values: &Values, tree: &mut Tree, reading: &mut Reading) {
+pub(in crate::recipe) fn batch(values: &Values, tree: &mut Tree, reading: &mut Reading) {
     let micro = values
         .int("per_device_train_batch_size")
         .or_else(|| values.int("per_gpu_train_batch_size"));
@@ -50,11 +51,18 @@ pub(super) fn batch(values: &Values, tree: &mut Tree, reading: &mut Reading) {
     tree.plain_if("batch.auto_find", values.bool("auto_find_batch_size"));
     for key in [
         "num_generations",
+        "num_generations_eval",
         "generation_batch_size",
         "steps_per_generation",
         "num_mini_batches",
     ] {
         tree.plain_if(&format!("generation.{key}"), values.int(key));
+    }
+    tree.plain_if("generation.whiten_rewards", values.bool("whiten_rewards"));
+    if let Some(loss) = values.text("loss_type")
+        && loss.value == "apo_zero_unpaired"
+    {
+        tree.plain("generation.without_kl", &loss.with(true));
     }
     let resumed = values.node("resume_from_checkpoint");
     if let Some(node) =
@@ -70,7 +78,7 @@ pub(super) fn batch(values: &Values, tree: &mut Tree, reading: &mut Reading) {
 }
 
 /// Defaults of generation-based trainers.
-pub(super) fn objective_defaults(objective: Objective, tree: &mut Tree) {
+pub(in crate::recipe) fn objective_defaults(objective: Objective, tree: &mut Tree) {
     match objective {
         Objective::Grpo => tree.default("generation.num_generations", 8),
         Objective::Ppo => tree.default("generation.num_mini_batches", 1),
@@ -94,7 +102,12 @@ pub(super) fn objective_defaults(objective: Objective, tree: &mut Tree) {
 }
 
 /// FSDP, DeepSpeed and the sizes of the other axes, where the recipe itself names them.
-pub(super) fn parallel(values: &Values, path: &Path, tree: &mut Tree, reading: &mut Reading) {
+pub(in crate::recipe) fn parallel(
+    values: &Values,
+    path: &Path,
+    tree: &mut Tree,
+    reading: &mut Reading,
+) {
     fsdp(values, tree, reading);
     if let Some(config) = values.node("deepspeed") {
         deepspeed_config(config, path, tree, reading);
@@ -165,7 +178,7 @@ fn deepspeed_config(node: &Node, path: &Path, tree: &mut Tree, reading: &mut Rea
         None => Some(node.clone()),
         Some(name) => {
             match reading.beside(path, name) {
-                Some(file) => reading.load(&file),
+                Some(file) => deepspeed::open(&file, reading),
                 None => {
                     reading.warning(
                     "deepspeed-unread",
@@ -213,11 +226,17 @@ fn deepspeed_config(node: &Node, path: &Path, tree: &mut Tree, reading: &mut Rea
     for own in ["micro", "accumulation"] {
         native.remove_path(&format!("batch.{own}"));
     }
+    deepspeed::refuse_elasticity(&mut native, reading);
     tree.lay(native);
 }
 
 /// The model, its precision and its adapters; the tokenizer.
-pub(super) fn model(values: &Values, path: &Path, tree: &mut Tree, reading: &mut Reading) {
+pub(in crate::recipe) fn model(
+    values: &Values,
+    path: &Path,
+    tree: &mut Tree,
+    reading: &mut Reading,
+) {
     tree.text_if("model.path", values.text("model_name_or_path"));
     let (bf16, fp16) = (values.bool("bf16"), values.bool("fp16"));
     let both = |g: &Option<Given<bool>>| g.as_ref().is_some_and(|g| g.value);
@@ -278,7 +297,7 @@ fn template(given: &Given<String>, path: &Path, tree: &mut Tree, reading: &mut R
 }
 
 /// Lengths, packing and the order of the data.
-pub(super) fn lengths(values: &Values, objective: Objective, tree: &mut Tree) {
+pub(in crate::recipe) fn lengths(values: &Values, objective: Objective, tree: &mut Tree) {
     let length = values
         .int("max_seq_length")
         .or_else(|| values.int("max_length"));
@@ -310,7 +329,7 @@ pub(super) fn lengths(values: &Values, objective: Objective, tree: &mut Tree) {
 }
 
 /// How long: `max_steps` where it is positive, else epochs; PPO counts episodes.
-pub(super) fn budget(values: &Values, tree: &mut Tree) {
+pub(in crate::recipe) fn budget(values: &Values, tree: &mut Tree) {
     tree.plain_if("budget.epochs", values.float("num_train_epochs"));
     let steps = values.int("max_steps").filter(|steps| steps.value > 0);
     tree.plain_if("budget.steps", steps);
@@ -319,7 +338,7 @@ pub(super) fn budget(values: &Values, tree: &mut Tree) {
 }
 
 /// AdamW and clipping.
-pub(super) fn optimizer(values: &Values, tree: &mut Tree) {
+pub(in crate::recipe) fn optimizer(values: &Values, tree: &mut Tree) {
     tree.plain_if("optimizer.beta1", values.float("adam_beta1"));
     tree.plain_if("optimizer.beta2", values.float("adam_beta2"));
     tree.plain_if("optimizer.epsilon", values.float("adam_epsilon"));
@@ -335,4 +354,35 @@ pub(super) fn optimizer(values: &Values, tree: &mut Tree) {
 
 fn truth(node: &Node) -> bool {
     node.resolve(Schema::PyYaml) == Some(Resolved::Bool(true))
+}
+
+/// The keys whose values follow from the world.
+pub(in crate::recipe) fn upstream_key(path: &str) -> Option<&'static str> {
+    match path {
+        "batch.micro" => Some("per_device_train_batch_size"),
+        "batch.accumulation" => Some("gradient_accumulation_steps"),
+        "generation.steps_per_generation" => Some("steps_per_generation"),
+        _ => None,
+    }
+}
+
+/// The run's name: the one it has in reports, the last part of where its output goes, or the
+/// file's own. Upstream takes any text there.
+pub(in crate::recipe) fn name(
+    values: &Values,
+    path: &Path,
+    tree: &mut Tree,
+    reading: &mut Reading,
+) {
+    let last = || {
+        let given = values.text("output_dir")?;
+        let last = Path::new(&given.value).file_name()?.to_str()?;
+        Some(given.with(last.to_owned()))
+    };
+    let Some(given) = values.text("run_name").or_else(last) else {
+        let file = path.file_stem().unwrap_or_default().to_string_lossy();
+        tree.default("name", name::label(&file));
+        return;
+    };
+    name::put(&given, tree, reading);
 }

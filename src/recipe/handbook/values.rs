@@ -9,7 +9,6 @@
 use crate::recipe::node::{Node, Value};
 use crate::recipe::reading::Reading;
 use crate::recipe::scalar::{Resolved, Schema};
-use crate::recipe::source::FileId;
 use crate::recipe::suggest::short;
 use crate::recipe::tree::Given;
 
@@ -25,7 +24,7 @@ enum Typed {
 }
 
 /// Every value of one mapping.
-pub(super) struct Values<'n> {
+pub(in crate::recipe) struct Values<'n> {
     scalars: Vec<Given<Typed>>,
     nodes: Vec<(String, &'n Node)>,
 }
@@ -44,8 +43,7 @@ impl<'n> Values<'n> {
             scalars: Vec::new(),
             nodes: Vec::new(),
         };
-        // What stands on the command line went through upstream's argument parser, which converts.
-        let recipe = mapping.span.file;
+        // What went through an argument parser, or stood in JSON, has been converted.
         for entry in mapping.entries().unwrap_or_default() {
             let Some(kind) = kind_of(&entry.name) else {
                 continue;
@@ -55,7 +53,7 @@ impl<'n> Values<'n> {
                 continue;
             }
             let key = format!("{prefix}{}", entry.name);
-            match typed(node, kind, &key, recipe, reading) {
+            match typed(node, kind, &key, reading) {
                 Checked::Refused => continue,
                 Checked::Collection => {}
                 Checked::Scalar(value) => values.scalars.push(Given {
@@ -136,7 +134,7 @@ enum Checked {
 }
 
 /// A value with its upstream type.
-fn typed(node: &Node, kind: Kind, key: &str, recipe: FileId, reading: &mut Reading) -> Checked {
+fn typed(node: &Node, kind: Kind, key: &str, reading: &mut Reading) -> Checked {
     let expected = match kind {
         Kind::Bool => "true or false",
         Kind::Int => "a whole number",
@@ -166,7 +164,7 @@ fn typed(node: &Node, kind: Kind, key: &str, recipe: FileId, reading: &mut Readi
     let text = node.text().unwrap_or_default();
     // A scalar of the wrong type that has one meaning only, and how to write it.
     let mut converted = |value: Typed, write: String| {
-        if node.span.file == recipe {
+        if !reading.converts(node.span.file) {
             let found = match &resolved {
                 Resolved::Str(_) => format!("the string `{text}`"),
                 Resolved::Bool(value) => format!("the truth value {value}"),

@@ -1,0 +1,99 @@
+//! `--key value` to a tree, as `HfArgumentParser` (and `argparse` under it) reads them.
+//!
+//! Source: transformers 5.23.0 `hf_argparser.py`: `--key value`, `--key=value`, dashes for
+//! underscores, `--flag` for true and `--no_flag` for false, lists as several values, mappings as
+//! JSON; of a key given twice the last counts.
+
+use super::words::Word;
+use crate::recipe::diagnostic::Diagnostic;
+use crate::recipe::node::{Node, Value};
+use crate::recipe::source::Span;
+use crate::recipe::yaml;
+
+/// The arguments as a mapping, and what stands among them without a key.
+pub(super) fn tree(
+    words: &[Word],
+    span: Span,
+    is_switch: impl Fn(&str) -> bool,
+    diagnostics: &mut Vec<Diagnostic>,
+) -> (Node, Vec<Word>) {
+    let mut root = Node::mapping(span);
+    let mut loose = Vec::new();
+    let mut words = words.iter().peekable();
+    while let Some(word) = words.next() {
+        let Some(option) = option(&word.text) else {
+            loose.push(word.clone());
+            continue;
+        };
+        let (name, attached) = match option.split_once('=') {
+            Some((name, _)) => (name, Some(word.after(2 + name.len() + 1))),
+            None => (option, None),
+        };
+        let mut name = name.replace('-', "_");
+        let mut values: Vec<Word> = attached.into_iter().collect();
+        if values.is_empty() {
+            while let Some(value) = words.next_if(|word| self::option(&word.text).is_none()) {
+                values.push(value.clone());
+            }
+        }
+        // A switch takes one value at most, so what follows stands for itself.
+        if is_switch(&name) && values.len() > 1 {
+            loose.extend(values.drain(1..));
+        }
+        let node = match values.as_slice() {
+            [] => match name.strip_prefix("no_").filter(|name| is_switch(name)) {
+                Some(positive) if !is_switch(&name) => {
+                    name = positive.to_owned();
+                    Node::plain("false", word.span)
+                }
+                _ => Node::plain("true", word.span),
+            },
+            [one] => scalar(one, diagnostics),
+            several => Node {
+                span: several[0].span,
+                key: None,
+                value: Value::Sequence(several.iter().map(|v| scalar(v, diagnostics)).collect()),
+            },
+        };
+        root.set(&name, word.span, node);
+    }
+    (root, loose)
+}
+
+/// The name of a long option; numbers such as `-1` are values.
+fn option(text: &str) -> Option<&str> {
+    text.strip_prefix("--")
+        .filter(|name| name.starts_with(|c: char| c.is_ascii_alphabetic()))
+}
+
+/// A value: JSON where it starts so, else one scalar as it stands. All of a JSON value stands where
+/// its word does: the shell's quotes make its own offsets meaningless.
+fn scalar(word: &Word, diagnostics: &mut Vec<Diagnostic>) -> Node {
+    if !word.text.starts_with(['{', '[']) {
+        return Node::plain(&word.text, word.span);
+    }
+    let mut problems = Vec::new();
+    let parsed = yaml::parse(&word.text, word.span.file, &mut problems);
+    for mut problem in problems {
+        problem.span = Some(word.span);
+        diagnostics.push(problem);
+    }
+    let mut node = parsed.unwrap_or_else(|| Node::string(&word.text, word.span));
+    put_at(&mut node, word.span);
+    node
+}
+
+/// Moves a whole tree to one place.
+fn put_at(node: &mut Node, span: Span) {
+    node.span = span;
+    match &mut node.value {
+        Value::Scalar(_) => {}
+        Value::Sequence(items) => items.iter_mut().for_each(|item| put_at(item, span)),
+        Value::Mapping(entries) => {
+            for entry in entries {
+                entry.name_span = span;
+                put_at(&mut entry.value, span);
+            }
+        }
+    }
+}

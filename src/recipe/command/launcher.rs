@@ -1,0 +1,378 @@
+//! Launchers: how many processes a command starts, and which program with which arguments.
+//!
+//! Sources: torch 2.9 `distributed/run.py`; accelerate 16cb6eb `commands/launch.py`; DeepSpeed
+//! edaa722 `launcher/runner.py`; TRL f2cd577 `cli/main.py`.
+
+use super::words::Word;
+use crate::recipe::node::Node;
+use crate::recipe::source::Span;
+use crate::recipe::tree::{Given, Tree};
+
+/// A command without its launcher.
+pub(super) struct Launched<'w> {
+    /// The program, and in TRL's command line the trainer's name.
+    pub script: Option<&'w Word>,
+    /// What the program is called with.
+    pub arguments: &'w [Word],
+    /// Processes, as a native tree.
+    pub world: Option<Node>,
+    /// `accelerate launch`, whose options stand over those of its config.
+    pub accelerate: Option<Accelerate>,
+    /// Options of the launcher stand among the program's (`trl`).
+    pub mixed: bool,
+}
+
+/// Options of `accelerate launch`.
+pub(super) struct Accelerate {
+    /// `--config_file`.
+    pub config: Option<Word>,
+    /// All others, in the order of writing; `None` for switches.
+    pub options: Vec<(String, Option<Word>)>,
+}
+
+/// Options of a launcher that stand without a value.
+struct Options {
+    switches: &'static [&'static str],
+    /// Options with a value; empty: all others have one.
+    valued: &'static [&'static str],
+}
+
+/// torchrun's option for the processes of a node.
+pub(in crate::recipe) const PER_NODE: &str = "--nproc_per_node";
+
+const TORCHRUN: Options = Options {
+    switches: &[
+        "standalone",
+        "no_python",
+        "module",
+        "m",
+        "run_path",
+        "use_env",
+        "virtual_local_rank",
+    ],
+    valued: &[
+        "nnodes",
+        "nproc_per_node",
+        "node_rank",
+        "rdzv_backend",
+        "rdzv_endpoint",
+        "rdzv_id",
+        "rdzv_conf",
+        "max_restarts",
+        "monitor_interval",
+        "start_method",
+        "event_log_handler",
+        "role",
+        "log_dir",
+        "r",
+        "redirects",
+        "t",
+        "tee",
+        "local_ranks_filter",
+        "master_addr",
+        "master_port",
+        "local_addr",
+        "logs_specs",
+        "numa_binding",
+        "duplicate_stdout_filters",
+        "duplicate_stderr_filters",
+        "signals_to_handle",
+    ],
+};
+
+const DEEPSPEED: Options = Options {
+    switches: &[
+        "no_python",
+        "no_local_rank",
+        "module",
+        "save_pid",
+        "force_multi",
+        "no_ssh_check",
+        "elastic_training",
+        "bind_cores_to_rank",
+        "no_ssh",
+        "enable_each_rank_log",
+    ],
+    valued: &[
+        "hostfile",
+        "H",
+        "include",
+        "i",
+        "exclude",
+        "e",
+        "num_nodes",
+        "min_elastic_nodes",
+        "max_elastic_nodes",
+        "num_gpus",
+        "master_port",
+        "master_addr",
+        "node_rank",
+        "launcher",
+        "launcher_args",
+        "ssh_port",
+        "autotuning",
+        "venv_script",
+        "bind_core_list",
+        "log_level",
+    ],
+};
+
+const ACCELERATE: Options = Options {
+    switches: &[
+        "quiet",
+        "q",
+        "cpu",
+        "multi_gpu",
+        "tpu",
+        "enable_cpu_affinity",
+        "dynamo_use_fullgraph",
+        "dynamo_use_dynamic",
+        "dynamo_use_regional_compilation",
+        "use_deepspeed",
+        "use_fsdp",
+        "use_parallelism_config",
+        "use_megatron_lm",
+        "same_network",
+        "module",
+        "m",
+        "no_python",
+        "tpu_cluster",
+        "no_tpu_cluster",
+        "tpu_use_sudo",
+        "downcast_bf16",
+        "fp8_use_autocast_during_eval",
+        "debug",
+    ],
+    valued: &[],
+};
+
+const PYTHON: Options = Options {
+    switches: &[
+        "u", "O", "OO", "B", "E", "I", "s", "S", "v", "q", "b", "d", "i", "x", "P",
+    ],
+    valued: &["X", "W", "m"],
+};
+
+/// Accelerate's options that TRL's own command line passes on.
+pub(super) const TRL_PASSES_ON: &[&str] = &[
+    "num_processes",
+    "num_machines",
+    "machine_rank",
+    "main_process_port",
+    "mixed_precision",
+    "gpu_ids",
+];
+
+/// What TRL's command line calls the accelerate config.
+pub(super) const TRL_CONFIG: &str = "accelerate_config";
+
+/// The part of a command from its launcher on, or from its first argument where it has none. `None`
+/// for a command that starts no training.
+pub(super) fn find(words: &[Word]) -> Option<Launched<'_>> {
+    launcher(words).or_else(|| without_launcher(words))
+}
+
+/// A script, or arguments alone. Options before a launcher are those of whatever starts it (`srun`).
+fn without_launcher(words: &[Word]) -> Option<Launched<'_>> {
+    let script = words.iter().position(|word| word.text.ends_with(".py"));
+    let option = words.iter().position(|word| word.text.starts_with("--"));
+    Some(program(&words[script.or(option)?..]))
+}
+
+fn launcher(words: &[Word]) -> Option<Launched<'_>> {
+    for (at, word) in words.iter().enumerate() {
+        let rest = &words[at + 1..];
+        let name = word.text.rsplit('/').next().unwrap_or_default();
+        let launched = match name {
+            "torchrun" => Some(torchrun(word, rest)),
+            "accelerate-launch" => Some(accelerate(rest)),
+            "accelerate" if rest.first().is_some_and(|w| w.text == "launch") => {
+                Some(accelerate(&rest[1..]))
+            }
+            "deepspeed" | "deepspeed.pt" if !rest.is_empty() => Some(deepspeed(rest)),
+            "trl" if !rest.is_empty() => Some(trl(rest)),
+            name if is_python(name) => Some(python(rest)),
+            _ => None,
+        };
+        if launched.is_some() {
+            return launched;
+        }
+    }
+    None
+}
+
+/// `python3`, `python3.11`.
+fn is_python(name: &str) -> bool {
+    name.strip_prefix("python")
+        .is_some_and(|version| version.chars().all(|c| c.is_ascii_digit() || c == '.'))
+}
+
+fn program(words: &[Word]) -> Launched<'_> {
+    let (script, arguments) = match words.split_first() {
+        // A launcher without a program, as in a line cut out of a longer one.
+        Some((first, rest)) if !first.text.starts_with('-') => (Some(first), rest),
+        _ => (None, words),
+    };
+    Launched {
+        script,
+        arguments,
+        world: None,
+        accelerate: None,
+        mixed: false,
+    }
+}
+
+/// The options at the start of `words`, and what follows them.
+fn options<'w>(words: &'w [Word], known: &Options) -> (Vec<(String, Option<Word>)>, &'w [Word]) {
+    let mut found = Vec::new();
+    let mut rest = words;
+    while let Some((word, after)) = rest.split_first() {
+        let Some(option) = word
+            .text
+            .strip_prefix('-')
+            .filter(|option| !option.is_empty())
+        else {
+            break;
+        };
+        let dashes = 1 + usize::from(option.starts_with('-'));
+        let option = &word.text[dashes..];
+        let (name, attached) = match option.split_once('=') {
+            Some((name, _)) => (name, Some(word.after(dashes + name.len() + 1))),
+            None => (option, None),
+        };
+        let name = name.replace('-', "_");
+        let switch = known.switches.contains(&name.as_str());
+        if !switch && !known.valued.is_empty() && !known.valued.contains(&name.as_str()) {
+            break;
+        }
+        rest = after;
+        let value = match attached {
+            Some(value) => Some(value),
+            None if switch => None,
+            None => rest.split_first().map(|(value, after)| {
+                rest = after;
+                value.clone()
+            }),
+        };
+        found.push((name, value));
+    }
+    (found, rest)
+}
+
+fn value<'o>(options: &'o [(String, Option<Word>)], names: &[&str]) -> Option<&'o Word> {
+    let named = options
+        .iter()
+        .rev()
+        .find(|(name, _)| names.contains(&name.as_str()));
+    named.and_then(|(_, value)| value.as_ref())
+}
+
+/// A whole number of processes or machines; what is not one (`gpu`, `1:4`, `$N`) says nothing.
+fn number(word: Option<&Word>) -> Option<(u64, Span)> {
+    let word = word?;
+    Some((word.text.parse().ok()?, word.span))
+}
+
+fn world(key: &str, processes: u64, span: Span) -> Node {
+    let mut tree = Tree::new(span);
+    tree.plain("batch.gpus", &Given::new(key, processes, span));
+    tree.into_node()
+}
+
+/// `--nnodes` × `--nproc_per_node`; one process a node where it is not said.
+fn torchrun<'w>(launcher: &Word, words: &'w [Word]) -> Launched<'w> {
+    let (options, rest) = options(words, &TORCHRUN);
+    let nodes = match value(&options, &["nnodes"]) {
+        None => Some(1),
+        given => number(given).map(|(nodes, _)| nodes),
+    };
+    let each = match value(&options, &["nproc_per_node"]) {
+        None => Some((1, None)),
+        given => number(given).map(|(each, span)| (each, Some(span))),
+    };
+    let mut launched = program(rest);
+    if let (Some(nodes), Some((each, each_at))) = (nodes, each) {
+        let at = each_at.unwrap_or(launcher.span);
+        let processes = nodes.saturating_mul(each);
+        launched.world = Some(world(PER_NODE, processes, at));
+    }
+    launched
+}
+
+/// `--num_nodes` × `--num_gpus`, or the devices that `--include localhost:0,1` names.
+fn deepspeed(words: &[Word]) -> Launched<'_> {
+    let (options, rest) = options(words, &DEEPSPEED);
+    let mut launched = program(rest);
+    let nodes = number(value(&options, &["num_nodes"])).map_or(1, |(nodes, _)| nodes);
+    launched.world = match number(value(&options, &["num_gpus"])) {
+        Some((each, at)) => Some(world("--num_gpus", nodes.saturating_mul(each), at)),
+        None => value(&options, &["include", "i"]).and_then(|word| {
+            let devices = included(&word.text)?;
+            Some(world("--include", devices, word.span))
+        }),
+    };
+    launched
+}
+
+/// Devices of `host:0,1@other:2,3`; a host without a list says nothing.
+fn included(text: &str) -> Option<u64> {
+    let mut devices = 0;
+    for host in text.split('@') {
+        let (_, list) = host.split_once(':')?;
+        devices += list.split(',').count() as u64;
+    }
+    Some(devices)
+}
+
+fn accelerate(words: &[Word]) -> Launched<'_> {
+    let (options, rest) = options(words, &ACCELERATE);
+    let mut launched = program(rest);
+    let config = value(&options, &["config_file"]).cloned();
+    launched.accelerate = Some(Accelerate { config, options });
+    launched
+}
+
+/// `python [options] SCRIPT`, or a launcher's module.
+fn python(words: &[Word]) -> Launched<'_> {
+    let (options, rest) = options(words, &PYTHON);
+    let Some(module) = value(&options, &["m"]) else {
+        return program(rest);
+    };
+    match module.text.as_str() {
+        "torch.distributed.run" | "torch.distributed.launch" => torchrun(module, rest),
+        "accelerate.commands.launch" => accelerate(rest),
+        _ => {
+            let at = words
+                .iter()
+                .position(|word| word.span.end == module.span.end);
+            program(&words[at.unwrap_or(0)..])
+        }
+    }
+}
+
+/// `trl sft --config … --num_processes 4`: the trainer's name, and options of both.
+fn trl(words: &[Word]) -> Launched<'_> {
+    let mut launched = program(words);
+    launched.mixed = true;
+    let mut options = Vec::new();
+    let mut config = None;
+    for (at, word) in words.iter().enumerate() {
+        let Some(option) = word.text.strip_prefix("--") else {
+            continue;
+        };
+        let (name, value) = match option.split_once('=') {
+            Some((name, _)) => (name, Some(word.after(2 + name.len() + 1))),
+            None => (option, words.get(at + 1).cloned()),
+        };
+        let name = name.replace('-', "_");
+        if name == TRL_CONFIG {
+            config = value;
+        } else if TRL_PASSES_ON.contains(&name.as_str()) {
+            options.push((name, value));
+        }
+    }
+    if config.is_some() || !options.is_empty() {
+        launched.accelerate = Some(Accelerate { config, options });
+    }
+    launched
+}

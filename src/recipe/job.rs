@@ -1,0 +1,166 @@
+//! What makes one job: a recipe's file, the command that it is started with, and the configs that
+//! either names. Upstream they are read by different programs; here they become one tree with the
+//! trainer's keys and one native tree of what the launcher says, precedence as upstream has it: what
+//! is typed stands over what a file says.
+
+use std::path::{Path, PathBuf};
+
+use super::command::{self, Command};
+use super::dialect::{Dialect, RESERVED};
+use super::node::Node;
+use super::reading::Reading;
+use super::request::Request;
+use super::source::FileId;
+use super::{accelerate, handbook, hydra};
+
+/// The parts of a job, each with its precedence settled.
+pub(super) struct Job {
+    /// The trainer's own keys.
+    pub root: Node,
+    /// The file that they stand in, beside which it names others; the program's where there is none.
+    pub path: PathBuf,
+    /// The dialect that the command tells, and why.
+    pub dialect: Option<(Dialect, String)>,
+    /// What the launcher says, with native keys.
+    pub launched: Option<Node>,
+}
+
+/// Reads every file of a job. `text` is the recipe's, where it is at hand.
+pub(super) fn gather(
+    request: &Request,
+    text: Option<String>,
+    reading: &mut Reading,
+) -> Option<Job> {
+    let mut recipe = None;
+    let mut command = None;
+    if text.is_some() || !request.path.as_os_str().is_empty() {
+        // A tree of configs is its root file.
+        let path = match hydra::root_of(&request.path) {
+            Some(root) if request.path.is_dir() => root,
+            _ => request.path.clone(),
+        };
+        let text = match text {
+            Some(text) => text,
+            None => reading.text(&path)?,
+        };
+        let file = reading.sources.add(&path, text.as_str());
+        reading.files.recipe = Some(file);
+        if command::is_one(&path, &text) {
+            command = Some(read_command(&text, file, reading)?);
+        } else {
+            recipe = Some((path, reading.tree(file)?));
+        }
+    }
+    if !request.command.is_empty() {
+        let text = command::join(&request.command);
+        let file = reading.sources.add(command::COMMAND, format!("{text}\n"));
+        command = Some(read_command(&text, file, reading)?);
+    }
+    let Some(mut command) = command else {
+        let (path, root) = recipe?;
+        let launched = launcher(request, None, reading)?;
+        return Some(Job {
+            root,
+            path,
+            dialect: None,
+            launched,
+        });
+    };
+    if recipe.is_none()
+        && let Some(config) = &command.config
+    {
+        let (file, root) = reading.open(config)?;
+        reading.files.recipe = Some(file);
+        recipe = Some((config.clone(), root));
+    }
+    // A config given as the recipe is the one that the command is launched with.
+    if let (Some((_, root)), Some(options)) = (&mut recipe, &command.launch)
+        && accelerate::looks_like_one(root)
+    {
+        accelerate::lay_options(root, options, reading);
+        command.launch = None;
+    }
+    let launched = launcher(request, Some(&command), reading)?;
+    let alone = recipe.is_none();
+    let script = command.script.as_ref();
+    let (path, mut root) = recipe.unwrap_or_else(|| {
+        let path = script.map_or_else(|| request.path.clone(), |script| script.value.clone());
+        (path, Node::mapping(command.arguments.span))
+    });
+    if command.deepspeed {
+        let reason = "the command names it with `--deepspeed_config`".to_owned();
+        let dialect = Some((Dialect::Deepspeed, reason));
+        return Some(Job {
+            root,
+            path,
+            dialect,
+            launched,
+        });
+    }
+    let dialect = dialect(&mut root, &command, alone);
+    root.overlay(command.arguments);
+    Some(Job {
+        root,
+        path,
+        dialect,
+        launched,
+    })
+}
+
+fn read_command(text: &str, file: FileId, reading: &mut Reading) -> Option<Command> {
+    reading.converted.push(file);
+    let command = command::parse(text, file, handbook::is_switch, &mut reading.diagnostics)?;
+    reading.files.command = Some((file, command.end));
+    Some(command)
+}
+
+/// What the command tells about the dialect: the program may be called like one of TRL's trainers,
+/// or be given arguments that only those have.
+fn dialect(root: &mut Node, command: &Command, alone: bool) -> Option<(Dialect, String)> {
+    let script = command.script.as_ref();
+    if let Some(script) = script
+        && let Some(objective) = handbook::trainer_of(&script.value)
+    {
+        let path = format!("{RESERVED}.objective");
+        if root.get_path(&path).is_none() {
+            root.set_path(&path, Node::string(objective, script.span));
+        }
+        let reason = format!("the command starts `{}`", script.value.display());
+        return Some((Dialect::HandbookTrl, reason));
+    }
+    // A file that the command names has keys of its own to tell by.
+    if !alone {
+        return None;
+    }
+    let own = command.arguments.entries().unwrap_or_default();
+    if let Some(own) = own.iter().find(|entry| handbook::only_trl_has(&entry.name)) {
+        let reason = format!("the command has TRL's argument `--{}`", own.name);
+        return Some((Dialect::HandbookTrl, reason));
+    }
+    let reason = "it is a command line with a trainer's arguments".to_owned();
+    Some((Dialect::Transformers, reason))
+}
+
+/// What the launcher says: an accelerate config (`--accelerate`, or the command's own), the options
+/// of `accelerate launch` over it, or the processes of another launcher. `None`: a file that cannot
+/// be read.
+fn launcher(
+    request: &Request,
+    command: Option<&Command>,
+    reading: &mut Reading,
+) -> Option<Option<Node>> {
+    let named = command.and_then(|command| command.accelerate.as_deref());
+    let file: Option<&Path> = request.accelerate.as_deref().or(named);
+    let options = command.and_then(|command| command.launch.as_ref());
+    let mut launched = match (file, options) {
+        (None, None) => None,
+        (file, options) => Some(accelerate::load(file, options, reading)?),
+    };
+    if let Some(world) = command.and_then(|command| command.world.clone()) {
+        match &mut launched {
+            Some(launched) => launched.overlay(world),
+            None => launched = Some(world),
+        }
+    }
+    Some(launched)
+}

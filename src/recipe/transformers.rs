@@ -1,0 +1,214 @@
+//! transformers' `TrainingArguments`: the arguments of its example scripts and of everybody's own
+//! scripts around `Trainer`, as YAML, as JSON or as a command line.
+//!
+//! A script adds arguments of its own, which nobody else can know. Those of transformers' example
+//! scripts are read where they say something; all others are the script's business, unless they
+//! look like a field that was mistyped.
+//!
+//! Sources: transformers 5.23.0 `training_args.py` (fields, defaults), `hf_argparser.py`,
+//! `trainer.py` (`get_total_train_batch_size`); `examples/pytorch` of 4.57 and 5.23.
+
+use std::path::Path;
+
+use super::deepspeed;
+use super::dialect::{Dialect, RESERVED};
+use super::handbook::keys::{self, Kind};
+use super::handbook::values::Values;
+use super::handbook::{self, schedule, settings};
+use super::node::Node;
+use super::reader::{Confidence, Detected, Reader, others};
+use super::reading::Reading;
+use super::tree::Tree;
+
+/// Reads `TrainingArguments`.
+pub struct Transformers;
+
+/// Arguments of the example scripts that say something about the batch, the model or the data, and
+/// those that tell such a file from TRL's.
+const EXAMPLES: &[(&str, Kind)] = &[
+    ("attn_implementation", Kind::Str),
+    ("block_size", Kind::Int),
+    ("config_name", Kind::Str),
+    ("dataset_config_name", Kind::Str),
+    ("dataset_name", Kind::Str),
+    ("dtype", Kind::Str),
+    ("max_eval_samples", Kind::Int),
+    ("max_length", Kind::Int),
+    ("max_seq_length", Kind::Int),
+    ("max_source_length", Kind::Int),
+    ("max_train_samples", Kind::Int),
+    ("model_name_or_path", Kind::Str),
+    ("overwrite_cache", Kind::Bool),
+    ("preprocessing_num_workers", Kind::Int),
+    ("streaming", Kind::Bool),
+    ("task_name", Kind::Str),
+    ("tokenizer_name", Kind::Str),
+    ("torch_dtype", Kind::Str),
+    ("train_file", Kind::Str),
+    ("trust_remote_code", Kind::Bool),
+    ("use_fast_tokenizer", Kind::Bool),
+    ("validation_file", Kind::Str),
+];
+
+/// Keys of those scripts that neither TRL nor the handbook has.
+const TELLING: &[&str] = &[
+    "block_size",
+    "config_name",
+    "dataset_config_name",
+    "do_predict",
+    "do_train",
+    "max_source_length",
+    "overwrite_cache",
+    "overwrite_output_dir",
+    "task_name",
+    "tokenizer_name",
+    "train_file",
+    "use_fast_tokenizer",
+    "validation_file",
+];
+
+/// Fields that a file of `TrainingArguments` hardly lacks.
+const COMMON: &[&str] = &[
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "num_train_epochs",
+    "max_steps",
+    "learning_rate",
+    "output_dir",
+];
+
+/// Default of `logging_steps`.
+const LOGGING_STEPS: u64 = 500;
+
+/// The type of an argument of the example scripts.
+pub(super) fn example(key: &str) -> Option<Kind> {
+    let found = EXAMPLES.iter().find(|(name, _)| *name == key);
+    found.map(|(_, kind)| *kind)
+}
+
+impl Reader for Transformers {
+    fn dialect(&self) -> Dialect {
+        Dialect::Transformers
+    }
+
+    fn detect(&self, root: &Node, path: &Path) -> Option<Detected> {
+        let has = |key: &&str| root.get(key).is_some();
+        if others(root).is_some()
+            || deepspeed::is_one(root)
+            || root.get(RESERVED).is_some()
+            || !COMMON.iter().any(has)
+        {
+            return None;
+        }
+        let entries = root.entries().unwrap_or_default();
+        if entries
+            .iter()
+            .any(|entry| handbook::only_trl_has(&entry.name))
+        {
+            return None;
+        }
+        let json = path.extension().is_some_and(|e| e == "json");
+        let reason = match TELLING.iter().find(|key| has(key)) {
+            Some(key) => format!("it has the key `{key}` and none of TRL's"),
+            None if json => {
+                "it is JSON with `TrainingArguments`' keys and none of TRL's".to_owned()
+            }
+            None => return None,
+        };
+        Some(Detected {
+            confidence: Confidence::Likely,
+            reason,
+        })
+    }
+
+    fn translate(&self, root: &Node, path: &Path, reading: &mut Reading) -> Node {
+        doubt_unknown(root, reading);
+        let kind_of = |key: &str| keys::kind_in_training(key).or_else(|| example(key));
+        let values = Values::check(root, "", kind_of, reading);
+        let mut tree = Tree::new(root.span);
+        tree.default("objective", "language-modelling");
+        settings::name(&values, path, &mut tree, reading);
+        tree.default("budget.epochs", 3);
+        tree.default("seed", 42);
+        settings::batch(&values, &mut tree, reading);
+        settings::parallel(&values, path, &mut tree, reading);
+        settings::model(&values, path, &mut tree, reading);
+        settings::budget(&values, &mut tree);
+        settings::optimizer(&values, &mut tree);
+        schedule::learning_rate(&values, &mut tree, reading);
+        let evaluates = schedule::evaluation(&values, LOGGING_STEPS, &mut tree, reading);
+        schedule::checkpoint(&values, &mut tree, reading);
+        tree.text_if("tokenizer.path", values.text("tokenizer_name"));
+        let length = ["block_size", "max_seq_length", "max_length"];
+        tree.plain_if(
+            "data.sequence_length",
+            length.iter().find_map(|key| values.int(key)),
+        );
+        data(&values, evaluates, &mut tree);
+        tree.text_if("output", values.text("output_dir"));
+        tree.into_node()
+    }
+
+    fn upstream_key(&self, path: &str) -> Option<&'static str> {
+        settings::upstream_key(path)
+    }
+
+    fn argument(&self, key: &str, value: &str) -> String {
+        format!("--{key} {value}")
+    }
+}
+
+/// A key that is nearly a field: the script would refuse it, or it does nothing.
+fn doubt_unknown(root: &Node, reading: &mut Reading) {
+    for entry in root.entries().unwrap_or_default() {
+        let name = entry.name.as_str();
+        let known = keys::kind_in_training(name).is_some() || example(name).is_some();
+        if known || name == RESERVED || name.len() < 6 || name.len() > 80 {
+            continue;
+        }
+        let near = keys::training()
+            .map(|field| (strsim::damerau_levenshtein(name, field), field))
+            .min()
+            .filter(|(distance, _)| *distance <= 2);
+        if let Some((_, field)) = near {
+            reading.warning(
+                "unknown-key",
+                Some(entry.name_span),
+                format!("`TrainingArguments` has no field `{name}`"),
+                format!("did you mean `{field}`? Leave it if it is the script's own"),
+            );
+        }
+    }
+}
+
+/// `train_file` and `validation_file`, or a data set's name.
+fn data(values: &Values, evaluates: bool, tree: &mut Tree) {
+    let named = values.text("dataset_name");
+    for (file, path, split, wanted) in [
+        ("train_file", "data.train", "train", true),
+        (
+            "validation_file",
+            "data.evaluation",
+            "validation",
+            evaluates,
+        ),
+    ] {
+        if !wanted {
+            continue;
+        }
+        if let Some(given) = values.text(file) {
+            let mut source = Tree::new(given.span);
+            source.text("path", &given);
+            tree.push(path, source);
+        } else if let Some(name) = &named {
+            let mut source = Tree::new(name.span);
+            source.text("path", name);
+            source.text_if("config", values.text("dataset_config_name"));
+            source.default("split", split);
+            tree.push(path, source);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

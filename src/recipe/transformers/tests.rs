@@ -1,0 +1,171 @@
+use crate::recipe::spec::{LearningRateShape, Objective, Precision, Strategy};
+use crate::recipe::{Dialect, ReadError, Recipe, Request, read};
+
+/// Reads files, the first of which is the recipe unless a command says all.
+fn job(files: &[(&str, &str)], command: &str) -> Result<Recipe, ReadError> {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, text) in files {
+        std::fs::write(folder.path().join(name), text).unwrap();
+    }
+    let here = folder.path().to_str().unwrap();
+    let path = files
+        .first()
+        .map_or_else(Default::default, |(name, _)| folder.path().join(name));
+    let words = command.split_whitespace();
+    read(&Request {
+        path,
+        command: words.map(|word| word.replace('@', here)).collect(),
+        ..Request::default()
+    })
+}
+
+fn command(line: &str) -> Recipe {
+    job(&[], line).unwrap_or_else(|e| panic!("{:?}", e.diagnostics))
+}
+
+/// Rules of everything said about a job.
+fn rules(result: Result<Recipe, ReadError>) -> Vec<String> {
+    let diagnostics = match result {
+        Ok(recipe) => recipe.diagnostics,
+        Err(error) => error.diagnostics,
+    };
+    diagnostics.into_iter().map(|d| d.rule).collect()
+}
+
+#[test]
+fn a_command_line_means_what_upstream_makes_of_it() {
+    let recipe = command(
+        "torchrun --nproc_per_node 4 run_clm.py --per_device_train_batch_size=8 \
+         --gradient_accumulation_steps 2 --learning_rate 1e-5 --bf16 --block_size 512 \
+         --lr_scheduler_type cosine --output_dir out/My_Run --max_steps 100",
+    );
+    assert_eq!(recipe.dialect, Dialect::Transformers);
+    let spec = &recipe.spec;
+    let batch = &spec.batch;
+    assert_eq!(
+        (batch.micro, batch.accumulation, batch.gpus),
+        (Some(8), Some(2), Some(4))
+    );
+    assert_eq!(spec.learning_rate.peak, 1e-5);
+    assert_eq!(spec.learning_rate.shape, LearningRateShape::Cosine);
+    assert_eq!(spec.model.precision, Precision::Bf16);
+    assert_eq!(spec.data.sequence_length, 512);
+    assert_eq!(spec.budget.steps, Some(100));
+    assert_eq!(spec.name, "my-run");
+    assert_eq!(
+        recipe.places["batch.micro"].key,
+        "per_device_train_batch_size"
+    );
+    // Arguments are converted by argparse, so `1e-5` needs no word.
+    let said: Vec<&str> = recipe.diagnostics.iter().map(|d| d.rule.as_str()).collect();
+    assert_eq!(said, ["run-name"]);
+}
+
+#[test]
+fn defaults_are_those_of_transformers() {
+    let spec = command("python train.py --output_dir out").spec;
+    assert_eq!(
+        (spec.batch.micro, spec.batch.accumulation),
+        (Some(8), Some(1))
+    );
+    assert_eq!(spec.learning_rate.peak, 5e-5);
+    assert_eq!(spec.model.precision, Precision::F32);
+    assert!(!spec.model.activation_checkpointing);
+    assert_eq!(spec.objective, Objective::LanguageModelling);
+    assert_eq!((spec.budget.epochs, spec.seed), (Some(3.0), 42));
+}
+
+#[test]
+fn json_and_yaml_are_read_as_well() {
+    let json = "{\"per_device_train_batch_size\": 4, \"learning_rate\": 2e-5, \"do_train\": true}";
+    let recipe = job(&[("args.json", json)], "").unwrap();
+    assert_eq!(recipe.dialect, Dialect::Transformers);
+    assert_eq!(
+        (recipe.spec.batch.micro, recipe.spec.learning_rate.peak),
+        (Some(4), 2e-5)
+    );
+    assert_eq!(recipe.diagnostics, [], "JSON's numbers need no dot");
+    let yaml = "per_device_train_batch_size: 4\ntrain_file: a.json\nlearning_rate: 2e-5\n";
+    let recipe = job(&[("args.yaml", yaml)], "").unwrap();
+    assert_eq!(recipe.dialect, Dialect::Transformers);
+    assert_eq!(recipe.spec.data.train[0].path, "a.json");
+    assert_eq!(recipe.diagnostics[0].rule, "scalar-type");
+}
+
+#[test]
+fn a_recipe_without_the_scripts_own_keys_stays_trls() {
+    let text = "per_device_train_batch_size: 4\nmodel_name_or_path: m\nbeta: 0.1\n";
+    let recipe = job(&[("config.yaml", text)], "").unwrap();
+    assert_eq!(recipe.dialect, Dialect::HandbookTrl);
+}
+
+#[test]
+fn what_is_typed_stands_over_files_and_every_file_is_read() {
+    let files = [
+        (
+            "recipe.yaml",
+            "per_device_train_batch_size: 4\ngradient_accumulation_steps: 2\nmodel_name_or_path: m\n",
+        ),
+        ("fsdp.yaml", "distributed_type: FSDP\nnum_processes: 8\n"),
+    ];
+    let line = "accelerate launch --config_file @/fsdp.yaml --num_processes 4 scripts/dpo.py \
+                --gradient_accumulation_steps 8 --beta 0.05";
+    let recipe = job(&files, line).unwrap_or_else(|e| panic!("{:?}", e.diagnostics));
+    assert_eq!(recipe.dialect, Dialect::HandbookTrl);
+    assert_eq!(recipe.spec.objective, Objective::Dpo);
+    let batch = &recipe.spec.batch;
+    assert_eq!(
+        (batch.micro, batch.accumulation, batch.gpus),
+        (Some(4), Some(8), Some(4))
+    );
+    assert_eq!(recipe.spec.parallel.strategy, Strategy::Fsdp);
+    let conflict = &recipe.diagnostics[0];
+    assert_eq!(conflict.rule, "gpu-count-conflict");
+    assert_eq!(
+        conflict.message,
+        "the config says 8 processes, the command 4"
+    );
+    // The same job when the command alone names its files.
+    let config = "--config @/recipe.yaml";
+    let whole = job(&files, &format!("{line} {config}")).unwrap();
+    assert_eq!(whole.spec.batch, recipe.spec.batch);
+}
+
+#[test]
+fn deepspeeds_numbers_must_be_the_trainers() {
+    let ds = "{\"gradient_accumulation_steps\": 1, \"zero_optimization\": {\"stage\": 2}}";
+    let line =
+        "deepspeed --num_gpus 4 train.py --deepspeed @/ds.json --per_device_train_batch_size 8";
+    let files = [("none.args", "--seed 1"), ("ds.json", ds)];
+    let agreed = job(&files, line).unwrap_or_else(|e| panic!("{:?}", e.diagnostics));
+    assert_eq!(agreed.spec.parallel.strategy, Strategy::Zero2);
+    let conflict = format!("{line} --gradient_accumulation_steps 2");
+    assert_eq!(rules(job(&files, &conflict)), ["accumulation-conflict"]);
+    let elastic = "{\"elasticity\": {\"enabled\": true, \"max_train_batch_size\": 128, \"micro_batch_sizes\": [1]}}";
+    let files = [("none.args", "--seed 1"), ("ds.json", elastic)];
+    assert_eq!(rules(job(&files, line)), ["deepspeed-elastic-batch"]);
+}
+
+#[test]
+fn a_mistyped_field_is_doubted_and_a_scripts_own_is_not() {
+    let line = "python t.py --per_device_train_batchsize 8 --my_own_argument 3 --seed 1";
+    let recipe = command(line);
+    let messages: Vec<&str> = recipe.diagnostics.iter().map(|d| d.help.as_str()).collect();
+    assert_eq!(
+        messages,
+        ["did you mean `per_device_train_batch_size`? Leave it if it is the script's own"]
+    );
+}
+
+#[test]
+fn a_shell_variable_is_no_number() {
+    let refused = job(
+        &[],
+        "torchrun --nproc_per_node $N t.py --per_device_train_batch_size $B",
+    );
+    let error = refused.unwrap_err();
+    assert!(
+        error.to_string().contains("takes a whole number"),
+        "{error}"
+    );
+}
