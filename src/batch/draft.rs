@@ -5,16 +5,17 @@
 use serde::Serialize;
 
 use super::arithmetic::product;
+use super::elastic;
 use super::held_out::held_out;
 use super::horizon::{Horizon, horizon};
 use super::memory::{Device, Estimator};
 use super::plan::{Adjustment, Outline, Plan};
 use super::request::PlanRequest;
 use super::split::{Cap, Split, Splitter};
-use crate::recipe::Recipe;
 use crate::recipe::spec::{
     BatchSchedule, Division, EvaluationDivision, Parallel, Prefer, Remainder, Spec,
 };
+use crate::recipe::{Dialect, Recipe};
 
 /// No global batch is larger, samples (the recipe's own limit on `batch.global`).
 pub const MAX_BATCH: u64 = 1 << 32;
@@ -55,6 +56,9 @@ pub struct Draft {
     /// global batch.
     #[serde(skip)]
     pub upstream: Option<Upstream>,
+    /// The micro-batch that DeepSpeed derives for a config that states none, samples.
+    #[serde(skip)]
+    pub deepspeed_micro: Option<u64>,
     /// The split without regard to memory, where memory made it smaller.
     #[serde(skip)]
     pub unlimited: Option<Split>,
@@ -99,9 +103,14 @@ impl Draft {
         let recipe_ranks = spec.batch.gpus.and_then(|gpus| ranks(gpus, &spec.parallel));
         let recipe_product = own_product(spec, recipe_ranks);
         let global = match request.global_batch_size {
-            None => global_batch(spec),
-            given => given.filter(|global| (1..=MAX_BATCH).contains(global)),
-        };
+            None => global_batch(spec).or_else(|| {
+                let elastic = spec.batch.elastic.as_ref()?;
+                let written_for = recipe_ranks.or_else(|| ranks(request.gpus, &spec.parallel))?;
+                Some(elastic::make(elastic, written_for).ok()?.batch)
+            }),
+            given => given,
+        }
+        .filter(|global| (1..=MAX_BATCH).contains(global));
         let data_samples = request.data_samples.or_else(|| synthetic_samples(spec));
         let horizon = global.map(|global| horizon(spec, global, data_samples));
         let parallel = &spec.parallel;
@@ -134,6 +143,7 @@ impl Draft {
             recipe_ranks,
             recipe_product,
             upstream: None,
+            deepspeed_micro: None,
             unlimited: None,
             horizon,
             data_samples,
@@ -156,14 +166,18 @@ impl Draft {
             let device = device.as_ref();
             device.is_none_or(|device| device.fits(ranks, micro))
         };
-        let cap = cap(
-            spec,
-            self.micro(spec),
-            device.is_some(),
-            request.micro_limit,
-        );
+        self.deepspeed_micro = self.micro_of_deepspeed(recipe, global);
+        let stated = self.micro(spec).filter(|_| !request.estimate);
+        let cap = cap(spec, stated, device.is_some(), request.micro_limit);
         let splitter = Splitter::new(global, request.current_batch, cap, &fits);
-        let exact = |ranks: u64| splitter.is_exact(ranks) && divides(spec, global, ranks);
+        let taken = spec.batch.elastic.as_ref().and_then(|elastic| {
+            let made = elastic::make(elastic, self.recipe_ranks.or(self.data_parallel_size)?);
+            Some(made.ok()?.valid)
+        });
+        let is_taken = |ranks: &u64| taken.as_ref().is_none_or(|valid| valid.contains(ranks));
+        let exact = |ranks: u64| {
+            splitter.is_exact(ranks) && divides(spec, global, ranks) && is_taken(&ranks)
+        };
         self.outline.feasible_gpu_counts = (1..=MOST_GPUS)
             .filter(|&devices| ranks(devices, &spec.parallel).is_some_and(exact))
             .collect();
@@ -192,7 +206,19 @@ impl Draft {
     /// The micro-batch that the recipe means, in its own world.
     pub fn micro(&self, spec: &Spec) -> Option<u64> {
         let derived = self.upstream.map(|upstream| upstream.micro.max(1));
-        spec.batch.micro.or(derived)
+        spec.batch.micro.or(derived).or(self.deepspeed_micro)
+    }
+
+    /// The micro-batch that DeepSpeed would derive where its config states none.
+    fn micro_of_deepspeed(&self, recipe: &Recipe, global: u64) -> Option<u64> {
+        let batch = &recipe.spec.batch;
+        let ranks = self.recipe_ranks.or(self.data_parallel_size)?;
+        if let Some(elastic) = &batch.elastic {
+            let here = self.data_parallel_size.unwrap_or(ranks);
+            return elastic::make(elastic, here).ok()?.micro;
+        }
+        let micro = global / ranks / batch.accumulation.unwrap_or(1);
+        (recipe.dialect == Dialect::Deepspeed && micro > 0).then_some(micro)
     }
 
     /// The plan, when nothing is missing.
@@ -332,7 +358,9 @@ fn adjustments(
         }
     };
     let share = format!("{global} / {} ranks", split.ranks);
-    let why_micro = if draft.unlimited.is_some() {
+    let why_micro = if request.estimate {
+        "the largest that fits a device, by estimate".to_owned()
+    } else if draft.unlimited.is_some() {
         "as much as memory per device allows, by estimate".to_owned()
     } else if request
         .micro_limit

@@ -1,12 +1,102 @@
-//! The parts of a DeepSpeed JSON config that a recipe or an accelerate config brings with it: the
-//! ZeRO stage and the batch triple. `"auto"` values come from the trainer and say nothing here.
+//! DeepSpeed's JSON configs: by themselves, and as the part of a job that a recipe or an accelerate
+//! config brings with it. `"auto"` values come from the trainer and say nothing here.
 //!
-//! Sources: transformers 5.23.0 `integrations/deepspeed.py` (`trainer_config_process` compares each
-//! value with the trainer's), accelerate 16cb6eb `utils/dataclasses.py` (`DeepSpeedPlugin`).
+//! Of the triple `train_batch_size` = `train_micro_batch_size_per_gpu` ×
+//! `gradient_accumulation_steps` × world, DeepSpeed derives by floor what is missing, and asserts the
+//! product. The world is not in the file, so the planner derives.
+//!
+//! Sources: DeepSpeed edaa722 `runtime/config.py` (`_set_batch_related_parameters`,
+//! `_batch_assertion`); transformers 5.23.0 `integrations/deepspeed.py` (`trainer_config_process`
+//! compares each value with the trainer's); accelerate 16cb6eb `utils/dataclasses.py`
+//! (`DeepSpeedPlugin`).
 
+mod elasticity;
+
+use std::path::Path;
+
+use super::dialect::Dialect;
+use super::name;
 use super::node::Node;
+use super::reader::{Confidence, Detected, Reader};
+use super::reading::Reading;
 use super::scalar::{Resolved, Schema};
+use super::suggest;
 use super::tree::{Given, Tree};
+
+/// Reads a DeepSpeed config that is given as a recipe.
+pub struct Deepspeed;
+
+/// The batch triple and its native paths.
+pub(super) const TRIPLE: [(&str, &str); 3] = [
+    ("train_batch_size", "batch.global"),
+    ("train_micro_batch_size_per_gpu", "batch.micro"),
+    ("gradient_accumulation_steps", "batch.accumulation"),
+];
+
+impl Reader for Deepspeed {
+    fn dialect(&self) -> Dialect {
+        Dialect::Deepspeed
+    }
+
+    fn detect(&self, root: &Node, _path: &Path) -> Option<Detected> {
+        telling(root).map(|key| Detected {
+            confidence: Confidence::Likely,
+            reason: format!("it has the key `{key}`"),
+        })
+    }
+
+    fn translate(&self, root: &Node, path: &Path, reading: &mut Reading) -> Node {
+        refuse_wrong_numbers(root, reading);
+        doubt_unknown(root, reading);
+        let mut tree = Tree::new(root.span);
+        let file = path.file_stem().unwrap_or_default().to_string_lossy();
+        tree.default("name", name::label(&file));
+        tree.lay(translate(root, ""));
+        refuse_no_batch(root, reading);
+        implied_world(root, &mut tree, reading);
+        elasticity::check(root, reading);
+        training(root, &mut tree);
+        tree.into_node()
+    }
+
+    fn upstream_key(&self, path: &str) -> Option<&'static str> {
+        let found = TRIPLE.iter().find(|(_, native)| *native == path);
+        found.map(|(key, _)| *key)
+    }
+}
+
+/// Whether a file is a DeepSpeed config.
+pub(super) fn is_one(root: &Node) -> bool {
+    telling(root).is_some()
+}
+
+/// A key that only DeepSpeed's configs have at their top. Other dialects hold whole configs of
+/// DeepSpeed's below keys of their own.
+fn telling(root: &Node) -> Option<&'static str> {
+    let own = [
+        "zero_optimization",
+        "train_micro_batch_size_per_gpu",
+        "train_batch_size",
+    ];
+    let others = [
+        "per_device_train_batch_size",
+        "model_name_or_path",
+        "output_dir",
+        "distributed_type",
+        "defaults",
+    ];
+    let has = |key: &&str| root.get(key).is_some();
+    own.into_iter()
+        .find(has)
+        .filter(|_| !others.iter().any(has))
+}
+
+/// Opens the config that a recipe or an accelerate config names.
+pub(super) fn open(path: &Path, reading: &mut Reading) -> Option<Node> {
+    let (file, root) = reading.open(path)?;
+    reading.files.deepspeed = Some(file);
+    Some(root)
+}
 
 /// The native strategy of a ZeRO stage.
 pub(super) fn strategy(stage: i128) -> Option<&'static str> {
@@ -19,32 +109,195 @@ pub(super) fn strategy(stage: i128) -> Option<&'static str> {
     }
 }
 
-/// What a config says, as a native tree whose keys are called `prefix.KEY`.
+/// What a config says about the batch and the world, as a native tree whose keys are called
+/// `prefix.KEY`.
 pub(super) fn translate(root: &Node, prefix: &str) -> Node {
     let mut tree = Tree::new(root.span);
-    let int = |node: Option<&Node>, key: &str| {
-        let node = node?;
+    let key = |key: &str| match prefix {
+        "" => key.to_owned(),
+        prefix => format!("{prefix}.{key}"),
+    };
+    let int = |path: &str| {
+        let node = root.get_path(path)?;
         match node.resolve(Schema::PyYaml)? {
-            Resolved::Int(value) => Some(Given {
-                key: format!("{prefix}.{key}"),
-                value,
-                span: node.span,
-            }),
+            Resolved::Int(value) => Some(Given::new(key(path), value, node.span)),
             _ => None,
         }
     };
-    for (key, path) in [
-        ("train_batch_size", "batch.global"),
-        ("train_micro_batch_size_per_gpu", "batch.micro"),
-        ("gradient_accumulation_steps", "batch.accumulation"),
-    ] {
-        tree.plain_if(path, int(root.get(key), key));
+    // Elasticity computes the triple, and what stands beside it is ignored or refused.
+    if !elasticity::is_enabled(root) {
+        for (path, native) in TRIPLE {
+            tree.plain_if(native, int(path));
+        }
     }
-    let stage = root.get_path("zero_optimization.stage");
-    if let Some(stage) = int(stage, "zero_optimization.stage")
+    if let Some(stage) = int("zero_optimization.stage")
         && let Some(strategy) = strategy(stage.value)
     {
         tree.plain("parallel.strategy", &stage.with(strategy));
     }
+    tree.plain_if("parallel.tensor", int("tensor_parallel.autotp_size"));
+    tree.plain_if("parallel.sequence", int("sequence_parallel_size"));
+    elasticity::translate(root, &key, &mut tree);
     tree.into_node()
 }
+
+/// `elasticity` beside a trainer that has its own batch: DeepSpeed would take the batch over.
+pub(super) fn refuse_elasticity(native: &mut Node, reading: &mut Reading) {
+    let path = "batch.elastic";
+    let Some(node) = native.get_path(path) else {
+        return;
+    };
+    reading.error(
+        "deepspeed-elastic-batch",
+        Some(node.span),
+        "DeepSpeed's elasticity computes a batch of its own, beside the trainer's",
+        "set `enabled` to false there: with Evenkeel the recipe's global batch stays in every world",
+    );
+    native.remove_path(path);
+}
+
+/// The triple holds whole numbers from 1, or `"auto"`; the stage is one of four.
+fn refuse_wrong_numbers(root: &Node, reading: &mut Reading) {
+    for (key, _) in TRIPLE {
+        let Some(node) = root.get(key) else { continue };
+        match node.resolve(Schema::PyYaml) {
+            Some(Resolved::Int(1..) | Resolved::Null) => {}
+            Some(Resolved::Str(text)) if text == "auto" => {}
+            Some(Resolved::Int(value)) => reading.error(
+                "deepspeed-batch-triple",
+                Some(node.span),
+                format!("`{key}` is {value}, DeepSpeed asserts that it is greater than 0"),
+                "give a whole number from 1, or \"auto\" where a trainer decides",
+            ),
+            _ => reading.error(
+                "wrong-type",
+                Some(node.span),
+                format!(
+                    "`{key}` takes a whole number or \"auto\", this is `{}`",
+                    suggest::short(node.text().unwrap_or(node.kind()))
+                ),
+                "give a whole number without quotes",
+            ),
+        }
+    }
+    if let Some(node) = root.get_path("zero_optimization.stage")
+        && !matches!(node.resolve(Schema::PyYaml), Some(Resolved::Int(0..=3)))
+    {
+        reading.error(
+            "out-of-range",
+            Some(node.span),
+            format!(
+                "`zero_optimization.stage` is `{}`",
+                suggest::short(node.text().unwrap_or(node.kind()))
+            ),
+            "give 0, 1, 2 or 3",
+        );
+    }
+}
+
+/// Without a batch of any kind there is nothing to derive from.
+fn refuse_no_batch(root: &Node, reading: &mut Reading) {
+    let said = |key: &&(&str, &str)| root.get(key.0).is_some();
+    if TRIPLE[..2].iter().any(|key| said(&key)) || elasticity::is_enabled(root) {
+        return;
+    }
+    reading.error(
+        "deepspeed-batch-triple",
+        Some(root.span),
+        "neither `train_batch_size` nor `train_micro_batch_size_per_gpu` is there: DeepSpeed asserts that one is",
+        "state one of them; a config that a trainer fills in is given beside its recipe or command",
+    );
+}
+
+/// DeepSpeed ignores keys that it does not know; one of the triple mistyped is then derived.
+fn doubt_unknown(root: &Node, reading: &mut Reading) {
+    for entry in root.entries().unwrap_or_default() {
+        let name = entry.name.as_str();
+        let near = suggest::nearest(name, &TRIPLE.map(|(key, _)| key));
+        if let Some(near) = near.filter(|near| *near != name) {
+            reading.warning(
+                "unknown-key",
+                Some(entry.name_span),
+                format!("DeepSpeed has no key `{name}` and ignores it"),
+                format!("did you mean `{near}`?"),
+            );
+        }
+    }
+}
+
+/// A whole triple says for how many data-parallel ranks it was written.
+fn implied_world(root: &Node, tree: &mut Tree, reading: &mut Reading) {
+    let number = |path: &str| -> Option<(i128, super::Span)> {
+        let node = tree.get(path)?;
+        Some((node.text()?.parse().ok()?, node.span))
+    };
+    let (Some((global, at)), Some((micro, _)), Some((accumulation, _))) = (
+        number("batch.global"),
+        number("batch.micro"),
+        number("batch.accumulation"),
+    ) else {
+        return;
+    };
+    let Some(pass) = micro.checked_mul(accumulation).filter(|pass| *pass > 0) else {
+        return;
+    };
+    if global % pass == 0 && global > 0 {
+        let key = "train_batch_size";
+        let axes = |path: &str| {
+            let size = root.get_path(path).and_then(Node::text)?;
+            size.parse::<i128>().ok()
+        };
+        let others = ["tensor_parallel.autotp_size", "sequence_parallel_size"];
+        let ranks = global / pass;
+        let devices = others
+            .iter()
+            .filter_map(|path| axes(path))
+            .fold(ranks, i128::saturating_mul);
+        tree.plain("batch.gpus", &Given::new(key, devices, at));
+    } else {
+        reading.error(
+            "deepspeed-batch-triple",
+            Some(at),
+            format!("{global} is not {micro} × {accumulation} × world for any world: DeepSpeed asserts that it is"),
+            "leave one of the three out: DeepSpeed derives it",
+        );
+    }
+}
+
+/// What else a config says about the training.
+fn training(root: &Node, tree: &mut Tree) {
+    let enabled = |key: &str| {
+        let node = root.get_path(&format!("{key}.enabled"))?;
+        (node.resolve(Schema::PyYaml) == Some(Resolved::Bool(true))).then_some(node.span)
+    };
+    for (key, precision) in [("bf16", "bf16"), ("bfloat16", "bf16"), ("fp16", "f16")] {
+        if let Some(span) = enabled(key) {
+            let given = Given::new(format!("{key}.enabled"), precision.to_owned(), span);
+            tree.text("model.precision", &given);
+        }
+    }
+    let float = |path: &str| {
+        let node = root.get_path(path)?;
+        // JSON's numbers, among which are those that YAML takes for strings (`1e-5`).
+        let value: f64 = node.text()?.parse().ok()?;
+        value
+            .is_finite()
+            .then(|| Given::new(path, value, node.span))
+    };
+    tree.plain_if("optimizer.gradient_clip", float("gradient_clipping"));
+    tree.plain_if("learning_rate.peak", float("optimizer.params.lr"));
+    tree.plain_if("optimizer.epsilon", float("optimizer.params.eps"));
+    tree.plain_if(
+        "optimizer.weight_decay",
+        float("optimizer.params.weight_decay"),
+    );
+    if let Some(node) = root.get_path("optimizer.type")
+        && let Some(name) = node.text()
+    {
+        let given = Given::new("optimizer.type", name.to_lowercase(), node.span);
+        tree.text("optimizer.name", &given);
+    }
+}
+
+#[cfg(test)]
+mod tests;

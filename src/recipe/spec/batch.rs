@@ -26,6 +26,8 @@ pub struct Batch {
     pub auto_find: bool,
     /// How a dialect that states its global batch comes to a micro-batch.
     pub division: Division,
+    /// DeepSpeed's `elasticity` is on, and makes the batch out of what it may be.
+    pub elastic: Option<Elastic>,
 }
 
 impl Batch {
@@ -34,6 +36,44 @@ impl Batch {
     pub fn settle(&mut self, gpus: u64) {
         if self.division != Division::Stated {
             self.gpus.get_or_insert(gpus);
+        }
+    }
+}
+
+/// DeepSpeed's `elasticity` (edaa722, `elasticity/config.py`): bounds out of which a batch is
+/// computed that many GPU counts divide.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Elastic {
+    /// `max_train_batch_size`, samples; the batch that comes out may be smaller.
+    pub max_batch: u64,
+    /// `micro_batch_sizes`, samples per device and forward pass.
+    pub micro_batches: Vec<u64>,
+    /// `min_gpus`.
+    pub min_gpus: u64,
+    /// `max_gpus`.
+    pub max_gpus: u64,
+    /// `version`.
+    pub version: ElasticVersion,
+    /// `num_gpus_per_node`; version 0.2 adds and takes whole nodes.
+    pub gpus_per_node: u64,
+    /// `model_parallel_size`, version 0.2 only.
+    pub model_parallel: u64,
+    /// `prefer_larger_batch`.
+    pub prefer_larger: bool,
+}
+
+impl Default for Elastic {
+    fn default() -> Self {
+        Elastic {
+            max_batch: 2000,
+            micro_batches: vec![2, 4, 6],
+            min_gpus: 1,
+            max_gpus: 10_000,
+            version: ElasticVersion::V02,
+            gpus_per_node: 1,
+            model_parallel: 1,
+            prefer_larger: true,
         }
     }
 }
@@ -50,6 +90,18 @@ pub enum Division {
     /// ⌊⌊`global` / `accumulation`⌋ / data-parallel size⌋: upstream leaves the rest of every batch
     /// out (direct-preference-optimization, HALOs' legacy tree).
     Floored,
+}
+
+/// The version of DeepSpeed's elasticity.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub enum ElasticVersion {
+    /// One batch whatever the world.
+    #[serde(rename = "0.1")]
+    V01,
+    /// Whole nodes; outside of its list the batch follows the world.
+    #[default]
+    #[serde(rename = "0.2")]
+    V02,
 }
 
 /// What to do when no exact split exists.

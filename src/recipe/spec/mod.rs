@@ -15,7 +15,7 @@ mod world;
 
 use serde::{Deserialize, Serialize};
 
-pub use batch::{Batch, Division, LastBatch, Prefer, Remainder};
+pub use batch::{Batch, Division, Elastic, ElasticVersion, LastBatch, Prefer, Remainder};
 pub use data::{Data, DataFormat, DataSource, SYNTHETIC, Synthetic};
 pub use model::{Init, Model, Precision, Tokenizer};
 pub use objective::{Generation, Objective};

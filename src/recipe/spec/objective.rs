@@ -50,10 +50,16 @@ impl Objective {
 pub struct Generation {
     /// TRL GRPO `num_generations`.
     pub num_generations: Option<u64>,
+    /// TRL GRPO `num_generations_eval`; `None`: as in training.
+    pub num_generations_eval: Option<u64>,
     /// TRL GRPO `generation_batch_size`.
     pub generation_batch_size: Option<u64>,
     /// TRL GRPO `steps_per_generation`.
     pub steps_per_generation: Option<u64>,
     /// TRL PPO `num_mini_batches`.
     pub num_mini_batches: Option<u64>,
+    /// TRL PPO `whiten_rewards`: needs 8 samples in a device's mini-batch.
+    pub whiten_rewards: bool,
+    /// TRL KTO's loss has no KL term (`loss_type: apo_zero_unpaired`).
+    pub without_kl: bool,
 }

@@ -25,7 +25,8 @@ fn whole_specs() -> Vec<Spec> {
         all
     };
     let spec = json!({
-        "batch": {"global": 8, "micro": 4, "accumulation": 2, "gpus": 1},
+        "batch": {"global": 8, "micro": 4, "accumulation": 2, "gpus": 1,
+                  "elastic": {"version": "0.1"}},
         "parallel": {"data_replicate": 1, "data_shard": 1},
         "model": {"path": "m", "attention": "sdpa", "config": {"hidden_size": 64}},
         "tokenizer": {"path": "byte", "chat_template": "t"},
@@ -36,7 +37,7 @@ fn whole_specs() -> Vec<Spec> {
         "evaluation": intervals(json!({"micro": 1, "batch": 1, "samples": 1})),
         "checkpoint": intervals(json!({"keep": 1})),
         "elasticity": {"min": 1, "max": 2},
-        "generation": {"num_generations": 2, "generation_batch_size": 2,
+        "generation": {"num_generations": 2, "num_generations_eval": 2, "generation_batch_size": 2,
                        "steps_per_generation": 1, "num_mini_batches": 1},
         "output": "o",
     });

@@ -1,0 +1,116 @@
+use crate::recipe::spec::{ElasticVersion, Precision, Strategy};
+use crate::recipe::{Dialect, ReadError, Recipe, Request, read_text};
+
+fn config(text: &str) -> Result<Recipe, ReadError> {
+    let request = Request {
+        path: "ds_config.json".into(),
+        ..Request::default()
+    };
+    read_text(&request, text.to_owned())
+}
+
+fn problems(text: &str) -> String {
+    let diagnostics = match config(text) {
+        Ok(recipe) => recipe.diagnostics,
+        Err(error) => error.diagnostics,
+    };
+    let lines = diagnostics
+        .iter()
+        .map(|d| format!("{}[{}] {} ({})", d.severity, d.rule, d.message, d.help));
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+#[test]
+fn a_config_by_itself_is_a_recipe() {
+    let recipe = config(
+        "{\"train_batch_size\": 64, \"train_micro_batch_size_per_gpu\": 4, \
+         \"gradient_accumulation_steps\": 2, \"zero_optimization\": {\"stage\": 3}, \
+         \"bf16\": {\"enabled\": true}, \"gradient_clipping\": 0.5, \
+         \"optimizer\": {\"type\": \"AdamW\", \"params\": {\"lr\": 3e-5, \"eps\": 1e-8}}}",
+    )
+    .unwrap();
+    assert_eq!(recipe.dialect, Dialect::Deepspeed);
+    let batch = &recipe.spec.batch;
+    assert_eq!(
+        (batch.global, batch.micro, batch.accumulation),
+        (Some(64), Some(4), Some(2))
+    );
+    assert_eq!(batch.gpus, Some(8), "the whole triple says its world");
+    assert_eq!(recipe.spec.parallel.strategy, Strategy::Fsdp);
+    assert_eq!(recipe.spec.model.precision, Precision::Bf16);
+    assert_eq!(recipe.spec.optimizer.gradient_clip, Some(0.5));
+    assert_eq!(recipe.spec.learning_rate.peak, 3e-5);
+    assert_eq!(recipe.diagnostics, []);
+}
+
+#[test]
+fn elasticity_is_read_with_upstreams_defaults() {
+    let recipe = config(
+        "{\"train_batch_size\": 7, \"elasticity\": {\"enabled\": true, \"max_train_batch_size\": 128, \
+         \"micro_batch_sizes\": [1, 2], \"version\": 0.1, \"ignore_non_elastic_batch_info\": true}}",
+    )
+    .unwrap();
+    let elastic = recipe.spec.batch.elastic.unwrap();
+    assert_eq!(
+        (elastic.max_batch, elastic.micro_batches),
+        (128, vec![1, 2])
+    );
+    assert_eq!((elastic.min_gpus, elastic.max_gpus), (1, 10_000));
+    assert_eq!(elastic.version, ElasticVersion::V01);
+    assert_eq!(
+        recipe.spec.batch.global, None,
+        "what stands beside it is ignored"
+    );
+    let off = config("{\"train_batch_size\": 8, \"elasticity\": {\"enabled\": false}}").unwrap();
+    assert_eq!(
+        (off.spec.batch.global, off.spec.batch.elastic),
+        (Some(8), None)
+    );
+}
+
+#[test]
+fn what_deepspeed_refuses_is_refused() {
+    let cases = [
+        "{\"train_batch_size\": 32, \"train_micro_batch_size_per_gpu\": 5, \"gradient_accumulation_steps\": 3}",
+        "{\"train_batch_size\": 0}",
+        "{\"zero_optimization\": {}, \"gradient_accumulation_steps\": 2}",
+        "{\"train_batch_size\": \"32\"}",
+        "{\"train_batch_size\": 32, \"zero_optimization\": {\"stage\": 4}}",
+        "{\"train_batch_size\": 32, \"train_micro_batchsize_per_gpu\": 4}",
+        "{\"train_batch_size\": 32, \"elasticity\": {\"enabled\": true, \"max_train_batch_size\": 64, \"micro_batch_sizes\": [2]}}",
+        "{\"zero_optimization\": {}, \"elasticity\": {\"enabled\": true, \"micro_batch_sizes\": []}}",
+        "{\"zero_optimization\": {}, \"elasticity\": {\"enabled\": true, \"max_train_batch_size\": 64, \"micro_batch_sizes\": [2], \"version\": 0.3, \"min_gpus\": 9, \"max_gpus\": 8}}",
+        "{\"zero_optimization\": {}, \"elasticity\": {\"enabled\": true, \"max_train_batch_size\": 64, \"micro_batch_sizes\": [2], \"version\": 0.1, \"model_parallel_size\": 2}}",
+    ];
+    let found: Vec<String> = cases
+        .iter()
+        .map(|c| format!("{c}\n{}\n", problems(c)))
+        .collect();
+    insta::assert_snapshot!(found.join("\n"));
+}
+
+#[test]
+fn a_program_of_its_own_around_deepspeed_names_its_config() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("ds.json");
+    std::fs::write(
+        &path,
+        "{\"train_batch_size\": 96, \"train_micro_batch_size_per_gpu\": 8}",
+    )
+    .unwrap();
+    let line = format!(
+        "deepspeed --num_gpus 4 train.py --deepspeed --deepspeed_config {} --output_dir out",
+        path.display()
+    );
+    let recipe = crate::recipe::read(&Request {
+        command: line.split(' ').map(str::to_owned).collect(),
+        ..Request::default()
+    })
+    .unwrap();
+    assert_eq!(recipe.dialect, Dialect::Deepspeed);
+    let batch = &recipe.spec.batch;
+    assert_eq!(
+        (batch.global, batch.micro, batch.gpus),
+        (Some(96), Some(8), Some(4))
+    );
+}
