@@ -7,8 +7,9 @@
 use serde::{Deserialize, Serialize};
 
 use super::split::{self, Split};
-use crate::recipe::Located;
+use crate::recipe::emit::Numbers;
 use crate::recipe::spec::{Objective, Remainder, Strategy};
+use crate::recipe::{Located, Recipe};
 
 /// A generation's plan. Its JSON form is a contract (`evenkeel plan -o json`): one object, the keys
 /// of the [`Outline`] among its own.
@@ -115,6 +116,26 @@ impl Plan {
             remainder: self.outline.remainder,
         };
         format!("{} (base {base})", split.proof())
+    }
+
+    /// The numbers that a recipe which is to run this plan has to say.
+    pub fn numbers(&self, recipe: &Recipe) -> Numbers {
+        let path = "generation.steps_per_generation";
+        let key = recipe.key(path);
+        let adjusted = self
+            .outline
+            .adjusted
+            .iter()
+            .find(|adjustment| adjustment.key == key);
+        let stated = recipe.spec.generation.steps_per_generation;
+        Numbers {
+            world: self.outline.world_size,
+            data_parallel: self.data_parallel_size,
+            global: self.global_batch_size,
+            micro: self.per_device_batch_size,
+            accumulation: self.gradient_accumulation_steps,
+            steps_per_generation: adjusted.and_then(|a| a.to.parse().ok()).or(stated),
+        }
     }
 
     /// How many micro-batches each data-parallel rank runs for a global batch of `batch` samples:

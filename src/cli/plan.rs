@@ -1,7 +1,9 @@
 //! `evenkeel plan`: the batch arithmetic of a recipe in a world, before anything is started.
 
+mod estimate;
 mod text;
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::str::FromStr;
 
@@ -11,13 +13,15 @@ use serde::Serialize;
 use super::cluster::ClusterArgs;
 use super::cluster::submit::NVIDIA;
 use super::output::{self, Format};
-use super::recipe_args::RecipeArgs;
+use super::recipe_args::RecipeOptions;
 use super::{EXIT_REFUSED, EXIT_USAGE, bytes, render};
-use crate::batch::{self, Draft, Horizon, OomPolicy, OomStep, PlanRequest};
+use crate::batch::{self, Draft, Examined, Horizon, OomPolicy, OomStep, PlanRequest, Trainer};
 use crate::client;
 use crate::inventory::{Devices, Inventory};
 use crate::launch::{self, survey};
-use crate::recipe::{Located, ReadError};
+use crate::recipe::emit::{self, Form};
+use crate::recipe::spec::Remainder;
+use crate::recipe::{Located, ReadError, Recipe};
 
 /// Show the batch plan of a recipe
 #[derive(clap::Args)]
@@ -30,12 +34,32 @@ use crate::recipe::{Located, ReadError};
   evenkeel plan HALOs/config loss=dpo model=llama ++model.batch_size=32 --gpus 8
   evenkeel plan recipe.yaml --gpus 8 --oom-policy transformers
   evenkeel plan recipe.yaml --from-cluster               the GPUs that are free there now
+  evenkeel plan --gpus 6 -- torchrun --nproc_per_node 4 train.py --per_device_train_batch_size 8
+  evenkeel plan recipe.yaml --recipe-gpus 8 --gpus 4 --emit recipe > recipe-4.yaml
+  evenkeel plan recipe.yaml --recipe-gpus 8 --gpus 4 --estimate --device-memory 24GB
+  evenkeel plan --estimate --model 7B --gpus 1 --device-memory 24GB
+  evenkeel plan ds_config.json --gpus 8                  a DeepSpeed config by itself
 
 Without --gpus or --nodes it plans for the hardware found.
 Exit codes: 0 fine, 1 a rule says no, 2 the call or a file cannot be used.")]
 pub struct Args {
+    /// Recipe file, in any dialect that is read, or a script with the command that starts it
+    #[arg(required_unless_present_any = ["command", "model"])]
+    recipe: Option<PathBuf>,
+
     #[command(flatten)]
-    recipe: RecipeArgs,
+    options: RecipeOptions,
+
+    /// Change a key of the recipe, in its own spelling: `max_seq_length=128`,
+    /// `dataset_mixture.datasets.0.id=chat.jsonl`, or a native key as
+    /// `evenkeel.model.config.hidden_size=64`
+    #[arg(value_name = "KEY=VALUE")]
+    overrides: Vec<String>,
+
+    /// The command that you start it with today: launcher, script and arguments. What it says stands
+    /// over the recipe, and it may name the recipe and its configs itself
+    #[arg(last = true, value_name = "COMMAND")]
+    command: Vec<String>,
 
     /// Memory of every device, in bytes or with a unit: KB, MB, GB, TB count in thousands (80GB),
     /// KiB, MiB, GiB, TiB in 1024s (24GiB) [default: that of the hardware found, when no number of
@@ -49,6 +73,14 @@ pub struct Args {
     #[arg(long, value_name = "POLICY", value_parser = OomPolicy::from_str)]
     oom_policy: Option<OomPolicy>,
 
+    /// Propose the largest per-device batch that fits the devices' memory, whatever the recipe says
+    #[arg(long)]
+    estimate: bool,
+
+    /// Estimate for a model without a recipe: a hub id, or a size such as 7B
+    #[arg(long, value_name = "MODEL", requires = "estimate", conflicts_with_all = ["recipe", "command"])]
+    model: Option<String>,
+
     /// Plan for what the cluster has free now, or, with --nodes, for so many of its nodes
     #[arg(long, conflicts_with = "gpus")]
     from_cluster: bool,
@@ -60,9 +92,41 @@ pub struct Args {
     #[command(flatten)]
     cluster: ClusterArgs,
 
+    /// Print the plan as something to run instead: the recipe in its own dialect with only its batch
+    /// numbers changed, arguments of its trainer, environment variables, or a launcher's config
+    #[arg(long, value_enum, value_name = "FORM", conflicts_with = "output")]
+    emit: Option<Emit>,
+
     /// How to print
     #[arg(short, long, value_enum, value_name = "FORMAT", default_value_t = Format::Text)]
     output: Format,
+}
+
+/// What `--emit` writes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Emit {
+    /// The recipe, script or command, in its own dialect
+    Recipe,
+    /// Arguments of its trainer
+    Args,
+    /// Environment variables
+    Env,
+    /// The accelerate config that it is launched with, or a new one
+    Accelerate,
+    /// The DeepSpeed config that it names
+    Deepspeed,
+}
+
+impl From<Emit> for Form {
+    fn from(emit: Emit) -> Form {
+        match emit {
+            Emit::Recipe => Form::Recipe,
+            Emit::Args => Form::Args,
+            Emit::Env => Form::Env,
+            Emit::Accelerate => Form::Accelerate,
+            Emit::Deepspeed => Form::Deepspeed,
+        }
+    }
 }
 
 /// The form of `-o json`: the keys of a plan, null where a refused one has none, and more.
@@ -88,7 +152,12 @@ struct Unreadable {
 }
 
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
-    let recipe = match args.recipe.read() {
+    let path = args.recipe.clone().unwrap_or_default();
+    let read = match &args.model {
+        Some(model) => estimate::recipe(model, &args.overrides)?,
+        None => args.options.read_job(&path, &args.overrides, &args.command),
+    };
+    let recipe = match read {
         Ok(recipe) => recipe,
         Err(error) => return unreadable(&error, args.output),
     };
@@ -96,12 +165,28 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         true => on_cluster(&args)?,
         false => world(&args)?,
     };
-    request.nodes = args.recipe.options.nodes;
+    request.nodes = args.options.nodes;
     request.oom_policy = args.oom_policy.unwrap_or_default();
     request.device_memory = args.device_memory.or(request.device_memory);
     let base = launch::base()?;
     let request = survey(&recipe, &base, request);
+    if args.estimate && request.device_memory.is_none() {
+        bail!("--estimate has to know the devices' memory: give --device-memory 24GB");
+    }
+    // Whoever has a command, or wants something to run, has a trainer.
+    let own = args.emit.is_some() || !args.command.is_empty();
+    let request = PlanRequest {
+        estimate: args.estimate,
+        trainer: if own { Trainer::Own } else { request.trainer },
+        ..request
+    };
+    if args.model.is_some() {
+        return estimate::print(&recipe, &request, args.output);
+    }
     let examined = batch::examine(&recipe, &request);
+    if let Some(form) = args.emit {
+        return emitted(&recipe, examined, form.into());
+    }
     let plan = examined.clone().finish().ok();
     let oom = args
         .oom_policy
@@ -129,9 +214,31 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     })
 }
 
+/// Prints what is to be run. What the rules say goes to standard error, so that the result can be
+/// sent into a file.
+fn emitted(recipe: &Recipe, examined: Examined, form: Form) -> anyhow::Result<ExitCode> {
+    render::print(&examined.diagnostics, &recipe.sources);
+    let Ok(plan) = examined.finish() else {
+        return Ok(ExitCode::from(EXIT_REFUSED));
+    };
+    if plan.outline.remainder == Remainder::Uneven {
+        bail!(
+            "micro-batches are dealt unevenly, {}, which only the built-in trainer can do: plan for one of {:?}",
+            plan.proof,
+            plan.outline.feasible_gpu_counts
+        );
+    }
+    let emitted = emit::emit(recipe, &plan.numbers(recipe), form)?;
+    output::print(&emitted.text)?;
+    for remark in &emitted.remarks {
+        output::say(format_args!("note: {remark}\n"));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
 /// The world asked for, or the hardware found; and what to call it.
 fn world(args: &Args) -> anyhow::Result<(PlanRequest, String)> {
-    let options = &args.recipe.options;
+    let options = &args.options;
     if options.nodes.is_some() != options.gpus_per_node.is_some() {
         bail!(
             "--nodes and --gpus-per-node go together (--from-cluster finds the one that is missing)"
@@ -159,7 +266,7 @@ fn world(args: &Args) -> anyhow::Result<(PlanRequest, String)> {
 
 /// What a cluster has free, or the nodes asked for with as many GPUs as its nodes have.
 fn on_cluster(args: &Args) -> anyhow::Result<(PlanRequest, String)> {
-    let options = &args.recipe.options;
+    let options = &args.options;
     let per_node = options.gpus_per_node.map(u32::try_from).transpose()?;
     let free = args
         .cluster

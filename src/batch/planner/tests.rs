@@ -1,4 +1,5 @@
 mod strangers;
+mod trainers;
 mod trees;
 
 use proptest::prelude::*;

@@ -1,0 +1,287 @@
+//! Upstream's command lines and DeepSpeed configs, as the golden tables say.
+
+use std::path::Path;
+
+use crate::batch::{Plan, PlanRequest, Refused, examine, plan};
+use crate::recipe::emit::{Form, emit};
+use crate::recipe::{Recipe, Request, Setting, corpus, read, read_text};
+
+fn manifest_files(root: &Path, dialect: &str) -> Vec<(String, std::path::PathBuf)> {
+    let text = std::fs::read_to_string(root.join("manifest.csv")).unwrap();
+    let rows = corpus::csv(&text).skip(1);
+    rows.filter(|row| row[5] == dialect)
+        .map(|row| (row[2].clone(), root.join(&row[3])))
+        .collect()
+}
+
+/// A job under `--recipe-gpus`, with a command line.
+fn job(path: &Path, gpus: Option<&str>, command: &str) -> Recipe {
+    let gpus = gpus.map(|value| Setting {
+        flag: "--recipe-gpus",
+        path: "batch.gpus",
+        value: value.to_owned(),
+    });
+    let words = command.replace('"', "");
+    read(&Request {
+        path: path.to_owned(),
+        command: words.split_whitespace().map(str::to_owned).collect(),
+        settings: gpus.into_iter().collect(),
+        ..Request::default()
+    })
+    .unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+fn at(recipe: &Recipe, gpus: u64) -> Result<Plan, Refused> {
+    plan(recipe, &PlanRequest::gpus(gpus))
+}
+
+/// Whether one of the reasons has these words.
+fn says(refused: &Refused, words: &str) -> bool {
+    let mut reasons = refused.diagnostics.iter();
+    reasons.any(|diagnostic| diagnostic.message.contains(words))
+}
+
+#[test]
+fn transformers_command_lines_make_the_golden_batches() {
+    let Some(root) = corpus::root() else { return };
+    let table = std::fs::read_to_string(root.join("golden/cli_recipes.csv")).unwrap();
+    let mut planned = 0;
+    for row in corpus::csv(&table).skip(1).filter(|row| row[3] == "hf-cli") {
+        let (gpus, argv, expected) = (&row[4], &row[5], &row[6]);
+        // What the command itself says about its processes is not said again.
+        let said = argv.contains("nproc_per_node");
+        let recipe = job(Path::new(""), (!said).then_some(gpus), argv);
+        let plan = at(&recipe, gpus.parse().unwrap()).unwrap();
+        assert_eq!(
+            format!("GBS={}", plan.global_batch_size),
+            *expected,
+            "{argv}"
+        );
+        planned += 1;
+    }
+    assert_eq!(planned, 2);
+}
+
+#[test]
+fn deepspeed_configs_split_where_upstream_does_and_nowhere_else() {
+    let Some(root) = corpus::root() else { return };
+    let files = manifest_files(&root, "deepspeed-json");
+    let path = |part: &str| {
+        let found = files.iter().find(|(path, _)| path.contains(part));
+        &found
+            .unwrap_or_else(|| panic!("{part} is not in the manifest"))
+            .1
+    };
+    let hybrid = job(path("hybrid_engine"), None, "");
+    for gpus in [1, 2, 4, 8, 16] {
+        let plan = at(&hybrid, gpus).unwrap();
+        let accumulation = 32 / 2 / gpus;
+        assert_eq!(
+            (plan.per_device_batch_size, plan.gradient_accumulation_steps),
+            (2, accumulation)
+        );
+        assert_eq!(plan.outline.diagnostics, [], "{gpus}");
+    }
+    let refused = at(&hybrid, 3).unwrap_err();
+    assert!(says(&refused, "32 ≠ 2 × 5 × 3 = 30"), "{refused}");
+    let performance = job(path("perf_bs32"), None, "");
+    let refused = at(&performance, 6).unwrap_err();
+    assert!(says(&refused, "32 ≠ 5 × 1 × 6 = 30"), "{refused}");
+    assert_eq!(at(&performance, 8).unwrap().proof, "8 × 4 × 1 = 32");
+    let functional = path("func_bs8_zero2_gas3");
+    let unknown = at(&job(functional, None, ""), 4).unwrap_err();
+    assert_eq!(unknown.diagnostics[0].rule, "global-batch-unknown");
+    for gpus in ["1", "4", "6"] {
+        let world: u64 = gpus.parse().unwrap();
+        let plan = at(&job(functional, Some(gpus), ""), world).unwrap();
+        assert_eq!(
+            plan.global_batch_size,
+            24 * world,
+            "train_batch_size is derived"
+        );
+    }
+    for part in ["zero_stage2_config", "sp-alst.ds-config"] {
+        let auto = job(path(part), None, "");
+        let found = examine(&auto, &PlanRequest::gpus(4)).diagnostics;
+        assert_eq!(found.len(), 1, "{found:?}");
+        assert_eq!(found[0].rule, "global-batch-unknown");
+        assert!(found[0].message.contains("\"auto\""), "{found:?}");
+    }
+}
+
+#[test]
+fn a_template_with_one_accumulation_is_refused_beside_a_trainer_with_another() {
+    let Some(root) = corpus::root() else { return };
+    let files = manifest_files(&root, "deepspeed-json");
+    let (_, template) = files
+        .iter()
+        .find(|(path, _)| path.contains("zero_stage2_config"))
+        .unwrap();
+    let command = |accumulation: u64| {
+        let line = format!(
+            "deepspeed --num_gpus 8 train.py --deepspeed {} --gradient_accumulation_steps {accumulation}",
+            template.display()
+        );
+        read(&Request {
+            command: line.split(' ').map(str::to_owned).collect(),
+            ..Request::default()
+        })
+    };
+    let plan = at(&command(1).unwrap(), 4).unwrap();
+    assert_eq!(plan.proof, "4 × 8 × 2 = 64");
+    let refused = command(2).unwrap_err();
+    assert_eq!(refused.diagnostics[0].rule, "accumulation-conflict");
+}
+
+/// Worlds that are planned for.
+const WORLDS: &[u64] = &[1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 64, 128];
+
+/// The lines of `after` that are not in `before`, and the other way round.
+fn changed_lines<'t>(before: &'t str, after: &'t str) -> Vec<&'t str> {
+    let lines = |a: &'t str, b: &'t str| {
+        let b: Vec<&str> = b.lines().collect();
+        a.lines().filter(move |line| !b.contains(line))
+    };
+    lines(before, after).chain(lines(after, before)).collect()
+}
+
+#[test]
+fn every_upstream_recipe_is_written_for_every_world_and_reads_as_the_same_plan() {
+    let Some(root) = corpus::root() else { return };
+    let text = std::fs::read_to_string(root.join("manifest.csv")).unwrap();
+    let mut written = 0;
+    for row in corpus::csv(&text).skip(1) {
+        let trainer = ["handbook-trl-yaml", "deepspeed-json"].contains(&row[5].as_str());
+        if !trainer || row[11].contains("\"auto\"") || row[11].starts_with("no batch keys") {
+            continue;
+        }
+        let path = root.join(&row[3]);
+        let gpus = Some(row[6].as_str()).filter(|gpus| !gpus.is_empty());
+        let recipe = job(&path, gpus.or(Some("8")), "");
+        let before = std::fs::read_to_string(&path).unwrap();
+        for &world in WORLDS {
+            let Ok(plan) = at(&recipe, world) else {
+                continue;
+            };
+            let what = format!("{} at {world}", row[2]);
+            let text = emit(&recipe, &plan.numbers(&recipe), Form::Recipe)
+                .unwrap()
+                .text;
+            for line in changed_lines(&before, &text) {
+                let batch = ["batch_size", "gradient_accumulation_steps"];
+                assert!(
+                    batch.iter().any(|word| line.contains(word)),
+                    "{what}: {line}"
+                );
+            }
+            let request = Request {
+                path: path.clone(),
+                settings: vec![Setting {
+                    flag: "--recipe-gpus",
+                    path: "batch.gpus",
+                    value: world.to_string(),
+                }],
+                ..Request::default()
+            };
+            let again = read_text(&request, text.clone()).unwrap_or_else(|e| panic!("{what}: {e}"));
+            let same = at(&again, world).unwrap_or_else(|e| panic!("{what}: {e}"));
+            assert_eq!(same.proof, plan.proof, "{what}");
+            assert_eq!(same.outline.adjusted, [], "{what}");
+            let twice = emit(&again, &same.numbers(&again), Form::Recipe)
+                .unwrap()
+                .text;
+            assert_eq!(twice, text, "{what}");
+            written += 1;
+        }
+    }
+    assert!(written > 100, "{written}");
+}
+
+#[test]
+fn a_launchers_config_is_written_for_the_world_and_read_back_with_the_recipe() {
+    let Some(root) = corpus::root() else { return };
+    let recipe = root.join(
+        "huggingface__alignment-handbook/925acdfe4b/recipes/zephyr-7b-beta/sft/config_full.yaml",
+    );
+    let folder = tempfile::tempdir().unwrap();
+    let launched = |accelerate: &Path| {
+        read(&Request {
+            path: recipe.clone(),
+            accelerate: Some(accelerate.to_owned()),
+            ..Request::default()
+        })
+        .unwrap_or_else(|error| panic!("{}: {error}", accelerate.display()))
+    };
+    let mut written = 0;
+    for (name, path) in manifest_files(&root, "accelerate-yaml") {
+        let skipped = [
+            "sagemaker",
+            "invalid_keys",
+            "sp-alst",
+            "fsdp_config.yaml",
+            "single_acc",
+        ];
+        if skipped.iter().any(|word| name.contains(word)) {
+            continue;
+        }
+        let before = launched(&path);
+        for world in [2, 4, 8, 16] {
+            let Ok(plan) = at(&before, world) else {
+                continue;
+            };
+            let text = emit(&before, &plan.numbers(&before), Form::Accelerate)
+                .unwrap()
+                .text;
+            let copy = folder.path().join("accelerate.yaml");
+            std::fs::write(&copy, &text).unwrap();
+            let after = launched(&copy);
+            let what = format!("{name} at {world}");
+            assert_eq!(after.spec.batch.gpus, Some(world), "{what}");
+            let rules = examine(&after, &PlanRequest::gpus(world)).diagnostics;
+            assert!(
+                rules.iter().all(|d| d.rule != "parallelism-product"),
+                "{what}: {rules:?}"
+            );
+            written += 1;
+        }
+    }
+    assert!(written > 30, "{written}");
+}
+
+#[test]
+fn a_tree_of_configs_is_handed_back_as_overrides() {
+    let Some(root) = corpus::root() else { return };
+    let tree = |path: &str, overrides: &[&str]| {
+        read(&Request {
+            path: root.join(path),
+            overrides: overrides.iter().map(|o| (*o).to_owned()).collect(),
+            settings: vec![Setting {
+                flag: "--recipe-gpus",
+                path: "batch.gpus",
+                value: "4".to_owned(),
+            }],
+            ..Request::default()
+        })
+        .unwrap_or_else(|error| panic!("{path}: {error}"))
+    };
+    let halos = tree(
+        "ContextualAI__HALOs/4831988636/config",
+        &[
+            "loss=kto",
+            "model=llama",
+            "exp_name=run",
+            "train_datasets=[ultrabin]",
+            "test_datasets=[ultrabin]",
+            "++model.batch_size=64",
+            "++model.gradient_accumulation_steps=2",
+            "++model.eval_batch_size=64",
+        ],
+    );
+    let numbers = at(&halos, 2).map(|plan| plan.numbers(&halos));
+    let numbers = numbers.unwrap_or_else(|refused| panic!("{refused}"));
+    assert_eq!(
+        emit(&halos, &numbers, Form::Args).unwrap().text,
+        "++model.batch_size=64 ++model.gradient_accumulation_steps=4\n"
+    );
+    assert!(emit(&halos, &numbers, Form::Recipe).is_err());
+}

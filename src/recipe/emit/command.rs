@@ -1,0 +1,99 @@
+//! A plan written into a command line: the arguments that are there get other values, those that are
+//! missing are added after the last one, and the launcher starts as many processes as the plan has.
+
+use super::{EmitError, Numbers, changes, edit, no_form, reader, split_batches, text_of};
+use crate::recipe::Recipe;
+use crate::recipe::command::PER_NODE;
+use crate::recipe::source::FileId;
+
+pub(super) fn emit(
+    recipe: &Recipe,
+    numbers: &Numbers,
+    file: FileId,
+    end: usize,
+) -> Result<String, EmitError> {
+    let reader = reader(recipe.dialect).ok_or_else(|| no_form(recipe, "recipe"))?;
+    let text = text_of(recipe, file);
+    // Stretches of the text and what comes in their place; applied from the end on.
+    let mut edits: Vec<(usize, usize, String)> = Vec::new();
+    let mut added = String::new();
+    // One argument a line stays one a line.
+    let between = match text.trim_start().starts_with("--") && text[..end].contains('\n') {
+        true => "\n",
+        false => " ",
+    };
+    let mut world = None;
+    let mut put = |path: &str, key: Option<&str>, value: u64| {
+        let place = recipe
+            .places
+            .get(path)
+            .filter(|place| place.span.file == file);
+        match (place, key) {
+            (Some(place), _) => {
+                let (start, end) = (place.span.start, place.span.end);
+                let before = text.get(start..end).unwrap_or_default();
+                edits.push((start, end, edit::in_quotes_of(before, &value.to_string())));
+            }
+            (None, Some(key)) => {
+                added += between;
+                added += &reader.argument(key, &value.to_string());
+            }
+            (None, None) => {}
+        }
+    };
+    if let Some(both) = split_batches(recipe, numbers) {
+        // The two keys have no native places of their own.
+        for (key, value) in both {
+            put("", Some(key), value);
+        }
+    } else {
+        for change in changes(&recipe.spec, numbers) {
+            match change.path {
+                "batch.gpus" => world = processes(recipe, numbers, file)?,
+                path => put(path, reader.upstream_key(path), change.to),
+            }
+        }
+    }
+    edits.extend(world);
+    if !added.is_empty() {
+        edits.push((end, end, added));
+    }
+    edits.sort_by_key(|(start, ..)| std::cmp::Reverse(*start));
+    let mut text = text.to_owned();
+    for (start, end, with) in edits {
+        text = edit::splice(&text, start, end, &with);
+    }
+    Ok(text)
+}
+
+/// Where the launcher says its processes, and what it has to say: those of a node for torchrun and
+/// DeepSpeed, all of them for accelerate.
+fn processes(
+    recipe: &Recipe,
+    numbers: &Numbers,
+    file: FileId,
+) -> Result<Option<(usize, usize, String)>, EmitError> {
+    let place = recipe.places.get("batch.gpus");
+    let place = place.filter(|place| place.span.file == file);
+    let (Some(place), Some(all)) = (place, recipe.spec.batch.gpus) else {
+        return Ok(None);
+    };
+    let (start, end) = (place.span.start, place.span.end);
+    let text = text_of(recipe, file).get(start..end).unwrap_or_default();
+    let stated: Option<u64> = text.trim_matches(['"', '\'']).parse().ok();
+    // torchrun starts one process where its option is not there; the place is its own then.
+    let silent = stated.is_none() && place.key == PER_NODE;
+    let Some(each) = stated.or(silent.then_some(1)).filter(|each| *each > 0) else {
+        let text = text.to_owned();
+        return Err(EmitError::Devices { text });
+    };
+    let (world, nodes) = (numbers.world, (all / each).max(1));
+    if !world.is_multiple_of(nodes) {
+        return Err(EmitError::Nodes { world, nodes });
+    }
+    let each = (world / nodes).to_string();
+    Ok(Some(match silent {
+        true => (end, end, format!(" {PER_NODE} {each}")),
+        false => (start, end, edit::in_quotes_of(text, &each)),
+    }))
+}

@@ -1,0 +1,61 @@
+//! A plan written into a DeepSpeed config: the numbers of the triple that it states, and those that
+//! DeepSpeed would derive otherwise.
+
+use super::{EmitError, Numbers, edit, text_of};
+use crate::recipe::deepspeed::TRIPLE;
+use crate::recipe::{Dialect, Recipe};
+
+pub(super) fn emit(recipe: &Recipe, numbers: &Numbers) -> Result<String, EmitError> {
+    let alone = recipe.dialect == Dialect::Deepspeed;
+    let file = match alone {
+        true => recipe.files.recipe,
+        false => recipe.files.deepspeed,
+    };
+    let file = file.ok_or(EmitError::NoDeepspeed)?;
+    let mut text = text_of(recipe, file).to_owned();
+    let values = [numbers.global, numbers.micro, numbers.accumulation];
+    let said = stated(&text);
+    let elastic = recipe.spec.batch.elastic.is_some();
+    if elastic {
+        text = edit::set(&text, "elasticity.enabled", "false", "")?;
+    }
+    let derived = derive(said, numbers);
+    let all = alone && (elastic || derived != Some([numbers.micro, numbers.accumulation]));
+    let mut beside = "zero_optimization";
+    for ((key, _), (value, said)) in TRIPLE.into_iter().zip(values.into_iter().zip(said)) {
+        // Without a train batch the product of the other two is one.
+        let missing = all && (elastic || key != "train_batch_size");
+        if said.is_some_and(|said| said != value) || (said.is_none() && missing) {
+            text = edit::set(&text, key, &value.to_string(), beside)?;
+        }
+        beside = key;
+    }
+    Ok(text)
+}
+
+/// Whether a config states a number of the triple.
+pub(super) fn says_numbers(text: &str) -> bool {
+    stated(text).iter().any(Option::is_some)
+}
+
+/// The triple as a text states it.
+fn stated(text: &str) -> [Option<u64>; 3] {
+    TRIPLE.map(|(key, _)| edit::number(text, key))
+}
+
+/// Micro-batch and accumulation as DeepSpeed would derive them, were the stated ones the plan's.
+fn derive(said: [Option<u64>; 3], numbers: &Numbers) -> Option<[u64; 2]> {
+    let world = numbers.data_parallel;
+    let [global, micro, accumulation] = said.map(|value| value.is_some());
+    Some(match (global, micro, accumulation) {
+        (_, true, true) => [numbers.micro, numbers.accumulation],
+        (true, true, false) => [numbers.micro, numbers.global / numbers.micro / world],
+        (true, false, true) => [
+            numbers.global / world / numbers.accumulation,
+            numbers.accumulation,
+        ],
+        (true, false, false) => [numbers.global / world, 1],
+        (false, true, false) => [numbers.micro, 1],
+        (false, false, _) => return None,
+    })
+}

@@ -1,0 +1,271 @@
+//! One value of a YAML or JSON text changed, every other byte as it was.
+//!
+//! The reader's places say where the value stands. Whatever was done to the text, it is read again
+//! and must say the same but for that value: anchors, merges and anything else that could carry a
+//! change elsewhere end in a refusal, never in another recipe.
+
+use crate::recipe::diagnostic::Severity;
+use crate::recipe::node::{Entry, Node};
+use crate::recipe::source::Sources;
+use crate::recipe::yaml;
+
+/// A text that cannot be changed in place.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "`{key}` cannot be set to {value} without changing more than that (write it out where it is an alias, an anchor or a merge)"
+)]
+pub struct EditError {
+    /// The key, dotted.
+    pub key: String,
+    /// Its value.
+    pub value: String,
+}
+
+/// The text with `value` at a dotted path: in place of what stands there, else as a new key of the
+/// mapping that would hold it, after `beside` where that is there.
+pub(super) fn set(text: &str, path: &str, value: &str, beside: &str) -> Result<String, EditError> {
+    let edits = [
+        parse(text).and_then(|root| replaced(text, &root, path, value)),
+        parse(text).and_then(|root| inserted(text, &root, path, value, beside)),
+    ];
+    let mut edits = edits.into_iter().flatten();
+    edits
+        .find(|edited| changes_only(text, edited, path, value))
+        .ok_or_else(|| EditError {
+            key: path.to_owned(),
+            value: value.to_owned(),
+        })
+}
+
+fn parse(text: &str) -> Option<Node> {
+    let mut sources = Sources::default();
+    let file = sources.add("", "");
+    let mut problems = Vec::new();
+    let root = yaml::parse(text, file, &mut problems);
+    root.filter(|_| problems.iter().all(|p| p.severity != Severity::Error))
+}
+
+/// The whole number at a dotted path of a text.
+pub(super) fn number(text: &str, path: &str) -> Option<u64> {
+    parse(text)?.get_path(path)?.text()?.parse().ok()
+}
+
+/// Whether two texts say the same but for one value.
+fn changes_only(before: &str, after: &str, path: &str, value: &str) -> bool {
+    let (Some(mut before), Some(mut after)) = (parse(before), parse(after)) else {
+        return false;
+    };
+    let arrived = after.get_path(path).and_then(Node::text) == Some(value);
+    before.remove_path(path);
+    after.remove_path(path);
+    arrived && before.same_value(&after)
+}
+
+/// The mapping that a path ends in, and the entry, where it is there.
+fn find<'n>(root: &'n Node, path: &str) -> Option<(&'n Node, Option<&'n Entry>)> {
+    let (parent, name) = match path.rsplit_once('.') {
+        Some((parent, name)) => (root.get_path(parent)?, name),
+        None => (root, path),
+    };
+    let entry = parent.entries()?.iter().find(|entry| entry.name == name);
+    Some((parent, entry))
+}
+
+fn replaced(text: &str, root: &Node, path: &str, value: &str) -> Option<String> {
+    let entry = find(root, path)?.1?;
+    entry.value.text()?;
+    let after_key = entry.name_span.end;
+    let (start, end) = match text.get(after_key..entry.value.span.start) {
+        // An anchor may stand between the two.
+        Some(between)
+            if between.trim_start().starts_with(':') && !entry.value.text()?.is_empty() =>
+        {
+            (entry.value.span.start, entry.value.span.end)
+        }
+        // An alias, whose value stands elsewhere, or nothing at all.
+        _ => {
+            let rest = text.get(after_key..)?;
+            let colon = after_key + rest.find(':')? + 1;
+            let after = text.get(colon..)?;
+            let blank = after.len() - after.trim_start_matches([' ', '\t']).len();
+            let token = after[blank..]
+                .split([' ', '\t', '\r', '\n', ',', '}'])
+                .next()?;
+            let token = token.strip_prefix('#').map_or(token, |_| "");
+            match token {
+                "" => return Some(splice(text, colon, colon, &format!(" {value}"))),
+                token => (colon + blank, colon + blank + token.len()),
+            }
+        }
+    };
+    Some(splice(
+        text,
+        start,
+        end,
+        &in_quotes_of(text.get(start..end)?, value),
+    ))
+}
+
+/// The value in the quotes that the one before it had.
+pub(super) fn in_quotes_of(before: &str, value: &str) -> String {
+    match before.chars().next() {
+        Some(quote @ ('"' | '\'')) => format!("{quote}{value}{quote}"),
+        _ => value.to_owned(),
+    }
+}
+
+/// The text with another one in place of a stretch.
+pub(super) fn splice(text: &str, start: usize, end: usize, with: &str) -> String {
+    format!("{}{with}{}", &text[..start], &text[end..])
+}
+
+fn inserted(text: &str, root: &Node, path: &str, value: &str, beside: &str) -> Option<String> {
+    let (parent, _) = find(root, path)?;
+    let name = path.rsplit('.').next().unwrap_or(path);
+    let entries = parent.entries()?;
+    if text.get(parent.span.start..)?.starts_with('{') {
+        return in_braces(text, parent, entries, name, value);
+    }
+    // After a line of its own mapping that holds a single value: where such a line ends is known.
+    let own = |entry: &&Entry| {
+        let line = text.get(entry.name_span.end..entry.value.span.end);
+        entry.value.text().is_some() && line.is_some_and(|line| !line.contains('\n'))
+    };
+    let near = entries
+        .iter()
+        .find(|entry| entry.name == beside)
+        .filter(own);
+    let entry = near.or_else(|| entries.iter().rfind(own))?;
+    let start = text[..entry.name_span.start]
+        .rfind('\n')
+        .map_or(0, |at| at + 1);
+    let indent = &text[start..entry.name_span.start];
+    if !indent.trim_matches([' ', '\u{feff}']).is_empty() {
+        return None;
+    }
+    let indent = indent.trim_start_matches('\u{feff}');
+    let from = entry.value.span.end.max(entry.name_span.end);
+    let line = format!("{indent}{name}: {value}");
+    Some(match text[from..].find('\n') {
+        Some(at) => {
+            let end = from + at + 1;
+            let line_end = if text[..end].ends_with("\r\n") {
+                "\r\n"
+            } else {
+                "\n"
+            };
+            splice(text, end, end, &format!("{line}{line_end}"))
+        }
+        None => format!("{text}\n{line}"),
+    })
+}
+
+/// A new key at the end of a mapping in braces, spaced as its first one.
+fn in_braces(
+    text: &str,
+    parent: &Node,
+    entries: &[Entry],
+    name: &str,
+    value: &str,
+) -> Option<String> {
+    let open = parent.span.start + 1;
+    let Some((first, last)) = entries.first().zip(entries.last()) else {
+        return Some(splice(text, open, open, &format!("\"{name}\": {value}")));
+    };
+    let quoted = text.get(first.name_span.start..)?.starts_with('"');
+    let name = if quoted {
+        format!("\"{name}\"")
+    } else {
+        name.to_owned()
+    };
+    let before_first = text.get(open..first.name_span.start)?;
+    let space = match before_first.contains('\n') {
+        true => before_first,
+        false => " ",
+    };
+    let end = last.value.span.end;
+    Some(splice(text, end, end, &format!(",{space}{name}: {value}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn edited(text: &str, path: &str, value: &str) -> String {
+        set(text, path, value, "micro").unwrap_or_else(|error| panic!("{error}: {text}"))
+    }
+
+    #[test]
+    fn only_the_value_changes() {
+        for (before, path, after) in [
+            ("a: 16 # why\nb: x\n", "a", "a: 8 # why\nb: x\n"),
+            ("a:   \"16\"\r\nb: x\r\n", "a", "a:   \"8\"\r\nb: x\r\n"),
+            (
+                "{\"a\": 16,\n \"b\": {\"c\": 1}}",
+                "b.c",
+                "{\"a\": 16,\n \"b\": {\"c\": 8}}",
+            ),
+            ("x: {a: 16, b: 2}\n", "x.a", "x: {a: 8, b: 2}\n"),
+            ("a: &n 16\n", "a", "a: &n 8\n"),
+            ("n: &n 16\na: *n # alias\n", "a", "n: &n 16\na: 8 # alias\n"),
+            ("a:\nb: 1\n", "a", "a: 8\nb: 1\n"),
+            ("a: # empty\nb: 1\n", "a", "a: 8 # empty\nb: 1\n"),
+            ("\"a\" : 16\n", "a", "\"a\" : 8\n"),
+        ] {
+            assert_eq!(edited(before, path, "8"), after);
+        }
+    }
+
+    #[test]
+    fn a_missing_key_is_added_where_it_belongs() {
+        for (before, path, after) in [
+            ("micro: 4 # m\nz: 1\n", "a", "micro: 4 # m\na: 8\nz: 1\n"),
+            ("z: 1", "a", "z: 1\na: 8"),
+            ("t: |\n  x\nz: 1\r\n", "a", "t: |\n  x\nz: 1\r\na: 8\r\n"),
+            (
+                "s:\n  b:\n    micro: 4\n  z: 1\n",
+                "s.b.a",
+                "s:\n  b:\n    micro: 4\n    a: 8\n  z: 1\n",
+            ),
+            ("{\"b\": 1}", "a", "{\"b\": 1, \"a\": 8}"),
+            (
+                "{\n  \"b\": [1]\n}\n",
+                "a",
+                "{\n  \"b\": [1],\n  \"a\": 8\n}\n",
+            ),
+            (
+                "d: &d {a: 16}\nx:\n  <<: *d\n  micro: 1\n",
+                "x.a",
+                "d: &d {a: 16}\nx:\n  <<: *d\n  micro: 1\n  a: 8\n",
+            ),
+        ] {
+            assert_eq!(edited(before, path, "8"), after);
+        }
+    }
+
+    #[test]
+    fn what_would_change_more_is_refused() {
+        let error = set("a: &n 16\nb: *n\n", "a", "8", "").unwrap_err();
+        assert!(
+            error
+                .to_string()
+                .starts_with("`a` cannot be set to 8 without")
+        );
+        assert!(
+            set("x: 1\n", "y.a", "8", "").is_err(),
+            "its mapping is not there"
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn any_edit_that_succeeds_changes_one_value(text in "[ab:{}\"'\n,&*#0-9 -]{0,40}", value in 1..99_u8) {
+            let value = value.to_string();
+            if let Ok(edited) = set(&text, "a", &value, "b") {
+                prop_assert!(changes_only(&text, &edited, "a", &value));
+            }
+        }
+    }
+}

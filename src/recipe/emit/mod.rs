@@ -1,0 +1,360 @@
+//! A plan written back: into the recipe that it was made of, as arguments, as environment, as an
+//! accelerate or DeepSpeed config. Only numbers that follow from the world change; whoever reads
+//! what was written in that world comes to the same plan.
+
+mod accelerate;
+mod command;
+mod deepspeed;
+mod edit;
+
+use super::dialect::Dialect;
+use super::reader::Reader;
+use super::readers::READERS;
+use super::source::FileId;
+use super::{Recipe, spec::Spec};
+
+pub use edit::EditError;
+
+/// The numbers of a plan that a recipe may have to say.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Numbers {
+    /// Devices over all axes.
+    pub world: u64,
+    /// Data-parallel ranks.
+    pub data_parallel: u64,
+    /// The global batch, samples.
+    pub global: u64,
+    /// Samples per device and forward pass.
+    pub micro: u64,
+    /// Forward passes per step.
+    pub accumulation: u64,
+    /// GRPO's steps per generation, where the recipe states them.
+    pub steps_per_generation: Option<u64>,
+}
+
+/// What to write.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Form {
+    /// The recipe, in its own dialect.
+    Recipe,
+    /// Arguments of the trainer.
+    Args,
+    /// Environment variables.
+    Env,
+    /// An accelerate config.
+    Accelerate,
+    /// The DeepSpeed config.
+    Deepspeed,
+}
+
+/// What was written.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Emitted {
+    /// The whole text, ended by a line feed where the original was.
+    pub text: String,
+    /// What its reader has to know: other files that must change with it.
+    pub remarks: Vec<String>,
+}
+
+/// A plan that cannot be written in the form asked for.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum EmitError {
+    /// The dialect has no keys for the numbers.
+    #[error(
+        "a plan cannot be written back as {dialect} {form} (`--emit args` and `--emit env` write its numbers)"
+    )]
+    NoForm {
+        /// The recipe's dialect.
+        dialect: Dialect,
+        /// What was asked for.
+        form: &'static str,
+    },
+    /// The job has no such config.
+    #[error(
+        "the job has no DeepSpeed config of its own to write (`--emit args` gives the trainer's numbers)"
+    )]
+    NoDeepspeed,
+    /// The launcher starts the same number of processes on every node.
+    #[error(
+        "{world} processes do not come out even on the command's {nodes} nodes (change `--nnodes` first)"
+    )]
+    Nodes {
+        /// Devices.
+        world: u64,
+        /// Nodes of the command.
+        nodes: u64,
+    },
+    /// The processes are named in a way that cannot be counted up.
+    #[error("`{text}` names the command's devices one by one (use `--num_gpus` there)")]
+    Devices {
+        /// What stands there.
+        text: String,
+    },
+    /// The text cannot be changed in place.
+    #[error(transparent)]
+    Edit(#[from] EditError),
+}
+
+/// Writes a plan.
+pub fn emit(recipe: &Recipe, numbers: &Numbers, form: Form) -> Result<Emitted, EmitError> {
+    match form {
+        Form::Recipe => in_recipe(recipe, numbers),
+        Form::Args => arguments(recipe, numbers).map(plain),
+        Form::Env => Ok(plain(environment(&recipe.spec, numbers))),
+        Form::Accelerate => accelerate::emit(recipe, numbers).map(plain),
+        Form::Deepspeed => deepspeed::emit(recipe, numbers).map(plain),
+    }
+}
+
+fn plain(text: String) -> Emitted {
+    Emitted {
+        text,
+        remarks: Vec::new(),
+    }
+}
+
+fn reader(dialect: Dialect) -> Option<&'static dyn Reader> {
+    READERS
+        .iter()
+        .copied()
+        .find(|reader| reader.dialect() == dialect)
+}
+
+fn text_of(recipe: &Recipe, file: FileId) -> &str {
+    recipe
+        .sources
+        .get(file)
+        .map_or("", |file| file.text.as_str())
+}
+
+/// A number that follows from the world: its native path, what the recipe says, what the plan says.
+struct Change {
+    path: &'static str,
+    from: Option<u64>,
+    to: u64,
+}
+
+/// Every number that the plan may change, and whether it does.
+fn changes(spec: &Spec, numbers: &Numbers) -> Vec<Change> {
+    let batch = &spec.batch;
+    let mut all = vec![
+        Change {
+            path: "batch.micro",
+            from: batch.micro,
+            to: numbers.micro,
+        },
+        Change {
+            path: "batch.accumulation",
+            from: batch.accumulation,
+            to: numbers.accumulation,
+        },
+        Change {
+            path: "batch.gpus",
+            from: batch.gpus,
+            to: numbers.world,
+        },
+    ];
+    if let Some(to) = numbers.steps_per_generation {
+        all.push(Change {
+            path: "generation.steps_per_generation",
+            from: spec.generation.steps_per_generation,
+            to,
+        });
+    }
+    all.retain(|change| change.from != Some(change.to));
+    all
+}
+
+/// The recipe's own file, or the command that stands for it.
+fn in_recipe(recipe: &Recipe, numbers: &Numbers) -> Result<Emitted, EmitError> {
+    match recipe.dialect {
+        Dialect::Accelerate => return accelerate::emit(recipe, numbers).map(plain),
+        Dialect::Deepspeed => return deepspeed::emit(recipe, numbers).map(plain),
+        // A tree of configs is changed where it is launched.
+        Dialect::Halos | Dialect::Dpo => return Err(no_form(recipe, "recipe")),
+        _ => {}
+    }
+    let files = &recipe.files;
+    let in_command = files
+        .command
+        .filter(|(file, _)| files.recipe.is_none_or(|own| own == *file));
+    let mut emitted = match (in_command, files.recipe) {
+        (Some((file, end)), _) => plain(command::emit(recipe, numbers, file, end)?),
+        (None, Some(file)) => plain(in_file(recipe, numbers, file)?),
+        (None, None) => return Err(no_form(recipe, "recipe")),
+    };
+    emitted.remarks = remarks(recipe, numbers, in_command.is_some());
+    Ok(emitted)
+}
+
+fn no_form(recipe: &Recipe, form: &'static str) -> EmitError {
+    EmitError::NoForm {
+        dialect: recipe.dialect,
+        form,
+    }
+}
+
+/// Changes a YAML or JSON recipe.
+fn in_file(recipe: &Recipe, numbers: &Numbers, file: FileId) -> Result<String, EmitError> {
+    let native = recipe.dialect == Dialect::Native;
+    let reader = reader(recipe.dialect).ok_or_else(|| no_form(recipe, "recipe"))?;
+    if !native && reader.upstream_key("batch.accumulation").is_none() {
+        return Err(no_form(recipe, "recipe"));
+    }
+    let mut text = text_of(recipe, file).to_owned();
+    if let Some(both) = split_batches(recipe, numbers) {
+        for (key, value) in both {
+            text = edit::set(
+                &text,
+                key,
+                &value.to_string(),
+                "per_device_train_batch_size",
+            )?;
+        }
+        return Ok(text);
+    }
+    for change in changes(&recipe.spec, numbers) {
+        let place = recipe.places.get(change.path);
+        let key = match place.filter(|place| place.span.file == file) {
+            Some(place) if native => format!("spec.{}", place.key),
+            Some(place) => place.key.clone(),
+            // Nobody wrote it there: a default of the dialect, or a number of another file.
+            None => match reader.upstream_key(change.path) {
+                Some(key) => key.to_owned(),
+                None => continue,
+            },
+        };
+        let beside = reader.upstream_key("batch.micro").unwrap_or_default();
+        text = edit::set(&text, &key, &change.to.to_string(), beside)?;
+    }
+    Ok(text)
+}
+
+/// With accelerate's `split_batches` one loader's batch is cut over all processes: the key of the
+/// per-device batch then holds what all devices take together.
+fn split_batches(recipe: &Recipe, numbers: &Numbers) -> Option<[(&'static str, u64); 2]> {
+    let key = &recipe.places.get("batch.global")?.key;
+    key.ends_with("split_batches").then(|| {
+        [
+            (
+                "per_device_train_batch_size",
+                numbers.micro * numbers.data_parallel,
+            ),
+            ("gradient_accumulation_steps", numbers.accumulation),
+        ]
+    })
+}
+
+/// What else has to change with the recipe.
+fn remarks(recipe: &Recipe, numbers: &Numbers, in_command: bool) -> Vec<String> {
+    let files = &recipe.files;
+    let name = |file: FileId| {
+        let file = recipe.sources.get(file);
+        file.map_or(String::new(), |file| format!("`{}`", file.path.display()))
+    };
+    let mut remarks = Vec::new();
+    if let Some(file) = files.accelerate
+        && recipe.spec.batch.gpus != Some(numbers.world)
+    {
+        remarks.push(format!(
+            "{} starts another number of processes: `--emit accelerate` writes it for {}",
+            name(file),
+            numbers.world
+        ));
+    }
+    if let Some(file) = files.deepspeed
+        && deepspeed::says_numbers(text_of(recipe, file))
+    {
+        remarks.push(format!(
+            "{} states numbers of its own: `--emit deepspeed` writes them, or write \"auto\" there",
+            name(file)
+        ));
+    }
+    if !in_command && let Some((file, _)) = files.command {
+        let typed = changes(&recipe.spec, numbers).into_iter().any(|change| {
+            let place = recipe.places.get(change.path);
+            place.is_some_and(|place| place.span.file == file)
+        });
+        if typed {
+            remarks.push(
+                "the command types numbers that stand over the recipe's: leave them out of it, or take those of `--emit args`"
+                    .to_owned(),
+            );
+        }
+    }
+    remarks
+}
+
+/// The numbers as the trainer's arguments, in one line.
+fn arguments(recipe: &Recipe, numbers: &Numbers) -> Result<String, EmitError> {
+    let reader = reader(recipe.dialect).ok_or_else(|| no_form(recipe, "arguments"))?;
+    let mut words = Vec::new();
+    if recipe.dialect == Dialect::Accelerate {
+        words.push(format!("--num_processes {}", numbers.world));
+    } else if let Some(both) = split_batches(recipe, numbers) {
+        words.extend(both.map(|(key, value)| reader.argument(key, &value.to_string())));
+    } else {
+        for (path, value) in [
+            ("batch.global", stated_global(recipe, numbers)),
+            ("batch.micro", Some(numbers.micro)),
+            ("batch.accumulation", Some(numbers.accumulation)),
+            (
+                "generation.steps_per_generation",
+                numbers.steps_per_generation,
+            ),
+        ] {
+            if let (Some(key), Some(value)) = (reader.upstream_key(path), value) {
+                words.push(reader.argument(key, &value.to_string()));
+            }
+        }
+    }
+    // DeepSpeed takes its batch from no command line.
+    if words.is_empty() || recipe.dialect == Dialect::Deepspeed {
+        return Err(no_form(recipe, "arguments"));
+    }
+    Ok(words.join(" ") + "\n")
+}
+
+/// The global batch as a Hydra tree states it: samples a step, or in the trees where accumulation
+/// multiplies it samples a pass.
+fn stated_global(recipe: &Recipe, numbers: &Numbers) -> Option<u64> {
+    if !matches!(recipe.dialect, Dialect::Halos | Dialect::Dpo) {
+        return None;
+    }
+    let place = recipe.places.get("batch.global")?;
+    let text = text_of(recipe, place.span.file).get(place.span.start..place.span.end);
+    let stated: Option<u64> = text.and_then(|text| text.trim_matches(['"', '\'']).parse().ok());
+    Some(match stated == recipe.spec.batch.global {
+        true => numbers.global,
+        false => numbers.global / numbers.accumulation,
+    })
+}
+
+/// The numbers as variables: our own, and those that torchrun and accelerate read.
+fn environment(spec: &Spec, numbers: &Numbers) -> String {
+    let mut lines = vec![
+        ("EVENKEEL_GLOBAL_BATCH_SIZE", numbers.global),
+        ("EVENKEEL_PER_DEVICE_BATCH_SIZE", numbers.micro),
+        ("EVENKEEL_GRADIENT_ACCUMULATION_STEPS", numbers.accumulation),
+        ("EVENKEEL_DATA_PARALLEL_SIZE", numbers.data_parallel),
+        ("EVENKEEL_WORLD_SIZE", numbers.world),
+        (
+            "ACCELERATE_GRADIENT_ACCUMULATION_STEPS",
+            numbers.accumulation,
+        ),
+    ];
+    let parallel = &spec.parallel;
+    let axes = [
+        ("PARALLELISM_CONFIG_TP_SIZE", parallel.tensor),
+        ("PARALLELISM_CONFIG_CP_SIZE", parallel.context),
+        ("PARALLELISM_CONFIG_SP_SIZE", parallel.sequence),
+    ];
+    lines.extend(axes.into_iter().filter(|(_, size)| *size > 1));
+    lines
+        .iter()
+        .map(|(name, value)| format!("{name}={value}\n"))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests;

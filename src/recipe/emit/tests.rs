@@ -1,0 +1,273 @@
+use proptest::prelude::*;
+
+use super::*;
+use crate::recipe::{Request, Setting, read};
+
+/// A job of files, the first of which is the recipe, and a command; `@` stands for their folder.
+struct Job {
+    folder: tempfile::TempDir,
+    request: Request,
+}
+
+impl Job {
+    fn new(files: &[(&str, &str)], command: &str) -> Job {
+        let folder = tempfile::tempdir().unwrap();
+        for (name, text) in files {
+            std::fs::write(folder.path().join(name), text).unwrap();
+        }
+        let here = folder.path().to_str().unwrap();
+        let words = command.split_whitespace();
+        let request = Request {
+            path: files
+                .first()
+                .map_or_else(Default::default, |(name, _)| folder.path().join(name)),
+            command: words.map(|word| word.replace('@', here)).collect(),
+            ..Request::default()
+        };
+        Job { folder, request }
+    }
+
+    fn recipe(&self, gpus: Option<u64>) -> Recipe {
+        let setting = gpus.map(|gpus| Setting {
+            flag: "--recipe-gpus",
+            path: "batch.gpus",
+            value: gpus.to_string(),
+        });
+        let request = Request {
+            settings: setting.into_iter().collect(),
+            ..self.request.clone()
+        };
+        read(&request).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// What is written in a form, with this machine's folder as `@` again.
+    fn emitted(&self, gpus: Option<u64>, numbers: &Numbers, form: Form) -> String {
+        let emitted = emit(&self.recipe(gpus), numbers, form);
+        let emitted = emitted.unwrap_or_else(|error| panic!("{error}"));
+        let here = self.folder.path().to_str().unwrap();
+        let remarks = emitted.remarks.iter().map(|remark| format!("# {remark}\n"));
+        let text = emitted.text + &remarks.collect::<String>();
+        text.replace(here, "@")
+    }
+}
+
+/// `ranks` × `micro` × `accumulation`.
+fn numbers(ranks: u64, micro: u64, accumulation: u64) -> Numbers {
+    Numbers {
+        world: ranks,
+        data_parallel: ranks,
+        global: ranks * micro * accumulation,
+        micro,
+        accumulation,
+        steps_per_generation: None,
+    }
+}
+
+const SFT: &str = "# one model\nmodel_name_or_path: m # why\nper_device_train_batch_size: 16\n\
+                   learning_rate: 2.0e-05\ndataset_name: d\ndataset_text_field: text\n";
+
+#[test]
+fn a_recipe_keeps_every_byte_but_its_numbers() {
+    let job = Job::new(&[("config.yaml", SFT)], "");
+    let same = job.emitted(Some(8), &numbers(8, 16, 1), Form::Recipe);
+    assert_eq!(same, SFT);
+    let half = job.emitted(Some(8), &numbers(4, 16, 2), Form::Recipe);
+    assert_eq!(
+        half,
+        SFT.replace("16\n", "16\ngradient_accumulation_steps: 2\n")
+    );
+    let many = job.emitted(Some(8), &numbers(64, 2, 1), Form::Recipe);
+    assert_eq!(many, SFT.replace("16\n", "2\n"));
+}
+
+#[test]
+fn a_native_recipe_changes_only_what_it_says() {
+    let text = "apiVersion: evenkeel.dev/v1alpha1\nkind: Recipe\nspec:\n  batch: {global: 128, micro: 16} # b\n";
+    let job = Job::new(&[("r.yaml", text)], "");
+    let written = job.emitted(None, &numbers(64, 2, 1), Form::Recipe);
+    assert_eq!(written, text.replace("16", "2"));
+    let said = text.replace("16", "16, accumulation: 1, gpus: 8");
+    let job = Job::new(&[("r.yaml", &said)], "");
+    let written = job.emitted(None, &numbers(4, 16, 2), Form::Recipe);
+    assert_eq!(
+        written,
+        said.replace("accumulation: 1, gpus: 8", "accumulation: 2, gpus: 4")
+    );
+}
+
+#[test]
+fn a_command_gets_its_numbers_and_its_processes() {
+    let line = "torchrun --nproc_per_node 4 train.py --per_device_train_batch_size=8 --seed 1";
+    let job = Job::new(&[], line);
+    assert_eq!(
+        job.emitted(None, &numbers(2, 8, 2), Form::Recipe),
+        "torchrun --nproc_per_node 2 train.py --per_device_train_batch_size=8 --seed 1 \
+         --gradient_accumulation_steps 2\n"
+    );
+    let nodes = Job::new(
+        &[],
+        "torchrun --nnodes 2 --nproc_per_node 4 train.py --per_device_train_batch_size 8",
+    );
+    let written = nodes.emitted(None, &numbers(4, 8, 2), Form::Recipe);
+    assert!(
+        written.contains("--nnodes 2 --nproc_per_node 2 "),
+        "{written}"
+    );
+    let alone = Job::new(
+        &[],
+        "python -m torch.distributed.run --nnodes 2 t.py --seed 1",
+    );
+    assert_eq!(
+        alone.emitted(None, &numbers(8, 8, 1), Form::Recipe),
+        "python -m torch.distributed.run --nproc_per_node 4 --nnodes 2 t.py --seed 1\n"
+    );
+    let odd = emit(&nodes.recipe(None), &numbers(1, 8, 8), Form::Recipe).unwrap_err();
+    assert!(
+        odd.to_string()
+            .starts_with("1 processes do not come out even on the command's 2 nodes")
+    );
+}
+
+#[test]
+fn a_script_and_a_file_of_arguments_keep_their_form() {
+    let script = "#!/bin/bash\n# run\ntorchrun --nproc_per_node \"8\" \\\n  t.py \\\n  --per_device_train_batch_size '16' \\\n  --seed 1 # end\n";
+    let job = Job::new(&[("run.sh", script)], "");
+    let written = job.emitted(None, &numbers(4, 16, 2), Form::Recipe);
+    let expected = script
+        .replace("\"8\"", "\"4\"")
+        .replace("--seed 1", "--seed 1 --gradient_accumulation_steps 2");
+    assert_eq!(written, expected);
+    let arguments = "--per_device_train_batch_size 16\n--seed 1\n";
+    let job = Job::new(&[("t.args", arguments)], "");
+    let written = job.emitted(Some(8), &numbers(4, 16, 2), Form::Recipe);
+    assert_eq!(
+        written,
+        "--per_device_train_batch_size 16\n--seed 1\n--gradient_accumulation_steps 2\n"
+    );
+}
+
+#[test]
+fn every_file_of_a_job_is_written_or_named() {
+    let ds =
+        "{\n  \"gradient_accumulation_steps\": 1,\n  \"zero_optimization\": {\"stage\": 3}\n}\n";
+    let accelerate = "distributed_type: FSDP # s\nnum_processes: 8\nnum_machines: 2\n";
+    let recipe = format!("{SFT}deepspeed: ds.json\n");
+    let files = [
+        ("config.yaml", recipe.as_str()),
+        ("fsdp.yaml", accelerate),
+        ("ds.json", ds),
+    ];
+    let job = Job::new(&files, "accelerate launch --config_file @/fsdp.yaml sft.py");
+    let plan = numbers(3, 16, 2);
+    let forms = [
+        Form::Recipe,
+        Form::Args,
+        Form::Env,
+        Form::Accelerate,
+        Form::Deepspeed,
+    ];
+    let written = forms.map(|form| format!("== {form:?}\n{}", job.emitted(None, &plan, form)));
+    insta::assert_snapshot!(written.concat());
+}
+
+#[test]
+fn a_deepspeed_config_says_what_would_not_be_derived() {
+    let by_micro = "{\"train_batch_size\": 32, \"train_micro_batch_size_per_gpu\": 2}";
+    let job = Job::new(&[("ds.json", by_micro)], "");
+    assert_eq!(job.emitted(None, &numbers(4, 2, 4), Form::Recipe), by_micro);
+    assert_eq!(
+        job.emitted(None, &numbers(32, 1, 1), Form::Recipe),
+        by_micro.replace("gpu\": 2", "gpu\": 1")
+    );
+    let alone = "{\n  \"train_batch_size\": 32\n}\n";
+    let job = Job::new(&[("ds.json", alone)], "");
+    assert_eq!(job.emitted(None, &numbers(4, 8, 1), Form::Recipe), alone);
+    assert_eq!(
+        job.emitted(None, &numbers(4, 4, 2), Form::Recipe),
+        "{\n  \"train_batch_size\": 32,\n  \"train_micro_batch_size_per_gpu\": 4,\n  \"gradient_accumulation_steps\": 2\n}\n"
+    );
+    let elastic = "{\"zero_optimization\": {}, \"elasticity\": {\"enabled\": true, \"max_train_batch_size\": 128, \"micro_batch_sizes\": [1, 2, 4], \"version\": 0.1}}";
+    let job = Job::new(&[("ds.json", elastic)], "");
+    let written = job.emitted(None, &numbers(6, 4, 5), Form::Recipe);
+    assert!(written.contains("\"enabled\": false"), "{written}");
+    assert!(written.contains("\"train_batch_size\": 120"), "{written}");
+}
+
+#[test]
+fn an_accelerate_config_is_changed_where_the_world_shows() {
+    let text = "distributed_type: FSDP\nnum_processes: 8 # all\nparallelism_config:\n  \
+                parallelism_config_tp_size: 2\n  parallelism_config_dp_shard_size: 2\n  \
+                parallelism_config_dp_replicate_size: 2\n";
+    let job = Job::new(&[("a.yaml", text)], "");
+    let plan = Numbers {
+        world: 4,
+        data_parallel: 2,
+        ..numbers(2, 1, 1)
+    };
+    let written = job.emitted(None, &plan, Form::Accelerate);
+    assert_eq!(
+        written,
+        text.replace("8 # all", "4 # all")
+            .replace("replicate_size: 2", "replicate_size: 1")
+    );
+    let none = Job::new(
+        &[(
+            "a.yaml",
+            "distributed_type: \"NO\"\nmixed_precision: \"bf16\"\n",
+        )],
+        "",
+    );
+    assert_eq!(
+        none.emitted(None, &numbers(4, 1, 1), Form::Accelerate),
+        "distributed_type: \"MULTI_GPU\"\nmixed_precision: \"bf16\"\nnum_processes: 4\n"
+    );
+}
+
+#[test]
+fn what_has_no_form_says_so() {
+    let ds = Job::new(&[("ds.json", "{\"train_batch_size\": 32}")], "");
+    let error = emit(&ds.recipe(None), &numbers(4, 8, 1), Form::Args).unwrap_err();
+    assert!(error.to_string().contains("deepspeed arguments"), "{error}");
+    let sft = Job::new(&[("config.yaml", SFT)], "");
+    let error = emit(&sft.recipe(Some(8)), &numbers(4, 8, 1), Form::Deepspeed).unwrap_err();
+    assert_eq!(error, EmitError::NoDeepspeed);
+}
+
+proptest! {
+    /// Whatever the numbers, the text reads back as exactly those, and says nothing else anew.
+    #[test]
+    fn what_is_written_reads_as_the_numbers_written(
+        (ranks, micro, accumulation) in (1..9_u64, 1..65_u64, 1..33_u64),
+        keys: [bool; 2], json: bool,
+    ) {
+        let mut lines = vec![("model_name_or_path", "\"m\""), ("do_train", "true"), ("max_steps", "9")];
+        if keys[0] {
+            lines.push(("per_device_train_batch_size", "4"));
+        }
+        if keys[1] {
+            lines.insert(1, ("gradient_accumulation_steps", "3"));
+        }
+        lines.push(("seed", "7"));
+        let joined = |sep: &str, quote: &str| {
+            let lines = lines.iter().map(|(key, value)| format!("{quote}{key}{quote}: {value}"));
+            lines.collect::<Vec<_>>().join(sep)
+        };
+        let (name, text) = match json {
+            true => ("a.json", format!("{{\n  {}\n}}\n", joined(",\n  ", "\""))),
+            false => ("a.yaml", joined("\n", "") + "\n"),
+        };
+        let job = Job::new(&[(name, &text)], "");
+        let plan = numbers(ranks, micro, accumulation);
+        let before = job.recipe(Some(8));
+        let written = emit(&before, &plan, Form::Recipe).unwrap().text;
+        let after = Job::new(&[(name, &written)], "").recipe(Some(ranks));
+        let mut expected = before.spec.clone();
+        expected.batch.micro = Some(micro);
+        expected.batch.accumulation = Some(accumulation);
+        expected.batch.gpus = Some(ranks);
+        prop_assert_eq!(&after.spec, &expected);
+        // Writing the same again changes nothing.
+        let again = emit(&after, &plan, Form::Recipe).unwrap().text;
+        prop_assert_eq!(again, written);
+    }
+}
