@@ -6,6 +6,7 @@
 mod arithmetic;
 mod descent;
 mod draft;
+pub mod elastic;
 mod held_out;
 mod horizon;
 pub mod memory;
@@ -15,6 +16,7 @@ mod planner;
 mod request;
 pub mod rules;
 mod split;
+mod start;
 
 pub use descent::descend;
 pub use draft::{Draft, MAX_BATCH, MOST_GPUS, global_batch};
@@ -24,3 +26,4 @@ pub use oom_policy::{OomPolicy, OomStep};
 pub use plan::{Adjustment, MemoryEstimate, Outline, Plan};
 pub use planner::{Examined, Refused, default_world, examine, plan};
 pub use request::{Devices, Flaw, PlanRequest, Reached, Trainer};
+pub use start::{Start, start, starter};

@@ -25,6 +25,8 @@ pub struct PlanRequest {
     pub device_memory: Option<u64>,
     /// Bytes that a rank of the built-in trainer may use; `None`: no limit of its own.
     pub rank_memory: Option<u64>,
+    /// The micro-batch is to be as large as fits, whatever the recipe says.
+    pub estimate: bool,
     /// The micro-batch may not be above this (set by the out-of-memory descent).
     pub micro_limit: Option<u64>,
     /// The batch that the run has reached, when a schedule has moved it: the plan keeps that one
@@ -67,6 +69,8 @@ pub enum Trainer {
     /// Nobody knows yet: the plan is for any trainer, and perhaps for another machine.
     #[default]
     Any,
+    /// The user's own: what the built-in one lacks is of no interest.
+    Own,
     /// The built-in one, now, on this machine.
     BuiltIn,
 }

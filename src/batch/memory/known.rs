@@ -160,6 +160,32 @@ pub(super) fn find(path: &str) -> Option<&'static Known> {
         .find(|known| known.patterns.iter().any(|pattern| path.contains(pattern)))
 }
 
+/// Models that stand for their size.
+const TYPICAL: &[&str] = &[
+    "HuggingFaceTB/SmolLM2-135M",
+    "HuggingFaceTB/SmolLM2-360M",
+    "meta-llama/Llama-3.2-1B",
+    "HuggingFaceTB/SmolLM2-1.7B",
+    "meta-llama/Llama-3.2-3B",
+    "meta-llama/Llama-2-7b-hf",
+    "meta-llama/Meta-Llama-3-8B",
+    "meta-llama/Llama-2-13b-hf",
+    "meta-llama/Llama-2-70b-hf",
+    "meta-llama/Llama-3.1-405B",
+];
+
+/// The hub id of a model of about so many parameters; `None` where none is within a third.
+pub fn typical(parameters: f64) -> Option<&'static str> {
+    let distance = |id: &str| {
+        let own = find(id).map_or(f64::INFINITY, |known| known.shape.parameters());
+        (own / parameters).ln().abs()
+    };
+    let nearest = TYPICAL
+        .iter()
+        .min_by(|a, b| distance(a).total_cmp(&distance(b)))?;
+    (distance(nearest) < (4.0_f64 / 3.0).ln()).then_some(*nearest)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

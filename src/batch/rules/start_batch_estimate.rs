@@ -8,7 +8,8 @@ pub(super) const RULE: Rule = Rule {
     id: "start-batch-estimate",
     severity: Severity::Warning,
     summary: "the micro-batch is an estimate, not the recipe's",
-    why: "Two cases. The recipe's own micro-batch does not fit into a device by the estimate: the \
+    why: "Three cases. `--estimate` asks for the largest micro-batch that fits, whatever the recipe \
+states (a note). The recipe's own micro-batch does not fit into a device by the estimate: the \
 largest divisor that does is taken, accumulation takes the rest, and the global batch stays. Or the \
 recipe states no micro-batch: the largest that fits is taken, or 8 where the devices' memory is not \
 known (a note). Should the estimate be too high after all, an out-of-memory error leads to the next smaller \
@@ -37,7 +38,9 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
     };
     let memory = case.memory();
     let path = "batch.micro";
-    if let (Some(unlimited), Some(memory)) = (case.draft.unlimited, &memory)
+    if case.request.estimate {
+        asked_for(case, findings);
+    } else if let (Some(unlimited), Some(memory)) = (case.draft.unlimited, &memory)
         && let Some(stated) = case.draft.micro(case.spec())
         && memory.fits(split.ranks, split.micro)
     {
@@ -86,6 +89,35 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
     }
 }
 
+/// `--estimate`: what is proposed in place of the recipe's own.
+fn asked_for(case: &Case<'_>, findings: &mut Findings<'_>) {
+    let (Some(split), Some(memory)) = (case.draft.split, case.memory()) else {
+        return;
+    };
+    if !memory.fits(split.ranks, split.micro) {
+        return;
+    }
+    let path = "batch.micro";
+    let stated = match case.spec().batch.micro {
+        Some(stated) => format!(" (stated: {stated})"),
+        None => String::new(),
+    };
+    findings.add(
+        Severity::Note,
+        &[path],
+        format!(
+            "{} is the largest micro-batch of which {} fit {}, by estimate{stated}",
+            split.micro,
+            memory.needed(split.ranks, split.micro),
+            memory.usable()
+        ),
+        format!(
+            "`--emit` writes it; an out-of-memory error leads to the next smaller one, {} stays",
+            split.proof()
+        ),
+    );
+}
+
 #[cfg(test)]
 mod tests {
     use crate::batch::rules::testing::{only, recipe, seven_billion};
@@ -107,6 +139,20 @@ mod tests {
             plan.outline.adjusted[0].why,
             "as much as memory per device allows, by estimate"
         );
+    }
+
+    #[test]
+    fn an_estimate_that_was_asked_for_goes_above_the_stated_one() {
+        let recipe = seven_billion();
+        let request = PlanRequest {
+            device_memory: Some(141_000_000_000),
+            estimate: true,
+            ..PlanRequest::gpus(4)
+        };
+        let found = only("start-batch-estimate", &recipe, &request);
+        assert_eq!(found[0].severity, Severity::Note);
+        assert!(found[0].message.ends_with("(stated: 16)"), "{found:?}");
+        assert_eq!(plan(&recipe, &request).unwrap().proof, "4 × 32 × 1 = 128");
     }
 
     #[test]

@@ -152,7 +152,7 @@ fn counts(draft: &Draft, devices: Devices) -> String {
     text
 }
 
-fn memory_of(memory: &MemoryEstimate) -> String {
+pub(super) fn memory_of(memory: &MemoryEstimate) -> String {
     let all = match memory.available {
         Some(available) => format!("about {} of {}", bytes(memory.total), bytes(available)),
         None => format!(

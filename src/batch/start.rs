@@ -1,0 +1,143 @@
+//! A per-device batch to start with, for a model that nobody has a recipe for yet.
+//!
+//! The rule of thumb that goes with transformers (4 samples of a 7B model on a GPU of 24 GB, 2 of a
+//! 13B model, model parallelism for 70B) is what this estimate gives for adapters on a base in 4
+//! bits, with sequences of 2048 tokens: what such a GPU can train at all. Training in full takes
+//! ten times the memory; the recipe's own keys say so (`model.adapters=false`).
+
+use serde::Serialize;
+
+use super::memory::{Device, Estimator};
+use super::plan::MemoryEstimate;
+use super::request::PlanRequest;
+use super::{draft, planner};
+use crate::recipe::{Diagnostic, Located, Recipe};
+
+/// No proposal is larger: more samples at once gain nothing on one device.
+const MOST: u64 = 4096;
+
+/// What to start with.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Start {
+    /// The largest power of two that fits a device; `None`: not a single sample does.
+    pub per_device_batch_size: Option<u64>,
+    /// Devices over all axes.
+    pub world_size: u64,
+    /// Data-parallel ranks.
+    pub data_parallel_size: u64,
+    /// What that takes, and what was assumed; of a single sample where none fits.
+    pub memory: MemoryEstimate,
+    /// What the rules say about the memory.
+    pub diagnostics: Vec<Located>,
+    /// The same, for drawing.
+    #[serde(skip)]
+    pub found: Vec<Diagnostic>,
+}
+
+/// Proposes a batch. `None`: the model's shape or the devices' memory is not known, or the axes do
+/// not divide the devices.
+pub fn start(recipe: &Recipe, request: &PlanRequest) -> Option<Start> {
+    let spec = &recipe.spec;
+    let ranks = draft::ranks(request.gpus, &spec.parallel)?;
+    let device = Device::of(spec, request)?;
+    let sizes = std::iter::successors(Some(MOST), |size| (*size > 1).then_some(size / 2));
+    let micro = sizes.into_iter().find(|&micro| device.fits(ranks, micro));
+    let estimator = Estimator::of(spec, request.model_config.as_ref())?;
+    // The rules look at a plan: one sample a device is the smallest that there is.
+    let mut single = recipe.clone();
+    single.spec.batch.global = Some(ranks);
+    single.spec.batch.micro = Some(1);
+    let mut found = planner::examine(&single, request).diagnostics;
+    found.retain(|diagnostic| diagnostic.rule == "model-needs-sharding");
+    Some(Start {
+        per_device_batch_size: micro,
+        world_size: request.gpus,
+        data_parallel_size: ranks,
+        memory: estimator.estimate(ranks, micro.unwrap_or(1), request.device_memory),
+        diagnostics: found.iter().map(|d| d.locate(&recipe.sources)).collect(),
+        found,
+    })
+}
+
+/// A recipe for a model by its hub id, or by its size (`7B`), with the assumptions of the rule of
+/// thumb. `None`: no shape of that size is known.
+pub fn starter(model: &str) -> Option<String> {
+    let path = match size(model) {
+        Some(parameters) => super::memory::typical(parameters)?,
+        None => model,
+    };
+    let path = serde_json::to_string(path).ok()?;
+    Some(format!(
+        "apiVersion: evenkeel.dev/v1alpha1\nkind: Recipe\nspec:\n  name: estimate\n  objective: sft\n  \
+         model:\n    path: {path}\n    precision: bf16\n    activation_checkpointing: true\n    \
+         adapters: true\n    load_in_4bit: true\n  data: {{sequence_length: 2048}}\n"
+    ))
+}
+
+/// Parameters of `7B`, `1.5b`, `350M`.
+fn size(text: &str) -> Option<f64> {
+    let split = text
+        .len()
+        .checked_sub(1)
+        .filter(|at| text.is_char_boundary(*at))?;
+    let (number, unit) = text.split_at(split);
+    let unit = match unit {
+        "B" | "b" => 1e9,
+        "M" | "m" => 1e6,
+        _ => return None,
+    };
+    let number: f64 = number.parse().ok()?;
+    (number.is_finite() && number > 0.0).then_some(number * unit)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::recipe::{Request, read_text};
+
+    fn proposed(model: &str, overrides: &[&str], gpus: u64) -> Start {
+        let request = Request {
+            path: "estimate.yaml".into(),
+            overrides: overrides.iter().map(|o| (*o).to_owned()).collect(),
+            ..Request::default()
+        };
+        let recipe = read_text(&request, starter(model).unwrap()).unwrap();
+        let request = PlanRequest {
+            device_memory: Some(24_000_000_000),
+            ..PlanRequest::gpus(gpus)
+        };
+        start(&recipe, &request).unwrap()
+    }
+
+    #[test]
+    fn the_rule_of_thumb_is_met() {
+        assert_eq!(proposed("7B", &[], 1).per_device_batch_size, Some(4));
+        assert_eq!(proposed("13B", &[], 1).per_device_batch_size, Some(2));
+        let large = proposed("70B", &[], 1);
+        assert_eq!(large.per_device_batch_size, None);
+        assert_eq!(large.found[0].rule, "model-needs-sharding");
+    }
+
+    #[test]
+    fn training_in_full_takes_more_devices() {
+        let full = ["model.adapters=false", "model.load_in_4bit=false"];
+        let alone = proposed("7B", &full, 1);
+        assert_eq!(alone.per_device_batch_size, None);
+        let sharded = [full[0], full[1], "parallel.strategy=fsdp"];
+        assert!(proposed("7B", &sharded, 16).per_device_batch_size.is_some());
+    }
+
+    #[test]
+    fn sizes_are_those_of_well_known_models() {
+        for (text, expected) in [
+            ("7B", "meta-llama/Llama-2-7b-hf"),
+            ("1b", "meta-llama/Llama-3.2-1B"),
+            ("13B", "meta-llama/Llama-2-13b-hf"),
+            ("350M", "HuggingFaceTB/SmolLM2-360M"),
+        ] {
+            assert!(starter(text).unwrap().contains(expected), "{text}");
+        }
+        assert_eq!(starter("30B"), None, "there is nothing of about that size");
+        assert!(starter("acme/own").unwrap().contains("acme/own"));
+    }
+}
