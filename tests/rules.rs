@@ -60,3 +60,55 @@ fn every_rule_is_tripped_by_its_wrong_example_and_not_by_its_right_one() {
         assert!(!again, "{} is tripped by its right example", rule.id);
     }
 }
+
+/// The corpus of upstream recipes; `None`, said aloud, where there is none.
+fn corpus() -> Option<std::path::PathBuf> {
+    let root = std::env::var_os("EVENKEEL_RECIPES").map_or_else(
+        || std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared/recipes"),
+        std::path::PathBuf::from,
+    );
+    if !root.is_dir() {
+        println!("skipped: no recipe corpus at {}", root.display());
+        return None;
+    }
+    Some(root)
+}
+
+#[test]
+fn many_recipes_are_checked_in_one_call_and_shown_to_code_review() {
+    let Some(root) = corpus() else { return };
+    let manifest = std::fs::read_to_string(root.join("manifest.csv")).unwrap();
+    let paths: Vec<&str> = manifest
+        .lines()
+        .skip(1)
+        .map(|line| line.split(',').nth(3).unwrap())
+        .collect();
+    let check = |format: &str| -> (Option<i32>, Value) {
+        let output = Command::new(env!("CARGO_BIN_EXE_evenkeel"))
+            .current_dir(&root)
+            .args(["check", "--recipe-gpus", "8", "-o", format])
+            .args(&paths)
+            .output()
+            .unwrap();
+        let document = serde_json::from_slice(&output.stdout).unwrap();
+        (output.status.code(), document)
+    };
+    // Some of them cannot be used as they are: upstream says so of each.
+    let (code, checked) = check("json");
+    assert_eq!(code, Some(2));
+    let checked = checked.as_array().unwrap();
+    assert_eq!(checked.len(), paths.len());
+    let found: usize = checked
+        .iter()
+        .map(|recipe| recipe["diagnostics"].as_array().unwrap().len())
+        .sum();
+    let (code, sarif) = check("sarif");
+    assert_eq!(code, Some(2));
+    assert_eq!(sarif["version"], "2.1.0");
+    let results = sarif["runs"][0]["results"].as_array().unwrap();
+    assert_eq!(results.len(), found);
+    for result in results {
+        let uri = &result["locations"][0]["physicalLocation"]["artifactLocation"]["uri"];
+        assert!(root.join(uri.as_str().unwrap()).is_file(), "{result}");
+    }
+}

@@ -8,7 +8,8 @@ use serde::Serialize;
 
 use super::output::{self, Format};
 use super::recipe_args::RecipeOptions;
-use super::{EXIT_REFUSED, EXIT_USAGE, render};
+use super::render::{self, sarif};
+use super::{EXIT_REFUSED, EXIT_USAGE};
 use crate::batch::{self, PlanRequest};
 use crate::launch::{self, survey};
 use crate::recipe::{Diagnostic, Dialect, Located, Severity, Sources};
@@ -19,6 +20,7 @@ use crate::recipe::{Diagnostic, Dialect, Located, Severity, Sources};
   evenkeel check recipes/*/sft/*.yaml --recipe-gpus 8
   evenkeel check recipe.yaml --gpus 6 -o json
   evenkeel check HALOs/config loss=dpo model=llama ++model.batch_size=32 --gpus 8
+  evenkeel check recipes/*.yaml ds_config.json run.sh -o sarif > evenkeel.sarif
 
 Without --gpus every recipe is checked in the world that it was written for.
 Exit codes: 0 no errors, 1 a rule says no, 2 a file cannot be used.")]
@@ -32,8 +34,21 @@ pub struct Args {
     options: RecipeOptions,
 
     /// How to print
-    #[arg(short, long, value_enum, value_name = "FORMAT", default_value_t = Format::Text)]
-    output: Format,
+    #[arg(short, long, value_enum, value_name = "FORMAT", default_value_t = Output::Text)]
+    output: Output,
+}
+
+/// How to print what was found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Output {
+    /// For people
+    Text,
+    /// One JSON document
+    Json,
+    /// The same as YAML
+    Yaml,
+    /// SARIF 2.1.0, for code review
+    Sarif,
 }
 
 /// What was found about one recipe; the form of `-o json`.
@@ -52,6 +67,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     if recipes.is_empty() {
         bail!("there is no recipe among the arguments, only overrides");
     }
+    let mut results = Vec::new();
     for path in recipes {
         let (dialect, sources, diagnostics) = match args.options.read(path, &overrides) {
             Ok(recipe) => {
@@ -75,8 +91,14 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         if diagnostics.iter().any(|d| d.severity == Severity::Error) {
             code = code.max(EXIT_REFUSED);
         }
-        if args.output == Format::Text {
-            print_text(path, &diagnostics, &sources)?;
+        match args.output {
+            Output::Text => print_text(path, &diagnostics, &sources)?,
+            Output::Sarif => results.extend(sarif::results(&sarif::Checked {
+                recipe: path,
+                diagnostics: &diagnostics,
+                sources: &sources,
+            })),
+            Output::Json | Output::Yaml => {}
         }
         checked.push(Checked {
             recipe: path.clone(),
@@ -84,8 +106,11 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
             diagnostics: diagnostics.iter().map(|d| d.locate(&sources)).collect(),
         });
     }
-    if args.output != Format::Text {
-        args.output.print(&checked)?;
+    match args.output {
+        Output::Text => {}
+        Output::Json => Format::Json.print(&checked)?,
+        Output::Yaml => Format::Yaml.print(&checked)?,
+        Output::Sarif => Format::Json.print(&sarif::document(results))?,
     }
     Ok(ExitCode::from(code))
 }

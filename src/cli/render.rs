@@ -1,6 +1,7 @@
 //! Diagnostics for people: drawn, and printed where they do not mix with a command's result.
 
 mod draw;
+pub mod sarif;
 
 use super::output::say;
 use crate::recipe::{Diagnostic, Sources};

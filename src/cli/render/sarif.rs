@@ -1,0 +1,163 @@
+//! Diagnostics as SARIF 2.1.0, which code review tools show beside the lines.
+//!
+//! Columns count characters, as ours do. A finding without a place is reported at its recipe.
+
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use crate::batch::rules::RULES;
+use crate::recipe::{Diagnostic, Severity, Sources, Span};
+
+/// What one recipe's check found.
+pub struct Checked<'a> {
+    /// The recipe.
+    pub recipe: &'a Path,
+    /// What was found.
+    pub diagnostics: &'a [Diagnostic],
+    /// The files it was found in.
+    pub sources: &'a Sources,
+}
+
+/// The whole document.
+pub fn document(results: Vec<Value>) -> Value {
+    let rules: Vec<Value> = RULES
+        .iter()
+        .map(|rule| {
+            json!({
+                "id": rule.id,
+                "shortDescription": {"text": rule.summary},
+                "fullDescription": {"text": rule.why},
+                "help": {"text": format!("evenkeel explain {}", rule.id)},
+                "defaultConfiguration": {"level": level(rule.severity)},
+            })
+        })
+        .collect();
+    json!({
+        "$schema": "https://json.schemastore.org/sarif-2.1.0.json",
+        "version": "2.1.0",
+        "runs": [{
+            "tool": {"driver": {
+                "name": "evenkeel",
+                "version": env!("CARGO_PKG_VERSION"),
+                "rules": rules,
+            }},
+            "columnKind": "unicodeCodePoints",
+            "results": results,
+        }],
+    })
+}
+
+/// One recipe's findings.
+pub fn results(checked: &Checked<'_>) -> Vec<Value> {
+    let results = checked.diagnostics.iter();
+    results
+        .map(|diagnostic| result(diagnostic, checked))
+        .collect()
+}
+
+fn result(diagnostic: &Diagnostic, checked: &Checked<'_>) -> Value {
+    let place = diagnostic
+        .span
+        .and_then(|span| Some((span, checked.sources.get(span.file)?)));
+    // What stands on a command line has no file to be shown beside.
+    let place = place.filter(|(_, file)| file.path.is_file() || file.path == checked.recipe);
+    let mut location = match &place {
+        Some((_, file)) => json!({"artifactLocation": {"uri": uri(&file.path)}}),
+        None => json!({"artifactLocation": {"uri": uri(checked.recipe)}}),
+    };
+    if let Some((span, file)) = place {
+        location["region"] = region(span, &file.text);
+    }
+    let index = RULES.iter().position(|rule| rule.id == diagnostic.rule);
+    json!({
+        "ruleId": diagnostic.rule,
+        "ruleIndex": index,
+        "level": level(diagnostic.severity),
+        "message": {"text": format!("{}\nhelp: {}", diagnostic.message, diagnostic.help)},
+        "locations": [{"physicalLocation": location}],
+    })
+}
+
+fn level(severity: Severity) -> &'static str {
+    match severity {
+        Severity::Error => "error",
+        Severity::Warning => "warning",
+        Severity::Note => "note",
+    }
+}
+
+/// From the first character to the one after the last, on the first line that holds any.
+fn region(span: Span, text: &str) -> Value {
+    let marked = text.get(span.start..span.end).unwrap_or_default();
+    let first = marked.lines().next().unwrap_or_default().trim_end();
+    let length = u32::try_from(first.chars().count()).unwrap_or(0).max(1);
+    json!({
+        "startLine": span.line,
+        "startColumn": span.column,
+        "endColumn": span.column.saturating_add(length),
+    })
+}
+
+/// A path as a relative or absolute URI reference.
+fn uri(path: &Path) -> String {
+    let mut uri = String::new();
+    for byte in path.to_string_lossy().bytes() {
+        match byte {
+            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' | b'/' => {
+                uri.push(char::from(byte));
+            }
+            byte => uri.push_str(&format!("%{byte:02X}")),
+        }
+    }
+    match path.is_absolute() {
+        true => format!("file://{uri}"),
+        false => uri,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_finding_points_at_its_characters() {
+        let mut sources = Sources::default();
+        let text = "größe: 1\nmicro: vier # x\n";
+        let file = sources.add("my recipes/é.yaml", text);
+        let start = text.find("vier").unwrap();
+        let span = Span {
+            file,
+            start,
+            end: start + 4,
+            line: 2,
+            column: 8,
+        };
+        let found = [
+            Diagnostic::error("wrong-type", Some(span), "it is no number", "give one"),
+            Diagnostic::note("run-name", None, "it has another name", "nothing to do"),
+        ];
+        let results = results(&Checked {
+            recipe: Path::new("my recipes/é.yaml"),
+            diagnostics: &found,
+            sources: &sources,
+        });
+        let at = &results[0]["locations"][0]["physicalLocation"];
+        assert_eq!(at["artifactLocation"]["uri"], "my%20recipes/%C3%A9.yaml");
+        assert_eq!(
+            at["region"],
+            json!({"startLine": 2, "startColumn": 8, "endColumn": 12})
+        );
+        assert_eq!(results[0]["level"], "error");
+        assert_eq!(
+            results[1]["locations"][0]["physicalLocation"]["region"],
+            Value::Null
+        );
+        let document = document(results);
+        let rules = &document["runs"][0]["tool"]["driver"]["rules"];
+        for result in document["runs"][0]["results"].as_array().unwrap() {
+            let index = usize::try_from(result["ruleIndex"].as_u64().unwrap()).unwrap();
+            assert_eq!(rules[index]["id"], result["ruleId"]);
+        }
+    }
+}
