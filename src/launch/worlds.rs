@@ -136,7 +136,7 @@ mod tests {
             micro_limit: Some(14),
             ..RunState::default().reached(&setup)
         };
-        let again = plan(&setup, failed.world_size, reached).unwrap();
+        let again = plan(&setup, failed.outline.world_size, reached).unwrap();
         assert_eq!(again.proof, "2 × 14 × 2 = 56");
     }
 

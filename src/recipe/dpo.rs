@@ -92,6 +92,14 @@ impl Reader for Dpo {
         }
     }
 
+    fn upstream_key(&self, path: &str) -> Option<&'static str> {
+        match path {
+            "batch.global" => Some("batch_size"),
+            "batch.accumulation" => Some("gradient_accumulation_steps"),
+            _ => None,
+        }
+    }
+
     fn translate(&self, root: &Node, path: &Path, reading: &mut Reading) -> Node {
         let asked = Asked {
             path,

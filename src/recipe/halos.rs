@@ -110,6 +110,18 @@ impl Reader for Halos {
         }
     }
 
+    fn upstream_key(&self, path: &str) -> Option<&'static str> {
+        match path {
+            "batch.global" => Some("model.batch_size"),
+            "batch.accumulation" => Some("model.gradient_accumulation_steps"),
+            _ => None,
+        }
+    }
+
+    fn argument(&self, key: &str, value: &str) -> String {
+        format!("++{key}={value}")
+    }
+
     fn translate(&self, root: &Node, path: &Path, reading: &mut Reading) -> Node {
         let asked = Asked {
             path,

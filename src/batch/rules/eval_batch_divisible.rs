@@ -18,7 +18,8 @@ GRPO compares the generations of one prompt with each other, so an evaluation ba
 all devices must be a multiple of the number of generations. The product changes with the number of \
 devices, so a recipe that evaluates in one world may not in another.",
     upstream: "TRL f2cd577, `trainer/grpo_config.py` (`__post_init__`): raises when \
-per_device_eval_batch_size × num_processes is not a multiple of num_generations. HALOs 4831988, `launch.py` (`main`): raises unless eval_batch_size is a \
+per_device_eval_batch_size × num_processes is not a multiple of num_generations_eval, or where that is \
+not given of num_generations. HALOs 4831988, `launch.py` (`main`): raises unless eval_batch_size is a \
 multiple of num_processes × gradient_accumulation_steps. direct-preference-optimization f8b8c0f, `utils.py` \
 (`slice_and_move_batch_for_device`): rounds down.",
     wrong: Example {
@@ -91,7 +92,9 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
     let evaluation = &spec.evaluation;
     let (Some(micro), Some(group), Some(ranks)) = (
         evaluation.micro,
-        spec.generation.num_generations,
+        spec.generation
+            .num_generations_eval
+            .or(spec.generation.num_generations),
         case.draft.data_parallel_size,
     ) else {
         return;
@@ -107,7 +110,11 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
         .find(|m| (m * ranks).is_multiple_of(group))
         .unwrap_or(group);
     findings.at(
-        &["evaluation.micro", "generation.num_generations"],
+        &[
+            "evaluation.micro",
+            "generation.num_generations_eval",
+            "generation.num_generations",
+        ],
         format!(
             "evaluation batches of {ranks} × {micro} = {product} do not hold whole groups of \
              {group} generations"

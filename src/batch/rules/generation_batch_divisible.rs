@@ -3,8 +3,8 @@
 use super::{Case, Check, Example, Findings, Rule};
 use crate::batch::arithmetic::product;
 use crate::batch::draft::generation_batch;
-use crate::recipe::Severity;
 use crate::recipe::spec::Objective;
+use crate::recipe::{Dialect, Severity};
 
 /// TRL's `num_generations`.
 const DEFAULT_GENERATIONS: u64 = 8;
@@ -19,7 +19,7 @@ could not be compared, and it must be a multiple of micro-batch × data-parallel
 pass takes one such slice of it. Evenkeel keeps the generation batch when the world changes, and \
 changes `steps_per_generation` instead.",
     upstream: "TRL f2cd577, `trainer/grpo_config.py` (`__post_init__`): raises on both, on fewer \
-than two generations, and when both `generation_batch_size` and `steps_per_generation` are given.",
+than two generations, on `auto_find_batch_size`, on context and sequence parallelism, and when both `generation_batch_size` and `steps_per_generation` are given.",
     wrong: Example {
         flags: "--gpus 8",
         recipe: native!(
@@ -39,6 +39,24 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
     let spec = case.spec();
     if spec.objective != Objective::Grpo {
         return;
+    }
+    if spec.batch.auto_find {
+        findings.at(
+            &["batch.auto_find"],
+            format!(
+                "{} with GRPO: a smaller batch no longer holds whole groups",
+                case.key("batch.auto_find")
+            ),
+            "remove it: TRL refuses it too",
+        );
+    }
+    let (context, sequence) = (spec.parallel.context, spec.parallel.sequence);
+    if case.recipe.dialect != Dialect::Native && (context > 1 || sequence > 1) {
+        findings.at(
+            &["parallel.context", "parallel.sequence"],
+            format!("GRPO with context-parallel size {context} and sequence-parallel size {sequence}"),
+            "set both to 1: TRL builds its inputs after generation and cannot cut them along the sequence",
+        );
     }
     let generation = &spec.generation;
     let size = "generation.generation_batch_size";

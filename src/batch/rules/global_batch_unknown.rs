@@ -14,7 +14,7 @@ config, in a comment or nowhere. Guessing it would fix the one number that every
 keep.
 
 An accelerate config by itself is a world without a batch: it stands beside a recipe, \
-`--accelerate FILE`.",
+`--accelerate FILE`. A DeepSpeed config whose batch is \"auto\" takes a trainer's, and stands beside it.",
     upstream: "transformers 5.23.0, `trainer.py` (`get_total_train_batch_size`): micro-batch × \
 accumulation × the world that happens to be there. alignment-handbook 925acdf, `recipes/*/README.md`: \
 the numbers of GPUs, in prose.",
@@ -51,6 +51,18 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
         return;
     }
     let batch = &case.spec().batch;
+    if case.recipe.dialect == Dialect::Deepspeed && batch.elastic.is_some() {
+        // `deepspeed-elastic-batch` says why nothing came out.
+        return;
+    }
+    if case.recipe.dialect == Dialect::Deepspeed && batch.micro.is_none() {
+        findings.at(
+            &[],
+            "the DeepSpeed config says no batch: \"auto\" takes that of a trainer",
+            "give it beside the trainer's arguments, `evenkeel plan -- deepspeed train.py --deepspeed FILE …`",
+        );
+        return;
+    }
     if batch.gpus.is_some() && batch.micro.is_some() {
         // The GPUs are there, the other axes do not divide them: `parallelism-product` says so.
         return;

@@ -11,9 +11,9 @@ pub(super) const RULE: Rule = Rule {
     why: "KTO estimates its KL term from mismatched pairs within one device's micro-batch: each \
 prompt with the next sample's completion. With a single sample the pair is the sample itself, and \
 the term becomes its own reward. Accumulation does not help, since the pairs are made per forward \
-pass. HALOs makes the pairs alike and refuses only a single sample over all devices, so there it is a \
+pass. The loss `apo_zero_unpaired` has no such term. HALOs makes the pairs alike and refuses only a single sample over all devices, so there it is a \
 warning.",
-    upstream: "TRL f2cd577, `trainer/kto_trainer.py`: raises \"Actual (not effective) batch size \
+    upstream: "TRL f2cd577, `trainer/kto_trainer.py` (`calculate_KL`): raises \"Actual (not effective) batch size \
 must be > 1\". HALOs 4831988, \
 `train/dataloader.py` (`UnpairedPreferenceDataLoader`): the sample after each one in its micro-batch, \
 which for a single one is itself.",
@@ -32,7 +32,7 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
     let Some(split) = case.draft.split.filter(|split| split.micro < 2) else {
         return;
     };
-    if case.spec().objective != Objective::Kto {
+    if case.spec().objective != Objective::Kto || case.spec().generation.without_kl {
         return;
     }
     let global = split.micro * split.micro_batches;

@@ -4,6 +4,9 @@ use super::{Case, Check, Example, Findings, Rule};
 use crate::recipe::Severity;
 use crate::recipe::spec::Objective;
 
+/// Samples that whitening needs.
+const WHITENED: u64 = 8;
+
 pub(super) const RULE: Rule = Rule {
     id: "mini-batch-divisible",
     severity: Severity::Error,
@@ -12,7 +15,8 @@ pub(super) const RULE: Rule = Rule {
 own share, micro-batch × accumulation, so that must be a multiple of the number of parts, in \
 whatever world the recipe runs.",
     upstream: "TRL f2cd577, `experimental/ppo/ppo_trainer.py` (`exact_div`): raises when \
-per-device batch × accumulation is not a multiple of num_mini_batches.",
+per-device batch × accumulation is not a multiple of num_mini_batches, and asserts 8 samples in each \
+where `whiten_rewards` is on.",
     wrong: Example {
         flags: "--gpus 8",
         recipe: native!(
@@ -34,7 +38,18 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
         return;
     };
     let share = split.micro * split.accumulation();
-    if spec.objective == Objective::Ppo && !share.is_multiple_of(parts) {
+    if spec.objective != Objective::Ppo || parts == 0 {
+        return;
+    }
+    let part = share / parts;
+    if share.is_multiple_of(parts) && spec.generation.whiten_rewards && part < WHITENED {
+        findings.at(
+            &["generation.whiten_rewards", "generation.num_mini_batches"],
+            format!("{share} / {parts} = {part} samples of a device's mini-batch are too few to whiten rewards over, {WHITENED} are needed"),
+            "use fewer mini-batches or devices, or set `whiten_rewards` to false",
+        );
+    }
+    if !share.is_multiple_of(parts) {
         findings.at(
             &["generation.num_mini_batches"],
             format!(
@@ -52,6 +67,17 @@ mod tests {
     use crate::batch::PlanRequest;
     use crate::batch::rules::testing::{only, recipe};
     use crate::recipe::spec::Objective;
+
+    #[test]
+    fn whitening_needs_eight_samples() {
+        let mut recipe = recipe();
+        recipe.spec.objective = Objective::Ppo;
+        recipe.spec.generation.num_mini_batches = Some(2);
+        recipe.spec.generation.whiten_rewards = true;
+        let of = |gpus| only("mini-batch-divisible", &recipe, &PlanRequest::gpus(gpus));
+        assert!(of(8).is_empty());
+        assert!(of(16)[0].message.starts_with("8 / 2 = 4 samples"));
+    }
 
     #[test]
     fn mini_batches_divide_a_devices_share() {

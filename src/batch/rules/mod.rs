@@ -23,6 +23,8 @@ mod budget_missing;
 mod data_missing;
 mod dataset_smaller_than_batch;
 mod dataset_truncated;
+mod deepspeed_batch_triple;
+mod deepspeed_elastic_batch;
 mod effective_batch_floored;
 mod elasticity_bounds;
 mod eval_batch_divisible;
@@ -71,7 +73,7 @@ use super::draft::{Draft, model_parallel};
 use super::horizon::Horizon;
 use super::memory::Device;
 use super::request::{PlanRequest, Trainer};
-use crate::recipe::{Diagnostic, Recipe, Severity, Spec};
+use crate::recipe::{Diagnostic, Dialect, Recipe, Severity, Spec};
 
 pub use page::page;
 
@@ -84,6 +86,8 @@ static OWN: &[&Rule] = &[
     &data_missing::RULE,
     &dataset_smaller_than_batch::RULE,
     &dataset_truncated::RULE,
+    &deepspeed_batch_triple::RULE,
+    &deepspeed_elastic_batch::RULE,
     &effective_batch_floored::RULE,
     &elasticity_bounds::RULE,
     &eval_batch_divisible::RULE,
@@ -305,12 +309,25 @@ pub fn check(recipe: &Recipe, request: &PlanRequest, draft: &Draft) -> Vec<Diagn
     rules.flat_map(|rule| judge(rule, &case)).collect()
 }
 
+/// Whether another trainer will run it: the user's own, or the only one that can where a recipe names
+/// neither a model nor data, since its script or the recipe beside it does.
+fn is_for_another_trainer(case: &Case<'_>) -> bool {
+    let spec = case.spec();
+    match case.recipe.dialect {
+        _ if case.request.trainer == Trainer::Own => true,
+        Dialect::Accelerate | Dialect::Deepspeed => true,
+        Dialect::Transformers => spec.model.path.is_none() && spec.data.train.is_empty(),
+        _ => false,
+    }
+}
+
 /// What one rule has to say; nothing where it is not this plan's business.
 fn judge(rule: &'static Rule, case: &Case<'_>) -> Vec<Diagnostic> {
     let launched = case.request.trainer == Trainer::BuiltIn;
     let (check, severity) = match rule.check {
         Check::Plan(check) => (check, rule.severity),
         Check::Foreseen(check) if launched => (check, rule.severity),
+        Check::Foreseen(_) if is_for_another_trainer(case) => return Vec::new(),
         Check::Foreseen(check) => (check, rule.severity.max(Severity::Warning)),
         Check::Trainer(check) if launched => (check, rule.severity),
         Check::Trainer(_) | Check::Reader => return Vec::new(),

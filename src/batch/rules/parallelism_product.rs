@@ -3,7 +3,7 @@
 use super::{Case, Check, Example, Findings, Rule};
 use crate::batch::arithmetic::product;
 use crate::batch::draft::{model_parallel, ranks};
-use crate::recipe::Severity;
+use crate::recipe::{Dialect, Severity};
 
 pub(super) const RULE: Rule = Rule {
     id: "parallelism-product",
@@ -13,7 +13,8 @@ pub(super) const RULE: Rule = Rule {
 product of all sizes, and the data-parallel size is what is left when the others are divided out. \
 A remainder means devices without work or a world that cannot be built.",
     upstream: "accelerate 16cb6eb, `parallelism_config.py` (`_validate_accelerator`): raises when \
-dp_replicate × dp_shard × tp × cp × sp is not num_processes; `utils/launch.py`: num_processes // \
+dp_replicate × dp_shard × tp × cp × sp is not num_processes (not with DeepSpeed's sequence \
+parallelism), and on combinations of axes that do not go together; `utils/launch.py`: num_processes // \
 num_machines on each machine, the remainder is lost. transformers 5.23.0, `trainer.py`: world // \
 (tp × cp × sp), floored, and pipeline stages are not divided out.",
     wrong: Example {
@@ -82,12 +83,43 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
         wrong_count(gpus, &["batch.gpus"], "GPUs of the recipe");
     }
     check_data_parallel(case, findings);
+    if case.recipe.dialect != Dialect::Native {
+        check_combinations(case, findings);
+    }
+}
+
+/// Axes that accelerate does not combine.
+fn check_combinations(case: &Case<'_>, findings: &mut Findings<'_>) {
+    let parallel = &case.spec().parallel;
+    if parallel.context > 1 && parallel.sequence > 1 {
+        findings.at(
+            &["parallel.sequence", "parallel.context"],
+            format!(
+                "context-parallel size {} and sequence-parallel size {} exclude each other",
+                parallel.context, parallel.sequence
+            ),
+            "set one of them to 1",
+        );
+    }
+    let replicas = parallel.data_replicate.unwrap_or(1);
+    let split = parallel.tensor > 1 || parallel.context > 1;
+    if split && replicas > 1 && parallel.data_shard.unwrap_or(1) == 1 {
+        findings.at(
+            &["parallel.data_replicate"],
+            format!("{replicas} replicas that are not sharded do not go with tensor or context parallelism"),
+            format!("shard them: give {} instead", case.key("parallel.data_shard")),
+        );
+    }
 }
 
 /// Replicas and shards that a recipe states, against the GPUs that it states.
 fn check_data_parallel(case: &Case<'_>, findings: &mut Findings<'_>) {
     let parallel = &case.spec().parallel;
     if parallel.data_replicate.is_none() && parallel.data_shard.is_none() {
+        return;
+    }
+    // DeepSpeed makes the groups of its sequence parallelism itself, and accelerate does not check.
+    if parallel.sequence > 1 && case.recipe.dialect != Dialect::Native {
         return;
     }
     let stated = [
@@ -176,5 +208,27 @@ mod tests {
         assert_eq!(of(&recipe, 16)[0].severity, Severity::Warning);
         recipe.spec.parallel.data_shard = Some(4);
         assert_eq!(of(&recipe, 8)[0].severity, Severity::Error);
+    }
+
+    #[test]
+    fn axes_that_do_not_go_together_are_refused() {
+        let mut recipe = crate::batch::rules::testing::recipe();
+        recipe.dialect = crate::recipe::Dialect::Accelerate;
+        recipe.spec.parallel.context = 2;
+        recipe.spec.parallel.sequence = 2;
+        let of = |recipe: &crate::recipe::Recipe| {
+            only("parallelism-product", recipe, &PlanRequest::gpus(8))
+        };
+        assert!(of(&recipe)[0].message.ends_with("exclude each other"));
+        recipe.spec.parallel.sequence = 1;
+        recipe.spec.parallel.data_replicate = Some(4);
+        assert!(
+            of(&recipe)[0]
+                .message
+                .starts_with("4 replicas that are not sharded")
+        );
+        recipe.spec.parallel.data_replicate = Some(2);
+        recipe.spec.parallel.data_shard = Some(2);
+        assert!(of(&recipe).is_empty());
     }
 }

@@ -59,10 +59,10 @@ macro_rules! dpo {
 pub(super) static RULES: &[&Rule] = &[
     &ACCUMULATION_CONFLICT,
     &CONFIG_MISSING,
-    &DEEPSPEED_BATCH_TRIPLE,
     &DEEPSPEED_UNREAD,
     &DEFAULTS_LIST,
     &DUPLICATE_KEY,
+    &GPU_COUNT_CONFLICT,
     &INTERPOLATION,
     &MANDATORY_MISSING,
     &OBJECTIVE_ASSUMED,
@@ -108,19 +108,7 @@ f8b8c0f, `config/config.yaml`: `model: blank_model_fp32`."
 }
 
 page! {
-    DEEPSPEED_BATCH_TRIPLE "deepspeed-batch-triple" Error
-    summary "the recipe and the DeepSpeed config name different micro-batches"
-    why "DeepSpeed checks that its train batch is micro-batch × accumulation × world, and the \
-trainer checks that DeepSpeed's numbers are its own. A micro-batch that differs from the recipe's \
-is refused by both, at the start of the job; here it is refused before."
-    upstream "DeepSpeed edaa722, `runtime/config.py`: the assertion. transformers 5.23.0, \
-`integrations/deepspeed.py` (`fill_match`): the comparison with the trainer's own."
-    wrong "--gpus 8" handbook!("deepspeed: {train_micro_batch_size_per_gpu: 4}\n");
-    right "--gpus 8" handbook!("deepspeed: {train_micro_batch_size_per_gpu: auto}\n");
-}
-
-page! {
-    DEEPSPEED_UNREAD "deepspeed-unread" Warning
+        DEEPSPEED_UNREAD "deepspeed-unread" Warning
     summary "the DeepSpeed config that the recipe names is not there"
     why "The file says which ZeRO stage is used, and may say an accumulation of its own. Without it \
 the estimate of memory counts nothing as sharded, and a conflict cannot be seen."
@@ -151,6 +139,18 @@ warning."
 YAML 1.2 forbids it."
     wrong "--gpus 8" handbook!("learning_rate: 2.0e-05\nlearning_rate: 1.0e-05\n");
     right "--gpus 8" handbook!("learning_rate: 2.0e-05\n");
+}
+
+page! {
+    GPU_COUNT_CONFLICT "gpu-count-conflict" Warning
+    summary "the command and the accelerate config say different numbers of processes"
+    why "The global batch of a recipe that says what one device does follows from the number of \
+processes, and that may stand in the accelerate config as well as on the command line. What is typed \
+counts; whoever computes the batch from the config is wrong by the ratio of the two."
+    upstream "accelerate 16cb6eb, `commands/launch.py` (`_validate_launch_command`): takes from the \
+config only what was not typed."
+    wrong "--gpus 8 -- accelerate launch --num_processes 8 train.py" "distributed_type: MULTI_GPU\nnum_processes: 4\nevenkeel:\n  batch: {global: 32, micro: 4}\n";
+    right "--gpus 4 -- accelerate launch --num_processes 4 train.py" "distributed_type: MULTI_GPU\nnum_processes: 4\nevenkeel:\n  batch: {global: 32, micro: 4}\n";
 }
 
 page! {
@@ -261,8 +261,9 @@ page! {
     UNKNOWN_DIALECT "unknown-dialect" Error
     summary "the file is no recipe in a dialect that is known"
     why "A dialect is recognised by its keys. Read are native recipes, recipes of the \
-alignment-handbook and TRL, the Hydra trees of HALOs and direct-preference-optimization, and configs of \
-`accelerate launch`; other Hydra configs and DeepSpeed's are recognised and not read. `--dialect` decides where no key does; a file without any of them is most \
+alignment-handbook and TRL, transformers' arguments, the Hydra trees of HALOs and \
+direct-preference-optimization, and configs of `accelerate launch` and DeepSpeed; other Hydra configs are \
+recognised and not read. `--dialect` decides where no key does; a file without any of them is most \
 likely not a recipe."
     upstream "None."
     wrong "--gpus 8" "steps: [build, test]\n";
@@ -349,7 +350,8 @@ page! {
     YAML_SYNTAX "yaml-syntax" Error
     summary "the file is not well-formed YAML"
     why "Nothing can be said about a file that cannot be parsed. Half-written files, tabs as \
-indentation and quotes that do not end are the usual causes; the message points at the place."
+indentation and quotes that do not end are the usual causes; the message points at the place. The quotes of a command \
+must end as well."
     upstream "Every YAML loader refuses it."
     wrong "--gpus 8" native!("  batch: {global: 128, micro: 16\n");
     right "--gpus 8" native!("  batch: {global: 128, micro: 16}\n");
