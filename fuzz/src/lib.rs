@@ -11,20 +11,29 @@ pub mod render;
 
 use std::path::Path;
 
+use recipe::emit::{self, Form, Numbers};
 use recipe::node::{Node, Value};
 use recipe::scalar::Schema;
 use recipe::{Diagnostic, Dialect, ReadError, Recipe, Request, Severity, Sources, Span};
 
 /// Reads a text as a dialect, under overrides, and checks what comes out.
 pub fn read(dialect: Dialect, path: &str, text: &str, overrides: Vec<String>) {
+    read_as(Some(dialect), path, text, overrides);
+}
+
+/// The same, with a dialect that may be left to be found out.
+pub fn read_as(dialect: Option<Dialect>, path: &str, text: &str, overrides: Vec<String>) {
     let request = Request {
         path: path.into(),
         overrides,
-        dialect: Some(dialect),
+        dialect,
         ..Request::default()
     };
     match recipe::read_text(&request, text.to_owned()) {
-        Ok(recipe) => check_recipe(&recipe),
+        Ok(recipe) => {
+            check_recipe(&recipe);
+            check_written(&recipe, &request);
+        }
         Err(error) => check_error(&error),
     }
 }
@@ -40,6 +49,38 @@ pub fn read_tree(dialect: Dialect, folder: &Path, overrides: Vec<String>) {
     match recipe::read(&request) {
         Ok(recipe) => check_recipe(&recipe),
         Err(error) => check_error(&error),
+    }
+}
+
+/// What is written for another world must read again, and say the numbers that were written.
+fn check_written(recipe: &Recipe, request: &Request) {
+    let numbers = Numbers {
+        world: 12,
+        data_parallel: 12,
+        global: 12 * 5 * 7,
+        micro: 5,
+        accumulation: 7,
+        steps_per_generation: recipe.spec.generation.steps_per_generation.map(|_| 9),
+    };
+    for form in [Form::Args, Form::Env, Form::Accelerate, Form::Deepspeed] {
+        let _written = emit::emit(recipe, &numbers, form);
+    }
+    let Ok(written) = emit::emit(recipe, &numbers, Form::Recipe) else {
+        return;
+    };
+    // Overrides stand over what was written, and a stated batch over the product.
+    if !request.overrides.is_empty() || recipe.dialect != Dialect::Transformers {
+        return;
+    }
+    let request = Request {
+        dialect: Some(recipe.dialect),
+        ..request.clone()
+    };
+    let again = recipe::read_text(&request, written.text.clone());
+    let again = again.unwrap_or_else(|error| panic!("{error}: {}", written.text));
+    let batch = &again.spec.batch;
+    if recipe.spec.batch.global.is_none() {
+        assert_eq!((batch.micro, batch.accumulation), (Some(5), Some(7)), "{}", written.text);
     }
 }
 
