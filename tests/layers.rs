@@ -22,7 +22,15 @@ const TABLE: &[(&str, &[&str])] = &[
     ("job", &["batch", "durable", "telemetry", "words"]),
     (
         "agent",
-        &["batch", "durable", "inventory", "job", "telemetry", "train"],
+        &[
+            "batch",
+            "durable",
+            "inventory",
+            "job",
+            "recipe",
+            "telemetry",
+            "train",
+        ],
     ),
     (
         "operator",

@@ -7,7 +7,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::split::{self, Split};
-use crate::recipe::emit::Numbers;
+use crate::recipe::emit::{self, Numbers};
 use crate::recipe::spec::{Objective, Remainder, Strategy};
 use crate::recipe::{Located, Recipe};
 
@@ -129,12 +129,31 @@ impl Plan {
             .find(|adjustment| adjustment.key == key);
         let stated = recipe.spec.generation.steps_per_generation;
         Numbers {
+            steps_per_generation: adjusted.and_then(|a| a.to.parse().ok()).or(stated),
+            ..self.plain_numbers()
+        }
+    }
+
+    /// The numbers as the environment of a program that trains by them.
+    pub fn variables(&self) -> Vec<(&'static str, u64)> {
+        let outline = &self.outline;
+        let axes = [
+            outline.tensor_parallel_size,
+            outline.context_parallel_size,
+            outline.sequence_parallel_size,
+        ];
+        emit::variables(&self.plain_numbers(), axes)
+    }
+
+    /// The numbers that every trainer has.
+    fn plain_numbers(&self) -> Numbers {
+        Numbers {
             world: self.outline.world_size,
             data_parallel: self.data_parallel_size,
             global: self.global_batch_size,
             micro: self.per_device_batch_size,
             accumulation: self.gradient_accumulation_steps,
-            steps_per_generation: adjusted.and_then(|a| a.to.parse().ok()).or(stated),
+            steps_per_generation: None,
         }
     }
 

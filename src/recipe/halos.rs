@@ -15,7 +15,7 @@ use super::dialect::Dialect;
 use super::hydra::{Program, Values};
 use super::node::Node;
 use super::preference::{self, DTYPES, Kind, Known};
-use super::reader::{Asked, Confidence, Detected, Reader, Translated};
+use super::reader::{Asked, Checkpoints, Confidence, Detected, Reader, Resume, Translated};
 use super::reading::Reading;
 use super::source::FileId;
 use super::tree::{Given, Tree};
@@ -118,8 +118,26 @@ impl Reader for Halos {
         }
     }
 
-    fn argument(&self, key: &str, value: &str) -> String {
-        format!("++{key}={value}")
+    /// `launch.py` (031a524) loads weights, optimiser, scheduler and the count of examples from it;
+    /// `train/trainers.py` writes `step-N` with every evaluation under `intermediate_checkpoints`.
+    fn resume(&self) -> Option<Resume> {
+        Some(Resume {
+            key: "model.from_checkpoint",
+            checkpoints: Checkpoints {
+                prefix: "step-",
+                needs: &[
+                    "metrics.json",
+                    "optimizer.pt",
+                    "scheduler.pt",
+                    "config.json",
+                ],
+                unless: None,
+            },
+        })
+    }
+
+    fn argument(&self, key: &str, value: &str) -> Vec<String> {
+        vec![format!("++{key}={value}")]
     }
 
     fn translate(&self, root: &Node, path: &Path, reading: &mut Reading) -> Node {

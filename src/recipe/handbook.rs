@@ -15,7 +15,7 @@ use std::path::Path;
 use super::deepspeed;
 use super::dialect::{Dialect, RESERVED};
 use super::node::Node;
-use super::reader::{Confidence, Detected, Reader, others};
+use super::reader::{Checkpoints, Confidence, Detected, Reader, Resume, others};
 use super::reading::Reading;
 use super::spec::Objective;
 use super::suggest::did_you_mean;
@@ -97,8 +97,16 @@ impl Reader for Handbook {
         settings::upstream_key(path)
     }
 
-    fn argument(&self, key: &str, value: &str) -> String {
-        format!("--{key} {value}")
+    /// `TrainingArguments.resume_from_checkpoint`, which its scripts hand to `Trainer.train`.
+    fn resume(&self) -> Option<Resume> {
+        Some(Resume {
+            key: "resume_from_checkpoint",
+            checkpoints: Checkpoints::TRANSFORMERS,
+        })
+    }
+
+    fn argument(&self, key: &str, value: &str) -> Vec<String> {
+        vec![format!("--{key}"), value.to_owned()]
     }
 }
 

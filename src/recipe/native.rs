@@ -16,6 +16,7 @@ use super::diagnostic::{Diagnostic, Severity};
 use super::dialect::Dialect;
 use super::name;
 use super::node::Node;
+use super::placeholder;
 use super::reader::{Confidence, Detected, Reader};
 use super::reading::Reading;
 use super::scalar::{Resolved, Schema};
@@ -154,6 +155,16 @@ pub fn build(tree: &Node, diagnostics: &mut Vec<Diagnostic>) -> Option<(Spec, Pl
     let spec = spec?;
     limits::check(&spec, &places, diagnostics);
     check_place_of_run(&spec, &places, diagnostics);
+    if let Some((path, problem)) = placeholder::flaw(&spec.trainer) {
+        let place = places.get(path);
+        let key = place.map_or(path, |place| &place.key);
+        diagnostics.push(Diagnostic::error(
+            "trainer-command",
+            place.map(|place| place.span),
+            format!("`{key}` {problem}"),
+            "docs/anybodys-trainer.md lists the placeholders",
+        ));
+    }
     let refused = diagnostics[before..]
         .iter()
         .any(|d| d.severity == Severity::Error);

@@ -43,6 +43,43 @@ pub struct Asked<'a> {
     pub version: Option<&'a str>,
 }
 
+/// How a trainer goes on from one of its checkpoints.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Resume {
+    /// The key that takes the checkpoint's directory.
+    pub key: &'static str,
+    /// Its checkpoints.
+    pub checkpoints: Checkpoints,
+}
+
+/// What the checkpoints of a trainer are called: `PREFIX` and a number that grows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Checkpoints {
+    /// What stands before the number.
+    pub prefix: &'static str,
+    /// Files without which one is not whole.
+    pub needs: &'static [&'static str],
+    /// A file that says that one is not whole.
+    pub unless: Option<&'static str>,
+}
+
+impl Checkpoints {
+    /// Those of a program of which nothing is known.
+    pub const ANY: Checkpoints = Checkpoints {
+        prefix: "",
+        needs: &[],
+        unless: None,
+    };
+
+    /// Those of transformers' `Trainer` (5.23.0): `trainer_state.json` is written after weights and
+    /// optimiser, and a checkpoint made on SIGTERM has a marker while it is written.
+    pub const TRANSFORMERS: Checkpoints = Checkpoints {
+        prefix: "checkpoint-",
+        needs: &["trainer_state.json"],
+        unless: Some("checkpoint-is-incomplete.txt"),
+    };
+}
+
 /// A file that was read.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Translated {
@@ -106,9 +143,15 @@ pub trait Reader: Sync {
         None
     }
 
-    /// A key and its value as the trainer takes them on its command line.
-    fn argument(&self, key: &str, value: &str) -> String {
-        format!("{key}={value}")
+    /// The key by which the trainer is told to go on from a checkpoint, and what its checkpoints are
+    /// called; `None` where it cannot, or where that is the script's own business.
+    fn resume(&self) -> Option<Resume> {
+        None
+    }
+
+    /// A key and its value as the trainer takes them on its command line, word by word.
+    fn argument(&self, key: &str, value: &str) -> Vec<String> {
+        vec![format!("{key}={value}")]
     }
 }
 

@@ -16,7 +16,7 @@ use super::handbook::keys::{self, Kind};
 use super::handbook::values::Values;
 use super::handbook::{self, schedule, settings};
 use super::node::Node;
-use super::reader::{Confidence, Detected, Reader, others};
+use super::reader::{Checkpoints, Confidence, Detected, Reader, Resume, others};
 use super::reading::Reading;
 use super::tree::Tree;
 
@@ -153,8 +153,16 @@ impl Reader for Transformers {
         settings::upstream_key(path)
     }
 
-    fn argument(&self, key: &str, value: &str) -> String {
-        format!("--{key} {value}")
+    /// `TrainingArguments.resume_from_checkpoint`, which its scripts hand to `Trainer.train`.
+    fn resume(&self) -> Option<Resume> {
+        Some(Resume {
+            key: "resume_from_checkpoint",
+            checkpoints: Checkpoints::TRANSFORMERS,
+        })
+    }
+
+    fn argument(&self, key: &str, value: &str) -> Vec<String> {
+        vec![format!("--{key}"), value.to_owned()]
     }
 }
 

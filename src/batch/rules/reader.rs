@@ -71,6 +71,7 @@ pub(super) static RULES: &[&Rule] = &[
     &RESUME_RESTORES_BATCH,
     &RUN_NAME,
     &SCALAR_TYPE,
+    &TRAINER_COMMAND,
     &UNKNOWN_DIALECT,
     &UNKNOWN_KEY,
     &UNKNOWN_OVERRIDE,
@@ -243,6 +244,19 @@ is taken, and where that differs a note says so."
 `training_args.py`: `run_name` is shown in reports, `output_dir` is a path."
     wrong "--gpus 8" "apiVersion: evenkeel.dev/v1alpha1\nkind: Recipe\nmetadata: {name: ../../elsewhere}\nspec:\n  batch: {global: 128, micro: 16}\n";
     right "--gpus 8" "apiVersion: evenkeel.dev/v1alpha1\nkind: Recipe\nmetadata: {name: my-run-2}\nspec:\n  batch: {global: 128, micro: 16}\n";
+}
+
+page! {
+    TRAINER_COMMAND "trainer-command" Error
+    summary "the command of a program of one's own has a slip in it"
+    why "In `trainer.command` (and after `--` on the command line) `{args}`, `{recipe}`, \
+`{resume_args}` and others stand for what the plan comes to in each generation. A name in braces that is \
+none of them stays as it is, since programs have braces of their own; one that is nearly one of them \
+would start every rank with a word that means nothing. `trainer.resume` has to say `{checkpoint}`: \
+without it the program would not know where to go on from."
+    upstream "torchrun passes a script's arguments on as they are: its batch does not follow the world."
+    wrong "--gpus 8" "apiVersion: evenkeel.dev/v1alpha1\nkind: Recipe\nspec:\n  batch: {global: 128, micro: 16}\n  trainer: {command: [python, train.py, '{resume_arg}']}\n";
+    right "--gpus 8" "apiVersion: evenkeel.dev/v1alpha1\nkind: Recipe\nspec:\n  batch: {global: 128, micro: 16}\n  trainer: {command: [python, train.py, '{resume_args}'], resume: [--from, '{checkpoint}']}\n";
 }
 
 page! {

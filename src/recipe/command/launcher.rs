@@ -20,6 +20,9 @@ pub(super) struct Launched<'w> {
     pub accelerate: Option<Accelerate>,
     /// Options of the launcher stand among the program's (`trl`).
     pub mixed: bool,
+    /// What starts the program by itself, before its name; `None` where the launcher does more than
+    /// start processes.
+    pub alone: Option<Vec<String>>,
 }
 
 /// Options of `accelerate launch`.
@@ -184,14 +187,14 @@ fn launcher(words: &[Word]) -> Option<Launched<'_>> {
         let rest = &words[at + 1..];
         let name = word.text.rsplit('/').next().unwrap_or_default();
         let launched = match name {
-            "torchrun" => Some(torchrun(word, rest)),
+            "torchrun" => Some(torchrun(word, rest, beside(word))),
             "accelerate-launch" => Some(accelerate(rest)),
             "accelerate" if rest.first().is_some_and(|w| w.text == "launch") => {
                 Some(accelerate(&rest[1..]))
             }
             "deepspeed" | "deepspeed.pt" if !rest.is_empty() => Some(deepspeed(rest)),
             "trl" if !rest.is_empty() => Some(trl(rest)),
-            name if is_python(name) => Some(python(rest)),
+            name if is_python(name) => Some(python(word, rest)),
             _ => None,
         };
         if launched.is_some() {
@@ -207,6 +210,12 @@ fn is_python(name: &str) -> bool {
         .is_some_and(|version| version.chars().all(|c| c.is_ascii_digit() || c == '.'))
 }
 
+/// The Python that a torchrun belongs to.
+fn beside(torchrun: &Word) -> String {
+    let folder = torchrun.text.strip_suffix("torchrun").unwrap_or_default();
+    format!("{folder}python3")
+}
+
 fn program(words: &[Word]) -> Launched<'_> {
     let (script, arguments) = match words.split_first() {
         // A launcher without a program, as in a line cut out of a longer one.
@@ -219,6 +228,7 @@ fn program(words: &[Word]) -> Launched<'_> {
         world: None,
         accelerate: None,
         mixed: false,
+        alone: Some(Vec::new()),
     }
 }
 
@@ -280,7 +290,7 @@ fn world(key: &str, processes: u64, span: Span) -> Node {
 }
 
 /// `--nnodes` × `--nproc_per_node`; one process a node where it is not said.
-fn torchrun<'w>(launcher: &Word, words: &'w [Word]) -> Launched<'w> {
+fn torchrun<'w>(launcher: &Word, words: &'w [Word], python: String) -> Launched<'w> {
     let (options, rest) = options(words, &TORCHRUN);
     let nodes = match value(&options, &["nnodes"]) {
         None => Some(1),
@@ -291,6 +301,16 @@ fn torchrun<'w>(launcher: &Word, words: &'w [Word]) -> Launched<'w> {
         given => number(given).map(|(each, span)| (each, Some(span))),
     };
     let mut launched = program(rest);
+    let given = |names: &[&str]| {
+        options
+            .iter()
+            .any(|(name, _)| names.contains(&name.as_str()))
+    };
+    launched.alone = Some(match (given(&["no_python"]), given(&["m", "module"])) {
+        (true, _) => Vec::new(),
+        (false, true) => vec![python, "-m".to_owned()],
+        (false, false) => vec![python],
+    });
     if let (Some(nodes), Some((each, each_at))) = (nodes, each) {
         let at = each_at.unwrap_or(launcher.span);
         let processes = nodes.saturating_mul(each);
@@ -303,6 +323,8 @@ fn torchrun<'w>(launcher: &Word, words: &'w [Word]) -> Launched<'w> {
 fn deepspeed(words: &[Word]) -> Launched<'_> {
     let (options, rest) = options(words, &DEEPSPEED);
     let mut launched = program(rest);
+    // It hands `--local_rank` to the program.
+    launched.alone = None;
     let nodes = number(value(&options, &["num_nodes"])).map_or(1, |(nodes, _)| nodes);
     launched.world = match number(value(&options, &["num_gpus"])) {
         Some((each, at)) => Some(world("--num_gpus", nodes.saturating_mul(each), at)),
@@ -327,25 +349,38 @@ fn included(text: &str) -> Option<u64> {
 fn accelerate(words: &[Word]) -> Launched<'_> {
     let (options, rest) = options(words, &ACCELERATE);
     let mut launched = program(rest);
+    // What its config says reaches the program through the environment.
+    launched.alone = None;
     let config = value(&options, &["config_file"]).cloned();
     launched.accelerate = Some(Accelerate { config, options });
     launched
 }
 
 /// `python [options] SCRIPT`, or a launcher's module.
-fn python(words: &[Word]) -> Launched<'_> {
+fn python<'w>(python: &Word, words: &'w [Word]) -> Launched<'w> {
     let (options, rest) = options(words, &PYTHON);
+    let own = &words[..words.len() - rest.len()];
+    let mut alone = vec![python.text.clone()];
     let Some(module) = value(&options, &["m"]) else {
-        return program(rest);
+        let mut launched = program(rest);
+        alone.extend(own.iter().map(|word| word.text.clone()));
+        launched.alone = Some(alone);
+        return launched;
     };
     match module.text.as_str() {
-        "torch.distributed.run" | "torch.distributed.launch" => torchrun(module, rest),
+        "torch.distributed.run" | "torch.distributed.launch" => {
+            torchrun(module, rest, python.text.clone())
+        }
         "accelerate.commands.launch" => accelerate(rest),
         _ => {
             let at = words
                 .iter()
                 .position(|word| word.span.end == module.span.end);
-            program(&words[at.unwrap_or(0)..])
+            let at = at.unwrap_or(0);
+            let mut launched = program(&words[at..]);
+            alone.extend(words[..at].iter().map(|word| word.text.clone()));
+            launched.alone = Some(alone);
+            launched
         }
     }
 }
@@ -354,6 +389,7 @@ fn python(words: &[Word]) -> Launched<'_> {
 fn trl(words: &[Word]) -> Launched<'_> {
     let mut launched = program(words);
     launched.mixed = true;
+    launched.alone = None;
     let mut options = Vec::new();
     let mut config = None;
     for (at, word) in words.iter().enumerate() {

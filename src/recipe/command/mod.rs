@@ -2,6 +2,7 @@
 //! arguments. `torchrun --nproc_per_node 4 train.py --per_device_train_batch_size 8` says how many
 //! processes there are and what the trainer is told, and may name further files.
 
+mod alone;
 mod arguments;
 mod launcher;
 mod words;
@@ -16,6 +17,7 @@ use super::tree::{Given, Tree};
 use launcher::Launched;
 use words::{Lines, Word};
 
+pub(super) use alone::alone;
 pub(super) use launcher::PER_NODE;
 pub(super) use words::join;
 

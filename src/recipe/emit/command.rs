@@ -36,7 +36,7 @@ pub(super) fn emit(
             }
             (None, Some(key)) => {
                 added += between;
-                added += &reader.argument(key, &value.to_string());
+                added += &reader.argument(key, &value.to_string()).join(" ");
             }
             (None, None) => {}
         }

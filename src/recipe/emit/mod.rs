@@ -99,7 +99,7 @@ pub enum EmitError {
 pub fn emit(recipe: &Recipe, numbers: &Numbers, form: Form) -> Result<Emitted, EmitError> {
     match form {
         Form::Recipe => in_recipe(recipe, numbers),
-        Form::Args => arguments(recipe, numbers).map(plain),
+        Form::Args => arguments(recipe, numbers).map(|words| plain(words.join(" ") + "\n")),
         Form::Env => Ok(plain(environment(&recipe.spec, numbers))),
         Form::Accelerate => accelerate::emit(recipe, numbers).map(plain),
         Form::Deepspeed => deepspeed::emit(recipe, numbers).map(plain),
@@ -118,6 +118,23 @@ fn reader(dialect: Dialect) -> Option<&'static dyn Reader> {
         .iter()
         .copied()
         .find(|reader| reader.dialect() == dialect)
+}
+
+/// The key of the recipe's dialect for a native path that a plan may change.
+pub fn upstream_key(recipe: &Recipe, path: &str) -> Option<&'static str> {
+    reader(recipe.dialect)?.upstream_key(path)
+}
+
+/// The command that a recipe was read from as a program of its own: without its launcher, and with
+/// `{args}` and `{resume_args}` in the place of its numbers. `None` where the launcher cannot be left
+/// out (all but torchrun and Python itself).
+pub fn alone(recipe: &Recipe, command: &[String]) -> Option<Vec<String>> {
+    let paths = ["batch.micro", "batch.accumulation"];
+    let keys: Vec<&str> = paths
+        .into_iter()
+        .filter_map(|path| upstream_key(recipe, path))
+        .collect();
+    super::command::alone(command, &keys)
 }
 
 fn text_of(recipe: &Recipe, file: FileId) -> &str {
@@ -285,14 +302,17 @@ fn remarks(recipe: &Recipe, numbers: &Numbers, in_command: bool) -> Vec<String> 
     remarks
 }
 
-/// The numbers as the trainer's arguments, in one line.
-fn arguments(recipe: &Recipe, numbers: &Numbers) -> Result<String, EmitError> {
+/// The numbers as the trainer's arguments, word by word.
+pub fn arguments(recipe: &Recipe, numbers: &Numbers) -> Result<Vec<String>, EmitError> {
     let reader = reader(recipe.dialect).ok_or_else(|| no_form(recipe, "arguments"))?;
     let mut words = Vec::new();
     if recipe.dialect == Dialect::Accelerate {
-        words.push(format!("--num_processes {}", numbers.world));
+        words.extend(["--num_processes".to_owned(), numbers.world.to_string()]);
     } else if let Some(both) = split_batches(recipe, numbers) {
-        words.extend(both.map(|(key, value)| reader.argument(key, &value.to_string())));
+        words.extend(
+            both.map(|(key, value)| reader.argument(key, &value.to_string()))
+                .concat(),
+        );
     } else {
         for (path, value) in [
             ("batch.global", stated_global(recipe, numbers)),
@@ -304,7 +324,7 @@ fn arguments(recipe: &Recipe, numbers: &Numbers) -> Result<String, EmitError> {
             ),
         ] {
             if let (Some(key), Some(value)) = (reader.upstream_key(path), value) {
-                words.push(reader.argument(key, &value.to_string()));
+                words.extend(reader.argument(key, &value.to_string()));
             }
         }
     }
@@ -312,7 +332,7 @@ fn arguments(recipe: &Recipe, numbers: &Numbers) -> Result<String, EmitError> {
     if words.is_empty() || recipe.dialect == Dialect::Deepspeed {
         return Err(no_form(recipe, "arguments"));
     }
-    Ok(words.join(" ") + "\n")
+    Ok(words)
 }
 
 /// The global batch as a Hydra tree states it: samples a step, or in the trees where accumulation
@@ -330,9 +350,23 @@ fn stated_global(recipe: &Recipe, numbers: &Numbers) -> Option<u64> {
     })
 }
 
-/// The numbers as variables: our own, and those that torchrun and accelerate read.
+/// The numbers as variables, a line each.
 fn environment(spec: &Spec, numbers: &Numbers) -> String {
-    let mut lines = vec![
+    let parallel = &spec.parallel;
+    let lines = variables(
+        numbers,
+        [parallel.tensor, parallel.context, parallel.sequence],
+    );
+    let lines = lines
+        .iter()
+        .map(|(name, value)| format!("{name}={value}\n"));
+    lines.collect()
+}
+
+/// The numbers as variables: our own, and those that accelerate reads. `axes`: the tensor-, context-
+/// and sequence-parallel size.
+pub fn variables(numbers: &Numbers, axes: [u64; 3]) -> Vec<(&'static str, u64)> {
+    let mut variables = vec![
         ("EVENKEEL_GLOBAL_BATCH_SIZE", numbers.global),
         ("EVENKEEL_PER_DEVICE_BATCH_SIZE", numbers.micro),
         ("EVENKEEL_GRADIENT_ACCUMULATION_STEPS", numbers.accumulation),
@@ -343,17 +377,14 @@ fn environment(spec: &Spec, numbers: &Numbers) -> String {
             numbers.accumulation,
         ),
     ];
-    let parallel = &spec.parallel;
-    let axes = [
-        ("PARALLELISM_CONFIG_TP_SIZE", parallel.tensor),
-        ("PARALLELISM_CONFIG_CP_SIZE", parallel.context),
-        ("PARALLELISM_CONFIG_SP_SIZE", parallel.sequence),
+    let names = [
+        "PARALLELISM_CONFIG_TP_SIZE",
+        "PARALLELISM_CONFIG_CP_SIZE",
+        "PARALLELISM_CONFIG_SP_SIZE",
     ];
-    lines.extend(axes.into_iter().filter(|(_, size)| *size > 1));
-    lines
-        .iter()
-        .map(|(name, value)| format!("{name}={value}\n"))
-        .collect()
+    let axes = names.into_iter().zip(axes);
+    variables.extend(axes.filter(|(_, size)| *size > 1));
+    variables
 }
 
 #[cfg(test)]

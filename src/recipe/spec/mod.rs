@@ -10,6 +10,7 @@ mod data;
 mod model;
 mod objective;
 mod schedule;
+mod trainer;
 mod training;
 mod world;
 
@@ -22,6 +23,7 @@ pub use objective::{Generation, Objective};
 pub use schedule::{
     BatchSchedule, Estimator, Groups, LearningRateOnGrowth, NormTest, ReplayRun, Stage,
 };
+pub use trainer::{DrainSignal, Trainer};
 pub use training::{
     Budget, Checkpoint, Evaluation, EvaluationDivision, IntervalRounding, LearningRate,
     LearningRateShape, Optimizer,
@@ -62,6 +64,8 @@ pub struct Spec {
     pub checkpoint: Checkpoint,
     /// Which worlds the run may move to.
     pub elasticity: Elasticity,
+    /// The user's own program, in the place of the built-in trainer.
+    pub trainer: Trainer,
     /// Settings of upstream generation-based trainers that rules look at.
     pub generation: Generation,
     /// Where the run's directory goes, unless `--out` says otherwise.

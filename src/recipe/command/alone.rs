@@ -1,0 +1,103 @@
+//! A command without its launcher: what is left of `torchrun … train.py …` where somebody else starts
+//! the processes, and says the numbers of the batch anew in every world.
+
+use super::launcher;
+use super::words::{self, Lines};
+use crate::recipe::placeholder::{ARGS, RESUME_ARGS};
+use crate::recipe::source::FileId;
+
+/// The program and its arguments with placeholders in the place of the batch's numbers. `numbers`: the
+/// keys of these, which stand in the command no more. `None` where the command does not begin with
+/// Python or torchrun: other launchers do more than start processes.
+pub fn alone(command: &[String], numbers: &[&str]) -> Option<Vec<String>> {
+    let text = words::join(command);
+    let commands = words::commands(&text, FileId(0), Lines::AreSpaces);
+    let words = commands.first()?;
+    let launched = launcher::find(words)?;
+    let (mut alone, script) = (launched.alone?, launched.script?);
+    let launcher = words.len() - launched.arguments.len() - 1;
+    // A launcher that is itself started by something, or variables before it.
+    let begins = words.first().is_some_and(|first| {
+        let name = first.text.rsplit('/').next().unwrap_or_default();
+        launcher == 0 || name == "torchrun" || name.starts_with("python")
+    });
+    if !begins {
+        return None;
+    }
+    alone.push(script.text.clone());
+    let mut arguments = launched.arguments.iter();
+    while let Some(word) = arguments.next() {
+        let option = word.text.strip_prefix("--");
+        let (name, attached) = match option.map(|option| option.split_once('=')) {
+            Some(Some((name, _))) => (Some(name), true),
+            Some(None) => (option, false),
+            None => (None, false),
+        };
+        let name = name.map(|name| name.replace('-', "_"));
+        if name.is_some_and(|name| numbers.contains(&name.as_str())) {
+            if !attached {
+                arguments.next();
+            }
+            continue;
+        }
+        alone.push(word.text.clone());
+    }
+    alone.extend([ARGS, RESUME_ARGS].map(|name| format!("{{{name}}}")));
+    Some(alone)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn told(command: &str) -> Option<String> {
+        let words: Vec<String> = command.split(' ').map(str::to_owned).collect();
+        let numbers = ["per_device_train_batch_size", "gradient_accumulation_steps"];
+        alone(&words, &numbers).map(|words| words.join(" "))
+    }
+
+    #[test]
+    fn torchrun_and_the_numbers_are_taken_out() {
+        for (command, expected) in [
+            (
+                "torchrun --nproc_per_node 4 train.py --per_device_train_batch_size 8 --lr 1e-4",
+                "python3 train.py --lr 1e-4 {args} {resume_args}",
+            ),
+            (
+                "/venv/bin/torchrun --standalone -m my.train --gradient-accumulation-steps=2 --x",
+                "/venv/bin/python3 -m my.train --x {args} {resume_args}",
+            ),
+            (
+                "python -u -m torch.distributed.run --nproc-per-node=2 train.py --x",
+                "python train.py --x {args} {resume_args}",
+            ),
+            (
+                "torchrun --no_python ./train --x",
+                "./train --x {args} {resume_args}",
+            ),
+            (
+                "python3.11 -u train.py --x 1",
+                "python3.11 -u train.py --x 1 {args} {resume_args}",
+            ),
+            (
+                "python -m my.train --x",
+                "python -m my.train --x {args} {resume_args}",
+            ),
+        ] {
+            assert_eq!(told(command).as_deref(), Some(expected), "{command}");
+        }
+    }
+
+    #[test]
+    fn launchers_that_do_more_than_start_processes_are_not_left_out() {
+        for command in [
+            "accelerate launch --config_file fsdp.yaml train.py --x",
+            "deepspeed --num_gpus 2 train.py --deepspeed ds.json",
+            "trl sft --model_name_or_path m",
+            "srun torchrun train.py",
+            "torchrun",
+        ] {
+            assert_eq!(told(command), None, "{command}");
+        }
+    }
+}

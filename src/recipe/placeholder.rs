@@ -1,0 +1,228 @@
+//! `{name}` in the command of a user's own program: what there is, and where it stands. What is no
+//! name of ours stays as it is, since a program may have braces of its own; what is nearly one is
+//! taken for a slip.
+
+use super::command;
+use super::spec::Trainer;
+use super::suggest::nearest;
+
+/// The rescaled recipe, a file.
+pub const RECIPE: &str = "recipe";
+/// The plan's numbers as the trainer's own arguments.
+pub const ARGS: &str = "args";
+/// The arguments that make the trainer go on; nothing where there is no checkpoint yet.
+pub const RESUME_ARGS: &str = "resume_args";
+/// Where the trainer keeps its checkpoints.
+pub const CHECKPOINT_DIR: &str = "checkpoint_dir";
+/// The run's directory.
+pub const RUN_DIR: &str = "run_dir";
+/// The generation's number.
+pub const GENERATION: &str = "generation";
+/// The checkpoint to go on from, in the arguments that say so.
+pub const CHECKPOINT: &str = "checkpoint";
+
+/// What a command may have.
+const IN_COMMAND: [&str; 11] = [
+    RECIPE,
+    ARGS,
+    RESUME_ARGS,
+    CHECKPOINT_DIR,
+    RUN_DIR,
+    GENERATION,
+    "global_batch_size",
+    "per_device_batch_size",
+    "gradient_accumulation_steps",
+    "data_parallel_size",
+    "world_size",
+];
+
+/// A stretch of a word.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Piece<'a> {
+    /// As it is.
+    Text(&'a str),
+    /// A name in braces, ours or not.
+    Name(&'a str),
+}
+
+/// The stretches of a word, in order.
+pub fn pieces(word: &str) -> Vec<Piece<'_>> {
+    let is_name =
+        |name: &str| !name.is_empty() && name.bytes().all(|b| b.is_ascii_lowercase() || b == b'_');
+    let mut pieces = Vec::new();
+    let mut rest = word;
+    let mut from = 0;
+    while let Some(open) = rest[from..].find('{').map(|at| from + at) {
+        let name = rest[open + 1..].split_once('}').map(|(name, _)| name);
+        match name.filter(|name| is_name(name)) {
+            Some(name) => {
+                if open > 0 {
+                    pieces.push(Piece::Text(&rest[..open]));
+                }
+                pieces.push(Piece::Name(name));
+                rest = &rest[open + name.len() + 2..];
+                from = 0;
+            }
+            None => from = open + 1,
+        }
+    }
+    if !rest.is_empty() {
+        pieces.push(Piece::Text(rest));
+    }
+    pieces
+}
+
+/// What a name stands for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Value {
+    /// One word, within a longer one as it is.
+    Word(String),
+    /// As many words as there are; within a longer word, which is then a shell's, they are quoted.
+    Words(Vec<String>),
+}
+
+/// A command with what its names stand for.
+pub fn fill(command: &[String], stands_for: impl Fn(&str) -> Option<Value>) -> Vec<String> {
+    let mut filled = Vec::new();
+    for word in command {
+        let pieces = pieces(word);
+        if let [Piece::Name(name)] = pieces.as_slice()
+            && let Some(Value::Words(words)) = stands_for(name)
+        {
+            filled.extend(words);
+            continue;
+        }
+        let text = |piece: &Piece<'_>| match piece {
+            Piece::Text(text) => (*text).to_owned(),
+            Piece::Name(name) => match stands_for(name) {
+                Some(Value::Word(word)) => word,
+                Some(Value::Words(words)) => command::join(&words),
+                None => format!("{{{name}}}"),
+            },
+        };
+        filled.push(pieces.iter().map(text).collect());
+    }
+    filled
+}
+
+/// Whether a command has this name somewhere.
+pub fn is_used(command: &[String], name: &str) -> bool {
+    let mut pieces = command.iter().flat_map(|word| pieces(word));
+    pieces.any(|piece| piece == Piece::Name(name))
+}
+
+/// Whether a command has a number of the plan in it, under whatever name.
+pub fn takes_numbers(command: &[String]) -> bool {
+    let numbers = [
+        RECIPE,
+        ARGS,
+        "per_device_batch_size",
+        "gradient_accumulation_steps",
+    ];
+    numbers.iter().any(|name| is_used(command, name))
+}
+
+/// A slip in the commands of a trainer: which key, and what is wrong.
+pub fn flaw(trainer: &Trainer) -> Option<(&'static str, String)> {
+    let slip = |words: &[String], known: &[&'static str]| {
+        let mut names = words.iter().flat_map(|word| pieces(word));
+        names.find_map(|piece| match piece {
+            Piece::Name(name) if !known.contains(&name) => {
+                let meant = nearest(name, known)?;
+                Some(format!("has `{{{name}}}`; did you mean `{{{meant}}}`?"))
+            }
+            _ => None,
+        })
+    };
+    if let Some(problem) = slip(&trainer.command, &IN_COMMAND) {
+        return Some(("trainer.command", problem));
+    }
+    if let Some(problem) = slip(&trainer.resume, &[CHECKPOINT]) {
+        return Some(("trainer.resume", problem));
+    }
+    let silent = !trainer.resume.is_empty() && !is_used(&trainer.resume, CHECKPOINT);
+    silent.then(|| {
+        let problem = "does not say `{checkpoint}`, so that the program would not know from which";
+        ("trainer.resume", problem.to_owned())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_names_in_braces_are_names() {
+        use Piece::{Name, Text};
+        assert_eq!(pieces("{args}"), [Name("args")]);
+        assert_eq!(
+            pieces("--b={world_size},{{recipe}x"),
+            [
+                Text("--b="),
+                Name("world_size"),
+                Text(",{"),
+                Name("recipe"),
+                Text("x")
+            ]
+        );
+        for plain in ["", "{", "}{", "{}", "{A}", r#"{"a": 1}"#, "${HOME}", "a{b"] {
+            let expected = if plain.is_empty() {
+                vec![]
+            } else {
+                vec![Text(plain)]
+            };
+            assert_eq!(pieces(plain), expected, "{plain}");
+        }
+    }
+
+    #[test]
+    fn a_name_alone_becomes_words_and_one_within_a_word_is_quoted() {
+        let words = |words: &[&str]| words.iter().map(|&word| word.to_owned()).collect();
+        let stands_for = |name: &str| match name {
+            "args" => Some(Value::Words(words(&["--name", "my run"]))),
+            "recipe" => Some(Value::Word("my recipe.yaml".to_owned())),
+            "resume_args" => Some(Value::Words(Vec::new())),
+            _ => None,
+        };
+        let command = words(&[
+            "run",
+            "{args}",
+            "{resume_args}",
+            "sh -c x {args}",
+            "--recipe={recipe}",
+            "{own}",
+        ]);
+        assert_eq!(
+            fill(&command, stands_for),
+            [
+                "run",
+                "--name",
+                "my run",
+                "sh -c x --name 'my run'",
+                "--recipe=my recipe.yaml",
+                "{own}"
+            ]
+        );
+    }
+
+    #[test]
+    fn a_slip_is_told_and_a_brace_of_the_programs_own_is_not() {
+        let flaw = |command: &[&str], resume: &[&str]| {
+            let words = |words: &[&str]| words.iter().map(|&word| word.to_owned()).collect();
+            flaw(&Trainer {
+                command: words(command),
+                resume: words(resume),
+                ..Trainer::default()
+            })
+            .map(|(key, problem)| format!("{key} {problem}"))
+        };
+        assert_eq!(flaw(&["train.py", "--name={step}", "{args}"], &[]), None);
+        assert_eq!(
+            flaw(&["train.py", "{resume_arg}"], &[]).unwrap(),
+            "trainer.command has `{resume_arg}`; did you mean `{resume_args}`?"
+        );
+        assert_eq!(flaw(&["train.py"], &["--from", "{checkpoint}"]), None);
+        let said = flaw(&["train.py"], &["--resume"]).unwrap();
+        assert!(said.starts_with("trainer.resume does not say"), "{said}");
+    }
+}

@@ -1,0 +1,65 @@
+//! How the trainer of a recipe is told to go on from one of its own checkpoints.
+
+use std::path::Path;
+
+use super::placeholder::Value;
+use super::reader::Checkpoints;
+use super::readers::READERS;
+use super::{Dialect, Recipe, placeholder};
+
+/// The arguments for a checkpoint: the recipe's own (`trainer.resume`), else those of its dialect;
+/// `None` where neither says how.
+pub fn arguments(recipe: &Recipe, checkpoint: &Path) -> Option<Vec<String>> {
+    let checkpoint = checkpoint.to_string_lossy();
+    let own = &recipe.spec.trainer.resume;
+    if !own.is_empty() {
+        let stands_for = |name: &str| {
+            (name == placeholder::CHECKPOINT).then(|| Value::Word(checkpoint.clone().into_owned()))
+        };
+        return Some(placeholder::fill(own, stands_for));
+    }
+    let reader = READERS.iter().find(|r| r.dialect() == recipe.dialect)?;
+    let resume = reader.resume()?;
+    Some(reader.argument(resume.key, &checkpoint))
+}
+
+/// What the checkpoints of a dialect's trainer are called.
+pub fn checkpoints(dialect: Dialect) -> Checkpoints {
+    let reader = READERS.iter().find(|r| r.dialect() == dialect);
+    let resume = reader.and_then(|reader| reader.resume());
+    resume.map_or(Checkpoints::ANY, |resume| resume.checkpoints)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::recipe::{Request, read_text};
+
+    fn resumed(path: &str, text: &str) -> Option<String> {
+        let request = Request {
+            path: path.into(),
+            ..Request::default()
+        };
+        let recipe = read_text(&request, text.to_owned()).unwrap();
+        Some(arguments(&recipe, Path::new("out/checkpoint-40"))?.join(" "))
+    }
+
+    #[test]
+    fn every_trainer_is_told_in_its_own_words() {
+        let handbook = "per_device_train_batch_size: 4\ngradient_accumulation_steps: 2\n\
+                        evenkeel: {objective: sft, batch: {gpus: 2}}\n";
+        assert_eq!(
+            resumed("sft.yaml", handbook).unwrap(),
+            "--resume_from_checkpoint out/checkpoint-40"
+        );
+        let native = "apiVersion: evenkeel.dev/v1alpha1\nkind: Recipe\nspec:\n  \
+                      batch: {global: 8, micro: 2}\n";
+        assert_eq!(resumed("own.yaml", native), None);
+        let native =
+            format!("{native}  trainer: {{resume: ['--from={{checkpoint}}', --strict]}}\n");
+        assert_eq!(
+            resumed("own.yaml", &native).unwrap(),
+            "--from=out/checkpoint-40 --strict"
+        );
+    }
+}
