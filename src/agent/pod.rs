@@ -11,6 +11,8 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
 
+use super::own_call::own_call;
+use super::volume::volume_problem;
 use super::{
     Event as RankEvent, Identity, Membership, OomKills, Preparation, Program, Ranks, Retention,
     Silence, Start, Tail, silence,
@@ -373,24 +375,31 @@ impl PodAgent {
         }
         match self.start(record, first, count) {
             Ok(()) => self.state.problem = None,
-            Err(error) => {
-                self.stuck(volume_problem(&error));
+            Err(problem) => {
+                self.stuck(problem);
                 return;
             }
         }
         self.tell();
     }
 
-    fn start(&mut self, record: &Generation, first: u64, count: u64) -> Result<(), FileError> {
-        record.write(&self.identity.run)?;
+    fn start(&mut self, record: &Generation, first: u64, count: u64) -> Result<(), Problem> {
+        let volume = |error: FileError| volume_problem(&error);
+        record.write(&self.identity.run).map_err(volume)?;
+        let job = self.job.as_deref().filter(|job| !job.command.is_empty());
+        let call = job
+            .map(|job| own_call(job, &self.identity.run, record))
+            .transpose()?;
         let oom_kills = OomKills::watch();
-        let job = self.job.clone();
-        let command = job.as_ref().map_or(&[][..], |job| &job.command);
         let ranks = Ranks::start(
             &Start {
-                program: match command {
-                    [] => Program::BuiltIn(&self.identity.program),
-                    words => Program::Foreign(words),
+                evenkeel: &self.identity.program,
+                program: match &call {
+                    None => Program::BuiltIn,
+                    Some((call, drain)) => Program::Foreign {
+                        call,
+                        drain: *drain,
+                    },
                 },
                 run: &self.identity.run,
                 generation: record,
@@ -400,7 +409,14 @@ impl PodAgent {
             },
             &self.events,
         )
-        .map_err(|error| FileError::from_io("start ranks in", &self.identity.run, 0, error))?;
+        .map_err(|error| {
+            volume(FileError::from_io(
+                "start ranks in",
+                &self.identity.run,
+                0,
+                error,
+            ))
+        })?;
         self.state = AgentState {
             version: self.state.version,
             pod: self.identity.pod.clone(),
@@ -485,38 +501,5 @@ impl PodAgent {
     fn tell(&mut self) {
         self.state.version += 1;
         self.told.send_replace(self.state.clone());
-    }
-}
-
-/// What an error of the run's volume means.
-fn volume_problem(error: &FileError) -> Problem {
-    use std::io::ErrorKind::{NotFound, PermissionDenied, ReadOnlyFilesystem};
-    let kind = match error {
-        FileError::Io { source, .. } => Some(source.kind()),
-        _ => None,
-    };
-    let (reason, what) = match kind {
-        _ if matches!(error, FileError::NoSpace { .. }) => (
-            "VolumeFull",
-            "the checkpoint volume is full: make room or grow the claim",
-        ),
-        Some(ReadOnlyFilesystem) => (
-            "VolumeReadOnly",
-            "the checkpoint volume is read-only: mount it ReadWriteMany",
-        ),
-        Some(PermissionDenied) => (
-            "VolumeDenied",
-            "the checkpoint volume refuses this user: set securityContext.fsGroup in podTemplate, or the volume's permissions",
-        ),
-        Some(NotFound) => (
-            "VolumeMissing",
-            "the checkpoint volume is not there: mount a claim at checkpoint.path",
-        ),
-        _ => ("StartFailed", "ranks cannot be started"),
-    };
-    Problem {
-        reason: reason.into(),
-        message: format!("{error}; {what}"),
-        deterministic: false,
     }
 }

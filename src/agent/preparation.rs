@@ -1,11 +1,11 @@
 //! Preparing a run before its first generation, in a process of its own: data are counted and
 //! tokenised, weights looked at, and what cannot be used is refused.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use super::{Identity, Membership};
+use super::{Identity, Membership, recipe_files};
 use crate::durable::{self, FileError};
 use crate::job::agent_state::Problem;
 use crate::train::Setup;
@@ -19,12 +19,8 @@ pub struct Preparation {
 impl Preparation {
     /// Starts it.
     pub fn start(identity: &Identity, job: &Membership) -> Result<Preparation, FileError> {
-        let files = std::env::temp_dir().join("evenkeel-recipe");
-        fs::create_dir_all(&files)
-            .map_err(|error| FileError::from_io("create", &files, 0, error))?;
-        let recipe = files.join("recipe.yaml");
-        durable::write_atomically(&recipe, job.recipe.text.as_bytes())?;
-        let log = files.join("prepare.log");
+        let request = recipe_files::write(&job.recipe)?;
+        let log = recipe_files::directory().join("prepare.log");
         let world = job
             .generation
             .as_ref()
@@ -32,19 +28,17 @@ impl Preparation {
         let mut command = Command::new(&identity.program);
         command
             .arg("prepare")
-            .arg(&recipe)
+            .arg(&request.path)
             .arg("--out")
             .arg(&identity.run)
             .args(["--procs", &world.to_string()]);
-        if let Some(accelerate) = &job.recipe.accelerate {
-            let file = files.join("accelerate.yaml");
-            durable::write_atomically(&file, accelerate.as_bytes())?;
-            command.arg("--accelerate").arg(file);
+        if let Some(accelerate) = &request.accelerate {
+            command.arg("--accelerate").arg(accelerate);
         }
         if let Some(bytes) = &job.rank_memory {
             command.args(["--rank-memory", bytes]);
         }
-        command.args(&job.recipe.overrides);
+        command.args(&request.overrides);
         let words =
             File::create(&log).map_err(|error| FileError::from_io("write", &log, 0, error))?;
         let child = command
@@ -81,5 +75,5 @@ impl Preparation {
 /// Samples after which training ends, as the prepared run has it.
 pub fn budget(setup: &Path) -> Option<u64> {
     let setup: Setup = durable::read_json(setup).ok()?;
-    Some(setup.budget_samples)
+    setup.budget_samples
 }

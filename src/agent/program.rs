@@ -1,26 +1,36 @@
 //! What a rank's process runs: the built-in trainer, or the user's own program. Both find
 //! torchrun's environment, so that a script written for torchrun runs unchanged.
 
+use std::ffi::OsString;
 use std::fs::File;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use crate::batch::Plan;
+use rustix::process::Signal;
+
+use super::Call;
 use crate::job::Generation;
+use crate::recipe::spec::DrainSignal;
 
 /// What a rank runs.
 #[derive(Debug, Clone, Copy)]
 pub enum Program<'a> {
-    /// The built-in trainer: this program.
-    BuiltIn(&'a Path),
-    /// The user's own command line. `{global_batch_size}` and the like in it become the plan's
-    /// numbers.
-    Foreign(&'a [String]),
+    /// The built-in trainer.
+    BuiltIn,
+    /// The user's own, as it is called in this generation.
+    Foreign {
+        /// The call.
+        call: &'a Call,
+        /// What asks it to save and leave.
+        drain: DrainSignal,
+    },
 }
 
 /// What is needed to start ranks.
 pub struct Start<'a> {
+    /// This program, in which every rank begins.
+    pub evenkeel: &'a Path,
     /// What they run.
     pub program: Program<'a>,
     /// The run's directory.
@@ -35,18 +45,15 @@ pub struct Start<'a> {
     pub threads: u64,
 }
 
-/// The plan's numbers, as a foreign program finds them: in the place of `{name}` in its arguments,
-/// and as `EVENKEEL_NAME` in its environment.
-fn numbers(plan: &Plan) -> [(&'static str, u64); 4] {
-    [
-        ("global_batch_size", plan.global_batch_size),
-        ("per_device_batch_size", plan.per_device_batch_size),
-        (
-            "gradient_accumulation_steps",
-            plan.gradient_accumulation_steps,
-        ),
-        ("world_size", plan.outline.world_size),
-    ]
+/// The signal of that name.
+pub(super) fn signal(drain: DrainSignal) -> Signal {
+    match drain {
+        DrainSignal::Term => Signal::TERM,
+        DrainSignal::Int => Signal::INT,
+        DrainSignal::Usr1 => Signal::USR1,
+        DrainSignal::Usr2 => Signal::USR2,
+        DrainSignal::Hup => Signal::HUP,
+    }
 }
 
 /// The command of one rank; what it prints goes into `log`, but for the reports that the built-in
@@ -57,52 +64,55 @@ pub(super) fn command(
     local: u64,
     log: File,
 ) -> std::io::Result<Command> {
-    let mut command = match start.program {
-        Program::BuiltIn(program) => {
-            let mut command = Command::new(program);
+    let mut command = Command::new(start.evenkeel);
+    command
+        .arg("rank")
+        .arg("--run")
+        .arg(start.run)
+        .args(["--generation", &start.generation.number.to_string()])
+        .envs(torchrun(start, rank, local));
+    match start.program {
+        Program::BuiltIn => {
             command
-                .arg("rank")
-                .arg("--run")
-                .arg(start.run)
-                .args(["--generation", &start.generation.number.to_string()])
                 .env("RAYON_NUM_THREADS", start.threads.to_string())
                 .stdin(Stdio::piped())
                 .stdout(Stdio::piped());
-            command
         }
-        Program::Foreign(words) => {
-            let mut words = words
-                .iter()
-                .map(|word| filled(word, &start.generation.plan));
-            let mut command = Command::new(words.next().unwrap_or_default());
+        Program::Foreign { call, drain } => {
             command
-                .args(words)
+                .args(["--drain-signal", &drain.to_string(), "--"])
+                .args(&call.command)
+                .envs(own_variables(start, call))
                 .stdin(Stdio::null())
                 .stdout(log.try_clone()?);
-            for (name, number) in numbers(&start.generation.plan) {
-                let name = format!("EVENKEEL_{}", name.to_uppercase());
-                command.env(name, number.to_string());
-            }
-            // The same in every generation: where its own checkpoints outlive the world.
-            command.env("EVENKEEL_RUN_DIR", start.run);
-            command
         }
-    };
+    }
     command
-        .envs(torchrun(start, rank, local))
         .stderr(log)
         // A group of its own: Ctrl-C on the terminal is for the launcher, which drains the ranks.
         .process_group(0);
     Ok(command)
 }
 
-/// An argument with the plan's numbers in the place of their names.
-fn filled(word: &str, plan: &Plan) -> String {
-    numbers(plan)
-        .iter()
-        .fold(word.to_owned(), |word, (name, number)| {
-            word.replace(&format!("{{{name}}}"), &number.to_string())
-        })
+/// What a user's own program finds beside torchrun's variables.
+fn own_variables(start: &Start<'_>, call: &Call) -> Vec<(&'static str, OsString)> {
+    let generation = start.generation;
+    let numbers = generation.plan.variables();
+    let numbers = numbers
+        .into_iter()
+        .chain([("EVENKEEL_GENERATION", generation.number)]);
+    let mut variables: Vec<(&str, OsString)> = numbers
+        .map(|(name, number)| (name, number.to_string().into()))
+        .collect();
+    let paths = call.variables().into_iter();
+    variables.extend(paths.map(|(name, path)| (name, path.into())));
+    // The same in every generation.
+    variables.push(("EVENKEEL_RUN_DIR", start.run.into()));
+    // As torchrun does: without it every rank would compute with all cores.
+    if std::env::var_os("OMP_NUM_THREADS").is_none() {
+        variables.push(("OMP_NUM_THREADS", start.threads.to_string().into()));
+    }
+    variables
 }
 
 /// The environment of a worker of torchrun (torch.distributed.elastic), and what its agents set of

@@ -1,7 +1,7 @@
 //! The rank processes of one generation on this host.
 
 use std::fs::{self, File};
-use std::io::{self, BufRead, BufReader, Write};
+use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
@@ -11,8 +11,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Sender;
 use std::thread;
 
-use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use rustix::process::{
+    Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, kill_process_group, pidfd_open,
+    pidfd_send_signal, waitid,
+};
 
+use super::oom_words;
 use super::program::{self, Program, Start};
 use crate::job::files;
 use crate::job::protocol::{Ending, Order, Report, exit};
@@ -57,8 +61,15 @@ struct Process {
     /// A handle on the process, not a number that another process may get once this one is gone.
     handle: OwnedFd,
     input: Option<ChildStdin>,
-    /// Of a foreign program, which knows no orders: whether it was told to leave.
-    leaving: Option<Arc<AtomicBool>>,
+    /// Of a foreign program, which knows no orders.
+    foreign: Option<Foreign>,
+}
+
+/// How a foreign program is asked to leave.
+struct Foreign {
+    signal: Signal,
+    /// Whether it was.
+    leaving: Arc<AtomicBool>,
 }
 
 impl Process {
@@ -87,25 +98,29 @@ impl Ranks {
             if let Some(logs) = log.parent() {
                 fs::create_dir_all(logs)?;
             }
-            let log = File::create(log)?;
-            let mut child = program::command(start, rank, local, log)?.spawn()?;
+            let written = File::create(&log)?;
+            let mut child = program::command(start, rank, local, written)?.spawn()?;
             let input = child.stdin.take();
-            let pid = rustix::process::Pid::from_child(&child);
-            let handle = pidfd_open(pid, PidfdFlags::empty())?;
-            let leaving = match start.program {
-                Program::BuiltIn(_) => None,
-                Program::Foreign(_) => Some(Arc::default()),
+            let handle = pidfd_open(Pid::from_child(&child), PidfdFlags::empty())?;
+            let events = events.clone();
+            let number = start.generation.number;
+            let foreign = match start.program {
+                Program::BuiltIn => {
+                    thread::spawn(move || watch(child, number, rank, &events));
+                    None
+                }
+                Program::Foreign { drain, .. } => {
+                    let leaving = Arc::<AtomicBool>::default();
+                    let told = Arc::clone(&leaving);
+                    thread::spawn(move || wait(child, number, rank, &told, &log, &events));
+                    let signal = program::signal(drain);
+                    Some(Foreign { signal, leaving })
+                }
             };
             ranks.processes.push(Process {
                 handle,
                 input,
-                leaving: leaving.clone(),
-            });
-            let events = events.clone();
-            let number = start.generation.number;
-            thread::spawn(move || match leaving {
-                None => watch(child, number, rank, &events),
-                Some(leaving) => wait(child, number, rank, &leaving, &events),
+                foreign,
             });
         }
         Ok(ranks)
@@ -116,11 +131,13 @@ impl Ranks {
         let Some(process) = self.process(rank) else {
             return;
         };
-        if let Some(leaving) = &process.leaving {
+        if let Some(foreign) = &process.foreign {
             match order {
+                // Once: for many programs a second signal means at once.
                 Order::Drain => {
-                    leaving.store(true, Ordering::Release);
-                    process.signal(Signal::TERM);
+                    if !foreign.leaving.swap(true, Ordering::AcqRel) {
+                        process.signal(foreign.signal);
+                    }
                 }
                 // What was told to leave leaves.
                 Order::Stay => {}
@@ -167,10 +184,21 @@ impl Drop for Ranks {
     }
 }
 
-/// The last lines of a log, as much as fits into a status.
-pub(super) fn last_lines(log: &Path) -> String {
-    let text = fs::read(log).unwrap_or_default();
-    let text = String::from_utf8_lossy(&text[text.len().saturating_sub(2000)..]).into_owned();
+/// Bytes of a log that fit into a status.
+const LAST: u64 = 2000;
+
+/// The last lines of a log, as much as fits into a status; nothing where it cannot be read.
+pub fn last_lines(log: &Path) -> String {
+    let read = || -> io::Result<Vec<u8>> {
+        let mut file = File::open(log)?;
+        let start = file.metadata()?.len().saturating_sub(LAST);
+        file.seek(SeekFrom::Start(start))?;
+        let mut end = Vec::new();
+        file.take(2 * LAST).read_to_end(&mut end)?;
+        Ok(end)
+    };
+    let end = read().unwrap_or_default();
+    let text = String::from_utf8_lossy(&end).into_owned();
     let lines: Vec<&str> = text.lines().rev().take(20).collect();
     lines.into_iter().rev().collect::<Vec<_>>().join("\n")
 }
@@ -202,6 +230,7 @@ fn wait(
     generation: u64,
     rank: u64,
     leaving: &AtomicBool,
+    log: &Path,
     events: &Sender<Event>,
 ) {
     let ready = Event::Report {
@@ -212,12 +241,40 @@ fn wait(
     if events.send(ready).is_err() {
         return;
     }
+    end_with_its_group(&child);
     let ending = match (ended(&mut child), leaving.load(Ordering::Acquire)) {
         (Ending::Signal(9), _) => Ending::Signal(9),
         (_, true) => Ending::Code(exit::DRAINED),
         (ending, false) => ending,
     };
+    let words = last_lines(log);
+    let said = oom_words::find(&words);
+    if let Some(message) = match ending {
+        Ending::Code(exit::OUT_OF_MEMORY) => Some(said.unwrap_or("exit code 76")),
+        Ending::Code(exit::FINISHED | exit::DRAINED) => None,
+        _ => said,
+    } {
+        let message = message.to_owned();
+        let report = Report::OutOfMemory { message };
+        let _ = events.send(Event::Report {
+            generation,
+            rank,
+            report,
+        });
+    }
     tell_end(ending, generation, rank, events);
+}
+
+/// Waits until a rank's process has ended, and ends what it has started and left behind: of an older
+/// generation nothing may live on. Its number is its group's until it is waited for.
+fn end_with_its_group(child: &Child) {
+    let pid = Pid::from_child(child);
+    while let Err(rustix::io::Errno::INTR) = waitid(
+        WaitId::Pid(pid),
+        WaitIdOptions::EXITED | WaitIdOptions::NOWAIT,
+    ) {}
+    // Nobody is left in most.
+    let _ = kill_process_group(pid, Signal::KILL);
 }
 
 /// A process that cannot be waited for is gone.

@@ -54,11 +54,31 @@ impl Tail {
         while let Some(end) = end_of_line(&self.begun) {
             let rest = self.begun.split_off(end);
             let line = std::mem::replace(&mut self.begun, rest);
-            let text = String::from_utf8_lossy(&line);
-            lines.push(text.trim_end_matches(['\n', '\r']).to_owned());
+            lines.push(shown(&String::from_utf8_lossy(&line)));
         }
         lines
     }
+
+    /// All that is left, be its last line ended or not: the rank has.
+    pub fn rest(&mut self) -> Vec<String> {
+        let mut rest = Vec::new();
+        loop {
+            let lines = self.lines();
+            if lines.is_empty() {
+                break;
+            }
+            rest.extend(lines);
+        }
+        let last = std::mem::take(&mut self.begun);
+        rest.extend((!last.is_empty()).then(|| shown(&String::from_utf8_lossy(&last))));
+        rest
+    }
+}
+
+/// A line as a terminal would come to show it: what a progress bar has drawn over is gone.
+pub fn shown(line: &str) -> String {
+    let text = line.trim_end_matches(['\n', '\r']);
+    text.rsplit('\r').next().unwrap_or_default().to_owned()
 }
 
 fn end_of_line(bytes: &[u8]) -> Option<usize> {
@@ -88,6 +108,18 @@ mod tests {
         assert_eq!(tail.lines(), Vec::<String>::new());
         log.write_all(b"ee \xff\n").unwrap();
         assert_eq!(tail.lines(), ["three \u{fffd}"]);
+    }
+
+    #[test]
+    fn a_bar_is_shown_as_it_ended_and_the_last_line_needs_no_end() {
+        let run = tempfile::tempdir().unwrap();
+        let path = run.path().join(files::rank_log(1, 0));
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(&path, " 1%\r 50%\r100%\ndone").unwrap();
+        let mut tail = Tail::of(run.path(), 1, 0);
+        assert_eq!(tail.lines(), ["100%"]);
+        assert_eq!(tail.rest(), ["done"]);
+        assert_eq!(tail.rest(), Vec::<String>::new());
     }
 
     #[test]

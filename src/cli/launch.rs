@@ -4,18 +4,20 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::str::FromStr;
 
-use anyhow::bail;
+use anyhow::{Context, bail};
 
 use super::cluster::submit;
 use super::output::say;
-use super::recipe_args::RecipeArgs;
+use super::recipe_args::{RecipeArgs, RecipeOptions};
 use super::signals::Signals;
-use super::{EXIT_DRAINED, EXIT_REFUSED, render, report};
+use super::{EXIT_DRAINED, EXIT_REFUSED, EXIT_USAGE, render, report};
 use crate::batch::{MOST_GPUS, OomPolicy};
-use crate::inventory::Inventory;
+use crate::inventory::{Devices, Inventory};
 use crate::job::End;
-use crate::launch::{LaunchError, Launcher, Request, RunDir, place, port, prepare, reached};
-use crate::recipe::{Diagnostic, Recipe};
+use crate::launch::{
+    LaunchError, Launcher, Request, RunDir, own_trainer, place, port, prepare, reached,
+};
+use crate::recipe::{Diagnostic, ReadError, Recipe, emit};
 use crate::telemetry::{Display, Event, Mode};
 use crate::train::data::Phase;
 use crate::words::count;
@@ -29,14 +31,30 @@ Examples:
   evenkeel launch recipe.yaml --procs 3 --remainder uneven --out runs/uneven
   evenkeel launch recipe.yaml --resume             go on where the newest run of it stopped
   evenkeel launch recipe.yaml --nodes 8 --gpus-per-node 8 -n training    on a cluster
+  evenkeel launch recipe.yaml --recipe-gpus 8 --procs 4 -- python train.py --config {recipe} {resume_args}
+  evenkeel launch recipe.yaml --procs 2 -- python train.py {args} --output_dir {checkpoint_dir} {resume_args}
+  evenkeel launch --gpus 6 -- torchrun --nproc_per_node 8 train.py --per_device_train_batch_size 8
+
+After `--` stands your own program, started once for every process with torchrun's environment. In it
+{recipe}, {args}, {resume_args}, {checkpoint_dir}, {per_device_batch_size} and
+{gradient_accumulation_steps} stand for what the plan comes to (docs/anybodys-trainer.md).
 
 Ctrl-C commits a checkpoint and ends with 143; a second one stops at once. So do SIGTERM and a closed
 terminal. Before training it leaves a new run's directory as if it had never been.")]
 pub struct Args {
+    /// Recipe file, in any dialect that is read, the folder of a tree of configs (HALOs,
+    /// direct-preference-optimization), or a script with the command that starts it. Without one, the
+    /// command after `--` says all: it is started without its torchrun
+    #[arg(required_unless_present = "command")]
+    recipe: Option<PathBuf>,
     #[command(flatten)]
-    recipe: RecipeArgs,
+    options: RecipeOptions,
+    /// Change a key of the recipe, in its own spelling (`max_seq_length=128`), or a native key as
+    /// `evenkeel.trainer.drain_seconds=30`
+    #[arg(value_name = "KEY=VALUE")]
+    overrides: Vec<String>,
     /// Processes to train with. Default: as many as --gpus says, else one with all cores (the
-    /// built-in trainer runs on CPUs).
+    /// built-in trainer runs on CPUs), or for a program of your own one for every GPU found.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=MOST_GPUS))]
     procs: Option<u64>,
     /// The run's directory. Default: runs/NAME, numbered when it is taken.
@@ -54,6 +72,10 @@ pub struct Args {
     /// upstream does. After a checkpoint it is always exact.
     #[arg(long, value_name = "POLICY", default_value = "exact", value_parser = OomPolicy::from_str)]
     oom_policy: OomPolicy,
+    /// Your own program in the place of the built-in trainer, without torchrun or another launcher:
+    /// every process runs it. With --resume it may be left out
+    #[arg(last = true, value_name = "COMMAND")]
+    command: Vec<String>,
     /// What to print: bars on a terminal and plain lines elsewhere, or one JSON object per event.
     #[arg(long, value_enum, default_value_t = Log::Text)]
     log: Log,
@@ -74,11 +96,27 @@ enum Log {
 }
 
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
-    let recipe = match args.recipe.read_or_say() {
-        Ok(recipe) => recipe,
-        Err(code) => return Ok(code),
+    let from = RecipeArgs {
+        recipe: args.recipe.clone().unwrap_or_default(),
+        options: args.options.clone(),
+        overrides: args.overrides.clone(),
     };
-    if let Some(nodes) = args.recipe.options.nodes {
+    let mut recipe = match read(&args, &from) {
+        Ok(recipe) => recipe,
+        Err(error) => {
+            render::print(&error.diagnostics, &error.sources);
+            return Ok(ExitCode::from(EXIT_USAGE));
+        }
+    };
+    if args.recipe.is_none() {
+        recipe.spec.trainer.command = emit::alone(&recipe, &args.command).context(NOT_ALONE)?;
+    } else if !args.command.is_empty() {
+        recipe.spec.trainer.command.clone_from(&args.command);
+    }
+    if let Some(nodes) = from.options.nodes {
+        if args.recipe.is_none() {
+            bail!("a TrainingJob carries a recipe: give its file before `--`");
+        }
         if args.procs.is_some() || args.out.is_some() || args.resume {
             bail!(
                 "--nodes launches on a cluster, --procs, --out and --resume on this machine: give one or the other"
@@ -86,7 +124,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         }
         let mode = mode(&args);
         let (cluster, memory) = (&args.cluster, args.rank_memory);
-        return submit::run(cluster, &args.recipe, &recipe, nodes, memory, mode);
+        return submit::run(cluster, &from, &recipe, nodes, memory, mode);
     }
     if args.cluster.given() {
         bail!("--nodes N launches on a cluster; without it the other options of one mean nothing");
@@ -105,18 +143,48 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     ended
 }
 
+/// What is left where a command without a recipe begins with another launcher.
+const NOT_ALONE: &str = "only torchrun and Python can be left out of a command that stands for its \
+recipe; other launchers do more than start processes: give a recipe, and after `--` the program itself, \
+as `evenkeel launch recipe.yaml -- python train.py {args} {resume_args}`";
+
+/// Reads the recipe, or the command where that says all.
+fn read(args: &Args, from: &RecipeArgs) -> Result<Recipe, ReadError> {
+    match args.recipe.is_some() {
+        true => from.read(),
+        false => from
+            .options
+            .read_job(&from.recipe, &from.overrides, &args.command),
+    }
+}
+
 /// `shown` becomes what the rules were heard to say.
 fn launch(args: &Args, recipe: &Recipe, shown: &mut Vec<Diagnostic>) -> anyhow::Result<ExitCode> {
     let inventory = Inventory::discover();
     let signals = Signals::listen()?;
-    let processes = Processes::asked(args.procs, args.recipe.options.world())?;
-    let ranks = processes.count;
     let mut recipe = recipe.clone();
+    if args.resume
+        && !recipe.spec.trainer.is_own()
+        && let Some(trainer) = own_trainer(args.out.as_deref(), &recipe.spec)?
+    {
+        // The command that the run was launched with need not be typed again.
+        recipe.spec.trainer = trainer;
+    }
+    let own = recipe.spec.trainer.is_own();
+    if own && args.rank_memory.is_some() {
+        bail!("--rank-memory limits the built-in trainer, not a program of your own: leave it out");
+    }
+    let found = own.then(|| match inventory.devices() {
+        Devices::Gpus { .. } => inventory.devices().count(),
+        Devices::CpuRanks { .. } => 0,
+    });
+    let processes = Processes::asked(args.procs, args.options.world(), found)?;
+    let ranks = processes.count;
     recipe.spec.batch.settle(ranks);
     let recipe = &recipe;
     let request = Request {
-        recipe_path: args.recipe.recipe.clone(),
-        overrides: args.recipe.overrides.clone(),
+        recipe_path: args.recipe.clone().unwrap_or_else(|| "command".into()),
+        overrides: args.overrides.clone(),
         rank_memory: args.rank_memory,
         oom_policy: args.oom_policy,
         cores: inventory.cpu.cores,
@@ -156,8 +224,11 @@ fn launch(args: &Args, recipe: &Recipe, shown: &mut Vec<Diagnostic>) -> anyhow::
         proof: prepared.proof(&planned),
         world: ranks,
         global_batch: setup.global_batch_size,
-        budget: setup.budget_samples,
-        devices: inventory.cpu_ranks(ranks).to_string(),
+        budget: setup.budget_samples.unwrap_or_default(),
+        devices: match own {
+            true => count(ranks, "process"),
+            false => inventory.cpu_ranks(ranks).to_string(),
+        },
         floor: setup.entropy,
     });
     for message in processes.note.iter().chain(&prepared.notes).cloned() {
@@ -174,7 +245,7 @@ fn launch(args: &Args, recipe: &Recipe, shown: &mut Vec<Diagnostic>) -> anyhow::
         Ok(end) => end,
     };
     drop(display);
-    finish(run, &end)
+    finish(run, &end, own)
 }
 
 /// How many processes train.
@@ -186,8 +257,13 @@ struct Processes {
 }
 
 impl Processes {
-    /// `procs` and the world that the flags of `plan` ask for, in devices.
-    fn asked(procs: Option<u64>, world: Option<u64>) -> anyhow::Result<Processes> {
+    /// `procs` and the world that the flags of `plan` ask for, in devices; `own`: the GPUs here, where
+    /// a program of the user's own is started, which may use them.
+    fn asked(
+        procs: Option<u64>,
+        world: Option<u64>,
+        own: Option<u64>,
+    ) -> anyhow::Result<Processes> {
         let (count, note) = match (procs, world) {
             (Some(procs), Some(world)) if procs != world => bail!(
                 "--procs {procs} and a world of {} (--gpus, --nodes) differ, and every process stands \
@@ -198,6 +274,7 @@ impl Processes {
             (None, Some(world)) if world > MOST_GPUS => bail!(
                 "{world} devices are more than the {MOST_GPUS} processes that one machine can run: ask for fewer, or use `evenkeel plan`, which starts nothing"
             ),
+            (None, Some(world)) if own.is_some() => (world, None),
             (None, Some(world)) => {
                 let note = format!(
                     "the built-in trainer uses no GPUs: {} on the CPU (--procs {world} says the \
@@ -206,16 +283,20 @@ impl Processes {
                 );
                 (world, Some(note))
             }
-            (None, None) => (1, None),
+            (None, None) => (own.unwrap_or_default().clamp(1, MOST_GPUS), None),
         };
         Ok(Processes { count, note })
     }
 }
 
-/// Says how it ended, and what to do next.
-fn finish(run: &RunDir, end: &End) -> anyhow::Result<ExitCode> {
+/// Says how it ended, and what to do next. `own`: a program of the user's own trained.
+fn finish(run: &RunDir, end: &End, own: bool) -> anyhow::Result<ExitCode> {
     let place = run.path().display();
     Ok(match end {
+        End::Finished if own => {
+            say(format_args!("finished: {place}\n"));
+            ExitCode::SUCCESS
+        }
         End::Finished => {
             let page = report::write(run, None)?;
             say(format_args!(
@@ -268,7 +349,7 @@ mod tests {
 
     #[test]
     fn processes_are_counted_once_whatever_the_flag_is_called() {
-        let asked = |procs, world| Processes::asked(procs, world).map_err(|e| e.to_string());
+        let asked = |procs, world| Processes::asked(procs, world, None).map_err(|e| e.to_string());
         let count = |procs, world| asked(procs, world).map(|processes| processes.count);
         assert_eq!(count(None, None), Ok(1));
         assert_eq!(count(Some(3), None), Ok(3));
@@ -284,8 +365,12 @@ mod tests {
 
     #[test]
     fn gpus_that_stand_for_processes_are_said_aloud() {
-        let note = Processes::asked(None, Some(4)).unwrap().note.unwrap();
+        let note = Processes::asked(None, Some(4), None).unwrap().note.unwrap();
         assert!(note.contains("4 processes on the CPU"), "{note}");
-        assert_eq!(Processes::asked(Some(4), Some(4)).unwrap().note, None);
+        assert_eq!(Processes::asked(Some(4), Some(4), None).unwrap().note, None);
+        // A program of one's own uses them, or all that there are.
+        let own = |world, gpus| Processes::asked(None, world, Some(gpus)).unwrap();
+        assert_eq!((own(Some(4), 0).count, own(Some(4), 0).note), (4, None));
+        assert_eq!((own(None, 8).count, own(None, 0).count), (8, 1));
     }
 }

@@ -5,6 +5,8 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 
+use crate::agent::become_program;
+use crate::recipe::spec::DrainSignal;
 use crate::train::rank::{self, RankOptions};
 
 /// One rank of a run (started by the agent).
@@ -16,9 +18,21 @@ pub struct Args {
     /// The generation's number.
     #[arg(long)]
     generation: u64,
+    /// What a program of the user's own is sent when its agent is gone.
+    #[arg(long, default_value_t)]
+    drain_signal: DrainSignal,
+    /// The program that this process becomes, in the place of the built-in trainer.
+    #[arg(last = true)]
+    command: Vec<String>,
 }
 
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
+    if !args.command.is_empty() {
+        let (run, command) = (&args.run, &args.command);
+        let error = become_program(run, args.generation, args.drain_signal, command);
+        super::output::say(format_args!("error: {error}\n"));
+        return Ok(ExitCode::from(error.exit_code()));
+    }
     Ok(ExitCode::from(rank::run(&RankOptions {
         run: args.run,
         generation: args.generation,

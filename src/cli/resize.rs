@@ -94,7 +94,7 @@ fn wait(
             let answered = state.request >= request && state.phase == Phase::Running;
             if let Some(row) = state.generations.last().filter(|_| answered)
                 && row.world == processes
-                && (state.generations.len() == before || row.first_step_seconds.is_some())
+                && (state.generations.len() == before || row.trains())
             {
                 tell(row, state.generations.len() == before)?;
                 return Ok(ExitCode::SUCCESS);

@@ -1,5 +1,7 @@
 //! `evenkeel status`: the runs here, or one run and the proof of its ledger.
 
+mod own;
+
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -121,7 +123,7 @@ struct Row {
     generations: usize,
     plan: Option<String>,
     committed_samples: u64,
-    budget_samples: u64,
+    budget_samples: Option<u64>,
 }
 
 impl Row {
@@ -170,7 +172,10 @@ impl Listed {
             Ok(row) => [
                 run,
                 row.plan.clone().unwrap_or_default(),
-                format!("{} of {}", row.committed_samples, row.budget_samples),
+                match row.budget_samples {
+                    Some(budget) => format!("{} of {budget}", row.committed_samples),
+                    None => "–".to_owned(),
+                },
                 row.generations.to_string(),
                 row.doing.to_string(),
             ],
@@ -232,6 +237,7 @@ fn show(run: &RunDir, output: Format) -> anyhow::Result<ExitCode> {
     let latest = history::last_step(run, &state);
     let batch = history::current_batch(run, &state).unwrap_or(setup.global_batch_size);
     let plan = history::current_proof(run, &state);
+    let own = own::Own::of(run, &state);
     if output != Format::Text {
         let rest = json!({
             "recipe": setup.recipe_path,
@@ -243,6 +249,7 @@ fn show(run: &RunDir, output: Format) -> anyhow::Result<ExitCode> {
             "committed": state.pin,
             "last_step": latest,
             "generations": state.generations,
+            "own": own,
         });
         output.print(&Shown {
             run: run.path(),
@@ -276,10 +283,18 @@ fn show(run: &RunDir, output: Format) -> anyhow::Result<ExitCode> {
     if let Some(step) = &latest {
         line(format_args!(
             "  progress    {} of {} samples, step {}, loss {:.4}, batch {}",
-            step.samples, setup.budget_samples, step.step, step.loss, step.batch
+            step.samples,
+            setup.budget()?,
+            step.step,
+            step.loss,
+            step.batch
         ))?;
     }
+    if let Some(own) = &own {
+        own.print()?;
+    }
     match &state.pin {
+        _ if own.is_some() => {}
         Some(pin) => line(format_args!(
             "  checkpoint  {} ({})",
             pin.path,

@@ -31,6 +31,8 @@ pub struct Wanted {
     pub min_nodes: Option<u32>,
     /// Bytes that a rank may use.
     pub rank_memory: Option<u64>,
+    /// The user's own program; empty: the built-in trainer.
+    pub command: Vec<String>,
 }
 
 /// The TrainingJob that says all that.
@@ -67,6 +69,7 @@ pub fn training_job(wanted: Wanted) -> TrainingJob {
             ttl_seconds_after_finished: None,
         },
     );
+    job.spec.trainer.command = wanted.command;
     job.spec.trainer.rank_memory = wanted.rank_memory.map(|bytes| bytes.to_string());
     job
 }

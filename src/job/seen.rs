@@ -28,7 +28,8 @@ pub struct Seen {
     pub ending: Option<Ending>,
     /// Why its agent killed it, where it was the agent that did.
     pub given_up: Option<String>,
-    /// Its agent ended it while it waited for ranks that will not come: nothing is wrong with it.
+    /// It ended, or its agent ended it, because of ranks that are gone, or since it did not leave in
+    /// time: nothing is wrong with it.
     pub dismissed: bool,
 }
 
@@ -237,12 +238,14 @@ pub fn outcome(
     if endings.iter().all(|e| *e == Ending::Code(exit::FINISHED)) {
         return Some(Outcome::Finished);
     }
-    if endings.iter().all(|e| *e == Ending::Code(exit::DRAINED)) {
+    let left = |s: &Seen| s.dismissed || s.ending == Some(Ending::Code(exit::DRAINED));
+    if seen.iter().all(left) {
         return Some(Outcome::Drained);
     }
     let failed = numbered().find_map(|(s, rank)| match s.ending {
         Some(Ending::Code(code))
-            if ![exit::FINISHED, exit::DRAINED, exit::PEER_LOST].contains(&code) =>
+            if !s.dismissed
+                && ![exit::FINISHED, exit::DRAINED, exit::PEER_LOST].contains(&code) =>
         {
             Some((rank, format!("exit code {code}")))
         }

@@ -1,6 +1,7 @@
 //! The local launcher: observe, decide, act, again, until the job ends. The operator of a cluster
 //! does the same with pods; here the agent runs in this process.
 
+mod own_program;
 mod reports;
 
 use std::path::PathBuf;
@@ -9,11 +10,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
+use own_program::Own;
+
 use super::run_dir::{GenerationRow, Phase, RunDir, RunState};
 use super::watch::Watch;
 use super::worlds::{self, Feasible};
 use super::{Claim, LaunchError, Prepared, Request, port};
-use crate::agent::{Event as RankEvent, OomKills, Program, Ranks as RankProcesses, Start};
+use crate::agent::{Event as RankEvent, OomKills, Program, Ranks as RankProcesses, Start, Tail};
 use crate::batch::{self, OomPolicy, Plan};
 use crate::job::generation::Address;
 use crate::job::{Action, End, Generation, Member, Observed, Outcome, Ranks, Reason, decide};
@@ -34,6 +37,8 @@ pub struct Launcher<'a> {
     /// Cores that the ranks share.
     cores: u64,
     program: PathBuf,
+    /// The recipe of the user's own program, where that trains, and the run's absolute path.
+    own: Option<Own>,
     state: RunState,
     desired: u64,
     /// Ranks that could run, as long as none is lost.
@@ -51,7 +56,7 @@ pub struct Launcher<'a> {
     request_damaged: bool,
     last_step: Option<StepRecord>,
     last_evaluation: Option<f64>,
-    losses: LossWatch,
+    losses: Option<LossWatch>,
     started: Instant,
     /// When the reason for the next generation was seen, and the world before it.
     trouble: Option<(Instant, u64)>,
@@ -63,6 +68,8 @@ struct Current {
     watch: Watch,
     /// Kills by the kernel since its ranks were started.
     oom_kills: OomKills,
+    /// What the user's own program prints, where that trains.
+    tails: Vec<Tail>,
     draining: bool,
     /// Its ranks have met.
     trains: bool,
@@ -81,11 +88,18 @@ impl<'a> Launcher<'a> {
         let program = std::env::current_exe().map_err(|error| LaunchError::Program { error })?;
         let setup = prepared.setup;
         let mut state = prepared.state.unwrap_or_default();
+        let own = prepared
+            .own
+            .map(|recipe| Own::new(recipe, &setup, claim.run()));
         // A request made of an earlier launcher is not made of this one.
         state.request = claim.earlier_request();
         Ok(Launcher {
             run: claim.run().clone(),
-            losses: LossWatch::new(setup.model.vocab_size as u64),
+            losses: setup
+                .model
+                .as_ref()
+                .map(|model| LossWatch::new(model.vocab_size as u64)),
+            own: own.transpose()?,
             feasible: Feasible::default(),
             setup,
             cores: request.cores,
@@ -117,6 +131,9 @@ impl<'a> Launcher<'a> {
                 current.watch.kill("stopped at once, as asked");
             }
             let ranks = self.ranks();
+            if let Ranks::Ended { .. } = ranks {
+                self.own_progress();
+            }
             let capacity = self.capacity(&ranks);
             let reached = self.state.reached(&self.setup);
             let action = decide(&Observed {
@@ -159,8 +176,9 @@ impl<'a> Launcher<'a> {
     /// The current generation's ranks, as the state machine sees them.
     fn ranks(&self) -> Ranks {
         let Some(current) = &self.current else {
+            let own = self.own.as_ref().and_then(|own| own.newest.as_ref());
             return Ranks::None {
-                resuming: self.state.pin.is_some(),
+                resuming: self.state.pin.is_some() || own.is_some(),
             };
         };
         let plan = &current.generation.plan;
@@ -170,6 +188,15 @@ impl<'a> Launcher<'a> {
             || current.oom_kills.raised(),
         );
         let world = current.generation.world();
+        let outcome = outcome.map(|outcome| match outcome {
+            // Without end, otherwise: only what makes progress may leave again and again.
+            Outcome::Drained if self.own.is_some() && !current.draining => Outcome::Failed {
+                rank: 0,
+                why: "it left (exit code 143) and nobody had asked it to".into(),
+                deterministic: false,
+            },
+            outcome => outcome,
+        });
         match outcome {
             None => Ranks::Running {
                 world,
@@ -235,9 +262,11 @@ impl<'a> Launcher<'a> {
             Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {}
         }
         let pinned = self.state.pin.as_ref().map_or(0, |pin| pin.samples);
-        if let Some(current) = &mut self.current {
-            current.watch.settle(pinned);
+        let current = self.current.as_mut();
+        if let Some(message) = current.and_then(|current| current.watch.settle(pinned)) {
+            self.warn(message);
         }
+        self.pass_on();
         Ok(())
     }
 
@@ -258,6 +287,9 @@ impl<'a> Launcher<'a> {
         self.in_trouble();
         let why = if stop && !met {
             "stop asked for".to_string()
+        } else if stop && self.own.is_some() {
+            let (signal, seconds) = self.drain_by();
+            format!("stop asked for: {signal} sent, {seconds} s to save (again to stop at once)")
         } else if stop {
             "stop asked for: committing a checkpoint (again to stop at once)".to_string()
         } else {
@@ -334,7 +366,7 @@ impl<'a> Launcher<'a> {
         if let Some(micro) = micro_limit.filter(|_| self.shrinks()) {
             self.shrink(micro)?;
         }
-        self.current = None;
+        self.leave();
         self.state.micro_limit = micro_limit.or(self.state.micro_limit);
         let plan = worlds::plan(&self.setup, world, self.state.reached(&self.setup))?;
         let last = self.run.last_generation(&self.state)?;
@@ -365,6 +397,12 @@ impl<'a> Launcher<'a> {
             created: now(),
         };
         self.run.write_record(&generation)?;
+        let own = self.own.as_ref();
+        let call = own.map(|own| own.foreign(&self.setup).call(number, &generation.plan));
+        let call = call.transpose()?;
+        if let Some(call) = &call {
+            call.write()?;
+        }
         self.state.phase = Phase::Starting;
         self.state.generations.push(GenerationRow {
             number,
@@ -374,12 +412,18 @@ impl<'a> Launcher<'a> {
             start_samples: generation.start_samples(),
             created: generation.created,
             first_step_seconds: None,
+            call: call.clone(),
         });
         self.write_state()?;
         let oom_kills = OomKills::watch();
+        let (drain, seconds) = self.drain_by();
         let ranks = RankProcesses::start(
             &Start {
-                program: Program::BuiltIn(&self.program),
+                evenkeel: &self.program,
+                program: match &call {
+                    None => Program::BuiltIn,
+                    Some(call) => Program::Foreign { call, drain },
+                },
                 run: self.run.path(),
                 generation: &generation,
                 first: 0,
@@ -389,8 +433,15 @@ impl<'a> Launcher<'a> {
             &self.events.0,
         )
         .map_err(|error| LaunchError::Spawn { error })?;
+        let printing = if call.is_some() { world } else { 0 };
         self.current = Some(Current {
-            watch: Watch::new(ranks, world),
+            watch: match call {
+                None => Watch::new(ranks, world),
+                Some(_) => Watch::foreign(ranks, world, Duration::from_secs(seconds)),
+            },
+            tails: (0..printing)
+                .map(|rank| Tail::of(self.run.path(), number, rank))
+                .collect(),
             generation,
             oom_kills,
             draining: false,
@@ -401,6 +452,7 @@ impl<'a> Launcher<'a> {
     }
 
     fn end(mut self, end: End) -> Result<End, LaunchError> {
+        self.leave();
         self.state.phase = match &end {
             End::Finished => Phase::Finished,
             End::Drained => Phase::Drained,
@@ -415,7 +467,7 @@ impl<'a> Launcher<'a> {
                 loss,
                 seconds: self.started.elapsed().as_secs_f64(),
             };
-            if let Some(message) = self.losses.evaluation(loss) {
+            if let Some(message) = self.losses.as_mut().and_then(|l| l.evaluation(loss)) {
                 self.warn(message);
             }
             self.display.event(&finished);

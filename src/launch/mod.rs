@@ -10,6 +10,7 @@ pub mod history;
 mod initial;
 mod launcher;
 mod model;
+mod own;
 pub mod place;
 pub mod port;
 pub mod prepare;
@@ -27,6 +28,7 @@ pub mod worlds;
 use std::path::PathBuf;
 
 pub use launcher::Launcher;
+pub use own::own_trainer;
 pub use place::Claim;
 pub use prepare::base;
 pub use request::{Planned, Prepared, Request};
@@ -34,6 +36,7 @@ pub use resume::{reached, refuse_finished};
 pub use run_dir::{Phase, RunDir, RunState};
 pub use survey::survey;
 
+use crate::agent::ForeignError;
 use crate::batch::Refused;
 use crate::durable::FileError;
 use crate::train::TrainError;
@@ -83,6 +86,9 @@ pub enum LaunchError {
     /// The data cannot be used.
     #[error(transparent)]
     Data(DataError),
+    /// The command of the user's own program cannot be filled in.
+    #[error(transparent)]
+    Foreign(#[from] ForeignError),
     /// A signal came before anything was started.
     #[error("stopped before anything was started")]
     Stopped,

@@ -40,7 +40,9 @@ pub fn choose(out: Option<&Path>, spec: &Spec, resume: bool) -> Result<RunDir, L
         }
         return Ok(run);
     }
-    let base = match &spec.output {
+    // Where the user's own program trains, the recipe's output is the program's.
+    let output = spec.output.as_ref().filter(|_| !spec.trainer.is_own());
+    let base = match output {
         Some(output) => PathBuf::from(output),
         None => Path::new(RUNS).join(&spec.name),
     };

@@ -4,23 +4,33 @@
 use std::path::{Path, PathBuf};
 
 use super::request::data_of;
-use super::{LaunchError, Planned, Prepared, Request, RunDir, initial, resume, survey, worlds};
-use crate::batch::{self, PlanRequest, Reached};
+use super::{
+    LaunchError, Planned, Prepared, Request, RunDir, initial, own, resume, survey, worlds,
+};
+use crate::batch::{self, PlanRequest, Reached, Trainer};
 use crate::recipe::Recipe;
 use crate::recipe::spec::Synthetic;
 use crate::telemetry::now;
 use crate::train::Setup;
 use crate::train::data::{self, Language, PrepareRequest, Progress};
 
-/// Plans a recipe for the built-in trainer on this machine.
+/// Plans a recipe for its trainer on this machine.
 pub fn plan(
     recipe: &Recipe,
     ranks: u64,
     reached: Reached,
     rank_memory: Option<u64>,
 ) -> Result<Planned, LaunchError> {
-    let request = worlds::request(ranks, reached, rank_memory);
-    let (request, model) = survey::look(recipe, &base()?, request);
+    let own = recipe.spec.trainer.is_own();
+    let request = worlds::request(&recipe.spec, ranks, reached, rank_memory);
+    let trainer = request.trainer;
+    // What another trainer may fetch for itself need not be here.
+    let looking = PlanRequest {
+        trainer: if own { Trainer::Any } else { trainer },
+        ..request
+    };
+    let (request, model) = survey::look(recipe, &base()?, looking);
+    let request = PlanRequest { trainer, ..request };
     let examined = batch::examine(recipe, &request);
     let diagnostics = examined.diagnostics.clone();
     Ok(Planned {
@@ -59,6 +69,9 @@ pub fn prepare(
                 ),
             });
         }
+    }
+    if recipe.spec.trainer.is_own() {
+        return own::prepare(run, recipe, planned, request);
     }
     if request.resume {
         return resume::resume(run, recipe, planned, request, progress);
@@ -105,14 +118,14 @@ pub fn prepare(
         overrides: request.overrides.clone(),
         spec: spec.clone(),
         global_batch_size,
-        model,
+        model: Some(model),
         model_config: planned.request.model_config.clone(),
         weights: initial.weights,
         companions: companions.unwrap_or_default(),
         data_samples: Some(samples),
         data_fingerprint: Some(manifest.fingerprint),
         horizon,
-        budget_samples,
+        budget_samples: Some(budget_samples),
         rank_memory: request.rank_memory,
         entropy: manifest.synthetic.as_ref().and_then(entropy),
     };
@@ -120,6 +133,7 @@ pub fn prepare(
     Ok(Prepared {
         setup,
         state: None,
+        own: None,
         notes: [initial.note]
             .into_iter()
             .flatten()
@@ -170,7 +184,7 @@ fn companions(directory: &Path) -> Vec<PathBuf> {
 }
 
 /// A name that no other run has: time and process, hashed.
-fn uid() -> String {
+pub(super) fn uid() -> String {
     let seed = format!("{}-{}", now(), std::process::id());
     format!("{:016x}", xxhash_rust::xxh3::xxh3_64(seed.as_bytes()))
 }

@@ -57,6 +57,7 @@ pub fn prove(
     progress: &mut dyn FnMut(data::Progress),
 ) -> Result<Verdict, LaunchError> {
     let setup = run.setup()?;
+    let model = setup.model()?;
     let recipe = setup.recipe();
     let pin = run
         .state()?
@@ -75,7 +76,7 @@ pub fn prove(
         .map_err(|error| FileError::from_io("write in", &std::env::temp_dir(), 0, error))?;
     let data = Setup::data(directory.path());
     let key = recipe.keys();
-    let request = data_of(&recipe, &key, Some(&setup.model), &setup.base, &data);
+    let request = data_of(&recipe, &key, Some(model), &setup.base, &data);
     data::prepare(&request, progress)?;
     let dataset = setup.training_data(directory.path())?;
     let order = setup.order(dataset.len())?;

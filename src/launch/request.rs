@@ -56,6 +56,8 @@ pub struct Prepared {
     pub setup: Setup,
     /// Where an earlier launcher left it.
     pub state: Option<RunState>,
+    /// The recipe, where the user's own program trains: it is written anew for every generation.
+    pub own: Option<Recipe>,
     /// What people should know about it, a line each.
     pub notes: Vec<String>,
 }

@@ -45,9 +45,13 @@ fn go_on_from(setup: &Setup, state: &RunState, request: &Request) -> Reached {
 }
 
 /// The run, which has to say what its recipe says.
-fn setup_of(run: &RunDir, recipe: &Recipe) -> Result<Setup, LaunchError> {
+pub(super) fn setup_of(run: &RunDir, recipe: &Recipe) -> Result<Setup, LaunchError> {
     let setup = run.setup()?;
     let mut spec = recipe.spec.clone();
+    if spec.trainer.is_own() && setup.spec.trainer.is_own() {
+        // A slip in the command is mended between two launches; the batch is not touched by it.
+        spec.trainer.clone_from(&setup.spec.trainer);
+    }
     if spec.batch.division != Division::Stated {
         // The world that the run was launched in is the one that its micro-batch comes from.
         spec.batch.gpus = setup.spec.batch.gpus;
@@ -75,7 +79,7 @@ fn setup_of(run: &RunDir, recipe: &Recipe) -> Result<Setup, LaunchError> {
         ));
     }
     let horizon = batch::horizon(&setup.spec, setup.global_batch_size, setup.data_samples);
-    if setup.horizon != horizon || horizon.budget_samples != Some(setup.budget_samples) {
+    if setup.horizon != horizon || horizon.budget_samples != setup.budget_samples {
         return Err(edited(run, "other lengths than its own recipe".to_owned()));
     }
     Ok(setup)
@@ -109,7 +113,7 @@ pub(super) fn resume(
     let mut setup = setup_of(run, recipe)?;
     let usage = |message: String| LaunchError::Usage { message };
     if let Some(shape) = &planned.model.shape
-        && let Some(key) = difference(&setup.model, shape)
+        && let Some(key) = difference(setup.model()?, shape)
     {
         return Err(usage(format!(
             "{} says another `{key}` of the model than the recipe and its config.json: one of them was \
@@ -147,7 +151,7 @@ pub(super) fn resume(
         &setup.weights,
     ) {
         (Some(pin), _) => verify(run, pin, &recipe.key("model.path"))?,
-        (None, Some(weights)) => initial::check(weights, &setup.model)?,
+        (None, Some(weights)) => initial::check(weights, setup.model()?)?,
         (None, None) => {}
     }
     let data = data::prepare(
@@ -158,7 +162,7 @@ pub(super) fn resume(
             ..data_of(
                 recipe,
                 &recipe.keys(),
-                Some(&setup.model),
+                Some(setup.model()?),
                 &setup.base,
                 &Setup::data(run.path()),
             )
@@ -181,6 +185,7 @@ pub(super) fn resume(
     Ok(Prepared {
         setup,
         state,
+        own: None,
         notes: data.manifest.notes,
     })
 }
@@ -284,7 +289,7 @@ fn refuse_another_pin(run: &RunDir, pin: &Pin) -> Result<(), LaunchError> {
     })
 }
 
-fn wait_for_old_ranks(
+pub(super) fn wait_for_old_ranks(
     run: &RunDir,
     state: Option<&RunState>,
     request: &Request,
@@ -299,10 +304,10 @@ fn wait_for_old_ranks(
         if since.elapsed() > OLD_RANKS {
             return Err(LaunchError::Usage {
                 message: format!(
-                    "ranks of generation {last} still run after {} s: stop them (their command \
-                     line has `rank --run {}`), then resume",
+                    "ranks of generation {last} still run after {} s: stop them (`fuser {}` names \
+                     them), then resume",
                     OLD_RANKS.as_secs(),
-                    run.path().display()
+                    run.generation(last).join(files::RANKS_LOCK).display()
                 ),
             });
         }
@@ -390,9 +395,13 @@ mod tests {
                 (|setup| setup.global_batch_size = 13) as fn(&mut Setup),
                 "another global batch (13) than its recipe (12)",
             ),
-            (|setup| setup.budget_samples += 1, "other lengths than"),
+            (|setup| setup.budget_samples = Some(1), "other lengths than"),
             (
-                |setup| setup.model.hidden_size = 16,
+                |setup| {
+                    if let Some(model) = &mut setup.model {
+                        model.hidden_size = 16;
+                    }
+                },
                 "another `hidden_size` of the model than the recipe",
             ),
         ] {

@@ -17,6 +17,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::LaunchError;
+use crate::agent::Call;
 use crate::batch::Reached;
 use crate::durable::{FileError, Lock, read_json, write_json};
 use crate::job::{Generation, Pin, Reason, files};
@@ -105,6 +106,16 @@ pub struct GenerationRow {
     pub created: f64,
     /// From the moment its reason was seen to the end of its first step, seconds.
     pub first_step_seconds: Option<f64>,
+    /// What was started for every rank, where the user's own program trains.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub call: Option<Call>,
+}
+
+impl GenerationRow {
+    /// Whether it has taken a step; a program of the user's own, which does not say so, has started.
+    pub fn trains(&self) -> bool {
+        self.first_step_seconds.is_some() || self.call.is_some()
+    }
 }
 
 impl RunDir {
@@ -268,6 +279,7 @@ mod tests {
                 start_samples: 0,
                 created: 0.0,
                 first_step_seconds: None,
+                call: None,
             }],
             ..RunState::default()
         }

@@ -15,6 +15,26 @@ pub(super) struct Launched {
     pub prepared: Prepared,
 }
 
+/// A recipe that stands in `place`, and the launch that asks for it.
+pub(super) fn recipe_of(place: &Path, text: &str, overrides: &[&str]) -> (Recipe, Request) {
+    let overrides: Vec<String> = overrides.iter().map(|&text| text.to_owned()).collect();
+    let recipe_path = place.join("recipe.yaml");
+    let reading = recipe::Request {
+        path: recipe_path.clone(),
+        overrides: overrides.clone(),
+        ..recipe::Request::default()
+    };
+    let recipe = recipe::read_text(&reading, text.to_owned());
+    let recipe = recipe.unwrap_or_else(|error| panic!("{error:?}"));
+    let request = Request {
+        recipe_path,
+        overrides,
+        cores: 1,
+        ..Request::default()
+    };
+    (recipe, request)
+}
+
 impl Launched {
     /// Prepares a run of a small native recipe in `place`/run. `lines`: what its `spec` says of the
     /// batch and of anything else, a top-level key a line.
@@ -39,20 +59,7 @@ spec:
 ",
             lines.replace('\n', "\n  ")
         );
-        let overrides: Vec<String> = overrides.iter().map(|&text| text.to_owned()).collect();
-        let recipe_path = place.join("recipe.yaml");
-        let reading = recipe::Request {
-            path: recipe_path.clone(),
-            overrides: overrides.clone(),
-            ..recipe::Request::default()
-        };
-        let recipe = recipe::read_text(&reading, text).unwrap_or_else(|error| panic!("{error:?}"));
-        let request = Request {
-            recipe_path,
-            overrides,
-            cores: 1,
-            ..Request::default()
-        };
+        let (recipe, request) = recipe_of(place, &text, overrides);
         let run = RunDir::at(place.join("run"));
         std::fs::create_dir_all(run.path()).unwrap();
         let planned = prepare::plan(&recipe, 2, Reached::default(), None).unwrap();

@@ -19,12 +19,12 @@ pub fn report_input(run: &RunDir, ledger: Option<&Verdict>) -> Result<ReportInpu
         label: label.into(),
         value,
     };
-    let model = &setup.model;
+    let model = setup.model()?;
     Ok(ReportInput {
         title: setup.name.clone(),
         facts: Facts {
             proof: history::current_proof(run, &state).unwrap_or_default(),
-            budget: Some(setup.budget_samples),
+            budget: setup.budget_samples,
             details: vec![
                 fact("recipe", setup.recipe_path.display().to_string()),
                 fact(

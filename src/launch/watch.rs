@@ -1,10 +1,10 @@
 //! One generation's ranks as the launcher sees them, from their start to one outcome.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::agent::{Event, Ranks, Silence, silence};
 use crate::job::Outcome;
-use crate::job::protocol::Order;
+use crate::job::protocol::{Ending, Order};
 use crate::job::seen::{self, COMMIT, NOTICE, Seen};
 
 /// The ranks of one generation.
@@ -16,6 +16,16 @@ pub struct Watch {
     trouble: Option<Instant>,
     /// When the survivors were told what to do.
     settled: Option<Instant>,
+    /// Of a program of the user's own, which says nothing of itself.
+    foreign: Option<Foreign>,
+}
+
+/// What is known of a program of the user's own.
+struct Foreign {
+    /// How long it may take to leave once it was asked to.
+    patience: Duration,
+    /// Since when it is asked to.
+    leaving: Option<Instant>,
 }
 
 impl Watch {
@@ -27,12 +37,25 @@ impl Watch {
             silence: Silence::new(world),
             trouble: None,
             settled: None,
+            foreign: None,
+        }
+    }
+
+    /// The same of the user's own program, which may take so long to leave once it was asked to.
+    pub fn foreign(ranks: Ranks, world: u64, patience: Duration) -> Watch {
+        let leaving = None;
+        Watch {
+            foreign: Some(Foreign { patience, leaving }),
+            ..Watch::new(ranks, world)
         }
     }
 
     /// Tells every rank to drain.
     pub fn drain(&mut self) {
         self.ranks.order_all(Order::Drain);
+        if let Some(foreign) = &mut self.foreign {
+            foreign.leaving.get_or_insert_with(Instant::now);
+        }
     }
 
     /// Tells every rank to forget the drain.
@@ -79,8 +102,10 @@ impl Watch {
     /// that will not come.
     fn leave_behind(&mut self, rank: u64) {
         let words = seen::seen_of(&self.seen, rank).map(str::to_owned);
+        let foreign = self.foreign.is_some();
         match (words, self.seen_mut(rank)) {
-            (None, Some(seen)) if seen.waiting => {
+            // One that hangs in a collective because of the loss: nothing is wrong with it.
+            (None, Some(seen)) if seen.waiting || foreign => {
                 seen.dismissed = true;
                 self.ranks.kill_one(rank);
             }
@@ -101,7 +126,14 @@ impl Watch {
         };
         match event {
             Event::Report { report, .. } => seen.take(report),
-            Event::Exited { ending, .. } => seen.ending = Some(*ending),
+            Event::Exited { ending, .. } => {
+                seen.ending = Some(*ending);
+                // A program of the user's own cannot say that it failed because a peer was gone.
+                let follows = self.foreign.is_some() && self.trouble.is_some();
+                if follows && matches!(ending, Ending::Code(_)) {
+                    seen.dismissed = true;
+                }
+            }
         }
         if seen.in_trouble() {
             self.trouble.get_or_insert_with(Instant::now);
@@ -110,8 +142,36 @@ impl Watch {
 
     /// Gives up ranks that are silent before the meeting. Once something went wrong: waits until every rank is gone or says what it holds, then lets
     /// the one that holds the most commit it. `pinned`: samples of the checkpoint that would be
-    /// gone back to otherwise.
-    pub fn settle(&mut self, pinned: u64) {
+    /// gone back to otherwise. Returns what people should know, a line each.
+    pub fn settle(&mut self, pinned: u64) -> Option<String> {
+        let overdue = self.end_overdue();
+        self.settle_loss(pinned);
+        overdue
+    }
+
+    /// Ends a program of the user's own that was asked to leave and does not.
+    fn end_overdue(&mut self) -> Option<String> {
+        let foreign = self.foreign.as_ref()?;
+        let overdue = foreign.leaving?.elapsed() > foreign.patience;
+        let mut ended = Vec::new();
+        for (rank, seen) in (0..).zip(&mut self.seen) {
+            if overdue && seen.ending.is_none() && !seen.dismissed {
+                seen.dismissed = true;
+                self.ranks.kill_one(rank);
+                ended.push(format!("rank {rank}"));
+            }
+        }
+        (!ended.is_empty()).then(|| {
+            format!(
+                "{} did not leave within {} s and was killed: what was not saved by then is trained \
+                 again",
+                ended.join(", "),
+                foreign.patience.as_secs()
+            )
+        })
+    }
+
+    fn settle_loss(&mut self, pinned: u64) {
         for rank in self.silence.look() {
             self.give_up(rank as u64, silence::words());
         }

@@ -5,12 +5,16 @@ use std::collections::BTreeMap;
 
 use super::{LaunchError, RunDir, history};
 use crate::batch::{self, Plan, PlanRequest, Reached, Refused, Trainer};
+use crate::recipe::Spec;
 use crate::train::Setup;
 
-/// What to plan for the built-in trainer in a world of this machine, whose ranks may use so many bytes.
-pub fn request(world: u64, reached: Reached, rank_memory: Option<u64>) -> PlanRequest {
+/// What to plan for the recipe's trainer in a world of this machine, whose ranks may use so many bytes.
+pub fn request(spec: &Spec, world: u64, reached: Reached, rank_memory: Option<u64>) -> PlanRequest {
     PlanRequest {
-        trainer: Trainer::BuiltIn,
+        trainer: match spec.trainer.is_own() {
+            true => Trainer::Own,
+            false => Trainer::BuiltIn,
+        },
         rank_memory,
         ..PlanRequest::processes(world)
     }
@@ -35,7 +39,7 @@ pub fn plan(setup: &Setup, world: u64, reached: Reached) -> Result<Plan, Refused
         &PlanRequest {
             model_config: setup.model_config.clone(),
             data_samples: setup.data_samples,
-            ..request(world, reached, setup.rank_memory)
+            ..request(&setup.spec, world, reached, setup.rank_memory)
         },
     )
 }
@@ -62,7 +66,7 @@ pub fn shrunk(setup: &Setup, failed: &Plan, micro: u64) -> Setup {
     let horizon = batch::horizon(&setup.spec, global_batch_size, setup.data_samples);
     Setup {
         global_batch_size,
-        budget_samples: horizon.budget_samples.unwrap_or(setup.budget_samples),
+        budget_samples: horizon.budget_samples.or(setup.budget_samples),
         horizon,
         ..setup.clone()
     }

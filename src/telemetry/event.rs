@@ -21,7 +21,7 @@ pub enum Event {
         world: u64,
         /// The base global batch, samples.
         global_batch: u64,
-        /// The budget, samples.
+        /// The budget, samples; 0 where nobody knows it.
         budget: u64,
         /// What the ranks run on, one line.
         devices: String,

@@ -38,6 +38,12 @@ pub enum TrainError {
          use more ranks and a sharded strategy (fsdp), more memory for each, or a smaller model"
     )]
     States(EngineError),
+    /// What only the built-in trainer's runs have.
+    #[error(
+        "the user's own program trains in this run: it has no ledger, metrics or report of ours, and \
+         the built-in trainer cannot go on with it"
+    )]
+    OwnProgram,
     /// A checkpoint could not be written or read.
     #[error(transparent)]
     Checkpoint(checkpoint::CheckpointError),

@@ -124,7 +124,7 @@ fn train(
         learning_rate: LearningRateSchedule::new(
             &setup.spec.learning_rate,
             setup.horizon.warmup_samples.unwrap_or(0),
-            setup.budget_samples,
+            setup.budget()?,
             setup.global_batch_size,
         ),
         watched_batch: state.controller.batch(),
@@ -200,7 +200,7 @@ fn engine(
     world: &World,
 ) -> Result<Box<dyn Engine>, TrainError> {
     let engine = CpuEngine::new(
-        setup.model.clone(),
+        setup.model()?.clone(),
         CpuOptions {
             threads: Some(options.threads),
             memory_limit: setup.rank_memory,
@@ -257,7 +257,7 @@ fn load(
     let conditions = Conditions {
         base_batch: plan.global_batch_size,
         quantum: plan.quantum,
-        budget: setup.budget_samples,
+        budget: setup.budget()?,
         micro_batch: plan.per_device_batch_size,
         workers: plan.data_parallel_size,
         sharded: sharded(plan.outline.strategy),
@@ -324,7 +324,7 @@ fn after_loss(error: &CommError, trainer: &mut Trainer<'_>) -> Result<(), TrainE
 
 /// A shared lock on the generation's directory; a launcher that wants to start the next one after
 /// a crash asks for it exclusively.
-fn hold(directory: &Path) -> Result<File, TrainError> {
+pub fn hold(directory: &Path) -> Result<File, TrainError> {
     let path = directory.join(files::RANKS_LOCK);
     let file = File::options()
         .create(true)

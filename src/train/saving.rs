@@ -87,7 +87,7 @@ impl Saving {
                 layout: engine.layout(),
                 samples: done.samples,
                 state: &done.state,
-                config: &setup.model.to_json(),
+                config: &setup.model()?.to_json(),
                 companions: &setup.companions,
             },
             world,

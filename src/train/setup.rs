@@ -35,8 +35,9 @@ pub struct Setup {
     pub spec: Spec,
     /// The global batch that the run keeps, samples; the norm test starts from it.
     pub global_batch_size: u64,
-    /// The model's shape.
-    pub model: ModelConfig,
+    /// The model's shape; `None` where the user's own program trains, which has a model of its own.
+    #[serde(default)]
+    pub model: Option<ModelConfig>,
     /// The keys of the `config.json` at the model's path, for the planner.
     pub model_config: Option<BTreeMap<String, Value>>,
     /// Where initial weights come from; `None`: seeded random.
@@ -50,8 +51,10 @@ pub struct Setup {
     pub data_fingerprint: Option<String>,
     /// Everything counted in samples.
     pub horizon: Horizon,
-    /// Training ends after the first step that reaches it.
-    pub budget_samples: u64,
+    /// Training ends after the first step that reaches it; `None` where the user's own program trains
+    /// and the recipe does not say.
+    #[serde(default)]
+    pub budget_samples: Option<u64>,
     /// Bytes that a rank may use; `None`: no limit.
     pub rank_memory: Option<u64>,
     /// The loss that nothing can beat, nats per token, when the data is synthetic.
@@ -59,6 +62,16 @@ pub struct Setup {
 }
 
 impl Setup {
+    /// The model's shape, for those who look after the built-in trainer's runs.
+    pub fn model(&self) -> Result<&ModelConfig, TrainError> {
+        self.model.as_ref().ok_or(TrainError::OwnProgram)
+    }
+
+    /// The budget, samples, likewise.
+    pub fn budget(&self) -> Result<u64, TrainError> {
+        self.budget_samples.ok_or(TrainError::OwnProgram)
+    }
+
     /// The recipe again, for the planner; where its values stood is not kept.
     pub fn recipe(&self) -> Recipe {
         Recipe {

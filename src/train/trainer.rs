@@ -90,6 +90,7 @@ impl Trainer<'_> {
     /// committed when it returns.
     pub fn train(&mut self) -> Result<Ending, TrainError> {
         let horizon = self.setup.horizon.clone();
+        let budget = self.setup.budget()?;
         let crossed = |every: Option<u64>, from: u64, to: u64| {
             every.is_some_and(|every| from / every < to / every)
         };
@@ -97,13 +98,13 @@ impl Trainer<'_> {
         // before drained or was lost there. Where it was made already, the same is made again.
         let last = self.state.ledger.rows().last();
         if let Some(from) = last.map(|row| row.start)
-            && self.state.samples < self.setup.budget_samples
+            && self.state.samples < budget
             && crossed(horizon.eval_every, from, self.state.samples)
         {
             self.evaluate()?;
         }
         let mut drain = false;
-        while self.state.samples < self.setup.budget_samples && !drain {
+        while self.state.samples < budget && !drain {
             let before = self.state.samples;
             drain = self.step()?;
             let after = self.state.samples;
@@ -111,7 +112,7 @@ impl Trainer<'_> {
                 crossed(horizon.eval_every, before, after),
                 crossed(horizon.checkpoint_every, before, after),
             );
-            let last = self.state.samples >= self.setup.budget_samples;
+            let last = self.state.samples >= budget;
             if evaluate && !last && !drain {
                 self.evaluate()?;
             }
@@ -119,7 +120,7 @@ impl Trainer<'_> {
                 self.begin_checkpoint()?;
             }
         }
-        let ending = if self.state.samples >= self.setup.budget_samples {
+        let ending = if self.state.samples >= budget {
             self.evaluate()?;
             Ending::Finished
         } else {

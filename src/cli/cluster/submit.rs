@@ -165,6 +165,7 @@ fn wanted(
         uneven: from.options.remainder.as_deref() == Some("uneven"),
         min_nodes: args.min_nodes,
         rank_memory,
+        command: recipe.spec.trainer.command.clone(),
     })
 }
 

@@ -110,7 +110,7 @@ impl Launcher<'_> {
             self.display.event(&event);
         }
         self.last_step = Some(record.clone());
-        if let Some(message) = self.losses.step(record.loss) {
+        if let Some(message) = self.losses.as_mut().and_then(|l| l.step(record.loss)) {
             self.warn(message);
         }
         match first {
@@ -121,7 +121,7 @@ impl Launcher<'_> {
 
     fn evaluation(&mut self, record: &EvaluationRecord) {
         self.last_evaluation = Some(record.loss);
-        if let Some(message) = self.losses.evaluation(record.loss) {
+        if let Some(message) = self.losses.as_mut().and_then(|l| l.evaluation(record.loss)) {
             self.warn(message);
         }
     }
@@ -245,6 +245,7 @@ mod tests {
             start_samples: 0,
             created: 0.0,
             first_step_seconds: None,
+            call: None,
         };
         // A launch that resumes had no ranks before; a failed program is tried in the same world.
         assert_eq!(rescaled(0, &row(2), 1.0), None);

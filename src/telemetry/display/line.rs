@@ -42,12 +42,9 @@ impl Line {
                 floor,
                 ..
             } => {
-                let mut parts = vec![
-                    name.clone(),
-                    proof.clone(),
-                    plural(*budget, "sample"),
-                    devices.clone(),
-                ];
+                let mut parts = vec![name.clone(), proof.clone()];
+                parts.extend((*budget > 0).then(|| plural(*budget, "sample")));
+                parts.push(devices.clone());
                 parts.extend(floor.map(|floor| format!("loss cannot go below {floor:.4}")));
                 ("Plan", Tone::Fine, parts)
             }

@@ -1,0 +1,99 @@
+//! The newest whole checkpoint among those that a user's own program has left: found by name, since
+//! the program's formats are its own.
+
+use std::ffi::OsStr;
+use std::fs::{self, DirEntry};
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use crate::recipe::reader::Checkpoints;
+
+/// Endings of what is still being written, by custom.
+const UNFINISHED: [&str; 4] = ["tmp", "partial", "incomplete", "lock"];
+
+/// What orders checkpoints: the number in the name, else when it was last changed.
+type Age = (Option<u64>, Option<SystemTime>);
+
+/// The newest whole checkpoint in `directory`; `None` where there is none, or no such directory.
+pub fn newest(directory: &Path, called: &Checkpoints) -> Option<PathBuf> {
+    let entries = fs::read_dir(directory).ok()?;
+    let found = entries.flatten().filter_map(|entry| age(&entry, called));
+    found.max().map(|(_, path)| path)
+}
+
+/// How new an entry is, if it is a whole checkpoint.
+fn age(entry: &DirEntry, called: &Checkpoints) -> Option<(Age, PathBuf)> {
+    let path = entry.path();
+    let name = path.file_name()?.to_str()?;
+    let ending = path.extension().and_then(OsStr::to_str).unwrap_or_default();
+    if name.starts_with('.') || UNFINISHED.contains(&ending) {
+        return None;
+    }
+    let whole = called.needs.iter().all(|file| path.join(file).is_file());
+    let refused = called.unless.is_some_and(|file| path.join(file).exists());
+    if !whole || refused {
+        return None;
+    }
+    let number = match called.prefix {
+        // Of a program of which nothing is known: `step_40`, `ckpt-40.pt`, or a name without one.
+        "" => {
+            let stem = path.file_stem()?.to_str()?;
+            let digits = stem.trim_end_matches(|c: char| c.is_ascii_digit()).len();
+            stem[digits..].parse().ok()
+        }
+        prefix => Some(name.strip_prefix(prefix)?.parse().ok()?),
+    };
+    let changed = entry.metadata().and_then(|about| about.modified()).ok();
+    Some(((number, changed), path))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(entries: &[&str], called: &Checkpoints) -> Option<String> {
+        let directory = tempfile::tempdir().unwrap();
+        for entry in entries {
+            let path = directory.path().join(entry);
+            match entry.ends_with('/') {
+                true => fs::create_dir_all(path).unwrap(),
+                false => {
+                    fs::create_dir_all(path.parent().unwrap()).unwrap();
+                    fs::write(path, "").unwrap();
+                }
+            }
+        }
+        let newest = newest(directory.path(), called)?;
+        Some(newest.file_name().unwrap().to_str().unwrap().to_owned())
+    }
+
+    #[test]
+    fn numbers_count_as_numbers_and_what_is_not_whole_does_not_count() {
+        let trainer = |entries: &[&str]| found(entries, &Checkpoints::TRANSFORMERS);
+        let state = "trainer_state.json";
+        let whole = ["9", "40", "100"].map(|n| format!("checkpoint-{n}/{state}"));
+        let mut entries: Vec<&str> = whole.iter().map(String::as_str).collect();
+        entries.extend([
+            "checkpoint-200/model.safetensors",
+            "checkpoint-x/",
+            "runs/",
+            "all.json",
+        ]);
+        assert_eq!(trainer(&entries).unwrap(), "checkpoint-100");
+        entries.push("checkpoint-100/checkpoint-is-incomplete.txt");
+        assert_eq!(trainer(&entries).unwrap(), "checkpoint-40");
+        assert_eq!(trainer(&["checkpoint-200/model.safetensors"]), None);
+    }
+
+    #[test]
+    fn those_of_an_unknown_program_are_told_by_the_number_at_their_end() {
+        let any = |entries: &[&str]| found(entries, &Checkpoints::ANY);
+        assert_eq!(
+            any(&["step_9.pt", "step_10.pt", "step_11.pt.tmp", ".step_12.pt"]).unwrap(),
+            "step_10.pt"
+        );
+        assert_eq!(any(&["last.pt"]).unwrap(), "last.pt");
+        assert_eq!(any(&[]), None);
+        assert_eq!(newest(Path::new("/nowhere"), &Checkpoints::ANY), None);
+    }
+}

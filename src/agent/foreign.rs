@@ -1,0 +1,210 @@
+//! The user's own program in one generation: what its command comes to with this plan's numbers, and
+//! from which of its own checkpoints it goes on. The same for a pod's agent and the local launcher.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use super::checkpoints;
+use crate::batch::Plan;
+use crate::durable::{self, FileError};
+use crate::job::files;
+use crate::recipe::emit::{self, EmitError, Form};
+use crate::recipe::placeholder::{self, Value};
+use crate::recipe::{Dialect, Recipe, resume};
+
+/// A user's own program.
+#[derive(Debug, Clone, Copy)]
+pub struct Foreign<'a> {
+    /// The recipe, with the command.
+    pub recipe: &'a Recipe,
+    /// The run's directory, an absolute path.
+    pub run: &'a Path,
+    /// Where relative paths of the recipe start; `None` where nothing outlives a process there.
+    pub base: Option<&'a Path>,
+}
+
+/// What is started for every rank of a generation.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Call {
+    /// The command, word by word.
+    pub command: Vec<String>,
+    /// Where it keeps its checkpoints.
+    pub checkpoint_dir: PathBuf,
+    /// The newest of them when it was started.
+    pub checkpoint: Option<PathBuf>,
+    /// The recipe with the plan's numbers, where the command has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub recipe: Option<PathBuf>,
+    /// Its text.
+    #[serde(skip)]
+    text: String,
+    /// What else has to be said of it.
+    #[serde(skip)]
+    pub remarks: Vec<String>,
+}
+
+/// A command that cannot be filled in.
+#[derive(Debug, thiserror::Error)]
+pub enum ForeignError {
+    /// The plan cannot be written in that form.
+    #[error(
+        "`{{{placeholder}}}`: {error}; `{{per_device_batch_size}}` and `{{gradient_accumulation_steps}}` stand for the numbers by themselves"
+    )]
+    Emit {
+        /// Which placeholder asks for it.
+        placeholder: &'static str,
+        /// Why.
+        error: EmitError,
+    },
+    /// Nobody knows how the trainer is told to go on.
+    #[error(
+        "`{{resume_args}}`: how a trainer of {dialect} recipes goes on is not known; say it with `trainer.resume: [--resume, \"{{checkpoint}}\"]` (`evenkeel.trainer.resume=[…]` on the command line)"
+    )]
+    Resume {
+        /// The recipe's dialect.
+        dialect: Dialect,
+    },
+}
+
+impl Foreign<'_> {
+    /// Where the program keeps its checkpoints: as the recipe's own section says, else where its
+    /// trainer writes, else in the run's directory.
+    pub fn checkpoint_dir(&self) -> PathBuf {
+        let spec = &self.recipe.spec;
+        // A native recipe's output is the run's directory itself.
+        let upstream = spec.output.as_ref();
+        let upstream = upstream.filter(|_| self.recipe.dialect != Dialect::Native);
+        let named = spec
+            .trainer
+            .checkpoint_dir
+            .as_ref()
+            .or(upstream)
+            .map(Path::new);
+        let named = named.and_then(|path| match self.base {
+            Some(base) => Some(base.join(path)),
+            None => path.is_absolute().then(|| path.to_owned()),
+        });
+        named.unwrap_or_else(|| self.run.join("checkpoints"))
+    }
+
+    /// The newest whole checkpoint there.
+    pub fn newest(&self) -> Option<PathBuf> {
+        let called = match self.recipe.spec.trainer.resume.is_empty() {
+            true => resume::checkpoints(self.recipe.dialect),
+            // A recipe that says how its program goes on may be of any program.
+            false => crate::recipe::reader::Checkpoints::ANY,
+        };
+        checkpoints::newest(&self.checkpoint_dir(), &called)
+    }
+
+    /// What is started in a generation with this plan. Nothing is written yet.
+    pub fn call(&self, generation: u64, plan: &Plan) -> Result<Call, ForeignError> {
+        let command = &self.recipe.spec.trainer.command;
+        let uses = |name| placeholder::is_used(command, name);
+        let numbers = plan.numbers(self.recipe);
+        let emitted = |placeholder| move |error| ForeignError::Emit { placeholder, error };
+        let arguments = match uses(placeholder::ARGS) {
+            true => emit::arguments(self.recipe, &numbers).map_err(emitted(placeholder::ARGS))?,
+            false => Vec::new(),
+        };
+        let mut call = Call {
+            command: Vec::new(),
+            checkpoint_dir: self.checkpoint_dir(),
+            checkpoint: self.newest(),
+            recipe: None,
+            text: String::new(),
+            remarks: Vec::new(),
+        };
+        if uses(placeholder::RECIPE) {
+            let written = emit::emit(self.recipe, &numbers, Form::Recipe);
+            let written = written.map_err(emitted(placeholder::RECIPE))?;
+            let directory = self.run.join(files::generation(generation));
+            call.recipe = Some(directory.join(self.recipe_name()));
+            (call.text, call.remarks) = (written.text, written.remarks);
+        }
+        let mut resume = Vec::new();
+        if uses(placeholder::RESUME_ARGS) {
+            // Asked for even without a checkpoint: what is not known is refused before it starts.
+            let from = call.checkpoint.as_deref().unwrap_or(Path::new(""));
+            let dialect = self.recipe.dialect;
+            let arguments = resume::arguments(self.recipe, from);
+            let arguments = arguments.ok_or(ForeignError::Resume { dialect })?;
+            resume = call
+                .checkpoint
+                .as_ref()
+                .map_or_else(Vec::new, |_| arguments);
+        }
+        let path = |path: &Path| Value::Word(path.to_string_lossy().into_owned());
+        call.command = placeholder::fill(command, |name| match name {
+            placeholder::RECIPE => call.recipe.as_deref().map(path),
+            placeholder::ARGS => Some(Value::Words(arguments.clone())),
+            placeholder::RESUME_ARGS => Some(Value::Words(resume.clone())),
+            placeholder::CHECKPOINT_DIR => Some(path(&call.checkpoint_dir)),
+            placeholder::RUN_DIR => Some(path(self.run)),
+            placeholder::GENERATION => Some(Value::Word(generation.to_string())),
+            number => Some(Value::Word(number_of(plan, number)?.to_string())),
+        });
+        Ok(call)
+    }
+
+    /// The recipe's own name, which tells its program how to read it.
+    fn recipe_name(&self) -> PathBuf {
+        let file = self
+            .recipe
+            .files
+            .recipe
+            .or(self.recipe.files.command.map(|(file, _)| file));
+        let file = file.and_then(|file| self.recipe.sources.get(file));
+        let name = file.and_then(|file| file.path.file_name());
+        name.map_or_else(|| PathBuf::from("recipe.yaml"), PathBuf::from)
+    }
+}
+
+impl Call {
+    /// Writes what the command reads. All members of a generation write the same.
+    pub fn write(&self) -> Result<(), FileError> {
+        let cannot = |path: &Path| {
+            let path = path.to_owned();
+            move |error| FileError::from_io("create", &path, 0, error)
+        };
+        fs::create_dir_all(&self.checkpoint_dir).map_err(cannot(&self.checkpoint_dir))?;
+        let Some(recipe) = &self.recipe else {
+            return Ok(());
+        };
+        if let Some(directory) = recipe.parent() {
+            fs::create_dir_all(directory).map_err(cannot(directory))?;
+        }
+        durable::write_atomically(recipe, self.text.as_bytes())
+    }
+
+    /// What the program finds in its environment beside the plan's numbers.
+    pub fn variables(&self) -> Vec<(&'static str, &Path)> {
+        let paths = [
+            (
+                "EVENKEEL_CHECKPOINT_DIR",
+                Some(self.checkpoint_dir.as_path()),
+            ),
+            ("EVENKEEL_CHECKPOINT", self.checkpoint.as_deref()),
+            ("EVENKEEL_RECIPE", self.recipe.as_deref()),
+        ];
+        let paths = paths.into_iter();
+        paths
+            .filter_map(|(name, path)| Some((name, path?)))
+            .collect()
+    }
+}
+
+/// A number of the plan by its name.
+fn number_of(plan: &Plan, name: &str) -> Option<u64> {
+    let variable = format!("EVENKEEL_{}", name.to_uppercase());
+    let found = plan
+        .variables()
+        .into_iter()
+        .find(|(name, _)| *name == variable);
+    found.map(|(_, number)| number)
+}
+
+#[cfg(test)]
+mod tests;

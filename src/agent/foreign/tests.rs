@@ -1,0 +1,140 @@
+use super::*;
+use crate::batch::{self, PlanRequest};
+use crate::recipe::{self, Request};
+
+/// A recipe in a run's directory, with a command.
+struct Case {
+    place: tempfile::TempDir,
+    recipe: Recipe,
+}
+
+const HANDBOOK: &str = "# ours\nper_device_train_batch_size: 8 # of 80 GB\n\
+    gradient_accumulation_steps: 2\nevenkeel: {objective: sft, batch: {gpus: 2}}\n";
+const NATIVE: &str = "apiVersion: evenkeel.dev/v1alpha1\nkind: Recipe\nspec:\n  \
+    batch: {global: 32, micro: 8}\n";
+
+impl Case {
+    fn new(text: &str, command: &[&str]) -> Case {
+        let request = Request {
+            path: "sft.yaml".into(),
+            ..Request::default()
+        };
+        let mut recipe = recipe::read_text(&request, text.to_owned()).unwrap();
+        let words = command.iter().map(|&word| word.to_owned());
+        recipe.spec.trainer.command = words.collect();
+        let place = tempfile::tempdir().unwrap();
+        Case { place, recipe }
+    }
+
+    fn foreign(&self) -> Foreign<'_> {
+        Foreign {
+            recipe: &self.recipe,
+            run: self.place.path(),
+            base: Some(self.place.path()),
+        }
+    }
+
+    fn call(&self, generation: u64, world: u64) -> Result<Call, String> {
+        let plan = batch::plan(&self.recipe, &PlanRequest::processes(world)).unwrap();
+        let call = self.foreign().call(generation, &plan);
+        call.map_err(|error| error.to_string())
+    }
+
+    /// The command of a world, with the run's directory as `RUN`.
+    fn words(&self, generation: u64, world: u64) -> String {
+        let words = self.call(generation, world).unwrap().command.join(" ");
+        words.replace(self.place.path().to_str().unwrap(), "RUN")
+    }
+
+    fn checkpoint(&self, name: &str) {
+        let directory = self.place.path().join("checkpoints").join(name);
+        fs::create_dir_all(&directory).unwrap();
+        fs::write(directory.join("trainer_state.json"), "{}").unwrap();
+    }
+}
+
+#[test]
+fn every_generation_gets_its_own_numbers_and_goes_on_from_the_newest_checkpoint() {
+    let case = Case::new(
+        HANDBOOK,
+        &["train", "{args}", "{resume_args}", "--out={checkpoint_dir}"],
+    );
+    assert_eq!(
+        case.words(1, 2),
+        "train --per_device_train_batch_size 8 --gradient_accumulation_steps 2 --out=RUN/checkpoints"
+    );
+    case.checkpoint("checkpoint-9");
+    case.checkpoint("checkpoint-10");
+    assert_eq!(
+        case.words(2, 1),
+        "train --per_device_train_batch_size 8 --gradient_accumulation_steps 4 \
+         --resume_from_checkpoint RUN/checkpoints/checkpoint-10 --out=RUN/checkpoints"
+    );
+    let call = case.call(2, 4).unwrap();
+    let given: Vec<&str> = call.variables().into_iter().map(|(name, _)| name).collect();
+    assert_eq!(given, ["EVENKEEL_CHECKPOINT_DIR", "EVENKEEL_CHECKPOINT"]);
+}
+
+#[test]
+fn the_recipe_is_written_with_the_numbers_of_its_generation_and_nothing_else_changed() {
+    let case = Case::new(HANDBOOK, &["train", "--config", "{recipe}"]);
+    let call = case.call(3, 4).unwrap();
+    assert_eq!(case.words(3, 4), "train --config RUN/gen-3/sft.yaml");
+    assert!(
+        !call.recipe.clone().unwrap().exists(),
+        "nothing is written before it is started"
+    );
+    call.write().unwrap();
+    let written = fs::read_to_string(call.recipe.unwrap()).unwrap();
+    let expected = HANDBOOK.replace("accumulation_steps: 2", "accumulation_steps: 1");
+    assert_eq!(written, expected.replace("gpus: 2", "gpus: 4"));
+}
+
+#[test]
+fn numbers_stand_by_themselves_and_in_a_shells_words() {
+    let line = "train -b {per_device_batch_size} -a {gradient_accumulation_steps} {resume_args}";
+    let mut case = Case::new(NATIVE, &["sh", "-c", line]);
+    assert!(case.call(1, 2).unwrap_err().contains("trainer.resume"));
+    case.recipe.spec.trainer.resume = vec!["--from={checkpoint}".to_owned()];
+    assert_eq!(case.words(1, 2), "sh -c train -b 8 -a 2 ");
+    case.checkpoint("step 40");
+    assert_eq!(
+        case.words(2, 4),
+        "sh -c train -b 8 -a 1 '--from=RUN/checkpoints/step 40'"
+    );
+}
+
+#[test]
+fn what_a_dialect_has_no_words_for_is_refused_with_a_way_out() {
+    let case = Case::new(NATIVE, &["train", "{args}"]);
+    let said = case.call(1, 2).unwrap_err();
+    assert!(
+        said.starts_with("`{args}`: a plan cannot be written back as native"),
+        "{said}"
+    );
+    assert!(said.contains("`{per_device_batch_size}`"), "{said}");
+}
+
+#[test]
+fn checkpoints_are_where_the_trainer_writes_them() {
+    let of = |text: &str, base: bool| {
+        let case = Case::new(text, &["train"]);
+        let base = base.then_some(Path::new("/work"));
+        let run = Path::new("/run");
+        Foreign {
+            recipe: &case.recipe,
+            run,
+            base,
+        }
+        .checkpoint_dir()
+    };
+    let output = format!("{HANDBOOK}output_dir: data/sft\n");
+    assert_eq!(of(&output, true), Path::new("/work/data/sft"));
+    // A container's own disk does not outlive it.
+    assert_eq!(of(&output, false), Path::new("/run/checkpoints"));
+    assert_eq!(of(HANDBOOK, true), Path::new("/run/checkpoints"));
+    let native = format!("{NATIVE}  output: runs/mine\n");
+    assert_eq!(of(&native, true), Path::new("/run/checkpoints"));
+    let said = format!("{NATIVE}  trainer: {{checkpoint_dir: /volume/mine}}\n");
+    assert_eq!(of(&said, false), Path::new("/volume/mine"));
+}

@@ -1,0 +1,77 @@
+//! What there is to show of a program of the user's own: what was started, from where it went on, and
+//! what each rank has printed last.
+
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+
+use crate::agent::{last_lines, shown};
+use crate::cli::output::{Unprinted, line};
+use crate::job::files;
+use crate::launch::{RunDir, RunState};
+
+/// The newest generation of such a program.
+#[derive(Serialize)]
+pub struct Own {
+    command: Vec<String>,
+    checkpoint_dir: PathBuf,
+    /// What it went on from.
+    checkpoint: Option<PathBuf>,
+    ranks: Vec<Rank>,
+}
+
+/// One of its ranks.
+#[derive(Serialize)]
+struct Rank {
+    rank: u64,
+    log: PathBuf,
+    /// The last line that is not empty.
+    last_line: Option<String>,
+}
+
+impl Own {
+    /// Of a run, if it is one of such a program.
+    pub fn of(run: &RunDir, state: &RunState) -> Option<Own> {
+        let row = state.generations.last()?;
+        let call = row.call.clone()?;
+        let log = |rank| run.path().join(files::rank_log(row.number, rank));
+        let rank = |rank| Rank {
+            rank,
+            last_line: last_line(&log(rank)),
+            log: log(rank),
+        };
+        Some(Own {
+            command: call.command,
+            checkpoint_dir: call.checkpoint_dir,
+            checkpoint: call.checkpoint,
+            ranks: (0..row.world).map(rank).collect(),
+        })
+    }
+
+    /// As lines of the text.
+    pub fn print(&self) -> Result<(), Unprinted> {
+        line(format_args!("  command     {}", self.command.join(" ")))?;
+        match &self.checkpoint {
+            Some(from) => line(format_args!("  went on from {}", from.display()))?,
+            None => line(format_args!(
+                "  began anew  its checkpoints are looked for in {}",
+                self.checkpoint_dir.display()
+            ))?,
+        }
+        for rank in &self.ranks {
+            let said = rank.last_line.as_deref().unwrap_or("(nothing yet)");
+            line(format_args!("  rank {:<6} {said}", rank.rank))?;
+        }
+        match self.ranks.first().and_then(|rank| rank.log.parent()) {
+            Some(logs) => line(format_args!("  logs        {}", logs.display())),
+            None => Ok(()),
+        }
+    }
+}
+
+/// The last line of a log as a terminal would show it.
+fn last_line(log: &Path) -> Option<String> {
+    let lines = last_lines(log);
+    let lines = lines.lines().rev().map(shown);
+    lines.into_iter().find(|line| !line.trim().is_empty())
+}
