@@ -45,6 +45,26 @@ timeout 120 cargo deny check advisories 2>/dev/null || echo "skipped: advisories
 say "tests"
 cargo test --locked -- --nocapture
 
+say "a Python for the tests of other people's trainers"
+# torch, transformers and accelerate: EVENKEEL_PYTHON, python3, or an environment of our own.
+needs="import torch, transformers, accelerate"
+python=${EVENKEEL_PYTHON:-python3}
+if ! "$python" -c "$needs" 2>/dev/null && [ -z "${EVENKEEL_PYTHON:-}" ]; then
+  python=target/python/bin/python
+  if ! "$python" -c "$needs" 2>/dev/null && command -v python3 >/dev/null; then
+    echo "installing them into target/python (some gigabytes, once)"
+    python3 -m venv target/python &&
+      timeout 1200 "$python" -m pip install --quiet -r tests/trainers/requirements.txt ||
+      echo "they could not be installed"
+  fi
+fi
+if "$python" -c "$needs" 2>/dev/null; then
+  export EVENKEEL_PYTHON=$python
+  echo "found: $("$python" -c "$needs; print('torch', torch.__version__, 'transformers', transformers.__version__, 'accelerate', accelerate.__version__)")"
+else
+  echo "SKIPPED: PyTorch's DDP and Hugging Face's Trainer under evenkeel (set EVENKEEL_PYTHON)"
+fi
+
 say "endurance: real processes, killed and moved"
 cargo test --locked --test endurance -- --nocapture
 

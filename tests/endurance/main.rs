@@ -4,7 +4,9 @@
 mod disk;
 mod disturbed;
 mod measured;
+mod own;
 mod refused;
 mod signals;
 mod support;
+mod trainers;
 mod upstream;

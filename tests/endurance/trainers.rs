@@ -1,0 +1,317 @@
+//! Real trainers of somebody else's in the place of the built-in one: a PyTorch script with
+//! DistributedDataParallel on gloo, and Hugging Face's Trainer. Both are resized, lose a rank, are
+//! stopped and resumed; what they were fed is compared with a run that nothing disturbed, sample by
+//! sample.
+//!
+//! They need a Python with torch (and transformers and accelerate): `EVENKEEL_PYTHON`, or `python3`.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::{Value, json};
+
+use super::support::{Run, wait_for};
+
+/// The global batch of both recipes: 2 × 6 × 1, 1 × 6 × 2, 3 × 4 × 1.
+const BATCH: usize = 12;
+
+/// The Python to test with; `None`, said aloud, where it lacks a module.
+fn python(modules: &str) -> Option<PathBuf> {
+    let python =
+        std::env::var_os("EVENKEEL_PYTHON").map_or_else(|| "python3".into(), PathBuf::from);
+    let imported = Command::new(&python)
+        .args(["-c", &format!("import {modules}")])
+        .stdin(Stdio::null())
+        .output();
+    let found = imported.is_ok_and(|output| output.status.success());
+    if !found {
+        println!(
+            "SKIPPED: {} cannot import {modules} (set EVENKEEL_PYTHON)",
+            python.display()
+        );
+    }
+    found.then_some(python)
+}
+
+fn own_file(path: &str) -> String {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    root.join(path).display().to_string()
+}
+
+/// What the steps of a generation were fed: by step the samples of all ranks, and the loss.
+type Fed = BTreeMap<u64, (Vec<u64>, Option<f64>)>;
+
+/// A run of somebody else's trainer.
+struct Trainer {
+    run: Run,
+    /// Where it writes down what it is fed.
+    record: PathBuf,
+    command: Vec<String>,
+}
+
+impl Trainer {
+    fn new(run: Run, command: Vec<String>) -> Trainer {
+        let record = run.scratch().join("fed");
+        Trainer {
+            run,
+            record,
+            command,
+        }
+    }
+
+    /// The arguments of a launch that trains so many steps.
+    fn arguments(&self, more: &[&str], steps: u64, option: &str) -> Vec<String> {
+        let mut arguments: Vec<String> = more.iter().map(|&word| word.to_owned()).collect();
+        arguments.push("--".to_owned());
+        arguments.extend(self.command.clone());
+        arguments.extend([option.to_owned(), steps.to_string()]);
+        arguments.extend(["--record".to_owned(), self.record.display().to_string()]);
+        arguments
+    }
+
+    /// What every generation was fed so far. A line that is being written does not count.
+    fn fed(&self) -> BTreeMap<u64, Fed> {
+        let mut generations: BTreeMap<u64, Fed> = BTreeMap::new();
+        let Ok(entries) = std::fs::read_dir(&self.record) else {
+            return generations;
+        };
+        for entry in entries.flatten() {
+            let name = entry.file_name().into_string().unwrap();
+            let number = name.split('-').nth(1).unwrap().parse().unwrap();
+            let text = std::fs::read_to_string(entry.path()).unwrap();
+            for line in text
+                .lines()
+                .filter_map(|l| serde_json::from_str::<Value>(l).ok())
+            {
+                let step = line["step"].as_u64().unwrap();
+                let fed = generations
+                    .entry(number)
+                    .or_default()
+                    .entry(step)
+                    .or_default();
+                let samples = line["samples"].as_array().unwrap();
+                fed.0
+                    .extend(samples.iter().map(|sample| sample.as_u64().unwrap()));
+                fed.1 = line["loss"].as_f64();
+            }
+        }
+        generations
+    }
+
+    fn wait_for_steps(&self, generation: u64, steps: usize) {
+        let what = format!(
+            "{steps} steps of generation {generation}: {}",
+            self.run.log()
+        );
+        wait_for(&what, || {
+            let fed = self.fed().remove(&generation)?;
+            (fed.len() > steps).then_some(())
+        });
+    }
+
+    fn resize(&self, processes: &str) {
+        let resized = self.run.call("resize", &[processes]);
+        assert!(resized.status.success(), "{resized:?} {}", self.run.log());
+    }
+
+    /// The process of a rank, by what is in its environment.
+    fn rank(&self, generation: u64, rank: u64) -> Pid {
+        let expected = [
+            format!("EVENKEEL_RUN_DIR={}", self.run.out().display()),
+            format!("EVENKEEL_GENERATION={generation}"),
+            format!("RANK={rank}"),
+        ];
+        let found = std::fs::read_dir("/proc")
+            .unwrap()
+            .flatten()
+            .find_map(|entry| {
+                let pid: i32 = entry.file_name().to_str()?.parse().ok()?;
+                let environment = std::fs::read(entry.path().join("environ")).ok()?;
+                let environment = String::from_utf8_lossy(&environment).into_owned();
+                let all = expected
+                    .iter()
+                    .all(|wanted| environment.split('\0').any(|v| v == wanted));
+                all.then(|| Pid::from_raw(pid))?
+            });
+        found.unwrap_or_else(|| panic!("no rank {rank} of generation {generation}"))
+    }
+
+    /// The number at the end of the checkpoint that a generation went on from.
+    fn began_at(&self, generation: u64) -> u64 {
+        let state = self.run.state().unwrap();
+        let rows = state["generations"].as_array().unwrap();
+        let row = rows.iter().find(|row| row["number"] == generation).unwrap();
+        let Some(checkpoint) = row["call"]["checkpoint"].as_str() else {
+            return 0;
+        };
+        let digits = checkpoint.trim_end_matches(".pt").rsplit('-').next();
+        digits.unwrap().parse().unwrap()
+    }
+
+    /// The committed history: of each generation the steps up to where the next one began.
+    fn committed(&self) -> Fed {
+        let mut committed = Fed::new();
+        for (number, mut fed) in self.fed() {
+            let began = self.began_at(number);
+            let first = *fed.keys().next().unwrap();
+            assert_eq!(
+                first,
+                began + 1,
+                "generation {number} goes on where its checkpoint stands"
+            );
+            committed.retain(|step, _| *step <= began);
+            let last = committed.keys().last().copied().unwrap_or(0);
+            assert_eq!(
+                last, began,
+                "generation {number} goes on where the one before saved"
+            );
+            committed.append(&mut fed);
+        }
+        committed
+    }
+}
+
+/// 2 → 1 → 3 processes, one of the three killed, stopped, resumed by one, finished.
+fn disturbed(trainer: &Trainer, option: &str, more: &[&str]) -> u64 {
+    let start = |first: &[&str], steps: u64| {
+        let mut all = more.to_vec();
+        all.extend(first);
+        let arguments = trainer.arguments(&all, steps, option);
+        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        trainer.run.start(&arguments)
+    };
+    let launched = start(&["--procs", "2"], 1_000_000);
+    trainer.wait_for_steps(1, 8);
+    trainer.resize("1");
+    trainer.wait_for_steps(2, 8);
+    trainer.resize("3");
+    trainer.wait_for_steps(3, 12);
+    kill_process(trainer.rank(3, 1), Signal::KILL).unwrap();
+    trainer.wait_for_steps(4, 8);
+    trainer.run.drain(launched);
+    let state = trainer.run.state().unwrap();
+    let last = trainer
+        .fed()
+        .remove(&4)
+        .unwrap()
+        .into_keys()
+        .last()
+        .unwrap();
+    assert_eq!(state["generations"].as_array().unwrap().len(), 4);
+    // Every one has trained something that counts.
+    let began: Vec<u64> = (1..=4).map(|number| trainer.began_at(number)).collect();
+    assert!(
+        began.is_sorted_by(|a, b| a < b) && began[3] < last,
+        "{began:?}"
+    );
+    // The command may be changed between two launches: here how far it goes.
+    let launched = start(&["--procs", "1", "--resume"], last + 10);
+    assert!(launched.wait().success(), "{}", trainer.run.log());
+    assert_eq!(trainer.run.worlds(), [2, 1, 3, 2, 1]);
+    assert_eq!(
+        trainer.run.proofs(),
+        [
+            "2 × 6 × 1 = 12",
+            "1 × 6 × 2 = 12",
+            "3 × 4 × 1 = 12",
+            "2 × 6 × 1 = 12",
+            "1 × 6 × 2 = 12"
+        ]
+    );
+    last + 10
+}
+
+/// Compares what was fed with an undisturbed run of one process, and says what was compared.
+fn same_samples(trainer: &Trainer, undisturbed: &Trainer, steps: u64) {
+    let (fed, expected) = (trainer.committed(), undisturbed.committed());
+    let numbers: Vec<u64> = (1..=steps).collect();
+    assert_eq!(fed.keys().copied().collect::<Vec<_>>(), numbers);
+    assert_eq!(expected.keys().copied().collect::<Vec<_>>(), numbers);
+    let mut apart: Option<f64> = None;
+    for (step, (mut samples, loss)) in fed {
+        let (mut others, other) = expected[&step].clone();
+        samples.sort_unstable();
+        others.sort_unstable();
+        assert_eq!(samples.len(), BATCH, "step {step}");
+        assert_eq!(samples, others, "step {step}");
+        if let (Some(a), Some(b)) = (loss, other) {
+            apart = Some(apart.unwrap_or(0.0).max((a - b).abs() / b.abs()));
+        }
+    }
+    let fed = steps * BATCH as u64;
+    let losses = apart.map_or("not compared".to_owned(), |apart| {
+        format!("apart by {apart:.1e}")
+    });
+    println!("{steps} steps, {fed} samples as in one process; losses {losses}");
+    assert!(apart.unwrap_or(0.0) < 1e-5, "{apart:?}");
+}
+
+fn against_undisturbed(trainer: impl Fn() -> Trainer, option: &str, more: &[&str]) {
+    let disturbed_one = trainer();
+    let steps = disturbed(&disturbed_one, option, more);
+    let undisturbed = trainer();
+    let mut all = more.to_vec();
+    all.extend(["--procs", "1"]);
+    let arguments = undisturbed.arguments(&all, steps, option);
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let output = undisturbed.run.launch(&arguments);
+    assert!(output.status.success(), "{output:?}");
+    same_samples(&disturbed_one, &undisturbed, steps);
+}
+
+#[test]
+fn pytorch_ddp_goes_on_exactly_whatever_happens_to_its_processes() {
+    let Some(python) = python("torch") else {
+        return;
+    };
+    let trainer = || {
+        let run = Run::of(json!({
+            "batch": {"global": BATCH, "micro": 6},
+            "trainer": {"resume": ["--resume={checkpoint}"], "drain_seconds": 30},
+        }));
+        let words = [
+            &python.display().to_string(),
+            &own_file("examples/pytorch/train_ddp.py"),
+            "--per-device-batch-size={per_device_batch_size}",
+            "--gradient-accumulation-steps={gradient_accumulation_steps}",
+            "--checkpoints={checkpoint_dir}",
+            "--save-every=5",
+            "{resume_args}",
+        ];
+        Trainer::new(run, words.map(str::to_owned).to_vec())
+    };
+    against_undisturbed(trainer, "--steps", &[]);
+}
+
+#[test]
+fn hugging_face_trainer_goes_on_exactly_whatever_happens_to_its_processes() {
+    let Some(python) = python("torch, transformers, accelerate") else {
+        return;
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let recipe = folder.path().join("recipe.yaml");
+    let text =
+        "per_device_train_batch_size: 6\ngradient_accumulation_steps: 1\nlearning_rate: 1.0e-3\n";
+    std::fs::write(&recipe, text).unwrap();
+    let trainer = || {
+        let words = [
+            &python.display().to_string(),
+            &own_file("tests/trainers/hf_trainer.py"),
+            "{args}",
+            "{resume_args}",
+            "--output_dir",
+            "{checkpoint_dir}",
+            "--learning_rate=1e-3",
+            "--save_steps=5",
+            "--save_total_limit=3",
+            "--enable_jit_checkpoint=true",
+            "--use_cpu=true",
+            "--report_to=none",
+            "--disable_tqdm=true",
+        ];
+        Trainer::new(Run::of_file(&recipe), words.map(str::to_owned).to_vec())
+    };
+    against_undisturbed(trainer, "--max_steps", &["--recipe-gpus", "2"]);
+}
