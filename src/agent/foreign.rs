@@ -30,6 +30,9 @@ pub struct Foreign<'a> {
 pub struct Call {
     /// The command, word by word.
     pub command: Vec<String>,
+    /// The run's directory.
+    #[serde(skip)]
+    run: PathBuf,
     /// Where it keeps its checkpoints.
     pub checkpoint_dir: PathBuf,
     /// The newest of them when it was started.
@@ -111,6 +114,7 @@ impl Foreign<'_> {
         };
         let mut call = Call {
             command: Vec::new(),
+            run: self.run.to_owned(),
             checkpoint_dir: self.checkpoint_dir(),
             checkpoint: self.newest(),
             recipe: None,
@@ -188,6 +192,7 @@ impl Call {
             ),
             ("EVENKEEL_CHECKPOINT", self.checkpoint.as_deref()),
             ("EVENKEEL_RECIPE", self.recipe.as_deref()),
+            ("EVENKEEL_RUN_DIR", Some(self.run.as_path())),
         ];
         let paths = paths.into_iter();
         paths

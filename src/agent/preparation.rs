@@ -19,8 +19,9 @@ pub struct Preparation {
 impl Preparation {
     /// Starts it.
     pub fn start(identity: &Identity, job: &Membership) -> Result<Preparation, FileError> {
-        let request = recipe_files::write(&job.recipe)?;
-        let log = recipe_files::directory().join("prepare.log");
+        let files = recipe_files::directory();
+        let request = recipe_files::write(&job.recipe, &files)?;
+        let log = files.join("prepare.log");
         let world = job
             .generation
             .as_ref()

@@ -106,8 +106,6 @@ fn own_variables(start: &Start<'_>, call: &Call) -> Vec<(&'static str, OsString)
         .collect();
     let paths = call.variables().into_iter();
     variables.extend(paths.map(|(name, path)| (name, path.into())));
-    // The same in every generation.
-    variables.push(("EVENKEEL_RUN_DIR", start.run.into()));
     // As torchrun does: without it every rank would compute with all cores.
     if std::env::var_os("OMP_NUM_THREADS").is_none() {
         variables.push(("OMP_NUM_THREADS", start.threads.to_string().into()));

@@ -1,7 +1,7 @@
 //! The recipe of a TrainingJob as files, which is how recipes are read.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::durable::{self, FileError};
 use crate::job::api::status::RecipeSnapshot;
@@ -18,10 +18,9 @@ pub enum RecipeError {
     Read(#[from] ReadError),
 }
 
-/// Writes a recipe into this container's own directory for passing files, and says where it stands.
-pub fn write(snapshot: &RecipeSnapshot) -> Result<Request, FileError> {
-    let files = directory();
-    fs::create_dir_all(&files).map_err(|error| FileError::from_io("create", &files, 0, error))?;
+/// Writes a recipe into a directory, and says where it stands.
+pub fn write(snapshot: &RecipeSnapshot, files: &Path) -> Result<Request, FileError> {
+    fs::create_dir_all(files).map_err(|error| FileError::from_io("create", files, 0, error))?;
     let path = files.join("recipe.yaml");
     durable::write_atomically(&path, snapshot.text.as_bytes())?;
     let accelerate = match &snapshot.accelerate {
@@ -41,11 +40,11 @@ pub fn write(snapshot: &RecipeSnapshot) -> Result<Request, FileError> {
 }
 
 /// Reads a recipe as the controller did.
-pub fn read(snapshot: &RecipeSnapshot) -> Result<Recipe, RecipeError> {
-    Ok(recipe::read(&write(snapshot)?)?)
+pub fn read(snapshot: &RecipeSnapshot, files: &Path) -> Result<Recipe, RecipeError> {
+    Ok(recipe::read(&write(snapshot, files)?)?)
 }
 
-/// Where the files stand.
+/// Where they stand in a pod: on its container's own disk.
 pub fn directory() -> PathBuf {
     std::env::temp_dir().join("evenkeel-recipe")
 }

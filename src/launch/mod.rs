@@ -28,7 +28,7 @@ pub mod worlds;
 use std::path::PathBuf;
 
 pub use launcher::Launcher;
-pub use own::own_trainer;
+pub use own::{check_own, own_trainer};
 pub use place::Claim;
 pub use prepare::base;
 pub use request::{Planned, Prepared, Request};

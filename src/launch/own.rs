@@ -9,7 +9,7 @@ use super::{LaunchError, Planned, Prepared, Request, RunDir, place, prepare, res
 use crate::agent::{Call, Foreign};
 use crate::batch::{self, Plan};
 use crate::recipe::spec::{BatchSchedule, Remainder, Trainer};
-use crate::recipe::{RESERVED, Recipe, Spec, emit, placeholder};
+use crate::recipe::{Recipe, Spec, emit, placeholder};
 use crate::train::Setup;
 
 /// Programs that start processes, each for as many as there are devices: so does this one.
@@ -47,7 +47,7 @@ pub(super) fn prepare(
         base: Some(&base),
     };
     let plan = &planned.plan;
-    refuse(recipe, plan, request)?;
+    refuse(recipe, plan, &request.overrides)?;
     let call = foreign.call(0, plan)?;
     refuse_unknown_program(&call)?;
     let mut notes = notes(recipe, &call);
@@ -82,6 +82,18 @@ pub(super) fn prepare(
         own: Some(recipe.clone()),
         notes,
     })
+}
+
+/// Refuses a command of the user's own that another machine would have to refuse, too.
+pub fn check_own(recipe: &Recipe, plan: &Plan, overrides: &[String]) -> Result<(), LaunchError> {
+    refuse(recipe, plan, overrides)?;
+    let foreign = Foreign {
+        recipe,
+        run: Path::new("."),
+        base: None,
+    };
+    foreign.call(0, plan)?;
+    Ok(())
 }
 
 /// How the user's own program was started in the run that is to be resumed; `None` where the
@@ -144,7 +156,7 @@ fn usage(message: String) -> LaunchError {
 }
 
 /// Refuses what would train on another batch than the plan says, or would start nothing.
-fn refuse(recipe: &Recipe, plan: &Plan, request: &Request) -> Result<(), LaunchError> {
+fn refuse(recipe: &Recipe, plan: &Plan, overrides: &[String]) -> Result<(), LaunchError> {
     let trainer = &recipe.spec.trainer;
     let command = &trainer.command;
     if let Some((key, problem)) = placeholder::flaw(trainer) {
@@ -178,18 +190,8 @@ fn refuse(recipe: &Recipe, plan: &Plan, request: &Request) -> Result<(), LaunchE
              `{placeholder}` there"
         )));
     }
-    let own = |text: &&String| {
-        !text
-            .trim_start_matches('+')
-            .starts_with(&format!("{RESERVED}."))
-    };
-    if placeholder::is_used(command, placeholder::RECIPE)
-        && let Some(over) = request.overrides.iter().find(own)
-    {
-        return Err(usage(format!(
-            "`{over}` would not be in `{{recipe}}`, which is the file with the plan's numbers: change \
-             the file, or give it to the program after `--`"
-        )));
+    if let Some(lost) = placeholder::lost_override(command, overrides) {
+        return Err(usage(lost));
     }
     Ok(())
 }

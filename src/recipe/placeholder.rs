@@ -3,6 +3,7 @@
 //! taken for a slip.
 
 use super::command;
+use super::dialect::RESERVED;
 use super::spec::Trainer;
 use super::suggest::nearest;
 
@@ -120,6 +121,20 @@ pub fn takes_numbers(command: &[String]) -> bool {
         "gradient_accumulation_steps",
     ];
     numbers.iter().any(|name| is_used(command, name))
+}
+
+/// An override that a program would not hear of, and why: `{recipe}` is the recipe's file with the
+/// plan's numbers, whatever was laid over it.
+pub fn lost_override(command: &[String], overrides: &[String]) -> Option<String> {
+    let native = format!("{RESERVED}.");
+    let ours = |text: &String| text.trim_start_matches('+').starts_with(&native);
+    let lost = overrides.iter().find(|text| !ours(text))?;
+    is_used(command, RECIPE).then(|| {
+        format!(
+            "`{lost}` would not be in `{{recipe}}`, which is the file with the plan's numbers: change \
+             the file, or give it to the program in its command"
+        )
+    })
 }
 
 /// A slip in the commands of a trainer: which key, and what is wrong.

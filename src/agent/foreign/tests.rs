@@ -72,7 +72,8 @@ fn every_generation_gets_its_own_numbers_and_goes_on_from_the_newest_checkpoint(
     );
     let call = case.call(2, 4).unwrap();
     let given: Vec<&str> = call.variables().into_iter().map(|(name, _)| name).collect();
-    assert_eq!(given, ["EVENKEEL_CHECKPOINT_DIR", "EVENKEEL_CHECKPOINT"]);
+    let expected = ["CHECKPOINT_DIR", "CHECKPOINT", "RUN_DIR"];
+    assert_eq!(given, expected.map(|name| format!("EVENKEEL_{name}")));
 }
 
 #[test]

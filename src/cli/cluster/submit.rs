@@ -11,6 +11,7 @@ use crate::cli::output::{Format, say};
 use crate::cli::recipe_args::RecipeArgs;
 use crate::cli::{EXIT_REFUSED, render};
 use crate::client::{self, End, Wanted, change};
+use crate::launch::check_own;
 use crate::recipe::{Dialect, Recipe};
 use crate::telemetry::{Display, Mode};
 
@@ -88,6 +89,9 @@ pub fn run(
     let Ok(plan) = examined.finish() else {
         return Ok(ExitCode::from(EXIT_REFUSED));
     };
+    if recipe.spec.trainer.is_own() {
+        check_own(recipe, &plan, &from.overrides)?;
+    }
     let job = client::training_job(wanted(args, from, recipe, nodes, per_node, rank_memory)?);
     if args.dry_run {
         Format::Yaml.print(&job)?;
