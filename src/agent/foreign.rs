@@ -72,19 +72,9 @@ pub enum ForeignError {
 }
 
 impl Foreign<'_> {
-    /// Where the program keeps its checkpoints: as the recipe's own section says, else where its
-    /// trainer writes, else in the run's directory.
+    /// Where the program keeps its checkpoints: where the user says, else in the run's directory.
     pub fn checkpoint_dir(&self) -> PathBuf {
-        let spec = &self.recipe.spec;
-        // A native recipe's output is the run's directory itself.
-        let upstream = spec.output.as_ref();
-        let upstream = upstream.filter(|_| self.recipe.dialect != Dialect::Native);
-        let named = spec
-            .trainer
-            .checkpoint_dir
-            .as_ref()
-            .or(upstream)
-            .map(Path::new);
+        let named = resume::directory(self.recipe).map(Path::new);
         let named = named.and_then(|path| match self.base {
             Some(base) => Some(base.join(path)),
             None => path.is_absolute().then(|| path.to_owned()),

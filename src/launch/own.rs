@@ -9,7 +9,7 @@ use super::{LaunchError, Planned, Prepared, Request, RunDir, place, prepare, res
 use crate::agent::{Call, Foreign};
 use crate::batch::{self, Plan};
 use crate::recipe::spec::{BatchSchedule, Remainder, Trainer};
-use crate::recipe::{Recipe, Spec, emit, placeholder};
+use crate::recipe::{self, Recipe, Spec, emit, placeholder};
 use crate::train::Setup;
 
 /// Programs that start processes, each for as many as there are devices: so does this one.
@@ -217,17 +217,8 @@ fn typed_number<'a>(recipe: &Recipe, command: &'a [String]) -> Option<(&'a str, 
     ];
     keys.into_iter().find_map(|(path, placeholder)| {
         let key = emit::upstream_key(recipe, path)?;
-        let option = format!("--{key}");
-        let named = |word: &str| word.trim_start_matches('+') == key || word == option;
-        let number = |word: &str| word.parse::<u64>().is_ok();
-        let pairs = command.iter().zip(command.iter().skip(1));
-        let apart = pairs.filter(|(word, value)| named(word) && number(value));
-        let joined = command.iter().filter(|word| {
-            word.split_once('=')
-                .is_some_and(|(word, value)| named(word) && number(value))
-        });
-        let found = apart.map(|(word, _)| word).chain(joined).next()?;
-        Some((found.as_str(), placeholder))
+        let (word, value) = placeholder::typed(command, key)?;
+        value.parse::<u64>().is_ok().then_some((word, placeholder))
     })
 }
 
@@ -267,13 +258,19 @@ fn notes(recipe: &Recipe, call: &Call) -> Vec<String> {
                 .to_owned(),
         );
     }
-    let told = [placeholder::RESUME_ARGS, placeholder::CHECKPOINT_DIR];
-    if !told.iter().any(|name| placeholder::is_used(command, name)) {
+    let elsewhere = "it begins at step 0 again whenever the world changes";
+    let looked_for = call.checkpoint_dir.display();
+    if !placeholder::is_used(command, placeholder::RESUME_ARGS) {
         notes.push(format!(
-            "nothing in the command says where to go on ({{resume_args}}, {{checkpoint_dir}}): unless \
-             the program finds its checkpoints by itself or reads EVENKEEL_CHECKPOINT, it begins at \
-             step 0 again whenever the world changes; they are looked for in {}",
-            call.checkpoint_dir.display()
+            "the command does not say {{resume_args}}: unless the program finds its checkpoints by \
+             itself or reads EVENKEEL_CHECKPOINT, {elsewhere}"
+        ));
+    } else if !placeholder::is_used(command, placeholder::CHECKPOINT_DIR)
+        && recipe::resume::directory(recipe).is_none()
+    {
+        notes.push(format!(
+            "nobody says where the program keeps its checkpoints ({{checkpoint_dir}}): they are looked \
+             for in {looked_for}, and unless it writes them there, {elsewhere}"
         ));
     }
     notes

@@ -123,6 +123,7 @@ impl Reader for Halos {
     fn resume(&self) -> Option<Resume> {
         Some(Resume {
             key: "model.from_checkpoint",
+            output: "local_run_dir",
             checkpoints: Checkpoints {
                 prefix: "step-",
                 needs: &[

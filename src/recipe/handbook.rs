@@ -101,6 +101,7 @@ impl Reader for Handbook {
     fn resume(&self) -> Option<Resume> {
         Some(Resume {
             key: "resume_from_checkpoint",
+            output: "output_dir",
             checkpoints: Checkpoints::TRANSFORMERS,
         })
     }

@@ -112,6 +112,33 @@ pub fn is_used(command: &[String], name: &str) -> bool {
     pieces.any(|piece| piece == Piece::Name(name))
 }
 
+/// Whether a word has no name in braces.
+pub fn is_plain(word: &str) -> bool {
+    pieces(word)
+        .iter()
+        .all(|piece| matches!(piece, Piece::Text(_)))
+}
+
+/// What a command types for a key, as `--key value`, `--key=value` or Hydra's `++key=value`: the word
+/// with the key, and the value.
+pub fn typed<'a>(command: &'a [String], key: &str) -> Option<(&'a str, &'a str)> {
+    let named = |word: &str| {
+        let name = word.strip_prefix("--").map(|name| name.replace('-', "_"));
+        name.as_deref().unwrap_or(word.trim_start_matches('+')) == key
+    };
+    command
+        .iter()
+        .enumerate()
+        .rev()
+        .find_map(|(at, word)| match word.split_once('=') {
+            Some((name, value)) => named(name).then_some((word.as_str(), value)),
+            None if word.starts_with("--") && named(word) => {
+                Some((word.as_str(), command.get(at + 1)?.as_str()))
+            }
+            None => None,
+        })
+}
+
 /// Whether a command has a number of the plan in it, under whatever name.
 pub fn takes_numbers(command: &[String]) -> bool {
     let numbers = [
@@ -218,6 +245,28 @@ mod tests {
                 "{own}"
             ]
         );
+    }
+
+    #[test]
+    fn what_is_typed_for_a_key_is_found_in_every_way_of_writing_it() {
+        let typed = |command: &str, key| {
+            let words: Vec<String> = command.split(' ').map(str::to_owned).collect();
+            typed(&words, key).map(|(word, value)| format!("{word} {value}"))
+        };
+        let told = |command: &str| typed(command, "output_dir");
+        assert_eq!(told("a --output_dir out").unwrap(), "--output_dir out");
+        assert_eq!(
+            told("a --output-dir=out b").unwrap(),
+            "--output-dir=out out"
+        );
+        assert_eq!(
+            told("a --output_dir x --output_dir=y").unwrap(),
+            "--output_dir=y y"
+        );
+        assert_eq!(typed("a ++m.b=3", "m.b").unwrap(), "++m.b=3 3");
+        for absent in ["output_dir out", "--output_dir", "--output_dir_2 x", "-- x"] {
+            assert_eq!(told(absent), None, "{absent}");
+        }
     }
 
     #[test]

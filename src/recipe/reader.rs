@@ -48,6 +48,8 @@ pub struct Asked<'a> {
 pub struct Resume {
     /// The key that takes the checkpoint's directory.
     pub key: &'static str,
+    /// The key of the directory that all of them are in.
+    pub output: &'static str,
     /// Its checkpoints.
     pub checkpoints: Checkpoints,
 }

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::placeholder::Value;
-use super::reader::Checkpoints;
+use super::reader::{Checkpoints, Reader, Resume};
 use super::readers::READERS;
 use super::{Dialect, Recipe, placeholder};
 
@@ -18,16 +18,37 @@ pub fn arguments(recipe: &Recipe, checkpoint: &Path) -> Option<Vec<String>> {
         };
         return Some(placeholder::fill(own, stands_for));
     }
-    let reader = READERS.iter().find(|r| r.dialect() == recipe.dialect)?;
-    let resume = reader.resume()?;
+    let (reader, resume) = of(recipe.dialect)?;
     Some(reader.argument(resume.key, &checkpoint))
 }
 
 /// What the checkpoints of a dialect's trainer are called.
 pub fn checkpoints(dialect: Dialect) -> Checkpoints {
-    let reader = READERS.iter().find(|r| r.dialect() == dialect);
-    let resume = reader.and_then(|reader| reader.resume());
-    resume.map_or(Checkpoints::ANY, |resume| resume.checkpoints)
+    of(dialect).map_or(Checkpoints::ANY, |(_, resume)| resume.checkpoints)
+}
+
+/// Where the recipe's trainer keeps its checkpoints, as the user says it: in the recipe's own section,
+/// in the command, or where the recipe's output goes.
+pub fn directory(recipe: &Recipe) -> Option<&str> {
+    let spec = &recipe.spec;
+    let typed = || {
+        let (_, resume) = of(recipe.dialect)?;
+        let (_, value) = placeholder::typed(&spec.trainer.command, resume.output)?;
+        placeholder::is_plain(value).then_some(value)
+    };
+    // A native recipe's output is the run's directory itself.
+    let output = spec.output.as_deref();
+    let output = output.filter(|_| recipe.dialect != Dialect::Native);
+    spec.trainer
+        .checkpoint_dir
+        .as_deref()
+        .or_else(typed)
+        .or(output)
+}
+
+fn of(dialect: Dialect) -> Option<(&'static dyn Reader, Resume)> {
+    let reader = READERS.iter().copied().find(|r| r.dialect() == dialect)?;
+    Some((reader, reader.resume()?))
 }
 
 #[cfg(test)]

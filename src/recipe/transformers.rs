@@ -157,6 +157,7 @@ impl Reader for Transformers {
     fn resume(&self) -> Option<Resume> {
         Some(Resume {
             key: "resume_from_checkpoint",
+            output: "output_dir",
             checkpoints: Checkpoints::TRANSFORMERS,
         })
     }

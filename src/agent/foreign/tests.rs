@@ -134,6 +134,16 @@ fn checkpoints_are_where_the_trainer_writes_them() {
     // A container's own disk does not outlive it.
     assert_eq!(of(&output, false), Path::new("/run/checkpoints"));
     assert_eq!(of(HANDBOOK, true), Path::new("/run/checkpoints"));
+    let mut typed = Case::new(&output, &["train", "--output_dir=typed"]);
+    assert_eq!(
+        typed.foreign().checkpoint_dir(),
+        typed.place.path().join("typed")
+    );
+    typed.recipe.spec.trainer.command[1] = "--output_dir={checkpoint_dir}".to_owned();
+    assert_eq!(
+        typed.foreign().checkpoint_dir(),
+        typed.place.path().join("data/sft")
+    );
     let native = format!("{NATIVE}  output: runs/mine\n");
     assert_eq!(of(&native, true), Path::new("/run/checkpoints"));
     let said = format!("{NATIVE}  trainer: {{checkpoint_dir: /volume/mine}}\n");

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use anyhow::{Context, bail};
 
 use super::ClusterArgs;
-use crate::batch::{self, PlanRequest};
+use crate::batch::{self, PlanRequest, Trainer};
 use crate::cli::output::{Format, say};
 use crate::cli::recipe_args::RecipeArgs;
 use crate::cli::{EXIT_REFUSED, render};
@@ -84,12 +84,17 @@ pub fn run(
     };
     // The controller judges again; a recipe that it would refuse need not leave this machine.
     let world = u64::from(nodes) * u64::from(per_node);
-    let examined = batch::examine(recipe, &PlanRequest::gpus(world));
+    let own = recipe.spec.trainer.is_own();
+    let request = PlanRequest {
+        trainer: if own { Trainer::Own } else { Trainer::Any },
+        ..PlanRequest::gpus(world)
+    };
+    let examined = batch::examine(recipe, &request);
     render::print(&examined.diagnostics, &recipe.sources);
     let Ok(plan) = examined.finish() else {
         return Ok(ExitCode::from(EXIT_REFUSED));
     };
-    if recipe.spec.trainer.is_own() {
+    if own {
         check_own(recipe, &plan, &from.overrides)?;
     }
     let job = client::training_job(wanted(args, from, recipe, nodes, per_node, rank_memory)?);
