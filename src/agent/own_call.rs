@@ -6,15 +6,14 @@ use super::recipe_files::{self, RecipeError};
 use super::volume::volume_problem;
 use super::{Call, Foreign, Membership};
 use crate::job::agent_state::Problem;
+use crate::job::files;
 use crate::job::generation::Generation;
 use crate::recipe::placeholder;
 use crate::recipe::spec::DrainSignal;
 
 /// Its command in a generation, with what it reads written, and the signal that asks it to leave.
-/// `files`: where the job's recipe is written as it was given.
 pub(super) fn own_call(
     job: &Membership,
-    files: &Path,
     run: &Path,
     record: &Generation,
 ) -> Result<(Call, DrainSignal), Problem> {
@@ -23,7 +22,9 @@ pub(super) fn own_call(
         message,
         deterministic: true,
     };
-    let mut recipe = recipe_files::read(&job.recipe, files).map_err(|error| match error {
+    // On the volume: a container's own disk may be read-only.
+    let given = run.join(files::generation(record.number)).join("recipe");
+    let mut recipe = recipe_files::read(&job.recipe, &given).map_err(|error| match error {
         RecipeError::File(error) => volume_problem(&error),
         error => refused(error.to_string()),
     })?;
@@ -94,7 +95,7 @@ mod tests {
             created: 0.0,
         };
         let run = place.join("run");
-        let called = own_call(&job, &place.join("files"), &run, &record);
+        let called = own_call(&job, &run, &record);
         called.map_err(|problem| format!("{}: {}", problem.reason, problem.message))
     }
 

@@ -12,7 +12,6 @@ use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
 use super::own_call::own_call;
-use super::recipe_files;
 use super::volume::volume_problem;
 use super::{
     Event as RankEvent, Identity, Membership, OomKills, Preparation, Program, Ranks, Retention,
@@ -389,7 +388,7 @@ impl PodAgent {
         record.write(&self.identity.run).map_err(volume)?;
         let job = self.job.as_deref().filter(|job| !job.command.is_empty());
         let call = job
-            .map(|job| own_call(job, &recipe_files::directory(), &self.identity.run, record))
+            .map(|job| own_call(job, &self.identity.run, record))
             .transpose()?;
         let oom_kills = OomKills::watch();
         let ranks = Ranks::start(
