@@ -4,7 +4,7 @@
 //! underscores, `--flag` for true and `--no_flag` for false, lists as several values, mappings as
 //! JSON; of a key given twice the last counts.
 
-use super::words::Word;
+use super::words::{Word, is_long_option};
 use crate::recipe::diagnostic::Diagnostic;
 use crate::recipe::node::{Node, Value};
 use crate::recipe::source::Span;
@@ -21,18 +21,14 @@ pub(super) fn tree(
     let mut loose = Vec::new();
     let mut words = words.iter().peekable();
     while let Some(word) = words.next() {
-        let Some(option) = option(&word.text) else {
+        let option = word.option().filter(|_| is_long_option(&word.text));
+        let Some((mut name, tied)) = option else {
             loose.push(word.clone());
             continue;
         };
-        let (name, attached) = match option.split_once('=') {
-            Some((name, _)) => (name, Some(word.after(2 + name.len() + 1))),
-            None => (option, None),
-        };
-        let mut name = name.replace('-', "_");
-        let mut values: Vec<Word> = attached.into_iter().collect();
+        let mut values: Vec<Word> = tied.into_iter().collect();
         if values.is_empty() {
-            while let Some(value) = words.next_if(|word| self::option(&word.text).is_none()) {
+            while let Some(value) = words.next_if(|word| !is_long_option(&word.text)) {
                 values.push(value.clone());
             }
         }
@@ -58,12 +54,6 @@ pub(super) fn tree(
         root.set(&name, word.span, node);
     }
     (root, loose)
-}
-
-/// The name of a long option; numbers such as `-1` are values.
-fn option(text: &str) -> Option<&str> {
-    text.strip_prefix("--")
-        .filter(|name| name.starts_with(|c: char| c.is_ascii_alphabetic()))
 }
 
 /// A value: JSON where it starts so, else one scalar as it stands. All of a JSON value stands where

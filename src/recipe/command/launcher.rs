@@ -237,26 +237,15 @@ fn options<'w>(words: &'w [Word], known: &Options) -> (Vec<(String, Option<Word>
     let mut found = Vec::new();
     let mut rest = words;
     while let Some((word, after)) = rest.split_first() {
-        let Some(option) = word
-            .text
-            .strip_prefix('-')
-            .filter(|option| !option.is_empty())
-        else {
+        let Some((name, tied)) = word.option() else {
             break;
         };
-        let dashes = 1 + usize::from(option.starts_with('-'));
-        let option = &word.text[dashes..];
-        let (name, attached) = match option.split_once('=') {
-            Some((name, _)) => (name, Some(word.after(dashes + name.len() + 1))),
-            None => (option, None),
-        };
-        let name = name.replace('-', "_");
         let switch = known.switches.contains(&name.as_str());
         if !switch && !known.valued.is_empty() && !known.valued.contains(&name.as_str()) {
             break;
         }
         rest = after;
-        let value = match attached {
+        let value = match tied {
             Some(value) => Some(value),
             None if switch => None,
             None => rest.split_first().map(|(value, after)| {
@@ -393,14 +382,11 @@ fn trl(words: &[Word]) -> Launched<'_> {
     let mut options = Vec::new();
     let mut config = None;
     for (at, word) in words.iter().enumerate() {
-        let Some(option) = word.text.strip_prefix("--") else {
+        let option = word.option().filter(|_| word.text.starts_with("--"));
+        let Some((name, tied)) = option else {
             continue;
         };
-        let (name, value) = match option.split_once('=') {
-            Some((name, _)) => (name, Some(word.after(2 + name.len() + 1))),
-            None => (option, words.get(at + 1).cloned()),
-        };
-        let name = name.replace('-', "_");
+        let value = tied.or_else(|| words.get(at + 1).cloned());
         if name == TRL_CONFIG {
             config = value;
         } else if TRL_PASSES_ON.contains(&name.as_str()) {

@@ -61,16 +61,12 @@ pub(super) fn is_one(path: &Path, text: &str) -> bool {
         return true;
     }
     let first = lines.find(|line| !line.is_empty() && !line.starts_with('#'));
-    let option = |line: &str| {
-        let name = line.strip_prefix("--");
-        name.is_some_and(|name| name.starts_with(|c: char| c.is_ascii_alphabetic()))
-    };
     let launches = |line: &str| {
         ["torchrun ", "accelerate launch ", "deepspeed ", "trl "]
             .iter()
             .any(|launcher| line.starts_with(launcher))
     };
-    first.is_some_and(|line| option(line) || launches(line))
+    first.is_some_and(|line| words::is_long_option(line) || launches(line))
 }
 
 /// The first command of a text that starts a training.

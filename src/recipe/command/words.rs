@@ -20,6 +20,19 @@ pub(super) struct Word {
 }
 
 impl Word {
+    /// The name of an option, long or short, with `_` for every `-`, and the value that `=` ties to
+    /// it.
+    pub fn option(&self) -> Option<(String, Option<Word>)> {
+        let rest = self.text.strip_prefix('-').filter(|r| !r.is_empty())?;
+        let dashes = 1 + usize::from(rest.starts_with('-'));
+        let option = &self.text[dashes..];
+        let (name, tied) = match option.split_once('=') {
+            Some((name, _)) => (name, Some(self.after(dashes + name.len() + 1))),
+            None => (option, None),
+        };
+        Some((name.replace('-', "_"), tied))
+    }
+
     /// What follows the first bytes (`--key=`), where it stands if those are written as they are.
     pub fn after(&self, bytes: usize) -> Word {
         let mut span = self.span;
@@ -35,6 +48,12 @@ impl Word {
             literal: self.literal.saturating_sub(bytes),
         }
     }
+}
+
+/// Whether a text is a long option; numbers such as `-1` are values.
+pub(super) fn is_long_option(text: &str) -> bool {
+    let name = text.strip_prefix("--");
+    name.is_some_and(|name| name.starts_with(|c: char| c.is_ascii_alphabetic()))
 }
 
 /// What ends a line.
