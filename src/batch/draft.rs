@@ -102,15 +102,16 @@ impl Draft {
         let spec = &recipe.spec;
         let recipe_ranks = spec.batch.gpus.and_then(|gpus| ranks(gpus, &spec.parallel));
         let recipe_product = own_product(spec, recipe_ranks);
-        let global = match request.global_batch_size {
-            None => global_batch(spec).or_else(|| {
-                let elastic = spec.batch.elastic.as_ref()?;
-                let written_for = recipe_ranks.or_else(|| ranks(request.gpus, &spec.parallel))?;
-                Some(elastic::make(elastic, written_for).ok()?.batch)
-            }),
-            given => given,
-        }
-        .filter(|global| (1..=MAX_BATCH).contains(global));
+        let here = ranks(request.gpus, &spec.parallel);
+        let elastic = spec.batch.elastic.as_ref().and_then(|elastic| {
+            let written_for = recipe_ranks.or(here)?;
+            elastic::make(elastic, written_for).ok()
+        });
+        let global = request
+            .global_batch_size
+            .or_else(|| global_batch(spec))
+            .or_else(|| Some(elastic.as_ref()?.batch))
+            .filter(|global| (1..=MAX_BATCH).contains(global));
         let data_samples = request.data_samples.or_else(|| synthetic_samples(spec));
         let horizon = global.map(|global| horizon(spec, global, data_samples));
         let parallel = &spec.parallel;
@@ -133,7 +134,7 @@ impl Draft {
         };
         let mut draft = Draft {
             proof: None,
-            data_parallel_size: ranks(request.gpus, parallel),
+            data_parallel_size: here,
             per_device_batch_size: None,
             gradient_accumulation_steps: None,
             global_batch_size: global,
@@ -153,13 +154,21 @@ impl Draft {
             let derived = spec.batch.division != Division::Stated;
             let ranks = ranks.filter(|_| derived);
             draft.upstream = ranks.map(|ranks| Upstream::of(spec, global, ranks));
-            draft.split(recipe, request, global);
+            let taken = elastic.map(|made| made.valid);
+            draft.split(recipe, request, global, taken.as_deref());
         }
         draft
     }
 
-    /// Splits the global batch.
-    fn split(&mut self, recipe: &Recipe, request: &PlanRequest, global: u64) {
+    /// Splits the global batch. `taken`: the data-parallel sizes that DeepSpeed's elasticity takes,
+    /// where it is on.
+    fn split(
+        &mut self,
+        recipe: &Recipe,
+        request: &PlanRequest,
+        global: u64,
+        taken: Option<&[u64]>,
+    ) {
         let spec = &recipe.spec;
         let device = Device::of(spec, request);
         let fits = |ranks: u64, micro: u64| {
@@ -170,11 +179,7 @@ impl Draft {
         let stated = self.micro(spec).filter(|_| !request.estimate);
         let cap = cap(spec, stated, device.is_some(), request.micro_limit);
         let splitter = Splitter::new(global, request.current_batch, cap, &fits);
-        let taken = spec.batch.elastic.as_ref().and_then(|elastic| {
-            let made = elastic::make(elastic, self.recipe_ranks.or(self.data_parallel_size)?);
-            Some(made.ok()?.valid)
-        });
-        let is_taken = |ranks: &u64| taken.as_ref().is_none_or(|valid| valid.contains(ranks));
+        let is_taken = |ranks: &u64| taken.is_none_or(|valid| valid.contains(ranks));
         let exact = |ranks: u64| {
             splitter.is_exact(ranks) && divides(spec, global, ranks) && is_taken(&ranks)
         };
