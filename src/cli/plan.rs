@@ -187,11 +187,10 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     if let Some(form) = args.emit {
         return emitted(&recipe, examined, form.into());
     }
-    let plan = examined.clone().finish().ok();
-    let oom = args
-        .oom_policy
-        .zip(plan)
-        .map(|(policy, plan)| policy.ladder(&plan));
+    let oom = args.oom_policy.and_then(|policy| {
+        let plan = examined.clone().finish().ok()?;
+        Some(policy.ladder(&plan))
+    });
     match args.output {
         Format::Text => {
             let hardware = text::Hardware {
