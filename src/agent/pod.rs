@@ -312,25 +312,16 @@ impl PodAgent {
         if let Some(after) = wanted.after_loss
             && !std::mem::replace(&mut current.settled, true)
         {
-            let words: Vec<Option<String>> = (self.state.first..)
-                .zip(&self.state.ranks)
-                .map(|(rank, _)| seen::seen_of(&self.state.ranks, rank).map(str::to_owned))
-                .collect();
-            let ranks = (self.state.first..).zip(&mut self.state.ranks);
-            for ((rank, seen), why) in ranks.zip(words) {
-                // One that has not even noticed hangs: it would not hear an order.
-                if seen.lost.is_none() && why.is_none() && seen.waiting {
-                    seen.dismissed = true;
-                    current.ranks.kill_one(rank);
-                } else if seen.lost.is_none() {
-                    let hung = || "it did not notice that a peer was lost".into();
-                    seen.given_up = Some(why.unwrap_or_else(hung));
-                    current.ranks.kill_one(rank);
-                } else if after.commit == Some(rank) {
-                    current.ranks.order(rank, Order::Commit);
-                } else {
-                    current.ranks.order(rank, Order::Stop);
-                }
+            let ranks = &mut self.state.ranks;
+            for rank in seen::leave_behind(ranks, self.state.first, !job.command.is_empty()) {
+                current.ranks.kill_one(rank);
+            }
+            for (rank, _) in (self.state.first..).zip(ranks) {
+                let order = match after.commit == Some(rank) {
+                    true => Order::Commit,
+                    false => Order::Stop,
+                };
+                current.ranks.order(rank, order);
             }
         }
     }
@@ -357,14 +348,6 @@ impl PodAgent {
             });
             return;
         }
-        if let Some(message) = Inventory::discover().falls_short_of(count) {
-            self.stuck(Problem {
-                reason: "HardwareMismatch".into(),
-                message,
-                deterministic: false,
-            });
-            return;
-        }
         match self.prepared(first == 0) {
             Ok(true) => {}
             Ok(false) => return,
@@ -372,6 +355,14 @@ impl PodAgent {
                 self.stuck(problem);
                 return;
             }
+        }
+        if let Some(message) = Inventory::discover().falls_short_of(count) {
+            self.stuck(Problem {
+                reason: "HardwareMismatch".into(),
+                message,
+                deterministic: false,
+            });
+            return;
         }
         match self.start(record, first, count) {
             Ok(()) => self.state.problem = None,

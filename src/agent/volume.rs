@@ -3,7 +3,7 @@
 use crate::durable::FileError;
 use crate::job::agent_state::Problem;
 
-/// What an error of the run's volume means.
+/// An error of the run's volume as a problem of the pod, with a way out.
 pub(super) fn volume_problem(error: &FileError) -> Problem {
     use std::io::ErrorKind::{NotFound, PermissionDenied, ReadOnlyFilesystem};
     let kind = match error {

@@ -150,9 +150,30 @@ pub fn is_settled(seen: &[Seen], waited: Duration) -> bool {
         })
 }
 
-/// Ranks that have neither ended nor said what they hold.
-pub fn undecided(seen: &[Seen]) -> Vec<u64> {
-    ranks(seen, Seen::undecided).collect()
+/// Marks those of one host's ranks, the first of which is `first`, that will not answer any more
+/// after a loss: they wait for ranks that will not come, or they hang. A `foreign` program hangs in a
+/// collective because of the loss, with nothing wrong with itself. Returns their numbers; their
+/// processes are to be killed.
+pub fn leave_behind(seen: &mut [Seen], first: u64, foreign: bool) -> Vec<u64> {
+    let named: Vec<Option<String>> = (first..)
+        .zip(seen.iter())
+        .map(|(rank, _)| seen_of(seen, rank).map(str::to_owned))
+        .collect();
+    let mut behind = Vec::new();
+    for ((rank, seen), named) in (first..).zip(seen).zip(named) {
+        if !seen.undecided() {
+            continue;
+        }
+        match named {
+            None if seen.waiting || foreign => seen.dismissed = true,
+            named => {
+                let hung = || format!("not a word for {} s after a loss", NOTICE.as_secs());
+                seen.given_up = Some(named.unwrap_or_else(hung));
+            }
+        }
+        behind.push(rank);
+    }
+    behind
 }
 
 /// The ranks that peers have lost, and what was seen of them.
@@ -331,6 +352,33 @@ mod tests {
         assert_eq!(
             seen_of(&[computing, Seen::default()], 1),
             Some("connection closed")
+        );
+    }
+
+    #[test]
+    fn only_ranks_that_will_not_answer_are_left_behind() {
+        let waiting = Seen {
+            waiting: true,
+            ..Seen::default()
+        };
+        let mut seen = [
+            survivor(5),
+            killed(),
+            waiting,
+            Seen::default(),
+            Seen::default(),
+        ];
+        assert_eq!(leave_behind(&mut seen, 2, false), [4, 5, 6]);
+        assert!(
+            seen[..2]
+                .iter()
+                .all(|s| s.given_up.is_none() && !s.dismissed)
+        );
+        assert!(seen[2].dismissed);
+        assert_eq!(seen[3].given_up.as_deref(), Some("no heartbeat for 3.0 s"));
+        assert_eq!(
+            seen[4].given_up.as_deref(),
+            Some("not a word for 10 s after a loss")
         );
     }
 

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use crate::agent::{Event, Ranks, Silence, silence};
 use crate::job::Outcome;
 use crate::job::protocol::{Ending, Order};
-use crate::job::seen::{self, COMMIT, NOTICE, Seen};
+use crate::job::seen::{self, COMMIT, Seen};
 
 /// The ranks of one generation.
 pub struct Watch {
@@ -86,36 +86,6 @@ impl Watch {
         self.seen.get(usize::try_from(rank).ok()?)
     }
 
-    fn seen_mut(&mut self, rank: u64) -> Option<&mut Seen> {
-        self.seen.get_mut(usize::try_from(rank).ok()?)
-    }
-
-    /// Kills a rank of which nothing more is to be heard.
-    fn give_up(&mut self, rank: u64, why: String) {
-        if let Some(seen) = self.seen_mut(rank) {
-            seen.given_up = Some(why);
-        }
-        self.ranks.kill_one(rank);
-    }
-
-    /// Ends a rank that will not answer after a loss: one that hangs, or one that waits for ranks
-    /// that will not come.
-    fn leave_behind(&mut self, rank: u64) {
-        let words = seen::seen_of(&self.seen, rank).map(str::to_owned);
-        let foreign = self.foreign.is_some();
-        match (words, self.seen_mut(rank)) {
-            // One that hangs in a collective because of the loss: nothing is wrong with it.
-            (None, Some(seen)) if seen.waiting || foreign => {
-                seen.dismissed = true;
-                self.ranks.kill_one(rank);
-            }
-            (words, _) => {
-                let hung = || format!("not a word for {} s after a loss", NOTICE.as_secs());
-                self.give_up(rank, words.unwrap_or_else(hung));
-            }
-        }
-    }
-
     /// Takes in what happened.
     pub fn take(&mut self, event: &Event) {
         let (Event::Report { rank, .. } | Event::Exited { rank, .. }) = event;
@@ -140,9 +110,10 @@ impl Watch {
         }
     }
 
-    /// Gives up ranks that are silent before the meeting. Once something went wrong: waits until every rank is gone or says what it holds, then lets
-    /// the one that holds the most commit it. `pinned`: samples of the checkpoint that would be
-    /// gone back to otherwise. Returns what people should know, a line each.
+    /// Gives up ranks that are silent before the meeting. Once something went wrong: waits until
+    /// every rank is gone or says what it holds, then lets the one that holds the most commit it.
+    /// `pinned`: samples of the checkpoint that would be gone back to otherwise. Returns what people
+    /// should know, a line each.
     pub fn settle(&mut self, pinned: u64) -> Option<String> {
         let overdue = self.end_overdue();
         self.settle_loss(pinned);
@@ -173,7 +144,10 @@ impl Watch {
 
     fn settle_loss(&mut self, pinned: u64) {
         for rank in self.silence.look() {
-            self.give_up(rank as u64, silence::words());
+            if let Some(seen) = self.seen.get_mut(rank) {
+                seen.given_up = Some(silence::words());
+            }
+            self.ranks.kill_one(rank as u64);
         }
         let Some(since) = self.trouble else { return };
         if let Some(told) = self.settled {
@@ -185,8 +159,8 @@ impl Watch {
         if !seen::is_settled(&self.seen, since.elapsed()) {
             return;
         }
-        for rank in seen::undecided(&self.seen) {
-            self.leave_behind(rank);
+        for rank in seen::leave_behind(&mut self.seen, 0, self.foreign.is_some()) {
+            self.ranks.kill_one(rank);
         }
         self.settled = Some(Instant::now());
         let committer = seen::committer(&self.seen, pinned);
