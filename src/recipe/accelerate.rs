@@ -13,7 +13,7 @@ use super::axes::axes;
 use super::dialect::Dialect;
 use super::name;
 use super::node::Node;
-use super::reader::{Confidence, Detected, Reader};
+use super::reader::{Asked, Confidence, Detected, Reader, Translated};
 use super::reading::Reading;
 use super::scalar::{Resolved, Schema};
 use super::suggest::did_you_mean;
@@ -84,10 +84,6 @@ impl Reader for Accelerate {
         Dialect::Accelerate
     }
 
-    fn is_part(&self) -> bool {
-        true
-    }
-
     fn detect(&self, root: &Node, _path: &Path) -> Option<Detected> {
         looks_like_one(root).then(|| Detected {
             confidence: Confidence::Likely,
@@ -95,12 +91,16 @@ impl Reader for Accelerate {
         })
     }
 
-    fn translate(&self, root: &Node, path: &Path, reading: &mut Reading) -> Node {
-        let mut native = translate(root, path, reading);
-        let name = path.file_stem().unwrap_or_default().to_string_lossy();
+    fn read(&self, mut root: Node, asked: &Asked<'_>, reading: &mut Reading) -> Translated {
+        asked.put_into(&mut root, str::to_owned, reading);
+        let mut native = translate(&root, asked.path, reading);
+        let name = asked.path.file_stem().unwrap_or_default().to_string_lossy();
         let name = Node::string(name::label(&name), root.span);
         native.set("name", root.span, name);
-        native
+        Translated {
+            part: true,
+            ..Translated::whole(root, native)
+        }
     }
 }
 

@@ -17,7 +17,7 @@ use std::path::Path;
 use super::dialect::Dialect;
 use super::name;
 use super::node::Node;
-use super::reader::{Confidence, Detected, Reader};
+use super::reader::{Asked, Confidence, Detected, Reader, Translated};
 use super::reading::Reading;
 use super::scalar::{Resolved, Schema};
 use super::suggest;
@@ -45,24 +45,31 @@ impl Reader for Deepspeed {
         })
     }
 
-    fn translate(&self, root: &Node, path: &Path, reading: &mut Reading) -> Node {
-        refuse_wrong_numbers(root, reading);
-        doubt_unknown(root, reading);
-        let mut tree = Tree::new(root.span);
-        let file = path.file_stem().unwrap_or_default().to_string_lossy();
-        tree.default("name", name::label(&file));
-        tree.lay(translate(root, ""));
-        refuse_no_batch(root, reading);
-        implied_world(root, &mut tree, reading);
-        elasticity::check(root, reading);
-        training(root, &mut tree);
-        tree.into_node()
+    fn read(&self, mut root: Node, asked: &Asked<'_>, reading: &mut Reading) -> Translated {
+        asked.put_into(&mut root, str::to_owned, reading);
+        let native = alone(&root, asked.path, reading);
+        Translated::whole(root, native)
     }
 
     fn upstream_key(&self, path: &str) -> Option<&'static str> {
         let found = TRIPLE.iter().find(|(_, native)| *native == path);
         found.map(|(key, _)| *key)
     }
+}
+
+/// A config that is all there is of a recipe.
+fn alone(root: &Node, path: &Path, reading: &mut Reading) -> Node {
+    refuse_wrong_numbers(root, reading);
+    doubt_unknown(root, reading);
+    let mut tree = Tree::new(root.span);
+    let file = path.file_stem().unwrap_or_default().to_string_lossy();
+    tree.default("name", name::label(&file));
+    tree.lay(translate(root, ""));
+    refuse_no_batch(root, reading);
+    implied_world(root, &mut tree, reading);
+    elasticity::check(root, reading);
+    training(root, &mut tree);
+    tree.into_node()
 }
 
 /// Whether a file is a DeepSpeed config.

@@ -37,6 +37,11 @@ impl Dialect {
             Dialect::Deepspeed => "deepspeed",
         }
     }
+
+    /// Whether its recipes are trees of configs, composed by Hydra.
+    pub fn is_hydra(self) -> bool {
+        matches!(self, Dialect::Halos | Dialect::Dpo)
+    }
 }
 
 impl fmt::Display for Dialect {

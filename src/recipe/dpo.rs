@@ -15,7 +15,7 @@ use super::dialect::Dialect;
 use super::hydra::{Program, Registered, Values};
 use super::node::Node;
 use super::preference::{self, DTYPES, Kind, Known};
-use super::reader::{Asked, Confidence, Detected, Reader, Translated};
+use super::reader::{Asked, Detected, Reader, Translated};
 use super::reading::Reading;
 use super::scalar::{Resolved, Schema};
 use super::suggest::did_you_mean;
@@ -64,10 +64,7 @@ impl Reader for Dpo {
     }
 
     fn detect(&self, root: &Node, path: &Path) -> Option<Detected> {
-        preference::reason(root, path, Kind::Dpo).map(|reason| Detected {
-            confidence: Confidence::Certain,
-            reason,
-        })
+        preference::detect(root, path, Kind::Dpo)
     }
 
     fn read(&self, root: Node, asked: &Asked<'_>, reading: &mut Reading) -> Translated {
@@ -98,16 +95,6 @@ impl Reader for Dpo {
             "batch.accumulation" => Some("gradient_accumulation_steps"),
             _ => None,
         }
-    }
-
-    fn translate(&self, root: &Node, path: &Path, reading: &mut Reading) -> Node {
-        let asked = Asked {
-            path,
-            overrides: &[],
-            command_line: None,
-            version: None,
-        };
-        self.read(root.clone(), &asked, reading).native
     }
 }
 

@@ -15,7 +15,7 @@ use super::dialect::Dialect;
 use super::hydra::{Program, Values};
 use super::node::Node;
 use super::preference::{self, DTYPES, Kind, Known};
-use super::reader::{Asked, Checkpoints, Confidence, Detected, Reader, Resume, Translated};
+use super::reader::{Asked, Checkpoints, Detected, Reader, Resume, Translated};
 use super::reading::Reading;
 use super::source::FileId;
 use super::tree::{Given, Tree};
@@ -78,10 +78,7 @@ impl Reader for Halos {
     }
 
     fn detect(&self, root: &Node, path: &Path) -> Option<Detected> {
-        preference::reason(root, path, Kind::Halos).map(|reason| Detected {
-            confidence: Confidence::Certain,
-            reason,
-        })
+        preference::detect(root, path, Kind::Halos)
     }
 
     fn versions(&self) -> &'static [&'static str] {
@@ -139,16 +136,6 @@ impl Reader for Halos {
 
     fn argument(&self, key: &str, value: &str) -> Vec<String> {
         vec![format!("++{key}={value}")]
-    }
-
-    fn translate(&self, root: &Node, path: &Path, reading: &mut Reading) -> Node {
-        let asked = Asked {
-            path,
-            overrides: &[],
-            command_line: None,
-            version: None,
-        };
-        self.read(root.clone(), &asked, reading).native
     }
 }
 

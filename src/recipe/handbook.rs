@@ -6,7 +6,7 @@
 mod data;
 pub(super) mod keys;
 mod objective;
-pub(super) mod schedule;
+mod schedule;
 pub(super) mod settings;
 pub(super) mod values;
 
@@ -15,7 +15,7 @@ use std::path::Path;
 use super::deepspeed;
 use super::dialect::{Dialect, RESERVED};
 use super::node::Node;
-use super::reader::{Checkpoints, Confidence, Detected, Reader, Resume, others};
+use super::reader::{Asked, Checkpoints, Confidence, Detected, Reader, Resume, Translated, others};
 use super::reading::Reading;
 use super::spec::Objective;
 use super::suggest::did_you_mean;
@@ -70,27 +70,10 @@ impl Reader for Handbook {
         })
     }
 
-    fn translate(&self, root: &Node, path: &Path, reading: &mut Reading) -> Node {
-        let objective = objective::detect(root, path, reading);
-        refuse_unknown(root, objective, reading);
-        let kind_of = |key: &str| keys::kind(key, objective);
-        let values = Values::check(root, "", kind_of, reading);
-        let mut tree = Tree::new(root.span);
-        tree.default("objective", native_name(objective));
-        settings::name(&values, path, &mut tree, reading);
-        settings::objective_defaults(objective, &mut tree);
-        settings::batch(&values, &mut tree, reading);
-        settings::parallel(&values, path, &mut tree, reading);
-        settings::model(&values, path, &mut tree, reading);
-        settings::lengths(&values, objective, &mut tree);
-        settings::budget(&values, &mut tree);
-        settings::optimizer(&values, &mut tree);
-        schedule::learning_rate(&values, &mut tree, reading);
-        let evaluates = schedule::evaluation(&values, LOGGING_STEPS, &mut tree, reading);
-        schedule::checkpoint(&values, &mut tree, reading);
-        data::translate(&values, evaluates, &mut tree, reading);
-        tree.text_if("output", values.text("output_dir"));
-        tree.into_node()
+    fn read(&self, mut root: Node, asked: &Asked<'_>, reading: &mut Reading) -> Translated {
+        asked.put_into(&mut root, str::to_owned, reading);
+        let native = translate(&root, asked.path, reading);
+        Translated::whole(root, native)
     }
 
     fn upstream_key(&self, path: &str) -> Option<&'static str> {
@@ -109,6 +92,41 @@ impl Reader for Handbook {
     fn argument(&self, key: &str, value: &str) -> Vec<String> {
         vec![format!("--{key}"), value.to_owned()]
     }
+}
+
+fn translate(root: &Node, path: &Path, reading: &mut Reading) -> Node {
+    let objective = objective::detect(root, path, reading);
+    refuse_unknown(root, objective, reading);
+    let kind_of = |key: &str| keys::kind(key, objective);
+    let values = Values::check(root, "", kind_of, reading);
+    let mut tree = Tree::new(root.span);
+    tree.default("objective", native_name(objective));
+    settings::name(&values, path, &mut tree, reading);
+    settings::objective_defaults(objective, &mut tree);
+    let evaluates = training_arguments(&values, path, LOGGING_STEPS, &mut tree, reading);
+    settings::lengths(&values, objective, &mut tree);
+    data::translate(&values, evaluates, &mut tree, reading);
+    tree.into_node()
+}
+
+/// What `TrainingArguments` says, and whether there are evaluations. `logging_steps` is the
+/// dialect's default, which its `eval_steps` follows.
+pub(super) fn training_arguments(
+    values: &Values,
+    path: &Path,
+    logging_steps: u64,
+    tree: &mut Tree,
+    reading: &mut Reading,
+) -> bool {
+    settings::batch(values, tree, reading);
+    settings::parallel(values, path, tree, reading);
+    settings::model(values, path, tree, reading);
+    settings::budget(values, tree);
+    settings::optimizer(values, tree);
+    schedule::learning_rate(values, tree, reading);
+    schedule::checkpoint(values, tree, reading);
+    tree.text_if("output", values.text("output_dir"));
+    schedule::evaluation(values, logging_steps, tree, reading)
 }
 
 /// The trainer that a program is called after, by its native name: `trl/scripts/dpo.py`, or `sft`

@@ -254,12 +254,10 @@ fn choose(
         return None;
     }
     if let Some(dialect) = request.dialect {
-        let reader = READERS.iter().copied().find(|r| r.dialect() == dialect)?;
-        return Some((reader, format!("`--dialect {dialect}`")));
+        return Some((readers::of(dialect)?, format!("`--dialect {dialect}`")));
     }
     if let Some((dialect, reason)) = &job.dialect {
-        let reader = READERS.iter().copied().find(|r| r.dialect() == *dialect)?;
-        return Some((reader, reason.clone()));
+        return Some((readers::of(*dialect)?, reason.clone()));
     }
     let mut best: Option<(&'static dyn Reader, Detected)> = None;
     for reader in READERS.iter().copied() {

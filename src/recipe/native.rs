@@ -17,7 +17,7 @@ use super::dialect::Dialect;
 use super::name;
 use super::node::Node;
 use super::placeholder;
-use super::reader::{Confidence, Detected, Reader};
+use super::reader::{Asked, Confidence, Detected, Reader, Translated};
 use super::reading::Reading;
 use super::scalar::{Resolved, Schema};
 use super::source::Places;
@@ -45,53 +45,60 @@ impl Reader for Native {
         })
     }
 
-    /// Overrides name keys of the spec: `batch.micro=4`. The reserved key of other dialects
-    /// works here too, so that one command line fits every recipe.
-    fn override_path(&self, key: &str) -> String {
-        if key.starts_with("metadata.") {
-            return key.to_owned();
-        }
-        let key = key.strip_prefix("evenkeel.").unwrap_or(key);
-        format!("spec.{key}")
+    fn read(&self, mut root: Node, asked: &Asked<'_>, reading: &mut Reading) -> Translated {
+        asked.put_into(&mut root, override_path, reading);
+        let native = translate(&root, asked.path, reading);
+        Translated::whole(root, native)
     }
+}
 
-    fn translate(&self, root: &Node, path: &Path, reading: &mut Reading) -> Node {
-        let diagnostics = &mut reading.diagnostics;
-        expect(root, "apiVersion", API_VERSION, diagnostics);
-        expect(root, "kind", KIND, diagnostics);
-        for entry in root.entries().unwrap_or_default() {
-            let known = ["apiVersion", "kind", "metadata", "spec"];
-            if !known.contains(&entry.name.as_str()) {
-                let help = format!(
-                    "{}; the recipe's own keys stand under `spec:`",
-                    did_you_mean(&entry.name, known)
-                );
-                diagnostics.push(unknown_key(&entry.name, entry.name_span, help));
-            }
-        }
-        let mut native = match root.get("spec") {
-            Some(spec) => spec.clone(),
-            None => {
-                diagnostics.push(Diagnostic::error(
-                    "mandatory-missing",
-                    Some(root.span),
-                    "the recipe has no `spec`",
-                    "put the recipe's keys under `spec:`",
-                ));
-                Node::mapping(root.span)
-            }
-        };
-        native.name_entries("");
-        let named = root.get("metadata").and_then(|m| metadata(m, diagnostics));
-        if native.get("name").is_none() {
-            let name = named.unwrap_or_else(|| {
-                let file = path.file_stem().unwrap_or_default().to_string_lossy();
-                Node::string(name::label(&file), root.span)
-            });
-            native.set("name", name.span, name);
-        }
-        native
+/// Overrides name keys of the spec: `batch.micro=4`. The reserved key of other dialects works here
+/// too, so that one command line fits every recipe.
+fn override_path(key: &str) -> String {
+    if key.starts_with("metadata.") {
+        return key.to_owned();
     }
+    let key = key.strip_prefix("evenkeel.").unwrap_or(key);
+    format!("spec.{key}")
+}
+
+/// The file's `spec`, with a name.
+fn translate(root: &Node, path: &Path, reading: &mut Reading) -> Node {
+    let diagnostics = &mut reading.diagnostics;
+    expect(root, "apiVersion", API_VERSION, diagnostics);
+    expect(root, "kind", KIND, diagnostics);
+    for entry in root.entries().unwrap_or_default() {
+        let known = ["apiVersion", "kind", "metadata", "spec"];
+        if !known.contains(&entry.name.as_str()) {
+            let help = format!(
+                "{}; the recipe's own keys stand under `spec:`",
+                did_you_mean(&entry.name, known)
+            );
+            diagnostics.push(unknown_key(&entry.name, entry.name_span, help));
+        }
+    }
+    let mut native = match root.get("spec") {
+        Some(spec) => spec.clone(),
+        None => {
+            diagnostics.push(Diagnostic::error(
+                "mandatory-missing",
+                Some(root.span),
+                "the recipe has no `spec`",
+                "put the recipe's keys under `spec:`",
+            ));
+            Node::mapping(root.span)
+        }
+    };
+    native.name_entries("");
+    let named = root.get("metadata").and_then(|m| metadata(m, diagnostics));
+    if native.get("name").is_none() {
+        let name = named.unwrap_or_else(|| {
+            let file = path.file_stem().unwrap_or_default().to_string_lossy();
+            Node::string(name::label(&file), root.span)
+        });
+        native.set("name", name.span, name);
+    }
+    native
 }
 
 /// The name among the metadata, which a cluster's tools put there with more of their own.

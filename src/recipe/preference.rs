@@ -6,7 +6,7 @@ use std::path::Path;
 use super::hydra::{self, Place, Program, Values};
 use super::name;
 use super::node::Node;
-use super::reader::Asked;
+use super::reader::{Asked, Confidence, Detected};
 use super::reading::Reading;
 use super::suggest::short;
 use super::tree::{Given, Tree};
@@ -40,8 +40,15 @@ pub(super) fn kind(root: &Node) -> Option<(Kind, &'static str)> {
     }
 }
 
-/// Why a file belongs to a tree: it is its root, or stands in one of its groups.
-pub(super) fn reason(root: &Node, path: &Path, wanted: Kind) -> Option<String> {
+/// Whether a file belongs to a tree: it is its root, or stands in one of its groups.
+pub(super) fn detect(root: &Node, path: &Path, wanted: Kind) -> Option<Detected> {
+    reason(root, path, wanted).map(|reason| Detected {
+        confidence: Confidence::Certain,
+        reason,
+    })
+}
+
+fn reason(root: &Node, path: &Path, wanted: Kind) -> Option<String> {
     if let Some((found, key)) = kind(root) {
         return (found == wanted)
             .then(|| format!("it has a defaults list with `loss`, and the key `{key}`"));

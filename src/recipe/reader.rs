@@ -82,6 +82,22 @@ impl Checkpoints {
     };
 }
 
+impl Asked<'_> {
+    /// Puts the overrides into a file of plain keys. `path_of` turns an override's key into a path
+    /// from the file's root.
+    pub(super) fn put_into(
+        &self,
+        root: &mut Node,
+        path_of: impl Fn(&str) -> String,
+        reading: &mut Reading,
+    ) {
+        if let Some(file) = self.command_line {
+            let diagnostics = &mut reading.diagnostics;
+            overrides::apply(root, self.overrides, file, path_of, diagnostics);
+        }
+    }
+}
+
 /// A file that was read.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Translated {
@@ -96,6 +112,18 @@ pub struct Translated {
     pub part: bool,
 }
 
+impl Translated {
+    /// A whole recipe of a dialect that has one version only.
+    pub(super) fn whole(source: Node, native: Node) -> Translated {
+        Translated {
+            source,
+            native,
+            version: None,
+            part: false,
+        }
+    }
+}
+
 /// One dialect.
 pub trait Reader: Sync {
     /// Its name.
@@ -104,40 +132,14 @@ pub trait Reader: Sync {
     /// Whether a file looks like this dialect.
     fn detect(&self, root: &Node, path: &Path) -> Option<Detected>;
 
-    /// The path in the file of a key that an override names.
-    fn override_path(&self, key: &str) -> String {
-        key.to_owned()
-    }
-
     /// What `--dialect-version` takes; empty where there is only one version.
     fn versions(&self) -> &'static [&'static str] {
         &[]
     }
 
-    /// Whether its files are parts of recipes only.
-    fn is_part(&self) -> bool {
-        false
-    }
-
     /// Reads a file under the overrides. Problems go to `reading`; errors among them end the
     /// reading.
-    fn read(&self, mut root: Node, asked: &Asked<'_>, reading: &mut Reading) -> Translated {
-        if let Some(file) = asked.command_line {
-            let path_of = |key: &str| self.override_path(key);
-            let diagnostics = &mut reading.diagnostics;
-            overrides::apply(&mut root, asked.overrides, file, path_of, diagnostics);
-        }
-        let native = self.translate(&root, asked.path, reading);
-        Translated {
-            source: root,
-            native,
-            version: None,
-            part: self.is_part(),
-        }
-    }
-
-    /// Translates a file's tree to one with native keys.
-    fn translate(&self, root: &Node, path: &Path, reading: &mut Reading) -> Node;
+    fn read(&self, root: Node, asked: &Asked<'_>, reading: &mut Reading) -> Translated;
 
     /// The key that holds the value of a native path which a plan may change (`batch.micro`,
     /// `batch.accumulation`, `generation.steps_per_generation`); `None` where the dialect has none.

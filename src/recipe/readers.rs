@@ -24,6 +24,11 @@ pub const READERS: &[&dyn Reader] = &[
     &Deepspeed,
 ];
 
+/// The reader of a dialect; every dialect has one.
+pub(super) fn of(dialect: Dialect) -> Option<&'static dyn Reader> {
+    READERS.iter().copied().find(|r| r.dialect() == dialect)
+}
+
 impl FromStr for Dialect {
     type Err = String;
 

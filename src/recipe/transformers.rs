@@ -14,9 +14,9 @@ use super::deepspeed;
 use super::dialect::{Dialect, RESERVED};
 use super::handbook::keys::{self, Kind};
 use super::handbook::values::Values;
-use super::handbook::{self, schedule, settings};
+use super::handbook::{self, settings};
 use super::node::Node;
-use super::reader::{Checkpoints, Confidence, Detected, Reader, Resume, others};
+use super::reader::{Asked, Checkpoints, Confidence, Detected, Reader, Resume, Translated, others};
 use super::reading::Reading;
 use super::tree::Tree;
 
@@ -121,32 +121,10 @@ impl Reader for Transformers {
         })
     }
 
-    fn translate(&self, root: &Node, path: &Path, reading: &mut Reading) -> Node {
-        doubt_unknown(root, reading);
-        let kind_of = |key: &str| keys::kind_in_training(key).or_else(|| example(key));
-        let values = Values::check(root, "", kind_of, reading);
-        let mut tree = Tree::new(root.span);
-        tree.default("objective", "language-modelling");
-        settings::name(&values, path, &mut tree, reading);
-        tree.default("budget.epochs", 3);
-        tree.default("seed", 42);
-        settings::batch(&values, &mut tree, reading);
-        settings::parallel(&values, path, &mut tree, reading);
-        settings::model(&values, path, &mut tree, reading);
-        settings::budget(&values, &mut tree);
-        settings::optimizer(&values, &mut tree);
-        schedule::learning_rate(&values, &mut tree, reading);
-        let evaluates = schedule::evaluation(&values, LOGGING_STEPS, &mut tree, reading);
-        schedule::checkpoint(&values, &mut tree, reading);
-        tree.text_if("tokenizer.path", values.text("tokenizer_name"));
-        let length = ["block_size", "max_seq_length", "max_length"];
-        tree.plain_if(
-            "data.sequence_length",
-            length.iter().find_map(|key| values.int(key)),
-        );
-        data(&values, evaluates, &mut tree);
-        tree.text_if("output", values.text("output_dir"));
-        tree.into_node()
+    fn read(&self, mut root: Node, asked: &Asked<'_>, reading: &mut Reading) -> Translated {
+        asked.put_into(&mut root, str::to_owned, reading);
+        let native = translate(&root, asked.path, reading);
+        Translated::whole(root, native)
     }
 
     fn upstream_key(&self, path: &str) -> Option<&'static str> {
@@ -165,6 +143,26 @@ impl Reader for Transformers {
     fn argument(&self, key: &str, value: &str) -> Vec<String> {
         vec![format!("--{key}"), value.to_owned()]
     }
+}
+
+fn translate(root: &Node, path: &Path, reading: &mut Reading) -> Node {
+    doubt_unknown(root, reading);
+    let kind_of = |key: &str| keys::kind_in_training(key).or_else(|| example(key));
+    let values = Values::check(root, "", kind_of, reading);
+    let mut tree = Tree::new(root.span);
+    tree.default("objective", "language-modelling");
+    settings::name(&values, path, &mut tree, reading);
+    tree.default("budget.epochs", 3);
+    tree.default("seed", 42);
+    let evaluates = handbook::training_arguments(&values, path, LOGGING_STEPS, &mut tree, reading);
+    tree.text_if("tokenizer.path", values.text("tokenizer_name"));
+    let length = ["block_size", "max_seq_length", "max_length"];
+    tree.plain_if(
+        "data.sequence_length",
+        length.iter().find_map(|key| values.int(key)),
+    );
+    data(&values, evaluates, &mut tree);
+    tree.into_node()
 }
 
 /// A key that is nearly a field: the script would refuse it, or it does nothing.

@@ -12,7 +12,7 @@ use crate::cli::recipe_args::RecipeArgs;
 use crate::cli::{EXIT_REFUSED, render};
 use crate::client::{self, End, Wanted, change};
 use crate::launch::check_own;
-use crate::recipe::{Dialect, Recipe};
+use crate::recipe::Recipe;
 use crate::telemetry::{Display, Mode};
 
 /// Exit code after Ctrl-C while a job is followed; the job goes on.
@@ -140,7 +140,7 @@ fn wanted(
             )
         })?,
     };
-    if matches!(recipe.dialect, Dialect::Halos | Dialect::Dpo) {
+    if recipe.dialect.is_hydra() {
         bail!(
             "{} is a part of a Hydra tree, and a TrainingJob carries one file: write the recipe in \
              the native form, with the batch that `evenkeel plan` shows",

@@ -1,7 +1,7 @@
 //! A plan written into a command line: the arguments that are there get other values, those that are
 //! missing are added after the last one, and the launcher starts as many processes as the plan has.
 
-use super::{EmitError, Numbers, changes, edit, no_form, reader, split_batches, text_of};
+use super::{EmitError, Numbers, changes, edit, no_form, readers, split_batches, text_of};
 use crate::recipe::Recipe;
 use crate::recipe::command::PER_NODE;
 use crate::recipe::source::FileId;
@@ -12,7 +12,7 @@ pub(super) fn emit(
     file: FileId,
     end: usize,
 ) -> Result<String, EmitError> {
-    let reader = reader(recipe.dialect).ok_or_else(|| no_form(recipe, "recipe"))?;
+    let reader = readers::of(recipe.dialect).ok_or_else(|| no_form(recipe, "recipe"))?;
     let text = text_of(recipe, file);
     // Stretches of the text and what comes in their place; applied from the end on.
     let mut edits: Vec<(usize, usize, String)> = Vec::new();

@@ -8,8 +8,7 @@ mod deepspeed;
 mod edit;
 
 use super::dialect::Dialect;
-use super::reader::Reader;
-use super::readers::READERS;
+use super::readers;
 use super::source::FileId;
 use super::{Recipe, spec::Spec};
 
@@ -113,16 +112,9 @@ fn plain(text: String) -> Emitted {
     }
 }
 
-fn reader(dialect: Dialect) -> Option<&'static dyn Reader> {
-    READERS
-        .iter()
-        .copied()
-        .find(|reader| reader.dialect() == dialect)
-}
-
 /// The key of the recipe's dialect for a native path that a plan may change.
 pub fn upstream_key(recipe: &Recipe, path: &str) -> Option<&'static str> {
-    reader(recipe.dialect)?.upstream_key(path)
+    readers::of(recipe.dialect)?.upstream_key(path)
 }
 
 /// The command that a recipe was read from as a program of its own: without its launcher, and with
@@ -188,7 +180,7 @@ fn in_recipe(recipe: &Recipe, numbers: &Numbers) -> Result<Emitted, EmitError> {
         Dialect::Accelerate => return accelerate::emit(recipe, numbers).map(plain),
         Dialect::Deepspeed => return deepspeed::emit(recipe, numbers).map(plain),
         // A tree of configs is changed where it is launched.
-        Dialect::Halos | Dialect::Dpo => return Err(no_form(recipe, "recipe")),
+        dialect if dialect.is_hydra() => return Err(no_form(recipe, "recipe")),
         _ => {}
     }
     let files = &recipe.files;
@@ -214,7 +206,7 @@ fn no_form(recipe: &Recipe, form: &'static str) -> EmitError {
 /// Changes a YAML or JSON recipe.
 fn in_file(recipe: &Recipe, numbers: &Numbers, file: FileId) -> Result<String, EmitError> {
     let native = recipe.dialect == Dialect::Native;
-    let reader = reader(recipe.dialect).ok_or_else(|| no_form(recipe, "recipe"))?;
+    let reader = readers::of(recipe.dialect).ok_or_else(|| no_form(recipe, "recipe"))?;
     if !native && reader.upstream_key("batch.accumulation").is_none() {
         return Err(no_form(recipe, "recipe"));
     }
@@ -304,7 +296,7 @@ fn remarks(recipe: &Recipe, numbers: &Numbers, in_command: bool) -> Vec<String> 
 
 /// The numbers as the trainer's arguments, word by word.
 pub fn arguments(recipe: &Recipe, numbers: &Numbers) -> Result<Vec<String>, EmitError> {
-    let reader = reader(recipe.dialect).ok_or_else(|| no_form(recipe, "arguments"))?;
+    let reader = readers::of(recipe.dialect).ok_or_else(|| no_form(recipe, "arguments"))?;
     let mut words = Vec::new();
     if recipe.dialect == Dialect::Accelerate {
         words.extend(["--num_processes".to_owned(), numbers.world.to_string()]);
@@ -338,7 +330,7 @@ pub fn arguments(recipe: &Recipe, numbers: &Numbers) -> Result<Vec<String>, Emit
 /// The global batch as a Hydra tree states it: samples a step, or in the trees where accumulation
 /// multiplies it samples a pass.
 fn stated_global(recipe: &Recipe, numbers: &Numbers) -> Option<u64> {
-    if !matches!(recipe.dialect, Dialect::Halos | Dialect::Dpo) {
+    if !recipe.dialect.is_hydra() {
         return None;
     }
     let place = recipe.places.get("batch.global")?;

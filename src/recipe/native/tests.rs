@@ -11,7 +11,7 @@ fn build(spec: &str) -> Result<(Spec, crate::recipe::Places), Vec<Diagnostic>> {
     let mut reading = Reading::default();
     let built = reading.parse("tiny.yaml", text).and_then(|root| {
         let path = std::path::Path::new("tiny.yaml");
-        let tree = native::Native.translate(&root, path, &mut reading);
+        let tree = native::translate(&root, path, &mut reading);
         native::build(&tree, &mut reading.diagnostics)
     });
     let diagnostics = reading.diagnostics;
