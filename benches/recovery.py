@@ -9,7 +9,7 @@ one is killed. Prints one JSON line a trial.
     python3 benches/recovery.py --trials 5
     python3 benches/recovery.py --trials 3 --peer          # the same with torchrun (needs torch)
 """
-import argparse, json, os, pathlib, re, shutil, signal, statistics, subprocess, sys, tempfile, time
+import argparse, json, os, pathlib, re, shutil, signal, socket, statistics, subprocess, sys, tempfile, time
 
 here = pathlib.Path(__file__).resolve().parent
 p = argparse.ArgumentParser()
@@ -81,11 +81,16 @@ def evenkeel():
 def torchrun():
     directory = pathlib.Path(tempfile.mkdtemp())
     log = directory / "steps.jsonl"
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
     launcher = subprocess.Popen(
         [a.python, "-m", "torch.distributed.run", "--nnodes=2:3", "--nproc_per_node=1", "--max_restarts=3",
-         "--rdzv_backend=c10d", "--rdzv_endpoint=127.0.0.1:29611", "--rdzv_id=recovery", "--local_addr=127.0.0.1",
+         "--rdzv_backend=c10d", f"--rdzv_endpoint=127.0.0.1:{port}", "--rdzv_id=recovery", "--local_addr=127.0.0.1",
          "--rdzv_conf=join_timeout=30,last_call_timeout=1,timeout=30,keep_alive_interval=1,keep_alive_max_attempt=2",
          str(here / "recovery_peer.py"), str(log)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    # The first agent holds the rendezvous, and lives: without it nobody would come back at all.
+    until(lambda: socket.socket().connect_ex(("127.0.0.1", port)) == 0)
     others = [subprocess.Popen(launcher.args, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) for _ in range(2)]
     agents = [launcher, *others]
 
