@@ -6,9 +6,7 @@ tokens (`recovery.json`). Then a node is cordoned, loses its power, or a rank is
 a trial, with where the seconds went, and the medians at the end.
 
     cargo build --release
-    KEEP=1 scripts/cluster-tests.sh whole
-    scripts/cluster-images.sh target/release/evenkeel
-    kubectl -n evenkeel-system rollout restart deployment
+    NODE_GRACE=50s scripts/cluster-up.sh target/release/evenkeel
     python3 benches/cluster_recovery.py --trials 5
     tests/cluster/kit/cluster down
 """
