@@ -3,7 +3,7 @@
 //! Pure functions over what the API server says. Nothing here knows what a job is: it gets the
 //! pods that hold devices, and seats that are promised but not filled yet.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::core::v1::{Node, Pod, Taint, Toleration};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
@@ -34,6 +34,12 @@ pub enum Standing {
     NotReady,
 }
 
+/// Taints that say what the node's own condition says.
+const NOT_READY: [&str; 2] = [
+    "node.kubernetes.io/not-ready",
+    "node.kubernetes.io/unreachable",
+];
+
 /// A node's standing for a job with these tolerations.
 pub fn standing(node: &Node, tolerations: &[Toleration]) -> Standing {
     let conditions = node
@@ -59,6 +65,8 @@ pub fn standing(node: &Node, tolerations: &[Toleration]) -> Standing {
         .filter(|taint| matches!(taint.effect.as_str(), "NoSchedule" | "NoExecute"))
         .find(|taint| !tolerations.iter().any(|t| tolerates(t, taint)));
     match refusing {
+        // Left behind by a node that was not ready a moment ago, until somebody clears them.
+        Some(taint) if NOT_READY.contains(&taint.key.as_str()) => Standing::NotReady,
         Some(taint) => Standing::Tainted(taint.key.clone()),
         None => Standing::Open,
     }
@@ -115,6 +123,22 @@ pub fn devices(pod: &Pod, resource: &str) -> u64 {
     together.max(before)
 }
 
+/// The devices that a pod's containers name. Processors, memory and disk are none: only names with a
+/// domain are devices'.
+pub fn device_names(pod: &Pod) -> BTreeSet<&str> {
+    let containers = pod.spec.iter().flat_map(|spec| {
+        let before = spec.init_containers.iter().flatten();
+        spec.containers.iter().chain(before)
+    });
+    let resources = containers.filter_map(|container| container.resources.as_ref());
+    resources
+        .flat_map(|resources| resources.limits.iter().chain(&resources.requests))
+        .flat_map(BTreeMap::keys)
+        .map(String::as_str)
+        .filter(|name| name.contains('/'))
+        .collect()
+}
+
 /// Extended resources are whole numbers; whatever is not counts as none.
 fn count(quantity: &Quantity) -> u64 {
     let text = quantity.0.as_str();
@@ -134,7 +158,9 @@ pub fn free_seats<'a>(
     promised: &[u64],
     wants: &Wants,
 ) -> u32 {
-    let mut free: Vec<u64> = nodes
+    // How many nodes have so much free.
+    let mut free: BTreeMap<u64, u64> = BTreeMap::new();
+    let open = nodes
         .filter(|node| {
             standing(node, &wants.tolerations) == Standing::Open && selected(node, wants)
         })
@@ -142,18 +168,24 @@ pub fn free_seats<'a>(
             let all = allocatable(node, &wants.resource);
             let name = node.metadata.name.as_deref().unwrap_or("");
             all.saturating_sub(held.get(name).copied().unwrap_or(0))
-        })
-        .collect();
+        });
+    for devices in open {
+        *free.entry(devices).or_default() += 1;
+    }
     // A promised seat takes the tightest place that it fits into, as the scheduler might not do:
     // that leaves this job the most, and a pod that stays pending corrects it.
     for seat in promised {
-        let tightest = free.iter_mut().filter(|free| **free >= *seat).min();
-        if let Some(free) = tightest {
-            *free -= seat;
-        }
+        let Some((&devices, nodes)) = free.range_mut(seat..).find(|(_, nodes)| **nodes > 0) else {
+            continue;
+        };
+        *nodes -= 1;
+        *free.entry(devices - seat).or_default() += 1;
     }
     let per_seat = wants.per_seat.max(1);
-    let seats: u64 = free.iter().map(|free| free / per_seat).sum();
+    let seats: u64 = free
+        .iter()
+        .map(|(devices, nodes)| devices / per_seat * nodes)
+        .sum();
     u32::try_from(seats).unwrap_or(u32::MAX)
 }
 
@@ -238,6 +270,18 @@ mod tests {
         let mut node = node("a", "8", json!({}));
         node.status.as_mut().unwrap().conditions.as_mut().unwrap()[0].status = "Unknown".into();
         assert_eq!(standing(&node, &[]), Standing::NotReady);
+    }
+
+    #[test]
+    fn a_taint_left_by_an_outage_is_no_word_to_leave() {
+        let taint = |key: &str| json!({"taints": [{"key": key, "effect": "NoExecute"}]});
+        let left = node("a", "8", taint("node.kubernetes.io/unreachable"));
+        assert_eq!(standing(&left, &[]), Standing::NotReady);
+        let meant = node("a", "8", taint("maintenance"));
+        assert_eq!(
+            standing(&meant, &[]),
+            Standing::Tainted("maintenance".into())
+        );
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! What the agents say, read from them over HTTP. One task a pod waits for the next change; what it
-//! hears is kept here, and wakes the job.
+//! hears is kept here, and wakes the job. One that has not answered yet wakes nobody: it is on its way,
+//! or it has no agent at all.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex};
@@ -89,6 +90,17 @@ impl Agents {
         });
     }
 
+    /// Stops listening to the pods of jobs that are not there any more.
+    pub fn keep_jobs(&self, exists: impl Fn(&ObjectRef<TrainingJob>) -> bool) {
+        locked(&self.heard).retain(|_, entry| {
+            let keep = exists(&entry.job);
+            if !keep {
+                entry.task.abort();
+            }
+            keep
+        });
+    }
+
     async fn listen(self, uid: String, ip: String, job: ObjectRef<TrainingJob>) {
         let host = if ip.contains(':') {
             format!("[{ip}]")
@@ -96,17 +108,19 @@ impl Agents {
             ip
         };
         let mut version = 0;
+        let mut answered = false;
         let mut pause = AGAIN;
         loop {
             let address = format!("http://{host}:{AGENT_PORT}/state?after={version}");
             let answer = self.ask(&address).await;
+            let silent = answer.is_none();
             let news = match &answer {
                 Some(state) => state.version > version,
-                None => true,
+                None => answered,
             };
-            let silent = answer.is_none();
             if let Some(state) = &answer {
                 version = state.version;
+                answered = true;
             }
             if !self.note(&uid, answer) {
                 return;

@@ -14,6 +14,7 @@ use serde::de::DeserializeOwned;
 use serde_json::json;
 
 use super::build;
+use super::context::Context;
 use super::faults;
 use super::observe::Observation;
 use crate::job::api::TrainingJob;
@@ -76,22 +77,24 @@ where
 /// Makes the pods of all seats that have none, deletes all other pods of the job. Members of a
 /// generation that still runs are among the seats, so none of them is deleted.
 pub async fn pods(
-    client: &Client,
+    context: &Context,
     job: &TrainingJob,
     status: &TrainingJobStatus,
     seen: &Observation,
-    own_image: Option<&str>,
 ) -> Result<(), ApplyError> {
-    let api: Api<Pod> = Api::namespaced(client.clone(), &job.namespace().unwrap_or_default());
-    let name = job.name_any();
+    let (name, namespace) = (job.name_any(), job.namespace().unwrap_or_default());
+    let uid = job.uid().unwrap_or_default();
+    let api: Api<Pod> = Api::namespaced(context.client.clone(), &namespace);
     let wanted: BTreeSet<String> = status.seats.iter().map(|seat| seat.pod(&name)).collect();
     let missing: Vec<Pod> = status
         .seats
         .iter()
         .filter(|seat| !seen.pods.contains_key(&seat.pod(&name)))
         .filter(|seat| !was_member(status, &seat.pod(&name)))
-        .map(|seat| build::pod(job, *seat, own_image))
+        .filter(|seat| !context.has_just_created(&uid, &seat.pod(&name)))
+        .map(|seat| build::pod(job, *seat, context.image.as_deref()))
         .collect::<Result<_, _>>()?;
+    let names: Vec<String> = missing.iter().map(ResourceExt::name_any).collect();
     stream::iter(missing)
         .map(|pod| {
             let api = api.clone();
@@ -100,6 +103,9 @@ pub async fn pods(
         .buffer_unordered(AT_ONCE)
         .try_collect::<()>()
         .await?;
+    if !names.is_empty() {
+        context.created(&uid, names.into_iter());
+    }
     let unwanted = seen
         .pods
         .values()

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kube::api::Api;
 use kube::runtime::events::Recorder;
@@ -13,12 +13,14 @@ use super::agents::Agents;
 use super::ledger::Ledger;
 use super::locked::locked;
 use super::planning::Planner;
-use super::stores::Stores;
+use super::stores::{self, Stores};
 use crate::job::api::TrainingJob;
 
 /// The first pause after a look that failed; twice as long after each, up to [`LONGEST_PAUSE`].
 const PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+/// After so long the cache has what was made, or somebody deleted it.
+const CACHED: Duration = Duration::from_secs(5);
 
 /// What all looks share.
 pub struct Context {
@@ -44,6 +46,7 @@ pub struct Context {
 #[derive(Default)]
 pub struct Memory {
     written: Mutex<HashMap<String, TrainingJob>>,
+    created: Mutex<HashMap<String, HashMap<String, Instant>>>,
     planners: Mutex<HashMap<String, Planner>>,
     applied: Mutex<HashSet<String>>,
     failures: Mutex<HashMap<String, u32>>,
@@ -58,17 +61,38 @@ impl Context {
     /// The newer of what the cache has and what was written last: a look at a stale status would
     /// decide again what was decided already.
     pub fn newest(&self, cached: Arc<TrainingJob>) -> Arc<TrainingJob> {
-        let written = locked(&self.memory.written);
-        let own = cached.uid().and_then(|uid| written.get(&uid));
-        match own {
+        let mut written = locked(&self.memory.written);
+        let uid = cached.uid().unwrap_or_default();
+        match written.get(&uid) {
             Some(own) if version(own) > version(&cached) => Arc::new(own.clone()),
-            _ => cached,
+            Some(_) => {
+                written.remove(&uid);
+                cached
+            }
+            None => cached,
         }
     }
 
-    /// Remembers what was written.
+    /// Remembers what was written, until the cache has it.
     pub fn wrote(&self, job: &TrainingJob) {
-        locked(&self.memory.written).insert(job.uid().unwrap_or_default(), job.clone());
+        let mut job = job.clone();
+        stores::slim_job(&mut job);
+        locked(&self.memory.written).insert(job.uid().unwrap_or_default(), job);
+    }
+
+    /// Whether this process made a pod a moment ago, so that the cache may not have it yet.
+    pub fn has_just_created(&self, uid: &str, pod: &str) -> bool {
+        let created = locked(&self.memory.created);
+        let at = created.get(uid).and_then(|pods| pods.get(pod));
+        at.is_some_and(|at| at.elapsed() < CACHED)
+    }
+
+    /// It has.
+    pub fn created(&self, uid: &str, pods: impl Iterator<Item = String>) {
+        let mut created = locked(&self.memory.created);
+        let of_job = created.entry(uid.into()).or_default();
+        of_job.retain(|_, at| at.elapsed() < CACHED);
+        of_job.extend(pods.map(|pod| (pod, Instant::now())));
     }
 
     /// The job's planner, as it was left.
@@ -94,7 +118,8 @@ impl Context {
         locked(&self.memory.applied).insert(uid.into());
     }
 
-    /// Forgets jobs that do not exist any more. Their uids are never used again.
+    /// Forgets jobs that do not exist any more: nobody is told of a deletion in particular. Their
+    /// uids are never used again.
     pub fn forget_deleted(&self) {
         let jobs = self.known.state();
         let uids: HashSet<&str> = jobs
@@ -102,7 +127,13 @@ impl Context {
             .filter_map(|job| job.metadata.uid.as_deref())
             .collect();
         locked(&self.ledger).keep_only(|uid| uids.contains(uid));
+        let references: HashSet<_> = jobs
+            .iter()
+            .map(|j| ObjectRef::from_obj(j.as_ref()))
+            .collect();
+        self.agents.keep_jobs(|job| references.contains(job));
         locked(&self.memory.written).retain(|uid, _| uids.contains(uid.as_str()));
+        locked(&self.memory.created).retain(|uid, _| uids.contains(uid.as_str()));
         locked(&self.memory.planners).retain(|uid, _| uids.contains(uid.as_str()));
         locked(&self.memory.applied).retain(|uid| uids.contains(uid.as_str()));
         locked(&self.memory.failures).retain(|uid, _| uids.contains(uid.as_str()));
@@ -115,6 +146,7 @@ impl Context {
             .keep_only(&ObjectRef::from_obj(job), &BTreeSet::new());
         locked(&self.ledger).forget(uid);
         locked(&self.memory.written).remove(uid);
+        locked(&self.memory.created).remove(uid);
         locked(&self.memory.planners).remove(uid);
         locked(&self.memory.applied).remove(uid);
         locked(&self.memory.failures).remove(uid);

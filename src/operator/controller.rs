@@ -8,19 +8,19 @@ use axum::Router;
 use axum::http::header::CONTENT_TYPE;
 use axum::routing::get;
 use futures::{Stream, StreamExt};
-use kube::api::Api;
 use kube::runtime::Controller;
 use kube::runtime::controller::{Action, Config};
 use kube::runtime::events::{Recorder, Reporter};
 use kube::runtime::reflector::{ObjectRef, Store};
-use kube::runtime::watcher;
 use kube::{Client, ResourceExt};
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
+use tokio::time::Instant;
 use tracing::{debug, warn};
 
 use super::agents::Agents;
 use super::apply::MANAGER;
 use super::context::Context;
+use super::housekeeping;
 use super::leader;
 use super::metrics::Metrics;
 use super::reconcile::{ReconcileError, reconcile};
@@ -28,8 +28,9 @@ use super::stores::{self, GATHER, Touched};
 use crate::job::api::TrainingJob;
 use crate::job::api::status::State;
 
-/// Jobs that are looked at at once.
-const AT_ONCE: u16 = 64;
+/// Jobs that are looked at at once. Few, so that one that was begun is soon done: its pods are there
+/// before the next one's companions.
+const AT_ONCE: u16 = 16;
 
 /// How the controller runs.
 #[derive(Debug, Clone)]
@@ -90,9 +91,8 @@ async fn control(
 ) -> anyhow::Result<()> {
     let (wake, woken) = unbounded_channel();
     let (stores, pods, nodes) = stores::start(&client);
-    let jobs: Api<TrainingJob> = Api::all(client.clone());
-    let controller = Controller::new(jobs, watcher::Config::default());
-    let known = controller.store();
+    let (known, jobs) = stores::jobs(&client);
+    let controller = Controller::for_stream(jobs, known.clone());
     metrics.leads(known.clone());
     let touches = futures::stream::select(pods.boxed(), nodes.boxed());
     let pool = tokio::spawn(pass_on(touches, known.clone(), wake.clone()));
@@ -111,6 +111,7 @@ async fn control(
         ledger: Default::default(),
         memory: Default::default(),
     });
+    let house = tokio::spawn(housekeeping::keep(context.clone()));
     let woken = futures::stream::unfold(woken, |mut woken| async {
         let job = woken.recv().await?;
         Some((job, woken))
@@ -129,6 +130,7 @@ async fn control(
         })
         .await;
     pool.abort();
+    house.abort();
     Ok(())
 }
 
@@ -149,10 +151,9 @@ async fn pass_on(
     jobs: Store<TrainingJob>,
     wake: UnboundedSender<ObjectRef<TrainingJob>>,
 ) {
-    let mut all = false;
+    let mut all: Option<Instant> = None;
     loop {
-        let gathered = tokio::time::sleep(GATHER);
-        tokio::pin!(gathered);
+        let gathered = all.unwrap_or_else(Instant::now);
         tokio::select! {
             touched = touches.next() => match touched {
                 Some(Touched::Job(job)) => {
@@ -161,11 +162,13 @@ async fn pass_on(
                     }
                     continue;
                 }
-                Some(Touched::All) => all = true,
+                Some(Touched::All) => {
+                    all.get_or_insert_with(|| Instant::now() + GATHER);
+                }
                 None => return,
             },
-            () = &mut gathered, if all => {
-                all = false;
+            () = tokio::time::sleep_until(gathered), if all.is_some() => {
+                all = None;
                 for job in jobs.state() {
                     let over = job.status.as_ref().is_some_and(|status| {
                         matches!(status.state, State::Complete | State::Failed)

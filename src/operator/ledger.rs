@@ -1,14 +1,15 @@
 //! Devices that are promised: seats that a job counts on although no pod of it is on a node yet.
 //! Jobs decide one after the other under this ledger, so two never plan the same device.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap};
 use std::time::{Duration, SystemTime};
 
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::ResourceExt;
 
 use super::stores::Stores;
-use crate::inventory::kubernetes::{Wants, devices, free_seats};
+use crate::inventory::kubernetes::{Wants, free_seats};
+use crate::job::api::TrainingJob;
 
 /// What a job counts on.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -46,7 +47,7 @@ impl Ledger {
         self.promises.insert(job.into(), promise);
     }
 
-    /// Forgets jobs that do not exist any more: nobody is told of a deletion in particular.
+    /// Forgets jobs that do not exist any more.
     pub fn keep_only(&mut self, exists: impl Fn(&str) -> bool) {
         self.promises.retain(|job, _| exists(job));
     }
@@ -81,28 +82,21 @@ impl Ledger {
     /// Seats that fit for a job: free devices, and those that its own pods hold. One of its pods
     /// that is on its way out holds its devices for as long as it takes; the pod in its place waits
     /// for them.
-    pub fn seats(&self, stores: &Stores, job: &str, wants: &Wants) -> u32 {
-        let pods = stores.pods.state();
-        let mut held: BTreeMap<String, u64> = BTreeMap::new();
-        let mut placed: BTreeSet<(String, String)> = BTreeSet::new();
-        for pod in &pods {
-            let Some(node) = node_of(pod) else { continue };
-            placed.insert((pod.namespace().unwrap_or_default(), pod.name_any()));
-            if owner(pod) != Some(job) && !is_over(pod) {
-                *held.entry(node.to_string()).or_default() += devices(pod, &wants.resource);
-            }
-        }
+    pub fn seats(&self, stores: &Stores, job: &TrainingJob, wants: &Wants) -> u32 {
+        let (namespace, name) = (job.namespace().unwrap_or_default(), job.name_any());
+        let uid = job.uid().unwrap_or_default();
+        let holdings = stores.holdings();
+        let held = holdings.held(&wants.resource, &namespace, &name, &uid);
         let promised: Vec<u64> = self
             .promises
             .iter()
-            .filter(|(other, promise)| *other != job && promise.resource == wants.resource)
+            .filter(|(other, promise)| **other != uid && promise.resource == wants.resource)
             .flat_map(|(_, promise)| {
-                let open = |name: &&String| {
-                    !placed.contains(&(promise.namespace.clone(), (*name).clone()))
-                };
+                let open = |name: &&String| !holdings.is_placed(&promise.namespace, name);
                 promise.pods.iter().filter(open).map(|_| promise.per_seat)
             })
             .collect();
+        drop(holdings);
         let nodes = stores.nodes.state();
         let suspect = |node: &Node| {
             let since = node
@@ -122,15 +116,6 @@ impl Ledger {
 
 fn recent(since: SystemTime) -> bool {
     since.elapsed().is_ok_and(|elapsed| elapsed < SUSPICION)
-}
-
-/// The uid of the TrainingJob that made a pod.
-fn owner(pod: &Pod) -> Option<&str> {
-    let owners = pod.metadata.owner_references.as_ref()?;
-    owners
-        .iter()
-        .find(|o| o.kind == "TrainingJob")
-        .map(|o| o.uid.as_str())
 }
 
 /// The node that a pod is bound to.

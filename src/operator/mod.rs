@@ -11,6 +11,8 @@ mod conditions;
 mod context;
 mod controller;
 mod faults;
+mod holdings;
+mod housekeeping;
 mod leader;
 mod ledger;
 mod locked;

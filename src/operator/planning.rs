@@ -124,11 +124,12 @@ pub fn read(job: &TrainingJob, snapshot: &RecipeSnapshot) -> Result<Recipe, Refu
     })
 }
 
-/// Plans worlds of one job, each of them once.
+/// Plans worlds of one job. Whether a world splits the batch is asked at every look and kept; a plan
+/// is needed once a generation, and large.
 #[derive(Default)]
 pub struct Planner {
     recipe: Option<(String, Recipe)>,
-    plans: HashMap<(u64, Reached), Result<Plan, String>>,
+    feasible: HashMap<(u64, Reached), bool>,
 }
 
 impl Planner {
@@ -136,27 +137,30 @@ impl Planner {
     pub fn read(&mut self, job: &TrainingJob, snapshot: &RecipeSnapshot) -> Result<(), Refusal> {
         let key = format!("{}-{:?}", snapshot.hash, job.spec.elasticity.remainder);
         if self.recipe.as_ref().is_none_or(|(known, _)| *known != key) {
-            self.plans.clear();
+            self.feasible.clear();
             self.recipe = None;
             self.recipe = Some((key, read(job, snapshot)?));
         }
         Ok(())
     }
 
-    /// The plan for so many ranks, as far as the job has come; an error says what the rules say.
-    pub fn plan(&mut self, ranks: u64, status: &TrainingJobStatus) -> &Result<Plan, String> {
-        self.plan_after(ranks, reached(status))
+    /// The plan for so many ranks of a job that has come so far; an error says what the rules say.
+    pub fn plan(&self, ranks: u64, reached: Reached) -> Result<Plan, String> {
+        let recipe = self.recipe.as_ref().map(|(_, recipe)| recipe);
+        let recipe = recipe.ok_or_else(|| "the recipe was not read".to_string())?;
+        let request = PlanRequest::gpus(ranks).after(reached);
+        batch::plan(recipe, &request).map_err(|refused| words(&refused))
     }
 
-    /// The same for a job that has come so far.
-    pub fn plan_after(&mut self, ranks: u64, reached: Reached) -> &Result<Plan, String> {
-        let recipe = self.recipe.as_ref().map(|(_, recipe)| recipe);
-        let plan = || {
-            let recipe = recipe.ok_or_else(|| "the recipe was not read".to_string())?;
-            let request = PlanRequest::gpus(ranks).after(reached);
-            batch::plan(recipe, &request).map_err(|refused| words(&refused))
-        };
-        self.plans.entry((ranks, reached)).or_insert_with(plan)
+    /// Whether there is such a plan.
+    pub fn is_feasible(&mut self, ranks: u64, reached: Reached) -> bool {
+        let world = (ranks, reached);
+        if let Some(known) = self.feasible.get(&world) {
+            return *known;
+        }
+        let feasible = self.plan(ranks, reached).is_ok();
+        self.feasible.insert(world, feasible);
+        feasible
     }
 }
 

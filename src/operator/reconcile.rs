@@ -1,9 +1,8 @@
 //! One look at one job: observe → decide → write status → apply.
 
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
-use k8s_openapi::api::coordination::v1::Lease;
 use kube::api::{Api, DeleteParams, Patch, PatchParams};
 use kube::runtime::controller::Action;
 use kube::runtime::events::{Event, EventType};
@@ -72,14 +71,13 @@ pub async fn reconcile(
 
     let now = now();
     let seen = Observation::of(&job, &next, &context.stores, &context.agents);
-    trust_again(&context).await;
     let reached = planning::reached(&next);
     let holds = |ranks, limit| {
         let within = Reached {
             micro_limit: Some(limit),
             ..reached
         };
-        planner.plan_after(ranks, within).is_ok()
+        planner.is_feasible(ranks, within)
     };
     status::take_in(&job, &mut next, &seen, holds, now);
     let decision = decide(&job, &next, &seen, &mut planner, &context, now);
@@ -99,7 +97,7 @@ pub async fn reconcile(
     {
         next.micro_limit = micro_limit.or(next.micro_limit);
         let ranks = members.len() as u64 * u64::from(job.spec.gpus_per_node);
-        plan = planner.plan(ranks, &next).clone().ok();
+        plan = planner.plan(ranks, planning::reached(&next)).ok();
         if let Some(plan) = &plan {
             let feasible = feasible_nodes(&job, &next, &mut planner);
             next.plan = Some(PlanSummary::of(plan, feasible));
@@ -113,23 +111,31 @@ pub async fn reconcile(
     faults::point("decided", act);
     let written = write(&job, &before, &next, &context).await?;
     faults::point("written", act);
-    announce(&written, &before, &next, &context).await;
+    announce(&written, &before, &next, &context);
     if !over {
         if !next.seats.is_empty() && !context.has_applied(&uid) {
             apply::companions(&context.client, &written).await?;
             context.applied(&uid);
             faults::point("companions", act);
         }
-        let image = context.image.as_deref();
-        apply::pods(&context.client, &written, &next, &seen, image).await?;
+        apply::pods(&context, &written, &next, &seen).await?;
         faults::point("pods", act);
     }
-    Ok(Action::requeue(match next.state {
+    Ok(Action::requeue(next_look(&next)))
+}
+
+/// When to look again if nothing is heard of the job: soon while a clock runs.
+fn next_look(status: &TrainingJobStatus) -> Duration {
+    let current = status.generation.as_ref();
+    let waits = status.larger_since.is_some() || status.not_before.is_some();
+    let in_change = status.change_since.is_some() && current.is_some();
+    match status.state {
         State::Suspended => LATER,
+        _ if waits || in_change => SOON,
+        State::Draining => SOON,
         // Another job may have given back what it was promised but did not hold yet.
-        State::Waiting => POOL,
-        _ => SOON,
-    }))
+        _ => POOL,
+    }
 }
 
 /// The job's planner, with its recipe read; the status keeps the recipe and the first plan.
@@ -146,23 +152,14 @@ async fn plan(
         let bounds = bounds(job);
         let per_node = u64::from(job.spec.gpus_per_node);
         let most = job.spec.nodes.min(*bounds.end());
+        let reached = planning::reached(status);
         let mut worlds = (*bounds.start()..=most).rev();
-        let first = worlds.find_map(|nodes| {
-            let plan = planner
-                .plan(u64::from(nodes) * per_node, status)
-                .as_ref()
-                .ok()?;
-            Some(plan.clone())
-        });
+        let first =
+            worlds.find_map(|nodes| planner.plan(u64::from(nodes) * per_node, reached).ok());
         let Some(plan) = first else {
             let nodes = job.spec.nodes.max(1);
             let ranks = u64::from(nodes) * per_node;
-            let why = planner
-                .plan(ranks, status)
-                .as_ref()
-                .err()
-                .cloned()
-                .unwrap_or_default();
+            let why = planner.plan(ranks, reached).err().unwrap_or_default();
             return Err(Refusal {
                 reason: "PlanRefused",
                 message: format!("no plan for {nodes} nodes of {per_node} GPUs: {why}"),
@@ -194,26 +191,11 @@ fn feasible_nodes(
     planner: &mut Planner,
 ) -> Vec<u32> {
     let per_node = u64::from(job.spec.gpus_per_node);
+    let reached = planning::reached(status);
     (1..=job.spec.nodes + LOOK_AHEAD)
         .filter(|nodes| bounds(job).contains(nodes))
-        .filter(|nodes| planner.plan(u64::from(*nodes) * per_node, status).is_ok())
+        .filter(|nodes| planner.is_feasible(u64::from(*nodes) * per_node, reached))
         .collect()
-}
-
-/// A suspected node whose kubelet has renewed its Lease since is trusted again.
-async fn trust_again(context: &Context) {
-    let suspects = locked(&context.ledger).suspects();
-    let leases: Api<Lease> = Api::namespaced(context.client.clone(), "kube-node-lease");
-    for (node, since) in suspects {
-        // Without an answer the suspicion stays until it is old.
-        let Ok(Some(lease)) = leases.get_opt(&node).await else {
-            continue;
-        };
-        let renewed = lease.spec.and_then(|spec| spec.renew_time);
-        if renewed.is_some_and(|at| SystemTime::from(at.0) > since) {
-            locked(&context.ledger).trust(&node);
-        }
-    }
 }
 
 /// Decides, alone: what this job counts on is promised before the next one looks.
@@ -225,21 +207,21 @@ fn decide(
     context: &Context,
     now: f64,
 ) -> Decision {
-    context.forget_deleted();
     let name = job.name_any();
     let uid = job.uid().unwrap_or_default();
     let per_node = u64::from(job.spec.gpus_per_node);
     let members = status::members(status, &name);
+    let reached = planning::reached(status);
     // The rules are asked once for every number of nodes that may be looked at.
     let most = bounds(job).end().min(&job.spec.nodes).to_owned();
     let feasible: Vec<bool> = (0..=most)
-        .map(|nodes| nodes > 0 && planner.plan(u64::from(nodes) * per_node, status).is_ok())
+        .map(|nodes| nodes > 0 && planner.is_feasible(u64::from(nodes) * per_node, reached))
         .collect();
     let mut ledger = locked(&context.ledger);
     ledger.suspect(&seen.suspects);
     let pool = match job.spec.elasticity.capacity {
         Capacity::Request => job.spec.nodes,
-        Capacity::Discovered => ledger.seats(&context.stores, &uid, &seen.wants) + seen.staying,
+        Capacity::Discovered => ledger.seats(&context.stores, job, &seen.wants) + seen.staying,
     };
     let decision = steer(&View {
         desired: job.spec.nodes,
@@ -298,7 +280,7 @@ async fn refused(
         &refusal.message,
     );
     let written = write(job, before, &next, context).await?;
-    announce(&written, before, &next, context).await;
+    announce(&written, before, &next, context);
     Ok(match refusal.waits {
         true => Action::requeue(Duration::from_secs(5)),
         false => Action::await_change(),
@@ -359,8 +341,8 @@ async fn write(
     Ok(written)
 }
 
-/// Says on the object and in the log what changed.
-async fn announce(
+/// Says on the object and in the log what changed; nobody waits for the event to be written.
+fn announce(
     job: &TrainingJob,
     before: &TrainingJobStatus,
     next: &TrainingJobStatus,
@@ -391,7 +373,10 @@ async fn announce(
         action: reason,
         secondary: None,
     };
-    if let Err(error) = context.recorder.publish(&event, &job.object_ref(&())).await {
-        warn!(%error, "an event could not be written");
-    }
+    let (recorder, object) = (context.recorder.clone(), job.object_ref(&()));
+    tokio::spawn(async move {
+        if let Err(error) = recorder.publish(&event, &object).await {
+            warn!(%error, "an event could not be written");
+        }
+    });
 }

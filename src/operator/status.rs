@@ -240,11 +240,15 @@ pub fn carry_out(
             status.state = State::Placing;
             status.change_since.get_or_insert(now);
             let name = job.name_any();
-            let coming: Vec<String> = seen
+            let ready = |seat: &Seat| {
+                let mut pods = seen.seats.iter().filter(|s| s.seat == *seat);
+                pods.any(|s| s.pod == PodSeen::Ready)
+            };
+            let coming: Vec<String> = status
                 .seats
                 .iter()
-                .filter(|s| s.pod == PodSeen::Coming)
-                .map(|s| s.seat.pod(&name))
+                .filter(|seat| !ready(seat))
+                .map(|seat| seat.pod(&name))
                 .collect();
             let held_up = coming.iter().find_map(|pod| seen.held_up(pod));
             status.why = format!(

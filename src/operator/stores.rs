@@ -1,7 +1,10 @@
-//! Caches of what the API server has: nodes, and the pods that are not over. Fields that nobody here
-//! reads are dropped when they arrive, so that a large cluster fits into little memory.
+//! Caches of what the API server has: jobs, nodes and pods. Fields that nobody here reads are dropped
+//! when they arrive, so that a large cluster fits into little memory; changes that mean nothing to a
+//! job's pool wake nobody, so that it costs little time.
 
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 use std::time::Duration;
 
 use futures::{Stream, StreamExt};
@@ -12,6 +15,8 @@ use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Client, ResourceExt};
 
 use super::build::JOB_LABEL;
+use super::holdings::Holdings;
+use crate::inventory::kubernetes::device_names;
 use crate::job::api::TrainingJob;
 
 /// The caches.
@@ -19,7 +24,8 @@ pub struct Stores {
     /// All nodes.
     pub nodes: Store<Node>,
     /// All pods; those of others only for the devices that they hold.
-    pub pods: Store<Pod>,
+    pods: Store<Pod>,
+    holdings: RwLock<Holdings>,
 }
 
 /// Which jobs to look at again.
@@ -42,19 +48,47 @@ pub fn start(
     let (pods, pod_writer) = reflector::store();
     let (nodes, node_writer) = reflector::store();
     let config = || watcher::Config::default();
+    let stores = Arc::new(Stores {
+        nodes,
+        pods,
+        holdings: RwLock::default(),
+    });
+    let known = stores.clone();
     let pod_stream = watcher(Api::<Pod>::all(client.clone()), config())
         .default_backoff()
         .modify(slim_pod)
         .reflect(pod_writer)
-        .touched_objects()
-        .filter_map(|pod| async move { Some(touched(&pod.ok()?)) });
+        .filter_map(move |event| {
+            let touched = event.ok().and_then(|event| known.take(&event));
+            async move { touched }
+        });
+    let mut offers = Offers::default();
     let node_stream = watcher(Api::<Node>::all(client.clone()), config())
         .default_backoff()
         .modify(slim_node)
         .reflect(node_writer)
-        .touched_objects()
-        .filter_map(|node| async move { node.ok().map(|_| Touched::All) });
-    (Arc::new(Stores { nodes, pods }), pod_stream, node_stream)
+        .filter_map(move |event| {
+            let changed = event.is_ok_and(|event| offers.change(&event));
+            async move { changed.then_some(Touched::All) }
+        });
+    (stores, pod_stream, node_stream)
+}
+
+/// The cache of the jobs, and the stream that drives it and tells which was touched.
+pub fn jobs(
+    client: &Client,
+) -> (
+    Store<TrainingJob>,
+    impl Stream<Item = watcher::Result<TrainingJob>> + Send + 'static,
+) {
+    let (known, writer) = reflector::store();
+    let jobs = Api::<TrainingJob>::all(client.clone());
+    let stream = watcher(jobs, watcher::Config::default())
+        .default_backoff()
+        .modify(slim_job)
+        .reflect(writer)
+        .applied_objects();
+    (known, stream)
 }
 
 impl Stores {
@@ -66,21 +100,93 @@ impl Stores {
 
     /// The pods of a job.
     pub fn pods_of(&self, namespace: &str, job: &str) -> Vec<Arc<Pod>> {
-        let pods = self.pods.state().into_iter();
-        pods.filter(|pod| {
-            pod.metadata.namespace.as_deref() == Some(namespace)
-                && pod.labels().get(JOB_LABEL).is_some_and(|of| of == job)
-        })
-        .collect()
+        let reference = |name: &str| ObjectRef::new(name).within(namespace);
+        let holdings = self.holdings();
+        let names = holdings.pods_of(namespace, job);
+        names
+            .filter_map(|name| self.pods.get(&reference(name)))
+            .collect()
+    }
+
+    /// What pods hold, as far as it was heard of.
+    pub fn holdings(&self) -> RwLockReadGuard<'_, Holdings> {
+        self.holdings.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes in what happened to a pod, and says whom it touches.
+    fn take(&self, event: &watcher::Event<Pod>) -> Option<Touched> {
+        let mut holdings = self
+            .holdings
+            .write()
+            .unwrap_or_else(PoisonError::into_inner);
+        holdings.take(event);
+        match event {
+            watcher::Event::Apply(pod)
+            | watcher::Event::InitApply(pod)
+            | watcher::Event::Delete(pod) => touched(pod),
+            watcher::Event::Init => None,
+            // Some may be gone since the last list.
+            watcher::Event::InitDone => Some(Touched::All),
+        }
     }
 }
 
-fn touched(pod: &Pod) -> Touched {
+fn touched(pod: &Pod) -> Option<Touched> {
     match (pod.labels().get(JOB_LABEL), pod.namespace()) {
-        (Some(job), Some(namespace)) => Touched::Job(ObjectRef::new(job).within(&namespace)),
+        (Some(job), Some(namespace)) => Some(Touched::Job(ObjectRef::new(job).within(&namespace))),
         // Somebody else's pod may have taken or given back devices.
-        _ => Touched::All,
+        _ => (!device_names(pod).is_empty()).then_some(Touched::All),
     }
+}
+
+/// What every node offered when it was last heard of. Kubelets report themselves every few seconds,
+/// and mostly nothing that a job could plan with has changed.
+#[derive(Default)]
+struct Offers(HashMap<String, u64>);
+
+impl Offers {
+    /// Takes in what happened to a node; true when the pool may have changed.
+    fn change(&mut self, event: &watcher::Event<Node>) -> bool {
+        match event {
+            watcher::Event::Apply(node) | watcher::Event::InitApply(node) => {
+                let offer = offer(node);
+                self.0.insert(node.name_any(), offer) != Some(offer)
+            }
+            watcher::Event::Delete(node) => self.0.remove(&node.name_any()).is_some(),
+            watcher::Event::Init => false,
+            // Some may be gone since the last list.
+            watcher::Event::InitDone => true,
+        }
+    }
+}
+
+/// All of a node that decides which pods it takes, as a hash.
+fn offer(node: &Node) -> u64 {
+    let (spec, status) = (node.spec.as_ref(), node.status.as_ref());
+    let taints = spec.and_then(|spec| spec.taints.as_ref());
+    let taints: Vec<_> = taints
+        .into_iter()
+        .flatten()
+        .map(|taint| (&taint.key, &taint.value, &taint.effect))
+        .collect();
+    let conditions = status.and_then(|status| status.conditions.as_ref());
+    let mut conditions = conditions.into_iter().flatten();
+    let ready = conditions.find(|condition| condition.type_ == "Ready");
+    let mut hasher = DefaultHasher::new();
+    taints.hash(&mut hasher);
+    spec.and_then(|spec| spec.unschedulable).hash(&mut hasher);
+    ready.map(|ready| &ready.status).hash(&mut hasher);
+    let allocatable = status.and_then(|status| status.allocatable.as_ref());
+    for (name, quantity) in allocatable.into_iter().flatten() {
+        (name, &quantity.0).hash(&mut hasher);
+    }
+    node.metadata.labels.hash(&mut hasher);
+    hasher.finish()
+}
+
+/// Drops what nobody reads of a job.
+pub fn slim_job(job: &mut TrainingJob) {
+    job.metadata.managed_fields = None;
 }
 
 fn slim_pod(pod: &mut Pod) {
@@ -90,6 +196,10 @@ fn slim_pod(pod: &mut Pod) {
         spec.volumes = None;
         spec.affinity = None;
         spec.tolerations = None;
+        spec.topology_spread_constraints = None;
+        spec.security_context = None;
+        spec.node_selector = None;
+        spec.image_pull_secrets = None;
         for container in spec
             .containers
             .iter_mut()
@@ -102,6 +212,16 @@ fn slim_pod(pod: &mut Pod) {
             container.startup_probe = None;
             container.liveness_probe = None;
             container.readiness_probe = None;
+            container.security_context = None;
+            container.ports = None;
+        }
+    }
+    if let Some(status) = &mut pod.status {
+        status.host_ips = None;
+        status.pod_ips = None;
+        if let Some(conditions) = &mut status.conditions {
+            let read = ["PodScheduled", "DisruptionTarget"];
+            conditions.retain(|condition| read.contains(&condition.type_.as_str()));
         }
     }
 }
@@ -117,3 +237,56 @@ fn slim_node(node: &mut Node) {
 
 /// How long bursts of changes of the pool are gathered before all jobs are looked at again.
 pub const GATHER: Duration = Duration::from_millis(200);
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn node(unschedulable: bool, gpus: &str, heartbeat: &str) -> Node {
+        serde_json::from_value(json!({
+            "metadata": {"name": "a", "labels": {"pool": "x"}},
+            "spec": {"unschedulable": unschedulable},
+            "status": {
+                "allocatable": {"nvidia.com/gpu": gpus},
+                "conditions": [{"type": "Ready", "status": "True", "lastHeartbeatTime": heartbeat}],
+            },
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn a_node_that_only_reports_itself_changes_no_pool() {
+        let mut offers = Offers::default();
+        let (early, late) = ("2026-01-01T00:00:00Z", "2026-01-01T00:00:10Z");
+        let mut apply = |node| offers.change(&watcher::Event::Apply(node));
+        assert!(apply(node(false, "8", early)), "a new one");
+        assert!(!apply(node(false, "8", late)));
+        assert!(apply(node(true, "8", late)), "cordoned");
+        assert!(apply(node(true, "7", late)), "one device less");
+        assert!(!apply(node(true, "7", late)));
+        assert!(offers.change(&watcher::Event::Delete(node(true, "7", late))));
+        assert!(
+            offers.change(&watcher::Event::Apply(node(true, "7", late))),
+            "back"
+        );
+    }
+
+    #[test]
+    fn only_pods_of_others_that_hold_devices_touch_the_pool() {
+        let pod = |labels: Value, limits: Value| -> Pod {
+            serde_json::from_value(json!({
+                "metadata": {"name": "p", "namespace": "n", "labels": labels},
+                "spec": {"containers": [{"name": "c", "resources": {"limits": limits}}]},
+            }))
+            .unwrap()
+        };
+        let usual = json!({"cpu": "1", "memory": "1Gi"});
+        assert!(touched(&pod(json!({}), usual.clone())).is_none());
+        let holding = touched(&pod(json!({}), json!({"amd.com/gpu": "1"})));
+        assert!(matches!(holding, Some(Touched::All)));
+        let own = touched(&pod(json!({JOB_LABEL: "j"}), usual));
+        assert!(matches!(own, Some(Touched::Job(job)) if job.name == "j"));
+    }
+}

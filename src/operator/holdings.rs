@@ -1,0 +1,275 @@
+//! Which pods a job has, and which devices pods hold on which node: kept with every change that is
+//! heard of, so that a look at a job costs as much as the job is large, and not the cluster.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+
+use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt;
+use kube::runtime::watcher::Event;
+
+use super::build::JOB_LABEL;
+use super::ledger::{is_over, node_of};
+use crate::inventory::kubernetes::{device_names, devices};
+
+/// What a pod means to others.
+struct Holding {
+    /// The job that it says it is of.
+    job: Option<String>,
+    /// The uid of the TrainingJob that made it.
+    owner: Option<String>,
+    /// The node that it is bound to.
+    node: Option<String>,
+    /// What it holds there; nothing once it is over.
+    devices: Vec<(String, u64)>,
+}
+
+impl Holding {
+    fn of(pod: &Pod) -> Holding {
+        let owners = pod.metadata.owner_references.iter().flatten();
+        let mut jobs = owners.filter(|owner| owner.kind == "TrainingJob");
+        let node = node_of(pod).map(str::to_owned);
+        let held = match node.is_some() && !is_over(pod) {
+            true => device_names(pod),
+            false => BTreeSet::new(),
+        };
+        Holding {
+            job: pod.labels().get(JOB_LABEL).cloned(),
+            owner: jobs.next().map(|owner| owner.uid.clone()),
+            node,
+            devices: held
+                .into_iter()
+                .map(|resource| (resource.to_owned(), devices(pod, resource)))
+                .collect(),
+        }
+    }
+}
+
+/// All pods, by what others want to know of them.
+#[derive(Default)]
+pub struct Holdings {
+    /// By namespace and name.
+    pods: HashMap<String, HashMap<String, Holding>>,
+    /// The names of a job's pods, by namespace and job.
+    jobs: HashMap<(String, String), BTreeSet<String>>,
+    /// Devices by resource and node.
+    held: HashMap<String, BTreeMap<String, u64>>,
+    /// What the list that is under way has named so far.
+    listed: Option<HashSet<(String, String)>>,
+}
+
+impl Holdings {
+    /// Takes in what happened to a pod.
+    pub fn take(&mut self, event: &Event<Pod>) {
+        match event {
+            Event::Init => self.listed = Some(HashSet::new()),
+            Event::InitApply(pod) => {
+                if let Some(listed) = &mut self.listed {
+                    listed.insert((pod.namespace().unwrap_or_default(), pod.name_any()));
+                }
+                self.put(pod);
+            }
+            Event::InitDone => {
+                let Some(listed) = self.listed.take() else {
+                    return;
+                };
+                let known = self.pods.iter().flat_map(|(namespace, pods)| {
+                    let key = |name: &String| (namespace.clone(), name.clone());
+                    pods.keys().map(key).collect::<Vec<_>>()
+                });
+                let gone: Vec<_> = known.filter(|key| !listed.contains(key)).collect();
+                for (namespace, name) in gone {
+                    self.remove(&namespace, &name);
+                }
+            }
+            Event::Apply(pod) => self.put(pod),
+            Event::Delete(pod) => {
+                self.remove(&pod.namespace().unwrap_or_default(), &pod.name_any());
+            }
+        }
+    }
+
+    fn put(&mut self, pod: &Pod) {
+        let (namespace, name) = (pod.namespace().unwrap_or_default(), pod.name_any());
+        self.remove(&namespace, &name);
+        let holding = Holding::of(pod);
+        if let Some(node) = &holding.node {
+            for (resource, count) in &holding.devices {
+                let nodes = self.held.entry(resource.clone()).or_default();
+                *nodes.entry(node.clone()).or_default() += count;
+            }
+        }
+        if let Some(job) = &holding.job {
+            let key = (namespace.clone(), job.clone());
+            self.jobs.entry(key).or_default().insert(name.clone());
+        }
+        self.pods
+            .entry(namespace)
+            .or_default()
+            .insert(name, holding);
+    }
+
+    fn remove(&mut self, namespace: &str, name: &str) {
+        let pods = self.pods.get_mut(namespace);
+        let Some(holding) = pods.and_then(|pods| pods.remove(name)) else {
+            return;
+        };
+        if let Some(node) = &holding.node {
+            for (resource, count) in &holding.devices {
+                let nodes = self.held.get_mut(resource);
+                if let Some(held) = nodes.and_then(|nodes| nodes.get_mut(node)) {
+                    *held = held.saturating_sub(*count);
+                }
+            }
+        }
+        if let Some(job) = holding.job {
+            let key = (namespace.to_owned(), job);
+            if let Some(names) = self.jobs.get_mut(&key) {
+                names.remove(name);
+                if names.is_empty() {
+                    self.jobs.remove(&key);
+                }
+            }
+        }
+    }
+
+    /// The names of a job's pods.
+    pub fn pods_of(&self, namespace: &str, job: &str) -> impl Iterator<Item = &str> {
+        let key = (namespace.to_owned(), job.to_owned());
+        let names = self.jobs.get(&key).into_iter().flatten();
+        names.map(String::as_str)
+    }
+
+    /// Whether a pod is on a node.
+    pub fn is_placed(&self, namespace: &str, name: &str) -> bool {
+        let pod = self.pods.get(namespace).and_then(|pods| pods.get(name));
+        pod.is_some_and(|pod| pod.node.is_some())
+    }
+
+    /// Devices held on each node, without those of the pods that the job with this uid made.
+    pub fn held(
+        &self,
+        resource: &str,
+        namespace: &str,
+        job: &str,
+        uid: &str,
+    ) -> BTreeMap<String, u64> {
+        let mut held = self.held.get(resource).cloned().unwrap_or_default();
+        let Some(pods) = self.pods.get(namespace) else {
+            return held;
+        };
+        let own = self
+            .pods_of(namespace, job)
+            .filter_map(|name| pods.get(name));
+        for pod in own.filter(|pod| pod.owner.as_deref() == Some(uid)) {
+            let Some(on_node) = pod.node.as_ref().and_then(|node| held.get_mut(node)) else {
+                continue;
+            };
+            let own = pod.devices.iter().filter(|(name, _)| name == resource);
+            *on_node = on_node.saturating_sub(own.map(|(_, count)| count).sum());
+        }
+        held
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    use super::*;
+
+    const GPU: &str = "nvidia.com/gpu";
+
+    /// A pod of job `j0` … or of nobody, on node `n0` … or on none.
+    fn pod(name: u8, job: Option<u8>, node: Option<u8>, gpus: u64, over: bool) -> Pod {
+        let labels = job.map(|job| json!({JOB_LABEL: format!("j{job}")}));
+        let owners = job.map(|job| {
+            json!([{"apiVersion": "v", "kind": "TrainingJob", "name": "j", "uid": format!("u{job}")}])
+        });
+        serde_json::from_value(json!({
+            "metadata": {
+                "name": format!("p{name}"), "namespace": "n",
+                "labels": labels, "ownerReferences": owners,
+            },
+            "spec": {
+                "nodeName": node.map(|node| format!("n{node}")),
+                "containers": [{"name": "c", "resources": {"limits": {GPU: gpus.to_string()}}}],
+            },
+            "status": {"phase": if over { "Failed" } else { "Running" }},
+        }))
+        .unwrap()
+    }
+
+    fn any_pod() -> impl Strategy<Value = Pod> {
+        let job = proptest::option::of(0u8..3);
+        let node = proptest::option::of(0u8..3);
+        (0u8..6, job, node, 0u64..5, any::<bool>())
+            .prop_map(|(name, job, node, gpus, over)| pod(name, job, node, gpus, over))
+    }
+
+    #[derive(Debug, Clone)]
+    enum Step {
+        Put(Pod),
+        Delete(Pod),
+        List(Vec<Pod>),
+    }
+
+    fn any_step() -> impl Strategy<Value = Step> {
+        prop_oneof![
+            4 => any_pod().prop_map(Step::Put),
+            2 => any_pod().prop_map(Step::Delete),
+            1 => proptest::collection::vec(any_pod(), 0..4).prop_map(Step::List),
+        ]
+    }
+
+    proptest! {
+        /// What is kept from change to change is what a look at all pods would find.
+        #[test]
+        fn holdings_are_those_of_a_full_scan(steps in proptest::collection::vec(any_step(), 1..30)) {
+            let mut holdings = Holdings::default();
+            let mut all: BTreeMap<String, Pod> = BTreeMap::new();
+            for step in steps {
+                match step {
+                    Step::Put(pod) => {
+                        holdings.take(&Event::Apply(pod.clone()));
+                        all.insert(pod.name_any(), pod);
+                    }
+                    Step::Delete(pod) => {
+                        holdings.take(&Event::Delete(pod.clone()));
+                        all.remove(&pod.name_any());
+                    }
+                    Step::List(pods) => {
+                        all.clear();
+                        holdings.take(&Event::Init);
+                        for pod in pods {
+                            holdings.take(&Event::InitApply(pod.clone()));
+                            all.insert(pod.name_any(), pod);
+                        }
+                        holdings.take(&Event::InitDone);
+                    }
+                }
+                for job in 0..3 {
+                    let (name, uid) = (format!("j{job}"), format!("u{job}"));
+                    let of_job = |pod: &&Pod| pod.labels().get(JOB_LABEL) == Some(&name);
+                    let own: Vec<String> =
+                        all.values().filter(of_job).map(ResourceExt::name_any).collect();
+                    prop_assert_eq!(holdings.pods_of("n", &name).collect::<Vec<_>>(), own);
+                    let mut held: BTreeMap<String, u64> = BTreeMap::new();
+                    for pod in all.values().filter(|pod| !of_job(pod) && !is_over(pod)) {
+                        if let Some(node) = node_of(pod) {
+                            *held.entry(node.to_owned()).or_default() += devices(pod, GPU);
+                        }
+                    }
+                    held.retain(|_, count| *count > 0);
+                    let mut kept = holdings.held(GPU, "n", &name, &uid);
+                    kept.retain(|_, count| *count > 0);
+                    prop_assert_eq!(kept, held);
+                }
+                for pod in all.values() {
+                    let placed = holdings.is_placed("n", &pod.name_any());
+                    prop_assert_eq!(placed, node_of(pod).is_some());
+                }
+            }
+        }
+    }
+}
