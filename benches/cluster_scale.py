@@ -13,6 +13,8 @@ that Kubernetes comes with.
     tests/cluster/kit/cluster fake 300
     python3 benches/cluster_scale.py
     tests/cluster/kit/cluster down
+
+The jobs stay: the cluster of a second run is to be as empty as the first one's.
 """
 import argparse, concurrent.futures, http.client, json, os, pathlib, re, ssl, subprocess, sys, threading, time
 
@@ -99,8 +101,7 @@ def create(path, objects):
     return sent
 
 
-def remove(path):
-    call(path, "DELETE")
+def remove_pods():
     while call(PODS + "?limit=1")["items"]:
         call(PODS + "?gracePeriodSeconds=0", "DELETE")
         time.sleep(1)
@@ -141,7 +142,7 @@ def bare():
     sent = create(PODS, [pod(n) for n in range(count)])
     watch.wait(count)
     start = min(sent.values())
-    remove(PODS)
+    remove_pods()
     return dict(what=f"{count} bare pods", created=round(max(watch.created.values()) - start, 1),
                 running=round(max(watch.running.values()) - start, 1))
 
@@ -174,7 +175,6 @@ def jobs():
         last[owner] = max(at, last.get(owner, 0))
     waits = sorted(last[name] - at for name, at in sent.items())
     loaded, gone = controller(), len(watch.gone)
-    remove(JOBS)
     return dict(what=f"{a.jobs} jobs of {a.pods} pods", created=round(max(watch.created.values()) - start, 1),
                 running=round(max(watch.running.values()) - start, 1),
                 job_to_last_pod_p99=round(waits[int(0.99 * (len(waits) - 1))], 1),

@@ -36,19 +36,26 @@ pub enum ApplyError {
     Template(#[from] serde_json::Error),
 }
 
-/// The objects beside the pods. They depend on the job's name alone.
-pub async fn companions(client: &Client, job: &TrainingJob) -> Result<(), ApplyError> {
-    // Pods cannot be made before their account exists, and nobody but an administrator may bind a
-    // role that does not exist yet.
-    let (account, role) = (build::service_account(job), build::role(job));
-    tokio::try_join!(apply(client, &account), apply(client, &role))?;
-    let (binding, service) = (build::role_binding(job), build::service(job));
-    let policy = build::network_policy(job);
-    tokio::try_join!(
-        apply(client, &binding),
-        apply(client, &service),
-        apply(client, &policy),
-    )?;
+/// What must be there before a pod is: its account, without which none can be made, and its
+/// network's policy. All companions depend on the job's name alone.
+pub async fn before_pods(client: &Client, job: &TrainingJob) -> Result<(), ApplyError> {
+    let (account, policy) = (build::service_account(job), build::network_policy(job));
+    tokio::try_join!(apply(client, &account), apply(client, &policy))?;
+    Ok(())
+}
+
+/// What pods need once they run: their names, and what their agents may do. The latter is slow to
+/// apply where there are many jobs, since the API server looks through all bindings; an agent that
+/// is earlier asks again.
+pub async fn beside_pods(client: &Client, job: &TrainingJob) -> Result<(), ApplyError> {
+    let (role, binding) = (build::role(job), build::role_binding(job));
+    let service = build::service(job);
+    let access = async {
+        // Nobody but an administrator may bind a role that does not exist yet.
+        apply(client, &role).await?;
+        apply(client, &binding).await
+    };
+    tokio::try_join!(apply(client, &service), access)?;
     Ok(())
 }
 

@@ -28,9 +28,9 @@ use super::stores::{self, GATHER, Touched};
 use crate::job::api::TrainingJob;
 use crate::job::api::status::State;
 
-/// Jobs that are looked at at once. Few, so that one that was begun is soon done: its pods are there
-/// before the next one's companions.
-const AT_ONCE: u16 = 16;
+/// Jobs that are looked at at once. Not more, so that one that was begun is soon done: its pods are
+/// there before the last one's companions.
+const AT_ONCE: u16 = 32;
 
 /// How the controller runs.
 #[derive(Debug, Clone)]

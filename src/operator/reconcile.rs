@@ -113,12 +113,21 @@ pub async fn reconcile(
     faults::point("written", act);
     announce(&written, &before, &next, &context);
     if !over {
-        if !next.seats.is_empty() && !context.has_applied(&uid) {
-            apply::companions(&context.client, &written).await?;
-            context.applied(&uid);
+        let first = !next.seats.is_empty() && !context.has_applied(&uid);
+        if first {
+            apply::before_pods(&context.client, &written).await?;
             faults::point("companions", act);
         }
-        apply::pods(&context, &written, &next, &seen).await?;
+        let beside = async {
+            match first {
+                true => apply::beside_pods(&context.client, &written).await,
+                false => Ok(()),
+            }
+        };
+        tokio::try_join!(apply::pods(&context, &written, &next, &seen), beside)?;
+        if first {
+            context.applied(&uid);
+        }
         faults::point("pods", act);
     }
     Ok(Action::requeue(next_look(&next)))
