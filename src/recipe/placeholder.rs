@@ -191,7 +191,23 @@ pub fn flaw(trainer: &Trainer) -> Option<(&'static str, String)> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
+
+    proptest! {
+        #[test]
+        fn pieces_are_the_whole_word(word in "\\PC{0,12}|[{}a-z_$]{0,24}") {
+            let text = |piece: Piece<'_>| match piece {
+                Piece::Text(text) => text.to_owned(),
+                Piece::Name(name) => format!("{{{name}}}"),
+            };
+            let whole: String = pieces(&word).into_iter().map(text).collect();
+            prop_assert_eq!(&whole, &word);
+            let filled = fill(std::slice::from_ref(&word), |_| None);
+            prop_assert_eq!(filled, [word]);
+        }
+    }
 
     #[test]
     fn only_names_in_braces_are_names() {

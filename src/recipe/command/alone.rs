@@ -48,7 +48,21 @@ pub fn alone(command: &[String], numbers: &[&str]) -> Option<Vec<String>> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
+
+    proptest! {
+        #[test]
+        fn any_words_are_taken_or_left(words in prop::collection::vec(
+            prop_oneof![any::<String>(), "torchrun|python3?|-m|train.py|--[a-z]{1,3}(=[0-9])?"],
+            0..8,
+        )) {
+            if let Some(alone) = alone(&words, &["a", "b"]) {
+                prop_assert_eq!(alone.last().map(String::as_str), Some("{resume_args}"));
+            }
+        }
+    }
 
     fn told(command: &str) -> Option<String> {
         let words: Vec<String> = command.split(' ').map(str::to_owned).collect();
