@@ -54,7 +54,7 @@ if ! "$python" -c "$needs" 2>/dev/null && [ -z "${EVENKEEL_PYTHON:-}" ]; then
   if ! "$python" -c "$needs" 2>/dev/null && command -v python3 >/dev/null; then
     echo "installing them into target/python (some gigabytes, once)"
     python3 -m venv target/python &&
-      timeout 1200 "$python" -m pip install --quiet -r tests/trainers/requirements.txt ||
+      timeout 600 "$python" -m pip install --quiet -r tests/trainers/requirements.txt ||
       echo "they could not be installed"
   fi
 fi
