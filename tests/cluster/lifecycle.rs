@@ -10,6 +10,21 @@ use super::support::{
 const OTHER_IMAGE: &str = "evenkeel.test/evenkeel:2";
 
 #[test]
+fn first_job_of_the_docs_runs_as_it_is_written() {
+    let example = include_str!("../../examples/kubernetes/trainingjob.yaml");
+    // A job of these scenarios is called like its volume, and the example's volume is `checkpoints`.
+    let named = example.replacen("name: first", "name: checkpoints", 1);
+    let text = named.replace("evenkeel/evenkeel:0.1.0", IMAGE);
+    assert!(text.contains(IMAGE), "{text}");
+    let job = Job::with_volume("checkpoints");
+    let applied = try_kubectl(&["apply", "-f", "-"], &text);
+    assert!(applied.status.success(), "{}", words(&applied));
+    let status = job.wait_training_on(3);
+    assert_eq!(status["plan"]["proof"], "6 × 4 × 4 = 96");
+    job.finish(96);
+}
+
+#[test]
 fn job_waits_for_a_feasible_pool_and_says_what_it_needs() {
     let _mended = mended("kubectl", &["uncordon", "node3"]);
     kubectl(&["cordon", "node3"]);
