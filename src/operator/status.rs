@@ -228,8 +228,13 @@ pub fn carry_out(
                     .problem
                     .as_ref()
                     .map_or_else(String::new, |p| p.message.clone());
-                let stepped = |change: &Change| change.first_step.is_some();
-                let settled = status.history.last().is_none_or(stepped);
+                // A program of the user's own says nothing of its steps.
+                let own = !job.spec.trainer.command.is_empty();
+                let arrived = |change: &Change| match own {
+                    true => change.restored.is_some(),
+                    false => change.first_step.is_some(),
+                };
+                let settled = status.history.last().is_none_or(arrived);
                 let in_trouble = |current: &Current| current.after_loss.is_some();
                 if settled && !status.generation.as_ref().is_some_and(in_trouble) {
                     status.change_since = None;
