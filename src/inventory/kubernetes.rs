@@ -63,12 +63,14 @@ pub fn standing(node: &Node, tolerations: &[Toleration]) -> Standing {
         .flatten();
     let refusing = taints
         .filter(|taint| matches!(taint.effect.as_str(), "NoSchedule" | "NoExecute"))
-        .find(|taint| !tolerations.iter().any(|t| tolerates(t, taint)));
-    match refusing {
-        // Left behind by a node that was not ready a moment ago, until somebody clears them.
-        Some(taint) if NOT_READY.contains(&taint.key.as_str()) => Standing::NotReady,
-        Some(taint) => Standing::Tainted(taint.key.clone()),
-        None => Standing::Open,
+        .filter(|taint| !tolerations.iter().any(|t| tolerates(t, taint)))
+        .map(|taint| taint.key.as_str());
+    // Some are left behind by a node that was not ready a moment ago, until somebody clears them.
+    let (left, meant): (Vec<&str>, Vec<&str>) = refusing.partition(|key| NOT_READY.contains(key));
+    match (meant.first(), left.is_empty()) {
+        (Some(key), _) => Standing::Tainted((*key).to_owned()),
+        (None, false) => Standing::NotReady,
+        (None, true) => Standing::Open,
     }
 }
 
@@ -277,7 +279,10 @@ mod tests {
         let taint = |key: &str| json!({"taints": [{"key": key, "effect": "NoExecute"}]});
         let left = node("a", "8", taint("node.kubernetes.io/unreachable"));
         assert_eq!(standing(&left, &[]), Standing::NotReady);
-        let meant = node("a", "8", taint("maintenance"));
+        let mut both = taint("node.kubernetes.io/unreachable");
+        let meant = json!({"key": "maintenance", "effect": "NoSchedule"});
+        both["taints"].as_array_mut().unwrap().push(meant);
+        let meant = node("a", "8", both);
         assert_eq!(
             standing(&meant, &[]),
             Standing::Tainted("maintenance".into())

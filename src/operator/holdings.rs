@@ -1,5 +1,5 @@
 //! Which pods a job has, and which devices pods hold on which node: kept with every change that is
-//! heard of, so that a look at a job costs as much as the job is large, and not the cluster.
+//! heard of, so that a look at a job goes through its own pods and the nodes, and not through all pods.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
@@ -39,6 +39,7 @@ impl Holding {
             devices: held
                 .into_iter()
                 .map(|resource| (resource.to_owned(), devices(pod, resource)))
+                .filter(|(_, count)| *count > 0)
                 .collect(),
         }
     }
@@ -115,9 +116,12 @@ impl Holdings {
         };
         if let Some(node) = &holding.node {
             for (resource, count) in &holding.devices {
-                let nodes = self.held.get_mut(resource);
-                if let Some(held) = nodes.and_then(|nodes| nodes.get_mut(node)) {
-                    *held = held.saturating_sub(*count);
+                let Some(nodes) = self.held.get_mut(resource) else {
+                    continue;
+                };
+                let held = nodes.remove(node).unwrap_or(0).saturating_sub(*count);
+                if held > 0 {
+                    nodes.insert(node.clone(), held);
                 }
             }
         }
@@ -261,6 +265,7 @@ mod tests {
                         }
                     }
                     held.retain(|_, count| *count > 0);
+                    prop_assert!(holdings.held.values().flat_map(BTreeMap::values).all(|n| *n > 0));
                     let mut kept = holdings.held(GPU, "n", &name, &uid);
                     kept.retain(|_, count| *count > 0);
                     prop_assert_eq!(kept, held);
