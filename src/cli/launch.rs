@@ -168,7 +168,7 @@ fn launch(args: &Args, recipe: &Recipe, shown: &mut Vec<Diagnostic>) -> anyhow::
         && let Some(trainer) = own_trainer(args.out.as_deref(), &recipe.spec)?
     {
         // The command that the run was launched with need not be typed again.
-        recipe.spec.trainer = trainer;
+        recipe.spec.trainer.command = trainer.command;
     }
     let own = recipe.spec.trainer.is_own();
     if own && args.rank_memory.is_some() {

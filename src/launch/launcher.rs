@@ -190,11 +190,13 @@ impl<'a> Launcher<'a> {
         let world = current.generation.world();
         let outcome = outcome.map(|outcome| match outcome {
             // Without end, otherwise: only what makes progress may leave again and again.
-            Outcome::Drained if self.own.is_some() && !current.draining => Outcome::Failed {
-                rank: 0,
-                why: "it left (exit code 143) and nobody had asked it to".into(),
-                deterministic: false,
-            },
+            Outcome::Drained if self.own.is_some() && !current.watch.was_asked() => {
+                Outcome::Failed {
+                    rank: 0,
+                    why: "it left (exit code 143) and nobody had asked it to".into(),
+                    deterministic: false,
+                }
+            }
             outcome => outcome,
         });
         match outcome {
@@ -326,7 +328,9 @@ impl<'a> Launcher<'a> {
     /// Whether memory that runs out shrinks the global batch: where that was asked for, and as long
     /// as nothing is trained. A run that has a checkpoint keeps its batch.
     fn shrinks(&self) -> bool {
-        self.oom_policy != OomPolicy::Exact && self.state.pin.is_none()
+        let own = self.own.as_ref().and_then(|own| own.newest.as_ref());
+        let kept = self.state.pin.is_some() || own.is_some();
+        self.oom_policy != OomPolicy::Exact && !kept
     }
 
     /// The micro-batch after that of `failed`, which did not fit.

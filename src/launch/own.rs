@@ -13,8 +13,9 @@ use crate::recipe::{self, Recipe, Spec, emit, placeholder};
 use crate::train::Setup;
 
 /// Programs that start processes, each for as many as there are devices: so does this one.
-const LAUNCHERS: [&str; 7] = [
+const LAUNCHERS: [&str; 8] = [
     "torchrun",
+    "trl",
     "accelerate",
     "accelerate-launch",
     "deepspeed",
@@ -30,6 +31,11 @@ const MODULES: [&str; 5] = [
     "accelerate.commands.launch",
     "accelerate",
     "deepspeed",
+];
+
+/// Programs that start the one behind them as it is.
+const WRAPPERS: [&str; 9] = [
+    "env", "exec", "nice", "nohup", "numactl", "pdm", "poetry", "run", "uv",
 ];
 
 /// Prepares a new run in the directory, or an old one to go on. The caller holds its lock.
@@ -196,17 +202,23 @@ fn refuse(recipe: &Recipe, plan: &Plan, overrides: &[String]) -> Result<(), Laun
     Ok(())
 }
 
-/// The launcher that a command begins with.
+/// The launcher that a command begins with, behind what only starts it.
 fn launcher_of(command: &[String]) -> Option<String> {
-    let first = Path::new(command.first()?).file_name()?.to_str()?;
-    if LAUNCHERS.contains(&first) {
-        return Some(first.to_owned());
+    let mut words = command.iter();
+    while let Some(word) = words.next() {
+        let name = Path::new(word).file_name()?.to_str()?;
+        if word == "-m" {
+            let module = words.next()?;
+            return MODULES
+                .contains(&module.as_str())
+                .then(|| format!("-m {module}"));
+        }
+        let starts = WRAPPERS.contains(&name) || name.starts_with("python");
+        if !(starts || word.starts_with('-') || word.contains('=')) {
+            return LAUNCHERS.contains(&name).then(|| name.to_owned());
+        }
     }
-    let python = first.starts_with("python");
-    let [_, flag, module, ..] = command else {
-        return None;
-    };
-    (python && flag == "-m" && MODULES.contains(&module.as_str())).then(|| format!("-m {module}"))
+    None
 }
 
 /// A number of the batch that stands in a command as it is, and what should stand there.

@@ -2,6 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use rustix::process::Signal;
+
 use crate::agent::{Event, Ranks, Silence, silence};
 use crate::job::Outcome;
 use crate::job::protocol::{Ending, Order};
@@ -58,6 +60,13 @@ impl Watch {
         }
     }
 
+    /// Whether the user's own program was asked to leave: it was told by a signal, and does not hear
+    /// that the drain was called off.
+    pub fn was_asked(&self) -> bool {
+        let foreign = self.foreign.as_ref();
+        foreign.is_some_and(|foreign| foreign.leaving.is_some())
+    }
+
     /// Tells every rank to forget the drain.
     pub fn stay(&mut self) {
         self.ranks.order_all(Order::Stay);
@@ -98,9 +107,11 @@ impl Watch {
             Event::Report { report, .. } => seen.take(report),
             Event::Exited { ending, .. } => {
                 seen.ending = Some(*ending);
-                // A program of the user's own cannot say that it failed because a peer was gone.
+                // A program of the user's own cannot say that it failed because a peer was gone:
+                // it ends with an error, or NCCL's watchdog aborts it.
                 let follows = self.foreign.is_some() && self.trouble.is_some();
-                if follows && matches!(ending, Ending::Code(_)) {
+                let aborted = Ending::Signal(Signal::ABORT.as_raw());
+                if follows && (matches!(ending, Ending::Code(_)) || *ending == aborted) {
                     seen.dismissed = true;
                 }
             }

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use super::placeholder::Value;
 use super::reader::{Checkpoints, Reader, Resume};
-use super::readers::READERS;
+use super::readers;
 use super::{Dialect, Recipe, placeholder};
 
 /// The arguments for a checkpoint: the recipe's own (`trainer.resume`), else those of its dialect;
@@ -47,7 +47,7 @@ pub fn directory(recipe: &Recipe) -> Option<&str> {
 }
 
 fn of(dialect: Dialect) -> Option<(&'static dyn Reader, Resume)> {
-    let reader = READERS.iter().copied().find(|r| r.dialect() == dialect)?;
+    let reader = readers::of(dialect)?;
     Some((reader, reader.resume()?))
 }
 

@@ -45,6 +45,25 @@ fn a_command_that_would_train_on_another_batch_is_refused() {
         launcher.starts_with("`-m torch.distributed.run`"),
         "{launcher}"
     );
+    for behind in [
+        &["env", "NCCL_DEBUG=INFO", "torchrun", "train.py", "{args}"][..],
+        &["uv", "run", "accelerate", "launch", "train.py"],
+        &[
+            "python3",
+            "-u",
+            "-m",
+            "accelerate.commands.launch",
+            "train.py",
+        ],
+        &["trl", "sft", "{args}"],
+    ] {
+        assert!(
+            said(behind).contains("starts a process for every device"),
+            "{behind:?}"
+        );
+    }
+    let named = ["python3", "train.py", "--engine", "deepspeed", "{args}"];
+    assert_eq!(refused(&named, "", &[]), None);
     let uneven = refused(&["sh", "{args}"], "", &["evenkeel.batch.remainder=uneven"]).unwrap();
     assert!(
         uneven.contains("only the built-in trainer can do"),
