@@ -59,16 +59,21 @@ class Watch:
     def __init__(self):
         listed = call(PODS + "?limit=1")
         self.created, self.running, self.gone = {}, {}, set()
-        path = f"{PODS}?watch=1&resourceVersion={listed['metadata']['resourceVersion']}"
-        self.lines = call(path, own=True)
+        self.version = listed["metadata"]["resourceVersion"]
         threading.Thread(target=self.follow, daemon=True).start()
 
     def follow(self):
-        for line in self.lines:
+        # A server ends watches when it likes, a young one soon.
+        while True:
+            self.take(call(f"{PODS}?watch=1&resourceVersion={self.version}", own=True))
+
+    def take(self, lines):
+        for line in lines:
             event = json.loads(line)
             if event["type"] == "ERROR":
                 raise SystemExit(f"the watch ended: {line}")
-            name, now = event["object"]["metadata"]["name"], time.time()
+            metadata, now = event["object"]["metadata"], time.time()
+            name, self.version = metadata["name"], metadata["resourceVersion"]
             if event["type"] == "DELETED":
                 self.gone.add(name)
                 continue
