@@ -1,6 +1,7 @@
 //! The local launcher: observe, decide, act, again, until the job ends. The operator of a cluster
 //! does the same with pods; here the agent runs in this process.
 
+mod out_of_memory;
 mod own_program;
 mod reports;
 
@@ -17,7 +18,7 @@ use super::watch::Watch;
 use super::worlds::{self, Feasible};
 use super::{Claim, LaunchError, Prepared, Request, port};
 use crate::agent::{Event as RankEvent, OomKills, Program, Ranks as RankProcesses, Start, Tail};
-use crate::batch::{self, OomPolicy, Plan};
+use crate::batch::{self, OomPolicy};
 use crate::job::generation::Address;
 use crate::job::{Action, End, Generation, Member, Observed, Outcome, Ranks, Reason, decide};
 use crate::telemetry::divergence::LossWatch;
@@ -51,9 +52,9 @@ pub struct Launcher<'a> {
     current: Option<Current>,
     events: (Sender<RankEvent>, Receiver<RankEvent>),
     display: &'a mut Display,
-    /// The newest step, for the last word.
     /// The request in the run's directory cannot be read, which was said.
     request_damaged: bool,
+    /// The newest step, for the last word.
     last_step: Option<StepRecord>,
     last_evaluation: Option<f64>,
     losses: Option<LossWatch>,
@@ -323,41 +324,6 @@ impl<'a> Launcher<'a> {
             ),
         });
         self.write_state()
-    }
-
-    /// Whether memory that runs out shrinks the global batch: where that was asked for, and as long
-    /// as nothing is trained. A run that has a checkpoint keeps its batch.
-    fn shrinks(&self) -> bool {
-        let own = self.own.as_ref().and_then(|own| own.newest.as_ref());
-        let kept = self.state.pin.is_some() || own.is_some();
-        self.oom_policy != OomPolicy::Exact && !kept
-    }
-
-    /// The micro-batch after that of `failed`, which did not fit.
-    fn smaller(&self, failed: &Plan) -> Option<u64> {
-        match self.shrinks() {
-            true => {
-                let smaller = self.oom_policy.smaller(failed.per_device_batch_size);
-                smaller.filter(|micro| *micro > 0)
-            }
-            false => worlds::descend(&self.setup, failed, self.state.reached(&self.setup)),
-        }
-    }
-
-    /// Begins the run again with another global batch.
-    fn shrink(&mut self, micro: u64) -> Result<(), LaunchError> {
-        let Some(current) = &self.current else {
-            return Ok(());
-        };
-        let was = self.setup.global_batch_size;
-        self.setup = worlds::shrunk(&self.setup, &current.generation.plan, micro);
-        self.run.write_setup(&self.setup)?;
-        let message = format!(
-            "memory ran out, and `--oom-policy` shrinks the global batch: {was} → {}",
-            self.setup.global_batch_size
-        );
-        self.display.event(&Event::Warning { message });
-        Ok(())
     }
 
     /// Publishes the next generation and starts its ranks.

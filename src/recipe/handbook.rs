@@ -15,7 +15,7 @@ use std::path::Path;
 use super::deepspeed;
 use super::dialect::{Dialect, RESERVED};
 use super::node::Node;
-use super::reader::{Asked, Checkpoints, Confidence, Detected, Reader, Resume, Translated, others};
+use super::reader::{Asked, Confidence, Detected, Reader, Resume, Translated, others};
 use super::reading::Reading;
 use super::spec::Objective;
 use super::suggest::did_you_mean;
@@ -80,13 +80,8 @@ impl Reader for Handbook {
         settings::upstream_key(path)
     }
 
-    /// `TrainingArguments.resume_from_checkpoint`, which its scripts hand to `Trainer.train`.
     fn resume(&self) -> Option<Resume> {
-        Some(Resume {
-            key: "resume_from_checkpoint",
-            output: "output_dir",
-            checkpoints: Checkpoints::TRANSFORMERS,
-        })
+        Some(Resume::TRANSFORMERS)
     }
 
     fn argument(&self, key: &str, value: &str) -> Vec<String> {

@@ -54,6 +54,16 @@ pub struct Resume {
     pub checkpoints: Checkpoints,
 }
 
+impl Resume {
+    /// `TrainingArguments.resume_from_checkpoint` of transformers, which its scripts and TRL's hand to
+    /// `Trainer.train`.
+    pub const TRANSFORMERS: Resume = Resume {
+        key: "resume_from_checkpoint",
+        output: "output_dir",
+        checkpoints: Checkpoints::TRANSFORMERS,
+    };
+}
+
 /// What the checkpoints of a trainer are called: `PREFIX` and a number that grows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Checkpoints {

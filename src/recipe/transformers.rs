@@ -16,7 +16,7 @@ use super::handbook::keys::{self, Kind};
 use super::handbook::values::Values;
 use super::handbook::{self, settings};
 use super::node::Node;
-use super::reader::{Asked, Checkpoints, Confidence, Detected, Reader, Resume, Translated, others};
+use super::reader::{Asked, Confidence, Detected, Reader, Resume, Translated, others};
 use super::reading::Reading;
 use super::tree::Tree;
 
@@ -131,13 +131,8 @@ impl Reader for Transformers {
         settings::upstream_key(path)
     }
 
-    /// `TrainingArguments.resume_from_checkpoint`, which its scripts hand to `Trainer.train`.
     fn resume(&self) -> Option<Resume> {
-        Some(Resume {
-            key: "resume_from_checkpoint",
-            output: "output_dir",
-            checkpoints: Checkpoints::TRANSFORMERS,
-        })
+        Some(Resume::TRANSFORMERS)
     }
 
     fn argument(&self, key: &str, value: &str) -> Vec<String> {

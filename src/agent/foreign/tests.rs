@@ -120,7 +120,7 @@ fn what_a_dialect_has_no_words_for_is_refused_with_a_way_out() {
 fn checkpoints_are_where_the_trainer_writes_them() {
     let of = |text: &str, base: bool| {
         let case = Case::new(text, &["train"]);
-        let base = base.then_some(Path::new("/work"));
+        let base = base.then_some(Path::new("/started/here"));
         let run = Path::new("/run");
         Foreign {
             recipe: &case.recipe,
@@ -130,7 +130,7 @@ fn checkpoints_are_where_the_trainer_writes_them() {
         .checkpoint_dir()
     };
     let output = format!("{HANDBOOK}output_dir: data/sft\n");
-    assert_eq!(of(&output, true), Path::new("/work/data/sft"));
+    assert_eq!(of(&output, true), Path::new("/started/here/data/sft"));
     // A container's own disk does not outlive it.
     assert_eq!(of(&output, false), Path::new("/run/checkpoints"));
     assert_eq!(of(HANDBOOK, true), Path::new("/run/checkpoints"));
