@@ -44,12 +44,27 @@ pub struct Context {
 
 /// What is remembered of each job between two looks, by uid.
 #[derive(Default)]
-pub struct Memory {
-    written: Mutex<HashMap<String, TrainingJob>>,
-    created: Mutex<HashMap<String, HashMap<String, Instant>>>,
-    planners: Mutex<HashMap<String, Planner>>,
-    applied: Mutex<HashSet<String>>,
-    failures: Mutex<HashMap<String, u32>>,
+pub struct Memory(Mutex<HashMap<String, Remembered>>);
+
+/// What is remembered of a job.
+#[derive(Default)]
+struct Remembered {
+    /// The object as it was written last.
+    written: Option<TrainingJob>,
+    /// Pods that were made a moment ago.
+    created: HashMap<String, Instant>,
+    planner: Planner,
+    /// Its companions were applied by this process.
+    applied: bool,
+    /// Looks that failed, one after another.
+    failures: u32,
+}
+
+impl Memory {
+    /// Looks at what is remembered of a job, and changes it.
+    fn of<T>(&self, uid: &str, change: impl FnOnce(&mut Remembered) -> T) -> T {
+        change(locked(&self.0).entry(uid.to_owned()).or_default())
+    }
 }
 
 impl Context {
@@ -61,61 +76,58 @@ impl Context {
     /// The newer of what the cache has and what was written last: a look at a stale status would
     /// decide again what was decided already.
     pub fn newest(&self, cached: Arc<TrainingJob>) -> Arc<TrainingJob> {
-        let mut written = locked(&self.memory.written);
         let uid = cached.uid().unwrap_or_default();
-        match written.get(&uid) {
-            Some(own) if version(own) > version(&cached) => Arc::new(own.clone()),
-            Some(_) => {
-                written.remove(&uid);
-                cached
-            }
-            None => cached,
-        }
+        let version_of = version(&cached);
+        let written = self.memory.of(&uid, |job| {
+            job.written.take_if(|own| version(own) <= version_of);
+            job.written.clone()
+        });
+        written.map_or(cached, Arc::new)
     }
 
     /// Remembers what was written, until the cache has it.
     pub fn wrote(&self, job: &TrainingJob) {
-        let mut job = job.clone();
-        stores::slim_job(&mut job);
-        locked(&self.memory.written).insert(job.uid().unwrap_or_default(), job);
+        let mut written = job.clone();
+        stores::slim_job(&mut written);
+        let uid = job.uid().unwrap_or_default();
+        self.memory.of(&uid, |job| job.written = Some(written));
     }
 
     /// Whether this process made a pod a moment ago, so that the cache may not have it yet.
     pub fn has_just_created(&self, uid: &str, pod: &str) -> bool {
-        let created = locked(&self.memory.created);
-        let at = created.get(uid).and_then(|pods| pods.get(pod));
+        let at = self.memory.of(uid, |job| job.created.get(pod).copied());
         at.is_some_and(|at| at.elapsed() < CACHED)
     }
 
     /// It has.
     pub fn created(&self, uid: &str, pods: impl Iterator<Item = String>) {
-        let mut created = locked(&self.memory.created);
-        let of_job = created.entry(uid.into()).or_default();
-        of_job.retain(|_, at| at.elapsed() < CACHED);
-        of_job.extend(pods.map(|pod| (pod, Instant::now())));
+        self.memory.of(uid, |job| {
+            job.created.retain(|_, at| at.elapsed() < CACHED);
+            job.created.extend(pods.map(|pod| (pod, Instant::now())));
+        });
     }
 
     /// The job's planner, as it was left.
     pub fn planner(&self, uid: &str) -> Planner {
-        locked(&self.memory.planners)
-            .remove(uid)
-            .unwrap_or_default()
+        self.memory.of(uid, |job| std::mem::take(&mut job.planner))
     }
 
-    /// Keeps the job's planner for the next look.
+    /// Keeps the job's planner for the next look, now that this one went well.
     pub fn keep(&self, uid: &str, planner: Planner) {
-        locked(&self.memory.failures).remove(uid);
-        locked(&self.memory.planners).insert(uid.into(), planner);
+        self.memory.of(uid, |job| {
+            job.failures = 0;
+            job.planner = planner;
+        });
     }
 
     /// Whether this process has applied the job's companions.
     pub fn has_applied(&self, uid: &str) -> bool {
-        locked(&self.memory.applied).contains(uid)
+        self.memory.of(uid, |job| job.applied)
     }
 
     /// It has.
     pub fn applied(&self, uid: &str) {
-        locked(&self.memory.applied).insert(uid.into());
+        self.memory.of(uid, |job| job.applied = true);
     }
 
     /// Forgets jobs that do not exist any more: nobody is told of a deletion in particular. Their
@@ -132,11 +144,7 @@ impl Context {
             .map(|j| ObjectRef::from_obj(j.as_ref()))
             .collect();
         self.agents.keep_jobs(|job| references.contains(job));
-        locked(&self.memory.written).retain(|uid, _| uids.contains(uid.as_str()));
-        locked(&self.memory.created).retain(|uid, _| uids.contains(uid.as_str()));
-        locked(&self.memory.planners).retain(|uid, _| uids.contains(uid.as_str()));
-        locked(&self.memory.applied).retain(|uid| uids.contains(uid.as_str()));
-        locked(&self.memory.failures).retain(|uid, _| uids.contains(uid.as_str()));
+        locked(&self.memory.0).retain(|uid, _| uids.contains(uid.as_str()));
     }
 
     /// Forgets a job that is over.
@@ -145,20 +153,17 @@ impl Context {
         self.agents
             .keep_only(&ObjectRef::from_obj(job), &BTreeSet::new());
         locked(&self.ledger).forget(uid);
-        locked(&self.memory.written).remove(uid);
-        locked(&self.memory.created).remove(uid);
-        locked(&self.memory.planners).remove(uid);
-        locked(&self.memory.applied).remove(uid);
-        locked(&self.memory.failures).remove(uid);
+        locked(&self.memory.0).remove(uid);
     }
 
     /// How long to wait after a failed look.
     pub fn pause(&self, uid: &str) -> Duration {
-        let mut failures = locked(&self.memory.failures);
-        let count = failures.entry(uid.into()).or_default();
-        *count += 1;
+        let before = self.memory.of(uid, |job| {
+            job.failures = job.failures.saturating_add(1);
+            job.failures - 1
+        });
         PAUSE
-            .saturating_mul(2u32.saturating_pow((*count - 1).min(12)))
+            .saturating_mul(2u32.saturating_pow(before.min(12)))
             .min(LONGEST_PAUSE)
     }
 }
