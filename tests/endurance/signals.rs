@@ -36,7 +36,7 @@ fn a_signal_while_data_are_prepared_leaves_nothing() {
     let corpus = corpus(place.path());
     for (signal, code) in [(Signal::INT, 130), (Signal::TERM, 143), (Signal::HUP, 129)] {
         let run = Run::of(with_data(&corpus));
-        let launched = run.start(&[]);
+        let launched = run.start_with_hangups(&[]);
         wait_for("the data to be written", || {
             run.out().join(".data.partial/train").exists().then_some(())
         });
@@ -75,7 +75,7 @@ fn a_signal_before_a_resumed_run_trains_leaves_it_as_it_was() {
 #[test]
 fn a_closed_terminal_drains_unless_hangups_are_ignored() {
     let run = Run::of(small(json!({})));
-    let launched = run.start(&["--procs", "2"]);
+    let launched = run.start_with_hangups(&["--procs", "2"]);
     run.wait_for_steps(1, 5);
     launched.signal(Signal::HUP);
     assert_eq!(launched.wait().code(), Some(143), "{}", run.log());

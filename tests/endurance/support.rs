@@ -137,6 +137,17 @@ impl Run {
         self.start_by(self.command(arguments))
     }
 
+    /// Launches in the background what hears of a hangup, also where these tests themselves do not
+    /// (`nohup`).
+    pub fn start_with_hangups(&self, arguments: &[&str]) -> Launched {
+        let launch = self.command(arguments);
+        let mut env = Command::new("env");
+        env.arg("--default-signal=HUP")
+            .arg(launch.get_program())
+            .args(launch.get_args());
+        self.start_by(env)
+    }
+
     /// Launches in the background as `nohup` does: a hangup is ignored.
     pub fn start_without_hangups(&self, arguments: &[&str]) -> Launched {
         self.start_in_shell("trap '' HUP", arguments)
