@@ -3,7 +3,7 @@
 //! live, and it hears when its agent dies.
 
 use std::io;
-use std::os::unix::process::CommandExt;
+use std::os::unix::process::{CommandExt, parent_id};
 use std::path::Path;
 use std::process::Command;
 
@@ -24,6 +24,9 @@ pub enum BecomeError {
     /// Something of the system.
     #[error("cannot prepare for the program: {0}")]
     System(#[from] rustix::io::Errno),
+    /// Nobody would see how it ends.
+    #[error("its agent is gone")]
+    Orphan,
     /// The program itself.
     #[error("cannot start `{program}`: {error}")]
     Program {
@@ -44,26 +47,39 @@ impl BecomeError {
     }
 }
 
-/// Becomes a rank's program; returns only if that is not possible. `drain`: what it is sent when
-/// this process's parent, the agent, is gone.
-pub fn become_program(
-    run: &Path,
-    generation: u64,
-    drain: DrainSignal,
-    command: &[String],
-) -> BecomeError {
+/// What a rank's process is to become.
+#[derive(Debug, Clone, Copy)]
+pub struct Become<'a> {
+    /// The run's directory.
+    pub run: &'a Path,
+    /// The generation.
+    pub generation: u64,
+    /// What the program is sent when this process's parent, the agent, is gone.
+    pub drain: DrainSignal,
+    /// The agent's process number.
+    pub agent: Option<u32>,
+    /// The program and its arguments.
+    pub command: &'a [String],
+}
+
+/// Becomes a rank's program; returns only if that is not possible.
+pub fn become_program(to_be: &Become<'_>) -> BecomeError {
     let prepared = || -> Result<_, BecomeError> {
-        let alive = rank::hold(&run.join(files::generation(generation)))?;
+        let alive = rank::hold(&to_be.run.join(files::generation(to_be.generation)))?;
         // Kept open by the program, and by what it starts.
         fcntl_setfd(&alive, FdFlags::empty())?;
-        set_parent_process_death_signal(Some(signal(drain)))?;
+        set_parent_process_death_signal(Some(signal(to_be.drain)))?;
+        // One that was gone before that is not told of any more.
+        if to_be.agent.is_some_and(|agent| agent != parent_id()) {
+            return Err(BecomeError::Orphan);
+        }
         Ok(alive)
     };
     let _alive = match prepared() {
         Ok(alive) => alive,
         Err(error) => return error,
     };
-    let mut words = command.iter();
+    let mut words = to_be.command.iter();
     let program = words.next().cloned().unwrap_or_default();
     let error = Command::new(&program).args(words).exec();
     BecomeError::Program { program, error }

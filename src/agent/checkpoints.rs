@@ -8,7 +8,7 @@ use std::time::SystemTime;
 
 use crate::recipe::reader::Checkpoints;
 
-/// Endings of what is still being written, by custom.
+/// Beginnings and endings of what is still being written, by custom.
 const UNFINISHED: [&str; 4] = ["tmp", "partial", "incomplete", "lock"];
 
 /// What orders checkpoints: the number in the name, else when it was last changed.
@@ -26,7 +26,11 @@ fn age(entry: &DirEntry, called: &Checkpoints) -> Option<(Age, PathBuf)> {
     let path = entry.path();
     let name = path.file_name()?.to_str()?;
     let ending = path.extension().and_then(OsStr::to_str).unwrap_or_default();
-    if name.starts_with('.') || UNFINISHED.contains(&ending) {
+    let begins = |word: &&str| {
+        let rest = name.strip_prefix(*word);
+        rest.is_some_and(|rest| !rest.starts_with(|c: char| c.is_ascii_alphanumeric()))
+    };
+    if name.starts_with('.') || UNFINISHED.contains(&ending) || UNFINISHED.iter().any(begins) {
         return None;
     }
     let whole = called.needs.iter().all(|file| path.join(file).is_file());
@@ -92,6 +96,11 @@ mod tests {
             any(&["step_9.pt", "step_10.pt", "step_11.pt.tmp", ".step_12.pt"]).unwrap(),
             "step_10.pt"
         );
+        assert_eq!(
+            any(&["step-3/", "tmp-step-4/", "tmp", "partial_5"]).unwrap(),
+            "step-3"
+        );
+        assert_eq!(any(&["tmpfs-3/"]).unwrap(), "tmpfs-3");
         assert_eq!(any(&["last.pt"]).unwrap(), "last.pt");
         assert_eq!(any(&[]), None);
         assert_eq!(newest(Path::new("/nowhere"), &Checkpoints::ANY), None);

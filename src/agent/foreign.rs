@@ -12,6 +12,7 @@ use crate::durable::{self, FileError};
 use crate::job::files;
 use crate::recipe::emit::{self, EmitError, Form};
 use crate::recipe::placeholder::{self, Value};
+use crate::recipe::reader::Checkpoints;
 use crate::recipe::{Dialect, Recipe, resume};
 
 /// A user's own program.
@@ -21,7 +22,8 @@ pub struct Foreign<'a> {
     pub recipe: &'a Recipe,
     /// The run's directory, an absolute path.
     pub run: &'a Path,
-    /// Where relative paths of the recipe start; `None` where nothing outlives a process there.
+    /// Where it is started, and relative paths start; `None`: in a container, of which nothing is left
+    /// once it ends.
     pub base: Option<&'a Path>,
 }
 
@@ -33,6 +35,9 @@ pub struct Call {
     /// The run's directory.
     #[serde(skip)]
     run: PathBuf,
+    /// Where it is started; `None`: where its agent is.
+    #[serde(skip)]
+    pub directory: Option<PathBuf>,
     /// Where it keeps its checkpoints.
     pub checkpoint_dir: PathBuf,
     /// The newest of them when it was started.
@@ -69,33 +74,62 @@ pub enum ForeignError {
         /// The recipe's dialect.
         dialect: Dialect,
     },
+    /// Its checkpoints would be lost with their container.
+    #[error(
+        "checkpoints would go to `{directory}`, in a container, of which nothing is left once it ends: say `{{checkpoint_dir}}` in the command (`--output_dir {{checkpoint_dir}}`), or give a place on the volume by its absolute path"
+    )]
+    Container {
+        /// The directory, as the user says it.
+        directory: String,
+    },
 }
 
 impl Foreign<'_> {
     /// Where the program keeps its checkpoints: where the user says, else in the run's directory.
     pub fn checkpoint_dir(&self) -> PathBuf {
-        let named = resume::directory(self.recipe).map(Path::new);
+        let named = self.named_dir().map(PathBuf::from);
         let named = named.and_then(|path| match self.base {
             Some(base) => Some(base.join(path)),
-            None => path.is_absolute().then(|| path.to_owned()),
+            None => path.is_absolute().then_some(path),
         });
         named.unwrap_or_else(|| self.run.join("checkpoints"))
     }
 
-    /// The newest whole checkpoint there.
-    pub fn newest(&self) -> Option<PathBuf> {
-        let called = match self.recipe.spec.trainer.resume.is_empty() {
-            true => resume::checkpoints(self.recipe.dialect),
-            // A recipe that says how its program goes on may be of any program.
-            false => crate::recipe::reader::Checkpoints::ANY,
-        };
-        checkpoints::newest(&self.checkpoint_dir(), &called)
+    fn named_dir(&self) -> Option<String> {
+        resume::directory(self.recipe.dialect, &self.recipe.spec)
     }
 
-    /// What is started in a generation with this plan. Nothing is written yet.
-    pub fn call(&self, generation: u64, plan: &Plan) -> Result<Call, ForeignError> {
+    /// The newest whole checkpoint there.
+    pub fn newest(&self) -> Option<PathBuf> {
+        let directory = self.checkpoint_dir();
+        let called = resume::checkpoints(self.recipe.dialect);
+        let newest = checkpoints::newest(&directory, &called);
+        // A recipe that says itself how its program goes on may be of any program.
+        if newest.is_some() || self.recipe.spec.trainer.resume.is_empty() {
+            return newest;
+        }
+        let any = Checkpoints {
+            unless: called.unless,
+            ..Checkpoints::ANY
+        };
+        checkpoints::newest(&directory, &any)
+    }
+
+    /// What is started in a generation with this plan, to go on from a checkpoint. Nothing is written
+    /// yet.
+    pub fn call(
+        &self,
+        generation: u64,
+        plan: &Plan,
+        checkpoint: Option<PathBuf>,
+    ) -> Result<Call, ForeignError> {
         let command = &self.recipe.spec.trainer.command;
         let uses = |name| placeholder::is_used(command, name);
+        if let (None, Some(directory)) = (self.base, self.named_dir())
+            && !(Path::new(&directory).is_absolute() || uses(placeholder::CHECKPOINT_DIR))
+        {
+            return Err(ForeignError::Container { directory });
+        }
         let numbers = plan.numbers(self.recipe);
         let emitted = |placeholder| move |error| ForeignError::Emit { placeholder, error };
         let arguments = match uses(placeholder::ARGS) {
@@ -105,8 +139,9 @@ impl Foreign<'_> {
         let mut call = Call {
             command: Vec::new(),
             run: self.run.to_owned(),
+            directory: self.base.map(Path::to_owned),
             checkpoint_dir: self.checkpoint_dir(),
-            checkpoint: self.newest(),
+            checkpoint,
             recipe: None,
             text: String::new(),
             remarks: Vec::new(),

@@ -21,7 +21,7 @@ pub mod silence;
 mod tail;
 mod volume;
 
-pub use become_program::become_program;
+pub use become_program::{Become, become_program};
 pub use foreign::{Call, Foreign, ForeignError};
 pub use identity::Identity;
 pub use membership::{Membership, follow};

@@ -1,15 +1,44 @@
 //! What the user's own program of a TrainingJob is called with in this pod.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
 
 use super::recipe_files::{self, RecipeError};
 use super::volume::volume_problem;
 use super::{Call, Foreign, Membership};
+use crate::durable::{read_json, write_json};
 use crate::job::agent_state::Problem;
 use crate::job::files;
 use crate::job::generation::Generation;
-use crate::recipe::placeholder;
 use crate::recipe::spec::DrainSignal;
+use crate::recipe::{Recipe, own_command};
+
+/// What a generation's program goes on from: said once, by its first member, for all of them.
+#[derive(Serialize, Deserialize)]
+struct Chosen {
+    /// The newest checkpoint that there was.
+    checkpoint: Option<PathBuf>,
+}
+
+/// Whether it is known from which checkpoint the program goes on. Each pod may see the volume as it was
+/// at another moment, and ranks that go on from different checkpoints are no world: the first member
+/// (`mine`) looks, the others wait for its word.
+pub(super) fn is_chosen(
+    job: &Membership,
+    run: &Path,
+    record: &Generation,
+    mine: bool,
+) -> Result<bool, Problem> {
+    let word = word(run, record);
+    if word.exists() || !mine {
+        return Ok(word.exists());
+    }
+    let recipe = recipe(job, run, record)?;
+    let checkpoint = foreign(&recipe, run).newest();
+    write_json(&word, &Chosen { checkpoint }).map_err(|error| volume_problem(&error))?;
+    Ok(true)
+}
 
 /// Its command in a generation, with what it reads written, and the signal that asks it to leave.
 pub(super) fn own_call(
@@ -17,11 +46,32 @@ pub(super) fn own_call(
     run: &Path,
     record: &Generation,
 ) -> Result<(Call, DrainSignal), Problem> {
-    let refused = |message: String| Problem {
+    let recipe = recipe(job, run, record)?;
+    if let Some(lost) = own_command::lost_override(&recipe, &job.recipe.overrides) {
+        return Err(refused(lost));
+    }
+    let chosen = read_json(&word(run, record)).map_err(|error| volume_problem(&error))?;
+    let Chosen { checkpoint } = chosen;
+    let call = foreign(&recipe, run).call(record.number, &record.plan, checkpoint);
+    let call = call.map_err(|error| refused(error.to_string()))?;
+    call.write().map_err(|error| volume_problem(&error))?;
+    Ok((call, recipe.spec.trainer.drain_signal))
+}
+
+fn word(run: &Path, record: &Generation) -> PathBuf {
+    run.join(files::generation(record.number)).join(files::CALL)
+}
+
+fn refused(message: String) -> Problem {
+    Problem {
         reason: "CommandRefused".into(),
         message,
         deterministic: true,
-    };
+    }
+}
+
+/// The recipe with the job's command.
+fn recipe(job: &Membership, run: &Path, record: &Generation) -> Result<Recipe, Problem> {
     // On the volume: a container's own disk may be read-only.
     let given = run.join(files::generation(record.number)).join("recipe");
     let mut recipe = recipe_files::read(&job.recipe, &given).map_err(|error| match error {
@@ -29,19 +79,16 @@ pub(super) fn own_call(
         error => refused(error.to_string()),
     })?;
     recipe.spec.trainer.command.clone_from(&job.command);
-    if let Some(lost) = placeholder::lost_override(&job.command, &job.recipe.overrides) {
-        return Err(refused(lost));
-    }
-    let foreign = Foreign {
-        recipe: &recipe,
+    Ok(recipe)
+}
+
+fn foreign<'a>(recipe: &'a Recipe, run: &'a Path) -> Foreign<'a> {
+    Foreign {
+        recipe,
         run,
         // Nothing outlives a container but the volume.
         base: None,
-    };
-    let call = foreign.call(record.number, &record.plan);
-    let call = call.map_err(|error| refused(error.to_string()))?;
-    call.write().map_err(|error| volume_problem(&error))?;
-    Ok((call, recipe.spec.trainer.drain_signal))
+    }
 }
 
 #[cfg(test)]
@@ -63,7 +110,7 @@ mod tests {
         command: &[&str],
     ) -> Result<(Call, DrainSignal), String> {
         let text = "per_device_train_batch_size: 4\ngradient_accumulation_steps: 2\n\
-                    output_dir: out\nevenkeel: {objective: sft, batch: {gpus: 3}, \
+                    evenkeel: {objective: sft, batch: {gpus: 3}, \
                     trainer: {drain_signal: SIGUSR1}}\n";
         let job = Membership {
             recipe: RecipeSnapshot {
@@ -95,17 +142,28 @@ mod tests {
             created: 0.0,
         };
         let run = place.join("run");
-        let called = own_call(&job, &run, &record);
-        called.map_err(|problem| format!("{}: {}", problem.reason, problem.message))
+        let told = |problem: Problem| format!("{}: {}", problem.reason, problem.message);
+        // Others wait for the first member's word, and the word is said once.
+        assert!(!is_chosen(&job, &run, &record, false).unwrap());
+        assert!(is_chosen(&job, &run, &record, true).map_err(told)?);
+        checkpoint(&run, 9);
+        assert!(is_chosen(&job, &run, &record, true).unwrap());
+        assert!(is_chosen(&job, &run, &record, false).unwrap());
+        own_call(&job, &run, &record).map_err(told)
+    }
+
+    /// A checkpoint of transformers' kind.
+    fn checkpoint(run: &Path, step: u64) -> PathBuf {
+        let checkpoint = run.join(format!("checkpoints/checkpoint-{step}"));
+        std::fs::create_dir_all(&checkpoint).unwrap();
+        std::fs::write(checkpoint.join("trainer_state.json"), "{}").unwrap();
+        checkpoint
     }
 
     #[test]
     fn a_pod_fills_a_command_in_as_the_local_launcher_does() {
         let place = tempfile::tempdir().unwrap();
-        let run = place.path().join("run");
-        let checkpoint = run.join("checkpoints/checkpoint-7");
-        std::fs::create_dir_all(&checkpoint).unwrap();
-        std::fs::write(checkpoint.join("trainer_state.json"), "{}").unwrap();
+        let checkpoint = checkpoint(&place.path().join("run"), 7);
         let (call, drain) =
             called(place.path(), &OVER, &["train", "{args}", "{resume_args}"]).unwrap();
         let from = checkpoint.display().to_string();
@@ -121,11 +179,34 @@ mod tests {
             ]
         );
         assert_eq!(drain, DrainSignal::Usr1);
+        let place = tempfile::tempdir().unwrap();
         let refused = called(place.path(), &OVER, &["train", "{recipe}"]).unwrap_err();
         assert!(
             refused.starts_with("CommandRefused: `per_device_train_batch_size=8` would not be in"),
             "{refused}"
         );
+    }
+
+    #[test]
+    fn checkpoints_in_a_container_are_refused() {
+        let place = tempfile::tempdir().unwrap();
+        let over = ["output_dir=out"];
+        let relative = ["train", "{args}", "--output_dir", "out"];
+        let said = called(place.path(), &over, &relative).unwrap_err();
+        assert!(
+            said.contains("checkpoints would go to `out`, in a container"),
+            "{said}"
+        );
+        for to in ["{checkpoint_dir}", "/volume/out"] {
+            let place = tempfile::tempdir().unwrap();
+            let (call, _) = called(
+                place.path(),
+                &over,
+                &["train", "{args}", "--output_dir", to],
+            )
+            .unwrap();
+            assert!(call.checkpoint_dir.is_absolute(), "{call:?}");
+        }
     }
 
     #[test]

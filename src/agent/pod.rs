@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
 
-use super::own_call::own_call;
+use super::own_call::{self, own_call};
 use super::volume::volume_problem;
 use super::{
     Event as RankEvent, Identity, Membership, OomKills, Preparation, Program, Ranks, Retention,
@@ -188,20 +188,23 @@ impl PodAgent {
     /// Takes in how a rank ended. One that the kernel killed for memory says so, like one that
     /// noticed itself.
     fn take_ending(&mut self, rank: u64, local: usize, ending: Ending) {
+        let foreign = self.foreign().is_some();
         let current = self.current.as_ref();
         if ending == Ending::Signal(9) && current.is_some_and(|c| c.oom_kills.raised()) {
             self.state.ranks[local].out_of_memory = Some(format!(
                 "rank {rank} was killed by the kernel's out-of-memory killer"
             ));
         }
-        if matches!(ending, Ending::Signal(_) | Ending::Code(exit::FAILED)) {
+        if matches!(ending, Ending::Signal(_)) || ending.failure().is_some() {
             let log = self
                 .identity
                 .run
                 .join(files::rank_log(self.state.generation, rank));
             self.state.last_words = super::ranks::last_lines(&log);
         }
-        self.state.ranks[local].ending = Some(ending);
+        let ranks = &mut self.state.ranks;
+        let follows = foreign && ranks.iter().any(Seen::in_trouble);
+        ranks[local].end(ending, follows);
     }
 
     /// Takes in a report; true when the controller should hear of it at once.
@@ -348,7 +351,7 @@ impl PodAgent {
             });
             return;
         }
-        match self.prepared(first == 0) {
+        match self.prepared(record, first == 0) {
             Ok(true) => {}
             Ok(false) => return,
             Err(problem) => {
@@ -377,10 +380,10 @@ impl PodAgent {
     fn start(&mut self, record: &Generation, first: u64, count: u64) -> Result<(), Problem> {
         let volume = |error: FileError| volume_problem(&error);
         record.write(&self.identity.run).map_err(volume)?;
-        let job = self.job.as_deref().filter(|job| !job.command.is_empty());
-        let call = job
-            .map(|job| own_call(job, &self.identity.run, record))
-            .transpose()?;
+        let call = self
+            .foreign()
+            .map(|job| own_call(job, &self.identity.run, record));
+        let call = call.transpose()?;
         let oom_kills = OomKills::watch();
         let ranks = Ranks::start(
             &Start {
@@ -417,6 +420,7 @@ impl PodAgent {
             ranks: vec![Seen::default(); usize::try_from(count).unwrap_or(0)],
             budget: self.state.budget,
             started: Some(now()),
+            own_checkpoint: call.and_then(|(call, _)| call.checkpoint),
             ..AgentState::default()
         };
         self.current = Some(Current {
@@ -435,10 +439,10 @@ impl PodAgent {
 
     /// Whether the run is prepared. The first member prepares it, in a process of its own; the
     /// others wait for its file.
-    fn prepared(&mut self, mine: bool) -> Result<bool, Problem> {
-        if self.job.as_ref().is_some_and(|job| !job.command.is_empty()) {
-            // A foreign program prepares its own data.
-            return Ok(true);
+    fn prepared(&mut self, record: &Generation, mine: bool) -> Result<bool, Problem> {
+        if let Some(job) = self.foreign() {
+            // It prepares its own data.
+            return own_call::is_chosen(job, &self.identity.run, record, mine);
         }
         let setup = self.identity.run.join(files::RUN);
         if setup.exists() {
@@ -482,6 +486,11 @@ impl PodAgent {
         {
             current.ranks.kill();
         }
+    }
+
+    /// The job, where the user's own program trains.
+    fn foreign(&self) -> Option<&Membership> {
+        self.job.as_deref().filter(|job| !job.command.is_empty())
     }
 
     fn all_ended(&self) -> bool {

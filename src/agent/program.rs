@@ -79,8 +79,12 @@ pub(super) fn command(
                 .stdout(Stdio::piped());
         }
         Program::Foreign { call, drain } => {
+            if let Some(directory) = &call.directory {
+                command.current_dir(directory);
+            }
             command
-                .args(["--drain-signal", &drain.to_string(), "--"])
+                .args(["--drain-signal", &drain.to_string()])
+                .args(["--agent", &std::process::id().to_string(), "--"])
                 .args(&call.command)
                 .envs(own_variables(start, call))
                 .stdin(Stdio::null())

@@ -6,9 +6,9 @@ use std::os::fd::OwnedFd;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Child, ChildStdin, ExitStatus};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Sender;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
 use rustix::process::{
@@ -65,16 +65,20 @@ struct Process {
     foreign: Option<Foreign>,
 }
 
-/// How a foreign program is asked to leave.
+/// How a foreign program is asked to leave, and ended with all that it has started.
 struct Foreign {
     signal: Signal,
-    /// Whether it was.
+    /// Whether it was asked.
     leaving: Arc<AtomicBool>,
+    group: Arc<Group>,
 }
 
 impl Process {
     fn kill(&self) {
-        self.signal(Signal::KILL);
+        match &self.foreign {
+            Some(foreign) => foreign.group.kill(),
+            None => self.signal(Signal::KILL),
+        }
     }
 
     fn signal(&self, signal: Signal) {
@@ -111,10 +115,15 @@ impl Ranks {
                 }
                 Program::Foreign { drain, .. } => {
                     let leaving = Arc::<AtomicBool>::default();
-                    let told = Arc::clone(&leaving);
-                    thread::spawn(move || wait(child, number, rank, &told, &log, &events));
+                    let group = Arc::new(Group::of(&child));
+                    let (told, its) = (Arc::clone(&leaving), Arc::clone(&group));
+                    thread::spawn(move || wait(child, &its, number, rank, &told, &log, &events));
                     let signal = program::signal(drain);
-                    Some(Foreign { signal, leaving })
+                    Some(Foreign {
+                        signal,
+                        leaving,
+                        group,
+                    })
                 }
             };
             ranks.processes.push(Process {
@@ -226,7 +235,8 @@ fn watch(mut child: Child, generation: u64, rank: u64, events: &Sender<Event>) {
 /// Waits for a foreign program. It says nothing of itself: once it runs it is taken to be in the
 /// world, and whatever ends it after it was told to leave is its way of leaving.
 fn wait(
-    mut child: Child,
+    child: Child,
+    group: &Group,
     generation: u64,
     rank: u64,
     leaving: &AtomicBool,
@@ -241,17 +251,17 @@ fn wait(
     if events.send(ready).is_err() {
         return;
     }
-    end_with_its_group(&child);
-    let ending = match (ended(&mut child), leaving.load(Ordering::Acquire)) {
+    let ending = match (group.end(child), leaving.load(Ordering::Acquire)) {
         (Ending::Signal(9), _) => Ending::Signal(9),
         (_, true) => Ending::Code(exit::DRAINED),
+        (Ending::Code(exit::DRAINED), false) => Ending::Unasked,
         (ending, false) => ending,
     };
     let words = last_lines(log);
     let said = oom_words::find(&words);
     if let Some(message) = match ending {
         Ending::Code(exit::OUT_OF_MEMORY) => Some(said.unwrap_or("exit code 76")),
-        Ending::Code(exit::FINISHED | exit::DRAINED) => None,
+        Ending::Code(exit::FINISHED | exit::DRAINED) | Ending::Unasked => None,
         _ => said,
     } {
         let message = message.to_owned();
@@ -265,16 +275,38 @@ fn wait(
     tell_end(ending, generation, rank, events);
 }
 
-/// Waits until a rank's process has ended, and ends what it has started and left behind: of an older
-/// generation nothing may live on. Its number is its group's until it is waited for.
-fn end_with_its_group(child: &Child) {
-    let pid = Pid::from_child(child);
-    while let Err(rustix::io::Errno::INTR) = waitid(
-        WaitId::Pid(pid),
-        WaitIdOptions::EXITED | WaitIdOptions::NOWAIT,
-    ) {}
-    // Nobody is left in most.
-    let _ = kill_process_group(pid, Signal::KILL);
+/// The process group of a foreign program: it and all that it has started. Its number is nobody
+/// else's until the program was waited for; then there is none any more.
+struct Group(Mutex<Option<Pid>>);
+
+impl Group {
+    fn of(child: &Child) -> Group {
+        Group(Mutex::new(Some(Pid::from_child(child))))
+    }
+
+    fn number(&self) -> MutexGuard<'_, Option<Pid>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn kill(&self) {
+        if let Some(group) = *self.number() {
+            // Nobody may be left in it.
+            let _ = kill_process_group(group, Signal::KILL);
+        }
+    }
+
+    /// Waits until the program has ended, and ends what it has started and left behind: of an older
+    /// generation nothing may live on.
+    fn end(&self, mut child: Child) -> Ending {
+        let pid = Pid::from_child(&child);
+        let exited = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
+        while let Err(rustix::io::Errno::INTR) = waitid(WaitId::Pid(pid), exited) {}
+        self.kill();
+        let mut number = self.number();
+        let ending = ended(&mut child);
+        *number = None;
+        ending
+    }
 }
 
 /// A process that cannot be waited for is gone.

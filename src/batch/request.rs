@@ -69,7 +69,7 @@ pub enum Trainer {
     /// Nobody knows yet: the plan is for any trainer, and perhaps for another machine.
     #[default]
     Any,
-    /// The user's own: what the built-in one lacks is of no interest.
+    /// The user's own, whatever the recipe says: what the built-in one lacks is of no interest.
     Own,
     /// The built-in one, now, on this machine.
     BuiltIn,

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 
-use crate::agent::become_program;
+use crate::agent::{Become, become_program};
 use crate::recipe::spec::DrainSignal;
 use crate::train::rank::{self, RankOptions};
 
@@ -21,6 +21,9 @@ pub struct Args {
     /// What a program of the user's own is sent when its agent is gone.
     #[arg(long, default_value_t)]
     drain_signal: DrainSignal,
+    /// The process number of the agent, which may be gone before anybody asks to hear of it.
+    #[arg(long)]
+    agent: Option<u32>,
     /// The program that this process becomes, in the place of the built-in trainer.
     #[arg(last = true)]
     command: Vec<String>,
@@ -28,8 +31,13 @@ pub struct Args {
 
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     if !args.command.is_empty() {
-        let (run, command) = (&args.run, &args.command);
-        let error = become_program(run, args.generation, args.drain_signal, command);
+        let error = become_program(&Become {
+            run: &args.run,
+            generation: args.generation,
+            drain: args.drain_signal,
+            agent: args.agent,
+            command: &args.command,
+        });
         super::output::say(format_args!("error: {error}\n"));
         return Ok(ExitCode::from(error.exit_code()));
     }

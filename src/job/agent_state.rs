@@ -1,6 +1,8 @@
 //! What an agent says of itself and its ranks: the controller reads it over HTTP, and decides by
 //! nothing else what became of a generation.
 
+use std::path::PathBuf;
+
 use serde::{Deserialize, Serialize};
 
 use super::generation::Pin;
@@ -35,6 +37,8 @@ pub struct AgentState {
     pub ready: Option<f64>,
     /// When the first step of the generation ended, where rank 0 runs.
     pub first_step: Option<f64>,
+    /// The checkpoint that the user's own program went on from.
+    pub own_checkpoint: Option<PathBuf>,
     /// Why it cannot start ranks at all.
     pub problem: Option<Problem>,
     /// The last lines that a failed rank printed.

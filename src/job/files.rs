@@ -5,6 +5,7 @@
 //! run.json                what every rank needs to know: written once
 //! data/                   the prepared data
 //! gen-N/record.json       the generation's record: written once
+//! gen-N/call.json         from which checkpoint the user's own program goes on: written once
 //! gen-N/metrics.jsonl     its steps and evaluations
 //! gen-N/ranks.lock        held while ranks of it live
 //! gen-N/logs/rank-R.log   what a rank printed
@@ -19,6 +20,8 @@ pub const RUN: &str = "run.json";
 pub const DATA: &str = "data";
 /// A generation's record, in its directory.
 pub const RECORD: &str = "record.json";
+/// What the user's own program of a generation goes on from, in its directory.
+pub const CALL: &str = "call.json";
 /// A generation's steps and evaluations, in its directory.
 pub const METRICS: &str = "metrics.jsonl";
 /// Held by every rank of a generation until its process ends, in the generation's directory.

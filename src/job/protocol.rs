@@ -138,6 +138,25 @@ pub enum Ending {
     Code(u8),
     /// A signal ended it.
     Signal(i32),
+    /// A program of the user's own returned [`exit::DRAINED`], and nobody had asked it to leave: it
+    /// saved, perhaps, but it would leave again and again.
+    Unasked,
+}
+
+impl Ending {
+    /// What there is to say of a process that returned, if that was a failure of its own.
+    pub fn failure(self) -> Option<String> {
+        match self {
+            Ending::Code(exit::FINISHED | exit::DRAINED | exit::PEER_LOST) | Ending::Signal(_) => {
+                None
+            }
+            Ending::Code(code) => Some(format!("exit code {code}")),
+            Ending::Unasked => Some(format!(
+                "it left (exit code {}) and nobody had asked it to",
+                exit::DRAINED
+            )),
+        }
+    }
 }
 
 /// The codes that a rank's process ends with.

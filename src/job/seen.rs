@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 
 use super::Outcome;
@@ -78,6 +79,18 @@ impl Seen {
             | Report::Straggler { .. }
             | Report::Warning { .. } => {}
         }
+    }
+
+    /// Takes in how its process ended. `follows`: it is a program of the user's own, and something
+    /// was wrong before. Such a program cannot say that it failed because a peer was gone: it ends
+    /// with an error, or NCCL's watchdog aborts it.
+    pub fn end(&mut self, ending: Ending, follows: bool) {
+        self.ending = Some(ending);
+        let killed = match ending {
+            Ending::Signal(signal) => signal != Signal::ABORT.as_raw(),
+            Ending::Code(_) | Ending::Unasked => false,
+        };
+        self.dismissed |= follows && !killed;
     }
 
     /// Whether something is wrong with it, or it says so of a peer.
@@ -263,16 +276,8 @@ pub fn outcome(
     if seen.iter().all(left) {
         return Some(Outcome::Drained);
     }
-    let failed = numbered().find_map(|(s, rank)| match s.ending {
-        Some(Ending::Code(code))
-            if !s.dismissed
-                && ![exit::FINISHED, exit::DRAINED, exit::PEER_LOST].contains(&code) =>
-        {
-            Some((rank, format!("exit code {code}")))
-        }
-        _ => None,
-    });
-    if let Some((rank, why)) = failed {
+    let mut own_fault = numbered().filter(|(s, _)| !s.dismissed);
+    if let Some((rank, why)) = own_fault.find_map(|(s, rank)| Some((rank, s.ending?.failure()?))) {
         return Some(Outcome::Failed {
             rank,
             why,

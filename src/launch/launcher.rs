@@ -189,17 +189,6 @@ impl<'a> Launcher<'a> {
             || current.oom_kills.raised(),
         );
         let world = current.generation.world();
-        let outcome = outcome.map(|outcome| match outcome {
-            // Without end, otherwise: only what makes progress may leave again and again.
-            Outcome::Drained if self.own.is_some() && !current.watch.was_asked() => {
-                Outcome::Failed {
-                    rank: 0,
-                    why: "it left (exit code 143) and nobody had asked it to".into(),
-                    deterministic: false,
-                }
-            }
-            outcome => outcome,
-        });
         match outcome {
             None => Ranks::Running {
                 world,
@@ -367,8 +356,8 @@ impl<'a> Launcher<'a> {
             created: now(),
         };
         self.run.write_record(&generation)?;
-        let own = self.own.as_ref();
-        let call = own.map(|own| own.foreign(&self.setup).call(number, &generation.plan));
+        let own = self.own.as_ref().map(|own| own.foreign(&self.setup));
+        let call = own.map(|own| own.call(number, &generation.plan, own.newest()));
         let call = call.transpose()?;
         if let Some(call) = &call {
             call.write()?;
@@ -394,7 +383,7 @@ impl<'a> Launcher<'a> {
                     None => Program::BuiltIn,
                     Some(call) => Program::Foreign { call, drain },
                 },
-                run: self.run.path(),
+                run: own.map_or(self.run.path(), |own| own.run),
                 generation: &generation,
                 first: 0,
                 count: world,

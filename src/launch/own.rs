@@ -7,36 +7,10 @@ use rustix::fs::{Access, access};
 
 use super::{LaunchError, Planned, Prepared, Request, RunDir, place, prepare, resume};
 use crate::agent::{Call, Foreign};
-use crate::batch::{self, Plan};
-use crate::recipe::spec::{BatchSchedule, Remainder, Trainer};
-use crate::recipe::{self, Recipe, Spec, emit, placeholder};
+use crate::batch::Plan;
+use crate::recipe::spec::Trainer;
+use crate::recipe::{self, Recipe, Spec, own_command, placeholder};
 use crate::train::Setup;
-
-/// Programs that start processes, each for as many as there are devices: so does this one.
-const LAUNCHERS: [&str; 8] = [
-    "torchrun",
-    "trl",
-    "accelerate",
-    "accelerate-launch",
-    "deepspeed",
-    "mpirun",
-    "mpiexec",
-    "srun",
-];
-
-/// The same as modules of Python.
-const MODULES: [&str; 5] = [
-    "torch.distributed.run",
-    "torch.distributed.launch",
-    "accelerate.commands.launch",
-    "accelerate",
-    "deepspeed",
-];
-
-/// Programs that start the one behind them as it is.
-const WRAPPERS: [&str; 9] = [
-    "env", "exec", "nice", "nohup", "numactl", "pdm", "poetry", "run", "uv",
-];
 
 /// Prepares a new run in the directory, or an old one to go on. The caller holds its lock.
 pub(super) fn prepare(
@@ -45,42 +19,35 @@ pub(super) fn prepare(
     planned: &Planned,
     request: &Request,
 ) -> Result<Prepared, LaunchError> {
+    refuse_lost_override(recipe, &request.overrides)?;
+    let setup = match request.resume {
+        true => again(run, recipe)?,
+        false => prepare::begin(recipe, planned, request, None)?,
+    };
     let place = absolute(run.path())?;
-    let base = prepare::base()?;
     let foreign = Foreign {
         recipe,
         run: &place,
-        base: Some(&base),
+        base: Some(&setup.base),
     };
-    let plan = &planned.plan;
-    refuse(recipe, plan, &request.overrides)?;
-    let call = foreign.call(0, plan)?;
-    refuse_unknown_program(&call)?;
-    let mut notes = notes(recipe, &call);
-    let (setup, state) = match request.resume {
+    let call = foreign.call(0, &planned.plan, foreign.newest())?;
+    refuse_unknown_program(&call, &setup.base)?;
+    let state = match request.resume {
         true => {
-            let mut setup = resume::setup_of(run, recipe)?;
             let state = run.state()?;
             if let Some(state) = &state {
                 resume::refuse_finished(run, &setup, state)?;
             }
             resume::wait_for_old_ranks(run, state.as_ref(), request)?;
-            setup.spec.trainer.clone_from(&recipe.spec.trainer);
-            (setup, state)
+            state
         }
         false => {
-            if let Some(left) = &call.checkpoint {
-                return Err(usage(format!(
-                    "{} is there already, and a new run would go on from it: give the program another \
-                     place for its checkpoints ({}), remove it, or go on with its run (--resume)",
-                    left.display(),
-                    recipe.key("trainer.checkpoint_dir")
-                )));
-            }
-            (new(recipe, planned, request, base), None)
+            refuse_what_is_left(recipe, &call)?;
+            None
         }
     };
     run.write_setup(&setup)?;
+    let mut notes = notes(recipe, &call);
     notes.extend(call.remarks);
     Ok(Prepared {
         setup,
@@ -90,16 +57,23 @@ pub(super) fn prepare(
     })
 }
 
-/// Refuses a command of the user's own that another machine would have to refuse, too.
-pub fn check_own(recipe: &Recipe, plan: &Plan, overrides: &[String]) -> Result<(), LaunchError> {
-    refuse(recipe, plan, overrides)?;
+/// Refuses a command of the user's own that a pod would have to refuse, too; what people should know
+/// of one that is not refused, a line each.
+pub fn check_own(
+    recipe: &Recipe,
+    plan: &Plan,
+    overrides: &[String],
+) -> Result<Vec<String>, LaunchError> {
+    refuse_lost_override(recipe, overrides)?;
     let foreign = Foreign {
         recipe,
         run: Path::new("."),
         base: None,
     };
-    foreign.call(0, plan)?;
-    Ok(())
+    let call = foreign.call(0, plan, None)?;
+    let mut notes = notes(recipe, &call);
+    notes.extend(call.remarks);
+    Ok(notes)
 }
 
 /// How the user's own program was started in the run that is to be resumed; `None` where the
@@ -120,31 +94,35 @@ pub fn own_trainer(out: Option<&Path>, spec: &Spec) -> Result<Option<Trainer>, L
     Ok(trainer.is_own().then_some(trainer))
 }
 
-/// The run of a program that was never started.
-fn new(recipe: &Recipe, planned: &Planned, request: &Request, base: PathBuf) -> Setup {
-    let spec = &recipe.spec;
-    let global_batch_size = planned.plan.global_batch_size;
-    let horizon = batch::horizon(spec, global_batch_size, None);
-    Setup {
-        job: prepare::uid(),
-        name: spec.name.clone(),
-        recipe_path: request.recipe_path.clone(),
-        dialect: recipe.dialect,
-        base,
-        overrides: request.overrides.clone(),
-        spec: spec.clone(),
-        global_batch_size,
-        model: None,
-        model_config: planned.request.model_config.clone(),
-        weights: None,
-        companions: Vec::new(),
-        data_samples: None,
-        data_fingerprint: None,
-        budget_samples: horizon.budget_samples,
-        horizon,
-        rank_memory: None,
-        entropy: None,
+/// The run of a program that is to go on, with the command that it has now.
+fn again(run: &RunDir, recipe: &Recipe) -> Result<Setup, LaunchError> {
+    let mut setup = resume::setup_of(run, recipe)?;
+    let directory = |setup: &Setup| recipe::resume::directory(setup.dialect, &setup.spec);
+    let before = directory(&setup);
+    setup.spec.trainer.clone_from(&recipe.spec.trainer);
+    let now = directory(&setup);
+    if before != now {
+        let said = |directory: Option<String>| {
+            directory.map_or("in the run's directory".to_owned(), |path| {
+                format!("in {path}")
+            })
+        };
+        return Err(usage(format!(
+            "{} has its checkpoints {}, and now they are said to be {}: resume it with the place that \
+             it began with, or start a new run with another --out",
+            run.path().display(),
+            said(before),
+            said(now)
+        )));
     }
+    if !setup.base.is_dir() {
+        return Err(usage(format!(
+            "{}, where the program was started and its relative paths begin, is not there any more: \
+             put it back, or start a new run with another --out",
+            setup.base.display()
+        )));
+    }
+    Ok(setup)
 }
 
 /// A path that means the same to a program that changes its directory.
@@ -161,85 +139,30 @@ fn usage(message: String) -> LaunchError {
     LaunchError::Usage { message }
 }
 
-/// Refuses what would train on another batch than the plan says, or would start nothing.
-fn refuse(recipe: &Recipe, plan: &Plan, overrides: &[String]) -> Result<(), LaunchError> {
-    let trainer = &recipe.spec.trainer;
-    let command = &trainer.command;
-    if let Some((key, problem)) = placeholder::flaw(trainer) {
-        return Err(usage(format!("`{key}` {problem}")));
-    }
-    if let Some(launcher) = launcher_of(command) {
-        return Err(usage(format!(
-            "`{launcher}` starts a process for every device, and so does evenkeel: give what it \
-             would start, as `-- python train.py …`"
-        )));
-    }
-    if plan.outline.remainder == Remainder::Uneven {
-        return Err(usage(format!(
-            "micro-batches are dealt unevenly, {}, which only the built-in trainer can do: ask for \
-             one of {:?} processes, without {}=uneven",
-            plan.proof,
-            plan.outline.feasible_gpu_counts,
-            recipe.key("batch.remainder")
-        )));
-    }
-    if recipe.spec.schedule != BatchSchedule::Constant {
-        return Err(usage(format!(
-            "the batch of a program of your own stays as it is, and {} wants to change it: leave it \
-             out, or use the built-in trainer",
-            recipe.key("schedule")
-        )));
-    }
-    if let Some((word, placeholder)) = typed_number(recipe, command) {
-        return Err(usage(format!(
-            "the command says `{word}` itself, which would stay the same in every world: write \
-             `{placeholder}` there"
-        )));
-    }
-    if let Some(lost) = placeholder::lost_override(command, overrides) {
-        return Err(usage(lost));
-    }
-    Ok(())
+fn refuse_lost_override(recipe: &Recipe, overrides: &[String]) -> Result<(), LaunchError> {
+    own_command::lost_override(recipe, overrides).map_or(Ok(()), |lost| Err(usage(lost)))
 }
 
-/// The launcher that a command begins with, behind what only starts it.
-fn launcher_of(command: &[String]) -> Option<String> {
-    let mut words = command.iter();
-    while let Some(word) = words.next() {
-        let name = Path::new(word).file_name()?.to_str()?;
-        if word == "-m" {
-            let module = words.next()?;
-            return MODULES
-                .contains(&module.as_str())
-                .then(|| format!("-m {module}"));
-        }
-        let starts = WRAPPERS.contains(&name) || name.starts_with("python");
-        if !(starts || word.starts_with('-') || word.contains('=')) {
-            return LAUNCHERS.contains(&name).then(|| name.to_owned());
-        }
-    }
-    None
+/// Refuses checkpoints of somebody else's run, from which a new one would go on.
+fn refuse_what_is_left(recipe: &Recipe, call: &Call) -> Result<(), LaunchError> {
+    let Some(left) = &call.checkpoint else {
+        return Ok(());
+    };
+    Err(usage(format!(
+        "{} is there already, and a new run would go on from it: give the program another place for \
+         its checkpoints ({}), remove it, or go on with its run (--resume)",
+        left.display(),
+        recipe.key("trainer.checkpoint_dir")
+    )))
 }
 
-/// A number of the batch that stands in a command as it is, and what should stand there.
-fn typed_number<'a>(recipe: &Recipe, command: &'a [String]) -> Option<(&'a str, &'static str)> {
-    let keys = [
-        ("batch.micro", "{per_device_batch_size}"),
-        ("batch.accumulation", "{gradient_accumulation_steps}"),
-    ];
-    keys.into_iter().find_map(|(path, placeholder)| {
-        let key = emit::upstream_key(recipe, path)?;
-        let (word, value) = placeholder::typed(command, key)?;
-        value.parse::<u64>().is_ok().then_some((word, placeholder))
-    })
-}
-
-/// Refuses a program that is not there: started for every rank it would fail for every rank.
-fn refuse_unknown_program(call: &Call) -> Result<(), LaunchError> {
+/// Refuses a program that is not there: started for every rank it would fail for every rank. `base`:
+/// where it is started.
+fn refuse_unknown_program(call: &Call, base: &Path) -> Result<(), LaunchError> {
     let program = call.command.first().map_or("", String::as_str);
     let runs = |path: &Path| path.is_file() && access(path, Access::EXEC_OK).is_ok();
     let found = match program.contains('/') {
-        true => runs(Path::new(program)),
+        true => runs(&base.join(program)),
         false => {
             let path = std::env::var_os("PATH").unwrap_or_default();
             std::env::split_paths(&path).any(|directory| runs(&directory.join(program)))
@@ -278,7 +201,7 @@ fn notes(recipe: &Recipe, call: &Call) -> Vec<String> {
              itself or reads EVENKEEL_CHECKPOINT, {elsewhere}"
         ));
     } else if !placeholder::is_used(command, placeholder::CHECKPOINT_DIR)
-        && recipe::resume::directory(recipe).is_none()
+        && recipe::resume::directory(recipe.dialect, &recipe.spec).is_none()
     {
         notes.push(format!(
             "nobody says where the program keeps its checkpoints ({{checkpoint_dir}}): they are looked \

@@ -7,7 +7,7 @@ use super::request::data_of;
 use super::{
     LaunchError, Planned, Prepared, Request, RunDir, initial, own, resume, survey, worlds,
 };
-use crate::batch::{self, PlanRequest, Reached, Trainer};
+use crate::batch::{self, PlanRequest, Reached};
 use crate::recipe::Recipe;
 use crate::recipe::spec::Synthetic;
 use crate::telemetry::now;
@@ -21,16 +21,8 @@ pub fn plan(
     reached: Reached,
     rank_memory: Option<u64>,
 ) -> Result<Planned, LaunchError> {
-    let own = recipe.spec.trainer.is_own();
-    let request = worlds::request(&recipe.spec, ranks, reached, rank_memory);
-    let trainer = request.trainer;
-    // What another trainer may fetch for itself need not be here.
-    let looking = PlanRequest {
-        trainer: if own { Trainer::Any } else { trainer },
-        ..request
-    };
-    let (request, model) = survey::look(recipe, &base()?, looking);
-    let request = PlanRequest { trainer, ..request };
+    let request = worlds::request(ranks, reached, rank_memory);
+    let (request, model) = survey::look(recipe, &base()?, request);
     let examined = batch::examine(recipe, &request);
     let diagnostics = examined.diagnostics.clone();
     Ok(Planned {
@@ -87,47 +79,42 @@ pub fn prepare(
         ),
     })?;
     let initial = initial::weights(&spec.model, found.weights.clone(), &model, &key)?;
-    let base = base()?;
     let data = data::prepare(
         &PrepareRequest {
             stopped: &|| request.stopped(),
-            ..data_of(recipe, &key, Some(&model), &base, &Setup::data(run.path()))
+            ..data_of(
+                recipe,
+                &key,
+                Some(&model),
+                &base()?,
+                &Setup::data(run.path()),
+            )
         },
         progress,
     )?;
     let manifest = data.manifest;
     let samples = manifest.train.samples;
     let news = judge(recipe, planned, samples)?;
-    let global_batch_size = planned.plan.global_batch_size;
-    let horizon = batch::horizon(spec, global_batch_size, Some(samples));
-    let budget_samples = horizon.budget_samples.ok_or_else(|| LaunchError::Usage {
-        message: format!(
-            "the recipe does not say how long to train: set {}, {} or {}",
-            key("budget.samples"),
-            key("budget.steps"),
-            key("budget.epochs")
-        ),
-    })?;
+    let setup = begin(recipe, planned, request, Some(samples))?;
+    if setup.budget_samples.is_none() {
+        return Err(LaunchError::Usage {
+            message: format!(
+                "the recipe does not say how long to train: set {}, {} or {}",
+                key("budget.samples"),
+                key("budget.steps"),
+                key("budget.epochs")
+            ),
+        });
+    }
     let companions = initial.weights.as_deref().map(companions);
     let setup = Setup {
-        job: uid(),
-        name: spec.name.clone(),
-        recipe_path: request.recipe_path.clone(),
-        dialect: recipe.dialect,
-        base,
-        overrides: request.overrides.clone(),
-        spec: spec.clone(),
-        global_batch_size,
         model: Some(model),
-        model_config: planned.request.model_config.clone(),
         weights: initial.weights,
         companions: companions.unwrap_or_default(),
-        data_samples: Some(samples),
         data_fingerprint: Some(manifest.fingerprint),
-        horizon,
-        budget_samples: Some(budget_samples),
         rank_memory: request.rank_memory,
         entropy: manifest.synthetic.as_ref().and_then(entropy),
+        ..setup
     };
     run.write_setup(&setup)?;
     Ok(Prepared {
@@ -140,6 +127,38 @@ pub fn prepare(
             .chain(manifest.notes)
             .chain(news)
             .collect(),
+    })
+}
+
+/// A new run of which nothing is known but its recipe and its plan, and how many samples its data have.
+pub(super) fn begin(
+    recipe: &Recipe,
+    planned: &Planned,
+    request: &Request,
+    data_samples: Option<u64>,
+) -> Result<Setup, LaunchError> {
+    let spec = &recipe.spec;
+    let global_batch_size = planned.plan.global_batch_size;
+    let horizon = batch::horizon(spec, global_batch_size, data_samples);
+    Ok(Setup {
+        job: uid(),
+        name: spec.name.clone(),
+        recipe_path: request.recipe_path.clone(),
+        dialect: recipe.dialect,
+        base: base()?,
+        overrides: request.overrides.clone(),
+        spec: spec.clone(),
+        global_batch_size,
+        model: None,
+        model_config: planned.request.model_config.clone(),
+        weights: None,
+        companions: Vec::new(),
+        data_samples,
+        data_fingerprint: None,
+        budget_samples: horizon.budget_samples,
+        horizon,
+        rank_memory: None,
+        entropy: None,
     })
 }
 
@@ -184,7 +203,7 @@ fn companions(directory: &Path) -> Vec<PathBuf> {
 }
 
 /// A name that no other run has: time and process, hashed.
-pub(super) fn uid() -> String {
+fn uid() -> String {
     let seed = format!("{}-{}", now(), std::process::id());
     format!("{:016x}", xxhash_rust::xxh3::xxh3_64(seed.as_bytes()))
 }

@@ -21,10 +21,15 @@ pub(super) fn look(recipe: &Recipe, base: &Path, request: PlanRequest) -> (PlanR
         return (request, Found::default());
     }
     let spec = &recipe.spec;
+    // What another trainer may fetch for itself need not be here.
+    let trainer = match spec.trainer.is_own() {
+        true => Trainer::Any,
+        false => request.trainer,
+    };
     let key = recipe.keys();
-    let mut model = model::find(spec, request.trainer, &key);
+    let mut model = model::find(spec, trainer, &key);
     let found = data::look(&data_of(recipe, &key, model.shape.as_ref(), base, base));
-    let elsewhere = |on_hub: bool| on_hub && request.trainer == Trainer::Any;
+    let elsewhere = |on_hub: bool| on_hub && trainer == Trainer::Any;
     let found = found
         .into_iter()
         .filter(|finding| !elsewhere(finding.on_hub));

@@ -2,11 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use rustix::process::Signal;
-
 use crate::agent::{Event, Ranks, Silence, silence};
 use crate::job::Outcome;
-use crate::job::protocol::{Ending, Order};
+use crate::job::protocol::Order;
 use crate::job::seen::{self, COMMIT, Seen};
 
 /// The ranks of one generation.
@@ -60,13 +58,6 @@ impl Watch {
         }
     }
 
-    /// Whether the user's own program was asked to leave: it was told by a signal, and does not hear
-    /// that the drain was called off.
-    pub fn was_asked(&self) -> bool {
-        let foreign = self.foreign.as_ref();
-        foreign.is_some_and(|foreign| foreign.leaving.is_some())
-    }
-
     /// Tells every rank to forget the drain.
     pub fn stay(&mut self) {
         self.ranks.order_all(Order::Stay);
@@ -106,14 +97,7 @@ impl Watch {
         match event {
             Event::Report { report, .. } => seen.take(report),
             Event::Exited { ending, .. } => {
-                seen.ending = Some(*ending);
-                // A program of the user's own cannot say that it failed because a peer was gone:
-                // it ends with an error, or NCCL's watchdog aborts it.
-                let follows = self.foreign.is_some() && self.trouble.is_some();
-                let aborted = Ending::Signal(Signal::ABORT.as_raw());
-                if follows && (matches!(ending, Ending::Code(_)) || *ending == aborted) {
-                    seen.dismissed = true;
-                }
+                seen.end(*ending, self.foreign.is_some() && self.trouble.is_some());
             }
         }
         if seen.in_trouble() {

@@ -5,16 +5,12 @@ use std::collections::BTreeMap;
 
 use super::{LaunchError, RunDir, history};
 use crate::batch::{self, Plan, PlanRequest, Reached, Refused, Trainer};
-use crate::recipe::Spec;
 use crate::train::Setup;
 
-/// What to plan for the recipe's trainer in a world of this machine, whose ranks may use so many bytes.
-pub fn request(spec: &Spec, world: u64, reached: Reached, rank_memory: Option<u64>) -> PlanRequest {
+/// What to plan for in a world of this machine, whose ranks may use so many bytes.
+pub fn request(world: u64, reached: Reached, rank_memory: Option<u64>) -> PlanRequest {
     PlanRequest {
-        trainer: match spec.trainer.is_own() {
-            true => Trainer::Own,
-            false => Trainer::BuiltIn,
-        },
+        trainer: Trainer::BuiltIn,
         rank_memory,
         ..PlanRequest::processes(world)
     }
@@ -39,7 +35,7 @@ pub fn plan(setup: &Setup, world: u64, reached: Reached) -> Result<Plan, Refused
         &PlanRequest {
             model_config: setup.model_config.clone(),
             data_samples: setup.data_samples,
-            ..request(&setup.spec, world, reached, setup.rank_memory)
+            ..request(world, reached, setup.rank_memory)
         },
     )
 }

@@ -10,6 +10,7 @@ mod build;
 mod conditions;
 mod context;
 mod controller;
+mod ended;
 mod faults;
 mod holdings;
 mod housekeeping;

@@ -350,7 +350,7 @@ impl Observation {
                 }
                 let finished = ranks
                     .iter()
-                    .all(|seen| matches!(seen.ending, Some(Ending::Code(_))));
+                    .all(|seen| !matches!(seen.ending, Some(Ending::Signal(_))));
                 if !finished && self.lost_member.is_none() {
                     let why = seat.and_then(|seat| self.reasons.get(seat)).cloned();
                     let why = why.unwrap_or_else(|| format!("pod {name} is gone"));

@@ -135,11 +135,23 @@ pub struct Planner {
 impl Planner {
     /// Takes the job's recipe; what was planned for another one is forgotten.
     pub fn read(&mut self, job: &TrainingJob, snapshot: &RecipeSnapshot) -> Result<(), Refusal> {
-        let key = format!("{}-{:?}", snapshot.hash, job.spec.elasticity.remainder);
+        let (spec, hash) = (&job.spec, &snapshot.hash);
+        let key = format!(
+            "{hash}-{:?}-{:?}",
+            spec.elasticity.remainder, spec.trainer.command
+        );
         if self.recipe.as_ref().is_none_or(|(known, _)| *known != key) {
             self.feasible.clear();
             self.recipe = None;
-            self.recipe = Some((key, read(job, snapshot)?));
+            let mut recipe = read(job, snapshot)?;
+            if !spec.trainer.command.is_empty() {
+                recipe
+                    .spec
+                    .trainer
+                    .command
+                    .clone_from(&spec.trainer.command);
+            }
+            self.recipe = Some((key, recipe));
         }
         Ok(())
     }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use kube::ResourceExt;
 
+use super::ended::Ended;
 use super::observe::Observation;
 use crate::batch::{Plan, descend};
 use crate::job::agent_state::AgentState;
@@ -16,11 +17,6 @@ use crate::job::generation::{Address, Generation, Member, PodRef, Reason};
 use crate::job::seen::{self, ANSWER, COMMIT};
 use crate::job::steer::{Act, PodSeen};
 use crate::job::{End, Outcome, Ranks};
-
-/// The first pause after a failure of the program, seconds; twice as long after each.
-const BACK_OFF: f64 = 2.0;
-/// The longest pause, seconds.
-const LONGEST_BACK_OFF: f64 = 300.0;
 
 /// Takes in what was observed.
 ///
@@ -38,6 +34,7 @@ pub fn take_in(
         status.restarts = 0;
     }
     take_in_progress(status, seen);
+    take_in_own_progress(status, seen);
     let drain_seconds = f64::from(job.spec.elasticity.drain_seconds);
     let Some(current) = status.generation.as_mut().filter(|c| c.outcome.is_none()) else {
         return;
@@ -92,30 +89,24 @@ pub fn take_in(
         }
     }
     let Some(outcome) = outcome else { return };
-    match &outcome {
-        Outcome::Failed { .. } => {
-            let pause = BACK_OFF * f64::from(2u32.saturating_pow(status.restarts.min(16)));
-            // Between half of it and all of it, so that jobs that failed together part.
-            let jitter = 0.5 + 0.5 * fraction(now);
-            status.not_before = Some(now + pause.min(LONGEST_BACK_OFF) * jitter);
-            status.restarts += 1;
-            let words = seen.agents.values().map(|agent| &agent.last_words);
-            status.last_words = words
-                .max_by_key(|words| words.len())
-                .cloned()
-                .unwrap_or_default();
-        }
-        Outcome::Lost { .. } => status.disruptions += 1,
-        Outcome::Finished | Outcome::Drained | Outcome::OutOfMemory { .. } => {}
-    }
     status.change_since.get_or_insert(now);
-    current.outcome = Some(outcome);
     current.ended = Some(now);
-}
-
-/// The digits of a clock that nobody chooses.
-fn fraction(now: f64) -> f64 {
-    (now * 1000.0).fract()
+    let ended = Ended {
+        outcome,
+        killed: seen.lost_member.is_none(),
+        budget: job.spec.budgets.restarts,
+    };
+    let outcome = ended.count(status, now);
+    if let Outcome::Failed { .. } = outcome {
+        let words = seen.agents.values().map(|agent| &agent.last_words);
+        status.last_words = words
+            .max_by_key(|words| words.len())
+            .cloned()
+            .unwrap_or_default();
+    }
+    if let Some(current) = &mut status.generation {
+        current.outcome = Some(outcome);
+    }
 }
 
 fn take_in_progress(status: &mut TrainingJobStatus, seen: &Observation) {
@@ -161,6 +152,23 @@ fn take_in_progress(status: &mut TrainingJobStatus, seen: &Observation) {
         batch: step.batch,
         tokens_per_second: (step.tokens as f64 / step.seconds.max(1e-9)) as u64,
     });
+}
+
+/// A program of the user's own makes progress by its checkpoints: one that another generation did not
+/// go on from.
+fn take_in_own_progress(status: &mut TrainingJobStatus, seen: &Observation) {
+    let number = status.generation.as_ref().map(|c| c.record.number);
+    let mut theirs = seen
+        .agents
+        .values()
+        .filter(|agent| Some(agent.generation) == number);
+    let Some(checkpoint) = theirs.find_map(|agent| agent.own_checkpoint.as_ref()) else {
+        return;
+    };
+    if status.own_checkpoint.as_ref() != Some(checkpoint) {
+        status.own_checkpoint = Some(checkpoint.clone());
+        status.restarts = 0;
+    }
 }
 
 /// The newest generation's ranks, as the state machine sees them.

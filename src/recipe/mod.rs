@@ -22,6 +22,7 @@ mod name;
 pub mod native;
 pub mod node;
 pub mod overrides;
+pub mod own_command;
 pub mod placeholder;
 mod preference;
 pub mod reader;

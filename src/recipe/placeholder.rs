@@ -3,7 +3,6 @@
 //! taken for a slip.
 
 use super::command;
-use super::dialect::RESERVED;
 use super::spec::Trainer;
 use super::suggest::nearest;
 
@@ -119,26 +118,6 @@ pub fn is_plain(word: &str) -> bool {
         .all(|piece| matches!(piece, Piece::Text(_)))
 }
 
-/// What a command types for a key, as `--key value`, `--key=value` or Hydra's `++key=value`: the word
-/// with the key, and the value.
-pub fn typed<'a>(command: &'a [String], key: &str) -> Option<(&'a str, &'a str)> {
-    let named = |word: &str| {
-        let name = word.strip_prefix("--").map(|name| name.replace('-', "_"));
-        name.as_deref().unwrap_or(word.trim_start_matches('+')) == key
-    };
-    command
-        .iter()
-        .enumerate()
-        .rev()
-        .find_map(|(at, word)| match word.split_once('=') {
-            Some((name, value)) => named(name).then_some((word.as_str(), value)),
-            None if word.starts_with("--") && named(word) => {
-                Some((word.as_str(), command.get(at + 1)?.as_str()))
-            }
-            None => None,
-        })
-}
-
 /// Whether a command has a number of the plan in it, under whatever name.
 pub fn takes_numbers(command: &[String]) -> bool {
     let numbers = [
@@ -148,20 +127,6 @@ pub fn takes_numbers(command: &[String]) -> bool {
         "gradient_accumulation_steps",
     ];
     numbers.iter().any(|name| is_used(command, name))
-}
-
-/// An override that a program would not hear of, and why: `{recipe}` is the recipe's file with the
-/// plan's numbers, whatever was laid over it.
-pub fn lost_override(command: &[String], overrides: &[String]) -> Option<String> {
-    let native = format!("{RESERVED}.");
-    let ours = |text: &String| text.trim_start_matches('+').starts_with(&native);
-    let lost = overrides.iter().find(|text| !ours(text))?;
-    is_used(command, RECIPE).then(|| {
-        format!(
-            "`{lost}` would not be in `{{recipe}}`, which is the file with the plan's numbers: change \
-             the file, or give it to the program in its command"
-        )
-    })
 }
 
 /// A slip in the commands of a trainer: which key, and what is wrong.
@@ -261,28 +226,6 @@ mod tests {
                 "{own}"
             ]
         );
-    }
-
-    #[test]
-    fn what_is_typed_for_a_key_is_found_in_every_way_of_writing_it() {
-        let typed = |command: &str, key| {
-            let words: Vec<String> = command.split(' ').map(str::to_owned).collect();
-            typed(&words, key).map(|(word, value)| format!("{word} {value}"))
-        };
-        let told = |command: &str| typed(command, "output_dir");
-        assert_eq!(told("a --output_dir out").unwrap(), "--output_dir out");
-        assert_eq!(
-            told("a --output-dir=out b").unwrap(),
-            "--output-dir=out out"
-        );
-        assert_eq!(
-            told("a --output_dir x --output_dir=y").unwrap(),
-            "--output_dir=y y"
-        );
-        assert_eq!(typed("a ++m.b=3", "m.b").unwrap(), "++m.b=3 3");
-        for absent in ["output_dir out", "--output_dir", "--output_dir_2 x", "-- x"] {
-            assert_eq!(told(absent), None, "{absent}");
-        }
     }
 
     #[test]

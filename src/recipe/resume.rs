@@ -5,7 +5,7 @@ use std::path::Path;
 use super::placeholder::Value;
 use super::reader::{Checkpoints, Reader, Resume};
 use super::readers;
-use super::{Dialect, Recipe, placeholder};
+use super::{Dialect, Recipe, Spec, own_command, placeholder};
 
 /// The arguments for a checkpoint: the recipe's own (`trainer.resume`), else those of its dialect;
 /// `None` where neither says how.
@@ -29,21 +29,16 @@ pub fn checkpoints(dialect: Dialect) -> Checkpoints {
 
 /// Where the recipe's trainer keeps its checkpoints, as the user says it: in the recipe's own section,
 /// in the command, or where the recipe's output goes.
-pub fn directory(recipe: &Recipe) -> Option<&str> {
-    let spec = &recipe.spec;
+pub fn directory(dialect: Dialect, spec: &Spec) -> Option<String> {
     let typed = || {
-        let (_, resume) = of(recipe.dialect)?;
-        let (_, value) = placeholder::typed(&spec.trainer.command, resume.output)?;
-        placeholder::is_plain(value).then_some(value)
+        let (_, resume) = of(dialect)?;
+        let (_, value) = own_command::typed(&spec.trainer.command, resume.output)?;
+        placeholder::is_plain(&value).then_some(value)
     };
     // A native recipe's output is the run's directory itself.
-    let output = spec.output.as_deref();
-    let output = output.filter(|_| recipe.dialect != Dialect::Native);
-    spec.trainer
-        .checkpoint_dir
-        .as_deref()
-        .or_else(typed)
-        .or(output)
+    let output = || spec.output.clone().filter(|_| dialect != Dialect::Native);
+    let said = spec.trainer.checkpoint_dir.clone();
+    said.or_else(typed).or_else(output)
 }
 
 fn of(dialect: Dialect) -> Option<(&'static dyn Reader, Resume)> {

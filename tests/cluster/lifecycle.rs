@@ -273,6 +273,55 @@ fn foreign_program_finds_the_environment_of_torchrun() {
 }
 
 #[test]
+fn foreign_program_goes_on_from_one_checkpoint_where_the_pool_lets_it() {
+    let program = r#"echo "$RANK/$WORLD_SIZE $*"
+trap '[ "$RANK" = 0 ] && : > "$EVENKEEL_CHECKPOINT_DIR/step-$EVENKEEL_GENERATION"; exit 143' TERM
+while [ ! -e "$EVENKEEL_RUN_DIR/stop" ]; do /bin/busybox sleep 0.1; done"#;
+    let mut recipe = recipe(4800);
+    recipe["spec"]["trainer"] = json!({"resume": ["--from", "{checkpoint}"]});
+    let job = Job::apply(
+        "mover",
+        &recipe,
+        json!({"image": "evenkeel.test/busybox:1", "trainer": {"command": [
+            "/bin/busybox", "sh", "-c", program, "train",
+            "{per_device_batch_size}x{gradient_accumulation_steps}", "{resume_args}",
+        ]}}),
+    );
+    let log = |generation: u64, rank: u64| {
+        let log = format!("gen-{generation}/logs/rank-{rank}.log");
+        std::fs::read_to_string(job.run().join(log)).unwrap_or_default()
+    };
+    let runs_on = |nodes: u64| {
+        job.wait("its world", |status| {
+            let current = status["generation"]["record"]["number"].as_u64();
+            let began = |rank| !log(current.unwrap_or(0), rank).is_empty();
+            status["state"] == "Running" && status["nodes"] == nodes && (0..2 * nodes).all(began)
+        })
+    };
+    runs_on(3);
+    let _mended = mended("kubectl", &["uncordon", "node3"]);
+    kubectl(&["cordon", "node3"]);
+    let status = runs_on(2);
+    let second = &status["generation"]["record"];
+    assert_eq!(second["number"], 2, "{second}");
+    for rank in 0..4 {
+        // The volume has another path on this machine than in the pods.
+        let said = log(2, rank);
+        let (numbers, checkpoint) = said.trim().split_once(" --from ").unwrap();
+        assert_eq!(numbers, format!("{rank}/4 4x6"));
+        assert!(checkpoint.ends_with("/checkpoints/step-1"), "{said}");
+    }
+    assert!(
+        status["ownCheckpoint"]
+            .as_str()
+            .unwrap()
+            .ends_with("step-1")
+    );
+    std::fs::write(job.run().join("stop"), "").unwrap();
+    job.wait("its end", |status| status["state"] == "Complete");
+}
+
+#[test]
 fn full_volume_ends_the_job_with_words_and_keeps_what_is_committed() {
     let job = Job::with_volume("full");
     job.limit_volume("3m");

@@ -22,6 +22,23 @@ fn a_recipe_that_no_number_of_nodes_splits_makes_no_pod() {
 }
 
 #[test]
+fn a_command_that_would_train_on_another_batch_makes_no_pod() {
+    let launcher = json!(["torchrun", "train.py", "{per_device_batch_size}"]);
+    let job = Job::apply(
+        "launcher",
+        &recipe(4800),
+        json!({"trainer": {"command": launcher}}),
+    );
+    let status = job.wait("a refusal", |status| status["state"] == "Pending");
+    let why = status["conditions"][0]["message"].as_str().unwrap();
+    assert!(
+        why.contains("own-program") && why.contains("`torchrun` starts a process"),
+        "{why}"
+    );
+    assert!(job.pods().is_empty());
+}
+
+#[test]
 fn the_api_server_itself_refuses_what_contradicts_itself() {
     let refused = try_create(&json!({
         "apiVersion": "evenkeel.dev/v1alpha1", "kind": "TrainingJob",

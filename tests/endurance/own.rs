@@ -223,6 +223,61 @@ fn own_program_that_always_fails_is_tried_four_times() {
 }
 
 #[test]
+fn own_program_that_leaves_unasked_is_tried_four_times_too() {
+    // 143 is what it says after the drain signal; by itself it would leave again and again.
+    let own = Own::new("exit 143");
+    let output = own.run.launch(&own.arguments("2"));
+    assert_eq!(output.status.code(), Some(1), "{}", said(&output));
+    assert!(
+        said(&output).contains("nobody had asked it to"),
+        "{}",
+        said(&output)
+    );
+    assert_eq!(own.run.worlds().len(), 4);
+}
+
+#[test]
+fn own_program_is_started_where_its_run_began_wherever_it_is_resumed() {
+    let own = Own::new(&format!("pwd\n{PROGRAM}"));
+    let (here, there) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let launch = |from: &std::path::Path, arguments: &[&str]| {
+        own.run
+            .start_in_shell(&format!("cd '{}'", from.display()), arguments)
+    };
+    let launched = launch(here.path(), &own.arguments("1"));
+    wait_for("the program", || {
+        own.log(1, 0).contains("pid ").then_some(())
+    });
+    own.run.drain(launched);
+    let launched = launch(there.path(), &["--procs", "1", "--resume"]);
+    wait_for("the program again", || {
+        own.log(2, 0).contains("pid ").then_some(())
+    });
+    let began = here.path().canonicalize().unwrap();
+    for generation in [1, 2] {
+        assert_eq!(own.first_line(generation, 0), began.display().to_string());
+    }
+    own.stop();
+    assert!(launched.wait().success(), "{}", own.run.log());
+}
+
+#[test]
+fn own_program_is_not_resumed_with_another_place_for_its_checkpoints() {
+    let own = Own::new(PROGRAM);
+    let launched = own.run.start(&own.arguments("1"));
+    own.greetings(1, 1);
+    own.run.drain(launched);
+    let elsewhere = ["--procs", "1", "--resume", "trainer.checkpoint_dir=mine"];
+    let refused = own.run.launch(&elsewhere);
+    assert_eq!(refused.status.code(), Some(2), "{}", said(&refused));
+    assert!(
+        said(&refused).contains("now they are said to be in mine"),
+        "{}",
+        said(&refused)
+    );
+}
+
+#[test]
 fn own_program_that_makes_progress_may_fail_as_often_as_it_likes() {
     // Six failures, each after another checkpoint.
     let program = r#"[ "$EVENKEEL_GENERATION" -gt 6 ] && exit 0

@@ -36,7 +36,8 @@ impl Case {
 
     fn call(&self, generation: u64, world: u64) -> Result<Call, String> {
         let plan = batch::plan(&self.recipe, &PlanRequest::processes(world)).unwrap();
-        let call = self.foreign().call(generation, &plan);
+        let foreign = self.foreign();
+        let call = foreign.call(generation, &plan, foreign.newest());
         call.map_err(|error| error.to_string())
     }
 
@@ -114,6 +115,22 @@ fn what_a_dialect_has_no_words_for_is_refused_with_a_way_out() {
         "{said}"
     );
     assert!(said.contains("`{per_device_batch_size}`"), "{said}");
+}
+
+#[test]
+fn a_recipe_with_a_resume_of_its_own_may_be_of_any_program_but_its_dialects_comes_first() {
+    let mut case = Case::new(HANDBOOK, &["train", "{resume_args}"]);
+    let any = case.place.path().join("checkpoints/best-70.pt");
+    fs::create_dir_all(any.parent().unwrap()).unwrap();
+    fs::write(&any, "").unwrap();
+    assert_eq!(case.foreign().newest(), None);
+    case.recipe.spec.trainer.resume = vec!["--from={checkpoint}".to_owned()];
+    assert_eq!(case.foreign().newest(), Some(any));
+    case.checkpoint("checkpoint-9");
+    assert_eq!(
+        case.words(2, 2),
+        "train --from=RUN/checkpoints/checkpoint-9"
+    );
 }
 
 #[test]

@@ -44,6 +44,7 @@ mod model_shape;
 mod norm_test_never_grows;
 mod one_group;
 mod one_machine;
+mod own_program;
 mod paper_eta_out_of_reach;
 mod parallelism_product;
 mod rank_memory;
@@ -107,6 +108,7 @@ static OWN: &[&Rule] = &[
     &norm_test_never_grows::RULE,
     &one_group::RULE,
     &one_machine::RULE,
+    &own_program::RULE,
     &paper_eta_out_of_reach::RULE,
     &parallelism_product::RULE,
     &rank_memory::RULE,
@@ -191,6 +193,14 @@ pub struct Case<'a> {
 impl Case<'_> {
     fn spec(&self) -> &Spec {
         &self.recipe.spec
+    }
+
+    /// Who will run it.
+    fn trainer(&self) -> Trainer {
+        match self.spec().trainer.is_own() {
+            true => Trainer::Own,
+            false => self.request.trainer,
+        }
     }
 
     /// The devices' memory, when it and the model's shape are known.
@@ -314,7 +324,7 @@ pub fn check(recipe: &Recipe, request: &PlanRequest, draft: &Draft) -> Vec<Diagn
 fn is_for_another_trainer(case: &Case<'_>) -> bool {
     let spec = case.spec();
     match case.recipe.dialect {
-        _ if case.request.trainer == Trainer::Own => true,
+        _ if case.trainer() == Trainer::Own => true,
         Dialect::Accelerate | Dialect::Deepspeed => true,
         Dialect::Transformers => spec.model.path.is_none() && spec.data.train.is_empty(),
         _ => false,
@@ -323,7 +333,7 @@ fn is_for_another_trainer(case: &Case<'_>) -> bool {
 
 /// What one rule has to say; nothing where it is not this plan's business.
 fn judge(rule: &'static Rule, case: &Case<'_>) -> Vec<Diagnostic> {
-    let launched = case.request.trainer == Trainer::BuiltIn;
+    let launched = case.trainer() == Trainer::BuiltIn;
     let (check, severity) = match rule.check {
         Check::Plan(check) => (check, rule.severity),
         Check::Foreseen(check) if launched => (check, rule.severity),

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use anyhow::{Context, bail};
 
 use super::ClusterArgs;
-use crate::batch::{self, PlanRequest, Trainer};
+use crate::batch::{self, PlanRequest};
 use crate::cli::output::{Format, say};
 use crate::cli::recipe_args::RecipeArgs;
 use crate::cli::{EXIT_REFUSED, render};
@@ -84,19 +84,15 @@ pub fn run(
     };
     // The controller judges again; a recipe that it would refuse need not leave this machine.
     let world = u64::from(nodes) * u64::from(per_node);
-    let own = recipe.spec.trainer.is_own();
-    let request = PlanRequest {
-        trainer: if own { Trainer::Own } else { Trainer::Any },
-        ..PlanRequest::gpus(world)
-    };
-    let examined = batch::examine(recipe, &request);
+    let examined = batch::examine(recipe, &PlanRequest::gpus(world));
     render::print(&examined.diagnostics, &recipe.sources);
     let Ok(plan) = examined.finish() else {
         return Ok(ExitCode::from(EXIT_REFUSED));
     };
-    if own {
-        check_own(recipe, &plan, &from.overrides)?;
-    }
+    let notes = match recipe.spec.trainer.is_own() {
+        true => check_own(recipe, &plan, &from.overrides)?,
+        false => Vec::new(),
+    };
     let job = client::training_job(wanted(args, from, recipe, nodes, per_node, rank_memory)?);
     if args.dry_run {
         Format::Yaml.print(&job)?;
@@ -106,6 +102,9 @@ pub fn run(
         "{nodes} × {per_node} {}: {}\n",
         args.resource, plan.proof
     ));
+    for note in notes {
+        say(format_args!("warning: {note}\n"));
+    }
     let name = job.metadata.name.clone().unwrap_or_default();
     let again = args.cluster.again();
     args.cluster

@@ -271,12 +271,12 @@ impl CheckpointVolume {
     }
 }
 
-/// How many failures are forgiven without progress between them. Lost nodes, drains and rescales
-/// never count.
+/// How many failures are forgiven without progress between them. Lost nodes and pods, drains and
+/// rescales never count.
 #[derive(JsonSchema, Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Budgets {
-    /// Failures of the program itself.
+    /// Failures of the program itself, and ranks that a signal ends while their pods live.
     #[schemars(range(min = 0, max = 1000))]
     pub restarts: u32,
 }

@@ -1,6 +1,8 @@
 //! What the controller says about a TrainingJob, and all it needs to go on after a crash: names of
 //! pods are derived from it, so a pod that exists is never made twice.
 
+use std::path::PathBuf;
+
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -48,10 +50,14 @@ pub struct TrainingJobStatus {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::any_object")]
     pub checkpoint: Option<Pin>,
+    /// The checkpoint that the user's own program went on from last.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub own_checkpoint: Option<PathBuf>,
     /// Micro-batches must not be above this any more: a rank ran out of memory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub micro_limit: Option<u64>,
-    /// Failures of the program since the last progress; `budgets.restarts` are forgiven.
+    /// Failures of the program since the last progress, and ranks that were killed in pods that live;
+    /// `budgets.restarts` are forgiven.
     pub restarts: u32,
     /// Nodes and pods that were lost.
     pub disruptions: u32,

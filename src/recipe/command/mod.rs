@@ -21,6 +21,16 @@ pub(super) use alone::alone;
 pub(super) use launcher::PER_NODE;
 pub(super) use words::join;
 
+/// The words of a text as a shell splits it, all its commands one after another.
+pub(super) fn split(text: &str) -> Vec<String> {
+    let commands = words::commands(text, FileId(0), Lines::AreCommands);
+    commands
+        .into_iter()
+        .flatten()
+        .map(|word| word.text)
+        .collect()
+}
+
 /// The name of the virtual file that holds a command given after `--`.
 pub const COMMAND: &str = "command";
 

@@ -294,37 +294,61 @@ fn remarks(recipe: &Recipe, numbers: &Numbers, in_command: bool) -> Vec<String> 
     remarks
 }
 
+/// The native paths of what a trainer's arguments may say.
+const ARGUMENTS: [&str; 4] = [
+    "batch.global",
+    "batch.micro",
+    "batch.accumulation",
+    "generation.steps_per_generation",
+];
+
 /// The numbers as the trainer's arguments, word by word.
 pub fn arguments(recipe: &Recipe, numbers: &Numbers) -> Result<Vec<String>, EmitError> {
     let reader = readers::of(recipe.dialect).ok_or_else(|| no_form(recipe, "arguments"))?;
-    let mut words = Vec::new();
     if recipe.dialect == Dialect::Accelerate {
-        words.extend(["--num_processes".to_owned(), numbers.world.to_string()]);
-    } else if let Some(both) = split_batches(recipe, numbers) {
-        words.extend(
-            both.map(|(key, value)| reader.argument(key, &value.to_string()))
-                .concat(),
-        );
-    } else {
-        for (path, value) in [
-            ("batch.global", stated_global(recipe, numbers)),
-            ("batch.micro", Some(numbers.micro)),
-            ("batch.accumulation", Some(numbers.accumulation)),
-            (
-                "generation.steps_per_generation",
-                numbers.steps_per_generation,
-            ),
-        ] {
-            if let (Some(key), Some(value)) = (reader.upstream_key(path), value) {
-                words.extend(reader.argument(key, &value.to_string()));
-            }
-        }
+        return Ok(vec![
+            "--num_processes".to_owned(),
+            numbers.world.to_string(),
+        ]);
     }
+    let pairs = argument_pairs(recipe, numbers).into_iter();
+    let words = pairs.map(|(key, value)| reader.argument(key, &value.to_string()));
+    let words: Vec<String> = words.flatten().collect();
+    match words.is_empty() {
+        true => Err(no_form(recipe, "arguments")),
+        false => Ok(words),
+    }
+}
+
+/// The keys of the trainer's arguments that say the numbers, each with its number.
+pub fn argument_pairs(recipe: &Recipe, numbers: &Numbers) -> Vec<(&'static str, u64)> {
     // DeepSpeed takes its batch from no command line.
-    if words.is_empty() || recipe.dialect == Dialect::Deepspeed {
-        return Err(no_form(recipe, "arguments"));
+    let told = |recipe: &&Recipe| recipe.dialect != Dialect::Deepspeed;
+    let Some(reader) = Some(recipe)
+        .filter(told)
+        .and_then(|recipe| readers::of(recipe.dialect))
+    else {
+        return Vec::new();
+    };
+    if let Some(both) = split_batches(recipe, numbers) {
+        return both.to_vec();
     }
-    Ok(words)
+    let values = [
+        stated_global(recipe, numbers),
+        Some(numbers.micro),
+        Some(numbers.accumulation),
+        numbers.steps_per_generation,
+    ];
+    let pairs = ARGUMENTS.into_iter().zip(values);
+    pairs
+        .filter_map(|(path, value)| Some((reader.upstream_key(path)?, value?)))
+        .collect()
+}
+
+/// The keys of the recipe's dialect that a trainer's arguments may say.
+pub fn argument_keys(recipe: &Recipe) -> Vec<&'static str> {
+    let keys = ARGUMENTS.into_iter();
+    keys.filter_map(|path| upstream_key(recipe, path)).collect()
 }
 
 /// The global batch as a Hydra tree states it: samples a step, or in the trees where accumulation

@@ -1,0 +1,248 @@
+//! What the command of a user's own program says by itself: the launcher that it begins with, the
+//! numbers of the batch that it types, and the overrides that it would not hear of.
+
+use std::path::Path;
+
+use super::dialect::RESERVED;
+use super::placeholder::{self, RECIPE};
+use super::{Dialect, Recipe, command, emit};
+
+/// Programs that start processes, each for as many as there are devices.
+const LAUNCHERS: [&str; 8] = [
+    "torchrun",
+    "trl",
+    "accelerate",
+    "accelerate-launch",
+    "deepspeed",
+    "mpirun",
+    "mpiexec",
+    "srun",
+];
+
+/// The same as modules of Python.
+const MODULES: [&str; 5] = [
+    "torch.distributed.run",
+    "torch.distributed.launch",
+    "accelerate.commands.launch",
+    "accelerate",
+    "deepspeed",
+];
+
+/// Programs that start the one behind them as it is.
+const WRAPPERS: [&str; 9] = [
+    "env", "exec", "nice", "nohup", "numactl", "pdm", "poetry", "run", "uv",
+];
+
+/// The launcher that a command begins with, behind what only starts it.
+pub fn launcher(command: &[String]) -> Option<String> {
+    let mut words = command.iter();
+    while let Some(word) = words.next() {
+        let name = Path::new(word).file_name()?.to_str()?;
+        if word == "-m" {
+            let module = words.next()?;
+            return MODULES
+                .contains(&module.as_str())
+                .then(|| format!("-m {module}"));
+        }
+        let starts = WRAPPERS.contains(&name) || name.starts_with("python");
+        if !(starts || word.starts_with('-') || word.contains('=')) {
+            return LAUNCHERS.contains(&name).then(|| name.to_owned());
+        }
+    }
+    None
+}
+
+/// The words of a command, and those within a word that is a shell's.
+fn words(command: &[String]) -> Vec<String> {
+    let split = |word: &String| match word.contains(char::is_whitespace) {
+        true => command::split(word),
+        false => vec![word.clone()],
+    };
+    command.iter().flat_map(split).collect()
+}
+
+/// What a command types for a key, as `--key value`, `--key=value` or Hydra's `++key=value`, also within
+/// a word that is a shell's: the word with the key, and the value.
+pub fn typed(command: &[String], key: &str) -> Option<(String, String)> {
+    let words = words(command);
+    let named = |word: &str| {
+        let name = word.strip_prefix("--").map(|name| name.replace('-', "_"));
+        name.as_deref().unwrap_or(word.trim_start_matches('+')) == key
+    };
+    let mut last_first = words.iter().enumerate().rev();
+    last_first.find_map(|(at, word)| match word.split_once('=') {
+        Some((name, value)) => named(name).then(|| (word.clone(), value.to_owned())),
+        None if word.starts_with("--") && named(word) => {
+            Some((word.clone(), words.get(at + 1)?.clone()))
+        }
+        None => None,
+    })
+}
+
+/// Whether a command switches something on, as `--key`, `--key true` or `--key=true`.
+pub fn switches_on(command: &[String], key: &str) -> bool {
+    let off = ["false", "no", "off", "0"];
+    let named = |word: &String| {
+        let name = word.strip_prefix("--");
+        name.is_some_and(|name| name.replace('-', "_") == key)
+    };
+    match typed(command, key) {
+        Some((_, value)) => !off.contains(&value.to_lowercase().as_str()),
+        // The last word of all.
+        None => words(command).last().is_some_and(named),
+    }
+}
+
+/// An override that a program would not hear of, and why. `{recipe}` is the recipe's file with the
+/// plan's numbers, whatever was laid over it; `{args}` are these numbers alone.
+pub fn lost_override(recipe: &Recipe, overrides: &[String]) -> Option<String> {
+    let command = &recipe.spec.trainer.command;
+    let uses = |name| placeholder::is_used(command, name);
+    if recipe.dialect == Dialect::Native && !uses(RECIPE) {
+        // All that it says is ours, and reaches the program as numbers.
+        return None;
+    }
+    let numbers = emit::argument_keys(recipe);
+    let ours = format!("{RESERVED}.");
+    let reaches = |text: &&String| {
+        let key = text.trim_start_matches(['+', '~', '-']);
+        let key = key.split('=').next().unwrap_or_default();
+        key.starts_with(&ours)
+            || typed(command, key).is_some()
+            || (!uses(RECIPE) && numbers.contains(&key))
+    };
+    let lost = overrides.iter().find(|text| !reaches(text))?;
+    Some(match uses(RECIPE) {
+        true => format!(
+            "`{lost}` would not be in `{{recipe}}`, which is the file with the plan's numbers: change \
+             the file, or give it to the program in its command, too"
+        ),
+        false => format!(
+            "`{lost}` would not reach the program, which is only given the plan's numbers: give it to \
+             the program in its command, too"
+        ),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::recipe::{Request, read_text};
+
+    fn words(text: &str) -> Vec<String> {
+        text.split(' ').map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn a_launcher_is_found_behind_what_only_starts_it() {
+        let found = |text: &str| launcher(&words(text));
+        for (text, name) in [
+            ("/usr/bin/torchrun train.py {args}", "torchrun"),
+            (
+                "python3 -m torch.distributed.run train.py",
+                "-m torch.distributed.run",
+            ),
+            ("env NCCL_DEBUG=INFO torchrun train.py", "torchrun"),
+            ("uv run accelerate launch train.py", "accelerate"),
+            (
+                "python3 -u -m accelerate.commands.launch train.py",
+                "-m accelerate.commands.launch",
+            ),
+            ("trl sft {args}", "trl"),
+        ] {
+            assert_eq!(found(text).as_deref(), Some(name), "{text}");
+        }
+        for text in [
+            "python3 train.py --engine deepspeed",
+            "python3 -m mine",
+            "sh -c torchrun",
+        ] {
+            assert_eq!(found(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_typed_for_a_key_is_found_in_every_way_of_writing_it() {
+        let typed = |command: &[String], key| {
+            typed(command, key).map(|(word, value)| format!("{word} {value}"))
+        };
+        let told = |command: &str| typed(&words(command), "output_dir");
+        assert_eq!(told("a --output_dir out").unwrap(), "--output_dir out");
+        assert_eq!(
+            told("a --output-dir=out b").unwrap(),
+            "--output-dir=out out"
+        );
+        assert_eq!(
+            told("a --output_dir x --output_dir=y").unwrap(),
+            "--output_dir=y y"
+        );
+        assert_eq!(typed(&words("a ++m.b=3"), "m.b").unwrap(), "++m.b=3 3");
+        for absent in ["output_dir out", "--output_dir", "--output_dir_2 x", "-- x"] {
+            assert_eq!(told(absent), None, "{absent}");
+        }
+        let shell = [
+            "sh".to_owned(),
+            "-c".to_owned(),
+            "exec a --output_dir 'my out'".to_owned(),
+        ];
+        assert_eq!(typed(&shell, "output_dir").unwrap(), "--output_dir my out");
+    }
+
+    #[test]
+    fn a_switch_is_on_unless_it_is_said_to_be_off() {
+        let on = |text: &str| switches_on(&words(text), "auto_find");
+        for text in [
+            "a --auto_find",
+            "a --auto-find true b",
+            "--auto_find=1",
+            "--auto_find --b",
+        ] {
+            assert!(on(text), "{text}");
+        }
+        for text in [
+            "a",
+            "auto_find",
+            "--auto_find False",
+            "--auto_find=no",
+            "--auto_find_2",
+        ] {
+            assert!(!on(text), "{text}");
+        }
+    }
+
+    #[test]
+    fn an_override_reaches_the_program_or_is_told() {
+        let text = "per_device_train_batch_size: 8\ngradient_accumulation_steps: 2\n\
+                    evenkeel: {objective: sft, batch: {gpus: 2}}\n";
+        let request = Request {
+            path: "sft.yaml".into(),
+            ..Request::default()
+        };
+        let mut recipe = read_text(&request, text.to_owned()).unwrap();
+        let mut lost = |command: &str, over: &str| {
+            recipe.spec.trainer.command = words(command);
+            lost_override(&recipe, &[over.to_owned()])
+        };
+        let said = lost("train {recipe}", "max_length=128").unwrap();
+        assert!(
+            said.starts_with("`max_length=128` would not be in `{recipe}`"),
+            "{said}"
+        );
+        let said = lost("train sft.yaml {args}", "max_length=128").unwrap();
+        assert!(
+            said.starts_with("`max_length=128` would not reach the program"),
+            "{said}"
+        );
+        let said = lost("train {recipe}", "per_device_train_batch_size=4");
+        assert!(said.is_some());
+        for (command, over) in [
+            ("train {args}", "per_device_train_batch_size=4"),
+            ("train {recipe}", "evenkeel.batch.gpus=4"),
+            ("train {recipe} --max_length 128", "max_length=128"),
+            // In its environment.
+            ("train", "gradient_accumulation_steps=4"),
+        ] {
+            assert_eq!(lost(command, over), None, "{command} {over}");
+        }
+    }
+}
