@@ -54,10 +54,21 @@ struct Remembered {
     /// Pods that were made a moment ago.
     created: HashMap<String, Instant>,
     planner: Planner,
-    /// Its companions were applied by this process.
-    applied: bool,
+    applied: Companions,
     /// Looks that failed, one after another.
     failures: u32,
+}
+
+/// Which of a job's companions this process has applied.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Companions {
+    /// None.
+    #[default]
+    Missing,
+    /// Those without which no pod can be made.
+    BeforePods,
+    /// All.
+    Complete,
 }
 
 impl Memory {
@@ -120,14 +131,14 @@ impl Context {
         });
     }
 
-    /// Whether this process has applied the job's companions.
-    pub fn has_applied(&self, uid: &str) -> bool {
+    /// Which of the job's companions this process has applied.
+    pub fn companions(&self, uid: &str) -> Companions {
         self.memory.of(uid, |job| job.applied)
     }
 
-    /// It has.
-    pub fn applied(&self, uid: &str) {
-        self.memory.of(uid, |job| job.applied = true);
+    /// It has applied these.
+    pub fn applied(&self, uid: &str, companions: Companions) {
+        self.memory.of(uid, |job| job.applied = companions);
     }
 
     /// Forgets jobs that do not exist any more: nobody is told of a deletion in particular. Their

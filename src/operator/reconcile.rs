@@ -11,7 +11,7 @@ use serde_json::json;
 use tracing::{info, warn};
 
 use super::apply::{self, ApplyError, MANAGER};
-use super::context::Context;
+use super::context::{Companions, Context};
 use super::locked::locked;
 use super::observe::Observation;
 use super::planning::{self, Planner, Refusal};
@@ -112,25 +112,31 @@ pub async fn reconcile(
     let written = write(&job, &before, &next, &context).await?;
     faults::point("written", act);
     announce(&written, &before, &next, &context);
+    let mut after = next_look(&next);
     if !over {
-        let first = !next.seats.is_empty() && !context.has_applied(&uid);
-        if first {
+        // Nothing is made for a job that has no place for a pod.
+        let due = match next.seats.is_empty() {
+            true => Companions::Complete,
+            false => context.companions(&uid),
+        };
+        if due == Companions::Missing {
             apply::before_pods(&context.client, &written).await?;
+            context.applied(&uid, Companions::BeforePods);
             faults::point("companions", act);
+            // The rest in a look of its own, behind those of other jobs: their pods come first.
+            after = Duration::ZERO;
         }
         let beside = async {
-            match first {
-                true => apply::beside_pods(&context.client, &written).await,
-                false => Ok(()),
+            if due == Companions::BeforePods {
+                apply::beside_pods(&context.client, &written).await?;
+                context.applied(&uid, Companions::Complete);
             }
+            Ok(())
         };
         tokio::try_join!(apply::pods(&context, &written, &next, &seen), beside)?;
-        if first {
-            context.applied(&uid);
-        }
         faults::point("pods", act);
     }
-    Ok(Action::requeue(next_look(&next)))
+    Ok(Action::requeue(after))
 }
 
 /// When to look again if nothing is heard of the job: soon while a clock runs.
