@@ -4,8 +4,9 @@
 use std::ffi::OsStr;
 use std::fs::{self, DirEntry};
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
+use std::time::{SystemTime, UNIX_EPOCH};
 
+use crate::job::OwnCheckpoint;
 use crate::recipe::reader::Checkpoints;
 
 /// Beginnings and endings of what is still being written, by custom.
@@ -15,10 +16,14 @@ const UNFINISHED: [&str; 4] = ["tmp", "partial", "incomplete", "lock"];
 type Age = (Option<u64>, Option<SystemTime>);
 
 /// The newest whole checkpoint in `directory`; `None` where there is none, or no such directory.
-pub fn newest(directory: &Path, called: &Checkpoints) -> Option<PathBuf> {
+pub fn newest(directory: &Path, called: &Checkpoints) -> Option<OwnCheckpoint> {
     let entries = fs::read_dir(directory).ok()?;
     let found = entries.flatten().filter_map(|entry| age(&entry, called));
-    found.max().map(|(_, path)| path)
+    let ((_, changed), path) = found.max()?;
+    let since = |at: SystemTime| Some(at.duration_since(UNIX_EPOCH).ok()?.as_secs_f64());
+    // What is changed in a directory need not be progress.
+    let changed = changed.filter(|_| path.is_file()).and_then(since);
+    Some(OwnCheckpoint { path, changed })
 }
 
 /// How new an entry is, if it is a whole checkpoint.
@@ -53,6 +58,8 @@ fn age(entry: &DirEntry, called: &Checkpoints) -> Option<(Age, PathBuf)> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     fn found(entries: &[&str], called: &Checkpoints) -> Option<String> {
@@ -67,7 +74,7 @@ mod tests {
                 }
             }
         }
-        let newest = newest(directory.path(), called)?;
+        let newest = newest(directory.path(), called)?.path;
         Some(newest.file_name().unwrap().to_str().unwrap().to_owned())
     }
 
@@ -87,6 +94,23 @@ mod tests {
         entries.push("checkpoint-100/checkpoint-is-incomplete.txt");
         assert_eq!(trainer(&entries).unwrap(), "checkpoint-40");
         assert_eq!(trainer(&["checkpoint-200/model.safetensors"]), None);
+    }
+
+    #[test]
+    fn a_file_that_is_written_again_is_another_checkpoint_and_a_directory_is_not() {
+        let place = tempfile::tempdir().unwrap();
+        let newest = || newest(place.path(), &Checkpoints::ANY).unwrap();
+        let file = place.path().join("last.pt");
+        let written = |seconds| {
+            let file = fs::File::create(&file).unwrap();
+            file.set_modified(UNIX_EPOCH + Duration::from_secs(seconds))
+                .unwrap();
+            newest()
+        };
+        assert_ne!(written(1000), written(2000));
+        assert_eq!(newest().changed, Some(2000.0));
+        fs::create_dir(place.path().join("step-3")).unwrap();
+        assert_eq!(newest().changed, None);
     }
 
     #[test]

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::checkpoints;
 use crate::batch::Plan;
 use crate::durable::{self, FileError};
-use crate::job::files;
+use crate::job::{OwnCheckpoint, files};
 use crate::recipe::emit::{self, EmitError, Form};
 use crate::recipe::placeholder::{self, Value};
 use crate::recipe::reader::Checkpoints;
@@ -74,20 +74,12 @@ pub enum ForeignError {
         /// The recipe's dialect.
         dialect: Dialect,
     },
-    /// Its checkpoints would be lost with their container.
-    #[error(
-        "checkpoints would go to `{directory}`, in a container, of which nothing is left once it ends: say `{{checkpoint_dir}}` in the command (`--output_dir {{checkpoint_dir}}`), or give a place on the volume by its absolute path"
-    )]
-    Container {
-        /// The directory, as the user says it.
-        directory: String,
-    },
 }
 
 impl Foreign<'_> {
     /// Where the program keeps its checkpoints: where the user says, else in the run's directory.
     pub fn checkpoint_dir(&self) -> PathBuf {
-        let named = self.named_dir().map(PathBuf::from);
+        let named = resume::directory(self.recipe.dialect, &self.recipe.spec).map(PathBuf::from);
         let named = named.and_then(|path| match self.base {
             Some(base) => Some(base.join(path)),
             None => path.is_absolute().then_some(path),
@@ -95,12 +87,8 @@ impl Foreign<'_> {
         named.unwrap_or_else(|| self.run.join("checkpoints"))
     }
 
-    fn named_dir(&self) -> Option<String> {
-        resume::directory(self.recipe.dialect, &self.recipe.spec)
-    }
-
     /// The newest whole checkpoint there.
-    pub fn newest(&self) -> Option<PathBuf> {
+    pub fn newest(&self) -> Option<OwnCheckpoint> {
         let directory = self.checkpoint_dir();
         let called = resume::checkpoints(self.recipe.dialect);
         let newest = checkpoints::newest(&directory, &called);
@@ -121,15 +109,10 @@ impl Foreign<'_> {
         &self,
         generation: u64,
         plan: &Plan,
-        checkpoint: Option<PathBuf>,
+        checkpoint: Option<OwnCheckpoint>,
     ) -> Result<Call, ForeignError> {
         let command = &self.recipe.spec.trainer.command;
         let uses = |name| placeholder::is_used(command, name);
-        if let (None, Some(directory)) = (self.base, self.named_dir())
-            && !(Path::new(&directory).is_absolute() || uses(placeholder::CHECKPOINT_DIR))
-        {
-            return Err(ForeignError::Container { directory });
-        }
         let numbers = plan.numbers(self.recipe);
         let emitted = |placeholder| move |error| ForeignError::Emit { placeholder, error };
         let arguments = match uses(placeholder::ARGS) {
@@ -141,7 +124,7 @@ impl Foreign<'_> {
             run: self.run.to_owned(),
             directory: self.base.map(Path::to_owned),
             checkpoint_dir: self.checkpoint_dir(),
-            checkpoint,
+            checkpoint: checkpoint.map(|checkpoint| checkpoint.path),
             recipe: None,
             text: String::new(),
             remarks: Vec::new(),

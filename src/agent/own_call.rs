@@ -9,56 +9,85 @@ use super::volume::volume_problem;
 use super::{Call, Foreign, Membership};
 use crate::durable::{read_json, write_json};
 use crate::job::agent_state::Problem;
-use crate::job::files;
 use crate::job::generation::Generation;
+use crate::job::{OwnCheckpoint, files};
+use crate::recipe::Recipe;
 use crate::recipe::spec::DrainSignal;
-use crate::recipe::{Recipe, own_command};
+use crate::telemetry::now;
 
 /// What a generation's program goes on from: said once, by its first member, for all of them.
 #[derive(Serialize, Deserialize)]
 struct Chosen {
     /// The newest checkpoint that there was.
-    checkpoint: Option<PathBuf>,
+    checkpoint: Option<OwnCheckpoint>,
 }
 
-/// Whether it is known from which checkpoint the program goes on. Each pod may see the volume as it was
-/// at another moment, and ranks that go on from different checkpoints are no world: the first member
-/// (`mine`) looks, the others wait for its word.
-pub(super) fn is_chosen(
+/// How long the first member's word is waited for, seconds. Agents of an older version say nothing; each
+/// of them goes on from what it finds.
+const WORD: f64 = 60.0;
+
+/// Chooses from which checkpoint the program goes on; false while that is not known. Each pod may see
+/// the volume as it was at another moment, and ranks that go on from different checkpoints are no
+/// world: the first member (`mine`) looks, the others wait for its word.
+pub(super) fn choose(
     job: &Membership,
     run: &Path,
     record: &Generation,
     mine: bool,
 ) -> Result<bool, Problem> {
-    let word = word(run, record);
-    if word.exists() || !mine {
-        return Ok(word.exists());
+    let file = call_file(run, record);
+    if file.exists() {
+        return Ok(true);
     }
-    let recipe = recipe(job, run, record)?;
-    let checkpoint = foreign(&recipe, run).newest();
-    write_json(&word, &Chosen { checkpoint }).map_err(|error| volume_problem(&error))?;
+    if !mine && now() - record.created < WORD {
+        return Ok(false);
+    }
+    let checkpoint = newest(job, run, record)?;
+    write_json(&file, &Chosen { checkpoint }).map_err(|error| volume_problem(&error))?;
     Ok(true)
 }
 
-/// Its command in a generation, with what it reads written, and the signal that asks it to leave.
+/// The program's newest checkpoint.
+pub(super) fn newest(
+    job: &Membership,
+    run: &Path,
+    record: &Generation,
+) -> Result<Option<OwnCheckpoint>, Problem> {
+    let recipe = recipe(job, run, record)?;
+    Ok(foreign(&recipe, run).newest())
+}
+
+/// How the program is called in a generation.
+#[derive(Debug)]
+pub(super) struct OwnCall {
+    pub call: Call,
+    /// The signal that asks it to leave.
+    pub drain: DrainSignal,
+    /// What it goes on from.
+    pub checkpoint: Option<OwnCheckpoint>,
+}
+
+/// Its call, with what it reads written.
 pub(super) fn own_call(
     job: &Membership,
     run: &Path,
     record: &Generation,
-) -> Result<(Call, DrainSignal), Problem> {
+) -> Result<OwnCall, Problem> {
     let recipe = recipe(job, run, record)?;
-    if let Some(lost) = own_command::lost_override(&recipe, &job.recipe.overrides) {
-        return Err(refused(lost));
-    }
-    let chosen = read_json(&word(run, record)).map_err(|error| volume_problem(&error))?;
-    let Chosen { checkpoint } = chosen;
-    let call = foreign(&recipe, run).call(record.number, &record.plan, checkpoint);
+    let chosen: Chosen =
+        read_json(&call_file(run, record)).map_err(|error| volume_problem(&error))?;
+    let checkpoint = chosen.checkpoint;
+    let call = foreign(&recipe, run).call(record.number, &record.plan, checkpoint.clone());
     let call = call.map_err(|error| refused(error.to_string()))?;
     call.write().map_err(|error| volume_problem(&error))?;
-    Ok((call, recipe.spec.trainer.drain_signal))
+    Ok(OwnCall {
+        call,
+        drain: recipe.spec.trainer.drain_signal,
+        checkpoint,
+    })
 }
 
-fn word(run: &Path, record: &Generation) -> PathBuf {
+fn call_file(run: &Path, record: &Generation) -> PathBuf {
     run.join(files::generation(record.number)).join(files::CALL)
 }
 
@@ -104,11 +133,7 @@ mod tests {
     const OVER: [&str; 1] = ["per_device_train_batch_size=8"];
 
     /// What a pod makes of a job with this command, in generation 2 on three devices.
-    fn called(
-        place: &Path,
-        overrides: &[&str],
-        command: &[&str],
-    ) -> Result<(Call, DrainSignal), String> {
+    fn called(place: &Path, overrides: &[&str], command: &[&str]) -> Result<OwnCall, String> {
         let text = "per_device_train_batch_size: 4\ngradient_accumulation_steps: 2\n\
                     evenkeel: {objective: sft, batch: {gpus: 3}, \
                     trainer: {drain_signal: SIGUSR1}}\n";
@@ -139,16 +164,16 @@ mod tests {
                 host: String::new(),
                 port: 0,
             },
-            created: 0.0,
+            created: now(),
         };
         let run = place.join("run");
         let told = |problem: Problem| format!("{}: {}", problem.reason, problem.message);
         // Others wait for the first member's word, and the word is said once.
-        assert!(!is_chosen(&job, &run, &record, false).unwrap());
-        assert!(is_chosen(&job, &run, &record, true).map_err(told)?);
+        assert!(!choose(&job, &run, &record, false).unwrap());
+        assert!(choose(&job, &run, &record, true).map_err(told)?);
         checkpoint(&run, 9);
-        assert!(is_chosen(&job, &run, &record, true).unwrap());
-        assert!(is_chosen(&job, &run, &record, false).unwrap());
+        assert!(choose(&job, &run, &record, true).unwrap());
+        assert!(choose(&job, &run, &record, false).unwrap());
         own_call(&job, &run, &record).map_err(told)
     }
 
@@ -164,7 +189,7 @@ mod tests {
     fn a_pod_fills_a_command_in_as_the_local_launcher_does() {
         let place = tempfile::tempdir().unwrap();
         let checkpoint = checkpoint(&place.path().join("run"), 7);
-        let (call, drain) =
+        let OwnCall { call, drain, .. } =
             called(place.path(), &OVER, &["train", "{args}", "{resume_args}"]).unwrap();
         let from = checkpoint.display().to_string();
         assert_eq!(
@@ -179,41 +204,14 @@ mod tests {
             ]
         );
         assert_eq!(drain, DrainSignal::Usr1);
-        let place = tempfile::tempdir().unwrap();
-        let refused = called(place.path(), &OVER, &["train", "{recipe}"]).unwrap_err();
-        assert!(
-            refused.starts_with("CommandRefused: `per_device_train_batch_size=8` would not be in"),
-            "{refused}"
-        );
-    }
-
-    #[test]
-    fn checkpoints_in_a_container_are_refused() {
-        let place = tempfile::tempdir().unwrap();
-        let over = ["output_dir=out"];
-        let relative = ["train", "{args}", "--output_dir", "out"];
-        let said = called(place.path(), &over, &relative).unwrap_err();
-        assert!(
-            said.contains("checkpoints would go to `out`, in a container"),
-            "{said}"
-        );
-        for to in ["{checkpoint_dir}", "/volume/out"] {
-            let place = tempfile::tempdir().unwrap();
-            let (call, _) = called(
-                place.path(),
-                &over,
-                &["train", "{args}", "--output_dir", to],
-            )
-            .unwrap();
-            assert!(call.checkpoint_dir.is_absolute(), "{call:?}");
-        }
     }
 
     #[test]
     fn every_pod_writes_the_recipe_of_its_generation() {
         let place = tempfile::tempdir().unwrap();
         let run = place.path().join("run");
-        let (call, _) = called(place.path(), &[], &["train", "{recipe}"]).unwrap();
+        let own = called(place.path(), &[], &["train", "{recipe}"]).unwrap();
+        let call = own.call;
         assert_eq!(
             call.command[1],
             run.join("gen-2/recipe.yaml").display().to_string()

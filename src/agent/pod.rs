@@ -205,6 +205,24 @@ impl PodAgent {
         let ranks = &mut self.state.ranks;
         let follows = foreign && ranks.iter().any(Seen::in_trouble);
         ranks[local].end(ending, follows);
+        if self.all_ended() {
+            self.look_for_own_checkpoint();
+        }
+    }
+
+    /// Where rank 0 of the user's own program ran, sees how far it has come.
+    fn look_for_own_checkpoint(&mut self) {
+        let (Some(job), Some(current)) = (self.foreign(), &self.current) else {
+            return;
+        };
+        if self.state.first != 0 {
+            return;
+        }
+        // A volume that cannot be read is told when the next generation is to start.
+        let newest = own_call::newest(job, &self.identity.run, &current.generation);
+        if let Ok(Some(newest)) = newest {
+            self.state.own_checkpoint = Some(newest);
+        }
     }
 
     /// Takes in a report; true when the controller should hear of it at once.
@@ -390,9 +408,9 @@ impl PodAgent {
                 evenkeel: &self.identity.program,
                 program: match &call {
                     None => Program::BuiltIn,
-                    Some((call, drain)) => Program::Foreign {
-                        call,
-                        drain: *drain,
+                    Some(own) => Program::Foreign {
+                        call: &own.call,
+                        drain: own.drain,
                     },
                 },
                 run: &self.identity.run,
@@ -420,7 +438,7 @@ impl PodAgent {
             ranks: vec![Seen::default(); usize::try_from(count).unwrap_or(0)],
             budget: self.state.budget,
             started: Some(now()),
-            own_checkpoint: call.and_then(|(call, _)| call.checkpoint),
+            own_checkpoint: call.and_then(|own| own.checkpoint),
             ..AgentState::default()
         };
         self.current = Some(Current {
@@ -442,7 +460,7 @@ impl PodAgent {
     fn prepared(&mut self, record: &Generation, mine: bool) -> Result<bool, Problem> {
         if let Some(job) = self.foreign() {
             // It prepares its own data.
-            return own_call::is_chosen(job, &self.identity.run, record, mine);
+            return own_call::choose(job, &self.identity.run, record, mine);
         }
         let setup = self.identity.run.join(files::RUN);
         if setup.exists() {

@@ -1,10 +1,9 @@
 //! What an agent says of itself and its ranks: the controller reads it over HTTP, and decides by
 //! nothing else what became of a generation.
 
-use std::path::PathBuf;
-
 use serde::{Deserialize, Serialize};
 
+use super::OwnCheckpoint;
 use super::generation::Pin;
 use super::seen::Seen;
 use crate::telemetry::StepRecord;
@@ -37,8 +36,9 @@ pub struct AgentState {
     pub ready: Option<f64>,
     /// When the first step of the generation ended, where rank 0 runs.
     pub first_step: Option<f64>,
-    /// The checkpoint that the user's own program went on from.
-    pub own_checkpoint: Option<PathBuf>,
+    /// Of the user's own program: the checkpoint that it went on from, and where rank 0 runs the
+    /// newest one once its ranks have ended.
+    pub own_checkpoint: Option<OwnCheckpoint>,
     /// Why it cannot start ranks at all.
     pub problem: Option<Problem>,
     /// The last lines that a failed rank printed.

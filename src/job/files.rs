@@ -5,7 +5,7 @@
 //! run.json                what every rank needs to know: written once
 //! data/                   the prepared data
 //! gen-N/record.json       the generation's record: written once
-//! gen-N/call.json         from which checkpoint the user's own program goes on: written once
+//! gen-N/call.json         in pods: from which checkpoint the user's own program goes on: written once
 //! gen-N/metrics.jsonl     its steps and evaluations
 //! gen-N/ranks.lock        held while ranks of it live
 //! gen-N/logs/rank-R.log   what a rank printed

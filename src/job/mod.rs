@@ -9,9 +9,11 @@ pub mod api;
 pub mod decide;
 pub mod files;
 pub mod generation;
+mod own_checkpoint;
 pub mod protocol;
 pub mod seen;
 pub mod steer;
 
 pub use decide::{Action, End, Observed, Outcome, Ranks, decide};
 pub use generation::{Generation, Member, Pin, Reason};
+pub use own_checkpoint::OwnCheckpoint;

@@ -95,10 +95,13 @@ impl Seen {
 
     /// Whether something is wrong with it, or it says so of a peer.
     pub fn in_trouble(&self) -> bool {
-        let planned = [exit::FINISHED, exit::DRAINED].map(Ending::Code);
-        self.lost.is_some()
-            || self.noticed.is_some()
-            || self.ending.is_some_and(|ending| !planned.contains(&ending))
+        let well = |ending| match ending {
+            Ending::Code(code) => [exit::FINISHED, exit::DRAINED].contains(&code),
+            // Its peers may have been asked, and have told it.
+            Ending::Unasked => true,
+            Ending::Signal(_) => false,
+        };
+        self.lost.is_some() || self.noticed.is_some() || self.ending.is_some_and(|e| !well(e))
     }
 
     /// What there is to say of a process that a signal ended.
@@ -272,11 +275,17 @@ pub fn outcome(
     if endings.iter().all(|e| *e == Ending::Code(exit::FINISHED)) {
         return Some(Outcome::Finished);
     }
-    let left = |s: &Seen| s.dismissed || s.ending == Some(Ending::Code(exit::DRAINED));
+    let drained = Ending::Code(exit::DRAINED);
+    // Ranks of one world agree on a step to leave at: one that was asked leaves with all.
+    let asked = endings.contains(&drained);
+    let left = |s: &Seen| match s.ending {
+        Some(Ending::Unasked) => asked || s.dismissed,
+        ending => s.dismissed || ending == Some(drained),
+    };
     if seen.iter().all(left) {
         return Some(Outcome::Drained);
     }
-    let mut own_fault = numbered().filter(|(s, _)| !s.dismissed);
+    let mut own_fault = numbered().filter(|(s, _)| !left(s));
     if let Some((rank, why)) = own_fault.find_map(|(s, rank)| Some((rank, s.ending?.failure()?))) {
         return Some(Outcome::Failed {
             rank,
@@ -433,6 +442,25 @@ mod tests {
             ..Seen::default()
         };
         assert_eq!(blamed(&seen), (2, "no route".into()));
+    }
+
+    #[test]
+    fn ranks_that_leave_with_one_that_was_asked_are_drained_too() {
+        let ended = |ending| Seen {
+            ending: Some(ending),
+            ..Seen::default()
+        };
+        let (asked, unasked) = (Ending::Code(exit::DRAINED), Ending::Unasked);
+        let of = |endings: [Ending; 2]| outcome(&endings.map(ended), 2, || None, || false);
+        assert_eq!(of([asked, unasked]), Some(Outcome::Drained));
+        let why = |outcome| match outcome {
+            Some(Outcome::Failed { why, .. }) => why,
+            other => panic!("{other:?}"),
+        };
+        assert!(why(of([unasked, unasked])).contains("nobody had asked it to"));
+        assert_eq!(why(of([asked, Ending::Code(3)])), "exit code 3");
+        // The others save meanwhile.
+        assert!(!ended(unasked).in_trouble() && ended(Ending::Code(3)).in_trouble());
     }
 
     #[test]

@@ -65,6 +65,9 @@ pub fn check_own(
     overrides: &[String],
 ) -> Result<Vec<String>, LaunchError> {
     refuse_lost_override(recipe, overrides)?;
+    if let Some(lost) = own_command::lost_checkpoints(recipe) {
+        return Err(usage(lost));
+    }
     let foreign = Foreign {
         recipe,
         run: Path::new("."),

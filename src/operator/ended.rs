@@ -26,15 +26,12 @@ impl Ended {
         let again = status.restarts > 0;
         match &self.outcome {
             Outcome::Failed { .. } => back_off(status, now),
-            Outcome::Lost { .. } => {
-                status.disruptions += 1;
-                match (self.killed, again) {
-                    (true, true) => back_off(status, now),
-                    // Once, it is started again at once.
-                    (true, false) => status.restarts += 1,
-                    (false, _) => {}
-                }
-            }
+            Outcome::Lost { .. } => match (self.killed, again) {
+                (true, true) => back_off(status, now),
+                // Once, it is started again at once.
+                (true, false) => status.restarts += 1,
+                (false, _) => status.disruptions += 1,
+            },
             Outcome::Finished | Outcome::Drained | Outcome::OutOfMemory { .. } => {}
         }
         match self.outcome {

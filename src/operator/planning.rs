@@ -13,7 +13,7 @@ use xxhash_rust::xxh3::xxh3_128;
 use crate::batch::{self, Plan, PlanRequest, Reached, Refused};
 use crate::job::api::status::{RecipeSnapshot, TrainingJobStatus};
 use crate::job::api::{RemainderPolicy, TrainingJob};
-use crate::recipe::{self, Recipe, Setting, Severity};
+use crate::recipe::{self, Recipe, Setting, Severity, own_command};
 
 /// Why a job cannot be planned: a condition's reason and message.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -77,6 +77,15 @@ pub async fn snapshot(client: &Client, job: &TrainingJob) -> Result<RecipeSnapsh
     Ok(snapshot)
 }
 
+/// The job as it is cannot be planned.
+pub fn plan_refused(message: String) -> Refusal {
+    Refusal {
+        reason: "PlanRefused",
+        message,
+        waits: false,
+    }
+}
+
 /// Reads a snapshot; an error says everything that is wrong with it.
 pub fn read(job: &TrainingJob, snapshot: &RecipeSnapshot) -> Result<Recipe, Refusal> {
     let refused = |message: String| Refusal {
@@ -133,27 +142,46 @@ pub struct Planner {
 }
 
 impl Planner {
-    /// Takes the job's recipe; what was planned for another one is forgotten.
-    pub fn read(&mut self, job: &TrainingJob, snapshot: &RecipeSnapshot) -> Result<(), Refusal> {
+    /// Takes the job's recipe; what was planned for another one is forgotten. True where it is another
+    /// one than before.
+    pub fn read(&mut self, job: &TrainingJob, snapshot: &RecipeSnapshot) -> Result<bool, Refusal> {
         let (spec, hash) = (&job.spec, &snapshot.hash);
         let key = format!(
             "{hash}-{:?}-{:?}",
             spec.elasticity.remainder, spec.trainer.command
         );
-        if self.recipe.as_ref().is_none_or(|(known, _)| *known != key) {
-            self.feasible.clear();
-            self.recipe = None;
-            let mut recipe = read(job, snapshot)?;
-            if !spec.trainer.command.is_empty() {
-                recipe
-                    .spec
-                    .trainer
-                    .command
-                    .clone_from(&spec.trainer.command);
-            }
-            self.recipe = Some((key, recipe));
+        if self.recipe.as_ref().is_some_and(|(known, _)| *known == key) {
+            return Ok(false);
         }
-        Ok(())
+        self.feasible.clear();
+        self.recipe = None;
+        let mut recipe = read(job, snapshot)?;
+        let command = std::mem::replace(
+            &mut recipe.spec.trainer.command,
+            spec.trainer.command.clone(),
+        );
+        if spec.trainer.command.is_empty() && !command.is_empty() {
+            return Err(plan_refused(
+                "the recipe names a program of its own: put its command into spec.trainer.command, \
+                 and into spec.image what it needs"
+                    .into(),
+            ));
+        }
+        self.recipe = Some((key, recipe));
+        Ok(true)
+    }
+
+    /// Refuses what a program of the user's own would not hear of, or would lose.
+    pub fn refuse_losses(&self, overrides: &[String]) -> Result<(), Refusal> {
+        let Some((_, recipe)) = &self.recipe else {
+            return Ok(());
+        };
+        if !recipe.spec.trainer.is_own() {
+            return Ok(());
+        }
+        let lost = own_command::lost_override(recipe, overrides)
+            .or_else(|| own_command::lost_checkpoints(recipe));
+        lost.map_or(Ok(()), |lost| Err(plan_refused(lost)))
     }
 
     /// The plan for so many ranks of a job that has come so far; an error says what the rules say.

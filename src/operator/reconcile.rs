@@ -161,9 +161,14 @@ async fn plan(
 ) -> Result<Planner, Refusal> {
     let snapshot = planning::snapshot(&context.client, job).await?;
     let mut planner = context.planner(&job.uid().unwrap_or_default());
-    planner.read(job, &snapshot)?;
+    let another = planner.read(job, &snapshot)?;
+    if status.generation.is_none() {
+        planner.refuse_losses(&snapshot.overrides)?;
+    }
     status.recipe = Some(snapshot);
-    if status.plan.is_none() {
+    // Also of a job that runs: with another command there may be no world that it can move to, and
+    // nothing is done to it then.
+    if another || status.plan.is_none() {
         let bounds = bounds(job);
         let per_node = u64::from(job.spec.gpus_per_node);
         let most = job.spec.nodes.min(*bounds.end());
@@ -175,14 +180,14 @@ async fn plan(
             let nodes = job.spec.nodes.max(1);
             let ranks = u64::from(nodes) * per_node;
             let why = planner.plan(ranks, reached).err().unwrap_or_default();
-            return Err(Refusal {
-                reason: "PlanRefused",
-                message: format!("no plan for {nodes} nodes of {per_node} GPUs: {why}"),
-                waits: false,
-            });
+            return Err(planning::plan_refused(format!(
+                "no plan for {nodes} nodes of {per_node} GPUs: {why}"
+            )));
         };
-        let feasible = feasible_nodes(job, status, &mut planner);
-        status.plan = Some(PlanSummary::of(&plan, feasible));
+        if status.plan.is_none() {
+            let feasible = feasible_nodes(job, status, &mut planner);
+            status.plan = Some(PlanSummary::of(&plan, feasible));
+        }
     }
     conditions::set(
         status,
@@ -277,7 +282,8 @@ fn decide(
     decision
 }
 
-/// A job that cannot be planned: nothing is made for it; it waits for a change.
+/// A job that cannot be planned: nothing is made for it, and what runs of it is left alone; it waits
+/// for a change.
 async fn refused(
     job: &TrainingJob,
     before: &TrainingJobStatus,
@@ -285,7 +291,9 @@ async fn refused(
     refusal: &Refusal,
     context: &Context,
 ) -> Result<Action, ReconcileError> {
-    next.state = State::Pending;
+    if before.generation.is_none() {
+        next.state = State::Pending;
+    }
     next.why.clone_from(&refusal.message);
     conditions::set(
         &mut next,

@@ -154,15 +154,15 @@ fn take_in_progress(status: &mut TrainingJobStatus, seen: &Observation) {
     });
 }
 
-/// A program of the user's own makes progress by its checkpoints: one that another generation did not
-/// go on from.
+/// A program of the user's own makes progress by its checkpoints: another one than was known.
 fn take_in_own_progress(status: &mut TrainingJobStatus, seen: &Observation) {
     let number = status.generation.as_ref().map(|c| c.record.number);
-    let mut theirs = seen
+    // The first member's word: the others only know what they began with.
+    let mut first = seen
         .agents
         .values()
-        .filter(|agent| Some(agent.generation) == number);
-    let Some(checkpoint) = theirs.find_map(|agent| agent.own_checkpoint.as_ref()) else {
+        .filter(|agent| Some(agent.generation) == number && agent.first == 0);
+    let Some(checkpoint) = first.find_map(|agent| agent.own_checkpoint.as_ref()) else {
         return;
     };
     if status.own_checkpoint.as_ref() != Some(checkpoint) {

@@ -80,6 +80,10 @@ impl Reader for Handbook {
         settings::upstream_key(path)
     }
 
+    fn older_keys(&self, path: &str) -> &'static [&'static str] {
+        settings::older_keys(path)
+    }
+
     fn resume(&self) -> Option<Resume> {
         Some(Resume::TRANSFORMERS)
     }

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use super::dialect::RESERVED;
 use super::placeholder::{self, RECIPE};
-use super::{Dialect, Recipe, command, emit};
+use super::{Dialect, Recipe, command, emit, resume};
 
 /// Programs that start processes, each for as many as there are devices.
 const LAUNCHERS: [&str; 8] = [
@@ -33,9 +33,14 @@ const WRAPPERS: [&str; 9] = [
     "env", "exec", "nice", "nohup", "numactl", "pdm", "poetry", "run", "uv",
 ];
 
-/// The launcher that a command begins with, behind what only starts it.
+/// Shells, whose `-c` has a word with commands of its own.
+const SHELLS: [&str; 4] = ["sh", "bash", "dash", "zsh"];
+
+/// The launcher that a command begins with, behind what only starts it; in a shell's word, that any of
+/// its commands begins with.
 pub fn launcher(command: &[String]) -> Option<String> {
     let mut words = command.iter();
+    let (mut wrapped, mut option) = (false, false);
     while let Some(word) = words.next() {
         let name = Path::new(word).file_name()?.to_str()?;
         if word == "-m" {
@@ -44,18 +49,57 @@ pub fn launcher(command: &[String]) -> Option<String> {
                 .contains(&module.as_str())
                 .then(|| format!("-m {module}"));
         }
-        let starts = WRAPPERS.contains(&name) || name.starts_with("python");
-        if !(starts || word.starts_with('-') || word.contains('=')) {
-            return LAUNCHERS.contains(&name).then(|| name.to_owned());
+        if LAUNCHERS.contains(&name) {
+            return Some(name.to_owned());
         }
+        if SHELLS.contains(&name) {
+            let mut script = words.skip_while(|word| !is_script_option(word));
+            let commands = command::commands(script.nth(1)?);
+            return commands.iter().find_map(|command| launcher(command));
+        }
+        let python = name.starts_with("python");
+        let wrapper = WRAPPERS.contains(&name);
+        // `nice -n 10`: what follows an option of such a program may be its value.
+        let value = wrapped && option;
+        if !(python || wrapper || value || word.starts_with('-') || word.contains('=')) {
+            return None;
+        }
+        wrapped = wrapper || (wrapped && !python);
+        option = word.starts_with('-');
     }
     None
+}
+
+/// `-c`, also among others (`-lc`).
+fn is_script_option(word: &str) -> bool {
+    let letters = word.strip_prefix('-');
+    letters.is_some_and(|letters| letters.ends_with('c') && !letters.starts_with('-'))
+}
+
+/// Whether a word says where evenkeel looks for checkpoints, in one way or the other.
+pub fn says_checkpoint_dir(word: &str) -> bool {
+    word.contains("{checkpoint_dir}") || word.contains("EVENKEEL_CHECKPOINT_DIR")
+}
+
+/// In a container, of which nothing is left once it ends: checkpoints that would be lost, and why.
+pub fn lost_checkpoints(recipe: &Recipe) -> Option<String> {
+    let directory = resume::directory(recipe.dialect, &recipe.spec)?;
+    let command = &recipe.spec.trainer.command;
+    let mut words = command.iter();
+    if Path::new(&directory).is_absolute() || words.any(|word| says_checkpoint_dir(word)) {
+        return None;
+    }
+    Some(format!(
+        "checkpoints would go to `{directory}`, in a container, of which nothing is left once it ends: \
+         say `{{checkpoint_dir}}` in the command (`--output_dir {{checkpoint_dir}}`), or give a place on \
+         the volume by its absolute path"
+    ))
 }
 
 /// The words of a command, and those within a word that is a shell's.
 fn words(command: &[String]) -> Vec<String> {
     let split = |word: &String| match word.contains(char::is_whitespace) {
-        true => command::split(word),
+        true => command::commands(word).concat(),
         false => vec![word.clone()],
     };
     command.iter().flat_map(split).collect()
@@ -149,13 +193,18 @@ mod tests {
                 "-m accelerate.commands.launch",
             ),
             ("trl sft {args}", "trl"),
+            ("nice -n 10 torchrun train.py", "torchrun"),
         ] {
             assert_eq!(found(text).as_deref(), Some(name), "{text}");
         }
+        let shell = |text: &str| ["bash", "-lc", text].map(str::to_owned);
+        let behind = shell(". env.sh && accelerate launch train.py {args}");
+        assert_eq!(launcher(&behind).as_deref(), Some("accelerate"));
+        assert_eq!(launcher(&shell("exec python train.py accelerate")), None);
         for text in [
+            "nice -n 10 python3 train.py deepspeed",
             "python3 train.py --engine deepspeed",
             "python3 -m mine",
-            "sh -c torchrun",
         ] {
             assert_eq!(found(text), None, "{text}");
         }
@@ -207,6 +256,34 @@ mod tests {
             "--auto_find_2",
         ] {
             assert!(!on(text), "{text}");
+        }
+    }
+
+    #[test]
+    fn checkpoints_in_a_container_are_told() {
+        let text = "per_device_train_batch_size: 8\noutput_dir: out\n\
+                    evenkeel: {objective: sft, batch: {gpus: 2}}\n";
+        let request = Request {
+            path: "sft.yaml".into(),
+            ..Request::default()
+        };
+        let mut recipe = read_text(&request, text.to_owned()).unwrap();
+        let mut lost = |command: &str| {
+            recipe.spec.trainer.command = words(command);
+            lost_checkpoints(&recipe)
+        };
+        for command in ["train {recipe}", "train {args} --output_dir mine"] {
+            let said = lost(command).unwrap();
+            assert!(said.starts_with("checkpoints would go to `"), "{said}");
+        }
+        for command in [
+            "train --output_dir {checkpoint_dir}",
+            "train --output_dir $EVENKEEL_CHECKPOINT_DIR",
+            "train --output_dir /volume/out",
+            // Nobody knows, and a note says so.
+            "train --output_dir $SCRATCH/out",
+        ] {
+            assert_eq!(lost(command), None, "{command}");
         }
     }
 

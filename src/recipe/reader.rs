@@ -157,6 +157,11 @@ pub trait Reader: Sync {
         None
     }
 
+    /// Older keys for the same, which stand over the newer one where both are given.
+    fn older_keys(&self, _path: &str) -> &'static [&'static str] {
+        &[]
+    }
+
     /// The key by which the trainer is told to go on from a checkpoint, and what its checkpoints are
     /// called; `None` where it cannot, or where that is the script's own business.
     fn resume(&self) -> Option<Resume> {

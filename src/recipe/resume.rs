@@ -30,15 +30,20 @@ pub fn checkpoints(dialect: Dialect) -> Checkpoints {
 /// Where the recipe's trainer keeps its checkpoints, as the user says it: in the recipe's own section,
 /// in the command, or where the recipe's output goes.
 pub fn directory(dialect: Dialect, spec: &Spec) -> Option<String> {
-    let typed = || {
-        let (_, resume) = of(dialect)?;
-        let (_, value) = own_command::typed(&spec.trainer.command, resume.output)?;
-        placeholder::is_plain(&value).then_some(value)
-    };
     // A native recipe's output is the run's directory itself.
     let output = || spec.output.clone().filter(|_| dialect != Dialect::Native);
-    let said = spec.trainer.checkpoint_dir.clone();
-    said.or_else(typed).or_else(output)
+    if let Some(said) = &spec.trainer.checkpoint_dir {
+        return Some(said.clone());
+    }
+    let typed = of(dialect)
+        .and_then(|(_, resume)| own_command::typed(&spec.trainer.command, resume.output));
+    match typed {
+        None => output(),
+        Some((_, value)) if own_command::says_checkpoint_dir(&value) => output(),
+        // What a shell makes of it is not known here.
+        Some((_, value)) if value.contains(['$', '`']) || value.starts_with('~') => None,
+        Some((_, value)) => placeholder::is_plain(&value).then_some(value),
+    }
 }
 
 fn of(dialect: Dialect) -> Option<(&'static dyn Reader, Resume)> {

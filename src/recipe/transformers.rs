@@ -131,6 +131,10 @@ impl Reader for Transformers {
         settings::upstream_key(path)
     }
 
+    fn older_keys(&self, path: &str) -> &'static [&'static str] {
+        settings::older_keys(path)
+    }
+
     fn resume(&self) -> Option<Resume> {
         Some(Resume::TRANSFORMERS)
     }

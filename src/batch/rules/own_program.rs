@@ -115,14 +115,15 @@ fn check_split(case: &Case<'_>, findings: &mut Findings<'_>) {
             format!("write `{instead}` in its place"),
         );
     };
-    let of_a_world = OF_A_WORLD.map(|(path, instead)| (emit::upstream_key(recipe, path), instead));
-    for (key, instead) in of_a_world {
-        if let Some((word, _)) = key.and_then(typed) {
-            refuse(
-                word,
-                "which would stay the same in every world".into(),
-                instead,
-            );
+    for (path, instead) in OF_A_WORLD {
+        for key in emit::spellings(recipe, path) {
+            if let Some((word, _)) = typed(key) {
+                refuse(
+                    word,
+                    "which would stay the same in every world".into(),
+                    instead,
+                );
+            }
         }
     }
     let numbers = Numbers {
@@ -134,12 +135,20 @@ fn check_split(case: &Case<'_>, findings: &mut Findings<'_>) {
         steps_per_generation: None,
     };
     for (key, planned) in emit::argument_pairs(recipe, &numbers) {
-        let known = of_a_world.iter().any(|(known, _)| *known == Some(key));
-        if let Some((word, value)) = typed(key)
-            && !known
-            && value != planned
-        {
-            refuse(word, format!("where the plan has {planned}"), "{args}");
+        if !emit::spellings(recipe, "batch.global").contains(&key) {
+            continue;
+        }
+        match typed(key) {
+            Some((word, value)) if value != planned => {
+                refuse(word, format!("where the plan has {planned}"), "{args}");
+            }
+            // Of one accumulation step: another one in another world.
+            Some((word, _)) if planned != numbers.global => refuse(
+                word,
+                "which would stay the same in every world".into(),
+                "{args}",
+            ),
+            _ => {}
         }
     }
 }
@@ -193,6 +202,10 @@ mod tests {
             (
                 &["train", "--gradient_accumulation_steps=2"],
                 "--gradient_accumulation_steps=2",
+            ),
+            (
+                &["train", "--per_gpu_train_batch_size=8"],
+                "--per_gpu_train_batch_size=8",
             ),
             (
                 &[

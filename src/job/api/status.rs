@@ -1,15 +1,13 @@
 //! What the controller says about a TrainingJob, and all it needs to go on after a crash: names of
 //! pods are derived from it, so a pod that exists is never made twice.
 
-use std::path::PathBuf;
-
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::schema;
 use crate::batch::Plan;
-use crate::job::{Generation, Outcome, Pin, Reason};
+use crate::job::{Generation, Outcome, OwnCheckpoint, Pin, Reason};
 
 /// Where a TrainingJob stands. Written by the controller only.
 #[derive(JsonSchema, Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -50,9 +48,9 @@ pub struct TrainingJobStatus {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::any_object")]
     pub checkpoint: Option<Pin>,
-    /// The checkpoint that the user's own program went on from last.
+    /// The newest checkpoint of the user's own program that is known.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub own_checkpoint: Option<PathBuf>,
+    pub own_checkpoint: Option<OwnCheckpoint>,
     /// Micro-batches must not be above this any more: a rank ran out of memory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub micro_limit: Option<u64>,

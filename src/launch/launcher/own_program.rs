@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use super::{Launcher, RESTARTS};
 use crate::agent::Foreign;
+use crate::job::OwnCheckpoint;
 use crate::launch::{LaunchError, RunDir, own};
 use crate::recipe::Recipe;
 use crate::recipe::spec::DrainSignal;
@@ -16,7 +17,7 @@ pub(super) struct Own {
     recipe: Recipe,
     run: PathBuf,
     /// The newest of its checkpoints that was seen: a newer one is progress.
-    pub(super) newest: Option<PathBuf>,
+    pub(super) newest: Option<OwnCheckpoint>,
 }
 
 impl Own {

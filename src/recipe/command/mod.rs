@@ -21,13 +21,11 @@ pub(super) use alone::alone;
 pub(super) use launcher::PER_NODE;
 pub(super) use words::join;
 
-/// The words of a text as a shell splits it, all its commands one after another.
-pub(super) fn split(text: &str) -> Vec<String> {
-    let commands = words::commands(text, FileId(0), Lines::AreCommands);
+/// The commands of a text and their words, as a shell splits it.
+pub(super) fn commands(text: &str) -> Vec<Vec<String>> {
+    let commands = words::commands(text, FileId(0), Lines::AreCommands).into_iter();
     commands
-        .into_iter()
-        .flatten()
-        .map(|word| word.text)
+        .map(|words| words.into_iter().map(|word| word.text).collect())
         .collect()
 }
 

@@ -117,15 +117,33 @@ pub fn upstream_key(recipe: &Recipe, path: &str) -> Option<&'static str> {
     readers::of(recipe.dialect)?.upstream_key(path)
 }
 
+/// All keys of the recipe's dialect for such a path: the one that is written, and older ones that a
+/// command may type.
+pub fn spellings(recipe: &Recipe, path: &str) -> Vec<&'static str> {
+    let Some(reader) = readers::of(recipe.dialect) else {
+        return Vec::new();
+    };
+    let keys = reader.upstream_key(path).into_iter();
+    keys.chain(reader.older_keys(path).iter().copied())
+        .collect()
+}
+
+/// The key that stands for such a path in the recipe, where that is an older one: beside it another
+/// would not count.
+fn key_in_use(recipe: &Recipe, path: &str) -> Option<&'static str> {
+    let reader = readers::of(recipe.dialect)?;
+    let written = recipe.places.get(path).map(|place| place.key.as_str());
+    let mut older = reader.older_keys(path).iter().copied();
+    let older = older.find(|key| Some(*key) == written);
+    older.or_else(|| reader.upstream_key(path))
+}
+
 /// The command that a recipe was read from as a program of its own: without its launcher, and with
 /// `{args}` and `{resume_args}` in the place of its numbers. `None` where the launcher cannot be left
 /// out (all but torchrun and Python itself).
 pub fn alone(recipe: &Recipe, command: &[String]) -> Option<Vec<String>> {
     let paths = ["batch.micro", "batch.accumulation"];
-    let keys: Vec<&str> = paths
-        .into_iter()
-        .filter_map(|path| upstream_key(recipe, path))
-        .collect();
+    let keys = paths.map(|path| spellings(recipe, path)).concat();
     super::command::alone(command, &keys)
 }
 
@@ -323,13 +341,9 @@ pub fn arguments(recipe: &Recipe, numbers: &Numbers) -> Result<Vec<String>, Emit
 /// The keys of the trainer's arguments that say the numbers, each with its number.
 pub fn argument_pairs(recipe: &Recipe, numbers: &Numbers) -> Vec<(&'static str, u64)> {
     // DeepSpeed takes its batch from no command line.
-    let told = |recipe: &&Recipe| recipe.dialect != Dialect::Deepspeed;
-    let Some(reader) = Some(recipe)
-        .filter(told)
-        .and_then(|recipe| readers::of(recipe.dialect))
-    else {
+    if recipe.dialect == Dialect::Deepspeed {
         return Vec::new();
-    };
+    }
     if let Some(both) = split_batches(recipe, numbers) {
         return both.to_vec();
     }
@@ -341,14 +355,13 @@ pub fn argument_pairs(recipe: &Recipe, numbers: &Numbers) -> Vec<(&'static str, 
     ];
     let pairs = ARGUMENTS.into_iter().zip(values);
     pairs
-        .filter_map(|(path, value)| Some((reader.upstream_key(path)?, value?)))
+        .filter_map(|(path, value)| Some((key_in_use(recipe, path)?, value?)))
         .collect()
 }
 
 /// The keys of the recipe's dialect that a trainer's arguments may say.
 pub fn argument_keys(recipe: &Recipe) -> Vec<&'static str> {
-    let keys = ARGUMENTS.into_iter();
-    keys.filter_map(|path| upstream_key(recipe, path)).collect()
+    ARGUMENTS.map(|path| spellings(recipe, path)).concat()
 }
 
 /// The global batch as a Hydra tree states it: samples a step, or in the trees where accumulation

@@ -22,8 +22,8 @@ use super::values::Values;
 /// `gradient_accumulation_steps`, `per_device_train_batch_size` and their like.
 pub(in crate::recipe) fn batch(values: &Values, tree: &mut Tree, reading: &mut Reading) {
     let micro = values
-        .int("per_device_train_batch_size")
-        .or_else(|| values.int("per_gpu_train_batch_size"));
+        .int("per_gpu_train_batch_size")
+        .or_else(|| values.int("per_device_train_batch_size"));
     let accumulation = values.int("gradient_accumulation_steps");
     let accelerator = values.node("accelerator_config");
     let split = accelerator.and_then(|config| config.get("split_batches"));
@@ -363,6 +363,15 @@ pub(in crate::recipe) fn upstream_key(path: &str) -> Option<&'static str> {
         "batch.accumulation" => Some("gradient_accumulation_steps"),
         "generation.steps_per_generation" => Some("steps_per_generation"),
         _ => None,
+    }
+}
+
+/// Older keys for the same (transformers 4: `TrainingArguments.train_batch_size` takes
+/// `per_gpu_train_batch_size or per_device_train_batch_size`).
+pub(in crate::recipe) fn older_keys(path: &str) -> &'static [&'static str] {
+    match path {
+        "batch.micro" => &["per_gpu_train_batch_size"],
+        _ => &[],
     }
 }
 
