@@ -20,6 +20,7 @@ use tracing::{debug, warn};
 use super::agents::Agents;
 use super::apply::MANAGER;
 use super::context::Context;
+use super::gather::Gather;
 use super::housekeeping;
 use super::leader;
 use super::metrics::Metrics;
@@ -152,21 +153,29 @@ async fn pass_on(
     wake: UnboundedSender<ObjectRef<TrainingJob>>,
 ) {
     let mut all: Option<Instant> = None;
+    let mut gather = Gather::new(GATHER);
     loop {
         let gathered = all.unwrap_or_else(Instant::now);
+        let due = gather.next();
         tokio::select! {
             touched = touches.next() => match touched {
                 Some(Touched::Job(job)) => {
-                    if wake.send(job).is_err() {
+                    if gather.touch(job.clone(), Instant::now()) && wake.send(job).is_err() {
                         return;
                     }
-                    continue;
                 }
                 Some(Touched::All) => {
                     all.get_or_insert_with(|| Instant::now() + GATHER);
                 }
                 None => return,
             },
+            () = tokio::time::sleep_until(due.unwrap_or(gathered)), if due.is_some() => {
+                for job in gather.due(Instant::now()) {
+                    if wake.send(job).is_err() {
+                        return;
+                    }
+                }
+            }
             () = tokio::time::sleep_until(gathered), if all.is_some() => {
                 all = None;
                 for job in jobs.state() {

@@ -12,6 +12,7 @@ mod context;
 mod controller;
 mod ended;
 mod faults;
+mod gather;
 mod holdings;
 mod housekeeping;
 mod leader;

@@ -235,7 +235,8 @@ fn slim_node(node: &mut Node) {
     }
 }
 
-/// How long bursts of changes of the pool are gathered before all jobs are looked at again.
+/// How long bursts of changes are gathered: of the pool before all jobs are looked at again, of a job's pods
+/// before it is.
 pub const GATHER: Duration = Duration::from_millis(200);
 
 #[cfg(test)]
