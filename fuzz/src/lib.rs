@@ -47,21 +47,48 @@ pub fn read_tree(dialect: Dialect, folder: &Path, overrides: Vec<String>) {
         ..Request::default()
     };
     match recipe::read(&request) {
-        Ok(recipe) => check_recipe(&recipe),
+        Ok(recipe) => {
+            check_recipe(&recipe);
+            check_written_tree(&recipe, &request);
+        }
         Err(error) => check_error(&error),
     }
 }
 
-/// What is written for another world must read again, and say the numbers that were written.
-fn check_written(recipe: &Recipe, request: &Request) {
-    let numbers = Numbers {
+/// A plan for another world: 12 × 5 × 7.
+fn numbers(recipe: &Recipe) -> Numbers {
+    Numbers {
         world: 12,
         data_parallel: 12,
         global: 12 * 5 * 7,
         micro: 5,
         accumulation: 7,
         steps_per_generation: recipe.spec.generation.steps_per_generation.map(|_| 9),
+    }
+}
+
+/// The file of a tree that was written for another world says its numbers, in its place.
+fn check_written_tree(recipe: &Recipe, request: &Request) {
+    let Ok(written) = emit::emit(recipe, &numbers(recipe), Form::Recipe) else {
+        return;
     };
+    let file = written.replaces.expect("a file of the tree");
+    std::fs::write(file, &written.text).expect("a file of the tree");
+    let accumulation = |recipe: &Recipe| recipe.files.tree.clone()?.accumulation;
+    let typed = |recipe: &Recipe| {
+        let file = accumulation(recipe).map(|given| given.span.file);
+        file.is_none() || file == recipe.files.command_line
+    };
+    // Another value may follow from the number, and be refused.
+    if let (false, Ok(again)) = (typed(recipe), recipe::read(request)) {
+        let value = accumulation(&again).map(|given| given.value);
+        assert_eq!(value, Some(7), "{}", written.text);
+    }
+}
+
+/// What is written for another world must read again, and say the numbers that were written.
+fn check_written(recipe: &Recipe, request: &Request) {
+    let numbers = numbers(recipe);
     for form in [Form::Args, Form::Env, Form::Accelerate, Form::Deepspeed] {
         let _written = emit::emit(recipe, &numbers, form);
     }

@@ -66,6 +66,15 @@ pub enum ForeignError {
         /// Why.
         error: EmitError,
     },
+    /// The plan stands in one file of a tree, which is no recipe by itself.
+    #[error(
+        "`{{recipe}}` would be {}, one file of the recipe's tree: `{{args}}` stands for the numbers as overrides of all of it",
+        file.display()
+    )]
+    OneOfATree {
+        /// The file.
+        file: PathBuf,
+    },
     /// Nobody knows how the trainer is told to go on.
     #[error(
         "`{{resume_args}}`: how a trainer of {dialect} recipes goes on is not known; say it with `trainer.resume: [--resume, \"{{checkpoint}}\"]` (`evenkeel.trainer.resume=[…]` on the command line)"
@@ -132,6 +141,9 @@ impl Foreign<'_> {
         if uses(placeholder::RECIPE) {
             let written = emit::emit(self.recipe, &numbers, Form::Recipe);
             let written = written.map_err(emitted(placeholder::RECIPE))?;
+            if let Some(file) = written.replaces {
+                return Err(ForeignError::OneOfATree { file });
+            }
             let directory = self.run.join(files::generation(generation));
             call.recipe = Some(directory.join(self.recipe_name()));
             (call.text, call.remarks) = (written.text, written.remarks);

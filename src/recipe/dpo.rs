@@ -18,6 +18,7 @@ use super::preference::{self, DTYPES, Kind, Known};
 use super::reader::{Asked, Detected, Reader, Translated};
 use super::reading::Reading;
 use super::scalar::{Resolved, Schema};
+use super::source::TreeBatch;
 use super::suggest::did_you_mean;
 use super::tree::Tree;
 
@@ -141,10 +142,13 @@ fn world(values: &Values<'_>, tree: &mut Tree, reading: &mut Reading) {
 
 fn batch(values: &Values<'_>, tree: &mut Tree, reading: &mut Reading) {
     let global = values.int("batch_size", reading);
-    tree.plain_if(
-        "batch.accumulation",
-        values.int("gradient_accumulation_steps", reading),
-    );
+    let accumulation = values.int("gradient_accumulation_steps", reading);
+    reading.files.tree = Some(TreeBatch {
+        size: global.clone(),
+        accumulation: accumulation.clone(),
+        per_pass: false,
+    });
+    tree.plain_if("batch.accumulation", accumulation);
     tree.default("batch.division", "floored");
     tree.default("batch.last_batch", "drop");
     tree.plain_if("evaluation.batch", values.int("eval_batch_size", reading));

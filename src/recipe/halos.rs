@@ -17,7 +17,7 @@ use super::node::Node;
 use super::preference::{self, DTYPES, Kind, Known};
 use super::reader::{Asked, Checkpoints, Detected, Reader, Resume, Translated};
 use super::reading::Reading;
-use super::source::FileId;
+use super::source::{FileId, TreeBatch};
 use super::tree::{Given, Tree};
 
 use version::Version;
@@ -141,8 +141,14 @@ impl Reader for Halos {
 
 fn batch(values: &Values<'_>, version: Version, tree: &mut Tree, reading: &mut Reading) {
     let accumulation = values.int("model.gradient_accumulation_steps", reading);
+    let size = values.int("model.batch_size", reading);
+    reading.files.tree = Some(TreeBatch {
+        size: size.clone(),
+        accumulation: accumulation.clone(),
+        per_pass: version != Version::Head,
+    });
     let passes = accumulation.as_ref().map_or(1, |given| given.value);
-    if let Some(size) = values.int("model.batch_size", reading) {
+    if let Some(size) = size {
         let global = match version {
             Version::Head => size.value,
             Version::PerStep | Version::Legacy => size.value.saturating_mul(passes),

@@ -44,7 +44,7 @@ pub use diagnostic::{Diagnostic, Located, Severity};
 pub use dialect::{Dialect, RESERVED};
 pub use overrides::Setting;
 pub use request::Request;
-pub use source::{FileId, Files, Place, Places, Sources, Span};
+pub use source::{FileId, Files, Place, Places, Sources, Span, TreeBatch};
 pub use spec::Spec;
 
 use job::Job;
@@ -175,6 +175,7 @@ fn find(request: &Request, job: Job, reading: &mut Reading) -> Option<Found> {
     let command_line =
         overrides::add_source(&mut reading.sources, &request.overrides, &request.settings);
     reading.converted.extend(command_line);
+    reading.files.command_line = command_line;
     let asked = Asked {
         path: &job.path,
         overrides: &request.overrides,

@@ -4,7 +4,7 @@ use super::node::{Node, Value};
 use super::source::Span;
 
 /// A value that somebody wrote, with its key and place.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Given<T> {
     /// The upstream key.
     pub key: String,

@@ -6,7 +6,7 @@
 
 use crate::recipe::diagnostic::Severity;
 use crate::recipe::node::{Entry, Node};
-use crate::recipe::source::Sources;
+use crate::recipe::source::{Sources, Span};
 use crate::recipe::yaml;
 
 /// A text that cannot be changed in place.
@@ -48,6 +48,35 @@ fn parse(text: &str) -> Option<Node> {
 /// The whole number at a dotted path of a text.
 pub(super) fn number(text: &str, path: &str) -> Option<u64> {
     parse(text)?.get_path(path)?.text()?.parse().ok()
+}
+
+/// The dotted path of the value at a place of a text that ends a longer key. An anchor's value
+/// stands in one place under several paths; `None` where not just one of them fits.
+pub(super) fn path_at(text: &str, span: Span, key: &str) -> Option<String> {
+    let root = parse(text)?;
+    let mut found = Vec::new();
+    paths_at(&root, span, "", &mut found);
+    let fits = |path: &String| {
+        let before = key.strip_suffix(path.as_str());
+        before.is_some_and(|before| before.is_empty() || before.ends_with('.'))
+    };
+    let mut fitting = found.into_iter().filter(fits);
+    fitting.next().filter(|_| fitting.next().is_none())
+}
+
+fn paths_at(node: &Node, span: Span, path: &str, found: &mut Vec<String>) {
+    for entry in node.entries().unwrap_or_default() {
+        let path = match path {
+            "" => entry.name.clone(),
+            path => format!("{path}.{}", entry.name),
+        };
+        let here = entry.value.span;
+        if (here.start, here.end) == (span.start, span.end) {
+            found.push(path);
+        } else {
+            paths_at(&entry.value, span, &path, found);
+        }
+    }
 }
 
 /// Whether two texts say the same but for one value.
@@ -243,6 +272,20 @@ mod tests {
         ] {
             assert_eq!(edited(before, path, "8"), after);
         }
+    }
+
+    #[test]
+    fn a_place_is_found_under_the_key_that_ends_as_asked() {
+        let text = "m:\n  n: &n 16\n  batch_size: *n\nbatch_size: 8\n";
+        let root = parse(text).unwrap();
+        let found = |path: &str, key: &str| {
+            let span = root.get_path(path).unwrap().span;
+            path_at(text, span, key)
+        };
+        assert_eq!(found("batch_size", "model.batch_size").as_deref(), Some("batch_size"));
+        assert_eq!(found("m.n", "m.batch_size").as_deref(), Some("m.batch_size"));
+        assert_eq!(found("batch_size", "model.size"), None);
+        assert_eq!(found("m.n", "x.batch_size"), None, "it is below another key");
     }
 
     #[test]

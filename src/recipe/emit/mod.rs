@@ -6,6 +6,9 @@ mod accelerate;
 mod command;
 mod deepspeed;
 mod edit;
+mod tree;
+
+use std::path::PathBuf;
 
 use super::dialect::Dialect;
 use super::readers;
@@ -51,6 +54,8 @@ pub enum Form {
 pub struct Emitted {
     /// The whole text, ended by a line feed where the original was.
     pub text: String,
+    /// The file of a tree that it stands for; `None`: it stands for the whole recipe.
+    pub replaces: Option<PathBuf>,
     /// What its reader has to know: other files that must change with it.
     pub remarks: Vec<String>,
 }
@@ -89,6 +94,34 @@ pub enum EmitError {
         /// What stands there.
         text: String,
     },
+    /// The numbers of a tree were typed: no file of it changes.
+    #[error(
+        "what changes in the tree was typed: {changes} (`--emit args` writes all that is to be typed)"
+    )]
+    Typed {
+        /// What becomes of each.
+        changes: String,
+    },
+    /// The numbers of a tree stand in several of its files.
+    #[error(
+        "the numbers stand in several files of the tree, and one is written: {changes} (change them there, or type what `--emit args` writes)"
+    )]
+    Scattered {
+        /// What becomes of each.
+        changes: String,
+    },
+    /// A number of a tree is made of other values.
+    #[error(
+        "`{key}` is `{text}` in `{file}`, which other values decide (write the number there, or type what `--emit args` writes)"
+    )]
+    Interpolated {
+        /// The key.
+        key: String,
+        /// What stands there.
+        text: String,
+        /// Where.
+        file: String,
+    },
     /// The text cannot be changed in place.
     #[error(transparent)]
     Edit(#[from] EditError),
@@ -108,6 +141,7 @@ pub fn emit(recipe: &Recipe, numbers: &Numbers, form: Form) -> Result<Emitted, E
 fn plain(text: String) -> Emitted {
     Emitted {
         text,
+        replaces: None,
         remarks: Vec::new(),
     }
 }
@@ -197,8 +231,11 @@ fn in_recipe(recipe: &Recipe, numbers: &Numbers) -> Result<Emitted, EmitError> {
     match recipe.dialect {
         Dialect::Accelerate => return accelerate::emit(recipe, numbers).map(plain),
         Dialect::Deepspeed => return deepspeed::emit(recipe, numbers).map(plain),
-        // A tree of configs is changed where it is launched.
-        dialect if dialect.is_hydra() => return Err(no_form(recipe, "recipe")),
+        dialect if dialect.is_hydra() => {
+            let mut emitted = tree::emit(recipe, numbers)?;
+            emitted.remarks.extend(remarks(recipe, numbers, false));
+            return Ok(emitted);
+        }
         _ => {}
     }
     let files = &recipe.files;
@@ -348,7 +385,7 @@ pub fn argument_pairs(recipe: &Recipe, numbers: &Numbers) -> Vec<(&'static str, 
         return both.to_vec();
     }
     let values = [
-        stated_global(recipe, numbers),
+        tree::size(recipe, numbers),
         Some(numbers.micro),
         Some(numbers.accumulation),
         numbers.steps_per_generation,
@@ -362,21 +399,6 @@ pub fn argument_pairs(recipe: &Recipe, numbers: &Numbers) -> Vec<(&'static str, 
 /// The keys of the recipe's dialect that a trainer's arguments may say.
 pub fn argument_keys(recipe: &Recipe) -> Vec<&'static str> {
     ARGUMENTS.map(|path| spellings(recipe, path)).concat()
-}
-
-/// The global batch as a Hydra tree states it: samples a step, or in the trees where accumulation
-/// multiplies it samples a pass.
-fn stated_global(recipe: &Recipe, numbers: &Numbers) -> Option<u64> {
-    if !recipe.dialect.is_hydra() {
-        return None;
-    }
-    let place = recipe.places.get("batch.global")?;
-    let text = text_of(recipe, place.span.file).get(place.span.start..place.span.end);
-    let stated: Option<u64> = text.and_then(|text| text.trim_matches(['"', '\'']).parse().ok());
-    Some(match stated == recipe.spec.batch.global {
-        true => numbers.global,
-        false => numbers.global / numbers.accumulation,
-    })
 }
 
 /// The numbers as variables, a line each.

@@ -248,40 +248,136 @@ fn a_launchers_config_is_written_for_the_world_and_read_back_with_the_recipe() {
     assert!(written > 30, "{written}");
 }
 
+/// A tree of the corpus under overrides.
+fn tree(config: &Path, version: Option<&str>, gpus: u64, overrides: &[&str]) -> Recipe {
+    let setting = Setting {
+        flag: "--recipe-gpus",
+        path: "batch.gpus",
+        value: gpus.to_string(),
+    };
+    read(&Request {
+        path: config.to_owned(),
+        version: version.map(str::to_owned),
+        overrides: overrides.iter().map(|o| (*o).to_owned()).collect(),
+        settings: vec![setting],
+        ..Request::default()
+    })
+    .unwrap_or_else(|error| panic!("{}: {error}", config.display()))
+}
+
+/// What every launch of HALOs' tree gives.
+const HALOS: [&str; 4] = [
+    "model=llama",
+    "exp_name=run",
+    "train_datasets=[ultrabin]",
+    "test_datasets=[ultrabin]",
+];
+
 #[test]
 fn a_tree_of_configs_is_handed_back_as_overrides() {
     let Some(root) = corpus::root() else { return };
-    let tree = |path: &str, overrides: &[&str]| {
-        read(&Request {
-            path: root.join(path),
-            overrides: overrides.iter().map(|o| (*o).to_owned()).collect(),
-            settings: vec![Setting {
-                flag: "--recipe-gpus",
-                path: "batch.gpus",
-                value: "4".to_owned(),
-            }],
-            ..Request::default()
-        })
-        .unwrap_or_else(|error| panic!("{path}: {error}"))
+    let config = root.join("ContextualAI__HALOs/4831988636/config");
+    let typed = [
+        "loss=kto",
+        "++model.batch_size=64",
+        "++model.gradient_accumulation_steps=2",
+        "++model.eval_batch_size=64",
+    ];
+    let arguments = |version: Option<&str>, overrides: &[&str], gpus: u64, flag: Option<u64>| {
+        let overrides = [&HALOS, overrides].concat();
+        let mut recipe = tree(&config, version, gpus, &overrides);
+        recipe.spec.batch.global = flag.or(recipe.spec.batch.global);
+        let plan = at(&recipe, 2).unwrap_or_else(|refused| panic!("{refused}"));
+        emit(&recipe, &plan.numbers(&recipe), Form::Args).unwrap().text
     };
-    let halos = tree(
-        "ContextualAI__HALOs/4831988636/config",
-        &[
-            "loss=kto",
-            "model=llama",
-            "exp_name=run",
-            "train_datasets=[ultrabin]",
-            "test_datasets=[ultrabin]",
-            "++model.batch_size=64",
-            "++model.gradient_accumulation_steps=2",
-            "++model.eval_batch_size=64",
-        ],
-    );
-    let numbers = at(&halos, 2).map(|plan| plan.numbers(&halos));
-    let numbers = numbers.unwrap_or_else(|refused| panic!("{refused}"));
     assert_eq!(
-        emit(&halos, &numbers, Form::Args).unwrap().text,
+        arguments(None, &typed, 4, None),
         "++model.batch_size=64 ++model.gradient_accumulation_steps=4\n"
     );
-    assert!(emit(&halos, &numbers, Form::Recipe).is_err());
+    // One accumulation step's batch is another one in another world, also where the recipe has one
+    // such step and the two are the same number.
+    let earlier = Some("before-2025-05-01");
+    assert_eq!(
+        arguments(earlier, &["loss=dpo"], 4, None),
+        "++model.batch_size=16 ++model.gradient_accumulation_steps=2\n"
+    );
+    assert_eq!(
+        arguments(earlier, &["loss=dpo"], 4, Some(64)),
+        "++model.batch_size=16 ++model.gradient_accumulation_steps=4\n"
+    );
+}
+
+/// A copy of a tree, whose files may be changed.
+fn copy_of(config: &Path) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    for group in ["", "model", "loss"] {
+        std::fs::create_dir_all(folder.path().join(group)).unwrap();
+        let files = std::fs::read_dir(config.join(group)).into_iter().flatten();
+        for file in files.flatten() {
+            if file.file_type().unwrap().is_file() {
+                let to = folder.path().join(group).join(file.file_name());
+                std::fs::copy(file.path(), to).unwrap();
+            }
+        }
+    }
+    folder
+}
+
+#[test]
+fn every_tree_is_written_for_every_world_and_reads_as_the_same_plan() {
+    let Some(root) = corpus::root() else { return };
+    let halos = |more: &[&'static str]| [&HALOS, more].concat();
+    let dpo = vec!["model=pythia28", "exp_name=run", "loss=sft", "trainer=FSDPTrainer"];
+    let legacy = vec!["model=llama65b", "exp_name=run", "datasets=[shp]", "mode=train", "loss=sft"];
+    let trees = [
+        ("ContextualAI__HALOs/4831988636/config", None, halos(&["loss=dpo"])),
+        (
+            "ContextualAI__HALOs/4831988636/config",
+            Some("before-2025-05-01"),
+            halos(&["loss=dpo"]),
+        ),
+        (
+            "eric-mitchell__direct-preference-optimization/f8b8c0f49d/config",
+            None,
+            dpo,
+        ),
+        ("ContextualAI__HALOs/61b9ee6787/config", None, legacy),
+    ];
+    let mut written = 0;
+    for (config, version, overrides) in trees {
+        let config = root.join(config);
+        let copy = copy_of(&config);
+        let loss = copy.path().join("loss/sft.yaml");
+        if !loss.is_file() {
+            // The corpus has the legacy tree without its losses.
+            let text = "trainer: SFTTrainer\ndataloader: SFTDataLoader\n";
+            std::fs::write(loss, text).unwrap();
+        }
+        let recipe = tree(copy.path(), version, 4, &overrides);
+        for &world in WORLDS {
+            let Ok(plan) = at(&recipe, world) else {
+                continue;
+            };
+            let what = format!("{} {version:?} at {world}", config.display());
+            let emitted = emit(&recipe, &plan.numbers(&recipe), Form::Recipe);
+            let emitted = emitted.unwrap_or_else(|error| panic!("{what}: {error}"));
+            let file = emitted.replaces.unwrap();
+            let before = std::fs::read_to_string(&file).unwrap();
+            for line in changed_lines(&before, &emitted.text) {
+                let batch = ["batch_size:", "gradient_accumulation_steps:"];
+                let of_batch = batch.iter().any(|key| line.starts_with(key));
+                assert!(of_batch, "{what}: {line}");
+            }
+            std::fs::write(&file, &emitted.text).unwrap();
+            let again = tree(copy.path(), version, world, &overrides);
+            let same = at(&again, world).unwrap_or_else(|refused| panic!("{what}: {refused}"));
+            assert_eq!(same.proof, plan.proof, "{what}");
+            assert_eq!(same.outline.adjusted, [], "{what}");
+            let twice = emit(&again, &same.numbers(&again), Form::Recipe).unwrap();
+            assert_eq!(twice.text, emitted.text, "{what}");
+            std::fs::write(&file, before).unwrap();
+            written += 1;
+        }
+    }
+    assert!(written > 10, "{written}");
 }

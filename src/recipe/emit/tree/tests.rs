@@ -1,0 +1,169 @@
+use std::path::Path;
+
+use super::*;
+use crate::recipe::emit::{Form, emit};
+use crate::recipe::{Request, Setting, read};
+
+const ROOT: &str = "exp_name: run\ncache_dir: .cache\ndefaults:\n- _self_\n- model: small\n- loss: sft\n\
+                    log_epsilon_P: 1\n";
+const BASE: &str =
+    "# shared by all\nbatch_size: 32 # global\ngradient_accumulation_steps: 1\neval_batch_size: 32\n";
+
+/// A tree like that of HALOs, with these files of the group `model`, read for four GPUs.
+fn recipe(model: &[(&str, &str)], version: Option<&str>, overrides: &[&str]) -> Recipe {
+    let folder = tempfile::tempdir().unwrap();
+    let write = |name: &str, text: &str| {
+        let path = folder.path().join(name);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, text).unwrap();
+    };
+    write("config.yaml", ROOT);
+    write("loss/sft.yaml", "trainer: SFTTrainer\ndataloader: SFTDataLoader\n");
+    for (name, text) in model {
+        write(&format!("model/{name}.yaml"), text);
+    }
+    let setting = Setting {
+        flag: "--recipe-gpus",
+        path: "batch.gpus",
+        value: "4".to_owned(),
+    };
+    read(&Request {
+        path: folder.path().to_owned(),
+        version: version.map(str::to_owned),
+        overrides: overrides.iter().map(|o| (*o).to_owned()).collect(),
+        settings: vec![setting],
+        ..Request::default()
+    })
+    .unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// The plan for two GPUs: 2 × 8 × 2 = 32.
+const HALF: Numbers = Numbers {
+    world: 2,
+    data_parallel: 2,
+    global: 32,
+    micro: 8,
+    accumulation: 2,
+    steps_per_generation: None,
+};
+
+fn written(recipe: &Recipe, numbers: &Numbers) -> Result<Emitted, String> {
+    emit(recipe, numbers, Form::Recipe).map_err(|error| error.to_string())
+}
+
+fn name(path: &Path) -> &str {
+    path.file_name().unwrap().to_str().unwrap()
+}
+
+#[test]
+fn the_file_with_the_numbers_is_written_and_named() {
+    let base = [("base", BASE), ("small", "defaults:\n- base\nname_or_path: m\n")];
+    let emitted = written(&recipe(&base, None, &[]), &HALF).unwrap();
+    assert_eq!(emitted.text, BASE.replace("steps: 1", "steps: 2"));
+    let replaces = emitted.replaces.unwrap();
+    assert_eq!(name(&replaces), "base.yaml");
+    assert_eq!(
+        emitted.remarks,
+        [format!("this is `{}` of the tree: put it in its place", replaces.display())]
+    );
+    // One accumulation step's batch changes with the steps.
+    let earlier = recipe(&base, Some("before-2025-05-01"), &[]);
+    let expected = BASE.replace("steps: 1", "steps: 2").replace("32 #", "16 #");
+    assert_eq!(written(&earlier, &HALF).unwrap().text, expected);
+    // Where nothing changes it is the file as it is.
+    let same = Numbers {
+        accumulation: 1,
+        ..HALF
+    };
+    assert_eq!(written(&recipe(&base, None, &[]), &same).unwrap().text, BASE);
+}
+
+#[test]
+fn a_number_that_a_flag_overrules_is_written_all_the_same() {
+    let model = [("small", BASE)];
+    let flagged = recipe(&model, None, &["evenkeel.batch.global=64"]);
+    let double = Numbers {
+        global: 64,
+        accumulation: 4,
+        ..HALF
+    };
+    let expected = BASE.replace("32 #", "64 #").replace("steps: 1", "steps: 4");
+    assert_eq!(written(&flagged, &double).unwrap().text, expected);
+}
+
+#[test]
+fn a_number_that_is_nowhere_goes_beside_the_other() {
+    let model = [("small", "batch_size: 32\neval_batch_size: 32\n")];
+    assert_eq!(
+        written(&recipe(&model, None, &[]), &HALF).unwrap().text,
+        "batch_size: 32\ngradient_accumulation_steps: 2\neval_batch_size: 32\n"
+    );
+}
+
+#[test]
+fn what_was_typed_is_to_be_typed_anew() {
+    let model = [("small", BASE)];
+    let typed = recipe(&model, None, &["model.gradient_accumulation_steps=1"]);
+    let refused = written(&typed, &HALF).unwrap_err();
+    let becomes =
+        "`model.gradient_accumulation_steps=1` becomes `model.gradient_accumulation_steps=2`";
+    assert!(refused.contains(becomes), "{refused}");
+    assert!(refused.contains("--emit args"), "{refused}");
+    // A typed number that stays is no reason to refuse.
+    let other = recipe(&model, None, &["++model.batch_size=32"]);
+    let expected = BASE.replace("steps: 1", "steps: 2");
+    assert_eq!(written(&other, &HALF).unwrap().text, expected);
+    // One of two changes in a file, the other one is typed.
+    let earlier = Some("before-2025-05-01");
+    let mixed = recipe(&model, earlier, &["model={batch_size: 32}"]);
+    let emitted = written(&mixed, &HALF).unwrap();
+    assert_eq!(emitted.text, expected);
+    assert_eq!(
+        emitted.remarks[1],
+        "what is typed changes with it: `model={batch_size: 32}` becomes `model={batch_size: 16}`"
+    );
+}
+
+#[test]
+fn what_one_file_cannot_hold_is_refused_with_every_place() {
+    let apart = [
+        ("base", BASE),
+        ("small", "defaults:\n- base\nbatch_size: 64\n"),
+    ];
+    let earlier = recipe(&apart, Some("before-2025-05-01"), &[]);
+    let refused = written(&earlier, &HALF).unwrap_err();
+    for part in [
+        "`model.batch_size` becomes 16 in `",
+        "small.yaml`",
+        "`model.gradient_accumulation_steps` becomes 2 in `",
+        "base.yaml`",
+        "--emit args",
+    ] {
+        assert!(refused.contains(part), "{refused}");
+    }
+    let made = "n: 1\nbatch_size: 32\ngradient_accumulation_steps: ${.n}\n";
+    let refused = written(&recipe(&[("small", made)], None, &[]), &HALF).unwrap_err();
+    assert!(
+        refused.starts_with("`model.gradient_accumulation_steps` is `${.n}` in `"),
+        "{refused}"
+    );
+    let anchored = "n: &n 1\nbatch_size: 32\ngradient_accumulation_steps: *n\n";
+    let emitted = written(&recipe(&[("small", anchored)], None, &[]), &HALF).unwrap();
+    assert_eq!(emitted.text, anchored.replace("*n", "2"));
+}
+
+#[test]
+fn an_option_by_itself_is_written_as_it_is_read() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::create_dir(folder.path().join("model")).unwrap();
+    std::fs::write(folder.path().join("config.yaml"), ROOT).unwrap();
+    let path = folder.path().join("model/small.yaml");
+    std::fs::write(&path, BASE).unwrap();
+    let request = Request {
+        path: path.clone(),
+        ..Request::default()
+    };
+    let emitted = written(&read(&request).unwrap(), &HALF).unwrap();
+    assert_eq!(emitted.text, BASE.replace("steps: 1", "steps: 2"));
+    assert_eq!(emitted.replaces, Some(path));
+}
