@@ -4,10 +4,11 @@
 //! ones), `commands/launch.py`, `utils/launch.py` (`num_processes // num_machines` on each machine),
 //! `parallelism_config.py`.
 
+mod shipped;
 mod strategy;
 mod values;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::axes::axes;
 use super::dialect::Dialect;
@@ -16,6 +17,7 @@ use super::node::Node;
 use super::reader::{Asked, Confidence, Detected, Reader, Translated};
 use super::reading::Reading;
 use super::scalar::{Resolved, Schema};
+use super::source::Span;
 use super::suggest::did_you_mean;
 use super::tree::{Given, Tree};
 
@@ -109,19 +111,50 @@ pub(super) fn looks_like_one(root: &Node) -> bool {
         || (root.get("compute_environment").is_some() && root.get("num_processes").is_some())
 }
 
+/// What `accelerate launch` is given as its config.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum Config {
+    /// A file.
+    File(PathBuf),
+    /// A file, or else one of those that TRL ships, by its name.
+    FileOrShipped(Given<String>),
+}
+
+impl Config {
+    /// What TRL's command line calls `accelerate_config`.
+    pub fn of_trl(name: String, span: Span) -> Config {
+        Config::FileOrShipped(Given::new("accelerate_config", name, span))
+    }
+}
+
 /// Reads what `accelerate launch` is given: a config, and options, which stand over it.
 pub(super) fn load(
-    path: Option<&Path>,
+    config: Option<&Config>,
     options: Option<&Node>,
     reading: &mut Reading,
 ) -> Option<Node> {
-    let mut root = match (path, options) {
-        (Some(path), _) => config(path, reading)?,
-        (None, Some(options)) => Node::mapping(options.span),
-        (None, None) => return None,
+    let (mut path, mut shipped) = (Path::new(""), false);
+    let mut root = match config {
+        Some(Config::File(file)) => {
+            path = file;
+            read_config(file, reading)?
+        }
+        Some(Config::FileOrShipped(name)) if Path::new(&name.value).is_file() => {
+            path = Path::new(&name.value);
+            read_config(path, reading)?
+        }
+        Some(Config::FileOrShipped(name)) => {
+            shipped = true;
+            shipped::config(name, reading)?
+        }
+        None => Node::mapping(options?.span),
     };
     if let Some(options) = options {
-        lay_options(&mut root, options, reading);
+        // Nobody wrote a shipped config for this job: an option over it contradicts nothing.
+        match shipped {
+            true => root.overlay(options.clone()),
+            false => lay_options(&mut root, options, reading),
+        }
         if root.get("distributed_type").is_none() {
             let processes = root.get("num_processes").and_then(Node::text);
             let kind = if processes == Some("1") {
@@ -136,8 +169,7 @@ pub(super) fn load(
             );
         }
     }
-    let from = path.unwrap_or(Path::new(""));
-    Some(translate(&root, from, reading))
+    Some(translate(&root, path, reading))
 }
 
 /// Lays the options of `accelerate launch` over a config.
@@ -147,7 +179,7 @@ pub(super) fn lay_options(config: &mut Node, options: &Node, reading: &mut Readi
 }
 
 /// A config that is named must be one.
-fn config(path: &Path, reading: &mut Reading) -> Option<Node> {
+fn read_config(path: &Path, reading: &mut Reading) -> Option<Node> {
     let (file, root) = reading.open(path)?;
     reading.files.accelerate = Some(file);
     if !looks_like_one(&root) {

@@ -5,7 +5,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::command::{self, Command};
+use super::command::{self, Command, Launch};
 use super::dialect::{Dialect, RESERVED};
 use super::node::Node;
 use super::reading::Reading;
@@ -57,8 +57,9 @@ pub(super) fn gather(
         command = Some(read_command(&text, file, reading)?);
     }
     let Some(mut command) = command else {
-        let (path, root) = recipe?;
-        let launched = launcher(request, None, reading)?;
+        let (path, mut root) = recipe?;
+        let told = told_to_trl(&mut root);
+        let launched = launcher(request, None, told, reading)?;
         return Some(Job {
             root,
             path,
@@ -80,7 +81,11 @@ pub(super) fn gather(
         accelerate::lay_options(root, options, reading);
         command.launch = None;
     }
-    let launched = launcher(request, Some(&command), reading)?;
+    let told = match &mut recipe {
+        Some((_, root)) if command.by_trl => told_to_trl(root),
+        _ => Launch::default(),
+    };
+    let launched = launcher(request, Some(&command), told, reading)?;
     let alone = recipe.is_none();
     let script = command.script.as_ref();
     let (path, mut root) = recipe.unwrap_or_else(|| {
@@ -141,20 +146,41 @@ fn dialect(root: &mut Node, command: &Command, alone: bool) -> Option<(Dialect, 
     Some((Dialect::Transformers, reason))
 }
 
+/// What the recipe itself says to the launcher of TRL's command line. Configs of launchers have the same
+/// keys.
+fn told_to_trl(root: &mut Node) -> Launch {
+    match accelerate::looks_like_one(root) {
+        true => Launch::default(),
+        false => command::take_launch(root),
+    }
+}
+
 /// What the launcher says: an accelerate config (`--accelerate`, or the command's own), the options
-/// of `accelerate launch` over it, or the processes of another launcher. `None`: a file that cannot
-/// be read.
+/// of `accelerate launch` over it, or the processes of another launcher. What was typed stands over
+/// what the recipe has told it. `None`: a file that cannot be read.
 fn launcher(
     request: &Request,
     command: Option<&Command>,
+    told: Launch,
     reading: &mut Reading,
 ) -> Option<Option<Node>> {
-    let named = command.and_then(|command| command.accelerate.as_deref());
-    let file: Option<&Path> = request.accelerate.as_deref().or(named);
-    let options = command.and_then(|command| command.launch.as_ref());
-    let mut launched = match (file, options) {
+    let asked = request.accelerate.clone().map(accelerate::Config::File);
+    let named = command.and_then(|command| command.accelerate.clone());
+    let config = asked.or(named).or(told.config);
+    let mut options = told.options;
+    if let Some(typed) = command.and_then(|command| command.launch.clone()) {
+        match &mut options {
+            Some(options) => options.overlay(typed),
+            None => options = Some(typed),
+        }
+    }
+    let mut launched = match (config, options) {
         (None, None) => None,
-        (file, options) => Some(accelerate::load(file, options, reading)?),
+        (config, options) => Some(accelerate::load(
+            config.as_ref(),
+            options.as_ref(),
+            reading,
+        )?),
     };
     if let Some(world) = command.and_then(|command| command.world.clone()) {
         match &mut launched {

@@ -3,7 +3,10 @@
 //! Sources: torch 2.9 `distributed/run.py`; accelerate 16cb6eb `commands/launch.py`; DeepSpeed
 //! edaa722 `launcher/runner.py`; TRL f2cd577 `cli/main.py`.
 
+use std::path::PathBuf;
+
 use super::words::Word;
+use crate::recipe::accelerate::Config;
 use crate::recipe::node::Node;
 use crate::recipe::source::Span;
 use crate::recipe::tree::{Given, Tree};
@@ -27,8 +30,8 @@ pub(super) struct Launched<'w> {
 
 /// Options of `accelerate launch`.
 pub(super) struct Accelerate {
-    /// `--config_file`.
-    pub config: Option<Word>,
+    /// `--config_file`, or what TRL's command line has in its place.
+    pub config: Option<Config>,
     /// All others, in the order of writing; `None` for switches.
     pub options: Vec<(String, Option<Word>)>,
 }
@@ -156,18 +159,33 @@ const PYTHON: Options = Options {
     valued: &["X", "W", "m"],
 };
 
-/// Accelerate's options that TRL's own command line passes on.
-pub(super) const TRL_PASSES_ON: &[&str] = &[
+/// Options that TRL's own command line passes on to `accelerate launch`: those that no trainer has.
+const TRL_PASSES_ON: &[&str] = &[
+    "config_file",
     "num_processes",
     "num_machines",
     "machine_rank",
+    "main_process_ip",
     "main_process_port",
     "mixed_precision",
     "gpu_ids",
+    "zero_stage",
+    "deepspeed_config_file",
+    "use_deepspeed",
+    "use_fsdp",
+    "multi_gpu",
+    "fsdp_version",
+    "fsdp_sharding_strategy",
+    "fsdp_reshard_after_forward",
 ];
 
-/// What TRL's command line calls the accelerate config.
+/// What TRL's command line calls the accelerate config: a file, or one that TRL ships by its name.
 pub(super) const TRL_CONFIG: &str = "accelerate_config";
+
+/// Whether TRL's command line takes an option, or a key of its recipe, for its launcher.
+pub(super) fn is_for_trls_launcher(name: &str) -> bool {
+    name == TRL_CONFIG || TRL_PASSES_ON.contains(&name)
+}
 
 /// The part of a command from its launcher on, or from its first argument where it has none. `None`
 /// for a command that starts no training.
@@ -340,9 +358,14 @@ fn accelerate(words: &[Word]) -> Launched<'_> {
     let mut launched = program(rest);
     // What its config says reaches the program through the environment.
     launched.alone = None;
-    let config = value(&options, &["config_file"]).cloned();
+    let config = file(&options);
     launched.accelerate = Some(Accelerate { config, options });
     launched
+}
+
+fn file(options: &[(String, Option<Word>)]) -> Option<Config> {
+    let word = value(options, &["config_file"])?;
+    Some(Config::File(PathBuf::from(&word.text)))
 }
 
 /// `python [options] SCRIPT`, or a launcher's module.
@@ -380,20 +403,16 @@ fn trl(words: &[Word]) -> Launched<'_> {
     launched.mixed = true;
     launched.alone = None;
     let mut options = Vec::new();
-    let mut config = None;
     for (at, word) in words.iter().enumerate() {
         let option = word.option().filter(|_| word.text.starts_with("--"));
-        let Some((name, tied)) = option else {
-            continue;
-        };
-        let value = tied.or_else(|| words.get(at + 1).cloned());
-        if name == TRL_CONFIG {
-            config = value;
-        } else if TRL_PASSES_ON.contains(&name.as_str()) {
-            options.push((name, value));
+        if let Some((name, tied)) = option.filter(|(name, _)| is_for_trls_launcher(name)) {
+            options.push((name, tied.or_else(|| words.get(at + 1).cloned())));
         }
     }
-    if config.is_some() || !options.is_empty() {
+    if !options.is_empty() {
+        let named = value(&options, &[TRL_CONFIG]);
+        let named = named.map(|word| Config::of_trl(word.text.clone(), word.span));
+        let config = named.or_else(|| file(&options));
         launched.accelerate = Some(Accelerate { config, options });
     }
     launched

@@ -9,8 +9,9 @@ mod words;
 
 use std::path::{Path, PathBuf};
 
+use super::accelerate::Config;
 use super::diagnostic::Diagnostic;
-use super::node::Node;
+use super::node::{Node, Value};
 use super::source::{FileId, Span};
 use super::tree::{Given, Tree};
 
@@ -45,7 +46,9 @@ pub(super) struct Command {
     /// that uses DeepSpeed without a trainer around it (`--deepspeed_config`).
     pub deepspeed: bool,
     /// The accelerate config that it is launched with.
-    pub accelerate: Option<PathBuf>,
+    pub accelerate: Option<Config>,
+    /// It is TRL's own command line, which looks for options of its launcher in the recipe as well.
+    pub by_trl: bool,
     /// Options of `accelerate launch`, as keys of its config.
     pub launch: Option<Node>,
     /// Processes that torchrun or DeepSpeed's launcher starts, as a native tree.
@@ -129,13 +132,10 @@ fn understand(
 ) -> Command {
     let start = launched.arguments.first().unwrap_or(last).span;
     let (mut arguments, loose) = arguments::tree(launched.arguments, start, is_switch, diagnostics);
-    if launched.mixed {
-        for key in launcher::TRL_PASSES_ON
-            .iter()
-            .chain([&launcher::TRL_CONFIG])
-        {
-            arguments.remove_path(key);
-        }
+    if launched.mixed
+        && let Value::Mapping(entries) = &mut arguments.value
+    {
+        entries.retain(|entry| !launcher::is_for_trls_launcher(&entry.name));
     }
     let script = launched.script.map(|word| {
         let path = PathBuf::from(&word.text);
@@ -162,7 +162,8 @@ fn understand(
         script,
         config,
         deepspeed,
-        accelerate: accelerate.and_then(|call| Some(PathBuf::from(&call.config.as_ref()?.text))),
+        accelerate: accelerate.and_then(|call| call.config.clone()),
+        by_trl: launched.mixed,
         launch,
         world: launched.world.clone(),
         end: last.span.end,
@@ -173,36 +174,93 @@ fn understand(
 fn launch_keys(options: &[(String, Option<Word>)], span: Span) -> Node {
     let mut tree = Tree::new(span);
     for (name, value) in options {
-        let (path, text) = match (name.as_str(), value) {
-            ("use_deepspeed", _) => ("distributed_type".to_owned(), "DEEPSPEED"),
-            ("use_fsdp", _) => ("distributed_type".to_owned(), "FSDP"),
-            ("use_megatron_lm", _) => ("distributed_type".to_owned(), "MEGATRON_LM"),
-            ("multi_gpu", _) => ("distributed_type".to_owned(), "MULTI_GPU"),
-            ("num_processes" | "num_machines" | "mixed_precision", Some(value)) => {
-                (name.clone(), value.text.as_str())
-            }
-            (
-                "zero_stage" | "gradient_accumulation_steps" | "deepspeed_config_file",
-                Some(value),
-            ) => (format!("deepspeed_config.{name}"), value.text.as_str()),
-            (name, Some(value)) => {
-                let prefixes = [
-                    ("fsdp_", "fsdp_config"),
-                    ("parallelism_config_", "parallelism_config"),
-                    ("megatron_lm_", "megatron_lm_config"),
-                ];
-                let Some((_, part)) = prefixes.iter().find(|(prefix, _)| name.starts_with(prefix))
-                else {
-                    continue;
-                };
-                (format!("{part}.{name}"), value.text.as_str())
-            }
-            _ => continue,
+        let key = format!("--{name}");
+        let of_kind = |kind: &str| Given::new(&key, kind.to_owned(), span);
+        let (path, given) = match (kind_of(name), value) {
+            (Some(kind), _) => ("distributed_type".to_owned(), of_kind(kind)),
+            (None, Some(value)) => match config_key(name) {
+                Some(path) => (path, Given::new(&key, value.text.clone(), value.span)),
+                None => continue,
+            },
+            (None, None) => continue,
         };
-        let at = value.as_ref().map_or(span, |value| value.span);
-        tree.plain(&path, &Given::new(format!("--{name}"), text, at));
+        tree.plain(&path, &given);
     }
     tree.into_node()
+}
+
+/// The distributed type that a switch of `accelerate launch` asks for.
+fn kind_of(name: &str) -> Option<&'static str> {
+    match name {
+        "use_deepspeed" => Some("DEEPSPEED"),
+        "use_fsdp" => Some("FSDP"),
+        "use_megatron_lm" => Some("MEGATRON_LM"),
+        "multi_gpu" => Some("MULTI_GPU"),
+        _ => None,
+    }
+}
+
+/// The key of an accelerate config that an option with a value stands over.
+fn config_key(name: &str) -> Option<String> {
+    let part = match name {
+        "num_processes" | "num_machines" | "mixed_precision" => return Some(name.to_owned()),
+        "zero_stage" | "gradient_accumulation_steps" | "deepspeed_config_file" => {
+            "deepspeed_config"
+        }
+        name => {
+            let prefixes = [
+                ("fsdp_", "fsdp_config"),
+                ("parallelism_config_", "parallelism_config"),
+                ("megatron_lm_", "megatron_lm_config"),
+            ];
+            prefixes
+                .iter()
+                .find(|(prefix, _)| name.starts_with(prefix))?
+                .1
+        }
+    };
+    Some(format!("{part}.{name}"))
+}
+
+/// What a recipe says to TRL's launcher: a config, and options over it.
+#[derive(Debug, Default)]
+pub(super) struct Launch {
+    /// `accelerate_config`.
+    pub config: Option<Config>,
+    /// Options of `accelerate launch`, as keys of its config.
+    pub options: Option<Node>,
+}
+
+/// Takes out of a recipe what TRL's command line hands to its launcher (`num_processes: 4`): all that
+/// the trainer does not know goes there.
+pub(super) fn take_launch(root: &mut Node) -> Launch {
+    let mut launch = Launch::default();
+    let Value::Mapping(entries) = &mut root.value else {
+        return launch;
+    };
+    let mut options = Tree::new(root.span);
+    let mut any = false;
+    entries.retain(|entry| {
+        let name = entry.name.as_str();
+        let text = entry.value.text();
+        let (Some(text), true) = (text, launcher::is_for_trls_launcher(name)) else {
+            return true;
+        };
+        let span = entry.value.span;
+        match name {
+            launcher::TRL_CONFIG => launch.config = Some(Config::of_trl(text.to_owned(), span)),
+            "config_file" => launch.config = Some(Config::File(PathBuf::from(text))),
+            name => {
+                if let Some(path) = config_key(name) {
+                    options.plain(&path, &Given::new(name, text, span));
+                    any = true;
+                }
+            }
+        }
+        false
+    });
+    launch.options = any.then(|| options.into_node());
+    launch
 }
 
 #[cfg(test)]

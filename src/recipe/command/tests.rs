@@ -54,7 +54,7 @@ fn launchers_say_how_many_processes_there_are() {
          --zero_stage 3 --multi_gpu scripts/dpo.py --config recipe.yaml --beta 0.1",
     )
     .unwrap();
-    assert_eq!(call.accelerate, Some("fsdp.yaml".into()));
+    assert_eq!(call.accelerate, Some(Config::File("fsdp.yaml".into())));
     assert_eq!(call.config, Some("recipe.yaml".into()));
     assert_eq!(call.script.unwrap().value, PathBuf::from("scripts/dpo.py"));
     let launch = call.launch.unwrap();
@@ -141,7 +141,10 @@ fn trls_own_command_line_is_split_between_launcher_and_trainer() {
         "trl sft --config r.yaml --num_processes 4 --accelerate_config zero2.yaml --lora_r 8";
     let command = understood(line).unwrap();
     assert_eq!(command.script.unwrap().value, PathBuf::from("sft"));
-    assert_eq!(command.accelerate, Some("zero2.yaml".into()));
+    let Some(Config::FileOrShipped(config)) = &command.accelerate else {
+        panic!("{command:?}");
+    };
+    assert_eq!(config.value, "zero2.yaml");
     let keys = command
         .arguments
         .entries()
@@ -149,4 +152,28 @@ fn trls_own_command_line_is_split_between_launcher_and_trainer() {
         .iter()
         .map(|e| e.name.as_str());
     assert_eq!(keys.collect::<Vec<_>>(), ["lora_r"]);
+}
+
+#[test]
+fn what_trl_hands_to_its_launcher_is_taken_from_words_and_from_the_recipe() {
+    let line = "trl dpo --use_deepspeed --zero_stage 3 --config_file own.yaml --num_processes=2 --beta 0.2";
+    let command = understood(line).unwrap();
+    assert_eq!(command.accelerate, Some(Config::File("own.yaml".into())));
+    let keys = command.arguments.entries().unwrap().iter();
+    assert_eq!(keys.map(|e| e.name.as_str()).collect::<Vec<_>>(), ["beta"]);
+    let launch = command.launch.unwrap();
+    let said = |path: &str| launch.get_path(path).and_then(Node::text);
+    assert_eq!(said("distributed_type"), Some("DEEPSPEED"));
+    assert_eq!(said("deepspeed_config.zero_stage"), Some("3"));
+
+    let mut sources = Sources::default();
+    let file = sources.add("sft.yaml", "");
+    let text = "accelerate_config: zero2\nnum_processes: 4\nlearning_rate: 1e-5\n";
+    let mut root = crate::recipe::yaml::parse(text, file, &mut Vec::new()).unwrap();
+    let launch = take_launch(&mut root);
+    assert!(matches!(launch.config, Some(Config::FileOrShipped(name)) if name.value == "zero2"));
+    let processes = launch.options.unwrap().get("num_processes").cloned().unwrap();
+    assert_eq!((processes.text(), processes.span.line), (Some("4"), 2));
+    let left = root.entries().unwrap().iter();
+    assert_eq!(left.map(|e| e.name.as_str()).collect::<Vec<_>>(), ["learning_rate"]);
 }

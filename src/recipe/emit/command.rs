@@ -81,9 +81,16 @@ fn processes(
     let (start, end) = (place.span.start, place.span.end);
     let text = text_of(recipe, file).get(start..end).unwrap_or_default();
     let stated: Option<u64> = text.trim_matches(['"', '\'']).parse().ok();
-    // torchrun starts one process where its option is not there; the place is its own then.
-    let silent = stated.is_none() && place.key == PER_NODE;
-    let Some(each) = stated.or(silent.then_some(1)).filter(|each| *each > 0) else {
+    // Where the option is not there the place is that of what speaks for it: torchrun, which starts
+    // one process a node, or the name of a config that TRL ships, which is for one node.
+    let silent = match place.key.as_str() {
+        PER_NODE => Some((PER_NODE, 1)),
+        "num_processes" => Some(("--num_processes", all)),
+        _ => None,
+    };
+    let silent = silent.filter(|_| stated.is_none());
+    let each = stated.or(silent.map(|(_, each)| each));
+    let Some(each) = each.filter(|each| *each > 0) else {
         let text = text.to_owned();
         return Err(EmitError::Devices { text });
     };
@@ -93,7 +100,7 @@ fn processes(
     }
     let each = (world / nodes).to_string();
     Ok(Some(match silent {
-        true => (end, end, format!(" {PER_NODE} {each}")),
-        false => (start, end, edit::in_quotes_of(text, &each)),
+        Some((option, _)) => (end, end, format!(" {option} {each}")),
+        None => (start, end, edit::in_quotes_of(text, &each)),
     }))
 }

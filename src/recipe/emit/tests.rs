@@ -129,6 +129,22 @@ fn a_command_gets_its_numbers_and_its_processes() {
 }
 
 #[test]
+fn a_shipped_config_gets_its_processes_beside_it() {
+    let line = "trl sft --accelerate_config zero2 --per_device_train_batch_size 8 --dataset_name d";
+    let job = Job::new(&[], line);
+    assert_eq!(
+        job.emitted(None, &numbers(4, 8, 2), Form::Recipe),
+        "trl sft --accelerate_config zero2 --num_processes 4 --per_device_train_batch_size 8 \
+         --dataset_name d --gradient_accumulation_steps 2\n"
+    );
+    let text = format!("{SFT}accelerate_config: zero2\n");
+    let job = Job::new(&[("config.yaml", &text)], "");
+    let written = job.emitted(None, &numbers(4, 16, 2), Form::Recipe);
+    let expected = text.replace("16\n", "16\nnum_processes: 4\ngradient_accumulation_steps: 2\n");
+    assert_eq!(written, expected);
+}
+
+#[test]
 fn a_script_and_a_file_of_arguments_keep_their_form() {
     let script = "#!/bin/bash\n# run\ntorchrun --nproc_per_node \"8\" \\\n  t.py \\\n  --per_device_train_batch_size '16' \\\n  --seed 1 # end\n";
     let job = Job::new(&[("run.sh", script)], "");
