@@ -74,6 +74,10 @@ pub struct RecipeOptions {
     #[arg(long, value_name = "B", value_parser = clap::value_parser!(u64).range(1..))]
     pub global_batch_size: Option<u64>,
 
+    /// Hydra's flag for several jobs, which is refused with what to run instead
+    #[arg(short = 'm', long, hide = true)]
+    multirun: bool,
+
     /// What to do when no exact split exists at the world asked for
     #[arg(long, value_name = "HOW", value_parser = ["exact", "uneven"])]
     pub remainder: Option<String>,
@@ -92,11 +96,13 @@ impl RecipeOptions {
         overrides: &[String],
         command: &[String],
     ) -> Result<Recipe, ReadError> {
+        let mut overrides = overrides.to_vec();
+        overrides.extend(self.multirun.then(|| "--multirun".to_owned()));
         recipe::read(&Request {
             path: path.to_owned(),
             command: command.to_vec(),
             accelerate: self.accelerate.clone(),
-            overrides: overrides.to_vec(),
+            overrides,
             dialect: self.dialect,
             version: self.dialect_version.clone(),
             settings: self.settings(),

@@ -3,7 +3,7 @@
 //! trainer's keys and one native tree of what the launcher says, precedence as upstream has it: what
 //! is typed stands over what a file says.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use super::command::{self, Command, Launch};
 use super::dialect::{Dialect, RESERVED};

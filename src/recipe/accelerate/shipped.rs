@@ -30,13 +30,18 @@ const SHIPPED: &[(&str, &str, &[(&str, &str)])] = &[
     (
         "zero1",
         "DEEPSPEED",
-        &[
-            ("deepspeed_config.zero_stage", "1"),
-            (ACCUMULATION, "1"),
-        ],
+        &[("deepspeed_config.zero_stage", "1"), (ACCUMULATION, "1")],
     ),
-    ("zero2", "DEEPSPEED", &[("deepspeed_config.zero_stage", "2")]),
-    ("zero3", "DEEPSPEED", &[("deepspeed_config.zero_stage", "3")]),
+    (
+        "zero2",
+        "DEEPSPEED",
+        &[("deepspeed_config.zero_stage", "2")],
+    ),
+    (
+        "zero3",
+        "DEEPSPEED",
+        &[("deepspeed_config.zero_stage", "3")],
+    ),
 ];
 
 /// What one of them fixes for the trainer.
@@ -111,7 +116,9 @@ mod tests {
             ("zero3", 8, Strategy::Fsdp),
         ] {
             let recipe = job(&format!("--accelerate_config {name}"));
-            let spec = recipe.unwrap_or_else(|error| panic!("{name}: {error}")).spec;
+            let spec = recipe
+                .unwrap_or_else(|error| panic!("{name}: {error}"))
+                .spec;
             assert_eq!(spec.batch.gpus, Some(gpus), "{name}");
             assert_eq!(spec.parallel.strategy, strategy, "{name}");
             assert_eq!(spec.model.precision, Precision::Bf16, "{name}");
@@ -127,7 +134,10 @@ mod tests {
         assert_eq!(fixed.diagnostics[0].rule, "accumulation-conflict");
         let conflict = job("--accelerate_config zero1 --gradient_accumulation_steps 2");
         let rules = conflict.unwrap_err().diagnostics;
-        assert!(rules.iter().all(|d| d.rule == "accumulation-conflict"), "{rules:?}");
+        assert!(
+            rules.iter().all(|d| d.rule == "accumulation-conflict"),
+            "{rules:?}"
+        );
     }
 
     #[test]
@@ -158,7 +168,11 @@ mod tests {
             let command = command.replace('@', &path.display().to_string());
             let alone = command.is_empty();
             read(&Request {
-                path: if alone { path.clone() } else { Default::default() },
+                path: if alone {
+                    path.clone()
+                } else {
+                    Default::default()
+                },
                 command: command.split_whitespace().map(str::to_owned).collect(),
                 ..Request::default()
             })

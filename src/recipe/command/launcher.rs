@@ -171,9 +171,6 @@ const TRL_PASSES_ON: &[&str] = &[
     "gpu_ids",
     "zero_stage",
     "deepspeed_config_file",
-    "use_deepspeed",
-    "use_fsdp",
-    "multi_gpu",
     "fsdp_version",
     "fsdp_sharding_strategy",
     "fsdp_reshard_after_forward",
@@ -182,8 +179,17 @@ const TRL_PASSES_ON: &[&str] = &[
 /// What TRL's command line calls the accelerate config: a file, or one that TRL ships by its name.
 pub(super) const TRL_CONFIG: &str = "accelerate_config";
 
-/// Whether TRL's command line takes an option, or a key of its recipe, for its launcher.
+/// Those of them that stand without a value. In a recipe they would be given one, which upstream takes
+/// for the program.
+const TRL_SWITCHES: &[&str] = &["use_deepspeed", "use_fsdp", "multi_gpu"];
+
+/// Whether TRL's command line takes an option for its launcher.
 pub(super) fn is_for_trls_launcher(name: &str) -> bool {
+    is_launcher_key(name) || TRL_SWITCHES.contains(&name)
+}
+
+/// Whether it takes a key of its recipe for its launcher.
+pub(super) fn is_launcher_key(name: &str) -> bool {
     name == TRL_CONFIG || TRL_PASSES_ON.contains(&name)
 }
 

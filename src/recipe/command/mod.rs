@@ -243,7 +243,7 @@ pub(super) fn take_launch(root: &mut Node) -> Launch {
     entries.retain(|entry| {
         let name = entry.name.as_str();
         let text = entry.value.text();
-        let (Some(text), true) = (text, launcher::is_for_trls_launcher(name)) else {
+        let (Some(text), true) = (text, launcher::is_launcher_key(name)) else {
             return true;
         };
         let span = entry.value.span;

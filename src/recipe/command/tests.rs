@@ -140,7 +140,7 @@ fn trls_own_command_line_is_split_between_launcher_and_trainer() {
     let line =
         "trl sft --config r.yaml --num_processes 4 --accelerate_config zero2.yaml --lora_r 8";
     let command = understood(line).unwrap();
-    assert_eq!(command.script.unwrap().value, PathBuf::from("sft"));
+    assert_eq!(command.script.as_ref().unwrap().value, PathBuf::from("sft"));
     let Some(Config::FileOrShipped(config)) = &command.accelerate else {
         panic!("{command:?}");
     };
@@ -172,8 +172,16 @@ fn what_trl_hands_to_its_launcher_is_taken_from_words_and_from_the_recipe() {
     let mut root = crate::recipe::yaml::parse(text, file, &mut Vec::new()).unwrap();
     let launch = take_launch(&mut root);
     assert!(matches!(launch.config, Some(Config::FileOrShipped(name)) if name.value == "zero2"));
-    let processes = launch.options.unwrap().get("num_processes").cloned().unwrap();
+    let processes = launch
+        .options
+        .unwrap()
+        .get("num_processes")
+        .cloned()
+        .unwrap();
     assert_eq!((processes.text(), processes.span.line), (Some("4"), 2));
     let left = root.entries().unwrap().iter();
-    assert_eq!(left.map(|e| e.name.as_str()).collect::<Vec<_>>(), ["learning_rate"]);
+    assert_eq!(
+        left.map(|e| e.name.as_str()).collect::<Vec<_>>(),
+        ["learning_rate"]
+    );
 }

@@ -282,10 +282,20 @@ mod tests {
             let span = root.get_path(path).unwrap().span;
             path_at(text, span, key)
         };
-        assert_eq!(found("batch_size", "model.batch_size").as_deref(), Some("batch_size"));
-        assert_eq!(found("m.n", "m.batch_size").as_deref(), Some("m.batch_size"));
+        assert_eq!(
+            found("batch_size", "model.batch_size").as_deref(),
+            Some("batch_size")
+        );
+        assert_eq!(
+            found("m.n", "m.batch_size").as_deref(),
+            Some("m.batch_size")
+        );
         assert_eq!(found("batch_size", "model.size"), None);
-        assert_eq!(found("m.n", "x.batch_size"), None, "it is below another key");
+        assert_eq!(
+            found("m.n", "x.batch_size"),
+            None,
+            "it is below another key"
+        );
     }
 
     #[test]

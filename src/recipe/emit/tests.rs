@@ -140,7 +140,10 @@ fn a_shipped_config_gets_its_processes_beside_it() {
     let text = format!("{SFT}accelerate_config: zero2\n");
     let job = Job::new(&[("config.yaml", &text)], "");
     let written = job.emitted(None, &numbers(4, 16, 2), Form::Recipe);
-    let expected = text.replace("16\n", "16\nnum_processes: 4\ngradient_accumulation_steps: 2\n");
+    let expected = text.replace(
+        "16\n",
+        "16\nnum_processes: 4\ngradient_accumulation_steps: 2\n",
+    );
     assert_eq!(written, expected);
 }
 

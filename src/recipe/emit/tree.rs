@@ -109,10 +109,12 @@ fn place(
     both: &[Number],
 ) -> Result<(String, String), EmitError> {
     let text = text_of(recipe, file);
-    let (key, value) = (number.key, number.value.to_string());
+    let key = number.key;
     let refuse = || {
-        let key = key.to_owned();
-        EmitError::Edit(edit::EditError { key, value })
+        EmitError::Edit(edit::EditError {
+            key: key.to_owned(),
+            value: number.value.to_string(),
+        })
     };
     let there = both
         .iter()

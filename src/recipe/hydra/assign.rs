@@ -12,9 +12,9 @@ use crate::recipe::scalar::{Resolved, Schema};
 use crate::recipe::source::Span;
 
 use super::Program;
-use super::compose::merge;
 use super::grammar::{Kind, Override};
 use super::known::{find, meant};
+use super::layer::merge;
 
 /// Applies an override of a value.
 pub(super) fn assign(config: &mut Node, line: Override, program: &Program, reading: &mut Reading) {

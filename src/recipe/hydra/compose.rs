@@ -1,21 +1,30 @@
-//! Layers of a config in the order of its defaults lists, laid over each other.
+//! Layers of a config in the order of its defaults lists.
 //!
-//! Source: Hydra 1.3, `_internal/defaults_list.py`, `_internal/config_loader_impl.py`; the merge is
-//! OmegaConf's `_map_merge`: mappings merge, lists and scalars replace, `???` replaces nothing.
+//! Hydra goes through a list from its last entry to its first, so what an entry overrides holds for
+//! everything that stands before it, and an interpolation finds the options of groups that come
+//! after it. Entries whose option is an interpolation come last of their list.
+//!
+//! Source: Hydra 1.3, `_internal/defaults_list.py` (`_create_defaults_tree_impl`),
+//! `_internal/config_loader_impl.py`.
 
 use std::collections::BTreeMap;
 
 use crate::recipe::dialect::RESERVED;
-use crate::recipe::node::{Node, Value};
+use crate::recipe::node::Node;
 use crate::recipe::reading::Reading;
 use crate::recipe::scalar::{Resolved, Schema};
 use crate::recipe::source::Span;
 use crate::recipe::suggest::{did_you_mean, nearest};
 use crate::recipe::yaml::{Weight, weigh};
 
+use super::Program;
 use super::defaults::{self, Choice, Default, What};
-use super::grammar::{Kind, Override};
+use super::interpolation;
+use super::layer::Layer;
+use super::names::{List, dotted, folder_of};
 use super::place::{Place, is_inside};
+use super::selection::{Chosen, Selection};
+use super::sweep;
 
 /// The most files of one config.
 const MAX_FILES: usize = 64;
@@ -24,100 +33,17 @@ const MAX_CHAIN: usize = 16;
 /// The most nodes of all files together.
 const MAX_NODES: usize = 20_000;
 
-/// What the command line says about groups.
-#[derive(Debug, Default)]
-pub(super) struct Selection {
-    chosen: BTreeMap<String, Chosen>,
-    added: Vec<Default>,
-    deleted: BTreeMap<String, Deleted>,
-}
-
-#[derive(Debug)]
-struct Chosen {
-    options: Choice,
-    span: Span,
-    used: bool,
-    /// By the command line, which wins over every list.
-    typed: bool,
-}
-
-#[derive(Debug)]
-struct Deleted {
-    /// Only this option.
-    option: Option<String>,
-    span: Span,
-    used: bool,
-}
-
-impl Selection {
-    /// Takes an override of a group.
-    pub fn take(&mut self, line: Override, reading: &mut Reading) {
-        let Override {
-            kind,
-            key,
-            package,
-            value,
-            span,
-        } = line;
-        let named = match &package {
-            Some(package) => format!("{key}@{package}"),
-            None => key.clone(),
-        };
-        let options = value.as_ref().map(Choice::of);
-        let wrong = |message: String, help: &str, reading: &mut Reading| {
-            reading.error("override-syntax", Some(span), message, help);
-        };
-        match (kind, options) {
-            (Kind::Force, _) => wrong(
-                format!("`++` cannot choose an option of the config group `{key}`"),
-                "write `GROUP=OPTION`, or `+GROUP=OPTION` for a group that the defaults lack",
-                reading,
-            ),
-            (Kind::Delete, option) => {
-                let option = match option {
-                    Some(Some(Choice::Options(names))) => names.into_iter().next(),
-                    _ => None,
-                };
-                let deleted = Deleted {
-                    option,
-                    span,
-                    used: false,
-                };
-                self.deleted.insert(named, deleted);
-            }
-            (Kind::Add, Some(Some(options))) => self.added.push(Default {
-                what: What::Group {
-                    group: key,
-                    options,
-                },
-                package,
-                optional: false,
-                span,
-            }),
-            (Kind::Change, Some(Some(options))) => {
-                let chosen = Chosen {
-                    options,
-                    span,
-                    used: false,
-                    typed: true,
-                };
-                self.chosen.insert(named, chosen);
-            }
-            _ => wrong(
-                format!("the config group `{key}` takes the name of an option"),
-                "write `GROUP=OPTION`",
-                reading,
-            ),
-        }
-    }
-}
+/// What an interpolation of a list may lead to: the option of every group that was gone through, none
+/// for `null`.
+type Choices = BTreeMap<String, Option<String>>;
 
 /// Composes one config.
 pub(super) struct Composer<'r> {
     place: &'r Place,
+    program: &'r Program,
     selection: Selection,
     reading: &'r mut Reading,
-    config: Node,
+    choices: Choices,
     weight: Weight,
     files: usize,
     complete: bool,
@@ -127,15 +53,16 @@ impl<'r> Composer<'r> {
     /// For a config that begins at a place.
     pub fn new(
         place: &'r Place,
+        program: &'r Program,
         selection: Selection,
-        root: Span,
         reading: &'r mut Reading,
     ) -> Self {
         Composer {
             place,
+            program,
             selection,
             reading,
-            config: Node::mapping(root),
+            choices: Choices::new(),
             weight: Weight::default(),
             files: 0,
             complete: true,
@@ -144,22 +71,35 @@ impl<'r> Composer<'r> {
 
     /// The config whose own file is `root`.
     pub fn run(&mut self, root: Node) -> Node {
-        let group = self.place.group().unwrap_or_default().to_owned();
-        let package = group.replace('/', ".");
-        let name = self.place.name.clone();
-        self.file(&name, root, &package, &mut Vec::new());
-        let span = self.config.span;
-        std::mem::replace(&mut self.config, Node::mapping(span))
+        let mut config = Node::mapping(root.span);
+        let place = self.place;
+        let list = List {
+            name: &place.name,
+            package: &dotted(place.group().unwrap_or_default()),
+            interpolated: false,
+        };
+        for layer in self.file(list, root, &mut Vec::new()) {
+            layer.lay(&mut config);
+        }
+        config
     }
 
     /// Reports what the command line chose and nothing took. Whether everything was found.
     pub fn finish(mut self) -> bool {
         let chosen = std::mem::take(&mut self.selection.chosen);
         for (group, chosen) in chosen.into_iter().filter(|(_, c)| !c.used) {
-            let (message, help) = (
-                format!("no defaults list has the config group `{group}`"),
-                format!("write `+{group}=OPTION` to add the group"),
-            );
+            let (message, help) = match chosen.typed {
+                true => (
+                    format!("no defaults list has the config group `{group}`"),
+                    format!("write `+{group}=OPTION` to add the group"),
+                ),
+                false => (
+                    format!(
+                        "nothing that stands before has the config group `{group}` to override"
+                    ),
+                    "put the entry behind the one that it overrides".to_owned(),
+                ),
+            };
             self.refuse("unknown-override", chosen.span, message, help);
         }
         let deleted = std::mem::take(&mut self.selection.deleted);
@@ -175,22 +115,21 @@ impl<'r> Composer<'r> {
         self.reading.error(rule, Some(span), message, help);
     }
 
-    /// Lays a file with everything in its defaults list.
-    fn file(&mut self, name: &str, mut node: Node, package: &str, chain: &mut Vec<String>) {
-        if let Err((message, help)) = self.count(name, &node, chain) {
+    /// The layers of a file with everything in its defaults list, in the order in which they are laid.
+    fn file(&mut self, list: List<'_>, mut node: Node, chain: &mut Vec<String>) -> Vec<Layer> {
+        if let Err((message, help)) = self.count(list.name, &node, chain) {
             self.refuse("defaults-list", node.span, message, help);
-            return;
+            return Vec::new();
         }
         if node.resolve(Schema::OmegaConf) == Some(Resolved::Null) {
-            return;
+            return Vec::new();
         }
         if node.entries().is_none() {
-            let message = format!("a config is a mapping, `{name}` is {}", node.kind());
+            let message = format!("a config is a mapping, `{}` is {}", list.name, node.kind());
             self.refuse("wrong-type", node.span, message, "write `key: value` lines");
-            return;
+            return Vec::new();
         }
-        let list = node.get("defaults").map(defaults::parse);
-        let mut entries = match list {
+        let mut entries = match node.get("defaults").map(defaults::parse) {
             None => Vec::new(),
             Some(Ok(entries)) => entries,
             Some(Err((span, message))) => {
@@ -200,31 +139,57 @@ impl<'r> Composer<'r> {
             }
         };
         node.remove_path("defaults");
+        // A file that does not name itself comes after its defaults.
+        if entries.iter().all(|entry| entry.what != What::This) {
+            entries.push(Default::this(node.span));
+        }
         if chain.is_empty() {
+            if let Some((span, (message, help))) = sweep::in_root(&node) {
+                self.refuse("unsupported-value", span, message, help);
+            }
             // Hydra's own settings say nothing about training.
             node.remove_path("hydra");
             node.remove_path(RESERVED);
             let added = std::mem::take(&mut self.selection.added);
             self.add(added, &mut entries);
         }
-        self.note_overrides(name, &entries);
-        chain.push(name.to_owned());
-        let mut own = Some(node);
-        for entry in &entries {
-            match &entry.what {
-                What::This => {
-                    if let Some(node) = own.take() {
-                        self.lay(package, node);
-                    }
-                }
-                _ => self.entry(name, package, entry, chain),
+        self.note_overrides(list, &entries);
+        chain.push(list.name.to_owned());
+        let layers = self.layers(list, &entries, node, chain);
+        chain.pop();
+        layers
+    }
+
+    /// The layers of every entry of a list; `own` are the keys of the file that it stands in.
+    fn layers(
+        &mut self,
+        list: List<'_>,
+        entries: &[Default],
+        own: Node,
+        chain: &mut Vec<String>,
+    ) -> Vec<Layer> {
+        let mut own = Some(own);
+        let mut layers: Vec<Vec<Layer>> = entries.iter().map(|_| Vec::new()).collect();
+        let mut interpolated = Vec::new();
+        for (at, entry) in entries.iter().enumerate().rev() {
+            if entry.what == What::This {
+                layers[at].extend(own.take().map(|node| Layer {
+                    package: list.package.to_owned(),
+                    node,
+                }));
+            } else if let Some(found) = self.entry(list, entry, None, chain) {
+                layers[at] = found;
+            } else {
+                interpolated.push(at);
             }
         }
-        // A file that does not name itself comes after its defaults.
-        if let Some(node) = own.take() {
-            self.lay(package, node);
+        // Those of one list do not see each other's options.
+        let choices = self.choices.clone();
+        for at in interpolated {
+            let found = self.entry(list, &entries[at], Some(&choices), chain);
+            layers[at] = found.unwrap_or_default();
         }
-        chain.pop();
+        layers.into_iter().flatten().collect()
     }
 
     /// Adds the groups of the command line to the list of the root, which must not have them.
@@ -277,73 +242,167 @@ impl<'r> Composer<'r> {
         Ok(())
     }
 
-    /// `override GROUP: OPTION` entries, which hold for lists that come later; the first one wins.
-    fn note_overrides(&mut self, name: &str, entries: &[Default]) {
+    /// `override GROUP: OPTION` entries, which hold for every list that is gone through later; the
+    /// first one wins.
+    fn note_overrides(&mut self, list: List<'_>, entries: &[Default]) {
         for entry in entries {
-            if let What::Override { group, options } = &entry.what {
-                let group = join(folder_of(name), group);
-                if group.starts_with("hydra/") {
-                    continue;
-                }
-                self.selection.chosen.entry(group).or_insert(Chosen {
-                    options: options.clone(),
+            let What::Override { group, options } = &entry.what else {
+                continue;
+            };
+            let key = list.key(group, entry.package.as_deref());
+            if key.starts_with("hydra/") {
+                continue;
+            }
+            if list.interpolated {
+                let message =
+                    format!("`override {group}` stands in what an interpolation has chosen");
+                let help = "Hydra allows none there: choose the file by its name";
+                self.refuse("defaults-list", entry.span, message, help);
+                continue;
+            }
+            self.selection.chosen.entry(key).or_insert(Chosen {
+                options: options.clone(),
+                span: entry.span,
+                used: false,
+                typed: false,
+            });
+        }
+    }
+
+    /// The layers of what an entry of a list stands for. `None` where an interpolation says what that
+    /// is, and the choices that it may lead to are not given.
+    fn entry(
+        &mut self,
+        list: List<'_>,
+        entry: &Default,
+        choices: Option<&Choices>,
+        chain: &mut Vec<String>,
+    ) -> Option<Vec<Layer>> {
+        match &entry.what {
+            What::This | What::Override { .. } => Some(Vec::new()),
+            What::File(file) => {
+                let file = self.written(file, entry.span, choices)?;
+                let Some(file) = file else {
+                    return Some(Vec::new());
+                };
+                let group = folder_of(file.trim_start_matches('/'));
+                let package = list.inner(group, entry.package.as_deref());
+                let target = Target {
+                    name: list.full(&file),
+                    package,
+                    interpolated: list.interpolated || choices.is_some(),
                     span: entry.span,
-                    used: false,
-                    typed: false,
-                });
+                };
+                Some(self.load(target, entry, chain))
+            }
+            What::Group { group, options } => {
+                self.group(list, entry, group, options, choices, chain)
             }
         }
     }
 
-    /// Lays what an entry of the list of `name` stands for.
-    fn entry(&mut self, name: &str, package: &str, entry: &Default, chain: &mut Vec<String>) {
-        let folder = folder_of(name);
-        match &entry.what {
-            What::This | What::Override { .. } => {}
-            What::File(file) => {
-                let target = join(folder, file);
-                let own = relative(folder_of(file.trim_start_matches('/')));
-                let package = inner(package, entry.package.as_deref(), &own);
-                self.load(&target, entry, entry.span, &package, chain);
-            }
-            What::Group { group, options } => {
-                let own = relative(group.trim_start_matches('/'));
-                let full = join(folder, group);
-                let named = match &entry.package {
-                    Some(package) => format!("{full}@{package}"),
-                    None => full.clone(),
-                };
-                let mut span = entry.span;
-                let mut options = options.clone();
-                if let Some(chosen) = self.selection.chosen.get_mut(&named) {
-                    chosen.used = true;
-                    if chosen.typed || chain.len() == 1 {
-                        span = chosen.span;
-                    }
-                    options.clone_from(&chosen.options);
-                }
-                if let Some(deleted) = self.selection.deleted.get_mut(&named) {
-                    let names = match &options {
-                        Choice::Options(names) => names.as_slice(),
-                        Choice::Missing => &[],
-                    };
-                    if deleted.option.as_ref().is_none_or(|o| names.contains(o)) {
-                        deleted.used = true;
-                        return;
-                    }
-                }
-                let Choice::Options(names) = options else {
-                    let help = self.how_to_choose(&full);
-                    let message = format!("an option of the config group `{named}` must be chosen");
-                    self.refuse("mandatory-missing", span, message, help);
-                    return;
-                };
-                let package = inner(package, entry.package.as_deref(), &own);
-                for option in names {
-                    self.load(&join(&full, &option), entry, span, &package, chain);
-                }
-            }
+    /// The layers of the options of a group; as [`Composer::entry`].
+    fn group(
+        &mut self,
+        list: List<'_>,
+        entry: &Default,
+        group: &str,
+        options: &Choice,
+        choices: Option<&Choices>,
+        chain: &mut Vec<String>,
+    ) -> Option<Vec<Layer>> {
+        let said = entry.package.as_deref();
+        let (full, key) = (list.full(group), list.key(group, said));
+        let (mut options, mut span) = (options.clone(), entry.span);
+        if let Some(chosen) = self.selection.chosen.get_mut(&key) {
+            chosen.used = true;
+            span = chosen.span;
+            options.clone_from(&chosen.options);
         }
+        let mut names = match options {
+            Choice::Options(names) => names,
+            Choice::Missing => {
+                let help = self.how_to_choose(&full);
+                let message = format!("an option of the config group `{key}` must be chosen");
+                self.refuse("mandatory-missing", span, message, help);
+                return Some(Vec::new());
+            }
+        };
+        if let [name] = names.as_mut_slice() {
+            match self.written(name, span, choices)? {
+                Some(written) => *name = written,
+                None => return Some(Vec::new()),
+            }
+        } else if let Some(name) = names.iter().find(|name| name.contains("${")) {
+            let message = format!("`{name}` is an interpolation in a list of options");
+            let help = "Hydra resolves none there: write the option's name";
+            self.refuse("defaults-list", span, message, help);
+            return Some(Vec::new());
+        }
+        if let Some(deleted) = self.selection.deleted.get_mut(&key)
+            && deleted.option.as_ref().is_none_or(|o| names.contains(o))
+        {
+            deleted.used = true;
+            return Some(Vec::new());
+        }
+        if names.len() < 2 {
+            self.note_choice(key, names.first().cloned(), span);
+        }
+        let package = list.inner(group, said);
+        let mut layers = Vec::new();
+        for option in names.iter().rev() {
+            let target = Target {
+                name: format!("{full}/{option}"),
+                package: package.clone(),
+                interpolated: list.interpolated || choices.is_some(),
+                span,
+            };
+            layers.push(self.load(target, entry, chain));
+        }
+        Some(layers.into_iter().rev().flatten().collect())
+    }
+
+    /// Notes the option of a group, of which there is one.
+    fn note_choice(&mut self, key: String, option: Option<String>, span: Span) {
+        let known = self.choices.insert(key.clone(), option.clone());
+        let Some(other) = known.filter(|known| *known != option) else {
+            return;
+        };
+        let name = |option: Option<String>| option.unwrap_or_else(|| "null".to_owned());
+        let (one, other) = (name(option), name(other));
+        let message =
+            format!("the config group `{key}` is in the lists as `{one}` and as `{other}`");
+        let help = format!("take one of them out, or write `override {key}: …` in its place");
+        self.refuse("defaults-list", span, message, help);
+    }
+
+    /// A name with its interpolations resolved. `None` where it has one and the choices are not
+    /// given; `Some(None)` where it leads nowhere, which is reported.
+    fn written(
+        &mut self,
+        name: &str,
+        span: Span,
+        choices: Option<&Choices>,
+    ) -> Option<Option<String>> {
+        if !name.contains("${") {
+            return Some(Some(name.to_owned()));
+        }
+        let mut known = Node::mapping(span);
+        for (key, option) in choices? {
+            let option = match option {
+                Some(option) => Node::string(option, span),
+                None => Node::plain("null", span),
+            };
+            known.set(key, span, option);
+        }
+        let resolved = interpolation::name(name, &known, self.program.resolvers, span);
+        Some(match resolved {
+            Ok(text) => Some(text),
+            Err((message, help)) => {
+                self.refuse("interpolation", span, message, help);
+                None
+            }
+        })
     }
 
     fn how_to_choose(&self, group: &str) -> String {
@@ -354,52 +413,26 @@ impl<'r> Composer<'r> {
         }
     }
 
-    /// Reads a file of the tree and lays it.
-    fn load(
-        &mut self,
-        name: &str,
-        entry: &Default,
-        span: Span,
-        package: &str,
-        chain: &mut Vec<String>,
-    ) {
+    /// The layers of a file of the tree.
+    fn load(&mut self, target: Target, entry: &Default, chain: &mut Vec<String>) -> Vec<Layer> {
+        let name = target.name.as_str();
         let path = self.place.file(name);
         if !is_inside(name) || !path.is_file() {
-            if entry.optional {
-                return;
+            if !entry.optional {
+                self.refuse_missing(name, target.span);
             }
-            let (group, option) = (folder_of(name), name.rsplit('/').next().unwrap_or(name));
-            let options = self.place.options(group);
-            let words: Vec<&str> = options.iter().map(String::as_str).collect();
-            let choose = self.how_to_choose(group);
-            let (message, help) = match group {
-                "" => (
-                    format!(
-                        "there is no config `{name}` in {}",
-                        self.place.folder.display()
-                    ),
-                    did_you_mean(option, words),
-                ),
-                group => (
-                    format!("the config group `{group}` has no option `{option}`"),
-                    match nearest(option, &words) {
-                        Some(near) => format!("did you mean `{near}`? {choose}"),
-                        None => choose,
-                    },
-                ),
-            };
-            self.refuse("config-missing", span, message, help);
-            return;
+            return Vec::new();
         }
         let Some(text) = self.reading.text(&path) else {
             self.complete = false;
-            return;
+            return Vec::new();
         };
         let header = defaults::package_header(&text);
         let package = match header.as_deref() {
-            Some("_group_") | None => package.to_owned(),
+            None | Some("_group_") => target.package,
+            // What the list says stands over it.
+            Some(_) if entry.package.is_some() => target.package,
             Some("_global_") => String::new(),
-            Some(_) if entry.package.is_some() => package.to_owned(),
             Some(header) => header
                 .strip_prefix("_global_.")
                 .unwrap_or(header)
@@ -408,93 +441,55 @@ impl<'r> Composer<'r> {
         // A file of comments alone is an empty config, not an empty recipe.
         let only_comments = |line: &str| line.trim().is_empty() || line.trim().starts_with('#');
         if text.lines().all(only_comments) {
-            return;
+            return Vec::new();
         }
+        let list = List {
+            name,
+            package: &package,
+            interpolated: target.interpolated,
+        };
         match self.reading.parse(&path, text) {
-            Some(node) => self.file(name, node, &package, chain),
-            None => self.complete = false,
-        }
-    }
-
-    /// Lays a file's own keys over what there is.
-    fn lay(&mut self, package: &str, node: Node) {
-        let mut at = &mut self.config;
-        for part in package.split('.').filter(|part| !part.is_empty()) {
-            if at.get(part).is_none_or(|below| below.entries().is_none()) {
-                at.set(part, node.span, Node::mapping(node.span));
-            }
-            let Value::Mapping(entries) = &mut at.value else {
-                return;
-            };
-            let Some(entry) = entries.iter_mut().find(|e| e.name == part) else {
-                return;
-            };
-            at = &mut entry.value;
-        }
-        merge(at, node);
-    }
-}
-
-/// Lays a tree over another as OmegaConf merges them.
-pub(super) fn merge(into: &mut Node, over: Node) {
-    if over.resolve(Schema::OmegaConf) == Some(Resolved::Missing) && is_given(into) {
-        return;
-    }
-    match (&mut into.value, over.value) {
-        (Value::Mapping(own), Value::Mapping(entries)) => {
-            for entry in entries {
-                match own.iter_mut().find(|e| e.name == entry.name) {
-                    Some(present) => {
-                        present.name_span = entry.name_span;
-                        merge(&mut present.value, entry.value);
-                    }
-                    None => own.push(entry),
-                }
+            Some(node) => self.file(list, node, chain),
+            None => {
+                self.complete = false;
+                Vec::new()
             }
         }
-        (_, value) => {
-            into.value = value;
-            into.span = over.span;
-        }
+    }
+
+    fn refuse_missing(&mut self, name: &str, span: Span) {
+        let (group, option) = (folder_of(name), name.rsplit('/').next().unwrap_or(name));
+        let options = self.place.options(group);
+        let words: Vec<&str> = options.iter().map(String::as_str).collect();
+        let choose = self.how_to_choose(group);
+        let (message, help) = match group {
+            "" => (
+                format!(
+                    "there is no config `{name}` in {}",
+                    self.place.folder.display()
+                ),
+                did_you_mean(option, words),
+            ),
+            group => (
+                format!("the config group `{group}` has no option `{option}`"),
+                match nearest(option, &words) {
+                    Some(near) => format!("did you mean `{near}`? {choose}"),
+                    None => choose,
+                },
+            ),
+        };
+        self.refuse("config-missing", span, message, help);
     }
 }
 
-fn is_given(node: &Node) -> bool {
-    node.resolve(Schema::OmegaConf) != Some(Resolved::Missing)
-}
-
-/// The folder of a config's name.
-fn folder_of(name: &str) -> &str {
-    name.rsplit_once('/').map_or("", |(folder, _)| folder)
-}
-
-/// A name as a list in `folder` means it.
-fn join(folder: &str, name: &str) -> String {
-    match name.strip_prefix('/') {
-        Some(absolute) => absolute.to_owned(),
-        None if folder.is_empty() => name.to_owned(),
-        None => format!("{folder}/{name}"),
-    }
-}
-
-/// A group's path as a package.
-fn relative(group: &str) -> String {
-    group.replace('/', ".")
-}
-
-/// The package of what a list in `parent` names: as the list says, or after the group.
-fn inner(parent: &str, said: Option<&str>, own: &str) -> String {
-    let own = match said {
-        None => own,
-        Some("_here_") => "",
-        Some(said) => match said.strip_prefix("_global_") {
-            Some(rest) => return rest.trim_start_matches('.').to_owned(),
-            None => said,
-        },
-    };
-    match (parent, own) {
-        (parent, "") => parent.to_owned(),
-        ("", own) => own.to_owned(),
-        (parent, own) => format!("{parent}.{own}"),
-    }
+/// A file that a list names.
+struct Target {
+    /// From the root of the tree.
+    name: String,
+    /// Where the list has it laid.
+    package: String,
+    /// An interpolation has chosen it, or the list that names it.
+    interpolated: bool,
+    /// Where it was chosen.
+    span: Span,
 }

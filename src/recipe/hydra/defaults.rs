@@ -21,6 +21,18 @@ pub(super) struct Default {
     pub span: Span,
 }
 
+impl Default {
+    /// `_self_`, for a list that lacks it.
+    pub fn this(span: Span) -> Default {
+        Default {
+            what: What::This,
+            package: None,
+            optional: false,
+            span,
+        }
+    }
+}
+
 /// What an entry names.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum What {

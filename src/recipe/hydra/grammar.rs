@@ -14,6 +14,9 @@ use crate::recipe::source::{FileId, Span};
 use crate::recipe::suggest::short;
 use crate::recipe::yaml::MAX_DEPTH;
 
+use super::primitive::plain;
+use super::sweep;
+
 /// What an override does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
@@ -95,7 +98,7 @@ pub(super) fn parse(text: &str, at: Position, file: FileId) -> Result<Override, 
         None => None,
         Some(value) => {
             let start = name_at.after(name).after("=");
-            Some(Parser::whole(value, start, file)?)
+            Some(Parser::whole(value, start, file, key)?)
         }
     };
     Ok(Override {
@@ -117,8 +120,8 @@ struct Parser<'t> {
 }
 
 impl<'t> Parser<'t> {
-    /// The whole text as one value.
-    fn whole(text: &'t str, start: Position, file: FileId) -> Result<Node, Diagnostic> {
+    /// The whole text as one value of a key.
+    fn whole(text: &'t str, start: Position, file: FileId, key: &str) -> Result<Node, Diagnostic> {
         let mut parser = Parser {
             text,
             at: 0,
@@ -132,15 +135,29 @@ impl<'t> Parser<'t> {
         parser.blanks();
         match parser.peek() {
             None => Ok(value),
-            Some(',') => Err(parser.problem(
-                "a list without brackets is a sweep over several runs",
-                "write `key=[a,b]` for a list, `key='a,b'` for text with a comma",
-            )),
+            Some(',') => Err(parser.several(key)),
             Some(c) => Err(parser.problem(
                 format!("`{c}` does not belong to the value"),
                 "put the value into quotes: `key='…'`",
             )),
         }
+    }
+
+    /// What is wrong with several values between commas, the first of which has been read.
+    fn several(mut self, key: &str) -> Diagnostic {
+        let mut values = vec![self.text[..self.at].trim()];
+        while self.peek() == Some(',') {
+            self.next();
+            let from = self.at;
+            if let Err(problem) = self.element(0) {
+                return problem;
+            }
+            self.blanks();
+            values.push(self.text[from..self.at].trim());
+        }
+        let (message, help) = sweep::values(key, &values);
+        let span = self.start.span(self.file, self.text);
+        Diagnostic::error("override-syntax", Some(span), message, help)
     }
 
     fn peek(&self) -> Option<char> {
@@ -312,13 +329,13 @@ impl<'t> Parser<'t> {
                     is_text = true;
                 }
                 '(' => {
-                    return Err(self.problem(
-                        format!(
-                            "`{}(…)` is a function of Hydra's sweeps and casts",
-                            text.trim()
-                        ),
-                        "give the value itself; text with brackets goes into quotes",
-                    ));
+                    let name = text.trim();
+                    let (message, help) = sweep::function(name).unwrap_or_else(|| {
+                        let help = "give the value itself; text with brackets goes into quotes";
+                        let message = format!("`{name}(…)` is a function of Hydra's grammar");
+                        (message, help.to_owned())
+                    });
+                    return Err(self.problem(message, help));
                 }
                 c if c.is_ascii_alphanumeric() || " \t_/-\\+.$%*@?|:".contains(c) => text.push(c),
                 c => {
@@ -341,52 +358,6 @@ impl<'t> Parser<'t> {
             None => Node::string(text, span),
         })
     }
-}
-
-/// The YAML spelling of what is more than text without quotes.
-fn plain(text: &str) -> Option<String> {
-    let lower = text.to_ascii_lowercase();
-    if ["true", "false", "null"].contains(&lower.as_str()) {
-        return Some(lower);
-    }
-    let unsigned = text.strip_prefix(['+', '-']).unwrap_or(text);
-    if is_int(unsigned) {
-        return Some(text.to_owned());
-    }
-    match unsigned.to_ascii_lowercase().as_str() {
-        "inf" if text.starts_with('-') => return Some("-.inf".to_owned()),
-        "inf" => return Some(".inf".to_owned()),
-        "nan" => return Some(".nan".to_owned()),
-        _ => {}
-    }
-    let groups = |digits: &str| {
-        digits.is_empty()
-            || digits
-                .split('_')
-                .all(|group| !group.is_empty() && group.bytes().all(|b| b.is_ascii_digit()))
-    };
-    let (mantissa, exponent) = match unsigned.find(['e', 'E']) {
-        Some(at) => (&unsigned[..at], Some(&unsigned[at + 1..])),
-        None => (unsigned, None),
-    };
-    let (whole, fraction) = mantissa.split_once('.').unwrap_or((mantissa, ""));
-    let exponent_fits = exponent.is_none_or(|e| {
-        let digits = e.strip_prefix(['+', '-']).unwrap_or(e);
-        !digits.is_empty() && groups(digits)
-    });
-    let is_float = (mantissa.contains('.') || exponent.is_some())
-        && !(whole.is_empty() && fraction.is_empty())
-        && groups(whole)
-        && groups(fraction)
-        && exponent_fits;
-    let value: f64 = text.replace('_', "").parse().ok().filter(|_| is_float)?;
-    Some(format!("{value:?}"))
-}
-
-/// Decimal digits without a leading zero, in groups between underscores.
-fn is_int(text: &str) -> bool {
-    let digits = |group: &str| !group.is_empty() && group.bytes().all(|b| b.is_ascii_digit());
-    text == "0" || (!text.starts_with('0') && text.split('_').all(digits))
 }
 
 #[cfg(test)]
@@ -458,7 +429,8 @@ mod tests {
             ("a=1,2", "sweep"),
             ("a=b=c", "quotes"),
             ("a=x#y", "quotes"),
-            ("a=choice(1,2)", "function"),
+            ("a=choice(1,2)", "sweep"),
+            ("a=int(1.5)", "function"),
             ("a=[1", "missing"),
             ("a='x", "does not end"),
             ("a=${b", "does not end"),
@@ -474,6 +446,29 @@ mod tests {
         }
         let deep = format!("a={}", "[".repeat(5000));
         assert!(read(&deep).unwrap_err().message.contains("deeper"));
+    }
+
+    #[test]
+    fn a_sweep_is_told_with_what_to_run_one_after_the_other() {
+        let problem = read("loss=sft, dpo").unwrap_err();
+        assert!(
+            problem
+                .message
+                .starts_with("`loss=sft,dpo` is a sweep: 2 jobs")
+        );
+        assert!(
+            problem.help.contains("`loss=sft`, then `loss=dpo`;"),
+            "{}",
+            problem.help
+        );
+        let span = problem.span.unwrap();
+        assert_eq!((span.start, span.end), (5, 13));
+        let many = read("a=[1,2],{b: 3},'x,y',4,5").unwrap_err().help;
+        assert!(
+            many.contains("`a={b: 3}`, then `a='x,y'`, then `a=4`, and so on"),
+            "{many}"
+        );
+        assert!(read("a=1,").unwrap_err().message.contains("missing"));
     }
 
     #[test]

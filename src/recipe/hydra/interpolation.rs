@@ -41,14 +41,7 @@ pub(super) fn resolve(root: &mut Node, registered: &[Registered], reading: &mut 
         return;
     }
     let frozen = root.clone();
-    let mut resolver = Resolver {
-        root: &frozen,
-        registered,
-        known: HashMap::new(),
-        active: Vec::new(),
-        steps: 0,
-        spent: weigh(&frozen),
-    };
+    let mut resolver = Resolver::new(&frozen, registered);
     let mut problems = Vec::new();
     resolver.tree(root, &mut Vec::new(), &mut problems);
     // Everything that uses a wrong interpolation fails with it: once is enough.
@@ -56,6 +49,35 @@ pub(super) fn resolve(root: &mut Node, registered: &[Registered], reading: &mut 
     for (span, problem) in problems {
         let Problem { message, help } = problem;
         reading.error("interpolation", Some(span), message, help);
+    }
+}
+
+/// A name in a defaults list with its interpolations resolved: they lead to the options of groups, by
+/// the groups' names, and to the environment. Else what is wrong, and what to do.
+pub(super) fn name(
+    text: &str,
+    choices: &Node,
+    registered: &[Registered],
+    span: Span,
+) -> Result<String, (String, String)> {
+    let found = Resolver::new(choices, registered).text(text, span, &[], 0);
+    let wrong = |message: String, help: String| {
+        let seen = "a list sees the options of groups that come after it, and the environment";
+        (message, format!("{help} ({seen})"))
+    };
+    match found {
+        Ok(Found::Node(node)) => match node.resolve(Schema::OmegaConf) {
+            Some(Resolved::Str(name)) if !name.is_empty() => Ok(name),
+            _ => Err(wrong(
+                format!("`{}` leads to no name of an option", short(text)),
+                "write the option's name".to_owned(),
+            )),
+        },
+        Ok(Found::Missing) => Err(wrong(
+            format!("`{}` leads to what must still be given", short(text)),
+            "give it".to_owned(),
+        )),
+        Err(Problem { message, help }) => Err(wrong(message, help)),
     }
 }
 
@@ -102,7 +124,18 @@ struct Resolver<'r> {
     spent: Weight,
 }
 
-impl Resolver<'_> {
+impl<'r> Resolver<'r> {
+    fn new(root: &'r Node, registered: &'r [Registered]) -> Self {
+        Resolver {
+            root,
+            registered,
+            known: HashMap::new(),
+            active: Vec::new(),
+            steps: 0,
+            spent: weigh(root),
+        }
+    }
+
     /// Resolves a tree that stands at a path.
     fn tree(
         &mut self,

@@ -13,7 +13,12 @@ mod defaults;
 mod grammar;
 mod interpolation;
 mod known;
+mod layer;
+mod names;
 mod place;
+mod primitive;
+mod selection;
+mod sweep;
 mod values;
 
 use super::dialect::RESERVED;
@@ -23,8 +28,9 @@ use super::reading::Reading;
 use super::scalar::{Resolved, Schema};
 use super::source::{FileId, Span};
 
-use compose::{Composer, Selection};
+use compose::Composer;
 use grammar::Override;
+use selection::Selection;
 
 pub use interpolation::Registered;
 pub use place::{Place, root_of};
@@ -64,6 +70,10 @@ pub fn compose(
     let mut values = Vec::new();
     for line in lines {
         match line {
+            Line::Upstream(line) if sweep::is_mode(&line) => {
+                let (message, help) = sweep::mode("hydra.mode=MULTIRUN");
+                reading.error("override-syntax", Some(line.span), message, help);
+            }
             Line::Upstream(line) if line.key.starts_with("hydra.") => {}
             Line::Upstream(line) if line.key.starts_with("hydra/") => {}
             Line::Upstream(line) if place.has_group(&line.key) && !is_mapping(&line) => {
@@ -72,7 +82,7 @@ pub fn compose(
             line => values.push(line),
         }
     }
-    let mut composer = Composer::new(place, selection, root.span, reading);
+    let mut composer = Composer::new(place, program, selection, reading);
     let mut config = composer.run(root);
     let complete = composer.finish();
     if let Some(reserved) = reserved {
@@ -133,6 +143,10 @@ fn read<'o>(
         let own = key.strip_prefix(RESERVED);
         if own.is_some_and(|rest| rest.starts_with(['.', '='])) {
             lines.push(Line::Own { text, at, file });
+        } else if sweep::is_flag(text) {
+            let (message, help) = sweep::mode(text);
+            let span = Some(at.span(file, text));
+            reading.error("override-syntax", span, message, help);
         } else {
             match grammar::parse(text, at, file) {
                 Ok(line) => lines.push(Line::Upstream(line)),

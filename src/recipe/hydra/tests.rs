@@ -157,6 +157,23 @@ fn packages_say_where_a_file_is_laid() {
     assert_eq!(tree.value(&["db@other=a", "db=a"], "db.x"), int(1));
     assert!(tree.said(&["+db=a"])[0].contains("that the list has"));
     assert_eq!(tree.value(&["+db@third=a"], "third.x"), int(1));
+    // What a list says stands over the file's own word, and tells where a group below it is.
+    let files = [
+        ("config.yaml", "defaults:\n- whole@x: c\n- server: apache\n"),
+        ("whole/c.yaml", "# @package _global_\nx: 3\n"),
+        ("server/apache.yaml", "defaults:\n- db@main: a\n"),
+        ("server/db/a.yaml", "y: 1\n"),
+        ("server/db/b.yaml", "y: 2\n"),
+    ];
+    let tree = Tree::new(&files);
+    assert_eq!(tree.value(&[], "x.x"), int(3));
+    assert_eq!(tree.value(&[], "server.main.y"), int(1));
+    assert_eq!(
+        tree.value(&["server/db@server.main=b"], "server.main.y"),
+        int(2)
+    );
+    let said = tree.said(&["server/db@main=b"]);
+    assert!(said[0].contains("has the config group `server/db@main`"));
     // The list of one file decides for another's.
     let files = [
         (
@@ -172,6 +189,132 @@ fn packages_say_where_a_file_is_laid() {
         Tree::new(&files).value(&["model/part=one"], "model.part.x"),
         int(1)
     );
+}
+
+/// The list of one file decides for another's, whichever stands first; each as Hydra 1.3 composes it.
+#[test]
+fn overrides_hold_for_what_stands_before_them() {
+    let experiment = "# @package _global_\ndefaults:\n- override /db: fast\nlr: 3\n";
+    let files = |list: &'static str| {
+        Tree::new(&[
+            ("config.yaml", list),
+            ("db/slow.yaml", "x: 1\n"),
+            ("db/fast.yaml", "x: 2\n"),
+            ("experiment/one.yaml", experiment),
+            ("experiment/bare.yaml", "defaults:\n- override /db: fast\n"),
+        ])
+    };
+    let tree = files("defaults:\n- db: slow\n- experiment: null\nlr: 1\n");
+    assert_eq!(tree.value(&[], "db.x"), int(1));
+    assert_eq!(tree.value(&["experiment=one"], "db.x"), int(2));
+    assert_eq!(tree.value(&["experiment=one", "db=slow"], "db.x"), int(1));
+    // What is added comes after the file itself.
+    let tree = files("defaults:\n- db: slow\nlr: 1\n");
+    assert_eq!(tree.value(&["+experiment=one"], "lr"), int(3));
+    // Without its package the list means another group, which nobody has.
+    let said = tree.said(&["+experiment=bare"]);
+    assert!(
+        said[0].contains("before has the config group `db@experiment.db`"),
+        "{said:?}"
+    );
+    let late = files("defaults:\n- experiment: one\n- db: slow\n");
+    assert!(late.said(&[])[0].contains("before has the config group `db` to override"));
+    let twice = files("defaults:\n- db: slow\n- experiment: null\n- /db: fast\n");
+    assert!(
+        twice.said(&[])[0].contains("as `slow` and as `fast`"),
+        "{:?}",
+        twice.said(&[])
+    );
+}
+
+/// Each as Hydra 1.3 composes it.
+#[test]
+fn a_list_may_name_what_another_group_has_chosen() {
+    let files = |list: &str| {
+        Tree::new(&[
+            ("config.yaml", list),
+            ("db/slow.yaml", "defaults:\n- sub: ${/loss}\nx: 1\n"),
+            ("db/plain.yaml", "x: 4\n"),
+            ("db/fast.yaml", "x: 2\n"),
+            ("db/sub/sft.yaml", "y: 1\n"),
+            ("loss/sft.yaml", "y: 2\n"),
+            ("loss/dpo.yaml", "y: 3\n"),
+            ("both/sft_fast.yaml", "z: 1\n"),
+            ("both/dpo_fast.yaml", "z: 2\n"),
+            ("top_sft.yaml", "w: 1\n"),
+            ("over/sft.yaml", "defaults:\n- override /db: fast\n"),
+        ])
+    };
+    let both = "defaults:\n- both: ${loss}_${db}\n- db: fast\n- loss: sft\n";
+    assert_eq!(files(both).value(&[], "both.z"), int(1));
+    assert_eq!(files(both).value(&["loss=dpo"], "both.z"), int(2));
+    assert_eq!(files(both).value(&["both=dpo_fast"], "both.z"), int(2));
+    // From the command line and from an override as well.
+    assert_eq!(files(both).value(&["both=${loss}_fast"], "both.z"), int(1));
+    let over =
+        "defaults:\n- both: dpo_fast\n- db: fast\n- loss: sft\n- override both: ${loss}_${db}\n";
+    assert_eq!(files(over).value(&[], "both.z"), int(1));
+    let file = "defaults:\n- top_${loss}\n- loss: sft\n";
+    assert_eq!(files(file).value(&[], "w"), int(1));
+    let environment = "defaults:\n- loss: ${oc.env:EVENKEEL_NO_SUCH,dpo}\n";
+    assert_eq!(files(environment).value(&[], "loss.y"), int(3));
+    assert_eq!(files(environment).value(&["loss=sft"], "loss.y"), int(2));
+    // In a list further down what comes later in the lists above is known, and nothing else.
+    let below = |list: &str, replaced: &str| {
+        let tree = files(list);
+        let text = format!("defaults:\n- sub: {replaced}\nx: 1\n");
+        std::fs::write(tree.path("db/slow.yaml"), text).unwrap();
+        tree
+    };
+    let known = below("defaults:\n- db: slow\n- loss: sft\n", "${loss}");
+    assert_eq!(known.value(&[], "db.sub.y"), int(1));
+    let unknown = below("defaults:\n- loss: sft\n- db: slow\n", "${loss}");
+    let said = unknown.said(&[]);
+    assert!(
+        said[0].contains("error[interpolation] there is no key `loss`"),
+        "{said:?}"
+    );
+    // The values of the config are none of them.
+    let value = "defaults:\n- loss: ${which}\nwhich: sft\n";
+    assert!(files(value).said(&[])[0].contains("no key `which`"));
+    for (list, word) in [
+        (
+            "defaults:\n- loss: [\"${db}\", dpo]\n- db: fast\n",
+            "in a list of options",
+        ),
+        ("defaults:\n- both: ${db}\n- db: null\n", "leads to no name"),
+        (
+            "defaults:\n- over: ${loss}\n- db: plain\n- loss: sft\n",
+            "an interpolation has chosen",
+        ),
+        (
+            "defaults:\n- loss: ${db}\n- db: ${loss}\n",
+            "there is no key",
+        ),
+        ("defaults:\n- loss: ${db\n- db: fast\n", "does not end"),
+    ] {
+        let said = files(list).said(&[]);
+        assert!(said[0].contains(word), "{list}: {said:?}");
+    }
+}
+
+#[test]
+fn a_sweep_is_refused_wherever_it_is_asked_for() {
+    let tree = Tree::usual();
+    for typed in [
+        "--multirun",
+        "-m",
+        "hydra.mode=MULTIRUN",
+        "loss=sft,dpo",
+        "lr=range(1,3)",
+    ] {
+        let said = tree.said(&["model=llama", typed]);
+        assert_eq!(said.len(), 1, "{said:?}");
+        assert!(said[0].starts_with("error[override-syntax]"), "{said:?}");
+        assert!(said[0].contains("a recipe is one job"), "{said:?}");
+    }
+    let root = [("config.yaml", "hydra: {mode: MULTIRUN}\na: 1\n")];
+    assert!(Tree::new(&root).said(&[])[0].contains("a recipe is one job"));
 }
 
 #[test]

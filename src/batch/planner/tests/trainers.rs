@@ -288,7 +288,9 @@ fn a_tree_of_configs_is_handed_back_as_overrides() {
         let mut recipe = tree(&config, version, gpus, &overrides);
         recipe.spec.batch.global = flag.or(recipe.spec.batch.global);
         let plan = at(&recipe, 2).unwrap_or_else(|refused| panic!("{refused}"));
-        emit(&recipe, &plan.numbers(&recipe), Form::Args).unwrap().text
+        emit(&recipe, &plan.numbers(&recipe), Form::Args)
+            .unwrap()
+            .text
     };
     assert_eq!(
         arguments(None, &typed, 4, None),
@@ -327,10 +329,25 @@ fn copy_of(config: &Path) -> tempfile::TempDir {
 fn every_tree_is_written_for_every_world_and_reads_as_the_same_plan() {
     let Some(root) = corpus::root() else { return };
     let halos = |more: &[&'static str]| [&HALOS, more].concat();
-    let dpo = vec!["model=pythia28", "exp_name=run", "loss=sft", "trainer=FSDPTrainer"];
-    let legacy = vec!["model=llama65b", "exp_name=run", "datasets=[shp]", "mode=train", "loss=sft"];
+    let dpo = vec![
+        "model=pythia28",
+        "exp_name=run",
+        "loss=sft",
+        "trainer=FSDPTrainer",
+    ];
+    let legacy = vec![
+        "model=llama65b",
+        "exp_name=run",
+        "datasets=[shp]",
+        "mode=train",
+        "loss=sft",
+    ];
     let trees = [
-        ("ContextualAI__HALOs/4831988636/config", None, halos(&["loss=dpo"])),
+        (
+            "ContextualAI__HALOs/4831988636/config",
+            None,
+            halos(&["loss=dpo"]),
+        ),
         (
             "ContextualAI__HALOs/4831988636/config",
             Some("before-2025-05-01"),

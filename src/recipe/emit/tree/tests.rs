@@ -6,8 +6,7 @@ use crate::recipe::{Request, Setting, read};
 
 const ROOT: &str = "exp_name: run\ncache_dir: .cache\ndefaults:\n- _self_\n- model: small\n- loss: sft\n\
                     log_epsilon_P: 1\n";
-const BASE: &str =
-    "# shared by all\nbatch_size: 32 # global\ngradient_accumulation_steps: 1\neval_batch_size: 32\n";
+const BASE: &str = "# shared by all\nbatch_size: 32 # global\ngradient_accumulation_steps: 1\neval_batch_size: 32\n";
 
 /// A tree like that of HALOs, with these files of the group `model`, read for four GPUs.
 fn recipe(model: &[(&str, &str)], version: Option<&str>, overrides: &[&str]) -> Recipe {
@@ -18,7 +17,10 @@ fn recipe(model: &[(&str, &str)], version: Option<&str>, overrides: &[&str]) -> 
         std::fs::write(path, text).unwrap();
     };
     write("config.yaml", ROOT);
-    write("loss/sft.yaml", "trainer: SFTTrainer\ndataloader: SFTDataLoader\n");
+    write(
+        "loss/sft.yaml",
+        "trainer: SFTTrainer\ndataloader: SFTDataLoader\n",
+    );
     for (name, text) in model {
         write(&format!("model/{name}.yaml"), text);
     }
@@ -57,14 +59,20 @@ fn name(path: &Path) -> &str {
 
 #[test]
 fn the_file_with_the_numbers_is_written_and_named() {
-    let base = [("base", BASE), ("small", "defaults:\n- base\nname_or_path: m\n")];
+    let base = [
+        ("base", BASE),
+        ("small", "defaults:\n- base\nname_or_path: m\n"),
+    ];
     let emitted = written(&recipe(&base, None, &[]), &HALF).unwrap();
     assert_eq!(emitted.text, BASE.replace("steps: 1", "steps: 2"));
     let replaces = emitted.replaces.unwrap();
     assert_eq!(name(&replaces), "base.yaml");
     assert_eq!(
         emitted.remarks,
-        [format!("this is `{}` of the tree: put it in its place", replaces.display())]
+        [format!(
+            "this is `{}` of the tree: put it in its place",
+            replaces.display()
+        )]
     );
     // One accumulation step's batch changes with the steps.
     let earlier = recipe(&base, Some("before-2025-05-01"), &[]);
@@ -75,7 +83,10 @@ fn the_file_with_the_numbers_is_written_and_named() {
         accumulation: 1,
         ..HALF
     };
-    assert_eq!(written(&recipe(&base, None, &[]), &same).unwrap().text, BASE);
+    assert_eq!(
+        written(&recipe(&base, None, &[]), &same).unwrap().text,
+        BASE
+    );
 }
 
 #[test]

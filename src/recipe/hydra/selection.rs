@@ -1,0 +1,107 @@
+//! Which options of config groups are chosen, added and taken away, before the lists are gone through.
+//!
+//! Source: Hydra 1.3, `_internal/defaults_list.py` (`Overrides`).
+
+use std::collections::BTreeMap;
+
+use crate::recipe::reading::Reading;
+use crate::recipe::source::Span;
+
+use super::defaults::{Choice, Default, What};
+use super::grammar::{Kind, Override};
+
+/// What the command line and `override` entries say about groups.
+#[derive(Debug, Default)]
+pub(super) struct Selection {
+    /// Options for groups that are in a list, by [`super::defaults::key`]: those of the command line,
+    /// and those of `override` entries that no earlier one has taken.
+    pub chosen: BTreeMap<String, Chosen>,
+    /// Groups that no list has.
+    pub added: Vec<Default>,
+    /// Groups taken away.
+    pub deleted: BTreeMap<String, Deleted>,
+}
+
+/// Options chosen for a group.
+#[derive(Debug)]
+pub(super) struct Chosen {
+    pub options: Choice,
+    pub span: Span,
+    /// A list has the group.
+    pub used: bool,
+    /// On the command line, not in a list.
+    pub typed: bool,
+}
+
+/// A group taken away.
+#[derive(Debug)]
+pub(super) struct Deleted {
+    /// Only this option.
+    pub option: Option<String>,
+    pub span: Span,
+    /// A list has the group.
+    pub used: bool,
+}
+
+impl Selection {
+    /// Takes an override of a group.
+    pub fn take(&mut self, line: Override, reading: &mut Reading) {
+        let Override {
+            kind,
+            key,
+            package,
+            value,
+            span,
+        } = line;
+        let named = match &package {
+            Some(package) => format!("{key}@{package}"),
+            None => key.clone(),
+        };
+        let options = value.as_ref().map(Choice::of);
+        let wrong = |message: String, help: &str, reading: &mut Reading| {
+            reading.error("override-syntax", Some(span), message, help);
+        };
+        match (kind, options) {
+            (Kind::Force, _) => wrong(
+                format!("`++` cannot choose an option of the config group `{key}`"),
+                "write `GROUP=OPTION`, or `+GROUP=OPTION` for a group that the defaults lack",
+                reading,
+            ),
+            (Kind::Delete, option) => {
+                let option = match option {
+                    Some(Some(Choice::Options(names))) => names.into_iter().next(),
+                    _ => None,
+                };
+                let deleted = Deleted {
+                    option,
+                    span,
+                    used: false,
+                };
+                self.deleted.insert(named, deleted);
+            }
+            (Kind::Add, Some(Some(options))) => self.added.push(Default {
+                what: What::Group {
+                    group: key,
+                    options,
+                },
+                package,
+                optional: false,
+                span,
+            }),
+            (Kind::Change, Some(Some(options))) => {
+                let chosen = Chosen {
+                    options,
+                    span,
+                    used: false,
+                    typed: true,
+                };
+                self.chosen.insert(named, chosen);
+            }
+            _ => wrong(
+                format!("the config group `{key}` takes the name of an option"),
+                "write `GROUP=OPTION`",
+                reading,
+            ),
+        }
+    }
+}
