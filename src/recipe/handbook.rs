@@ -3,6 +3,7 @@
 //!
 //! The batch is per device: the number of devices stands in the accelerate config, or nowhere.
 
+pub(super) mod abbreviation;
 mod data;
 pub(super) mod keys;
 mod objective;
@@ -72,7 +73,7 @@ impl Reader for Handbook {
 
     fn read(&self, mut root: Node, asked: &Asked<'_>, reading: &mut Reading) -> Translated {
         asked.put_into(&mut root, str::to_owned, reading);
-        let native = translate(&root, asked.path, reading);
+        let native = translate(&mut root, asked.path, reading);
         Translated::whole(root, native)
     }
 
@@ -93,8 +94,10 @@ impl Reader for Handbook {
     }
 }
 
-fn translate(root: &Node, path: &Path, reading: &mut Reading) -> Node {
+fn translate(root: &mut Node, path: &Path, reading: &mut Reading) -> Node {
     let objective = objective::detect(root, path, reading);
+    abbreviation::write_out(root, &keys::known(objective), reading);
+    let root = &*root;
     refuse_unknown(root, objective, reading);
     let kind_of = |key: &str| keys::kind(key, objective);
     let values = Values::check(root, "", kind_of, reading);

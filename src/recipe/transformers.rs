@@ -12,6 +12,7 @@ use std::path::Path;
 
 use super::deepspeed;
 use super::dialect::{Dialect, RESERVED};
+use super::handbook::abbreviation::{Meant, meant};
 use super::handbook::keys::{self, Kind};
 use super::handbook::values::Values;
 use super::handbook::{self, settings};
@@ -164,12 +165,25 @@ fn translate(root: &Node, path: &Path, reading: &mut Reading) -> Node {
     tree.into_node()
 }
 
-/// A key that is nearly a field: the script would refuse it, or it does nothing.
+/// A key that is nearly a field: the script would refuse it, or it does nothing. And an option that a
+/// command has cut short, which is a field's where the script has none of its own that begins so:
+/// nobody else can know, so it is not taken for it.
 fn doubt_unknown(root: &Node, reading: &mut Reading) {
+    let command = reading.files.command.map(|(file, _)| file);
     for entry in root.entries().unwrap_or_default() {
         let name = entry.name.as_str();
         let known = keys::kind_in_training(name).is_some() || example(name).is_some();
         if known || name == RESERVED || name.len() < 6 || name.len() > 80 {
+            continue;
+        }
+        let typed = Some(entry.name_span.file) == command;
+        if let (true, Meant::One(field)) = (typed, meant(name, keys::training())) {
+            reading.warning(
+                "unknown-key",
+                Some(entry.name_span),
+                format!("`--{name}` is left alone: argparse takes it for `--{field}` where the script has no such option of its own"),
+                format!("write `--{field}` out if it is meant"),
+            );
             continue;
         }
         let near = keys::training()

@@ -1,7 +1,7 @@
 use crate::recipe::spec::{
     BatchSchedule, DataFormat, LastBatch, LearningRateShape, Objective, Precision, Spec, Strategy,
 };
-use crate::recipe::{Diagnostic, ReadError, Recipe, Request, read};
+use crate::recipe::{Diagnostic, ReadError, Recipe, Request, Severity, read};
 
 /// Reads a text as the file `folder/config.yaml`, under overrides.
 fn read_in(folder: &str, text: &str, overrides: &[&str]) -> Result<Recipe, ReadError> {
@@ -365,4 +365,47 @@ fn a_run_is_called_by_a_label_whatever_upstream_calls_it() {
          and `-`, 63 at most (a label of DNS), as `x`)",
     ];
     assert_eq!(refused, told.join("\n"));
+}
+
+#[test]
+fn options_cut_short_are_read_as_argparse_reads_them() {
+    let job = |line: &str| {
+        read(&Request {
+            command: line.split_whitespace().map(str::to_owned).collect(),
+            ..Request::default()
+        })
+    };
+    let line = "trl sft --model_name_or_path m --dataset_name d --num_processes 2";
+    let recipe = job(&format!(
+        "{line} --per-device-train-b 4 --gradient_acc=2 --learning_r 1e-4"
+    ));
+    let recipe = recipe.unwrap_or_else(|error| panic!("{error}"));
+    let batch = &recipe.spec.batch;
+    assert_eq!((batch.micro, batch.accumulation), (Some(4), Some(2)));
+    assert_eq!(recipe.spec.learning_rate.peak, 1e-4);
+    assert_eq!(recipe.diagnostics.len(), 3);
+    assert!(
+        recipe
+            .diagnostics
+            .iter()
+            .all(|d| d.severity == Severity::Note)
+    );
+    // Of a field given twice the last counts, however it is written.
+    for (order, micro) in [
+        ("--per_device_train_b 4 --per_device_train_batch_size 2", 2),
+        ("--per_device_train_batch_size 2 --per_device_train_b 4", 4),
+    ] {
+        let recipe = job(&format!("{line} {order}")).unwrap();
+        assert_eq!(recipe.spec.batch.micro, Some(micro), "{order}");
+    }
+    for option in ["--output out", "--per_device 4", "--max_ 3"] {
+        let error = job(&format!("{line} {option}")).unwrap_err();
+        let problem = &error.diagnostics[0];
+        assert_eq!(problem.rule, "unknown-key");
+        assert!(
+            problem.message.contains("more than one option"),
+            "{}",
+            problem.message
+        );
+    }
 }

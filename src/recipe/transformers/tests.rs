@@ -158,6 +158,27 @@ fn a_mistyped_field_is_doubted_and_a_scripts_own_is_not() {
 }
 
 #[test]
+fn an_option_cut_short_is_told_where_the_scripts_own_are_not_known() {
+    let recipe = command(
+        "torchrun --nproc_per_node 2 t.py --per_device_train_b 4 --gradient_acc 2 --max_ 3 \
+         --auto_find_batch_size --my_own 1",
+    );
+    assert_eq!(
+        (recipe.spec.batch.micro, recipe.spec.batch.accumulation),
+        (Some(8), Some(1))
+    );
+    assert!(recipe.spec.batch.auto_find);
+    let helps: Vec<&str> = recipe.diagnostics.iter().map(|d| d.help.as_str()).collect();
+    assert_eq!(
+        helps,
+        [
+            "write `--per_device_train_batch_size` out if it is meant",
+            "write `--gradient_accumulation_steps` out if it is meant"
+        ]
+    );
+}
+
+#[test]
 fn a_shell_variable_is_no_number() {
     let refused = job(
         &[],

@@ -1,0 +1,115 @@
+//! Options that are cut short on a command line: argparse takes `--per_device_train_b` for the one
+//! option that begins so, and refuses it where there are several.
+//!
+//! Source: Python 3.11 `argparse.py` (`_get_option_tuples`, `allow_abbrev`); transformers 5.23.0
+//! `hf_argparser.py`, which knows every field by two options, with underscores and with dashes.
+
+use crate::recipe::node::{Node, Value};
+use crate::recipe::reading::Reading;
+
+/// What an option that is no field's name stands for.
+#[derive(Debug, PartialEq, Eq)]
+pub(in crate::recipe) enum Meant<'k> {
+    /// Nothing begins so.
+    Nothing,
+    /// One option does.
+    One(&'k str),
+    /// Several do, among them the two of one field.
+    Several(Vec<&'k str>),
+}
+
+/// The fields whose options begin with `option`.
+pub(in crate::recipe) fn meant<'k>(
+    option: &str,
+    fields: impl IntoIterator<Item = &'k str>,
+) -> Meant<'k> {
+    let fields = fields.into_iter().filter(|field| field.starts_with(option));
+    let found: Vec<&str> = fields.collect();
+    match found.as_slice() {
+        [] => Meant::Nothing,
+        // Before its first underscore both options of a field are the same.
+        [one] if one.find('_').is_none_or(|at| at < option.len()) => Meant::One(one),
+        _ => Meant::Several(found),
+    }
+}
+
+/// Writes out what a command has cut short. `fields`: all that the trainer's parser knows. What was
+/// typed last counts, as with options written out.
+pub(super) fn write_out(root: &mut Node, fields: &[&'static str], reading: &mut Reading) {
+    let Some((command, _)) = reading.files.command else {
+        return;
+    };
+    let Value::Mapping(entries) = &mut root.value else {
+        return;
+    };
+    let mut short = Vec::new();
+    entries.retain(|entry| {
+        let name = entry.name.as_str();
+        let typed = entry.name_span.file == command && !fields.contains(&name);
+        match meant(name, fields.iter().copied()) {
+            Meant::One(field) if typed => short.push((field, entry.clone())),
+            Meant::Several(fields) if typed => {
+                let named: Vec<String> = fields.iter().map(|f| format!("`--{f}`")).collect();
+                let message = format!(
+                    "`--{name}` begins more than one option: argparse refuses it for {}",
+                    named.join(", ")
+                );
+                let span = Some(entry.name_span);
+                reading.error("unknown-key", span, message, "write the option out");
+            }
+            _ => return true,
+        }
+        false
+    });
+    for (field, entry) in short {
+        reading.note(
+            "unknown-key",
+            Some(entry.name_span),
+            format!(
+                "`--{}` is taken for `--{field}`, as argparse does",
+                entry.name
+            ),
+            "write it out: in another version more than one option may begin so",
+        );
+        let entries = root.entries().unwrap_or_default();
+        let known = entries.iter().find(|known| known.name == field);
+        let later = known.is_some_and(|known| {
+            known.name_span.file == command && known.name_span.start > entry.name_span.start
+        });
+        if !later {
+            root.set(field, entry.name_span, entry.value);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Each as argparse of Python 3.11 has it.
+    #[test]
+    fn an_option_is_meant_where_one_begins_so() {
+        let fields = [
+            "per_device_train_batch_size",
+            "per_device_eval_batch_size",
+            "output_dir",
+            "seed",
+            "max_steps",
+            "max_grad_norm",
+        ];
+        for (option, expected) in [
+            (
+                "per_device_train_b",
+                Meant::One("per_device_train_batch_size"),
+            ),
+            ("output_", Meant::One("output_dir")),
+            ("output", Meant::Several(vec!["output_dir"])),
+            ("see", Meant::One("seed")),
+            ("max_s", Meant::One("max_steps")),
+            ("max_", Meant::Several(vec!["max_steps", "max_grad_norm"])),
+            ("xyz", Meant::Nothing),
+        ] {
+            assert_eq!(meant(option, fields), expected, "{option}");
+        }
+    }
+}
