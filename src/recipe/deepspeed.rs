@@ -5,8 +5,8 @@
 //! `gradient_accumulation_steps` × world, DeepSpeed derives by floor what is missing, and asserts the
 //! product. The world is not in the file, so the planner derives.
 //!
-//! Sources: DeepSpeed edaa722 `runtime/config.py` (`_set_batch_related_parameters`,
-//! `_batch_assertion`); transformers 5.23.0 `integrations/deepspeed.py` (`trainer_config_process`
+//! Sources: DeepSpeed edaa722 `runtime/config.py` (`DeepSpeedConfig.__init__`, which reads Hjson,
+//! `_set_batch_related_parameters`, `_batch_assertion`); transformers 5.23.0 `integrations/deepspeed.py` (`trainer_config_process`
 //! compares each value with the trainer's); accelerate 16cb6eb `utils/dataclasses.py`
 //! (`DeepSpeedPlugin`).
 
@@ -14,6 +14,7 @@ mod elasticity;
 
 use std::path::Path;
 
+use super::diagnostic::Severity;
 use super::dialect::Dialect;
 use super::name;
 use super::node::Node;
@@ -59,6 +60,7 @@ impl Reader for Deepspeed {
 
 /// A config that is all there is of a recipe.
 fn alone(root: &Node, path: &Path, reading: &mut Reading) -> Node {
+    refuse_duplicates(root, reading);
     refuse_wrong_numbers(root, reading);
     doubt_unknown(root, reading);
     let mut tree = Tree::new(root.span);
@@ -98,10 +100,13 @@ fn telling(root: &Node) -> Option<&'static str> {
         .filter(|_| !others.iter().any(has))
 }
 
-/// Opens the config that a recipe or an accelerate config names.
+/// Opens the config that a recipe or an accelerate config names. Trainers read it with Python's
+/// `json` (transformers 5.23.0 `integrations/deepspeed.py`, accelerate 16cb6eb `utils/deepspeed.py`)
+/// and hand the values on; DeepSpeed's own reader, which takes more, never sees the file.
 pub(super) fn open(path: &Path, reading: &mut Reading) -> Option<Node> {
     let (file, root) = reading.open(path)?;
     reading.files.deepspeed = Some(file);
+    reading.refuse_more_than_json(file, "the trainer");
     Some(root)
 }
 
@@ -161,6 +166,17 @@ pub(super) fn refuse_elasticity(native: &mut Node, reading: &mut Reading) {
         "set `enabled` to false there: with Evenkeel the recipe's global batch stays in every world",
     );
     native.remove_path(path);
+}
+
+/// DeepSpeed takes no key twice, not even with the same value.
+fn refuse_duplicates(root: &Node, reading: &mut Reading) {
+    for problem in &mut reading.diagnostics {
+        let here = problem.span.is_some_and(|span| span.file == root.span.file);
+        if here && problem.rule == "duplicate-key" {
+            problem.severity = Severity::Error;
+            problem.help = "keep one of the two: DeepSpeed refuses the file".to_owned();
+        }
+    }
 }
 
 /// The triple holds whole numbers from 1, or `"auto"`; the stage is one of four.

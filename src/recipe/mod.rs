@@ -16,6 +16,7 @@ pub mod dpo;
 pub mod emit;
 pub mod halos;
 pub mod handbook;
+mod hjson;
 pub mod hydra;
 mod job;
 mod name;

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use super::diagnostic::{Diagnostic, Severity};
 use super::node::Node;
 use super::source::{FileId, Files, Sources, Span};
-use super::yaml;
+use super::{deepspeed, hjson, yaml};
 
 /// The files read so far and everything to say about them.
 #[derive(Debug, Default)]
@@ -101,10 +101,53 @@ impl Reading {
     /// Parses a file that was read.
     pub(super) fn tree(&mut self, file: FileId) -> Option<Node> {
         let source = self.sources.get(file)?;
-        if source.path.extension().is_some_and(|e| e == "json") {
+        let extension = source.path.extension();
+        if extension.is_some_and(|e| e == "json" || e == "hjson") {
             self.converted.push(file);
+            if let Some(root) = self.hjson(file) {
+                return Some(root);
+            }
         }
+        let source = self.sources.get(file)?;
         yaml::parse(&source.text, file, &mut self.diagnostics)
+    }
+
+    /// A config of DeepSpeed's that is more than JSON.
+    fn hjson(&mut self, file: FileId) -> Option<Node> {
+        let text = &self.sources.get(file)?.text;
+        json_problem(text)?;
+        let mut problems = Vec::new();
+        let root = hjson::parse(text, file, &mut problems).filter(deepspeed::is_one)?;
+        self.diagnostics.extend(problems);
+        self.files.hjson.push(file);
+        Some(root)
+    }
+
+    /// What is said of a file that upstream reads with Python's `json`, where that would stop at it.
+    pub(super) fn refuse_more_than_json(&mut self, file: FileId, reader: &str) {
+        let Some(source) = self.sources.get(file) else {
+            return;
+        };
+        let Some(problem) = json_problem(&source.text) else {
+            return;
+        };
+        let before = source.text.lines().take(problem.line().saturating_sub(1));
+        let start: usize = before.map(|line| line.len() + 1).sum();
+        let text = source.text.get(start..).unwrap_or_default();
+        let text = text.lines().next().unwrap_or_default();
+        let span = Span {
+            file,
+            start: start.min(source.text.len()),
+            end: start.min(source.text.len()) + text.len(),
+            line: u32::try_from(problem.line().max(1)).unwrap_or(u32::MAX),
+            column: 1,
+        };
+        self.error(
+            "yaml-syntax",
+            Some(span),
+            format!("{reader} reads this file as plain JSON, and stops here: {problem}"),
+            "take out comments, trailing commas and what else is no JSON: only DeepSpeed itself, given `--deepspeed_config`, reads Hjson",
+        );
     }
 
     /// Whether a value's type is what its key takes, whatever it looks like to YAML.
@@ -152,4 +195,9 @@ impl Reading {
             .into_iter()
             .find(|p| p.is_file())
     }
+}
+
+/// Why a text is no JSON.
+fn json_problem(text: &str) -> Option<serde_json::Error> {
+    serde_json::from_str::<serde::de::IgnoredAny>(text).err()
 }

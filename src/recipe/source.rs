@@ -59,6 +59,8 @@ pub struct Files {
     pub accelerate: Option<FileId>,
     /// The DeepSpeed config, where it is a file of its own.
     pub deepspeed: Option<FileId>,
+    /// Those that are read as Hjson.
+    pub hjson: Vec<FileId>,
     /// The virtual file that holds what was typed: overrides and flags.
     pub command_line: Option<FileId>,
     /// The batch as a Hydra tree says it.

@@ -1,5 +1,5 @@
 use crate::recipe::spec::{ElasticVersion, Precision, Strategy};
-use crate::recipe::{Dialect, ReadError, Recipe, Request, read_text};
+use crate::recipe::{Dialect, ReadError, Recipe, Request, read, read_text};
 
 fn config(text: &str) -> Result<Recipe, ReadError> {
     let request = Request {
@@ -113,4 +113,63 @@ fn a_program_of_its_own_around_deepspeed_names_its_config() {
         (batch.global, batch.micro, batch.gpus),
         (Some(96), Some(8), Some(4))
     );
+}
+
+#[test]
+fn hjson_is_read_where_deepspeed_reads_it_itself() {
+    let text = "{\n  // global\n  train_batch_size: 64 /* 8 × 8 */\n  \
+                \"train_micro_batch_size_per_gpu\": 4, # one\n  zero_optimization: {stage: 2,}\n}\n";
+    let recipe = config(text).unwrap();
+    assert_eq!(recipe.dialect, Dialect::Deepspeed);
+    assert_eq!(
+        (recipe.spec.batch.global, recipe.spec.batch.micro),
+        (Some(64), Some(4))
+    );
+    assert_eq!(recipe.spec.parallel.strategy, Strategy::Zero2);
+    let place = &recipe.places["batch.micro"];
+    assert_eq!((place.span.line, place.span.column), (4, 37));
+    // Its hook takes no key twice.
+    let twice = "{\"train_batch_size\": 8, \"train_batch_size\": 8}";
+    assert!(
+        problems(twice).starts_with("error[duplicate-key]"),
+        "{}",
+        problems(twice)
+    );
+    let twice = "{train_batch_size: 8 # a\n train_batch_size: 8\n}";
+    assert!(
+        problems(twice).starts_with("error[duplicate-key]"),
+        "{}",
+        problems(twice)
+    );
+}
+
+#[test]
+fn a_trainer_reads_plain_json_only() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("ds.json");
+    let line = format!(
+        "deepspeed --num_gpus 2 t.py --deepspeed {} --per_device_train_batch_size 4",
+        file.display()
+    );
+    let job = |text: &str| {
+        std::fs::write(&file, text).unwrap();
+        read(&Request {
+            command: line.split(' ').map(str::to_owned).collect(),
+            ..Request::default()
+        })
+    };
+    let plain =
+        "{\n  \"train_batch_size\": \"auto\",\n  \"zero_optimization\": {\"stage\": 2}\n}\n";
+    assert_eq!(job(plain).unwrap().spec.parallel.strategy, Strategy::Zero2);
+    for comment in ["// no", "# no", "/* no */"] {
+        let text = plain.replace("2}", &format!("2}} {comment}"));
+        let error = job(&text).unwrap_err();
+        let problem = &error.diagnostics[0];
+        assert!(
+            problem.message.contains("plain JSON"),
+            "{}",
+            problem.message
+        );
+        assert_eq!(problem.span.unwrap().line, 3, "{comment}");
+    }
 }

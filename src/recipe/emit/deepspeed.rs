@@ -1,7 +1,8 @@
 //! A plan written into a DeepSpeed config: the numbers of the triple that it states, and those that
 //! DeepSpeed would derive otherwise.
 
-use super::{EmitError, Numbers, edit, text_of};
+use super::edit::Syntax;
+use super::{EmitError, Numbers, text_of};
 use crate::recipe::deepspeed::TRIPLE;
 use crate::recipe::{Dialect, Recipe};
 
@@ -12,12 +13,16 @@ pub(super) fn emit(recipe: &Recipe, numbers: &Numbers) -> Result<String, EmitErr
         false => recipe.files.deepspeed,
     };
     let file = file.ok_or(EmitError::NoDeepspeed)?;
+    let syntax = match recipe.files.hjson.contains(&file) {
+        true => Syntax::Hjson,
+        false => Syntax::Yaml,
+    };
     let mut text = text_of(recipe, file).to_owned();
     let values = [numbers.global, numbers.micro, numbers.accumulation];
-    let said = stated(&text);
+    let said = stated(&text, syntax);
     let elastic = recipe.spec.batch.elastic.is_some();
     if elastic {
-        text = edit::set(&text, "elasticity.enabled", "false", "")?;
+        text = syntax.set(&text, "elasticity.enabled", "false", "")?;
     }
     let derived = derive(said, numbers);
     let all = alone && (elastic || derived != Some([numbers.micro, numbers.accumulation]));
@@ -26,7 +31,7 @@ pub(super) fn emit(recipe: &Recipe, numbers: &Numbers) -> Result<String, EmitErr
         // Without a train batch the product of the other two is one.
         let missing = all && (elastic || key != "train_batch_size");
         if said.is_some_and(|said| said != value) || (said.is_none() && missing) {
-            text = edit::set(&text, key, &value.to_string(), beside)?;
+            text = syntax.set(&text, key, &value.to_string(), beside)?;
         }
         beside = key;
     }
@@ -35,12 +40,12 @@ pub(super) fn emit(recipe: &Recipe, numbers: &Numbers) -> Result<String, EmitErr
 
 /// Whether a config states a number of the triple.
 pub(super) fn says_numbers(text: &str) -> bool {
-    stated(text).iter().any(Option::is_some)
+    stated(text, Syntax::Yaml).iter().any(Option::is_some)
 }
 
 /// The triple as a text states it.
-fn stated(text: &str) -> [Option<u64>; 3] {
-    TRIPLE.map(|(key, _)| edit::number(text, key))
+fn stated(text: &str, syntax: Syntax) -> [Option<u64>; 3] {
+    TRIPLE.map(|(key, _)| syntax.number(text, key))
 }
 
 /// Micro-batch and accumulation as DeepSpeed would derive them, were the stated ones the plan's.

@@ -7,7 +7,7 @@
 use crate::recipe::diagnostic::Severity;
 use crate::recipe::node::{Entry, Node};
 use crate::recipe::source::{Sources, Span};
-use crate::recipe::yaml;
+use crate::recipe::{hjson, yaml};
 
 /// A text that cannot be changed in place.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -21,39 +21,83 @@ pub struct EditError {
     pub value: String,
 }
 
-/// The text with `value` at a dotted path: in place of what stands there, else as a new key of the
-/// mapping that would hold it, after `beside` where that is there.
+/// What a text is written in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Syntax {
+    /// YAML, or JSON.
+    Yaml,
+    /// What DeepSpeed reads.
+    Hjson,
+}
+
+impl Syntax {
+    fn parse(self, text: &str) -> Option<Node> {
+        let mut sources = Sources::default();
+        let file = sources.add("", "");
+        let mut problems = Vec::new();
+        let root = match self {
+            Syntax::Yaml => yaml::parse(text, file, &mut problems),
+            Syntax::Hjson => hjson::parse(text, file, &mut problems),
+        };
+        root.filter(|_| problems.iter().all(|p| p.severity != Severity::Error))
+    }
+
+    /// The text with `value` at a dotted path: in place of what stands there, else as a new key of
+    /// the mapping that would hold it, after `beside` where that is there.
+    pub fn set(
+        self,
+        text: &str,
+        path: &str,
+        value: &str,
+        beside: &str,
+    ) -> Result<String, EditError> {
+        let root = self.parse(text);
+        let edits = [
+            root.as_ref()
+                .and_then(|root| replaced(text, root, path, value)),
+            root.as_ref()
+                .and_then(|root| inserted(text, root, path, value, beside)),
+        ];
+        let mut edits = edits.into_iter().flatten();
+        edits
+            .find(|edited| self.changes_only(text, edited, path, value))
+            .ok_or_else(|| EditError {
+                key: path.to_owned(),
+                value: value.to_owned(),
+            })
+    }
+
+    /// The whole number at a dotted path of a text.
+    pub fn number(self, text: &str, path: &str) -> Option<u64> {
+        self.parse(text)?.get_path(path)?.text()?.parse().ok()
+    }
+
+    /// Whether two texts say the same but for one value.
+    fn changes_only(self, before: &str, after: &str, path: &str, value: &str) -> bool {
+        let (Some(mut before), Some(mut after)) = (self.parse(before), self.parse(after)) else {
+            return false;
+        };
+        let arrived = after.get_path(path).and_then(Node::text) == Some(value);
+        before.remove_path(path);
+        after.remove_path(path);
+        arrived && before.same_value(&after)
+    }
+}
+
+/// [`Syntax::set`] of a YAML or JSON text.
 pub(super) fn set(text: &str, path: &str, value: &str, beside: &str) -> Result<String, EditError> {
-    let edits = [
-        parse(text).and_then(|root| replaced(text, &root, path, value)),
-        parse(text).and_then(|root| inserted(text, &root, path, value, beside)),
-    ];
-    let mut edits = edits.into_iter().flatten();
-    edits
-        .find(|edited| changes_only(text, edited, path, value))
-        .ok_or_else(|| EditError {
-            key: path.to_owned(),
-            value: value.to_owned(),
-        })
+    Syntax::Yaml.set(text, path, value, beside)
 }
 
-fn parse(text: &str) -> Option<Node> {
-    let mut sources = Sources::default();
-    let file = sources.add("", "");
-    let mut problems = Vec::new();
-    let root = yaml::parse(text, file, &mut problems);
-    root.filter(|_| problems.iter().all(|p| p.severity != Severity::Error))
-}
-
-/// The whole number at a dotted path of a text.
+/// [`Syntax::number`] of a YAML or JSON text.
 pub(super) fn number(text: &str, path: &str) -> Option<u64> {
-    parse(text)?.get_path(path)?.text()?.parse().ok()
+    Syntax::Yaml.number(text, path)
 }
 
 /// The dotted path of the value at a place of a text that ends a longer key. An anchor's value
 /// stands in one place under several paths; `None` where not just one of them fits.
 pub(super) fn path_at(text: &str, span: Span, key: &str) -> Option<String> {
-    let root = parse(text)?;
+    let root = Syntax::Yaml.parse(text)?;
     let mut found = Vec::new();
     paths_at(&root, span, "", &mut found);
     let fits = |path: &String| {
@@ -77,17 +121,6 @@ fn paths_at(node: &Node, span: Span, path: &str, found: &mut Vec<String>) {
             paths_at(&entry.value, span, &path, found);
         }
     }
-}
-
-/// Whether two texts say the same but for one value.
-fn changes_only(before: &str, after: &str, path: &str, value: &str) -> bool {
-    let (Some(mut before), Some(mut after)) = (parse(before), parse(after)) else {
-        return false;
-    };
-    let arrived = after.get_path(path).and_then(Node::text) == Some(value);
-    before.remove_path(path);
-    after.remove_path(path);
-    arrived && before.same_value(&after)
 }
 
 /// The mapping that a path ends in, and the entry, where it is there.
@@ -277,7 +310,7 @@ mod tests {
     #[test]
     fn a_place_is_found_under_the_key_that_ends_as_asked() {
         let text = "m:\n  n: &n 16\n  batch_size: *n\nbatch_size: 8\n";
-        let root = parse(text).unwrap();
+        let root = Syntax::Yaml.parse(text).unwrap();
         let found = |path: &str, key: &str| {
             let span = root.get_path(path).unwrap().span;
             path_at(text, span, key)
@@ -299,6 +332,21 @@ mod tests {
     }
 
     #[test]
+    fn hjson_keeps_its_comments() {
+        let text = "{\n  // one\n  a: 16 // why\n  \"b\": x\n}\n";
+        let edited = Syntax::Hjson.set(text, "a", "8", "").unwrap();
+        assert_eq!(edited, text.replace("16", "8"));
+        let text = "{\n  \"a\": 16, # why\n  \"s\": {\"b\": 1,},\n}\n";
+        let edited = Syntax::Hjson.set(text, "c", "8", "a").unwrap();
+        assert_eq!(edited, text.replace("1,},", "1,},\n  \"c\": 8,"));
+        let bare = "a: 16 # why\nb: auto\n";
+        let edited = Syntax::Hjson.set(bare, "c", "8", "a").unwrap();
+        assert_eq!(edited, "a: 16 # why\nc: 8\nb: auto\n");
+        // A comma after text without quotes would become a part of it.
+        assert!(Syntax::Hjson.set("{a: x\n}", "b", "8", "").is_err());
+    }
+
+    #[test]
     fn what_would_change_more_is_refused() {
         let error = set("a: &n 16\nb: *n\n", "a", "8", "").unwrap_err();
         assert!(
@@ -317,7 +365,7 @@ mod tests {
         fn any_edit_that_succeeds_changes_one_value(text in "[ab:{}\"'\n,&*#0-9 -]{0,40}", value in 1..99_u8) {
             let value = value.to_string();
             if let Ok(edited) = set(&text, "a", &value, "b") {
-                prop_assert!(changes_only(&text, &edited, "a", &value));
+                prop_assert!(Syntax::Yaml.changes_only(&text, &edited, "a", &value));
             }
         }
     }

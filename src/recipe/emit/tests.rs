@@ -213,6 +213,15 @@ fn a_deepspeed_config_says_what_would_not_be_derived() {
 }
 
 #[test]
+fn a_deepspeed_config_keeps_its_comments() {
+    let text = "{\n  // as in the paper\n  \"train_batch_size\": 32, // global\n  \
+                \"train_micro_batch_size_per_gpu\": 2, /* fits */\n}\n";
+    let job = Job::new(&[("ds.json", text)], "");
+    let written = job.emitted(None, &numbers(32, 1, 1), Form::Recipe);
+    assert_eq!(written, text.replace("gpu\": 2", "gpu\": 1"));
+}
+
+#[test]
 fn an_accelerate_config_is_changed_where_the_world_shows() {
     let text = "distributed_type: FSDP\nnum_processes: 8 # all\nparallelism_config:\n  \
                 parallelism_config_tp_size: 2\n  parallelism_config_dp_shard_size: 2\n  \
