@@ -305,7 +305,7 @@ fn a_tree_of_configs_is_handed_back_as_overrides() {
     );
     assert_eq!(
         arguments(earlier, &["loss=dpo"], 4, Some(64)),
-        "++model.batch_size=16 ++model.gradient_accumulation_steps=4\n"
+        "++model.batch_size=32 ++model.gradient_accumulation_steps=2\n"
     );
 }
 
