@@ -13,6 +13,7 @@ use super::accelerate::Config;
 use super::diagnostic::Diagnostic;
 use super::node::{Node, Value};
 use super::source::{FileId, Span};
+use super::suggest::short;
 use super::tree::{Given, Tree};
 
 use launcher::Launched;
@@ -132,6 +133,7 @@ fn understand(
 ) -> Command {
     let start = launched.arguments.first().unwrap_or(last).span;
     let (mut arguments, loose) = arguments::tree(launched.arguments, start, is_switch, diagnostics);
+    refuse_hydra(&loose, diagnostics);
     if launched.mixed
         && let Value::Mapping(entries) = &mut arguments.value
     {
@@ -167,6 +169,27 @@ fn understand(
         launch,
         world: launched.world.clone(),
         end: last.span.end,
+    }
+}
+
+/// `loss=dpo ++model.batch_size=32` is what a Hydra program takes. Its batch stands in its tree, which
+/// the command does not name.
+fn refuse_hydra(loose: &[Word], diagnostics: &mut Vec<Diagnostic>) {
+    let is_override = |word: &&Word| {
+        let key = word.text.trim_start_matches(['+', '~']).split_once('=');
+        key.is_some_and(|(key, _)| {
+            let fits = |c: char| c.is_alphanumeric() || "_-./@".contains(c);
+            key.starts_with(|c: char| c.is_alphabetic() || c == '_') && key.chars().all(fits)
+        })
+    };
+    if let Some(word) = loose.iter().find(is_override) {
+        let text = short(&word.text);
+        diagnostics.push(Diagnostic::error(
+            "unknown-dialect",
+            Some(word.span),
+            format!("`{text}` is for a Hydra program, whose tree of configs this command does not name"),
+            format!("give the tree and what follows the program, `evenkeel plan config {text} …`, and an accelerate config by `--accelerate FILE`"),
+        ));
     }
 }
 

@@ -179,6 +179,23 @@ fn an_option_cut_short_is_told_where_the_scripts_own_are_not_known() {
 }
 
 #[test]
+fn a_hydra_programs_command_is_no_trainers() {
+    for line in [
+        "python train.py -m model=pythia28 loss=sft,dpo",
+        "accelerate launch --num_processes 4 launch.py loss=dpo ++model.batch_size=32",
+    ] {
+        let error = job(&[], line).unwrap_err();
+        let problem = &error.diagnostics[0];
+        assert_eq!(problem.rule, "unknown-dialect", "{line}");
+        assert!(
+            problem.help.contains("evenkeel plan config "),
+            "{}",
+            problem.help
+        );
+    }
+}
+
+#[test]
 fn a_shell_variable_is_no_number() {
     let refused = job(
         &[],
