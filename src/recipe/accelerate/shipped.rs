@@ -13,8 +13,15 @@ use crate::recipe::tree::Given;
 /// Processes that each of them starts where nothing else is said.
 const PROCESSES: u64 = 8;
 
-/// A name, its distributed type, and what the ranks hold.
-const SHIPPED: &[(&str, &str, &[(&str, &str)])] = &[
+/// A name, its distributed type, and what else of it matters here, key by key.
+type Shipped = (
+    &'static str,
+    &'static str,
+    &'static [(&'static str, &'static str)],
+);
+
+/// All of them.
+const SHIPPED: &[Shipped] = &[
     ("single_gpu", "NO", &[]),
     ("multi_gpu", "MULTI_GPU", &[]),
     (
