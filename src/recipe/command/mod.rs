@@ -104,8 +104,8 @@ pub(super) fn parse(
         diagnostics.push(Diagnostic::error(
             "yaml-syntax",
             Some(last.span),
-            "a quote of the command is not closed",
-            "end it: everything after it would be one word",
+            "a quote of the command is not closed, or a backslash ends it",
+            "end it: what comes after it would be of the same word",
         ));
         return None;
     }

@@ -13,7 +13,7 @@ pub(super) struct Word {
     pub text: String,
     /// Where it stands, quotes included.
     pub span: Span,
-    /// Every quote in it has its second one.
+    /// Every quote in it has its second one, and every backslash something behind it.
     pub closed: bool,
     /// So many bytes at its start are written as they are, without quotes and escapes.
     literal: usize,
@@ -149,6 +149,8 @@ impl Scanner<'_> {
         let mut text = String::new();
         let mut literal = None;
         let mut closed = true;
+        // Without a continued line at its end: what is added there would be escaped.
+        let mut end = self.at;
         while let Some(c) = self.peek() {
             if matches!(c, '\\' | '\'' | '"') {
                 literal.get_or_insert(text.len());
@@ -156,12 +158,18 @@ impl Scanner<'_> {
             match c {
                 c if c.is_whitespace() => break,
                 ';' | '&' | '|' => break,
-                '\\' if self.continues() => self.skip_continuation(),
+                '\\' if self.continues() => {
+                    self.skip_continuation();
+                    continue;
+                }
                 '\\' => {
                     self.advance(c);
-                    if let Some(escaped) = self.peek() {
-                        self.advance(escaped);
-                        text.push(escaped);
+                    match self.peek() {
+                        Some(escaped) => {
+                            self.advance(escaped);
+                            text.push(escaped);
+                        }
+                        None => closed = false,
                     }
                 }
                 '\'' | '"' => closed &= self.quoted(c, &mut text),
@@ -170,6 +178,7 @@ impl Scanner<'_> {
                     text.push(c);
                 }
             }
+            end = self.at;
         }
         Word {
             closed,
@@ -178,7 +187,7 @@ impl Scanner<'_> {
             span: Span {
                 file: self.file,
                 start,
-                end: self.at,
+                end,
                 line,
                 column: u32::try_from(column).unwrap_or(u32::MAX),
             },
@@ -257,6 +266,19 @@ mod tests {
         let value = key.after("--größe=".len());
         assert_eq!(&text[value.span.start..value.span.end], "\"16\"");
         assert_eq!((value.text.as_str(), value.span.column), ("16", 11));
+    }
+
+    #[test]
+    fn a_word_ends_before_a_continued_line() {
+        let text = "train.py --a 1\\\n  ; echo";
+        let words = &commands(text, FileId(0), Lines::AreCommands)[0];
+        let last = &words[2];
+        assert_eq!(
+            (last.text.as_str(), &text[last.span.start..last.span.end]),
+            ("1", "1")
+        );
+        let joined = &commands("a\\\nb c", FileId(0), Lines::AreCommands)[0];
+        assert_eq!((joined[0].text.as_str(), joined[0].span.end), ("ab", 4));
     }
 
     proptest! {
