@@ -4,6 +4,8 @@
 //! One loop over one queue: the job's changes, what ranks say, signals, ticks. What it has to do
 //! follows from the newest job and from what runs here, so hearing the same twice does no harm.
 
+mod heard;
+
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
@@ -15,14 +17,14 @@ use super::own_call::{self, own_call};
 use super::volume::volume_problem;
 use super::{
     Event as RankEvent, Identity, Membership, OomKills, Preparation, Program, Ranks, Retention,
-    Silence, Start, Tail, silence,
+    Silence, Start, Tail,
 };
 use crate::durable::FileError;
 use crate::inventory::Inventory;
 use crate::job::agent_state::{AgentState, Problem};
 use crate::job::files;
 use crate::job::generation::Generation;
-use crate::job::protocol::{Ending, Order, Report, exit};
+use crate::job::protocol::{Order, exit};
 use crate::job::seen::{self, Seen};
 use crate::telemetry::{Display, Event, now};
 
@@ -141,148 +143,6 @@ impl PodAgent {
                 }
             }
             Input::Rank(event) => self.take_event(*event),
-        }
-    }
-
-    fn take_event(&mut self, event: RankEvent) {
-        let (RankEvent::Report {
-            generation, rank, ..
-        }
-        | RankEvent::Exited {
-            generation, rank, ..
-        }) = &event;
-        if self.state.generation != *generation {
-            return;
-        }
-        let rank = *rank;
-        let local = rank
-            .checked_sub(self.state.first)
-            .and_then(|r| usize::try_from(r).ok());
-        let Some(local) = local.filter(|local| *local < self.state.ranks.len()) else {
-            return;
-        };
-        if let Some(current) = &mut self.current {
-            current.silence.take(local, &event);
-        }
-        let urgent = match event {
-            RankEvent::Report { report, .. } => {
-                self.state.ranks[local].take(&report);
-                self.take_report(rank, report)
-            }
-            RankEvent::Exited { ending, .. } => {
-                self.take_ending(rank, local, ending);
-                true
-            }
-        };
-        if urgent {
-            self.tell();
-        } else {
-            // Those who ask get the newest, nobody is woken.
-            self.told.send_if_modified(|told| {
-                told.clone_from(&self.state);
-                false
-            });
-        }
-    }
-
-    /// Takes in how a rank ended. One that the kernel killed for memory says so, like one that
-    /// noticed itself.
-    fn take_ending(&mut self, rank: u64, local: usize, ending: Ending) {
-        let foreign = self.foreign().is_some();
-        let current = self.current.as_ref();
-        if ending == Ending::Signal(9) && current.is_some_and(|c| c.oom_kills.raised()) {
-            self.state.ranks[local].out_of_memory = Some(format!(
-                "rank {rank} was killed by the kernel's out-of-memory killer"
-            ));
-        }
-        if matches!(ending, Ending::Signal(_)) || ending.failure().is_some() {
-            let log = self
-                .identity
-                .run
-                .join(files::rank_log(self.state.generation, rank));
-            self.state.last_words = super::ranks::last_lines(&log);
-        }
-        let ranks = &mut self.state.ranks;
-        let follows = foreign && ranks.iter().any(Seen::in_trouble);
-        ranks[local].end(ending, follows);
-        if self.all_ended() {
-            self.look_for_own_checkpoint();
-        }
-    }
-
-    /// Where rank 0 of the user's own program ran, sees how far it has come.
-    fn look_for_own_checkpoint(&mut self) {
-        let (Some(job), Some(current)) = (self.foreign(), &self.current) else {
-            return;
-        };
-        if self.state.first != 0 {
-            return;
-        }
-        // A volume that cannot be read is told when the next generation is to start.
-        let newest = own_call::newest(job, &self.identity.run, &current.generation);
-        if let Ok(Some(newest)) = newest {
-            self.state.own_checkpoint = Some(newest);
-        }
-    }
-
-    /// Takes in a report; true when the controller should hear of it at once.
-    fn take_report(&mut self, rank: u64, report: Report) -> bool {
-        if let Some(event) = report.event(rank) {
-            self.display.event(&event);
-        }
-        match report {
-            Report::Ready => {
-                if self.state.ranks.iter().all(|seen| seen.ready) {
-                    self.state.ready = Some(now());
-                }
-                true
-            }
-            Report::Step(record) => {
-                let first = self.state.first_step.is_none();
-                self.state.first_step.get_or_insert(record.time);
-                self.state.step = Some(record);
-                first
-            }
-            Report::Committed { pin, .. } => {
-                self.state.committed = Some(pin);
-                true
-            }
-            // A controller that takes a rank for waiting does not wait for its word after a loss.
-            Report::Met => true,
-            Report::Waiting
-            | Report::Evaluation(_)
-            | Report::Straggler { .. }
-            | Report::Warning { .. } => false,
-            Report::Noticed { .. }
-            | Report::Lost { .. }
-            | Report::OutOfMemory { .. }
-            | Report::Failed { .. } => true,
-        }
-    }
-
-    /// Kills ranks that give no sign of life before they have met the others.
-    fn give_up_the_silent(&mut self) {
-        let Some(current) = &mut self.current else {
-            return;
-        };
-        for local in current.silence.look() {
-            if let Some(seen) = self.state.ranks.get_mut(local) {
-                seen.given_up = Some(silence::words());
-            }
-            current.ranks.kill_one(self.state.first + local as u64);
-        }
-    }
-
-    /// Repeats in the pod's log what the ranks have printed.
-    fn pass_on(&mut self) {
-        let Some(current) = &mut self.current else {
-            return;
-        };
-        for tail in &mut current.tails {
-            let rank = tail.rank();
-            for line in tail.lines() {
-                self.display.event(&Event::Said { rank, line });
-            }
         }
     }
 
