@@ -311,12 +311,10 @@ while [ ! -e "$EVENKEEL_RUN_DIR/stop" ]; do /bin/busybox sleep 0.1; done"#;
         assert_eq!(numbers, format!("{rank}/4 4x6"));
         assert!(checkpoint.ends_with("/checkpoints/step-1"), "{said}");
     }
-    assert!(
-        status["ownCheckpoint"]
-            .as_str()
-            .unwrap()
-            .ends_with("step-1")
-    );
+    job.wait("its checkpoint to be known", |status| {
+        let path = status["ownCheckpoint"]["path"].as_str();
+        path.is_some_and(|path| path.ends_with("/step-1"))
+    });
     std::fs::write(job.run().join("stop"), "").unwrap();
     job.wait("its end", |status| status["state"] == "Complete");
 }
