@@ -102,11 +102,18 @@ impl Reading {
     pub(super) fn tree(&mut self, file: FileId) -> Option<Node> {
         let source = self.sources.get(file)?;
         let extension = source.path.extension();
-        if extension.is_some_and(|e| e == "json" || e == "hjson") {
+        let json = extension.is_some_and(|e| e == "json" || e == "hjson");
+        // A TrainingJob keeps no name of its recipe; these comments are none of YAML's.
+        let begins = |mark: &str| source.text.trim_start().starts_with(mark);
+        let commented = ["//", "/*"].iter().any(|mark| source.text.contains(mark))
+            && ["{", "//", "/*"].into_iter().any(begins);
+        if json {
             self.converted.push(file);
-            if let Some(root) = self.hjson(file) {
-                return Some(root);
-            }
+        }
+        if (json || commented)
+            && let Some(root) = self.hjson(file)
+        {
+            return Some(root);
         }
         let source = self.sources.get(file)?;
         yaml::parse(&source.text, file, &mut self.diagnostics)

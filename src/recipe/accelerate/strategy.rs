@@ -14,8 +14,8 @@ use crate::recipe::scalar::{Resolved, Schema};
 use crate::recipe::suggest::did_you_mean;
 use crate::recipe::tree::{Given, Tree};
 
-/// What FSDP shards. Keys may lack the `fsdp_` before them; version 2 has no strategy, but says
-/// whether parameters are freed after the forward pass.
+/// What FSDP shards. Keys may lack the `fsdp_` before them. Whether parameters are freed after the
+/// forward pass is a truth value in version 2; in version 1 the strategy's name may stand there.
 pub(super) fn fsdp(config: Option<&Node>, tree: &mut Tree, reading: &mut Reading) {
     let find = |name: &str| {
         let config = config?;
@@ -26,7 +26,10 @@ pub(super) fn fsdp(config: Option<&Node>, tree: &mut Tree, reading: &mut Reading
         })
     };
     tree.default("parallel.strategy", "fsdp");
-    if let Some((key, node)) = find("sharding_strategy") {
+    let is_bool = |node: &Node| matches!(node.resolve(Schema::PyYaml), Some(Resolved::Bool(_)));
+    let reshards = find("reshard_after_forward");
+    let named = || reshards.clone().filter(|(_, node)| !is_bool(node));
+    if let Some((key, node)) = find("sharding_strategy").or_else(named) {
         let text = node.text().unwrap_or_default().to_uppercase();
         let strategy = match text.as_str() {
             "FULL_SHARD" | "1" | "HYBRID_SHARD" | "4" => "fsdp",
@@ -53,7 +56,7 @@ pub(super) fn fsdp(config: Option<&Node>, tree: &mut Tree, reading: &mut Reading
             "parallel.strategy",
             &Given::new(key, strategy.to_owned(), node.span),
         );
-    } else if let Some((key, node)) = find("reshard_after_forward")
+    } else if let Some((key, node)) = reshards
         && node.resolve(Schema::PyYaml) == Some(Resolved::Bool(false))
     {
         tree.text(

@@ -51,6 +51,20 @@ fn problems(accelerate: &str) -> String {
 }
 
 #[test]
+fn version_1_of_fsdp_names_its_strategy_in_either_place() {
+    for (key, strategy) in [
+        ("fsdp_sharding_strategy: SHARD_GRAD_OP", Strategy::Zero2),
+        ("fsdp_reshard_after_forward: SHARD_GRAD_OP", Strategy::Zero2),
+        ("fsdp_reshard_after_forward: FULL_SHARD", Strategy::Fsdp),
+        ("fsdp_reshard_after_forward: false", Strategy::Zero2),
+        ("fsdp_reshard_after_forward: true", Strategy::Fsdp),
+    ] {
+        let config = format!("distributed_type: FSDP\nnum_processes: 2\nfsdp_config: {{{key}}}\n");
+        assert_eq!(spec(&config).parallel.strategy, strategy, "{key}");
+    }
+}
+
+#[test]
 fn the_world_comes_from_the_config_and_the_batch_from_the_recipe() {
     let found = spec(
         "distributed_type: FSDP\nnum_processes: 16\nnum_machines: 2\nmixed_precision: fp16\n\

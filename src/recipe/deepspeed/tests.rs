@@ -128,6 +128,16 @@ fn hjson_is_read_where_deepspeed_reads_it_itself() {
     assert_eq!(recipe.spec.parallel.strategy, Strategy::Zero2);
     let place = &recipe.places["batch.micro"];
     assert_eq!((place.span.line, place.span.column), (4, 37));
+    // Whatever the file is called.
+    let request = Request {
+        path: "recipe.yaml".into(),
+        ..Request::default()
+    };
+    assert_eq!(read_text(&request, text.to_owned()).unwrap().spec, {
+        let mut spec = recipe.spec.clone();
+        spec.name = "recipe".to_owned();
+        spec
+    });
     // Its hook takes no key twice.
     let twice = "{\"train_batch_size\": 8, \"train_batch_size\": 8}";
     assert!(
