@@ -42,29 +42,30 @@ pub(super) fn choose(
     if !mine && now() - record.created < WORD {
         return Ok(false);
     }
-    let checkpoint = newest(job, run, record)?;
+    let checkpoint = foreign(&recipe(job, run, record)?, run).newest();
     write_json(&file, &Chosen { checkpoint }).map_err(|error| volume_problem(&error))?;
     Ok(true)
-}
-
-/// The program's newest checkpoint.
-pub(super) fn newest(
-    job: &Membership,
-    run: &Path,
-    record: &Generation,
-) -> Result<Option<OwnCheckpoint>, Problem> {
-    let recipe = recipe(job, run, record)?;
-    Ok(foreign(&recipe, run).newest())
 }
 
 /// How the program is called in a generation.
 #[derive(Debug)]
 pub(super) struct OwnCall {
+    recipe: Recipe,
     pub call: Call,
-    /// The signal that asks it to leave.
-    pub drain: DrainSignal,
     /// What it goes on from.
     pub checkpoint: Option<OwnCheckpoint>,
+}
+
+impl OwnCall {
+    /// The signal that asks it to leave.
+    pub fn drain(&self) -> DrainSignal {
+        self.recipe.spec.trainer.drain_signal
+    }
+
+    /// Its newest checkpoint by now.
+    pub fn newest(&self, run: &Path) -> Option<OwnCheckpoint> {
+        foreign(&self.recipe, run).newest()
+    }
 }
 
 /// Its call, with what it reads written.
@@ -81,8 +82,8 @@ pub(super) fn own_call(
     let call = call.map_err(|error| refused(error.to_string()))?;
     call.write().map_err(|error| volume_problem(&error))?;
     Ok(OwnCall {
+        recipe,
         call,
-        drain: recipe.spec.trainer.drain_signal,
         checkpoint,
     })
 }
@@ -189,8 +190,8 @@ mod tests {
     fn a_pod_fills_a_command_in_as_the_local_launcher_does() {
         let place = tempfile::tempdir().unwrap();
         let checkpoint = checkpoint(&place.path().join("run"), 7);
-        let OwnCall { call, drain, .. } =
-            called(place.path(), &OVER, &["train", "{args}", "{resume_args}"]).unwrap();
+        let own = called(place.path(), &OVER, &["train", "{args}", "{resume_args}"]).unwrap();
+        let (call, drain) = (&own.call, own.drain());
         let from = checkpoint.display().to_string();
         assert_eq!(
             call.command[1..],

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
 
-use super::own_call::{self, own_call};
+use super::own_call::{self, OwnCall, own_call};
 use super::volume::volume_problem;
 use super::{
     Event as RankEvent, Identity, Membership, OomKills, Preparation, Program, Ranks, Retention,
@@ -62,6 +62,8 @@ pub struct PodAgent {
 /// The generation whose ranks were started here.
 struct Current {
     generation: Generation,
+    /// The call of the user's own program, where that trains.
+    own: Option<OwnCall>,
     ranks: Ranks,
     tails: Vec<Tail>,
     /// Kills by the kernel since its ranks were started.
@@ -258,19 +260,19 @@ impl PodAgent {
     fn start(&mut self, record: &Generation, first: u64, count: u64) -> Result<(), Problem> {
         let volume = |error: FileError| volume_problem(&error);
         record.write(&self.identity.run).map_err(volume)?;
-        let call = self
+        let own = self
             .foreign()
             .map(|job| own_call(job, &self.identity.run, record));
-        let call = call.transpose()?;
+        let own = own.transpose()?;
         let oom_kills = OomKills::watch();
         let ranks = Ranks::start(
             &Start {
                 evenkeel: &self.identity.program,
-                program: match &call {
+                program: match &own {
                     None => Program::BuiltIn,
                     Some(own) => Program::Foreign {
                         call: &own.call,
-                        drain: own.drain,
+                        drain: own.drain(),
                     },
                 },
                 run: &self.identity.run,
@@ -298,11 +300,12 @@ impl PodAgent {
             ranks: vec![Seen::default(); usize::try_from(count).unwrap_or(0)],
             budget: self.state.budget,
             started: Some(now()),
-            own_checkpoint: call.and_then(|own| own.checkpoint),
+            own_checkpoint: own.as_ref().and_then(|own| own.checkpoint.clone()),
             ..AgentState::default()
         };
         self.current = Some(Current {
             generation: record.clone(),
+            own,
             ranks,
             tails: (first..first + count)
                 .map(|rank| Tail::of(&self.identity.run, record.number, rank))

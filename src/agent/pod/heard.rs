@@ -1,7 +1,7 @@
 //! What a pod's agent makes of its ranks: of what they report, how they end, and of their silence.
 
 use super::PodAgent;
-use crate::agent::{Event as RankEvent, last_lines, own_call, silence};
+use crate::agent::{Event as RankEvent, last_lines, silence};
 use crate::job::files;
 use crate::job::protocol::{Ending, Report};
 use crate::job::seen::Seen;
@@ -76,15 +76,9 @@ impl PodAgent {
 
     /// Where rank 0 of the user's own program ran, sees how far it has come.
     fn look_for_own_checkpoint(&mut self) {
-        let (Some(job), Some(current)) = (self.foreign(), &self.current) else {
-            return;
-        };
-        if self.state.first != 0 {
-            return;
-        }
-        // A volume that cannot be read is told when the next generation is to start.
-        let newest = own_call::newest(job, &self.identity.run, &current.generation);
-        if let Ok(Some(newest)) = newest {
+        let current = self.current.as_ref().filter(|_| self.state.first == 0);
+        let own = current.and_then(|current| current.own.as_ref());
+        if let Some(newest) = own.and_then(|own| own.newest(&self.identity.run)) {
             self.state.own_checkpoint = Some(newest);
         }
     }
