@@ -47,13 +47,11 @@ pub(super) fn prepare(
         }
     };
     run.write_setup(&setup)?;
-    let mut notes = notes(recipe, &call);
-    notes.extend(call.remarks);
     Ok(Prepared {
         setup,
         state,
         own: Some(recipe.clone()),
-        notes,
+        notes: notes(recipe, call),
     })
 }
 
@@ -74,9 +72,7 @@ pub fn check_own(
         base: None,
     };
     let call = foreign.call(0, plan, None)?;
-    let mut notes = notes(recipe, &call);
-    notes.extend(call.remarks);
-    Ok(notes)
+    Ok(notes(recipe, call))
 }
 
 /// How the user's own program was started in the run that is to be resumed; `None` where the
@@ -185,7 +181,7 @@ fn refuse_unknown_program(call: &Call, base: &Path) -> Result<(), LaunchError> {
 }
 
 /// What people should know of a command that is not refused.
-fn notes(recipe: &Recipe, call: &Call) -> Vec<String> {
+fn notes(recipe: &Recipe, call: Call) -> Vec<String> {
     let command = &recipe.spec.trainer.command;
     let mut notes = Vec::new();
     if !placeholder::takes_numbers(command) {
@@ -211,6 +207,7 @@ fn notes(recipe: &Recipe, call: &Call) -> Vec<String> {
              for in {looked_for}, and unless it writes them there, {elsewhere}"
         ));
     }
+    notes.extend(call.remarks);
     notes
 }
 

@@ -169,7 +169,7 @@ pub fn build(tree: &Node, diagnostics: &mut Vec<Diagnostic>) -> Option<(Spec, Pl
             "trainer-command",
             place.map(|place| place.span),
             format!("`{key}` {problem}"),
-            "docs/anybodys-trainer.md lists the placeholders",
+            placeholder::LISTED,
         ));
     }
     let refused = diagnostics[before..]

@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use super::dialect::RESERVED;
-use super::placeholder::{self, RECIPE};
+use super::placeholder::{self, CHECKPOINT_DIR, RECIPE};
 use super::{Dialect, Recipe, command, emit, resume};
 
 /// Programs that start processes, each for as many as there are devices.
@@ -76,17 +76,17 @@ fn is_script_option(word: &str) -> bool {
     letters.is_some_and(|letters| letters.ends_with('c') && !letters.starts_with('-'))
 }
 
-/// Whether a word says where evenkeel looks for checkpoints, in one way or the other.
-pub fn says_checkpoint_dir(word: &str) -> bool {
-    word.contains("{checkpoint_dir}") || word.contains("EVENKEEL_CHECKPOINT_DIR")
+/// Whether words say where evenkeel looks for checkpoints, in one way or the other.
+pub fn says_checkpoint_dir(words: &[String]) -> bool {
+    let variable = "EVENKEEL_CHECKPOINT_DIR";
+    placeholder::is_used(words, CHECKPOINT_DIR) || words.iter().any(|word| word.contains(variable))
 }
 
 /// In a container, of which nothing is left once it ends: checkpoints that would be lost, and why.
 pub fn lost_checkpoints(recipe: &Recipe) -> Option<String> {
     let directory = resume::directory(recipe.dialect, &recipe.spec)?;
     let command = &recipe.spec.trainer.command;
-    let mut words = command.iter();
-    if Path::new(&directory).is_absolute() || words.any(|word| says_checkpoint_dir(word)) {
+    if Path::new(&directory).is_absolute() || says_checkpoint_dir(command) {
         return None;
     }
     Some(format!(

@@ -129,6 +129,9 @@ pub fn takes_numbers(command: &[String]) -> bool {
     numbers.iter().any(|name| is_used(command, name))
 }
 
+/// What helps against such a slip.
+pub const LISTED: &str = "docs/anybodys-trainer.md lists the placeholders";
+
 /// A slip in the commands of a trainer: which key, and what is wrong.
 pub fn flaw(trainer: &Trainer) -> Option<(&'static str, String)> {
     let slip = |words: &[String], known: &[&'static str]| {

@@ -39,7 +39,9 @@ pub fn directory(dialect: Dialect, spec: &Spec) -> Option<String> {
         .and_then(|(_, resume)| own_command::typed(&spec.trainer.command, resume.output));
     match typed {
         None => output(),
-        Some((_, value)) if own_command::says_checkpoint_dir(&value) => output(),
+        Some((_, value)) if own_command::says_checkpoint_dir(std::slice::from_ref(&value)) => {
+            output()
+        }
         // What a shell makes of it is not known here.
         Some((_, value)) if value.contains(['$', '`']) || value.starts_with('~') => None,
         Some((_, value)) => placeholder::is_plain(&value).then_some(value),

@@ -51,11 +51,7 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
     }
     let at = ["trainer.command"];
     if let Some((key, problem)) = placeholder::flaw(&spec.trainer) {
-        findings.at(
-            &[key],
-            format!("`{key}` {problem}"),
-            "docs/anybodys-trainer.md lists the placeholders",
-        );
+        findings.at(&[key], format!("`{key}` {problem}"), placeholder::LISTED);
     }
     if let Some(launcher) = own_command::launcher(command) {
         findings.at(

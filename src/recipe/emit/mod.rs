@@ -146,13 +146,8 @@ fn plain(text: String) -> Emitted {
     }
 }
 
-/// The key of the recipe's dialect for a native path that a plan may change.
-pub fn upstream_key(recipe: &Recipe, path: &str) -> Option<&'static str> {
-    readers::of(recipe.dialect)?.upstream_key(path)
-}
-
-/// All keys of the recipe's dialect for such a path: the one that is written, and older ones that a
-/// command may type.
+/// All keys of the recipe's dialect for a native path that a plan may change: the one that is written,
+/// and older ones that a command may type.
 pub fn spellings(recipe: &Recipe, path: &str) -> Vec<&'static str> {
     let Some(reader) = readers::of(recipe.dialect) else {
         return Vec::new();

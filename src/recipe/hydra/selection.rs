@@ -13,7 +13,7 @@ use super::grammar::{Kind, Override};
 /// What the command line and `override` entries say about groups.
 #[derive(Debug, Default)]
 pub(super) struct Selection {
-    /// Options for groups that are in a list, by [`super::defaults::key`]: those of the command line,
+    /// Options for groups that are in a list, by [`super::names::List::key`]: those of the command line,
     /// and those of `override` entries that no earlier one has taken.
     pub chosen: BTreeMap<String, Chosen>,
     /// Groups that no list has.
