@@ -19,7 +19,7 @@ const TABLE: &[(&str, &[&str])] = &[
     ("batch", &["recipe", "words"]),
     ("norm", &["recipe"]),
     ("engine", &["comm"]),
-    ("job", &["batch", "durable", "telemetry", "words"]),
+    ("job", &["batch", "durable", "recipe", "telemetry", "words"]),
     (
         "agent",
         &[

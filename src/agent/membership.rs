@@ -12,8 +12,8 @@ use kube::{Client, ResourceExt};
 
 use super::pod::Input;
 use crate::job::Pin;
-use crate::job::api::TrainingJob;
 use crate::job::api::status::{Current, RecipeSnapshot, State};
+use crate::job::api::{RemainderPolicy, TrainingJob};
 
 /// How often the API server is asked for a sign of life when the watch says nothing.
 const CONTACT: Duration = Duration::from_secs(5);
@@ -23,6 +23,8 @@ const CONTACT: Duration = Duration::from_secs(5);
 pub struct Membership {
     /// The recipe.
     pub recipe: RecipeSnapshot,
+    /// What happens to a batch that no number of ranks splits exactly.
+    pub remainder: RemainderPolicy,
     /// The job's name, for the run's name.
     pub name: String,
     /// Bytes that a rank may use.
@@ -45,6 +47,7 @@ impl Membership {
         let status = job.status.as_ref()?;
         Some(Membership {
             recipe: status.recipe.clone()?,
+            remainder: job.spec.elasticity.remainder,
             name: job.name_any(),
             rank_memory: job.spec.trainer.rank_memory.clone(),
             command: job.spec.trainer.command.clone(),

@@ -14,7 +14,6 @@ mod pod;
 mod preparation;
 mod program;
 mod ranks;
-mod recipe_files;
 mod retention;
 mod serve;
 pub mod silence;

@@ -1,18 +1,18 @@
 //! What the user's own program of a TrainingJob is called with in this pod.
 
+use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use super::recipe_files::{self, RecipeError};
 use super::volume::volume_problem;
 use super::{Call, Foreign, Membership};
-use crate::durable::{read_json, write_json};
+use crate::durable::{FileError, read_json, write_json};
 use crate::job::agent_state::Problem;
 use crate::job::generation::Generation;
 use crate::job::{OwnCheckpoint, files};
-use crate::recipe::Recipe;
 use crate::recipe::spec::DrainSignal;
+use crate::recipe::{self, Recipe};
 use crate::telemetry::now;
 
 /// What a generation's program goes on from: said once, by its first member, for all of them.
@@ -42,7 +42,10 @@ pub(super) fn choose(
     if !mine && now() - record.created < WORD {
         return Ok(false);
     }
-    let checkpoint = foreign(&recipe(job, run, record)?, run).newest();
+    let checkpoint = foreign(&recipe(job)?, run).newest();
+    let of_generation = run.join(files::generation(record.number));
+    fs::create_dir_all(&of_generation)
+        .map_err(|error| volume_problem(&FileError::from_io("create", &of_generation, 0, error)))?;
     write_json(&file, &Chosen { checkpoint }).map_err(|error| volume_problem(&error))?;
     Ok(true)
 }
@@ -74,7 +77,7 @@ pub(super) fn own_call(
     run: &Path,
     record: &Generation,
 ) -> Result<OwnCall, Problem> {
-    let recipe = recipe(job, run, record)?;
+    let recipe = recipe(job)?;
     let chosen: Chosen =
         read_json(&call_file(run, record)).map_err(|error| volume_problem(&error))?;
     let checkpoint = chosen.checkpoint;
@@ -101,13 +104,9 @@ fn refused(message: String) -> Problem {
 }
 
 /// The recipe with the job's command.
-fn recipe(job: &Membership, run: &Path, record: &Generation) -> Result<Recipe, Problem> {
-    // On the volume: a container's own disk may be read-only.
-    let given = run.join(files::generation(record.number)).join("recipe");
-    let mut recipe = recipe_files::read(&job.recipe, &given).map_err(|error| match error {
-        RecipeError::File(error) => volume_problem(&error),
-        error => refused(error.to_string()),
-    })?;
+fn recipe(job: &Membership) -> Result<Recipe, Problem> {
+    let request = job.recipe.request(job.remainder).map_err(refused)?;
+    let mut recipe = recipe::read(&request).map_err(|error| refused(error.to_string()))?;
     recipe.spec.trainer.command.clone_from(&job.command);
     Ok(recipe)
 }
@@ -128,6 +127,7 @@ mod tests {
     use super::*;
     use crate::batch::{self, PlanRequest};
     use crate::job::Reason;
+    use crate::job::api::RemainderPolicy;
     use crate::job::api::status::RecipeSnapshot;
     use crate::job::generation::Address;
 
@@ -141,10 +141,10 @@ mod tests {
         let job = Membership {
             recipe: RecipeSnapshot {
                 text: text.to_owned(),
-                accelerate: None,
                 overrides: overrides.iter().map(|&text| text.to_owned()).collect(),
-                hash: String::new(),
+                ..RecipeSnapshot::default()
             },
+            remainder: RemainderPolicy::Exact,
             name: "own".to_owned(),
             rank_memory: None,
             command: command.iter().map(|&word| word.to_owned()).collect(),
@@ -153,7 +153,7 @@ mod tests {
             fence_after: Duration::ZERO,
             over: false,
         };
-        let recipe = recipe_files::read(&job.recipe, &place.join("files")).unwrap();
+        let recipe = recipe(&job).map_err(|problem| problem.message).unwrap();
         let record = Generation {
             job: "uid".to_owned(),
             number: 2,

@@ -1,11 +1,11 @@
 //! Preparing a run before its first generation, in a process of its own: data are counted and
 //! tokenised, weights looked at, and what cannot be used is refused.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use super::{Identity, Membership, recipe_files};
+use super::{Identity, Membership};
 use crate::durable::{self, FileError};
 use crate::job::agent_state::Problem;
 use crate::train::Setup;
@@ -19,8 +19,12 @@ pub struct Preparation {
 impl Preparation {
     /// Starts it.
     pub fn start(identity: &Identity, job: &Membership) -> Result<Preparation, FileError> {
-        let files = recipe_files::directory();
-        let request = recipe_files::write(&job.recipe, &files)?;
+        // On its container's own disk.
+        let files = std::env::temp_dir().join("evenkeel-recipe");
+        fs::create_dir_all(&files)
+            .map_err(|error| FileError::from_io("create", &files, 0, error))?;
+        let carried = files.join("recipe.json");
+        durable::write_json(&carried, &(&job.recipe, job.remainder))?;
         let log = files.join("prepare.log");
         let world = job
             .generation
@@ -29,17 +33,13 @@ impl Preparation {
         let mut command = Command::new(&identity.program);
         command
             .arg("prepare")
-            .arg(&request.path)
+            .arg(&carried)
             .arg("--out")
             .arg(&identity.run)
             .args(["--procs", &world.to_string()]);
-        if let Some(accelerate) = &request.accelerate {
-            command.arg("--accelerate").arg(accelerate);
-        }
         if let Some(bytes) = &job.rank_memory {
             command.args(["--rank-memory", bytes]);
         }
-        command.args(&request.overrides);
         let words =
             File::create(&log).map_err(|error| FileError::from_io("write", &log, 0, error))?;
         let child = command

@@ -1,6 +1,7 @@
 //! The commands for TrainingJobs on a cluster, and the options that all of them have.
 
 pub mod cancel;
+mod carry;
 pub mod list;
 pub mod logs;
 pub mod scale;

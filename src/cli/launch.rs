@@ -114,9 +114,6 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         recipe.spec.trainer.command.clone_from(&args.command);
     }
     if let Some(nodes) = from.options.nodes {
-        if args.recipe.is_none() {
-            bail!("a TrainingJob carries a recipe: give its file before `--`");
-        }
         if args.procs.is_some() || args.out.is_some() || args.resume {
             bail!(
                 "--nodes launches on a cluster, --procs, --out and --resume on this machine: give one or the other"

@@ -4,17 +4,22 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use super::recipe_args::RecipeArgs;
-use super::{EXIT_REFUSED, render};
+use anyhow::{Context, anyhow};
+
+use super::{EXIT_REFUSED, EXIT_USAGE, render};
 use crate::batch::{OomPolicy, Reached};
+use crate::durable;
 use crate::inventory::Inventory;
+use crate::job::api::RemainderPolicy;
+use crate::job::api::status::RecipeSnapshot;
 use crate::launch::{Claim, LaunchError, Request, RunDir, prepare};
+use crate::recipe;
 
 /// Prepare a run's directory without launching it (started by the agent).
 #[derive(clap::Args)]
 pub struct Args {
-    #[command(flatten)]
-    recipe: RecipeArgs,
+    /// The recipe that the TrainingJob carries, and what becomes of a batch that does not split.
+    recipe: PathBuf,
     /// Ranks of the first generation.
     #[arg(long)]
     procs: u64,
@@ -27,9 +32,15 @@ pub struct Args {
 }
 
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
-    let recipe = match args.recipe.read_or_say() {
+    let (carried, remainder): (RecipeSnapshot, RemainderPolicy) = durable::read_json(&args.recipe)
+        .with_context(|| format!("reading {}", args.recipe.display()))?;
+    let request = carried.request(remainder).map_err(|error| anyhow!(error))?;
+    let recipe = match recipe::read(&request) {
         Ok(recipe) => recipe,
-        Err(code) => return Ok(code),
+        Err(error) => {
+            render::print(&error.diagnostics, &error.sources);
+            return Ok(ExitCode::from(EXIT_USAGE));
+        }
     };
     let planned = match prepare::plan(&recipe, args.procs, Reached::default(), args.rank_memory) {
         Ok(planned) => planned,
@@ -41,8 +52,8 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     };
     let claim = Claim::take(RunDir::at(&args.out))?;
     let request = Request {
-        recipe_path: args.recipe.recipe.clone(),
-        overrides: args.recipe.overrides.clone(),
+        recipe_path: carried.path(),
+        overrides: carried.overrides,
         rank_memory: args.rank_memory,
         oom_policy: OomPolicy::Exact,
         cores: Inventory::discover().cpu.cores,

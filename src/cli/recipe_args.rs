@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use super::{EXIT_USAGE, render};
-use crate::recipe::{self, Dialect, ReadError, Recipe, Request, Setting};
+use crate::recipe::{self, Dialect, Origin, ReadError, Recipe, Request, Setting};
 
 /// One recipe with its flags and overrides.
 #[derive(Debug, Clone, clap::Args)]
@@ -99,6 +99,7 @@ impl RecipeOptions {
         let mut overrides = overrides.to_vec();
         overrides.extend(self.multirun.then(|| "--multirun".to_owned()));
         recipe::read(&Request {
+            origin: Origin::Disk,
             path: path.to_owned(),
             command: command.to_vec(),
             accelerate: self.accelerate.clone(),

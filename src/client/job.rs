@@ -19,14 +19,12 @@ pub struct Wanted {
     pub image: String,
     /// The claim for checkpoints.
     pub claim: String,
-    /// The recipe's text.
-    pub recipe: String,
-    /// The accelerate config's text.
-    pub accelerate: Option<String>,
+    /// The recipe.
+    pub recipe: RecipeSource,
     /// `KEY=VALUE`, laid over the recipe.
     pub overrides: Vec<String>,
-    /// Whether worlds that do not split the batch exactly may be used.
-    pub uneven: bool,
+    /// What happens to a batch that no number of ranks splits exactly.
+    pub remainder: RemainderPolicy,
     /// Fewest nodes.
     pub min_nodes: Option<u32>,
     /// Bytes that a rank may use.
@@ -40,21 +38,14 @@ pub fn training_job(wanted: Wanted) -> TrainingJob {
     let mut job = TrainingJob::new(
         &wanted.name,
         TrainingJobSpec {
-            recipe: RecipeSource {
-                inline: Some(wanted.recipe),
-                config_map: None,
-                accelerate: wanted.accelerate,
-            },
+            recipe: wanted.recipe,
             overrides: wanted.overrides,
             nodes: wanted.nodes,
             gpus_per_node: wanted.gpus_per_node,
             resource_name: wanted.resource,
             elasticity: Elasticity {
                 min_nodes: wanted.min_nodes.unwrap_or(1),
-                remainder: match wanted.uneven {
-                    true => RemainderPolicy::Uneven,
-                    false => RemainderPolicy::Exact,
-                },
+                remainder: wanted.remainder,
                 ..Elasticity::default()
             },
             image: wanted.image,
@@ -119,9 +110,12 @@ mod tests {
             resource: "nvidia.com/gpu".into(),
             image: "evenkeel/evenkeel:1".into(),
             claim: "checkpoints".into(),
-            recipe: "a: 1\n".into(),
+            recipe: RecipeSource {
+                inline: Some("a: 1\n".into()),
+                ..RecipeSource::default()
+            },
             overrides: vec!["a=2".into()],
-            uneven: true,
+            remainder: RemainderPolicy::Uneven,
             rank_memory: Some(2048),
             ..Wanted::default()
         });

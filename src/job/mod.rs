@@ -6,6 +6,7 @@
 
 pub mod agent_state;
 pub mod api;
+mod carried;
 pub mod decide;
 pub mod files;
 pub mod generation;

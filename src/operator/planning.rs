@@ -2,8 +2,6 @@
 //! planned by the same rules as on the command line.
 
 use std::collections::HashMap;
-use std::fs;
-use std::io;
 
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::api::Api;
@@ -12,8 +10,8 @@ use xxhash_rust::xxh3::xxh3_128;
 
 use crate::batch::{self, Plan, PlanRequest, Reached, Refused};
 use crate::job::api::status::{RecipeSnapshot, TrainingJobStatus};
-use crate::job::api::{RemainderPolicy, TrainingJob};
-use crate::recipe::{self, Recipe, Setting, Severity, own_command};
+use crate::job::api::{ConfigMapKey, TrainingJob};
+use crate::recipe::{self, Recipe, Severity, own_command};
 
 /// Why a job cannot be planned: a condition's reason and message.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -32,49 +30,68 @@ pub async fn snapshot(client: &Client, job: &TrainingJob) -> Result<RecipeSnapsh
         return Ok(kept);
     }
     let source = &job.spec.recipe;
-    let text = match (&source.inline, &source.config_map) {
-        (Some(text), _) => text.clone(),
+    let (text, files) = match (&source.inline, &source.config_map) {
+        (Some(text), _) => (Some(text.clone()), Vec::new()),
         (None, Some(from)) => {
             let namespace = job.namespace().unwrap_or_default();
-            let maps: Api<ConfigMap> = Api::namespaced(client.clone(), &namespace);
-            let missing = |message: String| Refusal {
-                reason: "RecipeMissing",
-                message,
-                waits: true,
-            };
-            let map = maps.get_opt(&from.name).await.map_err(|error| {
-                missing(format!("ConfigMap {} cannot be read: {error}", from.name))
-            })?;
-            let map = map.ok_or_else(|| {
-                missing(format!(
-                    "there is no ConfigMap {} in namespace {namespace}: create it, the job waits",
-                    from.name
-                ))
-            })?;
-            map.data.unwrap_or_default().remove(&from.key).ok_or_else(|| {
-                missing(format!(
-                    "ConfigMap {} has no key {}: add it, or name another in spec.recipe.configMap.key",
-                    from.name, from.key
-                ))
-            })?
+            held(client, &namespace, from).await?
         }
-        (None, None) => {
-            return Err(Refusal {
-                reason: "RecipeMissing",
-                message: "spec.recipe names neither inline text nor a configMap".into(),
-                waits: true,
-            });
-        }
+        (None, None) => (None, Vec::new()),
     };
-    let mut snapshot = RecipeSnapshot {
-        text,
-        accelerate: source.accelerate.clone(),
-        overrides: job.spec.overrides.clone(),
-        hash: String::new(),
-    };
+    if text.is_none() && files.is_empty() && source.files.is_empty() {
+        return Err(missing(
+            "spec.recipe has neither inline text, nor a configMap, nor files".into(),
+        ));
+    }
+    let mut snapshot = RecipeSnapshot::of(source, text, &job.spec.overrides);
+    snapshot.files.extend(files);
     let everything = serde_json::to_vec(&snapshot).unwrap_or_default();
     snapshot.hash = format!("{:032x}", xxh3_128(&everything));
     Ok(snapshot)
+}
+
+/// The recipe's text in a ConfigMap, or the files that its keys become.
+async fn held(
+    client: &Client,
+    namespace: &str,
+    from: &ConfigMapKey,
+) -> Result<(Option<String>, Vec<(String, String)>), Refusal> {
+    let maps: Api<ConfigMap> = Api::namespaced(client.clone(), namespace);
+    let map = maps
+        .get_opt(&from.name)
+        .await
+        .map_err(|error| missing(format!("ConfigMap {} cannot be read: {error}", from.name)))?;
+    let map = map.ok_or_else(|| {
+        missing(format!(
+            "there is no ConfigMap {} in namespace {namespace}: create it, the job waits",
+            from.name
+        ))
+    })?;
+    let data = map.data.unwrap_or_default();
+    let take = |key: &str, field: &str| {
+        data.get(key).cloned().ok_or_else(|| {
+            missing(format!(
+                "ConfigMap {} has no key {key}: add it, or name another in \
+                 spec.recipe.configMap.{field}",
+                from.name
+            ))
+        })
+    };
+    if from.items.is_empty() {
+        return Ok((Some(take(&from.key, "key")?), Vec::new()));
+    }
+    let items = from.items.iter();
+    let files = items.map(|item| Ok((item.path.clone(), take(&item.key, "items")?)));
+    Ok((None, files.collect::<Result<_, _>>()?))
+}
+
+/// What the recipe is read from is not there yet.
+fn missing(message: String) -> Refusal {
+    Refusal {
+        reason: "RecipeMissing",
+        message,
+        waits: true,
+    }
 }
 
 /// The job as it is cannot be planned.
@@ -93,27 +110,8 @@ pub fn read(job: &TrainingJob, snapshot: &RecipeSnapshot) -> Result<Recipe, Refu
         message,
         waits: false,
     };
-    let files = |error: io::Error| refused(format!("the recipe cannot be read: {error}"));
-    let directory = tempfile::tempdir().map_err(files)?;
-    let mut request = recipe::Request {
-        path: directory.path().join("recipe.yaml"),
-        overrides: snapshot.overrides.clone(),
-        ..recipe::Request::default()
-    };
-    if job.spec.elasticity.remainder == RemainderPolicy::Uneven {
-        request.settings.push(Setting {
-            flag: "spec.elasticity.remainder",
-            path: "batch.remainder",
-            value: "uneven".into(),
-        });
-    }
-    fs::write(&request.path, &snapshot.text).map_err(files)?;
-    if let Some(accelerate) = &snapshot.accelerate {
-        let path = directory.path().join("accelerate.yaml");
-        fs::write(&path, accelerate).map_err(files)?;
-        request.accelerate = Some(path);
-    }
-    let shown = |file: String| file.replace(&format!("{}/", directory.path().display()), "");
+    let request = snapshot.request(job.spec.elasticity.remainder);
+    let request = request.map_err(refused)?;
     recipe::read(&request).map_err(|error| {
         let all = error
             .diagnostics
@@ -123,7 +121,7 @@ pub fn read(job: &TrainingJob, snapshot: &RecipeSnapshot) -> Result<Recipe, Refu
             .map(|d| {
                 let located = d.locate(&error.sources);
                 let place = match (located.file, located.line) {
-                    (Some(file), Some(line)) => format!("{}:{line}: ", shown(file)),
+                    (Some(file), Some(line)) => format!("{file}:{line}: "),
                     _ => String::new(),
                 };
                 format!("{place}{} ({})", located.message, located.help)

@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 use super::dialect::Dialect;
 use super::name;
 use super::node::Node;
+use super::origin::Origin;
 use super::overrides::Setting;
 use super::reader::{Asked, Confidence, Detected, Reader, Translated};
 use super::reading::Reading;
@@ -72,7 +73,7 @@ impl Reader for Accelerate {
         Dialect::Accelerate
     }
 
-    fn detect(&self, root: &Node, _path: &Path) -> Option<Detected> {
+    fn detect(&self, root: &Node, _path: &Path, _origin: &Origin) -> Option<Detected> {
         looks_like_one(root).then(|| Detected {
             confidence: Confidence::Likely,
             reason: "it has the key `distributed_type`".to_owned(),
@@ -125,7 +126,7 @@ pub(super) fn load(
             path = file;
             read_config(file, reading)?
         }
-        Some(Config::FileOrShipped(name)) if Path::new(&name.value).is_file() => {
+        Some(Config::FileOrShipped(name)) if reading.origin.is_file(Path::new(&name.value)) => {
             path = Path::new(&name.value);
             read_config(path, reading)?
         }

@@ -19,6 +19,7 @@ use super::diagnostic::Severity;
 use super::dialect::Dialect;
 use super::name;
 use super::node::Node;
+use super::origin::Origin;
 use super::reader::{Asked, Confidence, Detected, Reader, Translated};
 use super::reading::Reading;
 use super::scalar::{Resolved, Schema};
@@ -40,7 +41,7 @@ impl Reader for Deepspeed {
         Dialect::Deepspeed
     }
 
-    fn detect(&self, root: &Node, _path: &Path) -> Option<Detected> {
+    fn detect(&self, root: &Node, _path: &Path, _origin: &Origin) -> Option<Detected> {
         telling(root).map(|key| Detected {
             confidence: Confidence::Likely,
             reason: format!("it has the key `{key}`"),

@@ -14,6 +14,7 @@ use std::path::Path;
 use super::dialect::Dialect;
 use super::hydra::{Program, Registered, Values};
 use super::node::Node;
+use super::origin::Origin;
 use super::preference::{self, DTYPES, Kind, Known};
 use super::reader::{Asked, Detected, Reader, Translated};
 use super::reading::Reading;
@@ -64,8 +65,8 @@ impl Reader for Dpo {
         Dialect::Dpo
     }
 
-    fn detect(&self, root: &Node, path: &Path) -> Option<Detected> {
-        preference::detect(root, path, Kind::Dpo)
+    fn detect(&self, root: &Node, path: &Path, origin: &Origin) -> Option<Detected> {
+        preference::detect(root, path, origin, Kind::Dpo)
     }
 
     fn read(&self, root: Node, asked: &Asked<'_>, reading: &mut Reading) -> Translated {

@@ -14,6 +14,7 @@ use std::path::Path;
 use super::dialect::Dialect;
 use super::hydra::{Program, Values};
 use super::node::Node;
+use super::origin::Origin;
 use super::preference::{self, DTYPES, Kind, Known};
 use super::reader::{Asked, Checkpoints, Detected, Reader, Resume, Translated};
 use super::reading::Reading;
@@ -77,8 +78,8 @@ impl Reader for Halos {
         Dialect::Halos
     }
 
-    fn detect(&self, root: &Node, path: &Path) -> Option<Detected> {
-        preference::detect(root, path, Kind::Halos)
+    fn detect(&self, root: &Node, path: &Path, origin: &Origin) -> Option<Detected> {
+        preference::detect(root, path, origin, Kind::Halos)
     }
 
     fn versions(&self) -> &'static [&'static str] {

@@ -19,6 +19,7 @@ use super::command::is_launcher_key;
 use super::deepspeed as deepspeed_config;
 use super::dialect::{Dialect, RESERVED};
 use super::node::Node;
+use super::origin::Origin;
 use super::reader::{Asked, Confidence, Detected, Reader, Resume, Translated, others};
 use super::reading::Reading;
 use super::source::Span;
@@ -51,7 +52,7 @@ impl Reader for Handbook {
         Dialect::HandbookTrl
     }
 
-    fn detect(&self, root: &Node, _path: &Path) -> Option<Detected> {
+    fn detect(&self, root: &Node, _path: &Path, _origin: &Origin) -> Option<Detected> {
         // Hydra and DeepSpeed configs share some keys, and have telling ones of their own.
         if others(root).is_some() || deepspeed_config::is_one(root) {
             return None;

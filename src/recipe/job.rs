@@ -37,8 +37,8 @@ pub(super) fn gather(
     let mut command = None;
     if text.is_some() || !request.path.as_os_str().is_empty() {
         // A tree of configs is its root file.
-        let path = match hydra::root_of(&request.path) {
-            Some(root) if request.path.is_dir() => root,
+        let path = match hydra::root_of(&request.path, &request.origin) {
+            Some(root) if request.origin.is_dir(&request.path) => root,
             _ => request.path.clone(),
         };
         let text = match text {
@@ -76,7 +76,7 @@ pub(super) fn gather(
     if recipe.is_none()
         && let Some(call) = &command.hydra
     {
-        if !call.root.is_file() {
+        if !request.origin.is_file(&call.root) {
             let root = call.root.display();
             reading.error(
                 "config-missing",

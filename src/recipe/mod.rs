@@ -22,6 +22,7 @@ mod job;
 mod name;
 pub mod native;
 pub mod node;
+mod origin;
 pub mod overrides;
 pub mod own_command;
 pub mod placeholder;
@@ -43,9 +44,10 @@ use std::borrow::Cow;
 
 pub use diagnostic::{Diagnostic, Located, Severity};
 pub use dialect::{Dialect, RESERVED};
+pub use origin::{Origin, OutsidePath};
 pub use overrides::Setting;
 pub use request::Request;
-pub use source::{FileId, Files, Place, Places, Sources, Span, TreeBatch};
+pub use source::{FileId, Files, Place, Places, SourceFile, Sources, Span, TreeBatch};
 pub use spec::Spec;
 
 use job::Job;
@@ -138,7 +140,7 @@ pub fn read_text(request: &Request, text: String) -> Result<Recipe, ReadError> {
 }
 
 fn finish(request: &Request, text: Option<String>) -> Result<Recipe, ReadError> {
-    let mut reading = Reading::default();
+    let mut reading = Reading::at(&request.origin);
     let job = job::gather(request, text, &mut reading);
     let found = job.and_then(|job| find(request, job, &mut reading));
     let pending = std::mem::take(&mut reading.pending);
@@ -265,7 +267,7 @@ fn choose(
     }
     let mut best: Option<(&'static dyn Reader, Detected)> = None;
     for reader in READERS.iter().copied() {
-        if let Some(detected) = reader.detect(root, &job.path)
+        if let Some(detected) = reader.detect(root, &job.path, &request.origin)
             && best
                 .as_ref()
                 .is_none_or(|(_, b)| detected.confidence > b.confidence)

@@ -16,6 +16,7 @@ use super::diagnostic::{Diagnostic, Severity};
 use super::dialect::Dialect;
 use super::name;
 use super::node::Node;
+use super::origin::Origin;
 use super::placeholder;
 use super::reader::{Asked, Confidence, Detected, Reader, Translated};
 use super::reading::Reading;
@@ -37,7 +38,7 @@ impl Reader for Native {
         Dialect::Native
     }
 
-    fn detect(&self, root: &Node, _path: &Path) -> Option<Detected> {
+    fn detect(&self, root: &Node, _path: &Path, _origin: &Origin) -> Option<Detected> {
         let version = root.get("apiVersion")?.text()?;
         version.starts_with("evenkeel.dev/").then(|| Detected {
             confidence: Confidence::Certain,

@@ -6,6 +6,7 @@ use std::path::Path;
 use super::hydra::{self, Place, Program, Values};
 use super::name;
 use super::node::Node;
+use super::origin::Origin;
 use super::reader::{Asked, Confidence, Detected};
 use super::reading::Reading;
 use super::suggest::short;
@@ -41,21 +42,21 @@ pub(super) fn kind(root: &Node) -> Option<(Kind, &'static str)> {
 }
 
 /// Whether a file belongs to a tree: it is its root, or stands in one of its groups.
-pub(super) fn detect(root: &Node, path: &Path, wanted: Kind) -> Option<Detected> {
-    reason(root, path, wanted).map(|reason| Detected {
+pub(super) fn detect(root: &Node, path: &Path, origin: &Origin, wanted: Kind) -> Option<Detected> {
+    reason(root, path, origin, wanted).map(|reason| Detected {
         confidence: Confidence::Certain,
         reason,
     })
 }
 
-fn reason(root: &Node, path: &Path, wanted: Kind) -> Option<String> {
+fn reason(root: &Node, path: &Path, origin: &Origin, wanted: Kind) -> Option<String> {
     if let Some((found, key)) = kind(root) {
         return (found == wanted)
             .then(|| format!("it has a defaults list with `loss`, and the key `{key}`"));
     }
-    let place = Place::of(path);
+    let place = Place::of(path, origin);
     let group = place.group()?;
-    let above = Reading::default().load(&place.root())?;
+    let above = Reading::at(origin).load(&place.root())?;
     let (found, _) = kind(&above)?;
     (found == wanted).then(|| {
         format!(
@@ -80,13 +81,13 @@ pub(super) fn compose(
     program: &Program,
     reading: &mut Reading,
 ) -> Composed {
-    let place = Place::of(asked.path);
+    let place = Place::of(asked.path, &reading.origin);
     let (overrides, file) = (asked.overrides, asked.command_line);
     let span = root.span;
     let config = hydra::compose(root, &place, program, overrides, file, reading);
     let part_of = place
         .group()
-        .and_then(|_| Reading::default().load(&place.root()));
+        .and_then(|_| Reading::at(&reading.origin).load(&place.root()));
     let group = place.group().filter(|_| part_of.is_some());
     if let Some(group) = group {
         reading.note(
@@ -126,7 +127,7 @@ pub(super) fn name(values: &Values<'_>, path: &Path, tree: &mut Tree, reading: &
     match values.text("exp_name", reading) {
         Some(given) => name::put(&given, tree, reading),
         None => {
-            let place = Place::of(path);
+            let place = Place::of(path, &reading.origin);
             tree.default("name", name::label(place.option()));
         }
     }

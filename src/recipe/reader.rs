@@ -6,6 +6,7 @@ use std::path::Path;
 
 use super::dialect::Dialect;
 use super::node::Node;
+use super::origin::Origin;
 use super::overrides;
 use super::reading::Reading;
 use super::source::FileId;
@@ -139,8 +140,8 @@ pub trait Reader: Sync {
     /// Its name.
     fn dialect(&self) -> Dialect;
 
-    /// Whether a file looks like this dialect.
-    fn detect(&self, root: &Node, path: &Path) -> Option<Detected>;
+    /// Whether a file looks like this dialect; others of its tree stand at the same origin.
+    fn detect(&self, root: &Node, path: &Path, origin: &Origin) -> Option<Detected>;
 
     /// What `--dialect-version` takes; empty where there is only one version.
     fn versions(&self) -> &'static [&'static str] {

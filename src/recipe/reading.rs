@@ -1,18 +1,18 @@
 //! One reading of a recipe: the files it touched, and what was noticed on the way.
 
-use std::fs::File;
-use std::io::Read;
-use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
 use super::diagnostic::{Diagnostic, Severity};
 use super::node::Node;
+use super::origin::Origin;
 use super::source::{FileId, Files, Sources, Span};
 use super::{deepspeed, hjson, yaml};
 
 /// The files read so far and everything to say about them.
 #[derive(Debug, Default)]
 pub struct Reading {
+    /// Where files are looked for.
+    pub origin: Origin,
     /// Every file, in the order of reading.
     pub sources: Sources,
     /// Everything noticed.
@@ -29,6 +29,14 @@ pub struct Reading {
 }
 
 impl Reading {
+    /// A reading of files at an origin.
+    pub fn at(origin: &Origin) -> Reading {
+        Reading {
+            origin: origin.clone(),
+            ..Reading::default()
+        }
+    }
+
     /// Notes an error.
     pub fn error(
         &mut self,
@@ -168,27 +176,26 @@ impl Reading {
     /// The text of a file; `None` after an error.
     pub fn text(&mut self, path: &Path) -> Option<String> {
         // One byte more than allowed is enough to know that a file is too large.
-        let mut bytes = Vec::new();
         let limit = yaml::MAX_BYTES as u64 + 1;
-        let read = open_text(path).and_then(|f| f.take(limit).read_to_end(&mut bytes));
-        let too_large = bytes.len() > yaml::MAX_BYTES;
-        let (problem, help) = match (read, String::from_utf8(bytes)) {
-            (Ok(_), _) if too_large => (
-                format!("has more than {} bytes", yaml::MAX_BYTES),
-                "recipes are small: is this the right file?",
-            ),
-            (Ok(_), Ok(text)) => return Some(text),
-            (Err(error), _) => (
+        let (problem, help) = match self.origin.read(path, limit) {
+            Err(error) => (
                 format!("cannot be read: {error}"),
                 "give the path of a file that is there",
             ),
-            (_, Err(error)) => {
-                let at = error.utf8_error().valid_up_to();
-                (
-                    format!("is not UTF-8 text: byte {at} is the first that is not"),
-                    "save it as UTF-8",
-                )
-            }
+            Ok(bytes) if bytes.len() > yaml::MAX_BYTES => (
+                format!("has more than {} bytes", yaml::MAX_BYTES),
+                "recipes are small: is this the right file?",
+            ),
+            Ok(bytes) => match String::from_utf8(bytes) {
+                Ok(text) => return Some(text),
+                Err(error) => {
+                    let at = error.utf8_error().valid_up_to();
+                    (
+                        format!("is not UTF-8 text: byte {at} is the first that is not"),
+                        "save it as UTF-8",
+                    )
+                }
+            },
         };
         let message = format!("`{}` {problem}", path.display());
         self.error("unreadable-file", None, message, help);
@@ -197,27 +204,12 @@ impl Reading {
 
     /// Where a file that `from` names lies: upstream opens it from the working directory, and
     /// whoever keeps it beside `from` means that one. `None` when it is at neither place.
-    ///
-    /// Only regular files count: a device or a pipe would be read without end.
     pub fn beside(&self, from: &Path, name: &str) -> Option<PathBuf> {
         let parent = from.parent().unwrap_or(Path::new(""));
         [PathBuf::from(name), parent.join(name)]
             .into_iter()
-            .find(|p| p.is_file())
+            .find(|path| self.origin.is_file(path))
     }
-}
-
-/// Opens a file to be read. A pipe with a name is refused: where nobody writes into it, opening it would
-/// wait for ever. `/dev/stdin` and a shell's `<(…)` are pipes that somebody has opened already.
-fn open_text(path: &Path) -> std::io::Result<File> {
-    let opened = ["/dev", "/proc"];
-    let named = !opened.iter().any(|folder| path.starts_with(folder));
-    if named && std::fs::metadata(path)?.file_type().is_fifo() {
-        return Err(std::io::Error::other(
-            "it is a named pipe (write `<(COMMAND)`, or read it as /dev/stdin)",
-        ));
-    }
-    File::open(path)
 }
 
 /// Why a text is no JSON.

@@ -3,11 +3,14 @@
 use std::path::PathBuf;
 
 use super::dialect::Dialect;
+use super::origin::Origin;
 use super::overrides::Setting;
 
 /// What to read.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Request {
+    /// Where the files that are named here, and those that they name, are looked for.
+    pub origin: Origin,
     /// The recipe, or the folder of a tree of configs; empty where a command says everything.
     pub path: PathBuf,
     /// The command that starts it upstream, in words: the launcher's options and the trainer's

@@ -17,6 +17,7 @@ use super::handbook::keys::{self, Kind};
 use super::handbook::values::Values;
 use super::handbook::{self, settings};
 use super::node::Node;
+use super::origin::Origin;
 use super::reader::{Asked, Confidence, Detected, Reader, Resume, Translated, others};
 use super::reading::Reading;
 use super::suggest;
@@ -96,7 +97,7 @@ impl Reader for Transformers {
         Dialect::Transformers
     }
 
-    fn detect(&self, root: &Node, path: &Path) -> Option<Detected> {
+    fn detect(&self, root: &Node, path: &Path, _origin: &Origin) -> Option<Detected> {
         let has = |key: &&str| root.get(key).is_some();
         if others(root).is_some()
             || deepspeed::is_one(root)

@@ -130,6 +130,48 @@ fn commands_move_a_job_and_show_it() {
 }
 
 #[test]
+fn a_tree_of_configs_travels_with_its_job() {
+    let job = Job::with_volume("tree");
+    let folder = tempfile::tempdir().unwrap();
+    let tree = [
+        (
+            "config.yaml",
+            "defaults: [_self_, model: base, loss: ???]\nexp_name: tree\n",
+        ),
+        (
+            "model/base.yaml",
+            "batch_size: 24\ngradient_accumulation_steps: 2\n",
+        ),
+        ("loss/dpo.yaml", "name: dpo\nbeta: 0.1\n"),
+    ];
+    for (path, text) in tree {
+        let path = folder.path().join("config").join(path);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, text).unwrap();
+    }
+    let launch = Command::new(env!("CARGO_BIN_EXE_evenkeel"))
+        .current_dir(folder.path())
+        .args(["launch", "config", "loss=dpo", "--dialect", "halos"])
+        .args(["--nodes", "3", "--name", "tree", "--claim", "tree"])
+        .args(["--image", "evenkeel.test/busybox:1", "--", "/bin/busybox"])
+        .args([
+            "sh",
+            "-c",
+            "echo \"$@\"; /bin/busybox sleep 3",
+            "train",
+            "{args}",
+        ])
+        .output()
+        .unwrap();
+    assert!(launch.status.success(), "{}", words(&launch));
+    let status = job.wait("its end", |status| status["state"] == "Complete");
+    assert_eq!(status["plan"]["globalBatchSize"], 24);
+    let log = job.run().join("gen-1/logs/rank-5.log");
+    let said = std::fs::read_to_string(log).unwrap();
+    assert!(said.contains("model.batch_size=24"), "{said}");
+}
+
+#[test]
 fn what_is_not_there_is_said() {
     let no_job = evenkeel(&["suspend", "nobody", "-n", "default"]);
     assert_eq!(no_job.status.code(), Some(2));

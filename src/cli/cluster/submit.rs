@@ -3,14 +3,15 @@
 
 use std::process::ExitCode;
 
-use anyhow::{Context, bail};
+use anyhow::Context;
 
-use super::ClusterArgs;
+use super::{ClusterArgs, carry};
 use crate::batch::{self, PlanRequest};
 use crate::cli::output::{Format, say};
 use crate::cli::recipe_args::RecipeArgs;
 use crate::cli::{EXIT_REFUSED, render};
 use crate::client::{self, End, Wanted, change};
+use crate::job::api::RemainderPolicy;
 use crate::launch::check_own;
 use crate::recipe::Recipe;
 use crate::telemetry::{Display, Mode};
@@ -139,20 +140,6 @@ fn wanted(
             )
         })?,
     };
-    if recipe.dialect.is_hydra() {
-        bail!(
-            "{} is a part of a Hydra tree, and a TrainingJob carries one file: write the recipe in \
-             the native form, with the batch that `evenkeel plan` shows",
-            from.recipe.display()
-        );
-    }
-    let read = |path: &std::path::Path| {
-        std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
-    };
-    let accelerate = from.options.accelerate.as_deref().map(read).transpose()?;
-    if from.options.dialect.is_some() {
-        bail!("--dialect is not known to a TrainingJob, whose dialect is found from its recipe");
-    }
     let mut overrides = from.overrides.clone();
     let native = |(key, value): (&str, Option<u64>)| Some(format!("evenkeel.{key}={}", value?));
     let flags = [
@@ -160,6 +147,10 @@ fn wanted(
         ("batch.global", from.options.global_batch_size),
     ];
     overrides.extend(flags.into_iter().filter_map(native));
+    let remainder = match from.options.remainder.as_deref() {
+        Some("uneven") => RemainderPolicy::Uneven,
+        _ => RemainderPolicy::Exact,
+    };
     Ok(Wanted {
         name,
         nodes,
@@ -167,10 +158,9 @@ fn wanted(
         resource: args.resource.clone(),
         image: args.image.clone(),
         claim: args.claim.clone(),
-        recipe: read(&from.recipe)?,
-        accelerate,
+        recipe: carry::source(from, recipe, &overrides, remainder)?,
         overrides,
-        uneven: from.options.remainder.as_deref() == Some("uneven"),
+        remainder,
         min_nodes: args.min_nodes,
         rank_memory,
         command: recipe.spec.trainer.command.clone(),

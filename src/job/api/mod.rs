@@ -7,6 +7,8 @@ pub mod fields;
 pub(super) mod schema;
 pub mod status;
 
+use std::collections::BTreeMap;
+
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::{CustomResource, CustomResourceExt, KubeSchema};
 use schemars::JsonSchema;
@@ -107,12 +109,16 @@ pub struct TrainingJobSpec {
     pub ttl_seconds_after_finished: Option<u32>,
 }
 
-/// Where a recipe comes from: exactly one of the two.
+/// Where a recipe comes from: its text, inline or in a ConfigMap, or one of `files`.
 #[derive(KubeSchema, Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(
-    validation = Rule::new("has(self.inline) != has(self.configMap)")
-        .message("give the recipe either inline or as a configMap")
+    validation = Rule::new("!has(self.inline) || !has(self.configMap)")
+        .message("give the recipe either inline or as a configMap"),
+    validation = Rule::new("has(self.inline) || has(self.configMap) || has(self.files) && has(self.path)")
+        .message("give the recipe inline, as a configMap, or as files and the path of the one that it is"),
+    validation = Rule::new("!has(self.accelerate) || !has(self.acceleratePath)")
+        .message("give the accelerate config either as text or as the path of one of the files")
 )]
 pub struct RecipeSource {
     /// The recipe's text, in any dialect that `evenkeel plan` reads.
@@ -121,12 +127,32 @@ pub struct RecipeSource {
     /// A ConfigMap of the job's namespace.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub config_map: Option<ConfigMapKey>,
+    /// Where the recipe stands, seen from the folder that it is started in; some dialects tell by it
+    /// what they are. The name of its text, or which of the files it is, or the folder of a tree of
+    /// configs among them. Default: recipe.yaml.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 1024))]
+    pub path: Option<String>,
+    /// Files that the recipe names or is composed of: their texts by their paths, which begin in the
+    /// same folder and stay in it.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub files: BTreeMap<String, String>,
     /// An accelerate config beside it, as text.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub accelerate: Option<String>,
+    /// Which of the files is the accelerate config.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 1024))]
+    pub accelerate_path: Option<String>,
+    /// The dialect, where the recipe's keys should not decide: `evenkeel plan --dialect`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dialect: Option<String>,
+    /// The version of the dialect: `evenkeel plan --dialect-version`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dialect_version: Option<String>,
 }
 
-/// One key of a ConfigMap.
+/// A recipe in a ConfigMap: one key, or several that become files.
 #[derive(JsonSchema, Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ConfigMapKey {
@@ -136,6 +162,22 @@ pub struct ConfigMapKey {
     /// The key that holds the recipe.
     #[serde(default = "recipe_yaml")]
     pub key: String,
+    /// Keys that become files, as in a pod's volume. Where there are any, `path` says which of them is
+    /// the recipe, or in which folder its tree is, and `key` nothing.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 256))]
+    pub items: Vec<KeyToPath>,
+}
+
+/// A key of a ConfigMap, and the file that it becomes.
+#[derive(JsonSchema, Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct KeyToPath {
+    /// The key.
+    pub key: String,
+    /// Its path, as among `files`.
+    #[schemars(length(min = 1, max = 1024))]
+    pub path: String,
 }
 
 /// How the job may move.

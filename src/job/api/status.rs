@@ -1,6 +1,8 @@
 //! What the controller says about a TrainingJob, and all it needs to go on after a crash: names of
 //! pods are derived from it, so a pod that exists is never made twice.
 
+use std::collections::BTreeMap;
+
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -114,7 +116,7 @@ pub enum State {
 #[derive(JsonSchema, Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RecipeSnapshot {
-    /// Its text.
+    /// Its text; empty where it is one of the files.
     pub text: String,
     /// The accelerate config beside it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -122,7 +124,22 @@ pub struct RecipeSnapshot {
     /// `KEY=VALUE` laid over it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub overrides: Vec<String>,
-    /// xxh3-128 of all three, in hex.
+    /// Where it stands.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub path: Option<String>,
+    /// Which of the files is the accelerate config.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub accelerate_path: Option<String>,
+    /// Files that it names or is composed of, by their paths.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub files: BTreeMap<String, String>,
+    /// Its dialect, where it was named.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dialect: Option<String>,
+    /// The version of the dialect, likewise.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dialect_version: Option<String>,
+    /// xxh3-128 of all of it, in hex.
     pub hash: String,
 }
 

@@ -221,8 +221,11 @@ pub(in crate::recipe) fn model(
 /// A Jinja file, or a tokenizer whose template is to be taken.
 fn template(given: &Given<String>, path: &Path, tree: &mut Tree, reading: &mut Reading) {
     let file = reading.beside(path, &given.value);
-    match file.and_then(|file| reading.text(&file)) {
-        Some(text) => tree.text("tokenizer.chat_template", &given.with(text)),
+    match file.and_then(|file| Some((file.clone(), reading.text(&file)?))) {
+        Some((file, text)) => {
+            reading.sources.add(file, text.as_str());
+            tree.text("tokenizer.chat_template", &given.with(text));
+        }
         None => reading.warning(
             "unsupported-value",
             Some(given.span),

@@ -423,7 +423,7 @@ impl<'r> Composer<'r> {
     fn load(&mut self, target: Target, entry: &Default, chain: &mut Vec<String>) -> Vec<Layer> {
         let name = target.name.as_str();
         let path = self.place.file(name);
-        if !is_inside(name) || !path.is_file() {
+        if !is_inside(name) || !self.reading.origin.is_file(&path) {
             if !entry.optional {
                 self.refuse_missing(name, target.span);
             }

@@ -3,6 +3,8 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
+use crate::recipe::Origin;
+
 /// The name of a tree's root, which both upstream programs give to `hydra.main`.
 const ROOT: &str = "config.yaml";
 
@@ -18,17 +20,20 @@ pub struct Place {
     pub name: String,
     /// Where the tree's files are looked for when its own folder has none of the name.
     pub also: Vec<PathBuf>,
+    /// Where all of them are.
+    pub origin: Origin,
 }
 
 impl Place {
     /// The place of a file. One that has a root above it stands in a group.
-    pub fn of(path: &Path) -> Place {
+    pub fn of(path: &Path, origin: &Origin) -> Place {
         let parent = path.parent().unwrap_or(Path::new(""));
         let stem = path.file_stem().unwrap_or_default().to_string_lossy();
         let root = Place {
             folder: parent.to_owned(),
             name: stem.into_owned(),
             also: Vec::new(),
+            origin: origin.clone(),
         };
         if path.file_name().is_some_and(|name| name == ROOT) {
             return root;
@@ -36,10 +41,12 @@ impl Place {
         let above = parent.ancestors().skip(1).take(LEVELS);
         let found = above.into_iter().find_map(|folder| {
             let group = parent.strip_prefix(folder).ok()?;
-            (folder.join(ROOT).is_file() && !parent.join(ROOT).is_file()).then(|| Place {
+            let is_root = |folder: &Path| origin.is_file(&folder.join(ROOT));
+            (is_root(folder) && !is_root(parent)).then(|| Place {
                 folder: folder.to_owned(),
                 name: format!("{}/{}", group.display(), root.name),
                 also: Vec::new(),
+                origin: origin.clone(),
             })
         });
         found.unwrap_or(root)
@@ -66,24 +73,24 @@ impl Place {
         // Written with its ending it is the same file.
         let name = format!("{}.yaml", name.strip_suffix(".yaml").unwrap_or(name));
         let mut files = self.folders().map(|folder| folder.join(&name));
-        let found = files.find(|file| file.is_file());
+        let found = files.find(|file| self.origin.is_file(file));
         found.unwrap_or_else(|| self.folder.join(&name))
     }
 
     /// Whether the tree has a group of that name.
     pub(super) fn has_group(&self, group: &str) -> bool {
-        is_inside(group) && self.folders().any(|folder| folder.join(group).is_dir())
+        is_inside(group)
+            && self
+                .folders()
+                .any(|folder| self.origin.is_dir(&folder.join(group)))
     }
 
     /// The options of a group, in the order of their names.
     pub(super) fn options(&self, group: &str) -> Vec<String> {
         let files = self
             .folders()
-            .filter_map(|folder| std::fs::read_dir(folder.join(group)).ok());
-        let options = files.flatten().flatten().filter_map(|file| {
-            let name = file.file_name().into_string().ok()?;
-            Some(name.strip_suffix(".yaml")?.to_owned())
-        });
+            .flat_map(|folder| self.origin.names(&folder.join(group)));
+        let options = files.filter_map(|name| Some(name.strip_suffix(".yaml")?.to_owned()));
         BTreeSet::from_iter(options).into_iter().collect()
     }
 
@@ -98,7 +105,7 @@ pub(super) fn is_inside(name: &str) -> bool {
 }
 
 /// The root of the tree in a folder that the user named: in it, or in its `config`.
-pub fn root_of(folder: &Path) -> Option<PathBuf> {
+pub fn root_of(folder: &Path, origin: &Origin) -> Option<PathBuf> {
     let inside = [folder.join(ROOT), folder.join("config").join(ROOT)];
-    inside.into_iter().find(|root| root.is_file())
+    inside.into_iter().find(|root| origin.is_file(root))
 }

@@ -1,6 +1,7 @@
 use std::path::{Path, PathBuf};
 
 use super::*;
+use crate::recipe::Origin;
 use crate::recipe::diagnostic::{Diagnostic, Severity};
 use crate::recipe::overrides::add_source;
 
@@ -56,7 +57,7 @@ impl Tree {
         let path = self.path(name);
         let root = reading.load(&path).unwrap();
         let command_line = add_source(&mut reading.sources, &overrides, &[]);
-        let place = Place::of(&path);
+        let place = Place::of(&path, &Origin::Disk);
         let config = compose(
             root,
             &place,
@@ -411,15 +412,21 @@ fn values_point_at_the_files_that_they_stood_in() {
 #[test]
 fn an_option_by_itself_is_composed_below_its_group() {
     let tree = Tree::usual();
-    let place = Place::of(&tree.path("model/llama.yaml"));
+    let place = Place::of(&tree.path("model/llama.yaml"), &Origin::Disk);
     assert_eq!((place.group(), place.option()), (Some("model"), "llama"));
-    assert_eq!(Place::of(&tree.path("config.yaml")).group(), None);
+    assert_eq!(
+        Place::of(&tree.path("config.yaml"), &Origin::Disk).group(),
+        None
+    );
     let (config, said, _) = tree.compose_file("model/llama.yaml", &["model.size=4"]);
     assert_eq!(said, []);
     let found = known::find(&config.root, "model.size").unwrap();
     assert_eq!(found.resolve(Schema::OmegaConf), int(4));
-    assert_eq!(root_of(tree.0.path()), Some(tree.path("config.yaml")));
-    assert_eq!(root_of(&tree.path("model")), None);
+    assert_eq!(
+        root_of(tree.0.path(), &Origin::Disk),
+        Some(tree.path("config.yaml"))
+    );
+    assert_eq!(root_of(&tree.path("model"), &Origin::Disk), None);
 }
 
 #[test]
@@ -466,10 +473,10 @@ fn every_error_of_the_command_line_is_told() {
 fn a_folder_above_the_tree_is_as_good_as_the_tree() {
     let tree = Tree::new(&[("config/config.yaml", "a: 1\n")]);
     assert_eq!(
-        root_of(tree.0.path()),
+        root_of(tree.0.path(), &Origin::Disk),
         Some(tree.path("config/config.yaml"))
     );
-    assert_eq!(root_of(Path::new("/nowhere/at/all")), None);
+    assert_eq!(root_of(Path::new("/nowhere/at/all"), &Origin::Disk), None);
 }
 
 #[test]

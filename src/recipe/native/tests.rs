@@ -1,7 +1,7 @@
 use crate::recipe::reader::Reader;
 use crate::recipe::reading::Reading;
 use crate::recipe::spec::{BatchSchedule, LearningRateShape};
-use crate::recipe::{Diagnostic, Severity, Spec, native};
+use crate::recipe::{Diagnostic, Origin, Severity, Spec, native};
 
 fn build(spec: &str) -> Result<(Spec, crate::recipe::Places), Vec<Diagnostic>> {
     let indented: String = spec.lines().map(|l| format!("  {l}\n")).collect();
@@ -119,7 +119,11 @@ fn missing_parts_are_named() {
 fn a_bare_spec_is_not_a_recipe() {
     let root = Reading::default().parse("x.yaml", "batch: {micro: 1}".to_owned());
     assert_eq!(
-        native::Native.detect(&root.unwrap(), std::path::Path::new("x.yaml")),
+        native::Native.detect(
+            &root.unwrap(),
+            std::path::Path::new("x.yaml"),
+            &Origin::Disk
+        ),
         None
     );
 }
