@@ -7,6 +7,8 @@
 //! Source: Hydra 1.3, `_internal/defaults_list.py` (`_create_defaults_tree_impl`),
 //! `_internal/config_loader_impl.py`.
 
+mod file;
+
 use std::collections::BTreeMap;
 
 use crate::recipe::dialect::RESERVED;
@@ -14,7 +16,6 @@ use crate::recipe::node::Node;
 use crate::recipe::reading::Reading;
 use crate::recipe::scalar::{Resolved, Schema};
 use crate::recipe::source::Span;
-use crate::recipe::suggest::{did_you_mean, nearest};
 use crate::recipe::yaml::{Weight, weigh};
 
 use super::Program;
@@ -22,9 +23,10 @@ use super::defaults::{self, Choice, Default, What};
 use super::interpolation;
 use super::layer::Layer;
 use super::names::{List, dotted, folder_of};
-use super::place::{Place, is_inside};
+use super::place::Place;
 use super::selection::{Chosen, Selection};
 use super::sweep;
+use file::Target;
 
 /// The most files of one config.
 const MAX_FILES: usize = 64;
@@ -418,84 +420,4 @@ impl<'r> Composer<'r> {
             false => format!("write `{group}=OPTION`: one of {}", options.join(", ")),
         }
     }
-
-    /// The layers of a file of the tree.
-    fn load(&mut self, target: Target, entry: &Default, chain: &mut Vec<String>) -> Vec<Layer> {
-        let name = target.name.as_str();
-        let path = self.place.file(name);
-        if !is_inside(name) || !self.reading.origin.is_file(&path) {
-            if !entry.optional {
-                self.refuse_missing(name, target.span);
-            }
-            return Vec::new();
-        }
-        let Some(text) = self.reading.text(&path) else {
-            self.complete = false;
-            return Vec::new();
-        };
-        let header = defaults::package_header(&text);
-        let package = match header.as_deref() {
-            None => target.package,
-            // What the list says stands over it.
-            Some(_) if entry.package.is_some() => target.package,
-            Some("_global_") => String::new(),
-            Some(header) => header
-                .strip_prefix("_global_.")
-                .unwrap_or(header)
-                .to_owned(),
-        };
-        // A file of comments alone is an empty config, not an empty recipe.
-        let only_comments = |line: &str| line.trim().is_empty() || line.trim().starts_with('#');
-        if text.lines().all(only_comments) {
-            return Vec::new();
-        }
-        let list = List {
-            name,
-            package: &package,
-            interpolated: target.interpolated,
-        };
-        match self.reading.parse(&path, text) {
-            Some(node) => self.file(list, node, chain),
-            None => {
-                self.complete = false;
-                Vec::new()
-            }
-        }
-    }
-
-    fn refuse_missing(&mut self, name: &str, span: Span) {
-        let (group, option) = (folder_of(name), name.rsplit('/').next().unwrap_or(name));
-        let options = self.place.options(group);
-        let words: Vec<&str> = options.iter().map(String::as_str).collect();
-        let choose = self.how_to_choose(group);
-        let (message, help) = match group {
-            "" => (
-                format!(
-                    "there is no config `{name}` in {}",
-                    self.place.folder.display()
-                ),
-                did_you_mean(option, words),
-            ),
-            group => (
-                format!("the config group `{group}` has no option `{option}`"),
-                match nearest(option, &words) {
-                    Some(near) => format!("did you mean `{near}`? {choose}"),
-                    None => choose,
-                },
-            ),
-        };
-        self.refuse("config-missing", span, message, help);
-    }
-}
-
-/// A file that a list names.
-struct Target {
-    /// From the root of the tree.
-    name: String,
-    /// Where the list has it laid.
-    package: String,
-    /// An interpolation has chosen it, or the list that names it.
-    interpolated: bool,
-    /// Where it was chosen.
-    span: Span,
 }
