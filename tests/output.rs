@@ -1,5 +1,5 @@
 //! What happens to a command whose output nobody takes: a full disk is an error with a message, a
-//! reader that has left is none.
+//! reader that has left is none. And what is said beside an output that somebody takes.
 
 use std::fs::OpenOptions;
 use std::process::{Command, Stdio};
@@ -87,4 +87,33 @@ fn a_full_standard_error_does_not_change_how_a_command_ends() {
         let status = evenkeel(call).stderr(full()).stdout(full()).status();
         assert_eq!(status.unwrap().code(), Some(code), "{call:?}");
     }
+}
+
+#[test]
+fn a_job_that_is_only_shown_is_shown_with_what_is_said_of_its_program() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("own.yaml");
+    let text = "apiVersion: evenkeel.dev/v1alpha1\nkind: Recipe\nspec:\n  \
+                batch: {global: 64, micro: 8}\n  \
+                trainer: {command: [python, train.py, --batch, '{per_device_batch_size}'], checkpoint_dir: /volume/out}\n";
+    std::fs::write(&path, text).unwrap();
+    let path = path.display().to_string();
+    let call = [
+        "launch",
+        path.as_str(),
+        "--nodes",
+        "2",
+        "--gpus-per-node",
+        "4",
+        "--dry-run",
+    ];
+    let ended = evenkeel(&call).output().unwrap();
+    let said = String::from_utf8(ended.stderr).unwrap();
+    assert_eq!(ended.status.code(), Some(0), "{said}");
+    assert!(
+        said.contains("the command does not say {resume_args}"),
+        "{said}"
+    );
+    let job = String::from_utf8(ended.stdout).unwrap();
+    assert!(job.contains("kind: TrainingJob"), "{job}");
 }

@@ -94,6 +94,9 @@ pub fn run(
         true => check_own(recipe, &plan, &from.overrides)?,
         false => Vec::new(),
     };
+    for note in notes {
+        say(format_args!("warning: {note}\n"));
+    }
     let job = client::training_job(wanted(args, from, recipe, nodes, per_node, rank_memory)?);
     if args.dry_run {
         Format::Yaml.print(&job)?;
@@ -103,9 +106,6 @@ pub fn run(
         "{nodes} × {per_node} {}: {}\n",
         args.resource, plan.proof
     ));
-    for note in notes {
-        say(format_args!("warning: {note}\n"));
-    }
     let name = job.metadata.name.clone().unwrap_or_default();
     let again = args.cluster.again();
     args.cluster
