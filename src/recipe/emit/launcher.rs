@@ -96,6 +96,36 @@ impl Relaunched {
     }
 }
 
+/// The launcher of the command in a file.
+fn call(recipe: &Recipe, file: FileId) -> Option<Call> {
+    let path = recipe.sources.get(file).map(|source| source.path.as_path());
+    Call::of(path.unwrap_or(Path::new("")), text_of(recipe, file), file)
+}
+
+/// Refuses another accumulation in a recipe that says itself which of TRL's configs it is launched with,
+/// where that one fixes it. Nobody but TRL's command line reads that.
+pub(super) fn refuse_fixed(
+    recipe: &Recipe,
+    numbers: &Numbers,
+    file: FileId,
+) -> Result<(), LaunchError> {
+    let name = edit::text(text_of(recipe, file), "accelerate_config");
+    let fixes = |name: &String| numbers.accumulation != 1 && fixes_accumulation(name);
+    let Some(name) = name.filter(fixes) else {
+        return Ok(());
+    };
+    let read = recipe.files.command.is_none_or(|(command, _)| {
+        let call = call(recipe, command);
+        call.is_some_and(|call| call.launcher == Launcher::Trl)
+    });
+    // A file of that name comes first.
+    if !read || recipe.files.accelerate.is_some() {
+        return Ok(());
+    }
+    let accumulation = numbers.accumulation;
+    Err(LaunchError::Accumulation { name, accumulation })
+}
+
 /// The launcher's options of the command in a file, for the numbers of a plan.
 pub(super) fn relaunch(
     recipe: &Recipe,
@@ -103,10 +133,8 @@ pub(super) fn relaunch(
     file: FileId,
 ) -> Result<Relaunched, LaunchError> {
     let text = text_of(recipe, file);
-    let path = recipe.sources.get(file).map(|source| source.path.as_path());
-    let path = path.unwrap_or(Path::new(""));
     let mut new = Relaunched::default();
-    let Some(call) = Call::of(path, text, file) else {
+    let Some(call) = call(recipe, file) else {
         return Ok(new);
     };
     match call.launcher {

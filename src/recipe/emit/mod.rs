@@ -282,6 +282,7 @@ fn in_recipe(recipe: &Recipe, numbers: &Numbers) -> Result<Emitted, EmitError> {
         }
         (None, Some(file)) => {
             refuse_num_steps(recipe, Some(numbers), Some(file))?;
+            launcher::refuse_fixed(recipe, numbers, file)?;
             plain(in_file(recipe, numbers, file)?)
         }
         (None, None) => return Err(no_form(recipe, "recipe")),

@@ -147,6 +147,27 @@ fn options_that_the_launcher_would_refuse_change_with_the_plan() {
     );
 }
 
+#[test]
+fn a_recipe_that_names_a_config_of_trls_is_refused_what_that_one_fixes() {
+    let text = "model_name_or_path: m\ndataset_name: d\nper_device_train_batch_size: 8\n\
+                accelerate_config: zero1\n";
+    let written = |command: &str, plan: &Numbers| {
+        let job = Job::new(&[("sft.yaml", text)], command);
+        emit(&job.recipe(None), plan, Form::Recipe).map(|emitted| emitted.text)
+    };
+    for command in ["", "trl sft --config @/sft.yaml"] {
+        let refused = written(command, &numbers(4, 8, 2)).unwrap_err();
+        assert!(
+            refused.to_string().contains("`zero1` fixes accumulation"),
+            "{refused}"
+        );
+        assert!(written(command, &numbers(4, 16, 1)).is_ok(), "{command}");
+    }
+    // No other launcher looks for it there.
+    let other = "accelerate launch --num_processes 8 sft.py --config @/sft.yaml";
+    assert!(written(other, &numbers(4, 8, 2)).is_ok());
+}
+
 /// A config that the world shows in, and what becomes of it.
 #[test]
 fn an_accelerate_config_takes_the_machines_of_the_plan() {
