@@ -4,7 +4,7 @@
 //! `utils/launch.py` (`prepare_simple_launcher_cmd_env`: one process, or as many as mpirun is told;
 //! `prepare_multi_gpu_env`: `num_processes // num_machines` on each machine;
 //! `prepare_deepspeed_cmd_env`: on several machines DeepSpeed's launcher, which a filter may tell
-//! which devices), `utils/constants.py` (`DEEPSPEED_MULTINODE_LAUNCHERS`).
+//! which devices), `commands/launch.py` (`tpu_launcher`: all cores), `utils/constants.py` (`DEEPSPEED_MULTINODE_LAUNCHERS`).
 
 use super::typed;
 use super::values::int;
@@ -75,6 +75,10 @@ pub(super) fn distributed_type(root: &Node, reading: &mut Reading) -> Option<Str
 
 /// The processes of all machines, where they can be known.
 pub(super) fn world(root: &Node, kind: Option<&str>, tree: &mut Tree, reading: &mut Reading) {
+    if kind == Some("XLA") {
+        refuse_tpus(root, reading);
+        return;
+    }
     let processes = int(root, "num_processes", reading).filter(|given| given.value != -1);
     let machines = int(root, "num_machines", reading);
     let by_mpirun = said(root, "mpirun_config.mpirun_hostfile").is_some();
@@ -111,6 +115,24 @@ pub(super) fn world(root: &Node, kind: Option<&str>, tree: &mut Tree, reading: &
         named_devices(root, processes.value / on, reading);
     }
     tree.plain_if("batch.gpus", processes);
+}
+
+/// The TPU launcher starts a process for every core that is there, and asks no number of anybody.
+fn refuse_tpus(root: &Node, reading: &mut Reading) {
+    let typed = typed::kind(root).map(|(_, node)| ("--tpu", node));
+    let stated = root.get("distributed_type");
+    let stated = stated.map(|node| ("distributed_type: XLA", node));
+    let Some((says, node)) = typed.or(stated) else {
+        return;
+    };
+    reading.error(
+        "unsupported-value",
+        Some(node.span),
+        format!(
+            "`{says}` starts a process for every TPU core that it finds, whatever `num_processes` says: TPUs cannot be planned here"
+        ),
+        "use `MULTI_GPU` for GPUs; what a recipe had on TPUs is given without the config, by `--recipe-gpus`",
+    );
 }
 
 /// What makes accelerate start one process.

@@ -61,6 +61,23 @@ fn one_process_starts_where_nothing_starts_more() {
 }
 
 #[test]
+fn tpus_are_refused_by_name() {
+    let xla = "distributed_type: XLA\nnum_processes: 8\n";
+    let refused = |line: u32| (Some(0), vec![format!("{line}: error[unsupported-value]")]);
+    assert_eq!(told(xla, LAUNCH), refused(1));
+    assert_eq!(told(EIGHT, &format!("{LAUNCH} --tpu")), refused(1));
+    assert_eq!(
+        told("", "accelerate launch --tpu --num_processes 8"),
+        refused(1)
+    );
+    // What is typed stands over it.
+    assert_eq!(
+        told(xla, &format!("{LAUNCH} --multi_gpu")),
+        (Some(8), vec![])
+    );
+}
+
+#[test]
 fn on_several_machines_a_filter_of_deepspeeds_says_the_processes() {
     let config = |more: &str| {
         format!(
