@@ -157,7 +157,7 @@ fn is_of_trl(script: &Path) -> bool {
 
 /// Puts under a command's arguments those of `train.args` beside `train.py`, which `HfArgumentParser`
 /// reads unless it is told otherwise (transformers 5.23.0 `hf_argparser.py`,
-/// `parse_args_into_dataclasses`): the file, where there is one.
+/// `parse_args_into_dataclasses`: beside `sys.argv[0]`): the file, where there is one.
 fn take_arguments_file(
     command: &mut Command,
     request: &Request,
@@ -169,14 +169,16 @@ fn take_arguments_file(
         return None;
     }
     let script = &command.script.as_ref()?.value;
-    // A module has another path than its name.
-    if script
-        .extension()
-        .is_some_and(|extension| extension != "py")
-    {
+    let file = match command.module {
+        true => module_file(script.to_str()?, |path| {
+            reading.beside(&request.path, path.to_str()?)
+        })?,
+        false => script.clone(),
+    };
+    if file.extension().is_some_and(|extension| extension != "py") {
         return None;
     }
-    let name = script.with_extension("args");
+    let name = file.with_extension("args");
     let path = reading.beside(&request.path, name.to_str()?)?;
     let text = reading.text(&path)?;
     let file = reading.sources.add(&path, text.as_str());
@@ -187,6 +189,19 @@ fn take_arguments_file(
     under.overlay(std::mem::replace(&mut command.arguments, typed));
     command.arguments = under;
     Some(path)
+}
+
+/// The file of a module, which is the `sys.argv[0]` of `python -m`: a package's `__main__.py` before a
+/// module, and that before the one of a folder without `__init__.py`. `beside`: where a file lies; an
+/// installed module is not looked for.
+fn module_file(name: &str, beside: impl Fn(&Path) -> Option<PathBuf>) -> Option<PathBuf> {
+    let folder = PathBuf::from(name.replace('.', "/"));
+    let (main, module) = (folder.join("__main__.py"), folder.with_extension("py"));
+    let order = match beside(&folder.join("__init__.py")) {
+        Some(_) => [main, module],
+        None => [module, main],
+    };
+    order.iter().find_map(|path| beside(path))
 }
 
 /// TRL's parser looks for `--config` as a word of its own (f2cd577, `scripts/utils.py`,

@@ -44,6 +44,8 @@ pub(super) struct Launched<'w> {
     pub room: usize,
     /// The program, and in TRL's command line the trainer's name.
     pub script: Option<&'w Word>,
+    /// It is called by its module's name.
+    pub module: bool,
     /// What the program is called with.
     pub arguments: &'w [Word],
     /// Processes, as a native tree.
@@ -162,6 +164,7 @@ fn program(words: &[Word]) -> Launched<'_> {
         options: Vec::new(),
         room: 0,
         script,
+        module: false,
         arguments,
         world: None,
         config: None,
@@ -238,12 +241,14 @@ fn torchrun<'w>(
     };
     let mut launched = program(rest);
     launched.many = true;
-    let given = |names: &[&str]| option(&options, names).is_some();
-    launched.alone = Some(match (given(&["no_python"]), given(&["m", "module"])) {
-        (true, _) => Vec::new(),
-        (false, true) => vec![python, "-m".to_owned()],
-        (false, false) => vec![python],
-    });
+    launched.module = by_module(&options);
+    launched.alone = Some(
+        match (option(&options, &["no_python"]).is_some(), launched.module) {
+            (true, _) => Vec::new(),
+            (false, true) => vec![python, "-m".to_owned()],
+            (false, false) => vec![python],
+        },
+    );
     // Without a number from the launcher one is asked for.
     if let (Some(nodes), Some((each, each_at)), None) = (nodes, each, unsaid) {
         let at = each_at.unwrap_or(launcher.span);
@@ -269,6 +274,7 @@ fn deepspeed<'w>(launcher: &Word, words: &'w [Word]) -> Launched<'w> {
         launcher: Launcher::Deepspeed,
         room: launcher.span.end,
         many: true,
+        module: by_module(&options),
         // It hands `--local_rank` to the program.
         alone: None,
         ..program(rest)
@@ -322,6 +328,7 @@ fn accelerate<'w>(launcher: &Word, words: &'w [Word]) -> Launched<'w> {
         launcher: Launcher::Accelerate,
         room: launcher.span.end,
         config: file(&options),
+        module: by_module(&options),
         options,
         many: true,
         unsaid,
@@ -329,6 +336,11 @@ fn accelerate<'w>(launcher: &Word, words: &'w [Word]) -> Launched<'w> {
         alone: None,
         ..program(rest)
     }
+}
+
+/// Whether a launcher is told that the program is a module.
+fn by_module(options: &[Opt]) -> bool {
+    option(options, &["m", "module"]).is_some()
 }
 
 fn file(options: &[Opt]) -> Option<Config> {
@@ -358,6 +370,7 @@ fn python<'w>(python: &Word, words: &'w [Word], environment: &Environment<'_>) -
                 .position(|word| word.span.end == module.span.end);
             let at = at.unwrap_or(0);
             let mut launched = program(&words[at..]);
+            launched.module = true;
             alone.extend(words[..at].iter().map(|word| word.text.clone()));
             launched.alone = Some(alone);
             launched

@@ -69,6 +69,8 @@ pub(super) struct Command {
     pub arguments: Node,
     /// The program, or the trainer's name in TRL's command line.
     pub script: Option<Given<PathBuf>>,
+    /// The program is a module, called by its name (`python -m pkg.train`).
+    pub module: bool,
     /// What a Hydra program is told; it has no arguments then.
     pub hydra: Option<HydraCall>,
     /// A recipe that the program is told to read.
@@ -235,6 +237,7 @@ fn understand(
     Command {
         arguments,
         script,
+        module: launched.module,
         hydra,
         only_config: only_config && config.is_some(),
         config,

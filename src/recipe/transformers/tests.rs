@@ -298,6 +298,68 @@ fn arguments_beside_the_program_are_read_before_the_commands_own() {
 }
 
 #[test]
+fn a_modules_arguments_lie_beside_its_file() {
+    let arguments = "--per_device_train_batch_size 4 --gradient_accumulation_steps 2";
+    let other = "--per_device_train_batch_size 16";
+    for (call, files) in [
+        (
+            "python -m pkg.train --bf16",
+            vec![("pkg/train.py", ""), ("pkg/train.args", arguments)],
+        ),
+        (
+            "torchrun --nproc_per_node 4 -m pkg.train --bf16",
+            vec![("pkg/train.py", ""), ("pkg/train.args", arguments)],
+        ),
+        (
+            "accelerate launch --num_processes 4 --module train --bf16",
+            vec![("train.py", ""), ("train.args", arguments)],
+        ),
+        // A package is found before a module, and is its `__main__.py`.
+        (
+            "python -m pkg --bf16",
+            vec![
+                ("pkg.py", ""),
+                ("pkg.args", other),
+                ("pkg/__init__.py", ""),
+                ("pkg/__main__.py", ""),
+                ("pkg/__main__.args", arguments),
+            ],
+        ),
+        (
+            "python -m pkg --bf16",
+            vec![
+                ("pkg.py", ""),
+                ("pkg.args", arguments),
+                ("pkg/__main__.py", ""),
+                ("pkg/__main__.args", other),
+            ],
+        ),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        for (name, text) in files {
+            let path = folder.path().join(name);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        }
+        let path = folder.path().join("run.sh");
+        std::fs::write(&path, call).unwrap();
+        let recipe = read(&Request {
+            path,
+            ..Request::default()
+        });
+        let batch = recipe
+            .unwrap_or_else(|error| panic!("{call}: {error}"))
+            .spec
+            .batch;
+        assert_eq!(
+            (batch.micro, batch.accumulation),
+            (Some(4), Some(2)),
+            "{call}"
+        );
+    }
+}
+
+#[test]
 fn trls_parser_knows_its_config_as_two_words_only() {
     let files = [(
         "sft.yaml",
