@@ -35,9 +35,6 @@ const WRAPPERS: [&str; 9] = [
     "env", "exec", "nice", "nohup", "numactl", "pdm", "poetry", "run", "uv",
 ];
 
-/// Shells, whose `-c` has a word with commands of its own.
-const SHELLS: [&str; 4] = ["sh", "bash", "dash", "zsh"];
-
 /// The launcher that a command begins with, behind what only starts it; in a shell's word, that any of
 /// its commands begins with.
 pub fn launcher(command: &[String]) -> Option<String> {
@@ -54,8 +51,8 @@ pub fn launcher(command: &[String]) -> Option<String> {
         if LAUNCHERS.contains(&name) {
             return Some(name.to_owned());
         }
-        if SHELLS.contains(&name) {
-            let mut script = words.skip_while(|word| !is_script_option(word));
+        if command::is_shell(name) {
+            let mut script = words.skip_while(|word| !command::is_script_option(word));
             let commands = command::commands(script.nth(1)?);
             return commands.iter().find_map(|command| launcher(command));
         }
@@ -70,12 +67,6 @@ pub fn launcher(command: &[String]) -> Option<String> {
         option = word.starts_with('-');
     }
     None
-}
-
-/// `-c`, also among others (`-lc`).
-fn is_script_option(word: &str) -> bool {
-    let letters = word.strip_prefix('-');
-    letters.is_some_and(|letters| letters.ends_with('c') && !letters.starts_with('-'))
 }
 
 /// Whether words say where evenkeel looks for checkpoints, in one way or the other.

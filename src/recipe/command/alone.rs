@@ -2,7 +2,7 @@
 //! the processes, and says the numbers of the batch anew in every world.
 
 use super::launcher;
-use super::scan::{self, Form};
+use super::scan::{self, Form, Shell};
 use super::variables::Variables;
 use super::words;
 use crate::recipe::placeholder::{ARGS, RESUME_ARGS};
@@ -14,7 +14,9 @@ use crate::recipe::source::FileId;
 pub fn alone(command: &[String], numbers: &[&str]) -> Option<Vec<String>> {
     let text = words::join(command);
     let commands = scan::commands(&text, FileId(0), Form::Typed);
-    let words = &commands.first()?.words;
+    // A shell around it does more than start it.
+    let line = commands.first().filter(|line| line.shell == Shell::Own)?;
+    let words = &line.words;
     let launched = launcher::find(words, &Variables::default())?;
     let (mut alone, script) = (launched.alone?, launched.script?);
     let launcher = words.len() - launched.arguments.len() - 1;
@@ -111,6 +113,7 @@ mod tests {
             "deepspeed --num_gpus 2 train.py --deepspeed ds.json",
             "trl sft --model_name_or_path m",
             "srun torchrun train.py",
+            "bash -c torchrun",
             "torchrun",
         ] {
             assert_eq!(told(command), None, "{command}");

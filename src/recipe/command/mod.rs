@@ -9,6 +9,7 @@ mod hydra;
 mod launcher;
 mod scan;
 mod script;
+mod shell;
 mod unsaid;
 mod variables;
 mod words;
@@ -23,13 +24,14 @@ use super::suggest::short;
 use super::tree::{Given, Tree};
 
 use launcher::{Launched, Opt};
-use scan::{Form, Line};
+use scan::{Form, Line, Shell};
 use variables::Variables;
 use words::Word;
 
 pub(super) use alone::alone;
 pub(super) use hydra::Call as HydraCall;
 pub(super) use launcher::{Launcher, is_launcher_key};
+pub(super) use shell::{is_script_option, is_shell};
 pub(super) use words::join;
 
 /// The commands of a text and their words, as a shell splits it; variables as they are written.
@@ -133,7 +135,8 @@ pub(super) fn arguments_of(
 fn expanded(lines: &[Line]) -> (Vec<Vec<Word>>, Variables) {
     let mut variables = Variables::of(lines);
     let words = lines.iter().map(|line| {
-        let words = line.words.iter();
+        // Words of a shell that nobody could read are no command's.
+        let words = line.words.iter().filter(|_| line.shell != Shell::Unread);
         words.flat_map(|word| variables.expand(word)).collect()
     });
     (words.collect(), variables)
@@ -150,6 +153,9 @@ pub(super) fn parse(
     let lines = scan::commands(text, file, Form::of(path, text));
     let (commands, variables) = expanded(&lines);
     let candidates = script::candidates(&commands, &variables);
+    if script::refuse_unread(&lines, &candidates, diagnostics) {
+        return None;
+    }
     let Some(found) = candidates.first() else {
         let span = commands
             .first()

@@ -5,11 +5,14 @@
 //!
 //! Source: POSIX.1-2024, Shell Command Language, 2.2 to 2.10; arrays as in bash 5.2.
 
+mod word;
+
 use std::path::Path;
 
-use super::expansion;
-use super::words::{Hole, Word, is_long_option};
-use crate::recipe::source::{FileId, Span};
+use super::script;
+use super::shell::{self, Inside};
+use super::words::{Word, is_long_option};
+use crate::recipe::source::FileId;
 
 /// How a text with commands is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,6 +52,19 @@ pub(super) struct Line {
     pub words: Vec<Word>,
     /// It is run once and in the script's own shell, whatever comes of the others.
     pub certain: bool,
+    /// Whose it is.
+    pub shell: Shell,
+}
+
+/// The shell that runs a command.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Shell {
+    /// The one that reads the text.
+    Own,
+    /// Another one, which the text starts with this command.
+    Inner,
+    /// The command starts another one, whose commands cannot be read.
+    Unread,
 }
 
 /// The commands of a text; none of them is empty.
@@ -65,6 +81,7 @@ pub(super) fn commands(text: &str, file: FileId, form: Form) -> Vec<Line> {
         open: Vec::new(),
         after: Then::Next,
         documents: Vec::new(),
+        passed: Vec::new(),
     };
     match form {
         Form::ArgumentsFile => scanner.white_space(),
@@ -99,6 +116,8 @@ struct Scanner<'t> {
     after: Then,
     /// Ends of here-documents that begin with the next line; whether tabs may stand before.
     documents: Vec<(String, bool)>,
+    /// Places of backslashes that are not there for this shell.
+    passed: Vec<usize>,
 }
 
 /// Redirections, those that begin alike by length.
@@ -137,6 +156,7 @@ impl Scanner<'_> {
             self.line += 1;
             self.column = (self.at, 1);
         }
+        self.at += usize::from(self.passed.binary_search(&self.at).is_ok());
     }
 
     fn advance_by(&mut self, bytes: usize) {
@@ -259,8 +279,64 @@ impl Scanner<'_> {
         if !rest.is_empty() {
             let certain = self.open.is_empty() && after == Then::Next && then != Then::Beside;
             let words = rest.to_vec();
-            self.lines.push(Line { words, certain });
+            self.push(words, certain);
         }
+    }
+
+    /// A command, or in its place those of a shell that it starts.
+    fn push(&mut self, words: Vec<Word>, certain: bool) {
+        let mut line = Line {
+            words,
+            certain,
+            shell: Shell::Own,
+        };
+        let found = shell::script(&line.words).filter(|_| !script::is_harmless(&line.words));
+        if let Some((at, word)) = found {
+            if let Some(inside) = shell::inside(self.text, word) {
+                let before = line.words[..at].iter();
+                let before = before.filter(|word| word.assignment().is_some());
+                let before: Vec<Word> = before.cloned().collect();
+                let inner = self.inner(word, inside, &before);
+                self.lines.extend(inner);
+                return;
+            }
+            line.shell = Shell::Unread;
+        }
+        self.lines.push(line);
+    }
+
+    /// The commands of a shell's word. `before`: variables of its environment.
+    fn inner(&self, word: &Word, inside: Inside, before: &[Word]) -> Vec<Line> {
+        let quote = u32::from(inside.start > word.span.start);
+        let column = word.span.column.saturating_add(quote);
+        let mut scanner = Scanner {
+            text: &self.text[..inside.end],
+            file: self.file,
+            form: Form::Script,
+            at: inside.start,
+            line: word.span.line,
+            column: (inside.start, column),
+            words: Vec::new(),
+            lines: Vec::new(),
+            open: Vec::new(),
+            after: Then::Next,
+            documents: Vec::new(),
+            passed: inside.passed,
+        };
+        scanner.at += usize::from(scanner.passed.first() == Some(&scanner.at));
+        let mut lines = scanner.shell();
+        for line in &mut lines {
+            line.certain = false;
+            if line.shell == Shell::Own {
+                line.shell = Shell::Inner;
+            }
+            let holes = line.words.iter_mut().flat_map(|word| &mut word.holes);
+            for hole in holes.filter(|_| inside.own_variables) {
+                hole.name = None;
+            }
+            line.words.splice(..0, before.iter().cloned());
+        }
+        lines
     }
 
     fn close(&mut self, end: &str) {
@@ -330,169 +406,6 @@ impl Scanner<'_> {
         } else if operator.starts_with("<<") && *operator != "<<<" && self.form == Form::Script {
             self.documents.push((target.text, *operator == "<<-"));
         }
-    }
-
-    /// The place here, still empty.
-    fn here(&mut self) -> Span {
-        let (at, column) = self.column;
-        let passed = self.text[at..self.at].chars().count();
-        let column = column.saturating_add(u32::try_from(passed).unwrap_or(u32::MAX));
-        self.column = (self.at, column);
-        Span {
-            file: self.file,
-            start: self.at,
-            end: self.at,
-            line: self.line,
-            column,
-        }
-    }
-
-    /// A word; `item`: of an array, in which there are no further ones.
-    fn word(&mut self, item: bool) -> Word {
-        let mut span = self.here();
-        let mut word = Word {
-            text: String::new(),
-            span,
-            closed: true,
-            holes: Vec::new(),
-            items: None,
-            literal: usize::MAX,
-        };
-        // Without a continued line at its end: what is added there would be escaped.
-        let mut end = self.at;
-        while let Some(c) = self.peek() {
-            let next = self.rest()[c.len_utf8()..].chars().next();
-            if matches!(c, '\\' | '\'' | '"' | '$' | '`' | '<' | '>') {
-                word.literal = word.literal.min(word.text.len());
-            }
-            match c {
-                c if c.is_whitespace() => break,
-                '<' | '>' if next == Some('(') => self.process(&mut word),
-                '(' if !item && self.begins_array(&word) => {
-                    let items = self.array();
-                    word.closed &= items.is_some();
-                    word.items = items;
-                    end = self.at;
-                    break;
-                }
-                ';' | '&' | '|' | '<' | '>' | '(' | ')' => break,
-                '\\' if self.continues() => {
-                    self.skip_continuation();
-                    continue;
-                }
-                '\\' => {
-                    self.advance(c);
-                    match self.peek() {
-                        Some(escaped) => {
-                            self.advance(escaped);
-                            word.text.push(escaped);
-                        }
-                        None => word.closed = false,
-                    }
-                }
-                // `$'…'` and `$"…"` are quotes as well.
-                '$' if matches!(next, Some('\'' | '"')) => self.advance(c),
-                '\'' | '"' => self.quoted(c, &mut word),
-                '$' | '`' => self.expansion(&mut word, false),
-                c => {
-                    self.advance(c);
-                    word.text.push(c);
-                }
-            }
-            end = self.at;
-        }
-        span.end = end;
-        word.span = span;
-        word.literal = word.literal.min(word.text.len());
-        word
-    }
-
-    /// What stands between quotes. Without a second one that reaches to the end.
-    fn quoted(&mut self, quote: char, word: &mut Word) {
-        self.advance(quote);
-        while let Some(c) = self.peek() {
-            if c == quote {
-                self.advance(c);
-                return;
-            }
-            if quote == '"' && matches!(c, '$' | '`') {
-                self.expansion(word, true);
-                continue;
-            }
-            self.advance(c);
-            let escapes = c == '\\' && quote == '"';
-            match self.peek().filter(|_| escapes) {
-                Some('\n') => self.advance('\n'),
-                Some(escaped @ ('"' | '\\' | '$' | '`')) => {
-                    self.advance(escaped);
-                    word.text.push(escaped);
-                }
-                _ => word.text.push(c),
-            }
-        }
-        word.closed = false;
-    }
-
-    /// A variable or a substitution, or a `$` that is only that.
-    fn expansion(&mut self, word: &mut Word, quoted: bool) {
-        let rest = &self.text[self.at..];
-        let Some(found) = expansion::at(rest) else {
-            word.text.push('$');
-            self.advance('$');
-            return;
-        };
-        let start = word.text.len();
-        word.text.push_str(&rest[..found.bytes]);
-        word.holes.push(Hole {
-            start,
-            end: word.text.len(),
-            name: found.name.map(str::to_owned),
-            all: found.all,
-            quoted,
-        });
-        word.closed &= found.closed;
-        self.advance_by(found.bytes);
-    }
-
-    /// `<(command)`, which stands for a file's name.
-    fn process(&mut self, word: &mut Word) {
-        let rest = &self.text[self.at..];
-        let end = expansion::bracketed(&rest[1..], ')');
-        let bytes = end.map_or(rest.len(), |end| end + 1);
-        let start = word.text.len();
-        word.text.push_str(&rest[..bytes]);
-        word.holes.push(Hole {
-            start,
-            end: word.text.len(),
-            name: None,
-            all: false,
-            quoted: true,
-        });
-        word.closed &= end.is_some();
-        self.advance_by(bytes);
-    }
-
-    fn begins_array(&self, word: &Word) -> bool {
-        self.form == Form::Script && word.text.ends_with('=') && word.assignment().is_some()
-    }
-
-    /// `(a b c)`, over several lines; `None` without its end.
-    fn array(&mut self) -> Option<Vec<Word>> {
-        self.advance('(');
-        let mut items = Vec::new();
-        while let Some(c) = self.peek() {
-            match c {
-                ')' => {
-                    self.advance(c);
-                    return Some(items);
-                }
-                '#' => self.skip_line(),
-                '\\' if self.continues() => self.skip_continuation(),
-                c if c.is_whitespace() || ";&|<>(".contains(c) => self.advance(c),
-                _ => items.push(self.word(true)),
-            }
-        }
-        None
     }
 }
 

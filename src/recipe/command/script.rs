@@ -1,6 +1,8 @@
 //! Which command of a script is the training.
 
 use super::launcher::{self, Launched};
+use super::scan::{Line, Shell};
+use super::shell;
 use super::variables::Variables;
 use super::words::Word;
 use crate::recipe::diagnostic::Diagnostic;
@@ -74,16 +76,18 @@ impl Candidate<'_> {
     }
 }
 
+/// Whether a command starts nothing, whatever it is told.
+pub(super) fn is_harmless(words: &[Word]) -> bool {
+    let first = words.iter().find(|word| word.assignment().is_none());
+    first.is_none_or(|word| HARMLESS.contains(&word.text.as_str()))
+}
+
 /// The commands that may be a training, the likeliest only.
 pub(super) fn candidates<'w>(
     commands: &'w [Vec<Word>],
     variables: &Variables,
 ) -> Vec<Candidate<'w>> {
-    let harmless = |words: &[Word]| {
-        let first = words.iter().find(|word| word.assignment().is_none());
-        first.is_none_or(|word| HARMLESS.contains(&word.text.as_str()))
-    };
-    let found = commands.iter().filter(|words| !harmless(words));
+    let found = commands.iter().filter(|words| !is_harmless(words));
     let mut found: Vec<(Likely, Candidate<'w>)> = found
         .filter_map(|words| {
             let candidate = Candidate {
@@ -119,4 +123,36 @@ pub(super) fn refuse_others(candidates: &[Candidate<'_>], diagnostics: &mut Vec<
         ),
         "give the one that is meant after `--`, or a script with it alone",
     ));
+}
+
+/// Refuses a shell's word that cannot be read, where it may start the training: whether it has.
+pub(super) fn refuse_unread(
+    lines: &[Line],
+    candidates: &[Candidate<'_>],
+    diagnostics: &mut Vec<Diagnostic>,
+) -> bool {
+    let unread = lines.iter().filter(|line| line.shell == Shell::Unread);
+    let starts = |part: &str| {
+        let name = part.rsplit('/').next().unwrap_or_default();
+        let launchers = ["torchrun", "accelerate", "deepspeed", "trl"];
+        launchers.contains(&name) || name.starts_with("python") || name.ends_with(".py")
+    };
+    let mentions = |word: &Word| {
+        let between = |c: char| c.is_whitespace() || "\"'`;&|()".contains(c);
+        !word.holes.is_empty() || word.text.split(between).any(starts)
+    };
+    let trains = |line: &&Line| candidates.is_empty() || line.words.iter().any(mentions);
+    let Some((_, word)) = unread
+        .filter(trains)
+        .find_map(|line| shell::script(&line.words))
+    else {
+        return false;
+    };
+    diagnostics.push(Diagnostic::error(
+        "unknown-dialect",
+        Some(word.span),
+        "what the shell is told here may start a training, and stands among quotes that are not read: escaped ones, or several kinds",
+        "give the inner command itself, or put one pair of quotes around it that it does not have inside",
+    ));
+    true
 }

@@ -178,5 +178,10 @@ fn quote(word: &str) -> String {
     if !word.is_empty() && word.chars().all(plain) && !["{", "}"].contains(&word) {
         return word.to_owned();
     }
+    // A shell's own word with quotes in it can be read where it stands.
+    let free = |c: char| !['"', '$', '`', '\\', '!'].contains(&c);
+    if word.contains('\'') && word.chars().all(free) {
+        return format!("\"{word}\"");
+    }
     format!("'{}'", word.replace('\'', "'\\''"))
 }

@@ -172,10 +172,12 @@ proptest! {
 
     #[test]
     fn any_text_is_scanned(text in "[a-c$(){}\\[\\]'\"`\\\\<>&|;#= \n@*!-]{0,60}") {
-        for form in [Form::Script, Form::Arguments, Form::Typed, Form::ArgumentsFile] {
-            for line in commands(&text, FileId(0), form) {
-                for word in &line.words {
-                    prop_assert!(text.get(word.span.start..word.span.end).is_some());
+        for text in [format!("bash -c {text}"), text] {
+            for form in [Form::Script, Form::Arguments, Form::Typed, Form::ArgumentsFile] {
+                for line in commands(&text, FileId(0), form) {
+                    for word in &line.words {
+                        prop_assert!(text.get(word.span.start..word.span.end).is_some());
+                    }
                 }
             }
         }

@@ -1,0 +1,99 @@
+//! `bash -c 'torchrun … train.py …'`: a word of a command that is a shell's, with commands of its own.
+//! It is read where it stands, as long as its quotes only stand around it, so that places in it are
+//! places of the whole text.
+//!
+//! Source: POSIX.1-2024, Shell Command Language, 2.2, and `sh` (`-c`; options may come after it).
+
+use super::words::Word;
+
+/// Shells.
+const SHELLS: [&str; 5] = ["sh", "bash", "dash", "zsh", "ksh"];
+
+/// Whether an option of theirs has a value (`-o`, `-eo`, `+O`).
+fn is_valued(option: &str) -> bool {
+    match option.starts_with("--") {
+        true => ["--rcfile", "--init-file"].contains(&option),
+        false => option.ends_with(['o', 'O']),
+    }
+}
+
+/// Whether a program is a shell.
+pub(in crate::recipe) fn is_shell(name: &str) -> bool {
+    SHELLS.contains(&name)
+}
+
+/// `-c`, also among others (`-lc`).
+pub(in crate::recipe) fn is_script_option(word: &str) -> bool {
+    let letters = word.strip_prefix('-');
+    letters.is_some_and(|letters| {
+        letters.contains('c') && letters.bytes().all(|c| c.is_ascii_alphabetic())
+    })
+}
+
+/// Where the commands of a word stand in the text.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Inside {
+    pub start: usize,
+    pub end: usize,
+    /// Backslashes that the outer quotes take away (`\$`).
+    pub passed: Vec<usize>,
+    /// Single quotes: variables are the inner shell's.
+    pub own_variables: bool,
+}
+
+/// The word of a command that is a shell's, with its position.
+pub(super) fn script(words: &[Word]) -> Option<(usize, &Word)> {
+    let is_shell_word = |word: &Word| {
+        let name = word.text.rsplit('/').next().unwrap_or_default();
+        word.holes.is_empty() && is_shell(name)
+    };
+    let shell = words.iter().position(is_shell_word)?;
+    let mut asked = false;
+    let mut at = shell + 1;
+    while let Some(word) = words.get(at) {
+        let option = word.text.len() > 1 && word.text.starts_with(['-', '+']);
+        if !option {
+            return asked.then_some((shell, word));
+        }
+        asked |= is_script_option(&word.text);
+        at += 1 + usize::from(is_valued(&word.text));
+    }
+    None
+}
+
+/// Where such a word's commands stand; `None`: among quotes that cannot be read in place.
+pub(super) fn inside(text: &str, word: &Word) -> Option<Inside> {
+    let (start, end) = (word.span.start, word.span.end);
+    let written = text.get(start..end)?;
+    let mut inside = Inside {
+        start,
+        end,
+        passed: Vec::new(),
+        own_variables: false,
+    };
+    if word.is_literal() {
+        return Some(inside);
+    }
+    let quote = written.chars().next().filter(|c| ['\'', '"'].contains(c))?;
+    let content = written.strip_prefix(quote)?.strip_suffix(quote)?;
+    (inside.start, inside.end) = (start + 1, end - 1);
+    inside.own_variables = quote == '\'';
+    if inside.own_variables {
+        return (!content.contains('\'')).then_some(inside);
+    }
+    let mut characters = content.char_indices();
+    while let Some((at, c)) = characters.next() {
+        match (c, content[at + c.len_utf8()..].chars().next()) {
+            ('"', _) | ('\\', Some('"' | '\\' | '`') | None) => return None,
+            ('\\', Some('$')) => {
+                inside.passed.push(inside.start + at);
+                characters.next();
+            }
+            _ => {}
+        }
+    }
+    Some(inside)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,117 @@
+use crate::batch::{PlanRequest, plan};
+use crate::recipe::emit::{Form, emit};
+use crate::recipe::{ReadError, Recipe, Request, read};
+
+const TRAINER: &str = "train.py --per_device_train_batch_size 8 --gradient_accumulation_steps 2";
+
+fn script(text: &str) -> Result<Recipe, ReadError> {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("run.sh");
+    std::fs::write(&path, text).unwrap();
+    read(&Request {
+        path,
+        ..Request::default()
+    })
+}
+
+fn typed(words: &[&str]) -> Result<Recipe, ReadError> {
+    read(&Request {
+        command: words.iter().map(|word| (*word).to_owned()).collect(),
+        ..Request::default()
+    })
+}
+
+/// Processes, micro-batch and accumulation.
+fn batch(recipe: Result<Recipe, ReadError>, from: &str) -> [Option<u64>; 3] {
+    let batch = recipe
+        .unwrap_or_else(|error| panic!("{from}: {error}"))
+        .spec
+        .batch;
+    [batch.gpus, batch.micro, batch.accumulation]
+}
+
+fn for_two(recipe: &Recipe) -> String {
+    let plan = plan(recipe, &PlanRequest::gpus(2)).unwrap();
+    let emitted = emit(recipe, &plan.numbers(recipe), Form::Recipe);
+    emitted.unwrap_or_else(|error| panic!("{error}")).text
+}
+
+#[test]
+fn a_shells_word_is_read_as_the_commands_in_it() {
+    let call = format!("torchrun --nproc_per_node 4 {TRAINER}");
+    for text in [
+        format!("bash -c \"{call}\""),
+        format!("sh -c '{call}'\n"),
+        format!("/bin/bash -lc '. env.sh && {call}'"),
+        format!("set -e\nsrun --nodes 1 bash -eo pipefail -c \"cd x; exec {call}\" > log 2>&1"),
+        format!("nohup bash -c '{}' &", call.replace(" --", " \\\n  --")),
+        format!("bash -c \"{}\"", call.replace(" --", " \\\n  --")),
+        format!("N=4\nbash -c \"{}\"", call.replace(" 4", " $N")),
+        format!("bash -c \"{call} --host \\$HOSTNAME --name 'a b'\""),
+        format!("CMD=\"{call}\"\nbash -c \"$CMD\""),
+        format!("bash -c 'sh -c \"{call}\"'"),
+        format!("PET_NPROC_PER_NODE=4 bash -c 'torchrun {TRAINER}'"),
+        format!("echo bash -c 'torchrun --nproc_per_node 8 {TRAINER}'\n{call}"),
+    ] {
+        let expected = [Some(4), Some(8), Some(2)];
+        assert_eq!(batch(script(&text), &text), expected, "{text}");
+    }
+    let name = format!("{call} --name 'a b'");
+    for word in [&call, &name] {
+        let expected = [Some(4), Some(8), Some(2)];
+        assert_eq!(
+            batch(typed(&["srun", "bash", "-c", word.as_str()]), word),
+            expected
+        );
+    }
+}
+
+#[test]
+fn a_plan_is_written_into_the_shells_word() {
+    let text =
+        format!("#!/bin/bash\nsrun bash -c \"torchrun --nproc_per_node 4 {TRAINER}\" # go\n");
+    let written = for_two(&script(&text).unwrap());
+    let expected = text
+        .replace("node 4", "node 2")
+        .replace("steps 2", "steps 4");
+    assert_eq!(written, expected);
+    // What is missing goes in as well.
+    let short = text.replace(" --gradient_accumulation_steps 2", "");
+    let written = for_two(&script(&short).unwrap());
+    assert_eq!(written, text.replace("node 4", "node 2"));
+}
+
+#[test]
+fn variables_between_single_quotes_are_the_inner_shells() {
+    let text = format!("N=4\nbash -c 'torchrun --nproc_per_node $N {TRAINER}'");
+    assert_eq!(batch(script(&text), &text)[0], None);
+    let own = format!("bash -c 'N=4; torchrun --nproc_per_node $N {TRAINER}'");
+    assert_eq!(batch(script(&own), &own)[0], None);
+}
+
+#[test]
+fn a_shells_word_that_cannot_be_read_is_refused() {
+    let call = format!("torchrun --nproc_per_node 4 {TRAINER}");
+    for text in [
+        format!("bash -c \"{call} --name \\\"a b\\\"\""),
+        format!("bash -c 'cd x; '\"{call}\""),
+        format!("bash -c $'{call}'"),
+        // Another command would be taken for the training.
+        format!("python prepare.py --seed 1\nbash -c \"{call} --name \\\"a b\\\"\""),
+    ] {
+        let error = script(&text).unwrap_err();
+        let told = &error.diagnostics[0];
+        assert_eq!(told.rule, "unknown-dialect", "{text}");
+        assert!(told.message.contains("what the shell is told"), "{text}");
+    }
+    let both = format!("{call} --name 'a b' --x \"$HOME\"");
+    let error = typed(&["bash", "-c", &both]).unwrap_err();
+    assert!(
+        error.diagnostics[0]
+            .message
+            .contains("what the shell is told")
+    );
+    // One that starts no training is left alone.
+    let text = format!("bash -c \"echo \\\"x\\\"\"\n{call}");
+    assert_eq!(batch(script(&text), &text)[0], Some(4));
+}
