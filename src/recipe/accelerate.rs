@@ -9,6 +9,7 @@ mod strategy;
 mod typed;
 mod values;
 mod world;
+mod zero;
 
 use std::path::{Path, PathBuf};
 
@@ -27,6 +28,7 @@ use super::tree::{Given, Tree};
 pub(super) use shipped::fixes_accumulation;
 pub(super) use typed::is_switch;
 pub(super) use world::too_few_devices;
+pub(super) use zero::{Zero, leave_to_trainer, overrule};
 
 /// Reads an accelerate config that is given as a recipe: it has a world, but no batch.
 pub struct Accelerate;
@@ -82,7 +84,8 @@ impl Reader for Accelerate {
 
     fn read(&self, mut root: Node, asked: &Asked<'_>, reading: &mut Reading) -> Translated {
         asked.put_into(&mut root, str::to_owned, reading);
-        let mut native = translate(&root, asked.path, reading);
+        let own = zero::own(&root);
+        let mut native = translate(&root, asked.path, own, reading);
         let name = asked.path.file_stem().unwrap_or_default().to_string_lossy();
         let name = Node::string(name::label(&name), root.span);
         native.set("name", root.span, name);
@@ -136,6 +139,7 @@ pub(super) fn load(
         }
         None => Node::mapping(options?.span),
     };
+    let own = zero::own(&root);
     if let Some(options) = options {
         // Nobody wrote a shipped config for this job: an option over it contradicts nothing.
         match shipped {
@@ -154,7 +158,7 @@ pub(super) fn load(
             root.set("distributed_type", options.span, kind);
         }
     }
-    Some(translate(&root, path, reading))
+    Some(translate(&root, path, own, reading))
 }
 
 /// Lays the options of `accelerate launch` over a config.
@@ -250,7 +254,8 @@ pub(super) fn conflicts(launched: &Node, recipe: &Node, reading: &mut Reading) {
     }
 }
 
-fn translate(root: &Node, path: &Path, reading: &mut Reading) -> Node {
+/// `own`: what the config's file says itself of DeepSpeed.
+fn translate(root: &Node, path: &Path, own: Vec<zero::Own>, reading: &mut Reading) -> Node {
     let mut tree = Tree::new(root.span);
     if sagemaker(root, reading) {
         return tree.into_node();
@@ -274,7 +279,9 @@ fn translate(root: &Node, path: &Path, reading: &mut Reading) -> Node {
     world::world(root, kind.as_deref(), &mut tree, reading);
     match kind.as_deref() {
         Some("FSDP") => strategy::fsdp(root.get("fsdp_config"), &mut tree, reading),
-        Some("DEEPSPEED") => strategy::zero(root, path, &mut tree, reading),
+        Some("DEEPSPEED") if typed::switch(root, typed::CPU).is_none() => {
+            zero::read(root, path, own, &mut tree, reading);
+        }
         Some("MEGATRON_LM") => {
             strategy::megatron(root.get("megatron_lm_config"), &mut tree, reading);
         }

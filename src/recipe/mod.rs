@@ -50,6 +50,7 @@ pub use request::Request;
 pub use source::{FileId, Files, Place, Places, SourceFile, Sources, Span, TreeBatch};
 pub use spec::Spec;
 
+use accelerate::Zero;
 use job::Job;
 use reader::{Asked, Detected, Reader, Translated};
 use readers::READERS;
@@ -197,6 +198,9 @@ fn find(request: &Request, job: Job, reading: &mut Reading) -> Option<Found> {
         detected = format!("{detected}; {version}");
     }
     if let Some(mut launched) = job.launched {
+        if reading.zero.as_ref().is_some_and(Zero::is_overruled) {
+            accelerate::leave_to_trainer(&mut launched);
+        }
         accelerate::conflicts(&launched, &native, reading);
         accelerate::overruled_by_flag(&launched, settings, reading);
         // What the recipe says itself wins over what it is launched with.

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use super::accelerate::Zero;
 use super::diagnostic::{Diagnostic, Severity};
 use super::node::Node;
 use super::origin::Origin;
@@ -23,6 +24,8 @@ pub struct Reading {
     pub files: Files,
     /// The program is one of TRL's own, which knows all of its arguments.
     pub(super) of_trl: bool,
+    /// DeepSpeed, where an accelerate config starts the program with it.
+    pub(super) zero: Option<Zero>,
     /// Files whose values are given their types by whoever reads them (`argparse`, JSON), so that
     /// how a scalar looks to YAML means nothing.
     pub(super) converted: Vec<FileId>,

@@ -130,8 +130,12 @@ impl Reader for Transformers {
     fn read(&self, mut root: Node, asked: &Asked<'_>, reading: &mut Reading) -> Translated {
         asked.put_into(&mut root, str::to_owned, reading);
         take_switch(&mut root, reading);
+        let trainer = is_for_a_trainer(&root);
+        if !trainer && let Some(zero) = &mut reading.zero {
+            zero.take_file();
+        }
         let mut native = translate(&root, asked.path, reading);
-        if !is_for_a_trainer(&root) {
+        if !trainer {
             // Its defaults are not `Trainer`'s.
             native.remove_path("batch.micro");
             native.remove_path("batch.accumulation");

@@ -118,10 +118,13 @@ page! {
     why "Clipping, optimiser, warm-up and precision may stand in the DeepSpeed config as well as in the \
 trainer's arguments, whose defaults count where they say nothing. The trainer compares the two and refuses \
 to start where they differ; all that differ are named at once. Write \"auto\" in the DeepSpeed config so \
-that the arguments decide."
+that the arguments decide. The file that an accelerate config names is compared in the same way. A trainer's \
+own DeepSpeed config stands over that file, and accelerate refuses it beside a config that says \
+`zero_stage`, `gradient_accumulation_steps`, `mixed_precision` or the like itself."
     upstream "transformers 5.23.0, `integrations/deepspeed.py` (`trainer_config_process`, \
-`trainer_config_finalize`): \"Please correct the following DeepSpeed config values that mismatch \
-TrainingArguments values\"."
+`trainer_config_finalize`, `propagate_args_to_deepspeed`): \"Please correct the following DeepSpeed config \
+values that mismatch TrainingArguments values\". accelerate 16cb6eb, `utils/dataclasses.py` \
+(`DeepSpeedPlugin`, `_deepspeed_config_checks`)."
     wrong "--gpus 8" handbook!("deepspeed: {gradient_clipping: 0.5, zero_optimization: {stage: 2}}\n");
     right "--gpus 8" handbook!("deepspeed: {gradient_clipping: auto, zero_optimization: {stage: 2}}\n");
 }

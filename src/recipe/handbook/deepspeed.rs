@@ -3,10 +3,12 @@
 //!
 //! Source: transformers 5.23.0 `integrations/deepspeed.py` (`fill_match`, `trainer_config_process`,
 //! `trainer_config_finalize`): a value that is not "auto" and not the trainer's is collected, and all of
-//! them are refused together.
+//! them are refused together; `propagate_args_to_deepspeed` does the same with the file of an accelerate
+//! config.
 
 use std::path::Path;
 
+use crate::recipe::accelerate::{self, Zero};
 use crate::recipe::deepspeed as config;
 use crate::recipe::node::Node;
 use crate::recipe::reading::Reading;
@@ -27,11 +29,17 @@ const NUMBERS: [(&str, &str, f64); 3] = [
 /// `learning_rate` without a trainer of TRL's around it.
 const LEARNING_RATE: f64 = 5e-5;
 
-/// Reads the config of the key `deepspeed`.
+/// Reads the config of the key `deepspeed`. Without one, the file that the launcher's config names is
+/// compared in the same way.
 pub(super) fn read(values: &Values, path: &Path, tree: &mut Tree, reading: &mut Reading) {
     let Some(node) = values.node("deepspeed") else {
+        // The batch of a launcher's config is compared with the launcher's other numbers.
+        if let Some(launched) = reading.zero.as_mut().and_then(Zero::take_file) {
+            compare(&launched, values, tree, reading);
+        }
         return;
     };
+    accelerate::overrule(reading);
     let Some(config) = load(node, path, reading) else {
         return;
     };
