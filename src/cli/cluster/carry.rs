@@ -70,8 +70,8 @@ fn lay(from: &RecipeArgs, recipe: &Recipe, source: &mut RecipeSource) -> anyhow:
     };
     let path = carried(&from.recipe)?;
     if files.len() == 1 && from.recipe.is_file() {
-        let text = files.into_values().map(|file| file.text.clone());
-        source.inline = text.last();
+        let mut text = files.into_values().map(|file| file.text.clone());
+        source.inline = text.next();
     } else {
         for (path, file) in files {
             source.files.insert(carried(&path)?, file.text.clone());
