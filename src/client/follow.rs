@@ -17,8 +17,9 @@ use crate::words::count;
 
 /// Between two tries to read a log that ended though its generation goes on.
 const AGAIN: Duration = Duration::from_secs(1);
-/// How long the last lines of a log are waited for once the job has ended.
-const LAST_WORDS: Duration = Duration::from_secs(2);
+/// How long the next of a log's last lines is waited for once the job has ended: a busy kubelet hands
+/// them on late.
+const LAST_WORDS: Duration = Duration::from_secs(5);
 /// How long an API server may be away before that is said.
 const SILENCE: Duration = Duration::from_secs(10);
 
@@ -278,12 +279,10 @@ impl Follower {
     ) {
         let Some(status) = &job.status else { return };
         let progress = status.progress.clone().unwrap_or_default();
-        let patience = tokio::time::sleep(LAST_WORDS);
-        let mut patience = std::pin::pin!(patience);
         while self.reader.is_some() && self.samples < progress.samples {
-            tokio::select! {
-                Some(event) = events.recv() => self.event(event, each),
-                () = &mut patience => break,
+            match tokio::time::timeout(LAST_WORDS, events.recv()).await {
+                Ok(Some(event)) => self.event(event, each),
+                Ok(None) | Err(_) => break,
             }
         }
         if status.state == State::Complete {

@@ -159,6 +159,8 @@ fn a_tree_of_configs_travels_with_its_job() {
             "-c",
             "echo \"$@\"; /bin/busybox sleep 3",
             "train",
+            "loss=dpo",
+            "cache_dir={checkpoint_dir}",
             "{args}",
         ])
         .output()

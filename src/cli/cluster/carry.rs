@@ -9,7 +9,7 @@ use anyhow::{Context, anyhow, bail};
 use crate::cli::recipe_args::RecipeArgs;
 use crate::job::api::status::RecipeSnapshot;
 use crate::job::api::{RecipeSource, RemainderPolicy};
-use crate::recipe::{self, Recipe, SourceFile};
+use crate::recipe::{self, FileId, Recipe, SourceFile};
 
 /// What a command that stands for its recipe is called as a file.
 const COMMAND: &str = "command.sh";
@@ -28,13 +28,7 @@ pub fn source(
         dialect_version: from.options.dialect_version.clone(),
         ..RecipeSource::default()
     };
-    if from.recipe.as_os_str().is_empty() {
-        let file = recipe.files.command.map(|(file, _)| file);
-        source.inline = file.and_then(|file| Some(recipe.sources.get(file)?.text.clone()));
-        source.path = Some(COMMAND.to_owned());
-    } else {
-        lay(from, recipe, &mut source)?;
-    }
+    lay(from, recipe, &mut source)?;
     compare(&source, recipe, overrides, remainder)?;
     Ok(source)
 }
@@ -46,40 +40,42 @@ fn lay(from: &RecipeArgs, recipe: &Recipe, source: &mut RecipeSource) -> anyhow:
     let files: BTreeMap<PathBuf, &SourceFile> = real
         .map(|file| (lexical(&here.join(&file.path)), file))
         .collect();
-    // A pipe has no place that would tell anything.
-    if files.is_empty() {
-        let file = recipe.files.recipe.and_then(|id| recipe.sources.get(id));
-        let file = file.with_context(|| format!("{} is not there", from.recipe.display()))?;
-        source.inline = Some(file.text.clone());
-        return Ok(());
-    }
     let start = start(&here, files.keys());
-    let carried = |path: &Path| -> anyhow::Result<String> {
+    let carried = |path: &Path| {
         let path = lexical(&here.join(path));
         let below = path.strip_prefix(&start).unwrap_or(&path);
-        let name = below.to_str().with_context(|| {
+        let name = below
+            .to_str()
+            .map(|name| if name.is_empty() { "." } else { name });
+        name.map(str::to_owned).with_context(|| {
             format!(
                 "the name of {} is not UTF-8, and a TrainingJob is: rename it",
                 path.display()
             )
-        })?;
-        Ok(match name {
-            "" => ".".to_owned(),
-            name => name.to_owned(),
         })
     };
-    let path = carried(&from.recipe)?;
-    if files.len() == 1 && from.recipe.is_file() {
-        let mut text = files.into_values().map(|file| file.text.clone());
-        source.inline = text.next();
+    let of_recipe = recipe.files.recipe;
+    let of_command = recipe.files.command.map(|(file, _)| file);
+    let text =
+        |file: Option<FileId>| file.and_then(|file| Some(recipe.sources.get(file)?.text.clone()));
+    if from.recipe.as_os_str().is_empty() {
+        source.inline = text(of_command);
+        source.path = Some(COMMAND.to_owned());
+    } else if !from.recipe.is_file() && !from.recipe.is_dir() {
+        // A pipe has no place that would tell anything.
+        source.inline = text(of_recipe);
     } else {
-        for (path, file) in files {
-            source.files.insert(carried(&path)?, file.text.clone());
+        source.path = Some(carried(&from.recipe)?);
+        if files.len() == 1 && from.recipe.is_file() {
+            source.inline = text(of_recipe);
+            return Ok(());
         }
-        let accelerate = from.options.accelerate.as_deref();
-        source.accelerate_path = accelerate.map(carried).transpose()?;
     }
-    source.path = Some(path);
+    for (path, file) in &files {
+        source.files.insert(carried(path)?, file.text.clone());
+    }
+    let accelerate = from.options.accelerate.as_deref();
+    source.accelerate_path = accelerate.map(carried).transpose()?;
     Ok(())
 }
 

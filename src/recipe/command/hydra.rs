@@ -6,6 +6,7 @@
 use std::path::{Path, PathBuf};
 
 use super::words::Word;
+use crate::recipe::placeholder;
 use crate::recipe::source::Span;
 
 /// A Hydra program's words.
@@ -39,7 +40,7 @@ pub(super) fn call(script: Option<&Word>, words: &[Word]) -> Option<Call> {
             "--config-name" | "-cn" => name = value()?,
             "--run" | "-r" => {}
             "--multirun" | "-m" => overrides.push("--multirun".to_owned()),
-            text if is_override(text) => overrides.push(text.to_owned()),
+            text if is_override(text) => overrides.push(as_text(text)),
             _ => return None,
         }
     }
@@ -55,6 +56,19 @@ pub(super) fn call(script: Option<&Word>, words: &[Word]) -> Option<Call> {
     })
 }
 
+/// An override; a value with a name in braces that is ours is a text, which Hydra would take for a
+/// mapping: the program will find there what the name stands for.
+fn as_text(word: &str) -> String {
+    match word.split_once('=') {
+        Some((key, value))
+            if !placeholder::is_plain(value) && !value.contains(['\'', '"', '$']) =>
+        {
+            format!("{key}='{value}'")
+        }
+        _ => word.to_owned(),
+    }
+}
+
 /// Whether a word changes a value or a group of a Hydra config.
 pub(super) fn is_override(text: &str) -> bool {
     let (key, deletes) = match text.strip_prefix('~') {
@@ -68,4 +82,18 @@ pub(super) fn is_override(text: &str) -> bool {
     };
     let fits = |c: char| c.is_alphanumeric() || "_-./@".contains(c);
     key.starts_with(|c: char| c.is_alphabetic() || c == '_') && key.chars().all(fits)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_we_fill_in_is_a_text_to_hydra() {
+        let same = ["a=1", "a={b: 1}", "a=${b}", "a='{run_dir}'", "~a", "a=[x]"];
+        for word in same {
+            assert_eq!(as_text(word), word);
+        }
+        assert_eq!(as_text("+a={run_dir}/x"), "+a='{run_dir}/x'");
+    }
 }
