@@ -74,6 +74,7 @@ const TABLE: &[(&str, &[&str])] = &[
             "batch",
             "client",
             "durable",
+            "engine",
             "inventory",
             "job",
             "launch",

@@ -1,32 +1,52 @@
-//! `evenkeel gpus`: the hardware found, for people or as JSON.
+//! `evenkeel gpus`: the hardware and CUDA's libraries found, for people or as JSON.
 
 use std::process::ExitCode;
 
 use super::output::{self, Format};
 use super::table::Table;
+use crate::engine::cuda::libraries::{self, Found};
 use crate::inventory::{Devices, DriverState, Ecc, Gpu, GpuMemory, Inventory, Mig};
 use crate::telemetry::human;
 use crate::words::bytes;
 use crate::words::count;
 
-/// Show the GPUs and CPUs found.
+/// Show the GPUs, CPUs and CUDA libraries found.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   evenkeel gpus                       a table
   evenkeel gpus -o json               everything, for programs
   CUDA_VISIBLE_DEVICES=0,1 evenkeel gpus
-                                      what a run would see with this setting")]
+                                      what a run would see with this setting
+
+CUDA's libraries are looked for in the directories of EVENKEEL_CUDA_LIBRARIES (separated by colons;
+a site-packages with NVIDIA's wheels will do), then in the active virtual environment's wheels, then
+where the loader looks.")]
 pub struct Args {
     /// How to print it.
     #[arg(short, long, value_enum, value_name = "FORMAT", default_value_t = Format::Text)]
     output: Format,
 }
 
+/// Everything, for programs.
+#[derive(serde::Serialize)]
+struct Report {
+    #[serde(flatten)]
+    inventory: Inventory,
+    cuda_libraries: Vec<Found>,
+}
+
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
-    let inventory = Inventory::discover();
+    let report = Report {
+        inventory: Inventory::discover(),
+        cuda_libraries: libraries::find(),
+    };
     match args.output {
-        Format::Text => output::print(text(&inventory))?,
-        format => format.print(&inventory)?,
+        Format::Text => output::print(format!(
+            "{}\n{}",
+            text(&report.inventory),
+            cuda(&report.cuda_libraries)
+        ))?,
+        format => format.print(&report)?,
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -146,6 +166,31 @@ fn cpu(inventory: &Inventory) -> String {
         _ => String::new(),
     };
     format!("CPU: {model}, {cores}{memory}\n")
+}
+
+fn cuda(found: &[Found]) -> String {
+    let mut table = Table::new(["CUDA LIBRARY", "FILE", "VERSION"]);
+    for library in found {
+        let mut version = match (&library.problem, &library.version) {
+            (Some(problem), _) => problem.to_string(),
+            (None, Some(version)) => version.clone(),
+            (None, None) => "found".to_owned(),
+        };
+        // The loader's words have it already.
+        let path = library.path.as_ref().map(|path| path.display().to_string());
+        if let Some(path) = path.filter(|path| !version.contains(path)) {
+            version += &format!(" ({path})");
+        }
+        table.row([library.name.to_owned(), library.file.to_owned(), version]);
+    }
+    let looked = match found.iter().any(|library| library.problem.is_some()) {
+        true => format!(
+            "looked for in {}, in the active virtual environment and where the loader looks\n",
+            libraries::DIRECTORIES
+        ),
+        false => String::new(),
+    };
+    table.render() + &looked + "the built-in trainer computes on CPUs and needs none of them yet\n"
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@
 
 pub mod config;
 pub mod cpu;
+pub mod cuda;
 pub mod initial;
 mod layout;
 

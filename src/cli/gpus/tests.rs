@@ -1,4 +1,5 @@
 use super::*;
+use crate::engine::cuda::libraries::Problem;
 use crate::inventory::tests::{h100, partitioned, readings, without_nvml};
 use crate::inventory::{GpuReadings, NvmlFailure, Readings};
 
@@ -51,4 +52,54 @@ fn hiding_every_gpu_leaves_the_cpu() {
         ..readings(vec![h100(0)])
     };
     insta::assert_snapshot!(shown(&Inventory::from_readings(&readings)));
+}
+
+#[test]
+fn each_cuda_library_has_a_line_with_its_version_or_the_way_to_get_it() {
+    let found = |name, file| Found {
+        name,
+        file,
+        path: None,
+        version: None,
+        problem: None,
+    };
+    let libraries = [
+        Found {
+            problem: Some(Problem::TooOld {
+                version: "11.8".to_owned(),
+                needed: "12.0".to_owned(),
+                install: "install NVIDIA's driver 525 or newer",
+            }),
+            ..found("driver", "libcuda.so.1")
+        },
+        found("NVML", "libnvidia-ml.so.1"),
+        Found {
+            version: Some("12.9".to_owned()),
+            path: Some("/wheels/nvidia/cuda_nvrtc/lib/libnvrtc.so.12".into()),
+            ..found("NVRTC", "libnvrtc.so.12")
+        },
+        Found {
+            problem: Some(Problem::Missing {
+                install: "pip install nvidia-nccl-cu12",
+            }),
+            ..found("NCCL", "libnccl.so.2")
+        },
+    ];
+    let shown = |libraries: &[Found]| anstream::adapter::strip_str(&cuda(libraries)).to_string();
+    insta::assert_snapshot!(shown(&libraries), @r"
+    CUDA LIBRARY  FILE               VERSION
+    driver        libcuda.so.1       11.8 is too old, 12.0 is needed: install NVIDIA's driver 525 or newer
+    NVML          libnvidia-ml.so.1  found
+    NVRTC         libnvrtc.so.12     12.9 (/wheels/nvidia/cuda_nvrtc/lib/libnvrtc.so.12)
+    NCCL          libnccl.so.2       missing: pip install nvidia-nccl-cu12
+    looked for in EVENKEEL_CUDA_LIBRARIES, in the active virtual environment and where the loader looks
+    the built-in trainer computes on CPUs and needs none of them yet
+    ");
+    // Where nothing is wrong, nobody asks where it was looked for.
+    insta::assert_snapshot!(shown(&libraries[1..3]), @r"
+    CUDA LIBRARY  FILE               VERSION
+    NVML          libnvidia-ml.so.1  found
+    NVRTC         libnvrtc.so.12     12.9 (/wheels/nvidia/cuda_nvrtc/lib/libnvrtc.so.12)
+    the built-in trainer computes on CPUs and needs none of them yet
+    ");
 }

@@ -1,0 +1,317 @@
+//! CUDA's libraries, found at run time: nothing of CUDA is needed to build, and one binary runs with
+//! and without them.
+//!
+//! Each is opened and asked for its version, and for nothing else, so no GPU is touched. A library
+//! that is missing, cannot be opened or is too old is a [`Problem`] in words, never a panic.
+
+use std::ffi::c_int;
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use libloading::Symbol;
+use serde::Serialize;
+
+/// Directories to look in first, separated as in `PATH`: they hold the libraries themselves, or
+/// Python's wheels (`site-packages`).
+pub const DIRECTORIES: &str = "EVENKEEL_CUDA_LIBRARIES";
+
+/// A library, as it is looked for.
+#[derive(Debug, Clone, Copy)]
+pub struct Library {
+    /// What people call it.
+    pub name: &'static str,
+    /// Its file, with the version of its interface.
+    pub file: &'static str,
+    /// How to ask for its version, and the oldest that will do; `None` where opening it is all.
+    needs: Option<(Query, Version)>,
+    /// How to get it.
+    install: &'static str,
+}
+
+/// A function that tells a version.
+#[derive(Debug, Clone, Copy)]
+enum Query {
+    /// `int f(int *version)`, 0 for success, and what the number means.
+    Number(&'static str, fn(usize) -> Version),
+    /// `int f(int *major, int *minor)`, 0 for success.
+    Pair(&'static str),
+    /// `size_t f(void)`, and what the number means.
+    Plain(&'static str, fn(usize) -> Version),
+}
+
+/// A version; the patch level is not looked at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Version(usize, usize);
+
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.0, self.1)
+    }
+}
+
+/// As the driver counts: 12.4 is 12040.
+fn thousands(number: usize) -> Version {
+    Version(number / 1000, number % 1000 / 10)
+}
+
+/// As cuBLAS and NCCL count: 12.9.1 is 120901. Before 2.9, NCCL 2.8.4 was 2804.
+fn ten_thousands(number: usize) -> Version {
+    match number < 10_000 {
+        true => Version(number / 1000, number % 1000 / 100),
+        false => Version(number / 10_000, number % 10_000 / 100),
+    }
+}
+
+/// The driver: it runs what CUDA 12 compiles from 525 on, whose own CUDA is 12.0 ("CUDA
+/// Compatibility", minor version compatibility).
+pub const CUDA: Library = Library {
+    name: "driver",
+    file: "libcuda.so.1",
+    needs: Some((
+        Query::Number("cuDriverGetVersion", thousands),
+        Version(12, 0),
+    )),
+    install: "install NVIDIA's driver 525 or newer from your distribution, or start the container with \
+              its GPUs (docker run --gpus all)",
+};
+
+/// The management library. It comes with the driver and tells no version before it is started.
+pub const NVML: Library = Library {
+    name: "NVML",
+    file: "libnvidia-ml.so.1",
+    needs: None,
+    install: "it comes with NVIDIA's driver; into containers, where NVIDIA_DRIVER_CAPABILITIES has \
+              `utility`",
+};
+
+/// Matrix products. 12.8 is the first for compute capability 10.0 ("Blackwell Compatibility Guide").
+pub const CUBLAS_LT: Library = Library {
+    name: "cuBLASLt",
+    file: "libcublasLt.so.12",
+    needs: Some((
+        Query::Plain("cublasLtGetVersion", ten_thousands),
+        Version(12, 8),
+    )),
+    install: "pip install 'nvidia-cublas-cu12>=12.8'",
+};
+
+/// The compiler of kernels. 12.8 is the first that knows sm_100.
+pub const NVRTC: Library = Library {
+    name: "NVRTC",
+    file: "libnvrtc.so.12",
+    needs: Some((Query::Pair("nvrtcVersion"), Version(12, 8))),
+    install: "pip install 'nvidia-cuda-nvrtc-cu12>=12.8'",
+};
+
+/// Collectives. 2.14 is the first whose communicators can be aborted while they form.
+pub const NCCL: Library = Library {
+    name: "NCCL",
+    file: "libnccl.so.2",
+    needs: Some((
+        Query::Number("ncclGetVersion", ten_thousands),
+        Version(2, 14),
+    )),
+    install: "pip install 'nvidia-nccl-cu12>=2.14'",
+};
+
+/// What became of looking for a library.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Found {
+    /// What people call it.
+    pub name: &'static str,
+    /// Its file.
+    pub file: &'static str,
+    /// Where it is; `None` where it is missing, or was opened by the loader under its bare name.
+    pub path: Option<PathBuf>,
+    /// Its version, for example `12.9`, where it can be used and tells one.
+    pub version: Option<String>,
+    /// Why it cannot be used.
+    pub problem: Option<Problem>,
+}
+
+/// Why a library cannot be used, and the way out.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, thiserror::Error)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum Problem {
+    /// There is no such file.
+    #[error("missing: {install}")]
+    Missing {
+        /// How to get it.
+        install: &'static str,
+    },
+    /// There is one, and it cannot be opened or does not answer.
+    #[error("broken ({words}): {install}")]
+    Broken {
+        /// The loader's words, or the library's answer.
+        words: String,
+        /// How to get another.
+        install: &'static str,
+    },
+    /// It is older than what is needed.
+    #[error("{version} is too old, {needed} is needed: {install}")]
+    TooOld {
+        /// Its version.
+        version: String,
+        /// The oldest that will do.
+        needed: String,
+        /// How to get a newer one.
+        install: &'static str,
+    },
+}
+
+/// Looks for every library.
+pub fn find() -> Vec<Found> {
+    let directories = directories();
+    [CUDA, NVML, CUBLAS_LT, NVRTC, NCCL]
+        .map(|library| library.look(&directories))
+        .to_vec()
+}
+
+/// Where libraries are looked for before the loader's own places: in [`DIRECTORIES`], then in the
+/// wheels of the active virtual environment.
+pub fn directories() -> Vec<PathBuf> {
+    let given = std::env::var_os(DIRECTORIES).unwrap_or_default();
+    let given = std::env::split_paths(&given).filter(|path| path != Path::new(""));
+    let environment = std::env::var_os("VIRTUAL_ENV").filter(|path| !path.is_empty());
+    let pythons = environment.map(|path| entries(&Path::new(&path).join("lib")));
+    let packages = pythons
+        .into_iter()
+        .flatten()
+        .map(|python| python.join("site-packages"));
+    given.chain(packages).flat_map(with_wheels).collect()
+}
+
+/// The directory, and those in which NVIDIA's wheels keep libraries if it is a `site-packages`.
+fn with_wheels(directory: PathBuf) -> Vec<PathBuf> {
+    let wheels = entries(&directory.join("nvidia"));
+    let libraries = wheels.into_iter().map(|wheel| wheel.join("lib"));
+    [directory].into_iter().chain(libraries).collect()
+}
+
+/// What is in a directory, sorted; nothing where it cannot be read.
+fn entries(directory: &Path) -> Vec<PathBuf> {
+    let read = std::fs::read_dir(directory).into_iter().flatten();
+    let mut entries: Vec<PathBuf> = read.flatten().map(|entry| entry.path()).collect();
+    entries.sort();
+    entries
+}
+
+impl Library {
+    /// Opens it: the file in the first of the directories that has it, or else what the loader finds
+    /// (`LD_LIBRARY_PATH`, the system's directories).
+    pub fn open(&self, directories: &[PathBuf]) -> Result<libloading::Library, Problem> {
+        let path = self.path(directories);
+        let name = path.as_deref().map_or(Path::new(self.file), Path::new);
+        // SAFETY: what runs is the initialisation of NVIDIA's libraries, which are made to be opened
+        // this way; another file under their name is the user's doing.
+        unsafe { libloading::Library::new(name) }.map_err(|error| {
+            let words = error.to_string();
+            match path.is_none() && says_missing(&words, self.file) {
+                true => Problem::Missing {
+                    install: self.install,
+                },
+                false => self.broken(words),
+            }
+        })
+    }
+
+    fn path(&self, directories: &[PathBuf]) -> Option<PathBuf> {
+        let mut files = directories.iter().map(|place| place.join(self.file));
+        files.find(|path| path.exists())
+    }
+
+    fn look(&self, directories: &[PathBuf]) -> Found {
+        let version = self.open(directories).and_then(|library| {
+            let version = self.check(&library);
+            // Threads and handlers that it may have made must not lose their code.
+            std::mem::forget(library);
+            version
+        });
+        let (version, problem) = match version {
+            Ok(version) => (version, None),
+            Err(problem) => (None, Some(problem)),
+        };
+        Found {
+            name: self.name,
+            file: self.file,
+            path: self.path(directories),
+            version: version.map(|version| version.to_string()),
+            problem,
+        }
+    }
+
+    /// Its version, if there is one to ask for, and if it is new enough.
+    fn check(&self, library: &libloading::Library) -> Result<Option<Version>, Problem> {
+        let Some((query, needed)) = self.needs else {
+            return Ok(None);
+        };
+        let version = query.ask(library).map_err(|words| self.broken(words))?;
+        match version < needed {
+            true => Err(Problem::TooOld {
+                version: version.to_string(),
+                needed: needed.to_string(),
+                install: self.install,
+            }),
+            false => Ok(Some(version)),
+        }
+    }
+
+    fn broken(&self, words: String) -> Problem {
+        Problem::Broken {
+            words,
+            install: self.install,
+        }
+    }
+}
+
+/// Whether the loader means the file itself, rather than another that it needs.
+fn says_missing(words: &str, file: &str) -> bool {
+    // glibc puts the file that it lacks first, musl ends with the one that needs it.
+    let lacks = words.starts_with(file) || words.contains(&format!("library {file}:"));
+    lacks && words.contains("No such file") && !words.contains("needed by")
+}
+
+impl Query {
+    /// The version, or why there is none.
+    fn ask(self, library: &libloading::Library) -> Result<Version, String> {
+        type Number = unsafe extern "C" fn(*mut c_int) -> c_int;
+        type Pair = unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int;
+        type Plain = unsafe extern "C" fn() -> usize;
+        let (mut first, mut second) = (0, 0);
+        // SAFETY: the types are those of NVIDIA's headers, for functions that only write what their
+        // arguments point at and can be called before any other.
+        let (function, code) = unsafe {
+            match self {
+                Query::Number(name, _) => (name, get::<Number>(library, name)?(&mut first)),
+                Query::Pair(name) => {
+                    let function = get::<Pair>(library, name)?;
+                    (name, function(&mut first, &mut second))
+                }
+                Query::Plain(name, meaning) => return Ok(meaning(get::<Plain>(library, name)?())),
+            }
+        };
+        if code != 0 {
+            return Err(format!("{function} gives error {code}"));
+        }
+        let [first, second] = [first, second].map(|n| usize::try_from(n).unwrap_or(0));
+        Ok(match self {
+            Query::Number(_, meaning) => meaning(first),
+            _ => Version(first, second),
+        })
+    }
+}
+
+/// A function by its name.
+///
+/// # Safety
+/// It is called as a `T`.
+unsafe fn get<'a, T>(
+    library: &'a libloading::Library,
+    name: &str,
+) -> Result<Symbol<'a, T>, String> {
+    // SAFETY: the caller vouches for the type.
+    unsafe { library.get(name.as_bytes()) }.map_err(|error| error.to_string())
+}
+
+#[cfg(test)]
+mod tests;

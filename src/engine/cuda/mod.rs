@@ -1,0 +1,6 @@
+//! What training on NVIDIA GPUs will stand on. There is no CUDA engine yet: the built-in trainer
+//! computes on CPUs.
+//!
+//! `libraries` finds CUDA's libraries at run time and says what is wrong with them.
+
+pub mod libraries;
