@@ -42,6 +42,26 @@ cargo deny check licenses bans sources
 # The advisory database is fetched over the network, which not every machine has.
 timeout 120 cargo deny check advisories 2>/dev/null || echo "skipped: advisories (no advisory database to be had here)"
 
+say "NVRTC, which compiles the CUDA kernels without a GPU"
+# Its wheel, in an environment of its own, unless EVENKEEL_CUDA_LIBRARIES says where libraries are.
+if [ -z "${EVENKEEL_CUDA_LIBRARIES:-}" ] && command -v python3 >/dev/null; then
+  if { [ -x target/nvrtc/bin/python ] || python3 -m venv target/nvrtc; } &&
+    timeout 600 target/nvrtc/bin/python -m pip install --quiet -r tests/cuda/requirements.txt; then
+    packages='import sysconfig; print(sysconfig.get_path("platlib"))'
+    EVENKEEL_CUDA_LIBRARIES=$(target/nvrtc/bin/python -c "$packages")
+    export EVENKEEL_CUDA_LIBRARIES
+  fi
+fi
+if [ -n "${EVENKEEL_CUDA_LIBRARIES:-}" ]; then
+  echo "found: $EVENKEEL_CUDA_LIBRARIES"
+elif [ "${CI:-}" = true ]; then
+  echo "missing: the wheel of tests/cuda/requirements.txt could not be installed" >&2
+  exit 1
+else
+  echo "SKIPPED: the CUDA kernels are not compiled (set EVENKEEL_CUDA_LIBRARIES)"
+fi
+echo "SKIPPED: nothing of CUDA runs on a GPU, here or anywhere yet (docs/cuda.md)"
+
 say "tests"
 cargo test --locked -- --nocapture
 

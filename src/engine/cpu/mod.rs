@@ -7,7 +7,7 @@
 mod arena;
 mod block;
 mod head;
-mod kernels;
+pub(super) mod kernels;
 mod model;
 mod store;
 mod workspace;

@@ -39,8 +39,9 @@ pub fn update(
     }
 }
 
-/// The scalars of one step.
-struct Factors {
+/// The scalars of one step, laid out as kernels in C take them.
+#[repr(C)]
+pub struct Factors {
     gradient_scale: f32,
     keep: f32,
     beta1: f32,
@@ -51,7 +52,8 @@ struct Factors {
 }
 
 impl Factors {
-    fn new(step: &AdamW, decay: bool) -> Factors {
+    /// `decay`: whether weight decay applies.
+    pub fn new(step: &AdamW, decay: bool) -> Factors {
         let weight_decay = if decay { step.weight_decay } else { 0.0 };
         let steps = step.step as f64;
         let correction1 = 1.0 - step.beta1.powf(steps);

@@ -1,0 +1,70 @@
+//! NVRTC takes every kernel, without a warning, for every architecture that the engine is meant for.
+
+use libloading::Library;
+
+use super::super::libraries::{self, DIRECTORIES, NVRTC};
+use super::{BLOCK, SOURCES, nvrtc};
+
+/// A100, H100 and B200.
+const ARCHITECTURES: [&str; 3] = ["sm_80", "sm_90a", "sm_100"];
+
+/// NVRTC, or `None` after saying why there is none.
+fn found() -> Option<Library> {
+    match NVRTC.open(&libraries::directories()) {
+        Ok(library) => Some(library),
+        Err(problem) => {
+            // There, scripts/test.sh has installed it.
+            assert_ne!(
+                std::env::var("CI").as_deref(),
+                Ok("true"),
+                "NVRTC is {problem} (or set {DIRECTORIES})"
+            );
+            eprintln!("skipped: no kernel was compiled, NVRTC is {problem} (or set {DIRECTORIES})");
+            None
+        }
+    }
+}
+
+#[test]
+fn every_kernel_compiles_for_every_architecture() {
+    let Some(library) = found() else { return };
+    for source in SOURCES {
+        for architecture in ARCHITECTURES {
+            let text = (source.file, source.text);
+            let compiled = nvrtc::compile(&library, text, BLOCK, architecture);
+            let at = format!("{} for {architecture}", source.file);
+            let code = compiled
+                .code
+                .unwrap_or_else(|| panic!("{at}: {}", compiled.log));
+            assert_eq!(compiled.log, "", "{at}");
+            for kernel in source.kernels {
+                let section = format!(".text.{kernel}\0");
+                let mut windows = code.windows(section.len());
+                assert!(
+                    windows.any(|window| window == section.as_bytes()),
+                    "{kernel} is not in the code of {at}"
+                );
+            }
+        }
+    }
+    eprintln!(
+        "compiled: {} files of kernels for {ARCHITECTURES:?}",
+        SOURCES.len()
+    );
+}
+
+#[test]
+fn what_does_not_compile_is_told_with_its_line() {
+    let Some(library) = found() else { return };
+    let wrong = (
+        "wrong.cu",
+        "#include \"block.cuh\"\n__global__ void f() { g(); }",
+    );
+    let compiled = nvrtc::compile(&library, wrong, BLOCK, "sm_80");
+    assert_eq!(compiled.code, None);
+    assert!(
+        compiled.log.starts_with("wrong.cu(2): error"),
+        "{}",
+        compiled.log
+    );
+}

@@ -1,0 +1,82 @@
+//! NVRTC, NVIDIA's compiler as a library: from CUDA C to the machine code of a GPU, without a GPU.
+
+use std::ffi::{CString, c_char, c_int, c_void};
+use std::ptr;
+
+use libloading::{Library, Symbol};
+
+type Program = *mut c_void;
+type Create = unsafe extern "C" fn(
+    *mut Program,
+    *const c_char,
+    *const c_char,
+    c_int,
+    *const *const c_char,
+    *const *const c_char,
+) -> c_int;
+type Compile = unsafe extern "C" fn(Program, c_int, *const *const c_char) -> c_int;
+type Size = unsafe extern "C" fn(Program, *mut usize) -> c_int;
+type Get = unsafe extern "C" fn(Program, *mut c_char) -> c_int;
+type Destroy = unsafe extern "C" fn(*mut Program) -> c_int;
+
+/// What a compilation left.
+pub struct Compiled {
+    /// The code (CUBIN), or `None` where the text is wrong.
+    pub code: Option<Vec<u8>>,
+    /// What the compiler said.
+    pub log: String,
+}
+
+/// Compiles a text, which may include one header, for an architecture such as `sm_90a`.
+pub fn compile(
+    nvrtc: &Library,
+    (file, text): (&str, &str),
+    (header, of_header): (&str, &str),
+    architecture: &str,
+) -> Compiled {
+    let c = |text: &str| CString::new(text).unwrap();
+    let [file, text, header, of_header] = [file, text, header, of_header].map(c);
+    let option = c(&format!("--gpu-architecture={architecture}"));
+    let mut program: Program = ptr::null_mut();
+    // SAFETY: signatures and order of calls are those of nvrtc.h; every string and array outlives
+    // the call that it is given to.
+    unsafe {
+        let create: Symbol<Create> = nvrtc.get(b"nvrtcCreateProgram").unwrap();
+        let (texts, names) = ([of_header.as_ptr()], [header.as_ptr()]);
+        let code = create(
+            &mut program,
+            text.as_ptr(),
+            file.as_ptr(),
+            1,
+            texts.as_ptr(),
+            names.as_ptr(),
+        );
+        assert_eq!(code, 0, "nvrtcCreateProgram");
+        let compile: Symbol<Compile> = nvrtc.get(b"nvrtcCompileProgram").unwrap();
+        let compiled = compile(program, 1, [option.as_ptr()].as_ptr()) == 0;
+        let log = bytes(nvrtc, program, "nvrtcGetProgramLog");
+        let code = compiled.then(|| bytes(nvrtc, program, "nvrtcGetCUBIN"));
+        let destroy: Symbol<Destroy> = nvrtc.get(b"nvrtcDestroyProgram").unwrap();
+        assert_eq!(destroy(&mut program), 0, "nvrtcDestroyProgram");
+        let log = String::from_utf8_lossy(&log);
+        let log = log.trim_end_matches('\0').trim_end().to_owned();
+        Compiled { code, log }
+    }
+}
+
+/// What a pair of functions, one of them for the size, gives of a program.
+///
+/// # Safety
+/// The program is one of NVRTC's that lives.
+unsafe fn bytes(nvrtc: &Library, program: Program, function: &str) -> Vec<u8> {
+    // SAFETY: see above; the buffer has the size that was asked for.
+    unsafe {
+        let size_of: Symbol<Size> = nvrtc.get(format!("{function}Size").as_bytes()).unwrap();
+        let get: Symbol<Get> = nvrtc.get(function.as_bytes()).unwrap();
+        let mut size = 0;
+        assert_eq!(size_of(program, &mut size), 0, "{function}Size");
+        let mut bytes = vec![0; size];
+        assert_eq!(get(program, bytes.as_mut_ptr().cast()), 0, "{function}");
+        bytes
+    }
+}
