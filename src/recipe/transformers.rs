@@ -83,6 +83,79 @@ const COMMON: &[&str] = &[
 /// Fields with a batch in them.
 const BATCH: &[&str] = &["per_device_train_batch_size", "per_gpu_train_batch_size"];
 
+/// Fields that hardly any program has but one that hands its arguments to `TrainingArguments`. Others
+/// (`output_dir`, `learning_rate`, `num_train_epochs`, `tp_size`) are everybody's: the training loops of
+/// diffusers, DeepSpeed-Chat, open-instruct and accelerate's examples have them with defaults of their own.
+const TELL_OF_TRAINER: &[&str] = &[
+    "accelerator_config",
+    "auto_find_batch_size",
+    "average_tokens_across_devices",
+    "batch_eval_metrics",
+    "bf16_full_eval",
+    "dataloader_drop_last",
+    "dataloader_persistent_workers",
+    "dataloader_pin_memory",
+    "dataloader_prefetch_factor",
+    "ddp_broadcast_buffers",
+    "ddp_bucket_cap_mb",
+    "ddp_find_unused_parameters",
+    "ddp_timeout",
+    // Without a value it is DeepSpeed's own switch, and taken out before.
+    "deepspeed",
+    "dispatch_batches",
+    "do_eval",
+    "do_predict",
+    "do_train",
+    "eval_accumulation_steps",
+    "eval_delay",
+    "eval_do_concat_batches",
+    "eval_on_start",
+    "eval_strategy",
+    "evaluation_strategy",
+    "fp16_backend",
+    "fp16_full_eval",
+    "fsdp_config",
+    "fsdp_transformer_layer_cls_to_wrap",
+    "gradient_checkpointing_kwargs",
+    "greater_is_better",
+    "group_by_length",
+    "half_precision_backend",
+    "hub_strategy",
+    "ignore_data_skip",
+    "include_for_metrics",
+    "include_inputs_for_metrics",
+    "include_num_input_tokens_seen",
+    "include_tokens_per_second",
+    "jit_mode_eval",
+    "label_smoothing_factor",
+    "length_column_name",
+    "load_best_model_at_end",
+    "log_level_replica",
+    "log_on_each_node",
+    "logging_first_step",
+    "logging_nan_inf_filter",
+    "logging_strategy",
+    "lr_scheduler_kwargs",
+    "metric_for_best_model",
+    "neftune_noise_alpha",
+    "optim_target_modules",
+    "overwrite_output_dir",
+    "prediction_loss_only",
+    "remove_unused_columns",
+    "restore_callback_states_from_checkpoint",
+    "save_on_each_node",
+    "save_only_model",
+    "save_safetensors",
+    "save_strategy",
+    "skip_memory_metrics",
+    "torch_compile_backend",
+    "torch_empty_cache_steps",
+    "train_sampling_strategy",
+    "use_legacy_prediction_loop",
+    "use_liger_kernel",
+    "use_mps_device",
+];
+
 /// Default of `logging_steps`.
 const LOGGING_STEPS: u64 = 500;
 
@@ -160,15 +233,17 @@ impl Reader for Transformers {
     }
 }
 
-/// Whether a program is told anything that `Trainer` knows. One that is not may be somebody's own loop,
-/// and so may one that is told a batch by another name.
+/// Whether a program is told a batch as `Trainer` is, or anything else that is `Trainer`'s alone. One
+/// that is not may be somebody's own loop, and so may one that is told a batch by another name.
 fn is_for_a_trainer(root: &Node) -> bool {
     let entries = root.entries().unwrap_or_default();
-    let known = |name: &str| keys::kind_in_training(name).is_some();
-    let own_batch = |name: &str| name.ends_with("batch_size") && !name.contains("eval");
     let any = |test: &dyn Fn(&str) -> bool| entries.iter().any(|entry| test(&entry.name));
-    let says = |name: &str| BATCH.contains(&name);
-    any(&known) && (any(&says) || !any(&|name| own_batch(name) && !known(name)))
+    let own_batch = |name: &str| {
+        let batch = name.ends_with("batch_size") && !name.contains("eval");
+        batch && keys::kind_in_training(name).is_none()
+    };
+    any(&|name| BATCH.contains(&name))
+        || (any(&|name| TELL_OF_TRAINER.contains(&name)) && !any(&own_batch))
 }
 
 fn translate(root: &Node, path: &Path, reading: &mut Reading) -> Node {
@@ -192,7 +267,8 @@ fn translate(root: &Node, path: &Path, reading: &mut Reading) -> Node {
 }
 
 /// Numbers of the batch whose defaults are `TrainingArguments`' own.
-const MUST_BE_TYPED: [&str; 2] = ["per_device_train_batch_size", "gradient_accumulation_steps"];
+const MUST_BE_TYPED: [&str; 2] =
+    ["per_device_train_batch_size", "gradient_accumulation_steps"];
 
 /// Takes out DeepSpeed's own switch. The program around it does not hand its arguments to
 /// `TrainingArguments`, so of what it is not told nothing is known.

@@ -18,7 +18,8 @@ An accelerate config by itself is a world without a batch: it stands beside a re
 
 A command says its batch in words. Where a shell variable may stand for further arguments \
 (`train.py $ARGS`), or where a script starts several trainings, its text does not say which batch is trained \
-with. A program that is given none of `TrainingArguments`' fields need not be a \
+with. A program that is given nothing that only `TrainingArguments` has (`--do_train`, `--eval_strategy`, \
+`--deepspeed FILE`; `--output_dir` and `--learning_rate` are everybody's) need not be a \
 `Trainer`'s, so it does not get the `Trainer`'s default of 8.",
     upstream: "transformers 5.23.0, `trainer.py` (`get_total_train_batch_size`): micro-batch × \
 accumulation × the world that happens to be there. alignment-handbook 925acdf, `recipes/*/README.md`: \
@@ -86,7 +87,13 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
         }
         (None, _) => (
             "the recipe states no batch".to_owned(),
-            "give the samples per step, `--global-batch-size B`",
+            match case.recipe.dialect {
+                Dialect::Transformers => {
+                    "give the samples per step, `--global-batch-size B`; a `Trainer`'s default is typed, \
+                     `--per_device_train_batch_size 8`"
+                }
+                _ => "give the samples per step, `--global-batch-size B`",
+            },
         ),
     };
     findings.at(&["batch.micro", "batch.accumulation"], message, help);
@@ -118,5 +125,8 @@ mod tests {
         recipe.dialect = Dialect::Native;
         let found = only("global-batch-unknown", &recipe, &PlanRequest::gpus(4));
         assert_eq!(found[0].message, "the recipe states no batch");
+        recipe.dialect = Dialect::Transformers;
+        let found = only("global-batch-unknown", &recipe, &PlanRequest::gpus(4));
+        assert!(found[0].help.contains("--per_device_train_batch_size 8"));
     }
 }

@@ -116,11 +116,11 @@ fn a_command_gets_its_numbers_and_its_processes() {
     );
     let alone = Job::new(
         &[],
-        "python -m torch.distributed.run --nnodes 2 t.py --seed 1",
+        "python -m torch.distributed.run --nnodes 2 t.py --do_train",
     );
     assert_eq!(
         alone.emitted(None, &numbers(8, 8, 1), Form::Recipe),
-        "python -m torch.distributed.run --nproc_per_node 4 --nnodes 2 t.py --seed 1\n"
+        "python -m torch.distributed.run --nproc_per_node 4 --nnodes 2 t.py --do_train\n"
     );
     let odd = emit(&nodes.recipe(None), &numbers(1, 8, 8), Form::Recipe).unwrap_err();
     assert!(

@@ -63,7 +63,7 @@ fn a_command_line_means_what_upstream_makes_of_it() {
 
 #[test]
 fn defaults_are_those_of_transformers() {
-    let spec = command("python train.py --output_dir out").spec;
+    let spec = command("python train.py --output_dir out --do_train").spec;
     assert_eq!(
         (spec.batch.micro, spec.batch.accumulation),
         (Some(8), Some(1))
@@ -258,11 +258,21 @@ fn a_program_that_is_no_trainer_has_no_batch_of_its_own() {
         "torchrun --nproc_per_node 4 train.py --batch_size=12 --block_size=1024",
         "torchrun --nproc_per_node 4 train.py --batch_size=12 --learning_rate=6e-4",
         "python tests/test_invariant.py",
+        // accelerate's `nd_parallel.py`, and what diffusers' loops are told.
+        "accelerate launch --num-processes 8 nd_parallel.py --dp-shard-size 2 --tp-size 2",
+        "accelerate launch --num_processes 4 train_x.py --output_dir o --learning_rate 1e-4 \
+         --num_train_epochs 3 --gradient_accumulation_steps 4 --max_grad_norm 1 --seed 0",
     ] {
         let recipe = command(line);
         assert_eq!(recipe.dialect, Dialect::Transformers, "{line}");
         let batch = &recipe.spec.batch;
         assert_eq!((batch.micro, batch.accumulation), (None, None), "{line}");
+    }
+    for line in [
+        "python run_clm.py --output_dir x --do_train",
+        "torchrun --nproc_per_node 4 t.py --output_dir x --eval_strategy no",
+    ] {
+        assert_eq!(command(line).spec.batch.micro, Some(8), "{line}");
     }
     let both = command("python t.py --batch_size 12 --per_device_train_batch_size 4");
     assert_eq!(both.spec.batch.micro, Some(4));
