@@ -9,6 +9,7 @@ mod data;
 pub(super) mod deepspeed;
 pub(super) mod keys;
 mod objective;
+mod older_ppo;
 mod schedule;
 pub(super) mod settings;
 pub(super) mod values;
@@ -103,7 +104,9 @@ fn translate(root: &mut Node, path: &Path, reading: &mut Reading) -> Node {
     let objective = objective::detect(root, path, reading);
     abbreviation::write_out(root, &keys::known(objective), reading);
     let root = &*root;
-    refuse_unknown(root, objective, reading);
+    if objective != Objective::Ppo || !older_ppo::refuse(root, path, reading) {
+        refuse_unknown(root, objective, reading);
+    }
     let kind_of = |key: &str| keys::kind(key, objective);
     let values = Values::check(root, "", kind_of, reading);
     let mut tree = Tree::new(root.span);
