@@ -11,7 +11,7 @@ use super::node::Node;
 use super::reading::Reading;
 use super::request::Request;
 use super::source::FileId;
-use super::{accelerate, handbook, hydra};
+use super::{accelerate, handbook, hydra, programs};
 
 /// The parts of a job, each with its precedence settled.
 pub(super) struct Job {
@@ -132,6 +132,9 @@ pub(super) fn gather(
             handbook::refuse_unread(&script.value, Some(script.span), reading);
         }
         root.overlay(command.arguments);
+        if let (None, Some(script)) = (request.dialect, script) {
+            programs::refuse(&script.value, script.span, &root, reading);
+        }
     }
     if let (Some((_, reason)), Some(file)) = (&mut dialect, arguments_file) {
         let file = file.display();

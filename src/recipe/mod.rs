@@ -27,6 +27,7 @@ pub mod overrides;
 pub mod own_command;
 pub mod placeholder;
 mod preference;
+mod programs;
 pub mod reader;
 mod readers;
 mod reading;

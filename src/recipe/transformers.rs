@@ -267,7 +267,7 @@ fn translate(root: &Node, path: &Path, reading: &mut Reading) -> Node {
 }
 
 /// Numbers of the batch whose defaults are `TrainingArguments`' own.
-const MUST_BE_TYPED: [&str; 2] =
+pub(super) const MUST_BE_TYPED: [&str; 2] =
     ["per_device_train_batch_size", "gradient_accumulation_steps"];
 
 /// Takes out DeepSpeed's own switch. The program around it does not hand its arguments to
