@@ -9,11 +9,13 @@ use std::path::PathBuf;
 
 use super::variables::Variables;
 use super::words::Word;
+use super::wrapper;
 use crate::recipe::accelerate::Config;
 use crate::recipe::deepspeed::hosts;
 use crate::recipe::diagnostic::Diagnostic;
 use crate::recipe::node::Node;
 use crate::recipe::source::Span;
+use crate::recipe::suggest::short;
 use crate::recipe::tree::{self, Tree};
 
 use options::{ACCELERATE, DEEPSPEED, Given, PYTHON, TORCHRUN, options, value};
@@ -105,7 +107,41 @@ pub(in crate::recipe) fn is_launcher_key(name: &str) -> bool {
 /// The part of a command from its launcher on, or from its first argument where it has none. `None`
 /// for a command that starts no training.
 pub(super) fn find<'w>(words: &'w [Word], variables: &Variables) -> Option<Launched<'w>> {
-    launcher(words, variables).or_else(|| without_launcher(words))
+    let found = launcher(words, variables).or_else(|| without_launcher(words))?;
+    if found.launcher != Launcher::Python || found.script.is_none() {
+        return Some(found);
+    }
+    let inner = wrapper::handed_on(found.arguments);
+    let mut inner = inner.filter_map(|words| launcher(words, variables));
+    let Some(first) = inner.next() else {
+        return Some(found);
+    };
+    // What hands it on does more than start processes.
+    let first = Launched {
+        alone: None,
+        ..first
+    };
+    Some(match inner.next() {
+        None => first,
+        Some(second) => Launched {
+            refused: several_handed_on(found.script, &second),
+            ..first
+        },
+    })
+}
+
+/// Commands that one program hands on, each of which may be the training.
+fn several_handed_on(script: Option<&Word>, second: &Launched<'_>) -> Option<Diagnostic> {
+    let script = script?;
+    Some(Diagnostic::error(
+        "global-batch-unknown",
+        second.script.map(|word| word.span),
+        format!(
+            "`{}` hands on more than one command: which of them is the training is not known",
+            short(&script.text)
+        ),
+        "give the one that is meant after `--`, without what hands it on",
+    ))
 }
 
 /// A script, or arguments alone. Options before a launcher are those of whatever starts it (`srun`).

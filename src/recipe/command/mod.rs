@@ -13,6 +13,7 @@ mod shell;
 mod unsaid;
 mod variables;
 mod words;
+mod wrapper;
 
 use std::path::{Path, PathBuf};
 

@@ -90,9 +90,10 @@ pub(super) fn candidates<'w>(
     let found = commands.iter().filter(|words| !is_harmless(words));
     let mut found: Vec<(Likely, Candidate<'w>)> = found
         .filter_map(|words| {
+            let launched = launcher::find(words, variables)?;
             let candidate = Candidate {
-                launched: launcher::find(words, variables)?,
-                last: words.last()?,
+                last: launched.arguments.last().or(words.last())?,
+                launched,
                 words,
             };
             Some((candidate.likely(), candidate))

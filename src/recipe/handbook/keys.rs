@@ -29,7 +29,7 @@ pub(in crate::recipe) enum Kind {
     Any,
 }
 
-/// `TrainingArguments`, and what `TrlParser` itself takes.
+/// `TrainingArguments`.
 const TRAINING: &str = "\
     accelerator_config:dict activation_checkpointing:bool activation_checkpointing_kwargs:dict \
     adafactor:bool adam_beta1:float adam_beta2:float adam_epsilon:float \
@@ -40,7 +40,7 @@ const TRAINING: &str = "\
     dataloader_prefetch_factor:int ddp_backend:str ddp_broadcast_buffers:bool \
     ddp_bucket_cap_mb:int ddp_find_unused_parameters:bool ddp_static_graph:bool \
     ddp_timeout:int debug:any deepspeed:dict disable_tqdm:bool dispatch_batches:bool \
-    do_eval:bool do_predict:bool do_train:bool enable_jit_checkpoint:bool env:dict \
+    do_eval:bool do_predict:bool do_train:bool enable_jit_checkpoint:bool \
     eval_accumulation_steps:int eval_delay:float eval_do_concat_batches:bool \
     eval_on_start:bool eval_steps:float eval_strategy:str eval_use_gather_object:bool \
     evaluation_strategy:str fp16:bool fp16_backend:str fp16_full_eval:bool fp16_opt_level:str \
@@ -82,10 +82,10 @@ const MODEL: &str = "\
     trust_remote_code:bool use_bnb_nested_quant:bool use_dora:bool use_peft:bool \
     use_rslora:bool";
 
-/// TRL `ScriptArguments` and `DatasetMixtureConfig`.
+/// TRL `ScriptArguments` and `DatasetMixtureConfig`, and what `TrlParser` takes out of a file (`env`).
 const SCRIPT: &str = "\
     dataset:str dataset_config:str dataset_name:str dataset_streaming:bool \
-    dataset_test_split:str dataset_train_split:str datasets:list \
+    dataset_test_split:str dataset_train_split:str datasets:list env:dict \
     gradient_checkpointing_use_reentrant:bool ignore_bias_buffers:bool reward_funcs:list \
     reward_model_name_or_path:str sanity_check:bool streaming:bool test_split_size:float";
 
@@ -307,7 +307,7 @@ pub(in crate::recipe) fn all() -> impl Iterator<Item = &'static str> {
 /// Whether scripts of anybody's commonly have such an argument of their own: of the model and its
 /// adapters, of lengths and of data.
 pub(in crate::recipe) fn is_common(key: &str) -> bool {
-    const COMMON: [&str; 29] = [
+    const COMMON: [&str; 30] = [
         "alpha",
         "base_model",
         "batch_size",
@@ -317,6 +317,7 @@ pub(in crate::recipe) fn is_common(key: &str) -> bool {
         "dataset_config",
         "datasets",
         "delta",
+        "env",
         "epsilon",
         "exp_name",
         "gamma",

@@ -260,3 +260,11 @@ proptest! {
         prop_assert_eq!(&emit(&again, &plan, Form::Recipe).unwrap().text, &emitted.text);
     }
 }
+
+/// The numbers of what a program hands on, and none of its own.
+#[test]
+fn a_command_that_is_handed_on_is_written_where_it_stands() {
+    let launcher = "python mason.py --gpus 8 -- torchrun --nproc_per_node 8";
+    let expected = "python mason.py --gpus 8 -- torchrun --nproc_per_node 4";
+    assert_eq!(written(launcher, &numbers(4, 4, 2)), expected);
+}
