@@ -4,6 +4,7 @@
 //! edaa722 `launcher/runner.py`; TRL f2cd577 `cli/main.py`.
 
 mod options;
+mod spawn;
 
 use std::path::PathBuf;
 
@@ -34,6 +35,8 @@ pub(in crate::recipe) enum Launcher {
     Accelerate,
     /// TRL's own command line, which starts `accelerate launch`.
     Trl,
+    /// A script that starts another in several processes.
+    Spawn,
 }
 
 /// A command without its launcher.
@@ -390,6 +393,9 @@ fn python<'w>(python: &Word, words: &'w [Word], environment: &Environment<'_>) -
     let own = &words[..words.len() - rest.len()];
     let mut alone = vec![python.text.clone()];
     let Some(module) = value(&options, &["m"]) else {
+        if let Some(launched) = spawn::spawn(rest) {
+            return launched;
+        }
         let mut launched = program(rest);
         alone.extend(own.iter().map(|word| word.text.clone()));
         launched.alone = Some(alone);

@@ -45,6 +45,14 @@ pub enum LaunchError {
         /// Devices.
         world: u64,
     },
+    /// A script that starts processes where it is.
+    #[error(
+        "the command's launcher starts processes of one machine, and the plan has {nodes} nodes (start the program with torchrun)"
+    )]
+    OneMachine {
+        /// Nodes.
+        nodes: u64,
+    },
     /// Every node would train by itself.
     #[error(
         "with `--standalone` each of {nodes} nodes would train by itself (leave it out, and say where they meet: `--rdzv_backend c10d --rdzv_endpoint HOST:PORT`)"
@@ -141,6 +149,7 @@ pub(super) fn relaunch(
         Launcher::Python => {}
         Launcher::Torchrun => torchrun(&call, numbers, &mut new)?,
         Launcher::Deepspeed => deepspeed(&call, numbers, &mut new)?,
+        Launcher::Spawn => spawn(&call, numbers, &mut new)?,
         Launcher::Accelerate | Launcher::Trl => {
             accelerate(recipe, &call, numbers, file, &mut new)?;
         }
@@ -245,6 +254,21 @@ fn deepspeed(call: &Call, numbers: &Numbers, new: &mut Relaunched) -> Result<(),
         new.remarks.push(format!(
             "DeepSpeed finds {nodes} nodes in a hostfile: `--hostfile FILE`, where it is not /job/hostfile"
         ));
+    }
+    Ok(())
+}
+
+/// A script beside the examples, which counts the processes of one machine.
+fn spawn(call: &Call, numbers: &Numbers, new: &mut Relaunched) -> Result<(), LaunchError> {
+    if let Some(nodes) = numbers.nodes.filter(|nodes| *nodes > 1) {
+        return Err(LaunchError::OneMachine { nodes });
+    }
+    for count in ["world_size", "num_cores"] {
+        let place = call.value(&[count]);
+        // Of a number that the shell knows (`$N`) nothing is known here.
+        if let Ok(Some(_)) = stated(place) {
+            new.set(count, place, numbers.world);
+        }
     }
     Ok(())
 }

@@ -136,6 +136,11 @@ pub(super) const PYTHON: Options = Options {
     valued: &["X", "W", "m"],
 };
 
+pub(super) const SPAWN: Options = Options {
+    switches: &["use_mpi", "use_deepspeed", "use_env"],
+    valued: &[],
+};
+
 /// The options of a launcher.
 pub(super) struct Given<'w> {
     /// In the order of writing.

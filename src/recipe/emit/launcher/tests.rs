@@ -261,6 +261,28 @@ proptest! {
     }
 }
 
+#[test]
+fn a_script_that_starts_another_is_told_its_processes() {
+    for (launcher, expected) in [
+        (
+            "gaudi_spawn.py --use_mpi --world_size 8",
+            "gaudi_spawn.py --use_mpi --world_size 4",
+        ),
+        ("xla_spawn.py --num_cores=8", "xla_spawn.py --num_cores=4"),
+        ("xla_spawn.py", "xla_spawn.py"),
+    ] {
+        let launcher = format!("python {launcher}");
+        let expected = format!("python {expected}");
+        assert_eq!(written(&launcher, &numbers(4, 4, 2)), expected);
+    }
+    let two = on(2, numbers(16, 4, 1));
+    let refused = written("python gaudi_spawn.py --world_size 8", &two);
+    assert!(
+        refused.starts_with("the command's launcher starts processes of one machine"),
+        "{refused}"
+    );
+}
+
 /// The numbers of what a program hands on, and none of its own.
 #[test]
 fn a_command_that_is_handed_on_is_written_where_it_stands() {
