@@ -155,7 +155,7 @@ fn unknown(model: &Model, trainer: Trainer, key: Key<'_>) -> Option<Flaw> {
     let (path, config) = (key("model.path"), key("model.config"));
     match &model.path {
         Some(_) if !model.config.is_empty() => not_a_shape(key),
-        Some(id) if trainer == Trainer::Any && data::is_hub_id(id) => None,
+        Some(id) if trainer == Trainer::Any && data::is_hub_model(id) => None,
         Some(id) => flaw(
             "model-missing",
             "model.path",

@@ -83,6 +83,25 @@ fn data_and_models_of_the_hub_are_nobodys_business_until_they_are_launched() {
     );
 }
 
+/// TRL's `cpo.py` names its model so in its own call.
+#[test]
+fn a_model_of_the_hub_without_an_owner_is_nobodys_business_either() {
+    let folder = tempfile::tempdir().unwrap();
+    let said_of = |model: &str| {
+        let recipe = native(&format!(
+            "  batch: {{global: 8, micro: 4}}\n  budget: {{samples: 100}}\n  model: {{path: {model}}}\n  \
+             data: {{train: [{{path: acme/chats}}]}}\n",
+        ));
+        said(&recipe, Trainer::Any, folder.path())
+    };
+    assert_eq!(said_of("gpt2"), Vec::<String>::new());
+    assert_ne!(said_of("./gpt2"), Vec::<String>::new());
+    assert_ne!(said_of("models/of/gpt2"), Vec::<String>::new());
+    // Something of that name is here, and it is no model.
+    std::fs::write(folder.path().join("tokenizer.json"), "{}").unwrap();
+    assert_ne!(said_of("tokenizer.model"), Vec::<String>::new());
+}
+
 #[test]
 fn memory_is_estimated_from_the_config_in_the_models_directory() {
     let folder = tempfile::tempdir().unwrap();

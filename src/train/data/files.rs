@@ -160,16 +160,28 @@ pub(super) fn format_of(path: &Path) -> Option<DataFormat> {
 /// Whether a path that does not exist was meant as a data set or model of the hub.
 pub fn is_hub_id(path: &str) -> bool {
     let mut parts = path.split('/');
-    let is_name = |part: Option<&str>| {
-        part.is_some_and(|part| {
-            !part.is_empty()
-                && !part.starts_with('.')
-                && part
-                    .chars()
-                    .all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.'))
-        })
-    };
-    is_name(parts.next()) && is_name(parts.next()) && parts.next().is_none()
+    let mut next = || parts.next().is_some_and(is_hub_name);
+    next() && next() && parts.next().is_none()
+}
+
+fn is_hub_name(part: &str) -> bool {
+    !part.is_empty()
+        && !part.starts_with('.')
+        && part
+            .chars()
+            .all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.'))
+}
+
+/// Whether a model that does not exist here was meant as one of the hub. The oldest there have no owner:
+/// `gpt2`, `bert-base-uncased`. None of these has a point, which a file's name has.
+pub fn is_hub_model(name: &str) -> bool {
+    is_hub_id(name) || (is_hub_name(name) && !name.contains('.'))
+}
+
+/// Whether a path is that of a model of the hub which is not here.
+pub(super) fn is_model_on_hub(base: &Path, name: &str) -> bool {
+    let owned = name.contains('/');
+    is_on_hub(base, name) || (!owned && is_hub_model(name) && !base.join(name).exists())
 }
 
 /// Whether a path is that of a data set of the hub which is not here: not what is missing among

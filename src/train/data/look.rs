@@ -129,7 +129,7 @@ fn tokenizer(request: &PrepareRequest<'_>) -> Option<Finding> {
     };
     match Tokenizer::place(request, name, key) {
         Err(error) => Some(Finding {
-            on_hub: files::is_on_hub(request.base, name),
+            on_hub: files::is_model_on_hub(request.base, name),
             ..finding(
                 About::Tokenizer,
                 &[key, "tokenizer.path", "model.path"],

@@ -33,7 +33,7 @@ mod writer;
 
 pub use dataset::{Collated, Dataset, Part, Sample};
 pub use error::{DataError, Place, Unit};
-pub use files::is_hub_id;
+pub use files::is_hub_model;
 pub use look::{About, Finding, look};
 pub use manifest::{FileRecord, Manifest, PartRecord, Skipped, SourceRecord};
 pub use prepare::{Prepared, prepare};

@@ -80,7 +80,7 @@ impl Tokenizer {
         if special.is_some() || !path.exists() {
             let problem = if let Some(kind) = special {
                 format!("{} is {kind}, not a tokenizer's file", path.display())
-            } else if files::is_on_hub(request.base, name) {
+            } else if files::is_model_on_hub(request.base, name) {
                 format!("the tokenizer of {name} is not here, and nothing is downloaded")
             } else {
                 format!("there is no {}", path.display())
