@@ -67,8 +67,15 @@ impl Tree {
 
     /// A number or truth value that somebody wrote.
     pub fn plain<T: ToString>(&mut self, path: &str, given: &Given<T>) {
-        let node = Node::plain(given.value.to_string(), given.span);
-        self.put(path, &given.key, node);
+        let text = given.value.to_string();
+        // What Rust calls them are strings to YAML.
+        let text = match text.as_str() {
+            "NaN" => ".nan",
+            "inf" => ".inf",
+            "-inf" => "-.inf",
+            text => text,
+        };
+        self.put(path, &given.key, Node::plain(text, given.span));
     }
 
     /// A number or truth value that somebody may have written.

@@ -152,9 +152,13 @@ impl<'n, 'r, 'd> NodeDeserializer<'n, 'r, 'd> {
             }
         };
         if !value.is_finite() {
+            let what = match value.is_nan() {
+                true => "a float that is no number",
+                false => "a float without an end",
+            };
             self.report(
                 "out-of-range",
-                format!("`{}` is {}", self.name(), shown(self.node)),
+                format!("`{}` is {}, {what}", self.name(), shown(self.node)),
                 limits::help(&self.path).unwrap_or_else(|| "give a finite number".to_owned()),
             );
             return 0.0;

@@ -394,3 +394,21 @@ fn trls_parser_knows_its_config_as_two_words_only() {
         .is_ok()
     );
 }
+
+#[test]
+fn a_number_that_is_none_is_called_what_it_is() {
+    let text = "per_device_train_batch_size: 4\ntrain_file: a.json\nnum_train_epochs: .nan\nlearning_rate: .inf\n";
+    let error = job(&[("args.yaml", text)], "").unwrap_err();
+    let said: Vec<&str> = error
+        .diagnostics
+        .iter()
+        .map(|d| d.message.as_str())
+        .collect();
+    assert_eq!(
+        said,
+        [
+            "`num_train_epochs` is .nan, a float that is no number",
+            "`learning_rate` is .inf, a float without an end"
+        ]
+    );
+}
