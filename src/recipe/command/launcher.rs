@@ -3,6 +3,8 @@
 //! Sources: torch 2.9 `distributed/run.py`, `distributed/argparse_util.py`; accelerate 16cb6eb `commands/launch.py`; DeepSpeed
 //! edaa722 `launcher/runner.py`; TRL f2cd577 `cli/main.py`.
 
+mod before;
+mod known;
 mod options;
 mod spawn;
 
@@ -19,7 +21,8 @@ use crate::recipe::source::Span;
 use crate::recipe::suggest::short;
 use crate::recipe::tree::{self, Tree};
 
-use options::{ACCELERATE, DEEPSPEED, Given, PYTHON, TORCHRUN, options, value};
+use known::{ACCELERATE, DEEPSPEED, Options, PYTHON, TORCH_LAUNCH, TORCHRUN};
+use options::{Given, options, value};
 pub(super) use options::{Opt, option};
 
 /// What starts the processes.
@@ -155,29 +158,39 @@ fn without_launcher(words: &[Word]) -> Option<Launched<'_>> {
 }
 
 fn launcher<'w>(words: &'w [Word], variables: &Variables) -> Option<Launched<'w>> {
-    for (at, word) in words.iter().enumerate() {
-        let rest = &words[at + 1..];
+    let mut places = (0..words.len()).filter(|at| !before::is_value(words, *at));
+    places.find_map(|at| {
         let environment = Environment {
             before: &words[..at],
             variables,
         };
+        let (word, rest) = words[at..].split_first()?;
         let name = word.text.rsplit('/').next().unwrap_or_default();
-        let launched = match name {
-            "torchrun" => Some(torchrun(word, rest, beside(word), &environment)),
-            "accelerate-launch" => Some(accelerate(word, rest)),
-            "accelerate" if rest.first().is_some_and(|w| w.text == "launch") => {
-                Some(accelerate(&rest[0], &rest[1..]))
-            }
-            "deepspeed" | "deepspeed.pt" if !rest.is_empty() => Some(deepspeed(word, rest)),
-            "trl" if !rest.is_empty() => Some(trl(rest)),
-            name if is_python(name) => Some(python(word, rest, &environment)),
-            _ => None,
-        };
-        if launched.is_some() {
-            return launched;
+        match is_python(name) {
+            true => Some(python(word, rest, &environment)),
+            false => by_name(word, rest, beside(word), &environment),
         }
+    })
+}
+
+/// A launcher that is called by its program's name. `python`: the one that torchrun belongs to.
+fn by_name<'w>(
+    word: &'w Word,
+    rest: &'w [Word],
+    python: String,
+    environment: &Environment<'_>,
+) -> Option<Launched<'w>> {
+    let name = word.text.rsplit('/').next().unwrap_or_default();
+    match name {
+        "torchrun" => Some(torchrun(word, rest, python, environment, &TORCHRUN)),
+        "accelerate-launch" => Some(accelerate(word, rest)),
+        "accelerate" if rest.first().is_some_and(|w| w.text == "launch") => {
+            Some(accelerate(&rest[0], &rest[1..]))
+        }
+        "deepspeed" | "deepspeed.pt" if !rest.is_empty() => Some(deepspeed(word, rest)),
+        "trl" if !rest.is_empty() => Some(trl(rest)),
+        _ => None,
     }
-    None
 }
 
 /// `python3`, `python3.11`.
@@ -215,7 +228,14 @@ fn program(words: &[Word]) -> Launched<'_> {
     }
 }
 
-/// A whole number of processes or machines; what is not one (`gpu`, `1:4`, `$N`) says nothing.
+/// The nodes that torchrun is told: a number, or as many at least as at most (`2:2`).
+pub(in crate::recipe) fn nodes(text: &str) -> Option<u64> {
+    let (least, most) = text.split_once(':').unwrap_or((text, text));
+    let nodes = least.parse().ok()?;
+    (most.parse() == Ok(nodes)).then_some(nodes)
+}
+
+/// A whole number of processes or machines; what is not one (`gpu`, `$N`) says nothing.
 fn number(word: Option<&Word>) -> Option<(u64, Span)> {
     let word = word?;
     Some((word.text.parse().ok()?, word.span))
@@ -253,12 +273,14 @@ fn torchrun<'w>(
     words: &'w [Word],
     python: String,
     environment: &Environment<'_>,
+    known: &Options,
 ) -> Launched<'w> {
     let Given {
         mut options,
         unsaid,
         rest,
-    } = options(words, &TORCHRUN);
+        refused,
+    } = options(words, known);
     for name in ["nnodes", "nproc_per_node"] {
         if value(&options, &[name]).is_none()
             && let Some(default) = environment.default(name)
@@ -272,7 +294,7 @@ fn torchrun<'w>(
     }
     let nodes = match value(&options, &["nnodes"]) {
         None => Some(1),
-        given => number(given).map(|(nodes, _)| nodes),
+        given => given.and_then(|word| nodes(&word.text)),
     };
     let each = match value(&options, &["nproc_per_node"]) {
         None => Some((1, None)),
@@ -297,6 +319,7 @@ fn torchrun<'w>(
     Launched {
         launcher: Launcher::Torchrun,
         options,
+        refused,
         room: launcher.span.end,
         ..launched
     }
@@ -308,6 +331,7 @@ fn deepspeed<'w>(launcher: &Word, words: &'w [Word]) -> Launched<'w> {
         options,
         unsaid,
         rest,
+        refused,
     } = options(words, &DEEPSPEED);
     let launched = Launched {
         launcher: Launcher::Deepspeed,
@@ -321,6 +345,7 @@ fn deepspeed<'w>(launcher: &Word, words: &'w [Word]) -> Launched<'w> {
     if unsaid.is_some() {
         return Launched {
             options,
+            refused,
             ..launched
         };
     }
@@ -334,7 +359,7 @@ fn deepspeed<'w>(launcher: &Word, words: &'w [Word]) -> Launched<'w> {
     };
     Launched {
         world,
-        refused: filtered_and_counted(&options),
+        refused: refused.or_else(|| filtered_and_counted(&options)),
         options,
         ..launched
     }
@@ -362,6 +387,7 @@ fn accelerate<'w>(launcher: &Word, words: &'w [Word]) -> Launched<'w> {
         options,
         unsaid,
         rest,
+        refused,
     } = options(words, &ACCELERATE);
     Launched {
         launcher: Launcher::Accelerate,
@@ -371,6 +397,7 @@ fn accelerate<'w>(launcher: &Word, words: &'w [Word]) -> Launched<'w> {
         options,
         many: true,
         unsaid,
+        refused,
         // What its config says reaches the program through the environment.
         alone: None,
         ..program(rest)
@@ -396,16 +423,36 @@ fn python<'w>(python: &Word, words: &'w [Word], environment: &Environment<'_>) -
         if let Some(launched) = spawn::spawn(rest) {
             return launched;
         }
+        let (script, arguments) = rest.split_first().unzip();
+        if let (Some(script), Some(arguments)) = (script, arguments)
+            && let Some(launched) = by_name(script, arguments, python.text.clone(), environment)
+        {
+            return launched;
+        }
         let mut launched = program(rest);
         alone.extend(own.iter().map(|word| word.text.clone()));
         launched.alone = Some(alone);
         return launched;
     };
     match module.text.as_str() {
-        "torch.distributed.run" | "torch.distributed.launch" => {
-            torchrun(module, rest, python.text.clone(), environment)
+        "torch.distributed.run" => {
+            torchrun(module, rest, python.text.clone(), environment, &TORCHRUN)
         }
+        "torch.distributed.launch" => torchrun(
+            module,
+            rest,
+            python.text.clone(),
+            environment,
+            &TORCH_LAUNCH,
+        ),
         "accelerate.commands.launch" => accelerate(module, rest),
+        "accelerate.commands.accelerate_cli"
+            if rest.first().is_some_and(|w| w.text == "launch") =>
+        {
+            accelerate(&rest[0], &rest[1..])
+        }
+        "deepspeed.launcher.runner" => deepspeed(module, rest),
+        "trl" | "trl.cli" if !rest.is_empty() => trl(rest),
         _ => {
             let at = words
                 .iter()
@@ -448,3 +495,6 @@ fn trl(words: &[Word]) -> Launched<'_> {
         ..program(words)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -31,7 +31,7 @@ use words::Word;
 
 pub(super) use alone::alone;
 pub(super) use hydra::Call as HydraCall;
-pub(super) use launcher::{Launcher, is_launcher_key};
+pub(super) use launcher::{Launcher, is_launcher_key, nodes};
 pub(super) use shell::{is_script_option, is_shell};
 pub(super) use words::join;
 

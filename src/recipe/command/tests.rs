@@ -4,7 +4,7 @@ use crate::recipe::handbook;
 use crate::recipe::source::Sources;
 
 /// What is understood of a line, or the words that refuse it.
-fn understood(text: &str) -> Result<Command, String> {
+pub(super) fn understood(text: &str) -> Result<Command, String> {
     let mut sources = Sources::default();
     let file = sources.add(COMMAND, text);
     let mut diagnostics = Vec::new();
@@ -21,12 +21,12 @@ fn understood(text: &str) -> Result<Command, String> {
     }
 }
 
-fn gpus(text: &str) -> Option<String> {
+pub(super) fn gpus(text: &str) -> Option<String> {
     let world = understood(text).unwrap().world?;
     Some(world.get_path("batch.gpus")?.text()?.to_owned())
 }
 
-fn argument(text: &str, key: &str) -> Option<String> {
+pub(super) fn argument(text: &str, key: &str) -> Option<String> {
     let command = understood(text).unwrap();
     Some(command.arguments.get(key)?.text()?.to_owned())
 }
@@ -200,7 +200,7 @@ fn what_trl_hands_to_its_launcher_is_taken_from_words_and_from_the_recipe() {
 }
 
 /// What a script is refused for, if it is.
-fn refused(script: &str) -> Option<String> {
+pub(super) fn refused(script: &str) -> Option<String> {
     understood(script).err()
 }
 

@@ -10,7 +10,7 @@ use super::shards::{self, shards};
 use super::{Numbers, edit, standing, text_of};
 use crate::recipe::Recipe;
 use crate::recipe::accelerate::{fixes_accumulation, too_few_devices};
-use crate::recipe::command::{Call, Launcher};
+use crate::recipe::command::{self, Call, Launcher};
 use crate::recipe::deepspeed::hosts;
 use crate::recipe::source::{FileId, Span};
 
@@ -173,11 +173,12 @@ pub(super) fn relaunch(
     Ok(new)
 }
 
-/// A number that an option says; an error where it is something else (`gpu`, `1:4`, `$N`).
+/// A number that an option says, also as a range of one (`2:2`); an error where it is something else
+/// (`gpu`, `1:4`, `$N`).
 fn stated(place: Option<(&str, Span)>) -> Result<Option<u64>, ()> {
     match place {
         None => Ok(None),
-        Some((text, _)) => text.parse().map(Some).map_err(|_| ()),
+        Some((text, _)) => command::nodes(text).map(Some).ok_or(()),
     }
 }
 

@@ -3,7 +3,8 @@
 //!
 //! Sources: transformers `examples/pytorch/xla_spawn.py`; optimum-habana `examples/gaudi_spawn.py`.
 
-use super::options::{Given, SPAWN, options, value};
+use super::known::SPAWN;
+use super::options::{Given, options, value};
 use super::{Launched, Launcher, number, program, world};
 use crate::recipe::command::words::Word;
 
