@@ -1,4 +1,5 @@
-//! Where a variable or a substitution ends: `$NAME`, `${NAME:-x}`, `$(command)`, `$((1 + 1))`, `` `x` ``.
+//! Where a variable or a substitution ends: `$NAME`, `${NAME:-x}`, `$(command)`, `$((1 + 1))`, `$[1 + 1]`,
+//! `` `x` ``.
 //!
 //! Source: POSIX.1-2024, Shell Command Language, 2.6.
 
@@ -34,6 +35,8 @@ pub(super) fn at(text: &str) -> Option<Expansion<'_>> {
     let close = match rest.chars().next()? {
         '{' => '}',
         '(' => ')',
+        // bash's old spelling of `$((…))`.
+        '[' => ']',
         c if c.is_ascii_alphabetic() || c == '_' => {
             let end = rest.find(|c| !is_of_name(c)).unwrap_or(rest.len());
             found.name = Some(&rest[..end]);

@@ -158,8 +158,7 @@ fn without_launcher(words: &[Word]) -> Option<Launched<'_>> {
 }
 
 fn launcher<'w>(words: &'w [Word], variables: &Variables) -> Option<Launched<'w>> {
-    let mut places = (0..words.len()).filter(|at| !before::is_value(words, *at));
-    places.find_map(|at| {
+    before::places(words).find_map(|at| {
         let environment = Environment {
             before: &words[..at],
             variables,

@@ -4,6 +4,9 @@
 
 mod alone;
 mod arguments;
+mod arithmetic;
+mod assign;
+mod blanks;
 mod expansion;
 mod hydra;
 mod launcher;
@@ -151,7 +154,11 @@ pub(super) fn parse(
     is_switch: impl Fn(&str) -> bool,
     diagnostics: &mut Vec<Diagnostic>,
 ) -> Option<Command> {
-    let lines = scan::commands(text, file, Form::of(path, text));
+    let form = Form::of(path, text);
+    if blanks::refuse_line_ends(text, form, file, diagnostics) {
+        return None;
+    }
+    let lines = scan::commands(text, file, form);
     let (commands, variables) = expanded(&lines);
     let candidates = script::candidates(&commands, &variables);
     if script::refuse_unread(&lines, &candidates, diagnostics) {
@@ -180,6 +187,7 @@ pub(super) fn parse(
         return None;
     }
     script::refuse_others(&candidates, diagnostics);
+    blanks::refuse(form, found, diagnostics);
     Some(understand(
         &found.launched,
         found.last,

@@ -1,10 +1,12 @@
 //! A text to the commands in it and their words, as a POSIX shell splits them, with places.
 //!
 //! Quotes, escapes, comments, continued lines, redirections and here-documents are understood; of
-//! loops and conditions only where they begin and end. Nothing is expanded here.
+//! loops and conditions only where they begin and end, and of `case` the patterns as well. Nothing is
+//! expanded here.
 //!
 //! Source: POSIX.1-2024, Shell Command Language, 2.2 to 2.10; arrays as in bash 5.2.
 
+mod compound;
 mod word;
 
 use std::path::Path;
@@ -13,6 +15,8 @@ use super::script;
 use super::shell::{self, Inside};
 use super::words::{Word, is_long_option};
 use crate::recipe::source::FileId;
+
+pub(super) use compound::ARITHMETIC;
 
 /// How a text with commands is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -82,6 +86,7 @@ pub(super) fn commands(text: &str, file: FileId, form: Form) -> Vec<Line> {
         after: Then::Next,
         documents: Vec::new(),
         passed: Vec::new(),
+        in_pattern: false,
     };
     match form {
         Form::ArgumentsFile => scanner.white_space(),
@@ -118,27 +123,13 @@ struct Scanner<'t> {
     documents: Vec<(String, bool)>,
     /// Places of backslashes that are not there for this shell.
     passed: Vec<usize>,
+    /// A pattern of `case` comes next.
+    in_pattern: bool,
 }
 
 /// Redirections, those that begin alike by length.
 const REDIRECTIONS: [&str; 12] = [
     "&>>", "<<<", "<<-", "&>", "<<", ">>", ">&", ">|", "<&", "<>", ">", "<",
-];
-
-/// Words that begin something with an end, and that end.
-const COMPOUND: [(&str, &str); 7] = [
-    ("if", "fi"),
-    ("for", "done"),
-    ("select", "done"),
-    ("while", "done"),
-    ("until", "done"),
-    ("case", "esac"),
-    ("{", "}"),
-];
-
-/// Words before a command that are none of it.
-const BEFORE: [&str; 10] = [
-    "if", "then", "else", "elif", "while", "until", "do", "{", "!", "time",
 ];
 
 impl Scanner<'_> {
@@ -194,6 +185,10 @@ impl Scanner<'_> {
     fn shell(mut self) -> Vec<Line> {
         while let Some(c) = self.peek() {
             let next = self.rest()[c.len_utf8()..].chars().next();
+            if self.in_pattern {
+                self.pattern(c);
+                continue;
+            }
             match c {
                 '\n' if self.form == Form::Script => {
                     self.advance(c);
@@ -202,6 +197,7 @@ impl Scanner<'_> {
                 }
                 '<' | '>' if next != Some('(') => self.redirection(),
                 '&' if next == Some('>') => self.redirection(),
+                ';' if self.ends_case_item() => {}
                 ';' | '&' | '|' => {
                     let then = match (c, next) {
                         (';', _) => Then::Next,
@@ -214,6 +210,7 @@ impl Scanner<'_> {
                     }
                     self.end(then);
                 }
+                '(' if self.arithmetic() => {}
                 '(' => {
                     self.advance(c);
                     self.end(Then::Next);
@@ -225,10 +222,13 @@ impl Scanner<'_> {
                     self.close("(");
                 }
                 '#' => self.skip_line(),
-                c if c.is_whitespace() => self.advance(c),
+                c if self.is_blank(c) => self.advance(c),
                 '\\' if self.continues() => self.skip_continuation(),
                 _ => self.word_or_descriptor(),
             }
+        }
+        if self.in_pattern {
+            self.words.clear();
         }
         self.end(Then::Next);
         self.lines
@@ -246,40 +246,9 @@ impl Scanner<'_> {
             word.doubt();
         }
         self.words.push(word);
-    }
-
-    /// Ends a command.
-    fn end(&mut self, then: Then) {
-        let words = std::mem::take(&mut self.words);
-        let after = std::mem::replace(&mut self.after, then);
-        let mut rest = words.as_slice();
-        while let Some((first, more)) = rest.split_first() {
-            let name = first.text.as_str();
-            let compound = COMPOUND.iter().find(|(begin, _)| *begin == name);
-            if !first.is_literal() || self.form != Form::Script {
-                break;
-            }
-            if let Some((_, end)) = compound {
-                self.open.push(end);
-            } else if COMPOUND.iter().any(|(_, end)| *end == name) {
-                self.close(name);
-                rest = more;
-                continue;
-            }
-            if !BEFORE.contains(&name) {
-                break;
-            }
-            rest = more;
-        }
-        // `function train {`
-        let braced = rest.len() > 1 && rest.last().is_some_and(|w| w.text == "{" && w.is_literal());
-        if braced && self.form == Form::Script {
-            self.open.push("}");
-        }
-        if !rest.is_empty() {
-            let certain = self.open.is_empty() && after == Then::Next && then != Then::Beside;
-            let words = rest.to_vec();
-            self.push(words, certain);
+        if self.begins_patterns() {
+            self.end(Then::Next);
+            self.in_pattern = true;
         }
     }
 
@@ -292,11 +261,11 @@ impl Scanner<'_> {
         };
         let found = shell::script(&line.words).filter(|_| !script::is_harmless(&line.words));
         if let Some((at, word)) = found {
-            if let Some(inside) = shell::inside(self.text, word) {
+            if let Some(inside) = shell::inside(self.text, &word) {
                 let before = line.words[..at].iter();
                 let before = before.filter(|word| word.assignment().is_some());
                 let before: Vec<Word> = before.cloned().collect();
-                let inner = self.inner(word, inside, &before);
+                let inner = self.inner(&word, inside, &before);
                 self.lines.extend(inner);
                 return;
             }
@@ -322,6 +291,7 @@ impl Scanner<'_> {
             after: Then::Next,
             documents: Vec::new(),
             passed: inside.passed,
+            in_pattern: false,
         };
         scanner.at += usize::from(scanner.passed.first() == Some(&scanner.at));
         let mut lines = scanner.shell();
@@ -337,12 +307,6 @@ impl Scanner<'_> {
             line.words.splice(..0, before.iter().cloned());
         }
         lines
-    }
-
-    fn close(&mut self, end: &str) {
-        if self.open.last() == Some(&end) {
-            self.open.pop();
-        }
     }
 
     fn skip_line(&mut self) {
@@ -372,10 +336,16 @@ impl Scanner<'_> {
         }
     }
 
+    /// Whether a character stands between words. To a shell no other blank does, U+00A0 among them; a
+    /// file of arguments may have the line ends of any system.
+    fn is_blank(&self, c: char) -> bool {
+        matches!(c, ' ' | '\t' | '\n') || (c == '\r' && self.form == Form::Arguments)
+    }
+
     /// Whether a backslash here joins this line with the next.
     fn continues(&self) -> bool {
         let rest = &self.rest()[1..];
-        rest.starts_with('\n') || rest.starts_with("\r\n")
+        rest.starts_with('\n') || (rest.starts_with("\r\n") && self.form == Form::Arguments)
     }
 
     fn skip_continuation(&mut self) {

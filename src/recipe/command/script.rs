@@ -9,9 +9,10 @@ use crate::recipe::diagnostic::Diagnostic;
 use crate::recipe::handbook::{self, keys};
 
 /// Commands that start nothing, whatever they are told.
-const HARMLESS: [&str; 21] = [
-    ":", "[", "[[", "alias", "cat", "cd", "chmod", "cp", "curl", "echo", "export", "git", "grep",
-    "ls", "mkdir", "mv", "pip", "pip3", "printf", "rm", "wget",
+const HARMLESS: &[&str] = &[
+    "((", ":", "[", "[[", "alias", "case", "cat", "cd", "chmod", "cp", "curl", "declare", "echo",
+    "export", "for", "git", "grep", "let", "local", "ls", "mkdir", "mv", "pip", "pip3", "printf",
+    "read", "readonly", "rm", "select", "set", "shift", "test", "typeset", "unset", "wget",
 ];
 
 /// Arguments that say a batch, or name a file that does.
@@ -29,7 +30,7 @@ pub(super) struct Candidate<'w> {
     pub launched: Launched<'w>,
     /// Its last word.
     pub last: &'w Word,
-    words: &'w [Word],
+    pub words: &'w [Word],
 }
 
 /// How much speaks for a command.

@@ -1,8 +1,10 @@
-//! `bash -c 'torchrun … train.py …'`: a word of a command that is a shell's, with commands of its own.
+//! `bash -c 'torchrun … train.py …'`, `sbatch --wrap="torchrun …"`: a word of a command that is a shell's,
+//! with commands of its own.
 //! It is read where it stands, as long as its quotes only stand around it, so that places in it are
 //! places of the whole text.
 //!
-//! Source: POSIX.1-2024, Shell Command Language, 2.2, and `sh` (`-c`; options may come after it).
+//! Source: POSIX.1-2024, Shell Command Language, 2.2, and `sh` (`-c`; options may come after it); Slurm
+//! 25.05 `sbatch(1)`.
 
 use super::words::Word;
 
@@ -41,8 +43,29 @@ pub(super) struct Inside {
     pub own_variables: bool,
 }
 
-/// The word of a command that is a shell's, with its position.
-pub(super) fn script(words: &[Word]) -> Option<(usize, &Word)> {
+/// The word of a command that is a shell's, with the position of what starts it.
+pub(super) fn script(words: &[Word]) -> Option<(usize, Word)> {
+    told(words).or_else(|| wrapped(words))
+}
+
+/// `sbatch --wrap`, which makes a script of `sh` of its value.
+fn wrapped(words: &[Word]) -> Option<(usize, Word)> {
+    let is_sbatch = |word: &Word| word.text.rsplit('/').next() == Some("sbatch");
+    let at = words.iter().position(is_sbatch)?;
+    let mut options = words[at + 1..].iter();
+    while let Some(word) = options.next() {
+        if word.text == "--wrap" {
+            return Some((at, options.next()?.clone()));
+        }
+        if word.text.starts_with("--wrap=") {
+            return Some((at, word.after("--wrap=".len())));
+        }
+    }
+    None
+}
+
+/// A shell's word behind `-c`.
+fn told(words: &[Word]) -> Option<(usize, Word)> {
     let is_shell_word = |word: &Word| {
         let name = word.text.rsplit('/').next().unwrap_or_default();
         word.holes.is_empty() && is_shell(name)
@@ -53,7 +76,7 @@ pub(super) fn script(words: &[Word]) -> Option<(usize, &Word)> {
     while let Some(word) = words.get(at) {
         let option = word.text.len() > 1 && word.text.starts_with(['-', '+']);
         if !option {
-            return asked.then_some((shell, word));
+            return asked.then(|| (shell, word.clone()));
         }
         asked |= is_script_option(&word.text);
         at += 1 + usize::from(is_valued(&word.text));

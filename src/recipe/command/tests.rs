@@ -371,4 +371,29 @@ fn very_long_commands_take_no_longer_than_they_are() {
     }
     let command = understood(&script).unwrap();
     assert_eq!(command.arguments.entries().unwrap().len(), 20_000);
+    let nested = "(( ".repeat(20_000) + "case -p in ".repeat(20_000).as_str();
+    let words = "uv run ".to_owned() + "-p x ".repeat(20_000).as_str();
+    assert!(refused(&nested).is_some() && refused(&words).is_some());
+}
+
+#[test]
+fn patterns_of_case_are_no_commands() {
+    let train = "torchrun --nproc_per_node 4 train.py --per_device_train_batch_size 8";
+    for case in [
+        "case \"$1\" in\n  --config) CFG=$2; shift ;;\nesac",
+        "while [[ $# -gt 0 ]]; do\n  case $1 in\n    --deepspeed)\n      D=\"$2\"\n      shift 2\n      ;;\n    \
+         --gradient_accumulation_steps | -g)\n      G=$2\n      ;;\n    *)\n      exit 1\n  esac\ndone",
+        "case x in (--config) a ;& --deepspeed) b ;;& *) c;; esac",
+        "case $1 in --config) case $2 in --deepspeed) a;; esac;; esac",
+        "if x; then case $1 in --config) a;; esac; fi",
+    ] {
+        let script = format!("{case}\n{train}\n");
+        assert_eq!(gpus(&script).as_deref(), Some("4"), "{script}");
+        let size = argument(&script, "per_device_train_batch_size");
+        assert_eq!(size.as_deref(), Some("8"), "{script}");
+    }
+    // What a pattern leads to is one.
+    let inside = format!("case $1 in\n  --small) {train} ;;\n  *) {train}0 ;;\nesac");
+    let said = refused(&inside).unwrap();
+    assert!(said.contains("at lines 2, 3"), "{said}");
 }

@@ -1,34 +1,16 @@
 //! Variables whose values stand in the text: `GPUS=8`, `ARGS="--seed 1"`, `ARGS=(--seed 1)`, with
-//! `export` before them or without. What is assigned in a loop, under a condition, more than once or by
-//! a program is not known, and neither is what comes out of the environment.
+//! `export` before them or without. What is assigned in a loop, under a condition, more than once, by
+//! arithmetic or by a program is not known, and neither is what comes out of the environment.
 //!
 //! Source: POSIX.1-2024, Shell Command Language, 2.5 to 2.6.5; arrays as in bash 5.2. File names are
 //! not expanded, and words are split at white space, whatever `IFS` says.
 
 use std::collections::{HashMap, HashSet};
 
+use super::assign::{self, Change};
 use super::scan::Line;
-use super::words::{Hole, Word};
+use super::words::{Assignment, Hole, Word};
 use crate::recipe::yaml::MAX_BYTES;
-
-/// Commands that assign what stands behind them.
-const ASSIGNING: [&str; 5] = ["export", "readonly", "declare", "typeset", "local"];
-
-/// Commands that give the variables that they name values of their own.
-const CHANGING: [&str; 9] = [
-    "for",
-    "select",
-    "read",
-    "mapfile",
-    "readarray",
-    "getopts",
-    "unset",
-    "let",
-    "printf",
-];
-
-/// Commands that may assign anything.
-const ANYTHING: [&str; 3] = ["source", ".", "eval"];
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Value {
@@ -55,6 +37,8 @@ pub(super) struct Variables {
     exported: HashSet<String>,
     /// Bytes that values have taken so far: a variable may hold another one many times.
     spent: usize,
+    /// A name stands for another one (`declare -n`): any assignment may be to any of them.
+    renamed: bool,
 }
 
 impl Variables {
@@ -68,29 +52,26 @@ impl Variables {
     }
 
     fn run(&mut self, line: &Line) {
-        let assigns = |word: &Word| word.assignment().is_some();
-        let first = line.words.iter().find(|word| !assigns(word));
-        let name = first.map(|word| word.text.as_str());
-        if name.is_none_or(|name| ASSIGNING.contains(&name)) {
-            let exports = name == Some("export");
-            // `-i` and its like give the value another meaning.
-            let plain = |word: &Word| !word.text.starts_with('-') || word.text == "-x";
-            let certain = line.certain && name != Some("local") && line.words.iter().all(plain);
-            for word in &line.words {
-                if exports {
-                    let name = word.text.split('=').next().unwrap_or_default();
+        for change in assign::changes(line) {
+            match change {
+                Change::Assigns(assignment, word) => self.assign(&assignment, word, line.certain),
+                Change::Doubts(assignment, word) => self.assign(&assignment, word, false),
+                Change::Exports(name) => {
                     self.exported.insert(name.to_owned());
                 }
-                self.assign(word, certain);
-            }
-        } else if name.is_some_and(|name| CHANGING.contains(&name)) {
-            for word in &line.words {
-                let name = word.text.split(['=', '+', '[']).next().unwrap_or_default();
-                self.forget(name, word.span.start);
-            }
-        } else if name.is_some_and(|name| ANYTHING.contains(&name)) {
-            for variable in self.known.values_mut() {
-                variable.value = None;
+                Change::Changes(name, at) => self.forget(name, at),
+                Change::Defaults(name, at) => {
+                    let known = self.known.get(name).and_then(|known| known.value.as_ref());
+                    if !matches!(known, Some(Value::Text(text)) if !text.is_empty()) {
+                        self.forget(name, at);
+                    }
+                }
+                Change::ChangesAnything => {
+                    for variable in self.known.values_mut() {
+                        variable.value = None;
+                    }
+                }
+                Change::Renames => self.renamed = true,
             }
         }
     }
@@ -105,16 +86,13 @@ impl Variables {
         self.known.insert(name.to_owned(), unknown);
     }
 
-    fn assign(&mut self, word: &Word, certain: bool) {
-        let Some(assignment) = word.assignment() else {
-            return;
-        };
+    fn assign(&mut self, assignment: &Assignment<'_>, word: &Word, certain: bool) {
         let (name, at) = (assignment.name, word.span.start);
         if !certain || !assignment.whole || self.known.contains_key(name) {
             self.forget(name, at);
             return;
         }
-        let written = assignment.value;
+        let written = assignment.value.clone();
         let value = match &word.items {
             Some(items) => {
                 let items = items.iter().flat_map(|item| self.expand(item));
@@ -203,7 +181,7 @@ impl Variables {
     /// The value that a hole at a place of the text has.
     fn value(&self, hole: &Hole, at: usize) -> Option<&Value> {
         let name = hole.name.as_ref()?;
-        let variable = self.known.get(name)?;
+        let variable = self.known.get(name).filter(|_| !self.renamed)?;
         let value = variable.value.as_ref().filter(|_| variable.at < at)?;
         let fits = match value {
             // `${NAME:-x}` of an empty one is `x`; `$NAME` and `${NAME}` are not longer than this.
@@ -259,7 +237,7 @@ impl<'w> Fields<'w> {
     }
 
     fn split(&mut self, text: &str) {
-        for (index, field) in text.split(char::is_whitespace).enumerate() {
+        for (index, field) in text.split([' ', '\t', '\n']).enumerate() {
             if index > 0 {
                 self.end();
             }
@@ -330,6 +308,19 @@ mod tests {
             ("N=4\nrun ${N:-8}", "run|4"),
             ("N=\nrun a $N b ${N}", "run|a|b"),
             ("N=4\nrun '$N' \\$N", "run|$N|$N"),
+            ("N=4\n(( N == 2 )) && x\nrun $N", "run|4"),
+            ("N=4\nif (( N > 2 )); then x; fi\nrun $N", "run|4"),
+            ("N=4\nM=$((N * 2))\nrun $N", "run|4"),
+            ("N=4\n: ${N:=8}\nrun $N", "run|4"),
+            ("N=4\nprintf '%s' $N\nrun $N", "run|4"),
+            ("N=4\nfor f in $N *.json; do x; done\nrun $N", "run|4"),
+            ("export \"N=4\"\nrun $N", "run|4"),
+            ("N=4\nexport \"M=$N\" PATH=$PATH:x\nrun $M $N", "run|4|4"),
+            (
+                "N=4\ncase $x in\n --n|-n) M=$2; shift;;\n (*) x;;\nesac\nrun $N",
+                "run|4",
+            ),
+            ("A=$'x\u{a0}y'\nrun x\u{a0}y", "run|x\u{a0}y"),
         ] {
             assert_eq!(told(script), expected, "{script}");
         }
@@ -358,6 +349,38 @@ mod tests {
             "N=\nrun ${N:-8}",
             "A=(1 2)\nrun $A",
             "declare -i N=1+1\nrun $N",
+            "N=2\n((N*=4))\nrun $N",
+            "N=4\n(( N = 2 * 4 ))\nrun $N",
+            "N=2\n((N++)); run $N",
+            "N=2\nlet N*=4\nrun $N",
+            "N=2\nlet \"N *= 2\"\nrun $N",
+            "N=2\nlet M=1 N=4\nrun $N",
+            "N=2\n: $((N=4))\nrun $N",
+            "N=2\necho \"$((N=4))\"\nrun $N",
+            "N=2\necho $[N=4]\nrun $N",
+            "N=2\nX=$((N++))\nrun $N",
+            "N=2\nif x; then ((N/=2)); fi\nrun $N",
+            "N=2\nif ((N/=2)); then x; fi\nrun $N",
+            "N=2\nfor ((i=0; i<2; N*=2, i++)); do x; done\nrun $N",
+            "N=2\nV=N\n(( $V = 4 ))\nrun $N",
+            "N=\n: ${N:=4}\nrun $N",
+            "N=2\nexport \"N=4\"\nrun $N",
+            "N=2\nexport 'N=4'\nrun $N",
+            "N=2\ndeclare -x \"N=4\"\nrun $N",
+            "N=2\ncommand export N=4\nrun $N",
+            "N=2\nbuiltin read N\nrun $N",
+            "N=2\ndeclare -n r=N; r=4\nrun $N",
+            "declare -n r=N\nN=2\nr=4\nrun $N",
+            "N=2\nr=N\nprintf -v \"$r\" 4\nrun $N",
+            "N=2\nprintf -v N 4\nrun $N",
+            "N=2\nprintf -vN 4\nrun $N",
+            "N=2\nexport $(grep -v '^#' .env | xargs)\nrun $N",
+            "N=2\nexport `cat .env`\nrun $N",
+            "N=2\nexport $VARS\nrun $N",
+            "N=2\nexport \"$X=4\"\nrun $N",
+            "N=2\nread $X\nrun $N",
+            "N=2\ncommand eval x\nrun $N",
+            "case $x in\n --n) N=4;; *) N=2;;\nesac\nrun $N",
         ] {
             let words = last(script);
             let unsaid = words.last().unwrap().unsaid();

@@ -109,6 +109,17 @@ impl Word {
     /// The variable that a word such as `NAME=value` assigns, and its value; `NAME+=` adds to it.
     pub fn assignment(&self) -> Option<Assignment<'_>> {
         let at = self.text.find('=').filter(|at| *at < self.literal)?;
+        self.assigned(at)
+    }
+
+    /// The same of a command's argument (`export "NAME=value"`), in which quotes change nothing.
+    pub fn assigned_by_command(&self) -> Option<Assignment<'_>> {
+        let at = self.text.find('=')?;
+        let said = self.holes.iter().all(|hole| hole.start > at);
+        self.assigned(at).filter(|_| said)
+    }
+
+    fn assigned(&self, at: usize) -> Option<Assignment<'_>> {
         let name = &self.text[..at];
         let adds = name.ends_with('+');
         let name = name.strip_suffix('+').unwrap_or(name);

@@ -69,14 +69,17 @@ const STARTERS: [(&[&str], &[&str]); 3] = [
     ),
 ];
 
-/// Whether the word at a position is the value of an option of what starts the launcher.
-pub(super) fn is_value(words: &[Word], at: usize) -> bool {
-    let Some((option, before)) = words[..at].split_last() else {
-        return false;
-    };
-    before.iter().any(|word| {
-        let name = word.text.rsplit('/').next().unwrap_or_default();
+/// The positions of words that are no values of what starts the launcher.
+pub(super) fn places(words: &[Word]) -> impl Iterator<Item = usize> {
+    let mut valued: &[&str] = &[];
+    (0..words.len()).filter(move |at| {
+        let option = at.checked_sub(1).map(|at| words[at].text.as_str());
+        if option.is_some_and(|option| valued.contains(&option)) {
+            return false;
+        }
+        let name = words[*at].text.rsplit('/').next().unwrap_or_default();
         let starter = STARTERS.iter().find(|(names, _)| names.contains(&name));
-        starter.is_some_and(|(_, valued)| valued.contains(&option.text.as_str()))
+        valued = starter.map_or(valued, |(_, own)| *own);
+        true
     })
 }

@@ -40,7 +40,7 @@ impl Scanner<'_> {
                 word.literal = word.literal.min(word.text.len());
             }
             match c {
-                c if c.is_whitespace() => break,
+                c if self.is_blank(c) => break,
                 '<' | '>' if next == Some('(') => self.process(&mut word),
                 '(' if !item && self.begins_array(&word) => {
                     let items = self.array();
@@ -116,11 +116,14 @@ impl Scanner<'_> {
             return;
         };
         let start = word.text.len();
+        // A `$` that the outer shell was kept from is a variable of the inner one.
+        let before = self.at.checked_sub(1);
+        let own = before.is_some_and(|at| self.passed.binary_search(&at).is_ok());
         word.text.push_str(&rest[..found.bytes]);
         word.holes.push(Hole {
             start,
             end: word.text.len(),
-            name: found.name.map(str::to_owned),
+            name: found.name.filter(|_| !own).map(str::to_owned),
             all: found.all,
             quoted,
         });
@@ -162,7 +165,7 @@ impl Scanner<'_> {
                 }
                 '#' => self.skip_line(),
                 '\\' if self.continues() => self.skip_continuation(),
-                c if c.is_whitespace() || ";&|<>(".contains(c) => self.advance(c),
+                c if self.is_blank(c) || ";&|<>(".contains(c) => self.advance(c),
                 _ => items.push(self.word(true)),
             }
         }

@@ -51,6 +51,8 @@ fn a_shells_word_is_read_as_the_commands_in_it() {
         format!("CMD=\"{call}\"\nbash -c \"$CMD\""),
         format!("bash -c 'sh -c \"{call}\"'"),
         format!("PET_NPROC_PER_NODE=4 bash -c 'torchrun {TRAINER}'"),
+        format!("sbatch --gres=gpu:4 --wrap=\"{call}\""),
+        format!("sbatch --wrap '{call}' --gres gpu:4"),
         format!("echo bash -c 'torchrun --nproc_per_node 8 {TRAINER}'\n{call}"),
     ] {
         let expected = [Some(4), Some(8), Some(2)];
@@ -85,6 +87,9 @@ fn a_plan_is_written_into_the_shells_word() {
 fn variables_between_single_quotes_are_the_inner_shells() {
     let text = format!("N=4\nbash -c 'torchrun --nproc_per_node $N {TRAINER}'");
     assert_eq!(batch(script(&text), &text)[0], None);
+    // Nobody exports it.
+    let kept = format!("N=4\nbash -c \"torchrun --nproc_per_node \\$N {TRAINER}\"");
+    assert_eq!(batch(script(&kept), &kept)[0], None);
     let own = format!("bash -c 'N=4; torchrun --nproc_per_node $N {TRAINER}'");
     assert_eq!(batch(script(&own), &own)[0], None);
 }

@@ -1,0 +1,107 @@
+//! What arithmetic assigns: `((N *= 4))`, `let N++`, `$((GA = 4))`. It is not computed; a variable that it
+//! may have changed is not known any more.
+//!
+//! Source: bash 5.2, Shell Arithmetic; POSIX.1-2024, Shell Command Language, 2.6.4.
+
+/// What an expression assigns.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Assigns<'t> {
+    /// These, in the order of writing.
+    Names(Vec<&'t str>),
+    /// One that the text does not name (`$NAME = 4`).
+    Anything,
+}
+
+/// The variables that an expression may assign.
+pub(super) fn assigns(expression: &str) -> Assigns<'_> {
+    let mut names = Vec::new();
+    for (at, c) in expression.char_indices() {
+        let (before, rest) = (&expression[..at], &expression[at..]);
+        let changed = match c {
+            '=' if !rest.starts_with("==")
+                && !before.ends_with(['=', '!'])
+                && !compares(before) =>
+            {
+                name_before(before.trim_end_matches(|c: char| "*/%+-<>&^|".contains(c)))
+            }
+            '+' | '-' if rest.starts_with("++") || rest.starts_with("--") => {
+                let operand = |c: char| is_of_name(c) || "]}".contains(c);
+                if before.trim_end().ends_with(operand) {
+                    name_before(before)
+                } else if rest[2..].trim_start().starts_with('$') {
+                    None
+                } else {
+                    match name_after(&rest[2..]) {
+                        Some(name) => Some(name),
+                        None => continue,
+                    }
+                }
+            }
+            _ => continue,
+        };
+        match changed {
+            Some(name) => names.push(name),
+            None => return Assigns::Anything,
+        }
+    }
+    Assigns::Names(names)
+}
+
+/// Whether a `=` behind this is of `<=` or `>=`, and not of `<<=`.
+fn compares(before: &str) -> bool {
+    before.ends_with(['<', '>']) && !before.ends_with("<<") && !before.ends_with(">>")
+}
+
+/// The variable at the end of a text, also with an index.
+fn name_before(text: &str) -> Option<&str> {
+    let text = text.trim_end();
+    let text = match text.strip_suffix(']') {
+        Some(inside) => inside[..inside.rfind('[')?].trim_end(),
+        None => text,
+    };
+    let start = text.rfind(|c| !is_of_name(c)).map_or(0, |at| at + 1);
+    // `rfind` is at the last byte of an ASCII character only.
+    let name = text.get(start..)?;
+    let dollar = text[..start].ends_with(['$', '{']);
+    (!name.is_empty() && !name.starts_with(|c: char| c.is_ascii_digit()) && !dollar).then_some(name)
+}
+
+/// The variable at the start of a text.
+fn name_after(text: &str) -> Option<&str> {
+    let text = text.trim_start();
+    let end = text.find(|c| !is_of_name(c)).unwrap_or(text.len());
+    let name = &text[..end];
+    (!name.is_empty() && !name.starts_with(|c: char| c.is_ascii_digit())).then_some(name)
+}
+
+fn is_of_name(c: char) -> bool {
+    c.is_ascii_alphanumeric() || c == '_'
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_assigned_is_found_and_what_is_compared_is_not() {
+        for (expression, expected) in [
+            ("N*=4", &["N"][..]),
+            (" WORLD = GPUS * NODES ", &["WORLD"]),
+            ("N++", &["N"]),
+            ("++N", &["N"]),
+            ("N - --M", &["M"]),
+            ("N <<= 2, M >>= 1, K |= 1", &["N", "M", "K"]),
+            ("A[1] = 4", &["A"]),
+            ("i=0;i<4;N*=2,i++", &["i", "N", "i"]),
+            ("N == 4 || N <= 4 || N >= 4 || N != 4", &[]),
+            ("N * GPUS - 1", &[]),
+            ("$N / 2", &[]),
+        ] {
+            let names = Assigns::Names(expected.to_vec());
+            assert_eq!(assigns(expression), names, "{expression}");
+        }
+        for expression in ["$N = 4", "${N} += 1", "ü=4", "$N++", "++$N"] {
+            assert_eq!(assigns(expression), Assigns::Anything, "{expression}");
+        }
+    }
+}
