@@ -4,7 +4,7 @@
 //! underscores, `--flag` for true and `--no_flag` for false, lists as several values, mappings as
 //! JSON; of a key given twice the last counts.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use super::words::{Word, is_long_option};
 use crate::recipe::diagnostic::Diagnostic;
@@ -12,17 +12,28 @@ use crate::recipe::node::{Entry, Node, Value};
 use crate::recipe::source::Span;
 use crate::recipe::yaml;
 
-/// The arguments as a mapping, and what stands among them without a key.
+/// A command's arguments.
+pub(super) struct Arguments {
+    /// Those with a key, as a mapping.
+    pub root: Node,
+    /// What stands among them without one.
+    pub loose: Vec<Word>,
+    /// The keys whose values the text does not say.
+    pub unsaid: HashSet<String>,
+}
+
+/// The arguments that words give.
 pub(super) fn tree(
     words: &[Word],
     span: Span,
     is_switch: impl Fn(&str) -> bool,
     diagnostics: &mut Vec<Diagnostic>,
-) -> (Node, Vec<Word>) {
+) -> Arguments {
     // A command may have very many: each is looked up, not searched.
     let mut entries: Vec<Entry> = Vec::new();
     let mut places: HashMap<String, usize> = HashMap::new();
     let mut loose = Vec::new();
+    let mut unsaid = HashSet::new();
     let mut words = words.iter().peekable();
     while let Some(word) = words.next() {
         let option = word.option().filter(|_| is_long_option(&word.text));
@@ -40,6 +51,7 @@ pub(super) fn tree(
         if is_switch(&name) && values.len() > 1 {
             loose.extend(values.drain(1..));
         }
+        let said = values.iter().all(|value| value.holes.is_empty());
         let node = match values.as_slice() {
             [] => match name.strip_prefix("no_").filter(|name| is_switch(name)) {
                 Some(positive) if !is_switch(&name) => {
@@ -54,6 +66,10 @@ pub(super) fn tree(
                 key: None,
                 value: Value::Sequence(several.iter().map(|v| scalar(v, diagnostics)).collect()),
             },
+        };
+        match said {
+            true => unsaid.remove(&name),
+            false => unsaid.insert(name.clone()),
         };
         let entry = Entry {
             name,
@@ -72,7 +88,11 @@ pub(super) fn tree(
         value: Value::Mapping(entries),
         ..Node::mapping(span)
     };
-    (root, loose)
+    Arguments {
+        root,
+        loose,
+        unsaid,
+    }
 }
 
 /// A value: JSON where it starts so, else one scalar as it stands. All of a JSON value stands where

@@ -5,7 +5,9 @@
 
 use std::path::{Path, PathBuf};
 
+use super::unsaid;
 use super::words::Word;
+use crate::recipe::diagnostic::Diagnostic;
 use crate::recipe::placeholder;
 use crate::recipe::source::Span;
 
@@ -67,6 +69,46 @@ fn as_text(word: &str) -> String {
         }
         _ => word.to_owned(),
     }
+}
+
+/// The words that the text says. A variable in a name stays as that (`exp_name=run-${LR}`), so that Hydra's
+/// own interpolation is not taken for it; a value that is all variable goes, with a word about it, where it
+/// is no number of the batch and no choice of a group.
+pub(super) fn said(words: &[Word], diagnostics: &mut Vec<Diagnostic>) -> Vec<Word> {
+    let mut said = Vec::new();
+    for word in words {
+        let at = word.text.find('=').filter(|_| is_override(&word.text));
+        let Some(at) = at.filter(|_| !word.holes.is_empty()) else {
+            said.push(word.clone());
+            continue;
+        };
+        let key = word.text[..at].trim_start_matches('+');
+        let value = word.after(at + 1);
+        let last = key.rsplit('.').next().unwrap_or_default();
+        let all = value
+            .holes
+            .iter()
+            .map(|hole| hole.end - hole.start)
+            .sum::<usize>();
+        let all = all == value.text.len();
+        let group = !key.contains('.') && !word.text.starts_with('+');
+        if unsaid::is_counted(last) || (all && group) {
+            diagnostics.push(unsaid::unknown(key, &value.text, word.span));
+        } else if all {
+            diagnostics.push(unsaid::left_out(key, &value.text, word.span));
+        } else {
+            let mut plain = word.clone();
+            for hole in plain.holes.drain(..).rev() {
+                let name: String = plain.text[hole.start..hole.end]
+                    .chars()
+                    .filter(|c| c.is_alphanumeric() || *c == '_')
+                    .collect();
+                plain.text.replace_range(hole.start..hole.end, &name);
+            }
+            said.push(plain);
+        }
+    }
+    said
 }
 
 /// Whether a word changes a value or a group of a Hydra config.

@@ -27,6 +27,7 @@ use super::source::{FileId, Span};
 use super::suggest::short;
 use super::tree::{Given, Tree};
 
+use arguments::Arguments;
 use launcher::{Launched, Opt};
 use scan::{Form, Line, Shell};
 use variables::Variables;
@@ -132,7 +133,7 @@ pub(super) fn arguments_of(
 ) -> Option<Node> {
     let line = scan::commands(text, file, Form::ArgumentsFile).pop()?;
     let start = line.words.first()?.span;
-    Some(arguments::tree(&line.words, start, is_switch, diagnostics).0)
+    Some(arguments::tree(&line.words, start, is_switch, diagnostics).root)
 }
 
 /// The words of every command, with what the text says of its variables.
@@ -203,13 +204,25 @@ fn understand(
     diagnostics: &mut Vec<Diagnostic>,
 ) -> Command {
     let start = launched.arguments.first().unwrap_or(last).span;
-    let hydra = hydra::call(launched.script, launched.arguments);
+    let hydra = hydra::call(launched.script, launched.arguments).map(|call| {
+        let said = hydra::said(launched.arguments, diagnostics);
+        let said = hydra::call(launched.script, &said);
+        HydraCall {
+            overrides: said.map_or_else(Vec::new, |said| said.overrides),
+            ..call
+        }
+    });
     let words = match hydra {
         Some(_) => &[],
         None => launched.arguments,
     };
     unsaid::refuse(words, launched.unsaid, diagnostics);
-    let (mut arguments, loose) = arguments::tree(words, start, is_switch, diagnostics);
+    let Arguments {
+        root: mut arguments,
+        loose,
+        unsaid,
+    } = arguments::tree(words, start, is_switch, diagnostics);
+    unsaid::take_values(&mut arguments, &unsaid, diagnostics);
     refuse_hydra(&loose, diagnostics);
     if launched.mixed
         && let Value::Mapping(entries) = &mut arguments.value

@@ -397,3 +397,35 @@ fn patterns_of_case_are_no_commands() {
     let said = refused(&inside).unwrap();
     assert!(said.contains("at lines 2, 3"), "{said}");
 }
+
+#[test]
+fn a_number_that_only_the_shell_knows_is_refused_where_the_batch_hangs_on_it() {
+    let train = "torchrun --nproc_per_node 4 train.py";
+    for value in [
+        "${SIZE}",
+        "${SIZE:-4}",
+        "$((SIZE / GPUS))",
+        "$(cat size)",
+        "$1",
+    ] {
+        for name in ["per_device_train_batch_size", "max_steps"] {
+            for script in [
+                format!("{train} --{name} {value} --seed 1"),
+                format!("SIZE=${{SIZE:-4}}\n{train} --seed 1 --{name}={value}"),
+            ] {
+                let said = refused(&script).unwrap_or_default();
+                let expected = format!("`{name}` is `{value}`, which is not in the text");
+                assert!(said.starts_with(&expected), "{script}: {said}");
+            }
+        }
+        let batch = "--per_device_train_batch_size 2 --gradient_accumulation_steps 4";
+        for argument in ["--seed", "--learning_rate", "--trust_remote_code"] {
+            let script = format!("{train} {argument} {value} {batch}");
+            let command = understood(&script).unwrap();
+            assert_eq!(command.arguments.get(&argument[2..]), None, "{script}");
+        }
+    }
+    // Of a key given twice the last counts.
+    let twice = format!("{train} --per_device_train_batch_size $N --per_device_train_batch_size 2");
+    assert_eq!(refused(&twice), None);
+}

@@ -1,9 +1,13 @@
 //! Arguments that the text does not say: `train.py $ARGS`, `"$@"`. Numbers of the batch may be among
 //! them, so a batch without them would be invented.
 
+use std::collections::HashSet;
+
 use super::words::{Unsaid, Word};
 use crate::recipe::diagnostic::Diagnostic;
-use crate::recipe::handbook;
+use crate::recipe::handbook::{self, keys};
+use crate::recipe::node::{Node, Value};
+use crate::recipe::source::Span;
 use crate::recipe::suggest::short;
 
 /// Options whose values are mappings or files with numbers of the batch in them.
@@ -45,6 +49,80 @@ pub(super) fn refuse(
         format!("`{text}` may stand for further arguments, and for which is not in the text: numbers of the batch may be among them"),
         "give the command as the shell expands it, `evenkeel plan … -- COMMAND`, or write `--per_device_train_batch_size N --gradient_accumulation_steps N` after it: what comes last counts",
     ));
+}
+
+/// Parts of the names of options that the batch, the world or a length hangs on.
+const COUNTED: [&str; 17] = [
+    "batch",
+    "core",
+    "cpu",
+    "cuda",
+    "degree",
+    "device",
+    "drop_last",
+    "episode",
+    "epoch",
+    "examples",
+    "generation",
+    "iteration",
+    "ratio",
+    "rollout",
+    "samples",
+    "size",
+    "step",
+];
+
+/// Whether the batch, the world or a length may hang on an option.
+pub(super) fn is_counted(name: &str) -> bool {
+    COUNTED.iter().any(|part| name.contains(part))
+}
+
+/// Takes out numbers and truth values that the text does not say, with a word about them: the plan is the
+/// same without them. Refuses those that it hangs on. `names`: the keys of such values.
+pub(super) fn take_values(
+    arguments: &mut Node,
+    names: &HashSet<String>,
+    diagnostics: &mut Vec<Diagnostic>,
+) {
+    let Value::Mapping(entries) = &mut arguments.value else {
+        return;
+    };
+    entries.retain(|entry| {
+        let name = entry.name.as_str();
+        let kind = keys::agreed(name).filter(|_| names.contains(name));
+        let Some(keys::Kind::Int | keys::Kind::Float | keys::Kind::Bool) = kind else {
+            return true;
+        };
+        let text = short(entry.value.text().unwrap_or_default());
+        let counted = is_counted(name);
+        diagnostics.push(match counted {
+            true => unknown(name, &text, entry.value.span),
+            false => left_out(name, &text, entry.value.span),
+        });
+        counted
+    });
+}
+
+/// A number of the batch is not in the text.
+pub(super) fn unknown(name: &str, text: &str, at: Span) -> Diagnostic {
+    Diagnostic::error(
+        "global-batch-unknown",
+        Some(at),
+        format!(
+            "`{name}` is `{text}`, which is not in the text: the shell or its environment says it"
+        ),
+        "give the command as the shell expands it, `evenkeel plan … -- COMMAND`, or write the value",
+    )
+}
+
+/// A value that is not in the text, and that no number of the batch hangs on.
+pub(super) fn left_out(name: &str, text: &str, at: Span) -> Diagnostic {
+    Diagnostic::warning(
+        "wrong-type",
+        Some(at),
+        format!("`{name}` is `{text}`, which is not in the text: the plan is made without it"),
+        "nothing to do, no number of the batch hangs on it; `evenkeel plan … -- COMMAND` takes the command as the shell expands it",
+    )
 }
 
 /// A word in a message, which is one line.

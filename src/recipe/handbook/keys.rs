@@ -294,6 +294,13 @@ pub(in crate::recipe) fn kind_in_training(key: &str) -> Option<Kind> {
     TYPES.get(key).copied()
 }
 
+/// The type of a key that all trainers that have it agree on.
+pub(in crate::recipe) fn agreed(key: &str) -> Option<Kind> {
+    let uses = uses(key);
+    let (_, kind) = uses.first()?;
+    uses.iter().all(|(_, other)| other == kind).then_some(*kind)
+}
+
 /// Whether a key is known to any trainer.
 pub(in crate::recipe) fn is_known(key: &str) -> bool {
     INDEX.contains_key(key)

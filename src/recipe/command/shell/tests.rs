@@ -120,3 +120,35 @@ fn a_shells_word_that_cannot_be_read_is_refused() {
     let text = format!("bash -c \"echo \\\"x\\\"\"\n{call}");
     assert_eq!(batch(script(&text), &text)[0], Some(4));
 }
+
+#[test]
+fn a_hydra_program_in_a_shells_word_is_read_as_one() {
+    let Some(root) = crate::recipe::corpus::root() else {
+        return;
+    };
+    let program = root.join("ContextualAI__HALOs/4831988636/launch.py");
+    let program = program.display();
+    let call = |told: &str| {
+        format!(
+            "BETA=$1\nLR=$2\nsrun --nodes=1 bash -c \"\nexport CKPT=o/dpo-${{BETA}}\n\
+             accelerate launch --num_processes 4 --machine_rank \\$SLURM_PROCID \\\n  {program} \
+             loss=dpo model=llama train_datasets=[ultrabin] test_datasets=[ultrabin] \
+             exp_name=dpo-${{BETA}}-${{LR}} ++lr=${{LR}} ++loss.beta=${{BETA}} \\\n  \
+             ++model.batch_size=32 ++model.gradient_accumulation_steps=1 {told}\n\n\
+             python -m train.sample \\$CKPT --gpu_count 2\n\"\n"
+        )
+    };
+    let text = call("");
+    let recipe = script(&text).unwrap_or_else(|error| panic!("{error}"));
+    let batch = &recipe.spec.batch;
+    assert_eq!((batch.global, batch.gpus), (Some(32), Some(4)), "{batch:?}");
+    let warned = recipe.diagnostics.iter();
+    let warned = warned.filter(|told| told.message.contains("is not in the text"));
+    let warned: Vec<&str> = warned.map(|told| told.message.as_str()).collect();
+    assert_eq!(warned.len(), 2, "{warned:?}");
+    for told in ["++model.batch_size=$SIZE", "loss=$LOSS"] {
+        let error = script(&call(told)).unwrap_err();
+        let said = &error.diagnostics[0].message;
+        assert!(said.contains("which is not in the text"), "{said}");
+    }
+}
