@@ -186,6 +186,8 @@ pub(super) fn options<'w>(words: &'w [Word], known: &Options) -> Given<'w> {
             Found::Options(names, tied) => (names, tied),
             // After a word that is not said they may be the program's.
             Found::Unknown | Found::Several(_) if unsaid.is_some() => break,
+            // Where nothing can be the program its name was left out, as pages do.
+            Found::Unknown if rest.iter().all(|word| word.text.starts_with('-')) => break,
             Found::Unknown => {
                 refused = known.unknown(word);
                 break;

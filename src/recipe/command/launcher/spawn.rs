@@ -24,6 +24,7 @@ pub(super) fn spawn(words: &[Word]) -> Option<Launched<'_>> {
         options,
         unsaid,
         rest,
+        ..
     } = options(words, &SPAWN);
     let hosts = value(&options, &["hostfile"]).is_some();
     let number = number(value(&options, &[count])).filter(|_| unsaid.is_none() && !hosts);
