@@ -9,12 +9,16 @@ pub mod recipe;
 #[path = "../../src/cli/render/draw.rs"]
 pub mod render;
 
-use std::path::Path;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
 
 use recipe::emit::{self, Form, Numbers};
 use recipe::node::{Node, Value};
 use recipe::scalar::Schema;
-use recipe::{Diagnostic, Dialect, ReadError, Recipe, Request, Severity, Sources, Span};
+use recipe::{Diagnostic, Dialect, Origin, ReadError, Recipe, Request, Severity, Sources, Span};
+
+/// The files of a tree by their paths.
+pub type Files = BTreeMap<PathBuf, String>;
 
 /// Reads a text as a dialect, under overrides, and checks what comes out.
 pub fn read(dialect: Dialect, path: &str, text: &str, overrides: Vec<String>) {
@@ -38,10 +42,11 @@ pub fn read_as(dialect: Option<Dialect>, path: &str, text: &str, overrides: Vec<
     }
 }
 
-/// The same for the tree of configs in a folder.
-pub fn read_tree(dialect: Dialect, folder: &Path, overrides: Vec<String>) {
+/// The same for a tree of configs.
+pub fn read_tree(dialect: Dialect, files: Files, overrides: Vec<String>) {
     let request = Request {
-        path: folder.into(),
+        origin: Origin::carried(files.clone()).expect("paths inside of a folder"),
+        path: ".".into(),
         overrides,
         dialect: Some(dialect),
         ..Request::default()
@@ -49,7 +54,7 @@ pub fn read_tree(dialect: Dialect, folder: &Path, overrides: Vec<String>) {
     match recipe::read(&request) {
         Ok(recipe) => {
             check_recipe(&recipe);
-            check_written_tree(&recipe, &request);
+            check_written_tree(&recipe, &request, files);
         }
         Err(error) => check_error(&error),
     }
@@ -69,12 +74,17 @@ fn numbers(recipe: &Recipe) -> Numbers {
 }
 
 /// The file of a tree that was written for another world says its numbers, in its place.
-fn check_written_tree(recipe: &Recipe, request: &Request) {
+fn check_written_tree(recipe: &Recipe, request: &Request, mut files: Files) {
     let Ok(written) = emit::emit(recipe, &numbers(recipe), Form::Recipe) else {
         return;
     };
     let file = written.replaces.expect("a file of the tree");
-    std::fs::write(file, &written.text).expect("a file of the tree");
+    let name = file.strip_prefix(".").unwrap_or(&file).to_owned();
+    assert!(files.insert(name, written.text.clone()).is_some(), "a file of the tree");
+    let request = &Request {
+        origin: Origin::carried(files).expect("paths inside of a folder"),
+        ..request.clone()
+    };
     let accumulation = |recipe: &Recipe| recipe.files.tree.clone()?.accumulation;
     let typed = |recipe: &Recipe| {
         let file = accumulation(recipe).map(|given| given.span.file);
