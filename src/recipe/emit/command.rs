@@ -60,7 +60,8 @@ pub(super) fn emit(
         }
     }
     if !added.is_empty() {
-        edits.push((end, end, added));
+        // At one place, where no program is named, the later edit stands first: the launcher's.
+        edits.insert(0, (end, end, added));
     }
     edits.sort_by_key(|(start, ..)| std::cmp::Reverse(*start));
     let mut text = text.to_owned();

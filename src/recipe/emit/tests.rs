@@ -122,6 +122,13 @@ fn a_command_gets_its_numbers_and_its_processes() {
         alone.emitted(None, &numbers(8, 8, 1), Form::Recipe),
         "python -m torch.distributed.run --nproc_per_node 4 --nnodes 2 t.py --do_train\n"
     );
+    // Where no program is named, the launcher's own options still come first.
+    let bare = Job::new(&[], "torchrun");
+    assert_eq!(
+        bare.emitted(None, &numbers(4, 8, 1), Form::Recipe),
+        "torchrun --nproc_per_node 4 --per_device_train_batch_size 8 \
+         --gradient_accumulation_steps 1\n"
+    );
     let odd = emit(&nodes.recipe(None), &numbers(1, 8, 8), Form::Recipe).unwrap_err();
     assert!(
         odd.to_string()
