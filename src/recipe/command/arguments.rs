@@ -34,7 +34,9 @@ pub(super) fn tree(
     let mut places: HashMap<String, usize> = HashMap::new();
     let mut loose = Vec::new();
     let mut unsaid = HashSet::new();
-    let mut words = words.iter().peekable();
+    // Behind `--` no word is an option, nor the value of one before.
+    let mut parts = words.splitn(2, |word| word.text == "--");
+    let mut words = parts.next().unwrap_or_default().iter().peekable();
     while let Some(word) = words.next() {
         let option = word.option().filter(|_| is_long_option(&word.text));
         let Some((mut name, tied)) = option else {
@@ -84,6 +86,7 @@ pub(super) fn tree(
             }
         }
     }
+    loose.extend(parts.flatten().cloned());
     let root = Node {
         value: Value::Mapping(entries),
         ..Node::mapping(span)

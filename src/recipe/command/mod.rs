@@ -275,8 +275,18 @@ fn understand(
         by_trl: launched.mixed,
         launch,
         world: launched.world.clone(),
-        end: last.span.end,
+        end: end_of_options(&launched, last),
     }
+}
+
+/// Where arguments may be added: behind the last word, but before `--`, behind which no option is one.
+fn end_of_options(launched: &Launched<'_>, last: &Word) -> usize {
+    let words = launched.arguments;
+    let Some(at) = words.iter().position(|word| word.text == "--") else {
+        return last.span.end;
+    };
+    let before = at.checked_sub(1).and_then(|at| words.get(at));
+    before.or(launched.script).unwrap_or(last).span.end
 }
 
 /// `loss=dpo` is what a Hydra program takes, which has no such options beside it.

@@ -122,6 +122,12 @@ fn a_command_gets_its_numbers_and_its_processes() {
         alone.emitted(None, &numbers(8, 8, 1), Form::Recipe),
         "python -m torch.distributed.run --nproc_per_node 4 --nnodes 2 t.py --do_train\n"
     );
+    let dashes = Job::new(&[], "torchrun t.py --do_train -- rest");
+    assert_eq!(
+        dashes.emitted(None, &numbers(4, 5, 2), Form::Recipe),
+        "torchrun --nproc_per_node 4 t.py --do_train --per_device_train_batch_size 5 \
+         --gradient_accumulation_steps 2 -- rest\n"
+    );
     // Where no program is named, the launcher's own options still come first.
     let bare = Job::new(&[], "torchrun");
     assert_eq!(

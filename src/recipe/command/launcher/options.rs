@@ -6,6 +6,7 @@
 use super::known::Options;
 use crate::recipe::command::words::{Unsaid, Word};
 use crate::recipe::diagnostic::Diagnostic;
+use crate::recipe::handbook::keys;
 use crate::recipe::source::Span;
 use crate::recipe::suggest::{did_you_mean, short};
 
@@ -18,6 +19,14 @@ pub(in crate::recipe) struct Opt {
     pub at: Span,
     /// Its value; `None` for switches.
     pub value: Option<Word>,
+}
+
+/// Whether a trainer's arguments come next, and nothing that could be the program: pages leave its name
+/// out.
+fn lacks_program(rest: &[Word]) -> bool {
+    let first = rest.first().and_then(Word::option);
+    let of_trainer = first.is_some_and(|(name, _)| keys::is_known(&name));
+    of_trainer && !rest.iter().any(|word| word.text.ends_with(".py"))
 }
 
 /// The options of a launcher.
@@ -186,8 +195,7 @@ pub(super) fn options<'w>(words: &'w [Word], known: &Options) -> Given<'w> {
             Found::Options(names, tied) => (names, tied),
             // After a word that is not said they may be the program's.
             Found::Unknown | Found::Several(_) if unsaid.is_some() => break,
-            // Where nothing can be the program its name was left out, as pages do.
-            Found::Unknown if rest.iter().all(|word| word.text.starts_with('-')) => break,
+            Found::Unknown if lacks_program(rest) => break,
             Found::Unknown => {
                 refused = known.unknown(word);
                 break;

@@ -46,6 +46,18 @@ fn names_may_be_cut_short_where_the_launchers_parser_says_so() {
 }
 
 #[test]
+fn a_page_may_leave_the_program_out() {
+    for between in ["=", " "] {
+        let script = format!("torchrun --nproc_per_node 4 --per_device_train_batch_size{between}8");
+        assert_eq!(gpus(&script).as_deref(), Some("4"), "{script}");
+        let own = argument(&script, "per_device_train_batch_size");
+        assert_eq!(own.as_deref(), Some("8"), "{script}");
+    }
+    let said = refused("accelerate launch --num_proces -").unwrap();
+    assert!(said.contains("no option `--num_proces`"), "{said}");
+}
+
+#[test]
 fn options_that_a_launcher_refuses_are_refused() {
     for (launcher, expected) in [
         ("torchrun --bogus 4", "torchrun has no option `--bogus`"),
