@@ -286,7 +286,11 @@ fn end_of_options(launched: &Launched<'_>, last: &Word) -> usize {
         return last.span.end;
     };
     let before = at.checked_sub(1).and_then(|at| words.get(at));
-    before.or(launched.script).unwrap_or(last).span.end
+    match before.or(launched.script) {
+        Some(before) => before.span.end,
+        // At the blank in front of it.
+        None => words[at].span.start.saturating_sub(1),
+    }
 }
 
 /// `loss=dpo` is what a Hydra program takes, which has no such options beside it.

@@ -128,6 +128,11 @@ fn a_command_gets_its_numbers_and_its_processes() {
         "torchrun --nproc_per_node 4 t.py --do_train --per_device_train_batch_size 5 \
          --gradient_accumulation_steps 2 -- rest\n"
     );
+    let unnamed = Job::new(&[], "train 4 --");
+    assert_eq!(
+        unnamed.emitted(None, &numbers(4, 5, 2), Form::Recipe),
+        "train 4 --per_device_train_batch_size 5 --gradient_accumulation_steps 2 --\n"
+    );
     // Where no program is named, the launcher's own options still come first.
     let bare = Job::new(&[], "torchrun");
     assert_eq!(
