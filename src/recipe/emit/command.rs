@@ -65,7 +65,11 @@ pub(super) fn emit(
     }
     edits.sort_by_key(|(start, ..)| std::cmp::Reverse(*start));
     let mut text = text.to_owned();
-    for (start, end, with) in edits {
+    for (start, end, mut with) in edits {
+        // A number right before a redirection would be its file descriptor.
+        if text[end..].starts_with(['<', '>']) {
+            with += " ";
+        }
         text = edit::splice(&text, start, end, &with);
     }
     Ok((text, relaunched.remarks))

@@ -133,6 +133,13 @@ fn a_command_gets_its_numbers_and_its_processes() {
         unnamed.emitted(None, &numbers(4, 5, 2), Form::Recipe),
         "train 4 --per_device_train_batch_size 5 --gradient_accumulation_steps 2 --\n"
     );
+    let line = "torchrun t.py --output_dir o --do_train>log\n";
+    let logged = Job::new(&[("run.sh", line)], "");
+    assert_eq!(
+        logged.emitted(None, &numbers(4, 5, 2), Form::Recipe),
+        "torchrun --nproc_per_node 4 t.py --output_dir o --do_train --per_device_train_batch_size 5 \
+         --gradient_accumulation_steps 2 >log\n"
+    );
     // Where no program is named, the launcher's own options still come first.
     let bare = Job::new(&[], "torchrun");
     assert_eq!(
