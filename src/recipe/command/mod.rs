@@ -275,7 +275,7 @@ fn understand(
         by_trl: launched.mixed,
         launch,
         world: launched.world.clone(),
-        end: end_of_options(&launched, last),
+        end: end_of_options(launched, last),
     }
 }
 
@@ -349,6 +349,8 @@ pub(super) struct Call {
     pub launcher: Launcher,
     /// Where further options may be added: so many bytes from the start of the text.
     pub room: usize,
+    /// It says which program it starts.
+    pub has_program: bool,
     options: Vec<Opt>,
 }
 
@@ -362,6 +364,7 @@ impl Call {
         Some(Call {
             launcher: launched.launcher,
             room: launched.room,
+            has_program: launched.script.is_some(),
             options: launched.options,
         })
     }

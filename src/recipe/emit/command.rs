@@ -60,8 +60,7 @@ pub(super) fn emit(
         }
     }
     if !added.is_empty() {
-        // At one place, where no program is named, the later edit stands first: the launcher's.
-        edits.insert(0, (end, end, added));
+        edits.push((end, end, added));
     }
     edits.sort_by_key(|(start, ..)| std::cmp::Reverse(*start));
     let mut text = text.to_owned();

@@ -27,6 +27,9 @@ pub enum LaunchError {
         /// What to change.
         help: &'static str,
     },
+    /// What comes behind the launcher's options is not known to be a program's.
+    #[error("the command names no program to start (write it out in the command)")]
+    NoProgram,
     /// What the plan changes is among other things that a variable stands for.
     #[error("`{text}` stands for more than what changes (write that out in the command)")]
     Hidden {
@@ -145,6 +148,9 @@ pub(super) fn relaunch(
     let Some(call) = call(recipe, file) else {
         return Ok(new);
     };
+    if call.launcher != Launcher::Python && !call.has_program {
+        return Err(LaunchError::NoProgram);
+    }
     match call.launcher {
         Launcher::Python => {}
         Launcher::Torchrun => torchrun(&call, numbers, &mut new)?,

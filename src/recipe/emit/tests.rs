@@ -140,12 +140,14 @@ fn a_command_gets_its_numbers_and_its_processes() {
         "torchrun --nproc_per_node 4 t.py --output_dir o --do_train --per_device_train_batch_size 5 \
          --gradient_accumulation_steps 2 >log\n"
     );
-    // Where no program is named, the launcher's own options still come first.
-    let bare = Job::new(&[], "torchrun");
-    assert_eq!(
-        bare.emitted(None, &numbers(4, 8, 1), Form::Recipe),
-        "torchrun --nproc_per_node 4 --per_device_train_batch_size 8 \
-         --gradient_accumulation_steps 1\n"
+    let bare = Job::new(
+        &[],
+        "torchrun --max_steps=5 --per_device_train_batch_size=8",
+    );
+    let refused = emit(&bare.recipe(Some(4)), &numbers(4, 5, 2), Form::Recipe).unwrap_err();
+    assert!(
+        refused.to_string().contains("names no program"),
+        "{refused}"
     );
     let odd = emit(&nodes.recipe(None), &numbers(1, 8, 8), Form::Recipe).unwrap_err();
     assert!(
