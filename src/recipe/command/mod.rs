@@ -369,6 +369,18 @@ impl Call {
         })
     }
 
+    /// An option of `accelerate launch` that lacks its value: the next word would become it.
+    pub fn without_value(&self) -> Option<&str> {
+        let lacks = |option: &&Opt| {
+            let name = option.name.as_str();
+            option.value.is_none() && config_key(name).is_some() && !accelerate::is_switch(name)
+        };
+        self.options
+            .iter()
+            .find(lacks)
+            .map(|option| option.name.as_str())
+    }
+
     /// The option's value that begins at a place of the text.
     pub fn value_from(&self, start: usize) -> Option<(&str, Span)> {
         let mut values = self
