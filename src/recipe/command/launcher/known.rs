@@ -20,7 +20,10 @@ pub(super) struct Options {
 
 pub(super) const TORCHRUN: Options = Options {
     who: Some("torchrun"),
-    switches: TORCHRUN_SWITCHES,
+    switches: match TORCH_SWITCHES.split_last() {
+        Some((_, shared)) => shared,
+        None => &[],
+    },
     valued: &[
         "nnodes",
         "nproc_per_node",
@@ -53,7 +56,8 @@ pub(super) const TORCHRUN: Options = Options {
     cut_short: true,
 };
 
-const TORCHRUN_SWITCHES: &[&str] = &[
+/// The last is of `torch.distributed.launch` alone.
+const TORCH_SWITCHES: &[&str] = &[
     "h",
     "help",
     "standalone",
@@ -62,22 +66,13 @@ const TORCHRUN_SWITCHES: &[&str] = &[
     "m",
     "run_path",
     "virtual_local_rank",
+    "use_env",
 ];
 
 /// `python -m torch.distributed.launch`, which has one more.
 pub(super) const TORCH_LAUNCH: Options = Options {
     who: Some("torch.distributed.launch"),
-    switches: &[
-        "h",
-        "help",
-        "standalone",
-        "no_python",
-        "module",
-        "m",
-        "run_path",
-        "virtual_local_rank",
-        "use_env",
-    ],
+    switches: TORCH_SWITCHES,
     ..TORCHRUN
 };
 
