@@ -94,14 +94,7 @@ fn name(script: &Path) -> Option<&str> {
 
 #[cfg(test)]
 mod tests {
-    use crate::recipe::{ReadError, Recipe, Request, read};
-
-    fn told(line: &str) -> Result<Recipe, ReadError> {
-        read(&Request {
-            command: line.split(' ').map(str::to_owned).collect(),
-            ..Request::default()
-        })
-    }
+    use crate::recipe::tests::told;
 
     fn first_problem(line: &str) -> String {
         let error = told(line).expect_err(line);

@@ -21,6 +21,25 @@ fn read_for(path: &Path, gpus: Option<&str>, overrides: &[&str]) -> Result<Recip
     })
 }
 
+/// Reads a script.
+pub(in crate::recipe) fn script(text: &str) -> Result<Recipe, ReadError> {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("run.sh");
+    std::fs::write(&path, text).unwrap();
+    read(&Request {
+        path,
+        ..Request::default()
+    })
+}
+
+/// Reads a command as it is typed behind `--`.
+pub(in crate::recipe) fn told(line: &str) -> Result<Recipe, ReadError> {
+    read(&Request {
+        command: line.split(' ').map(str::to_owned).collect(),
+        ..Request::default()
+    })
+}
+
 /// The manifest's rows, by column name.
 fn manifest(root: &Path) -> Vec<HashMap<String, String>> {
     let text = std::fs::read_to_string(root.join("manifest.csv")).unwrap();

@@ -18,17 +18,7 @@ pub(super) fn handed_on(arguments: &[Word]) -> impl Iterator<Item = &[Word]> {
 
 #[cfg(test)]
 mod tests {
-    use crate::recipe::{ReadError, Recipe, Request, read};
-
-    fn script(text: &str) -> Result<Recipe, ReadError> {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("run.sh");
-        std::fs::write(&path, text).unwrap();
-        read(&Request {
-            path,
-            ..Request::default()
-        })
-    }
+    use crate::recipe::tests::script;
 
     /// `scripts/train/debug/oc_sft_multinode.sh` of open-instruct, cut short.
     #[test]

@@ -42,14 +42,7 @@ pub(super) fn spawn(words: &[Word]) -> Option<Launched<'_>> {
 
 #[cfg(test)]
 mod tests {
-    use crate::recipe::{ReadError, Recipe, Request, read};
-
-    fn told(line: &str) -> Result<Recipe, ReadError> {
-        read(&Request {
-            command: line.split(' ').map(str::to_owned).collect(),
-            ..Request::default()
-        })
-    }
+    use crate::recipe::tests::told;
 
     #[test]
     fn a_script_that_starts_another_says_its_processes() {

@@ -1,18 +1,9 @@
 use crate::batch::{PlanRequest, plan};
 use crate::recipe::emit::{Form, emit};
+use crate::recipe::tests::script;
 use crate::recipe::{ReadError, Recipe, Request, read};
 
 const TRAINER: &str = "train.py --per_device_train_batch_size 8 --gradient_accumulation_steps 2";
-
-fn script(text: &str) -> Result<Recipe, ReadError> {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("run.sh");
-    std::fs::write(&path, text).unwrap();
-    read(&Request {
-        path,
-        ..Request::default()
-    })
-}
 
 fn typed(words: &[&str]) -> Result<Recipe, ReadError> {
     read(&Request {
