@@ -121,6 +121,11 @@ pub fn is_unfinished(path: &Path) -> bool {
     name.is_some_and(|name| name.starts_with(UNFINISHED))
 }
 
+/// Makes a directory and those above it, where they are not there.
+pub fn create_directory(path: &Path) -> Result<(), FileError> {
+    std::fs::create_dir_all(path).map_err(|error| FileError::from_io("create", path, 0, error))
+}
+
 /// Replaces `path` by `bytes`, so that a reader sees the old content or the new, whole, even after
 /// a power failure: a temporary file in the same directory, fsynced, renamed, directory fsynced.
 pub fn write_atomically(path: &Path, bytes: &[u8]) -> Result<(), FileError> {

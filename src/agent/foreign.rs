@@ -1,7 +1,6 @@
 //! The user's own program in one generation: what its command comes to with this plan's numbers, and
 //! from which of its own checkpoints it goes on. The same for a pod's agent and the local launcher.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -189,16 +188,12 @@ impl Foreign<'_> {
 impl Call {
     /// Writes what the command reads. All members of a generation write the same.
     pub fn write(&self) -> Result<(), FileError> {
-        let cannot = |path: &Path| {
-            let path = path.to_owned();
-            move |error| FileError::from_io("create", &path, 0, error)
-        };
-        fs::create_dir_all(&self.checkpoint_dir).map_err(cannot(&self.checkpoint_dir))?;
+        durable::create_directory(&self.checkpoint_dir)?;
         let Some(recipe) = &self.recipe else {
             return Ok(());
         };
         if let Some(directory) = recipe.parent() {
-            fs::create_dir_all(directory).map_err(cannot(directory))?;
+            durable::create_directory(directory)?;
         }
         durable::write_atomically(recipe, self.text.as_bytes())
     }

@@ -1,13 +1,12 @@
 //! What the user's own program of a TrainingJob is called with in this pod.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
 use super::volume::volume_problem;
 use super::{Call, Foreign, Membership};
-use crate::durable::{FileError, read_json, write_json};
+use crate::durable::{create_directory, read_json, write_json};
 use crate::job::agent_state::Problem;
 use crate::job::generation::Generation;
 use crate::job::{OwnCheckpoint, files};
@@ -43,10 +42,9 @@ pub(super) fn choose(
         return Ok(false);
     }
     let checkpoint = foreign(&recipe(job)?, run).newest();
-    let of_generation = run.join(files::generation(record.number));
-    fs::create_dir_all(&of_generation)
-        .map_err(|error| volume_problem(&FileError::from_io("create", &of_generation, 0, error)))?;
-    write_json(&file, &Chosen { checkpoint }).map_err(|error| volume_problem(&error))?;
+    create_directory(&run.join(files::generation(record.number)))
+        .and_then(|()| write_json(&file, &Chosen { checkpoint }))
+        .map_err(|error| volume_problem(&error))?;
     Ok(true)
 }
 

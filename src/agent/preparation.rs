@@ -1,7 +1,7 @@
 //! Preparing a run before its first generation, in a process of its own: data are counted and
 //! tokenised, weights looked at, and what cannot be used is refused.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
@@ -21,8 +21,7 @@ impl Preparation {
     pub fn start(identity: &Identity, job: &Membership) -> Result<Preparation, FileError> {
         // On its container's own disk.
         let files = std::env::temp_dir().join("evenkeel-recipe");
-        fs::create_dir_all(&files)
-            .map_err(|error| FileError::from_io("create", &files, 0, error))?;
+        durable::create_directory(&files)?;
         let carried = files.join("recipe.json");
         durable::write_json(&carried, &(&job.recipe, job.remainder))?;
         let log = files.join("prepare.log");

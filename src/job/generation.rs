@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::files;
 use crate::batch::Plan;
-use crate::durable::{FileError, write_json};
+use crate::durable::{FileError, create_directory, write_json};
 
 /// A generation: everything that its ranks need to know to be of the same world.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -67,8 +67,7 @@ impl Generation {
     /// Writes the record where its ranks look for it. All members write the same.
     pub fn write(&self, run: &Path) -> Result<(), FileError> {
         let directory = run.join(files::generation(self.number));
-        std::fs::create_dir_all(&directory)
-            .map_err(|error| FileError::from_io("create", &directory, 0, error))?;
+        create_directory(&directory)?;
         write_json(&directory.join(files::RECORD), self)
     }
 }

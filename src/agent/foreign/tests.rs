@@ -1,3 +1,5 @@
+use std::fs;
+
 use super::*;
 use crate::batch::{self, PlanRequest};
 use crate::recipe::{self, Request};

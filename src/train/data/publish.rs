@@ -6,7 +6,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::durable::{FileError, sync_directory};
+use crate::durable::{FileError, create_directory, sync_directory};
 
 use super::error::DataError;
 use super::manifest;
@@ -24,8 +24,7 @@ impl Draft {
     pub fn begin(place: &Path) -> Result<Draft, DataError> {
         let draft = draft(place);
         if let Some(parent) = place.parent() {
-            std::fs::create_dir_all(parent)
-                .map_err(|error| FileError::from_io("create", parent, 0, error))?;
+            create_directory(parent)?;
         }
         remove(&draft)?;
         std::fs::create_dir(&draft)
