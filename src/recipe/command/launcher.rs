@@ -469,13 +469,18 @@ fn python<'w>(python: &Word, words: &'w [Word], environment: &Environment<'_>) -
 /// `trl sft --config … --num_processes 4`: the trainer's name, and options of both.
 fn trl(words: &[Word]) -> Launched<'_> {
     let mut options = Vec::new();
+    let mut refused = None;
     let mut room = words.last().map_or(0, |word| word.span.end);
     for (at, word) in words.iter().enumerate() {
         let option = word.option().filter(|_| word.text.starts_with("--"));
         if let Some((name, tied)) = option.filter(|(name, _)| is_for_trls_launcher(name)) {
             let switch = TRL_SWITCHES.contains(&name.as_str());
             let next = words.get(at + 1).filter(|_| !switch);
+            let next = next.filter(|next| ACCELERATE.can_be_value(next));
             let value = tied.or_else(|| next.cloned());
+            if !switch && value.is_none() && refused.is_none() {
+                refused = ACCELERATE.misused(word, &name);
+            }
             room = value.as_ref().map_or(word.span.end, |value| value.span.end);
             let at = word.span;
             options.push(Opt { name, at, value });
@@ -488,6 +493,7 @@ fn trl(words: &[Word]) -> Launched<'_> {
         room,
         config: named.or_else(|| file(&options)),
         options,
+        refused,
         mixed: true,
         many: true,
         alone: None,

@@ -10,6 +10,7 @@ mod blanks;
 mod expansion;
 mod hydra;
 mod launcher;
+mod rewritten;
 mod scan;
 mod script;
 mod shell;
@@ -36,6 +37,7 @@ use words::Word;
 pub(super) use alone::alone;
 pub(super) use hydra::Call as HydraCall;
 pub(super) use launcher::{Launcher, is_launcher_key, nodes};
+pub(super) use rewritten::only_numbers_changed;
 pub(super) use shell::{is_script_option, is_shell};
 pub(super) use words::join;
 
@@ -367,18 +369,6 @@ impl Call {
             has_program: launched.script.is_some(),
             options: launched.options,
         })
-    }
-
-    /// An option of `accelerate launch` that lacks its value: the next word would become it.
-    pub fn without_value(&self) -> Option<&str> {
-        let lacks = |option: &&Opt| {
-            let name = option.name.as_str();
-            option.value.is_none() && config_key(name).is_some() && !accelerate::is_switch(name)
-        };
-        self.options
-            .iter()
-            .find(lacks)
-            .map(|option| option.name.as_str())
     }
 
     /// The option's value that begins at a place of the text.

@@ -1,11 +1,14 @@
 //! A plan written into a command line: the arguments that are there get other values, those that are
 //! missing are added after the last one, and the launcher starts as many processes as the plan has.
 
+use std::path::Path;
+
 use super::launcher::relaunch;
 use super::{
     EmitError, Numbers, changes, edit, no_form, readers, split_batches, standing, text_of,
 };
 use crate::recipe::Recipe;
+use crate::recipe::command::only_numbers_changed;
 use crate::recipe::source::FileId;
 
 pub(super) fn emit(
@@ -20,6 +23,7 @@ pub(super) fn emit(
     // Applied from the end on.
     let mut edits = relaunched.edits;
     let mut added = String::new();
+    let mut typed = Vec::new();
     // One argument a line stays one a line.
     let between = match text.trim_start().starts_with("--") && text[..end].contains('\n') {
         true => "\n",
@@ -34,11 +38,13 @@ pub(super) fn emit(
         let alone = |span| standing(recipe, span).is_some_and(|value| !value.starts_with('-'));
         match (place, key) {
             (Some(place), key) if key.is_none() || alone(place.span) => {
+                typed.push((place.key.clone(), value));
                 let (start, end) = (place.span.start, place.span.end);
                 let before = text.get(start..end).unwrap_or_default();
                 edits.push((start, end, edit::in_quotes_of(before, &value.to_string())));
             }
             (_, Some(key)) => {
+                typed.push((key.to_owned(), value));
                 added += between;
                 added += &reader.argument(key, &value.to_string()).join(" ");
             }
@@ -63,6 +69,7 @@ pub(super) fn emit(
         edits.push((end, end, added));
     }
     edits.sort_by_key(|(start, ..)| std::cmp::Reverse(*start));
+    let before = text;
     let mut text = text.to_owned();
     for (start, end, mut with) in edits {
         // A number right before a redirection would be its file descriptor.
@@ -70,6 +77,12 @@ pub(super) fn emit(
             with += " ";
         }
         text = edit::splice(&text, start, end, &with);
+    }
+    let path = recipe.sources.get(file).map(|source| source.path.as_path());
+    if !only_numbers_changed(path.unwrap_or(Path::new("")), before, &text, &typed) {
+        let numbers = typed.iter().map(|(key, value)| format!("--{key} {value}"));
+        let numbers = numbers.collect::<Vec<_>>().join(" ");
+        return Err(EmitError::Misread { numbers });
     }
     Ok((text, relaunched.remarks))
 }

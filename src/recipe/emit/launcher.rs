@@ -30,12 +30,6 @@ pub enum LaunchError {
     /// What comes behind the launcher's options is not known to be a program's.
     #[error("the command names no program to start (write it out in the command)")]
     NoProgram,
-    /// What is written behind an option would be its value.
-    #[error("`--{option}` lacks its value in the command (write it, or leave the option out)")]
-    NoValue {
-        /// The option.
-        option: String,
-    },
     /// What the plan changes is among other things that a variable stands for.
     #[error("`{text}` stands for more than what changes (write that out in the command)")]
     Hidden {
@@ -156,10 +150,6 @@ pub(super) fn relaunch(
     };
     if call.launcher != Launcher::Python && !call.has_program {
         return Err(LaunchError::NoProgram);
-    }
-    if let Some(option) = call.without_value() {
-        let option = option.to_owned();
-        return Err(LaunchError::NoValue { option });
     }
     match call.launcher {
         Launcher::Python => {}

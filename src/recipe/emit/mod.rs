@@ -144,6 +144,14 @@ pub enum EmitError {
         /// Where.
         file: String,
     },
+    /// What is written into the command changes what else it says.
+    #[error(
+        "with these numbers in it the command says something else too ({numbers}: write them there yourself, as arguments of the program)"
+    )]
+    Misread {
+        /// What is to be typed.
+        numbers: String,
+    },
     /// The text cannot be changed in place.
     #[error(transparent)]
     Edit(#[from] EditError),

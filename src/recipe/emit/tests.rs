@@ -149,9 +149,15 @@ fn a_command_gets_its_numbers_and_its_processes() {
         refused.to_string().contains("names no program"),
         "{refused}"
     );
-    let valueless = Job::new(&[], "trl sft --model_name_or_path m --num_processes");
-    let refused = emit(&valueless.recipe(Some(4)), &numbers(4, 5, 2), Form::Recipe).unwrap_err();
-    assert!(refused.to_string().contains("lacks its value"), "{refused}");
+    // sbatch takes what comes next for its option's value.
+    let wrap = Job::new(&[], "sbatch train.py --output_dir o --wrap");
+    let refused = emit(&wrap.recipe(Some(4)), &numbers(4, 5, 2), Form::Recipe).unwrap_err();
+    assert!(
+        refused
+            .to_string()
+            .contains("says something else too (--per_device_train_batch_size 5 "),
+        "{refused}"
+    );
     let odd = emit(&nodes.recipe(None), &numbers(1, 8, 8), Form::Recipe).unwrap_err();
     assert!(
         odd.to_string()

@@ -117,7 +117,7 @@ impl Options {
     }
 
     /// Whether a word can be an option's value.
-    fn can_be_value(&self, word: &Word) -> bool {
+    pub fn can_be_value(&self, word: &Word) -> bool {
         let text = word.text.as_str();
         let option = text.len() > 1 && text.starts_with('-') && !text.contains(' ');
         self.who.is_none() || !option || text.parse::<f64>().is_ok()
@@ -151,7 +151,7 @@ impl Options {
     }
 
     /// A switch with a value, or another option without one.
-    fn misused(&self, word: &Word, name: &str) -> Option<Diagnostic> {
+    pub fn misused(&self, word: &Word, name: &str) -> Option<Diagnostic> {
         let who = self.who?;
         let text = short(&word.text);
         let (message, help) = match self.switches.contains(&name) {

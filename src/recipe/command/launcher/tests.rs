@@ -93,6 +93,14 @@ fn options_that_a_launcher_refuses_are_refused() {
         let said = refused(&script).unwrap_or_default();
         assert!(said.contains(expected), "{script}: {said}");
     }
+    for script in [
+        "trl sft --model_name_or_path m --num_processes",
+        "trl sft --num_processes --model_name_or_path m",
+    ] {
+        let said = refused(script).unwrap_or_default();
+        let expected = "`--num_processes` of accelerate launch takes a value";
+        assert!(said.contains(expected), "{script}: {said}");
+    }
 }
 
 #[test]
