@@ -6,6 +6,7 @@
 //! loop around the pure state machine of [`crate::job`]; [`proof`] checks the ledger against the
 //! data.
 
+mod begin;
 pub mod history;
 mod initial;
 mod launcher;
@@ -27,10 +28,10 @@ pub mod worlds;
 
 use std::path::PathBuf;
 
+pub use begin::base;
 pub use launcher::Launcher;
 pub use own::{check_own, own_trainer};
 pub use place::Claim;
-pub use prepare::base;
 pub use request::{Planned, Prepared, Request};
 pub use resume::{reached, refuse_finished};
 pub use run_dir::{Phase, RunDir, RunState};

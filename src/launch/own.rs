@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{Access, access};
 
-use super::{LaunchError, Planned, Prepared, Request, RunDir, place, prepare, resume};
+use super::{LaunchError, Planned, Prepared, Request, RunDir, begin, place, resume};
 use crate::agent::{Call, Foreign};
 use crate::batch::Plan;
 use crate::recipe::spec::Trainer;
@@ -22,7 +22,7 @@ pub(super) fn prepare(
     refuse_lost_override(recipe, &request.overrides)?;
     let setup = match request.resume {
         true => again(run, recipe)?,
-        false => prepare::begin(recipe, planned, request, None)?,
+        false => begin::begin(recipe, planned, request, None)?,
     };
     let place = absolute(run.path())?;
     let foreign = Foreign {
@@ -63,7 +63,7 @@ pub fn check_own(
     overrides: &[String],
 ) -> Result<Vec<String>, LaunchError> {
     refuse_lost_override(recipe, overrides)?;
-    if let Some(lost) = own_command::lost_checkpoints(recipe) {
+    if let Some(lost) = recipe::resume::lost_checkpoints(recipe) {
         return Err(usage(lost));
     }
     let foreign = Foreign {

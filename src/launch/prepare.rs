@@ -3,6 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
+use super::begin::{base, begin};
 use super::request::data_of;
 use super::{
     LaunchError, Planned, Prepared, Request, RunDir, initial, own, resume, survey, worlds,
@@ -10,7 +11,6 @@ use super::{
 use crate::batch::{self, PlanRequest, Reached};
 use crate::recipe::Recipe;
 use crate::recipe::spec::Synthetic;
-use crate::telemetry::now;
 use crate::train::Setup;
 use crate::train::data::{self, Language, PrepareRequest, Progress};
 
@@ -30,16 +30,6 @@ pub fn plan(
         diagnostics,
         request,
         model,
-    })
-}
-
-/// Where relative paths of a recipe start.
-pub fn base() -> Result<PathBuf, LaunchError> {
-    std::env::current_dir().map_err(|error| LaunchError::Usage {
-        message: format!(
-            "the working directory, where relative paths of a recipe start, cannot be used: {error}; \
-             change to one that is there"
-        ),
     })
 }
 
@@ -130,38 +120,6 @@ pub fn prepare(
     })
 }
 
-/// A new run of which nothing is known but its recipe and its plan, and how many samples its data have.
-pub(super) fn begin(
-    recipe: &Recipe,
-    planned: &Planned,
-    request: &Request,
-    data_samples: Option<u64>,
-) -> Result<Setup, LaunchError> {
-    let spec = &recipe.spec;
-    let global_batch_size = planned.plan.global_batch_size;
-    let horizon = batch::horizon(spec, global_batch_size, data_samples);
-    Ok(Setup {
-        job: uid(),
-        name: spec.name.clone(),
-        recipe_path: request.recipe_path.clone(),
-        dialect: recipe.dialect,
-        base: base()?,
-        overrides: request.overrides.clone(),
-        spec: spec.clone(),
-        global_batch_size,
-        model: None,
-        model_config: planned.request.model_config.clone(),
-        weights: None,
-        companions: Vec::new(),
-        data_samples,
-        data_fingerprint: None,
-        budget_samples: horizon.budget_samples,
-        horizon,
-        rank_memory: None,
-        entropy: None,
-    })
-}
-
 /// The rules about the data's length, which could not speak before it was counted: what they say, a
 /// line each.
 fn judge(recipe: &Recipe, planned: &Planned, samples: u64) -> Result<Vec<String>, LaunchError> {
@@ -200,10 +158,4 @@ fn companions(directory: &Path) -> Vec<PathBuf> {
         .into_iter()
         .filter(|path| path.is_file())
         .collect()
-}
-
-/// A name that no other run has: time and process, hashed.
-fn uid() -> String {
-    let seed = format!("{}-{}", now(), std::process::id());
-    format!("{:016x}", xxhash_rust::xxh3::xxh3_64(seed.as_bytes()))
 }

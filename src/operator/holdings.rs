@@ -8,7 +8,6 @@ use kube::ResourceExt;
 use kube::runtime::watcher::Event;
 
 use super::build::JOB_LABEL;
-use super::ledger::{is_over, node_of};
 use crate::inventory::kubernetes::{device_names, devices};
 
 /// What a pod means to others.
@@ -173,6 +172,20 @@ impl Holdings {
         }
         held
     }
+}
+
+/// The node that a pod is bound to.
+pub fn node_of(pod: &Pod) -> Option<&str> {
+    pod.spec.as_ref()?.node_name.as_deref()
+}
+
+/// Whether a pod has ended: it holds no devices any more.
+pub fn is_over(pod: &Pod) -> bool {
+    let phase = pod
+        .status
+        .as_ref()
+        .and_then(|status| status.phase.as_deref());
+    matches!(phase, Some("Succeeded" | "Failed"))
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@
 use std::collections::{BTreeSet, HashMap};
 use std::time::{Duration, SystemTime};
 
-use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt;
 
 use super::stores::Stores;
@@ -116,18 +116,4 @@ impl Ledger {
 
 fn recent(since: SystemTime) -> bool {
     since.elapsed().is_ok_and(|elapsed| elapsed < SUSPICION)
-}
-
-/// The node that a pod is bound to.
-pub fn node_of(pod: &Pod) -> Option<&str> {
-    pod.spec.as_ref()?.node_name.as_deref()
-}
-
-/// Whether a pod has ended: it holds no devices any more.
-pub fn is_over(pod: &Pod) -> bool {
-    let phase = pod
-        .status
-        .as_ref()
-        .and_then(|status| status.phase.as_deref());
-    matches!(phase, Some("Succeeded" | "Failed"))
 }

@@ -10,7 +10,7 @@ use kube::runtime::reflector::ObjectRef;
 
 use super::agents::{Agents, Heard};
 use super::build::{is_outdated, tolerations_and_selector};
-use super::ledger::{is_over, node_of};
+use super::holdings::{is_over, node_of};
 use super::stores::Stores;
 use crate::inventory::kubernetes::{Standing, Wants, standing};
 use crate::job::Pin;

@@ -178,7 +178,7 @@ impl Planner {
             return Ok(());
         }
         let lost = own_command::lost_override(recipe, overrides)
-            .or_else(|| own_command::lost_checkpoints(recipe));
+            .or_else(|| recipe::resume::lost_checkpoints(recipe));
         lost.map_or(Ok(()), |lost| Err(plan_refused(lost)))
     }
 

@@ -12,6 +12,7 @@
 use std::path::Path;
 
 use super::dialect::Dialect;
+use super::files::TreeBatch;
 use super::hydra::{Program, Registered, Values};
 use super::node::Node;
 use super::origin::Origin;
@@ -19,7 +20,6 @@ use super::preference::{self, DTYPES, Kind, Known};
 use super::reader::{Asked, Detected, Reader, Translated};
 use super::reading::Reading;
 use super::scalar::{Resolved, Schema};
-use super::source::TreeBatch;
 use super::suggest::{did_you_mean, short};
 use super::tree::Tree;
 

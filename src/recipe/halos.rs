@@ -12,13 +12,14 @@ mod version;
 use std::path::Path;
 
 use super::dialect::Dialect;
+use super::files::TreeBatch;
 use super::hydra::{Program, Values};
 use super::node::Node;
 use super::origin::Origin;
 use super::preference::{self, DTYPES, Kind, Known};
 use super::reader::{Asked, Checkpoints, Detected, Reader, Resume, Translated};
 use super::reading::Reading;
-use super::source::{FileId, TreeBatch};
+use super::source::FileId;
 use super::tree::{Given, Tree};
 
 use version::Version;

@@ -14,6 +14,7 @@ pub mod diagnostic;
 mod dialect;
 pub mod dpo;
 pub mod emit;
+mod files;
 pub mod halos;
 pub mod handbook;
 mod hjson;
@@ -45,10 +46,11 @@ use std::borrow::Cow;
 
 pub use diagnostic::{Diagnostic, Located, Severity};
 pub use dialect::{Dialect, RESERVED};
+pub use files::{Files, TreeBatch};
 pub use origin::{Origin, OutsidePath};
 pub use overrides::Setting;
 pub use request::Request;
-pub use source::{FileId, Files, Place, Places, SourceFile, Sources, Span, TreeBatch};
+pub use source::{FileId, Place, Places, SourceFile, Sources, Span};
 pub use spec::Spec;
 
 use accelerate::Zero;

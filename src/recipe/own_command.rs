@@ -7,7 +7,7 @@ use super::dialect::RESERVED;
 use super::handbook::abbreviation::{Meant, meant};
 use super::handbook::keys;
 use super::placeholder::{self, CHECKPOINT_DIR, RECIPE};
-use super::{Dialect, Recipe, command, emit, resume};
+use super::{Dialect, Recipe, command, emit};
 
 /// Programs that start processes, each for as many as there are devices.
 const LAUNCHERS: [&str; 8] = [
@@ -73,20 +73,6 @@ pub fn launcher(command: &[String]) -> Option<String> {
 pub fn says_checkpoint_dir(words: &[String]) -> bool {
     let variable = "EVENKEEL_CHECKPOINT_DIR";
     placeholder::is_used(words, CHECKPOINT_DIR) || words.iter().any(|word| word.contains(variable))
-}
-
-/// In a container, of which nothing is left once it ends: checkpoints that would be lost, and why.
-pub fn lost_checkpoints(recipe: &Recipe) -> Option<String> {
-    let directory = resume::directory(recipe.dialect, &recipe.spec)?;
-    let command = &recipe.spec.trainer.command;
-    if Path::new(&directory).is_absolute() || says_checkpoint_dir(command) {
-        return None;
-    }
-    Some(format!(
-        "checkpoints would go to `{directory}`, in a container, of which nothing is left once it ends: \
-         say `{{checkpoint_dir}}` in the command (`--output_dir {{checkpoint_dir}}`), or give a place on \
-         the volume by its absolute path"
-    ))
 }
 
 /// The words of a command, and those within a word that is a shell's.
@@ -259,34 +245,6 @@ mod tests {
             "--auto_find_2",
         ] {
             assert!(!on(text), "{text}");
-        }
-    }
-
-    #[test]
-    fn checkpoints_in_a_container_are_told() {
-        let text = "per_device_train_batch_size: 8\noutput_dir: out\n\
-                    evenkeel: {objective: sft, batch: {gpus: 2}}\n";
-        let request = Request {
-            path: "sft.yaml".into(),
-            ..Request::default()
-        };
-        let mut recipe = read_text(&request, text.to_owned()).unwrap();
-        let mut lost = |command: &str| {
-            recipe.spec.trainer.command = words(command);
-            lost_checkpoints(&recipe)
-        };
-        for command in ["train {recipe}", "train {args} --output_dir mine"] {
-            let said = lost(command).unwrap();
-            assert!(said.starts_with("checkpoints would go to `"), "{said}");
-        }
-        for command in [
-            "train --output_dir {checkpoint_dir}",
-            "train --output_dir $EVENKEEL_CHECKPOINT_DIR",
-            "train --output_dir /volume/out",
-            // Nobody knows, and a note says so.
-            "train --output_dir $SCRATCH/out",
-        ] {
-            assert_eq!(lost(command), None, "{command}");
         }
     }
 

@@ -4,9 +4,10 @@ use std::path::{Path, PathBuf};
 
 use super::accelerate::Zero;
 use super::diagnostic::{Diagnostic, Severity};
+use super::files::Files;
 use super::node::Node;
 use super::origin::Origin;
-use super::source::{FileId, Files, Sources, Span};
+use super::source::{FileId, Sources, Span};
 use super::{deepspeed, hjson, yaml};
 
 /// The files read so far and everything to say about them.

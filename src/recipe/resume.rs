@@ -48,6 +48,20 @@ pub fn directory(dialect: Dialect, spec: &Spec) -> Option<String> {
     }
 }
 
+/// In a container, of which nothing is left once it ends: checkpoints that would be lost, and why.
+pub fn lost_checkpoints(recipe: &Recipe) -> Option<String> {
+    let directory = directory(recipe.dialect, &recipe.spec)?;
+    let command = &recipe.spec.trainer.command;
+    if Path::new(&directory).is_absolute() || own_command::says_checkpoint_dir(command) {
+        return None;
+    }
+    Some(format!(
+        "checkpoints would go to `{directory}`, in a container, of which nothing is left once it ends: \
+         say `{{checkpoint_dir}}` in the command (`--output_dir {{checkpoint_dir}}`), or give a place on \
+         the volume by its absolute path"
+    ))
+}
+
 fn of(dialect: Dialect) -> Option<(&'static dyn Reader, Resume)> {
     let reader = readers::of(dialect)?;
     Some((reader, reader.resume()?))
@@ -84,5 +98,33 @@ mod tests {
             resumed("own.yaml", &native).unwrap(),
             "--from=out/checkpoint-40 --strict"
         );
+    }
+
+    #[test]
+    fn checkpoints_in_a_container_are_told() {
+        let text = "per_device_train_batch_size: 8\noutput_dir: out\n\
+                    evenkeel: {objective: sft, batch: {gpus: 2}}\n";
+        let request = Request {
+            path: "sft.yaml".into(),
+            ..Request::default()
+        };
+        let mut recipe = read_text(&request, text.to_owned()).unwrap();
+        let mut lost = |command: &str| {
+            recipe.spec.trainer.command = command.split(' ').map(str::to_owned).collect();
+            lost_checkpoints(&recipe)
+        };
+        for command in ["train {recipe}", "train {args} --output_dir mine"] {
+            let said = lost(command).unwrap();
+            assert!(said.starts_with("checkpoints would go to `"), "{said}");
+        }
+        for command in [
+            "train --output_dir {checkpoint_dir}",
+            "train --output_dir $EVENKEEL_CHECKPOINT_DIR",
+            "train --output_dir /volume/out",
+            // Nobody knows, and a note says so.
+            "train --output_dir $SCRATCH/out",
+        ] {
+            assert_eq!(lost(command), None, "{command}");
+        }
     }
 }

@@ -78,7 +78,7 @@ pub fn compose(
     };
     for line in lines {
         match line {
-            Line::Upstream(line) if sweep::is_mode(&line) => {
+            Line::Upstream(line) if sweep::is_mode(&line.key, line.value.as_ref()) => {
                 let (message, help) = sweep::mode("hydra.mode=MULTIRUN");
                 reading.error("override-syntax", Some(line.span), message, help);
             }

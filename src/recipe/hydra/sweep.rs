@@ -8,8 +8,6 @@ use crate::recipe::node::Node;
 use crate::recipe::source::Span;
 use crate::recipe::suggest::short;
 
-use super::grammar::Override;
-
 /// The most values that a help line names one by one.
 const NAMED: usize = 4;
 
@@ -59,8 +57,8 @@ pub(super) fn is_flag(text: &str) -> bool {
 }
 
 /// Whether an override does what the flag does.
-pub(super) fn is_mode(line: &Override) -> bool {
-    line.key == "hydra.mode" && line.value.as_ref().is_some_and(is_multirun)
+pub(super) fn is_mode(key: &str, value: Option<&Node>) -> bool {
+    key == "hydra.mode" && value.is_some_and(is_multirun)
 }
 
 /// What is said of either.

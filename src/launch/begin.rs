@@ -1,0 +1,57 @@
+//! A run's first record: what is known of it before its model and data are looked at.
+
+use std::path::PathBuf;
+
+use super::{LaunchError, Planned, Request};
+use crate::batch;
+use crate::recipe::Recipe;
+use crate::telemetry::now;
+use crate::train::Setup;
+
+/// Where relative paths of a recipe start.
+pub fn base() -> Result<PathBuf, LaunchError> {
+    std::env::current_dir().map_err(|error| LaunchError::Usage {
+        message: format!(
+            "the working directory, where relative paths of a recipe start, cannot be used: {error}; \
+             change to one that is there"
+        ),
+    })
+}
+
+/// A new run of which nothing is known but its recipe and its plan, and how many samples its data have.
+pub(super) fn begin(
+    recipe: &Recipe,
+    planned: &Planned,
+    request: &Request,
+    data_samples: Option<u64>,
+) -> Result<Setup, LaunchError> {
+    let spec = &recipe.spec;
+    let global_batch_size = planned.plan.global_batch_size;
+    let horizon = batch::horizon(spec, global_batch_size, data_samples);
+    Ok(Setup {
+        job: uid(),
+        name: spec.name.clone(),
+        recipe_path: request.recipe_path.clone(),
+        dialect: recipe.dialect,
+        base: base()?,
+        overrides: request.overrides.clone(),
+        spec: spec.clone(),
+        global_batch_size,
+        model: None,
+        model_config: planned.request.model_config.clone(),
+        weights: None,
+        companions: Vec::new(),
+        data_samples,
+        data_fingerprint: None,
+        budget_samples: horizon.budget_samples,
+        horizon,
+        rank_memory: None,
+        entropy: None,
+    })
+}
+
+/// A name that no other run has: time and process, hashed.
+fn uid() -> String {
+    let seed = format!("{}-{}", now(), std::process::id());
+    format!("{:016x}", xxhash_rust::xxh3::xxh3_64(seed.as_bytes()))
+}
