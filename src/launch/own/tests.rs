@@ -1,4 +1,5 @@
 use super::*;
+use crate::launch::prepare;
 use crate::batch::Reached;
 use crate::launch::testing::recipe_of;
 
