@@ -34,6 +34,9 @@ pub enum Standing {
     NotReady,
 }
 
+/// The taint of a cordon, which comes a moment after it and goes a moment after its end.
+const CORDON: &str = "node.kubernetes.io/unschedulable";
+
 /// Taints that say what the node's own condition says.
 const NOT_READY: [&str; 2] = [
     "node.kubernetes.io/not-ready",
@@ -54,9 +57,7 @@ pub fn standing(node: &Node, tolerations: &[Toleration]) -> Standing {
         return Standing::NotReady;
     }
     let spec = node.spec.as_ref();
-    if spec.and_then(|spec| spec.unschedulable).unwrap_or(false) {
-        return Standing::Cordoned;
-    }
+    let cordoned = spec.and_then(|spec| spec.unschedulable).unwrap_or(false);
     let taints = spec
         .and_then(|spec| spec.taints.as_ref())
         .into_iter()
@@ -67,10 +68,12 @@ pub fn standing(node: &Node, tolerations: &[Toleration]) -> Standing {
         .map(|taint| taint.key.as_str());
     // Some are left behind by a node that was not ready a moment ago, until somebody clears them.
     let (left, meant): (Vec<&str>, Vec<&str>) = refusing.partition(|key| NOT_READY.contains(key));
-    match (meant.first(), left.is_empty()) {
-        (Some(key), _) => Standing::Tainted((*key).to_owned()),
-        (None, false) => Standing::NotReady,
-        (None, true) => Standing::Open,
+    // What else a cordoned node is tainted with is meant too: it is not waited out.
+    match meant.iter().find(|key| **key != CORDON) {
+        Some(key) => Standing::Tainted((*key).to_owned()),
+        None if cordoned || meant.contains(&CORDON) => Standing::Cordoned,
+        None if !left.is_empty() => Standing::NotReady,
+        None => Standing::Open,
     }
 }
 
