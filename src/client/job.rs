@@ -68,10 +68,16 @@ pub fn training_job(wanted: Wanted) -> TrainingJob {
 /// Longest name of a TrainingJob: its pods add to it.
 const LONGEST: usize = 52;
 
-/// A name that Kubernetes accepts (RFC 1123 label), as near to a recipe's name as that goes; `None`
+/// A name that Kubernetes accepts (RFC 1035 label), as near to a recipe's name as that goes; `None`
 /// where nothing of it can be used.
 pub fn name_of(recipe: &str) -> Option<String> {
-    let mut name = String::new();
+    // Services are called so too, and no such name begins with a digit.
+    let digit = |c: &char| c.is_ascii_digit();
+    let first = recipe.chars().find(char::is_ascii_alphanumeric);
+    let mut name = match first.as_ref().is_some_and(digit) {
+        true => "job-".to_owned(),
+        false => String::new(),
+    };
     for char in recipe.chars().map(|c| c.to_ascii_lowercase()) {
         match char {
             'a'..='z' | '0'..='9' => name.push(char),
@@ -97,6 +103,7 @@ mod tests {
             Some("zephyr-7b-beta-sft".into())
         );
         assert_eq!(name("--x"), Some("x".into()));
+        assert_eq!(name("7b-dpo"), Some("job-7b-dpo".into()));
         assert_eq!(name("…"), None);
         assert_eq!(name(&"ab".repeat(60)).map(|name| name.len()), Some(LONGEST));
     }

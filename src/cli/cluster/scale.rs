@@ -11,12 +11,13 @@ use crate::client::change;
 #[command(after_help = "\
 Examples:
   evenkeel scale first 4            to 4 nodes, or the largest feasible number below
-  kubectl scale tj first --replicas 4    the same")]
+  kubectl scale tj first --replicas 4    the same
+  evenkeel suspend first            to none: it commits a checkpoint and waits for `resume`")]
 pub struct Args {
     /// The TrainingJob
     job: String,
     /// Nodes
-    #[arg(value_parser = clap::value_parser!(u32).range(0..=1024))]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=1024))]
     nodes: u32,
     #[command(flatten)]
     cluster: ClusterArgs,

@@ -44,12 +44,14 @@ pub use status::TrainingJobStatus;
     printcolumn(name = "Why", type_ = "string", json_path = ".status.why", priority = 1),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
     validation = Rule::new("size(self.metadata.name) <= 52")
-        .message("a TrainingJob's name may have 52 characters: its pods add to it")
+        .message("a TrainingJob's name may have 52 characters: its pods add to it"),
+    validation = Rule::new("self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')")
+        .message("a TrainingJob's name has lower-case letters, digits and dashes, and begins with a letter: its Service and its pods' hosts are called so")
 )]
 #[serde(rename_all = "camelCase")]
 #[x_kube(
     validation = Rule::new(
-        "!has(self.elasticity) || !has(self.elasticity.minNodes) || self.elasticity.minNodes <= self.nodes || self.nodes == 0"
+        "!has(self.elasticity) || !has(self.elasticity.minNodes) || self.elasticity.minNodes <= self.nodes"
     )
     .message("elasticity.minNodes is more than nodes"),
     validation = Rule::new(
@@ -70,8 +72,8 @@ pub struct TrainingJobSpec {
     #[schemars(length(max = 256))]
     pub overrides: Vec<String>,
     /// Nodes to train on; what `kubectl scale` sets. The job runs on the largest feasible number
-    /// of nodes up to this one that the pool has.
-    #[schemars(range(min = 0, max = 1024))]
+    /// of nodes up to this one that the pool has; `suspend` is what gives all of them back.
+    #[schemars(range(min = 1, max = 1024))]
     pub nodes: u32,
     /// GPUs that each pod asks for; one rank is started for each.
     #[serde(default = "one")]
@@ -106,6 +108,7 @@ pub struct TrainingJobSpec {
     pub pod_template: Option<Value>,
     /// Delete the job so many seconds after it ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 2147483647))]
     pub ttl_seconds_after_finished: Option<u32>,
 }
 

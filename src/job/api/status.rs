@@ -73,6 +73,9 @@ pub struct TrainingJobStatus {
     /// After a failure of the program: not started again before, seconds since the Unix epoch.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub not_before: Option<f64>,
+    /// Pods that ended before they could train; new ones are made after a pause.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pod_failures: Option<PodFailures>,
     /// Since when pods are being placed, seconds since the Unix epoch.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub placing_since: Option<f64>,
@@ -147,7 +150,9 @@ pub struct RecipeSnapshot {
 #[derive(JsonSchema, Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PlanSummary {
-    /// For example `4 × 16 × 2 = 128`: data-parallel size × micro-batch × accumulation.
+    /// For example `4 × 16 × 2 = 128`: data-parallel size × micro-batch × accumulation, of the batch that
+    /// is trained with now. Where the norm test has raised that, the recipe's own stands behind it:
+    /// `4 × 16 × 4 = 256 (base 128)`.
     pub proof: String,
     /// Samples per optimiser step over all devices.
     pub global_batch_size: u64,
@@ -220,6 +225,18 @@ pub struct Current {
     /// When that was seen, seconds since the Unix epoch.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ended: Option<f64>,
+}
+
+/// Pods that ended before they could train: their image lacks the program, a kubelet refuses them.
+#[derive(JsonSchema, Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PodFailures {
+    /// Rounds of such pods since the last generation or the last edit of the spec.
+    pub count: u32,
+    /// How the newest ended.
+    pub last: String,
+    /// No new pod is made before, seconds since the Unix epoch.
+    pub again: f64,
 }
 
 /// What the ranks of a generation that lost one of them are to do.
@@ -296,7 +313,7 @@ impl Change {
             from,
             to: u32::try_from(record.members.len()).unwrap_or(u32::MAX),
             samples: record.start_samples(),
-            proof: record.plan.proof.clone(),
+            proof: record.proof(),
             since,
             drained: None,
             published: None,
