@@ -1,19 +1,31 @@
 //! What a user changes of TrainingJobs.
 
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use kube::core::error_boundary::{DeserializeGuard, InvalidObject};
 use serde_json::{Value, json};
 
 use super::{ClientError, Cluster};
 use crate::job::api::TrainingJob;
 
-/// The jobs of the namespace, or of all, by namespace and name.
-pub async fn list(cluster: &Cluster, all: bool) -> Result<Vec<TrainingJob>, ClientError> {
-    let jobs = match all {
+/// The jobs of the namespace, or of all, by namespace and name; those that cannot be read, beside them.
+pub async fn list(
+    cluster: &Cluster,
+    all: bool,
+) -> Result<(Vec<TrainingJob>, Vec<InvalidObject>), ClientError> {
+    let jobs: Api<DeserializeGuard<TrainingJob>> = match all {
         true => Api::all(cluster.client.clone()),
-        false => cluster.jobs(),
+        false => Api::namespaced(cluster.client.clone(), &cluster.namespace),
     };
     let found = jobs.list(&ListParams::default()).await;
-    Ok(found.map_err(|error| cluster.error(None, error))?.items)
+    let found = found.map_err(|error| cluster.error(None, error))?.items;
+    let (mut readable, mut others) = (Vec::new(), Vec::new());
+    for job in found {
+        match job.0 {
+            Ok(job) => readable.push(job),
+            Err(invalid) => others.push(invalid),
+        }
+    }
+    Ok((readable, others))
 }
 
 /// Creates a job; one of that name must not be there.

@@ -20,8 +20,10 @@ pub struct View<'a> {
     pub ranks_per_node: u64,
     /// Whether a plan without errors exists for so many nodes.
     pub feasible: &'a dyn Fn(u32) -> bool,
-    /// Seats that the pool could hold for this job; those it has count where they can stay.
+    /// Seats that pods are made for; those it has count where they can stay.
     pub pool: u32,
+    /// Those of them that the nodes have room for now: an autoscaler may bring the others.
+    pub placeable: u32,
     /// The seats it has.
     pub seats: &'a [SeatSeen],
     /// Seats of the newest generation, in the order of its members.
@@ -46,6 +48,8 @@ pub struct View<'a> {
     pub placement: f64,
     /// Nothing is published before, seconds since the Unix epoch.
     pub not_before: f64,
+    /// No new pod is made before, seconds since the Unix epoch.
+    pub no_pod_before: f64,
     /// Seconds since the Unix epoch.
     pub now: f64,
 }
@@ -199,7 +203,7 @@ impl View<'_> {
         if let Some(more) = more {
             // Pods that are on their way may arrive; new ones are worth it only after the delay.
             self.keep(&mut seats, now + more);
-            if due {
+            if due && self.now >= self.no_pod_before {
                 self.add(&mut seats, now + more, &mut attempts);
             }
         }
@@ -212,7 +216,7 @@ impl View<'_> {
         let placed = extra.iter().all(|seat| self.is_ready(*seat));
         let ready = staying + if placed { extra.len() } else { 0 };
         // Pods that run may hold more than the pool still offers: fewer devices are advertised.
-        let ready = u32::try_from(ready).unwrap_or(u32::MAX).min(self.pool);
+        let ready = u32::try_from(ready).unwrap_or(u32::MAX).min(self.placeable);
         // An edit is taken up at once: new pods are made in the old ones' places.
         let outdated = members
             .iter()
@@ -249,14 +253,18 @@ impl View<'_> {
         let mut attempts = self.attempts;
         let mut seats = Vec::new();
         self.keep(&mut seats, target);
-        self.add(&mut seats, target, &mut attempts);
+        if self.now >= self.no_pod_before {
+            self.add(&mut seats, target, &mut attempts);
+        }
         let ready: Vec<Seat> = seats
             .iter()
             .copied()
             .filter(|s| self.is_ready(*s))
             .collect();
         let placing_since = self.placing_since.unwrap_or(self.now);
-        let all = ready.len() == seats.len();
+        // Nobody waits for nodes that are not there yet: the job grows when they are.
+        let soon = self.nodes(self.placeable).unwrap_or(target);
+        let all = ready.len() >= soon as usize;
         let late = self.now - placing_since >= self.placement;
         let mut decision = Decision {
             seats,

@@ -19,6 +19,7 @@ use serde_json::json;
 use super::build;
 use super::context::Context;
 use super::faults;
+use super::locked::locked;
 use super::observe::Observation;
 use crate::job::api::TrainingJob;
 use crate::job::api::status::TrainingJobStatus;
@@ -42,6 +43,23 @@ pub enum ApplyError {
     /// `podTemplate` makes no pod.
     #[error("spec.podTemplate makes no pod: {0}")]
     Template(#[from] serde_json::Error),
+}
+
+impl ApplyError {
+    /// What the API server has against the objects, in its words; `None` where trying again is all that
+    /// it takes.
+    pub fn refusal(&self) -> Option<String> {
+        match self {
+            ApplyError::Template(_) => Some(self.to_string()),
+            ApplyError::Api(kube::Error::Api(status)) => {
+                let asks =
+                    (400..500).contains(&status.code) && ![408, 409, 429].contains(&status.code);
+                let text: String = status.message.chars().take(500).collect();
+                asks.then(|| format!("the API server refuses it: {text}"))
+            }
+            ApplyError::Api(_) => None,
+        }
+    }
 }
 
 /// What must be there before a pod is: its account, without which none can be made, and its
@@ -129,7 +147,8 @@ pub async fn pods(
     stream::iter(unwanted.cloned().collect::<Vec<_>>())
         .map(|pod| {
             let api = api.clone();
-            let dead = seen.is_out_of_reach(&pod);
+            let suspect = |node: &str| locked(&context.ledger).suspects_node(node);
+            let dead = seen.is_out_of_reach(&pod, suspect);
             async move { delete(&api, &pod, dead).await }
         })
         .buffer_unordered(AT_ONCE)

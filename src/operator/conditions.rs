@@ -3,6 +3,7 @@
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use k8s_openapi::jiff::Timestamp;
 
+use super::unreadable::READABLE;
 use crate::job::api::status::{State, TrainingJobStatus};
 
 /// Sets one condition; its time changes only with its status.
@@ -31,8 +32,19 @@ pub fn set(status: &mut TrainingJobStatus, kind: &str, holds: bool, reason: &str
     }
 }
 
-/// Writes the conditions that follow from the state. `Planned` is set where plans are made.
-pub fn of_state(status: &mut TrainingJobStatus) {
+/// A job that could not be read once can be now.
+pub fn readable(status: &mut TrainingJobStatus) {
+    if status.conditions.iter().any(|c| c.type_ == READABLE) {
+        set(status, READABLE, true, READABLE, "");
+    }
+}
+
+/// Why pods are not ready, where the API server makes none.
+pub const REFUSED: &str = "Refused";
+
+/// Writes the conditions that follow from the state; `refused`: what the API server has against the
+/// job's objects. `Planned` is set where plans are made.
+pub fn of_state(status: &mut TrainingJobStatus, refused: Option<&str>) {
     let state = status.state;
     let why = status.why.clone();
     let name = format!("{state:?}");
@@ -50,6 +62,9 @@ pub fn of_state(status: &mut TrainingJobStatus) {
         ("Complete", state == State::Complete),
         ("Failed", state == State::Failed),
     ] {
-        set(status, kind, holds, &name, &why);
+        match refused.filter(|_| kind == "PodsReady") {
+            Some(refused) => set(status, kind, holds, REFUSED, refused),
+            None => set(status, kind, holds, &name, &why),
+        }
     }
 }

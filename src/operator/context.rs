@@ -1,7 +1,7 @@
 //! What all looks at jobs share, and what is remembered of each job between two of them.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Once};
 use std::time::{Duration, Instant};
 
 use kube::api::Api;
@@ -10,11 +10,14 @@ use kube::runtime::reflector::{ObjectRef, Store};
 use kube::{Client, ResourceExt};
 
 use super::agents::Agents;
+use super::ended::fraction;
+use super::leases::Leases;
 use super::ledger::Ledger;
 use super::locked::locked;
 use super::planning::Planner;
 use super::stores::{self, Stores};
 use crate::job::api::TrainingJob;
+use crate::telemetry::now;
 
 /// The first pause after a look that failed; twice as long after each, up to [`LONGEST_PAUSE`].
 const PAUSE: Duration = Duration::from_millis(100);
@@ -36,6 +39,8 @@ pub struct Context {
     pub known: Store<TrainingJob>,
     /// What the agents say.
     pub agents: Agents,
+    /// Leases of nodes whose pods fell silent.
+    pub leases: Leases,
     /// Devices that jobs count on.
     pub ledger: Mutex<Ledger>,
     /// Writes events.
@@ -46,6 +51,8 @@ pub struct Context {
     pub memory: Memory,
     /// The job that was given its first pods last, by uid, and when.
     pub newest: Mutex<Option<(String, Instant)>>,
+    /// The ledger knows what the statuses promise.
+    pub recovered: Once,
 }
 
 /// What is remembered of each job between two looks, by uid.
@@ -65,6 +72,8 @@ struct Remembered {
     begun: Option<Instant>,
     /// Looks that failed, one after another.
     failures: u32,
+    /// What the API server said against what was made for the job last.
+    refused: Option<String>,
 }
 
 /// Which of a job's companions this process has applied.
@@ -137,12 +146,27 @@ impl Context {
         self.memory.of(uid, |job| std::mem::take(&mut job.planner))
     }
 
-    /// Keeps the job's planner for the next look, now that this one went well.
+    /// Keeps the job's planner for the next look.
     pub fn keep(&self, uid: &str, planner: Planner) {
+        self.memory.of(uid, |job| job.planner = planner);
+    }
+
+    /// A look at the job went well to its end.
+    pub fn went_well(&self, uid: &str) {
         self.memory.of(uid, |job| {
             job.failures = 0;
-            job.planner = planner;
+            job.refused = None;
         });
+    }
+
+    /// The API server refuses what is made for the job; the next look says so.
+    pub fn was_refused(&self, uid: &str, why: String) {
+        self.memory.of(uid, |job| job.refused = Some(why));
+    }
+
+    /// What it said, where it did.
+    pub fn refusal(&self, uid: &str) -> Option<String> {
+        self.memory.of(uid, |job| job.refused.clone())
     }
 
     /// Which of the job's companions this process has applied.
@@ -203,15 +227,28 @@ impl Context {
         locked(&self.memory.0).remove(uid);
     }
 
-    /// How long to wait after a failed look.
+    /// How long to wait after a failed look: between half of a pause and all of it, so that jobs that
+    /// failed together part.
     pub fn pause(&self, uid: &str) -> Duration {
         let before = self.memory.of(uid, |job| {
             job.failures = job.failures.saturating_add(1);
             job.failures - 1
         });
-        PAUSE
+        let pause = PAUSE
             .saturating_mul(2u32.saturating_pow(before.min(12)))
-            .min(LONGEST_PAUSE)
+            .min(LONGEST_PAUSE);
+        pause.mul_f64(0.5 + 0.5 * fraction(now()))
+    }
+
+    /// What the jobs count on by their statuses is promised to them before the first of them is looked
+    /// at: a controller that was just started knows no promises.
+    pub fn recover_promises(&self) {
+        self.recovered.call_once(|| {
+            let mut ledger = locked(&self.ledger);
+            for job in self.known.state() {
+                ledger.recover(&job);
+            }
+        });
     }
 }
 

@@ -26,6 +26,7 @@ use super::leader;
 use super::metrics::Metrics;
 use super::reconcile::{ReconcileError, reconcile};
 use super::stores::{self, GATHER, Touched};
+use super::unreadable;
 use crate::job::api::TrainingJob;
 use crate::job::api::status::State;
 
@@ -92,7 +93,9 @@ async fn control(
 ) -> anyhow::Result<()> {
     let (wake, woken) = unbounded_channel();
     let (stores, pods, nodes) = stores::start(&client);
-    let (known, jobs) = stores::jobs(&client);
+    let (aside, set_aside) = unbounded_channel();
+    let (known, jobs) = stores::jobs(&client, aside);
+    let telling = tokio::spawn(unreadable::tell(client.clone(), set_aside));
     let controller = Controller::for_stream(jobs, known.clone());
     metrics.leads(known.clone());
     let touches = futures::stream::select(pods.boxed(), nodes.boxed());
@@ -109,9 +112,11 @@ async fn control(
         client,
         stores,
         known,
+        leases: Default::default(),
         ledger: Default::default(),
         memory: Default::default(),
         newest: Default::default(),
+        recovered: std::sync::Once::new(),
     });
     let house = tokio::spawn(housekeeping::keep(context.clone()));
     let woken = futures::stream::unfold(woken, |mut woken| async {
@@ -133,6 +138,7 @@ async fn control(
         .await;
     pool.abort();
     house.abort();
+    telling.abort();
     Ok(())
 }
 

@@ -2,7 +2,7 @@
 //! nodes and pods that went away never.
 
 use crate::job::Outcome;
-use crate::job::api::status::TrainingJobStatus;
+use crate::job::api::status::{PodFailures, TrainingJobStatus};
 
 /// The first pause after a failure, seconds; twice as long after each.
 const BACK_OFF: f64 = 2.0;
@@ -47,16 +47,33 @@ impl Ended {
     }
 }
 
+/// A round of pods that ended before they could train: the next one is made after a pause.
+pub fn count_pods(status: &mut TrainingJobStatus, last: String, now: f64) {
+    let count = status
+        .pod_failures
+        .as_ref()
+        .map_or(0, |failures| failures.count);
+    status.pod_failures = Some(PodFailures {
+        count: count.saturating_add(1),
+        last,
+        again: now + pause(count, now),
+    });
+}
+
 fn back_off(status: &mut TrainingJobStatus, now: f64) {
-    let pause = BACK_OFF * f64::from(2u32.saturating_pow(status.restarts.min(16)));
-    // Between half of it and all of it, so that jobs that failed together part.
-    let jitter = 0.5 + 0.5 * fraction(now);
-    status.not_before = Some(now + pause.min(LONGEST_BACK_OFF) * jitter);
+    status.not_before = Some(now + pause(status.restarts, now));
     status.restarts += 1;
 }
 
+/// Seconds to wait after so many failures and one more.
+fn pause(before: u32, now: f64) -> f64 {
+    let pause = BACK_OFF * f64::from(2u32.saturating_pow(before.min(16)));
+    // Between half of it and all of it, so that jobs that failed together part.
+    pause.min(LONGEST_BACK_OFF) * (0.5 + 0.5 * fraction(now))
+}
+
 /// The digits of a clock that nobody chooses.
-fn fraction(now: f64) -> f64 {
+pub fn fraction(now: f64) -> f64 {
     (now * 1000.0).fract()
 }
 

@@ -18,6 +18,20 @@ pub async fn keep(context: Arc<Context>) {
         tokio::time::sleep(ROUND).await;
         context.forget_deleted();
         trust_again(&context).await;
+        read_leases(&context).await;
+    }
+}
+
+/// Reads the Leases of nodes whose pods fell silent.
+async fn read_leases(context: &Context) {
+    let leases: Api<Lease> = Api::namespaced(context.client.clone(), "kube-node-lease");
+    for node in context.leases.wanted() {
+        let Ok(Some(lease)) = leases.get_opt(&node).await else {
+            continue;
+        };
+        let renewed = lease.spec.and_then(|spec| spec.renew_time);
+        let renewed = renewed.map_or_else(String::new, |at| at.0.to_string());
+        context.leases.read(&node, renewed);
     }
 }
 

@@ -7,6 +7,7 @@ use std::time::{Duration, SystemTime};
 use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt;
 
+use super::build::tolerations_and_selector;
 use super::stores::Stores;
 use crate::inventory::kubernetes::{Wants, free_seats};
 use crate::job::api::TrainingJob;
@@ -47,6 +48,15 @@ impl Ledger {
         self.promises.insert(job.into(), promise);
     }
 
+    /// What a job's status says that it counts on.
+    pub fn recover(&mut self, job: &TrainingJob) {
+        let Some(status) = &job.status else { return };
+        let (name, uid) = (job.name_any(), job.uid().unwrap_or_default());
+        let pods = status.seats.iter().map(|seat| seat.pod(&name)).collect();
+        let namespace = job.namespace().unwrap_or_default();
+        self.promise(&uid, &namespace, &wants(job), pods);
+    }
+
     /// Forgets jobs that do not exist any more.
     pub fn keep_only(&mut self, exists: impl Fn(&str) -> bool) {
         self.promises.retain(|job, _| exists(job));
@@ -67,6 +77,11 @@ impl Ledger {
             .iter()
             .map(|(node, since)| (node.clone(), *since))
             .collect()
+    }
+
+    /// Whether a node is under suspicion.
+    pub fn suspects_node(&self, node: &str) -> bool {
+        self.suspects.get(node).is_some_and(|since| recent(*since))
     }
 
     /// A node gave a sign of life.
@@ -99,18 +114,25 @@ impl Ledger {
         drop(holdings);
         let nodes = stores.nodes.state();
         let suspect = |node: &Node| {
-            let since = node
-                .metadata
-                .name
-                .as_ref()
-                .and_then(|name| self.suspects.get(name));
-            since.is_some_and(|since| recent(*since))
+            let name = node.metadata.name.as_deref();
+            name.is_some_and(|name| self.suspects_node(name))
         };
         let nodes = nodes
             .iter()
             .map(AsRef::as_ref)
             .filter(|node| !suspect(node));
         free_seats(nodes, &held, &promised, wants)
+    }
+}
+
+/// What a job asks of a node.
+pub fn wants(job: &TrainingJob) -> Wants {
+    let (tolerations, node_selector) = tolerations_and_selector(job);
+    Wants {
+        resource: job.spec.resource_name.clone(),
+        per_seat: job.spec.gpus_per_node.into(),
+        node_selector,
+        tolerations,
     }
 }
 

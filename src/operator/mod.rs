@@ -5,6 +5,7 @@
 //! made is named by it: a controller that is killed between the two goes on from the status.
 
 mod agents;
+mod announce;
 mod apply;
 mod build;
 mod conditions;
@@ -16,6 +17,7 @@ mod gather;
 mod holdings;
 mod housekeeping;
 mod leader;
+mod leases;
 mod ledger;
 mod locked;
 mod metrics;
@@ -24,6 +26,7 @@ mod planning;
 mod reconcile;
 mod status;
 mod stores;
+mod unreadable;
 
 pub use build::{AGENT_PORT, JOB_LABEL, SEAT_LABEL, run_directory};
 pub use controller::{Options, run};

@@ -2,21 +2,24 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use kube::runtime::reflector::ObjectRef;
 
 use super::agents::{Agents, Heard};
-use super::build::{is_outdated, tolerations_and_selector};
+use super::build::is_outdated;
 use super::holdings::{is_over, node_of};
+use super::leases::Leases;
+use super::ledger::wants;
 use super::stores::Stores;
 use crate::inventory::kubernetes::{Standing, Wants, standing};
 use crate::job::Pin;
 use crate::job::agent_state::{AgentState, Problem};
 use crate::job::api::status::{Current, Seat, TrainingJobStatus};
 use crate::job::api::{OnCordon, TrainingJob};
+use crate::job::generation::PodRef;
 use crate::job::protocol::Ending;
 use crate::job::seen::Seen;
 use crate::job::steer::{PodSeen, SeatSeen};
@@ -24,8 +27,8 @@ use crate::job::steer::{PodSeen, SeatSeen};
 /// An agent that is silent for so long is gone when something else says so too: a peer that lost
 /// its ranks, or its node.
 const SILENCE: Duration = Duration::from_secs(1);
-/// Silent for so long, it is gone whoever else says so: beyond `fenceAfter` its ranks have stopped.
-const LONG_SILENCE: Duration = Duration::from_secs(45);
+/// Silent for so long beyond `fenceAfterSeconds`, it is gone whoever else says so: its ranks have stopped.
+const BEYOND_FENCE: Duration = Duration::from_secs(15);
 
 /// What a job looks like.
 pub struct Observation {
@@ -49,30 +52,31 @@ pub struct Observation {
     pub staying: u32,
     /// Where the pods may run.
     pub wants: Wants,
+    /// How pods ended that were never part of a generation, other than by being deleted or evicted.
+    pub ended_early: Vec<String>,
     /// Pods whose agents do not answer.
     unreachable: BTreeSet<String>,
+    /// Those of them whose nodes, or peers, say so too: nobody there will confirm that they ended.
+    out_of_reach: BTreeSet<String>,
     /// Nodes of lost pods that did not answer any more: nothing new is counted on them for now,
     /// whatever Kubernetes still thinks of them.
     pub suspects: BTreeSet<String>,
 }
 
 impl Observation {
-    /// Looks.
+    /// Looks. `edits`: whether what was edited of the spec is to be taken up; an edit that cannot be
+    /// planned is not.
     pub fn of(
         job: &TrainingJob,
         status: &TrainingJobStatus,
         stores: &Stores,
         agents: &Agents,
+        leases: &Leases,
+        edits: bool,
     ) -> Self {
         let name = job.name_any();
         let namespace = job.namespace().unwrap_or_default();
-        let (tolerations, node_selector) = tolerations_and_selector(job);
-        let wants = Wants {
-            resource: job.spec.resource_name.clone(),
-            per_seat: job.spec.gpus_per_node.into(),
-            node_selector,
-            tolerations,
-        };
+        let wants = wants(job);
         let reference = ObjectRef::new(&name).within(&namespace);
         let pods: BTreeMap<String, Arc<Pod>> = stores
             .pods_of(&namespace, &name)
@@ -111,6 +115,8 @@ impl Observation {
                 .filter(|(_, heard)| heard.silent_since.is_some_and(|s| s.elapsed() > SILENCE))
                 .map(|(pod, _)| pod.clone())
                 .collect(),
+            ended_early: Vec::new(),
+            out_of_reach: BTreeSet::new(),
             suspects: BTreeSet::new(),
             wants,
             pods,
@@ -120,16 +126,32 @@ impl Observation {
             .as_ref()
             .map(|c| seen.named_as_lost(c))
             .unwrap_or_default();
+        let silences = seen.pods.iter().filter_map(|(pod, object)| {
+            let silent = heard.get(pod)?.silent_since?.elapsed();
+            // One that never was a member may still be starting, or have no agent at all.
+            let member = member_of(status, pod).is_some();
+            let fence = Duration::from_secs(job.spec.elasticity.fence_after_seconds.into());
+            let silence = Silence {
+                pod,
+                node: node_of(object)?,
+                silent,
+                named: named.contains(pod),
+                stale: member && silent > SILENCE && leases.is_stale(node_of(object)?),
+                fenced: member && silent > fence + BEYOND_FENCE,
+            };
+            Some((pod.clone(), silence.verdict(stores, &seen.wants)?))
+        });
+        let silences: BTreeMap<String, String> = silences.collect();
         for seat in &status.seats {
             let pod = seat.pod(&name);
-            let (how, why) = seen.pod(
-                job,
-                status,
-                &pod,
-                stores,
-                heard.get(&pod),
-                named.contains(&pod),
-            );
+            let (mut how, mut why) =
+                seen.pod(job, status, &pod, stores, heard.get(&pod), &silences);
+            if how == PodSeen::Outdated && !edits {
+                (how, why) = (PodSeen::Ready, None);
+            }
+            if let Some(end) = seen.ended_early(status, &pod) {
+                seen.ended_early.push(end);
+            }
             if how == PodSeen::Lost
                 && seen.unreachable.contains(&pod)
                 && let Some(node) = seen.pods.get(&pod).and_then(|pod| node_of(pod))
@@ -151,7 +173,15 @@ impl Observation {
             seen.look_at_ranks(&name, status, current);
         }
         seen.problem = seen.agents.values().find_map(|agent| agent.problem.clone());
+        seen.out_of_reach = silences.into_keys().collect();
         seen
+    }
+
+    /// How a pod ended that was never part of a generation, where it ended by itself.
+    fn ended_early(&self, status: &TrainingJobStatus, name: &str) -> Option<String> {
+        let pod = self.pods.get(name)?;
+        let own = is_over(pod) && !disrupted(pod) && pod.metadata.deletion_timestamp.is_none();
+        (own && member_of(status, name).is_none()).then(|| end_of(pod))
     }
 
     /// What holds up a pod that is coming, in Kubernetes' words; `None` while it is only young.
@@ -209,13 +239,10 @@ impl Observation {
         name: &str,
         stores: &Stores,
         heard: Option<&Heard>,
-        named: bool,
+        silences: &BTreeMap<String, String>,
     ) -> (PodSeen, Option<String>) {
         let lost = |why: String| (PodSeen::Lost, Some(why));
-        let member = status.generation.as_ref().and_then(|current| {
-            let mut members = current.record.members.iter().filter_map(|m| m.pod.as_ref());
-            members.find(|pod| pod.name == name)
-        });
+        let member = member_of(status, name);
         let Some(pod) = self.pods.get(name) else {
             return match member {
                 Some(_) => lost(format!("pod {name} was deleted")),
@@ -245,25 +272,12 @@ impl Observation {
                 None => (PodSeen::Coming, None),
             };
         };
-        let silent = heard
-            .and_then(|heard| heard.silent_since)
-            .map(|since: Instant| since.elapsed());
-        let gone = silent.is_some_and(|silent| silent > LONG_SILENCE);
         let Some(node) = stores.nodes.get(&ObjectRef::new(node_name)) else {
             return lost(format!("node {node_name} was deleted"));
         };
         let standing = standing(&node, &self.wants.tolerations);
-        let quiet = silent.is_some_and(|silent| silent > SILENCE);
-        if quiet && named {
-            return lost(format!(
-                "pod {name} on {node_name} is cut off from its peers and from here"
-            ));
-        }
-        if quiet && standing == Standing::NotReady {
-            return lost(format!("node {node_name} is not ready"));
-        }
-        if gone && member.is_some() {
-            return lost(format!("pod {name} on {node_name} does not answer"));
+        if let Some(why) = silences.get(name) {
+            return lost(why.clone());
         }
         if pod.metadata.deletion_timestamp.is_some() {
             return (
@@ -363,10 +377,61 @@ impl Observation {
 }
 
 impl Observation {
-    /// Whether nobody on the pod's node will confirm that it ended.
-    pub fn is_out_of_reach(&self, pod: &Pod) -> bool {
-        self.unreachable.contains(&pod.name_any())
+    /// Whether nobody on the pod's node will confirm that it ended. `suspect`: nodes that stopped
+    /// answering a moment ago. An agent that is only silent may be starting, or saying goodbye.
+    pub fn is_out_of_reach(&self, pod: &Pod, suspect: impl Fn(&str) -> bool) -> bool {
+        let name = pod.name_any();
+        let suspect = || node_of(pod).is_some_and(suspect);
+        self.out_of_reach.contains(&name) || (self.unreachable.contains(&name) && suspect())
     }
+}
+
+/// A pod whose agent does not answer.
+struct Silence<'a> {
+    pod: &'a str,
+    node: &'a str,
+    silent: Duration,
+    /// Its peers lost its ranks.
+    named: bool,
+    /// Its kubelet does not renew the node's Lease any more.
+    stale: bool,
+    /// Its ranks have stopped by themselves.
+    fenced: bool,
+}
+
+impl Silence<'_> {
+    /// Why it is gone; `None` for as long as nothing but its silence says so and its ranks may run.
+    fn verdict(&self, stores: &Stores, wants: &Wants) -> Option<String> {
+        let (pod, name) = (self.pod, self.node);
+        let Some(node) = stores.nodes.get(&ObjectRef::new(name)) else {
+            return Some(format!("node {name} was deleted"));
+        };
+        if self.silent <= SILENCE {
+            return None;
+        }
+        if self.named {
+            return Some(format!(
+                "pod {pod} on {name} is cut off from its peers and from here"
+            ));
+        }
+        if standing(&node, &wants.tolerations) == Standing::NotReady {
+            return Some(format!("node {name} is not ready"));
+        }
+        if self.stale {
+            return Some(format!(
+                "pod {pod} does not answer, and its node {name} renews its Lease no more"
+            ));
+        }
+        self.fenced
+            .then(|| format!("pod {pod} on {name} does not answer"))
+    }
+}
+
+/// The member of the newest generation that a pod of this name is.
+fn member_of<'s>(status: &'s TrainingJobStatus, name: &str) -> Option<&'s PodRef> {
+    let current = status.generation.as_ref()?;
+    let mut members = current.record.members.iter().filter_map(|m| m.pod.as_ref());
+    members.find(|pod| pod.name == name)
 }
 
 /// Whether this very job made the pod, not one that had its name before.
@@ -399,6 +464,11 @@ fn oom_killed(pod: &Pod) -> bool {
     terminated(pod).is_some_and(|end| end.reason.as_deref() == Some("OOMKilled"))
 }
 
+/// As much of a text as a status line takes.
+fn short(text: &str) -> String {
+    text.chars().take(200).collect()
+}
+
 fn end_of(pod: &Pod) -> String {
     let name = pod.name_any();
     let status = pod.status.as_ref();
@@ -406,9 +476,15 @@ fn end_of(pod: &Pod) -> String {
     match (terminated(pod), reason) {
         (Some(end), _) => {
             let reason = end.reason.clone().unwrap_or_default();
-            format!("pod {name} ended with exit code {} {reason}", end.exit_code)
-                .trim_end()
-                .into()
+            let said = end.message.iter().map(|words| words.trim());
+            let said = said.map(|words| format!(": {}", short(words)));
+            format!(
+                "pod {name} ended with exit code {} {reason}{}",
+                end.exit_code,
+                said.collect::<String>()
+            )
+            .trim_end()
+            .into()
         }
         (None, Some(reason)) => format!("pod {name} ended: {reason}"),
         (None, None) => format!("pod {name} ended"),

@@ -8,8 +8,9 @@ use kube::api::Api;
 use kube::{Client, ResourceExt};
 use xxhash_rust::xxh3::xxh3_128;
 
+use super::build;
 use crate::batch::{self, Plan, PlanRequest, Reached, Refused};
-use crate::job::api::status::{RecipeSnapshot, TrainingJobStatus};
+use crate::job::api::status::{RecipeSnapshot, Seat, TrainingJobStatus};
 use crate::job::api::{ConfigMapKey, TrainingJob};
 use crate::recipe::{self, Recipe, Severity, own_command};
 
@@ -137,9 +138,20 @@ pub fn read(job: &TrainingJob, snapshot: &RecipeSnapshot) -> Result<Recipe, Refu
 pub struct Planner {
     recipe: Option<(String, Recipe)>,
     feasible: HashMap<(u64, Reached), bool>,
+    /// The one plan that there is while the recipe cannot be read.
+    held: Option<Plan>,
 }
 
 impl Planner {
+    /// A planner that knows one world, that of the plan which a job runs by: what was edited since
+    /// cannot be planned, and is not taken up.
+    pub fn holding(plan: Plan) -> Planner {
+        Planner {
+            held: Some(plan),
+            ..Planner::default()
+        }
+    }
+
     /// Takes the job's recipe; what was planned for another one is forgotten. True where it is another
     /// one than before.
     pub fn read(&mut self, job: &TrainingJob, snapshot: &RecipeSnapshot) -> Result<bool, Refusal> {
@@ -152,7 +164,7 @@ impl Planner {
             return Ok(false);
         }
         self.feasible.clear();
-        self.recipe = None;
+        (self.recipe, self.held) = (None, None);
         let mut recipe = read(job, snapshot)?;
         let command = std::mem::replace(
             &mut recipe.spec.trainer.command,
@@ -184,6 +196,14 @@ impl Planner {
 
     /// The plan for so many ranks of a job that has come so far; an error says what the rules say.
     pub fn plan(&self, ranks: u64, reached: Reached) -> Result<Plan, String> {
+        if let Some(plan) = &self.held {
+            let fits = plan.outline.world_size == ranks
+                && reached
+                    .micro_limit
+                    .is_none_or(|limit| plan.per_device_batch_size <= limit);
+            let why = || "only the world that the job runs in is known".to_string();
+            return fits.then(|| plan.clone()).ok_or_else(why);
+        }
         let recipe = self.recipe.as_ref().map(|(_, recipe)| recipe);
         let recipe = recipe.ok_or_else(|| "the recipe was not read".to_string())?;
         let request = PlanRequest::gpus(ranks).after(reached);
@@ -200,6 +220,29 @@ impl Planner {
         self.feasible.insert(world, feasible);
         feasible
     }
+}
+
+/// Refuses a job of which no objects can be made.
+pub fn refuse_unmakeable(job: &TrainingJob, image: Option<&str>) -> Result<(), Refusal> {
+    let name = job.name_any();
+    let mut letters = name.chars();
+    let label = letters
+        .next()
+        .is_some_and(|first| first.is_ascii_lowercase())
+        && letters.all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-')
+        && !name.ends_with('-');
+    if !label {
+        return Err(plan_refused(format!(
+            "`{name}` names no Service, which the job's pods need: make the job again under a name of \
+             lower-case letters, digits and dashes that begins with a letter"
+        )));
+    }
+    let made = build::pod(job, Seat::default(), image);
+    made.map(|_| ()).map_err(|error| {
+        plan_refused(format!(
+            "spec.podTemplate makes no pod: {error}; compare it with `kubectl explain pod.spec`"
+        ))
+    })
 }
 
 /// How far a job has come.

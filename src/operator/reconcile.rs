@@ -5,11 +5,10 @@ use std::time::Duration;
 
 use kube::api::{Api, DeleteParams, Patch, PatchParams};
 use kube::runtime::controller::Action;
-use kube::runtime::events::{Event, EventType};
 use kube::{Resource, ResourceExt};
 use serde_json::json;
-use tracing::{info, warn};
 
+use super::announce::announce;
 use super::apply::{self, ApplyError, MANAGER};
 use super::context::{Companions, Context};
 use super::locked::locked;
@@ -47,6 +46,7 @@ pub async fn reconcile(
     job: Arc<TrainingJob>,
     context: Arc<Context>,
 ) -> Result<Action, ReconcileError> {
+    context.recover_promises();
     let job = context.newest(job);
     let uid = job.uid().unwrap_or_default();
     if job.metadata.deletion_timestamp.is_some() {
@@ -58,19 +58,32 @@ pub async fn reconcile(
         return ended(&job, &before, &context).await;
     }
     let mut next = before.clone();
+    conditions::readable(&mut next);
+    if next.observed_generation != job.metadata.generation {
+        // What kept pods from starting may have been mended.
+        next.pod_failures = None;
+    }
     next.observed_generation = job.metadata.generation;
     let labels = build::selector(&job)
         .into_iter()
         .map(|(key, value)| format!("{key}={value}"));
     next.selector = labels.collect::<Vec<_>>().join(",");
     let planned = plan(&job, &mut next, &context).await;
-    let mut planner = match planned {
-        Ok(planner) => planner,
-        Err(refusal) => return refused(&job, &before, next, &refusal, &context).await,
+    let (mut planner, refusal) = match (planned, &before.generation) {
+        (Ok(planner), _) => (planner, None),
+        (Err(refusal), None) => return refused(&job, &before, next, &refusal, &context).await,
+        // It goes on as it is, and is looked after.
+        (Err(refusal), Some(current)) => {
+            let (reason, message) = (refusal.reason, refusal.message);
+            conditions::set(&mut next, "Planned", false, reason, &message);
+            (Planner::holding(current.record.plan.clone()), Some(message))
+        }
     };
 
     let now = now();
-    let seen = Observation::of(&job, &next, &context.stores, &context.agents);
+    let edits = refusal.is_none();
+    let (stores, agents, leases) = (&context.stores, &context.agents, &context.leases);
+    let seen = Observation::of(&job, &next, stores, agents, leases, edits);
     let reached = planning::reached(&next);
     let holds = |ranks, limit| {
         let within = Reached {
@@ -80,7 +93,7 @@ pub async fn reconcile(
         planner.is_feasible(ranks, within)
     };
     status::take_in(&job, &mut next, &seen, holds, now);
-    let decision = decide(&job, &next, &seen, &mut planner, &context, now);
+    let (decision, placeable) = decide(&job, &next, &seen, &mut planner, &context, now);
     next.attempts = decision.attempts;
     next.larger_since = decision.larger_since;
     next.placing_since = decision.placing_since;
@@ -104,7 +117,12 @@ pub async fn reconcile(
         }
     }
     status::carry_out(&job, &mut next, &decision.act, plan.as_ref(), &seen, now);
-    conditions::of_state(&mut next);
+    status::batch_now(&mut next);
+    let refused = context.refusal(&uid).filter(|_| !over);
+    let skipped = || skipped(&job, &next, placeable, &mut planner);
+    let notice = refused.clone().or(refusal).or_else(skipped);
+    status::notice(&mut next, notice);
+    conditions::of_state(&mut next, refused.as_deref());
     context.keep(&uid, planner);
 
     let act = decision.act.name();
@@ -114,31 +132,82 @@ pub async fn reconcile(
     announce(&written, &before, &next, &context);
     let mut after = next_look(&next);
     if !over {
-        // Nothing is made for a job that has no place for a pod.
-        let due = match next.seats.is_empty() {
-            true => Companions::Complete,
-            false => context.companions(&uid),
-        };
-        if due == Companions::Missing {
-            apply::before_pods(&context.client, &written).await?;
-            context.begins(&uid);
-            faults::point("companions", act);
+        let made = make(&written, &next, &seen, act, &context).await;
+        if let Err(error) = &made
+            && let Some(why) = error.refusal()
+        {
+            context.was_refused(&uid, why);
+        }
+        if made? {
             after = Duration::ZERO;
         }
-        // The rest in a look of its own, behind those of other jobs: their pods come first. Its own
-        // pods are heard of meanwhile, so that it is looked at again.
-        let waits = due == Companions::BeforePods && context.others_begin(&uid);
-        let beside = async {
-            if due == Companions::BeforePods && !waits {
-                apply::beside_pods(&context.client, &written).await?;
-                context.complete(&uid);
-            }
-            Ok(())
-        };
-        tokio::try_join!(apply::pods(&context, &written, &next, &seen), beside)?;
-        faults::point("pods", act);
     }
+    context.went_well(&uid);
     Ok(Action::requeue(after))
+}
+
+/// Makes what the status says; true where the job is to be looked at again at once.
+async fn make(
+    job: &TrainingJob,
+    status: &TrainingJobStatus,
+    seen: &Observation,
+    act: &str,
+    context: &Context,
+) -> Result<bool, ApplyError> {
+    let uid = job.uid().unwrap_or_default();
+    // Nothing is made for a job that has no place for a pod.
+    let due = match status.seats.is_empty() {
+        true => Companions::Complete,
+        false => context.companions(&uid),
+    };
+    if due == Companions::Missing {
+        apply::before_pods(&context.client, job).await?;
+        context.begins(&uid);
+        faults::point("companions", act);
+    }
+    // The rest in a look of its own, behind those of other jobs: their pods come first. Its own
+    // pods are heard of meanwhile, so that it is looked at again.
+    let waits = due == Companions::BeforePods && context.others_begin(&uid);
+    let beside = async {
+        if due == Companions::BeforePods && !waits {
+            apply::beside_pods(&context.client, job).await?;
+            context.complete(&uid);
+        }
+        Ok(())
+    };
+    tokio::try_join!(apply::pods(context, job, status, seen), beside)?;
+    faults::point("pods", act);
+    Ok(due == Companions::Missing)
+}
+
+/// Numbers of nodes that the pool would hold, and that the job passes over, with the rule that says so.
+fn skipped(
+    job: &TrainingJob,
+    status: &TrainingJobStatus,
+    placeable: u32,
+    planner: &mut Planner,
+) -> Option<String> {
+    if status.state != State::Running {
+        return None;
+    }
+    let most = job.spec.nodes.min(*bounds(job).end()).min(placeable);
+    let (per_node, reached) = (u64::from(job.spec.gpus_per_node), planning::reached(status));
+    let ranks = |nodes: u32| u64::from(nodes) * per_node;
+    let passed: Vec<u32> = (status.nodes + 1..=most)
+        .filter(|nodes| !planner.is_feasible(ranks(*nodes), reached))
+        .collect();
+    let (first, last) = (passed.first()?, passed.last()?);
+    // A larger one that splits the batch is on its way.
+    if usize::try_from(most - status.nodes).ok()? != passed.len() {
+        return None;
+    }
+    let nodes = match first == last {
+        true => format!("{first}"),
+        false => format!("{first} to {last}"),
+    };
+    let why = planner.plan(ranks(*last), reached).err()?;
+    let why = why.lines().next().unwrap_or_default();
+    Some(format!("passes over {nodes} nodes: {why}"))
 }
 
 /// When to look again if nothing is heard of the job: soon while a clock runs.
@@ -161,6 +230,7 @@ async fn plan(
     status: &mut TrainingJobStatus,
     context: &Context,
 ) -> Result<Planner, Refusal> {
+    planning::refuse_unmakeable(job, context.image.as_deref())?;
     let snapshot = planning::snapshot(&context.client, job).await?;
     let mut planner = context.planner(&job.uid().unwrap_or_default());
     let another = planner.read(job, &snapshot)?;
@@ -220,7 +290,8 @@ fn feasible_nodes(
         .collect()
 }
 
-/// Decides, alone: what this job counts on is promised before the next one looks.
+/// Decides, alone: what this job counts on is promised before the next one looks. Beside the decision,
+/// the seats that the nodes have room for now.
 fn decide(
     job: &TrainingJob,
     status: &TrainingJobStatus,
@@ -228,7 +299,7 @@ fn decide(
     planner: &mut Planner,
     context: &Context,
     now: f64,
-) -> Decision {
+) -> (Decision, u32) {
     let name = job.name_any();
     let uid = job.uid().unwrap_or_default();
     let per_node = u64::from(job.spec.gpus_per_node);
@@ -241,9 +312,10 @@ fn decide(
         .collect();
     let mut ledger = locked(&context.ledger);
     ledger.suspect(&seen.suspects);
+    let placeable = ledger.seats(&context.stores, job, &seen.wants) + seen.staying;
     let pool = match job.spec.elasticity.capacity {
         Capacity::Request => job.spec.nodes,
-        Capacity::Discovered => ledger.seats(&context.stores, job, &seen.wants) + seen.staying,
+        Capacity::Discovered => placeable,
     };
     let decision = steer(&View {
         desired: job.spec.nodes,
@@ -251,6 +323,7 @@ fn decide(
         ranks_per_node: per_node,
         feasible: &|nodes| feasible.get(nodes as usize).copied().unwrap_or(false),
         pool,
+        placeable,
         seats: &seen.seats,
         members: &members,
         ranks: status::ranks(status),
@@ -272,6 +345,7 @@ fn decide(
         grow_delay: f64::from(job.spec.elasticity.grow_delay_seconds),
         placement: f64::from(job.spec.elasticity.placement_seconds),
         not_before: status.not_before.unwrap_or(0.0),
+        no_pod_before: status.pod_failures.as_ref().map_or(0.0, |f| f.again),
         now,
     });
     let pods = decision
@@ -281,11 +355,10 @@ fn decide(
         .collect();
     let namespace = job.namespace().unwrap_or_default();
     ledger.promise(&uid, &namespace, &seen.wants, pods);
-    decision
+    (decision, placeable)
 }
 
-/// A job that cannot be planned: nothing is made for it, and what runs of it is left alone; it waits
-/// for a change.
+/// A job that cannot be planned and never ran: nothing is made for it, and it waits for a change.
 async fn refused(
     job: &TrainingJob,
     before: &TrainingJobStatus,
@@ -293,9 +366,10 @@ async fn refused(
     refusal: &Refusal,
     context: &Context,
 ) -> Result<Action, ReconcileError> {
-    if before.generation.is_none() {
-        next.state = State::Pending;
-    }
+    next.state = State::Pending;
+    // Pods that were being placed when it was edited hold devices for nothing.
+    next.seats.clear();
+    locked(&context.ledger).forget(&job.uid().unwrap_or_default());
     next.why.clone_from(&refusal.message);
     conditions::set(
         &mut next,
@@ -306,6 +380,11 @@ async fn refused(
     );
     let written = write(job, before, &next, context).await?;
     announce(&written, before, &next, context);
+    if !before.seats.is_empty() {
+        let (stores, agents, leases) = (&context.stores, &context.agents, &context.leases);
+        let seen = Observation::of(job, &next, stores, agents, leases, false);
+        apply::pods(context, &written, &next, &seen).await?;
+    }
     Ok(match refusal.waits {
         true => Action::requeue(Duration::from_secs(5)),
         false => Action::await_change(),
@@ -364,44 +443,4 @@ async fn write(
         .await?;
     context.wrote(&written);
     Ok(written)
-}
-
-/// Says on the object and in the log what changed; nobody waits for the event to be written.
-fn announce(
-    job: &TrainingJob,
-    before: &TrainingJobStatus,
-    next: &TrainingJobStatus,
-    context: &Context,
-) {
-    let number = |status: &TrainingJobStatus| status.generation.as_ref().map(|c| c.record.number);
-    let published = number(before) != number(next);
-    if before.state == next.state && before.why == next.why && !published {
-        return;
-    }
-    let (reason, note) = match next.history.last().filter(|_| published) {
-        Some(change) => (
-            "Generation".to_string(),
-            format!("{}: {} nodes, {}", change.reason, change.to, change.proof),
-        ),
-        None if before.state == next.state => return,
-        None => (format!("{:?}", next.state), next.why.clone()),
-    };
-    info!(job = %job.name_any(), namespace = job.namespace(), %reason, %note, "changed");
-    let kind = match next.state {
-        State::Failed | State::Waiting | State::Pending => EventType::Warning,
-        _ => EventType::Normal,
-    };
-    let event = Event {
-        type_: kind,
-        reason: reason.clone(),
-        note: Some(note.chars().take(1000).collect()),
-        action: reason,
-        secondary: None,
-    };
-    let (recorder, object) = (context.recorder.clone(), job.object_ref(&()));
-    tokio::spawn(async move {
-        if let Err(error) = recorder.publish(&event, &object).await {
-            warn!(%error, "an event could not be written");
-        }
-    });
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use kube::ResourceExt;
 
-use super::ended::Ended;
+use super::ended::{Ended, count_pods};
 use super::observe::Observation;
 use crate::batch::{Plan, descend};
 use crate::job::agent_state::AgentState;
@@ -17,6 +17,7 @@ use crate::job::generation::{Address, Generation, Member, PodRef, Reason};
 use crate::job::seen::{self, ANSWER, COMMIT};
 use crate::job::steer::{Act, PodSeen};
 use crate::job::{End, Outcome, Ranks};
+use crate::words::count;
 
 /// Takes in what was observed.
 ///
@@ -32,6 +33,9 @@ pub fn take_in(
     if let Some(pin) = seen.committed.as_ref().filter(|pin| pin.samples > newest) {
         status.checkpoint = Some(pin.clone());
         status.restarts = 0;
+    }
+    if let Some(last) = seen.ended_early.first() {
+        count_pods(status, last.clone(), now);
     }
     take_in_progress(status, seen);
     take_in_own_progress(status, seen);
@@ -264,12 +268,20 @@ pub fn carry_out(
                 .map(|seat| seat.pod(&name))
                 .collect();
             let held_up = coming.iter().find_map(|pod| seen.held_up(pod));
-            status.why = format!(
-                "{} of {} pods are not ready yet{}",
-                coming.len(),
-                status.seats.len(),
-                held_up.map_or_else(String::new, |why| format!(": {why}"))
-            );
+            let paused = status.pod_failures.as_ref().filter(|f| now < f.again);
+            status.why = match paused {
+                Some(failures) => format!(
+                    "pods end before they can train, {} so far, and are made again after a pause: {}",
+                    count(failures.count.into(), "time"),
+                    failures.last
+                ),
+                None => format!(
+                    "{} of {} pods are not ready yet{}",
+                    coming.len(),
+                    status.seats.len(),
+                    held_up.map_or_else(String::new, |why| format!(": {why}"))
+                ),
+            };
         }
         Act::Drain => {
             status.state = State::Draining;
@@ -313,6 +325,26 @@ pub fn carry_out(
                 End::Finished | End::Drained => (State::Complete, String::new()),
             };
         }
+    }
+}
+
+/// The arithmetic of the batch that is trained with now, which the norm test may have raised.
+pub fn batch_now(status: &mut TrainingJobStatus) {
+    let (Some(plan), Some(current)) = (&mut status.plan, &status.generation) else {
+        return;
+    };
+    let trained = status.progress.as_ref().map(|progress| progress.batch);
+    let committed = || status.checkpoint.as_ref().map(|pin| pin.batch);
+    plan.proof = current.record.plan.proof_at(trained.or_else(committed));
+}
+
+/// Adds to the reason of the state what keeps the job from doing better.
+pub fn notice(status: &mut TrainingJobStatus, notice: Option<String>) {
+    let Some(notice) = notice else { return };
+    match status.state {
+        State::Running if status.why.is_empty() => status.why = notice,
+        State::Placing | State::Waiting => status.why = format!("{}; {notice}", status.why),
+        _ => {}
     }
 }
 
@@ -383,6 +415,7 @@ fn publish(
     status.state = State::Running;
     status.why = record.reason.to_string();
     status.not_before = None;
+    status.pod_failures = None;
     status.generation = Some(Current {
         record,
         drain: false,

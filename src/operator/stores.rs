@@ -10,12 +10,15 @@ use std::time::Duration;
 use futures::{Stream, StreamExt};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::api::Api;
+use kube::core::error_boundary::{DeserializeGuard, InvalidObject};
 use kube::runtime::reflector::{self, ObjectRef, Store};
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Client, ResourceExt};
+use tokio::sync::mpsc::UnboundedSender;
 
 use super::build::JOB_LABEL;
 use super::holdings::Holdings;
+use super::unreadable::readable;
 use crate::inventory::kubernetes::device_names;
 use crate::job::api::TrainingJob;
 
@@ -74,17 +77,26 @@ pub fn start(
     (stores, pod_stream, node_stream)
 }
 
-/// The cache of the jobs, and the stream that drives it and tells which was touched.
+/// The cache of the jobs, and the stream that drives it and tells which was touched. Those that cannot
+/// be read go `aside`.
 pub fn jobs(
     client: &Client,
+    aside: UnboundedSender<InvalidObject>,
 ) -> (
     Store<TrainingJob>,
     impl Stream<Item = watcher::Result<TrainingJob>> + Send + 'static,
 ) {
     let (known, writer) = reflector::store();
-    let jobs = Api::<TrainingJob>::all(client.clone());
+    let jobs = Api::<DeserializeGuard<TrainingJob>>::all(client.clone());
     let stream = watcher(jobs, watcher::Config::default())
         .default_backoff()
+        .filter_map(move |event| {
+            let readable = match event {
+                Ok(event) => readable(event, &aside).map(Ok),
+                Err(error) => Some(Err(error)),
+            };
+            async move { readable }
+        })
         .modify(slim_job)
         .reflect(writer)
         .applied_objects();

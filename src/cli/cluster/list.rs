@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use super::ClusterArgs;
-use crate::cli::output::{Format, line, print};
+use crate::cli::output::{Format, line, print, say};
 use crate::cli::table::Table;
 use crate::client::change;
 use crate::job::api::TrainingJob;
@@ -39,10 +39,14 @@ pub fn all(cluster: &ClusterArgs, output: Format) -> anyhow::Result<ExitCode> {
 }
 
 fn list(args: &Args) -> anyhow::Result<ExitCode> {
-    let (jobs, namespace) = args.cluster.run(async |cluster| {
+    let ((jobs, unreadable), namespace) = args.cluster.run(async |cluster| {
         let jobs = change::list(cluster, args.all_namespaces).await?;
         Ok((jobs, cluster.namespace.clone()))
     })?;
+    for job in &unreadable {
+        let (name, error) = (job.metadata.name.as_deref().unwrap_or_default(), &job.error);
+        say(format_args!("TrainingJob {name} cannot be read: {error}"));
+    }
     if args.output != Format::Text {
         args.output.print(&jobs)?;
         return Ok(ExitCode::SUCCESS);

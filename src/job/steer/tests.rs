@@ -16,6 +16,9 @@ struct World {
     now: f64,
     desired: u32,
     pool: u32,
+    /// What an autoscaler would have to bring.
+    missing: u32,
+    no_pod_before: f64,
     batch: u64,
     suspend: bool,
     seats: Vec<SeatSeen>,
@@ -32,6 +35,8 @@ struct World {
 #[derive(Debug, Clone)]
 enum Happening {
     Pool(u32),
+    Missing(u32),
+    Pause(f64),
     Desired(u32),
     Suspend(bool),
     Ready(usize),
@@ -45,6 +50,8 @@ enum Happening {
 fn happenings() -> impl Strategy<Value = Happening> {
     prop_oneof![
         (0..6u32).prop_map(Happening::Pool),
+        (0..3u32).prop_map(Happening::Missing),
+        (0.0..60.0f64).prop_map(Happening::Pause),
         (0..6u32).prop_map(Happening::Desired),
         any::<bool>().prop_map(Happening::Suspend),
         (0..6usize).prop_map(Happening::Ready),
@@ -62,6 +69,8 @@ impl World {
             now: 0.0,
             desired: 3,
             pool: 3,
+            missing: 0,
+            no_pod_before: 0.0,
             batch,
             suspend: false,
             seats: Vec::new(),
@@ -86,6 +95,7 @@ impl World {
             ranks_per_node: 2,
             feasible,
             pool: self.pool,
+            placeable: self.pool - self.missing.min(self.pool),
             seats: &self.seats,
             members: &self.members,
             ranks: self.ranks.clone(),
@@ -98,6 +108,7 @@ impl World {
             grow_delay: GROW_DELAY,
             placement: PLACEMENT,
             not_before: 0.0,
+            no_pod_before: self.no_pod_before,
             now: self.now,
         }
     }
@@ -112,6 +123,7 @@ impl World {
             let known = self.seats.iter().any(|seen| seen.seat == *seat);
             let new = self.names.insert((seat.number, seat.attempt));
             assert!(known || new, "the pod {seat:?} was there before");
+            assert!(known || self.now >= self.no_pod_before, "made in a pause");
         }
         let numbers: BTreeSet<u32> = decision.seats.iter().map(|seat| seat.number).collect();
         if !running {
@@ -173,6 +185,8 @@ impl World {
     fn happen(&mut self, what: &Happening) {
         match what {
             Happening::Pool(seats) => self.pool = *seats,
+            Happening::Missing(nodes) => self.missing = *nodes,
+            Happening::Pause(seconds) => self.no_pod_before = self.now + seconds,
             Happening::Desired(nodes) => self.desired = *nodes,
             Happening::Suspend(suspend) => self.suspend = *suspend,
             Happening::Ready(nth) => self.become_(*nth, PodSeen::Coming, PodSeen::Ready),
@@ -240,8 +254,8 @@ proptest! {
             world.happen(happening);
         }
         prop_assert!(!world.over, "nothing here ends a job");
-        // Now it is calm: pods come up, drains end, time goes by.
-        world.suspend = false;
+        // Now it is calm: nodes and pods come up, drains end, time goes by.
+        (world.suspend, world.missing) = (false, 0);
         for _ in 0..40 {
             world.look();
             for nth in 0..world.seats.len() {
@@ -318,6 +332,34 @@ fn a_larger_world_is_placed_beside_the_running_one() {
     world.become_(2, PodSeen::Coming, PodSeen::Ready);
     world.look();
     assert!(matches!(world.ranks, Ranks::Running { draining: true, .. }));
+}
+
+#[test]
+fn a_loss_is_not_waited_out_for_a_node_that_an_autoscaler_has_to_bring() {
+    let mut world = calm(3);
+    let before = world.members.clone();
+    world.happen(&Happening::Lose(1));
+    world.missing = 1;
+    world.look();
+    assert_eq!(world.members, [before[0], before[2]], "at once");
+    assert_eq!(world.seats.len(), 3, "the autoscaler sees a pod that waits");
+    world.look();
+    assert_eq!(world.seats.len(), 3);
+}
+
+#[test]
+fn pods_that_ended_early_are_not_made_again_at_once() {
+    let mut world = World::new(24);
+    world.look();
+    assert_eq!(world.seats.len(), 3);
+    (0..3).for_each(|nth| world.happen(&Happening::Lose(nth)));
+    world.no_pod_before = world.now + 10.0;
+    world.look();
+    assert_eq!(world.seats, []);
+    world.now += 10.0;
+    world.look();
+    let attempts: Vec<u32> = world.seats.iter().map(|seen| seen.seat.attempt).collect();
+    assert_eq!(attempts, [4, 5, 6]);
 }
 
 #[test]

@@ -1,6 +1,6 @@
 use super::*;
-use crate::launch::prepare;
 use crate::batch::Reached;
+use crate::launch::prepare;
 use crate::launch::testing::recipe_of;
 
 /// What is said of a command at the door; `None`: nothing against it.

@@ -1,0 +1,163 @@
+//! TrainingJobs that this controller cannot read: their schema let something through, or another version
+//! of the controller wrote their status. One of them must not hide the others; it gets a condition, and
+//! waits for a change. What runs of it goes on by the last spec that was readable.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use k8s_openapi::jiff::Timestamp;
+use kube::api::{Api, ApiResource, DynamicObject, Patch, PatchParams};
+use kube::core::error_boundary::{DeserializeGuard, InvalidObject};
+use kube::runtime::watcher::Event;
+use kube::{Client, Resource};
+use serde_json::json;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
+use tracing::warn;
+
+use crate::job::api::{CheckpointVolume, TrainingJob, TrainingJobSpec};
+
+/// The condition's type; it is there only for jobs that could not be read once.
+pub const READABLE: &str = "Readable";
+/// Another field manager than the controller's: an apply in its name would take the status away that
+/// cannot be read.
+const MANAGER: &str = "evenkeel-unreadable";
+/// Between tries to write the condition.
+const AGAIN: [Duration; 4] = [
+    Duration::ZERO,
+    Duration::from_secs(1),
+    Duration::from_secs(5),
+    Duration::from_secs(30),
+];
+
+/// Lets through what can be read; what cannot goes aside.
+pub fn readable(
+    event: Event<DeserializeGuard<TrainingJob>>,
+    aside: &UnboundedSender<InvalidObject>,
+) -> Option<Event<TrainingJob>> {
+    let take = |guarded: DeserializeGuard<TrainingJob>| match guarded.0 {
+        Ok(job) => Some(job),
+        Err(invalid) => {
+            // Nobody listens any more once the controller ends.
+            let _ = aside.send(invalid);
+            None
+        }
+    };
+    Some(match event {
+        Event::Apply(job) => Event::Apply(take(job)?),
+        Event::InitApply(job) => Event::InitApply(take(job)?),
+        Event::Delete(job) => Event::Delete(job.0.unwrap_or_else(without_spec)),
+        Event::Init => Event::Init,
+        Event::InitDone => Event::InitDone,
+    })
+}
+
+/// What is left of a job that was deleted: nobody reads more of it than who it was.
+fn without_spec(invalid: InvalidObject) -> TrainingJob {
+    TrainingJob {
+        metadata: invalid.metadata,
+        spec: TrainingJobSpec {
+            recipe: Default::default(),
+            overrides: Vec::new(),
+            nodes: 1,
+            gpus_per_node: 1,
+            resource_name: String::new(),
+            elasticity: Default::default(),
+            image: String::new(),
+            trainer: Default::default(),
+            checkpoint: CheckpointVolume::default(),
+            budgets: Default::default(),
+            suspend: false,
+            pod_template: None,
+            ttl_seconds_after_finished: None,
+        },
+        status: None,
+    }
+}
+
+/// Says it on the objects, once for every way in which they cannot be read.
+pub async fn tell(client: Client, mut objects: UnboundedReceiver<InvalidObject>) {
+    let mut told: HashMap<String, String> = HashMap::new();
+    while let Some(object) = objects.recv().await {
+        let uid = object.metadata.uid.clone().unwrap_or_default();
+        if told.get(&uid) == Some(&object.error) {
+            continue;
+        }
+        warn!(job = object.metadata.name, namespace = object.metadata.namespace, error = %object.error, "cannot be read");
+        for pause in AGAIN {
+            tokio::time::sleep(pause).await;
+            match write(&client, &object).await {
+                Ok(()) => break,
+                Err(error) => warn!(%error, "a condition could not be written"),
+            }
+        }
+        told.insert(uid, object.error);
+    }
+}
+
+async fn write(client: &Client, object: &InvalidObject) -> Result<(), kube::Error> {
+    let name = object.metadata.name.clone().unwrap_or_default();
+    let namespace = object.metadata.namespace.clone().unwrap_or_default();
+    let resource = ApiResource::erase::<TrainingJob>(&());
+    let jobs: Api<DynamicObject> = Api::namespaced_with(client.clone(), &namespace, &resource);
+    let error: String = object.error.chars().take(500).collect();
+    let message = format!(
+        "this controller cannot read the job: {error}; mend its spec, or delete it and apply it again"
+    );
+    let patch = json!({
+        "apiVersion": TrainingJob::api_version(&()),
+        "kind": TrainingJob::kind(&()),
+        "metadata": {"name": name},
+        "status": {
+            "why": message,
+            "conditions": [{
+                "type": READABLE, "status": "False", "reason": "Unreadable", "message": message,
+                "observedGeneration": object.metadata.generation,
+                "lastTransitionTime": Timestamp::now().to_string(),
+            }],
+        },
+    });
+    let parameters = PatchParams::apply(MANAGER).force();
+    match jobs
+        .patch_status(&name, &parameters, &Patch::Apply(patch))
+        .await
+    {
+        Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
+        other => other.map(|_| ()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::sync::mpsc::unbounded_channel;
+
+    use super::*;
+
+    fn job(nodes: serde_json::Value) -> DeserializeGuard<TrainingJob> {
+        serde_json::from_value(json!({
+            "apiVersion": "evenkeel.dev/v1alpha1", "kind": "TrainingJob",
+            "metadata": {"name": "a", "namespace": "n", "uid": "u"},
+            "spec": {
+                "recipe": {"inline": ""}, "image": "i", "checkpoint": {"path": "/c"}, "nodes": nodes,
+            },
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn what_cannot_be_read_goes_aside() {
+        let (aside, mut told) = unbounded_channel();
+        let good = readable(Event::Apply(job(json!(2))), &aside);
+        assert!(matches!(good, Some(Event::Apply(job)) if job.spec.nodes == 2));
+        for event in [Event::Apply, Event::InitApply] {
+            assert!(readable(event(job(json!("two"))), &aside).is_none());
+            let invalid = told.try_recv().unwrap();
+            assert_eq!(invalid.metadata.name.as_deref(), Some("a"));
+        }
+        // The cache must forget it all the same.
+        let gone = readable(Event::Delete(job(json!("two"))), &aside);
+        assert!(
+            matches!(gone, Some(Event::Delete(job)) if job.metadata.uid.as_deref() == Some("u"))
+        );
+        assert!(told.try_recv().is_err());
+    }
+}
