@@ -47,8 +47,13 @@ impl Ended {
     }
 }
 
-/// A round of pods that ended before they could train: the next one is made after a pause.
+/// A round of pods that ended before they could train: the next one is made after a pause. Those that
+/// end in it are of the same round.
 pub fn count_pods(status: &mut TrainingJobStatus, last: String, now: f64) {
+    if let Some(failures) = status.pod_failures.as_mut().filter(|f| now < f.again) {
+        failures.last = last;
+        return;
+    }
     let count = status
         .pod_failures
         .as_ref()
@@ -131,6 +136,19 @@ mod tests {
             matches!(&last, Outcome::Failed { rank: 1, why, .. } if why == "killed by signal 11"),
             "{last:?}"
         );
+    }
+
+    #[test]
+    fn pods_that_end_in_a_pause_are_of_the_same_round() {
+        let mut status = TrainingJobStatus::default();
+        for (now, count) in [(NOW, 1), (NOW + 0.9, 1), (NOW + 2.1, 2), (NOW + 3.9, 2)] {
+            count_pods(&mut status, format!("at {now}"), now);
+            let failures = status.pod_failures.as_ref().unwrap();
+            assert_eq!(
+                (failures.count, &*failures.last),
+                (count, &*format!("at {now}"))
+            );
+        }
     }
 
     #[test]

@@ -54,6 +54,8 @@ pub struct Observation {
     pub wants: Wants,
     /// How pods ended that were never part of a generation, other than by being deleted or evicted.
     pub ended_early: Vec<String>,
+    /// What was edited of the spec is taken up.
+    pub edits: bool,
     /// Pods whose agents do not answer.
     unreachable: BTreeSet<String>,
     /// Those of them whose nodes, or peers, say so too: nobody there will confirm that they ended.
@@ -115,6 +117,7 @@ impl Observation {
                 .filter(|(_, heard)| heard.silent_since.is_some_and(|s| s.elapsed() > SILENCE))
                 .map(|(pod, _)| pod.clone())
                 .collect(),
+            edits,
             ended_early: Vec::new(),
             out_of_reach: BTreeSet::new(),
             suspects: BTreeSet::new(),

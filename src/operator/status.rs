@@ -416,8 +416,13 @@ fn publish(
     status.why = record.reason.to_string();
     status.not_before = None;
     status.pod_failures = None;
+    let accepted = match seen.edits {
+        true => Some(job.spec.trainer.command.clone()),
+        false => status.generation.take().and_then(|current| current.command),
+    };
     status.generation = Some(Current {
         record,
+        command: accepted,
         drain: false,
         after_loss: None,
         outcome: None,

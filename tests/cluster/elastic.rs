@@ -48,6 +48,9 @@ fn a_node_without_power_is_left_before_kubernetes_calls_it_lost() {
     let status = job.wait_training_on(2);
     assert_eq!(status["disruptions"], 1);
     assert_eq!(status["restarts"], 0);
+    // Its peers said so; Kubernetes had not noticed yet.
+    let lost = status["history"][1]["reason"].as_str().unwrap();
+    assert!(lost.contains("cut off from its peers"), "{lost}");
     job.finish(96);
 }
 
@@ -62,12 +65,13 @@ fn a_node_behind_a_cut_network_commits_nothing_and_is_taken_again() {
         job.wait_training_on(2);
     }
     job.wait_training_on(3);
-    job.finish(96);
+    let status = job.finish(96);
+    job.one_lineage(&status);
 }
 
 #[test]
 fn three_two_one_three_nodes_keep_the_batch() {
-    let job = Job::apply("steps", &recipe(19_200), json!({}));
+    let job = Job::apply("steps", &recipe(38_400), json!({}));
     job.wait_training_on(3);
     let _mended = [
         mended("kubectl", &["uncordon", "node1"]),
@@ -78,6 +82,7 @@ fn three_two_one_three_nodes_keep_the_batch() {
     kubectl(&["cordon", "node2"]);
     job.wait_training_on(1);
     kubectl(&["uncordon", "node1", "node2"]);
+    job.wait_training_on(3);
     let status = job.finish(96);
     let worlds: Vec<u64> = status["history"]
         .as_array()
@@ -85,7 +90,10 @@ fn three_two_one_three_nodes_keep_the_batch() {
         .iter()
         .map(|change| change["to"].as_u64().unwrap())
         .collect();
-    assert!(worlds.starts_with(&[3, 2, 1]), "{worlds:?}");
+    assert!(
+        worlds.starts_with(&[3, 2, 1]) && worlds.ends_with(&[3]),
+        "{worlds:?}"
+    );
 }
 
 #[test]

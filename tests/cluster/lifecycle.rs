@@ -85,6 +85,55 @@ fn image_that_does_not_exist_can_be_mended() {
 }
 
 #[test]
+fn pods_that_cannot_train_are_made_again_after_a_pause() {
+    // An image without the agent.
+    let image = "evenkeel.test/busybox:1";
+    let job = Job::apply("lacking", &recipe(4800), json!({"image": image}));
+    let status = job.wait("some tries", |status| {
+        status["podFailures"]["count"].as_u64() >= Some(3)
+    });
+    let why = status["why"].as_str().unwrap();
+    assert!(
+        why.contains("after a pause") && why.contains("evenkeel"),
+        "{why}"
+    );
+    assert!(status["attempts"].as_u64() <= Some(12), "{status:#}");
+    assert!(job.events().contains("PodsEndedEarly"), "{}", job.events());
+    job.patch(json!({"image": IMAGE}));
+    let status = job.finish(96);
+    assert!(status.get("podFailures").is_none());
+}
+
+#[test]
+fn program_that_fails_ends_its_job_after_the_budget_with_its_last_words() {
+    let job = Job::apply(
+        "failing",
+        &recipe(4800),
+        json!({
+            "image": "evenkeel.test/busybox:1",
+            "budgets": {"restarts": 1},
+            "trainer": {"command": ["/bin/busybox", "sh", "-c",
+                "echo {per_device_batch_size} is a bad number; exit 3"]},
+        }),
+    );
+    let status = job.wait_failure();
+    assert_eq!(status["history"].as_array().unwrap().len(), 2, "{status:#}");
+    let last = status["lastWords"].as_str().unwrap();
+    assert!(last.contains("4 is a bad number"), "{last}");
+    assert!(status["why"].as_str().unwrap().contains('3'), "{status:#}");
+    assert_eq!(status["disruptions"], 0);
+}
+
+#[test]
+fn job_that_ended_is_deleted_when_its_time_is_up() {
+    let more = json!({"nodes": 1, "ttlSecondsAfterFinished": 20});
+    let job = Job::apply("brief", &recipe(960), more);
+    job.finish(96);
+    job.wait_gone();
+    job.delete_whole();
+}
+
+#[test]
 fn edited_image_is_taken_up_with_a_checkpoint() {
     let job = Job::apply("edited", &recipe(60_000), json!({}));
     job.wait_training_on(3);

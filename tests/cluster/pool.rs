@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use super::support::{Job, create, kit, kubectl, mended, recipe};
+use super::support::{Job, create, kit, kubectl, mended, node_without_controller, recipe};
 
 /// A pod of somebody more important, which takes a whole node's devices.
 fn important() {
@@ -53,4 +53,64 @@ fn whatever_takes_devices_away_makes_the_job_smaller_and_not_more() {
         .map(|change| change["to"].as_u64().unwrap())
         .collect();
     assert_eq!(worlds, [3, 2, 3, 2, 3, 2, 3]);
+}
+
+#[test]
+fn a_deleted_node_is_left_at_once_and_taken_again() {
+    let job = Job::apply("removed", &recipe(120_000), json!({}));
+    job.wait_training_on(3);
+    let node = node_without_controller();
+    kubectl(&["delete", "node", &node]);
+    job.wait_training_on(2);
+    // A kubelet registers its node when it starts.
+    kit(&["lose", &node]);
+    kit(&["return", &node]);
+    kubectl(&[
+        "wait",
+        "--for=create",
+        &format!("node/{node}"),
+        "--timeout=60s",
+    ]);
+    kit(&["gpus", &node, "2"]);
+    job.wait_training_on(3);
+    let status = job.finish(96);
+    assert_eq!(status["restarts"], 0, "{status:#}");
+}
+
+#[test]
+fn by_policy_a_cordon_is_waited_out_and_an_autoscaler_sees_pods_that_wait() {
+    let elasticity = json!({"onCordon": "wait", "capacity": "request"});
+    let job = Job::apply("policy", &recipe(60_000), json!({"elasticity": elasticity}));
+    job.wait_training_on(3);
+    let _mended = mended("kubectl", &["uncordon", "node3"]);
+    kubectl(&["cordon", "node3"]);
+    let samples = |status: &serde_json::Value| status["progress"]["samples"].as_u64().unwrap_or(0);
+    let at = samples(&job.status());
+    job.wait("progress under the cordon", |status| {
+        samples(status) > at + 960
+    });
+    assert_eq!(job.status()["history"].as_array().unwrap().len(), 1);
+    let pods = ["-l", "evenkeel.dev/job=policy", "--field-selector"];
+    let of_node = [&["delete", "pods"][..], &pods, &["spec.nodeName=node3"]].concat();
+    kubectl(&of_node);
+    let status = job.wait_training_on(2);
+    let published = status["history"][1]["published"].as_f64().unwrap();
+    assert!(
+        published < 20.0,
+        "it waited for the node that is not there: {status:#}"
+    );
+    // After growDelay a pod waits for the third node, where an autoscaler sees it.
+    job.wait("a pod that waits", |status| {
+        status["seats"].as_array().map(Vec::len) == Some(3)
+    });
+    let pending = [
+        &["get", "pods", "-o", "name"][..],
+        &pods,
+        &["status.phase=Pending"],
+    ]
+    .concat();
+    assert_eq!(kubectl(&pending).lines().count(), 1);
+    kubectl(&["uncordon", "node3"]);
+    job.wait_training_on(3);
+    job.finish(96);
 }

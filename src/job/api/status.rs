@@ -212,6 +212,10 @@ pub struct Current {
     /// Its record, as ranks and agents read it.
     #[schemars(schema_with = "schema::any_object")]
     pub record: Generation,
+    /// The user's own program that its plan is for; empty: the built-in trainer. An edit that is refused
+    /// is not started.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub command: Option<Vec<String>>,
     /// Its ranks are to agree on a step, commit and leave.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub drain: bool,

@@ -65,3 +65,50 @@ fn owner(job: &TrainingJob) -> OwnerReference {
 fn account(job: &TrainingJob) -> String {
     format!("{}-agent", job.name_any())
 }
+
+#[cfg(test)]
+mod tests {
+    use serde::Serialize;
+    use serde_json::json;
+
+    use super::*;
+    use crate::job::api::status::Seat;
+
+    fn yaml(object: &impl Serialize) -> String {
+        serde_saphyr::to_string(object).unwrap()
+    }
+
+    /// All that is made of one job, for people to read: security contexts, volumes, what NCCL is told, who
+    /// may reach the pods and what these may do.
+    #[test]
+    fn the_objects_of_a_job_are_these() {
+        let job: TrainingJob = serde_json::from_value(json!({
+            "apiVersion": "evenkeel.dev/v1alpha1", "kind": "TrainingJob",
+            "metadata": {"name": "first", "namespace": "training", "uid": "u-1"},
+            "spec": {
+                "nodes": 2, "gpusPerNode": 8, "image": "evenkeel/evenkeel:0.1.0",
+                "resourceName": "nvidia.com/mig-1g.10gb", "recipe": {"inline": ""},
+                "checkpoint": {"claim": "checkpoints"},
+                "trainer": {"env": [{"name": "NCCL_DEBUG", "value": "INFO"}]},
+                "podTemplate": {"spec": {
+                    "nodeSelector": {"pool": "gpu"}, "priorityClassName": "batch",
+                    "imagePullSecrets": [{"name": "registry"}],
+                }},
+            },
+        }))
+        .unwrap();
+        let seat = Seat {
+            number: 1,
+            attempt: 4,
+        };
+        let objects = [
+            yaml(&pod(&job, seat, None).unwrap()),
+            yaml(&service(&job)),
+            yaml(&network_policy(&job)),
+            yaml(&service_account(&job)),
+            yaml(&role(&job)),
+            yaml(&role_binding(&job)),
+        ];
+        insta::assert_snapshot!(objects.join("---\n"));
+    }
+}
