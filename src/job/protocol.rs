@@ -159,12 +159,16 @@ impl Ending {
     }
 }
 
-/// The codes that a rank's process ends with.
+/// The codes that a rank's process ends with, and that of a preparation.
 pub mod exit {
     /// The budget is reached and the final checkpoint committed.
     pub const FINISHED: u8 = 0;
-    /// The training itself said no.
+    /// The training itself said no, or a rule.
     pub const FAILED: u8 = 1;
+    /// What it was called with cannot be used.
+    pub const UNUSABLE: u8 = 2;
+    /// The volume or the machine said no: the same may work later (preparations only).
+    pub const TRY_AGAIN: u8 = 74;
     /// A peer was lost.
     pub const PEER_LOST: u8 = 75;
     /// Memory could not be had.
