@@ -35,3 +35,40 @@ pub(super) fn volume_problem(error: &FileError) -> Problem {
         deterministic: false,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Error, ErrorKind};
+    use std::path::Path;
+
+    use super::*;
+
+    fn problem(kind: ErrorKind) -> Problem {
+        let path = Path::new("/checkpoints/run");
+        volume_problem(&FileError::from_io("create", path, 0, Error::from(kind)))
+    }
+
+    #[test]
+    fn every_error_of_the_volume_has_its_reason_and_a_way_out() {
+        let told = [
+            (ErrorKind::StorageFull, "VolumeFull", "grow the claim"),
+            (ErrorKind::QuotaExceeded, "VolumeFull", "make room"),
+            (
+                ErrorKind::ReadOnlyFilesystem,
+                "VolumeReadOnly",
+                "ReadWriteMany",
+            ),
+            (ErrorKind::PermissionDenied, "VolumeDenied", "fsGroup"),
+            (ErrorKind::NotFound, "VolumeMissing", "checkpoint.path"),
+            (ErrorKind::TimedOut, "StartFailed", "timed out"),
+        ];
+        for (kind, reason, words) in told {
+            let problem = problem(kind);
+            assert_eq!(problem.reason, reason);
+            assert!(problem.message.contains(words), "{}", problem.message);
+            assert!(problem.message.contains("/checkpoints"));
+            // Whoever mends the volume finds the job where it was.
+            assert!(!problem.deterministic);
+        }
+    }
+}
