@@ -4,7 +4,11 @@
 //! One loop over one queue: the job's changes, what ranks say, signals, ticks. What it has to do
 //! follows from the newest job and from what runs here, so hearing the same twice does no harm.
 
+mod begin;
 mod heard;
+
+#[cfg(test)]
+mod tests;
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -13,20 +17,18 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
 
-use super::own_call::{self, OwnCall, own_call};
-use super::volume::volume_problem;
+use super::own_call::OwnCall;
 use super::{
-    Event as RankEvent, Identity, Membership, OomKills, Preparation, Program, Ranks, Retention,
-    Silence, Start, Tail,
+    Event as RankEvent, Identity, Membership, OomKills, Preparation, Ranks, Retention, Silence,
+    Tail,
 };
-use crate::durable::FileError;
-use crate::inventory::Inventory;
-use crate::job::agent_state::{AgentState, Problem};
-use crate::job::files;
+use crate::job::agent_state::AgentState;
 use crate::job::generation::Generation;
 use crate::job::protocol::{Order, exit};
-use crate::job::seen::{self, Seen};
-use crate::telemetry::{Display, Event, now};
+use crate::job::seen;
+use crate::telemetry::{Display, Event};
+
+use begin::Pause;
 
 /// How often it looks around when nothing happens.
 const TICK: Duration = Duration::from_millis(100);
@@ -54,6 +56,7 @@ pub struct PodAgent {
     contact: Instant,
     terminating: bool,
     preparation: Option<Preparation>,
+    pause: Option<Pause>,
     current: Option<Current>,
     retention: Retention,
     display: Display,
@@ -99,6 +102,7 @@ impl PodAgent {
             contact: Instant::now(),
             terminating: false,
             preparation: None,
+            pause: None,
             current: None,
             retention: Retention::default(),
             display,
@@ -207,153 +211,6 @@ impl PodAgent {
                 current.ranks.order(rank, order);
             }
         }
-    }
-
-    /// Starts this pod's share of a generation, once the run is prepared and older ranks are gone.
-    fn begin(&mut self, record: &Generation) {
-        let Some((first, count)) = record.share_of(&self.identity.pod) else {
-            return;
-        };
-        if !self.all_ended() {
-            if let Some(current) = &mut self.current {
-                current.ranks.kill();
-            }
-            return;
-        }
-        if count > self.identity.devices {
-            self.stuck(Problem {
-                reason: "HardwareMismatch".into(),
-                message: format!(
-                    "the plan counts on {count} devices of this pod, which has {}",
-                    self.identity.devices
-                ),
-                deterministic: false,
-            });
-            return;
-        }
-        match self.prepared(record, first == 0) {
-            Ok(true) => {}
-            Ok(false) => return,
-            Err(problem) => {
-                self.stuck(problem);
-                return;
-            }
-        }
-        if let Some(message) = Inventory::discover().falls_short_of(count) {
-            self.stuck(Problem {
-                reason: "HardwareMismatch".into(),
-                message,
-                deterministic: false,
-            });
-            return;
-        }
-        match self.start(record, first, count) {
-            Ok(()) => self.state.problem = None,
-            Err(problem) => {
-                self.stuck(problem);
-                return;
-            }
-        }
-        self.tell();
-    }
-
-    fn start(&mut self, record: &Generation, first: u64, count: u64) -> Result<(), Problem> {
-        let volume = |error: FileError| volume_problem(&error);
-        record.write(&self.identity.run).map_err(volume)?;
-        let own = self
-            .foreign()
-            .map(|job| own_call(job, &self.identity.run, record));
-        let own = own.transpose()?;
-        let oom_kills = OomKills::watch();
-        let ranks = Ranks::start(
-            &Start {
-                evenkeel: &self.identity.program,
-                program: match &own {
-                    None => Program::BuiltIn,
-                    Some(own) => Program::Foreign {
-                        call: &own.call,
-                        drain: own.drain(),
-                    },
-                },
-                run: &self.identity.run,
-                generation: record,
-                first,
-                count,
-                threads: (self.identity.cores / count).max(1),
-            },
-            &self.events,
-        )
-        .map_err(|error| {
-            volume(FileError::from_io(
-                "start ranks in",
-                &self.identity.run,
-                0,
-                error,
-            ))
-        })?;
-        self.state = AgentState {
-            version: self.state.version,
-            pod: self.identity.pod.clone(),
-            devices: self.identity.devices,
-            generation: record.number,
-            first,
-            ranks: vec![Seen::default(); usize::try_from(count).unwrap_or(0)],
-            budget: self.state.budget,
-            started: Some(now()),
-            own_checkpoint: own.as_ref().and_then(|own| own.checkpoint.clone()),
-            ..AgentState::default()
-        };
-        self.current = Some(Current {
-            generation: record.clone(),
-            own,
-            ranks,
-            tails: (first..first + count)
-                .map(|rank| Tail::of(&self.identity.run, record.number, rank))
-                .collect(),
-            oom_kills,
-            silence: Silence::new(count),
-            draining: false,
-            settled: false,
-        });
-        Ok(())
-    }
-
-    /// Whether the run is prepared. The first member prepares it, in a process of its own; the
-    /// others wait for its file.
-    fn prepared(&mut self, record: &Generation, mine: bool) -> Result<bool, Problem> {
-        if let Some(job) = self.foreign() {
-            // It prepares its own data.
-            return own_call::choose(job, &self.identity.run, record, mine);
-        }
-        let setup = self.identity.run.join(files::RUN);
-        if setup.exists() {
-            self.preparation = None;
-            if self.state.budget.is_none() {
-                self.state.budget = super::preparation::budget(&setup);
-            }
-            return Ok(true);
-        }
-        let Some(job) = self.job.as_ref().filter(|_| mine) else {
-            return Ok(false);
-        };
-        if self.preparation.is_none() {
-            let begun = Preparation::start(&self.identity, job);
-            self.preparation = Some(begun.map_err(|error| volume_problem(&error))?);
-        }
-        match self.preparation.as_mut().map(Preparation::ended) {
-            Some(Ok(false)) | None => Ok(false),
-            Some(Ok(true)) => Ok(setup.exists()),
-            Some(Err(problem)) => Err(problem),
-        }
-    }
-
-    fn stuck(&mut self, problem: Problem) {
-        if self.state.problem.as_ref() == Some(&problem) {
-            return;
-        }
-        self.warn(problem.message.clone());
-        self.state.problem = Some(problem);
-        self.tell();
     }
 
     /// Cut off from the API server, with peers lost as well: whatever the others do by now, these

@@ -61,6 +61,11 @@ impl Preparation {
         })
     }
 
+    #[cfg(test)]
+    pub(super) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Whether it has ended well; an error if it has not.
     pub fn ended(&mut self) -> Result<bool, Problem> {
         match self.child.try_wait() {

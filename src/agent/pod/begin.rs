@@ -1,0 +1,201 @@
+//! The beginning of a generation in a pod: what has to be there before its ranks are started, and
+//! what keeps them from starting.
+
+use std::time::{Duration, Instant};
+
+use super::{Current, PodAgent};
+use crate::agent::own_call::{self, own_call};
+use crate::agent::preparation::{self, Preparation};
+use crate::agent::volume::volume_problem;
+use crate::agent::{OomKills, Program, Ranks, Silence, Start, Tail};
+use crate::durable::FileError;
+use crate::inventory::Inventory;
+use crate::job::agent_state::{AgentState, Problem};
+use crate::job::files;
+use crate::job::generation::Generation;
+use crate::job::seen::Seen;
+use crate::telemetry::now;
+
+/// What keeps ranks from starting is looked at so often: NVML, a volume and a preparation that fails
+/// are not asked ten times a second.
+const AGAIN: Duration = Duration::from_secs(5);
+
+/// A generation that cannot be started is left alone for a while; another one is tried at once.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Pause {
+    generation: u64,
+    since: Instant,
+}
+
+impl Pause {
+    fn after(generation: u64) -> Pause {
+        Pause {
+            generation,
+            since: Instant::now(),
+        }
+    }
+
+    fn holds(self, generation: u64) -> bool {
+        self.generation == generation && self.since.elapsed() < AGAIN
+    }
+}
+
+impl PodAgent {
+    /// Starts this pod's share of a generation, once the run is prepared and older ranks are gone.
+    pub(super) fn begin(&mut self, record: &Generation) {
+        let Some((first, count)) = record.share_of(&self.identity.pod) else {
+            return;
+        };
+        if !self.all_ended() {
+            if let Some(current) = &mut self.current {
+                current.ranks.kill();
+            }
+            return;
+        }
+        if self.pause.is_some_and(|pause| pause.holds(record.number)) {
+            return;
+        }
+        match self.try_to_start(record, first, count) {
+            Ok(true) => self.tell(),
+            Ok(false) => {}
+            Err(problem) => {
+                self.pause = Some(Pause::after(record.number));
+                self.stuck(problem);
+            }
+        }
+    }
+
+    /// Whether its ranks were started; what keeps them from it is looked at anew every time.
+    fn try_to_start(
+        &mut self,
+        record: &Generation,
+        first: u64,
+        count: u64,
+    ) -> Result<bool, Problem> {
+        let mismatch = |message| Problem {
+            reason: "HardwareMismatch".into(),
+            message,
+            deterministic: false,
+        };
+        let has = self.identity.devices;
+        if count > has {
+            return Err(mismatch(format!(
+                "the plan counts on {count} devices of this pod, which has {has}"
+            )));
+        }
+        if !self.prepared(record, first == 0)? {
+            return Ok(false);
+        }
+        if let Some(message) = Inventory::discover().falls_short_of(count) {
+            return Err(mismatch(message));
+        }
+        self.start(record, first, count)?;
+        Ok(true)
+    }
+
+    fn start(&mut self, record: &Generation, first: u64, count: u64) -> Result<(), Problem> {
+        let volume = |error: FileError| volume_problem(&error);
+        record.write(&self.identity.run).map_err(volume)?;
+        let own = self
+            .foreign()
+            .map(|job| own_call(job, &self.identity.run, record));
+        let own = own.transpose()?;
+        let oom_kills = OomKills::watch();
+        let ranks = Ranks::start(
+            &Start {
+                evenkeel: &self.identity.program,
+                program: match &own {
+                    None => Program::BuiltIn,
+                    Some(own) => Program::Foreign {
+                        call: &own.call,
+                        drain: own.drain(),
+                    },
+                },
+                run: &self.identity.run,
+                generation: record,
+                first,
+                count,
+                threads: (self.identity.cores / count).max(1),
+            },
+            &self.events,
+        )
+        .map_err(|error| {
+            volume(FileError::from_io(
+                "start ranks in",
+                &self.identity.run,
+                0,
+                error,
+            ))
+        })?;
+        self.state = AgentState {
+            version: self.state.version,
+            pod: self.identity.pod.clone(),
+            devices: self.identity.devices,
+            generation: record.number,
+            first,
+            ranks: vec![Seen::default(); usize::try_from(count).unwrap_or(0)],
+            budget: self.state.budget,
+            started: Some(now()),
+            own_checkpoint: own.as_ref().and_then(|own| own.checkpoint.clone()),
+            ..AgentState::default()
+        };
+        self.current = Some(Current {
+            generation: record.clone(),
+            own,
+            ranks,
+            tails: (first..first + count)
+                .map(|rank| Tail::of(&self.identity.run, record.number, rank))
+                .collect(),
+            oom_kills,
+            silence: Silence::new(count),
+            draining: false,
+            settled: false,
+        });
+        Ok(())
+    }
+
+    /// Whether the run is prepared. The first member prepares it, in a process of its own; the
+    /// others wait for its file.
+    fn prepared(&mut self, record: &Generation, mine: bool) -> Result<bool, Problem> {
+        if let Some(job) = self.foreign() {
+            // It prepares its own data.
+            return own_call::choose(job, &self.identity.run, record, mine);
+        }
+        let setup = self.identity.run.join(files::RUN);
+        if setup.exists() {
+            self.preparation = None;
+            if self.state.budget.is_none() {
+                self.state.budget = preparation::budget(&setup);
+            }
+            return Ok(true);
+        }
+        let Some(job) = self.job.as_ref().filter(|_| mine) else {
+            return Ok(false);
+        };
+        let preparation = match &mut self.preparation {
+            Some(preparation) => preparation,
+            none => {
+                let begun = Preparation::start(&self.identity, job);
+                none.insert(begun.map_err(|error| volume_problem(&error))?)
+            }
+        };
+        match preparation.ended() {
+            Ok(ended) => Ok(ended && setup.exists()),
+            Err(problem) => {
+                if !problem.deterministic {
+                    self.preparation = None;
+                }
+                Err(problem)
+            }
+        }
+    }
+
+    fn stuck(&mut self, problem: Problem) {
+        if self.state.problem.as_ref() == Some(&problem) {
+            return;
+        }
+        self.warn(problem.message.clone());
+        self.state.problem = Some(problem);
+        self.tell();
+    }
+}

@@ -1,0 +1,192 @@
+//! The loop's parts, with a program that sleeps in the ranks' place.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
+
+use super::*;
+use crate::batch::{self, PlanRequest};
+use crate::job::Reason;
+use crate::job::api::RemainderPolicy;
+use crate::job::api::status::{Current as Published, RecipeSnapshot};
+use crate::job::files;
+use crate::job::generation::{Address, Member, PodRef};
+use crate::recipe;
+use crate::telemetry::{Mode, now};
+
+const FENCE: Duration = Duration::from_secs(30);
+
+/// A pod of a world of so many, with one rank each. Its agent's parts are called by hand.
+struct Pod {
+    agent: PodAgent,
+    _happened: Receiver<RankEvent>,
+    /// On a mount, as every volume is.
+    volume: tempfile::TempDir,
+    _program: tempfile::TempDir,
+    _inputs: Sender<Input>,
+}
+
+/// Address of a member's pod.
+fn address(member: u8) -> IpAddr {
+    IpAddr::V4(Ipv4Addr::new(10, 0, 0, member))
+}
+
+/// Ends only when it is killed.
+fn sleeper(place: &Path) -> PathBuf {
+    let program = place.join("sleeper");
+    // By another process: of this one a parallel test may be forking a child, which would hold the
+    // file while it is to be run.
+    let written = Command::new("sh")
+        .args([
+            "-c",
+            "printf '#!/bin/sh\\nexec sleep 600\\n' > \"$0\" && chmod +x \"$0\"",
+        ])
+        .arg(&program)
+        .status();
+    assert!(written.unwrap().success());
+    program
+}
+
+impl Pod {
+    /// The pod that is the member of this number among `world`; it has not heard of its job yet.
+    fn new(member: u8) -> Pod {
+        let volume = tempfile::tempdir_in("/dev/shm").unwrap();
+        let program = tempfile::tempdir().unwrap();
+        let (events, happened) = channel();
+        let (inputs, received) = channel();
+        let (told, _) = watch::channel(AgentState::default());
+        let identity = Identity {
+            program: sleeper(program.path()),
+            pod: format!("uid-{member}"),
+            run: volume.path().join("run"),
+            devices: 1,
+            cores: 1,
+        };
+        let display = Display::new(Mode::JsonLines);
+        Pod {
+            agent: PodAgent::new(identity, received, events, told, display),
+            _happened: happened,
+            volume,
+            _program: program,
+            _inputs: inputs,
+        }
+    }
+
+    /// Hears of the job's first generation.
+    fn hear(&mut self, world: u8) {
+        let job = Box::new(job_of(world));
+        self.agent.take(Input::Job(job));
+        self.agent.act();
+    }
+
+    /// Makes what the first member prepares.
+    fn prepare(&self) {
+        let run = self.volume.path().join("run");
+        std::fs::create_dir_all(&run).unwrap();
+        std::fs::write(run.join(files::RUN), "{}").unwrap();
+    }
+
+    fn runs(&self) -> bool {
+        self.agent.state.generation == 1 && !self.agent.all_ended()
+    }
+}
+
+fn job_of(world: u8) -> Membership {
+    let text = format!(
+        "per_device_train_batch_size: 4\ngradient_accumulation_steps: 2\n\
+         evenkeel: {{objective: sft, batch: {{gpus: {world}}}}}\n"
+    );
+    let snapshot = RecipeSnapshot {
+        text,
+        ..RecipeSnapshot::default()
+    };
+    let request = snapshot.request(RemainderPolicy::Exact).unwrap();
+    let recipe = recipe::read(&request).unwrap();
+    let members = (0..world).map(|member| Member {
+        seat: member.into(),
+        ranks: 1,
+        pod: Some(PodRef {
+            name: format!("job-{member}-1"),
+            uid: format!("uid-{member}"),
+            ip: address(member).to_string(),
+            node: format!("node{member}"),
+        }),
+    });
+    let record = Generation {
+        job: "uid".into(),
+        number: 1,
+        reason: Reason::Started,
+        members: members.collect(),
+        plan: batch::plan(&recipe, &PlanRequest::gpus(world.into())).unwrap(),
+        start: None,
+        master: Address {
+            host: address(0).to_string(),
+            port: 1,
+        },
+        created: now(),
+    };
+    Membership {
+        recipe: snapshot,
+        remainder: RemainderPolicy::Exact,
+        name: "job".into(),
+        rank_memory: None,
+        command: Vec::new(),
+        generation: Some(Published {
+            record,
+            drain: false,
+            after_loss: None,
+            outcome: None,
+            ended: None,
+        }),
+        checkpoint: None,
+        fence_after: FENCE,
+        over: false,
+    }
+}
+
+#[test]
+fn what_keeps_ranks_from_starting_is_looked_at_every_few_seconds() {
+    let mut pod = Pod::new(0);
+    pod.prepare();
+    pod.agent.identity.devices = 0;
+    pod.hear(1);
+    let problem = pod.agent.state.problem.clone().unwrap();
+    assert_eq!(problem.reason, "HardwareMismatch");
+    pod.agent.identity.devices = 1;
+    pod.agent.act();
+    assert!(!pod.runs(), "it was looked at just now");
+    pod.agent.pause = None;
+    pod.agent.act();
+    assert!(pod.runs());
+}
+
+fn kill(process: u32) {
+    let killed = Command::new("kill")
+        .args(["-9", &process.to_string()])
+        .status();
+    assert!(killed.unwrap().success());
+}
+
+#[test]
+fn a_preparation_that_is_killed_is_tried_again() {
+    let mut pod = Pod::new(0);
+    pod.hear(1);
+    let first = pod.agent.preparation.as_ref().unwrap().id();
+    assert_eq!(pod.agent.state.problem, None);
+    kill(first);
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while pod.agent.state.problem.is_none() {
+        assert!(Instant::now() < deadline);
+        pod.agent.act();
+    }
+    let problem = pod.agent.state.problem.clone().unwrap();
+    assert_eq!(problem.reason, "PreparationFailed");
+    assert!(!problem.deterministic && problem.message.contains("signal 9"));
+    pod.agent.pause = None;
+    pod.agent.act();
+    let second = pod.agent.preparation.take().unwrap();
+    assert_ne!(second.id(), first);
+    kill(second.id());
+}
