@@ -30,6 +30,6 @@ use preparation::Preparation;
 pub use program::{Program, Start};
 pub use ranks::{Event, Ranks, last_lines};
 use retention::Retention;
-pub use serve::serve;
+pub use serve::{listen, serve};
 pub use silence::Silence;
 pub use tail::{Tail, shown};

@@ -1,5 +1,7 @@
 //! The agent's HTTP: its state for the controller, health for the kubelet, metrics for scrapers.
 
+use std::io;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
 use axum::extract::{Query, State};
@@ -7,14 +9,18 @@ use axum::http::header::CONTENT_TYPE;
 use axum::response::IntoResponse;
 use axum::routing::get;
 use axum::{Json, Router};
+use rustix::net::sockopt::set_ipv6_v6only;
 use serde::Deserialize;
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpSocket};
 use tokio::sync::watch::Receiver;
 
 use crate::job::agent_state::AgentState;
 
 /// The longest that a request for a newer state is kept waiting.
 const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Callers that wait to be let in.
+const BACKLOG: u32 = 1024;
 
 /// Which state the caller knows already.
 #[derive(Debug, Default, Deserialize)]
@@ -23,12 +29,32 @@ struct After {
     after: u64,
 }
 
+/// Listens at every address of this pod, of whichever family a cluster has given it.
+pub async fn listen(port: u16) -> io::Result<TcpListener> {
+    match both_families(port) {
+        // A kernel without IPv6 has no such socket.
+        Err(error) if error.kind() != io::ErrorKind::AddrInUse => {
+            TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)).await
+        }
+        listening => listening,
+    }
+}
+
+fn both_families(port: u16) -> io::Result<TcpListener> {
+    let socket = TcpSocket::new_v6()?;
+    // Whatever the machine's own setting is (net.ipv6.bindv6only).
+    set_ipv6_v6only(&socket, false)?;
+    socket.set_reuseaddr(true)?;
+    socket.bind(SocketAddr::from((Ipv6Addr::UNSPECIFIED, port)))?;
+    socket.listen(BACKLOG)
+}
+
 /// Answers until the process ends.
 ///
 /// * `GET /state?after=V`: the agent's state; waits up to 2 s for one newer than version V.
 /// * `GET /healthz`: 200 while the agent runs.
 /// * `GET /metrics`: the newest step, in Prometheus' text format.
-pub async fn serve(listener: TcpListener, state: Receiver<AgentState>) -> std::io::Result<()> {
+pub async fn serve(listener: TcpListener, state: Receiver<AgentState>) -> io::Result<()> {
     let routes = Router::new()
         .route("/state", get(newer_state))
         .route("/healthz", get(|| async { "ok\n" }))
@@ -103,4 +129,24 @@ fn text(state: &AgentState) -> String {
         }
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn an_agent_listens_wherever_it_can_be_reached() {
+        let listener = listen(0).await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let reached = tokio::net::TcpStream::connect((Ipv4Addr::LOCALHOST, port)).await;
+        reached.unwrap();
+        // Where this machine has IPv6 at all.
+        if std::net::TcpListener::bind((Ipv6Addr::LOCALHOST, 0)).is_ok() {
+            let reached = tokio::net::TcpStream::connect((Ipv6Addr::LOCALHOST, port)).await;
+            reached.unwrap();
+        }
+        let taken = listen(port).await.unwrap_err();
+        assert_eq!(taken.kind(), io::ErrorKind::AddrInUse);
+    }
 }

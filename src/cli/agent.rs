@@ -4,7 +4,6 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::mpsc::channel;
 
-use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::agent::{self, Identity, Input, PodAgent};
@@ -67,7 +66,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         .build()?;
     let terminating = inputs.clone();
     runtime.block_on(async {
-        let listener = TcpListener::bind(("0.0.0.0", args.port)).await?;
+        let listener = agent::listen(args.port).await?;
         tokio::spawn(agent::serve(listener, state));
         let client = kube::Client::try_default().await?;
         tokio::spawn(
