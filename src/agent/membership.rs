@@ -9,13 +9,15 @@ use kube::api::Api;
 use kube::runtime::watcher::{self, Event};
 use kube::runtime::{WatchStreamExt, watcher as watch};
 use kube::{Client, ResourceExt};
+use tokio::time::{Interval, MissedTickBehavior};
 
 use super::pod::Input;
 use crate::job::Pin;
 use crate::job::api::status::{Current, RecipeSnapshot, State};
 use crate::job::api::{RemainderPolicy, TrainingJob};
 
-/// How often the API server is asked for a sign of life when the watch says nothing.
+/// How often the API server is asked for a sign of life when the watch says nothing; more often
+/// where ranks are stopped soon.
 const CONTACT: Duration = Duration::from_secs(5);
 
 /// A TrainingJob as its pods see it.
@@ -68,28 +70,54 @@ pub async fn follow(client: Client, namespace: &str, name: &str, inputs: Sender<
     // A Role that names the job lets it be watched only by that name.
     let one = watcher::Config::default().fields(&format!("metadata.name={name}"));
     let mut events = watch(jobs.clone(), one).default_backoff().boxed();
-    let tell = |job: &TrainingJob| {
-        Membership::of(job).is_none_or(|m| inputs.send(Input::Job(Box::new(m))).is_ok())
-    };
-    let mut contact = tokio::time::interval(CONTACT);
-    contact.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut contact = beats(CONTACT);
     loop {
-        let heard = tokio::select! {
+        let job = tokio::select! {
             event = events.next() => match event {
-                Some(Ok(Event::Apply(job) | Event::InitApply(job))) => tell(&job),
-                Some(_) => true,
+                Some(Ok(Event::Apply(job) | Event::InitApply(job))) => Some(job),
+                Some(_) => None,
                 None => return,
             },
             _ = contact.tick() => {
                 // Not longer than the beat itself: a cut network answers nothing at all.
-                match tokio::time::timeout(CONTACT, jobs.get(name)).await {
-                    Ok(Ok(job)) => tell(&job),
-                    Ok(Err(_)) | Err(_) => true,
-                }
+                let asked = tokio::time::timeout(contact.period(), jobs.get(name));
+                asked.await.ok().and_then(Result::ok)
             }
         };
-        if !heard {
+        let Some(membership) = job.as_ref().and_then(Membership::of) else {
+            continue;
+        };
+        let beat = beat(membership.fence_after);
+        if contact.period() != beat {
+            contact = beats(beat);
+        }
+        if inputs.send(Input::Job(Box::new(membership))).is_err() {
             return;
+        }
+    }
+}
+
+/// A few times before ranks would be stopped for want of a sign.
+fn beat(fence_after: Duration) -> Duration {
+    (fence_after / 5).clamp(Duration::from_secs(1), CONTACT)
+}
+
+fn beats(period: Duration) -> Interval {
+    let mut beats = tokio::time::interval(period);
+    beats.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    beats
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn several_signs_fit_into_the_time_after_which_ranks_are_stopped() {
+        assert_eq!(beat(Duration::from_secs(30)), CONTACT);
+        for seconds in 5..=3600 {
+            let fence_after = Duration::from_secs(seconds);
+            assert!(beat(fence_after) * 4 < fence_after, "{seconds}");
         }
     }
 }

@@ -5,22 +5,24 @@
 //! follows from the newest job and from what runs here, so hearing the same twice does no harm.
 
 mod begin;
+mod contact;
 mod heard;
 
 #[cfg(test)]
 mod tests;
 
+use std::net::IpAddr;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tokio::sync::watch;
 
 use super::own_call::OwnCall;
 use super::{
-    Event as RankEvent, Identity, Membership, OomKills, Preparation, Ranks, Retention, Silence,
-    Tail,
+    Answer, Event as RankEvent, Identity, Membership, OomKills, Preparation, Ranks, Retention,
+    Silence, Tail,
 };
 use crate::job::agent_state::AgentState;
 use crate::job::generation::Generation;
@@ -29,6 +31,7 @@ use crate::job::seen;
 use crate::telemetry::{Display, Event};
 
 use begin::Pause;
+use contact::{Contact, Whom};
 
 /// How often it looks around when nothing happens.
 const TICK: Duration = Duration::from_millis(100);
@@ -38,6 +41,10 @@ const TICK: Duration = Duration::from_millis(100);
 pub enum Input {
     /// The job as it stands now, just heard from the API server.
     Job(Box<Membership>),
+    /// The controller has asked for this agent's state.
+    Polled,
+    /// The agent of another pod has answered.
+    Peer(Answer),
     /// Something of a rank.
     Rank(Box<RankEvent>),
     /// SIGTERM: the pod is about to go.
@@ -50,10 +57,11 @@ pub struct PodAgent {
     inputs: Receiver<Input>,
     events: Sender<RankEvent>,
     told: watch::Sender<AgentState>,
+    /// The other pods whose agents are asked how far they are.
+    asked: watch::Sender<Vec<IpAddr>>,
     state: AgentState,
     job: Option<Arc<Membership>>,
-    /// When the API server was last heard from.
-    contact: Instant,
+    contact: Contact,
     terminating: bool,
     preparation: Option<Preparation>,
     pause: Option<Pause>,
@@ -77,12 +85,14 @@ struct Current {
 }
 
 impl PodAgent {
-    /// An agent that takes `inputs`, hands `events` to its ranks, and tells how it does by `told`.
+    /// An agent that takes `inputs`, hands `events` to its ranks, tells how it does by `told`, and
+    /// wants to hear of the agents on the hosts in `asked`.
     pub fn new(
         identity: Identity,
         inputs: Receiver<Input>,
         events: Sender<RankEvent>,
         told: watch::Sender<AgentState>,
+        asked: watch::Sender<Vec<IpAddr>>,
         display: Display,
     ) -> PodAgent {
         let state = AgentState {
@@ -97,9 +107,10 @@ impl PodAgent {
             inputs,
             events,
             told,
+            asked,
             state,
             job: None,
-            contact: Instant::now(),
+            contact: Contact::new(),
             terminating: false,
             preparation: None,
             pause: None,
@@ -121,6 +132,7 @@ impl PodAgent {
                 self.take(input);
             }
             self.act();
+            self.ask_peers();
             self.give_up_the_silent();
             self.pass_on();
             self.tidy();
@@ -138,9 +150,11 @@ impl PodAgent {
     fn take(&mut self, input: Input) {
         match input {
             Input::Job(job) => {
-                self.contact = Instant::now();
+                self.contact.heard(Whom::ApiServer);
                 self.job = Some(Arc::from(job));
             }
+            Input::Polled => self.contact.heard(Whom::Controller),
+            Input::Peer(answer) => self.take_answer(answer),
             Input::Terminate => {
                 self.terminating = true;
                 if let Some(current) = &mut self.current {
@@ -172,7 +186,9 @@ impl PodAgent {
 
     /// Does what the newest job asks for.
     fn act(&mut self) {
-        self.fence();
+        if self.fence() {
+            return;
+        }
         let Some(job) = self.job.clone() else { return };
         let Some(wanted) = &job.generation else {
             return;
@@ -213,17 +229,62 @@ impl PodAgent {
         }
     }
 
-    /// Cut off from the API server, with peers lost as well: whatever the others do by now, these
-    /// ranks are not part of it.
-    fn fence(&mut self) {
-        let Some(job) = &self.job else { return };
-        let alone = self.state.ranks.iter().any(|seen| seen.lost.is_some());
-        if alone
-            && self.contact.elapsed() > job.fence_after
-            && let Some(current) = &mut self.current
+    /// Takes in how far another pod is.
+    fn take_answer(&mut self, answer: Answer) {
+        self.contact.heard(Whom::Peer);
+        if let Some(current) = &mut self.current
+            && answer.generation > Some(current.generation.number)
         {
+            // The world went on without these ranks, and the API server could not say so.
             current.ranks.kill();
         }
+    }
+
+    /// Asks all other members while nothing is heard of the cluster.
+    fn ask_peers(&mut self) {
+        let fence_after = self.job.as_ref().map(|job| job.fence_after);
+        let misses = fence_after.is_some_and(|after| self.contact.misses_the_cluster(after));
+        let whom = match &self.current {
+            Some(current) if misses && !self.all_ended() => {
+                current.generation.others(&self.identity.pod)
+            }
+            _ => Vec::new(),
+        };
+        self.asked.send_if_modified(|asked| {
+            let changed = *asked != whom;
+            *asked = whom;
+            changed
+        });
+    }
+
+    /// Stops the ranks of a pod that is cut off, whatever the others do by now: these are not part
+    /// of it. Nothing is started here either, then.
+    fn fence(&mut self) -> bool {
+        let Some(job) = &self.job else { return false };
+        let fence_after = job.fence_after;
+        self.contact.look(fence_after);
+        let lost_peer = self.state.ranks.iter().any(|seen| seen.lost.is_some());
+        if !self.contact.is_cut_off(fence_after, lost_peer) {
+            return false;
+        }
+        let Some(current) = &mut self.current else {
+            return true;
+        };
+        current.ranks.kill();
+        let mut stopped = false;
+        for seen in self.state.ranks.iter_mut().filter(|s| s.ending.is_none()) {
+            stopped |= seen.given_up.is_none();
+            seen.given_up
+                .get_or_insert_with(|| contact::words(fence_after));
+        }
+        if stopped {
+            self.warn(format!(
+                "{}; its ranks are stopped",
+                contact::words(fence_after)
+            ));
+            self.tell();
+        }
+        true
     }
 
     /// The job, where the user's own program trains.

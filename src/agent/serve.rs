@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::mpsc::Sender;
 use std::time::Duration;
 
 use axum::extract::{Query, State};
@@ -14,6 +15,7 @@ use serde::Deserialize;
 use tokio::net::{TcpListener, TcpSocket};
 use tokio::sync::watch::Receiver;
 
+use super::pod::Input;
 use crate::job::agent_state::AgentState;
 
 /// The longest that a request for a newer state is kept waiting.
@@ -49,31 +51,51 @@ fn both_families(port: u16) -> io::Result<TcpListener> {
     socket.listen(BACKLOG)
 }
 
+/// What is answered from, and who hears that the controller has asked.
+#[derive(Clone)]
+struct Answers {
+    state: Receiver<AgentState>,
+    inputs: Sender<Input>,
+}
+
 /// Answers until the process ends.
 ///
-/// * `GET /state?after=V`: the agent's state; waits up to 2 s for one newer than version V.
+/// * `GET /state?after=V`: the agent's state; waits up to 2 s for one newer than version V. The
+///   controller asks for it, and nobody else: an agent that is asked is not cut off.
+/// * `GET /generation`: the newest generation whose ranks it has started, for other pods' agents.
 /// * `GET /healthz`: 200 while the agent runs.
 /// * `GET /metrics`: the newest step, in Prometheus' text format.
-pub async fn serve(listener: TcpListener, state: Receiver<AgentState>) -> io::Result<()> {
+pub async fn serve(
+    listener: TcpListener,
+    state: Receiver<AgentState>,
+    inputs: Sender<Input>,
+) -> io::Result<()> {
     let routes = Router::new()
         .route("/state", get(newer_state))
+        .route("/generation", get(generation))
         .route("/healthz", get(|| async { "ok\n" }))
         .route("/metrics", get(metrics))
-        .with_state(state);
+        .with_state(Answers { state, inputs });
     axum::serve(listener, routes).await
 }
 
 async fn newer_state(
-    State(mut state): State<Receiver<AgentState>>,
+    State(Answers { mut state, inputs }): State<Answers>,
     Query(After { after }): Query<After>,
 ) -> Json<AgentState> {
+    // Without the loop there are no ranks that it could stop.
+    let _ = inputs.send(Input::Polled);
     // A state that never gets newer within the caller's patience is told as it is.
     let newer = state.wait_for(|state| state.version > after);
     let _ = tokio::time::timeout(PATIENCE, newer).await;
     Json(state.borrow().clone())
 }
 
-async fn metrics(State(state): State<Receiver<AgentState>>) -> impl IntoResponse {
+async fn generation(State(Answers { state, .. }): State<Answers>) -> String {
+    format!("{}\n", state.borrow().generation)
+}
+
+async fn metrics(State(Answers { state, .. }): State<Answers>) -> impl IntoResponse {
     let text = text(&state.borrow());
     ([(CONTENT_TYPE, "text/plain; version=0.0.4")], text)
 }
@@ -133,7 +155,31 @@ fn text(state: &AgentState) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc::channel;
+
     use super::*;
+
+    #[tokio::test]
+    async fn only_who_asks_for_the_state_is_taken_for_the_controller() {
+        let listener = listen(0).await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let (told, state) = tokio::sync::watch::channel(AgentState::default());
+        let (inputs, heard) = channel();
+        tokio::spawn(serve(listener, state, inputs));
+        told.send_modify(|state| state.version = 1);
+        let asked = async |path: &str| {
+            let http = reqwest::Client::builder().no_proxy().build().unwrap();
+            let address = format!("http://127.0.0.1:{port}{path}");
+            let answer = http.get(address).send().await.unwrap();
+            assert!(answer.status().is_success(), "{path}");
+        };
+        for path in ["/healthz", "/metrics", "/generation"] {
+            asked(path).await;
+        }
+        assert!(heard.try_recv().is_err());
+        asked("/state?after=0").await;
+        assert!(matches!(heard.try_recv(), Ok(Input::Polled)));
+    }
 
     #[tokio::test]
     async fn an_agent_listens_wherever_it_can_be_reached() {

@@ -6,7 +6,7 @@ use std::sync::mpsc::channel;
 
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::agent::{self, Identity, Input, PodAgent};
+use crate::agent::{self, Identity, Input, Peers, PodAgent};
 use crate::inventory::Inventory;
 use crate::telemetry::{Display, Mode};
 
@@ -45,11 +45,13 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let (inputs, received) = channel();
     let (events, happened) = channel();
     let (told, state) = tokio::sync::watch::channel(Default::default());
+    let (asked, whom) = tokio::sync::watch::channel(Vec::new());
     let agent = PodAgent::new(
         identity,
         received,
         events,
         told,
+        asked,
         Display::new(Mode::JsonLines),
     );
     let passed_on = inputs.clone();
@@ -67,7 +69,8 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let terminating = inputs.clone();
     runtime.block_on(async {
         let listener = agent::listen(args.port).await?;
-        tokio::spawn(agent::serve(listener, state));
+        tokio::spawn(agent::serve(listener, state, inputs.clone()));
+        tokio::spawn(Peers::on(args.port)?.ask(whom, inputs.clone()));
         let client = kube::Client::try_default().await?;
         tokio::spawn(
             async move { agent::follow(client, &args.namespace, &args.job, inputs).await },

@@ -1,6 +1,7 @@
 //! The generation record: published once, never changed, read by agents and ranks.
 
 use std::fmt;
+use std::net::IpAddr;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
@@ -62,6 +63,16 @@ impl Generation {
             let its = member.pod.as_ref().is_some_and(|p| p.uid == pod);
             its.then_some((first, member.ranks))
         })
+    }
+
+    /// Addresses of the other members' pods, those after the pod of this uid first: members that all
+    /// ask one other do not all ask the same.
+    pub fn others(&self, pod: &str) -> Vec<IpAddr> {
+        let pods: Vec<&PodRef> = self.members.iter().filter_map(|m| m.pod.as_ref()).collect();
+        let own = pods.iter().position(|other| other.uid == pod);
+        let (before, from) = pods.split_at(own.unwrap_or(0));
+        let others = from.iter().chain(before).filter(|other| other.uid != pod);
+        others.filter_map(|other| other.ip.parse().ok()).collect()
     }
 
     /// Writes the record where its ranks look for it. All members write the same.

@@ -27,7 +27,10 @@ use crate::job::steer::{PodSeen, SeatSeen};
 /// An agent that is silent for so long is gone when something else says so too: a peer that lost
 /// its ranks, or its node.
 const SILENCE: Duration = Duration::from_secs(1);
-/// Silent for so long beyond `fenceAfterSeconds`, it is gone whoever else says so: its ranks have stopped.
+/// Silent for so long, it is gone whoever else says so, but never before its ranks have stopped.
+const LONG_SILENCE: Duration = Duration::from_secs(45);
+/// Beyond `fenceAfterSeconds` the ranks of an agent that is cut off have stopped; this is for looks
+/// that are late.
 const BEYOND_FENCE: Duration = Duration::from_secs(15);
 
 /// What a job looks like.
@@ -139,8 +142,12 @@ impl Observation {
                 node: node_of(object)?,
                 silent,
                 named: named.contains(pod),
-                stale: member && silent > SILENCE && leases.is_stale(node_of(object)?),
-                fenced: member && silent > fence + BEYOND_FENCE,
+                // Programs that commit where they like must have stopped before they are replaced.
+                stale: member
+                    && silent > SILENCE
+                    && job.spec.trainer.command.is_empty()
+                    && leases.is_stale(node_of(object)?),
+                fenced: member && silent > LONG_SILENCE.max(fence + BEYOND_FENCE),
             };
             Some((pod.clone(), silence.verdict(stores, &seen.wants)?))
         });

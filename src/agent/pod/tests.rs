@@ -13,6 +13,7 @@ use crate::job::api::RemainderPolicy;
 use crate::job::api::status::{Current as Published, RecipeSnapshot};
 use crate::job::files;
 use crate::job::generation::{Address, Member, PodRef};
+use crate::job::protocol::Ending;
 use crate::recipe;
 use crate::telemetry::{Mode, now};
 
@@ -21,7 +22,8 @@ const FENCE: Duration = Duration::from_secs(30);
 /// A pod of a world of so many, with one rank each. Its agent's parts are called by hand.
 struct Pod {
     agent: PodAgent,
-    _happened: Receiver<RankEvent>,
+    happened: Receiver<RankEvent>,
+    asked: watch::Receiver<Vec<IpAddr>>,
     /// On a mount, as every volume is.
     volume: tempfile::TempDir,
     _program: tempfile::TempDir,
@@ -57,6 +59,7 @@ impl Pod {
         let (events, happened) = channel();
         let (inputs, received) = channel();
         let (told, _) = watch::channel(AgentState::default());
+        let (asks, asked) = watch::channel(Vec::new());
         let identity = Identity {
             program: sleeper(program.path()),
             pod: format!("uid-{member}"),
@@ -66,8 +69,9 @@ impl Pod {
         };
         let display = Display::new(Mode::JsonLines);
         Pod {
-            agent: PodAgent::new(identity, received, events, told, display),
-            _happened: happened,
+            agent: PodAgent::new(identity, received, events, told, asks, display),
+            happened,
+            asked,
             volume,
             _program: program,
             _inputs: inputs,
@@ -90,6 +94,18 @@ impl Pod {
 
     fn runs(&self) -> bool {
         self.agent.state.generation == 1 && !self.agent.all_ended()
+    }
+
+    /// How its rank ended.
+    fn ended(&mut self) -> Ending {
+        let event = self.happened.recv_timeout(Duration::from_secs(60)).unwrap();
+        self.agent.take(Input::Rank(Box::new(event)));
+        self.agent.state.ranks[0].ending.unwrap()
+    }
+
+    fn asked(&mut self) -> Vec<IpAddr> {
+        self.agent.ask_peers();
+        self.asked.borrow().clone()
     }
 }
 
@@ -144,6 +160,66 @@ fn job_of(world: u8) -> Membership {
         fence_after: FENCE,
         over: false,
     }
+}
+
+#[test]
+fn a_world_in_one_pod_that_is_cut_off_stops() {
+    let mut pod = Pod::new(0);
+    pod.prepare();
+    pod.hear(1);
+    assert!(pod.runs());
+    pod.agent.contact.after(2 * FENCE);
+    // The API server is away, and the controller is not.
+    pod.agent.take(Input::Polled);
+    pod.agent.act();
+    assert_eq!(pod.agent.state.ranks[0].given_up, None);
+    pod.agent.contact.after(2 * FENCE);
+    pod.agent.act();
+    assert_eq!(pod.ended(), Ending::Signal(9));
+    let why = pod.agent.state.ranks[0].given_up.clone().unwrap();
+    assert!(
+        why.starts_with("cut off: for 30 s nothing was heard"),
+        "{why}"
+    );
+}
+
+#[test]
+fn a_pod_that_is_cut_off_starts_nothing() {
+    let mut pod = Pod::new(1);
+    pod.hear(2);
+    pod.agent.contact.after(2 * FENCE);
+    pod.prepare();
+    pod.agent.act();
+    assert_eq!(pod.agent.state.generation, 0);
+    pod.agent.take(Input::Peer(Answer {
+        host: address(0),
+        generation: None,
+    }));
+    pod.agent.act();
+    assert!(pod.runs());
+}
+
+#[test]
+fn peers_are_asked_while_the_cluster_is_silent_and_their_answer_keeps_ranks_alive() {
+    let mut pod = Pod::new(1);
+    pod.prepare();
+    pod.hear(3);
+    assert!(pod.asked().is_empty());
+    pod.agent.contact.after(FENCE / 2);
+    assert_eq!(pod.asked(), [address(2), address(0)]);
+    pod.agent.contact.after(FENCE);
+    let answered = |generation| {
+        Input::Peer(Answer {
+            host: address(2),
+            generation,
+        })
+    };
+    pod.agent.take(answered(Some(1)));
+    pod.agent.act();
+    assert_eq!(pod.agent.state.ranks[0].given_up, None);
+    // One that has gone on without this pod says that its ranks are of no world any more.
+    pod.agent.take(answered(Some(2)));
+    assert_eq!(pod.ended(), Ending::Signal(9));
 }
 
 #[test]

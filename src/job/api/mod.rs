@@ -203,8 +203,8 @@ pub struct Elasticity {
     pub capacity: Capacity,
     /// What happens to a batch that no number of ranks splits exactly.
     pub remainder: RemainderPolicy,
-    /// Ranks are stopped when their agent has heard neither from the API server nor from its peers
-    /// for so many seconds.
+    /// Ranks are stopped when their pod's agent has heard nothing for so many seconds: neither from
+    /// the API server, nor from the controller, nor from another pod of the generation.
     #[schemars(range(min = 5, max = 3600))]
     pub fence_after_seconds: u32,
     /// How long ranks may take to commit when they are told to drain.
