@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use super::{Current, PodAgent};
 use crate::agent::own_call::{self, own_call};
 use crate::agent::preparation::{self, Preparation};
-use crate::agent::volume::volume_problem;
+use crate::agent::volume::{self, volume_problem};
 use crate::agent::{OomKills, Program, Ranks, Silence, Start, Tail};
 use crate::durable::FileError;
 use crate::inventory::Inventory;
@@ -82,6 +82,9 @@ impl PodAgent {
             return Err(mismatch(format!(
                 "the plan counts on {count} devices of this pod, which has {has}"
             )));
+        }
+        if let Some(problem) = volume::unmounted(&self.identity.run) {
+            return Err(problem);
         }
         if !self.prepared(record, first == 0)? {
             return Ok(false);
