@@ -89,7 +89,7 @@ pub(super) fn own_call(
     })
 }
 
-fn call_file(run: &Path, record: &Generation) -> PathBuf {
+pub(super) fn call_file(run: &Path, record: &Generation) -> PathBuf {
     run.join(files::generation(record.number)).join(files::CALL)
 }
 

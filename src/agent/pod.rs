@@ -7,6 +7,7 @@
 mod begin;
 mod contact;
 mod heard;
+mod waiting;
 
 #[cfg(test)]
 mod tests;
@@ -32,6 +33,7 @@ use crate::telemetry::{Display, Event};
 
 use begin::Pause;
 use contact::{Contact, Whom};
+use waiting::Waiting;
 
 /// How often it looks around when nothing happens.
 const TICK: Duration = Duration::from_millis(100);
@@ -64,6 +66,7 @@ pub struct PodAgent {
     contact: Contact,
     terminating: bool,
     preparation: Option<Preparation>,
+    waiting: Option<Waiting>,
     pause: Option<Pause>,
     current: Option<Current>,
     retention: Retention,
@@ -113,6 +116,7 @@ impl PodAgent {
             contact: Contact::new(),
             terminating: false,
             preparation: None,
+            waiting: None,
             pause: None,
             current: None,
             retention: Retention::default(),
@@ -198,6 +202,7 @@ impl PodAgent {
             self.begin(&wanted.record);
             return;
         }
+        self.wait_no_longer();
         let Some(current) = &mut self.current else {
             return;
         };
@@ -232,6 +237,9 @@ impl PodAgent {
     /// Takes in how far another pod is.
     fn take_answer(&mut self, answer: Answer) {
         self.contact.heard(Whom::Peer);
+        if let Some(waiting) = &mut self.waiting {
+            waiting.take(answer);
+        }
         if let Some(current) = &mut self.current
             && answer.generation > Some(current.generation.number)
         {
@@ -240,12 +248,14 @@ impl PodAgent {
         }
     }
 
-    /// Asks all other members while nothing is heard of the cluster.
+    /// Asks whom there is a reason to ask: the first member while it is waited for, and all other
+    /// members while nothing is heard of the cluster.
     fn ask_peers(&mut self) {
         let fence_after = self.job.as_ref().map(|job| job.fence_after);
         let misses = fence_after.is_some_and(|after| self.contact.misses_the_cluster(after));
-        let whom = match &self.current {
-            Some(current) if misses && !self.all_ended() => {
+        let whom = match (&self.waiting, &self.current) {
+            (Some(waiting), _) => waiting.first().into_iter().collect(),
+            (None, Some(current)) if misses && !self.all_ended() => {
                 current.generation.others(&self.identity.pod)
             }
             _ => Vec::new(),

@@ -41,6 +41,8 @@ pub struct AgentState {
     pub own_checkpoint: Option<OwnCheckpoint>,
     /// Why it cannot start ranks at all.
     pub problem: Option<Problem>,
+    /// What it waits for before it starts them, where that takes long: nothing is wrong with it.
+    pub waits_for: Option<String>,
     /// The last lines that a failed rank printed.
     pub last_words: String,
 }
@@ -54,4 +56,44 @@ pub struct Problem {
     pub message: String,
     /// The same would happen again, whatever the pool looks like.
     pub deterministic: bool,
+}
+
+/// What holds up ranks, of all that these agents say: a problem before what is only waited for.
+pub fn held_up<'a>(agents: impl Iterator<Item = &'a AgentState> + Clone) -> Option<Problem> {
+    let waits = |agent: &AgentState| {
+        Some(Problem {
+            reason: "Waiting".into(),
+            message: agent.waits_for.clone()?,
+            deterministic: false,
+        })
+    };
+    let problem = agents.clone().find_map(|agent| agent.problem.clone());
+    problem.or_else(|| agents.into_iter().find_map(waits))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_problem_is_told_before_what_waits_for_its_end() {
+        let waiting = AgentState {
+            waits_for: Some("waits for run-0-1".into()),
+            ..AgentState::default()
+        };
+        let problem = Problem {
+            reason: "VolumeFull".into(),
+            message: "make room".into(),
+            deterministic: false,
+        };
+        let stuck = AgentState {
+            problem: Some(problem.clone()),
+            ..AgentState::default()
+        };
+        let told = |agents: &[&AgentState]| held_up(agents.iter().copied());
+        assert_eq!(told(&[&waiting, &stuck]), Some(problem));
+        let message = told(&[&AgentState::default(), &waiting]).map(|held_up| held_up.message);
+        assert_eq!(message, waiting.waits_for);
+        assert_eq!(told(&[]), None);
+    }
 }

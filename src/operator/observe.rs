@@ -16,7 +16,7 @@ use super::ledger::wants;
 use super::stores::Stores;
 use crate::inventory::kubernetes::{Standing, Wants, standing};
 use crate::job::Pin;
-use crate::job::agent_state::{AgentState, Problem};
+use crate::job::agent_state::{self, AgentState, Problem};
 use crate::job::api::status::{Current, Seat, TrainingJobStatus};
 use crate::job::api::{OnCordon, TrainingJob};
 use crate::job::generation::PodRef;
@@ -182,7 +182,7 @@ impl Observation {
         if let Some(current) = &status.generation {
             seen.look_at_ranks(&name, status, current);
         }
-        seen.problem = seen.agents.values().find_map(|agent| agent.problem.clone());
+        seen.problem = agent_state::held_up(seen.agents.values());
         seen.out_of_reach = silences.into_keys().collect();
         seen
     }

@@ -1,8 +1,10 @@
-//! The beginning of a generation in a pod: what has to be there before its ranks are started, and
-//! what keeps them from starting.
+//! The beginning of a generation in a pod: what has to be there before its ranks are started, what is
+//! waited for, and what keeps them from starting.
 
+use std::path::Path;
 use std::time::{Duration, Instant};
 
+use super::waiting::{Verdict, Waiting};
 use super::{Current, PodAgent};
 use crate::agent::own_call::{self, own_call};
 use crate::agent::preparation::{self, Preparation};
@@ -93,6 +95,7 @@ impl PodAgent {
             return Err(mismatch(message));
         }
         self.start(record, first, count)?;
+        self.wait_no_longer();
         Ok(true)
     }
 
@@ -162,7 +165,15 @@ impl PodAgent {
     fn prepared(&mut self, record: &Generation, mine: bool) -> Result<bool, Problem> {
         if let Some(job) = self.foreign() {
             // It prepares its own data.
-            return own_call::choose(job, &self.identity.run, record, mine);
+            let chosen = own_call::choose(job, &self.identity.run, record, mine)?;
+            if !chosen {
+                let call = own_call::call_file(&self.identity.run, record);
+                // It goes on without that word after a while.
+                if let Err(problem) = self.wait_for(record, &call) {
+                    self.say_what_is_waited_for(problem.message);
+                }
+            }
+            return Ok(chosen);
         }
         let setup = self.identity.run.join(files::RUN);
         if setup.exists() {
@@ -173,6 +184,7 @@ impl PodAgent {
             return Ok(true);
         }
         let Some(job) = self.job.as_ref().filter(|_| mine) else {
+            self.wait_for(record, &setup)?;
             return Ok(false);
         };
         let preparation = match &mut self.preparation {
@@ -190,6 +202,46 @@ impl PodAgent {
                 }
                 Err(problem)
             }
+        }
+    }
+
+    /// Waits for what the first member writes, and says so after a while.
+    fn wait_for(&mut self, record: &Generation, file: &Path) -> Result<(), Problem> {
+        let waiting = match self.waiting.take() {
+            Some(waiting) if waiting.generation == record.number => waiting,
+            _ => Waiting::begin(record),
+        };
+        let waiting = self.waiting.insert(waiting);
+        match waiting.verdict() {
+            Verdict::Patience => {}
+            Verdict::Word => {
+                let words = waiting.words(&self.identity.run);
+                self.say_what_is_waited_for(words);
+            }
+            Verdict::NotShared => {
+                // To list a directory of a network volume is to ask for it anew.
+                let listed = file.parent().map(std::fs::read_dir);
+                drop(listed);
+                if !file.exists() {
+                    return Err(waiting.not_shared(file));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn say_what_is_waited_for(&mut self, words: String) {
+        if self.state.waits_for.as_ref() != Some(&words) {
+            self.state.waits_for = Some(words);
+            self.tell();
+        }
+    }
+
+    /// Nothing is waited for any more.
+    pub(super) fn wait_no_longer(&mut self) {
+        self.waiting = None;
+        if self.state.waits_for.take().is_some() {
+            self.tell();
         }
     }
 

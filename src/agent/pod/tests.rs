@@ -162,6 +162,10 @@ fn job_of(world: u8) -> Membership {
     }
 }
 
+fn ago(time: Duration) -> Instant {
+    Instant::now().checked_sub(time).unwrap()
+}
+
 #[test]
 fn a_world_in_one_pod_that_is_cut_off_stops() {
     let mut pod = Pod::new(0);
@@ -220,6 +224,44 @@ fn peers_are_asked_while_the_cluster_is_silent_and_their_answer_keeps_ranks_aliv
     // One that has gone on without this pod says that its ranks are of no world any more.
     pod.agent.take(answered(Some(2)));
     assert_eq!(pod.ended(), Ending::Signal(9));
+}
+
+#[test]
+fn a_pod_says_what_it_waits_for_and_that_its_volume_is_another_one() {
+    let mut pod = Pod::new(1);
+    pod.hear(2);
+    assert_eq!(pod.agent.state.waits_for, None);
+    pod.agent.waiting.as_mut().unwrap().begun = ago(Duration::from_secs(60));
+    pod.agent.act();
+    let words = pod.agent.state.waits_for.clone().unwrap();
+    assert!(
+        words.starts_with("waits for job-0-1 to prepare the run in "),
+        "{words}"
+    );
+    assert_eq!(pod.asked(), [address(0)]);
+
+    pod.agent.take(Input::Peer(Answer {
+        host: address(0),
+        generation: Some(1),
+    }));
+    pod.agent.act();
+    assert_eq!(pod.agent.state.problem, None, "it may be seen late");
+    pod.agent.waiting.as_mut().unwrap().alone = Some(ago(Duration::from_secs(60)));
+    pod.agent.act();
+    let problem = pod.agent.state.problem.clone().unwrap();
+    assert_eq!(problem.reason, "VolumeNotShared");
+    assert!(!problem.deterministic && problem.message.contains("ReadWriteMany"));
+
+    // It is shared after all.
+    pod.prepare();
+    pod.agent.pause = None;
+    pod.agent.act();
+    assert!(pod.runs());
+    assert_eq!(
+        (&pod.agent.state.problem, &pod.agent.state.waits_for),
+        (&None, &None)
+    );
+    assert!(pod.asked().is_empty());
 }
 
 #[test]
