@@ -20,7 +20,6 @@ use crate::client;
 use crate::inventory::{Devices, Inventory};
 use crate::launch::{self, survey};
 use crate::recipe::emit::{self, Form, Numbers};
-use crate::recipe::spec::Remainder;
 use crate::recipe::{Located, ReadError, Recipe};
 
 /// Show the batch plan of a recipe
@@ -225,13 +224,6 @@ fn emitted(
     let Ok(plan) = examined.finish() else {
         return Ok(ExitCode::from(EXIT_REFUSED));
     };
-    if plan.outline.remainder == Remainder::Uneven {
-        bail!(
-            "micro-batches are dealt unevenly, {}, which only the built-in trainer can do: plan for one of {:?}",
-            plan.proof,
-            plan.outline.feasible_gpu_counts
-        );
-    }
     let numbers = Numbers {
         nodes,
         ..plan.numbers(recipe)

@@ -1,5 +1,6 @@
 //! `batch-divisible`: the global batch splits exactly over the data-parallel ranks.
 
+use super::uneven_dealing::only_another_trainer;
 use super::{Case, Check, Example, Findings, Rule};
 use crate::batch::split::{Cap, Splitter};
 use crate::recipe::Severity;
@@ -108,7 +109,10 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
     )
     .uneven(ranks);
     // A run keeps the way of dealing that it began with.
-    let help = match uneven.filter(|_| !case.request.is_of_a_run()) {
+    let may_be_dealt = !case.request.is_of_a_run()
+        && !case.spec().trainer.is_own()
+        && only_another_trainer(case).is_none();
+    let help = match uneven.filter(|_| may_be_dealt) {
         Some(split) => format!(
             "use {counts}, or deal micro-batches unevenly with `--remainder uneven`: {}",
             split.proof()
@@ -135,6 +139,14 @@ mod tests {
             "use 2, 4, 8 or 16 GPUs, or deal micro-batches unevenly with `--remainder uneven`: \
              16 × (2 + 2 + 1 + 1 + 1 + 1) = 128"
         );
+    }
+
+    #[test]
+    fn uneven_dealing_is_offered_to_those_who_could_do_it() {
+        let mut recipe = recipe();
+        recipe.spec.objective = crate::recipe::spec::Objective::Dpo;
+        let found = only("batch-divisible", &recipe, &PlanRequest::gpus(6));
+        assert_eq!(found[0].help, "use 2, 4, 8 or 16 GPUs");
     }
 
     #[test]

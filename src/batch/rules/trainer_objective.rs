@@ -5,7 +5,7 @@ use crate::recipe::Severity;
 use crate::recipe::spec::Objective;
 
 /// What it trains.
-const TRAINED: [Objective; 2] = [Objective::LanguageModelling, Objective::Sft];
+pub(super) const TRAINED: [Objective; 2] = [Objective::LanguageModelling, Objective::Sft];
 
 pub(super) const RULE: Rule = Rule {
     id: "trainer-objective",

@@ -1,42 +1,78 @@
-//! `uneven-dealing`: what uneven dealing costs.
+//! `uneven-dealing`: what uneven dealing costs, and who can do it.
 
 use super::{Case, Check, Example, Findings, Rule};
+use crate::batch::Trainer;
+use crate::batch::draft::model_parallel;
+use crate::batch::split::Split;
 use crate::recipe::Severity;
 use crate::recipe::spec::Remainder;
 
 pub(super) const RULE: Rule = Rule {
     id: "uneven-dealing",
-    severity: Severity::Note,
-    summary: "some ranks run one micro-batch more than the others",
+    severity: Severity::Error,
+    summary: "some ranks run one micro-batch more than others, which only the built-in trainer can do",
     why: "With `--remainder uneven`, worlds that do not divide the global batch get whole \
 micro-batches dealt as evenly as they come. The batch is exact: losses and gradients are summed \
 over all samples and divided once by the whole batch's target tokens. What is lost is time, since \
 every rank waits for the busiest one; under sharding the idle ranks join the collectives with \
-nothing to add. The note says how large that share is.",
+nothing to add. The note says how large that share is.
+
+Only the built-in trainer does it. Every other one runs the same number of micro-batches on each rank, \
+as many as the busiest has, and so trains on a larger batch than the plan says: a plan for one (a command, \
+a program of your own, an objective that the built-in trainer does not have) is refused.",
     upstream: "None: DistributedDataParallel and FSDP average over ranks, which is wrong \
 for unequal shares.",
     wrong: Example {
         flags: "--gpus 3 --remainder uneven",
-        recipe: native!("  batch: {global: 128, micro: 16}\n"),
+        recipe: native!("  objective: dpo\n  batch: {global: 128, micro: 16}\n"),
     },
     right: Example {
         flags: "--gpus 4 --remainder uneven",
-        recipe: native!("  batch: {global: 128, micro: 16}\n"),
+        recipe: native!("  objective: dpo\n  batch: {global: 128, micro: 16}\n"),
     },
     check: Check::Plan(check),
 };
 
+/// Why the built-in trainer could not run such a plan, as a half-sentence; `None` where it could. What it
+/// only does otherwise than asked (precision, kernels) is none.
+pub(super) fn only_another_trainer(case: &Case<'_>) -> Option<String> {
+    let (spec, request) = (case.spec(), case.request);
+    if !super::trainer_objective::TRAINED.contains(&spec.objective) {
+        return Some(format!("it does not train {}", spec.objective.name()));
+    }
+    if model_parallel(&spec.parallel).is_some_and(|devices| devices > 1) {
+        return Some("it splits no model over devices".to_owned());
+    }
+    // A command starts a trainer, whoever asks.
+    let command = case.recipe.files.command.is_some() && request.trainer != Trainer::BuiltIn;
+    (command || super::is_for_another_trainer(case))
+        .then(|| "this is a plan for another one".to_owned())
+}
+
 fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
-    let Some(split) = case
-        .draft
-        .split
-        .filter(|s| s.remainder == Remainder::Uneven)
-    else {
+    let uneven = |split: &Split| split.remainder == Remainder::Uneven;
+    let Some(split) = case.draft.split.filter(uneven) else {
         return;
     };
+    // Of a recipe's own program `own-program` says it.
+    if case.spec().trainer.is_own() {
+        return;
+    }
+    if let Some(why) = only_another_trainer(case) {
+        findings.at(
+            &["batch.remainder"],
+            format!(
+                "micro-batches are dealt unevenly, {}, which only the built-in trainer can do, and {why}",
+                split.proof()
+            ),
+            format!("use {}", case.feasible_near()),
+        );
+        return;
+    }
     let more = split.micro_batches % split.ranks;
     let (most, idle) = (split.accumulation(), 100.0 * split.idle_share());
-    findings.at(
+    findings.add(
+        Severity::Note,
         &["batch.remainder"],
         format!(
             "{more} of {} ranks run {most} micro-batches, the others {}: ranks are idle {idle:.0} % \
@@ -50,9 +86,10 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
 
 #[cfg(test)]
 mod tests {
-    use crate::batch::PlanRequest;
     use crate::batch::rules::testing::{only, recipe};
-    use crate::recipe::spec::Remainder;
+    use crate::batch::{PlanRequest, Trainer};
+    use crate::recipe::spec::{Objective, Remainder};
+    use crate::recipe::{self, Recipe, Severity};
 
     #[test]
     fn says_how_long_ranks_wait() {
@@ -64,5 +101,58 @@ mod tests {
             "2 of 3 ranks run 3 micro-batches, the others 2: ranks are idle 11 % of the time"
         );
         assert!(only("uneven-dealing", &recipe, &PlanRequest::gpus(4)).is_empty());
+    }
+
+    #[test]
+    fn no_other_trainer_is_planned_unevenly() {
+        let mut recipe = recipe();
+        recipe.spec.batch.remainder = Remainder::Uneven;
+        let told = |recipe: &Recipe, trainer| {
+            let request = PlanRequest {
+                trainer,
+                ..PlanRequest::gpus(3)
+            };
+            let found = only("uneven-dealing", recipe, &request).remove(0);
+            (found.severity, found.message)
+        };
+        assert_eq!(told(&recipe, Trainer::Any).0, Severity::Note);
+        let (severity, message) = told(&recipe, Trainer::Own);
+        assert_eq!(severity, Severity::Error);
+        assert!(
+            message.contains("only the built-in trainer can do, and this is a plan for another"),
+            "{message}"
+        );
+        recipe.spec.objective = Objective::Grpo;
+        let (severity, message) = told(&recipe, Trainer::Any);
+        assert_eq!(severity, Severity::Error);
+        assert!(message.ends_with("it does not train grpo"), "{message}");
+        recipe.spec.objective = Objective::Sft;
+        recipe.spec.parallel.tensor = 1;
+        recipe.spec.parallel.context = 3;
+        let request = PlanRequest::gpus(9);
+        let found = only("uneven-dealing", &recipe, &request).remove(0);
+        assert!(
+            found.message.ends_with("no model over devices"),
+            "{found:?}"
+        );
+    }
+
+    #[test]
+    fn a_command_is_not_planned_unevenly() {
+        let words = "torchrun --nproc_per_node 4 run_clm.py --per_device_train_batch_size 8 \
+                     --output_dir o --do_train";
+        let recipe = recipe::read(&recipe::Request {
+            command: words.split_whitespace().map(str::to_owned).collect(),
+            settings: vec![recipe::Setting {
+                flag: "--remainder",
+                path: "batch.remainder",
+                value: "uneven".to_owned(),
+            }],
+            ..Default::default()
+        })
+        .unwrap();
+        let found = only("uneven-dealing", &recipe, &PlanRequest::gpus(6));
+        assert_eq!(found[0].severity, Severity::Error);
+        assert!(found[0].help.starts_with("use "), "{}", found[0].help);
     }
 }
