@@ -84,6 +84,7 @@ impl Reader for Accelerate {
 
     fn read(&self, mut root: Node, asked: &Asked<'_>, reading: &mut Reading) -> Translated {
         asked.put_into(&mut root, str::to_owned, reading);
+        world::doubt_unsaid(&root, reading);
         let own = zero::own(&root);
         let mut native = translate(&root, asked.path, own, reading);
         let name = asked.path.file_stem().unwrap_or_default().to_string_lossy();
@@ -157,6 +158,9 @@ pub(super) fn load(
             let kind = Node::string(kind, options.span);
             root.set("distributed_type", options.span, kind);
         }
+    }
+    if config.is_some() {
+        world::doubt_unsaid(&root, reading);
     }
     Some(translate(&root, path, own, reading))
 }
@@ -258,6 +262,7 @@ pub(super) fn conflicts(launched: &Node, recipe: &Node, reading: &mut Reading) {
 fn translate(root: &Node, path: &Path, own: Vec<zero::Own>, reading: &mut Reading) -> Node {
     let mut tree = Tree::new(root.span);
     if sagemaker(root, reading) {
+        world::doubt_truth_value(root, reading);
         return tree.into_node();
     }
     for entry in root.entries().unwrap_or_default() {

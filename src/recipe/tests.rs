@@ -118,7 +118,7 @@ fn every_accelerate_config_reads_with_the_world_of_the_manifest() {
         let recipe = match name {
             "tests/test_configs/0_30_0_sagemaker.yaml" => {
                 let rules = rules(&result.unwrap_err().diagnostics);
-                assert_eq!(rules, ["unsupported-value", "duplicate-key"]);
+                assert_eq!(rules, ["unsupported-value", "scalar-type", "duplicate-key"]);
                 continue;
             }
             "tests/test_configs/invalid_keys.yaml" => {
@@ -129,6 +129,13 @@ fn every_accelerate_config_reads_with_the_world_of_the_manifest() {
             _ => result.unwrap_or_else(|e| panic!("{name}: {e}")),
         };
         assert_eq!(recipe.dialect, Dialect::Accelerate);
+        // accelerate starts a config without `num_processes` only if the command says them.
+        let unsaid = recipe
+            .diagnostics
+            .iter()
+            .find(|d| d.rule == "mandatory-missing");
+        let absent = row["expected_rule_outcome"].starts_with("num_processes absent");
+        assert_eq!(unsaid.is_some(), absent, "{name}");
         let stated = row["stated_gpus"].split(' ').next().unwrap();
         let gpus = match name {
             // `distributed_type: "NO"` starts one process.

@@ -125,6 +125,18 @@ fn a_config_without_processes_leaves_them_to_the_command_line() {
     assert_eq!(spec("distributed_type: 'NO'\n").batch.gpus, Some(1));
 }
 
+/// accelerate takes 1 for the type `"NO"` alone, and stops at every other config.
+#[test]
+fn processes_that_nobody_says_are_told() {
+    let told = |config: &str| problems(config).contains("warning[mandatory-missing]");
+    assert!(told("distributed_type: MULTI_GPU\n"));
+    assert!(told("distributed_type: FSDP\nnum_processes: -1\n"));
+    assert!(told("distributed_type: NO\n"), "false is not \"NO\"");
+    assert!(told("distributed_type: 'NO'\nnum_processes: -1\n"));
+    assert!(!told("distributed_type: 'NO'\n"));
+    assert!(!told("distributed_type: MULTI_GPU\nnum_processes: 2\n"));
+}
+
 #[test]
 fn traps_and_mistakes_are_told() {
     let cases = [

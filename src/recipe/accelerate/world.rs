@@ -47,12 +47,7 @@ pub(super) fn distributed_type(root: &Node, reading: &mut Reading) -> Option<Str
     };
     let own = match node.resolve(Schema::PyYaml) {
         Some(Resolved::Bool(false)) => {
-            reading.warning(
-                "scalar-type",
-                Some(node.span),
-                "`distributed_type` is the truth value false to PyYAML, taken as \"NO\"",
-                "write `\"NO\"` in quotes: accelerate finds no type in it",
-            );
+            doubt_truth_value(root, reading);
             Some("NO".to_owned())
         }
         Some(Resolved::Str(text)) if TYPES.contains(&text.as_str()) => Some(text),
@@ -73,13 +68,53 @@ pub(super) fn distributed_type(root: &Node, reading: &mut Reading) -> Option<Str
     }
 }
 
+/// What is said of an unquoted `NO`, also of SageMaker's configs, which are not read otherwise.
+pub(super) fn doubt_truth_value(root: &Node, reading: &mut Reading) {
+    let is_false = |node: &&Node| node.resolve(Schema::PyYaml) == Some(Resolved::Bool(false));
+    if let Some(node) = root.get("distributed_type").filter(is_false) {
+        reading.warning(
+            "scalar-type",
+            Some(node.span),
+            "`distributed_type` is the truth value false to PyYAML, taken as \"NO\"",
+            "write `\"NO\"` in quotes: accelerate finds no type in it",
+        );
+    }
+}
+
+/// The value of `num_processes` that says none, which is also its default.
+const UNSAID: i128 = -1;
+
+/// A config that leaves its processes to the command line, which does not say them: accelerate stops.
+/// For the type `"NO"` alone it takes 1 (`commands/config/config_args.py`, `process_config`; unquoted it
+/// is another value). Without a config accelerate counts the devices.
+pub(super) fn doubt_unsaid(root: &Node, reading: &mut Reading) {
+    let stated = root.get("num_processes");
+    let unsaid = |node: &Node| node.resolve(Schema::PyYaml) == Some(Resolved::Int(UNSAID));
+    let kind = root.get("distributed_type");
+    let kind = kind.and_then(|node| node.resolve(Schema::PyYaml));
+    let elsewhere = root.get("compute_environment").and_then(Node::text);
+    if elsewhere.is_some_and(|environment| environment != "LOCAL_MACHINE") {
+        return;
+    }
+    let one = stated.is_none() && kind == Some(Resolved::Str("NO".to_owned()));
+    if one || !stated.is_none_or(unsaid) || kind.is_none() {
+        return;
+    }
+    reading.warning(
+        "mandatory-missing",
+        Some(stated.map_or(root.span, |node| node.span)),
+        "the config leaves `num_processes` to the command, and accelerate starts nothing without it",
+        "type it, `accelerate launch --num_processes N …`, or write it here",
+    );
+}
+
 /// The processes of all machines, where they can be known.
 pub(super) fn world(root: &Node, kind: Option<&str>, tree: &mut Tree, reading: &mut Reading) {
     if kind == Some("XLA") {
         refuse_tpus(root, reading);
         return;
     }
-    let processes = int(root, "num_processes", reading).filter(|given| given.value != -1);
+    let processes = int(root, "num_processes", reading).filter(|given| given.value != UNSAID);
     let machines = int(root, "num_machines", reading);
     let by_mpirun = said(root, "mpirun_config.mpirun_hostfile").is_some();
     if let Some(alone) = one_process(root, kind).filter(|_| !by_mpirun) {

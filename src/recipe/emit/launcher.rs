@@ -92,8 +92,8 @@ pub(super) type Edits = Vec<(usize, usize, String)>;
 pub(super) struct Relaunched {
     pub edits: Edits,
     pub remarks: Vec<String>,
-    /// Options that are not there yet.
-    added: String,
+    /// Options that are not there yet, a space before each.
+    pub added: String,
 }
 
 impl Relaunched {
@@ -280,6 +280,17 @@ fn spawn(call: &Call, numbers: &Numbers, new: &mut Relaunched) -> Result<(), Lau
     Ok(())
 }
 
+/// Whether the job's accelerate config says no processes, and leaves them to the command line. What else in
+/// it settles them (one process, a filter of DeepSpeed's) stands as the number's place.
+pub(super) fn leaves_processes(recipe: &Recipe) -> bool {
+    let Some(file) = recipe.files.accelerate else {
+        return false;
+    };
+    let settled = recipe.places.get("batch.gpus");
+    edit::number(text_of(recipe, file), "num_processes").is_none()
+        && settled.is_none_or(|place| place.span.file != file)
+}
+
 fn accelerate(
     recipe: &Recipe,
     call: &Call,
@@ -312,11 +323,13 @@ fn accelerate(
     // ships, and none at all, are changed by what is typed. A recipe may say it as well.
     let place = recipe.places.get("batch.gpus").map(|place| place.span.file);
     let elsewhere = place.is_some_and(|own| own != file && recipe.files.recipe == Some(own));
-    let speaks = all.is_some() || (config.is_none() && !elsewhere);
-    let known = recipe.spec.batch.gpus.is_some() || numbers.nodes.is_some();
+    let left = leaves_processes(recipe);
+    let speaks = all.is_some() || left || (config.is_none() && !elsewhere);
+    let known = left || recipe.spec.batch.gpus.is_some() || numbers.nodes.is_some();
     if speaks && known {
         let each = each(numbers, machines, "change `--num_machines` first")?;
-        if all.is_some() || recipe.spec.batch.gpus != Some(world) || numbers.nodes > Some(1) {
+        let same = recipe.spec.batch.gpus == Some(world) && numbers.nodes <= Some(1);
+        if all.is_some() || left || !same {
             new.set("num_processes", all, world);
         }
         if on.is_some() || machines != stated_machines.unwrap_or(1) {

@@ -358,7 +358,20 @@ fn remarks(recipe: &Recipe, numbers: &Numbers, in_command: bool) -> Result<Vec<S
         let moves = recipe.spec.batch.gpus != Some(numbers.world)
             || recipe.spec.batch.accumulation != Some(numbers.accumulation)
             || numbers.nodes.is_some();
-        if moves && new.text != own {
+        // Processes that it leaves to the command are typed there, by us or by its user.
+        let left = launcher::leaves_processes(recipe);
+        let typed = match left {
+            true => edit::set(own, PROCESSES, &numbers.world.to_string(), "num_machines")?,
+            false => own.to_owned(),
+        };
+        if left && files.command.is_none() {
+            remarks.push(format!(
+                "`{}` leaves the processes to the command: start it with `--{PROCESSES} {}`",
+                name_of(recipe, file),
+                numbers.world
+            ));
+        }
+        if moves && new.text != typed {
             remarks.push(format!(
                 "`{}` says other numbers: `--emit accelerate` writes it for {}",
                 name_of(recipe, file),
@@ -389,7 +402,14 @@ fn remarks(recipe: &Recipe, numbers: &Numbers, in_command: bool) -> Result<Vec<S
                 numbers.world
             ));
         }
-        if !typed.is_empty() || (world.is_empty() && !launcher.edits.is_empty()) {
+        let only_added = launcher.edits.len() == usize::from(!launcher.added.is_empty());
+        if only_added && world.is_empty() && !launcher.added.is_empty() {
+            remarks.push(format!(
+                "the command has to say `{}` as well",
+                launcher.added.trim_start()
+            ));
+        }
+        if !typed.is_empty() || (world.is_empty() && !only_added) {
             remarks.push(
                 "the command types numbers that stand over the recipe's: leave them out of it, or take those of `--emit args`"
                     .to_owned(),
@@ -398,6 +418,9 @@ fn remarks(recipe: &Recipe, numbers: &Numbers, in_command: bool) -> Result<Vec<S
     }
     Ok(remarks)
 }
+
+/// accelerate's key and option for the processes of all machines.
+const PROCESSES: &str = "num_processes";
 
 /// The native paths of what a trainer's arguments may say.
 const ARGUMENTS: [&str; 4] = [

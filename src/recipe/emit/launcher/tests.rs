@@ -1,8 +1,8 @@
 use proptest::prelude::*;
 
-use crate::recipe::Request;
 use crate::recipe::emit::tests::{Job, numbers};
 use crate::recipe::emit::{Form, Numbers, emit};
+use crate::recipe::{Request, read};
 
 const TRAINER: &str = "t.py --per_device_train_batch_size 4 --gradient_accumulation_steps 2";
 
@@ -144,6 +144,67 @@ fn options_that_the_launcher_would_refuse_change_with_the_plan() {
     assert!(
         refused.to_string().contains("`zero1` fixes accumulation"),
         "{refused}"
+    );
+}
+
+/// A config of the type alone, which accelerate starts with `--num_processes` only.
+#[test]
+fn processes_that_the_config_leaves_to_the_command_are_typed() {
+    for config in [
+        "distributed_type: FSDP\nnum_processes: -1\nfsdp_config: {}\n",
+        "distributed_type: MULTI_GPU\nnum_machines: 1\n",
+    ] {
+        let launch = "accelerate launch --config_file @/a.yaml";
+        let job = Job::new(&[], &format!("{launch} {TRAINER}"));
+        std::fs::write(job.folder.path().join("a.yaml"), config).unwrap();
+        for (plan, recipe_gpus) in [(numbers(4, 4, 4), 8), (numbers(8, 4, 2), 8)] {
+            let world = plan.world;
+            let written = job.emitted(Some(recipe_gpus), &plan, Form::Recipe);
+            let accumulation = plan.accumulation;
+            assert_eq!(
+                written,
+                format!("{launch} {TRAINER}\n")
+                    .replace("launch", &format!("launch --num_processes {world}"))
+                    .replace("steps 2", &format!("steps {accumulation}"))
+            );
+            let again = Job::new(&[], written.trim_end());
+            std::fs::write(again.folder.path().join("a.yaml"), config).unwrap();
+            let again = again.recipe(None);
+            assert_eq!(again.spec.batch.gpus, Some(world));
+            assert_eq!(again.diagnostics, []);
+        }
+    }
+}
+
+#[test]
+fn whoever_starts_a_config_without_processes_is_told_to_type_them() {
+    let config = "distributed_type: MULTI_GPU\nnum_processes: -1\n";
+    let recipe = "model_name_or_path: m\ndataset_name: d\nper_device_train_batch_size: 4\n";
+    let told = |command: &str| {
+        let job = Job::new(&[("sft.yaml", recipe), ("a.yaml", config)], command);
+        let written = job.emitted(Some(8), &numbers(4, 4, 2), Form::Recipe);
+        let remarks: Vec<String> = written
+            .lines()
+            .filter_map(|line| line.strip_prefix("# ").map(str::to_owned))
+            .collect();
+        remarks
+    };
+    assert_eq!(
+        told("accelerate launch --config_file @/a.yaml sft.py --config @/sft.yaml"),
+        ["the command has to say `--num_processes 4` as well"]
+    );
+    let job = Job::new(&[("sft.yaml", recipe), ("a.yaml", config)], "");
+    let alone = read(&Request {
+        path: job.folder.path().join("sft.yaml"),
+        accelerate: Some(job.folder.path().join("a.yaml")),
+        dialect: Some(crate::recipe::Dialect::HandbookTrl),
+        ..Request::default()
+    });
+    let remarks = emit(&alone.unwrap(), &numbers(4, 4, 2), Form::Recipe).unwrap();
+    let remark = &remarks.remarks[0];
+    assert!(
+        remark.ends_with("start it with `--num_processes 4`"),
+        "{remark}"
     );
 }
 
