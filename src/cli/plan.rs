@@ -37,6 +37,7 @@ use crate::recipe::{Located, ReadError, Recipe};
   evenkeel plan recipe.yaml --recipe-gpus 8 --gpus 4 --emit recipe > recipe-4.yaml
   evenkeel plan recipe.yaml --recipe-gpus 8 --gpus 4 --estimate --device-memory 24GB
   evenkeel plan --estimate --model 7B --gpus 1 --device-memory 24GB
+  evenkeel plan --estimate --model 7B --gpus 8 --device-memory 80GB model.adapters=false parallel.strategy=fsdp
   evenkeel plan ds_config.json --gpus 8                  a DeepSpeed config by itself
 
 Without --gpus or --nodes it plans for the hardware found.
@@ -76,8 +77,14 @@ pub struct Args {
     #[arg(long)]
     estimate: bool,
 
-    /// Estimate for a model without a recipe: a hub id, or a size such as 7B
-    #[arg(long, value_name = "MODEL", requires = "estimate", conflicts_with_all = ["recipe", "command"])]
+    /// Estimate for a model without a recipe: a hub id, or a size such as 7B. Native keys change what is
+    /// assumed: `model.precision=f32`, `parallel.strategy=fsdp`
+    #[arg(
+        long,
+        value_name = "MODEL",
+        requires = "estimate",
+        conflicts_with = "command"
+    )]
     model: Option<String>,
 
     /// Plan for what the cluster has free now, or, with --nodes, for so many of its nodes
@@ -153,7 +160,7 @@ struct Unreadable {
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let path = args.recipe.clone().unwrap_or_default();
     let read = match &args.model {
-        Some(model) => estimate::recipe(model, &args.overrides)?,
+        Some(model) => estimate::recipe(model, args.recipe.as_deref(), &args.overrides)?,
         None => args.options.read_job(&path, &args.overrides, &args.command),
     };
     let recipe = match read {

@@ -186,9 +186,28 @@ pub fn typical(parameters: f64) -> Option<&'static str> {
     (distance(nearest) < (4.0_f64 / 3.0).ln()).then_some(*nearest)
 }
 
+/// Their sizes, the smallest first, as they are typed: `135M`, `6.7B`.
+pub fn typical_sizes() -> Vec<String> {
+    let shapes = TYPICAL.iter().filter_map(|id| Some(&find(id)?.shape));
+    let size = |parameters: f64| match parameters < 1e9 {
+        true => format!("{:.0}M", parameters / 1e6),
+        false if parameters < 1e10 => format!("{:.1}B", parameters / 1e9),
+        false => format!("{:.0}B", parameters / 1e9),
+    };
+    shapes.map(|shape| size(shape.parameters())).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn sizes_that_are_named_are_found() {
+        let sizes = typical_sizes();
+        assert_eq!(sizes[0], "135M");
+        assert!(sizes.contains(&"13B".to_owned()), "{sizes:?}");
+        assert_eq!(sizes.len(), TYPICAL.len());
+    }
 
     #[test]
     fn shapes_have_the_parameters_that_their_pages_state() {

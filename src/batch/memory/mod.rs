@@ -17,7 +17,7 @@ use crate::recipe::Spec;
 use crate::recipe::spec::{BatchSchedule, Objective, Precision, Strategy};
 
 pub use device::Device;
-pub use known::typical;
+pub use known::{typical, typical_sizes};
 pub use shape::{Biases, Shape};
 
 /// The share of a device's memory that a run can count on.
