@@ -115,11 +115,18 @@ impl Recipe {
     }
 
     /// The key as the user's dialect spells it, for messages. What nobody wrote has the spelling
-    /// that an override takes: the native path, below [`RESERVED`] in upstream dialects.
+    /// that an override takes: the dialect's own key where it has one, else the native path, below
+    /// [`RESERVED`] in upstream dialects.
     pub fn key<'a>(&'a self, path: &'a str) -> Cow<'a, str> {
-        match self.places.get(path) {
-            Some(place) => Cow::Borrowed(&place.key),
-            None if self.dialect == Dialect::Native => Cow::Borrowed(path),
+        if let Some(place) = self.places.get(path) {
+            return Cow::Borrowed(&place.key);
+        }
+        if self.dialect == Dialect::Native {
+            return Cow::Borrowed(path);
+        }
+        let upstream = readers::of(self.dialect).and_then(|reader| reader.upstream_key(path));
+        match upstream {
+            Some(key) => Cow::Borrowed(key),
             None => Cow::Owned(format!("{RESERVED}.{path}")),
         }
     }
