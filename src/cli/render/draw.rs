@@ -6,9 +6,9 @@ use std::ops::Range;
 
 use annotate_snippets::{AnnotationKind, Group, Level, Renderer, Snippet};
 
-use crate::recipe::{Diagnostic, Severity, Sources, Span};
+use crate::recipe::{Diagnostic, Severity, Sources, Span, diagnostic};
 
-/// All diagnostics, errors first, with terminal colours; print with `anstream`, which strips them
+/// All diagnostics in file order, with terminal colours; print with `anstream`, which strips them
 /// where they do not belong. Empty when there are none.
 pub fn diagnostics(diagnostics: &[Diagnostic], sources: &Sources) -> String {
     draw(&Renderer::styled(), diagnostics, sources)
@@ -39,10 +39,10 @@ pub fn summary(diagnostics: &[Diagnostic]) -> String {
 }
 
 fn draw(renderer: &Renderer, diagnostics: &[Diagnostic], sources: &Sources) -> String {
-    let mut ordered: Vec<&Diagnostic> = diagnostics.iter().collect();
-    ordered.sort_by_key(|d| (d.severity, d.span.map(|s| (s.file, s.start))));
+    let mut ordered = diagnostics.to_vec();
+    diagnostic::in_file_order(&mut ordered);
     let mut text = String::new();
-    for diagnostic in ordered {
+    for diagnostic in &ordered {
         text.push_str(&renderer.render(&[group(diagnostic, sources)]));
         text.push_str("\n\n");
     }
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn problems_are_drawn_at_their_lines_errors_first() {
+    fn problems_are_drawn_at_their_lines_in_file_order() {
         let mut sources = Sources::default();
         let text = "# größe\r\nbatch:\r\n  micro: vier\r\n  global:\r\n";
         let file = sources.add("recipes/tiny.yaml", text);
