@@ -109,6 +109,7 @@ pub(super) fn gather(
         _ => Launch::default(),
     };
     let launched = launcher(request, Some(&command), told, reading)?;
+    compare_with_slurm(launched.as_ref(), reading);
     let alone = recipe.is_none();
     let script = command.script.as_ref();
     // Upstream calls those so that have a loop of their own, which compares nothing.
@@ -210,6 +211,37 @@ fn module_file(name: &str, beside: impl Fn(&Path) -> Option<PathBuf>) -> Option<
         None => [module, main],
     };
     order.iter().find_map(|path| beside(path))
+}
+
+/// GPUs that a script asks Slurm for are those of the processes that it starts.
+fn compare_with_slurm(launched: Option<&Node>, reading: &mut Reading) {
+    let world = launched.and_then(|launched| launched.get_path("batch.gpus"));
+    let (Some(world), Some((file, _))) = (world, reading.files.command) else {
+        return;
+    };
+    let Some(processes) = world.text().and_then(|text| text.parse::<u64>().ok()) else {
+        return;
+    };
+    let source = reading.sources.get(file);
+    let asked = source.map(|source| command::asked_of_slurm(&source.text, file));
+    for asked in asked.unwrap_or_default() {
+        if asked.gpus == processes {
+            continue;
+        }
+        let on = match asked.nodes {
+            1 => String::new(),
+            nodes => format!(" on each of {nodes} nodes"),
+        };
+        reading.warning(
+            "gpu-count-conflict",
+            Some(asked.span),
+            format!(
+                "the script asks Slurm for {} GPUs (`{}`{on}), and its launcher starts {processes} processes",
+                asked.gpus, asked.option
+            ),
+            format!("{processes} counts: make them agree, by the launcher's config or by what is asked for"),
+        );
+    }
 }
 
 /// TRL's parser looks for `--config` as a word of its own (f2cd577, `scripts/utils.py`,

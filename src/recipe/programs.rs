@@ -1,5 +1,6 @@
 //! Programs that are known, whose arguments are spelled as `TrainingArguments`' are and mean another
-//! batch, or have other defaults: those of open-instruct.
+//! batch, or have other defaults: those of open-instruct. And programs that stand beside a training in
+//! its script and have a `--batch_size` of their own: HALOs' sampler and labeller.
 //!
 //! Source: allenai/open-instruct e6c3044, `open_instruct/`: `grpo_fast.py` (`step`, where accumulation
 //! follows from what was generated), `finetune.py` (`total_batch_size`), `reward_modeling.py` (`Args`),
@@ -11,6 +12,16 @@ use super::node::Node;
 use super::reading::Reading;
 use super::source::Span;
 use super::transformers::MUST_BE_TYPED;
+
+/// HALOs 4831988, `train/sample.py` and `train/label.py`: modules that only read the model.
+const READERS: [&str; 2] = ["sample", "label"];
+
+/// Whether a program, by its file or its module, is known to train nothing.
+pub(super) fn trains_nothing(program: &str) -> bool {
+    let module = program.strip_suffix(".py").unwrap_or(program);
+    let mut parts = module.rsplit(['.', '/']);
+    parts.next().is_some_and(|name| READERS.contains(&name)) && parts.next() == Some("train")
+}
 
 /// The folder of its programs, and their package.
 const FOLDER: &str = "open_instruct";

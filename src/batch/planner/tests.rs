@@ -1,3 +1,4 @@
+mod scripts;
 mod strangers;
 mod trainers;
 mod trees;

@@ -165,11 +165,13 @@ YAML 1.2 forbids it."
 
 page! {
     GPU_COUNT_CONFLICT "gpu-count-conflict" Warning
-    summary "the command and the accelerate config say different numbers of processes"
+    summary "two places say different numbers of processes, or of GPUs for them"
     why "The global batch of a recipe that says what one device does follows from the number of \
 processes, and that may stand in the accelerate config as well as on the command line. What is typed \
 counts; whoever computes the batch from the config is wrong by the ratio of the two. `--recipe-gpus` \
-stands over both, and is told of here where it differs from what the launcher would start."
+stands over both, and is told of here where it differs from what the launcher would start. So are the GPUs \
+that a script asks Slurm for (`#SBATCH --gres=gpu:8`, or a comment with the `salloc` to call first): the \
+launcher starts its own number of processes, whatever was asked for."
     upstream "accelerate 16cb6eb, `commands/launch.py` (`_validate_launch_command`): takes from the \
 config only what was not typed."
     wrong "--gpus 8 -- accelerate launch --num_processes 8 train.py" "distributed_type: MULTI_GPU\nnum_processes: 4\nevenkeel:\n  batch: {global: 32, micro: 4}\n";
@@ -183,8 +185,11 @@ page! {
 and `kind` of a native recipe, the `id` of a data set, the `batch` of a stage. In a Hydra tree they are \
 marked `???`, values and options of groups alike: `exp_name=…`, `loss=dpo`. All of them are named at \
 once; a plan still shows the numbers that do not hang on them. In an option of a group that is read by \
-itself they are a note."
-    upstream "HfArgumentParser (transformers 5.23.0) refuses such a file too. What is missing inside of a \
+itself they are a note. An accelerate config without `num_processes` leaves them to the command: a warning, \
+for a plan does not hang on them."
+    upstream "HfArgumentParser (transformers 5.23.0) refuses such a file too. accelerate 16cb6eb, \
+`commands/launch.py` (`_validate_launch_command`): a config without `num_processes` holds -1, and it stops \
+unless the command says them. What is missing inside of a \
 mapping, as a data set's `id`, fails when it is first used. HALOs and \
 direct-preference-optimization: `OmegaConf.missing_keys`, \"Got missing keys in config\"."
     wrong "--gpus 8" "apiVersion: evenkeel.dev/v1alpha1\nspec:\n  batch: {global: 128, micro: 16}\n";

@@ -6,7 +6,7 @@
 use std::path::{Path, PathBuf};
 
 use super::unsaid;
-use super::words::Word;
+use super::words::{Unsaid, Word};
 use crate::recipe::diagnostic::Diagnostic;
 use crate::recipe::placeholder;
 use crate::recipe::source::Span;
@@ -21,13 +21,19 @@ pub(in crate::recipe) struct Call {
     pub root: PathBuf,
     /// The first of the words.
     pub span: Span,
+    /// A variable that may stand for further overrides, numbers of the batch among them.
+    pub(super) hidden: Option<Word>,
 }
+
+/// The overrides that settle the batch, by the last part of their keys.
+const SETTLING: [&str; 2] = ["batch_size", "gradient_accumulation_steps"];
 
 /// The words of a program that is given overrides; `None` where there are none, or where another
 /// word shows that it is no Hydra program.
 pub(super) fn call(script: Option<&Word>, words: &[Word]) -> Option<Call> {
     let (mut folder, mut name) = ("config", "config");
     let mut overrides = Vec::new();
+    let (mut hidden, mut settled) = (None, [false; 2]);
     let mut words = words.iter();
     let span = words.as_slice().first()?.span;
     while let Some(word) = words.next() {
@@ -42,7 +48,16 @@ pub(super) fn call(script: Option<&Word>, words: &[Word]) -> Option<Call> {
             "--config-name" | "-cn" => name = value()?,
             "--run" | "-r" => {}
             "--multirun" | "-m" => overrides.push("--multirun".to_owned()),
-            text if is_override(text) => overrides.push(as_text(text)),
+            text if is_override(text) => {
+                for (settled, key) in settled.iter_mut().zip(SETTLING) {
+                    *settled |= last_part(text) == key && word.holes.is_empty();
+                }
+                overrides.push(as_text(text));
+            }
+            // All of it is a variable: more overrides, or nothing. What comes last counts.
+            _ if matches!(word.unsaid(), Some(Unsaid::Whole | Unsaid::Number)) => {
+                (hidden, settled) = (Some(word.clone()), [false; 2]);
+            }
             _ => return None,
         }
     }
@@ -55,6 +70,26 @@ pub(super) fn call(script: Option<&Word>, words: &[Word]) -> Option<Call> {
         overrides,
         root: beside.join(folder).join(format!("{name}.yaml")),
         span,
+        hidden: hidden.filter(|_| settled.contains(&false)),
+    })
+}
+
+/// `batch_size` of `++model.batch_size=8`.
+fn last_part(text: &str) -> &str {
+    let key = text.split('=').next().unwrap_or_default();
+    key.trim_start_matches('+')
+        .rsplit('.')
+        .next()
+        .unwrap_or_default()
+}
+
+/// The keys by which a program's words say its batch, or HALOs' where they say none.
+pub(super) fn settling(words: &[Word]) -> [String; 2] {
+    SETTLING.map(|part| {
+        let keys = words.iter().filter(|word| is_override(&word.text));
+        let mut keys = keys.map(|word| word.text.split('=').next().unwrap_or_default());
+        let found = keys.find(|key| last_part(key) == part);
+        found.map_or_else(|| format!("++model.{part}"), str::to_owned)
     })
 }
 

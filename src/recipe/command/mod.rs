@@ -14,6 +14,7 @@ mod rewritten;
 mod scan;
 mod script;
 mod shell;
+mod slurm;
 mod unsaid;
 mod variables;
 mod words;
@@ -39,6 +40,7 @@ pub(super) use hydra::Call as HydraCall;
 pub(super) use launcher::{Launcher, is_launcher_key, nodes};
 pub(super) use rewritten::only_numbers_changed;
 pub(super) use shell::{is_script_option, is_shell};
+pub(super) use slurm::asked as asked_of_slurm;
 pub(super) use words::join;
 
 /// The commands of a text and their words, as a shell splits it; variables as they are written.
@@ -209,6 +211,9 @@ fn understand(
     let hydra = hydra::call(launched.script, launched.arguments).map(|call| {
         let said = hydra::said(launched.arguments, diagnostics);
         let said = hydra::call(launched.script, &said);
+        if let Some(word) = &call.hidden {
+            diagnostics.push(unsaid::hidden_overrides(word, launched.arguments));
+        }
         HydraCall {
             overrides: said.map_or_else(Vec::new, |said| said.overrides),
             ..call

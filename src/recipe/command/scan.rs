@@ -12,7 +12,7 @@ mod word;
 use std::path::Path;
 
 use super::script;
-use super::shell::{self, Inside};
+use super::shell::{self, Inside, Unescaped};
 use super::words::{Word, is_long_option};
 use crate::recipe::source::FileId;
 
@@ -86,6 +86,7 @@ pub(super) fn commands(text: &str, file: FileId, form: Form) -> Vec<Line> {
         after: Then::Next,
         documents: Vec::new(),
         passed: Vec::new(),
+        kept: Vec::new(),
         in_pattern: false,
     };
     match form {
@@ -123,6 +124,8 @@ struct Scanner<'t> {
     documents: Vec<(String, bool)>,
     /// Places of backslashes that are not there for this shell.
     passed: Vec<usize>,
+    /// Places of a `$` that another shell was kept from.
+    kept: Vec<usize>,
     /// A pattern of `case` comes next.
     in_pattern: bool,
 }
@@ -278,23 +281,41 @@ impl Scanner<'_> {
     fn inner(&self, word: &Word, inside: Inside, before: &[Word]) -> Vec<Line> {
         let quote = u32::from(inside.start > word.span.start);
         let column = word.span.column.saturating_add(quote);
-        let mut scanner = Scanner {
-            text: &self.text[..inside.end],
-            file: self.file,
-            form: Form::Script,
-            at: inside.start,
-            line: word.span.line,
-            column: (inside.start, column),
-            words: Vec::new(),
-            lines: Vec::new(),
-            open: Vec::new(),
-            after: Then::Next,
-            documents: Vec::new(),
-            passed: inside.passed,
-            in_pattern: false,
+        let plain = |text, at, line, column, passed, kept| {
+            let mut scanner = Scanner {
+                text,
+                file: self.file,
+                form: Form::Script,
+                at,
+                line,
+                column: (at, column),
+                words: Vec::new(),
+                lines: Vec::new(),
+                open: Vec::new(),
+                after: Then::Next,
+                documents: Vec::new(),
+                passed,
+                kept,
+                in_pattern: false,
+            };
+            scanner.at += usize::from(scanner.passed.first() == Some(&scanner.at));
+            scanner.shell()
         };
-        scanner.at += usize::from(scanner.passed.first() == Some(&scanner.at));
-        let mut lines = scanner.shell();
+        let line = word.span.line;
+        let mut lines = match inside.escaped {
+            true => {
+                let inner = Unescaped::of(self.text, inside.start, inside.end, line, column);
+                let mut lines = plain(&inner.text, 0, 1, 1, Vec::new(), inner.kept.clone());
+                let words = lines.iter_mut().flat_map(|line| &mut line.words);
+                words.for_each(|word| inner.put_back(word));
+                lines
+            }
+            false => {
+                let kept = inside.passed.iter().map(|at| at + 1).collect();
+                let text = &self.text[..inside.end];
+                plain(text, inside.start, line, column, inside.passed, kept)
+            }
+        };
         for line in &mut lines {
             line.certain = false;
             if line.shell == Shell::Own {

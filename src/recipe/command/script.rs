@@ -7,6 +7,7 @@ use super::variables::Variables;
 use super::words::Word;
 use crate::recipe::diagnostic::Diagnostic;
 use crate::recipe::handbook::{self, keys};
+use crate::recipe::programs;
 
 /// Commands that start nothing, whatever they are told.
 const HARMLESS: &[&str] = &[
@@ -92,6 +93,10 @@ pub(super) fn candidates<'w>(
     let mut found: Vec<(Likely, Candidate<'w>)> = found
         .filter_map(|words| {
             let launched = launcher::find(words, variables)?;
+            let script = launched.script.map(|word| word.text.as_str());
+            if script.is_some_and(programs::trains_nothing) {
+                return None;
+            }
             let candidate = Candidate {
                 last: launched.arguments.last().or(words.last())?,
                 launched,
@@ -153,7 +158,7 @@ pub(super) fn refuse_unread(
     diagnostics.push(Diagnostic::error(
         "unknown-dialect",
         Some(word.span),
-        "what the shell is told here may start a training, and stands among quotes that are not read: escaped ones, or several kinds",
+        "what the shell is told here may start a training, and stands among several pairs of quotes, which are not read",
         "give the inner command itself, or put one pair of quotes around it that it does not have inside",
     ));
     true

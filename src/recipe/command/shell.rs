@@ -1,12 +1,16 @@
 //! `bash -c 'torchrun … train.py …'`, `sbatch --wrap="torchrun …"`: a word of a command that is a shell's,
 //! with commands of its own.
 //! It is read where it stands, as long as its quotes only stand around it, so that places in it are
-//! places of the whole text.
+//! places of the whole text; what stands escaped between double quotes is read without its backslashes.
 //!
 //! Source: POSIX.1-2024, Shell Command Language, 2.2, and `sh` (`-c`; options may come after it); Slurm
 //! 25.05 `sbatch(1)`.
 
+mod unescaped;
+
 use super::words::Word;
+
+pub(super) use unescaped::Unescaped;
 
 /// Shells.
 const SHELLS: [&str; 5] = ["sh", "bash", "dash", "zsh", "ksh"];
@@ -39,6 +43,8 @@ pub(super) struct Inside {
     pub end: usize,
     /// Backslashes that the outer quotes take away (`\$`).
     pub passed: Vec<usize>,
+    /// There are others of them, so that the inner shell reads another text than stands there.
+    pub escaped: bool,
     /// Single quotes: variables are the inner shell's.
     pub own_variables: bool,
 }
@@ -92,6 +98,7 @@ pub(super) fn inside(text: &str, word: &Word) -> Option<Inside> {
         start,
         end,
         passed: Vec::new(),
+        escaped: false,
         own_variables: false,
     };
     if word.is_literal() {
@@ -107,9 +114,12 @@ pub(super) fn inside(text: &str, word: &Word) -> Option<Inside> {
     let mut characters = content.char_indices();
     while let Some((at, c)) = characters.next() {
         match (c, content[at + c.len_utf8()..].chars().next()) {
-            ('"', _) | ('\\', Some('"' | '\\' | '`') | None) => return None,
-            ('\\', Some('$')) => {
-                inside.passed.push(inside.start + at);
+            ('"', _) | ('\\', None) => return None,
+            ('\\', next) if unescaped::is_escaped(next) => {
+                match next {
+                    Some('$') => inside.passed.push(inside.start + at),
+                    _ => inside.escaped = true,
+                }
                 characters.next();
             }
             _ => {}

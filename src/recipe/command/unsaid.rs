@@ -3,6 +3,7 @@
 
 use std::collections::HashSet;
 
+use super::hydra;
 use super::words::{Unsaid, Word};
 use crate::recipe::diagnostic::Diagnostic;
 use crate::recipe::handbook::{self, keys};
@@ -49,6 +50,22 @@ pub(super) fn refuse(
         format!("`{text}` may stand for further arguments, and for which is not in the text: numbers of the batch may be among them"),
         "give the command as the shell expands it, `evenkeel plan … -- COMMAND`, or write `--per_device_train_batch_size N --gradient_accumulation_steps N` after it: what comes last counts",
     ));
+}
+
+/// A variable among the overrides of a Hydra program that may hold more of them.
+pub(super) fn hidden_overrides(word: &Word, arguments: &[Word]) -> Diagnostic {
+    let [size, accumulation] = hydra::settling(arguments);
+    Diagnostic::error(
+        "global-batch-unknown",
+        Some(word.span),
+        format!(
+            "`{}` may stand for further overrides, and for which is not in the text: numbers of the batch may be among them",
+            shown(word)
+        ),
+        format!(
+            "give the command as the shell expands it, `evenkeel plan … -- COMMAND`, or write `{size}=N {accumulation}=N` after it: what comes last counts"
+        ),
+    )
 }
 
 /// Parts of the names of options that the batch, the world or a length hangs on.

@@ -27,18 +27,18 @@ fn read_with(path: PathBuf, overrides: &[&str]) -> Result<Recipe, ReadError> {
     })
 }
 
-fn at(recipe: &Recipe, gpus: u64) -> Examined {
+pub(super) fn at(recipe: &Recipe, gpus: u64) -> Examined {
     examine(recipe, &PlanRequest::gpus(gpus))
 }
 
 /// Ids and severities of what is more than a note, and not about the built-in trainer.
-fn found(examined: &Examined) -> Vec<(&str, Severity)> {
+pub(super) fn found(examined: &Examined) -> Vec<(&str, Severity)> {
     let all = examined.diagnostics.iter();
     let serious = all.filter(|d| d.severity != Severity::Note && !d.rule.starts_with("trainer-"));
     serious.map(|d| (d.rule.as_str(), d.severity)).collect()
 }
 
-fn micro(examined: &Examined) -> (Option<u64>, Option<u64>) {
+pub(super) fn micro(examined: &Examined) -> (Option<u64>, Option<u64>) {
     (
         examined.draft.per_device_batch_size,
         examined.draft.gradient_accumulation_steps,
@@ -211,6 +211,15 @@ fn every_file_of_the_trees_reads_with_the_outcome_of_the_manifest() {
         let batch = &recipe.spec.batch;
         match (row["dialect"].as_str(), name) {
             ("halos-hydra", "config/model/base_model.yaml") => {
+                // The root's `eval_every` of 1024 is floored to a multiple of the batch.
+                let whole = |size: &str| {
+                    let mut all = rest("halos-hydra", &[]);
+                    all.push(size);
+                    let recipe = read_with(root.join(HALOS), &all).unwrap();
+                    at(&recipe, 4).draft.outline.eval_every
+                };
+                assert_eq!(whole("++model.batch_size=32"), Some(1024));
+                assert_eq!(whole("++model.batch_size=24"), Some(1008));
                 for gpus in [1, 2, 4, 8, 16, 32] {
                     assert_eq!(errors(gpus), [""; 0], "{gpus}");
                     assert_eq!(micro(&at(&recipe, gpus)), (Some(32 / gpus), Some(1)));

@@ -117,8 +117,7 @@ impl Scanner<'_> {
         };
         let start = word.text.len();
         // A `$` that the outer shell was kept from is a variable of the inner one.
-        let before = self.at.checked_sub(1);
-        let own = before.is_some_and(|at| self.passed.binary_search(&at).is_ok());
+        let own = self.kept.binary_search(&self.at).is_ok();
         word.text.push_str(&rest[..found.bytes]);
         word.holes.push(Hole {
             start,

@@ -59,6 +59,42 @@ fn a_shells_word_is_read_as_the_commands_in_it() {
     }
 }
 
+/// HALOs' scripts for Slurm (4831988) are a word in double quotes, with escaped ones inside.
+#[test]
+fn what_is_escaped_in_a_shells_word_is_read_as_the_inner_shell_reads_it() {
+    let call = format!("torchrun --nproc_per_node 4 {TRAINER}");
+    for text in [
+        format!("bash -c \"{call} --name \\\"a b\\\"\""),
+        format!(
+            "bash -c \"if [ ! -d \\\"\\$DIR\\\" ]; then\n  mkdir \\\"\\$DIR\\\"\nfi\n{call}\n\""
+        ),
+        format!("bash -c \"A=\\`date\\`; echo \\\"é \\\\\\\" )\\\"; {call}\""),
+        format!("bash -c \"bash -c \\\"echo \\\\\\\"x\\\\\\\"; {call}\\\"\""),
+        format!(
+            "N=4\nbash -c \"echo \\\"go\\\"; {}\"",
+            call.replace(" 4", " \\\"$N\\\"")
+        ),
+    ] {
+        let expected = [Some(4), Some(8), Some(2)];
+        assert_eq!(batch(script(&text), &text), expected, "{text}");
+        // And a plan is written where the numbers stand.
+        let written = for_two(&script(&text).unwrap());
+        let expected = match text.starts_with("N=4") {
+            true => text.replace("\\\"$N\\\"", "2"),
+            false => text.replace("node 4", "node 2"),
+        };
+        assert_eq!(written.trim_end(), expected.replace("steps 2", "steps 4"));
+    }
+    let kept = format!("N=4\nbash -c \"echo \\\"x\\\"; torchrun --nproc_per_node \\$N {TRAINER}\"");
+    assert_eq!(batch(script(&kept), &kept)[0], None);
+    // Places are those of the text.
+    let slip = "bash -c \"echo \\\"é\\\"\n  echo \\\"x\\\"; torchrun t.py --per_device_train_batch_size 2.5\"";
+    let error = script(slip).unwrap_err();
+    let span = error.diagnostics[0].span.unwrap();
+    assert_eq!(&slip[span.start..span.end], "2.5");
+    assert_eq!((span.line, span.column), (2, 59));
+}
+
 #[test]
 fn a_plan_is_written_into_the_shells_word() {
     let text =
@@ -89,11 +125,11 @@ fn variables_between_single_quotes_are_the_inner_shells() {
 fn a_shells_word_that_cannot_be_read_is_refused() {
     let call = format!("torchrun --nproc_per_node 4 {TRAINER}");
     for text in [
-        format!("bash -c \"{call} --name \\\"a b\\\"\""),
         format!("bash -c 'cd x; '\"{call}\""),
+        format!("bash -c \"echo \"x\"; {call}\""),
         format!("bash -c $'{call}'"),
         // Another command would be taken for the training.
-        format!("python prepare.py --seed 1\nbash -c \"{call} --name \\\"a b\\\"\""),
+        format!("python prepare.py --seed 1\nbash -c 'cd x; '\"{call}\""),
     ] {
         let error = script(&text).unwrap_err();
         let told = &error.diagnostics[0];
@@ -108,7 +144,7 @@ fn a_shells_word_that_cannot_be_read_is_refused() {
             .contains("what the shell is told")
     );
     // One that starts no training is left alone.
-    let text = format!("bash -c \"echo \\\"x\\\"\"\n{call}");
+    let text = format!("bash -c \"echo \"x\"\"\n{call}");
     assert_eq!(batch(script(&text), &text)[0], Some(4));
 }
 
