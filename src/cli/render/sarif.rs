@@ -1,6 +1,7 @@
 //! Diagnostics as SARIF 2.1.0, which code review tools show beside the lines.
 //!
-//! Columns count characters, as ours do. A finding without a place is reported at its recipe.
+//! Columns count characters, as ours do. A finding without a place is reported at its recipe, of a tree of
+//! configs at the root file.
 
 use std::path::Path;
 
@@ -17,6 +18,15 @@ pub struct Checked<'a> {
     pub diagnostics: &'a [Diagnostic],
     /// The files it was found in.
     pub sources: &'a Sources,
+}
+
+impl Checked<'_> {
+    /// The recipe's own file: of a folder the first that was read, which is its root.
+    fn file(&self) -> &Path {
+        let root = self.sources.iter().next();
+        let root = root.filter(|file| file.path.starts_with(self.recipe));
+        root.map_or(self.recipe, |file| file.path.as_path())
+    }
 }
 
 /// The whole document.
@@ -64,7 +74,7 @@ fn result(diagnostic: &Diagnostic, checked: &Checked<'_>) -> Value {
     let place = place.filter(|(_, file)| file.path.is_file() || file.path == checked.recipe);
     let mut location = match &place {
         Some((_, file)) => json!({"artifactLocation": {"uri": uri(&file.path)}}),
-        None => json!({"artifactLocation": {"uri": uri(checked.recipe)}}),
+        None => json!({"artifactLocation": {"uri": uri(checked.file())}}),
     };
     if let Some((span, file)) = place {
         location["region"] = region(span, &file.text);
@@ -153,6 +163,15 @@ mod tests {
             results[1]["locations"][0]["physicalLocation"]["region"],
             Value::Null
         );
+        // Of a tree of configs its folder is named.
+        let whole = Checked {
+            recipe: Path::new("my recipes"),
+            diagnostics: &found[1..],
+            sources: &sources,
+        };
+        let of_tree = super::results(&whole);
+        let at = &of_tree[0]["locations"][0]["physicalLocation"];
+        assert_eq!(at["artifactLocation"]["uri"], "my%20recipes/%C3%A9.yaml");
         let document = document(results);
         let rules = &document["runs"][0]["tool"]["driver"]["rules"];
         for result in document["runs"][0]["results"].as_array().unwrap() {
