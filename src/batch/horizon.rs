@@ -79,6 +79,8 @@ pub fn horizon(spec: &Spec, global: u64, data: Option<u64>) -> Horizon {
             .or_else(|| epoch_samples.filter(|_| evaluation.every_epoch)),
         checkpoint_every: checkpoint
             .every_samples
+            // Dialects that round write one after each evaluation.
+            .map(|every| round_interval(spec, global, every).unwrap_or(every))
             .or_else(|| checkpoint.every_steps.map(in_samples))
             .or_else(|| of_budget(checkpoint.every_share))
             .or_else(|| epoch_samples.filter(|_| checkpoint.every_epoch)),
@@ -120,6 +122,21 @@ mod tests {
 
     fn spec() -> Spec {
         Spec::default()
+    }
+
+    /// direct-preference-optimization writes a checkpoint with each evaluation, whatever batch a plan has.
+    #[test]
+    fn a_checkpoint_is_where_its_evaluation_is() {
+        let mut spec = spec();
+        spec.evaluation.rounding = IntervalRounding::Batch;
+        spec.evaluation.every_samples = Some(20_000);
+        spec.checkpoint.every_samples = Some(20_000);
+        let at = |global| {
+            let horizon = horizon(&spec, global, None);
+            (horizon.eval_every, horizon.checkpoint_every)
+        };
+        assert_eq!(at(64), (Some(19_968), Some(19_968)));
+        assert_eq!(at(60), (Some(19_980), Some(19_980)));
     }
 
     #[test]

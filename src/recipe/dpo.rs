@@ -165,11 +165,9 @@ fn batch(values: &Values<'_>, tree: &mut Tree, reading: &mut Reading) {
     let debug = values
         .bool("debug", reading)
         .is_some_and(|debug| debug.value);
-    // A checkpoint is written after every evaluation.
-    if let (Some(every), Some(global), false) = (&every, &global, debug)
-        && let Some(rounded) = preference::rounded(every, global.value)
-    {
-        tree.plain("checkpoint.every_samples", &rounded);
+    // A checkpoint is written after every evaluation; the planner rounds both by the batch of the run.
+    if let (Some(every), false) = (&every, debug) {
+        tree.plain("checkpoint.every_samples", every);
     }
     tree.plain_if("evaluation.every_samples", every);
     tree.plain_if("batch.global", global);

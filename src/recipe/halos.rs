@@ -186,18 +186,15 @@ fn evaluation(values: &Values<'_>, version: Version, tree: &mut Tree, reading: &
     tree.default("evaluation.rounding", rounding);
     tree.plain_if("evaluation.samples", values.int("n_eval_examples", reading));
     let every = values.int("eval_every", reading);
-    // What is wrong with it has been said.
-    let size = values.int("model.batch_size", &mut Reading::default());
-    // A checkpoint is written after every evaluation, where it is asked for.
+    // A checkpoint is written after every evaluation, where it is asked for; the planner rounds both.
     let saves = values.bool("intermediate_checkpoints", reading);
     let debug = values
         .bool("debug", reading)
         .is_some_and(|debug| debug.value);
-    if let (Some(every), Some(size)) = (&every, size)
+    if let Some(every) = &every
         && saves.is_some_and(|saves| saves.value && !debug)
-        && let Some(rounded) = preference::rounded(every, size.value)
     {
-        tree.plain("checkpoint.every_samples", &rounded);
+        tree.plain("checkpoint.every_samples", every);
     }
     tree.plain_if("evaluation.every_samples", every);
 }

@@ -154,12 +154,6 @@ pub(super) fn budget(values: &Values<'_>, tree: &mut Tree, reading: &mut Reading
     tree.plain_if("budget.samples", examples);
 }
 
-/// An interval in samples that upstream rounds down to a multiple of `unit`, as it rounds it.
-pub(super) fn rounded(every: &Given<i128>, unit: i128) -> Option<Given<i128>> {
-    let rounded = every.value - every.value.checked_rem_euclid(unit)?;
-    (rounded > 0).then(|| every.with(rounded))
-}
-
 /// A data set that upstream calls by a word of its own.
 pub(super) struct Known {
     /// The word.

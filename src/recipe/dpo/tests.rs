@@ -49,7 +49,7 @@ fn a_launch_of_the_tree_means_what_upstream_would_run() {
     assert_eq!(spec.evaluation.division, EvaluationDivision::Floored);
     assert_eq!(spec.evaluation.every_samples, Some(20_000));
     assert_eq!(spec.evaluation.rounding, IntervalRounding::Batch);
-    assert_eq!(spec.checkpoint.every_samples, Some(19_968));
+    assert_eq!(spec.checkpoint.every_samples, Some(20_000));
     assert_eq!(spec.parallel.strategy, Strategy::Fsdp);
     assert!(!spec.parallel.one_process);
     assert_eq!(spec.model.path.as_deref(), Some("EleutherAI/pythia-2.8b"));
