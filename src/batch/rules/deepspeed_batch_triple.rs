@@ -14,7 +14,8 @@ with the world is the train batch: 32 with a micro-batch of 2 in a world of 3 gi
 well; `\"auto\"` takes the trainer's.
 
 Where the train batch splits exactly but not into the config's own numbers, it is a warning: the plan \
-names numbers that do, and `--emit recipe` writes them.",
+names numbers that do, and `--emit recipe` writes them. Three numbers that are no product in any world are \
+refused as they are read: which of them is wrong is not in the file.",
     upstream: "DeepSpeed edaa722, `runtime/config.py` (`_set_batch_related_parameters`, \
 `_batch_assertion`). transformers 5.23.0, `integrations/deepspeed.py` (`fill_match`): the comparison \
 with the trainer's own.",
