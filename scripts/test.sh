@@ -32,8 +32,11 @@ say "fuzz targets"
 # They compile the readers from their own sources, so a new import there can break them unseen.
 if command -v c++ >/dev/null; then
   cargo check --locked --manifest-path fuzz/Cargo.toml --bins
+elif [ "${CI:-}" = true ]; then
+  echo "missing: a C++ compiler, which libFuzzer is built with" >&2
+  exit 1
 else
-  echo "skipped: no C++ compiler, which libFuzzer is built with"
+  echo "SKIPPED: the fuzz targets are not compiled (no C++ compiler, which libFuzzer is built with)"
 fi
 
 say "cargo-deny"
@@ -81,6 +84,9 @@ fi
 if "$python" -c "$needs" 2>/dev/null; then
   export EVENKEEL_PYTHON=$python
   echo "found: $("$python" -c "$needs; print('torch', torch.__version__, 'transformers', transformers.__version__, 'accelerate', accelerate.__version__)")"
+elif [ "${CI:-}" = true ]; then
+  echo "missing: what tests/trainers/requirements.txt names could not be installed (set EVENKEEL_PYTHON)" >&2
+  exit 1
 else
   echo "SKIPPED: PyTorch's DDP and Hugging Face's Trainer under evenkeel (set EVENKEEL_PYTHON)"
 fi
