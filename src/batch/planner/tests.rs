@@ -17,8 +17,8 @@ fn golden_rescales_are_met_row_by_row() {
     let mut rows = 0;
     for row in corpus::csv(&text).skip(1) {
         let [
-            _,
-            _,
+            repo,
+            commit,
             path,
             gbs,
             from_gpus,
@@ -31,11 +31,19 @@ fn golden_rescales_are_met_row_by_row() {
             reason,
         ] = row.try_into().unwrap();
         let number = |text: &str| text.parse::<u64>().ok();
-        let mut recipe = recipe();
-        recipe.spec.batch.global = None;
-        recipe.spec.batch.micro = number(&from_pd);
-        recipe.spec.batch.accumulation = number(&from_ga);
-        recipe.spec.batch.gpus = number(&from_gpus);
+        let recipe = read(&Request {
+            path: root.join(format!("{}/{commit}/{path}", repo.replace('/', "__"))),
+            settings: vec![Setting {
+                flag: "--recipe-gpus",
+                path: "batch.gpus",
+                value: from_gpus.clone(),
+            }],
+            ..Request::default()
+        })
+        .unwrap_or_else(|error| panic!("{path}: {error}"));
+        let batch = &recipe.spec.batch;
+        let own = (batch.micro, batch.accumulation.or(Some(1)));
+        assert_eq!(own, (number(&from_pd), number(&from_ga)), "{path}");
         let world = number(&to_gpus).unwrap();
         let what = format!("{path} from {from_gpus} to {to_gpus}");
         match plan(&recipe, &PlanRequest::gpus(world)) {
@@ -53,8 +61,10 @@ fn golden_rescales_are_met_row_by_row() {
             Err(refused) => {
                 assert_eq!(feasible, "no", "{what}");
                 assert_eq!(refused.draft.global_batch_size, number(&gbs), "{what}");
-                assert_eq!(refused.diagnostics[0].rule, "batch-divisible", "{what}");
-                assert!(refused.diagnostics[0].message.ends_with(&reason), "{what}");
+                let mut said = refused.diagnostics.iter();
+                let error = said.find(|d| d.severity == Severity::Error).unwrap();
+                assert_eq!(error.rule, "batch-divisible", "{what}");
+                assert!(error.message.ends_with(&reason), "{what}");
                 assert!(
                     !refused.draft.outline.feasible_gpu_counts.contains(&world),
                     "{what}"

@@ -252,6 +252,43 @@ fn a_launchers_config_is_written_for_the_world_and_read_back_with_the_recipe() {
     assert!(written > 30, "{written}");
 }
 
+/// What is typed and what the launcher is given make the plan again, for every recipe and world.
+#[test]
+fn arguments_and_a_launchers_config_read_as_the_same_plan() {
+    let Some(root) = corpus::root() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let copy = folder.path().join("accelerate.yaml");
+    let mut written = 0;
+    for (name, path) in manifest_files(&root, "handbook-trl-yaml") {
+        let recipe = job(&path, Some("8"), "");
+        for &world in WORLDS {
+            let Ok(plan) = at(&recipe, world) else {
+                continue;
+            };
+            let what = format!("{name} at {world}");
+            let numbers = plan.numbers(&recipe);
+            let arguments = emit(&recipe, &numbers, Form::Args).unwrap().text;
+            let typed = format!("python train.py {}", arguments.trim());
+            let again = job(&path, Some(&world.to_string()), &typed);
+            assert_eq!(at(&again, world).unwrap().proof, plan.proof, "{what}");
+            // The recipe's own numbers, changed, under the launcher's world.
+            let text = emit(&recipe, &numbers, Form::Recipe).unwrap().text;
+            let launcher = emit(&recipe, &numbers, Form::Accelerate).unwrap().text;
+            std::fs::write(&copy, &launcher).unwrap();
+            let request = Request {
+                path: path.clone(),
+                accelerate: Some(copy.clone()),
+                ..Request::default()
+            };
+            let launched = read_text(&request, text).unwrap_or_else(|e| panic!("{what}: {e}"));
+            assert_eq!(launched.spec.batch.gpus, Some(world), "{what}");
+            assert_eq!(at(&launched, world).unwrap().proof, plan.proof, "{what}");
+            written += 1;
+        }
+    }
+    assert!(written > 100, "{written}");
+}
+
 /// A tree of the corpus under overrides.
 fn tree(config: &Path, version: Option<&str>, gpus: u64, overrides: &[&str]) -> Recipe {
     let setting = Setting {
