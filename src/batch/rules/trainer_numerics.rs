@@ -11,7 +11,7 @@ pub(super) const RULE: Rule = Rule {
     why: "The built-in trainer computes in f32 on CPUs, with exact attention, and steps by AdamW with both \
 moments in f32. It holds everything on every rank (`ddp`) or shards everything (`fsdp`, which is what it \
 does for ZeRO-1 and ZeRO-2, too). A plan is made as the recipe is written, for trainers that do what it \
-asks for; the warnings say what `launch` does instead. Lower precision, fewer bits of state and another \
+asks for; the warnings say what `launch` does instead, and `check` leaves them out of upstream's recipes. Lower precision, fewer bits of state and another \
 sharding change rounding, speed and memory, not what is optimised. An optimiser of another kind is \
 another experiment: `launch` refuses it.",
     upstream: "transformers 5.23.0, `training_args.py`: `bf16`, `tf32` and `OptimizerNames`. DeepSpeed edaa722: ZeRO \
