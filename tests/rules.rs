@@ -112,3 +112,71 @@ fn many_recipes_are_checked_in_one_call_and_shown_to_code_review() {
         assert!(root.join(uri.as_str().unwrap()).is_file(), "{result}");
     }
 }
+
+/// Upstream's files that trip a rule, with the flags they are planned with, and flags with which they do
+/// not.
+const TRIPPED: &[(&str, &str, &str, &str)] = &[
+    (
+        "global-batch-constant",
+        "huggingface__alignment-handbook/925acdfe4b/recipes/zephyr-7b-beta/sft/config_full.yaml",
+        "--recipe-gpus 8 --gpus 4",
+        "--recipe-gpus 8 --gpus 8",
+    ),
+    (
+        "kto-batch-min",
+        "ContextualAI__HALOs/4831988636/config",
+        "--gpus 32 loss=kto model=llama exp_name=a train_datasets=[ultrabin] test_datasets=[ultrabin]",
+        "--gpus 16 loss=kto model=llama exp_name=a train_datasets=[ultrabin] test_datasets=[ultrabin]",
+    ),
+    (
+        "model-needs-sharding",
+        "huggingface__alignment-handbook/925acdfe4b/recipes/zephyr-7b-beta/sft/config_full.yaml",
+        "--recipe-gpus 8 --gpus 8 --device-memory 80GB",
+        "--recipe-gpus 8 --gpus 8 --device-memory 80GB evenkeel.parallel.strategy=fsdp",
+    ),
+    (
+        "parallelism-product",
+        "huggingface__accelerate/16cb6eb80d/examples/torch_native_parallelism/configs/tp_hsdp.yaml",
+        "--gpus 8 num_processes=6",
+        "--gpus 8",
+    ),
+    (
+        "deepspeed-unread",
+        "huggingface__accelerate/16cb6eb80d/examples/config_yaml_templates/deepspeed.yaml",
+        "--gpus 2",
+        "--gpus 2 deepspeed_config.deepspeed_config_file=null",
+    ),
+    (
+        "start-batch-estimate",
+        "huggingface__alignment-handbook/925acdfe4b/recipes/zephyr-7b-beta/sft/config_full.yaml",
+        "--recipe-gpus 8 --gpus 8 --device-memory 40GB evenkeel.parallel.strategy=fsdp",
+        "--recipe-gpus 8 --gpus 8 --device-memory 141GB evenkeel.parallel.strategy=fsdp",
+    ),
+    (
+        "trainer-numerics",
+        "huggingface__alignment-handbook/925acdfe4b/recipes/zephyr-7b-beta/sft/config_full.yaml",
+        "--recipe-gpus 8 --gpus 8",
+        "--recipe-gpus 8 --gpus 8 bf16=false torch_dtype=float32 attn_implementation=sdpa",
+    ),
+];
+
+#[test]
+fn rules_are_tripped_by_upstreams_own_files() {
+    let Some(root) = corpus() else { return };
+    for (rule, file, wrong, right) in TRIPPED {
+        for (flags, expected) in [(wrong, true), (right, false)] {
+            let output = Command::new(env!("CARGO_BIN_EXE_evenkeel"))
+                .current_dir(&root)
+                .args(["plan", file, "-o", "json"])
+                .args(flags.split_whitespace())
+                .output()
+                .unwrap();
+            let said = String::from_utf8_lossy(&output.stderr);
+            let document: Value = serde_json::from_slice(&output.stdout)
+                .unwrap_or_else(|error| panic!("{rule}: {error}: {said}"));
+            let found = document["diagnostics"].as_array().unwrap();
+            let trips = found.iter().any(|d| d["rule"] == *rule);
+            assert_eq!(trips, expected, "{rule} of {file} {flags}: {found:?}");
+        }
+    }
+}

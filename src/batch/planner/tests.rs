@@ -172,6 +172,17 @@ fn adjustments_name_the_key_in_the_recipes_own_dialect() {
 }
 
 #[test]
+fn what_nobody_wrote_is_named_by_the_dialects_own_key() {
+    let mut recipe = recipe();
+    recipe.dialect = crate::recipe::Dialect::HandbookTrl;
+    recipe.spec.batch.global = None;
+    recipe.spec.batch.accumulation = Some(1);
+    recipe.spec.batch.gpus = Some(4);
+    let plan = plan(&recipe, &PlanRequest::gpus(2)).unwrap();
+    assert_eq!(plan.outline.adjusted[0].key, "gradient_accumulation_steps");
+}
+
+#[test]
 fn every_axis_but_data_divides_the_world() {
     let mut recipe = recipe();
     recipe.spec.parallel.tensor = 2;

@@ -9,6 +9,8 @@ mod batch;
 mod data;
 mod model;
 mod objective;
+#[cfg(test)]
+mod page;
 mod schedule;
 mod trainer;
 mod training;
