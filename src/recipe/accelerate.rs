@@ -194,7 +194,8 @@ fn overruled(config: &Node, options: &Node, reading: &mut Reading) {
     let (Some(stated), Some(typed)) = (config.get(key), options.get(key)) else {
         return;
     };
-    if stated.text() != typed.text() {
+    // -1 leaves the number to the command.
+    if stated.text() != typed.text() && stated.text() != Some("-1") {
         let (stated_text, typed_text) = (
             stated.text().unwrap_or_default(),
             typed.text().unwrap_or_default(),
