@@ -106,6 +106,9 @@ fn as_text(word: &str) -> String {
     }
 }
 
+/// What both trees call a run, which must be given and may be called like its variable.
+const RUN: &str = "exp_name";
+
 /// The words that the text says. A variable in a name stays as that (`exp_name=run-${LR}`), so that Hydra's
 /// own interpolation is not taken for it; a value that is all variable goes, with a word about it, where it
 /// is no number of the batch and no choice of a group.
@@ -127,9 +130,10 @@ pub(super) fn said(words: &[Word], diagnostics: &mut Vec<Diagnostic>) -> Vec<Wor
             .sum::<usize>();
         let all = all == value.text.len();
         let group = !key.contains('.') && !word.text.starts_with('+');
-        if unsaid::is_counted(last) || (all && group) {
+        let named = key == RUN;
+        if unsaid::is_counted(last) || (all && group && !named) {
             diagnostics.push(unsaid::unknown(key, &value.text, word.span));
-        } else if all {
+        } else if all && !named {
             diagnostics.push(unsaid::left_out(key, &value.text, word.span));
         } else {
             let mut plain = word.clone();

@@ -81,8 +81,9 @@ fn a_sampler_and_a_labeller_beside_a_training_are_none() {
              accelerate launch --config_file @/accelerate_config/fsdp_4gpu.yaml -m train.label s.json d.json \
              --feedback_type binary --batch_size 16\n\
              accelerate launch --config_file @/accelerate_config/fsdp_4gpu.yaml @/launch.py loss=kto \
-             model=llama {DATA} ++model.batch_size=64 ++model.gradient_accumulation_steps=2 \
-             ++model.eval_batch_size=64\ndone\n\"\n"
+             model=llama {} ++model.batch_size=64 ++model.gradient_accumulation_steps=2 \
+             ++model.eval_batch_size=64\ndone\n\"\n",
+            DATA.replace("=run", "=\\$EXP_NAME")
         ),
     )
     .unwrap_or_else(|error| panic!("{error}"));
