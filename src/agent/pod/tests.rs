@@ -151,6 +151,7 @@ fn job_of(world: u8) -> Membership {
         command: Vec::new(),
         generation: Some(Published {
             record,
+            command: None,
             drain: false,
             after_loss: None,
             outcome: None,
