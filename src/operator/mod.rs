@@ -24,6 +24,7 @@ mod metrics;
 mod observe;
 mod planning;
 mod reconcile;
+mod silence;
 mod status;
 mod stores;
 mod unreadable;

@@ -13,6 +13,7 @@ use super::build::is_outdated;
 use super::holdings::{is_over, node_of};
 use super::leases::Leases;
 use super::ledger::wants;
+use super::silence::{SILENCE, Silence};
 use super::stores::Stores;
 use crate::inventory::kubernetes::{Standing, Wants, standing};
 use crate::job::Pin;
@@ -23,15 +24,6 @@ use crate::job::generation::PodRef;
 use crate::job::protocol::Ending;
 use crate::job::seen::Seen;
 use crate::job::steer::{PodSeen, SeatSeen};
-
-/// An agent that is silent for so long is gone when something else says so too: a peer that lost
-/// its ranks, or its node.
-const SILENCE: Duration = Duration::from_secs(1);
-/// Silent for so long, it is gone whoever else says so, but never before its ranks have stopped.
-const LONG_SILENCE: Duration = Duration::from_secs(45);
-/// Beyond `fenceAfterSeconds` the ranks of an agent that is cut off have stopped; this is for looks
-/// that are late.
-const BEYOND_FENCE: Duration = Duration::from_secs(15);
 
 /// What a job looks like.
 pub struct Observation {
@@ -133,32 +125,25 @@ impl Observation {
             .map(|c| seen.named_as_lost(c))
             .unwrap_or_default();
         let silences = seen.pods.iter().filter_map(|(pod, object)| {
-            let silent = heard.get(pod)?.silent_since?.elapsed();
-            // One that never was a member may still be starting, or have no agent at all.
-            let member = member_of(status, pod).is_some();
-            let fence = Duration::from_secs(job.spec.elasticity.fence_after_seconds.into());
+            let name = node_of(object)?;
             let silence = Silence {
                 pod,
-                node: node_of(object)?,
-                silent,
+                node: name,
+                silent: heard.get(pod)?.silent_since?.elapsed(),
+                member: member_of(status, pod).is_some(),
                 named: named.contains(pod),
-                // Programs that commit where they like must have stopped before they are replaced.
-                stale: member
-                    && silent > SILENCE
-                    && job.spec.trainer.command.is_empty()
-                    && leases.is_stale(node_of(object)?),
-                fenced: member && silent > LONG_SILENCE.max(fence + BEYOND_FENCE),
+                own_program: !job.spec.trainer.command.is_empty(),
+                fence_after: Duration::from_secs(job.spec.elasticity.fence_after_seconds.into()),
             };
-            Some((pod.clone(), silence.verdict(stores, &seen.wants)?))
+            let node = stores.nodes.get(&ObjectRef::new(name));
+            let standing = node.map(|node| standing(&node, &seen.wants.tolerations));
+            let why = silence.verdict(standing, || leases.is_stale(name))?;
+            Some((pod.clone(), why))
         });
         let silences: BTreeMap<String, String> = silences.collect();
         for seat in &status.seats {
             let pod = seat.pod(&name);
-            let (mut how, mut why) =
-                seen.pod(job, status, &pod, stores, heard.get(&pod), &silences);
-            if how == PodSeen::Outdated && !edits {
-                (how, why) = (PodSeen::Ready, None);
-            }
+            let (how, why) = seen.pod(job, status, &pod, stores, heard.get(&pod), &silences);
             if let Some(end) = seen.ended_early(status, &pod) {
                 seen.ended_early.push(end);
             }
@@ -265,7 +250,7 @@ impl Observation {
         if is_over(pod) {
             return lost(end_of(pod));
         }
-        let outdated = is_outdated(pod, job).then(|| {
+        let outdated = (self.edits && is_outdated(pod, job)).then(|| {
             (
                 PodSeen::Outdated,
                 Some(format!(
@@ -393,47 +378,6 @@ impl Observation {
         let name = pod.name_any();
         let suspect = || node_of(pod).is_some_and(suspect);
         self.out_of_reach.contains(&name) || (self.unreachable.contains(&name) && suspect())
-    }
-}
-
-/// A pod whose agent does not answer.
-struct Silence<'a> {
-    pod: &'a str,
-    node: &'a str,
-    silent: Duration,
-    /// Its peers lost its ranks.
-    named: bool,
-    /// Its kubelet does not renew the node's Lease any more.
-    stale: bool,
-    /// Its ranks have stopped by themselves.
-    fenced: bool,
-}
-
-impl Silence<'_> {
-    /// Why it is gone; `None` for as long as nothing but its silence says so and its ranks may run.
-    fn verdict(&self, stores: &Stores, wants: &Wants) -> Option<String> {
-        let (pod, name) = (self.pod, self.node);
-        let Some(node) = stores.nodes.get(&ObjectRef::new(name)) else {
-            return Some(format!("node {name} was deleted"));
-        };
-        if self.silent <= SILENCE {
-            return None;
-        }
-        if self.named {
-            return Some(format!(
-                "pod {pod} on {name} is cut off from its peers and from here"
-            ));
-        }
-        if standing(&node, &wants.tolerations) == Standing::NotReady {
-            return Some(format!("node {name} is not ready"));
-        }
-        if self.stale {
-            return Some(format!(
-                "pod {pod} does not answer, and its node {name} renews its Lease no more"
-            ));
-        }
-        self.fenced
-            .then(|| format!("pod {pod} on {name} does not answer"))
     }
 }
 

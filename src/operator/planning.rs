@@ -140,6 +140,8 @@ pub struct Planner {
     feasible: HashMap<(u64, Reached), bool>,
     /// The one plan that there is while the recipe cannot be read.
     held: Option<Plan>,
+    /// The generation of the spec of which pods can be made.
+    makeable: Option<i64>,
 }
 
 impl Planner {
@@ -150,6 +152,20 @@ impl Planner {
             held: Some(plan),
             ..Planner::default()
         }
+    }
+
+    /// Refuses a job of which no objects can be made; looked at once for every edit.
+    pub fn refuse_unmakeable(
+        &mut self,
+        job: &TrainingJob,
+        image: Option<&str>,
+    ) -> Result<(), Refusal> {
+        let generation = job.metadata.generation;
+        if generation.is_none() || self.makeable != generation {
+            refuse_unmakeable(job, image)?;
+            self.makeable = generation;
+        }
+        Ok(())
     }
 
     /// Takes the job's recipe; what was planned for another one is forgotten. True where it is another
@@ -223,7 +239,7 @@ impl Planner {
 }
 
 /// Refuses a job of which no objects can be made.
-pub fn refuse_unmakeable(job: &TrainingJob, image: Option<&str>) -> Result<(), Refusal> {
+fn refuse_unmakeable(job: &TrainingJob, image: Option<&str>) -> Result<(), Refusal> {
     let name = job.name_any();
     let mut letters = name.chars();
     let label = letters

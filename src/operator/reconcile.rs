@@ -230,9 +230,9 @@ async fn plan(
     status: &mut TrainingJobStatus,
     context: &Context,
 ) -> Result<Planner, Refusal> {
-    planning::refuse_unmakeable(job, context.image.as_deref())?;
-    let snapshot = planning::snapshot(&context.client, job).await?;
     let mut planner = context.planner(&job.uid().unwrap_or_default());
+    planner.refuse_unmakeable(job, context.image.as_deref())?;
+    let snapshot = planning::snapshot(&context.client, job).await?;
     let another = planner.read(job, &snapshot)?;
     if status.generation.is_none() {
         planner.refuse_losses(&snapshot.overrides)?;

@@ -145,7 +145,7 @@ fn controller(faults: &BTreeSet<String>) -> Child {
 fn a_controller_killed_at_every_step_of_every_transition_loses_nothing() {
     let _asleep = Asleep::now();
     let mortal = Mortal::start();
-    let job = Job::apply("mortal", &recipe(120_000), json!({}));
+    let job = Job::apply("mortal", &recipe(72_000), json!({}));
     job.wait_training_on(3);
     kubectl(&["cordon", "node3"]);
     job.wait_training_on(2);

@@ -17,7 +17,7 @@ fn a_job_runs_to_completion_with_its_plan_and_proof_in_the_status() {
 
 #[test]
 fn a_cordoned_node_is_left_with_a_checkpoint_and_taken_again() {
-    let job = Job::apply("cordon", &recipe(60_000), json!({}));
+    let job = Job::apply("cordon", &recipe(400_000), json!({}));
     let before = job.wait_training_on(3);
     let pods = job.pods();
     let _mended = mended("kubectl", &["uncordon", "node3"]);
@@ -35,12 +35,12 @@ fn a_cordoned_node_is_left_with_a_checkpoint_and_taken_again() {
         before["plan"]["globalBatchSize"],
         after["plan"]["globalBatchSize"]
     );
-    job.finish(96);
+    job.settle(96);
 }
 
 #[test]
 fn a_node_without_power_is_left_before_kubernetes_calls_it_lost() {
-    let job = Job::apply("power", &recipe(40_000), json!({}));
+    let job = Job::apply("power", &recipe(400_000), json!({}));
     job.wait_training_on(3);
     let node = node_without_controller();
     let _mended = mended("kit", &["return", &node]);
@@ -51,12 +51,12 @@ fn a_node_without_power_is_left_before_kubernetes_calls_it_lost() {
     // Its peers said so; Kubernetes had not noticed yet.
     let lost = status["history"][1]["reason"].as_str().unwrap();
     assert!(lost.contains("cut off from its peers"), "{lost}");
-    job.finish(96);
+    job.settle(96);
 }
 
 #[test]
 fn a_node_behind_a_cut_network_commits_nothing_and_is_taken_again() {
-    let job = Job::apply("cut", &recipe(120_000), json!({}));
+    let job = Job::apply("cut", &recipe(400_000), json!({}));
     job.wait_training_on(3);
     let node = node_without_controller();
     {
@@ -65,13 +65,13 @@ fn a_node_behind_a_cut_network_commits_nothing_and_is_taken_again() {
         job.wait_training_on(2);
     }
     job.wait_training_on(3);
-    let status = job.finish(96);
+    let status = job.settle(96);
     job.one_lineage(&status);
 }
 
 #[test]
 fn three_two_one_three_nodes_keep_the_batch() {
-    let job = Job::apply("steps", &recipe(38_400), json!({}));
+    let job = Job::apply("steps", &recipe(400_000), json!({}));
     job.wait_training_on(3);
     let _mended = [
         mended("kubectl", &["uncordon", "node1"]),
@@ -83,7 +83,7 @@ fn three_two_one_three_nodes_keep_the_batch() {
     job.wait_training_on(1);
     kubectl(&["uncordon", "node1", "node2"]);
     job.wait_training_on(3);
-    let status = job.finish(96);
+    let status = job.settle(96);
     let worlds: Vec<u64> = status["history"]
         .as_array()
         .unwrap()
@@ -98,7 +98,7 @@ fn three_two_one_three_nodes_keep_the_batch() {
 
 #[test]
 fn a_suspended_job_gives_its_gpus_back_and_goes_on_where_it_was() {
-    let job = Job::apply("suspend", &recipe(40_000), json!({}));
+    let job = Job::apply("suspend", &recipe(19_200), json!({}));
     job.wait_training_on(3);
     job.patch(json!({"suspend": true}));
     let status = job.wait("its suspension", |status| status["state"] == "Suspended");
@@ -118,11 +118,11 @@ fn a_suspended_job_gives_its_gpus_back_and_goes_on_where_it_was() {
 
 #[test]
 fn a_scaled_job_moves_to_what_was_asked_for() {
-    let job = Job::apply("scaled", &recipe(40_000), json!({}));
+    let job = Job::apply("scaled", &recipe(400_000), json!({}));
     job.wait_training_on(3);
     kubectl(&["scale", "tj", "scaled", "--replicas=1"]);
     job.wait_training_on(1);
-    job.finish(96);
+    job.settle(96);
 }
 
 #[test]

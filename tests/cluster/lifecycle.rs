@@ -60,9 +60,9 @@ fn job_waits_for_its_config_map_and_keeps_what_it_read() {
         json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "mapped"},
                "data": {"recipe.yaml": recipe.to_string()}})
     };
-    create(&map(recipe(20_000)));
+    create(&map(recipe(9600)));
     job.wait_training_on(3);
-    let mut other = recipe(20_000);
+    let mut other = recipe(9600);
     other["spec"]["batch"]["global"] = json!(48);
     let edited = try_kubectl(&["replace", "-f", "-"], &map(other).to_string());
     assert!(edited.status.success(), "{}", words(&edited));
@@ -135,7 +135,7 @@ fn job_that_ended_is_deleted_when_its_time_is_up() {
 
 #[test]
 fn edited_image_is_taken_up_with_a_checkpoint() {
-    let job = Job::apply("edited", &recipe(60_000), json!({}));
+    let job = Job::apply("edited", &recipe(400_000), json!({}));
     job.wait_training_on(3);
     let old = job.pods();
     job.patch(json!({"image": OTHER_IMAGE}));
@@ -144,14 +144,14 @@ fn edited_image_is_taken_up_with_a_checkpoint() {
     });
     assert!(status["checkpoint"]["samples"].as_u64().unwrap() > 0);
     assert!(job.pods_left(3).keys().all(|pod| !old.contains_key(pod)));
-    let status = job.finish(96);
+    let status = job.settle(96);
     assert_eq!(status["restarts"], 0);
     assert_eq!(status["attempts"], 6, "pods were made twice: {status:#}");
 }
 
 #[test]
 fn drained_node_costs_no_step() {
-    let job = Job::apply("drained", &recipe(60_000), json!({}));
+    let job = Job::apply("drained", &recipe(400_000), json!({}));
     job.wait_training_on(3);
     let _mended = mended("kubectl", &["uncordon", "node2"]);
     kubectl(&[
@@ -163,21 +163,21 @@ fn drained_node_costs_no_step() {
         "--timeout=100s",
     ]);
     job.wait_training_on(2);
-    job.finish(96);
+    job.settle(96);
 }
 
 #[test]
 fn restarted_api_server_is_not_noticed_by_the_training() {
-    let job = Job::apply("api", &recipe(60_000), json!({}));
+    let job = Job::apply("api", &recipe(400_000), json!({}));
     job.wait_training_on(3);
     kit(&["restart", "apiserver", "3"]);
-    let status = job.finish(96);
+    let status = job.settle(96);
     assert_eq!(status["history"].as_array().unwrap().len(), 1, "{status:#}");
 }
 
 #[test]
 fn controller_upgraded_in_mid_run_goes_on_from_the_status() {
-    let job = Job::apply("upgrade", &recipe(60_000), json!({}));
+    let job = Job::apply("upgrade", &recipe(400_000), json!({}));
     let pods = job.wait_training_on(3);
     let system = ["-n", "evenkeel-system"];
     let image = |image: &str| {
@@ -192,41 +192,42 @@ fn controller_upgraded_in_mid_run_goes_on_from_the_status() {
         );
     };
     image(OTHER_IMAGE);
-    let status = job.finish(96);
+    let kept = job.wait_training_on(3);
+    let status = job.settle(96);
     image(IMAGE);
-    assert_eq!(pods["seats"], status["seats"]);
+    assert_eq!(pods["seats"], kept["seats"]);
     assert_eq!(status["history"].as_array().unwrap().len(), 1, "{status:#}");
 }
 
 #[test]
 fn killed_rank_is_replaced_in_the_same_pods() {
-    let job = Job::apply("rank", &recipe(60_000), json!({}));
+    let job = Job::apply("rank", &recipe(400_000), json!({}));
     job.wait_training_on(3);
     let before = job.pods();
     signal("KILL", &job.processes("rank")[3]);
     job.wait("a second generation", |status| {
         status["generation"]["record"]["number"] == 2 && status["state"] == "Running"
     });
-    let status = job.finish(96);
-    assert_eq!(status["restarts"], 0, "{status:#}");
     let after = job.pods();
     assert_eq!(before, after);
+    let status = job.settle(96);
+    assert_eq!(status["restarts"], 0, "{status:#}");
 }
 
 #[test]
 fn killed_container_is_replaced() {
-    let job = Job::apply("container", &recipe(60_000), json!({}));
+    let job = Job::apply("container", &recipe(400_000), json!({}));
     job.wait_training_on(3);
     signal("KILL", &job.processes("agent")[1]);
     job.wait("a second generation", |status| {
         status["generation"]["record"]["number"].as_u64() > Some(1) && status["state"] == "Running"
     });
-    job.finish(96);
+    job.settle(96);
 }
 
 #[test]
 fn suspended_in_mid_rescale() {
-    let job = Job::apply("halfway", &recipe(60_000), json!({}));
+    let job = Job::apply("halfway", &recipe(400_000), json!({}));
     job.wait_training_on(3);
     let _mended = mended("kubectl", &["uncordon", "node1"]);
     kubectl(&["cordon", "node1"]);
@@ -236,7 +237,7 @@ fn suspended_in_mid_rescale() {
     job.pods_left(0);
     kubectl(&["uncordon", "node1"]);
     job.patch(json!({"suspend": false}));
-    job.finish(96);
+    job.settle(96);
 }
 
 #[test]
@@ -251,7 +252,7 @@ fn deleted_in_mid_rescale() {
 
 #[test]
 fn two_jobs_never_count_on_the_same_devices() {
-    let first = Job::apply("first", &recipe(120_000), json!({}));
+    let first = Job::apply("first", &recipe(400_000), json!({}));
     first.wait_training_on(3);
     let second = Job::apply("second", &recipe(9600), json!({"nodes": 2}));
     let status = second.wait("a pool", |status| status["state"] == "Waiting");
@@ -261,12 +262,12 @@ fn two_jobs_never_count_on_the_same_devices() {
     second.wait_training_on(1);
     first.wait_training_on(2);
     second.finish(96);
-    first.finish(96);
+    first.settle(96);
 }
 
 #[test]
 fn batch_that_the_norm_test_has_raised_survives_a_smaller_world() {
-    let mut growing = recipe(120_000);
+    let mut growing = recipe(400_000);
     growing["spec"]["schedule"] = json!({
         "kind": "norm-test", "eta": 0.3, "interval": 2, "max_batch": 384,
     });
@@ -281,7 +282,7 @@ fn batch_that_the_norm_test_has_raised_survives_a_smaller_world() {
         status["checkpoint"]["batch"].as_u64().unwrap() > 96,
         "{status:#}"
     );
-    job.finish(96);
+    job.settle(96);
 }
 
 #[test]

@@ -20,7 +20,7 @@ fn important() {
 
 #[test]
 fn whatever_takes_devices_away_makes_the_job_smaller_and_not_more() {
-    let job = Job::apply("pool", &recipe(120_000), json!({}));
+    let job = Job::apply("pool", &recipe(400_000), json!({}));
     job.wait_training_on(3);
 
     let taint = "autoscaler.example/going=soon:NoSchedule";
@@ -46,7 +46,7 @@ fn whatever_takes_devices_away_makes_the_job_smaller_and_not_more() {
     }
     job.wait_training_on(3);
 
-    let status = job.finish(96);
+    let status = job.settle(96);
     assert_eq!(status["restarts"], 0, "{status:#}");
     let worlds = status["history"].as_array().unwrap().iter();
     let worlds: Vec<_> = worlds
@@ -57,7 +57,7 @@ fn whatever_takes_devices_away_makes_the_job_smaller_and_not_more() {
 
 #[test]
 fn a_deleted_node_is_left_at_once_and_taken_again() {
-    let job = Job::apply("removed", &recipe(120_000), json!({}));
+    let job = Job::apply("removed", &recipe(400_000), json!({}));
     job.wait_training_on(3);
     let node = node_without_controller();
     kubectl(&["delete", "node", &node]);
@@ -73,14 +73,18 @@ fn a_deleted_node_is_left_at_once_and_taken_again() {
     ]);
     kit(&["gpus", &node, "2"]);
     job.wait_training_on(3);
-    let status = job.finish(96);
+    let status = job.settle(96);
     assert_eq!(status["restarts"], 0, "{status:#}");
 }
 
 #[test]
 fn by_policy_a_cordon_is_waited_out_and_an_autoscaler_sees_pods_that_wait() {
     let elasticity = json!({"onCordon": "wait", "capacity": "request"});
-    let job = Job::apply("policy", &recipe(60_000), json!({"elasticity": elasticity}));
+    let job = Job::apply(
+        "policy",
+        &recipe(400_000),
+        json!({"elasticity": elasticity}),
+    );
     job.wait_training_on(3);
     let _mended = mended("kubectl", &["uncordon", "node3"]);
     kubectl(&["cordon", "node3"]);
@@ -112,5 +116,5 @@ fn by_policy_a_cordon_is_waited_out_and_an_autoscaler_sees_pods_that_wait() {
     assert_eq!(kubectl(&pending).lines().count(), 1);
     kubectl(&["uncordon", "node3"]);
     job.wait_training_on(3);
-    job.finish(96);
+    job.settle(96);
 }

@@ -121,7 +121,7 @@ fn what_the_api_server_refuses_to_make_is_said_and_can_be_mended() {
 
 #[test]
 fn an_edit_that_is_refused_is_not_taken_up_and_the_job_is_looked_after() {
-    let job = Job::apply("meddled", &recipe(60_000), json!({}));
+    let job = Job::apply("meddled", &recipe(400_000), json!({}));
     job.wait_training_on(3);
     let pods = job.pods();
     job.patch(json!({"trainer": {"command": ["torchrun", "train.py", "{per_device_batch_size}"]}}));
@@ -141,7 +141,7 @@ fn an_edit_that_is_refused_is_not_taken_up_and_the_job_is_looked_after() {
     job.wait("its plan", |status| {
         condition(status, "Planned")["status"] == "True"
     });
-    job.finish(96);
+    job.settle(96);
 }
 
 #[test]

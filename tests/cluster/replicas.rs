@@ -43,7 +43,7 @@ fn leader() -> String {
 fn cut_off_leader_is_followed_by_the_other_replica() {
     let _alone = Alone;
     scale(2);
-    let job = Job::apply("leaders", &recipe(120_000), json!({}));
+    let job = Job::apply("leaders", &recipe(400_000), json!({}));
     job.wait_training_on(3);
     let first = leader();
     let pods = kubectl(&[&["get", "pods", "-o", "json"][..], &SYSTEM].concat());
@@ -59,5 +59,5 @@ fn cut_off_leader_is_followed_by_the_other_replica() {
         assert_ne!(leader(), first);
     }
     // The old leader hears only now that it leads no more, and the job goes back to its node.
-    job.finish(96);
+    job.settle(96);
 }

@@ -206,13 +206,32 @@ impl Job {
     /// losses of the scenarios' own recipe.
     pub fn finish(&self, batch: u64) -> Value {
         let status = self.wait("its end", |status| status["state"] == "Complete");
+        self.prove_all(&status, batch, "finished");
+        status
+    }
+
+    /// The same of a job that has been through enough, long before its end: it takes ten more steps in
+    /// the world that it came to, and is suspended. How long that takes hangs on no machine's speed.
+    pub fn settle(&self, batch: u64) -> Value {
+        let samples = |status: &Value| status["progress"]["samples"].as_u64().unwrap_or(0);
+        let before = samples(&self.status());
+        self.wait("ten more steps", |status| {
+            status["state"] == "Running" && samples(status) >= before + 10 * batch
+        });
+        self.patch(json!({"suspend": true}));
+        let status = self.wait("its suspension", |status| status["state"] == "Suspended");
+        self.prove_all(&status, batch, "drained");
+        status
+    }
+
+    fn prove_all(&self, status: &Value, batch: u64, phase: &str) {
         for change in status["history"].as_array().unwrap() {
             let proof = change["proof"].as_str().unwrap();
             // The norm test may have raised it, and says from where.
             let kept = [format!("= {batch}"), format!("(base {batch})")];
             assert!(kept.iter().any(|end| proof.ends_with(end)), "{proof}");
         }
-        self.prove(&status);
+        self.prove(status, phase);
         if self.comparable {
             losses::prove(&losses::of(&self.run()));
         }
@@ -222,7 +241,6 @@ impl Job {
         let others = "services,serviceaccounts,roles,rolebindings,networkpolicies";
         let others = kubectl(&["get", others, "-l", &self.selector(), "-o", "name"]);
         assert_eq!(others.lines().count(), 5, "{others}");
-        status
     }
 
     /// Nothing was committed in a generation beyond where the next one began: what a node commits that
@@ -269,11 +287,11 @@ impl Job {
     }
 
     /// Proves the ledger from the volume.
-    fn prove(&self, status: &Value) {
+    fn prove(&self, status: &Value, phase: &str) {
         let run = self.run();
         // What a local launcher writes for `status`; on a cluster it stands in the job.
         let state = json!({
-            "phase": {"phase": "finished"}, "pin": status["checkpoint"], "request": 0,
+            "phase": {"phase": phase}, "pin": status["checkpoint"], "request": 0,
             "micro_limit": null, "generations": [],
         });
         std::fs::write(run.join("state.json"), state.to_string()).unwrap();
