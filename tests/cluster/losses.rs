@@ -12,9 +12,9 @@ use super::support::{recipe, words};
 /// Losses by optimiser step, nats per token.
 pub type Losses = BTreeMap<u64, f64>;
 
-/// Samples of the undisturbed run: 1000 steps. Whatever happens to a job happens before, and its
+/// Samples of the undisturbed run: 400 steps. Whatever happens to a job happens before, and its
 /// learning rate is constant, so that the budget does not matter.
-const SAMPLES: u64 = 96_000;
+const SAMPLES: u64 = 38_400;
 /// How far a loss may be from the undisturbed run's, relative.
 const TOLERANCE: f64 = 1e-5;
 
