@@ -34,7 +34,7 @@ const TABLE: &[(&str, &[&str])] = &[
     ),
     (
         "operator",
-        &["batch", "inventory", "job", "recipe", "telemetry"],
+        &["batch", "inventory", "job", "recipe", "telemetry", "words"],
     ),
     ("client", &["inventory", "job", "telemetry", "words"]),
     (
