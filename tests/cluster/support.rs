@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::losses;
 
 /// Longer than anything here takes on a busy machine.
-const DEADLINE: Duration = Duration::from_secs(300);
+const DEADLINE: Duration = Duration::from_secs(600);
 
 /// The namespace of all jobs.
 const NAMESPACE: &str = "default";
