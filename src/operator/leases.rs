@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 use std::sync::Mutex;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use super::locked::locked;
 
@@ -28,7 +28,7 @@ struct Lease {
 
 /// What a Lease said when it was read.
 struct Seen {
-    renewed: String,
+    renewed: Option<SystemTime>,
     /// The first time that it said so, of those that follow one another.
     first: Instant,
     /// The last time.
@@ -61,11 +61,11 @@ impl Leases {
     }
 
     /// Takes in what a node's Lease says.
-    pub fn read(&self, node: &str, renewed: String) {
+    pub fn read(&self, node: &str, renewed: Option<SystemTime>) {
         self.read_at(node, renewed, Instant::now());
     }
 
-    fn read_at(&self, node: &str, renewed: String, now: Instant) {
+    fn read_at(&self, node: &str, renewed: Option<SystemTime>, now: Instant) {
         let mut leases = locked(&self.0);
         let Some(lease) = leases.get_mut(node) else {
             return;
@@ -92,24 +92,25 @@ mod tests {
         let leases = Leases::default();
         let start = Instant::now();
         let after = |seconds| start + Duration::from_secs(seconds);
-        let read = |renewed: &str, seconds: std::ops::RangeInclusive<u64>| {
+        let read = |renewed: u64, seconds: std::ops::RangeInclusive<u64>| {
+            let renewed = SystemTime::UNIX_EPOCH + Duration::from_secs(renewed);
             for second in seconds {
-                leases.read_at("a", renewed.into(), after(second));
+                leases.read_at("a", Some(renewed), after(second));
             }
         };
-        read("1", 0..=20);
+        read(1, 0..=20);
         assert!(!leases.stale_at("a", after(20)), "nobody had asked for it");
         assert_eq!(leases.wanted(), ["a"]);
-        read("1", 21..=35);
+        read(1, 21..=35);
         assert!(!leases.stale_at("b", after(36)), "another one");
-        read("1", 36..=36);
+        read(1, 36..=36);
         assert!(leases.stale_at("a", after(36)));
-        read("2", 37..=37);
+        read(2, 37..=37);
         assert!(!leases.stale_at("a", after(53)), "renewed");
         // Nobody could renew anything meanwhile.
-        read("2", 60..=74);
+        read(2, 60..=74);
         assert!(!leases.stale_at("a", after(74)));
-        read("2", 75..=75);
+        read(2, 75..=75);
         assert!(leases.stale_at("a", after(75)));
     }
 }
