@@ -137,7 +137,8 @@ pub fn read(job: &TrainingJob, snapshot: &RecipeSnapshot) -> Result<Recipe, Refu
 #[derive(Default)]
 pub struct Planner {
     recipe: Option<(String, Recipe)>,
-    feasible: HashMap<(u64, Reached), bool>,
+    /// Worlds that were asked for, and the first thing that is said against each.
+    refused: HashMap<(u64, Reached), Option<String>>,
     /// The one plan that there is while the recipe cannot be read.
     held: Option<Plan>,
     /// The generation of the spec of which pods can be made.
@@ -179,7 +180,7 @@ impl Planner {
         if self.recipe.as_ref().is_some_and(|(known, _)| *known == key) {
             return Ok(false);
         }
-        self.feasible.clear();
+        self.refused.clear();
         (self.recipe, self.held) = (None, None);
         let mut recipe = read(job, snapshot)?;
         let command = std::mem::replace(
@@ -228,13 +229,18 @@ impl Planner {
 
     /// Whether there is such a plan.
     pub fn is_feasible(&mut self, ranks: u64, reached: Reached) -> bool {
+        self.refusal(ranks, reached).is_none()
+    }
+
+    /// The first thing that is said against such a plan.
+    pub fn refusal(&mut self, ranks: u64, reached: Reached) -> Option<String> {
         let world = (ranks, reached);
-        if let Some(known) = self.feasible.get(&world) {
-            return *known;
+        if !self.refused.contains_key(&world) {
+            let all = self.plan(ranks, reached).err();
+            let first = all.map(|words| words.lines().next().unwrap_or_default().to_owned());
+            self.refused.insert(world, first);
         }
-        let feasible = self.plan(ranks, reached).is_ok();
-        self.feasible.insert(world, feasible);
-        feasible
+        self.refused.get(&world).cloned().flatten()
     }
 }
 

@@ -190,24 +190,17 @@ fn skipped(
     if status.state != State::Running {
         return None;
     }
-    let most = job.spec.nodes.min(*bounds(job).end()).min(placeable);
+    let first = status.nodes + 1;
+    let last = job.spec.nodes.min(*bounds(job).end()).min(placeable);
     let (per_node, reached) = (u64::from(job.spec.gpus_per_node), planning::reached(status));
-    let ranks = |nodes: u32| u64::from(nodes) * per_node;
-    let passed: Vec<u32> = (status.nodes + 1..=most)
-        .filter(|nodes| !planner.is_feasible(ranks(*nodes), reached))
-        .collect();
-    let (first, last) = (passed.first()?, passed.last()?);
-    // A larger one that splits the batch is on its way.
-    if usize::try_from(most - status.nodes).ok()? != passed.len() {
-        return None;
-    }
-    let nodes = match first == last {
-        true => format!("{first}"),
-        false => format!("{first} to {last}"),
-    };
-    let why = planner.plan(ranks(*last), reached).err()?;
-    let why = why.lines().next().unwrap_or_default();
-    Some(format!("passes over {nodes} nodes: {why}"))
+    let mut refused = |nodes: u32| planner.refusal(u64::from(nodes) * per_node, reached);
+    // One that splits the batch is on its way, if there is one.
+    let all = (first..=last).all(|nodes| refused(nodes).is_some());
+    let why = refused(last).filter(|_| all && first <= last)?;
+    Some(match first == last {
+        true => format!("passes over {first} nodes: {why}"),
+        false => format!("passes over {first} to {last} nodes: {why}"),
+    })
 }
 
 /// When to look again if nothing is heard of the job: soon while a clock runs.
