@@ -47,14 +47,12 @@ impl Membership {
     /// What a TrainingJob says; `None` before it was planned.
     pub fn of(job: &TrainingJob) -> Option<Membership> {
         let status = job.status.as_ref()?;
-        let planned = status.generation.as_ref();
-        let planned = planned.and_then(|current| current.command.clone());
         Some(Membership {
             recipe: status.recipe.clone()?,
             remainder: job.spec.elasticity.remainder,
             name: job.name_any(),
             rank_memory: job.spec.trainer.rank_memory.clone(),
-            command: planned.unwrap_or_else(|| job.spec.trainer.command.clone()),
+            command: status.command(&job.spec).to_vec(),
             generation: status.generation.clone(),
             checkpoint: status.checkpoint.clone(),
             fence_after: Duration::from_secs(job.spec.elasticity.fence_after_seconds.into()),

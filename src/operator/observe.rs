@@ -132,7 +132,7 @@ impl Observation {
                 silent: heard.get(pod)?.silent_since?.elapsed(),
                 member: member_of(status, pod).is_some(),
                 named: named.contains(pod),
-                own_program: !job.spec.trainer.command.is_empty(),
+                own_program: !status.command(&job.spec).is_empty(),
                 fence_after: Duration::from_secs(job.spec.elasticity.fence_after_seconds.into()),
             };
             let node = stores.nodes.get(&ObjectRef::new(name));

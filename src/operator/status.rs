@@ -241,7 +241,7 @@ pub fn carry_out(
                     .as_ref()
                     .map_or_else(String::new, |p| p.message.clone());
                 // A program of the user's own says nothing of its steps.
-                let own = !job.spec.trainer.command.is_empty();
+                let own = !status.command(&job.spec).is_empty();
                 let arrived = |change: &Change| match own {
                     true => change.restored.is_some(),
                     false => change.first_step.is_some(),

@@ -7,7 +7,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::schema;
+use super::{TrainingJobSpec, schema};
 use crate::batch::Plan;
 use crate::job::{Generation, Outcome, OwnCheckpoint, Pin, Reason};
 
@@ -167,6 +167,16 @@ pub struct PlanSummary {
     /// What the rules warn of.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
+}
+
+impl TrainingJobStatus {
+    /// The program of the user's own that the newest generation was planned for; before there is one, the
+    /// spec's. Empty: the built-in trainer.
+    pub fn command<'a>(&'a self, spec: &'a TrainingJobSpec) -> &'a [String] {
+        let current = self.generation.as_ref();
+        let planned = current.and_then(|current| current.command.as_ref());
+        planned.unwrap_or(&spec.trainer.command)
+    }
 }
 
 impl PlanSummary {
