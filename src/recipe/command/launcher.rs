@@ -7,6 +7,7 @@ mod before;
 mod known;
 mod options;
 mod spawn;
+mod trl;
 
 use std::path::PathBuf;
 
@@ -24,6 +25,9 @@ use crate::recipe::tree::{self, Tree};
 use known::{ACCELERATE, DEEPSPEED, Options, PYTHON, TORCH_LAUNCH, TORCHRUN};
 use options::{Given, options, value};
 pub(super) use options::{Opt, option};
+pub(in crate::recipe) use trl::is_launcher_key;
+use trl::trl;
+pub(super) use trl::{TRL_CONFIG, is_for_trls_launcher};
 
 /// What starts the processes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -75,40 +79,6 @@ pub(super) struct Launched<'w> {
 
 /// torchrun's option for the processes of a node.
 const PER_NODE: &str = "--nproc_per_node";
-
-/// Options that TRL's own command line passes on to `accelerate launch`: those that no trainer has.
-const TRL_PASSES_ON: &[&str] = &[
-    "config_file",
-    "num_processes",
-    "num_machines",
-    "machine_rank",
-    "main_process_ip",
-    "main_process_port",
-    "mixed_precision",
-    "gpu_ids",
-    "zero_stage",
-    "deepspeed_config_file",
-    "fsdp_version",
-    "fsdp_sharding_strategy",
-    "fsdp_reshard_after_forward",
-];
-
-/// What TRL's command line calls the accelerate config: a file, or one that TRL ships by its name.
-pub(super) const TRL_CONFIG: &str = "accelerate_config";
-
-/// Those of them that stand without a value. In a recipe they would be given one, which upstream takes
-/// for the program.
-const TRL_SWITCHES: &[&str] = &["use_deepspeed", "use_fsdp", "multi_gpu"];
-
-/// Whether TRL's command line takes an option for its launcher.
-pub(super) fn is_for_trls_launcher(name: &str) -> bool {
-    is_launcher_key(name) || TRL_SWITCHES.contains(&name)
-}
-
-/// Whether it takes a key of its recipe for its launcher.
-pub(in crate::recipe) fn is_launcher_key(name: &str) -> bool {
-    name == TRL_CONFIG || TRL_PASSES_ON.contains(&name)
-}
 
 /// The part of a command from its launcher on, or from its first argument where it has none. `None`
 /// for a command that starts no training.
@@ -463,41 +433,6 @@ fn python<'w>(python: &Word, words: &'w [Word], environment: &Environment<'_>) -
             launched.alone = Some(alone);
             launched
         }
-    }
-}
-
-/// `trl sft --config … --num_processes 4`: the trainer's name, and options of both.
-fn trl(words: &[Word]) -> Launched<'_> {
-    let mut options = Vec::new();
-    let mut refused = None;
-    let mut room = words.last().map_or(0, |word| word.span.end);
-    for (at, word) in words.iter().enumerate() {
-        let option = word.option().filter(|_| word.text.starts_with("--"));
-        if let Some((name, tied)) = option.filter(|(name, _)| is_for_trls_launcher(name)) {
-            let switch = TRL_SWITCHES.contains(&name.as_str());
-            let next = words.get(at + 1).filter(|_| !switch);
-            let next = next.filter(|next| ACCELERATE.can_be_value(next));
-            let value = tied.or_else(|| next.cloned());
-            if !switch && value.is_none() && refused.is_none() {
-                refused = ACCELERATE.misused(word, &name);
-            }
-            room = value.as_ref().map_or(word.span.end, |value| value.span.end);
-            let at = word.span;
-            options.push(Opt { name, at, value });
-        }
-    }
-    let named = value(&options, &[TRL_CONFIG]);
-    let named = named.map(|word| Config::of_trl(word.text.clone(), word.span));
-    Launched {
-        launcher: Launcher::Trl,
-        room,
-        config: named.or_else(|| file(&options)),
-        options,
-        refused,
-        mixed: true,
-        many: true,
-        alone: None,
-        ..program(words)
     }
 }
 

@@ -20,6 +20,7 @@ pub(super) fn emit(
     let reader = readers::of(recipe.dialect).ok_or_else(|| no_form(recipe, "recipe"))?;
     let text = text_of(recipe, file);
     let relaunched = relaunch(recipe, numbers, file)?;
+    let relaunches = !relaunched.edits.is_empty();
     // Applied from the end on.
     let mut edits = relaunched.edits;
     let mut added = String::new();
@@ -80,8 +81,10 @@ pub(super) fn emit(
     }
     let path = recipe.sources.get(file).map(|source| source.path.as_path());
     if !only_numbers_changed(path.unwrap_or(Path::new("")), before, &text, &typed) {
-        let numbers = typed.iter().map(|(key, value)| format!("--{key} {value}"));
-        let numbers = numbers.collect::<Vec<_>>().join(" ");
+        let processes = format!("{} processes", numbers.world);
+        let processes = relaunches.then_some(processes).into_iter();
+        let typed = typed.iter().map(|(key, value)| format!("--{key} {value}"));
+        let numbers = processes.chain(typed).collect::<Vec<_>>().join(" ");
         return Err(EmitError::Misread { numbers });
     }
     Ok((text, relaunched.remarks))

@@ -7,6 +7,7 @@ mod accelerator;
 mod command;
 mod deepspeed;
 mod edit;
+mod error;
 mod launcher;
 mod shards;
 mod tree;
@@ -22,6 +23,7 @@ use accelerator::{refuse_num_steps, split_batches};
 
 pub use accelerator::splits_batches;
 pub use edit::EditError;
+pub use error::EmitError;
 pub use launcher::LaunchError;
 
 /// The numbers of a plan that a recipe may have to say.
@@ -67,94 +69,6 @@ pub struct Emitted {
     pub replaces: Option<PathBuf>,
     /// What its reader has to know: other files that must change with it.
     pub remarks: Vec<String>,
-}
-
-/// A plan that cannot be written in the form asked for.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum EmitError {
-    /// The dialect has no keys for the numbers.
-    #[error(
-        "a plan cannot be written back as {dialect} {form} (`--emit args` and `--emit env` write its numbers)"
-    )]
-    NoForm {
-        /// The recipe's dialect.
-        dialect: Dialect,
-        /// What was asked for.
-        form: &'static str,
-    },
-    /// The job has no such config.
-    #[error(
-        "the job has no DeepSpeed config of its own to write (`--emit args` gives the trainer's numbers)"
-    )]
-    NoDeepspeed,
-    /// The launcher cannot be told the plan's world.
-    #[error(transparent)]
-    Launch(#[from] LaunchError),
-    /// Nothing that accelerate starts by itself.
-    #[error(
-        "`distributed_type: MULTI_CPU` starts one process, and the plan has {world} (give `mpirun_config`, with which it starts `num_processes`)"
-    )]
-    Unstarted {
-        /// Devices.
-        world: u64,
-    },
-    /// Pipeline stages, for which a new accelerate config has no key.
-    #[error(
-        "an accelerate config made anew has no place for {stages} pipeline stages (launch with a `MEGATRON_LM` config of your own, and name it by `--accelerate`)"
-    )]
-    Pipeline {
-        /// Stages.
-        stages: u64,
-    },
-    /// The accumulation stands in `accelerator_config`, beside which no argument may say another.
-    #[error(
-        "the accumulation is `{key}` in `{file}`, and the trainer refuses another beside it (write `gradient_accumulation_steps` there or in the recipe instead)"
-    )]
-    NumSteps {
-        /// The key.
-        key: &'static str,
-        /// Where it stands.
-        file: String,
-    },
-    /// The numbers of a tree were typed: no file of it changes.
-    #[error(
-        "what changes in the tree was typed: {changes} (`--emit args` writes all that is to be typed)"
-    )]
-    Typed {
-        /// What becomes of each.
-        changes: String,
-    },
-    /// The numbers of a tree stand in several of its files.
-    #[error(
-        "the numbers stand in several files of the tree, and one is written: {changes} (change them there, or type what `--emit args` writes)"
-    )]
-    Scattered {
-        /// What becomes of each.
-        changes: String,
-    },
-    /// A number of a tree is made of other values.
-    #[error(
-        "`{key}` is `{text}` in `{file}`, which other values decide (write the number there, or type what `--emit args` writes)"
-    )]
-    Interpolated {
-        /// The key.
-        key: String,
-        /// What stands there.
-        text: String,
-        /// Where.
-        file: String,
-    },
-    /// What is written into the command changes what else it says.
-    #[error(
-        "with these numbers in it the command says something else too ({numbers}: write them there yourself, as arguments of the program)"
-    )]
-    Misread {
-        /// What is to be typed.
-        numbers: String,
-    },
-    /// The text cannot be changed in place.
-    #[error(transparent)]
-    Edit(#[from] EditError),
 }
 
 /// Writes a plan.

@@ -1,0 +1,78 @@
+//! TRL's own command line, which starts `accelerate launch` and takes options for it among the trainer's.
+//!
+//! Source: TRL f2cd577 `cli/main.py`.
+
+use super::known::ACCELERATE;
+use super::options::{Opt, value};
+use super::{Launched, Launcher, file, program};
+use crate::recipe::accelerate::Config;
+use crate::recipe::command::words::Word;
+
+/// Options that TRL's own command line passes on to `accelerate launch`: those that no trainer has.
+const TRL_PASSES_ON: &[&str] = &[
+    "config_file",
+    "num_processes",
+    "num_machines",
+    "machine_rank",
+    "main_process_ip",
+    "main_process_port",
+    "mixed_precision",
+    "gpu_ids",
+    "zero_stage",
+    "deepspeed_config_file",
+    "fsdp_version",
+    "fsdp_sharding_strategy",
+    "fsdp_reshard_after_forward",
+];
+
+/// What TRL's command line calls the accelerate config: a file, or one that TRL ships by its name.
+pub(in crate::recipe::command) const TRL_CONFIG: &str = "accelerate_config";
+
+/// Those of them that stand without a value. In a recipe they would be given one, which upstream takes
+/// for the program.
+const TRL_SWITCHES: &[&str] = &["use_deepspeed", "use_fsdp", "multi_gpu"];
+
+/// Whether TRL's command line takes an option for its launcher.
+pub(in crate::recipe::command) fn is_for_trls_launcher(name: &str) -> bool {
+    is_launcher_key(name) || TRL_SWITCHES.contains(&name)
+}
+
+/// Whether it takes a key of its recipe for its launcher.
+pub(in crate::recipe) fn is_launcher_key(name: &str) -> bool {
+    name == TRL_CONFIG || TRL_PASSES_ON.contains(&name)
+}
+
+/// `trl sft --config … --num_processes 4`: the trainer's name, and options of both.
+pub(super) fn trl(words: &[Word]) -> Launched<'_> {
+    let mut options = Vec::new();
+    let mut refused = None;
+    let mut room = words.last().map_or(0, |word| word.span.end);
+    for (at, word) in words.iter().enumerate() {
+        let option = word.option().filter(|_| word.text.starts_with("--"));
+        if let Some((name, tied)) = option.filter(|(name, _)| is_for_trls_launcher(name)) {
+            let switch = TRL_SWITCHES.contains(&name.as_str());
+            let next = words.get(at + 1).filter(|_| !switch);
+            let next = next.filter(|next| ACCELERATE.can_be_value(next));
+            let value = tied.or_else(|| next.cloned());
+            if !switch && value.is_none() && refused.is_none() {
+                refused = ACCELERATE.misused(word, &name);
+            }
+            room = value.as_ref().map_or(word.span.end, |value| value.span.end);
+            let at = word.span;
+            options.push(Opt { name, at, value });
+        }
+    }
+    let named = value(&options, &[TRL_CONFIG]);
+    let named = named.map(|word| Config::of_trl(word.text.clone(), word.span));
+    Launched {
+        launcher: Launcher::Trl,
+        room,
+        config: named.or_else(|| file(&options)),
+        options,
+        refused,
+        mixed: true,
+        many: true,
+        alone: None,
+        ..program(words)
+    }
+}
