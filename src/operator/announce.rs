@@ -1,4 +1,4 @@
-//! Events on the objects, and the log: what a look has changed.
+//! Events on the objects, and the log: what a look has changed, or could not.
 
 use kube::runtime::events::{Event, EventType};
 use kube::{Resource, ResourceExt};
@@ -50,6 +50,24 @@ pub fn announce(
         action: reason,
         secondary: None,
     };
+    publish(job, event, context);
+}
+
+/// Says on the object that its status could not be written, which says nothing then.
+pub fn unwritten(job: &TrainingJob, why: &str, context: &Context) {
+    let reason = "StatusUnwritten".to_owned();
+    let note: String = why.chars().take(1000).collect();
+    let event = Event {
+        type_: EventType::Warning,
+        reason: reason.clone(),
+        note: Some(note),
+        action: reason,
+        secondary: None,
+    };
+    publish(job, event, context);
+}
+
+fn publish(job: &TrainingJob, event: Event, context: &Context) {
     let (recorder, object) = (context.recorder.clone(), job.object_ref(&()));
     tokio::spawn(async move {
         if let Err(error) = recorder.publish(&event, &object).await {

@@ -18,6 +18,7 @@ use tokio::time::Instant;
 use tracing::{debug, warn};
 
 use super::agents::Agents;
+use super::announce;
 use super::apply::MANAGER;
 use super::context::Context;
 use super::gather::Gather;
@@ -150,6 +151,9 @@ fn again(job: Arc<TrainingJob>, error: &ReconcileError, context: Arc<Context>) -
         return Action::requeue(Duration::from_millis(50));
     }
     warn!(job = %job.name_any(), namespace = job.namespace(), %error, "a look failed");
+    if let ReconcileError::Definition(_) = error {
+        announce::unwritten(&job, &error.to_string(), &context);
+    }
     Action::requeue(context.pause(&job.uid().unwrap_or_default()))
 }
 

@@ -39,6 +39,11 @@ pub enum ReconcileError {
     /// The API server said no, or nothing.
     #[error("{0}")]
     Api(#[from] kube::Error),
+    /// The status has fields that the API server has not heard of.
+    #[error(
+        "the TrainingJob definition (CRD) in this cluster is not this controller's, apply the one of its release (charts/evenkeel/crds; Helm upgrades no CRDs): {0}"
+    )]
+    Definition(Box<kube::core::Status>),
 }
 
 /// Looks at a job once.
@@ -433,7 +438,13 @@ async fn write(
     let parameters = PatchParams::apply(MANAGER).force();
     let written = jobs
         .patch_status(&job.name_any(), &parameters, &Patch::Apply(patch))
-        .await?;
+        .await
+        .map_err(|error| match error {
+            kube::Error::Api(said) if said.message.contains("not declared in schema") => {
+                ReconcileError::Definition(said)
+            }
+            other => other.into(),
+        })?;
     context.wrote(&written);
     Ok(written)
 }
