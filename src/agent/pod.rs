@@ -16,7 +16,7 @@ use std::net::IpAddr;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
 
@@ -68,6 +68,8 @@ pub struct PodAgent {
     preparation: Option<Preparation>,
     waiting: Option<Waiting>,
     pause: Option<Pause>,
+    /// When its devices were last looked at.
+    inspected: Option<Instant>,
     current: Option<Current>,
     retention: Retention,
     display: Display,
@@ -118,6 +120,7 @@ impl PodAgent {
             preparation: None,
             waiting: None,
             pause: None,
+            inspected: None,
             current: None,
             retention: Retention::default(),
             display,
@@ -135,6 +138,7 @@ impl PodAgent {
             while let Ok(input) = self.inputs.try_recv() {
                 self.take(input);
             }
+            self.inspect();
             self.act();
             self.ask_peers();
             self.give_up_the_silent();

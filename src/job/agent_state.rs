@@ -58,6 +58,22 @@ pub struct Problem {
     pub deterministic: bool,
 }
 
+impl Problem {
+    /// The pod's devices are not those that it was promised.
+    pub fn of_hardware(message: String) -> Problem {
+        Problem {
+            reason: "HardwareMismatch".into(),
+            message,
+            deterministic: false,
+        }
+    }
+
+    /// Whether it is the pod's devices, which no other start of the ranks mends.
+    pub fn is_of_hardware(&self) -> bool {
+        self.reason == "HardwareMismatch"
+    }
+}
+
 /// What holds up ranks, of all that these agents say: a problem before what is only waited for.
 pub fn held_up<'a>(agents: impl Iterator<Item = &'a AgentState> + Clone) -> Option<Problem> {
     let waits = |agent: &AgentState| {

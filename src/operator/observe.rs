@@ -179,8 +179,12 @@ impl Observation {
         (own && member_of(status, name).is_none()).then(|| end_of(pod))
     }
 
-    /// What holds up a pod that is coming, in Kubernetes' words; `None` while it is only young.
+    /// What holds up a pod that is coming, in its agent's or Kubernetes' words; `None` while it is only young.
     pub fn held_up(&self, pod: &str) -> Option<String> {
+        let agent = self.agents.get(pod);
+        if let Some(problem) = agent.and_then(|agent| agent.problem.as_ref()) {
+            return Some(format!("{pod}: {}", problem.message));
+        }
         let status = self.pods.get(pod)?.status.as_ref()?;
         let containers = status.init_container_statuses.iter().flatten();
         let mut containers = containers.chain(status.container_statuses.iter().flatten());
@@ -289,6 +293,13 @@ impl Observation {
         if let Some(outdated) = outdated {
             return outdated;
         }
+        let agent = self.agents.get(name);
+        let broken = agent.and_then(|agent| agent.problem.as_ref());
+        if let Some(broken) = broken.filter(|p| member.is_some() && p.is_of_hardware()) {
+            // Another pod there finds the same before it is given ranks.
+            let why = format!("pod {name}: {}", broken.message);
+            return (PodSeen::Leaving, Some(why));
+        }
         match standing {
             Standing::Cordoned if job.spec.elasticity.on_cordon == OnCordon::Shrink => {
                 return (
@@ -305,7 +316,7 @@ impl Observation {
             _ => {}
         }
         let answers = heard.is_some_and(|heard| heard.silent_since.is_none());
-        let fit = self.agents.get(name).is_some_and(|agent| {
+        let fit = agent.is_some_and(|agent| {
             agent.problem.is_none() && agent.devices >= u64::from(job.spec.gpus_per_node)
         });
         // A member is there until it is known to be lost.

@@ -43,6 +43,28 @@ impl Pause {
 }
 
 impl PodAgent {
+    /// Before a generation counts on this pod: whether it has the devices that it was promised. One that
+    /// has not is given no ranks.
+    pub(super) fn inspect(&mut self) {
+        let looked = self.inspected.is_some_and(|at| at.elapsed() < AGAIN);
+        let newest = self.job.as_ref().and_then(|job| job.generation.as_ref());
+        let counts = newest.is_some_and(|c| c.record.share_of(&self.identity.pod).is_some());
+        if looked || counts {
+            return;
+        }
+        self.inspected = Some(Instant::now());
+        let short = Inventory::discover().falls_short_of(self.identity.devices);
+        let known = self.state.problem.as_ref();
+        match short.map(Problem::of_hardware) {
+            Some(problem) => self.stuck(problem),
+            None if known.is_some_and(Problem::is_of_hardware) => {
+                self.state.problem = None;
+                self.tell();
+            }
+            None => {}
+        }
+    }
+
     /// Starts this pod's share of a generation, once the run is prepared and older ranks are gone.
     pub(super) fn begin(&mut self, record: &Generation) {
         let Some((first, count)) = record.share_of(&self.identity.pod) else {
@@ -74,14 +96,9 @@ impl PodAgent {
         first: u64,
         count: u64,
     ) -> Result<bool, Problem> {
-        let mismatch = |message| Problem {
-            reason: "HardwareMismatch".into(),
-            message,
-            deterministic: false,
-        };
         let has = self.identity.devices;
         if count > has {
-            return Err(mismatch(format!(
+            return Err(Problem::of_hardware(format!(
                 "the plan counts on {count} devices of this pod, which has {has}"
             )));
         }
@@ -92,7 +109,7 @@ impl PodAgent {
             return Ok(false);
         }
         if let Some(message) = Inventory::discover().falls_short_of(count) {
-            return Err(mismatch(message));
+            return Err(Problem::of_hardware(message));
         }
         self.start(record, first, count)?;
         self.wait_no_longer();
