@@ -51,6 +51,8 @@ pub struct Observation {
     pub ended_early: Vec<String>,
     /// What was edited of the spec is taken up.
     pub edits: bool,
+    /// A program of the user's own may run, and commit, in a pod that does not answer.
+    pub may_commit: bool,
     /// Pods whose agents do not answer.
     unreachable: BTreeSet<String>,
     /// Those of them whose nodes, or peers, say so too: nobody there will confirm that they ended.
@@ -114,6 +116,7 @@ impl Observation {
                 .collect(),
             edits,
             ended_early: Vec::new(),
+            may_commit: false,
             out_of_reach: BTreeSet::new(),
             suspects: BTreeSet::new(),
             wants,
@@ -124,6 +127,7 @@ impl Observation {
             .as_ref()
             .map(|c| seen.named_as_lost(c))
             .unwrap_or_default();
+        let mut may_commit = false;
         let silences = seen.pods.iter().filter_map(|(pod, object)| {
             let name = node_of(object)?;
             let silence = Silence {
@@ -135,12 +139,14 @@ impl Observation {
                 own_program: !status.command(&job.spec).is_empty(),
                 fence_after: Duration::from_secs(job.spec.elasticity.fence_after_seconds.into()),
             };
+            may_commit |= silence.may_commit();
             let node = stores.nodes.get(&ObjectRef::new(name));
             let standing = node.map(|node| standing(&node, &seen.wants.tolerations));
             let why = silence.verdict(standing, || leases.is_stale(name))?;
             Some((pod.clone(), why))
         });
         let silences: BTreeMap<String, String> = silences.collect();
+        seen.may_commit = may_commit;
         for seat in &status.seats {
             let pod = seat.pod(&name);
             let (how, why) = seen.pod(job, status, &pod, stores, heard.get(&pod), &silences);

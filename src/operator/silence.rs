@@ -34,6 +34,16 @@ pub struct Silence<'a> {
 }
 
 impl Silence<'_> {
+    /// Its ranks have stopped when it has been silent for longer.
+    fn fenced(&self) -> Duration {
+        self.fence_after + BEYOND_FENCE
+    }
+
+    /// Whether its ranks may run still, and commit where the next generation reads.
+    pub fn may_commit(&self) -> bool {
+        self.own_program && self.member && self.silent <= self.fenced()
+    }
+
     /// Why it is gone; `None` for as long as nothing but its silence says so and its ranks may run.
     /// `standing`: its node's, `None` for one that was deleted; `stale`: the kubelet renews the node's
     /// Lease no more.
@@ -54,19 +64,20 @@ impl Silence<'_> {
                 "pod {pod} on {node} is cut off from its peers and from here"
             ));
         }
-        if standing == Standing::NotReady {
+        let harmless = !self.may_commit();
+        if standing == Standing::NotReady && harmless {
             return Some(format!("node {node} is not ready"));
         }
         if !self.member {
             return None;
         }
-        if !self.own_program && stale() {
+        if harmless && stale() {
             return Some(format!(
                 "pod {pod} does not answer, and its node {node} renews its Lease no more"
             ));
         }
-        let stopped = LONG_SILENCE.max(self.fence_after + BEYOND_FENCE);
-        (self.silent > stopped).then(|| format!("pod {pod} on {node} does not answer"))
+        (self.silent > LONG_SILENCE.max(self.fenced()))
+            .then(|| format!("pod {pod} on {node} does not answer"))
     }
 }
 
@@ -123,12 +134,19 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_commits_where_it_likes_is_not_replaced_on_a_leases_word() {
+    fn a_program_that_commits_where_it_likes_is_not_replaced_before_it_has_stopped() {
         let own = |seconds| Silence {
             own_program: true,
             ..silence(seconds)
         };
+        let not_ready = |silence: &Silence<'_>| {
+            let standing = Some(Standing::NotReady);
+            silence.verdict(standing, || true).is_some()
+        };
+        assert!(own(44).may_commit() && !not_ready(&own(44)));
         assert_eq!(open(&own(44), true), None);
         assert!(open(&own(46), true).is_some());
+        assert!(!own(46).may_commit() && not_ready(&own(46)));
+        assert!(!silence(2).may_commit() && not_ready(&silence(2)));
     }
 }

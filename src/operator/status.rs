@@ -80,7 +80,7 @@ pub fn take_in(
             why: why.clone(),
         });
     }
-    if outcome.is_none() {
+    if outcome.is_none() && !seen.may_commit {
         let number = current.record.number;
         let never_started = seen.agents.values().all(|agent| agent.generation < number);
         if current.drain && (never_started || waited > drain_seconds) {
