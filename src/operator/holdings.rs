@@ -44,13 +44,23 @@ impl Holding {
     }
 }
 
+/// The pods of a job.
+#[derive(Default)]
+struct OfJob {
+    names: BTreeSet<String>,
+    /// Which of all changes was the last one of these pods.
+    changed: u64,
+}
+
 /// All pods, by what others want to know of them.
 #[derive(Default)]
 pub struct Holdings {
     /// By namespace and name.
     pods: HashMap<String, HashMap<String, Holding>>,
-    /// The names of a job's pods, by namespace and job.
-    jobs: HashMap<(String, String), BTreeSet<String>>,
+    /// Those of jobs, by namespace and job.
+    jobs: HashMap<String, HashMap<String, OfJob>>,
+    /// Changes so far.
+    changes: u64,
     /// Devices by resource and node.
     held: HashMap<String, BTreeMap<String, u64>>,
     /// What the list that is under way has named so far.
@@ -99,8 +109,11 @@ impl Holdings {
             }
         }
         if let Some(job) = &holding.job {
-            let key = (namespace.clone(), job.clone());
-            self.jobs.entry(key).or_default().insert(name.clone());
+            let jobs = self.jobs.entry(namespace.clone()).or_default();
+            let pods = jobs.entry(job.clone()).or_default();
+            pods.names.insert(name.clone());
+            self.changes += 1;
+            pods.changed = self.changes;
         }
         self.pods
             .entry(namespace)
@@ -124,22 +137,33 @@ impl Holdings {
                 }
             }
         }
-        if let Some(job) = holding.job {
-            let key = (namespace.to_owned(), job);
-            if let Some(names) = self.jobs.get_mut(&key) {
-                names.remove(name);
-                if names.is_empty() {
-                    self.jobs.remove(&key);
-                }
+        if let Some(job) = holding.job
+            && let Some(jobs) = self.jobs.get_mut(namespace)
+            && let Some(pods) = jobs.get_mut(&job)
+        {
+            pods.names.remove(name);
+            self.changes += 1;
+            pods.changed = self.changes;
+            if pods.names.is_empty() {
+                jobs.remove(&job);
             }
         }
     }
 
     /// The names of a job's pods.
     pub fn pods_of(&self, namespace: &str, job: &str) -> impl Iterator<Item = &str> {
-        let key = (namespace.to_owned(), job.to_owned());
-        let names = self.jobs.get(&key).into_iter().flatten();
+        let pods = self.of_job(namespace, job);
+        let names = pods.into_iter().flat_map(|pods| &pods.names);
         names.map(String::as_str)
+    }
+
+    /// A number that is another one after every change of a job's pods.
+    pub fn changed(&self, namespace: &str, job: &str) -> u64 {
+        self.of_job(namespace, job).map_or(0, |pods| pods.changed)
+    }
+
+    fn of_job(&self, namespace: &str, job: &str) -> Option<&OfJob> {
+        self.jobs.get(namespace)?.get(job)
     }
 
     /// Whether a pod is on a node.
@@ -245,6 +269,7 @@ mod tests {
         fn holdings_are_those_of_a_full_scan(steps in proptest::collection::vec(any_step(), 1..30)) {
             let mut holdings = Holdings::default();
             let mut all: BTreeMap<String, Pod> = BTreeMap::new();
+            let mut before: HashMap<(u64, String), Vec<String>> = HashMap::new();
             for step in steps {
                 match step {
                     Step::Put(pod) => {
@@ -271,6 +296,11 @@ mod tests {
                     let own: Vec<String> =
                         all.values().filter(of_job).map(ResourceExt::name_any).collect();
                     prop_assert_eq!(holdings.pods_of("n", &name).collect::<Vec<_>>(), own);
+                    let placed = all.values().filter(of_job).filter(|pod| node_of(pod).is_some());
+                    let placed: Vec<String> = placed.map(ResourceExt::name_any).collect();
+                    let number = holdings.changed("n", &name);
+                    let then = before.entry((number, name.clone())).or_insert(placed.clone());
+                    prop_assert_eq!(&*then, &placed, "nothing changed by number {}", number);
                     let mut held: BTreeMap<String, u64> = BTreeMap::new();
                     for pod in all.values().filter(|pod| !of_job(pod) && !is_over(pod)) {
                         if let Some(node) = node_of(pod) {

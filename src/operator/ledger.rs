@@ -8,6 +8,7 @@ use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt;
 
 use super::build::tolerations_and_selector;
+use super::holdings::Holdings;
 use super::stores::Stores;
 use crate::inventory::kubernetes::{Wants, free_seats};
 use crate::job::api::TrainingJob;
@@ -18,7 +19,27 @@ struct Promise {
     resource: String,
     per_seat: u64,
     namespace: String,
+    job: String,
     pods: BTreeSet<String>,
+    /// How many of them were on no node, and after which change of the job's pods.
+    open: Option<(u64, usize)>,
+}
+
+impl Promise {
+    /// How many of its pods are on no node. Every look at a job asks it of all others, so it is
+    /// counted again only when one of these pods has changed.
+    fn open(&mut self, holdings: &Holdings) -> usize {
+        let change = holdings.changed(&self.namespace, &self.job);
+        match self.open {
+            Some((then, open)) if then == change => open,
+            _ => {
+                let placed = |name: &&String| holdings.is_placed(&self.namespace, name);
+                let open = self.pods.iter().filter(|name| !placed(name)).count();
+                self.open = Some((change, open));
+                open
+            }
+        }
+    }
 }
 
 /// The promises of all jobs, by uid.
@@ -34,27 +55,29 @@ const SUSPICION: Duration = Duration::from_secs(90);
 
 impl Ledger {
     /// From now on the job counts on these pods and no others.
-    pub fn promise(&mut self, job: &str, namespace: &str, wants: &Wants, pods: BTreeSet<String>) {
+    pub fn promise(&mut self, job: &TrainingJob, wants: &Wants, pods: BTreeSet<String>) {
+        let uid = job.uid().unwrap_or_default();
         if pods.is_empty() {
-            self.promises.remove(job);
+            self.promises.remove(&uid);
             return;
         }
         let promise = Promise {
             resource: wants.resource.clone(),
             per_seat: wants.per_seat,
-            namespace: namespace.into(),
+            namespace: job.namespace().unwrap_or_default(),
+            job: job.name_any(),
             pods,
+            open: None,
         };
-        self.promises.insert(job.into(), promise);
+        self.promises.insert(uid, promise);
     }
 
     /// What a job's status says that it counts on.
     pub fn recover(&mut self, job: &TrainingJob) {
         let Some(status) = &job.status else { return };
-        let (name, uid) = (job.name_any(), job.uid().unwrap_or_default());
+        let name = job.name_any();
         let pods = status.seats.iter().map(|seat| seat.pod(&name)).collect();
-        let namespace = job.namespace().unwrap_or_default();
-        self.promise(&uid, &namespace, &wants(job), pods);
+        self.promise(job, &wants(job), pods);
     }
 
     /// Forgets jobs that do not exist any more.
@@ -97,18 +120,18 @@ impl Ledger {
     /// Seats that fit for a job: free devices, and those that its own pods hold. One of its pods
     /// that is on its way out holds its devices for as long as it takes; the pod in its place waits
     /// for them.
-    pub fn seats(&self, stores: &Stores, job: &TrainingJob, wants: &Wants) -> u32 {
+    pub fn seats(&mut self, stores: &Stores, job: &TrainingJob, wants: &Wants) -> u32 {
         let (namespace, name) = (job.namespace().unwrap_or_default(), job.name_any());
         let uid = job.uid().unwrap_or_default();
         let holdings = stores.holdings();
         let held = holdings.held(&wants.resource, &namespace, &name, &uid);
         let promised: Vec<u64> = self
             .promises
-            .iter()
+            .iter_mut()
             .filter(|(other, promise)| **other != uid && promise.resource == wants.resource)
             .flat_map(|(_, promise)| {
-                let open = |name: &&String| !holdings.is_placed(&promise.namespace, name);
-                promise.pods.iter().filter(open).map(|_| promise.per_seat)
+                let open = promise.open(&holdings);
+                std::iter::repeat_n(promise.per_seat, open)
             })
             .collect();
         drop(holdings);

@@ -299,7 +299,6 @@ fn decide(
     now: f64,
 ) -> (Decision, u32) {
     let name = job.name_any();
-    let uid = job.uid().unwrap_or_default();
     let per_node = u64::from(job.spec.gpus_per_node);
     let members = status::members(status, &name);
     let reached = planning::reached(status);
@@ -351,8 +350,7 @@ fn decide(
         .iter()
         .map(|seat: &Seat| seat.pod(&name))
         .collect();
-    let namespace = job.namespace().unwrap_or_default();
-    ledger.promise(&uid, &namespace, &seen.wants, pods);
+    ledger.promise(job, &seen.wants, pods);
     (decision, placeable)
 }
 
