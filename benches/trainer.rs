@@ -212,7 +212,7 @@ fn run(options: &Options, world: Option<World>) -> Result<serde_json::Value, Eng
         },
         ..CpuOptions::default()
     };
-    let mut engine = CpuEngine::new(options.config(), engine_options, world, 0)?;
+    let mut engine = CpuEngine::new(options.config(), engine_options, world, Some(0))?;
     engine.reserve(options.micro_batch, options.seq)?;
 
     let tokens = random_tokens(options, 1);

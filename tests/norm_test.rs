@@ -49,7 +49,7 @@ fn engine(strategy: Strategy, world: Option<World>) -> CpuEngine {
         strategy,
         ..CpuOptions::default()
     };
-    CpuEngine::new(config, options, world, 3).unwrap()
+    CpuEngine::new(config, options, world, Some(3)).unwrap()
 }
 
 /// Rows of the language; how many targets of each carry loss is up to `masked`, the tokens at the

@@ -72,7 +72,7 @@ mod tests {
             measure: MEASURE,
             ..CpuOptions::default()
         };
-        let mut engine = CpuEngine::new(config, options, None, 1).unwrap();
+        let mut engine = CpuEngine::new(config, options, None, Some(1)).unwrap();
         let mut groups = GroupSums::default();
         for index in 1..=micro_batches {
             let micro = MicroBatch {

@@ -199,6 +199,8 @@ fn engine(
     generation: &Generation,
     world: &World,
 ) -> Result<Box<dyn Engine>, TrainError> {
+    // Weights that are read are not made first: that takes as long as reading them.
+    let read = generation.start.is_some() || setup.weights.is_some();
     let engine = CpuEngine::new(
         setup.model()?.clone(),
         CpuOptions {
@@ -209,7 +211,7 @@ fn engine(
             measure: measured(&setup.spec.schedule),
         },
         (world.world() > 1).then(|| Arc::clone(world)),
-        setup.spec.seed,
+        (!read).then_some(setup.spec.seed),
     )
     .map_err(|error| match error {
         // Memory for the micro-batch comes later: a smaller one would change nothing here.

@@ -66,13 +66,13 @@ pub struct CpuEngine {
 }
 
 impl CpuEngine {
-    /// Takes memory for the model and gives it seeded weights. `world` is `None` where this process
-    /// trains alone.
+    /// Takes memory for the model and gives it seeded weights; without a seed they are zero until others
+    /// are imported. `world` is `None` where this process trains alone.
     pub fn new(
         config: ModelConfig,
         options: CpuOptions,
         world: Option<World>,
-        seed: u64,
+        seed: Option<u64>,
     ) -> Result<CpuEngine, EngineError> {
         config.validate()?;
         let pool = ThreadPoolBuilder::new()
@@ -85,7 +85,9 @@ impl CpuEngine {
         let sigma = config.initializer_range;
         let tied = config.tie_word_embeddings;
         let fill = |unit: &Unit, offset, out: &mut [f32]| {
-            initial::fill(unit, sigma, seed, offset, out);
+            if let Some(seed) = seed {
+                initial::fill(unit, sigma, seed, offset, out);
+            }
         };
         let store = pool.install(|| -> Result<Box<dyn Store>, EngineError> {
             Ok(match (options.strategy, world) {

@@ -38,7 +38,7 @@ fn rank(
         measure,
         ..CpuOptions::default()
     };
-    CpuEngine::new(config.clone(), options, world, 5).unwrap()
+    CpuEngine::new(config.clone(), options, world, Some(5)).unwrap()
 }
 
 /// The groups' gradients one by one, each a run of rows.

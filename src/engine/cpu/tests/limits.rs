@@ -16,7 +16,7 @@ fn the_memory_limit_is_known_before_the_first_step() {
             memory_limit: Some(limit),
             ..CpuOptions::default()
         };
-        CpuEngine::new(config(), options, None, 5)
+        CpuEngine::new(config(), options, None, Some(5))
     };
     let refused = |error| matches!(error, Err(EngineError::OutOfMemory { .. }));
     assert!(refused(limited(model - 1).map(drop)));
@@ -92,7 +92,7 @@ fn what_does_not_fit_is_refused_in_words() {
         head_dim: 5,
         ..config()
     };
-    let error = CpuEngine::new(odd, CpuOptions::default(), None, 0).map(drop);
+    let error = CpuEngine::new(odd, CpuOptions::default(), None, Some(0)).map(drop);
     messages.push(error.unwrap_err().to_string());
     insta::assert_snapshot!(messages.join("\n"));
 }

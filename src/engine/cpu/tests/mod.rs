@@ -35,7 +35,7 @@ fn tied() -> ModelConfig {
 }
 
 fn engine_with(config: ModelConfig, options: CpuOptions) -> CpuEngine {
-    CpuEngine::new(config, options, None, 5).unwrap()
+    CpuEngine::new(config, options, None, Some(5)).unwrap()
 }
 
 fn engine(config: ModelConfig) -> CpuEngine {
@@ -267,7 +267,7 @@ fn nan_in_the_weights_shows_in_loss_and_norm() {
 #[test]
 fn seeds_decide_the_weights() {
     let weights = |seed| {
-        let mut engine = CpuEngine::new(config(), CpuOptions::default(), None, seed).unwrap();
+        let mut engine = CpuEngine::new(config(), CpuOptions::default(), None, Some(seed)).unwrap();
         engine.export(1, true).unwrap()
     };
     assert_eq!(weights(1), weights(1));

@@ -22,7 +22,7 @@ fn rank(config: &ModelConfig, strategy: Strategy, world: Option<World>) -> CpuEn
         strategy,
         ..CpuOptions::default()
     };
-    CpuEngine::new(config.clone(), options, world, 5).unwrap()
+    CpuEngine::new(config.clone(), options, world, Some(5)).unwrap()
 }
 
 /// How many micro-batches each rank runs: as a plan deals them.

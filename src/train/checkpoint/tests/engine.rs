@@ -63,14 +63,14 @@ fn checkpoint(
 #[test]
 fn engine_restored_from_a_checkpoint_goes_on_as_if_nothing_had_happened() {
     let engine = |seed| CpuEngine::new(config(), CpuOptions::default(), None, seed).unwrap();
-    let mut first = engine(1);
+    let mut first = engine(Some(1));
     step(&mut first, 1);
     step(&mut first, 2);
 
     let run = tempfile::tempdir().unwrap();
     let committed = checkpoint(&mut first, &Solo, &target(run.path(), 1, 2), &loop_state(2));
 
-    let mut second = engine(2);
+    let mut second = engine(None);
     let checkpoint = Checkpoint::open_lazily(&committed.path, Some(committed.checksum)).unwrap();
     checkpoint.restore(&mut second).unwrap();
     for number in 3..6 {
@@ -95,14 +95,14 @@ fn sharded_world_writes_what_any_other_world_reads() {
     let run = tempfile::tempdir().unwrap();
     let target = target(run.path(), 1, 2);
     let written = on_all(3, |world| {
-        let mut engine = CpuEngine::new(config(), sharded, Some(world.clone()), 1).unwrap();
+        let mut engine = CpuEngine::new(config(), sharded, Some(world.clone()), Some(1)).unwrap();
         step(&mut engine, 1);
         step(&mut engine, 2);
         checkpoint(&mut engine, &*world, &target, &loop_state(2))
     });
     let units = default_layout().units.len();
     let restored = |options: CpuOptions, world: Arc<TcpCollective>, seed: u64| -> Vec<UnitState> {
-        let mut engine = CpuEngine::new(config(), options, Some(world), seed).unwrap();
+        let mut engine = CpuEngine::new(config(), options, Some(world), Some(seed)).unwrap();
         let pinned = Some(written[0].checksum);
         let checkpoint = Checkpoint::open_lazily(&written[0].path, pinned).unwrap();
         checkpoint.restore(&mut engine).unwrap();
@@ -130,7 +130,7 @@ fn engine_of_another_shape_is_not_touched() {
         num_hidden_layers: 2,
         ..config()
     };
-    let mut engine = CpuEngine::new(other, CpuOptions::default(), None, 1).unwrap();
+    let mut engine = CpuEngine::new(other, CpuOptions::default(), None, Some(1)).unwrap();
     let before = engine.export(0, true).unwrap();
     let checkpoint = Checkpoint::open_lazily(&committed.path, None).unwrap();
     let error = checkpoint.restore(&mut engine).unwrap_err();
@@ -144,7 +144,7 @@ fn engine_of_another_shape_is_not_touched() {
 #[ignore = "writes a checkpoint into $EVENKEEL_REFERENCE for a script"]
 fn checkpoint_for_transformers() {
     let run = PathBuf::from(std::env::var_os("EVENKEEL_REFERENCE").expect("a directory"));
-    let mut engine = CpuEngine::new(config(), CpuOptions::default(), None, 1).unwrap();
+    let mut engine = CpuEngine::new(config(), CpuOptions::default(), None, Some(1)).unwrap();
     step(&mut engine, 1);
     step(&mut engine, 2);
     let (tokens, targets) = tokens(9);

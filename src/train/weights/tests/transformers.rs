@@ -23,7 +23,7 @@ fn engine_computes_the_loss_of_transformers_from_its_directories() {
             .join("tests/reference")
             .join(format!("transformers_{name}"));
         let config = ModelConfig::from_json(&json(&directory.join("config.json"))).unwrap();
-        let mut engine = CpuEngine::new(config, CpuOptions::default(), None, 1).unwrap();
+        let mut engine = CpuEngine::new(config, CpuOptions::default(), None, Some(1)).unwrap();
         let weights = Weights::open(&directory).unwrap();
         weights.restore(&mut engine).unwrap();
         let expected = json(&directory.join("expected.json"));
