@@ -28,5 +28,7 @@ scripts/cluster-up.sh target/debug/evenkeel
 helm lint --quiet charts/evenkeel
 scripts/manifests.sh --check
 kubectl kustomize manifests/overlays/single >/dev/null
+# The scenarios' namespace: every pod in it satisfies `restricted`, or is not made.
+kubectl label --overwrite namespace default pod-security.kubernetes.io/enforce=restricted
 
 cargo test --locked --test cluster -- --test-threads=1 --nocapture "$@"

@@ -174,6 +174,32 @@ fn a_tree_of_configs_travels_with_its_job() {
 }
 
 #[test]
+fn contexts_are_those_of_kubectl() {
+    let job = Job::apply(
+        "contexts",
+        &recipe(4800),
+        serde_json::json!({"suspend": true}),
+    );
+    // Another file whose current context leads nowhere, beside the one that is.
+    let own = std::env::var("KUBECONFIG").unwrap();
+    let text = "{apiVersion: v1, kind: Config, current-context: away, users: [], clusters: [\
+        {name: away, cluster: {server: 'https://127.0.0.1:9'}}], contexts: [\
+        {name: away, context: {cluster: away, user: away}}, \
+        {name: home, context: {cluster: c, user: u, namespace: default}}]}";
+    let away = file(&Value::Null);
+    std::fs::write(away.path(), text).unwrap();
+    let list = |context: &[&str]| {
+        let mut list = Command::new(env!("CARGO_BIN_EXE_evenkeel"));
+        list.env("KUBECONFIG", format!("{}:{own}", path(&away)));
+        words(&list.arg("list").args(context).output().unwrap())
+    };
+    assert!(list(&[]).contains("127.0.0.1:9"), "{}", list(&[]));
+    let home = list(&["--context", "home"]);
+    assert!(home.contains("contexts"), "{home}");
+    job.delete_whole();
+}
+
+#[test]
 fn what_is_not_there_is_said() {
     let no_job = evenkeel(&["suspend", "nobody", "-n", "default"]);
     assert_eq!(no_job.status.code(), Some(2));

@@ -11,7 +11,7 @@ use std::thread::JoinHandle;
 
 use serde_json::json;
 
-use super::support::{Job, kubectl, recipe};
+use super::support::{Job, kit, kubectl, mended, recipe, signal};
 
 /// Places, and what the controller may be about at them.
 const PLACES: [&str; 4] = ["decided", "written", "companions", "pods"];
@@ -141,36 +141,80 @@ fn controller(faults: &BTreeSet<String>) -> Child {
         .unwrap()
 }
 
+/// Runs a transition under a controller that dies once at each step of it, of those that come up; it must
+/// have died before and after what it decided was written, for each of these acts.
+fn killed_throughout(what: &str, acts: &[&str], transition: impl FnOnce()) {
+    let mortal = Mortal::start();
+    transition();
+    let died = mortal.end();
+    eprintln!(
+        "{what}: the controller died {} times, at {died:?}",
+        died.len()
+    );
+    for act in acts {
+        for place in ["decided", "written"] {
+            let fault = format!("{place}/{act}");
+            assert!(
+                died.contains(&fault),
+                "{what}: never died at {fault}: {died:?}"
+            );
+        }
+    }
+}
+
 #[test]
 fn a_controller_killed_at_every_step_of_every_transition_loses_nothing() {
     let _asleep = Asleep::now();
-    let mortal = Mortal::start();
-    let job = Job::apply("mortal", &recipe(72_000), json!({}));
-    job.wait_training_on(3);
-    kubectl(&["cordon", "node3"]);
-    job.wait_training_on(2);
+    let job = Job::with_volume("mortal");
+    let mut started = None;
+    killed_throughout("begin", &["place", "publish"], || {
+        let job = job.start(&recipe(400_000), json!({}));
+        job.wait_training_on(3);
+        started = Some(job);
+    });
+    let job = started.unwrap();
+    let _uncordoned = mended("kubectl", &["uncordon", "node3"]);
+    killed_throughout("cordon", &["drain", "publish"], || {
+        kubectl(&["cordon", "node3"]);
+        job.wait_training_on(2);
+    });
+    killed_throughout("growth", &["place", "drain", "publish"], || {
+        kubectl(&["uncordon", "node3"]);
+        job.wait_training_on(3);
+    });
+    {
+        let _returned = mended("kit", &["return", "node2"]);
+        killed_throughout("power cut", &["publish"], || {
+            kit(&["lose", "node2"]);
+            job.wait_training_on(2);
+        });
+    }
+    killed_throughout("the node's return", &["place", "drain", "publish"], || {
+        job.wait_training_on(3);
+    });
+    killed_throughout("killed rank", &["publish"], || {
+        signal("KILL", &job.processes("rank")[3]);
+        job.wait("a new generation", |status| {
+            let last = status["history"].as_array().unwrap().last().unwrap();
+            last["reason"].as_str().unwrap().contains("rank")
+        });
+        job.wait_training_on(3);
+    });
+    killed_throughout("suspension", &["suspend"], || {
+        job.settle(96);
+    });
+    killed_throughout("resumption", &["place", "publish"], || {
+        job.patch(json!({"suspend": false}));
+        job.wait_training_on(3);
+    });
+    killed_throughout("deletion in mid-rescale", &["drain"], || {
+        kubectl(&["cordon", "node3"]);
+        job.wait_rescale();
+        job.delete_whole();
+    });
     kubectl(&["uncordon", "node3"]);
-    job.wait_training_on(3);
-    job.patch(json!({"suspend": true}));
-    job.wait("its suspension", |status| status["state"] == "Suspended");
-    job.patch(json!({"suspend": false}));
-    job.wait_training_on(3);
-    job.finish(96);
-    let died = mortal.end();
-    let must = ["place", "publish", "drain", "suspend", "end"];
-    for act in must {
-        for place in ["decided", "written"] {
-            let fault = format!("{place}/{act}");
-            assert!(died.contains(&fault), "never died at {fault}: {died:?}");
-        }
-    }
-    for fault in [
-        "companions/place",
-        "pods/place",
-        "pods/publish",
-        "pod/create",
-    ] {
-        assert!(died.contains(fault), "never died at {fault}: {died:?}");
-    }
-    eprintln!("the controller died {} times, at {died:?}", died.len());
+    let brief = Job::with_volume("mortal-end");
+    killed_throughout("end", &["place", "publish", "end"], || {
+        brief.start(&recipe(4800), json!({})).finish(96);
+    });
 }

@@ -55,21 +55,6 @@ fn a_node_without_power_is_left_before_kubernetes_calls_it_lost() {
 }
 
 #[test]
-fn a_node_behind_a_cut_network_commits_nothing_and_is_taken_again() {
-    let job = Job::apply("cut", &recipe(400_000), json!({}));
-    job.wait_training_on(3);
-    let node = node_without_controller();
-    {
-        let _mended = mended("kit", &["mend", &node]);
-        kit(&["cut", &node]);
-        job.wait_training_on(2);
-    }
-    job.wait_training_on(3);
-    let status = job.settle(96);
-    job.one_lineage(&status);
-}
-
-#[test]
 fn three_two_one_three_nodes_keep_the_batch() {
     let job = Job::apply("steps", &recipe(400_000), json!({}));
     job.wait_training_on(3);

@@ -371,17 +371,3 @@ while [ ! -e "$EVENKEEL_RUN_DIR/stop" ]; do /bin/busybox sleep 0.1; done"#;
     std::fs::write(job.run().join("stop"), "").unwrap();
     job.wait("its end", |status| status["state"] == "Complete");
 }
-
-#[test]
-fn full_volume_ends_the_job_with_words_and_keeps_what_is_committed() {
-    let job = Job::with_volume("full");
-    job.limit_volume("3m");
-    let job = job.start(&recipe(120_000), json!({}));
-    let status = job.wait_failure();
-    let why = status["why"].as_str().unwrap();
-    assert!(why.contains("no space left"), "{why}");
-    let pin = status["checkpoint"]["path"].as_str();
-    if let Some(pin) = pin {
-        assert!(job.run().join(pin).is_dir());
-    }
-}

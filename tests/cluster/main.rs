@@ -5,6 +5,7 @@
 mod command_line;
 mod crashes;
 mod elastic;
+mod fencing;
 mod lifecycle;
 mod losses;
 mod memory;
@@ -12,3 +13,4 @@ mod pool;
 mod refused;
 mod replicas;
 mod support;
+mod volumes;

@@ -11,8 +11,11 @@ fn important() {
          "metadata": {"name": "important"}, "value": 1_000_000},
         {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "important"}, "spec": {
             "priorityClassName": "important", "terminationGracePeriodSeconds": 0,
+            "securityContext": {"runAsNonRoot": true, "runAsUser": 65532, "seccompProfile": {"type": "RuntimeDefault"}},
             "containers": [{
                 "name": "sleep", "image": "evenkeel.test/busybox:1",
+                "securityContext": {
+                    "allowPrivilegeEscalation": false, "capabilities": {"drop": ["ALL"]}},
                 "command": ["/bin/busybox", "sleep", "3600"],
                 "resources": {"limits": {"nvidia.com/gpu": "2"}}}]}},
     ]}));
@@ -116,5 +119,32 @@ fn by_policy_a_cordon_is_waited_out_and_an_autoscaler_sees_pods_that_wait() {
     assert_eq!(kubectl(&pending).lines().count(), 1);
     kubectl(&["uncordon", "node3"]);
     job.wait_training_on(3);
+    job.settle(96);
+}
+
+#[test]
+fn slices_of_a_gpu_are_devices_by_their_own_name() {
+    let slice = "nvidia.com/mig-1g.10gb";
+    let _none = [
+        mended("kit", &["gpus", "node1", "0", slice]),
+        mended("kit", &["gpus", "node2", "0", slice]),
+    ];
+    kit(&["gpus", "node1", "3", slice]);
+    kit(&["gpus", "node2", "4", slice]);
+    let more = json!({"nodes": 2, "gpusPerNode": 3, "resourceName": slice});
+    let job = Job::apply("slices", &recipe(400_000), more);
+    let status = job.wait_training_on(2);
+    assert_eq!(status["plan"]["proof"], "6 × 4 × 4 = 96");
+    let nodes = kubectl(&[
+        "get",
+        "pods",
+        "-l",
+        "evenkeel.dev/job=slices",
+        "-o",
+        "jsonpath={.items[*].spec.nodeName}",
+    ]);
+    assert!(!nodes.contains("node3"), "{nodes}");
+    kit(&["gpus", "node2", "2", slice]);
+    job.wait_training_on(1);
     job.settle(96);
 }

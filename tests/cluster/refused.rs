@@ -4,7 +4,7 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 
-use super::support::{Job, create, kubectl, mended, recipe, signal, try_create, words};
+use super::support::{Job, create, kubectl, mended, poll, recipe, signal, try_create, words};
 
 /// A condition of a status.
 fn condition(status: &Value, kind: &str) -> Value {
@@ -181,4 +181,37 @@ fn an_object_that_cannot_be_read_is_told_so_and_hides_no_other() {
     odd.patch(json!({"suspend": false}));
     let status = odd.finish(96);
     assert_eq!(condition(&status, "Readable")["status"], "True");
+}
+
+#[test]
+fn an_older_definition_is_named_on_the_job_and_can_be_mended() {
+    let crd = "crd/trainingjobs.evenkeel.dev";
+    let text = kubectl(&["get", crd, "-o", "json"]);
+    let whole: Value = serde_json::from_str(&text).unwrap();
+    let mut old = whole["spec"].clone();
+    let status = "/versions/0/schema/openAPIV3Schema/properties/status/properties";
+    let fields = old.pointer_mut(status).unwrap().as_object_mut().unwrap();
+    fields.remove("plan").unwrap();
+    let replace = |spec: &Value| {
+        let patch = json!([{"op": "replace", "path": "/spec", "value": spec}]).to_string();
+        kubectl(&["patch", crd, "--type=json", "-p", &patch]);
+    };
+    let _mended = Definition(&replace, &whole["spec"]);
+    replace(&old);
+    let job = Job::apply("newer", &recipe(4800), json!({}));
+    let said = || Some(job.events()).filter(|events| events.contains("StatusUnwritten"));
+    let events = poll("a word about the definition", said, || job.events());
+    assert!(events.contains("charts/evenkeel/crds"), "{events}");
+    assert!(job.pods().is_empty());
+    replace(&whole["spec"]);
+    job.finish(96);
+}
+
+/// The definition as it was, when this is dropped.
+struct Definition<'a>(&'a dyn Fn(&Value), &'a Value);
+
+impl Drop for Definition<'_> {
+    fn drop(&mut self) {
+        (self.0)(self.1);
+    }
 }

@@ -55,6 +55,22 @@ pub fn words(output: &Output) -> String {
     )
 }
 
+/// Tries until there is what is waited for; `instead` says what there is when time is up.
+pub fn poll<T>(what: &str, found: impl Fn() -> Option<T>, instead: impl Fn() -> String) -> T {
+    let start = Instant::now();
+    loop {
+        if let Some(found) = found() {
+            return found;
+        }
+        assert!(
+            start.elapsed() < DEADLINE,
+            "waited in vain for {what}: {}",
+            instead()
+        );
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
 /// Something that the machine room does: `cut node3`, `gpus node2 4`, ….
 pub fn kit(arguments: &[&str]) {
     let kit = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/cluster/kit/cluster");
@@ -130,21 +146,32 @@ impl Job {
         assert!(mounted.success());
     }
 
+    /// Makes such a volume's file system read-only (`ro`) or writable again (`rw`), as a disk with errors
+    /// is: what is mounted of it in pods stays mounted.
+    pub fn remount_volume(&self, how: &str) {
+        let whole = format!("remount,{how}");
+        for options in [&whole, "remount,bind,rw"] {
+            let mut mount = Command::new("mount");
+            let mounted = mount.args(["-o", options]).arg(self.volume.path()).status();
+            assert!(mounted.unwrap().success());
+        }
+    }
+
     /// Waits until it has failed.
     pub fn wait_failure(&self) -> Value {
-        let start = Instant::now();
-        loop {
-            let status = self.status();
-            if status["state"] == "Failed" {
-                return status;
-            }
-            assert!(start.elapsed() < DEADLINE, "it does not fail: {status:#}");
-            std::thread::sleep(Duration::from_millis(100));
-        }
+        let failed = || Some(self.status()).filter(|status| status["state"] == "Failed");
+        poll("its failure", failed, || format!("{:#}", self.status()))
     }
 
     /// The volume and the claim of a job that somebody else will create.
     pub fn with_volume(name: &str) -> Job {
+        let job = Job::without_claim(name);
+        job.claim();
+        job
+    }
+
+    /// The same before its volume is claimed.
+    pub fn without_claim(name: &str) -> Job {
         let volume = tempfile::tempdir().unwrap();
         use std::os::unix::fs::PermissionsExt;
         let open = std::fs::Permissions::from_mode(0o777);
@@ -154,17 +181,20 @@ impl Job {
             volume,
             comparable: false,
         };
-        let storage = json!({"apiVersion": "v1", "kind": "List", "items": [
-            {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": name}, "spec": {
+        create(&json!({
+            "apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": name}, "spec": {
                 "capacity": {"storage": "1Gi"}, "accessModes": ["ReadWriteMany"],
                 "storageClassName": "", "hostPath": {"path": job.volume.path()},
-                "claimRef": {"namespace": NAMESPACE, "name": name}}},
-            {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": name},
-             "spec": {"accessModes": ["ReadWriteMany"], "storageClassName": "",
-                "volumeName": name, "resources": {"requests": {"storage": "1Gi"}}}},
-        ]});
-        create(&storage);
+                "claimRef": {"namespace": NAMESPACE, "name": name}}}));
         job
+    }
+
+    /// Claims its volume.
+    pub fn claim(&self) {
+        create(&json!({
+            "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": self.name},
+            "spec": {"accessModes": ["ReadWriteMany"], "storageClassName": "",
+                "volumeName": self.name, "resources": {"requests": {"storage": "1Gi"}}}}));
     }
 
     /// The status as it is.
@@ -176,20 +206,20 @@ impl Job {
 
     /// Waits for a status.
     pub fn wait(&self, what: &str, holds: impl Fn(&Value) -> bool) -> Value {
-        let mut last = Value::Null;
-        let start = Instant::now();
-        while start.elapsed() < DEADLINE {
-            last = self.status();
-            if holds(&last) {
-                return last;
+        let found = || {
+            let status = self.status();
+            if holds(&status) {
+                return Some(status);
             }
             assert!(
-                last["state"] != "Failed",
-                "the job failed while it was waited for {what}: {last:#}"
+                status["state"] != "Failed",
+                "the job failed while it was waited for {what}: {status:#}"
             );
-            std::thread::sleep(Duration::from_millis(100));
-        }
-        panic!("waited in vain for {what}: {last:#}\n{}", self.describe());
+            None
+        };
+        poll(what, found, || {
+            format!("{:#}\n{}", self.status(), self.describe())
+        })
     }
 
     /// Waits until a generation of so many nodes has taken steps beyond where it began.
@@ -273,11 +303,9 @@ impl Job {
 
     /// Waits until the API server does not know it any more.
     pub fn wait_gone(&self) {
-        let start = Instant::now();
-        while try_kubectl(&["get", "tj", &self.name], "").status.success() {
-            assert!(start.elapsed() < DEADLINE, "{} is still there", self.name);
-            std::thread::sleep(Duration::from_millis(100));
-        }
+        let known = || try_kubectl(&["get", "tj", &self.name], "");
+        let gone = || (!known().status.success()).then_some(());
+        poll("its deletion", gone, || words(&known()));
     }
 
     /// Notes of the events on it.
@@ -342,18 +370,9 @@ impl Job {
 
     /// Its pods, once so many are left.
     pub fn pods_left(&self, count: usize) -> std::collections::BTreeMap<String, String> {
-        let start = Instant::now();
-        loop {
-            let pods = self.pods();
-            if pods.len() == count {
-                return pods;
-            }
-            assert!(
-                start.elapsed() < DEADLINE,
-                "{count} pods should be left: {pods:?}"
-            );
-            std::thread::sleep(Duration::from_millis(100));
-        }
+        let left = || Some(self.pods()).filter(|pods| pods.len() == count);
+        let instead = || format!("{:?}", self.pods());
+        poll(&format!("{count} pods to be left"), left, instead)
     }
 
     /// Deletes it; nothing that was made for it may be left.

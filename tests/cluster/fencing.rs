@@ -1,0 +1,64 @@
+//! Nodes behind a cut network: what still runs there stops by itself, and commits nothing that counts.
+
+use serde_json::{Value, json};
+
+use super::support::{Job, kit, mended, node_without_controller, poll, recipe};
+
+#[test]
+fn a_node_behind_a_cut_network_commits_nothing_and_is_taken_again() {
+    let job = Job::apply("cut", &recipe(400_000), json!({}));
+    job.wait_training_on(3);
+    let node = node_without_controller();
+    {
+        let _mended = mended("kit", &["mend", &node]);
+        kit(&["cut", &node]);
+        job.wait_training_on(2);
+    }
+    job.wait_training_on(3);
+    let status = job.settle(96);
+    job.one_lineage(&status);
+}
+
+/// How many processes of a command line run on a node.
+fn on_node(node: &str, pattern: &str) -> usize {
+    let found = std::process::Command::new("pgrep")
+        .args(["-f", pattern])
+        .output();
+    let found = String::from_utf8(found.unwrap().stdout).unwrap();
+    let group = |process: &&str| std::fs::read_to_string(format!("/proc/{process}/cgroup"));
+    let folder = format!("/evenkeel/{node}/");
+    let there = |process: &&str| group(process).is_ok_and(|group| group.contains(&folder));
+    found.lines().filter(there).count()
+}
+
+#[test]
+fn a_program_of_ones_own_is_stopped_where_it_is_cut_off_before_others_take_its_place() {
+    let mut recipe = recipe(4800);
+    recipe["spec"]["trainer"] = json!({"resume": []});
+    let program = ["/bin/busybox", "sleep", "86423"];
+    let job = Job::apply(
+        "fenced",
+        &recipe,
+        json!({
+            "image": "evenkeel.test/busybox:1",
+            "elasticity": {"fenceAfterSeconds": 10},
+            "trainer": {"command": program},
+        }),
+    );
+    let running =
+        |status: &Value, nodes: u64| status["state"] == "Running" && status["nodes"] == nodes;
+    job.wait("three nodes", |status| running(status, 3));
+    let node = node_without_controller();
+    let ranks = || on_node(&node, "sleep 86423");
+    let two = || Some(ranks()).filter(|ranks| *ranks == 2);
+    poll("two ranks", two, || ranks().to_string());
+    {
+        let _mended = mended("kit", &["mend", &node]);
+        kit(&["cut", &node]);
+        job.wait("a world without it", |status| running(status, 2));
+        assert_eq!(ranks(), 0, "the program runs on behind the cut");
+    }
+    job.wait("its node", |status| running(status, 3));
+    poll("two ranks again", two, || ranks().to_string());
+    job.delete_whole();
+}
