@@ -106,8 +106,7 @@ impl PodAgent {
             devices: identity.devices,
             ..AgentState::default()
         };
-        told.send_replace(state.clone());
-        PodAgent {
+        let mut agent = PodAgent {
             identity,
             inputs,
             events,
@@ -124,7 +123,11 @@ impl PodAgent {
             current: None,
             retention: Retention::default(),
             display,
-        }
+        };
+        // Before anybody hears of this pod: one that tells first is counted on first.
+        agent.inspect();
+        agent.told.send_replace(agent.state.clone());
+        agent
     }
 
     /// Runs until the job is over or the pod must go.
@@ -138,8 +141,8 @@ impl PodAgent {
             while let Ok(input) = self.inputs.try_recv() {
                 self.take(input);
             }
-            self.inspect();
             self.act();
+            self.inspect();
             self.ask_peers();
             self.give_up_the_silent();
             self.pass_on();

@@ -58,11 +58,14 @@ pub struct Problem {
     pub deterministic: bool,
 }
 
+/// The reason where a pod's devices are the problem.
+const HARDWARE: &str = "HardwareMismatch";
+
 impl Problem {
     /// The pod's devices are not those that it was promised.
     pub fn of_hardware(message: String) -> Problem {
         Problem {
-            reason: "HardwareMismatch".into(),
+            reason: HARDWARE.into(),
             message,
             deterministic: false,
         }
@@ -70,7 +73,7 @@ impl Problem {
 
     /// Whether it is the pod's devices, which no other start of the ranks mends.
     pub fn is_of_hardware(&self) -> bool {
-        self.reason == "HardwareMismatch"
+        self.reason == HARDWARE
     }
 }
 

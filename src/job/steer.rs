@@ -213,8 +213,15 @@ impl View<'_> {
             .filter(|s| !members.contains(s))
             .collect();
         let staying = members.iter().filter(|seat| self.is_ready(**seat)).count();
-        let placed = extra.iter().all(|seat| self.is_ready(*seat));
-        let ready = staying + if placed { extra.len() } else { 0 };
+        let arrived = extra.iter().filter(|seat| self.is_ready(**seat)).count();
+        // One that does not come holds up the others no longer than when a world is placed anew.
+        let late =
+            larger_since.is_some_and(|since| self.now - since >= self.grow_delay + self.placement);
+        let ready = staying
+            + match arrived == extra.len() || late {
+                true => arrived,
+                false => 0,
+            };
         // Pods that run may hold more than the pool still offers: fewer devices are advertised.
         let ready = u32::try_from(ready).unwrap_or(u32::MAX).min(self.placeable);
         // An edit is taken up at once: new pods are made in the old ones' places.

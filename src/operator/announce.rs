@@ -43,6 +43,16 @@ pub fn announce(
         _ if [REFUSED, "PodsEndedEarly"].contains(&reason.as_str()) => EventType::Warning,
         _ => EventType::Normal,
     };
+    publish(job, kind, reason, &note, context);
+}
+
+/// Says on the object that its status could not be written, which says nothing then.
+pub fn unwritten(job: &TrainingJob, why: &str, context: &Context) {
+    let reason = "StatusUnwritten".to_owned();
+    publish(job, EventType::Warning, reason, why, context);
+}
+
+fn publish(job: &TrainingJob, kind: EventType, reason: String, note: &str, context: &Context) {
     let event = Event {
         type_: kind,
         reason: reason.clone(),
@@ -50,24 +60,6 @@ pub fn announce(
         action: reason,
         secondary: None,
     };
-    publish(job, event, context);
-}
-
-/// Says on the object that its status could not be written, which says nothing then.
-pub fn unwritten(job: &TrainingJob, why: &str, context: &Context) {
-    let reason = "StatusUnwritten".to_owned();
-    let note: String = why.chars().take(1000).collect();
-    let event = Event {
-        type_: EventType::Warning,
-        reason: reason.clone(),
-        note: Some(note),
-        action: reason,
-        secondary: None,
-    };
-    publish(job, event, context);
-}
-
-fn publish(job: &TrainingJob, event: Event, context: &Context) {
     let (recorder, object) = (context.recorder.clone(), job.object_ref(&()));
     tokio::spawn(async move {
         if let Err(error) = recorder.publish(&event, &object).await {

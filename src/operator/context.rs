@@ -227,6 +227,11 @@ impl Context {
         locked(&self.memory.0).remove(uid);
     }
 
+    /// Whether the last look at it failed.
+    pub fn has_failed(&self, uid: &str) -> bool {
+        self.memory.of(uid, |job| job.failures > 0)
+    }
+
     /// How long to wait after a failed look: between half of a pause and all of it, so that jobs that
     /// failed together part.
     pub fn pause(&self, uid: &str) -> Duration {

@@ -151,10 +151,13 @@ fn again(job: Arc<TrainingJob>, error: &ReconcileError, context: Arc<Context>) -
         return Action::requeue(Duration::from_millis(50));
     }
     warn!(job = %job.name_any(), namespace = job.namespace(), %error, "a look failed");
-    if let ReconcileError::Definition(_) = error {
+    let uid = job.uid().unwrap_or_default();
+    if let ReconcileError::Definition(_) = error
+        && !context.has_failed(&uid)
+    {
         announce::unwritten(&job, &error.to_string(), &context);
     }
-    Action::requeue(context.pause(&job.uid().unwrap_or_default()))
+    Action::requeue(context.pause(&uid))
 }
 
 /// Turns what was touched into jobs to look at.

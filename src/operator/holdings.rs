@@ -157,7 +157,7 @@ impl Holdings {
         names.map(String::as_str)
     }
 
-    /// A number that is another one after every change of a job's pods.
+    /// Which of all changes was the last one of a job's pods; 0 while it has none.
     pub fn changed(&self, namespace: &str, job: &str) -> u64 {
         self.of_job(namespace, job).map_or(0, |pods| pods.changed)
     }

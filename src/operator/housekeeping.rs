@@ -18,13 +18,13 @@ pub async fn keep(context: Arc<Context>) {
     loop {
         tokio::time::sleep(ROUND).await;
         context.forget_deleted();
-        read_leases(&context).await;
+        look_at_leases(&context).await;
     }
 }
 
 /// Reads the Leases of nodes that are suspected, or whose pods fell silent. A suspected one whose kubelet
 /// has renewed its Lease since is trusted again.
-async fn read_leases(context: &Context) {
+async fn look_at_leases(context: &Context) {
     let suspects: BTreeMap<String, SystemTime> =
         locked(&context.ledger).suspects().into_iter().collect();
     let silent = context.leases.wanted();

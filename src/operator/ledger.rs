@@ -21,7 +21,7 @@ struct Promise {
     namespace: String,
     job: String,
     pods: BTreeSet<String>,
-    /// How many of them were on no node, and after which change of the job's pods.
+    /// Which change of the job's pods was counted after, and how many of them were on no node then.
     open: Option<(u64, usize)>,
 }
 
@@ -69,7 +69,15 @@ impl Ledger {
             pods,
             open: None,
         };
-        self.promises.insert(uid, promise);
+        let same = |known: &&Promise| {
+            Promise {
+                open: None,
+                ..(*known).clone()
+            } == promise
+        };
+        if self.promises.get(&uid).filter(same).is_none() {
+            self.promises.insert(uid, promise);
+        }
     }
 
     /// What a job's status says that it counts on.

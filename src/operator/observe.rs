@@ -127,25 +127,33 @@ impl Observation {
             .as_ref()
             .map(|c| seen.named_as_lost(c))
             .unwrap_or_default();
-        let mut may_commit = false;
         let silences = seen.pods.iter().filter_map(|(pod, object)| {
-            let name = node_of(object)?;
-            let silence = Silence {
+            let heard = heard.get(pod)?;
+            let silent = match heard.silent_since {
+                Some(since) => since.elapsed(),
+                // It answers, or was not asked yet.
+                None if heard.state.is_some() => return None,
+                None => Duration::ZERO,
+            };
+            Some(Silence {
                 pod,
-                node: name,
-                silent: heard.get(pod)?.silent_since?.elapsed(),
+                node: node_of(object)?,
+                silent,
                 member: member_of(status, pod).is_some(),
                 named: named.contains(pod),
-                own_program: !status.command(&job.spec).is_empty(),
+                own_program: !status.command(&job.spec).is_empty() && !seen.all_ended(status, pod),
                 fence_after: Duration::from_secs(job.spec.elasticity.fence_after_seconds.into()),
-            };
-            may_commit |= silence.may_commit();
-            let node = stores.nodes.get(&ObjectRef::new(name));
-            let standing = node.map(|node| standing(&node, &seen.wants.tolerations));
-            let why = silence.verdict(standing, || leases.is_stale(name))?;
-            Some((pod.clone(), why))
+            })
         });
-        let silences: BTreeMap<String, String> = silences.collect();
+        let silences: Vec<Silence<'_>> = silences.collect();
+        let may_commit = silences.iter().any(Silence::may_commit);
+        let gone = silences.iter().filter_map(|silence| {
+            let node = stores.nodes.get(&ObjectRef::new(silence.node));
+            let standing = node.map(|node| standing(&node, &seen.wants.tolerations));
+            let why = silence.verdict(standing, || leases.is_stale(silence.node))?;
+            Some((silence.pod.to_owned(), why))
+        });
+        let silences: BTreeMap<String, String> = gone.collect();
         seen.may_commit = may_commit;
         for seat in &status.seats {
             let pod = seat.pod(&name);
@@ -173,7 +181,9 @@ impl Observation {
         if let Some(current) = &status.generation {
             seen.look_at_ranks(&name, status, current);
         }
-        seen.problem = agent_state::held_up(seen.agents.values());
+        let members = seen.agents.iter();
+        let members = members.filter(|(pod, _)| member_of(status, pod).is_some());
+        seen.problem = agent_state::held_up(members.map(|(_, agent)| agent));
         seen.out_of_reach = silences.into_keys().collect();
         seen
     }
@@ -216,6 +226,15 @@ impl Observation {
         let node = self.pods.get(pod).and_then(|pod| node_of(pod));
         let node = node.and_then(|node| stores.nodes.get(&ObjectRef::new(node)));
         node.is_some_and(|node| standing(&node, &self.wants.tolerations) == Standing::Open)
+    }
+
+    /// Whether the newest generation's ranks in a pod are known to have ended.
+    fn all_ended(&self, status: &TrainingJobStatus, pod: &str) -> bool {
+        let current = status.generation.as_ref();
+        let number = current.map(|current| current.record.number);
+        self.agents.get(pod).is_some_and(|agent| {
+            Some(agent.generation) == number && agent.ranks.iter().all(|seen| seen.ending.is_some())
+        })
     }
 
     /// Members whose ranks a peer names as lost.

@@ -197,11 +197,14 @@ fn skipped(
     }
     let first = status.nodes + 1;
     let last = job.spec.nodes.min(*bounds(job).end()).min(placeable);
+    if first > last {
+        return None;
+    }
     let (per_node, reached) = (u64::from(job.spec.gpus_per_node), planning::reached(status));
     let mut refused = |nodes: u32| planner.refusal(u64::from(nodes) * per_node, reached);
     // One that splits the batch is on its way, if there is one.
     let all = (first..=last).all(|nodes| refused(nodes).is_some());
-    let why = refused(last).filter(|_| all && first <= last)?;
+    let why = refused(last).filter(|_| all)?;
     Some(match first == last {
         true => format!("passes over {first} nodes: {why}"),
         false => format!("passes over {first} to {last} nodes: {why}"),
@@ -415,6 +418,10 @@ async fn ended(
     Ok(Action::await_change())
 }
 
+/// What a server-side apply says of a field that the definition lacks: a 500 by its code, so that only
+/// these words tell it from other failures (structured-merge-diff v6, `typed/helpers.go`).
+const UNDECLARED: &str = "not declared in schema";
+
 /// Writes the status, if it changed, on top of the very object that was looked at: another
 /// controller's write in between is a conflict, and the job is looked at again.
 async fn write(
@@ -438,7 +445,7 @@ async fn write(
         .patch_status(&job.name_any(), &parameters, &Patch::Apply(patch))
         .await
         .map_err(|error| match error {
-            kube::Error::Api(said) if said.message.contains("not declared in schema") => {
+            kube::Error::Api(said) if said.message.contains(UNDECLARED) => {
                 ReconcileError::Definition(said)
             }
             other => other.into(),

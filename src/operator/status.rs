@@ -80,9 +80,17 @@ pub fn take_in(
             why: why.clone(),
         });
     }
+    // A program of the user's own may commit still where nobody answers: then neither clock counts.
     if outcome.is_none() && !seen.may_commit {
         let number = current.record.number;
-        let never_started = seen.agents.values().all(|agent| agent.generation < number);
+        // Of one that was not heard yet, by a controller that was just started, nothing is known.
+        let started = |pod: &String| {
+            let agent = seen.agents.get(pod);
+            agent.is_none_or(|agent| agent.generation >= number)
+        };
+        let mut members = current.record.members.iter().filter_map(|m| m.pod.as_ref());
+        let never_started =
+            !members.any(|pod| seen.pods.contains_key(&pod.name) && started(&pod.name));
         if current.drain && (never_started || waited > drain_seconds) {
             outcome = Some(Outcome::Drained);
         } else if current.after_loss.is_some() && waited > (ANSWER + COMMIT).as_secs_f64() {

@@ -199,8 +199,6 @@ fn engine(
     generation: &Generation,
     world: &World,
 ) -> Result<Box<dyn Engine>, TrainError> {
-    // Weights that are read are not made first: that takes as long as reading them.
-    let read = generation.start.is_some() || setup.weights.is_some();
     let engine = CpuEngine::new(
         setup.model()?.clone(),
         CpuOptions {
@@ -211,7 +209,7 @@ fn engine(
             measure: measured(&setup.spec.schedule),
         },
         (world.world() > 1).then(|| Arc::clone(world)),
-        (!read).then_some(setup.spec.seed),
+        seed(setup, generation),
     )
     .map_err(|error| match error {
         // Memory for the micro-batch comes later: a smaller one would change nothing here.
@@ -248,7 +246,15 @@ fn sharded(strategy: Strategy) -> bool {
     strategy != Strategy::Ddp
 }
 
-/// The pinned checkpoint's state, or a new one with the initial weights.
+/// What the engine draws its weights by; `None` where [`load`] reads them: they are not made first, which
+/// takes as long.
+fn seed(setup: &Setup, generation: &Generation) -> Option<u64> {
+    let read = generation.start.is_some() || setup.weights.is_some();
+    (!read).then_some(setup.spec.seed)
+}
+
+/// The pinned checkpoint's state, or a new one with the initial weights: those that are read, or that
+/// [`seed`] let the engine draw.
 fn load(
     options: &RankOptions,
     setup: &Setup,

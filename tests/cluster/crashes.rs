@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::support::{Job, kit, kubectl, mended, recipe, signal};
 
@@ -142,7 +142,7 @@ fn controller(faults: &BTreeSet<String>) -> Child {
 }
 
 /// Runs a transition under a controller that dies once at each step of it, of those that come up; it must
-/// have died before and after what it decided was written, for each of these acts.
+/// have died at these places, and before and after what it decided was written for each of these acts.
 fn killed_throughout(what: &str, acts: &[&str], transition: impl FnOnce()) {
     let mortal = Mortal::start();
     transition();
@@ -152,8 +152,13 @@ fn killed_throughout(what: &str, acts: &[&str], transition: impl FnOnce()) {
         died.len()
     );
     for act in acts {
-        for place in ["decided", "written"] {
-            let fault = format!("{place}/{act}");
+        let faults = match act.contains('/') {
+            true => vec![(*act).to_owned()],
+            false => ["decided", "written"]
+                .map(|place| format!("{place}/{act}"))
+                .to_vec(),
+        };
+        for fault in faults {
             assert!(
                 died.contains(&fault),
                 "{what}: never died at {fault}: {died:?}"
@@ -167,16 +172,26 @@ fn a_controller_killed_at_every_step_of_every_transition_loses_nothing() {
     let _asleep = Asleep::now();
     let job = Job::with_volume("mortal");
     let mut started = None;
-    killed_throughout("begin", &["place", "publish"], || {
-        let job = job.start(&recipe(400_000), json!({}));
-        job.wait_training_on(3);
-        started = Some(job);
-    });
+    let made = ["companions/place", "pods/place", "pod/create"];
+    killed_throughout(
+        "begin",
+        &[&["place", "publish"][..], &made].concat(),
+        || {
+            let job = job.start(&recipe(400_000), json!({}));
+            job.wait_training_on(3);
+            started = Some(job);
+        },
+    );
     let job = started.unwrap();
     let _uncordoned = mended("kubectl", &["uncordon", "node3"]);
     killed_throughout("cordon", &["drain", "publish"], || {
+        let samples = |status: &Value| status["progress"]["samples"].as_u64().unwrap_or(0);
+        let before = samples(&job.status());
         kubectl(&["cordon", "node3"]);
-        job.wait_training_on(2);
+        let status = job.wait_training_on(2);
+        // A controller that has just begun takes no drain for ended of which it has heard nothing.
+        let began = status["history"][1]["samples"].as_u64().unwrap();
+        assert!(began >= before, "{began} after {before}: {status:#}");
     });
     killed_throughout("growth", &["place", "drain", "publish"], || {
         kubectl(&["uncordon", "node3"]);

@@ -49,7 +49,8 @@ impl PodAgent {
         let looked = self.inspected.is_some_and(|at| at.elapsed() < AGAIN);
         let newest = self.job.as_ref().and_then(|job| job.generation.as_ref());
         let counts = newest.is_some_and(|c| c.record.share_of(&self.identity.pod).is_some());
-        if looked || counts {
+        // NVML may take its time, which ranks that must stop have not.
+        if looked || counts || !self.all_ended() {
             return;
         }
         self.inspected = Some(Instant::now());

@@ -90,6 +90,16 @@ pub struct TrainingJobStatus {
     pub last_words: String,
 }
 
+impl TrainingJobStatus {
+    /// The program of the user's own that the newest generation was planned for; before there is one, the
+    /// spec's. Empty: the built-in trainer.
+    pub fn command<'a>(&'a self, spec: &'a TrainingJobSpec) -> &'a [String] {
+        let current = self.generation.as_ref();
+        let planned = current.and_then(|current| current.command.as_ref());
+        planned.unwrap_or(&spec.trainer.command)
+    }
+}
+
 /// How many changes of the world the status keeps.
 pub const HISTORY: usize = 20;
 
@@ -167,16 +177,6 @@ pub struct PlanSummary {
     /// What the rules warn of.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
-}
-
-impl TrainingJobStatus {
-    /// The program of the user's own that the newest generation was planned for; before there is one, the
-    /// spec's. Empty: the built-in trainer.
-    pub fn command<'a>(&'a self, spec: &'a TrainingJobSpec) -> &'a [String] {
-        let current = self.generation.as_ref();
-        let planned = current.and_then(|current| current.command.as_ref());
-        planned.unwrap_or(&spec.trainer.command)
-    }
 }
 
 impl PlanSummary {

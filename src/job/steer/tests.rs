@@ -404,3 +404,25 @@ fn late_pods_are_not_waited_for_when_a_smaller_world_is_ready() {
     world.look();
     assert_eq!(world.seats.len(), 3, "the third may still arrive");
 }
+
+#[test]
+fn a_job_grows_by_those_that_came_when_another_one_never_does() {
+    let mut world = calm(1);
+    world.pool = 3;
+    world.look();
+    world.now += GROW_DELAY;
+    world.look();
+    assert_eq!(world.seats.len(), 3);
+    world.become_(1, PodSeen::Coming, PodSeen::Ready);
+    world.look();
+    assert!(matches!(
+        world.ranks,
+        Ranks::Running {
+            draining: false,
+            ..
+        }
+    ));
+    world.now += PLACEMENT;
+    world.look();
+    assert!(matches!(world.ranks, Ranks::Running { draining: true, .. }));
+}

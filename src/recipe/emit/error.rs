@@ -81,10 +81,10 @@ pub enum EmitError {
     },
     /// What is written into the command changes what else it says.
     #[error(
-        "with these numbers in it the command says something else too ({numbers}: write them there yourself, as arguments of the program)"
+        "with these numbers in it the command says something else too ({numbers}: write them there yourself)"
     )]
     Misread {
-        /// What is to be typed.
+        /// The processes to start, and what is to be typed.
         numbers: String,
     },
     /// The text cannot be changed in place.
