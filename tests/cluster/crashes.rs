@@ -193,7 +193,7 @@ fn a_controller_killed_at_every_step_of_every_transition_loses_nothing() {
         let began = status["history"][1]["samples"].as_u64().unwrap();
         assert!(began >= before, "{began} after {before}: {status:#}");
     });
-    killed_throughout("growth", &["place", "drain", "publish"], || {
+    killed_throughout("growth", &["drain", "publish"], || {
         kubectl(&["uncordon", "node3"]);
         job.wait_training_on(3);
     });
@@ -204,7 +204,7 @@ fn a_controller_killed_at_every_step_of_every_transition_loses_nothing() {
             job.wait_training_on(2);
         });
     }
-    killed_throughout("the node's return", &["place", "drain", "publish"], || {
+    killed_throughout("the node's return", &["drain", "publish"], || {
         job.wait_training_on(3);
     });
     killed_throughout("killed rank", &["publish"], || {
