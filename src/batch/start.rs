@@ -13,6 +13,10 @@ use super::request::PlanRequest;
 use super::{draft, planner};
 use crate::recipe::{Diagnostic, Located, Recipe};
 
+/// The share of a device's memory that a proposal counts on: less than a run may come to use, as the rule
+/// of thumb has it, which means cards that hold 24 GB and cards that hold 24 GiB.
+const SHARE: f64 = 0.8;
+
 /// No proposal is larger: more samples at once gain nothing on one device.
 const MOST: u64 = 4096;
 
@@ -41,7 +45,9 @@ pub fn start(recipe: &Recipe, request: &PlanRequest) -> Option<Start> {
     let ranks = draft::ranks(request.gpus, &spec.parallel)?;
     let device = Device::of(spec, request)?;
     let sizes = std::iter::successors(Some(MOST), |size| (*size > 1).then_some(size / 2));
-    let micro = sizes.into_iter().find(|&micro| device.fits(ranks, micro));
+    let micro = sizes
+        .into_iter()
+        .find(|&micro| device.fits_within(SHARE, ranks, micro));
     let estimator = Estimator::of(spec, request.model_config.as_ref())?;
     // The rules look at a plan: one sample a device is the smallest that there is.
     let mut single = recipe.clone();
@@ -96,6 +102,10 @@ mod tests {
     use crate::recipe::{Request, read_text};
 
     fn proposed(model: &str, overrides: &[&str], gpus: u64) -> Start {
+        on(24_000_000_000, model, overrides, gpus)
+    }
+
+    fn on(memory: u64, model: &str, overrides: &[&str], gpus: u64) -> Start {
         let request = Request {
             path: "estimate.yaml".into(),
             overrides: overrides.iter().map(|o| (*o).to_owned()).collect(),
@@ -103,7 +113,7 @@ mod tests {
         };
         let recipe = read_text(&request, starter(model).unwrap()).unwrap();
         let request = PlanRequest {
-            device_memory: Some(24_000_000_000),
+            device_memory: Some(memory),
             ..PlanRequest::gpus(gpus)
         };
         start(&recipe, &request).unwrap()
@@ -113,6 +123,9 @@ mod tests {
     fn the_rule_of_thumb_is_met() {
         assert_eq!(proposed("7B", &[], 1).per_device_batch_size, Some(4));
         assert_eq!(proposed("13B", &[], 1).per_device_batch_size, Some(2));
+        // A card of "24 GB" holds 24 GiB.
+        assert_eq!(on(24 << 30, "7B", &[], 1).per_device_batch_size, Some(4));
+        assert_eq!(on(24 << 30, "13B", &[], 1).per_device_batch_size, Some(2));
         let large = proposed("70B", &[], 1);
         assert_eq!(large.per_device_batch_size, None);
         assert_eq!(large.found[0].rule, "model-needs-sharding");

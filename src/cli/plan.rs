@@ -83,7 +83,7 @@ pub struct Args {
         long,
         value_name = "MODEL",
         requires = "estimate",
-        conflicts_with = "command"
+        conflicts_with_all = ["command", "global_batch_size"]
     )]
     model: Option<String>,
 
@@ -188,6 +188,9 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     };
     if args.model.is_some() {
         return estimate::print(&recipe, &request, args.output);
+    }
+    if args.estimate {
+        estimate::refuse_unknown(&recipe, &request)?;
     }
     let examined = batch::examine(&recipe, &request);
     if let Some(form) = args.emit {

@@ -59,6 +59,11 @@ impl<'a> Device<'a> {
         bytes(self.available)
     }
 
+    /// Whether so many samples fit into a share of a device.
+    pub fn fits_within(&self, share: f64, ranks: u64, micro: u64) -> bool {
+        self.estimator.total(ranks, micro) <= self.available as f64 * share
+    }
+
     fn holds(&self, bytes: f64) -> bool {
         bytes <= self.available as f64 * USABLE
     }

@@ -46,14 +46,24 @@ pub fn recipe(
     Ok(read_text(&request, text))
 }
 
+/// Refuses a model of whose shape nothing is known.
+pub fn refuse_unknown(recipe: &Recipe, request: &PlanRequest) -> anyhow::Result<()> {
+    if memory::Device::of(&recipe.spec, request).is_some() {
+        return Ok(());
+    }
+    let path = recipe.spec.model.path.as_deref().unwrap_or_default();
+    bail!(
+        "the shape of `{path}` is not known: give its `config.json` keys as `{SHAPE}hidden_size=…`, or a size \
+         in the recipe's place, `--model 7B` (of {})",
+        memory::typical_sizes().join(", ")
+    );
+}
+
 /// Prints what to start with.
 pub fn print(recipe: &Recipe, request: &PlanRequest, format: Format) -> anyhow::Result<ExitCode> {
-    let Some(start) = batch::start(recipe, request) else {
-        let path = recipe.spec.model.path.as_deref().unwrap_or_default();
-        bail!(
-            "the shape of `{path}` is not known: give its `config.json` keys as `model.config.hidden_size=…`"
-        );
-    };
+    refuse_unknown(recipe, request)?;
+    let start = batch::start(recipe, request)
+        .with_context(|| format!("the axes do not divide {} GPUs", request.gpus))?;
     match format {
         Format::Text => output::print(told(recipe, request, &start))?,
         format => format.print(&start)?,
