@@ -88,6 +88,7 @@ fn telling(root: &Node) -> Option<&'static str> {
         "zero_optimization",
         "train_micro_batch_size_per_gpu",
         "train_batch_size",
+        "elasticity",
     ];
     let others = [
         "per_device_train_batch_size",

@@ -9,6 +9,7 @@ use std::collections::{HashMap, HashSet};
 use super::words::{Word, is_long_option};
 use crate::recipe::diagnostic::Diagnostic;
 use crate::recipe::node::{Entry, Node, Value};
+use crate::recipe::scalar::{Resolved, Schema};
 use crate::recipe::source::Span;
 use crate::recipe::yaml;
 
@@ -98,11 +99,32 @@ pub(super) fn tree(
     }
 }
 
+/// A value as `argparse` converts it: Python's `int` knows no octal, no hexadecimal and no base 60, and
+/// takes leading zeros.
+pub(super) fn typed(text: &str, span: Span) -> Node {
+    let unsigned = text.strip_prefix(['+', '-']).unwrap_or(text);
+    let groups = |digits: &str| !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit());
+    if unsigned.split('_').all(groups) {
+        let digits = unsigned.replace('_', "");
+        let digits = match digits.trim_start_matches('0') {
+            "" => "0",
+            digits => digits,
+        };
+        let sign = if text.starts_with('-') { "-" } else { "" };
+        return Node::plain(format!("{sign}{digits}"), span);
+    }
+    let node = Node::plain(text, span);
+    match node.resolve(Schema::PyYaml) {
+        Some(Resolved::Int(_)) => Node::string(text, span),
+        _ => node,
+    }
+}
+
 /// A value: JSON where it starts so, else one scalar as it stands. All of a JSON value stands where
 /// its word does: the shell's quotes make its own offsets meaningless.
 fn scalar(word: &Word, diagnostics: &mut Vec<Diagnostic>) -> Node {
     if !word.text.starts_with(['{', '[']) {
-        return Node::plain(&word.text, word.span);
+        return typed(&word.text, word.span);
     }
     let mut problems = Vec::new();
     let parsed = yaml::parse(&word.text, word.span.file, &mut problems);

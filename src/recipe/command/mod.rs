@@ -322,11 +322,20 @@ fn launch_keys(options: &[Opt], span: Span) -> Node {
         if accelerate::is_switch(name) {
             tree.plain(&key, &Given::new(&key, true, *at));
         } else if let (Some(value), Some(path)) = (value, config_key(name)) {
-            tree.plain(&path, &Given::new(&key, value.text.clone(), value.span));
+            // What the shell says the text does not: `--recipe-gpus` has to.
+            if COUNTS.contains(&name.as_str()) && !value.holes.is_empty() {
+                continue;
+            }
+            let text = arguments::typed(&value.text, value.span);
+            let text = text.text().unwrap_or_default().to_owned();
+            tree.plain(&path, &Given::new(&key, text, value.span));
         }
     }
     tree.into_node()
 }
+
+/// Options of `accelerate launch` that say the world, or this machine's place in it.
+const COUNTS: &[&str] = &["num_processes", "num_machines", "machine_rank"];
 
 /// The key of an accelerate config that an option with a value stands over.
 fn config_key(name: &str) -> Option<String> {

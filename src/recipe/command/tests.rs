@@ -1,6 +1,7 @@
 use super::*;
 use crate::recipe::diagnostic::Severity;
 use crate::recipe::handbook;
+use crate::recipe::scalar::{Resolved, Schema};
 use crate::recipe::source::Sources;
 
 /// What is understood of a line, or the words that refuse it.
@@ -428,4 +429,41 @@ fn a_number_that_only_the_shell_knows_is_refused_where_the_batch_hangs_on_it() {
     // Of a key given twice the last counts.
     let twice = format!("{train} --per_device_train_batch_size $N --per_device_train_batch_size 2");
     assert_eq!(refused(&twice), None);
+}
+
+#[test]
+fn numbers_are_read_as_pythons_int_reads_them() {
+    let key = "per_device_train_batch_size";
+    for (typed, read) in [
+        ("016", "16"),
+        ("1_6", "16"),
+        ("+8", "8"),
+        ("-08", "-8"),
+        ("00", "0"),
+    ] {
+        let text = format!("torchrun --nproc_per_node 4 train.py --{key} {typed}");
+        assert_eq!(argument(&text, key).as_deref(), Some(read), "{typed}");
+    }
+    for typed in ["0x10", "0b10", "1:30"] {
+        let text = format!("torchrun --nproc_per_node 4 train.py --{key}={typed}");
+        let command = understood(&text).unwrap();
+        let value = command.arguments.get(key).unwrap().resolve(Schema::PyYaml);
+        assert_eq!(value, Some(Resolved::Str(typed.into())));
+    }
+    let launched = |text: &str| {
+        let options = understood(text).unwrap().launch.unwrap();
+        options
+            .get("num_processes")
+            .and_then(Node::text)
+            .map(str::to_owned)
+    };
+    let rest = "train.py --per_device_train_batch_size 8";
+    let typed = launched(&format!("accelerate launch --num_processes 010 {rest}"));
+    assert_eq!(typed.as_deref(), Some("10"));
+    // What only the shell knows, `--recipe-gpus` says.
+    for unknown in ["$N", "${NUM_GPUS}", "$(($SLURM_NNODES * 8))"] {
+        let text =
+            format!("accelerate launch --mixed_precision bf16 --num_processes {unknown} {rest}");
+        assert_eq!(launched(&text), None, "{unknown}");
+    }
 }

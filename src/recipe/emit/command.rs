@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use super::launcher::relaunch;
+use super::launcher::{relaunch, starts_processes};
 use super::{
     EmitError, Numbers, changes, edit, no_form, readers, split_batches, standing, text_of,
 };
@@ -69,6 +69,16 @@ pub(super) fn emit(
     if !added.is_empty() {
         edits.push((end, end, added));
     }
+    let mut remarks = relaunched.remarks;
+    let place = recipe.places.get("batch.gpus");
+    let elsewhere = place.is_none_or(|place| Some(place.span.file) == recipe.files.command_line);
+    let moves = recipe.spec.batch.gpus != Some(numbers.world);
+    if elsewhere && moves && !relaunches && starts_processes(recipe, file) {
+        remarks.push(format!(
+            "the command does not say itself how many processes it starts: it has to start {}",
+            numbers.world
+        ));
+    }
     edits.sort_by_key(|(start, ..)| std::cmp::Reverse(*start));
     let before = text;
     let mut text = text.to_owned();
@@ -87,5 +97,5 @@ pub(super) fn emit(
         let numbers = processes.chain(typed).collect::<Vec<_>>().join(" ");
         return Err(EmitError::Misread { numbers });
     }
-    Ok((text, relaunched.remarks))
+    Ok((text, remarks))
 }

@@ -113,6 +113,11 @@ fn call(recipe: &Recipe, file: FileId) -> Option<Call> {
     Call::of(path.unwrap_or(Path::new("")), text_of(recipe, file), file)
 }
 
+/// Whether the command in a file starts several processes, or says so to a launcher.
+pub(super) fn starts_processes(recipe: &Recipe, file: FileId) -> bool {
+    call(recipe, file).is_some_and(|call| call.launcher != Launcher::Python)
+}
+
 /// Refuses another accumulation in a recipe that says itself which of TRL's configs it is launched with,
 /// where that one fixes it. Nobody but TRL's command line reads that.
 pub(super) fn refuse_fixed(

@@ -75,7 +75,10 @@ pub struct Emitted {
 pub fn emit(recipe: &Recipe, numbers: &Numbers, form: Form) -> Result<Emitted, EmitError> {
     match form {
         Form::Recipe => in_recipe(recipe, numbers),
-        Form::Args => arguments(recipe, numbers).map(|words| plain(words.join(" ") + "\n")),
+        Form::Args => arguments(recipe, numbers).map(|words| Emitted {
+            remarks: another_world(recipe, numbers).into_iter().collect(),
+            ..plain(words.join(" ") + "\n")
+        }),
         Form::Env => Ok(plain(environment(&recipe.spec, numbers))),
         Form::Accelerate => accelerate::emit(recipe, numbers),
         Form::Deepspeed => deepspeed::emit(recipe, numbers).map(plain),
@@ -260,6 +263,16 @@ fn in_file(recipe: &Recipe, numbers: &Numbers, file: FileId) -> Result<String, E
         text = edit::set(&text, machines, &nodes.to_string(), "num_processes")?;
     }
     Ok(text)
+}
+
+/// That the trainer's arguments are for another world than the one that the job is started in, where
+/// something else than they starts it.
+fn another_world(recipe: &Recipe, numbers: &Numbers) -> Option<String> {
+    let world = numbers.world;
+    let from = recipe.spec.batch.gpus.filter(|from| *from != world)?;
+    Some(format!(
+        "these are for {world} processes, and the job is started in {from}: start {world} of them"
+    ))
 }
 
 /// What else has to change with the recipe.

@@ -388,3 +388,18 @@ fn a_command_that_starts_another_number_of_processes_is_told() {
         assert!(written.ends_with(remark), "{written}");
     }
 }
+
+#[test]
+fn what_starts_another_world_than_the_plans_is_said() {
+    let rest = "train.py --output_dir o --per_device_train_batch_size 8";
+    let typed = Job::new(&[], &format!("accelerate launch --num_processes 8 {rest}"));
+    let args = typed.emitted(None, &numbers(4, 8, 2), Form::Args);
+    assert!(args.ends_with("started in 8: start 4 of them\n"), "{args}");
+    let same = typed.emitted(None, &numbers(8, 8, 1), Form::Args);
+    assert!(!same.contains('#'), "{same}");
+
+    let script = format!("torchrun --nproc_per_node=${{NUM_GPUS}} {rest}\n");
+    let script = Job::new(&[("run.sh", &script)], "");
+    let written = script.emitted(Some(8), &numbers(4, 8, 2), Form::Recipe);
+    assert!(written.ends_with("it has to start 4\n"), "{written}");
+}
