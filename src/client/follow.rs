@@ -19,7 +19,7 @@ use crate::words::count;
 const AGAIN: Duration = Duration::from_secs(1);
 /// How long the next of a log's last lines is waited for once the job has ended: a busy kubelet hands
 /// them on late.
-const LAST_WORDS: Duration = Duration::from_secs(5);
+const LAST_WORDS: Duration = Duration::from_secs(15);
 /// How long an API server may be away before that is said.
 const SILENCE: Duration = Duration::from_secs(10);
 
