@@ -133,7 +133,8 @@ impl Tree {
         self.root.set_path(path, list);
     }
 
-    fn put(&mut self, path: &str, key: &str, mut node: Node) {
+    /// A value that somebody wrote, as it is.
+    pub fn put(&mut self, path: &str, key: &str, mut node: Node) {
         node.key = Some(key.to_owned());
         self.root.set_path(path, node);
     }

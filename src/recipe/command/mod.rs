@@ -326,9 +326,7 @@ fn launch_keys(options: &[Opt], span: Span) -> Node {
             if COUNTS.contains(&name.as_str()) && !value.holes.is_empty() {
                 continue;
             }
-            let text = arguments::typed(&value.text, value.span);
-            let text = text.text().unwrap_or_default().to_owned();
-            tree.plain(&path, &Given::new(&key, text, value.span));
+            tree.put(&path, &key, arguments::typed(&value.text, value.span));
         }
     }
     tree.into_node()

@@ -460,6 +460,10 @@ fn numbers_are_read_as_pythons_int_reads_them() {
     let rest = "train.py --per_device_train_batch_size 8";
     let typed = launched(&format!("accelerate launch --num_processes 010 {rest}"));
     assert_eq!(typed.as_deref(), Some("10"));
+    let hex = understood(&format!("accelerate launch --num_processes 0x4 {rest}"));
+    let hex = hex.unwrap().launch.unwrap();
+    let read = hex.get("num_processes").unwrap().resolve(Schema::PyYaml);
+    assert_eq!(read, Some(Resolved::Str("0x4".into())));
     // What only the shell knows, `--recipe-gpus` says.
     for unknown in ["$N", "${NUM_GPUS}", "$(($SLURM_NNODES * 8))"] {
         let text =

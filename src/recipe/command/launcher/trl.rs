@@ -28,8 +28,8 @@ const TRL_PASSES_ON: &[&str] = &[
 /// What TRL's command line calls the accelerate config: a file, or one that TRL ships by its name.
 pub(in crate::recipe::command) const TRL_CONFIG: &str = "accelerate_config";
 
-/// Options for `accelerate launch` that stand without a value. In a recipe they would be given one, which upstream takes
-/// for the program.
+/// Options for `accelerate launch` that stand without a value. In a recipe they would be given one, which
+/// upstream takes for the program.
 const TRL_SWITCHES: &[&str] = &["use_deepspeed", "use_fsdp", "multi_gpu"];
 
 /// Whether TRL's command line takes an option for its launcher.
