@@ -61,23 +61,16 @@ impl Ledger {
             self.promises.remove(&uid);
             return;
         }
+        let known = self.promises.get(&uid).filter(|known| known.pods == pods);
         let promise = Promise {
             resource: wants.resource.clone(),
             per_seat: wants.per_seat,
             namespace: job.namespace().unwrap_or_default(),
             job: job.name_any(),
+            open: known.and_then(|known| known.open),
             pods,
-            open: None,
         };
-        let same = |known: &&Promise| {
-            Promise {
-                open: None,
-                ..(*known).clone()
-            } == promise
-        };
-        if self.promises.get(&uid).filter(same).is_none() {
-            self.promises.insert(uid, promise);
-        }
+        self.promises.insert(uid, promise);
     }
 
     /// What a job's status says that it counts on.

@@ -23,12 +23,12 @@ impl<'a> Device<'a> {
 
     /// Whether a device can hold so many samples.
     pub fn fits(&self, ranks: u64, micro: u64) -> bool {
-        self.holds(self.estimator.total(ranks, micro))
+        self.fits_within(USABLE, ranks, micro)
     }
 
     /// Whether a device can hold the weights, gradients and optimiser states.
     pub fn states_fit(&self, ranks: u64) -> bool {
-        self.holds(self.estimator.total(ranks, 0))
+        self.fits(ranks, 0)
     }
 
     /// The same device with another recipe for the same model.
@@ -62,9 +62,5 @@ impl<'a> Device<'a> {
     /// Whether so many samples fit into a share of a device.
     pub fn fits_within(&self, share: f64, ranks: u64, micro: u64) -> bool {
         self.estimator.total(ranks, micro) <= self.available as f64 * share
-    }
-
-    fn holds(&self, bytes: f64) -> bool {
-        bytes <= self.available as f64 * USABLE
     }
 }
