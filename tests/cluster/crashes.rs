@@ -143,9 +143,10 @@ fn controller(faults: &BTreeSet<String>) -> Child {
 
 /// Runs a transition under a controller that dies once at each step of it, of those that come up; it must
 /// have died at these places, and before and after what it decided was written for each of these acts.
-fn killed_throughout(what: &str, acts: &[&str], transition: impl FnOnce()) {
+/// Returns what the transition came to.
+fn killed_throughout<T>(what: &str, acts: &[&str], transition: impl FnOnce() -> T) -> T {
     let mortal = Mortal::start();
-    transition();
+    let came_to = transition();
     let died = mortal.end();
     eprintln!(
         "{what}: the controller died {} times, at {died:?}",
@@ -165,24 +166,20 @@ fn killed_throughout(what: &str, acts: &[&str], transition: impl FnOnce()) {
             );
         }
     }
+    came_to
 }
 
 #[test]
 fn a_controller_killed_at_every_step_of_every_transition_loses_nothing() {
     let _asleep = Asleep::now();
     let job = Job::with_volume("mortal");
-    let mut started = None;
     let made = ["companions/place", "pods/place", "pod/create"];
-    killed_throughout(
-        "begin",
-        &[&["place", "publish"][..], &made].concat(),
-        || {
-            let job = job.start(&recipe(400_000), json!({}));
-            job.wait_training_on(3);
-            started = Some(job);
-        },
-    );
-    let job = started.unwrap();
+    let begun = [&["place", "publish"][..], &made].concat();
+    let job = killed_throughout("begin", &begun, || {
+        let job = job.start(&recipe(400_000), json!({}));
+        job.wait_training_on(3);
+        job
+    });
     let _uncordoned = mended("kubectl", &["uncordon", "node3"]);
     killed_throughout("cordon", &["drain", "publish"], || {
         let samples = |status: &Value| status["progress"]["samples"].as_u64().unwrap_or(0);

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::support::{Job, kit, mended, node_without_controller, poll, recipe};
+use super::support::{Job, kit, mended, node_without_controller, poll, recipe, running};
 
 #[test]
 fn a_node_behind_a_cut_network_commits_nothing_and_is_taken_again() {
@@ -21,14 +21,10 @@ fn a_node_behind_a_cut_network_commits_nothing_and_is_taken_again() {
 
 /// How many processes of a command line run on a node.
 fn on_node(node: &str, pattern: &str) -> usize {
-    let found = std::process::Command::new("pgrep")
-        .args(["-f", pattern])
-        .output();
-    let found = String::from_utf8(found.unwrap().stdout).unwrap();
-    let group = |process: &&str| std::fs::read_to_string(format!("/proc/{process}/cgroup"));
+    let group = |process: &String| std::fs::read_to_string(format!("/proc/{process}/cgroup"));
     let folder = format!("/evenkeel/{node}/");
-    let there = |process: &&str| group(process).is_ok_and(|group| group.contains(&folder));
-    found.lines().filter(there).count()
+    let there = |process: &&String| group(process).is_ok_and(|group| group.contains(&folder));
+    running(pattern).iter().filter(there).count()
 }
 
 #[test]
@@ -45,9 +41,9 @@ fn a_program_of_ones_own_is_stopped_where_it_is_cut_off_before_others_take_its_p
             "trainer": {"command": program},
         }),
     );
-    let running =
+    let trains =
         |status: &Value, nodes: u64| status["state"] == "Running" && status["nodes"] == nodes;
-    job.wait("three nodes", |status| running(status, 3));
+    job.wait("three nodes", |status| trains(status, 3));
     let node = node_without_controller();
     let ranks = || on_node(&node, "sleep 86423");
     let two = || Some(ranks()).filter(|ranks| *ranks == 2);
@@ -55,10 +51,10 @@ fn a_program_of_ones_own_is_stopped_where_it_is_cut_off_before_others_take_its_p
     {
         let _mended = mended("kit", &["mend", &node]);
         kit(&["cut", &node]);
-        job.wait("a world without it", |status| running(status, 2));
+        job.wait("a world without it", |status| trains(status, 2));
         assert_eq!(ranks(), 0, "the program runs on behind the cut");
     }
-    job.wait("its node", |status| running(status, 3));
+    job.wait("its node", |status| trains(status, 3));
     poll("two ranks again", two, || ranks().to_string());
     job.delete_whole();
 }

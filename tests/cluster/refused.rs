@@ -192,26 +192,17 @@ fn an_older_definition_is_named_on_the_job_and_can_be_mended() {
     let status = "/versions/0/schema/openAPIV3Schema/properties/status/properties";
     let fields = old.pointer_mut(status).unwrap().as_object_mut().unwrap();
     fields.remove("plan").unwrap();
-    let replace = |spec: &Value| {
-        let patch = json!([{"op": "replace", "path": "/spec", "value": spec}]).to_string();
-        kubectl(&["patch", crd, "--type=json", "-p", &patch]);
-    };
-    let _mended = Definition(&replace, &whole["spec"]);
-    replace(&old);
+    let patch =
+        |spec: &Value| json!([{"op": "replace", "path": "/spec", "value": spec}]).to_string();
+    let (older, own) = (patch(&old), patch(&whole["spec"]));
+    let replace = |patch| ["patch", crd, "--type=json", "-p", patch];
+    let _mended = mended("kubectl", &replace(&own));
+    kubectl(&replace(&older));
     let job = Job::apply("newer", &recipe(4800), json!({}));
     let said = || Some(job.events()).filter(|events| events.contains("StatusUnwritten"));
     let events = poll("a word about the definition", said, || job.events());
     assert!(events.contains("charts/evenkeel/crds"), "{events}");
     assert!(job.pods().is_empty());
-    replace(&whole["spec"]);
+    kubectl(&replace(&own));
     job.finish(96);
-}
-
-/// The definition as it was, when this is dropped.
-struct Definition<'a>(&'a dyn Fn(&Value), &'a Value);
-
-impl Drop for Definition<'_> {
-    fn drop(&mut self) {
-        (self.0)(self.1);
-    }
 }

@@ -343,13 +343,7 @@ impl Job {
 
     /// Its pods' processes on this machine that were started as `evenkeel WHAT`.
     pub fn processes(&self, what: &str) -> Vec<String> {
-        let pattern = format!("evenkeel {what} .*/{}-[0-9a-f-]*", self.name);
-        let output = Command::new("pgrep")
-            .args(["-f", &pattern])
-            .output()
-            .unwrap();
-        let text = String::from_utf8(output.stdout).unwrap();
-        text.lines().map(String::from).collect()
+        running(&format!("evenkeel {what} .*/{}-[0-9a-f-]*", self.name))
     }
 
     /// The uids of its pods by name, without those that are being deleted.
@@ -431,6 +425,16 @@ impl Drop for Job {
             .stderr(std::process::Stdio::null())
             .status();
     }
+}
+
+/// Processes of this machine whose command lines match a pattern, pods' among them.
+pub fn running(pattern: &str) -> Vec<String> {
+    let output = Command::new("pgrep")
+        .args(["-f", pattern])
+        .output()
+        .unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    text.lines().map(String::from).collect()
 }
 
 /// Sends a signal to a process.
