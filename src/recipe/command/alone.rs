@@ -1,5 +1,5 @@
-//! A command without its launcher: what is left of `torchrun … train.py …` where somebody else starts
-//! the processes, and says the numbers of the batch anew in every world.
+//! A command without its launcher, for an environment that starts the processes itself (Kubernetes) and sets
+//! the batch numbers of each world: `train.py …` of `torchrun … train.py …`.
 
 use super::launcher;
 use super::scan::{self, Form, Shell};
@@ -8,19 +8,19 @@ use super::words;
 use crate::recipe::placeholder::{ARGS, RESUME_ARGS};
 use crate::recipe::source::FileId;
 
-/// The program and its arguments with placeholders in the place of the batch's numbers. `numbers`: the
-/// keys of these, which stand in the command no more. `None` where the command does not begin with
-/// Python or torchrun: other launchers do more than start processes.
+/// The program and its arguments, with placeholders instead of the batch numbers. `numbers`: the keys to
+/// remove. `None`: the command does not begin with Python or torchrun; other launchers do more than start
+/// processes.
 pub fn alone(command: &[String], numbers: &[&str]) -> Option<Vec<String>> {
     let text = words::join(command);
     let commands = scan::commands(&text, FileId(0), Form::Typed);
-    // A shell around it does more than start it.
+    // A command in an inline script is refused: the shell may do more than start it.
     let line = commands.first().filter(|line| line.shell == Shell::Own)?;
     let words = &line.words;
     let launched = launcher::find(words, &Variables::default())?;
     let (mut alone, script) = (launched.alone?, launched.script?);
     let launcher = words.len() - launched.arguments.len() - 1;
-    // A launcher that is itself started by something, or variables before it.
+    // Refuses a wrapper or a variable assignment before the launcher.
     let begins = words.first().is_some_and(|first| {
         let name = first.text.rsplit('/').next().unwrap_or_default();
         launcher == 0 || name == "torchrun" || name.starts_with("python")
@@ -58,7 +58,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_words_are_taken_or_left(words in prop::collection::vec(
+        fn any_words_end_in_placeholders_or_are_refused(words in prop::collection::vec(
             prop_oneof![any::<String>(), "torchrun|python3?|-m|train.py|--[a-z]{1,3}(=[0-9])?"],
             0..8,
         )) {
@@ -68,14 +68,14 @@ mod tests {
         }
     }
 
-    fn told(command: &str) -> Option<String> {
+    fn without_launcher(command: &str) -> Option<String> {
         let words: Vec<String> = command.split(' ').map(str::to_owned).collect();
         let numbers = ["per_device_train_batch_size", "gradient_accumulation_steps"];
         alone(&words, &numbers).map(|words| words.join(" "))
     }
 
     #[test]
-    fn torchrun_and_the_numbers_are_taken_out() {
+    fn torchrun_and_the_batch_numbers_are_removed() {
         for (command, expected) in [
             (
                 "torchrun --nproc_per_node 4 train.py --per_device_train_batch_size 8 --lr 1e-4",
@@ -102,12 +102,12 @@ mod tests {
                 "python -m my.train --x {args} {resume_args}",
             ),
         ] {
-            assert_eq!(told(command).as_deref(), Some(expected), "{command}");
+            assert_eq!(without_launcher(command).as_deref(), Some(expected), "{command}");
         }
     }
 
     #[test]
-    fn launchers_that_do_more_than_start_processes_are_not_left_out() {
+    fn launchers_that_do_more_than_start_processes_are_refused() {
         for command in [
             "accelerate launch --config_file fsdp.yaml train.py --x",
             "deepspeed --num_gpus 2 train.py --deepspeed ds.json",
@@ -116,7 +116,7 @@ mod tests {
             "bash -c torchrun",
             "torchrun",
         ] {
-            assert_eq!(told(command), None, "{command}");
+            assert_eq!(without_launcher(command), None, "{command}");
         }
     }
 }

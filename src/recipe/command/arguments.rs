@@ -1,8 +1,8 @@
-//! `--key value` to a tree, as `HfArgumentParser` (and `argparse` under it) reads them.
+//! Parses `--key value` arguments into a tree, as `HfArgumentParser` and `argparse` do.
 //!
 //! Source: transformers 5.23.0 `hf_argparser.py`: `--key value`, `--key=value`, dashes for
 //! underscores, `--flag` for true and `--no_flag` for false, lists as several values, mappings as
-//! JSON; of a key given twice the last counts.
+//! JSON; the last value of a repeated key counts.
 
 use std::collections::{HashMap, HashSet};
 
@@ -15,27 +15,27 @@ use crate::recipe::yaml;
 
 /// A command's arguments.
 pub(super) struct Arguments {
-    /// Those with a key, as a mapping.
+    /// Arguments with a key, as a mapping.
     pub root: Node,
-    /// What stands among them without one.
+    /// Positional arguments.
     pub loose: Vec<Word>,
-    /// The keys whose values the text does not say.
+    /// The keys with unresolved values.
     pub unsaid: HashSet<String>,
 }
 
-/// The arguments that words give.
+/// Parses the words of a command's arguments.
 pub(super) fn tree(
     words: &[Word],
     span: Span,
     is_switch: impl Fn(&str) -> bool,
     diagnostics: &mut Vec<Diagnostic>,
 ) -> Arguments {
-    // A command may have very many: each is looked up, not searched.
+    // A map finds repeated keys in constant time, since a command may have thousands of arguments.
     let mut entries: Vec<Entry> = Vec::new();
     let mut places: HashMap<String, usize> = HashMap::new();
     let mut loose = Vec::new();
     let mut unsaid = HashSet::new();
-    // Behind `--` no word is an option, nor the value of one before.
+    // Words after `--` are neither options nor values of an earlier option.
     let mut parts = words.splitn(2, |word| word.text == "--");
     let mut words = parts.next().unwrap_or_default().iter().peekable();
     while let Some(word) = words.next() {
@@ -50,11 +50,11 @@ pub(super) fn tree(
                 values.push(value.clone());
             }
         }
-        // A switch takes one value at most, so what follows stands for itself.
+        // A switch takes at most one value, so further words are positional.
         if is_switch(&name) && values.len() > 1 {
             loose.extend(values.drain(1..));
         }
-        let said = values.iter().all(|value| value.holes.is_empty());
+        let resolved = values.iter().all(|value| value.holes.is_empty());
         let node = match values.as_slice() {
             [] => match name.strip_prefix("no_").filter(|name| is_switch(name)) {
                 Some(positive) if !is_switch(&name) => {
@@ -70,7 +70,7 @@ pub(super) fn tree(
                 value: Value::Sequence(several.iter().map(|v| scalar(v, diagnostics)).collect()),
             },
         };
-        match said {
+        match resolved {
             true => unsaid.remove(&name),
             false => unsaid.insert(name.clone()),
         };
@@ -99,8 +99,8 @@ pub(super) fn tree(
     }
 }
 
-/// A value as `argparse` converts it: Python's `int` knows no octal, no hexadecimal and no base 60, and
-/// takes leading zeros.
+/// Converts a value as `argparse` does: Python's `int` accepts leading zeros, but no octal, hexadecimal or
+/// base-60 numbers.
 pub(super) fn typed(text: &str, span: Span) -> Node {
     let unsigned = text.strip_prefix(['+', '-']).unwrap_or(text);
     let groups = |digits: &str| !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit());
@@ -120,8 +120,8 @@ pub(super) fn typed(text: &str, span: Span) -> Node {
     }
 }
 
-/// A value: JSON where it starts so, else one scalar as it stands. All of a JSON value stands where
-/// its word does: the shell's quotes make its own offsets meaningless.
+/// Parses a value: JSON if it starts with a bracket, else a scalar. Every node of a JSON value has the span
+/// of its word, since the shell's quotes shift the offsets inside.
 fn scalar(word: &Word, diagnostics: &mut Vec<Diagnostic>) -> Node {
     if !word.text.starts_with(['{', '[']) {
         return typed(&word.text, word.span);

@@ -1,18 +1,18 @@
-//! What arithmetic assigns: `((N *= 4))`, `let N++`, `$((GA = 4))`. It is not computed; a variable that it
-//! may have changed is not known any more.
+//! Assignments in arithmetic: `((N *= 4))`, `let N++`, `$((GA = 4))`. Expressions are not evaluated; a
+//! variable that they may change becomes unresolved.
 //!
 //! Source: bash 5.2, Shell Arithmetic; POSIX.1-2024, Shell Command Language, 2.6.4.
 
-/// What an expression assigns.
+/// The variables that an expression may assign.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Assigns<'t> {
-    /// These, in the order of writing.
+    /// These variables, from left to right.
     Names(Vec<&'t str>),
-    /// One that the text does not name (`$NAME = 4`).
+    /// A variable whose name is unresolved (`$NAME = 4`).
     Anything,
 }
 
-/// The variables that an expression may assign.
+/// Finds the assignments in an expression.
 pub(super) fn assigns(expression: &str) -> Assigns<'_> {
     let mut names = Vec::new();
     for (at, c) in expression.char_indices() {
@@ -47,12 +47,12 @@ pub(super) fn assigns(expression: &str) -> Assigns<'_> {
     Assigns::Names(names)
 }
 
-/// Whether a `=` behind this is of `<=` or `>=`, and not of `<<=`.
+/// Whether a `=` after this text completes `<=` or `>=`, not `<<=` or `>>=`.
 fn compares(before: &str) -> bool {
     before.ends_with(['<', '>']) && !before.ends_with("<<") && !before.ends_with(">>")
 }
 
-/// The variable at the end of a text, also with an index.
+/// The variable at the end of a text, with or without an index.
 fn name_before(text: &str) -> Option<&str> {
     let text = text.trim_end();
     let text = match text.strip_suffix(']') {
@@ -60,7 +60,7 @@ fn name_before(text: &str) -> Option<&str> {
         None => text,
     };
     let start = text.rfind(|c| !is_of_name(c)).map_or(0, |at| at + 1);
-    // `rfind` is at the last byte of an ASCII character only.
+    // `rfind` may stop at a multi-byte character, where `start` is no character boundary.
     let name = text.get(start..)?;
     let dollar = text[..start].ends_with(['$', '{']);
     (!name.is_empty() && !name.starts_with(|c: char| c.is_ascii_digit()) && !dollar).then_some(name)
@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_assigned_is_found_and_what_is_compared_is_not() {
+    fn assignments_are_found_and_comparisons_are_not() {
         for (expression, expected) in [
             ("N*=4", &["N"][..]),
             (" WORLD = GPUS * NODES ", &["WORLD"]),

@@ -1,5 +1,5 @@
-//! What a command changes of a script's variables: its assignments, the names that it is told, and what
-//! arithmetic in any of its words does.
+//! How a command changes a script's variables: by assignments, by the names among its arguments and by
+//! arithmetic in any of its words.
 //!
 //! Source: POSIX.1-2024, Shell Command Language, 2.9.1 and 2.15; declarations, `read` and the like as in
 //! bash 5.2.
@@ -8,37 +8,37 @@ use super::arithmetic::{self, Assigns};
 use super::scan::{ARITHMETIC, Line};
 use super::words::{Assignment, Hole, Word};
 
-/// Commands that assign what stands behind them.
+/// Commands whose arguments are assignments.
 const ASSIGNING: [&str; 5] = ["export", "readonly", "declare", "typeset", "local"];
 
-/// Commands that give the variables that they name values of their own.
+/// Commands that set the variables among their arguments to unknown values.
 const CHANGING: [&str; 5] = ["read", "mapfile", "readarray", "getopts", "unset"];
 
-/// Commands that may assign anything.
+/// Commands that may assign any variable.
 const ANYTHING: [&str; 3] = ["source", ".", "eval"];
 
-/// Words before a command of the shell that change nothing of it.
+/// Prefixes of a shell command that do not change its effect on variables.
 const BEFORE: [&str; 2] = ["command", "builtin"];
 
-/// What happens to a variable.
+/// A change to the variables of a script.
 pub(super) enum Change<'l> {
-    /// It is given a value where the line is certain; the word of the assignment.
+    /// Assigns a value if the line is certain. Holds the word of the assignment.
     Assigns(Assignment<'l>, &'l Word),
-    /// The same, with a value that means something else than it says.
+    /// Assigns a value that differs from the text (`declare -i N=1+1`).
     Doubts(Assignment<'l>, &'l Word),
-    /// Programs find it in their environment.
+    /// Exports a variable.
     Exports(&'l str),
-    /// It is given a value that is not known; where.
+    /// Assigns an unknown value at a byte offset.
     Changes(&'l str, usize),
-    /// It is so if it has none (`${NAME:=4}`).
+    /// Assigns an unknown value at a byte offset if the variable is unset (`${NAME:=4}`).
     Defaults(&'l str, usize),
-    /// Any of those before may have been changed.
+    /// May change any earlier variable.
     ChangesAnything,
-    /// A name stands for another one from here on.
+    /// Declares a name reference (`declare -n`).
     Renames,
 }
 
-/// What a command changes, in the order of writing.
+/// The changes that a command makes, in order.
 pub(super) fn changes(line: &Line) -> Vec<Change<'_>> {
     let mut changes = Vec::new();
     for word in &line.words {
@@ -52,30 +52,30 @@ pub(super) fn changes(line: &Line) -> Vec<Change<'_>> {
     {
         words = rest;
     }
-    let Some((first, told)) = words.split_first() else {
-        let own = line.words.iter();
-        let own = own.filter_map(|word| Some(Change::Assigns(word.assignment()?, word)));
-        changes.extend(own);
+    let Some((first, arguments)) = words.split_first() else {
+        let words = line.words.iter();
+        let assigned = words.filter_map(|word| Some(Change::Assigns(word.assignment()?, word)));
+        changes.extend(assigned);
         return changes;
     };
     match first.text.as_str() {
         name if ASSIGNING.contains(&name) => {
-            declared(name, &line.words[..before], told, &mut changes);
+            declared(name, &line.words[..before], arguments, &mut changes);
         }
-        "let" | ARITHMETIC => told.iter().for_each(|word| arithmetic(word, &mut changes)),
-        "for" | "select" => match told {
+        "let" | ARITHMETIC => arguments.iter().for_each(|word| arithmetic(word, &mut changes)),
+        "for" | "select" => match arguments {
             [head, expression] if head.text == ARITHMETIC => arithmetic(expression, &mut changes),
-            _ => named(&told[..told.len().min(1)], &mut changes),
+            _ => named(&arguments[..arguments.len().min(1)], &mut changes),
         },
         // Without `-v` it prints.
-        "printf" => match told {
+        "printf" => match arguments {
             [option, name, ..] if option.text == "-v" => {
                 named(std::slice::from_ref(name), &mut changes);
             }
             [option, ..] if option.text.starts_with("-v") => changes.push(Change::ChangesAnything),
             _ => {}
         },
-        name if CHANGING.contains(&name) => named(told, &mut changes),
+        name if CHANGING.contains(&name) => named(arguments, &mut changes),
         name if ANYTHING.contains(&name) => changes.push(Change::ChangesAnything),
         _ => {}
     }
@@ -83,15 +83,15 @@ pub(super) fn changes(line: &Line) -> Vec<Change<'_>> {
 }
 
 /// `export NAME=value`, `declare -x "NAME=value"`; `before`: assignments in front of the command.
-fn declared<'l>(name: &str, before: &'l [Word], told: &'l [Word], changes: &mut Vec<Change<'l>>) {
-    let flags = || told.iter().filter(|word| word.text.starts_with('-'));
-    // `-i` and its like give the value another meaning.
+fn declared<'l>(name: &str, before: &'l [Word], arguments: &'l [Word], changes: &mut Vec<Change<'l>>) {
+    let flags = || arguments.iter().filter(|word| word.text.starts_with('-'));
+    // Flags such as `-i` change the value.
     let plain = name != "local" && flags().all(|word| word.text == "-x");
     let renames = |word: &Word| name != "export" && word.text.contains('n');
     if flags().any(renames) {
         changes.push(Change::Renames);
     }
-    for word in before.iter().chain(told) {
+    for word in before.iter().chain(arguments) {
         if word.text.starts_with('-') {
             continue;
         }
@@ -113,7 +113,7 @@ fn declared<'l>(name: &str, before: &'l [Word], told: &'l [Word], changes: &mut 
     }
 }
 
-/// Words that are names of variables, options among them.
+/// Marks the variables that words name as changed. Options among the words do no harm.
 fn named<'l>(words: &'l [Word], changes: &mut Vec<Change<'l>>) {
     for word in words {
         if !word.holes.is_empty() {
@@ -137,15 +137,15 @@ fn assigned<'l>(expression: &'l str, at: usize, changes: &mut Vec<Change<'l>>) {
     }
 }
 
-/// What the expansions of a word and of the items in it change.
+/// The changes that the expansions in a word and in its array items make.
 fn of_word<'l>(word: &'l Word, changes: &mut Vec<Change<'l>>) {
     for Hole { start, end, .. } in &word.holes {
-        let hole = &word.text[*start..*end];
+        let expansion = &word.text[*start..*end];
         let at = word.span.start;
-        let arithmetic = hole.strip_prefix("$((").or_else(|| hole.strip_prefix("$["));
+        let arithmetic = expansion.strip_prefix("$((").or_else(|| expansion.strip_prefix("$["));
         if let Some(expression) = arithmetic {
             assigned(expression, at, changes);
-        } else if let Some(inside) = hole.strip_prefix("${") {
+        } else if let Some(inside) = expansion.strip_prefix("${") {
             let (name, more) = inside.split_at(inside.find([':', '=']).unwrap_or(0));
             if more.starts_with('=') || more.starts_with(":=") {
                 changes.push(Change::Defaults(name, at));

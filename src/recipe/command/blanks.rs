@@ -1,5 +1,5 @@
-//! Characters that look as if they stood between words and do not: to a shell a carriage return is a
-//! letter, and so is every blank beyond space and tab.
+//! White space that does not separate words: a shell treats a carriage return as an ordinary character, and
+//! so every blank except space and tab.
 //!
 //! Source: POSIX.1-2024, Shell Command Language, 2.3, and bash 5.2 (`shell_blank`).
 
@@ -9,7 +9,7 @@ use super::words::Word;
 use crate::recipe::diagnostic::Diagnostic;
 use crate::recipe::source::{FileId, Span};
 
-/// Refuses a script whose lines end in a carriage return.
+/// Refuses a script with CRLF line ends.
 pub(super) fn refuse_line_ends(
     text: &str,
     form: Form,
@@ -22,15 +22,15 @@ pub(super) fn refuse_line_ends(
     diagnostics.push(Diagnostic::error(
             "yaml-syntax",
             Some(place(text, at, file)),
-            "the lines of this script end in a carriage return, which the shell takes for a letter: a `\\` before it continues nothing, and the command ends there",
+            "the lines of this script end in CRLF: the shell treats the carriage return as part of a word, and a `\\` before it does not continue the line",
             "save it with LF line ends (`dos2unix`, `sed -i 's/\\r$//'`)",
         ));
     true
 }
 
-/// Refuses a training with a word that looks like several.
+/// Refuses a training command with a word that holds white space outside quotes.
 pub(super) fn refuse(form: Form, training: &Candidate<'_>, diagnostics: &mut Vec<Diagnostic>) {
-    // Between quotes they are meant.
+    // White space within quotes is intended.
     let joined = |word: &&Word| word.text[..word.literal].chars().any(char::is_whitespace);
     if form == Form::Script
         && let Some(word) = training.words.iter().find(joined)
@@ -41,9 +41,9 @@ pub(super) fn refuse(form: Form, training: &Candidate<'_>, diagnostics: &mut Vec
             "yaml-syntax",
             Some(word.span),
             format!(
-                "U+{blank:04X} looks like a space here and is none to the shell: this is one word"
+                "U+{blank:04X} looks like a space, but the shell does not split words at it"
             ),
-            "write a space in its place, or quotes around it where it is meant",
+            "replace it with a space, or quote it if it is intended",
         ));
     }
 }
@@ -74,24 +74,24 @@ mod tests {
             CALL.replace(" train", " \\\r\n  train"),
             format!("#!/bin/bash\n{CALL} \\\r\n  --seed 1\n"),
         ] {
-            let said = refused(&script).unwrap_or_default();
-            assert!(said.contains("carriage return"), "{script:?}: {said}");
+            let message = refused(&script).unwrap_or_default();
+            assert!(message.contains("carriage return"), "{script:?}: {message}");
         }
     }
 
     #[test]
-    fn a_blank_that_is_none_to_the_shell_is_refused() {
+    fn white_space_that_does_not_separate_words_is_refused() {
         for blank in ['\u{a0}', '\u{2003}', '\u{3000}', '\u{b}', '\r'] {
             for script in [
                 CALL.replace("size 4", &format!("size{blank}4")),
                 CALL.replace("node 2", &format!("node{blank}2")),
                 CALL.replace("size 4", &format!("size 4{blank}--seed 1")),
             ] {
-                let said = refused(&script).unwrap_or_default();
+                let message = refused(&script).unwrap_or_default();
                 let number = format!("U+{:04X}", u32::from(blank));
                 assert!(
-                    said.contains(&number) || said.contains("no option"),
-                    "{script:?}: {said}"
+                    message.contains(&number) || message.contains("no option"),
+                    "{script:?}: {message}"
                 );
             }
         }

@@ -1,4 +1,4 @@
-//! Where a variable or a substitution ends: `$NAME`, `${NAME:-x}`, `$(command)`, `$((1 + 1))`, `$[1 + 1]`,
+//! Finds the end of a variable or a substitution: `$NAME`, `${NAME:-x}`, `$(command)`, `$((1 + 1))`, `$[1 + 1]`,
 //! `` `x` ``.
 //!
 //! Source: POSIX.1-2024, Shell Command Language, 2.6.
@@ -6,18 +6,18 @@
 /// A variable or a substitution at the start of a text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Expansion<'t> {
-    /// Its length.
+    /// Length in bytes.
     pub bytes: usize,
-    /// The variable whose value it is, where it is that and nothing else. With `${NAME:-x}` it is so
-    /// for a variable that has one.
+    /// The variable, if the expansion is exactly its value. `${NAME:-x}` has a name as well: it is the value
+    /// of a variable that is set.
     pub name: Option<&'t str>,
-    /// `$@`, `$*`, `${NAME[@]}`: any number of words.
+    /// `$@`, `$*` or `${NAME[@]}`: expands to any number of words.
     pub all: bool,
-    /// Its bracket or backtick has its second one.
+    /// The bracket or backtick is closed.
     pub closed: bool,
 }
 
-/// The one that a text begins with; `None` where a `$` is only that.
+/// The expansion at the start of a text. `None`: the `$` is literal.
 pub(super) fn at(text: &str) -> Option<Expansion<'_>> {
     let mut found = Expansion {
         bytes: text.len(),
@@ -35,7 +35,7 @@ pub(super) fn at(text: &str) -> Option<Expansion<'_>> {
     let close = match rest.chars().next()? {
         '{' => '}',
         '(' => ')',
-        // bash's old spelling of `$((…))`.
+        // The older bash syntax of `$((…))`.
         '[' => ']',
         c if c.is_ascii_alphabetic() || c == '_' => {
             let end = rest.find(|c| !is_of_name(c)).unwrap_or(rest.len());
@@ -74,7 +74,7 @@ fn is_of_name(c: char) -> bool {
     c.is_ascii_alphanumeric() || c == '_'
 }
 
-/// Bytes up to behind the next backtick that no backslash escapes.
+/// Bytes up to and including the next unescaped backtick.
 fn backtick(text: &str) -> Option<usize> {
     let mut chars = text.char_indices();
     while let Some((at, c)) = chars.next() {
@@ -89,7 +89,7 @@ fn backtick(text: &str) -> Option<usize> {
     None
 }
 
-/// Bytes up to behind the bracket that closes the one that a text begins with.
+/// Bytes up to and including the bracket that closes the one at the start of a text.
 pub(super) fn bracketed(text: &str, close: char) -> Option<usize> {
     let open = text.chars().next()?;
     let (mut depth, mut quote) = (0_usize, None);
@@ -121,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_expansion_ends_where_its_bracket_does() {
+    fn an_expansion_ends_at_its_closing_bracket() {
         for (text, bytes, name, all) in [
             ("$N/x", 2, Some("N"), false),
             ("${N}8", 4, Some("N"), false),

@@ -1,5 +1,5 @@
-//! What a Hydra program is told: `launch.py loss=dpo model=llama ++model.batch_size=32`. Its numbers
-//! stand in a tree of configs beside the program, under these overrides.
+//! The overrides of a Hydra program: `launch.py loss=dpo model=llama ++model.batch_size=32`. They apply to a
+//! tree of configs beside the program.
 //!
 //! Source: Hydra 1.3, `_internal/utils.py` (`get_args_parser`, `compute_search_path_dir`).
 
@@ -11,25 +11,24 @@ use crate::recipe::diagnostic::Diagnostic;
 use crate::recipe::placeholder;
 use crate::recipe::source::Span;
 
-/// A Hydra program's words.
+/// The arguments of a Hydra program.
 #[derive(Debug, Clone, PartialEq)]
 pub(in crate::recipe) struct Call {
-    /// `key=value`, `+key=value`, `++key=value`, `~key`; and the flag for several jobs, for whoever
-    /// refuses it.
+    /// `key=value`, `+key=value`, `++key=value`, `~key`, and `--multirun`, which a later check refuses.
     pub overrides: Vec<String>,
-    /// The root of the tree as the program finds it.
+    /// The root file of the config tree, relative to the program's directory.
     pub root: PathBuf,
-    /// The first of the words.
+    /// The place of the first argument.
     pub span: Span,
-    /// A variable that may stand for further overrides, numbers of the batch among them.
+    /// An unresolved word that may hold further overrides, batch numbers among them.
     pub(super) hidden: Option<Word>,
 }
 
-/// The overrides that settle the batch, by the last part of their keys.
+/// The overrides that fix the batch, by the last part of their keys.
 const SETTLING: [&str; 2] = ["batch_size", "gradient_accumulation_steps"];
 
-/// The words of a program that is given overrides; `None` where there are none, or where another
-/// word shows that it is no Hydra program.
+/// Parses the arguments of a Hydra program. `None`: there are no overrides, or some word shows that the
+/// program does not use Hydra.
 pub(super) fn call(script: Option<&Word>, words: &[Word]) -> Option<Call> {
     let (mut folder, mut name) = ("config", "config");
     let mut overrides = Vec::new();
@@ -54,19 +53,19 @@ pub(super) fn call(script: Option<&Word>, words: &[Word]) -> Option<Call> {
                 }
                 overrides.push(as_text(text));
             }
-            // All of it is a variable: more overrides, or nothing. What comes last counts.
+            // The word may expand to overrides, which then win over the earlier ones.
             _ if matches!(word.unsaid(), Some(Unsaid::Whole | Unsaid::Number)) => {
                 (hidden, settled) = (Some(word.clone()), [false; 2]);
             }
             _ => return None,
         }
     }
-    let said_any = overrides.iter().any(|text| is_override(text));
+    let has_overrides = overrides.iter().any(|text| is_override(text));
     let beside = script.map_or(Path::new(""), |script| {
         Path::new(&script.text).parent().unwrap_or(Path::new(""))
     });
     let name = name.strip_suffix(".yaml").unwrap_or(name);
-    said_any.then(|| Call {
+    has_overrides.then(|| Call {
         overrides,
         root: beside.join(folder).join(format!("{name}.yaml")),
         span,
@@ -74,7 +73,7 @@ pub(super) fn call(script: Option<&Word>, words: &[Word]) -> Option<Call> {
     })
 }
 
-/// `batch_size` of `++model.batch_size=8`.
+/// The last part of a key: `batch_size` of `++model.batch_size=8`.
 fn last_part(text: &str) -> &str {
     let key = text.split('=').next().unwrap_or_default();
     key.trim_start_matches('+')
@@ -83,7 +82,7 @@ fn last_part(text: &str) -> &str {
         .unwrap_or_default()
 }
 
-/// The keys by which a program's words say its batch, or HALOs' where they say none.
+/// The keys with which the words set the batch; HALOs' keys if they set none.
 pub(super) fn settling(words: &[Word]) -> [String; 2] {
     SETTLING.map(|part| {
         let keys = words.iter().filter(|word| is_override(&word.text));
@@ -93,8 +92,8 @@ pub(super) fn settling(words: &[Word]) -> [String; 2] {
     })
 }
 
-/// An override; a value with a name in braces that is ours is a text, which Hydra would take for a
-/// mapping: the program will find there what the name stands for.
+/// Quotes an override whose value holds a placeholder (`{run_dir}`), which Hydra would otherwise parse as a
+/// mapping.
 fn as_text(word: &str) -> String {
     match word.split_once('=') {
         Some((key, value))
@@ -106,18 +105,18 @@ fn as_text(word: &str) -> String {
     }
 }
 
-/// What both trees call a run, which must be given and may be called like its variable.
+/// The key for the run's name in both trees. It is mandatory, and may keep the name of a variable.
 const RUN: &str = "exp_name";
 
-/// The words that the text says. A variable in a name stays as that (`exp_name=run-${LR}`), so that Hydra's
-/// own interpolation is not taken for it; a value that is all variable goes, with a word about it, where it
-/// is no number of the batch and no choice of a group.
+/// The resolved words. An unresolved variable within a value is replaced by its name (`exp_name=run-${LR}`
+/// becomes `run-LR`), so that Hydra's interpolation does not apply. A value that is entirely unresolved is
+/// removed with a warning, or refused if it is a batch number or chooses a config group.
 pub(super) fn said(words: &[Word], diagnostics: &mut Vec<Diagnostic>) -> Vec<Word> {
-    let mut said = Vec::new();
+    let mut resolved = Vec::new();
     for word in words {
         let at = word.text.find('=').filter(|_| is_override(&word.text));
         let Some(at) = at.filter(|_| !word.holes.is_empty()) else {
-            said.push(word.clone());
+            resolved.push(word.clone());
             continue;
         };
         let key = word.text[..at].trim_start_matches('+');
@@ -144,10 +143,10 @@ pub(super) fn said(words: &[Word], diagnostics: &mut Vec<Diagnostic>) -> Vec<Wor
                     .collect();
                 plain.text.replace_range(hole.start..hole.end, &name);
             }
-            said.push(plain);
+            resolved.push(plain);
         }
     }
-    said
+    resolved
 }
 
 /// Whether a word changes a value or a group of a Hydra config.
@@ -170,7 +169,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_we_fill_in_is_a_text_to_hydra() {
+    fn a_value_with_a_placeholder_is_quoted_for_hydra() {
         let same = ["a=1", "a={b: 1}", "a=${b}", "a='{run_dir}'", "~a", "a=[x]"];
         for word in same {
             assert_eq!(as_text(word), word);

@@ -1,4 +1,4 @@
-//! Launchers: how many processes a command starts, and which program with which arguments.
+//! Launchers: the number of processes that a command starts, the program and its arguments.
 //!
 //! Sources: torch 2.9 `distributed/run.py`, `distributed/argparse_util.py`; accelerate 16cb6eb `commands/launch.py`; DeepSpeed
 //! edaa722 `launcher/runner.py`; TRL f2cd577 `cli/main.py`.
@@ -32,7 +32,7 @@ pub(super) use trl::{TRL_CONFIG, is_for_trls_launcher};
 /// What starts the processes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::recipe) enum Launcher {
-    /// Nothing but Python, or whatever stands before it.
+    /// No known launcher: Python, or another program before the script.
     Python,
     /// `torchrun`.
     Torchrun,
@@ -42,46 +42,46 @@ pub(in crate::recipe) enum Launcher {
     Accelerate,
     /// TRL's own command line, which starts `accelerate launch`.
     Trl,
-    /// A script that starts another in several processes.
+    /// A script that starts another script in several processes (`xla_spawn.py`).
     Spawn,
 }
 
-/// A command without its launcher.
+/// A command, split into its launcher and its program.
 pub(super) struct Launched<'w> {
     /// What starts the program.
     pub launcher: Launcher,
-    /// The launcher's options, in the order of writing.
+    /// The launcher's options, from left to right.
     pub options: Vec<Opt>,
-    /// Where further ones may be added: so many bytes from the start of the text.
+    /// Byte offset in the text at which further options may be added.
     pub room: usize,
-    /// The program, and in TRL's command line the trainer's name.
+    /// The program; in TRL's command line the trainer's name.
     pub script: Option<&'w Word>,
-    /// It is called by its module's name.
+    /// The program is a module, started by its name.
     pub module: bool,
-    /// What the program is called with.
+    /// The program's arguments.
     pub arguments: &'w [Word],
-    /// Processes, as a native tree.
+    /// The number of processes, as a native tree.
     pub world: Option<Node>,
-    /// What `accelerate launch` is given as its config, over which its options stand.
+    /// The config of `accelerate launch`. The options override it.
     pub config: Option<Config>,
     /// Why the launcher refuses its options.
     pub refused: Option<Diagnostic>,
-    /// Options of the launcher stand among the program's (`trl`).
+    /// The launcher's options are mixed with the program's (`trl`).
     pub mixed: bool,
-    /// A launcher starts it, in as many processes as it is told.
+    /// A launcher starts the program in several processes.
     pub many: bool,
-    /// A word that may be options of the launcher, which the text does not say.
+    /// An unresolved word that may hold launcher options.
     pub unsaid: Option<&'w Word>,
-    /// What starts the program by itself, before its name; `None` where the launcher does more than
+    /// The words before the program that start it without the launcher. `None`: the launcher does more than
     /// start processes.
     pub alone: Option<Vec<String>>,
 }
 
-/// torchrun's option for the processes of a node.
+/// torchrun's option for the number of processes on a node.
 const PER_NODE: &str = "--nproc_per_node";
 
-/// The part of a command from its launcher on, or from its first argument where it has none. `None`
-/// for a command that starts no training.
+/// Splits a command into launcher and program. A command without a launcher begins at its script or its first
+/// option. `None`: the command starts no training.
 pub(super) fn find<'w>(words: &'w [Word], variables: &Variables) -> Option<Launched<'w>> {
     let found = launcher(words, variables).or_else(|| without_launcher(words))?;
     if found.launcher != Launcher::Python || found.script.is_none() {
@@ -92,7 +92,7 @@ pub(super) fn find<'w>(words: &'w [Word], variables: &Variables) -> Option<Launc
     let Some(first) = inner.next() else {
         return Some(found);
     };
-    // What hands it on does more than start processes.
+    // A program that forwards commands does more than start processes.
     let first = Launched {
         alone: None,
         ..first
@@ -106,21 +106,21 @@ pub(super) fn find<'w>(words: &'w [Word], variables: &Variables) -> Option<Launc
     })
 }
 
-/// Commands that one program hands on, each of which may be the training.
+/// The error for a program that forwards several commands, each of which may be the training.
 fn several_handed_on(script: Option<&Word>, second: &Launched<'_>) -> Option<Diagnostic> {
     let script = script?;
     Some(Diagnostic::error(
         "global-batch-unknown",
         second.script.map(|word| word.span),
         format!(
-            "`{}` hands on more than one command: which of them is the training is not known",
+            "`{}` forwards several commands, and more than one may be the training",
             short(&script.text)
         ),
-        "give the one that is meant after `--`, without what hands it on",
+        "pass the training command after `--`, without the program that forwards it",
     ))
 }
 
-/// A script, or arguments alone. Options before a launcher are those of whatever starts it (`srun`).
+/// A script with its arguments, or arguments alone. Options before a script belong to its wrapper (`srun`).
 fn without_launcher(words: &[Word]) -> Option<Launched<'_>> {
     let script = words.iter().position(|word| word.text.ends_with(".py"));
     let option = words.iter().position(|word| word.text.starts_with("--"));
@@ -142,7 +142,7 @@ fn launcher<'w>(words: &'w [Word], variables: &Variables) -> Option<Launched<'w>
     })
 }
 
-/// A launcher that is called by its program's name. `python`: the one that torchrun belongs to.
+/// A launcher that is started by its program's name. `python`: the interpreter of torchrun's installation.
 fn by_name<'w>(
     word: &'w Word,
     rest: &'w [Word],
@@ -162,13 +162,13 @@ fn by_name<'w>(
     }
 }
 
-/// `python3`, `python3.11`.
+/// Whether a program is Python: `python`, `python3`, `python3.11`.
 fn is_python(name: &str) -> bool {
     name.strip_prefix("python")
         .is_some_and(|version| version.chars().all(|c| c.is_ascii_digit() || c == '.'))
 }
 
-/// The Python that a torchrun belongs to.
+/// The Python interpreter beside a `torchrun`.
 fn beside(torchrun: &Word) -> String {
     let folder = torchrun.text.strip_suffix("torchrun").unwrap_or_default();
     format!("{folder}python3")
@@ -176,7 +176,7 @@ fn beside(torchrun: &Word) -> String {
 
 fn program(words: &[Word]) -> Launched<'_> {
     let (script, arguments) = match words.split_first() {
-        // A launcher without a program, as in a line cut out of a longer one.
+        // A launcher without a program, as in a shortened documentation example.
         Some((first, rest)) if !first.text.starts_with('-') => (Some(first), rest),
         _ => (None, words),
     };
@@ -197,14 +197,14 @@ fn program(words: &[Word]) -> Launched<'_> {
     }
 }
 
-/// The nodes that torchrun is told: a number, or as many at least as at most (`2:2`).
+/// The value of torchrun's `--nnodes`: a number, or a range with equal ends (`2:2`).
 pub(in crate::recipe) fn nodes(text: &str) -> Option<u64> {
     let (least, most) = text.split_once(':').unwrap_or((text, text));
     let nodes = least.parse().ok()?;
     (most.parse() == Ok(nodes)).then_some(nodes)
 }
 
-/// A whole number of processes or machines; what is not one (`gpu`, `$N`) says nothing.
+/// The number of processes or machines. `None` for any other text (`gpu`, `$N`).
 fn number(word: Option<&Word>) -> Option<(u64, Span)> {
     let word = word?;
     Some((word.text.parse().ok()?, word.span))
@@ -216,11 +216,11 @@ fn world(key: &str, processes: u64, span: Span) -> Node {
     tree.into_node()
 }
 
-/// Where torchrun finds a default for `--name`: `PET_NAME`.
+/// The environment of torchrun, which holds the default of `--name` as `PET_NAME`.
 struct Environment<'w> {
-    /// The words before it: `PET_NNODES=2 torchrun`.
+    /// The words before `torchrun`: `PET_NNODES=2 torchrun`.
     before: &'w [Word],
-    /// Those of the script.
+    /// The script's variables.
     variables: &'w Variables,
 }
 
@@ -228,15 +228,14 @@ impl Environment<'_> {
     fn default(&self, option: &str) -> Option<Word> {
         let name = format!("PET_{}", option.to_uppercase());
         let mut before = self.before.iter().rev().filter_map(Word::assignment);
-        let own = before.find(|assignment| assignment.name == name);
-        match own {
+        match before.find(|assignment| assignment.name == name) {
             Some(assignment) => Some(assignment.value),
             None => self.variables.exported(&name),
         }
     }
 }
 
-/// `--nnodes` × `--nproc_per_node`; one process a node where it is not said.
+/// Parses torchrun. Its world size is `--nnodes` × `--nproc_per_node`, both 1 by default.
 fn torchrun<'w>(
     launcher: &Word,
     words: &'w [Word],
@@ -279,7 +278,7 @@ fn torchrun<'w>(
             (false, false) => vec![python],
         },
     );
-    // Without a number from the launcher one is asked for.
+    // Without a world size here the user has to give one.
     if let (Some(nodes), Some((each, each_at)), None) = (nodes, each, unsaid) {
         let at = each_at.unwrap_or(launcher.span);
         let processes = nodes.saturating_mul(each);
@@ -294,7 +293,8 @@ fn torchrun<'w>(
     }
 }
 
-/// `--num_nodes` × `--num_gpus`, or the devices that `--include localhost:0,1` names.
+/// Parses DeepSpeed's launcher. Its world size is `--num_nodes` × `--num_gpus`, or the number of devices in
+/// `--include localhost:0,1`.
 fn deepspeed<'w>(launcher: &Word, words: &'w [Word]) -> Launched<'w> {
     let Given {
         options,
@@ -307,7 +307,7 @@ fn deepspeed<'w>(launcher: &Word, words: &'w [Word]) -> Launched<'w> {
         room: launcher.span.end,
         many: true,
         module: by_module(&options),
-        // It hands `--local_rank` to the program.
+        // The launcher passes `--local_rank` to the program.
         alone: None,
         ..program(rest)
     };
@@ -334,7 +334,7 @@ fn deepspeed<'w>(launcher: &Word, words: &'w [Word]) -> Launched<'w> {
     }
 }
 
-/// Devices are counted or named, never both: DeepSpeed stops there (`main`).
+/// Refuses both a number and a list of devices, as DeepSpeed does (`main`).
 fn filtered_and_counted(options: &[Opt]) -> Option<Diagnostic> {
     let counts = option(options, &["num_gpus", "num_nodes"])?;
     let names = option(options, &["include", "i", "exclude", "e"])?;
@@ -346,8 +346,8 @@ fn filtered_and_counted(options: &[Opt]) -> Option<Diagnostic> {
     Some(Diagnostic::error(
         "unsupported-value",
         Some(names.at),
-        format!("DeepSpeed takes `{named}` and `{counts}` not together"),
-        format!("keep one of the two: `{named}` names the devices that `{counts}` would count"),
+        format!("DeepSpeed refuses `{named}` together with `{counts}`"),
+        format!("remove one of them: `{named}` lists devices, `{counts}` sets their number"),
     ))
 }
 
@@ -367,13 +367,13 @@ fn accelerate<'w>(launcher: &Word, words: &'w [Word]) -> Launched<'w> {
         many: true,
         unsaid,
         refused,
-        // What its config says reaches the program through the environment.
+        // The launcher passes its config to the program through the environment.
         alone: None,
         ..program(rest)
     }
 }
 
-/// Whether a launcher is told that the program is a module.
+/// Whether the launcher's options say that the program is a module.
 fn by_module(options: &[Opt]) -> bool {
     option(options, &["m", "module"]).is_some()
 }
@@ -383,10 +383,10 @@ fn file(options: &[Opt]) -> Option<Config> {
     Some(Config::File(PathBuf::from(&word.text)))
 }
 
-/// `python [options] SCRIPT`, or a launcher's module.
+/// Parses `python [options] SCRIPT`, or a launcher that is started as a module.
 fn python<'w>(python: &Word, words: &'w [Word], environment: &Environment<'_>) -> Launched<'w> {
     let Given { options, rest, .. } = options(words, &PYTHON);
-    let own = &words[..words.len() - rest.len()];
+    let flags = &words[..words.len() - rest.len()];
     let mut alone = vec![python.text.clone()];
     let Some(module) = value(&options, &["m"]) else {
         if let Some(launched) = spawn::spawn(rest) {
@@ -399,7 +399,7 @@ fn python<'w>(python: &Word, words: &'w [Word], environment: &Environment<'_>) -
             return launched;
         }
         let mut launched = program(rest);
-        alone.extend(own.iter().map(|word| word.text.clone()));
+        alone.extend(flags.iter().map(|word| word.text.clone()));
         launched.alone = Some(alone);
         return launched;
     };

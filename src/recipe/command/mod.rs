@@ -1,6 +1,6 @@
-//! Command lines: what somebody typed to start a training, or keeps in a script or in a file of
-//! arguments. `torchrun --nproc_per_node 4 train.py --per_device_train_batch_size 8` says how many
-//! processes there are and what the trainer is told, and may name further files.
+//! Command lines that start a training: typed, in a script or in an arguments file.
+//! `torchrun --nproc_per_node 4 train.py --per_device_train_batch_size 8` sets the number of processes and
+//! the trainer's arguments, and may name further files.
 
 mod alone;
 mod arguments;
@@ -43,7 +43,7 @@ pub(super) use shell::{is_script_option, is_shell};
 pub(super) use slurm::asked as asked_of_slurm;
 pub(super) use words::join;
 
-/// The commands of a text and their words, as a shell splits it; variables as they are written.
+/// The commands of a text and their words, split as a shell does, without expanding variables.
 pub(super) fn commands(text: &str) -> Vec<Vec<String>> {
     let commands = scan::commands(text, FileId(0), Form::Script).into_iter();
     commands
@@ -51,14 +51,14 @@ pub(super) fn commands(text: &str) -> Vec<Vec<String>> {
         .collect()
 }
 
-/// The value that stands at a place of a text with commands, as the program is given it; `None` where
-/// there is more than that one value.
+/// The expanded value at a place of a text with commands. `None`: the place holds more or fewer than one
+/// value.
 pub(super) fn value_at(path: &Path, text: &str, span: Span) -> Option<String> {
     let lines = scan::commands(text, span.file, Form::of(path, text));
     let mut variables = Variables::of(&lines);
     let words = lines.iter().flat_map(|line| &line.words);
-    let mut there = words.filter(|word| word.span.start <= span.start && span.end <= word.span.end);
-    let expanded = variables.expand(there.next()?);
+    let mut covering = words.filter(|word| word.span.start <= span.start && span.end <= word.span.end);
+    let expanded = variables.expand(covering.next()?);
     let [word] = expanded.as_slice() else {
         return None;
     };
@@ -73,7 +73,7 @@ pub(super) fn value_at(path: &Path, text: &str, span: Span) -> Option<String> {
 /// The name of the virtual file that holds a command given after `--`.
 pub const COMMAND: &str = "command";
 
-/// A command line that was understood.
+/// A parsed command line.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Command {
     /// The trainer's arguments, `--key value`, as a mapping.
@@ -82,26 +82,26 @@ pub(super) struct Command {
     pub script: Option<Given<PathBuf>>,
     /// The program is a module, called by its name (`python -m pkg.train`).
     pub module: bool,
-    /// What a Hydra program is told; it has no arguments then.
+    /// The overrides of a Hydra program. `arguments` is empty then.
     pub hydra: Option<HydraCall>,
-    /// A recipe that the program is told to read.
+    /// The recipe that the command names.
     pub config: Option<PathBuf>,
-    /// It is told so by that name alone, which leaves nothing else to be read.
+    /// The recipe is the only argument, without `--config`. Upstream then reads nothing else.
     pub only_config: bool,
     /// `--config=FILE`, one word.
     pub tied_config: Option<Given<String>>,
-    /// The recipe is a DeepSpeed config, and the arguments are the script's own business: a program
-    /// that uses DeepSpeed without a trainer around it (`--deepspeed_config`).
+    /// The recipe is a DeepSpeed config (`--deepspeed_config`): the program uses DeepSpeed without a
+    /// known trainer, and its arguments are not interpreted.
     pub deepspeed: bool,
-    /// The accelerate config that it is launched with.
+    /// The accelerate config of the launcher.
     pub accelerate: Option<Config>,
-    /// It is TRL's own command line, which looks for options of its launcher in the recipe as well.
+    /// The command is TRL's command line, which also reads launcher options from the recipe.
     pub by_trl: bool,
     /// Options of `accelerate launch`, as keys of its config.
     pub launch: Option<Node>,
     /// Processes that torchrun or DeepSpeed's launcher starts, as a native tree.
     pub world: Option<Node>,
-    /// Where arguments may be added: after the last one.
+    /// Byte offset at which arguments may be added, after the last one.
     pub end: usize,
 }
 
@@ -128,7 +128,7 @@ pub(super) fn is_one(path: &Path, text: &str) -> bool {
     first.is_some_and(|line| words::is_long_option(line) || launches(line))
 }
 
-/// What a file says that `HfArgumentParser` reads before a command's own arguments.
+/// The arguments in a file that `HfArgumentParser` reads before the command's arguments.
 pub(super) fn arguments_of(
     text: &str,
     file: FileId,
@@ -140,11 +140,11 @@ pub(super) fn arguments_of(
     Some(arguments::tree(&line.words, start, is_switch, diagnostics).root)
 }
 
-/// The words of every command, with what the text says of its variables.
+/// The expanded words of every command, and the variables of the text.
 fn expanded(lines: &[Line]) -> (Vec<Vec<Word>>, Variables) {
     let mut variables = Variables::of(lines);
     let words = lines.iter().map(|line| {
-        // Words of a shell that nobody could read are no command's.
+        // Skips an inline script whose quoting is not supported.
         let words = line.words.iter().filter(|_| line.shell != Shell::Unread);
         words.flat_map(|word| variables.expand(word)).collect()
     });
@@ -178,7 +178,7 @@ pub(super) fn parse(
             "unknown-dialect",
             span,
             "no command here starts a training",
-            "give the whole call, as `torchrun --nproc_per_node 8 train.py --per_device_train_batch_size 8`, or its arguments",
+            "give the whole command, such as `torchrun --nproc_per_node 8 train.py --per_device_train_batch_size 8`, or its arguments",
         ));
         return None;
     };
@@ -186,8 +186,8 @@ pub(super) fn parse(
         diagnostics.push(Diagnostic::error(
             "yaml-syntax",
             Some(found.last.span),
-            "a quote of the command is not closed, or a backslash ends it",
-            "end it: what comes after it would be of the same word",
+            "the command has an unclosed quote, or ends in a backslash",
+            "close the quote or remove the backslash: text after it would belong to the same word",
         ));
         return None;
     }
@@ -209,13 +209,13 @@ fn understand(
 ) -> Command {
     let start = launched.arguments.first().unwrap_or(last).span;
     let hydra = hydra::call(launched.script, launched.arguments).map(|call| {
-        let said = hydra::said(launched.arguments, diagnostics);
-        let said = hydra::call(launched.script, &said);
+        let resolved = hydra::said(launched.arguments, diagnostics);
+        let resolved = hydra::call(launched.script, &resolved);
         if let Some(word) = &call.hidden {
             diagnostics.push(unsaid::hidden_overrides(word, launched.arguments));
         }
         HydraCall {
-            overrides: said.map_or_else(Vec::new, |said| said.overrides),
+            overrides: resolved.map_or_else(Vec::new, |call| call.overrides),
             ..call
         }
     });
@@ -240,7 +240,7 @@ fn understand(
         let path = PathBuf::from(&word.text);
         Given::new("script", path, word.span)
     });
-    // TRL and the handbook take `--config recipe.yaml`; transformers' scripts a JSON or YAML file
+    // TRL and the handbook take `--config recipe.yaml`; transformers' scripts take a JSON or YAML file
     // as their only argument.
     let file = |arguments: &Node, key| arguments.get(key).and_then(Node::text).map(PathBuf::from);
     let raw = file(&arguments, "deepspeed_config");
@@ -286,7 +286,8 @@ fn understand(
     }
 }
 
-/// Where arguments may be added: behind the last word, but before `--`, behind which no option is one.
+/// Byte offset at which arguments may be added: after the last word, but before `--`, which ends the
+/// options.
 fn end_of_options(launched: &Launched<'_>, last: &Word) -> usize {
     let words = launched.arguments;
     let Some(at) = words.iter().position(|word| word.text == "--") else {
@@ -295,26 +296,25 @@ fn end_of_options(launched: &Launched<'_>, last: &Word) -> usize {
     let before = at.checked_sub(1).and_then(|at| words.get(at));
     match before.or(launched.script) {
         Some(before) => before.span.end,
-        // At the blank in front of it.
+        // At the blank before `--`.
         None => words[at].span.start.saturating_sub(1),
     }
 }
 
-/// `loss=dpo` is what a Hydra program takes, which has no such options beside it.
+/// Refuses Hydra overrides (`loss=dpo`) beside arguments that no Hydra program takes.
 fn refuse_hydra(loose: &[Word], diagnostics: &mut Vec<Diagnostic>) {
     if let Some(word) = loose.iter().find(|word| hydra::is_override(&word.text)) {
         let text = short(&word.text);
         diagnostics.push(Diagnostic::error(
             "unknown-dialect",
             Some(word.span),
-            format!("`{text}` is for a Hydra program, and other arguments of this command are for none"),
-            format!("give the tree and what follows the program, `evenkeel plan config {text} …`, and an accelerate config by `--accelerate FILE`"),
+            format!("`{text}` is a Hydra override, but other arguments of this command are not"),
+            format!("pass the config tree and the overrides, `evenkeel plan config {text} …`, and an accelerate config with `--accelerate FILE`"),
         ));
     }
 }
 
-/// Options of `accelerate launch` as the keys of its config that they stand over, and its switches
-/// under their own names.
+/// Options of `accelerate launch` as the config keys that they override, and its switches as `--NAME`.
 fn launch_keys(options: &[Opt], span: Span) -> Node {
     let mut tree = Tree::new(span);
     for Opt { name, at, value } in options {
@@ -322,7 +322,7 @@ fn launch_keys(options: &[Opt], span: Span) -> Node {
         if accelerate::is_switch(name) {
             tree.plain(&key, &Given::new(&key, true, *at));
         } else if let (Some(value), Some(path)) = (value, config_key(name)) {
-            // What the shell says the text does not: `--recipe-gpus` has to.
+            // An unresolved count stays unset; the user gives it with `--recipe-gpus`.
             if COUNTS.contains(&name.as_str()) && !value.holes.is_empty() {
                 continue;
             }
@@ -332,10 +332,10 @@ fn launch_keys(options: &[Opt], span: Span) -> Node {
     tree.into_node()
 }
 
-/// Options of `accelerate launch` that say the world, or this machine's place in it.
+/// Options of `accelerate launch` for the world size and this machine's rank.
 const COUNTS: &[&str] = &["num_processes", "num_machines", "machine_rank"];
 
-/// The key of an accelerate config that an option with a value stands over.
+/// The key of an accelerate config that an option with a value overrides.
 fn config_key(name: &str) -> Option<String> {
     const PREFIXES: &[(&str, &str)] = &[
         ("fsdp_", "fsdp_config"),
@@ -357,19 +357,19 @@ fn config_key(name: &str) -> Option<String> {
     Some(format!("{part}.{name}"))
 }
 
-/// The launcher of a command as it stands there, for whoever writes other numbers into it.
+/// The launcher of a command and the places of its options, for writing a plan's numbers into the text.
 pub(super) struct Call {
     /// What starts the processes.
     pub launcher: Launcher,
-    /// Where further options may be added: so many bytes from the start of the text.
+    /// Byte offset in the text at which further options may be added.
     pub room: usize,
-    /// It says which program it starts.
+    /// The command names its program.
     pub has_program: bool,
     options: Vec<Opt>,
 }
 
 impl Call {
-    /// The launcher of the command of a text that starts a training.
+    /// The launcher of the training command in a text.
     pub fn of(path: &Path, text: &str, file: FileId) -> Option<Call> {
         let lines = scan::commands(text, file, Form::of(path, text));
         let (commands, variables) = expanded(&lines);
@@ -383,7 +383,7 @@ impl Call {
         })
     }
 
-    /// The option's value that begins at a place of the text.
+    /// The option value that begins at a byte offset of the text.
     pub fn value_from(&self, start: usize) -> Option<(&str, Span)> {
         let mut values = self
             .options
@@ -393,7 +393,7 @@ impl Call {
         Some((&word.text, word.span))
     }
 
-    /// Where an option stands, whether it has a value or not.
+    /// The place of an option, with or without a value.
     pub fn at(&self, names: &[&str]) -> Option<Span> {
         Some(launcher::option(&self.options, names)?.at)
     }
@@ -406,7 +406,7 @@ impl Call {
     }
 }
 
-/// What a recipe says to TRL's launcher: a config, and options over it.
+/// The accelerate config and the launcher options that a recipe gives to TRL's launcher.
 #[derive(Debug, Default)]
 pub(super) struct Launch {
     /// `accelerate_config`.
@@ -415,8 +415,8 @@ pub(super) struct Launch {
     pub options: Option<Node>,
 }
 
-/// Takes out of a recipe what TRL's command line hands to its launcher (`num_processes: 4`): all that
-/// the trainer does not know goes there.
+/// Removes from a recipe the keys that TRL's command line passes to its launcher (`num_processes: 4`). TRL
+/// passes on every key that the trainer does not know.
 pub(super) fn take_launch(root: &mut Node) -> Launch {
     let mut launch = Launch::default();
     let Value::Mapping(entries) = &mut root.value else {

@@ -1,6 +1,5 @@
-//! Whether a text with commands still says the same once numbers were written into it. What is written
-//! behind a word may become its value, and a word that looked like nothing may be an option of whatever
-//! starts the program: reading what was written is the only proof that nothing else changed.
+//! Checks that writing a plan's numbers into a text with commands changed nothing else. An added word may
+//! become another option's value or an option of the launcher, so the changed text is parsed again.
 
 use std::path::Path;
 
@@ -10,8 +9,8 @@ use crate::recipe::handbook;
 use crate::recipe::node::{Node, Value};
 use crate::recipe::source::FileId;
 
-/// Whether `after` starts the same program as `before` with the same arguments, but for those in
-/// `numbers`, which have these values.
+/// Whether `after` starts the same program as `before` with the same arguments, except that the keys in
+/// `numbers` have the given values.
 pub(in crate::recipe) fn only_numbers_changed(
     path: &Path,
     before: &str,
@@ -19,15 +18,16 @@ pub(in crate::recipe) fn only_numbers_changed(
     numbers: &[(String, u64)],
 ) -> bool {
     let read = |text: &str| {
-        let mut told = Vec::new();
-        let command = parse(path, text, FileId(0), handbook::is_switch, &mut told)?;
-        let errors = told.iter().filter(|d| d.severity == Severity::Error);
+        let mut diagnostics = Vec::new();
+        let is_switch = handbook::is_switch;
+        let command = parse(path, text, FileId(0), is_switch, &mut diagnostics)?;
+        let errors = diagnostics.iter().filter(|d| d.severity == Severity::Error);
         (errors.count() == 0).then_some(command)
     };
     let (Some(before), Some(after)) = (read(before), read(after)) else {
         return false;
     };
-    let said = |(key, number): &(String, u64)| {
+    let has = |(key, number): &(String, u64)| {
         let text = after.arguments.get(key).and_then(Node::text);
         text.and_then(|text| text.parse().ok()) == Some(*number)
     };
@@ -39,7 +39,7 @@ pub(in crate::recipe) fn only_numbers_changed(
         arguments
     };
     let script = |command: &Command| command.script.as_ref().map(|script| script.value.clone());
-    numbers.iter().all(said)
+    numbers.iter().all(has)
         && rest(&before).same_value(&rest(&after))
         && script(&before) == script(&after)
         && before.config == after.config

@@ -1,8 +1,8 @@
-//! A text to the commands in it and their words, as a POSIX shell splits them, with places.
+//! Splits a text into commands and words as a POSIX shell does, with their places.
 //!
-//! Quotes, escapes, comments, continued lines, redirections and here-documents are understood; of
-//! loops and conditions only where they begin and end, and of `case` the patterns as well. Nothing is
-//! expanded here.
+//! The scanner handles quotes, escapes, comments, continued lines, redirections and here-documents. Of
+//! loops and conditions it knows the beginning and the end, of `case` also the patterns. It expands
+//! nothing.
 //!
 //! Source: POSIX.1-2024, Shell Command Language, 2.2 to 2.10; arrays as in bash 5.2.
 
@@ -18,17 +18,17 @@ use crate::recipe::source::FileId;
 
 pub(super) use compound::ARITHMETIC;
 
-/// How a text with commands is written.
+/// The syntax of a text with commands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Form {
     /// A line ends its command.
     Script,
     /// Arguments alone: a line end is a space.
     Arguments,
-    /// Words that somebody typed and their shell has split, quoted again where that is needed.
+    /// Words that the user's shell has already split, quoted again where needed.
     Typed,
-    /// What `HfArgumentParser` reads beside a program: split at white space and nothing else
-    /// (transformers 5.23.0 `hf_argparser.py`, `parse_args_into_dataclasses`).
+    /// The arguments file of `HfArgumentParser`, split only at white space (transformers 5.23.0
+    /// `hf_argparser.py`, `parse_args_into_dataclasses`).
     ArgumentsFile,
 }
 
@@ -54,24 +54,24 @@ impl Form {
 pub(super) struct Line {
     /// At least one.
     pub words: Vec<Word>,
-    /// It is run once and in the script's own shell, whatever comes of the others.
+    /// The script's shell runs the command exactly once, whatever the exit status of others.
     pub certain: bool,
-    /// Whose it is.
+    /// The shell that runs the command.
     pub shell: Shell,
 }
 
 /// The shell that runs a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Shell {
-    /// The one that reads the text.
+    /// The shell that reads the text.
     Own,
-    /// Another one, which the text starts with this command.
+    /// A shell that the text starts with this command as inline script (`bash -c`).
     Inner,
-    /// The command starts another one, whose commands cannot be read.
+    /// The command starts a shell with an inline script whose quoting is not supported.
     Unread,
 }
 
-/// The commands of a text; none of them is empty.
+/// The commands of a text. Each has at least one word.
 pub(super) fn commands(text: &str, file: FileId, form: Form) -> Vec<Line> {
     let scanner = Scanner {
         text,
@@ -95,14 +95,14 @@ pub(super) fn commands(text: &str, file: FileId, form: Form) -> Vec<Line> {
     }
 }
 
-/// What stands between two commands.
+/// The separator after a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Then {
-    /// The next one follows.
+    /// The next command always follows.
     Next,
-    /// It follows if the first has come out well, or has not.
+    /// The next command depends on the exit status (`&&`, `||`).
     If,
-    /// They run side by side, each in a shell of its own.
+    /// Both commands run at the same time, each in a subshell.
     Beside,
 }
 
@@ -112,25 +112,25 @@ struct Scanner<'t> {
     form: Form,
     at: usize,
     line: u32,
-    /// A place on this line and its column.
+    /// A byte offset on this line and its column.
     column: (usize, u32),
     /// The words of the command so far.
     words: Vec<Word>,
     lines: Vec<Line>,
-    /// What was begun and not ended: `if`, `{`, `(`.
+    /// The end words of open compound commands and groups.
     open: Vec<&'static str>,
     after: Then,
-    /// Ends of here-documents that begin with the next line; whether tabs may stand before.
+    /// End words of the here-documents that begin on the next line, and whether tabs may precede them.
     documents: Vec<(String, bool)>,
-    /// Places of backslashes that are not there for this shell.
+    /// Byte offsets of backslashes that the outer shell removes.
     passed: Vec<usize>,
-    /// Places of a `$` that another shell was kept from.
+    /// Byte offsets of each `$` that is escaped for the outer shell.
     kept: Vec<usize>,
     /// A pattern of `case` comes next.
     in_pattern: bool,
 }
 
-/// Redirections, those that begin alike by length.
+/// Redirection operators; longer ones come before their prefixes.
 const REDIRECTIONS: [&str; 12] = [
     "&>>", "<<<", "<<-", "&>", "<<", ">>", ">&", ">|", "<&", "<>", ">", "<",
 ];
@@ -237,7 +237,7 @@ impl Scanner<'_> {
         self.lines
     }
 
-    /// A word of the command, unless it is the number before a redirection (`2>`).
+    /// Reads a word of the command, unless it is the number before a redirection (`2>`).
     fn word_or_descriptor(&mut self) {
         let mut word = self.word(false);
         let digits = word.is_literal() && word.text.chars().all(|c| c.is_ascii_digit());
@@ -255,7 +255,7 @@ impl Scanner<'_> {
         }
     }
 
-    /// A command, or in its place those of a shell that it starts.
+    /// Adds a command, or the commands of the inline script that it starts.
     fn push(&mut self, words: Vec<Word>, certain: bool) {
         let mut line = Line {
             words,
@@ -277,7 +277,7 @@ impl Scanner<'_> {
         self.lines.push(line);
     }
 
-    /// The commands of a shell's word. `before`: variables of its environment.
+    /// The commands of an inline script. `before`: assignments for its environment.
     fn inner(&self, word: &Word, inside: Inside, before: &[Word]) -> Vec<Line> {
         let quote = u32::from(inside.start > word.span.start);
         let column = word.span.column.saturating_add(quote);
@@ -336,7 +336,7 @@ impl Scanner<'_> {
         }
     }
 
-    /// The lines of here-documents, and the words that end them.
+    /// Skips here-documents with their end words.
     fn skip_documents(&mut self) {
         for (end, tabs) in std::mem::take(&mut self.documents) {
             while self.at < self.text.len() {
@@ -357,8 +357,8 @@ impl Scanner<'_> {
         }
     }
 
-    /// Whether a character stands between words. To a shell no other blank does, U+00A0 among them; a
-    /// file of arguments may have the line ends of any system.
+    /// Whether a character separates words. A shell splits at no other blank, such as U+00A0. A file of
+    /// arguments may have CRLF line ends.
     fn is_blank(&self, c: char) -> bool {
         matches!(c, ' ' | '\t' | '\n') || (c == '\r' && self.form == Form::Arguments)
     }
@@ -378,7 +378,7 @@ impl Scanner<'_> {
         }
     }
 
-    /// `> file`, `2>&1`, `<<END`: none of it is an argument.
+    /// Skips a redirection (`> file`, `2>&1`, `<<END`): it is no argument.
     fn redirection(&mut self) {
         let found = REDIRECTIONS.iter().find(|op| self.rest().starts_with(**op));
         let Some(operator) = found else { return };
@@ -392,7 +392,7 @@ impl Scanner<'_> {
         }
         let target = self.word(false);
         if !target.closed {
-            // Whoever looks for a quote that is not closed finds it there.
+            // Keeps the word, so that the caller finds the unclosed quote.
             self.words.push(target);
         } else if operator.starts_with("<<") && *operator != "<<<" && self.form == Form::Script {
             self.documents.push((target.text, *operator == "<<-"));

@@ -1,4 +1,4 @@
-//! Which command of a script is the training.
+//! Finds the command of a script that starts the training.
 
 use super::launcher::{self, Launched};
 use super::scan::{Line, Shell};
@@ -9,14 +9,14 @@ use crate::recipe::diagnostic::Diagnostic;
 use crate::recipe::handbook::{self, keys};
 use crate::recipe::programs;
 
-/// Commands that start nothing, whatever they are told.
+/// Commands that start no other program, whatever their arguments.
 const HARMLESS: &[&str] = &[
     "((", ":", "[", "[[", "alias", "case", "cat", "cd", "chmod", "cp", "curl", "declare", "echo",
     "export", "for", "git", "grep", "let", "local", "ls", "mkdir", "mv", "pip", "pip3", "printf",
     "read", "readonly", "rm", "select", "set", "shift", "test", "typeset", "unset", "wget",
 ];
 
-/// Arguments that say a batch, or name a file that does.
+/// Arguments that set the batch, or name a file that may.
 const BATCH: [&str; 6] = [
     "per_device_train_batch_size",
     "per_gpu_train_batch_size",
@@ -29,19 +29,19 @@ const BATCH: [&str; 6] = [
 /// A command that may be a training.
 pub(super) struct Candidate<'w> {
     pub launched: Launched<'w>,
-    /// Its last word.
+    /// Word after which text may be added.
     pub last: &'w Word,
     pub words: &'w [Word],
 }
 
-/// How much speaks for a command.
+/// How likely a command is the training.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Likely {
-    /// It is a program's call.
+    /// It starts a program.
     Program,
-    /// A launcher starts it, or it has arguments that trainers have.
+    /// A launcher starts it, or it has arguments of a trainer.
     Training,
-    /// And they say a batch.
+    /// Its arguments set a batch.
     Batch,
 }
 
@@ -59,7 +59,7 @@ impl Candidate<'_> {
             ends.iter().any(|end| word.text.ends_with(end))
         };
         let hydra = super::hydra::call(launched.script, launched.arguments).is_some();
-        let unsaid = launched
+        let unresolved = launched
             .arguments
             .iter()
             .any(|word| word.unsaid().is_some());
@@ -68,7 +68,7 @@ impl Candidate<'_> {
             Likely::Batch
         } else if launched.many
             || any(&|name| keys::kind_in_training(name).is_some())
-            || unsaid
+            || unresolved
             || named.is_some_and(|name| handbook::trainer_of(name).is_some())
         {
             Likely::Training
@@ -78,13 +78,13 @@ impl Candidate<'_> {
     }
 }
 
-/// Whether a command starts nothing, whatever it is told.
+/// Whether a command starts no other program, whatever its arguments.
 pub(super) fn is_harmless(words: &[Word]) -> bool {
     let first = words.iter().find(|word| word.assignment().is_none());
     first.is_none_or(|word| HARMLESS.contains(&word.text.as_str()))
 }
 
-/// The commands that may be a training, the likeliest only.
+/// The commands that are most likely a training.
 pub(super) fn candidates<'w>(
     commands: &'w [Vec<Word>],
     variables: &Variables,
@@ -110,8 +110,7 @@ pub(super) fn candidates<'w>(
     found.into_iter().map(|(_, candidate)| candidate).collect()
 }
 
-/// Refuses a script with several trainings: no one plan is right for all of them, and it could be
-/// written into one only.
+/// Refuses a script with several trainings: one plan cannot fit all of them.
 pub(super) fn refuse_others(candidates: &[Candidate<'_>], diagnostics: &mut Vec<Diagnostic>) {
     let several = candidates.len() > 1 && candidates[0].likely() > Likely::Program;
     if !several {
@@ -126,13 +125,13 @@ pub(super) fn refuse_others(candidates: &[Candidate<'_>], diagnostics: &mut Vec<
         "global-batch-unknown",
         candidates[1].words.first().map(|word| word.span),
         format!(
-            "{count} commands here start a training, at lines {lines}: each has a batch of its own"
+            "{count} commands here start a training, at lines {lines}: each has its own batch"
         ),
-        "give the one that is meant after `--`, or a script with it alone",
+        "pass one of them after `--`, or a script that starts only one",
     ));
 }
 
-/// Refuses a shell's word that cannot be read, where it may start the training: whether it has.
+/// Refuses an inline script with unsupported quoting that may start the training. Returns whether it did.
 pub(super) fn refuse_unread(
     lines: &[Line],
     candidates: &[Candidate<'_>],
@@ -158,8 +157,8 @@ pub(super) fn refuse_unread(
     diagnostics.push(Diagnostic::error(
         "unknown-dialect",
         Some(word.span),
-        "what the shell is told here may start a training, and stands among several pairs of quotes, which are not read",
-        "give the inner command itself, or put one pair of quotes around it that it does not have inside",
+        "this inline script may start a training, but it is not enclosed by exactly one pair of quotes",
+        "pass the inner command itself, or enclose the script with quotes that do not occur inside",
     ));
     true
 }

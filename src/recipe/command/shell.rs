@@ -1,9 +1,10 @@
-//! `bash -c 'torchrun … train.py …'`, `sbatch --wrap="torchrun …"`: a word of a command that is a shell's,
-//! with commands of its own.
-//! It is read where it stands, as long as its quotes only stand around it, so that places in it are
-//! places of the whole text; what stands escaped between double quotes is read without its backslashes.
+//! Inline scripts: a word of a command that holds commands for another shell,
+//! `bash -c 'torchrun … train.py …'` or `sbatch --wrap="torchrun …"`.
 //!
-//! Source: POSIX.1-2024, Shell Command Language, 2.2, and `sh` (`-c`; options may come after it); Slurm
+//! An inline script is read in place if one pair of quotes encloses the whole word, so that places in it are
+//! places of the whole text. Escaped characters between double quotes are read without their backslashes.
+//!
+//! Source: POSIX.1-2024, Shell Command Language, 2.2, and `sh` (`-c`; options may follow it); Slurm
 //! 25.05 `sbatch(1)`.
 
 mod unescaped;
@@ -12,10 +13,9 @@ use super::words::Word;
 
 pub(super) use unescaped::Unescaped;
 
-/// Shells.
 const SHELLS: [&str; 5] = ["sh", "bash", "dash", "zsh", "ksh"];
 
-/// Whether an option of theirs has a value (`-o`, `-eo`, `+O`).
+/// Whether an option of a shell takes a value (`-o`, `-eo`, `+O`).
 fn is_valued(option: &str) -> bool {
     match option.starts_with("--") {
         true => ["--rcfile", "--init-file"].contains(&option),
@@ -28,7 +28,7 @@ pub(in crate::recipe) fn is_shell(name: &str) -> bool {
     SHELLS.contains(&name)
 }
 
-/// `-c`, also among others (`-lc`).
+/// Whether a word is `-c`, alone or combined with other letters (`-lc`).
 pub(in crate::recipe) fn is_script_option(word: &str) -> bool {
     let letters = word.strip_prefix('-');
     letters.is_some_and(|letters| {
@@ -36,25 +36,25 @@ pub(in crate::recipe) fn is_script_option(word: &str) -> bool {
     })
 }
 
-/// Where the commands of a word stand in the text.
+/// The place of an inline script in the text, without its quotes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Inside {
     pub start: usize,
     pub end: usize,
-    /// Backslashes that the outer quotes take away (`\$`).
+    /// Byte offsets of the backslashes in `\$`, which the outer shell removes.
     pub passed: Vec<usize>,
-    /// There are others of them, so that the inner shell reads another text than stands there.
+    /// The script has other escapes, so the inner shell reads a different text.
     pub escaped: bool,
-    /// Single quotes: variables are the inner shell's.
+    /// The script is single-quoted: its variables belong to the inner shell.
     pub own_variables: bool,
 }
 
-/// The word of a command that is a shell's, with the position of what starts it.
+/// The inline script of a command, and the position of the word that starts the shell.
 pub(super) fn script(words: &[Word]) -> Option<(usize, Word)> {
-    told(words).or_else(|| wrapped(words))
+    after_option(words).or_else(|| wrapped(words))
 }
 
-/// `sbatch --wrap`, which makes a script of `sh` of its value.
+/// The value of `sbatch --wrap`, which `sh` runs.
 fn wrapped(words: &[Word]) -> Option<(usize, Word)> {
     let is_sbatch = |word: &Word| word.text.rsplit('/').next() == Some("sbatch");
     let at = words.iter().position(is_sbatch)?;
@@ -70,27 +70,27 @@ fn wrapped(words: &[Word]) -> Option<(usize, Word)> {
     None
 }
 
-/// A shell's word behind `-c`.
-fn told(words: &[Word]) -> Option<(usize, Word)> {
+/// The word after a shell's `-c`.
+fn after_option(words: &[Word]) -> Option<(usize, Word)> {
     let is_shell_word = |word: &Word| {
         let name = word.text.rsplit('/').next().unwrap_or_default();
         word.holes.is_empty() && is_shell(name)
     };
     let shell = words.iter().position(is_shell_word)?;
-    let mut asked = false;
+    let mut has_script = false;
     let mut at = shell + 1;
     while let Some(word) = words.get(at) {
         let option = word.text.len() > 1 && word.text.starts_with(['-', '+']);
         if !option {
-            return asked.then(|| (shell, word.clone()));
+            return has_script.then(|| (shell, word.clone()));
         }
-        asked |= is_script_option(&word.text);
+        has_script |= is_script_option(&word.text);
         at += 1 + usize::from(is_valued(&word.text));
     }
     None
 }
 
-/// Where such a word's commands stand; `None`: among quotes that cannot be read in place.
+/// The place of an inline script. `None`: its quoting is not supported.
 pub(super) fn inside(text: &str, word: &Word) -> Option<Inside> {
     let (start, end) = (word.span.start, word.span.end);
     let written = text.get(start..end)?;

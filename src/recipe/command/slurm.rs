@@ -1,39 +1,38 @@
-//! What a script asks Slurm for: its `#SBATCH` lines, and the `salloc` that a comment tells its reader to
-//! call first. Whoever starts another number of processes than these GPUs has one of the two wrong.
+//! The GPUs that a script requests from Slurm: its `#SBATCH` lines, and `salloc` or `sbatch` calls in
+//! comments. A launcher that starts another number of processes is probably a mistake.
 //!
 //! Source: Slurm 25.05 `sbatch(1)`, `salloc(1)`.
 
 use crate::recipe::source::{FileId, Span};
 
-/// GPUs that were asked for.
+/// A request for GPUs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::recipe) struct Asked {
-    /// On all nodes.
+    /// GPUs on all nodes.
     pub gpus: u64,
-    /// The option that says so, as it is written.
+    /// The option as written.
     pub option: String,
-    /// Nodes.
     pub nodes: u64,
-    /// Where the option stands.
+    /// Place of the option.
     pub span: Span,
 }
 
-/// One option that counts.
-struct Said {
+/// An option with a number.
+struct Counted {
     count: u64,
     text: String,
     span: Span,
 }
 
-/// Options of one request, the last of each.
+/// The options of one request. The last value of each counts.
 #[derive(Default)]
 struct Request {
-    nodes: Option<Said>,
-    each: Option<Said>,
-    all: Option<Said>,
+    nodes: Option<Counted>,
+    each: Option<Counted>,
+    all: Option<Counted>,
 }
 
-/// Every request of a script for a number of GPUs that its text says.
+/// Every GPU request in a script with a resolved number.
 pub(in crate::recipe) fn asked(text: &str, file: FileId) -> Vec<Asked> {
     let mut directives = Request::default();
     let mut found = Vec::new();
@@ -62,7 +61,7 @@ pub(in crate::recipe) fn asked(text: &str, file: FileId) -> Vec<Asked> {
     directives.asked().into_iter().chain(found).collect()
 }
 
-/// The words of a line with their places; a comment within it ends it.
+/// The words of a line with their places, up to a comment.
 fn words(line: &str, start: usize, number: u32, file: FileId) -> Vec<(&str, Span)> {
     let mut words = Vec::new();
     let mut at = 0;
@@ -107,8 +106,8 @@ impl Request {
                     .find_map(|part| devices(part.strip_prefix("gpu")?)),
                 _ => devices(&format!(":{value}")),
             });
-            // What is not in the text (`$N`, `2-4`) leaves the request open.
-            *place = count.map(|count| Said {
+            // An unresolved number or a range (`$N`, `2-4`) leaves the number unset.
+            *place = count.map(|count| Counted {
                 count,
                 text: match tied {
                     Some(_) => (*text).to_owned(),
@@ -120,14 +119,14 @@ impl Request {
     }
 
     fn asked(self) -> Option<Asked> {
-        let nodes = self.nodes.map_or(1, |said| said.count);
-        let (said, gpus) = match (self.all, self.each) {
+        let nodes = self.nodes.map_or(1, |option| option.count);
+        let (total, gpus) = match (self.all, self.each) {
             (Some(all), _) => (all.count, all),
             (None, Some(each)) => (each.count.checked_mul(nodes)?, each),
             (None, None) => return None,
         };
         Some(Asked {
-            gpus: said,
+            gpus: total,
             option: gpus.text,
             nodes,
             span: gpus.span,
@@ -135,7 +134,7 @@ impl Request {
     }
 }
 
-/// The count of `:8`, `:h100:8`, and of nothing, which is one.
+/// The number in `:8` or `:h100:8`; 1 for an empty text.
 fn devices(text: &str) -> Option<u64> {
     if text.is_empty() {
         return Some(1);
@@ -173,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_request_or_says_no_number_says_nothing() {
+    fn lines_without_a_resolved_request_give_none() {
         for text in [
             "#SBATCH --gres=gpu:$N\n",
             "#SBATCH --mem=8G\n",

@@ -4,7 +4,7 @@ use crate::recipe::handbook;
 use crate::recipe::scalar::{Resolved, Schema};
 use crate::recipe::source::Sources;
 
-/// What is understood of a line, or the words that refuse it.
+/// The parsed command, or the message of the first error.
 pub(super) fn understood(text: &str) -> Result<Command, String> {
     let mut sources = Sources::default();
     let file = sources.add(COMMAND, text);
@@ -33,7 +33,7 @@ pub(super) fn argument(text: &str, key: &str) -> Option<String> {
 }
 
 #[test]
-fn launchers_say_how_many_processes_there_are() {
+fn launchers_set_the_number_of_processes() {
     for (text, expected) in [
         ("torchrun --nproc_per_node 4 train.py", Some("4")),
         (
@@ -69,15 +69,15 @@ fn launchers_say_how_many_processes_there_are() {
     assert_eq!(call.config, Some("recipe.yaml".into()));
     assert_eq!(call.script.unwrap().value, PathBuf::from("scripts/dpo.py"));
     let launch = call.launch.unwrap();
-    let said = |path: &str| {
+    let launch_value = |path: &str| {
         launch
             .get_path(path)
             .and_then(Node::text)
             .map(str::to_owned)
     };
-    assert_eq!(said("num_processes").as_deref(), Some("4"));
-    assert_eq!(said("deepspeed_config.zero_stage").as_deref(), Some("3"));
-    assert_eq!(said("--multi_gpu").as_deref(), Some("true"));
+    assert_eq!(launch_value("num_processes").as_deref(), Some("4"));
+    assert_eq!(launch_value("deepspeed_config.zero_stage").as_deref(), Some("3"));
+    assert_eq!(launch_value("--multi_gpu").as_deref(), Some("true"));
     assert_eq!(
         call.arguments.entries().unwrap().len(),
         1,
@@ -87,7 +87,7 @@ fn launchers_say_how_many_processes_there_are() {
 }
 
 #[test]
-fn arguments_are_read_as_argparse_does() {
+fn arguments_are_parsed_as_by_argparse() {
     let line = "python train.py --per-device-train-batch-size 8 --learning_rate=-1 --bf16 \
                 --no_dataloader_pin_memory --report_to wandb tensorboard --seed 1 --seed 2 \
                 --lr_scheduler_kwargs '{\"min_lr\": 1e-6}' --no_cuda";
@@ -112,7 +112,7 @@ fn arguments_are_read_as_argparse_does() {
 }
 
 #[test]
-fn a_file_is_a_command_when_it_looks_like_one() {
+fn a_command_file_is_recognized_by_its_name_or_text() {
     for (path, text, expected) in [
         ("train.args", "--a 1", true),
         ("run.sh", "echo", true),
@@ -132,7 +132,7 @@ fn a_file_is_a_command_when_it_looks_like_one() {
 }
 
 #[test]
-fn the_call_in_a_script_is_found_and_others_are_not_taken_for_it() {
+fn the_training_command_is_found_among_others() {
     let script = "#!/bin/bash\nset -e\ncd /x && export N=4\n\
                   torchrun --nproc_per_node 2 \\\n  train.py \\\n  --seed 7 # the seed\necho done\n";
     let command = understood(script).unwrap();
@@ -145,12 +145,12 @@ fn the_call_in_a_script_is_found_and_others_are_not_taken_for_it() {
         understood("echo \"it's\"; torchrun --nproc_per_node \"8 t.py --seed 1").unwrap_err();
     assert_eq!(
         open,
-        "a quote of the command is not closed, or a backslash ends it"
+        "the command has an unclosed quote, or ends in a backslash"
     );
 }
 
 #[test]
-fn trls_own_command_line_is_split_between_launcher_and_trainer() {
+fn trls_command_line_is_split_between_launcher_and_trainer() {
     let line =
         "trl sft --config r.yaml --num_processes 4 --accelerate_config zero2.yaml --lora_r 8";
     let command = understood(line).unwrap();
@@ -169,16 +169,16 @@ fn trls_own_command_line_is_split_between_launcher_and_trainer() {
 }
 
 #[test]
-fn what_trl_hands_to_its_launcher_is_taken_from_words_and_from_the_recipe() {
+fn trls_launcher_options_come_from_the_command_and_the_recipe() {
     let line = "trl dpo --use_deepspeed --zero_stage 3 --config_file own.yaml --num_processes=2 --beta 0.2";
     let command = understood(line).unwrap();
     assert_eq!(command.accelerate, Some(Config::File("own.yaml".into())));
     let keys = command.arguments.entries().unwrap().iter();
     assert_eq!(keys.map(|e| e.name.as_str()).collect::<Vec<_>>(), ["beta"]);
     let launch = command.launch.unwrap();
-    let said = |path: &str| launch.get_path(path).and_then(Node::text);
-    assert_eq!(said("--use_deepspeed"), Some("true"));
-    assert_eq!(said("deepspeed_config.zero_stage"), Some("3"));
+    let launch_value = |path: &str| launch.get_path(path).and_then(Node::text);
+    assert_eq!(launch_value("--use_deepspeed"), Some("true"));
+    assert_eq!(launch_value("deepspeed_config.zero_stage"), Some("3"));
 
     let mut sources = Sources::default();
     let file = sources.add("sft.yaml", "");
@@ -200,13 +200,13 @@ fn what_trl_hands_to_its_launcher_is_taken_from_words_and_from_the_recipe() {
     );
 }
 
-/// What a script is refused for, if it is.
+/// The message of the first error, if the script is refused.
 pub(super) fn refused(script: &str) -> Option<String> {
     understood(script).err()
 }
 
 #[test]
-fn words_that_may_hide_a_batch_are_refused() {
+fn unresolved_words_that_may_hold_a_batch_are_refused() {
     let batch = "--per_device_train_batch_size 2 --gradient_accumulation_steps 4";
     for arguments in [
         "$ARGS",
@@ -231,29 +231,29 @@ fn words_that_may_hide_a_batch_are_refused() {
             format!("torchrun --nproc_per_node 4 train.py {arguments}"),
             format!("torchrun --nproc_per_node 4 train.py {batch} {arguments}"),
         ] {
-            let said = refused(&script).unwrap_or_default();
+            let message = refused(&script).unwrap_or_default();
             assert!(
-                said.contains("may stand for further arguments"),
-                "{script}: {said}"
+                message.contains("may hold further arguments"),
+                "{script}: {message}"
             );
         }
-        // What comes last counts.
+        // The last value counts.
         let script = format!("torchrun --nproc_per_node 4 train.py {arguments} {batch}");
         assert_eq!(refused(&script), None, "{script}");
     }
-    let said = refused("accelerate launch $LAUNCH train.py --seed 1").unwrap();
-    assert!(said.contains("further options of the launcher"), "{said}");
+    let message = refused("accelerate launch $LAUNCH train.py --seed 1").unwrap();
+    assert!(message.contains("further launcher options"), "{message}");
     let half = "train.py $ARGS --per_device_train_batch_size 2";
     assert!(refused(half).is_some());
-    let own = "train.py --my_own $ARGS";
-    assert!(refused(own).is_some());
-    assert_eq!(refused(&format!("{own} --seed 1 {batch}")), None);
+    let unknown = "train.py --my_own $ARGS";
+    assert!(refused(unknown).is_some());
+    assert_eq!(refused(&format!("{unknown} --seed 1 {batch}")), None);
     let before = format!("train.py {batch} --my_own $ARGS");
     assert_eq!(refused(&before), None, "most likely its value");
 }
 
 #[test]
-fn a_value_that_no_batch_hangs_on_may_be_anything() {
+fn a_value_may_be_unresolved_where_no_batch_depends_on_it() {
     for arguments in [
         "--output_dir $OUT",
         "--output_dir=$OUT",
@@ -270,7 +270,7 @@ fn a_value_that_no_batch_hangs_on_may_be_anything() {
 }
 
 #[test]
-fn variables_of_the_script_are_what_it_says() {
+fn variables_that_the_script_assigns_are_expanded() {
     let script = "#!/bin/bash\nGPUS=8\nBS=4\nOUT=out/$BS\n\
                   ARGS=\"--gradient_accumulation_steps 2 --output_dir $OUT\"\n\
                   LAUNCH=\"--nnodes 2 --nproc_per_node $GPUS\"\n\
@@ -293,7 +293,7 @@ fn variables_of_the_script_are_what_it_says() {
 }
 
 #[test]
-fn torchruns_defaults_come_out_of_its_environment() {
+fn torchruns_defaults_come_from_its_environment() {
     for (script, expected) in [
         ("PET_NPROC_PER_NODE=8 torchrun t.py --seed 1", Some("8")),
         (
@@ -313,7 +313,7 @@ fn torchruns_defaults_come_out_of_its_environment() {
             Some("2"),
         ),
         ("env PET_NNODES=2 torchrun t.py", Some("2")),
-        // Nobody exports it.
+        // The script does not export it.
         ("PET_NPROC_PER_NODE=8\ntorchrun t.py --seed 1", Some("1")),
         (
             "export PET_NPROC_PER_NODE=$(nproc)\ntorchrun t.py --seed 1",
@@ -327,7 +327,7 @@ fn torchruns_defaults_come_out_of_its_environment() {
 }
 
 #[test]
-fn what_is_printed_or_written_to_a_file_is_not_started() {
+fn commands_that_are_only_printed_or_written_are_ignored() {
     let train = "torchrun --nproc_per_node 4 train.py --per_device_train_batch_size 8";
     for before in [
         "echo torchrun --nproc_per_node 2 train.py --per_device_train_batch_size 2",
@@ -355,17 +355,17 @@ fn a_script_with_several_trainings_is_refused() {
             format!("set -e\n{one}\n\n{other}"),
             format!("if [ $1 = big ]; then\n  {one}\nelse\n  {other}\nfi"),
         ] {
-            let said = refused(&script).unwrap();
+            let message = refused(&script).unwrap();
             let expected =
-                "2 commands here start a training, at lines 2, 4: each has a batch of its own";
-            assert_eq!(said, expected, "{script}");
+                "2 commands here start a training, at lines 2, 4: each has its own batch";
+            assert_eq!(message, expected, "{script}");
         }
     }
     assert_eq!(refused("python prepare.py\npython train.py"), None);
 }
 
 #[test]
-fn very_long_commands_take_no_longer_than_they_are() {
+fn very_long_commands_parse_in_linear_time() {
     let mut script = "torchrun --nproc_per_node 4 train.py".to_owned();
     for key in 0..20_000 {
         script += &format!(" --key{key} {key}");
@@ -378,7 +378,7 @@ fn very_long_commands_take_no_longer_than_they_are() {
 }
 
 #[test]
-fn patterns_of_case_are_no_commands() {
+fn case_patterns_are_not_commands() {
     let train = "torchrun --nproc_per_node 4 train.py --per_device_train_batch_size 8";
     for case in [
         "case \"$1\" in\n  --config) CFG=$2; shift ;;\nesac",
@@ -393,14 +393,14 @@ fn patterns_of_case_are_no_commands() {
         let size = argument(&script, "per_device_train_batch_size");
         assert_eq!(size.as_deref(), Some("8"), "{script}");
     }
-    // What a pattern leads to is one.
+    // The commands after a pattern count.
     let inside = format!("case $1 in\n  --small) {train} ;;\n  *) {train}0 ;;\nesac");
-    let said = refused(&inside).unwrap();
-    assert!(said.contains("at lines 2, 3"), "{said}");
+    let message = refused(&inside).unwrap();
+    assert!(message.contains("at lines 2, 3"), "{message}");
 }
 
 #[test]
-fn a_number_that_only_the_shell_knows_is_refused_where_the_batch_hangs_on_it() {
+fn an_unresolved_number_is_refused_where_the_batch_depends_on_it() {
     let train = "torchrun --nproc_per_node 4 train.py";
     for value in [
         "${SIZE}",
@@ -414,9 +414,9 @@ fn a_number_that_only_the_shell_knows_is_refused_where_the_batch_hangs_on_it() {
                 format!("{train} --{name} {value} --seed 1"),
                 format!("SIZE=${{SIZE:-4}}\n{train} --seed 1 --{name}={value}"),
             ] {
-                let said = refused(&script).unwrap_or_default();
-                let expected = format!("`{name}` is `{value}`, which is not in the text");
-                assert!(said.starts_with(&expected), "{script}: {said}");
+                let message = refused(&script).unwrap_or_default();
+                let expected = format!("`{name}` is unresolved: only the shell or its environment knows `{value}`");
+                assert!(message.starts_with(&expected), "{script}: {message}");
             }
         }
         let batch = "--per_device_train_batch_size 2 --gradient_accumulation_steps 4";
@@ -426,13 +426,13 @@ fn a_number_that_only_the_shell_knows_is_refused_where_the_batch_hangs_on_it() {
             assert_eq!(command.arguments.get(&argument[2..]), None, "{script}");
         }
     }
-    // Of a key given twice the last counts.
+    // The last value of a repeated key counts.
     let twice = format!("{train} --per_device_train_batch_size $N --per_device_train_batch_size 2");
     assert_eq!(refused(&twice), None);
 }
 
 #[test]
-fn numbers_are_read_as_pythons_int_reads_them() {
+fn numbers_are_parsed_as_by_pythons_int() {
     let key = "per_device_train_batch_size";
     for (typed, read) in [
         ("016", "16"),
@@ -464,7 +464,7 @@ fn numbers_are_read_as_pythons_int_reads_them() {
     let hex = hex.unwrap().launch.unwrap();
     let read = hex.get("num_processes").unwrap().resolve(Schema::PyYaml);
     assert_eq!(read, Some(Resolved::Str("0x4".into())));
-    // What only the shell knows, `--recipe-gpus` says.
+    // An unresolved number stays unset; `--recipe-gpus` gives it.
     for unknown in ["$N", "${NUM_GPUS}", "$(($SLURM_NNODES * 8))"] {
         let text =
             format!("accelerate launch --mixed_precision bf16 --num_processes {unknown} {rest}");

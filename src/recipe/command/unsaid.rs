@@ -1,5 +1,5 @@
-//! Arguments that the text does not say: `train.py $ARGS`, `"$@"`. Numbers of the batch may be among
-//! them, so a batch without them would be invented.
+//! Unresolved arguments: `train.py $ARGS`, `"$@"`. They may hold batch numbers, so a batch that ignores
+//! them would be a guess.
 
 use std::collections::HashSet;
 
@@ -11,17 +11,17 @@ use crate::recipe::node::{Node, Value};
 use crate::recipe::source::Span;
 use crate::recipe::suggest::short;
 
-/// Options whose values are mappings or files with numbers of the batch in them.
+/// Options whose value is a mapping or a file that may hold batch numbers.
 const HOLDING: [&str; 3] = ["accelerator_config", "config", "parallelism_config"];
 
-/// The options that settle the batch, each by one of its names.
+/// The options that fix the batch. A command gives each of them under one of its names.
 const SETTLING: [&[&str]; 2] = [
     &["per_device_train_batch_size", "per_gpu_train_batch_size"],
     &["gradient_accumulation_steps"],
 ];
 
-/// Refuses a command in which numbers of the batch may be hidden. `of_launcher`: a word that may be
-/// options of `accelerate launch`, which say the processes and more.
+/// Refuses a command whose unresolved words may hold batch numbers. `of_launcher`: a word that may hold
+/// options of `accelerate launch`, which set the number of processes and more.
 pub(super) fn refuse(
     arguments: &[Word],
     of_launcher: Option<&Word>,
@@ -32,8 +32,8 @@ pub(super) fn refuse(
         diagnostics.push(Diagnostic::error(
             "global-batch-unknown",
             Some(word.span),
-            format!("`{text}` may stand for further options of the launcher, and for which is not in the text: the processes may be among them"),
-            "give the command as the shell expands it, `evenkeel plan … -- COMMAND`",
+            format!("`{text}` is unresolved and may hold further launcher options, such as the number of processes"),
+            "pass the command as the shell expands it, `evenkeel plan … -- COMMAND`",
         ));
     }
     let settle = |words: &[Word]| SETTLING.iter().all(|names| says(words, names));
@@ -47,28 +47,28 @@ pub(super) fn refuse(
     diagnostics.push(Diagnostic::error(
         "global-batch-unknown",
         Some(word.span),
-        format!("`{text}` may stand for further arguments, and for which is not in the text: numbers of the batch may be among them"),
-        "give the command as the shell expands it, `evenkeel plan … -- COMMAND`, or write `--per_device_train_batch_size N --gradient_accumulation_steps N` after it: what comes last counts",
+        format!("`{text}` is unresolved and may hold further arguments, such as the batch size"),
+        "pass the command as the shell expands it, `evenkeel plan … -- COMMAND`, or write `--per_device_train_batch_size N --gradient_accumulation_steps N` after it: the last value counts",
     ));
 }
 
-/// A variable among the overrides of a Hydra program that may hold more of them.
+/// The error for an unresolved word that may hold further overrides of a Hydra program.
 pub(super) fn hidden_overrides(word: &Word, arguments: &[Word]) -> Diagnostic {
     let [size, accumulation] = hydra::settling(arguments);
     Diagnostic::error(
         "global-batch-unknown",
         Some(word.span),
         format!(
-            "`{}` may stand for further overrides, and for which is not in the text: numbers of the batch may be among them",
+            "`{}` is unresolved and may hold further overrides, such as the batch size",
             shown(word)
         ),
         format!(
-            "give the command as the shell expands it, `evenkeel plan … -- COMMAND`, or write `{size}=N {accumulation}=N` after it: what comes last counts"
+            "pass the command as the shell expands it, `evenkeel plan … -- COMMAND`, or write `{size}=N {accumulation}=N` after it: the last value counts"
         ),
     )
 }
 
-/// Parts of the names of options that the batch, the world or a length hangs on.
+/// Name parts of the options on which the batch, the world size or a length depends.
 const COUNTED: [&str; 17] = [
     "batch",
     "core",
@@ -89,13 +89,13 @@ const COUNTED: [&str; 17] = [
     "step",
 ];
 
-/// Whether the batch, the world or a length may hang on an option.
+/// Whether the batch, the world size or a length may depend on an option.
 pub(super) fn is_counted(name: &str) -> bool {
     COUNTED.iter().any(|part| name.contains(part))
 }
 
-/// Takes out numbers and truth values that the text does not say, with a word about them: the plan is the
-/// same without them. Refuses those that it hangs on. `names`: the keys of such values.
+/// Removes unresolved numbers and booleans. A value that the plan does not depend on gives a warning, any
+/// other an error. `names`: the keys with unresolved values.
 pub(super) fn take_values(
     arguments: &mut Node,
     names: &HashSet<String>,
@@ -119,34 +119,34 @@ pub(super) fn take_values(
     });
 }
 
-/// A number of the batch is not in the text.
+/// The error for an unresolved batch number.
 pub(super) fn unknown(name: &str, text: &str, at: Span) -> Diagnostic {
     Diagnostic::error(
         "global-batch-unknown",
         Some(at),
         format!(
-            "`{name}` is `{text}`, which is not in the text: the shell or its environment says it"
+            "`{name}` is unresolved: only the shell or its environment knows `{text}`"
         ),
-        "give the command as the shell expands it, `evenkeel plan … -- COMMAND`, or write the value",
+        "pass the command as the shell expands it, `evenkeel plan … -- COMMAND`, or write the value",
     )
 }
 
-/// A value that is not in the text, and that no number of the batch hangs on.
+/// The warning for an unresolved value on which no batch number depends.
 pub(super) fn left_out(name: &str, text: &str, at: Span) -> Diagnostic {
     Diagnostic::warning(
         "wrong-type",
         Some(at),
-        format!("`{name}` is `{text}`, which is not in the text: the plan is made without it"),
-        "nothing to do, no number of the batch hangs on it; `evenkeel plan … -- COMMAND` takes the command as the shell expands it",
+        format!("`{name}` is unresolved: the plan ignores `{text}`"),
+        "nothing to do: no batch number depends on it; `evenkeel plan … -- COMMAND` takes the command as the shell expands it",
     )
 }
 
-/// A word in a message, which is one line.
+/// The first line of a word, shortened for a message.
 fn shown(word: &Word) -> String {
     short(word.text.lines().next().unwrap_or_default())
 }
 
-/// The last word that may be arguments, and its position. `settled`: the batch is said somewhere.
+/// The last word that may expand to arguments, and its position. `settled`: some words fix the batch.
 fn last(arguments: &[Word], settled: bool) -> Option<(usize, &Word)> {
     let mut found = None;
     let mut option: Option<String> = None;
@@ -163,30 +163,31 @@ fn last(arguments: &[Word], settled: bool) -> Option<(usize, &Word)> {
     found
 }
 
-/// Whether a word may hide arguments. `option`: what stands before it and takes it for its value.
+/// Whether a word may expand to arguments. `option`: the option before it, whose value it may be.
 fn hides(word: &Word, how: Unsaid, option: Option<&str>, settled: bool) -> bool {
     if word.holes.iter().any(|hole| hole.all) {
         return true;
     }
     if let Some((name, tied)) = word.option() {
-        // The name of the option itself, or a value that holds more than one number.
+        // The option's name itself is unresolved, or its value may hold several numbers.
         return match tied {
             Some(value) => value.holes.len() < word.holes.len() || HOLDING.contains(&name.as_str()),
             None => true,
         };
     }
-    // An option that nobody knows most likely takes it; hardly anybody types a batch and hides another.
+    // An unknown option most likely takes the word as its value: a command that gives a batch rarely
+    // holds another one in a variable.
     let takes = |name| handbook::takes_value(name) || (settled && !handbook::is_switch(name));
     let holding = option.is_some_and(|name| HOLDING.contains(&name));
     match how {
         Unsaid::Part => holding,
-        // A value in any case, but for a switch that has none.
+        // It is the option's value, unless the option is a switch.
         Unsaid::Whole => holding || option.is_none_or(handbook::is_switch),
         Unsaid::Number => holding || !option.is_some_and(takes),
     }
 }
 
-/// Whether words give one of these options a value that the text says.
+/// Whether words give one of these options a resolved value.
 fn says(words: &[Word], names: &[&str]) -> bool {
     words.iter().enumerate().any(|(at, word)| {
         let option = word.option().filter(|_| word.text.starts_with("--"));

@@ -1,9 +1,9 @@
-//! Variables whose values stand in the text: `GPUS=8`, `ARGS="--seed 1"`, `ARGS=(--seed 1)`, with
-//! `export` before them or without. What is assigned in a loop, under a condition, more than once, by
-//! arithmetic or by a program is not known, and neither is what comes out of the environment.
+//! Variables that the text assigns: `GPUS=8`, `ARGS="--seed 1"`, `ARGS=(--seed 1)`, with or without
+//! `export`. A variable stays unresolved when a loop, a condition, a second assignment, arithmetic or a
+//! program sets it, or when its value comes from the environment.
 //!
 //! Source: POSIX.1-2024, Shell Command Language, 2.5 to 2.6.5; arrays as in bash 5.2. File names are
-//! not expanded, and words are split at white space, whatever `IFS` says.
+//! not expanded. Words are split at white space; `IFS` is ignored.
 
 use std::collections::{HashMap, HashSet};
 
@@ -20,13 +20,13 @@ enum Value {
 
 #[derive(Debug, Clone)]
 struct Variable {
-    /// `None`: not known.
+    /// `None`: unresolved.
     value: Option<Value>,
-    /// Bytes of it.
+    /// Bytes of the value.
     length: usize,
-    /// The value as it is written.
+    /// The value before expansion.
     written: Option<Word>,
-    /// Where it was assigned: it has no value before.
+    /// Byte offset of the assignment. The variable is unresolved before it.
     at: usize,
 }
 
@@ -35,14 +35,14 @@ struct Variable {
 pub(super) struct Variables {
     known: HashMap<String, Variable>,
     exported: HashSet<String>,
-    /// Bytes that values have taken so far: a variable may hold another one many times.
+    /// Bytes of all expanded values so far. Nested variables can double with every assignment.
     spent: usize,
-    /// A name stands for another one (`declare -n`): any assignment may be to any of them.
+    /// The script declares a name reference (`declare -n`), so any assignment may change any variable.
     renamed: bool,
 }
 
 impl Variables {
-    /// Those that the commands of a script assign.
+    /// The variables that the commands of a script assign.
     pub fn of(lines: &[Line]) -> Variables {
         let mut variables = Variables::default();
         for line in lines {
@@ -97,8 +97,8 @@ impl Variables {
             Some(items) => {
                 let items = items.iter().flat_map(|item| self.expand(item));
                 let items: Vec<Word> = items.collect();
-                let said = items.iter().all(|item| item.holes.is_empty());
-                said.then(|| Value::List(items.into_iter().map(|item| item.text).collect()))
+                let resolved = items.iter().all(|item| item.holes.is_empty());
+                resolved.then(|| Value::List(items.into_iter().map(|item| item.text).collect()))
             }
             None => {
                 // A value is not split.
@@ -124,8 +124,8 @@ impl Variables {
         self.known.insert(name.to_owned(), variable);
     }
 
-    /// What programs find under a name in their environment: the value where it is written, without
-    /// text where it is not known. `None` where the script gives it none.
+    /// The value that the script exports under a name, with an empty text if the value is unresolved.
+    /// `None`: the script does not export the name.
     pub fn exported(&self, name: &str) -> Option<Word> {
         let variable = self
             .known
@@ -140,7 +140,8 @@ impl Variables {
         Some(word)
     }
 
-    /// The words that a word stands for, all of them where it does. What is not known stays in them.
+    /// The words that a word expands to, each with the span of the original word. Unresolved variables
+    /// stay in them.
     pub fn expand(&mut self, word: &Word) -> Vec<Word> {
         let known = |hole: &Hole| self.value(hole, word.span.start).is_some();
         if !word.holes.iter().any(known) {
@@ -178,13 +179,13 @@ impl Variables {
         fields.done
     }
 
-    /// The value that a hole at a place of the text has.
+    /// The value of an expansion at a byte offset of the text.
     fn value(&self, hole: &Hole, at: usize) -> Option<&Value> {
         let name = hole.name.as_ref()?;
         let variable = self.known.get(name).filter(|_| !self.renamed)?;
         let value = variable.value.as_ref().filter(|_| variable.at < at)?;
         let fits = match value {
-            // `${NAME:-x}` of an empty one is `x`; `$NAME` and `${NAME}` are not longer than this.
+            // `${NAME:-x}` of an empty variable is `x`; `$NAME` and `${NAME}` have at most this length.
             Value::Text(text) => {
                 !hole.all && (!text.is_empty() || hole.end - hole.start <= name.len() + 3)
             }
@@ -195,7 +196,7 @@ impl Variables {
     }
 }
 
-/// The words that one is expanded to, as they come.
+/// The words that one word expands to, built from left to right.
 struct Fields<'w> {
     word: &'w Word,
     done: Vec<Word>,
@@ -212,7 +213,7 @@ impl<'w> Fields<'w> {
     }
 
     fn current(&mut self) -> &mut Word {
-        // Only the start of the first one is written as it stands.
+        // Only the first word begins with literal text.
         let literal = match self.done.is_empty() {
             true => self.word.literal,
             false => 0,
@@ -279,7 +280,8 @@ mod tests {
         words.flat_map(|word| variables.expand(word)).collect()
     }
 
-    fn told(script: &str) -> String {
+    /// The words of the last command, joined by `|`; `?` marks an unresolved word.
+    fn expanded(script: &str) -> String {
         let words = last(script).into_iter();
         let shown = words.map(|word| match word.holes.is_empty() {
             true => word.text,
@@ -289,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_text_assigns_is_expanded_as_a_shell_does() {
+    fn assigned_variables_expand_as_in_a_shell() {
         for (script, expected) in [
             (
                 "A='x y'\nrun $A \"$A\" ${A}z k=$A",
@@ -322,12 +324,12 @@ mod tests {
             ),
             ("A=$'x\u{a0}y'\nrun x\u{a0}y", "run|x\u{a0}y"),
         ] {
-            assert_eq!(told(script), expected, "{script}");
+            assert_eq!(expanded(script), expected, "{script}");
         }
     }
 
     #[test]
-    fn what_may_be_something_else_is_not() {
+    fn a_variable_that_may_have_another_value_stays_unresolved() {
         for script in [
             "run $N",
             "N=4\nN=5\nrun $N",
@@ -383,13 +385,13 @@ mod tests {
             "case $x in\n --n) N=4;; *) N=2;;\nesac\nrun $N",
         ] {
             let words = last(script);
-            let unsaid = words.last().unwrap().unsaid();
-            assert!(unsaid.is_some(), "{script}: {words:?}");
+            let unresolved = words.last().unwrap().unsaid();
+            assert!(unresolved.is_some(), "{script}: {words:?}");
         }
     }
 
     #[test]
-    fn a_word_from_a_variable_stands_where_the_variable_does() {
+    fn an_expanded_word_has_the_span_of_its_variable() {
         let script = "N=4\nrun --n=$N";
         let word = last(script).pop().unwrap();
         let (_, value) = word.option().unwrap();
@@ -399,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn values_that_double_with_every_line_end_at_a_limit() {
+    fn values_that_double_with_every_line_are_limited() {
         let mut script = "A0=xxxxxxxxxxxxxxxx\n".to_owned();
         for line in 1..60 {
             script += &format!("A{line}=$A{0}$A{0}\n", line - 1);

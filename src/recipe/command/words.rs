@@ -1,4 +1,4 @@
-//! The words of a command, with places, and what in them the text does not say.
+//! The words of a command with their places and their unresolved parts.
 
 use super::expansion::{self, Expansion};
 use crate::recipe::source::Span;
@@ -6,49 +6,48 @@ use crate::recipe::source::Span;
 /// One word of a command.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::recipe) struct Word {
-    /// The text without quotes and escapes; variables and substitutions as they are written.
+    /// The text without quotes and escapes. Variables and substitutions are not expanded.
     pub text: String,
-    /// Where it stands, quotes included.
+    /// The place in the source, quotes included.
     pub span: Span,
-    /// Every quote in it has its second one, and every backslash something behind it.
+    /// Every quote is closed, and no backslash ends the word.
     pub closed: bool,
-    /// Variables and substitutions in it, in the order of writing.
+    /// Unresolved variables and substitutions, from left to right.
     pub holes: Vec<Hole>,
-    /// The items of `NAME=(…)`.
+    /// The items of an array assignment, `NAME=(…)`.
     pub items: Option<Vec<Word>>,
-    /// So many bytes at its start are written as they are, without quotes and escapes.
+    /// Bytes at the start of the word that have no quotes, escapes or variables.
     pub(super) literal: usize,
 }
 
-/// A variable or a substitution within a word.
+/// An unresolved variable or substitution within a word.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Hole {
-    /// Where it begins in the word's text.
+    /// Byte offset of the first byte in the word's text.
     pub start: usize,
-    /// Where it ends there.
+    /// Byte offset after the last byte.
     pub end: usize,
-    /// The variable whose value it is, where it is that and nothing else.
+    /// The variable, if the expansion is exactly its value.
     pub name: Option<String>,
-    /// All items of a list, or of the script's own arguments: any number of words even in quotes.
+    /// All items of an array or of the script's arguments (`$@`): any number of words, even in quotes.
     pub all: bool,
-    /// It stands in double quotes, which keep its value one word.
+    /// In double quotes, which keep the value one word.
     pub quoted: bool,
 }
 
-/// How much of a word is not said.
+/// How much of a word is unresolved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Unsaid {
-    /// Some of it: it is one word all the same.
+    /// A part of the text. It is one word.
     Part,
-    /// All of it, and it is one word.
+    /// The whole text. It is one word.
     Whole,
-    /// All of it, and how many words it is.
+    /// The whole text and the number of words.
     Number,
 }
 
 impl Word {
-    /// The name of an option, long or short, with `_` for every `-`, and the value that `=` ties to
-    /// it.
+    /// The name of a long or short option, with `_` for every `-`, and the value after `=`.
     pub fn option(&self) -> Option<(String, Option<Word>)> {
         let rest = self.text.strip_prefix('-').filter(|r| !r.is_empty())?;
         let dashes = 1 + usize::from(rest.starts_with('-'));
@@ -60,7 +59,8 @@ impl Word {
         Some((name.replace('-', "_"), tied))
     }
 
-    /// What follows the first bytes (`--key=`), where it stands if those are written as they are.
+    /// The word without its first bytes (`--key=`). Its span is exact if these bytes are literal; else it is
+    /// the span of the whole word.
     pub fn after(&self, bytes: usize) -> Word {
         let mut span = self.span;
         if bytes <= self.literal {
@@ -84,7 +84,7 @@ impl Word {
         }
     }
 
-    /// How much of it the text does not say; `None` where it says all.
+    /// How much of the word is unresolved; `None`: nothing.
     pub fn unsaid(&self) -> Option<Unsaid> {
         if self.holes.is_empty() {
             return None;
@@ -92,16 +92,16 @@ impl Word {
         if self.holes.iter().any(|hole| hole.all) {
             return Some(Unsaid::Number);
         }
-        let told: usize = self.holes.iter().map(|hole| hole.end - hole.start).sum();
+        let bytes: usize = self.holes.iter().map(|hole| hole.end - hole.start).sum();
         let quoted = self.holes.iter().all(|hole| hole.quoted);
-        Some(match (told < self.text.len(), quoted) {
+        Some(match (bytes < self.text.len(), quoted) {
             (true, _) => Unsaid::Part,
             (false, true) => Unsaid::Whole,
             (false, false) => Unsaid::Number,
         })
     }
 
-    /// Whether it is written as it is, without quotes, escapes and variables.
+    /// Whether the word has no quotes, escapes or variables.
     pub fn is_literal(&self) -> bool {
         self.holes.is_empty() && self.literal == self.text.len()
     }
@@ -112,11 +112,11 @@ impl Word {
         self.assigned(at)
     }
 
-    /// The same of a command's argument (`export "NAME=value"`), in which quotes change nothing.
+    /// As [`Word::assignment`], for an argument of a command (`export "NAME=value"`), which may be quoted.
     pub fn assigned_by_command(&self) -> Option<Assignment<'_>> {
         let at = self.text.find('=')?;
-        let said = self.holes.iter().all(|hole| hole.start > at);
-        self.assigned(at).filter(|_| said)
+        let resolved = self.holes.iter().all(|hole| hole.start > at);
+        self.assigned(at).filter(|_| resolved)
     }
 
     fn assigned(&self, at: usize) -> Option<Assignment<'_>> {
@@ -135,8 +135,8 @@ impl Word {
         })
     }
 
-    /// Takes what looks like a variable for one though it stands in quotes: whoever typed the word
-    /// meant the shell to expand it.
+    /// Treats text that looks like a variable as unresolved, although it is quoted: the user most likely
+    /// expected the shell to expand it.
     pub(super) fn doubt(&mut self) {
         let mut at = 0;
         while let Some(found) = self.text[at..].find(['$', '`']) {
@@ -163,11 +163,10 @@ impl Word {
 
 /// `NAME=value`.
 pub(super) struct Assignment<'w> {
-    /// The variable.
     pub name: &'w str,
-    /// The value, where it stands.
+    /// The value with its place.
     pub value: Word,
-    /// The value is all that the variable holds then.
+    /// The assignment replaces the whole value: neither `NAME+=value` nor `NAME[0]=value`.
     pub whole: bool,
 }
 
@@ -177,7 +176,7 @@ pub(super) fn is_long_option(text: &str) -> bool {
     name.is_some_and(|name| name.starts_with(|c: char| c.is_ascii_alphabetic()))
 }
 
-/// A command's words as one line that a shell splits into the same words again.
+/// The words as one command line. A shell splits it into the same words.
 pub(in crate::recipe) fn join(words: &[String]) -> String {
     let quoted: Vec<String> = words.iter().map(|word| quote(word)).collect();
     quoted.join(" ")
@@ -185,11 +184,11 @@ pub(in crate::recipe) fn join(words: &[String]) -> String {
 
 fn quote(word: &str) -> String {
     let plain = |c: char| c.is_alphanumeric() || "-_./=:,+@%^[]{}*?".contains(c);
-    // A brace by itself begins or ends a group.
+    // An unquoted `{` or `}` alone begins or ends a group.
     if !word.is_empty() && word.chars().all(plain) && !["{", "}"].contains(&word) {
         return word.to_owned();
     }
-    // A shell's own word with quotes in it can be read where it stands.
+    // Double quotes keep an inline script with single quotes readable in place.
     let free = |c: char| !['"', '$', '`', '\\', '!'].contains(&c);
     if word.contains('\'') && word.chars().all(free) {
         return format!("\"{word}\"");

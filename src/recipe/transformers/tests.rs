@@ -207,7 +207,7 @@ fn a_shell_variable_is_no_number() {
     );
     let error = refused.unwrap_err();
     assert!(
-        error.to_string().contains("`$B`, which is not in the text"),
+        error.to_string().contains("only the shell or its environment knows `$B`"),
         "{error}"
     );
 }

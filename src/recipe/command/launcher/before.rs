@@ -1,11 +1,11 @@
-//! What starts a launcher: `uv run --with trl torchrun …`, `conda run -n trl accelerate launch …`. Values
-//! of its own options may be called like a launcher.
+//! Programs that start a launcher: `uv run --with trl torchrun …`, `conda run -n trl accelerate launch …`.
+//! Values of their options may equal a launcher's name.
 //!
 //! Sources: uv 0.9 `uv run --help`; conda 25 `conda run --help`; Slurm 25.05 `srun(1)`.
 
 use crate::recipe::command::words::Word;
 
-/// Programs, and those of their options whose value is a word of its own.
+/// The programs, and their options with a value as a separate word.
 const STARTERS: [(&[&str], &[&str]); 3] = [
     (
         &["uv", "uvx"],
@@ -69,7 +69,7 @@ const STARTERS: [(&[&str], &[&str]); 3] = [
     ),
 ];
 
-/// The positions of words that are no values of what starts the launcher.
+/// The positions of words that are not option values of a program before the launcher.
 pub(super) fn places(words: &[Word]) -> impl Iterator<Item = usize> {
     let mut valued: &[&str] = &[];
     (0..words.len()).filter(move |at| {
@@ -79,7 +79,7 @@ pub(super) fn places(words: &[Word]) -> impl Iterator<Item = usize> {
         }
         let name = words[*at].text.rsplit('/').next().unwrap_or_default();
         let starter = STARTERS.iter().find(|(names, _)| names.contains(&name));
-        valued = starter.map_or(valued, |(_, own)| *own);
+        valued = starter.map_or(valued, |(_, options)| *options);
         true
     })
 }

@@ -1,20 +1,20 @@
-//! The options that launchers have.
+//! The options of each launcher.
 //!
 //! Sources: torch 2.9 `distributed/run.py`, `distributed/launch.py`; accelerate 16cb6eb
-//! `commands/launch.py` and, of its older versions, what is no more; DeepSpeed edaa722
+//! `commands/launch.py`, and options that only its older versions have; DeepSpeed edaa722
 //! `launcher/runner.py`.
 
-/// The options of a program that stand before another one.
+/// The options of a program that starts another one.
 pub(super) struct Options {
-    /// Who refuses words that are none of them; `None`: they are somebody else's.
+    /// The program's name in messages about unknown options. `None`: unknown options are not checked.
     pub who: Option<&'static str>,
-    /// Those that stand without a value; one letter after one dash.
+    /// Options without a value. A single letter follows one dash.
     pub switches: &'static [&'static str],
-    /// Those with one.
+    /// Options with a value.
     pub valued: &'static [&'static str],
-    /// Each is also spelled with `-` for every `_`.
+    /// Each option may also be written with `-` for `_`.
     pub dashes: bool,
-    /// The start of a name stands for it (`argparse`, `allow_abbrev`).
+    /// A unique prefix of a name is accepted (`argparse`, `allow_abbrev`).
     pub cut_short: bool,
 }
 
@@ -56,7 +56,7 @@ pub(super) const TORCHRUN: Options = Options {
     cut_short: true,
 };
 
-/// The last is of `torch.distributed.launch` alone.
+/// The last one belongs only to `torch.distributed.launch`.
 const TORCH_SWITCHES: &[&str] = &[
     "h",
     "help",
@@ -69,7 +69,7 @@ const TORCH_SWITCHES: &[&str] = &[
     "use_env",
 ];
 
-/// `python -m torch.distributed.launch`, which has one more.
+/// `python -m torch.distributed.launch`, with one more switch.
 pub(super) const TORCH_LAUNCH: Options = Options {
     who: Some("torch.distributed.launch"),
     switches: TORCH_SWITCHES,
@@ -275,7 +275,7 @@ pub(super) const PYTHON: Options = Options {
     cut_short: false,
 };
 
-/// Scripts that start another one, beside transformers' and optimum-habana's examples.
+/// The spawn scripts among the examples of transformers and optimum-habana.
 pub(super) const SPAWN: Options = Options {
     who: None,
     switches: &["use_mpi", "use_deepspeed", "use_env"],

@@ -1,5 +1,5 @@
-//! The options at the start of a launcher's words, as `argparse` finds them: a name may be cut short
-//! where its parser says so, and a letter's value may stand beside it (`-r3`).
+//! Parses the options at the start of a launcher's arguments as `argparse` does: a name may be abbreviated
+//! if its parser allows it, and a short option may hold its value (`-r3`).
 //!
 //! Source: Python 3.11 `argparse.py` (`_parse_optional`, `_get_option_tuples`, `consume_optional`).
 
@@ -13,16 +13,15 @@ use crate::recipe::suggest::{did_you_mean, short};
 /// An option of a launcher.
 #[derive(Debug, Clone)]
 pub(in crate::recipe) struct Opt {
-    /// Its name, with `_` for every `-`.
+    /// The name, with `_` for every `-`.
     pub name: String,
-    /// Where it stands.
+    /// The option's place.
     pub at: Span,
-    /// Its value; `None` for switches.
+    /// The value; `None` for switches.
     pub value: Option<Word>,
 }
 
-/// Whether a trainer's arguments come next, and nothing that could be the program: pages leave its name
-/// out.
+/// Whether a trainer's arguments follow without a program. Documentation examples sometimes omit its name.
 fn lacks_program(rest: &[Word]) -> bool {
     let first = rest.first().and_then(Word::option);
     let of_trainer = first.is_some_and(|(name, _)| keys::is_known(&name));
@@ -31,24 +30,24 @@ fn lacks_program(rest: &[Word]) -> bool {
 
 /// The options of a launcher.
 pub(super) struct Given<'w> {
-    /// In the order of writing.
+    /// From left to right.
     pub options: Vec<Opt>,
-    /// What may be more of them.
+    /// An unresolved word that may hold further options.
     pub unsaid: Option<&'w Word>,
-    /// What follows them.
+    /// The words after the options.
     pub rest: &'w [Word],
-    /// Why the launcher takes none of it.
+    /// Why the launcher refuses an option.
     pub refused: Option<Diagnostic>,
 }
 
-/// Names that mean another one.
+/// Aliases of options, each with the name that replaces it.
 const SAME: [(&str, &str); 1] = [("num_accelerators", "num_gpus")];
 
-/// What a word is to a parser.
+/// How the parser understands a word.
 enum Found {
-    /// Options, of which the last one may be given its value in the same word.
+    /// Options. The last one may have its value in the same word.
     Options(Vec<&'static str>, Option<Word>),
-    /// The start of several.
+    /// An ambiguous prefix, with the options that it fits.
     Several(Vec<String>),
     Unknown,
 }
@@ -58,7 +57,7 @@ impl Options {
         self.switches.iter().chain(self.valued).copied()
     }
 
-    /// The ways to spell a name.
+    /// The accepted spellings of a name.
     fn spellings(&self, name: &str) -> Vec<String> {
         if name.len() == 1 {
             return vec![format!("-{name}")];
@@ -76,7 +75,7 @@ impl Options {
             Some((written, _)) => (written, Some(word.after(written.len() + 1))),
             None => (text, None),
         };
-        let is = |name: &&str| self.spellings(name).iter().any(|own| own == written);
+        let is = |name: &&str| self.spellings(name).iter().any(|spelling| spelling == written);
         if let Some(name) = self.names().find(is) {
             return Found::Options(vec![name], tied);
         }
@@ -88,18 +87,18 @@ impl Options {
             let spellings = self.spellings(name).into_iter();
             begun.extend(
                 spellings
-                    .filter(|own| own.starts_with(written))
-                    .map(|own| (name, own)),
+                    .filter(|spelling| spelling.starts_with(written))
+                    .map(|spelling| (name, spelling)),
             );
         }
         match begun.as_slice() {
             [] => Found::Unknown,
             [(name, _)] => Found::Options(vec![name], tied),
-            _ => Found::Several(begun.into_iter().map(|(_, own)| own).collect()),
+            _ => Found::Several(begun.into_iter().map(|(_, spelling)| spelling).collect()),
         }
     }
 
-    /// `-r3`, `-uB`: letters, of which one takes what is left for its value.
+    /// Short options in one word (`-r3`, `-uB`). The first that takes a value takes the rest of the word.
     fn letters(&self, word: &Word) -> Found {
         let mut found = Vec::new();
         for (at, letter) in word.text.char_indices().skip(1) {
@@ -132,7 +131,7 @@ impl Options {
         Some(Diagnostic::error(
             "unknown-key",
             Some(word.span),
-            format!("{who} has no option `{shown}`, and starts nothing"),
+            format!("{who} has no option `{shown}` and refuses to start"),
             did_you_mean(text, known),
         ))
     }
@@ -140,23 +139,23 @@ impl Options {
     fn ambiguous(&self, word: &Word, several: &[String]) -> Option<Diagnostic> {
         let who = self.who?;
         let text = short(word.text.split('=').next().unwrap_or_default());
-        let several: Vec<String> = several.iter().map(|own| format!("`{own}`")).collect();
+        let several: Vec<String> = several.iter().map(|name| format!("`{name}`")).collect();
         let several = several.join(" or ");
         Some(Diagnostic::error(
             "unknown-key",
             Some(word.span),
-            format!("`{text}` may be {several}, and {who} starts nothing"),
-            "write the one that is meant in full",
+            format!("`{text}` may be {several}, so {who} refuses to start"),
+            "write the option in full",
         ))
     }
 
-    /// A switch with a value, or another option without one.
+    /// The error for a switch with a value, or another option without one.
     pub fn misused(&self, word: &Word, name: &str) -> Option<Diagnostic> {
         let who = self.who?;
         let text = short(&word.text);
         let (message, help) = match self.switches.contains(&name) {
-            true => ("takes no value", "leave the value out"),
-            false => ("takes a value, and none follows it", "give it one"),
+            true => ("takes no value", "remove the value"),
+            false => ("takes a value, but has none", "add the value"),
         };
         Some(Diagnostic::error(
             "unsupported-value",
@@ -167,12 +166,12 @@ impl Options {
     }
 }
 
-/// The options at the start of `words`. A word that may be any number of words is taken for further
-/// ones, and not for the program.
+/// Parses the options at the start of `words`. An unresolved word of unknown length counts as further
+/// options, not as the program.
 pub(super) fn options<'w>(words: &'w [Word], known: &Options) -> Given<'w> {
     let mut found = Vec::new();
     let mut refused = None;
-    // The first of such words, and the last with as many options as stood before it.
+    // The first unresolved word, the rest from the last one on, and the number of options before the last one.
     let mut unsaid: Option<(&Word, &[Word], usize)> = None;
     let mut rest = words;
     while let Some((word, after)) = rest.split_first() {
@@ -193,7 +192,7 @@ pub(super) fn options<'w>(words: &'w [Word], known: &Options) -> Given<'w> {
         }
         let (names, mut tied) = match known.find(word) {
             Found::Options(names, tied) => (names, tied),
-            // After a word that is not said they may be the program's.
+            // After an unresolved word they may belong to the program.
             Found::Unknown | Found::Several(_) if unsaid.is_some() => break,
             Found::Unknown if lacks_program(rest) => break,
             Found::Unknown => {
@@ -222,13 +221,13 @@ pub(super) fn options<'w>(words: &'w [Word], known: &Options) -> Given<'w> {
             if switch == value.is_some() && refused.is_none() {
                 refused = known.misused(word, name);
             }
-            let same = SAME.iter().find(|(own, _)| *own == name);
+            let same = SAME.iter().find(|(alias, _)| *alias == name);
             let name = same.map_or(name, |(_, name)| name).to_owned();
             let at = word.span;
             found.push(Opt { name, at, value });
         }
     }
-    // Arguments come next: it is the program itself that is not said.
+    // If arguments follow, the last unresolved word is the program itself.
     let mut hidden = unsaid.map(|(first, ..)| first);
     if let Some((first, last, before)) = unsaid
         && rest.first().is_none_or(|word| word.text.starts_with('-'))
@@ -245,7 +244,7 @@ pub(super) fn options<'w>(words: &'w [Word], known: &Options) -> Given<'w> {
     }
 }
 
-/// The option that counts of those with a name: the last one.
+/// The last option with one of the names; it overrides earlier ones.
 pub(in crate::recipe::command) fn option<'o>(
     options: &'o [Opt],
     names: &[&str],

@@ -1,5 +1,4 @@
-//! Launchers that are scripts beside the examples, and stay there: `python xla_spawn.py --num_cores 8
-//! run_clm.py …`.
+//! Launchers that are scripts among upstream examples: `python xla_spawn.py --num_cores 8 run_clm.py …`.
 //!
 //! Sources: transformers `examples/pytorch/xla_spawn.py`; optimum-habana `examples/gaudi_spawn.py`.
 
@@ -8,14 +7,14 @@ use super::options::{Given, options, value};
 use super::{Launched, Launcher, number, program, world};
 use crate::recipe::command::words::Word;
 
-/// The scripts, and their options for the processes that they start. These are the processes of all
-/// machines.
+/// The scripts, and their options for the number of processes on all machines.
 const SCRIPTS: [(&str, &str); 2] = [
     ("gaudi_spawn.py", "world_size"),
     ("xla_spawn.py", "num_cores"),
 ];
 
-/// A call of one of the scripts. Without a number it is asked for: a file with hosts says another.
+/// Parses a call of one of the scripts. The number of processes stays unset if it is missing, or if a host
+/// file may set another one.
 pub(super) fn spawn(words: &[Word]) -> Option<Launched<'_>> {
     let (launcher, words) = words.split_first()?;
     let name = launcher.text.rsplit('/').next()?;
@@ -45,7 +44,7 @@ mod tests {
     use crate::recipe::tests::told;
 
     #[test]
-    fn a_script_that_starts_another_says_its_processes() {
+    fn a_spawn_script_sets_the_number_of_processes() {
         for (launcher, expected) in [
             ("gaudi_spawn.py --world_size 8 --use_mpi", Some(8)),
             ("../gaudi_spawn.py --use_deepspeed --world-size=2", Some(2)),

@@ -4,7 +4,7 @@ use crate::recipe::command::tests::{argument, gpus, refused, understood};
 const TRAINER: &str = "train.py --per_device_train_batch_size 4 --gradient_accumulation_steps 2";
 
 #[test]
-fn names_may_be_cut_short_where_the_launchers_parser_says_so() {
+fn names_may_be_abbreviated_where_the_launchers_parser_allows_it() {
     for (launcher, expected) in [
         ("torchrun --nnode 1 --nproc_per_node 4", Some("4")),
         ("torchrun --nno 4 --nproc_per_n 2", Some("8")),
@@ -36,8 +36,8 @@ fn names_may_be_cut_short_where_the_launchers_parser_says_so() {
     ] {
         let script = format!("{launcher} {TRAINER}");
         assert_eq!(gpus(&script).as_deref(), expected, "{script}");
-        let own = argument(&script, "per_device_train_batch_size");
-        assert_eq!(own.as_deref(), Some("4"), "{script}");
+        let size = argument(&script, "per_device_train_batch_size");
+        assert_eq!(size.as_deref(), Some("4"), "{script}");
     }
     let accelerate = "accelerate launch -q --num-processes=4 --gpu_ids 0,1,2,3 -t3";
     let command = understood(&format!("{accelerate} {TRAINER}")).unwrap();
@@ -46,15 +46,15 @@ fn names_may_be_cut_short_where_the_launchers_parser_says_so() {
 }
 
 #[test]
-fn a_page_may_leave_the_program_out() {
+fn the_program_may_be_missing() {
     for between in ["=", " "] {
         let script = format!("torchrun --nproc_per_node 4 --per_device_train_batch_size{between}8");
         assert_eq!(gpus(&script).as_deref(), Some("4"), "{script}");
-        let own = argument(&script, "per_device_train_batch_size");
-        assert_eq!(own.as_deref(), Some("8"), "{script}");
+        let size = argument(&script, "per_device_train_batch_size");
+        assert_eq!(size.as_deref(), Some("8"), "{script}");
     }
-    let said = refused("accelerate launch --num_proces -").unwrap();
-    assert!(said.contains("no option `--num_proces`"), "{said}");
+    let message = refused("accelerate launch --num_proces -").unwrap();
+    assert!(message.contains("no option `--num_proces`"), "{message}");
 }
 
 #[test]
@@ -74,7 +74,7 @@ fn options_that_a_launcher_refuses_are_refused() {
         ("torchrun --no 4", "`--no` may be"),
         (
             "torchrun --nnodes --nproc_per_node 4",
-            "`--nnodes` of torchrun takes a value, and none follows it",
+            "`--nnodes` of torchrun takes a value, but has none",
         ),
         ("torchrun --standalone=1", "takes no value"),
         ("deepspeed --num 4", "`--num` may be"),
@@ -90,21 +90,21 @@ fn options_that_a_launcher_refuses_are_refused() {
         ("accelerate launch --bogus --num_processes 4", "`--bogus`"),
     ] {
         let script = format!("{launcher} {TRAINER}");
-        let said = refused(&script).unwrap_or_default();
-        assert!(said.contains(expected), "{script}: {said}");
+        let message = refused(&script).unwrap_or_default();
+        assert!(message.contains(expected), "{script}: {message}");
     }
     for script in [
         "trl sft --model_name_or_path m --num_processes",
         "trl sft --num_processes --model_name_or_path m",
     ] {
-        let said = refused(script).unwrap_or_default();
+        let message = refused(script).unwrap_or_default();
         let expected = "`--num_processes` of accelerate launch takes a value";
-        assert!(said.contains(expected), "{script}: {said}");
+        assert!(message.contains(expected), "{script}: {message}");
     }
 }
 
 #[test]
-fn a_launcher_is_found_behind_what_starts_it() {
+fn a_launcher_is_found_after_a_wrapper() {
     for before in [
         "uv run --with trl",
         "uv run --extra deepspeed --with accelerate",
@@ -116,8 +116,8 @@ fn a_launcher_is_found_behind_what_starts_it() {
         let space = if before.ends_with('/') { "" } else { " " };
         let script = format!("{before}{space}torchrun --nproc_per_node 2 {TRAINER}");
         assert_eq!(gpus(&script).as_deref(), Some("2"), "{script}");
-        let own = argument(&script, "per_device_train_batch_size");
-        assert_eq!(own.as_deref(), Some("4"), "{script}");
+        let size = argument(&script, "per_device_train_batch_size");
+        assert_eq!(size.as_deref(), Some("4"), "{script}");
     }
     let trl = "python -m trl sft --model_name_or_path x --num_processes 4";
     let launch = understood(trl).unwrap().launch.unwrap();
@@ -125,7 +125,7 @@ fn a_launcher_is_found_behind_what_starts_it() {
 }
 
 #[test]
-fn as_many_nodes_at_least_as_at_most_are_so_many() {
+fn a_node_range_with_equal_ends_is_a_number() {
     for (text, expected) in [
         ("2", Some(2)),
         ("2:2", Some(2)),

@@ -1,4 +1,4 @@
-//! TRL's own command line, which starts `accelerate launch` and takes options for it among the trainer's.
+//! TRL's command line. It starts `accelerate launch` and accepts launcher options among the trainer's.
 //!
 //! Source: TRL f2cd577 `cli/main.py`.
 
@@ -8,7 +8,7 @@ use super::{Launched, Launcher, file, program};
 use crate::recipe::accelerate::Config;
 use crate::recipe::command::words::Word;
 
-/// Options that TRL's own command line passes on to `accelerate launch`: those that no trainer has.
+/// Options that TRL's command line passes to `accelerate launch`. No trainer has them.
 const TRL_PASSES_ON: &[&str] = &[
     "config_file",
     "num_processes",
@@ -25,24 +25,24 @@ const TRL_PASSES_ON: &[&str] = &[
     "fsdp_reshard_after_forward",
 ];
 
-/// What TRL's command line calls the accelerate config: a file, or one that TRL ships by its name.
+/// TRL's option for the accelerate config: a file, or the name of a config that TRL ships.
 pub(in crate::recipe::command) const TRL_CONFIG: &str = "accelerate_config";
 
-/// Options for `accelerate launch` that stand without a value. In a recipe they would be given one, which
-/// upstream takes for the program.
+/// Switches of `accelerate launch`. They are not allowed in a recipe: TRL would pass the key's value as the
+/// program.
 const TRL_SWITCHES: &[&str] = &["use_deepspeed", "use_fsdp", "multi_gpu"];
 
-/// Whether TRL's command line takes an option for its launcher.
+/// Whether TRL's command line passes an option to its launcher.
 pub(in crate::recipe::command) fn is_for_trls_launcher(name: &str) -> bool {
     is_launcher_key(name) || TRL_SWITCHES.contains(&name)
 }
 
-/// Whether it takes a key of its recipe for its launcher.
+/// Whether TRL's command line passes a key of the recipe to its launcher.
 pub(in crate::recipe) fn is_launcher_key(name: &str) -> bool {
     name == TRL_CONFIG || TRL_PASSES_ON.contains(&name)
 }
 
-/// `trl sft --config … --num_processes 4`: the trainer's name, and options of both.
+/// Parses `trl sft --config … --num_processes 4`: the trainer's name, then options of trainer and launcher.
 pub(super) fn trl(words: &[Word]) -> Launched<'_> {
     let mut options = Vec::new();
     let mut refused = None;

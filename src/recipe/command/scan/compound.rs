@@ -1,5 +1,5 @@
-//! What commands are put together with: loops and conditions, of which only beginning and end matter,
-//! the patterns of `case`, which are no commands, and arithmetic, which is one.
+//! Compound commands: the beginning and end of loops and conditions, the patterns of `case`, which are no
+//! commands, and arithmetic, which is one.
 //!
 //! Source: POSIX.1-2024, Shell Command Language, 2.9.4; `((…))` as in bash 5.2.
 
@@ -7,7 +7,7 @@ use super::{Form, Scanner, Then};
 use crate::recipe::command::expansion;
 use crate::recipe::command::words::Word;
 
-/// Words that begin something with an end, and that end.
+/// First and last words of compound commands.
 const COMPOUND: [(&str, &str); 7] = [
     ("if", "fi"),
     ("for", "done"),
@@ -18,16 +18,15 @@ const COMPOUND: [(&str, &str); 7] = [
     ("{", "}"),
 ];
 
-/// Words before a command that are none of it.
+/// Reserved words that precede a command.
 const BEFORE: [&str; 10] = [
     "if", "then", "else", "elif", "while", "until", "do", "{", "!", "time",
 ];
 
-/// What `((…))` is called as a command; its word is the expression.
+/// The command name of `((…))`; its only argument is the expression.
 pub(in crate::recipe::command) const ARITHMETIC: &str = "((";
 
-/// Bytes of the longest arithmetic that is looked for: what is never closed is looked through again and
-/// again.
+/// Maximum bytes of an arithmetic command. The limit keeps the scan linear where `((` is never closed.
 const LONGEST: usize = 1024;
 
 impl Scanner<'_> {
@@ -83,7 +82,7 @@ impl Scanner<'_> {
         begins && before.iter().all(nothing)
     }
 
-    /// Passes over `;;`, `;&` or `;;&`, which end a command of `case` and lead to the next pattern.
+    /// Skips `;;`, `;&` or `;;&`, which end an item of `case`. A pattern follows.
     pub(super) fn ends_case_item(&mut self) -> bool {
         let ends = [";;&", ";;", ";&"];
         let found = ends.iter().find(|end| self.rest().starts_with(**end));
@@ -97,7 +96,7 @@ impl Scanner<'_> {
         true
     }
 
-    /// One character or word of a pattern, which reaches to its `)`.
+    /// Skips one character or word of a pattern, which ends at `)`.
     pub(super) fn pattern(&mut self, c: char) {
         match c {
             ')' => {
@@ -119,7 +118,7 @@ impl Scanner<'_> {
         }
     }
 
-    /// `((expression))`, as a command or at the head of `for`.
+    /// Reads `((expression))`, as a command or after `for`.
     pub(super) fn arithmetic(&mut self) -> bool {
         let begins = |word: &Word| {
             let name = word.text.as_str();
@@ -130,7 +129,7 @@ impl Scanner<'_> {
         if self.form != Form::Script || !rest.starts_with("((") || !self.words.iter().all(begins) {
             return false;
         }
-        // A shell within a shell has its brackets apart.
+        // Nested subshells, `( (…) )`, do not end with `))`.
         let outer = expansion::bracketed(rest, ')');
         let inner = expansion::bracketed(&rest[1..], ')');
         let Some((outer, _)) = outer

@@ -15,7 +15,7 @@ fn words(text: &str) -> Vec<Word> {
 }
 
 #[test]
-fn words_are_split_as_a_shell_does() {
+fn words_are_split_as_in_a_shell() {
     let script = "#!/bin/bash\n# a comment\nN=4 torchrun \\\n  --a 'x y' --b=\"1\\\"2\" --c\\ d; echo done\n";
     assert_eq!(
         texts(script, Form::Script),
@@ -29,7 +29,7 @@ fn words_are_split_as_a_shell_does() {
 }
 
 #[test]
-fn a_file_of_arguments_is_split_as_upstream_does() {
+fn an_arguments_file_is_split_as_upstream() {
     let file = "--a '1\n2' # $x \\\n";
     assert_eq!(
         texts(file, Form::ArgumentsFile),
@@ -39,7 +39,7 @@ fn a_file_of_arguments_is_split_as_upstream_does() {
 }
 
 #[test]
-fn a_word_knows_its_place() {
+fn a_word_has_its_line_and_column() {
     let text = "torchrun \\\n  --größe=\"16\" x";
     let words = words(text);
     let key = &words[1];
@@ -99,7 +99,7 @@ fn here_documents_are_no_commands() {
 }
 
 #[test]
-fn what_a_script_may_skip_is_not_certain() {
+fn a_command_that_a_script_may_skip_is_not_certain() {
     for (script, expected) in [
         ("run", true),
         ("x; run", true),
@@ -126,7 +126,7 @@ fn what_a_script_may_skip_is_not_certain() {
 }
 
 #[test]
-fn a_word_says_how_much_of_it_is_not_in_the_text() {
+fn a_word_reports_how_much_of_it_is_unresolved() {
     use super::super::words::Unsaid::{Number, Part, Whole};
     for (word, expected) in [
         ("$X", Some(Number)),
@@ -154,7 +154,7 @@ fn a_word_says_how_much_of_it_is_not_in_the_text() {
 }
 
 #[test]
-fn what_is_not_closed_is_told() {
+fn unclosed_quotes_and_brackets_are_reported() {
     for text in [
         "a 'b", "a $(b", "a ${b", "a `b", "a > 'b", "A=(b", "a <(b", "a b\\",
     ] {
@@ -164,14 +164,14 @@ fn what_is_not_closed_is_told() {
 
 proptest! {
     #[test]
-    fn joined_words_are_split_again(words in prop::collection::vec(any::<String>(), 1..6)) {
+    fn joined_words_split_into_the_same_words(words in prop::collection::vec(any::<String>(), 1..6)) {
         let line = join(&words);
         prop_assert_eq!(&texts(&line, Form::Script), std::slice::from_ref(&words));
         prop_assert_eq!(texts(&line, Form::Typed), [words]);
     }
 
     #[test]
-    fn any_text_is_scanned(text in "[a-c$(){}\\[\\]'\"`\\\\<>&|;#= \n@*!-]{0,60}") {
+    fn any_text_scans_without_a_panic(text in "[a-c$(){}\\[\\]'\"`\\\\<>&|;#= \n@*!-]{0,60}") {
         for text in [format!("bash -c {text}"), text] {
             for form in [Form::Script, Form::Arguments, Form::Typed, Form::ArgumentsFile] {
                 for line in commands(&text, FileId(0), form) {

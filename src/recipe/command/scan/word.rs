@@ -6,7 +6,7 @@ use crate::recipe::command::words::{Hole, Word};
 use crate::recipe::source::Span;
 
 impl Scanner<'_> {
-    /// The place here, still empty.
+    /// The current place as an empty span.
     pub(super) fn here(&mut self) -> Span {
         let (at, column) = self.column;
         let passed = self.text[at..self.at].chars().count();
@@ -21,7 +21,7 @@ impl Scanner<'_> {
         }
     }
 
-    /// A word; `item`: of an array, in which there are no further ones.
+    /// Reads a word. `item`: an array item, which holds no further array.
     pub(super) fn word(&mut self, item: bool) -> Word {
         let mut span = self.here();
         let mut word = Word {
@@ -32,7 +32,7 @@ impl Scanner<'_> {
             items: None,
             literal: usize::MAX,
         };
-        // Without a continued line at its end: what is added there would be escaped.
+        // Excludes a line continuation at the end: text inserted after its backslash would be escaped.
         let mut end = self.at;
         while let Some(c) = self.peek() {
             let next = self.rest()[c.len_utf8()..].chars().next();
@@ -81,7 +81,7 @@ impl Scanner<'_> {
         word
     }
 
-    /// What stands between quotes. Without a second one that reaches to the end.
+    /// Reads quoted text. An unclosed quote reaches to the end of the text.
     fn quoted(&mut self, quote: char, word: &mut Word) {
         self.advance(quote);
         while let Some(c) = self.peek() {
@@ -107,7 +107,7 @@ impl Scanner<'_> {
         word.closed = false;
     }
 
-    /// A variable or a substitution, or a `$` that is only that.
+    /// Reads a variable, a substitution or a literal `$`.
     fn expansion(&mut self, word: &mut Word, quoted: bool) {
         let rest = &self.text[self.at..];
         let Some(found) = expansion::at(rest) else {
@@ -116,13 +116,13 @@ impl Scanner<'_> {
             return;
         };
         let start = word.text.len();
-        // A `$` that the outer shell was kept from is a variable of the inner one.
-        let own = self.kept.binary_search(&self.at).is_ok();
+        // A `$` that is escaped for the outer shell is a variable of the inner shell.
+        let inner = self.kept.binary_search(&self.at).is_ok();
         word.text.push_str(&rest[..found.bytes]);
         word.holes.push(Hole {
             start,
             end: word.text.len(),
-            name: found.name.filter(|_| !own).map(str::to_owned),
+            name: found.name.filter(|_| !inner).map(str::to_owned),
             all: found.all,
             quoted,
         });
@@ -130,7 +130,7 @@ impl Scanner<'_> {
         self.advance_by(found.bytes);
     }
 
-    /// `<(command)`, which stands for a file's name.
+    /// Reads a process substitution, `<(command)`, which expands to a file name.
     fn process(&mut self, word: &mut Word) {
         let rest = &self.text[self.at..];
         let end = expansion::bracketed(&rest[1..], ')');
@@ -152,7 +152,7 @@ impl Scanner<'_> {
         self.form == Form::Script && word.text.ends_with('=') && word.assignment().is_some()
     }
 
-    /// `(a b c)`, over several lines; `None` without its end.
+    /// Reads an array, `(a b c)`, possibly over several lines. `None`: it is not closed.
     fn array(&mut self) -> Option<Vec<Word>> {
         self.advance('(');
         let mut items = Vec::new();

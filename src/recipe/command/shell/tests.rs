@@ -28,7 +28,7 @@ fn for_two(recipe: &Recipe) -> String {
 }
 
 #[test]
-fn a_shells_word_is_read_as_the_commands_in_it() {
+fn an_inline_script_is_read_as_commands() {
     let call = format!("torchrun --nproc_per_node 4 {TRAINER}");
     for text in [
         format!("bash -c \"{call}\""),
@@ -59,9 +59,9 @@ fn a_shells_word_is_read_as_the_commands_in_it() {
     }
 }
 
-/// HALOs' scripts for Slurm (4831988) are a word in double quotes, with escaped ones inside.
+/// HALOs' Slurm scripts (4831988) hold a double-quoted inline script with escaped quotes inside.
 #[test]
-fn what_is_escaped_in_a_shells_word_is_read_as_the_inner_shell_reads_it() {
+fn escapes_in_an_inline_script_are_read_as_the_inner_shell_reads_them() {
     let call = format!("torchrun --nproc_per_node 4 {TRAINER}");
     for text in [
         format!("bash -c \"{call} --name \\\"a b\\\"\""),
@@ -77,7 +77,7 @@ fn what_is_escaped_in_a_shells_word_is_read_as_the_inner_shell_reads_it() {
     ] {
         let expected = [Some(4), Some(8), Some(2)];
         assert_eq!(batch(script(&text), &text), expected, "{text}");
-        // And a plan is written where the numbers stand.
+        // A plan replaces the numbers in place.
         let written = for_two(&script(&text).unwrap());
         let expected = match text.starts_with("N=4") {
             true => text.replace("\\\"$N\\\"", "2"),
@@ -87,7 +87,7 @@ fn what_is_escaped_in_a_shells_word_is_read_as_the_inner_shell_reads_it() {
     }
     let kept = format!("N=4\nbash -c \"echo \\\"x\\\"; torchrun --nproc_per_node \\$N {TRAINER}\"");
     assert_eq!(batch(script(&kept), &kept)[0], None);
-    // Places are those of the text.
+    // Places refer to the whole text.
     let slip = "bash -c \"echo \\\"é\\\"\n  echo \\\"x\\\"; torchrun t.py --per_device_train_batch_size 2.5\"";
     let error = script(slip).unwrap_err();
     let span = error.diagnostics[0].span.unwrap();
@@ -96,7 +96,7 @@ fn what_is_escaped_in_a_shells_word_is_read_as_the_inner_shell_reads_it() {
 }
 
 #[test]
-fn a_plan_is_written_into_the_shells_word() {
+fn a_plan_is_written_into_the_inline_script() {
     let text =
         format!("#!/bin/bash\nsrun bash -c \"torchrun --nproc_per_node 4 {TRAINER}\" # go\n");
     let written = for_two(&script(&text).unwrap());
@@ -104,17 +104,17 @@ fn a_plan_is_written_into_the_shells_word() {
         .replace("node 4", "node 2")
         .replace("steps 2", "steps 4");
     assert_eq!(written, expected);
-    // What is missing goes in as well.
+    // A missing argument is added.
     let short = text.replace(" --gradient_accumulation_steps 2", "");
     let written = for_two(&script(&short).unwrap());
     assert_eq!(written, text.replace("node 4", "node 2"));
 }
 
 #[test]
-fn variables_between_single_quotes_are_the_inner_shells() {
+fn variables_between_single_quotes_belong_to_the_inner_shell() {
     let text = format!("N=4\nbash -c 'torchrun --nproc_per_node $N {TRAINER}'");
     assert_eq!(batch(script(&text), &text)[0], None);
-    // Nobody exports it.
+    // The script does not export `N`.
     let kept = format!("N=4\nbash -c \"torchrun --nproc_per_node \\$N {TRAINER}\"");
     assert_eq!(batch(script(&kept), &kept)[0], None);
     let own = format!("bash -c 'N=4; torchrun --nproc_per_node $N {TRAINER}'");
@@ -122,7 +122,7 @@ fn variables_between_single_quotes_are_the_inner_shells() {
 }
 
 #[test]
-fn a_shells_word_that_cannot_be_read_is_refused() {
+fn an_inline_script_with_unsupported_quoting_is_refused() {
     let call = format!("torchrun --nproc_per_node 4 {TRAINER}");
     for text in [
         format!("bash -c 'cd x; '\"{call}\""),
@@ -132,36 +132,36 @@ fn a_shells_word_that_cannot_be_read_is_refused() {
         format!("python prepare.py --seed 1\nbash -c 'cd x; '\"{call}\""),
     ] {
         let error = script(&text).unwrap_err();
-        let told = &error.diagnostics[0];
-        assert_eq!(told.rule, "unknown-dialect", "{text}");
-        assert!(told.message.contains("what the shell is told"), "{text}");
+        let problem = &error.diagnostics[0];
+        assert_eq!(problem.rule, "unknown-dialect", "{text}");
+        assert!(problem.message.contains("this inline script"), "{text}");
     }
     let both = format!("{call} --name 'a b' --x \"$HOME\"");
     let error = typed(&["bash", "-c", &both]).unwrap_err();
     assert!(
         error.diagnostics[0]
             .message
-            .contains("what the shell is told")
+            .contains("this inline script")
     );
-    // One that starts no training is left alone.
+    // An inline script that starts no training is ignored.
     let text = format!("bash -c \"echo \"x\"\"\n{call}");
     assert_eq!(batch(script(&text), &text)[0], Some(4));
 }
 
 #[test]
-fn a_hydra_program_in_a_shells_word_is_read_as_one() {
+fn a_hydra_program_in_an_inline_script_is_read() {
     let Some(root) = crate::recipe::corpus::root() else {
         return;
     };
     let program = root.join("ContextualAI__HALOs/4831988636/launch.py");
     let program = program.display();
-    let call = |told: &str| {
+    let call = |overrides: &str| {
         format!(
             "BETA=$1\nLR=$2\nsrun --nodes=1 bash -c \"\nexport CKPT=o/dpo-${{BETA}}\n\
              accelerate launch --num_processes 4 --machine_rank \\$SLURM_PROCID \\\n  {program} \
              loss=dpo model=llama train_datasets=[ultrabin] test_datasets=[ultrabin] \
              exp_name=dpo-${{BETA}}-${{LR}} ++lr=${{LR}} ++loss.beta=${{BETA}} \\\n  \
-             ++model.batch_size=32 ++model.gradient_accumulation_steps=1 {told}\n\n\
+             ++model.batch_size=32 ++model.gradient_accumulation_steps=1 {overrides}\n\n\
              python -m train.sample \\$CKPT --gpu_count 2\n\"\n"
         )
     };
@@ -170,12 +170,12 @@ fn a_hydra_program_in_a_shells_word_is_read_as_one() {
     let batch = &recipe.spec.batch;
     assert_eq!((batch.global, batch.gpus), (Some(32), Some(4)), "{batch:?}");
     let warned = recipe.diagnostics.iter();
-    let warned = warned.filter(|told| told.message.contains("is not in the text"));
-    let warned: Vec<&str> = warned.map(|told| told.message.as_str()).collect();
+    let warned = warned.filter(|d| d.message.contains("is unresolved"));
+    let warned: Vec<&str> = warned.map(|d| d.message.as_str()).collect();
     assert_eq!(warned.len(), 2, "{warned:?}");
-    for told in ["++model.batch_size=$SIZE", "loss=$LOSS"] {
-        let error = script(&call(told)).unwrap_err();
-        let said = &error.diagnostics[0].message;
-        assert!(said.contains("which is not in the text"), "{said}");
+    for unresolved in ["++model.batch_size=$SIZE", "loss=$LOSS"] {
+        let error = script(&call(unresolved)).unwrap_err();
+        let message = &error.diagnostics[0].message;
+        assert!(message.contains("is unresolved"), "{message}");
     }
 }

@@ -1,18 +1,18 @@
-//! A word between double quotes as its shell is given it: without the backslashes that the quotes take
-//! away, and with the place in the text of everything that is left.
+//! A double-quoted inline script as the inner shell reads it: without the backslashes that the outer shell
+//! removes, and with the place of every remaining byte in the text.
 //!
 //! Source: POSIX.1-2024, Shell Command Language, 2.2.3.
 
 use crate::recipe::command::words::Word;
 
-/// What stands between the quotes.
+/// An inline script without the escapes of its double quotes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::recipe::command) struct Unescaped {
     /// The text that the inner shell reads.
     pub text: String,
-    /// Where in it a `$` stands that the outer shell was kept from.
+    /// Byte offsets in it of each `$` that is escaped for the outer shell.
     pub kept: Vec<usize>,
-    /// Of each of its bytes, and of its end.
+    /// The place of each of its bytes, and of its end.
     places: Vec<Place>,
 }
 
@@ -25,14 +25,14 @@ struct Place {
     column: u32,
 }
 
-/// What a backslash stands before, to be gone between double quotes. A continued line is the inner shell's
-/// as well.
+/// Whether a backslash before this character is removed between double quotes. A line continuation is left
+/// to the inner shell.
 pub(super) fn is_escaped(c: Option<char>) -> bool {
     matches!(c, Some('"' | '\\' | '$' | '`'))
 }
 
 impl Unescaped {
-    /// What stands from `start` to `end` of a text, which is at this line and column.
+    /// The script from `start` to `end` of a text. `line` and `column` are those of `start`.
     pub fn of(text: &str, start: usize, end: usize, line: u32, column: u32) -> Unescaped {
         let content = text.get(start..end).unwrap_or_default();
         let mut new = Unescaped {
@@ -71,7 +71,7 @@ impl Unescaped {
         new
     }
 
-    /// Moves a word of this text to its place in the whole one.
+    /// Moves a word of the script to its place in the whole text.
     pub fn put_back(&self, word: &mut Word) {
         let (start, end) = (word.span.start, word.span.end);
         let Some(first) = self.places.get(start) else {
@@ -84,7 +84,7 @@ impl Unescaped {
             _ => first.start,
         };
         (word.span.line, word.span.column) = (first.line, first.column);
-        // As far as nothing was left out.
+        // Literal up to the first removed backslash.
         let after = self.places[start..].iter().zip(first.start..);
         let whole = after
             .take_while(|(place, expected)| place.start == *expected && place.end == *expected + 1);
