@@ -1,5 +1,5 @@
-//! Sizes of the axes of parallelism, as accelerate's `ParallelismConfig` names them: in a recipe's
-//! own `parallelism_config`, and in an accelerate config's.
+//! Sizes of the parallelism axes in `parallelism_config` of a recipe or an accelerate config, with the keys of
+//! accelerate's `ParallelismConfig`.
 //!
 //! Source: accelerate 16cb6eb, `parallelism_config.py`.
 
@@ -8,7 +8,7 @@ use super::reading::Reading;
 use super::scalar::{Resolved, Schema};
 use super::tree::{Given, Tree};
 
-/// Sizes of `parallelism_config`, with or without that word before each key.
+/// Translates the sizes in `parallelism_config`. Keys may have the prefix `parallelism_config_`.
 pub(super) fn axes(sizes: &Node, prefix: &str, tree: &mut Tree, reading: &mut Reading) {
     const AXES: &[(&str, &str)] = &[
         ("dp_replicate_size", "parallel.data_replicate"),

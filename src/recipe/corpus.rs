@@ -1,9 +1,9 @@
-//! Test help: the upstream recipes and golden tables, which are not part of this repository.
+//! Test helpers for the upstream recipes and golden tables, which are not part of this repository.
 
 use std::path::PathBuf;
 
-/// Where the corpus lies: `EVENKEEL_RECIPES`, or `../shared/recipes` beside the crate. `None`,
-/// said aloud, where it is missing.
+/// The corpus directory: `EVENKEEL_RECIPES`, or `../shared/recipes` beside the crate. `None`: it is missing;
+/// prints a message.
 pub fn root() -> Option<PathBuf> {
     let path = std::env::var_os("EVENKEEL_RECIPES").map_or_else(
         || PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../shared/recipes"),

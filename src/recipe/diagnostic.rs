@@ -1,4 +1,4 @@
-//! What a reader or a rule has to say about a recipe.
+//! Diagnostics: the findings of readers and rules in a recipe.
 
 use std::fmt;
 
@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::source::{Sources, Span};
 
-/// Orders findings by file and place; what has no place comes last.
+/// Sorts diagnostics by file and place. Those without a place come last.
 pub fn in_file_order(diagnostics: &mut [Diagnostic]) {
     diagnostics.sort_by_key(|d| {
         let place = d.span.map(|span| (span.file, span.start));
@@ -18,11 +18,11 @@ pub fn in_file_order(diagnostics: &mut [Diagnostic]) {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Severity {
-    /// Nothing may be started.
+    /// Fails the plan.
     Error,
     /// Something differs from what the recipe's author probably expects.
     Warning,
-    /// Worth knowing, changes nothing.
+    /// Information without an effect on the plan.
     Note,
 }
 
@@ -36,33 +36,32 @@ impl fmt::Display for Severity {
     }
 }
 
-/// One finding: which rule, how serious, what is wrong with the numbers in it, and what to change.
+/// A finding: its rule and severity, the problem with its numbers, and the way out.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Diagnostic {
     /// The rule's id in kebab case, the argument of `evenkeel explain`.
     pub rule: String,
-    /// How serious it is.
     pub severity: Severity,
-    /// One line with the numbers in it, lower case, without a full stop.
+    /// The problem in one line, with the numbers, in lower case and without a full stop.
     pub message: String,
-    /// What to change, one line.
+    /// The way out, one line.
     pub help: String,
-    /// Where the value stood; `None` when nobody wrote it (a default, or something missing).
+    /// The value's place; `None` for a default or a missing value.
     pub span: Option<Span>,
 }
 
-/// A diagnostic with its place resolved, as `plan -o json` and `check -o json` print it.
+/// A diagnostic with file, line and column, as `plan -o json` and `check -o json` print it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Located {
     /// The rule's id.
     pub rule: String,
-    /// How serious it is.
+    /// How serious it is; only errors stop a plan.
     pub severity: Severity,
-    /// One line with the numbers in it.
+    /// The problem in one line, with the numbers.
     pub message: String,
-    /// What to change.
+    /// The way out, one line.
     pub help: String,
-    /// The file as the user named it, or `command line`.
+    /// The path as the user wrote it, or `command line`.
     pub file: Option<String>,
     /// Line, counted from 1.
     pub line: Option<u32>,
@@ -70,15 +69,15 @@ pub struct Located {
     pub column: Option<u32>,
 }
 
-/// The first error as `told` tells it, and how many more there are; `None` where there is none.
+/// The first error, formatted by `format`, and the number of further errors. `None`: there is no error.
 pub fn first_error(
     diagnostics: &[Diagnostic],
-    told: impl FnOnce(&Diagnostic) -> String,
+    format: impl FnOnce(&Diagnostic) -> String,
 ) -> Option<String> {
     let mut errors = diagnostics
         .iter()
         .filter(|diagnostic| diagnostic.severity == Severity::Error);
-    let text = told(errors.next()?);
+    let text = format(errors.next()?);
     Some(match errors.count() {
         0 => text,
         more => format!("{text}, and {more} more"),
@@ -86,7 +85,7 @@ pub fn first_error(
 }
 
 impl Diagnostic {
-    /// An error; `span` is where the value stood, if anybody wrote it.
+    /// An error. `span`: the value's place, `None` for a default or a missing value.
     pub fn error(
         rule: &str,
         span: Option<Span>,
@@ -128,7 +127,7 @@ impl Diagnostic {
         }
     }
 
-    /// Resolves the span against the sources it was made from.
+    /// Resolves the span. `sources` must be those of the reading that made the diagnostic.
     pub fn locate(&self, sources: &Sources) -> Located {
         Located {
             rule: self.rule.clone(),

@@ -1,10 +1,10 @@
-//! The names of the dialects, and the one key that all of them share.
+//! The names of the dialects, and the reserved key that all upstream dialects share.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// Which upstream (or our own) way of writing recipes.
+/// A recipe format: native or of an upstream project.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Dialect {
@@ -18,14 +18,14 @@ pub enum Dialect {
     Dpo,
     /// transformers' `TrainingArguments`: YAML, JSON or a command line.
     Transformers,
-    /// A config of `accelerate launch` by itself: a world without a batch.
+    /// A config of `accelerate launch` alone: it sets the world size but no batch.
     Accelerate,
-    /// A DeepSpeed JSON config by itself.
+    /// A DeepSpeed JSON config alone.
     Deepspeed,
 }
 
 impl Dialect {
-    /// The name that `--dialect` takes and that plans carry.
+    /// The name in `--dialect` and in plans.
     pub fn name(self) -> &'static str {
         match self {
             Dialect::Native => "native",
@@ -38,7 +38,7 @@ impl Dialect {
         }
     }
 
-    /// Whether its recipes are trees of configs, composed by Hydra.
+    /// Whether its recipes are config trees that Hydra composes.
     pub fn is_hydra(self) -> bool {
         matches!(self, Dialect::Halos | Dialect::Dpo)
     }
@@ -50,5 +50,5 @@ impl fmt::Display for Dialect {
     }
 }
 
-/// The key of upstream dialects that holds a partial native spec, laid over the translation.
+/// The key in upstream dialects for a partial native spec, which overrides the translated values.
 pub const RESERVED: &str = "evenkeel";

@@ -1,35 +1,35 @@
-//! What each of the files of a reading is to the job.
+//! The roles of a job's files.
 
 use super::source::FileId;
 use super::tree::Given;
 
-/// Which file of a job is what; an emitted plan is written into them.
+/// The role of each file of a job. An exported plan is written into these files.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Files {
-    /// The recipe's own file, which may hold a command.
+    /// The recipe's file, which may hold a command.
     pub recipe: Option<FileId>,
-    /// The file with the command that starts it, and where further arguments may be added in it.
+    /// The file with the command, and the byte offset at which arguments may be added.
     pub command: Option<(FileId, usize)>,
-    /// The accelerate config.
+    /// The config of `accelerate launch`.
     pub accelerate: Option<FileId>,
-    /// The DeepSpeed config, where it is a file of its own.
+    /// The DeepSpeed config, if it is a separate file.
     pub deepspeed: Option<FileId>,
-    /// Those that are read as Hjson.
+    /// Files that are read as Hjson.
     pub hjson: Vec<FileId>,
-    /// The virtual file that holds what was typed: overrides and flags.
+    /// The virtual file with the command line's overrides and flags.
     pub command_line: Option<FileId>,
-    /// The batch as a Hydra tree says it.
+    /// The batch of a Hydra tree.
     pub tree: Option<TreeBatch>,
 }
 
-/// The batch as upstream's program reads it out of its Hydra tree, whatever stands over that in
-/// Evenkeel's own keys and flags.
+/// The batch that the upstream program reads from its Hydra tree, before evenkeel's keys and flags override
+/// it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TreeBatch {
-    /// The batch size.
+    /// Batch size in samples; `per_pass` says of which unit.
     pub size: Option<Given<i128>>,
-    /// Accumulation steps.
+    /// Gradient accumulation steps.
     pub accumulation: Option<Given<i128>>,
-    /// The size counts the samples of one accumulation step, else those of a whole step.
+    /// `size` counts the samples of one accumulation step; otherwise those of a whole optimizer step.
     pub per_pass: bool,
 }

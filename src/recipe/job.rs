@@ -1,7 +1,6 @@
-//! What makes one job: a recipe's file, the command that it is started with, and the configs that
-//! either names. Upstream they are read by different programs; here they become one tree with the
-//! trainer's keys and one native tree of what the launcher says, precedence as upstream has it: what
-//! is typed stands over what a file says.
+//! Gathers the parts of one job: the recipe's file, the command that starts it, and the configs that either
+//! names. Upstream, several programs read them. Here they become one tree with the trainer's keys and one
+//! native tree with the launcher's settings. As upstream, arguments override files.
 
 use std::path::{Path, PathBuf};
 
@@ -17,17 +16,18 @@ use super::{accelerate, handbook, hydra, programs};
 pub(super) struct Job {
     /// The trainer's own keys.
     pub root: Node,
-    /// The file that they stand in, beside which it names others; the program's where there is none.
+    /// The file that holds them, or the program's file if there is none. Relative paths in it may start from
+    /// its directory.
     pub path: PathBuf,
-    /// The dialect that the command tells, and why.
+    /// The dialect that the command implies, and the reason.
     pub dialect: Option<(Dialect, String)>,
-    /// What the command tells a Hydra program; what is typed stands over it.
+    /// The command's overrides for a Hydra program. Overrides given to evenkeel win over them.
     pub overrides: Vec<String>,
-    /// What the launcher says, with native keys.
+    /// The launcher's settings, with native keys.
     pub launched: Option<Node>,
 }
 
-/// Reads every file of a job. `text` is the recipe's, where it is at hand.
+/// Reads every file of a job. `text`: the recipe's text, if the caller has it.
 pub(super) fn gather(
     request: &Request,
     text: Option<String>,
@@ -36,7 +36,7 @@ pub(super) fn gather(
     let mut recipe = None;
     let mut command = None;
     if text.is_some() || !request.path.as_os_str().is_empty() {
-        // A tree of configs is its root file.
+        // A Hydra tree is read from its root file.
         let path = match hydra::root_of(&request.path, &request.origin) {
             Some(root) if request.origin.is_dir(&request.path) => root,
             _ => request.path.clone(),
@@ -61,8 +61,8 @@ pub(super) fn gather(
     }
     let Some(mut command) = command else {
         let (path, mut root) = recipe?;
-        let told = told_to_trl(&mut root);
-        let launched = launcher(request, None, told, reading)?;
+        let by_recipe = launch_of_recipe(&mut root);
+        let launched = launcher(request, None, by_recipe, reading)?;
         return Some(Job {
             root,
             path,
@@ -81,8 +81,8 @@ pub(super) fn gather(
             reading.error(
                 "config-missing",
                 Some(call.span),
-                format!("a Hydra program's tree begins beside it, and there is no `{root}`"),
-                "start it from the folder that you train in, or give the tree before `--`",
+                format!("the Hydra config tree has no root file `{root}`"),
+                "run evenkeel in the directory from which you train, or give the tree before `--`",
             );
             return None;
         }
@@ -97,22 +97,22 @@ pub(super) fn gather(
         reading.files.recipe = Some(file);
         recipe = Some((config.clone(), root));
     }
-    // A config given as the recipe is the one that the command is launched with.
+    // An accelerate config given as the recipe is the launcher's config.
     if let (Some((_, root)), Some(options)) = (&mut recipe, &command.launch)
         && accelerate::looks_like_one(root)
     {
         accelerate::lay_options(root, options, reading);
         command.launch = None;
     }
-    let told = match &mut recipe {
-        Some((_, root)) if command.by_trl => told_to_trl(root),
+    let by_recipe = match &mut recipe {
+        Some((_, root)) if command.by_trl => launch_of_recipe(root),
         _ => Launch::default(),
     };
-    let launched = launcher(request, Some(&command), told, reading)?;
+    let launched = launcher(request, Some(&command), by_recipe, reading)?;
     compare_with_slurm(launched.as_ref(), reading);
     let alone = recipe.is_none();
     let script = command.script.as_ref();
-    // Upstream calls those so that have a loop of their own, which compares nothing.
+    // Upstream scripts named `*no_trainer` have a custom loop, which does not compare the two configs.
     let stem = script.and_then(|script| script.value.file_stem()?.to_str());
     if let (Some(true), Some(zero)) = (stem.map(|s| s.ends_with("no_trainer")), &mut reading.zero) {
         zero.take_file();
@@ -139,7 +139,7 @@ pub(super) fn gather(
     }
     if let (Some((_, reason)), Some(file)) = (&mut dialect, arguments_file) {
         let file = file.display();
-        *reason = format!("{reason}; `{file}` is read before its arguments, as upstream does");
+        *reason = format!("{reason}; `{file}` is read before its arguments, as upstream");
     }
     Some(Job {
         root,
@@ -158,21 +158,21 @@ fn read_command(path: &Path, text: &str, file: FileId, reading: &mut Reading) ->
     Some(command)
 }
 
-/// Whether a program is one of TRL's own scripts, by its place in TRL's tree.
+/// Whether a program is one of TRL's scripts, by its folder.
 fn is_of_trl(script: &Path) -> bool {
     let folder = script.parent();
     folder.is_some_and(|folder| folder.ends_with("trl/scripts"))
 }
 
-/// Puts under a command's arguments those of `train.args` beside `train.py`, which `HfArgumentParser`
-/// reads unless it is told otherwise (transformers 5.23.0 `hf_argparser.py`,
-/// `parse_args_into_dataclasses`: beside `sys.argv[0]`): the file, where there is one.
+/// Lays a command's arguments over those of `train.args` beside `train.py`. `HfArgumentParser` reads this file
+/// by default, beside `sys.argv[0]` (transformers 5.23.0 `hf_argparser.py`,
+/// `parse_args_into_dataclasses`). Returns the file's path if there is one.
 fn take_arguments_file(
     command: &mut Command,
     request: &Request,
     reading: &mut Reading,
 ) -> Option<PathBuf> {
-    // TRL's command line looks beside itself.
+    // TRL's command line looks for the file beside its installed script.
     let others = command.by_trl || command.deepspeed || command.hydra.is_some();
     if others || command.only_config {
         return None;
@@ -200,9 +200,9 @@ fn take_arguments_file(
     Some(path)
 }
 
-/// The file of a module, which is the `sys.argv[0]` of `python -m`: a package's `__main__.py` before a
-/// module, and that before the one of a folder without `__init__.py`. `beside`: where a file lies; an
-/// installed module is not looked for.
+/// The file of a module, the `sys.argv[0]` of `python -m`. `__main__.py` of a package comes before the module
+/// file, which comes before `__main__.py` of a folder without `__init__.py`. `beside` finds a file. Installed
+/// modules are not searched.
 fn module_file(name: &str, beside: impl Fn(&Path) -> Option<PathBuf>) -> Option<PathBuf> {
     let folder = PathBuf::from(name.replace('.', "/"));
     let (main, module) = (folder.join("__main__.py"), folder.with_extension("py"));
@@ -213,7 +213,7 @@ fn module_file(name: &str, beside: impl Fn(&Path) -> Option<PathBuf>) -> Option<
     order.iter().find_map(|path| beside(path))
 }
 
-/// GPUs that a script asks Slurm for are those of the processes that it starts.
+/// Warns if a script requests another number of GPUs from Slurm than it starts processes.
 fn compare_with_slurm(launched: Option<&Node>, reading: &mut Reading) {
     let world = launched.and_then(|launched| launched.get_path("batch.gpus"));
     let (Some(world), Some((file, _))) = (world, reading.files.command) else {
@@ -236,16 +236,16 @@ fn compare_with_slurm(launched: Option<&Node>, reading: &mut Reading) {
             "gpu-count-conflict",
             Some(asked.span),
             format!(
-                "the script asks Slurm for {} GPUs (`{}`{on}), and its launcher starts {processes} processes",
+                "the script requests {} GPUs from Slurm (`{}`{on}), but its launcher starts {processes} processes",
                 asked.gpus, asked.option
             ),
-            format!("{processes} counts: make them agree, by the launcher's config or by what is asked for"),
+            format!("the plan uses {processes}: change the launcher's config or the Slurm request so that they agree"),
         );
     }
 }
 
-/// TRL's parser looks for `--config` as a word of its own (f2cd577, `scripts/utils.py`,
-/// `parse_args_and_config`), and takes `--config=FILE` for an argument that nobody knows.
+/// Refuses `--config=FILE` for TRL. Its parser expects `--config` as a separate word (f2cd577,
+/// `scripts/utils.py`, `parse_args_and_config`) and treats `--config=FILE` as an unknown argument.
 fn refuse_tied_config(command: &Command, reading: &mut Reading) {
     let script = command.script.as_ref();
     let trainer = script.and_then(|script| handbook::trainer_of(&script.value));
@@ -254,14 +254,14 @@ fn refuse_tied_config(command: &Command, reading: &mut Reading) {
         reading.error(
             "unknown-key",
             Some(config.span),
-            format!("TRL takes `--config={file}` for no recipe, and refuses it"),
+            format!("TRL refuses `--config={file}` as an unknown argument"),
             format!("write it as two words, `--config {file}`"),
         );
     }
 }
 
-/// What the command tells about the dialect: the program may be called like one of TRL's trainers,
-/// or be given arguments that only those have.
+/// The dialect that the command implies: the program has the name of one of TRL's trainers, or arguments that
+/// only these have.
 fn dialect_of(root: &mut Node, command: &Command, alone: bool) -> Option<(Dialect, String)> {
     let script = command.script.as_ref();
     if let Some(script) = script
@@ -274,43 +274,43 @@ fn dialect_of(root: &mut Node, command: &Command, alone: bool) -> Option<(Dialec
         let reason = format!("the command starts `{}`", script.value.display());
         return Some((Dialect::HandbookTrl, reason));
     }
-    // A file that the command names has keys of its own to tell by.
+    // A named recipe file is detected by its keys.
     if !alone {
         return None;
     }
     if handbook::deepspeed::switch(&command.arguments).is_none()
-        && let Some(own) = handbook::tells_of_trl(&command.arguments)
+        && let Some(name) = handbook::tells_of_trl(&command.arguments)
     {
-        let reason = format!("the command has TRL's argument `--{own}`");
+        let reason = format!("the command has TRL's argument `--{name}`");
         return Some((Dialect::HandbookTrl, reason));
     }
-    let reason = "it is a command line with a trainer's arguments".to_owned();
+    let reason = "the command has a trainer's arguments".to_owned();
     Some((Dialect::Transformers, reason))
 }
 
-/// What the recipe itself says to the launcher of TRL's command line. Configs of launchers have the same
-/// keys.
-fn told_to_trl(root: &mut Node) -> Launch {
+/// Removes from the recipe the settings for TRL's launcher and returns them. A launcher's config has the same
+/// keys and stays unchanged.
+fn launch_of_recipe(root: &mut Node) -> Launch {
     match accelerate::looks_like_one(root) {
         true => Launch::default(),
         false => command::take_launch(root),
     }
 }
 
-/// What the launcher says: an accelerate config (`--accelerate`, or the command's own), the options
-/// of `accelerate launch` over it, or the processes of another launcher. What was typed stands over
-/// what the recipe has told it. `None`: a file that cannot be read.
+/// The launcher's settings: an accelerate config (from `--accelerate` or the command), the options of
+/// `accelerate launch` over it, or the number of processes of another launcher. The command's settings
+/// override the recipe's. `None`: a file is unreadable.
 fn launcher(
     request: &Request,
     command: Option<&Command>,
-    told: Launch,
+    by_recipe: Launch,
     reading: &mut Reading,
 ) -> Option<Option<Node>> {
-    refuse_two_configs(command, &told, reading);
-    let asked = request.accelerate.clone().map(accelerate::Config::File);
+    refuse_two_configs(command, &by_recipe, reading);
+    let requested = request.accelerate.clone().map(accelerate::Config::File);
     let named = command.and_then(|command| command.accelerate.clone());
-    let config = asked.or(named).or(told.config);
-    let mut options = told.options;
+    let config = requested.or(named).or(by_recipe.config);
+    let mut options = by_recipe.options;
     if let Some(typed) = command.and_then(|command| command.launch.clone()) {
         match &mut options {
             Some(options) => options.overlay(typed),
@@ -334,20 +334,20 @@ fn launcher(
     Some(launched)
 }
 
-/// TRL's command line takes one `accelerate_config` out of its options, the recipe's before the
-/// command's, and accelerate stops at a second one (TRL f2cd577, `cli/accelerate_config.py`).
-fn refuse_two_configs(command: Option<&Command>, told: &Launch, reading: &mut Reading) {
+/// Refuses an `accelerate_config` in both recipe and command. TRL's command line takes the recipe's, and
+/// accelerate fails on the second one (TRL f2cd577, `cli/accelerate_config.py`).
+fn refuse_two_configs(command: Option<&Command>, by_recipe: &Launch, reading: &mut Reading) {
     use accelerate::Config::FileOrShipped;
     let named = command.and_then(|command| command.accelerate.as_ref());
-    if let (Some(FileOrShipped(typed)), Some(FileOrShipped(own))) = (named, &told.config) {
+    if let (Some(FileOrShipped(typed)), Some(FileOrShipped(first))) = (named, &by_recipe.config) {
         reading.error(
             "unsupported-value",
             Some(typed.span),
             format!(
                 "`{}` is `{}` here and `{}` in the recipe, and `accelerate launch` refuses the second",
-                typed.key, typed.value, own.value
+                typed.key, typed.value, first.value
             ),
-            "leave it out of one of the two",
+            "remove one of the two",
         );
     }
 }

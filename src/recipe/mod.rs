@@ -1,8 +1,8 @@
-//! Recipe readers: one file per upstream dialect, every one of them to the same [`Recipe`].
+//! Recipe readers: one for each dialect. All of them produce a [`Recipe`].
 //!
-//! A reader translates its dialect into a tree with the native recipe's keys whose values still
-//! point at the user's own lines; [`native`] turns that tree into a [`Spec`] and the map of
-//! places. Nothing here plans, and nothing here looks at hardware.
+//! A reader translates its dialect into a tree with native keys, whose values keep their places in the user's
+//! files. [`native`] turns that tree into a [`Spec`] and the map of places. This module neither plans nor
+//! inspects hardware.
 
 pub mod accelerate;
 mod axes;
@@ -59,20 +59,20 @@ use reader::{Asked, Detected, Reader, Translated};
 use readers::READERS;
 use reading::Reading;
 
-/// A recipe that cannot be used: everything that is wrong with it, and the files it stood in.
+/// The error for an invalid recipe: all diagnostics and the files.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[error("{}", self.summary())]
 pub struct ReadError {
     /// The files that were read.
     pub sources: Sources,
-    /// At least one error, and whatever else was noticed.
+    /// At least one error, and all other diagnostics.
     pub diagnostics: Vec<Diagnostic>,
 }
 
 impl ReadError {
-    /// The first error in one line, for callers that cannot draw diagnostics.
+    /// The first error in one line, for callers that do not render diagnostics.
     fn summary(&self) -> String {
-        let told = |first: &Diagnostic| {
+        let format = |first: &Diagnostic| {
             let located = first.locate(&self.sources);
             let place = match (located.file, located.line, located.column) {
                 (Some(file), Some(line), Some(column)) => format!("{file}:{line}:{column}: "),
@@ -81,42 +81,41 @@ impl ReadError {
             };
             format!("{place}{} ({})", located.message, located.help)
         };
-        diagnostic::first_error(&self.diagnostics, told)
+        diagnostic::first_error(&self.diagnostics, format)
             .unwrap_or_else(|| "the recipe cannot be read".to_owned())
     }
 }
 
-/// A recipe that was read: what it says, where it says it, and what was noticed on the way.
+/// A valid recipe: its values, their places, and the diagnostics.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Recipe {
-    /// How it was written.
+    /// The dialect of its file.
     pub dialect: Dialect,
-    /// Why the reader took it for that dialect, one line.
+    /// The reason for choosing the dialect, one line.
     pub detected: String,
-    /// What it says.
+    /// The values.
     pub spec: Spec,
-    /// Whether it is a part of a recipe only: what it lacks stands elsewhere.
+    /// The file is only a part of a recipe; other files hold the rest.
     pub part: bool,
-    /// Where it says it, by native path.
+    /// The places of values, by native path.
     pub places: Places,
     /// The files that were read.
     pub sources: Sources,
-    /// Which of them is what.
+    /// The role of each file.
     pub files: Files,
-    /// What the reader noticed, in file order. Errors of form are never here, they end the reading;
-    /// a value that is missing and that no number hangs on stops the plan only.
+    /// The reader's diagnostics, in file order. Most errors end reading and never occur here; the error for
+    /// a missing value on which no batch number depends fails only `plan`.
     pub diagnostics: Vec<Diagnostic>,
 }
 
 impl Recipe {
-    /// Where the value at a native path stood, if anybody wrote it.
+    /// The place of the value at a native path. `None`: it is a default.
     pub fn span(&self, path: &str) -> Option<Span> {
         self.places.get(path).map(|p| p.span)
     }
 
-    /// The key as the user's dialect spells it, for messages. What nobody wrote has the spelling
-    /// that an override takes: the dialect's own key where it has one, else the native path, below
-    /// [`RESERVED`] in upstream dialects.
+    /// The key in the user's dialect, for messages. A default has the key of an override: the dialect's key,
+    /// or the native path below [`RESERVED`] if an upstream dialect has no key.
     pub fn key<'a>(&'a self, path: &'a str) -> Cow<'a, str> {
         if let Some(place) = self.places.get(path) {
             return Cow::Borrowed(&place.key);
@@ -131,21 +130,20 @@ impl Recipe {
         }
     }
 
-    /// [`Recipe::key`] for those who know no recipes.
+    /// [`Recipe::key`] as a closure, for callers without access to the recipe.
     pub fn keys(&self) -> impl Fn(&str) -> String + '_ {
         |path| self.key(path).into_owned()
     }
 }
 
-/// Reads a recipe in whatever dialect it is written.
+/// Reads a recipe of any dialect.
 ///
-/// Errors of form end the reading: all of them are in the [`ReadError`]. Warnings are in the
-/// [`Recipe`].
+/// An invalid recipe gives a [`ReadError`] with all errors. Warnings are in the [`Recipe`].
 pub fn read(request: &Request) -> Result<Recipe, ReadError> {
     finish(request, None)
 }
 
-/// As [`read`], with the recipe's text at hand; its path still says where it stands.
+/// As [`read`], with the recipe's text from the caller. Names in it resolve relative to its path.
 pub fn read_text(request: &Request, text: String) -> Result<Recipe, ReadError> {
     finish(request, Some(text))
 }
@@ -175,7 +173,7 @@ fn finish(request: &Request, text: Option<String>) -> Result<Recipe, ReadError> 
     }
 }
 
-/// The reader, why it was chosen, and what it found.
+/// The chosen reader, the reason, and the recipe's values.
 struct Found {
     reader: &'static dyn Reader,
     detected: String,
@@ -213,7 +211,7 @@ fn find(request: &Request, job: Job, reading: &mut Reading) -> Option<Found> {
         }
         accelerate::conflicts(&launched, &native, reading);
         accelerate::overruled_by_flag(&launched, settings, reading);
-        // What the recipe says itself wins over what it is launched with.
+        // The recipe wins over the launcher.
         launched.overlay(native);
         native = launched;
     }
@@ -240,7 +238,7 @@ fn find(request: &Request, job: Job, reading: &mut Reading) -> Option<Found> {
     })
 }
 
-/// A version named for a dialect that has only one.
+/// Refuses a version for a dialect with only one version.
 fn refuse_unknown_version(reader: &dyn Reader, asked: &Asked<'_>, reading: &mut Reading) {
     if let Some(version) = asked.version
         && reader.versions().is_empty()
@@ -249,15 +247,15 @@ fn refuse_unknown_version(reader: &dyn Reader, asked: &Asked<'_>, reading: &mut 
             "unknown-value",
             None,
             format!(
-                "{} has no versions, `{version}` was asked for",
+                "{} has no versions, but `{version}` is requested",
                 reader.dialect()
             ),
-            "leave `--dialect-version` out",
+            "remove `--dialect-version`",
         );
     }
 }
 
-/// The reader that is surest of the file, or the one asked for.
+/// The requested reader, or the most confident one.
 fn choose(
     job: &Job,
     request: &Request,
@@ -295,11 +293,11 @@ fn choose(
             "unknown-dialect",
             Some(root.span),
             match reader::others(root) {
-                Some(name) => format!("this is {name}, which is not read yet"),
-                None => "no dialect that is read here has these keys".to_owned(),
+                Some(name) => format!("this is {name}, which is not supported yet"),
+                None => "no supported dialect has these keys".to_owned(),
             },
             format!(
-                "read are {}; `--dialect` decides where no key does",
+                "supported dialects are {}; `--dialect` selects one",
                 read.join(", ")
             ),
         );

@@ -1,23 +1,22 @@
-//! Names of runs. A name becomes a directory below `runs/` and part of the names of a cluster's
-//! objects, so it is what both take: a label of RFC 1123, as Kubernetes' `metadata.name` of most
-//! kinds (`apimachinery/pkg/util/validation`, `IsDNS1123Label`).
+//! Names of runs. A name becomes a directory below `runs/` and part of the names of Kubernetes objects, so it
+//! must be a DNS label of RFC 1123 (`apimachinery/pkg/util/validation`, `IsDNS1123Label`).
 
 use super::dialect::RESERVED;
 use super::reading::Reading;
 use super::suggest::short;
 use super::tree::{Given, Tree};
 
-/// The longest label.
+/// Maximum characters of a DNS label.
 const MAX: usize = 63;
 
-/// What makes a text no label; `None` for one.
+/// Why a text is not a DNS label; `None` if it is one.
 pub(super) fn flaw(text: &str) -> Option<String> {
     let fits = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
     if text.is_empty() {
         return Some("it is empty".to_owned());
     }
     if let Some(odd) = text.chars().find(|&c| !fits(c)) {
-        return Some(format!("it holds {odd:?}"));
+        return Some(format!("it contains {odd:?}"));
     }
     if text.starts_with('-') {
         return Some("it begins with `-`".to_owned());
@@ -28,7 +27,7 @@ pub(super) fn flaw(text: &str) -> Option<String> {
     (text.len() > MAX).then(|| format!("it has {} characters, the limit is {MAX}", text.len()))
 }
 
-/// The label nearest to a text: lower case, everything else a `-`, and `run` where nothing is left.
+/// Converts a text to a DNS label: lower case, `-` for other characters, `run` if nothing remains.
 pub(super) fn label(text: &str) -> String {
     let mut label = String::new();
     for c in text.chars().map(|c| c.to_ascii_lowercase()) {
@@ -48,8 +47,7 @@ pub(super) fn label(text: &str) -> String {
     }
 }
 
-/// Writes the name of a run that upstream calls by any text: the nearest label, with a word where
-/// that differs.
+/// Sets the run's name to the DNS label of an arbitrary upstream name. A note reports a changed name.
 pub(super) fn put(given: &Given<String>, tree: &mut Tree, reading: &mut Reading) {
     let label = label(&given.value);
     if label != given.value {
@@ -57,10 +55,10 @@ pub(super) fn put(given: &Given<String>, tree: &mut Tree, reading: &mut Reading)
             "run-name",
             Some(given.span),
             format!(
-                "the run is called `{label}`: `{}` is no label of DNS, which a run's name has to be",
+                "the run is called `{label}`: `{}` is no DNS label",
                 short(&given.value)
             ),
-            format!("nothing to do; `{RESERVED}.name=…` gives it another name"),
+            format!("nothing to do; `{RESERVED}.name=…` sets another name"),
         );
     }
     tree.text("name", &given.with(label));
@@ -73,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn paths_and_odd_characters_are_no_names() {
+    fn paths_and_invalid_characters_are_refused() {
         for text in [
             "", ".", "..", "../../x", "/etc/x", "a/b", "-a", "a-", "A", "a_b", "a b", "ä", "a\0",
         ] {
@@ -86,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn the_nearest_label_keeps_letters_and_digits() {
+    fn a_label_keeps_letters_and_digits() {
         assert_eq!(label("zephyr-7b-sft-full"), "zephyr-7b-sft-full");
         assert_eq!(label("SmolLM2-1.7B_sft"), "smollm2-1-7b-sft");
         assert_eq!(label("../../x"), "x");
@@ -95,7 +93,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_label_is_one_and_stays_itself(text in any::<String>()) {
+        fn a_label_is_valid_and_idempotent(text in any::<String>()) {
             let named = label(&text);
             prop_assert_eq!(flaw(&named), None);
             prop_assert_eq!(label(&named), named);

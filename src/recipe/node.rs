@@ -1,7 +1,7 @@
-//! The tree that every recipe file becomes before anybody gives it a meaning.
+//! The generic tree of a recipe file, before a dialect interprets it.
 //!
-//! Scalars keep the text they were written with: what `1e-5` or `NO` means depends on the dialect,
-//! so it is resolved late, by a [`super::scalar::Schema`]. Every node knows where it stood.
+//! Scalars keep their text. The meaning of `1e-5` or `NO` depends on the dialect; a
+//! [`super::scalar::Schema`] resolves it later. Every node knows its place.
 
 use std::collections::HashMap;
 
@@ -11,23 +11,23 @@ use super::source::Span;
 /// A value in a recipe file, or in the native tree that a reader translates it into.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Node {
-    /// What was written.
+    /// The content of the node.
     pub value: Value,
-    /// Where it was written.
+    /// The node's place.
     pub span: Span,
-    /// In a tree with native keys: the key as the user's dialect spells it. `None` there means
-    /// that nobody wrote the value: it is a default of the dialect.
+    /// In a tree with native keys: the key in the user's dialect. `None` there means that the value is a
+    /// default of the dialect.
     pub key: Option<String>,
 }
 
 /// The three kinds of YAML node.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Value {
-    /// Text that a schema resolves.
+    /// A text whose type a schema resolves.
     Scalar(Scalar),
-    /// A list.
+    /// The items of a list.
     Sequence(Vec<Node>),
-    /// Keys and values in the order of writing; keys are unique.
+    /// Keys and values in file order. Keys are unique.
     Mapping(Vec<Entry>),
 }
 
@@ -36,19 +36,19 @@ pub enum Value {
 pub struct Entry {
     /// The key's text.
     pub name: String,
-    /// Where the key stood.
+    /// The key's place.
     pub name_span: Span,
     /// The value.
     pub value: Node,
 }
 
 impl Node {
-    /// A plain scalar; for readers that write a value that no person wrote.
+    /// A plain scalar. A schema resolves its type.
     pub fn plain(text: impl Into<String>, span: Span) -> Node {
         Node::scalar(text, true, span)
     }
 
-    /// A string, whatever its text looks like.
+    /// A string, even if its text looks like a number or boolean.
     pub fn string(text: impl Into<String>, span: Span) -> Node {
         Node::scalar(text, false, span)
     }
@@ -104,7 +104,7 @@ impl Node {
         path.split('.').try_fold(self, Node::get)
     }
 
-    /// What the scalar means under a schema; `None` for lists and mappings.
+    /// The scalar's value under a schema; `None` for lists and mappings.
     pub fn resolve(&self, schema: Schema) -> Option<Resolved> {
         match &self.value {
             Value::Scalar(scalar) => Some(schema.resolve(scalar)),
@@ -120,7 +120,7 @@ impl Node {
         }
     }
 
-    /// Equal but for the places: what decides whether a key written twice is a contradiction.
+    /// Whether both trees are equal apart from places. Decides whether a repeated key is a contradiction.
     pub fn same_value(&self, other: &Node) -> bool {
         match (&self.value, &other.value) {
             (Value::Scalar(a), Value::Scalar(b)) => a == b,
@@ -137,9 +137,9 @@ impl Node {
         }
     }
 
-    /// Puts `value` under a key of this mapping, over one that is there.
+    /// Sets a key of this mapping, replacing an existing value.
     ///
-    /// A node that is not a mapping becomes one: readers call this on trees they build themselves.
+    /// A node of another kind becomes a mapping: readers call this only on trees that they build.
     pub fn set(&mut self, name: &str, name_span: Span, value: Node) {
         if self.entries().is_none() {
             self.value = Value::Mapping(Vec::new());
@@ -159,7 +159,7 @@ impl Node {
         }
     }
 
-    /// Puts `value` at a dotted path, making the mappings on the way.
+    /// Sets the value at a dotted path. Creates missing mappings.
     pub fn set_path(&mut self, path: &str, value: Node) {
         let span = value.span;
         match path.split_once('.') {
@@ -177,7 +177,7 @@ impl Node {
         }
     }
 
-    /// Takes away the value at a dotted path.
+    /// Removes the value at a dotted path.
     pub fn remove_path(&mut self, path: &str) {
         let (head, rest) = path.split_once('.').unwrap_or((path, ""));
         let Value::Mapping(entries) = &mut self.value else {
@@ -190,27 +190,27 @@ impl Node {
         }
     }
 
-    /// Lays `over` on this tree: mappings merge, everything else is replaced.
+    /// Merges `over` into this tree: mappings merge, other values are replaced.
     pub fn overlay(&mut self, over: Node) {
         match over.value {
             Value::Mapping(entries) => {
-                let Value::Mapping(own) = &mut self.value else {
+                let Value::Mapping(present) = &mut self.value else {
                     self.value = Value::Mapping(entries);
                     (self.span, self.key) = (over.span, over.key);
                     return;
                 };
-                let names = own.iter().enumerate();
+                let names = present.iter().enumerate();
                 let mut places: HashMap<String, usize> =
                     names.map(|(at, e)| (e.name.clone(), at)).collect();
                 for entry in entries {
                     match places.get(&entry.name) {
                         Some(&at) => {
-                            own[at].name_span = entry.name_span;
-                            own[at].value.overlay(entry.value);
+                            present[at].name_span = entry.name_span;
+                            present[at].value.overlay(entry.value);
                         }
                         None => {
-                            places.insert(entry.name.clone(), own.len());
-                            own.push(entry);
+                            places.insert(entry.name.clone(), present.len());
+                            present.push(entry);
                         }
                     }
                 }
@@ -219,13 +219,13 @@ impl Node {
         }
     }
 
-    /// Names every node of this tree after its path below `prefix`, as messages should call it.
+    /// Sets the key of every node to its path below `prefix`, for messages.
     pub fn name_keys(&mut self, prefix: &str) {
         self.key = Some(prefix.to_owned());
         self.name_entries(prefix);
     }
 
-    /// As [`Node::name_keys`], for what is below this node only.
+    /// As [`Node::name_keys`], without this node itself.
     pub fn name_entries(&mut self, prefix: &str) {
         let join = |name: &str| match prefix {
             "" => name.to_owned(),
@@ -247,7 +247,7 @@ impl Node {
         }
     }
 
-    /// Moves a whole tree to one place, where its own offsets mean nothing: JSON within a text.
+    /// Gives every node of the tree one place, for JSON within a text, whose offsets are meaningless.
     pub fn put_at(&mut self, span: Span) {
         self.span = span;
         match &mut self.value {
@@ -262,7 +262,7 @@ impl Node {
         }
     }
 
-    /// What this node is, for messages.
+    /// The kind of this node, for messages.
     pub fn kind(&self) -> &'static str {
         match &self.value {
             Value::Scalar(_) => "a single value",

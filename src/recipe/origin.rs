@@ -1,6 +1,6 @@
-//! Where the files of a recipe are: on this machine's disk, or carried from another one, as a
-//! TrainingJob does. A carried file stands where its own machine had it, seen from the folder that it
-//! was started in, so that whatever names it finds it.
+//! The source of a recipe's files: this machine's disk, or a recipe snapshot as in a TrainingJob. A snapshot
+//! keeps the files' paths relative to the submitting machine's working directory, so that names within the
+//! files stay valid.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -9,18 +9,18 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
-/// Where files are looked for.
+/// Where files are read from.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum Origin {
-    /// On disk; names begin in this process's working directory.
+    /// The disk. Relative paths start from this process's working directory.
     #[default]
     Disk,
-    /// Among these, by their paths, which have no `.` and no `..`.
+    /// A recipe snapshot: texts by relative path, without `.` and `..`.
     Carried(Arc<BTreeMap<PathBuf, String>>),
 }
 
 impl Origin {
-    /// Files by their paths. An error names one that does not stay below the folder that they begin in.
+    /// An origin with the files of a recipe snapshot. The error names a path outside of the snapshot's folder.
     pub fn carried(
         files: impl IntoIterator<Item = (PathBuf, String)>,
     ) -> Result<Origin, OutsidePath> {
@@ -32,7 +32,7 @@ impl Origin {
         Ok(Origin::Carried(Arc::new(files?)))
     }
 
-    /// Whether there is such a regular file: a device or a pipe would be read without end.
+    /// Whether a path is a regular file. Devices and pipes are excluded: reading them may never end.
     pub fn is_file(&self, path: &Path) -> bool {
         match self {
             Origin::Disk => path.is_file(),
@@ -40,7 +40,7 @@ impl Origin {
         }
     }
 
-    /// Whether there is such a folder.
+    /// Whether a path is a folder.
     pub fn is_dir(&self, path: &Path) -> bool {
         match self {
             Origin::Disk => path.is_dir(),
@@ -48,7 +48,7 @@ impl Origin {
         }
     }
 
-    /// The names of what is in a folder.
+    /// The names of the entries of a folder.
     pub fn names(&self, folder: &Path) -> BTreeSet<String> {
         match self {
             Origin::Disk => {
@@ -69,7 +69,7 @@ impl Origin {
         }
     }
 
-    /// The bytes of a file, at most so many.
+    /// The first `limit` bytes of a file.
     pub fn read(&self, path: &Path, limit: u64) -> io::Result<Vec<u8>> {
         let mut bytes = Vec::new();
         match self {
@@ -77,7 +77,7 @@ impl Origin {
             Origin::Carried(files) => {
                 let text = normal(path).and_then(|path| files.get(&path));
                 let text = text.ok_or_else(|| {
-                    io::Error::new(io::ErrorKind::NotFound, "the job does not carry it")
+                    io::Error::new(io::ErrorKind::NotFound, "not in the recipe snapshot")
                 })?;
                 text.as_bytes().take(limit).read_to_end(&mut bytes)?
             }
@@ -86,12 +86,12 @@ impl Origin {
     }
 }
 
-/// A path that leads out of the folder that carried files begin in, or to no file of it.
+/// A path that leads out of a recipe snapshot's folder, or names no file.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("`{}` is no path of a file inside of a folder: begin it with a name, and leave `..` out", .0.display())]
+#[error("`{}` is not a relative path of a file: begin it with a name and remove `..`", .0.display())]
 pub struct OutsidePath(pub PathBuf);
 
-/// A relative path without `.` and `..`; `None` where it leads out of its folder.
+/// Removes `.` and `..` from a relative path. `None`: it leads out of its folder.
 fn normal(path: &Path) -> Option<PathBuf> {
     let mut inside = PathBuf::new();
     for part in path.components() {
@@ -105,8 +105,8 @@ fn normal(path: &Path) -> Option<PathBuf> {
     Some(inside)
 }
 
-/// Opens a file to be read. A pipe with a name is refused: where nobody writes into it, opening it would
-/// wait for ever. `/dev/stdin` and a shell's `<(…)` are pipes that somebody has opened already.
+/// Opens a file for reading. Named pipes are refused: opening one without a writer blocks forever.
+/// `/dev/stdin` and a shell's `<(…)` are pipes that are already open.
 fn open(path: &Path) -> io::Result<File> {
     let opened = ["/dev", "/proc"];
     let named = !opened.iter().any(|folder| path.starts_with(folder));
@@ -122,14 +122,14 @@ fn open(path: &Path) -> io::Result<File> {
 mod tests {
     use super::*;
 
-    fn carried(paths: &[&str]) -> Result<Origin, OutsidePath> {
+    fn snapshot(paths: &[&str]) -> Result<Origin, OutsidePath> {
         let files = paths.iter().map(|path| (path.into(), format!("{path}!")));
         Origin::carried(files)
     }
 
     #[test]
-    fn carried_files_are_found_by_every_spelling_of_their_paths() {
-        let origin = carried(&["config/config.yaml", "./config/loss/dpo.yaml"]).unwrap();
+    fn snapshot_files_are_found_by_every_spelling_of_their_paths() {
+        let origin = snapshot(&["config/config.yaml", "./config/loss/dpo.yaml"]).unwrap();
         for path in ["config/config.yaml", "./config//loss/../config.yaml"] {
             assert!(origin.is_file(Path::new(path)), "{path}");
             let bytes = origin.read(Path::new(path), 6).unwrap();
@@ -144,11 +144,11 @@ mod tests {
     }
 
     #[test]
-    fn paths_that_lead_out_are_refused_and_never_found() {
+    fn paths_outside_of_the_snapshot_are_refused_and_never_found() {
         for path in ["/etc/passwd", "../a", "a/../../b", "", ".", "a/.."] {
-            assert_eq!(carried(&[path]), Err(OutsidePath(path.into())), "{path}");
+            assert_eq!(snapshot(&[path]), Err(OutsidePath(path.into())), "{path}");
         }
-        let origin = carried(&["a"]).unwrap();
+        let origin = snapshot(&["a"]).unwrap();
         assert!(!origin.is_file(Path::new("/etc/passwd")));
         assert!(origin.read(Path::new("/etc/passwd"), 9).is_err());
         assert!(origin.names(Path::new("..")).is_empty());

@@ -1,5 +1,5 @@
-//! What the command of a user's own program says by itself: the launcher that it begins with, the
-//! numbers of the batch that it types, and the overrides that it would not hear of.
+//! Analyses an external trainer's command: its launcher, the batch numbers among its arguments, and the
+//! overrides that would not reach it.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use super::handbook::keys;
 use super::placeholder::{self, CHECKPOINT_DIR, RECIPE};
 use super::{Dialect, Recipe, command, emit};
 
-/// Programs that start processes, each for as many as there are devices.
+/// Launchers: programs that start one process per device.
 const LAUNCHERS: [&str; 8] = [
     "torchrun",
     "trl",
@@ -21,7 +21,7 @@ const LAUNCHERS: [&str; 8] = [
     "srun",
 ];
 
-/// The same as modules of Python.
+/// Launchers that are started as Python modules.
 const MODULES: [&str; 5] = [
     "torch.distributed.run",
     "torch.distributed.launch",
@@ -30,13 +30,13 @@ const MODULES: [&str; 5] = [
     "deepspeed",
 ];
 
-/// Programs that start the one behind them as it is.
+/// Programs that run the command after them unchanged.
 const WRAPPERS: [&str; 9] = [
     "env", "exec", "nice", "nohup", "numactl", "pdm", "poetry", "run", "uv",
 ];
 
-/// The launcher that a command begins with, behind what only starts it; in a shell's word, that any of
-/// its commands begins with.
+/// The launcher at the start of a command, after wrappers such as `env` and `nice`. For a shell with an
+/// inline script (`bash -c`), the first launcher among the script's commands.
 pub fn launcher(command: &[String]) -> Option<String> {
     let mut words = command.iter();
     let (mut wrapped, mut option) = (false, false);
@@ -58,7 +58,7 @@ pub fn launcher(command: &[String]) -> Option<String> {
         }
         let python = name.starts_with("python");
         let wrapper = WRAPPERS.contains(&name);
-        // `nice -n 10`: what follows an option of such a program may be its value.
+        // `nice -n 10`: the word after an option of a wrapper may be its value.
         let value = wrapped && option;
         if !(python || wrapper || value || word.starts_with('-') || word.contains('=')) {
             return None;
@@ -69,13 +69,13 @@ pub fn launcher(command: &[String]) -> Option<String> {
     None
 }
 
-/// Whether words say where evenkeel looks for checkpoints, in one way or the other.
+/// Whether words use evenkeel's checkpoint directory: `{checkpoint_dir}` or `EVENKEEL_CHECKPOINT_DIR`.
 pub fn says_checkpoint_dir(words: &[String]) -> bool {
     let variable = "EVENKEEL_CHECKPOINT_DIR";
     placeholder::is_used(words, CHECKPOINT_DIR) || words.iter().any(|word| word.contains(variable))
 }
 
-/// The words of a command, and those within a word that is a shell's.
+/// The words of a command. Words with white space count as inline scripts and are split.
 fn words(command: &[String]) -> Vec<String> {
     let split = |word: &String| match word.contains(char::is_whitespace) {
         true => command::commands(word).concat(),
@@ -84,8 +84,8 @@ fn words(command: &[String]) -> Vec<String> {
     command.iter().flat_map(split).collect()
 }
 
-/// What a command types for a key, as `--key value`, `--key=value` or Hydra's `++key=value`, also within
-/// a word that is a shell's: the word with the key, and the value.
+/// The last value that a command gives for a key, as `--key value`, `--key=value` or Hydra's `++key=value`,
+/// also within an inline script. Returns the word with the key, and the value.
 pub fn typed(command: &[String], key: &str) -> Option<(String, String)> {
     let words = words(command);
     let named = |word: &str| match word.strip_prefix("--") {
@@ -102,8 +102,7 @@ pub fn typed(command: &[String], key: &str) -> Option<(String, String)> {
     })
 }
 
-/// Whether an option without its dashes is a key, also one of a trainer's that is cut short as argparse
-/// takes it.
+/// Whether an option without its dashes is a key, or an abbreviation of it that argparse accepts.
 fn is_option(option: &str, key: &str) -> bool {
     let name = option.replace('-', "_");
     let mut fields: Vec<&str> = keys::training().collect();
@@ -112,7 +111,7 @@ fn is_option(option: &str, key: &str) -> bool {
     name == key || meant(&name, fields) == Meant::One(key)
 }
 
-/// Whether a command switches something on, as `--key`, `--key true` or `--key=true`.
+/// Whether a command enables a switch: `--key`, `--key true` or `--key=true`.
 pub fn switches_on(command: &[String], key: &str) -> bool {
     let off = ["false", "no", "off", "0"];
     let named = |word: &String| {
@@ -121,38 +120,38 @@ pub fn switches_on(command: &[String], key: &str) -> bool {
     };
     match typed(command, key) {
         Some((_, value)) => !off.contains(&value.to_lowercase().as_str()),
-        // The last word of all.
+        // A switch as the last word has no value.
         None => words(command).last().is_some_and(named),
     }
 }
 
-/// An override that a program would not hear of, and why. `{recipe}` is the recipe's file with the
-/// plan's numbers, whatever was laid over it; `{args}` are these numbers alone.
+/// The message for an override that would not reach the external trainer. `{recipe}` is the recipe's file
+/// with the plan's numbers but without overrides; `{args}` holds only these numbers.
 pub fn lost_override(recipe: &Recipe, overrides: &[String]) -> Option<String> {
     let command = &recipe.spec.trainer.command;
     let uses = |name| placeholder::is_used(command, name);
     if recipe.dialect == Dialect::Native && !uses(RECIPE) {
-        // All that it says is ours, and reaches the program as numbers.
+        // All keys of a native recipe are evenkeel's, and reach the trainer as numbers.
         return None;
     }
     let numbers = emit::argument_keys(recipe);
-    let ours = format!("{RESERVED}.");
+    let reserved = format!("{RESERVED}.");
     let reaches = |text: &&String| {
         let key = text.trim_start_matches(['+', '~', '-']);
         let key = key.split('=').next().unwrap_or_default();
-        key.starts_with(&ours)
+        key.starts_with(&reserved)
             || typed(command, key).is_some()
             || (!uses(RECIPE) && numbers.contains(&key))
     };
     let lost = overrides.iter().find(|text| !reaches(text))?;
     Some(match uses(RECIPE) {
         true => format!(
-            "`{lost}` would not be in `{{recipe}}`, which is the file with the plan's numbers: change \
-             the file, or give it to the program in its command, too"
+            "`{lost}` would not be in `{{recipe}}`, which holds the recipe's file and the plan's numbers: \
+             change the file, or add the option to the trainer's command as well"
         ),
         false => format!(
-            "`{lost}` would not reach the program, which is only given the plan's numbers: give it to \
-             the program in its command, too"
+            "`{lost}` would not reach the external trainer, which gets only the plan's numbers: add the \
+             option to the trainer's command as well"
         ),
     })
 }
@@ -167,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn a_launcher_is_found_behind_what_only_starts_it() {
+    fn a_launcher_is_found_after_wrappers() {
         let found = |text: &str| launcher(&words(text));
         for (text, name) in [
             ("/usr/bin/torchrun train.py {args}", "torchrun"),
@@ -187,8 +186,8 @@ mod tests {
             assert_eq!(found(text).as_deref(), Some(name), "{text}");
         }
         let shell = |text: &str| ["bash", "-lc", text].map(str::to_owned);
-        let behind = shell(". env.sh && accelerate launch train.py {args}");
-        assert_eq!(launcher(&behind).as_deref(), Some("accelerate"));
+        let inline = shell(". env.sh && accelerate launch train.py {args}");
+        assert_eq!(launcher(&inline).as_deref(), Some("accelerate"));
         assert_eq!(launcher(&shell("exec python train.py accelerate")), None);
         for text in [
             "nice -n 10 python3 train.py deepspeed",
@@ -200,23 +199,23 @@ mod tests {
     }
 
     #[test]
-    fn what_is_typed_for_a_key_is_found_in_every_way_of_writing_it() {
+    fn a_keys_value_is_found_in_every_spelling() {
         let typed = |command: &[String], key| {
             typed(command, key).map(|(word, value)| format!("{word} {value}"))
         };
-        let told = |command: &str| typed(&words(command), "output_dir");
-        assert_eq!(told("a --output_dir out").unwrap(), "--output_dir out");
+        let output = |command: &str| typed(&words(command), "output_dir");
+        assert_eq!(output("a --output_dir out").unwrap(), "--output_dir out");
         assert_eq!(
-            told("a --output-dir=out b").unwrap(),
+            output("a --output-dir=out b").unwrap(),
             "--output-dir=out out"
         );
         assert_eq!(
-            told("a --output_dir x --output_dir=y").unwrap(),
+            output("a --output_dir x --output_dir=y").unwrap(),
             "--output_dir=y y"
         );
         assert_eq!(typed(&words("a ++m.b=3"), "m.b").unwrap(), "++m.b=3 3");
         for absent in ["output_dir out", "--output_dir", "--output_dir_2 x", "-- x"] {
-            assert_eq!(told(absent), None, "{absent}");
+            assert_eq!(output(absent), None, "{absent}");
         }
         let shell = [
             "sh".to_owned(),
@@ -227,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn a_switch_is_on_unless_it_is_said_to_be_off() {
+    fn a_switch_is_on_unless_its_value_is_false() {
         let on = |text: &str| switches_on(&words(text), "auto_find");
         for text in [
             "a --auto_find",
@@ -249,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn an_override_reaches_the_program_or_is_told() {
+    fn an_override_that_does_not_reach_the_trainer_is_reported() {
         let text = "per_device_train_batch_size: 8\ngradient_accumulation_steps: 2\n\
                     evenkeel: {objective: sft, batch: {gpus: 2}}\n";
         let request = Request {
@@ -261,23 +260,23 @@ mod tests {
             recipe.spec.trainer.command = words(command);
             lost_override(&recipe, &[over.to_owned()])
         };
-        let said = lost("train {recipe}", "max_length=128").unwrap();
+        let message = lost("train {recipe}", "max_length=128").unwrap();
         assert!(
-            said.starts_with("`max_length=128` would not be in `{recipe}`"),
-            "{said}"
+            message.starts_with("`max_length=128` would not be in `{recipe}`"),
+            "{message}"
         );
-        let said = lost("train sft.yaml {args}", "max_length=128").unwrap();
+        let message = lost("train sft.yaml {args}", "max_length=128").unwrap();
         assert!(
-            said.starts_with("`max_length=128` would not reach the program"),
-            "{said}"
+            message.starts_with("`max_length=128` would not reach the external trainer"),
+            "{message}"
         );
-        let said = lost("train {recipe}", "per_device_train_batch_size=4");
-        assert!(said.is_some());
+        let message = lost("train {recipe}", "per_device_train_batch_size=4");
+        assert!(message.is_some());
         for (command, over) in [
             ("train {args}", "per_device_train_batch_size=4"),
             ("train {recipe}", "evenkeel.batch.gpus=4"),
             ("train {recipe} --max_length 128", "max_length=128"),
-            // In its environment.
+            // Reaches the trainer through the environment.
             ("train", "gradient_accumulation_steps=4"),
         ] {
             assert_eq!(lost(command, over), None, "{command} {over}");

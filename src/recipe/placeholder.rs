@@ -1,6 +1,5 @@
-//! `{name}` in the command of a user's own program: what there is, and where it stands. What is no
-//! name of ours stays as it is, since a program may have braces of its own; what is nearly one is
-//! taken for a slip.
+//! Placeholders (`{name}`) in an external trainer's command. An unknown name stays unchanged, since the
+//! trainer may use braces itself. A name that resembles a placeholder is reported as a typo.
 
 use super::command;
 use super::spec::Trainer;
@@ -10,18 +9,18 @@ use super::suggest::nearest;
 pub const RECIPE: &str = "recipe";
 /// The plan's numbers as the trainer's own arguments.
 pub const ARGS: &str = "args";
-/// The arguments that make the trainer go on; nothing where there is no checkpoint yet.
+/// The arguments that resume the trainer; empty if there is no checkpoint yet.
 pub const RESUME_ARGS: &str = "resume_args";
-/// Where the trainer keeps its checkpoints.
+/// The trainer's checkpoint directory.
 pub const CHECKPOINT_DIR: &str = "checkpoint_dir";
-/// The run's directory.
+/// The directory of the run.
 pub const RUN_DIR: &str = "run_dir";
-/// The generation's number.
+/// The number of the job generation.
 pub const GENERATION: &str = "generation";
-/// The checkpoint to go on from, in the arguments that say so.
+/// The checkpoint to resume from, within the arguments of `trainer.resume`.
 pub const CHECKPOINT: &str = "checkpoint";
 
-/// What a command may have.
+/// The placeholders of `trainer.command`.
 const IN_COMMAND: [&str; 11] = [
     RECIPE,
     ARGS,
@@ -36,16 +35,16 @@ const IN_COMMAND: [&str; 11] = [
     "world_size",
 ];
 
-/// A stretch of a word.
+/// A piece of a word.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Piece<'a> {
-    /// As it is.
+    /// Literal text.
     Text(&'a str),
-    /// A name in braces, ours or not.
+    /// A name in braces, a placeholder or not.
     Name(&'a str),
 }
 
-/// The stretches of a word, in order.
+/// Splits a word into its pieces.
 pub fn pieces(word: &str) -> Vec<Piece<'_>> {
     let is_name =
         |name: &str| !name.is_empty() && name.bytes().all(|b| b.is_ascii_lowercase() || b == b'_');
@@ -72,29 +71,29 @@ pub fn pieces(word: &str) -> Vec<Piece<'_>> {
     pieces
 }
 
-/// What a name stands for.
+/// The value of a placeholder.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Value {
-    /// One word, within a longer one as it is.
+    /// One word, inserted unchanged.
     Word(String),
-    /// As many words as there are; within a longer word, which is then a shell's, they are quoted.
+    /// Any number of words. Within a longer word, an inline script, they are quoted for the shell.
     Words(Vec<String>),
 }
 
-/// A command with what its names stand for.
-pub fn fill(command: &[String], stands_for: impl Fn(&str) -> Option<Value>) -> Vec<String> {
+/// Replaces the placeholders of a command. Names without a value stay unchanged.
+pub fn fill(command: &[String], value_of: impl Fn(&str) -> Option<Value>) -> Vec<String> {
     let mut filled = Vec::new();
     for word in command {
         let pieces = pieces(word);
         if let [Piece::Name(name)] = pieces.as_slice()
-            && let Some(Value::Words(words)) = stands_for(name)
+            && let Some(Value::Words(words)) = value_of(name)
         {
             filled.extend(words);
             continue;
         }
         let text = |piece: &Piece<'_>| match piece {
             Piece::Text(text) => (*text).to_owned(),
-            Piece::Name(name) => match stands_for(name) {
+            Piece::Name(name) => match value_of(name) {
                 Some(Value::Word(word)) => word,
                 Some(Value::Words(words)) => command::join(&words),
                 None => format!("{{{name}}}"),
@@ -105,20 +104,20 @@ pub fn fill(command: &[String], stands_for: impl Fn(&str) -> Option<Value>) -> V
     filled
 }
 
-/// Whether a command has this name somewhere.
+/// Whether a command uses a placeholder.
 pub fn is_used(command: &[String], name: &str) -> bool {
     let mut pieces = command.iter().flat_map(|word| pieces(word));
     pieces.any(|piece| piece == Piece::Name(name))
 }
 
-/// Whether a word has no name in braces.
+/// Whether a word holds no name in braces.
 pub fn is_plain(word: &str) -> bool {
     pieces(word)
         .iter()
         .all(|piece| matches!(piece, Piece::Text(_)))
 }
 
-/// Whether a command has a number of the plan in it, under whatever name.
+/// Whether a command uses a placeholder for the plan's numbers.
 pub fn takes_numbers(command: &[String]) -> bool {
     let numbers = [
         RECIPE,
@@ -129,12 +128,12 @@ pub fn takes_numbers(command: &[String]) -> bool {
     numbers.iter().any(|name| is_used(command, name))
 }
 
-/// What helps against such a slip.
+/// Help for a wrong placeholder.
 pub const LISTED: &str = "docs/anybodys-trainer.md lists the placeholders";
 
-/// A slip in the commands of a trainer: which key, and what is wrong.
+/// The key with a wrong placeholder, and the problem.
 pub fn flaw(trainer: &Trainer) -> Option<(&'static str, String)> {
-    let slip = |words: &[String], known: &[&'static str]| {
+    let typo = |words: &[String], known: &[&'static str]| {
         let mut names = words.iter().flat_map(|word| pieces(word));
         names.find_map(|piece| match piece {
             Piece::Name(name) if !known.contains(&name) => {
@@ -144,15 +143,15 @@ pub fn flaw(trainer: &Trainer) -> Option<(&'static str, String)> {
             _ => None,
         })
     };
-    if let Some(problem) = slip(&trainer.command, &IN_COMMAND) {
+    if let Some(problem) = typo(&trainer.command, &IN_COMMAND) {
         return Some(("trainer.command", problem));
     }
-    if let Some(problem) = slip(&trainer.resume, &[CHECKPOINT]) {
+    if let Some(problem) = typo(&trainer.resume, &[CHECKPOINT]) {
         return Some(("trainer.resume", problem));
     }
-    let silent = !trainer.resume.is_empty() && !is_used(&trainer.resume, CHECKPOINT);
-    silent.then(|| {
-        let problem = "does not say `{checkpoint}`, so that the program would not know from which";
+    let lacks = !trainer.resume.is_empty() && !is_used(&trainer.resume, CHECKPOINT);
+    lacks.then(|| {
+        let problem = "lacks `{checkpoint}`, so the trainer cannot know which checkpoint to load";
         ("trainer.resume", problem.to_owned())
     })
 }
@@ -165,7 +164,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn pieces_are_the_whole_word(word in "\\PC{0,12}|[{}a-z_$]{0,24}") {
+        fn pieces_join_to_the_whole_word(word in "\\PC{0,12}|[{}a-z_$]{0,24}") {
             let text = |piece: Piece<'_>| match piece {
                 Piece::Text(text) => text.to_owned(),
                 Piece::Name(name) => format!("{{{name}}}"),
@@ -178,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn only_names_in_braces_are_names() {
+    fn only_lower_case_names_in_braces_are_placeholders() {
         use Piece::{Name, Text};
         assert_eq!(pieces("{args}"), [Name("args")]);
         assert_eq!(
@@ -202,9 +201,9 @@ mod tests {
     }
 
     #[test]
-    fn a_name_alone_becomes_words_and_one_within_a_word_is_quoted() {
+    fn a_lone_placeholder_becomes_words_and_one_within_a_word_is_quoted() {
         let words = |words: &[&str]| words.iter().map(|&word| word.to_owned()).collect();
-        let stands_for = |name: &str| match name {
+        let value_of = |name: &str| match name {
             "args" => Some(Value::Words(words(&["--name", "my run"]))),
             "recipe" => Some(Value::Word("my recipe.yaml".to_owned())),
             "resume_args" => Some(Value::Words(Vec::new())),
@@ -216,23 +215,23 @@ mod tests {
             "{resume_args}",
             "sh -c x {args}",
             "--recipe={recipe}",
-            "{own}",
+            "{other}",
         ]);
         assert_eq!(
-            fill(&command, stands_for),
+            fill(&command, value_of),
             [
                 "run",
                 "--name",
                 "my run",
                 "sh -c x --name 'my run'",
                 "--recipe=my recipe.yaml",
-                "{own}"
+                "{other}"
             ]
         );
     }
 
     #[test]
-    fn a_slip_is_told_and_a_brace_of_the_programs_own_is_not() {
+    fn a_typo_is_reported_and_an_unknown_name_is_not() {
         let flaw = |command: &[&str], resume: &[&str]| {
             let words = |words: &[&str]| words.iter().map(|&word| word.to_owned()).collect();
             flaw(&Trainer {
@@ -248,7 +247,7 @@ mod tests {
             "trainer.command has `{resume_arg}`; did you mean `{resume_args}`?"
         );
         assert_eq!(flaw(&["train.py"], &["--from", "{checkpoint}"]), None);
-        let said = flaw(&["train.py"], &["--resume"]).unwrap();
-        assert!(said.starts_with("trainer.resume does not say"), "{said}");
+        let problem = flaw(&["train.py"], &["--resume"]).unwrap();
+        assert!(problem.starts_with("trainer.resume lacks"), "{problem}");
     }
 }

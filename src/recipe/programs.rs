@@ -1,9 +1,9 @@
-//! Programs that are known, whose arguments are spelled as `TrainingArguments`' are and mean another
-//! batch, or have other defaults: those of open-instruct. And programs that stand beside a training in
-//! its script and have a `--batch_size` of their own: HALOs' sampler and labeller.
+//! Known programs with deviating arguments. open-instruct's arguments have the names of
+//! `TrainingArguments`, but another meaning or other defaults. HALOs' sampler and labeller run in training
+//! scripts and have a `--batch_size`, but train nothing.
 //!
-//! Source: allenai/open-instruct e6c3044, `open_instruct/`: `grpo_fast.py` (`step`, where accumulation
-//! follows from what was generated), `finetune.py` (`total_batch_size`), `reward_modeling.py` (`Args`),
+//! Source: allenai/open-instruct e6c3044, `open_instruct/`: `grpo_fast.py` (`step`, where the number of
+//! generated samples determines accumulation), `finetune.py` (`total_batch_size`), `reward_modeling.py` (`Args`),
 //! `dpo.py` and `olmo_core_finetune.py` (`dp_world_size`).
 
 use std::path::Path;
@@ -16,26 +16,26 @@ use super::transformers::MUST_BE_TYPED;
 /// HALOs 4831988, `train/sample.py` and `train/label.py`: modules that only read the model.
 const READERS: [&str; 2] = ["sample", "label"];
 
-/// Whether a program, by its file or its module, is known to train nothing.
+/// Whether a program, given by its file or module, trains nothing.
 pub(super) fn trains_nothing(program: &str) -> bool {
     let module = program.strip_suffix(".py").unwrap_or(program);
     let mut parts = module.rsplit(['.', '/']);
     parts.next().is_some_and(|name| READERS.contains(&name)) && parts.next() == Some("train")
 }
 
-/// The folder of its programs, and their package.
+/// open-instruct's folder and Python package.
 const FOLDER: &str = "open_instruct";
 
-/// Beginnings of the names of those that train on what they generate.
+/// Name prefixes of open-instruct's programs that train on generated samples.
 const GENERATING: [&str; 3] = ["grpo", "ppo", "online_dpo"];
 
-/// Arguments that only those have.
+/// Arguments that only those programs have.
 const ROLLOUTS: [&str; 2] = [
     "num_unique_prompts_rollout",
     "num_samples_per_prompt_rollout",
 ];
 
-/// Arguments by which the ranks that have a batch of their own are fewer than the processes.
+/// Arguments that make the data-parallel size smaller than the number of processes.
 const AXES: [&str; 4] = [
     "sequence_parallel_size",
     "tensor_parallel_degree",
@@ -43,7 +43,7 @@ const AXES: [&str; 4] = [
     "cp_degree",
 ];
 
-/// Refuses a program whose batch its arguments do not say as a `Trainer`'s do.
+/// Refuses a program whose arguments do not set the batch as a `Trainer`'s do.
 pub(super) fn refuse(script: &Path, span: Span, arguments: &Node, reading: &mut Reading) {
     let name = name(script);
     let rollout = ROLLOUTS.iter().any(|key| arguments.get(key).is_some());
@@ -56,14 +56,14 @@ pub(super) fn refuse(script: &Path, span: Span, arguments: &Node, reading: &mut 
             "unsupported-value",
             Some(span),
             format!(
-                "open-instruct's `{name}` steps on a share of what it has generated, whatever \
-                 `per_device_train_batch_size` is: its batch is not read here"
+                "open-instruct's `{name}` takes its batch from the generated samples and ignores \
+                 `per_device_train_batch_size`: its batch is not supported"
             ),
-            "say it in a native recipe, `batch: {global: B}`, and start that with the program after `--`",
+            "set the batch in a native recipe, `batch: {global: B}`, and start it with the program after `--`",
         );
         return;
     }
-    // A `Trainer` with its defaults, and all others with their own.
+    // This program uses `Trainer` with its defaults; all others have different ones.
     if name == "finetune_trainer" {
         return;
     }
@@ -73,9 +73,9 @@ pub(super) fn refuse(script: &Path, span: Span, arguments: &Node, reading: &mut 
                 "mandatory-missing",
                 Some(span),
                 format!(
-                    "open-instruct's `{name}` has defaults of its own: what it takes for `{key}` is not known"
+                    "open-instruct's `{name}` has other defaults than `TrainingArguments`: `{key}` is unknown"
                 ),
-                format!("type `--{key} N`"),
+                format!("add `--{key} N`"),
             );
         }
     }
@@ -86,15 +86,15 @@ pub(super) fn refuse(script: &Path, span: Span, arguments: &Node, reading: &mut 
         reading.error(
             "unsupported-value",
             Some(size.span),
-            format!("`{key}` of open-instruct's `{name}` divides its ranks, and is not read here"),
-            "say the batch in a native recipe, `batch: {global: B}` beside `parallel`, and start that with \
+            format!("`{key}` of open-instruct's `{name}` divides its ranks, which is not supported"),
+            "set the batch in a native recipe, `batch: {global: B}` beside `parallel`, and start it with \
              the program after `--`",
         );
     }
 }
 
-/// The program's name without its ending, where it is one of the folder's: `open_instruct/dpo.py`, or the
-/// module `open_instruct.dpo`.
+/// The name of an open-instruct program without its extension: `dpo` for `open_instruct/dpo.py` or the
+/// module `open_instruct.dpo`. `None` for other programs.
 fn name(script: &Path) -> Option<&str> {
     let script = script.to_str()?;
     let script = script.strip_suffix(".py").unwrap_or(script);
@@ -113,9 +113,9 @@ mod tests {
         format!("{} {}", problem.rule, problem.message)
     }
 
-    /// `scripts/train/qwen/grpo_fast_3b_single_node.sh`, cut short.
+    /// `scripts/train/qwen/grpo_fast_3b_single_node.sh`, shortened.
     #[test]
-    fn a_program_that_steps_on_what_it_generates_says_no_batch_per_device() {
+    fn a_program_that_trains_on_generated_samples_is_refused() {
         for (program, name) in [
             ("open_instruct/grpo_fast.py", "grpo_fast"),
             ("-m open_instruct.grpo_fast", "grpo_fast"),
@@ -133,10 +133,10 @@ mod tests {
     }
 
     #[test]
-    fn a_loop_with_defaults_of_its_own_is_read_where_both_numbers_are_typed() {
+    fn a_program_with_other_defaults_needs_both_batch_numbers() {
         let line = "accelerate launch --num_processes 8 open_instruct/finetune.py \
                     --per_device_train_batch_size 1";
-        let missing = "`gradient_accumulation_steps` is not known";
+        let missing = "`gradient_accumulation_steps` is unknown";
         assert!(first_problem(line).ends_with(missing));
         let typed = format!("{line} --gradient_accumulation_steps 4");
         let batch = told(&typed).unwrap().spec.batch;
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn others_of_these_names_are_nobodys_business() {
+    fn other_programs_with_these_names_are_not_refused() {
         let line = "torchrun --nproc_per_node 2 finetune.py --per_device_train_batch_size 1";
         assert_eq!(told(line).unwrap().spec.batch.accumulation, Some(1));
         let line = "python open_instruct/finetune_trainer.py --do_train --seed 1";

@@ -1,6 +1,6 @@
-//! What a dialect has to offer.
+//! The interface of a dialect.
 //!
-//! A new dialect is one file with a [`Reader`] in it and one line in [`super::readers`].
+//! A new dialect needs one file with a [`Reader`] and one line in [`super::readers`].
 
 use std::path::Path;
 
@@ -11,52 +11,52 @@ use super::overrides;
 use super::reading::Reading;
 use super::source::FileId;
 
-/// How sure a reader is that a file is its own.
+/// How sure a reader is that a file has its dialect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Confidence {
-    /// Some keys fit.
+    /// Some keys fit the dialect.
     Possible,
-    /// Keys that only this dialect has.
+    /// Some keys exist only in this dialect.
     Likely,
-    /// The file says so itself.
+    /// The file names its dialect.
     Certain,
 }
 
-/// Why a reader takes a file for its own.
+/// The result of detection for one dialect.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Detected {
-    /// How sure it is.
+    /// The reader's confidence.
     pub confidence: Confidence,
-    /// One line for the user.
+    /// The reason, one line for the user.
     pub reason: String,
 }
 
-/// What was asked for beside the file itself.
+/// The user's options for reading a file.
 #[derive(Debug, Clone, Copy)]
 pub struct Asked<'a> {
-    /// The file.
+    /// The recipe's file.
     pub path: &'a Path,
     /// The overrides of the command line.
     pub overrides: &'a [String],
-    /// The virtual file that they stand in, when there are any.
+    /// The virtual file with the overrides, if there are any.
     pub command_line: Option<FileId>,
-    /// The version of the dialect, where it was named.
+    /// The version of the dialect, if the user names one.
     pub version: Option<&'a str>,
 }
 
-/// How a trainer goes on from one of its checkpoints.
+/// How a trainer resumes from one of its checkpoints.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Resume {
-    /// The key that takes the checkpoint's directory.
+    /// The key for the checkpoint's directory.
     pub key: &'static str,
-    /// The key of the directory that all of them are in.
+    /// The key for the directory of all checkpoints.
     pub output: &'static str,
-    /// Its checkpoints.
+    /// How its checkpoints are named and recognized.
     pub checkpoints: Checkpoints,
 }
 
 impl Resume {
-    /// `TrainingArguments.resume_from_checkpoint` of transformers, which its scripts and TRL's hand to
+    /// `TrainingArguments.resume_from_checkpoint` of transformers. Its scripts and TRL's pass it to
     /// `Trainer.train`.
     pub const TRANSFORMERS: Resume = Resume {
         key: "resume_from_checkpoint",
@@ -65,27 +65,27 @@ impl Resume {
     };
 }
 
-/// What the checkpoints of a trainer are called: `PREFIX` and a number that grows.
+/// The names of a trainer's checkpoints: a prefix and an increasing number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Checkpoints {
-    /// What stands before the number.
+    /// The text before the number.
     pub prefix: &'static str,
-    /// Files without which one is not whole.
+    /// Files that a complete checkpoint has.
     pub needs: &'static [&'static str],
-    /// A file that says that one is not whole.
+    /// A file that marks an incomplete checkpoint.
     pub unless: Option<&'static str>,
 }
 
 impl Checkpoints {
-    /// Those of a program of which nothing is known.
+    /// Checkpoints of an unknown program: any number, without a prefix.
     pub const ANY: Checkpoints = Checkpoints {
         prefix: "",
         needs: &[],
         unless: None,
     };
 
-    /// Those of transformers' `Trainer` (5.23.0): `trainer_state.json` is written after weights and
-    /// optimiser, and a checkpoint made on SIGTERM has a marker while it is written.
+    /// Checkpoints of transformers' `Trainer` (5.23.0). It writes `trainer_state.json` after weights and
+    /// optimiser. On SIGTERM it marks the checkpoint as incomplete while writing it.
     pub const TRANSFORMERS: Checkpoints = Checkpoints {
         prefix: "checkpoint-",
         needs: &["trainer_state.json"],
@@ -94,8 +94,8 @@ impl Checkpoints {
 }
 
 impl Asked<'_> {
-    /// Puts the overrides into a file of plain keys. `path_of` turns an override's key into a path
-    /// from the file's root.
+    /// Applies the overrides to a file with plain keys. `path_of` maps an override's key to a path from the
+    /// file's root.
     pub(super) fn put_into(
         &self,
         root: &mut Node,
@@ -109,22 +109,22 @@ impl Asked<'_> {
     }
 }
 
-/// A file that was read.
+/// A file's tree, as written and with native keys.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Translated {
-    /// The file's own tree under the overrides.
+    /// The file's tree with the overrides applied.
     pub source: Node,
-    /// The same with native keys ([`super::Spec`]'s). Values that a person wrote keep their places
-    /// and their upstream keys ([`Node::key`]); the dialect's own defaults have no key.
+    /// The tree with native keys ([`super::Spec`]'s). Values from the user keep their places and their
+    /// upstream keys ([`Node::key`]); defaults of the dialect have no key.
     pub native: Node,
-    /// Which version of the dialect it was taken for, and why, where it has several.
+    /// The version of the dialect and the reason, if the dialect has several versions.
     pub version: Option<String>,
-    /// Whether it is a part of a recipe only: what it lacks stands elsewhere.
+    /// The file is only a part of a recipe; other files hold the rest.
     pub part: bool,
 }
 
 impl Translated {
-    /// A whole recipe of a dialect that has one version only.
+    /// A whole recipe of a dialect with one version.
     pub(super) fn whole(source: Node, native: Node) -> Translated {
         Translated {
             source,
@@ -135,47 +135,45 @@ impl Translated {
     }
 }
 
-/// One dialect.
+/// The reader of one dialect.
 pub trait Reader: Sync {
-    /// Its name.
+    /// The dialect that this reader reads.
     fn dialect(&self) -> Dialect;
 
-    /// Whether a file looks like this dialect; others of its tree stand at the same origin.
+    /// Checks whether a file has this dialect. Other files of its tree are at the same origin.
     fn detect(&self, root: &Node, path: &Path, origin: &Origin) -> Option<Detected>;
 
-    /// What `--dialect-version` takes; empty where there is only one version.
+    /// The values of `--dialect-version`; empty if there is only one version.
     fn versions(&self) -> &'static [&'static str] {
         &[]
     }
 
-    /// Reads a file under the overrides. Problems go to `reading`; errors among them end the
-    /// reading.
+    /// Reads a file and applies the overrides. Problems go to `reading`; an error ends reading.
     fn read(&self, root: Node, asked: &Asked<'_>, reading: &mut Reading) -> Translated;
 
-    /// The key that holds the value of a native path which a plan may change (`batch.micro`,
-    /// `batch.accumulation`, `generation.steps_per_generation`); `None` where the dialect has none.
+    /// The upstream key of a native path that a plan may change (`batch.micro`, `batch.accumulation`,
+    /// `generation.steps_per_generation`). `None`: the dialect has no such key.
     fn upstream_key(&self, _path: &str) -> Option<&'static str> {
         None
     }
 
-    /// Older keys for the same, which stand over the newer one where both are given.
+    /// Older upstream keys for the same path. They win if both are given.
     fn older_keys(&self, _path: &str) -> &'static [&'static str] {
         &[]
     }
 
-    /// The key by which the trainer is told to go on from a checkpoint, and what its checkpoints are
-    /// called; `None` where it cannot, or where that is the script's own business.
+    /// How the trainer resumes from a checkpoint. `None`: it cannot, or that depends on the script.
     fn resume(&self) -> Option<Resume> {
         None
     }
 
-    /// A key and its value as the trainer takes them on its command line, word by word.
+    /// The words of a key and its value on the trainer's command line.
     fn argument(&self, key: &str, value: &str) -> Vec<String> {
         vec![format!("{key}={value}")]
     }
 }
 
-/// The name of a dialect that is known but not read yet, for the message that refuses it.
+/// The name of a recognized but unsupported dialect, for the message that refuses it.
 pub(super) fn others(root: &Node) -> Option<&'static str> {
     if root
         .get("defaults")

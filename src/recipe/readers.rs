@@ -1,4 +1,4 @@
-//! The list of the dialects that are read, one line each.
+//! The list of supported dialects.
 
 use std::str::FromStr;
 
@@ -13,7 +13,7 @@ use super::reader::Reader;
 use super::suggest;
 use super::transformers::Transformers;
 
-/// Every dialect that is read. When several are equally sure, the first wins.
+/// The readers of all supported dialects. Among equally confident readers the first wins.
 pub const READERS: &[&dyn Reader] = &[
     &Native,
     &Transformers,

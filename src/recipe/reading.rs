@@ -1,4 +1,4 @@
-//! One reading of a recipe: the files it touched, and what was noticed on the way.
+//! The state of reading one recipe: its files and diagnostics.
 
 use std::path::{Path, PathBuf};
 
@@ -10,30 +10,30 @@ use super::origin::Origin;
 use super::source::{FileId, Sources, Span};
 use super::{deepspeed, hjson, yaml};
 
-/// The files read so far and everything to say about them.
+/// The files read so far and their diagnostics.
 #[derive(Debug, Default)]
 pub struct Reading {
-    /// Where files are looked for.
+    /// Where files are read from.
     pub origin: Origin,
     /// Every file, in the order of reading.
     pub sources: Sources,
-    /// Everything noticed.
+    /// The diagnostics so far.
     pub diagnostics: Vec<Diagnostic>,
-    /// Errors that stop a plan and not the reading: something is missing that no number hangs on.
+    /// Errors that fail `plan`, not reading: a missing value on which no batch number depends.
     pub pending: Vec<Diagnostic>,
-    /// Which of the files is what.
+    /// The role of each file.
     pub files: Files,
-    /// The program is one of TRL's own, which knows all of its arguments.
+    /// The program is one of TRL's scripts, which refuse unknown arguments.
     pub(super) of_trl: bool,
-    /// DeepSpeed, where an accelerate config starts the program with it.
+    /// The DeepSpeed settings, if an accelerate config enables DeepSpeed.
     pub(super) zero: Option<Zero>,
-    /// Files whose values are given their types by whoever reads them (`argparse`, JSON), so that
-    /// how a scalar looks to YAML means nothing.
+    /// Files whose reader determines the types of values (`argparse`, JSON), so YAML's types of scalars do
+    /// not apply.
     pub(super) converted: Vec<FileId>,
 }
 
 impl Reading {
-    /// A reading of files at an origin.
+    /// An empty state for files at an origin.
     pub fn at(origin: &Origin) -> Reading {
         Reading {
             origin: origin.clone(),
@@ -41,7 +41,7 @@ impl Reading {
         }
     }
 
-    /// Notes an error.
+    /// Adds an error.
     pub fn error(
         &mut self,
         rule: &str,
@@ -53,7 +53,7 @@ impl Reading {
         self.diagnostics.push(problem);
     }
 
-    /// Notes a warning.
+    /// Adds a warning.
     pub fn warning(
         &mut self,
         rule: &str,
@@ -65,7 +65,7 @@ impl Reading {
         self.diagnostics.push(problem);
     }
 
-    /// Notes something worth knowing.
+    /// Adds a note.
     pub fn note(
         &mut self,
         rule: &str,
@@ -77,15 +77,15 @@ impl Reading {
         self.diagnostics.push(problem);
     }
 
-    /// Whether anything so far ends the reading.
+    /// Whether there is an error, which ends reading.
     pub fn has_error(&self) -> bool {
         self.diagnostics
             .iter()
             .any(|d| d.severity == Severity::Error)
     }
 
-    /// An unknown key may be a warning in a file, where upstream ignores it; whoever types one
-    /// wants it to do something.
+    /// Turns warnings about unknown keys on the command line into errors. Upstream may ignore such keys in a
+    /// file, but a typed key is meant to have an effect.
     pub(super) fn refuse_unknown_keys_of(&mut self, command_line: FileId) {
         for diagnostic in &mut self.diagnostics {
             let typed = diagnostic.span.is_some_and(|s| s.file == command_line);
@@ -113,12 +113,12 @@ impl Reading {
         self.tree(file)
     }
 
-    /// Parses a file that was read.
+    /// Parses a file of `sources`.
     pub(super) fn tree(&mut self, file: FileId) -> Option<Node> {
         let source = self.sources.get(file)?;
         let extension = source.path.extension();
         let json = extension.is_some_and(|e| e == "json" || e == "hjson");
-        // A TrainingJob keeps no name of its recipe; these comments are none of YAML's.
+        // A TrainingJob does not store the recipe's file name, so comments that are not YAML's tell Hjson.
         let begins = |mark: &str| source.text.trim_start().starts_with(mark);
         let commented = ["//", "/*"].iter().any(|mark| source.text.contains(mark))
             && ["{", "//", "/*"].into_iter().any(begins);
@@ -134,7 +134,7 @@ impl Reading {
         yaml::parse(&source.text, file, &mut self.diagnostics)
     }
 
-    /// A config of DeepSpeed's that is more than JSON.
+    /// Parses a DeepSpeed config in Hjson. `None`: plain JSON or another file.
     fn hjson(&mut self, file: FileId) -> Option<Node> {
         let text = &self.sources.get(file)?.text;
         json_problem(text)?;
@@ -145,7 +145,7 @@ impl Reading {
         Some(root)
     }
 
-    /// What is said of a file that upstream reads with Python's `json`, where that would stop at it.
+    /// Refuses a file that Python's `json` cannot parse, for an upstream reader that uses it.
     pub(super) fn refuse_more_than_json(&mut self, file: FileId, reader: &str) {
         let Some(source) = self.sources.get(file) else {
             return;
@@ -167,12 +167,12 @@ impl Reading {
         self.error(
             "yaml-syntax",
             Some(span),
-            format!("{reader} reads this file as plain JSON, and stops here: {problem}"),
-            "take out comments, trailing commas and what else is no JSON: only DeepSpeed itself, given `--deepspeed_config`, reads Hjson",
+            format!("{reader} reads this file as plain JSON and fails here: {problem}"),
+            "remove comments, trailing commas and other Hjson: only DeepSpeed itself, with `--deepspeed_config`, reads Hjson",
         );
     }
 
-    /// Whether a value's type is what its key takes, whatever it looks like to YAML.
+    /// Whether the reader of a file converts values to the types of their keys, whatever YAML's types are.
     pub(super) fn converts(&self, file: FileId) -> bool {
         self.converted.contains(&file)
     }
@@ -184,7 +184,7 @@ impl Reading {
         let (problem, help) = match self.origin.read(path, limit) {
             Err(error) => (
                 format!("cannot be read: {error}"),
-                "give the path of a file that is there",
+                "give the path of an existing file",
             ),
             Ok(bytes) if bytes.len() > yaml::MAX_BYTES => (
                 format!("has more than {} bytes", yaml::MAX_BYTES),
@@ -195,7 +195,7 @@ impl Reading {
                 Err(error) => {
                     let at = error.utf8_error().valid_up_to();
                     (
-                        format!("is not UTF-8 text: byte {at} is the first that is not"),
+                        format!("is not UTF-8 text: the first invalid byte is at offset {at}"),
                         "save it as UTF-8",
                     )
                 }
@@ -206,8 +206,8 @@ impl Reading {
         None
     }
 
-    /// Where a file that `from` names lies: upstream opens it from the working directory, and
-    /// whoever keeps it beside `from` means that one. `None` when it is at neither place.
+    /// Finds a file that `from` names: in the working directory, as upstream does, or beside `from`. `None`:
+    /// it is in neither place.
     pub fn beside(&self, from: &Path, name: &str) -> Option<PathBuf> {
         let parent = from.parent().unwrap_or(Path::new(""));
         [PathBuf::from(name), parent.join(name)]
@@ -216,7 +216,7 @@ impl Reading {
     }
 }
 
-/// Why a text is no JSON.
+/// The error with which JSON parsing fails, if any.
 fn json_problem(text: &str) -> Option<serde_json::Error> {
     serde_json::from_str::<serde::de::IgnoredAny>(text).err()
 }

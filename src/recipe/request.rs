@@ -1,4 +1,4 @@
-//! What is to be read, and what the command line says about it.
+//! A request to read a recipe.
 
 use std::path::PathBuf;
 
@@ -6,24 +6,24 @@ use super::dialect::Dialect;
 use super::origin::Origin;
 use super::overrides::Setting;
 
-/// What to read.
+/// The recipe to read, with the command line's options.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Request {
-    /// Where the files that are named here, and those that they name, are looked for.
+    /// Where to read all files from.
     pub origin: Origin,
-    /// The recipe, or the folder of a tree of configs; empty where a command says everything.
+    /// The recipe's file, or the folder of a Hydra tree. Empty: the command holds everything.
     pub path: PathBuf,
-    /// The command that starts it upstream, in words: the launcher's options and the trainer's
-    /// arguments, which stand over the recipe's.
+    /// The words of the upstream command. The launcher's options and the trainer's arguments override the
+    /// recipe's.
     pub command: Vec<String>,
-    /// An accelerate config beside it.
+    /// An additional accelerate config.
     pub accelerate: Option<PathBuf>,
-    /// `KEY=VALUE` in the recipe's own dialect, or below the reserved key `evenkeel`.
+    /// Overrides, `KEY=VALUE`, with keys of the recipe's dialect or below the reserved key `evenkeel`.
     pub overrides: Vec<String>,
-    /// The dialect, where detection should not decide.
+    /// The dialect. `None`: it is detected.
     pub dialect: Option<Dialect>,
-    /// The version of the dialect, likewise.
+    /// The version of the dialect. `None`: it is detected.
     pub version: Option<String>,
-    /// Flags that set a native key; they win over everything else.
+    /// Flags that set a native key. They win over everything else.
     pub settings: Vec<Setting>,
 }

@@ -1,17 +1,17 @@
-//! Where a value stood: files, spans and the map from native paths to both.
+//! The places of values: files, spans and the map from native paths to both.
 //!
-//! Values given on the command line stand in a virtual file called `command line`, one override
-//! a line, so that every value that a person wrote has a place that a message can point at.
+//! Values from the command line are in a virtual file called `command line`, one override a line. Every
+//! value from the user therefore has a place that a message can show.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-/// One file that was read, or the virtual one that holds the command line's overrides.
+/// A file, or the virtual file with the command line's overrides.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SourceFile {
-    /// As the user named it.
+    /// The path as the user wrote it.
     pub path: PathBuf,
     /// The whole text, for messages that show the line.
     pub text: String,
@@ -21,7 +21,7 @@ pub struct SourceFile {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct FileId(pub usize);
 
-/// Every file that a recipe was read from, in the order of reading.
+/// All files of a recipe, in the order of reading.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sources(Vec<SourceFile>);
 
@@ -35,7 +35,7 @@ impl Sources {
         FileId(self.0.len() - 1)
     }
 
-    /// The file behind an id; ids come only from [`Sources::add`] of the same value.
+    /// The file of an id. The id must come from [`Sources::add`] of the same value.
     pub fn get(&self, id: FileId) -> Option<&SourceFile> {
         self.0.get(id.0)
     }
@@ -46,10 +46,10 @@ impl Sources {
     }
 }
 
-/// A stretch of a source file.
+/// A range of bytes in a source file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Span {
-    /// Which file.
+    /// The file that holds the bytes.
     pub file: FileId,
     /// Byte offset of the first byte.
     pub start: usize,
@@ -61,14 +61,14 @@ pub struct Span {
     pub column: u32,
 }
 
-/// A place in the recipe: the key as its own dialect spells it, and where its value stood.
+/// The upstream key of a value and the value's span.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Place {
     /// The upstream key, for example `per_device_train_batch_size`.
     pub key: String,
-    /// Where the value stood.
+    /// The value's place.
     pub span: Span,
 }
 
-/// Native path (`batch.micro`) to the place that set it; a path that is absent holds a default.
+/// Maps a native path (`batch.micro`) to the place that sets it. Absent paths have defaults.
 pub type Places = BTreeMap<String, Place>;

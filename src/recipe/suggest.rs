@@ -1,7 +1,6 @@
-//! Words in messages: the known one nearest to one that is not known ("did you mean"), and long
-//! ones cut short.
+//! Words in messages: suggestions for unknown words ("did you mean") and shortening of long texts.
 
-/// A help line for an unknown word: the nearest known one, or all of them when they are few.
+/// Help for an unknown word: the nearest known word, or the list of up to 24 known words.
 pub fn did_you_mean<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> String {
     let known: Vec<&str> = known.into_iter().collect();
     if let Some(nearest) = nearest(word, &known) {
@@ -11,13 +10,13 @@ pub fn did_you_mean<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) ->
         0 => "remove it".to_owned(),
         1..=24 => {
             let quoted: Vec<String> = known.iter().map(|k| format!("`{k}`")).collect();
-            format!("known are {}", quoted.join(", "))
+            format!("expected one of {}", quoted.join(", "))
         }
         _ => "remove it, or check its spelling".to_owned(),
     }
 }
 
-/// A text for a message: its start, where it is long.
+/// A text for a message, shortened to 40 characters.
 pub fn short(text: &str) -> String {
     match text.char_indices().nth(40) {
         Some((at, _)) => format!("{}…", &text[..at]),
@@ -25,9 +24,9 @@ pub fn short(text: &str) -> String {
     }
 }
 
-/// The known word within a third of the word's length in edits (a swap counts as one).
+/// The nearest known word within a third of the word's length in edits. A swap counts as one edit.
 pub fn nearest<'a>(word: &str, known: &[&'a str]) -> Option<&'a str> {
-    // Long words cannot be keys, and comparing them costs time.
+    // No key is that long, and comparing long words is slow.
     if word.len() > 80 {
         return None;
     }
@@ -35,7 +34,7 @@ pub fn nearest<'a>(word: &str, known: &[&'a str]) -> Option<&'a str> {
     within(word, known.iter().copied(), limit)
 }
 
-/// The known word nearest to one, within so many edits. Case does not count.
+/// The nearest known word within `limit` edits. Case is ignored.
 pub fn within<'a>(
     word: &str,
     known: impl IntoIterator<Item = &'a str>,
@@ -45,7 +44,7 @@ pub fn within<'a>(
     let (length, letters) = (lower.chars().count(), Letters::of(&lower));
     known
         .into_iter()
-        // A file may have thousands of unknown keys; most words are never compared.
+        // Cheap checks first: a file may have thousands of unknown keys.
         .filter(|known| known.chars().count().abs_diff(length) <= limit)
         .filter(|known| letters.edits(Letters::of(known)) <= limit)
         .map(|known| {
@@ -57,7 +56,7 @@ pub fn within<'a>(
         .map(|(_, known)| known)
 }
 
-/// How often each letter stands in a word, letters beyond ASCII by their remainder.
+/// The number of each letter in a word, indexed by its code modulo 64.
 struct Letters([u8; 64]);
 
 impl Letters {
@@ -70,12 +69,12 @@ impl Letters {
         Letters(counts)
     }
 
-    /// No fewer edits make one word of the other: each takes away one letter at most, and adds one.
+    /// A lower bound of the edits between two words: one edit removes and adds at most one letter.
     fn edits(&self, other: Letters) -> usize {
         let (mut more, mut less) = (0, 0);
-        for (own, other) in self.0.iter().zip(other.0) {
-            more += usize::from(own.saturating_sub(other));
-            less += usize::from(other.saturating_sub(*own));
+        for (count, other) in self.0.iter().zip(other.0) {
+            more += usize::from(count.saturating_sub(other));
+            less += usize::from(other.saturating_sub(*count));
         }
         more.max(less)
     }
@@ -86,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_typo_finds_its_key() {
+    fn a_typo_suggests_its_key() {
         let known = ["per_device_train_batch_size", "per_device_eval_batch_size"];
         assert_eq!(
             did_you_mean("per_device_train_batchsize", known),
@@ -95,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn only_words_that_may_be_near_are_compared() {
+    fn words_within_the_edit_limit_are_found() {
         for (word, known, limit, near) in [
             ("abcd", "abdc", 1, true),
             ("abcd", "badc", 1, false),
@@ -111,10 +110,10 @@ mod tests {
     }
 
     #[test]
-    fn a_stranger_gets_the_list() {
+    fn an_unknown_word_lists_the_known_ones() {
         assert_eq!(
             did_you_mean("zebra", ["cosine", "linear"]),
-            "known are `cosine`, `linear`"
+            "expected one of `cosine`, `linear`"
         );
     }
 }

@@ -1,4 +1,4 @@
-//! Whole readings: upstream files as their manifest describes them, and files made here.
+//! Reads whole recipes: upstream files with the numbers of their manifest, and local test files.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -6,7 +6,7 @@ use std::path::Path;
 use super::spec::{LastBatch, LearningRateShape, Objective, Precision, Strategy};
 use super::*;
 
-/// Reads a file under `--recipe-gpus`.
+/// Reads a file with `--recipe-gpus`.
 fn read_for(path: &Path, gpus: Option<&str>, overrides: &[&str]) -> Result<Recipe, ReadError> {
     let setting = |gpus: &str| Setting {
         flag: "--recipe-gpus",
@@ -21,7 +21,7 @@ fn read_for(path: &Path, gpus: Option<&str>, overrides: &[&str]) -> Result<Recip
     })
 }
 
-/// Reads a script.
+/// Reads a script from a file `run.sh`.
 pub(in crate::recipe) fn script(text: &str) -> Result<Recipe, ReadError> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("run.sh");
@@ -32,7 +32,7 @@ pub(in crate::recipe) fn script(text: &str) -> Result<Recipe, ReadError> {
     })
 }
 
-/// Reads a command as it is typed behind `--`.
+/// Reads a command as if typed after `--`.
 pub(in crate::recipe) fn told(line: &str) -> Result<Recipe, ReadError> {
     read(&Request {
         command: line.split(' ').map(str::to_owned).collect(),
@@ -88,7 +88,7 @@ fn every_handbook_recipe_reads_with_the_numbers_of_the_manifest() {
             other => panic!("a recipe in {other}"),
         };
         assert_eq!(recipe.spec.objective, objective);
-        // What a run is called is all that has to be said about any of them.
+        // The only diagnostic is about the run's name.
         let rules: Vec<&str> = recipe.diagnostics.iter().map(|d| d.rule.as_str()).collect();
         assert!(
             rules.iter().all(|rule| *rule == "run-name"),
@@ -129,13 +129,13 @@ fn every_accelerate_config_reads_with_the_world_of_the_manifest() {
             _ => result.unwrap_or_else(|e| panic!("{name}: {e}")),
         };
         assert_eq!(recipe.dialect, Dialect::Accelerate);
-        // accelerate starts a config without `num_processes` only if the command says them.
-        let unsaid = recipe
+        // Without `num_processes` in the config, accelerate needs it in the command.
+        let missing = recipe
             .diagnostics
             .iter()
             .find(|d| d.rule == "mandatory-missing");
         let absent = row["expected_rule_outcome"].starts_with("num_processes absent");
-        assert_eq!(unsaid.is_some(), absent, "{name}");
+        assert_eq!(missing.is_some(), absent, "{name}");
         let stated = row["stated_gpus"].split(' ').next().unwrap();
         let gpus = match name {
             // `distributed_type: "NO"` starts one process.
@@ -207,7 +207,7 @@ fn every_deepspeed_config_reads_as_one() {
 }
 
 #[test]
-fn zephyr_sft_means_what_upstream_would_run() {
+fn zephyr_sft_has_upstreams_values() {
     let Some(root) = corpus::root() else { return };
     let path = root.join(
         "huggingface__alignment-handbook/925acdfe4b/recipes/zephyr-7b-beta/sft/config_full.yaml",
@@ -271,7 +271,11 @@ fn zephyr_sft_means_what_upstream_would_run() {
         recipe.key("data.train.0.path"),
         "dataset_mixture.datasets.0.id"
     );
-    assert_eq!(recipe.span("batch.gpus"), None, "nobody said how many GPUs");
+    assert_eq!(
+        recipe.span("batch.gpus"),
+        None,
+        "the recipe sets no number of GPUs"
+    );
 }
 
 #[test]

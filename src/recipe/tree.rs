@@ -1,16 +1,15 @@
-//! What readers write with: values with their places, and the native tree they go into.
+//! Building a native tree: values with their places, and the tree itself.
 
 use super::node::{Node, Value};
 use super::source::Span;
 
-/// A value that somebody wrote, with its key and place.
+/// A value from the user, with its upstream key and place.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Given<T> {
     /// The upstream key.
     pub key: String,
-    /// The value.
     pub value: T,
-    /// Where it stood.
+    /// The value's place.
     pub span: Span,
 }
 
@@ -47,7 +46,7 @@ impl Tree {
         }
     }
 
-    /// Text that somebody wrote, as an item of a list.
+    /// Text from the user, as an item of a list.
     pub fn of(given: &Given<String>) -> Tree {
         let mut root = Node::string(&given.value, given.span);
         root.key = Some(given.key.clone());
@@ -59,16 +58,16 @@ impl Tree {
         self.root
     }
 
-    /// A default of the dialect: nobody wrote it, so it has no place.
+    /// Sets a default of the dialect. It has no key, and the place of the file's root.
     pub fn default(&mut self, path: &str, text: impl ToString) {
         let node = Node::plain(text.to_string(), self.root.span);
         self.root.set_path(path, node);
     }
 
-    /// A number or truth value that somebody wrote.
+    /// Sets a number or boolean from the user.
     pub fn plain<T: ToString>(&mut self, path: &str, given: &Given<T>) {
         let text = given.value.to_string();
-        // What Rust calls them are strings to YAML.
+        // YAML would read Rust's spellings as strings.
         let text = match text.as_str() {
             "NaN" => ".nan",
             "inf" => ".inf",
@@ -78,14 +77,14 @@ impl Tree {
         self.put(path, &given.key, Node::plain(text, given.span));
     }
 
-    /// A number or truth value that somebody may have written.
+    /// As [`Tree::plain`], if the user gives the value.
     pub fn plain_if<T: ToString>(&mut self, path: &str, given: Option<Given<T>>) {
         if let Some(given) = given {
             self.plain(path, &given);
         }
     }
 
-    /// A list of numbers that somebody wrote.
+    /// Sets a list of numbers from the user.
     pub fn plain_list<T: ToString>(&mut self, path: &str, given: &Given<Vec<T>>) {
         let items = given.value.iter();
         let items = items.map(|item| Node::plain(item.to_string(), given.span));
@@ -97,30 +96,30 @@ impl Tree {
         self.put(path, &given.key, node);
     }
 
-    /// Text that somebody wrote.
+    /// Sets text from the user.
     pub fn text(&mut self, path: &str, given: &Given<String>) {
         let node = Node::string(&given.value, given.span);
         self.put(path, &given.key, node);
     }
 
-    /// Text that somebody may have written.
+    /// As [`Tree::text`], if the user gives the value.
     pub fn text_if(&mut self, path: &str, given: Option<Given<String>>) {
         if let Some(given) = given {
             self.text(path, &given);
         }
     }
 
-    /// The value at a native path.
+    /// The value at a native path, if it is set.
     pub fn get(&self, path: &str) -> Option<&Node> {
         self.root.get_path(path)
     }
 
-    /// Lays the values of another native tree on this one.
+    /// Overrides values of this tree with those of another native tree.
     pub fn lay(&mut self, tree: Node) {
         self.root.overlay(tree);
     }
 
-    /// Adds an item to the list at `path`; the list's place is its first item's.
+    /// Appends an item to the list at `path`. The list has the place of its first item.
     pub fn push(&mut self, path: &str, item: Tree) {
         let present = self.root.get_path(path).and_then(Node::items);
         let mut items = present.unwrap_or_default().to_vec();
@@ -133,7 +132,7 @@ impl Tree {
         self.root.set_path(path, list);
     }
 
-    /// A value that somebody wrote, as it is.
+    /// Sets a value from the user without conversion.
     pub fn put(&mut self, path: &str, key: &str, mut node: Node) {
         node.key = Some(key.to_owned());
         self.root.set_path(path, node);

@@ -68,7 +68,7 @@ mod tests {
         }
     }
 
-    fn without_launcher(command: &str) -> Option<String> {
+    fn stripped(command: &str) -> Option<String> {
         let words: Vec<String> = command.split(' ').map(str::to_owned).collect();
         let numbers = ["per_device_train_batch_size", "gradient_accumulation_steps"];
         alone(&words, &numbers).map(|words| words.join(" "))
@@ -102,7 +102,7 @@ mod tests {
                 "python -m my.train --x {args} {resume_args}",
             ),
         ] {
-            assert_eq!(without_launcher(command).as_deref(), Some(expected), "{command}");
+            assert_eq!(stripped(command).as_deref(), Some(expected), "{command}");
         }
     }
 
@@ -116,7 +116,7 @@ mod tests {
             "bash -c torchrun",
             "torchrun",
         ] {
-            assert_eq!(without_launcher(command), None, "{command}");
+            assert_eq!(stripped(command), None, "{command}");
         }
     }
 }

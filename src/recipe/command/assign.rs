@@ -62,7 +62,9 @@ pub(super) fn changes(line: &Line) -> Vec<Change<'_>> {
         name if ASSIGNING.contains(&name) => {
             declared(name, &line.words[..before], arguments, &mut changes);
         }
-        "let" | ARITHMETIC => arguments.iter().for_each(|word| arithmetic(word, &mut changes)),
+        "let" | ARITHMETIC => arguments
+            .iter()
+            .for_each(|word| arithmetic(word, &mut changes)),
         "for" | "select" => match arguments {
             [head, expression] if head.text == ARITHMETIC => arithmetic(expression, &mut changes),
             _ => named(&arguments[..arguments.len().min(1)], &mut changes),
@@ -83,7 +85,12 @@ pub(super) fn changes(line: &Line) -> Vec<Change<'_>> {
 }
 
 /// `export NAME=value`, `declare -x "NAME=value"`; `before`: assignments in front of the command.
-fn declared<'l>(name: &str, before: &'l [Word], arguments: &'l [Word], changes: &mut Vec<Change<'l>>) {
+fn declared<'l>(
+    name: &str,
+    before: &'l [Word],
+    arguments: &'l [Word],
+    changes: &mut Vec<Change<'l>>,
+) {
     let flags = || arguments.iter().filter(|word| word.text.starts_with('-'));
     // Flags such as `-i` change the value.
     let plain = name != "local" && flags().all(|word| word.text == "-x");
@@ -142,7 +149,9 @@ fn of_word<'l>(word: &'l Word, changes: &mut Vec<Change<'l>>) {
     for Hole { start, end, .. } in &word.holes {
         let expansion = &word.text[*start..*end];
         let at = word.span.start;
-        let arithmetic = expansion.strip_prefix("$((").or_else(|| expansion.strip_prefix("$["));
+        let arithmetic = expansion
+            .strip_prefix("$((")
+            .or_else(|| expansion.strip_prefix("$["));
         if let Some(expression) = arithmetic {
             assigned(expression, at, changes);
         } else if let Some(inside) = expansion.strip_prefix("${") {

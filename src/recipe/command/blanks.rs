@@ -40,9 +40,7 @@ pub(super) fn refuse(form: Form, training: &Candidate<'_>, diagnostics: &mut Vec
         diagnostics.push(Diagnostic::error(
             "yaml-syntax",
             Some(word.span),
-            format!(
-                "U+{blank:04X} looks like a space, but the shell does not split words at it"
-            ),
+            format!("U+{blank:04X} looks like a space, but the shell does not split words at it"),
             "replace it with a space, or quote it if it is intended",
         ));
     }

@@ -111,7 +111,7 @@ const RUN: &str = "exp_name";
 /// The resolved words. An unresolved variable within a value is replaced by its name (`exp_name=run-${LR}`
 /// becomes `run-LR`), so that Hydra's interpolation does not apply. A value that is entirely unresolved is
 /// removed with a warning, or refused if it is a batch number or chooses a config group.
-pub(super) fn said(words: &[Word], diagnostics: &mut Vec<Diagnostic>) -> Vec<Word> {
+pub(super) fn resolved(words: &[Word], diagnostics: &mut Vec<Diagnostic>) -> Vec<Word> {
     let mut resolved = Vec::new();
     for word in words {
         let at = word.text.find('=').filter(|_| is_override(&word.text));

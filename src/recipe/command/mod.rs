@@ -57,7 +57,8 @@ pub(super) fn value_at(path: &Path, text: &str, span: Span) -> Option<String> {
     let lines = scan::commands(text, span.file, Form::of(path, text));
     let mut variables = Variables::of(&lines);
     let words = lines.iter().flat_map(|line| &line.words);
-    let mut covering = words.filter(|word| word.span.start <= span.start && span.end <= word.span.end);
+    let mut covering =
+        words.filter(|word| word.span.start <= span.start && span.end <= word.span.end);
     let expanded = variables.expand(covering.next()?);
     let [word] = expanded.as_slice() else {
         return None;
@@ -209,7 +210,7 @@ fn understand(
 ) -> Command {
     let start = launched.arguments.first().unwrap_or(last).span;
     let hydra = hydra::call(launched.script, launched.arguments).map(|call| {
-        let resolved = hydra::said(launched.arguments, diagnostics);
+        let resolved = hydra::resolved(launched.arguments, diagnostics);
         let resolved = hydra::call(launched.script, &resolved);
         if let Some(word) = &call.hidden {
             diagnostics.push(unsaid::hidden_overrides(word, launched.arguments));

@@ -124,9 +124,7 @@ pub(super) fn refuse_others(candidates: &[Candidate<'_>], diagnostics: &mut Vec<
     diagnostics.push(Diagnostic::error(
         "global-batch-unknown",
         candidates[1].words.first().map(|word| word.span),
-        format!(
-            "{count} commands here start a training, at lines {lines}: each has its own batch"
-        ),
+        format!("{count} commands here start a training, at lines {lines}: each has its own batch"),
         "pass one of them after `--`, or a script that starts only one",
     ));
 }

@@ -52,13 +52,13 @@ pub(in crate::recipe) fn asked(text: &str, file: FileId) -> Vec<Asked> {
             {
                 let mut call = Request::default();
                 call.take(options);
-                found.extend(call.asked());
+                found.extend(call.total());
             }
             _ => {}
         }
         start += line.len();
     }
-    directives.asked().into_iter().chain(found).collect()
+    directives.total().into_iter().chain(found).collect()
 }
 
 /// The words of a line with their places, up to a comment.
@@ -118,15 +118,15 @@ impl Request {
         }
     }
 
-    fn asked(self) -> Option<Asked> {
+    fn total(self) -> Option<Asked> {
         let nodes = self.nodes.map_or(1, |option| option.count);
-        let (total, gpus) = match (self.all, self.each) {
+        let (count, gpus) = match (self.all, self.each) {
             (Some(all), _) => (all.count, all),
             (None, Some(each)) => (each.count.checked_mul(nodes)?, each),
             (None, None) => return None,
         };
         Some(Asked {
-            gpus: total,
+            gpus: count,
             option: gpus.text,
             nodes,
             span: gpus.span,

@@ -76,7 +76,10 @@ fn launchers_set_the_number_of_processes() {
             .map(str::to_owned)
     };
     assert_eq!(launch_value("num_processes").as_deref(), Some("4"));
-    assert_eq!(launch_value("deepspeed_config.zero_stage").as_deref(), Some("3"));
+    assert_eq!(
+        launch_value("deepspeed_config.zero_stage").as_deref(),
+        Some("3")
+    );
     assert_eq!(launch_value("--multi_gpu").as_deref(), Some("true"));
     assert_eq!(
         call.arguments.entries().unwrap().len(),
@@ -415,7 +418,9 @@ fn an_unresolved_number_is_refused_where_the_batch_depends_on_it() {
                 format!("SIZE=${{SIZE:-4}}\n{train} --seed 1 --{name}={value}"),
             ] {
                 let message = refused(&script).unwrap_or_default();
-                let expected = format!("`{name}` is unresolved: only the shell or its environment knows `{value}`");
+                let expected = format!(
+                    "`{name}` is unresolved: only the shell or its environment knows `{value}`"
+                );
                 assert!(message.starts_with(&expected), "{script}: {message}");
             }
         }

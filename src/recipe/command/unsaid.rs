@@ -36,7 +36,7 @@ pub(super) fn refuse(
             "pass the command as the shell expands it, `evenkeel plan … -- COMMAND`",
         ));
     }
-    let settle = |words: &[Word]| SETTLING.iter().all(|names| says(words, names));
+    let settle = |words: &[Word]| SETTLING.iter().all(|names| gives(words, names));
     let Some((at, word)) = last(arguments, settle(arguments)) else {
         return;
     };
@@ -124,9 +124,7 @@ pub(super) fn unknown(name: &str, text: &str, at: Span) -> Diagnostic {
     Diagnostic::error(
         "global-batch-unknown",
         Some(at),
-        format!(
-            "`{name}` is unresolved: only the shell or its environment knows `{text}`"
-        ),
+        format!("`{name}` is unresolved: only the shell or its environment knows `{text}`"),
         "pass the command as the shell expands it, `evenkeel plan … -- COMMAND`, or write the value",
     )
 }
@@ -151,14 +149,14 @@ fn last(arguments: &[Word], settled: bool) -> Option<(usize, &Word)> {
     let mut found = None;
     let mut option: Option<String> = None;
     for (at, word) in arguments.iter().enumerate() {
-        let own = word.option().filter(|_| word.text.starts_with("--"));
+        let long = word.option().filter(|_| word.text.starts_with("--"));
         if word
             .unsaid()
             .is_some_and(|how| hides(word, how, option.as_deref(), settled))
         {
             found = Some((at, word));
         }
-        option = own.and_then(|(name, tied)| tied.is_none().then_some(name));
+        option = long.and_then(|(name, tied)| tied.is_none().then_some(name));
     }
     found
 }
@@ -188,7 +186,7 @@ fn hides(word: &Word, how: Unsaid, option: Option<&str>, settled: bool) -> bool 
 }
 
 /// Whether words give one of these options a resolved value.
-fn says(words: &[Word], names: &[&str]) -> bool {
+fn gives(words: &[Word], names: &[&str]) -> bool {
     words.iter().enumerate().any(|(at, word)| {
         let option = word.option().filter(|_| word.text.starts_with("--"));
         let Some((name, tied)) = option else {

@@ -352,7 +352,7 @@ fn a_run_is_called_by_a_label_whatever_upstream_calls_it() {
             "smollm2-1-7b-sft".to_owned(),
             vec![
                 "2:13 note[run-name] the run is called `smollm2-1-7b-sft`: `SmolLM2-1.7B_sft` is \
-                 no label of DNS, which a run's name has to be"
+                 no DNS label"
                     .to_owned()
             ]
         )

@@ -75,7 +75,11 @@ impl Options {
             Some((written, _)) => (written, Some(word.after(written.len() + 1))),
             None => (text, None),
         };
-        let is = |name: &&str| self.spellings(name).iter().any(|spelling| spelling == written);
+        let is = |name: &&str| {
+            self.spellings(name)
+                .iter()
+                .any(|spelling| spelling == written)
+        };
         if let Some(name) = self.names().find(is) {
             return Found::Options(vec![name], tied);
         }

@@ -138,11 +138,7 @@ fn an_inline_script_with_unsupported_quoting_is_refused() {
     }
     let both = format!("{call} --name 'a b' --x \"$HOME\"");
     let error = typed(&["bash", "-c", &both]).unwrap_err();
-    assert!(
-        error.diagnostics[0]
-            .message
-            .contains("this inline script")
-    );
+    assert!(error.diagnostics[0].message.contains("this inline script"));
     // An inline script that starts no training is ignored.
     let text = format!("bash -c \"echo \"x\"\"\n{call}");
     assert_eq!(batch(script(&text), &text)[0], Some(4));
