@@ -18,7 +18,7 @@ pub fn in_file_order(diagnostics: &mut [Diagnostic]) {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Severity {
-    /// Fails the plan.
+    /// The plan fails, so nothing starts.
     Error,
     /// Something differs from what the recipe's author probably expects.
     Warning,
@@ -53,7 +53,6 @@ pub struct Diagnostic {
 /// A diagnostic with file, line and column, as `plan -o json` and `check -o json` print it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Located {
-    /// The rule's id.
     pub rule: String,
     /// How serious it is; only errors stop a plan.
     pub severity: Severity,
@@ -101,7 +100,6 @@ impl Diagnostic {
         }
     }
 
-    /// A warning.
     pub fn warning(
         rule: &str,
         span: Option<Span>,
@@ -114,7 +112,6 @@ impl Diagnostic {
         }
     }
 
-    /// A note.
     pub fn note(
         rule: &str,
         span: Option<Span>,

@@ -28,7 +28,6 @@ pub struct Files {
 pub struct TreeBatch {
     /// Batch size in samples; `per_pass` says of which unit.
     pub size: Option<Given<i128>>,
-    /// Gradient accumulation steps.
     pub accumulation: Option<Given<i128>>,
     /// `size` counts the samples of one accumulation step; otherwise those of a whole optimizer step.
     pub per_pass: bool,

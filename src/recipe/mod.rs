@@ -93,7 +93,6 @@ pub struct Recipe {
     pub dialect: Dialect,
     /// The reason for choosing the dialect, one line.
     pub detected: String,
-    /// The values.
     pub spec: Spec,
     /// The file is only a part of a recipe; other files hold the rest.
     pub part: bool,

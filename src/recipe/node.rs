@@ -13,7 +13,6 @@ use super::source::Span;
 pub struct Node {
     /// The content of the node.
     pub value: Value,
-    /// The node's place.
     pub span: Span,
     /// In a tree with native keys: the key in the user's dialect. `None` there means that the value is a
     /// default of the dialect.
@@ -34,11 +33,8 @@ pub enum Value {
 /// One key of a mapping with its value.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Entry {
-    /// The key's text.
     pub name: String,
-    /// The key's place.
     pub name_span: Span,
-    /// The value.
     pub value: Node,
 }
 

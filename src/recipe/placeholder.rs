@@ -38,7 +38,6 @@ const IN_COMMAND: [&str; 11] = [
 /// A piece of a word.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Piece<'a> {
-    /// Literal text.
     Text(&'a str),
     /// A name in braces, a placeholder or not.
     Name(&'a str),

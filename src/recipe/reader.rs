@@ -25,7 +25,6 @@ pub enum Confidence {
 /// The result of detection for one dialect.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Detected {
-    /// The reader's confidence.
     pub confidence: Confidence,
     /// The reason, one line for the user.
     pub reason: String,
@@ -34,7 +33,6 @@ pub struct Detected {
 /// The user's options for reading a file.
 #[derive(Debug, Clone, Copy)]
 pub struct Asked<'a> {
-    /// The recipe's file.
     pub path: &'a Path,
     /// The overrides of the command line.
     pub overrides: &'a [String],

@@ -41,7 +41,6 @@ impl Reading {
         }
     }
 
-    /// Adds an error.
     pub fn error(
         &mut self,
         rule: &str,
@@ -53,7 +52,6 @@ impl Reading {
         self.diagnostics.push(problem);
     }
 
-    /// Adds a warning.
     pub fn warning(
         &mut self,
         rule: &str,
@@ -65,7 +63,6 @@ impl Reading {
         self.diagnostics.push(problem);
     }
 
-    /// Adds a note.
     pub fn note(
         &mut self,
         rule: &str,

@@ -66,7 +66,6 @@ pub struct Span {
 pub struct Place {
     /// The upstream key, for example `per_device_train_batch_size`.
     pub key: String,
-    /// The value's place.
     pub span: Span,
 }
 

@@ -6,10 +6,8 @@ use super::source::Span;
 /// A value from the user, with its upstream key and place.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Given<T> {
-    /// The upstream key.
     pub key: String,
     pub value: T,
-    /// The value's place.
     pub span: Span,
 }
 
@@ -53,7 +51,6 @@ impl Tree {
         Tree { root }
     }
 
-    /// The finished tree.
     pub fn into_node(self) -> Node {
         self.root
     }

@@ -13,11 +13,9 @@ use crate::recipe::scalar::{Resolved, Schema};
 use crate::recipe::source::Span;
 use crate::recipe::yaml;
 
-/// A command's arguments.
 pub(super) struct Arguments {
     /// Arguments with a key, as a mapping.
     pub root: Node,
-    /// Positional arguments.
     pub loose: Vec<Word>,
     /// The keys with unresolved values.
     pub unsaid: HashSet<String>,

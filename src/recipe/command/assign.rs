@@ -26,7 +26,6 @@ pub(super) enum Change<'l> {
     Assigns(Assignment<'l>, &'l Word),
     /// Assigns a value that differs from the text (`declare -i N=1+1`).
     Doubts(Assignment<'l>, &'l Word),
-    /// Exports a variable.
     Exports(&'l str),
     /// Assigns an unknown value at a byte offset.
     Changes(&'l str, usize),

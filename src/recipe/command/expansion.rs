@@ -6,7 +6,6 @@
 /// A variable or a substitution at the start of a text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Expansion<'t> {
-    /// Length in bytes.
     pub bytes: usize,
     /// The variable, if the expansion is exactly its value. `${NAME:-x}` has a name as well: it is the value
     /// of a variable that is set.

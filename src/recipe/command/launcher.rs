@@ -58,7 +58,6 @@ pub(super) struct Launched<'w> {
     pub script: Option<&'w Word>,
     /// The program is a module, started by its name.
     pub module: bool,
-    /// The program's arguments.
     pub arguments: &'w [Word],
     /// The number of processes, as a native tree.
     pub world: Option<Node>,
@@ -220,7 +219,6 @@ fn world(key: &str, processes: u64, span: Span) -> Node {
 struct Environment<'w> {
     /// The words before `torchrun`: `PET_NNODES=2 torchrun`.
     before: &'w [Word],
-    /// The script's variables.
     variables: &'w Variables,
 }
 

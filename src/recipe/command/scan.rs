@@ -52,7 +52,7 @@ impl Form {
 /// One command of a script.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Line {
-    /// At least one.
+    /// Has at least one word.
     pub words: Vec<Word>,
     /// The script's shell runs the command exactly once, whatever the exit status of others.
     pub certain: bool,

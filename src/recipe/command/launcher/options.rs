@@ -15,7 +15,6 @@ use crate::recipe::suggest::{did_you_mean, short};
 pub(in crate::recipe) struct Opt {
     /// The name, with `_` for every `-`.
     pub name: String,
-    /// The option's place.
     pub at: Span,
     /// The value; `None` for switches.
     pub value: Option<Word>,

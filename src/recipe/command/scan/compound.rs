@@ -7,7 +7,7 @@ use super::{Form, Scanner, Then};
 use crate::recipe::command::expansion;
 use crate::recipe::command::words::Word;
 
-/// First and last words of compound commands.
+/// The opening and closing words of compound commands.
 const COMPOUND: [(&str, &str); 7] = [
     ("if", "fi"),
     ("for", "done"),
@@ -30,7 +30,6 @@ pub(in crate::recipe::command) const ARITHMETIC: &str = "((";
 const LONGEST: usize = 1024;
 
 impl Scanner<'_> {
-    /// Ends a command.
     pub(super) fn end(&mut self, then: Then) {
         let words = std::mem::take(&mut self.words);
         let after = std::mem::replace(&mut self.after, then);
