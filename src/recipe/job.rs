@@ -14,7 +14,7 @@ use super::{accelerate, handbook, hydra, programs};
 
 /// The parts of a job, each with its precedence settled.
 pub(super) struct Job {
-    /// The trainer's own keys.
+    /// The trainer's keys with their values.
     pub root: Node,
     /// The file that holds them, or the program's file if there is none. Relative paths in it may start from
     /// its directory.

@@ -7,7 +7,7 @@ use super::suggest::nearest;
 
 /// The rescaled recipe, a file.
 pub const RECIPE: &str = "recipe";
-/// The plan's numbers as the trainer's own arguments.
+/// The plan's numbers as arguments of the trainer.
 pub const ARGS: &str = "args";
 /// The arguments that resume the trainer; empty if there is no checkpoint yet.
 pub const RESUME_ARGS: &str = "resume_args";

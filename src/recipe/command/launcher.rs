@@ -40,7 +40,7 @@ pub(in crate::recipe) enum Launcher {
     Deepspeed,
     /// `accelerate launch`.
     Accelerate,
-    /// TRL's own command line, which starts `accelerate launch`.
+    /// TRL's command line, which starts `accelerate launch`.
     Trl,
     /// A script that starts another script in several processes (`xla_spawn.py`).
     Spawn,

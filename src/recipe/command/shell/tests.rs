@@ -117,8 +117,8 @@ fn variables_between_single_quotes_belong_to_the_inner_shell() {
     // The script does not export `N`.
     let kept = format!("N=4\nbash -c \"torchrun --nproc_per_node \\$N {TRAINER}\"");
     assert_eq!(batch(script(&kept), &kept)[0], None);
-    let own = format!("bash -c 'N=4; torchrun --nproc_per_node $N {TRAINER}'");
-    assert_eq!(batch(script(&own), &own)[0], None);
+    let inner = format!("bash -c 'N=4; torchrun --nproc_per_node $N {TRAINER}'");
+    assert_eq!(batch(script(&inner), &inner)[0], None);
 }
 
 #[test]
