@@ -3,8 +3,8 @@
 use evenkeel_fuzz::read_as;
 use libfuzzer_sys::fuzz_target;
 
-// A script, or a file of arguments; what it is for is found out from what it says. Nothing that it
-// names is there: the fuzzer must not read this machine's files.
+// A script or a file of arguments, whose dialect follows from its content. Texts that may name a
+// file are skipped: the fuzzer must not read files of this machine.
 fuzz_target!(|text: &str| {
     let names_files = [".yaml", ".yml", ".json", "config", "deepspeed", "chat_template"];
     if names_files.iter().any(|word| text.contains(word)) {

@@ -4,8 +4,8 @@ use evenkeel_fuzz::read;
 use evenkeel_fuzz::recipe::Dialect;
 use libfuzzer_sys::fuzz_target;
 
-// Parts after a NUL are overrides; the folder comes from the text's length, so that every trainer
-// has its turn.
+// Parts after a NUL are overrides. The text's length selects the folder, so every trainer is
+// covered.
 fuzz_target!(|text: &str| {
     let mut parts = text.split('\0');
     let recipe = parts.next().unwrap_or_default();

@@ -6,8 +6,8 @@ use evenkeel_fuzz::recipe::Dialect;
 use evenkeel_fuzz::{read, read_tree};
 use libfuzzer_sys::fuzz_target;
 
-// Parts between NULs: the root, two options of `model` and one of `loss`, and then overrides. The
-// text's length decides between the two trees that are read.
+// NULs separate the root, two options of `model`, one of `loss`, and overrides. The text's length
+// selects the tree's dialect.
 fuzz_target!(|text: &str| {
     let mut parts = text.split('\0');
     let names = ["config.yaml", "model/a.yaml", "model/b.yaml", "loss/c.yaml"];
@@ -19,6 +19,6 @@ fuzz_target!(|text: &str| {
         _ => Dialect::Dpo,
     };
     read_tree(dialect, files, overrides.clone());
-    // The root by itself, as where nothing stands beside it.
+    // Reads the root alone, without its tree.
     read(dialect, "config.yaml", text.split('\0').next().unwrap_or_default(), overrides);
 });

@@ -4,8 +4,8 @@ use evenkeel_fuzz::read;
 use evenkeel_fuzz::recipe::Dialect;
 use libfuzzer_sys::fuzz_target;
 
-// A text that does not begin with the native form's first key is taken as the spec below it, so
-// that the fuzzer need not find the wrapper first.
+// Wraps a text that does not begin with `apiVersion` as the `spec` of a recipe, so the fuzzer need
+// not discover the wrapper first.
 fuzz_target!(|text: &str| {
     if text.starts_with("apiVersion") {
         read(Dialect::Native, "recipe.yaml", text, Vec::new());

@@ -1,8 +1,8 @@
-//! The promises that every fuzz target checks.
+//! The invariants that every fuzz target checks.
 //!
-//! Only the recipe room and the drawing of diagnostics are compiled, from their own sources: the
-//! whole crate with coverage instrumentation takes many times as long to build, and none of the
-//! rest reads recipes.
+//! This crate compiles only the recipe module and the rendering of diagnostics, from their own
+//! sources. The whole crate takes many times as long to build with coverage instrumentation, and
+//! the rest reads no recipes.
 
 #[path = "../../src/recipe/mod.rs"]
 pub mod recipe;
@@ -17,15 +17,15 @@ use recipe::node::{Node, Value};
 use recipe::scalar::Schema;
 use recipe::{Diagnostic, Dialect, Origin, ReadError, Recipe, Request, Severity, Sources, Span};
 
-/// The files of a tree by their paths.
+/// The files of a tree by path.
 pub type Files = BTreeMap<PathBuf, String>;
 
-/// Reads a text as a dialect, under overrides, and checks what comes out.
+/// Reads a text as a dialect, with overrides, and checks the result.
 pub fn read(dialect: Dialect, path: &str, text: &str, overrides: Vec<String>) {
     read_as(Some(dialect), path, text, overrides);
 }
 
-/// The same, with a dialect that may be left to be found out.
+/// Like [`read`]; without a dialect the reader detects it.
 pub fn read_as(dialect: Option<Dialect>, path: &str, text: &str, overrides: Vec<String>) {
     let request = Request {
         path: path.into(),
@@ -42,7 +42,7 @@ pub fn read_as(dialect: Option<Dialect>, path: &str, text: &str, overrides: Vec<
     }
 }
 
-/// The same for a tree of configs.
+/// Like [`read`], for a tree of configs.
 pub fn read_tree(dialect: Dialect, files: Files, overrides: Vec<String>) {
     let request = Request {
         origin: Origin::carried(files.clone()).expect("paths inside of a folder"),
@@ -73,14 +73,14 @@ fn numbers(recipe: &Recipe) -> Numbers {
     }
 }
 
-/// The file of a tree that was written for another world says its numbers, in its place.
+/// The file of a tree, written for another world, must read back with its numbers.
 fn check_written_tree(recipe: &Recipe, request: &Request, mut files: Files) {
     let Ok(written) = emit::emit(recipe, &numbers(recipe), Form::Recipe) else {
         return;
     };
-    let file = written.replaces.expect("a file of the tree");
+    let file = written.replaces.expect("the output replaces a file of the tree");
     let name = file.strip_prefix(".").unwrap_or(&file).to_owned();
-    assert!(files.insert(name, written.text.clone()).is_some(), "a file of the tree");
+    assert!(files.insert(name, written.text.clone()).is_some(), "the output replaces a file of the tree");
     let request = &Request {
         origin: Origin::carried(files).expect("paths inside of a folder"),
         ..request.clone()
@@ -90,14 +90,14 @@ fn check_written_tree(recipe: &Recipe, request: &Request, mut files: Files) {
         let file = accumulation(recipe).map(|given| given.span.file);
         file.is_none() || file == recipe.files.command_line
     };
-    // Another value may follow from the number, and be refused.
+    // Another value may depend on the number, and be refused.
     if let (false, Ok(again)) = (typed(recipe), recipe::read(request)) {
         let value = accumulation(&again).map(|given| given.value);
         assert_eq!(value, Some(7), "{}", written.text);
     }
 }
 
-/// What is written for another world must read again, and say the numbers that were written.
+/// A recipe written for another world must read back with the written numbers.
 fn check_written(recipe: &Recipe, request: &Request) {
     let numbers = numbers(recipe);
     for form in [Form::Args, Form::Env, Form::Accelerate, Form::Deepspeed] {
@@ -106,7 +106,7 @@ fn check_written(recipe: &Recipe, request: &Request) {
     let Ok(written) = emit::emit(recipe, &numbers, Form::Recipe) else {
         return;
     };
-    // Overrides stand over what was written, and a stated batch over the product.
+    // Overrides take precedence over the written numbers, and a stated batch over the product.
     if !request.overrides.is_empty() || recipe.dialect != Dialect::Transformers {
         return;
     }
@@ -123,22 +123,22 @@ fn check_written(recipe: &Recipe, request: &Request) {
 }
 
 fn check_recipe(recipe: &Recipe) {
-    // What is missing and bears on no number stops a plan and not the reading.
+    // A missing value that no batch number depends on fails `plan`, not reading.
     let form = |d: &&Diagnostic| d.severity == Severity::Error && d.rule != "mandatory-missing";
     let errors = recipe.diagnostics.iter().filter(form);
-    assert_eq!(errors.count(), 0, "a recipe with errors: {:?}", recipe.diagnostics);
+    assert_eq!(errors.count(), 0, "the recipe has errors: {:?}", recipe.diagnostics);
     check_diagnostics(&recipe.diagnostics, &recipe.sources);
     for place in recipe.places.values() {
         check_span(place.span, &recipe.sources);
     }
-    let json = serde_json::to_string(&recipe.spec).expect("a spec can be written as JSON");
-    let back = serde_json::from_str(&json).expect("and read again");
+    let json = serde_json::to_string(&recipe.spec).expect("the spec serialises to JSON");
+    let back = serde_json::from_str(&json).expect("the spec deserialises from JSON");
     assert_eq!(recipe.spec, back);
 }
 
 fn check_error(error: &ReadError) {
     let refused = error.diagnostics.iter().any(|d| d.severity == Severity::Error);
-    assert!(refused, "refused without an error: {:?}", error.diagnostics);
+    assert!(refused, "refusal without an error: {:?}", error.diagnostics);
     check_diagnostics(&error.diagnostics, &error.sources);
     assert!(!error.to_string().is_empty());
 }
@@ -150,25 +150,26 @@ fn check_diagnostics(diagnostics: &[Diagnostic], sources: &Sources) {
             check_span(span, sources);
         }
     }
-    // Drawing is slow beside reading: a few are enough to see every shape over time.
+    // Rendering is slow compared to reading; a few diagnostics cover every layout over time.
     let some = &diagnostics[..diagnostics.len().min(4)];
     let _drawn = render::diagnostics(some, sources);
 }
 
 fn check_span(span: Span, sources: &Sources) {
-    let file = sources.get(span.file).expect("a span of a file that was read");
+    let file = sources.get(span.file).expect("a span lies in a source file");
     assert!(span.start <= span.end, "{span:?}");
     assert!(file.text.get(span.start..span.end).is_some(), "{span:?}");
     assert!(span.line >= 1 && span.column >= 1, "{span:?}");
 }
 
-/// Checks a tree: places inside the text, depth and size within the budgets; resolves everything.
+/// Checks a tree: spans within the text, depth and size within the budgets, and that every node
+/// resolves.
 pub fn check_tree(root: &Node, text: &str) {
     let mut nodes = 0;
     let mut stack = vec![(root, 1)];
     while let Some((node, depth)) = stack.pop() {
         nodes += 1;
-        assert!(depth <= recipe::yaml::MAX_DEPTH + 1, "{depth} deep");
+        assert!(depth <= recipe::yaml::MAX_DEPTH + 1, "depth {depth}");
         assert!(text.get(node.span.start..node.span.end).is_some(), "{:?}", node.span);
         for schema in [Schema::PyYaml, Schema::OmegaConf, Schema::Core] {
             let _value = node.resolve(schema);

@@ -1,9 +1,9 @@
-//! DeepSpeed's JSON configs: by themselves, and as the part of a job that a recipe or an accelerate
-//! config brings with it. `"auto"` values come from the trainer and say nothing here.
+//! DeepSpeed's JSON configs: alone, and as the part of a job that a recipe or an accelerate config
+//! names. `"auto"` values come from the trainer and state nothing here.
 //!
 //! Of the triple `train_batch_size` = `train_micro_batch_size_per_gpu` ×
-//! `gradient_accumulation_steps` × world, DeepSpeed derives by floor what is missing, and asserts the
-//! product. The world is not in the file, so the planner derives.
+//! `gradient_accumulation_steps` × world, DeepSpeed derives missing numbers by floor division and
+//! asserts the product. The file does not contain the world, so the planner derives.
 //!
 //! Sources: DeepSpeed edaa722 `runtime/config.py` (`DeepSpeedConfig.__init__`, which reads Hjson,
 //! `_set_batch_related_parameters`, `_batch_assertion`); transformers 5.23.0 `integrations/deepspeed.py` (`trainer_config_process`
@@ -26,7 +26,7 @@ use super::scalar::{Resolved, Schema};
 use super::suggest;
 use super::tree::{Given, Tree};
 
-/// Reads a DeepSpeed config that is given as a recipe.
+/// Reads a DeepSpeed config that is the recipe itself.
 pub struct Deepspeed;
 
 /// The batch triple and its native paths.
@@ -42,7 +42,7 @@ impl Reader for Deepspeed {
     }
 
     fn detect(&self, root: &Node, _path: &Path, _origin: &Origin) -> Option<Detected> {
-        telling(root).map(|key| Detected {
+        distinctive_key(root).map(|key| Detected {
             confidence: Confidence::Likely,
             reason: format!("it has the key `{key}`"),
         })
@@ -50,7 +50,7 @@ impl Reader for Deepspeed {
 
     fn read(&self, mut root: Node, asked: &Asked<'_>, reading: &mut Reading) -> Translated {
         asked.put_into(&mut root, str::to_owned, reading);
-        let native = alone(&root, asked.path, reading);
+        let native = whole_recipe(&root, asked.path, reading);
         Translated::whole(root, native)
     }
 
@@ -60,11 +60,11 @@ impl Reader for Deepspeed {
     }
 }
 
-/// A config that is all there is of a recipe.
-fn alone(root: &Node, path: &Path, reading: &mut Reading) -> Node {
+/// Translates a config that is the whole recipe.
+fn whole_recipe(root: &Node, path: &Path, reading: &mut Reading) -> Node {
     refuse_duplicates(root, reading);
     refuse_wrong_numbers(root, reading);
-    doubt_unknown(root, reading);
+    warn_unknown(root, reading);
     let mut tree = Tree::new(root.span);
     let file = path.file_stem().unwrap_or_default().to_string_lossy();
     tree.default("name", name::label(&file));
@@ -78,13 +78,13 @@ fn alone(root: &Node, path: &Path, reading: &mut Reading) -> Node {
 
 /// Whether a file is a DeepSpeed config.
 pub(super) fn is_one(root: &Node) -> bool {
-    telling(root).is_some()
+    distinctive_key(root).is_some()
 }
 
-/// A key that only DeepSpeed's configs have at their top. Other dialects hold whole configs of
-/// DeepSpeed's below keys of their own.
-fn telling(root: &Node) -> Option<&'static str> {
-    let own = [
+/// A top-level key that only DeepSpeed configs have. Other dialects hold whole DeepSpeed configs
+/// under one of their keys.
+fn distinctive_key(root: &Node) -> Option<&'static str> {
+    let distinctive = [
         "zero_optimization",
         "train_micro_batch_size_per_gpu",
         "train_batch_size",
@@ -98,24 +98,26 @@ fn telling(root: &Node) -> Option<&'static str> {
         "defaults",
     ];
     let has = |key: &&str| root.get(key).is_some();
-    own.into_iter()
+    distinctive
+        .into_iter()
         .find(has)
         .filter(|_| !others.iter().any(has))
 }
 
 /// Opens the config that a recipe or an accelerate config names. Trainers read it with Python's
-/// `json` (transformers 5.23.0 `integrations/deepspeed.py`, accelerate 16cb6eb `utils/deepspeed.py`)
-/// and hand the values on; DeepSpeed's own reader, which takes more, never sees the file.
+/// `json` (transformers 5.23.0 `integrations/deepspeed.py`, accelerate 16cb6eb
+/// `utils/deepspeed.py`) and pass the values to DeepSpeed, whose more lenient reader never sees the
+/// file.
 pub(super) fn open(path: &Path, reading: &mut Reading) -> Option<Node> {
     let (file, root) = reading.open(path)?;
     reading.files.deepspeed = Some(file);
     reading.refuse_more_than_json(file, "the trainer");
-    refuse_no_zero(&root, reading);
+    require_zero_optimization(&root, reading);
     Some(root)
 }
 
-/// A trainer hands the config to accelerate's `DeepSpeedPlugin`, which takes none without this key.
-pub(super) fn refuse_no_zero(root: &Node, reading: &mut Reading) {
+/// A trainer passes the config to accelerate's `DeepSpeedPlugin`, which requires this key.
+pub(super) fn require_zero_optimization(root: &Node, reading: &mut Reading) {
     if root.get("zero_optimization").is_none() {
         reading.error(
             "mandatory-missing",
@@ -137,8 +139,7 @@ pub(super) fn strategy(stage: i128) -> Option<&'static str> {
     }
 }
 
-/// What a config says about the batch and the world, as a native tree whose keys are called
-/// `prefix.KEY`.
+/// The batch and the parallelism of a config, as a native tree whose keys are named `prefix.KEY`.
 pub(super) fn translate(root: &Node, prefix: &str) -> Node {
     let mut tree = Tree::new(root.span);
     let key = |key: &str| match prefix {
@@ -152,7 +153,7 @@ pub(super) fn translate(root: &Node, prefix: &str) -> Node {
             _ => None,
         }
     };
-    // Elasticity computes the triple, and what stands beside it is ignored or refused.
+    // Elasticity computes the triple; DeepSpeed ignores or refuses the triple beside it.
     if !elasticity::is_enabled(root) {
         for (path, native) in TRIPLE {
             tree.plain_if(native, int(path));
@@ -169,7 +170,7 @@ pub(super) fn translate(root: &Node, prefix: &str) -> Node {
     tree.into_node()
 }
 
-/// `elasticity` beside a trainer that has its own batch: DeepSpeed would take the batch over.
+/// Refuses `elasticity` beside a trainer with its own batch, which DeepSpeed would override.
 pub(super) fn refuse_elasticity(native: &mut Node, reading: &mut Reading) {
     let path = "batch.elastic";
     let Some(node) = native.get_path(path) else {
@@ -178,13 +179,13 @@ pub(super) fn refuse_elasticity(native: &mut Node, reading: &mut Reading) {
     reading.error(
         "deepspeed-elastic-batch",
         Some(node.span),
-        "DeepSpeed's elasticity computes a batch of its own, beside the trainer's",
-        "set `enabled` to false there: with Evenkeel the recipe's global batch stays in every world",
+        "DeepSpeed's elasticity computes a batch that overrides the trainer's",
+        "set `enabled` to false: Evenkeel keeps the recipe's global batch in every world",
     );
     native.remove_path(path);
 }
 
-/// DeepSpeed takes no key twice, not even with the same value.
+/// DeepSpeed refuses duplicate keys, even with equal values.
 fn refuse_duplicates(root: &Node, reading: &mut Reading) {
     for problem in &mut reading.diagnostics {
         let here = problem.span.is_some_and(|span| span.file == root.span.file);
@@ -195,7 +196,7 @@ fn refuse_duplicates(root: &Node, reading: &mut Reading) {
     }
 }
 
-/// The triple holds whole numbers from 1, or `"auto"`; the stage is one of four.
+/// The triple holds whole numbers of at least 1, or `"auto"`; the stage is one of four.
 fn refuse_wrong_numbers(root: &Node, reading: &mut Reading) {
     for (key, _) in TRIPLE {
         let Some(node) = root.get(key) else { continue };
@@ -205,8 +206,8 @@ fn refuse_wrong_numbers(root: &Node, reading: &mut Reading) {
             Some(Resolved::Int(value)) => reading.error(
                 "deepspeed-batch-triple",
                 Some(node.span),
-                format!("`{key}` is {value}, DeepSpeed asserts that it is greater than 0"),
-                "give a whole number from 1, or \"auto\" where a trainer decides",
+                format!("`{key}` is {value}, and DeepSpeed requires more than 0"),
+                "give a whole number of at least 1, or \"auto\" to take the trainer's",
             ),
             _ => reading.error(
                 "wrong-type",
@@ -234,22 +235,22 @@ fn refuse_wrong_numbers(root: &Node, reading: &mut Reading) {
     }
 }
 
-/// Without a batch of any kind there is nothing to derive from.
+/// Without a batch number DeepSpeed has nothing to derive from.
 fn refuse_no_batch(root: &Node, reading: &mut Reading) {
-    let said = |key: &&(&str, &str)| root.get(key.0).is_some();
-    if TRIPLE[..2].iter().any(|key| said(&key)) || elasticity::is_enabled(root) {
+    let stated = |key: &&(&str, &str)| root.get(key.0).is_some();
+    if TRIPLE[..2].iter().any(|key| stated(&key)) || elasticity::is_enabled(root) {
         return;
     }
     reading.error(
         "deepspeed-batch-triple",
         Some(root.span),
-        "neither `train_batch_size` nor `train_micro_batch_size_per_gpu` is there: DeepSpeed asserts that one is",
-        "state one of them; a config that a trainer fills in is given beside its recipe or command",
+        "the config has neither `train_batch_size` nor `train_micro_batch_size_per_gpu`, and DeepSpeed requires one",
+        "add one of them; pass a config that a trainer fills in together with its recipe or command",
     );
 }
 
-/// DeepSpeed ignores keys that it does not know; one of the triple mistyped is then derived.
-fn doubt_unknown(root: &Node, reading: &mut Reading) {
+/// DeepSpeed ignores unknown keys, and derives a number of the triple whose key is misspelled.
+fn warn_unknown(root: &Node, reading: &mut Reading) {
     for entry in root.entries().unwrap_or_default() {
         let name = entry.name.as_str();
         let near = suggest::nearest(name, &TRIPLE.map(|(key, _)| key));
@@ -264,7 +265,7 @@ fn doubt_unknown(root: &Node, reading: &mut Reading) {
     }
 }
 
-/// A whole triple says for how many data-parallel ranks it was written.
+/// A whole triple implies the data-parallel size that it was written for.
 fn implied_world(root: &Node, tree: &mut Tree, reading: &mut Reading) {
     let number = |path: &str| -> Option<(i128, super::Span)> {
         let node = tree.get(path)?;
@@ -297,13 +298,13 @@ fn implied_world(root: &Node, tree: &mut Tree, reading: &mut Reading) {
         reading.error(
             "deepspeed-batch-triple",
             Some(at),
-            format!("{global} is not {micro} × {accumulation} × world for any world: DeepSpeed asserts that it is"),
-            "leave one of the three out: DeepSpeed derives it",
+            format!("{global} is not {micro} × {accumulation} × world for any world, and DeepSpeed requires equality"),
+            "remove one of the three: DeepSpeed derives it",
         );
     }
 }
 
-/// What else a config says about the training.
+/// Translates the training settings of a config.
 fn training(root: &Node, tree: &mut Tree) {
     let enabled = |key: &str| {
         let node = root.get_path(&format!("{key}.enabled"))?;
@@ -317,7 +318,7 @@ fn training(root: &Node, tree: &mut Tree) {
     }
     let float = |path: &str| {
         let node = root.get_path(path)?;
-        // JSON's numbers, among which are those that YAML takes for strings (`1e-5`).
+        // JSON's numbers, some of which YAML reads as strings (`1e-5`).
         let value: f64 = node.text()?.parse().ok()?;
         value
             .is_finite()

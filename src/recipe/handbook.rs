@@ -1,7 +1,7 @@
 //! Recipes of the alignment-handbook and of TRL: flat YAML whose keys are fields of upstream's
 //! dataclasses, launched with `accelerate launch … --config recipe.yaml`.
 //!
-//! The batch is per device: the number of devices stands in the accelerate config, or nowhere.
+//! The batch is per device. The number of devices is in the accelerate config, or not stated.
 
 pub(super) mod abbreviation;
 pub(super) mod accelerator;
@@ -30,14 +30,14 @@ use super::tree::Tree;
 
 use values::Values;
 
-/// Reads alignment-handbook and TRL YAML.
+/// Reads YAML recipes of the alignment-handbook and of TRL.
 pub struct Handbook;
 
 /// TRL's default of `logging_steps` (f2cd577, `trainer/base_config.py`).
 const LOGGING_STEPS: u64 = 10;
 
-/// Keys that hardly any other dialect has at its top.
-const TELLING: &[&str] = &[
+/// Top-level keys that hardly any other dialect has.
+const DISTINCTIVE: &[&str] = &[
     "per_device_train_batch_size",
     "gradient_accumulation_steps",
     "model_name_or_path",
@@ -54,16 +54,16 @@ impl Reader for Handbook {
     }
 
     fn detect(&self, root: &Node, _path: &Path, _origin: &Origin) -> Option<Detected> {
-        // Hydra and DeepSpeed configs share some keys, and have telling ones of their own.
+        // Hydra and DeepSpeed configs share some keys; their distinctive keys decide first.
         if others(root).is_some() || deepspeed_config::is_one(root) {
             return None;
         }
-        let telling: Vec<&str> = TELLING
+        let distinctive: Vec<&str> = DISTINCTIVE
             .iter()
             .copied()
             .filter(|key| root.get(key).is_some())
             .collect();
-        let (first, more) = (telling.first()?, telling.len() - 1);
+        let (first, more) = (distinctive.first()?, distinctive.len() - 1);
         Some(Detected {
             confidence: if more == 0 {
                 Confidence::Possible
@@ -72,7 +72,7 @@ impl Reader for Handbook {
             },
             reason: match more {
                 0 => format!("it has the key `{first}`"),
-                more => format!("it has the key `{first}` and {more} more of its kind"),
+                more => format!("it has the key `{first}` and {more} similar keys"),
             },
         })
     }
@@ -102,7 +102,7 @@ impl Reader for Handbook {
 
 fn translate(root: &mut Node, path: &Path, reading: &mut Reading) -> Node {
     let objective = objective::detect(root, path, reading);
-    abbreviation::write_out(root, &keys::known(objective), reading);
+    abbreviation::expand(root, &keys::known(objective), reading);
     let root = &*root;
     if objective != Objective::Ppo || !older_ppo::refuse(root, path, reading) {
         refuse_unknown(root, objective, reading);
@@ -119,8 +119,8 @@ fn translate(root: &mut Node, path: &Path, reading: &mut Reading) -> Node {
     tree.into_node()
 }
 
-/// What `TrainingArguments` says, and whether there are evaluations. `logging_steps` is the
-/// dialect's default, which its `eval_steps` follows.
+/// Translates the keys of `TrainingArguments` and returns whether the run evaluates.
+/// `logging_steps` is the dialect's default, which its `eval_steps` follows.
 pub(super) fn training_arguments(
     values: &Values,
     path: &Path,
@@ -139,64 +139,64 @@ pub(super) fn training_arguments(
     schedule::evaluation(values, logging_steps, tree, reading)
 }
 
-/// The trainer that a program is called after, by its native name: `trl/scripts/dpo.py`, or `sft`
-/// of TRL's own command line.
+/// The native name of the trainer in a program's name: `trl/scripts/dpo.py`, or `sft` of TRL's own
+/// command line.
 pub(super) fn trainer_of(script: &Path) -> Option<String> {
     objective::by_name(script).map(native_name)
 }
 
-/// Refuses a trainer of TRL's whose batch is not read here, by the name of its program or recipe.
+/// Refuses TRL trainers whose batch is not known here, by the name of the program or recipe.
 pub(super) fn refuse_unread(path: &Path, span: Option<Span>, reading: &mut Reading) {
-    let Some(name) = objective::unread(path) else {
+    let Some(name) = objective::unsupported(path) else {
         return;
     };
     reading.error(
         "unsupported-value",
         span,
-        format!("this is for TRL's trainer {name}, whose batch is not known here"),
+        format!("this recipe is for TRL's trainer {name}, whose batch rules are not known here"),
         "if it is per-device batch × accumulation × processes, read it as `--dialect transformers`",
     );
 }
 
-/// Whether a key belongs to one of TRL's trainers, or to the handbook, and to no script of
-/// transformers' own.
+/// Whether a key belongs to one of TRL's trainers or to the handbook, and to none of transformers'
+/// own scripts.
 pub(super) fn only_trl_has(key: &str) -> bool {
     keys::kind_in_training(key).is_none()
         && super::transformers::example(key).is_none()
         && (keys::shared(key).is_some() || !keys::owners(key).is_empty())
 }
 
-/// Whether a program that is called with these arguments is one of TRL's: one of them is TRL's alone,
-/// and no other is unknown to it. Those that scripts commonly have of their own tell nothing.
+/// Whether a program with these arguments is one of TRL's: TRL alone has one of them, and TRL knows
+/// them all. Arguments that scripts commonly define themselves do not count.
 pub(super) fn tells_of_trl(arguments: &Node) -> Option<&str> {
     let names = || {
         let entries = arguments.entries().unwrap_or_default().iter();
         entries.map(|entry| entry.name.as_str())
     };
-    let telling = names().find(|name| only_trl_has(name) && !keys::is_common(name))?;
+    let distinctive = names().find(|name| only_trl_has(name) && !keys::is_common(name))?;
     let known = |name: &str| {
         keys::is_known(name)
             || super::transformers::example(name).is_some()
             || abbreviation::meant(name, keys::all()) != abbreviation::Meant::Nothing
     };
-    names().all(known).then_some(telling)
+    names().all(known).then_some(distinctive)
 }
 
-/// Whether an argument is a truth value, which stands without one too.
+/// Whether an argument is a truth value, which may come without a value.
 pub(super) fn is_switch(key: &str) -> bool {
     keys::is_bool(key)
 }
 
-/// Whether an argument is known, and has a value that is more than a truth value.
+/// Whether an argument is known and takes a value that is more than a truth value.
 pub(super) fn takes_value(key: &str) -> bool {
     let example = super::transformers::example(key);
     let known = keys::shared(key).is_some() || !keys::owners(key).is_empty() || example.is_some();
     known && !keys::is_bool(key) && example != Some(keys::Kind::Bool)
 }
 
-/// Keys that the trainer does not have. One that is nearly a key, and one of another trainer, would do
-/// nothing where it is meant to do something. Any other may be the script's own, which nobody else can
-/// know, where the script is not one of TRL's that is typed an argument.
+/// Checks keys that the trainer does not have. A misspelled key, or a key of another trainer, would
+/// silently do nothing, so it is an error. Any other key may be the script's own, unless the script
+/// is one of TRL's and the key is a typed argument.
 fn refuse_unknown(root: &Node, objective: Objective, reading: &mut Reading) {
     const RULE: &str = "unknown-key";
     let this = keys::name(objective);
@@ -211,11 +211,11 @@ fn refuse_unknown(root: &Node, objective: Objective, reading: &mut Reading) {
         let owners: Vec<&str> = keys::owners(name).into_iter().map(keys::name).collect();
         if !owners.is_empty() {
             let message = format!(
-                "`{name}` belongs to {} recipes, this is one for {this}",
+                "`{name}` is a key of {} recipes, and this recipe is for {this}",
                 owners.join(", ")
             );
             let help = format!(
-                "remove it, or give `evenkeel.objective` if this is not {this}: upstream refuses the file"
+                "remove it, or set `evenkeel.objective` if this recipe is not for {this}: upstream refuses the file"
             );
             reading.error(RULE, at, message, help);
             continue;
@@ -225,10 +225,8 @@ fn refuse_unknown(root: &Node, objective: Objective, reading: &mut Reading) {
             reading.warning(
                 RULE,
                 at,
-                format!(
-                    "`{name}` in a recipe is for TRL's own command line, and nothing here reads it"
-                ),
-                "start it with `trl`, or give it to the launcher",
+                format!("only TRL's own command line reads `{name}` from a recipe"),
+                "start the job with `trl`, or pass the option to the launcher",
             );
             continue;
         }
@@ -238,14 +236,14 @@ fn refuse_unknown(root: &Node, objective: Objective, reading: &mut Reading) {
         } else if Some(entry.name_span.file) == reading.files.command_line {
             reading.error(RULE, at, message, "remove it, or check its spelling");
         } else if typed && reading.of_trl {
-            let help = "leave it out: TRL's own scripts refuse the command";
+            let help = "remove it: TRL's own scripts refuse the command";
             reading.error(RULE, at, message, help);
         } else {
             reading.warning(
                 RULE,
                 at,
-                format!("{message}: taken for one of the script's own"),
-                "remove it if it is not: TRL's own command line would refuse it",
+                format!("{message}: read as a key of the script itself"),
+                "remove it if it is not one: TRL's own command line refuses it",
             );
         }
     }

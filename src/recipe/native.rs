@@ -1,9 +1,9 @@
 //! The native recipe: `apiVersion: evenkeel.dev/v1alpha1`, `kind: Recipe`, and under `spec` the
 //! keys of [`Spec`].
 //!
-//! [`build`] is where every dialect ends: it turns a tree with native keys into a [`Spec`] and the
-//! map of places, and reports all problems of the tree at once. Which keys exist and what they
-//! hold is known to `Spec`'s own serde code alone; nothing is written down twice.
+//! [`build`] is the last step of every dialect. It turns a tree with native keys into a [`Spec`]
+//! and the map of places, and reports all problems of the tree at once. Only `Spec`'s serde code
+//! defines which keys exist and what they hold.
 
 mod access;
 mod de;
@@ -25,12 +25,12 @@ use super::source::Places;
 use super::spec::Spec;
 use super::suggest::{did_you_mean, short};
 
-/// The version of the native form.
+/// `apiVersion` of the native form.
 pub const API_VERSION: &str = "evenkeel.dev/v1alpha1";
-/// The kind of the native form.
+/// `kind` of the native form.
 pub const KIND: &str = "Recipe";
 
-/// Reads the native form.
+/// Reads recipes in the native form.
 pub struct Native;
 
 impl Reader for Native {
@@ -53,8 +53,8 @@ impl Reader for Native {
     }
 }
 
-/// Overrides name keys of the spec: `batch.micro=4`. The reserved key of other dialects works here
-/// too, so that one command line fits every recipe.
+/// The native path of an override: overrides name keys of the spec, such as `batch.micro=4`. The
+/// reserved key of other dialects also works, so one command line fits every recipe.
 fn override_path(key: &str) -> String {
     if key.starts_with("metadata.") {
         return key.to_owned();
@@ -63,7 +63,7 @@ fn override_path(key: &str) -> String {
     format!("spec.{key}")
 }
 
-/// The file's `spec`, with a name.
+/// The file's `spec`, with a name from the metadata or the file.
 fn translate(root: &Node, path: &Path, reading: &mut Reading) -> Node {
     let diagnostics = &mut reading.diagnostics;
     expect(root, "apiVersion", API_VERSION, diagnostics);
@@ -72,7 +72,7 @@ fn translate(root: &Node, path: &Path, reading: &mut Reading) -> Node {
         let known = ["apiVersion", "kind", "metadata", "spec"];
         if !known.contains(&entry.name.as_str()) {
             let help = format!(
-                "{}; the recipe's own keys stand under `spec:`",
+                "{}; the recipe's keys belong under `spec:`",
                 did_you_mean(&entry.name, known)
             );
             diagnostics.push(unknown_key(&entry.name, entry.name_span, help));
@@ -102,7 +102,7 @@ fn translate(root: &Node, path: &Path, reading: &mut Reading) -> Node {
     native
 }
 
-/// The name among the metadata, which a cluster's tools put there with more of their own.
+/// The name in the metadata. Other keys are ignored, because cluster tools add them.
 fn metadata(metadata: &Node, diagnostics: &mut Vec<Diagnostic>) -> Option<Node> {
     const KNOWN: [&str; 4] = ["name", "labels", "annotations", "namespace"];
     if metadata.entries().is_none() && metadata.resolve(Schema::Core) != Some(Resolved::Null) {
@@ -143,7 +143,7 @@ fn expect(root: &Node, key: &str, value: &str, diagnostics: &mut Vec<Diagnostic>
             "out-of-range",
             Some(node.span),
             format!("`{key}` is `{}`", node.text().unwrap_or(node.kind())),
-            format!("this version reads `{key}: {value}`"),
+            format!("this version of evenkeel reads `{key}: {value}`"),
         )),
         None => diagnostics.push(Diagnostic::error(
             "mandatory-missing",
@@ -154,15 +154,15 @@ fn expect(root: &Node, key: &str, value: &str, diagnostics: &mut Vec<Diagnostic>
     }
 }
 
-/// A tree with native keys to a spec and the places of its values.
+/// Converts a tree with native keys to a spec and the places of its values.
 ///
-/// All problems go to `diagnostics`; when one of them is an error the spec is `None`.
+/// All problems go to `diagnostics`; if one of them is an error, the spec is `None`.
 pub fn build(tree: &Node, diagnostics: &mut Vec<Diagnostic>) -> Option<(Spec, Places)> {
     let before = diagnostics.len();
     let (spec, places) = de::spec(tree, diagnostics);
     let spec = spec?;
     limits::check(&spec, &places, diagnostics);
-    check_place_of_run(&spec, &places, diagnostics);
+    check_name_and_output(&spec, &places, diagnostics);
     if let Some((path, problem)) = placeholder::flaw(&spec.trainer) {
         let place = places.get(path);
         let key = place.map_or(path, |place| &place.key);
@@ -179,8 +179,9 @@ pub fn build(tree: &Node, diagnostics: &mut Vec<Diagnostic>) -> Option<(Spec, Pl
     (!refused).then_some((spec, places))
 }
 
-/// A run's name and directory. A value that was refused already holds a stand-in.
-fn check_place_of_run(spec: &Spec, places: &Places, diagnostics: &mut Vec<Diagnostic>) {
+/// Checks the run's name and directory. A refused value is a stand-in by now and is not reported
+/// again.
+fn check_name_and_output(spec: &Spec, places: &Places, diagnostics: &mut Vec<Diagnostic>) {
     let mut refuse = |path: &str, problem: String, help: String| {
         let place = places.get(path);
         let span = place.map(|place| place.span);
@@ -192,13 +193,13 @@ fn check_place_of_run(spec: &Spec, places: &Places, diagnostics: &mut Vec<Diagno
     };
     if let Some(flaw) = name::flaw(&spec.name) {
         let help = format!(
-            "use lower-case letters, digits and `-`, 63 at most (a label of DNS), as `{}`",
+            "use a DNS label, at most 63 lower-case letters, digits and `-`, such as `{}`",
             name::label(&spec.name)
         );
         refuse("name", format!("`{}`: {flaw}", short(&spec.name)), help);
     }
     if spec.output.as_deref() == Some("") {
-        let help = "name a directory, or leave it out for `runs/NAME`".to_owned();
+        let help = "name a directory, or remove it for `runs/NAME`".to_owned();
         refuse("output", "empty".to_owned(), help);
     }
 }

@@ -1,8 +1,7 @@
-//! `KEY=VALUE` from the command line, and flags that set a native key.
+//! `KEY=VALUE` on the command line, and flags that set a native key.
 //!
-//! Both stand, one a line, in a virtual file called `command line`, so that a message about an
-//! override points at it. A key that does not exist is not added silently: whoever reads the tree
-//! afterwards refuses it there as in a file.
+//! A virtual file named `command line` holds both, one a line, so that a message about an override
+//! points at it. An unknown key is added, and the dialect's reader refuses it as it does in a file.
 
 use super::diagnostic::Diagnostic;
 use super::node::{Node, Value};
@@ -13,18 +12,17 @@ use super::yaml;
 /// The name of the virtual file.
 pub const COMMAND_LINE: &str = "command line";
 
-/// A flag of the command line that sets one native key (`--recipe-gpus 8`).
+/// A command-line flag that sets one native key (`--recipe-gpus 8`).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Setting {
     /// The flag, for messages.
     pub flag: &'static str,
     /// The native path that it sets.
     pub path: &'static str,
-    /// Its value.
     pub value: String,
 }
 
-/// The virtual file with every override and setting, or `None` when there are none.
+/// The virtual file with every override and setting; `None` without any.
 pub fn add_source(
     sources: &mut Sources,
     overrides: &[String],
@@ -44,7 +42,7 @@ pub fn add_source(
     Some(sources.add(COMMAND_LINE, text))
 }
 
-/// Where a piece of the virtual file begins.
+/// The start of a piece of the virtual file.
 #[derive(Clone, Copy)]
 pub(super) struct Position {
     offset: usize,
@@ -53,14 +51,14 @@ pub(super) struct Position {
 }
 
 impl Position {
-    /// The first override.
+    /// The start of the first override.
     pub const START: Position = Position {
         offset: 0,
         line: 1,
         column: 1,
     };
 
-    /// Where what follows the text begins.
+    /// The position after the text.
     pub fn after(self, text: &str) -> Position {
         let lines = text.matches('\n').count() as u32;
         let tail = text.rsplit('\n').next().unwrap_or(text).chars().count() as u32;
@@ -75,7 +73,7 @@ impl Position {
         }
     }
 
-    /// The place of a text that begins here.
+    /// The span of a text that begins here.
     pub fn span(self, file: FileId, text: &str) -> Span {
         Span {
             file,
@@ -87,7 +85,7 @@ impl Position {
     }
 }
 
-/// Puts every override into the tree. `path_of` turns the key into a path from the tree's root.
+/// Applies every override to the tree. `path_of` turns a key into a path from the tree's root.
 pub fn apply(
     root: &mut Node,
     overrides: &[String],
@@ -102,7 +100,7 @@ pub fn apply(
     }
 }
 
-/// Puts one override into the tree; it begins at a place of the virtual file.
+/// Applies one override, which begins at a place of the virtual file.
 pub(super) fn apply_one(
     root: &mut Node,
     text: &str,
@@ -126,7 +124,7 @@ pub(super) fn apply_one(
     let result = match parse_value(value, value_at, file, diagnostics) {
         Some(_) if path.matches('.').count() >= yaml::MAX_DEPTH => Err((
             format!("the key has more than {} parts", yaml::MAX_DEPTH),
-            "no recipe key nests so deep".to_owned(),
+            "no recipe key is nested this deeply".to_owned(),
         )),
         Some(value) => put(root, &path, key_span, value),
         None => Ok(()),
@@ -137,7 +135,7 @@ pub(super) fn apply_one(
     }
 }
 
-/// A native tree of the settings, below the overrides in the virtual file.
+/// The settings as a native tree. In the virtual file they follow the overrides.
 pub fn settings_tree(overrides: &[String], settings: &[Setting], file: FileId) -> Node {
     let mut at = Position::START;
     for text in overrides {
@@ -154,7 +152,7 @@ pub fn settings_tree(overrides: &[String], settings: &[Setting], file: FileId) -
     tree
 }
 
-/// A value: YAML where it starts like a YAML collection or string, else one scalar as it stands,
+/// A value. It is YAML if it begins like a YAML collection or string, else one scalar as written,
 /// so that `#`, `: ` and Jinja templates need no second layer of quotes.
 fn parse_value(
     text: &str,
@@ -166,21 +164,21 @@ fn parse_value(
     if template || !text.starts_with(['[', '{', '"', '\'', '!']) {
         return Some(Node::plain(text, at.span(file, text)));
     }
-    let mut own = Vec::new();
-    let mut node = yaml::parse(text, file, &mut own);
-    for diagnostic in &mut own {
+    let mut problems = Vec::new();
+    let mut node = yaml::parse(text, file, &mut problems);
+    for diagnostic in &mut problems {
         if let Some(span) = &mut diagnostic.span {
             shift(span, at);
         }
     }
-    diagnostics.append(&mut own);
+    diagnostics.append(&mut problems);
     if let Some(node) = &mut node {
         shift_tree(node, at);
     }
     node
 }
 
-/// Moves a span of a value parsed by itself to where the value stands.
+/// Moves a span of a separately parsed value to the value's place in the virtual file.
 fn shift(span: &mut Span, at: Position) {
     if span.line <= 1 {
         span.column += at.column - 1;
@@ -204,7 +202,7 @@ fn shift_tree(node: &mut Node, at: Position) {
     }
 }
 
-/// Puts a value at a path. Keys may hold dots: the longest key that is there and fits wins.
+/// Puts a value at a path. Keys may contain dots: the longest matching key wins.
 fn put(root: &mut Node, path: &str, span: Span, value: Node) -> Result<(), (String, String)> {
     if root.resolve(Schema::Core) == Some(Resolved::Null) {
         root.value = Value::Mapping(Vec::new());
@@ -246,7 +244,7 @@ fn put(root: &mut Node, path: &str, span: Span, value: Node) -> Result<(), (Stri
                 return Err((
                     format!("`{head}` is not an item of a list of {count}"),
                     match count {
-                        0 => "the list is empty: give a whole list, `KEY=[…]`".to_owned(),
+                        0 => "the list is empty: set the whole list, `KEY=[…]`".to_owned(),
                         _ => format!("its positions are 0 to {}", count - 1),
                     },
                 ));
@@ -258,8 +256,8 @@ fn put(root: &mut Node, path: &str, span: Span, value: Node) -> Result<(), (Stri
             put(item, rest, span, value)
         }
         Value::Scalar(_) => Err((
-            format!("`{path}` would stand below `{shown}`, which is {kind}"),
-            "name the key itself, or give it a mapping first".to_owned(),
+            format!("`{path}` cannot be set: `{shown}` is {kind}"),
+            "set the parent key itself, or give it a mapping first".to_owned(),
         )),
     }
 }

@@ -1,5 +1,5 @@
-//! What the trees of HALOs and of direct-preference-optimization have in common: the one is grown
-//! from the other.
+//! The common part of the HALOs and direct-preference-optimization trees; HALOs derives from the
+//! latter.
 
 use std::path::Path;
 
@@ -12,14 +12,14 @@ use super::reading::Reading;
 use super::suggest::short;
 use super::tree::{Given, Tree};
 
-/// Which of the trees a root is of.
+/// The tree that a root belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     Halos,
     Dpo,
 }
 
-/// Which tree a root is of, and the key that tells.
+/// The tree that a root belongs to, and the key that decides it.
 pub(super) fn kind(root: &Node) -> Option<(Kind, &'static str)> {
     let list = root.get("defaults")?.items()?;
     let has_loss = list.iter().any(|entry| entry.get("loss").is_some());
@@ -27,21 +27,22 @@ pub(super) fn kind(root: &Node) -> Option<(Kind, &'static str)> {
     if !has_loss || has(&["exp_name"]).is_none() {
         return None;
     }
-    // Both name what they need; only one has its batch outside of the model's group.
+    // Both trees have `loss` and `exp_name`; only direct-preference-optimization has its batch outside
+    // the group `model`.
     match has(&["batch_size", "local_dirs"]) {
         Some(key) => Some((Kind::Dpo, key)),
         None => {
-            let telling = [
+            let distinctive = [
                 "cache_dir",
                 "frac_unique_desirable",
                 "intermediate_checkpoints",
             ];
-            has(&telling).map(|key| (Kind::Halos, key))
+            has(&distinctive).map(|key| (Kind::Halos, key))
         }
     }
 }
 
-/// Whether a file belongs to a tree: it is its root, or stands in one of its groups.
+/// Whether a file belongs to a tree: it is the root, or an option of one of its groups.
 pub(super) fn detect(root: &Node, path: &Path, origin: &Origin, wanted: Kind) -> Option<Detected> {
     reason(root, path, origin, wanted).map(|reason| Detected {
         confidence: Confidence::Certain,
@@ -66,15 +67,14 @@ fn reason(root: &Node, path: &Path, origin: &Origin, wanted: Kind) -> Option<Str
     })
 }
 
-/// A config of one of the trees, composed.
+/// A composed config of one of the trees.
 pub(super) struct Composed {
-    /// The tree.
     pub config: Node,
-    /// The root of the tree that it is a part of, where it is an option of a group by itself.
+    /// The root of its tree, if the config is a single option of a group.
     pub part_of: Option<Node>,
 }
 
-/// Composes a config and reports what it lacks.
+/// Composes a config and reports its missing values.
 pub(super) fn compose(
     root: Node,
     asked: &Asked<'_>,
@@ -94,12 +94,12 @@ pub(super) fn compose(
             "mandatory-missing",
             Some(span),
             format!(
-                "this is the option `{}` of the config group `{group}`: what stands elsewhere in \
-                 the tree is not known",
+                "this is the option `{}` of the config group `{group}`: the other files of \
+                 the tree are unknown",
                 place.option()
             ),
             format!(
-                "give the tree and choose it: `{} {group}={}`",
+                "pass the tree and choose the option: `{} {group}={}`",
                 place.folder.display(),
                 place.option()
             ),
@@ -108,10 +108,10 @@ pub(super) fn compose(
     for (key, span) in config.missing {
         let message = format!("`{key}` is mandatory and has no value");
         if group.is_some() {
-            let help = "whoever uses this option gives it";
+            let help = "the recipe that uses this option sets it";
             reading.note("mandatory-missing", Some(span), message, help);
         } else {
-            let help = format!("give it on the command line: `{key}=…`");
+            let help = format!("set it on the command line: `{key}=…`");
             let problem = super::Diagnostic::error("mandatory-missing", Some(span), message, help);
             reading.pending.push(problem);
         }
@@ -122,7 +122,7 @@ pub(super) fn compose(
     }
 }
 
-/// The run's name: that of the experiment, or the file's own.
+/// The run's name: the experiment's, else the file's.
 pub(super) fn name(values: &Values<'_>, path: &Path, tree: &mut Tree, reading: &mut Reading) {
     match values.text("exp_name", reading) {
         Some(given) => name::put(&given, tree, reading),
@@ -133,7 +133,7 @@ pub(super) fn name(values: &Values<'_>, path: &Path, tree: &mut Tree, reading: &
     }
 }
 
-/// Names of PyTorch's types, and the native precision.
+/// Names of PyTorch's types, with the native precision.
 pub(super) const DTYPES: &[(&str, &str)] = &[
     ("float32", "f32"),
     ("float", "f32"),
@@ -142,7 +142,7 @@ pub(super) const DTYPES: &[(&str, &str)] = &[
     ("half", "f16"),
 ];
 
-/// How long: epochs, examples, or both, whichever ends first.
+/// The length of the run: epochs, examples, or whichever of both ends first.
 pub(super) fn budget(values: &Values<'_>, tree: &mut Tree, reading: &mut Reading) {
     let epochs = values.float("n_epochs", reading);
     let examples = values.int("n_examples", reading);
@@ -154,17 +154,17 @@ pub(super) fn budget(values: &Values<'_>, tree: &mut Tree, reading: &mut Reading
     tree.plain_if("budget.samples", examples);
 }
 
-/// A data set that upstream calls by a word of its own.
+/// A data set that upstream refers to by a short name.
 pub(super) struct Known {
-    /// The word.
+    /// Upstream's short name.
     pub word: &'static str,
-    /// Its id on the hub.
+    /// The id of the data set on the hub.
     pub id: &'static str,
-    /// Its splits for training and for evaluation.
+    /// The splits for training and for evaluation.
     pub splits: [&'static str; 2],
 }
 
-/// Writes sources of `data.train` (0) or `data.evaluation` (1).
+/// Writes the sources of `data.train` (0) or `data.evaluation` (1).
 pub(super) fn sources(names: &[Given<String>], part: usize, known: &[Known], tree: &mut Tree) {
     let path = ["data.train", "data.evaluation"][part];
     for name in names {
@@ -180,16 +180,16 @@ pub(super) fn sources(names: &[Given<String>], part: usize, known: &[Known], tre
     }
 }
 
-/// Says that a value upstream understands is planned as another.
+/// Notes that the plan treats a value of upstream as another objective.
 pub(super) fn taken_as(given: &Given<String>, objective: &str, reading: &mut Reading) {
     reading.note(
         "unsupported-value",
         Some(given.span),
         format!(
-            "`{}` is `{}`: planned as {objective}, whose batches are made alike",
+            "`{}` is `{}`: planned as {objective}, whose batches have the same layout",
             given.key,
             short(&given.value)
         ),
-        "nothing to do for a plan",
+        "the plan needs no change",
     );
 }

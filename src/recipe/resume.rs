@@ -1,4 +1,4 @@
-//! How the trainer of a recipe is told to go on from one of its own checkpoints.
+//! Arguments with which a recipe's trainer resumes from one of its checkpoints.
 
 use std::path::Path;
 
@@ -7,33 +7,33 @@ use super::reader::{Checkpoints, Reader, Resume};
 use super::readers;
 use super::{Dialect, Recipe, Spec, own_command, placeholder};
 
-/// The arguments for a checkpoint: the recipe's own (`trainer.resume`), else those of its dialect;
-/// `None` where neither says how.
+/// The arguments for a checkpoint: the recipe's `trainer.resume`, else those of its dialect; `None`
+/// if neither has any.
 pub fn arguments(recipe: &Recipe, checkpoint: &Path) -> Option<Vec<String>> {
     let checkpoint = checkpoint.to_string_lossy();
-    let own = &recipe.spec.trainer.resume;
-    if !own.is_empty() {
-        let stands_for = |name: &str| {
+    let arguments = &recipe.spec.trainer.resume;
+    if !arguments.is_empty() {
+        let value_of = |name: &str| {
             (name == placeholder::CHECKPOINT).then(|| Value::Word(checkpoint.clone().into_owned()))
         };
-        return Some(placeholder::fill(own, stands_for));
+        return Some(placeholder::fill(arguments, value_of));
     }
     let (reader, resume) = of(recipe.dialect)?;
     Some(reader.argument(resume.key, &checkpoint))
 }
 
-/// What the checkpoints of a dialect's trainer are called.
+/// The names of the checkpoints of a dialect's trainer.
 pub fn checkpoints(dialect: Dialect) -> Checkpoints {
     of(dialect).map_or(Checkpoints::ANY, |(_, resume)| resume.checkpoints)
 }
 
-/// Where the recipe's trainer keeps its checkpoints, as the user says it: in the recipe's own section,
-/// in the command, or where the recipe's output goes.
+/// The directory of the trainer's checkpoints, as the user writes it: `trainer.checkpoint_dir`,
+/// else the option of the command, else the recipe's output.
 pub fn directory(dialect: Dialect, spec: &Spec) -> Option<String> {
-    // A native recipe's output is the run's directory itself.
+    // The output of a native recipe is the run's directory.
     let output = || spec.output.clone().filter(|_| dialect != Dialect::Native);
-    if let Some(said) = &spec.trainer.checkpoint_dir {
-        return Some(said.clone());
+    if let Some(directory) = &spec.trainer.checkpoint_dir {
+        return Some(directory.clone());
     }
     let typed = of(dialect)
         .and_then(|(_, resume)| own_command::typed(&spec.trainer.command, resume.output));
@@ -42,13 +42,13 @@ pub fn directory(dialect: Dialect, spec: &Spec) -> Option<String> {
         Some((_, value)) if own_command::says_checkpoint_dir(std::slice::from_ref(&value)) => {
             output()
         }
-        // What a shell makes of it is not known here.
+        // Only the shell can expand this value.
         Some((_, value)) if value.contains(['$', '`']) || value.starts_with('~') => None,
         Some((_, value)) => placeholder::is_plain(&value).then_some(value),
     }
 }
 
-/// In a container, of which nothing is left once it ends: checkpoints that would be lost, and why.
+/// The warning for checkpoints in the filesystem of a container, which are lost when it ends.
 pub fn lost_checkpoints(recipe: &Recipe) -> Option<String> {
     let directory = directory(recipe.dialect, &recipe.spec)?;
     let command = &recipe.spec.trainer.command;
@@ -56,9 +56,9 @@ pub fn lost_checkpoints(recipe: &Recipe) -> Option<String> {
         return None;
     }
     Some(format!(
-        "checkpoints would go to `{directory}`, in a container, of which nothing is left once it ends: \
-         say `{{checkpoint_dir}}` in the command (`--output_dir {{checkpoint_dir}}`), or give a place on \
-         the volume by its absolute path"
+        "the trainer writes checkpoints to `{directory}`, which is lost when the container ends: \
+         use `{{checkpoint_dir}}` in the command (`--output_dir {{checkpoint_dir}}`), or an absolute path \
+         on the volume"
     ))
 }
 
@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn every_trainer_is_told_in_its_own_words() {
+    fn resume_arguments_are_those_of_the_dialect_or_the_recipe() {
         let handbook = "per_device_train_batch_size: 4\ngradient_accumulation_steps: 2\n\
                         evenkeel: {objective: sft, batch: {gpus: 2}}\n";
         assert_eq!(
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn checkpoints_in_a_container_are_told() {
+    fn checkpoints_in_a_container_yield_a_warning() {
         let text = "per_device_train_batch_size: 8\noutput_dir: out\n\
                     evenkeel: {objective: sft, batch: {gpus: 2}}\n";
         let request = Request {
@@ -114,14 +114,17 @@ mod tests {
             lost_checkpoints(&recipe)
         };
         for command in ["train {recipe}", "train {args} --output_dir mine"] {
-            let said = lost(command).unwrap();
-            assert!(said.starts_with("checkpoints would go to `"), "{said}");
+            let warning = lost(command).unwrap();
+            assert!(
+                warning.starts_with("the trainer writes checkpoints to `"),
+                "{warning}"
+            );
         }
         for command in [
             "train --output_dir {checkpoint_dir}",
             "train --output_dir $EVENKEEL_CHECKPOINT_DIR",
             "train --output_dir /volume/out",
-            // Nobody knows, and a note says so.
+            // Only the shell knows the directory; a note says so.
             "train --output_dir $SCRATCH/out",
         ] {
             assert_eq!(lost(command), None, "{command}");

@@ -1,10 +1,8 @@
-//! transformers' `TrainingArguments`: the arguments of its example scripts and of everybody's own
-//! scripts around `Trainer`, as YAML, as JSON or as a command line.
+//! transformers' `TrainingArguments`: the arguments of its example scripts and of other scripts
+//! around `Trainer`, as YAML, as JSON or as a command line.
 //!
-//! A script adds arguments of its own, which nobody else can know. Those of transformers' example
-//! scripts are read where they say something; all others are the script's business, unless they
-//! look like a field that was mistyped.
-//!
+//! Scripts define further arguments. Those of transformers' example scripts are read where they
+//! concern the run. All others are ignored, unless they look like a misspelled field.
 //! Sources: transformers 5.23.0 `training_args.py` (fields, defaults), `hf_argparser.py`,
 //! `trainer.py` (`get_total_train_batch_size`); `examples/pytorch` of 4.57 and 5.23.
 
@@ -23,11 +21,11 @@ use super::reading::Reading;
 use super::suggest;
 use super::tree::Tree;
 
-/// Reads `TrainingArguments`.
+/// Reads the keys of `TrainingArguments`.
 pub struct Transformers;
 
-/// Arguments of the example scripts that say something about the batch, the model or the data, and
-/// those that tell such a file from TRL's.
+/// Arguments of the example scripts that concern the batch, the model or the data, and those that
+/// distinguish such a file from TRL's.
 const EXAMPLES: &[(&str, Kind)] = &[
     ("attn_implementation", Kind::Str),
     ("block_size", Kind::Int),
@@ -54,7 +52,7 @@ const EXAMPLES: &[(&str, Kind)] = &[
 ];
 
 /// Keys of those scripts that neither TRL nor the handbook has.
-const TELLING: &[&str] = &[
+const DISTINCTIVE: &[&str] = &[
     "block_size",
     "config_name",
     "dataset_config_name",
@@ -70,7 +68,7 @@ const TELLING: &[&str] = &[
     "validation_file",
 ];
 
-/// Fields that a file of `TrainingArguments` hardly lacks.
+/// Fields that nearly every file of `TrainingArguments` has.
 const COMMON: &[&str] = &[
     "per_device_train_batch_size",
     "gradient_accumulation_steps",
@@ -80,13 +78,12 @@ const COMMON: &[&str] = &[
     "output_dir",
 ];
 
-/// Fields with a batch in them.
 const BATCH: &[&str] = &["per_device_train_batch_size", "per_gpu_train_batch_size"];
 
-/// Fields that hardly any program has but one that hands its arguments to `TrainingArguments`. Others
-/// (`output_dir`, `learning_rate`, `num_train_epochs`, `tp_size`) are everybody's: the training loops of
-/// diffusers, DeepSpeed-Chat, open-instruct and accelerate's examples have them with defaults of their own.
-const TELL_OF_TRAINER: &[&str] = &[
+/// Fields that only programs with `TrainingArguments` commonly have. Others (`output_dir`,
+/// `learning_rate`, `num_train_epochs`, `tp_size`) are widespread: the training loops of diffusers,
+/// DeepSpeed-Chat, open-instruct and accelerate's examples have them with different defaults.
+const TRAINER_FIELDS: &[&str] = &[
     "accelerator_config",
     "auto_find_batch_size",
     "average_tokens_across_devices",
@@ -100,7 +97,7 @@ const TELL_OF_TRAINER: &[&str] = &[
     "ddp_bucket_cap_mb",
     "ddp_find_unused_parameters",
     "ddp_timeout",
-    // Without a value it is DeepSpeed's own switch, and taken out before.
+    // Without a value it is DeepSpeed's own switch, which `take_switch` has removed.
     "deepspeed",
     "dispatch_batches",
     "do_eval",
@@ -156,7 +153,7 @@ const TELL_OF_TRAINER: &[&str] = &[
     "use_mps_device",
 ];
 
-/// Default of `logging_steps`.
+/// The default of `logging_steps`.
 const LOGGING_STEPS: u64 = 500;
 
 /// The type of an argument of the example scripts.
@@ -187,7 +184,7 @@ impl Reader for Transformers {
             return None;
         }
         let json = path.extension().is_some_and(|e| e == "json");
-        let reason = match TELLING.iter().find(|key| has(key)) {
+        let reason = match DISTINCTIVE.iter().find(|key| has(key)) {
             Some(key) => format!("it has the key `{key}` and none of TRL's"),
             None if json => {
                 "it is JSON with `TrainingArguments`' keys and none of TRL's".to_owned()
@@ -209,7 +206,7 @@ impl Reader for Transformers {
         }
         let mut native = translate(&root, asked.path, reading);
         if !trainer {
-            // Its defaults are not `Trainer`'s.
+            // The program's defaults are not `Trainer`'s.
             native.remove_path("batch.micro");
             native.remove_path("batch.accumulation");
         }
@@ -233,21 +230,21 @@ impl Reader for Transformers {
     }
 }
 
-/// Whether a program is told a batch as `Trainer` is, or anything else that is `Trainer`'s alone. One
-/// that is not may be somebody's own loop, and so may one that is told a batch by another name.
+/// Whether a program takes `Trainer`'s batch arguments, or any other argument that only `Trainer`
+/// has. A program without them, or with a batch under another name, may be another training loop.
 fn is_for_a_trainer(root: &Node) -> bool {
     let entries = root.entries().unwrap_or_default();
     let any = |test: &dyn Fn(&str) -> bool| entries.iter().any(|entry| test(&entry.name));
-    let own_batch = |name: &str| {
+    let other_batch = |name: &str| {
         let batch = name.ends_with("batch_size") && !name.contains("eval");
         batch && keys::kind_in_training(name).is_none()
     };
     any(&|name| BATCH.contains(&name))
-        || (any(&|name| TELL_OF_TRAINER.contains(&name)) && !any(&own_batch))
+        || (any(&|name| TRAINER_FIELDS.contains(&name)) && !any(&other_batch))
 }
 
 fn translate(root: &Node, path: &Path, reading: &mut Reading) -> Node {
-    doubt_unknown(root, reading);
+    warn_unknown(root, reading);
     let kind_of = |key: &str| keys::kind_in_training(key).or_else(|| example(key));
     let values = Values::check(root, "", kind_of, reading);
     let mut tree = Tree::new(root.span);
@@ -266,12 +263,12 @@ fn translate(root: &Node, path: &Path, reading: &mut Reading) -> Node {
     tree.into_node()
 }
 
-/// Numbers of the batch whose defaults are `TrainingArguments`' own.
+/// Batch numbers whose defaults are those of `TrainingArguments` only.
 pub(super) const MUST_BE_TYPED: [&str; 2] =
     ["per_device_train_batch_size", "gradient_accumulation_steps"];
 
-/// Takes out DeepSpeed's own switch. The program around it does not hand its arguments to
-/// `TrainingArguments`, so of what it is not told nothing is known.
+/// Removes DeepSpeed's own switch. Its program does not hand its arguments to `TrainingArguments`,
+/// so their defaults are unknown.
 fn take_switch(root: &mut Node, reading: &mut Reading) {
     let Some(switch) = handbook::deepspeed::switch(root) else {
         return;
@@ -286,17 +283,17 @@ fn take_switch(root: &mut Node, reading: &mut Reading) {
             "mandatory-missing",
             Some(span),
             format!(
-                "`--deepspeed` without a value is a switch of DeepSpeed's, not `TrainingArguments`': what the program takes for `{key}` is not known"
+                "`--deepspeed` without a value is DeepSpeed's switch, not the field of `TrainingArguments`: the program's default of `{key}` is unknown"
             ),
-            format!("type `--{key} N`; a DeepSpeed config that says the batch is given by `--deepspeed_config FILE`"),
+            format!("add `--{key} N`, or name a DeepSpeed config that states the batch with `--deepspeed_config FILE`"),
         );
     }
 }
 
-/// A key that is nearly a field: the script would refuse it, or it does nothing. And an option that a
-/// command has cut short, which is a field's where the script has none of its own that begins so:
-/// nobody else can know, so it is not taken for it.
-fn doubt_unknown(root: &Node, reading: &mut Reading) {
+/// Reports keys that look like a misspelled field, which the script refuses or ignores, and
+/// abbreviated options. An abbreviation means a field only if the script has no option with that
+/// prefix, which is unknown here, so it is not expanded.
+fn warn_unknown(root: &Node, reading: &mut Reading) {
     let command = reading.files.command.map(|(file, _)| file);
     for entry in root.entries().unwrap_or_default() {
         let name = entry.name.as_str();
@@ -309,8 +306,8 @@ fn doubt_unknown(root: &Node, reading: &mut Reading) {
             reading.warning(
                 "unknown-key",
                 Some(entry.name_span),
-                format!("`--{name}` is left alone: argparse takes it for `--{field}` where the script has no such option of its own"),
-                format!("write `--{field}` out if it is meant"),
+                format!("`--{name}` is ignored: argparse reads it as `--{field}` only if the script has no option with this prefix"),
+                format!("write `--{field}` in full if you mean it"),
             );
             continue;
         }
@@ -319,7 +316,7 @@ fn doubt_unknown(root: &Node, reading: &mut Reading) {
                 "unknown-key",
                 Some(entry.name_span),
                 format!("`TrainingArguments` has no field `{name}`"),
-                format!("did you mean `{field}`? Leave it if it is the script's own"),
+                format!("did you mean `{field}`? Keep it if the script defines it"),
             );
         }
     }

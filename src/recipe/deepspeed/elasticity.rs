@@ -1,4 +1,4 @@
-//! `elasticity` of a DeepSpeed config: what it takes, and what it refuses before any world is known.
+//! `elasticity` of a DeepSpeed config: its keys, and the checks that do not depend on the world.
 //!
 //! Source: DeepSpeed edaa722 `elasticity/config.py` (`ElasticityConfig`), `elasticity/elasticity.py`
 //! (`compute_elastic_config`), `runtime/config.py`.
@@ -10,24 +10,24 @@ use crate::recipe::tree::{Given, Tree};
 
 use super::TRIPLE;
 
-/// What `version` may be; the last where it is not there.
+/// The known values of `version`; the last one is the default.
 const VERSIONS: [&str; 2] = ["0.1", "0.2"];
 
 const RULE: &str = "deepspeed-elastic-batch";
 
-/// The block, where it is switched on.
+/// The block, if elasticity is on.
 fn enabled(root: &Node) -> Option<&Node> {
     let block = root.get("elasticity")?;
     let on = block.get("enabled")?.resolve(Schema::PyYaml) == Some(Resolved::Bool(true));
     on.then_some(block)
 }
 
-/// Whether elasticity makes the batch.
+/// Whether elasticity computes the batch.
 pub(super) fn is_enabled(root: &Node) -> bool {
     enabled(root).is_some()
 }
 
-/// The block as native keys; values that are none of their type are left out, [`check`] says so.
+/// The block as native keys, without values of a wrong type, which [`check`] reports.
 pub(super) fn translate(root: &Node, key: &dyn Fn(&str) -> String, tree: &mut Tree) {
     let Some(block) = enabled(root) else { return };
     let name = |name: &str| key(&format!("elasticity.{name}"));
@@ -82,7 +82,7 @@ fn whole(node: &Node) -> Option<i128> {
     }
 }
 
-/// What upstream refuses when it reads the block.
+/// Reports everything that upstream refuses when it reads the block.
 pub(super) fn check(root: &Node, reading: &mut Reading) {
     let Some(block) = enabled(root) else { return };
     for field in ["max_train_batch_size", "micro_batch_sizes"] {
@@ -90,8 +90,8 @@ pub(super) fn check(root: &Node, reading: &mut Reading) {
             reading.error(
                 RULE,
                 Some(block.span),
-                format!("elasticity is enabled without `{field}`"),
-                format!("give `{field}`: DeepSpeed refuses the config without it"),
+                format!("elasticity is on without `{field}`"),
+                format!("add `{field}`: DeepSpeed refuses the config without it"),
             );
         }
     }
@@ -103,7 +103,7 @@ pub(super) fn check(root: &Node, reading: &mut Reading) {
         reading.error(
             RULE,
             Some(sizes.span),
-            "`micro_batch_sizes` takes a list of whole numbers from 1",
+            "`micro_batch_sizes` takes a list of whole numbers of at least 1",
             "write `[1, 2, 4]`",
         );
     }
@@ -114,7 +114,7 @@ pub(super) fn check(root: &Node, reading: &mut Reading) {
             RULE,
             block.get("min_gpus").map(|node| node.span),
             format!("`min_gpus` {min} is above `max_gpus` {max}"),
-            "make `min_gpus` the smaller of the two",
+            "set `min_gpus` to at most `max_gpus`",
         );
     }
     version(block, number("model_parallel_size", 1), reading);
@@ -128,8 +128,8 @@ pub(super) fn check(root: &Node, reading: &mut Reading) {
             reading.error(
                 RULE,
                 Some(node.span),
-                format!("`{key}` beside `elasticity`, which computes the batch itself: DeepSpeed refuses both"),
-                "leave it out, or set `elasticity.enabled` to false and let Evenkeel keep the batch",
+                format!("`{key}` is set beside `elasticity`, which computes the batch: DeepSpeed refuses both"),
+                "remove it, or set `elasticity.enabled` to false so that Evenkeel keeps the batch",
             );
         }
     }
@@ -144,7 +144,7 @@ fn version(block: &Node, model_parallel: i128, reading: &mut Reading) {
             RULE,
             span,
             format!(
-                "elasticity 0.1 has no model parallelism, `model_parallel_size` is {model_parallel}"
+                "elasticity 0.1 does not support model parallelism, and `model_parallel_size` is {model_parallel}"
             ),
             "use version 0.2",
         ),
@@ -152,7 +152,7 @@ fn version(block: &Node, model_parallel: i128, reading: &mut Reading) {
         other => reading.error(
             RULE,
             span,
-            format!("there is no elasticity of version `{other}`"),
+            format!("DeepSpeed has no elasticity version `{other}`"),
             "use 0.1 or 0.2",
         ),
     }

@@ -1,11 +1,11 @@
-//! DeepSpeed's way to name devices: `host:0,1@other:2,3`.
+//! DeepSpeed's device filters: `host:0,1@other:2,3`.
 //!
 //! Source: DeepSpeed edaa722, `launcher/runner.py` (`parse_node_config_list`).
 
 use std::collections::BTreeSet;
 
-/// How many devices a filter names. `None`: a host without a list stands for all of its devices,
-/// which the hostfile knows.
+/// The number of devices in a filter. `None` for a host without a list, which means all of its
+/// devices; only the hostfile knows their number.
 pub(in crate::recipe) fn named(filter: &str) -> Option<u64> {
     let mut devices = BTreeSet::new();
     for host in filter.split('@') {
@@ -22,7 +22,7 @@ mod tests {
     use super::named;
 
     #[test]
-    fn a_device_counts_once_and_a_whole_host_not_at_all() {
+    fn each_listed_device_counts_once_and_whole_hosts_have_no_count() {
         assert_eq!(named("a:0,1@b:2"), Some(3));
         assert_eq!(named("a:0,0@a:0"), Some(1));
         assert_eq!(named("a:0,1@b"), None);

@@ -21,7 +21,7 @@ fn problems(text: &str) -> String {
 }
 
 #[test]
-fn a_config_by_itself_is_a_recipe() {
+fn a_config_alone_is_a_recipe() {
     let recipe = config(
         "{\"train_batch_size\": 64, \"train_micro_batch_size_per_gpu\": 4, \
          \"gradient_accumulation_steps\": 2, \"zero_optimization\": {\"stage\": 3}, \
@@ -35,7 +35,7 @@ fn a_config_by_itself_is_a_recipe() {
         (batch.global, batch.micro, batch.accumulation),
         (Some(64), Some(4), Some(2))
     );
-    assert_eq!(batch.gpus, Some(8), "the whole triple says its world");
+    assert_eq!(batch.gpus, Some(8), "the whole triple implies its world");
     assert_eq!(recipe.spec.parallel.strategy, Strategy::Fsdp);
     assert_eq!(recipe.spec.model.precision, Precision::Bf16);
     assert_eq!(recipe.spec.optimizer.gradient_clip, Some(0.5));
@@ -59,7 +59,7 @@ fn elasticity_is_read_with_upstreams_defaults() {
     assert_eq!(elastic.version, ElasticVersion::V01);
     assert_eq!(
         recipe.spec.batch.global, None,
-        "what stands beside it is ignored"
+        "the triple beside elasticity is ignored"
     );
     let off = config("{\"train_batch_size\": 8, \"elasticity\": {\"enabled\": false}}").unwrap();
     assert_eq!(
@@ -69,7 +69,7 @@ fn elasticity_is_read_with_upstreams_defaults() {
 }
 
 #[test]
-fn what_deepspeed_refuses_is_refused() {
+fn configs_that_deepspeed_refuses_are_refused() {
     let cases = [
         "{\"train_batch_size\": 32, \"train_micro_batch_size_per_gpu\": 5, \"gradient_accumulation_steps\": 3}",
         "{\"train_batch_size\": 0}",
@@ -90,7 +90,7 @@ fn what_deepspeed_refuses_is_refused() {
 }
 
 #[test]
-fn a_program_of_its_own_around_deepspeed_names_its_config() {
+fn the_config_of_a_custom_program_is_found_in_its_command() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("ds.json");
     std::fs::write(
@@ -116,7 +116,7 @@ fn a_program_of_its_own_around_deepspeed_names_its_config() {
 }
 
 #[test]
-fn hjson_is_read_where_deepspeed_reads_it_itself() {
+fn hjson_is_read_where_deepspeed_reads_the_file() {
     let text = "{\n  // global\n  train_batch_size: 64 /* 8 × 8 */\n  \
                 \"train_micro_batch_size_per_gpu\": 4, # one\n  zero_optimization: {stage: 2,}\n}\n";
     let recipe = config(text).unwrap();
@@ -128,7 +128,7 @@ fn hjson_is_read_where_deepspeed_reads_it_itself() {
     assert_eq!(recipe.spec.parallel.strategy, Strategy::Zero2);
     let place = &recipe.places["batch.micro"];
     assert_eq!((place.span.line, place.span.column), (4, 37));
-    // Whatever the file is called.
+    // The file's name does not matter.
     let request = Request {
         path: "recipe.yaml".into(),
         ..Request::default()
@@ -138,7 +138,7 @@ fn hjson_is_read_where_deepspeed_reads_it_itself() {
         spec.name = "recipe".to_owned();
         spec
     });
-    // Its hook takes no key twice.
+    // Its JSON hook refuses duplicate keys.
     let twice = "{\"train_batch_size\": 8, \"train_batch_size\": 8}";
     assert!(
         problems(twice).starts_with("error[duplicate-key]"),

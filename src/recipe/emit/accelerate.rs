@@ -1,5 +1,5 @@
-//! A plan as an accelerate config: the one that the job is launched with, changed where the world
-//! shows, or a new one.
+//! Writes a plan as an accelerate config: the job's own config with the world changed, or a new
+//! one.
 
 use super::shards::shards;
 use super::{EmitError, Emitted, LaunchError, Numbers, edit, plain, text_of};
@@ -8,20 +8,20 @@ use crate::recipe::spec::{Precision, Strategy};
 use crate::recipe::{Dialect, Recipe, Span};
 
 pub(super) fn emit(recipe: &Recipe, numbers: &Numbers) -> Result<Emitted, EmitError> {
-    let own = match recipe.dialect {
+    let file = match recipe.dialect {
         Dialect::Accelerate => recipe.files.recipe,
         _ => recipe.files.accelerate,
     };
-    let (text, mut remarks) = match own {
+    let (text, mut remarks) = match file {
         Some(file) => changed(recipe, numbers, text_of(recipe, file))?,
         None => (made(recipe, numbers)?, Vec::new()),
     };
     let number = |text: &str| edit::number(text, "num_machines").unwrap_or(1);
     let machines = number(&text);
-    let before = own.map_or(1, |file| number(text_of(recipe, file)));
+    let before = file.map_or(1, |file| number(text_of(recipe, file)));
     if machines > 1 && machines != before && edit::text(&text, "main_process_ip").is_none() {
         remarks.push(format!(
-            "{machines} machines have to meet: give each the config with its own `machine_rank`, and all of them `main_process_ip` and `main_process_port` of the first"
+            "{machines} machines need a rendezvous: give each its own `machine_rank`, and all of them the `main_process_ip` and `main_process_port` of the first"
         ));
     }
     Ok(Emitted {
@@ -30,7 +30,7 @@ pub(super) fn emit(recipe: &Recipe, numbers: &Numbers) -> Result<Emitted, EmitEr
     })
 }
 
-/// The config that is there, and what its reader has to know.
+/// The job's config with the plan's numbers, and remarks for the user.
 fn changed(
     recipe: &Recipe,
     numbers: &Numbers,
@@ -77,7 +77,7 @@ fn changed(
     {
         sets.push(("gpu_ids", "all".to_owned()));
         remarks.push(format!(
-            "`gpu_ids: {ids}` named too few devices for {each} processes of a machine: it is `all` now, name the ones that you mean"
+            "`gpu_ids: {ids}` names too few devices for {each} processes on a machine; it is now `all` (name {each} devices to restrict it)"
         ));
     }
     let accumulation = "deepspeed_config.gradient_accumulation_steps";
@@ -85,8 +85,8 @@ fn changed(
         sets.push((accumulation, numbers.accumulation.to_string()));
     }
     let parallel = &recipe.spec.parallel;
-    // Sizes that count have both, written or not; others stand there for nobody. DeepSpeed makes the
-    // groups of its sequence parallelism itself.
+    // accelerate applies both sizes or neither; sizes that it does not apply stay. DeepSpeed makes
+    // the groups of its sequence parallelism itself.
     let counted = parallel.data_shard.is_some() && parallel.data_replicate.is_some();
     if counted && has_sizes(text) && parallel.sequence == 1 {
         let paths = [
@@ -107,7 +107,7 @@ fn changed(
     Ok((text, remarks))
 }
 
-/// Whether a config has sizes of axes under the names that accelerate reads.
+/// Whether a config has axis sizes under the names that accelerate reads.
 fn has_sizes(text: &str) -> bool {
     let axes = ["tp", "cp", "sp", "dp_shard", "dp_replicate"];
     axes.iter().any(|axis| {
@@ -123,7 +123,7 @@ fn recipe_text(recipe: &Recipe, span: Span) -> String {
         .to_owned()
 }
 
-/// A config for a job that is launched without one.
+/// A new config for a job that is launched without one.
 fn made(recipe: &Recipe, numbers: &Numbers) -> Result<String, EmitError> {
     let spec = &recipe.spec;
     let parallel = &spec.parallel;

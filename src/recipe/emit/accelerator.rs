@@ -1,20 +1,20 @@
-//! Numbers of the batch that stand in `accelerator_config`, or mean something else because of it.
+//! Batch numbers in `accelerator_config`, and numbers whose meaning it changes.
 
 use super::{EmitError, Numbers, name_of};
 use crate::recipe::Recipe;
 use crate::recipe::handbook::accelerator::{NUM_STEPS, SPLIT_BATCHES};
 use crate::recipe::source::FileId;
 
-/// A number as a trainer's argument.
+/// A number, as an argument of the trainer.
 pub(super) struct Argument {
     pub key: &'static str,
     pub value: u64,
-    /// The recipe says the same.
+    /// The recipe states the same value.
     pub unchanged: bool,
 }
 
-/// With accelerate's `split_batches` one loader's batch is cut over all processes: the key of the
-/// per-device batch then holds what all devices take together.
+/// With accelerate's `split_batches` all processes share the batch of one loader. The key of the
+/// per-device batch then holds the samples of all devices.
 pub(super) fn split_batches(recipe: &Recipe, numbers: &Numbers) -> Option<[Argument; 2]> {
     if !splits_batches(recipe) {
         return None;
@@ -37,20 +37,20 @@ pub(super) fn split_batches(recipe: &Recipe, numbers: &Numbers) -> Option<[Argum
     ])
 }
 
-/// Whether the key of the per-device batch holds what all devices take together.
+/// Whether the key of the per-device batch holds the samples of all devices.
 pub fn splits_batches(recipe: &Recipe) -> bool {
     let place = recipe.places.get("batch.global");
     place.is_some_and(|place| place.key == SPLIT_BATCHES)
 }
 
-/// The accumulation, where it stands in `accelerator_config`.
+/// The accumulation, where `accelerator_config` holds it.
 fn num_steps(recipe: &Recipe) -> Option<(&'static str, FileId)> {
     let place = recipe.places.get("batch.accumulation")?;
     (place.key == NUM_STEPS).then_some((NUM_STEPS, place.span.file))
 }
 
-/// Refuses to write another accumulation beside such a one. `numbers`: an argument that says the same
-/// is not written; `file`: where the number itself can be changed.
+/// Refuses to write the accumulation twice. `numbers`: an argument with the same value is not
+/// written. `file`: the file in which the number itself can change.
 pub(super) fn refuse_num_steps(
     recipe: &Recipe,
     numbers: Option<&Numbers>,

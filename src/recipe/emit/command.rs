@@ -1,5 +1,5 @@
-//! A plan written into a command line: the arguments that are there get other values, those that are
-//! missing are added after the last one, and the launcher starts as many processes as the plan has.
+//! Writes a plan into a command line. Existing arguments get new values, missing ones follow the
+//! last argument, and the launcher starts the plan's processes.
 
 use std::path::Path;
 
@@ -21,11 +21,11 @@ pub(super) fn emit(
     let text = text_of(recipe, file);
     let relaunched = relaunch(recipe, numbers, file)?;
     let relaunches = !relaunched.edits.is_empty();
-    // Applied from the end on.
+    // Sorted and applied from the end to the start.
     let mut edits = relaunched.edits;
     let mut added = String::new();
     let mut typed = Vec::new();
-    // One argument a line stays one a line.
+    // Keep the layout of one argument a line.
     let between = match text.trim_start().starts_with("--") && text[..end].contains('\n') {
         true => "\n",
         false => " ",
@@ -35,7 +35,8 @@ pub(super) fn emit(
             .places
             .get(path)
             .filter(|place| place.span.file == file);
-        // What a variable says among other things, or for others too, is said again.
+        // A variable that holds more than this value, or is used elsewhere, stays; the argument is
+        // added instead.
         let alone = |span| standing(recipe, span).is_some_and(|value| !value.starts_with('-'));
         match (place, key) {
             (Some(place), key) if key.is_none() || alone(place.span) => {
@@ -53,14 +54,14 @@ pub(super) fn emit(
         }
     };
     if let Some(both) = split_batches(recipe, numbers) {
-        // The two keys have no native places of their own.
+        // The two keys have no native paths.
         for argument in both.iter().filter(|argument| !argument.unchanged) {
             put("", Some(argument.key), argument.value);
         }
     } else {
         for change in changes(&recipe.spec, numbers) {
             match change.path {
-                // The launcher's business.
+                // The launcher sets the processes.
                 "batch.gpus" => {}
                 path => put(path, reader.upstream_key(path), change.to),
             }
@@ -75,7 +76,7 @@ pub(super) fn emit(
     let moves = recipe.spec.batch.gpus != Some(numbers.world);
     if elsewhere && moves && !relaunches && starts_processes(recipe, file) {
         remarks.push(format!(
-            "the command does not say itself how many processes it starts: it has to start {}",
+            "the command does not state its number of processes: start {} of them",
             numbers.world
         ));
     }
@@ -83,7 +84,7 @@ pub(super) fn emit(
     let before = text;
     let mut text = text.to_owned();
     for (start, end, mut with) in edits {
-        // A number right before a redirection would be its file descriptor.
+        // The shell takes a number right before a redirection for a file descriptor.
         if text[end..].starts_with(['<', '>']) {
             with += " ";
         }

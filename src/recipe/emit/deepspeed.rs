@@ -1,5 +1,5 @@
-//! A plan written into a DeepSpeed config: the numbers of the triple that it states, and those that
-//! DeepSpeed would derive otherwise.
+//! Writes a plan into a DeepSpeed config: the numbers of the triple that the config states, and
+//! those that DeepSpeed would derive differently.
 
 use super::edit::Syntax;
 use super::{EmitError, Numbers, text_of};
@@ -19,18 +19,18 @@ pub(super) fn emit(recipe: &Recipe, numbers: &Numbers) -> Result<String, EmitErr
     };
     let mut text = text_of(recipe, file).to_owned();
     let values = [numbers.global, numbers.micro, numbers.accumulation];
-    let said = stated(&text, syntax);
+    let stated = stated(&text, syntax);
     let elastic = recipe.spec.batch.elastic.is_some();
     if elastic {
         text = syntax.set(&text, "elasticity.enabled", "false", "")?;
     }
-    let derived = derive(said, numbers);
+    let derived = derive(stated, numbers);
     let all = alone && (elastic || derived != Some([numbers.micro, numbers.accumulation]));
     let mut beside = "zero_optimization";
-    for ((key, _), (value, said)) in TRIPLE.into_iter().zip(values.into_iter().zip(said)) {
-        // Without a train batch the product of the other two is one.
+    for ((key, _), (value, old)) in TRIPLE.into_iter().zip(values.into_iter().zip(stated)) {
+        // Without a train batch size the product of the other two is the global batch.
         let missing = all && (elastic || key != "train_batch_size");
-        if said.is_some_and(|said| said != value) || (said.is_none() && missing) {
+        if old.is_some_and(|old| old != value) || (old.is_none() && missing) {
             text = syntax.set(&text, key, &value.to_string(), beside)?;
         }
         beside = key;
@@ -39,19 +39,20 @@ pub(super) fn emit(recipe: &Recipe, numbers: &Numbers) -> Result<String, EmitErr
 }
 
 /// Whether a config states a number of the triple.
-pub(super) fn says_numbers(text: &str) -> bool {
+pub(super) fn states_numbers(text: &str) -> bool {
     stated(text, Syntax::Yaml).iter().any(Option::is_some)
 }
 
-/// The triple as a text states it.
+/// The triple as the text states it.
 fn stated(text: &str, syntax: Syntax) -> [Option<u64>; 3] {
     TRIPLE.map(|(key, _)| syntax.number(text, key))
 }
 
-/// Micro-batch and accumulation as DeepSpeed would derive them, were the stated ones the plan's.
-fn derive(said: [Option<u64>; 3], numbers: &Numbers) -> Option<[u64; 2]> {
+/// The micro-batch and accumulation that DeepSpeed would derive if the stated numbers were the
+/// plan's.
+fn derive(stated: [Option<u64>; 3], numbers: &Numbers) -> Option<[u64; 2]> {
     let world = numbers.data_parallel;
-    let [global, micro, accumulation] = said.map(|value| value.is_some());
+    let [global, micro, accumulation] = stated.map(|value| value.is_some());
     Some(match (global, micro, accumulation) {
         (_, true, true) => [numbers.micro, numbers.accumulation],
         (true, true, false) => [numbers.micro, numbers.global / numbers.micro / world],

@@ -1,8 +1,8 @@
-//! One value of a YAML or JSON text changed, every other byte as it was.
+//! Changes one value of a YAML or JSON text and keeps every other byte.
 //!
-//! The reader's places say where the value stands. Whatever was done to the text, it is read again
-//! and must say the same but for that value: anchors, merges and anything else that could carry a
-//! change elsewhere end in a refusal, never in another recipe.
+//! The reader's spans say where the value is. Every edited text is parsed again, and must equal the
+//! original except for that value. Anchors, merges and anything else that could carry the change
+//! elsewhere end in a refusal, never in another recipe.
 
 use crate::recipe::diagnostic::Severity;
 use crate::recipe::node::{Entry, Node};
@@ -12,21 +12,21 @@ use crate::recipe::{hjson, yaml};
 /// A text that cannot be changed in place.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "`{key}` cannot be set to {value} without changing more than that (write it out where it is an alias, an anchor or a merge)"
+    "`{key}` cannot be set to {value} without changing other values (replace its alias, anchor or merge by the value)"
 )]
 pub struct EditError {
-    /// The key, dotted.
+    /// The dotted key.
     pub key: String,
-    /// Its value.
+    /// The new value.
     pub value: String,
 }
 
-/// What a text is written in.
+/// The grammar of a text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Syntax {
-    /// YAML, or JSON.
+    /// YAML or JSON.
     Yaml,
-    /// What DeepSpeed reads.
+    /// Hjson, which DeepSpeed reads.
     Hjson,
 }
 
@@ -42,8 +42,8 @@ impl Syntax {
         root.filter(|_| problems.iter().all(|p| p.severity != Severity::Error))
     }
 
-    /// The text with `value` at a dotted path: in place of what stands there, else as a new key of
-    /// the mapping that would hold it, after `beside` where that is there.
+    /// The text with `value` at a dotted path. Replaces the value there, or else adds a new key to
+    /// the parent mapping, after `beside` where that key exists.
     pub fn set(
         self,
         text: &str,
@@ -67,12 +67,12 @@ impl Syntax {
             })
     }
 
-    /// The whole number at a dotted path of a text.
+    /// The whole number at a dotted path.
     pub fn number(self, text: &str, path: &str) -> Option<u64> {
         self.parse(text)?.get_path(path)?.text()?.parse().ok()
     }
 
-    /// Whether two texts say the same but for one value.
+    /// Whether two texts have the same content except for one value.
     fn changes_only(self, before: &str, after: &str, path: &str, value: &str) -> bool {
         let (Some(mut before), Some(mut after)) = (self.parse(before), self.parse(after)) else {
             return false;
@@ -94,15 +94,16 @@ pub(super) fn number(text: &str, path: &str) -> Option<u64> {
     Syntax::Yaml.number(text, path)
 }
 
-/// The single value at a dotted path of a YAML or JSON text, where it is more than an empty place.
+/// The single value at a dotted path of a YAML or JSON text; `None` for null and for an empty
+/// value.
 pub(super) fn text(text: &str, path: &str) -> Option<String> {
     let root = Syntax::Yaml.parse(text)?;
     let found = root.get_path(path)?.text()?;
     (!["", "null", "~"].contains(&found)).then(|| found.to_owned())
 }
 
-/// The dotted path of the value at a place of a text that ends a longer key. An anchor's value
-/// stands in one place under several paths; `None` where not just one of them fits.
+/// The dotted path of the value at `span` whose path is the end of `key`. An anchor puts one value
+/// under several paths; `None` unless exactly one path fits.
 pub(super) fn path_at(text: &str, span: Span, key: &str) -> Option<String> {
     let root = Syntax::Yaml.parse(text)?;
     let mut found = Vec::new();
@@ -130,7 +131,7 @@ fn paths_at(node: &Node, span: Span, path: &str, found: &mut Vec<String>) {
     }
 }
 
-/// The mapping that a path ends in, and the entry, where it is there.
+/// The mapping that a path ends in, and the entry where it exists.
 fn find<'n>(root: &'n Node, path: &str) -> Option<(&'n Node, Option<&'n Entry>)> {
     let (parent, name) = match path.rsplit_once('.') {
         Some((parent, name)) => (root.get_path(parent)?, name),
@@ -145,13 +146,13 @@ fn replaced(text: &str, root: &Node, path: &str, value: &str) -> Option<String> 
     entry.value.text()?;
     let after_key = entry.name_span.end;
     let (start, end) = match text.get(after_key..entry.value.span.start) {
-        // An anchor may stand between the two.
+        // An anchor may lie between the two.
         Some(between)
             if between.trim_start().starts_with(':') && !entry.value.text()?.is_empty() =>
         {
             (entry.value.span.start, entry.value.span.end)
         }
-        // An alias, whose value stands elsewhere, or nothing at all.
+        // An alias, whose value lies elsewhere, or an empty value.
         _ => {
             let rest = text.get(after_key..)?;
             let colon = after_key + rest.find(':')? + 1;
@@ -175,7 +176,7 @@ fn replaced(text: &str, root: &Node, path: &str, value: &str) -> Option<String> 
     ))
 }
 
-/// The value in the quotes that the one before it had.
+/// `value` in the quotes of the text that it replaces.
 pub(super) fn in_quotes_of(before: &str, value: &str) -> String {
     match before.chars().next() {
         Some(quote @ ('"' | '\'')) => format!("{quote}{value}{quote}"),
@@ -183,7 +184,7 @@ pub(super) fn in_quotes_of(before: &str, value: &str) -> String {
     }
 }
 
-/// The text with another one in place of a stretch.
+/// The text with `with` in place of the bytes from `start` to `end`.
 pub(super) fn splice(text: &str, start: usize, end: usize, with: &str) -> String {
     format!("{}{with}{}", &text[..start], &text[end..])
 }
@@ -195,16 +196,17 @@ fn inserted(text: &str, root: &Node, path: &str, value: &str, beside: &str) -> O
     if text.get(parent.span.start..)?.starts_with('{') {
         return in_braces(text, parent, entries, name, value);
     }
-    // After a line of its own mapping that holds a single value: where such a line ends is known.
-    let own = |entry: &&Entry| {
+    // Inserts after a line of this mapping that holds a single value, because the end of such a
+    // line is known.
+    let is_one_line = |entry: &&Entry| {
         let line = text.get(entry.name_span.end..entry.value.span.end);
         entry.value.text().is_some() && line.is_some_and(|line| !line.contains('\n'))
     };
     let near = entries
         .iter()
         .find(|entry| entry.name == beside)
-        .filter(own);
-    let entry = near.or_else(|| entries.iter().rfind(own))?;
+        .filter(is_one_line);
+    let entry = near.or_else(|| entries.iter().rfind(is_one_line))?;
     let start = text[..entry.name_span.start]
         .rfind('\n')
         .map_or(0, |at| at + 1);
@@ -229,7 +231,7 @@ fn inserted(text: &str, root: &Node, path: &str, value: &str, beside: &str) -> O
     })
 }
 
-/// A new key at the end of a mapping in braces, spaced as its first one.
+/// Adds a key at the end of a mapping in braces, with the spacing of its first key.
 fn in_braces(
     text: &str,
     parent: &Node,
@@ -288,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_key_is_added_where_it_belongs() {
+    fn a_missing_key_is_added_to_its_parent_mapping() {
         for (before, path, after) in [
             ("micro: 4 # m\nz: 1\n", "a", "micro: 4 # m\na: 8\nz: 1\n"),
             ("z: 1", "a", "z: 1\na: 8"),
@@ -315,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn a_place_is_found_under_the_key_that_ends_as_asked() {
+    fn a_span_resolves_to_the_path_with_the_given_suffix() {
         let text = "m:\n  n: &n 16\n  batch_size: *n\nbatch_size: 8\n";
         let root = Syntax::Yaml.parse(text).unwrap();
         let found = |path: &str, key: &str| {
@@ -334,7 +336,7 @@ mod tests {
         assert_eq!(
             found("m.n", "x.batch_size"),
             None,
-            "it is below another key"
+            "its parent is another key"
         );
     }
 
@@ -349,12 +351,12 @@ mod tests {
         let bare = "a: 16 # why\nb: auto\n";
         let edited = Syntax::Hjson.set(bare, "c", "8", "a").unwrap();
         assert_eq!(edited, "a: 16 # why\nc: 8\nb: auto\n");
-        // A comma after text without quotes would become a part of it.
+        // A comma after an unquoted text would become part of it.
         assert!(Syntax::Hjson.set("{a: x\n}", "b", "8", "").is_err());
     }
 
     #[test]
-    fn what_would_change_more_is_refused() {
+    fn an_edit_of_a_shared_value_is_refused() {
         let error = set("a: &n 16\nb: *n\n", "a", "8", "").unwrap_err();
         assert!(
             error
@@ -363,7 +365,7 @@ mod tests {
         );
         assert!(
             set("x: 1\n", "y.a", "8", "").is_err(),
-            "its mapping is not there"
+            "the parent mapping is missing"
         );
     }
 

@@ -1,4 +1,4 @@
-//! Why a plan cannot be written in some form.
+//! Reasons for which a plan cannot be written in a form.
 
 use super::edit::EditError;
 use super::launcher::LaunchError;
@@ -12,82 +12,73 @@ pub enum EmitError {
         "a plan cannot be written back as {dialect} {form} (`--emit args` and `--emit env` write its numbers)"
     )]
     NoForm {
-        /// The recipe's dialect.
         dialect: Dialect,
-        /// What was asked for.
+        /// The form that was asked for.
         form: &'static str,
     },
-    /// The job has no such config.
-    #[error(
-        "the job has no DeepSpeed config of its own to write (`--emit args` gives the trainer's numbers)"
-    )]
+    /// The job names no DeepSpeed config.
+    #[error("the job names no DeepSpeed config (`--emit args` writes the trainer's arguments)")]
     NoDeepspeed,
-    /// The launcher cannot be told the plan's world.
+    /// The launcher cannot start the plan's world.
     #[error(transparent)]
     Launch(#[from] LaunchError),
-    /// Nothing that accelerate starts by itself.
+    /// accelerate starts one process for this type without `mpirun_config`.
     #[error(
-        "`distributed_type: MULTI_CPU` starts one process, and the plan has {world} (give `mpirun_config`, with which it starts `num_processes`)"
+        "`distributed_type: MULTI_CPU` starts one process, and the plan has {world} (add `mpirun_config`: with it accelerate starts `num_processes`)"
     )]
     Unstarted {
-        /// Devices.
+        /// World size, in devices.
         world: u64,
     },
     /// Pipeline stages, for which a new accelerate config has no key.
     #[error(
-        "an accelerate config made anew has no place for {stages} pipeline stages (launch with a `MEGATRON_LM` config of your own, and name it by `--accelerate`)"
+        "a new accelerate config has no key for {stages} pipeline stages (launch with a `MEGATRON_LM` config and name it with `--accelerate`)"
     )]
-    Pipeline {
-        /// Stages.
-        stages: u64,
-    },
-    /// The accumulation stands in `accelerator_config`, beside which no argument may say another.
+    Pipeline { stages: u64 },
+    /// `accelerator_config` holds the accumulation, and upstream refuses the argument beside it.
     #[error(
-        "the accumulation is `{key}` in `{file}`, and the trainer refuses another beside it (write `gradient_accumulation_steps` there or in the recipe instead)"
+        "the accumulation is `{key}` in `{file}`, and the trainer refuses a second one (replace that key by `gradient_accumulation_steps`)"
     )]
     NumSteps {
-        /// The key.
         key: &'static str,
-        /// Where it stands.
+        /// The file that holds the key.
         file: String,
     },
-    /// The numbers of a tree were typed: no file of it changes.
+    /// Overrides on the command line hold the numbers, so no file of the tree changes.
     #[error(
-        "what changes in the tree was typed: {changes} (`--emit args` writes all that is to be typed)"
+        "the command line overrides the numbers that change: {changes} (`--emit args` writes all of them as overrides)"
     )]
     Typed {
-        /// What becomes of each.
+        /// Each override and its new text.
         changes: String,
     },
-    /// The numbers of a tree stand in several of its files.
+    /// Several files of the tree hold the numbers.
     #[error(
-        "the numbers stand in several files of the tree, and one is written: {changes} (change them there, or type what `--emit args` writes)"
+        "several files of the tree hold the numbers, and only one file can be written: {changes} (edit these files, or pass the output of `--emit args`)"
     )]
     Scattered {
-        /// What becomes of each.
+        /// Each key, its file and its new value.
         changes: String,
     },
-    /// A number of a tree is made of other values.
+    /// A number of the tree is an expression over other values.
     #[error(
-        "`{key}` is `{text}` in `{file}`, which other values decide (write the number there, or type what `--emit args` writes)"
+        "`{key}` is `{text}` in `{file}`, an expression over other values (write the number there, or pass the output of `--emit args`)"
     )]
     Interpolated {
-        /// The key.
         key: String,
-        /// What stands there.
+        /// The expression, as the file spells it.
         text: String,
-        /// Where.
         file: String,
     },
-    /// What is written into the command changes what else it says.
+    /// The numbers, written into the command, change another part of its meaning.
     #[error(
-        "with these numbers in it the command says something else too ({numbers}: write them there yourself)"
+        "these numbers change another part of the command's meaning ({numbers}: write them there by hand)"
     )]
     Misread {
-        /// The processes to start, and what is to be typed.
+        /// The processes to start and the arguments to type.
         numbers: String,
     },
-    /// The text cannot be changed in place.
+    /// A text that cannot be changed in place.
     #[error(transparent)]
     Edit(#[from] EditError),
 }

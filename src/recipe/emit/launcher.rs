@@ -1,5 +1,5 @@
-//! The options of a command's launcher for the world of a plan: so many processes on so many nodes, and
-//! what else the launcher would then refuse.
+//! Rewrites the options of a command's launcher for the world of a plan: processes, nodes, and the
+//! options that the launcher would otherwise refuse.
 //!
 //! Sources: torch 2.9 `distributed/run.py`; accelerate 16cb6eb `commands/launch.py`, `utils/launch.py`;
 //! DeepSpeed edaa722 `launcher/runner.py`; TRL f2cd577 `cli/main.py`.
@@ -14,90 +14,83 @@ use crate::recipe::command::{self, Call, Launcher};
 use crate::recipe::deepspeed::hosts;
 use crate::recipe::source::{FileId, Span};
 
-/// A world that a launcher cannot be told.
+/// A world that the command's launcher cannot start.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum LaunchError {
     /// The launcher starts the same number of processes on every node.
-    #[error("{world} processes do not come out even on the command's {nodes} nodes ({help})")]
+    #[error("{world} processes cannot be divided evenly over the command's {nodes} nodes ({help})")]
     Nodes {
-        /// Devices.
+        /// World size, in devices.
         world: u64,
-        /// Nodes.
         nodes: u64,
-        /// What to change.
+        /// The option to change.
         help: &'static str,
     },
-    /// What comes behind the launcher's options is not known to be a program's.
-    #[error("the command names no program to start (write it out in the command)")]
+    /// The words after the launcher's options are not known to be a program.
+    #[error("the command names no program to start (add its path to the command)")]
     NoProgram,
-    /// What the plan changes is among other things that a variable stands for.
-    #[error("`{text}` stands for more than what changes (write that out in the command)")]
+    /// A variable holds the number to change and other words.
+    #[error("`{text}` holds more than the number to change (write its words out in the command)")]
     Hidden {
-        /// What stands there.
+        /// The variable, as the command spells it.
         text: String,
     },
-    /// The processes are named in a way that cannot be counted up.
-    #[error("`{text}` names the command's devices one by one (use `--num_gpus` there)")]
+    /// The launcher takes a list of devices, which a number cannot replace.
+    #[error("`{text}` lists devices one by one (use `--num_gpus` instead)")]
     Devices {
-        /// What stands there.
+        /// The list, as the command spells it.
         text: String,
     },
-    /// The command starts one process on purpose.
-    #[error("`--cpu` starts one process, and the plan has {world} (leave it out of the command)")]
+    /// `--cpu` starts one process.
+    #[error("`--cpu` starts one process, and the plan has {world} (remove `--cpu`)")]
     OneProcess {
-        /// Devices.
+        /// World size, in devices.
         world: u64,
     },
-    /// A script that starts processes where it is.
+    /// A launcher for the processes of one machine.
     #[error(
         "the command's launcher starts processes of one machine, and the plan has {nodes} nodes (start the program with torchrun)"
     )]
-    OneMachine {
-        /// Nodes.
-        nodes: u64,
-    },
-    /// Every node would train by itself.
+    OneMachine { nodes: u64 },
+    /// With `--standalone` every node trains by itself.
     #[error(
-        "with `--standalone` each of {nodes} nodes would train by itself (leave it out, and say where they meet: `--rdzv_backend c10d --rdzv_endpoint HOST:PORT`)"
+        "with `--standalone` each of {nodes} nodes trains by itself (replace it by `--rdzv_backend c10d --rdzv_endpoint HOST:PORT`)"
     )]
-    Standalone {
-        /// Nodes.
-        nodes: u64,
-    },
-    /// The switch chooses the type over the config's, and is refused for one process.
+    Standalone { nodes: u64 },
+    /// The option overrides the config's type, and accelerate refuses it for one process.
     #[error(
-        "accelerate takes `--multi_gpu` for no single process (leave it out, and let the config say the type)"
+        "accelerate refuses `--multi_gpu` for one process (remove it, and set the config's `distributed_type`)"
     )]
     MultiGpu,
-    /// The launcher's config fixes what the plan changes.
+    /// The launcher's config fixes the accumulation.
     #[error(
-        "TRL's config `{name}` fixes accumulation at 1, and the plan has {accumulation} (launch with a config of your own: `--emit accelerate` writes it)"
+        "TRL's config `{name}` fixes accumulation at 1, and the plan has {accumulation} (launch with the config that `--emit accelerate` writes)"
     )]
     Accumulation {
-        /// The config.
+        /// The name of TRL's config.
         name: String,
-        /// Forward passes per step.
+        /// Forward passes per optimizer step.
         accumulation: u64,
     },
-    /// All devices hold other parts of the model.
+    /// The model takes all devices, so none is left to shard over.
     #[error(transparent)]
     Shards(#[from] shards::ShardError),
 }
 
-/// Stretches of a text and what comes in their place.
+/// Byte ranges of a text and their new text.
 pub(super) type Edits = Vec<(usize, usize, String)>;
 
-/// What changes in a command's launcher, and what its user has to do besides.
+/// The changes of a command's launcher, and remarks for the user.
 #[derive(Default)]
 pub(super) struct Relaunched {
     pub edits: Edits,
     pub remarks: Vec<String>,
-    /// Options that are not there yet, a space before each.
+    /// New options, each with a leading space.
     pub added: String,
 }
 
 impl Relaunched {
-    /// An option with another value: in its place, or beside the others.
+    /// Sets an option: replaces its value, or appends the option.
     fn set(&mut self, option: &str, place: Option<(&str, Span)>, value: u64) {
         match place {
             Some((text, _)) if text.parse() == Ok(value) => {}
@@ -113,13 +106,13 @@ fn call(recipe: &Recipe, file: FileId) -> Option<Call> {
     Call::of(path.unwrap_or(Path::new("")), text_of(recipe, file), file)
 }
 
-/// Whether the command in a file starts several processes, or says so to a launcher.
+/// Whether the command in a file starts through a launcher of several processes.
 pub(super) fn starts_processes(recipe: &Recipe, file: FileId) -> bool {
     call(recipe, file).is_some_and(|call| call.launcher != Launcher::Python)
 }
 
-/// Refuses another accumulation in a recipe that says itself which of TRL's configs it is launched with,
-/// where that one fixes it. Nobody but TRL's command line reads that.
+/// Refuses another accumulation where the recipe itself names one of TRL's configs that fixes it.
+/// Only TRL's command line reads that key.
 pub(super) fn refuse_fixed(
     recipe: &Recipe,
     numbers: &Numbers,
@@ -134,7 +127,7 @@ pub(super) fn refuse_fixed(
         let call = call(recipe, command);
         call.is_some_and(|call| call.launcher == Launcher::Trl)
     });
-    // A file of that name comes first.
+    // A file of that name takes precedence.
     if !read || recipe.files.accelerate.is_some() {
         return Ok(());
     }
@@ -142,7 +135,7 @@ pub(super) fn refuse_fixed(
     Err(LaunchError::Accumulation { name, accumulation })
 }
 
-/// The launcher's options of the command in a file, for the numbers of a plan.
+/// The options of the command's launcher, rewritten for the numbers of a plan.
 pub(super) fn relaunch(
     recipe: &Recipe,
     numbers: &Numbers,
@@ -174,7 +167,7 @@ pub(super) fn relaunch(
             return Err(LaunchError::Hidden { text });
         }
         *with = edit::in_quotes_of(text.get(*start..*end).unwrap_or_default(), with);
-        // What goes takes the space behind it along.
+        // A removed option takes the space after it along.
         let blank = with.is_empty() && text[*end..].starts_with(' ');
         *end += usize::from(blank);
     }
@@ -184,8 +177,8 @@ pub(super) fn relaunch(
     Ok(new)
 }
 
-/// A number that an option says, also as a range of one (`2:2`); an error where it is something else
-/// (`gpu`, `1:4`, `$N`).
+/// The number of an option, also as a range of one (`2:2`); an error for anything else (`gpu`,
+/// `1:4`, `$N`).
 fn stated(place: Option<(&str, Span)>) -> Result<Option<u64>, ()> {
     match place {
         None => Ok(None),
@@ -193,13 +186,13 @@ fn stated(place: Option<(&str, Span)>) -> Result<Option<u64>, ()> {
     }
 }
 
-/// Nodes that were asked for, or else those of the command; `None` where only the shell knows them.
+/// The requested nodes, or else the command's; `None` where only the shell knows them.
 fn nodes(numbers: &Numbers, on: Option<(&str, Span)>) -> Option<u64> {
     let stated = || stated(on).ok().map(|nodes| nodes.unwrap_or(1));
     numbers.nodes.or_else(stated)
 }
 
-/// Processes of each of the nodes.
+/// Processes per node.
 fn each(numbers: &Numbers, nodes: u64, help: &'static str) -> Result<u64, LaunchError> {
     let world = numbers.world;
     match world.is_multiple_of(nodes.max(1)) {
@@ -213,7 +206,7 @@ fn torchrun(call: &Call, numbers: &Numbers, new: &mut Relaunched) -> Result<(), 
     let Some(nodes) = nodes(numbers, on) else {
         return Ok(());
     };
-    // One process for every device that is there, however many these are.
+    // The launcher starts one process per device of the node.
     if numbers.nodes.is_none() && stated(per_node).is_err() {
         return Ok(());
     }
@@ -229,10 +222,10 @@ fn torchrun(call: &Call, numbers: &Numbers, new: &mut Relaunched) -> Result<(), 
     }
     let meets = call.at(&["rdzv_endpoint"]).is_some()
         || (call.at(&["master_addr"]).is_some() && call.at(&["node_rank"]).is_some());
-    // A command for as many nodes as before has its own ways to let them meet.
+    // A command with the same number of nodes already has a rendezvous.
     if nodes > 1 && stated(on) != Ok(Some(nodes)) && !meets {
         new.remarks.push(format!(
-            "{nodes} nodes have to meet: start it on each, with `--rdzv_backend c10d --rdzv_endpoint HOST:PORT` (HOST one of them)"
+            "{nodes} nodes need a rendezvous: start the command on each with `--rdzv_backend c10d --rdzv_endpoint HOST:PORT` (HOST is one of them)"
         ));
     }
     Ok(())
@@ -253,7 +246,7 @@ fn deepspeed(call: &Call, numbers: &Numbers, new: &mut Relaunched) -> Result<(),
     let Some(nodes) = nodes(numbers, on) else {
         return Ok(());
     };
-    // All devices of the hostfile, or of this machine.
+    // DeepSpeed takes all devices of the hostfile, or of this machine.
     if numbers.nodes.is_none() && !matches!(stated(per_node), Ok(Some(_))) {
         return Ok(());
     }
@@ -264,20 +257,20 @@ fn deepspeed(call: &Call, numbers: &Numbers, new: &mut Relaunched) -> Result<(),
     new.set("num_gpus", per_node, each);
     if nodes > 1 && stated(on) != Ok(Some(nodes)) && call.at(&["hostfile", "H"]).is_none() {
         new.remarks.push(format!(
-            "DeepSpeed finds {nodes} nodes in a hostfile: `--hostfile FILE`, where it is not /job/hostfile"
+            "DeepSpeed reads {nodes} nodes from a hostfile: add `--hostfile FILE`, unless it is /job/hostfile"
         ));
     }
     Ok(())
 }
 
-/// A script beside the examples, which counts the processes of one machine.
+/// A script of the examples that starts the processes of one machine.
 fn spawn(call: &Call, numbers: &Numbers, new: &mut Relaunched) -> Result<(), LaunchError> {
     if let Some(nodes) = numbers.nodes.filter(|nodes| *nodes > 1) {
         return Err(LaunchError::OneMachine { nodes });
     }
     for count in ["world_size", "num_cores"] {
         let place = call.value(&[count]);
-        // Of a number that the shell knows (`$N`) nothing is known here.
+        // A number that only the shell knows (`$N`) stays.
         if let Ok(Some(_)) = stated(place) {
             new.set(count, place, numbers.world);
         }
@@ -285,8 +278,8 @@ fn spawn(call: &Call, numbers: &Numbers, new: &mut Relaunched) -> Result<(), Lau
     Ok(())
 }
 
-/// Whether the job's accelerate config says no processes, and leaves them to the command line. What else in
-/// it settles them (one process, a filter of DeepSpeed's) stands as the number's place.
+/// Whether the job's accelerate config leaves the number of processes to the command line. Where
+/// another key decides it (one process, a DeepSpeed filter), that key is the number's place.
 pub(super) fn leaves_processes(recipe: &Recipe) -> bool {
     let Some(file) = recipe.files.accelerate else {
         return false;
@@ -310,13 +303,17 @@ fn accelerate(
             world => Err(LaunchError::OneProcess { world }),
         };
     }
-    let config = recipe.files.accelerate.map(|own| text_of(recipe, own));
+    let config = recipe
+        .files
+        .accelerate
+        .map(|config| text_of(recipe, config));
     let in_config = |key: &str| edit::number(config?, key);
     let (on, all) = (
         call.value(&["num_machines"]),
         call.value(&["num_processes"]),
     );
-    // A number of machines that the shell knows (`$N`) stays, where nobody asked for another.
+    // A number of machines that only the shell knows (`$N`) stays, unless the plan asks for
+    // another.
     let typed = stated(on);
     if typed.is_err() && numbers.nodes.is_none() {
         return Ok(());
@@ -324,14 +321,15 @@ fn accelerate(
     let typed = typed.unwrap_or(None);
     let stated_machines = typed.or(in_config("num_machines"));
     let machines = numbers.nodes.or(stated_machines).unwrap_or(1);
-    // A config in a file says its processes itself, and `--emit accelerate` writes it; one that TRL
-    // ships, and none at all, are changed by what is typed. A recipe may say it as well.
+    // `--emit accelerate` writes the processes of a config file. The command line overrides a
+    // config that TRL ships, and a missing one. A recipe may state the processes as well.
     let place = recipe.places.get("batch.gpus").map(|place| place.span.file);
-    let elsewhere = place.is_some_and(|own| own != file && recipe.files.recipe == Some(own));
+    let elsewhere =
+        place.is_some_and(|stated| stated != file && recipe.files.recipe == Some(stated));
     let left = leaves_processes(recipe);
-    let speaks = all.is_some() || left || (config.is_none() && !elsewhere);
+    let states_world = all.is_some() || left || (config.is_none() && !elsewhere);
     let known = left || recipe.spec.batch.gpus.is_some() || numbers.nodes.is_some();
-    if speaks && known {
+    if states_world && known {
         let each = each(numbers, machines, "change `--num_machines` first")?;
         let same = recipe.spec.batch.gpus == Some(world) && numbers.nodes <= Some(1);
         if all.is_some() || left || !same {
@@ -344,32 +342,33 @@ fn accelerate(
         one_process(call, config, world, new)?;
     }
     let meets = |key: &str| {
-        let own = config.and_then(|text| edit::text(text, key));
-        own.is_some() || call.at(&[key]).is_some()
+        let stated = config.and_then(|text| edit::text(text, key));
+        stated.is_some() || call.at(&[key]).is_some()
     };
     if machines > 1 && stated_machines != Some(machines) && !meets("main_process_ip") {
         new.remarks.push(format!(
-            "{machines} machines have to meet: start it on each, with its own `--machine_rank`, and with `--main_process_ip HOST --main_process_port PORT` (HOST of the first)"
+            "{machines} machines need a rendezvous: start the command on each with its own `--machine_rank` and `--main_process_ip HOST --main_process_port PORT` (HOST is the first)"
         ));
     }
     accumulation(call, numbers, new)?;
     sizes(recipe, call, numbers, file, new)
 }
 
-/// `--gpu_ids` with too few devices for the processes of a machine.
+/// Replaces a `--gpu_ids` with too few devices for the processes of a machine.
 fn devices(call: &Call, each: u64, new: &mut Relaunched) {
     let Some((text, span)) = call.value(&["gpu_ids"]) else {
         return;
     };
     if too_few_devices(text, each).is_some() {
         new.remarks.push(format!(
-            "`--gpu_ids {text}` named too few devices for {each} processes: it is `all` now, name the ones that you mean"
+            "`--gpu_ids {text}` names too few devices for {each} processes; it is now `all` (name {each} devices to restrict it)"
         ));
         new.edits.push((span.start, span.end, "all".to_owned()));
     }
 }
 
-/// `--multi_gpu`, which accelerate takes from two processes on. Without a config nothing hangs on it.
+/// Removes `--multi_gpu` for one process: accelerate refuses it. Without a config the option has no
+/// other effect.
 fn one_process(
     call: &Call,
     config: Option<&str>,
@@ -386,7 +385,7 @@ fn one_process(
     Ok(())
 }
 
-/// The accumulation that DeepSpeed is told must be the trainer's.
+/// The accumulation for DeepSpeed must equal the trainer's.
 fn accumulation(call: &Call, numbers: &Numbers, new: &mut Relaunched) -> Result<(), LaunchError> {
     let key = "gradient_accumulation_steps";
     if call.launcher == Launcher::Accelerate
@@ -405,7 +404,7 @@ fn accumulation(call: &Call, numbers: &Numbers, new: &mut Relaunched) -> Result<
     Ok(())
 }
 
-/// Shards and replicas, where the command types sizes of axes that accelerate reads.
+/// Sets shards and replicas where the command states axis sizes that accelerate reads.
 fn sizes(
     recipe: &Recipe,
     call: &Call,

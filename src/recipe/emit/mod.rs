@@ -1,6 +1,6 @@
-//! A plan written back: into the recipe that it was made of, as arguments, as environment, as an
-//! accelerate or DeepSpeed config. Only numbers that follow from the world change; whoever reads
-//! what was written in that world comes to the same plan.
+//! Writes a plan back: into its recipe, as arguments, as environment variables, or as an accelerate
+//! or DeepSpeed config. Only numbers that depend on the world change. Reading the output in that
+//! world yields the same plan.
 
 mod accelerate;
 mod accelerator;
@@ -26,52 +26,49 @@ pub use edit::EditError;
 pub use error::EmitError;
 pub use launcher::LaunchError;
 
-/// The numbers of a plan that a recipe may have to say.
+/// The numbers of a plan that a recipe may state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Numbers {
-    /// Devices over all axes.
+    /// World size, in devices over all axes.
     pub world: u64,
-    /// Machines that they stand in; `None`: as many as the recipe's launcher says.
+    /// Machines of the world; `None` keeps the number in the recipe's launcher.
     pub nodes: Option<u64>,
-    /// Data-parallel ranks.
+    /// Data-parallel size.
     pub data_parallel: u64,
-    /// The global batch, samples.
+    /// Global batch, in samples.
     pub global: u64,
     /// Samples per device and forward pass.
     pub micro: u64,
-    /// Forward passes per step.
+    /// Forward passes per optimizer step.
     pub accumulation: u64,
     /// GRPO's steps per generation, where the recipe states them.
     pub steps_per_generation: Option<u64>,
 }
 
-/// What to write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Form {
     /// The recipe, in its own dialect.
     Recipe,
     /// Arguments of the trainer.
     Args,
-    /// Environment variables.
     Env,
     /// An accelerate config.
     Accelerate,
-    /// The DeepSpeed config.
     Deepspeed,
 }
 
-/// What was written.
+/// The output of [`emit`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Emitted {
-    /// The whole text, ended by a line feed where the original was.
+    /// The whole text, with a final line feed where the original has one.
     pub text: String,
-    /// The file of a tree that it stands for; `None`: it stands for the whole recipe.
+    /// The file of a tree that the text replaces; `None`: it replaces the whole recipe.
     pub replaces: Option<PathBuf>,
-    /// What its reader has to know: other files that must change with it.
+    /// Remarks for the user, such as other files that must change too.
     pub remarks: Vec<String>,
 }
 
-/// Writes a plan.
+/// Writes a plan in one form.
 pub fn emit(recipe: &Recipe, numbers: &Numbers, form: Form) -> Result<Emitted, EmitError> {
     match form {
         Form::Recipe => in_recipe(recipe, numbers),
@@ -93,8 +90,8 @@ fn plain(text: String) -> Emitted {
     }
 }
 
-/// All keys of the recipe's dialect for a native path that a plan may change: the one that is written,
-/// and older ones that a command may type.
+/// All keys of the recipe's dialect for a native path that a plan may change: the current key, then
+/// older keys that a command may use.
 pub fn spellings(recipe: &Recipe, path: &str) -> Vec<&'static str> {
     let Some(reader) = readers::of(recipe.dialect) else {
         return Vec::new();
@@ -104,8 +101,8 @@ pub fn spellings(recipe: &Recipe, path: &str) -> Vec<&'static str> {
         .collect()
 }
 
-/// The key that stands for such a path in the recipe, where that is an older one: beside it another
-/// would not count.
+/// The key for such a path. An older key that the recipe uses takes precedence, because upstream
+/// would ignore a newer one beside it.
 fn key_in_use(recipe: &Recipe, path: &str) -> Option<&'static str> {
     let reader = readers::of(recipe.dialect)?;
     let written = recipe.places.get(path).map(|place| place.key.as_str());
@@ -114,9 +111,9 @@ fn key_in_use(recipe: &Recipe, path: &str) -> Option<&'static str> {
     older.or_else(|| reader.upstream_key(path))
 }
 
-/// The command that a recipe was read from as a program of its own: without its launcher, and with
-/// `{args}` and `{resume_args}` in the place of its numbers. `None` where the launcher cannot be left
-/// out (all but torchrun and Python itself).
+/// An external trainer's command without its launcher, with `{args}` and `{resume_args}` in place
+/// of its numbers. `None` where the launcher cannot be removed (all but torchrun and Python
+/// itself).
 pub fn alone(recipe: &Recipe, command: &[String]) -> Option<Vec<String>> {
     let paths = ["batch.micro", "batch.accumulation"];
     let keys = paths.map(|path| spellings(recipe, path)).concat();
@@ -136,20 +133,20 @@ fn name_of(recipe: &Recipe, file: FileId) -> String {
     file.map_or_else(String::new, |file| file.path.display().to_string())
 }
 
-/// What stands at a place of a command, where it is one value.
+/// The text at a span of a command, where it is one value.
 fn standing(recipe: &Recipe, span: Span) -> Option<String> {
     let source = recipe.sources.get(span.file)?;
     super::command::value_at(&source.path, &source.text, span)
 }
 
-/// A number that follows from the world: its native path, what the recipe says, what the plan says.
+/// A number that depends on the world: its native path, the recipe's value and the plan's.
 struct Change {
     path: &'static str,
     from: Option<u64>,
     to: u64,
 }
 
-/// Every number that the plan may change, and whether it does.
+/// Every number that the plan changes.
 fn changes(spec: &Spec, numbers: &Numbers) -> Vec<Change> {
     let batch = &spec.batch;
     let mut all = vec![
@@ -180,7 +177,7 @@ fn changes(spec: &Spec, numbers: &Numbers) -> Vec<Change> {
     all
 }
 
-/// The recipe's own file, or the command that stands for it.
+/// Rewrites the recipe's own file, or its command.
 fn in_recipe(recipe: &Recipe, numbers: &Numbers) -> Result<Emitted, EmitError> {
     match recipe.dialect {
         Dialect::Accelerate => return accelerate::emit(recipe, numbers),
@@ -195,7 +192,7 @@ fn in_recipe(recipe: &Recipe, numbers: &Numbers) -> Result<Emitted, EmitError> {
     let files = &recipe.files;
     let in_command = files
         .command
-        .filter(|(file, _)| files.recipe.is_none_or(|own| own == *file));
+        .filter(|(file, _)| files.recipe.is_none_or(|recipe| recipe == *file));
     let mut emitted = match (in_command, files.recipe) {
         (Some((file, end)), _) => {
             refuse_num_steps(recipe, Some(numbers), None)?;
@@ -225,7 +222,7 @@ fn no_form(recipe: &Recipe, form: &'static str) -> EmitError {
     }
 }
 
-/// Changes a YAML or JSON recipe.
+/// Rewrites a YAML or JSON recipe.
 fn in_file(recipe: &Recipe, numbers: &Numbers, file: FileId) -> Result<String, EmitError> {
     let native = recipe.dialect == Dialect::Native;
     let reader = readers::of(recipe.dialect).ok_or_else(|| no_form(recipe, "recipe"))?;
@@ -245,7 +242,7 @@ fn in_file(recipe: &Recipe, numbers: &Numbers, file: FileId) -> Result<String, E
         let key = match place.filter(|place| place.span.file == file) {
             Some(place) if native => format!("spec.{}", place.key),
             Some(place) => place.key.clone(),
-            // Nobody wrote it there: a default of the dialect, or a number of another file.
+            // Not stated in this file: a default of the dialect, or a number of another file.
             None => match reader.upstream_key(change.path) {
                 Some(key) => key.to_owned(),
                 None => continue,
@@ -254,7 +251,7 @@ fn in_file(recipe: &Recipe, numbers: &Numbers, file: FileId) -> Result<String, E
         let beside = reader.upstream_key("batch.micro").unwrap_or_default();
         text = edit::set(&text, &key, &change.to.to_string(), beside)?;
     }
-    // TRL's recipe that says its launcher the processes says it the machines too.
+    // A TRL recipe that states the processes for its launcher states the machines too.
     let machines = "num_machines";
     if let Some(nodes) = numbers.nodes
         && edit::number(&text, "num_processes").is_some()
@@ -265,42 +262,46 @@ fn in_file(recipe: &Recipe, numbers: &Numbers, file: FileId) -> Result<String, E
     Ok(text)
 }
 
-/// That the trainer's arguments are for another world than the one that the job is started in, where
-/// something else than they starts it.
+/// A remark that the arguments are for another world than the job's launcher starts.
 fn another_world(recipe: &Recipe, numbers: &Numbers) -> Option<String> {
     let world = numbers.world;
     let from = recipe.spec.batch.gpus.filter(|from| *from != world)?;
     Some(format!(
-        "these are for {world} processes, and the job is started in {from}: start {world} of them"
+        "these arguments are for {world} processes, and the job starts {from}: start {world}"
     ))
 }
 
-/// What else has to change with the recipe.
+/// Remarks on other files and commands that must change with the recipe.
 fn remarks(recipe: &Recipe, numbers: &Numbers, in_command: bool) -> Result<Vec<String>, EmitError> {
     let files = &recipe.files;
     let mut remarks = Vec::new();
     if let Some(file) = files.accelerate {
-        let own = text_of(recipe, file);
+        let config = text_of(recipe, file);
         let new = accelerate::emit(recipe, numbers)?;
         let moves = recipe.spec.batch.gpus != Some(numbers.world)
             || recipe.spec.batch.accumulation != Some(numbers.accumulation)
             || numbers.nodes.is_some();
-        // Processes that it leaves to the command are typed there, by us or by its user.
+        // The command states the processes that the config leaves out.
         let left = launcher::leaves_processes(recipe);
         let typed = match left {
-            true => edit::set(own, PROCESSES, &numbers.world.to_string(), "num_machines")?,
-            false => own.to_owned(),
+            true => edit::set(
+                config,
+                PROCESSES,
+                &numbers.world.to_string(),
+                "num_machines",
+            )?,
+            false => config.to_owned(),
         };
         if left && files.command.is_none() {
             remarks.push(format!(
-                "`{}` leaves the processes to the command: start it with `--{PROCESSES} {}`",
+                "`{}` states no number of processes: start the command with `--{PROCESSES} {}`",
                 name_of(recipe, file),
                 numbers.world
             ));
         }
         if moves && new.text != typed {
             remarks.push(format!(
-                "`{}` says other numbers: `--emit accelerate` writes it for {}",
+                "`{}` has other numbers: `--emit accelerate` writes it for {} processes",
                 name_of(recipe, file),
                 numbers.world
             ));
@@ -308,10 +309,10 @@ fn remarks(recipe: &Recipe, numbers: &Numbers, in_command: bool) -> Result<Vec<S
         }
     }
     if let Some(file) = files.deepspeed
-        && deepspeed::says_numbers(text_of(recipe, file))
+        && deepspeed::states_numbers(text_of(recipe, file))
     {
         remarks.push(format!(
-            "`{}` states numbers of its own: `--emit deepspeed` writes them, or write \"auto\" there",
+            "`{}` states batch numbers too: `--emit deepspeed` writes them, or set them to \"auto\" there",
             name_of(recipe, file)
         ));
     }
@@ -325,20 +326,20 @@ fn remarks(recipe: &Recipe, numbers: &Numbers, in_command: bool) -> Result<Vec<S
         let (world, typed): (Vec<_>, Vec<_>) = typed.partition(|c| c.path == "batch.gpus");
         if let Some(from) = world.first().and_then(|change| change.from) {
             remarks.push(format!(
-                "the command starts {from} processes: it has to start {}",
+                "the command starts {from} processes: start {} instead",
                 numbers.world
             ));
         }
         let only_added = launcher.edits.len() == usize::from(!launcher.added.is_empty());
         if only_added && world.is_empty() && !launcher.added.is_empty() {
             remarks.push(format!(
-                "the command has to say `{}` as well",
+                "add `{}` to the command",
                 launcher.added.trim_start()
             ));
         }
         if !typed.is_empty() || (world.is_empty() && !only_added) {
             remarks.push(
-                "the command types numbers that stand over the recipe's: leave them out of it, or take those of `--emit args`"
+                "the command overrides the recipe's numbers: remove them from it, or replace them by the output of `--emit args`"
                     .to_owned(),
             );
         }
@@ -346,10 +347,10 @@ fn remarks(recipe: &Recipe, numbers: &Numbers, in_command: bool) -> Result<Vec<S
     Ok(remarks)
 }
 
-/// accelerate's key and option for the processes of all machines.
+/// accelerate's key and option for the number of processes on all machines.
 const PROCESSES: &str = "num_processes";
 
-/// The native paths of what a trainer's arguments may say.
+/// The native paths that a trainer's arguments may state.
 const ARGUMENTS: [&str; 4] = [
     "batch.global",
     "batch.micro",
@@ -357,7 +358,7 @@ const ARGUMENTS: [&str; 4] = [
     "generation.steps_per_generation",
 ];
 
-/// The numbers as the trainer's arguments, word by word.
+/// The numbers as arguments of the trainer, one per word.
 pub fn arguments(recipe: &Recipe, numbers: &Numbers) -> Result<Vec<String>, EmitError> {
     let reader = readers::of(recipe.dialect).ok_or_else(|| no_form(recipe, "arguments"))?;
     if recipe.dialect == Dialect::Accelerate {
@@ -376,9 +377,9 @@ pub fn arguments(recipe: &Recipe, numbers: &Numbers) -> Result<Vec<String>, Emit
     }
 }
 
-/// The keys of the trainer's arguments that say the numbers, each with its number.
+/// The trainer's argument keys for the numbers, each with its value.
 pub fn argument_pairs(recipe: &Recipe, numbers: &Numbers) -> Vec<(&'static str, u64)> {
-    // DeepSpeed takes its batch from no command line.
+    // DeepSpeed takes no batch numbers on the command line.
     if recipe.dialect == Dialect::Deepspeed {
         return Vec::new();
     }
@@ -397,12 +398,12 @@ pub fn argument_pairs(recipe: &Recipe, numbers: &Numbers) -> Vec<(&'static str, 
         .collect()
 }
 
-/// The keys of the recipe's dialect that a trainer's arguments may say.
+/// The keys of the recipe's dialect that a trainer's arguments may state.
 pub fn argument_keys(recipe: &Recipe) -> Vec<&'static str> {
     ARGUMENTS.map(|path| spellings(recipe, path)).concat()
 }
 
-/// The numbers as variables, a line each.
+/// The numbers as variables, one a line.
 fn environment(spec: &Spec, numbers: &Numbers) -> String {
     let parallel = &spec.parallel;
     let lines = variables(
@@ -415,8 +416,8 @@ fn environment(spec: &Spec, numbers: &Numbers) -> String {
     lines.collect()
 }
 
-/// The numbers as variables: our own, and those that accelerate reads. `axes`: the tensor-, context-
-/// and sequence-parallel size.
+/// The numbers as variables of Evenkeel and of accelerate. `axes`: the tensor-, context- and
+/// sequence-parallel sizes.
 pub fn variables(numbers: &Numbers, axes: [u64; 3]) -> Vec<(&'static str, u64)> {
     let mut variables = vec![
         ("EVENKEEL_GLOBAL_BATCH_SIZE", numbers.global),

@@ -1,15 +1,16 @@
-//! Shards and replicas of a plan's data-parallel ranks, as accelerate's parallelism config takes them.
+//! Shards and replicas of a plan's data-parallel ranks, in the terms of accelerate's parallelism
+//! config.
 //!
-//! Source: accelerate 16cb6eb, `parallelism_config.py` (`__post_init__`, `_validate_accelerator`), and
-//! 1.15.0 for FSDP, which must have an axis to shard over.
+//! Source: accelerate 16cb6eb, `parallelism_config.py` (`__post_init__`, `_validate_accelerator`),
+//! and 1.15.0 for FSDP, which needs an axis to shard over.
 
 use super::Numbers;
 use crate::recipe::spec::Parallel;
 
-/// FSDP would have nothing to shard over.
+/// FSDP has no axis to shard over.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "all {world} processes hold parts of one copy of the model (tensor-parallel size {tensor}), and accelerate takes no FSDP that has nothing to shard over (plan for {twice} GPUs or more, or with a smaller `tp_size`)"
+    "all {world} processes hold one copy of the model (tensor-parallel size {tensor}), and accelerate refuses FSDP with nothing to shard over (plan for at least {twice} GPUs, or reduce `tp_size`)"
 )]
 pub struct ShardError {
     world: u64,
@@ -17,9 +18,9 @@ pub struct ShardError {
     twice: u64,
 }
 
-/// Shards and replicas that multiply to the data-parallel size: the replicas of the recipe where
-/// they divide it, else its shards, else everything in one group. Beside tensor or context
-/// parallelism replicas must be sharded, and under FSDP too where no context parallelism is.
+/// Shards and replicas whose product is the data-parallel size. Keeps the recipe's replicas where
+/// they divide it, else its shards, else makes one group. Tensor and context parallelism need
+/// sharded replicas; FSDP without context parallelism does too.
 pub(super) fn shards(
     parallel: &Parallel,
     numbers: &Numbers,

@@ -3,7 +3,8 @@ use proptest::prelude::*;
 use super::*;
 use crate::recipe::{Request, Setting, read};
 
-/// A job of files, the first of which is the recipe, and a command; `@` stands for their folder.
+/// A job: files, the first of which is the recipe, and a command, in which `@` is the folder of the
+/// files.
 pub(super) struct Job {
     pub folder: tempfile::TempDir,
     request: Request,
@@ -40,7 +41,7 @@ impl Job {
         read(&request).unwrap_or_else(|error| panic!("{error}"))
     }
 
-    /// What is written in a form, with this machine's folder as `@` again.
+    /// The text in a form, with the folder replaced by `@` again.
     pub fn emitted(&self, gpus: Option<u64>, numbers: &Numbers, form: Form) -> String {
         let emitted = emit(&self.recipe(gpus), numbers, form);
         let emitted = emitted.unwrap_or_else(|error| panic!("{error}"));
@@ -51,7 +52,7 @@ impl Job {
     }
 }
 
-/// `ranks` × `micro` × `accumulation`.
+/// The numbers for `ranks` × `micro` × `accumulation`.
 pub(super) fn numbers(ranks: u64, micro: u64, accumulation: u64) -> Numbers {
     Numbers {
         world: ranks,
@@ -68,7 +69,7 @@ const SFT: &str = "# one model\nmodel_name_or_path: m # why\nper_device_train_ba
                    learning_rate: 2.0e-05\ndataset_name: d\ndataset_text_field: text\n";
 
 #[test]
-fn a_recipe_keeps_every_byte_but_its_numbers() {
+fn only_the_numbers_of_a_recipe_change() {
     let job = Job::new(&[("config.yaml", SFT)], "");
     let same = job.emitted(Some(8), &numbers(8, 16, 1), Form::Recipe);
     assert_eq!(same, SFT);
@@ -82,17 +83,17 @@ fn a_recipe_keeps_every_byte_but_its_numbers() {
 }
 
 #[test]
-fn a_native_recipe_changes_only_what_it_says() {
+fn a_native_recipe_changes_only_stated_numbers() {
     let text = "apiVersion: evenkeel.dev/v1alpha1\nkind: Recipe\nspec:\n  batch: {global: 128, micro: 16} # b\n";
     let job = Job::new(&[("r.yaml", text)], "");
     let written = job.emitted(None, &numbers(64, 2, 1), Form::Recipe);
     assert_eq!(written, text.replace("16", "2"));
-    let said = text.replace("16", "16, accumulation: 1, gpus: 8");
-    let job = Job::new(&[("r.yaml", &said)], "");
+    let stated = text.replace("16", "16, accumulation: 1, gpus: 8");
+    let job = Job::new(&[("r.yaml", &stated)], "");
     let written = job.emitted(None, &numbers(4, 16, 2), Form::Recipe);
     assert_eq!(
         written,
-        said.replace("accumulation: 1, gpus: 8", "accumulation: 2, gpus: 4")
+        stated.replace("accumulation: 1, gpus: 8", "accumulation: 2, gpus: 4")
     );
 }
 
@@ -149,19 +150,19 @@ fn a_command_gets_its_numbers_and_its_processes() {
         refused.to_string().contains("names no program"),
         "{refused}"
     );
-    // sbatch takes what comes next for its option's value.
+    // sbatch takes the next word as its option's value.
     let wrap = Job::new(&[], "sbatch train.py --output_dir o --wrap");
     let refused = emit(&wrap.recipe(Some(4)), &numbers(4, 5, 2), Form::Recipe).unwrap_err();
     assert!(
         refused
             .to_string()
-            .contains("says something else too (--per_device_train_batch_size 5 "),
+            .contains("another part of the command's meaning (--per_device_train_batch_size 5 "),
         "{refused}"
     );
     let odd = emit(&nodes.recipe(None), &numbers(1, 8, 8), Form::Recipe).unwrap_err();
     assert!(
         odd.to_string()
-            .starts_with("1 processes do not come out even on the command's 2 nodes")
+            .starts_with("1 processes cannot be divided evenly over the command's 2 nodes")
     );
 }
 
@@ -203,7 +204,7 @@ fn a_script_and_a_file_of_arguments_keep_their_form() {
 }
 
 #[test]
-fn what_variables_say_is_replaced_where_it_is_used() {
+fn variables_are_replaced_by_numbers_where_they_are_used() {
     let script = "N=8\nB=16\nA=\"--gradient_accumulation_steps 1 --seed 1\"\n\
                   torchrun --nproc_per_node $N t.py --per_device_train_batch_size \"${B}\" $A > log\n";
     let job = Job::new(&[("run.sh", script)], "");
@@ -217,7 +218,7 @@ fn what_variables_say_is_replaced_where_it_is_used() {
     let job = Job::new(&[("run.sh", launched)], "");
     let refused = emit(&job.recipe(None), &numbers(4, 16, 2), Form::Recipe).unwrap_err();
     assert!(
-        refused.to_string().starts_with("`$A` stands for"),
+        refused.to_string().starts_with("`$A` holds more"),
         "{refused}"
     );
     let variable = "export PET_NPROC_PER_NODE=8\ntorchrun t.py --per_device_train_batch_size 16\n";
@@ -227,7 +228,7 @@ fn what_variables_say_is_replaced_where_it_is_used() {
         written.starts_with("export PET_NPROC_PER_NODE=4\n"),
         "{written}"
     );
-    // Nodes that the environment says are nodes of the command.
+    // The environment may state the nodes of the command.
     let nodes = "PET_NNODES=2 torchrun --nproc_per_node 4 t.py --per_device_train_batch_size 8\n";
     let job = Job::new(&[("run.sh", nodes)], "");
     let written = job.emitted(None, &numbers(4, 8, 2), Form::Recipe);
@@ -238,7 +239,7 @@ fn what_variables_say_is_replaced_where_it_is_used() {
     let tied = "A=\"--nproc_per_node=8\"\ntorchrun $A t.py --per_device_train_batch_size 16\n";
     let job = Job::new(&[("run.sh", tied)], "");
     let refused = emit(&job.recipe(None), &numbers(4, 16, 2), Form::Recipe).unwrap_err();
-    assert!(refused.to_string().starts_with("`$A` stands for"));
+    assert!(refused.to_string().starts_with("`$A` holds more"));
 }
 
 #[test]
@@ -266,7 +267,7 @@ fn every_file_of_a_job_is_written_or_named() {
 }
 
 #[test]
-fn a_deepspeed_config_says_what_would_not_be_derived() {
+fn a_deepspeed_config_states_numbers_that_would_not_be_derived() {
     let by_micro = "{\"train_batch_size\": 32, \"train_micro_batch_size_per_gpu\": 2}";
     let job = Job::new(&[("ds.json", by_micro)], "");
     assert_eq!(job.emitted(None, &numbers(4, 2, 4), Form::Recipe), by_micro);
@@ -298,7 +299,7 @@ fn a_deepspeed_config_keeps_its_comments() {
 }
 
 #[test]
-fn an_accelerate_config_is_changed_where_the_world_shows() {
+fn an_accelerate_config_changes_where_it_depends_on_the_world() {
     let text = "distributed_type: FSDP\nnum_processes: 8 # all\nfsdp_config:\n  fsdp_version: 2\nparallelism_config:\n  \
                 parallelism_config_tp_size: 2\n  parallelism_config_dp_shard_size: 2\n  \
                 parallelism_config_dp_replicate_size: 2\n";
@@ -328,7 +329,7 @@ fn an_accelerate_config_is_changed_where_the_world_shows() {
 }
 
 #[test]
-fn what_has_no_form_says_so() {
+fn a_form_that_the_job_lacks_is_refused() {
     let ds = Job::new(&[("ds.json", "{\"train_batch_size\": 32}")], "");
     let error = emit(&ds.recipe(None), &numbers(4, 8, 1), Form::Args).unwrap_err();
     assert!(error.to_string().contains("deepspeed arguments"), "{error}");
@@ -338,9 +339,9 @@ fn what_has_no_form_says_so() {
 }
 
 proptest! {
-    /// Whatever the numbers, the text reads back as exactly those, and says nothing else anew.
+    /// For all numbers the text reads back as exactly these, and nothing else changes.
     #[test]
-    fn what_is_written_reads_as_the_numbers_written(
+    fn a_written_recipe_reads_back_with_its_numbers(
         (ranks, micro, accumulation) in (1..9_u64, 1..65_u64, 1..33_u64),
         keys: [bool; 2], json: bool,
     ) {
@@ -377,29 +378,29 @@ proptest! {
 }
 
 #[test]
-fn a_command_that_starts_another_number_of_processes_is_told() {
+fn a_command_with_another_number_of_processes_yields_a_remark() {
     for command in [
         "trl sft --config @/config.yaml --accelerate_config zero2",
         "torchrun --nproc_per_node 8 sft.py --config @/config.yaml",
     ] {
         let job = Job::new(&[("config.yaml", SFT)], command);
         let written = job.emitted(None, &numbers(4, 16, 2), Form::Recipe);
-        let remark = "# the command starts 8 processes: it has to start 4\n";
+        let remark = "# the command starts 8 processes: start 4 instead\n";
         assert!(written.ends_with(remark), "{written}");
     }
 }
 
 #[test]
-fn what_starts_another_world_than_the_plans_is_said() {
+fn another_number_of_processes_yields_a_remark() {
     let rest = "train.py --output_dir o --per_device_train_batch_size 8";
     let typed = Job::new(&[], &format!("accelerate launch --num_processes 8 {rest}"));
     let args = typed.emitted(None, &numbers(4, 8, 2), Form::Args);
-    assert!(args.ends_with("started in 8: start 4 of them\n"), "{args}");
+    assert!(args.ends_with("the job starts 8: start 4\n"), "{args}");
     let same = typed.emitted(None, &numbers(8, 8, 1), Form::Args);
     assert!(!same.contains('#'), "{same}");
 
     let script = format!("torchrun --nproc_per_node=${{NUM_GPUS}} {rest}\n");
     let script = Job::new(&[("run.sh", &script)], "");
     let written = script.emitted(Some(8), &numbers(4, 8, 2), Form::Recipe);
-    assert!(written.ends_with("it has to start 4\n"), "{written}");
+    assert!(written.ends_with("start 4 of them\n"), "{written}");
 }

@@ -1,16 +1,16 @@
-//! A plan written into a Hydra tree: into the one file of it in which the numbers that change stand.
+//! Writes a plan into a Hydra tree, into the one file that holds the numbers that change.
 //!
-//! Ranks and micro-batch stand nowhere in a tree: upstream's program derives them. What was typed
-//! stands over every file, so it must be typed anew, and what stands in several files cannot be
-//! written as one. Both are said, with the numbers.
+//! A tree holds neither ranks nor micro-batch: upstream's program derives them. An override on the
+//! command line takes precedence over every file, so the user must retype it. Numbers in several
+//! files cannot be written as one text. Errors and remarks name both cases, with the numbers.
 
 use super::{EmitError, Emitted, Numbers, edit, name_of, no_form, readers, text_of};
 use crate::recipe::Recipe;
 use crate::recipe::source::FileId;
 use crate::recipe::tree::Given;
 
-/// The batch size as the recipe's tree counts it: samples of a step, or of one accumulation step.
-/// `None`: the recipe is no tree.
+/// The batch size as the recipe's tree counts it: samples per step, or per accumulation step.
+/// `None` for a recipe that is no tree.
 pub(super) fn size(recipe: &Recipe, numbers: &Numbers) -> Option<u64> {
     let tree = recipe.files.tree.as_ref()?;
     Some(match tree.per_pass {
@@ -19,7 +19,7 @@ pub(super) fn size(recipe: &Recipe, numbers: &Numbers) -> Option<u64> {
     })
 }
 
-/// A key of the batch: what upstream's program reads there, and what the plan has.
+/// One batch key: the value in the tree, and the plan's.
 struct Number<'r> {
     key: &'static str,
     given: Option<&'r Given<i128>>,
@@ -38,11 +38,14 @@ pub(super) fn emit(recipe: &Recipe, numbers: &Numbers) -> Result<Emitted, EmitEr
     let typed = recipe.files.command_line;
     let file_of = |number: &Number| number.given.map(|given| given.span.file);
     let is_typed = |number: &&Number| typed.is_some() && file_of(number) == typed;
-    // A number that nobody wrote goes where the other one stands.
-    let home = both.iter().filter(|n| !is_typed(n)).find_map(file_of);
+    // A number that no file states goes into the file of the other number.
+    let batch_file = both.iter().filter(|n| !is_typed(n)).find_map(file_of);
     let changed = || both.iter().filter(|number| number.changes());
     let (retyped, rewritten): (Vec<&Number>, Vec<&Number>) = changed().partition(is_typed);
-    let mut files: Vec<Option<FileId>> = rewritten.iter().map(|n| file_of(n).or(home)).collect();
+    let mut files: Vec<Option<FileId>> = rewritten
+        .iter()
+        .map(|n| file_of(n).or(batch_file))
+        .collect();
     files.dedup();
     let retyped: Vec<String> = retyped.iter().filter_map(|n| retype(recipe, n)).collect();
     let file = match files.as_slice() {
@@ -50,8 +53,8 @@ pub(super) fn emit(recipe: &Recipe, numbers: &Numbers) -> Result<Emitted, EmitEr
             let changes = retyped.join(", ");
             return Err(EmitError::Typed { changes });
         }
-        // Nothing changes: the file that has the batch as it is, or else the root.
-        [] => home.or(recipe.files.recipe),
+        // Nothing changes: write the file that holds the batch, or else the root.
+        [] => batch_file.or(recipe.files.recipe),
         [file] => *file,
         _ => {
             let changes: Vec<String> = rewritten.iter().map(|n| becomes(recipe, n)).collect();
@@ -69,11 +72,11 @@ pub(super) fn emit(recipe: &Recipe, numbers: &Numbers) -> Result<Emitted, EmitEr
     let mut remarks = Vec::new();
     if let Some(path) = &replaces {
         let path = path.display();
-        remarks.push(format!("this is `{path}` of the tree: put it in its place"));
+        remarks.push(format!("replace `{path}` of the tree by this"));
     }
     if !retyped.is_empty() {
         let changes = retyped.join(", ");
-        remarks.push(format!("what is typed changes with it: {changes}"));
+        remarks.push(format!("change these overrides too: {changes}"));
     }
     Ok(Emitted {
         text,
@@ -82,7 +85,7 @@ pub(super) fn emit(recipe: &Recipe, numbers: &Numbers) -> Result<Emitted, EmitEr
     })
 }
 
-/// Both numbers of a tree's batch; `None` where the recipe is no tree.
+/// Both batch numbers of a tree; `None` for a recipe that is no tree.
 fn batch<'r>(recipe: &'r Recipe, numbers: &Numbers) -> Option<[Number<'r>; 2]> {
     let reader = readers::of(recipe.dialect)?;
     let tree = recipe.files.tree.as_ref()?;
@@ -100,8 +103,7 @@ fn batch<'r>(recipe: &'r Recipe, numbers: &Numbers) -> Option<[Number<'r>; 2]> {
     ])
 }
 
-/// Where a number stands in a file of the tree, as a path of that file's own keys, and the key that
-/// it is put behind where it is new.
+/// The path of a number by its own file's keys, and the key after which a new number is inserted.
 fn place(
     recipe: &Recipe,
     file: FileId,
@@ -143,14 +145,14 @@ fn place(
     Ok((new, name(&path)))
 }
 
-/// What becomes of a number in its file.
+/// States the new value of a number in its file.
 fn becomes(recipe: &Recipe, number: &Number) -> String {
     let file = number.given.map(|given| name_of(recipe, given.span.file));
     let file = file.unwrap_or_default();
     format!("`{}` becomes {} in `{file}`", number.key, number.value)
 }
 
-/// The override that a number was typed in, and what it becomes.
+/// The override that sets a number, before and after the change.
 fn retype(recipe: &Recipe, number: &Number) -> Option<String> {
     let span = number.given?.span;
     let text = text_of(recipe, span.file);

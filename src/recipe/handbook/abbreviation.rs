@@ -1,20 +1,20 @@
-//! Options that are cut short on a command line: argparse takes `--per_device_train_b` for the one
-//! option that begins so, and refuses it where there are several.
+//! Abbreviated options on a command line. argparse takes `--per_device_train_b` for the only option
+//! with that prefix, and refuses a prefix of several options.
 //!
 //! Source: Python 3.11 `argparse.py` (`_get_option_tuples`, `allow_abbrev`); transformers 5.23.0
-//! `hf_argparser.py`, which knows every field by two options, with underscores and with dashes.
+//! `hf_argparser.py`, which gives every field two options, with underscores and with dashes.
 
 use crate::recipe::node::{Node, Value};
 use crate::recipe::reading::Reading;
 
-/// What an option that is no field's name stands for.
+/// The fields that an abbreviated option may mean.
 #[derive(Debug, PartialEq, Eq)]
 pub(in crate::recipe) enum Meant<'k> {
-    /// Nothing begins so.
+    /// No option has this prefix.
     Nothing,
-    /// One option does.
+    /// Exactly one option has this prefix.
     One(&'k str),
-    /// Several do, among them the two of one field.
+    /// Several options have this prefix; the two options of one field count as several.
     Several(Vec<&'k str>),
 }
 
@@ -27,15 +27,15 @@ pub(in crate::recipe) fn meant<'k>(
     let found: Vec<&str> = fields.collect();
     match found.as_slice() {
         [] => Meant::Nothing,
-        // Before its first underscore both options of a field are the same.
+        // Up to its first underscore both options of a field are the same.
         [one] if one.find('_').is_none_or(|at| at < option.len()) => Meant::One(one),
         _ => Meant::Several(found),
     }
 }
 
-/// Writes out what a command has cut short. `fields`: all that the trainer's parser knows. What was
-/// typed last counts, as with options written out.
-pub(super) fn write_out(root: &mut Node, fields: &[&'static str], reading: &mut Reading) {
+/// Expands the abbreviations of a command. `fields`: all fields of the trainer's parser. The last
+/// occurrence counts, as with full names.
+pub(super) fn expand(root: &mut Node, fields: &[&'static str], reading: &mut Reading) {
     let Some((command, _)) = reading.files.command else {
         return;
     };
@@ -51,11 +51,11 @@ pub(super) fn write_out(root: &mut Node, fields: &[&'static str], reading: &mut 
             Meant::Several(fields) if typed => {
                 let named: Vec<String> = fields.iter().map(|f| format!("`--{f}`")).collect();
                 let message = format!(
-                    "`--{name}` begins more than one option: argparse refuses it for {}",
+                    "`--{name}` is a prefix of more than one option: argparse refuses it for {}",
                     named.join(", ")
                 );
                 let span = Some(entry.name_span);
-                reading.error("unknown-key", span, message, "write the option out");
+                reading.error("unknown-key", span, message, "write the option in full");
             }
             _ => return true,
         }
@@ -66,10 +66,10 @@ pub(super) fn write_out(root: &mut Node, fields: &[&'static str], reading: &mut 
             "unknown-key",
             Some(entry.name_span),
             format!(
-                "`--{}` is taken for `--{field}`, as argparse does",
+                "`--{}` is read as `--{field}`, as argparse does",
                 entry.name
             ),
-            "write it out: in another version more than one option may begin so",
+            "write it in full: in another version several options may have this prefix",
         );
         let entries = root.entries().unwrap_or_default();
         let known = entries.iter().find(|known| known.name == field);
@@ -86,9 +86,9 @@ pub(super) fn write_out(root: &mut Node, fields: &[&'static str], reading: &mut 
 mod tests {
     use super::*;
 
-    /// Each as argparse of Python 3.11 has it.
+    /// Each result is that of argparse in Python 3.11.
     #[test]
-    fn an_option_is_meant_where_one_begins_so() {
+    fn a_unique_prefix_means_its_option() {
         let fields = [
             "per_device_train_batch_size",
             "per_device_eval_batch_size",

@@ -1,12 +1,13 @@
-//! `accelerator_config`: what a trainer's recipe tells accelerate, a mapping or a JSON file that holds
-//! one. Two of its keys are about the batch: `split_batches`, and `num_steps` of
-//! `gradient_accumulation_kwargs`.
+//! `accelerator_config`: the trainer's settings for accelerate, as a mapping or a JSON file. Two of
+//! its keys concern the batch: `split_batches`, and `num_steps` of `gradient_accumulation_kwargs`.
+//!
 //!
 //! Sources: transformers 5.23.0 `training_args.py` (`__post_init__`: a text that begins with `{` is
-//! JSON, any other a file), `trainer_pt_utils.py` (`AcceleratorConfig`, which takes no key that it does
-//! not know), `trainer.py` (`create_accelerator_and_postprocess`: `num_steps` becomes
-//! `gradient_accumulation_steps` where that is 1, and is refused beside any other). accelerate 16cb6eb
-//! `data_loader.py` (`prepare_data_loader`): a batch that is split must be a multiple of the processes.
+//! JSON, any other names a file), `trainer_pt_utils.py` (`AcceleratorConfig`, which refuses unknown
+//! keys), `trainer.py` (`create_accelerator_and_postprocess`: `num_steps` becomes
+//! `gradient_accumulation_steps` where that is 1, and is refused beside any other). accelerate
+//! 16cb6eb `data_loader.py` (`prepare_data_loader`): a split batch must be a multiple of the number
+//! of processes.
 
 use std::path::Path;
 
@@ -20,11 +21,11 @@ use crate::recipe::yaml;
 
 use super::values::Values;
 
-/// Where an accumulation stands that the trainer takes over.
+/// The key of an accumulation that the trainer takes over.
 pub(in crate::recipe) const NUM_STEPS: &str =
     "accelerator_config.gradient_accumulation_kwargs.num_steps";
 
-/// Where a batch is cut over all processes.
+/// The key that makes all processes share the batch of one loader.
 pub(in crate::recipe) const SPLIT_BATCHES: &str = "accelerator_config.split_batches";
 
 /// Fields of `AcceleratorConfig`.
@@ -38,14 +39,15 @@ const KNOWN: [&str; 7] = [
     "use_configured_state",
 ];
 
-/// Reads the config, and writes the accumulation that it may have. Where batches are split.
+/// Reads the config and writes its accumulation to `tree`. Returns the span of a true
+/// `split_batches`.
 pub(super) fn read(
     values: &Values,
     path: &Path,
     tree: &mut Tree,
     reading: &mut Reading,
 ) -> Option<Span> {
-    // An argument of its own, in transformers up to 4.37.
+    // A separate argument in transformers up to 4.37.
     let old = values.bool("split_batches").filter(|given| given.value);
     let old = old.map(|given| given.span);
     let Some(config) = load(values, path, reading) else {
@@ -86,7 +88,7 @@ pub(super) fn read(
     }
 }
 
-/// The mapping, the JSON of a text, or the file that it names.
+/// The mapping itself, the JSON of a text, or the file that the text names.
 fn load(values: &Values, path: &Path, reading: &mut Reading) -> Option<Node> {
     let node = values.node("accelerator_config")?;
     let Some(text) = node.text() else {
@@ -101,8 +103,8 @@ fn load(values: &Values, path: &Path, reading: &mut Reading) -> Option<Node> {
         reading.error(
             "unreadable-file",
             Some(node.span),
-            format!("the accelerator config `{}` is not there", short(text)),
-            "put the JSON file beside the recipe: it may split batches, or say an accumulation",
+            format!("the accelerator config `{}` does not exist", short(text)),
+            "put the JSON file beside the recipe: it may split batches or set the accumulation",
         );
         return None;
     };
@@ -111,7 +113,7 @@ fn load(values: &Values, path: &Path, reading: &mut Reading) -> Option<Node> {
     Some(config)
 }
 
-/// `num_steps`, which the trainer takes for its accumulation.
+/// Reads `num_steps`, which the trainer takes for its accumulation.
 fn accumulation(steps: &Node, values: &Values, tree: &mut Tree, reading: &mut Reading) {
     let count = match steps.resolve(Schema::PyYaml) {
         Some(Resolved::Int(count @ 1..)) => count,
@@ -120,22 +122,22 @@ fn accumulation(steps: &Node, values: &Values, tree: &mut Tree, reading: &mut Re
             reading.error(
                 "wrong-type",
                 Some(steps.span),
-                format!("`{NUM_STEPS}` takes a whole number from 1, this is `{found}`"),
-                "give a whole number from 1, or leave it out for `gradient_accumulation_steps`",
+                format!("`{NUM_STEPS}` takes a whole number of at least 1, this is `{found}`"),
+                "give a whole number of at least 1, or set `gradient_accumulation_steps` instead",
             );
             return;
         }
     };
-    let own = values.int("gradient_accumulation_steps");
-    if let Some(own) = own.filter(|own| own.value > 1) {
+    let stated = values.int("gradient_accumulation_steps");
+    if let Some(stated) = stated.filter(|stated| stated.value > 1) {
         reading.error(
             "accumulation-conflict",
             Some(steps.span),
             format!(
                 "`{NUM_STEPS}` is {count} beside a `gradient_accumulation_steps` of {}: the trainer refuses both",
-                own.value
+                stated.value
             ),
-            "leave one of the two out",
+            "remove one of the two",
         );
         return;
     }
@@ -144,9 +146,9 @@ fn accumulation(steps: &Node, values: &Values, tree: &mut Tree, reading: &mut Re
             "accumulation-conflict",
             Some(steps.span),
             format!(
-                "`{NUM_STEPS}` is {count}, and the DeepSpeed config has taken the trainer's 1 before the trainer reads it"
+                "`{NUM_STEPS}` is {count}, but the DeepSpeed config takes the trainer's 1 before the trainer reads this key"
             ),
-            format!("write `gradient_accumulation_steps: {count}` in its place"),
+            format!("write `gradient_accumulation_steps: {count}` instead"),
         );
         return;
     }
@@ -154,15 +156,16 @@ fn accumulation(steps: &Node, values: &Values, tree: &mut Tree, reading: &mut Re
         "batch.accumulation",
         &Given::new(NUM_STEPS, count, steps.span),
     );
-    // Passes of a generation are counted with the accumulation that the arguments have.
+    // The trainer counts the passes of a generation with the accumulation of the arguments.
     let generates = tree.get("generation.num_generations").is_some();
-    let said = ["steps_per_generation", "generation_batch_size"];
-    if generates && said.iter().all(|key| values.int(key).is_none()) {
+    let keys = ["steps_per_generation", "generation_batch_size"];
+    if generates && keys.iter().all(|key| values.int(key).is_none()) {
         tree.default("generation.steps_per_generation", 1);
     }
 }
 
-/// The batch of a device is what all of them take together: accelerate cuts it over the processes.
+/// The key of the per-device batch holds the samples of all devices: accelerate splits it over the
+/// processes.
 pub(super) fn split_batches(size: Option<&Given<i128>>, split: Span, tree: &mut Tree) {
     let size = size.map_or(8, |size| size.value);
     let passes = tree.get("batch.accumulation").and_then(Node::text);
@@ -178,7 +181,7 @@ mod tests {
     use crate::recipe::emit::{EmitError, Form, emit};
     use crate::recipe::{ReadError, Recipe, Request, Setting, read};
 
-    /// Arguments as JSON, beside an `acfg.json`, for four processes.
+    /// Reads arguments as JSON, with an `acfg.json` beside them, for four processes.
     fn args(more: &str, beside: &str) -> Result<Recipe, ReadError> {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("args.json");
@@ -206,7 +209,7 @@ mod tests {
         })
     }
 
-    /// `micro × accumulation` in a world, and the recipe for it.
+    /// `micro × accumulation` in a world, and the recipe written for it.
     fn planned(recipe: &Recipe, gpus: u64) -> (u64, u64, Result<String, EmitError>) {
         let plan = plan(recipe, &PlanRequest::gpus(gpus)).unwrap();
         let emitted = emit(recipe, &plan.numbers(recipe), Form::Recipe);
@@ -228,7 +231,7 @@ mod tests {
         r#""accelerator_config": {"gradient_accumulation_kwargs": {"num_steps": 4}}"#;
 
     #[test]
-    fn num_steps_is_the_accumulation_and_is_written_where_it_stands() {
+    fn num_steps_is_the_accumulation_and_is_written_in_its_own_file() {
         let recipe = args(STEPS, "").unwrap();
         let batch = &recipe.spec.batch;
         assert_eq!((batch.micro, batch.accumulation), (Some(8), Some(4)));
@@ -274,13 +277,13 @@ mod tests {
     }
 
     #[test]
-    fn split_batches_keep_the_recipes_own_split_in_its_own_world() {
+    fn split_batches_keep_the_recipes_split_in_the_recipes_world() {
         let split =
             r#""gradient_accumulation_steps": 2, "accelerator_config": {"split_batches": true}"#;
         let recipe = args(split, "").unwrap();
         assert_eq!(recipe.spec.batch.global, Some(16));
         assert_eq!(planned(&recipe, 4), (2, 2, Ok(text(split))));
-        // Never above the two samples that a device had.
+        // A device never gets more than the recipe's two samples.
         let two = planned(&recipe, 2);
         assert_eq!((two.0, two.1), (2, 4));
         let expected = text(split).replace("8", "4").replace(": 2", ": 4");
@@ -297,7 +300,7 @@ mod tests {
         assert_eq!(args(within, "").unwrap().spec.batch.global, Some(8));
         let absent = r#""accelerator_config": "nowhere.json""#;
         refused(args(absent, ""), "unreadable-file", "nowhere.json");
-        // The old argument counts beside a config that says nothing of it.
+        // The old argument counts beside a config that does not set the key.
         let both = r#""split_batches": true, "accelerator_config": {"even_batches": true}"#;
         assert_eq!(args(both, "").unwrap().spec.batch.global, Some(8));
         let slip = r#""accelerator_config": {"split_batch": true}"#;

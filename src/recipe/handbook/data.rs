@@ -1,5 +1,5 @@
-//! What a recipe trains on: the handbook's `dataset_mixture`, its older `dataset_mixer`, TRL's
-//! `datasets`, and the plain `dataset_name`.
+//! The training data of a recipe: the handbook's `dataset_mixture`, its older `dataset_mixer`,
+//! TRL's `datasets`, and the plain `dataset_name`.
 //!
 //! Sources: alignment-handbook 925acdf `data.py` (`get_dataset`), before 19f0345 `data.py`
 //! (`mix_datasets`); TRL f2cd577 `scripts/utils.py` (`get_dataset`).
@@ -33,7 +33,7 @@ const TRL_SOURCE: &[(&str, Kind)] = &[
     ("fraction", Kind::Float),
 ];
 
-/// Keys of the handbook's `dataset_mixture` itself.
+/// Keys of the handbook's `dataset_mixture`.
 const MIXTURE: &[(&str, Kind)] = &[
     ("datasets", Kind::List),
     ("seed", Kind::Int),
@@ -44,7 +44,7 @@ const MIXTURE: &[(&str, Kind)] = &[
 const FILE_LOADERS: &[(&str, &str)] =
     &[("json", "jsonl"), ("parquet", "parquet"), ("text", "text")];
 
-/// Writes the `data` part.
+/// Translates the data keys to `data`.
 pub(super) fn translate(values: &Values, evaluates: bool, tree: &mut Tree, reading: &mut Reading) {
     let text_field = values
         .text("dataset_text_field")
@@ -54,7 +54,7 @@ pub(super) fn translate(values: &Values, evaluates: bool, tree: &mut Tree, readi
     } else if let Some(sources) = values.node("datasets") {
         trl(sources, values, tree, reading);
     } else if let Some(mixer) = values.node("dataset_mixer") {
-        mixer_of_old(mixer, values, tree, reading);
+        dataset_mixer(mixer, values, tree, reading);
     } else if let Some(name) = values
         .text("dataset_name")
         .or_else(|| values.text("dataset"))
@@ -63,8 +63,8 @@ pub(super) fn translate(values: &Values, evaluates: bool, tree: &mut Tree, readi
     }
 }
 
-/// Every source is loaded, cut to its weight, put together and shuffled; `test_split_size` of it
-/// is held out. Sources of test splits are therefore trained on too: that is what upstream does.
+/// Upstream loads every source, cuts it to its weight, concatenates and shuffles them, and holds
+/// out `test_split_size`. It therefore trains on sources of test splits too, and so does this.
 fn handbook(mixture: &Node, tree: &mut Tree, reading: &mut Reading) {
     let mixture_values = checked(mixture, "dataset_mixture.", MIXTURE, reading);
     let Some(sources) = mixture_values.node("datasets").and_then(Node::items) else {
@@ -94,29 +94,29 @@ fn handbook(mixture: &Node, tree: &mut Tree, reading: &mut Reading) {
     tree.plain_if("data.held_out", mixture_values.float("test_split_size"));
 }
 
-/// TRL's own list. `fraction` is a share of the mixture, which only the sizes of all its sets
-/// could turn into a share of each.
+/// TRL's `datasets`. `fraction` is a share of the mixture. Only the sizes of all sets could turn it
+/// into a share of each set.
 fn trl(sources: &Node, values: &Values, tree: &mut Tree, reading: &mut Reading) {
     for (index, source) in sources.items().unwrap_or_default().iter().enumerate() {
         let prefix = format!("datasets.{index}.");
-        let own = checked(source, &prefix, TRL_SOURCE, reading);
-        let Some(path) = own.text("path") else {
+        let fields = checked(source, &prefix, TRL_SOURCE, reading);
+        let Some(path) = fields.text("path") else {
             missing(source, &prefix, "path", reading);
             continue;
         };
-        if let Some(fraction) = own.float("fraction") {
+        if let Some(fraction) = fields.float("fraction") {
             reading.warning(
                 "unsupported-value",
                 Some(fraction.span),
                 format!(
-                    "`{}` is a share of the mixture, the whole set is taken instead",
+                    "`{}` is a share of the mixture, which is not supported: the whole set is used",
                     fraction.key
                 ),
                 "set `weight`, a share of the set, in `evenkeel.data.train`",
             );
         }
         let loader = FILE_LOADERS.iter().find(|(name, _)| *name == path.value);
-        let files = own.node("data_files").map(files).unwrap_or_default();
+        let files = fields.node("data_files").map(files).unwrap_or_default();
         for (value, span) in files.iter().cloned() {
             let mut data = Tree::new(source.span);
             let key = format!("{prefix}data_files");
@@ -124,24 +124,24 @@ fn trl(sources: &Node, values: &Values, tree: &mut Tree, reading: &mut Reading) 
             if let Some((_, format)) = loader {
                 data.text("format", &path.with((*format).to_owned()));
             }
-            columns(own.node("columns"), &prefix, &mut data);
+            columns(fields.node("columns"), &prefix, &mut data);
             tree.push("data.train", data);
         }
         if files.is_empty() {
             let mut data = Tree::new(source.span);
             data.text("path", &path);
-            data.text_if("config", own.text("name"));
-            data.text_if("split", own.text("split"));
-            columns(own.node("columns"), &prefix, &mut data);
+            data.text_if("config", fields.text("name"));
+            data.text_if("split", fields.text("split"));
+            columns(fields.node("columns"), &prefix, &mut data);
             tree.push("data.train", data);
         }
     }
     tree.plain_if("data.held_out", values.float("test_split_size"));
 }
 
-/// `dataset_mixer: {set: share}` with `dataset_splits`: of every set its train splits, cut to the
-/// share, and its test splits whole.
-fn mixer_of_old(mixer: &Node, values: &Values, tree: &mut Tree, reading: &mut Reading) {
+/// `dataset_mixer: {set: share}` with `dataset_splits`: takes the share of every train split, and
+/// whole test splits.
+fn dataset_mixer(mixer: &Node, values: &Values, tree: &mut Tree, reading: &mut Reading) {
     let splits = words(values.node("dataset_splits"));
     let configs = words(values.node("dataset_configs"));
     let mut all = splits.iter().map(|s| s.value.as_str());
@@ -150,8 +150,8 @@ fn mixer_of_old(mixer: &Node, values: &Values, tree: &mut Tree, reading: &mut Re
         reading.error(
             "unknown-value",
             span,
-            format!("the split `{odd}` is neither for training nor for testing"),
-            "splits must have `train` or `test` in their names",
+            format!("the split `{odd}` is neither a train nor a test split"),
+            "use splits with `train` or `test` in their names",
         );
     }
     for (index, entry) in mixer.entries().unwrap_or_default().iter().enumerate() {
@@ -225,8 +225,8 @@ fn plain(
     }
 }
 
-/// The typed values of a mapping whose keys are listed. The handbook reads its mappings with
-/// `.get`, so an unknown key does nothing there; TRL makes a dataclass of them and refuses it.
+/// The typed values of a mapping with listed keys. The handbook reads its mappings with `.get`, so
+/// an unknown key has no effect there; TRL makes a dataclass of them and refuses it.
 fn checked<'n>(
     node: &'n Node,
     prefix: &str,
@@ -260,7 +260,7 @@ fn missing(source: &Node, prefix: &str, key: &str, reading: &mut Reading) {
     );
 }
 
-/// A list's texts with their places.
+/// A list's texts with their spans.
 fn words(node: Option<&Node>) -> Vec<Given<String>> {
     let items = node.and_then(Node::items).unwrap_or_default();
     let word = |item: &Node| {
@@ -280,7 +280,8 @@ fn columns(node: Option<&Node>, prefix: &str, data: &mut Tree) {
     }
 }
 
-/// The files of `data_files`: one, a list, or lists by split (the training splits count).
+/// The files of `data_files`: one, a list, or lists by split, of which only the training splits
+/// count.
 fn files(node: &Node) -> Vec<(String, crate::recipe::Span)> {
     match &node.value {
         Value::Scalar(scalar) => vec![(scalar.text.clone(), node.span)],

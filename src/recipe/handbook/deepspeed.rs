@@ -1,10 +1,10 @@
-//! The DeepSpeed config that a trainer's recipe holds, or names: what it says about the ranks, and
-//! whether its numbers are the trainer's.
+//! The DeepSpeed config that a recipe contains or names: the parallelism that it sets, and whether
+//! its numbers equal the trainer's.
 //!
 //! Source: transformers 5.23.0 `integrations/deepspeed.py` (`fill_match`, `trainer_config_process`,
-//! `trainer_config_finalize`): a value that is not "auto" and not the trainer's is collected, and all of
-//! them are refused together; `propagate_args_to_deepspeed` does the same with the file of an accelerate
-//! config.
+//! `trainer_config_finalize`): it collects every value that is neither "auto" nor the trainer's and
+//! refuses all of them together. `propagate_args_to_deepspeed` does the same with the file of an
+//! accelerate config.
 
 use std::path::Path;
 
@@ -18,22 +18,22 @@ use crate::recipe::tree::Tree;
 
 use super::values::Values;
 
-/// Numbers of `TrainingArguments` that a config's are compared with: where they stand there, the
-/// argument, its default.
+/// Numbers of the config that must equal those of `TrainingArguments`: path in the config,
+/// argument, default.
 const NUMBERS: [(&str, &str, f64); 3] = [
     ("gradient_clipping", "max_grad_norm", 1.0),
     ("optimizer.params.eps", "adam_epsilon", 1e-8),
     ("optimizer.params.weight_decay", "weight_decay", 0.0),
 ];
 
-/// `learning_rate` without a trainer of TRL's around it.
+/// The default of `learning_rate` outside TRL's trainers.
 const LEARNING_RATE: f64 = 5e-5;
 
-/// Reads the config of the key `deepspeed`. Without one, the file that the launcher's config names is
-/// compared in the same way.
+/// Reads the config of the key `deepspeed`. Without that key, compares the file that the launcher's
+/// config names.
 pub(super) fn read(values: &Values, path: &Path, tree: &mut Tree, reading: &mut Reading) {
     let Some(node) = values.node("deepspeed") else {
-        // The batch of a launcher's config is compared with the launcher's other numbers.
+        // The launcher's reader has compared the batch of its config.
         if let Some(launched) = reading.zero.as_mut().and_then(Zero::take_file) {
             compare(&launched, values, tree, reading);
         }
@@ -46,8 +46,8 @@ pub(super) fn read(values: &Values, path: &Path, tree: &mut Tree, reading: &mut 
     let mut native = config::translate(&config, "deepspeed");
     compare_batch(&native, tree, reading);
     compare(&config, values, tree, reading);
-    for own in ["micro", "accumulation"] {
-        native.remove_path(&format!("batch.{own}"));
+    for key in ["micro", "accumulation"] {
+        native.remove_path(&format!("batch.{key}"));
     }
     config::refuse_elasticity(&mut native, reading);
     tree.lay(native);
@@ -55,15 +55,15 @@ pub(super) fn read(values: &Values, path: &Path, tree: &mut Tree, reading: &mut 
 
 fn load(node: &Node, path: &Path, reading: &mut Reading) -> Option<Node> {
     let Some(name) = node.text() else {
-        config::refuse_no_zero(node, reading);
+        config::require_zero_optimization(node, reading);
         return Some(node.clone());
     };
     let Some(file) = reading.beside(path, name) else {
         reading.warning(
             "deepspeed-unread",
             Some(node.span),
-            format!("the DeepSpeed config `{name}` is not there: its ZeRO stage is not known"),
-            "put it beside the recipe, or give `evenkeel.parallel.strategy`",
+            format!("the DeepSpeed config `{name}` does not exist: its ZeRO stage is unknown"),
+            "put it beside the recipe, or set `evenkeel.parallel.strategy`",
         );
         return None;
     };
@@ -72,7 +72,7 @@ fn load(node: &Node, path: &Path, reading: &mut Reading) -> Option<Node> {
 
 const AUTO: &str = "write \"auto\" there, so that the recipe decides";
 
-/// The trainer compares its own batch with the file's and refuses a difference.
+/// The trainer compares its batch with the file's and refuses a difference.
 fn compare_batch(native: &Node, tree: &Tree, reading: &mut Reading) {
     for (path, rule, key) in [
         (
@@ -86,18 +86,18 @@ fn compare_batch(native: &Node, tree: &Tree, reading: &mut Reading) {
             "per_device_train_batch_size",
         ),
     ] {
-        let (Some(theirs), Some(own)) = (native.get_path(path), tree.get(path)) else {
+        let (Some(in_config), Some(in_trainer)) = (native.get_path(path), tree.get(path)) else {
             continue;
         };
-        let (theirs_text, own_text) = (theirs.text(), own.text());
-        if theirs_text != own_text {
+        let (config_text, trainer_text) = (in_config.text(), in_trainer.text());
+        if config_text != trainer_text {
             reading.error(
                 rule,
-                Some(theirs.span),
+                Some(in_config.span),
                 format!(
-                    "the DeepSpeed config says {}, the recipe's `{key}` is {}",
-                    theirs_text.unwrap_or_default(),
-                    own_text.unwrap_or_default()
+                    "the DeepSpeed config has {}, the recipe's `{key}` is {}",
+                    config_text.unwrap_or_default(),
+                    trainer_text.unwrap_or_default()
                 ),
                 AUTO,
             );
@@ -105,23 +105,23 @@ fn compare_batch(native: &Node, tree: &Tree, reading: &mut Reading) {
     }
 }
 
-/// Everything else that the trainer compares.
+/// Compares the other values that the trainer compares.
 fn compare(config: &Node, values: &Values, tree: &Tree, reading: &mut Reading) {
-    let mut differs = |path: &str, key: &str, own: f64| {
+    let mut differs = |path: &str, key: &str, in_trainer: f64| {
         let Some(node) = config.get_path(path) else {
             return;
         };
-        if let Some(theirs) = theirs(node)
-            && theirs != own
+        if let Some(in_config) = config_number(node)
+            && in_config != in_trainer
         {
-            tell(node, path, key, &format!("{own:?}"), reading);
+            report_conflict(node, path, key, &format!("{in_trainer:?}"), reading);
         }
     };
     for (path, key, default) in NUMBERS {
-        let own = values.float(key).map_or(default, |given| given.value);
-        differs(path, key, own);
+        let in_trainer = values.float(key).map_or(default, |given| given.value);
+        differs(path, key, in_trainer);
     }
-    // TRL's trainers have defaults of their own, which stand in the tree.
+    // TRL's trainers have their own defaults, which are in the tree.
     let default = tree.get("learning_rate.peak").and_then(Node::text);
     let default = default.and_then(|text| text.parse().ok());
     let rate = values.float("learning_rate").map(|given| given.value);
@@ -134,7 +134,7 @@ fn compare(config: &Node, values: &Values, tree: &Tree, reading: &mut Reading) {
     if let Some(steps) = steps {
         differs("scheduler.params.total_num_steps", "max_steps", steps);
     }
-    // No warm-up is 0 steps to transformers 4 and 1 to 5.23.0, so both are let pass.
+    // No warm-up is 0 steps in transformers 4 and 1 in 5.23.0, so both pass.
     if let Some(warmup) = warmup(values, steps).filter(|steps| *steps > 0.0) {
         differs("scheduler.params.warmup_num_steps", "warmup_steps", warmup);
     }
@@ -142,18 +142,18 @@ fn compare(config: &Node, values: &Values, tree: &Tree, reading: &mut Reading) {
     compare_precision(config, values, tree, reading);
 }
 
-/// A number of the config; `None` for "auto", for nothing and for what no number is.
-fn theirs(node: &Node) -> Option<f64> {
+/// A number of the config; `None` for "auto", an absent value and other types.
+fn config_number(node: &Node) -> Option<f64> {
     match node.resolve(Schema::PyYaml)? {
         Resolved::Int(value) => Some(value as f64),
         Resolved::Float(value) => Some(value),
-        // JSON's `1e-5`.
+        // JSON's `1e-5` has no point.
         Resolved::Str(text) => text.parse().ok(),
         _ => None,
     }
 }
 
-/// Steps of warm-up; `None` where they hang on a number of steps that is not known.
+/// Steps of warm-up; `None` where they depend on an unknown number of steps.
 fn warmup(values: &Values, steps: Option<f64>) -> Option<f64> {
     let given = |key| values.float(key).map(|given| given.value);
     let given = |key| given(key).filter(|value| *value != 0.0);
@@ -169,44 +169,51 @@ fn compare_betas(config: &Node, values: &Values, reading: &mut Reading) {
     let Some(node) = config.get_path(path) else {
         return;
     };
-    let Some(theirs) = node.items() else {
+    let Some(in_config) = node.items() else {
         return;
     };
-    let own = [("adam_beta1", 0.9), ("adam_beta2", 0.999)];
-    let own = own.map(|(key, default)| values.float(key).map_or(default, |given| given.value));
-    let theirs: Vec<Option<f64>> = theirs.iter().map(self::theirs).collect();
-    if theirs != own.map(Some) {
-        let own = format!("[{}, {}]", own[0], own[1]);
-        tell(node, path, "adam_beta1` and `adam_beta2", &own, reading);
+    let in_trainer = [("adam_beta1", 0.9), ("adam_beta2", 0.999)];
+    let in_trainer =
+        in_trainer.map(|(key, default)| values.float(key).map_or(default, |given| given.value));
+    let in_config: Vec<Option<f64>> = in_config.iter().map(config_number).collect();
+    if in_config != in_trainer.map(Some) {
+        let in_trainer = format!("[{}, {}]", in_trainer[0], in_trainer[1]);
+        report_conflict(
+            node,
+            path,
+            "adam_beta1` and `adam_beta2",
+            &in_trainer,
+            reading,
+        );
     }
 }
 
-/// `fp16` and `bf16` are switched on by the arguments, or those of evaluation.
+/// The arguments, or those of evaluation, switch `fp16` and `bf16` on.
 fn compare_precision(config: &Node, values: &Values, tree: &Tree, reading: &mut Reading) {
     let fp16 = values.is_true("fp16");
-    // TRL switches bf16 on where neither is said.
+    // TRL switches bf16 on where the recipe sets neither.
     let of_trl = tree.get("model.precision").and_then(Node::text) == Some("bf16");
     let bf16 = values.bool("bf16").map(|given| given.value);
     let bf16 = bf16.unwrap_or(of_trl && !fp16);
-    for (key, own) in [("fp16", fp16), ("bf16", bf16)] {
-        let own = own || values.is_true(&format!("{key}_full_eval"));
+    for (key, in_trainer) in [("fp16", fp16), ("bf16", bf16)] {
+        let in_trainer = in_trainer || values.is_true(&format!("{key}_full_eval"));
         let path = format!("{key}.enabled");
         let Some(node) = config.get_path(&path) else {
             continue;
         };
-        let theirs = match node.resolve(Schema::PyYaml) {
+        let in_config = match node.resolve(Schema::PyYaml) {
             Some(Resolved::Bool(value)) => value,
             Some(Resolved::Int(value @ (0 | 1))) => value == 1,
             _ => continue,
         };
-        if theirs != own {
-            tell(node, &path, key, &own.to_string(), reading);
+        if in_config != in_trainer {
+            report_conflict(node, &path, key, &in_trainer.to_string(), reading);
         }
     }
 }
 
-fn tell(node: &Node, path: &str, key: &str, own: &str, reading: &mut Reading) {
-    let theirs = match node.items() {
+fn report_conflict(node: &Node, path: &str, key: &str, in_trainer: &str, reading: &mut Reading) {
+    let in_config = match node.items() {
         Some(items) => {
             let items: Vec<&str> = items.iter().filter_map(Node::text).collect();
             format!("[{}]", items.join(", "))
@@ -216,14 +223,16 @@ fn tell(node: &Node, path: &str, key: &str, own: &str, reading: &mut Reading) {
     reading.error(
         "deepspeed-conflict",
         Some(node.span),
-        format!("the DeepSpeed config's `{path}` is {theirs}, the trainer's `{key}` is {own}"),
+        format!(
+            "the DeepSpeed config's `{path}` is {in_config}, the trainer's `{key}` is {in_trainer}"
+        ),
         AUTO,
     );
 }
 
-/// Where a command has `--deepspeed` without a value: the switch of `deepspeed.add_config_arguments`
-/// (DeepSpeed edaa722, `__init__.py`), which `TrainingArguments` does not have, so the program around it
-/// is another one.
+/// Finds a `--deepspeed` without a value: the switch of `deepspeed.add_config_arguments` (DeepSpeed
+/// edaa722, `__init__.py`). `TrainingArguments` has no such switch, so the program has another
+/// parser.
 pub(in crate::recipe) fn switch(arguments: &Node) -> Option<&Node> {
     let entry = arguments
         .entries()?
@@ -237,8 +246,8 @@ pub(in crate::recipe) fn switch(arguments: &Node) -> Option<&Node> {
 mod tests {
     use crate::recipe::{Request, Severity, read};
 
-    /// What is said of a DeepSpeed config, without its batch, beside arguments.
-    fn said(config: &str, arguments: &str) -> Vec<String> {
+    /// The conflicts of a DeepSpeed config, without its batch, with the arguments.
+    fn conflicts(config: &str, arguments: &str) -> Vec<String> {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("ds.json");
         let auto = "\"train_batch_size\": \"auto\", \"zero_optimization\": {\"stage\": 1}";
@@ -265,11 +274,11 @@ mod tests {
     }
 
     #[test]
-    fn every_number_that_is_not_the_trainers_is_refused() {
+    fn a_number_that_differs_from_the_trainers_is_refused() {
         let optimizer = "\"optimizer\": {\"params\": {\"lr\": 1e-3, \"betas\": [0.9, 0.95], \
                          \"eps\": 1e-6, \"weight_decay\": 0.1}}, \"gradient_clipping\": 0.5";
         assert_eq!(
-            said(optimizer, ""),
+            conflicts(optimizer, ""),
             [
                 "`optimizer.params.lr` is 1e-3, the trainer's `learning_rate` is 5e-5",
                 "`optimizer.params.betas` is [0.9, 0.95], the trainer's `adam_beta1` and `adam_beta2` is [0.9, 0.999]",
@@ -280,9 +289,9 @@ mod tests {
         );
         let same = "--learning_rate 0.001 --adam_beta2 0.95 --adam_epsilon 1e-6 \
                     --weight_decay 0.1 --max_grad_norm 0.5";
-        assert!(said(optimizer, same).is_empty());
+        assert!(conflicts(optimizer, same).is_empty());
         let auto = "\"optimizer\": {\"params\": {\"lr\": \"auto\", \"betas\": \"auto\"}}";
-        assert!(said(auto, "").is_empty());
+        assert!(conflicts(auto, "").is_empty());
     }
 
     #[test]
@@ -291,24 +300,24 @@ mod tests {
                          \"warmup_num_steps\": 10, \"warmup_max_lr\": 1e-4}}";
         let rate = "--learning_rate 1e-4";
         assert!(
-            said(
+            conflicts(
                 scheduler,
                 &format!("{rate} --warmup_ratio 0.1 --max_steps 100")
             )
             .is_empty()
         );
-        assert!(said(scheduler, &format!("{rate} --warmup_ratio 0.1")).is_empty());
-        let other = said(
+        assert!(conflicts(scheduler, &format!("{rate} --warmup_ratio 0.1")).is_empty());
+        let other = conflicts(
             scheduler,
             &format!("{rate} --warmup_steps 5 --max_steps 50"),
         );
         assert_eq!(other.len(), 2, "{other:?}");
         let half = "\"fp16\": {\"enabled\": true}";
         assert_eq!(
-            said(half, "--bf16"),
+            conflicts(half, "--bf16"),
             ["`fp16.enabled` is true, the trainer's `fp16` is false"]
         );
-        assert!(said(half, "--fp16").is_empty());
-        assert!(said("\"bf16\": {\"enabled\": \"auto\"}", "").is_empty());
+        assert!(conflicts(half, "--fp16").is_empty());
+        assert!(conflicts("\"bf16\": {\"enabled\": \"auto\"}", "").is_empty());
     }
 }

@@ -1,9 +1,9 @@
-//! The keys that an alignment-handbook or TRL file may hold, with their types.
+//! The keys of alignment-handbook and TRL files, with their types.
 //!
 //! Names and types are those of the upstream dataclasses, over the versions in use: transformers
-//! 4.57.6 and 5.23.0 (`training_args.py`), TRL 0.9.6, 0.19.1, 0.24.0 and f2cd577 (`trainer/*_config.py`,
-//! `scripts/utils.py`), alignment-handbook 925acdf and before 19f0345 (`configs.py`). A recipe is
-//! read whichever of them it was written for.
+//! 4.57.6 and 5.23.0 (`training_args.py`), TRL 0.9.6, 0.19.1, 0.24.0 and f2cd577
+//! (`trainer/*_config.py`, `scripts/utils.py`), alignment-handbook 925acdf and before 19f0345
+//! (`configs.py`). The reader accepts recipes of all these versions.
 
 use std::collections::HashMap;
 use std::sync::LazyLock;
@@ -13,19 +13,15 @@ use crate::recipe::spec::Objective;
 /// The type of an upstream field.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::recipe) enum Kind {
-    /// A truth value.
     Bool,
-    /// A whole number.
     Int,
-    /// A number.
     Float,
-    /// Text.
     Str,
     /// A list, or a single item in its place.
     List,
     /// A mapping, or text that names a file with one.
     Dict,
-    /// Several of these.
+    /// More than one of these types.
     Any,
 }
 
@@ -82,14 +78,15 @@ const MODEL: &str = "\
     trust_remote_code:bool use_bnb_nested_quant:bool use_dora:bool use_peft:bool \
     use_rslora:bool";
 
-/// TRL `ScriptArguments` and `DatasetMixtureConfig`, and what `TrlParser` takes out of a file (`env`).
+/// TRL `ScriptArguments` and `DatasetMixtureConfig`, and the key that `TrlParser` itself reads
+/// (`env`).
 const SCRIPT: &str = "\
     dataset:str dataset_config:str dataset_name:str dataset_streaming:bool \
     dataset_test_split:str dataset_train_split:str datasets:list env:dict \
     gradient_checkpointing_use_reentrant:bool ignore_bias_buffers:bool reward_funcs:list \
     reward_model_name_or_path:str sanity_check:bool streaming:bool test_split_size:float";
 
-/// The handbook's own arguments, those of its old `DataArguments` and `ModelArguments` included.
+/// The handbook's own arguments, including those of its old `DataArguments` and `ModelArguments`.
 const HANDBOOK: &str = "\
     auto_insert_empty_system_msg:bool base_model_revision:str benchmarks:list callbacks:list \
     chat_template:str dataset_configs:list dataset_mixer:dict dataset_mixture:dict \
@@ -179,7 +176,7 @@ const GRPO: &str = "\
     vllm_server_timeout:float vllm_structured_outputs_regex:str vllm_tensor_parallel_size:int \
     wandb_log_unique_prompts:bool";
 
-/// TRL `RLOOConfig`, as it is since 0.22.
+/// TRL `RLOOConfig` since 0.22.
 const RLOO: &str = "\
     beta:float cache_implementation:str chat_template_kwargs:dict disable_dropout:bool \
     ds3_gather_for_generation:bool epsilon:float epsilon_high:float generation_batch_size:int \
@@ -216,7 +213,7 @@ const REWARD: &str = "\
 /// The tables that every trainer shares.
 const SHARED: &[&str] = &[TRAINING, MODEL, SCRIPT, HANDBOOK];
 
-/// A trainer's own table, and what people call it.
+/// A trainer, its common name and its own table.
 const TRAINERS: &[(Objective, &str, &str)] = &[
     (Objective::Sft, "SFT", SFT),
     (Objective::LanguageModelling, "continued pre-training", SFT),
@@ -230,15 +227,15 @@ const TRAINERS: &[(Objective, &str, &str)] = &[
     (Objective::Reward, "reward", REWARD),
 ];
 
-/// Where a key is known: `None` stands for every trainer.
+/// Trainers that know a key, with its type; `None` means every trainer.
 type Uses = Vec<(Option<Objective>, Kind)>;
 
-/// Every key, made of the tables once.
+/// Every key, built from the tables once.
 static INDEX: LazyLock<HashMap<&'static str, Uses>> = LazyLock::new(|| {
     let shared = SHARED.iter().map(|table| (None, *table));
-    let own = TRAINERS.iter().map(|(o, _, table)| (Some(*o), *table));
+    let by_trainer = TRAINERS.iter().map(|(o, _, table)| (Some(*o), *table));
     let mut index: HashMap<&str, Uses> = HashMap::new();
-    for (objective, table) in shared.chain(own) {
+    for (objective, table) in shared.chain(by_trainer) {
         for (name, kind) in fields(table) {
             index.entry(name).or_default().push((objective, kind));
         }
@@ -277,7 +274,8 @@ fn find(key: &str, objective: Option<Objective>) -> Option<Kind> {
     found.map(|(_, kind)| *kind)
 }
 
-/// The type of a key in a recipe for a trainer; its own table comes before the shared ones.
+/// The type of a key in a recipe for a trainer. The trainer's own table takes precedence over the
+/// shared ones.
 pub(in crate::recipe) fn kind(key: &str, objective: Objective) -> Option<Kind> {
     find(key, Some(objective)).or_else(|| shared(key))
 }
@@ -294,7 +292,7 @@ pub(in crate::recipe) fn kind_in_training(key: &str) -> Option<Kind> {
     TYPES.get(key).copied()
 }
 
-/// The type of a key that all trainers that have it agree on.
+/// The type of a key, where all trainers that have it agree.
 pub(in crate::recipe) fn agreed(key: &str) -> Option<Kind> {
     let uses = uses(key);
     let (_, kind) = uses.first()?;
@@ -311,8 +309,8 @@ pub(in crate::recipe) fn all() -> impl Iterator<Item = &'static str> {
     INDEX.keys().copied()
 }
 
-/// Whether scripts of anybody's commonly have such an argument of their own: of the model and its
-/// adapters, of lengths and of data.
+/// Whether other scripts commonly define an argument of this name too: for the model and its
+/// adapters, for lengths and for data.
 pub(in crate::recipe) fn is_common(key: &str) -> bool {
     const COMMON: [&str; 30] = [
         "alpha",
@@ -356,7 +354,7 @@ pub(in crate::recipe) fn training() -> impl Iterator<Item = &'static str> {
     NAMES.iter().copied()
 }
 
-/// Whether a key is a truth value wherever it is known.
+/// Whether a key is a truth value for every trainer that has it.
 pub(in crate::recipe) fn is_bool(key: &str) -> bool {
     let uses = uses(key);
     !uses.is_empty() && uses.iter().all(|(_, kind)| *kind == Kind::Bool)
@@ -370,12 +368,12 @@ pub(in crate::recipe) fn known(objective: Objective) -> Vec<&'static str> {
     keys
 }
 
-/// The trainers that have a key of their own.
+/// The trainers whose own table has a key.
 pub(in crate::recipe) fn owners(key: &str) -> Vec<Objective> {
     uses(key).iter().filter_map(|(user, _)| *user).collect()
 }
 
-/// What people call a trainer.
+/// A trainer's common name.
 pub(in crate::recipe) fn name(objective: Objective) -> &'static str {
     let found = TRAINERS.iter().find(|(o, ..)| *o == objective);
     found.map_or("", |(_, name, _)| name)

@@ -1,5 +1,5 @@
-//! Which trainer a recipe is for. Upstream that is the script that is launched, which the file
-//! does not name; its folder does (`recipes/*/dpo/…`), or its keys do.
+//! Finds the trainer that a recipe is for. Upstream the launched script decides it. The file does
+//! not name the script; its folder (`recipes/*/dpo/…`) or its keys do.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use crate::recipe::spec::Objective;
 
 use super::keys;
 
-/// Folder and file words that name a trainer.
+/// Words of folder and file names that name a trainer.
 const WORDS: &[(&str, Objective)] = &[
     ("sft", Objective::Sft),
     ("cpt", Objective::LanguageModelling),
@@ -26,9 +26,10 @@ const WORDS: &[(&str, Objective)] = &[
     ("rm", Objective::Reward),
 ];
 
-/// Trainers of TRL's that are not read, in the words of their scripts' names (TRL 0.9.6, 0.24.0 and
-/// f2cd577: `trainer/`, `experimental/`, `examples/scripts/`). Most generate what they train on.
-const UNREAD: &[(&[&str], &str)] = &[
+/// TRL trainers whose batch rules are not known here, by words of their scripts' names (TRL 0.9.6,
+/// 0.24.0 and f2cd577: `trainer/`, `experimental/`, `examples/scripts/`). Most generate their
+/// training data.
+const UNSUPPORTED: &[(&[&str], &str)] = &[
     (&["online", "dpo"], "OnlineDPO"),
     (&["dpo", "online"], "OnlineDPO"),
     (&["async", "grpo"], "AsyncGRPO"),
@@ -44,28 +45,28 @@ const UNREAD: &[(&[&str], &str)] = &[
     (&["distillation"], "Distillation"),
 ];
 
-/// The trainer that is not read here and that a program or a recipe is called after. A word that
-/// programs of anybody's may have in their names has to be the whole name.
-pub(super) fn unread(path: &Path) -> Option<&'static str> {
+/// The unsupported trainer in the name of a program or recipe. A word that other programs may have
+/// in their names must be the whole name.
+pub(super) fn unsupported(path: &Path) -> Option<&'static str> {
     let stem = path.file_stem()?.to_str()?.to_ascii_lowercase();
     let words: Vec<&str> = parts(&stem).collect();
     let called = |name: &&[&str]| match name.len() {
         1 => words == *name,
         several => words.windows(several).any(|some| some == *name),
     };
-    let found = UNREAD.iter().find(|(name, _)| called(name));
+    let found = UNSUPPORTED.iter().find(|(name, _)| called(name));
     found.map(|(_, trainer)| *trainer)
 }
 
-/// Decides by the reserved key, then the file's place, then keys that only one trainer has, then
-/// names of what comes out. What nothing tells apart is SFT, as the handbook's first stage is.
+/// The first of these decides: the reserved key, the file's path, keys that only one trainer has,
+/// the names of outputs. Without any of them the objective is SFT, the handbook's first stage.
 pub(super) fn detect(root: &Node, path: &Path, reading: &mut Reading) -> Objective {
-    let said = root.get(RESERVED).and_then(|over| over.get("objective"));
-    if let Some(objective) = said.and_then(Node::text).and_then(native) {
+    let stated = root.get(RESERVED).and_then(|over| over.get("objective"));
+    if let Some(objective) = stated.and_then(Node::text).and_then(native) {
         return objective;
     }
     let command = reading.files.command.map(|(file, _)| file);
-    // A program is refused where its command is read.
+    // Reading the command refuses a program.
     if Some(root.span.file) != command {
         let folder = path.parent().filter(|_| by_place(path).is_none());
         let before = reading.diagnostics.len();
@@ -85,8 +86,8 @@ pub(super) fn detect(root: &Node, path: &Path, reading: &mut Reading) -> Objecti
     reading.warning(
         "objective-assumed",
         Some(root.span),
-        "neither the file's folder nor its keys say which trainer this is for: taken as SFT",
-        "put it into a folder called `sft`, `dpo`, …, or give `evenkeel.objective=dpo`",
+        "neither the file's folder nor its keys name a trainer: read as SFT",
+        "move it to a folder named `sft`, `dpo`, …, or set `evenkeel.objective=dpo`",
     );
     Objective::Sft
 }
@@ -96,7 +97,7 @@ fn native(name: &str) -> Option<Objective> {
     serde_json::from_value(serde_json::Value::String(name.to_owned())).ok()
 }
 
-/// A folder called like a trainer, the nearest first, then a word of the file's name.
+/// The nearest folder with a trainer's name, then a word of the file's name.
 fn by_place(path: &Path) -> Option<Objective> {
     let folders = path.parent().into_iter().flat_map(Path::ancestors);
     let folder = folders
@@ -105,7 +106,7 @@ fn by_place(path: &Path) -> Option<Objective> {
     folder.or_else(|| words(path.file_stem()?.to_str()?))
 }
 
-/// A word of a program's name.
+/// The objective in a word of a program's name.
 pub(super) fn by_name(script: &Path) -> Option<Objective> {
     words(script.file_stem()?.to_str()?)
 }
@@ -125,7 +126,7 @@ fn parts(text: &str) -> impl Iterator<Item = &str> {
     text.split(|c: char| !c.is_ascii_alphanumeric())
 }
 
-/// Keys that one trainer has to itself decide; `beta` is DPO's where nothing narrower speaks.
+/// Keys that belong to one trainer decide. `beta` means DPO where no narrower key is present.
 fn by_keys(root: &Node) -> Option<Objective> {
     let entries = root.entries()?;
     let owned: Vec<Vec<Objective>> = entries
@@ -140,9 +141,9 @@ fn by_keys(root: &Node) -> Option<Objective> {
     }
     let decided = owned.iter().find_map(|owners| match owners.as_slice() {
         [one] => Some(*one),
-        // SFT and continued pre-training share their keys.
+        // Continued pre-training has the same keys as SFT.
         [Objective::Sft, Objective::LanguageModelling] => Some(Objective::Sft),
-        // RLOO's are nearly all GRPO's too.
+        // GRPO has nearly all keys of RLOO.
         [Objective::Grpo, Objective::Rloo] => Some(Objective::Grpo),
         _ => None,
     });
@@ -153,7 +154,7 @@ fn by_keys(root: &Node) -> Option<Objective> {
     preferences.then(|| by_names(root).unwrap_or(Objective::Dpo))
 }
 
-/// Data columns of preference pairs.
+/// Whether the data has the columns of preference pairs.
 fn chosen_and_rejected(root: &Node) -> bool {
     let sources = root
         .get("dataset_mixture")
@@ -169,7 +170,7 @@ fn chosen_and_rejected(root: &Node) -> bool {
         .is_some_and(|s| s.iter().any(columns))
 }
 
-/// Names of what comes out: `zephyr-7b-dpo-full`.
+/// The objective in the names of outputs, such as `zephyr-7b-dpo-full`.
 fn by_names(root: &Node) -> Option<Objective> {
     ["hub_model_id", "run_name", "output_dir"]
         .iter()

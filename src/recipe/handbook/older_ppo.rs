@@ -1,6 +1,7 @@
-//! PPO as TRL had it before 0.12: a `PPOConfig` that is no `TrainingArguments`, whose trainer steps on
-//! `mini_batch_size` × `gradient_accumulation_steps` × processes. The defaults changed from version to
-//! version, so a number that nobody typed is not known, and none of the newer trainer's is meant.
+//! PPO of TRL before 0.12. Its `PPOConfig` is no `TrainingArguments`, and its trainer steps on
+//! `mini_batch_size` × `gradient_accumulation_steps` × processes. The defaults differ between
+//! versions, so a number that the recipe does not state is unknown. The newer trainer's defaults do
+//! not apply.
 //!
 //! Sources: TRL 0.3.0 to 0.11.4 `trainer/ppo_config.py`, 0.9.6 `trainer/ppo_trainer.py` (`__init__`,
 //! `step`), `examples/scripts/ppo.py`.
@@ -10,7 +11,7 @@ use std::path::Path;
 use crate::recipe::node::Node;
 use crate::recipe::reading::Reading;
 
-/// Fields of the older `PPOConfig` that the newer one has not.
+/// Fields of the older `PPOConfig` that the newer one lacks.
 const FIELDS: [&str; 31] = [
     "accelerator_kwargs",
     "adap_kl_ctrl",
@@ -40,20 +41,20 @@ const FIELDS: [&str; 31] = [
     "tracker_project_name",
     "use_score_norm",
     "use_score_scaling",
-    // Those of its example script.
+    // Fields of its example script.
     "use_seq2seq",
-    // Numbers of its batch, which the newer trainer works out itself, whatever is typed.
+    // Fields of its batch, which the newer trainer computes and ignores as arguments.
     "batch_size",
     "mini_batch_size",
 ];
 
-/// Fields that say the newer trainer's batch; the older scripts refuse them.
+/// Batch fields of the newer trainer; the older scripts refuse them.
 const NEWER: [&str; 2] = ["per_device_train_batch_size", "per_gpu_train_batch_size"];
 
-/// Its scripts, which the newer trainer's are not called like.
+/// The older trainer's scripts, by names that the newer trainer's scripts do not have.
 const SCRIPTS: [&str; 2] = ["examples/scripts/ppo.py", "ppo_multi_adapter.py"];
 
-/// Refuses a PPO recipe that is for the older trainer; whether it is one.
+/// Refuses a PPO recipe for the older trainer; returns whether it did.
 pub(super) fn refuse(root: &Node, path: &Path, reading: &mut Reading) -> bool {
     let entries = root.entries().unwrap_or_default();
     let named = |names: &[&str]| {
@@ -63,7 +64,7 @@ pub(super) fn refuse(root: &Node, path: &Path, reading: &mut Reading) -> bool {
     if named(&NEWER).is_some() {
         return false;
     }
-    let (told, span) = match named(&FIELDS) {
+    let (evidence, span) = match named(&FIELDS) {
         Some(entry) => (format!("`{}`", entry.name), entry.name_span),
         None if SCRIPTS.iter().any(|script| path.ends_with(script)) => {
             (format!("`{}`", path.display()), root.span)
@@ -74,10 +75,10 @@ pub(super) fn refuse(root: &Node, path: &Path, reading: &mut Reading) -> bool {
         "unsupported-value",
         Some(span),
         format!(
-            "{told} is of TRL's PPO before 0.12, which steps on `mini_batch_size` × \
-             `gradient_accumulation_steps` × processes: its batch is not read here"
+            "{evidence} belongs to TRL's PPO before 0.12, which steps on `mini_batch_size` × \
+             `gradient_accumulation_steps` × processes: its batch rules are not known here"
         ),
-        "say what a step takes, `--dialect transformers --global-batch-size B`; PPO since 0.12 is told \
+        "state the global batch with `--dialect transformers --global-batch-size B`; PPO since 0.12 takes \
          `per_device_train_batch_size`",
     );
     true
@@ -87,7 +88,7 @@ pub(super) fn refuse(root: &Node, path: &Path, reading: &mut Reading) -> bool {
 mod tests {
     use crate::recipe::{Dialect, ReadError, Recipe, Request, read};
 
-    fn told(line: &str, dialect: Option<Dialect>) -> Result<Recipe, ReadError> {
+    fn read_command(line: &str, dialect: Option<Dialect>) -> Result<Recipe, ReadError> {
         read(&Request {
             command: line.split(' ').map(str::to_owned).collect(),
             dialect,
@@ -95,10 +96,10 @@ mod tests {
         })
     }
 
-    /// Calls out of `examples/scripts/ppo.py` and `docs/source/ppo_trainer.mdx` of 0.9.6, and of scripts
-    /// grown from it.
+    /// Commands from `examples/scripts/ppo.py` and `docs/source/ppo_trainer.mdx` of 0.9.6, and from
+    /// scripts derived from them.
     #[test]
-    fn the_older_trainer_is_not_planned_with_the_newer_ones_batch() {
+    fn a_recipe_for_the_older_trainer_is_refused() {
         for arguments in [
             "examples/scripts/ppo.py --log_with=wandb",
             "examples/scripts/ppo.py",
@@ -108,27 +109,27 @@ mod tests {
             "ppo_multi_adapter.py --use_peft",
         ] {
             let line = format!("accelerate launch --num_processes 4 {arguments}");
-            let error = told(&line, None).expect_err(arguments);
+            let error = read_command(&line, None).expect_err(arguments);
             let [problem] = error.diagnostics.as_slice() else {
                 panic!("{arguments}: {:?}", error.diagnostics);
             };
             assert_eq!(problem.rule, "unsupported-value", "{arguments}");
             assert!(problem.message.contains("PPO before 0.12"), "{arguments}");
-            // The way out that is named: whoever knows the batch says it.
-            let recipe = told(&line, Some(Dialect::Transformers)).unwrap();
+            // The way out that the message names: state the global batch.
+            let recipe = read_command(&line, Some(Dialect::Transformers)).unwrap();
             let batch = &recipe.spec.batch;
             assert_eq!((batch.micro, batch.gpus), (None, Some(4)), "{arguments}");
         }
     }
 
     #[test]
-    fn the_newer_trainer_is_told_its_batch_per_device() {
+    fn a_recipe_for_the_newer_trainer_states_its_batch_per_device() {
         for (arguments, micro) in [
             ("examples/scripts/ppo/ppo.py --num_ppo_epochs 1", 8),
             ("ppo.py --per_device_train_batch_size 4 --log_with x", 4),
         ] {
             let line = format!("accelerate launch --num_processes 4 {arguments}");
-            let batch = told(&line, None).unwrap().spec.batch;
+            let batch = read_command(&line, None).unwrap().spec.batch;
             assert_eq!(batch.micro, Some(micro), "{arguments}");
         }
     }

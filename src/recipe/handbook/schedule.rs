@@ -1,4 +1,4 @@
-//! What happens when: the learning rate, evaluation and checkpoints.
+//! Schedules: learning rate, evaluation and checkpoints.
 
 use crate::recipe::node::Node;
 use crate::recipe::reading::Reading;
@@ -8,7 +8,7 @@ use crate::recipe::tree::{Given, Tree};
 
 use super::values::Values;
 
-/// `lr_scheduler_type` and the shape it has here; `None` where there is no counterpart.
+/// `lr_scheduler_type` and the native shape; `None` without a counterpart.
 const SCHEDULERS: &[(&str, Option<&str>)] = &[
     ("linear", Some("linear")),
     ("cosine", Some("cosine")),
@@ -24,13 +24,13 @@ const SCHEDULERS: &[(&str, Option<&str>)] = &[
     ("greedy", None),
 ];
 
-/// The learning rate. `polynomial` ends at 1e-7 and is a line at its default power.
+/// Translates the learning rate. `polynomial` ends at 1e-7 and is linear with its default power.
 pub(in crate::recipe) fn learning_rate(values: &Values, tree: &mut Tree, reading: &mut Reading) {
     let peak = values.float("learning_rate");
     tree.plain_if("learning_rate.peak", peak.clone());
     let scheduler = values.text("lr_scheduler_type");
     if let Some(name) = &scheduler {
-        // The enum's values are lower case; its own lookup is not, so neither is this.
+        // The enum's values are lower case and its lookup is case-sensitive, and so is this one.
         let known = SCHEDULERS.iter().find(|(known, _)| *known == name.value);
         match known {
             Some((_, Some(shape))) => {
@@ -60,7 +60,7 @@ pub(in crate::recipe) fn learning_rate(values: &Values, tree: &mut Tree, reading
     warmup(values, name, tree, reading);
 }
 
-/// The least learning rate as a share of the peak.
+/// The minimum learning rate as a share of the peak.
 fn floor(scheduler: &str, kwargs: Option<&Node>, peak: Option<f64>) -> Option<Given<f64>> {
     let kwargs = kwargs?;
     let number = |key: &str| {
@@ -84,7 +84,7 @@ fn floor(scheduler: &str, kwargs: Option<&Node>, peak: Option<f64>) -> Option<Gi
     }
 }
 
-/// Steps win over the ratio, and since transformers 5 a number of steps below 1 is a ratio.
+/// Steps take precedence over the ratio. Since transformers 5 a number of steps below 1 is a ratio.
 fn warmup(values: &Values, scheduler: &str, tree: &mut Tree, reading: &mut Reading) {
     let steps = values.float("warmup_steps").filter(|s| s.value != 0.0);
     let ratio = values.float("warmup_ratio").filter(|r| r.value != 0.0);
@@ -93,7 +93,7 @@ fn warmup(values: &Values, scheduler: &str, tree: &mut Tree, reading: &mut Readi
             "unsupported-value",
             Some(given.span),
             format!(
-                "`{}` does nothing: the schedule `constant` has no warm-up",
+                "`{}` has no effect: the schedule `constant` has no warm-up",
                 given.key
             ),
             "use `lr_scheduler_type: constant_with_warmup`",
@@ -110,14 +110,14 @@ fn warmup(values: &Values, scheduler: &str, tree: &mut Tree, reading: &mut Readi
     }
 }
 
-/// When something is done.
+/// The interval of evaluation or checkpoints.
 enum When {
     Never,
     Steps,
     Epoch,
 }
 
-/// `eval_strategy`, `save_strategy`; both take the same words but `best`.
+/// `eval_strategy` or `save_strategy`; only the latter has `best`.
 fn when(
     values: &Values,
     keys: &[&str],
@@ -132,7 +132,7 @@ fn when(
         "no" => When::Never,
         "steps" => When::Steps,
         "epoch" | "best" => When::Epoch,
-        // PyYAML has made a truth value of it, and the warning about that names the word.
+        // PyYAML has read a truth value; the warning about it names the word.
         "off" | "false" => When::Never,
         _ => {
             reading.error(
@@ -146,7 +146,8 @@ fn when(
     }
 }
 
-/// Evaluation; whether there is any. `logging_steps` is the trainer's default of that key.
+/// Translates evaluation; returns whether the run evaluates. `logging_steps` is the trainer's
+/// default of that key.
 pub(in crate::recipe) fn evaluation(
     values: &Values,
     logging_steps: u64,
@@ -170,7 +171,7 @@ pub(in crate::recipe) fn evaluation(
             tree.plain_if("evaluation.every_epoch", given.map(|g| g.with(true)));
         }
         When::Steps => {
-            // Without a number of its own, evaluation follows the log.
+            // Without `eval_steps`, evaluation follows `logging_steps`.
             let steps = ["eval_steps", "logging_steps"]
                 .iter()
                 .find_map(|key| values.float(key).filter(|g| g.value != 0.0));
@@ -187,7 +188,7 @@ pub(in crate::recipe) fn evaluation(
     true
 }
 
-/// Checkpoints: every 500 steps where nothing else is said.
+/// Checkpoints: every 500 steps by default.
 pub(in crate::recipe) fn checkpoint(values: &Values, tree: &mut Tree, reading: &mut Reading) {
     let words = ["no", "steps", "epoch", "best"];
     let when = when(values, &["save_strategy"], When::Steps, &words, reading);

@@ -1,9 +1,8 @@
-//! Everything but the data: batch, parallelism, model, optimiser, schedule, evaluation,
+//! All settings except the data: batch, parallelism, model, optimizer, schedule, evaluation,
 //! checkpoints.
 //!
-//! Defaults are those of TRL f2cd577 over transformers 5.23.0, which a recipe that is launched
-//! today gets; older versions differ in the learning rate (5e-5) and in `bf16` and
-//! `gradient_checkpointing` (off).
+//! Defaults are those of TRL f2cd577 with transformers 5.23.0. Older versions differ in the
+//! learning rate (5e-5) and in `bf16` and `gradient_checkpointing` (off).
 
 use std::path::Path;
 
@@ -20,7 +19,7 @@ use super::accelerator;
 use super::deepspeed;
 use super::values::Values;
 
-/// `gradient_accumulation_steps`, `per_device_train_batch_size` and their like.
+/// Translates `gradient_accumulation_steps`, `per_device_train_batch_size` and related keys.
 pub(in crate::recipe) fn batch(
     values: &Values,
     path: &Path,
@@ -69,20 +68,20 @@ pub(in crate::recipe) fn batch(
         reading.warning(
             "resume-restores-batch",
             Some(node.span),
-            "transformers up to 5.1 takes the per-device batch of the checkpoint it resumes from, whatever the recipe says",
-            "with Evenkeel use `launch --resume`: the global batch stays the recipe's",
+            "transformers up to 5.1 resumes with the checkpoint's per-device batch and ignores the recipe's",
+            "use `launch --resume`, which keeps the recipe's global batch",
         );
     }
 }
 
-/// Defaults of generation-based trainers.
+/// Sets the defaults of the objective.
 pub(in crate::recipe) fn objective_defaults(objective: Objective, tree: &mut Tree) {
     if let Some(generations) = objective.default_generations() {
         tree.default("generation.num_generations", generations);
     }
     match objective {
         Objective::Ppo => tree.default("generation.num_mini_batches", 1),
-        // Its KL term pairs every example with its neighbour in a fixed order.
+        // KTO's KL term pairs every example with its neighbour in a fixed order.
         Objective::Kto => tree.default("data.shuffle", false),
         _ => {}
     }
@@ -100,7 +99,7 @@ pub(in crate::recipe) fn objective_defaults(objective: Objective, tree: &mut Tre
     tree.default("seed", 42);
 }
 
-/// FSDP, DeepSpeed and the sizes of the other axes, where the recipe itself names them.
+/// FSDP, DeepSpeed and the sizes of the other axes, where the recipe itself sets them.
 pub(in crate::recipe) fn parallel(
     values: &Values,
     path: &Path,
@@ -115,7 +114,7 @@ pub(in crate::recipe) fn parallel(
     }
 }
 
-/// `full_shard auto_wrap`, a list of the same words, or `true` with the rest in `fsdp_config`.
+/// `full_shard auto_wrap`, a list of the same words, or `true` with the options in `fsdp_config`.
 fn fsdp(values: &Values, tree: &mut Tree, reading: &mut Reading) {
     let Some(node) = values.node("fsdp") else {
         return;
@@ -169,7 +168,7 @@ fn reshards(config: &Node) -> Option<bool> {
     }
 }
 
-/// The model, its precision and its adapters; the tokenizer.
+/// The model, its precision, its adapters and its tokenizer.
 pub(in crate::recipe) fn model(
     values: &Values,
     path: &Path,
@@ -218,7 +217,7 @@ pub(in crate::recipe) fn model(
     }
 }
 
-/// A Jinja file, or a tokenizer whose template is to be taken.
+/// A Jinja file, or a tokenizer with a template.
 fn template(given: &Given<String>, path: &Path, tree: &mut Tree, reading: &mut Reading) {
     let file = reading.beside(path, &given.value);
     match file.and_then(|file| Some((file.clone(), reading.text(&file)?))) {
@@ -229,11 +228,8 @@ fn template(given: &Given<String>, path: &Path, tree: &mut Tree, reading: &mut R
         None => reading.warning(
             "unsupported-value",
             Some(given.span),
-            format!(
-                "the chat template `{}` is not a file that is here",
-                given.value
-            ),
-            "put the Jinja file beside the recipe, or its text into `chat_template`",
+            format!("the chat template `{}` does not exist", given.value),
+            "put the Jinja file beside the recipe, or write its text in `chat_template`",
         ),
     }
 }
@@ -244,7 +240,7 @@ pub(in crate::recipe) fn lengths(values: &Values, objective: Objective, tree: &m
         .int("max_seq_length")
         .or_else(|| values.int("max_length"));
     if objective.default_generations().is_some() {
-        // Prompts without a limit of their own are counted with TRL's last one, 512.
+        // Prompts without a limit have TRL's last default, 512.
         let (prompt, completion) = (
             values.int("max_prompt_length"),
             values.int("max_completion_length"),
@@ -270,7 +266,7 @@ pub(in crate::recipe) fn lengths(values: &Values, objective: Objective, tree: &m
     }
 }
 
-/// How long: `max_steps` where it is positive, else epochs; PPO counts episodes.
+/// The length of the run: `max_steps` where it is positive, else epochs; PPO counts episodes.
 pub(in crate::recipe) fn budget(values: &Values, tree: &mut Tree) {
     tree.plain_if("budget.epochs", values.float("num_train_epochs"));
     let steps = values.int("max_steps").filter(|steps| steps.value > 0);
@@ -294,7 +290,7 @@ pub(in crate::recipe) fn optimizer(values: &Values, tree: &mut Tree) {
     }
 }
 
-/// The keys whose values follow from the world.
+/// The keys whose values depend on the world.
 pub(in crate::recipe) fn upstream_key(path: &str) -> Option<&'static str> {
     match path {
         "batch.micro" => Some("per_device_train_batch_size"),
@@ -304,7 +300,7 @@ pub(in crate::recipe) fn upstream_key(path: &str) -> Option<&'static str> {
     }
 }
 
-/// Older keys for the same (transformers 4: `TrainingArguments.train_batch_size` takes
+/// Older keys with the same meaning (transformers 4: `TrainingArguments.train_batch_size` takes
 /// `per_gpu_train_batch_size or per_device_train_batch_size`).
 pub(in crate::recipe) fn older_keys(path: &str) -> &'static [&'static str] {
     match path {
@@ -313,8 +309,8 @@ pub(in crate::recipe) fn older_keys(path: &str) -> &'static [&'static str] {
     }
 }
 
-/// The run's name: the one it has in reports, the last part of where its output goes, or the
-/// file's own. Upstream takes any text there.
+/// The run's name: its name in reports, else the last part of the output directory, else the file's
+/// name. Upstream accepts any text.
 pub(in crate::recipe) fn name(
     values: &Values,
     path: &Path,

@@ -3,7 +3,7 @@ use crate::recipe::spec::{
 };
 use crate::recipe::{Diagnostic, ReadError, Recipe, Request, Severity, read};
 
-/// Reads a text as the file `folder/config.yaml`, under overrides.
+/// Reads a text as the file `folder/config.yaml`, with overrides.
 fn read_in(folder: &str, text: &str, overrides: &[&str]) -> Result<Recipe, ReadError> {
     let root = tempfile::tempdir().unwrap();
     let folder = root.path().join(folder);
@@ -17,7 +17,7 @@ fn read_in(folder: &str, text: &str, overrides: &[&str]) -> Result<Recipe, ReadE
     })
 }
 
-/// What an SFT recipe with these lines means, read without a word.
+/// The spec of an SFT recipe with these lines, which must have no diagnostics.
 fn sft(lines: &str) -> Spec {
     let text = format!("model_name_or_path: m\nnum_train_epochs: 1\n{lines}");
     let recipe = read_in("sft", &text, &[]).unwrap_or_else(|e| panic!("{:?}", e.diagnostics));
@@ -25,7 +25,7 @@ fn sft(lines: &str) -> Spec {
     recipe.spec
 }
 
-/// Every word about an SFT recipe with these lines.
+/// Every diagnostic of an SFT recipe with these lines.
 fn problems(folder: &str, lines: &str, overrides: &[&str]) -> String {
     let text = format!("model_name_or_path: m\nnum_train_epochs: 1\n{lines}");
     let diagnostics = match read_in(folder, &text, overrides) {
@@ -100,7 +100,7 @@ fn intervals_below_one_are_shares_of_the_run() {
 }
 
 #[test]
-fn warm_up_is_steps_or_a_share_as_transformers_5_has_it() {
+fn warm_up_is_steps_or_a_share_as_in_transformers_5() {
     let rate = |lines: &str| sft(lines).learning_rate;
     assert_eq!(
         rate("warmup_steps: 100\nwarmup_ratio: 0.1\n").warmup_steps,
@@ -188,7 +188,7 @@ fn generation_settings_reach_the_rules() {
 }
 
 #[test]
-fn data_is_read_in_every_form() {
+fn every_form_of_data_is_read() {
     let spec = sft("dataset_mixer:\n  org/a: 0.5\n  org/b: 1\n\
          dataset_splits: [train_sft, test_sft]\ndataset_configs: [x, y]\n");
     let train: Vec<_> = spec
@@ -223,7 +223,7 @@ fn data_is_read_in_every_form() {
 }
 
 #[test]
-fn sharding_and_axes_in_the_recipe_itself_count() {
+fn sharding_and_axes_in_the_recipe_count() {
     let parallel = |lines: &str| sft(lines).parallel;
     assert_eq!(
         parallel("fsdp: full_shard auto_wrap\n").strategy,
@@ -246,7 +246,7 @@ fn sharding_and_axes_in_the_recipe_itself_count() {
 }
 
 #[test]
-fn special_batches_are_understood() {
+fn special_batch_settings_are_read() {
     let spec = sft("accelerator_config: {split_batches: true}\ngradient_accumulation_steps: 2\n");
     assert_eq!((spec.batch.global, spec.batch.micro), (Some(16), None));
     let spec = sft("dataloader_drop_last: true\nauto_find_batch_size: true\n");
@@ -258,7 +258,7 @@ fn special_batches_are_understood() {
 }
 
 #[test]
-fn scalars_of_another_type_are_told_as_upstream_takes_them() {
+fn scalars_of_another_type_are_reported_with_upstreams_meaning() {
     insta::assert_snapshot!(problems(
         "sft",
         "learning_rate: 1e-5\nper_device_train_batch_size: \"16\"\nbf16: \"yes\"\n\
@@ -270,7 +270,7 @@ fn scalars_of_another_type_are_told_as_upstream_takes_them() {
     assert_eq!(
         problems("sft", "", &["learning_rate=1e-5"]),
         "",
-        "upstream's command line converts, so there is nothing to tell"
+        "upstream's command line converts, so there is nothing to report"
     );
 }
 
@@ -290,7 +290,7 @@ fn unknown_keys_are_refused_as_upstream_refuses_them() {
 }
 
 #[test]
-fn values_without_a_counterpart_are_told() {
+fn values_without_a_counterpart_are_reported() {
     insta::assert_snapshot!(problems(
         "sft",
         "lr_scheduler_type: reduce_lr_on_plateau\nfsdp: fullshard\nfp16: true\nbf16: true\n\
@@ -300,7 +300,7 @@ fn values_without_a_counterpart_are_told() {
 }
 
 #[test]
-fn the_reserved_key_lays_a_native_spec_over_the_recipe() {
+fn the_reserved_key_overrides_the_recipe_with_native_keys() {
     let recipe = read_in(
         "sft",
         "model_name_or_path: m\nlearning_rate: 1.0e-4\n\
@@ -319,12 +319,12 @@ fn the_reserved_key_lays_a_native_spec_over_the_recipe() {
 }
 
 #[test]
-fn a_run_is_called_by_a_label_whatever_upstream_calls_it() {
+fn a_run_is_named_by_a_label_for_every_upstream_name() {
     let named = |lines: &str| {
         let text = format!("model_name_or_path: m\n{lines}");
         let recipe = read_in("sft", &text, &[]).unwrap_or_else(|e| panic!("{e}"));
-        let told = recipe.diagnostics.iter();
-        let told: Vec<String> = told
+        let diagnostics = recipe.diagnostics.iter();
+        let found: Vec<String> = diagnostics
             .map(|d| {
                 format!(
                     "{}:{} {}[{}] {}",
@@ -336,7 +336,7 @@ fn a_run_is_called_by_a_label_whatever_upstream_calls_it() {
                 )
             })
             .collect();
-        (recipe.spec.name, told)
+        (recipe.spec.name, found)
     };
     let quiet = |name: &str| (name.to_owned(), Vec::new());
     assert_eq!(named(""), quiet("config"));
@@ -359,16 +359,16 @@ fn a_run_is_called_by_a_label_whatever_upstream_calls_it() {
     );
     assert_eq!(named("run_name: ../../x\n").0, "x");
     let refused = problems("sft", "output_dir: \"\"\nevenkeel: {name: ../x}\n", &[]);
-    let told = [
-        "3: error[run-name] `output_dir` is empty (name a directory, or leave it out for `runs/NAME`)",
-        "4: error[run-name] `evenkeel.name` is `../x`: it holds '.' (use lower-case letters, digits \
-         and `-`, 63 at most (a label of DNS), as `x`)",
+    let expected = [
+        "3: error[run-name] `output_dir` is empty (name a directory, or remove it for `runs/NAME`)",
+        "4: error[run-name] `evenkeel.name` is `../x`: it holds '.' (use a DNS label, at most 63 \
+         lower-case letters, digits and `-`, such as `x`)",
     ];
-    assert_eq!(refused, told.join("\n"));
+    assert_eq!(refused, expected.join("\n"));
 }
 
 #[test]
-fn options_cut_short_are_read_as_argparse_reads_them() {
+fn abbreviated_options_are_read_as_by_argparse() {
     let job = |line: &str| {
         read(&Request {
             command: line.split_whitespace().map(str::to_owned).collect(),
@@ -390,7 +390,7 @@ fn options_cut_short_are_read_as_argparse_reads_them() {
             .iter()
             .all(|d| d.severity == Severity::Note)
     );
-    // Of a field given twice the last counts, however it is written.
+    // The last occurrence of a field counts, whether abbreviated or not.
     for (order, micro) in [
         ("--per_device_train_b 4 --per_device_train_batch_size 2", 2),
         ("--per_device_train_batch_size 2 --per_device_train_b 4", 4),
@@ -410,17 +410,17 @@ fn options_cut_short_are_read_as_argparse_reads_them() {
     }
 }
 
-/// Found in open-r1 and SimPO, whose scripts have dataclasses of their own.
+/// open-r1 and SimPO have scripts with their own dataclasses.
 #[test]
-fn a_key_of_the_scripts_own_is_left_alone_and_a_typed_one_is_not() {
-    let told = |lines: &str, overrides: &[&str]| problems("grpo", lines, overrides);
-    let own = told("dataset_prompt_column: problem\n", &[]);
+fn an_unknown_key_in_a_file_is_a_warning_and_on_the_command_line_an_error() {
+    let found = |lines: &str, overrides: &[&str]| problems("grpo", lines, overrides);
+    let unknown = found("dataset_prompt_column: problem\n", &[]);
     let expected = "3: warning[unknown-key] there is no key `dataset_prompt_column` in GRPO recipes: \
-                    taken for one of the script's own (remove it if it is not: TRL's own command \
-                    line would refuse it)";
-    assert_eq!(own, expected);
-    assert!(told("", &["dataset_prompt_column=x"]).starts_with("1: error[unknown-key]"));
-    assert!(told("num_generation: 4\n", &[]).contains("error[unknown-key]"));
+                    read as a key of the script itself (remove it if it is not one: TRL's own command \
+                    line refuses it)";
+    assert_eq!(unknown, expected);
+    assert!(found("", &["dataset_prompt_column=x"]).starts_with("1: error[unknown-key]"));
+    assert!(found("num_generation: 4\n", &[]).contains("error[unknown-key]"));
     let line = |script: &str| {
         let line = format!("accelerate launch --num_processes 4 {script} --prompt_column x");
         read(&Request {
@@ -437,7 +437,7 @@ fn a_key_of_the_scripts_own_is_left_alone_and_a_typed_one_is_not() {
 }
 
 #[test]
-fn a_launchers_key_in_a_recipe_that_trl_does_not_start_does_nothing() {
+fn a_launcher_key_in_a_recipe_has_an_effect_only_with_trl() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("sft.yaml");
     let text = "per_device_train_batch_size: 4\nnum_processes: 2\naccelerate_config: zero2\n";
@@ -450,12 +450,12 @@ fn a_launchers_key_in_a_recipe_that_trl_does_not_start_does_nothing() {
     });
     let recipe = recipe.unwrap_or_else(|error| panic!("{error}"));
     assert_eq!(recipe.spec.batch.gpus, Some(4));
-    let told: Vec<&str> = recipe.diagnostics.iter().map(|d| d.rule.as_str()).collect();
-    assert_eq!(told, ["unknown-key", "unknown-key"]);
+    let found: Vec<&str> = recipe.diagnostics.iter().map(|d| d.rule.as_str()).collect();
+    assert_eq!(found, ["unknown-key", "unknown-key"]);
 }
 
 #[test]
-fn a_trainer_that_is_not_read_is_refused_by_its_name() {
+fn an_unsupported_trainer_is_refused_by_its_name() {
     for script in [
         "nash_md.py",
         "trl/experimental/gold/gold.py",
@@ -470,22 +470,22 @@ fn a_trainer_that_is_not_read_is_refused_by_its_name() {
         let error = error.unwrap_err();
         assert!(error.to_string().contains("TRL's trainer"), "{error}");
     }
-    let told = problems("xpo", "reward_model_path: r\nresponse_length: 5\n", &[]);
-    assert!(told.contains("TRL's trainer XPO"), "{told}");
+    let found = problems("xpo", "reward_model_path: r\nresponse_length: 5\n", &[]);
+    assert!(found.contains("TRL's trainer XPO"), "{found}");
     assert!(!problems("xpo/sft", "", &[]).contains("TRL's trainer"));
-    let said = problems("xpo", "", &["evenkeel.objective=sft"]);
-    assert!(!said.contains("TRL's trainer"), "{said}");
+    let found = problems("xpo", "", &["evenkeel.objective=sft"]);
+    assert!(!found.contains("TRL's trainer"), "{found}");
 }
 
 #[test]
-fn an_empty_number_that_the_trainer_counts_with_is_refused() {
+fn an_empty_number_that_the_trainer_needs_is_refused() {
     for lines in [
         "gradient_accumulation_steps:\n",
         "gradient_accumulation_steps: ~\n",
         "per_device_train_batch_size: null\n",
     ] {
-        let told = problems("sft", lines, &[]);
-        assert!(told.starts_with("3: error[wrong-type]"), "{told}");
+        let found = problems("sft", lines, &[]);
+        assert!(found.starts_with("3: error[wrong-type]"), "{found}");
     }
     assert_eq!(problems("sft", "run_name:\nwarmup_ratio: ~\n", &[]), "");
 }

@@ -1,10 +1,9 @@
-//! The values of a recipe with the types that upstream's dataclasses give them.
+//! The values of a recipe, with the types of upstream's dataclasses.
 //!
 //! `TrlParser` hands YAML values to `argparse` as defaults, and `argparse` converts a default only
-//! if it is a string: `learning_rate: 1e-5`, a string to PyYAML, becomes a float there, while
-//! transformers' own `parse_yaml_file` leaves the string to crash later. Such a value is taken as
-//! what it must mean, with a word about it (`scalar-type`); one that cannot be converted is an
-//! error.
+//! if it is a string. So `learning_rate: 1e-5`, a string to PyYAML, becomes a float there.
+//! transformers' own `parse_yaml_file` keeps the string, and the run crashes later. A value with
+//! one possible meaning is converted with a warning (`scalar-type`); any other is an error.
 
 use crate::recipe::node::{Node, Value};
 use crate::recipe::reading::Reading;
@@ -23,8 +22,8 @@ enum Typed {
     Text(String),
 }
 
-/// Fields of `TrainingArguments` that the trainer counts with: it breaks at the None that upstream's
-/// parsers make of an empty value, whatever the default is.
+/// Fields of `TrainingArguments` that the trainer computes with. Upstream's parsers turn an empty
+/// value into None, and the trainer fails on it, whatever the default is.
 const NEVER_EMPTY: [&str; 4] = [
     "per_device_train_batch_size",
     "per_device_eval_batch_size",
@@ -32,16 +31,16 @@ const NEVER_EMPTY: [&str; 4] = [
     "max_steps",
 ];
 
-/// Every value of one mapping.
+/// The typed values of one mapping.
 pub(in crate::recipe) struct Values<'n> {
     scalars: Vec<Given<Typed>>,
     nodes: Vec<(String, &'n Node)>,
 }
 
 impl<'n> Values<'n> {
-    /// Checks a mapping's values. `kind_of` gives a key's type, or `None` for one that has been
-    /// reported; `prefix` goes before the keys in messages (`dataset_mixture.datasets.0.`).
-    /// Empty values count as not given, where upstream takes them.
+    /// Checks a mapping's values. `kind_of` gives a key's type, or `None` for a key that has been
+    /// reported. `prefix` goes before the keys in messages (`dataset_mixture.datasets.0.`). Empty
+    /// values count as absent where upstream accepts them.
     pub fn check(
         mapping: &'n Node,
         prefix: &str,
@@ -52,7 +51,7 @@ impl<'n> Values<'n> {
             scalars: Vec::new(),
             nodes: Vec::new(),
         };
-        // What went through an argument parser, or stood in JSON, has been converted.
+        // An argument parser and JSON have already converted the values.
         for entry in mapping.entries().unwrap_or_default() {
             let Some(kind) = kind_of(&entry.name) else {
                 continue;
@@ -64,8 +63,8 @@ impl<'n> Values<'n> {
                     reading.error(
                         "wrong-type",
                         Some(entry.name_span),
-                        format!("`{key}` is empty, which is None to the trainer and no number"),
-                        "give a whole number, or take the line out for the default",
+                        format!("`{key}` is empty: the trainer reads None, not a number"),
+                        "give a whole number, or remove the line for the default",
                     );
                 }
                 continue;
@@ -92,7 +91,6 @@ impl<'n> Values<'n> {
         self.scalars.iter().find(named)
     }
 
-    /// A truth value.
     pub fn bool(&self, key: &str) -> Option<Given<bool>> {
         let given = self.scalar(key)?;
         match given.value {
@@ -106,7 +104,6 @@ impl<'n> Values<'n> {
         self.bool(key).is_some_and(|given| given.value)
     }
 
-    /// A whole number.
     pub fn int(&self, key: &str) -> Option<Given<i128>> {
         let given = self.scalar(key)?;
         match given.value {
@@ -115,7 +112,6 @@ impl<'n> Values<'n> {
         }
     }
 
-    /// A number.
     pub fn float(&self, key: &str) -> Option<Given<f64>> {
         let given = self.scalar(key)?;
         match given.value {
@@ -125,7 +121,6 @@ impl<'n> Values<'n> {
         }
     }
 
-    /// Text.
     pub fn text(&self, key: &str) -> Option<Given<String>> {
         let given = self.scalar(key)?;
         match &given.value {
@@ -134,23 +129,23 @@ impl<'n> Values<'n> {
         }
     }
 
-    /// The node itself; not for empty values.
+    /// The node of a value; `None` for an empty value.
     pub fn node(&self, key: &str) -> Option<&'n Node> {
         let found = self.nodes.iter().find(|(name, _)| name == key);
         found.map(|(_, node)| *node)
     }
 }
 
-/// What became of a value.
+/// The result of checking a value.
 enum Checked {
     Scalar(Typed),
-    /// A list or mapping where one may stand.
+    /// A list or mapping, where the type allows one.
     Collection,
-    /// An error has been reported.
+    /// The value is wrong, and an error is in the diagnostics.
     Refused,
 }
 
-/// A value with its upstream type.
+/// Converts a value to its upstream type.
 fn typed(node: &Node, kind: Kind, key: &str, reading: &mut Reading) -> Checked {
     let expected = match kind {
         Kind::Bool => "true or false",
@@ -179,7 +174,7 @@ fn typed(node: &Node, kind: Kind, key: &str, reading: &mut Reading) -> Checked {
         return Checked::Collection;
     };
     let text = node.text().unwrap_or_default();
-    // A scalar of the wrong type that has one meaning only, and how to write it.
+    // Reports a scalar of the wrong type that has one possible meaning, with its correct spelling.
     let mut converted = |value: Typed, write: String| {
         if !reading.converts(node.span.file) {
             let found = match &resolved {
@@ -190,8 +185,8 @@ fn typed(node: &Node, kind: Kind, key: &str, reading: &mut Reading) -> Checked {
             reading.warning(
                 "scalar-type",
                 Some(node.span),
-                format!("`{key}` is {found} to PyYAML, taken as `{write}`"),
-                format!("write `{write}`: upstream's readers differ in what they make of this"),
+                format!("`{key}` is {found} to PyYAML, read as `{write}`"),
+                format!("write `{write}`: upstream's readers disagree on this value"),
             );
         }
         Some(value)
@@ -256,7 +251,7 @@ fn python_float(text: &str) -> Option<f64> {
     value.is_finite().then_some(value)
 }
 
-/// A float as PyYAML reads it back as one: with a point, and a sign in the exponent.
+/// A float in a form that PyYAML reads back as one: with a point, and a sign in the exponent.
 fn yaml_float(value: f64) -> String {
     let text = format!("{value:?}");
     match text.split_once('e') {
@@ -274,7 +269,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_float_is_suggested_as_pyyaml_reads_it() {
+    fn suggested_floats_are_floats_to_pyyaml() {
         for (value, text) in [
             (1e-5, "1.0e-5"),
             (2.5e-7, "2.5e-7"),

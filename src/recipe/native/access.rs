@@ -1,4 +1,4 @@
-//! What serde asks for piece by piece: entries of mappings, items of lists, kinds of enums.
+//! serde's access types: entries of mappings, items of lists, variants of enums.
 
 use serde::de::{self, DeserializeSeed, IntoDeserializer, Visitor};
 
@@ -8,7 +8,7 @@ use crate::recipe::node::{Entry, Node};
 pub(super) struct MapAccess<'p, 'n, 'r, 'd> {
     pub parent: &'p NodeDeserializer<'n, 'r, 'd>,
     pub entries: std::vec::IntoIter<&'n Entry>,
-    /// The entry whose key has been handed out.
+    /// The entry whose key serde has taken.
     pub value: Option<&'n Entry>,
 }
 
@@ -32,7 +32,7 @@ impl<'n> de::MapAccess<'n> for &mut MapAccess<'_, 'n, '_, '_> {
         let entry = self
             .value
             .take()
-            .ok_or_else(|| Failure("a value was asked for before its key".to_owned()))?;
+            .ok_or_else(|| Failure("a value was requested before its key".to_owned()))?;
         seed.deserialize(self.parent.child(&entry.name, &entry.value))
     }
 }
@@ -79,7 +79,7 @@ impl<'n, 'r, 'd> de::EnumAccess<'n> for EnumAccess<'n, 'r, 'd> {
 impl<'n> de::VariantAccess<'n> for NodeDeserializer<'n, '_, '_> {
     type Error = Failure;
 
-    /// A word without settings: other keys beside its `kind` are unknown.
+    /// A variant without settings: keys beside `kind` are unknown.
     fn unit_variant(self) -> Result<(), Failure> {
         if self.node.entries().is_some() {
             self.visit_fields(&[], de::IgnoredAny)?;
@@ -104,7 +104,7 @@ impl<'n> de::VariantAccess<'n> for NodeDeserializer<'n, '_, '_> {
     }
 }
 
-/// Stands in for an enum whose word was refused.
+/// A stand-in variant for an enum whose name was refused.
 pub(super) struct StandIn(pub &'static str);
 
 impl<'n> de::EnumAccess<'n> for StandIn {
@@ -141,7 +141,7 @@ impl<'n> de::VariantAccess<'n> for StandIn {
     }
 }
 
-/// Reported already; ends the reading of the enum.
+/// Ends the reading of an enum whose problem has been reported.
 fn refused() -> Failure {
-    Failure("the kind is not known".to_owned())
+    Failure("the kind is unknown".to_owned())
 }

@@ -1,8 +1,8 @@
-//! A serde deserializer over the [`Node`] tree that notes where every value stood and goes on
-//! after a problem, so that a file's problems are all reported at once.
+//! A serde deserializer over the [`Node`] tree. It records the place of every value and continues
+//! after a problem, so it reports all problems of a file at once.
 //!
-//! A value that does not fit is reported and replaced by a stand-in of the right type. The
-//! stand-ins are never seen: one error and the whole spec is thrown away.
+//! A stand-in of the right type replaces a wrong value. No stand-in leaves this module: after one
+//! error the whole spec is dropped.
 
 use std::cell::RefCell;
 
@@ -18,10 +18,10 @@ use crate::recipe::source::Places;
 use crate::recipe::spec::Spec;
 use crate::recipe::suggest::did_you_mean;
 
-/// The key that says which variant of an enum with settings is meant.
+/// The key that names the variant of an enum with settings.
 const KIND: &str = "kind";
 
-/// Deserializes the whole spec; `None` only when a diagnostic says why.
+/// Deserializes the whole spec; `None` only if a diagnostic gives the reason.
 pub(super) fn spec(tree: &Node, diagnostics: &mut Vec<Diagnostic>) -> (Option<Spec>, Places) {
     let record = RefCell::new(Record {
         places: Places::new(),
@@ -47,7 +47,7 @@ pub(super) fn spec(tree: &Node, diagnostics: &mut Vec<Diagnostic>) -> (Option<Sp
 }
 
 impl<'n> NodeDeserializer<'n, '_, '_> {
-    /// A struct: unknown keys are reported here, where the known ones are at hand.
+    /// A struct. Unknown keys are reported here, where the known keys are available.
     pub fn visit_fields<V: Visitor<'n>>(
         self,
         fields: &'static [&'static str],
@@ -86,10 +86,10 @@ impl<'n> NodeDeserializer<'n, '_, '_> {
             .map_err(|failure| self.locate(failure))
     }
 
-    /// Reports a failure of serde's own code at this node, unless something below said it all.
+    /// Reports a failure of serde's code at this node, unless a diagnostic below it explains it.
     fn locate(&self, failure: Failure) -> Failure {
         if !self.record.borrow().has_error() {
-            let help = "write every key that has no default";
+            let help = "add every key that has no default";
             self.report(
                 "mandatory-missing",
                 format!("in `{}`: {failure}", self.name()),
@@ -112,11 +112,11 @@ macro_rules! integers {
 impl<'n> de::Deserializer<'n> for NodeDeserializer<'n, '_, '_> {
     type Error = Failure;
 
-    /// Free values (keys of a model's `config.json`).
+    /// Values of any type (keys of a model's `config.json`).
     fn deserialize_any<V: Visitor<'n>>(self, visitor: V) -> Result<V::Value, Failure> {
         match self.node.resolve(Schema::Core) {
             Some(resolved) => {
-                self.note_place();
+                self.record_place();
                 match resolved {
                     Resolved::Null | Resolved::Missing => visitor.visit_unit(),
                     Resolved::Bool(value) => visitor.visit_bool(value),
@@ -137,7 +137,7 @@ impl<'n> de::Deserializer<'n> for NodeDeserializer<'n, '_, '_> {
     }
 
     fn deserialize_bool<V: Visitor<'n>>(self, visitor: V) -> Result<V::Value, Failure> {
-        self.note_place();
+        self.record_place();
         let value = match self.node.resolve(Schema::Core) {
             Some(Resolved::Bool(value)) => value,
             _ => {
@@ -177,14 +177,14 @@ impl<'n> de::Deserializer<'n> for NodeDeserializer<'n, '_, '_> {
 
     fn deserialize_option<V: Visitor<'n>>(self, visitor: V) -> Result<V::Value, Failure> {
         if self.node.resolve(Schema::Core) == Some(Resolved::Null) {
-            self.note_place();
+            self.record_place();
             return visitor.visit_none();
         }
         visitor.visit_some(self)
     }
 
     fn deserialize_seq<V: Visitor<'n>>(self, visitor: V) -> Result<V::Value, Failure> {
-        self.note_place();
+        self.record_place();
         let items = match &self.node.value {
             Value::Sequence(items) => items.as_slice(),
             _ if self.node.resolve(Schema::Core) == Some(Resolved::Null) => &[],
@@ -222,24 +222,25 @@ impl<'n> de::Deserializer<'n> for NodeDeserializer<'n, '_, '_> {
         visitor.visit_newtype_struct(self)
     }
 
-    /// A word, or a mapping whose `kind` is the word and whose other keys are its settings.
+    /// A variant's name, or a mapping whose `kind` is the name and whose other keys are the
+    /// settings.
     fn deserialize_enum<V: Visitor<'n>>(
         self,
         _name: &'static str,
         variants: &'static [&'static str],
         visitor: V,
     ) -> Result<V::Value, Failure> {
-        self.note_place();
+        self.record_place();
         let first = variants.first().copied().unwrap_or_default();
         let kind = self.node.get(KIND);
         let tag = kind.unwrap_or(self.node);
         if kind.is_some() {
-            self.child(KIND, tag).note_place();
+            self.child(KIND, tag).record_place();
         }
         let Some(word) = tag.text() else {
             self.report(
                 "mandatory-missing",
-                format!("`{}` does not say its `kind`", self.name()),
+                format!("`{}` does not state its `kind`", self.name()),
                 format!("write `kind: {first}`, or another of {}", list(variants)),
             );
             return visitor.visit_enum(StandIn(first));

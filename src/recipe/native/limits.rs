@@ -1,5 +1,5 @@
-//! Ranges of the native recipe's numbers: zero and absurd sizes are refused here, whatever dialect
-//! they came from.
+//! Ranges of the native recipe's numbers. They apply to every dialect and refuse zero and absurd
+//! sizes.
 
 use serde_json::{Number, Value};
 
@@ -7,7 +7,7 @@ use crate::recipe::diagnostic::Diagnostic;
 use crate::recipe::source::Places;
 use crate::recipe::spec::Spec;
 
-/// A range of a key; `*` stands for any list index.
+/// The range of a key; `*` means any list index.
 struct Limit {
     path: &'static str,
     min: f64,
@@ -15,14 +15,13 @@ struct Limit {
     bounds: Bounds,
 }
 
-/// What belongs to a range beside what lies between its ends.
+/// The numbers that belong to a range.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Bounds {
-    /// Both ends.
     Both,
-    /// The upper one only.
+    /// Above the minimum, up to the maximum.
     Upper,
-    /// The upper one only, and from 1 on whole numbers: below it is a share, above a count.
+    /// Above the minimum; from 1 on whole numbers only. Below 1 it is a share, otherwise a count.
     ShareOrCount,
 }
 
@@ -50,13 +49,13 @@ const fn share_or_count(path: &'static str) -> Limit {
     }
 }
 
-/// Samples in a batch.
+/// Maximum samples in a batch.
 const BATCH: f64 = (1_u64 << 32) as f64;
-/// Devices along an axis.
+/// Maximum devices along an axis.
 const DEVICES: f64 = (1_u64 << 20) as f64;
-/// Words of a language.
+/// Maximum vocabulary size.
 const WORDS: f64 = (1_u64 << 24) as f64;
-/// Samples or steps of a whole run: exact in a double, so sums stay exact too.
+/// Maximum samples or steps of a run. Exact in a double, so sums are exact too.
 const COUNT: f64 = (1_u64 << 53) as f64;
 
 const LIMITS: &[Limit] = &[
@@ -130,13 +129,12 @@ const LIMITS: &[Limit] = &[
     range("generation.num_mini_batches", 1.0, BATCH),
 ];
 
-/// Reports every number that is out of its range. A value that was refused already holds a
-/// stand-in, which is not reported again.
+/// Reports every number out of its range, except stand-ins for refused values.
 pub(super) fn check(spec: &Spec, places: &Places, diagnostics: &mut Vec<Diagnostic>) {
     let values = match serde_json::to_value(spec) {
         Ok(values) => values,
         Err(error) => {
-            let message = format!("the recipe cannot be written down: {error}");
+            let message = format!("the recipe cannot be serialised: {error}");
             diagnostics.push(Diagnostic::error(
                 "wrong-type",
                 None,
@@ -161,7 +159,7 @@ pub(super) fn check(spec: &Spec, places: &Places, diagnostics: &mut Vec<Diagnost
 impl Limit {
     fn excludes(&self, number: &Number) -> bool {
         let value = number.as_f64().unwrap_or(f64::NAN);
-        // Whole numbers are compared as such: a double rounds large ones.
+        // Compares whole numbers as integers, because a double rounds large ones.
         let above = match number.as_u64() {
             Some(whole) => whole > self.max as u64,
             None => value > self.max,
@@ -174,7 +172,7 @@ impl Limit {
         above || below || part
     }
 
-    /// What to give instead.
+    /// The help of the diagnostic: the valid range.
     fn help(&self) -> String {
         let Limit { min, max, .. } = self;
         match self.bounds {
@@ -186,18 +184,18 @@ impl Limit {
         }
     }
 
-    /// Whether it is the range of the key at a recipe's path.
+    /// Whether this is the range of the key at a recipe's path.
     fn is_of(&self, path: &str) -> bool {
         let pattern = without_kind(self.path);
         let mut parts = path.split('.');
         pattern
             .split('.')
-            .all(|part| parts.next().is_some_and(|own| part == own || part == "*"))
+            .all(|part| parts.next().is_some_and(|key| part == key || part == "*"))
             && parts.next().is_none()
     }
 }
 
-/// What to give for the key at a path, when its range is known.
+/// The valid range of the key at a path, where it is known.
 pub(super) fn help(path: &str) -> Option<String> {
     let limit = LIMITS.iter().find(|limit| limit.is_of(path));
     limit.map(Limit::help)
@@ -218,7 +216,8 @@ fn out_of_range(limit: &Limit, path: &str, number: &Number, places: &Places) -> 
     )
 }
 
-/// The recipe writes an enum's settings beside its `kind`, serde below the kind's name.
+/// The recipe's path of an enum's setting: recipes write settings beside `kind`, serde below the
+/// variant's name.
 fn without_kind(path: &str) -> String {
     let mut parts: Vec<&str> = path.split('.').collect();
     if parts.first() == Some(&"schedule") && parts.len() > 2 {
@@ -227,7 +226,7 @@ fn without_kind(path: &str) -> String {
     parts.join(".")
 }
 
-/// The numbers at a path, with the paths they really have.
+/// The numbers at a path, with their full paths.
 fn values_at<'v>(root: &'v Value, path: &str) -> Vec<(String, &'v Number)> {
     let mut found = vec![(String::new(), root)];
     for part in path.split('.') {

@@ -58,11 +58,11 @@ fn values_and_places_are_read() {
     assert_eq!(place("learning_rate.peak"), ("learning_rate.peak", 7, 11));
     assert_eq!(place("name"), ("metadata.name", 3, 18));
     assert_eq!(place("data.train.0.path").1, 13);
-    assert!(!places.contains_key("seed"), "nobody wrote a seed");
+    assert!(!places.contains_key("seed"), "the recipe has no seed");
 }
 
 #[test]
-fn an_enum_takes_its_settings_beside_its_kind() {
+fn settings_of_an_enum_are_beside_its_kind() {
     let (spec, places) = build("schedule:\n  kind: norm-test\n  eta: 0.1\n  interval: 5").unwrap();
     let BatchSchedule::NormTest(test) = spec.schedule else {
         panic!("{:?}", spec.schedule)
@@ -129,7 +129,7 @@ fn a_bare_spec_is_not_a_recipe() {
 }
 
 #[test]
-fn large_numbers_are_told_and_compared_exactly() {
+fn large_numbers_are_compared_and_shown_exactly() {
     assert_eq!(
         problems("budget: {samples: 18446744073709551615, steps: 9007199254740993}"),
         [
@@ -143,8 +143,8 @@ fn large_numbers_are_told_and_compared_exactly() {
 }
 
 #[test]
-fn a_share_or_a_count_is_one_of_both() {
-    for (value, told) in [
+fn a_number_between_share_and_count_is_refused() {
+    for (value, expected) in [
         ("1.5", "`data.held_out` is 1.5"),
         ("0", "`data.held_out` is 0"),
         ("-0.1", "`data.held_out` is -0.1"),
@@ -160,7 +160,7 @@ fn a_share_or_a_count_is_one_of_both() {
             "(give a share between 0 and 1, or a whole number",
         );
         assert!(
-            found[0].starts_with(&format!("{place} {told}")),
+            found[0].starts_with(&format!("{place} {expected}")),
             "{found:?}"
         );
         assert!(found[0].contains(help), "{found:?}");
@@ -174,7 +174,7 @@ fn a_share_or_a_count_is_one_of_both() {
 }
 
 #[test]
-fn a_number_that_its_type_cannot_hold_is_told_its_own_range() {
+fn a_number_beyond_its_type_is_refused_with_its_range() {
     assert_eq!(
         problems("batch: {micro: -4}\nschedule: {kind: norm-test, interval: -1}"),
         [
@@ -184,8 +184,8 @@ fn a_number_that_its_type_cannot_hold_is_told_its_own_range() {
     );
 }
 
-/// Rule, line, column and message of what is said about a whole file.
-fn said(text: &str) -> Vec<String> {
+/// Rule, line, column and message of every diagnostic of a whole file.
+fn reported(text: &str) -> Vec<String> {
     let request = crate::recipe::Request {
         path: "recipes/Tiny_One.yaml".into(),
         ..Default::default()
@@ -195,15 +195,15 @@ fn said(text: &str) -> Vec<String> {
         Err(error) => error.diagnostics,
     };
     let place = |d: &Diagnostic| d.span.map_or((0, 0), |s| (s.line, s.column));
-    let told = diagnostics.iter().map(|d| {
+    let found = diagnostics.iter().map(|d| {
         let (line, column) = place(d);
         format!("{line}:{column} {} {}", d.rule, d.message)
     });
-    told.collect()
+    found.collect()
 }
 
 #[test]
-fn a_name_that_is_no_label_is_refused_where_it_stands() {
+fn an_invalid_name_is_refused_at_its_place() {
     let head = "apiVersion: evenkeel.dev/v1alpha1\nkind: Recipe\n";
     for (name, flaw) in [
         ("../../x", "it holds '.'"),
@@ -216,31 +216,31 @@ fn a_name_that_is_no_label_is_refused_where_it_stands() {
         ("a-", "it ends with `-`"),
     ] {
         let shown = name.trim_matches('"');
-        let found = said(&format!("{head}metadata:\n  name: {name}\nspec: {{}}\n"));
-        let told = format!("4:9 run-name `metadata.name` is `{shown}`: {flaw}");
-        assert_eq!(found, [told]);
-        let found = said(&format!("{head}spec: {{name: {name}}}\n"));
+        let found = reported(&format!("{head}metadata:\n  name: {name}\nspec: {{}}\n"));
+        let expected = format!("4:9 run-name `metadata.name` is `{shown}`: {flaw}");
+        assert_eq!(found, [expected]);
+        let found = reported(&format!("{head}spec: {{name: {name}}}\n"));
         assert_eq!(
             found,
             [format!("3:14 run-name `name` is `{shown}`: {flaw}")]
         );
     }
     assert_eq!(
-        said(&format!("{head}spec: {{output: \"\"}}\n")),
+        reported(&format!("{head}spec: {{output: \"\"}}\n")),
         ["3:16 run-name `output` is empty"]
     );
     assert_eq!(
-        said(&format!("{head}metadata: tiny\nspec: {{}}\n")),
+        reported(&format!("{head}metadata: tiny\nspec: {{}}\n")),
         ["3:11 wrong-type `metadata` takes a mapping, this is a single value"]
     );
     assert_eq!(
-        said(&format!("{head}metadata:\nspec: {{}}\n")),
+        reported(&format!("{head}metadata:\nspec: {{}}\n")),
         Vec::<String>::new()
     );
 }
 
 #[test]
-fn a_recipe_without_a_name_is_called_like_its_file() {
+fn a_recipe_without_a_name_has_the_name_of_its_file() {
     let request = crate::recipe::Request {
         path: "recipes/Tiny_One.yaml".into(),
         ..Default::default()

@@ -1,5 +1,4 @@
-//! A value on its way into the spec: what it is called, where it stood, what it holds, and what is
-//! wrong with it.
+//! A value on its way into the spec: its key, place, content and problems.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -31,7 +30,7 @@ impl Record<'_> {
     }
 }
 
-/// A message from serde's own code; it becomes a diagnostic at the node that it concerns.
+/// A message of serde's code, which becomes a diagnostic at its node.
 #[derive(Debug)]
 pub(super) struct Failure(pub String);
 
@@ -57,13 +56,13 @@ pub(super) struct NodeDeserializer<'n, 'r, 'd> {
     pub node: &'n Node,
     /// The native path of `node`.
     pub path: String,
-    /// The node is the content of an enum's variant: its `kind` has been read.
+    /// The node is the content of an enum's variant, whose `kind` has been read.
     pub variant: bool,
     pub record: &'r RefCell<Record<'d>>,
 }
 
 impl<'n, 'r, 'd> NodeDeserializer<'n, 'r, 'd> {
-    /// The key as the user knows it.
+    /// The key, as the user's file spells it.
     pub fn name(&self) -> &str {
         self.node.key.as_deref().unwrap_or(if self.path.is_empty() {
             "spec"
@@ -85,9 +84,9 @@ impl<'n, 'r, 'd> NodeDeserializer<'n, 'r, 'd> {
         }
     }
 
-    /// Notes where the value stood, if anybody wrote it. A variant's content shares the place of
-    /// its enum.
-    pub fn note_place(&self) {
+    /// Records the place of a value that a file states. The content of a variant shares the place
+    /// of its enum.
+    pub fn record_place(&self) {
         let Some(key) = self.node.key.as_ref().filter(|_| !self.variant) else {
             return;
         };
@@ -122,7 +121,7 @@ impl<'n, 'r, 'd> NodeDeserializer<'n, 'r, 'd> {
 
     /// A whole number within bounds, or 0 after a report.
     pub fn integer(&self, min: i128, max: i128) -> i128 {
-        self.note_place();
+        self.record_place();
         match self.node.resolve(Schema::Core) {
             Some(Resolved::Int(value)) if (min..=max).contains(&value) => value,
             Some(Resolved::Int(_)) => {
@@ -142,7 +141,7 @@ impl<'n, 'r, 'd> NodeDeserializer<'n, 'r, 'd> {
     }
 
     pub fn float(&self) -> f64 {
-        self.note_place();
+        self.record_place();
         let value = match self.node.resolve(Schema::Core) {
             Some(Resolved::Float(value)) => value,
             Some(Resolved::Int(value)) => value as f64,
@@ -153,8 +152,8 @@ impl<'n, 'r, 'd> NodeDeserializer<'n, 'r, 'd> {
         };
         if !value.is_finite() {
             let what = match value.is_nan() {
-                true => "a float that is no number",
-                false => "a float without an end",
+                true => "not a number",
+                false => "infinite",
             };
             self.report(
                 "out-of-range",
@@ -167,7 +166,7 @@ impl<'n, 'r, 'd> NodeDeserializer<'n, 'r, 'd> {
     }
 
     pub fn text(&self) -> String {
-        self.note_place();
+        self.record_place();
         match self.node.text() {
             Some(text) if self.node.resolve(Schema::Core) != Some(Resolved::Null) => {
                 text.to_owned()
@@ -179,12 +178,12 @@ impl<'n, 'r, 'd> NodeDeserializer<'n, 'r, 'd> {
         }
     }
 
-    /// The entries of a mapping; an empty value is an empty mapping.
+    /// The entries of a mapping; an empty value counts as an empty mapping.
     pub fn entries(&self) -> &'n [Entry] {
-        self.note_place();
+        self.record_place();
         match &self.node.value {
             Value::Mapping(entries) => entries,
-            // `schedule: norm-test` is the kind alone, with every setting at its default.
+            // `schedule: norm-test` is the kind alone, with default settings.
             Value::Scalar(_) if self.variant => &[],
             _ if self.node.resolve(Schema::Core) == Some(Resolved::Null) => &[],
             _ => {
@@ -195,7 +194,7 @@ impl<'n, 'r, 'd> NodeDeserializer<'n, 'r, 'd> {
     }
 }
 
-/// The scalar as written, cut where it is long.
+/// The scalar as written, truncated if it is long.
 pub(super) fn shown(node: &Node) -> String {
     short(node.text().unwrap_or_default())
 }

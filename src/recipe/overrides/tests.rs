@@ -1,7 +1,7 @@
 use super::*;
 use crate::recipe::reading::Reading;
 
-/// Applies overrides to a text; the tree, and the problems with their places.
+/// Applies overrides to a text; returns the tree and the problems with their places.
 fn apply_to(text: &str, overrides: &[&str]) -> (Node, Vec<String>) {
     let mut reading = Reading::default();
     let mut root = reading.parse("x.yaml", text.to_owned()).unwrap();
@@ -34,7 +34,7 @@ fn text<'n>(root: &'n Node, path: &str) -> &'n str {
     path.split('.')
         .try_fold(root, step)
         .and_then(Node::text)
-        .unwrap_or_else(|| panic!("nothing at {path} in {root:?}"))
+        .unwrap_or_else(|| panic!("no value at {path} in {root:?}"))
 }
 
 #[test]
@@ -72,7 +72,7 @@ fn lists_replace_and_templates_need_no_quotes() {
 }
 
 #[test]
-fn keys_with_dots_in_them_are_found() {
+fn keys_that_contain_dots_are_found() {
     let (root, _) = apply_to("mixer:\n  org/set-v1.0: 0.5\n", &["mixer.org/set-v1.0=1.0"]);
     let entries = root.get("mixer").unwrap().entries().unwrap();
     assert_eq!(entries.len(), 1);
@@ -97,7 +97,7 @@ fn problems_point_at_the_command_line() {
 }
 
 #[test]
-fn places_after_a_line_break_are_counted_on() {
+fn places_after_a_line_break_continue_the_count() {
     let (root, _) = apply_to("a: 1\n", &["t=one\ntwo", "a={b: [5]}"]);
     let five = &root.get("a").unwrap().get("b").unwrap().items().unwrap()[0];
     assert_eq!((five.span.line, five.span.column), (3, 8));

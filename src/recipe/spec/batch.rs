@@ -1,38 +1,42 @@
-//! What a recipe says about its batch.
+//! The batch of a recipe.
 
 use serde::{Deserialize, Serialize};
 
-/// What the recipe says about its batch. Either `global` is given, or
-/// `micro` × `accumulation` × the data-parallel size at `gpus` makes it.
+/// The batch of a recipe. A recipe states `global`, or `micro` × `accumulation` × the data-parallel
+/// size at `gpus` yields it.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Batch {
-    /// Samples per optimiser step over all devices.
+    /// Global batch: samples per optimiser step over all devices.
     pub global: Option<u64>,
-    /// Samples per device and forward pass that the author chose; the planner never goes above it
-    /// unless `prefer: micro` lets it.
+    /// Samples per device and forward pass in the recipe. The planner exceeds it only with `prefer:
+    /// micro`.
     pub micro: Option<u64>,
     /// Forward passes per optimiser step at `gpus` devices.
     pub accumulation: Option<u64>,
-    /// The number of GPUs the recipe was written for.
+    /// GPUs that the recipe was written for.
     pub gpus: Option<u64>,
-    /// What to do when no exact split exists at the world size asked for.
+    /// Without an exact split at a world size: `exact` refuses it and names the sizes that have
+    /// one; `uneven` gives ranks different numbers of micro-batches.
     pub remainder: Remainder,
-    /// What growing the world should change first.
+    /// What a larger world changes first: `accumulation` keeps the micro-batch and lowers
+    /// accumulation; `micro` raises the micro-batch, within memory.
     pub prefer: Prefer,
-    /// What the dialect does with samples that do not fill the last batch of an epoch.
+    /// Samples that do not fill the last batch of an epoch: `wrap` fills the batch up from the next
+    /// epoch; `drop` leaves them out.
     pub last_batch: LastBatch,
     /// Upstream's automatic batch finder is on (`auto_find_batch_size`).
     pub auto_find: bool,
-    /// How a dialect that states its global batch comes to a micro-batch.
+    /// How the micro-batch follows from the recipe: `stated` in `micro`; `exact` or `floored`
+    /// division of `global`.
     pub division: Division,
-    /// DeepSpeed's `elasticity` is on, and makes the batch out of what it may be.
+    /// The bounds of DeepSpeed's `elasticity`, which computes the batch.
     pub elastic: Option<Elastic>,
 }
 
 impl Batch {
-    /// Takes `gpus` for the world that the recipe was written for, where nobody says and only that
-    /// world tells its micro-batch.
+    /// Sets a missing `gpus` to the world that the recipe was written for, where the micro-batch
+    /// depends on that world.
     pub fn settle(&mut self, gpus: u64) {
         if self.division != Division::Stated {
             self.gpus.get_or_insert(gpus);
@@ -40,26 +44,26 @@ impl Batch {
     }
 }
 
-/// DeepSpeed's `elasticity` (edaa722, `elasticity/config.py`): bounds out of which a batch is
-/// computed that many GPU counts divide.
+/// DeepSpeed's `elasticity` (edaa722, `elasticity/config.py`): bounds for a batch that many GPU
+/// counts divide.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Elastic {
-    /// `max_train_batch_size`, samples; the batch that comes out may be smaller.
+    /// `max_train_batch_size`, samples; the computed batch may be smaller.
     pub max_batch: u64,
     /// `micro_batch_sizes`, samples per device and forward pass.
     pub micro_batches: Vec<u64>,
-    /// `min_gpus`.
+    /// `min_gpus`: the smallest number of GPUs.
     pub min_gpus: u64,
-    /// `max_gpus`.
+    /// `max_gpus`: the largest number of GPUs.
     pub max_gpus: u64,
-    /// `version`.
+    /// `version` of the algorithm.
     pub version: ElasticVersion,
-    /// `num_gpus_per_node`; version 0.2 adds and takes whole nodes.
+    /// `num_gpus_per_node`; version 0.2 adds and removes whole nodes.
     pub gpus_per_node: u64,
     /// `model_parallel_size`, version 0.2 only.
     pub model_parallel: u64,
-    /// `prefer_larger_batch`.
+    /// `prefer_larger_batch`: of equally good batches take the larger.
     pub prefer_larger: bool,
 }
 
@@ -82,47 +86,47 @@ impl Default for Elastic {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Division {
-    /// The recipe states it, in `micro`.
+    /// The recipe states `micro`.
     #[default]
     Stated,
-    /// `global` / (`accumulation` × data-parallel size), which has to be whole (HALOs).
+    /// `global` / (`accumulation` × data-parallel size), which must be whole (HALOs).
     Exact,
-    /// ⌊⌊`global` / `accumulation`⌋ / data-parallel size⌋: upstream leaves the rest of every batch
-    /// out (direct-preference-optimization, HALOs' legacy tree).
+    /// ⌊⌊`global` / `accumulation`⌋ / data-parallel size⌋: upstream drops the rest of every batch
+    /// (direct-preference-optimization, HALOs' legacy tree).
     Floored,
 }
 
 /// The version of DeepSpeed's elasticity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub enum ElasticVersion {
-    /// One batch whatever the world.
+    /// One batch for every world.
     #[serde(rename = "0.1")]
     V01,
-    /// Whole nodes; outside of its list the batch follows the world.
+    /// Whole nodes; for worlds outside its list the batch depends on the world.
     #[default]
     #[serde(rename = "0.2")]
     V02,
 }
 
-/// What to do when no exact split exists.
+/// The response to a world size without an exact split.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Remainder {
-    /// Refuse, and name the counts that work.
+    /// Refuse it, and name the counts that work.
     #[default]
     Exact,
-    /// Deal whole micro-batches unevenly; their sum stays the global batch.
+    /// Give ranks different numbers of micro-batches, whose sum is the global batch.
     Uneven,
 }
 
-/// What growing the world changes first.
+/// What a larger world changes first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Prefer {
-    /// Keep the recipe's micro-batch, lower accumulation.
+    /// Keeps the recipe's micro-batch and lowers accumulation.
     #[default]
     Accumulation,
-    /// Raise the micro-batch, within memory.
+    /// Raises the micro-batch, within memory.
     Micro,
 }
 

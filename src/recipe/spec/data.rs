@@ -1,24 +1,24 @@
-//! What is trained on.
+//! The training and evaluation data.
 
 use serde::{Deserialize, Serialize};
 
-/// What is trained on.
+/// The training and evaluation data.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Data {
-    /// Training sources.
+    /// Sources of training samples.
     pub train: Vec<DataSource>,
-    /// Evaluation sources; empty: `held_out` samples are taken off the training data.
+    /// Evaluation sources; empty: `held_out` samples of the training data are held out.
     pub evaluation: Vec<DataSource>,
-    /// Samples held out for evaluation when there is no evaluation source; below 1: a share.
+    /// Samples held out for evaluation without an evaluation source; below 1: a share of the data.
     pub held_out: Option<f64>,
-    /// Tokens per sample at most.
+    /// Maximum tokens per sample.
     pub sequence_length: u64,
-    /// Put several documents into one sample.
+    /// Pack several documents into one sample.
     pub packing: bool,
-    /// Loss on the answers only; `None`: as the objective has it (yes for SFT).
+    /// Loss on the answers only; default: the objective's (`true` for SFT).
     pub answers_only: Option<bool>,
-    /// Shuffle the order.
+    /// Shuffle the sample order, by `seed`.
     pub shuffle: bool,
 }
 
@@ -36,11 +36,11 @@ impl Default for Data {
     }
 }
 
-/// The path of a source that is the synthetic language.
+/// The `path` of the synthetic language.
 pub const SYNTHETIC: &str = "synthetic";
 
 impl Data {
-    /// The synthetic language, when it is what is trained on. It is always the only source.
+    /// The synthetic language, where it is the training data. It is always the only source.
     pub fn synthetic(&self) -> Option<Synthetic> {
         match self.train.as_slice() {
             [source] if source.path == SYNTHETIC => {
@@ -57,29 +57,29 @@ impl Data {
 pub struct DataSource {
     /// A file, a directory, a glob, a hub id, or `synthetic`.
     pub path: String,
-    /// `None`: by the file's ending.
+    /// The file format; default: by the file's extension.
     pub format: Option<DataFormat>,
-    /// The split that a recipe names.
+    /// Upstream's split of the data set.
     pub split: Option<String>,
-    /// The hub configuration that a recipe names.
+    /// Upstream's configuration of the data set on the hub.
     pub config: Option<String>,
-    /// Columns to read.
+    /// Upstream's columns of the data set.
     pub columns: Vec<String>,
-    /// Share of the source's samples to take, 0 to 1.
+    /// Share of the source's samples, 0 to 1.
     pub weight: Option<f64>,
     /// The synthetic language, when `path` is `synthetic`.
     pub synthetic: Option<Synthetic>,
 }
 
-/// How a source is stored.
+/// The file format of a source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum DataFormat {
     /// One JSON object a line.
     Jsonl,
-    /// Apache Parquet.
+    /// Columnar files of Apache Parquet.
     Parquet,
-    /// Plain text: a document per blank-line-separated block.
+    /// Plain text; blank lines separate documents.
     Text,
     /// Token ids, little endian u16 or u32.
     Bin,
@@ -89,13 +89,13 @@ pub enum DataFormat {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Synthetic {
-    /// Words of the language, V.
+    /// Vocabulary size V of the language.
     pub vocabulary: u64,
-    /// Successors that each state may have; smaller means lower entropy.
+    /// Successors of each state; fewer mean lower entropy.
     pub branching: u64,
     /// Samples in the data set.
     pub samples: u64,
-    /// Seed of the language itself, apart from the run's.
+    /// Seed of the language, separate from the run's.
     pub seed: u64,
 }
 

@@ -1,9 +1,8 @@
-//! The native recipe: what every reader translates its dialect into.
+//! The native recipe, into which every reader translates its dialect.
 //!
-//! These are plain values. Where each one stood in the user's files is kept beside them, in
-//! [`super::Recipe::places`], under the same dotted path (`batch.micro`). Everything that advances
-//! is counted in samples; a reader that finds steps leaves them in the `_steps` fields, and the
-//! planner turns them into samples once the global batch is known.
+//! These are plain values. Their places in the user's files are in [`super::Recipe::places`], under
+//! the same dotted path (`batch.micro`). Progress is counted in samples. A reader puts steps into
+//! the `_steps` fields, and the planner converts them to samples with the global batch.
 
 mod batch;
 mod data;
@@ -38,38 +37,38 @@ pub use world::{Elasticity, Parallel, Strategy};
 pub struct Spec {
     /// The run's name; also the default name of its directory.
     pub name: String,
-    /// What is being optimised.
+    /// The training objective, which selects the loss.
     pub objective: Objective,
-    /// Seed of the sample order, of the initial weights and of everything else random.
+    /// Seed of everything random, such as the sample order and the initial weights.
     pub seed: u64,
-    /// What the recipe says about its batch.
+    /// The batch, and its split over devices.
     pub batch: Batch,
-    /// How the batch may change while training.
+    /// The schedule of the global batch.
     pub schedule: BatchSchedule,
-    /// How the work is spread over devices.
+    /// Sizes of the parallel axes, and sharding.
     pub parallel: Parallel,
-    /// The model.
+    /// The model, its weights and its precision.
     pub model: Model,
-    /// How text becomes tokens.
+    /// The tokenizer and its chat template.
     pub tokenizer: Tokenizer,
-    /// What is trained on.
+    /// The training and evaluation data.
     pub data: Data,
-    /// How long to train.
+    /// The length of the run.
     pub budget: Budget,
-    /// AdamW and clipping.
+    /// AdamW and gradient clipping.
     pub optimizer: Optimizer,
-    /// The learning rate over the samples.
+    /// The learning rate as a function of the samples consumed.
     pub learning_rate: LearningRate,
-    /// Evaluation during training.
+    /// Interval and batch of evaluations during training.
     pub evaluation: Evaluation,
-    /// Checkpoints.
+    /// When to write checkpoints, and how many to keep.
     pub checkpoint: Checkpoint,
-    /// Which worlds the run may move to.
+    /// World sizes that the run may have.
     pub elasticity: Elasticity,
-    /// The user's own program, in the place of the built-in trainer.
+    /// An external trainer, in place of the built-in trainer.
     pub trainer: Trainer,
-    /// Settings of upstream generation-based trainers that rules look at.
+    /// Settings of upstream's generation-based trainers that rules check.
     pub generation: Generation,
-    /// Where the run's directory goes, unless `--out` says otherwise.
+    /// The run's directory; default: `runs/NAME`. `--out` overrides it.
     pub output: Option<String>,
 }

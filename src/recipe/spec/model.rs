@@ -11,13 +11,14 @@ use serde::{Deserialize, Serialize};
 pub struct Model {
     /// A directory in Hugging Face layout, or a hub id such as `mistralai/Mistral-7B-v0.1`.
     pub path: Option<String>,
-    /// Keys of Hugging Face's `config.json`, over those of `path`.
+    /// Keys of Hugging Face's `config.json`; they override those of `path`.
     pub config: BTreeMap<String, serde_json::Value>,
-    /// Where the weights come from.
+    /// Source of the weights: `weights` reads `path`, `random` draws them, `auto` reads `path` if it is a
+    /// directory with weights.
     pub init: Init,
-    /// Precision that the recipe trains in.
+    /// Precision of the forward and backward pass.
     pub precision: Precision,
-    /// TF32 in matrix products of f32, on GPUs that have it.
+    /// Use TF32 in f32 matrix products, on GPUs that support it.
     pub tf32: bool,
     /// Upstream's name of the attention kernel (`flash_attention_2`, `sdpa`), for messages.
     pub attention: Option<String>,
@@ -31,38 +32,38 @@ pub struct Model {
     pub load_in_8bit: bool,
 }
 
-/// Where the initial weights come from.
+/// The source of the initial weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Init {
     /// From `path` when it is a directory with weights; else random if `config` gives the shape.
     #[default]
     Auto,
-    /// From `path`, or refuse.
+    /// From `path`; without weights there the recipe is refused.
     Weights,
-    /// Seeded, normal with σ = `initializer_range`.
+    /// Random: seeded, normal with σ = `initializer_range`.
     Random,
 }
 
-/// Precision of compute.
+/// Precision of the forward and backward pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Precision {
-    /// 32-bit floats throughout.
+    /// 32-bit floats for all arithmetic.
     #[default]
     F32,
-    /// bfloat16 compute.
+    /// 16-bit compute with 8 exponent bits (bfloat16).
     Bf16,
-    /// float16 compute.
+    /// 16-bit compute with 5 exponent bits (float16).
     F16,
 }
 
-/// How text becomes tokens.
+/// The tokenizer and its chat template.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Tokenizer {
-    /// `byte`, a `tokenizer.json`, or a directory that holds one. `None`: the model's own.
+    /// `byte`, a `tokenizer.json`, or a directory that holds one. Default: the model's tokenizer.
     pub path: Option<String>,
-    /// A Jinja chat template, over the tokenizer's own.
+    /// A Jinja chat template; it overrides the tokenizer's.
     pub chat_template: Option<String>,
 }

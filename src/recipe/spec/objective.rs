@@ -1,8 +1,8 @@
-//! What is being optimised.
+//! The training objective, and settings of generation-based trainers.
 
 use serde::{Deserialize, Serialize};
 
-/// What is being optimised.
+/// The training objective, which selects the loss.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Objective {
@@ -11,26 +11,26 @@ pub enum Objective {
     LanguageModelling,
     /// Supervised fine-tuning on conversations, loss on the answers.
     Sft,
-    /// Direct preference optimisation.
+    /// DPO: direct preference optimisation.
     Dpo,
-    /// Kahneman–Tversky optimisation.
+    /// KTO: preference optimisation after Kahneman and Tversky.
     Kto,
-    /// Odds-ratio preference optimisation.
+    /// ORPO: odds-ratio preference optimisation.
     Orpo,
-    /// Simple preference optimisation.
+    /// SimPO: simple preference optimisation.
     Simpo,
-    /// Group-relative policy optimisation.
+    /// GRPO: group-relative policy optimisation.
     Grpo,
-    /// REINFORCE leave-one-out.
+    /// RLOO: REINFORCE with a leave-one-out baseline.
     Rloo,
-    /// Proximal policy optimisation.
+    /// PPO: proximal policy optimisation.
     Ppo,
-    /// Reward modelling.
+    /// A reward model from preference pairs.
     Reward,
 }
 
 impl Objective {
-    /// Its name in recipes.
+    /// The objective's name in recipes.
     pub fn name(self) -> &'static str {
         match self {
             Objective::LanguageModelling => "language-modelling",
@@ -46,8 +46,8 @@ impl Objective {
         }
     }
 
-    /// How many completions of one prompt are compared with each other where nothing is said (TRL
-    /// f2cd577, `num_generations`); `None` where none are.
+    /// The default number of completions per prompt that are compared with each other (TRL f2cd577,
+    /// `num_generations`); `None` for objectives that compare none.
     pub fn default_generations(self) -> Option<u64> {
         match self {
             Objective::Grpo => Some(8),
@@ -57,13 +57,13 @@ impl Objective {
     }
 }
 
-/// Settings of generation-based trainers (GRPO, RLOO, PPO, KTO) that rules look at.
+/// Settings of generation-based trainers (GRPO, RLOO, PPO, KTO) that rules check.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Generation {
     /// TRL GRPO and RLOO `num_generations`.
     pub num_generations: Option<u64>,
-    /// TRL GRPO and RLOO `num_generations_eval`; `None`: as in training.
+    /// TRL GRPO and RLOO `num_generations_eval`; default: `num_generations`.
     pub num_generations_eval: Option<u64>,
     /// TRL GRPO and RLOO `generation_batch_size`.
     pub generation_batch_size: Option<u64>,
@@ -71,8 +71,8 @@ pub struct Generation {
     pub steps_per_generation: Option<u64>,
     /// TRL PPO `num_mini_batches`.
     pub num_mini_batches: Option<u64>,
-    /// TRL PPO `whiten_rewards`: needs 8 samples in a device's mini-batch.
+    /// TRL PPO `whiten_rewards`: needs 8 samples per device in a mini-batch.
     pub whiten_rewards: bool,
-    /// TRL KTO's loss has no KL term (`loss_type: apo_zero_unpaired`).
+    /// The KTO loss of TRL has no KL term (`loss_type: apo_zero_unpaired`).
     pub without_kl: bool,
 }

@@ -1,5 +1,5 @@
-//! The page of the native dialect, made of the recipe's own types: their fields, comments and defaults.
-//! `UPDATE=1` writes it.
+//! Generates the reference page of the native dialect from the recipe types: their fields, comments
+//! and defaults. `UPDATE=1` writes it.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -10,12 +10,12 @@ use serde_json::{Value, json};
 
 use super::{DataSource, Elastic, NormTest, Spec, Synthetic};
 
-/// What the page begins with.
+/// Introduction of the page.
 const INTRODUCTION: &str = "# native
 
-Evenkeel's own recipe, which says its global batch outright. Every other dialect is translated into it, and
-its keys stand over the translation: below `evenkeel:` in the file, or as `evenkeel.KEY=VALUE` on the command
-line. In a native recipe itself an override is `KEY=VALUE`, as `batch.micro=4`.
+Evenkeel's own recipe format, which states its global batch directly. Evenkeel translates every other dialect
+into it. Native keys override the translation: under `evenkeel:` in the file, or as `evenkeel.KEY=VALUE` on the
+command line. In a native recipe an override is `KEY=VALUE`, such as `batch.micro=4`.
 
 ```yaml
 apiVersion: evenkeel.dev/v1alpha1
@@ -29,11 +29,11 @@ spec:
   budget: {epochs: 1}
 ```
 
-The name is `metadata.name`, else the file's. Unknown keys are refused with what was meant, numbers outside of
-their ranges with the range, and all problems at once. YAML is read as its core schema has it, `1e-5` a number
-and `no` a text. What the keys come to is on the page of [recipes](../recipes.md).
+The run's name is `metadata.name`, else the file's name. Evenkeel reports all problems of a file at once: unknown
+keys with the nearest known key, and numbers out of range with their range. It reads YAML with the core schema, in
+which `1e-5` is a number and `no` is a text. [Recipes](../recipes.md) explains how the keys become a plan.
 
-Made of the program's own types, by its tests (`UPDATE=1 cargo test`).
+The tests generate this page from the program's types (`UPDATE=1 cargo test`).
 ";
 
 /// A field of a struct, or a variant of an enum.
@@ -42,11 +42,11 @@ struct Part {
     name: String,
     kind: String,
     about: String,
-    /// What serde calls a variant, where it is told.
+    /// The name in serde's `rename`, where it has one.
     renamed: Option<String>,
 }
 
-/// The types of this room by their names, enums among them.
+/// The types of this directory by name, with enums separate from structs.
 struct Types {
     structs: BTreeMap<String, Vec<Part>>,
     enums: BTreeMap<String, Vec<Part>>,
@@ -91,7 +91,7 @@ impl Types {
         }
     }
 
-    /// What a type takes, in words.
+    /// The values of a type, as the page describes them.
     fn takes(&self, kind: &str) -> String {
         let inside = |outer: &str| kind.strip_prefix(outer)?.strip_suffix('>');
         if let Some(kind) = inside("Option<") {
@@ -144,7 +144,7 @@ impl Types {
     }
 }
 
-/// The parts of a type up to its closing brace, each with the comment above it.
+/// The fields or variants of a type up to its closing brace, each with its comment.
 fn parts<'t>(
     lines: &mut impl Iterator<Item = &'t str>,
     part: impl Fn(&str) -> Option<(String, String)>,
@@ -152,7 +152,7 @@ fn parts<'t>(
     let mut found = Vec::new();
     let mut next = Part::default();
     for line in lines.take_while(|line| *line != "}") {
-        // Fields of a variant are its own business.
+        // Fields of a variant are not keys of the type.
         if line.starts_with("        ") {
             continue;
         }
@@ -164,14 +164,18 @@ fn parts<'t>(
         } else if let Some(text) = line.strip_prefix("#[serde(rename = \"") {
             next.renamed = text.split('"').next().map(str::to_owned);
         } else if let Some((name, kind)) = part(line) {
-            let own = std::mem::take(&mut next);
-            found.push(Part { name, kind, ..own });
+            let described = std::mem::take(&mut next);
+            found.push(Part {
+                name,
+                kind,
+                ..described
+            });
         }
     }
     found
 }
 
-/// A variant as a recipe spells it: kebab case, unless serde is told.
+/// A variant's name in a recipe: kebab case, or serde's `rename`.
 fn word(variant: &Part) -> String {
     if let Some(renamed) = &variant.renamed {
         return renamed.clone();
@@ -198,27 +202,27 @@ fn page() -> String {
             page += &types.table(&field.kind, &defaults[&field.name]);
         }
     }
-    let own = |value: Result<Value, serde_json::Error>| value.unwrap();
+    let unwrapped = |value: Result<Value, serde_json::Error>| value.unwrap();
     for (title, name, defaults) in [
         (
             "`batch.elastic`",
             "Elastic",
-            own(serde_json::to_value(Elastic::default())),
+            unwrapped(serde_json::to_value(Elastic::default())),
         ),
         (
             "Each of `data.train` and `data.evaluation`",
             "DataSource",
-            own(serde_json::to_value(DataSource::default())),
+            unwrapped(serde_json::to_value(DataSource::default())),
         ),
         (
             "`synthetic` of a source",
             "Synthetic",
-            own(serde_json::to_value(Synthetic::default())),
+            unwrapped(serde_json::to_value(Synthetic::default())),
         ),
         (
             "`schedule` with `kind: norm-test`",
             "NormTest",
-            own(serde_json::to_value(NormTest::default())),
+            unwrapped(serde_json::to_value(NormTest::default())),
         ),
         ("Each of `stages`, with `kind: stages`", "Stage", json!({})),
         (
@@ -234,7 +238,7 @@ fn page() -> String {
 }
 
 #[test]
-fn the_page_of_the_native_dialect_has_the_keys_of_the_program() {
+fn the_native_page_matches_the_recipe_types() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/dialects/native.md");
     let page = page();
     if std::env::var_os("UPDATE").is_some() {
@@ -245,7 +249,7 @@ fn the_page_of_the_native_dialect_has_the_keys_of_the_program() {
         found, page,
         "docs/dialects/native.md: run the tests with UPDATE=1"
     );
-    // What serde writes has every key that it reads.
+    // serde writes every key that it reads.
     let defaults = serde_json::to_value(Spec::default()).unwrap();
     for (key, value) in defaults.as_object().unwrap() {
         assert!(page.contains(&format!("| `{key}` |")), "{key}");

@@ -1,24 +1,24 @@
-//! How the batch may change while training.
+//! The schedule of the global batch during training.
 
 use serde::{Deserialize, Serialize};
 
-/// How the batch changes while training. In a recipe: `kind: norm-test` beside the settings.
+/// The schedule of the global batch. In a recipe: `kind: norm-test` beside the settings.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum BatchSchedule {
-    /// The global batch of the recipe, throughout.
+    /// The recipe's global batch for the whole run.
     #[default]
     Constant,
-    /// Grows (and with `shrink`, shrinks) by the norm test.
+    /// The norm test grows the batch and, with `shrink`, shrinks it.
     NormTest(NormTest),
     /// Fixed stages: shares of the sample budget at given batches.
     Stages {
-        /// In order; shares add up to 1.
+        /// The stages in order; their shares add up to 1.
         stages: Vec<Stage>,
     },
     /// A recorded schedule, step by step.
     Replay {
-        /// In order; after the last one its batch stays.
+        /// The runs in order; the last one's batch applies to the rest of training.
         runs: Vec<ReplayRun>,
     },
 }
@@ -39,7 +39,7 @@ pub struct Stage {
 pub struct ReplayRun {
     /// Global batch in samples.
     pub batch: u64,
-    /// For how many steps.
+    /// Number of steps at this batch.
     pub steps: u64,
 }
 
@@ -47,32 +47,32 @@ pub struct ReplayRun {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct NormTest {
-    /// Unbiased, or as the paper prints it.
+    /// Estimator of the gradient's variance: `unbiased`, or `paper` as printed there.
     pub estimator: Estimator,
-    /// The test's threshold η, in (0, 1) for growth to be possible.
+    /// Threshold η of the test; the batch can grow only if it is in (0, 1).
     pub eta: f64,
-    /// Test every so many steps, 1 to 100.
+    /// Steps between tests, 1 to 100.
     pub interval: u64,
-    /// Never above this many samples; rounded down to the quantum.
+    /// Maximum global batch in samples, rounded down to the quantum.
     pub max_batch: u64,
-    /// Growth per decision is at most this factor. `None`: no cap.
+    /// Maximum growth factor of one decision; null: no limit.
     pub growth_cap: Option<f64>,
-    /// Let the batch shrink again, with hysteresis.
+    /// Let the batch shrink, with hysteresis.
     pub shrink: bool,
-    /// A shrink needs the target to be below this share of the batch.
+    /// The batch shrinks only if the target is below this share of it.
     pub hysteresis: f64,
-    /// Smoothing of V and |grad|², 0 (none) to below 1.
+    /// Decay of the moving averages of V and |grad|², 0 (no smoothing) to below 1.
     pub ema: f64,
-    /// What counts as a group.
+    /// Groups of the test: `micro-batches`, or the `workers`' accumulated gradients.
     pub groups: Groups,
-    /// Wait for the learning rate's warm-up to end before the first growth.
+    /// Delay the first growth until the learning rate's warm-up ends.
     pub after_warmup: bool,
-    /// What growth does to the learning rate.
+    /// Effect of growth on the learning rate: `none`, or `sqrt` of the growth as a factor.
     pub learning_rate: LearningRateOnGrowth,
-    /// Every so many steps, measure the coordinate-wise test too (a diagnostic). 0: never.
+    /// Steps between measurements of the coordinate-wise test, a diagnostic. 0: off.
     pub coordinate_interval: u64,
-    /// Under FSDP with accumulation, keep the unsharded accumulated gradient that
-    /// `estimator: paper` needs: O(parameters) memory on every rank.
+    /// Under FSDP with accumulation, keep the unsharded accumulated gradient, which `estimator:
+    /// paper` needs. It takes O(parameters) memory on every rank.
     pub unsharded_accumulation: bool,
 }
 
@@ -96,7 +96,7 @@ impl Default for NormTest {
     }
 }
 
-/// Which estimator of the gradient's variance.
+/// The estimator of the gradient's variance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Estimator {
@@ -107,7 +107,7 @@ pub enum Estimator {
     Paper,
 }
 
-/// What counts as a group of the norm test.
+/// The groups of the norm test.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Groups {
@@ -118,13 +118,13 @@ pub enum Groups {
     Workers,
 }
 
-/// What a grown batch does to the learning rate.
+/// Effect of a larger batch on the learning rate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum LearningRateOnGrowth {
-    /// Nothing, as in the paper.
+    /// The learning rate stays, as in the paper.
     #[default]
     None,
-    /// Times the square root of the growth.
+    /// Multiplied by the square root of the growth.
     Sqrt,
 }

@@ -1,24 +1,23 @@
-//! The user's own program in the place of the built-in trainer: how it is started, asked to leave, and
-//! told to go on.
+//! An external trainer: its command, its resume arguments and its drain signal.
 
 use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// The user's own program.
+/// An external trainer, in place of the built-in trainer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Trainer {
-    /// Its command line, started once for every rank; empty: the built-in trainer.
+    /// Command line, started once per rank; empty: the built-in trainer.
     pub command: Vec<String>,
-    /// Arguments that make it go on from `{checkpoint}`; empty: those of the recipe's dialect.
+    /// Arguments that resume from `{checkpoint}`; empty: those of the recipe's dialect.
     pub resume: Vec<String>,
-    /// Where it keeps its checkpoints, the same in every generation; `None`: a directory of the run.
+    /// Directory of its checkpoints, the same in every generation; default: a directory of the run.
     pub checkpoint_dir: Option<String>,
-    /// The signal by which it is asked to save and leave.
+    /// Signal that asks it to save a checkpoint and exit.
     pub drain_signal: DrainSignal,
-    /// How long it then has, seconds.
+    /// Seconds from the drain signal until it is killed.
     pub drain_seconds: u64,
 }
 
@@ -35,29 +34,29 @@ impl Default for Trainer {
 }
 
 impl Trainer {
-    /// Whether the user's own program trains.
+    /// Whether an external trainer is configured.
     pub fn is_own(&self) -> bool {
         !self.command.is_empty()
     }
 }
 
-/// A signal that asks a program to save and leave.
+/// A signal that asks an external trainer to save a checkpoint and exit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub enum DrainSignal {
-    /// What schedulers send.
+    /// Sent by schedulers such as Slurm and Kubernetes.
     #[default]
     #[serde(rename = "SIGTERM")]
     Term,
-    /// What Ctrl-C sends.
+    /// Sent by Ctrl-C in a terminal.
     #[serde(rename = "SIGINT")]
     Int,
-    /// What some programs take for "save now" (Slurm's `--signal`).
+    /// Some programs save on it (Slurm's `--signal`).
     #[serde(rename = "SIGUSR1")]
     Usr1,
-    /// The same.
+    /// Some programs save on it (Slurm's `--signal`).
     #[serde(rename = "SIGUSR2")]
     Usr2,
-    /// What a closed terminal sends.
+    /// Sent by a terminal when it closes.
     #[serde(rename = "SIGHUP")]
     Hup,
 }

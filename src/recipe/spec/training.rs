@@ -1,35 +1,35 @@
-//! How long to train and how: the optimiser, the learning rate over the samples, and what
-//! happens at intervals.
+//! The length of the run, the optimiser, the learning rate, and the intervals of evaluation and
+//! checkpoints.
 
 use serde::{Deserialize, Serialize};
 
-/// How long to train. The first limit that is set counts: samples, then steps, then epochs.
+/// The length of the run. The first limit that is set counts: samples, then steps, then epochs.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Budget {
-    /// Samples; training ends after the first step that reaches it.
+    /// Samples; training ends after the first step that reaches this number.
     pub samples: Option<u64>,
     /// Optimiser steps at the recipe's global batch.
     pub steps: Option<u64>,
     /// Passes over the data.
     pub epochs: Option<f64>,
-    /// The limit that is reached first counts, not the first that is set.
+    /// Whichever limit comes first ends the run, not the first that is set.
     pub shortest: bool,
 }
 
-/// AdamW and clipping.
+/// AdamW and gradient clipping.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Optimizer {
-    /// β₁.
+    /// β₁, the decay of the first moment.
     pub beta1: f64,
-    /// β₂.
+    /// β₂, the decay of the second moment.
     pub beta2: f64,
-    /// ε.
+    /// ε, added to the root of the second moment.
     pub epsilon: f64,
     /// Decoupled weight decay, on matrices only (not on norms).
     pub weight_decay: f64,
-    /// Clip the global gradient norm to this; `None` or 0: never.
+    /// Maximum global gradient norm; null or 0 turns clipping off.
     pub gradient_clip: Option<f64>,
     /// Upstream's name of the optimiser, for memory estimates and messages.
     pub name: Option<String>,
@@ -52,17 +52,17 @@ impl Default for Optimizer {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct LearningRate {
-    /// The peak.
+    /// Learning rate at the end of warm-up.
     pub peak: f64,
-    /// The shape after warm-up.
+    /// Shape of the curve after warm-up.
     pub shape: LearningRateShape,
-    /// The floor, as a share of the peak.
+    /// Minimum, as a share of the peak.
     pub floor: f64,
-    /// Linear warm-up over so many samples.
+    /// Length of linear warm-up, in samples.
     pub warmup_samples: Option<u64>,
-    /// Linear warm-up over so many steps of the recipe's global batch.
+    /// Length of linear warm-up, in steps of the recipe's global batch.
     pub warmup_steps: Option<u64>,
-    /// Linear warm-up over this share of the budget.
+    /// Length of linear warm-up, as a share of the budget.
     pub warmup_ratio: Option<f64>,
 }
 
@@ -83,43 +83,46 @@ impl Default for LearningRate {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum LearningRateShape {
-    /// Half a cosine down to the floor.
+    /// Half a cosine from the peak to the floor.
     Cosine,
-    /// A straight line down to the floor.
+    /// A straight line from the peak to the floor.
     #[default]
     Linear,
-    /// The peak throughout.
+    /// The peak for the whole run.
     Constant,
     /// Peak × √(warm-up / samples), upstream's `inverse_sqrt`.
     InverseSqrt,
 }
 
-/// Evaluation during training.
+/// Interval and batch of evaluations during training.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Evaluation {
-    /// Every so many samples.
+    /// Interval, in consumed samples.
     pub every_samples: Option<u64>,
-    /// Every so many steps of the recipe's global batch.
+    /// Interval in steps of the recipe's global batch.
     pub every_steps: Option<u64>,
-    /// Every such share of the budget, 0 to 1 (upstream's `eval_steps` below 1).
+    /// Interval as a share of the budget, 0 to 1 (upstream's `eval_steps` below 1).
     pub every_share: Option<f64>,
-    /// At every epoch's end.
+    /// Evaluate at the end of every epoch.
     pub every_epoch: bool,
     /// Samples per device and forward pass.
     pub micro: Option<u64>,
-    /// Samples of one evaluation batch over all devices, in place of `micro`.
+    /// Samples of one evaluation batch over all devices, instead of `micro`.
     pub batch: Option<u64>,
-    /// How `batch` is divided.
+    /// How `batch` is divided over the data-parallel ranks: `ranks` by their number; `passes` by
+    /// their number × accumulation; `floored` by their number, rounded down.
     pub division: EvaluationDivision,
-    /// Where an interval falls that is no multiple of the batch.
+    /// Which step an interval means that is no multiple of the batch: `reached` the first step at
+    /// or after it; `batch` and `pass` round it down to a multiple of the global batch, or of one
+    /// accumulation step's samples.
     pub rounding: IntervalRounding,
-    /// At most so many samples per evaluation.
+    /// Maximum samples per evaluation.
     pub samples: Option<u64>,
 }
 
 impl Evaluation {
-    /// The keys that ask for evaluations and are given, as native paths.
+    /// The native paths of the intervals that are set.
     pub fn intervals(&self) -> Vec<&'static str> {
         [
             (self.every_samples.is_some(), "evaluation.every_samples"),
@@ -137,40 +140,41 @@ impl Evaluation {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum EvaluationDivision {
-    /// By data-parallel size, which has to be exact.
+    /// By data-parallel size, without remainder.
     #[default]
     Ranks,
-    /// By data-parallel size × accumulation, which has to be exact.
+    /// By data-parallel size × accumulation, without remainder.
     Passes,
     /// By data-parallel size, rounded down.
     Floored,
 }
 
-/// Where an interval falls that is no multiple of the batch.
+/// Which step an interval means that is no multiple of the batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum IntervalRounding {
-    /// At the first step that reaches it.
+    /// The first step at or after the interval.
     #[default]
     Reached,
-    /// Rounded down to a multiple of the global batch.
+    /// The interval, rounded down to a multiple of the global batch.
     Batch,
-    /// Rounded down to a multiple of the samples of one accumulation step.
+    /// The interval, rounded down to a multiple of one accumulation step's samples.
     Pass,
 }
 
-/// Checkpoints.
+/// When to write checkpoints, and how many to keep.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Checkpoint {
-    /// Every so many samples.
+    /// Interval, in consumed samples.
     pub every_samples: Option<u64>,
-    /// Every so many steps of the recipe's global batch.
+    /// Interval in steps of the recipe's global batch.
     pub every_steps: Option<u64>,
-    /// Every such share of the budget, 0 to 1 (upstream's `save_steps` below 1).
+    /// Interval as a share of the budget, 0 to 1 (upstream's `save_steps` below 1).
     pub every_share: Option<f64>,
-    /// At every epoch's end.
+    /// Write a checkpoint at the end of every epoch.
     pub every_epoch: bool,
-    /// How many to keep; `None`: all. The newest and the pinned one always stay.
+    /// How many checkpoints to keep; default: all. The newest one and that of the job's
+    /// checkpoint reference always stay.
     pub keep: Option<u64>,
 }

@@ -1,26 +1,27 @@
-//! How the work is spread over devices, and over how many it may be.
+//! Parallelism over devices, and the world sizes that the run may have.
 
 use serde::{Deserialize, Serialize};
 
-/// How the work is spread over devices.
+/// Sizes of the parallel axes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Parallel {
-    /// What the data-parallel ranks hold.
+    /// State that the data-parallel ranks shard: `ddp` none; `zero1` optimiser states; `zero2` gradients
+    /// too; `fsdp` parameters too.
     pub strategy: Strategy,
-    /// Tensor-parallel size.
+    /// Tensor-parallel size, in devices.
     pub tensor: u64,
-    /// Pipeline-parallel size.
+    /// Pipeline-parallel size, in devices.
     pub pipeline: u64,
-    /// Context-parallel size.
+    /// Context-parallel size, in devices.
     pub context: u64,
-    /// Sequence-parallel size (Ulysses).
+    /// Sequence-parallel size (Ulysses), in devices.
     pub sequence: u64,
-    /// One process drives all devices, so that the data-parallel size is 1 on any number of them.
+    /// One process drives all devices, so the data-parallel size is always 1.
     pub one_process: bool,
-    /// Data-parallel replicas that a recipe states (hybrid sharding), for the product rule.
+    /// Data-parallel replicas of the recipe (hybrid sharding), for the check of the product of all sizes.
     pub data_replicate: Option<u64>,
-    /// Data-parallel shards that a recipe states, for the product rule.
+    /// Data-parallel shards of the recipe, for the check of the product of all sizes.
     pub data_shard: Option<u64>,
 }
 
@@ -39,27 +40,27 @@ impl Default for Parallel {
     }
 }
 
-/// What the data-parallel ranks hold.
+/// The state that the data-parallel ranks shard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Strategy {
-    /// Everything on every rank.
+    /// Nothing: every rank holds everything.
     #[default]
     Ddp,
-    /// Parameters, gradients and optimiser states sharded (FSDP full shard, ZeRO-3).
+    /// Parameters, gradients and optimiser states (FSDP full shard, ZeRO-3).
     Fsdp,
-    /// Optimiser states sharded.
+    /// Only the optimiser states.
     Zero1,
-    /// Optimiser states and gradients sharded.
+    /// Optimiser states and gradients.
     Zero2,
 }
 
-/// Which worlds the run may move to.
+/// World sizes that the run may have.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Elasticity {
-    /// Fewest ranks.
+    /// Minimum number of ranks.
     pub min: Option<u64>,
-    /// Most ranks.
+    /// Maximum number of ranks.
     pub max: Option<u64>,
 }

@@ -1,7 +1,7 @@
 use crate::recipe::spec::{LearningRateShape, Objective, Precision, Strategy};
 use crate::recipe::{Dialect, ReadError, Recipe, Request, read};
 
-/// Reads files, the first of which is the recipe unless a command says all.
+/// Reads files; the first one is the recipe unless the command names it.
 fn job(files: &[(&str, &str)], command: &str) -> Result<Recipe, ReadError> {
     let folder = tempfile::tempdir().unwrap();
     for (name, text) in files {
@@ -23,7 +23,7 @@ fn command(line: &str) -> Recipe {
     job(&[], line).unwrap_or_else(|e| panic!("{:?}", e.diagnostics))
 }
 
-/// Rules of everything said about a job.
+/// The rules of all diagnostics of a job.
 fn rules(result: Result<Recipe, ReadError>) -> Vec<String> {
     let diagnostics = match result {
         Ok(recipe) => recipe.diagnostics,
@@ -33,7 +33,7 @@ fn rules(result: Result<Recipe, ReadError>) -> Vec<String> {
 }
 
 #[test]
-fn a_command_line_means_what_upstream_makes_of_it() {
+fn a_command_line_is_read_as_upstream_reads_it() {
     let recipe = command(
         "torchrun --nproc_per_node 4 run_clm.py --per_device_train_batch_size=8 \
          --gradient_accumulation_steps 2 --learning_rate 1e-5 --bf16 --block_size 512 \
@@ -56,9 +56,9 @@ fn a_command_line_means_what_upstream_makes_of_it() {
         recipe.places["batch.micro"].key,
         "per_device_train_batch_size"
     );
-    // Arguments are converted by argparse, so `1e-5` needs no word.
-    let said: Vec<&str> = recipe.diagnostics.iter().map(|d| d.rule.as_str()).collect();
-    assert_eq!(said, ["run-name"]);
+    // argparse converts arguments, so `1e-5` needs no warning.
+    let rules: Vec<&str> = recipe.diagnostics.iter().map(|d| d.rule.as_str()).collect();
+    assert_eq!(rules, ["run-name"]);
 }
 
 #[test]
@@ -76,7 +76,7 @@ fn defaults_are_those_of_transformers() {
 }
 
 #[test]
-fn json_and_yaml_are_read_as_well() {
+fn json_and_yaml_are_read_too() {
     let json = "{\"per_device_train_batch_size\": 4, \"learning_rate\": 2e-5, \"do_train\": true}";
     let recipe = job(&[("args.json", json)], "").unwrap();
     assert_eq!(recipe.dialect, Dialect::Transformers);
@@ -93,14 +93,14 @@ fn json_and_yaml_are_read_as_well() {
 }
 
 #[test]
-fn a_recipe_without_the_scripts_own_keys_stays_trls() {
+fn a_recipe_without_keys_of_example_scripts_is_trls() {
     let text = "per_device_train_batch_size: 4\nmodel_name_or_path: m\nbeta: 0.1\n";
     let recipe = job(&[("config.yaml", text)], "").unwrap();
     assert_eq!(recipe.dialect, Dialect::HandbookTrl);
 }
 
 #[test]
-fn what_is_typed_stands_over_files_and_every_file_is_read() {
+fn arguments_override_files_and_every_file_is_read() {
     let files = [
         (
             "recipe.yaml",
@@ -125,14 +125,14 @@ fn what_is_typed_stands_over_files_and_every_file_is_read() {
         conflict.message,
         "the config says 8 processes, the command 4"
     );
-    // The same job when the command alone names its files.
+    // The job is the same when only the command names its files.
     let config = "--config @/recipe.yaml";
     let whole = job(&files, &format!("{line} {config}")).unwrap();
     assert_eq!(whole.spec.batch, recipe.spec.batch);
 }
 
 #[test]
-fn deepspeeds_numbers_must_be_the_trainers() {
+fn a_deepspeed_config_with_other_numbers_is_refused() {
     let ds = "{\"gradient_accumulation_steps\": 1, \"zero_optimization\": {\"stage\": 2}}";
     let line =
         "deepspeed --num_gpus 4 train.py --deepspeed @/ds.json --per_device_train_batch_size 8";
@@ -147,18 +147,18 @@ fn deepspeeds_numbers_must_be_the_trainers() {
 }
 
 #[test]
-fn a_mistyped_field_is_doubted_and_a_scripts_own_is_not() {
+fn a_misspelled_field_is_reported_and_an_argument_of_the_script_is_not() {
     let line = "python t.py --per_device_train_batchsize 8 --my_own_argument 3 --seed 1";
     let recipe = command(line);
     let messages: Vec<&str> = recipe.diagnostics.iter().map(|d| d.help.as_str()).collect();
     assert_eq!(
         messages,
-        ["did you mean `per_device_train_batch_size`? Leave it if it is the script's own"]
+        ["did you mean `per_device_train_batch_size`? Keep it if the script defines it"]
     );
 }
 
 #[test]
-fn an_option_cut_short_is_told_where_the_scripts_own_are_not_known() {
+fn an_abbreviated_option_of_an_unknown_script_is_reported() {
     let recipe = command(
         "torchrun --nproc_per_node 2 t.py --per_device_train_b 4 --gradient_acc 2 --max_ 3 \
          --auto_find_batch_size --my_own 1",
@@ -172,14 +172,14 @@ fn an_option_cut_short_is_told_where_the_scripts_own_are_not_known() {
     assert_eq!(
         helps,
         [
-            "write `--per_device_train_batch_size` out if it is meant",
-            "write `--gradient_accumulation_steps` out if it is meant"
+            "write `--per_device_train_batch_size` in full if you mean it",
+            "write `--gradient_accumulation_steps` in full if you mean it"
         ]
     );
 }
 
 #[test]
-fn a_hydra_programs_command_is_no_trainers() {
+fn a_command_of_a_hydra_program_is_refused() {
     for (line, rule, help) in [
         (
             "python train.py -m model=pythia28 loss=sft,dpo",
@@ -214,9 +214,9 @@ fn a_shell_variable_is_no_number() {
     );
 }
 
-/// Found in FastChat, LLaVA and LMFlow: arguments that TRL has as well.
+/// FastChat, LLaVA and LMFlow have arguments that TRL has too.
 #[test]
-fn a_scripts_own_adapters_do_not_make_it_trls() {
+fn adapter_arguments_alone_do_not_mean_trl() {
     let recipe = command(
         "deepspeed --num_gpus 4 fastchat/train/train_lora.py --model_name_or_path m --lora_r 8 \
          --lora_alpha 16 --data_path d --per_device_train_batch_size 2 --q_lora False",
@@ -226,16 +226,15 @@ fn a_scripts_own_adapters_do_not_make_it_trls() {
         (recipe.spec.batch.micro, recipe.spec.batch.gpus),
         (Some(2), Some(4))
     );
-    // Telling, but beside arguments that TRL does not know.
-    let own = "python t.py --num_generations 4 --data_path d --version v1";
-    assert_eq!(command(own).dialect, Dialect::Transformers);
+    // A key of TRL, beside arguments that TRL does not know.
+    let line = "python t.py --num_generations 4 --data_path d --version v1";
+    assert_eq!(command(line).dialect, Dialect::Transformers);
     let all = "python t.py --num_generations 4 --lora_r 8 --per_device_train_b 4";
     assert_eq!(command(all).dialect, Dialect::HandbookTrl);
 }
 
-/// Found in DeepSpeed-Chat.
 #[test]
-fn deepspeeds_own_switch_is_no_config() {
+fn the_deepspeed_switch_is_no_config() {
     let line = "deepspeed --num_gpus 4 main.py --deepspeed --per_device_train_batch_size 4";
     let recipe = command(&format!(
         "{line} --gradient_accumulation_steps 2 --zero_stage 2"
@@ -245,22 +244,22 @@ fn deepspeeds_own_switch_is_no_config() {
         (batch.micro, batch.accumulation, batch.gpus),
         (Some(4), Some(2), Some(4))
     );
-    // Its defaults are not `TrainingArguments`'.
+    // The program's defaults are not those of `TrainingArguments`.
     let error = job(&[], line).unwrap_err();
     assert_eq!(error.diagnostics[0].rule, "mandatory-missing");
-    let asked = "`gradient_accumulation_steps` is not known";
-    assert!(error.diagnostics[0].message.contains(asked), "{error}");
+    let default = "default of `gradient_accumulation_steps` is unknown";
+    assert!(error.diagnostics[0].message.contains(default), "{error}");
 }
 
 #[test]
-fn a_program_that_is_no_trainer_has_no_batch_of_its_own() {
+fn a_program_without_trainer_arguments_has_no_default_batch() {
     for line in [
         "torchrun --standalone --nproc_per_node=4 train.py config/train_gpt2.py",
         "deepspeed --num_gpus 2 cifar10_deepspeed.py --deepspeed_x --moe --top-k 1",
         "torchrun --nproc_per_node 4 train.py --batch_size=12 --block_size=1024",
         "torchrun --nproc_per_node 4 train.py --batch_size=12 --learning_rate=6e-4",
         "python tests/test_invariant.py",
-        // accelerate's `nd_parallel.py`, and what diffusers' loops are told.
+        // accelerate's `nd_parallel.py`, and the arguments of diffusers' training loops.
         "accelerate launch --num-processes 8 nd_parallel.py --dp-shard-size 2 --tp-size 2",
         "accelerate launch --num_processes 4 train_x.py --output_dir o --learning_rate 1e-4 \
          --num_train_epochs 3 --gradient_accumulation_steps 4 --max_grad_norm 1 --seed 0",
@@ -283,7 +282,7 @@ fn a_program_that_is_no_trainer_has_no_batch_of_its_own() {
 }
 
 #[test]
-fn arguments_beside_the_program_are_read_before_the_commands_own() {
+fn an_arguments_file_is_read_before_the_command_line() {
     let script = "torchrun --nproc_per_node 4 train.py --gradient_accumulation_steps 3\n";
     let arguments = "--per_device_train_batch_size 4\n--gradient_accumulation_steps 2 --bf16\n";
     let files = [("run.sh", script), ("train.args", arguments)];
@@ -296,7 +295,7 @@ fn arguments_beside_the_program_are_read_before_the_commands_own() {
         "{}",
         recipe.detected
     );
-    // With a file as its only argument the program reads that one.
+    // A program whose only argument is a file reads that file.
     let json = "{\"per_device_train_batch_size\": 2, \"do_train\": true}";
     let files = [
         ("none.args", "--seed 1"),
@@ -310,7 +309,7 @@ fn arguments_beside_the_program_are_read_before_the_commands_own() {
 }
 
 #[test]
-fn a_modules_arguments_lie_beside_its_file() {
+fn the_arguments_file_of_a_module_is_beside_its_file() {
     let arguments = "--per_device_train_batch_size 4 --gradient_accumulation_steps 2";
     let other = "--per_device_train_batch_size 16";
     for (call, files) in [
@@ -326,7 +325,7 @@ fn a_modules_arguments_lie_beside_its_file() {
             "accelerate launch --num_processes 4 --module train --bf16",
             vec![("train.py", ""), ("train.args", arguments)],
         ),
-        // A package is found before a module, and is its `__main__.py`.
+        // Python finds a package before a module, and runs its `__main__.py`.
         (
             "python -m pkg --bf16",
             vec![
@@ -372,7 +371,7 @@ fn a_modules_arguments_lie_beside_its_file() {
 }
 
 #[test]
-fn trls_parser_knows_its_config_as_two_words_only() {
+fn trls_parser_takes_config_only_as_two_words() {
     let files = [(
         "sft.yaml",
         "per_device_train_batch_size: 4\nmodel_name_or_path: m\n",
@@ -398,19 +397,19 @@ fn trls_parser_knows_its_config_as_two_words_only() {
 }
 
 #[test]
-fn a_number_that_is_none_is_called_what_it_is() {
+fn nan_and_infinity_are_refused_as_such() {
     let text = "per_device_train_batch_size: 4\ntrain_file: a.json\nnum_train_epochs: .nan\nlearning_rate: .inf\n";
     let error = job(&[("args.yaml", text)], "").unwrap_err();
-    let said: Vec<&str> = error
+    let found: Vec<&str> = error
         .diagnostics
         .iter()
         .map(|d| d.message.as_str())
         .collect();
     assert_eq!(
-        said,
+        found,
         [
-            "`num_train_epochs` is .nan, a float that is no number",
-            "`learning_rate` is .inf, a float without an end"
+            "`num_train_epochs` is .nan, not a number",
+            "`learning_rate` is .inf, infinite"
         ]
     );
 }

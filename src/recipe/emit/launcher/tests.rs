@@ -6,7 +6,7 @@ use crate::recipe::{Request, read};
 
 const TRAINER: &str = "t.py --per_device_train_batch_size 4 --gradient_accumulation_steps 2";
 
-/// What `launcher` becomes, the trainer's part left out; or why it cannot.
+/// `launcher` rewritten for the plan, without the trainer's arguments; or the refusal.
 fn written(launcher: &str, plan: &Numbers) -> String {
     let job = Job::new(&[], &format!("{launcher} {TRAINER}"));
     match emit(&job.recipe(None), plan, Form::Recipe) {
@@ -76,11 +76,11 @@ fn a_command_starts_the_nodes_of_the_plan() {
         "{alone}"
     );
     let named = written("deepspeed --include localhost:0,1", &two);
-    assert!(named.starts_with("`localhost:0,1` names"), "{named}");
+    assert!(named.starts_with("`localhost:0,1` lists"), "{named}");
 }
 
 #[test]
-fn what_several_nodes_need_besides_is_told() {
+fn a_plan_for_several_nodes_names_the_missing_rendezvous() {
     let two = on(2, numbers(16, 4, 1));
     let remarks = |launcher: &str| {
         let job = Job::new(&[], &format!("{launcher} {TRAINER}"));
@@ -147,7 +147,7 @@ fn options_that_the_launcher_would_refuse_change_with_the_plan() {
     );
 }
 
-/// A config of the type alone, which accelerate starts with `--num_processes` only.
+/// A config with the type alone, which accelerate starts only with `--num_processes`.
 #[test]
 fn processes_that_the_config_leaves_to_the_command_are_typed() {
     for config in [
@@ -177,10 +177,10 @@ fn processes_that_the_config_leaves_to_the_command_are_typed() {
 }
 
 #[test]
-fn whoever_starts_a_config_without_processes_is_told_to_type_them() {
+fn a_config_without_processes_yields_a_remark_with_num_processes() {
     let config = "distributed_type: MULTI_GPU\nnum_processes: -1\n";
     let recipe = "model_name_or_path: m\ndataset_name: d\nper_device_train_batch_size: 4\n";
-    let told = |command: &str| {
+    let remarks = |command: &str| {
         let job = Job::new(&[("sft.yaml", recipe), ("a.yaml", config)], command);
         let written = job.emitted(Some(8), &numbers(4, 4, 2), Form::Recipe);
         let remarks: Vec<String> = written
@@ -190,8 +190,8 @@ fn whoever_starts_a_config_without_processes_is_told_to_type_them() {
         remarks
     };
     assert_eq!(
-        told("accelerate launch --config_file @/a.yaml sft.py --config @/sft.yaml"),
-        ["the command has to say `--num_processes 4` as well"]
+        remarks("accelerate launch --config_file @/a.yaml sft.py --config @/sft.yaml"),
+        ["add `--num_processes 4` to the command"]
     );
     let job = Job::new(&[("sft.yaml", recipe), ("a.yaml", config)], "");
     let alone = read(&Request {
@@ -203,13 +203,13 @@ fn whoever_starts_a_config_without_processes_is_told_to_type_them() {
     let remarks = emit(&alone.unwrap(), &numbers(4, 4, 2), Form::Recipe).unwrap();
     let remark = &remarks.remarks[0];
     assert!(
-        remark.ends_with("start it with `--num_processes 4`"),
+        remark.ends_with("start the command with `--num_processes 4`"),
         "{remark}"
     );
 }
 
 #[test]
-fn a_recipe_that_names_a_config_of_trls_is_refused_what_that_one_fixes() {
+fn a_recipe_cannot_change_the_accumulation_of_its_trl_config() {
     let text = "model_name_or_path: m\ndataset_name: d\nper_device_train_batch_size: 8\n\
                 accelerate_config: zero1\n";
     let written = |command: &str, plan: &Numbers| {
@@ -224,12 +224,11 @@ fn a_recipe_that_names_a_config_of_trls_is_refused_what_that_one_fixes() {
         );
         assert!(written(command, &numbers(4, 16, 1)).is_ok(), "{command}");
     }
-    // No other launcher looks for it there.
+    // No other launcher reads that key.
     let other = "accelerate launch --num_processes 8 sft.py --config @/sft.yaml";
     assert!(written(other, &numbers(4, 8, 2)).is_ok());
 }
 
-/// A config that the world shows in, and what becomes of it.
 #[test]
 fn an_accelerate_config_takes_the_machines_of_the_plan() {
     let config = |text: &str, plan: &Numbers| {
@@ -266,7 +265,7 @@ fn an_accelerate_config_takes_the_machines_of_the_plan() {
         "",
     );
     assert!(emit(&cpu.recipe(None), &numbers(4, 1, 1), Form::Accelerate).is_err());
-    // A new one says the machines too.
+    // A new config states the machines too.
     let made = Job::new(&[], &format!("torchrun --nproc_per_node 8 {TRAINER}"));
     let made = made.emitted(None, &on(2, numbers(16, 4, 1)), Form::Accelerate);
     assert!(
@@ -276,10 +275,10 @@ fn an_accelerate_config_takes_the_machines_of_the_plan() {
 }
 
 proptest! {
-    /// Whatever launcher starts it, what is written is read as the world, the batch and the axes of
-    /// the plan, and written again it stays.
+    /// For every launcher the written command reads back as the plan's world, batch and axes, and
+    /// writing it again changes nothing.
     #[test]
-    fn a_launcher_that_is_written_reads_as_the_plan(
+    fn a_written_launcher_reads_back_as_the_plan(
         launcher in 0..8_usize,
         (nodes, each, tensor) in (1..4_u64, 1..9_u64, 1..3_u64),
         (micro, accumulation) in (1..9_u64, 1..9_u64),
@@ -323,7 +322,7 @@ proptest! {
 }
 
 #[test]
-fn a_script_that_starts_another_is_told_its_processes() {
+fn spawn_scripts_get_the_processes_of_the_plan() {
     for (launcher, expected) in [
         (
             "gaudi_spawn.py --use_mpi --world_size 8",
@@ -344,9 +343,8 @@ fn a_script_that_starts_another_is_told_its_processes() {
     );
 }
 
-/// The numbers of what a program hands on, and none of its own.
 #[test]
-fn a_command_that_is_handed_on_is_written_where_it_stands() {
+fn a_wrapped_command_is_rewritten_inside_its_wrapper() {
     let launcher = "python mason.py --gpus 8 -- torchrun --nproc_per_node 8";
     let expected = "python mason.py --gpus 8 -- torchrun --nproc_per_node 4";
     assert_eq!(written(launcher, &numbers(4, 4, 2)), expected);

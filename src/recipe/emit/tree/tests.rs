@@ -8,7 +8,7 @@ const ROOT: &str = "exp_name: run\ncache_dir: .cache\ndefaults:\n- _self_\n- mod
                     log_epsilon_P: 1\n";
 const BASE: &str = "# shared by all\nbatch_size: 32 # global\ngradient_accumulation_steps: 1\neval_batch_size: 32\n";
 
-/// A tree like that of HALOs, with these files of the group `model`, read for four GPUs.
+/// A tree with the layout of HALOs, with these files of the group `model`, read for four GPUs.
 fn recipe(model: &[(&str, &str)], version: Option<&str>, overrides: &[&str]) -> Recipe {
     let folder = tempfile::tempdir().unwrap();
     let write = |name: &str, text: &str| {
@@ -71,15 +71,15 @@ fn the_file_with_the_numbers_is_written_and_named() {
     assert_eq!(
         emitted.remarks,
         [format!(
-            "this is `{}` of the tree: put it in its place",
+            "replace `{}` of the tree by this",
             replaces.display()
         )]
     );
-    // One accumulation step's batch changes with the steps.
+    // In the earlier version the batch size is that of one accumulation step.
     let earlier = recipe(&base, Some("before-2025-05-01"), &[]);
     let expected = BASE.replace("steps: 1", "steps: 2").replace("32 #", "16 #");
     assert_eq!(written(&earlier, &HALF).unwrap().text, expected);
-    // Where nothing changes it is the file as it is.
+    // Without a change the file is written as it is.
     let same = Numbers {
         accumulation: 1,
         ..HALF
@@ -91,7 +91,7 @@ fn the_file_with_the_numbers_is_written_and_named() {
 }
 
 #[test]
-fn a_number_that_a_flag_overrules_is_written_all_the_same() {
+fn a_number_that_a_flag_overrides_is_written_too() {
     let model = [("small", BASE)];
     let flagged = recipe(&model, None, &["evenkeel.batch.global=64"]);
     let double = Numbers {
@@ -104,7 +104,7 @@ fn a_number_that_a_flag_overrules_is_written_all_the_same() {
 }
 
 #[test]
-fn a_number_that_is_nowhere_goes_beside_the_other() {
+fn a_missing_number_is_added_after_the_other() {
     let model = [("small", "batch_size: 32\neval_batch_size: 32\n")];
     assert_eq!(
         written(&recipe(&model, None, &[]), &HALF).unwrap().text,
@@ -113,7 +113,7 @@ fn a_number_that_is_nowhere_goes_beside_the_other() {
 }
 
 #[test]
-fn what_was_typed_is_to_be_typed_anew() {
+fn changed_overrides_are_named_with_their_new_values() {
     let model = [("small", BASE)];
     let typed = recipe(&model, None, &["model.gradient_accumulation_steps=1"]);
     let refused = written(&typed, &HALF).unwrap_err();
@@ -121,23 +121,23 @@ fn what_was_typed_is_to_be_typed_anew() {
         "`model.gradient_accumulation_steps=1` becomes `model.gradient_accumulation_steps=2`";
     assert!(refused.contains(becomes), "{refused}");
     assert!(refused.contains("--emit args"), "{refused}");
-    // A typed number that stays is no reason to refuse.
+    // An override that keeps its value is no reason to refuse.
     let other = recipe(&model, None, &["++model.batch_size=32"]);
     let expected = BASE.replace("steps: 1", "steps: 2");
     assert_eq!(written(&other, &HALF).unwrap().text, expected);
-    // One of two changes in a file, the other one is typed.
+    // One of two changes lies in a file, the other in an override.
     let earlier = Some("before-2025-05-01");
     let mixed = recipe(&model, earlier, &["model={batch_size: 32}"]);
     let emitted = written(&mixed, &HALF).unwrap();
     assert_eq!(emitted.text, expected);
     assert_eq!(
         emitted.remarks[1],
-        "what is typed changes with it: `model={batch_size: 32}` becomes `model={batch_size: 16}`"
+        "change these overrides too: `model={batch_size: 32}` becomes `model={batch_size: 16}`"
     );
 }
 
 #[test]
-fn what_one_file_cannot_hold_is_refused_with_every_place() {
+fn numbers_in_several_files_are_refused_with_every_place() {
     let apart = [
         ("base", BASE),
         ("small", "defaults:\n- base\nbatch_size: 64\n"),
@@ -165,7 +165,7 @@ fn what_one_file_cannot_hold_is_refused_with_every_place() {
 }
 
 #[test]
-fn an_option_by_itself_is_written_as_it_is_read() {
+fn a_single_option_file_is_written_in_place() {
     let folder = tempfile::tempdir().unwrap();
     std::fs::create_dir(folder.path().join("model")).unwrap();
     std::fs::write(folder.path().join("config.yaml"), ROOT).unwrap();

@@ -2,7 +2,7 @@ use serde_json::{Value, json};
 
 use super::*;
 
-/// Numbers that may be anything: seeds, and keys of a model's own `config.json`.
+/// Numbers of any size: seeds, and keys of a model's `config.json`.
 const FREE: &[&str] = &[
     "seed",
     "model.config.hidden_size",
@@ -10,7 +10,7 @@ const FREE: &[&str] = &[
     "data.evaluation.0.synthetic.seed",
 ];
 
-/// Every key of a recipe, under each kind of schedule.
+/// Specs with every key, one for each kind of schedule.
 fn whole_specs() -> Vec<Spec> {
     let source = json!({
         "path": "synthetic", "format": "text", "split": "a", "config": "b", "columns": ["c"],
@@ -55,7 +55,7 @@ fn whole_specs() -> Vec<Spec> {
     .to_vec()
 }
 
-/// The paths of all numbers, and of everything that is not given.
+/// The paths of all numbers and of all absent values.
 fn leaves(value: &Value, path: &str, numbers: &mut Vec<String>, absent: &mut Vec<String>) {
     let below = |name: &str| match path {
         "" => name.to_owned(),
@@ -84,7 +84,11 @@ fn every_number_of_a_recipe_has_a_range() {
         let (mut numbers, mut absent) = (Vec::new(), Vec::new());
         let value = serde_json::to_value(&spec).unwrap();
         leaves(&value, "", &mut numbers, &mut absent);
-        assert_eq!(absent, Vec::<String>::new(), "the test leaves these out");
+        assert_eq!(
+            absent,
+            Vec::<String>::new(),
+            "the specs of this test lack these keys"
+        );
         for path in numbers {
             let limited = LIMITS.iter().any(|limit| {
                 values_at(&value, limit.path)
@@ -100,7 +104,7 @@ fn every_number_of_a_recipe_has_a_range() {
 }
 
 #[test]
-fn every_range_is_one_of_a_key_that_is_there() {
+fn every_range_belongs_to_an_existing_key() {
     let specs = whole_specs();
     let values: Vec<Value> = specs
         .iter()
