@@ -38,7 +38,7 @@ fn every_rule_is_tripped_by_its_wrong_example_and_not_by_its_right_one() {
         }
         let severity = match rule.check {
             // What stops a launch only.
-            Check::Foreseen(_) => Severity::Warning,
+            Check::PlanWarning(_) => Severity::Warning,
             _ => rule.severity,
         };
         let severity = severity.to_string();

@@ -1,5 +1,5 @@
 //! Divisors and multiples. Batches are at most 2^32 samples (the recipe's limits), so trial
-//! division is quick enough.
+//! division is fast enough.
 
 /// All divisors of `n`, ascending; `n` is at least 1.
 pub fn divisors(n: u64) -> Vec<u64> {
@@ -19,13 +19,12 @@ pub fn divisors(n: u64) -> Vec<u64> {
     small
 }
 
-/// The largest of all.
+/// The greatest common divisor.
 pub fn gcd(a: u64, b: u64) -> u64 {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
-/// The least common multiple of two numbers that both divide a third one of 64 bits, so that it
-/// cannot overflow.
+/// The least common multiple of two divisors of the same 64-bit number, so it cannot overflow.
 pub fn lcm(a: u64, b: u64) -> u64 {
     a / gcd(a, b) * b
 }

@@ -1,20 +1,20 @@
 //! The out-of-memory descent: a smaller micro-batch, the same global batch.
 //!
-//! Every rank comes to the same step, since it follows from the plan alone. The next plan is made
-//! by the planner with [`super::PlanRequest::micro_limit`] set to the step's micro-batch, so that
-//! every rule is checked again.
+//! Every rank takes the same step, because it depends on the plan alone. The planner makes the next plan
+//! with [`super::PlanRequest::micro_limit`] set to the step's micro-batch, so that it checks every rule
+//! again.
 
 use super::arithmetic::{divisors, gcd};
 use super::plan::Plan;
 use crate::recipe::spec::Remainder;
 
-/// The smaller micro-batches that keep the global batch exact by more accumulation, the largest
+/// The smaller micro-batches that keep the global batch exact with more accumulation, the largest
 /// first; none at the end of the descent. `current` is the batch that the run has reached, samples:
-/// where a schedule has moved it, that one stays exact too.
+/// if a schedule has changed the batch, that one stays exact too.
 ///
-/// Under uneven dealing they divide both batches; under exact dealing a rank's share of them. The
-/// first one counts for which the planner finds a plan: a rule may refuse a step (a stage whose
-/// batch it does not divide), and the next one is tried.
+/// Under uneven dealing they divide both batches; under exact dealing they divide a rank's share of both.
+/// The caller takes the first one for which the planner finds a plan: a rule may refuse a step, such as a
+/// stage whose batch it does not divide.
 pub fn descend(plan: &Plan, current: u64) -> impl Iterator<Item = u64> + use<> {
     let both = gcd(plan.global_batch_size, current);
     let share = match plan.outline.remainder {
@@ -36,7 +36,7 @@ mod tests {
     use crate::batch::rules::testing::recipe;
     use crate::batch::{PlanRequest, plan};
 
-    /// The micro-batches from the recipe's own down to the last.
+    /// The plans from the recipe's micro-batch down to the last.
     fn steps(global: u64, micro: u64, gpus: u64, remainder: Remainder) -> Vec<Plan> {
         let mut recipe = recipe();
         recipe.spec.batch.global = Some(global);
@@ -52,7 +52,7 @@ mod tests {
     }
 
     #[test]
-    fn descent_goes_through_the_divisors_down_to_one() {
+    fn descent_steps_through_the_divisors_down_to_one() {
         let proofs: Vec<String> = steps(96, 12, 4, Remainder::Exact)
             .into_iter()
             .map(|plan| plan.proof)
@@ -72,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn uneven_dealing_descends_too() {
+    fn uneven_dealing_descends_through_the_divisors_of_the_batch() {
         let micros: Vec<u64> = steps(128, 16, 3, Remainder::Uneven)
             .iter()
             .map(|plan| plan.per_device_batch_size)
@@ -81,12 +81,12 @@ mod tests {
     }
 
     #[test]
-    fn a_grown_batch_is_divided_as_well() {
+    fn steps_divide_a_grown_batch_too() {
         let mut recipe = recipe();
         recipe.spec.batch.global = Some(12);
         recipe.spec.batch.micro = Some(6);
         let planned = plan(&recipe, &PlanRequest::gpus(1)).unwrap();
-        // 4 divides the base batch of 12, and not the 18 that the run has reached.
+        // 4 divides the base batch of 12, but not the 18 that the run has reached.
         assert_eq!(descend(&planned, 12).collect::<Vec<_>>(), [4, 3, 2, 1]);
         assert_eq!(descend(&planned, 18).collect::<Vec<_>>(), [3, 2, 1]);
     }

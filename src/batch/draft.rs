@@ -1,6 +1,6 @@
-//! What can be said about a plan before anybody has judged it: every number that follows from the
-//! recipe and the world asked for, and nothing where one does not follow. The rules look at it;
-//! a draft without gaps whose rules have no errors becomes a [`Plan`].
+//! A plan before the rules judge it: every number that follows from the recipe and the requested world, and
+//! `None` where one does not follow. The rules check the draft. A draft without gaps whose rules have no
+//! errors becomes a [`Plan`].
 
 use serde::Serialize;
 
@@ -17,30 +17,30 @@ use crate::recipe::spec::{
 };
 use crate::recipe::{Dialect, Recipe};
 
-/// No global batch is larger, samples (the recipe's own limit on `batch.global`).
+/// The largest global batch, samples (the recipe's limit on `batch.global`).
 pub const MAX_BATCH: u64 = 1 << 32;
-/// Feasible GPU counts are listed up to here.
+/// The largest count in the list of feasible GPU counts.
 pub const MOST_GPUS: u64 = 1024;
-/// The micro-batch where neither the recipe nor memory says one
+/// The micro-batch where neither the recipe nor memory determines one
 /// (`per_device_train_batch_size` of transformers 5.23.0).
 pub const DEFAULT_MICRO: u64 = 8;
 
-/// A plan with gaps. Serialized it has the keys of a [`Plan`], null where something is missing.
+/// A plan with gaps. Serialized it has the keys of a [`Plan`], with null for a missing value.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Draft {
-    /// The arithmetic for a reader.
+    /// The batch arithmetic shown to people.
     pub proof: Option<String>,
-    /// `None`: the axes do not divide the world.
+    /// `None`: the other axes do not divide the world.
     pub data_parallel_size: Option<u64>,
     /// `None`: no split exists.
     pub per_device_batch_size: Option<u64>,
-    /// Of the busiest rank.
+    /// Forward passes per step of the busiest rank.
     pub gradient_accumulation_steps: Option<u64>,
-    /// `None`: the recipe does not say enough, or it is beyond [`MAX_BATCH`].
+    /// `None`: the recipe does not determine it, or it is beyond [`MAX_BATCH`].
     pub global_batch_size: Option<u64>,
-    /// Every batch of the schedule is a multiple of it.
+    /// Every batch of the schedule is a multiple of this, samples.
     pub quantum: Option<u64>,
-    /// What does not hang on the split.
+    /// The part that does not depend on the split.
     #[serde(flatten)]
     pub outline: Outline,
     /// The split behind the numbers.
@@ -49,20 +49,20 @@ pub struct Draft {
     /// Data-parallel ranks at the GPU count that the recipe was written for.
     #[serde(skip)]
     pub recipe_ranks: Option<u64>,
-    /// What the recipe's own numbers make, whatever it states as its global batch.
+    /// The product of the recipe's numbers, independent of a stated global batch.
     #[serde(skip)]
     pub recipe_product: Option<u128>,
-    /// What upstream would run in the recipe's own world, where it derives its micro-batch from a
+    /// Upstream's numbers in the recipe's own world, if upstream derives its micro-batch from a
     /// global batch.
     #[serde(skip)]
     pub upstream: Option<Upstream>,
     /// The micro-batch that DeepSpeed derives for a config that states none, samples.
     #[serde(skip)]
     pub deepspeed_micro: Option<u64>,
-    /// The split without regard to memory, where memory made it smaller.
+    /// The split without the memory limit, if memory made it smaller.
     #[serde(skip)]
     pub unlimited: Option<Split>,
-    /// Lengths in samples; present when the global batch is.
+    /// Lengths in samples; present if the global batch is.
     #[serde(skip)]
     pub horizon: Option<Horizon>,
     /// Training samples of the data, counted or known from a synthetic source.
@@ -73,13 +73,13 @@ pub struct Draft {
 /// A micro-batch that upstream derives from its global batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Upstream {
-    /// Data-parallel ranks of the world that the recipe was written for, else of the one asked for.
+    /// Data-parallel ranks of the world that the recipe was written for, else of the requested one.
     pub ranks: u64,
-    /// Accumulation as the recipe says.
+    /// Accumulation as the recipe states it.
     pub accumulation: u64,
     /// ⌊⌊global / accumulation⌋ / ranks⌋, samples.
     pub micro: u64,
-    /// Samples that a step then trains on.
+    /// Samples that a step trains on.
     pub used: u64,
 }
 
@@ -97,11 +97,11 @@ impl Upstream {
 }
 
 impl Draft {
-    /// Works out everything that follows.
+    /// Derives every number that follows.
     pub fn new(recipe: &Recipe, request: &PlanRequest) -> Draft {
         let spec = &recipe.spec;
         let recipe_ranks = spec.batch.gpus.and_then(|gpus| ranks(gpus, &spec.parallel));
-        let recipe_product = own_product(spec, recipe_ranks);
+        let recipe_product = stated_product(spec, recipe_ranks);
         let here = ranks(request.gpus, &spec.parallel);
         let elastic = spec.batch.elastic.as_ref().and_then(|elastic| {
             let written_for = recipe_ranks.or(here)?;
@@ -160,8 +160,8 @@ impl Draft {
         draft
     }
 
-    /// Splits the global batch. `taken`: the data-parallel sizes that DeepSpeed's elasticity takes,
-    /// where it is on.
+    /// Splits the global batch. `taken`: the data-parallel sizes that DeepSpeed's elasticity allows,
+    /// if it is on.
     fn split(
         &mut self,
         recipe: &Recipe,
@@ -208,13 +208,13 @@ impl Draft {
         self.split = Some(split);
     }
 
-    /// The micro-batch that the recipe means, in its own world.
+    /// The micro-batch of the recipe, in its own world.
     pub fn micro(&self, spec: &Spec) -> Option<u64> {
         let derived = self.upstream.map(|upstream| upstream.micro.max(1));
         spec.batch.micro.or(derived).or(self.deepspeed_micro)
     }
 
-    /// The micro-batch that DeepSpeed would derive where its config states none.
+    /// The micro-batch that DeepSpeed derives for a config that states none.
     fn micro_of_deepspeed(&self, recipe: &Recipe, global: u64) -> Option<u64> {
         let batch = &recipe.spec.batch;
         let ranks = self.recipe_ranks.or(self.data_parallel_size)?;
@@ -226,9 +226,9 @@ impl Draft {
         (recipe.dialect == Dialect::Deepspeed && micro > 0).then_some(micro)
     }
 
-    /// The plan, when nothing is missing.
+    /// The plan, if nothing is missing.
     pub(super) fn complete(self) -> Result<Plan, Box<Draft>> {
-        // All six come with a split; the world and the batch may be there without one.
+        // A split gives all six; the world and the batch may exist without one.
         match self {
             Draft {
                 proof: Some(proof),
@@ -253,7 +253,7 @@ impl Draft {
     }
 }
 
-/// Devices that hold one copy of the model together; `None` beyond 64 bits, and for sizes of 0.
+/// Devices that together hold one copy of the model; `None` beyond 64 bits, and for sizes of 0.
 pub fn model_parallel(parallel: &Parallel) -> Option<u64> {
     product(&[
         parallel.tensor,
@@ -264,7 +264,7 @@ pub fn model_parallel(parallel: &Parallel) -> Option<u64> {
     .filter(|&devices| devices > 0)
 }
 
-/// Whether upstream takes the recipe with so many ranks, as it stands. Once the world that it was
+/// Whether upstream accepts the recipe unchanged with this number of ranks. If the world that it was
 /// written for is known, its accumulation may change with the ranks.
 fn divides(spec: &Spec, global: u64, ranks: u64) -> bool {
     let passes = spec.batch.accumulation.unwrap_or(1);
@@ -273,8 +273,8 @@ fn divides(spec: &Spec, global: u64, ranks: u64) -> bool {
         || product(&[ranks, passes]).is_some_and(|all| all > 0 && global.is_multiple_of(all))
 }
 
-/// Samples per device and evaluation pass, where the recipe says how many all devices evaluate
-/// together.
+/// Samples per device and evaluation pass, if the recipe states the evaluation batch over all
+/// devices.
 fn evaluation_micro(spec: &Spec, split: &Split) -> Option<u64> {
     let Some(batch) = spec.evaluation.batch else {
         return spec.evaluation.micro;
@@ -286,7 +286,7 @@ fn evaluation_micro(spec: &Spec, split: &Split) -> Option<u64> {
     Some((batch / split.ranks / passes).max(1))
 }
 
-/// Data-parallel ranks on so many devices; `None` when the other axes do not divide them.
+/// Data-parallel ranks on this number of devices; `None` if the other axes do not divide it.
 pub fn ranks(devices: u64, parallel: &Parallel) -> Option<u64> {
     if parallel.one_process {
         return (devices > 0).then_some(1);
@@ -296,23 +296,23 @@ pub fn ranks(devices: u64, parallel: &Parallel) -> Option<u64> {
         .map(|axes| devices / axes)
 }
 
-/// The global batch that a recipe asks for, samples: stated, or made of its own numbers. `None`: it
-/// does not say enough, or it is beyond [`MAX_BATCH`].
+/// The global batch of a recipe, samples: stated, or the product of its other numbers. `None`: the recipe
+/// does not determine it, or it is beyond [`MAX_BATCH`].
 pub fn global_batch(spec: &Spec) -> Option<u64> {
     let recipe_ranks = spec.batch.gpus.and_then(|gpus| ranks(gpus, &spec.parallel));
-    let product = || u64::try_from(own_product(spec, recipe_ranks)?).ok();
+    let product = || u64::try_from(stated_product(spec, recipe_ranks)?).ok();
     let global = spec.batch.global.or_else(product);
     global.filter(|global| (1..=MAX_BATCH).contains(global))
 }
 
 /// Micro-batch × accumulation × data-parallel ranks as the recipe states them.
-fn own_product(spec: &Spec, recipe_ranks: Option<u64>) -> Option<u128> {
+fn stated_product(spec: &Spec, recipe_ranks: Option<u64>) -> Option<u128> {
     let accumulation = spec.batch.accumulation.unwrap_or(1);
     // Each factor is at most 2^32, so 128 bits hold the product.
     Some(u128::from(spec.batch.micro?) * u128::from(accumulation) * u128::from(recipe_ranks?))
 }
 
-/// How large the micro-batch may be.
+/// The upper limit of the micro-batch.
 fn cap(spec: &Spec, micro: Option<u64>, memory_decides: bool, limit: Option<u64>) -> Cap {
     let limit = limit.unwrap_or(u64::MAX);
     let otherwise = micro.unwrap_or(DEFAULT_MICRO).min(limit);
@@ -325,7 +325,7 @@ fn cap(spec: &Spec, micro: Option<u64>, memory_decides: bool, limit: Option<u64>
     }
 }
 
-/// Data-parallel ranks of every world that the run may move to, the planned one included.
+/// Data-parallel ranks of every world that the run may use, including the planned one.
 fn allowed_ranks(spec: &Spec, planned: u64) -> impl Iterator<Item = u64> + use<> {
     let axes = match spec.parallel.one_process {
         true => u64::MAX,
@@ -336,13 +336,13 @@ fn allowed_ranks(spec: &Spec, planned: u64) -> impl Iterator<Item = u64> + use<>
     (low..=high).chain(std::iter::once(planned))
 }
 
-/// Training samples of a synthetic data set, which says how long it is.
+/// Training samples of a synthetic data set, whose length the recipe states.
 fn synthetic_samples(spec: &Spec) -> Option<u64> {
     let samples = spec.data.synthetic()?.samples;
     Some(samples.saturating_sub(held_out(spec.data.held_out, samples)))
 }
 
-/// What differs from the recipe, and why.
+/// The differences from the recipe, with their reasons.
 fn adjustments(
     recipe: &Recipe,
     request: &PlanRequest,
@@ -366,15 +366,15 @@ fn adjustments(
     let why_micro = if request.estimate {
         "the largest that fits a device, by estimate".to_owned()
     } else if draft.unlimited.is_some() {
-        "as much as memory per device allows, by estimate".to_owned()
+        "as much as the devices' memory allows, by estimate".to_owned()
     } else if request
         .micro_limit
         .is_some_and(|limit| Some(limit) < batch.micro)
     {
-        "the recipe's did not fit in memory".to_owned()
+        "the recipe's micro-batch ran out of memory".to_owned()
     } else if split.remainder == Remainder::Uneven {
         format!(
-            "the largest divisor of {global} that gives each of {} ranks one",
+            "the largest divisor of {global} that gives each of {} ranks a micro-batch",
             split.ranks
         )
     } else if batch.prefer == Prefer::Micro {
@@ -400,14 +400,14 @@ fn adjustments(
         change("schedule.max_batch", Some(test.max_batch), rounded, why);
     }
     if let Some((from, to)) = generations(recipe, draft, split) {
-        let why = "keeps the generation batch as it was".to_owned();
+        let why = "keeps the generation batch unchanged".to_owned();
         change("generation.steps_per_generation", Some(from), to, why);
     }
     adjusted
 }
 
-/// The generation batch of GRPO or RLOO, samples: as stated, or made of the recipe's own steps per generation
-/// at its own world, or the global batch (TRL f2cd577, `trl/trainer/grpo_config.py`).
+/// The generation batch of GRPO or RLOO, samples: as stated, or the product of the recipe's steps per
+/// generation in its own world, or the global batch (TRL f2cd577, `trl/trainer/grpo_config.py`).
 pub(super) fn generation_batch(spec: &Spec, draft: &Draft) -> Option<u64> {
     let generation = &spec.generation;
     generation.generation_batch_size.or_else(|| {
@@ -423,7 +423,7 @@ pub(super) fn generation_batch(spec: &Spec, draft: &Draft) -> Option<u64> {
     })
 }
 
-/// Steps per generation as stated, and as they have to be for the same generation batch.
+/// Steps per generation: as stated, and as required for the same generation batch.
 fn generations(recipe: &Recipe, draft: &Draft, split: &Split) -> Option<(u64, u64)> {
     let from = recipe.spec.generation.steps_per_generation?;
     let pass = product(&[split.ranks, split.micro])?;

@@ -1,9 +1,9 @@
-//! DeepSpeed's elasticity: the batch that it makes out of a largest batch and a list of
-//! micro-batches, and the data-parallel sizes that it then takes.
+//! DeepSpeed's elasticity: the batch that it derives from a maximum batch and a list of
+//! micro-batches, and the data-parallel sizes that it allows.
 //!
-//! Exactly what upstream computes, since that is the batch that such a config means: DeepSpeed
+//! This reproduces upstream's computation, because such a config means that batch: DeepSpeed
 //! edaa722, `elasticity/elasticity.py` (`compute_elastic_config`, `_get_compatible_gpus_v01` and
-//! `_v02`). It looks for a batch that many counts divide, so the batch is seldom the largest one.
+//! `_v02`). It chooses a batch that many counts divide, so the batch is seldom the maximum.
 
 use super::arithmetic::{divisors, lcm};
 use crate::recipe::spec::{Elastic, ElasticVersion};
@@ -15,29 +15,29 @@ const HIGHLY_COMPOSITE: [u64; 38] = [
     277_200, 332_640, 498_960, 554_400, 665_280, 720_720,
 ];
 
-/// More sizes than anybody lists; each costs time.
+/// The longest list of micro-batches; each one costs time.
 const MOST_SIZES: usize = 32;
 
-/// What elasticity makes of a world.
+/// The result of elasticity in a world.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Made {
     /// The global batch, samples.
     pub batch: u64,
-    /// Data-parallel sizes that are taken, ascending.
+    /// Data-parallel sizes that elasticity allows, ascending.
     pub valid: Vec<u64>,
-    /// The micro-batch in this world, samples; `None` where the world is not taken.
+    /// The micro-batch in this world, samples; `None` if elasticity refuses the world.
     pub micro: Option<u64>,
 }
 
-/// Why elasticity makes nothing.
+/// Why elasticity gives no batch.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Impossible {
-    /// A size of the list is above the largest batch.
+    /// A micro-batch of the list is above the maximum batch.
     #[error("the micro-batch {micro} is larger than the batch may be, {limit}")]
     MicroTooLarge {
-        /// The size.
+        /// The micro-batch, samples.
         micro: u64,
-        /// The largest batch, in version 0.2 of one data-parallel rank of every node.
+        /// The maximum batch, samples; in version 0.2 that of one data-parallel rank of every node.
         limit: u64,
     },
     /// Nodes do not hold whole copies of the model.
@@ -47,18 +47,18 @@ pub enum Impossible {
     NodeDivided {
         /// GPUs of a node.
         per_node: u64,
-        /// GPUs that hold one copy.
+        /// GPUs that hold one copy of the model.
         model_parallel: u64,
     },
-    /// No micro-batches, or more than are compared.
+    /// No micro-batches, or more than [`MOST_SIZES`].
     #[error("{count} micro-batch sizes are given, 1 to {MOST_SIZES} can be compared")]
     Sizes {
-        /// How many.
+        /// The length of the list.
         count: usize,
     },
 }
 
-/// What DeepSpeed makes of `elastic` in a world of so many data-parallel ranks.
+/// The result of DeepSpeed's `elastic` in a world of this number of data-parallel ranks.
 pub fn make(elastic: &Elastic, ranks: u64) -> Result<Made, Impossible> {
     let count = elastic.micro_batches.len();
     if !(1..=MOST_SIZES).contains(&count) || elastic.micro_batches.contains(&0) {
@@ -85,7 +85,7 @@ pub fn make(elastic: &Elastic, ranks: u64) -> Result<Made, Impossible> {
     })
 }
 
-/// Version 0.1, which is also what 0.2 does with nodes in place of GPUs.
+/// Version 0.1; version 0.2 does the same with nodes instead of GPUs.
 fn search(
     elastic: &Elastic,
     max_batch: u64,
@@ -98,7 +98,7 @@ fn search(
         let limit = max_batch;
         return Err(Impossible::MicroTooLarge { micro, limit });
     }
-    // Zero means "not said" to upstream, wherever it comes from.
+    // Upstream treats zero as unset, whatever its source.
     let min = min.max(1);
     let max = if max == 0 { max_batch / smallest } else { max };
     let common = sizes.iter().copied().try_fold(1, |all, size| {
@@ -120,7 +120,7 @@ fn search(
     Ok(best)
 }
 
-/// The base times the largest highly composite number that stays within the largest batch.
+/// The base times the largest highly composite number that keeps it within the maximum batch.
 fn scaled(base: u64, max_batch: u64) -> u64 {
     let room = max_batch / base;
     let at = HIGHLY_COMPOSITE.partition_point(|&number| number <= room);
@@ -140,8 +140,8 @@ fn counts(batch: u64, sizes: &[u64], min: u64, max: u64) -> Vec<u64> {
     counts
 }
 
-/// Version 0.2: a batch for whole nodes, or where the world is not among those, as much of the
-/// largest batch as this world can take.
+/// Version 0.2: a batch for whole nodes, or if the world is not among those, the largest batch up to the
+/// maximum that this world splits.
 fn whole_nodes(elastic: &Elastic, ranks: u64) -> Result<(u64, Vec<u64>), Impossible> {
     let (per_node, model_parallel) = (elastic.gpus_per_node, elastic.model_parallel);
     if model_parallel == 0 || per_node == 0 || !per_node.is_multiple_of(model_parallel) {
@@ -161,7 +161,7 @@ fn whole_nodes(elastic: &Elastic, ranks: u64) -> Result<(u64, Vec<u64>), Impossi
     if valid.contains(&(ranks / model_parallel)) {
         return Ok((batch * each, valid));
     }
-    // Upstream's own floating point: parts of a node count.
+    // Upstream computes in floating point, so parts of a node count.
     let size = ranks as f64 / per_node as f64 * each as f64;
     let filled = elastic.micro_batches.iter().map(|&micro| {
         let least = micro as f64 * size;
@@ -187,9 +187,9 @@ mod tests {
         }
     }
 
-    /// Numbers that upstream's own function gives.
+    /// Results of upstream's function.
     #[test]
-    fn version_0_1_makes_upstreams_batches() {
+    fn version_0_1_gives_upstreams_batches() {
         let made = |max, sizes: &[u64], ranks| make(&elastic(max, sizes), ranks).unwrap();
         let usual = made(128, &[1, 2, 4, 8, 16], 8);
         assert_eq!((usual.batch, usual.micro), (120, Some(1)));
@@ -200,7 +200,7 @@ mod tests {
         assert_eq!(made(128, &[1, 2, 4, 8, 16], 7).micro, None);
     }
 
-    /// What upstream's own functions make of these bounds: version, largest batch, micro-batches,
+    /// Results of upstream's functions for these bounds: version, maximum batch, micro-batches,
     /// (fewest, most) GPUs, (GPUs a node, model parallel), prefer larger, world; batch, sizes.
     type Row = (
         ElasticVersion,
@@ -237,7 +237,7 @@ mod tests {
     ];
 
     #[test]
-    fn both_versions_make_what_upstream_makes() {
+    fn both_versions_give_upstreams_results() {
         for &(version, max_batch, sizes, gpus, node, prefer_larger, world, batch, valid) in UPSTREAM
         {
             let elastic = Elastic {

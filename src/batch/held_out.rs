@@ -1,14 +1,14 @@
-//! How many samples are held out for evaluation: the one function by which the planner counts them
-//! and the data's preparation takes them away.
+//! The number of samples held out for evaluation. The planner counts with this function, and data
+//! preparation removes the same number.
 
 use super::horizon::share;
 
-/// Samples to hold out of `samples`, as `data.held_out` asks for it: below 1 a share, rounded up to
-/// whole samples, else a count, of which a fraction is dropped.
+/// Samples to hold out of `samples` for `data.held_out`: a value below 1 is a share, rounded up to
+/// whole samples; else it is a count, truncated to a whole number.
 pub fn held_out(asked: Option<f64>, samples: u64) -> u64 {
     match asked {
         Some(part) if part < 1.0 => share(samples, part),
-        // A cast drops the fraction, and makes 0 of what is no number.
+        // The cast truncates the fraction and turns NaN into 0.
         Some(count) => count as u64,
         None => 0,
     }
@@ -19,7 +19,7 @@ mod tests {
     use super::held_out;
 
     #[test]
-    fn shares_are_rounded_up_and_counts_are_taken_as_they_are() {
+    fn shares_are_rounded_up_and_counts_stay_unchanged() {
         assert_eq!(held_out(None, 1000), 0);
         assert_eq!(held_out(Some(0.1), 1280), 128);
         assert_eq!(held_out(Some(0.0004), 1000), 1);

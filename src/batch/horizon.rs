@@ -1,40 +1,39 @@
-//! A run's lengths in samples: budget, warm-up, evaluation and checkpoint intervals. The one place
-//! where the steps and epochs of a recipe become samples.
+//! A run's lengths in samples: budget, warm-up, evaluation and checkpoint intervals. Only this module
+//! converts the steps and epochs of a recipe to samples.
 //!
-//! Steps are those of the recipe's global batch, whatever the batch grows to later, so that the
-//! norm test changes neither the learning rate's schedule nor where a run ends.
+//! A step has the recipe's global batch, even if the batch grows later, so the
+//! norm test changes neither the learning rate's schedule nor the end of a run.
 
 use serde::{Deserialize, Serialize};
 
 use crate::recipe::Spec;
 use crate::recipe::spec::{IntervalRounding, LastBatch};
 
-/// A run's lengths, in samples unless they say steps.
+/// A run's lengths, in samples except where they state steps.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Horizon {
-    /// Samples of one epoch that are trained on; `None` while the data's length is unknown.
+    /// Samples of one epoch that the run trains on; `None` while the data's length is unknown.
     pub epoch_samples: Option<u64>,
-    /// Samples that every epoch leaves out, since they do not fill a batch.
+    /// Samples that every epoch drops, because they do not fill a batch.
     pub dropped_samples: u64,
-    /// Training ends after the first step that reaches it; `None`: the recipe does not say, or it
-    /// says epochs of unknown length.
+    /// Training ends after the first step that reaches this; `None`: the recipe does not state it, or
+    /// states epochs of unknown length.
     pub budget_samples: Option<u64>,
-    /// Steps until then at the base batch.
+    /// Steps of the budget at the base batch.
     pub budget_steps: Option<u64>,
-    /// The learning rate rises over so many.
+    /// The learning rate rises over these samples.
     pub warmup_samples: Option<u64>,
-    /// An evaluation at the first step that reaches a multiple of it.
+    /// An evaluation follows the first step that reaches a multiple of this.
     pub eval_every: Option<u64>,
-    /// A checkpoint at the first step that reaches a multiple of it.
+    /// A checkpoint follows the first step that reaches a multiple of this.
     pub checkpoint_every: Option<u64>,
 }
 
-/// Works out a recipe's lengths for a global batch of `global` samples (at least 1) and a data set
-/// of `data` samples, when that is known.
+/// Computes a recipe's lengths for a global batch of `global` samples (at least 1) and a data set
+/// of `data` samples, if known.
 ///
 /// The first limit of the budget that is set counts: samples, then steps, then epochs; with
-/// `shortest` the one that is reached first. Products
-/// beyond 64 bits stay at the largest number.
+/// `shortest` the one that the run reaches first. Products saturate at 64 bits.
 pub fn horizon(spec: &Spec, global: u64, data: Option<u64>) -> Horizon {
     let in_samples = |steps: u64| steps.saturating_mul(global);
     let dropped_samples = match (spec.batch.last_batch, data) {
@@ -79,7 +78,7 @@ pub fn horizon(spec: &Spec, global: u64, data: Option<u64>) -> Horizon {
             .or_else(|| epoch_samples.filter(|_| evaluation.every_epoch)),
         checkpoint_every: checkpoint
             .every_samples
-            // Dialects that round write one after each evaluation.
+            // Dialects that round the interval write a checkpoint after each evaluation.
             .map(|every| round_interval(spec, global, every).unwrap_or(every))
             .or_else(|| checkpoint.every_steps.map(in_samples))
             .or_else(|| of_budget(checkpoint.every_share))
@@ -87,14 +86,14 @@ pub fn horizon(spec: &Spec, global: u64, data: Option<u64>) -> Horizon {
     }
 }
 
-/// Where a recipe's interval of evaluations falls, samples, if its dialect rounds it down; `None`
-/// where nothing is left of it.
+/// A recipe's evaluation interval as its dialect rounds it down, samples; `None` if that leaves
+/// nothing.
 pub(super) fn round_interval(spec: &Spec, global: u64, every: u64) -> Option<u64> {
     let unit = rounding_unit(spec, global);
     Some(every - every % unit).filter(|every| *every > 0)
 }
 
-/// The samples that a recipe's interval of evaluations is rounded down to a multiple of.
+/// Samples to a multiple of which the dialect rounds a recipe's evaluation interval down.
 pub(super) fn rounding_unit(spec: &Spec, global: u64) -> u64 {
     match spec.evaluation.rounding {
         IntervalRounding::Reached => 1,
@@ -103,7 +102,7 @@ pub(super) fn rounding_unit(spec: &Spec, global: u64) -> u64 {
     }
 }
 
-/// ⌈share × samples⌉, forgiving the last bits of a decimal share (0.1 × 1280 is 128, not 129).
+/// ⌈share × samples⌉, tolerant of the last bits of a decimal share (0.1 × 1280 is 128, not 129).
 pub(super) fn share(samples: u64, share: f64) -> u64 {
     let exact = samples as f64 * share;
     let rounded = exact.round();
@@ -124,9 +123,9 @@ mod tests {
         Spec::default()
     }
 
-    /// direct-preference-optimization writes a checkpoint with each evaluation, whatever batch a plan has.
+    /// direct-preference-optimization writes a checkpoint with each evaluation, whatever the plan's batch.
     #[test]
-    fn a_checkpoint_is_where_its_evaluation_is() {
+    fn a_checkpoint_follows_each_evaluation() {
         let mut spec = spec();
         spec.evaluation.rounding = IntervalRounding::Batch;
         spec.evaluation.every_samples = Some(20_000);
@@ -155,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn a_warmup_share_is_rounded_up_to_whole_steps_as_upstream() {
+    fn a_warmup_share_is_rounded_up_to_whole_steps_like_upstream() {
         let mut spec = spec();
         spec.budget.samples = Some(1000);
         spec.learning_rate.warmup_ratio = Some(0.1);

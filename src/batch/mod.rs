@@ -1,7 +1,8 @@
 //! Batch arithmetic: plans, feasible counts, rescaling, the out-of-memory descent, and the rules.
 //!
-//! Pure functions of recipes and numbers: no files, no network, no clocks. [`plan`] is the way in:
-//! [`Draft`] works out what follows from a recipe, [`rules`] judge it, [`Plan`] is what is left.
+//! Pure functions of recipes and numbers: no files, no network, no clocks. [`plan`] is the entry point:
+//! [`Draft`] derives the numbers of a recipe, [`rules`] check them, and a draft without errors becomes a
+//! [`Plan`].
 
 mod arithmetic;
 mod descent;

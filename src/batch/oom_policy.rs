@@ -1,5 +1,5 @@
-//! What a trainer does when memory runs out: the exact descent, or what transformers does with
-//! `auto_find_batch_size`, which lowers the micro-batch and nothing else.
+//! A trainer's reaction to an out-of-memory error: the exact descent, or that of transformers with
+//! `auto_find_batch_size`, which lowers only the micro-batch.
 //!
 //! Source: accelerate 16cb6eb, `utils/memory.py` (`find_executable_batch_size`): int(0.9 × b) on
 //! every failure since 1.9.0, before that b // 2; at 0 it gives up.
@@ -13,7 +13,7 @@ use serde::Serialize;
 use super::descent::descend;
 use super::plan::Plan;
 
-/// What follows a failure for want of memory.
+/// The reaction to an out-of-memory error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum OomPolicy {
@@ -22,7 +22,7 @@ pub enum OomPolicy {
     Exact,
     /// Nine tenths of the micro-batch, rounded down, with the same accumulation.
     Transformers,
-    /// Half of it, as before accelerate 1.9.
+    /// Half of the micro-batch, as before accelerate 1.9.
     #[serde(rename = "transformers-before-1.9")]
     TransformersBefore1_9,
 }
@@ -45,12 +45,12 @@ pub struct OomStep {
     pub per_device_batch_size: u64,
     /// Forward passes per optimiser step.
     pub gradient_accumulation_steps: u64,
-    /// What a step then trains on, samples.
+    /// Samples of a step with these numbers.
     pub global_batch_size: u64,
 }
 
 impl OomPolicy {
-    /// The names that the command line takes.
+    /// The values of the command-line flag.
     pub const NAMES: [&'static str; 3] = ["exact", "transformers", "transformers-before-1.9"];
 
     /// The micro-batch after a failure of `micro`, in upstream's policies; 0 is their end. `None`
@@ -63,8 +63,7 @@ impl OomPolicy {
         }
     }
 
-    /// Everything that follows when one micro-batch after another does not fit, from the plan's own
-    /// down to the last.
+    /// The steps of repeated failures, from the plan's micro-batch down to the last.
     pub fn ladder(self, plan: &Plan) -> Vec<OomStep> {
         let (ranks, micro) = (plan.data_parallel_size, plan.per_device_batch_size);
         let passes = plan.gradient_accumulation_steps;
@@ -101,7 +100,7 @@ impl FromStr for OomPolicy {
             "exact" => Ok(OomPolicy::Exact),
             "transformers" => Ok(OomPolicy::Transformers),
             "transformers-before-1.9" => Ok(OomPolicy::TransformersBefore1_9),
-            _ => Err(format!("known are {}", OomPolicy::NAMES.join(", "))),
+            _ => Err(format!("use one of {}", OomPolicy::NAMES.join(", "))),
         }
     }
 }

@@ -1,8 +1,8 @@
 //! The plan: a generation's batch arithmetic as data.
 //!
-//! Computed once, shown, stored, executed as it is. The world, the micro-batch and the quantum are
-//! fixed by it; accumulation follows from the current global batch by [`Plan::deal`], and from
-//! nothing else.
+//! The planner computes it once; every other part shows, stores or executes it unchanged. It fixes the world,
+//! the micro-batch and the quantum. Accumulation depends only on the current global batch, through
+//! [`Plan::deal`].
 
 use serde::{Deserialize, Serialize};
 
@@ -11,11 +11,11 @@ use crate::recipe::emit::{self, Numbers};
 use crate::recipe::spec::{Objective, Remainder, Strategy};
 use crate::recipe::{Located, Recipe};
 
-/// A generation's plan. Its JSON form is a contract (`evenkeel plan -o json`): one object, the keys
-/// of the [`Outline`] among its own.
+/// A generation's plan. Its JSON form is a contract (`evenkeel plan -o json`): one object, with the keys
+/// of the [`Outline`] at the same level.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Plan {
-    /// The arithmetic for a reader, for example `8 × 16 × 1 = 128`
+    /// The arithmetic shown to people, for example `8 × 16 × 1 = 128`
     /// (data-parallel size × micro-batch × accumulation), or `16 × (3 + 3 + 2) = 128`.
     pub proof: String,
     /// `world_size` / (tensor × pipeline × context × sequence).
@@ -28,43 +28,37 @@ pub struct Plan {
     pub global_batch_size: u64,
     /// The quantum: every batch that the norm test may choose is a multiple of it, samples.
     pub quantum: u64,
-    /// Everything that can be said without a split, too.
+    /// The part that needs no split.
     #[serde(flatten)]
     pub outline: Outline,
 }
 
-/// What a plan says beside its split. A [`super::Draft`] has it as well.
+/// The part of a plan that does not depend on its split. A [`super::Draft`] has it as well.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Outline {
-    /// The recipe's dialect.
     pub dialect: crate::recipe::Dialect,
-    /// What is optimised.
     pub objective: Objective,
     /// Devices over all axes.
     pub world_size: u64,
-    /// Tensor-parallel size.
     pub tensor_parallel_size: u64,
-    /// Pipeline-parallel size.
     pub pipeline_parallel_size: u64,
-    /// Context-parallel size.
     pub context_parallel_size: u64,
-    /// Sequence-parallel size.
     pub sequence_parallel_size: u64,
-    /// What the data-parallel ranks hold.
+    /// How the data-parallel ranks shard weights, gradients and optimiser states.
     pub strategy: Strategy,
     /// Samples per device and evaluation pass.
     pub eval_batch_size: Option<u64>,
-    /// Samples between evaluations.
+    /// Samples between evaluations; `None`: no evaluations.
     pub eval_every: Option<u64>,
-    /// Whether micro-batches are dealt exactly or unevenly; as asked for while there is no split.
+    /// Whether micro-batches are dealt exactly or unevenly; as requested while there is no split.
     pub remainder: Remainder,
     /// GPU counts up to 1024 (over all axes) with an exact split of the global batch.
     pub feasible_gpu_counts: Vec<u64>,
-    /// What was changed from the recipe.
+    /// The differences from the recipe.
     pub adjusted: Vec<Adjustment>,
-    /// Estimated memory per device, when the model's shape is known.
+    /// Estimated memory per device, if the model's shape is known.
     pub memory: Option<MemoryEstimate>,
-    /// What the rules say; empty until they were asked.
+    /// Findings of the reader and the rules; empty until the rules have run.
     pub diagnostics: Vec<Located>,
 }
 
@@ -73,15 +67,13 @@ pub struct Outline {
 pub struct Adjustment {
     /// The key as the recipe's dialect spells it.
     pub key: String,
-    /// The recipe's value.
     pub from: String,
-    /// The plan's value.
     pub to: String,
-    /// Why.
+    /// The reason, as a half-sentence.
     pub why: String,
 }
 
-/// Memory per device in bytes, with what was assumed.
+/// Memory per device in bytes, with the assumptions of the estimate.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryEstimate {
     /// Weights on one device.
@@ -92,17 +84,17 @@ pub struct MemoryEstimate {
     pub optimizer: u64,
     /// Activations of one micro-batch.
     pub activations: u64,
-    /// The sum.
+    /// The sum of the parts.
     pub total: u64,
-    /// What a device has, when known.
+    /// Memory of a device, if known.
     pub available: Option<u64>,
     /// One line each: precision, sharding, sequence length, checkpointing, parameter count.
     pub assumed: Vec<String>,
 }
 
 impl Plan {
-    /// The arithmetic for the batch that a run has come to (`None`: the base); where a schedule has
-    /// moved it, with the base: `2 × 2 × 6 = 24 (base 12)`.
+    /// The arithmetic for the batch that a run has reached (`None`: the base batch); if a schedule has
+    /// changed it, with the base: `2 × 2 × 6 = 24 (base 12)`.
     pub fn proof_at(&self, batch: Option<u64>) -> String {
         let base = self.global_batch_size;
         let Some(batch) = batch.filter(|batch| *batch != base) else {
@@ -118,7 +110,7 @@ impl Plan {
         format!("{} (base {base})", split.proof())
     }
 
-    /// The numbers that a recipe which is to run this plan has to say.
+    /// The numbers that a recipe must state to run this plan.
     pub fn numbers(&self, recipe: &Recipe) -> Numbers {
         let path = "generation.steps_per_generation";
         let key = recipe.key(path);
@@ -134,7 +126,7 @@ impl Plan {
         }
     }
 
-    /// The numbers as the environment of a program that trains by them.
+    /// The numbers as environment variables of an external trainer.
     pub fn variables(&self) -> Vec<(&'static str, u64)> {
         let outline = &self.outline;
         let axes = [
@@ -145,7 +137,7 @@ impl Plan {
         emit::variables(&self.plain_numbers(), axes)
     }
 
-    /// The numbers that every trainer has.
+    /// The numbers without those of one objective.
     fn plain_numbers(&self) -> Numbers {
         Numbers {
             world: self.outline.world_size,
@@ -158,8 +150,8 @@ impl Plan {
         }
     }
 
-    /// How many micro-batches each data-parallel rank runs for a global batch of `batch` samples:
-    /// the one function by which accumulation follows from the current batch.
+    /// The micro-batches of each data-parallel rank for a global batch of `batch` samples. Only this
+    /// function derives accumulation from the current batch.
     ///
     /// `batch` is a multiple of the micro-batch (every batch the controller may choose is).
     /// The first `(batch / micro) % ranks` ranks run one more than the others, so under exact
@@ -176,7 +168,7 @@ mod tests {
     use crate::recipe::spec::Remainder;
 
     #[test]
-    fn a_grown_batch_is_proved_beside_its_base() {
+    fn the_formula_of_a_grown_batch_names_its_base() {
         let mut recipe = recipe();
         recipe.spec.batch.global = Some(12);
         recipe.spec.batch.micro = Some(2);

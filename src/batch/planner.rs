@@ -1,4 +1,4 @@
-//! From a recipe and a world to a plan, or to everything that is wrong with them.
+//! From a recipe and a world to a plan, or to all errors in them.
 
 use super::draft::Draft;
 use super::plan::Plan;
@@ -6,41 +6,41 @@ use super::request::PlanRequest;
 use super::rules;
 use crate::recipe::{Diagnostic, Recipe, Severity, Spec, diagnostic};
 
-/// What was found out about a recipe in a world.
+/// The result of checking a recipe in a world.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Examined {
-    /// Everything that follows from the recipe.
+    /// Every number that follows from the recipe.
     pub draft: Draft,
-    /// What the reader and the rules have to say, in file order.
+    /// Findings of the reader and the rules, in file order.
     pub diagnostics: Vec<Diagnostic>,
 }
 
-/// A recipe that may not be run in the world asked for, with all the reasons.
+/// A recipe that cannot run in the requested world, with all reasons.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[error("{}", self.summary())]
 pub struct Refused {
-    /// What can be said nevertheless.
+    /// The numbers that follow despite the errors.
     pub draft: Box<Draft>,
-    /// At least one error, and whatever else was noticed, in file order.
+    /// At least one error, and all other findings, in file order.
     pub diagnostics: Vec<Diagnostic>,
 }
 
 impl Refused {
     fn summary(&self) -> String {
-        let told = |first: &Diagnostic| format!("{} ({})", first.message, first.help);
-        diagnostic::first_error(&self.diagnostics, told)
-            .unwrap_or_else(|| "the recipe does not say enough for a plan".to_owned())
+        let line = |first: &Diagnostic| format!("{} ({})", first.message, first.help);
+        diagnostic::first_error(&self.diagnostics, line)
+            .unwrap_or_else(|| "the recipe does not state enough for a plan".to_owned())
     }
 }
 
-/// Plans a recipe, or refuses it with every reason at once.
+/// Plans a recipe, or refuses it with all reasons.
 ///
-/// The plan depends on nothing but its arguments: the same recipe and request give the same plan.
+/// The plan depends only on its arguments: the same recipe and request give the same plan.
 pub fn plan(recipe: &Recipe, request: &PlanRequest) -> Result<Plan, Refused> {
     examine(recipe, request).finish()
 }
 
-/// Works out what can be said about a recipe, and asks every rule about it.
+/// Derives the numbers of a recipe and runs every rule.
 pub fn examine(recipe: &Recipe, request: &PlanRequest) -> Examined {
     let mut draft = Draft::new(recipe, request);
     let mut diagnostics = recipe.diagnostics.clone();
@@ -54,14 +54,14 @@ pub fn examine(recipe: &Recipe, request: &PlanRequest) -> Examined {
 }
 
 impl Examined {
-    /// Whether a rule or the reader says no.
+    /// Whether a rule or the reader reports an error.
     pub fn has_errors(&self) -> bool {
         self.diagnostics
             .iter()
             .any(|d| d.severity == Severity::Error)
     }
 
-    /// The plan, unless something is wrong or missing.
+    /// The plan, unless there is an error or a gap.
     pub fn finish(self) -> Result<Plan, Refused> {
         let refused = self.has_errors();
         let Examined { draft, diagnostics } = self;
@@ -75,7 +75,7 @@ impl Examined {
     }
 }
 
-/// The world of a recipe that nobody gave one: the one that it was written for, else the smallest
+/// The world of a recipe when the request states none: the one that it was written for, else the smallest
 /// that it allows.
 pub fn default_world(spec: &Spec) -> u64 {
     let axes = super::draft::model_parallel(&spec.parallel).unwrap_or(1);

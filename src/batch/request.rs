@@ -1,5 +1,5 @@
-//! What is to be planned: for which world, under which limits, and what the caller found out about
-//! the recipe by means that the planner does not have.
+//! The input of the planner: the world, the limits, and the caller's findings from sources that the planner
+//! cannot read.
 
 use std::collections::BTreeMap;
 
@@ -8,89 +8,89 @@ use serde_json::Value;
 use super::oom_policy::OomPolicy;
 use crate::words;
 
-/// For which world, and under which limits, to plan.
+/// The world and the limits of a plan.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct PlanRequest {
     /// Devices over all axes; ranks on the CPU count as devices.
     pub gpus: u64,
-    /// Machines that they stand in, when somebody said so.
+    /// Machines of the world, if stated.
     pub nodes: Option<u64>,
-    /// What to call them.
+    /// Whether ranks run on GPUs or on shares of the CPU.
     pub devices: Devices,
-    /// Who will run the plan.
+    /// The trainer that will run the plan.
     pub trainer: Trainer,
-    /// The global batch, over what the recipe says (a run keeps its own), samples.
+    /// The global batch, samples; overrides the recipe (a run keeps its own).
     pub global_batch_size: Option<u64>,
-    /// Bytes of every device, when known.
+    /// Bytes of every device, if known.
     pub device_memory: Option<u64>,
-    /// Bytes that a rank of the built-in trainer may use; `None`: no limit of its own.
+    /// Memory limit of a rank of the built-in trainer, bytes; `None`: no separate limit.
     pub rank_memory: Option<u64>,
-    /// The micro-batch is to be as large as fits, whatever the recipe says.
+    /// Use the largest micro-batch that fits, whatever the recipe states.
     pub estimate: bool,
-    /// The micro-batch may not be above this (set by the out-of-memory descent).
+    /// Upper limit of the micro-batch, samples (set by the out-of-memory descent).
     pub micro_limit: Option<u64>,
-    /// The batch that the run has reached, when a schedule has moved it: the plan keeps that one
+    /// The batch that the run has reached, samples, if a schedule has changed it: the plan keeps that one
     /// exact too.
     pub current_batch: Option<u64>,
-    /// Training samples of the data, when they have been counted.
+    /// Training samples of the data, if counted.
     pub data_samples: Option<u64>,
-    /// The keys of the `config.json` at the model's path, when the caller has read one.
+    /// The keys of the `config.json` at the model's path, if the caller has read one.
     pub model_config: Option<BTreeMap<String, Value>>,
-    /// What the trainer does when memory runs out.
+    /// The trainer's reaction to an out-of-memory error.
     pub oom_policy: OomPolicy,
-    /// What the caller found wrong with the model and the data; empty too when it has not looked.
+    /// Errors that the caller found in the model and the data; also empty if it did not check them.
     pub flaws: Vec<Flaw>,
 }
 
-/// What a run has come to, and every further plan has to respect.
+/// The state of a run that every further plan keeps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Reached {
-    /// The global batch that it began with and keeps, samples; `None` before it has begun.
+    /// The global batch that it started with and keeps, samples; `None` before it has started.
     pub global_batch_size: Option<u64>,
-    /// A larger micro-batch than this ran out of memory, samples.
+    /// The upper limit of the micro-batch after an out-of-memory error, samples.
     pub micro_limit: Option<u64>,
     /// The batch of the next step, samples; `None` before the first checkpoint.
     pub batch: Option<u64>,
 }
 
-/// What the ranks of a plan run on.
+/// The devices of a plan's ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Devices {
-    /// A GPU each.
+    /// One GPU for each rank.
     #[default]
     Gpus,
-    /// A share of this machine's cores each.
+    /// A share of this machine's cores for each rank.
     Processes,
 }
 
-/// Who will run a plan.
+/// The trainer that will run a plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Trainer {
-    /// Nobody knows yet: the plan is for any trainer, and perhaps for another machine.
+    /// Unknown: any trainer, and perhaps another machine.
     #[default]
     Any,
-    /// The user's own, whatever the recipe says: what the built-in one lacks is of no interest.
+    /// An external trainer, whatever the recipe states: limits of the built-in trainer do not apply.
     Own,
-    /// The built-in one, now, on this machine.
+    /// The built-in trainer, now, on this machine.
     BuiltIn,
 }
 
-/// Something wrong with what a recipe names, found by a caller that opens files and knows the
+/// An error in something that a recipe names, found by a caller that opens files and knows the
 /// engines. The rule that it belongs to reports it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Flaw {
-    /// The rule's id.
+    /// The id of the rule that reports it.
     pub rule: &'static str,
-    /// Native paths of what causes it; it is reported at the first that somebody wrote.
+    /// Native paths of the cause; the finding is at the first one that the recipe contains.
     pub paths: Vec<String>,
-    /// One line with the numbers in it, lower case, without a full stop.
+    /// One line with the numbers, lower case, without a full stop.
     pub message: String,
-    /// What to change, one line.
+    /// The change to make, one line.
     pub help: String,
 }
 
 impl PlanRequest {
-    /// A plain request for so many GPUs.
+    /// A plain request for this number of GPUs.
     pub fn gpus(gpus: u64) -> PlanRequest {
         PlanRequest {
             gpus,
@@ -98,7 +98,7 @@ impl PlanRequest {
         }
     }
 
-    /// A plain request for so many processes on this machine's CPU.
+    /// A plain request for this number of processes on this machine's CPU.
     pub fn processes(processes: u64) -> PlanRequest {
         PlanRequest {
             devices: Devices::Processes,
@@ -106,7 +106,7 @@ impl PlanRequest {
         }
     }
 
-    /// The same for a run that has come so far.
+    /// The same request for a run that has reached this state.
     pub fn after(self, reached: Reached) -> PlanRequest {
         PlanRequest {
             global_batch_size: reached.global_batch_size,
@@ -116,19 +116,19 @@ impl PlanRequest {
         }
     }
 
-    /// Whether it is for a run that has begun, which keeps what it began with.
+    /// Whether the request is for a started run, which keeps its global batch.
     pub fn is_of_a_run(&self) -> bool {
         self.global_batch_size.is_some()
     }
 }
 
 impl Devices {
-    /// `1 GPU`, `8 GPUs`, `2 processes`.
+    /// The count with its unit: `1 GPU`, `8 GPUs`, `2 processes`.
     pub fn count(self, count: u64) -> String {
         words::count(count, self.one())
     }
 
-    /// What `count` of them are called.
+    /// The unit in singular or plural.
     pub fn name(self, count: u64) -> String {
         words::noun(count, self.one())
     }

@@ -1,5 +1,5 @@
-//! How a global batch is split over data-parallel ranks: exactly where that is possible, unevenly
-//! where the user allows it, always adding up to the batch.
+//! Splits a global batch over data-parallel ranks: exactly if possible, unevenly if the user allows it. The
+//! parts always add up to the batch.
 
 use super::arithmetic::{divisors, gcd, lcm};
 use crate::recipe::spec::Remainder;
@@ -11,7 +11,7 @@ pub struct Split {
     pub ranks: u64,
     /// Samples per device and forward pass.
     pub micro: u64,
-    /// Forward passes of all ranks together.
+    /// Micro-batches of all ranks together.
     pub micro_batches: u64,
     /// Whether every rank runs the same number of them.
     pub remainder: Remainder,
@@ -23,12 +23,12 @@ impl Split {
         self.micro_batches.div_ceil(self.ranks)
     }
 
-    /// Micro-batches of every rank: the first ranks run one more where they do not come out even.
+    /// Micro-batches of every rank: the first ranks run one more if the division leaves a remainder.
     pub fn deal(&self) -> Vec<u64> {
         deal(self.micro_batches, self.ranks)
     }
 
-    /// The share of the ranks' time in which they wait for the busiest one, 0 to 1.
+    /// The share of the ranks' time spent waiting for the busiest rank, 0 to 1.
     pub fn idle_share(&self) -> f64 {
         1.0 - self.micro_batches as f64 / (self.ranks as f64 * self.accumulation() as f64)
     }
@@ -60,17 +60,17 @@ pub fn deal(micro_batches: u64, ranks: u64) -> Vec<u64> {
         .collect()
 }
 
-/// How large a micro-batch may be, samples.
+/// Upper limits of a micro-batch, samples.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Cap {
-    /// Never larger.
+    /// The limit if a micro-batch fits.
     pub most: u64,
-    /// Not larger where no micro-batch at all fits: there is nothing to gain by going down then.
+    /// The limit if no micro-batch fits: then a smaller one would gain nothing.
     pub otherwise: u64,
 }
 
 impl Cap {
-    /// The same cap whatever fits.
+    /// The same limit in both cases.
     pub fn at(most: u64) -> Cap {
         Cap {
             most,
@@ -79,13 +79,13 @@ impl Cap {
     }
 }
 
-/// Everything that a split depends on apart from the number of ranks.
+/// Everything that a split depends on except the number of ranks.
 pub struct Splitter<'a> {
     /// The base global batch, samples.
     global: u64,
     /// The smaller of the base batch and the one that the run has reached.
     smallest: u64,
-    /// Divisors of every batch that has to stay exact, ascending.
+    /// Divisors of every batch that must stay exact, ascending.
     divisors: Vec<u64>,
     cap: Cap,
     /// Whether a device can hold a micro-batch: (data-parallel ranks, samples).
@@ -93,7 +93,7 @@ pub struct Splitter<'a> {
 }
 
 impl<'a> Splitter<'a> {
-    /// `current` is the batch that a run has reached, when it has grown: splits keep that exact
+    /// `current` is the batch that a run has reached, if it has grown: splits keep that one exact
     /// too.
     pub fn new(
         global: u64,
@@ -111,8 +111,8 @@ impl<'a> Splitter<'a> {
         }
     }
 
-    /// The same number of equal micro-batches on every rank: the largest micro-batch that is not
-    /// above the cap, that fits, and that leaves accumulation a whole number.
+    /// The same number of equal micro-batches on every rank, with the largest micro-batch within the
+    /// limit that fits and leaves accumulation a whole number.
     pub fn exact(&self, ranks: u64) -> Option<Split> {
         if !self.is_exact(ranks) {
             return None;
@@ -122,7 +122,7 @@ impl<'a> Splitter<'a> {
         Some(self.split(ranks, micro, Remainder::Exact))
     }
 
-    /// Whole micro-batches dealt as evenly as they come, at least one to every rank.
+    /// Whole micro-batches dealt as evenly as possible, at least one to every rank.
     pub fn uneven(&self, ranks: u64) -> Option<Split> {
         if ranks == 0 || ranks > self.smallest {
             return None;
@@ -131,7 +131,7 @@ impl<'a> Splitter<'a> {
         Some(self.split(ranks, micro, Remainder::Uneven))
     }
 
-    /// An exact split, or where there is none and the user allows it, an uneven one.
+    /// An exact split, or if there is none and the user allows it, an uneven one.
     pub fn choose(&self, ranks: u64, remainder: Remainder) -> Option<Split> {
         self.exact(ranks).or_else(|| match remainder {
             Remainder::Exact => None,
@@ -139,13 +139,13 @@ impl<'a> Splitter<'a> {
         })
     }
 
-    /// Whether so many ranks can share every batch equally.
+    /// Whether this number of ranks can share every batch equally.
     pub fn is_exact(&self, ranks: u64) -> bool {
         self.divisors.binary_search(&ranks).is_ok()
     }
 
-    /// The quantum over several rank counts: a batch that is a multiple of it can be split on any
-    /// of them. It divides the global batch. `None`: no count can be used.
+    /// The quantum over several rank counts: all of them split every multiple of it. It divides the global
+    /// batch. `None`: no count splits the batch.
     pub fn quantum(
         &self,
         ranks: impl IntoIterator<Item = u64>,
@@ -211,7 +211,7 @@ mod tests {
         assert_eq!(split.deal(), [3, 3, 2]);
         assert_eq!(split.proof(), "16 × (3 + 3 + 2) = 128");
         assert!((split.idle_share() - 1.0 / 9.0).abs() < 1e-12);
-        // Eight micro-batches of 16 cannot give twelve ranks one each, sixteen of 8 can.
+        // Eight micro-batches of 16 are too few for twelve ranks, sixteen of 8 are enough.
         let split = splitter.uneven(12).unwrap();
         assert_eq!(split.proof(), "8 × (2 × 4 + 1 × 8) = 128");
         assert_eq!(splitter.uneven(129), None);
@@ -229,7 +229,7 @@ mod tests {
         let fits = |ranks: u64, micro: u64| micro * 4 <= ranks;
         let splitter = Splitter::new(128, None, Cap::at(16), &fits);
         assert_eq!(splitter.exact(8).unwrap().micro, 2);
-        // Nothing fits: the recipe's own stays, and a rule says so.
+        // Nothing fits, so the recipe's micro-batch stays, and a rule reports it.
         assert_eq!(splitter.exact(2).unwrap().micro, 16);
     }
 
@@ -250,7 +250,7 @@ mod tests {
         }
 
         #[test]
-        fn uneven_always_adds_up(global in 1..50_000u64, ranks in 1..2000u64, cap in 1..100u64) {
+        fn uneven_splits_always_add_up(global in 1..50_000u64, ranks in 1..2000u64, cap in 1..100u64) {
             let splitter = Splitter::new(global, None, Cap::at(cap), &anything);
             let split = splitter.uneven(ranks);
             prop_assert_eq!(split.is_some(), ranks <= global);
@@ -279,10 +279,10 @@ mod tests {
         }
 
         #[test]
-        fn a_grown_batch_stays_exact_too(
+        fn a_grown_batch_stays_exact(
             global in 1..5_000u64, times in 1..9u64, cap in 1..64u64, limit in 1..64u64,
         ) {
-            // The batch grew by some quantum; then the micro-batch is capped lower.
+            // The batch grew by a multiple of the quantum; then the micro-batch gets a lower limit.
             let before = Splitter::new(global, None, Cap::at(cap), &anything);
             let worlds = || 1..=16u64;
             let quantum = before.quantum(worlds(), Remainder::Exact).unwrap_or(1);

@@ -1,9 +1,9 @@
-//! A per-device batch to start with, for a model that nobody has a recipe for yet.
+//! A starting per-device batch for a model without a recipe.
 //!
-//! The rule of thumb that goes with transformers (4 samples of a 7B model on a GPU of 24 GB, 2 of a
-//! 13B model, model parallelism for 70B) is what this estimate gives for adapters on a base in 4
-//! bits, with sequences of 2048 tokens: what such a GPU can train at all. Training in full takes
-//! ten times the memory; the recipe's own keys say so (`model.adapters=false`).
+//! The rule of thumb of transformers (4 samples of a 7B model on a GPU of 24 GB, 2 of a
+//! 13B model, model parallelism for 70B) equals this estimate for adapters on a base in 4
+//! bits, with sequences of 2048 tokens: the training that such a GPU can hold. Full training takes
+//! ten times the memory; request it with the recipe's keys (`model.adapters=false`).
 
 use serde::Serialize;
 
@@ -13,32 +13,32 @@ use super::request::PlanRequest;
 use super::{draft, planner};
 use crate::recipe::{Diagnostic, Located, Recipe};
 
-/// The share of a device's memory that a proposal counts on: less than a run may come to use, as the rule
-/// of thumb has it, which means cards that hold 24 GB and cards that hold 24 GiB.
+/// The share of a device's memory that a proposal uses. It is below that of a run, like the rule of thumb,
+/// which covers cards of 24 GB and of 24 GiB.
 const SHARE: f64 = 0.8;
 
-/// No proposal is larger: more samples at once gain nothing on one device.
+/// The largest proposal: more samples at once gain nothing on one device.
 const MOST: u64 = 4096;
 
-/// What to start with.
+/// A proposal to start with.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Start {
-    /// The largest power of two that fits a device; `None`: not a single sample does.
+    /// The largest power of two that fits a device; `None`: not even one sample fits.
     pub per_device_batch_size: Option<u64>,
     /// Devices over all axes.
     pub world_size: u64,
     /// Data-parallel ranks.
     pub data_parallel_size: u64,
-    /// What that takes, and what was assumed; of a single sample where none fits.
+    /// The memory of that micro-batch, with the assumptions; of a single sample if none fits.
     pub memory: MemoryEstimate,
-    /// What the rules say about the memory.
+    /// Findings of the rules about memory.
     pub diagnostics: Vec<Located>,
-    /// The same, for drawing.
+    /// The same findings, for display.
     #[serde(skip)]
     pub found: Vec<Diagnostic>,
 }
 
-/// Proposes a batch. `None`: the model's shape or the devices' memory is not known, or the axes do
+/// Proposes a batch. `None`: the model's shape or the devices' memory is unknown, or the axes do
 /// not divide the devices.
 pub fn start(recipe: &Recipe, request: &PlanRequest) -> Option<Start> {
     let spec = &recipe.spec;
@@ -49,7 +49,7 @@ pub fn start(recipe: &Recipe, request: &PlanRequest) -> Option<Start> {
         .into_iter()
         .find(|&micro| device.fits_within(SHARE, ranks, micro));
     let estimator = Estimator::of(spec, request.model_config.as_ref())?;
-    // The rules look at a plan: one sample a device is the smallest that there is.
+    // The rules need a plan; one sample a device is the smallest.
     let mut single = recipe.clone();
     single.spec.batch.global = Some(ranks);
     single.spec.batch.micro = Some(1);
@@ -66,7 +66,7 @@ pub fn start(recipe: &Recipe, request: &PlanRequest) -> Option<Start> {
 }
 
 /// A recipe for a model by its hub id, or by its size (`7B`), with the assumptions of the rule of
-/// thumb. `None`: no shape of that size is known.
+/// thumb. `None`: no known shape has that size.
 pub fn starter(model: &str) -> Option<String> {
     let path = match size(model) {
         Some(parameters) => super::memory::typical(parameters)?,
@@ -80,7 +80,7 @@ pub fn starter(model: &str) -> Option<String> {
     ))
 }
 
-/// Parameters of `7B`, `1.5b`, `350M`.
+/// The parameters that a size states: `7B`, `1.5b`, `350M`.
 fn size(text: &str) -> Option<f64> {
     let split = text
         .len()
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn the_rule_of_thumb_is_met() {
+    fn estimate_agrees_with_the_rule_of_thumb() {
         assert_eq!(proposed("7B", &[], 1).per_device_batch_size, Some(4));
         assert_eq!(proposed("13B", &[], 1).per_device_batch_size, Some(2));
         // A card of "24 GB" holds 24 GiB.
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn training_in_full_takes_more_devices() {
+    fn full_training_takes_more_devices() {
         let full = ["model.adapters=false", "model.load_in_4bit=false"];
         let alone = proposed("7B", &full, 1);
         assert_eq!(alone.per_device_batch_size, None);
@@ -150,7 +150,7 @@ mod tests {
         ] {
             assert!(starter(text).unwrap().contains(expected), "{text}");
         }
-        assert_eq!(starter("30B"), None, "there is nothing of about that size");
+        assert_eq!(starter("30B"), None, "no known model has about that size");
         assert!(starter("acme/own").unwrap().contains("acme/own"));
     }
 }

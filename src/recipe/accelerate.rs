@@ -1,4 +1,4 @@
-//! Configs of `accelerate launch`: how many processes on how many machines, and what they shard.
+//! Configs of `accelerate launch`: the number of processes and machines, and the sharding.
 //!
 //! Source: accelerate 16cb6eb, `commands/config/config_args.py` (keys, and the refusal of unknown
 //! ones), `commands/launch.py`.
@@ -30,10 +30,10 @@ pub(super) use typed::is_switch;
 pub(super) use world::too_few_devices;
 pub(super) use zero::{Zero, leave_to_trainer, overrule};
 
-/// Reads an accelerate config that is given as a recipe: it has a world, but no batch.
+/// Reads an accelerate config as a recipe: it has a world, but no batch.
 pub struct Accelerate;
 
-/// Fields of `ClusterConfig`, and the two old ones that are converted.
+/// Fields of `ClusterConfig`, and the two old ones that accelerate converts.
 const KEYS: &[&str] = &[
     "compute_environment",
     "distributed_type",
@@ -84,9 +84,9 @@ impl Reader for Accelerate {
 
     fn read(&self, mut root: Node, asked: &Asked<'_>, reading: &mut Reading) -> Translated {
         asked.put_into(&mut root, str::to_owned, reading);
-        world::doubt_unsaid(&root, reading);
-        let own = zero::own(&root);
-        let mut native = translate(&root, asked.path, own, reading);
+        world::warn_about_unset_processes(&root, reading);
+        let config_keys = zero::config_keys(&root);
+        let mut native = translate(&root, asked.path, config_keys, reading);
         let name = asked.path.file_stem().unwrap_or_default().to_string_lossy();
         let name = Node::string(name::label(&name), root.span);
         native.set("name", root.span, name);
@@ -102,23 +102,23 @@ pub(super) fn looks_like_one(root: &Node) -> bool {
         || (root.get("compute_environment").is_some() && root.get("num_processes").is_some())
 }
 
-/// What `accelerate launch` is given as its config.
+/// The source of the config of `accelerate launch`.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Config {
-    /// A file.
+    /// The path of a config file.
     File(PathBuf),
-    /// A file, or else one of those that TRL ships, by its name.
+    /// A path, or else the name of a config that TRL ships.
     FileOrShipped(Given<String>),
 }
 
 impl Config {
-    /// What TRL's command line calls `accelerate_config`.
+    /// The value of `accelerate_config` on TRL's command line.
     pub fn of_trl(name: String, span: Span) -> Config {
         Config::FileOrShipped(Given::new("accelerate_config", name, span))
     }
 }
 
-/// Reads what `accelerate launch` is given: a config, and options, which stand over it.
+/// Reads a config and the options of `accelerate launch`, which override it.
 pub(super) fn load(
     config: Option<&Config>,
     options: Option<&Node>,
@@ -140,14 +140,14 @@ pub(super) fn load(
         }
         None => Node::mapping(options?.span),
     };
-    let own = zero::own(&root);
+    let config_keys = zero::config_keys(&root);
     if let Some(options) = options {
-        // Nobody wrote a shipped config for this job: an option over it contradicts nothing.
+        // A shipped config is not written for this job, so an option contradicts nothing.
         match shipped {
             true => root.overlay(options.clone()),
             false => lay_options(&mut root, options, reading),
         }
-        // Without a config the type follows from the number of processes.
+        // Without a config the number of processes determines the type.
         if config.is_none() {
             let processes = root.get("num_processes").and_then(Node::text);
             let kind = if processes == Some("1") {
@@ -160,18 +160,18 @@ pub(super) fn load(
         }
     }
     if config.is_some() {
-        world::doubt_unsaid(&root, reading);
+        world::warn_about_unset_processes(&root, reading);
     }
-    Some(translate(&root, path, own, reading))
+    Some(translate(&root, path, config_keys, reading))
 }
 
-/// Lays the options of `accelerate launch` over a config.
+/// Merges the options of `accelerate launch` over a config.
 pub(super) fn lay_options(config: &mut Node, options: &Node, reading: &mut Reading) {
     overruled(config, options, reading);
     config.overlay(options.clone());
 }
 
-/// A config that is named must be one.
+/// Reads a named config, which must be an accelerate config.
 fn read_config(path: &Path, reading: &mut Reading) -> Option<Node> {
     let (file, root) = reading.open(path)?;
     reading.files.accelerate = Some(file);
@@ -187,8 +187,8 @@ fn read_config(path: &Path, reading: &mut Reading) -> Option<Node> {
     Some(root)
 }
 
-/// `accelerate launch --num_processes 4` beside a config of 8: the option counts, and whoever
-/// computes the batch from the config is wrong.
+/// Warns about `accelerate launch --num_processes 4` with a config of 8: the option counts, and a
+/// batch computed from the config is wrong.
 fn overruled(config: &Node, options: &Node, reading: &mut Reading) {
     let key = "num_processes";
     let (Some(stated), Some(typed)) = (config.get(key), options.get(key)) else {
@@ -203,13 +203,15 @@ fn overruled(config: &Node, options: &Node, reading: &mut Reading) {
         reading.warning(
             "gpu-count-conflict",
             Some(stated.span),
-            format!("the config says {stated_text} processes, the command {typed_text}"),
-            format!("{typed_text} counts: the command stands over the config; make them agree"),
+            format!("the config states {stated_text} processes, the command {typed_text}"),
+            format!(
+                "{typed_text} counts, because the command overrides the config; make them agree"
+            ),
         );
     }
 }
 
-/// `--recipe-gpus 4` beside a launcher of 8 processes: the flag counts.
+/// Warns about `--recipe-gpus 4` with a launcher of 8 processes: the flag counts.
 pub(super) fn overruled_by_flag(launched: &Node, settings: &[Setting], reading: &mut Reading) {
     let path = "batch.gpus";
     let (Some(started), Some(asked)) = (
@@ -226,44 +228,51 @@ pub(super) fn overruled_by_flag(launched: &Node, settings: &[Setting], reading: 
         reading.warning(
             "gpu-count-conflict",
             Some(started.span),
-            format!("`{key}` makes a world of {text}, and `{flag}` says {value}"),
-            format!("{value} counts, for the global batch too: leave `{flag}` out if the launcher is right"),
+            format!("`{key}` gives a world of {text}, but `{flag}` is {value}"),
+            format!("{value} counts, also for the global batch: remove `{flag}` if the launcher is right"),
         );
     }
 }
 
-/// The batch of the recipe must be the one that DeepSpeed is told: the trainer compares them.
+/// Refuses a batch of the recipe that differs from DeepSpeed's: the trainer compares them.
 pub(super) fn conflicts(launched: &Node, recipe: &Node, reading: &mut Reading) {
     for (path, rule) in [
         ("batch.accumulation", "accumulation-conflict"),
         ("batch.micro", "deepspeed-batch-triple"),
     ] {
-        let (Some(theirs), Some(own)) = (launched.get_path(path), recipe.get_path(path)) else {
+        let (Some(launched_value), Some(recipe_value)) =
+            (launched.get_path(path), recipe.get_path(path))
+        else {
             continue;
         };
-        if theirs.text() != own.text() {
+        if launched_value.text() != recipe_value.text() {
             let key = |node: &Node| node.key.clone().unwrap_or_else(|| path.to_owned());
             reading.error(
                 rule,
-                Some(theirs.span),
+                Some(launched_value.span),
                 format!(
                     "`{}` is {} here, but {} in the recipe (`{}`)",
-                    key(theirs),
-                    theirs.text().unwrap_or_default(),
-                    own.text().unwrap_or_default(),
-                    key(own),
+                    key(launched_value),
+                    launched_value.text().unwrap_or_default(),
+                    recipe_value.text().unwrap_or_default(),
+                    key(recipe_value),
                 ),
-                "write \"auto\" or leave it out here, so that the recipe decides",
+                "write \"auto\" or remove it here, so that the recipe decides",
             );
         }
     }
 }
 
-/// `own`: what the config's file says itself of DeepSpeed.
-fn translate(root: &Node, path: &Path, own: Vec<zero::Own>, reading: &mut Reading) -> Node {
+/// Translates the config. `config_keys` has the DeepSpeed keys of the config's file.
+fn translate(
+    root: &Node,
+    path: &Path,
+    config_keys: Vec<zero::ConfigKey>,
+    reading: &mut Reading,
+) -> Node {
     let mut tree = Tree::new(root.span);
     if sagemaker(root, reading) {
-        world::doubt_truth_value(root, reading);
+        world::warn_about_unquoted_no(root, reading);
         return tree.into_node();
     }
     for entry in root.entries().unwrap_or_default() {
@@ -286,7 +295,7 @@ fn translate(root: &Node, path: &Path, own: Vec<zero::Own>, reading: &mut Readin
     match kind.as_deref() {
         Some("FSDP") => strategy::fsdp(root.get("fsdp_config"), &mut tree, reading),
         Some("DEEPSPEED") if typed::switch(root, typed::CPU).is_none() => {
-            zero::read(root, path, own, &mut tree, reading);
+            zero::read(root, path, config_keys, &mut tree, reading);
         }
         Some("MEGATRON_LM") => {
             strategy::megatron(root.get("megatron_lm_config"), &mut tree, reading);
@@ -298,7 +307,7 @@ fn translate(root: &Node, path: &Path, own: Vec<zero::Own>, reading: &mut Readin
     tree.into_node()
 }
 
-/// SageMaker starts its own machines: there is no world here to plan for.
+/// Refuses SageMaker jobs: it starts its own machines, so there is no world to plan for.
 fn sagemaker(root: &Node, reading: &mut Reading) -> bool {
     let Some(node) = root.get("compute_environment") else {
         return false;
@@ -309,7 +318,7 @@ fn sagemaker(root: &Node, reading: &mut Reading) -> bool {
         "AMAZON_SAGEMAKER" => reading.error(
             "unsupported-value",
             Some(node.span),
-            "SageMaker jobs start on machines of their own, which cannot be planned here",
+            "SageMaker starts jobs on its own machines, which evenkeel cannot plan",
             "use a config with `compute_environment: LOCAL_MACHINE`, or give `--recipe-gpus`",
         ),
         other => reading.error(
@@ -322,7 +331,7 @@ fn sagemaker(root: &Node, reading: &mut Reading) -> bool {
     true
 }
 
-/// The precision, which a recipe's own `bf16` or `fp16` overrules.
+/// The precision, which a recipe's own `bf16` or `fp16` overrides.
 fn precision(root: &Node, tree: &mut Tree, reading: &mut Reading) {
     let Some(node) = root.get("mixed_precision") else {
         return;

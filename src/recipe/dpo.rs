@@ -1,9 +1,9 @@
 //! The Hydra tree of direct-preference-optimization: `config/config.yaml` with the groups `model`
 //! and `loss`.
 //!
-//! `batch_size` is the whole batch. Upstream cuts it into `gradient_accumulation_steps` slices and
-//! each slice into one for every GPU, both times rounding down and leaving out the rest. Only an
-//! FSDP trainer starts a process for every GPU, of one machine; the others drive all GPUs from one.
+//! `batch_size` is the global batch. Upstream cuts it into `gradient_accumulation_steps` slices and
+//! each slice into one for every GPU. Both times it rounds down and drops the remainder. Only an
+//! FSDP trainer starts a process for every GPU of one machine; the others drive all GPUs from one process.
 //!
 //! Source: direct-preference-optimization f8b8c0f, `train.py` (`main`), `trainers.py`
 //! (`BasicTrainer.train`), `utils.py` (`slice_and_move_batch_for_device`, `get_local_run_dir`),
@@ -26,7 +26,7 @@ use super::tree::Tree;
 /// Reads the tree of direct-preference-optimization.
 pub struct Dpo;
 
-/// What `train.py` brings.
+/// The resolvers and keys of `train.py`.
 const PROGRAM: Program = Program {
     resolvers: &[Registered {
         name: "get_local_run_dir",
@@ -35,7 +35,7 @@ const PROGRAM: Program = Program {
     optional: &[],
 };
 
-/// Upstream's own trainers.
+/// The values of `trainer` that upstream accepts.
 const TRAINERS: &[&str] = &["BasicTrainer", "FSDPTrainer", "TensorParallelTrainer"];
 
 /// Losses, with the objective that each is planned as.
@@ -101,8 +101,8 @@ impl Reader for Dpo {
 }
 
 /// `${get_local_run_dir:${exp_name},${local_dirs}}`: the last of the directories, which upstream
-/// makes where none of them is there. Upstream puts the time behind the name; runs are numbered
-/// here.
+/// creates if none exists. Upstream appends the time to the name; Evenkeel numbers
+/// runs instead.
 fn local_run_dir(arguments: &[Node]) -> Option<String> {
     let [name, folders] = arguments else {
         return None;
@@ -117,7 +117,7 @@ fn objective(values: &Values<'_>, tree: &mut Tree, reading: &mut Reading) {
         return;
     };
     let known = LOSSES.iter().find(|(word, _)| *word == name.value);
-    // A loss of the tree's own is cut into batches as all are; one that is typed may be a slip.
+    // A loss of the tree itself splits like all others; an unknown one on the command line may be a typo.
     if known.is_none() && Some(name.span.file) == reading.files.command_line {
         let help = did_you_mean(&name.value, LOSSES.iter().map(|(word, _)| *word));
         let message = format!("`loss.name` is `{}`", short(&name.value));
@@ -130,7 +130,7 @@ fn objective(values: &Values<'_>, tree: &mut Tree, reading: &mut Reading) {
     }
 }
 
-/// One process for every GPU, or one for all.
+/// The number of processes: one for every GPU, or one in total.
 fn world(values: &Values<'_>, tree: &mut Tree, reading: &mut Reading) {
     let Some(trainer) = values.text("trainer", reading) else {
         return;
@@ -165,7 +165,7 @@ fn batch(values: &Values<'_>, tree: &mut Tree, reading: &mut Reading) {
     let debug = values
         .bool("debug", reading)
         .is_some_and(|debug| debug.value);
-    // A checkpoint is written after every evaluation; the planner rounds both by the batch of the run.
+    // Upstream writes a checkpoint after every evaluation; the planner rounds both by the batch of the run.
     if let (Some(every), false) = (&every, debug) {
         tree.plain("checkpoint.every_samples", every);
     }
@@ -179,7 +179,7 @@ fn model(values: &Values<'_>, tree: &mut Tree, reading: &mut Reading) {
         "tokenizer.path",
         values.text("model.tokenizer_name_or_path", reading),
     );
-    // Only FSDP trains in another precision than the weights have.
+    // Only FSDP trains in another precision than that of the weights.
     let sharded = tree.get("parallel.strategy").is_some();
     let policy = values.word("model.policy_dtype", DTYPES, reading);
     let mixed = values.word("model.fsdp_policy_mp", DTYPES, reading);
@@ -197,7 +197,7 @@ fn model(values: &Values<'_>, tree: &mut Tree, reading: &mut Reading) {
         reading.error(
             "mandatory-missing",
             span,
-            "an FSDP trainer needs `model.block_name`, and it is null",
+            "an FSDP trainer needs `model.block_name`, but it is null",
             "give the class of the model's blocks: `model.block_name=GPTNeoXLayer`",
         );
     }
@@ -207,8 +207,8 @@ fn model(values: &Values<'_>, tree: &mut Tree, reading: &mut Reading) {
         reading.note(
             "unsupported-value",
             Some(archive.span),
-            "`model.archive` is a checkpoint in upstream's own form: the built-in trainer begins with the weights at `model.name_or_path`",
-            "nothing to do for a plan",
+            "`model.archive` is a checkpoint in upstream's format: the built-in trainer starts from the weights at `model.name_or_path`",
+            "no action needed for a plan",
         );
     }
 }
@@ -217,7 +217,7 @@ fn training(values: &Values<'_>, tree: &mut Tree, reading: &mut Reading) {
     tree.plain_if("data.sequence_length", values.int("max_length", reading));
     preference::budget(values, tree, reading);
     tree.plain_if("learning_rate.peak", values.float("lr", reading));
-    // A line from nothing to the peak over `warmup_steps`, and flat from there.
+    // Linear warm-up over `warmup_steps`, then constant.
     tree.default("learning_rate.shape", "constant");
     tree.plain_if(
         "learning_rate.warmup_steps",
@@ -228,7 +228,7 @@ fn training(values: &Values<'_>, tree: &mut Tree, reading: &mut Reading) {
         values.float("max_grad_norm", reading),
     );
     let optimizer = values.text("optimizer", reading);
-    // PyTorch's AdamW decays by 0.01 where nothing else is said.
+    // The default weight decay of PyTorch's AdamW is 0.01.
     if optimizer
         .as_ref()
         .is_some_and(|given| given.value == "AdamW")

@@ -1,9 +1,9 @@
 //! The Hydra tree of HALOs: `config/config.yaml` with the groups `model` and `loss`.
 //!
-//! What `model.batch_size` counts has changed twice; [`version`] tells which one a tree means.
+//! The meaning of `model.batch_size` has changed twice; [`version`] determines the version of a tree.
 //!
 //! Sources: HALOs 4831988, `launch.py` (`main`), `train/trainers.py` (`BasicTrainer.train`),
-//! `train/dataloader.py`; 2f70d00^ the same files before; 61b9ee6 `train.py`, `trainers.py`,
+//! `train/dataloader.py`; the same files at 2f70d00^; 61b9ee6 `train.py`, `trainers.py`,
 //! `dataloader.py`, `utils.py` (`slice_and_move_batch_for_device`).
 
 mod loss;
@@ -27,10 +27,10 @@ use version::Version;
 /// Reads the tree of HALOs.
 pub struct Halos;
 
-/// What `launch.py` brings.
+/// The resolvers and keys of `launch.py`.
 const PROGRAM: Program = Program {
     resolvers: &[],
-    // Read with `config.loss.get(…)`.
+    // Upstream reads it with `config.loss.get(…)`.
     optional: &["loss.control_tokens"],
 };
 
@@ -117,8 +117,8 @@ impl Reader for Halos {
         }
     }
 
-    /// `launch.py` (031a524) loads weights, optimiser, scheduler and the count of examples from it;
-    /// `train/trainers.py` writes `step-N` with every evaluation under `intermediate_checkpoints`.
+    /// `launch.py` (031a524) loads weights, optimiser, scheduler and the count of examples from a checkpoint;
+    /// `train/trainers.py` writes `step-N` with every evaluation if `intermediate_checkpoints` is on.
     fn resume(&self) -> Option<Resume> {
         Some(Resume {
             key: "model.from_checkpoint",
@@ -186,7 +186,7 @@ fn evaluation(values: &Values<'_>, version: Version, tree: &mut Tree, reading: &
     tree.default("evaluation.rounding", rounding);
     tree.plain_if("evaluation.samples", values.int("n_eval_examples", reading));
     let every = values.int("eval_every", reading);
-    // A checkpoint is written after every evaluation, where it is asked for; the planner rounds both.
+    // Upstream writes a checkpoint after every evaluation, if requested; the planner rounds both.
     let saves = values.bool("intermediate_checkpoints", reading);
     let debug = values
         .bool("debug", reading)
@@ -205,7 +205,7 @@ fn model(values: &Values<'_>, version: Version, tree: &mut Tree, reading: &mut R
         "model.load_from",
         "model.name_or_path",
     ];
-    // Legacy checkpoints are upstream's own files: the shape is the named model's.
+    // Legacy checkpoints have upstream's format, so the named model gives the shape.
     let places = match version {
         Version::Legacy => &places[2..],
         Version::Head | Version::PerStep => &places[..],
@@ -221,7 +221,7 @@ fn model(values: &Values<'_>, version: Version, tree: &mut Tree, reading: &mut R
         "model.precision",
         dtype.map(|given| given.with(given.value.to_owned())),
     );
-    // Upstream takes the kernel for half precision only, and the plain one else.
+    // Upstream uses the kernel only in half precision, else the plain one.
     let kernel = values.text("model.attn_implementation", reading);
     let flash = values.bool("model.use_flash_attention", reading);
     let flash = flash.filter(|given| given.value);
@@ -246,7 +246,7 @@ fn training(values: &Values<'_>, supervised: bool, tree: &mut Tree, reading: &mu
     preference::budget(values, tree, reading);
     tree.plain_if("learning_rate.peak", values.float("lr", reading));
     let warmup = values.float("warmup", reading);
-    // Flat after the warm-up, but for supervised fine-tuning.
+    // Constant after the warm-up, except in supervised fine-tuning.
     let shape = match supervised && warmup.is_some() {
         true => "cosine",
         false => "constant",
@@ -277,22 +277,22 @@ fn data(values: &Values<'_>, tree: &mut Tree, reading: &mut Reading) {
     tree.text_if("output", values.text("local_run_dir", reading));
 }
 
-/// Keys that the config has and the program never looks at, where somebody typed one.
+/// Notes keys on the command line that the config has but the program never reads.
 fn without_effect(values: &Values<'_>, command_line: Option<FileId>, reading: &mut Reading) {
     for (key, why) in [
         (
             "eps",
-            "the optimiser is made without it, so it keeps PyTorch's 1e-8",
+            "the optimiser does not receive it and uses PyTorch's default of 1e-8",
         ),
         (
             "save_every",
-            "checkpoints are written at evaluations, every `eval_every` examples",
+            "upstream writes checkpoints with evaluations, every `eval_every` examples",
         ),
     ] {
         let typed = values.node(key).map(|node| node.span);
         if let Some(span) = typed.filter(|span| Some(span.file) == command_line) {
-            let message = format!("`{key}` does nothing upstream: {why}");
-            reading.note("unsupported-value", Some(span), message, "leave it out");
+            let message = format!("`{key}` has no effect upstream: {why}");
+            reading.note("unsupported-value", Some(span), message, "remove it");
         }
     }
 }

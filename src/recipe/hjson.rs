@@ -1,8 +1,8 @@
-//! Hjson, as which DeepSpeed reads its configs: JSON with comments (`#`, `//`, `/* */`), names and
-//! texts without quotes, commas that may be missing or one too many, and no need of braces at the
+//! Hjson, the format of DeepSpeed configs: JSON with comments (`#`, `//`, `/* */`), unquoted names and
+//! texts, optional and trailing commas, and optional braces at the
 //! root.
 //!
-//! There are no aliases, so a tree is no larger than its text; only its depth has to be bounded.
+//! There are no aliases, so a tree is no larger than its text; only its depth needs a bound.
 //!
 //! Source: hjson-py 3.1.0 `decoder.py`, with the hook of DeepSpeed edaa722 that refuses a key written
 //! twice (`runtime/config_utils.py`, `dict_raise_error_on_duplicate_keys`).
@@ -25,8 +25,8 @@ pub fn parse(text: &str, file: FileId, diagnostics: &mut Vec<Diagnostic>) -> Opt
     let found = match text.len() > MAX_BYTES {
         true => Err(parser.problem(
             parser.mark(),
-            format!("the file has more than {MAX_BYTES} bytes"),
-            "recipes are small: is this the right file?",
+            format!("the file is larger than the limit of {MAX_BYTES} bytes"),
+            "check that this is the right file",
         )),
         false => parser.document(),
     };
@@ -35,10 +35,10 @@ pub fn parse(text: &str, file: FileId, diagnostics: &mut Vec<Diagnostic>) -> Opt
         .ok()
 }
 
-/// Boxed, since the results that carry it are many and small.
+/// Boxed, because the results that carry it are many and small.
 type Problem = Box<Diagnostic>;
 
-/// Where something begins.
+/// The start of a span.
 #[derive(Clone, Copy)]
 struct Mark {
     at: usize,
@@ -70,8 +70,8 @@ impl<'t> Parser<'t, '_> {
             None => Ok(root),
             Some(c) => Err(self.problem(
                 self.mark(),
-                format!("`{c}` stands behind the end of the config"),
-                "check the brackets up to this place",
+                format!("unexpected `{c}` after the end of the config"),
+                "check the brackets before it",
             )),
         }
     }
@@ -102,7 +102,7 @@ impl<'t> Parser<'t, '_> {
         }
     }
 
-    /// From a mark to a place that has been passed.
+    /// The span from a mark to an earlier end.
     fn span(&self, from: Mark, end: usize) -> Span {
         let before = self.text.get(from.line_start..from.at).unwrap_or_default();
         let column = u32::try_from(before.chars().count() + 1);
@@ -121,12 +121,12 @@ impl<'t> Parser<'t, '_> {
         Box::new(problem)
     }
 
-    /// Whether a comment begins here.
+    /// Whether a comment starts here.
     fn is_comment(rest: &str) -> bool {
         ["#", "//", "/*"].iter().any(|mark| rest.starts_with(mark))
     }
 
-    /// Skips blanks and comments; one of several lines may lack its end.
+    /// Skips blanks and comments; a block comment may lack its end.
     fn blanks(&mut self) {
         loop {
             match self.peek() {
@@ -155,7 +155,7 @@ impl<'t> Parser<'t, '_> {
             return Err(self.problem(
                 self.mark(),
                 format!("values are nested more than {MAX_DEPTH} deep"),
-                "no config nests so deep: check the brackets",
+                "check the brackets",
             ));
         }
         let from = self.mark();
@@ -187,7 +187,7 @@ impl<'t> Parser<'t, '_> {
         }
     }
 
-    /// The entries of a mapping, whose opening brace has been read.
+    /// Reads the entries of a mapping, after its opening brace.
     fn mapping(&mut self, depth: usize, braces: bool) -> Result<Node, Problem> {
         let from = self.mark();
         let mut entries: Vec<Entry> = Vec::new();
@@ -222,7 +222,7 @@ impl<'t> Parser<'t, '_> {
                     format!(
                         "`{name}` is given twice, first on line {line}: DeepSpeed refuses the file"
                     ),
-                    "keep one of the two",
+                    "remove one of them",
                 ));
             }
             entries.push(Entry {
@@ -256,7 +256,7 @@ impl<'t> Parser<'t, '_> {
         }
     }
 
-    /// What may stand between two values: blanks, and a comma.
+    /// Skips the text between two values: blanks, and a comma.
     fn separator(&mut self) {
         self.blanks();
         if self.peek() == Some(',') {
@@ -268,7 +268,7 @@ impl<'t> Parser<'t, '_> {
     fn unclosed(&self, from: Mark, end: char) -> Problem {
         self.problem(
             from,
-            format!("the config ends before `{end}` does"),
+            format!("the config ends before `{end}`"),
             "check the brackets",
         )
     }
@@ -296,7 +296,7 @@ impl<'t> Parser<'t, '_> {
         Ok((name, self.span(from, self.at)))
     }
 
-    /// A text in quotes, with JSON's escapes.
+    /// Reads a quoted text with JSON's escapes.
     fn quoted(&mut self) -> Result<String, Problem> {
         let from = self.mark();
         let quote = self.next();
@@ -310,8 +310,8 @@ impl<'t> Parser<'t, '_> {
                 _ => {
                     return Err(self.problem(
                         from,
-                        "the text does not end on its line",
-                        "end it with the quote that it began with",
+                        "the quoted text is not closed on its line",
+                        "close it with the same quote",
                     ));
                 }
             }
@@ -332,13 +332,13 @@ impl<'t> Parser<'t, '_> {
         escaped.ok_or_else(|| {
             self.problem(
                 from,
-                "the text has an escape that JSON has not",
+                "the text has an escape that is not JSON",
                 "write `\\\\` for a backslash",
             )
         })
     }
 
-    /// What follows `\u`; half of a pair is a character that stands for none.
+    /// Reads the digits after `\u`; half of a surrogate pair becomes U+FFFD.
     fn unicode(&mut self) -> Option<char> {
         let high = self.hex()?;
         if (0xd800..0xdc00).contains(&high) && self.rest().starts_with("\\u") {
@@ -362,13 +362,13 @@ impl<'t> Parser<'t, '_> {
         Some(value)
     }
 
-    /// `'''` and lines up to the next one, without the indentation that the first one has.
+    /// Reads the lines between `'''` and the next one, without the indentation of the first.
     fn lines(&mut self) -> Result<String, Problem> {
         let from = self.mark();
         let indent = from.at - from.line_start;
         self.at += 3;
         let Some(length) = self.rest().find("'''") else {
-            return Err(self.problem(from, "the text has no second `'''`", "end it with `'''`"));
+            return Err(self.problem(from, "the text is not closed", "close it with `'''`"));
         };
         let inner = &self.rest()[..length];
         let first = inner.trim_start_matches([' ', '\t', '\r']);
@@ -390,7 +390,7 @@ impl<'t> Parser<'t, '_> {
         Ok(text.strip_suffix('\n').map_or(text.clone(), str::to_owned))
     }
 
-    /// A number, a truth value or `null`, which end at a comma, a bracket or a comment; anything else
+    /// Reads a number, a boolean or `null`, which end at a comma, a bracket or a comment; anything else
     /// is text up to the end of its line.
     fn plain(&mut self) -> Result<Node, Problem> {
         let from = self.mark();
@@ -398,7 +398,7 @@ impl<'t> Parser<'t, '_> {
             return Err(self.problem(
                 from,
                 "a value is missing",
-                "give one, in quotes where it begins with a bracket, a comma or a colon",
+                "write one; quote it if it begins with a bracket, a comma or a colon",
             ));
         }
         loop {
@@ -419,7 +419,7 @@ impl<'t> Parser<'t, '_> {
     }
 }
 
-/// A line without so many blanks at its front, or as many as it has.
+/// The line without its first `indent` blanks, or without all of them if it has fewer.
 fn strip_indent(line: &str, indent: usize) -> &str {
     let blanks = line
         .bytes()
@@ -429,7 +429,7 @@ fn strip_indent(line: &str, indent: usize) -> &str {
     &line[blanks..]
 }
 
-/// What is more than text: a number is whole where its value is.
+/// The YAML spelling of a word that is not text: a float with an integer value becomes an integer.
 fn word(text: &str) -> Option<String> {
     if ["null", "true", "false"].contains(&text) {
         return Some(text.to_owned());

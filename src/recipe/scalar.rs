@@ -1,4 +1,4 @@
-//! What a YAML scalar means, which depends on who reads it.
+//! The value of a YAML scalar, which depends on its reader.
 //!
 //! Upstream recipes are read by PyYAML's `SafeLoader` (alignment-handbook, TRL, accelerate) or by
 //! OmegaConf's loader on top of it (Hydra recipes), and both differ from YAML 1.2: `NO` is false,
@@ -9,15 +9,15 @@
 /// A scalar as written.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Scalar {
-    /// The text after escapes and folding.
+    /// The text without escapes and folding.
     pub text: String,
-    /// Whether it stood without quotes, so that a schema may see a number or a bool in it.
+    /// Whether it is unquoted, so that a schema may read a number or a boolean.
     pub plain: bool,
     /// An explicit core tag such as `!!str`.
     pub tag: Option<Tag>,
 }
 
-/// The core tags that a scalar may carry.
+/// The core tags of a scalar.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Tag {
     /// `!!str`, or the non-specific `!`.
@@ -32,36 +32,33 @@ pub enum Tag {
     Null,
 }
 
-/// Whose rules turn a scalar's text into a value.
+/// The rules that turn a scalar's text into a value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Schema {
     /// YAML 1.1 as PyYAML's `SafeLoader` reads it.
     PyYaml,
-    /// PyYAML with OmegaConf's own floats, and `???` for a value that must be given.
+    /// PyYAML with OmegaConf's own floats, and `???` for a mandatory value.
     OmegaConf,
     /// The YAML 1.2 core schema.
     Core,
 }
 
-/// A scalar's value.
+/// The typed value of a scalar under a schema.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Resolved {
-    /// Nothing, `~` or `null`.
+    /// An empty scalar, `~` or `null`.
     Null,
-    /// A truth value.
     Bool(bool),
-    /// A whole number. Beyond `i128` it saturates, which every key refuses as out of range.
+    /// An integer. Beyond `i128` it saturates, which every key refuses as out of range.
     Int(i128),
-    /// A float.
     Float(f64),
-    /// Text.
     Str(String),
-    /// OmegaConf's `???`.
+    /// OmegaConf's `???`, a mandatory value.
     Missing,
 }
 
 impl Resolved {
-    /// What it is, for messages.
+    /// The type of the value, for messages.
     pub fn kind(&self) -> &'static str {
         match self {
             Resolved::Null => "empty",
@@ -88,8 +85,8 @@ impl Schema {
         }
     }
 
-    /// An explicit tag wins over the look of the text; text that does not fit stays a string,
-    /// which the key's own type check then refuses.
+    /// An explicit tag overrides the form of the text. Text that does not fit the tag stays a string,
+    /// which the key's type check then refuses.
     fn tagged(self, tag: Tag, text: &str) -> Resolved {
         let resolved = match tag {
             Tag::Str => None,
@@ -154,7 +151,7 @@ fn digit_or_underscore(byte: u8) -> bool {
     byte.is_ascii_digit() || byte == b'_'
 }
 
-/// Digits of a radix to a signed number, saturating.
+/// The signed number of these digits, saturating.
 fn integer(negative: bool, digits: &str, radix: u32) -> Option<i128> {
     let mut value: i128 = 0;
     for c in digits.chars() {
@@ -247,7 +244,7 @@ fn yaml11_int(text: &str) -> Option<i128> {
     Some(if negative { -value } else { value })
 }
 
-/// One place of a base-60 number, `[0-5]?[0-9]`.
+/// One digit of a base-60 number, `[0-5]?[0-9]`.
 fn sixty(part: &str) -> Option<u8> {
     match part.as_bytes() {
         [unit @ b'0'..=b'9'] => Some(unit - b'0'),
@@ -256,7 +253,7 @@ fn sixty(part: &str) -> Option<u8> {
     }
 }
 
-/// PyYAML's float: a point is a must, and an exponent needs its sign.
+/// PyYAML's float: it needs a point, and its exponent needs a sign.
 fn yaml11_float(text: &str) -> Option<f64> {
     if let Some(value) = special_float(text) {
         return Some(value);
@@ -284,7 +281,7 @@ fn yaml11_float(text: &str) -> Option<f64> {
         .flatten()
 }
 
-/// `190:20:30.15`: places of sixty, the last with a point.
+/// `190:20:30.15`: base-60 digits, the last with a point.
 fn base60_float(text: &str) -> Option<f64> {
     let (negative, unsigned) = sign(text);
     let (places, fraction) = unsigned.split_once('.')?;
@@ -304,7 +301,7 @@ fn base60_float(text: &str) -> Option<f64> {
     Some(if negative { -value } else { value })
 }
 
-/// What OmegaConf adds to PyYAML's floats: no point needed, the exponent's sign may be missing.
+/// OmegaConf's addition to PyYAML's floats: the point and the exponent's sign are optional.
 fn omegaconf_float(text: &str) -> Option<f64> {
     let (_, unsigned) = sign(text);
     let (mantissa, exponent) = split_exponent(unsigned);

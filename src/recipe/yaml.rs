@@ -1,7 +1,7 @@
-//! YAML (and JSON, which is a part of it) to a [`Node`] tree with places, within budgets.
+//! YAML (and its subset JSON) to a [`Node`] tree with positions, within budgets.
 //!
-//! The one place that knows the parser underneath: `granit-parser` gives events with byte offsets;
-//! here they become a tree, with aliases expanded, `<<` merged and keys written twice reported.
+//! Only this module uses the parser: `granit-parser` gives events with byte offsets. This module
+//! builds a tree from them, expands aliases, merges `<<` and reports duplicate keys.
 //! Hostile input ends in a diagnostic: size, depth and the tree after alias expansion are bounded.
 
 mod budget;
@@ -25,7 +25,7 @@ use tags::{collection_tag, scalar_tag};
 pub use budget::{MAX_DEPTH, MAX_NODES, MAX_TEXT};
 pub(super) use budget::{Weight, weigh};
 
-/// The largest file that is read, bytes.
+/// The largest accepted file, bytes.
 pub const MAX_BYTES: usize = 1 << 20;
 
 /// Parses one document. On failure the diagnostics hold at least one error.
@@ -38,7 +38,7 @@ pub fn parse(text: &str, file: FileId, diagnostics: &mut Vec<Diagnostic>) -> Opt
                 "the file has {} bytes, the limit is {MAX_BYTES}",
                 text.len()
             ),
-            "recipes are small: is this the right file?",
+            "check that this is the right file",
         ));
         return None;
     }
@@ -61,11 +61,11 @@ pub fn parse(text: &str, file: FileId, diagnostics: &mut Vec<Diagnostic>) -> Opt
     builder.finish()
 }
 
-/// A collection whose end has not come yet.
+/// A collection that is still open.
 struct Open {
     span: Span,
     anchor: usize,
-    /// The totals when it began, so that its own weight is known when it ends.
+    /// The totals at its start, from which its own weight follows at its end.
     before: Weight,
     content: Content,
 }
@@ -78,7 +78,7 @@ enum Content {
         index: HashMap<String, usize>,
         /// Values of `<<` keys.
         merges: Vec<Node>,
-        /// A key whose value has not come yet.
+        /// A key that has no value yet.
         key: Option<(String, bool, Span)>,
     },
 }
@@ -127,11 +127,11 @@ impl<'d> Builder<'d> {
             .nth(span.line.saturating_sub(1) as usize)
             .unwrap_or("");
         let help = if line.trim_start_matches(' ').starts_with('\t') {
-            "YAML is indented with spaces, never with tabs"
+            "indent YAML with spaces, not with tabs"
         } else if *error.kind() == ErrorKind::UnknownAnchor {
             "an alias `*name` needs an anchor `&name` before it"
         } else {
-            "check the indentation, the quotes and the brackets up to this place"
+            "check the indentation, the quotes and the brackets before this position"
         };
         problem(span, error.kind().to_string(), help)
     }
@@ -144,7 +144,7 @@ impl<'d> Builder<'d> {
                     return Err(problem(
                         span,
                         "the file holds more than one document",
-                        "keep one recipe a file: remove what follows `---`",
+                        "keep one recipe in a file: remove everything after `---`",
                     ));
                 }
                 Ok(())
@@ -208,14 +208,14 @@ impl<'d> Builder<'d> {
         let Some((node, weight)) = self.anchors.get(&id) else {
             return Err(problem(
                 span,
-                "the alias stands inside the very value it names",
+                "the alias is inside the value that it names",
                 "write the value out, or name another anchor",
             ));
         };
         if self.open.len() + weight.height > MAX_DEPTH {
             return Err(too_deep(span));
         }
-        // Counted before it is copied: a bomb never gets its memory.
+        // Counted before the copy, so that a bomb never allocates its memory.
         let total = self.total.with(*weight);
         self.total = total.ok_or_else(|| over_budget(span))?;
         let node = node.clone();
@@ -271,12 +271,12 @@ impl<'d> Builder<'d> {
         if merged || open.anchor != 0 {
             let weight = weigh(&node);
             if merged {
-                // What the merge threw away is not counted on.
+                // Values that the merge dropped do not count.
                 self.total = open.before;
                 self.spend(weight, span)?;
             }
             if open.anchor != 0 {
-                // The copy that the anchor keeps costs memory as well.
+                // The copy for the anchor costs memory as well.
                 self.spend(weight, span)?;
                 self.anchors.insert(open.anchor, (node.clone(), weight));
             }
@@ -284,7 +284,7 @@ impl<'d> Builder<'d> {
         self.place(node)
     }
 
-    /// Puts a finished node where it belongs.
+    /// Adds a finished node to the innermost open collection.
     fn place(&mut self, node: Node) -> Result<(), Problem> {
         let Some(open) = self.open.last_mut() else {
             self.root = Some(node);
@@ -303,7 +303,7 @@ impl<'d> Builder<'d> {
                         return Err(problem(
                             node.span,
                             format!("a key must be a single value, this is {}", node.kind()),
-                            "put quotes around the key if its brackets belong to it",
+                            "quote the key if its brackets are part of it",
                         ));
                     };
                     *key = Some((scalar.text, scalar.plain, node.span));
@@ -337,7 +337,7 @@ impl<'d> Builder<'d> {
                 "yaml-syntax",
                 None,
                 "the file is empty",
-                "is this the right file?",
+                "check that this is the right file",
             ));
         }
         self.root

@@ -125,7 +125,7 @@ fn a_global_batch_of_the_command_line_counts_in_every_plan_of_the_run() {
     })));
     let output = run.launch(&["--procs", "2", "batch.global=24"]);
     assert!(output.status.success(), "{}", said(&output));
-    assert!(said(&output).contains("24 counts; leave it out to keep 12"));
+    assert!(said(&output).contains("24 counts; remove it to keep 12"));
     assert_eq!(run.proofs(), ["2 × 2 × 6 = 24"]);
     assert_eq!(run.prove()["proved"], true);
 }

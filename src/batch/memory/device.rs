@@ -1,4 +1,4 @@
-//! A device of known size, and what fits into it.
+//! A device of known memory, and the micro-batches that fit into it.
 
 use super::{Estimator, USABLE};
 use crate::batch::PlanRequest;
@@ -21,7 +21,7 @@ impl<'a> Device<'a> {
         })
     }
 
-    /// Whether a device can hold so many samples.
+    /// Whether a device can hold this number of samples.
     pub fn fits(&self, ranks: u64, micro: u64) -> bool {
         self.fits_within(USABLE, ranks, micro)
     }
@@ -39,27 +39,27 @@ impl<'a> Device<'a> {
         }
     }
 
-    /// What so many samples need, for people.
+    /// The memory for this number of samples, as text.
     pub fn needed(&self, ranks: u64, micro: u64) -> String {
         bytes(self.estimator.total(ranks, micro) as u64)
     }
 
-    /// What the states need, for people.
+    /// The memory of the states, as text.
     pub fn states(&self, ranks: u64) -> String {
         self.needed(ranks, 0)
     }
 
-    /// What can be used of a device, for people.
+    /// The usable memory of a device, as text.
     pub fn usable(&self) -> String {
         bytes((self.available as f64 * USABLE) as u64)
     }
 
-    /// What a device has, for people.
+    /// The memory of a device, as text.
     pub fn available(&self) -> String {
         bytes(self.available)
     }
 
-    /// Whether so many samples fit into a share of a device.
+    /// Whether this number of samples fits into a share of a device.
     pub fn fits_within(&self, share: f64, ranks: u64, micro: u64) -> bool {
         self.estimator.total(ranks, micro) <= self.available as f64 * share
     }

@@ -1,19 +1,17 @@
 //! Shapes of well-known hub models, from the `config.json` of each.
 //!
-//! A test checks every shape against the parameter count that its hub page states.
+//! A test compares every shape with the parameter count that its hub page states.
 
 use super::shape::{Biases, LLAMA, Shape};
 
 /// A hub model whose shape is known.
 #[derive(Debug)]
 pub(super) struct Known {
-    /// Its hub id.
     pub(super) id: &'static str,
     /// Ids that contain one of these, in lower case, have this shape.
     patterns: &'static [&'static str],
-    /// Its shape.
     pub(super) shape: Shape,
-    /// Parameters as its hub page states them.
+    /// The parameter count of its hub page.
     #[cfg(test)]
     stated: u64,
 }
@@ -84,8 +82,8 @@ macro_rules! known {
     };
 }
 
-/// Searched in order, so that a fine-tune's own name comes before a part of it that is another
-/// model's.
+/// Searched in order: the name of a fine-tune comes before a part of it that is another
+/// model's name.
 pub(super) const KNOWN: &[Known] = known! {
     "google/gemma-7b" ["gemma-7b", "7b-gemma"] 8_537_680_896
         tied(head_dim(256, llama([28, 3072, 24576, 16, 16, 256_000])));
@@ -152,7 +150,7 @@ pub(super) const KNOWN: &[Known] = known! {
         plain(llama([36, 5120, 20480, 40, 40, 50688]));
 };
 
-/// The model that a hub id (or the name of a local copy) is, or was tuned from.
+/// The model that a hub id (or the name of a local copy) names, or its base model.
 pub(super) fn find(path: &str) -> Option<&'static Known> {
     let path = path.to_lowercase();
     KNOWN
@@ -160,7 +158,7 @@ pub(super) fn find(path: &str) -> Option<&'static Known> {
         .find(|known| known.patterns.iter().any(|pattern| path.contains(pattern)))
 }
 
-/// Models that stand for their size.
+/// Models that are typical for their size.
 const TYPICAL: &[&str] = &[
     "HuggingFaceTB/SmolLM2-135M",
     "HuggingFaceTB/SmolLM2-360M",
@@ -174,7 +172,7 @@ const TYPICAL: &[&str] = &[
     "meta-llama/Llama-3.1-405B",
 ];
 
-/// The hub id of a model of about so many parameters; `None` where none is within a third.
+/// The hub id of a model of about this number of parameters; `None` if none is within a third.
 pub fn typical(parameters: f64) -> Option<&'static str> {
     let distance = |id: &str| {
         let own = find(id).map_or(f64::INFINITY, |known| known.shape.parameters());
@@ -186,7 +184,7 @@ pub fn typical(parameters: f64) -> Option<&'static str> {
     (distance(nearest) < (4.0_f64 / 3.0).ln()).then_some(*nearest)
 }
 
-/// Their sizes, the smallest first, as they are typed: `135M`, `6.7B`.
+/// The sizes of the typical models, ascending, as on the command line: `135M`, `6.7B`.
 pub fn typical_sizes() -> Vec<String> {
     let shapes = TYPICAL.iter().filter_map(|id| Some(&find(id)?.shape));
     let size = |parameters: f64| match parameters < 1e9 {
@@ -202,7 +200,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_that_are_named_are_found() {
+    fn named_sizes_are_found() {
         let sizes = typical_sizes();
         assert_eq!(sizes[0], "135M");
         assert!(sizes.contains(&"13B".to_owned()), "{sizes:?}");
@@ -210,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn shapes_have_the_parameters_that_their_pages_state() {
+    fn shapes_have_the_parameters_that_their_hub_pages_state() {
         for known in KNOWN {
             let counted = known.shape.parameters();
             assert_eq!(counted, known.stated as f64, "{}", known.id);
@@ -218,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn every_known_model_is_found_by_its_own_id() {
+    fn every_known_model_is_found_by_its_id() {
         for known in KNOWN {
             assert_eq!(find(known.id).map(|found| found.id), Some(known.id));
         }

@@ -1,5 +1,5 @@
-//! Which shape a recipe's model has: its own keys, over those of a `config.json`, over those of a
-//! well-known hub model.
+//! The shape of a recipe's model: the recipe's keys override those of a `config.json`, which override those of
+//! a well-known hub model.
 
 use std::collections::BTreeMap;
 
@@ -10,27 +10,27 @@ use super::shape::{LLAMA, Shape};
 use crate::recipe::spec::Model;
 
 impl Shape {
-    /// Keys that a model of unknown make has to state: a vocabulary alone, or a width alone, says
-    /// too little.
+    /// Keys that a model of unknown architecture must state: a vocabulary or a width alone does not
+    /// determine a shape.
     pub const REQUIRED: [&str; 3] = ["hidden_size", "num_hidden_layers", "vocab_size"];
 
-    /// The shape that a recipe's model has, and one line on where it was taken from: the recipe's
-    /// own keys, over those of the `config.json` at its path (when the caller has read one), over
-    /// those of a well-known hub id. `None` when too little is known.
+    /// The shape of a recipe's model, and one line on its source: the recipe's
+    /// keys, over those of the `config.json` at its path (if the caller has read one), over
+    /// those of a well-known hub id. `None` if too little is known.
     pub fn of(
         model: &Model,
         config_at_path: Option<&BTreeMap<String, Value>>,
     ) -> Option<(Shape, String)> {
         let known = model.path.as_deref().and_then(known::find);
-        let said = |key: &str| {
+        let stated = |key: &str| {
             let own = model.config.get(key);
             own.or_else(|| config_at_path.and_then(|config| config.get(key)))
         };
-        if known.is_none() && Shape::REQUIRED.iter().any(|key| said(key).is_none()) {
+        if known.is_none() && Shape::REQUIRED.iter().any(|key| stated(key).is_none()) {
             return None;
         }
         let base = known.map_or(&LLAMA, |known| &known.shape);
-        let shape = base.with(&said)?;
+        let shape = base.with(&stated)?;
         let source = match (known, &model.path) {
             _ if config_at_path.is_some() => "config.json".to_owned(),
             (Some(known), Some(path)) if known.id != path => {
@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn a_config_alone_is_enough_when_it_says_the_sizes() {
+    fn a_config_alone_is_enough_if_it_states_the_sizes() {
         let sizes = json!({"hidden_size": 256, "num_hidden_layers": 8, "vocab_size": 4096,
             "num_attention_heads": 8, "num_key_value_heads": 8, "intermediate_size": 688});
         let (shape, _) = Shape::of(&model(None, sizes), None).unwrap();
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn absurd_sizes_are_unknown_rather_than_wrong() {
+    fn absurd_sizes_count_as_unknown() {
         for value in [json!(0), json!(-1), json!(1_u64 << 40), json!("wide")] {
             let model = model(
                 Some("mistralai/Mistral-7B-v0.1"),

@@ -1,7 +1,7 @@
-//! An estimate of the memory that one device needs, and what it assumes.
+//! An estimate of the memory of one device, with its assumptions.
 //!
-//! Counted are weights, gradients, optimiser states and the activations of one micro-batch. Not
-//! counted are the runtime's own memory and fragmentation: [`USABLE`] leaves room for both.
+//! It counts weights, gradients, optimiser states and the activations of one micro-batch. It does not
+//! count the runtime's memory and fragmentation: [`USABLE`] leaves a margin for both.
 
 mod device;
 mod known;
@@ -20,7 +20,7 @@ pub use device::Device;
 pub use known::{typical, typical_sizes};
 pub use shape::{Biases, Shape};
 
-/// The share of a device's memory that a run can count on.
+/// The share of a device's memory that a run can use.
 pub const USABLE: f64 = 0.9;
 
 /// Share of the weights that adapters train: rank 64 on every linear layer of a 7B model.
@@ -30,12 +30,12 @@ const FOUR_BIT: f64 = 0.5625;
 /// Bytes per token and vocabulary entry: logits as computed, in f32, and both gradients.
 const LOGITS: f64 = 12.0;
 
-/// Everything that an estimate depends on apart from the number of ranks and the micro-batch.
+/// Everything that an estimate depends on except the number of ranks and the micro-batch.
 #[derive(Debug, Clone)]
 pub struct Estimator<'a> {
     spec: &'a Spec,
     shape: Shape,
-    /// Where the shape was taken from.
+    /// The source of the shape.
     source: String,
 }
 
@@ -47,8 +47,8 @@ struct PerParameter {
 }
 
 impl<'a> Estimator<'a> {
-    /// For a recipe whose model's shape is known; `config_at_path` has the keys of the
-    /// `config.json` at the model's path, when the caller has read one.
+    /// The estimator of a recipe whose model's shape is known; `config_at_path` has the keys of the
+    /// `config.json` at the model's path, if the caller has read one.
     pub fn of(
         spec: &'a Spec,
         config_at_path: Option<&BTreeMap<String, Value>>,
@@ -61,7 +61,7 @@ impl<'a> Estimator<'a> {
         })
     }
 
-    /// Bytes on each device with so many data-parallel ranks and samples per micro-batch.
+    /// Bytes on each device for this number of data-parallel ranks and samples per micro-batch.
     pub fn estimate(&self, ranks: u64, micro: u64, available: Option<u64>) -> MemoryEstimate {
         let (parameters, gradients, optimizer) = self.states(ranks);
         let activations = self.activations(micro);
@@ -77,8 +77,8 @@ impl<'a> Estimator<'a> {
     }
 
     /// Bytes on each rank of the built-in trainer before its first sample: weights, gradients and
-    /// Adam's two states in f32, of which ranks that shard (ZeRO-1 and ZeRO-2 run as FSDP) hold
-    /// their part.
+    /// Adam's two states in f32. Ranks that shard (ZeRO-1 and ZeRO-2 run as FSDP) hold
+    /// their shard of them.
     pub fn built_in_states(&self, ranks: u64) -> u64 {
         let shards = match self.spec.parallel.strategy {
             Strategy::Ddp => 1,
@@ -87,13 +87,13 @@ impl<'a> Estimator<'a> {
         (16.0 * self.shape.parameters() / shards as f64) as u64
     }
 
-    /// Bytes on each device; of the states alone with a micro-batch of 0.
+    /// Bytes on each device; a micro-batch of 0 gives the states alone.
     fn total(&self, ranks: u64, micro: u64) -> f64 {
         let (parameters, gradients, optimizer) = self.states(ranks);
         parameters + gradients + optimizer + self.activations(micro)
     }
 
-    /// For another recipe with the same model.
+    /// The estimator of another recipe for the same model.
     fn with<'b>(&self, spec: &'b Spec) -> Estimator<'b> {
         Estimator {
             spec,
@@ -128,7 +128,7 @@ impl<'a> Estimator<'a> {
         };
         let mut weights = (trained * bytes.weight + frozen + reference) / weight_shards;
         if weight_shards > 1.0 {
-            // The block at work and the one that is fetched ahead stand unsharded.
+            // The current block and the prefetched one are unsharded.
             let largest = self.shape.block().max(self.shape.embedding());
             weights += 2.0 * largest / parts * self.compute_bytes();
         }
@@ -139,8 +139,8 @@ impl<'a> Estimator<'a> {
         )
     }
 
-    /// Bytes a trained parameter that the norm test keeps whole on every device, in f32: the
-    /// coordinate-wise test's vector, and a rank's own gradient where the others are sharded.
+    /// Bytes a trained parameter that the norm test keeps unsharded on every device, in f32: the
+    /// vector of the coordinate-wise test, and a rank's own gradient if gradients are sharded.
     fn measured(&self, gradient_shards: f64) -> f64 {
         let BatchSchedule::NormTest(test) = &self.spec.schedule else {
             return 0.0;
@@ -159,7 +159,7 @@ impl<'a> Estimator<'a> {
         let layers = self.shape.layers as f64;
         let block = self.shape.kept_per_token();
         let kept = if self.spec.model.activation_checkpointing {
-            // Every block's input, and the values and gradients of the one that is computed again.
+            // Every block's input, plus the values and gradients of the recomputed block.
             layers * self.shape.hidden as f64 + 2.0 * block
         } else {
             (layers + 1.0) * block
@@ -171,7 +171,7 @@ impl<'a> Estimator<'a> {
         let states = optimizer_bytes(self.spec.optimizer.name.as_deref());
         let mixed = self.spec.model.precision != Precision::F32;
         match self.spec.parallel.strategy {
-            // DeepSpeed computes on half-precision weights and keeps the f32 ones with Adam's.
+            // DeepSpeed computes with half-precision weights and keeps f32 weights with Adam's states.
             Strategy::Zero1 | Strategy::Zero2 if mixed => PerParameter {
                 weight: 2.0,
                 gradient: 2.0,
@@ -185,7 +185,7 @@ impl<'a> Estimator<'a> {
         }
     }
 
-    /// Weights that adapters leave alone, bytes.
+    /// Weights that adapters do not train, bytes.
     fn frozen(&self, all: f64) -> f64 {
         let model = &self.spec.model;
         let parts = self.shape.parameters() / all;
@@ -202,13 +202,13 @@ impl<'a> Estimator<'a> {
         self.spec.model.adapters
     }
 
-    /// Whether a frozen copy of the model stands beside the trained one.
+    /// Whether a device holds a frozen copy of the model in addition to the trained one.
     fn has_reference(&self) -> bool {
         let compares = matches!(
             self.spec.objective,
             Objective::Dpo | Objective::Kto | Objective::Ppo
         );
-        // With adapters the reference is the model without them.
+        // With adapters, the model without them is the reference.
         compares && !self.adapters()
     }
 
@@ -278,7 +278,7 @@ impl<'a> Estimator<'a> {
             ));
         }
         if self.has_reference() {
-            lines.push("a frozen reference model beside it".to_owned());
+            lines.push("a frozen reference model in addition".to_owned());
         }
         if let BatchSchedule::NormTest(test) = &self.spec.schedule
             && test.coordinate_interval > 0
@@ -287,7 +287,7 @@ impl<'a> Estimator<'a> {
         }
         let shards = parallel.data_shard.unwrap_or(ranks);
         lines.push(match parallel.strategy {
-            Strategy::Ddp => "everything on every device (DDP)".to_owned(),
+            Strategy::Ddp => "unsharded on every device (DDP)".to_owned(),
             Strategy::Zero1 => format!("optimiser states over {shards} shards (ZeRO-1)"),
             Strategy::Zero2 => {
                 format!("optimiser states and gradients over {shards} shards (ZeRO-2)")
@@ -320,7 +320,7 @@ impl<'a> Estimator<'a> {
 }
 
 /// Bytes of optimiser states a parameter, by upstream's name (`OptimizerNames`, transformers
-/// 5.23.0 `training_args.py`); AdamW with f32 moments unless it says otherwise.
+/// 5.23.0 `training_args.py`); the default is AdamW with f32 moments.
 fn optimizer_bytes(name: Option<&str>) -> f64 {
     let name = name.unwrap_or("adamw").to_lowercase();
     let moments = if name.contains("adafactor") || name.contains("sgd") {
@@ -340,7 +340,7 @@ fn optimizer_bytes(name: Option<&str>) -> f64 {
     moments * bytes
 }
 
-/// `7.24B`, `8.43M`.
+/// The count with its unit: `7.24B`, `8.43M`.
 fn billions(count: f64) -> String {
     if count >= 1e9 {
         format!("{:.2}B", count / 1e9)

@@ -1,12 +1,12 @@
-//! Shapes of models, as far as memory depends on them.
+//! The sizes of a model that its memory depends on.
 
 use serde_json::Value;
 
-/// No dimension is larger; beyond it a shape counts as unknown.
+/// The largest dimension; beyond it a shape counts as unknown.
 const MAX_DIMENSION: u64 = 1 << 22;
-/// No model has more layers.
+/// The largest number of layers.
 const MAX_LAYERS: u64 = 1 << 14;
-/// No layer has more experts.
+/// The largest number of experts of a layer.
 const MAX_EXPERTS: u64 = 1 << 12;
 /// Experts that see each token in a mixture (Mixtral's `num_experts_per_tok`).
 const ACTIVE_EXPERTS: u64 = 2;
@@ -43,7 +43,6 @@ pub struct Shape {
 /// Which linear layers have biases.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Biases {
-    /// None.
     None,
     /// Queries, keys and values.
     Qkv,
@@ -51,7 +50,7 @@ pub enum Biases {
     All,
 }
 
-/// Llama 7B, whose values `LlamaConfig` defaults to (transformers 5.23.0).
+/// Llama 7B, the defaults of `LlamaConfig` (transformers 5.23.0).
 pub(super) const LLAMA: Shape = Shape {
     layers: 32,
     hidden: 4096,
@@ -68,9 +67,9 @@ pub(super) const LLAMA: Shape = Shape {
 };
 
 impl Shape {
-    /// This shape with the keys of a `config.json` over it.
-    pub(super) fn with<'v>(&self, said: &impl Fn(&str) -> Option<&'v Value>) -> Option<Shape> {
-        let size = |key: &str, default: u64, max: u64| match said(key) {
+    /// This shape, overridden by the keys of a `config.json`.
+    pub(super) fn with<'v>(&self, stated: &impl Fn(&str) -> Option<&'v Value>) -> Option<Shape> {
+        let size = |key: &str, default: u64, max: u64| match stated(key) {
             None | Some(Value::Null) => Some(default),
             Some(value) => value.as_u64().filter(|n| (1..=max).contains(n)),
         };
@@ -95,7 +94,7 @@ impl Shape {
             key_value_heads: size("num_key_value_heads", key_value_heads, MAX_DIMENSION)?,
             head_dim: size("head_dim", head_dim, MAX_DIMENSION)?,
             vocabulary: size("vocab_size", self.vocabulary, MAX_DIMENSION)?,
-            tied: said("tie_word_embeddings")
+            tied: stated("tie_word_embeddings")
                 .and_then(Value::as_bool)
                 .unwrap_or(self.tied),
             experts: size("num_local_experts", self.experts, MAX_EXPERTS)?,

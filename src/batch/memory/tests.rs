@@ -37,7 +37,7 @@ fn gib(bytes: u64) -> f64 {
 }
 
 #[test]
-fn upstream_recipes_fit_on_the_devices_that_they_were_run_on() {
+fn upstream_recipes_fit_on_their_authors_devices() {
     // The handbook's READMEs at 925acdf: full recipes under ZeRO-3 on GPUs of 80 GB.
     use Objective::{Dpo, Orpo, Sft};
     for (path, objective, length, ranks, micro) in [
@@ -65,7 +65,7 @@ fn upstream_recipes_fit_on_the_devices_that_they_were_run_on() {
 }
 
 #[test]
-fn sixteen_bytes_a_parameter_are_spread_as_the_strategy_says() {
+fn the_strategy_shards_sixteen_bytes_per_parameter() {
     let of = |strategy, ranks| {
         let spec = recipe("mistralai/Mistral-7B-v0.1", Objective::Sft, strategy, 2048);
         let e = estimator(&spec).estimate(ranks, 1, None);
@@ -89,7 +89,7 @@ fn sixteen_bytes_a_parameter_are_spread_as_the_strategy_says() {
 }
 
 #[test]
-fn what_the_norm_test_keeps_whole_counts_on_every_device() {
+fn unsharded_vectors_of_the_norm_test_count_on_every_device() {
     let of = |strategy, test: NormTest| {
         let mut spec = recipe("mistralai/Mistral-7B-v0.1", Objective::Sft, strategy, 2048);
         spec.schedule = BatchSchedule::NormTest(test);
@@ -110,14 +110,14 @@ fn what_the_norm_test_keeps_whole_counts_on_every_device() {
         };
         close(NormTest::default(), 26.98 / shards);
         close(coordinates(), 26.98 / shards + 26.98);
-        // Under DDP the gradient is whole already.
+        // Under DDP the gradient is unsharded anyway.
         let own = if shards > 1.0 { 26.98 } else { 0.0 };
         close(unsharded(), 26.98 / shards + own);
     }
 }
 
 #[test]
-fn heuristics_of_upstream_are_met_by_adapters_on_small_devices() {
+fn adapters_on_small_devices_agree_with_upstreams_rule_of_thumb() {
     // QLoRA's point: 7B on one GPU of 24 GB, micro-batch 4 (the zephyr QLoRA recipe).
     let mut spec = recipe(
         "mistralai/Mistral-7B-v0.1",
@@ -130,7 +130,7 @@ fn heuristics_of_upstream_are_met_by_adapters_on_small_devices() {
     assert!(device(&spec, 24_000_000_000).fits(1, 4));
     spec.model.adapters = false;
     assert!(!device(&spec, 24_000_000_000).fits(1, 1));
-    // 70B in full needs sharding even on 80 GB.
+    // Full training of 70B needs sharding even on 80 GB.
     let spec = recipe(
         "meta-llama/Llama-2-70b-hf",
         Objective::Sft,
@@ -160,7 +160,7 @@ fn memory_grows_with_the_micro_batch_and_shrinks_with_checkpointing() {
 }
 
 #[test]
-fn optimisers_are_told_apart_by_upstreams_names() {
+fn optimisers_are_distinguished_by_upstreams_names() {
     let bytes: Vec<f64> = [
         "adamw_torch",
         "adamw_bnb_8bit",
@@ -176,7 +176,7 @@ fn optimisers_are_told_apart_by_upstreams_names() {
 }
 
 #[test]
-fn the_estimate_says_what_it_assumes() {
+fn the_estimate_states_its_assumptions() {
     let mut spec = recipe(
         "alignment-handbook/zephyr-7b-sft-qlora",
         Objective::Dpo,

@@ -11,7 +11,7 @@ use crate::recipe::spec::{Prefer, Remainder};
 use crate::recipe::{Request, Setting, corpus, read};
 
 #[test]
-fn golden_rescales_are_met_row_by_row() {
+fn golden_rescales_are_reproduced() {
     let Some(root) = corpus::root() else { return };
     let text = std::fs::read_to_string(root.join("golden/rescale_derived.csv")).unwrap();
     let mut rows = 0;
@@ -61,8 +61,8 @@ fn golden_rescales_are_met_row_by_row() {
             Err(refused) => {
                 assert_eq!(feasible, "no", "{what}");
                 assert_eq!(refused.draft.global_batch_size, number(&gbs), "{what}");
-                let mut said = refused.diagnostics.iter();
-                let error = said.find(|d| d.severity == Severity::Error).unwrap();
+                let mut found = refused.diagnostics.iter();
+                let error = found.find(|d| d.severity == Severity::Error).unwrap();
                 assert_eq!(error.rule, "batch-divisible", "{what}");
                 assert!(error.message.ends_with(&reason), "{what}");
                 assert!(
@@ -77,7 +77,7 @@ fn golden_rescales_are_met_row_by_row() {
 }
 
 #[test]
-fn upstream_recipes_have_the_global_batch_and_the_worlds_that_their_authors_had() {
+fn upstream_recipes_keep_their_authors_global_batch_and_worlds() {
     let Some(root) = corpus::root() else { return };
     let manifest = std::fs::read_to_string(root.join("manifest.csv")).unwrap();
     let mut planned = 0;
@@ -137,7 +137,7 @@ fn upstream_recipes_have_the_global_batch_and_the_worlds_that_their_authors_had(
 }
 
 #[test]
-fn adjustments_name_the_key_in_the_recipes_own_dialect() {
+fn adjustments_name_the_key_in_the_recipes_dialect() {
     let mut recipe = recipe();
     recipe.spec.batch.global = None;
     recipe.spec.batch.accumulation = Some(1);
@@ -172,7 +172,7 @@ fn adjustments_name_the_key_in_the_recipes_own_dialect() {
 }
 
 #[test]
-fn what_nobody_wrote_is_named_by_the_dialects_own_key() {
+fn unstated_values_are_named_by_the_dialects_key() {
     let mut recipe = recipe();
     recipe.dialect = crate::recipe::Dialect::HandbookTrl;
     recipe.spec.batch.global = None;
@@ -240,7 +240,7 @@ fn elasticity_makes_the_quantum_finer_than_the_base_batch() {
 }
 
 #[test]
-fn a_maximum_that_no_step_can_reach_is_rounded_down_and_said() {
+fn an_unreachable_maximum_is_rounded_down_with_an_adjustment() {
     let mut recipe = norm_test(|test| test.max_batch = 1000);
     recipe.spec.elasticity.max = Some(8);
     recipe.spec.elasticity.min = Some(8);
@@ -255,7 +255,7 @@ fn a_maximum_that_no_step_can_reach_is_rounded_down_and_said() {
 }
 
 #[test]
-fn problems_are_told_all_at_once_in_file_order() {
+fn all_problems_are_reported_in_file_order() {
     let mut recipe = norm_test(|test| test.eta = 2.0);
     recipe.spec.elasticity.max = Some(4);
     recipe.spec.batch.auto_find = true;
@@ -301,7 +301,7 @@ fn drafts_and_plans_have_the_same_keys() {
 }
 
 #[test]
-fn a_world_that_nobody_gave_is_the_recipes_own() {
+fn the_default_world_is_the_recipes() {
     let mut recipe = recipe();
     recipe.spec.parallel.tensor = 2;
     assert_eq!(default_world(&recipe.spec), 2);
@@ -332,7 +332,7 @@ proptest! {
     ) {
         let mut recipe = norm_test(|test| test.max_batch = max_batch.unwrap_or(0));
         let spec = &mut recipe.spec;
-        // The reader lets only batches from 1 to 2^32 through.
+        // The reader accepts only batches from 1 to 2^32.
         let batch = |n: Option<u64>| n.map(|n| n.clamp(1, 1 << 32));
         spec.batch.global = batch(global);
         spec.batch.micro = batch(micro);

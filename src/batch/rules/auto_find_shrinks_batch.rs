@@ -9,13 +9,13 @@ pub(super) const RULE: Rule = Rule {
     severity: Severity::Warning,
     summary: "upstream's `auto_find_batch_size` silently shrinks the global batch",
     why: "When memory runs out, upstream tries again with a smaller per-device batch and leaves \
-accumulation as it is, so that the global batch shrinks with it and nobody is told. Evenkeel does \
-not follow: it steps down through the divisors of the batch and raises accumulation, so that the \
-global batch stays. `plan --oom-policy transformers` shows what upstream would come to, step by step.",
+accumulation as it is, so the global batch shrinks without a message. Evenkeel \
+steps down through the divisors of the batch instead and raises accumulation, so the global batch \
+stays. `plan --oom-policy transformers` shows upstream's result, step by step.",
     upstream: "accelerate 16cb6eb, `utils/memory.py` (`find_executable_batch_size`): int(0.9 × b) \
 on every failure since 1.9.0, before that b // 2. transformers 5.23.0, `training_args.py` \
-(`auto_find_batch_size`), and `trainer.py`: not with ZeRO-3. TRL f2cd577, `trainer/grpo_config.py`: \
-GRPO refuses it, since a smaller batch no longer holds whole groups.",
+(`auto_find_batch_size`), and `trainer.py`: has no effect with ZeRO-3. TRL f2cd577, `trainer/grpo_config.py`: \
+GRPO refuses it, because a smaller batch no longer holds whole groups.",
     wrong: Example {
         flags: "--gpus 8",
         recipe: native!("  batch: {global: 128, micro: 16, auto_find: true}\n"),
@@ -27,7 +27,7 @@ GRPO refuses it, since a smaller batch no longer holds whole groups.",
     check: Check::Plan(check),
 };
 
-/// A policy of upstream's that was asked for.
+/// Checks an upstream policy requested with `--oom-policy`.
 fn check_policy(case: &Case<'_>, findings: &mut Findings<'_>) {
     let policy = case.request.oom_policy;
     let Some(split) = case.draft.split else {
@@ -80,8 +80,8 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
             "{} shrinks the global batch upstream{lost}",
             case.key("batch.auto_find")
         ),
-        "remove it: on an out-of-memory error Evenkeel lowers the micro-batch and raises \
-         accumulation, and the global batch stays",
+        "remove it: after an out-of-memory error Evenkeel lowers the micro-batch and raises \
+         accumulation, so the global batch stays",
     );
 }
 
@@ -91,7 +91,7 @@ mod tests {
     use crate::batch::rules::testing::{only, recipe};
 
     #[test]
-    fn shows_what_one_failure_would_do() {
+    fn message_shows_the_batch_after_one_failure() {
         let mut recipe = recipe();
         recipe.spec.batch.auto_find = true;
         let found = only("auto-find-shrinks-batch", &recipe, &PlanRequest::gpus(8));

@@ -12,15 +12,15 @@ pub(super) const RULE: Rule = Rule {
     summary: "the global batch does not split exactly over the data-parallel ranks",
     why: "Every rank runs the same number of equal micro-batches, so the global batch must be a \
 multiple of the number of data-parallel ranks. Rounding it would train with another batch than the \
-recipe means; the learning rate, the warm-up and every published result belong to the one that it \
-does mean.
+recipe states, and the learning rate, the warm-up and every published result belong to the stated \
+one.
 
-Use a count at which it splits (the message names the nearest ones), or let whole micro-batches be \
-dealt unevenly with `--remainder uneven`: some ranks then run one more than others, and since the \
-loss is normalised over the whole batch, the sum is exact. Only the built-in trainer can do that.",
+Use a count that divides it (the message names the nearest ones), or deal whole micro-batches \
+unevenly with `--remainder uneven`: some ranks then run one more than others. The loss is normalised \
+over the whole batch, so the sum is exact. Only the built-in trainer does this.",
     upstream: "DeepSpeed edaa722, `runtime/config.py`: asserts that train batch = micro-batch × \
-accumulation × world, and ends there. transformers 5.23.0, `trainer.py` \
-(`get_total_train_batch_size`): multiplies whatever it is given, so another world silently trains \
+accumulation × world, and exits otherwise. transformers 5.23.0, `trainer.py` \
+(`get_total_train_batch_size`): multiplies the numbers that it gets, so another world silently trains \
 with another batch; alignment-handbook 925acdf, `scripts/README.md`, asks its users to correct \
 that by hand. HALOs 4831988, `launch.py` (`main`): raises unless the batch is a multiple of \
 num_processes × gradient_accumulation_steps; before 2f70d00 (2025-05-01), of num_processes.",
@@ -35,8 +35,8 @@ num_processes × gradient_accumulation_steps; before 2f70d00 (2025-05-01), of nu
     check: Check::Plan(check),
 };
 
-/// HALOs divides by accumulation too, which stands in its recipes: in the world that they were
-/// written for, the batch has to be a multiple of both.
+/// HALOs divides by the recipe's accumulation too. In the world that a recipe was written for, its batch
+/// must be a multiple of both.
 fn check_passes(case: &Case<'_>, findings: &mut Findings<'_>) {
     let batch = &case.spec().batch;
     let (Some(global), Some(upstream)) = (case.draft.global_batch_size, case.draft.upstream) else {
@@ -108,7 +108,7 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
         &anything,
     )
     .uneven(ranks);
-    // A run keeps the way of dealing that it began with.
+    // A run keeps the remainder policy that it started with.
     let may_be_dealt = !case.request.is_of_a_run()
         && !case.spec().trainer.is_own()
         && only_another_trainer(case).is_none();
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn uneven_dealing_is_offered_to_those_who_could_do_it() {
+    fn uneven_dealing_is_offered_only_where_the_trainer_supports_it() {
         let mut recipe = recipe();
         recipe.spec.objective = crate::recipe::spec::Objective::Dpo;
         let found = only("batch-divisible", &recipe, &PlanRequest::gpus(6));
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn one_process_is_not_called_gpus_and_a_run_is_not_told_to_deal_otherwise() {
+    fn one_process_is_not_called_gpus_and_a_run_keeps_its_remainder_policy() {
         let mut request = PlanRequest::processes(6);
         request.global_batch_size = Some(7);
         let found = only("batch-divisible", &recipe(), &request);
@@ -162,14 +162,14 @@ mod tests {
     }
 
     #[test]
-    fn more_ranks_than_samples_leave_nothing_to_deal() {
+    fn more_ranks_than_samples_do_not_offer_uneven_dealing() {
         let found = only("batch-divisible", &recipe(), &PlanRequest::gpus(200));
         assert!(found[0].message.ends_with("128 % 200 = 128"));
         assert_eq!(found[0].help, "use 64 or 128 GPUs");
     }
 
     #[test]
-    fn a_batch_that_grew_must_split_too() {
+    fn a_grown_batch_must_split_too() {
         let mut request = PlanRequest::gpus(8);
         request.current_batch = Some(132);
         let found = only("batch-divisible", &recipe(), &request);
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn an_accumulation_that_upstream_divides_by_has_to_divide() {
+    fn accumulation_must_divide_where_upstream_divides_by_it() {
         let mut recipe = recipe();
         recipe.dialect = crate::recipe::Dialect::Halos;
         let batch = &mut recipe.spec.batch;
@@ -201,7 +201,7 @@ mod tests {
         );
         assert!(found[0].help.contains("so 8 meant 64"), "{}", found[0].help);
         assert!(of(&recipe, 1).is_empty());
-        // In another world than its own, accumulation may take what is left.
+        // In another world than the recipe's, the plan may change accumulation.
         recipe.spec.batch.gpus = Some(1);
         assert!(of(&recipe, 4).is_empty());
     }

@@ -1,4 +1,4 @@
-//! `batch-too-large`: the product of the recipe's own numbers is a batch that can be worked with.
+//! `batch-too-large`: micro-batch × accumulation × ranks stays within the limit.
 
 use super::{Case, Check, Example, Findings, Rule};
 use crate::batch::draft::MAX_BATCH;
@@ -7,10 +7,10 @@ use crate::recipe::Severity;
 pub(super) const RULE: Rule = Rule {
     id: "batch-too-large",
     severity: Severity::Error,
-    summary: "micro-batch × accumulation × ranks is beyond any global batch",
+    summary: "micro-batch × accumulation × ranks exceeds the largest global batch",
     why: "Each number may be in its range and their product still be absurd, most often because a \
-global batch was written where a per-device one belongs. The limit is 2^32 samples a step.",
-    upstream: "None: upstream multiplies on and runs out of data or memory.",
+recipe gives a global batch where a per-device one belongs. The limit is 2^32 samples a step.",
+    upstream: "None: upstream uses the product and runs out of data or memory.",
     wrong: Example {
         flags: "--gpus 8",
         recipe: native!("  batch: {micro: 1048576, accumulation: 1048576, gpus: 8}\n"),

@@ -1,4 +1,4 @@
-//! `budget-missing`: a run that is launched says how long it trains.
+//! `budget-missing`: a launched run has a budget.
 
 use super::{Case, Check, Example, Findings, Rule};
 use crate::recipe::{Dialect, Severity};
@@ -7,10 +7,10 @@ pub(super) const RULE: Rule = Rule {
     id: "budget-missing",
     severity: Severity::Error,
     summary: "the recipe does not say how long to train",
-    why: "A plan can do without a budget, a run cannot: the learning rate, the stages of a schedule \
-and the end itself are measured by it. Give samples, steps of the global batch, or epochs.",
-    upstream: "transformers 5.23.0, `training_args.py`: 3 epochs when nobody says, which readers of \
-its dialects take over.",
+    why: "A plan needs no budget, a run does: the budget sets the learning rate schedule, the stages of \
+a batch schedule and the end of training. Give samples, steps of the global batch, or epochs.",
+    upstream: "transformers 5.23.0, `training_args.py`: 3 epochs by default. The readers of its dialects \
+use the same default.",
     wrong: Example {
         flags: "",
         recipe: native!("  batch: {global: 128, micro: 16}\n"),
@@ -24,7 +24,7 @@ its dialects take over.",
 
 fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
     let budget = &case.spec().budget;
-    // A config of `accelerate launch` is no recipe at all, which `global-batch-unknown` says.
+    // `global-batch-unknown` covers a config of `accelerate launch`, which is not a recipe.
     let recipe = case.recipe.dialect != Dialect::Accelerate;
     if recipe && budget.samples.is_none() && budget.steps.is_none() && budget.epochs.is_none() {
         findings.at(

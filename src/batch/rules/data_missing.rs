@@ -1,4 +1,4 @@
-//! `data-missing`: what is trained on is here.
+//! `data-missing`: the training data are on this machine.
 
 use super::{Check, Example, Rule, surveyed};
 use crate::recipe::Severity;
@@ -6,13 +6,13 @@ use crate::recipe::Severity;
 pub(super) const RULE: Rule = Rule {
     id: "data-missing",
     severity: Severity::Error,
-    summary: "the data that the recipe names are not here",
+    summary: "the data that the recipe names are not on this machine",
     why: "A run reads its data from files: JSONL, Parquet, plain text or token ids. Nothing is \
-downloaded, so a data set of the hub has to be fetched first and given as a path, for example \
+downloaded, so fetch a data set of the hub first and give its path, for example \
 `dataset_mixture.datasets.0.id=chat.jsonl` in the handbook's dialect. A plan only warns, \
-since it may be for another machine, and says nothing about data sets of the hub, which other \
-trainers download.",
-    upstream: "`datasets` downloads from the hub when the job starts, on every machine, and fails there when \
+because it may be for another machine. It does not report data sets of the hub, which other trainers \
+download.",
+    upstream: "`datasets` downloads from the hub when the job starts, on every machine, and fails there if \
 it cannot.",
     wrong: Example {
         flags: "--gpus 4",
@@ -26,7 +26,7 @@ it cannot.",
             "  batch: {global: 128, micro: 16}\n  data:\n    train: [{path: synthetic}]\n"
         ),
     },
-    check: Check::Foreseen(surveyed),
+    check: Check::PlanWarning(surveyed),
 };
 
 #[cfg(test)]
@@ -35,7 +35,7 @@ mod tests {
     use crate::recipe::Severity::{Error, Warning};
 
     #[test]
-    fn missing_data_stop_a_launch_and_not_a_plan() {
+    fn missing_data_fail_a_launch_and_not_a_plan() {
         assert_eq!(reported("data-missing"), [vec![Warning], vec![Error]]);
     }
 }

@@ -1,4 +1,4 @@
-//! `dataset-smaller-than-batch`: the data fill at least one batch.
+//! `dataset-smaller-than-batch`: the data fill at least one global batch.
 
 use super::dataset_truncated::wrapping;
 use super::{Case, Check, Example, Findings, Rule};
@@ -9,9 +9,9 @@ pub(super) const RULE: Rule = Rule {
     id: "dataset-smaller-than-batch",
     severity: Severity::Error,
     summary: "the data set holds fewer samples than one global batch",
-    why: "With `last_batch: drop` such an epoch holds no batch at all, and nothing would be \
-trained on. With `last_batch: wrap` a single step would see the same samples several times, which \
-is rarely meant: that is a warning.",
+    why: "With `last_batch: drop` such an epoch has no batch, and the run trains on nothing: an error. \
+With `last_batch: wrap` one step sees the same samples several times, which is rarely intended: a \
+warning.",
     upstream: "transformers 5.23.0, `trainer.py`: with `dataloader_drop_last` the loader is empty \
 and training ends at once.",
     wrong: Example {

@@ -1,4 +1,4 @@
-//! `dataset-truncated`: samples that an epoch leaves out.
+//! `dataset-truncated`: an epoch drops no samples.
 
 use super::{Case, Check, Example, Findings, Rule};
 use crate::recipe::Severity;
@@ -6,16 +6,16 @@ use crate::recipe::Severity;
 pub(super) const RULE: Rule = Rule {
     id: "dataset-truncated",
     severity: Severity::Warning,
-    summary: "samples that do not fill the last batch of an epoch are not trained on",
-    why: "With `last_batch: drop` an epoch ends at the last whole batch. What is left over is not \
-trained on in that epoch, and the larger the global batch, the more that is. With `last_batch: \
-wrap`, the default, the batch is filled up from the next epoch and nothing is left out.
+    summary: "every epoch drops the samples that do not fill its last batch",
+    why: "With `last_batch: drop` an epoch ends at the last whole batch and drops the samples after it; \
+a larger global batch drops more. With `last_batch: \
+wrap`, the default, the next epoch fills up the batch and no sample is dropped.
 
-HALOs and direct-preference-optimization drop without a key that says so. HALOs on one device makes a \
-smaller last step of the rest; here the rest is left out in every world, so that the steps do not \
-depend on it.",
+HALOs and direct-preference-optimization drop samples without a key for it. HALOs on one device runs \
+a smaller last step on the remainder. Evenkeel drops it in every world, so that the steps do not \
+depend on the world.",
     upstream: "torch `DataLoader(drop_last=True)`, which transformers 5.23.0 calls \
-`dataloader_drop_last`. Without it transformers takes a smaller last step \
+`dataloader_drop_last`. Without it transformers runs a smaller last step \
 (`trainer.py`: the remainder of the epoch over accumulation), so its last step of an epoch has \
 another global batch. HALOs 4831988, `train/dataloader.py` \
 (`get_process_data`): ⌊n / B⌋ · B samples in a world of more than one. direct-preference-optimization f8b8c0f, \
@@ -40,12 +40,12 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
         return;
     };
     let dropped = horizon.dropped_samples;
-    // With less than one batch nothing is left; `dataset-smaller-than-batch` says so.
+    // With less than one batch, `dataset-smaller-than-batch` reports it.
     if dropped > 0 && samples > dropped {
         findings.at(
             &["batch.last_batch"],
             format!(
-                "{samples} samples are {} batches of {global}: every epoch leaves out {dropped}",
+                "{samples} samples are {} batches of {global}: every epoch drops {dropped}",
                 samples / global
             ),
             format!(
@@ -56,7 +56,7 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
     }
 }
 
-/// How to say in the recipe's dialect that nothing is dropped: upstream by a truth value.
+/// The setting that drops nothing, in the recipe's dialect; upstream dialects use a boolean.
 pub(super) fn wrapping(case: &Case<'_>) -> String {
     let path = "batch.last_batch";
     match &*case.recipe.key(path) {
@@ -81,7 +81,7 @@ mod tests {
         let found = only("dataset-truncated", &recipe, &request);
         assert_eq!(
             found[0].message,
-            "1000 samples are 7 batches of 128: every epoch leaves out 104"
+            "1000 samples are 7 batches of 128: every epoch drops 104"
         );
         request.data_samples = Some(1024);
         assert!(only("dataset-truncated", &recipe, &request).is_empty());

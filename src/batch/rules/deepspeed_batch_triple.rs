@@ -7,15 +7,14 @@ pub(super) const RULE: Rule = Rule {
     id: "deepspeed-batch-triple",
     severity: Severity::Error,
     summary: "DeepSpeed's train batch is not micro-batch × accumulation × world",
-    why: "DeepSpeed derives by floor what a config leaves out of `train_batch_size`, \
-`train_micro_batch_size_per_gpu` and `gradient_accumulation_steps`, and then asserts that the product \
-with the world is the train batch: 32 with a micro-batch of 2 in a world of 3 gives an accumulation of \
-5 and ends at once, since 30 is not 32. With a trainer beside it the numbers of both must agree as \
-well; `\"auto\"` takes the trainer's.
+    why: "DeepSpeed derives a missing one of `train_batch_size`, `train_micro_batch_size_per_gpu` and \
+`gradient_accumulation_steps` by floor division. It then asserts that the product with the world is the \
+train batch: 32 with a micro-batch of 2 in a world of 3 gives an accumulation of 5, and the assertion \
+fails, because 30 is not 32. A trainer's own numbers must agree as well; `\"auto\"` takes the trainer's.
 
-Where the train batch splits exactly but not into the config's own numbers, it is a warning: the plan \
-names numbers that do, and `--emit recipe` writes them. Three numbers that are no product in any world are \
-refused as they are read: which of them is wrong is not in the file.",
+If the train batch splits exactly, but not into the config's own numbers, the finding is a warning: the \
+plan names numbers that do, and `--emit recipe` writes them. The reader refuses three numbers that are \
+no product in any world, because the file does not say which of them is wrong.",
     upstream: "DeepSpeed edaa722, `runtime/config.py` (`_set_batch_related_parameters`, \
 `_batch_assertion`). transformers 5.23.0, `integrations/deepspeed.py` (`fill_match`): the comparison \
 with the trainer's own.",
@@ -39,7 +38,7 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
         return;
     };
     let (micro, accumulation) = match (batch.global, batch.micro, batch.accumulation) {
-        // Without a train batch every world has its own.
+        // Without a train batch, the batch follows the world.
         (None, ..) => return,
         (Some(_), Some(micro), Some(accumulation)) => (micro, accumulation),
         (Some(global), Some(micro), None) => (micro, global / micro / world),
@@ -94,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_derived_by_floor_and_the_product_asserted() {
+    fn missing_numbers_are_derived_by_floor_and_the_product_is_asserted() {
         let by_micro = config(32, Some(2), None);
         for gpus in [1, 2, 4, 8, 16] {
             assert_eq!(found(&by_micro, gpus), None, "{gpus}");
@@ -110,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn a_world_that_other_numbers_fit_is_a_warning() {
+    fn a_world_that_other_numbers_fit_only_warns() {
         let (severity, message) = found(&config(32, Some(2), None), 32).unwrap();
         assert_eq!(severity, Severity::Warning);
         assert!(message.ends_with("32 ≠ 2 × 0 × 32 = 0"), "{message}");

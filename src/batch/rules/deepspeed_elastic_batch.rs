@@ -1,4 +1,4 @@
-//! `deepspeed-elastic-batch`: what DeepSpeed's elasticity makes of its bounds.
+//! `deepspeed-elastic-batch`: the batch that DeepSpeed's elasticity derives from its bounds.
 
 use super::{Case, Check, Example, Findings, Rule};
 use crate::batch::draft::ranks;
@@ -9,16 +9,16 @@ use crate::recipe::spec::ElasticVersion;
 pub(super) const RULE: Rule = Rule {
     id: "deepspeed-elastic-batch",
     severity: Severity::Error,
-    summary: "DeepSpeed's elasticity trains with another batch than its largest, or not in this world",
-    why: "Elasticity takes a largest batch and a list of micro-batches, and looks for a batch that \
-many counts of GPUs divide. The batch that comes out is seldom the largest: 128 with micro-batches of \
-1, 2, 4, 8 and 16 gives 120. Version 0.1 then keeps that batch in the worlds of its list and refuses \
-all others. Version 0.2 works in whole nodes, and outside of its list makes another batch for the \
-world that it finds, so that the batch changes when the world does.
+    summary: "DeepSpeed's elasticity trains with another batch than its maximum, or refuses this world",
+    why: "Elasticity takes a maximum batch and a list of micro-batches, and chooses a batch that many \
+numbers of GPUs divide. The chosen batch is seldom the maximum: 128 with micro-batches of 1, 2, 4, 8 and \
+16 gives 120. Version 0.1 keeps that batch in the worlds of its list and refuses all others. Version 0.2 \
+works in whole nodes. Outside of its list it chooses another batch for the world that it finds, so the \
+batch changes with the world.
 
-A world that is refused is an error. A batch that is not the largest one, or that changes with the \
-world, is a warning: state `train_batch_size` and switch `elasticity` off, and Evenkeel keeps exactly \
-that batch in every world that divides it.",
+A refused world is an error. A batch below the maximum, or one that changes with the world, is a \
+warning: set `train_batch_size` and switch `elasticity` off, and Evenkeel keeps exactly that batch in \
+every world that divides it.",
     upstream: "DeepSpeed edaa722, `elasticity/elasticity.py` (`compute_elastic_config`, \
 `get_best_candidates`), `elasticity/config.py`, `runtime/config.py`.",
     wrong: Example {
@@ -46,7 +46,7 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
     let made = match make(elastic, world) {
         Ok(made) => made,
         Err(impossible) => {
-            let help = "use micro-batches that fit into the largest batch";
+            let help = "use micro-batches that fit into the maximum batch";
             findings.at(&paths, impossible.to_string(), help);
             return;
         }
@@ -55,9 +55,9 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
     if made.micro.is_none() {
         findings.at(
             &paths,
-            format!("DeepSpeed's elasticity takes no world of {world} for its batch of {batch}"),
+            format!("DeepSpeed's elasticity refuses a world of {world} for its batch of {batch}"),
             match near(&made.valid, world).as_str() {
-                "" => "use other bounds: no world at all is taken".to_owned(),
+                "" => "use other bounds: elasticity refuses every world".to_owned(),
                 near => format!("use a data-parallel size of {near}"),
             },
         );
@@ -73,7 +73,7 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
             Severity::Warning,
             &paths,
             format!("DeepSpeed would train with {batch} samples a step in this world, and with {before} in the recipe's"),
-            format!("set `elasticity.enabled` to false and state {}: the plan keeps {before}", case.key("batch.global")),
+            format!("set `elasticity.enabled` to false and set {}: the plan keeps {before}", case.key("batch.global")),
         );
     } else if batch != elastic.max_batch {
         findings.add(
@@ -84,12 +84,12 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
                 case.key(limit),
                 elastic.max_batch
             ),
-            format!("nothing to do if {batch} is meant; else state the batch without `elasticity`"),
+            format!("ignore this if {batch} is intended; otherwise set the batch and remove `elasticity`"),
         );
     }
 }
 
-/// The sizes nearest to a world, two on each side.
+/// The allowed sizes nearest to a world, two on each side.
 fn near(valid: &[u64], world: u64) -> String {
     let at = valid.partition_point(|&size| size < world);
     let near = &valid[at.saturating_sub(2)..(at + 2).min(valid.len())];
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn a_world_outside_of_the_list_is_refused_with_its_neighbours() {
+    fn a_world_outside_of_the_list_is_refused_with_the_nearest_sizes() {
         let (severity, message) = found(&elastic(ElasticVersion::V01), 7).unwrap();
         assert_eq!(severity, Severity::Error);
         assert!(message.ends_with("of 5, 6, 8 or 10)"), "{message}");

@@ -1,4 +1,4 @@
-//! `effective-batch-floored`: upstream trains on fewer samples a step than the recipe says.
+//! `effective-batch-floored`: upstream trains on fewer samples a step than the recipe states.
 
 use super::{Case, Check, Example, Findings, Rule};
 use crate::recipe::Severity;
@@ -7,18 +7,18 @@ use crate::recipe::spec::Division;
 pub(super) const RULE: Rule = Rule {
     id: "effective-batch-floored",
     severity: Severity::Error,
-    summary: "upstream leaves out samples of every batch",
+    summary: "upstream drops samples of every batch",
     why: "direct-preference-optimization and HALOs' legacy tree cut a batch into one slice for every \
-accumulation step and every GPU, and round down both times. What is left over is loaded and thrown \
-away, step after step, without a word: a batch of 64 with 2 accumulation steps on 6 GPUs trains on 60. A \
+accumulation step and every GPU, and round down both times. They load the remainder and drop it at \
+every step, without a message: a batch of 64 with 2 accumulation steps on 6 GPUs trains on 60. The \
 warning names both numbers. Where a slice is empty, upstream trains on nothing: an error.
 
-The plan keeps the batch that the recipe states, so that every sample is trained on. Where the stated \
-batch does not split at all, `batch-divisible` refuses it and names the counts that do; \
+The plan keeps the batch that the recipe states and trains on every sample. Where that batch does not \
+split at all, `batch-divisible` refuses it and names the counts that work; \
 `--global-batch-size` with the smaller number trains as upstream would.",
     upstream: "direct-preference-optimization f8b8c0f and HALOs 61b9ee6, `utils.py` \
 (`slice_and_move_batch_for_device`): chunk_size = batch // world_size, twice in the former's `trainers.py` \
-(`train`). HALOs issue 9 met the empty slice.",
+(`train`). HALOs issue 9 reports the empty slice.",
     wrong: Example {
         flags: "--gpus 8",
         recipe: native!("  batch: {global: 4, accumulation: 1, division: floored}\n"),
@@ -49,13 +49,13 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
         .collect();
     let counts = match exact.as_slice() {
         [] => String::new(),
-        [one] => format!("{one} GPU takes it whole; "),
-        counts => format!("{} GPUs take it whole; ", counts.join(", ")),
+        [one] => format!("{one} GPU drops no sample; "),
+        counts => format!("{} GPUs drop no sample; ", counts.join(", ")),
     };
     if upstream.used == 0 {
         findings.at(
             &paths,
-            format!("on {on} upstream gives every one an empty batch: {proof}"),
+            format!("on {on} upstream gives every GPU an empty batch: {proof}"),
             format!(
                 "{counts}raise {} to {} or more",
                 case.key("batch.global"),
@@ -105,7 +105,7 @@ mod tests {
         );
         assert_eq!(
             found[0].help,
-            "1, 2, 4, 8, 16, 32 GPUs take it whole; `--global-batch-size 60` trains as upstream would"
+            "1, 2, 4, 8, 16, 32 GPUs drop no sample; `--global-batch-size 60` trains as upstream would"
         );
         for gpus in [1, 2, 4, 8, 16, 32] {
             assert!(of(&recipe, gpus).is_empty(), "{gpus}");
@@ -117,7 +117,7 @@ mod tests {
             "{}",
             empty[0].message
         );
-        // In another world than the recipe's own, the plan's numbers count, not these.
+        // In another world than the recipe's, the plan's numbers count, not the recipe's.
         recipe.spec.batch.gpus = Some(4);
         assert!(of(&recipe, 6).is_empty());
         recipe.spec.batch.gpus = None;

@@ -1,4 +1,4 @@
-//! `elasticity-bounds`: the world asked for is one that the recipe allows.
+//! `elasticity-bounds`: the recipe's elasticity allows the requested world.
 
 use super::{Case, Check, Example, Findings, Rule};
 use crate::recipe::Severity;
@@ -6,11 +6,10 @@ use crate::recipe::Severity;
 pub(super) const RULE: Rule = Rule {
     id: "elasticity-bounds",
     severity: Severity::Error,
-    summary: "the world is outside of what the recipe's elasticity allows",
-    why: "`elasticity.min` and `elasticity.max` bound every world that a run may have, its first \
-one included. The batches that the norm test may choose are made for these worlds: outside of them \
-they need not split.",
-    upstream: "None: the key is Evenkeel's own.",
+    summary: "the world is outside of the recipe's elasticity bounds",
+    why: "`elasticity.min` and `elasticity.max` bound every world of a run, including the first. The norm \
+test chooses batches that split in these worlds; outside of the bounds they need not split.",
+    upstream: "None: the key exists only in Evenkeel.",
     wrong: Example {
         flags: "--gpus 16",
         recipe: native!("  batch: {global: 128, micro: 4}\n  elasticity: {min: 2, max: 8}\n"),

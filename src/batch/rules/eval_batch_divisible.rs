@@ -8,11 +8,11 @@ use crate::words::count;
 pub(super) const RULE: Rule = Rule {
     id: "eval-batch-divisible",
     severity: Severity::Error,
-    summary: "the evaluation batch does not split, or holds no whole groups of generations",
-    why: "Recipes of HALOs and of direct-preference-optimization say how many samples all devices \
-evaluate together. HALOs divides that by the ranks and by accumulation, and raises where it does not come \
-out even. direct-preference-optimization and HALOs' legacy tree round down and leave the rest out, which \
-is a warning, or an error where nothing is left for a rank.
+    summary: "the evaluation batch does not split, or does not hold whole groups of generations",
+    why: "Recipes of HALOs and of direct-preference-optimization state how many samples all devices \
+evaluate together. HALOs divides that by the ranks and by accumulation, and raises on a remainder. \
+direct-preference-optimization and HALOs' legacy tree round down and drop the remainder: a warning, or \
+an error where a rank gets no sample.
 
 GRPO and RLOO compare the generations of one prompt with each other, so an evaluation batch over \
 all devices must be a multiple of the number of generations. The product changes with the number of \
@@ -37,13 +37,13 @@ multiple of num_processes × gradient_accumulation_steps. direct-preference-opti
     check: Check::Plan(check),
 };
 
-/// A batch over all devices, divided as the dialect has it.
+/// Checks a batch over all devices, divided as in the recipe's dialect.
 fn check_batch(case: &Case<'_>, findings: &mut Findings<'_>) {
     let evaluation = &case.spec().evaluation;
     let (Some(batch), Some(ranks)) = (evaluation.batch, case.draft.data_parallel_size) else {
         return;
     };
-    // Uneven dealing is the built-in trainer's, which evaluates unevenly too.
+    // Only the built-in trainer deals unevenly, and it evaluates unevenly too.
     if case
         .draft
         .split
@@ -77,7 +77,7 @@ fn check_batch(case: &Case<'_>, findings: &mut Findings<'_>) {
     if evaluation.division == EvaluationDivision::Floored && used > 0 {
         let message = format!(
             "{key} {batch} does not split over {divisor}: upstream evaluates {used} of them and \
-             leaves out {rest}"
+             drops {rest}"
         );
         findings.add(Severity::Warning, &paths, message, help);
         return;
@@ -135,7 +135,7 @@ mod tests {
     use crate::recipe::spec::{EvaluationDivision, Objective};
 
     #[test]
-    fn a_batch_over_all_devices_splits_as_upstream_divides_it() {
+    fn a_batch_over_all_devices_follows_upstreams_division() {
         let mut recipe = recipe();
         recipe.spec.evaluation.batch = Some(32);
         recipe.spec.batch.global = Some(64);
@@ -154,7 +154,7 @@ mod tests {
         let (severity, message) = of(EvaluationDivision::Floored, 6).unwrap();
         assert_eq!(severity, Severity::Warning);
         assert!(
-            message.ends_with("evaluates 30 of them and leaves out 2"),
+            message.ends_with("evaluates 30 of them and drops 2"),
             "{message}"
         );
         assert_eq!(

@@ -1,4 +1,4 @@
-//! `eval-data-missing`: evaluations that are asked for have data.
+//! `eval-data-missing`: requested evaluations have data.
 
 use super::{Case, Check, Example, Findings, Rule};
 use crate::recipe::Severity;
@@ -6,14 +6,14 @@ use crate::recipe::Severity;
 pub(super) const RULE: Rule = Rule {
     id: "eval-data-missing",
     severity: Severity::Error,
-    summary: "evaluations are asked for, and there are no data for them",
-    why: "An interval asks for evaluations; what is evaluated on are the sources of \
-`data.evaluation`, or samples that `data.held_out` takes off the training data. With neither no \
-evaluation would ever happen, and a run of days would end without one. Hold samples out, name a \
-source, or do not ask for evaluations. Nothing is said while a recipe names no training data.",
+    summary: "the recipe requests evaluations but names no evaluation data",
+    why: "An interval requests evaluations. They run on the sources of `data.evaluation`, or on samples \
+that `data.held_out` takes from the training data. With neither, a run of days would end without one \
+evaluation. Hold samples out, name a source, or request no evaluations. A recipe without training data \
+gets no finding.",
     upstream: "transformers 5.23.0, `trainer.py`: raises when `eval_strategy` is not `no` and there \
 is no `eval_dataset`. alignment-handbook 925acdf, `scripts/sft.py`: without `test_split_size` there \
-is no split `test`, and the script ends in a KeyError.",
+is no split `test`, and the script exits with a KeyError.",
     wrong: Example {
         flags: "--gpus 4",
         recipe: native!(
@@ -26,13 +26,13 @@ is no split `test`, and the script ends in a KeyError.",
             "  batch: {global: 128, micro: 16}\n  data:\n    train: [{path: synthetic}]\n    held_out: 512\n  evaluation: {every_samples: 12800}\n"
         ),
     },
-    check: Check::Foreseen(check),
+    check: Check::PlanWarning(check),
 };
 
 fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
     let spec = case.spec();
     let data = &spec.data;
-    // The synthetic language brings no sources of its own for evaluation.
+    // The synthetic language has no evaluation sources.
     let sources = !data.evaluation.is_empty() && data.synthetic().is_none();
     let intervals = spec.evaluation.intervals();
     let Some(asked) = intervals.first() else {
@@ -44,11 +44,11 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
     findings.at(
         &intervals,
         format!(
-            "{} asks for evaluations, and there are no data to evaluate on",
+            "{} requests evaluations, but there are no evaluation data",
             case.key(asked)
         ),
         format!(
-            "hold samples out, {}, or name sources in {}, or leave {} out",
+            "hold samples out ({}), name sources in {}, or remove {}",
             case.set("data.held_out", "0.01"),
             case.key("data.evaluation"),
             case.key(asked)
@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn evaluations_without_data_are_told_and_not_launched() {
+    fn evaluations_without_data_are_reported_and_not_launched() {
         let rule = "eval-data-missing";
         let mut recipe = recipe();
         recipe.spec.evaluation.every_samples = Some(1280);

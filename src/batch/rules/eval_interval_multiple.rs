@@ -1,4 +1,4 @@
-//! `eval-interval-multiple`: evaluations fall on the ends of steps.
+//! `eval-interval-multiple`: the evaluation interval is a multiple of the global batch.
 
 use super::{Case, Check, Example, Findings, Rule};
 use crate::batch::horizon::{round_interval, rounding_unit};
@@ -8,16 +8,15 @@ use crate::recipe::spec::BatchSchedule;
 pub(super) const RULE: Rule = Rule {
     id: "eval-interval-multiple",
     severity: Severity::Error,
-    summary: "evaluations do not fall where their interval says",
-    why: "An interval in samples is looked at after every step, so an evaluation runs at the first \
-step that reaches a multiple of it. When the interval is no multiple of the global batch, \
-evaluations come a little late, and not equally late (a note); when it is smaller than the batch, \
-there is one after every step, which is rarely meant. With a schedule that changes the batch, no \
-interval is a multiple throughout, and only the second is looked at.
+    summary: "the evaluation interval is not a multiple of the global batch",
+    why: "The trainer checks an interval in samples after every step, so an evaluation runs at the first \
+step that reaches a multiple of it. With an interval that is no multiple of the global batch, \
+evaluations are late by varying amounts (a note). With an interval below the batch, every step ends with \
+an evaluation, which is rarely intended. With a schedule that changes the batch, no interval is always a \
+multiple, so the rule checks only the second case.
 
-Recipes of HALOs and of direct-preference-optimization mean the interval rounded down to a multiple of \
-the batch, which a warning says with both numbers. Where that leaves 0, upstream ends in a division by \
-zero at its first step: an error.",
+HALOs and direct-preference-optimization round the interval down to a multiple of the batch; a warning \
+names both numbers. If the result is 0, upstream divides by zero at its first step: an error.",
     upstream: "HALOs 4831988, `launch.py` (`main`) and direct-preference-optimization f8b8c0f, `train.py` (`main`): \
 floor `eval_every` to a multiple of the batch, to 0 when it is smaller; `trainers.py` (`train`) then \
 takes the samples modulo 0.",
@@ -73,7 +72,7 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
         findings.add(
             Severity::Warning,
             &paths,
-            format!("{key} {every} is less than one global batch of {global}: it evaluates after every step"),
+            format!("{key} {every} is less than one global batch of {global}: every step ends with an evaluation"),
             format!("use {global} or a multiple of it"),
         );
     } else if above != every && case.spec().schedule == BatchSchedule::Constant {
@@ -97,7 +96,7 @@ mod tests {
     use crate::recipe::spec::IntervalRounding;
 
     #[test]
-    fn intervals_between_steps_are_pointed_out() {
+    fn intervals_between_steps_are_noted() {
         let mut recipe = recipe();
         let mut of = |every| {
             recipe.spec.evaluation.every_samples = Some(every);
@@ -110,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn an_interval_that_is_rounded_down_to_nothing_is_refused() {
+    fn an_interval_that_rounds_down_to_zero_is_refused() {
         let mut recipe = recipe();
         recipe.spec.batch.global = Some(64);
         recipe.spec.batch.accumulation = Some(4);
@@ -128,7 +127,7 @@ mod tests {
         );
         let (severity, _) = of(32, IntervalRounding::Batch).unwrap();
         assert_eq!(severity, Severity::Error);
-        // One accumulation step has 16 samples; evaluations after every step are only pointed out.
+        // One accumulation step has 16 samples; evaluations after every step only warn.
         assert_eq!(of(32, IntervalRounding::Pass).unwrap().0, Severity::Warning);
     }
 }

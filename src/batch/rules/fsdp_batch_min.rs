@@ -1,10 +1,10 @@
-//! `fsdp-batch-min`: an FSDP trainer of direct-preference-optimization has enough to do.
+//! `fsdp-batch-min`: an FSDP trainer of direct-preference-optimization has enough samples on each GPU.
 
 use super::{Case, Check, Example, Findings, Rule};
 use crate::recipe::spec::Strategy;
 use crate::recipe::{Dialect, Severity};
 
-/// Samples of a GPU from which upstream sees FSDP pay off.
+/// Samples on a GPU from which upstream reports that FSDP is faster.
 const LEAST: u64 = 2;
 
 pub(super) const RULE: Rule = Rule {
@@ -12,9 +12,9 @@ pub(super) const RULE: Rule = Rule {
     severity: Severity::Warning,
     summary: "fewer than 2 samples a GPU make FSDP slow",
     why: "Sharding gathers every layer's weights for each forward and backward pass, whatever the \
-micro-batch. With a single sample there is little work to hide that behind, and upstream's authors saw no \
-speed-up over one process. Fewer accumulation steps, mixed precision (`model.fsdp_policy_mp=bfloat16`) or \
-activation checkpointing make room for more.",
+micro-batch. A single sample has too little computation to hide that communication, and upstream's authors \
+saw no speed-up over one process. Fewer accumulation steps, mixed precision \
+(`model.fsdp_policy_mp=bfloat16`) or activation checkpointing allow more samples.",
     upstream: "direct-preference-optimization f8b8c0f, `README.md` (\"Tips for faster training on multiple \
 GPUs\"): a batch of at least 2 on each GPU.",
     wrong: Example {
@@ -58,7 +58,7 @@ mod tests {
     use crate::recipe::spec::{Division, Strategy};
 
     #[test]
-    fn one_sample_a_gpu_is_pointed_out_for_fsdp_only() {
+    fn one_sample_per_gpu_warns_for_fsdp_only() {
         let mut recipe = recipe();
         recipe.dialect = Dialect::Dpo;
         recipe.spec.parallel.strategy = Strategy::Fsdp;

@@ -9,12 +9,12 @@ use crate::recipe::{Dialect, Severity};
 pub(super) const RULE: Rule = Rule {
     id: "generation-batch-divisible",
     severity: Severity::Error,
-    summary: "the generation batch of GRPO or RLOO does not hold whole groups, or is not made of whole passes",
+    summary: "the generation batch of GRPO or RLOO does not hold whole groups, or does not divide into whole passes",
     why: "GRPO and RLOO generate completions for a batch of prompts, `num_generations` of each, and train \
-on them over some steps. The generation batch must hold whole groups, or completions of one prompt \
-could not be compared, and it must be a multiple of micro-batch × data-parallel ranks, since every \
-pass takes one such slice of it. Evenkeel keeps the generation batch when the world changes, and \
-changes `steps_per_generation` instead.",
+on them over several steps. The generation batch must hold whole groups, because the algorithms compare the \
+completions of one prompt. It must be a multiple of micro-batch × data-parallel ranks, because every pass \
+takes one such slice. Evenkeel keeps the generation batch when the world changes, and changes \
+`steps_per_generation` instead.",
     upstream: "TRL f2cd577, `trainer/grpo_config.py` and `trainer/rloo_config.py` (`__post_init__`): \
 raise on both, on fewer than two generations, and when both `generation_batch_size` and \
 `steps_per_generation` are given; GRPO's also on `auto_find_batch_size`, and on context and sequence \
@@ -70,7 +70,7 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
     let group = generation.num_generations.unwrap_or(default);
     if group < 2 {
         let message = format!(
-            "{} is {group}: there is nothing to compare",
+            "{} is {group}, but a group needs at least 2 completions",
             case.key(count)
         );
         findings.at(&[count], message, "use 2 or more");
@@ -94,7 +94,7 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
         findings.at(
             &paths,
             format!(
-                "a generation batch of {batch} is not made of passes of {} × {} = {pass} samples",
+                "a generation batch of {batch} is not a multiple of a pass, {} × {} = {pass} samples",
                 split.ranks, split.micro
             ),
             format!(
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn whole_groups_and_whole_passes_are_asked_for() {
+    fn whole_groups_and_whole_passes_are_required() {
         let mut recipe = grpo();
         assert!(messages(&recipe, 8).is_empty());
         recipe.spec.generation.generation_batch_size = Some(100);
@@ -137,7 +137,7 @@ mod tests {
             messages(&recipe, 8),
             [
                 "a generation batch of 100 does not hold whole groups of 8",
-                "a generation batch of 100 is not made of passes of 8 × 16 = 128 samples"
+                "a generation batch of 100 is not a multiple of a pass, 8 × 16 = 128 samples"
             ]
         );
         recipe.spec.generation.steps_per_generation = Some(2);
@@ -145,13 +145,13 @@ mod tests {
     }
 
     #[test]
-    fn rloo_compares_two_completions_where_nothing_is_said() {
+    fn rloo_compares_two_completions_by_default() {
         let mut recipe = recipe();
         recipe.spec.objective = Objective::Rloo;
         recipe.spec.batch.auto_find = true;
         assert!(messages(&recipe, 8).is_empty());
         recipe.spec.generation.num_generations = Some(1);
-        assert!(messages(&recipe, 8)[0].contains("nothing to compare"));
+        assert!(messages(&recipe, 8)[0].contains("at least 2 completions"));
         recipe.spec.generation.num_generations = Some(3);
         assert!(messages(&recipe, 8)[0].contains("whole groups of 3"));
     }

@@ -1,4 +1,4 @@
-//! `global-batch-conflict`: a stated global batch and the recipe's own numbers agree.
+//! `global-batch-conflict`: a stated global batch agrees with the recipe's other numbers.
 
 use super::{Case, Check, Example, Findings, Rule};
 use crate::recipe::Severity;
@@ -7,10 +7,10 @@ use crate::recipe::overrides::COMMAND_LINE;
 pub(super) const RULE: Rule = Rule {
     id: "global-batch-conflict",
     severity: Severity::Error,
-    summary: "the stated global batch is not what the recipe's own numbers make",
+    summary: "the stated global batch is not the product of the recipe's numbers",
     why: "A recipe that states its global batch, its micro-batch, its accumulation and its GPUs \
-says the same thing twice. When the two differ, one of them is a mistake, and no reader can know \
-which. A global batch given on the command line counts, with a warning; in a file it is an error.",
+states the batch twice. When the two differ, one of them is a mistake, and no reader can know \
+which. A global batch on the command line counts, with a warning; in a file it is an error.",
     upstream: "DeepSpeed edaa722, `runtime/config.py`: refuses a train batch that is not micro-batch \
 × accumulation × world.",
     wrong: Example {
@@ -25,7 +25,7 @@ which. A global batch given on the command line counts, with a warning; in a fil
 };
 
 fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
-    // A run was asked when it was launched, and nothing but its own batch counts since.
+    // The launch has resolved this for a run; from then on only the run's own batch counts.
     if case.request.is_of_a_run() {
         return;
     }
@@ -45,17 +45,17 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
         .and_then(|span| sources.get(span.file))
         .is_some_and(|file| file.path.as_os_str() == COMMAND_LINE);
     let message = format!(
-        "{} is {global}, but the recipe's own numbers make {} × {} × {accumulation} = {product}",
+        "{} is {global}, but the recipe's numbers give {} × {} × {accumulation} = {product}",
         case.key("batch.global"),
         case.draft.recipe_ranks.unwrap_or(1),
         batch.micro.unwrap_or(1),
     );
     if typed {
-        let help = format!("{global} counts; leave it out to keep {product}");
+        let help = format!("{global} counts; remove it to keep {product}");
         findings.add(Severity::Warning, &["batch.global"], message, help);
     } else {
         let help = format!(
-            "leave out {} or {}, or make them agree",
+            "remove {} or {}, or make them agree",
             case.key("batch.accumulation"),
             case.key("batch.global")
         );
@@ -81,7 +81,7 @@ mod tests {
         assert_eq!(of(&recipe)[0].severity, Severity::Error);
         assert_eq!(
             of(&recipe)[0].message,
-            "`batch.global` is 256, but the recipe's own numbers make 8 × 16 × 1 = 128"
+            "`batch.global` is 256, but the recipe's numbers give 8 × 16 × 1 = 128"
         );
         wrote(
             &mut recipe,
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_that_has_begun_is_not_asked_again() {
+    fn a_started_run_is_not_checked_again() {
         let mut recipe = recipe();
         recipe.spec.batch.global = Some(256);
         recipe.spec.batch.accumulation = Some(1);

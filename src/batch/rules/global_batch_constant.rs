@@ -1,4 +1,4 @@
-//! `global-batch-constant`: what would have happened to the global batch upstream.
+//! `global-batch-constant`: the global batch with which upstream would train in this world.
 
 use super::{Case, Check, Example, Findings, Rule};
 use crate::recipe::{Dialect, Severity};
@@ -7,13 +7,13 @@ pub(super) const RULE: Rule = Rule {
     id: "global-batch-constant",
     severity: Severity::Note,
     summary: "upstream would train with another global batch in this world",
-    why: "The recipe fixes what one device does, so upstream the global batch follows the number of \
-GPUs: half of them, half the batch, with the learning rate left as it was. Evenkeel keeps the \
-global batch and changes accumulation or the micro-batch. This note says that the numbers on the \
-devices are not the recipe's for that reason.",
-    upstream: "alignment-handbook 925acdf, `scripts/README.md`: \"scaling up the per-device batch \
-size or number of gradient accumulation steps to keep the global batch size constant\" is left to \
-the reader. transformers 5.23.0, `trainer.py` (`get_total_train_batch_size`).",
+    why: "The recipe fixes the numbers of one device, so upstream the global batch follows the number of \
+GPUs: half the GPUs, half the batch, at the same learning rate. Evenkeel keeps the global batch and \
+changes accumulation or the micro-batch. This note explains why the per-device numbers differ from the \
+recipe's.",
+    upstream: "alignment-handbook 925acdf, `scripts/README.md`, leaves it to the reader: \"scaling up the \
+per-device batch size or number of gradient accumulation steps to keep the global batch size constant\". \
+transformers 5.23.0, `trainer.py` (`get_total_train_batch_size`).",
     wrong: Example {
         flags: "--gpus 4 --recipe-gpus 8",
         recipe: "per_device_train_batch_size: 16\ngradient_accumulation_steps: 1\nevenkeel:\n  objective: sft\n",
@@ -30,9 +30,9 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
     let (Some(micro), Some(split)) = (batch.micro, case.draft.split) else {
         return;
     };
-    // DeepSpeed asserts the batch that it is told: `deepspeed-batch-triple`.
-    let told = case.recipe.dialect == Dialect::Deepspeed && batch.global.is_some();
-    if case.recipe.dialect == Dialect::Native || told {
+    // DeepSpeed asserts a stated train batch: `deepspeed-batch-triple`.
+    let stated = case.recipe.dialect == Dialect::Deepspeed && batch.global.is_some();
+    if case.recipe.dialect == Dialect::Native || stated {
         return;
     }
     let accumulation = batch.accumulation.unwrap_or(1);
@@ -46,7 +46,10 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
                  = {upstream} samples a step instead of {global}",
                 split.ranks, split.ranks
             ),
-            format!("nothing to do: the plan keeps {global}, {}", split.proof()),
+            format!(
+                "no action needed: the plan keeps {global}, {}",
+                split.proof()
+            ),
         );
     }
 }
@@ -58,7 +61,7 @@ mod tests {
     use crate::recipe::Dialect;
 
     #[test]
-    fn says_what_upstream_would_have_trained_with() {
+    fn note_names_the_batch_that_upstream_would_use() {
         let mut recipe = recipe();
         recipe.dialect = Dialect::HandbookTrl;
         let found = only("global-batch-constant", &recipe, &PlanRequest::gpus(4));

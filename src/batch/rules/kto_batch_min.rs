@@ -1,4 +1,4 @@
-//! `kto-batch-min`: KTO sees more than one sample per device.
+//! `kto-batch-min`: KTO has at least 2 samples in a micro-batch.
 
 use super::{Case, Check, Example, Findings, Rule};
 use crate::recipe::spec::Objective;
@@ -10,9 +10,9 @@ pub(super) const RULE: Rule = Rule {
     summary: "KTO needs a micro-batch of at least 2",
     why: "KTO estimates its KL term from mismatched pairs within one device's micro-batch: each \
 prompt with the next sample's completion. With a single sample the pair is the sample itself, and \
-the term becomes its own reward. Accumulation does not help, since the pairs are made per forward \
-pass. The loss `apo_zero_unpaired` has no such term. HALOs makes the pairs alike and refuses only a single sample over all devices, so there it is a \
-warning.",
+the term becomes its own reward. Accumulation does not help, because the pairs are made per forward \
+pass. The loss `apo_zero_unpaired` has no such term. HALOs makes its pairs in the same way and refuses \
+only a single sample over all devices, so there the finding is a warning.",
     upstream: "TRL f2cd577, `trainer/kto_trainer.py` (`calculate_KL`): raises \"Actual (not effective) batch size \
 must be > 1\". HALOs 4831988, \
 `train/dataloader.py` (`UnpairedPreferenceDataLoader`): the sample after each one in its micro-batch, \
@@ -41,9 +41,9 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
         _ if split.ranks * 2 > global => {
             format!("use at most {} data-parallel ranks", global / 2)
         }
-        _ => "use a world that leaves every rank an even number of samples".to_owned(),
+        _ => "use a world in which every rank gets an even number of samples".to_owned(),
     };
-    // HALOs asks for two samples over all devices only (`unpaired-batch-min`), and goes on.
+    // HALOs requires only two samples over all devices (`unpaired-batch-min`), and continues.
     let severity = match case.recipe.dialect {
         Dialect::Halos => Severity::Warning,
         _ => Severity::Error,

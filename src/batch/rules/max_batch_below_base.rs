@@ -1,4 +1,4 @@
-//! `max-batch-below-base`: the norm test's maximum leaves room for the base batch.
+//! `max-batch-below-base`: the norm test's maximum is above the base batch.
 
 use super::{Case, Check, Example, Findings, Rule};
 use crate::recipe::Severity;
@@ -9,8 +9,8 @@ pub(super) const RULE: Rule = Rule {
     severity: Severity::Error,
     summary: "the norm test's maximum batch is below the base batch",
     why: "The norm test starts at the recipe's global batch and lets it grow up to \
-`schedule.max_batch`, rounded down to a multiple of the quantum. A maximum below the start is a \
-contradiction; one less than a quantum above it allows no growth at all, which is a warning.",
+`schedule.max_batch`, rounded down to a multiple of the quantum. A maximum below the base batch is an \
+error. A maximum less than one quantum above it allows no growth: a warning.",
     upstream: "arXiv 2412.21124: tests stop at the maximum batch.",
     wrong: Example {
         flags: "--gpus 4",
@@ -68,7 +68,7 @@ mod tests {
     use crate::recipe::Severity;
 
     #[test]
-    fn a_maximum_without_room_is_pointed_out() {
+    fn a_maximum_that_allows_no_growth_is_reported() {
         let of = |max| {
             let recipe = norm_test(|test| test.max_batch = max);
             let found = only("max-batch-below-base", &recipe, &PlanRequest::gpus(4));

@@ -1,19 +1,19 @@
-//! `mini-batch-divisible`: PPO's mini-batches are whole.
+//! `mini-batch-divisible`: PPO's mini-batches divide a device's share.
 
 use super::{Case, Check, Example, Findings, Rule};
 use crate::recipe::Severity;
 use crate::recipe::spec::Objective;
 
-/// Samples that whitening needs.
+/// Samples that whitening needs in a mini-batch.
 const WHITENED: u64 = 8;
 
 pub(super) const RULE: Rule = Rule {
     id: "mini-batch-divisible",
     severity: Severity::Error,
-    summary: "PPO's mini-batches do not divide what one device holds",
+    summary: "PPO's mini-batches do not divide the samples of one device",
     why: "PPO generates a batch and trains on it in `num_mini_batches` parts. Each device cuts its \
-own share, micro-batch × accumulation, so that must be a multiple of the number of parts, in \
-whatever world the recipe runs.",
+share, micro-batch × accumulation, so in every world that share must be a multiple of the number of \
+parts.",
     upstream: "TRL f2cd577, `experimental/ppo/ppo_trainer.py` (`exact_div`): raises when \
 per-device batch × accumulation is not a multiple of num_mini_batches, and asserts 8 samples in each \
 where `whiten_rewards` is on.",
@@ -45,7 +45,7 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
     if share.is_multiple_of(parts) && spec.generation.whiten_rewards && part < WHITENED {
         findings.at(
             &["generation.whiten_rewards", "generation.num_mini_batches"],
-            format!("{share} / {parts} = {part} samples of a device's mini-batch are too few to whiten rewards over, {WHITENED} are needed"),
+            format!("{share} / {parts} = {part} samples in a device's mini-batch are too few for whitening, which needs {WHITENED}"),
             "use fewer mini-batches or devices, or set `whiten_rewards` to false",
         );
     }

@@ -1,8 +1,8 @@
-//! The rules: what a recipe must satisfy before anything is started, one file each.
+//! The rules that a recipe must satisfy before a run starts, one file each.
 //!
-//! A rule is a value: its id, how serious it is, the page behind `evenkeel explain`, an example
-//! that breaks it and one that does not (a test runs both), and a pure check. Checks look at the
-//! recipe and at the [`Draft`] made from it, and never at each other.
+//! A rule is a value: its id, its severity, the page that `evenkeel explain` prints, an example
+//! that breaks it and one that satisfies it (a test runs both), and a pure check. Checks read the
+//! recipe and the [`Draft`] made from it, and never each other.
 
 mod page;
 
@@ -78,8 +78,8 @@ use crate::recipe::{Diagnostic, Dialect, Recipe, Severity, Spec};
 
 pub use page::page;
 
-/// The rules that are checked here.
-static OWN: &[&Rule] = &[
+/// Rules that the planner checks.
+static PLANNER_RULES: &[&Rule] = &[
     &auto_find_shrinks_batch::RULE,
     &batch_divisible::RULE,
     &batch_too_large::RULE,
@@ -132,61 +132,61 @@ static OWN: &[&Rule] = &[
     &warmup_exceeds_budget::RULE,
 ];
 
-/// Every rule, in the order of their ids.
+/// Every rule, ordered by id.
 pub static RULES: LazyLock<Vec<&'static Rule>> = LazyLock::new(|| {
-    let mut rules: Vec<&Rule> = OWN.iter().chain(reader::RULES).copied().collect();
+    let mut rules: Vec<&Rule> = PLANNER_RULES.iter().chain(reader::RULES).copied().collect();
     rules.sort_unstable_by_key(|rule| rule.id);
     rules
 });
 
-/// One rule.
+/// A rule, its documentation and its check.
 pub struct Rule {
     /// Kebab case, the argument of `evenkeel explain`.
     pub id: &'static str,
-    /// How serious its findings are at worst.
+    /// The worst severity of its findings.
     pub severity: Severity,
-    /// One line.
+    /// One line, for lists and pages.
     pub summary: &'static str,
-    /// What goes wrong otherwise.
+    /// The consequence of breaking it.
     pub why: &'static str,
-    /// What the upstream code does: file and revision.
+    /// The upstream behaviour, with file and revision.
     pub upstream: &'static str,
-    /// Breaks the rule.
+    /// A recipe that breaks the rule.
     pub wrong: Example,
-    /// Says the same and does not.
+    /// The same recipe, corrected.
     pub right: Example,
-    /// Who checks it, and how.
+    /// When it is checked, and by which function.
     pub check: Check,
 }
 
-/// A recipe with the flags that it is planned with.
+/// A recipe, with the flags to plan it.
 pub struct Example {
-    /// What follows `evenkeel plan recipe.yaml`.
+    /// Arguments after `evenkeel plan recipe.yaml`.
     pub flags: &'static str,
-    /// The file.
+    /// The text of the recipe's file.
     pub recipe: &'static str,
 }
 
-/// Who checks a rule.
+/// When a rule is checked.
 pub enum Check {
     /// The planner, for every plan.
     Plan(fn(&Case<'_>, &mut Findings<'_>)),
-    /// The planner, which warns: another trainer or another machine may run the plan. `launch`
+    /// The planner, as a warning, because another trainer or another machine may run the plan. `launch`
     /// refuses.
-    Foreseen(fn(&Case<'_>, &mut Findings<'_>)),
-    /// The reader, before there is anything to plan.
+    PlanWarning(fn(&Case<'_>, &mut Findings<'_>)),
+    /// The reader, before planning.
     Reader,
-    /// `launch`, since it is about the built-in trainer only.
+    /// `launch`, because the rule concerns only the built-in trainer.
     Trainer(fn(&Case<'_>, &mut Findings<'_>)),
 }
 
-/// What a rule looks at.
+/// The input of a check.
 pub struct Case<'a> {
-    /// The recipe.
+    /// The recipe, with the position of every value.
     pub recipe: &'a Recipe,
-    /// The world asked for.
+    /// The requested world, with its limits.
     pub request: &'a PlanRequest,
-    /// What follows from both.
+    /// The draft made from recipe and request.
     pub draft: &'a Draft,
 }
 
@@ -195,7 +195,7 @@ impl Case<'_> {
         &self.recipe.spec
     }
 
-    /// Who will run it.
+    /// The trainer that will run the plan.
     fn trainer(&self) -> Trainer {
         match self.spec().trainer.is_own() {
             true => Trainer::Own,
@@ -218,7 +218,7 @@ impl Case<'_> {
         ))
     }
 
-    /// Whether so many data-parallel ranks split the global batch exactly.
+    /// Whether this number of data-parallel ranks splits the global batch exactly.
     fn is_feasible(&self, ranks: u64) -> bool {
         let axes = model_parallel(&self.spec().parallel);
         axes.is_some_and(|axes| {
@@ -229,12 +229,12 @@ impl Case<'_> {
         })
     }
 
-    /// `1 GPU`, `8 GPUs`, or as many processes.
+    /// The count with its unit: `1 GPU`, `8 GPUs`, or processes.
     fn count(&self, count: u64) -> String {
         self.request.devices.count(count)
     }
 
-    /// The feasible counts nearest to the one asked for, two on each side: `4, 8 or 16 GPUs`.
+    /// The feasible counts nearest to the requested one, two on each side: `4, 8 or 16 GPUs`.
     fn feasible_near(&self) -> String {
         let counts = &self.draft.outline.feasible_gpu_counts;
         let above = counts.partition_point(|&count| count < self.request.gpus);
@@ -254,13 +254,13 @@ impl Case<'_> {
         format!("`{}`", self.recipe.key(path))
     }
 
-    /// An override that sets a key, as it is typed on the command line, in backquotes.
+    /// An override that sets a key, as on the command line, in backquotes.
     fn set(&self, path: &str, value: &str) -> String {
         format!("`{}={value}`", self.recipe.key(path))
     }
 }
 
-/// What a rule found.
+/// The findings of a rule.
 pub struct Findings<'a> {
     rule: &'static Rule,
     /// How serious a plain finding is in this plan.
@@ -270,12 +270,12 @@ pub struct Findings<'a> {
 }
 
 impl Findings<'_> {
-    /// A finding as serious as the rule, at the first of the paths that somebody wrote.
+    /// Adds a finding of the rule's severity, at the first of the paths that the recipe contains.
     fn at(&mut self, paths: &[&str], message: impl Into<String>, help: impl Into<String>) {
         self.add(self.severity, paths, message, help);
     }
 
-    /// A finding that is less serious than the rule at its worst.
+    /// Adds a finding below the rule's worst severity.
     fn add(
         &mut self,
         severity: Severity,
@@ -293,8 +293,8 @@ impl Findings<'_> {
     }
 }
 
-/// The check of every rule about files and engines, which nothing here knows: it reports what the
-/// caller's survey found that belongs to the rule.
+/// The check of rules about files and engines, which the planner cannot examine: reports the findings of
+/// the caller's survey for the rule.
 fn surveyed(case: &Case<'_>, findings: &mut Findings<'_>) {
     let rule = findings.rule.id;
     for flaw in case.request.flaws.iter().filter(|flaw| flaw.rule == rule) {
@@ -308,19 +308,19 @@ pub fn find(id: &str) -> Option<&'static Rule> {
     RULES.iter().copied().find(|rule| rule.id == id)
 }
 
-/// Everything that the rules have to say.
+/// The findings of all rules.
 pub fn check(recipe: &Recipe, request: &PlanRequest, draft: &Draft) -> Vec<Diagnostic> {
     let case = Case {
         recipe,
         request,
         draft,
     };
-    let rules = OWN.iter().copied();
+    let rules = PLANNER_RULES.iter().copied();
     rules.flat_map(|rule| judge(rule, &case)).collect()
 }
 
-/// Whether another trainer will run it: the user's own, or the only one that can where a recipe names
-/// neither a model nor data, since its script or the recipe beside it does.
+/// Whether another trainer will run the plan: an external trainer, or the only possible one if the recipe
+/// names neither a model nor data, because its script or another recipe does.
 fn is_for_another_trainer(case: &Case<'_>) -> bool {
     let spec = case.spec();
     match case.recipe.dialect {
@@ -331,14 +331,14 @@ fn is_for_another_trainer(case: &Case<'_>) -> bool {
     }
 }
 
-/// What one rule has to say; nothing where it is not this plan's business.
+/// The findings of one rule; empty if the rule does not apply to the plan.
 fn judge(rule: &'static Rule, case: &Case<'_>) -> Vec<Diagnostic> {
     let launched = case.trainer() == Trainer::BuiltIn;
     let (check, severity) = match rule.check {
         Check::Plan(check) => (check, rule.severity),
-        Check::Foreseen(check) if launched => (check, rule.severity),
-        Check::Foreseen(_) if is_for_another_trainer(case) => return Vec::new(),
-        Check::Foreseen(check) => (check, rule.severity.max(Severity::Warning)),
+        Check::PlanWarning(check) if launched => (check, rule.severity),
+        Check::PlanWarning(_) if is_for_another_trainer(case) => return Vec::new(),
+        Check::PlanWarning(check) => (check, rule.severity.max(Severity::Warning)),
         Check::Trainer(check) if launched => (check, rule.severity),
         Check::Trainer(_) | Check::Reader => return Vec::new(),
     };

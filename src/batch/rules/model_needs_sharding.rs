@@ -10,16 +10,16 @@ pub(super) const RULE: Rule = Rule {
     id: "model-needs-sharding",
     severity: Severity::Error,
     summary: "weights, gradients and optimiser states, or a single sample, do not fit into a device",
-    why: "Training in full takes about 16 bytes a parameter before the first activation: 7B \
-parameters are 108 GiB. Where that does not fit, it has to be spread: FSDP or ZeRO-3 divide all of \
-it by the data-parallel ranks, adapters leave most of it out. It is an error when the states alone \
-are too large, and a warning when only the activations of a single sample are, since that part of \
-the estimate depends most on the implementation. A recipe of another dialect that does not say how \
-it is sharded (the alignment-handbook's say it in the accelerate config that they are launched \
-with) is only warned, as long as it would fit with everything sharded: the estimate counts everything \
-on every device, which may not be meant. Nothing is offloaded to the host in any estimate. Where the \
-devices' memory is not known, nothing is said: give `--device-memory`.",
-    upstream: "ZeRO (arXiv 1910.02054, section 3.1) for the 16 bytes. Upstream starts and ends in an \
+    why: "Full training takes about 16 bytes a parameter before the first activation: 7B \
+parameters are 108 GiB. If that does not fit, it must be sharded: FSDP or ZeRO-3 divide all of \
+it by the data-parallel ranks; adapters avoid most of it. States that are too large are an error. \
+Activations of a single sample that are too large are a warning, because that part of \
+the estimate depends most on the implementation. Some recipes of other dialects do not state their \
+sharding (the alignment-handbook's state it in the accelerate config that they are launched with). They \
+get only a warning as long as the model would fit fully sharded: the estimate counts everything on every \
+device, which may not be intended. No estimate offloads to the host. If the devices' memory is not known, \
+the rule checks nothing: give `--device-memory`.",
+    upstream: "ZeRO (arXiv 1910.02054, section 3.1) for the 16 bytes. Upstream starts and fails with an \
 out-of-memory error.",
     wrong: Example {
         flags: "--gpus 8 --device-memory 80GB",
@@ -47,14 +47,14 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
     let sharded_spec = sharded(case.spec());
     let sharded = memory.with(&sharded_spec);
     let states_fit = memory.states_fit(ranks);
-    // The recipe is of another dialect, which says how it is sharded elsewhere.
+    // A recipe in another dialect may state its sharding elsewhere.
     let unstated = case.recipe.dialect != Dialect::Native
         && case.recipe.span("parallel.strategy").is_none()
         && case.spec().parallel.strategy == Strategy::Ddp;
     let mut ways = Vec::new();
     if unstated && sharded.states_fit(ranks) {
         ways.push(
-            "say how it is sharded, `--accelerate FILE` or `evenkeel.parallel.strategy=fsdp`"
+            "state its sharding, `--accelerate FILE` or `evenkeel.parallel.strategy=fsdp`"
                 .to_owned(),
         );
     }
@@ -62,10 +62,10 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
     ways.extend(how_to_save(case, &memory, ranks));
     let help = ways.join(", or ");
     let paths = ["parallel.strategy", "model.path", "model.config"];
-    let room = format!("{} of {} can be used", memory.usable(), memory.available());
+    let limit = format!("{} of {} can be used", memory.usable(), memory.available());
     if states_fit {
         let need = memory.needed(ranks, 1);
-        let message = format!("a single sample needs about {need} a device, {room}");
+        let message = format!("a single sample needs about {need} per device; {limit}");
         findings.add(Severity::Warning, &paths, message, help);
         return;
     }
@@ -74,24 +74,23 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
         let need = memory.states(ranks);
         findings.at(
             &paths,
-            format!("{what} need about {need} a device, {room}"),
+            format!("{what} need about {need} per device; {limit}"),
             help,
         );
     } else if sharded.states_fit(ranks) {
         let need = memory.states(ranks);
-        let message =
-            format!("with everything on every device, {what} need about {need} a device, {room}");
+        let message = format!("unsharded, {what} need about {need} per device; {limit}");
         findings.add(Severity::Warning, &paths, message, help);
     } else {
         let need = sharded.states(ranks);
         let over = case.count(case.request.gpus);
         let message =
-            format!("even sharded over {over}, {what} need about {need} a device, {room}");
+            format!("even sharded over {over}, {what} need about {need} per device; {limit}");
         findings.at(&paths, message, help);
     }
 }
 
-/// The recipe with everything sharded over all data-parallel ranks.
+/// The recipe, fully sharded over all data-parallel ranks.
 fn sharded(spec: &Spec) -> Spec {
     let mut spec = spec.clone();
     spec.parallel.strategy = Strategy::Fsdp;
@@ -99,7 +98,7 @@ fn sharded(spec: &Spec) -> Spec {
     spec
 }
 
-/// Over how many devices it would fit with everything sharded.
+/// The number of devices on which it fits fully sharded, as a way out.
 fn how_to_shard(case: &Case<'_>, sharded: &Device<'_>, ranks: u64) -> String {
     let axes = (case.request.gpus / ranks.max(1)).max(1);
     let enough = (1..=MOST_GPUS / axes)
@@ -116,7 +115,7 @@ fn how_to_shard(case: &Case<'_>, sharded: &Device<'_>, ranks: u64) -> String {
     }
 }
 
-/// What would make room on the same devices, where it would make enough.
+/// Changes that make it fit on the same devices.
 fn how_to_save(case: &Case<'_>, memory: &Device<'_>, ranks: u64) -> Vec<String> {
     let fits = |change: fn(&mut Model)| {
         let mut spec = case.spec().clone();
@@ -141,7 +140,7 @@ mod tests {
     use crate::recipe::spec::Strategy;
 
     #[test]
-    fn seven_billion_parameters_do_not_fit_whole() {
+    fn seven_billion_parameters_do_not_fit_unsharded() {
         let mut recipe = seven_billion();
         recipe.spec.parallel.strategy = Strategy::Ddp;
         let of = |recipe: &crate::recipe::Recipe, gpus, gb: u64| {
@@ -171,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn a_dialect_that_does_not_say_how_it_shards_is_only_warned() {
+    fn a_dialect_without_stated_sharding_only_gets_a_warning() {
         let mut recipe = seven_billion();
         recipe.dialect = crate::recipe::Dialect::HandbookTrl;
         recipe.spec.parallel.strategy = Strategy::Ddp;
@@ -182,13 +181,13 @@ mod tests {
         let found = only("model-needs-sharding", &recipe, &request);
         assert_eq!(found[0].severity, Severity::Warning);
         assert!(found[0].help.contains("--accelerate"));
-        // Going down would not help: the recipe's micro-batch stays.
+        // A smaller micro-batch would not help, so the plan keeps the recipe's.
         let plan = crate::batch::plan(&recipe, &request).unwrap();
         assert_eq!(plan.proof, "8 × 16 × 1 = 128");
     }
 
     #[test]
-    fn what_fits_in_no_way_is_refused_however_it_is_sharded() {
+    fn a_model_that_fits_under_no_sharding_is_refused() {
         let mut recipe = seven_billion();
         recipe.dialect = crate::recipe::Dialect::HandbookTrl;
         recipe.spec.parallel.strategy = Strategy::Ddp;
@@ -206,10 +205,10 @@ mod tests {
             let message = &found[0].message;
             assert!(message.starts_with("even sharded over"), "{message}");
             assert!(
-                message.contains(" TiB a device, 67.1 GiB of 74.5 GiB"),
+                message.contains(" TiB per device; 67.1 GiB of 74.5 GiB"),
                 "{message}"
             );
-            // What would not help is not proposed.
+            // The help proposes only what helps.
             assert_eq!(
                 found[0].help,
                 "use larger devices, or split the model (tensor, pipeline)"
@@ -232,7 +231,7 @@ mod tests {
         assert_eq!(found[0].severity, Severity::Warning);
         let message = &found[0].message;
         assert!(message.starts_with("a single sample needs"), "{message}");
-        // One sample, whatever the recipe's micro-batch is.
+        // The finding is about one sample, whatever the recipe's micro-batch.
         recipe.spec.batch.micro = Some(1);
         let one = only("model-needs-sharding", &recipe, &request);
         assert_eq!(&one[0].message, message);

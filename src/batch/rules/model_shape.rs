@@ -1,4 +1,4 @@
-//! `model-shape`: the model's sizes fit together.
+//! `model-shape`: the model's sizes are consistent.
 
 use super::{Check, Example, Rule, surveyed};
 use crate::recipe::Severity;
@@ -6,12 +6,12 @@ use crate::recipe::Severity;
 pub(super) const RULE: Rule = Rule {
     id: "model-shape",
     severity: Severity::Error,
-    summary: "the model's sizes are no shape that could be computed",
+    summary: "the model's sizes are inconsistent",
     why: "The sizes of the recipe's `model.config`, or of the `config.json` in the model's directory, must \
-be a model: none of them 0 or beyond what any machine holds, the heads dividing the width, the \
-key-value heads dividing the heads, an even width of a head for RoPE.",
+describe a model: none of them is 0 or beyond the memory of any machine, the heads divide the width, the \
+key-value heads divide the heads, and the width of a head is even, for RoPE.",
     upstream: "transformers 5.23.0, `modeling_llama.py` and `configuration_llama.py`: raises on heads that do \
-not divide the width, divides by 0, or fails in the first forward pass on the others.",
+not divide the width, divides by 0, or fails in the first forward pass on the other errors.",
     wrong: Example {
         flags: "--gpus 4",
         recipe: native!(
@@ -33,7 +33,7 @@ mod tests {
     use crate::recipe::Severity::Error;
 
     #[test]
-    fn a_shape_that_does_not_fit_is_refused_for_everybody() {
+    fn an_inconsistent_shape_is_refused_for_every_trainer() {
         assert_eq!(reported("model-shape"), [vec![Error], vec![Error]]);
     }
 }

@@ -1,4 +1,4 @@
-//! `norm-test-never-grows`: η lets the test fail.
+//! `norm-test-never-grows`: η is below 1, so that the test can fail.
 
 use super::{Case, Check, Example, Findings, Rule};
 use crate::recipe::Severity;
@@ -8,9 +8,9 @@ pub(super) const RULE: Rule = Rule {
     id: "norm-test-never-grows",
     severity: Severity::Warning,
     summary: "with η of 1 or more the norm test never fails",
-    why: "The test fails, and the batch grows, when the share of noise in the gradient's squared \
-norm is above η². That share is at most 1, so a test with η ≥ 1 always passes and the batch stays \
-as it is. Useful values lie between 0.05 and 0.5; the batch settles where η² = noise scale / (noise \
+    why: "The test fails, and the batch grows, if the share of noise in the gradient's squared \
+norm is above η². That share is at most 1, so a test with η ≥ 1 always passes and the batch never \
+grows. Useful values are between 0.05 and 0.5. The batch settles where η² = noise scale / (noise \
 scale + batch).",
     upstream: "arXiv 2412.21124: η in (0, 1).",
     wrong: Example {

@@ -1,4 +1,4 @@
-//! `one-group`: a variance needs at least two groups.
+//! `one-group`: the norm test has at least two groups.
 
 use super::{Case, Check, Example, Findings, Rule};
 use crate::recipe::Severity;
@@ -7,11 +7,11 @@ use crate::recipe::spec::{BatchSchedule, Estimator, Groups};
 pub(super) const RULE: Rule = Rule {
     id: "one-group",
     severity: Severity::Error,
-    summary: "the norm test has a single group to compare",
-    why: "The variance of the gradient is estimated from the differences between groups: all \
-micro-batches of all workers, or the workers themselves. One group differs from nothing, so a run \
+    summary: "the norm test has only one group",
+    why: "The norm test estimates the variance of the gradient from the differences between groups: all \
+micro-batches of all workers, or the workers themselves. A single group has no variance. A run \
 with a single worker and `groups: workers` (or `estimator: paper`), or with a single micro-batch a \
-step, has no estimate, and the batch would silently stay as it is.",
+step, has no estimate, and the batch silently never grows.",
     upstream: "arXiv 2412.21124: the variance over J workers; norm-test code that \
 divides by J − 1 fails at J = 1.",
     wrong: Example {

@@ -7,10 +7,9 @@ pub(super) const RULE: Rule = Rule {
     id: "one-machine",
     severity: Severity::Error,
     summary: "upstream trains on the GPUs of one machine only",
-    why: "direct-preference-optimization starts its processes itself, one for every GPU that it sees on \
-the machine it runs on. On two machines it would train twice, each time on its own GPUs and with its own \
-model, and no process would know of the other half. Plan for one machine; Evenkeel's own trainer takes \
-the recipe to several once it is written in the native form.",
+    why: "direct-preference-optimization starts one process for every GPU that it sees on its machine. On \
+two machines it would train two separate models, each on one machine's GPUs. Plan for one machine; \
+Evenkeel's built-in trainer runs the recipe on several after conversion to the native form.",
     upstream: "direct-preference-optimization f8b8c0f, `train.py` (`main`): world_size = \
 torch.cuda.device_count(), processes of one `mp.spawn`.",
     wrong: Example {
@@ -35,7 +34,7 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
         &["parallel.strategy", "parallel.one_process"],
         format!(
             "upstream starts a process for every GPU of one machine: {nodes} machines would train \
-             {nodes} times, on {} each",
+             {nodes} separate models, on {} each",
             case.count(case.request.gpus / nodes)
         ),
         format!("plan for one: `--gpus {}`", case.request.gpus / nodes),
@@ -49,7 +48,7 @@ mod tests {
     use crate::recipe::Dialect;
 
     #[test]
-    fn several_machines_are_refused_where_upstream_sees_one() {
+    fn several_machines_are_refused_where_upstream_uses_one() {
         let mut recipe = recipe();
         recipe.dialect = Dialect::Dpo;
         let of = |recipe: &crate::recipe::Recipe, nodes| {
@@ -63,7 +62,7 @@ mod tests {
         assert_eq!(
             of(&recipe, Some(2))[0].message,
             "upstream starts a process for every GPU of one machine: 2 machines would train 2 \
-             times, on 8 GPUs each"
+             separate models, on 8 GPUs each"
         );
         recipe.dialect = Dialect::Halos;
         assert!(of(&recipe, Some(2)).is_empty());

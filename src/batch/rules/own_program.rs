@@ -1,4 +1,4 @@
-//! `own-program`: what makes the user's own program train on another batch than planned.
+//! `own-program`: an external trainer trains with the planned batch.
 
 use super::{Case, Check, Example, Findings, Rule};
 use crate::recipe::emit::{self, Numbers};
@@ -8,15 +8,15 @@ use crate::recipe::{Severity, own_command, placeholder};
 pub(super) const RULE: Rule = Rule {
     id: "own-program",
     severity: Severity::Error,
-    summary: "a program of your own would train on another batch than the plan's",
-    why: "Evenkeel starts the program once for every device and gives it the plan's numbers, in every \
-world anew. A number that the command types itself stays as it is when the world changes; a launcher in \
-front of the program starts a process for every device again; upstream's batch finder lowers the \
-per-device batch and tells nobody; and ranks that run unequal shares, or a batch that grows, are things \
-that only the built-in trainer can do. Each of them is another global batch, silently.",
+    summary: "an external trainer would train with another batch than planned",
+    why: "Evenkeel starts an external trainer once for every device and passes the plan's numbers in every \
+world. Four things would silently change the global batch: a number in the command, which does not \
+follow the world; a launcher in the command, which starts a process for every device again; upstream's \
+batch finder, which lowers the per-device batch; and unequal shares or a growing batch, which only the \
+built-in trainer supports.",
     upstream: "torch 2.9 `distributed/run.py` and accelerate 16cb6eb `commands/launch.py` start \
-processes of their own. accelerate 16cb6eb, `utils/memory.py` (`find_executable_batch_size`). \
-DistributedDataParallel averages over ranks, whatever their shares are.",
+their own processes. accelerate 16cb6eb, `utils/memory.py` (`find_executable_batch_size`). \
+DistributedDataParallel averages over ranks, whatever their shares.",
     wrong: Example {
         flags: "--gpus 8",
         recipe: native!(
@@ -34,13 +34,13 @@ DistributedDataParallel averages over ranks, whatever their shares are.",
     check: Check::Plan(check),
 };
 
-/// Numbers that are others in another world, and what to write in their place.
+/// Keys whose values depend on the world, and their placeholders.
 const OF_A_WORLD: [(&str, &str); 2] = [
     ("batch.micro", "{per_device_batch_size}"),
     ("batch.accumulation", "{gradient_accumulation_steps}"),
 ];
 
-/// What stands for the micro-batch in a command.
+/// The placeholder of the micro-batch.
 const PER_DEVICE: &str = "per_device_batch_size";
 
 /// TrainingArguments' switch for upstream's batch finder.
@@ -59,34 +59,34 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
     if let Some(launcher) = own_command::launcher(command) {
         findings.at(
             &at,
-            format!("`{launcher}` starts a process for every device, and so does evenkeel"),
-            "give what it would start, as `-- python train.py …`",
+            format!("`{launcher}` starts a process for every device, but so does evenkeel"),
+            "give the command that it would start, as `-- python train.py …`",
         );
     }
     if spec.schedule != BatchSchedule::Constant {
         findings.at(
             &["schedule"],
             format!(
-                "the batch of a program of your own stays as it is, and {} wants to change it",
+                "an external trainer keeps a constant batch; {} changes it",
                 case.key("schedule")
             ),
-            "leave it out, or use the built-in trainer",
+            "remove it, or use the built-in trainer",
         );
     }
     if spec.batch.auto_find || own_command::switches_on(command, FINDER) {
         findings.at(
             &["batch.auto_find", "trainer.command"],
             format!(
-                "`{FINDER}` lowers the per-device batch inside the program and leaves accumulation"
+                "`{FINDER}` lowers the per-device batch inside the program and keeps accumulation"
             ),
-            "leave it out: when memory runs out, evenkeel starts the program again with a smaller \
+            "remove it: after an out-of-memory error, evenkeel restarts the program with a smaller \
              per-device batch and more accumulation",
         );
     }
     check_split(case, findings);
 }
 
-/// What can only be said of a plan that has numbers.
+/// Checks that need a plan with numbers.
 fn check_split(case: &Case<'_>, findings: &mut Findings<'_>) {
     let Some(split) = case.draft.split else {
         return;
@@ -95,7 +95,7 @@ fn check_split(case: &Case<'_>, findings: &mut Findings<'_>) {
         findings.at(
             &["batch.remainder"],
             format!(
-                "micro-batches are dealt unevenly, {}, which only the built-in trainer can do",
+                "micro-batches are dealt unevenly, {}, which only the built-in trainer supports",
                 split.proof()
             ),
             format!("use {}", case.feasible_near()),
@@ -110,8 +110,8 @@ fn check_split(case: &Case<'_>, findings: &mut Findings<'_>) {
     let mut refuse = |word: String, why: String, instead: &str| {
         findings.at(
             &["trainer.command"],
-            format!("the command says `{word}` itself, {why}"),
-            format!("write `{instead}` in its place"),
+            format!("the command sets `{word}`, {why}"),
+            format!("write `{instead}` instead"),
         );
     };
     let splits = emit::splits_batches(recipe);
@@ -119,18 +119,14 @@ fn check_split(case: &Case<'_>, findings: &mut Findings<'_>) {
         let instead = if splits { "{args}" } else { instead };
         for key in emit::spellings(recipe, path) {
             if let Some((word, _)) = typed(key) {
-                refuse(
-                    word,
-                    "which would stay the same in every world".into(),
-                    instead,
-                );
+                refuse(word, "which does not follow the world".into(), instead);
             }
         }
     }
     if splits && placeholder::is_used(command, PER_DEVICE) {
         refuse(
             format!("{{{PER_DEVICE}}}"),
-            "one device's share, where `split_batches` takes what all devices take together".into(),
+            "the share of one device, but `split_batches` takes the batch of all devices".into(),
             "{args}",
         );
     }
@@ -149,14 +145,12 @@ fn check_split(case: &Case<'_>, findings: &mut Findings<'_>) {
         }
         match typed(key) {
             Some((word, value)) if value != planned => {
-                refuse(word, format!("where the plan has {planned}"), "{args}");
+                refuse(word, format!("but the plan has {planned}"), "{args}");
             }
-            // Of one accumulation step: another one in another world.
-            Some((word, _)) if planned != numbers.global => refuse(
-                word,
-                "which would stay the same in every world".into(),
-                "{args}",
-            ),
+            // The batch of one accumulation step changes with the world.
+            Some((word, _)) if planned != numbers.global => {
+                refuse(word, "which does not follow the world".into(), "{args}")
+            }
             _ => {}
         }
     }
@@ -170,7 +164,7 @@ mod tests {
 
     const TRAINER: &str = "per_device_train_batch_size: 8\ngradient_accumulation_steps: 2\n";
 
-    /// A recipe of transformers' kind for two devices, with this command.
+    /// A `TrainingArguments` recipe for two devices, with this command.
     fn with(command: &[&str], more: &str) -> Recipe {
         let text = format!("{TRAINER}{more}evenkeel: {{objective: sft, batch: {{gpus: 2}}}}\n");
         let request = Request {
@@ -187,22 +181,22 @@ mod tests {
         found.into_iter().map(|d| d.message).collect()
     }
 
-    fn said(command: &[&str]) -> Vec<String> {
+    fn messages(command: &[&str]) -> Vec<String> {
         found(&with(command, ""), 2)
     }
 
     #[test]
-    fn numbers_that_the_command_types_are_refused_wherever_they_stand() {
-        assert!(said(&["sh", "train.sh", "{args}"]).is_empty());
+    fn numbers_in_the_command_are_refused_at_any_position() {
+        assert!(messages(&["sh", "train.sh", "{args}"]).is_empty());
         assert!(
-            said(&[
+            messages(&[
                 "train",
                 "--per_device_train_batch_size",
                 "{per_device_batch_size}"
             ])
             .is_empty()
         );
-        let same = "which would stay the same in every world";
+        let same = "which does not follow the world";
         for (command, word) in [
             (
                 &["train", "--per_device_train_batch_size", "8"][..],
@@ -216,7 +210,7 @@ mod tests {
                 &["train", "--per_gpu_train_batch_size=8"],
                 "--per_gpu_train_batch_size=8",
             ),
-            // As argparse takes it.
+            // Abbreviations, as argparse accepts them.
             (
                 &["train", "{args}", "--per-device-train-b", "3"],
                 "--per-device-train-b",
@@ -231,33 +225,36 @@ mod tests {
             ),
         ] {
             assert_eq!(
-                said(command),
-                [format!("the command says `{word}` itself, {same}")]
+                messages(command),
+                [format!("the command sets `{word}`, {same}")]
             );
         }
     }
 
     #[test]
-    fn batch_finders_launchers_and_slips_are_refused() {
-        let finder = said(&["train", "{args}", "--auto_find_batch_size"]);
+    fn batch_finders_launchers_and_misspelt_placeholders_are_refused() {
+        let finder = messages(&["train", "{args}", "--auto_find_batch_size"]);
         assert!(
             finder[0].starts_with("`auto_find_batch_size` lowers"),
             "{finder:?}"
         );
         let recipe = with(&["train", "{args}"], "auto_find_batch_size: true\n");
         assert_eq!(found(&recipe, 2), finder);
-        assert!(said(&["train", "{args}", "--auto_find_batch_size", "false"]).is_empty());
-        assert_eq!(said(&["train", "{args}", "--auto_find_batch", "1"]), finder);
-        let launcher = said(&["/usr/bin/torchrun", "train.py", "{args}"]);
+        assert!(messages(&["train", "{args}", "--auto_find_batch_size", "false"]).is_empty());
+        assert_eq!(
+            messages(&["train", "{args}", "--auto_find_batch", "1"]),
+            finder
+        );
+        let launcher = messages(&["/usr/bin/torchrun", "train.py", "{args}"]);
         assert_eq!(
             launcher,
-            ["`torchrun` starts a process for every device, and so does evenkeel"]
+            ["`torchrun` starts a process for every device, but so does evenkeel"]
         );
         let split = "accelerator_config: {split_batches: true}\n";
         let command = ["train", "--batch", "{per_device_batch_size}"];
-        assert!(found(&with(&command, split), 2)[0].contains("one device's share"));
+        assert!(found(&with(&command, split), 2)[0].contains("the share of one device"));
         assert!(found(&with(&["train", "{args}"], split), 2).is_empty());
-        let slip = said(&["train", "{arg}"]);
+        let slip = messages(&["train", "{arg}"]);
         assert_eq!(
             slip,
             ["`trainer.command` has `{arg}`; did you mean `{args}`?"]
@@ -265,20 +262,20 @@ mod tests {
     }
 
     #[test]
-    fn what_only_the_built_in_trainer_can_do_is_refused_of_another() {
+    fn features_of_the_built_in_trainer_are_refused_for_an_external_one() {
         let mut uneven = with(&["train", "{args}"], "");
         uneven.spec.batch.remainder = crate::recipe::spec::Remainder::Uneven;
         assert!(found(&uneven, 2).is_empty());
-        assert!(found(&uneven, 3)[0].contains("only the built-in trainer can do"));
+        assert!(found(&uneven, 3)[0].contains("only the built-in trainer supports"));
         let mut grows = norm_test(|_| {});
         assert!(found(&grows, 2).is_empty());
         grows.spec.trainer.command = vec!["train".to_owned()];
-        assert!(found(&grows, 2)[0].contains("wants to change it"));
+        assert!(found(&grows, 2)[0].ends_with("changes it"));
         assert!(found(&recipe(), 2).is_empty());
     }
 
     #[test]
-    fn a_hydra_tree_may_be_told_its_own_global_batch_and_no_other() {
+    fn a_hydra_command_may_set_only_the_planned_global_batch() {
         let Some(corpus) = corpus::root() else { return };
         let tree = "eric-mitchell__direct-preference-optimization/f8b8c0f49d/config";
         let over = [
@@ -295,15 +292,15 @@ mod tests {
             ..Request::default()
         };
         let mut recipe = recipe::read(&request).unwrap();
-        let mut said = |word: &str| {
+        let mut messages = |word: &str| {
             recipe.spec.trainer.command = vec!["train".to_owned(), word.to_owned()];
             found(&recipe, 2)
         };
-        assert!(said("batch_size=64").is_empty());
+        assert!(messages("batch_size=64").is_empty());
         assert_eq!(
-            said("++batch_size=32"),
-            ["the command says `++batch_size=32` itself, where the plan has 64"]
+            messages("++batch_size=32"),
+            ["the command sets `++batch_size=32`, but the plan has 64"]
         );
-        assert!(said("gradient_accumulation_steps=2")[0].contains("in every world"));
+        assert!(messages("gradient_accumulation_steps=2")[0].contains("does not follow the world"));
     }
 }

@@ -1,8 +1,8 @@
-//! The page behind `evenkeel explain`, and the same as a file under `docs/rules/`.
+//! The page that `evenkeel explain` prints and that `docs/rules/` contains.
 
 use super::{Check, Example, Rule};
 
-/// Columns of a line of prose.
+/// Columns of a line of text.
 const WIDTH: usize = 92;
 
 /// A rule's page, Markdown.
@@ -10,7 +10,7 @@ pub fn page(rule: &Rule) -> String {
     let (who, command) = match rule.check {
         Check::Reader => ("checked when the recipe is read", "plan"),
         Check::Plan(_) => ("checked for every plan", "plan"),
-        Check::Foreseen(_) => ("an error for `launch`, a warning in every plan", "plan"),
+        Check::PlanWarning(_) => ("an error for `launch`, a warning in every plan", "plan"),
         Check::Trainer(_) => ("checked by `launch`, for the built-in trainer", "launch"),
     };
     let mut page = format!("# {}\n\n", rule.id);
@@ -22,9 +22,9 @@ pub fn page(rule: &Rule) -> String {
     }
     page += "\n## Upstream\n\n";
     page += &wrap(rule.upstream);
-    page += "\n## Trips it\n\n";
+    page += "\n## Breaks the rule\n\n";
     page += &example(&rule.wrong, command);
-    page += "\n## Does not\n\n";
+    page += "\n## Satisfies it\n\n";
     page += &example(&rule.right, command);
     page
 }
@@ -34,10 +34,10 @@ pub fn page(rule: &Rule) -> String {
 pub(super) fn index(rules: &[&Rule]) -> String {
     let mut index = "# Rules\n\n".to_owned();
     index += &wrap(
-        "What a recipe must satisfy before anything is started. `evenkeel explain RULE` prints the \
-         same pages. They name keys as native recipes do; in upstream dialects these are typed \
-         below the key `evenkeel`, as `evenkeel.batch.micro=4`, where upstream has none of its own. \
-         They are generated: change the rules in `src/batch/rules/` and run the tests \
+        "A recipe must satisfy these rules before Evenkeel starts a run. `evenkeel explain RULE` \
+         prints the same pages. They name keys as native recipes do. In upstream dialects these \
+         keys are below the key `evenkeel`, as `evenkeel.batch.micro=4`, if upstream has no such key. \
+         The pages are generated: change the rules in `src/batch/rules/` and run the tests \
          with `UPDATE=1`.",
     );
     index += "\n| rule | | |\n|---|---|---|\n";

@@ -1,4 +1,4 @@
-//! `paper-eta-out-of-reach`: the printed estimator can ask for more than the base batch.
+//! `paper-eta-out-of-reach`: the paper's estimator can ask for more than the base batch.
 
 use super::{Case, Check, Example, Findings, Rule};
 use crate::recipe::Severity;
@@ -7,11 +7,12 @@ use crate::recipe::spec::{BatchSchedule, Estimator};
 pub(super) const RULE: Rule = Rule {
     id: "paper-eta-out-of-reach",
     severity: Severity::Warning,
-    summary: "with so few workers the printed test rarely asks for more than the base batch",
+    summary: "with few workers the paper's test rarely asks for more than the base batch",
     why: "The test as printed divides the variance between J workers' gradients by ‖ḡ‖², the squared norm \
-of their mean ḡ, and with b samples a step misses the factor b/(J−1). Where gradients are pure noise, T·η² is about J − 1 on average, whatever the batch: with 4 \
-workers and η 0.2 the test asks for about 75 samples. A base batch above that grows only by chance. \
-The paper's η can therefore not be carried over to another J or b: η_unbiased = η_paper·√(b/(J−1)).",
+of their mean ḡ. With b samples a step it lacks the factor b/(J−1). For pure-noise gradients, T·η² is \
+about J − 1 on average, whatever the batch: with 4 workers and η 0.2 the test asks for about 75 samples. A \
+larger base batch grows only by chance. So the paper's η is not valid for another J or b: \
+η_unbiased = η_paper·√(b/(J−1)).",
     upstream: "arXiv 2412.21124, the test as printed.",
     wrong: Example {
         flags: "--gpus 4",
@@ -63,7 +64,7 @@ mod tests {
     use crate::recipe::spec::Estimator;
 
     #[test]
-    fn the_papers_own_setting_is_out_of_reach() {
+    fn the_papers_setting_is_out_of_reach() {
         let of = |eta| {
             let mut recipe = norm_test(|test| (test.eta, test.estimator) = (eta, Estimator::Paper));
             recipe.spec.batch.global = Some(256);

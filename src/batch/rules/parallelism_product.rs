@@ -1,4 +1,4 @@
-//! `parallelism-product`: the sizes of all axes multiply to the number of devices.
+//! `parallelism-product`: the product of all parallel sizes is the number of devices.
 
 use super::{Case, Check, Example, Findings, Rule};
 use crate::batch::arithmetic::product;
@@ -8,15 +8,15 @@ use crate::recipe::{Dialect, Severity};
 pub(super) const RULE: Rule = Rule {
     id: "parallelism-product",
     severity: Severity::Error,
-    summary: "tensor, pipeline, context, sequence and data-parallel sizes do not multiply to the devices",
+    summary: "tensor, pipeline, context, sequence and data-parallel sizes do not multiply to the number of devices",
     why: "A device belongs to exactly one rank of every axis, so the number of devices is the \
-product of all sizes, and the data-parallel size is what is left when the others are divided out. \
-A remainder means devices without work or a world that cannot be built.",
+product of all sizes. The data-parallel size is the number of devices divided by the other sizes. \
+A remainder means idle devices or a world that cannot be built.",
     upstream: "accelerate 16cb6eb, `parallelism_config.py` (`_validate_accelerator`): raises when \
 dp_replicate × dp_shard × tp × cp × sp is not num_processes (not with DeepSpeed's sequence \
-parallelism), and on combinations of axes that do not go together; `utils/launch.py`: num_processes // \
-num_machines on each machine, the remainder is lost. transformers 5.23.0, `trainer.py`: world // \
-(tp × cp × sp), floored, and pipeline stages are not divided out.",
+parallelism), and on combinations of axes that exclude each other; `utils/launch.py`: num_processes // \
+num_machines on each machine, without the remainder. transformers 5.23.0, `trainer.py`: world // \
+(tp × cp × sp), floored, not divided by pipeline stages.",
     wrong: Example {
         flags: "--gpus 6",
         recipe: native!("  batch: {global: 128, micro: 4}\n  parallel: {tensor: 4}\n"),
@@ -48,7 +48,7 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
         .collect();
     let sizes = sizes.join(" × ");
     let Some(one_copy) = model_parallel(parallel) else {
-        let message = format!("{sizes} is not a number of devices that can be had");
+        let message = format!("{sizes} is not a valid number of devices");
         findings.at(&paths, message, "use smaller sizes, from 1");
         return;
     };
@@ -88,7 +88,7 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
     }
 }
 
-/// Axes that accelerate does not combine.
+/// Refuses the combinations of axes that accelerate refuses.
 fn check_combinations(case: &Case<'_>, findings: &mut Findings<'_>) {
     let parallel = &case.spec().parallel;
     if parallel.context > 1 && parallel.sequence > 1 {
@@ -106,19 +106,19 @@ fn check_combinations(case: &Case<'_>, findings: &mut Findings<'_>) {
     if split && replicas > 1 && parallel.data_shard.unwrap_or(1) == 1 {
         findings.at(
             &["parallel.data_replicate"],
-            format!("{replicas} replicas that are not sharded do not go with tensor or context parallelism"),
+            format!("{replicas} unsharded replicas cannot be combined with tensor or context parallelism"),
             format!("shard them: give {} instead", case.key("parallel.data_shard")),
         );
     }
 }
 
-/// Replicas and shards that a recipe states, against the GPUs that it states.
+/// Checks stated replicas and shards against the stated GPUs.
 fn check_data_parallel(case: &Case<'_>, findings: &mut Findings<'_>) {
     let parallel = &case.spec().parallel;
     if parallel.data_replicate.is_none() && parallel.data_shard.is_none() {
         return;
     }
-    // DeepSpeed makes the groups of its sequence parallelism itself, and accelerate does not check.
+    // DeepSpeed creates the groups of its sequence parallelism, and accelerate does not check them.
     if parallel.sequence > 1 && case.recipe.dialect != Dialect::Native {
         return;
     }
@@ -191,7 +191,11 @@ mod tests {
         (parallel.tensor, parallel.pipeline) = (1 << 20, 1 << 20);
         (parallel.context, parallel.sequence) = (1 << 20, 1 << 20);
         let found = only("parallelism-product", &recipe, &PlanRequest::gpus(8));
-        assert!(found[0].message.contains("not a number of devices"));
+        assert!(
+            found[0]
+                .message
+                .contains("is not a valid number of devices")
+        );
     }
 
     #[test]
@@ -211,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn axes_that_do_not_go_together_are_refused() {
+    fn axes_that_exclude_each_other_are_refused() {
         let mut recipe = crate::batch::rules::testing::recipe();
         recipe.dialect = crate::recipe::Dialect::Accelerate;
         recipe.spec.parallel.context = 2;
@@ -222,11 +226,7 @@ mod tests {
         assert!(of(&recipe)[0].message.ends_with("exclude each other"));
         recipe.spec.parallel.sequence = 1;
         recipe.spec.parallel.data_replicate = Some(4);
-        assert!(
-            of(&recipe)[0]
-                .message
-                .starts_with("4 replicas that are not sharded")
-        );
+        assert!(of(&recipe)[0].message.starts_with("4 unsharded replicas"));
         recipe.spec.parallel.data_replicate = Some(2);
         recipe.spec.parallel.data_shard = Some(2);
         assert!(of(&recipe).is_empty());

@@ -1,4 +1,4 @@
-//! `rank-memory`: what every rank of the built-in trainer holds fits into its memory.
+//! `rank-memory`: the states of a rank of the built-in trainer fit into its memory.
 
 use super::{Case, Check, Example, Findings, Rule};
 use crate::batch::memory::Estimator;
@@ -10,12 +10,12 @@ pub(super) const RULE: Rule = Rule {
     id: "rank-memory",
     severity: Severity::Error,
     summary: "weights, gradients and optimiser states do not fit into the memory of a rank",
-    why: "`launch --rank-memory` limits what a rank may use. The built-in trainer holds 16 bytes a \
-parameter before the first sample (weights, gradients and Adam's two states, all in f32), whole on \
-every rank under DDP, a part on each under FSDP. No micro-batch is small enough for a limit below \
-that. What samples need comes on top, and is found out while training: the micro-batch goes down \
-until they fit.",
-    upstream: "None: it is about Evenkeel's own trainer.",
+    why: "`launch --rank-memory` limits the memory of a rank. The built-in trainer holds 16 bytes a \
+parameter before the first sample (weights, gradients and Adam's two states, all in f32): all of it on \
+every rank under DDP, a shard on each rank under FSDP. No micro-batch is small enough for a limit below \
+that. Samples need more, which only training shows: an out-of-memory error lowers the micro-batch \
+until it fits.",
+    upstream: "None: it concerns Evenkeel's built-in trainer.",
     wrong: Example {
         flags: "",
         recipe: native!(
@@ -75,7 +75,7 @@ mod tests {
         let mut recipe = recipe();
         // 1 235 814 400 parameters.
         recipe.spec.model.path = Some("meta-llama/Llama-3.2-1B".to_owned());
-        let mut said = |strategy, ranks, gibibytes: u64| {
+        let mut message = |strategy, ranks, gibibytes: u64| {
             recipe.spec.parallel.strategy = strategy;
             let request = PlanRequest {
                 gpus: ranks,
@@ -85,9 +85,9 @@ mod tests {
             let found = only("rank-memory", &recipe, &request);
             found.first().map(|d| format!("{}; {}", d.message, d.help))
         };
-        assert_eq!(said(Strategy::Ddp, 4, 19), None);
-        assert_eq!(said(Strategy::Fsdp, 4, 5), None);
-        insta::assert_snapshot!(said(Strategy::Ddp, 4, 8).unwrap());
-        insta::assert_snapshot!(said(Strategy::Fsdp, 4, 4).unwrap());
+        assert_eq!(message(Strategy::Ddp, 4, 19), None);
+        assert_eq!(message(Strategy::Fsdp, 4, 5), None);
+        insta::assert_snapshot!(message(Strategy::Ddp, 4, 8).unwrap());
+        insta::assert_snapshot!(message(Strategy::Fsdp, 4, 4).unwrap());
     }
 }

@@ -1,4 +1,4 @@
-//! `schedule-empty`: a fixed schedule has something in it.
+//! `schedule-empty`: a fixed schedule has at least one entry.
 
 use super::{Case, Check, Example, Findings, Rule};
 use crate::recipe::Severity;
@@ -8,9 +8,9 @@ pub(super) const RULE: Rule = Rule {
     id: "schedule-empty",
     severity: Severity::Error,
     summary: "a stage-wise or replayed schedule without stages or runs",
-    why: "Such a schedule says which batch comes when, so without a stage or a run it would say none. \
+    why: "Such a schedule lists batches, so it needs at least one stage or run. \
 `kind: constant` is the schedule that keeps the recipe's global batch.",
-    upstream: "None: the key is Evenkeel's own.",
+    upstream: "None: the key exists only in Evenkeel.",
     wrong: Example {
         flags: "--gpus 4",
         recipe: native!(
@@ -49,7 +49,7 @@ mod tests {
     use crate::recipe::spec::{BatchSchedule, ReplayRun};
 
     #[test]
-    fn nothing_to_replay_is_refused() {
+    fn an_empty_replay_is_refused() {
         let mut recipe = recipe();
         recipe.spec.schedule = BatchSchedule::Replay { runs: Vec::new() };
         assert_eq!(

@@ -8,11 +8,11 @@ pub(super) const RULE: Rule = Rule {
     id: "schedule-quantum",
     severity: Severity::Error,
     summary: "a batch of the schedule is not a multiple of the quantum",
-    why: "A run may move between all worlds that its elasticity allows, and every batch of its \
+    why: "A run may use every world that its elasticity allows, and every batch of its \
 schedule must split in each of them. The quantum is the least common multiple of world × micro-batch \
 over those worlds; it divides the base batch. Without `elasticity` every count that splits the base \
-batch is allowed, and the quantum is the base batch itself; bounds make it finer.",
-    upstream: "None: the key is Evenkeel's own. arXiv 2412.21124 rounds its batches up to multiples \
+batch is allowed, and the quantum is the base batch itself; bounds give a finer quantum.",
+    upstream: "None: the key exists only in Evenkeel. arXiv 2412.21124 rounds its batches up to multiples \
 of workers × accumulation.",
     wrong: Example {
         flags: "--gpus 4",
@@ -79,7 +79,7 @@ mod tests {
     use crate::recipe::spec::{BatchSchedule, Stage};
 
     #[test]
-    fn every_wrong_batch_is_named_and_bounds_make_the_quantum_finer() {
+    fn every_wrong_batch_is_named_and_bounds_give_a_finer_quantum() {
         let mut recipe = recipe();
         let stage = |share, batch| Stage { share, batch };
         recipe.spec.schedule = BatchSchedule::Stages {

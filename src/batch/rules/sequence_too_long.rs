@@ -6,14 +6,14 @@ use crate::recipe::Severity;
 pub(super) const RULE: Rule = Rule {
     id: "sequence-too-long",
     severity: Severity::Error,
-    summary: "samples are longer than the positions that the model has",
-    why: "A model has `max_position_embeddings` positions. A token beyond them would be at a position that \
-the model was never meant for, so longer samples are refused rather than cut or extrapolated. For a \
-model of the hub that is not here the number is not known, and nothing is said. Shorten \
-`data.sequence_length` (upstream's `max_length`), or state the positions that the model has in \
+    summary: "samples are longer than the model's number of positions",
+    why: "A model has `max_position_embeddings` positions. It was never trained on positions beyond them, so \
+longer samples are refused rather than truncated or extrapolated. For a hub model that is not on this \
+machine the number is not known, and the rule checks nothing. Reduce \
+`data.sequence_length` (upstream's `max_length`), or state the model's positions in \
 `model.config`.",
-    upstream: "transformers 5.23.0: the tokenizer warns once, and RoPE goes on beyond what the model was trained \
-for.",
+    upstream: "transformers 5.23.0: the tokenizer warns once, and RoPE extrapolates beyond the trained \
+positions.",
     wrong: Example {
         flags: "--gpus 4",
         recipe: native!(
@@ -35,7 +35,7 @@ mod tests {
     use crate::recipe::Severity::Error;
 
     #[test]
-    fn a_sample_beyond_the_positions_is_refused_for_everybody() {
+    fn a_sample_beyond_the_positions_is_refused_for_every_trainer() {
         assert_eq!(reported("sequence-too-long"), [vec![Error], vec![Error]]);
     }
 }

@@ -1,4 +1,4 @@
-//! `sharded-workers`: workers' accumulated gradients exist where they are asked for.
+//! `sharded-workers`: the norm test uses only gradients that sharding keeps.
 
 use super::{Case, Check, Example, Findings, Rule};
 use crate::recipe::Severity;
@@ -7,12 +7,12 @@ use crate::recipe::spec::{BatchSchedule, Estimator, Groups, Strategy};
 pub(super) const RULE: Rule = Rule {
     id: "sharded-workers",
     severity: Severity::Error,
-    summary: "the norm test asks for gradients that sharding never holds",
+    summary: "the norm test needs gradients that sharding does not keep",
     why: "`estimator: paper` and `groups: workers` compare each worker's gradient over all of its \
-micro-batches. Under FSDP and ZeRO-2 every micro-batch's gradient is reduced and scattered at once: \
-a worker's own sum exists nowhere, only its shard of everybody's. It can be kept, at the price of a \
-whole gradient in memory on every rank (`unsharded_accumulation: true`); otherwise the test is \
-refused rather than run on the wrong gradients. Micro-batches as groups need none of that.",
+micro-batches. FSDP and ZeRO-2 reduce and scatter every micro-batch's gradient at once: \
+no rank holds a worker's sum, only a shard of the sum over all workers. `unsharded_accumulation: true` \
+keeps it, at the cost of a whole gradient in memory on every rank. Otherwise the test is \
+refused, because it would use the wrong gradients. Micro-batches as groups need none of that.",
     upstream: "arXiv 2412.21124, FSDP-Norm: unsharded local gradients, with one \
 micro-batch a step or with unsharded accumulation.",
     wrong: Example {
@@ -48,7 +48,7 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
             &[path, "schedule"],
             format!(
                 "{asked} needs each worker's gradient over up to {accumulation} micro-batches, \
-                 which sharding never holds"
+                 which sharding does not keep"
             ),
             format!(
                 "set {} (a whole gradient on every rank), or use {} with {}",
@@ -67,7 +67,7 @@ mod tests {
     use crate::recipe::spec::{Estimator, Groups, Strategy};
 
     #[test]
-    fn workers_under_sharding_need_to_be_paid_for() {
+    fn workers_under_sharding_need_unsharded_accumulation() {
         let of = |strategy, change: &dyn Fn(&mut crate::recipe::spec::NormTest)| {
             let mut recipe = norm_test(change);
             recipe.spec.parallel.strategy = strategy;

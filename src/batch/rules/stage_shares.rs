@@ -1,18 +1,18 @@
-//! `stage-shares`: the stages of a schedule are the whole budget.
+//! `stage-shares`: the shares of all stages add up to the whole budget.
 
 use super::{Case, Check, Example, Findings, Rule};
 use crate::recipe::Severity;
 use crate::recipe::spec::BatchSchedule;
 
-/// Shares are decimals; their sum may be off in the last digits.
+/// Tolerance of the sum: shares are decimals.
 const TOLERANCE: f64 = 1e-6;
 
 pub(super) const RULE: Rule = Rule {
     id: "stage-shares",
     severity: Severity::Error,
     summary: "the shares of a stage-wise schedule do not add up to 1",
-    why: "Every stage takes its share of the sample budget, so the shares of all stages are 1. A \
-sum below leaves samples without a batch, a sum above leaves stages without samples.",
+    why: "Every stage takes its share of the sample budget, so the shares must add up to 1. A \
+smaller sum leaves samples without a batch, a larger sum leaves stages without samples.",
     upstream: "arXiv 2412.21124, the stage-wise baseline: 2.5 % of the samples at 2048, 2.5 % at 4096, 95 % at 8192.",
     wrong: Example {
         flags: "--gpus 4",

@@ -1,4 +1,4 @@
-//! `start-batch-estimate`: where the micro-batch comes from when it is not the recipe's.
+//! `start-batch-estimate`: the source of a micro-batch that is not the recipe's.
 
 use super::{Case, Check, Example, Findings, Rule};
 use crate::batch::draft::DEFAULT_MICRO;
@@ -8,14 +8,14 @@ pub(super) const RULE: Rule = Rule {
     id: "start-batch-estimate",
     severity: Severity::Warning,
     summary: "the micro-batch is an estimate, not the recipe's",
-    why: "Three cases. `--estimate` asks for the largest micro-batch that fits, whatever the recipe \
-states (a note). The recipe's own micro-batch does not fit into a device by the estimate: the \
-largest divisor that does is taken, accumulation takes the rest, and the global batch stays. Or the \
-recipe states no micro-batch: the largest that fits is taken, or 8 where the devices' memory is not \
-known (a note). Should the estimate be too high after all, an out-of-memory error leads to the next smaller \
-one; should it be too low, state the micro-batch.",
-    upstream: "transformers 5.23.0, `training_args.py`: `per_device_train_batch_size` is 8 when \
-nobody says. Its rule of thumb: 4 samples of a 7B model on a GPU of 24 GB, 2 of a 13B model, and \
+    why: "There are three cases. `--estimate` requests the largest micro-batch that fits, whatever the \
+recipe states (a note). Or the recipe's micro-batch does not fit into a device by the estimate: the plan \
+takes the largest divisor that fits and raises accumulation, so the global batch stays. Or the recipe \
+states no micro-batch: the plan takes the largest that fits, or 8 if the devices' memory is not \
+known (a note). If the estimate is too high, an out-of-memory error leads to the next smaller \
+one. If it is too low, state the micro-batch.",
+    upstream: "transformers 5.23.0, `training_args.py`: the default of `per_device_train_batch_size` is 8. \
+Its rule of thumb: 4 samples of a 7B model on a GPU of 24 GB, 2 of a 13B model, and \
 model parallelism for 70B.",
     wrong: Example {
         flags: "--gpus 8 --device-memory 24GB",
@@ -39,7 +39,7 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
     let memory = case.memory();
     let path = "batch.micro";
     if case.request.estimate {
-        asked_for(case, findings);
+        report_proposal(case, findings);
     } else if let (Some(unlimited), Some(memory)) = (case.draft.unlimited, &memory)
         && let Some(stated) = case.draft.micro(case.spec())
         && memory.fits(split.ranks, split.micro)
@@ -47,7 +47,7 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
         findings.at(
             &[path],
             format!(
-                "micro-batch {} (stated: {stated}) needs about {} a device, {} of {} can be used: \
+                "micro-batch {} (stated: {stated}) needs about {} per device; {} of {} can be used: \
                  {} fits, by estimate",
                 unlimited.micro,
                 memory.needed(split.ranks, unlimited.micro),
@@ -56,26 +56,26 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
                 split.micro
             ),
             format!(
-                "nothing to do: accumulation takes the rest, {}",
+                "no action needed: accumulation makes up the rest, {}",
                 split.proof()
             ),
         );
     } else if case.draft.micro(case.spec()).is_none() {
         let (message, help) = match memory {
-            // `model-needs-sharding` has more to say.
+            // `model-needs-sharding` covers this case.
             Some(memory) if !memory.fits(split.ranks, split.micro) => return,
             Some(memory) => (
                 format!(
-                    "no micro-batch is stated: {} is the largest of which {} fit {}, by estimate",
+                    "no micro-batch is stated: {} is the largest that fits, by estimate ({} of {})",
                     split.micro,
                     memory.needed(split.ranks, split.micro),
                     memory.usable()
                 ),
-                format!("state {} to decide yourself", case.key(path)),
+                format!("state {} to choose another", case.key(path)),
             ),
             None => (
                 format!(
-                    "no micro-batch is stated, and memory per device is not known: {} is the \
+                    "no micro-batch is stated, and the devices' memory is not known: {} is the \
                      largest that divides the batch up to {DEFAULT_MICRO}",
                     split.micro
                 ),
@@ -89,8 +89,8 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
     }
 }
 
-/// `--estimate`: what is proposed in place of the recipe's own.
-fn asked_for(case: &Case<'_>, findings: &mut Findings<'_>) {
+/// `--estimate`: reports the micro-batch proposed instead of the recipe's.
+fn report_proposal(case: &Case<'_>, findings: &mut Findings<'_>) {
     let (Some(split), Some(memory)) = (case.draft.split, case.memory()) else {
         return;
     };
@@ -106,13 +106,13 @@ fn asked_for(case: &Case<'_>, findings: &mut Findings<'_>) {
         Severity::Note,
         &[path],
         format!(
-            "{} is the largest micro-batch of which {} fit {}, by estimate{stated}",
+            "{} is the largest micro-batch that fits, by estimate: {} of {}{stated}",
             split.micro,
             memory.needed(split.ranks, split.micro),
             memory.usable()
         ),
         format!(
-            "`--emit` writes it; an out-of-memory error leads to the next smaller one, {} stays",
+            "`--emit` writes it; an out-of-memory error leads to the next smaller one and keeps {}",
             split.proof()
         ),
     );
@@ -137,12 +137,12 @@ mod tests {
         assert_eq!(plan.proof, "8 × 2 × 8 = 128");
         assert_eq!(
             plan.outline.adjusted[0].why,
-            "as much as memory per device allows, by estimate"
+            "as much as the devices' memory allows, by estimate"
         );
     }
 
     #[test]
-    fn an_estimate_that_was_asked_for_goes_above_the_stated_one() {
+    fn a_requested_estimate_may_exceed_the_stated_micro_batch() {
         let recipe = seven_billion();
         let request = PlanRequest {
             device_memory: Some(141_000_000_000),

@@ -1,4 +1,4 @@
-//! `synthetic-keys`: keys that a source has no use for are pointed out.
+//! `synthetic-keys`: the recipe gives no key that the synthetic language ignores.
 
 use super::{Case, Check, Example, Findings, Rule};
 use crate::recipe::Severity;
@@ -7,11 +7,11 @@ use crate::recipe::spec::SYNTHETIC;
 pub(super) const RULE: Rule = Rule {
     id: "synthetic-keys",
     severity: Severity::Warning,
-    summary: "a key does nothing beside the synthetic language",
-    why: "The synthetic language is made, not read: it has no columns, splits or shares, needs no tokenizer \
-and no packing, and every token of it is a target. Its evaluation samples are its own, taken by \
-`data.held_out`. Likewise a source that is read from files has no use for `synthetic`.",
-    upstream: "None: the language is Evenkeel's own.",
+    summary: "a key has no effect with the synthetic language",
+    why: "The synthetic language is generated: it has no columns, splits or shares, needs no tokenizer \
+and no packing, and every token of it is a target. `data.held_out` takes its evaluation samples from it. \
+Likewise `synthetic` has no effect on a source that is read from files.",
+    upstream: "None: the language exists only in Evenkeel.",
     wrong: Example {
         flags: "--gpus 4",
         recipe: native!(
@@ -27,7 +27,7 @@ and no packing, and every token of it is a target. Its evaluation samples are it
     check: Check::Plan(check),
 };
 
-/// Keys without meaning for a language that is made.
+/// Keys without effect on a generated language.
 const IGNORED: [&str; 10] = [
     "data.train.0.format",
     "data.train.0.split",
@@ -54,7 +54,7 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
                     case.key("data.held_out")
                 ),
                 "data.train.0.weight" => format!(
-                    "remove it; {} says how many there are",
+                    "remove it; {} states their number",
                     case.key("data.train.0.synthetic.samples")
                 ),
                 _ => "remove it".to_owned(),
@@ -67,7 +67,7 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
         if source.path != SYNTHETIC && source.synthetic.is_some() {
             let path = format!("data.train.{index}.synthetic");
             let message = format!(
-                "{} does nothing: the source is `{}`",
+                "{} has no effect: the source is `{}`",
                 case.key(&path),
                 source.path
             );
@@ -85,7 +85,7 @@ mod tests {
     use crate::recipe::spec::{DataSource, Synthetic};
 
     #[test]
-    fn keys_that_do_nothing_are_named_where_they_stand() {
+    fn keys_without_effect_are_named_at_their_position() {
         let mut recipe = recipe();
         let request = PlanRequest::gpus(1);
         recipe.spec.data.train = vec![DataSource {
@@ -105,7 +105,7 @@ mod tests {
             ]
         );
         assert!(found.iter().all(|d| d.span.is_some()));
-        // Files have weights; what they have not is a language.
+        // Sources from files have weights but no `synthetic`.
         recipe.spec.data.train[0].path = "chat.jsonl".to_owned();
         assert!(only("synthetic-keys", &recipe, &request).is_empty());
         recipe.spec.data.train[0].synthetic = Some(Synthetic::default());

@@ -6,12 +6,12 @@ use crate::recipe::Severity;
 pub(super) const RULE: Rule = Rule {
     id: "synthetic-language",
     severity: Severity::Error,
-    summary: "the synthetic language is mostly noise, or does not stand alone",
-    why: "The synthetic language has a known entropy, the floor of the loss. It is worth learning when that \
-floor is well below what a model knows before training: at most half of ln V nats for V words, with at \
-least 2 successors of every word. Too large a `branching` makes it noise. It stands alone: beside files \
-its floor would mean nothing.",
-    upstream: "None: the language is Evenkeel's own.",
+    summary: "the synthetic language is mostly noise, or is not the only source",
+    why: "The synthetic language has a known entropy, the floor of the loss. It is worth learning if that \
+floor is well below the loss before training: at most half of ln V nats for V words, with at \
+least 2 successors of every word. A `branching` that is too large makes it noise. It must be the only \
+source: with files its floor would mean nothing.",
+    upstream: "None: the language exists only in Evenkeel.",
     wrong: Example {
         flags: "--gpus 4",
         recipe: native!(
@@ -33,7 +33,7 @@ mod tests {
     use crate::recipe::Severity::Error;
 
     #[test]
-    fn a_language_of_noise_is_refused_for_everybody() {
+    fn a_language_of_noise_is_refused_for_every_trainer() {
         assert_eq!(reported("synthetic-language"), [vec![Error], vec![Error]]);
     }
 }

@@ -1,4 +1,4 @@
-//! Recipes for tests of the rules, made as values: what a reader would return.
+//! Recipes for tests of the rules, built as values instead of read from files.
 
 use super::{Case, find, judge};
 use crate::batch::{Draft, Flaw, PlanRequest, Trainer};
@@ -43,7 +43,7 @@ pub(in crate::batch) fn norm_test(change: impl FnOnce(&mut NormTest)) -> Recipe 
     recipe
 }
 
-/// Notes that a value stood in a file of its own, under a key.
+/// Records that `path` was read from `file`, under `key`.
 pub(in crate::batch) fn wrote(recipe: &mut Recipe, file: &str, path: &str, key: &str) {
     let file = recipe.sources.add(file, format!("{key}: value\n"));
     let span = Span {
@@ -57,7 +57,7 @@ pub(in crate::batch) fn wrote(recipe: &mut Recipe, file: &str, path: &str, key: 
     recipe.places.insert(path.to_owned(), Place { key, span });
 }
 
-/// What one rule finds.
+/// The findings of one rule.
 pub(in crate::batch) fn only(id: &str, recipe: &Recipe, request: &PlanRequest) -> Vec<Diagnostic> {
     let draft = Draft::new(recipe, request);
     let case = Case {
@@ -68,12 +68,12 @@ pub(in crate::batch) fn only(id: &str, recipe: &Recipe, request: &PlanRequest) -
     judge(find(id).unwrap(), &case)
 }
 
-/// What one rule finds when the built-in trainer is to run the plan on one process.
+/// The findings of one rule when the built-in trainer runs the plan on one process.
 pub(in crate::batch) fn launched(id: &str, recipe: &Recipe) -> Vec<Diagnostic> {
     only(id, recipe, &launch())
 }
 
-/// The built-in trainer on one process.
+/// A request for the built-in trainer on one process.
 pub(in crate::batch) fn launch() -> PlanRequest {
     PlanRequest {
         trainer: Trainer::BuiltIn,
@@ -81,14 +81,13 @@ pub(in crate::batch) fn launch() -> PlanRequest {
     }
 }
 
-/// How serious the findings of a rule are that only reports what the caller found: in a plan, and
-/// in a launch.
+/// The severities of a rule that only reports the caller's findings: in a plan, and in a launch.
 pub(in crate::batch) fn reported(id: &'static str) -> [Vec<Severity>; 2] {
     let flaw = |rule| Flaw {
         rule,
         paths: vec!["model.path".to_owned()],
         message: "it is wrong".to_owned(),
-        help: "mend it".to_owned(),
+        help: "fix it".to_owned(),
     };
     [PlanRequest::gpus(1), launch()].map(|request| {
         let request = PlanRequest {

@@ -18,7 +18,7 @@ fn ids_are_unique_kebab_case_words_in_order() {
 }
 
 #[test]
-fn every_page_says_everything() {
+fn every_page_has_every_section() {
     for rule in RULES.iter() {
         for text in [rule.summary, rule.why, rule.upstream] {
             assert!(!text.trim().is_empty(), "{}", rule.id);
@@ -31,7 +31,7 @@ fn every_page_says_everything() {
 }
 
 #[test]
-fn pages_in_the_docs_are_the_ones_that_explain_prints() {
+fn docs_pages_equal_the_output_of_explain() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/rules");
     let mut pages: Vec<(String, String)> = RULES
         .iter()
@@ -72,7 +72,7 @@ fn sources(folder: &Path, into: &mut Vec<PathBuf>) {
 }
 
 #[test]
-fn every_rule_of_the_readers_has_a_page_and_every_page_a_reader() {
+fn every_reader_rule_has_a_page_and_every_page_a_reader_rule() {
     let mut files = Vec::new();
     sources(
         &Path::new(env!("CARGO_MANIFEST_DIR")).join("src/recipe"),
@@ -90,7 +90,7 @@ fn every_rule_of_the_readers_has_a_page_and_every_page_a_reader() {
     {
         assert!(quoted(rule.id), "no reader checks {}", rule.id);
     }
-    // What stands where a rule's id is expected must have a page.
+    // Every rule id passed to these functions must have a page.
     let calls = [
         "Diagnostic::error(",
         "Diagnostic::warning(",

@@ -1,4 +1,4 @@
-//! `tokenizer-missing`: what turns text into tokens is here.
+//! `tokenizer-missing`: the tokenizer is on this machine.
 
 use super::{Check, Example, Rule, surveyed};
 use crate::recipe::Severity;
@@ -6,11 +6,11 @@ use crate::recipe::Severity;
 pub(super) const RULE: Rule = Rule {
     id: "tokenizer-missing",
     severity: Severity::Error,
-    summary: "the tokenizer that the recipe names is not here",
-    why: "Text becomes tokens by a `tokenizer.json`, the recipe's own or the model's, or by the built-in \
-vocabulary of bytes: `tokenizer.path=byte`, in upstream dialects `evenkeel.tokenizer.path=byte` or \
-`tokenizer_name_or_path: byte`. Nothing is downloaded. A plan only warns, since it may \
-be for another machine, and says nothing about models of the hub, which bring theirs.",
+    summary: "the tokenizer that the recipe names is not on this machine",
+    why: "A `tokenizer.json`, the recipe's own or the model's, turns text into tokens, or the built-in \
+vocabulary of bytes does: `tokenizer.path=byte`, in upstream dialects `evenkeel.tokenizer.path=byte` or \
+`tokenizer_name_or_path: byte`. Nothing is downloaded. A plan only warns, because it may \
+be for another machine. It does not report models of the hub, which have a tokenizer.",
     upstream: "transformers 5.23.0, `AutoTokenizer`: downloads from the hub when the job starts.",
     wrong: Example {
         flags: "--gpus 4",
@@ -24,7 +24,7 @@ be for another machine, and says nothing about models of the hub, which bring th
             "  batch: {global: 128, micro: 16}\n  tokenizer: {path: byte}\n  data:\n    train: [{path: chat.jsonl}]\n"
         ),
     },
-    check: Check::Foreseen(surveyed),
+    check: Check::PlanWarning(surveyed),
 };
 
 #[cfg(test)]
@@ -33,7 +33,7 @@ mod tests {
     use crate::recipe::Severity::{Error, Warning};
 
     #[test]
-    fn a_missing_tokenizer_stops_a_launch_and_not_a_plan() {
+    fn a_missing_tokenizer_fails_a_launch_and_not_a_plan() {
         assert_eq!(reported("tokenizer-missing"), [vec![Warning], vec![Error]]);
     }
 }

@@ -1,4 +1,4 @@
-//! `trainer-model`: the built-in trainer computes the model.
+//! `trainer-model`: the built-in trainer supports the model's architecture.
 
 use super::{Check, Example, Rule, surveyed};
 use crate::recipe::Severity;
@@ -6,11 +6,11 @@ use crate::recipe::Severity;
 pub(super) const RULE: Rule = Rule {
     id: "trainer-model",
     severity: Severity::Error,
-    summary: "the built-in trainer does not compute this model",
-    why: "It computes the Llama family: RMSNorm, gated SiLU MLPs, RoPE without scaling, no biases, no \
+    summary: "the built-in trainer does not support this model",
+    why: "It supports the Llama family: RMSNorm, gated SiLU MLPs, RoPE without scaling, no biases, no \
 dropout, attention over the whole sample. Another architecture, or a sample longer than a sliding \
 window, would be another model under the same name.",
-    upstream: "None: it is about Evenkeel's own trainer.",
+    upstream: "None: it concerns Evenkeel's built-in trainer.",
     wrong: Example {
         flags: "",
         recipe: native!(
@@ -32,7 +32,7 @@ mod tests {
     use crate::recipe::Severity::Error;
 
     #[test]
-    fn another_architecture_stops_a_launch_only() {
+    fn another_architecture_fails_only_a_launch() {
         assert_eq!(reported("trainer-model"), [vec![], vec![Error]]);
     }
 }

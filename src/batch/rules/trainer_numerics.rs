@@ -1,4 +1,4 @@
-//! `trainer-numerics`: the built-in trainer computes what the recipe asks for.
+//! `trainer-numerics`: the built-in trainer supports the recipe's optimiser and numerics.
 
 use super::{Case, Check, Example, Findings, Rule};
 use crate::recipe::spec::{Precision, Strategy};
@@ -7,12 +7,12 @@ use crate::recipe::{Dialect, Severity};
 pub(super) const RULE: Rule = Rule {
     id: "trainer-numerics",
     severity: Severity::Error,
-    summary: "the recipe asks for an optimiser or for numerics that the built-in trainer does not have",
-    why: "The built-in trainer computes in f32 on CPUs, with exact attention, and steps by AdamW with both \
-moments in f32. It holds everything on every rank (`ddp`) or shards everything (`fsdp`, which is what it \
-does for ZeRO-1 and ZeRO-2, too). A plan is made as the recipe is written, for trainers that do what it \
-asks for; the warnings say what `launch` does instead, and `check` leaves them out of upstream's recipes. Lower precision, fewer bits of state and another \
-sharding change rounding, speed and memory, not what is optimised. An optimiser of another kind is \
+    summary: "the recipe requests an optimiser or numerics that the built-in trainer does not have",
+    why: "The built-in trainer computes in f32 on CPUs, with exact attention, and uses AdamW with both \
+moments in f32. It keeps everything on every rank (`ddp`) or shards everything (`fsdp`, also for ZeRO-1 \
+and ZeRO-2). A plan follows the recipe, for trainers that support it. The warnings state what `launch` does \
+instead; `check` omits them for upstream recipes. Lower precision, states of fewer bits and another \
+sharding change rounding, speed and memory, not the objective. Another kind of optimiser is \
 another experiment: `launch` refuses it.",
     upstream: "transformers 5.23.0, `training_args.py`: `bf16`, `tf32` and `OptimizerNames`. DeepSpeed edaa722: ZeRO \
 stages 1 to 3.",
@@ -24,17 +24,17 @@ stages 1 to 3.",
         flags: "--gpus 4",
         recipe: native!("  batch: {global: 128, micro: 4}\n  optimizer: {name: adamw_torch}\n"),
     },
-    check: Check::Foreseen(check),
+    check: Check::PlanWarning(check),
 };
 
 fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
     let (model, optimizer) = (&case.spec().model, &case.spec().optimizer);
     let mut instead = |path: &str, asked: &str, does: &str| {
         let message = format!(
-            "the built-in trainer {does}, where {} asks for {asked}",
+            "the built-in trainer {does}, but {} asks for {asked}",
             case.key(path)
         );
-        let help = "results differ by rounding only; another trainer may do as it is asked";
+        let help = "results differ only by rounding; another trainer may support it";
         findings.add(Severity::Warning, &[path], message, help);
     };
     match model.precision {
@@ -64,7 +64,7 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
         Kind::Other => findings.at(
             &["optimizer.name"],
             format!(
-                "the built-in trainer steps by AdamW, {} is {name}",
+                "the built-in trainer uses AdamW, but {} is {name}",
                 case.key("optimizer.name")
             ),
             format!(
@@ -75,26 +75,26 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
     }
 }
 
-/// What AdamW is called in the recipe's dialect.
+/// The name of AdamW in the recipe's dialect.
 fn adamw(case: &Case<'_>) -> &'static str {
     match case.recipe.dialect {
-        // A class of `torch.optim`.
+        // Classes of `torch.optim`.
         Dialect::Halos | Dialect::Dpo => "AdamW",
         _ => "adamw_torch",
     }
 }
 
-/// Attention kernels that compute what the formula says, in the precision of the model.
+/// Attention kernels that compute exact attention in the precision of the model.
 const EXACT: [&str; 2] = ["eager", "sdpa"];
 
-/// What an optimiser is beside AdamW in f32.
+/// How an optimiser compares with AdamW in f32.
 enum Kind {
     AdamW,
     SmallerAdamW,
     Other,
 }
 
-/// By upstream's name (`OptimizerNames`, transformers 5.23.0 `training_args.py`).
+/// The kind of an upstream name (`OptimizerNames`, transformers 5.23.0 `training_args.py`).
 fn kind(name: &str) -> Kind {
     let name = name.to_lowercase();
     let smaller = ["8bit", "4bit", "anyprecision"];
@@ -113,7 +113,7 @@ mod tests {
     use crate::recipe::spec::{Precision, Strategy};
 
     #[test]
-    fn what_is_done_instead_is_said_and_stops_nothing() {
+    fn substitutions_are_warned_about_and_do_not_fail() {
         let mut recipe = recipe();
         assert!(launched("trainer-numerics", &recipe).is_empty());
         recipe.spec.model.precision = Precision::Bf16;
@@ -125,11 +125,11 @@ mod tests {
         assert_eq!(
             messages,
             [
-                "the built-in trainer computes in f32, where `model.precision` asks for bf16",
-                "the built-in trainer computes exact attention in f32, where `model.attention` \
+                "the built-in trainer computes in f32, but `model.precision` asks for bf16",
+                "the built-in trainer computes exact attention in f32, but `model.attention` \
                  asks for flash_attention_2",
-                "the built-in trainer shards everything, where `parallel.strategy` asks for ZeRO-2",
-                "the built-in trainer keeps AdamW's moments in f32, where `optimizer.name` asks for \
+                "the built-in trainer shards everything, but `parallel.strategy` asks for ZeRO-2",
+                "the built-in trainer keeps AdamW's moments in f32, but `optimizer.name` asks for \
                  paged_adamw_8bit",
             ]
         );
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn another_optimiser_is_planned_with_a_warning_and_not_launched() {
+    fn another_optimiser_warns_in_a_plan_and_fails_a_launch() {
         let mut recipe = recipe();
         for name in [
             "rmsprop",

@@ -1,20 +1,20 @@
-//! `trainer-objective`: the built-in trainer trains what the recipe optimises.
+//! `trainer-objective`: the built-in trainer supports the recipe's objective.
 
 use super::{Case, Check, Example, Findings, Rule};
 use crate::recipe::Severity;
 use crate::recipe::spec::Objective;
 
-/// What it trains.
+/// Objectives of the built-in trainer.
 pub(super) const TRAINED: [Objective; 2] = [Objective::LanguageModelling, Objective::Sft];
 
 pub(super) const RULE: Rule = Rule {
     id: "trainer-objective",
     severity: Severity::Error,
     summary: "the built-in trainer does not train this objective",
-    why: "Recipes of every objective are read and planned. The built-in trainer trains language \
-modelling and supervised fine-tuning; another objective is refused by name rather than trained as \
-one of these.",
-    upstream: "None: it is about Evenkeel's own trainer.",
+    why: "Evenkeel reads and plans recipes of every objective. The built-in trainer supports language \
+modelling and supervised fine-tuning. It refuses another objective by name instead of training one of \
+these.",
+    upstream: "None: it concerns Evenkeel's built-in trainer.",
     wrong: Example {
         flags: "",
         recipe: native!("  objective: dpo\n  batch: {global: 128, micro: 4}\n"),

@@ -7,9 +7,9 @@ pub(super) const RULE: Rule = Rule {
     id: "trainer-parallelism",
     severity: Severity::Error,
     summary: "the built-in trainer has no tensor, pipeline, context or sequence parallelism",
-    why: "All axes count in a plan, for recipes that another trainer runs. The built-in trainer is \
-data-parallel, whole or sharded, and does not pretend to split a model that it does not split.",
-    upstream: "None: it is about Evenkeel's own trainer.",
+    why: "A plan counts all axes, for recipes that another trainer runs. The built-in trainer is \
+data-parallel, replicated or sharded, and cannot split a model along these axes.",
+    upstream: "None: it concerns Evenkeel's built-in trainer.",
     wrong: Example {
         flags: "",
         recipe: native!("  batch: {global: 128, micro: 4}\n  parallel: {tensor: 4}\n"),

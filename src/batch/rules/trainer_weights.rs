@@ -1,4 +1,4 @@
-//! `trainer-weights`: the built-in trainer trains all weights as they are.
+//! `trainer-weights`: the built-in trainer trains all weights, unquantised.
 
 use super::{Case, Check, Example, Findings, Rule};
 use crate::recipe::Severity;
@@ -7,10 +7,10 @@ pub(super) const RULE: Rule = Rule {
     id: "trainer-weights",
     severity: Severity::Error,
     summary: "the built-in trainer has no adapters and no quantised weights",
-    why: "Low-rank adapters (PEFT) and weights in 4 or 8 bits change what is trained. The built-in \
-trainer trains all weights; training them where the recipe asks for adapters would be another \
-experiment under the same name.",
-    upstream: "None: it is about Evenkeel's own trainer.",
+    why: "Low-rank adapters (PEFT) and weights in 4 or 8 bits change the trained parameters. The built-in \
+trainer trains all weights. With a recipe for adapters that would be another experiment under the same \
+name.",
+    upstream: "None: it concerns Evenkeel's built-in trainer.",
     wrong: Example {
         flags: "",
         recipe: native!(

@@ -1,4 +1,4 @@
-//! `uneven-dealing`: what uneven dealing costs, and who can do it.
+//! `uneven-dealing`: the cost of uneven dealing, and the trainer that supports it.
 
 use super::{Case, Check, Example, Findings, Rule};
 use crate::batch::Trainer;
@@ -10,16 +10,16 @@ use crate::recipe::spec::Remainder;
 pub(super) const RULE: Rule = Rule {
     id: "uneven-dealing",
     severity: Severity::Error,
-    summary: "some ranks run one micro-batch more than others, which only the built-in trainer can do",
-    why: "With `--remainder uneven`, worlds that do not divide the global batch get whole \
-micro-batches dealt as evenly as they come. The batch is exact: losses and gradients are summed \
-over all samples and divided once by the whole batch's target tokens. What is lost is time, since \
-every rank waits for the busiest one; under sharding the idle ranks join the collectives with \
-nothing to add. The note says how large that share is.
+    summary: "some ranks run one micro-batch more than others, which only the built-in trainer supports",
+    why: "With `--remainder uneven`, worlds that do not divide the global batch deal whole \
+micro-batches as evenly as possible. The batch is exact: the trainer sums losses and gradients \
+over all samples and divides once by the target tokens of the whole batch. The cost is time: \
+every rank waits for the busiest one. Under sharding the idle ranks join the collectives \
+with zeros. The note states the idle share.
 
-Only the built-in trainer does it. Every other one runs the same number of micro-batches on each rank, \
-as many as the busiest has, and so trains on a larger batch than the plan says: a plan for one (a command, \
-a program of your own, an objective that the built-in trainer does not have) is refused.",
+Only the built-in trainer does this. Every other trainer runs the same number of micro-batches on each \
+rank, that of the busiest, and so trains on a larger batch than planned. A plan for one (a command, \
+an external trainer, an objective that the built-in trainer does not have) is refused.",
     upstream: "None: DistributedDataParallel and FSDP average over ranks, which is wrong \
 for unequal shares.",
     wrong: Example {
@@ -33,8 +33,8 @@ for unequal shares.",
     check: Check::Plan(check),
 };
 
-/// Why the built-in trainer could not run such a plan, as a half-sentence; `None` where it could. What it
-/// only does otherwise than asked (precision, kernels) is none.
+/// Why the built-in trainer cannot run the plan, as a half-sentence; `None` if it can. Differences in
+/// precision and kernels do not count.
 pub(super) fn only_another_trainer(case: &Case<'_>) -> Option<String> {
     let (spec, request) = (case.spec(), case.request);
     if !super::trainer_objective::TRAINED.contains(&spec.objective) {
@@ -43,7 +43,7 @@ pub(super) fn only_another_trainer(case: &Case<'_>) -> Option<String> {
     if model_parallel(&spec.parallel).is_some_and(|devices| devices > 1) {
         return Some("it splits no model over devices".to_owned());
     }
-    // A command starts a trainer, whoever asks.
+    // A command starts another trainer.
     let command = case.recipe.files.command.is_some() && request.trainer != Trainer::BuiltIn;
     (command || super::is_for_another_trainer(case))
         .then(|| "this is a plan for another one".to_owned())
@@ -54,7 +54,7 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
     let Some(split) = case.draft.split.filter(uneven) else {
         return;
     };
-    // Of a recipe's own program `own-program` says it.
+    // `own-program` reports it for an external trainer.
     if case.spec().trainer.is_own() {
         return;
     }
@@ -62,7 +62,7 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
         findings.at(
             &["batch.remainder"],
             format!(
-                "micro-batches are dealt unevenly, {}, which only the built-in trainer can do, and {why}",
+                "micro-batches are dealt unevenly, {}, which only the built-in trainer supports, and {why}",
                 split.proof()
             ),
             format!("use {}", case.feasible_near()),
@@ -92,7 +92,7 @@ mod tests {
     use crate::recipe::{self, Recipe, Severity};
 
     #[test]
-    fn says_how_long_ranks_wait() {
+    fn message_states_the_idle_share() {
         let mut recipe = recipe();
         recipe.spec.batch.remainder = Remainder::Uneven;
         let found = only("uneven-dealing", &recipe, &PlanRequest::gpus(3));
@@ -104,10 +104,10 @@ mod tests {
     }
 
     #[test]
-    fn no_other_trainer_is_planned_unevenly() {
+    fn uneven_plans_for_other_trainers_are_refused() {
         let mut recipe = recipe();
         recipe.spec.batch.remainder = Remainder::Uneven;
-        let told = |recipe: &Recipe, trainer| {
+        let finding = |recipe: &Recipe, trainer| {
             let request = PlanRequest {
                 trainer,
                 ..PlanRequest::gpus(3)
@@ -115,15 +115,15 @@ mod tests {
             let found = only("uneven-dealing", recipe, &request).remove(0);
             (found.severity, found.message)
         };
-        assert_eq!(told(&recipe, Trainer::Any).0, Severity::Note);
-        let (severity, message) = told(&recipe, Trainer::Own);
+        assert_eq!(finding(&recipe, Trainer::Any).0, Severity::Note);
+        let (severity, message) = finding(&recipe, Trainer::Own);
         assert_eq!(severity, Severity::Error);
         assert!(
-            message.contains("only the built-in trainer can do, and this is a plan for another"),
+            message.contains("only the built-in trainer supports, and this is a plan for another"),
             "{message}"
         );
         recipe.spec.objective = Objective::Grpo;
-        let (severity, message) = told(&recipe, Trainer::Any);
+        let (severity, message) = finding(&recipe, Trainer::Any);
         assert_eq!(severity, Severity::Error);
         assert!(message.ends_with("it does not train grpo"), "{message}");
         recipe.spec.objective = Objective::Sft;
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn a_command_is_not_planned_unevenly() {
+    fn an_uneven_plan_for_a_command_is_refused() {
         let words = "torchrun --nproc_per_node 4 run_clm.py --per_device_train_batch_size 8 \
                      --output_dir o --do_train";
         let recipe = recipe::read(&recipe::Request {

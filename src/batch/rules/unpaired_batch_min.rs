@@ -1,10 +1,10 @@
-//! `unpaired-batch-min`: losses on unpaired feedback see more than one sample.
+//! `unpaired-batch-min`: losses on unpaired feedback get more than one sample.
 
 use super::{Case, Check, Example, Findings, Rule};
 use crate::recipe::spec::Objective;
 use crate::recipe::{Dialect, Severity};
 
-/// Objectives whose loader of data, in HALOs, takes unpaired feedback.
+/// Objectives for which HALOs loads unpaired feedback.
 const UNPAIRED: [Objective; 3] = [Objective::Kto, Objective::Ppo, Objective::Grpo];
 
 pub(super) const RULE: Rule = Rule {
@@ -12,7 +12,7 @@ pub(super) const RULE: Rule = Rule {
     severity: Severity::Error,
     summary: "a loss on unpaired feedback needs more than one sample over all devices",
     why: "HALOs pairs every prompt with the next sample's answer, to estimate how far the policy has \
-moved. With one sample over all devices there is no next one, and its loader refuses to begin. It counts \
+moved. With one sample over all devices there is no next sample, and its loader raises. It counts \
 the samples of one accumulation step: micro-batch × ranks.",
     upstream: "HALOs 4831988, `train/dataloader.py` (`UnpairedPreferenceDataLoader`, which KTO, PPO and \
 GRPO use): raises \"can't use batch size of 1\" when microbatch_size × num_processes is 1 or less. 61b9ee6 \
@@ -41,7 +41,7 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
     findings.at(
         &["batch.global", "batch.accumulation"],
         format!(
-            "{} takes {} samples a step one at a time: {}",
+            "{} needs more than one sample in an accumulation step: {} steps of 1, {}",
             spec.objective.name(),
             split.micro_batches,
             split.proof()

@@ -6,12 +6,10 @@ use crate::recipe::Severity;
 pub(super) const RULE: Rule = Rule {
     id: "vocabulary-too-small",
     severity: Severity::Error,
-    summary: "the data have token ids that the model has no embedding for",
-    why: "Every token id needs a row of the embedding. With the built-in vocabulary of bytes there are 259 \
-ids, with the synthetic language as many as it has words; a `tokenizer.json` is counted when the data \
-are prepared.",
-    upstream: "PyTorch: an index out of range in the first forward pass, on a GPU as an assertion of the \
-device.",
+    summary: "the data contain token ids without an embedding in the model",
+    why: "Every token id needs a row of the embedding. The built-in vocabulary of bytes has 259 \
+ids, the synthetic language one for each word; data preparation counts those of a `tokenizer.json`.",
+    upstream: "PyTorch: an index out of range in the first forward pass, on a GPU a device-side assertion.",
     wrong: Example {
         flags: "--gpus 4",
         recipe: native!(
@@ -33,7 +31,7 @@ mod tests {
     use crate::recipe::Severity::Error;
 
     #[test]
-    fn an_id_without_an_embedding_is_refused_for_everybody() {
+    fn an_id_without_an_embedding_is_refused_for_every_trainer() {
         assert_eq!(reported("vocabulary-too-small"), [vec![Error], vec![Error]]);
     }
 }

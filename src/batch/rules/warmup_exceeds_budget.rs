@@ -1,4 +1,4 @@
-//! `warmup-exceeds-budget`: the learning rate reaches its peak.
+//! `warmup-exceeds-budget`: warm-up ends before the budget does.
 
 use super::{Case, Check, Example, Findings, Rule};
 use crate::recipe::Severity;
@@ -7,10 +7,10 @@ pub(super) const RULE: Rule = Rule {
     id: "warmup-exceeds-budget",
     severity: Severity::Warning,
     summary: "the learning rate is still warming up when the budget ends",
-    why: "Warm-up and budget are both counted in samples. When the warm-up is not shorter, the run \
-never trains at its peak learning rate, the decay never happens, and the norm test, which waits for \
-the end of the warm-up, never lets the batch grow.",
-    upstream: "transformers 5.23.0, `optimization.py`: trains on below the peak without a word.",
+    why: "Warm-up and budget are both counted in samples. If the warm-up is not shorter, the run \
+never reaches its peak learning rate and never decays it. The norm test waits for \
+the end of the warm-up, so it never lets the batch grow.",
+    upstream: "transformers 5.23.0, `optimization.py`: silently trains below the peak.",
     wrong: Example {
         flags: "--gpus 4",
         recipe: native!(
@@ -40,7 +40,7 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
                 "learning_rate.warmup_steps",
                 "learning_rate.warmup_ratio",
             ],
-            format!("the learning rate warms up over {warmup} samples, the budget is {budget}"),
+            format!("warm-up takes {warmup} samples, but the budget is {budget}"),
             "shorten the warm-up, or raise the budget",
         );
     }

@@ -1,10 +1,10 @@
-//! Which sizes of axes reach the program: `accelerate launch` passes them on through the environment,
-//! and only where its parallelism config is switched on. All others stand there for nobody.
+//! The sizes of axes that reach the program. `accelerate launch` passes them through the environment,
+//! and only if its parallelism config is switched on. It ignores all others.
 //!
 //! Source: accelerate 16cb6eb, `commands/launch.py` (`_validate_launch_command`: the config's sizes
-//! count where no type was typed), `utils/launch.py` (`prepare_extend_env_parallelism_config`: names
-//! with their prefix), `parallelism_config.py` (`_validate_accelerator`; that FSDP needs an axis to
-//! shard over is said there since 1.15.0, before that it fails later).
+//! count if the command has no type), `utils/launch.py` (`prepare_extend_env_parallelism_config`: names
+//! with their prefix), `parallelism_config.py` (`_validate_accelerator`; since 1.15.0 it refuses FSDP without an axis to
+//! shard over, before that the job fails later).
 
 use super::typed;
 use crate::recipe::axes::axes;
@@ -16,7 +16,7 @@ use crate::recipe::tree::Tree;
 const SECTION: &str = "parallelism_config";
 const PREFIX: &str = "parallelism_config_";
 
-/// Reads the sizes that count, and says of the others that they do not.
+/// Reads the sizes that count, and warns about the others.
 pub(super) fn sizes(root: &Node, kind: Option<&str>, tree: &mut Tree, reading: &mut Reading) {
     let Some(section) = root.get(SECTION) else {
         return;
@@ -30,8 +30,8 @@ pub(super) fn sizes(root: &Node, kind: Option<&str>, tree: &mut Tree, reading: &
     if let Some(entry) = bare.iter().find(|entry| is_size(entry)) {
         unread(
             entry,
-            "accelerate reads no key of that name".to_owned(),
-            format!("write `{PREFIX}{}` if it is meant", entry.name),
+            "accelerate reads no key with that name".to_owned(),
+            format!("write `{PREFIX}{}` to set this size", entry.name),
             reading,
         );
     }
@@ -64,20 +64,20 @@ fn unread(entry: &Entry, why: String, help: String, reading: &mut Reading) {
     reading.warning(
         "unsupported-value",
         Some(entry.value.span),
-        format!("`{}` {text} does nothing: {why}", entry.name),
+        format!("`{}` {text} has no effect: {why}", entry.name),
         help,
     );
 }
 
-/// Whether accelerate passes the sizes on; else why not, and what would make it.
+/// Whether accelerate passes the sizes on; else the reason and the way out.
 fn counts(root: &Node, kind: Option<&str>, section: &Node) -> Result<(), (String, String)> {
     let no = |why: &str, help: &str| Err((why.to_owned(), help.to_owned()));
     if typed::switch(root, typed::CPU).is_some() {
-        return no("`--cpu` starts one process", "leave `--cpu` out");
+        return no("`--cpu` starts one process", "remove `--cpu`");
     }
     if let Some(kind @ ("NO" | "MULTI_CPU" | "XLA")) = kind {
         return Err((
-            format!("accelerate passes none on for `distributed_type: {kind}`"),
+            format!("accelerate passes no sizes on for `distributed_type: {kind}`"),
             "use `FSDP` with `fsdp_version: 2`, or `MULTI_GPU`".to_owned(),
         ));
     }
@@ -87,23 +87,26 @@ fn counts(root: &Node, kind: Option<&str>, section: &Node) -> Result<(), (String
     if let Some((_, switch)) = typed::kind(root) {
         let switch = switch.key.as_deref().unwrap_or_default();
         return Err((
-            format!("beside `{switch}` accelerate looks for `--use_parallelism_config`, which is not there"),
-            "add `--use_parallelism_config` beside `--use_fsdp --fsdp_version 2`, or type no distributed type"
-                .to_owned(),
+            format!(
+                "with `{switch}` accelerate needs `--use_parallelism_config`, which is missing"
+            ),
+            format!(
+                "add `--use_parallelism_config` to `--use_fsdp --fsdp_version 2`, or remove `{switch}`"
+            ),
         ));
     }
     let entries = section.entries().unwrap_or_default();
     match entries.iter().any(|entry| !typed::is_typed(&entry.value)) {
         true => Ok(()),
         false => no(
-            "there is neither `--use_parallelism_config` nor a `parallelism_config` in a config file",
+            "both `--use_parallelism_config` and a `parallelism_config` in a config file are missing",
             "add `--use_fsdp --fsdp_version 2 --use_parallelism_config`",
         ),
     }
 }
 
-/// What accelerate refuses. Sizes are 1 where nothing is said; that they multiply to the processes is
-/// for the planner to see.
+/// Refuses the sizes that accelerate refuses. Unstated sizes are 1. The planner checks that the product is
+/// the number of processes.
 fn check(
     root: &Node,
     kind: Option<&str>,
@@ -121,7 +124,7 @@ fn check(
     };
     let all = ["dp_replicate", "dp_shard", "tp", "cp", "sp"];
     let above_1 = |axis: &&str| size(axis).is_some_and(|size| size > 1);
-    // Sizes of 1 alone are no parallelism at all, in any world.
+    // Sizes of 1 are no parallelism, in any world.
     let Some(first) = all.iter().find(|axis| above_1(axis)) else {
         return;
     };
@@ -138,7 +141,7 @@ fn check(
         reading.error(
             "parallelism-product",
             span,
-            "accelerate takes no `parallelism_config` with Megatron-LM",
+            "accelerate refuses `parallelism_config` with Megatron-LM",
             "use `megatron_lm_tp_degree` and the like",
         );
     }
@@ -154,15 +157,17 @@ fn check(
         reading.error(
             "parallelism-product",
             span,
-            format!("accelerate takes no `parallelism_config` with version {version} of FSDP"),
+            format!("accelerate refuses `parallelism_config` with version {version} of FSDP"),
             "use `fsdp_version: 2` (`--fsdp_version 2`)",
         );
     } else if !above_1(&"dp_shard") && !above_1(&"cp") {
         reading.error(
             "parallelism-product",
             span,
-            "FSDP has nothing to shard over: neither `dp_shard_size` nor `cp_size` is above 1",
-            format!("give `{PREFIX}dp_shard_size`, so that all sizes multiply to `num_processes`"),
+            "FSDP has no axis to shard over: neither `dp_shard_size` nor `cp_size` is above 1",
+            format!(
+                "set `{PREFIX}dp_shard_size`, so that the product of all sizes is `num_processes`"
+            ),
         );
     }
 }

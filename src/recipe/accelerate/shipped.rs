@@ -1,8 +1,8 @@
 //! The accelerate configs that TRL ships, which its command line takes by name (`--accelerate_config
-//! zero2`). All of them are for eight processes of one machine, in bf16.
+//! zero2`). All of them have eight processes on one machine, in bf16.
 //!
 //! Source: TRL f2cd577, `trl/accelerate_configs/*.yaml`, `trl/cli/accelerate_config.py` (a file of that
-//! name comes first); the same seven in 0.19.1 and 0.24.0.
+//! name takes precedence); the same seven in 0.19.1 and 0.24.0.
 
 use crate::recipe::node::Node;
 use crate::recipe::reading::Reading;
@@ -10,17 +10,16 @@ use crate::recipe::source::Span;
 use crate::recipe::suggest::did_you_mean;
 use crate::recipe::tree::Given;
 
-/// Processes that each of them starts where nothing else is said.
+/// Processes that each of them starts by default.
 const PROCESSES: u64 = 8;
 
-/// A name, its distributed type, and what else of it matters here, key by key.
+/// A name, its distributed type, and its other relevant keys.
 type Shipped = (
     &'static str,
     &'static str,
     &'static [(&'static str, &'static str)],
 );
 
-/// All of them.
 const SHIPPED: &[Shipped] = &[
     ("single_gpu", "NO", &[]),
     ("multi_gpu", "MULTI_GPU", &[]),
@@ -51,10 +50,10 @@ const SHIPPED: &[Shipped] = &[
     ),
 ];
 
-/// What one of them fixes for the trainer.
+/// The key that some of them fix for the trainer.
 const ACCUMULATION: &str = "deepspeed_config.gradient_accumulation_steps";
 
-/// Whether the one of that name fixes accumulation at 1.
+/// Whether the config of that name fixes accumulation at 1.
 pub(in crate::recipe) fn fixes_accumulation(name: &str) -> bool {
     let mut shipped = SHIPPED.iter();
     shipped.any(|(known, _, values)| {
@@ -62,7 +61,7 @@ pub(in crate::recipe) fn fixes_accumulation(name: &str) -> bool {
     })
 }
 
-/// The config of that name; every value of it stands where the name does.
+/// The config of that name; every value has the position of the name.
 pub(super) fn config(name: &Given<String>, reading: &mut Reading) -> Option<Node> {
     let span = name.span;
     let Some((name, kind, values)) = SHIPPED.iter().find(|(known, ..)| *known == name.value) else {
@@ -80,7 +79,7 @@ pub(super) fn config(name: &Given<String>, reading: &mut Reading) -> Option<Node
     let mut root = Node::mapping(span);
     root.set_path("distributed_type", Node::string(*kind, span));
     root.set_path("mixed_precision", Node::string("bf16", span));
-    // The one of a single process says eight too, which does nothing.
+    // The config of a single process also states eight, without effect.
     if *kind != "NO" {
         root.set_path("num_processes", plain(PROCESSES, span));
     }
@@ -91,8 +90,8 @@ pub(super) fn config(name: &Given<String>, reading: &mut Reading) -> Option<Node
         reading.note(
             "accumulation-conflict",
             Some(span),
-            format!("TRL's `{name}` fixes accumulation at 1, and the trainer refuses any other"),
-            "where the plan needs more steps, launch with a config of your own: `--emit accelerate` writes it",
+            format!("TRL's `{name}` fixes accumulation at 1, and the trainer refuses another value"),
+            "if the plan needs more steps, launch with another config: `--emit accelerate` writes it",
         );
     }
     Some(root)
@@ -118,9 +117,9 @@ mod tests {
         })
     }
 
-    /// Each as its file in TRL says.
+    /// Expected values are those of the files in TRL.
     #[test]
-    fn every_shipped_config_says_its_world_and_what_it_shards() {
+    fn every_shipped_config_has_its_world_and_sharding() {
         for (name, gpus, strategy) in [
             ("single_gpu", 1, Strategy::Ddp),
             ("multi_gpu", 8, Strategy::Ddp),
@@ -141,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_typed_stands_over_a_shipped_config_without_a_word() {
+    fn options_override_a_shipped_config_without_a_warning() {
         let recipe = job("--accelerate_config zero2 --num_processes 6").unwrap();
         assert_eq!(recipe.spec.batch.gpus, Some(6));
         assert_eq!(recipe.diagnostics, []);
@@ -156,14 +155,14 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_is_neither_is_refused_with_the_ones_that_are() {
+    fn an_unknown_name_is_refused_with_a_suggestion() {
         let error = job("--accelerate_config zero22").unwrap_err();
         assert_eq!(error.diagnostics[0].rule, "unknown-value");
         assert_eq!(error.diagnostics[0].help, "did you mean `zero2`?");
     }
 
     #[test]
-    fn a_file_of_that_name_comes_first() {
+    fn a_file_of_that_name_takes_precedence() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("zero2");
         std::fs::write(&file, "distributed_type: FSDP\nnum_processes: 2\n").unwrap();
@@ -173,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn a_recipe_may_say_what_it_is_launched_with() {
+    fn a_recipe_may_name_its_accelerate_config() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("sft.yaml");
         let text = "model_name_or_path: m\ndataset_name: d\nper_device_train_batch_size: 4\n\
@@ -201,7 +200,7 @@ mod tests {
             assert_eq!(recipe.spec.batch.gpus, Some(gpus), "{command}");
             assert_eq!(recipe.spec.parallel.strategy, Strategy::Fsdp, "{command}");
         }
-        // Only TRL's own command line looks for them there.
+        // Only TRL's own command line searches for shipped configs.
         let other = read_with("accelerate launch --num_processes 2 sft.py --config @").unwrap();
         assert_eq!(other.spec.batch.gpus, Some(2));
         assert_eq!(other.diagnostics[0].rule, "unknown-key");

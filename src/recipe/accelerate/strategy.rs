@@ -1,5 +1,5 @@
-//! What the data-parallel ranks hold and how the model is split, as the config of each distributed
-//! type says it: FSDP's plugin, Megatron-LM's degrees. [`zero`](super::zero) has DeepSpeed's.
+//! Sharding and model parallelism in the config of each distributed
+//! type: FSDP's plugin, Megatron-LM's degrees. [`zero`](super::zero) has DeepSpeed's.
 //!
 //! Source: accelerate 16cb6eb, `utils/dataclasses.py` (`FullyShardedDataParallelPlugin`,
 //! `MegatronLMPlugin`).
@@ -11,8 +11,8 @@ use crate::recipe::scalar::{Resolved, Schema};
 use crate::recipe::suggest::did_you_mean;
 use crate::recipe::tree::{Given, Tree};
 
-/// What FSDP shards. Keys may lack the `fsdp_` before them. Whether parameters are freed after the
-/// forward pass is a truth value in version 2; in version 1 the strategy's name may stand there.
+/// The sharding of FSDP. Keys may lack the prefix `fsdp_`. `reshard_after_forward` frees parameters after
+/// the forward pass: a boolean in version 2; version 1 also accepts the strategy's name.
 pub(super) fn fsdp(config: Option<&Node>, tree: &mut Tree, reading: &mut Reading) {
     let find = |name: &str| {
         let config = config?;
@@ -71,7 +71,7 @@ pub(super) fn fsdp(config: Option<&Node>, tree: &mut Tree, reading: &mut Reading
     }
 }
 
-/// Sizes of Megatron-LM's axes.
+/// The sizes of Megatron-LM's axes.
 pub(super) fn megatron(config: Option<&Node>, tree: &mut Tree, reading: &mut Reading) {
     let Some(config) = config else { return };
     for (key, path) in [

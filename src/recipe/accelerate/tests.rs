@@ -1,7 +1,7 @@
 use crate::recipe::spec::{Precision, Spec, Strategy};
 use crate::recipe::{Dialect, ReadError, Recipe, Request, Severity, read};
 
-/// Reads a recipe launched with an accelerate config, both given as text.
+/// Reads a recipe with an accelerate config, both given as text.
 fn launch(recipe: &str, accelerate: &str) -> Result<Recipe, ReadError> {
     let folder = tempfile::tempdir().unwrap();
     let sft = folder.path().join("sft");
@@ -65,7 +65,7 @@ fn version_1_of_fsdp_names_its_strategy_in_either_place() {
 }
 
 #[test]
-fn the_world_comes_from_the_config_and_the_batch_from_the_recipe() {
+fn the_config_gives_the_world_and_the_recipe_the_batch() {
     let found = spec(
         "distributed_type: FSDP\nnum_processes: 16\nnum_machines: 2\nmixed_precision: fp16\n\
          fsdp_config: {fsdp_sharding_strategy: SHARD_GRAD_OP}\n",
@@ -84,7 +84,7 @@ fn the_world_comes_from_the_config_and_the_batch_from_the_recipe() {
 }
 
 #[test]
-fn sharding_is_known_by_all_its_names() {
+fn sharding_is_recognised_by_all_its_names() {
     let fsdp = |config: &str| {
         spec(&format!(
             "distributed_type: FSDP\nnum_processes: 2\nfsdp_config: {{{config}}}\n"
@@ -114,7 +114,7 @@ fn sharding_is_known_by_all_its_names() {
 }
 
 #[test]
-fn a_config_without_processes_leaves_them_to_the_command_line() {
+fn a_config_without_processes_takes_them_from_the_command_line() {
     assert_eq!(spec("distributed_type: MULTI_GPU\n").batch.gpus, None);
     assert_eq!(
         spec("distributed_type: MULTI_GPU\nnum_processes: -1\n")
@@ -125,20 +125,20 @@ fn a_config_without_processes_leaves_them_to_the_command_line() {
     assert_eq!(spec("distributed_type: 'NO'\n").batch.gpus, Some(1));
 }
 
-/// accelerate takes 1 for the type `"NO"` alone, and stops at every other config.
+/// accelerate assumes 1 process for the type `"NO"` alone, and exits for every other config.
 #[test]
-fn processes_that_nobody_says_are_told() {
-    let told = |config: &str| problems(config).contains("warning[mandatory-missing]");
-    assert!(told("distributed_type: MULTI_GPU\n"));
-    assert!(told("distributed_type: FSDP\nnum_processes: -1\n"));
-    assert!(told("distributed_type: NO\n"), "false is not \"NO\"");
-    assert!(told("distributed_type: 'NO'\nnum_processes: -1\n"));
-    assert!(!told("distributed_type: 'NO'\n"));
-    assert!(!told("distributed_type: MULTI_GPU\nnum_processes: 2\n"));
+fn a_missing_number_of_processes_is_a_warning() {
+    let warns = |config: &str| problems(config).contains("warning[mandatory-missing]");
+    assert!(warns("distributed_type: MULTI_GPU\n"));
+    assert!(warns("distributed_type: FSDP\nnum_processes: -1\n"));
+    assert!(warns("distributed_type: NO\n"), "false is not \"NO\"");
+    assert!(warns("distributed_type: 'NO'\nnum_processes: -1\n"));
+    assert!(!warns("distributed_type: 'NO'\n"));
+    assert!(!warns("distributed_type: MULTI_GPU\nnum_processes: 2\n"));
 }
 
 #[test]
-fn traps_and_mistakes_are_told() {
+fn traps_and_mistakes_are_reported() {
     let cases = [
         "distributed_type: NO\nnum_processes: 8\n",
         "distributed_type: MULTI_GPUS\n",
@@ -172,7 +172,7 @@ fn a_second_accumulation_must_agree() {
          deepspeed_config: {zero_stage: 2, gradient_accumulation_steps: 2}\n",
     );
     assert_eq!(agreed.batch.accumulation, Some(2));
-    // A DeepSpeed file that says nothing means 1.
+    // A DeepSpeed file without accumulation means 1.
     let silent = problems(
         "distributed_type: DEEPSPEED\nnum_processes: 8\n\
          deepspeed_config: {deepspeed_config_file: zero1.json}\n",

@@ -1,5 +1,5 @@
-//! Switches of `accelerate launch`, which stand in no config: they go with the tree of a config and
-//! its options under their own names (`--cpu`), with the key that [`Tree`] gives to what was typed.
+//! Switches of `accelerate launch`, which exist in no config. They are part of the tree of a config and
+//! its options under their own names (`--cpu`), with the key that [`Tree`] gives to command-line values.
 //!
 //! Source: accelerate 16cb6eb, `commands/launch.py` (`_validate_launch_command`).
 //!
@@ -8,7 +8,7 @@
 use crate::recipe::node::{Entry, Node};
 use crate::recipe::reading::Reading;
 
-/// Switches that choose the distributed type, in the order in which `launch_command` looks at them.
+/// Switches that choose the distributed type, in the order in which `launch_command` checks them.
 const KINDS: &[(&str, &str)] = &[
     ("use_deepspeed", "DEEPSPEED"),
     ("use_fsdp", "FSDP"),
@@ -17,39 +17,39 @@ const KINDS: &[(&str, &str)] = &[
     ("tpu", "XLA"),
 ];
 
-/// The one that starts a single process.
+/// The switch that starts a single process.
 pub(super) const CPU: &str = "cpu";
-/// The one without which accelerate passes no sizes of axes on.
+/// The switch without which accelerate passes no sizes of axes on.
 pub(super) const PARALLELISM: &str = "use_parallelism_config";
 
-/// Whether an option of `accelerate launch` is a switch that says something about the world.
+/// Whether an option of `accelerate launch` is a switch that affects the world.
 pub(in crate::recipe) fn is_switch(name: &str) -> bool {
     [CPU, PARALLELISM].contains(&name) || KINDS.iter().any(|(switch, _)| *switch == name)
 }
 
-/// Whether a value was typed, and not read from the config's file.
+/// Whether a value comes from the command line, not from the config's file.
 pub(super) fn is_typed(node: &Node) -> bool {
     node.key.is_some()
 }
 
-/// Whether an entry is a switch, and not a key of the file that is called like one.
+/// Whether an entry is a switch, not a key of the file with the same name.
 pub(super) fn is_entry(entry: &Entry) -> bool {
     entry.name.starts_with("--") && is_typed(&entry.value)
 }
 
-/// A switch that was typed.
+/// A switch on the command line.
 pub(super) fn switch<'n>(root: &'n Node, name: &str) -> Option<&'n Node> {
     let node = root.get(&format!("--{name}"))?;
     is_typed(node).then_some(node)
 }
 
-/// The distributed type that was typed, over which no config is asked.
+/// The distributed type of the command line, which overrides every config.
 pub(super) fn kind(root: &Node) -> Option<(&'static str, &Node)> {
     let mut kinds = KINDS.iter();
     kinds.find_map(|(name, kind)| Some((*kind, switch(root, name)?)))
 }
 
-/// What accelerate refuses before it has looked into any config.
+/// Refuses the combinations that accelerate refuses before it reads a config.
 pub(super) fn refuse(root: &Node, reading: &mut Reading) {
     let one_of = ["cpu", "multi_gpu", "tpu", "use_deepspeed", "use_fsdp"];
     let mut typed = one_of.iter().filter_map(|name| switch(root, name));
@@ -59,11 +59,11 @@ pub(super) fn refuse(root: &Node, reading: &mut Reading) {
             "unsupported-value",
             Some(second.span),
             format!(
-                "accelerate takes `{}` and `{}` not together",
+                "accelerate refuses `{}` together with `{}`",
                 name(first),
                 name(second)
             ),
-            "keep one of the two",
+            "remove one of them",
         );
     }
     let processes = root.get("num_processes").filter(|node| is_typed(node));
@@ -74,10 +74,8 @@ pub(super) fn refuse(root: &Node, reading: &mut Reading) {
         reading.error(
             "unsupported-value",
             Some(multi.span),
-            format!(
-                "accelerate takes `--multi_gpu` from 2 processes on, the command has {processes}"
-            ),
-            "leave `--multi_gpu` out",
+            format!("`--multi_gpu` needs at least 2 processes, but the command has {processes}"),
+            "remove `--multi_gpu`",
         );
     }
     if let Some(asked) = switch(root, PARALLELISM)
@@ -86,8 +84,8 @@ pub(super) fn refuse(root: &Node, reading: &mut Reading) {
         reading.error(
             "parallelism-product",
             Some(asked.span),
-            "accelerate takes `--use_parallelism_config` only beside `--use_fsdp`",
-            "add `--use_fsdp --fsdp_version 2`, or leave the type and the sizes to a config file",
+            "`--use_parallelism_config` needs `--use_fsdp`",
+            "add `--use_fsdp --fsdp_version 2`, or set the type and the sizes in a config file",
         );
     }
 }

@@ -1,11 +1,11 @@
-//! Values of an accelerate config, which accelerate takes as the YAML reader gives them.
+//! Typed values of an accelerate config; accelerate does not convert the values of the YAML reader.
 
 use crate::recipe::node::Node;
 use crate::recipe::reading::Reading;
 use crate::recipe::scalar::{Resolved, Schema};
 use crate::recipe::tree::Given;
 
-/// A whole number; accelerate itself does not convert.
+/// An integer; any other type is reported.
 pub(super) fn int(root: &Node, key: &str, reading: &mut Reading) -> Option<Given<i128>> {
     let node = root.get(key)?;
     match node.resolve(Schema::PyYaml) {

@@ -1,10 +1,10 @@
-//! How many processes `accelerate launch` starts.
+//! The number of processes that `accelerate launch` starts.
 //!
-//! Source: accelerate 16cb6eb, `commands/launch.py` (`launch_command`, which launcher it is),
-//! `utils/launch.py` (`prepare_simple_launcher_cmd_env`: one process, or as many as mpirun is told;
+//! Source: accelerate 16cb6eb, `commands/launch.py` (`launch_command`: the choice of a launcher),
+//! `utils/launch.py` (`prepare_simple_launcher_cmd_env`: one process, or the number given to mpirun;
 //! `prepare_multi_gpu_env`: `num_processes // num_machines` on each machine;
-//! `prepare_deepspeed_cmd_env`: on several machines DeepSpeed's launcher, which a filter may tell
-//! which devices), `commands/launch.py` (`tpu_launcher`: all cores), `utils/constants.py` (`DEEPSPEED_MULTINODE_LAUNCHERS`).
+//! `prepare_deepspeed_cmd_env`: on several machines DeepSpeed's launcher, whose filter may name the
+//! devices), `commands/launch.py` (`tpu_launcher`: all cores), `utils/constants.py` (`DEEPSPEED_MULTINODE_LAUNCHERS`).
 
 use super::typed;
 use super::values::int;
@@ -33,21 +33,21 @@ const TYPES: &[&str] = &[
     "MEGATRON_LM",
 ];
 
-/// The distributed type: what was typed, else the config's. An unquoted `NO` is false to PyYAML, and
-/// accelerate then finds no type. A config without a type is refused whatever was typed.
+/// The distributed type: that of the command line, else the config's. An unquoted `NO` is false to PyYAML,
+/// and accelerate then finds no type. It refuses a config without a type, whatever the command line has.
 pub(super) fn distributed_type(root: &Node, reading: &mut Reading) -> Option<String> {
     let Some(node) = root.get("distributed_type") else {
         reading.error(
             "mandatory-missing",
             Some(root.span),
-            "the accelerate config has no `distributed_type`, and accelerate refuses it",
+            "accelerate refuses a config without `distributed_type`",
             format!("give one of {}", TYPES.join(", ")),
         );
         return None;
     };
     let own = match node.resolve(Schema::PyYaml) {
         Some(Resolved::Bool(false)) => {
-            doubt_truth_value(root, reading);
+            warn_about_unquoted_no(root, reading);
             Some("NO".to_owned())
         }
         Some(Resolved::Str(text)) if TYPES.contains(&text.as_str()) => Some(text),
@@ -68,28 +68,28 @@ pub(super) fn distributed_type(root: &Node, reading: &mut Reading) -> Option<Str
     }
 }
 
-/// What is said of an unquoted `NO`, also of SageMaker's configs, which are not read otherwise.
-pub(super) fn doubt_truth_value(root: &Node, reading: &mut Reading) {
+/// Warns about an unquoted `NO`, also in SageMaker's configs, which are not read otherwise.
+pub(super) fn warn_about_unquoted_no(root: &Node, reading: &mut Reading) {
     let is_false = |node: &&Node| node.resolve(Schema::PyYaml) == Some(Resolved::Bool(false));
     if let Some(node) = root.get("distributed_type").filter(is_false) {
         reading.warning(
             "scalar-type",
             Some(node.span),
-            "`distributed_type` is the truth value false to PyYAML, taken as \"NO\"",
-            "write `\"NO\"` in quotes: accelerate finds no type in it",
+            "`distributed_type` is the boolean false to PyYAML, taken as \"NO\"",
+            "quote it, `\"NO\"`: accelerate finds no type in false",
         );
     }
 }
 
-/// The value of `num_processes` that says none, which is also its default.
-const UNSAID: i128 = -1;
+/// The default of `num_processes`, which leaves the number to the command line.
+const UNSET: i128 = -1;
 
-/// A config that leaves its processes to the command line, which does not say them: accelerate stops.
-/// For the type `"NO"` alone it takes 1 (`commands/config/config_args.py`, `process_config`; unquoted it
+/// Warns about a config without processes if the command line has none either: accelerate exits.
+/// Only for the type `"NO"` it assumes 1 (`commands/config/config_args.py`, `process_config`; an unquoted one
 /// is another value). Without a config accelerate counts the devices.
-pub(super) fn doubt_unsaid(root: &Node, reading: &mut Reading) {
+pub(super) fn warn_about_unset_processes(root: &Node, reading: &mut Reading) {
     let stated = root.get("num_processes");
-    let unsaid = |node: &Node| node.resolve(Schema::PyYaml) == Some(Resolved::Int(UNSAID));
+    let unset = |node: &Node| node.resolve(Schema::PyYaml) == Some(Resolved::Int(UNSET));
     let kind = root.get("distributed_type");
     let kind = kind.and_then(|node| node.resolve(Schema::PyYaml));
     let elsewhere = root.get("compute_environment").and_then(Node::text);
@@ -97,33 +97,33 @@ pub(super) fn doubt_unsaid(root: &Node, reading: &mut Reading) {
         return;
     }
     let one = stated.is_none() && kind == Some(Resolved::Str("NO".to_owned()));
-    if one || !stated.is_none_or(unsaid) || kind.is_none() {
+    if one || !stated.is_none_or(unset) || kind.is_none() {
         return;
     }
     reading.warning(
         "mandatory-missing",
         Some(stated.map_or(root.span, |node| node.span)),
-        "the config leaves `num_processes` to the command, and accelerate starts nothing without it",
-        "type it, `accelerate launch --num_processes N …`, or write it here",
+        "neither the config nor the command sets `num_processes`, and accelerate exits without it",
+        "give it as `accelerate launch --num_processes N …`, or set it here",
     );
 }
 
-/// The processes of all machines, where they can be known.
+/// The processes of all machines, if known.
 pub(super) fn world(root: &Node, kind: Option<&str>, tree: &mut Tree, reading: &mut Reading) {
     if kind == Some("XLA") {
         refuse_tpus(root, reading);
         return;
     }
-    let processes = int(root, "num_processes", reading).filter(|given| given.value != UNSAID);
+    let processes = int(root, "num_processes", reading).filter(|given| given.value != UNSET);
     let machines = int(root, "num_machines", reading);
-    let by_mpirun = said(root, "mpirun_config.mpirun_hostfile").is_some();
+    let by_mpirun = non_empty(root, "mpirun_config.mpirun_hostfile").is_some();
     if let Some(alone) = one_process(root, kind).filter(|_| !by_mpirun) {
         if let Some(given) = processes.filter(|given| given.value > 1) {
             reading.warning(
                 "unsupported-value",
                 Some(given.span),
                 format!(
-                    "`num_processes: {}` does nothing: {} starts one process",
+                    "`num_processes: {}` has no effect: {} starts one process",
                     given.value, alone.says
                 ),
                 alone.help,
@@ -152,7 +152,7 @@ pub(super) fn world(root: &Node, kind: Option<&str>, tree: &mut Tree, reading: &
     tree.plain_if("batch.gpus", processes);
 }
 
-/// The TPU launcher starts a process for every core that is there, and asks no number of anybody.
+/// Refuses TPUs: their launcher starts a process for every core that it finds, whatever the number.
 fn refuse_tpus(root: &Node, reading: &mut Reading) {
     let typed = typed::kind(root).map(|(_, node)| ("--tpu", node));
     let stated = root.get("distributed_type");
@@ -164,13 +164,13 @@ fn refuse_tpus(root: &Node, reading: &mut Reading) {
         "unsupported-value",
         Some(node.span),
         format!(
-            "`{says}` starts a process for every TPU core that it finds, whatever `num_processes` says: TPUs cannot be planned here"
+            "`{says}` starts a process for every TPU core that it finds, independent of `num_processes`: evenkeel cannot plan TPUs"
         ),
-        "use `MULTI_GPU` for GPUs; what a recipe had on TPUs is given without the config, by `--recipe-gpus`",
+        "use `MULTI_GPU` for GPUs; for a recipe written for TPUs, remove the config and give `--recipe-gpus`",
     );
 }
 
-/// What makes accelerate start one process.
+/// The setting that makes accelerate start one process.
 struct Alone<'n> {
     key: &'static str,
     node: &'n Node,
@@ -184,13 +184,13 @@ fn one_process<'n>(root: &'n Node, kind: Option<&str>) -> Option<Alone<'n>> {
             key: "--cpu",
             node,
             says: "`--cpu`".to_owned(),
-            help: "leave `--cpu` out",
+            help: "remove `--cpu`",
         });
     }
     let help = match kind? {
         "NO" => "use `distributed_type: MULTI_GPU`",
         "MULTI_CPU" => {
-            "give `mpirun_config`, or say by `--recipe-gpus` how many processes your own mpirun starts"
+            "set `mpirun_config`, or give the number of processes of your mpirun by `--recipe-gpus`"
         }
         _ => return None,
     };
@@ -202,13 +202,13 @@ fn one_process<'n>(root: &'n Node, kind: Option<&str>) -> Option<Alone<'n>> {
     })
 }
 
-/// A value that is there, and more than an empty place.
-fn said<'n>(root: &'n Node, path: &str) -> Option<&'n Node> {
+/// A value that is present and not empty.
+fn non_empty<'n>(root: &'n Node, path: &str) -> Option<&'n Node> {
     let node = root.get_path(path)?;
     (node.resolve(Schema::PyYaml) != Some(Resolved::Null)).then_some(node)
 }
 
-/// `num_processes // num_machines` on each machine.
+/// Refuses processes that the machines do not divide: accelerate starts `num_processes // num_machines` on each.
 fn divided(processes: &Given<i128>, machines: i128, reading: &mut Reading) {
     if processes.value % machines == 0 {
         return;
@@ -226,15 +226,15 @@ fn divided(processes: &Given<i128>, machines: i128, reading: &mut Reading) {
     );
 }
 
-/// How many devices `gpu_ids` names, where these are too few for so many processes of a machine: they
-/// are what the processes see, and each needs one of its own.
+/// The number of devices in `gpu_ids`, if that is less than the number of processes of a machine: they
+/// see only these devices, and each needs one.
 pub(in crate::recipe) fn too_few_devices(ids: &str, each: u64) -> Option<usize> {
     let count = ids.split(',').count();
     (ids != "all" && (count as u64) < each).then_some(count)
 }
 
 fn named_devices(root: &Node, each: i128, reading: &mut Reading) {
-    let Some(node) = said(root, "gpu_ids") else {
+    let Some(node) = non_empty(root, "gpu_ids") else {
         return;
     };
     let text = node.text().unwrap_or(node.kind());
@@ -243,22 +243,24 @@ fn named_devices(root: &Node, each: i128, reading: &mut Reading) {
         reading.error(
             "parallelism-product",
             Some(node.span),
-            format!("{each} processes of a machine have {count} devices in `gpu_ids` `{text}`"),
-            "name one for each, or write `all`",
+            format!(
+                "{each} processes of a machine have only {count} devices in `gpu_ids` `{text}`"
+            ),
+            "name one device for each, or write `all`",
         );
     }
 }
 
-/// On several machines DeepSpeed's own launcher starts what its filter names, whatever
-/// `num_processes` says. False: there is no filter that counts.
+/// On several machines DeepSpeed's own launcher starts the processes that its filter names, independent of
+/// `num_processes`. False: no filter counts.
 fn filtered(root: &Node, tree: &mut Tree, reading: &mut Reading) -> bool {
     let key = |name: &str| format!("deepspeed_config.deepspeed_{name}");
-    let launcher = said(root, &key("multinode_launcher")).and_then(Node::text);
+    let launcher = non_empty(root, &key("multinode_launcher")).and_then(Node::text);
     if launcher == Some("standard") {
         return false;
     }
-    let excluded = said(root, &key("exclusion_filter"));
-    let Some(node) = excluded.or_else(|| said(root, &key("inclusion_filter"))) else {
+    let excluded = non_empty(root, &key("exclusion_filter"));
+    let Some(node) = excluded.or_else(|| non_empty(root, &key("inclusion_filter"))) else {
         return false;
     };
     let text = node.text().unwrap_or(node.kind());
@@ -270,8 +272,8 @@ fn filtered(root: &Node, tree: &mut Tree, reading: &mut Reading) -> bool {
         None => reading.warning(
             "unsupported-value",
             Some(node.span),
-            format!("how many devices `{text}` leaves stands in the hostfile, which is not read"),
-            "name them (`host:0,1@other:0,1`), or say how many by `--recipe-gpus`",
+            format!("the number of devices that `{text}` leaves is in the hostfile, which evenkeel does not read"),
+            "name them (`host:0,1@other:0,1`), or give their number by `--recipe-gpus`",
         ),
     }
     true

@@ -1,10 +1,10 @@
-//! DeepSpeed as an accelerate config has it: by itself, or in a file of DeepSpeed's that it names. A
-//! trainer with a DeepSpeed config of its own reads that one instead.
+//! DeepSpeed in an accelerate config: inline, or in a DeepSpeed file that it names. A
+//! trainer's own DeepSpeed config replaces that file.
 //!
-//! Sources: accelerate 16cb6eb `commands/launch.py` (`launch_command`: the keys of the config's file are
-//! handed on by name), `utils/launch.py` (`prepare_deepspeed_cmd_env`), `utils/dataclasses.py`
-//! (`DeepSpeedPlugin`: `_deepspeed_config_checks` refuses these keys beside any file, and what is typed
-//! fills the file's "auto" alone); transformers 5.23.0 `training_args.py` (`__post_init__`: the trainer's
+//! Sources: accelerate 16cb6eb `commands/launch.py` (`launch_command`: it passes the keys of the config's file
+//! on by name), `utils/launch.py` (`prepare_deepspeed_cmd_env`), `utils/dataclasses.py`
+//! (`DeepSpeedPlugin`: `_deepspeed_config_checks` refuses these keys with any file; command-line values
+//! replace only "auto" in the file); transformers 5.23.0 `training_args.py` (`__post_init__`: the trainer's
 //! file comes first), `trainer.py` (`create_accelerator_and_postprocess`: accelerate's is compared too).
 
 use std::path::Path;
@@ -17,7 +17,7 @@ use crate::recipe::scalar::{Resolved, Schema};
 use crate::recipe::source::Span;
 use crate::recipe::tree::{Given, Tree};
 
-/// Keys of `deepspeed_config` that belong into the file of DeepSpeed's, where there is one.
+/// Keys of `deepspeed_config` that belong in the DeepSpeed file, if there is one.
 const IN_THE_FILE: &[&str] = &[
     "gradient_accumulation_steps",
     "gradient_clipping",
@@ -31,35 +31,35 @@ const IN_THE_FILE: &[&str] = &[
 
 const PRECISION: &str = "mixed_precision";
 
-/// A key of a config, and where it stands.
-pub(super) type Own = (String, Span);
+/// A key of a config, with its position.
+pub(super) type ConfigKey = (String, Span);
 
-/// What a job is launched with, where that is DeepSpeed.
+/// The DeepSpeed config that a job is launched with.
 #[derive(Debug, Default)]
 pub(in crate::recipe) struct Zero {
-    /// Keys of the config beside which accelerate takes no file of DeepSpeed's.
-    own: Vec<Own>,
-    /// The file that the config names, which the trainer compares with its own numbers.
+    /// Keys of the config with which accelerate refuses a DeepSpeed file.
+    config_keys: Vec<ConfigKey>,
+    /// The file that the config names, which the trainer compares with its numbers.
     file: Option<Node>,
-    /// The trainer has a DeepSpeed config of its own, and nobody reads this one.
+    /// Whether the trainer's own DeepSpeed config replaces this one.
     overruled: bool,
 }
 
 impl Zero {
-    /// The file that the trainer compares with its own numbers, for the one who does.
+    /// Takes the file that the trainer compares with its numbers.
     pub fn take_file(&mut self) -> Option<Node> {
         self.file.take()
     }
 
-    /// Whether a trainer's own DeepSpeed config stands in its place.
+    /// Whether the trainer's own DeepSpeed config replaces this one.
     pub fn is_overruled(&self) -> bool {
         self.overruled
     }
 }
 
-/// The keys that a config's file has itself, before anything is typed over it: accelerate goes by these
-/// whatever is typed.
-pub(super) fn own(root: &Node) -> Vec<Own> {
+/// The keys in a config's file, before the command line overrides them: accelerate checks these,
+/// independent of the command line.
+pub(super) fn config_keys(root: &Node) -> Vec<ConfigKey> {
     let below = root.get("deepspeed_config").and_then(Node::entries);
     let below = below.unwrap_or_default().iter();
     let below = below.filter(|entry| IN_THE_FILE.contains(&entry.name.as_str()));
@@ -73,25 +73,25 @@ fn is_null(node: &Node) -> bool {
     node.resolve(Schema::PyYaml) == Some(Resolved::Null)
 }
 
-/// The ZeRO stage (2 where nothing is said) and accumulation, from the config itself or the DeepSpeed
+/// The ZeRO stage (default 2) and accumulation, from the config itself or the DeepSpeed
 /// file that it names.
 pub(super) fn read(
     root: &Node,
     path: &Path,
-    mut own: Vec<Own>,
+    mut config_keys: Vec<ConfigKey>,
     tree: &mut Tree,
     reading: &mut Reading,
 ) {
-    // A precision that is typed is not the config's.
+    // A precision of the command line is not the config's.
     let typed = root.get(PRECISION).is_some_and(is_typed);
-    own.retain(|(name, _)| !(typed && name == PRECISION));
+    config_keys.retain(|(name, _)| !(typed && name == PRECISION));
     tree.default("parallel.strategy", "zero2");
     let config = root.get("deepspeed_config");
     let file = config.and_then(|config| config.get("deepspeed_config_file"));
     let file = file.filter(|node| !is_null(node) && node.text() != Some("none"));
     let file = match (config, file) {
         (Some(config), Some(node)) => {
-            refuse_both(&own, reading);
+            refuse_both(&config_keys, reading);
             in_file(config, node, path, tree, reading)
         }
         (Some(config), None) => {
@@ -102,13 +102,13 @@ pub(super) fn read(
         (None, _) => None,
     };
     reading.zero = Some(Zero {
-        own,
+        config_keys,
         file,
         overruled: false,
     });
 }
 
-/// The file that the config names. Without an accumulation it means 1, and the trainer compares.
+/// The file that the config names. Without an accumulation it means 1, which the trainer compares.
 fn in_file(
     config: &Node,
     node: &Node,
@@ -121,8 +121,8 @@ fn in_file(
         reading.warning(
             "deepspeed-unread",
             Some(node.span),
-            format!("the DeepSpeed config `{name}` is not there: its ZeRO stage is not known"),
-            "put it beside this file, or give `evenkeel.parallel.strategy`",
+            format!("the DeepSpeed config `{name}` does not exist: its ZeRO stage is unknown"),
+            "create it next to this file, or set `evenkeel.parallel.strategy`",
         );
         return None;
     };
@@ -150,7 +150,7 @@ fn in_file(
     Some(file)
 }
 
-/// Whether what is typed for a key takes the place of an "auto" in the file. It does nothing else.
+/// Whether a command-line value replaces an "auto" in the file. It has no other effect.
 fn fills(key: &str, path: &str, config: &Node, file: &Node, reading: &mut Reading) -> bool {
     let Some(typed) = config.get(key).filter(|node| is_typed(node)) else {
         return false;
@@ -167,13 +167,13 @@ fn fills(key: &str, path: &str, config: &Node, file: &Node, reading: &mut Readin
             Some(typed.span),
             match stated {
                 Some(stated) => format!(
-                    "`{option} {value}` does nothing: `{path}` is {stated} in the DeepSpeed file, which counts"
+                    "`{option} {value}` has no effect: `{path}` is {stated} in the DeepSpeed file, which counts"
                 ),
                 None => format!(
-                    "`{option} {value}` does nothing: the DeepSpeed file counts, and has no `{path}`"
+                    "`{option} {value}` has no effect: the DeepSpeed file counts, and has no `{path}`"
                 ),
             },
-            format!("say it in the file, or write \"auto\" for `{path}` there"),
+            format!("set it in the file, or write \"auto\" for `{path}` there"),
         );
     }
     false
@@ -207,45 +207,45 @@ fn accumulation(config: &Node, tree: &mut Tree) {
     }
 }
 
-/// Beside a DeepSpeed file accelerate refuses a config that says the same things itself; what is
-/// typed it leaves alone.
-fn refuse_both(own: &[Own], reading: &mut Reading) {
-    for (name, at) in own {
+/// Refuses a config that states the same values as its DeepSpeed file, as accelerate does; it accepts
+/// command-line values.
+fn refuse_both(config_keys: &[ConfigKey], reading: &mut Reading) {
+    for (name, at) in config_keys {
         reading.error(
             "unsupported-value",
             Some(*at),
-            format!("accelerate takes `{name}` not beside `deepspeed_config_file`"),
-            "say it in the DeepSpeed file, and leave it out here",
+            format!("accelerate refuses `{name}` together with `deepspeed_config_file`"),
+            "set it in the DeepSpeed file, and remove it here",
         );
     }
 }
 
-/// A trainer with a DeepSpeed config of its own: that one counts, and accelerate refuses it beside a
-/// config that says the same things itself.
+/// A trainer's own DeepSpeed config counts, and accelerate refuses it with a
+/// config that states the same values.
 pub(in crate::recipe) fn overrule(reading: &mut Reading) {
     let Some(zero) = &mut reading.zero else {
         return;
     };
     zero.overruled = true;
     let names: Vec<String> = zero
-        .own
+        .config_keys
         .iter()
         .map(|(name, _)| format!("`{name}`"))
         .collect();
-    if let Some((_, at)) = zero.own.first().cloned() {
+    if let Some((_, at)) = zero.config_keys.first().cloned() {
         reading.error(
             "deepspeed-conflict",
             Some(at),
             format!(
-                "accelerate takes {} not beside the trainer's own DeepSpeed config",
+                "accelerate refuses {} together with the trainer's own DeepSpeed config",
                 names.join(", ")
             ),
-            "leave the trainer's `deepspeed` out, or start it with a config whose type is not `DEEPSPEED`",
+            "remove the trainer's `deepspeed`, or launch it with a config whose type is not `DEEPSPEED`",
         );
     }
 }
 
-/// Takes out of what the launcher says whatever DeepSpeed is told by it.
+/// Removes the values for DeepSpeed from the launcher's tree.
 pub(in crate::recipe) fn leave_to_trainer(launched: &mut Node) {
     for path in [
         "batch.global",

@@ -20,7 +20,7 @@ fn read_at(path: PathBuf, overrides: &[&str]) -> Result<Recipe, ReadError> {
 }
 
 #[test]
-fn a_launch_of_the_tree_means_what_upstream_would_run() {
+fn a_launch_of_the_tree_gives_upstreams_values() {
     let Some(config) = config() else { return };
     let overrides = [
         "model=pythia28",
@@ -62,7 +62,7 @@ fn a_launch_of_the_tree_means_what_upstream_would_run() {
     assert_eq!(spec.data.train[1].path, "stanfordnlp/SHP");
     assert_eq!(spec.data.evaluation[0].split.as_deref(), Some("test"));
     assert_eq!(spec.data.sequence_length, 512);
-    // The resolver of `train.py`, without the time that upstream puts behind the name.
+    // The resolver of `train.py`, without the time that upstream appends to the name.
     assert_eq!(spec.output.as_deref(), Some(".cache/anthropic-dpo"));
 }
 
@@ -84,7 +84,7 @@ fn other_trainers_drive_all_gpus_from_one_process() {
 }
 
 #[test]
-fn the_root_as_shipped_names_an_option_that_is_not_there() {
+fn the_shipped_root_names_a_missing_option() {
     let Some(config) = config() else { return };
     let error = read_at(config.join("config.yaml"), &["exp_name=x"]).unwrap_err();
     let found = &error.diagnostics[0];
@@ -104,7 +104,7 @@ fn the_root_as_shipped_names_an_option_that_is_not_there() {
 }
 
 #[test]
-fn the_readmes_wrong_key_is_refused_with_the_right_one() {
+fn the_wrong_key_of_the_readme_is_refused_with_the_right_one() {
     let Some(config) = config() else { return };
     let overrides = [
         "exp_name=x",
@@ -124,7 +124,7 @@ fn the_readmes_wrong_key_is_refused_with_the_right_one() {
 }
 
 #[test]
-fn a_loss_lacks_what_only_its_user_knows() {
+fn a_loss_lacks_its_mandatory_values() {
     let Some(config) = config() else { return };
     let recipe = read_at(config.clone(), &["model=pythia69", "loss=dpo"]).unwrap();
     let messages: Vec<&str> = recipe
@@ -150,7 +150,7 @@ fn a_loss_lacks_what_only_its_user_knows() {
 }
 
 #[test]
-fn a_loss_of_the_trees_own_is_cut_as_all_are_and_a_typed_one_may_be_a_slip() {
+fn a_custom_loss_of_the_tree_is_noted_and_an_unknown_loss_on_the_command_line_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("config.yaml");
     let text = "trainer: FSDPTrainer\nbatch_size: 64\ngradient_accumulation_steps: 2\n\
@@ -166,9 +166,9 @@ fn a_loss_of_the_trees_own_is_cut_as_all_are_and_a_typed_one_may_be_a_slip() {
     };
     let recipe = read(&[]).unwrap();
     assert_eq!(recipe.spec.batch.global, Some(64));
-    let told = recipe.diagnostics.iter();
-    let told = told.filter(|d| d.message.starts_with("`loss.name` is `tdpo`"));
-    assert_eq!(told.count(), 1);
+    let findings = recipe.diagnostics.iter();
+    let findings = findings.filter(|d| d.message.starts_with("`loss.name` is `tdpo`"));
+    assert_eq!(findings.count(), 1);
     let error = read(&["loss.name=spo"]).unwrap_err();
     assert!(
         error.to_string().contains("`loss.name` is `spo`"),

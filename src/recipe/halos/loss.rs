@@ -1,11 +1,11 @@
-//! Which objective a loss stands for: by its trainer, or else by the loader of its data.
+//! The objective of a loss: by its trainer, or else by its data loader.
 
 use crate::recipe::hydra::Values;
 use crate::recipe::preference::taken_as;
 use crate::recipe::reading::Reading;
 use crate::recipe::tree::Tree;
 
-/// Upstream's trainers, and the objective that each is planned as.
+/// Upstream's trainers, with the objective that each is planned as.
 const TRAINERS: &[(&str, &str)] = &[
     ("SFTTrainer", "sft"),
     ("DPOTrainer", "dpo"),
@@ -17,7 +17,7 @@ const TRAINERS: &[(&str, &str)] = &[
     ("BradleyTerryTrainer", "reward"),
 ];
 
-/// Loaders of data, and an objective whose batches they make.
+/// Data loaders, with an objective whose batches they make.
 const LOADERS: &[(&str, &str)] = &[
     ("SFTDataLoader", "sft"),
     ("ConditionalSFTDataLoader", "sft"),
@@ -28,8 +28,8 @@ const LOADERS: &[(&str, &str)] = &[
     ("GroupUnpairedPreferenceDataLoader", "grpo"),
 ];
 
-/// Writes the objective. Whether it is plain supervised fine-tuning, which has a learning rate of
-/// its own.
+/// Sets the objective. Returns whether it is plain supervised fine-tuning, which has a different learning
+/// rate schedule.
 pub(super) fn objective(values: &Values<'_>, tree: &mut Tree, reading: &mut Reading) -> bool {
     let trainer = values.text("loss.trainer", reading);
     let loader = values.text("loss.dataloader", reading);
@@ -60,14 +60,14 @@ pub(super) fn objective(values: &Values<'_>, tree: &mut Tree, reading: &mut Read
                 "objective-assumed",
                 Some(given.span),
                 format!(
-                    "`loss.trainer` is `{}`, which upstream does not have: taken as dpo",
+                    "`loss.trainer` is `{}`, which upstream does not have: assumed to be dpo",
                     given.value
                 ),
                 "give `evenkeel.objective=…`, or a `loss.dataloader` of upstream",
             );
             tree.default("objective", "dpo");
         }
-        // Nothing is chosen yet; that is reported.
+        // No loss is chosen yet, which is reported elsewhere.
         (None, ..) => tree.default("objective", by_loader.unwrap_or("dpo")),
     }
     loader.is_some_and(|loader| loader.value == "SFTDataLoader")

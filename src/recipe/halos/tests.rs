@@ -5,7 +5,7 @@ use crate::recipe::spec::{
 };
 use crate::recipe::{Diagnostic, Dialect, ReadError, Recipe, Request, Severity, corpus, read};
 
-/// The tree at HEAD, where the corpus is.
+/// The tree at HEAD, if the corpus is present.
 fn head() -> Option<PathBuf> {
     Some(corpus::root()?.join("ContextualAI__HALOs/4831988636/config"))
 }
@@ -23,7 +23,7 @@ fn read_at(path: PathBuf, version: Option<&str>, overrides: &[&str]) -> Result<R
     })
 }
 
-/// What every launch of the tree gives.
+/// Overrides of every launch of the tree.
 const USUAL: &[&str] = &[
     "exp_name=llama3-8B-dpo",
     "train_datasets=[ultrabin]",
@@ -35,7 +35,7 @@ fn with_usual<'a>(overrides: &[&'a str]) -> Vec<&'a str> {
 }
 
 #[test]
-fn a_launch_of_the_tree_means_what_upstream_would_run() {
+fn a_launch_of_the_tree_gives_upstreams_values() {
     let Some(config) = head() else { return };
     let overrides = with_usual(&[
         "loss=dpo",
@@ -119,14 +119,14 @@ fn every_loss_of_the_tree_has_its_objective() {
         assert_eq!(recipe.spec.learning_rate.shape, shape, "{loss}");
         assert_eq!(recipe.places["objective"].key, "loss.trainer");
     }
-    // A loss of one's own is known by the loader of its data.
+    // The data loader determines the objective of a custom loss.
     let own = ["loss=kto", "model=qwen", "loss.trainer=DummyKTOTrainer"];
     let recipe = read_at(config, None, &with_usual(&own)).unwrap();
     assert_eq!(recipe.spec.objective, Objective::Kto);
 }
 
 #[test]
-fn what_a_batch_means_depends_on_the_version() {
+fn the_meaning_of_a_batch_depends_on_the_version() {
     let Some(config) = head() else { return };
     let many = [
         "loss=dpo",
@@ -158,9 +158,9 @@ fn what_a_batch_means_depends_on_the_version() {
 }
 
 #[test]
-fn the_legacy_tree_is_known_by_its_keys() {
+fn the_legacy_tree_is_detected_by_its_keys() {
     let Some(config) = legacy() else { return };
-    // The corpus holds no loss of that revision: beside a copy of its files stands one.
+    // The corpus has no loss of that revision, so the test adds one to a copy of its files.
     let copy = tempfile::tempdir().unwrap();
     for folder in ["model", "loss"] {
         std::fs::create_dir(copy.path().join(folder)).unwrap();
@@ -207,17 +207,17 @@ fn the_legacy_tree_is_known_by_its_keys() {
     assert_eq!(spec.parallel.strategy, crate::recipe::spec::Strategy::Fsdp);
 }
 
-fn told(diagnostics: &[Diagnostic], rule: &str) -> Vec<String> {
+fn messages(diagnostics: &[Diagnostic], rule: &str) -> Vec<String> {
     let of_rule = diagnostics.iter().filter(|d| d.rule == rule);
     of_rule.map(|d| d.message.clone()).collect()
 }
 
 #[test]
-fn everything_that_the_root_lacks_is_told_at_once() {
+fn all_missing_values_of_the_root_are_reported() {
     let Some(config) = head() else { return };
     let error = read_at(config.join("config.yaml"), None, &[]).unwrap_err();
     assert_eq!(
-        told(&error.diagnostics, "mandatory-missing"),
+        messages(&error.diagnostics, "mandatory-missing"),
         [
             "`exp_name` is mandatory and has no value",
             "`train_datasets` is mandatory and has no value",
@@ -226,9 +226,9 @@ fn everything_that_the_root_lacks_is_told_at_once() {
             "an option of the config group `loss` must be chosen",
         ]
     );
-    // With its groups chosen, the numbers can be had all the same.
+    // With its groups chosen, the batch numbers exist despite the other missing values.
     let recipe = read_at(config, None, &["loss=dpo", "model=llama"]).unwrap();
-    assert_eq!(told(&recipe.diagnostics, "mandatory-missing").len(), 3);
+    assert_eq!(messages(&recipe.diagnostics, "mandatory-missing").len(), 3);
     assert!(
         recipe
             .diagnostics
@@ -239,7 +239,7 @@ fn everything_that_the_root_lacks_is_told_at_once() {
 }
 
 #[test]
-fn an_option_by_itself_is_read_as_what_it_is() {
+fn a_single_option_is_read_as_an_option() {
     let Some(config) = head() else { return };
     let recipe = read_at(config.join("model/base_model.yaml"), None, &[]).unwrap();
     assert!(recipe.part);
@@ -249,7 +249,7 @@ fn an_option_by_itself_is_read_as_what_it_is() {
             .contains("the option `base_model` of the config group `model`")
     );
     assert_eq!(recipe.spec.batch.global, Some(32));
-    let missing = told(&recipe.diagnostics, "mandatory-missing");
+    let missing = messages(&recipe.diagnostics, "mandatory-missing");
     assert_eq!(missing.len(), 2, "{missing:?}");
     assert!(missing[1].contains("`model.name_or_path`"));
     assert!(
@@ -266,7 +266,7 @@ fn an_option_by_itself_is_read_as_what_it_is() {
     .unwrap();
     assert_eq!(llama.spec.batch.global, Some(64));
     assert_eq!(
-        told(&llama.diagnostics, "mandatory-missing").len(),
+        messages(&llama.diagnostics, "mandatory-missing").len(),
         1,
         "the name is null"
     );
@@ -280,17 +280,17 @@ fn an_option_by_itself_is_read_as_what_it_is() {
 }
 
 #[test]
-fn keys_without_effect_are_told_when_somebody_types_them() {
+fn keys_without_effect_are_noted_on_the_command_line() {
     let Some(config) = head() else { return };
     let typed = ["loss=dpo", "model=llama", "++eps=1e-5", "++save_every=5120"];
     let recipe = read_at(config, None, &with_usual(&typed)).unwrap();
-    let notes = told(&recipe.diagnostics, "unsupported-value");
+    let notes = messages(&recipe.diagnostics, "unsupported-value");
     assert_eq!(notes.len(), 2, "{notes:?}");
-    assert!(notes[0].starts_with("`eps` does nothing upstream"));
+    assert!(notes[0].starts_with("`eps` has no effect upstream"));
 }
 
 #[test]
-fn a_command_finds_the_tree_beside_its_program() {
+fn a_command_finds_the_tree_next_to_its_program() {
     let Some(config) = head() else { return };
     let revision = config.parent().unwrap();
     let launched = |words: &[&str]| {
@@ -305,7 +305,7 @@ fn a_command_finds_the_tree_beside_its_program() {
         })
     };
     let words = ["loss=dpo", "model=llama", "++model.batch_size=64"];
-    let said = launched(&words).unwrap_or_else(|e| panic!("{:?}", e.diagnostics));
+    let from_command = launched(&words).unwrap_or_else(|e| panic!("{:?}", e.diagnostics));
     let tree = read(&Request {
         path: config.clone(),
         accelerate: Some(revision.join("accelerate_config/fsdp_4gpu.yaml")),
@@ -313,9 +313,9 @@ fn a_command_finds_the_tree_beside_its_program() {
         ..Request::default()
     });
     let tree = tree.unwrap_or_else(|e| panic!("{:?}", e.diagnostics));
-    assert_eq!(said.spec, tree.spec);
-    assert_eq!(said.spec.batch.gpus, Some(4));
-    assert_eq!(said.dialect, Dialect::Halos);
+    assert_eq!(from_command.spec, tree.spec);
+    assert_eq!(from_command.spec.batch.gpus, Some(4));
+    assert_eq!(from_command.dialect, Dialect::Halos);
     let named = launched(&["--config-name", "config.yaml", "loss=dpo", "model=llama"]);
     assert_eq!(named.unwrap().spec.objective, Objective::Dpo);
     let sweep = launched(&["-m", "loss=dpo,kto", "model=llama"]).unwrap_err();

@@ -1,10 +1,10 @@
-//! What `model.batch_size` means, which has changed twice.
+//! The meaning of `model.batch_size`, which has changed twice.
 //!
 //! | version | `model.batch_size` B | a micro-batch |
 //! |---|---|---|
 //! | `head`, since 2f70d00 (2025-05-01) | the global batch | B / (ranks × accumulation), exact |
 //! | `before-2025-05-01`, since 1191dba (2024-12-25) | one accumulation step | B / ranks, exact |
-//! | `legacy`, up to 61b9ee6 | one accumulation step | ⌊B / ranks⌋, the rest is left out |
+//! | `legacy`, up to 61b9ee6 | one accumulation step | ⌊B / ranks⌋, the remainder is dropped |
 
 use crate::recipe::hydra::Values;
 use crate::recipe::node::Node;
@@ -17,9 +17,9 @@ use crate::recipe::suggest::did_you_mean;
 pub(super) enum Version {
     /// The batch is global.
     Head,
-    /// The batch is one accumulation step's.
+    /// The batch is that of one accumulation step.
     PerStep,
-    /// The same, before there was accelerate, rounded down.
+    /// The batch is that of one accumulation step, rounded down; before the tree used accelerate.
     Legacy,
 }
 
@@ -29,7 +29,7 @@ const HEAD_SINCE: &str = "2025-05-01";
 const ACCELERATE_SINCE: &str = "2024-09-05";
 
 impl Version {
-    /// What `--dialect-version` takes, beside days as `2025-04-30`.
+    /// Values of `--dialect-version`, in addition to days such as `2025-04-30`.
     pub const NAMES: &'static [&'static str] = &["head", "before-2025-05-01", "legacy"];
 
     fn name(self) -> &'static str {
@@ -40,7 +40,7 @@ impl Version {
         }
     }
 
-    /// A version by its name, or by a day.
+    /// The version with this name, or of this day.
     fn named(text: &str) -> Option<Version> {
         let all = [Version::Head, Version::PerStep, Version::Legacy];
         all.into_iter().find(|v| v.name() == text).or_else(|| {
@@ -66,12 +66,12 @@ const LEGACY: &[&str] = &[
     "human_prefix",
     "mode",
 ];
-/// A key that came after the batch had become global (2f136e0, 2025-05-23).
+/// Keys added after the batch had become global (2f136e0, 2025-05-23).
 const HEAD: &[&str] = &["log_epsilon_P", "log_epsilon_R"];
-/// Keys that were gone by then.
+/// Keys removed before that.
 const EARLIER: &[&str] = &["warmup_steps", "humanline_alpha", "datasets"];
 
-/// Which version a tree is of, and why. `roots` are where its root's keys may stand.
+/// The version of a tree, and the reason. `roots` are the files that may contain its root's keys.
 pub(super) fn detect(
     values: &Values<'_>,
     roots: [Option<&Node>; 2],
@@ -86,7 +86,7 @@ pub(super) fn detect(
             );
         }
         let help = format!(
-            "{}, or a day as `2025-04-30`",
+            "{}, or a day such as `2025-04-30`",
             did_you_mean(text, Version::NAMES.iter().copied())
         );
         reading.error(
@@ -106,10 +106,7 @@ pub(super) fn detect(
         return found(Version::Legacy, format!("it has the key `{key}`"));
     }
     if let Some((version, file)) = by_comment(&reading.sources) {
-        return found(
-            version,
-            format!("the comment on `batch_size` in {file} says so"),
-        );
+        return found(version, format!("the comment on `batch_size` in {file}"));
     }
     if let Some(key) = root_key(HEAD) {
         return found(Version::Head, format!("it has the key `{key}`"));
@@ -118,10 +115,10 @@ pub(super) fn detect(
         return found(Version::PerStep, format!("it has the key `{key}`"));
     }
     warn(values, reading);
-    found(Version::Head, "nothing says otherwise".to_owned())
+    found(Version::Head, "the default".to_owned())
 }
 
-/// Says which batch is assumed, where it makes a difference.
+/// Warns which batch is assumed, if it makes a difference.
 fn warn(values: &Values<'_>, reading: &mut Reading) {
     let mut quiet = Reading::default();
     let size = values.int("model.batch_size", &mut quiet);
@@ -133,17 +130,17 @@ fn warn(values: &Values<'_>, reading: &mut Reading) {
         "version-assumed",
         Some(size.span),
         format!(
-            "nothing tells the tree's version: `model.batch_size` {} is taken as the global batch, \
+            "the version of the tree is unknown: `model.batch_size` {} is taken as the global batch; \
              before {HEAD_SINCE} it was one of {} accumulation steps and the global batch {}",
             size.value,
             passes.value,
             size.value.saturating_mul(passes.value)
         ),
-        format!("say which: `--dialect-version head` or `--dialect-version before-{HEAD_SINCE}`"),
+        format!("set it: `--dialect-version head` or `--dialect-version before-{HEAD_SINCE}`"),
     );
 }
 
-/// 2f70d00 changed the comment on `batch_size` together with what it means.
+/// The version by the comment on `batch_size`, which 2f70d00 changed together with its meaning.
 fn by_comment(sources: &Sources) -> Option<(Version, String)> {
     sources.iter().find_map(|file| {
         let version = commented(file)?;
@@ -176,7 +173,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_version_is_named_or_dated() {
+    fn a_version_is_given_by_name_or_by_day() {
         for (text, version) in [
             ("head", Some(Version::Head)),
             ("before-2025-05-01", Some(Version::PerStep)),

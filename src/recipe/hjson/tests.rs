@@ -16,7 +16,7 @@ fn read(text: &str) -> Result<Node, String> {
     }
 }
 
-/// As JSON, for comparing with what hjson-py says.
+/// The tree as JSON, to compare with hjson-py.
 fn json(node: &Node) -> String {
     match &node.value {
         Value::Mapping(entries) => {
@@ -35,9 +35,9 @@ fn json(node: &Node) -> String {
     }
 }
 
-/// Each as `hjson.loads` of hjson-py 3.1.0 reads it.
+/// Expected results are those of `hjson.loads` of hjson-py 3.1.0.
 #[test]
-fn documents_are_read_as_upstream_reads_them() {
+fn documents_are_read_like_upstream() {
     for (text, expected) in [
         ("{\"a\": 1, \"b\": [1, 2]}", r#"{"a": 1, "b": [1, 2]}"#),
         (
@@ -71,17 +71,17 @@ fn documents_are_read_as_upstream_reads_them() {
 }
 
 #[test]
-fn what_upstream_refuses_is_refused() {
+fn documents_that_upstream_refuses_are_refused() {
     for (text, word) in [
         ("{a: 1", "ends before `}`"),
         ("{a: [1", "ends before `]`"),
         ("{a: }", "value is missing"),
         ("{: 1}", "name is missing"),
         ("{a b: 1}", "`:` is missing"),
-        ("{a: 1} b", "behind the end"),
-        ("{a: \"x", "does not end"),
+        ("{a: 1} b", "after the end"),
+        ("{a: \"x", "is not closed"),
         ("{a: \"\\q\"}", "escape"),
-        ("{a: '''x}", "no second"),
+        ("{a: '''x}", "is not closed"),
         ("{a: 1\n a: 1}", "given twice"),
     ] {
         let problem = read(text).unwrap_err();
@@ -91,7 +91,7 @@ fn what_upstream_refuses_is_refused() {
 }
 
 #[test]
-fn values_and_names_know_their_places() {
+fn values_and_names_have_their_positions() {
     let text = "{\n  // größer\n  größe: 16 // n\n  \"b\": x\n}";
     let root = read(text).unwrap();
     let entries = root.entries().unwrap();
@@ -133,7 +133,7 @@ proptest! {
         }
     }
 
-    /// Whatever is JSON means the same to both readers.
+    /// JSON has the same meaning to both readers.
     #[test]
     fn json_is_hjson(value in prop::collection::btree_map("[a-z:# ]{1,5}", any_json(), 0..4)) {
         let text = serde_json::to_string_pretty(&value).unwrap();
@@ -145,7 +145,7 @@ proptest! {
     }
 }
 
-/// A tree without how its scalars were written.
+/// The resolved scalars of a tree, without their spelling.
 fn resolved(node: &Node) -> Vec<(String, Option<Resolved>)> {
     let mut all = Vec::new();
     collect(node, "", &mut all);

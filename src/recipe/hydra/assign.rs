@@ -1,8 +1,8 @@
-//! Overrides of values: `key=value` changes a key that is there, `+` adds one that is not, `++` does
-//! either, `~` takes one away.
+//! Overrides of values: `key=value` changes an existing key, `+` adds a new one, `++` does
+//! either, `~` removes one.
 //!
-//! Upstream adds whatever `++` and `+` name without a word, so a typo there changes nothing; here it
-//! is said.
+//! Upstream silently adds every key of `++` and `+`, so a typo there has no effect; this module
+//! reports it.
 //!
 //! Source: Hydra 1.3, `_internal/config_loader_impl.py` (`_apply_overrides_to_config`).
 
@@ -32,7 +32,7 @@ pub(super) fn assign(config: &mut Node, line: Override, program: &Program, readi
         let message = format!("there is no config group `{key}`");
         refuse(
             message,
-            "a package `@…` and `/` stand with config groups only".to_owned(),
+            "only config groups take a package `@…` and `/`".to_owned(),
         );
         return;
     }
@@ -48,23 +48,23 @@ pub(super) fn assign(config: &mut Node, line: Override, program: &Program, readi
         }
         Kind::Add if !nothing && value.as_ref().is_some_and(|v| v.text().is_some()) => {
             refuse(
-                format!("`+{key}` adds a new key, and `{key}` is there already"),
+                format!("`+{key}` adds a new key, but `{key}` exists already"),
                 format!("write `{key}=…` to change it"),
             );
         }
         Kind::Delete if nothing => {
             let help = match meant(config, &key) {
                 Some(meant) => format!("did you mean `{meant}`?"),
-                None => "leave it out".to_owned(),
+                None => "remove the override".to_owned(),
             };
-            refuse(format!("there is no `{key}` to take away"), help);
+            refuse(format!("there is no key `{key}` to remove"), help);
         }
         Kind::Delete => {
             let differs = value.filter(|value| !present.is_some_and(|p| same(p, value)));
             match differs {
                 Some(_) => refuse(
-                    format!("`{key}` has another value than the one to take away"),
-                    format!("write `~{key}` to take it away whatever it is"),
+                    format!("`{key}` has another value than the one to remove"),
+                    format!("write `~{key}` to remove any value"),
                 ),
                 None => delete(config, &key),
             }
@@ -77,23 +77,22 @@ pub(super) fn assign(config: &mut Node, line: Override, program: &Program, readi
                 }
                 let help = match meant(config, &new) {
                     Some(meant) => format!("did you mean `{meant}`?"),
-                    None => "leave it out, or check its spelling".to_owned(),
+                    None => "remove it, or check its spelling".to_owned(),
                 };
-                let message = format!(
-                    "`{new}` is a new key, which nothing upstream reads: it changes nothing"
-                );
+                let message =
+                    format!("`{new}` is a new key, which nothing upstream reads: it has no effect");
                 reading.warning("unknown-override", Some(span), message, help);
             }
             if !put(config, &key, span, value) {
-                let message = format!("`{key}` would stand outside of a list");
-                let help = "give a whole list, `KEY=[…]`";
+                let message = format!("`{key}` is outside of a list");
+                let help = "set the whole list, `KEY=[…]`";
                 reading.error("unknown-override", Some(span), message, help);
             }
         }
     }
 }
 
-/// Applies an override without a word, to a config that lacks whole groups.
+/// Applies an override without findings, to a config that lacks whole groups.
 pub(super) fn quietly(config: &mut Node, line: Override) {
     match (line.kind, line.value) {
         (Kind::Delete, _) => delete(config, &line.key),
@@ -104,7 +103,7 @@ pub(super) fn quietly(config: &mut Node, line: Override) {
     }
 }
 
-/// Null and `???`: what `+` may stand on.
+/// Null and `???`, which `+` may replace.
 fn is_nothing(node: &Node) -> bool {
     matches!(
         node.resolve(Schema::OmegaConf),
@@ -127,7 +126,7 @@ fn is_optional(key: &str, program: &Program) -> bool {
     })
 }
 
-/// The keys that a value brings and the config does not have.
+/// The keys that a value adds to the config.
 fn new_keys(config: &Node, key: &str, value: &Node) -> Vec<String> {
     match (find(config, key), &value.value) {
         (None, _) => vec![key.to_owned()],
@@ -139,10 +138,10 @@ fn new_keys(config: &Node, key: &str, value: &Node) -> Vec<String> {
     }
 }
 
-/// Puts a value at a key, making the mappings on the way; a mapping is merged into one that is
-/// there. False where the key cannot be.
+/// Sets a key and creates its parent mappings; a mapping merges into an existing one. Returns false if the
+/// key cannot exist.
 fn put(config: &mut Node, key: &str, span: Span, value: Node) -> bool {
-    // What is no mapping makes room for one, as upstream has it.
+    // Like upstream, a mapping replaces a value that is not one.
     if config.text().is_some() {
         config.value = Value::Mapping(Vec::new());
     }

@@ -1,4 +1,4 @@
-//! Casts of Hydra's grammar: `str(1e-3)`, `int('3')`, `float([1, 2])`, as Python's own of these names.
+//! Casts of Hydra's grammar, which behave like Python's: `str(1e-3)`, `int('3')`, `float([1, 2])`.
 //!
 //! Source: Hydra 1.3, `_internal/grammar/grammar_functions.py` (`cast_int` and its neighbours).
 
@@ -8,7 +8,7 @@ use crate::recipe::source::Span;
 
 use super::primitive::yaml_float;
 
-/// What a value is made into.
+/// The target type of a cast.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Cast {
     Int,
@@ -18,7 +18,7 @@ pub(super) enum Cast {
 }
 
 impl Cast {
-    /// The cast of a name.
+    /// The cast with this name.
     pub fn of(name: &str) -> Option<Cast> {
         match name {
             "int" => Some(Cast::Int),
@@ -29,7 +29,7 @@ impl Cast {
         }
     }
 
-    /// The value made into it, below a collection every value; `None` where it cannot be.
+    /// The value after the cast, which applies to every value of a collection; `None` if it fails.
     pub fn of_value(self, node: &Node, span: Span) -> Option<Node> {
         let value = match &node.value {
             Value::Scalar(_) => return self.scalar(node, span),
@@ -69,7 +69,7 @@ fn int(value: &Resolved) -> Option<i128> {
     match value {
         Resolved::Int(value) => Some(*value),
         Resolved::Bool(value) => Some((*value).into()),
-        // Towards zero; what is no number has no integer.
+        // Rounds towards zero; NaN and infinities have no integer.
         Resolved::Float(value) if value.is_finite() => Some(value.trunc() as i128),
         Resolved::Str(text) => digits(text)?.parse().ok(),
         _ => None,
@@ -81,7 +81,7 @@ fn float(value: &Resolved) -> Option<f64> {
         Resolved::Int(value) => Some(*value as f64),
         Resolved::Bool(value) => Some(f64::from(u8::from(*value))),
         Resolved::Float(value) => Some(*value),
-        // Rust reads what Python reads, `inf`, `infinity` and `nan` too.
+        // Rust accepts Python's spellings, `inf`, `infinity` and `nan` too.
         Resolved::Str(text) => digits(text)?.parse().ok(),
         _ => None,
     }
@@ -109,7 +109,7 @@ fn truth(value: &Resolved) -> Option<bool> {
     }
 }
 
-/// A number's text as Python takes it: blanks around it, `_` between two digits.
+/// A number's text as Python accepts it: blanks around it, `_` between two digits.
 fn digits(text: &str) -> Option<String> {
     let text = text.trim();
     let between = |at: usize| {
@@ -122,7 +122,7 @@ fn digits(text: &str) -> Option<String> {
         .then(|| text.replace('_', ""))
 }
 
-/// `repr` of a float: its exponent has a sign and two digits, and begins at 1e16 and below 1e-4.
+/// `repr` of a float: the exponent has a sign and two digits, and is used from 1e16 and below 1e-4.
 fn python_float(value: f64) -> String {
     if !value.is_finite() {
         return value.to_string().to_ascii_lowercase();

@@ -1,8 +1,8 @@
 //! Layers of a config in the order of its defaults lists.
 //!
-//! Hydra goes through a list from its last entry to its first, so what an entry overrides holds for
-//! everything that stands before it, and an interpolation finds the options of groups that come
-//! after it. Entries whose option is an interpolation come last of their list.
+//! Hydra processes a list from its last entry to its first. So an override in an entry applies to
+//! all earlier entries, and an interpolation sees the options of groups in later
+//! entries. Entries whose option is an interpolation are processed last.
 //!
 //! Source: Hydra 1.3, `_internal/defaults_list.py` (`_create_defaults_tree_impl`),
 //! `_internal/config_loader_impl.py`.
@@ -30,16 +30,15 @@ use file::Target;
 
 /// The most files of one config.
 const MAX_FILES: usize = 64;
-/// The deepest chain of files that name each other.
+/// The longest chain of files that include each other.
 const MAX_CHAIN: usize = 16;
-/// The most nodes of all files together.
+/// The most nodes of all files.
 const MAX_NODES: usize = 20_000;
 
-/// What an interpolation of a list may lead to: the option of every group that was gone through, none
-/// for `null`.
+/// The options that an interpolation in a list can refer to, by group; `None` for `null`. It has every
+/// group processed so far.
 type Choices = BTreeMap<String, Option<String>>;
 
-/// Composes one config.
 pub(super) struct Composer<'r> {
     place: &'r Place,
     program: &'r Program,
@@ -52,7 +51,7 @@ pub(super) struct Composer<'r> {
 }
 
 impl<'r> Composer<'r> {
-    /// For a config that begins at a place.
+    /// A composer for the config at `place`.
     pub fn new(
         place: &'r Place,
         program: &'r Program,
@@ -71,7 +70,7 @@ impl<'r> Composer<'r> {
         }
     }
 
-    /// The config whose own file is `root`.
+    /// Composes the config whose own file is `root`.
     pub fn run(&mut self, root: Node) -> Node {
         let mut config = Node::mapping(root.span);
         let place = self.place;
@@ -86,7 +85,7 @@ impl<'r> Composer<'r> {
         config
     }
 
-    /// Reports what the command line chose and nothing took. Whether everything was found.
+    /// Reports unused choices of the command line. Returns whether composition found everything.
     pub fn finish(mut self) -> bool {
         let chosen = std::mem::take(&mut self.selection.chosen);
         for (group, chosen) in chosen.into_iter().filter(|(_, c)| !c.used) {
@@ -96,18 +95,21 @@ impl<'r> Composer<'r> {
                     format!("write `+{group}=OPTION` to add the group"),
                 ),
                 false => (
-                    format!(
-                        "nothing that stands before has the config group `{group}` to override"
-                    ),
-                    "put the entry behind the one that it overrides".to_owned(),
+                    format!("no earlier entry has the config group `{group}` to override"),
+                    "move the entry after the one that it overrides".to_owned(),
                 ),
             };
             self.refuse("unknown-override", chosen.span, message, help);
         }
         let deleted = std::mem::take(&mut self.selection.deleted);
         for (group, deleted) in deleted.into_iter().filter(|(_, d)| !d.used) {
-            let message = format!("no defaults list has the config group `{group}` to take away");
-            self.refuse("unknown-override", deleted.span, message, "leave it out");
+            let message = format!("no defaults list has the config group `{group}` to remove");
+            self.refuse(
+                "unknown-override",
+                deleted.span,
+                message,
+                "remove the override",
+            );
         }
         self.complete
     }
@@ -117,7 +119,7 @@ impl<'r> Composer<'r> {
         self.reading.error(rule, Some(span), message, help);
     }
 
-    /// The layers of a file with everything in its defaults list, in the order in which they are laid.
+    /// The layers of a file and of its defaults list, in merge order.
     fn file(&mut self, list: List<'_>, mut node: Node, chain: &mut Vec<String>) -> Vec<Layer> {
         if let Err((message, help)) = self.count(list.name, &node, chain) {
             self.refuse("defaults-list", node.span, message, help);
@@ -141,7 +143,7 @@ impl<'r> Composer<'r> {
             }
         };
         node.remove_path("defaults");
-        // A file that does not name itself comes after its defaults.
+        // A file whose list lacks `_self_` comes after its defaults.
         if entries.iter().all(|entry| entry.what != What::This) {
             entries.push(Default::this(node.span));
         }
@@ -149,7 +151,7 @@ impl<'r> Composer<'r> {
             if let Some((span, (message, help))) = sweep::in_root(&node) {
                 self.refuse("unsupported-value", span, message, help);
             }
-            // Hydra's own settings say nothing about training.
+            // Hydra's own settings do not concern training.
             node.remove_path("hydra");
             node.remove_path(RESERVED);
             let added = std::mem::take(&mut self.selection.added);
@@ -162,7 +164,7 @@ impl<'r> Composer<'r> {
         layers
     }
 
-    /// The layers of every entry of a list; `own` are the keys of the file that it stands in.
+    /// The layers of every entry of a list; `own` has the keys of the file that contains the list.
     fn layers(
         &mut self,
         list: List<'_>,
@@ -185,7 +187,7 @@ impl<'r> Composer<'r> {
                 interpolated.push(at);
             }
         }
-        // Those of one list do not see each other's options.
+        // Entries of one list do not see each other's options.
         let choices = self.choices.clone();
         for at in interpolated {
             let found = self.entry(list, &entries[at], Some(&choices), chain);
@@ -194,7 +196,7 @@ impl<'r> Composer<'r> {
         layers.into_iter().flatten().collect()
     }
 
-    /// Adds the groups of the command line to the list of the root, which must not have them.
+    /// Adds the groups of the command line to the root's list, which must not have them already.
     fn add(&mut self, added: Vec<Default>, entries: &mut Vec<Default>) {
         for new in added {
             let same = |own: &Default| match (&own.what, &new.what) {
@@ -205,7 +207,8 @@ impl<'r> Composer<'r> {
             };
             match (entries.iter().any(same), &new.what) {
                 (true, What::Group { group, .. }) => {
-                    let message = format!("`+{group}` adds a config group that the list has");
+                    let message =
+                        format!("`+{group}` adds a config group that the list already has");
                     let help = format!("write `{group}=OPTION`");
                     self.refuse("unknown-override", new.span, message, help);
                 }
@@ -214,7 +217,7 @@ impl<'r> Composer<'r> {
         }
     }
 
-    /// Counts a file; what is wrong and what to do where a config may not have it.
+    /// Counts a file. An error, with message and help, if the config may not include it.
     fn count(
         &mut self,
         name: &str,
@@ -223,13 +226,13 @@ impl<'r> Composer<'r> {
     ) -> Result<(), (String, &'static str)> {
         if let Some(at) = chain.iter().position(|file| file == name) {
             let circle = [&chain[at..], &[name.to_owned()]].concat().join(" → ");
-            let message = format!("the defaults lists go in a circle: {circle}");
-            return Err((message, "take one of them out of its list"));
+            let message = format!("the defaults lists form a cycle: {circle}");
+            return Err((message, "remove one of them from its list"));
         }
         self.files += 1;
         if self.files > MAX_FILES || chain.len() >= MAX_CHAIN {
             let message = format!(
-                "the config takes more than {MAX_FILES} files, or more than {MAX_CHAIN} in a chain"
+                "the config includes more than {MAX_FILES} files, or more than {MAX_CHAIN} in a chain"
             );
             return Err((message, "is this the right tree?"));
         }
@@ -244,7 +247,7 @@ impl<'r> Composer<'r> {
         Ok(())
     }
 
-    /// `override GROUP: OPTION` entries, which hold for every list that is gone through later; the
+    /// Records `override GROUP: OPTION` entries, which apply to every list processed later; the
     /// first one wins.
     fn note_overrides(&mut self, list: List<'_>, entries: &[Default]) {
         for entry in entries {
@@ -257,8 +260,8 @@ impl<'r> Composer<'r> {
             }
             if list.interpolated {
                 let message =
-                    format!("`override {group}` stands in what an interpolation has chosen");
-                let help = "Hydra allows none there: choose the file by its name";
+                    format!("`override {group}` is in a file that an interpolation chose");
+                let help = "Hydra forbids that: choose the file by its name";
                 self.refuse("defaults-list", entry.span, message, help);
                 continue;
             }
@@ -271,8 +274,8 @@ impl<'r> Composer<'r> {
         }
     }
 
-    /// The layers of what an entry of a list stands for. `None` where an interpolation says what that
-    /// is, and the choices that it may lead to are not given.
+    /// The layers of an entry of a list. `None` if its interpolations refer to choices that are not
+    /// given.
     fn entry(
         &mut self,
         list: List<'_>,
@@ -303,7 +306,7 @@ impl<'r> Composer<'r> {
         }
     }
 
-    /// The layers of the options of a group; as [`Composer::entry`].
+    /// The layers of a group's options; `None` as in [`Composer::entry`].
     fn group(
         &mut self,
         list: List<'_>,
@@ -313,8 +316,8 @@ impl<'r> Composer<'r> {
         choices: Option<&Choices>,
         chain: &mut Vec<String>,
     ) -> Option<Vec<Layer>> {
-        let said = entry.package.as_deref();
-        let (full, key) = (list.full(group), list.key(group, said));
+        let stated = entry.package.as_deref();
+        let (full, key) = (list.full(group), list.key(group, stated));
         let (mut options, mut span) = (options.clone(), entry.span);
         if let Some(chosen) = self.selection.chosen.get_mut(&key) {
             chosen.used = true;
@@ -340,7 +343,7 @@ impl<'r> Composer<'r> {
             }
         } else if let Some(name) = names.iter().find(|name| name.contains("${")) {
             let message = format!("`{name}` is an interpolation in a list of options");
-            let help = "Hydra resolves none there: write the option's name";
+            let help = "Hydra does not resolve it there: write the option's name";
             self.refuse("defaults-list", span, message, help);
             return Some(Vec::new());
         }
@@ -350,7 +353,7 @@ impl<'r> Composer<'r> {
         if names.len() < 2 {
             self.note_choice(key, names.first().cloned(), span);
         }
-        let package = list.inner(group, said);
+        let package = list.inner(group, stated);
         let mut layers = Vec::new();
         for option in names.iter().rev() {
             let target = Target {
@@ -364,7 +367,7 @@ impl<'r> Composer<'r> {
         Some(layers.into_iter().rev().flatten().collect())
     }
 
-    /// Notes the option of a group, of which there is one.
+    /// Records the option of a group; a group has only one.
     fn note_choice(&mut self, key: String, option: Option<String>, span: Span) {
         let Some(known) = self.choices.insert(key.clone(), option.clone()) else {
             return;
@@ -380,12 +383,12 @@ impl<'r> Composer<'r> {
                 name(known)
             ),
         };
-        let help = format!("take one of them out, or write `override {key}: …` in its place");
+        let help = format!("remove one of them, or write `override {key}: …` instead");
         self.refuse("defaults-list", span, message, help);
     }
 
-    /// A name with its interpolations resolved. `None` where it has one and the choices are not
-    /// given; `Some(None)` where it leads nowhere, which is reported.
+    /// A name after its interpolations. `None` if the choices for one are not
+    /// given; `Some(None)` after an error, which is reported.
     fn written(
         &mut self,
         name: &str,
@@ -416,7 +419,7 @@ impl<'r> Composer<'r> {
     fn how_to_choose(&self, group: &str) -> String {
         let options = self.place.options(group);
         match options.is_empty() {
-            true => format!("there is no folder `{group}` beside the config to choose from"),
+            true => format!("there is no directory `{group}` next to the config"),
             false => format!("write `{group}=OPTION`: one of {}", options.join(", ")),
         }
     }

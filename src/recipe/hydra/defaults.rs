@@ -8,16 +8,15 @@ use crate::recipe::node::{Node, Value};
 use crate::recipe::scalar::{Resolved, Schema};
 use crate::recipe::source::Span;
 
-/// One entry.
+/// One entry of a defaults list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Default {
-    /// What it names.
+    /// The file or group that it names.
     pub what: What,
-    /// What follows `@`.
+    /// The package after `@`.
     pub package: Option<String>,
-    /// It may be missing.
+    /// `optional`: the file may be missing.
     pub optional: bool,
-    /// Where it stands.
     pub span: Span,
 }
 
@@ -33,40 +32,35 @@ impl Default {
     }
 }
 
-/// What an entry names.
+/// The target of an entry.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum What {
-    /// The file that the list stands in.
+    /// The file that contains the list.
     This,
-    /// A file, without its ending; `/` at its front: from the root of the tree.
+    /// A file, without its extension; a leading `/` means from the root of the tree.
     File(String),
     /// Options of a group.
     Group {
-        /// The group; `/` at its front: from the root of the tree.
+        /// The group; a leading `/` means from the root of the tree.
         group: String,
-        /// The options chosen; empty for `null`.
+        /// The chosen options; empty for `null`.
         options: Choice,
     },
     /// `override GROUP: OPTION` for a group of another list.
-    Override {
-        /// The group.
-        group: String,
-        /// The options chosen.
-        options: Choice,
-    },
+    Override { group: String, options: Choice },
 }
 
-/// What is chosen in a group.
+/// The choice in a group.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Choice {
-    /// `???`: somebody else has to say.
+    /// `???`: another list or the command line must choose.
     Missing,
-    /// One, several, or none.
+    /// One option, several, or none.
     Options(Vec<String>),
 }
 
 impl Choice {
-    /// What a value of a list or of the command line chooses; `None` where it cannot.
+    /// The choice of a value in a list or on the command line; `None` if it is of another type.
     pub fn of(node: &Node) -> Option<Choice> {
         match &node.value {
             Value::Mapping(_) => None,
@@ -86,7 +80,7 @@ impl Choice {
     }
 }
 
-/// The entries of a defaults list, or what is wrong with one.
+/// The entries of a defaults list, or the error of one.
 pub(super) fn parse(list: &Node) -> Result<Vec<Default>, (Span, String)> {
     let Some(items) = list.items() else {
         let message = format!("`defaults` takes a list, this is {}", list.kind());
@@ -98,7 +92,7 @@ pub(super) fn parse(list: &Node) -> Result<Vec<Default>, (Span, String)> {
     }
     let mut selves = found.iter().filter(|d| d.what == What::This);
     if let Some(second) = selves.nth(1) {
-        return Err((second.span, "`_self_` stands in the list twice".to_owned()));
+        return Err((second.span, "`_self_` is in the list twice".to_owned()));
     }
     Ok(found)
 }
@@ -126,15 +120,13 @@ fn entry(item: &Node) -> Result<Default, (Span, String)> {
         }
         Value::Mapping(entries) => {
             let [entry] = entries.as_slice() else {
-                return wrong(
-                    "an entry of `defaults` names one group: put each behind its own `-`",
-                );
+                return wrong("an entry of `defaults` has several groups: write one `-` for each");
             };
             let (words, name) = keywords(&entry.name);
             let (group, package) = packaged(name);
             let Some(options) = Choice::of(&entry.value) else {
                 return wrong(
-                    "a group of `defaults` takes the name of an option, or a list of them",
+                    "a group of `defaults` takes the name of an option, or a list of names",
                 );
             };
             let group = group.to_owned();
@@ -152,7 +144,7 @@ fn entry(item: &Node) -> Result<Default, (Span, String)> {
     }
 }
 
-/// The words that may stand before a name.
+/// The keywords before a name.
 struct Words {
     optional: bool,
     replaces: bool,
@@ -184,7 +176,7 @@ fn packaged(name: &str) -> (&str, Option<String>) {
     }
 }
 
-/// The package that a file's header gives it: `# @package model`.
+/// The package in a file's header: `# @package model`.
 pub(super) fn package_header(text: &str) -> Option<String> {
     let comments = text.lines().map(str::trim);
     comments
@@ -253,11 +245,11 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_entry_is_told() {
+    fn invalid_entries_are_refused() {
         for (text, word) in [
             ("model: llama\n", "takes a list"),
             ("- _self_\n- _self_\n", "twice"),
-            ("- {a: b, c: d}\n", "one group"),
+            ("- {a: b, c: d}\n", "several groups"),
             ("- [a]\n", "is a list"),
             ("- model: {a: b}\n", "name of an option"),
         ] {
@@ -266,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn a_package_stands_in_the_first_comments() {
+    fn a_package_is_read_from_the_first_comments() {
         assert_eq!(
             package_header("# @package _global_\na: 1\n").as_deref(),
             Some("_global_")

@@ -1,8 +1,8 @@
 //! One override of the command line in Hydra's grammar: `key=value`, `+key=value`, `++key=value`,
-//! `~key`, with a package (`key@package=value`) where a group takes one.
+//! `~key`, with a package (`key@package=value`) for a group.
 //!
-//! Its values are not YAML: `NO` and `010` are text here, only `true` and `false` are truth values,
-//! and what holds another character than letters, digits and `/-\+.$%*@?|:_` needs quotes.
+//! Its values are not YAML: `NO` and `010` are text here, only `true` and `false` are booleans,
+//! and a value with other characters than letters, digits and `/-\+.$%*@?|:_` needs quotes.
 //!
 //! Source: Hydra 1.3, `grammar/OverrideLexer.g4`, `grammar/OverrideParser.g4` and
 //! `core/override_parser/overrides_visitor.py`.
@@ -18,35 +18,33 @@ use super::cast::Cast;
 use super::primitive::plain;
 use super::sweep;
 
-/// What an override does.
+/// The effect of an override.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// `key=value`: the key must be there.
+    /// `key=value`: the key must exist.
     Change,
-    /// `+key=value`: the key must not be there.
+    /// `+key=value`: the key must not exist.
     Add,
-    /// `++key=value`: whether the key is there or not.
+    /// `++key=value`: the key may exist.
     Force,
-    /// `~key`, `~key=value`.
+    /// `~key`, `~key=value`: removes the key.
     Delete,
 }
 
-/// One override.
+/// One override of the command line.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Override {
-    /// What it does.
     pub kind: Kind,
     /// The key: dots between keys of a config, slashes between parts of a group.
     pub key: String,
-    /// What follows `@`.
+    /// The package after `@`.
     pub package: Option<String>,
     /// `None` only for `~key`.
     pub value: Option<Node>,
-    /// Where the key stands.
     pub span: Span,
 }
 
-/// Reads an override that begins at a place of the virtual file.
+/// Reads an override that begins at this position of the virtual file.
 pub(super) fn parse(text: &str, at: Position, file: FileId) -> Result<Override, Diagnostic> {
     let (kind, rest) = if let Some(rest) = text.strip_prefix("++") {
         (Kind::Force, rest)
@@ -75,7 +73,7 @@ pub(super) fn parse(text: &str, at: Position, file: FileId) -> Result<Override, 
     if value.is_none() && kind != Kind::Delete {
         return refuse(
             format!("`{}` is not KEY=VALUE", short(text)),
-            "write `key=value`, `+key=value` for a new key, or `~key` to take one away",
+            "write `key=value`, `+key=value` for a new key, or `~key` to remove one",
         );
     }
     let (key, package) = match name.split_once('@') {
@@ -92,7 +90,7 @@ pub(super) fn parse(text: &str, at: Position, file: FileId) -> Result<Override, 
     if key.split(['.', '/']).count() > MAX_DEPTH {
         return refuse(
             format!("the key has more than {MAX_DEPTH} parts"),
-            "no recipe key nests so deep",
+            "remove parts of it",
         );
     }
     let value = match value {
@@ -111,17 +109,17 @@ pub(super) fn parse(text: &str, at: Position, file: FileId) -> Result<Override, 
     })
 }
 
-/// Reads one value.
+/// A parser of one value.
 struct Parser<'t> {
     text: &'t str,
     at: usize,
-    /// Where `text` begins.
+    /// The position of `text`.
     start: Position,
     file: FileId,
 }
 
 impl<'t> Parser<'t> {
-    /// The whole text as one value of a key.
+    /// Reads the whole text as one value of a key.
     fn whole(text: &'t str, start: Position, file: FileId, key: &str) -> Result<Node, Diagnostic> {
         let mut parser = Parser {
             text,
@@ -138,13 +136,13 @@ impl<'t> Parser<'t> {
             None => Ok(value),
             Some(',') => Err(parser.several(key)),
             Some(c) => Err(parser.problem(
-                format!("`{c}` does not belong to the value"),
+                format!("unexpected `{c}` after the value"),
                 "put the value into quotes: `key='…'`",
             )),
         }
     }
 
-    /// What is wrong with several values between commas, the first of which has been read.
+    /// The error for several values between commas, after the first one.
     fn several(mut self, key: &str) -> Diagnostic {
         let mut values = vec![self.text[..self.at].trim()];
         while self.peek() == Some(',') {
@@ -177,7 +175,7 @@ impl<'t> Parser<'t> {
         }
     }
 
-    /// The place of what has been read since `from`.
+    /// The span read since `from`.
     fn span(&self, from: usize) -> Span {
         self.start
             .after(&self.text[..from])
@@ -193,7 +191,7 @@ impl<'t> Parser<'t> {
         if depth >= MAX_DEPTH {
             return Err(self.problem(
                 format!("the value nests deeper than {MAX_DEPTH}"),
-                "no recipe value nests so deep",
+                "flatten the value",
             ));
         }
         self.blanks();
@@ -209,7 +207,7 @@ impl<'t> Parser<'t> {
         let from = self.at;
         self.next();
         let mut text = String::new();
-        // Backslashes count in pairs, and only before a quote.
+        // Backslashes escape in pairs, and only before a quote.
         let mut backslashes = 0_usize;
         while let Some(c) = self.next() {
             match c {
@@ -232,8 +230,8 @@ impl<'t> Parser<'t> {
             }
         }
         Err(self.problem(
-            format!("the quote `{quote}` does not end"),
-            "end the text with the quote that it began with",
+            format!("the quote `{quote}` is not closed"),
+            "close the text with the same quote",
         ))
     }
 
@@ -301,7 +299,7 @@ impl<'t> Parser<'t> {
         })
     }
 
-    /// A comma, or the end of the collection (true).
+    /// Reads a comma (false), or the end of the collection (true).
     fn separator(&mut self, end: char) -> Result<bool, Diagnostic> {
         self.blanks();
         match self.next() {
@@ -309,17 +307,17 @@ impl<'t> Parser<'t> {
             Some(c) if c == end => Ok(true),
             _ => Err(self.problem(
                 format!("a `,` or `{end}` is missing"),
-                "check the brackets, and put text with other characters into quotes",
+                "check the brackets, and quote text with other characters",
             )),
         }
     }
 
-    /// A number, a truth value, `null`, text without quotes, or a function.
+    /// Reads a number, a boolean, `null`, unquoted text, or a function.
     fn primitive(&mut self, depth: usize) -> Result<Node, Diagnostic> {
         let (from, inside) = (self.at, depth > 0);
         let mut text = String::new();
         let mut is_text = false;
-        // Blanks at the end belong to the text where they are escaped or follow a colon.
+        // Trailing blanks belong to the text if they are escaped or follow a colon.
         let mut kept = 0;
         while let Some(c) = self.peek() {
             let rest = &self.text[self.at..];
@@ -328,7 +326,7 @@ impl<'t> Parser<'t> {
             }
             if rest.starts_with("${") {
                 let length = super::interpolation::length(rest).ok_or_else(|| {
-                    self.problem("the interpolation `${` does not end", "end it with `}`")
+                    self.problem("the interpolation `${` is not closed", "close it with `}`")
                 })?;
                 text.push_str(&rest[..length]);
                 self.at += length;
@@ -372,11 +370,11 @@ impl<'t> Parser<'t> {
         })
     }
 
-    /// A function, whose name and bracket have been read.
+    /// Reads the arguments of a function, after its name and opening bracket.
     fn function(&mut self, name: &str, from: usize, depth: usize) -> Result<Node, Diagnostic> {
         let Some(cast) = Cast::of(name) else {
             let (message, help) = sweep::function(name).unwrap_or_else(|| {
-                let help = "give the value itself; text with brackets goes into quotes";
+                let help = "write the value itself; quote text with brackets";
                 let message = format!("`{name}(…)` is a function of Hydra's grammar");
                 (message, help.to_owned())
             });
@@ -391,18 +389,18 @@ impl<'t> Parser<'t> {
         let value = self.element(depth + 1)?;
         if !self.separator(')')? {
             let message =
-                format!("`{name}(…)` of several values is a sweep, and a recipe is one job");
+                format!("`{name}(…)` of several values is a sweep, but a recipe is one job");
             return Err(self.problem(message, "give one value at a time, `KEY=VALUE`"));
         }
         let span = self.span(from);
         cast.of_value(&value, span).ok_or_else(|| {
             let written = short(&self.text[from..self.at]);
-            let message = format!("`{written}` cannot be: the value is none of that kind");
+            let message = format!("`{written}` cannot convert its value");
             Diagnostic::error(
                 "override-syntax",
                 Some(span),
                 message,
-                "give the value itself",
+                "write the value itself",
             )
         })
     }

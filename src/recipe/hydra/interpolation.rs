@@ -1,8 +1,8 @@
 //! OmegaConf's interpolations: `${a.b}`, `${.sibling}`, `${list[0]}`, `${a}/${b}`, and resolvers,
-//! `${oc.env:NAME,default}` and those that a tree registers.
+//! `${oc.env:NAME,default}` and those that a tree's program registers.
 //!
-//! Hostile input ends in a diagnostic: cycles are found, and how many interpolations are resolved,
-//! how deep, and into how much, is bounded.
+//! Hostile input ends in a diagnostic: cycles are detected, and the number of resolved interpolations,
+//! their depth and the size of the result are bounded.
 //!
 //! Source: OmegaConf 2.3, `base.py` (`_resolve_interpolation_from_parse_tree`), `grammar_visitor.py`.
 
@@ -23,19 +23,19 @@ use super::known::child;
 pub(super) use text::length;
 use text::{Part, keys, parts, python};
 
-/// The most interpolations that one config may resolve, each use of one counted.
+/// The most interpolations that one config may resolve; every use counts.
 const MAX_STEPS: usize = 4096;
 
 /// A resolver that a tree's program registers.
 pub struct Registered {
-    /// Its name, before the colon.
+    /// The name before the colon.
     pub name: &'static str,
-    /// Its value for its arguments; `None` where they do not fit.
+    /// Computes the value from the arguments; `None` if they are invalid.
     pub call: fn(&[Node]) -> Option<String>,
 }
 
-/// Resolves every interpolation of a config in place. One that leads to a value that must still be
-/// given becomes such a value itself; what cannot be resolved is reported.
+/// Resolves every interpolation of a config in place. One that refers to a missing mandatory value
+/// becomes missing itself; one that cannot be resolved is reported.
 pub(super) fn resolve(root: &mut Node, registered: &[Registered], reading: &mut Reading) {
     if !has_any(root) {
         return;
@@ -44,7 +44,7 @@ pub(super) fn resolve(root: &mut Node, registered: &[Registered], reading: &mut 
     let mut resolver = Resolver::new(&frozen, registered);
     let mut problems = Vec::new();
     resolver.tree(root, &mut Vec::new(), &mut problems);
-    // Everything that uses a wrong interpolation fails with it: once is enough.
+    // Everything that uses a wrong interpolation fails with it, so report it once.
     problems.dedup_by(|b, a| a.0 == b.0 && a.1 == b.1);
     for (span, problem) in problems {
         let Problem { message, help } = problem;
@@ -52,8 +52,8 @@ pub(super) fn resolve(root: &mut Node, registered: &[Registered], reading: &mut 
     }
 }
 
-/// A name in a defaults list with its interpolations resolved: they lead to the options of groups, by
-/// the groups' names, and to the environment. Else what is wrong, and what to do.
+/// Resolves the interpolations of a name in a defaults list: they refer to the options of groups, by
+/// the groups' names, and to the environment. The error is message and help.
 pub(super) fn name(
     text: &str,
     choices: &Node,
@@ -62,20 +62,23 @@ pub(super) fn name(
 ) -> Result<String, (String, String)> {
     let found = Resolver::new(choices, registered).text(text, span, &[], 0);
     let wrong = |message: String, help: String| {
-        let seen = "a list sees the options of groups that come after it, and the environment";
+        let seen = "a list sees the options of later groups, and the environment";
         (message, format!("{help} ({seen})"))
     };
     match found {
         Ok(Found::Node(node)) => match node.resolve(Schema::OmegaConf) {
             Some(Resolved::Str(name)) if !name.is_empty() => Ok(name),
             _ => Err(wrong(
-                format!("`{}` leads to no name of an option", short(text)),
+                format!("`{}` is not the name of an option", short(text)),
                 "write the option's name".to_owned(),
             )),
         },
         Ok(Found::Missing) => Err(wrong(
-            format!("`{}` leads to what must still be given", short(text)),
-            "give it".to_owned(),
+            format!(
+                "`{}` refers to a mandatory value without a value",
+                short(text)
+            ),
+            "set it".to_owned(),
         )),
         Err(Problem { message, help }) => Err(wrong(message, help)),
     }
@@ -104,7 +107,7 @@ impl Problem {
     }
 }
 
-/// A value, or that what it leads to must still be given.
+/// A value, or a mandatory value that is still missing.
 #[derive(Debug, Clone, PartialEq)]
 enum Found {
     Node(Node),
@@ -112,15 +115,15 @@ enum Found {
 }
 
 struct Resolver<'r> {
-    /// The config as it was composed.
+    /// The config after composition.
     root: &'r Node,
     registered: &'r [Registered],
-    /// Scalars that are resolved already, by their path.
+    /// Resolved scalars, by path.
     known: HashMap<String, Found>,
-    /// Paths of the scalars that are being resolved, the outermost first.
+    /// Paths of the scalars in progress, the outermost first.
     active: Vec<String>,
     steps: usize,
-    /// The config and everything that was copied into it.
+    /// The size of the config and of everything copied into it.
     spent: Weight,
 }
 
@@ -136,7 +139,7 @@ impl<'r> Resolver<'r> {
         }
     }
 
-    /// Resolves a tree that stands at a path.
+    /// Resolves a tree at a path.
     fn tree(
         &mut self,
         node: &mut Node,
@@ -172,7 +175,7 @@ impl<'r> Resolver<'r> {
         }
     }
 
-    /// A copy of a node of the config with everything in it resolved.
+    /// A resolved copy of a node of the config.
     fn copy(&mut self, node: &Node, path: &[String], depth: usize) -> Result<Found, Problem> {
         if node.text().is_some_and(|text| text.contains("${")) {
             return self.scalar(node, path, depth);
@@ -193,7 +196,7 @@ impl<'r> Resolver<'r> {
         }
     }
 
-    /// A scalar with interpolations in it.
+    /// Resolves a scalar with interpolations.
     fn scalar(&mut self, node: &Node, path: &[String], depth: usize) -> Result<Found, Problem> {
         let name = path.join(".");
         if let Some(known) = self.known.get(&name).cloned() {
@@ -206,8 +209,8 @@ impl<'r> Resolver<'r> {
             let mut circle: Vec<String> = self.active[at..].to_vec();
             circle.push(name);
             return Err(Problem::new(
-                format!("the interpolation goes in a circle: {}", circle.join(" → ")),
-                "give one of them a value of its own",
+                format!("the interpolation forms a cycle: {}", circle.join(" → ")),
+                "set one of them to a plain value",
             ));
         }
         self.deeper(self.active.len() + depth)?;
@@ -219,7 +222,7 @@ impl<'r> Resolver<'r> {
         Ok(found)
     }
 
-    /// A text with interpolations in it.
+    /// Resolves the interpolations in a text.
     fn text(
         &mut self,
         text: &str,
@@ -230,8 +233,8 @@ impl<'r> Resolver<'r> {
         self.deeper(depth)?;
         let parts = parts(text).ok_or_else(|| {
             Problem::new(
-                format!("the interpolation in `{}` does not end", short(text)),
-                "end it with `}`, or write `\\${` for the characters themselves",
+                format!("the interpolation in `{}` is not closed", short(text)),
+                "close it with `}`, or write `\\${` for the characters themselves",
             )
         })?;
         if let [Part::Interpolation(inner)] = parts.as_slice() {
@@ -244,7 +247,7 @@ impl<'r> Resolver<'r> {
                 Part::Interpolation(inner) => {
                     match self.interpolation(inner, span, path, depth + 1)? {
                         Found::Missing => return Ok(Found::Missing),
-                        Found::Node(found) => joined += &said(&found, inner)?,
+                        Found::Node(found) => joined += &embedded(&found, inner)?,
                     }
                 }
             }
@@ -257,7 +260,7 @@ impl<'r> Resolver<'r> {
         Ok(Found::Node(Node::string(joined, span)))
     }
 
-    /// What stands between `${` and `}`.
+    /// Resolves the text between `${` and `}`.
     fn interpolation(
         &mut self,
         inner: &str,
@@ -268,20 +271,20 @@ impl<'r> Resolver<'r> {
         self.steps += 1;
         if self.steps > MAX_STEPS {
             return Err(Problem::new(
-                format!("the config uses interpolations more than {MAX_STEPS} times"),
-                "write the values out",
+                format!("the config resolves more than {MAX_STEPS} interpolations"),
+                "write plain values",
             ));
         }
         self.deeper(depth)?;
         match text::resolver(inner) {
             Some((name, arguments)) => self.call(name, &arguments, span, path, depth),
             None => {
-                // A key may be an interpolation itself: `${${which}}`.
+                // A key may contain an interpolation: `${${which}}`.
                 let written = match inner.contains("${") {
                     false => inner.to_owned(),
                     true => match self.text(inner, span, path, depth)? {
                         Found::Missing => return Ok(Found::Missing),
-                        Found::Node(found) => said(&found, inner)?,
+                        Found::Node(found) => embedded(&found, inner)?,
                     },
                 };
                 self.key(&written, path, depth)
@@ -296,7 +299,7 @@ impl<'r> Resolver<'r> {
         let unknown = |help: String| {
             Problem::new(
                 format!(
-                    "there is no key `{}`, which `${{{written}}}` takes",
+                    "there is no key `{}` for `${{{written}}}`",
                     &written[dots..]
                 ),
                 help,
@@ -329,7 +332,7 @@ impl<'r> Resolver<'r> {
         }
         match here {
             Cow::Borrowed(node) => self.copy(node, &at, depth),
-            // What an interpolation brought is resolved already.
+            // A node from an interpolation is resolved already.
             Cow::Owned(node) => {
                 self.spend(weigh(&node))?;
                 Ok(Found::Node(node))
@@ -337,7 +340,7 @@ impl<'r> Resolver<'r> {
         }
     }
 
-    /// A resolver's value.
+    /// The value of a resolver.
     fn call(
         &mut self,
         name: &str,
@@ -365,8 +368,8 @@ impl<'r> Resolver<'r> {
         let default = values.get(1).cloned();
         let unfit = || {
             Problem::new(
-                format!("`{name}` cannot take these arguments"),
-                "give the key a value of its own, here or on the command line",
+                format!("`{name}` does not accept these arguments"),
+                "set the key to a plain value, here or on the command line",
             )
         };
         if let Some(registered) = self.registered.iter().find(|r| r.name == name) {
@@ -381,7 +384,7 @@ impl<'r> Resolver<'r> {
             _ => node,
         };
         match name {
-            // Text, whatever it looks like, and of a default Python's `str`; only null stays what it is.
+            // The environment gives text, a default Python's `str`; only null stays null.
             "oc.env" => match (std::env::var(&first), default) {
                 (Ok(value), _) => Ok(Found::Node(Node::string(value, span))),
                 (Err(_), Some(default)) => {
@@ -397,7 +400,7 @@ impl<'r> Resolver<'r> {
                     "set it, or give a default: `${oc.env:NAME,default}`",
                 )),
             },
-            // The value that the text is written as: `${oc.decode:${oc.env:N,16}}` is a number.
+            // `oc.decode` parses its text: `${oc.decode:${oc.env:N,16}}` is a number.
             "oc.decode" => match values.as_slice() {
                 [
                     Node {
@@ -416,8 +419,8 @@ impl<'r> Resolver<'r> {
                 (Err(_), None) => Ok(Found::Node(Node::plain("null", span))),
             },
             _ => Err(Problem::new(
-                format!("nothing here knows the resolver `{name}`"),
-                "give the key a value of its own, here or on the command line",
+                format!("unknown resolver `{name}`"),
+                "set the key to a plain value, here or on the command line",
             )),
         }
     }
@@ -427,8 +430,8 @@ impl<'r> Resolver<'r> {
             return Ok(());
         }
         Err(Problem::new(
-            format!("interpolations lead through more than {MAX_DEPTH} others"),
-            "write the values out",
+            format!("a chain of interpolations is longer than {MAX_DEPTH}"),
+            "write plain values",
         ))
     }
 
@@ -437,23 +440,19 @@ impl<'r> Resolver<'r> {
         self.spent = total.ok_or_else(|| {
             Problem::new(
                 "the interpolations make the config larger than any recipe",
-                "write the values out; is this the right file?",
+                "write plain values, or check that this is the right file",
             )
         })?;
         Ok(())
     }
 }
 
-/// A value inside of a text.
-fn said(node: &Node, inner: &str) -> Result<String, Problem> {
+/// A value as part of a text.
+fn embedded(node: &Node, inner: &str) -> Result<String, Problem> {
     python(node).ok_or_else(|| {
         Problem::new(
-            format!(
-                "`${{{}}}` is {}, inside of a text",
-                short(inner),
-                node.kind()
-            ),
-            "take one of its values, or let the interpolation stand alone",
+            format!("`${{{}}}` is {} inside a text", short(inner), node.kind()),
+            "refer to one of its values, or remove the text around it",
         )
     })
 }

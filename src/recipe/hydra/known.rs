@@ -1,9 +1,9 @@
-//! The keys of a config, for words about one that is none of them.
+//! The keys of a config, for suggestions about an unknown one.
 
 use crate::recipe::node::Node;
 use crate::recipe::suggest::nearest;
 
-/// What stands below a node: under a key, or at a position of a list.
+/// The child of a node: under a key, or at a position of a list.
 pub(super) fn child<'n>(node: &'n Node, key: &str) -> Option<&'n Node> {
     match node.items() {
         Some(items) => items.get(key.parse::<usize>().ok()?),
@@ -11,16 +11,16 @@ pub(super) fn child<'n>(node: &'n Node, key: &str) -> Option<&'n Node> {
     }
 }
 
-/// A key's value, by dots and list positions.
+/// The node at a key with dots and list positions.
 pub(super) fn find<'n>(root: &'n Node, key: &str) -> Option<&'n Node> {
     key.split('.').try_fold(root, child)
 }
 
-/// The key that somebody who wrote `key` most likely meant.
+/// The existing key that `key` most likely means.
 pub(super) fn meant(root: &Node, key: &str) -> Option<String> {
     let mut known = Vec::new();
     list(root, "", &mut known);
-    // Upstream's own README writes `config.` before keys of the config.
+    // Upstream's README writes `config.` before keys of the config.
     if let Some(rest) = key.strip_prefix("config.")
         && known.iter().any(|known| known == rest)
     {

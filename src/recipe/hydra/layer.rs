@@ -1,4 +1,4 @@
-//! A file's own keys laid over those of others.
+//! The keys of one file, merged over those of others.
 //!
 //! Source: OmegaConf 2.3, `basecontainer.py` (`_map_merge`): mappings merge, lists and scalars
 //! replace, `???` replaces nothing.
@@ -6,15 +6,15 @@
 use crate::recipe::node::{Node, Value};
 use crate::recipe::scalar::{Resolved, Schema};
 
-/// The keys of one file.
+/// The keys of one file, with their package.
 pub(super) struct Layer {
-    /// Where they are laid, dotted.
+    /// The package of the keys, dotted.
     pub package: String,
     pub node: Node,
 }
 
 impl Layer {
-    /// Lays the keys over a config.
+    /// Merges the keys over a config.
     pub fn lay(self, config: &mut Node) {
         let Layer { package, node } = self;
         let mut at = config;
@@ -34,7 +34,7 @@ impl Layer {
     }
 }
 
-/// Lays a tree over another as OmegaConf merges them.
+/// Merges a tree over another like OmegaConf.
 pub(super) fn merge(into: &mut Node, over: Node) {
     if over.resolve(Schema::OmegaConf) == Some(Resolved::Missing) && is_given(into) {
         return;

@@ -1,11 +1,11 @@
-//! Hydra's composition, as far as trees of training configs use it: defaults lists wherever they
-//! stand in a file, `_self_`, config groups, packages, overrides of groups and of values on the
+//! Hydra's composition, to the extent that training configs use it: defaults lists at any position in a
+//! file, `_self_`, config groups, packages, overrides of groups and of values on the
 //! command line, `???`, interpolations, and scalars as OmegaConf reads them.
 //!
-//! What comes out is one tree whose values still point at the files and overrides that they stood
-//! in. Nothing here knows what the values mean; `super::halos` and `super::dpo` do.
+//! The result is one tree whose values keep the positions in their files and overrides. This module does
+//! not interpret the values; `super::halos` and `super::dpo` do.
 //!
-//! Source: Hydra 1.3 (`version_base=None`, so the behaviour of the newest version), OmegaConf 2.3.
+//! Source: Hydra 1.3 (`version_base=None`, which selects the behaviour of the newest version), OmegaConf 2.3.
 
 mod assign;
 mod cast;
@@ -40,26 +40,26 @@ pub use interpolation::Registered;
 pub use place::{Place, root_of};
 pub use values::Values;
 
-/// What a tree's program knows that its files do not say.
+/// Facts about a tree's program that are not in its files.
 pub struct Program {
-    /// Resolvers that it registers.
+    /// Resolvers that the program registers.
     pub resolvers: &'static [Registered],
-    /// Keys that it reads where they are given, and that no file has; a key stands for everything
-    /// below it too.
+    /// Keys that the program reads although no file has them; a key includes everything
+    /// below it.
     pub optional: &'static [&'static str],
 }
 
-/// A composed config.
+/// The result of composition.
 pub struct Config {
-    /// The tree, with the reserved key beside upstream's.
+    /// The tree, with Evenkeel's reserved key next to upstream's keys.
     pub root: Node,
-    /// Values that must still be given, with their keys.
+    /// Mandatory values (`???`) without a value, with their keys.
     pub missing: Vec<(String, Span)>,
-    /// Whether everything that the defaults list asks for was found.
+    /// Whether composition found everything in the defaults list.
     pub complete: bool,
 }
 
-/// Composes the config whose file is `root`, under the overrides of the command line.
+/// Composes the config whose file is `root`, with the overrides of the command line.
 pub fn compose(
     root: Node,
     place: &Place,
@@ -98,7 +98,7 @@ pub fn compose(
     }
     for line in values {
         match line {
-            Line::Own { text, at, file } => {
+            Line::Reserved { text, at, file } => {
                 let path_of = |key: &str| key.trim_start_matches(['+', '~']).to_owned();
                 apply_one(
                     &mut config,
@@ -109,7 +109,7 @@ pub fn compose(
                     &mut reading.diagnostics,
                 );
             }
-            // Without its groups a config has few keys: nothing can be said about the others.
+            // Without its groups the config lacks most keys, so unknown keys are not reported.
             Line::Upstream(line) if !complete => assign::quietly(&mut config, line),
             Line::Upstream(line) => assign::assign(&mut config, line, program, reading),
         }
@@ -126,7 +126,7 @@ pub fn compose(
     }
 }
 
-/// More folders with files of the tree: those that were typed, else those of its root.
+/// More directories with files of the tree: those from the command line, else those of its root.
 fn also(root: &Node, lines: &[Line<'_>], program: &Program, reading: &mut Reading) -> Vec<PathBuf> {
     let typed = lines.iter().find_map(|line| match line {
         Line::Upstream(line) if line.key == searchpath::KEY => line.value.as_ref(),
@@ -141,7 +141,7 @@ fn also(root: &Node, lines: &[Line<'_>], program: &Program, reading: &mut Readin
 /// An override: of upstream's config, or below the reserved key.
 enum Line<'o> {
     Upstream(Override),
-    Own {
+    Reserved {
         text: &'o str,
         at: Position,
         file: FileId,
@@ -160,9 +160,9 @@ fn read<'o>(
     let mut lines = Vec::new();
     for text in overrides {
         let key = text.trim_start_matches(['+', '~']);
-        let own = key.strip_prefix(RESERVED);
-        if own.is_some_and(|rest| rest.starts_with(['.', '='])) {
-            lines.push(Line::Own { text, at, file });
+        let below = key.strip_prefix(RESERVED);
+        if below.is_some_and(|rest| rest.starts_with(['.', '='])) {
+            lines.push(Line::Reserved { text, at, file });
         } else if sweep::is_flag(text) {
             let (message, help) = sweep::mode(text);
             let span = Some(at.span(file, text));
@@ -178,7 +178,7 @@ fn read<'o>(
     lines
 }
 
-/// A mapping given to a group's key is a value, not a choice.
+/// A mapping as the value of a group's key is a value, not a choice.
 fn is_mapping(line: &Override) -> bool {
     let value = line.value.as_ref();
     value.is_some_and(|value| value.entries().is_some())

@@ -1,21 +1,21 @@
-//! What a defaults list calls the files and groups of its tree, and where their keys are laid.
+//! Names of files and groups in a defaults list, and the packages of their keys.
 //!
 //! Source: Hydra 1.3, `core/default_element.py` (`get_config_path`, `get_final_package`,
 //! `get_override_key`).
 
-/// A defaults list.
+/// The context of a defaults list.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct List<'l> {
-    /// The config that it stands in, from the root of the tree.
+    /// The config that contains the list, from the root of the tree.
     pub name: &'l str,
-    /// Where that config is laid, dotted.
+    /// The package of that config, dotted.
     pub package: &'l str,
-    /// An interpolation has chosen the config.
+    /// An interpolation chose the config.
     pub interpolated: bool,
 }
 
 impl List<'_> {
-    /// A file or group of the list, from the root of the tree.
+    /// The path of an entry's file or group, from the root of the tree.
     pub fn full(&self, name: &str) -> String {
         let folder = folder_of(self.name);
         match name.strip_prefix('/') {
@@ -25,15 +25,15 @@ impl List<'_> {
         }
     }
 
-    /// Where the files of a group are laid: as the list says, or else after the group.
-    pub fn inner(&self, group: &str, said: Option<&str>) -> String {
+    /// The package of a group's files: from the list, or else from the group.
+    pub fn inner(&self, group: &str, stated: Option<&str>) -> String {
         let own = dotted(group.trim_start_matches('/'));
-        let own = match said {
+        let own = match stated {
             None => own.as_str(),
             Some("_here_") => "",
-            Some(said) => match said.strip_prefix("_global_") {
+            Some(stated) => match stated.strip_prefix("_global_") {
                 Some(rest) => return rest.trim_start_matches('.').to_owned(),
-                None => said,
+                None => stated,
             },
         };
         match (self.package, own) {
@@ -43,10 +43,10 @@ impl List<'_> {
         }
     }
 
-    /// The key by which a group is chosen: itself, and `@PACKAGE` where it is laid elsewhere than
-    /// it is called.
-    pub fn key(&self, group: &str, said: Option<&str>) -> String {
-        let (full, package) = (self.full(group), self.inner(group, said));
+    /// The key by which an override chooses a group: its path, and `@PACKAGE` if its package differs from
+    /// the path.
+    pub fn key(&self, group: &str, stated: Option<&str>) -> String {
+        let (full, package) = (self.full(group), self.inner(group, stated));
         match package.as_str() {
             same if same == dotted(&full) => full,
             "" => format!("{full}@_global_"),
@@ -55,12 +55,12 @@ impl List<'_> {
     }
 }
 
-/// The folder of a config's name.
+/// The directory of a config's name.
 pub(super) fn folder_of(name: &str) -> &str {
     name.rsplit_once('/').map_or("", |(folder, _)| folder)
 }
 
-/// A group's path as a package.
+/// The path of a group as a package.
 pub(super) fn dotted(group: &str) -> String {
     group.replace('/', ".")
 }
@@ -69,18 +69,18 @@ pub(super) fn dotted(group: &str) -> String {
 mod tests {
     use super::*;
 
-    /// Each as `get_override_key` of Hydra 1.3 has it.
+    /// Expected values are those of `get_override_key` of Hydra 1.3.
     #[test]
     fn a_group_is_chosen_by_its_path_and_its_package() {
-        let key = |name, package, group, said| {
+        let key = |name, package, group, stated| {
             let list = List {
                 name,
                 package,
                 interpolated: false,
             };
-            list.key(group, said)
+            list.key(group, stated)
         };
-        for (name, package, group, said, expected) in [
+        for (name, package, group, stated, expected) in [
             ("config", "", "db", None, "db"),
             ("config", "", "db", Some("other"), "db@other"),
             ("config", "", "db", Some("_global_"), "db@_global_"),
@@ -103,7 +103,7 @@ mod tests {
                 "db@experiment.db",
             ),
         ] {
-            assert_eq!(key(name, package, group, said), expected);
+            assert_eq!(key(name, package, group, stated), expected);
         }
     }
 }

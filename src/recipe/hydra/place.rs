@@ -1,31 +1,31 @@
-//! Where a config stands in its tree: at the root, or in a config group.
+//! The place of a config in its tree: the root, or a config group.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use crate::recipe::Origin;
 
-/// The name of a tree's root, which both upstream programs give to `hydra.main`.
+/// The file name of a tree's root, which both upstream programs pass to `hydra.main`.
 const ROOT: &str = "config.yaml";
 
-/// How many folders a group may stand below the root.
+/// The deepest level of a group below the root.
 const LEVELS: usize = 4;
 
-/// A config's place.
+/// The place of a config.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Place {
-    /// The folder of the tree's root.
+    /// The directory of the tree's root.
     pub folder: PathBuf,
-    /// The config's name from there, without its ending: `config`, `model/llama`.
+    /// The config's path from there, without its extension: `config`, `model/llama`.
     pub name: String,
-    /// Where the tree's files are looked for when its own folder has none of the name.
+    /// Directories searched after the tree's own.
     pub also: Vec<PathBuf>,
-    /// Where all of them are.
+    /// The origin of these paths.
     pub origin: Origin,
 }
 
 impl Place {
-    /// The place of a file. One that has a root above it stands in a group.
+    /// The place of a file. A file with a root in a parent directory belongs to a group.
     pub fn of(path: &Path, origin: &Origin) -> Place {
         let parent = path.parent().unwrap_or(Path::new(""));
         let stem = path.file_stem().unwrap_or_default().to_string_lossy();
@@ -52,12 +52,12 @@ impl Place {
         found.unwrap_or(root)
     }
 
-    /// The group that it stands in; `None` at the root.
+    /// The config's group; `None` at the root.
     pub fn group(&self) -> Option<&str> {
         self.name.rsplit_once('/').map(|(group, _)| group)
     }
 
-    /// The last part of its name.
+    /// The last part of the name.
     pub fn option(&self) -> &str {
         let last = self.name.rsplit_once('/');
         last.map_or(self.name.as_str(), |(_, option)| option)
@@ -68,16 +68,16 @@ impl Place {
         self.folder.join(ROOT)
     }
 
-    /// The file of a config of the tree.
+    /// The path of a config file of the tree.
     pub(super) fn file(&self, name: &str) -> PathBuf {
-        // Written with its ending it is the same file.
+        // A name with its extension is the same file.
         let name = format!("{}.yaml", name.strip_suffix(".yaml").unwrap_or(name));
         let mut files = self.folders().map(|folder| folder.join(&name));
         let found = files.find(|file| self.origin.is_file(file));
         found.unwrap_or_else(|| self.folder.join(&name))
     }
 
-    /// Whether the tree has a group of that name.
+    /// Whether the tree has this group.
     pub(super) fn has_group(&self, group: &str) -> bool {
         is_inside(group)
             && self
@@ -85,7 +85,7 @@ impl Place {
                 .any(|folder| self.origin.is_dir(&folder.join(group)))
     }
 
-    /// The options of a group, in the order of their names.
+    /// The options of a group, sorted by name.
     pub(super) fn options(&self, group: &str) -> Vec<String> {
         let files = self
             .folders()
@@ -99,12 +99,12 @@ impl Place {
     }
 }
 
-/// Whether a name stays inside of the tree.
+/// Whether a name stays inside the tree.
 pub(super) fn is_inside(name: &str) -> bool {
     !name.is_empty() && name.split('/').all(|part| !["", ".", ".."].contains(&part))
 }
 
-/// The root of the tree in a folder that the user named: in it, or in its `config`.
+/// The root of the tree in a directory from the user: in it, or in its subdirectory `config`.
 pub fn root_of(folder: &Path, origin: &Origin) -> Option<PathBuf> {
     let inside = [folder.join(ROOT), folder.join("config").join(ROOT)];
     inside.into_iter().find(|root| origin.is_file(root))

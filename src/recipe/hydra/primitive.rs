@@ -1,6 +1,6 @@
-//! What a value without quotes is in Hydra's grammar: a number, a truth value, `null`, or text.
+//! Types of an unquoted value in Hydra's grammar: a number, a boolean, `null`, or text.
 
-/// The YAML spelling of what is more than text without quotes.
+/// The YAML spelling of an unquoted value that is not text.
 pub(super) fn plain(text: &str) -> Option<String> {
     let lower = text.to_ascii_lowercase();
     if ["true", "false", "null"].contains(&lower.as_str()) {
@@ -35,7 +35,7 @@ pub(super) fn plain(text: &str) -> Option<String> {
     Some(yaml_float(value))
 }
 
-/// A float's text that YAML reads as that float.
+/// A spelling that YAML reads as this float.
 pub(super) fn yaml_float(value: f64) -> String {
     match value {
         value if value.is_nan() => ".nan".to_owned(),

@@ -1,4 +1,4 @@
-//! `hydra.searchpath`: more folders in which the files of a tree are looked for, after its own.
+//! `hydra.searchpath`: more directories in which Hydra searches for a tree's files, after its own.
 //!
 //! Source: Hydra 1.3, `_internal/config_loader_impl.py` (`_process_config_searchpath`).
 
@@ -11,10 +11,10 @@ use crate::recipe::scalar::{Resolved, Schema};
 use super::Program;
 use super::interpolation;
 
-/// The key, in the root of a tree or typed.
+/// The key, in the root of a tree or on the command line.
 pub(super) const KEY: &str = "hydra.searchpath";
 
-/// The folders of a list, in its order.
+/// The directories of a list, in order.
 pub(super) fn folders(list: &Node, program: &Program, reading: &mut Reading) -> Vec<PathBuf> {
     if list.resolve(Schema::OmegaConf) == Some(Resolved::Null) {
         return Vec::new();
@@ -42,7 +42,7 @@ fn folder(item: &Node, program: &Program) -> Result<PathBuf, (String, String)> {
         let message = format!("`{KEY}` takes a list of folders, this is {}", item.kind());
         return Err((message, "write `file:///FOLDER`".to_owned()));
     };
-    // Nothing of the config is known yet.
+    // The config does not exist yet, so only the environment resolves.
     let text = match text.contains("${") {
         true => {
             let nothing = Node::mapping(item.span);
@@ -54,8 +54,8 @@ fn folder(item: &Node, program: &Program) -> Result<PathBuf, (String, String)> {
         None => Ok(PathBuf::from(text)),
         Some(("file", path)) => Ok(PathBuf::from(path)),
         Some((kind, _)) => Err((
-            format!("`{kind}://` of `{KEY}` is not read: only Python finds it"),
-            "write the folder that it stands for, `file:///FOLDER`".to_owned(),
+            format!("`{kind}://` of `{KEY}` is not supported: only Python can resolve it"),
+            "write its directory, `file:///FOLDER`".to_owned(),
         )),
     }
 }

@@ -1,4 +1,4 @@
-//! Which options of config groups are chosen, added and taken away, before the lists are gone through.
+//! The options of config groups that overrides choose, add and remove, before the lists are processed.
 //!
 //! Source: Hydra 1.3, `_internal/defaults_list.py` (`Overrides`).
 
@@ -11,41 +11,41 @@ use crate::recipe::source::Span;
 use super::defaults::{Choice, Default, What};
 use super::grammar::{Kind, Override};
 
-/// What the command line and `override` entries say about groups.
+/// The overrides of groups on the command line and in `override` entries.
 #[derive(Debug, Default)]
 pub(super) struct Selection {
-    /// Options for groups that are in a list, by [`super::names::List::key`]: those of the command line,
-    /// and those of `override` entries that no earlier one has taken.
+    /// Options for groups that are in a list, by [`super::names::List::key`]: from the command line,
+    /// and from `override` entries whose group has no earlier choice.
     pub chosen: BTreeMap<String, Chosen>,
-    /// Groups that no list has.
+    /// Groups of `+GROUP=OPTION`, which no list has.
     pub added: Vec<Default>,
-    /// Groups taken away.
+    /// Groups of `~GROUP`.
     pub deleted: BTreeMap<String, Deleted>,
 }
 
-/// Options chosen for a group.
+/// The options chosen for a group.
 #[derive(Debug)]
 pub(super) struct Chosen {
     pub options: Choice,
     pub span: Span,
-    /// A list has the group.
+    /// Whether a list has the group.
     pub used: bool,
-    /// On the command line, not in a list.
+    /// From the command line, not from a list.
     pub typed: bool,
 }
 
-/// A group taken away.
+/// A group that an override removes.
 #[derive(Debug)]
 pub(super) struct Deleted {
-    /// Only this option.
+    /// Remove only this option.
     pub option: Option<String>,
     pub span: Span,
-    /// A list has the group.
+    /// Whether a list has the group.
     pub used: bool,
 }
 
 impl Selection {
-    /// Takes an override of a group.
+    /// Records an override of a group.
     pub fn take(&mut self, line: Override, reading: &mut Reading) {
         let Override {
             kind,
@@ -112,7 +112,7 @@ impl Selection {
         }
     }
 
-    /// Whether a group is taken away: whatever is chosen, or one of these options.
+    /// Whether a group is removed: with any option, or with one of these.
     pub fn deletes(&mut self, key: &str, names: Option<&Vec<String>>) -> bool {
         let Some(deleted) = self.deleted.get_mut(key) else {
             return false;

@@ -1,5 +1,5 @@
-//! Sweeps: one line that stands for several jobs. A recipe is one job, so they are refused, with what
-//! to run instead; without `--multirun` Hydra refuses them as well.
+//! Sweeps: one command line for several jobs. A recipe is one job, so sweeps are refused, with the commands to
+//! run instead. Without `--multirun` Hydra refuses them as well.
 //!
 //! Source: Hydra 1.3, `grammar/OverrideParser.g4` (`simpleChoiceSweep`),
 //! `_internal/config_loader_impl.py` (`validate_sweep_overrides_legal`).
@@ -8,17 +8,17 @@ use crate::recipe::node::Node;
 use crate::recipe::source::Span;
 use crate::recipe::suggest::short;
 
-/// The most values that a help line names one by one.
+/// The number of values that a help line lists.
 const NAMED: usize = 4;
 
-/// Message and help.
+/// The message and the help of a finding.
 type Words = (String, String);
 
-/// Several values between commas.
+/// The finding for comma-separated values.
 pub(super) fn values(key: &str, values: &[&str]) -> Words {
     let all = short(&values.join(","));
     let message = format!(
-        "`{key}={all}` is a sweep: {} jobs in one line, and a recipe is one job",
+        "`{key}={all}` is a sweep of {} jobs, but a recipe is one job",
         values.len()
     );
     let one_by_one: Vec<String> = values
@@ -31,21 +31,19 @@ pub(super) fn values(key: &str, values: &[&str]) -> Words {
         false => "",
     };
     let help = format!(
-        "give one after the other: {}{more}; `{key}=[…]` is a list, `{key}='…'` text with a comma",
+        "run one job after another: {}{more}; `{key}=[…]` is a list, `{key}='…'` text with a comma",
         one_by_one.join(", then ")
     );
     (message, help)
 }
 
-/// A function of Hydra's grammar whose values are several; `None` for the others.
+/// The finding for a sweep function of Hydra's grammar; `None` for other functions.
 pub(super) fn function(name: &str) -> Option<Words> {
     ["choice", "range", "interval", "glob"]
         .contains(&name)
         .then(|| {
             (
-                format!(
-                    "`{name}(…)` is a sweep: several jobs in one line, and a recipe is one job"
-                ),
+                format!("`{name}(…)` is a sweep of several jobs, but a recipe is one job"),
                 "give one value at a time, `KEY=VALUE`".to_owned(),
             )
         })
@@ -56,20 +54,20 @@ pub(super) fn is_flag(text: &str) -> bool {
     matches!(text, "-m" | "--multirun")
 }
 
-/// Whether an override does what the flag does.
+/// Whether an override sets Hydra's mode to sweeps.
 pub(super) fn is_mode(key: &str, value: Option<&Node>) -> bool {
     key == "hydra.mode" && value.is_some_and(is_multirun)
 }
 
-/// What is said of either.
+/// The finding for the flag and for the mode.
 pub(super) fn mode(written: &str) -> Words {
     (
-        format!("`{written}` asks for several jobs, and a recipe is one job"),
-        "leave it out, and give one value of every key at a time".to_owned(),
+        format!("`{written}` requests several jobs, but a recipe is one job"),
+        "remove it, and give one value of every key at a time".to_owned(),
     )
 }
 
-/// A tree whose root asks for several jobs.
+/// The finding for a tree whose root requests several jobs.
 pub(super) fn in_root(root: &Node) -> Option<(Span, Words)> {
     let mode = root
         .get_path("hydra.mode")

@@ -21,7 +21,7 @@ impl Tree {
         Tree(folder)
     }
 
-    /// The tree of most tests.
+    /// The tree that most tests use.
     fn usual() -> Tree {
         Tree::new(&[
             (
@@ -68,21 +68,22 @@ impl Tree {
             command_line,
             &mut reading,
         );
-        let said = reading.diagnostics.clone();
-        (config, said, reading)
+        let findings = reading.diagnostics.clone();
+        (config, findings, reading)
     }
 
-    /// A value of a config that composes without a word.
+    /// A value of a config that composes without findings.
     fn value(&self, overrides: &[&str], key: &str) -> Option<Resolved> {
-        let (config, said, _) = self.compose(overrides);
-        assert_eq!(said, [], "{overrides:?}");
+        let (config, findings, _) = self.compose(overrides);
+        assert_eq!(findings, [], "{overrides:?}");
         known::find(&config.root, key)?.resolve(Schema::OmegaConf)
     }
 
-    /// What is said about overrides: rule, severity, message and help.
-    fn said(&self, overrides: &[&str]) -> Vec<String> {
-        let (_, said, _) = self.compose(overrides);
-        said.iter()
+    /// Findings about overrides: rule, severity, message and help.
+    fn findings(&self, overrides: &[&str]) -> Vec<String> {
+        let (_, findings, _) = self.compose(overrides);
+        findings
+            .iter()
             .map(|d| format!("{}[{}] {} ({})", d.severity, d.rule, d.message, d.help))
             .collect()
     }
@@ -96,12 +97,12 @@ fn text(value: &str) -> Option<Resolved> {
     Some(Resolved::Str(value.to_owned()))
 }
 
-/// Each as Hydra 1.3.8 composes it.
+/// Expected layers are those of Hydra 1.3.8.
 #[test]
-fn layers_are_laid_in_the_order_of_the_lists() {
+fn layers_merge_in_the_order_of_the_lists() {
     let tree = Tree::usual();
     assert_eq!(tree.value(&["model=llama"], "model.size"), int(32));
-    // `base` comes first, since the list of `llama` does not name itself.
+    // `base` comes first, because the list of `llama` lacks `_self_`.
     assert_eq!(
         tree.value(&["model=llama"], "model.name"),
         Some(Resolved::Null)
@@ -140,7 +141,7 @@ fn layers_are_laid_in_the_order_of_the_lists() {
 }
 
 #[test]
-fn packages_say_where_a_file_is_laid() {
+fn packages_determine_where_a_file_merges() {
     let files = [
         (
             "config.yaml",
@@ -158,9 +159,9 @@ fn packages_say_where_a_file_is_laid() {
     assert_eq!(tree.value(&["none=d"], "none.x"), int(4));
     assert_eq!(tree.value(&["~whole"], "x"), None);
     assert_eq!(tree.value(&["db@other=a", "db=a"], "db.x"), int(1));
-    assert!(tree.said(&["+db=a"])[0].contains("that the list has"));
+    assert!(tree.findings(&["+db=a"])[0].contains("that the list already has"));
     assert_eq!(tree.value(&["+db@third=a"], "third.x"), int(1));
-    // What a list says stands over the file's own word, and tells where a group below it is.
+    // The list's package overrides the file's header, and applies to groups below it.
     let files = [
         ("config.yaml", "defaults:\n- whole@x: c\n- server: apache\n"),
         ("whole/c.yaml", "# @package _global_\nx: 3\n"),
@@ -175,9 +176,9 @@ fn packages_say_where_a_file_is_laid() {
         tree.value(&["server/db@server.main=b"], "server.main.y"),
         int(2)
     );
-    let said = tree.said(&["server/db@main=b"]);
-    assert!(said[0].contains("has the config group `server/db@main`"));
-    // The list of one file decides for another's.
+    let findings = tree.findings(&["server/db@main=b"]);
+    assert!(findings[0].contains("has the config group `server/db@main`"));
+    // The list of one file overrides that of another.
     let files = [
         (
             "config.yaml",
@@ -194,9 +195,9 @@ fn packages_say_where_a_file_is_laid() {
     );
 }
 
-/// The list of one file decides for another's, whichever stands first; each as Hydra 1.3 composes it.
+/// The list of one file overrides that of another, independent of their order, as in Hydra 1.3.
 #[test]
-fn overrides_hold_for_what_stands_before_them() {
+fn overrides_apply_to_earlier_entries() {
     let experiment = "# @package _global_\ndefaults:\n- override /db: fast\nlr: 3\n";
     let files = |list: &'static str| {
         Tree::new(&[
@@ -211,28 +212,30 @@ fn overrides_hold_for_what_stands_before_them() {
     assert_eq!(tree.value(&[], "db.x"), int(1));
     assert_eq!(tree.value(&["experiment=one"], "db.x"), int(2));
     assert_eq!(tree.value(&["experiment=one", "db=slow"], "db.x"), int(1));
-    // What is added comes after the file itself.
+    // An added group comes after the file itself.
     let tree = files("defaults:\n- db: slow\nlr: 1\n");
     assert_eq!(tree.value(&["+experiment=one"], "lr"), int(3));
-    // Without its package the list means another group, which nobody has.
-    let said = tree.said(&["+experiment=bare"]);
+    // Without its package the entry names another group, which no list has.
+    let findings = tree.findings(&["+experiment=bare"]);
     assert!(
-        said[0].contains("before has the config group `db@experiment.db`"),
-        "{said:?}"
+        findings[0].contains("no earlier entry has the config group `db@experiment.db`"),
+        "{findings:?}"
     );
     let late = files("defaults:\n- experiment: one\n- db: slow\n");
-    assert!(late.said(&[])[0].contains("before has the config group `db` to override"));
+    assert!(
+        late.findings(&[])[0].contains("no earlier entry has the config group `db` to override")
+    );
     let twice = files("defaults:\n- db: slow\n- experiment: null\n- /db: fast\n");
     assert!(
-        twice.said(&[])[0].contains("as `slow` and as `fast`"),
+        twice.findings(&[])[0].contains("as `slow` and as `fast`"),
         "{:?}",
-        twice.said(&[])
+        twice.findings(&[])
     );
 }
 
-/// Each as Hydra 1.3 composes it.
+/// Expected results are those of Hydra 1.3.
 #[test]
-fn a_list_may_name_what_another_group_has_chosen() {
+fn a_list_may_refer_to_another_groups_option() {
     let files = |list: &str| {
         Tree::new(&[
             ("config.yaml", list),
@@ -252,7 +255,7 @@ fn a_list_may_name_what_another_group_has_chosen() {
     assert_eq!(files(both).value(&[], "both.z"), int(1));
     assert_eq!(files(both).value(&["loss=dpo"], "both.z"), int(2));
     assert_eq!(files(both).value(&["both=dpo_fast"], "both.z"), int(2));
-    // From the command line and from an override as well.
+    // The same from the command line and from an override.
     assert_eq!(files(both).value(&["both=${loss}_fast"], "both.z"), int(1));
     let over =
         "defaults:\n- both: dpo_fast\n- db: fast\n- loss: sft\n- override both: ${loss}_${db}\n";
@@ -262,7 +265,7 @@ fn a_list_may_name_what_another_group_has_chosen() {
     let environment = "defaults:\n- loss: ${oc.env:EVENKEEL_NO_SUCH,dpo}\n";
     assert_eq!(files(environment).value(&[], "loss.y"), int(3));
     assert_eq!(files(environment).value(&["loss=sft"], "loss.y"), int(2));
-    // In a list further down what comes later in the lists above is known, and nothing else.
+    // A nested list sees the options of later entries of the outer lists, and no other options.
     let below = |list: &str, replaced: &str| {
         let tree = files(list);
         let text = format!("defaults:\n- sub: {replaced}\nx: 1\n");
@@ -272,51 +275,51 @@ fn a_list_may_name_what_another_group_has_chosen() {
     let known = below("defaults:\n- db: slow\n- loss: sft\n", "${loss}");
     assert_eq!(known.value(&[], "db.sub.y"), int(1));
     let unknown = below("defaults:\n- loss: sft\n- db: slow\n", "${loss}");
-    let said = unknown.said(&[]);
+    let findings = unknown.findings(&[]);
     assert!(
-        said[0].contains("error[interpolation] there is no key `loss`"),
-        "{said:?}"
+        findings[0].contains("error[interpolation] there is no key `loss`"),
+        "{findings:?}"
     );
-    // The values of the config are none of them.
+    // A list does not see the values of the config.
     let value = "defaults:\n- loss: ${which}\nwhich: sft\n";
-    assert!(files(value).said(&[])[0].contains("no key `which`"));
+    assert!(files(value).findings(&[])[0].contains("no key `which`"));
     for (list, word) in [
         (
             "defaults:\n- loss: [\"${db}\", dpo]\n- db: fast\n",
             "in a list of options",
         ),
-        ("defaults:\n- both: ${db}\n- db: null\n", "leads to no name"),
+        ("defaults:\n- both: ${db}\n- db: null\n", "is not the name"),
         (
             "defaults:\n- over: ${loss}\n- db: plain\n- loss: sft\n",
-            "an interpolation has chosen",
+            "an interpolation chose",
         ),
         (
             "defaults:\n- loss: ${db}\n- db: ${loss}\n",
             "there is no key",
         ),
-        ("defaults:\n- loss: ${db\n- db: fast\n", "does not end"),
+        ("defaults:\n- loss: ${db\n- db: fast\n", "is not closed"),
     ] {
-        let said = files(list).said(&[]);
-        assert!(said[0].contains(word), "{list}: {said:?}");
+        let findings = files(list).findings(&[]);
+        assert!(findings[0].contains(word), "{list}: {findings:?}");
     }
 }
 
 #[test]
-fn everything_that_is_missing_is_told_at_once() {
+fn all_missing_values_are_reported() {
     let tree = Tree::usual();
-    let (config, said, reading) = tree.compose(&["model.size=3"]);
+    let (config, findings, reading) = tree.compose(&["model.size=3"]);
     assert!(!config.complete);
     let missing: Vec<&str> = config.missing.iter().map(|(key, _)| key.as_str()).collect();
     assert_eq!(missing, ["exp"]);
-    assert_eq!(said.len(), 1, "{said:?}");
+    assert_eq!(findings.len(), 1, "{findings:?}");
     assert_eq!(
-        said[0].message,
+        findings[0].message,
         "an option of the config group `model` must be chosen"
     );
-    assert_eq!(said[0].help, "write `model=OPTION`: one of base, llama");
-    let place = said[0].locate(&reading.sources);
+    assert_eq!(findings[0].help, "write `model=OPTION`: one of base, llama");
+    let place = findings[0].locate(&reading.sources);
     assert_eq!((place.line, place.column), (Some(5), Some(10)));
-    // What follows from a missing value is not missing by itself.
+    // A value that depends on a missing one is not reported as missing.
     let (config, ..) = tree.compose(&["model=llama"]);
     assert_eq!(config.missing.len(), 1);
     assert_eq!(
@@ -326,7 +329,7 @@ fn everything_that_is_missing_is_told_at_once() {
 }
 
 #[test]
-fn values_point_at_the_files_that_they_stood_in() {
+fn values_keep_their_positions_in_their_files() {
     let tree = Tree::usual();
     let (config, _, reading) = tree.compose(&["model=llama", "loss=dpo", "loss.beta=0.3"]);
     let place = |key: &str| {
@@ -342,7 +345,7 @@ fn values_point_at_the_files_that_they_stood_in() {
 }
 
 #[test]
-fn an_option_by_itself_is_composed_below_its_group() {
+fn a_single_option_is_composed_under_its_group() {
     let tree = Tree::usual();
     let place = Place::of(&tree.path("model/llama.yaml"), &Origin::Disk);
     assert_eq!((place.group(), place.option()), (Some("model"), "llama"));
@@ -350,8 +353,8 @@ fn an_option_by_itself_is_composed_below_its_group() {
         Place::of(&tree.path("config.yaml"), &Origin::Disk).group(),
         None
     );
-    let (config, said, _) = tree.compose_file("model/llama.yaml", &["model.size=4"]);
-    assert_eq!(said, []);
+    let (config, findings, _) = tree.compose_file("model/llama.yaml", &["model.size=4"]);
+    assert_eq!(findings, []);
     let found = known::find(&config.root, "model.size").unwrap();
     assert_eq!(found.resolve(Schema::OmegaConf), int(4));
     assert_eq!(
@@ -368,10 +371,13 @@ fn hostile_trees_end_in_an_error() {
         ("model/a.yaml", "defaults:\n- b\n"),
         ("model/b.yaml", "defaults:\n- a\n"),
     ];
-    let said = Tree::new(&circle).said(&[]);
-    assert!(said[0].contains("model/a → model/b → model/a"), "{said:?}");
+    let findings = Tree::new(&circle).findings(&[]);
+    assert!(
+        findings[0].contains("model/a → model/b → model/a"),
+        "{findings:?}"
+    );
     let outside = Tree::new(&[("config.yaml", "defaults:\n- ../../../etc/passwd\n")]);
-    assert!(outside.said(&[])[0].contains("has no option `passwd`"));
+    assert!(outside.findings(&[])[0].contains("has no option `passwd`"));
     let list: String = (0..100).map(|n| format!("- model@m{n}: a\n")).collect();
     let many = Tree::new(&[
         ("config.yaml", &format!("defaults:\n{list}")),
@@ -381,15 +387,15 @@ fn hostile_trees_end_in_an_error() {
         ("config.yaml", "defaults:\n- model: a\n- model: a\n"),
         ("model/a.yaml", "x: 1\n"),
     ]);
-    assert!(twice.said(&[])[0].contains("in the lists twice"));
-    assert!(many.said(&[])[0].contains("more than 64 files"));
+    assert!(twice.findings(&[])[0].contains("in the lists twice"));
+    assert!(many.findings(&[])[0].contains("more than 64 files"));
     let values = (0..20_000).map(|n| format!("k{n}: {n}\n"));
     let large = Tree::new(&[("config.yaml", &values.collect::<String>())]);
-    assert!(large.said(&[])[0].contains("more than 20000 values"));
+    assert!(large.findings(&[])[0].contains("more than 20000 values"));
 }
 
 #[test]
-fn a_folder_above_the_tree_is_as_good_as_the_tree() {
+fn the_parent_directory_of_a_tree_selects_the_tree() {
     let tree = Tree::new(&[("config/config.yaml", "a: 1\n")]);
     assert_eq!(
         root_of(tree.0.path(), &Origin::Disk),
@@ -399,7 +405,7 @@ fn a_folder_above_the_tree_is_as_good_as_the_tree() {
 }
 
 #[test]
-fn files_are_looked_for_in_more_folders_after_the_trees_own() {
+fn search_path_directories_come_after_the_trees_own() {
     let tree = Tree::usual();
     let more = Tree::new(&[
         ("model/mine.yaml", "defaults: [base]\nname: mine\n"),
@@ -421,19 +427,22 @@ fn files_are_looked_for_in_more_folders_after_the_trees_own() {
     )]);
     assert_eq!(named.value(&[], "data.rows"), int(7));
     for (typed, word) in [
-        ("hydra.searchpath=[pkg://x.conf]", "only Python finds it"),
+        (
+            "hydra.searchpath=[pkg://x.conf]",
+            "only Python can resolve it",
+        ),
         ("hydra.searchpath=x", "takes a list"),
         ("hydra.searchpath=[[x]]", "takes a list"),
         ("hydra.searchpath=['${a}']", "no key `a`"),
     ] {
-        let said = tree.said(&["model=llama", typed]);
-        assert!(said[0].contains(word), "{said:?}");
+        let findings = tree.findings(&["model=llama", typed]);
+        assert!(findings[0].contains(word), "{findings:?}");
     }
 }
 
-/// As Hydra 1.3.8 has it.
+/// As in Hydra 1.3.8.
 #[test]
-fn an_option_may_be_written_with_its_ending() {
+fn an_option_may_have_its_file_extension() {
     let value = Tree::usual().value(&["model=llama.yaml", "exp=e"], "model.block");
     assert_eq!(value, text("Llama"));
 }

@@ -1,4 +1,4 @@
-//! Values of a composed config, with the types that upstream's program takes them for.
+//! Typed access to the values of a composed config.
 
 use crate::recipe::node::Node;
 use crate::recipe::reading::Reading;
@@ -6,19 +6,18 @@ use crate::recipe::scalar::{Resolved, Schema};
 use crate::recipe::suggest::{did_you_mean, short};
 use crate::recipe::tree::Given;
 
-/// Reads the values of a config; one of another type than its key takes is reported. Null and
-/// `???` count as not given.
+/// Reads the values of a config and reports values of a wrong type. Null and
+/// `???` count as absent.
 pub struct Values<'n> {
     root: &'n Node,
 }
 
 impl<'n> Values<'n> {
-    /// The values of a config.
     pub fn new(root: &'n Node) -> Values<'n> {
         Values { root }
     }
 
-    /// Whether a key is there, whatever its value.
+    /// Whether a key exists, whatever its value.
     pub fn has(&self, key: &str) -> bool {
         self.root.get_path(key).is_some()
     }
@@ -31,7 +30,7 @@ impl<'n> Values<'n> {
         })
     }
 
-    /// A value that `take` makes of what stands there.
+    /// The value that `take` makes of a key's node.
     fn value<T>(
         &self,
         key: &str,
@@ -57,7 +56,7 @@ impl<'n> Values<'n> {
         None
     }
 
-    /// A whole number.
+    /// An integer; any other type is reported.
     pub fn int(&self, key: &str, reading: &mut Reading) -> Option<Given<i128>> {
         self.value(key, "a whole number", reading, |resolved| match resolved {
             Resolved::Int(value) => Some(*value),
@@ -65,7 +64,7 @@ impl<'n> Values<'n> {
         })
     }
 
-    /// A number.
+    /// A number; any other type is reported.
     pub fn float(&self, key: &str, reading: &mut Reading) -> Option<Given<f64>> {
         self.value(key, "a number", reading, |resolved| match resolved {
             Resolved::Int(value) => Some(*value as f64),
@@ -74,7 +73,7 @@ impl<'n> Values<'n> {
         })
     }
 
-    /// A truth value.
+    /// A boolean; any other type is reported.
     pub fn bool(&self, key: &str, reading: &mut Reading) -> Option<Given<bool>> {
         self.value(key, "true or false", reading, |resolved| match resolved {
             Resolved::Bool(value) => Some(*value),
@@ -82,7 +81,7 @@ impl<'n> Values<'n> {
         })
     }
 
-    /// Text; a number stands for its digits.
+    /// Text; a number is taken as its digits.
     pub fn text(&self, key: &str, reading: &mut Reading) -> Option<Given<String>> {
         let written = self.node(key).and_then(Node::text).unwrap_or_default();
         self.value(key, "text", reading, |resolved| match resolved {
@@ -92,7 +91,7 @@ impl<'n> Values<'n> {
         })
     }
 
-    /// One of a few words, as what stands beside it; another is reported.
+    /// The counterpart of one of the given words; another word is reported.
     pub fn word<T: Copy>(
         &self,
         key: &str,
@@ -109,7 +108,7 @@ impl<'n> Values<'n> {
         found.map(|(_, value)| given.with(*value))
     }
 
-    /// The texts of a list, or one text that stands for a list of itself.
+    /// The items of a list of texts; a single text counts as a list of one.
     pub fn texts(&self, key: &str, reading: &mut Reading) -> Vec<Given<String>> {
         let Some(items) = self
             .node(key)

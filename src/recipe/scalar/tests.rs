@@ -3,7 +3,7 @@ use crate::recipe::corpus;
 use crate::recipe::source::Sources;
 use crate::recipe::yaml;
 
-/// The value of `a: TEXT`, as the golden table writes it.
+/// The value of `a: TEXT`, in the notation of the golden table.
 fn python(schema: Schema, text: &str) -> String {
     let mut sources = Sources::default();
     let document = format!("a: {text}\n");
@@ -32,7 +32,7 @@ fn python_float(value: f64) -> String {
 }
 
 #[test]
-fn golden_scalars_resolve_as_upstream_does() {
+fn golden_scalars_resolve_like_upstream() {
     let Some(root) = corpus::root() else { return };
     let table = std::fs::read_to_string(root.join("golden/yaml_scalars.csv")).unwrap();
     let mut rows = 0;

@@ -123,7 +123,7 @@ fn arguments_override_files_and_every_file_is_read() {
     assert_eq!(conflict.rule, "gpu-count-conflict");
     assert_eq!(
         conflict.message,
-        "the config says 8 processes, the command 4"
+        "the config states 8 processes, the command 4"
     );
     // The job is the same when only the command names its files.
     let config = "--config @/recipe.yaml";

@@ -1,16 +1,16 @@
-//! What a file may cost: how deep it nests, and how large it is once every alias is what it stands
-//! for.
+//! The limits of a file: its nesting, and its size after alias
+//! expansion.
 
 use crate::recipe::node::{Node, Value};
 
 /// The deepest nesting of lists and mappings.
 pub const MAX_DEPTH: usize = 64;
-/// The most nodes, with every alias counted as what it stands for.
+/// The most nodes after alias expansion.
 pub const MAX_NODES: usize = 100_000;
-/// The most bytes of scalars and keys, with every alias counted as what it stands for.
+/// The most bytes of scalars and keys after alias expansion.
 pub const MAX_TEXT: usize = 8 << 20;
 
-/// How much a subtree weighs against the budgets.
+/// The size of a subtree, for comparison with the budgets.
 #[derive(Clone, Copy, Default)]
 pub(in crate::recipe) struct Weight {
     pub nodes: usize,
@@ -20,7 +20,7 @@ pub(in crate::recipe) struct Weight {
 }
 
 impl Weight {
-    /// With more nodes and text; `None` beyond the budgets.
+    /// The sum with more nodes and text; `None` beyond the budgets.
     pub fn with(self, more: Weight) -> Option<Weight> {
         let sum = Weight {
             nodes: self.nodes + more.nodes,

@@ -1,4 +1,4 @@
-//! Keys of a mapping that meet each other: written twice, or merged from an anchor.
+//! Conflicting keys of a mapping: duplicates, and keys merged from an anchor.
 
 use std::collections::HashSet;
 
@@ -6,7 +6,7 @@ use super::problem::{Problem, problem};
 use crate::recipe::diagnostic::{Diagnostic, Severity};
 use crate::recipe::node::{Entry, Node, Value};
 
-/// A key written twice: upstream loaders silently take the last, so a contradiction is refused.
+/// A duplicate key: upstream loaders silently take the last, so a contradiction is refused.
 pub(super) fn duplicate(first: &Entry, second: &Entry) -> Diagnostic {
     let same = first.value.same_value(&second.value);
     Diagnostic {
@@ -22,7 +22,7 @@ pub(super) fn duplicate(first: &Entry, second: &Entry) -> Diagnostic {
             first.name_span.line,
             if same { ", with the same value" } else { "" }
         ),
-        help: "keep one of the two: loaders silently take the last".to_owned(),
+        help: "remove one of them: loaders silently take the last".to_owned(),
         span: Some(second.name_span),
     }
 }

@@ -1,10 +1,10 @@
-//! Why a file is no tree.
+//! Errors of a file that is not a tree.
 
 use super::budget::{MAX_DEPTH, MAX_NODES, MAX_TEXT};
 use crate::recipe::diagnostic::Diagnostic;
 use crate::recipe::source::Span;
 
-/// An error of `yaml-syntax`; boxed, since the results that carry it are many and small.
+/// An error of `yaml-syntax`; boxed, because the results that carry it are many and small.
 pub(super) type Problem = Box<Diagnostic>;
 
 pub(super) fn problem(span: Span, message: impl Into<String>, help: &str) -> Problem {
@@ -15,14 +15,14 @@ pub(super) fn too_deep(span: Span) -> Problem {
     problem(
         span,
         format!("values are nested more than {MAX_DEPTH} deep"),
-        "no recipe key nests so deep: check the brackets, the indentation and the aliases",
+        "check the brackets, the indentation and the aliases",
     )
 }
 
 pub(super) fn over_budget(span: Span) -> Problem {
     problem(
         span,
-        format!("the values come to more than {MAX_NODES} nodes or {MAX_TEXT} bytes"),
-        "aliases that hold aliases multiply: write out what is meant",
+        format!("the values have more than {MAX_NODES} nodes or {MAX_TEXT} bytes"),
+        "nested aliases multiply: write the values out",
     )
 }

@@ -1,4 +1,4 @@
-//! Explicit tags: the core ones, and nothing that makes a loader run code.
+//! Explicit tags: only the core ones, and none that makes a loader run code.
 
 use super::problem::{Problem, problem};
 use crate::recipe::scalar::Tag;
@@ -32,7 +32,7 @@ pub(super) fn collection_tag(
 fn unknown_tag(tag: &granit_parser::Tag, span: Span) -> Problem {
     problem(
         span,
-        format!("the tag `{}` has no meaning here", tag.original()),
+        format!("the tag `{}` is not supported", tag.original()),
         "remove the tag: upstream's safe loader refuses it too",
     )
 }

@@ -9,7 +9,7 @@ fn tree(text: &str) -> Node {
     node.unwrap_or_else(|| panic!("{:?}", reading.diagnostics))
 }
 
-/// The one error of a text: its place and message.
+/// The only error of a text: its position and message.
 fn error(text: &str) -> String {
     let mut reading = Reading::default();
     let node = reading.parse("x.yaml", text.to_owned());
@@ -36,7 +36,7 @@ fn int(node: &Node, path: &str) -> i128 {
 }
 
 #[test]
-fn values_know_their_places() {
+fn values_have_their_positions() {
     let text = "a:\n  größe: [1, {b: 'x y'}]\nc: |\n  two\n  lines\n";
     let node = tree(text);
     let list = node.get_path("a.größe").unwrap();
@@ -74,10 +74,10 @@ fn aliases_and_merges_are_expanded() {
 }
 
 #[test]
-fn a_key_written_twice_is_refused_when_it_contradicts_itself() {
+fn a_duplicate_key_is_refused_if_its_values_differ() {
     insta::assert_snapshot!(
         error("a: 1\nb:\n  c: 1\n  c: 2\n"),
-        @"4:3: `c` is given twice, first on line 3 (keep one of the two: loaders silently take the last) [duplicate-key]"
+        @"4:3: `c` is given twice, first on line 3 (remove one of them: loaders silently take the last) [duplicate-key]"
     );
     let mut reading = Reading::default();
     let node = reading.parse("x", "a: 1\na: 1\n".to_owned()).unwrap();
@@ -86,7 +86,7 @@ fn a_key_written_twice_is_refused_when_it_contradicts_itself() {
 }
 
 #[test]
-fn line_ends_of_windows_and_byte_order_marks_change_nothing() {
+fn crlf_line_ends_and_byte_order_marks_have_no_effect() {
     let node = tree("\u{feff}a: 1\r\nb:\r\n  - x\r\n  - y\r\n");
     assert_eq!(int(&node, "a"), 1);
     let list = node.get("b").unwrap().items().unwrap();
@@ -94,7 +94,7 @@ fn line_ends_of_windows_and_byte_order_marks_change_nothing() {
 }
 
 #[test]
-fn json_is_read_with_places() {
+fn json_is_read_with_positions() {
     let node = tree("{\n\t\"a\": {\"b\": 1.5e-3},\n\t\"c\": \"\\u00e9\\ud83d\\ude00\"\n}");
     let b = node.get_path("a.b").unwrap();
     assert_eq!((b.span.line, b.span.column), (2, 13));
@@ -102,7 +102,7 @@ fn json_is_read_with_places() {
 }
 
 #[test]
-fn tags_decide_what_a_scalar_is() {
+fn tags_determine_the_type_of_a_scalar() {
     let node = tree("a: !!str 5\nb: !!float 1e-5\nc: ! 7\nd: !!int \"16\"\n");
     let resolved = |key: &str| node.get(key).unwrap().resolve(Schema::PyYaml).unwrap();
     assert_eq!(resolved("a"), Resolved::Str("5".to_owned()));
@@ -112,12 +112,12 @@ fn tags_decide_what_a_scalar_is() {
 }
 
 #[test]
-fn broken_files_are_refused_with_a_place_and_a_way_out() {
+fn broken_files_are_refused_with_a_position_and_help() {
     let cases = [
         "a: [1, 2\nb: 3\n",
         "a:\n\t- b\n",
         "a: 1\n  b: 2\n",
-        "a: *nobody\n",
+        "a: *missing\n",
         "a: &a [*a]\n",
         "a: 1\n---\nb: 2\n",
         "[1, 2]: x\n",
@@ -136,7 +136,7 @@ fn broken_files_are_refused_with_a_place_and_a_way_out() {
 }
 
 #[test]
-fn bombs_are_refused_before_they_take_memory() {
+fn alias_bombs_are_refused_before_they_allocate_memory() {
     let mut laughs = String::from("a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n");
     for level in 1..20 {
         let below = format!("*a{}, ", level - 1).repeat(10);

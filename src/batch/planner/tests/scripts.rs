@@ -1,4 +1,4 @@
-//! HALOs' own scripts, cut to what a batch hangs on, over the trees and configs of the corpus.
+//! HALOs' scripts, reduced to the parts that a batch depends on, over the trees and configs of the corpus.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use crate::recipe::{Diagnostic, ReadError, Recipe, Request, corpus, read};
 
 const HALOS: &str = "ContextualAI__HALOs/4831988636";
 
-/// A script in which `@` stands for upstream's tree.
+/// Reads a script in which `@` is upstream's tree.
 fn script(root: &Path, text: &str) -> Result<Recipe, ReadError> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("launch.sh");
@@ -27,7 +27,7 @@ fn message<'d>(found: &'d [Diagnostic], rule: &str) -> &'d Diagnostic {
 const DATA: &str = "train_datasets=[ultrabin] test_datasets=[ultrabin] exp_name=run";
 
 #[test]
-fn gpus_that_slurm_is_asked_for_are_those_of_the_launcher() {
+fn gpus_requested_from_slurm_must_be_those_of_the_launcher() {
     let Some(root) = corpus::root() else { return };
     // scripts/launch_llama_ppo_online.sh:6,130-160
     let ppo = |gpus: u64| {
@@ -39,10 +39,16 @@ fn gpus_that_slurm_is_asked_for_are_those_of_the_launcher() {
         )
     };
     let recipe = script(&root, &ppo(8)).unwrap();
-    let told = message(&recipe.diagnostics, "gpu-count-conflict");
-    assert!(told.message.contains("8 GPUs (`--gres=gpu:8`)"), "{told:?}");
-    assert!(told.message.contains("starts 4 processes"), "{told:?}");
-    assert_eq!(told.span.map(|span| span.line), Some(3));
+    let warning = message(&recipe.diagnostics, "gpu-count-conflict");
+    assert!(
+        warning.message.contains("8 GPUs (`--gres=gpu:8`)"),
+        "{warning:?}"
+    );
+    assert!(
+        warning.message.contains("starts 4 processes"),
+        "{warning:?}"
+    );
+    assert_eq!(warning.span.map(|span| span.line), Some(3));
     let examined = at(&recipe, 4);
     let error = message(&examined.diagnostics, "batch-divisible");
     assert!(error.message.ends_with("8 % (4 × 8) = 8"), "{error:?}");
@@ -58,20 +64,24 @@ fn gpus_that_slurm_is_asked_for_are_those_of_the_launcher() {
         ),
     )
     .unwrap();
-    let told = message(&simpo.diagnostics, "gpu-count-conflict");
+    let warning = message(&simpo.diagnostics, "gpu-count-conflict");
     assert!(
-        told.message
+        warning
+            .message
             .contains("8 GPUs (`--gres=gpu:4` on each of 2 nodes)"),
-        "{told:?}"
+        "{warning:?}"
     );
-    assert!(told.message.contains("starts 4 processes"), "{told:?}");
-    assert_eq!(told.span.map(|span| span.line), Some(2));
+    assert!(
+        warning.message.contains("starts 4 processes"),
+        "{warning:?}"
+    );
+    assert_eq!(warning.span.map(|span| span.line), Some(2));
     assert_eq!(micro(&at(&simpo, 4)), (Some(2), Some(2)));
 }
 
 /// scripts/launch_llama_instruct_kto_online.sh: rounds of sampling, labelling and training.
 #[test]
-fn a_sampler_and_a_labeller_beside_a_training_are_none() {
+fn a_sampler_and_a_labeller_are_not_trainings() {
     let Some(root) = corpus::root() else { return };
     let recipe = script(
         &root,
@@ -94,7 +104,7 @@ fn a_sampler_and_a_labeller_beside_a_training_are_none() {
 
 /// scripts/interactive_ppo.sh ends in a variable that nothing in it sets.
 #[test]
-fn a_variable_that_may_hold_overrides_is_named() {
+fn a_variable_that_may_contain_overrides_is_named() {
     let Some(root) = corpus::root() else { return };
     let with = |end: &str| {
         script(
@@ -107,13 +117,13 @@ fn a_variable_that_may_hold_overrides_is_named() {
     };
     let error = with("$MODEL_LOAD_ARG 2>&1 | tee x.log").unwrap_err();
     assert_eq!(error.diagnostics.len(), 1, "{:?}", error.diagnostics);
-    let told = message(&error.diagnostics, "global-batch-unknown");
+    let finding = message(&error.diagnostics, "global-batch-unknown");
     assert!(
-        told.message.starts_with("`$MODEL_LOAD_ARG` may stand"),
-        "{told:?}"
+        finding.message.starts_with("`$MODEL_LOAD_ARG` may stand"),
+        "{finding:?}"
     );
     let numbers = "`++model.batch_size=N ++model.gradient_accumulation_steps=N`";
-    assert!(told.help.contains(numbers), "{told:?}");
+    assert!(finding.help.contains(numbers), "{finding:?}");
     let settled = "$MODEL_LOAD_ARG ++model.batch_size=32 ++model.gradient_accumulation_steps=2";
     let batch = with(settled).unwrap().spec.batch;
     assert_eq!((batch.global, batch.accumulation), (Some(32), Some(2)));

@@ -1,5 +1,5 @@
-//! Whatever a stranger types, what is accepted adds up: upstream's recipes under overrides that
-//! nobody meant.
+//! Every accepted input adds up: upstream's recipes under random overrides, most of them
+//! meaningless.
 
 use std::path::PathBuf;
 
@@ -11,7 +11,7 @@ use crate::batch::rules::testing::launch;
 use crate::batch::{MOST_GPUS, descend};
 use crate::recipe::Recipe;
 
-/// Keys that a plan depends on, in the spelling of upstream and of the reserved key.
+/// Keys that a plan depends on, as upstream and under the reserved key.
 const KEYS: &[&str] = &[
     "per_device_train_batch_size",
     "gradient_accumulation_steps",
@@ -67,7 +67,7 @@ const KEYS: &[&str] = &[
     "evenkeel.objective",
 ];
 
-/// Values that fit some key, and some that fit none.
+/// Values that fit some keys, and values that fit none.
 const WORDS: &[&str] = &[
     "",
     "null",
@@ -127,7 +127,7 @@ fn value() -> impl Strategy<Value = String> {
     ]
 }
 
-/// Every recipe that is read of the corpus, and the examples.
+/// Every recipe of the corpus that reads without errors, and the examples.
 fn recipes() -> Vec<PathBuf> {
     let examples = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("examples");
     let mut found = vec![
@@ -147,7 +147,7 @@ fn recipes() -> Vec<PathBuf> {
     found
 }
 
-/// Everything that an accepted plan promises.
+/// Asserts the invariants of an accepted plan.
 fn adds_up(recipe: &Recipe, request: &PlanRequest, plan: &Plan) {
     let ranks = plan.data_parallel_size;
     let micro = plan.per_device_batch_size;
@@ -194,10 +194,10 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
     #[test]
-    fn what_is_accepted_adds_up_whatever_is_typed(
+    fn every_accepted_input_adds_up(
         path in select(recipes()),
         overrides in prop::collection::vec((select(KEYS), value()), 0..4),
-        // Mostly worlds that divide upstream's batches, so that much is accepted.
+        // Mostly worlds that divide upstream's batches, so that many inputs are accepted.
         gpus in prop_oneof![
             4 => select(&[1_u64, 2, 4, 8, 16, 32, 64][..]),
             2 => 1..=16_u64,
@@ -235,7 +235,7 @@ proptest! {
         match plan(&recipe, &request) {
             Ok(plan) => {
                 adds_up(&recipe, &request, &plan);
-                // And every step of the descent, as far as a rule lets it.
+                // Every step of the descent that the rules allow holds the invariants too.
                 for smaller in descend(&plan, plan.global_batch_size) {
                     let request = PlanRequest { micro_limit: Some(smaller), ..request.clone() };
                     if let Ok(plan) = super::plan(&recipe, &request) {

@@ -1,4 +1,4 @@
-//! Upstream's command lines and DeepSpeed configs, as the golden tables say.
+//! Upstream's command lines and DeepSpeed configs, with the outcomes of the golden tables.
 
 use std::path::Path;
 
@@ -35,22 +35,22 @@ fn at(recipe: &Recipe, gpus: u64) -> Result<Plan, Refused> {
     plan(recipe, &PlanRequest::gpus(gpus))
 }
 
-/// Whether one of the reasons has these words.
+/// Whether one of the reasons contains this text.
 fn says(refused: &Refused, words: &str) -> bool {
     let mut reasons = refused.diagnostics.iter();
     reasons.any(|diagnostic| diagnostic.message.contains(words))
 }
 
 #[test]
-fn transformers_command_lines_make_the_golden_batches() {
+fn transformers_command_lines_give_the_golden_batches() {
     let Some(root) = corpus::root() else { return };
     let table = std::fs::read_to_string(root.join("golden/cli_recipes.csv")).unwrap();
     let mut planned = 0;
     for row in corpus::csv(&table).skip(1).filter(|row| row[3] == "hf-cli") {
         let (gpus, argv, expected) = (&row[4], &row[5], &row[6]);
-        // What the command itself says about its processes is not said again.
-        let said = argv.contains("nproc_per_node");
-        let recipe = job(Path::new(""), (!said).then_some(gpus), argv);
+        // A command that states its processes needs no `--recipe-gpus`.
+        let states_processes = argv.contains("nproc_per_node");
+        let recipe = job(Path::new(""), (!states_processes).then_some(gpus), argv);
         let plan = at(&recipe, gpus.parse().unwrap()).unwrap();
         assert_eq!(
             format!("GBS={}", plan.global_batch_size),
@@ -63,7 +63,7 @@ fn transformers_command_lines_make_the_golden_batches() {
 }
 
 #[test]
-fn deepspeed_configs_split_where_upstream_does_and_nowhere_else() {
+fn deepspeed_configs_split_only_where_upstream_does() {
     let Some(root) = corpus::root() else { return };
     let files = manifest_files(&root, "deepspeed-json");
     let path = |part: &str| {
@@ -110,7 +110,7 @@ fn deepspeed_configs_split_where_upstream_does_and_nowhere_else() {
 }
 
 #[test]
-fn a_template_with_one_accumulation_is_refused_beside_a_trainer_with_another() {
+fn a_template_and_a_trainer_with_different_accumulations_are_refused() {
     let Some(root) = corpus::root() else { return };
     let files = manifest_files(&root, "deepspeed-json");
     let (_, template) = files
@@ -133,10 +133,10 @@ fn a_template_with_one_accumulation_is_refused_beside_a_trainer_with_another() {
     assert_eq!(refused.diagnostics[0].rule, "accumulation-conflict");
 }
 
-/// Worlds that are planned for.
+/// Worlds to plan for.
 const WORLDS: &[u64] = &[1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 64, 128];
 
-/// The lines of `after` that are not in `before`, and the other way round.
+/// The lines that only one of `before` and `after` has.
 fn changed_lines<'t>(before: &'t str, after: &'t str) -> Vec<&'t str> {
     let lines = |a: &'t str, b: &'t str| {
         let b: Vec<&str> = b.lines().collect();
@@ -146,7 +146,7 @@ fn changed_lines<'t>(before: &'t str, after: &'t str) -> Vec<&'t str> {
 }
 
 #[test]
-fn every_upstream_recipe_is_written_for_every_world_and_reads_as_the_same_plan() {
+fn emitted_upstream_recipes_give_the_same_plan_in_every_world() {
     let Some(root) = corpus::root() else { return };
     let text = std::fs::read_to_string(root.join("manifest.csv")).unwrap();
     let mut written = 0;
@@ -198,7 +198,7 @@ fn every_upstream_recipe_is_written_for_every_world_and_reads_as_the_same_plan()
 }
 
 #[test]
-fn a_launchers_config_is_written_for_the_world_and_read_back_with_the_recipe() {
+fn an_emitted_launcher_config_is_read_back_with_the_recipe() {
     let Some(root) = corpus::root() else { return };
     let recipe = root.join(
         "huggingface__alignment-handbook/925acdfe4b/recipes/zephyr-7b-beta/sft/config_full.yaml",
@@ -230,7 +230,7 @@ fn a_launchers_config_is_written_for_the_world_and_read_back_with_the_recipe() {
                 continue;
             };
             let emitted = emit(&before, &plan.numbers(&before), Form::Accelerate);
-            // Tensor parallelism takes both of them, and FSDP would have nothing to shard.
+            // Tensor parallelism takes both devices, and FSDP would have nothing to shard.
             if name.contains("tp_hsdp") && world == 2 {
                 assert!(emitted.is_err(), "{emitted:?}");
                 continue;
@@ -252,9 +252,9 @@ fn a_launchers_config_is_written_for_the_world_and_read_back_with_the_recipe() {
     assert!(written > 30, "{written}");
 }
 
-/// What is typed and what the launcher is given make the plan again, for every recipe and world.
+/// Emitted arguments and an emitted launcher config give the same plan, for every recipe and world.
 #[test]
-fn arguments_and_a_launchers_config_read_as_the_same_plan() {
+fn emitted_arguments_and_launcher_configs_give_the_same_plan() {
     let Some(root) = corpus::root() else { return };
     let folder = tempfile::tempdir().unwrap();
     let copy = folder.path().join("accelerate.yaml");
@@ -271,7 +271,7 @@ fn arguments_and_a_launchers_config_read_as_the_same_plan() {
             let typed = format!("python train.py {}", arguments.trim());
             let again = job(&path, Some(&world.to_string()), &typed);
             assert_eq!(at(&again, world).unwrap().proof, plan.proof, "{what}");
-            // The recipe's own numbers, changed, under the launcher's world.
+            // The recipe itself with changed numbers, under the launcher's world.
             let text = emit(&recipe, &numbers, Form::Recipe).unwrap().text;
             let launcher = emit(&recipe, &numbers, Form::Accelerate).unwrap().text;
             std::fs::write(&copy, &launcher).unwrap();
@@ -306,7 +306,7 @@ fn tree(config: &Path, version: Option<&str>, gpus: u64, overrides: &[&str]) -> 
     .unwrap_or_else(|error| panic!("{}: {error}", config.display()))
 }
 
-/// What every launch of HALOs' tree gives.
+/// Overrides of every launch of HALOs' tree.
 const HALOS: [&str; 4] = [
     "model=llama",
     "exp_name=run",
@@ -315,7 +315,7 @@ const HALOS: [&str; 4] = [
 ];
 
 #[test]
-fn a_tree_of_configs_is_handed_back_as_overrides() {
+fn a_config_tree_is_emitted_as_overrides() {
     let Some(root) = corpus::root() else { return };
     let config = root.join("ContextualAI__HALOs/4831988636/config");
     let typed = [
@@ -337,8 +337,8 @@ fn a_tree_of_configs_is_handed_back_as_overrides() {
         arguments(None, &typed, 4, None),
         "++model.batch_size=64 ++model.gradient_accumulation_steps=4\n"
     );
-    // One accumulation step's batch is another one in another world, also where the recipe has one
-    // such step and the two are the same number.
+    // The batch of one accumulation step changes with the world, even for a recipe with a single
+    // step, whose two numbers are equal.
     let earlier = Some("before-2025-05-01");
     assert_eq!(
         arguments(earlier, &["loss=dpo"], 4, None),
@@ -350,7 +350,7 @@ fn a_tree_of_configs_is_handed_back_as_overrides() {
     );
 }
 
-/// A copy of a tree, whose files may be changed.
+/// A copy of a tree, with writable files.
 fn copy_of(config: &Path) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     for group in ["", "model", "loss"] {
@@ -367,7 +367,7 @@ fn copy_of(config: &Path) -> tempfile::TempDir {
 }
 
 #[test]
-fn every_tree_is_written_for_every_world_and_reads_as_the_same_plan() {
+fn emitted_trees_give_the_same_plan_in_every_world() {
     let Some(root) = corpus::root() else { return };
     let halos = |more: &[&'static str]| [&HALOS, more].concat();
     let dpo = vec![
@@ -407,7 +407,7 @@ fn every_tree_is_written_for_every_world_and_reads_as_the_same_plan() {
         let copy = copy_of(&config);
         let loss = copy.path().join("loss/sft.yaml");
         if !loss.is_file() {
-            // The corpus has the legacy tree without its losses.
+            // The corpus contains the legacy tree without its losses.
             let text = "trainer: SFTTrainer\ndataloader: SFTDataLoader\n";
             std::fs::write(loss, text).unwrap();
         }

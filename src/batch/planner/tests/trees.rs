@@ -1,4 +1,4 @@
-//! The Hydra trees of the corpus, with the outcomes that its manifest and its golden commands state.
+//! The Hydra trees of the corpus, with the outcomes in its manifest and its golden commands.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -31,7 +31,7 @@ pub(super) fn at(recipe: &Recipe, gpus: u64) -> Examined {
     examine(recipe, &PlanRequest::gpus(gpus))
 }
 
-/// Ids and severities of what is more than a note, and not about the built-in trainer.
+/// Ids and severities of findings above a note that do not concern the built-in trainer.
 pub(super) fn found(examined: &Examined) -> Vec<(&str, Severity)> {
     let all = examined.diagnostics.iter();
     let serious = all.filter(|d| d.severity != Severity::Note && !d.rule.starts_with("trainer-"));
@@ -45,7 +45,7 @@ pub(super) fn micro(examined: &Examined) -> (Option<u64>, Option<u64>) {
     )
 }
 
-/// What the golden commands leave out, since no batch hangs on it.
+/// Overrides that the golden commands omit, because no batch number depends on them.
 fn rest(dialect: &str, given: &[&str]) -> Vec<&'static str> {
     let all: &[&str] = match dialect {
         "halos-hydra" => &[
@@ -66,7 +66,7 @@ fn rest(dialect: &str, given: &[&str]) -> Vec<&'static str> {
 }
 
 #[test]
-fn golden_commands_come_to_what_upstream_comes_to() {
+fn golden_commands_give_upstreams_batches() {
     let Some(root) = corpus::root() else { return };
     let mut checked = 0;
     for row in table(&root, "golden/cli_recipes.csv") {
@@ -147,7 +147,7 @@ fn golden_commands_come_to_what_upstream_comes_to() {
                 let examined = at(&recipe.unwrap(), gpus.unwrap());
                 assert_eq!(micro(&examined), (Some(8), Some(2)));
                 assert_eq!(examined.draft.outline.eval_every, Some(19_968));
-                // 20000 is no multiple of 64, which upstream says too.
+                // 20000 is no multiple of 64; upstream rounds it too.
                 let rounded = ("eval-interval-multiple", Severity::Warning);
                 assert_eq!(found(&examined), [rounded]);
             }
@@ -158,7 +158,7 @@ fn golden_commands_come_to_what_upstream_comes_to() {
                     "{refused}"
                 );
             }
-            other => panic!("a command of {other} that nothing is known of"),
+            other => panic!("a command of {other}, an unknown tool"),
         }
     }
     assert_eq!(checked, 9);
@@ -178,7 +178,7 @@ fn every_file_of_the_trees_reads_with_the_outcome_of_the_manifest() {
         let path = root.join(&row["local_path"]);
         let name = row["path"].as_str();
         if name == "config/config.yaml" {
-            // The roots need more than they say, and all of it is told.
+            // The roots lack mandatory values, and the error names all of them.
             let error = read_with(path, &[]).unwrap_err();
             let rules: Vec<&str> = error.diagnostics.iter().map(|d| d.rule.as_str()).collect();
             let expected: &[&str] = match row["dialect"].as_str() {
@@ -211,7 +211,7 @@ fn every_file_of_the_trees_reads_with_the_outcome_of_the_manifest() {
         let batch = &recipe.spec.batch;
         match (row["dialect"].as_str(), name) {
             ("halos-hydra", "config/model/base_model.yaml") => {
-                // The root's `eval_every` of 1024 is floored to a multiple of the batch.
+                // The root's `eval_every` of 1024 rounds down to a multiple of the batch.
                 let whole = |size: &str| {
                     let mut all = rest("halos-hydra", &[]);
                     all.push(size);
@@ -292,7 +292,7 @@ fn unpaired_losses_of_the_tree_need_two_samples() {
 }
 
 #[test]
-fn the_floors_of_dpo_are_told_with_both_numbers() {
+fn rounded_batches_of_dpo_are_reported_with_both_numbers() {
     let Some(root) = corpus::root() else { return };
     let recipe = read_with(
         root.join(DPO),
@@ -323,10 +323,10 @@ fn the_floors_of_dpo_are_told_with_both_numbers() {
         [1, 2, 4, 8, 16, 32, 64]
     );
     assert!(found(&at(&recipe, 32)).contains(&("fsdp-batch-min", Severity::Warning)));
-    // In file order, whichever rule found it.
+    // Findings are in file order, independent of their rule.
     let places: Vec<_> = examined.diagnostics.iter().filter_map(|d| d.span).collect();
     assert!(places.is_sorted_by_key(|span| (span.file, span.start)));
-    // One process drives all GPUs without FSDP.
+    // Without FSDP one process drives all GPUs.
     let overrides = [
         "model=pythia28",
         "loss=sft",
@@ -345,7 +345,7 @@ fn the_floors_of_dpo_are_told_with_both_numbers() {
 }
 
 #[test]
-fn a_tree_moves_to_other_worlds_with_its_batch() {
+fn a_tree_keeps_its_batch_in_other_worlds() {
     let Some(root) = corpus::root() else { return };
     let overrides = [
         "exp_name=run",

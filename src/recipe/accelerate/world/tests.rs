@@ -2,7 +2,7 @@ use crate::recipe::{ReadError, Recipe, Request, Setting, read};
 
 const TRAINER: &str = "train.py --per_device_train_batch_size 4 --gradient_accumulation_steps 2";
 
-/// A command, whose config is the text where `@` stands.
+/// Reads a command; `@` is the path of a config with the given text.
 fn job(config: &str, launcher: &str) -> Result<Recipe, ReadError> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a.yaml");
@@ -28,9 +28,9 @@ fn job(config: &str, launcher: &str) -> Result<Recipe, ReadError> {
     })
 }
 
-/// The processes of a job, and what was said of it: rule and line.
-fn told(config: &str, launcher: &str) -> (Option<u64>, Vec<String>) {
-    let (gpus, said) = match job(config, launcher) {
+/// The processes of a job, and its findings: rule and line.
+fn findings(config: &str, launcher: &str) -> (Option<u64>, Vec<String>) {
+    let (gpus, diagnostics) = match job(config, launcher) {
         Ok(recipe) => (recipe.spec.batch.gpus, recipe.diagnostics),
         Err(error) => (Some(0), error.diagnostics),
     };
@@ -38,47 +38,47 @@ fn told(config: &str, launcher: &str) -> (Option<u64>, Vec<String>) {
         let line = d.span.map_or(0, |span| span.line);
         format!("{line}: {}[{}]", d.severity, d.rule)
     };
-    (gpus, said.iter().map(line).collect())
+    (gpus, diagnostics.iter().map(line).collect())
 }
 
 const LAUNCH: &str = "accelerate launch --config_file @";
 const EIGHT: &str = "distributed_type: MULTI_GPU\nnum_processes: 8\n";
 
 #[test]
-fn one_process_starts_where_nothing_starts_more() {
+fn one_process_starts_without_a_multi_process_type() {
     let cpu = "distributed_type: MULTI_CPU\nnum_processes: 4\nuse_cpu: true\n";
     let warned = |line: u32| vec![format!("{line}: warning[unsupported-value]")];
-    assert_eq!(told(cpu, LAUNCH), (Some(1), warned(2)));
+    assert_eq!(findings(cpu, LAUNCH), (Some(1), warned(2)));
     let by_mpirun = format!("{cpu}mpirun_config: {{mpirun_hostfile: hosts}}\n");
-    assert_eq!(told(&by_mpirun, LAUNCH), (Some(4), vec![]));
-    assert_eq!(told(EIGHT, LAUNCH), (Some(8), vec![]));
+    assert_eq!(findings(&by_mpirun, LAUNCH), (Some(4), vec![]));
+    assert_eq!(findings(EIGHT, LAUNCH), (Some(8), vec![]));
     assert_eq!(
-        told(EIGHT, &format!("{LAUNCH} --cpu")),
+        findings(EIGHT, &format!("{LAUNCH} --cpu")),
         (Some(1), warned(2))
     );
     let typed = "accelerate launch --cpu --num_processes 4";
-    assert_eq!(told("", typed), (Some(1), warned(1)));
+    assert_eq!(findings("", typed), (Some(1), warned(1)));
 }
 
 #[test]
 fn tpus_are_refused_by_name() {
     let xla = "distributed_type: XLA\nnum_processes: 8\n";
     let refused = |line: u32| (Some(0), vec![format!("{line}: error[unsupported-value]")]);
-    assert_eq!(told(xla, LAUNCH), refused(1));
-    assert_eq!(told(EIGHT, &format!("{LAUNCH} --tpu")), refused(1));
+    assert_eq!(findings(xla, LAUNCH), refused(1));
+    assert_eq!(findings(EIGHT, &format!("{LAUNCH} --tpu")), refused(1));
     assert_eq!(
-        told("", "accelerate launch --tpu --num_processes 8"),
+        findings("", "accelerate launch --tpu --num_processes 8"),
         refused(1)
     );
-    // What is typed stands over it.
+    // The command line overrides it.
     assert_eq!(
-        told(xla, &format!("{LAUNCH} --multi_gpu")),
+        findings(xla, &format!("{LAUNCH} --multi_gpu")),
         (Some(8), vec![])
     );
 }
 
 #[test]
-fn on_several_machines_a_filter_of_deepspeeds_says_the_processes() {
+fn on_several_machines_a_deepspeed_filter_gives_the_processes() {
     let config = |more: &str| {
         format!(
             "distributed_type: DEEPSPEED\nnum_processes: 16\nnum_machines: 2\n\
@@ -86,20 +86,20 @@ fn on_several_machines_a_filter_of_deepspeeds_says_the_processes() {
         )
     };
     let included = config("  deepspeed_inclusion_filter: \"a:0,1@b:0,1\"\n");
-    assert_eq!(told(&included, LAUNCH), (Some(4), vec![]));
+    assert_eq!(findings(&included, LAUNCH), (Some(4), vec![]));
     let standard = format!("{included}  deepspeed_multinode_launcher: standard\n");
-    assert_eq!(told(&standard, LAUNCH), (Some(16), vec![]));
+    assert_eq!(findings(&standard, LAUNCH), (Some(16), vec![]));
     let alone = included.replace("num_machines: 2", "num_machines: 1");
-    assert_eq!(told(&alone, LAUNCH), (Some(16), vec![]));
+    assert_eq!(findings(&alone, LAUNCH), (Some(16), vec![]));
     for unknown in ["inclusion_filter: \"a@b:0\"", "exclusion_filter: \"a:0\""] {
         let config = config(&format!("  deepspeed_{unknown}\n"));
         let warned = vec!["6: warning[unsupported-value]".to_owned()];
-        assert_eq!(told(&config, LAUNCH), (None, warned), "{unknown}");
+        assert_eq!(findings(&config, LAUNCH), (None, warned), "{unknown}");
     }
 }
 
 #[test]
-fn what_accelerate_and_deepspeed_refuse_is_refused() {
+fn combinations_that_accelerate_or_deepspeed_refuse_are_refused() {
     let deepspeed = |more: &str| {
         format!(
             "distributed_type: DEEPSPEED\nnum_processes: 8\ndeepspeed_config:\n  \
@@ -158,23 +158,23 @@ fn what_accelerate_and_deepspeed_refuse_is_refused() {
             "1: error[mandatory-missing]",
         ),
     ] {
-        let (gpus, said) = told(config, launcher);
+        let (gpus, found) = findings(config, launcher);
         assert_eq!(
-            (gpus, said),
+            (gpus, found),
             (Some(0), vec![expected.to_owned()]),
             "{config}{launcher}"
         );
     }
     let file = deepspeed("auto.json\n");
-    assert_eq!(told(&file, LAUNCH), (Some(8), vec![]));
+    assert_eq!(findings(&file, LAUNCH), (Some(8), vec![]));
     let typed = format!("{LAUNCH} --mixed_precision bf16");
-    assert_eq!(told(&file, &typed), (Some(8), vec![]));
+    assert_eq!(findings(&file, &typed), (Some(8), vec![]));
     let ids = "distributed_type: MULTI_GPU\nnum_processes: 4\ngpu_ids: 0,1,2,3\n";
-    assert_eq!(told(ids, LAUNCH), (Some(4), vec![]));
+    assert_eq!(findings(ids, LAUNCH), (Some(4), vec![]));
 }
 
 #[test]
-fn a_flag_that_differs_from_the_launcher_is_told() {
+fn a_flag_that_differs_from_the_launcher_is_a_warning() {
     let line = format!("accelerate launch --num_processes 8 {TRAINER}");
     let with = |gpus: &str| {
         let recipe = read(&Request {
@@ -194,12 +194,12 @@ fn a_flag_that_differs_from_the_launcher_is_told() {
     assert_eq!(four.diagnostics[0].rule, "gpu-count-conflict");
     assert_eq!(
         four.diagnostics[0].message,
-        "`num_processes` makes a world of 8, and `--recipe-gpus` says 4"
+        "`num_processes` gives a world of 8, but `--recipe-gpus` is 4"
     );
 }
 
 #[test]
-fn a_second_config_of_trls_is_refused() {
+fn a_second_trl_config_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("sft.yaml");
     let text = "model_name_or_path: m\ndataset_name: d\naccelerate_config: zero2\n";
@@ -212,8 +212,8 @@ fn a_second_config_of_trls_is_refused() {
         command: line.split_whitespace().map(str::to_owned).collect(),
         ..Request::default()
     });
-    let said = refused.unwrap_err().diagnostics;
-    assert!(said[0].message.contains("refuses the second"), "{said:?}");
+    let found = refused.unwrap_err().diagnostics;
+    assert!(found[0].message.contains("refuses the second"), "{found:?}");
 }
 
 #[test]
@@ -225,7 +225,7 @@ fn sizes_count_only_where_accelerate_passes_them_on() {
     let fsdp2 = format!("{}fsdp_config: {{fsdp_version: 2}}\n", sized("FSDP", own));
     let by_hand = "accelerate launch --num_processes 8 --use_fsdp --fsdp_version 2 \
                    --parallelism_config_tp_size 2 --parallelism_config_dp_shard_size 4";
-    for (config, launcher, tensor, said) in [
+    for (config, launcher, tensor, expected) in [
         (sized("MULTI_GPU", own), LAUNCH.to_owned(), 2, None),
         (fsdp2.clone(), LAUNCH.to_owned(), 2, None),
         (
@@ -268,9 +268,9 @@ fn sizes_count_only_where_accelerate_passes_them_on() {
         let recipe = job(&config, &launcher);
         let recipe = recipe.unwrap_or_else(|error| panic!("{config}{launcher}: {error}"));
         assert_eq!(recipe.spec.parallel.tensor, tensor, "{config}{launcher}");
-        let (_, told) = told(&config, &launcher);
-        let said: Vec<String> = said.into_iter().map(str::to_owned).collect();
-        assert_eq!(told, said, "{config}{launcher}");
+        let (_, found) = findings(&config, &launcher);
+        let expected: Vec<String> = expected.into_iter().map(str::to_owned).collect();
+        assert_eq!(found, expected, "{config}{launcher}");
     }
 }
 
@@ -301,7 +301,7 @@ fn parallelism_that_accelerate_refuses_is_refused() {
         let rules: Vec<&str> = error.diagnostics.iter().map(|d| d.rule.as_str()).collect();
         assert_eq!(rules, ["parallelism-product"], "{config}{launcher}");
     }
-    // Sizes that are not said are 1, and the planner multiplies.
+    // Unstated sizes are 1, and the planner checks the product.
     let recipe = job(&sized("MULTI_GPU", ""), LAUNCH).unwrap();
     let parallel = recipe.spec.parallel;
     assert_eq!(

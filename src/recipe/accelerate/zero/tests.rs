@@ -6,8 +6,8 @@ const EIGHT: &str = "distributed_type: DEEPSPEED\nnum_processes: 8\n";
 const TRAINER: &str = "train.py --per_device_train_batch_size 4 --gradient_accumulation_steps 2";
 const LAUNCH: &str = "accelerate launch --config_file @/a.yaml";
 
-/// A command beside `a.yaml`, an accelerate config, and DeepSpeed configs of all stages; `@` stands for
-/// their folder.
+/// A command with `a.yaml`, an accelerate config, and DeepSpeed configs of all stages; `@` is
+/// their directory.
 fn job(config: &str, command: &str) -> Result<Recipe, ReadError> {
     let folder = tempfile::tempdir().unwrap();
     let auto = r#""train_batch_size": "auto", "gradient_accumulation_steps": "auto""#;
@@ -56,28 +56,29 @@ fn stage(stage: &str, more: &str) -> String {
     format!(r#"{{"zero_optimization": {{"stage": {stage}}}, {more}}}"#)
 }
 
-/// The config's `deepspeed_config`, in one line.
+/// An inline `deepspeed_config`.
 fn with(deepspeed: &str) -> String {
     format!("{EIGHT}deepspeed_config: {{{deepspeed}}}\n")
 }
 
-/// Rule and message of everything that was said.
-fn said(result: &Result<Recipe, ReadError>) -> Vec<String> {
+/// Rule and message of every finding.
+fn findings(result: &Result<Recipe, ReadError>) -> Vec<String> {
     let diagnostics = match result {
         Ok(recipe) => &recipe.diagnostics,
         Err(error) => &error.diagnostics,
     };
-    let said = diagnostics.iter();
-    said.map(|d| format!("{}[{}] {}", d.severity, d.rule, d.message))
+    let findings = diagnostics.iter();
+    findings
+        .map(|d| format!("{}[{}] {}", d.severity, d.rule, d.message))
         .collect()
 }
 
 #[test]
-fn a_trainers_own_config_is_refused_beside_one_that_says_the_same() {
+fn a_trainers_config_is_refused_with_a_launcher_config_for_the_same_keys() {
     let trainer = format!("{TRAINER} --deepspeed @/one.json");
     let refused = |names: &str| {
         vec![format!(
-            "error[deepspeed-conflict] accelerate takes {names} not beside the trainer's own DeepSpeed config"
+            "error[deepspeed-conflict] accelerate refuses {names} together with the trainer's own DeepSpeed config"
         )]
     };
     for (config, names) in [
@@ -92,27 +93,27 @@ fn a_trainers_own_config_is_refused_beside_one_that_says_the_same() {
         ),
     ] {
         let job = job(&config, &format!("{LAUNCH} {trainer}"));
-        assert_eq!(said(&job), refused(names), "{config}");
+        assert_eq!(findings(&job), refused(names), "{config}");
     }
     let line = "trl sft --model_name_or_path m --dataset_name d --per_device_train_batch_size 4 \
                 --accelerate_config zero3 --deepspeed @/one.json";
     assert_eq!(
-        said(&job("", line)),
+        findings(&job("", line)),
         refused("`zero_stage`, `mixed_precision`")
     );
-    // What is typed over the config's key leaves the key there; a precision that is typed does not.
+    // A command-line value does not remove the config's key; a command-line precision does.
     let typed = format!("{LAUNCH} --zero_stage 1 {trainer}");
     assert_eq!(
-        said(&job(&with("zero_stage: 1"), &typed)),
+        findings(&job(&with("zero_stage: 1"), &typed)),
         refused("`zero_stage`")
     );
     let typed = format!("{LAUNCH} --mixed_precision bf16 {trainer}");
     let config = format!("{EIGHT}mixed_precision: bf16\n");
-    assert!(said(&job(&config, &typed)).is_empty());
+    assert!(findings(&job(&config, &typed)).is_empty());
 }
 
 #[test]
-fn a_trainers_own_config_counts_over_the_launchers() {
+fn a_trainers_config_overrides_the_launchers() {
     let trainer = format!("{TRAINER} --deepspeed @/one.json");
     for (config, launch) in [
         (EIGHT.to_owned(), LAUNCH.to_owned()),
@@ -125,7 +126,7 @@ fn a_trainers_own_config_counts_over_the_launchers() {
         ),
     ] {
         let job = job(&config, &format!("{launch} {trainer}"));
-        assert!(said(&job).is_empty(), "{config}{launch}: {:?}", said(&job));
+        assert!(findings(&job).is_empty(), "{config}{launch}: {:?}", findings(&job));
         let spec = job.unwrap().spec;
         assert_eq!(spec.parallel.strategy, Strategy::Zero1, "{config}{launch}");
         let batch = spec.batch;
@@ -134,16 +135,16 @@ fn a_trainers_own_config_counts_over_the_launchers() {
 }
 
 #[test]
-fn what_is_typed_beside_a_file_fills_its_auto_and_nothing_else() {
+fn command_line_values_only_replace_auto_in_a_file() {
     let typed = |file: &str, typed: &str| {
         let config = with(&format!("deepspeed_config_file: {file}.json"));
         job(&config, &format!("{LAUNCH} {typed} {TRAINER}"))
     };
     let stage = typed("one", "--zero_stage 3");
     assert_eq!(
-        said(&stage),
+        findings(&stage),
         [
-            "warning[unsupported-value] `--zero_stage 3` does nothing: `zero_optimization.stage` is 1 in the DeepSpeed file, which counts"
+            "warning[unsupported-value] `--zero_stage 3` has no effect: `zero_optimization.stage` is 1 in the DeepSpeed file, which counts"
         ]
     );
     assert_eq!(stage.unwrap().spec.parallel.strategy, Strategy::Zero1);
@@ -154,7 +155,11 @@ fn what_is_typed_beside_a_file_fills_its_auto_and_nothing_else() {
         ("auto", "--gradient_accumulation_steps 2", Strategy::Zero2),
     ] {
         let job = typed(file, option);
-        assert!(said(&job).is_empty(), "{file} {option}: {:?}", said(&job));
+        assert!(
+            findings(&job).is_empty(),
+            "{file} {option}: {:?}",
+            findings(&job)
+        );
         assert_eq!(
             job.unwrap().spec.parallel.strategy,
             strategy,
@@ -183,14 +188,14 @@ fn the_launchers_file_is_compared_like_the_trainers() {
     assert_eq!(launched("more", TRAINER), ["deepspeed-conflict"; 3]);
     let same = format!("{TRAINER} --max_grad_norm 0.5 --bf16 --learning_rate 1e-3");
     assert_eq!(launched("more", &same), [""; 0]);
-    // A loop of its own compares nothing.
+    // A custom training loop compares nothing.
     let own = TRAINER.replace("train.py", "run_no_trainer.py");
     assert_eq!(launched("more", &own), [""; 0]);
     assert_eq!(launched("more", "train.py --batch_size 4"), [""; 0]);
 }
 
 #[test]
-fn a_train_batch_in_the_launchers_file_is_the_one_of_all_processes() {
+fn a_train_batch_in_the_launchers_file_counts_all_processes() {
     let config = with("deepspeed_config_file: whole.json");
     let planned = |processes: &str| {
         let config = config.replace("num_processes: 8", processes);

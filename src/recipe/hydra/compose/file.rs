@@ -1,7 +1,7 @@
-//! A file that a list names: where it is, and what its layers are.
+//! A file that a list names: its path and its layers.
 //!
 //! Source: Hydra 1.3, `_internal/config_repository.py` (`load_config`), `plugins/config_source.py`
-//! (`_get_header_dict`: the `@package` that a file begins with).
+//! (`_get_header_dict`: the `@package` header of a file).
 
 use super::Composer;
 use crate::recipe::hydra::defaults::{self, Default};
@@ -13,13 +13,13 @@ use crate::recipe::suggest::{did_you_mean, nearest};
 
 /// A file that a list names.
 pub(super) struct Target {
-    /// From the root of the tree.
+    /// The name from the root of the tree.
     pub name: String,
-    /// Where the list has it laid.
+    /// The package that the list gives it.
     pub package: String,
-    /// An interpolation has chosen it, or the list that names it.
+    /// An interpolation chose the file, or the list that names it.
     pub interpolated: bool,
-    /// Where it was chosen.
+    /// The position of the choice.
     pub span: Span,
 }
 
@@ -46,7 +46,7 @@ impl Composer<'_> {
         let header = defaults::package_header(&text);
         let package = match header.as_deref() {
             None => target.package,
-            // What the list says stands over it.
+            // The list's package overrides the file's header.
             Some(_) if entry.package.is_some() => target.package,
             Some("_global_") => String::new(),
             Some(header) => header
@@ -54,7 +54,7 @@ impl Composer<'_> {
                 .unwrap_or(header)
                 .to_owned(),
         };
-        // A file of comments alone is an empty config, not an empty recipe.
+        // A file of comments alone is an empty config, not an error.
         let only_comments = |line: &str| line.trim().is_empty() || line.trim().starts_with('#');
         if text.lines().all(only_comments) {
             self.reading.sources.add(path, text);

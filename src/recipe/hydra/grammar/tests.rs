@@ -10,9 +10,9 @@ fn value(text: &str) -> Resolved {
     value.resolve(Schema::OmegaConf).unwrap()
 }
 
-/// Each as `OverridesParser` of Hydra 1.3.8 reads it.
+/// Expected values are those of `OverridesParser` of Hydra 1.3.8.
 #[test]
-fn scalars_are_hydras_and_not_yamls() {
+fn scalars_follow_hydra_and_not_yaml() {
     let text = |text: &str| Resolved::Str(text.to_owned());
     for (written, read) in [
         ("010", text("010")),
@@ -63,7 +63,7 @@ fn scalars_are_hydras_and_not_yamls() {
 }
 
 #[test]
-fn collections_nest_and_keep_their_places() {
+fn collections_nest_and_keep_their_positions() {
     let read = read("++a.b=[x, {k: 1, l: ['y']}]").unwrap();
     assert_eq!((read.kind, read.key.as_str()), (Kind::Force, "a.b"));
     let value = read.value.unwrap();
@@ -76,7 +76,7 @@ fn collections_nest_and_keep_their_places() {
 }
 
 #[test]
-fn what_hydra_refuses_is_refused_with_a_way_out() {
+fn syntax_that_hydra_refuses_is_refused_with_help() {
     for (text, word) in [
         ("a", "KEY=VALUE"),
         ("=1", "not a key"),
@@ -86,13 +86,13 @@ fn what_hydra_refuses_is_refused_with_a_way_out() {
         ("a=choice(1,2)", "sweep"),
         ("a=sort([2,1])", "function"),
         ("a=int(1,2)", "sweep"),
-        ("a=int(x)", "cannot be"),
-        ("a=int('1.5')", "cannot be"),
-        ("a=int(null)", "cannot be"),
+        ("a=int(x)", "cannot convert"),
+        ("a=int('1.5')", "cannot convert"),
+        ("a=int(null)", "cannot convert"),
         ("a=int(1", "missing"),
         ("a=[1", "missing"),
-        ("a='x", "does not end"),
-        ("a=${b", "does not end"),
+        ("a='x", "is not closed"),
+        ("a=${b", "is not closed"),
         ("a={1}", "pairs"),
         ("a=[1,]", "missing"),
     ] {
@@ -108,12 +108,12 @@ fn what_hydra_refuses_is_refused_with_a_way_out() {
 }
 
 #[test]
-fn a_sweep_is_told_with_what_to_run_one_after_the_other() {
+fn a_sweep_is_refused_with_the_single_jobs() {
     let problem = read("loss=sft, dpo").unwrap_err();
     assert!(
         problem
             .message
-            .starts_with("`loss=sft,dpo` is a sweep: 2 jobs")
+            .starts_with("`loss=sft,dpo` is a sweep of 2 jobs")
     );
     assert!(
         problem.help.contains("`loss=sft`, then `loss=dpo`;"),

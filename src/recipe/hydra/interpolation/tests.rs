@@ -1,7 +1,7 @@
 use super::*;
 use crate::recipe::diagnostic::Diagnostic;
 
-/// A config with its interpolations resolved, or everything wrong with them.
+/// A config after resolution, or its errors.
 fn resolved(text: &str) -> Result<Node, Vec<Diagnostic>> {
     let mut reading = Reading::default();
     let mut root = reading.parse("config.yaml", text.to_owned()).unwrap();
@@ -24,14 +24,14 @@ fn value(text: &str, path: &str) -> Resolved {
         .unwrap()
 }
 
-/// The message of the only thing wrong.
+/// The message of the only error.
 fn problem(text: &str) -> String {
     let found = resolved(text).unwrap_err();
     assert!(found.iter().all(|d| d.rule == "interpolation"));
     format!("{} ({})", found[0].message, found[0].help)
 }
 
-/// Each as OmegaConf 2.3.1 resolves it.
+/// Expected values are those of OmegaConf 2.3.1.
 #[test]
 fn values_are_omegaconfs() {
     let text = |text: &str| Resolved::Str(text.to_owned());
@@ -53,7 +53,7 @@ fn values_are_omegaconfs() {
         ("a: ${n}\nn: {k: \"${b}\"}\nb: 2\n", "a.k", int(2)),
         ("k: x\nx: 7\na: ${${k}}\n", "a", int(7)),
         ("a: ${oc.select:zz,3}\n", "a", int(3)),
-        // Each as OmegaConf 2.3 has it.
+        // Expected values are those of OmegaConf 2.3.
         ("a: ${oc.env:EVENKEEL_NO_SUCH_VARIABLE,5}\n", "a", text("5")),
         (
             "a: ${oc.env:EVENKEEL_NO_SUCH_VARIABLE,true}\n",
@@ -79,31 +79,31 @@ fn values_are_omegaconfs() {
 }
 
 #[test]
-fn circles_are_shown() {
+fn cycles_are_reported_with_their_keys() {
     assert_eq!(
         problem("a: ${b}\nb: x${c}\nc: ${a}\n"),
-        "the interpolation goes in a circle: a → b → c → a (give one of them a value of its own)"
+        "the interpolation forms a cycle: a → b → c → a (set one of them to a plain value)"
     );
     assert!(problem("a: ${a}\n").contains("a → a"));
     assert!(problem("a: {b: \"${a}\"}\n").contains("circle"));
-    // A neighbour is no circle.
+    // A reference to a sibling is no cycle.
     assert!(resolved("a: {b: \"${a.c}\", c: 1}\n").is_ok());
 }
 
 #[test]
-fn what_is_not_there_is_named() {
+fn missing_keys_and_resolvers_are_named() {
     assert!(problem("abc: 1\nx: ${abd}\n").contains("did you mean `abc`?"));
     assert!(problem("b: {d: 1}\nx: ${b.c}\n").contains("no key `b.c`"));
     assert!(problem("b: 3\nx: ${b.c}\n").contains("no key `b.c`"));
     assert!(problem("x: ${...b}\n").contains("more dots"));
     assert!(problem("x: ${nope:1}\n").contains("the resolver `nope`"));
-    assert!(problem("x: ${b\n").contains("does not end"));
+    assert!(problem("x: ${b\n").contains("is not closed"));
     assert!(problem("b: [1]\nx: a${b}\n").contains("is a list"));
     assert!(problem("x: ${oc.env:EVENKEEL_NO_SUCH_VARIABLE}\n").contains("environment"));
 }
 
 #[test]
-fn bombs_end_in_an_error() {
+fn exponential_interpolations_are_refused() {
     let mut lists = "x0: [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]\n".to_owned();
     let mut texts = "x0: aaaaaaaaaa\n".to_owned();
     for level in 1..40 {
@@ -115,16 +115,16 @@ fn bombs_end_in_an_error() {
         texts += &format!("x{level}: {}\n", one.repeat(10));
     }
     for bomb in [lists, texts] {
-        let said = problem(&bomb);
+        let message = problem(&bomb);
         assert!(
-            said.contains("larger than any recipe") || said.contains("more than"),
-            "{said}"
+            message.contains("larger than any recipe") || message.contains("more than"),
+            "{message}"
         );
     }
     let chain: String = (0..500)
         .map(|n| format!("x{n}: ${{x{}}}\n", n + 1))
         .collect();
-    assert!(problem(&format!("{chain}x500: 1\n")).contains("more than 64"));
+    assert!(problem(&format!("{chain}x500: 1\n")).contains("longer than 64"));
     let nested = format!("x: {}a{}\n", "${".repeat(2000), "}".repeat(2000));
-    assert!(problem(&nested).contains("more than 64"));
+    assert!(problem(&nested).contains("longer than 64"));
 }

@@ -1,18 +1,18 @@
-//! The texts of interpolations: where they begin and end, and what stands inside.
+//! The syntax of interpolations: their bounds and their contents.
 
 use crate::recipe::node::Node;
 use crate::recipe::scalar::{Resolved, Schema};
 
-/// A piece of a text.
+/// A part of a text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Part<'t> {
     /// Text, with its escapes resolved.
     Text(String),
-    /// What stands between `${` and `}`.
+    /// The text between `${` and `}`.
     Interpolation(&'t str),
 }
 
-/// The bytes of the interpolation that a text begins with; `None`: it does not end.
+/// The length of the interpolation at the start of a text, bytes; `None`: it is not closed.
 pub fn length(text: &str) -> Option<usize> {
     let mut depth = 0_usize;
     let mut quote = None;
@@ -38,7 +38,7 @@ pub fn length(text: &str) -> Option<usize> {
     None
 }
 
-/// A text in its pieces; `None`: an interpolation does not end. `\${` is no interpolation.
+/// The parts of a text; `None`: an interpolation is not closed. `\${` is no interpolation.
 pub(super) fn parts(text: &str) -> Option<Vec<Part<'_>>> {
     let mut parts = Vec::new();
     let mut plain = String::new();
@@ -68,7 +68,7 @@ pub(super) fn parts(text: &str) -> Option<Vec<Part<'_>>> {
     Some(parts)
 }
 
-/// A resolver's name and arguments, where an interpolation is a call.
+/// The name and the arguments of a resolver call; `None` for other interpolations.
 pub(super) fn resolver(inner: &str) -> Option<(&str, Vec<&str>)> {
     let (name, arguments) = inner.split_once(':')?;
     let name = name.trim();
@@ -99,7 +99,7 @@ pub(super) fn resolver(inner: &str) -> Option<(&str, Vec<&str>)> {
     Some((name, found))
 }
 
-/// An argument without the quotes around it.
+/// An argument without its quotes.
 pub(super) fn unquoted(argument: &str) -> &str {
     let argument = argument.trim();
     ['\'', '"']
@@ -156,7 +156,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn floats_are_printed_as_python_does() {
+    fn floats_are_printed_like_python() {
         for (value, text) in [
             (5e-6, "5e-06"),
             (1.0, "1.0"),
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn interpolations_end_at_their_own_brace() {
+    fn interpolations_end_at_their_closing_brace() {
         assert_eq!(length("${a.b}/c"), Some(6));
         assert_eq!(length("${f:${a},'}'}x"), Some(13));
         assert_eq!(length("${a"), None);
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn arguments_stand_between_commas_outside_of_brackets() {
+    fn commas_outside_of_brackets_separate_arguments() {
         let (name, arguments) = resolver("f:${g:1,2}, 'a,b',c").unwrap();
         assert_eq!((name, arguments), ("f", vec!["${g:1,2}", "'a,b'", "c"]));
         assert_eq!(resolver("a.b"), None);
