@@ -1,7 +1,6 @@
-//! Milliseconds of the three collectives over loopback, a process for every rank:
-//! `cargo bench --bench collective -- [world] [elements]`; 2 ranks and 33.7 MB by default. With
-//! `--tcp` no vector takes the Unix socket that ranks of one host have.
-//! `benches/gloo_peer.py` measures PyTorch's Gloo in the same way.
+//! Milliseconds of the three collectives over loopback, one process per rank: `cargo bench --bench collective
+//! -- [world] [elements]`; 2 ranks and 33.7 MB by default. With `--tcp` vectors do not use the Unix sockets
+//! of ranks on one host. `benches/gloo_peer.py` measures PyTorch's Gloo in the same way.
 
 use std::net::TcpListener;
 use std::process::Command;
@@ -10,7 +9,7 @@ use std::time::Instant;
 use evenkeel::comm::tcp::{Greeting, TcpOptions, connect};
 use evenkeel::comm::{Collective, CommError, Operation};
 
-/// Names a child's rank.
+/// Holds the rank of a child process.
 const VARIABLE: &str = "EVENKEEL_BENCH_RANK";
 
 const ROUNDS: usize = 15;
@@ -19,7 +18,7 @@ fn main() -> anyhow::Result<()> {
     let (mut numbers, mut unix_sockets) = (Vec::new(), true);
     for argument in std::env::args().skip(1) {
         match argument.as_str() {
-            // What cargo adds.
+            // cargo adds this argument.
             "--bench" => {}
             "--tcp" => unix_sockets = false,
             number => numbers.push(number.parse::<usize>()?),
@@ -84,7 +83,7 @@ fn measure(options: &TcpOptions, elements: usize) -> anyhow::Result<()> {
     Ok(collective.close()?)
 }
 
-/// Sorted milliseconds; every round begins together.
+/// Sorted milliseconds; all ranks begin every round together.
 fn rounds(collective: &dyn Collective, mut operation: Operation) -> Result<Vec<f64>, CommError> {
     let mut times = Vec::with_capacity(ROUNDS);
     for _ in 0..ROUNDS {

@@ -5,10 +5,10 @@
 //! cargo bench --bench trainer -- --layers 12 --width 512 --ff 1376 --vocab 8192 --seq 512
 //! ```
 //!
-//! `--processes 2 --parallel ddp|fsdp` runs as many ranks over TCP, the cores shared between them.
-//! `RAYON_NUM_THREADS` or `--threads` sets the threads. With `--measure` every second step measures
-//! the norms of its micro-batches and of its worker's gradient, and `measuring` is the median, over
-//! pairs of neighbours, of how much longer the measured step took.
+//! `--processes 2 --parallel ddp|fsdp` runs that number of ranks over TCP, which share the cores.
+//! `RAYON_NUM_THREADS` or `--threads` sets the threads. With `--measure` every second step measures the norms
+//! of its micro-batches and of its worker's gradient. `measuring` is the median, over adjacent pairs, of the
+//! extra time of the measured step.
 
 use std::net::TcpListener;
 use std::process::{Command, ExitCode};
@@ -19,7 +19,7 @@ use evenkeel::comm::{Collective, CommError, World};
 use evenkeel::engine::cpu::{CpuEngine, CpuOptions, Strategy};
 use evenkeel::engine::{AdamW, Engine, EngineError, Measure, MicroBatch, ModelConfig};
 
-/// The shape and the length of the run, with the PyTorch script's defaults.
+/// The shape and the length of the run; the defaults are those of the PyTorch script.
 struct Options {
     layers: usize,
     width: usize,
@@ -63,7 +63,7 @@ impl Options {
         };
         while let Some(argument) = arguments.next() {
             let number = match argument.as_str() {
-                // What cargo adds.
+                // cargo adds this argument.
                 "--bench" => continue,
                 "--parallel" => {
                     options.sharded = match arguments.next().as_deref() {
@@ -130,9 +130,9 @@ impl Options {
     }
 }
 
-/// Set for the ranks that rank 0 starts.
+/// Rank of a process that rank 0 starts.
 const RANK: &str = "EVENKEEL_BENCH_RANK";
-/// Where rank 0 listens.
+/// Port on which rank 0 listens.
 const PORT: &str = "EVENKEEL_BENCH_PORT";
 
 fn main() -> ExitCode {
@@ -153,7 +153,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Runs alone, or meets the other ranks first; rank 0 starts them from this very program.
+/// Runs alone, or connects to the other ranks first; rank 0 starts them from this program.
 fn start(options: &Options, rank: usize) -> Result<serde_json::Value, EngineError> {
     if options.processes == 1 {
         return run(options, None);
@@ -271,8 +271,8 @@ fn run(options: &Options, world: Option<World>) -> Result<serde_json::Value, Eng
     }))
 }
 
-/// How much longer measured steps take than the steps beside them, as a fraction. The first of
-/// `seconds` is step `warmup + 1`; even steps are measured.
+/// Relative extra time of measured steps over adjacent steps. The first of `seconds` is step `warmup + 1`;
+/// even steps are measured.
 fn measuring(warmup: usize, seconds: &[f64]) -> f64 {
     let mut ratios: Vec<f64> = seconds
         .windows(2)
@@ -286,7 +286,7 @@ fn measuring(warmup: usize, seconds: &[f64]) -> f64 {
     median(&ratios) - 1.0
 }
 
-/// Of a sorted, non-empty list.
+/// The median of a sorted, non-empty list.
 fn median(sorted: &[f64]) -> f64 {
     let middle = sorted.len() / 2;
     match sorted.len() {

@@ -1,7 +1,7 @@
-//! Small helpers for files that must survive crashes: atomic writes, directory locks, free space.
+//! Files that must survive crashes: atomic writes, directory locks, free space.
 //!
-//! Everything here works on Linux file systems, local or shared, and on nothing else: a place
-//! without `rename` over an existing file has no atomic write.
+//! Everything here works only on Linux file systems, local or shared: without a `rename` that replaces a file
+//! there is no atomic write.
 
 use std::fs::{File, TryLockError};
 use std::io::{self, Write};
@@ -13,26 +13,26 @@ use serde::de::DeserializeOwned;
 /// Why a file operation failed.
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
-    /// The file system (or the user's quota on it) is full, or was about to be.
+    /// The file system (or the user's quota on it) is full, or too small for the write.
     #[error("no space left on the disk of {} while writing {}: {needed} bytes needed{}", directory(path), path.display(), but_free(*free))]
     NoSpace {
         /// The file or directory that was being written.
         path: PathBuf,
-        /// Bytes that it needs altogether.
+        /// Bytes that the write needs in total.
         needed: u64,
-        /// Bytes that are free there, when known.
+        /// Free bytes of the file system, if known.
         free: Option<u64>,
     },
-    /// No file of this process may become so large (`ulimit -f`, or the file system's own limit).
+    /// The file exceeds the limit of this process (`ulimit -f`) or of the file system.
     #[error(
-        "{} may not become as large as it has to be (ulimit -f, or the largest file of its file \
+        "{} exceeds the largest allowed file size (ulimit -f, or the largest file of its file \
          system): {needed} bytes needed; raise the limit, or use another disk",
         path.display()
     )]
     TooLarge {
         /// The file that was being written.
         path: PathBuf,
-        /// Bytes that it needs altogether.
+        /// Bytes that the file needs in total.
         needed: u64,
     },
     /// Another process works in this directory.
@@ -40,36 +40,34 @@ pub enum FileError {
     HeldBy {
         /// The directory that was to be locked.
         directory: PathBuf,
-        /// The process that holds it, when it has written its number already.
+        /// The process that holds the lock, if it has already written its number.
         pid: Option<u32>,
     },
-    /// A small file is not the JSON that it should be.
+    /// A small file is not the expected JSON.
     #[error(
-        "{} cannot be understood: {error}: it was cut short, edited, or written by another \
+        "{} cannot be parsed: {error}: it was cut short, edited, or written by another \
          version; put back a copy",
         path.display()
     )]
     Json {
-        /// The file.
         path: PathBuf,
-        /// What does not fit, and where.
+        /// The first fault and its place.
         error: serde_json::Error,
     },
-    /// Anything else, in the system's words.
+    /// Any other error of the system.
     #[error("cannot {doing} {}: {source}", path.display())]
     Io {
-        /// The verb, for example `write`.
+        /// The operation as a verb, for example `write`.
         doing: &'static str,
-        /// On what.
+        /// The file or directory concerned.
         path: PathBuf,
-        /// The system's error.
         source: io::Error,
     },
 }
 
 impl FileError {
-    /// Wraps what the system said while `doing` something to `path`, of which `needed` bytes were
-    /// to be written (0 when nothing was).
+    /// Wraps an error of the system while `doing` something to `path`; the operation had to write `needed`
+    /// bytes in total (0 for a read).
     pub fn from_io(doing: &'static str, path: &Path, needed: u64, source: io::Error) -> Self {
         match source.kind() {
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => FileError::NoSpace {
@@ -112,22 +110,23 @@ fn holder(pid: Option<u32>) -> String {
     )
 }
 
-/// What the names of files begin with that are not whole yet.
+/// Prefix of the names of unfinished files.
 const UNFINISHED: &str = ".writing-";
 
-/// Whether a file is what a process left that was killed in [`write_atomically`].
+/// Whether a file is a leftover of a process that was killed in [`write_atomically`].
 pub fn is_unfinished(path: &Path) -> bool {
     let name = path.file_name().and_then(|name| name.to_str());
     name.is_some_and(|name| name.starts_with(UNFINISHED))
 }
 
-/// Makes a directory and those above it, where they are not there.
+/// Creates a directory and its missing parents.
 pub fn create_directory(path: &Path) -> Result<(), FileError> {
     std::fs::create_dir_all(path).map_err(|error| FileError::from_io("create", path, 0, error))
 }
 
-/// Replaces `path` by `bytes`, so that a reader sees the old content or the new, whole, even after
-/// a power failure: a temporary file in the same directory, fsynced, renamed, directory fsynced.
+/// Replaces `path` by `bytes`. A reader sees the old content or the new one, complete, even after a power
+/// failure: the bytes go to a temporary file in the same directory, which is fsynced and renamed, and the
+/// directory is fsynced.
 pub fn write_atomically(path: &Path, bytes: &[u8]) -> Result<(), FileError> {
     let needed = bytes.len() as u64;
     let failed = |source| FileError::from_io("write", path, needed, source);
@@ -152,7 +151,7 @@ pub fn write_json(path: &Path, value: &impl Serialize) -> Result<(), FileError> 
     write_atomically(path, &bytes)
 }
 
-/// Reads what [`write_json`] wrote.
+/// Reads a file of [`write_json`].
 pub fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T, FileError> {
     let bytes =
         std::fs::read(path).map_err(|source| FileError::from_io("read", path, 0, source))?;
@@ -163,7 +162,7 @@ pub fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T, FileError> {
 }
 
 impl FileError {
-    /// Whether the file is not there.
+    /// Whether the error says that the file does not exist.
     pub fn is_absent(&self) -> bool {
         matches!(self, FileError::Io { source, .. } if source.kind() == io::ErrorKind::NotFound)
     }
@@ -186,15 +185,15 @@ pub fn free_space(path: &Path) -> Result<u64, FileError> {
 
 const LOCK: &str = "lock";
 
-/// A directory held by this process until the value is dropped or the process ends, however it
-/// ends (`flock` on a file named `lock` in it, which stays behind and holds the process's number).
+/// A lock on a directory until the value is dropped or the process ends in any way (`flock` on a file `lock`
+/// in it, which stays behind and holds the process's number).
 #[derive(Debug)]
 pub struct Lock {
     file: File,
 }
 
 impl Lock {
-    /// Locks an existing directory, or says who has it.
+    /// Locks an existing directory; the error names the process that holds it.
     pub fn acquire(directory: &Path) -> Result<Self, FileError> {
         let path = Lock::file(directory);
         let failed = |source| FileError::from_io("lock", &path, 0, source);
@@ -223,18 +222,18 @@ impl Lock {
         Ok(Self { file })
     }
 
-    /// The file that is locked in a directory.
+    /// The lock file of a directory.
     pub fn file(directory: &Path) -> PathBuf {
         directory.join(LOCK)
     }
 
-    /// Whether somebody holds a directory now; nothing is made or changed to find out.
+    /// Whether a process holds the lock of a directory; this check creates and changes nothing.
     pub fn is_held(directory: &Path) -> Result<bool, FileError> {
         let path = Lock::file(directory);
         let failed = |doing, source| FileError::from_io(doing, &path, 0, source);
         let file = match File::open(&path) {
             Ok(file) => file,
-            // Nobody has ever held it.
+            // No process has ever held it.
             Err(source) if source.kind() == io::ErrorKind::NotFound => return Ok(false),
             Err(source) => return Err(failed("open", source)),
         };
@@ -248,7 +247,7 @@ impl Lock {
 
 impl Drop for Lock {
     fn drop(&mut self) {
-        // Nobody is helped by an error here: the lock itself goes when the file closes.
+        // An error here is harmless: the lock ends when the file closes.
         let _ = self.file.set_len(0);
     }
 }
@@ -273,7 +272,7 @@ mod tests {
     fn failed_atomic_write_keeps_the_old_content() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("state.json");
-        // A directory with something in it cannot be replaced by a file.
+        // A file cannot replace a directory that is not empty.
         std::fs::create_dir(&path).unwrap();
         std::fs::write(path.join("old"), b"old").unwrap();
         let error = write_atomically(&path, b"new").unwrap_err().to_string();
@@ -283,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_disk_is_named_with_what_was_needed() {
+    fn a_full_disk_is_an_error_with_the_bytes_needed() {
         let source = io::Error::from(io::ErrorKind::StorageFull);
         let error = FileError::from_io("write", Path::new("/dev/shm/x"), 12, source).to_string();
         assert!(
@@ -295,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn locked_directory_names_its_holder_and_is_free_after_drop() {
+    fn a_locked_directory_names_its_holder_and_is_free_after_drop() {
         let directory = tempfile::tempdir().unwrap();
         let lock = Lock::acquire(directory.path()).unwrap();
         match Lock::acquire(directory.path()) {
@@ -304,7 +303,7 @@ mod tests {
         }
         assert!(Lock::is_held(directory.path()).unwrap());
         drop(lock);
-        // A child that a parallel test forked meanwhile holds our files until its exec.
+        // A child that a parallel test forked meanwhile inherits the lock until its exec.
         let deadline = Instant::now() + Duration::from_secs(60);
         while Lock::is_held(directory.path()).unwrap() {
             assert!(Instant::now() < deadline, "the lock is never free");
@@ -314,18 +313,18 @@ mod tests {
     }
 
     #[test]
-    fn a_lock_that_cannot_be_looked_at_is_not_taken_for_a_free_one() {
+    fn an_unreadable_lock_does_not_count_as_free() {
         let directory = tempfile::tempdir().unwrap();
         assert!(!Lock::is_held(directory.path()).unwrap());
-        // A link to itself opens for nobody, whoever asks.
+        // No process can open a link to itself.
         let lock = Lock::file(directory.path());
         std::os::unix::fs::symlink(&lock, &lock).unwrap();
-        let said = Lock::is_held(directory.path()).unwrap_err().to_string();
-        assert!(said.starts_with("cannot open "), "{said}");
+        let message = Lock::is_held(directory.path()).unwrap_err().to_string();
+        assert!(message.starts_with("cannot open "), "{message}");
     }
 
     #[test]
-    fn json_is_read_back_and_what_is_none_is_named() {
+    fn json_is_read_back_and_invalid_json_is_an_error() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("state.json");
         let absent = read_json::<Vec<u64>>(&path).unwrap_err();
@@ -335,12 +334,12 @@ mod tests {
         std::fs::write(&path, "[1,").unwrap();
         let error = read_json::<Vec<u64>>(&path).unwrap_err();
         assert!(!error.is_absent());
-        let said = error.to_string();
+        let message = error.to_string();
         assert!(
-            said.contains("state.json cannot be understood: EOF"),
-            "{said}"
+            message.contains("state.json cannot be parsed: EOF"),
+            "{message}"
         );
-        assert!(said.ends_with("put back a copy"), "{said}");
+        assert!(message.ends_with("put back a copy"), "{message}");
     }
 
     #[test]
@@ -377,7 +376,7 @@ mod tests {
         };
         let _lock = Lock::acquire(Path::new(&directory)).unwrap();
         println!("locked");
-        // Ends when the parent kills us, or when it is gone and our input closes.
+        // Ends when the parent kills this process, or when the parent's end closes its input.
         let _ = io::stdin().read_line(&mut String::new());
     }
 }

@@ -1,6 +1,6 @@
-//! Numbers of things, and sizes, as messages say them.
+//! Formats counts and sizes for messages.
 
-/// What `number` things are called: `sample`, `samples`; `process`, `processes`; `batch`, `batches`.
+/// The plural of a noun for a count: `sample`, `samples`; `process`, `processes`; `batch`, `batches`.
 pub fn noun(number: u64, thing: &str) -> String {
     let hisses = ["s", "x", "ch", "sh"]
         .iter()
@@ -32,7 +32,7 @@ pub fn bytes(value: u64) -> String {
 pub fn scale<'a>(value: f64, base: f64, units: &[&'a str]) -> (f64, &'a str) {
     let mut scaled = value;
     let mut unit = 0;
-    // 999.5 would be shown as 1000.
+    // 999.5 would be formatted as 1000.
     while scaled.abs() >= base.min(999.5) && unit + 1 < units.len() {
         scaled /= base;
         unit += 1;
@@ -40,7 +40,7 @@ pub fn scale<'a>(value: f64, base: f64, units: &[&'a str]) -> (f64, &'a str) {
     (scaled, units[unit])
 }
 
-/// `9.99`, `10.0`, `100`.
+/// Three significant digits: `9.99`, `10.0`, `100`.
 pub fn three_digits(value: f64) -> String {
     let decimals = match value.abs() {
         size if size < 9.995 => 2,
@@ -73,10 +73,10 @@ mod tests {
     }
 
     #[test]
-    fn one_thing_is_no_things() {
-        let said = [0, 1, 2000].map(|n| count(n, "sample"));
-        assert_eq!(said, ["0 samples", "1 sample", "2000 samples"]);
-        let said = ["process", "batch", "GPU", "rank"].map(|thing| noun(2, thing));
-        assert_eq!(said, ["processes", "batches", "GPUs", "ranks"]);
+    fn a_count_of_one_is_singular() {
+        let texts = [0, 1, 2000].map(|n| count(n, "sample"));
+        assert_eq!(texts, ["0 samples", "1 sample", "2000 samples"]);
+        let texts = ["process", "batch", "GPU", "rank"].map(|thing| noun(2, thing));
+        assert_eq!(texts, ["processes", "batches", "GPUs", "ranks"]);
     }
 }

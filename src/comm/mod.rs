@@ -1,7 +1,7 @@
-//! Collectives: what ranks do together.
+//! Collectives: operations that all ranks run together.
 //!
-//! Every rank issues the same operations in the same order. Operations own their buffers, so that
-//! they can run beside compute; [`Pending::wait`] gives the buffers back.
+//! Every rank issues the same operations in the same order. An operation owns its buffers, so that it can run
+//! beside compute; [`Pending::wait`] returns the buffers.
 
 use std::sync::Arc;
 
@@ -9,35 +9,35 @@ pub mod solo;
 pub mod tcp;
 pub mod watch;
 
-/// Where one-line notices for a human go (a refused stranger, a late rank).
+/// Receives one-line notices for a human (a refused connection, a late rank).
 pub type Notify = Arc<dyn Fn(&str) + Send + Sync>;
 
-/// Told once, at once and from whatever thread has seen it, that the world has ended.
+/// Called once, from any thread, when the world has failed.
 pub type Ended = Arc<dyn Fn(&CommError) + Send + Sync>;
 
-/// Why a collective failed. Every variant that a peer causes names the peer.
+/// Why a collective failed. A variant that a peer causes names the peer.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum CommError {
-    /// A peer did not come, its connection broke, or its heartbeats stopped.
+    /// A peer did not connect, its connection broke, or its heartbeats stopped.
     #[error("lost rank {rank}: {reason}")]
     PeerLost {
-        /// The root cause's rank: when a survivor leaves because it lost a peer, it says whom.
+        /// The rank of the root cause: a survivor that leaves because it lost a peer reports that peer.
         rank: usize,
-        /// What was seen, for example `connection closed` or `no heartbeat for 3.0 s`.
+        /// The symptom, for example `connection closed` or `no heartbeat for 3.0 s`.
         reason: String,
     },
-    /// A peer left on purpose (out of memory, an error of its own) and said why.
+    /// A peer stopped the collectives (out of memory, an internal error) and reported the reason.
     #[error("rank {rank} stopped the collectives: {reason}")]
     Aborted {
-        /// Who.
+        /// The rank that stopped.
         rank: usize,
-        /// In its own words.
+        /// The reason as that rank reported it.
         reason: String,
     },
-    /// This rank could not meet the others.
+    /// This rank could not connect to the others.
     #[error("rendezvous failed: {0}")]
     Rendezvous(String),
-    /// A programming error: sizes that do not fit the world.
+    /// A programming error: buffer sizes do not fit the world.
     #[error("collective misuse: {0}")]
     Misuse(String),
 }
@@ -47,24 +47,19 @@ pub enum CommError {
 pub enum Operation {
     /// Sum over ranks, in place on every rank.
     AllReduce(Vec<f32>),
-    /// `data.len() == world × shard.len()`; rank r receives the sum of everyone's r-th part.
+    /// `data.len() == world × shard.len()`; rank r receives the sum of the r-th parts of all ranks.
     ReduceScatter {
-        /// Everyone's addend, unchanged or scratch afterwards.
+        /// This rank's addend. Its content afterwards is unspecified.
         data: Vec<f32>,
         /// This rank's part of the sum.
         shard: Vec<f32>,
     },
-    /// `data.len() == world × shard.len()`; the parts of all ranks one after the other.
-    AllGather {
-        /// This rank's part.
-        shard: Vec<f32>,
-        /// All parts.
-        data: Vec<f32>,
-    },
+    /// `data.len() == world × shard.len()`; `data` receives the parts of all ranks in rank order.
+    AllGather { shard: Vec<f32>, data: Vec<f32> },
 }
 
 impl Operation {
-    /// Name for messages.
+    /// The operation's name in messages.
     pub fn name(&self) -> &'static str {
         match self {
             Operation::AllReduce(_) => "all-reduce",
@@ -93,44 +88,44 @@ impl Operation {
     }
 }
 
-/// An operation under way.
+/// An operation in progress.
 pub trait Pending: Send {
-    /// Blocks until it is done and gives the buffers back.
+    /// Blocks until the operation is complete and returns the buffers.
     fn wait(self: Box<Self>) -> Result<Operation, CommError>;
 }
 
-/// The collective operations of one generation's world.
+/// The collective operations of the world of one generation.
 pub trait Collective: Send + Sync {
-    /// This rank, from 0.
+    /// This rank, counted from 0.
     fn rank(&self) -> usize;
 
-    /// How many ranks there are.
+    /// The number of ranks.
     fn world(&self) -> usize;
 
-    /// Starts an operation and returns at once; operations run in the order they were started.
+    /// Starts an operation and returns at once. Operations run in the order in which they start.
     fn start(&self, operation: Operation) -> Box<dyn Pending>;
 
-    /// Gives every rank everyone's message, in rank order. Small messages (scalars of a step), on
-    /// a lane of its own beside [`Collective::start`]'s operations.
+    /// Gives every rank the messages of all ranks, in rank order. It is meant for small messages (the scalars
+    /// of a step) and runs on its own connections, beside the operations of [`Collective::start`].
     fn exchange(&self, message: &[u8]) -> Result<Vec<Vec<u8>>, CommError>;
 
-    /// Whether the world still stands. Cheap: whoever computes for long asks now and then, and does
-    /// not first finish what nobody waits for any more.
+    /// Fails when the world has ended. The call is cheap: a long computation calls it now and then, so that
+    /// it does not finish work that no rank needs any more.
     fn check(&self) -> Result<(), CommError> {
         Ok(())
     }
 
-    /// Leaves the world and tells everyone why; their operations fail with
+    /// Leaves the world and reports the reason to every rank; their operations fail with
     /// [`CommError::Aborted`].
     fn abort(&self, reason: &str);
 
-    /// Leaves in order: finishes what was started and says goodbye, so that a rank that is a
-    /// little behind does not take it for a death. Nothing may be started afterwards.
-    /// A world without connections has nothing to do.
+    /// Leaves in order: finishes started operations and sends a goodbye, so that a rank that is a little
+    /// behind does not count this one as lost. No operation may start afterwards. A world without connections
+    /// has nothing to close.
     fn close(&self) -> Result<(), CommError> {
         Ok(())
     }
 }
 
-/// A collective shared by the engine and the training loop.
+/// The collective that the engine and the training loop share.
 pub type World = Arc<dyn Collective>;

@@ -1,8 +1,7 @@
-//! The world of one: every operation is done as soon as it is started, without a thread or socket.
+//! A world of one rank: every operation is complete as soon as it starts, without threads or sockets.
 
 use super::{Collective, CommError, Operation, Pending};
 
-/// One rank, alone.
 #[derive(Debug, Default, Clone, Copy)]
 pub struct Solo;
 
@@ -47,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_world_of_one_copies() {
+    fn a_world_of_one_copies() {
         let started = Solo.start(Operation::ReduceScatter {
             data: vec![1.0, 2.0],
             shard: vec![0.0; 2],

@@ -1,37 +1,35 @@
 //! The watchdog of the training loop: names the slowest rank when a step takes too long.
 //!
-//! It works on the times that ranks exchange with the scalars of a step, and only ever names a
-//! rank: a slow rank is a matter for a human, or for the planner, and nothing is ended over it. A
-//! rank that does not even come to the exchange is named by the collective itself (see
-//! [`super::tcp::TcpOptions::patience`]).
+//! It uses the times that ranks exchange with the scalars of a step. It only names a rank: a human or the
+//! planner decides, and a slow rank ends no world. The collective names a rank that does not reach the
+//! exchange at all (see [`super::tcp::TcpOptions::patience`]).
 
 use std::collections::VecDeque;
 use std::fmt;
 
-/// Steps that say what is usual.
+/// Recent steps whose median is the usual time.
 const WINDOW: usize = 31;
 
-/// Steps that are needed before anything is unusual.
+/// Steps before the first judgement.
 const WARM_UP: usize = 5;
 
-/// Waiting for less than this longer than usual is nothing to talk about, seconds.
-const WORTH_A_WORD: f64 = 1.0;
+/// Least excess over the usual time that is reported, in seconds.
+const MIN_EXCESS: f64 = 1.0;
 
-/// Learns what a step usually takes.
+/// Learns the usual duration of a step.
 #[derive(Debug, Clone)]
 pub struct StepWatch {
     factor: f64,
     recent: VecDeque<f64>,
 }
 
-/// A step that took too long, and the rank that took longest.
+/// A step that took too long, and its slowest rank.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Straggler {
-    /// The slowest rank.
     pub rank: usize,
-    /// Its seconds of compute in this step.
+    /// Seconds that the rank computed in this step.
     pub seconds: f64,
-    /// The slowest rank's seconds in a usual step.
+    /// Seconds that the slowest rank of a usual step computes.
     pub usual: f64,
 }
 
@@ -54,8 +52,8 @@ impl StepWatch {
         }
     }
 
-    /// Takes in one step: every rank's seconds of its own work, without the time it waited for
-    /// others. A step of a new batch size is not comparable: call [`StepWatch::forget`] before.
+    /// Records one step: every rank's compute seconds, without the time it waited for others. Steps of
+    /// another batch size are not comparable: call [`StepWatch::forget`] before them.
     pub fn observe(&mut self, seconds: &[f64]) -> Option<Straggler> {
         let by_time = |one: &(usize, &f64), other: &(usize, &f64)| one.1.total_cmp(other.1);
         let (rank, &seconds) = seconds.iter().enumerate().max_by(by_time)?;
@@ -64,7 +62,7 @@ impl StepWatch {
             self.recent.pop_front();
         }
         self.recent.push_back(seconds);
-        let late = |usual: &f64| seconds > self.factor * usual && seconds - usual > WORTH_A_WORD;
+        let late = |usual: &f64| seconds > self.factor * usual && seconds - usual > MIN_EXCESS;
         let usual = usual.filter(late)?;
         Some(Straggler {
             rank,
@@ -73,7 +71,7 @@ impl StepWatch {
         })
     }
 
-    /// Forgets what was usual.
+    /// Discards the recorded steps.
     pub fn forget(&mut self) {
         self.recent.clear();
     }
@@ -109,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_unusual_at_first_or_after_a_change_of_batch() {
+    fn no_step_is_slow_at_first_or_after_a_change_of_batch() {
         let mut watch = StepWatch::new(2.0);
         assert_eq!(watch.observe(&[1.0]), None);
         assert_eq!(watch.observe(&[100.0]), None);
@@ -121,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn one_hiccup_does_not_become_usual() {
+    fn one_slow_step_does_not_change_the_usual_time() {
         let mut watch = StepWatch::new(2.0);
         for _ in 0..5 {
             watch.observe(&[1.0]);

@@ -1,33 +1,33 @@
-//! Hugging Face's `config.json`, read and written.
+//! Reads and writes Hugging Face's `config.json`.
 //!
-//! Missing keys take the defaults of transformers 5.23 (`LlamaConfig`, `MistralConfig`). What the
-//! engines do not compute (other architectures, biases, scaled RoPE, another activation) is refused
-//! by name; keys that do not change the computation are ignored.
+//! Missing keys take the defaults of transformers 5.23 (`LlamaConfig`, `MistralConfig`). Settings that the
+//! engines do not compute (other architectures, biases, scaled RoPE, another activation) are refused by name;
+//! keys that do not change the computation are ignored.
 
 use serde_json::{Map, Value, json};
 
 use super::ModelConfig;
 
-/// The largest width, vocabulary or context; keeps every product of two within 64 bits.
+/// The largest width, vocabulary or context; it keeps every product of two within 64 bits.
 const MAX_DIMENSION: usize = 1 << 22;
-/// The most layers.
+/// The largest number of layers.
 const MAX_LAYERS: usize = 1 << 14;
 
 /// Why a `config.json` cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{message}{}", help.as_ref().map(|help| format!("; {help}")).unwrap_or_default())]
 pub struct ConfigError {
-    /// The keys that it is about, the likeliest cause first; none when it is about the whole.
+    /// The keys concerned, the likeliest cause first; empty when the whole file is concerned.
     pub keys: Vec<&'static str>,
-    /// What is wrong with their values, and what would not be.
+    /// The wrong values and the allowed ones.
     pub message: String,
-    /// What to do, where there is more than one way.
+    /// The remedies, where there is more than one.
     pub help: Option<String>,
-    /// It may well be a model: the engines do not compute it.
+    /// The model may be valid, but the engines do not compute it.
     pub uncomputed: bool,
 }
 
-/// What a family's configuration class fills in.
+/// Defaults of a family's configuration class.
 struct Defaults {
     intermediate_size: usize,
     key_value_heads: Option<usize>,
@@ -61,7 +61,7 @@ impl ModelConfig {
         Ok(config)
     }
 
-    /// Reads the object of a `config.json`; whether the shapes fit is not asked.
+    /// Reads the object of a `config.json` without checking that the shapes fit.
     pub fn parse(config: &Value) -> Result<ModelConfig, ConfigError> {
         let Value::Object(keys) = config else {
             return Err(flaw(&[], "config.json: not an object"));
@@ -73,7 +73,7 @@ impl ModelConfig {
         let hidden_size = keys.size("hidden_size")?.unwrap_or(4096);
         let num_attention_heads = keys.size("num_attention_heads")?.unwrap_or(32);
         let key_value_heads = match keys.get("num_key_value_heads") {
-            // Given as null it means one a head, also for Mistral.
+            // Null means one key-value head per head, also for Mistral.
             Some(Value::Null) => None,
             _ => keys
                 .size("num_key_value_heads")?
@@ -126,7 +126,7 @@ impl ModelConfig {
             "vocab_size": self.vocab_size,
             "max_position_embeddings": self.max_position_embeddings,
             "rms_norm_eps": shortest(self.rms_norm_eps),
-            // Under the first name for transformers 4, the second for 5.
+            // transformers 4 reads the first name, transformers 5 the second.
             "rope_theta": theta,
             "rope_parameters": {"rope_type": "default", "rope_theta": theta},
             "tie_word_embeddings": self.tie_word_embeddings,
@@ -145,16 +145,16 @@ impl ModelConfig {
         config
     }
 
-    /// Whether the shapes fit together and the engines can compute them.
+    /// Checks that the shapes fit together and that the engines can compute them.
     pub fn validate(&self) -> Result<(), ConfigError> {
         self.flaws().into_iter().next().map_or(Ok(()), Err)
     }
 
-    /// Everything about the shapes that does not fit.
+    /// All faults of the shapes.
     pub fn flaws(&self) -> Vec<ConfigError> {
         let mut flaws = self.sizes_out_of_range();
         let heads = self.num_attention_heads;
-        // What is 0 has been reported.
+        // Sizes of 0 have already been reported.
         let divides = |part: usize, whole: usize| part == 0 || whole.is_multiple_of(part);
         if !divides(self.num_key_value_heads, heads) {
             flaws.push(flaw(
@@ -165,7 +165,7 @@ impl ModelConfig {
                 ),
             ));
         }
-        // transformers refuses this too, even where head_dim is given.
+        // transformers refuses this too, even with an explicit head_dim.
         if !divides(heads, self.hidden_size) {
             flaws.push(flaw(
                 &["num_attention_heads", "hidden_size"],
@@ -181,7 +181,7 @@ impl ModelConfig {
                 format!("head_dim is {}, RoPE needs an even one", self.head_dim),
             ));
         }
-        // Written so that NaN is refused.
+        // The condition is written so that it refuses NaN.
         if !(self.rope_theta > 0.0 && self.rope_theta.is_finite()) {
             flaws.push(flaw(
                 &["rope_theta", "rope_parameters"],
@@ -206,7 +206,7 @@ impl ModelConfig {
         flaws
     }
 
-    /// Sizes that are 0 or that nothing could hold.
+    /// Sizes that are 0 or above the limits.
     fn sizes_out_of_range(&self) -> Vec<ConfigError> {
         let heads = self.num_attention_heads;
         let width = heads.saturating_mul(self.head_dim);
@@ -227,7 +227,7 @@ impl ModelConfig {
                 self.max_position_embeddings,
                 MAX_DIMENSION,
             ),
-            // What is 0 has a line of its own.
+            // A size of 0 is reported separately.
             (
                 "num_attention_heads × head_dim",
                 width.max(1),
@@ -235,7 +235,7 @@ impl ModelConfig {
             ),
         ]
         .into_iter()
-        // Without a width there is none of a head either.
+        // Without a hidden size the head's width is unknown too.
         .filter(|(name, ..)| *name != "head_dim" || self.hidden_size > 0)
         .filter(|(_, size, limit)| *size == 0 || size > limit)
         .map(|(name, size, limit)| ConfigError {
@@ -247,7 +247,7 @@ impl ModelConfig {
         .collect()
     }
 
-    /// Whether sequences of `seq_len` tokens can be trained on.
+    /// Checks that the model accepts sequences of `seq_len` tokens.
     pub fn check_sequence(&self, seq_len: usize) -> Result<(), ConfigError> {
         if seq_len > self.max_position_embeddings {
             let message = format!(
@@ -264,7 +264,7 @@ impl ModelConfig {
             Some(window) if seq_len > window => {
                 let message = format!(
                     "sequences of {seq_len} tokens are longer than the model's sliding_window \
-                     ({window}), which is not computed"
+                     ({window}), which the engines do not support"
                 );
                 Err(ConfigError {
                     help: Some("shorten them or set sliding_window to null".to_owned()),
@@ -284,7 +284,7 @@ impl Keys<'_> {
         self.0.get(key)
     }
 
-    /// A key that is there and not null.
+    /// The value of a key that is present and not null.
     fn given(&self, key: &str) -> Option<&Value> {
         self.get(key).filter(|value| !value.is_null())
     }
@@ -399,7 +399,7 @@ impl Keys<'_> {
     }
 }
 
-/// The number as a person would write it: 1e-5, not 9.999999747378752e-6.
+/// The shortest decimal of the number: 1e-5, not 9.999999747378752e-6.
 fn shortest(value: f32) -> Value {
     let number: f64 = value.to_string().parse().unwrap_or(f64::from(value));
     json!(number)
@@ -412,7 +412,7 @@ fn wrong(key: &'static str, value: &Value, expected: &str) -> ConfigError {
     )
 }
 
-/// A shape that no engine could compute.
+/// An error about an invalid shape.
 fn flaw(keys: &[&'static str], message: impl Into<String>) -> ConfigError {
     ConfigError {
         keys: keys.to_vec(),
@@ -422,7 +422,7 @@ fn flaw(keys: &[&'static str], message: impl Into<String>) -> ConfigError {
     }
 }
 
-/// A model that the engines do not compute.
+/// An error about a model that the engines do not compute.
 fn uncomputed(keys: &[&'static str], message: impl Into<String>) -> ConfigError {
     ConfigError {
         uncomputed: true,

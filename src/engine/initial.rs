@@ -1,8 +1,8 @@
 //! Seeded initial weights.
 //!
-//! Every element is a pure function of (seed, tensor name, index), so that neither the world nor
-//! the sharding changes what a run starts from. Matrices are normal with σ = `initializer_range`,
-//! norms are one, as transformers initialises Llama.
+//! Every element is a pure function of (seed, tensor name, index), so that the initial weights depend neither
+//! on the world nor on the sharding. Matrices are normal with σ = `initializer_range`, norms are one, as in
+//! transformers' Llama.
 
 use rayon::prelude::*;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
@@ -42,7 +42,7 @@ pub fn fill(unit: &Unit, initializer_range: f32, seed: u64, offset: usize, out: 
 /// The `index`-th standard normal of a stream (Box and Muller, 1958).
 fn normal(key: u64, index: u64) -> f64 {
     let bits = mix(key.wrapping_add(index.wrapping_mul(0x9e37_79b9_7f4a_7c15)));
-    // Two uniforms of 32 bits, the first one never 0.
+    // Two uniform numbers of 32 bits; the first one is never 0.
     let radius = ((bits >> 32) as f64 + 0.5) / 4_294_967_296.0;
     let angle = (bits & 0xffff_ffff) as f64 / 4_294_967_296.0;
     (-2.0 * radius.ln()).sqrt() * (std::f64::consts::TAU * angle).cos()
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn moments_are_those_of_the_normal_distribution() {
+    fn moments_match_the_normal_distribution() {
         let unit = unit();
         let mut whole = vec![0.0; unit.len];
         fill(&unit, 0.02, 3, 0, &mut whole);

@@ -1,7 +1,7 @@
 //! The units of a Llama, in the order of the forward pass, with Hugging Face's names.
 //!
-//! Within a block, q, k and v stand side by side, and so do gate and up: each group is one matrix
-//! to the kernels, `[q + k + v, hidden]` and `[2 × intermediate, hidden]`.
+//! Within a block, q, k and v are adjacent, and so are gate and up. The kernels use each group as one matrix,
+//! `[q + k + v, hidden]` and `[2 × intermediate, hidden]`.
 
 use super::{Layout, ModelConfig, Parameter, Unit};
 
@@ -45,34 +45,33 @@ pub fn layout(config: &ModelConfig) -> Layout {
 }
 
 impl Layout {
-    /// Parameters in total, elements.
+    /// Number of parameters of all units.
     pub fn len(&self) -> u64 {
         self.units.iter().map(|unit| unit.len as u64).sum()
     }
 
-    /// Whether there are none.
+    /// Whether the model has no parameters.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The largest unit, elements.
+    /// Length of the largest unit, in elements.
     pub fn largest_unit(&self) -> usize {
         self.units.iter().map(|unit| unit.len).max().unwrap_or(0)
     }
 }
 
 impl Parameter {
-    /// Elements.
     pub fn len(&self) -> usize {
         self.shape.iter().product()
     }
 
-    /// Whether there are none.
+    /// Whether the tensor has no elements.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Where it lies within its unit.
+    /// Range of the tensor within its unit, in elements.
     pub fn range(&self) -> std::ops::Range<usize> {
         self.offset..self.offset + self.len()
     }
@@ -137,8 +136,8 @@ mod tests {
     }
 
     #[test]
-    fn counts_parameters_as_pytorch_does() {
-        // shared/bench's PyTorch model of the same shape counts 8 425 728.
+    fn parameter_count_matches_pytorch() {
+        // The PyTorch model of the same shape in shared/bench has 8 425 728 parameters.
         assert_eq!(layout(&config()).len(), 8_425_728);
     }
 

@@ -1,10 +1,10 @@
 //! Engines: forward, backward and optimiser step over a model of named parameters.
 //!
-//! An engine owns the parameters, gradients and optimiser states of its rank, whole (DDP) or
-//! sharded (FSDP), and speaks to the other ranks through a [`crate::comm::Collective`]. The
-//! training loop is the same for every engine. Losses and gradients are *sums* over target tokens;
-//! the loop divides by the number of target tokens in the whole global batch, so that neither
-//! accumulation nor the world's size changes anything.
+//! An engine owns the parameters, gradients and optimiser states of its rank, whole (DDP) or sharded (FSDP),
+//! and communicates with the other ranks through a [`crate::comm::Collective`]. The training loop is the same
+//! for every engine. Losses and gradients are *sums* over target tokens. The loop divides by the number of
+//! target tokens in the whole global batch, so that neither accumulation nor the world size changes the
+//! result.
 
 pub mod config;
 pub mod cpu;
@@ -23,23 +23,23 @@ pub const IGNORE: u32 = u32::MAX;
 /// Why an engine failed.
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
-    /// Memory for the step could not be had; every rank descends together.
+    /// The step needs more memory than the limit; every rank descends together.
     #[error("out of memory: {needed} bytes needed for {what}, {limit} allowed per rank")]
     OutOfMemory {
-        /// Bytes that would be in use.
+        /// Bytes that the step would use.
         needed: u64,
-        /// The limit.
+        /// The limit per rank, in bytes.
         limit: u64,
-        /// For what.
+        /// The purpose of the memory.
         what: String,
     },
-    /// A peer failed.
+    /// A collective failed, because of a peer or a misuse.
     #[error(transparent)]
     Comm(#[from] CommError),
-    /// The model's configuration cannot be computed.
+    /// The engine does not support the model's configuration.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// A tensor does not fit.
+    /// A tensor or an index has the wrong size.
     #[error("{0}")]
     Shape(String),
 }
@@ -90,22 +90,22 @@ pub struct Parameter {
     pub decay: bool,
 }
 
-/// A unit: what is gathered, reduced and checkpointed together (embedding, one block, final norm
-/// with the head).
+/// A unit: parameters that are gathered, reduced and checkpointed together (the embedding, one block, or the
+/// final norm with the head).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Unit {
-    /// For messages and file names, for example `block-03`.
+    /// Name in messages and files, for example `block-03`.
     pub name: String,
-    /// Its parameters, adjacent, in order of their offsets.
+    /// Adjacent parameters in order of their offsets.
     pub parameters: Vec<Parameter>,
-    /// Elements in total.
+    /// Number of elements in total.
     pub len: usize,
 }
 
 /// All units in the order of the forward pass. Tied embeddings live in the first unit only.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Layout {
-    /// The units.
+    /// All units, in the order of the forward pass.
     pub units: Vec<Unit>,
 }
 
@@ -116,48 +116,47 @@ pub struct MicroBatch<'a> {
     pub tokens: &'a [u32],
     /// Next-token targets, `[batch, seq_len]`; [`IGNORE`] carries no loss.
     pub targets: &'a [u32],
-    /// Rows.
     pub batch: usize,
-    /// Columns.
+    /// Number of tokens in a row.
     pub seq_len: usize,
 }
 
 impl MicroBatch<'_> {
-    /// How many targets carry loss.
+    /// The number of targets that carry loss.
     pub fn target_tokens(&self) -> u64 {
         let carry_loss = self.targets.iter().filter(|&&target| target != IGNORE);
         carry_loss.count() as u64
     }
 }
 
-/// What one micro-batch gave.
+/// The result of one micro-batch.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Accumulated {
     /// Sum of the cross-entropies over target tokens, nats.
     pub loss: f64,
-    /// Target tokens.
+    /// Number of target tokens.
     pub targets: u64,
-    /// ‖gradient of the summed loss of this micro-batch‖², unsharded, when asked for.
+    /// ‖gradient of the summed loss of this micro-batch‖², unsharded, if measured.
     pub squared_norm: Option<f64>,
 }
 
-/// What the reduction over ranks gave.
+/// The result of the reduction over ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Reduced {
     /// ‖summed gradient over all micro-batches of all ranks‖², before any scaling or clipping.
     pub squared_norm: f64,
-    /// ‖this rank's own accumulated gradient‖² before the reduction, when asked for.
+    /// ‖this rank's own accumulated gradient‖² before the reduction, if measured.
     pub local_squared_norm: Option<f64>,
 }
 
-/// What the norm test wants measured in a step.
+/// The measurements of a step for the norm test.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Measure {
     /// ‖·‖² of every micro-batch's gradient.
     pub micro_batches: bool,
     /// ‖·‖² of this rank's accumulated gradient before the reduction.
     pub worker: bool,
-    /// What [`Engine::coordinates`] shows. Its groups are the micro-batches where their norms are
+    /// The sums that [`Engine::coordinates`] passes on. Its groups are the micro-batches if their norms are
     /// measured, otherwise the ranks.
     pub coordinates: bool,
 }
@@ -169,22 +168,22 @@ impl Measure {
     }
 }
 
-/// One AdamW step.
+/// Parameters of one AdamW step.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AdamW {
     /// Learning rate of this step.
     pub learning_rate: f64,
-    /// β₁.
+    /// β₁, decay of the first moment.
     pub beta1: f64,
-    /// β₂.
+    /// β₂, decay of the second moment.
     pub beta2: f64,
-    /// ε.
+    /// ε, added to the denominator.
     pub epsilon: f64,
-    /// Decoupled weight decay.
+    /// Decoupled weight decay, relative to the learning rate.
     pub weight_decay: f64,
     /// Steps taken including this one, for the bias correction.
     pub step: u64,
-    /// The summed gradient is multiplied by this first: 1/N target tokens × clipping.
+    /// Factor of the summed gradient: 1/N target tokens × clipping.
     pub gradient_scale: f64,
 }
 
@@ -193,9 +192,9 @@ pub struct AdamW {
 pub struct UnitState {
     /// Weights, `unit.len` elements.
     pub parameters: Vec<f32>,
-    /// AdamW's first moment.
+    /// First moment of AdamW, `unit.len` elements.
     pub exp_avg: Vec<f32>,
-    /// AdamW's second moment.
+    /// Second moment of AdamW, `unit.len` elements.
     pub exp_avg_sq: Vec<f32>,
 }
 
@@ -204,11 +203,11 @@ pub trait Engine: Send {
     /// The model's units and parameters.
     fn layout(&self) -> &Layout;
 
-    /// Makes sure that micro-batches up to `batch` × `seq_len` fit, before the first step.
+    /// Reserves memory for micro-batches up to `batch` × `seq_len` before the first step.
     fn reserve(&mut self, batch: usize, seq_len: usize) -> Result<(), EngineError>;
 
-    /// Runs a micro-batch forward and backward and adds its gradient to the step's. `last` marks
-    /// the last of this rank's micro-batches in the step: reductions may start behind it.
+    /// Runs a micro-batch forward and backward and adds its gradient to the step's. `last` marks the last of
+    /// this rank's micro-batches in the step: reductions may start after it.
     fn accumulate(
         &mut self,
         micro: MicroBatch<'_>,
@@ -216,40 +215,40 @@ pub trait Engine: Send {
         last: bool,
     ) -> Result<Accumulated, EngineError>;
 
-    /// Takes part in a micro-batch of the other ranks with nothing of its own: under sharding,
-    /// ranks that were dealt fewer micro-batches call this so that the collectives match. Not
-    /// needed (and free) under DDP.
+    /// Takes part in a micro-batch of the other ranks without one. Under sharding, ranks with fewer
+    /// micro-batches call this so that the collectives match. Under DDP it does nothing.
     fn join(&mut self, last: bool) -> Result<(), EngineError>;
 
     /// Finishes the reduction of the step's gradient over the ranks.
     fn reduce(&mut self, measure: Measure) -> Result<Reduced, EngineError>;
 
-    /// Shows, after a reduction with [`Measure::coordinates`] and before the update, this rank's
-    /// part of the model's coordinates as stretches `(weighted, summed)` of equal length:
-    /// `weighted[d]` is Σ G_{i,d}²/n_i over the groups of all ranks, group i holding n_i target
-    /// tokens and G_i being the gradient of its summed loss, and `summed[d]` is Σ G_{i,d}. The
-    /// parts of all ranks together are every coordinate once. Not collective.
+    /// Passes this rank's part of the model's coordinates to `show`, after a reduction with
+    /// [`Measure::coordinates`] and before the update. The arguments are slices `(weighted, summed)` of equal
+    /// length: `weighted[d]` is Σ G_{i,d}²/n_i over the groups of all ranks, where group i holds n_i target
+    /// tokens and G_i is the gradient of its summed loss; `summed[d]` is Σ G_{i,d}. The parts of all ranks
+    /// together cover every coordinate once. Not collective.
     fn coordinates(&mut self, show: &mut dyn FnMut(&[f32], &[f32])) -> Result<(), EngineError>;
 
     /// The optimiser step; clears the step's gradient.
     fn update(&mut self, step: AdamW) -> Result<(), EngineError>;
 
-    /// Throws the step's gradient away (a NaN loss, an abandoned step).
+    /// Discards the step's gradient (a NaN loss, an abandoned step).
     fn discard(&mut self);
 
     /// Summed loss and target tokens of a micro-batch, forward only.
     fn evaluate(&mut self, micro: MicroBatch<'_>) -> Result<(f64, u64), EngineError>;
 
-    /// Forward passes of others while this rank has none left to evaluate (sharding only).
+    /// Takes part in a forward pass of the other ranks, when this rank has nothing left to evaluate (sharding
+    /// only).
     fn join_evaluation(&mut self) -> Result<(), EngineError>;
 
-    /// One unit's state, unsharded; collective under sharding (every rank calls it, in order).
+    /// One unit's state, unsharded. Under sharding it is collective: every rank calls it, in the same order.
     /// Ranks for which `wanted` is false may return `None` and keep nothing.
     fn export(&mut self, unit: usize, wanted: bool) -> Result<Option<UnitState>, EngineError>;
 
     /// Sets one unit's state; a sharded engine keeps its part. Not collective.
     fn import(&mut self, unit: usize, state: &UnitState) -> Result<(), EngineError>;
 
-    /// Bytes held by this engine now, and at most so far.
+    /// Bytes held by this engine now, and most bytes so far.
     fn memory(&self) -> (u64, u64);
 }

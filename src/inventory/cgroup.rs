@@ -1,17 +1,16 @@
-//! The memory cgroups that this process is in.
+//! The memory cgroups of this process.
 
 use std::path::{Path, PathBuf};
 
-/// One level, and which files it has.
+/// One level of the hierarchy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MemoryCgroup {
-    /// The cgroup version.
     pub version: Version,
-    /// Where its files are.
+    /// Directory of its files.
     pub directory: PathBuf,
 }
 
-/// The version of cgroups, which decides how files are called.
+/// The cgroup version, which decides the names of the files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Version {
     /// `memory.limit_in_bytes`, `memory.oom_control`.
@@ -20,7 +19,7 @@ pub enum Version {
     V2,
 }
 
-/// The levels from this process's own up to the root; they need not all be mounted here.
+/// The levels from this process's own up to the root; some may not be mounted here.
 pub fn memory_cgroups() -> Vec<MemoryCgroup> {
     parse(&std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default())
 }
@@ -38,7 +37,7 @@ fn parse(text: &str) -> Vec<MemoryCgroup> {
             c if c.split(',').any(|c| c == "memory") => ("/sys/fs/cgroup/memory", Version::V1),
             _ => continue,
         };
-        // Inside a container the path may be the host's, of which only the root is mounted.
+        // In a container the path may be the host's, of which only the root is mounted.
         let own = Path::new(path.trim_start_matches('/'));
         levels.extend(own.ancestors().map(|level| MemoryCgroup {
             version,
@@ -56,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_versions_are_found_from_the_own_level_up() {
+    fn both_versions_list_the_levels_from_the_process_to_the_root() {
         let levels =
             parse("0::/user.slice/job\n4:cpu,memory:/docker\n3:pids:/y\nnonsense\n1:memory:/\n");
         let found: Vec<(Version, &str)> = levels

@@ -1,7 +1,7 @@
 //! The processor and the memory that this process may use.
 //!
-//! A container or a batch system gives a process less than the machine has: cores by affinity and
-//! cgroup quota (the standard library knows both), memory by cgroup limits at any level above it.
+//! A container or a batch system gives a process less than the whole machine: cores by affinity and cgroup
+//! quota (the standard library considers both), memory by cgroup limits at any level above it.
 
 use std::path::Path;
 
@@ -9,12 +9,10 @@ use serde::{Deserialize, Serialize};
 
 use super::cgroup::{self, Version};
 
-/// What the kernel said.
+/// Readings from the kernel.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct CpuReadings {
-    /// `/proc/cpuinfo`.
     pub cpuinfo: Option<String>,
-    /// `/proc/meminfo`.
     pub meminfo: Option<String>,
     /// Cores allowed by affinity and cgroup quota.
     pub cores: Option<u64>,
@@ -25,18 +23,17 @@ pub struct CpuReadings {
 /// One level of memory limits, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CgroupMemory {
-    /// The limit.
+    /// The limit, in bytes.
     pub limit: u64,
-    /// In use, page cache included.
+    /// Bytes in use, including the page cache.
     pub used: u64,
-    /// Page cache that the kernel gives back when asked.
+    /// Page cache that the kernel can reclaim.
     pub reclaimable: u64,
 }
 
-/// The processor and the memory.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cpu {
-    /// For example `AMD EPYC 9654 96-Core Processor`.
+    /// Model name, for example `AMD EPYC 9654 96-Core Processor`.
     pub model: Option<String>,
     /// Logical cores that this process may use.
     pub cores: u64,
@@ -44,12 +41,12 @@ pub struct Cpu {
     pub cores_of_machine: Option<u64>,
     /// Memory that this process may use, bytes: the machine's or the tightest cgroup's.
     pub memory_total: Option<u64>,
-    /// Of that, what is free or can be made free.
+    /// The part of it that is free or can be reclaimed, in bytes.
     pub memory_available: Option<u64>,
 }
 
 impl CpuReadings {
-    /// Looks at this machine.
+    /// Reads this machine's state.
     pub(super) fn take() -> CpuReadings {
         let read = |path: &str| std::fs::read_to_string(path).ok();
         CpuReadings {
@@ -65,7 +62,6 @@ impl CpuReadings {
         }
     }
 
-    /// Makes sense of the readings.
     pub(super) fn summary(&self) -> Cpu {
         let cpuinfo = self.cpuinfo.as_deref().unwrap_or_default();
         let meminfo = self.meminfo.as_deref().unwrap_or_default();
@@ -101,14 +97,14 @@ fn field<'a>(line: &'a str, key: &str) -> Option<&'a str> {
     (name.trim() == key).then(|| value.trim())
 }
 
-/// A `Key:  123 kB` line of `/proc/meminfo` in bytes.
+/// The bytes of a `Key:  123 kB` line in `/proc/meminfo`.
 fn kibibytes(meminfo: &str, key: &str) -> Option<u64> {
     let value = meminfo.lines().find_map(|line| field(line, key))?;
     let number: u64 = value.strip_suffix("kB")?.trim().parse().ok()?;
     number.checked_mul(1024)
 }
 
-/// The files of one cgroup version.
+/// File names of one cgroup version.
 struct Files {
     limit: &'static str,
     used: &'static str,
@@ -136,8 +132,8 @@ impl Files {
         }
     }
 
-    /// One level's limit; `None` where there is none (`max` under v2; under v1 a number near
-    /// 2⁶³, which no machine's memory reaches, so that it changes nothing).
+    /// The limit of one level; `None` if there is none (`max` under v2; under v1 a number near 2⁶³, which
+    /// exceeds the memory of every machine and so changes nothing).
     fn read(&self, directory: &Path) -> Option<CgroupMemory> {
         let read = |file: &str| std::fs::read_to_string(directory.join(file)).ok();
         let number = |file: &str| read(file)?.trim().parse::<u64>().ok();

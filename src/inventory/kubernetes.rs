@@ -1,43 +1,42 @@
-//! What a cluster's nodes offer: devices that are free for a job, and whether a node will stay.
+//! Capacity of a cluster's nodes: free devices for a job, and whether a node keeps its pods.
 //!
-//! Pure functions over what the API server says. Nothing here knows what a job is: it gets the
-//! pods that hold devices, and seats that are promised but not filled yet.
+//! All functions are pure and use objects of the API server. This module does not know jobs: its input is the
+//! pods that hold devices, and reservations for slots without a pod.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::core::v1::{Node, Pod, Taint, Toleration};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
-/// What a job asks of a node.
+/// A job's resource request to a node.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Wants {
-    /// What a device is called, for example `nvidia.com/gpu`.
+    /// Resource name of a device, for example `nvidia.com/gpu`.
     pub resource: String,
-    /// Devices of one seat.
     pub per_seat: u64,
     /// Labels that its nodes must have.
     pub node_selector: BTreeMap<String, String>,
-    /// Taints that its pods accept.
+    /// Taints that its pods tolerate.
     pub tolerations: Vec<Toleration>,
 }
 
-/// Whether a node keeps the pods that it has, and takes new ones.
+/// Whether a node keeps its pods, and takes new ones.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Standing {
-    /// Both.
+    /// The node keeps its pods and takes new ones.
     Open,
-    /// It was cordoned.
+    /// The node is cordoned.
     Cordoned,
-    /// A taint that the job does not tolerate says that it is about to go, or not for this job.
+    /// A taint that the job does not tolerate: the node will go away, or is not for this job.
     Tainted(String),
-    /// It is not ready.
+    /// The node is not ready.
     NotReady,
 }
 
-/// The taint of a cordon, which comes a moment after it and goes a moment after its end.
+/// The taint of a cordon, which follows the cordon and its end with a delay.
 const CORDON: &str = "node.kubernetes.io/unschedulable";
 
-/// Taints that say what the node's own condition says.
+/// Taints that repeat the node's own condition.
 const NOT_READY: [&str; 2] = [
     "node.kubernetes.io/not-ready",
     "node.kubernetes.io/unreachable",
@@ -66,9 +65,9 @@ pub fn standing(node: &Node, tolerations: &[Toleration]) -> Standing {
         .filter(|taint| matches!(taint.effect.as_str(), "NoSchedule" | "NoExecute"))
         .filter(|taint| !tolerations.iter().any(|t| tolerates(t, taint)))
         .map(|taint| taint.key.as_str());
-    // Some are left behind by a node that was not ready a moment ago, until somebody clears them.
+    // Kubernetes may leave some of these taints behind after the node is ready again; they are removed later.
     let (left, meant): (Vec<&str>, Vec<&str>) = refusing.partition(|key| NOT_READY.contains(key));
-    // What else a cordoned node is tainted with is meant too: it is not waited out.
+    // Other taints of a cordoned node are intended, so they are not waited out.
     match meant.iter().find(|key| **key != CORDON) {
         Some(key) => Standing::Tainted((*key).to_owned()),
         None if cordoned || meant.contains(&CORDON) => Standing::Cordoned,
@@ -77,7 +76,7 @@ pub fn standing(node: &Node, tolerations: &[Toleration]) -> Standing {
     }
 }
 
-/// As the scheduler has it (`v1helper.TolerationsTolerateTaint`).
+/// As in the scheduler (`v1helper.TolerationsTolerateTaint`).
 fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
     let same = |wanted: &Option<String>, has: &str| {
         wanted
@@ -94,7 +93,7 @@ fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
     }
 }
 
-/// Whether a node keeps its pods and takes new ones that tolerate nothing.
+/// Whether a node keeps its pods and takes new ones without tolerations.
 pub fn open(node: &Node) -> bool {
     standing(node, &[]) == Standing::Open
 }
@@ -106,8 +105,7 @@ pub fn allocatable(node: &Node, resource: &str) -> u64 {
     allocatable.and_then(|a| a.get(resource)).map_or(0, count)
 }
 
-/// Devices that a pod holds once it is on a node: its containers' limits, or the largest of its
-/// init containers'.
+/// Devices that a pod on a node holds: its containers' limits, or the largest limit of its init containers.
 pub fn devices(pod: &Pod, resource: &str) -> u64 {
     let Some(spec) = &pod.spec else { return 0 };
     let of = |container: &k8s_openapi::api::core::v1::Container| {
@@ -128,8 +126,8 @@ pub fn devices(pod: &Pod, resource: &str) -> u64 {
     together.max(before)
 }
 
-/// The devices that a pod's containers name. Processors, memory and disk are none: only names with a
-/// domain are devices'.
+/// The device resources that a pod's containers name: every resource name with a domain. Processors, memory
+/// and disk have none.
 pub fn device_names(pod: &Pod) -> BTreeSet<&str> {
     let containers = pod.spec.iter().flat_map(|spec| {
         let before = spec.init_containers.iter().flatten();
@@ -144,7 +142,7 @@ pub fn device_names(pod: &Pod) -> BTreeSet<&str> {
         .collect()
 }
 
-/// Extended resources are whole numbers; whatever is not counts as none.
+/// Extended resources are whole numbers; any other quantity counts as 0.
 fn count(quantity: &Quantity) -> u64 {
     let text = quantity.0.as_str();
     match text.strip_suffix('k') {
@@ -153,50 +151,51 @@ fn count(quantity: &Quantity) -> u64 {
     }
 }
 
-/// Seats of a job that fit beside everything that holds devices already.
+/// Number of a job's slots that fit beside everything that already holds devices.
 ///
-/// `held`: devices held on each node, without the job's own pods that can stay; `promised`: seats
-/// of other jobs that are on no node yet, as numbers of devices.
+/// `held`: devices held on each node, without the job's own pods that can stay. `reserved`: reservations of
+/// other jobs that are on no node yet, each a number of devices.
 pub fn free_seats<'a>(
     nodes: impl Iterator<Item = &'a Node>,
     held: &BTreeMap<String, u64>,
-    promised: &[u64],
-    wants: &Wants,
+    reserved: &[u64],
+    request: &Wants,
 ) -> u32 {
-    // How many nodes have so much free.
+    // Number of nodes by free devices.
     let mut free: BTreeMap<u64, u64> = BTreeMap::new();
     let open = nodes
         .filter(|node| {
-            standing(node, &wants.tolerations) == Standing::Open && selected(node, wants)
+            standing(node, &request.tolerations) == Standing::Open && selected(node, request)
         })
         .map(|node| {
-            let all = allocatable(node, &wants.resource);
+            let all = allocatable(node, &request.resource);
             let name = node.metadata.name.as_deref().unwrap_or("");
             all.saturating_sub(held.get(name).copied().unwrap_or(0))
         });
     for devices in open {
         *free.entry(devices).or_default() += 1;
     }
-    // A promised seat takes the tightest place that it fits into, as the scheduler might not do:
-    // that leaves this job the most, and a pod that stays pending corrects it.
-    for seat in promised {
-        let Some((&devices, nodes)) = free.range_mut(seat..).find(|(_, nodes)| **nodes > 0) else {
+    // A reservation takes the node with the fewest free devices that suffice, which the scheduler may not do.
+    // That leaves this job the most, and a pod that stays pending corrects it.
+    for needed in reserved {
+        let Some((&devices, nodes)) = free.range_mut(needed..).find(|(_, nodes)| **nodes > 0)
+        else {
             continue;
         };
         *nodes -= 1;
-        *free.entry(devices - seat).or_default() += 1;
+        *free.entry(devices - needed).or_default() += 1;
     }
-    let per_seat = wants.per_seat.max(1);
-    let seats: u64 = free
+    let per_seat = request.per_seat.max(1);
+    let slots: u64 = free
         .iter()
         .map(|(devices, nodes)| devices / per_seat * nodes)
         .sum();
-    u32::try_from(seats).unwrap_or(u32::MAX)
+    u32::try_from(slots).unwrap_or(u32::MAX)
 }
 
-fn selected(node: &Node, wants: &Wants) -> bool {
+fn selected(node: &Node, request: &Wants) -> bool {
     let labels = node.metadata.labels.as_ref();
-    wants.node_selector.iter().all(|(key, value)| {
+    request.node_selector.iter().all(|(key, value)| {
         labels
             .and_then(|labels| labels.get(key))
             .is_some_and(|has| has == value)
@@ -222,7 +221,7 @@ mod tests {
         serde_json::from_value(node).unwrap()
     }
 
-    fn wants(per_seat: u64) -> Wants {
+    fn request(per_seat: u64) -> Wants {
         Wants {
             resource: "nvidia.com/gpu".into(),
             per_seat,
@@ -232,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn seats_are_counted_on_nodes_that_take_pods() {
+    fn slots_are_counted_on_nodes_that_take_pods() {
         let nodes = [
             node("a", "8", json!({})),
             node("b", "8", json!({"unschedulable": true})),
@@ -248,9 +247,9 @@ mod tests {
             ),
         ];
         let held = BTreeMap::from([("a".to_string(), 3)]);
-        assert_eq!(free_seats(nodes.iter(), &held, &[], &wants(1)), 5 + 7);
-        assert_eq!(free_seats(nodes.iter(), &held, &[], &wants(4)), 1 + 1);
-        let mut tolerant = wants(4);
+        assert_eq!(free_seats(nodes.iter(), &held, &[], &request(1)), 5 + 7);
+        assert_eq!(free_seats(nodes.iter(), &held, &[], &request(4)), 1 + 1);
+        let mut tolerant = request(4);
         tolerant.tolerations = vec![Toleration {
             key: Some("x".into()),
             operator: Some("Exists".into()),
@@ -262,12 +261,12 @@ mod tests {
     }
 
     #[test]
-    fn promised_seats_are_not_promised_twice() {
+    fn reserved_devices_are_not_counted_twice() {
         let nodes = [node("a", "4", json!({})), node("b", "2", json!({}))];
         let none = BTreeMap::new();
-        assert_eq!(free_seats(nodes.iter(), &none, &[2], &wants(2)), 2);
-        assert_eq!(free_seats(nodes.iter(), &none, &[2], &wants(4)), 1);
-        assert_eq!(free_seats(nodes.iter(), &none, &[2, 4], &wants(1)), 0);
+        assert_eq!(free_seats(nodes.iter(), &none, &[2], &request(2)), 2);
+        assert_eq!(free_seats(nodes.iter(), &none, &[2], &request(4)), 1);
+        assert_eq!(free_seats(nodes.iter(), &none, &[2, 4], &request(1)), 0);
     }
 
     #[test]
@@ -278,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn a_taint_left_by_an_outage_is_no_word_to_leave() {
+    fn a_taint_left_by_an_outage_does_not_taint_the_node() {
         let taint = |key: &str| json!({"taints": [{"key": key, "effect": "NoExecute"}]});
         let left = node("a", "8", taint("node.kubernetes.io/unreachable"));
         assert_eq!(standing(&left, &[]), Standing::NotReady);
@@ -293,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_holds_what_its_containers_or_an_init_container_ask_for() {
+    fn a_pod_holds_the_devices_of_its_containers_or_its_largest_init_container() {
         let pod: Pod = serde_json::from_value(json!({
             "spec": {
                 "containers": [

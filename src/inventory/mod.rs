@@ -1,9 +1,8 @@
-//! What hardware there is: GPUs through NVML, and the CPU.
+//! The hardware of a machine: GPUs through NVML, and the CPU.
 //!
-//! Looking at the machine ([`Readings::take`]) is kept apart from making sense of what was seen
-//! ([`Inventory::from_readings`], a pure function), so that machines that nobody has at hand can
-//! be tested from their readings. Every single query is optional: a card that cannot answer one
-//! is still listed.
+//! Reading the machine ([`Readings::take`]) is separate from interpreting the readings
+//! ([`Inventory::from_readings`], a pure function), so that recorded readings of other machines can be
+//! tested. Every query is optional: a card that does not answer one is still listed.
 
 pub mod cgroup;
 mod cpu;
@@ -20,23 +19,23 @@ pub use cpu::{CgroupMemory, Cpu, CpuReadings};
 pub use nvml::{DriverReadings, GpuReadings, NvmlFailure, NvmlReadings};
 pub use visible::Visibility;
 
-/// Everything that was seen, as it was seen.
+/// Raw readings of a machine.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Readings {
-    /// What NVML said, or why it could not be asked.
+    /// NVML's answers, or why it could not be queried.
     pub nvml: Result<NvmlReadings, NvmlFailure>,
-    /// NVIDIA display and compute controllers on the PCI bus; `None` where the bus cannot be read.
+    /// NVIDIA display and compute controllers on the PCI bus; `None` if the bus cannot be read.
     pub pci_gpus: Option<u32>,
     /// The environment's `CUDA_VISIBLE_DEVICES`.
     pub cuda_visible_devices: Option<String>,
     /// The environment's `CUDA_DEVICE_ORDER`.
     pub cuda_device_order: Option<String>,
-    /// The processor and the memory.
+    /// Readings of processor and memory.
     pub cpu: CpuReadings,
 }
 
 impl Readings {
-    /// Looks at this machine.
+    /// Reads this machine's state.
     pub fn take() -> Readings {
         Readings {
             nvml: nvml::read(),
@@ -57,97 +56,95 @@ fn environment(key: &str) -> Option<String> {
 pub struct Inventory {
     /// All GPUs that the driver lists, by NVML's index (PCI bus order), visible to CUDA or not.
     pub gpus: Vec<Gpu>,
-    /// The driver, or what keeps it from being used.
+    /// The state of the driver.
     pub driver: DriverState,
-    /// What `CUDA_VISIBLE_DEVICES` makes of the GPUs, when it is set.
+    /// The interpretation of `CUDA_VISIBLE_DEVICES`, if it is set.
     pub visibility: Option<Visibility>,
-    /// The processor and the memory.
+    /// Processor and memory of the machine.
     pub cpu: Cpu,
 }
 
-/// NVIDIA's driver as NVML shows it.
+/// The state of NVIDIA's driver, according to NVML.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "state", rename_all = "snake_case")]
 pub enum DriverState {
-    /// No driver to talk to. Not an error: the CPU trains.
+    /// The machine has no driver. This is not an error: the CPU trains.
     Absent {
-        /// What is missing.
         missing: String,
-        /// What to do to get it.
+        /// How to install it.
         install: String,
     },
-    /// A driver whose NVML lacks a function that is needed to list GPUs.
+    /// The driver's NVML lacks a function that is needed to list GPUs.
     TooOld {
-        /// What it lacks, and the way out.
+        /// The missing function, and the remedy.
         message: String,
     },
-    /// A driver that answers with an error.
+    /// The driver answers with an error.
     Broken {
-        /// NVML's error, and the way out.
+        /// NVML's error, and the remedy.
         message: String,
     },
-    /// A driver that works.
     Present {
         /// The driver's version, for example `570.86.15`.
         version: Option<String>,
-        /// The newest CUDA that the driver runs, for example `12.8`.
+        /// The newest CUDA version that the driver supports, for example `12.8`.
         cuda: Option<String>,
     },
 }
 
-/// One GPU.
+/// One GPU and its MIG devices.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Gpu {
     /// NVML's index, from 0, in PCI bus order.
     pub index: u32,
-    /// For example `NVIDIA H100 80GB HBM3`.
+    /// Product name, for example `NVIDIA H100 80GB HBM3`.
     pub name: Option<String>,
-    /// For example `GPU-5a3c…`; unchanged by reboots and by the order of the cards.
+    /// Unique id, for example `GPU-5a3c…`; reboots and the order of the cards do not change it.
     pub uuid: Option<String>,
-    /// The framebuffer.
+    /// Framebuffer; `None` if it is unknown.
     pub memory: Option<GpuMemory>,
     /// Multi-instance GPU; `None` on cards without it.
     pub mig: Option<Mig>,
     /// Error correction; `None` on cards without it.
     pub ecc: Option<Ecc>,
-    /// Whether `CUDA_VISIBLE_DEVICES` lets CUDA see it (or one of its MIG devices).
+    /// Whether `CUDA_VISIBLE_DEVICES` makes it, or one of its MIG devices, visible to CUDA.
     pub visible: bool,
-    /// Why the driver does not let it be used, in NVML's words.
+    /// Why the driver does not allow its use, in NVML's words.
     pub problem: Option<String>,
 }
 
-/// A framebuffer, in bytes.
+/// Sizes of a framebuffer, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GpuMemory {
-    /// All of it.
+    /// Size of the framebuffer, in bytes.
     pub total: u64,
-    /// Allocated by any process.
+    /// Bytes allocated by any process.
     pub used: u64,
 }
 
-/// Multi-instance GPU.
+/// State of Multi-Instance GPU.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Mig {
     /// Whether the card is partitioned now.
     pub enabled: bool,
     /// The mode after the card's next reset.
     pub pending: bool,
-    /// The partitions.
+    /// Partitions of the card.
     pub devices: Vec<MigDevice>,
 }
 
 /// One partition of a GPU.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct MigDevice {
-    /// Its index on its GPU.
+    /// Index on its GPU.
     pub index: u32,
-    /// For example `NVIDIA A100-SXM4-40GB MIG 1g.5gb`.
+    /// Product name, for example `NVIDIA A100-SXM4-40GB MIG 1g.5gb`.
     pub name: Option<String>,
-    /// For example `MIG-c7384736-…`.
+    /// Unique id, for example `MIG-c7384736-…`.
     pub uuid: Option<String>,
     /// Its part of the framebuffer.
     pub memory: Option<GpuMemory>,
-    /// Whether `CUDA_VISIBLE_DEVICES` lets CUDA see it.
+    /// Whether `CUDA_VISIBLE_DEVICES` makes it visible to CUDA.
     pub visible: bool,
 }
 
@@ -164,47 +161,42 @@ pub struct Ecc {
     pub uncorrected_aggregate: Option<u64>,
 }
 
-/// What a run on this machine can be spread over.
+/// The devices that the ranks of a run can use on this machine.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Devices {
     /// One rank per GPU or MIG device.
     Gpus {
-        /// In the order in which ranks take them.
+        /// Devices in the order in which ranks take them.
         devices: Vec<Device>,
     },
     /// Processes on the CPU.
     CpuRanks {
-        /// How many.
         ranks: u64,
-        /// Threads of each.
         threads: u64,
-        /// Memory of each, bytes; `None` when the machine does not say.
+        /// Bytes of memory per process; `None` if the machine's memory is unknown.
         memory: Option<u64>,
-        /// Why not GPUs, one line.
+        /// Why no GPUs are used, one line.
         why: String,
     },
 }
 
-/// A GPU or a MIG device that a rank can have to itself.
+/// A GPU or a MIG device that a rank can use exclusively.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Device {
-    /// What `CUDA_VISIBLE_DEVICES` of its rank has to be: the UUID, or the index when the driver
-    /// does not tell it.
+    /// Value of the rank's `CUDA_VISIBLE_DEVICES`: the UUID, or the index if the driver does not report it.
     pub id: String,
-    /// Its name.
     pub name: Option<String>,
-    /// Its framebuffer, bytes.
+    /// Size of its framebuffer, in bytes.
     pub memory: Option<u64>,
 }
 
 impl Inventory {
-    /// Looks at this machine. Never fails: what cannot be read is missing from the result.
+    /// Reads this machine's hardware. It never fails: unreadable values are missing from the result.
     pub fn discover() -> Inventory {
         Inventory::from_readings(&Readings::take())
     }
 
-    /// Makes sense of readings.
     pub fn from_readings(readings: &Readings) -> Inventory {
         let (driver, mut gpus) = match &readings.nvml {
             Ok(nvml) => (nvml::present(&nvml.driver), nvml::gpus(nvml)),
@@ -223,8 +215,8 @@ impl Inventory {
         }
     }
 
-    /// What a run uses unless it is told otherwise: every GPU and MIG device that CUDA may see
-    /// and that works, or else one rank on the CPU with every core that is allowed.
+    /// The default devices of a run: every working GPU and MIG device that is visible to CUDA, or else one
+    /// rank on the CPU with all allowed cores.
     pub fn devices(&self) -> Devices {
         let devices = self.cuda_devices();
         if devices.is_empty() {
@@ -234,8 +226,8 @@ impl Inventory {
         }
     }
 
-    /// `ranks` processes on the CPU that share its cores and its memory evenly, with at least one
-    /// thread each.
+    /// `ranks` processes on the CPU that share its cores and its memory evenly, with at least one thread
+    /// each.
     pub fn cpu_ranks(&self, ranks: u64) -> Devices {
         let share = ranks.max(1);
         Devices::CpuRanks {
@@ -257,8 +249,8 @@ impl Inventory {
             .collect()
     }
 
-    /// The device at a place, if it can be used.
-    fn device(&self, place: visible::Place) -> Option<Device> {
+    /// The device at these indices, if it is usable.
+    fn device(&self, place: visible::DeviceIndex) -> Option<Device> {
         let gpu = self.gpus.iter().find(|gpu| gpu.index == place.gpu)?;
         if gpu.problem.is_some() {
             return None;
@@ -307,7 +299,7 @@ impl Inventory {
 }
 
 impl Devices {
-    /// How many ranks they make.
+    /// Number of ranks on these devices.
     pub fn count(&self) -> u64 {
         match self {
             Devices::Gpus { devices } => devices.len() as u64,
@@ -315,7 +307,7 @@ impl Devices {
         }
     }
 
-    /// Memory that every rank can count on: the smallest device's, in bytes.
+    /// Memory that every rank has at least: the smallest device's, in bytes.
     pub fn memory(&self) -> Option<u64> {
         match self {
             Devices::Gpus { devices } => devices

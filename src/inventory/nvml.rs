@@ -1,7 +1,7 @@
-//! Asking NVIDIA's management library, and what its answers and its failures mean.
+//! Queries of NVIDIA's management library, and the interpretation of its answers and errors.
 //!
-//! `nvml-wrapper` opens `libnvidia-ml.so.1` when it is first asked, so that one binary runs with
-//! and without a driver, and gives an error for a function that an old library lacks.
+//! `nvml-wrapper` opens `libnvidia-ml.so.1` at the first query, so that one binary runs with and without a
+//! driver, and returns an error for a function that an old library lacks.
 
 use std::path::Path;
 
@@ -12,16 +12,16 @@ use serde::{Deserialize, Serialize};
 
 use super::{DriverState, Ecc, Gpu, GpuMemory, Mig, MigDevice};
 
-/// What NVML said. A query that a card or an old driver cannot answer is `None`.
+/// NVML's answers. A query that a card or an old driver cannot answer is `None`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct NvmlReadings {
-    /// The driver.
+    /// Versions of the driver.
     pub driver: DriverReadings,
     /// Every device that NVML counts.
     pub gpus: Vec<GpuReadings>,
 }
 
-/// Versions.
+/// Versions of the driver and of CUDA.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct DriverReadings {
     /// `nvmlSystemGetDriverVersion`.
@@ -30,12 +30,12 @@ pub struct DriverReadings {
     pub cuda: Option<i32>,
 }
 
-/// One GPU's or MIG device's answers.
+/// The answers of one GPU or MIG device.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct GpuReadings {
     /// NVML's index, or the MIG device's index on its GPU.
     pub index: u32,
-    /// The error with which the device itself was refused; everything else is then unknown.
+    /// The error of the device itself; all other values are then unknown.
     pub problem: Option<String>,
     /// `nvmlDeviceGetName`.
     pub name: Option<String>,
@@ -45,7 +45,7 @@ pub struct GpuReadings {
     pub memory: Option<(u64, u64)>,
     /// `nvmlDeviceGetMigMode`: current and pending.
     pub mig_mode: Option<(bool, bool)>,
-    /// Its MIG devices.
+    /// MIG devices of the GPU.
     pub mig_devices: Vec<GpuReadings>,
     /// `nvmlDeviceGetEccMode`: current and pending.
     pub ecc_mode: Option<(bool, bool)>,
@@ -55,25 +55,25 @@ pub struct GpuReadings {
     pub ecc_uncorrected_aggregate: Option<u64>,
 }
 
-/// Why NVML could not be asked.
+/// Why NVML could not be queried.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", content = "message", rename_all = "snake_case")]
 pub enum NvmlFailure {
-    /// There is no library.
+    /// The library does not exist.
     NoLibrary,
-    /// There is one, and it could not be opened.
+    /// The library exists, but cannot be opened.
     BadLibrary(String),
     /// The library is there, the kernel module is not loaded.
     NotLoaded,
-    /// The library lacks a function.
+    /// The library lacks this function.
     NoFunction(String),
     /// Library and kernel module are of different versions.
     Mismatch,
-    /// Anything else, in NVML's words.
+    /// Any other error, in NVML's words.
     Other(String),
 }
 
-/// Asks NVML for everything.
+/// Queries all values of NVML.
 pub fn read() -> Result<NvmlReadings, NvmlFailure> {
     let nvml = Nvml::init().map_err(failure)?;
     let count = nvml.device_count().map_err(failure)?;
@@ -89,7 +89,7 @@ pub fn read() -> Result<NvmlReadings, NvmlFailure> {
 fn failure(error: NvmlError) -> NvmlFailure {
     match error {
         NvmlError::LibloadingError(error) => {
-            // The loader tells a missing file from a bad one in words only.
+            // The loader distinguishes a missing file from a bad one only by its message.
             let words = error.to_string();
             if words.contains("No such file") {
                 NvmlFailure::NoLibrary
@@ -132,7 +132,7 @@ fn gpu(nvml: &Nvml, index: u32) -> GpuReadings {
     };
     GpuReadings {
         mig_mode,
-        // The count is of slots; an empty one answers with an error.
+        // The count is that of slots; an empty slot answers with an error.
         mig_devices: (0..slots)
             .filter_map(|slot| Some((slot, device.mig_device_by_index(slot).ok()?)))
             .map(|(slot, slice)| common(&slice, slot))
@@ -147,7 +147,7 @@ fn gpu(nvml: &Nvml, index: u32) -> GpuReadings {
     }
 }
 
-/// What GPUs and MIG devices both answer.
+/// Values that GPUs and MIG devices have in common.
 fn common(device: &nvml_wrapper::Device<'_>, index: u32) -> GpuReadings {
     GpuReadings {
         index,
@@ -158,14 +158,14 @@ fn common(device: &nvml_wrapper::Device<'_>, index: u32) -> GpuReadings {
     }
 }
 
-/// Counts NVIDIA's display controllers on the PCI bus, to tell a machine without a GPU from one
-/// without a driver.
+/// The number of NVIDIA's display controllers on the PCI bus, which distinguishes a machine without a GPU
+/// from one without a driver.
 pub fn pci_gpus() -> Option<u32> {
     let read = |path: &Path, file: &str| std::fs::read_to_string(path.join(file)).ok();
     let mut count = 0;
     for entry in std::fs::read_dir("/sys/bus/pci/devices").ok()?.flatten() {
         let nvidia = read(&entry.path(), "vendor").is_some_and(|v| v.trim() == "0x10de");
-        // PCI class 03: display controllers, which data-centre GPUs are too.
+        // PCI class 03: display controllers, which includes data-centre GPUs.
         let display = read(&entry.path(), "class").is_some_and(|c| c.starts_with("0x03"));
         count += u32::from(nvidia && display);
     }
@@ -186,7 +186,7 @@ pub(super) fn present(driver: &DriverReadings) -> DriverState {
     }
 }
 
-/// The state of a driver that could not be asked.
+/// The state of a driver that could not be queried.
 pub(super) fn not_usable(failure: &NvmlFailure, pci_gpus: Option<u32>) -> DriverState {
     match failure {
         NvmlFailure::NoLibrary => DriverState::Absent {
@@ -222,7 +222,7 @@ pub(super) fn not_usable(failure: &NvmlFailure, pci_gpus: Option<u32>) -> Driver
     }
 }
 
-/// All GPUs, visible until `CUDA_VISIBLE_DEVICES` says otherwise.
+/// All GPUs; `CUDA_VISIBLE_DEVICES` is applied later.
 pub(super) fn gpus(nvml: &NvmlReadings) -> Vec<Gpu> {
     nvml.gpus.iter().map(Gpu::from).collect()
 }

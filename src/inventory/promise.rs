@@ -1,11 +1,11 @@
-//! Whether the GPUs that somebody promised are really there: Kubernetes counts what a device plugin
-//! once advertised, NVML what the driver can use now.
+//! Compares the GPUs that Kubernetes reserved with NVML: Kubernetes counts devices that a device plugin once
+//! advertised, NVML those that the driver can use now.
 
 use super::{DriverState, Inventory};
 
 impl Inventory {
-    /// What contradicts a promise of `count` GPUs or MIG devices, in words; `None` where NVML agrees
-    /// or there is no NVIDIA driver to ask.
+    /// A message if fewer than `count` GPUs or MIG devices are usable; `None` if NVML agrees or there is no
+    /// NVIDIA driver to query.
     pub fn falls_short_of(&self, count: u64) -> Option<String> {
         match &self.driver {
             DriverState::Absent { .. } => return None,
@@ -24,7 +24,7 @@ impl Inventory {
             Some(format!("; {name}: {problem}"))
         });
         Some(format!(
-            "{count} GPUs were promised, NVML shows {usable} that can be used{}",
+            "{count} GPUs were reserved, NVML shows {usable} that can be used{}",
             broken.collect::<String>()
         ))
     }
@@ -40,7 +40,7 @@ mod tests {
     }
 
     #[test]
-    fn a_card_that_fell_off_the_bus_is_named() {
+    fn a_card_that_fell_off_the_bus_is_reported() {
         let lost = GpuReadings {
             problem: Some("GPU is lost".into()),
             ..h100(1)
@@ -49,7 +49,7 @@ mod tests {
         assert_eq!(found.falls_short_of(1), None);
         let words = found.falls_short_of(2).unwrap();
         assert!(
-            words.contains("2 GPUs were promised, NVML shows 1"),
+            words.contains("2 GPUs were reserved, NVML shows 1"),
             "{words}"
         );
         assert!(
@@ -59,7 +59,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_driver_nothing_is_contradicted() {
+    fn without_a_driver_no_shortfall_is_reported() {
         let absent = Readings {
             nvml: Err(NvmlFailure::NoLibrary),
             ..readings(Vec::new())

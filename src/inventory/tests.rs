@@ -2,7 +2,7 @@ use super::*;
 
 const GIB: u64 = 1 << 30;
 
-/// A card of a DGX H100.
+/// One GPU of a DGX H100.
 pub(crate) fn h100(index: u32) -> GpuReadings {
     GpuReadings {
         index,
@@ -85,7 +85,7 @@ fn with_visible(value: &str, gpus: Vec<GpuReadings>) -> Inventory {
     })
 }
 
-/// The ids that ranks get, and the message.
+/// The ids of the ranks' devices, and the message.
 fn seen(value: &str, gpus: Vec<GpuReadings>) -> (Vec<String>, Option<String>) {
     let inventory = with_visible(value, gpus);
     let ids = match inventory.devices() {
@@ -117,7 +117,7 @@ fn every_gpu_is_a_device() {
 }
 
 #[test]
-fn a_card_that_answers_nothing_is_still_listed_and_used() {
+fn a_card_without_any_answer_is_still_listed_and_used() {
     let mute = GpuReadings {
         index: 1,
         ..GpuReadings::default()
@@ -130,7 +130,7 @@ fn a_card_that_answers_nothing_is_still_listed_and_used() {
         devices.to_string(),
         "1 × NVIDIA H100 80GB HBM3, 1 × unnamed GPU"
     );
-    // Memory that nobody knows is nothing to count on.
+    // An unknown size cannot be relied on.
     assert_eq!(devices.memory(), None);
 }
 
@@ -165,7 +165,7 @@ fn every_mig_device_is_a_device() {
 }
 
 #[test]
-fn a_partitioned_card_without_partitions_is_no_device() {
+fn a_partitioned_card_without_partitions_is_not_a_device() {
     let (ids, message) = seen("0", vec![partitioned(0, 0)]);
     assert!(ids.is_empty());
     assert_eq!(
@@ -187,14 +187,14 @@ fn visible_devices_keep_their_order() {
 }
 
 #[test]
-fn visible_devices_by_uuid_and_by_its_beginning() {
+fn visible_devices_may_be_uuids_or_their_prefixes() {
     let gpus = || (0..4).map(h100).collect::<Vec<_>>();
     assert_eq!(seen(&uuid(3), gpus()), (vec![uuid(3)], None));
     assert_eq!(seen("GPU-1f3c,0", gpus()), (vec![uuid(1), uuid(0)], None));
 }
 
 #[test]
-fn visible_devices_name_mig_devices() {
+fn visible_devices_may_be_mig_devices() {
     let gpus = || vec![h100(0), partitioned(1, 2)];
     let slice = |n: u32| format!("MIG-1{n}84736-a75d-5eea-978f-d2b3004971fd");
     assert_eq!(seen(&slice(1), gpus()), (vec![slice(1)], None));
@@ -202,7 +202,7 @@ fn visible_devices_name_mig_devices() {
     assert!(!inventory.gpus[0].visible);
     let mig = inventory.gpus[1].mig.as_ref().expect("a MIG card");
     assert!(inventory.gpus[1].visible && !mig.devices[0].visible && mig.devices[1].visible);
-    // An index of a partitioned card means its first MIG device.
+    // An index of a partitioned card selects its first MIG device.
     assert_eq!(seen("1", gpus()).0, [slice(0)]);
 }
 
@@ -222,14 +222,14 @@ fn empty_and_minus_one_hide_every_gpu() {
 }
 
 #[test]
-fn values_that_name_nothing_are_said() {
+fn values_that_name_no_device_are_reported() {
     let gpus = || vec![h100(0), h100(1)];
-    let said = |value: &str| {
+    let summary = |value: &str| {
         let (ids, message) = seen(value, gpus());
         (ids.len(), message.expect("a message"))
     };
     assert_eq!(
-        said("0,7,1"),
+        summary("0,7,1"),
         (
             1,
             "CUDA_VISIBLE_DEVICES=0,7,1: there is no GPU 7, only 0 to 1; CUDA sees only the 1 \
@@ -238,15 +238,15 @@ fn values_that_name_nothing_are_said() {
         )
     );
     assert_eq!(
-        said("all"),
+        summary("all"),
         (
             0,
             "CUDA_VISIBLE_DEVICES=all: `all` is no GPU here; CUDA sees no GPU".to_owned()
         )
     );
-    assert_eq!(said("1,1").0, 0);
-    assert_eq!(said("GPU-").0, 0);
-    assert_eq!(said(",0").0, 0);
+    assert_eq!(summary("1,1").0, 0);
+    assert_eq!(summary("GPU-").0, 0);
+    assert_eq!(summary(",0").0, 0);
     let (_, ambiguous) = seen("GPU-0", vec![h100(0), h100(0)]);
     assert_eq!(
         ambiguous.as_deref(),
@@ -276,7 +276,7 @@ fn indices_of_unlike_cards_are_ambiguous_unless_the_order_is_set() {
 }
 
 #[test]
-fn without_a_driver_the_cpu_trains_and_it_is_said_why() {
+fn without_a_driver_the_cpu_trains_and_the_reason_is_reported() {
     let missing = |failure, pci| match without_nvml(failure, pci).driver {
         DriverState::Absent { missing, .. } => missing,
         other => panic!("{other:?} is not absent"),
@@ -302,7 +302,7 @@ fn without_a_driver_the_cpu_trains_and_it_is_said_why() {
 }
 
 #[test]
-fn a_driver_that_is_too_old_or_broken_is_told_apart() {
+fn an_old_driver_and_a_broken_one_are_distinct_states() {
     let old = without_nvml(NvmlFailure::NoFunction("nvmlInit_v2".to_owned()), None);
     assert!(
         matches!(old.driver, DriverState::TooOld { message } if message.contains("nvmlInit_v2"))
@@ -349,7 +349,7 @@ fn the_tightest_cgroup_limits_memory() {
     ];
     let summary = cpu.summary();
     assert_eq!(summary.memory_total, Some(8 * GIB));
-    // The level above has less left than this one.
+    // The level above has less free memory than this one.
     assert_eq!(summary.memory_available, Some(3 * GIB));
     assert_eq!(summary.cores, 1);
     assert_eq!(summary.cores_of_machine, Some(2));
@@ -368,7 +368,7 @@ fn an_unreadable_machine_still_has_one_core() {
 }
 
 #[test]
-fn readings_survive_being_recorded() {
+fn recorded_readings_read_back_the_same() {
     let readings = readings(vec![h100(0), partitioned(1, 2)]);
     let recorded = serde_json::to_string(&readings).expect("readings become JSON");
     let back: Readings = serde_json::from_str(&recorded).expect("readings are read back");

@@ -1,45 +1,44 @@
-//! `CUDA_VISIBLE_DEVICES`, read the way CUDA reads it (CUDA C++ Programming Guide, "CUDA
-//! Environment Variables").
+//! `CUDA_VISIBLE_DEVICES`, parsed as CUDA does (CUDA C++ Programming Guide, "CUDA Environment Variables").
 //!
-//! A comma-separated list of indices, of UUIDs or their unambiguous beginnings, and of MIG UUIDs.
-//! CUDA takes entries up to the first that names nothing and ignores the rest without a word;
-//! here the word is said. Empty and `-1` hide every GPU.
+//! The value is a comma-separated list of indices, of UUIDs or their unambiguous prefixes, and of MIG UUIDs.
+//! CUDA takes entries up to the first invalid one and silently ignores the rest; this module reports it.
+//! Empty and `-1` hide every GPU.
 
 use serde::{Deserialize, Serialize};
 
 use super::Gpu;
 
-/// What the variable makes of the GPUs.
+/// The effect of the variable on the GPUs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Visibility {
-    /// The variable's value.
+    /// Value of the variable.
     pub value: String,
-    /// The devices that CUDA sees, in the order in which it numbers them.
-    pub order: Vec<Place>,
-    /// What is wrong with the value, or worth knowing, one line.
+    /// The devices visible to CUDA, in the order of its numbering.
+    pub order: Vec<DeviceIndex>,
+    /// A problem of the value, or a note on it, one line.
     pub message: Option<String>,
 }
 
-/// A GPU, or a MIG device on it, by NVML's indices.
+/// A GPU or a MIG device on it, by NVML's indices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Place {
-    /// The GPU.
+pub struct DeviceIndex {
+    /// Index of the GPU.
     pub gpu: u32,
-    /// The MIG device.
+    /// Index of the MIG device on it, if any.
     pub mig: Option<u32>,
 }
 
-/// Every GPU, and of partitioned ones every MIG device: a run starts one process for each, so
-/// that CUDA's one MIG device a process is no limit.
-pub(super) fn everything(gpus: &[Gpu]) -> Vec<Place> {
+/// Every GPU, and of partitioned ones every MIG device. A run starts one process for each, so CUDA's limit of
+/// one MIG device per process does not matter.
+pub(super) fn everything(gpus: &[Gpu]) -> Vec<DeviceIndex> {
     let mut places = Vec::new();
     for gpu in gpus {
         match gpu.mig.as_ref().filter(|mig| mig.enabled) {
-            Some(mig) => places.extend(mig.devices.iter().map(|slice| Place {
+            Some(mig) => places.extend(mig.devices.iter().map(|slice| DeviceIndex {
                 gpu: gpu.index,
                 mig: Some(slice.index),
             })),
-            None => places.push(Place {
+            None => places.push(DeviceIndex {
                 gpu: gpu.index,
                 mig: None,
             }),
@@ -48,7 +47,7 @@ pub(super) fn everything(gpus: &[Gpu]) -> Vec<Place> {
     places
 }
 
-/// Reads the variable and marks the GPUs and MIG devices that it leaves visible.
+/// Parses the variable and marks the GPUs and MIG devices that it leaves visible.
 pub(super) fn apply(value: &str, device_order: Option<&str>, gpus: &mut [Gpu]) -> Visibility {
     let (order, message) = select(value, gpus);
     let mut indices = value
@@ -64,7 +63,7 @@ pub(super) fn apply(value: &str, device_order: Option<&str>, gpus: &mut [Gpu]) -
         })
     });
     for gpu in gpus {
-        let on_it = |place: &&Place| place.gpu == gpu.index;
+        let on_it = |place: &&DeviceIndex| place.gpu == gpu.index;
         gpu.visible = order.iter().any(|place| on_it(&place));
         for slice in gpu.mig.iter_mut().flat_map(|mig| &mut mig.devices) {
             slice.visible = order
@@ -80,8 +79,8 @@ pub(super) fn apply(value: &str, device_order: Option<&str>, gpus: &mut [Gpu]) -
     }
 }
 
-fn select(value: &str, gpus: &[Gpu]) -> (Vec<Place>, Option<String>) {
-    let mut order: Vec<Place> = Vec::new();
+fn select(value: &str, gpus: &[Gpu]) -> (Vec<DeviceIndex>, Option<String>) {
+    let mut order: Vec<DeviceIndex> = Vec::new();
     if value.trim().is_empty() || value.trim() == "-1" {
         return (order, None);
     }
@@ -108,8 +107,8 @@ fn select(value: &str, gpus: &[Gpu]) -> (Vec<Place>, Option<String>) {
     (order, None)
 }
 
-/// The one device that an entry names, or why there is none.
-fn find(entry: &str, gpus: &[Gpu]) -> Result<Place, String> {
+/// The one device that an entry selects; the error says why there is none.
+fn find(entry: &str, gpus: &[Gpu]) -> Result<DeviceIndex, String> {
     if let Ok(index) = entry.parse::<i64>() {
         let gpu = gpus.iter().find(|gpu| i64::from(gpu.index) == index);
         return match (gpu, gpus.len()) {
@@ -134,7 +133,7 @@ fn find(entry: &str, gpus: &[Gpu]) -> Result<Place, String> {
                 .as_deref()
                 .is_some_and(|id| begins(id, entry, "MIG-"))
             {
-                matches.push(Place {
+                matches.push(DeviceIndex {
                     gpu: gpu.index,
                     mig: Some(slice.index),
                 });
@@ -148,13 +147,13 @@ fn find(entry: &str, gpus: &[Gpu]) -> Result<Place, String> {
     }
 }
 
-/// Whether `entry` is the beginning of the UUID, and long enough to be one.
+/// Whether `entry` is a prefix of the UUID and long enough.
 fn begins(uuid: &str, entry: &str, prefix: &str) -> bool {
     entry.starts_with(prefix) && entry.len() > prefix.len() && uuid.starts_with(entry)
 }
 
-/// The whole GPU; of a partitioned one CUDA takes the first MIG device.
-fn whole(gpu: &Gpu) -> Result<Place, String> {
+/// The whole GPU; of a partitioned one CUDA uses the first MIG device.
+fn whole(gpu: &Gpu) -> Result<DeviceIndex, String> {
     everything(std::slice::from_ref(gpu))
         .first()
         .copied()

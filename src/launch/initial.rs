@@ -155,7 +155,7 @@ mod tests {
         );
         std::fs::write(directory.join("model.safetensors"), "half").unwrap();
         let said = refusal();
-        assert!(said.contains("no whole safetensors file"), "{said}");
+        assert!(said.contains("not a complete safetensors file"), "{said}");
     }
 
     #[test]

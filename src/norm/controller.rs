@@ -1,8 +1,8 @@
-//! The batch controller: whatever chooses the global batch, behind one set of calls.
+//! The batch controller: chooses the global batch of every schedule through one set of calls.
 //!
-//! A controller is a value. It is part of every checkpoint, one rank lets it observe each step and
-//! broadcasts the [`Decision`] (or all do, from the same all-reduced [`Sums`]), and a restored one
-//! goes on as if nothing had happened.
+//! A controller is a value and part of every checkpoint. One rank lets it observe each step and broadcasts
+//! the [`Decision`], or all ranks do so from the same all-reduced [`Sums`]. A restored controller continues
+//! exactly where the saved one stopped.
 
 use serde::{Deserialize, Serialize};
 
@@ -54,9 +54,8 @@ impl Controller {
         Ok(controller)
     }
 
-    /// Moves a controller to another generation's plan. The base batch may not differ, and the
-    /// batch reached so far must be a multiple of the new quantum: a batch never changes because
-    /// the world did.
+    /// Moves a controller to another generation's plan. The base batch must not differ, and the batch reached
+    /// so far must be a multiple of the new quantum: a change of the world never changes the batch.
     pub fn refit(&mut self, conditions: Conditions) -> Result<(), ScheduleError> {
         if conditions.base_batch != self.conditions.base_batch {
             return Err(ScheduleError::BaseChanged {
@@ -71,7 +70,7 @@ impl Controller {
         Ok(())
     }
 
-    /// The schedule that this controller follows.
+    /// The schedule of this controller.
     pub fn schedule(&self) -> BatchSchedule {
         match &self.policy {
             Policy::Constant => BatchSchedule::Constant,
@@ -88,7 +87,7 @@ impl Controller {
         self.batch
     }
 
-    /// What the next step's learning rate is multiplied by.
+    /// Factor of the next step's learning rate.
     pub fn learning_rate_factor(&self) -> f64 {
         match &self.policy {
             Policy::NormTest(tester)
@@ -100,26 +99,28 @@ impl Controller {
         }
     }
 
-    /// The groups whose squared norms step `step`, counted from 1, must measure: of every
-    /// micro-batch's gradient, or of every rank's accumulated one before the reduction.
-    pub fn wants(&self, step: u64) -> Option<Groups> {
+    /// The groups whose squared norms step `step` must measure, counted from 1: the gradient of every
+    /// micro-batch, or every rank's accumulated gradient before the reduction.
+    pub fn requested_groups(&self, step: u64) -> Option<Groups> {
         match &self.policy {
-            Policy::NormTest(tester) => tester.wants(step, self.batch, self.conditions.quantum),
+            Policy::NormTest(tester) => {
+                tester.requested_groups(step, self.batch, self.conditions.quantum)
+            }
             _ => None,
         }
     }
 
-    /// The coordinate-wise test, a diagnostic, when it is due in step `step`, counted from 1.
-    pub fn wants_coordinates(&self, step: u64) -> Option<CoordinateTest> {
+    /// The coordinate-wise test (a diagnostic) when it is due in step `step`, counted from 1.
+    pub fn requested_coordinates(&self, step: u64) -> Option<CoordinateTest> {
         match &self.policy {
             Policy::NormTest(tester) => tester.coordinate_test(step),
             _ => None,
         }
     }
 
-    /// Takes note of a finished step and chooses the next batch. `step` counts from 1, `samples`
-    /// are those consumed after it, `warming_up` says whether the learning rate still rises, and
-    /// `sums` is what [`Controller::wants`] asked for.
+    /// Records a finished step and chooses the next batch. `step` counts from 1, `samples` are those consumed
+    /// after the step, `warming_up` says whether the learning rate still rises, and `sums` holds the norms
+    /// that [`Controller::requested_groups`] requested.
     pub fn observe(
         &mut self,
         step: u64,
@@ -127,7 +128,7 @@ impl Controller {
         warming_up: bool,
         sums: Option<Sums>,
     ) -> Decision {
-        let due = self.wants(step).is_some();
+        let due = self.requested_groups(step).is_some();
         let mut decision = Decision {
             next_batch: self.scheduled(step, samples),
             ratio: None,
@@ -159,8 +160,8 @@ impl Controller {
         decision
     }
 
-    /// The batch of the step after `steps` steps and `samples` samples, as far as no test has a
-    /// say: for the norm test, the batch as it is.
+    /// The batch of the step after `steps` steps and `samples` samples, without regard to tests: for the norm
+    /// test, the current batch.
     fn scheduled(&self, steps: u64, samples: u64) -> u64 {
         match &self.policy {
             Policy::Constant | Policy::NormTest(_) => None,

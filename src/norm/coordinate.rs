@@ -1,8 +1,8 @@
-//! The coordinate-wise test (the paper's Theorem 1, for Adam), as a diagnostic: the share of
-//! coordinates d whose variance is small enough, Var_d/b ≤ η²·ḡ_d². It does not steer.
+//! The coordinate-wise test (the paper's Theorem 1, for Adam), as a diagnostic: the share of coordinates d
+//! whose variance is small enough, Var_d/b ≤ η²·ḡ_d². It does not change the batch.
 //!
-//! A coordinate that no sample touches (the embedding of a token that does not occur) has neither
-//! variance nor gradient, and passes.
+//! A coordinate that no sample touches (the embedding of a token that does not occur) has neither variance
+//! nor gradient, and passes.
 
 use serde::{Deserialize, Serialize};
 
@@ -12,16 +12,15 @@ use crate::recipe::spec::Groups;
 /// A coordinate-wise test that is due.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct CoordinateTest {
-    /// What counts as a group.
+    /// The unit of a group.
     pub groups: Groups,
-    /// η².
     pub threshold: f64,
 }
 
 /// The test on the groups of one step.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct CoordinateBound {
-    /// N, target tokens.
+    /// N, the number of target tokens.
     units: f64,
     /// 1 + η²·(G − 1).
     factor: f64,
@@ -30,9 +29,7 @@ pub struct CoordinateBound {
 /// Coordinates counted so far; ranks that hold different parts add theirs up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Coordinates {
-    /// Coordinates that pass.
     pub passing: u64,
-    /// Coordinates in all.
     pub total: u64,
 }
 
@@ -50,8 +47,8 @@ impl CoordinateTest {
 }
 
 impl CoordinateBound {
-    /// Counts a stretch of coordinates. `weighted[d]` is Σ_i G_{i,d}²/n_i over the groups of the
-    /// step, `summed[d]` the gradient of the step's summed loss; both are equally long.
+    /// Counts a range of coordinates. `weighted[d]` is Σ_i G_{i,d}²/n_i over the groups of the step,
+    /// `summed[d]` the gradient of the step's summed loss; both are equally long.
     pub fn count(&self, weighted: &[f32], summed: &[f32]) -> Coordinates {
         // With A_d = weighted/N and C_d = (summed/N)², the unbiased Var_d/b is
         // (A_d − C_d)/(G − 1), so a coordinate passes when A_d ≤ (1 + η²(G−1))·C_d.
@@ -67,13 +64,13 @@ impl CoordinateBound {
 }
 
 impl Coordinates {
-    /// Adds what was counted elsewhere.
+    /// Adds the coordinates that another rank counted.
     pub fn merge(&mut self, other: &Coordinates) {
         self.passing += other.passing;
         self.total += other.total;
     }
 
-    /// The share that passes; `None` before anything was counted.
+    /// Share of coordinates that pass; `None` before any is counted.
     pub fn share(&self) -> Option<f64> {
         (self.total > 0).then(|| self.passing as f64 / self.total as f64)
     }

@@ -1,5 +1,4 @@
-//! What the controller makes of a step: plain data for the log, the
-//! checkpoint and the metrics.
+//! The controller's decision after a step: plain data for the log, the checkpoint and the metrics.
 
 use std::fmt;
 
@@ -7,53 +6,52 @@ use serde::{Deserialize, Serialize};
 
 use super::estimator::Undefined;
 
-/// What a step led to.
+/// The decision after one step.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Decision {
     /// The batch of the next step, samples.
     pub next_batch: u64,
-    /// r; the test fails, and the batch grows, when it is above `threshold`. `None`: no test was
-    /// run in this step, it was undefined, or (as printed only) r is infinite.
+    /// r; the test fails, and the batch grows, when r is above `threshold`. `None`: the step ran no test, the
+    /// test was undefined, or (printed form only) r is infinite.
     pub ratio: Option<f64>,
     /// η². `None` when the schedule has no test.
     pub threshold: Option<f64>,
     /// B_simple = V/|grad|², samples. `None`: infinite, or no test.
     pub noise_scale: Option<f64>,
-    /// T, the batch that the test asks for, samples, before any rounding or limit. `None`:
-    /// infinite, or no test.
+    /// T, the batch that the test requires, in samples, before any rounding or limit. `None`: infinite, or no
+    /// test.
     pub target: Option<f64>,
-    /// Why the next batch is what it is.
     pub reason: Reason,
 }
 
-/// Why the next batch is what it is.
+/// Why the next batch has its size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Reason {
-    /// The schedule looks at no gradients.
+    /// The schedule does not use gradients.
     Scheduled,
     /// The test is not due in this step.
     NotDue,
-    /// The test was due, and the step brought no measurement (it was abandoned).
+    /// The test was due, but the step was abandoned and measured nothing.
     NotMeasured,
     /// The measurement gives no estimate.
     Undefined(Undefined),
     /// The batch may not grow before the learning rate's warm-up is over.
     WarmingUp,
-    /// The test passed.
+    /// The test passed: the batch is large enough.
     Enough,
-    /// The test failed, at the largest batch.
+    /// The test failed at the largest batch.
     AtMaximum,
-    /// The test failed.
+    /// The test failed and the batch grew.
     Grew {
         /// The batch so far, samples.
         from: u64,
         /// The next batch, samples.
         to: u64,
-        /// What kept it below the target.
+        /// The limit that kept the batch below the target.
         limit: Option<Limit>,
     },
-    /// The batch was far larger than the test asks for.
+    /// The batch was far larger than the test requires.
     Shrank {
         /// The batch so far, samples.
         from: u64,
@@ -62,13 +60,13 @@ pub enum Reason {
     },
 }
 
-/// What kept a growing batch below its target.
+/// The limit that keeps a growing batch below its target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Limit {
     /// The growth cap per decision.
     Cap,
-    /// The maximum batch.
+    /// The maximum batch of the schedule.
     Maximum,
 }
 

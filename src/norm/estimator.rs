@@ -1,41 +1,42 @@
 //! From squared norms to the gradient's variance: the unbiased estimator and the printed one.
 //!
 //! The norm test (Byrd et al. 2012; Lau et al., arXiv 2412.21124) asks whether the variance of the
-//! batch gradient is small beside its squared length. Neither needs the gradients themselves: with
-//! G groups, group i holding n_i of the N units and contributing h_i to ḡ = Σ h_i, the two scalars
+//! batch gradient is small against its squared length. Two scalars suffice instead of the gradients.
+//! With G groups, where group i holds n_i of the N units and contributes h_i to ḡ = Σ h_i, these are
 //!
 //! ```text
 //! A = Σ (N/n_i)·‖h_i‖²        C = ‖ḡ‖²
 //! ```
 //!
-//! are enough. A unit is what the loss is normalised by: a target token under token weighting.
+//! A unit is the divisor of the loss: a target token under token weighting.
 //! Weighting by N/n_i keeps the estimates unbiased when groups differ (masked answers, uneven
 //! dealing). Everything is f64, because A − C is a small difference of large numbers.
 
 use serde::{Deserialize, Serialize};
 
-/// By how much A may lie below C, relative to C, and still be called rounding: norms are sums over
-/// millions of f32 products. A ≥ C holds exactly (Cauchy–Schwarz), so more means that the norms
+/// Largest relative amount by which A may lie below C and still count as rounding: norms are sums over
+/// millions of f32 products. A ≥ C holds exactly (Cauchy–Schwarz), so a larger amount means that the norms
 /// were not measured on one scale.
 const ROUNDING: f64 = 1e-3;
 
-/// What ranks fill in locally and add up: the groups' share of the norm test's scalars.
+/// Sums that each rank fills in and that are added over the ranks: the groups' share of the norm test's
+/// scalars.
 ///
-/// It takes the gradients of *summed* losses, as engines report them, so that no rank needs to know
-/// N before the step is over.
+/// The gradients are those of *summed* losses, as engines report them, so that no rank needs to know N before
+/// the end of the step.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 pub struct GroupSums {
     /// Σ ‖G_i‖² / n_i, G_i the gradient of group i's summed loss.
     pub weighted: f64,
     /// Σ n_i, target tokens.
     pub units: u64,
-    /// Groups that held any unit.
+    /// Groups with at least one unit.
     pub groups: u64,
 }
 
 impl GroupSums {
     /// Adds a group: ‖gradient of its summed loss‖² and its target tokens. A group without target
-    /// tokens has no gradient and is no group.
+    /// tokens has no gradient and does not count.
     pub fn add(&mut self, squared_norm: f64, units: u64) {
         if units > 0 {
             self.weighted += squared_norm / units as f64;
@@ -44,16 +45,16 @@ impl GroupSums {
         }
     }
 
-    /// Adds what another rank filled in.
+    /// Adds the sums of another rank.
     pub fn merge(&mut self, other: &GroupSums) {
         self.weighted += other.weighted;
         self.units += other.units;
         self.groups += other.groups;
     }
 
-    /// A and C of a step of `batch` samples whose whole summed gradient, before scaling and
-    /// clipping, has this squared norm. With no unit at all both are NaN, which the estimators
-    /// refuse as [`Undefined::NotFinite`].
+    /// A and C of a step of `batch` samples. `squared_norm` is that of the whole summed gradient, before
+    /// scaling and clipping. Without any unit both are NaN, which the estimators refuse as
+    /// [`Undefined::NotFinite`].
     pub fn sums(&self, squared_norm: f64, batch: u64) -> Sums {
         let units = self.units as f64;
         Sums {
@@ -65,7 +66,7 @@ impl GroupSums {
     }
 }
 
-/// What one step of the norm test measured.
+/// The measurement of one step for the norm test.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Sums {
     /// G, the groups with at least one unit.
@@ -97,7 +98,7 @@ pub enum Undefined {
 }
 
 impl Sums {
-    /// G − 1 and A − C ≥ 0, once both estimators can use them.
+    /// G − 1 and A − C ≥ 0, if both estimators can use them.
     fn spread(&self) -> Result<(f64, f64), Undefined> {
         if !self.weighted.is_finite() || !self.total.is_finite() {
             return Err(Undefined::NotFinite);
@@ -137,8 +138,8 @@ impl Sums {
     }
 }
 
-/// V and |grad|², of one step or smoothed over several. Neither depends on the batch, which is why
-/// these two may be averaged over steps and nothing else may.
+/// V and |grad|², of one step or smoothed over several. Neither depends on the batch, so these two may be
+/// averaged over steps, and no other quantity may.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Estimate {
     /// V, the trace of the covariance of one sample's gradient.
@@ -168,9 +169,9 @@ impl Estimate {
 /// The paper's form of the test.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Printed {
-    /// ‖Var‖₁.
+    /// ‖Var‖₁, summed over all coordinates.
     pub variance: f64,
-    /// ‖ḡ‖².
+    /// ‖ḡ‖² of the batch gradient.
     pub squared_norm: f64,
 }
 

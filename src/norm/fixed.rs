@@ -1,9 +1,9 @@
-//! Schedules that do not look at gradients: stages by samples, and the replay of a recorded run.
+//! Schedules that do not use gradients: stages by samples, and the replay of a recorded run.
 
 use crate::recipe::spec::{ReplayRun, Stage};
 
-/// The batch of the step that starts after `samples` of the `budget`: the stage whose share is not
-/// used up yet, the last one's after the end.
+/// The batch of the step that starts after `samples` of the `budget`: that of the first stage whose share is
+/// not used up, or of the last stage after the end.
 pub(super) fn stage_batch(stages: &[Stage], budget: u64, samples: u64) -> Option<u64> {
     let mut share = 0.0;
     stages
@@ -16,7 +16,7 @@ pub(super) fn stage_batch(stages: &[Stage], budget: u64, samples: u64) -> Option
         .map(|stage| stage.batch)
 }
 
-/// The batch of the step after `steps` steps; the last run's batch stays.
+/// The batch of the step after `steps` steps; after the last run its batch remains.
 pub(super) fn replayed_batch(runs: &[ReplayRun], steps: u64) -> Option<u64> {
     let mut end = 0u64;
     runs.iter()

@@ -1,10 +1,10 @@
-//! The norm test: estimators of the gradient's variance, and the controller that chooses the
-//! global batch. Pure functions and one small serialisable state; no tensors, no communication.
+//! The norm test: estimators of the gradient's variance, and the controller that chooses the global batch.
+//! Pure functions and one small serialisable state; no tensors, no communication.
 //!
-//! Every rank adds the squared norms of its own groups to a [`GroupSums`]; those are summed over
-//! the ranks and, with the squared norm of the whole batch's gradient, make a [`Sums`]; the
-//! [`Controller`] turns that into the [`Decision`] for the next step. Fixed schedules (constant,
-//! stages, replay) stand behind the same calls. `docs/norm-test.md` is the user's page.
+//! Every rank adds the squared norms of its groups to a [`GroupSums`]. Their sum over the ranks and the
+//! squared norm of the whole batch's gradient make a [`Sums`]. The [`Controller`] turns that into the
+//! [`Decision`] for the next step. Fixed schedules (constant, stages, replay) use the same calls.
+//! `docs/norm-test.md` is the user's page.
 
 pub mod controller;
 pub mod coordinate;

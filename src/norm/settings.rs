@@ -1,13 +1,13 @@
-//! What a schedule must satisfy before a run starts, and the messages when it does not.
+//! Conditions on a schedule before a run starts, and their messages.
 //!
-//! The range of each number is the recipe reader's business; here are the relations between them
-//! and with the plan.
+//! The recipe reader checks the range of each number. This module checks the numbers against each other and
+//! against the plan.
 
 use serde::{Deserialize, Serialize};
 
 use crate::recipe::spec::{BatchSchedule, Estimator, Groups, NormTest, ReplayRun, Stage};
 
-/// What a generation's plan fixes for the schedule.
+/// Conditions that a generation's plan sets for the schedule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Conditions {
     /// The base global batch, samples.
@@ -33,11 +33,11 @@ pub enum ScheduleError {
          base batch {base}; plan again"
     )]
     Quantum {
-        /// The quantum, samples.
+        /// The quantum, in samples.
         quantum: u64,
-        /// The micro-batch, samples.
+        /// The micro-batch, in samples.
         micro: u64,
-        /// The base batch, samples.
+        /// The base batch, in samples.
         base: u64,
     },
     /// The largest batch is below the first.
@@ -45,65 +45,65 @@ pub enum ScheduleError {
         "schedule.max_batch {max} is below the base batch {base}; raise it, or lower batch.global"
     )]
     MaximumBelowBase {
-        /// The maximum, samples.
+        /// The maximum, in samples.
         max: u64,
-        /// The base batch, samples.
+        /// The base batch, in samples.
         base: u64,
     },
     /// The shares of the stages are not the whole budget.
     #[error("the shares of schedule.stages add up to {sum}; they must add up to 1")]
     Shares {
-        /// What they add up to.
+        /// The sum of the shares; it must be 1.
         sum: f64,
     },
-    /// No stage or run at all.
+    /// A list of stages or runs is empty.
     #[error("{key} is empty; name at least one, or use `kind: constant`")]
     Empty {
-        /// The native path.
+        /// The setting's native path.
         key: &'static str,
     },
-    /// A batch that not every allowed world can split.
+    /// A batch that some allowed world cannot split evenly.
     #[error(
         "{key} {batch} is not a multiple of the quantum {quantum}; use {below} or {above}, \
          a smaller batch.micro, or narrow elasticity.min and elasticity.max"
     )]
     NotAMultiple {
-        /// Where, as a native path.
+        /// The setting's native path.
         key: String,
-        /// The batch, samples.
+        /// The batch, in samples.
         batch: u64,
-        /// The quantum, samples.
+        /// The quantum, in samples.
         quantum: u64,
-        /// The multiple below (or the quantum itself).
+        /// The nearest multiple below, at least the quantum itself.
         below: u64,
-        /// The multiple above.
+        /// The nearest multiple above.
         above: u64,
     },
-    /// Under sharding a worker's accumulated gradient exists nowhere.
+    /// Under sharding no rank holds a worker's accumulated gradient.
     #[error(
         "{asked} needs each worker's gradient over up to {accumulation} micro-batches, which \
          sharding never holds unsharded; set schedule.unsharded_accumulation: true (a whole \
          gradient in memory on every rank), or use estimator: unbiased with groups: micro-batches"
     )]
     ShardedWorkers {
-        /// The setting that asks for it.
+        /// The setting that requires it.
         asked: &'static str,
         /// Micro-batches that a worker accumulates at the maximum batch.
         accumulation: u64,
     },
-    /// A checkpoint of another run.
+    /// The checkpoint belongs to a run with another base batch.
     #[error(
         "the checkpoint's base batch is {was}, the plan's is {now}; resume with batch.global: {was}"
     )]
     BaseChanged {
-        /// In the checkpoint, samples.
+        /// The checkpoint's base batch, in samples.
         was: u64,
-        /// In the plan, samples.
+        /// The plan's base batch, in samples.
         now: u64,
     },
 }
 
-/// Whether `batch` is one that every allowed world splits exactly.
+/// Checks that every allowed world splits `batch` exactly.
 pub(super) fn multiple(key: String, batch: u64, quantum: u64) -> Result<(), ScheduleError> {
     if batch > 0 && batch.is_multiple_of(quantum) {
         return Ok(());
@@ -119,7 +119,7 @@ pub(super) fn multiple(key: String, batch: u64, quantum: u64) -> Result<(), Sche
 }
 
 impl Conditions {
-    /// Whether the numbers fit together.
+    /// Checks that the plan's numbers fit together.
     pub(super) fn check(&self) -> Result<(), ScheduleError> {
         let (quantum, micro, base) = (self.quantum, self.micro_batch, self.base_batch);
         let positive = quantum > 0 && micro > 0 && base > 0 && self.workers > 0;
@@ -135,8 +135,8 @@ impl Conditions {
     }
 }
 
-/// Whether the schedule can be run under the conditions; [`super::Controller::new`] asks this
-/// first, and a planner can ask it before anything starts.
+/// Checks a schedule against the conditions. [`super::Controller::new`] calls it first; a planner can call it
+/// before anything starts.
 pub fn check(schedule: &BatchSchedule, conditions: &Conditions) -> Result<(), ScheduleError> {
     conditions.check()?;
     match schedule {
@@ -172,7 +172,7 @@ fn check_norm_test(settings: &NormTest, conditions: &Conditions) -> Result<(), S
     Ok(())
 }
 
-/// What counts as a group: the printed estimator knows workers only.
+/// The unit of a group; the printed estimator uses workers only.
 pub fn groups(settings: &NormTest) -> Groups {
     match settings.estimator {
         Estimator::Paper => Groups::Workers,

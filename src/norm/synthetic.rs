@@ -1,4 +1,4 @@
-//! Synthetic Gaussian gradients of known mean and variance, for the tests of this room.
+//! Synthetic Gaussian gradients of known mean and variance, for the tests of this module.
 
 use super::estimator::{GroupSums, Sums};
 
@@ -17,7 +17,7 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// In (0, 1].
+    /// A uniform number in (0, 1].
     fn uniform(&mut self) -> f64 {
         ((self.next() >> 11) + 1) as f64 / (1u64 << 53) as f64
     }
@@ -42,7 +42,6 @@ impl Gradients {
         self.dimensions as f64 * self.sigma * self.sigma
     }
 
-    /// The true |grad|².
     pub fn squared_gradient(&self) -> f64 {
         self.dimensions as f64 * self.mean * self.mean
     }
@@ -55,7 +54,8 @@ impl Gradients {
             .collect()
     }
 
-    /// One step whose groups hold so many units each: what ranks fill in, and ‖whole gradient‖².
+    /// One step whose groups hold `groups[i]` units each: the ranks' sums, ‖whole gradient‖², and the
+    /// gradients.
     pub fn step(&mut self, groups: &[u64]) -> (GroupSums, f64, Vec<Vec<f64>>) {
         let drawn: Vec<Vec<f64>> = groups.iter().map(|&n| self.group(n)).collect();
         let mut local = GroupSums::default();

@@ -1,4 +1,4 @@
-//! The norm test's decision: from one step's sums to the next batch, with the guards around it.
+//! The norm test's decision: from one step's sums to the next batch, with its guards.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,21 +8,20 @@ use super::estimator::{Estimate, Sums, Undefined};
 use super::settings::{Conditions, groups};
 use crate::recipe::spec::{Estimator, Groups, NormTest};
 
-/// The settings, and what is remembered from step to step.
+/// The settings, and the state kept from step to step.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct Tester {
     pub(super) settings: NormTest,
     smoothed: Smoothed,
 }
 
-/// Exponential means of V and |grad|². Neither depends on the batch, so they may be averaged while
-/// it grows; A, C, r and T may not.
+/// Exponential means of V and |grad|². Neither depends on the batch, so both may be averaged while the batch
+/// grows; A, C, r and T may not.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 struct Smoothed {
     variance: f64,
     gradient: f64,
-    /// 1 − decay^k after k updates: what the means are divided by, so that the zeros that they
-    /// start from count for nothing.
+    /// 1 − decay^k after k updates: divisor of the means, which removes the influence of their initial zeros.
     weight: f64,
 }
 
@@ -39,7 +38,7 @@ impl Smoothed {
     }
 }
 
-/// What a test found.
+/// The result of one test.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Verdict {
     pub(super) next_batch: u64,
@@ -58,18 +57,18 @@ impl Tester {
         }
     }
 
-    /// The largest batch: the maximum rounded down to the quantum. Not below the base batch, which
-    /// is a multiple itself.
+    /// The largest batch: the maximum rounded down to the quantum, and at least the base batch, which is a
+    /// multiple itself.
     pub(super) fn max_batch(&self, quantum: u64) -> u64 {
         self.settings.max_batch - self.settings.max_batch % quantum
     }
 
-    /// η².
+    /// η², the limit of r.
     pub(super) fn threshold(&self) -> f64 {
         self.settings.eta * self.settings.eta
     }
 
-    pub(super) fn wants(&self, step: u64, batch: u64, quantum: u64) -> Option<Groups> {
+    pub(super) fn requested_groups(&self, step: u64, batch: u64, quantum: u64) -> Option<Groups> {
         let printed = self.settings.estimator == Estimator::Paper;
         let settled = printed && batch >= self.max_batch(quantum);
         let due = step.is_multiple_of(self.settings.interval) && !settled;
@@ -133,7 +132,7 @@ impl Tester {
         let mut next = round_up(target, quantum);
         let mut limit = None;
         if let Some(cap) = self.settings.growth_cap {
-            // At least one quantum, or a small cap could never be met from a small batch.
+            // At least one quantum: otherwise a small cap never allows a small batch to grow.
             let most = round_down(batch as f64 * cap, quantum).max(batch.saturating_add(quantum));
             if next > most {
                 next = most;
@@ -152,7 +151,7 @@ impl Tester {
         (next, reason)
     }
 
-    /// The batch is large enough: it stays, unless it may shrink and is far too large.
+    /// The batch is large enough: keeps it, unless it may shrink and is far too large.
     fn shrink(&self, batch: u64, target: f64, conditions: &Conditions) -> (u64, Reason) {
         let next = round_up(target, conditions.quantum).max(conditions.base_batch);
         let far = target < self.settings.hysteresis * batch as f64;
@@ -167,10 +166,10 @@ impl Tester {
         }
     }
 
-    /// The paper's algorithm: if T > b then micro = ⌈T/(J·M)⌉ and b = J·M·micro. M is the
-    /// accumulation at the base batch, so J·M is its number of micro-batches. The one addition is
-    /// what keeps every world exact: where J·M·micro is no multiple of the quantum it goes up to
-    /// the next one (it is one whenever the quantum divides J·M, as in the paper's own runs).
+    /// The paper's algorithm: if T > b then micro = ⌈T/(J·M)⌉ and b = J·M·micro. M is the accumulation at the
+    /// base batch, so J·M is its number of micro-batches. One addition keeps every world exact: J·M·micro is
+    /// rounded up to the next multiple of the quantum. In the paper's own runs the quantum divides J·M and
+    /// rounding changes nothing.
     fn printed(
         &mut self,
         batch: u64,
@@ -205,8 +204,8 @@ impl Tester {
     }
 }
 
-/// The smallest multiple of `quantum` that is at least `samples`; the largest that fits into a u64
-/// when `samples` is infinite.
+/// The smallest multiple of `quantum` that is at least `samples`; the largest multiple that fits a u64 when
+/// `samples` is infinite.
 fn round_up(samples: f64, quantum: u64) -> u64 {
     // A float-to-integer cast saturates.
     let multiples = (samples / quantum as f64).ceil() as u64;

@@ -1,20 +1,20 @@
-//! Which positions of the global order each micro-batch of a step holds.
+//! The positions of the global order that each micro-batch of a step holds.
 
 use std::ops::Range;
 
-/// One step's samples, dealt: it consumes the positions from `start`, the first hand's
-/// micro-batches first.
+/// The deal of one step's samples: it consumes the positions from `start`, beginning with the first hand's
+/// micro-batches.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Deal {
     start: u64,
     micro: u64,
-    /// Micro-batches of each hand.
+    /// Number of micro-batches of each hand.
     hands: Vec<u64>,
 }
 
 impl Deal {
-    /// Deals a step that starts at position `start`: hand i runs `hands[i]` micro-batches of
-    /// `micro` samples (what the plan makes of the step's global batch).
+    /// Deals a step that starts at position `start`: hand i runs `hands[i]` micro-batches of `micro` samples,
+    /// which the plan derives from the step's global batch.
     pub fn new(start: u64, micro: u64, hands: impl Into<Vec<u64>>) -> Self {
         Deal {
             start,
@@ -28,8 +28,8 @@ impl Deal {
         self.start..self.start + self.hands.iter().sum::<u64>() * self.micro
     }
 
-    /// The positions of each of hand `hand`'s micro-batches, in the order they run; none for a hand
-    /// that does not exist.
+    /// The positions of each of hand `hand`'s micro-batches, in the order of their execution; empty for a
+    /// hand that does not exist.
     pub fn micro_batches(&self, hand: usize) -> impl Iterator<Item = Range<u64>> + use<> {
         let before: u64 = self.hands.iter().take(hand).sum();
         let count = self.hands.get(hand).copied().unwrap_or(0);

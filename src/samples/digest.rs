@@ -1,4 +1,4 @@
-//! The digest of what was fed: samples with their positions, in any order.
+//! The digest of the samples that were fed, with their positions, in any order.
 
 use std::fmt;
 use std::ops::AddAssign;
@@ -6,23 +6,21 @@ use std::ops::AddAssign;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use xxhash_rust::xxh3::xxh3_128;
 
-/// The sum, modulo 2¹²⁸, of one xxh3-128 hash per sample. Addition makes it the same however the
-/// samples were dealt and in whichever order ranks add up, while a sample dropped, repeated, moved
-/// to another position or changed in one token changes it.
+/// The sum, modulo 2¹²⁸, of one xxh3-128 hash per sample. A sum does not depend on the deal of the samples or
+/// on the order in which ranks add up. A sample that is dropped, repeated, moved to another position or
+/// changed in one token changes it.
 ///
-/// It guards against mistakes, not against somebody who forges digests: xxh3 is no cryptographic
-/// hash.
+/// It guards against mistakes, not against forged digests: xxh3 is not a cryptographic hash.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Digest(pub u128);
 
 impl Digest {
-    /// The digest of one sample: its position in the global order and the row of token ids and
-    /// targets (equally long) that enters the forward pass; `ignore` is the target that carries no
-    /// loss.
+    /// The digest of one sample: its position in the global order and the row of token ids and targets
+    /// (equally long) that enters the forward pass; `ignore` is the target that carries no loss.
     ///
-    /// What follows the last target that carries a loss is left out. In a causal model it cannot
-    /// reach the loss or a gradient, and how much padding follows depends on the longest neighbour
-    /// in the micro-batch, which no digest may depend on.
+    /// Tokens after the last target with loss are excluded. In a causal model they cannot affect the loss or
+    /// a gradient, and the amount of padding depends on the longest neighbour in the micro-batch, which must
+    /// not change a digest.
     pub fn of(position: u64, tokens: &[u32], targets: &[u32], ignore: u32) -> Self {
         debug_assert_eq!(tokens.len(), targets.len());
         let len = targets
@@ -53,7 +51,7 @@ impl std::iter::Sum for Digest {
     }
 }
 
-/// 32 hexadecimal digits.
+/// Formats the digest as 32 hexadecimal digits.
 impl fmt::Display for Digest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:032x}", self.0)
@@ -93,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn position_tokens_and_targets_all_count() {
+    fn position_tokens_and_targets_all_change_the_digest() {
         let base = of(7, &[1, 2, 3], &[2, 3, 4]);
         for other in [
             of(8, &[1, 2, 3], &[2, 3, 4]),
@@ -107,15 +105,15 @@ mod tests {
     }
 
     #[test]
-    fn padding_does_not_count() {
+    fn padding_does_not_change_the_digest() {
         let bare = of(7, &[1, 2], &[IGNORE, 3]);
         let padded = of(7, &[1, 2, 0, 0], &[IGNORE, 3, IGNORE, IGNORE]);
         assert_eq!(bare, padded);
     }
 
     #[test]
-    fn digests_are_the_same_for_ever() {
-        // Ledgers that were written before must still verify.
+    fn digests_never_change() {
+        // Existing ledgers must still verify.
         let digest = of(7, &[1, 2, 3], &[2, 3, 4]);
         insta::assert_snapshot!(digest);
         assert_eq!(
@@ -126,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn hexadecimal_is_read_back_and_nothing_else_is() {
+    fn only_hexadecimal_digits_are_read_back() {
         let digest = Digest(0xabc);
         let json = serde_json::to_string(&digest).unwrap();
         assert_eq!(json, "\"00000000000000000000000000000abc\"");

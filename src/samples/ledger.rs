@@ -1,9 +1,8 @@
-//! The ledger: per step, which positions were consumed and the digest of what was fed.
+//! The sample ledger: per step, the consumed positions and the digest of the samples fed.
 //!
-//! A ledger that is written from counters proves nothing. Here the digest comes from the buffers
-//! that entered the forward pass, summed over the ranks, and [`verify`] compares it with one
-//! recomputed offline from the data: only if every rank fed exactly the samples of the step, each
-//! at its place, do they agree.
+//! A ledger of counters proves nothing. Here the digest comes from the buffers that entered the forward pass,
+//! summed over the ranks. [`verify`] compares it with one recomputed offline from the data. The two are equal
+//! only if every rank fed exactly the samples of the step, each at its position.
 
 use std::ops::Range;
 
@@ -11,31 +10,29 @@ use serde::{Deserialize, Serialize};
 
 use super::digest::Digest;
 
-/// One optimiser step.
+/// One row per optimiser step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Row {
     /// Optimiser steps so far including this one, over all generations.
     pub step: u64,
     /// The first position that it consumed.
     pub start: u64,
-    /// Samples that it consumed.
+    /// Number of samples that it consumed.
     pub batch: u64,
     /// The digest of all samples that it fed, over all ranks.
     pub digest: Digest,
 }
 
 impl Row {
-    /// The positions that the step consumed; up to the last one there is, should a corrupt row
-    /// claim more.
+    /// The positions that the step consumed, clamped to the last possible one if a corrupt row claims more.
     pub fn positions(&self) -> Range<u64> {
         self.start..self.start.saturating_add(self.batch)
     }
 }
 
-/// What is wrong with a ledger. `E` is why the data could not be read again.
+/// A fault of a ledger. `E` is the error of reading the data again.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Fault<E = std::convert::Infallible> {
-    /// Samples were passed over.
     #[error(
         "step {step} starts at sample {}; samples {}..{} were never consumed",
         .missing.end, .missing.start, .missing.end
@@ -43,64 +40,58 @@ pub enum Fault<E = std::convert::Infallible> {
     Gap {
         /// The step after the gap.
         step: u64,
-        /// The positions that are missing.
         missing: Range<u64>,
     },
-    /// Samples were consumed twice.
     #[error("step {step} consumed samples {}..{} again", .positions.start, .positions.end)]
     Repeated {
-        /// The step that repeats.
+        /// The step that repeats them.
         step: u64,
         /// The positions that were already consumed.
         positions: Range<u64>,
     },
-    /// A step's number does not follow the one before.
-    #[error("step {found} stands where step {expected} belongs")]
+    /// A step's number does not follow the previous one.
+    #[error("found step {found} in place of step {expected}")]
     StepOrder {
-        /// The number that belongs there.
+        /// The next number in sequence.
         expected: u64,
-        /// The number that stands there.
+        /// The number in the row.
         found: u64,
     },
-    /// A step that consumed nothing, or more than can be counted.
-    #[error("step {step} claims {batch} samples from sample {start}, which cannot be")]
+    /// A step consumed no samples, or more than can be counted.
+    #[error("step {step} claims {batch} samples from sample {start}, which is impossible")]
     Batch {
-        /// The step.
         step: u64,
-        /// Its first position.
+        /// Position of its first sample.
         start: u64,
-        /// The samples it claims.
+        /// Number of samples in the row.
         batch: u64,
     },
-    /// What was fed is not what the data holds.
+    /// The samples fed differ from the data.
     #[error(
-        "step {step} fed something else than samples {}..{}: digest {recorded} recorded, \
+        "step {step} fed other data than samples {}..{}: digest {recorded} recorded, \
          {recomputed} recomputed from the data",
         .positions.start, .positions.end
     )]
     Mismatch {
-        /// The step.
         step: u64,
-        /// Its positions.
+        /// Positions of the step.
         positions: Range<u64>,
-        /// The digest of what entered the forward pass.
+        /// The digest of the tokens that entered the forward pass.
         recorded: Digest,
-        /// The digest of what should have.
+        /// The digest of the tokens in the data.
         recomputed: Digest,
     },
     /// The data could not be read again.
     #[error("the samples {}..{} of step {step} cannot be recomputed", .positions.start, .positions.end)]
     Unreadable {
-        /// The step.
         step: u64,
-        /// Its positions.
+        /// Positions of the step.
         positions: Range<u64>,
-        /// Why.
         source: E,
     },
 }
 
-/// What comes next in a history without gaps: where a step must start, and its number.
+/// The number and the start of the next step in a history without gaps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Next {
     step: u64,
@@ -111,7 +102,7 @@ impl Next {
     /// A run's first step.
     const FIRST: Next = Next { step: 1, start: 0 };
 
-    /// What follows `row`, if `row` itself follows.
+    /// The successor of `row`, if `row` itself is valid.
     fn after<E>(self, row: &Row) -> Result<Next, Fault<E>> {
         let step = row.step;
         let end = row
@@ -148,8 +139,8 @@ impl Next {
     }
 }
 
-/// A history of steps without gap or overlap, from a run's start or from a checkpoint. Stored as
-/// its rows; rows that do not follow each other from the run's start are refused when read.
+/// A history of steps without gap or overlap, from a run's start or from a checkpoint. Only its rows are
+/// stored; reading refuses rows that do not follow each other from the run's start.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(into = "Vec<Row>", try_from = "Vec<Row>")]
 pub struct Ledger {
@@ -182,7 +173,7 @@ impl Default for Ledger {
 }
 
 impl Ledger {
-    /// An empty ledger that goes on after `steps` steps and `samples` samples.
+    /// An empty ledger that continues after `steps` steps and `samples` samples.
     pub fn after(steps: u64, samples: u64) -> Self {
         Ledger {
             rows: Vec::new(),
@@ -193,15 +184,15 @@ impl Ledger {
         }
     }
 
-    /// Appends a step; one that does not follow is refused and named.
+    /// Appends a step; a step that does not follow is an error.
     pub fn push(&mut self, row: Row) -> Result<(), Fault> {
         self.next = self.next.after(&row)?;
         self.rows.push(row);
         Ok(())
     }
 
-    /// Takes back the steps that end beyond `samples`: what a generation did after the checkpoint
-    /// that the next one starts from. A step that straddles is taken back too.
+    /// Removes the steps that end beyond `samples`: a generation ran them after the checkpoint that the next
+    /// generation starts from. A step that crosses `samples` is removed too.
     pub fn truncate(&mut self, samples: u64) {
         while let Some(row) = self.rows.pop_if(|row| row.positions().end > samples) {
             self.next = Next {
@@ -211,7 +202,6 @@ impl Ledger {
         }
     }
 
-    /// The steps.
     pub fn rows(&self) -> &[Row] {
         &self.rows
     }
@@ -222,27 +212,26 @@ impl Ledger {
     }
 }
 
-/// What a verified ledger proves: every position below `samples` was fed exactly once.
+/// The result of a verified ledger: every position below `samples` was fed exactly once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Proof {
-    /// Steps.
     pub steps: u64,
-    /// Samples, over all epochs.
+    /// Number of samples, over all epochs.
     pub samples: u64,
-    /// The digest of everything that was fed.
+    /// The digest of all samples fed.
     pub digest: Digest,
 }
 
 impl Proof {
-    /// How many passes over the data these samples make, `epoch_length` samples each.
+    /// The number of passes over the data, with `epoch_length` samples each.
     pub fn epochs(&self, epoch_length: u64) -> f64 {
         self.samples as f64 / epoch_length as f64
     }
 }
 
-/// Proves a run's committed history from its first step: the rows follow each other from position
-/// 0 without gap or overlap, and each digest is what `recompute` gives for the positions, from the
-/// data. The first fault ends it.
+/// Verifies a run's committed history from its first step: the rows follow each other from position 0 without
+/// gap or overlap, and each digest equals that of `recompute`, which reads the positions from the data. The
+/// first fault ends the verification.
 pub fn verify<E>(
     rows: impl IntoIterator<Item = Row>,
     mut recompute: impl FnMut(Range<u64>) -> Result<Digest, E>,

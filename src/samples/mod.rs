@@ -1,9 +1,9 @@
-//! Which sample is consumed when, as a pure function of (seed, consumed count), and the ledger
-//! that proves it. Nothing here knows how many ranks there are.
+//! The sample consumed at each position, as a pure function of (seed, consumed count), and the ledger that
+//! proves it. This module does not depend on the number of ranks.
 //!
-//! A *position* counts the samples consumed since the run began, over all epochs. [`Order`] says
-//! which sample of the data stands at a position, [`Deal`] which positions each micro-batch of a
-//! step holds, and [`ledger`] what was really fed.
+//! A *position* counts the samples consumed since the run began, over all epochs. [`Order`] maps a position
+//! to a sample of the data, [`Deal`] maps each micro-batch of a step to positions, and [`ledger`] records the
+//! samples fed.
 
 pub mod deal;
 pub mod digest;

@@ -1,9 +1,8 @@
-//! The one global order of the samples: a permutation of the data per epoch, by seed.
+//! The global order of the samples: a permutation of the data per epoch, by seed.
 //!
-//! Sample at a position, without holding the data or a list of indices: a keyed Feistel network
-//! permutes a domain just above the number of samples, and values outside are walked back in
-//! (Black and Rogaway 2002). The order is part of what a ledger proves, so it must never change
-//! for a given seed; a test pins it.
+//! It computes the sample at a position without storing the data or a list of indices. A keyed Feistel
+//! network permutes a domain just above the number of samples, and values outside are walked back in (Black
+//! and Rogaway 2002). A ledger proves this order, so it must never change for a given seed; a test fixes it.
 
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
@@ -11,33 +10,33 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 /// need more.
 const ROUNDS: u64 = 8;
 
-/// Why there is no order.
+/// Why an order is not possible.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum OrderError {
-    /// No samples.
+    /// The data has no samples.
     #[error("the data holds no samples; nothing can be trained on")]
     Empty,
-    /// An epoch of none, or of more than there are.
-    #[error("an epoch of {length} samples cannot be had from {samples}; use 1 to {samples}")]
+    /// An epoch of 0 samples, or of more than the data has.
+    #[error("an epoch of {length} samples is not possible with {samples}; use 1 to {samples}")]
     EpochLength {
-        /// Samples asked for.
+        /// Requested length of the epoch.
         length: u64,
-        /// Samples that there are.
+        /// Samples in the data.
         samples: u64,
     },
 }
 
-/// Which sample stands at a position.
+/// The sample at a position.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct At {
-    /// Passes over the data before this one.
+    /// Number of passes over the data before this one.
     pub epoch: u64,
-    /// The sample, 0 to the number of samples.
+    /// Index of the sample in the data.
     pub index: u64,
 }
 
-/// The global order of a run: from position (samples consumed since the start, over all epochs) to
-/// sample. Independent of the batch and of the world.
+/// The global order of a run: maps a position (samples consumed since the start, over all epochs) to a
+/// sample. It does not depend on the batch or the world.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Order {
     seed: u64,
@@ -47,8 +46,8 @@ pub struct Order {
 }
 
 impl Order {
-    /// An order of `samples` samples by `seed`; with `shuffle` off, every epoch runs from the first
-    /// to the last.
+    /// An order of `samples` samples by `seed`; without `shuffle`, every epoch runs from the first sample to
+    /// the last.
     pub fn new(seed: u64, samples: u64, shuffle: bool) -> Result<Self, OrderError> {
         if samples == 0 {
             return Err(OrderError::Empty);
@@ -61,8 +60,8 @@ impl Order {
         })
     }
 
-    /// Ends every epoch after `length` samples: for dialects that drop what does not fill the last
-    /// batch. Which samples are left out changes from epoch to epoch when the order is shuffled.
+    /// Ends every epoch after `length` samples, for dialects that drop an incomplete last batch. With
+    /// shuffling, every epoch omits different samples.
     pub fn with_epoch_length(mut self, length: u64) -> Result<Self, OrderError> {
         if !(1..=self.samples).contains(&length) {
             return Err(OrderError::EpochLength {
@@ -74,7 +73,6 @@ impl Order {
         Ok(self)
     }
 
-    /// Samples in an epoch.
     pub fn epoch_length(&self) -> u64 {
         self.epoch_length
     }
@@ -115,16 +113,16 @@ impl Permutation {
 
     fn apply(&self, place: u64) -> u64 {
         let mut value = self.network(place);
-        // The network permutes the whole domain, so walking on from a place below n comes back
-        // below n, at the latest at the place itself. Less than 2√n of the domain lie outside.
+        // The network permutes the whole domain, so walking on from a value below n comes back below n, at
+        // the latest at the value itself. Less than 2√n values of the domain are outside.
         while value >= self.n {
             value = self.network(value);
         }
         value
     }
 
-    /// One pass of the network: each round shifts one coordinate by a keyed function of the other,
-    /// which can be undone and so is a permutation.
+    /// One pass of the network: each round shifts one coordinate by a keyed function of the other, which is
+    /// invertible and so a permutation.
     fn network(&self, value: u64) -> u64 {
         let (mut row, mut column) = (value / self.columns, value % self.columns);
         for round in 0..ROUNDS {
@@ -203,8 +201,8 @@ mod tests {
     }
 
     #[test]
-    fn the_order_is_the_same_for_ever() {
-        // Ledgers and resumed runs depend on it: this must not change with a version.
+    fn the_order_never_changes() {
+        // Ledgers and resumed runs depend on it, so no version may change it.
         let order = Order::new(42, 1000, true).unwrap();
         let first: Vec<u64> = (0..8).map(|position| order.at(position).index).collect();
         let second: Vec<u64> = (1000..1008)
@@ -230,7 +228,7 @@ mod tests {
             *counts.entry(epoch(5, 4, of)).or_insert(0u64) += 1;
         }
         assert_eq!(counts.len(), 24);
-        // χ² with 23 degrees of freedom: 58 has a chance of 1e-4, and the seed is fixed.
+        // χ² with 23 degrees of freedom: 58 has a probability of 1e-4, and the seed is fixed.
         let expected = draws as f64 / 24.0;
         let chi2: f64 = counts
             .values()
@@ -254,7 +252,8 @@ mod tests {
                 }
                 sum / count / variance
             };
-            // Standard error 0.01: with the data's own order, and with the neighbour.
+            // The standard error is 0.01; the first is the correlation with the data's order, the second with
+            // the neighbour.
             let with_place = correlation(&mut (0..).zip(order.iter().copied()));
             let with_next = correlation(&mut order.iter().copied().zip(order[1..].iter().copied()));
             assert!(with_place.abs() < 0.04, "seed {seed}: {with_place}");
@@ -263,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn unshuffled_order_is_the_datas_own_and_wraps() {
+    fn an_unshuffled_order_follows_the_data_and_wraps() {
         let order = Order::new(9, 3, false).unwrap();
         let seen: Vec<(u64, u64)> = (0..7)
             .map(|position| order.at(position))
@@ -294,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn empty_data_and_impossible_epochs_are_refused() {
+    fn empty_data_and_invalid_epoch_lengths_are_refused() {
         assert_eq!(Order::new(0, 0, true), Err(OrderError::Empty));
         let order = Order::new(0, 5, true).unwrap();
         for length in [0, 6] {

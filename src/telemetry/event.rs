@@ -1,7 +1,7 @@
-//! What happens in a run, for those who watch it.
+//! The events of a run, for people and programs that watch it.
 //!
-//! `evenkeel launch --log json` prints every event as one JSON object a line, told apart by their
-//! `event`. The schema only grows: fields are added, never renamed or removed.
+//! `evenkeel launch --log json` prints every event as one JSON object a line; the field `event` names its
+//! kind. The schema only grows: fields are added, never renamed or removed.
 
 use serde::{Deserialize, Serialize};
 
@@ -11,135 +11,129 @@ use super::{EvaluationRecord, StepRecord, nan};
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum Event {
-    /// The plan stands; nothing has been started.
+    /// The plan is final; no rank has started.
     Planned {
-        /// The run: its directory, on a cluster the name of its TrainingJob.
+        /// The run's directory; on a cluster the name of its TrainingJob.
         name: String,
         /// The batch arithmetic, for example `8 × 16 × 1 = 128`.
         proof: String,
-        /// Ranks.
         world: u64,
         /// The base global batch, samples.
         global_batch: u64,
-        /// The budget, samples; 0 where nobody knows it.
+        /// The budget, in samples; 0 when it is unknown.
         budget: u64,
-        /// What the ranks run on, one line.
+        /// The devices of the ranks, one line.
         devices: String,
-        /// The lowest loss that can be had, nats per token, when the data's entropy is known.
+        /// The lowest possible loss, nats per token, when the data's entropy is known.
         floor: Option<f64>,
     },
     /// Data are being read, tokenised or packed.
     Preparing {
-        /// What, for example `tokenising train.jsonl`.
+        /// The activity, for example `tokenising train.jsonl`.
         what: String,
-        /// How much of it is done.
+        /// Amount done so far.
         done: u64,
-        /// How much there is; 0 when that is not known.
+        /// Total amount; 0 when it is unknown.
         total: u64,
     },
-    /// A generation of ranks has met and trains.
+    /// The ranks of a generation have connected and train.
     GenerationStarted {
-        /// Its number, from 1.
+        /// Job generation, counted from 1.
         generation: u64,
-        /// Ranks.
         world: u64,
-        /// The batch arithmetic.
+        /// The batch arithmetic, as in `Planned`.
         proof: String,
-        /// Why it was started.
+        /// Why the generation was started.
         reason: String,
-        /// Samples consumed before it.
+        /// Samples consumed before this generation.
         start_samples: u64,
     },
-    /// An optimiser step.
+    /// An optimiser step has finished.
     Step(StepRecord),
-    /// An evaluation.
     Evaluation(EvaluationRecord),
-    /// A checkpoint is whole and can be loaded.
+    /// A checkpoint is complete and can be loaded.
     Checkpoint {
-        /// Samples consumed in it.
+        /// Samples consumed at the checkpoint.
         samples: u64,
-        /// From its start until it was whole, seconds.
+        /// Seconds from its start until it was complete.
         seconds: f64,
-        /// Its size.
+        /// Its size, in bytes.
         bytes: u64,
     },
-    /// The step that was told last had another global batch than the one before it.
+    /// The last reported step has another global batch than the step before it.
     BatchChanged {
         /// Samples consumed before that step.
         samples: u64,
         /// The batch before it, samples.
         from: u64,
-        /// Its batch, samples.
+        /// Its batch, in samples.
         to: u64,
         /// The norm test's r, when it decided.
         ratio: Option<f64>,
         /// The norm test's η², when it decided.
         threshold: Option<f64>,
-        /// Why.
+        /// The reason for the change.
         reason: String,
     },
-    /// Nothing trains, and why: devices are missing, or pods are being placed.
+    /// Nothing trains, because devices are missing or pods are being placed.
     Waiting {
-        /// One line, lower case.
+        /// The reason, one lower-case line.
         why: String,
     },
     /// A rank's program printed a line.
     Said {
-        /// Which rank.
+        /// The rank that printed it.
         rank: u64,
         /// The line, without its end.
         line: String,
     },
-    /// A rank is gone.
+    /// A rank was lost.
     RankLost {
-        /// Which.
         rank: u64,
-        /// What was seen.
+        /// The symptom, for example a closed connection.
         reason: String,
     },
-    /// The run is being stopped in good order.
+    /// The run stops in an orderly way.
     Draining {
-        /// Why.
+        /// The reason for the stop.
         why: String,
     },
-    /// The reason to stop is gone before the ranks did: they stay.
+    /// The reason to stop disappeared before the ranks stopped; they continue.
     Staying {
-        /// Why.
+        /// Why the ranks continue.
         why: String,
     },
-    /// Training goes on in another world.
+    /// Training continues in another world.
     Rescaled {
-        /// Ranks before.
+        /// Number of ranks before.
         from: u64,
-        /// Ranks now.
+        /// Number of ranks now.
         to: u64,
-        /// From the moment the reason was seen (a request, a lost rank) to the end of the new
-        /// world's first step, seconds.
+        /// Seconds from the reason (a request, a lost rank) to the end of the new world's first step.
         seconds: f64,
-        /// Why.
+        /// The reason for the rescale.
         why: String,
     },
     /// A rank took unusually long for its part of a step, and the others waited for it.
     Straggler {
-        /// Which.
         rank: u64,
-        /// What its part took, seconds.
+        /// Seconds that its part took.
         seconds: f64,
-        /// What the slowest rank of a usual step takes, seconds.
+        /// Seconds that the slowest rank of a usual step takes.
         usual: f64,
     },
-    /// Something that a person should know.
+    /// A condition that a person should know about.
     Warning {
-        /// One line, lower case.
+        /// The warning, one lower-case line.
         message: String,
     },
     /// The budget is used up.
     Finished {
-        /// Samples consumed.
+        /// Samples consumed in total.
         samples: u64,
-        /// Optimiser steps.
+        /// Optimiser steps in total.
         steps: u64,
-        /// The last evaluation's loss, or the last step's where nothing was evaluated.
+        /// The loss of the last evaluation, or of the last step if there was no evaluation.
         #[serde(deserialize_with = "nan::from_null")]
         loss: f64,
         /// Wall-clock seconds of this launch.

@@ -2,7 +2,7 @@
 
 use crate::words::{noun, scale, three_digits};
 
-/// What stands where there is no number.
+/// Text in place of a missing number.
 pub const UNKNOWN: &str = "–";
 
 /// A count with three significant digits: `950`, `1.23k`, `45.6M`. Not finite: `–`.
@@ -18,7 +18,7 @@ pub fn count(value: f64) -> String {
     format!("{}{unit}", three_digits(scaled))
 }
 
-/// [`count`] without zeros that say nothing: `50k`, `1.5k`.
+/// [`count`] without trailing zeros: `50k`, `1.5k`.
 pub fn short(value: f64) -> String {
     let text = count(value);
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
@@ -50,7 +50,7 @@ pub fn duration(seconds: f64) -> String {
     }
 }
 
-/// A whole number with its thousands apart: `20,480`.
+/// A whole number with thousands separators: `20,480`.
 pub fn grouped(value: u64) -> String {
     let digits = value.to_string();
     let mut text = String::new();
@@ -76,8 +76,8 @@ pub fn learning_rate(value: f64) -> String {
     format!("{value:.2e}")
 }
 
-/// How far a loss is from the lowest that can be had (an evaluation of few samples may fall
-/// below): `5.8% above the floor 2.0794`.
+/// Distance of a loss from the lowest possible one (an evaluation of few samples may lie below it): `5.8%
+/// above the floor 2.0794`.
 pub fn from_floor(loss: f64, floor: f64) -> String {
     let percent = 100.0 * (loss / floor - 1.0);
     let side = if percent < 0.0 { "below" } else { "above" };
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn thousands_stand_apart() {
+    fn thousands_are_separated() {
         let shown: Vec<String> = [0, 999, 1000, 20_480, 2_000_000].map(grouped).to_vec();
         assert_eq!(shown, ["0", "999", "1,000", "20,480", "2,000,000"]);
         assert_eq!(

@@ -1,5 +1,5 @@
-//! Metrics on disk: one JSON object a line, a file for each generation, and the history that
-//! several generations committed together.
+//! Metrics on disk: one JSON object a line, one file per generation, and the committed history of several
+//! generations.
 
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
@@ -8,38 +8,26 @@ use std::path::{Path, PathBuf};
 
 use super::{EvaluationRecord, Metric, StepRecord};
 
-/// Bytes at the end of a file that hold some hundred lines, however long ones.
+/// Bytes read from the end of a file; they hold some hundred lines of any length.
 const TAIL: u64 = 256 << 10;
 
-/// Why metrics could not be written or read.
 #[derive(Debug, thiserror::Error)]
 pub enum MetricsError {
     /// The file cannot be opened or written.
     #[error(
-        "cannot write metrics to {}: {error}; make room or give rights there, and resume the run",
+        "cannot write metrics to {}: {error}; free some space or allow writing there, and resume the run",
         path.display()
     )]
-    Write {
-        /// The file.
-        path: PathBuf,
-        /// What the system said.
-        error: io::Error,
-    },
+    Write { path: PathBuf, error: io::Error },
     /// The file cannot be read.
     #[error(
-        "cannot read metrics from {}: {error}; give rights to read it, or put back a copy",
+        "cannot read metrics from {}: {error}; allow reading it, or restore a copy",
         path.display()
     )]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// What the system said.
-        error: io::Error,
-    },
+    Read { path: PathBuf, error: io::Error },
 }
 
-/// Appends metrics to a file, each whole or, when the machine fails in the middle, as a half line
-/// that [`read`] skips.
+/// Appends metrics to a file. A crash of the machine may leave half a line, which [`read`] skips.
 #[derive(Debug)]
 pub struct Writer {
     path: PathBuf,
@@ -47,7 +35,7 @@ pub struct Writer {
 }
 
 impl Writer {
-    /// Opens a file, made if it is not there. What a crash left behind stays on a line of its own.
+    /// Opens a file and creates it if it is absent. Half a line of a crashed writer stays on a separate line.
     pub fn append_to(path: impl Into<PathBuf>) -> Result<Writer, MetricsError> {
         let path = path.into();
         match open(&path) {
@@ -56,11 +44,10 @@ impl Writer {
         }
     }
 
-    /// Appends one metric.
     pub fn write(&mut self, metric: &Metric) -> Result<(), MetricsError> {
         let written = serde_json::to_string(metric)
             .map_err(io::Error::from)
-            // One write a line, so that readers see whole lines.
+            // One write per line, so that readers see whole lines.
             .and_then(|json| self.file.write_all(format!("{json}\n").as_bytes()));
         written.map_err(|error| MetricsError::Write {
             path: self.path.clone(),
@@ -86,21 +73,21 @@ fn open(path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// What a metrics file holds.
+/// The content of a metrics file.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Recorded {
-    /// In the order of writing.
+    /// Metrics in the order of writing.
     pub metrics: Vec<Metric>,
-    /// Lines that are no metric, for example the half line that a crash left behind.
+    /// Invalid lines, for example half a line from a crash.
     pub skipped: Vec<Skipped>,
 }
 
 /// A line that could not be read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Skipped {
-    /// Counted from 1.
+    /// Line number, counted from 1.
     pub line: usize,
-    /// Why, as a person reads it.
+    /// The reason, for people.
     pub why: String,
 }
 
@@ -126,7 +113,7 @@ pub fn read(path: &Path) -> Result<Recorded, MetricsError> {
     Ok(recorded)
 }
 
-/// The newest step in a file, of which only the end is read; `None` where there is none.
+/// The newest step of a file, of which only the end is read; `None` without any step.
 pub fn last_step(path: &Path) -> Option<StepRecord> {
     let mut file = File::open(path).ok()?;
     let length = file.metadata().ok()?.len();
@@ -134,7 +121,7 @@ pub fn last_step(path: &Path) -> Option<StepRecord> {
         .ok()?;
     let mut bytes = Vec::new();
     file.read_to_end(&mut bytes).ok()?;
-    // The first line may have lost its beginning, and the last its end.
+    // The first line may lack its beginning, and the last its end.
     let lines = bytes.rsplit(|&byte| byte == b'\n');
     lines
         .filter_map(|line| serde_json::from_slice(line).ok())
@@ -144,16 +131,15 @@ pub fn last_step(path: &Path) -> Option<StepRecord> {
         })
 }
 
-/// One generation's metrics and where it began.
+/// One generation's metrics and its starting point.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Generation {
-    /// Samples consumed in the checkpoint that it started from.
+    /// Samples consumed at the checkpoint that it started from.
     pub start_samples: u64,
-    /// What it recorded.
     pub metrics: Vec<Metric>,
 }
 
-/// What counts: steps in the order of training, and evaluations in the order of their samples.
+/// The committed history: steps in the order of training, and evaluations in the order of their samples.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct History {
     /// Every committed step once.
@@ -164,9 +150,8 @@ pub struct History {
 
 /// The committed history of generations, given in their order.
 ///
-/// A generation's steps count only up to where a later one began: what it did after the
-/// checkpoint that its successor started from was done again. Where an evaluation was repeated
-/// at the same sample, the later one counts.
+/// A generation's steps count only up to the start of a later one: the steps after that checkpoint were
+/// repeated. Of evaluations repeated at the same sample, the later one counts.
 pub fn committed(generations: &[Generation]) -> History {
     let mut steps: Vec<StepRecord> = Vec::new();
     let mut evaluations: BTreeMap<u64, EvaluationRecord> = BTreeMap::new();
@@ -177,7 +162,7 @@ pub fn committed(generations: &[Generation]) -> History {
         for metric in &generation.metrics {
             match metric {
                 Metric::Step(step) => {
-                    // It stands in the checkpoint already, or was written twice.
+                    // The checkpoint already holds the step, or the step was written twice.
                     let counted = steps.last().map_or(start, |last| last.samples.max(start));
                     if step.samples > counted {
                         steps.push(step.clone());
@@ -261,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn a_half_line_is_skipped_and_named_and_spoils_nothing_after_it() {
+    fn a_half_line_is_skipped_and_named_without_losing_later_lines() {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("metrics.jsonl");
         let whole = serde_json::to_string(&Metric::Step(step(1, 8))).expect("JSON");
@@ -302,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn a_loss_that_is_no_number_survives_the_file() {
+    fn a_nan_loss_survives_the_file() {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("metrics.jsonl");
         let lost = StepRecord {
@@ -362,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn a_generation_that_did_nothing_changes_nothing() {
+    fn a_generation_without_steps_changes_nothing() {
         let generations = [
             generation(1, 0, 16),
             generation(2, 16, 16),
@@ -390,8 +375,8 @@ mod tests {
     }
 
     proptest::proptest! {
-        /// Whatever the generations' starts: steps of the same size follow each other without a
-        /// gap and without one that is counted twice.
+        /// For any starts of the generations, steps of the same size follow each other without a gap and
+        /// without a step that counts twice.
         #[test]
         fn committed_steps_are_gapless(restarts in proptest::collection::vec((0u64..=8, 0u64..8), 1..6)) {
             let mut generations: Vec<Generation> = Vec::new();

@@ -1,8 +1,8 @@
-//! What people and machines look at: progress bars, metrics, events, the report.
+//! Output for people and machines: progress bars, metrics, events, the report.
 //!
-//! Three ways out of one set of types: [`Display`] shows [`Event`]s while a run goes on,
-//! [`metrics`] keeps [`Metric`]s for good, [`report`] draws them afterwards. The schemas are
-//! described in `docs/telemetry.md`. Numbers that are not finite are `null` in JSON.
+//! Three outputs use one set of types: [`Display`] shows [`Event`]s during a run, [`metrics`] stores
+//! [`Metric`]s, and [`report`] draws them afterwards. `docs/telemetry.md` describes the schemas. Numbers that
+//! are not finite are `null` in JSON.
 
 pub mod display;
 pub mod divergence;
@@ -19,14 +19,14 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
-/// The time of records: seconds since the Unix epoch.
+/// The clock of records: seconds since the Unix epoch.
 pub fn now() -> f64 {
     SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .map_or(0.0, |elapsed| elapsed.as_secs_f64())
 }
 
-/// One optimiser step, as it is logged (one JSON line in `gen-N/metrics.jsonl`).
+/// One optimiser step as a log record (one JSON line in `gen-N/metrics.jsonl`).
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct StepRecord {
     /// Generation that ran it.
@@ -37,7 +37,6 @@ pub struct StepRecord {
     pub samples: u64,
     /// Global batch of this step, samples.
     pub batch: u64,
-    /// Ranks.
     pub world: u64,
     /// Mean cross-entropy per target token, nats.
     #[serde(deserialize_with = "nan::from_null")]
@@ -67,16 +66,16 @@ pub struct NormTestRecord {
     /// r; the test fails, and the batch grows, when it is above η².
     #[serde(deserialize_with = "nan::from_null")]
     pub ratio: f64,
-    /// η².
+    /// η², the limit of r.
     pub threshold: f64,
     /// B_simple = V/|grad|², samples; `None` when infinite.
     pub noise_scale: Option<f64>,
-    /// T, the batch that the test asks for, samples, before any rounding or limit; `None` when
-    /// infinite, or undefined.
+    /// T, the batch that the test requires, in samples, before any rounding or limit; `None` when infinite or
+    /// undefined.
     pub target: Option<f64>,
-    /// The batch for the next step.
+    /// The next step's batch, in samples.
     pub next_batch: u64,
-    /// Why it is what it is, for example `grew ×2 (cap)`, `warming up`.
+    /// Why the batch has this size, for example `grew ×2 (cap)`, `warming up`.
     pub reason: String,
 }
 
@@ -85,12 +84,11 @@ pub struct NormTestRecord {
 pub struct CoordinateTestRecord {
     /// Share of the model's coordinates that pass, 0 to 1; `None` when it is undefined.
     pub share: Option<f64>,
-    /// Why it is undefined.
+    /// Why the share is undefined.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub undefined: Option<String>,
 }
 
-/// One evaluation.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct EvaluationRecord {
     /// Generation that ran it.
@@ -100,7 +98,6 @@ pub struct EvaluationRecord {
     /// Mean cross-entropy per target token, nats.
     #[serde(deserialize_with = "nan::from_null")]
     pub loss: f64,
-    /// Target tokens evaluated.
     pub tokens: u64,
     /// Seconds since the Unix epoch.
     pub time: f64,
@@ -110,9 +107,7 @@ pub struct EvaluationRecord {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Metric {
-    /// An optimiser step.
     Step(StepRecord),
-    /// An evaluation.
     Evaluation(EvaluationRecord),
 }
 

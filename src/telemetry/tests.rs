@@ -1,4 +1,4 @@
-//! The documented schema is the real one.
+//! The documented schema matches the real one.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,12 +21,12 @@ fn documented() -> Schema {
             assert!(fields.insert(field.to_owned()), "{heading}: {field} twice");
         }
     }
-    // How a run is shown is no event.
+    // The display of a run is not an event.
     schema.remove("Telemetry: what a run shows and what it keeps");
     schema
 }
 
-/// Adds the fields of a JSON object and of the objects in it.
+/// Adds the fields of a JSON object and of its nested objects.
 fn learn(schema: &mut Schema, name: &str, object: &Value) {
     let fields = object.as_object().expect("an object");
     for (key, value) in fields {
@@ -43,14 +43,14 @@ fn learn(schema: &mut Schema, name: &str, object: &Value) {
 }
 
 #[test]
-fn the_documented_fields_of_events_are_the_real_ones() {
+fn the_documented_fields_of_events_match_the_code() {
     let mut real = Schema::new();
     for event in run() {
         let json = serde_json::to_value(&event).expect("JSON");
         let name = json["event"].as_str().expect("a name").to_owned();
         learn(&mut real, &name, &json);
     }
-    // The run above must hold every kind of event; its steps' two tests are objects of their own.
+    // The run must contain every kind of event; the two tests of a step are separate objects.
     let source = syn::parse_file(include_str!("event.rs")).expect("Rust");
     let kinds = source.items.iter().find_map(|item| match item {
         syn::Item::Enum(item) if item.ident == "Event" => Some(item.variants.len()),

@@ -1,4 +1,4 @@
-//! The coordinate-wise test of a step, counted by all ranks together.
+//! Counts the coordinate-wise test of a step on all ranks together.
 
 use super::TrainError;
 use super::message::exchange;
@@ -7,8 +7,8 @@ use crate::engine::Engine;
 use crate::norm::{CoordinateTest, Coordinates, GroupSums};
 use crate::telemetry::CoordinateTestRecord;
 
-/// The share of coordinates that pass in a step with these groups, which are the same on every
-/// rank. Between the engine's reduction and its update; collective.
+/// The share of coordinates that pass in a step with these groups, which are the same on every rank.
+/// Collective; called between the engine's reduction and its update.
 pub fn count(
     test: CoordinateTest,
     groups: &GroupSums,
@@ -50,7 +50,7 @@ mod tests {
         coordinates: true,
     };
 
-    /// The record of a step of so many micro-batches, each of the same tokens.
+    /// The record of a step of `micro_batches` micro-batches with the same tokens.
     fn record(micro_batches: u64, eta: f64) -> CoordinateTestRecord {
         let config = ModelConfig {
             hidden_size: 8,
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn one_group_is_undefined_and_the_record_says_so() {
+    fn one_group_is_undefined_with_a_reason_in_the_record() {
         let record = record(1, 0.1);
         assert_eq!(record.share, None);
         assert_eq!(

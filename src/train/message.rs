@@ -1,5 +1,5 @@
-//! What every rank tells every other one at the end of a step: the step's scalars and its flags.
-//! One exchange of some hundred bytes.
+//! The message that every rank sends to every other one at the end of a step: the step's scalars and its
+//! flags. One exchange of some hundred bytes.
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -9,7 +9,7 @@ use crate::comm::Collective;
 use crate::norm::GroupSums;
 use crate::samples::Digest;
 
-/// A floating-point number that crosses the wire bit by bit: JSON knows no NaN.
+/// A floating-point number transferred bit by bit, because JSON has no NaN.
 #[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
 pub struct Bits(u64);
 
@@ -20,56 +20,55 @@ impl From<f64> for Bits {
 }
 
 impl Bits {
-    /// The number.
     pub fn get(self) -> f64 {
         f64::from_bits(self.0)
     }
 }
 
-/// One rank's message of one step.
+/// The message of one rank for one step.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Message {
     /// Sum of the cross-entropies over this rank's target tokens.
     pub loss: Bits,
-    /// This rank's target tokens.
+    /// Number of this rank's target tokens.
     pub targets: u64,
     /// Sum over this rank's groups of ‖G_i‖²/n_i.
     pub weighted: Bits,
     /// Units (target tokens) in those groups.
     pub units: u64,
-    /// Groups.
+    /// Number of this rank's groups.
     pub groups: u64,
     /// Digest of the samples that entered this rank's forward passes.
     pub digest: Digest,
-    /// Seconds this rank computed before it met the others.
+    /// Seconds that this rank computed before the exchange.
     pub seconds: Bits,
-    /// This rank was told to drain.
+    /// This rank has received a request to drain.
     pub drain: bool,
-    /// This rank has written its part of the checkpoint under way.
+    /// This rank has written its part of the checkpoint in progress.
     pub written: bool,
 }
 
-/// All ranks' messages of one step, added up in rank order, so that every rank has the same.
+/// The messages of all ranks for one step, added in rank order, so that the result is the same on every rank.
 #[derive(Debug, Clone)]
 pub struct Totals {
     /// Sum of the cross-entropies over all target tokens.
     pub loss: f64,
     /// Target tokens of the global batch.
     pub targets: u64,
-    /// The norm test's groups.
+    /// Sums of the norm test's groups.
     pub groups: GroupSums,
     /// Digest of the step.
     pub digest: Digest,
-    /// Somebody was told to drain.
+    /// At least one rank has received a request to drain.
     pub drain: bool,
     /// Computing seconds by rank.
     pub seconds: Vec<f64>,
-    /// All have written their part of the checkpoint under way.
+    /// All ranks have written their part of the checkpoint in progress.
     pub written: bool,
 }
 
 impl Totals {
-    /// Adds up everyone's messages.
+    /// Adds up the messages of all ranks.
     pub fn of(messages: &[Message]) -> Totals {
         let mut groups = GroupSums::default();
         for message in messages {
@@ -91,7 +90,7 @@ impl Totals {
     }
 }
 
-/// Everyone's value, in rank order; collective.
+/// The values of all ranks, in rank order; collective.
 pub fn exchange<T: Serialize + DeserializeOwned>(
     world: &dyn Collective,
     value: &T,
@@ -105,7 +104,7 @@ pub fn exchange<T: Serialize + DeserializeOwned>(
 
 /// A value as a message.
 pub fn encode<T: Serialize>(value: &T) -> Vec<u8> {
-    // Only our own types of numbers, strings and lists: they always encode.
+    // These types contain only numbers, strings and lists, so that encoding never fails.
     serde_json::to_vec(value).unwrap_or_default()
 }
 

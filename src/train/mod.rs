@@ -1,7 +1,7 @@
-//! The training loop and what it stands on: data, schedules, checkpoints.
+//! The training loop and its parts: data, schedules, checkpoints.
 //!
-//! [`trainer::Trainer`] is the loop, the same for every engine; [`rank`] is the process around
-//! it. Nothing here knows Kubernetes.
+//! [`trainer::Trainer`] is the loop, which is the same for every engine; [`rank`] is its process. This module
+//! does not depend on Kubernetes.
 
 pub mod checkpoint;
 mod coordinates;
@@ -26,22 +26,22 @@ use crate::comm::CommError;
 use crate::durable::FileError;
 use crate::engine::EngineError;
 
-/// Why training stopped before its budget.
+/// Why training stopped before its budget was used up.
 #[derive(Debug, thiserror::Error)]
 pub enum TrainError {
-    /// The engine: out of memory, a lost peer, a shape.
+    /// The engine failed: out of memory, a lost peer, a wrong shape.
     #[error(transparent)]
     Engine(#[from] EngineError),
-    /// The states of the model do not fit: no micro-batch is small enough.
+    /// The states of the model need too much memory for any micro-batch.
     #[error(
         "{0}: weights, gradients and optimiser states alone do not fit, whatever the micro-batch; \
          use more ranks and a sharded strategy (fsdp), more memory for each, or a smaller model"
     )]
     States(EngineError),
-    /// What only the built-in trainer's runs have.
+    /// The run belongs to an external trainer, which has no ledger.
     #[error(
-        "the user's own program trains in this run: it has no ledger, metrics or report of ours, and \
-         the built-in trainer cannot go on with it"
+        "an external trainer trains this run: it has no ledger, metrics or report, and the built-in \
+         trainer cannot continue it"
     )]
     OwnProgram,
     /// A checkpoint could not be written or read.
@@ -53,10 +53,10 @@ pub enum TrainError {
     /// The batch schedule does not fit the plan.
     #[error(transparent)]
     Schedule(#[from] crate::norm::ScheduleError),
-    /// The order of the samples cannot be made.
+    /// The order of the samples is not possible.
     #[error(transparent)]
     Order(#[from] crate::samples::OrderError),
-    /// The ledger would not be contiguous.
+    /// The ledger would have a gap or an overlap.
     #[error(
         "the ledger would not prove every sample any more: {0}; this is a bug, please report it"
     )]
@@ -67,7 +67,7 @@ pub enum TrainError {
     /// The initial weights cannot be used.
     #[error(transparent)]
     Weights(#[from] weights::WeightsError),
-    /// The loss or the gradient is no number any more.
+    /// The loss or the gradient is not finite.
     #[error(
         "{what} is {value} at step {step} (samples {from} to {to}); the last good checkpoint is \
          kept: lower the learning rate, clip the gradient, or look at those samples"
@@ -75,60 +75,55 @@ pub enum TrainError {
     Diverged {
         /// `loss` or `gradient norm`.
         what: &'static str,
-        /// NaN or an infinity.
+        /// The value: NaN or an infinity.
         value: f64,
         /// The step that was not taken.
         step: u64,
-        /// Its first sample.
+        /// Index of its first sample.
         from: u64,
-        /// After its last sample.
+        /// One past its last sample.
         to: u64,
     },
-    /// A step of nothing but padding and prompts.
+    /// A step has only padding and prompts.
     #[error(
         "step {step} (samples {from} to {to}) has no target token: every answer was cut off; \
          raise the sequence length or look at the data"
     )]
     NoTargets {
-        /// The step.
         step: u64,
-        /// Its first sample.
+        /// Index of its first sample.
         from: u64,
-        /// After its last sample.
+        /// One past its last sample.
         to: u64,
     },
-    /// A message of another rank cannot be read.
-    #[error(
-        "a message from rank {rank} cannot be read: {error}; all ranks have to be of the same build"
-    )]
+    /// A message of another rank is malformed.
+    #[error("a message from rank {rank} cannot be read: {error}; all ranks need the same build")]
     Message {
-        /// From whom.
+        /// The sender of the message.
         rank: usize,
-        /// Why.
         error: serde_json::Error,
     },
     /// A file of the run directory cannot be used.
     #[error(transparent)]
     File(#[from] FileError),
-    /// The prepared data has no part to train on.
+    /// The prepared data has no training part.
     #[error("{} holds no training data: launch the recipe again", directory.display())]
     NoData {
-        /// Where it should be.
+        /// The expected directory of the data.
         directory: std::path::PathBuf,
     },
-    /// The state in a checkpoint is not this program's.
+    /// The state in a checkpoint is invalid, or belongs to another version.
     #[error(
-        "the training state in the checkpoint cannot be understood: {error}; it was written by \
-         another version: go on with that one"
+        "the training state in the checkpoint cannot be parsed: {error}; it was written by \
+         another version: continue with that one"
     )]
     State {
-        /// What does not fit.
+        /// The first invalid part.
         error: serde_json::Error,
     },
 }
 
-/// A peer that is lost while a checkpoint is agreed on is a lost peer like any other: the survivors
-/// go on.
+/// A peer lost during the agreement on a checkpoint is an ordinary lost peer: the survivors continue.
 impl From<checkpoint::CheckpointError> for TrainError {
     fn from(error: checkpoint::CheckpointError) -> Self {
         match error {

@@ -1,4 +1,4 @@
-//! The rank's ear and mouth: orders from its agent on standard input, reports on standard output.
+//! The connection of a rank to its agent: orders on standard input, reports on standard output.
 
 use std::io::{BufRead, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crate::job::protocol::{Order, Report};
 
-/// Orders as they come in, from a thread of their own.
+/// Incoming orders, read by a separate thread.
 pub struct Orders {
     draining: Arc<AtomicBool>,
     agent_is_gone: Arc<AtomicBool>,
@@ -16,7 +16,7 @@ pub struct Orders {
 }
 
 impl Orders {
-    /// Reads orders until the end of the input, which itself means: drain, the agent is gone.
+    /// Reads orders until the end of the input, which means that the agent is gone and the rank must drain.
     pub fn listen(input: impl BufRead + Send + 'static) -> Orders {
         let draining = Arc::new(AtomicBool::new(false));
         let (sender, receiver) = channel();
@@ -34,7 +34,7 @@ impl Orders {
         }
     }
 
-    /// Whether the rank was told to drain.
+    /// Whether an order to drain is in effect.
     pub fn draining(&self) -> bool {
         self.draining.load(Ordering::Relaxed)
     }
@@ -44,7 +44,8 @@ impl Orders {
         Arc::clone(&self.agent_is_gone)
     }
 
-    /// The next order other than to drain or to stay; `None` when none comes in time or the agent is gone.
+    /// The next order other than to drain or to stay; `None` if no order arrives in time or the agent is
+    /// gone.
     pub fn next(&self, timeout: Duration) -> Option<Order> {
         let receiver = self.others.lock().unwrap_or_else(|held| held.into_inner());
         receiver.recv_timeout(timeout).ok()
@@ -63,13 +64,11 @@ fn read_orders(input: impl BufRead, draining: &AtomicBool, others: &Sender<Order
     }
 }
 
-/// Writes reports to the agent. An agent that is gone is noticed by [`Orders`]; reports to it are
-/// dropped.
+/// Writes reports to the agent. [`Orders`] detects an agent that is gone; reports to it are dropped.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Reports;
 
 impl Reports {
-    /// Sends one report.
     pub fn send(&self, report: &Report) {
         let mut out = std::io::stdout().lock();
         if let Ok(line) = serde_json::to_string(report) {
@@ -92,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn a_drain_can_be_called_off() {
+    fn a_drain_can_be_cancelled() {
         let (input, mut agent) = std::io::pipe().unwrap();
         let orders = Orders::listen(std::io::BufReader::new(input));
         agent
@@ -113,7 +112,7 @@ mod tests {
     #[test]
     fn garbage_is_not_an_order() {
         let orders = Orders::listen(&b"\xff\xfe garbage\n{\"order\":\"commit\"}\n"[..]);
-        // Invalid UTF-8 ends the input: an agent that writes it is not ours.
+        // Invalid UTF-8 ends the input, because no agent of Evenkeel writes it.
         assert_eq!(orders.next(Duration::from_secs(5)), None);
         assert!(orders.draining());
     }

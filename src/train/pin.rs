@@ -1,4 +1,4 @@
-//! A checkpoint as generation records pin it: by its path below the run and its checksum.
+//! A checkpoint reference: a checkpoint's path below the run directory and its checksum.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use super::checkpoint::{Checkpoint, CheckpointError, Checksum, Committed};
 use super::state::TrainState;
 use crate::job::Pin;
 
-/// The pin of a committed checkpoint of a run; `batch` is that of the next step, samples.
+/// The reference to a committed checkpoint of a run; `batch` is that of the next step, in samples.
 pub fn pin(committed: &Committed, run: &Path, batch: u64) -> Pin {
     let path = committed.path.strip_prefix(run).unwrap_or(&committed.path);
     Pin {
@@ -19,7 +19,7 @@ pub fn pin(committed: &Committed, run: &Path, batch: u64) -> Pin {
     }
 }
 
-/// The pin of a committed checkpoint of which nothing else is known; its batch is in its state.
+/// The reference to a committed checkpoint; its state supplies the batch.
 pub fn of(committed: &Committed, run: &Path) -> Result<Pin, TrainError> {
     let unknown = pin(committed, run, 0);
     let state = TrainState::from_checkpoint(&open_lazily(run, &unknown)?)?;
@@ -29,12 +29,12 @@ pub fn of(committed: &Committed, run: &Path) -> Result<Pin, TrainError> {
     })
 }
 
-/// Opens a pinned checkpoint and verifies all of it.
+/// Opens a referenced checkpoint and verifies all of it.
 pub fn open(run: &Path, pin: &Pin) -> Result<Checkpoint, CheckpointError> {
     Checkpoint::open(&run.join(&pin.path), Some(checksum(pin)?))
 }
 
-/// Opens a pinned checkpoint and verifies each file as it is read.
+/// Opens a referenced checkpoint and verifies each file as it is read.
 pub fn open_lazily(run: &Path, pin: &Pin) -> Result<Checkpoint, CheckpointError> {
     Checkpoint::open_lazily(&run.join(&pin.path), Some(checksum(pin)?))
 }

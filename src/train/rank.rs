@@ -1,5 +1,5 @@
-//! The process of one rank: meets the others, builds the engine, loads the pinned state, trains,
-//! and says how it ended.
+//! The process of one rank: connects to the others, builds the engine, loads the referenced state, trains,
+//! and reports how it ended.
 
 use std::fs::{File, TryLockError};
 use std::io::{BufReader, ErrorKind, stdin};
@@ -33,23 +33,21 @@ use crate::recipe::spec::{BatchSchedule, Strategy};
 use crate::samples::Ledger;
 use crate::telemetry::metrics::Writer as MetricsWriter;
 
-/// How long a rank that lost a peer waits to be told what to do.
+/// Time that a rank that lost a peer waits for an order.
 const ORDERS: Duration = Duration::from_secs(30);
 
-/// Which rank of which generation of which run.
+/// Identity of a rank and its resources.
 #[derive(Debug, Clone)]
 pub struct RankOptions {
-    /// The run's directory.
     pub run: PathBuf,
-    /// The generation's number.
     pub generation: u64,
-    /// This rank.
+    /// This rank, counted from 0.
     pub rank: usize,
     /// Threads to compute with.
     pub threads: usize,
 }
 
-/// Runs the rank to its end and returns its exit code.
+/// Runs the rank to its end; returns its exit code.
 pub fn run(options: &RankOptions) -> u8 {
     let reports = Reports;
     let orders = Orders::listen(BufReader::new(stdin()));
@@ -84,7 +82,7 @@ fn live(options: &RankOptions, orders: &Orders, reports: Reports) -> Result<Endi
     let directory = options.run.join(files::generation(options.generation));
     let setup: Setup = read_json(&options.run.join(files::RUN))?;
     let generation: Generation = read_json(&directory.join(files::RECORD))?;
-    // Held until the process ends: a later launcher sees by it that ranks still live.
+    // Held until the process ends, so that a later launcher detects living ranks.
     let _alive = hold(&directory)?;
     let world = {
         let _waiting = SignsOfLife::give(reports, orders.agent_is_gone());
@@ -94,7 +92,7 @@ fn live(options: &RankOptions, orders: &Orders, reports: Reports) -> Result<Endi
     let result = train(options, &setup, &generation, &world, orders, reports);
     match &result {
         Ok(_) => world.close()?,
-        // The peer that is gone was told of by the collective itself.
+        // The collective has already reported the lost peer.
         Err(TrainError::Engine(EngineError::Comm(_))) => {}
         Err(error) => world.abort(&error.to_string()),
     }
@@ -144,14 +142,14 @@ fn train(
     result
 }
 
-/// The file in which rank 0 writes down what all of them did.
+/// The metrics file, which rank 0 writes for all ranks.
 fn metrics(options: &RankOptions) -> Result<Option<MetricsWriter>, TrainError> {
     let generation = options.run.join(files::generation(options.generation));
     let writer = || MetricsWriter::append_to(generation.join(files::METRICS));
     Ok((options.rank == 0).then(writer).transpose()?)
 }
 
-/// Meets the other ranks of the generation.
+/// Connects to the other ranks of the generation.
 fn meet(
     options: &RankOptions,
     generation: &Generation,
@@ -179,7 +177,8 @@ fn meet(
     });
     let own = options.rank;
     let ended: Ended = Arc::new(move |error| {
-        // The agent waits for ranks that compute: it hears that they live, and what they know.
+        // The agent waits for ranks that compute: this report says that the rank lives, and which peer it
+        // lost.
         if let CommError::PeerLost { rank, reason } | CommError::Aborted { rank, reason } = error
             && *rank != own
         {
@@ -212,7 +211,7 @@ fn engine(
         seed(setup, generation),
     )
     .map_err(|error| match error {
-        // Memory for the micro-batch comes later: a smaller one would change nothing here.
+        // Memory for the micro-batch is reserved later: a smaller one would not help here.
         EngineError::OutOfMemory { .. } => TrainError::States(error),
         error => error.into(),
     })?;
@@ -232,7 +231,7 @@ fn cpu_strategy(setup: &Setup, generation: &Generation) -> cpu::Strategy {
     }
 }
 
-/// What any step of the run may measure.
+/// The measurements that any step of the run may request.
 fn measured(schedule: &BatchSchedule) -> Measure {
     match schedule {
         BatchSchedule::NormTest(test) => measure(Some(groups(test)), test.coordinate_interval > 0),
@@ -240,21 +239,21 @@ fn measured(schedule: &BatchSchedule) -> Measure {
     }
 }
 
-/// ZeRO-1 and ZeRO-2 shard less than FSDP does; the built-in trainer runs them as FSDP, which
-/// trains the same numbers in less memory.
+/// ZeRO-1 and ZeRO-2 shard less than FSDP. The built-in trainer runs them as FSDP, which computes the same
+/// numbers in less memory.
 fn sharded(strategy: Strategy) -> bool {
     strategy != Strategy::Ddp
 }
 
-/// What the engine draws its weights by; `None` where [`load`] reads them: they are not made first, which
-/// takes as long.
+/// The seed of the engine's weights; `None` if [`load`] reads them, because drawing them first would take as
+/// long.
 fn seed(setup: &Setup, generation: &Generation) -> Option<u64> {
     let read = generation.start.is_some() || setup.weights.is_some();
     (!read).then_some(setup.spec.seed)
 }
 
-/// The pinned checkpoint's state, or a new one with the initial weights: those that are read, or that
-/// [`seed`] let the engine draw.
+/// The state of the referenced checkpoint, or a new one with the initial weights: read from files, or drawn
+/// by the engine from [`seed`].
 fn load(
     options: &RankOptions,
     setup: &Setup,
@@ -288,8 +287,8 @@ fn load(
     Ok(state)
 }
 
-/// Every rank makes sure of its memory before the first step, and all hear of one that cannot:
-/// nobody waits in a collective for a rank that has left.
+/// Every rank reserves its memory before the first step and reports a failure to all, so that no rank waits
+/// in a collective for one that has left.
 fn agree_on_memory(setup: &Setup, trainer: &mut Trainer<'_>) -> Result<(), TrainError> {
     let plan = &trainer.generation.plan;
     let rows = plan
@@ -309,8 +308,8 @@ fn agree_on_memory(setup: &Setup, trainer: &mut Trainer<'_>) -> Result<(), Train
     }
 }
 
-/// A peer is gone. Where every rank holds everything, the state after the last whole step is not
-/// lost: the agent is told what this rank holds, and may have it committed.
+/// Handles the loss of a peer. Where every rank holds everything, the state after the last complete step is
+/// still available: the rank reports it, and the agent may order it to commit.
 fn after_loss(error: &CommError, trainer: &mut Trainer<'_>) -> Result<(), TrainError> {
     let (rank, why) = match error {
         CommError::PeerLost { rank, reason } | CommError::Aborted { rank, reason } => {
@@ -330,8 +329,8 @@ fn after_loss(error: &CommError, trainer: &mut Trainer<'_>) -> Result<(), TrainE
     }
 }
 
-/// A shared lock on the generation's directory; a launcher that wants to start the next one after
-/// a crash asks for it exclusively.
+/// Takes a shared lock on the generation's directory. A launcher that wants to start the next generation
+/// after a crash requests it exclusively.
 pub fn hold(directory: &Path) -> Result<File, TrainError> {
     let path = directory.join(files::RANKS_LOCK);
     let file = File::options()
@@ -342,8 +341,8 @@ pub fn hold(directory: &Path) -> Result<File, TrainError> {
     Ok(file.map_err(|error| FileError::from_io("lock", &path, 0, error))?)
 }
 
-/// Whether ranks of the generation in this directory still run. Only a lock that is not there says
-/// that none ever did; one that cannot be looked at is an error.
+/// Whether ranks of the generation in this directory still run. Only a missing lock proves that none ever
+/// ran; a lock that cannot be opened is an error.
 pub fn any_alive(directory: &Path) -> Result<bool, FileError> {
     let path = directory.join(files::RANKS_LOCK);
     let cannot = |error| FileError::from_io("open", &path, 0, error);
@@ -364,7 +363,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranks_that_cannot_be_asked_for_are_not_taken_for_none() {
+    fn an_unreadable_rank_lock_does_not_mean_no_ranks() {
         let directory = tempfile::tempdir().unwrap();
         assert!(!any_alive(directory.path()).unwrap());
         let alive = hold(directory.path()).unwrap();
@@ -372,9 +371,9 @@ mod tests {
         drop(alive);
         let lock = directory.path().join(files::RANKS_LOCK);
         std::fs::remove_file(&lock).unwrap();
-        // A link to itself opens for nobody, whoever asks.
+        // No process can open a link to itself.
         std::os::unix::fs::symlink(&lock, &lock).unwrap();
-        let said = any_alive(directory.path()).unwrap_err().to_string();
-        assert!(said.starts_with("cannot open "), "{said}");
+        let message = any_alive(directory.path()).unwrap_err().to_string();
+        assert!(message.starts_with("cannot open "), "{message}");
     }
 }

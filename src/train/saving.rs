@@ -1,5 +1,5 @@
-//! A checkpoint under way beside training: every rank writes its units in the background, says in
-//! each step's message whether it is done, and once all are, they finish it together.
+//! A checkpoint in progress beside training: every rank writes its units in the background and reports in
+//! each step's message whether it has finished. Once all have, they finish the checkpoint together.
 
 use std::path::Path;
 use std::time::Instant;
@@ -14,7 +14,7 @@ use crate::comm::Collective;
 use crate::engine::Engine;
 use crate::job::protocol::Report;
 
-/// The checkpoint that is being written, if any.
+/// The checkpoint in progress, if any.
 #[derive(Default)]
 pub struct Saving(Option<UnderWay>);
 
@@ -28,18 +28,18 @@ struct UnderWay {
 }
 
 impl Saving {
-    /// Whether one is under way.
+    /// Whether a checkpoint is in progress.
     pub fn busy(&self) -> bool {
         self.0.is_some()
     }
 
-    /// Whether one is under way and this rank has nothing left to write of it.
+    /// Whether a checkpoint is in progress and this rank has written its part.
     pub fn written(&self) -> bool {
         self.0.as_ref().is_some_and(|u| u.writer.is_finished())
     }
 
-    /// Takes the snapshot: every rank exports every unit (a collective under sharding) and hands
-    /// its own ones to the background writer.
+    /// Takes the snapshot: every rank exports every unit (a collective under sharding) and hands its own
+    /// units to the background writer.
     pub fn begin(
         &mut self,
         engine: &mut dyn Engine,
@@ -70,7 +70,7 @@ impl Saving {
         Ok(())
     }
 
-    /// Finishes the one under way together with all ranks, and says what there is to report.
+    /// Finishes the checkpoint in progress together with all ranks; returns the report.
     pub fn finish(
         &mut self,
         engine: &dyn Engine,

@@ -1,16 +1,15 @@
 //! The learning rate as a pure function of the samples consumed.
 //!
-//! At a constant batch it is what transformers 5.23 computes per step (`optimization.py`: linear,
-//! cosine, cosine with a minimum, constant with warm-up, inverse square root), read with
-//! step = samples / batch. Since it counts samples, a batch that grows moves along the same curve,
-//! only faster.
+//! At a constant batch it equals the rate that transformers 5.23 computes per step (`optimization.py`:
+//! linear, cosine, cosine with a minimum, constant with warm-up, inverse square root), with step = samples /
+//! batch. Because it counts samples, a growing batch follows the same curve, only faster.
 
 use crate::recipe::spec::{LearningRate, LearningRateShape};
 
 /// Upstream's time scale of `inverse_sqrt` without a warm-up, in steps.
 const INVERSE_SQRT_STEPS: u64 = 10_000;
 
-/// A run's learning rate.
+/// The learning rate of a run.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LearningRateSchedule {
     peak: f64,
@@ -22,8 +21,8 @@ pub struct LearningRateSchedule {
 }
 
 impl LearningRateSchedule {
-    /// The schedule of a recipe over `budget` samples of which the first `warmup` are its warm-up
-    /// ([`crate::batch::Horizon`] works both out), at a base global batch of `base_batch` samples.
+    /// The schedule of a recipe over `budget` samples, of which the first `warmup` are its warm-up, at a base
+    /// global batch of `base_batch` samples. [`crate::batch::Horizon`] computes both counts.
     pub fn new(recipe: &LearningRate, warmup: u64, budget: u64, base_batch: u64) -> Self {
         LearningRateSchedule {
             peak: recipe.peak,
@@ -45,8 +44,8 @@ impl LearningRateSchedule {
         samples < self.warmup
     }
 
-    /// The learning rate of a step that starts after `samples` samples. As upstream, the first step
-    /// of a warm-up has rate 0.
+    /// The learning rate of a step that starts after `samples` samples. The first step of a warm-up has rate
+    /// 0, as upstream.
     pub fn at(&self, samples: u64) -> f64 {
         self.peak * self.share(samples)
     }

@@ -1,6 +1,6 @@
-//! What every rank of every generation of a run needs to know (`run.json`): written by the
-//! launcher before anything starts. A resume may change how much memory a rank may use, or write
-//! down what an older version did not, and nothing else.
+//! The setup of a run (`run.json`), which every rank of every generation reads; the launcher writes it before
+//! anything starts. A resume may change only the memory limit of a rank, or add values that an older version
+//! did not record.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -16,63 +16,61 @@ use crate::job::files;
 use crate::recipe::{Dialect, Places, Recipe, Sources, Spec};
 use crate::samples::{Order, OrderError};
 
-/// A run.
+/// The fixed settings of a run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Setup {
-    /// Uid; ranks refuse strangers by it.
+    /// Unique id; ranks refuse connections with another one.
     pub job: String,
-    /// The run's name.
     pub name: String,
-    /// The recipe's file, as the user named it.
+    /// Path of the recipe, as the user named it.
     pub recipe_path: PathBuf,
-    /// The recipe's dialect.
     pub dialect: Dialect,
-    /// Where relative paths of the recipe start.
+    /// The directory that relative paths of the recipe refer to.
     pub base: PathBuf,
     /// The overrides of the command line.
     pub overrides: Vec<String>,
-    /// What the recipe says.
+    /// The parsed content of the recipe.
     pub spec: Spec,
-    /// The global batch that the run keeps, samples; the norm test starts from it.
+    /// The run's global batch, in samples; the norm test starts from it.
     pub global_batch_size: u64,
-    /// The model's shape; `None` where the user's own program trains, which has a model of its own.
+    /// The model's shape; `None` for an external trainer, which has its own model.
     #[serde(default)]
     pub model: Option<ModelConfig>,
     /// The keys of the `config.json` at the model's path, for the planner.
     pub model_config: Option<BTreeMap<String, Value>>,
-    /// Where initial weights come from; `None`: seeded random.
+    /// Source of the initial weights; `None`: seeded random.
     pub weights: Option<PathBuf>,
-    /// Files of the tokenizer that every checkpoint carries along.
+    /// Files of the tokenizer, copied into every checkpoint.
     pub companions: Vec<PathBuf>,
     /// Training samples of the prepared data.
     pub data_samples: Option<u64>,
     /// The fingerprint of the prepared data. Runs of older versions have none.
     #[serde(default)]
     pub data_fingerprint: Option<String>,
-    /// Everything counted in samples.
+    /// Training horizon, warm-up and intervals in samples.
     pub horizon: Horizon,
-    /// Training ends after the first step that reaches it; `None` where the user's own program trains
-    /// and the recipe does not say.
+    /// Training ends after the first step that reaches it; `None` if an external trainer runs and the recipe
+    /// has no budget.
     #[serde(default)]
     pub budget_samples: Option<u64>,
     /// Bytes that a rank may use; `None`: no limit.
     pub rank_memory: Option<u64>,
-    /// The loss that nothing can beat, nats per token, when the data is synthetic.
+    /// The lowest possible loss of synthetic data, nats per token.
     pub entropy: Option<f64>,
 }
 
 impl Setup {
-    /// The model's shape, for those who look after the built-in trainer's runs.
+    /// The model's shape; an error if an external trainer runs.
     pub fn model(&self) -> Result<&ModelConfig, TrainError> {
         self.model.as_ref().ok_or(TrainError::OwnProgram)
     }
 
-    /// The budget, samples, likewise.
+    /// The budget, in samples; an error if an external trainer runs.
     pub fn budget(&self) -> Result<u64, TrainError> {
         self.budget_samples.ok_or(TrainError::OwnProgram)
     }
 
-    /// The recipe again, for the planner; where its values stood is not kept.
+    /// The recipe for the planner, without the places of its values.
     pub fn recipe(&self) -> Recipe {
         Recipe {
             dialect: self.dialect,
@@ -86,7 +84,7 @@ impl Setup {
         }
     }
 
-    /// The one global order of `samples` training samples.
+    /// The global order of `samples` training samples.
     pub fn order(&self, samples: u64) -> Result<Order, OrderError> {
         let order = Order::new(self.spec.seed, samples, self.spec.data.shuffle)?;
         match self.horizon.epoch_samples {

@@ -1,6 +1,6 @@
-//! A rank that waits for the others says so, from a thread of its own: its agent tells it from one
-//! that hangs, which its peers cannot do before they have met it. Where the agent itself is gone,
-//! nobody is waited for: there is nothing to commit yet.
+//! Heartbeats of a rank that waits for the others, sent by a separate thread. They let its agent tell a
+//! waiting rank from a hung one; its peers cannot do so before they have connected. If the agent is gone, the
+//! process ends: there is no state to commit yet.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,17 +11,17 @@ use std::time::Duration;
 use super::orders::Reports;
 use crate::job::protocol::{Report, exit};
 
-/// Time between two signs of life.
+/// Time between two heartbeats.
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// Signs of life are given until this is dropped.
+/// Sends heartbeats until it is dropped.
 pub struct SignsOfLife {
     end: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl SignsOfLife {
-    /// Begins at once; ends the process when `agent_is_gone`.
+    /// Starts at once; ends the process when `agent_is_gone`.
     pub fn give(reports: Reports, agent_is_gone: Arc<AtomicBool>) -> SignsOfLife {
         let (end, ended) = channel();
         let thread = std::thread::spawn(move || {
@@ -43,12 +43,12 @@ impl SignsOfLife {
     }
 }
 
-/// Waits for the last sign: what the rank says next comes after it.
+/// Waits for the last heartbeat, so that later reports come after it.
 impl Drop for SignsOfLife {
     fn drop(&mut self) {
         self.end = None;
         if let Some(thread) = self.thread.take() {
-            // It does nothing that could fail.
+            // The thread cannot fail.
             let _ = thread.join();
         }
     }

@@ -1,4 +1,4 @@
-//! What training knows apart from the weights. The same on every rank; every checkpoint holds it.
+//! The state of training besides the weights. It is the same on every rank, and every checkpoint holds it.
 
 use serde::{Deserialize, Serialize};
 
@@ -10,11 +10,10 @@ use crate::samples::Ledger;
 /// The state of training between two steps.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct TrainState {
-    /// Optimiser steps taken.
+    /// Number of optimiser steps taken.
     pub step: u64,
-    /// Samples consumed.
     pub samples: u64,
-    /// Which batch comes next, and why.
+    /// Chooses the next batch.
     pub controller: Controller,
     /// The ledger of the committed history, from the first sample on.
     pub ledger: Ledger,
@@ -26,7 +25,7 @@ impl TrainState {
         serde_json::from_value(checkpoint.state()?).map_err(|error| TrainError::State { error })
     }
 
-    /// As checkpoints hold it.
+    /// The JSON form in checkpoints.
     pub(super) fn to_json(&self) -> Result<serde_json::Value, TrainError> {
         serde_json::to_value(self).map_err(|error| TrainError::State { error })
     }

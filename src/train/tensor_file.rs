@@ -1,8 +1,8 @@
-//! The safetensors format as the trainer needs it: files of f32 tensors are written piece by
-//! piece, files of f32, bf16 or f16 tensors are read tensor by tensor as f32.
+//! The subset of the safetensors format that the trainer needs: it writes files of f32 tensors piece by piece
+//! and reads files of f32, bf16 or f16 tensors one by one as f32.
 //!
-//! Files are read with `pread`, not mapped into memory: a mapped file that somebody truncates
-//! kills the process, and the tensors are copied to f32 anyway.
+//! It reads with `pread` instead of a memory map: truncation of a mapped file kills the process, and the
+//! tensors are copied to f32 anyway.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -16,7 +16,7 @@ use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 #[cfg(target_endian = "big")]
 compile_error!("safetensors files are little-endian, and are written from memory as it is");
 
-/// The most that Hugging Face's reader accepts for a header.
+/// The largest header that Hugging Face's reader accepts, in bytes.
 const MAX_HEADER: u64 = 100_000_000;
 /// Elements read at a time while converting.
 const PIECE: usize = 1 << 20;
@@ -24,29 +24,23 @@ const PIECE: usize = 1 << 20;
 /// Why a file of tensors cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum TensorFileError {
-    /// In the system's words.
+    /// A file operation failed.
     #[error("cannot read {}: {source}", path.display())]
-    Io {
-        /// The file.
-        path: PathBuf,
-        /// The system's error.
-        source: io::Error,
-    },
-    /// Not a safetensors file, or a part of one.
+    Io { path: PathBuf, source: io::Error },
+    /// The file is not a complete safetensors file.
     #[error(
-        "{} is no whole safetensors file: {reason}; download or copy it again",
+        "{} is not a complete safetensors file: {reason}; download or copy it again",
         path.display()
     )]
     Format {
-        /// The file.
         path: PathBuf,
-        /// What does not fit.
+        /// The first fault, with the sizes.
         reason: String,
     },
 }
 
-/// The header of a safetensors file that holds the f32 tensors `name`, `shape` one after the
-/// other, with the length of the data that must follow it, in bytes.
+/// The header of a safetensors file that holds f32 tensors (name, shape) one after the other, with the length
+/// in bytes of the data that must follow it.
 pub fn header<'a>(
     tensors: impl Iterator<Item = (String, &'a [usize])>,
 ) -> Result<(Vec<u8>, u64), safetensors::SafeTensorError> {
@@ -63,17 +57,17 @@ pub fn header<'a>(
             (name, info)
         })
         .collect();
-    // transformers refuses files that do not say which framework's layout they have.
+    // transformers refuses files without the framework of their layout.
     let format = HashMap::from([("format".to_string(), "pt".to_string())]);
     let mut json = serde_json::to_vec(&Metadata::new(Some(format), tensors)?)?;
-    // The data starts at a multiple of 8 bytes, so that others can map it.
+    // The data starts at a multiple of 8 bytes, so that a memory map is aligned.
     json.resize(json.len().next_multiple_of(8), b' ');
     let mut header = (json.len() as u64).to_le_bytes().to_vec();
     header.append(&mut json);
     Ok((header, end as u64))
 }
 
-/// A safetensors file whose header was read.
+/// A safetensors file with a parsed header.
 #[derive(Debug)]
 pub struct TensorFile {
     path: PathBuf,
@@ -83,7 +77,7 @@ pub struct TensorFile {
 }
 
 impl TensorFile {
-    /// Reads the header and checks that the file has all the data that it describes.
+    /// Reads the header and checks that the file contains all data that it describes.
     pub fn open(path: &Path) -> Result<Self, TensorFileError> {
         let failed = |source| TensorFileError::Io {
             path: path.to_path_buf(),
@@ -125,22 +119,21 @@ impl TensorFile {
         })
     }
 
-    /// Where the file is.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The tensors' names, in the order in which they lie.
+    /// The names of the tensors, in the order of the file.
     pub fn names(&self) -> Vec<String> {
         self.metadata.offset_keys()
     }
 
-    /// A tensor's data type, shape and place.
+    /// A tensor's data type, shape and position.
     pub fn info(&self, name: &str) -> Option<&TensorInfo> {
         self.metadata.info(name)
     }
 
-    /// Reads a tensor of this file as f32 into `out`, which has as many elements.
+    /// Reads a tensor of this file as f32 into `out`, which has the same number of elements.
     pub fn read(&self, tensor: &TensorInfo, out: &mut [f32]) -> Result<(), TensorFileError> {
         let width = tensor.dtype.bitsize() / 8;
         let (start, end) = tensor.data_offsets;

@@ -1,8 +1,8 @@
-//! The loop: one step after the other until the budget is reached or somebody says drain.
+//! The training loop: runs steps until the budget is reached or a drain is requested.
 //!
-//! A step consumes samples [c, c+b) of the one global order. Its gradient is a sum over target
-//! tokens, divided once by the tokens of the whole global batch, so that neither accumulation nor
-//! the world changes anything.
+//! A step consumes samples [c, c+b) of the one global order. Its gradient is a sum over target tokens,
+//! divided once by the tokens of the whole global batch, so that neither accumulation nor the world changes
+//! the result.
 
 use std::path::Path;
 use std::time::Instant;
@@ -28,39 +28,36 @@ use crate::samples::{Deal, Digest, Order, Row};
 use crate::telemetry::metrics::Writer as MetricsWriter;
 use crate::telemetry::{EvaluationRecord, Metric, NormTestRecord, StepRecord, now};
 
-/// A step is worth a word when it takes this many times the usual.
+/// A step is reported as slow if it takes this many times the usual time.
 pub const STRAGGLER_FACTOR: f64 = 3.0;
 
-/// How the loop ended.
+/// How the training loop ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ending {
     /// The budget is reached.
     Finished,
-    /// Drained on request.
     Drained,
 }
 
-/// One rank's loop with everything it works on.
+/// The loop of one rank with all its state.
 pub struct Trainer<'a> {
-    /// The run's directory.
     pub run: &'a Path,
-    /// The run.
+    /// The setup of the run.
     pub setup: &'a Setup,
     /// The generation, with its plan.
     pub generation: &'a Generation,
-    /// The ranks.
+    /// Collective of the generation's ranks.
     pub world: World,
-    /// The model.
+    /// The model, with its optimiser.
     pub engine: Box<dyn Engine>,
-    /// What is trained on.
     pub data: Dataset,
-    /// In which order.
+    /// The order of the samples.
     pub order: Order,
-    /// What is evaluated on.
+    /// The evaluation data, if any.
     pub evaluation: Option<Dataset>,
     /// The learning rate over the samples.
     pub learning_rate: LearningRateSchedule,
-    /// Where training stands.
+    /// Steps, samples, controller and ledger so far.
     pub state: TrainState,
     /// Orders of the agent.
     pub orders: &'a Orders,
@@ -68,15 +65,15 @@ pub struct Trainer<'a> {
     pub reports: Reports,
     /// The generation's metrics file (rank 0 only).
     pub metrics: Option<MetricsWriter>,
-    /// The checkpoint under way.
+    /// The checkpoint in progress, if any.
     pub saving: Saving,
-    /// What a step usually takes.
+    /// Learns the usual duration of a step.
     pub watch: StepWatch,
-    /// The batch that those steps had.
+    /// The batch of the observed steps.
     pub watched_batch: u64,
 }
 
-/// What a rank's own micro-batches of a step gave.
+/// Results of a rank's own micro-batches of a step.
 #[derive(Default)]
 struct Local {
     loss: f64,
@@ -86,16 +83,16 @@ struct Local {
 }
 
 impl Trainer<'_> {
-    /// Trains until the budget is reached or a drain is agreed on; the last checkpoint is
-    /// committed when it returns.
+    /// Trains until the budget is reached or a drain is agreed on. The last checkpoint is committed when it
+    /// returns.
     pub fn train(&mut self) -> Result<Ending, TrainError> {
         let horizon = self.setup.horizon.clone();
         let budget = self.setup.budget()?;
         let crossed = |every: Option<u64>, from: u64, to: u64| {
             every.is_some_and(|every| from / every < to / every)
         };
-        // An evaluation is due between two steps, and so often between two generations: the one
-        // before drained or was lost there. Where it was made already, the same is made again.
+        // An evaluation is due between two steps, which is often between two generations: the earlier one
+        // drained or failed there. An evaluation that was already made is repeated with the same result.
         let last = self.state.ledger.rows().last();
         if let Some(from) = last.map(|row| row.start)
             && self.state.samples < budget
@@ -134,13 +131,13 @@ impl Trainer<'_> {
         self.world.rank()
     }
 
-    /// One optimiser step; returns whether a drain was agreed on.
+    /// Runs one optimiser step; returns whether a drain was agreed on.
     fn step(&mut self) -> Result<bool, TrainError> {
         let started = Instant::now();
         let step = self.state.step + 1;
         let batch = self.state.controller.batch();
-        let wanted = self.state.controller.wants(step);
-        let coordinate_test = self.state.controller.wants_coordinates(step);
+        let wanted = self.state.controller.requested_groups(step);
+        let coordinate_test = self.state.controller.requested_coordinates(step);
         let groups = coordinate_test.map(|test| test.groups).or(wanted);
         let measure = measure(groups, coordinate_test.is_some());
         let (from, to) = (self.state.samples, self.state.samples + batch);
@@ -218,7 +215,7 @@ impl Trainer<'_> {
 
         if self.rank() == 0 {
             self.name_straggler(batch, &totals.seconds);
-            self.tell(Metric::Step(StepRecord {
+            self.record(Metric::Step(StepRecord {
                 generation: self.generation.number,
                 step,
                 samples: to,
@@ -237,7 +234,7 @@ impl Trainer<'_> {
         Ok(totals.drain)
     }
 
-    /// Runs this rank's micro-batches of the step, and joins the others' under sharding.
+    /// Runs this rank's micro-batches of the step, and joins those of others under sharding.
     fn run_micro_batches(&mut self, batch: u64, measure: Measure) -> Result<Local, TrainError> {
         let dealt = self.generation.plan.deal(batch);
         let micro = self.generation.plan.per_device_batch_size;
@@ -267,7 +264,7 @@ impl Trainer<'_> {
         Ok(local)
     }
 
-    /// Whether the world still stands: a step without it is for nothing.
+    /// Fails if the world has ended, because a step without it is useless.
     fn check(&self) -> Result<(), TrainError> {
         Ok(self.world.check()?)
     }
@@ -276,8 +273,8 @@ impl Trainer<'_> {
         self.learning_rate.at(self.state.samples) * self.state.controller.learning_rate_factor()
     }
 
-    /// Rank 0 decides on the next batch; where a measurement came in, its decision is broadcast,
-    /// so that no difference in arithmetic between machines can split the world.
+    /// Rank 0 decides on the next batch. If there is a measurement, it broadcasts the decision, so that
+    /// different arithmetic of machines cannot split the world.
     fn decide(&mut self, step: u64, sums: Option<Sums>) -> Result<Decision, TrainError> {
         let warming_up = self.learning_rate.warming_up(self.state.samples);
         let measured = sums.is_some();
@@ -299,7 +296,7 @@ impl Trainer<'_> {
         Ok(decision)
     }
 
-    /// Mean loss per target token over the evaluation data, shared out over the ranks.
+    /// Mean loss per target token over the evaluation data, distributed over the ranks.
     fn evaluate(&mut self) -> Result<(), TrainError> {
         let Some(data) = self.evaluation.take() else {
             return Ok(());
@@ -336,7 +333,7 @@ impl Trainer<'_> {
         let loss: f64 = everyones.iter().map(|(loss, _)| loss.get()).sum();
         let tokens: u64 = everyones.iter().map(|(_, targets)| targets).sum();
         if self.rank() == 0 && tokens > 0 {
-            self.tell(Metric::Evaluation(EvaluationRecord {
+            self.record(Metric::Evaluation(EvaluationRecord {
                 generation: self.generation.number,
                 samples: self.state.samples,
                 loss: loss / tokens as f64,
@@ -347,9 +344,9 @@ impl Trainer<'_> {
         Ok(())
     }
 
-    /// Writes a step or an evaluation down, where it outlives whoever started this rank, and reports
-    /// it.
-    fn tell(&mut self, metric: Metric) -> Result<(), TrainError> {
+    /// Records a step or an evaluation in a file, which outlives the process that started this rank, and
+    /// reports it.
+    fn record(&mut self, metric: Metric) -> Result<(), TrainError> {
         if let Some(metrics) = &mut self.metrics {
             metrics.write(&metric)?;
         }
@@ -375,16 +372,15 @@ impl Trainer<'_> {
         Ok(())
     }
 
-    /// Finishes a checkpoint under way, then writes one of the present state, and returns when it
-    /// is committed.
+    /// Finishes a checkpoint in progress, then writes one of the present state; returns when it is committed.
     fn commit_now(&mut self) -> Result<(), TrainError> {
         self.finish_checkpoint()?;
         self.begin_checkpoint()?;
         self.finish_checkpoint()
     }
 
-    /// Writes and commits the whole state from this rank alone: after a peer was lost, where
-    /// every rank holds everything.
+    /// Writes and commits the whole state from this rank alone, after a peer was lost, where every rank holds
+    /// everything.
     pub fn commit_alone(&mut self) -> Result<(), TrainError> {
         self.engine.discard();
         self.saving = Saving::default();
@@ -415,7 +411,7 @@ impl Trainer<'_> {
     }
 }
 
-/// What an engine measures of these groups for the norm test.
+/// The engine's measurements of these groups for the norm test.
 pub(super) fn measure(groups: Option<Groups>, coordinates: bool) -> Measure {
     Measure {
         micro_batches: groups == Some(Groups::MicroBatches),
@@ -424,8 +420,7 @@ pub(super) fn measure(groups: Option<Groups>, coordinates: bool) -> Measure {
     }
 }
 
-/// What the gradient is multiplied by so that its norm is at most `clip`
-/// (torch.nn.utils.clip_grad_norm_).
+/// Factor of the gradient that limits its norm to `clip` (torch.nn.utils.clip_grad_norm_).
 fn clipping(norm: f64, clip: Option<f64>) -> f64 {
     match clip.filter(|&clip| clip > 0.0) {
         Some(clip) => (clip / (norm + 1e-6)).min(1.0),
@@ -451,7 +446,7 @@ fn micro_batch(collated: &Collated) -> MicroBatch<'_> {
     }
 }
 
-/// What the test found, or that it found nothing; `None` when it was not run.
+/// The result of the test, which may be undefined; `None` if it did not run.
 fn norm_test_record(decision: &Decision) -> Option<NormTestRecord> {
     if let Reason::Scheduled | Reason::NotDue | Reason::NotMeasured = decision.reason {
         return None;

@@ -1,6 +1,6 @@
 //! Initial weights from a directory in Hugging Face's layout: `model.safetensors`, or shards with
-//! `model.safetensors.index.json`; f32, bf16 or f16. Read unit by unit, so that nothing ever holds
-//! the model twice.
+//! `model.safetensors.index.json`; f32, bf16 or f16. They are read unit by unit, so that the model is never
+//! in memory twice.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -16,53 +16,45 @@ const WHOLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 const HEAD: &str = "lm_head.weight";
 const EMBEDDING: &str = "model.embed_tokens.weight";
-/// Problems that a message names before it only counts them.
+/// Most problems that a message names; it counts the rest.
 const NAMED: usize = 8;
 
 /// Why weights cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum WeightsError {
-    /// There are none, in a format that is read.
+    /// The directory has no weights in a supported format.
     #[error(
         "{} has no weights: neither {WHOLE} nor {INDEX} is there; {}",
         directory.display(),
         other.as_ref().map_or_else(
             || "put them there, or start from random ones (model.init=random)".into(),
             |other| match other.ends_with(".safetensors") {
-                true => format!("{other} is a part of some, and its index is missing"),
+                true => format!("{other} is one shard, and its index is missing"),
                 false => format!("convert {other} to safetensors"),
             },
         )
     )]
     Absent {
-        /// The directory.
         directory: PathBuf,
         /// A file that looks like weights, in another format or without its index.
         other: Option<String>,
     },
     /// The index does not fit the files.
     #[error("{} cannot be used: {reason}", path.display())]
-    Index {
-        /// The index.
-        path: PathBuf,
-        /// Why.
-        reason: String,
-    },
-    /// A file cannot be read.
+    Index { path: PathBuf, reason: String },
     #[error(transparent)]
     File(#[from] TensorFileError),
-    /// The directory is a checkpoint of ours, and not whole.
+    /// The directory is an incomplete or damaged checkpoint of Evenkeel.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
-    /// Tensors are missing, too many or of other shapes.
+    /// Tensors are missing, unexpected or of other shapes.
     #[error("the weights in {} are not this model's: {}", directory.display(), listed(problems))]
     Mismatch {
-        /// The directory.
         directory: PathBuf,
         /// One sentence for each tensor that does not fit.
         problems: Vec<String>,
     },
-    /// The engine did not take a unit.
+    /// The engine did not accept a unit.
     #[error(transparent)]
     Engine(#[from] EngineError),
 }
@@ -72,12 +64,12 @@ pub enum WeightsError {
 pub struct Weights {
     directory: PathBuf,
     files: Vec<TensorFile>,
-    /// The file of each tensor.
+    /// Index of the file of each tensor.
     places: BTreeMap<String, usize>,
 }
 
 impl Weights {
-    /// Finds the weights. One of our own checkpoints is verified first, every byte of it.
+    /// Finds the weights. A checkpoint of Evenkeel is fully verified first.
     pub fn open(directory: &Path) -> Result<Self, WeightsError> {
         if checkpoint::is_ours(directory) {
             Checkpoint::open(directory, None)?;
@@ -87,7 +79,7 @@ impl Weights {
             files: Vec::new(),
             places: BTreeMap::new(),
         };
-        // The order in which transformers looks for them.
+        // The order in which transformers searches.
         let whole = directory.join(WHOLE);
         let index = directory.join(INDEX);
         if whole.exists() {
@@ -138,8 +130,8 @@ impl Weights {
         Ok(())
     }
 
-    /// Checks that these are the weights of a model with this layout, and names every tensor that
-    /// is missing, too many, of another shape or of a type that is not read.
+    /// Checks that these are the weights of a model with this layout. Names every tensor that is missing,
+    /// unexpected, or of another shape or an unsupported type.
     pub fn check(&self, layout: &Layout) -> Result<(), WeightsError> {
         let parameters: BTreeMap<&str, &Parameter> = (layout.units.iter())
             .flat_map(|unit| &unit.parameters)
@@ -150,7 +142,7 @@ impl Weights {
             let Some((_, info)) = self.find(name) else {
                 problems.push(match *name {
                     HEAD => format!(
-                        "`{HEAD}` is missing (a head that is the embedding needs \
+                        "`{HEAD}` is missing (a tied head needs \
                          `tie_word_embeddings: true` in config.json)"
                     ),
                     _ => format!("`{name}` is missing"),
@@ -171,19 +163,19 @@ impl Weights {
         }
         for name in self.places.keys() {
             let known = parameters.contains_key(name.as_str());
-            // Old files carry the frequencies of their position embedding, which are computed.
+            // Old files contain the frequencies of the position embedding, which are computed here.
             if known || name.ends_with(".rotary_emb.inv_freq") {
                 continue;
             }
             if name == HEAD && problems.is_empty() {
                 if !self.same(HEAD, EMBEDDING)? {
                     problems.push(format!(
-                        "`{HEAD}` is not `{EMBEDDING}`, though config.json says that they are one \
+                        "`{HEAD}` is not `{EMBEDDING}`, but config.json ties them \
                          (`tie_word_embeddings: true`)"
                     ));
                 }
             } else {
-                problems.push(format!("`{name}` has no place in the model"));
+                problems.push(format!("`{name}` does not belong to the model"));
             }
         }
         if problems.is_empty() {
@@ -208,7 +200,7 @@ impl Weights {
         })
     }
 
-    /// Checks the weights against an engine's layout and sets the engine to them.
+    /// Checks the weights against an engine's layout and loads them into the engine.
     pub fn restore(&self, engine: &mut dyn Engine) -> Result<(), WeightsError> {
         let layout = engine.layout().clone();
         self.check(&layout)?;
@@ -243,8 +235,8 @@ impl Weights {
     }
 }
 
-/// A file that looks like weights that are not read: PyTorch's, TensorFlow's, JAX's or llama.cpp's,
-/// an adapter, or a shard without the index.
+/// A file that looks like unsupported weights: PyTorch's, TensorFlow's, JAX's or llama.cpp's, an adapter, or
+/// a shard without the index.
 fn other_weights(directory: &Path) -> Option<String> {
     const STARTS: [&str; 6] = [
         "pytorch_model",

@@ -1,7 +1,7 @@
-//! Lets ranks of this world in and keeps everyone else out.
+//! Admits the ranks of this world and refuses every other connection.
 //!
-//! One thread serves all connections side by side, so that a stranger who says nothing, or speaks
-//! slowly, holds nobody up.
+//! One thread serves all connections concurrently, so that a silent or slow stranger delays no other
+//! connection.
 
 use std::io::{self, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -13,10 +13,10 @@ use super::greeting::{Greeting, HELLO_LIMIT, Hello, Intake, Refusal, Reply, enco
 use super::poll::wait;
 use crate::comm::{CommError, Notify};
 
-/// How long a new connection may take to say who it is.
+/// Time within which a new connection must send its greeting.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How many connections that have not said who they are may be open; the oldest makes room.
+/// Most open connections that have not sent a greeting; beyond it the oldest is closed.
 const CANDIDATES: usize = 256;
 
 pub(super) struct Acceptor {
@@ -33,14 +33,14 @@ struct Candidate {
     since: Instant,
 }
 
-/// What happened at the door.
+/// The next event of the listener.
 pub(super) enum Arrival {
-    /// A rank of this world; its stream is non-blocking.
+    /// A rank of this world connected; its stream is non-blocking.
     Rank(TcpStream, Hello),
     /// A watched connection ended.
     Ended(usize),
-    /// Nobody came until the deadline.
-    Nobody,
+    /// The deadline passed without an event.
+    Timeout,
 }
 
 impl Acceptor {
@@ -56,8 +56,7 @@ impl Acceptor {
         })
     }
 
-    /// Waits for a rank of this world. `watched` are connections that should stay silent, with
-    /// the ranks behind them.
+    /// Waits for a rank of this world. `watched` holds connections that must stay silent, with their ranks.
     pub fn next(
         &mut self,
         deadline: Instant,
@@ -69,7 +68,7 @@ impl Acceptor {
             }
             let now = Instant::now();
             if now >= deadline {
-                return Ok(Arrival::Nobody);
+                return Ok(Arrival::Timeout);
             }
             let until = self
                 .candidates
@@ -95,14 +94,14 @@ impl Acceptor {
         }
     }
 
-    /// Says no, tells the stranger why, and logs it.
+    /// Refuses a connection: sends the reason to it and logs the reason.
     pub fn refuse(&self, stream: TcpStream, refusal: Refusal) {
         let from = stream
             .peer_addr()
             .map_or("a stranger".into(), |from| from.to_string());
         (self.notify)(&format!("refused {from}: {}", refusal.reason));
         if let Ok(reply) = encode(&Reply::Refused(refusal)) {
-            // It may be gone already, or not listen: that is its loss.
+            // The peer may have closed the connection or may not read it; the reply is optional.
             let _ = (&stream).write(&reply);
         }
     }
@@ -115,7 +114,7 @@ impl Acceptor {
                         let oldest = self.candidates.remove(0);
                         self.refuse(
                             oldest.stream,
-                            Refusal::final_because("too many connections that say nothing"),
+                            Refusal::final_because("too many connections without a greeting"),
                         );
                     }
                     if stream.set_nonblocking(true).is_ok() {
@@ -130,8 +129,8 @@ impl Acceptor {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => {
-                    // A connection that broke at once, or no file descriptor left: candidates
-                    // time out and give theirs back.
+                    // The connection broke at once, or the process has no file descriptor left. Candidates
+                    // time out and release theirs.
                     (self.notify)(&format!("cannot accept a connection: {error}"));
                     std::thread::sleep(Duration::from_millis(50));
                     return;
@@ -140,7 +139,7 @@ impl Acceptor {
         }
     }
 
-    /// Reads what candidates said; the first that is admitted comes back.
+    /// Reads from the candidates; returns the first one that is admitted.
     fn listen_to_candidates(&mut self) -> Option<(TcpStream, Hello)> {
         let now = Instant::now();
         let mut index = 0;
@@ -164,7 +163,9 @@ impl Acceptor {
                 Err(error) => {
                     if !candidate.intake.is_empty() {
                         let from = candidate.from;
-                        (self.notify)(&format!("{from} left in the middle of a word: {error}"));
+                        (self.notify)(&format!(
+                            "{from} left in the middle of its greeting: {error}"
+                        ));
                     }
                     // A port scan or a health check: it connected and left.
                     self.candidates.remove(index);

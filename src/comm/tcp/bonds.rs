@@ -1,7 +1,7 @@
-//! What all lanes of a rank share: the connections, and the one verdict when the world ends.
+//! State that the three lanes of a rank share: the connections and the verdict that ends the world.
 //!
-//! The first verdict stands. It is told to everyone before this rank acts on it, so that whoever
-//! sees this rank leave knows already whose fault that is.
+//! The first verdict is final. This rank sends it to every peer before it acts on it, so that a peer that
+//! sees this rank leave already knows the root cause.
 
 use std::io::Write;
 use std::net::Shutdown;
@@ -15,7 +15,7 @@ use super::rendezvous::Mesh;
 use super::wire::Stop;
 use crate::comm::{CommError, Ended, Notify};
 
-/// How long a suspect's own words on why it left may be on their way.
+/// Time allowed for a suspect's own reason for leaving to arrive.
 pub(super) const GRACE: Duration = Duration::from_millis(500);
 
 /// Connections and verdict of one rank in one world.
@@ -29,14 +29,14 @@ pub(super) struct Bonds {
     verdict: Mutex<Option<CommError>>,
     decided: Condvar,
     suspects: Mutex<Vec<Suspect>>,
-    /// Makes sure that gossip does not interleave.
-    speaking: Mutex<()>,
+    /// Keeps control messages of different threads from interleaving.
+    sending: Mutex<()>,
     /// Wakes the heartbeat thread.
     bell: UnixStream,
     leaving: AtomicBool,
     begun: Instant,
-    /// Milliseconds after `begun` at which each rank was last heard of.
-    heard: Vec<AtomicU64>,
+    /// Milliseconds after `begun` at which each rank was last heard from.
+    last_heard: Vec<AtomicU64>,
 }
 
 /// A peer whose data or exchange connection broke.
@@ -67,58 +67,58 @@ impl Bonds {
             verdict: Mutex::new(None),
             decided: Condvar::new(),
             suspects: Mutex::new(Vec::new()),
-            speaking: Mutex::new(()),
+            sending: Mutex::new(()),
             bell,
             leaving: AtomicBool::new(false),
             begun: Instant::now(),
-            heard: (0..world).map(|_| AtomicU64::new(0)).collect(),
+            last_heard: (0..world).map(|_| AtomicU64::new(0)).collect(),
         }
     }
 
-    /// Why the world ended, if it has.
+    /// The reason why the world ended; `None` while it has not.
     pub fn verdict(&self) -> Option<CommError> {
         lock(&self.verdict).clone()
     }
 
-    /// Ends the world for this reason, unless it has ended already: tells everyone, then wakes
-    /// whatever waits for a peer.
+    /// Ends the world with this error unless it has ended already. Sends the verdict to every peer, then
+    /// wakes every thread that waits for a peer.
     pub fn declare(&self, mut error: CommError) {
         let mut verdict = lock(&self.verdict);
         if verdict.is_some() {
             return;
         }
-        self.tell(&Gossip::about(&error));
+        self.broadcast(&Gossip::about(&error));
         if let CommError::PeerLost { rank, reason } = &mut error
             && *rank == self.rank
         {
-            *reason = format!("the other ranks gave this rank up: {reason}");
+            *reason = format!("the other ranks gave up on this rank: {reason}");
         }
         *verdict = Some(error.clone());
         drop(verdict);
         self.decided.notify_all();
         (self.ended)(&error);
-        // They may be closed already.
+        // The peers may have closed them already.
         for stream in self.mesh.data.iter().flatten() {
             let _ = stream.shutdown(Shutdown::Both);
         }
         for stream in self.mesh.exchange.iter().flatten() {
             let _ = stream.shutdown(Shutdown::Both);
         }
-        self.ring();
+        self.wake_heartbeat();
     }
 
-    /// Tells every peer. A peer that cannot be told is found out by reading, not here: what it
-    /// said last must be read first.
-    pub fn tell(&self, gossip: &Gossip) {
-        let bytes = gossip.encode();
-        let _speaking = lock(&self.speaking);
+    /// Sends a control message to every peer. A failed write is ignored: reading detects a lost peer, and the
+    /// peer's last message must be read first.
+    pub fn broadcast(&self, message: &Gossip) {
+        let bytes = message.encode();
+        let _sending = lock(&self.sending);
         for mut stream in self.mesh.heartbeat.iter().flatten() {
             let _ = stream.write(&bytes);
         }
     }
 
-    /// Turns a flow's stop into an error. A broken connection waits for the heartbeat thread to
-    /// find the root cause: the peer may have left because of another.
+    /// Turns a flow's stop into an error. A broken connection waits for the heartbeat thread to find the root
+    /// cause: the peer may have left because it lost another one.
     pub fn explain(&self, stop: Stop) -> CommError {
         match stop {
             Stop::Mismatch { reason } => {
@@ -135,9 +135,9 @@ impl Bonds {
                     reason: reason.clone(),
                     since: Instant::now(),
                 });
-                self.ring();
+                self.wake_heartbeat();
                 let mut verdict = lock(&self.verdict);
-                // Counted, not timed: this process may have been stopped.
+                // Counts waits instead of time, because this process may have been suspended.
                 for _ in 0..4 {
                     if let Some(verdict) = &*verdict {
                         return verdict.clone();
@@ -153,18 +153,18 @@ impl Bonds {
         }
     }
 
-    /// Peers whose connections broke.
+    /// The peers whose connections broke.
     pub fn suspects(&self) -> Vec<Suspect> {
         lock(&self.suspects).clone()
     }
 
-    /// This rank leaves in order: tells everyone, and lets the heartbeat thread end.
+    /// Leaves in order: sends a goodbye to every peer and lets the heartbeat thread end.
     pub fn leave(&self) {
         if self.verdict().is_none() {
-            self.tell(&Gossip::Goodbye);
+            self.broadcast(&Gossip::Goodbye);
         }
         self.leaving.store(true, Ordering::Release);
-        self.ring();
+        self.wake_heartbeat();
     }
 
     /// Whether [`Bonds::leave`] was called.
@@ -173,24 +173,24 @@ impl Bonds {
     }
 
     /// Wakes the heartbeat thread.
-    fn ring(&self) {
-        // Full means that it is rung already.
+    fn wake_heartbeat(&self) {
+        // A full pipe means that a wake-up is already pending.
         let _ = (&self.bell).write(&[1]);
     }
 
-    /// Notes that a rank was heard of just now.
-    pub fn hear(&self, rank: usize) {
+    /// Records that a rank was heard from just now.
+    pub fn record_message_from(&self, rank: usize) {
         let now = self.begun.elapsed().as_millis() as u64;
-        self.heard[rank].store(now, Ordering::Relaxed);
+        self.last_heard[rank].store(now, Ordering::Relaxed);
     }
 
-    /// How long ago a rank was heard of.
+    /// Time since a rank was last heard from.
     pub fn silence(&self, rank: usize) -> Duration {
-        let heard = Duration::from_millis(self.heard[rank].load(Ordering::Relaxed));
-        self.begun.elapsed().saturating_sub(heard)
+        let last_heard = Duration::from_millis(self.last_heard[rank].load(Ordering::Relaxed));
+        self.begun.elapsed().saturating_sub(last_heard)
     }
 
-    /// Names those who are waited for; nobody is given up for being slow.
+    /// Names the ranks that an operation waits for; slowness alone never makes a rank lost.
     pub fn late(&self, operation: &str, ranks: &[usize], waited: Duration) {
         for &rank in ranks {
             let silence = self.silence(rank).as_secs_f64();
@@ -203,8 +203,7 @@ impl Bonds {
     }
 }
 
-/// A thread that panicked while it held the lock left nothing half done that others could trip
-/// over.
+/// Locks, and ignores poisoning: a thread that panicked while it held the lock left the data consistent.
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

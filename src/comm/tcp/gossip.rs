@@ -1,11 +1,10 @@
-//! What ranks say on the heartbeat lane: a sign of life, whom they lost, and goodbye.
+//! Control messages on the heartbeat connections: heartbeats, lost ranks and goodbyes.
 
 use crate::comm::CommError;
 
-/// One message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Gossip {
-    /// A sign of life.
+    /// The sender is alive.
     Beat,
     /// The sender leaves because this rank is lost.
     Lost { rank: usize, reason: String },
@@ -15,14 +14,14 @@ pub(super) enum Gossip {
     Goodbye,
 }
 
-/// Kind, rank (four little-endian bytes), length of the reason (two).
+/// Kind (one byte), rank (four bytes, little-endian), length of the reason (two).
 const HEADER: usize = 7;
 
-/// Reasons are cut to so many bytes.
+/// Longest reason, in bytes; longer ones are cut.
 const REASON_LIMIT: usize = 1024;
 
 impl Gossip {
-    /// What to tell the others about a verdict.
+    /// The message that announces a verdict.
     pub fn about(verdict: &CommError) -> Self {
         match verdict {
             CommError::PeerLost { rank, reason } => Gossip::Lost {
@@ -55,7 +54,7 @@ impl Gossip {
         bytes
     }
 
-    /// Takes the first message off `inbox`: `None` until it is whole, the error when it is none.
+    /// Takes the first message off `inbox`: `None` while it is incomplete, an error when it is malformed.
     pub fn decode(inbox: &mut Vec<u8>) -> Result<Option<Self>, String> {
         let Some(&[kind, r0, r1, r2, r3, l0, l1]) = inbox.first_chunk::<HEADER>() else {
             return Ok(None);
@@ -63,7 +62,7 @@ impl Gossip {
         let rank = u32::from_le_bytes([r0, r1, r2, r3]) as usize;
         let end = HEADER + u16::from_le_bytes([l0, l1]) as usize;
         if end > HEADER + REASON_LIMIT {
-            return Err("it speaks gibberish".into());
+            return Err("its control message is malformed".into());
         }
         if inbox.len() < end {
             return Ok(None);
@@ -75,7 +74,7 @@ impl Gossip {
             b'L' => Ok(Some(Gossip::Lost { rank, reason })),
             b'A' => Ok(Some(Gossip::Aborted { rank, reason })),
             b'G' => Ok(Some(Gossip::Goodbye)),
-            _ => Err("it speaks gibberish".into()),
+            _ => Err("its control message is malformed".into()),
         }
     }
 }
@@ -86,38 +85,39 @@ mod tests {
 
     use super::*;
 
-    fn gossip() -> impl Strategy<Value = Gossip> {
-        let told = (0usize..5000, ".{0,80}");
+    fn control_message() -> impl Strategy<Value = Gossip> {
+        let fields = (0usize..5000, ".{0,80}");
         prop_oneof![
             Just(Gossip::Beat),
             Just(Gossip::Goodbye),
-            told.clone()
+            fields
+                .clone()
                 .prop_map(|(rank, reason)| Gossip::Lost { rank, reason }),
-            told.prop_map(|(rank, reason)| Gossip::Aborted { rank, reason }),
+            fields.prop_map(|(rank, reason)| Gossip::Aborted { rank, reason }),
         ]
     }
 
     proptest! {
         #[test]
-        fn gossip_survives_any_fragmentation(
-            said in prop::collection::vec(gossip(), 0..8),
+        fn control_messages_survive_any_fragmentation(
+            sent in prop::collection::vec(control_message(), 0..8),
             step in 1usize..50,
         ) {
-            let bytes: Vec<u8> = said.iter().flat_map(Gossip::encode).collect();
+            let bytes: Vec<u8> = sent.iter().flat_map(Gossip::encode).collect();
             let mut inbox = Vec::new();
-            let mut heard = Vec::new();
+            let mut received = Vec::new();
             for piece in bytes.chunks(step) {
                 inbox.extend_from_slice(piece);
-                while let Some(gossip) = Gossip::decode(&mut inbox).unwrap() {
-                    heard.push(gossip);
+                while let Some(message) = Gossip::decode(&mut inbox).unwrap() {
+                    received.push(message);
                 }
             }
-            prop_assert_eq!(heard, said);
+            prop_assert_eq!(received, sent);
             prop_assert!(inbox.is_empty());
         }
 
         #[test]
-        fn gibberish_is_never_a_panic(bytes in prop::collection::vec(any::<u8>(), 0..64)) {
+        fn malformed_messages_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..64)) {
             let mut inbox = bytes;
             while let Ok(Some(_)) = Gossip::decode(&mut inbox) {}
         }

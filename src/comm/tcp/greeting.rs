@@ -1,7 +1,7 @@
-//! The greeting, and the few messages by which ranks meet.
+//! The greeting and the other messages of the rendezvous.
 //!
-//! A message is `EVENKEEL`, its length as four little-endian bytes, and JSON. Whoever says
-//! anything else is a stranger, and no length that a stranger writes is believed beyond a limit.
+//! A message is `EVENKEEL`, its length as four little-endian bytes, and JSON. A connection that sends
+//! anything else is refused. A length that an unknown peer announces is trusted only up to a limit.
 
 use std::io::{self, Read};
 use std::net::SocketAddr;
@@ -9,42 +9,41 @@ use std::net::SocketAddr;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-/// Who a rank is: only equals in all but the rank may share a world.
+/// Identity of a rank: ranks share a world only when all fields but the rank are equal.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Greeting {
     /// The job's unique id, at most 256 bytes.
     pub job_uid: String,
-    /// The generation; ranks of an older one are fenced off.
+    /// The job generation; ranks of an older one are refused.
     pub generation: u64,
-    /// This rank, from 0.
+    /// This rank, counted from 0.
     pub rank: usize,
-    /// How many ranks there are.
+    /// The number of ranks.
     pub world: usize,
 }
 
-/// What a connection is for.
+/// The purpose of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Purpose {
-    /// Asking rank 0 for the table of addresses.
+    /// Asks rank 0 for the table of addresses.
     Join {
-        /// Where this rank listens for the others.
+        /// Address on which this rank accepts the other ranks.
         listen: SocketAddr,
     },
     /// One of a pair's three connections.
     Lane(Lane),
 }
 
-/// A pair's connections; each kind of traffic has its own, so that none waits for another.
+/// The connections of a pair: each kind of traffic has its own, so that none waits for another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Lane {
-    /// Vectors.
     Data,
-    /// Small messages.
+    /// Small messages of [`super::TcpCollective`]'s exchanges.
     Exchange,
-    /// Signs of life, and who was lost.
+    /// Heartbeats and lost ranks.
     Heartbeat,
 }
 
@@ -56,24 +55,24 @@ pub(super) struct Hello {
     pub purpose: Purpose,
 }
 
-/// Rank 0's answer to a [`Purpose::Join`], and anyone's to a stranger.
+/// Rank 0's answer to a [`Purpose::Join`], and any rank's answer to a connection that it refuses.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub(super) enum Reply {
-    /// Where every rank listens; rank 0's entry is where it was reached.
+    /// The addresses on which the ranks accept connections; rank 0's entry is the address that reached it.
     Table(Vec<SocketAddr>),
-    /// No, and why.
+    /// The connection is refused, with the reason.
     Refused(Refusal),
-    /// There will be no world, since this rank did not come.
+    /// The rendezvous has failed, because this rank did not connect.
     Missing { rank: usize, reason: String },
 }
 
-/// Why a connection is not let in.
+/// Why a connection is refused.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Refusal {
     pub reason: String,
-    /// Whether the refused should try again: the listener is the one that is out of date.
+    /// Whether the refused rank should try again, because the listener is the outdated side.
     pub retry: bool,
 }
 
@@ -87,7 +86,7 @@ impl Refusal {
 }
 
 impl Greeting {
-    /// Whether these are the words of a rank that can be; the error says why not.
+    /// Checks the fields against each other; the error names the invalid one.
     pub(super) fn validate(&self) -> Result<(), String> {
         if self.rank >= self.world {
             return Err(format!(
@@ -108,7 +107,7 @@ impl Greeting {
     pub(super) fn admit(&self, other: &Greeting) -> Result<(), Refusal> {
         if other.job_uid != self.job_uid {
             return Err(Refusal::final_because(format!(
-                "it is of job `{}`, not of `{}`",
+                "it belongs to job `{}`, not to `{}`",
                 other.job_uid.escape_debug(),
                 self.job_uid.escape_debug()
             )));
@@ -116,7 +115,7 @@ impl Greeting {
         if other.generation != self.generation {
             return Err(Refusal {
                 reason: format!(
-                    "it is of generation {}, not of {}",
+                    "it belongs to generation {}, not to {}",
                     other.generation, self.generation
                 ),
                 retry: other.generation > self.generation,
@@ -142,10 +141,10 @@ impl Greeting {
 const MAGIC: &[u8; 8] = b"EVENKEEL";
 const HEADER: usize = MAGIC.len() + 4;
 
-/// A [`Hello`] is at most this long, in bytes.
+/// Longest [`Hello`], in bytes.
 pub(super) const HELLO_LIMIT: usize = 4096;
 
-/// A [`Reply`] to a world of this size is at most this long, in bytes.
+/// Longest [`Reply`] to a world of this size, in bytes.
 pub(super) fn reply_limit(world: usize) -> usize {
     HELLO_LIMIT + 80 * world
 }
@@ -159,8 +158,7 @@ pub(super) fn encode<T: Serialize>(message: &T) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// A message while it comes in. It reads not one byte past the message's end, since the lane's
-/// traffic follows.
+/// A partly received message. It reads no byte past the message's end, because the lane's traffic follows.
 #[derive(Debug)]
 pub(super) struct Intake {
     bytes: Vec<u8>,
@@ -175,20 +173,20 @@ impl Intake {
         }
     }
 
-    /// Whether anything came so far.
+    /// Whether no byte has arrived yet.
     pub fn is_empty(&self) -> bool {
         self.bytes.is_empty()
     }
 
-    /// Reads what there is: `None` until the message is whole. I/O errors are the stream's,
-    /// [`io::ErrorKind::InvalidData`] is a stranger's message with the reason to refuse it.
+    /// Reads the bytes that have arrived: `None` until the message is complete. An I/O error is the stream's;
+    /// [`io::ErrorKind::InvalidData`] is an invalid message and holds the reason to refuse it.
     pub fn read<T: DeserializeOwned>(&mut self, mut stream: impl Read) -> io::Result<Option<T>> {
         loop {
             let missing = self.missing()?;
             if missing == 0 {
                 return serde_json::from_slice(&self.bytes[HEADER..])
                     .map(Some)
-                    .map_err(|error| stranger(format!("its greeting makes no sense: {error}")));
+                    .map_err(|error| stranger(format!("its greeting is malformed: {error}")));
             }
             let mut chunk = [0; HELLO_LIMIT];
             let wanted = missing.min(chunk.len());
@@ -207,7 +205,7 @@ impl Intake {
         if self.bytes[..begun] != MAGIC[..begun] {
             let words = String::from_utf8_lossy(&self.bytes);
             return Err(stranger(format!(
-                "it is no rank of Evenkeel: it began with `{}`",
+                "it is not a rank of Evenkeel: it began with `{}`",
                 words.escape_debug()
             )));
         }
@@ -269,9 +267,9 @@ mod tests {
             refused(|it| it.rank = 0),
         ];
         let expected = [
-            ("it is of job `other`, not of `job`", false),
-            ("it is of generation 3, not of 4", false),
-            ("it is of generation 5, not of 4", true),
+            ("it belongs to job `other`, not to `job`", false),
+            ("it belongs to generation 3, not to 4", false),
+            ("it belongs to generation 5, not to 4", true),
             ("it expects a world of 2 ranks, not of 3", false),
             ("rank 3 is not below the world size 3", false),
             ("rank 0 is already taken", false),
@@ -320,14 +318,14 @@ mod tests {
     }
 
     #[test]
-    fn a_browser_is_told_apart_by_its_first_words() {
+    fn a_browser_is_recognised_by_its_first_bytes() {
         let mut intake = Intake::new(HELLO_LIMIT);
         let error = intake
             .read::<Hello>(&b"GET / HTTP/1.1\r\n"[..])
             .unwrap_err();
         assert_eq!(
             error.to_string(),
-            "it is no rank of Evenkeel: it began with `GET / HTTP/1`"
+            "it is not a rank of Evenkeel: it began with `GET / HTTP/1`"
         );
     }
 }

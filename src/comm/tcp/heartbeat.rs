@@ -1,7 +1,7 @@
-//! The heartbeat thread: shows that this rank lives, and decides who does not.
+//! The heartbeat thread: sends heartbeats and decides which peers are lost.
 //!
-//! It alone judges peers, from all the evidence: what a peer said before it left outweighs that
-//! it left, since a survivor that goes because it lost another says so first.
+//! Only this thread judges peers, from all the evidence. A peer's last message outweighs its closed
+//! connection, because a survivor that leaves for a lost peer reports that peer first.
 
 use std::io::{self, Read};
 use std::net::Shutdown;
@@ -17,7 +17,7 @@ use super::poll::wait;
 use super::wire::peers;
 use crate::comm::CommError;
 
-/// How long a leaving rank stays until everyone has heard why.
+/// Time that a leaving rank allows its peers to read its reason.
 const LINGER: Duration = Duration::from_millis(500);
 
 pub(super) struct Heartbeat {
@@ -31,13 +31,13 @@ pub(super) struct Heartbeat {
 #[derive(Clone, Default)]
 struct Peer {
     inbox: Vec<u8>,
-    /// It said goodbye.
+    /// The peer sent a goodbye.
     done: bool,
-    /// Its connection is closed.
+    /// The peer's connection is closed.
     gone: bool,
 }
 
-/// What speaks for an end of the world; what comes first here is closer to its cause.
+/// Evidence that the world has ended; an earlier variant is closer to the root cause.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 enum Evidence {
     Told,
@@ -63,7 +63,7 @@ impl Heartbeat {
         while !self.bonds.leaving() && self.bonds.verdict().is_none() {
             let now = Instant::now();
             if now >= next_beat {
-                self.bonds.tell(&Gossip::Beat);
+                self.bonds.broadcast(&Gossip::Beat);
                 next_beat = now + self.interval;
             }
             let until = self
@@ -76,16 +76,16 @@ impl Heartbeat {
                 });
                 break;
             }
-            // This process was stopped, or starved: it must not blame others for its own silence.
+            // This process was suspended or starved: it must not blame its peers for its own silence.
             let overslept = Instant::now().saturating_duration_since(until) > self.interval;
-            if let Some(verdict) = self.look_around(overslept) {
+            if let Some(verdict) = self.judge_peers(overslept) {
                 self.bonds.declare(verdict);
             }
         }
         self.linger();
     }
 
-    /// When a silent peer or a suspect is given up at the latest.
+    /// The latest time at which a silent peer or a suspect becomes lost.
     fn next_deadline(&self) -> Option<Instant> {
         let now = Instant::now();
         let silent = self
@@ -105,7 +105,7 @@ impl Heartbeat {
             .map(|(rank, _)| rank)
     }
 
-    /// Waits for news, the bell, or the time.
+    /// Waits for a control message, a wake-up, or the deadline.
     fn sleep_until(&mut self, until: Instant) -> io::Result<()> {
         let open = peers(&self.bonds.mesh.heartbeat)
             .filter(|(rank, _)| !self.peers[*rank].gone)
@@ -121,18 +121,18 @@ impl Heartbeat {
         Ok(())
     }
 
-    /// Reads all news, then judges.
-    fn look_around(&mut self, overslept: bool) -> Option<CommError> {
+    /// Reads all control messages, then judges the peers.
+    fn judge_peers(&mut self, overslept: bool) -> Option<CommError> {
         let mut found: Vec<(Evidence, CommError)> = Vec::new();
         for rank in 0..self.peers.len() {
             if rank != self.bonds.rank && !self.peers[rank].gone {
-                found.extend(self.listen(rank));
+                found.extend(self.read_peer(rank));
             }
         }
         for rank in self.alive() {
             let silence = self.bonds.silence(rank);
             if overslept {
-                self.bonds.hear(rank);
+                self.bonds.record_message_from(rank);
             } else if silence >= self.timeout {
                 let reason = format!("no heartbeat for {:.1} s", silence.as_secs_f64());
                 found.push((Evidence::Silent, CommError::PeerLost { rank, reason }));
@@ -141,7 +141,7 @@ impl Heartbeat {
         for suspect in self.bonds.suspects() {
             let rank = suspect.rank;
             let reason = if self.peers[rank].done {
-                "it was done and left while this rank still needed it".into()
+                "it finished and left while this rank still needed it".into()
             } else if suspect.since.elapsed() >= GRACE {
                 suspect.reason
             } else {
@@ -153,8 +153,8 @@ impl Heartbeat {
         found.into_iter().next().map(|(_, error)| error)
     }
 
-    /// Reads what a peer said.
-    fn listen(&mut self, rank: usize) -> Option<(Evidence, CommError)> {
+    /// Reads the control messages of a peer.
+    fn read_peer(&mut self, rank: usize) -> Option<(Evidence, CommError)> {
         let stream = self.bonds.mesh.heartbeat[rank].as_ref()?;
         let peer = &mut self.peers[rank];
         let mut bytes = [0; 1024];
@@ -171,7 +171,7 @@ impl Heartbeat {
             loop {
                 match Gossip::decode(&mut peer.inbox) {
                     Ok(None) => break,
-                    Ok(Some(Gossip::Beat)) => self.bonds.hear(rank),
+                    Ok(Some(Gossip::Beat)) => self.bonds.record_message_from(rank),
                     Ok(Some(Gossip::Goodbye)) => peer.done = true,
                     Ok(Some(Gossip::Lost { rank, reason })) => {
                         return Some((Evidence::Told, CommError::PeerLost { rank, reason }));
@@ -187,13 +187,13 @@ impl Heartbeat {
         };
         let reason = ended?;
         peer.gone = true;
-        // The answer to a goodbye: what it said has arrived.
+        // Answers a goodbye; the peer's last message has arrived.
         let _ = stream.shutdown(Shutdown::Write);
         (!peer.done).then_some((Evidence::Closed, CommError::PeerLost { rank, reason }))
     }
 
-    /// Closes the sending side, and waits a little until the others have closed theirs: a socket
-    /// that is closed with news unread takes its own last words back.
+    /// Closes the sending side and waits briefly until the peers have closed theirs. Closing a socket with
+    /// unread data would discard this rank's last message.
     fn linger(&mut self) {
         for (_, stream) in peers(&self.bonds.mesh.heartbeat) {
             let _ = stream.shutdown(Shutdown::Write);

@@ -1,17 +1,17 @@
-//! Everyone's small message to everyone.
+//! An exchange: every rank sends a small message to every other rank.
 
 use super::wire::Flow;
 
-/// The longest message, bytes.
+/// Longest message, in bytes.
 pub(super) const MESSAGE_LIMIT: usize = 64 << 20;
 
-/// Number and length, each in eight little-endian bytes.
+/// Number and length, each as eight little-endian bytes.
 const HEADER: usize = 16;
 
-/// A message is believed to be as long as it says only this far ahead of what has come, bytes.
+/// Bytes that are allocated ahead of the data received, whatever length a message announces.
 const AHEAD: usize = 64 << 10;
 
-/// One exchange on its way.
+/// One exchange in progress.
 pub(super) struct Messages<'a> {
     rank: usize,
     number: u64,
@@ -44,7 +44,7 @@ impl<'a> Messages<'a> {
         }
     }
 
-    /// Everyone's, in the order of the ranks.
+    /// The messages of all ranks, in rank order.
     pub fn into_all(self) -> Vec<Vec<u8>> {
         let mut all: Vec<Vec<u8>> = self.peers.into_iter().map(|peer| peer.message).collect();
         all[self.rank] = self.message.to_vec();

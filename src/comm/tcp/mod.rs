@@ -1,13 +1,15 @@
 //! Collectives over TCP, for any number of ranks.
 //!
-//! Every pair of ranks has three connections, so that each rank sees each peer itself: one for
-//! vectors, served by a worker thread beside compute; one for small messages, served by whoever
-//! calls [`Collective::exchange`]; and one for heartbeats, served by a thread that shows that
-//! this rank lives however long it computes. Between ranks of one host the first one is a Unix
-//! socket, see [`same_host`]. A peer whose connection breaks or whose heartbeats
-//! stop ends the world on every rank with the same [`CommError::PeerLost`]; a slow one does not.
+//! Every pair of ranks has three connections, so that each rank observes each peer directly. A worker thread
+//! serves the first one, for vectors, beside compute. The caller of [`Collective::exchange`] serves the
+//! second one, for small messages. The heartbeat thread serves the third one, so that heartbeats continue
+//! however long this rank computes. Between ranks of one host the first one is a Unix socket, see
+//! [`same_host`].
 //!
-//! Floats travel in the processor's byte order, which is little-endian wherever this runs.
+//! A peer whose connection breaks or whose heartbeats stop ends the world on every rank with the same
+//! [`CommError::PeerLost`]; a slow peer does not.
+//!
+//! Floats travel in the processor's byte order, which is little-endian on every supported target.
 
 mod acceptor;
 mod bonds;
@@ -41,37 +43,37 @@ use super::{Collective, CommError, Ended, Notify, Operation, Pending};
 #[cfg(target_endian = "big")]
 compile_error!("floats travel as they are: all ranks are taken to be little-endian");
 
-/// How to meet, and how long to wait for what.
+/// Addresses, identity and time limits of a rank.
 #[derive(Clone)]
 pub struct TcpOptions {
-    /// Host name or address at which rank 0 is reached.
+    /// Host name or address of rank 0.
     pub master_address: String,
-    /// Rank 0's port.
+    /// TCP port of rank 0.
     pub master_port: u16,
-    /// Who this rank is.
+    /// The identity of this rank.
     pub greeting: Greeting,
-    /// Interface to listen on; by default rank 0 listens on the master address and the others on
-    /// the interface through which they reach it.
+    /// Interface to listen on. By default rank 0 listens on the master address, and every other rank on the
+    /// interface that reaches rank 0.
     pub bind: Option<IpAddr>,
-    /// How long the ranks may take to meet.
+    /// Time limit of the rendezvous.
     pub timeout: Duration,
-    /// Time between two signs of life.
+    /// Time between two heartbeats.
     pub heartbeat_interval: Duration,
-    /// A rank that is silent for so long is lost.
+    /// A rank that is silent for longer than this is lost.
     pub heartbeat_timeout: Duration,
-    /// A rank that is waited for so long is named (and never given up for it).
+    /// A rank that an operation waits for longer than this is named; it does not become lost for it.
     pub patience: Duration,
-    /// Let vectors between ranks of one host take a Unix socket rather than TCP.
+    /// Whether vectors between ranks of one host use a Unix socket instead of TCP.
     pub unix_sockets: bool,
-    /// Where refused strangers and late ranks are named.
+    /// Receives notices about refused connections and late ranks.
     pub notify: Notify,
-    /// Who is told that a rank was lost or has left.
+    /// Called when a rank is lost or has left.
     pub ended: Ended,
 }
 
 impl TcpOptions {
-    /// The defaults: 60 s to meet, a heartbeat every 0.5 s, lost after 3 s, named after 30 s on
-    /// standard error.
+    /// The defaults: 60 s for the rendezvous, a heartbeat every 0.5 s, a rank is lost after 3 s and named
+    /// after 30 s on standard error.
     pub fn new(master_address: impl Into<String>, master_port: u16, greeting: Greeting) -> Self {
         TcpOptions {
             master_address: master_address.into(),
@@ -89,7 +91,7 @@ impl TcpOptions {
     }
 }
 
-/// Meets the other ranks. Rank 0 listens on the master address and port.
+/// Connects to the other ranks. Rank 0 listens on the master address and port.
 pub fn connect(options: &TcpOptions) -> Result<Arc<TcpCollective>, CommError> {
     options.greeting.validate().map_err(CommError::Misuse)?;
     let hosts = options.greeting.rank == 0 && options.greeting.world > 1;
@@ -97,7 +99,7 @@ pub fn connect(options: &TcpOptions) -> Result<Arc<TcpCollective>, CommError> {
     meet(options, listener)
 }
 
-/// Meets the other ranks as rank 0, on a listener that is bound already.
+/// Connects to the other ranks as rank 0, on a listener that is already bound.
 pub fn host(options: &TcpOptions, listener: TcpListener) -> Result<Arc<TcpCollective>, CommError> {
     options.greeting.validate().map_err(CommError::Misuse)?;
     if options.greeting.rank != 0 {
@@ -119,15 +121,14 @@ fn meet(
         .map_err(|error| CommError::Rendezvous(format!("cannot start the collectives: {error}")))
 }
 
-/// One rank's end of a world that is connected by TCP.
+/// One rank's end of a world that TCP connects.
 pub struct TcpCollective {
     bonds: Arc<Bonds>,
     jobs: Mutex<Option<Sender<Job>>>,
     worker: Mutex<Option<JoinHandle<()>>>,
     heartbeat: Mutex<Option<JoinHandle<()>>>,
-    /// Exchanges so far.
     exchanges: Mutex<u64>,
-    /// Operations that are started and not done.
+    /// Operations that have started and not completed.
     under_way: Arc<AtomicUsize>,
 }
 
@@ -207,7 +208,7 @@ impl Collective for TcpCollective {
         let (reply, result) = sync_channel(1);
         let started = Box::new(Started(result));
         if let Err(error) = operation.check(self.bonds.world) {
-            // The receiver is right here, and there is room for one.
+            // The receiver exists and the channel has capacity for one result.
             let _ = reply.send(Err(error));
             return started;
         }
@@ -256,7 +257,7 @@ impl Collective for TcpCollective {
     }
 
     fn close(&self) -> Result<(), CommError> {
-        // Without a sender the worker ends when it has done everything.
+        // Without a sender the worker ends after the last operation.
         lock(&self.jobs).take();
         let worker = lock(&self.worker).take();
         let worked = worker.is_none_or(|worker| worker.join().is_ok());
@@ -267,7 +268,7 @@ impl Collective for TcpCollective {
         self.bonds.leave();
         drop(exchanges);
         if let Some(heartbeat) = lock(&self.heartbeat).take() {
-            // If it panicked there is nobody left to tell.
+            // The result only says whether the thread panicked, which no rank can act on.
             let _ = heartbeat.join();
         }
         self.bonds.verdict().map_or(Ok(()), Err)
@@ -281,12 +282,12 @@ impl Drop for TcpCollective {
         } else if self.under_way.load(Ordering::Acquire) > 0 {
             self.abort("it left with operations under way");
         }
-        // Whoever wants to know calls `close`.
+        // A caller that needs the error calls `close`.
         let _ = self.close();
     }
 }
 
-/// Runs the vector operations, one after the other, beside compute.
+/// Runs the vector operations one after the other, beside compute.
 struct Worker {
     bonds: Arc<Bonds>,
     under_way: Arc<AtomicUsize>,
@@ -303,7 +304,7 @@ impl Worker {
         {
             let result = self.transfer(&mut operation).map(|()| operation);
             self.under_way.fetch_sub(1, Ordering::AcqRel);
-            // Nobody may be interested any more.
+            // The receiver may have been dropped.
             let _ = reply.send(result);
         }
     }

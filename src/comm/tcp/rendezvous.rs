@@ -1,5 +1,5 @@
-//! How ranks meet: rank 0 listens where everyone was told, hands out a table of addresses, and
-//! then every pair of ranks connects once for every lane.
+//! How ranks meet: rank 0 listens on the master address, hands out a table of addresses, and then every pair
+//! of ranks opens one connection per lane.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -15,7 +15,7 @@ use super::stream::Stream;
 use super::wire::peers;
 use crate::comm::CommError;
 
-/// Connections to every peer, indexed by rank (`None` at this rank's own place).
+/// Connections to every peer, indexed by rank (`None` at this rank's index).
 #[derive(Debug)]
 pub(super) struct Mesh {
     pub data: Vec<Option<Stream>>,
@@ -23,14 +23,14 @@ pub(super) struct Mesh {
     pub heartbeat: Vec<Option<TcpStream>>,
 }
 
-/// The same while the ranks connect.
-struct Connections {
+/// The same during the rendezvous.
+struct PartialMesh {
     data: Vec<Option<TcpStream>>,
     exchange: Vec<Option<TcpStream>>,
     heartbeat: Vec<Option<TcpStream>>,
 }
 
-impl Connections {
+impl PartialMesh {
     fn lane(&mut self, lane: Lane) -> &mut Vec<Option<TcpStream>> {
         match lane {
             Lane::Data => &mut self.data,
@@ -40,12 +40,12 @@ impl Connections {
     }
 }
 
-/// A rank that cannot reach rank 0 for so long says so, once, and goes on trying.
-const WORTH_A_WORD: Duration = Duration::from_secs(5);
+/// A rank that cannot reach rank 0 for this long reports it once and keeps trying.
+const REPORT_AFTER: Duration = Duration::from_secs(5);
 
 const LANES: [Lane; 3] = [Lane::Data, Lane::Exchange, Lane::Heartbeat];
 
-/// Binds rank 0's listener; the error says what to do about a port that is taken.
+/// Binds rank 0's listener; the error says how to free a port in use.
 pub(super) fn listen(options: &TcpOptions) -> Result<TcpListener, CommError> {
     let port = options.master_port;
     let bound = match options.bind {
@@ -71,7 +71,7 @@ pub(super) fn listen(options: &TcpOptions) -> Result<TcpListener, CommError> {
     })
 }
 
-/// Meets the other ranks; rank 0 brings its listener.
+/// Connects to the other ranks; rank 0 passes its listener.
 pub(super) fn meet(options: &TcpOptions, listener: Option<TcpListener>) -> Result<Mesh, CommError> {
     let deadline = Instant::now() + options.timeout;
     match listener {
@@ -80,7 +80,7 @@ pub(super) fn meet(options: &TcpOptions, listener: Option<TcpListener>) -> Resul
     }
 }
 
-/// Rank 0: collects everyone's address and tells everyone all of them.
+/// Rank 0: collects the addresses of all ranks and sends the table to all of them.
 fn host(options: &TcpOptions, listener: TcpListener, deadline: Instant) -> Result<Mesh, CommError> {
     let own = &options.greeting;
     let here = listener
@@ -99,7 +99,7 @@ fn host(options: &TcpOptions, listener: TcpListener, deadline: Instant) -> Resul
                 let Purpose::Join { listen } = hello.purpose else {
                     acceptor.refuse(
                         stream,
-                        Refusal::final_because("nobody was told to connect yet"),
+                        Refusal::final_because("the table of addresses is not sent yet"),
                     );
                     continue;
                 };
@@ -114,14 +114,14 @@ fn host(options: &TcpOptions, listener: TcpListener, deadline: Instant) -> Resul
             }
             Arrival::Ended(rank) => {
                 joined.remove(&rank);
-                (options.notify)(&format!("rank {rank} left before everyone had joined"));
+                (options.notify)(&format!("rank {rank} left before all ranks had joined"));
             }
-            Arrival::Nobody => {
+            Arrival::Timeout => {
                 let missing: Vec<_> = (1..own.world)
                     .filter(|rank| !joined.contains_key(rank))
                     .collect();
                 let reason = format!(
-                    "{} of {} ranks came to {here} within {:?}, without {}",
+                    "{} of {} ranks connected to {here} within {:?}, without {}",
                     joined.len() + 1,
                     own.world,
                     options.timeout,
@@ -148,12 +148,12 @@ fn host(options: &TcpOptions, listener: TcpListener, deadline: Instant) -> Resul
     mesh(options, acceptor, &table, &watched, deadline)
 }
 
-/// Every other rank: asks rank 0, again and again until it is there.
+/// Every other rank: asks rank 0 for the table, repeatedly until it answers.
 fn guest(options: &TcpOptions, deadline: Instant) -> Result<Mesh, CommError> {
     let own = &options.greeting;
     let place = format!("{}:{}", options.master_address, options.master_port);
     let mut pause = Duration::from_millis(20);
-    let (since, mut told) = (Instant::now(), false);
+    let (since, mut reported) = (Instant::now(), false);
     loop {
         let why = match join(options, deadline) {
             Ok((master, listener, table)) => {
@@ -161,14 +161,16 @@ fn guest(options: &TcpOptions, deadline: Instant) -> Result<Mesh, CommError> {
                 return mesh(options, acceptor, &table, &[(0, &master)], deadline);
             }
             Err(Joining::Refused(reason)) => {
-                return Err(rendezvous(format!("rank 0 at {place} says no: {reason}")));
+                return Err(rendezvous(format!(
+                    "rank 0 at {place} refuses this rank: {reason}"
+                )));
             }
             Err(Joining::Missing { rank, reason }) => {
                 return Err(CommError::PeerLost { rank, reason });
             }
             Err(Joining::NotYet(why)) => why,
         };
-        if since.elapsed() > WORTH_A_WORD && !std::mem::replace(&mut told, true) {
+        if since.elapsed() > REPORT_AFTER && !std::mem::replace(&mut reported, true) {
             let rank = own.rank;
             (options.notify)(&format!(
                 "rank {rank} does not reach rank 0 at {place} yet: {why}"
@@ -186,13 +188,13 @@ fn guest(options: &TcpOptions, deadline: Instant) -> Result<Mesh, CommError> {
     }
 }
 
-/// Why one attempt to join did not work.
+/// Why one attempt to join failed.
 enum Joining {
-    /// Rank 0 may not be there yet.
+    /// Rank 0 may not listen yet.
     NotYet(String),
-    /// It will not change its mind.
+    /// A refusal that is final.
     Refused(String),
-    /// It has given up, since some rank did not come.
+    /// Rank 0 has given up, because some rank did not connect.
     Missing { rank: usize, reason: String },
 }
 
@@ -221,7 +223,7 @@ fn join(options: &TcpOptions, deadline: Instant) -> Result<Joined, Joining> {
     let Some(master) = master else {
         return Err(last);
     };
-    // The interface that reaches rank 0 is the one on which the others will be reached.
+    // The interface that reaches rank 0 also reaches the other ranks.
     let towards_master = master.local_addr()?.ip();
     let listener = TcpListener::bind((options.bind.unwrap_or(towards_master), 0))?;
     let mut address = listener.local_addr()?;
@@ -250,13 +252,13 @@ fn join(options: &TcpOptions, deadline: Instant) -> Result<Joined, Joining> {
         Ok(Some(Reply::Missing { rank, reason })) => Err(Joining::Missing { rank, reason }),
         Ok(None) => Err(Joining::NotYet("rank 0 still waits for other ranks".into())),
         Err(error) if error.kind() == io::ErrorKind::InvalidData => Err(Joining::Refused(format!(
-            "what listens there is not rank 0 ({error})"
+            "the process that listens there is not rank 0 ({error})"
         ))),
         Err(error) => Err(error.into()),
     }
 }
 
-/// Connects to every rank below, lets every rank above in, and waits until all have done so.
+/// Connects to every lower rank, admits every higher one, and waits until all ranks have done so.
 fn mesh(
     options: &TcpOptions,
     mut acceptor: Acceptor,
@@ -266,7 +268,7 @@ fn mesh(
 ) -> Result<Mesh, CommError> {
     let own = &options.greeting;
     let empty = || (0..own.world).map(|_| None).collect();
-    let mut mesh = Connections {
+    let mut mesh = PartialMesh {
         data: empty(),
         exchange: empty(),
         heartbeat: empty(),
@@ -313,7 +315,7 @@ fn mesh(
             Arrival::Ended(rank) => {
                 return Err(left_early(rank, &"connection closed"));
             }
-            Arrival::Nobody => {
+            Arrival::Timeout => {
                 let missing = (own.rank + 1..own.world).filter(|&rank| {
                     [&mesh.data, &mesh.exchange, &mesh.heartbeat]
                         .iter()
@@ -351,7 +353,7 @@ fn mesh(
     })
 }
 
-/// One byte to and from every peer: from here on, silence means something.
+/// Exchanges one byte with every peer. From here on, silence of a peer counts against it.
 fn everyone_is_ready(heartbeat: &[Option<TcpStream>], deadline: Instant) -> Result<(), CommError> {
     for (rank, mut stream) in peers(heartbeat) {
         stream

@@ -1,9 +1,9 @@
-//! Unix sockets between ranks of one host, in place of their TCP connections.
+//! Unix sockets between ranks of one host, which replace their TCP connections.
 //!
-//! Ranks share a host when both ends of their TCP connection have the same address. The lower one
-//! then offers a socket in Linux's abstract namespace, and a token, over TCP; whoever connects has
-//! to show the token. Where that does not work (one address for several network namespaces), or is
-//! not wanted, the TCP connection stays.
+//! Ranks share a host when both ends of their TCP connection have the same address. The lower rank then sends
+//! the name of a socket in Linux's abstract namespace, and a token, over TCP. A rank that connects to the
+//! socket must show the token. The TCP connection stays in use where this fails (one address for several
+//! network namespaces) or is not wanted.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -15,15 +15,15 @@ use std::time::Duration;
 use super::stream::Stream;
 use super::wire::peers;
 
-/// A number that nobody guesses.
+/// A random number that a stranger cannot guess.
 type Secret = [u8; 16];
 
-/// What the lower rank of every pair says: the socket's name and the token, or zeros.
+/// Bytes of an offer by the lower rank of a pair: the socket's name and the token, or zeros.
 const OFFER: usize = 2 * size_of::<Secret>();
 const NO_OFFER: [u8; OFFER] = [0; OFFER];
 
-/// Replaces the TCP connections to ranks of this host where both sides want that. Every rank of
-/// the world calls it at the same time; on an error the peer is named.
+/// Replaces the TCP connections to ranks of this host where both ends want that. Every rank of the world
+/// calls it at the same time; an error names the peer.
 pub(super) fn unix_where_shared(
     rank: usize,
     lane: Vec<Option<TcpStream>>,
@@ -36,7 +36,7 @@ pub(super) fn unix_where_shared(
             .and_then(|()| stream.set_read_timeout(Some(patience)))
             .map_err(|error| (peer, error))?;
     }
-    // All offers first: nobody waits for one who waits.
+    // All offers are sent first, so that no two ranks wait for each other.
     let mut offers: Vec<Option<Offer>> = lane.iter().map(|_| None).collect();
     for (peer, mut stream) in peers(&lane).filter(|&(peer, _)| peer > rank) {
         offers[peer] = (wanted && on_this_host(stream))
@@ -71,7 +71,7 @@ fn on_this_host(stream: &TcpStream) -> bool {
     }
 }
 
-/// Reads the offer of a lower rank, and says whether it is taken up.
+/// Reads the offer of a lower rank; `None` when this rank declines it.
 fn answer(mut stream: &TcpStream, wanted: bool) -> io::Result<Option<UnixStream>> {
     let mut offer = NO_OFFER;
     stream.read_exact(&mut offer)?;
@@ -89,7 +89,7 @@ fn take_up(name: &[u8], token: &[u8]) -> io::Result<UnixStream> {
     Ok(stream)
 }
 
-/// A socket that waits for one rank.
+/// A listening socket for one rank.
 struct Offer {
     listener: UnixListener,
     name: Secret,
@@ -119,8 +119,8 @@ impl Offer {
         bytes
     }
 
-    /// The connection of whoever shows the token. It has connected and written already, so that
-    /// nothing here waits: not for a stranger who connects and is silent, either.
+    /// Returns the connection that shows the token. The rank has already connected and written, so that this
+    /// call never blocks, not even for a stranger that connects and stays silent.
     fn accept(&self) -> io::Result<UnixStream> {
         loop {
             let (mut stream, _) = self.listener.accept()?;
@@ -133,7 +133,7 @@ impl Offer {
     }
 }
 
-/// In the abstract namespace: no file, and gone with its socket.
+/// An address in the abstract namespace: it has no file and disappears with its socket.
 fn address(name: &[u8]) -> io::Result<SocketAddr> {
     let mut readable = "evenkeel-".to_owned();
     for byte in name {
@@ -155,15 +155,15 @@ mod tests {
     }
 
     #[test]
-    fn only_who_shows_the_token_is_let_in() {
+    fn a_connection_without_the_token_is_refused() {
         let offer = Offer::new().unwrap();
         let mut stranger = take_up(&offer.name, &[7; 16]).unwrap();
         let mut invited = take_up(&offer.name, &offer.token).unwrap();
         let mut accepted = offer.accept().unwrap();
         accepted.write_all(b"welcome").unwrap();
-        let mut said = [0; 7];
-        invited.read_exact(&mut said).unwrap();
-        assert_eq!(&said, b"welcome");
-        assert_eq!(stranger.read(&mut said).unwrap(), 0, "closed");
+        let mut received = [0; 7];
+        invited.read_exact(&mut received).unwrap();
+        assert_eq!(&received, b"welcome");
+        assert_eq!(stranger.read(&mut received).unwrap(), 0, "closed");
     }
 }

@@ -1,5 +1,5 @@
-//! The connections that vectors take: TCP, or a Unix socket between ranks of one host, where a
-//! byte costs the kernel about half as much. [`super::same_host`] opens those.
+//! Connections for vectors: TCP, or a Unix socket between ranks of one host, where a byte costs the kernel
+//! about half as much time. [`super::same_host`] opens those.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};

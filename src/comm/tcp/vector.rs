@@ -1,27 +1,26 @@
 //! All-reduce, reduce-scatter and all-gather of `f32` vectors, directly between all pairs.
 //!
-//! The vector falls into one part per rank. To reduce, everyone sends its addend of a part to the
-//! part's owner, who adds them up in the order of the ranks, whatever the order of their arrival:
-//! sums are computed once, in one place, and come out bitwise equal everywhere and every time. To
-//! gather, owners send their parts to everyone. An all-reduce is both, and what is reduced is sent
-//! on while the rest still comes in. Every byte crosses once, as in a ring, without the ring's
-//! world − 1 hops.
+//! The vector has one part per rank. To reduce, every rank sends its addend of a part to the part's owner.
+//! The owner adds them up in rank order, whatever the order of their arrival: each sum is computed once, in
+//! one place, so the result is bitwise equal on every rank and in every run. To gather, owners send their
+//! parts to every rank. An all-reduce does both and sends reduced elements while the rest still arrives.
+//! Every byte crosses the network once, as in a ring, without the ring's world − 1 hops.
 
 use std::ops::Range;
 
 use super::wire::Flow;
 use crate::comm::Operation;
 
-/// Elements that are added up at a time: small enough to be in a core's cache still.
+/// Elements that are added up at a time: few enough to stay in a core's cache.
 const CHUNK: usize = 1 << 15;
 
-/// Says which operation follows: kind, number, elements, each in eight little-endian bytes.
+/// Announces the next operation: kind, number, elements, each as eight little-endian bytes.
 const HEADER: usize = 24;
 
-/// Buffers for incoming addends, one per rank, kept from one operation to the next.
+/// Buffers for incoming addends, one per rank, reused by the next operation.
 pub(super) type Scratch = Vec<Vec<f32>>;
 
-/// One operation on its way.
+/// One operation in progress.
 pub(super) struct Transfer<'a> {
     rank: usize,
     world: usize,
@@ -36,14 +35,14 @@ pub(super) struct Transfer<'a> {
     progress: Vec<Progress>,
 }
 
-/// Where the caller wants (or has) this rank's part.
+/// The caller's buffer for this rank's part.
 enum OwnPart<'a> {
     InPlace,
     Into(&'a mut [f32]),
     From(&'a [f32]),
 }
 
-/// Bytes to and from one peer so far.
+/// Bytes sent to and received from one peer so far.
 #[derive(Clone, Default)]
 struct Progress {
     sent: usize,
@@ -52,7 +51,7 @@ struct Progress {
 }
 
 impl<'a> Transfer<'a> {
-    /// `number` counts the operations of this world; the sizes were checked.
+    /// `number` counts the operations of this world; the caller has checked the sizes.
     pub fn new(
         rank: usize,
         world: usize,
@@ -115,7 +114,7 @@ impl<'a> Transfer<'a> {
         )
     }
 
-    /// Adds everyone's addends of the next `chunk` elements up, in the order of the ranks.
+    /// Adds up the next `chunk` elements of all addends, in rank order.
     fn add_up(&mut self, chunk: usize) {
         let start = self.part(self.rank).start + self.ready;
         let own = &mut self.data[start..start + chunk];
@@ -186,7 +185,7 @@ impl Flow for Transfer<'_> {
             at -= 4 * own.len();
         }
         if self.gather {
-            // Its owner reduced it after it had this rank's addend, so that is sent.
+            // The owner reduced this part after it had this rank's addend, so the addend is sent.
             return &mut bytemuck::cast_slice_mut(&mut self.data[theirs])[at..];
         }
         &mut []
@@ -223,7 +222,7 @@ impl Flow for Transfer<'_> {
                 }
                 self.add_up(chunk);
             } else if let OwnPart::From(shard) = self.part {
-                // Copied just before it is sent, while it is in the cache.
+                // Copies just before sending, while the data is in the cache.
                 if self.world > 1 && self.peers().all(|peer| self.progress[peer].sent < started) {
                     return;
                 }
@@ -269,7 +268,7 @@ fn describe(header: &[u8; HEADER]) -> String {
     format!("{name} (operation {}) of {} elements", field(1), field(2))
 }
 
-/// `sum = own + addend`, with the widest vectors that the processor has.
+/// `sum = own + addend`, with the processor's widest vectors.
 fn add_into(sum: &mut [f32], own: &[f32], addend: &[f32]) {
     pulp::Arch::new().dispatch(|| {
         for ((sum, own), addend) in sum.iter_mut().zip(own).zip(addend) {
@@ -278,7 +277,7 @@ fn add_into(sum: &mut [f32], own: &[f32], addend: &[f32]) {
     });
 }
 
-/// `sum += addend`, with the widest vectors that the processor has.
+/// `sum += addend`, with the processor's widest vectors.
 fn add(sum: &mut [f32], addend: &[f32]) {
     pulp::Arch::new().dispatch(|| {
         for (sum, addend) in sum.iter_mut().zip(addend) {

@@ -1,7 +1,7 @@
 //! Moves bytes to and from all peers at once.
 //!
-//! One thread does both directions, and never blocks in either: with every rank sending before it
-//! receives, full socket buffers would leave all of them waiting for each other.
+//! One thread serves both directions and blocks in neither. If every rank sent before it received, full
+//! socket buffers would make all of them wait for each other.
 
 use std::io::{self, Read, Write};
 use std::os::fd::AsFd;
@@ -11,38 +11,37 @@ use rustix::event::{PollFd, PollFlags};
 
 use super::poll::wait;
 
-/// At most this much goes in one direction before the other has its turn, bytes.
+/// Most bytes that move in one direction before the other has its turn.
 const TURN: usize = 1 << 18;
 
-/// What goes over the wire: one virtual stream to and one from every peer.
+/// The content of one operation: a virtual stream to and one from every peer.
 pub(super) trait Flow {
     /// The next bytes for `peer` that are ready; empty when none are.
     fn outgoing(&self, peer: usize) -> &[u8];
-    /// So many of them are sent.
+    /// Records that `bytes` bytes were sent.
     fn sent(&mut self, peer: usize, bytes: usize);
-    /// Where the next bytes of `peer` go; empty while none are wanted.
+    /// The buffer for the next bytes of `peer`; empty while none are expected.
     fn incoming(&mut self, peer: usize) -> &mut [u8];
-    /// So many of them are there; the error says why they make no sense.
+    /// Records that `bytes` bytes arrived; the error says why they are invalid.
     fn received(&mut self, peer: usize, bytes: usize) -> Result<(), String>;
-    /// Does what can be done between two rounds.
+    /// Computes whatever is possible between two rounds.
     fn advance(&mut self) {}
     /// Whether everything is sent, received and computed.
     fn done(&self) -> bool;
-    /// The peers that are waited for.
+    /// The peers that the flow waits for.
     fn late(&self) -> Vec<usize>;
 }
 
-/// Why a flow stopped.
 #[derive(Debug)]
 pub(super) enum Stop {
     /// The connection to a peer broke.
     Broken { peer: usize, reason: String },
-    /// A peer speaks of something else.
+    /// A peer runs a different operation.
     Mismatch { reason: String },
 }
 
-/// Runs a flow to its end. `late` is told who is waited for, and how long, after `patience`,
-/// twice that, four times that, and so on.
+/// Runs a flow to its end. It calls `late` with the ranks that it waits for, and the time waited, after
+/// `patience`, twice that, four times that, and so on.
 pub(super) fn drive<S: AsFd>(
     streams: &[Option<S>],
     flow: &mut impl Flow,
@@ -122,7 +121,7 @@ fn receive(peer: usize, mut stream: impl Read, flow: &mut impl Flow) -> Result<b
     Ok(true)
 }
 
-/// How much was moved, `None` when the socket was not ready.
+/// The number of bytes moved; `None` when the socket was not ready.
 fn moved(peer: usize, result: io::Result<usize>) -> Result<Option<usize>, Stop> {
     let reason = match result {
         Ok(0) => "connection closed".into(),

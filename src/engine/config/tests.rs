@@ -40,7 +40,7 @@ fn missing_keys_take_the_defaults_of_transformers() {
 }
 
 #[test]
-fn what_is_written_reads_back_the_same() {
+fn a_written_config_reads_back_the_same() {
     for family in ["llama", "mistral"] {
         let config = read(json!({
             "model_type": family, "hidden_size": 256, "intermediate_size": 688,
@@ -63,7 +63,7 @@ fn rope_theta_is_found_where_transformers_5_puts_it() {
 }
 
 #[test]
-fn what_is_not_computed_is_refused_by_name() {
+fn unsupported_settings_are_refused_by_name() {
     insta::assert_snapshot!(
         [
             json!({"model_type": "qwen2"}),

@@ -1,7 +1,7 @@
-//! Memory of one rank: every large buffer is counted against the rank's limit before it is taken.
+//! Memory of one rank: every large buffer counts against the rank's limit before it is allocated.
 //!
-//! A limit makes running out of memory an ordinary error, known before the first step, and
-//! testable without exhausting the machine.
+//! With a limit, running out of memory is an ordinary error, known before the first step, and testable
+//! without exhausting the machine.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use crate::engine::EngineError;
 
-/// A rank's memory; clones count together.
+/// A rank's memory; clones share the counters.
 #[derive(Debug, Clone)]
 pub struct Arena(Arc<Counters>);
 
@@ -21,7 +21,7 @@ struct Counters {
 }
 
 impl Arena {
-    /// An arena that gives at most `limit` bytes; `None`: what the machine has.
+    /// An arena of at most `limit` bytes; `None` means the machine's physical memory.
     pub fn new(limit: Option<u64>) -> Arena {
         Arena(Arc::new(Counters {
             limit: limit.unwrap_or_else(physical_memory),
@@ -54,18 +54,17 @@ impl Arena {
         })
     }
 
-    /// Bytes held now.
     pub fn used(&self) -> u64 {
         self.0.used.load(Relaxed)
     }
 
-    /// Bytes held at most so far.
+    /// Most bytes allocated so far.
     pub fn peak(&self) -> u64 {
         self.0.peak.load(Relaxed)
     }
 }
 
-/// A counted `Vec<f32>`; dropping it gives the bytes back.
+/// A counted `Vec<f32>`; dropping it releases the bytes.
 #[derive(Debug)]
 pub struct Buffer {
     data: Vec<f32>,
@@ -74,18 +73,17 @@ pub struct Buffer {
 }
 
 impl Buffer {
-    /// Lends the elements to a collective. They stay counted; until [`Buffer::restore`] the buffer
-    /// is empty.
+    /// Lends the elements to a collective. They stay counted; the buffer is empty until [`Buffer::restore`].
     pub fn lend(&mut self) -> Vec<f32> {
         std::mem::take(&mut self.data)
     }
 
-    /// Takes lent elements back.
+    /// Puts lent elements back.
     pub fn restore(&mut self, data: Vec<f32>) {
         self.data = data;
     }
 
-    /// Replaces elements that a failed collective did not give back by zeros.
+    /// Replaces elements that a failed collective did not return by zeros.
     pub fn replace_lost(&mut self) {
         let len = (self.bytes / size_of::<f32>() as u64) as usize;
         if self.data.len() != len {
@@ -114,7 +112,7 @@ impl Drop for Buffer {
     }
 }
 
-/// Bytes of memory that the machine has.
+/// Physical memory of the machine, in bytes.
 fn physical_memory() -> u64 {
     let info = rustix::system::sysinfo();
     info.totalram.saturating_mul(u64::from(info.mem_unit))
@@ -125,7 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn refuses_what_goes_over_the_limit_and_says_how_much() {
+    fn a_buffer_over_the_limit_is_refused_with_its_size() {
         let arena = Arena::new(Some(1000));
         let held = arena.buffer(200, "weights").unwrap();
         let error = arena.buffer(51, "gradients").unwrap_err();

@@ -1,4 +1,4 @@
-//! One block of the model, forward and backward, as straight lines.
+//! One block of the model, forward and backward.
 //!
 //! ```text
 //! qkv      = rope(norm(x) · Wqkvᵀ)
@@ -6,8 +6,7 @@
 //! next     = middle + swiglu(norm(middle) · Wgate,upᵀ) · Wdownᵀ
 //! ```
 //!
-//! Normed inputs and SwiGLU's product are cheap, so they are computed again in backward rather than
-//! kept.
+//! Normed inputs and SwiGLU's product are cheap, so backward recomputes them instead of storing them.
 
 use std::ops::Range;
 
@@ -57,7 +56,7 @@ impl<'a> Block<'a> {
         self.shape.batch * self.shape.seq_len
     }
 
-    /// From the block's input x `[n, hidden]` to what backward needs.
+    /// From the block's input x `[n, hidden]` to the stash for backward.
     pub fn fill_stash(&self, w: &[f32], x: &[f32], stash: &mut Stash, shared: &mut Shared) {
         let (n, config, shape) = (self.tokens(), self.config, self.shape);
         let eps = config.rms_norm_eps;
@@ -103,8 +102,8 @@ impl<'a> Block<'a> {
         vector::add(next, &stash.middle[..n * hidden], down);
     }
 
-    /// From the gradient of the block's output in `shared.dx` to that of its input, in place.
-    /// Spends the stash.
+    /// From the gradient of the block's output in `shared.dx` to that of its input, in place. Overwrites the
+    /// stash.
     pub fn backward(
         &self,
         w: &[f32],
@@ -170,7 +169,7 @@ impl<'a> Block<'a> {
         linear::backward_weight(&mut dw[self.qkv.clone()], dqkv, normed, n, add);
     }
 
-    /// Turns the queries and keys.
+    /// Rotates the queries and keys.
     fn rotate(&self, qkv: &mut [f32], table: &[f32], direction: Direction) {
         let shape = self.shape;
         rope::rotate(

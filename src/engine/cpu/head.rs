@@ -1,7 +1,7 @@
-//! Final norm, head and loss, forward and backward at once.
+//! Final norm, head and loss, forward and backward in one pass.
 //!
-//! Rows without a target never reach the head. The others go in chunks, so that only a chunk's
-//! logits exist, and are overwritten by their gradient.
+//! Rows without a target never reach the head. The other rows are processed in chunks, so that only one
+//! chunk's logits exist; their gradient overwrites them.
 
 use super::kernels::{cross_entropy, linear, rmsnorm};
 use super::store::{Gradient, Store};
@@ -10,9 +10,9 @@ use crate::engine::{IGNORE, ModelConfig};
 
 /// The head of one micro-batch.
 pub struct Head<'a> {
-    /// The model's shape.
+    /// Shape of the model.
     pub config: &'a ModelConfig,
-    /// The unit with the final norm, and the head's weights unless they are tied.
+    /// The unit with the final norm, and with the head's weights unless they are tied.
     pub unit: usize,
     /// `[n]`.
     pub targets: &'a [u32],
@@ -31,7 +31,7 @@ impl Head<'_> {
         (loss, rows.len() as u64)
     }
 
-    /// The same, and the gradients: of x in `shared.dx`, of the weights in the store.
+    /// As [`Head::forward`], with the gradients: of x in `shared.dx`, of the weights in the store.
     pub fn forward_backward(
         &self,
         store: &mut dyn Store,
@@ -51,7 +51,7 @@ impl Head<'_> {
             let logits = &mut shared.logits[..n * vocabulary];
             loss += cross_entropy::forward_backward(logits, &targets, vocabulary);
 
-            // The weights' gradient, then that of the norm's output in place of the output.
+            // The weights' gradient first, then that of the norm's output in place of the output.
             let normed = &mut shared.wide[..n * hidden];
             let (w, Gradient { values, add }) = store.gradient(self.matrix_unit());
             let matrix = self.matrix(w.len());
@@ -85,7 +85,7 @@ impl Head<'_> {
         (loss, rows.len() as u64)
     }
 
-    /// Rows with a target.
+    /// The rows with a target.
     fn rows(&self) -> Vec<usize> {
         (0..self.targets.len())
             .filter(|&row| self.targets[row] != IGNORE)
@@ -93,7 +93,7 @@ impl Head<'_> {
     }
 
     /// Leaves x's rows in `narrow`, the norm's output in `wide`, the inverse rms at the beginning of
-    /// `norm_scratch` and the logits; gives the rows' targets.
+    /// `norm_scratch` and the logits; returns the targets of the rows.
     fn logits(
         &self,
         store: &dyn Store,
@@ -120,7 +120,7 @@ impl Head<'_> {
         rows.iter().map(|&row| self.targets[row]).collect()
     }
 
-    /// Without targets the gradients are zero, which has to be said where they are overwritten.
+    /// Without targets the gradients are zero; places that are to be overwritten must be zeroed.
     fn no_gradient(&self, store: &mut dyn Store) {
         for unit in [self.matrix_unit(), self.unit] {
             let (_, Gradient { values, add }) = store.gradient(unit);
@@ -130,7 +130,7 @@ impl Head<'_> {
         }
     }
 
-    /// The unit that has the head's weights.
+    /// The unit with the head's weights.
     fn matrix_unit(&self) -> usize {
         if self.config.tie_word_embeddings {
             0
@@ -139,7 +139,7 @@ impl Head<'_> {
         }
     }
 
-    /// Where the weights `[vocabulary, hidden]` lie within a unit of `len`: at its end.
+    /// Range of the weights `[vocabulary, hidden]` within a unit of `len` elements: its end.
     fn matrix(&self, len: usize) -> std::ops::Range<usize> {
         len - self.config.vocab_size * self.config.hidden_size..len
     }

@@ -1,8 +1,7 @@
-//! The CPU engine: f32 on every core, vectors as wide as the processor has them.
+//! The CPU engine: f32 on every core, with the processor's widest vectors.
 //!
-//! `model` walks the units, `block` and `head` are its straight lines, `kernels` the arithmetic,
-//! `workspace` the activations, `store` the parameters and gradients, `arena` what all of them may
-//! take.
+//! `model` walks the units, `block` and `head` compute one unit each, `kernels` holds the arithmetic,
+//! `workspace` the activations, `store` the parameters and gradients, and `arena` counts their memory.
 
 mod arena;
 mod block;
@@ -24,38 +23,37 @@ use super::{
 };
 use crate::comm::World;
 
-/// What ranks hold.
+/// Distribution of the state over the ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Strategy {
-    /// Everything on every rank (DDP).
+    /// Every rank holds everything (DDP).
     #[default]
     Replicated,
-    /// A part of everything on every rank (FSDP, ZeRO-3).
+    /// Every rank holds a shard of everything (FSDP, ZeRO-3).
     Sharded {
-        /// Keep a rank's gradient whole until the step is reduced, at the price of the memory of
-        /// a whole model: only then does [`Measure::worker`] have a norm to measure with several
-        /// micro-batches a step.
+        /// Keep a rank's gradient whole until the step is reduced, at the cost of a whole model's memory.
+        /// With several micro-batches a step, [`Measure::worker`] needs it.
         unsharded_accumulation: bool,
     },
 }
 
-/// How a [`CpuEngine`] computes.
+/// Options of a [`CpuEngine`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CpuOptions {
-    /// Threads; `None`: `RAYON_NUM_THREADS`, or one a core.
+    /// Number of threads; `None`: `RAYON_NUM_THREADS`, or one per core.
     pub threads: Option<usize>,
-    /// Bytes that this rank may use; `None`: what the machine has.
+    /// Bytes that this rank may use; `None`: the machine's physical memory.
     pub memory_limit: Option<u64>,
-    /// Keep only the inputs of blocks, and compute their activations again in backward.
+    /// Store only the inputs of blocks and recompute their activations in backward.
     pub activation_checkpointing: bool,
-    /// What this rank holds.
+    /// Distribution of the state over the ranks.
     pub strategy: Strategy,
-    /// What any step may measure. Memory is taken for it, and gradients are added up in the order
-    /// that it needs in every step: measuring changes no bit of what is trained.
+    /// The measurements that any step may request. Their memory is reserved, and every step adds gradients in
+    /// the order that they need, so that measuring changes no bit of the training.
     pub measure: Measure,
 }
 
-/// A Llama on the processors of this machine.
+/// A Llama on this machine's processors.
 pub struct CpuEngine {
     pool: ThreadPool,
     arena: Arena,
@@ -66,8 +64,8 @@ pub struct CpuEngine {
 }
 
 impl CpuEngine {
-    /// Takes memory for the model and gives it seeded weights; without a seed they are zero until others
-    /// are imported. `world` is `None` where this process trains alone.
+    /// Reserves memory for the model and initialises its weights from the seed. Without a seed they are zero
+    /// until an import. `world` is `None` where this process trains alone.
     pub fn new(
         config: ModelConfig,
         options: CpuOptions,
@@ -91,7 +89,7 @@ impl CpuEngine {
         };
         let store = pool.install(|| -> Result<Box<dyn Store>, EngineError> {
             Ok(match (options.strategy, world) {
-                // Alone, the only shard is everything.
+                // Without other ranks the only shard is the whole.
                 (
                     Strategy::Sharded {
                         unsharded_accumulation,
@@ -123,7 +121,7 @@ impl CpuEngine {
         })
     }
 
-    /// Checks a micro-batch and makes room for it.
+    /// Checks a micro-batch and reserves memory for it.
     fn admit(&mut self, micro: MicroBatch<'_>) -> Result<(), EngineError> {
         self.check(micro)?;
         let needed = Room {
@@ -132,8 +130,8 @@ impl CpuEngine {
         };
         match &self.workspace {
             Some(workspace) if workspace.room.covers(needed) => Ok(()),
-            Some(workspace) => self.make_room(workspace.room.with(needed)),
-            None => self.make_room(needed),
+            Some(workspace) => self.reserve_workspace(workspace.room.with(needed)),
+            None => self.reserve_workspace(needed),
         }
     }
 
@@ -166,9 +164,9 @@ impl CpuEngine {
         }
     }
 
-    /// Replaces the workspace by one of exactly this room.
-    fn make_room(&mut self, room: Room) -> Result<(), EngineError> {
-        // The old one goes first, so that both never count together.
+    /// Replaces the workspace by one of exactly this size.
+    fn reserve_workspace(&mut self, room: Room) -> Result<(), EngineError> {
+        // The old workspace is dropped first, so that both never count together.
         self.workspace = None;
         let (arena, config) = (&self.arena, &self.model.config);
         let checkpointing = self.activation_checkpointing;
@@ -179,7 +177,7 @@ impl CpuEngine {
         Ok(())
     }
 
-    /// Runs `f` on this engine's threads with a workspace that [`CpuEngine::admit`] has made.
+    /// Runs `f` on this engine's threads with the workspace from [`CpuEngine::admit`].
     fn run<R: Send>(
         &mut self,
         f: impl FnOnce(&Model, &mut dyn Store, &mut Workspace) -> R + Send,
@@ -211,7 +209,7 @@ impl Engine for CpuEngine {
         }
         match &self.workspace {
             Some(workspace) if workspace.room == room => Ok(()),
-            _ => self.make_room(room),
+            _ => self.reserve_workspace(room),
         }
     }
 
@@ -294,7 +292,7 @@ impl Engine for CpuEngine {
 }
 
 impl CpuEngine {
-    /// The length of a unit.
+    /// The length of a unit, in elements.
     fn check_unit(&self, unit: usize) -> Result<usize, EngineError> {
         let units = &self.model.layout.units;
         match units.get(unit) {

@@ -1,4 +1,4 @@
-//! The walk over the model's units: forward, and backward in reverse.
+//! The walk over the model's units: forward, and backward in reverse order.
 
 use super::block::Block;
 use super::head::Head;
@@ -7,16 +7,16 @@ use super::store::{Gradient, Pass, Store};
 use super::workspace::Workspace;
 use crate::engine::{Accumulated, EngineError, Layout, Measure, MicroBatch, ModelConfig};
 
-/// A Llama.
+/// A Llama as units and their order.
 pub struct Model {
-    /// Its shape.
+    /// Shape of the model.
     pub config: ModelConfig,
-    /// Its units: the embedding, the blocks, the head.
+    /// The embedding, the blocks and the head.
     pub layout: Layout,
 }
 
 impl Model {
-    /// Loss and gradient of a micro-batch; the gradient goes to the store.
+    /// Loss and gradient of a micro-batch; the store receives the gradient.
     pub fn train(
         &self,
         store: &mut dyn Store,
@@ -75,7 +75,7 @@ impl Model {
         }
 
         let (_, Gradient { values, add }) = store.gradient(0);
-        // Tied embeddings already have the head's part.
+        // Tied embeddings already hold the head's part.
         let add = add || self.config.tie_word_embeddings;
         embedding::backward(
             (values, add),
@@ -148,7 +148,7 @@ impl Model {
         Ok(())
     }
 
-    /// The index of the last unit, which is also one more than the number of blocks.
+    /// The index of the last unit, which equals the number of blocks plus one.
     fn head_unit(&self) -> usize {
         self.layout.units.len() - 1
     }

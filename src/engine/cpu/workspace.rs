@@ -1,42 +1,42 @@
-//! Activations and scratch of one micro-batch, all taken before the first step.
+//! Activations and scratch of one micro-batch, all reserved before the first step.
 
 use super::arena::{Arena, Buffer};
 use super::kernels::{attention, rmsnorm, rope};
 use crate::engine::{EngineError, ModelConfig};
 
-/// Logits that exist at a time: 8 MiB stay within the last-level cache.
+/// Elements of logits that exist at a time: 8 MiB, which fit the last-level cache.
 const LOGITS: usize = 1 << 21;
-/// Rows of logits at least, so that the head's weights are not read too often.
+/// Least rows of logits, so that the head's weights are not read too often.
 const HEAD_ROWS: usize = 128;
 
-/// Everything that a walk over the model needs besides the store.
+/// All memory of a walk over the model besides the store.
 pub struct Workspace {
-    /// What it has room for.
+    /// The sizes that the workspace supports.
     pub room: Room,
     /// The input of every block and the output of the last, `[n, hidden]` each.
     pub inputs: Vec<Buffer>,
-    /// What the backward pass of every block needs; a single one under activation checkpointing.
+    /// Activations for the backward pass of every block; a single stash under activation checkpointing.
     pub stashes: Vec<Stash>,
-    /// What all blocks share.
+    /// Scratch that all blocks share.
     pub shared: Shared,
 }
 
-/// How large micro-batches may be.
+/// Largest sizes of a micro-batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Room {
-    /// batch × seq_len.
+    /// Number of tokens, batch × seq_len.
     pub tokens: usize,
-    /// The longest sequence.
+    /// Tokens of the longest sequence.
     pub seq_len: usize,
 }
 
 impl Room {
-    /// Whether everything that fits the other fits this one, too.
+    /// Whether `self` supports everything that `other` does.
     pub fn covers(&self, other: Room) -> bool {
         self.tokens >= other.tokens && self.seq_len >= other.seq_len
     }
 
-    /// Room for both.
+    /// The maximum of both sizes.
     pub fn with(self, other: Room) -> Room {
         Room {
             tokens: self.tokens.max(other.tokens),
@@ -49,9 +49,9 @@ impl Room {
 pub struct Stash {
     /// 1 / rms of the block's input, `[n]`.
     pub inverse_input: Buffer,
-    /// Queries, keys (both turned) and values, `[n, qkv]`.
+    /// Rotated queries and keys, and values, `[n, qkv]`.
     pub qkv: Buffer,
-    /// Attention's softmax sums, `[batch, heads, seq_len]`.
+    /// Logarithms of attention's softmax sums, `[batch, heads, seq_len]`.
     pub log_sums: Buffer,
     /// Attention's output before its projection, `[n, heads × head_dim]`.
     pub attended: Buffer,
@@ -71,9 +71,9 @@ pub struct Shared {
     pub wide: Buffer,
     /// Gradient of the residual stream, `[n, hidden]`.
     pub dx: Buffer,
-    /// Partial sums of the norms' weight gradients, and a number for each of the head's rows.
+    /// Partial sums of the norms' weight gradients, and one number per row of the head.
     pub norm_scratch: Buffer,
-    /// Attention's scores.
+    /// Scratch for attention's scores.
     pub attention: attention::Scratch,
     /// Cosines and sines, `[seq_len, head_dim]`.
     pub rope: Buffer,
@@ -86,7 +86,7 @@ pub struct Shared {
 }
 
 impl Workspace {
-    /// Takes the memory; call it on the pool that will compute.
+    /// Reserves the memory; call it on the pool that computes.
     pub fn new(
         arena: &Arena,
         config: &ModelConfig,

@@ -1,8 +1,7 @@
-//! CUDA's libraries, found at run time: nothing of CUDA is needed to build, and one binary runs with
-//! and without them.
+//! CUDA's libraries, found at run time: a build needs no CUDA, and one binary runs with and without it.
 //!
-//! Each is opened and asked for its version, and for nothing else, so no GPU is touched. A library
-//! that is missing, cannot be opened or is too old is a [`Problem`] in words, never a panic.
+//! Each library is opened and asked only for its version, so no GPU is touched. A library that is missing,
+//! cannot be opened or is too old is a [`Problem`] with a message, never a panic.
 
 use std::ffi::c_int;
 use std::fmt;
@@ -11,35 +10,36 @@ use std::path::{Path, PathBuf};
 use libloading::Symbol;
 use serde::Serialize;
 
-/// Directories to look in first, separated as in `PATH`: they hold the libraries themselves, or
-/// Python's wheels (`site-packages`).
+/// Directories to search first, separated as in `PATH`: they hold the libraries themselves, or Python's
+/// wheels (`site-packages`).
 pub const DIRECTORIES: &str = "EVENKEEL_CUDA_LIBRARIES";
 
-/// A library, as it is looked for.
+/// A library and its requirements.
 #[derive(Debug, Clone, Copy)]
 pub struct Library {
-    /// What people call it.
+    /// The common name of the library.
     pub name: &'static str,
-    /// Its file, with the version of its interface.
+    /// File name, with the interface version.
     pub file: &'static str,
-    /// How to ask for its version, and the oldest that will do; `None` where opening it is all.
+    /// The version query and the oldest supported version; `None` where opening the library is the only
+    /// check.
     needs: Option<(Query, Version)>,
-    /// How to get it.
+    /// How to install the library.
     install: &'static str,
 }
 
-/// A function that tells a version.
+/// A function that returns a version.
 #[derive(Debug, Clone, Copy)]
 enum Query {
-    /// `int f(int *version)`, 0 for success, and what the number means.
+    /// `int f(int *version)`, 0 for success, and the decoding of the number.
     Number(&'static str, fn(usize) -> Version),
     /// `int f(int *major, int *minor)`, 0 for success.
     Pair(&'static str),
-    /// `size_t f(void)`, and what the number means.
+    /// `size_t f(void)`, and the decoding of the number.
     Plain(&'static str, fn(usize) -> Version),
 }
 
-/// A version; the patch level is not looked at.
+/// A version without the patch level.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Version(usize, usize);
 
@@ -49,12 +49,12 @@ impl fmt::Display for Version {
     }
 }
 
-/// As the driver counts: 12.4 is 12040.
+/// The driver's encoding: 12.4 is 12040.
 fn thousands(number: usize) -> Version {
     Version(number / 1000, number % 1000 / 10)
 }
 
-/// As cuBLAS and NCCL count: 12.9.1 is 120901. Before 2.9, NCCL 2.8.4 was 2804.
+/// The encoding of cuBLAS and NCCL: 12.9.1 is 120901. Before 2.9, NCCL 2.8.4 was 2804.
 fn ten_thousands(number: usize) -> Version {
     match number < 10_000 {
         true => Version(number / 1000, number % 1000 / 100),
@@ -62,8 +62,8 @@ fn ten_thousands(number: usize) -> Version {
     }
 }
 
-/// The driver: it runs what CUDA 12 compiles from 525 on, whose own CUDA is 12.0 ("CUDA
-/// Compatibility", minor version compatibility).
+/// The driver. From 525 on, whose own CUDA is 12.0, it runs code that CUDA 12 compiled ("CUDA Compatibility",
+/// minor version compatibility).
 pub const CUDA: Library = Library {
     name: "driver",
     file: "libcuda.so.1",
@@ -75,7 +75,7 @@ pub const CUDA: Library = Library {
               its GPUs (docker run --gpus all)",
 };
 
-/// The management library. It comes with the driver and tells no version before it is started.
+/// The management library. It comes with the driver and reports no version before its initialisation.
 pub const NVML: Library = Library {
     name: "NVML",
     file: "libnvidia-ml.so.1",
@@ -95,7 +95,7 @@ pub const CUBLAS_LT: Library = Library {
     install: "pip install 'nvidia-cublas-cu12>=12.8'",
 };
 
-/// The compiler of kernels. 12.8 is the first that knows sm_100.
+/// The compiler of kernels. 12.8 is the first that supports sm_100.
 pub const NVRTC: Library = Library {
     name: "NVRTC",
     file: "libnvrtc.so.12",
@@ -114,61 +114,59 @@ pub const NCCL: Library = Library {
     install: "pip install 'nvidia-nccl-cu12>=2.14'",
 };
 
-/// What became of looking for a library.
+/// The result of searching a library.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Found {
-    /// What people call it.
+    /// The common name of the library.
     pub name: &'static str,
-    /// Its file.
+    /// File name of the library.
     pub file: &'static str,
-    /// Where it is; `None` where it is missing, or was opened by the loader under its bare name.
+    /// Path of the library; `None` where it is missing, or where the loader opened it by its bare name.
     pub path: Option<PathBuf>,
-    /// Its version, for example `12.9`, where it can be used and tells one.
+    /// The version, for example `12.9`, if the library is usable and reports one.
     pub version: Option<String>,
-    /// Why it cannot be used.
+    /// Why the library cannot be used.
     pub problem: Option<Problem>,
 }
 
-/// Why a library cannot be used, and the way out.
+/// Why a library cannot be used, and the remedy.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, thiserror::Error)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Problem {
-    /// There is no such file.
+    /// The file does not exist.
     #[error("missing: {install}")]
     Missing {
-        /// How to get it.
+        /// How to install it.
         install: &'static str,
     },
-    /// There is one, and it cannot be opened or does not answer.
+    /// The file exists, but cannot be opened or does not answer.
     #[error("broken ({words}): {install}")]
     Broken {
-        /// The loader's words, or the library's answer.
+        /// The loader's message, or the library's answer.
         words: String,
-        /// How to get another.
+        /// How to reinstall it.
         install: &'static str,
     },
-    /// It is older than what is needed.
+    /// The library is older than required.
     #[error("{version} is too old, {needed} is needed: {install}")]
     TooOld {
-        /// Its version.
         version: String,
-        /// The oldest that will do.
+        /// The oldest supported version.
         needed: String,
-        /// How to get a newer one.
+        /// How to install a newer one.
         install: &'static str,
     },
 }
 
-/// Looks for every library.
 pub fn find() -> Vec<Found> {
     let directories = directories();
     [CUDA, NVML, CUBLAS_LT, NVRTC, NCCL]
-        .map(|library| library.look(&directories))
+        .map(|library| library.search(&directories))
         .to_vec()
 }
 
-/// Where libraries are looked for before the loader's own places: in [`DIRECTORIES`], then in the
-/// wheels of the active virtual environment.
+/// Directories that are searched before the loader's: [`DIRECTORIES`], then the wheels of the active virtual
+/// environment.
 pub fn directories() -> Vec<PathBuf> {
     let given = std::env::var_os(DIRECTORIES).unwrap_or_default();
     let given = std::env::split_paths(&given).filter(|path| path != Path::new(""));
@@ -181,14 +179,14 @@ pub fn directories() -> Vec<PathBuf> {
     given.chain(packages).flat_map(with_wheels).collect()
 }
 
-/// The directory, and those in which NVIDIA's wheels keep libraries if it is a `site-packages`.
+/// The directory, and the library directories of NVIDIA's wheels if it is a `site-packages`.
 fn with_wheels(directory: PathBuf) -> Vec<PathBuf> {
     let wheels = entries(&directory.join("nvidia"));
     let libraries = wheels.into_iter().map(|wheel| wheel.join("lib"));
     [directory].into_iter().chain(libraries).collect()
 }
 
-/// What is in a directory, sorted; nothing where it cannot be read.
+/// The entries of a directory, sorted; empty if it cannot be read.
 fn entries(directory: &Path) -> Vec<PathBuf> {
     let read = std::fs::read_dir(directory).into_iter().flatten();
     let mut entries: Vec<PathBuf> = read.flatten().map(|entry| entry.path()).collect();
@@ -197,13 +195,13 @@ fn entries(directory: &Path) -> Vec<PathBuf> {
 }
 
 impl Library {
-    /// Opens it: the file in the first of the directories that has it, or else what the loader finds
-    /// (`LD_LIBRARY_PATH`, the system's directories).
+    /// Opens the library: the file in the first of the directories that has it, or else the one that the
+    /// loader finds (`LD_LIBRARY_PATH`, the system's directories).
     pub fn open(&self, directories: &[PathBuf]) -> Result<libloading::Library, Problem> {
         let path = self.path(directories);
         let name = path.as_deref().map_or(Path::new(self.file), Path::new);
-        // SAFETY: what runs is the initialisation of NVIDIA's libraries, which are made to be opened
-        // this way; another file under their name is the user's doing.
+        // SAFETY: opening runs the initialisation of NVIDIA's libraries, which are designed for that. A user
+        // who puts another file under their name is responsible for it.
         unsafe { libloading::Library::new(name) }.map_err(|error| {
             let words = error.to_string();
             match path.is_none() && says_missing(&words, self.file) {
@@ -220,10 +218,10 @@ impl Library {
         files.find(|path| path.exists())
     }
 
-    fn look(&self, directories: &[PathBuf]) -> Found {
+    fn search(&self, directories: &[PathBuf]) -> Found {
         let version = self.open(directories).and_then(|library| {
             let version = self.check(&library);
-            // Threads and handlers that it may have made must not lose their code.
+            // Threads and handlers that the library may have started must not lose their code.
             std::mem::forget(library);
             version
         });
@@ -240,7 +238,7 @@ impl Library {
         }
     }
 
-    /// Its version, if there is one to ask for, and if it is new enough.
+    /// The version, if the library reports one; an error if it is too old.
     fn check(&self, library: &libloading::Library) -> Result<Option<Version>, Problem> {
         let Some((query, needed)) = self.needs else {
             return Ok(None);
@@ -264,22 +262,22 @@ impl Library {
     }
 }
 
-/// Whether the loader means the file itself, rather than another that it needs.
+/// Whether the loader's message says that the file itself is missing, not a dependency.
 fn says_missing(words: &str, file: &str) -> bool {
-    // glibc puts the file that it lacks first, musl ends with the one that needs it.
+    // glibc names the missing file first; musl names the dependent file last.
     let lacks = words.starts_with(file) || words.contains(&format!("library {file}:"));
     lacks && words.contains("No such file") && !words.contains("needed by")
 }
 
 impl Query {
-    /// The version, or why there is none.
+    /// The version, or the reason why it is unknown.
     fn ask(self, library: &libloading::Library) -> Result<Version, String> {
         type Number = unsafe extern "C" fn(*mut c_int) -> c_int;
         type Pair = unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int;
         type Plain = unsafe extern "C" fn() -> usize;
         let (mut first, mut second) = (0, 0);
-        // SAFETY: the types are those of NVIDIA's headers, for functions that only write what their
-        // arguments point at and can be called before any other.
+        // SAFETY: the types are those of NVIDIA's headers. The functions only write to their arguments and
+        // may be called before any other.
         let (function, code) = unsafe {
             match self {
                 Query::Number(name, _) => (name, get::<Number>(library, name)?(&mut first)),
@@ -304,12 +302,12 @@ impl Query {
 /// A function by its name.
 ///
 /// # Safety
-/// It is called as a `T`.
+/// The function has the type `T`.
 unsafe fn get<'a, T>(
     library: &'a libloading::Library,
     name: &str,
 ) -> Result<Symbol<'a, T>, String> {
-    // SAFETY: the caller vouches for the type.
+    // SAFETY: the caller guarantees the type.
     unsafe { library.get(name.as_bytes()) }.map_err(|error| error.to_string())
 }
 

@@ -10,8 +10,7 @@ fn gradients(seed: u64) -> Gradients {
     }
 }
 
-/// That `values` average to `truth`: within 4.5 standard errors, and with errors small enough for
-/// that to mean something.
+/// Asserts that `values` average to `truth` within 4.5 standard errors, and that the standard error is small.
 fn assert_recovers(what: &str, values: &[f64], truth: f64) {
     let (mean, error) = mean_and_error(values);
     assert!(
@@ -128,7 +127,7 @@ fn ranks_add_up_to_one_process() {
 }
 
 #[test]
-fn a_group_without_target_tokens_is_no_group() {
+fn a_group_without_target_tokens_does_not_count() {
     let mut local = GroupSums::default();
     local.add(36.0, 3);
     local.add(0.0, 0);
@@ -199,7 +198,7 @@ fn pure_noise_makes_the_unbiased_ratio_one() {
 }
 
 #[test]
-fn cancellation_below_zero_is_no_variance() {
+fn cancellation_below_zero_is_zero_variance() {
     let sums = Sums {
         groups: 4,
         weighted: 1.0 - 1e-6,
@@ -212,8 +211,8 @@ fn cancellation_below_zero_is_no_variance() {
 }
 
 #[test]
-fn norms_on_two_scales_are_noticed() {
-    // An AVG where a SUM is meant: the groups' norms come out 4² too small.
+fn norms_on_two_scales_are_refused() {
+    // An average in place of a sum: the groups' norms are 4² too small.
     let mut local = GroupSums::default();
     for _ in 0..4 {
         local.add(100.0 / 16.0, 10);
@@ -239,7 +238,7 @@ fn a_vanishing_batch_gradient_is_all_noise() {
 }
 
 #[test]
-fn what_cannot_be_estimated_says_why() {
+fn an_undefined_estimate_states_its_reason() {
     let sums = |groups, weighted, total| Sums {
         groups,
         weighted,

@@ -99,7 +99,7 @@ fn sharded_workers_need_unsharded_accumulation_or_are_refused() {
     ] {
         assert_eq!(with(accepted), Ok(()));
     }
-    // Without accumulation a worker has one micro-batch, whose gradient passes by unsharded.
+    // Without accumulation a worker has one micro-batch, whose gradient exists unsharded for a moment.
     let wide = Conditions {
         workers: 64,
         ..sharded

@@ -5,12 +5,12 @@ use proptest::prelude::*;
 use super::*;
 use crate::samples::{Deal, Order};
 
-/// The row that position `position` feeds: tokens of the sample that stands there.
+/// The row fed at position `position`: tokens of the sample of that position.
 fn fed(order: &Order, position: u64) -> Digest {
     digest(position, order.at(position).index as u32)
 }
 
-/// A row of tokens made up from the sample's index.
+/// A synthetic row of tokens, derived from the sample's index.
 fn digest(position: u64, index: u32) -> Digest {
     let row: Vec<u32> = (0..5).map(|i| index * 31 + i).collect();
     Digest::of(position, &row[..4], &row[1..], u32::MAX)
@@ -61,7 +61,7 @@ fn run() -> Vec<Row> {
 }
 
 #[test]
-fn a_run_over_changing_worlds_is_proved() {
+fn a_run_over_changing_worlds_verifies() {
     let order = order();
     let proof = verify(run(), recompute(&order)).unwrap();
     assert_eq!((proof.steps, proof.samples), (4, 60));
@@ -94,7 +94,7 @@ fn faults_are_named_with_step_and_positions() {
 
 #[test]
 fn a_sample_fed_twice_in_place_of_another_is_a_mismatch() {
-    // What counters cannot see: 12 samples were counted, but one rank fed position 3 twice.
+    // Counters cannot detect this: 12 samples were counted, but one rank fed position 3 twice.
     let order = order();
     let mut rows = run();
     rows[0].digest = [0, 1, 2, 3, 4, 5, 6, 3, 8, 9, 10, 11]
@@ -116,7 +116,7 @@ fn another_seed_is_a_mismatch() {
 }
 
 #[test]
-fn data_that_cannot_be_read_again_is_no_proof() {
+fn unreadable_data_is_a_fault() {
     let fault = verify(run(), |positions| {
         if positions.start < 12 {
             recompute(&order())(positions).map_err(|never| match never {})
@@ -136,13 +136,13 @@ fn data_that_cannot_be_read_again_is_no_proof() {
 }
 
 #[test]
-fn an_empty_history_proves_nothing_consumed() {
+fn an_empty_history_proves_zero_samples() {
     let proof = verify([], recompute(&order())).unwrap();
     assert_eq!((proof.steps, proof.samples), (0, 0));
 }
 
 #[test]
-fn steps_after_the_pinned_checkpoint_are_taken_back_and_run_again() {
+fn steps_after_the_referenced_checkpoint_are_removed_and_run_again() {
     let rows = run();
     let mut ledger = Ledger::default();
     rows[..3].iter().for_each(|row| ledger.push(*row).unwrap());
@@ -161,7 +161,7 @@ fn steps_after_the_pinned_checkpoint_are_taken_back_and_run_again() {
 }
 
 #[test]
-fn a_generation_goes_on_from_its_checkpoint() {
+fn a_generation_continues_from_its_checkpoint() {
     let rows = run();
     let mut ledger = Ledger::after(2, 24);
     ledger.push(rows[2]).unwrap();

@@ -1,5 +1,5 @@
-//! Events as one line of text each, the same on terminals and in logs: a label, right-aligned as
-//! cargo's are, and what there is to say, in parts that may be wrapped between.
+//! Events as one line of text each, the same on terminals and in logs: a label, right-aligned as in cargo's
+//! output, and parts. Lines are wrapped between parts.
 
 use anstyle::{AnsiColor, Color, Style};
 
@@ -8,12 +8,12 @@ use crate::telemetry::human::{count, duration, from_floor, grouped, learning_rat
 use crate::telemetry::{Event, StepRecord};
 use crate::words::bytes;
 
-/// Columns of the labels.
+/// Columns of the right-aligned label.
 const LABEL: usize = 10;
-/// What stands between parts.
+/// Separator between the parts of a line.
 pub(super) const BETWEEN: &str = " · ";
 
-/// One event in words.
+/// One event as text.
 pub(super) struct Line {
     label: &'static str,
     tone: Tone,
@@ -22,16 +22,16 @@ pub(super) struct Line {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Tone {
-    /// Goes as it should.
+    /// The run is healthy.
     Fine,
-    /// Worth knowing.
+    /// Worth knowing, but no fault.
     Notable,
-    /// Somebody should look.
+    /// A person should act.
     Alarm,
 }
 
 impl Line {
-    /// What there is to say about an event. `progress` has already learned from it.
+    /// The line of an event. `progress` has already taken the event in.
     pub fn of(event: &Event, progress: &Progress) -> Line {
         let (label, tone, parts) = match event {
             Event::Planned {
@@ -51,7 +51,7 @@ impl Line {
             Event::Preparing { what, total, .. } => {
                 let mut parts = vec![what.clone()];
                 if *total > 0 {
-                    parts.push(format!("{} in all", grouped(*total)));
+                    parts.push(format!("{} in total", grouped(*total)));
                 }
                 ("Preparing", Tone::Fine, parts)
             }
@@ -166,7 +166,7 @@ impl Line {
         Line { label, tone, parts }
     }
 
-    /// Whether it is shown even when quiet.
+    /// Whether quiet modes show the line.
     pub fn is_alarm(&self) -> bool {
         self.tone == Tone::Alarm
     }
@@ -176,12 +176,12 @@ impl Line {
         format!("{} {}", self.label(), self.parts.join(BETWEEN))
     }
 
-    /// The line wrapped between its parts, and where one is too long between its words, to
-    /// `width` columns; what follows is indented below the first part.
+    /// The line wrapped to `width` columns, between its parts, or between words where a part is too long;
+    /// continuation lines are indented below the first part.
     pub fn wrapped(&self, width: usize) -> String {
-        let room = width.saturating_sub(LABEL + 1).max(20);
+        let available = width.saturating_sub(LABEL + 1).max(20);
         let mut text = format!("{} ", self.label());
-        for (nth, line) in wrap(&self.parts, room).into_iter().enumerate() {
+        for (nth, line) in wrap(&self.parts, available).into_iter().enumerate() {
             if nth > 0 {
                 text += &format!("\n{:LABEL$} ", "");
             }
@@ -201,7 +201,7 @@ impl Line {
     }
 }
 
-/// What a step's line says, the most wanted first.
+/// The parts of a step's line, most important first.
 pub(super) fn step_parts(step: &StepRecord, progress: &Progress) -> Vec<String> {
     let mut parts = vec![grouped(step.step), amount(progress)];
     parts.extend(measures(step, progress));
@@ -209,7 +209,7 @@ pub(super) fn step_parts(step: &StepRecord, progress: &Progress) -> Vec<String> 
     parts
 }
 
-/// What the training does now, the most wanted first.
+/// The current measures of the training, most important first.
 pub(super) fn measures(step: &StepRecord, progress: &Progress) -> Vec<String> {
     let mut parts = vec![
         format!("loss {:.4}", step.loss),
@@ -243,7 +243,7 @@ pub(super) fn amount(progress: &Progress) -> String {
 /// `3m12s left`.
 pub(super) fn left(progress: &Progress) -> Option<String> {
     let seconds = progress.seconds_left()?;
-    // An estimate has no hundredths.
+    // Hundredths would overstate the estimate's precision.
     let rounded = match seconds {
         ..60.0 => format!("{seconds:.0}s"),
         _ => duration(seconds),
@@ -259,13 +259,13 @@ fn at(samples: u64) -> String {
     format!("at {}", plural(samples, "sample"))
 }
 
-/// Fills lines of `room` columns with parts.
-fn wrap(parts: &[String], room: usize) -> Vec<String> {
+/// Fills lines of `available` columns with parts.
+fn wrap(parts: &[String], available: usize) -> Vec<String> {
     let width = |text: &str| text.chars().count();
     let mut lines: Vec<String> = Vec::new();
     for part in parts {
         match lines.last_mut() {
-            Some(line) if width(line) + width(BETWEEN) + width(part) <= room => {
+            Some(line) if width(line) + width(BETWEEN) + width(part) <= available => {
                 line.push_str(BETWEEN);
                 line.push_str(part);
                 continue;
@@ -274,7 +274,7 @@ fn wrap(parts: &[String], room: usize) -> Vec<String> {
         }
         for word in part.split(' ') {
             let full = match lines.last() {
-                Some(line) => !line.is_empty() && width(line) + 1 + width(word) > room,
+                Some(line) => !line.is_empty() && width(line) + 1 + width(word) > available,
                 None => true,
             };
             if full {

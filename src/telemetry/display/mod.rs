@@ -1,9 +1,8 @@
-//! What `evenkeel launch` shows while it trains: a progress bar on a terminal, a quiet log
-//! elsewhere, JSON lines for programs.
+//! The output of `evenkeel launch` while it trains: a progress bar on a terminal, a quiet log elsewhere, JSON
+//! lines for programs.
 //!
-//! All of them are fed the same [`Event`]s and take their clock from the records, so that a run
-//! looks the same whenever it is replayed. A reader that goes away (a closed pipe) never stops
-//! training: errors of writing are dropped here, on purpose.
+//! All modes receive the same [`Event`]s and take their clock from the records, so that a replayed run looks
+//! the same. A closed pipe never stops training: write errors are dropped here on purpose.
 
 mod line;
 mod progress;
@@ -17,18 +16,17 @@ use line::Line;
 use progress::Progress;
 use terminal::Terminal;
 
-/// How events are shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
     /// Progress bars, with lines above them.
     Terminal,
     /// Lines only; steps at most every [`PLAIN_SECONDS`].
     Plain,
-    /// Every event as a JSON object on a line of its own.
+    /// Every event as one line of JSON.
     JsonLines,
     /// Warnings and lost ranks only.
     Quiet,
-    /// The same and the end, as JSON objects.
+    /// Warnings, lost ranks and the end, as lines of JSON.
     QuietJsonLines,
 }
 
@@ -48,11 +46,11 @@ impl Mode {
     }
 }
 
-/// Shows a run's events.
+/// Shows the events of a run.
 pub struct Display {
     sink: Sink,
     progress: Progress,
-    /// What was said to be prepared, so that it is said once.
+    /// Preparations already reported, so that each is reported once.
     prepared: BTreeSet<String>,
     /// Time of the last step that [`Sink::Plain`] printed.
     printed: Option<f64>,
@@ -87,7 +85,6 @@ impl Display {
         }
     }
 
-    /// Shows one event.
     pub fn event(&mut self, event: &Event) {
         self.progress.take(event);
         match &mut self.sink {
@@ -141,7 +138,7 @@ fn write_json(out: &mut (impl Write + ?Sized), event: &Event) {
 
 fn write(out: &mut (impl Write + ?Sized), mut line: String) {
     line.push('\n');
-    // Whoever read this is gone; training goes on.
+    // The reader may have closed the pipe; training continues.
     let _ = out.write_all(line.as_bytes()).and_then(|()| out.flush());
 }
 

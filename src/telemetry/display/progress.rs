@@ -1,20 +1,19 @@
-//! Where a run stands, as far as its events tell.
+//! Progress of a run, as its events report it.
 
 use crate::telemetry::{Event, StepRecord};
 
 /// Seconds over which rates are smoothed.
 const SMOOTHING: f64 = 30.0;
 
-/// How far a run is, and how fast it goes. Its clock is the steps' own.
+/// Position and speed of a run. The clock is that of the steps.
 #[derive(Debug, Default)]
 pub(super) struct Progress {
     /// The budget, samples; 0 until it is known.
     pub budget: u64,
-    /// Samples consumed.
+    /// Samples consumed so far.
     pub samples: u64,
-    /// The data's entropy, when it is known.
+    /// The data's entropy, nats per token; `None` when it is unknown.
     pub floor: Option<f64>,
-    /// The last step.
     pub step: Option<StepRecord>,
     /// r/η² of the last norm test.
     pub ratio: Option<f64>,
@@ -27,7 +26,7 @@ pub(super) struct Progress {
 }
 
 impl Progress {
-    /// Learns from an event.
+    /// Updates the progress from an event.
     pub fn take(&mut self, event: &Event) {
         match event {
             Event::Planned { budget, floor, .. } => {
@@ -36,7 +35,7 @@ impl Progress {
             }
             Event::GenerationStarted { start_samples, .. } => {
                 self.samples = *start_samples;
-                // Another world has another speed.
+                // Speed depends on the world, so rates start again.
                 self.samples_per_second = Rate::default();
                 self.tokens_per_second = Rate::default();
                 self.ended = None;
@@ -47,7 +46,7 @@ impl Progress {
     }
 
     fn step(&mut self, step: &StepRecord) {
-        // Time left counts checkpoints and evaluations between the steps, throughput does not.
+        // The time left includes checkpoints and evaluations between steps; throughput does not.
         let since = self.ended.map_or(step.seconds, |ended| step.time - ended);
         self.samples_per_second
             .add(step.samples.saturating_sub(self.samples), since);
@@ -63,7 +62,7 @@ impl Progress {
         self.step = Some(step.clone());
     }
 
-    /// Share of the budget that is consumed, 0 to 1.
+    /// Consumed share of the budget, 0 to 1.
     pub fn share(&self) -> f64 {
         if self.budget == 0 {
             return 0.0;
@@ -71,7 +70,7 @@ impl Progress {
         (self.samples as f64 / self.budget as f64).min(1.0)
     }
 
-    /// Target tokens per second of stepping.
+    /// Target tokens per second within steps.
     pub fn tokens_per_second(&self) -> Option<f64> {
         self.tokens_per_second.get()
     }
@@ -84,7 +83,7 @@ impl Progress {
     }
 }
 
-/// A count per second in which what is [`SMOOTHING`] seconds old weighs 1/e.
+/// A count per second, in which a value [`SMOOTHING`] seconds old has the weight 1/e.
 #[derive(Debug, Default)]
 struct Rate {
     count: f64,
@@ -93,7 +92,7 @@ struct Rate {
 
 impl Rate {
     fn add(&mut self, count: u64, seconds: f64) {
-        // A clock that was set back tells nothing.
+        // A clock that was set back gives no rate.
         if seconds > 0.0 && seconds.is_finite() {
             let kept = (-seconds / SMOOTHING).exp();
             self.count = self.count * kept + count as f64;

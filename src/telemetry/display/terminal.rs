@@ -1,5 +1,5 @@
-//! Progress bars: one for the samples of the budget, with what the training does below it, and
-//! while data are prepared one for that. Events are printed above.
+//! Progress bars: one for the samples of the budget, with the measures of the training below it, and one for
+//! data preparation. Events are printed above.
 
 use std::time::Duration;
 
@@ -10,15 +10,15 @@ use super::progress::Progress;
 use crate::telemetry::Event;
 use crate::telemetry::human::count;
 
-/// How often the spinner turns, to show that a long step is alive.
+/// Period of the spinner, which shows that a long step is alive.
 const TICK: Duration = Duration::from_millis(150);
 
 /// A terminal on standard output.
 pub(super) struct Terminal {
     bars: MultiProgress,
-    /// Samples of the budget; there from the first generation on.
+    /// Bar for the samples of the budget, from the first generation on.
     training: Option<ProgressBar>,
-    /// What is being prepared.
+    /// The preparation in progress and its bar.
     preparing: Option<(String, ProgressBar)>,
     colour: bool,
 }
@@ -71,7 +71,7 @@ impl Terminal {
         }
     }
 
-    /// Moves the training bar to where the run stands.
+    /// Moves the training bar to the current progress.
     fn advance(&mut self, progress: &Progress, measures: &str) {
         let bar = match self.training.take() {
             Some(bar) => bar,
@@ -88,7 +88,7 @@ impl Terminal {
         }
         bar.set_length(progress.budget);
         bar.set_position(progress.samples);
-        // As wide as it ever gets, so that the bar's end stays where it is.
+        // Padded to its greatest width, so that the bar's end does not move.
         bar.set_prefix(format!("{place:>28}"));
         bar.set_message(measures.to_owned());
         self.training = Some(bar);
@@ -117,13 +117,13 @@ impl Terminal {
         if !self.colour {
             text = anstream::adapter::strip_str(&text).to_string();
         }
-        // Whoever watched this is gone; training goes on.
+        // The reader may have closed the terminal; training continues.
         let _ = self.bars.println(text);
     }
 }
 
-/// As many of the parts, from the first, as fit into `room` columns.
-fn fitting(parts: &[String], room: usize) -> String {
+/// As many leading parts as fit into `available` columns.
+fn fitting(parts: &[String], available: usize) -> String {
     let mut text = String::new();
     for part in parts {
         let between = if text.is_empty() { "" } else { BETWEEN };
@@ -131,7 +131,7 @@ fn fitting(parts: &[String], room: usize) -> String {
             .iter()
             .map(|t| t.chars().count())
             .sum::<usize>();
-        if columns > room {
+        if columns > available {
             break;
         }
         text += between;
@@ -140,7 +140,7 @@ fn fitting(parts: &[String], room: usize) -> String {
     text
 }
 
-/// Columns of the terminal.
+/// Width of the terminal, in columns.
 fn columns() -> usize {
     rustix::termios::tcgetwinsize(std::io::stdout())
         .map_or(80, |size| usize::from(size.ws_col))

@@ -18,7 +18,7 @@ impl Write for Paper {
 }
 
 impl Paper {
-    /// What was written, without colours.
+    /// The text written so far, without colours.
     fn text(&self) -> String {
         let bytes = self.0.lock().expect("no test panicked").clone();
         let text = String::from_utf8(bytes).expect("UTF-8");
@@ -61,7 +61,7 @@ fn step(nth: u64, world: u64, batch: u64, samples: u64) -> Event {
     })
 }
 
-/// A run in which a bit of everything happens.
+/// A run with every kind of event.
 pub(crate) fn run() -> Vec<Event> {
     let mut events = vec![
         Event::Planned {
@@ -174,7 +174,7 @@ fn shown(sink: impl FnOnce(Box<dyn Write + Send>) -> Sink) -> String {
 }
 
 #[test]
-fn a_log_tells_the_run_in_few_lines() {
+fn a_log_describes_the_run_in_few_lines() {
     insta::assert_snapshot!(shown(Sink::Plain));
 }
 
@@ -190,12 +190,12 @@ fn json_lines_hold_every_event_and_are_read_back() {
 }
 
 #[test]
-fn quiet_shows_only_what_somebody_should_look_at() {
+fn quiet_shows_only_alarms() {
     insta::assert_snapshot!(shown(Sink::Quiet));
 }
 
 #[test]
-fn quiet_json_holds_the_same_and_the_end() {
+fn quiet_json_holds_alarms_and_the_end() {
     let text = shown(Sink::QuietJsonLines);
     let kinds: Vec<String> = text
         .lines()
@@ -252,7 +252,7 @@ fn a_new_generation_starts_its_own_clock() {
 }
 
 #[test]
-fn a_reader_that_goes_away_stops_nothing() {
+fn a_closed_pipe_does_not_stop_the_run() {
     struct Closed;
     impl Write for Closed {
         fn write(&mut self, _: &[u8]) -> io::Result<usize> {

@@ -1,4 +1,4 @@
-//! Axes: from values to places, with round numbers on them.
+//! Axes: from values to positions, with ticks at round numbers.
 
 use crate::telemetry::human;
 
@@ -13,18 +13,17 @@ pub enum Format {
     Scientific,
 }
 
-/// One axis.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Axis {
     low: f64,
     high: f64,
     logarithmic: bool,
-    /// Where numbers stand, rising.
+    /// Values of the ticks, rising.
     pub ticks: Vec<f64>,
 }
 
 impl Axis {
-    /// Exactly from `low` to `high`, with about `count` round numbers between.
+    /// Exactly from `low` to `high`, with about `count` round numbers between them.
     pub fn exact(low: f64, high: f64, count: usize) -> Axis {
         let (low, high) = widened(low, high);
         Axis::linear(low, high, round_step((high - low) / count as f64))
@@ -34,7 +33,7 @@ impl Axis {
     pub fn round(low: f64, high: f64, count: usize) -> Axis {
         let (low, high) = widened(low, high);
         let step = round_step((high - low) / count as f64);
-        // What stands on a round number but for rounding needs no more room.
+        // The tolerance keeps a value that is round except for rounding errors from adding a step.
         let below = (low / step + 1e-9).floor() * step;
         let above = (high / step - 1e-9).ceil() * step;
         Axis::linear(below, above, step)
@@ -79,7 +78,7 @@ impl Axis {
         }
     }
 
-    /// Logarithmic, with room around the values, which are written themselves as far as there is
+    /// Logarithmic, with space around the values. The values themselves are the ticks as far as there is
     /// space; all are above 0.
     pub fn named(values: impl Iterator<Item = f64>) -> Axis {
         let mut values: Vec<f64> = values.collect();
@@ -92,7 +91,7 @@ impl Axis {
             logarithmic: true,
             ticks: Vec::new(),
         };
-        // From above: the batch that counts longest is the last and largest.
+        // From the last value down: the batch that lasts longest is the last and largest.
         for value in values.into_iter().rev() {
             let near = |&tick: &f64| axis.place(tick) - axis.place(value) < 0.08;
             if !axis.ticks.last().is_some_and(near) {
@@ -103,23 +102,23 @@ impl Axis {
         axis
     }
 
-    /// Where a value stands, 0 at the low end and 1 at the high one; beyond them, the end.
+    /// Position of a value, 0 at the low end and 1 at the high end; values beyond are clamped.
     pub fn place(&self, value: f64) -> f64 {
         let share = if self.logarithmic {
             (value / self.low).ln() / (self.high / self.low).ln()
         } else {
             (value - self.low) / (self.high - self.low)
         };
-        // The logarithm of 0 stands at the low end too.
+        // The logarithm of 0 is drawn at the low end too.
         if share > 0.0 { share.min(1.0) } else { 0.0 }
     }
 
-    /// Both ends.
+    /// The low and the high end.
     pub fn ends(&self) -> (f64, f64) {
         (self.low, self.high)
     }
 
-    /// A tick in as many digits as tell the ticks apart.
+    /// A tick with as many digits as distinguish the ticks.
     pub fn label(&self, tick: f64, format: Format) -> String {
         match format {
             Format::Count => human::short(tick),
@@ -146,13 +145,13 @@ impl Axis {
     }
 }
 
-/// Two ends that are apart.
+/// Widens equal ends, so that they differ.
 fn widened(low: f64, high: f64) -> (f64, f64) {
     if high > low {
         return (low, high);
     }
-    let room = if low == 0.0 { 1.0 } else { 0.1 * low.abs() };
-    (low - room, low + room)
+    let margin = if low == 0.0 { 1.0 } else { 0.1 * low.abs() };
+    (low - margin, low + margin)
 }
 
 /// The smallest of 1, 2, 2.5, 5, 10 × 10ⁿ that is at least `step`.
@@ -177,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_round_and_told_apart() {
+    fn ticks_are_round_and_distinct() {
         let loss = Axis::round(2.013, 5.61, 4);
         assert_eq!(labels(&loss, Format::Decimal), ["2", "3", "4", "5", "6"]);
         let close = Axis::round(0.03, 0.9, 4);
@@ -216,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn named_values_stand_apart() {
+    fn named_values_do_not_overlap() {
         let batches = [32.0, 64.0, 64.0, 128.0, 8000.0, 8192.0];
         let axis = Axis::named(batches.into_iter());
         assert_eq!(labels(&axis, Format::Count), ["32", "64", "128", "8.19k"]);

@@ -1,8 +1,7 @@
 //! One plot over the samples, as an HTML figure.
 //!
-//! The SVG is a square of [`SIDE`] units that the page stretches to any size; strokes keep their
-//! width, and everything written stands beside it as HTML. A dot is a line of no length with
-//! round ends, which stays round.
+//! The SVG is a square of [`SIDE`] units that the page stretches to any size. Strokes keep their width, and
+//! all text is HTML beside the SVG. A dot is a line of zero length with round ends, which stays round.
 
 use serde_json::{Value, json};
 
@@ -11,23 +10,23 @@ use super::html::escape;
 use super::series::{Point, Series, Shape};
 use crate::telemetry::human::plural;
 
-/// Units of the drawing's side.
+/// Side of the drawing, in units.
 const SIDE: f64 = 1000.0;
-/// Height of the mark of a value that is no number.
+/// Height of the mark of a value that is not finite.
 const HOLE: f64 = 40.0;
-/// Round numbers on an axis, about.
+/// Approximate number of ticks on an axis.
 const TICKS: usize = 4;
 
-/// Where the ends of the value axis come from.
+/// The source of the value axis's ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Range {
-    /// From the values.
+    /// The extent of the values.
     Values,
     /// From 0 to the largest value.
     FromZero,
-    /// Logarithmic, from the values; those that are not above 0 stand at the low end.
+    /// Logarithmic, from the values; values of 0 or less are drawn at the low end.
     Logarithmic,
-    /// Logarithmic, and the values themselves are written beside it.
+    /// Logarithmic, with the values themselves as ticks.
     Named,
 }
 
@@ -39,25 +38,24 @@ pub struct Rule {
     pub y: f64,
 }
 
-/// One plot.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Chart {
     /// The figure's id in the page.
     pub id: &'static str,
     pub title: &'static str,
-    /// What is drawn and in which unit, a sentence.
+    /// The quantity and its unit, one sentence.
     pub note: String,
     pub range: Range,
     pub format: Format,
     pub series: Vec<Series>,
     pub rules: Vec<Rule>,
-    /// Where a value was no number.
+    /// Samples at which the value was not finite.
     pub holes: Vec<f64>,
-    /// Words along the top, each from the first sample to the second.
+    /// Labels along the top, each from the first sample to the second.
     pub names: Vec<(f64, f64, String)>,
 }
 
-/// The axis of samples that all plots share, and where generations begin on it.
+/// The axis of samples that all plots share, and the starts of the generations on it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Span {
     pub axis: Axis,
@@ -79,7 +77,6 @@ impl Span {
 }
 
 impl Chart {
-    /// The figure.
     pub fn html(&self, span: &Span) -> String {
         let y = self.axis();
         let ys = y.ticks.iter().map(|&tick| {
@@ -146,7 +143,8 @@ impl Chart {
         svg
     }
 
-    /// What the page's script shows under the pointer: name, shape and points of every curve.
+    /// Data for the page's script, which shows values under the pointer: name, shape and points of every
+    /// curve.
     pub fn data(&self) -> Value {
         let series = self.series.iter().map(|series| {
             let points = series.points.iter().map(|p| json!([p.x, rounded(p.y)]));
@@ -158,7 +156,7 @@ impl Chart {
         series.collect()
     }
 
-    /// Whether a curve puts several steps together.
+    /// Whether a curve merges several steps into a point.
     pub fn is_thinned(&self) -> bool {
         self.series.iter().any(Series::is_thinned)
     }
@@ -177,7 +175,7 @@ impl Chart {
             _ if low > high => Axis::round(0.0, 1.0, TICKS),
             Range::Values => Axis::round(low, high, TICKS),
             Range::FromZero => Axis::round(low.min(0.0), high, TICKS),
-            // Not at the very edge.
+            // A margin keeps the line off the edge.
             Range::Logarithmic => Axis::logarithmic(low / 1.1, high * 1.1),
             Range::Named => Axis::named(values()),
         }
@@ -201,7 +199,7 @@ impl Chart {
         series.chain(rules).collect::<Vec<_>>().join(" ")
     }
 
-    /// The plot in words, for those who cannot see it.
+    /// A description of the plot for readers who cannot see it.
     fn summary(&self) -> String {
         let mut text = format!("{} over samples.", self.title);
         for series in &self.series {
@@ -236,7 +234,6 @@ impl Chart {
     }
 }
 
-/// The SVG of one curve.
 fn curve(series: &Series, x: impl Fn(&Point) -> f64, y: impl Fn(f64) -> f64) -> String {
     let class = series.class;
     let mut svg = String::new();
@@ -264,7 +261,7 @@ fn curve(series: &Series, x: impl Fn(&Point) -> f64, y: impl Fn(f64) -> f64) -> 
         };
     }
     svg += &format!("<path class=\"line {class}\" d=\"{line}\"/>");
-    // A line through one point is not to be seen.
+    // A line through one point would be invisible.
     if series.shape == Shape::Dots || series.points.len() == 1 {
         let dots = series.points.iter();
         let dots: String = dots
@@ -275,14 +272,14 @@ fn curve(series: &Series, x: impl Fn(&Point) -> f64, y: impl Fn(f64) -> f64) -> 
     svg
 }
 
-/// The smallest and the largest of values; turned round when there are none.
+/// The smallest and the largest value; reversed infinities when there are none.
 fn extent(values: impl Iterator<Item = f64>) -> (f64, f64) {
     values.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), value| {
         (low.min(value), high.max(value))
     })
 }
 
-/// Five significant digits, which is more than a plot shows.
+/// Five significant digits, more than a plot shows.
 fn rounded(value: f64) -> f64 {
     format!("{value:.4e}").parse().unwrap_or(value)
 }

@@ -1,4 +1,4 @@
-//! Which plots a report has, and what they are drawn from.
+//! The plots of a report and their data.
 
 use super::axis::Format;
 use super::chart::{Chart, Range, Rule, Span};
@@ -6,7 +6,7 @@ use super::series::Series;
 use super::{GenerationFacts, ReportInput};
 use crate::telemetry::StepRecord;
 
-/// The axis that all plots share.
+/// The axis of samples that all plots share.
 pub fn span(input: &ReportInput) -> Span {
     Span::new(
         end(input),
@@ -29,7 +29,7 @@ fn end(input: &ReportInput) -> u64 {
     steps.max(evaluations).max(generations).unwrap_or(0)
 }
 
-/// All plots that have something to show.
+/// All plots that have data.
 pub fn all(input: &ReportInput) -> Vec<Chart> {
     let charts = [
         loss(input),
@@ -49,7 +49,7 @@ pub fn all(input: &ReportInput) -> Vec<Chart> {
         .collect()
 }
 
-/// A value of every step, parted into what can be drawn and where it cannot.
+/// A value of every step, split into finite values and the samples where it is not finite.
 fn over_steps(
     input: &ReportInput,
     of: impl Fn(&StepRecord) -> Option<f64>,
@@ -97,7 +97,7 @@ fn loss(input: &ReportInput) -> Chart {
 }
 
 fn batch(input: &ReportInput) -> Chart {
-    // A step's batch is consumed from the samples before it on.
+    // The batch of a step starts at the samples consumed before it.
     let batches: Vec<(f64, f64)> = input
         .steps
         .iter()

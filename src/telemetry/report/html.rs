@@ -1,4 +1,4 @@
-//! Text in HTML.
+//! Escaped text and tables in HTML.
 
 /// Text as HTML text or as the value of a quoted attribute.
 pub fn escape(text: &str) -> String {
@@ -18,13 +18,13 @@ pub fn escape(text: &str) -> String {
 
 /// One cell of a table.
 pub enum Cell {
-    /// Words, which may be broken into lines.
+    /// Text that may be broken into lines.
     Long(String),
-    /// A number or a few words on one line.
+    /// A number or short text on one line.
     Short(String),
 }
 
-/// A table; it scrolls sideways where the page is too narrow for it.
+/// A table, which scrolls sideways where the page is too narrow.
 pub fn table(headings: &[&str], rows: &[Vec<Cell>]) -> String {
     let head: String = headings
         .iter()

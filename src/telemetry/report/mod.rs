@@ -1,9 +1,9 @@
-//! A run's report: one HTML page that needs nothing but a browser.
+//! A run's report: one HTML page that needs only a browser.
 //!
-//! Plots are inline SVG of our own. A plotting library writes its colours and its text into the
-//! drawing: such a picture cannot follow a dark page, and its labels shrink with it on a phone. Here the drawing stretches, the labels are HTML beside it, and the
-//! colours are the page's. What comes from a recipe is escaped; the page's content security policy
-//! forbids every request.
+//! Plots are hand-written inline SVG. A plotting library writes colours and text into the drawing: such a
+//! picture cannot follow a dark page, and its labels shrink with it on a phone. Here the drawing stretches,
+//! the labels are HTML beside it, and the colours are the page's. Text from a recipe is escaped; the page's
+//! content security policy forbids every request.
 
 mod axis;
 mod chart;
@@ -16,71 +16,69 @@ use serde::{Deserialize, Serialize};
 
 use super::{EvaluationRecord, StepRecord};
 
-/// Everything that a report shows.
+/// Content of a report.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct ReportInput {
-    /// The run's name.
+    /// Name of the run.
     pub title: String,
-    /// What the head of the page says.
+    /// Facts for the head of the page.
     pub facts: Facts,
-    /// In their order.
+    /// The generations in their order.
     pub generations: Vec<GenerationFacts>,
     /// The committed steps, in the order of training.
     pub steps: Vec<StepRecord>,
     /// The committed evaluations, in the order of their samples.
     pub evaluations: Vec<EvaluationRecord>,
-    /// The lowest loss that can be had, nats per token, when the data's entropy is known.
+    /// The lowest possible loss, nats per token, if the data's entropy is known.
     pub floor: Option<f64>,
-    /// Tokens that the model tells apart, for a word about a loss that cannot be; 0: unknown.
+    /// The model's vocabulary size, for the warning about an absurd loss; 0 if unknown.
     pub vocabulary: u64,
-    /// What the ledger says, when it was asked.
+    /// The result of the ledger's verification, if it ran.
     pub ledger: Option<LedgerVerdict>,
 }
 
-/// What the head of the page says beside what follows from the steps.
+/// Facts for the head of the page that do not follow from the steps.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Facts {
     /// The plan's batch arithmetic, for example `8 × 16 × 1 = 128`.
     pub proof: String,
-    /// The budget, samples.
+    /// The budget, in samples.
     pub budget: Option<u64>,
-    /// Whatever else is worth knowing, for example the recipe, the model, the devices.
+    /// Other facts, for example the recipe, the model, the devices.
     pub details: Vec<Fact>,
 }
 
-/// A labelled line.
+/// A fact with a label.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fact {
-    /// For example `Model`.
+    /// The label, for example `Model`.
     pub label: String,
-    /// For example `8.43M parameters, 8 layers of width 256`.
+    /// The value, for example `8.43M parameters, 8 layers of width 256`.
     pub value: String,
 }
 
-/// One generation.
+/// One generation of the run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct GenerationFacts {
-    /// Its number.
+    /// Job generation, counted from 1.
     pub generation: u64,
-    /// Ranks.
     pub world: u64,
-    /// Its batch arithmetic.
+    /// The batch arithmetic, as in `Facts`.
     pub proof: String,
-    /// Why it was started.
+    /// Why the generation was started.
     pub reason: String,
     /// Samples consumed before it.
     pub start_samples: u64,
-    /// From its start (of the change that made it, where there was one) to the end of its first
-    /// step, seconds.
+    /// Seconds from its start (or the start of the change that made it) to the end of its first step.
     pub seconds_to_first_step: Option<f64>,
 }
 
 /// Whether every sample was consumed exactly once.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LedgerVerdict {
-    /// Whether that is proven.
+    /// Whether the ledger proves that.
     pub proven: bool,
-    /// What was found, one line.
+    /// The result, one line.
     pub text: String,
 }
 

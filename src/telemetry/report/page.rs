@@ -11,11 +11,11 @@ use crate::telemetry::human::{UNKNOWN, count, duration, from_floor, grouped, plu
 const STYLE: &str = include_str!("page.css");
 const SCRIPT: &str = include_str!("hover.js");
 
-/// Nothing is fetched from anywhere.
+/// The policy forbids every request.
 const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; \
                       script-src 'unsafe-inline'; img-src data:";
 
-/// The page.
+/// The page as HTML.
 pub fn render(input: &ReportInput) -> String {
     let title = escape(&input.title);
     format!(
@@ -122,7 +122,7 @@ fn figures(input: &ReportInput, first: &StepRecord, last: &StepRecord) -> Vec<Fi
     ]
 }
 
-/// `128 → 512`; a long way is shown by its ends.
+/// For example `128 → 512`; a long sequence is shortened to its ends.
 fn arrow(values: &[u64]) -> String {
     let mut values = values.to_vec();
     values.dedup();
@@ -133,7 +133,7 @@ fn arrow(values: &[u64]) -> String {
     }
 }
 
-/// A word about a last loss that no language model should have.
+/// A warning about a final loss that no language model should have.
 fn divergence(input: &ReportInput) -> String {
     let step = input.steps.last().map(|step| step.loss);
     let evaluation = input.evaluations.last().map(|evaluation| evaluation.loss);
@@ -187,7 +187,7 @@ fn plots(input: &ReportInput) -> String {
     } else {
         String::new()
     };
-    // A script's text ends at the first `</`, whatever stands around it.
+    // A script's text ends at the first `</`, whatever surrounds it.
     let data = data.to_string().replace('<', "\\u003c");
     format!(
         "<section class=\"plots\" aria-label=\"Plots over the samples consumed\">\n{figures}\

@@ -1,9 +1,9 @@
 //! Curves, thinned for drawing.
 
-/// Points that a curve has at most; a screen shows no more.
+/// Most points of a curve; a screen shows no more.
 pub const COLUMNS: usize = 600;
 
-/// One drawn point: the mean of the values that fell into its column, and their range.
+/// One drawn point: the mean of the values in its column, and their range.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Point {
     pub x: f64,
@@ -12,10 +12,10 @@ pub struct Point {
     pub high: f64,
 }
 
-/// How a curve is drawn.
+/// The style of a curve.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Shape {
-    /// Connected, with the range behind it where values were put together.
+    /// A connected line, with the range behind it where values were merged.
     Line,
     /// Each value holds until the next point.
     Steps,
@@ -23,11 +23,11 @@ pub enum Shape {
     Dots,
 }
 
-/// A named curve.
+/// A curve with a name.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Series {
     pub name: &'static str,
-    /// Its colour's class in the page's style sheet.
+    /// Class of its colour in the page's style sheet.
     pub class: &'static str,
     pub shape: Shape,
     pub points: Vec<Point>,
@@ -52,8 +52,8 @@ impl Series {
         }
     }
 
-    /// Values that hold from their x on until `end`. Only changes are kept; where they are too
-    /// many to be seen, the series becomes a line.
+    /// Values that hold from their x until `end`. Only changes are kept; if they are too many, the series
+    /// becomes a line.
     pub fn steps(
         name: &'static str,
         class: &'static str,
@@ -76,7 +76,7 @@ impl Series {
         }
     }
 
-    /// Whether several values were put together into one point.
+    /// Whether a point merges several values.
     pub fn is_thinned(&self) -> bool {
         self.points.iter().any(|point| point.low < point.high)
     }
@@ -91,7 +91,7 @@ fn single((x, y): (f64, f64)) -> Point {
     }
 }
 
-/// Puts values that fall into the same of [`COLUMNS`] equal stretches of x together.
+/// Merges values in the same of [`COLUMNS`] equal ranges of x.
 fn thin(values: &[(f64, f64)]) -> Vec<Point> {
     let (Some(&(first, _)), Some(&(last, _))) = (values.first(), values.last()) else {
         return Vec::new();
@@ -123,7 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn few_values_are_drawn_as_they_are() {
+    fn few_values_are_drawn_unchanged() {
         let values = [(1.0, 5.0), (2.0, 4.0), (9.0, 3.0)];
         let series = Series::line("loss", "a", &values);
         let drawn: Vec<(f64, f64)> = series.points.iter().map(|p| (p.x, p.y)).collect();

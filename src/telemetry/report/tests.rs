@@ -1,7 +1,7 @@
 use super::*;
 use crate::telemetry::{CoordinateTestRecord, NormTestRecord};
 
-/// 40 steps over two generations, the batch growing in the middle.
+/// 40 steps over two generations; the batch grows in the middle.
 fn run() -> ReportInput {
     let mut samples = 0;
     let steps = (1..=40).map(|nth: u64| {
@@ -80,7 +80,7 @@ fn run() -> ReportInput {
     }
 }
 
-/// The text of every element, with nothing of the markup; panics where tags do not match.
+/// The text of every element without markup; panics if tags do not match.
 fn text_of(html: &str) -> String {
     let mut open: Vec<&str> = Vec::new();
     let mut text = String::new();
@@ -101,7 +101,7 @@ fn text_of(html: &str) -> String {
         } else if !(tag.ends_with('/') || ["!doctype", "meta", "link"].contains(&name)) {
             open.push(name);
             if name == "script" || name == "style" {
-                // What stands inside is not HTML.
+                // The content is raw text, not HTML.
                 let end = rest.find(&format!("</{name}>")).expect("raw text ends");
                 rest = &rest[end..];
             }
@@ -160,7 +160,7 @@ fn a_report_shows_the_run_and_every_generation() {
 }
 
 #[test]
-fn what_the_pointer_shows_is_what_was_recorded() {
+fn pointer_values_are_the_recorded_ones() {
     let input = run();
     let data = data_of(&render(&input));
     assert_eq!(data["samples"], serde_json::json!([0.0, 1_920.0]));
@@ -208,11 +208,11 @@ fn nothing_from_a_recipe_becomes_markup() {
 }
 
 #[test]
-fn a_report_asks_for_nothing_over_a_network() {
+fn a_report_makes_no_request() {
     let html = render(&run());
     for reference in ["http:", "https:", "//", "url(", "@import", "src="] {
         let found = html.lines().find(|line| {
-            // The script's own comments.
+            // Comments of the script are excluded.
             line.contains(reference) && !line.trim_start().starts_with("// ")
         });
         assert_eq!(found, None, "`{reference}` refers to something outside");
@@ -249,7 +249,7 @@ fn a_run_of_one_step_shows_its_points() {
 }
 
 #[test]
-fn losses_that_are_no_numbers_are_marked_and_not_drawn() {
+fn nan_losses_are_marked_and_not_drawn() {
     let mut input = run();
     for nth in [3, 17] {
         input.steps[nth].loss = f64::NAN;
@@ -272,11 +272,11 @@ fn losses_that_are_no_numbers_are_marked_and_not_drawn() {
 }
 
 #[test]
-fn a_last_loss_that_cannot_be_is_called_out() {
+fn an_absurd_final_loss_is_reported() {
     let called_out = |input: &ReportInput| text_of(&render(input)).contains("has diverged");
     let mut input = run();
     assert!(!called_out(&input));
-    // 2 ln 4096 is 16.6; the step counts where nothing was evaluated.
+    // 2 ln 4096 is 16.6; without evaluations the last step counts.
     input.evaluations.last_mut().unwrap().loss = 40.0;
     assert!(called_out(&input));
     input.evaluations.clear();
@@ -307,7 +307,7 @@ fn a_long_run_stays_a_small_page() {
 }
 
 #[test]
-fn plots_are_told_in_words_too() {
+fn plots_have_a_text_description() {
     let html = render(&run());
     assert!(html.contains(
         "aria-label=\"Loss over samples. training: from 5.1 at 32 to 2.175 at 1920 samples, \
@@ -317,7 +317,7 @@ fn plots_are_told_in_words_too() {
 }
 
 #[test]
-fn an_input_survives_being_kept() {
+fn a_serialised_input_reads_back_the_same() {
     let input = run();
     let json = serde_json::to_string(&input).expect("JSON");
     let back: ReportInput = serde_json::from_str(&json).expect("an input");

@@ -1,4 +1,4 @@
-//! How the ranks finish a checkpoint together: either all of them have it, or none.
+//! Agreement of the ranks on a checkpoint: all of them have it, or none.
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -10,9 +10,9 @@ use super::names::Target;
 use super::{CheckpointError, Writer};
 use crate::comm::Collective;
 
-/// Waits for every rank's files, has the coordinator (rank 0) commit them and tells everyone.
-/// Collective: every rank calls it with its own writer and the same target and contents. When one
-/// rank fails, all of them return an error, the one that failed its own.
+/// Waits for the files of every rank; rank 0, the coordinator, commits them and reports the result to all.
+/// Collective: every rank calls it with its own writer and the same target and contents. If one rank fails,
+/// all ranks return an error; the failed rank returns its own.
 pub fn finish_together(
     writer: Writer,
     target: &Target,
@@ -29,7 +29,7 @@ pub fn finish_together(
     let coordinator = world.rank() == 0;
     if parts.is_err() {
         if coordinator {
-            // The first error is the one to tell.
+            // The first error is the one to report.
             let _ = abandon(target);
         }
         own?;
@@ -47,7 +47,7 @@ pub fn finish_together(
     report.unwrap_or(missing).of_rank(0)
 }
 
-/// A rank's result as the others hear it.
+/// A rank's result, as the other ranks receive it.
 #[derive(Serialize, Deserialize)]
 enum Report<T> {
     Done(T),
@@ -70,7 +70,7 @@ impl<T: Clone> Report<T> {
     }
 }
 
-/// Everyone's message, in rank order.
+/// The messages of all ranks, in rank order.
 fn exchange<T: Serialize + DeserializeOwned>(
     world: &dyn Collective,
     message: &T,

@@ -1,5 +1,5 @@
-//! XXH3-128 checksums: against accidents, at memory speed. They are no defence against somebody
-//! who forges a file together with its checksum.
+//! XXH3-128 checksums: they detect accidents, at memory speed. They do not protect against a forged file with
+//! a matching checksum.
 
 use std::fmt;
 use std::io::{self, Read};
@@ -8,33 +8,33 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::Xxh3;
 
-/// Bytes that are read or written and hashed at a time: few enough to be hashed in the processor's
-/// caches. Also, page caches with large folios have been seen to take writes of 1 MiB and more to
-/// new files many times slower than such pieces (Linux 6.18, ext4: 0.7 s against 0.1 s for 96 MB).
+/// Bytes that are read or written and hashed at a time: few enough for the processor's caches. Also, page
+/// caches with large folios have been seen to take writes of 1 MiB and more to new files many times slower
+/// than such pieces (Linux 6.18, ext4: 0.7 s against 0.1 s for 96 MB).
 pub(super) const PIECE: usize = 128 << 10;
 
-/// An XXH3-128, written as 32 hexadecimal digits (as `xxh128sum` prints it).
+/// An XXH3-128 as 32 hexadecimal digits (the format of `xxh128sum`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub struct Checksum(u128);
 
-/// What is known of a file: checked against it whenever it is read.
+/// Size and checksum of a file; every read of the file checks them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FileEntry {
-    /// Size.
+    /// Size of the file, in bytes.
     pub bytes: u64,
-    /// Of the whole file.
+    /// Checksum of the whole file.
     pub xxh3_128: Checksum,
 }
 
 impl Checksum {
-    /// Of bytes in memory.
+    /// The checksum of bytes in memory.
     pub fn of(bytes: &[u8]) -> Self {
         Self(xxhash_rust::xxh3::xxh3_128(bytes))
     }
 
-    /// Of a stream to its end, with its length in bytes.
+    /// The checksum and length in bytes of a stream, which is read to its end.
     pub fn of_stream(mut stream: impl Read) -> io::Result<(Self, u64)> {
         let mut hasher = Hasher::default();
         let mut buffer = vec![0; PIECE];
@@ -49,7 +49,7 @@ impl Checksum {
     }
 }
 
-/// A checksum and a length that grow piece by piece.
+/// An incremental checksum with the length so far.
 #[derive(Default)]
 pub(super) struct Hasher {
     state: Box<Xxh3>,
@@ -57,13 +57,12 @@ pub(super) struct Hasher {
 }
 
 impl Hasher {
-    /// Takes the next bytes in.
     pub fn update(&mut self, bytes: &[u8]) {
         self.state.update(bytes);
         self.bytes += bytes.len() as u64;
     }
 
-    /// The checksum of all bytes so far, and how many they were.
+    /// The checksum and number of all bytes so far.
     pub fn finish(self) -> (Checksum, u64) {
         (Checksum(self.state.digest128()), self.bytes)
     }
@@ -75,9 +74,9 @@ impl fmt::Display for Checksum {
     }
 }
 
-/// Text that is no checksum.
+/// A text that is not a checksum.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is no checksum; one is 32 hexadecimal digits")]
+#[error("`{0}` is not a checksum; a checksum has 32 hexadecimal digits")]
 pub struct NoChecksum(String);
 
 impl FromStr for Checksum {
@@ -111,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn stream_and_pieces_and_whole_agree() {
+    fn stream_pieces_and_whole_have_the_same_checksum() {
         let bytes: Vec<u8> = (0..3_000_000_u32).map(|i| ((i * 7) >> 3) as u8).collect();
         let whole = Checksum::of(&bytes);
         assert_eq!(Checksum::of_stream(&bytes[..]).unwrap(), (whole, 3_000_000));
@@ -121,8 +120,8 @@ mod tests {
     }
 
     #[test]
-    fn text_form_is_that_of_xxh128sum_and_reads_back() {
-        // The published XXH3-128 of no bytes with seed 0.
+    fn text_form_matches_xxh128sum_and_reads_back() {
+        // The published XXH3-128 of an empty input with seed 0.
         let empty = Checksum::of(b"");
         assert_eq!(empty.to_string(), "99aa06d3014798d86001c324468d497f");
         assert_eq!(empty.to_string().parse(), Ok(empty));

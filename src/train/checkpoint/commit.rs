@@ -1,4 +1,4 @@
-//! Turning what the ranks wrote into a checkpoint: the coordinator's part.
+//! Commits the files of the ranks as a checkpoint; the coordinator's part.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -18,24 +18,24 @@ use super::verified::check_size;
 use crate::durable::{FileError, sync_directory};
 use crate::engine::Layout;
 
-/// What goes into a checkpoint beside the ranks' files, as it was when the units were copied out of
-/// the engine, however many steps ago.
+/// Content of a checkpoint besides the ranks' files, at the step at which the units were copied out of the
+/// engine, which may be several steps ago.
 #[derive(Debug, Clone, Copy)]
 pub struct Contents<'a> {
-    /// The model's units.
+    /// The units of the model.
     pub layout: &'a Layout,
     /// Samples consumed so far.
     pub samples: u64,
-    /// The training loop's state, whatever it is.
+    /// The training loop's state, opaque to this module.
     pub state: &'a Value,
-    /// Hugging Face's `config.json`.
+    /// Content of Hugging Face's `config.json`.
     pub config: &'a Value,
-    /// Files that are copied beside the weights under their own names: those of the tokenizer.
+    /// Files of the tokenizer, copied beside the weights under their own names.
     pub companions: &'a [PathBuf],
 }
 
-/// Makes a checkpoint of the parts of all ranks: writes the rest, the manifest last, and gives the
-/// directory its name. Until then nothing is visible; after an error nothing is left.
+/// Makes a checkpoint of the parts of all ranks: writes the remaining files, the manifest last, and renames
+/// the directory. Until then the checkpoint is invisible; an error leaves nothing behind.
 pub fn commit(
     target: &Target,
     parts: &[Part],
@@ -46,14 +46,14 @@ pub fn commit(
         other => other,
     });
     if committed.is_err() {
-        // The first error is the one to tell.
+        // The first error is the one to report.
         let _ = abandon(target);
     }
     committed
 }
 
-/// Removes what was written of a checkpoint that will not be committed. Called by one rank of its
-/// generation, when the writers of all of them have finished.
+/// Removes the files of a checkpoint that will not be committed. One rank of the generation calls it after
+/// the writers of all ranks have finished.
 pub fn abandon(target: &Target) -> Result<(), CheckpointError> {
     Ok(history::remove_directory(&target.partial())?)
 }
@@ -125,7 +125,7 @@ fn write_and_rename(
     Ok(Committed::new(&directory, &manifest, Checksum::of(&bytes)))
 }
 
-/// The files of all ranks, when every rank of one world wrote for this target.
+/// The files of all ranks, if every rank of one world wrote for this target.
 fn collect(
     target: &Target,
     parts: &[Part],
@@ -186,7 +186,7 @@ fn not_json(error: serde_json::Error) -> CheckpointError {
     CheckpointError::Misuse(format!("something has no JSON form: {error}"))
 }
 
-/// Writes a small file to the disk.
+/// Writes a small file durably.
 fn write(path: &Path, bytes: &[u8]) -> Result<FileEntry, FileError> {
     let written = || -> io::Result<()> {
         let mut file = File::create(path)?;

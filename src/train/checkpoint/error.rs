@@ -1,4 +1,4 @@
-//! What can go wrong with a checkpoint, in words for the user.
+//! Errors of checkpoints, with messages for the user.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -10,23 +10,23 @@ use crate::durable::FileError;
 use crate::engine::EngineError;
 use crate::words::count;
 
-/// Why a checkpoint was not written, or not read.
+/// Why a checkpoint could not be written or read.
 #[derive(Debug, thiserror::Error)]
 pub enum CheckpointError {
-    /// Writing failed; nothing of it is visible, and what was committed before is as it was.
+    /// Writing failed; the new checkpoint is invisible, and earlier ones are unchanged.
     #[error("{cause}; {}", last_good(last.as_deref()))]
     NotWritten {
-        /// What failed.
+        /// The error of the file operation.
         cause: FileError,
         /// The newest checkpoint of the run.
         last: Option<Box<Committed>>,
     },
-    /// Another rank could not write its part, so that nobody's counts.
+    /// Another rank could not write its part, so the checkpoint of all ranks failed.
     #[error("rank {rank} stopped the checkpoint: {reason}")]
     OtherRank {
-        /// Who.
+        /// The rank that failed.
         rank: usize,
-        /// In its own words.
+        /// The reason as that rank reported it.
         reason: String,
     },
     /// A peer failed while the ranks agreed on a checkpoint.
@@ -35,56 +35,47 @@ pub enum CheckpointError {
     /// A programming error: the parts do not make a checkpoint.
     #[error("checkpoint misuse: {0}")]
     Misuse(String),
-    /// There is no manifest: it never was committed, or is something else.
-    #[error("{} is no checkpoint: {reason}", path.display())]
-    NotCommitted {
-        /// The directory.
-        path: PathBuf,
-        /// What is missing.
-        reason: &'static str,
-    },
+    /// The directory has no manifest: it was never committed, or is not a checkpoint.
+    #[error("{} is not a checkpoint: {reason}", path.display())]
+    NotCommitted { path: PathBuf, reason: &'static str },
     /// The manifest was edited, damaged or written by another version.
     #[error("the manifest of checkpoint {} cannot be trusted: {reason}", path.display())]
     Manifest {
-        /// The checkpoint.
         path: PathBuf,
-        /// Why.
+        /// The reason, with the found and the expected value.
         reason: String,
     },
-    /// A whole checkpoint, but not the one that was pinned.
+    /// A complete checkpoint that is not the referenced one.
     #[error(
-        "checkpoint {} has checksum {found}, and {expected} was pinned: it is not the one that \
-         this generation starts from",
+        "checkpoint {} has checksum {found}, but the checkpoint reference has {expected}: it is \
+         not the one that this generation starts from",
         path.display()
     )]
     NotThePinned {
-        /// The checkpoint.
         path: PathBuf,
-        /// Its manifest's checksum.
+        /// Checksum of its manifest.
         found: super::Checksum,
-        /// What was asked for.
+        /// Checksum in the checkpoint reference.
         expected: super::Checksum,
     },
-    /// Files are missing or differ from what was written.
+    /// Files are missing or changed after they were written.
     #[error("checkpoint {} is damaged: {}", path.display(), joined(damage))]
     Damaged {
-        /// The checkpoint.
         path: PathBuf,
-        /// Every file that is not what was written.
+        /// Every damaged file, with the reason.
         damage: Vec<Damage>,
     },
-    /// The checkpoint is of another model.
+    /// The checkpoint belongs to another model.
     #[error("checkpoint {} is of another model: {difference}", path.display())]
     Shape {
-        /// The checkpoint.
         path: PathBuf,
         /// The first difference, with both shapes.
         difference: String,
     },
-    /// The engine did not take a unit.
+    /// The engine did not accept a unit.
     #[error(transparent)]
     Engine(#[from] EngineError),
-    /// The system does not let it be read or removed.
+    /// The file system did not allow a read or a removal.
     #[error(transparent)]
     File(#[from] FileError),
 }

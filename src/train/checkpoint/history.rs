@@ -1,4 +1,4 @@
-//! Which checkpoints a run has, and which of them to keep.
+//! The checkpoints of a run, and the choice of those to keep.
 
 use std::path::{Path, PathBuf};
 
@@ -10,10 +10,9 @@ use super::{CheckpointError, Checksum};
 use crate::durable::{FileError, sync_directory};
 use crate::job::files;
 
-/// A committed checkpoint: what a generation's record pins.
+/// A committed checkpoint; a generation's record references it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Committed {
-    /// Its directory.
     pub path: PathBuf,
     /// The generation that wrote it.
     pub generation: u64,
@@ -21,7 +20,7 @@ pub struct Committed {
     pub step: u64,
     /// Samples consumed so far.
     pub samples: u64,
-    /// Of its manifest, which has the checksums of everything else.
+    /// Checksum of its manifest, which holds the checksums of all other files.
     pub checksum: Checksum,
 }
 
@@ -37,17 +36,17 @@ impl Committed {
     }
 }
 
-/// A run's checkpoints.
+/// All checkpoints of a run.
 #[derive(Debug, Default)]
 pub struct History {
-    /// Those with a good manifest, by generation, then step. Their files are not read here.
+    /// Checkpoints with a valid manifest, by generation, then step. Listing does not read their files.
     pub committed: Vec<Committed>,
-    /// Directories that should be checkpoints and are none, with the reason.
+    /// Directories with the name of a checkpoint that are not valid ones, with the reason.
     pub damaged: Vec<CheckpointError>,
 }
 
-/// Lists the checkpoints of all generations of a run; none when there is no such directory.
-/// Partial ones are passed over.
+/// Lists the checkpoints of all generations of a run, without partial ones; empty if the directory does not
+/// exist.
 pub fn list(run_directory: &Path) -> Result<History, CheckpointError> {
     let mut history = History::default();
     for (_, generation) in numbered(run_directory, files::parse_generation)? {
@@ -64,15 +63,15 @@ pub fn list(run_directory: &Path) -> Result<History, CheckpointError> {
     Ok(history)
 }
 
-/// The newest checkpoint of a run: the last one of the highest generation that has any.
+/// The newest checkpoint of a run: the last one of the highest generation with a checkpoint.
 pub fn latest(run_directory: &Path) -> Result<Option<Committed>, CheckpointError> {
     Ok(list(run_directory)?.committed.pop())
 }
 
-/// Removes the oldest checkpoints of the whole run but the `keep` newest up to `pin`, the newest one
-/// that is known to count. That one, all newer ones, and `start`, which the running generation
-/// reads, always stay: whoever knows only of an old pin, behind a cut network, removes nothing that
-/// a later generation may begin with. Returns what was removed.
+/// Removes the oldest checkpoints of the whole run except the `keep` newest up to `pin`, the newest one that
+/// is known to be committed. `pin`, all newer checkpoints, and `start`, which the running generation reads,
+/// always stay: a process with an outdated reference, behind a cut network, removes no checkpoint that a
+/// later generation may start from. Returns the removed ones.
 pub fn retain_in_run(
     run_directory: &Path,
     keep: u64,
@@ -89,7 +88,7 @@ pub fn retain_in_run(
         if start == Some(path.as_path()) {
             continue;
         }
-        // Renamed first: half of a checkpoint under a checkpoint's name would look damaged.
+        // Renamed first: a partly removed checkpoint under its final name would look damaged.
         let partial = files::partial(&path);
         std::fs::rename(&path, &partial)
             .map_err(|error| FileError::from_io("rename", &path, 0, error))?;
@@ -102,8 +101,8 @@ pub fn retain_in_run(
     Ok(removed)
 }
 
-/// Removes what generations before `generation` left unfinished. For the launcher, when it knows
-/// that their ranks are gone. Returns what was removed.
+/// Removes unfinished checkpoints of generations before `generation`. The launcher calls it when it knows
+/// that their ranks have ended. Returns the removed directories.
 pub fn sweep(run_directory: &Path, generation: u64) -> Result<Vec<PathBuf>, CheckpointError> {
     let mut removed = Vec::new();
     for (number, directory) in numbered(run_directory, files::parse_generation)? {
@@ -118,7 +117,7 @@ pub fn sweep(run_directory: &Path, generation: u64) -> Result<Vec<PathBuf>, Chec
     Ok(removed)
 }
 
-/// What to tell when writing a checkpoint failed: the cause, and what the run can fall back on.
+/// The error of a failed write: the cause, and the checkpoint that the run can start from.
 pub(super) fn not_written(target: &Target, cause: FileError) -> CheckpointError {
     CheckpointError::NotWritten {
         cause,
@@ -144,7 +143,7 @@ fn partial_step(name: &str) -> Option<u64> {
     files::parse_checkpoint(name).and_then(|(step, partial)| partial.then_some(step))
 }
 
-/// The entries whose names `parse` takes, by their numbers.
+/// The entries whose names `parse` accepts, ordered by their numbers.
 fn numbered(
     directory: &Path,
     parse: impl Fn(&str) -> Option<u64>,

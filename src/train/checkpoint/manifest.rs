@@ -1,7 +1,7 @@
-//! The manifest: what a checkpoint consists of, with a checksum of every file. It is written last.
+//! The manifest: the content of a checkpoint, with a checksum of every file. It is written last.
 //!
-//! It carries a seal, the checksum of itself, so that an edited manifest is found even by readers
-//! that were not told which checksum to expect.
+//! It has a seal, its own checksum, so that even a reader without an expected checksum detects an edited
+//! manifest.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -20,22 +20,22 @@ use crate::job::files::is_partial;
 /// The format that this version writes, and the only one it reads.
 pub const FORMAT: u64 = 1;
 
-/// The files that one rank wrote: what it reports to the coordinator.
+/// The files of one rank, as it reports them to the coordinator.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Part {
-    /// Who.
+    /// The rank that wrote them.
     pub rank: usize,
-    /// Of how many.
+    /// Number of ranks in its world.
     pub world: usize,
-    /// The generation they belong to.
+    /// The generation that the files belong to.
     pub generation: u64,
-    /// The step they belong to.
+    /// The step that the files belong to.
     pub step: u64,
-    /// File names and what is in them, on disk by now.
+    /// Names and contents of the files, which are already durable.
     pub files: BTreeMap<String, FileEntry>,
 }
 
-/// What a checkpoint consists of.
+/// The content of a checkpoint.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Manifest {
@@ -49,11 +49,11 @@ pub struct Manifest {
     pub step: u64,
     /// Samples consumed so far.
     pub samples: u64,
-    /// Ranks that wrote it. Any number may read it.
+    /// Number of ranks that wrote it; any number may read it.
     pub world: usize,
-    /// The model's shape.
+    /// Shapes of the model's units.
     pub units: Vec<UnitShape>,
-    /// Every file but this one.
+    /// Every file except the manifest.
     pub files: BTreeMap<String, FileEntry>,
     /// Checksum of this manifest as compact JSON with an empty seal.
     pub seal: String,
@@ -74,8 +74,8 @@ impl Manifest {
         Ok(Checksum::of(&serde_json::to_vec(&unsealed)?).to_string())
     }
 
-    /// Reads the manifest of the checkpoint in `directory` and checks that it is whole; with its
-    /// checksum, which is the checkpoint's.
+    /// Reads the manifest of the checkpoint in `directory` and checks that it is complete. Returns it with
+    /// its checksum, which identifies the checkpoint.
     pub(super) fn read(directory: &Path) -> Result<(Self, Checksum), CheckpointError> {
         let path = directory.join(MANIFEST);
         let not_committed = |reason| CheckpointError::NotCommitted {
@@ -128,7 +128,7 @@ impl Manifest {
         Ok(manifest)
     }
 
-    /// Checks that every file that these units need is listed and large enough for them.
+    /// Checks that every file that the units need is listed and large enough.
     pub(super) fn check_files(&self) -> Result<(), String> {
         for name in [CONFIG, INDEX, STATE] {
             self.listed(name)?;
@@ -150,7 +150,6 @@ impl Manifest {
         Ok(())
     }
 
-    /// The entry of a file.
     pub(super) fn listed(&self, name: &str) -> Result<FileEntry, String> {
         let entry = self.files.get(name).copied();
         entry.ok_or_else(|| format!("it does not list `{name}`"))

@@ -1,16 +1,16 @@
-//! Checkpoints: what a generation leaves behind and the next one starts from.
+//! Checkpoints: the state that one generation saves and the next one starts from.
 //!
-//! A checkpoint is a directory `gen-<generation>/step-<step>` under the run's, in Hugging Face's
-//! layout, with the optimiser's states, the training loop's state and a manifest beside the
-//! weights (`docs/checkpoints.md`). Three promises:
+//! A checkpoint is a directory `gen-<generation>/step-<step>` in the run directory. It has Hugging Face's
+//! layout, with the optimiser's states, the training loop's state and a manifest beside the weights
+//! (`docs/checkpoints.md`). It guarantees three properties:
 //!
-//! - It appears whole or not at all: it is written under a `.partial` name, fsynced, and renamed.
-//! - It is verified by checksum when it is read, and a generation's record pins the checksum.
-//! - What any world wrote, any other world reads: its files follow the model's units, and the
-//!   number of ranks only decides who writes which.
+//! - It appears completely or not at all: it is written under a `.partial` name, fsynced, and renamed.
+//! - Reading verifies it by checksum, and a generation's record holds a reference with the checksum.
+//! - Any world can read a checkpoint of any other world: its files follow the model's units, and the
+//!   number of ranks only decides which rank writes which file.
 //!
-//! Every rank hands its units to a [`Writer`] and goes on training; when all of them are on the
-//! disk, the ranks meet in [`finish_together`] and the coordinator makes a checkpoint of them.
+//! Every rank hands its units to a [`Writer`] and continues to train. When all of them are on disk, the ranks
+//! meet in [`finish_together`] and the coordinator commits the checkpoint.
 
 mod agreement;
 mod checksum;

@@ -1,4 +1,4 @@
-//! How the directories and files of checkpoints are named.
+//! Names of the directories and files of checkpoints.
 
 use std::path::{Path, PathBuf};
 
@@ -6,20 +6,20 @@ use serde::{Deserialize, Serialize};
 
 use crate::job::files;
 
-/// What is written last; a directory without it is no checkpoint.
+/// The manifest, written last; a directory without it is not a checkpoint.
 pub const MANIFEST: &str = "manifest.json";
-/// The training loop's state.
+/// State of the training loop.
 pub const STATE: &str = "state.json";
 /// Hugging Face's description of the model.
 pub const CONFIG: &str = "config.json";
 /// Hugging Face's map from tensors to files.
 pub const INDEX: &str = "model.safetensors.index.json";
 
-/// Where a checkpoint goes: `<run>/gen-<generation>/step-<step, 7 digits>`. That generation's
-/// directory is the only one in which its ranks create or remove anything.
+/// Location of a checkpoint: `<run>/gen-<generation>/step-<step, 7 digits>`. The ranks of a generation create
+/// and remove files only in its directory.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Target {
-    /// The run's directory; on several machines, one that they share.
+    /// The run directory; several machines must share it.
     pub run_directory: PathBuf,
     /// The generation that writes it.
     pub generation: u64,
@@ -28,28 +28,27 @@ pub struct Target {
 }
 
 impl Target {
-    /// The checkpoint's directory once it is committed.
+    /// The checkpoint's directory after the commit.
     pub fn directory(&self) -> PathBuf {
         self.run_directory
             .join(files::generation(self.generation))
             .join(files::checkpoint(self.step))
     }
 
-    /// The directory in which it is written; never read, and removed by its own generation or by
-    /// [`super::sweep`].
+    /// The directory in which the checkpoint is written. It is never read; its own generation or
+    /// [`super::sweep`] removes it.
     pub fn partial(&self) -> PathBuf {
         files::partial(&self.directory())
     }
 }
 
-/// Whether a directory looks like a checkpoint of ours, whole or not, rather than like weights from
-/// elsewhere.
+/// Whether a directory looks like a checkpoint of Evenkeel, complete or not, rather than like other weights.
 pub fn is_ours(directory: &Path) -> bool {
     files::is_partial(directory)
         || (directory.join(MANIFEST).exists() && directory.join(STATE).exists())
 }
 
-/// File of the weights of one of `units` units, counted from 0, as Hugging Face names shards.
+/// File of the weights of one of `units` units, counted from 0, with Hugging Face's name of a shard.
 pub(super) fn model_file(unit: usize, units: usize) -> String {
     format!("model-{:05}-of-{units:05}.safetensors", unit + 1)
 }
@@ -64,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn checkpoints_lie_in_their_generation_and_sort_as_they_count() {
+    fn checkpoints_are_in_their_generations_directory_and_sort_by_step() {
         let target = Target {
             run_directory: "run".into(),
             generation: 12,

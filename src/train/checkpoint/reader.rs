@@ -1,4 +1,4 @@
-//! Reading a checkpoint.
+//! Reads checkpoints and verifies them.
 
 use std::path::{Path, PathBuf};
 
@@ -15,8 +15,8 @@ use super::verified::{self, Damage, check_size};
 use super::{CheckpointError, Checksum};
 use crate::engine::{Engine, Layout, UnitState};
 
-/// A committed checkpoint, open for reading. Whatever it hands out was checked against the
-/// manifest while it was read.
+/// A committed checkpoint, open for reading. It returns only content that was checked against the manifest
+/// while it was read.
 #[derive(Debug)]
 pub struct Checkpoint {
     path: PathBuf,
@@ -25,16 +25,16 @@ pub struct Checkpoint {
 }
 
 impl Checkpoint {
-    /// Opens a checkpoint and checks every byte of it, all files at once: for the launcher, before
-    /// it pins one. `expected` is the checksum that a record pinned.
+    /// Opens a checkpoint and checks every byte, all files in parallel: the launcher calls it before it
+    /// references the checkpoint. `expected` is the checksum of a checkpoint reference.
     pub fn open(path: &Path, expected: Option<Checksum>) -> Result<Self, CheckpointError> {
         let checkpoint = Self::open_manifest(path, expected)?;
         checkpoint.check_every(verified::verify)?;
         Ok(checkpoint)
     }
 
-    /// Opens a checkpoint after a look at its manifest and at the sizes of its files; the rest is
-    /// checked as it is read: for ranks, which read nearly all of it anyway.
+    /// Opens a checkpoint and checks its manifest and the sizes of its files; the content is checked while it
+    /// is read. Ranks use it, because they read nearly all of it anyway.
     pub fn open_lazily(path: &Path, expected: Option<Checksum>) -> Result<Self, CheckpointError> {
         let checkpoint = Self::open_manifest(path, expected)?;
         checkpoint.check_every(check_size)?;
@@ -82,12 +82,12 @@ impl Checkpoint {
         &self.manifest
     }
 
-    /// What a record pins.
+    /// The data of a checkpoint reference.
     pub fn committed(&self) -> Committed {
         Committed::new(&self.path, &self.manifest, self.checksum)
     }
 
-    /// Checks that the checkpoint is of a model with this layout.
+    /// Checks that the checkpoint belongs to a model with this layout.
     pub fn check_layout(&self, layout: &Layout) -> Result<(), CheckpointError> {
         difference(&self.manifest.units, &unit_shapes(layout)).map_or(Ok(()), |difference| {
             Err(CheckpointError::Shape {
@@ -97,7 +97,7 @@ impl Checkpoint {
         })
     }
 
-    /// Reads one unit, of those of [`Manifest::units`].
+    /// Reads one of the units of [`Manifest::units`].
     pub fn load_unit(&self, unit: usize) -> Result<UnitState, CheckpointError> {
         let units = self.manifest.units.len();
         let shape = self.manifest.units.get(unit).ok_or_else(|| {
@@ -113,7 +113,7 @@ impl Checkpoint {
         Ok(state)
     }
 
-    /// Sets an engine to the checkpoint, whatever world wrote it: weights and optimiser states.
+    /// Loads weights and optimiser states into an engine, whatever world wrote them.
     pub fn restore(&self, engine: &mut dyn Engine) -> Result<(), CheckpointError> {
         self.check_layout(engine.layout())?;
         for unit in 0..self.manifest.units.len() {
@@ -122,7 +122,7 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// The training loop's state.
+    /// State of the training loop.
     pub fn state(&self) -> Result<Value, CheckpointError> {
         let path = self.path.join(STATE);
         let bytes = verified::read(&path, self.entry(STATE)?)

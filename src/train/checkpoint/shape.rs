@@ -1,4 +1,4 @@
-//! The shapes that a checkpoint holds: the model's units and their parameters.
+//! Shapes in a checkpoint: the model's units and their parameters.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,30 +8,30 @@ use crate::engine::{Layout, Unit};
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TensorShape {
-    /// Hugging Face's name.
+    /// Name of the tensor in Hugging Face's layout.
     pub name: String,
-    /// Row-major.
+    /// Row-major dimensions, `[out, in]` for linear layers.
     pub shape: Vec<usize>,
 }
 
-/// A unit of the model that was checkpointed.
+/// A unit of the checkpoint's model.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct UnitShape {
-    /// Its name in the engine's layout.
+    /// Name in the engine's layout.
     pub name: String,
-    /// Its parameters, in the order in which they lie in its files.
+    /// Parameters in the order of the unit's files.
     pub parameters: Vec<TensorShape>,
 }
 
 impl UnitShape {
-    /// Elements in total.
+    /// Number of elements of all parameters.
     pub fn elements(&self) -> usize {
         let elements = |tensor: &TensorShape| tensor.shape.iter().product::<usize>();
         self.parameters.iter().map(elements).sum()
     }
 
-    /// Bytes of `vectors` vectors of this unit, unless the shapes are beyond all bounds.
+    /// Bytes of `vectors` vectors of this unit; `None` on overflow.
     pub(super) fn checked_bytes(&self, vectors: usize) -> Option<u64> {
         self.parameters.iter().try_fold(0_u64, |sum, tensor| {
             let bytes = (tensor.shape.iter())

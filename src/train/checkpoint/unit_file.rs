@@ -1,6 +1,5 @@
-//! A unit's two files: weights under Hugging Face's names, and AdamW's moments as
-//! `exp_avg.<name>` and `exp_avg_sq.<name>`. The data of either is the unit's vectors as they
-//! are, one after the other.
+//! The two files of a unit: weights under Hugging Face's names, and AdamW's moments as `exp_avg.<name>` and
+//! `exp_avg_sq.<name>`. The data of a file is the unit's vectors without conversion, one after the other.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -15,7 +14,7 @@ use super::verified::{Damage, VerifiedFile};
 use crate::engine::UnitState;
 use crate::train::tensor_file;
 
-/// Which of a unit's files; the prefixes of its tensors, one for each of the unit's vectors.
+/// The kind of a unit's file. A tensor-name prefix belongs to each of the unit's vectors in it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Content {
     /// `UnitState::parameters`.
@@ -28,7 +27,7 @@ impl Content {
     /// Both files of a unit.
     pub const ALL: [Content; 2] = [Content::Weights, Content::Moments];
 
-    /// The file's name.
+    /// File name of one of `units` units.
     pub fn file_name(self, unit: usize, units: usize) -> String {
         match self {
             Content::Weights => names::model_file(unit, units),
@@ -43,7 +42,7 @@ impl Content {
         }
     }
 
-    /// How many vectors of the unit's length are in the file.
+    /// Number of vectors of the unit's length in the file.
     pub fn vectors_of_unit(self) -> usize {
         self.prefixes().len()
     }
@@ -71,7 +70,7 @@ impl Content {
         })
     }
 
-    /// The header of a unit's file, and the file's whole size in bytes.
+    /// The header of a unit's file, and the whole size of the file in bytes.
     pub fn header(self, unit: &UnitShape) -> Result<(Vec<u8>, u64), safetensors::SafeTensorError> {
         let (header, data) = tensor_file::header(self.tensors(unit))?;
         let size = header.len() as u64 + data;
@@ -79,7 +78,7 @@ impl Content {
     }
 }
 
-/// Writes one file, not yet fsynced; the vectors of `state` must have the unit's length.
+/// Writes one file without fsync; the vectors of `state` must have the unit's length.
 pub fn write(
     path: &Path,
     header: &[u8],
@@ -101,7 +100,7 @@ pub fn write(
     Ok((file, FileEntry { bytes, xxh3_128 }))
 }
 
-/// Reads one file into its vectors of `state`, which hold rubbish if it does not match its entry.
+/// Reads one file into its vectors of `state`. After an error their content is unspecified.
 pub fn read(
     path: &Path,
     entry: FileEntry,

@@ -1,5 +1,5 @@
-//! Reading files against the size and checksum that the manifest has for them. Nothing that was
-//! not checked leaves this module, and what leaves it is the very bytes that were checked.
+//! Reads files against their size and checksum in the manifest. This module returns only bytes that it has
+//! checked.
 
 use std::fmt;
 use std::fs::File;
@@ -8,12 +8,11 @@ use std::path::{Path, PathBuf};
 
 use super::checksum::{Checksum, FileEntry, Hasher, PIECE};
 
-/// What is wrong with a file of a checkpoint.
+/// A damaged file of a checkpoint.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Damage {
-    /// The file.
     pub file: PathBuf,
-    /// For example `is missing`.
+    /// The damage, for example `is missing`.
     pub reason: String,
 }
 
@@ -24,7 +23,7 @@ impl fmt::Display for Damage {
     }
 }
 
-/// A file being read against its entry in the manifest.
+/// A file that is checked against its entry in the manifest while it is read.
 pub(super) struct VerifiedFile {
     path: PathBuf,
     file: File,
@@ -33,7 +32,7 @@ pub(super) struct VerifiedFile {
 }
 
 impl VerifiedFile {
-    /// Opens a file that has the right size.
+    /// Opens a file; its size must match the entry.
     pub fn open(path: &Path, entry: FileEntry) -> Result<Self, Damage> {
         check_size(path, entry)?;
         let file = File::open(path).map_err(|error| unreadable(path, &error))?;
@@ -45,8 +44,7 @@ impl VerifiedFile {
         })
     }
 
-    /// Fills `bytes` from where the file stands. They are to be believed only after
-    /// [`VerifiedFile::finish`].
+    /// Fills `bytes` from the current position. They are trustworthy only after [`VerifiedFile::finish`].
     pub fn fill(&mut self, bytes: &mut [u8]) -> Result<(), Damage> {
         for piece in bytes.chunks_mut(PIECE) {
             self.file
@@ -57,19 +55,19 @@ impl VerifiedFile {
         Ok(())
     }
 
-    /// Checks what was filled, which must be the whole file.
+    /// Checks the bytes read, which must be the whole file.
     pub fn finish(self) -> Result<(), Damage> {
         let (found, bytes) = self.hasher.finish();
         check_content(&self.path, self.entry, found, bytes)
     }
 
-    /// Something that does not fit in this file.
+    /// A damage of this file.
     pub fn damage(&self, reason: String) -> Damage {
         damage(&self.path, reason)
     }
 }
 
-/// The bytes of a small file.
+/// The checked bytes of a small file.
 pub(super) fn read(path: &Path, entry: FileEntry) -> Result<Vec<u8>, Damage> {
     let mut file = VerifiedFile::open(path, entry)?;
     let mut bytes = vec![0; entry.bytes as usize];
@@ -87,7 +85,7 @@ pub(super) fn verify(path: &Path, entry: FileEntry) -> Result<(), Damage> {
     check_content(path, entry, found, bytes)
 }
 
-/// Checks that a file is there and has the right size.
+/// Checks that a file exists and has the right size.
 pub(super) fn check_size(path: &Path, entry: FileEntry) -> Result<(), Damage> {
     match std::fs::metadata(path) {
         Ok(found) if found.len() == entry.bytes => Ok(()),

@@ -1,8 +1,8 @@
-//! Writing a rank's units beside training.
+//! Writes a rank's units beside training.
 //!
-//! A snapshot is handed over by ownership and written by a thread, so that a step is stopped only
-//! for the copy out of the engine. Files are fsynced after the last of them is written: training
-//! then waits, if it must, for the page cache and not for the disk.
+//! The writer takes ownership of a snapshot and a thread writes it, so that a step stops only for the copy
+//! out of the engine. The thread fsyncs after it has written the last file: if training must wait, it waits
+//! for the page cache and not for the disk.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -18,15 +18,15 @@ use super::{CheckpointError, history};
 use crate::durable::{self, FileError};
 use crate::engine::{Layout, UnitState};
 
-/// Bytes of snapshots that wait in the queue, at most. A unit that is larger is handed straight to
-/// the thread, so that never more than two of those exist.
+/// Most bytes of snapshots in the queue. A larger unit goes directly to the thread, so that at most two of
+/// those exist.
 const QUEUE: usize = 256 << 20;
 
 /// Writes one rank's units of one checkpoint.
 ///
-/// Nothing but [`Writer::finish`] fails. A rank whose disk is full still has to take part in the
-/// others' collectives while the units are gathered, and learns of it at the end, with everyone.
-/// A writer that is dropped instead ends once what it was handed is written.
+/// Only [`Writer::finish`] fails. A rank with a full disk still has to take part in the collectives of the
+/// other ranks while the units are gathered, and reports the failure at the end together with them. A dropped
+/// writer ends after it has written the units in its queue.
 #[derive(Debug)]
 pub struct Writer {
     rank: usize,
@@ -37,8 +37,8 @@ pub struct Writer {
 }
 
 impl Writer {
-    /// Starts the thread, which first checks that the disk has room for the whole checkpoint.
-    /// Every rank of the world begins with the same target and layout.
+    /// Starts the thread, which first checks that the disk has space for the whole checkpoint. Every rank of
+    /// the world begins with the same target and layout.
     pub fn begin(target: &Target, layout: &Layout, rank: usize, world: usize) -> Self {
         let shapes = unit_shapes(layout);
         let state_bytes = |unit: &UnitShape| 3 * size_of::<f32>() * unit.elements();
@@ -62,26 +62,25 @@ impl Writer {
         }
     }
 
-    /// Whether this rank writes a unit: those with the rank's number modulo the world's size.
+    /// Whether this rank writes a unit: the unit's number modulo the world size is the rank.
     pub fn owns(&self, unit: usize) -> bool {
         unit % self.world == self.rank
     }
 
-    /// Hands over the state of a unit; those of other ranks are dropped. Waits while too much is
-    /// queued.
+    /// Hands over the state of a unit; units of other ranks are dropped. Waits while the queue is full.
     pub fn write_unit(&self, unit: usize, state: UnitState) {
         if self.owns(unit) {
-            // The thread is gone only when it failed; `finish` says why.
+            // The thread has ended only if it failed; `finish` returns the reason.
             let _ = self.units.send((unit, state));
         }
     }
 
-    /// Whether [`Writer::finish`] would not wait for the disk, once every unit was handed over.
+    /// Whether [`Writer::finish`] would return without waiting for the disk, once every unit was handed over.
     pub fn is_finished(&self) -> bool {
         self.thread.as_ref().map_or(true, JoinHandle::is_finished)
     }
 
-    /// Waits until every unit that this rank owns is on the disk.
+    /// Waits until every unit of this rank is durable.
     pub fn finish(self) -> Result<Part, CheckpointError> {
         drop(self.units);
         let thread = self.thread.map_err(|source| FileError::Io {
@@ -95,7 +94,7 @@ impl Writer {
     }
 }
 
-/// What the thread does.
+/// State of the writer's thread.
 struct Job {
     target: Target,
     shapes: Vec<UnitShape>,
@@ -153,8 +152,8 @@ impl Job {
         Ok(part)
     }
 
-    /// Refuses early when the tensors of all ranks cannot fit. What ranks have written by now is
-    /// looked at after the free space, so that the answer errs on the side of trying.
+    /// Refuses early if the tensors of all ranks cannot fit. The bytes already written are measured after the
+    /// free space, so that the error favours trying.
     fn check_space(&self, partial: &Path) -> Result<(), CheckpointError> {
         let free = durable::free_space(partial)?;
         let mut needed = 0;
@@ -208,7 +207,7 @@ impl Job {
     }
 }
 
-/// Creates a directory and what is missing above it, each entry durable in its parent.
+/// Creates a directory and its missing parents, each entry durable in its parent.
 fn create_durably(directory: &Path) -> Result<(), FileError> {
     if directory.is_dir() {
         return Ok(());

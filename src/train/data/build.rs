@@ -1,5 +1,5 @@
-//! Reads sources through and writes a part: documents are chosen in order, encoded in parallel in
-//! bounded chunks, and appended in order again, so that the bytes do not depend on the threads.
+//! Reads all sources and writes one part: documents are chosen in order, encoded in parallel in bounded
+//! chunks, and appended in order, so that the bytes do not depend on the threads.
 
 use std::path::Path;
 
@@ -14,11 +14,11 @@ use super::request::{Phase, Progress, Stopped, go_on};
 use super::selection::Selection;
 use super::sources::{Source, Sources};
 
-/// Source bytes, and documents, that are in memory at once (and one document more).
+/// Source bytes of a chunk in memory; the last document of a chunk may exceed it.
 const CHUNK_BYTES: u64 = 4 << 20;
 const CHUNK_DOCUMENTS: usize = 4096;
 
-/// How a part is built.
+/// Builds the parts of a data set.
 pub(super) struct Builder<'a> {
     pub encoder: &'a Encoder<'a>,
     pub reading: Reading,
@@ -30,7 +30,7 @@ pub(super) struct Builder<'a> {
     pub stopped: Stopped<'a>,
 }
 
-/// Progress over all parts.
+/// Progress over all parts of the data.
 pub(super) struct Meter<'a> {
     pub state: Progress,
     pub report: &'a mut dyn FnMut(Progress),
@@ -68,7 +68,7 @@ impl Builder<'_> {
         chunk.writer.finish()
     }
 
-    /// Hands on the documents of a source that its weight chooses.
+    /// Passes on the documents of a source that its weight selects.
     fn choose(
         &self,
         number: usize,
@@ -106,7 +106,7 @@ impl Builder<'_> {
                     }
                     continue;
                 }
-                // A stream goes on only where the piece before this one was chosen too.
+                // A piece continues a stream only if the piece before it was chosen too.
                 let starts = !document.continues || pending.is_none();
                 if let Some(piece) = pending.take() {
                     chunk.push(Piece {
@@ -176,7 +176,7 @@ impl Chunk<'_, '_> {
             Outcome::WithoutAnswer => self.writer.skipped().without_answer += 1,
             Outcome::Tokens(tokens) if self.builder.reading.packing => self.writer.pack(&tokens)?,
             Outcome::Tokens(tokens) if matches!(content, Content::Ids(_)) => {
-                // Ids say nothing about documents, so they are cut like packed ones.
+                // Token ids do not mark documents, so they are cut like packed ones.
                 if *starts {
                     self.writer.cut()?;
                 }

@@ -1,4 +1,4 @@
-//! The data set as ranks see it: samples by index, and micro-batches of them.
+//! The data set of the ranks: samples by index, and micro-batches of them.
 
 use std::path::Path;
 
@@ -10,20 +10,18 @@ use super::manifest::{Manifest, PartRecord};
 use super::store::Store;
 use super::synthetic::Language;
 
-/// Micro-batches are padded to a multiple of so many columns, for the kernels' sake.
+/// The padded columns of a micro-batch are a multiple of this, for the kernels' speed.
 const COLUMNS: usize = 8;
 
-/// Which samples of a prepared data set.
+/// The part of a prepared data set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Part {
-    /// Those that are trained on.
     Train,
-    /// Those that are not.
     Evaluation,
 }
 
 impl Part {
-    /// The part's directory within the prepared one.
+    /// The part's directory in the prepared data set.
     pub(super) fn directory(self) -> &'static str {
         match self {
             Part::Train => "train",
@@ -32,13 +30,13 @@ impl Part {
     }
 }
 
-/// One sample: tokens, and for each of them whether a model should learn to predict it.
+/// One sample: tokens, and for each of them whether a model learns to predict it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Sample {
-    /// Token ids, at least two.
+    /// Token ids; at least two.
     pub tokens: Vec<u32>,
-    /// Whether each token carries loss; as long as `tokens`. The first token never does, whatever
-    /// stands here: there is nothing before it to predict it from.
+    /// Whether each token carries loss; as long as `tokens`. The first token never does, whatever its value
+    /// here: no token precedes it.
     pub loss_mask: Vec<bool>,
 }
 
@@ -55,8 +53,8 @@ impl Sample {
         self.loss_mask.push(target);
     }
 
-    /// Inputs and targets, both one shorter than the sample: what stands at position t is to
-    /// predict the token at t + 1. This is the one place where the shift happens.
+    /// Inputs and targets, both one shorter than the sample: the input at position t predicts the token at t
+    /// + 1. This is the only place that shifts tokens.
     fn next_token(&self) -> impl Iterator<Item = (u32, u32)> {
         let next = self.tokens.iter().zip(&self.loss_mask).skip(1);
         self.tokens
@@ -73,17 +71,15 @@ pub struct Collated {
     pub tokens: Vec<u32>,
     /// Next-token targets, `[batch, seq_len]`; [`IGNORE`] carries no loss.
     pub targets: Vec<u32>,
-    /// Rows.
     pub batch: usize,
-    /// Columns.
+    /// Tokens per padded row.
     pub seq_len: usize,
     /// Columns of each row before the padding.
     lengths: Vec<usize>,
 }
 
 impl Collated {
-    /// Tokens and targets of a row without its padding, so that they do not depend on the other
-    /// rows.
+    /// Tokens and targets of a row without its padding, so that they do not depend on the other rows.
     pub fn row(&self, row: usize) -> (&[u32], &[u32]) {
         let start = row * self.seq_len;
         let columns = start..start + self.lengths[row];
@@ -106,9 +102,9 @@ enum Source {
 }
 
 impl Dataset {
-    /// Opens a part of a directory that [`super::prepare()`] made; `None` when there are no
-    /// samples for evaluation. Sizes are compared with the manifest, checksums are not:
-    /// [`super::prepare()`] does that once for all ranks.
+    /// Opens a part of a directory that [`super::prepare()`] made; `None` when the data has no samples for
+    /// evaluation. It compares sizes with the manifest but not checksums: [`super::prepare()`] does that once
+    /// for all ranks.
     pub fn open(directory: &Path, part: Part) -> Result<Option<Dataset>, DataError> {
         let manifest = Manifest::read(directory)?;
         let record = match part {
@@ -133,17 +129,16 @@ impl Dataset {
         }))
     }
 
-    /// Samples.
     pub fn len(&self) -> u64 {
         self.record.samples
     }
 
-    /// Whether there are no samples; a data set that was prepared has some.
+    /// Whether there are no samples; a prepared data set has at least one.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// What the data set was prepared from, and how.
+    /// The manifest of the data set.
     pub fn manifest(&self) -> &Manifest {
         &self.manifest
     }
@@ -153,7 +148,7 @@ impl Dataset {
         &self.record
     }
 
-    /// The synthetic language, when the data is one.
+    /// The synthetic language, if the data is synthetic.
     pub fn language(&self) -> Option<&Language> {
         match &self.source {
             Source::Synthetic(language) => Some(language),
@@ -161,7 +156,7 @@ impl Dataset {
         }
     }
 
-    /// The sample with this index, 0 to [`Dataset::len`].
+    /// The sample with this index, below [`Dataset::len`].
     pub fn sample(&self, index: u64) -> Result<Sample, DataError> {
         self.check(index)?;
         match &self.source {
@@ -176,7 +171,7 @@ impl Dataset {
         }
     }
 
-    /// How many targets a sample has, without reading its tokens.
+    /// The number of targets of a sample, without reading its tokens.
     pub fn targets(&self, index: u64) -> Result<u64, DataError> {
         self.check(index)?;
         match &self.source {
@@ -195,8 +190,8 @@ impl Dataset {
         })
     }
 
-    /// Puts samples into one micro-batch, padded on the right to the longest of them, rounded up
-    /// to a multiple of 8 columns but never above the sequence length.
+    /// Collates samples into one micro-batch, padded on the right to the longest of them. The width is
+    /// rounded up to a multiple of 8 columns, but never exceeds the sequence length.
     pub fn collate(&self, indices: impl IntoIterator<Item = u64>) -> Result<Collated, DataError> {
         let samples: Vec<Sample> = indices
             .into_iter()
@@ -224,7 +219,7 @@ impl Dataset {
         })
     }
 
-    /// One line for people: how much there is and where it came from.
+    /// A one-line summary for people: amount and source of the data.
     pub fn describe(&self) -> String {
         let PartRecord {
             samples,

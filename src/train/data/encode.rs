@@ -1,4 +1,4 @@
-//! One document to tokens, each with the word whether it carries loss.
+//! Encodes one document into tokens and marks which of them carry loss.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -11,37 +11,37 @@ use super::tokenizer::Tokenizer;
 use super::writer::Token;
 use crate::recipe::spec::Objective;
 
-/// A document and its place in the stream of those that were chosen.
+/// A document or a part of one, with its position in the stream of chosen documents.
 pub(super) struct Piece {
     pub document: Document,
-    /// It begins a document.
+    /// Whether it begins a document.
     pub starts: bool,
-    /// It ends one.
+    /// Whether it ends a document.
     pub ends: bool,
-    /// The source that it comes from, by number.
+    /// Index of its source.
     pub source: usize,
 }
 
-/// What became of a document.
+/// The result of encoding a document.
 pub(super) enum Outcome {
-    /// Tokens of a document, or of a piece of one.
+    /// Tokens of a document or of a piece.
     Tokens(Vec<Token>),
-    /// There is no text in it.
+    /// The document has no text.
     Empty,
-    /// There is no answer in it.
+    /// The conversation has no answer.
     WithoutAnswer,
 }
 
-/// Everything that encoding needs; shared by threads.
+/// Settings and models for encoding, shared by threads.
 pub(super) struct Encoder<'a> {
     tokenizer: &'a Tokenizer,
     template: &'a Result<ChatTemplate, String>,
     answers_only: bool,
-    /// The recipe itself says `answers_only`.
+    /// Whether the recipe sets `answers_only` itself.
     asked_for: bool,
     /// Key of the template in the recipe, for messages.
     template_key: String,
-    /// Key of `answers_only`, likewise.
+    /// Key of `answers_only` in the recipe, for messages.
     answers_key: String,
     saw_chat: AtomicBool,
 }
@@ -87,7 +87,7 @@ impl<'a> Encoder<'a> {
             .map_err(fault)
     }
 
-    /// A note on the template, if conversations were seen that need one and nobody gave one.
+    /// A note on the template, if the data has conversations and the built-in template renders them.
     pub fn note(&self) -> Option<String> {
         let built_in = matches!(self.template, Ok(t) if t.origin == Origin::BuiltIn);
         (built_in && self.saw_chat.load(Ordering::Relaxed)).then(|| {
@@ -183,7 +183,7 @@ impl<'a> Encoder<'a> {
         Ok(Outcome::Tokens(tokens))
     }
 
-    /// Tokens with loss on the spans, or on everything where the prompt counts too.
+    /// Tokens with loss on the spans, or on all tokens if the prompt carries loss too.
     fn spans(&self, text: &str, spans: &[std::ops::Range<usize>]) -> Result<Vec<Token>, Fault> {
         if !self.answers_only {
             let ids = self.tokenizer.encode(text).map_err(cannot_encode)?;
@@ -194,7 +194,7 @@ impl<'a> Encoder<'a> {
             .map_err(cannot_encode)
     }
 
-    /// Ends a document, unless its text did that itself.
+    /// Ends a document, unless its text already ends with the end-of-sequence token.
     fn end(&self, tokens: &mut Vec<Token>) {
         let end = self.tokenizer.document_end();
         let ids = tokens.iter().map(|token| token.id);

@@ -1,4 +1,4 @@
-//! Why data cannot be used: what, where (file and line or row) and what to do instead.
+//! Data errors: the problem, its place (file and line or row) and the remedy.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -8,74 +8,57 @@ use crate::durable::FileError;
 /// Why data could not be prepared or read.
 #[derive(Debug, thiserror::Error)]
 pub enum DataError {
-    /// A setting of the recipe cannot be used.
+    /// A setting of the recipe is invalid.
     #[error("{key}: {problem}; {help}")]
     Setting {
         /// The key as the recipe's dialect spells it.
         key: String,
-        /// What is wrong, with the value and the limit.
+        /// The problem, with the value and the limit.
         problem: String,
-        /// What to do.
         help: String,
     },
-    /// A file or directory cannot be used as data, a tokenizer or a template.
+    /// A file or directory is not usable as data, a tokenizer or a template.
     #[error("{}: {problem}; {help}", path.display())]
     Source {
-        /// The file or directory.
         path: PathBuf,
-        /// What is wrong with it.
         problem: String,
-        /// What to do.
         help: String,
     },
     /// One record of a source is malformed.
     #[error("{place}: {problem}; {help}")]
     Record {
-        /// Where it stands.
+        /// File and position of the record.
         place: Place,
-        /// What is wrong with it.
         problem: String,
-        /// What to do.
         help: String,
     },
-    /// Token ids that the model has no embedding for.
+    /// The model has no embedding for some token ids.
     #[error("{problem}; {help}")]
     Vocabulary {
-        /// What is wrong, with both numbers.
+        /// The problem, with both numbers.
         problem: String,
-        /// What to do.
         help: String,
     },
-    /// The prepared store does not hold what its manifest says.
+    /// The prepared store does not match its manifest.
     #[error(
         "{}: the prepared data is damaged: {problem}; launch again with the sources in place, which \
-         makes it anew",
+         prepares it again",
         path.display()
     )]
-    Store {
-        /// The file of the store.
-        path: PathBuf,
-        /// What does not fit.
-        problem: String,
-    },
-    /// A sample that is not there was asked for.
+    Store { path: PathBuf, problem: String },
+    /// A sample index is too large.
     #[error("sample {index} was asked for, the data set has {samples}")]
-    OutOfRange {
-        /// Which one.
-        index: u64,
-        /// How many there are.
-        samples: u64,
-    },
-    /// Somebody wants the preparation to stop.
+    OutOfRange { index: u64, samples: u64 },
+    /// A stop was requested during the preparation.
     #[error("stopped while the data was prepared; the same call begins again")]
     Stopped,
-    /// The system says no: a disk that is full, a file that cannot be opened.
+    /// A file operation failed, for example on a full disk.
     #[error(transparent)]
     File(#[from] FileError),
 }
 
 impl DataError {
-    /// What is wrong and what to do about it, one line each; without the key of a setting.
+    /// The problem and the remedy, one line each, without the key of a setting.
     pub fn told(&self) -> (String, String) {
         match self {
             DataError::Setting { problem, help, .. } | DataError::Vocabulary { problem, help } => {
@@ -98,7 +81,7 @@ impl DataError {
         }
     }
 
-    /// A file or directory that cannot be used.
+    /// An unusable file or directory.
     pub(super) fn source(path: &Path, problem: impl fmt::Display, help: impl fmt::Display) -> Self {
         DataError::Source {
             path: path.to_path_buf(),
@@ -107,7 +90,6 @@ impl DataError {
         }
     }
 
-    /// A record that cannot be used.
     pub(super) fn record(
         place: Place,
         problem: impl fmt::Display,
@@ -120,7 +102,7 @@ impl DataError {
         }
     }
 
-    /// A store that is not what its manifest says.
+    /// A store that does not match its manifest.
     pub(super) fn store(path: &Path, problem: impl fmt::Display) -> Self {
         DataError::Store {
             path: path.to_path_buf(),
@@ -134,18 +116,17 @@ impl DataError {
     }
 }
 
-/// Where a record stands in a source.
+/// Position of a record in a source.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Place {
-    /// The file.
     pub path: PathBuf,
-    /// In what the number counts.
+    /// Unit of `number`.
     pub unit: Unit,
     /// Line or row, counted from 1; bytes from 0.
     pub number: u64,
 }
 
-/// In what a place within a file is counted.
+/// The unit of a position in a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unit {
     /// Lines of a text file.

@@ -1,4 +1,4 @@
-//! From a source of the recipe to the files that it means: a file, a directory, a wildcard.
+//! Resolves a source of the recipe to files: a file, a directory, or a wildcard.
 
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
@@ -8,21 +8,21 @@ use crate::recipe::spec::{DataFormat, DataSource};
 use super::error::DataError;
 use super::request::PrepareRequest;
 
-/// A file to read.
+/// A file of data.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct SourceFile {
-    /// Where it lies.
+    /// Path on this machine.
     pub path: PathBuf,
-    /// As the recipe names it.
+    /// Path as the recipe names it.
     pub name: PathBuf,
-    /// How it is stored.
+    /// Storage format of the file.
     pub format: DataFormat,
 }
 
-/// The files of a source, in order of their names, never none.
+/// The files of a source in order of their names; never empty.
 pub(super) struct Resolved {
     pub files: Vec<SourceFile>,
-    /// What a person should know about the choice.
+    /// A note on the choice of files, for people.
     pub note: Option<String>,
 }
 
@@ -61,7 +61,7 @@ pub(super) fn resolve(
     finish(request, source, &key, files, Some(&place))
 }
 
-/// Chooses by format and split among files, given as (where, name).
+/// Selects by format and split among files, given as (path, name).
 fn finish(
     request: &PrepareRequest<'_>,
     source: &DataSource,
@@ -88,7 +88,7 @@ fn finish(
             None if single => {
                 return Err(DataError::source(
                     &path,
-                    "its name does not say how it is stored",
+                    "its name does not state its format",
                     "end it in .jsonl, .parquet, .txt or .bin (unpacked, not .gz), or set the \
                      source's format",
                 ));
@@ -123,7 +123,7 @@ fn finish(
     };
     Ok(Resolved {
         note: Some(format!(
-            "{}: no file is called after the split {split}; {what}",
+            "{}: no file is named after the split {split}; {what}",
             (request.key)(key)
         )),
         files,
@@ -157,7 +157,7 @@ pub(super) fn format_of(path: &Path) -> Option<DataFormat> {
     })
 }
 
-/// Whether a path that does not exist was meant as a data set or model of the hub.
+/// Whether a missing path looks like a data set or model of the hub.
 pub fn is_hub_id(path: &str) -> bool {
     let mut parts = path.split('/');
     let mut next = || parts.next().is_some_and(is_hub_name);
@@ -172,20 +172,20 @@ fn is_hub_name(part: &str) -> bool {
             .all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.'))
 }
 
-/// Whether a model that does not exist here was meant as one of the hub. The oldest there have no owner:
-/// `gpt2`, `bert-base-uncased`. None of these has a point, which a file's name has.
+/// Whether a missing model looks like one of the hub. The oldest models there have no owner: `gpt2`,
+/// `bert-base-uncased`. None of these names has a dot, unlike file names.
 pub fn is_hub_model(name: &str) -> bool {
     is_hub_id(name) || (is_hub_name(name) && !name.contains('.'))
 }
 
-/// Whether a path is that of a model of the hub which is not here.
+/// Whether a path names a model of the hub that is not on this machine.
 pub(super) fn is_model_on_hub(base: &Path, name: &str) -> bool {
     let owned = name.contains('/');
     is_on_hub(base, name) || (!owned && is_hub_model(name) && !base.join(name).exists())
 }
 
-/// Whether a path is that of a data set of the hub which is not here: not what is missing among
-/// other files, or ends like one.
+/// Whether a path names a data set of the hub that is not on this machine. A path beside existing files, or
+/// with a file extension, does not.
 pub(super) fn is_on_hub(base: &Path, path: &str) -> bool {
     let place = base.join(path);
     let local = place.exists() || place.parent().is_some_and(Path::is_dir);
@@ -199,7 +199,7 @@ fn missing(request: &PrepareRequest<'_>, source: &DataSource, key: &str) -> Data
         return request.setting(
             key,
             format!(
-                "{} is a data set of the hub; it is not here, and nothing is downloaded",
+                "{} is a data set of the hub; it is not on this machine, and nothing is downloaded",
                 source.path
             ),
             format!("download it and override {spelled}=/path/to/data.jsonl (or .parquet, or a directory of them)"),
@@ -212,7 +212,7 @@ fn missing(request: &PrepareRequest<'_>, source: &DataSource, key: &str) -> Data
     )
 }
 
-/// What something is that is neither a file nor a directory; `None` where it is one, or nothing.
+/// The kind of a path that is neither a file nor a directory; `None` for these two and for a missing path.
 pub(super) fn special(path: &Path) -> Option<&'static str> {
     let kind = std::fs::metadata(path).ok()?.file_type();
     if kind.is_fifo() {
@@ -226,16 +226,16 @@ pub(super) fn special(path: &Path) -> Option<&'static str> {
     }
 }
 
-/// Sources are read more than once, and have a size.
+/// The error for a path that is not a regular file: sources are read several times, and need a size.
 fn no_file(request: &PrepareRequest<'_>, key: &str, path: &Path, kind: &str) -> DataError {
     request.setting(
         key,
         format!("{} is {kind}, not a file of data", path.display()),
-        "copy what it gives into a file, and name that",
+        "copy its content into a file and name that file",
     )
 }
 
-/// Files under a directory, relative to it, in order; hidden ones are left out.
+/// Files under a directory, relative to it, in order; hidden ones are excluded.
 fn walk(root: &Path) -> Result<Vec<PathBuf>, DataError> {
     let mut files = Vec::new();
     let mut directories = vec![PathBuf::new()];
@@ -268,8 +268,8 @@ fn names(directory: &Path) -> Result<Vec<String>, DataError> {
     Ok(names)
 }
 
-/// Files that a path with `*` and `?` (within a name) and `**` (any directories) means, as
-/// (where, name), in order.
+/// Files that match a path with `*` and `?` (within a name) and `**` (any directories), as (path, name), in
+/// order.
 fn expand(base: &Path, pattern: &str) -> Result<Vec<(PathBuf, PathBuf)>, DataError> {
     let (root, relative) = match pattern.strip_prefix('/') {
         Some(rest) => (PathBuf::from("/"), rest),
@@ -307,7 +307,7 @@ fn expand(base: &Path, pattern: &str) -> Result<Vec<(PathBuf, PathBuf)>, DataErr
         .collect())
 }
 
-/// Whether a name fits a pattern of `*` and `?`.
+/// Whether a name matches a pattern of `*` and `?`.
 fn matches(pattern: &[u8], name: &[u8]) -> bool {
     match (pattern.first(), name.first()) {
         (None, None) => true,

@@ -1,8 +1,8 @@
-//! Takes samples off the training part for evaluation.
+//! Moves samples of the training part to the evaluation part.
 //!
-//! Whole samples are chosen by seed after all of them are written, so the count is exact whatever
-//! was left out. They are copied to their own part and no longer in the training index; their
-//! tokens stay where they were in the training part's file, which nothing points at any more.
+//! The seed chooses whole samples after all of them are written, so the count is exact. They are copied to
+//! the evaluation part and removed from the training index. Their tokens stay in the training part's file,
+//! where no index entry refers to them.
 
 use std::path::Path;
 
@@ -16,11 +16,10 @@ use super::selection::Selection;
 use super::store::{INDEX, Store};
 use super::writer::{IndexWriter, Token};
 
-/// Keeps this choice apart from that of shares of sources.
+/// Key that separates this choice from that of shares of sources.
 const HELD_OUT: u64 = 0x6865_6c64;
 
-/// Moves `count` samples of `train` to `evaluation`, both existing directories, and returns both
-/// records.
+/// Moves `count` samples of `train` to `evaluation`, both existing directories; returns both records.
 pub(super) fn hold_out(
     train: &Path,
     record: &PartRecord,
@@ -33,7 +32,7 @@ pub(super) fn hold_out(
     let store = Store::open(train.to_path_buf(), record.clone(), vocabulary_size)?;
     let shorter = train.join("index.shorter");
     let mut kept = IndexWriter::create(shorter.clone())?;
-    // Every sample is within its own length: nothing is cut or left out a second time.
+    // The limit is the longest sample, so nothing is cut or skipped a second time.
     let longest = record.longest_sample - 1;
     let mut held = SampleWriter::create(evaluation, record.token_width, longest)?;
     let mut selection = Selection::new(&[seed, HELD_OUT], count, record.samples);

@@ -1,8 +1,8 @@
-//! What can be told about a recipe's data before any of it is read: whether it is there, whether
-//! the synthetic language is one, whether the model has an embedding for every token id.
+//! Checks of a recipe's data without reading it: whether the files exist, whether the synthetic language is
+//! valid, whether the model has an embedding for every token id.
 //!
-//! Preparation refuses the same with the same words; this is for planners, which want to know
-//! everything at once and where it stands.
+//! Preparation refuses the same faults with the same messages. Planners use these checks to report all faults
+//! at once, with their places in the recipe.
 
 use std::path::Path;
 
@@ -15,33 +15,33 @@ use super::sources;
 use super::synthetic::Language;
 use super::tokenizer::Tokenizer;
 
-/// Something that preparation would refuse.
+/// A fault that preparation would refuse.
 #[derive(Debug)]
 pub struct Finding {
-    /// What it is about.
+    /// The subject of the fault.
     pub about: About,
-    /// Native paths of what causes it, the likeliest first.
+    /// Native paths of its causes, the likeliest first.
     pub paths: Vec<String>,
-    /// What is named is a data set or model of the hub, which other machines may well have.
+    /// The source is a data set or model of the hub, which other machines may have.
     pub on_hub: bool,
-    /// What preparation says.
+    /// The error of the preparation.
     pub error: DataError,
 }
 
-/// What a finding is about.
+/// The subject of a finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum About {
-    /// There are no data, or they are not here.
+    /// The recipe names no data, or they are not on this machine.
     Data,
-    /// The synthetic language.
+    /// The synthetic language is not valid.
     Language,
-    /// There is no tokenizer, or it is not here.
+    /// The recipe names no tokenizer, or it is not on this machine.
     Tokenizer,
-    /// There are more token ids than the model has embeddings.
+    /// The tokenizer has more ids than the model has embeddings.
     Vocabulary,
 }
 
-/// Everything that shows without reading a file. Directories are looked through for names.
+/// All faults that are visible without reading a file. Directories are listed for names.
 pub fn look(request: &PrepareRequest<'_>) -> Vec<Finding> {
     let data = request.data;
     if data.train.is_empty() {
@@ -105,8 +105,8 @@ fn synthetic(request: &PrepareRequest<'_>) -> Vec<Finding> {
     found
 }
 
-/// Whether a source is text that has to become tokens. One that is not here counts as text only
-/// when its name says so.
+/// Whether a source holds text that needs a tokenizer. A missing source counts as text only if its name says
+/// so.
 fn holds_text(source: &DataSource, resolved: Option<&Resolved>) -> bool {
     let is_text = |format: DataFormat| format != DataFormat::Bin;
     match resolved {

@@ -1,4 +1,4 @@
-//! `manifest.json`: what a prepared data set holds, with sizes and checksums.
+//! `manifest.json`: the content of a prepared data set, with sizes and checksums.
 
 use std::fmt;
 use std::fs::File;
@@ -17,10 +17,10 @@ use super::request::{Stopped, go_on};
 /// The manifest's file name.
 pub(super) const FILE: &str = "manifest.json";
 
-/// Version of the layout; a store of another version is made anew.
+/// Version of the layout; a store of another version is prepared again.
 pub(super) const VERSION: u32 = 1;
 
-/// What a prepared data set holds.
+/// The content of a prepared data set.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Manifest {
@@ -28,39 +28,37 @@ pub struct Manifest {
     pub version: u32,
     /// Checksum of `identity`. Equal fingerprints mean equal stores.
     pub fingerprint: String,
-    /// Everything that decides what the store holds: settings, tokenizer, template and sources.
+    /// Everything that determines the content: settings, tokenizer, template and sources.
     pub identity: serde_json::Value,
-    /// Input tokens per sample at most; a sample holds one token more, the last target.
+    /// Most input tokens per sample; a sample holds one token more, the last target.
     pub sequence_length: u64,
-    /// Whether documents were put one after the other and cut.
+    /// Whether documents were concatenated and cut.
     pub packing: bool,
-    /// The tokenizer, for people.
+    /// The tokenizer's name, for people.
     pub tokenizer: String,
-    /// Token ids that the tokenizer (or the language) has.
+    /// Number of token ids of the tokenizer or the language.
     pub vocabulary_size: u64,
     /// The largest id in the data plus one.
     pub used_vocabulary: u64,
-    /// The files that were read.
+    /// The source files that were read.
     pub sources: Vec<SourceRecord>,
-    /// Training samples.
     pub train: PartRecord,
-    /// Evaluation samples, when there are any.
+    /// Evaluation samples, if any.
     pub evaluation: Option<PartRecord>,
-    /// Records that gave no sample or a shorter one.
+    /// Counts of skipped and shortened records.
     pub skipped: Skipped,
-    /// What a person should know about the content, one line each.
+    /// Notes on the content for people, one line each.
     pub notes: Vec<String>,
     /// The synthetic language, which needs no files.
     pub synthetic: Option<Synthetic>,
 }
 
-/// A file that was read.
+/// A source file and its checksum.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SourceRecord {
-    /// As the recipe names it.
+    /// Path as the recipe names it.
     pub path: PathBuf,
-    /// Its content.
     #[serde(flatten)]
     pub content: FileRecord,
 }
@@ -68,7 +66,6 @@ pub struct SourceRecord {
 /// One part of the data: training or evaluation.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PartRecord {
-    /// Samples.
     pub samples: u64,
     /// Tokens of all samples.
     pub tokens: u64,
@@ -89,22 +86,21 @@ pub struct PartRecord {
 /// Size and checksum of a file.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileRecord {
-    /// Bytes.
+    /// Size of the file, in bytes.
     pub bytes: u64,
     /// XXH3 with 64 bits, in hex.
     pub checksum: String,
 }
 
-/// Records that gave no sample, or a shorter one than they hold.
+/// Counts of records that gave no sample or a shorter one.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Skipped {
-    /// Documents without text.
     pub empty: u64,
     /// Conversations without an answer.
     pub without_answer: u64,
     /// Samples in which no token carried loss, for example because truncation cut the answer off.
     pub without_targets: u64,
-    /// Samples that were cut to the sequence length (they are used).
+    /// Samples that were cut to the sequence length and are used.
     pub truncated: u64,
 }
 
@@ -117,12 +113,12 @@ impl fmt::Display for Skipped {
             (self.without_answer, "without an answer skipped"),
             (self.without_targets, "without a target token skipped"),
         ];
-        let said: Vec<String> = parts
+        let counts: Vec<String> = parts
             .iter()
             .filter(|(count, _)| *count > 0)
             .map(|(count, what)| format!("{count} {what}"))
             .collect();
-        f.write_str(&said.join(", "))
+        f.write_str(&counts.join(", "))
     }
 }
 
@@ -132,7 +128,7 @@ impl Manifest {
         let path = directory.join(FILE);
         let text = std::fs::read(&path).map_err(|error| DataError::read(&path, error))?;
         let manifest: Manifest = serde_json::from_slice(&text)
-            .map_err(|error| DataError::store(&path, format!("it is no manifest: {error}")))?;
+            .map_err(|error| DataError::store(&path, format!("it is not a manifest: {error}")))?;
         if manifest.version != VERSION {
             return Err(DataError::store(
                 &path,
@@ -151,7 +147,7 @@ impl Manifest {
         Ok(write_atomically(&path, &text)?)
     }
 
-    /// Which parts of the identity differ, for messages.
+    /// The differing parts of the identity, for messages.
     pub(super) fn differences(&self, other: &Manifest) -> String {
         let changed = |(name, value): (&String, &serde_json::Value)| {
             (self.identity.get(name) != Some(value)).then(|| name.replace('_', " "))
@@ -167,7 +163,7 @@ impl Manifest {
         }
     }
 
-    /// Refuses data whose ids the model has no embedding for, with both numbers.
+    /// Refuses data with ids for which the model has no embedding; the error has both numbers.
     pub fn check_vocabulary(&self, vocab_size: u64) -> Result<(), DataError> {
         let what = match &self.synthetic {
             Some(_) => "the synthetic language".to_string(),
@@ -185,12 +181,11 @@ pub(super) fn fingerprint(identity: &serde_json::Value) -> String {
     checksum.hex()
 }
 
-/// A checksum under way.
+/// A checksum in progress.
 #[derive(Clone, Default)]
 pub(super) struct Checksum(Xxh3);
 
 impl Checksum {
-    /// Adds bytes.
     pub fn update(&mut self, bytes: &[u8]) {
         self.0.update(bytes);
     }
@@ -202,7 +197,7 @@ impl Checksum {
 }
 
 impl FileRecord {
-    /// Reads a file through, telling `progress` about every stretch of bytes.
+    /// Reads a whole file and passes the bytes of every read to `progress`.
     pub(super) fn of(
         path: &Path,
         progress: &mut dyn FnMut(u64) -> Result<(), DataError>,
@@ -227,7 +222,7 @@ impl FileRecord {
         })
     }
 
-    /// Whether a file of the store has this size and content.
+    /// Checks the size and content of a file of the store.
     pub(super) fn verify(&self, path: &Path, stopped: Stopped<'_>) -> Result<(), DataError> {
         self.verify_size(path)?;
         let found = FileRecord::of(path, &mut |_| go_on(stopped))?;
@@ -243,7 +238,7 @@ impl FileRecord {
         Ok(())
     }
 
-    /// Whether a file of the store has this size.
+    /// Checks the size of a file of the store.
     pub(super) fn verify_size(&self, path: &Path) -> Result<(), DataError> {
         let found = match std::fs::metadata(path) {
             Ok(metadata) => metadata.len(),

@@ -1,10 +1,10 @@
-//! Data: from the files a recipe names to micro-batches of token ids.
+//! Data: from the files that a recipe names to micro-batches of token ids.
 //!
-//! The launcher calls [`prepare()`] once, before any rank starts: sources are read, tokenised,
-//! packed and written as an indexed token store, whole or not at all, with a manifest. Ranks open
-//! it with [`Dataset::open`] and read samples by index, so the order of samples is nobody's
-//! business here. Nothing holds the data in memory. The synthetic language needs no files: its
-//! samples are made when they are asked for, behind the same [`Dataset`].
+//! The launcher calls [`prepare()`] once, before any rank starts. It reads, tokenises and packs the sources
+//! and writes them as an indexed token store with a manifest, completely or not at all. Ranks open the store
+//! with [`Dataset::open`] and read samples by index, so this module does not define the order of samples. The
+//! data is never held in memory. The synthetic language needs no files: the same [`Dataset`] generates its
+//! samples on demand.
 //!
 //! `docs/data.md` is the user's page.
 
@@ -42,7 +42,7 @@ pub use request::{Phase, PrepareRequest, Progress, Stopped};
 pub use synthetic::Language;
 pub use tokenizer::Tokenizer;
 
-/// Refuses `tokens` ids of `what` when the model has an embedding for fewer.
+/// Refuses `tokens` ids of `what` if the model has embeddings for fewer.
 pub fn check_vocabulary(what: &str, tokens: u64, vocab_size: u64) -> Result<(), DataError> {
     if tokens <= vocab_size {
         return Ok(());

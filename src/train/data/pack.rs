@@ -1,9 +1,9 @@
-//! Documents to samples: each its own, or packed one after the other and cut.
+//! Cuts documents into samples: one sample per document, or packed, which concatenates and cuts them.
 //!
-//! A sample of a sequence length L holds L + 1 tokens: L inputs, and L targets that are the same
-//! tokens one later. Packed samples overlap by one token, so that every token of the stream but
-//! the very first is a target exactly once. What does not fill the last sample of a stream becomes
-//! a shorter one. A sample without any target token would teach nothing and is left out.
+//! A sample of a sequence length L holds L + 1 tokens: L inputs, and L targets that are the same tokens
+//! shifted by one. Packed samples overlap by one token, so that every token of the stream except the first is
+//! a target exactly once. The rest of a stream becomes a shorter sample. A sample without a target token
+//! teaches nothing and is skipped.
 
 use std::path::Path;
 
@@ -18,7 +18,7 @@ pub(super) struct SampleWriter {
     index: IndexWriter,
     /// Tokens of a full sample.
     limit: u64,
-    /// Where the open sample of the stream begins; at the end of the tokens if none is open.
+    /// Position at which the open sample of the stream begins; the end of the tokens if none is open.
     start: u64,
     /// Target tokens in the open sample.
     targets: u32,
@@ -45,17 +45,17 @@ impl SampleWriter {
         })
     }
 
-    /// Samples so far.
+    /// Number of samples so far.
     pub fn samples(&self) -> u64 {
         self.index.samples()
     }
 
-    /// What was left out; readers add what gave no tokens.
+    /// Counts of skipped records; readers add records that gave no tokens.
     pub fn skipped(&mut self) -> &mut Skipped {
         &mut self.skipped
     }
 
-    /// A document that is a sample of its own.
+    /// A document that becomes one sample.
     pub fn document(&mut self, mut tokens: Vec<Token>) -> Result<(), DataError> {
         self.cut()?;
         if tokens.len() as u64 > self.limit {
@@ -92,7 +92,7 @@ impl SampleWriter {
         Ok(())
     }
 
-    /// Ends the stream: what is left becomes a shorter sample.
+    /// Ends the stream; the rest becomes a shorter sample.
     pub fn cut(&mut self) -> Result<(), DataError> {
         if self.open() > 1 {
             self.emit()?;
@@ -101,7 +101,7 @@ impl SampleWriter {
         Ok(())
     }
 
-    /// Closes the part: its record, the largest id plus one, full samples, and what was left out.
+    /// Closes the part; returns its record and a summary.
     pub fn finish(mut self) -> Result<(PartRecord, Summary), DataError> {
         self.cut()?;
         let summary = Summary {
@@ -132,20 +132,19 @@ impl SampleWriter {
     }
 }
 
-/// What a part's preparation saw.
+/// Summary of a part's preparation.
 pub(super) struct Summary {
     /// The largest id plus one.
     pub used_vocabulary: u64,
-    /// Tokens written.
     pub tokens: u64,
-    /// Samples with the whole sequence length.
+    /// Samples of the full sequence length.
     pub full: u64,
-    /// What was left out.
+    /// Counts of skipped records.
     pub skipped: Skipped,
 }
 
 impl Summary {
-    /// Adds what another part's preparation saw.
+    /// Adds the summary of another part.
     pub fn add(&mut self, other: &Summary) {
         self.used_vocabulary = self.used_vocabulary.max(other.used_vocabulary);
         self.tokens += other.tokens;

@@ -1,4 +1,4 @@
-//! Preparation: from the recipe's sources to a token store, once, before any rank starts.
+//! Preparation: writes a token store from the recipe's sources, once, before any rank starts.
 
 mod from_files;
 mod synthetic;
@@ -10,22 +10,22 @@ use super::publish::Draft;
 use super::request::{PrepareRequest, Progress};
 use super::store::Store;
 
-/// Longer samples would not fit the store's index, or any machine.
+/// Upper limit of the sequence length; the store's index could not hold longer samples.
 const MAX_SEQUENCE_LENGTH: u64 = 1 << 30;
 
 /// Data that ranks can open.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Prepared {
-    /// What it holds.
+    /// Manifest of the data.
     pub manifest: Manifest,
-    /// What a person should know about the sources and the preparation, one line each.
+    /// Notes on the sources and the preparation, for people, one line each.
     pub notes: Vec<String>,
-    /// The directory held it already, and nothing had changed.
+    /// Whether the directory already held the same data.
     pub reused: bool,
 }
 
-/// Prepares the data of a recipe into `request.directory`, or finds it there unchanged. When this
-/// fails, the directory is as it was before.
+/// Prepares the data of a recipe into `request.directory`, or finds it there unchanged. After an error the
+/// directory is unchanged.
 pub fn prepare(
     request: &PrepareRequest<'_>,
     progress: &mut dyn FnMut(Progress),
@@ -47,7 +47,7 @@ pub fn prepare(
     }
 }
 
-/// What the directory holds, if it was made from the same settings and sources and is whole.
+/// The prepared data in the directory, if it has the same settings and sources and is complete.
 fn reuse(request: &PrepareRequest<'_>, wanted: &Manifest) -> Result<Option<Prepared>, DataError> {
     let found = Manifest::read(request.directory);
     if request.resume {
@@ -79,8 +79,9 @@ fn reuse(request: &PrepareRequest<'_>, wanted: &Manifest) -> Result<Option<Prepa
     }))
 }
 
-/// Refuses data that a run did not begin with. What it began with is on record beside the data, so
-/// that it is known whatever became of them; runs of older versions have nothing but the manifest.
+/// Refuses data that differs from the data with which a run began. The run records its fingerprint outside
+/// the data directory, so that the check works even if the data is lost. Runs of older versions have only the
+/// manifest.
 fn refuse_other_data(
     request: &PrepareRequest<'_>,
     found: Result<&Manifest, &DataError>,
@@ -96,7 +97,7 @@ fn refuse_other_data(
                 error => error.to_string(),
             };
             return refuse(
-                format!("nothing says any more what data the run began with: {why}"),
+                format!("the record of the data that the run began with is lost: {why}"),
                 "put back a copy of the directory, or start a new run",
             );
         }
@@ -117,7 +118,7 @@ fn refuse_other_data(
     )
 }
 
-/// Writes the manifest, last, and puts the directory in its place.
+/// Writes the manifest last and publishes the directory.
 fn finish(draft: Draft, manifest: Manifest) -> Result<Prepared, DataError> {
     manifest.write(draft.path())?;
     draft.publish()?;

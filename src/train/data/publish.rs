@@ -1,8 +1,8 @@
-//! A directory that appears whole or not at all.
+//! A directory that appears completely or not at all.
 //!
-//! It is filled under a temporary name beside its place and renamed when it is complete and
-//! durable. A crash leaves at most the temporary one behind, which the next attempt removes. One
-//! process at a time works on a directory: the run's lock sees to that.
+//! It is filled under a temporary name beside its final path and renamed when it is complete and durable. A
+//! crash leaves at most the temporary directory, which the next attempt removes. The run lock ensures that
+//! one process at a time works on a directory.
 
 use std::path::{Path, PathBuf};
 
@@ -15,12 +15,12 @@ use super::manifest;
 pub(super) struct Draft {
     place: PathBuf,
     draft: PathBuf,
-    /// Directories in it.
+    /// Directories created in the draft.
     directories: Vec<PathBuf>,
 }
 
 impl Draft {
-    /// Starts an empty directory beside `place`, whose parents are made if need be.
+    /// Starts an empty directory beside `place` and creates missing parents.
     pub fn begin(place: &Path) -> Result<Draft, DataError> {
         let draft = draft(place);
         if let Some(parent) = place.parent() {
@@ -36,12 +36,12 @@ impl Draft {
         })
     }
 
-    /// Where to write.
+    /// The temporary path to write to.
     pub fn path(&self) -> &Path {
         &self.draft
     }
 
-    /// Makes a directory in it.
+    /// Creates a directory in the draft.
     pub fn create(&mut self, name: &str) -> Result<PathBuf, DataError> {
         let path = self.draft.join(name);
         std::fs::create_dir(&path)
@@ -50,14 +50,13 @@ impl Draft {
         Ok(path)
     }
 
-    /// Puts the directory in its place, instead of an older one if there is one. The files in it
-    /// are durable already.
+    /// Renames the directory to its final path and replaces an older one. Its files are already durable.
     pub fn publish(self) -> Result<(), DataError> {
         for directory in &self.directories {
             sync_directory(directory)?;
         }
         sync_directory(&self.draft)?;
-        remove_ours(&self.place)?;
+        remove_older_store(&self.place)?;
         std::fs::rename(&self.draft, &self.place)
             .map_err(|error| FileError::from_io("rename", &self.draft, 0, error))?;
         if let Some(parent) = self.place.parent().filter(|p| *p != Path::new("")) {
@@ -69,24 +68,24 @@ impl Draft {
 
 impl Drop for Draft {
     fn drop(&mut self) {
-        // After `publish` there is nothing left; before it, the error that brought us here counts
-        // more than one of cleaning up.
+        // After `publish` nothing is left; before it, the original error matters more than one of the
+        // removal.
         let _ = std::fs::remove_dir_all(&self.draft);
     }
 }
 
-/// Where the directory that belongs in `place` is filled.
+/// The temporary path of the directory for `place`.
 pub fn draft(place: &Path) -> PathBuf {
     let name = place.file_name().unwrap_or_default();
     place.with_file_name(format!(".{}.partial", name.display()))
 }
 
-/// Removes an older store. A directory of that name that is none is somebody's own, perhaps the
-/// only copy of their data.
-fn remove_ours(place: &Path) -> Result<(), DataError> {
-    let ours = place.join(manifest::FILE).is_file();
+/// Removes an older store. A directory that is not a store belongs to the user and may be the only copy of
+/// their data.
+fn remove_older_store(place: &Path) -> Result<(), DataError> {
+    let is_store = place.join(manifest::FILE).is_file();
     let empty = || std::fs::read_dir(place).is_ok_and(|mut entries| entries.next().is_none());
-    if place.symlink_metadata().is_ok() && !ours && !empty() {
+    if place.symlink_metadata().is_ok() && !is_store && !empty() {
         return Err(DataError::source(
             place,
             "it is there already and holds no prepared data, which would take its place",

@@ -1,8 +1,7 @@
 //! Seeded random numbers for data: the same on every machine and in every version.
 //!
-//! SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, OOPSLA 2014).
-//! What a seed gives is part of the meaning of a recipe, so this does not follow the choices of a
-//! library.
+//! SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, OOPSLA 2014). The numbers
+//! of a seed are part of the meaning of a recipe, so they must not depend on a library.
 
 /// A stream of random numbers that is a pure function of its keys.
 #[derive(Debug, Clone)]
@@ -11,7 +10,7 @@ pub struct Random {
 }
 
 impl Random {
-    /// A stream for these keys; other keys (also in another order) give an unrelated stream.
+    /// A stream for these keys; different keys, or another order of them, give an unrelated stream.
     pub fn new(keys: &[u64]) -> Self {
         let mut random = Random {
             state: 0x243f_6a88_85a3_08d3,
@@ -23,7 +22,7 @@ impl Random {
         random
     }
 
-    /// 64 random bits.
+    /// The next 64 random bits.
     pub fn next_u64(&mut self) -> u64 {
         self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.state;
@@ -48,7 +47,7 @@ impl Random {
         }
     }
 
-    /// Fisher–Yates.
+    /// Shuffles in place (Fisher–Yates).
     pub fn shuffle<T>(&mut self, items: &mut [T]) {
         for i in (1..items.len()).rev() {
             items.swap(i, self.below(i as u64 + 1) as usize);
@@ -63,8 +62,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn streams_are_fixed_for_ever() {
-        // A change of these numbers changes what every recipe's seed means.
+    fn streams_never_change() {
+        // A change of these numbers changes the meaning of every recipe's seed.
         let mut random = Random::new(&[1, 2]);
         let first: Vec<u64> = (0..3).map(|_| random.next_u64()).collect();
         insta::assert_debug_snapshot!(first);
@@ -80,7 +79,7 @@ mod tests {
             counts[random.below(5) as usize] += 1;
         }
         for count in counts {
-            // Standard deviation is 89.
+            // The standard deviation is 89.
             assert!((9_600..=10_400).contains(&count), "{counts:?}");
         }
     }

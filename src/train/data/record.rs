@@ -1,29 +1,24 @@
-//! What one row of a source means: a text, a prompt with its completion, or a conversation.
+//! Parses one row of a source: a text, a prompt with its completion, or a conversation.
 
 use serde_json::{Map, Value};
 
-/// A row's content.
+/// The content of a row.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Record {
-    /// Plain text, all of it to be learned.
+    /// Plain text; all of it carries loss.
     Text(String),
-    /// Text to be given and text to be learned.
-    Completion {
-        /// Context only.
-        prompt: String,
-        /// To be learned.
-        completion: String,
-    },
+    /// A prompt without loss and a completion with loss.
+    Completion { prompt: String, completion: String },
     /// Messages for a chat template.
     Chat {
-        /// Objects with `role` and `content`, as they are.
+        /// Unchanged objects with `role` and `content`.
         messages: Vec<Value>,
-        /// Answers before this message are context only.
+        /// Index of the first message whose answers carry loss; earlier answers are context.
         first_answer: usize,
     },
 }
 
-/// What is wrong with a row, and what to do.
+/// The problem of a row and the remedy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Fault {
     pub problem: String,
@@ -39,18 +34,18 @@ impl Fault {
     }
 }
 
-/// The columns that hold the content.
+/// The columns with the content.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Columns {
-    /// Text or messages, by its type.
+    /// Text or messages, depending on its type.
     One(String),
     /// Prompt and completion, each text or messages.
     Pair(String, String),
 }
 
 impl Columns {
-    /// Chooses by name: those that the recipe lists, or among `available` ones when it lists none.
-    /// `messages` comes before `prompt` and `completion`, and those before `text`.
+    /// Selects by name: the columns that the recipe lists, or known ones among `available` if it lists none.
+    /// `messages` has priority over `prompt` and `completion`, and those over `text`.
     pub fn choose(listed: &[String], available: &[&str]) -> Result<Columns, Fault> {
         let named = |name: &str| match listed {
             [] => available.contains(&name),
@@ -77,7 +72,7 @@ impl Columns {
                 }
                 many => {
                     return Err(Fault::new(
-                        format!("which of the {} columns to read is not clear", many.len()),
+                        format!("it is unclear which of the {} columns to read", many.len()),
                         "list one column (text or messages) or two (prompt and completion)",
                     ));
                 }
@@ -92,7 +87,7 @@ impl Columns {
         Ok(columns)
     }
 
-    /// Their names.
+    /// The names of the columns.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         let (one, other) = match self {
             Columns::One(one) => (one, None),
@@ -103,7 +98,7 @@ impl Columns {
 }
 
 impl Record {
-    /// Reads a row; `listed` are the columns that the recipe names.
+    /// Parses a row; `listed` are the columns that the recipe names.
     pub fn from_row(mut row: Map<String, Value>, listed: &[String]) -> Result<Record, Fault> {
         let available: Vec<&str> = row.keys().map(String::as_str).collect();
         match Columns::choose(listed, &available)? {
@@ -162,7 +157,7 @@ fn wrong_type(name: &str, found: &Value, wanted: &str) -> Fault {
         Value::Object(_) => "an object",
     };
     Fault::new(
-        format!("{name} is {found}, {wanted} is needed"),
+        format!("{name} is {found} and must be {wanted}"),
         "repair the row, or name another column in the source's columns",
     )
 }
@@ -174,8 +169,8 @@ fn list(names: &[&str]) -> String {
     }
 }
 
-/// Messages have a role and a text, a system message comes first, users and assistants take
-/// turns.
+/// Checks that messages have a role and a text, that a system message is first, and that users and assistants
+/// alternate.
 fn check_messages(messages: &[Value]) -> Result<(), Fault> {
     let mut previous = None;
     for (i, message) in messages.iter().enumerate() {
@@ -217,7 +212,7 @@ fn check_message(message: &Value, number: usize) -> Result<&str, Fault> {
         };
         return Err(Fault::new(format!("message {number} has no role"), help));
     };
-    // An answer that only calls tools may have no content.
+    // An answer that consists of tool calls may have no content.
     let calls = message.get("tool_calls").is_some_and(Value::is_array);
     match &message["content"] {
         Value::String(_) => Ok(role),

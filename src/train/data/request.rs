@@ -1,5 +1,5 @@
-//! What preparation is asked for, and what it says on its way. Its parts see this and not each
-//! other's callers.
+//! The input of the preparation and its progress. The preparation's modules use these types and not their
+//! callers'.
 
 use std::path::Path;
 
@@ -9,39 +9,39 @@ use crate::words;
 
 use super::error::DataError;
 
-/// What to prepare and where.
+/// The input of the preparation.
 #[derive(Clone, Copy)]
 pub struct PrepareRequest<'a> {
-    /// Sources and how samples are cut from them.
+    /// The sources, and how samples are cut from them.
     pub data: &'a Data,
-    /// How text becomes tokens.
+    /// The recipe's tokenizer settings.
     pub tokenizer: &'a spec::Tokenizer,
-    /// What is optimised: decides whether only answers carry loss when the recipe does not say.
+    /// The training objective: it decides whether only answers carry loss if the recipe does not say so.
     pub objective: Objective,
-    /// The run's seed: decides which samples are held out, and which share of a source is taken.
+    /// The run's seed: it selects held-out samples and the share of a source.
     pub seed: u64,
-    /// The model's path, whose tokenizer is used unless the recipe names another.
+    /// The model's path; its tokenizer is used unless the recipe names another.
     pub model: Option<&'a str>,
-    /// The model's `vocab_size`, when it is known.
+    /// The model's `vocab_size`, if known.
     pub vocab_size: Option<u64>,
-    /// Relative paths of the recipe start here.
+    /// The directory that relative paths of the recipe refer to.
     pub base: &'a Path,
-    /// Where the prepared data goes; replaced whole unless it holds just that already.
+    /// Output directory; it is replaced as a whole unless it already holds the same data.
     pub directory: &'a Path,
-    /// The run goes on: data that differs from what it began with is refused instead of replaced.
+    /// The run resumes: data that differs from the original data is refused instead of replaced.
     pub resume: bool,
-    /// The fingerprint of the data that the run began with, where it is on record beside the data.
+    /// The recorded fingerprint of the data with which the run began.
     pub fingerprint: Option<&'a str>,
-    /// How the recipe's dialect spells a native key, for messages ([`crate::recipe::Recipe::key`]).
+    /// The spelling of a native key in the recipe's dialect, for messages ([`crate::recipe::Recipe::key`]).
     pub key: &'a dyn Fn(&str) -> String,
-    /// Whether somebody wants the preparation to stop. Asked between documents, from any thread.
+    /// Whether a stop was requested. Called between documents, from any thread.
     pub stopped: Stopped<'a>,
 }
 
-/// Whether somebody wants the preparation to stop.
+/// Returns whether a stop was requested.
 pub type Stopped<'a> = &'a (dyn Fn() -> bool + Sync);
 
-/// An error once somebody wants the preparation to stop.
+/// Fails once a stop was requested.
 pub(super) fn go_on(stopped: Stopped<'_>) -> Result<(), DataError> {
     match stopped() {
         true => Err(DataError::Stopped),
@@ -49,20 +49,19 @@ pub(super) fn go_on(stopped: Stopped<'_>) -> Result<(), DataError> {
     }
 }
 
-/// How far preparation is; for a progress bar.
+/// Progress of the preparation, for a progress bar.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Progress {
-    /// What is being done.
     pub phase: Phase,
-    /// Bytes of the sources so far.
+    /// Bytes of the sources read so far.
     pub bytes: u64,
     /// Bytes of all sources.
     pub total: u64,
-    /// Samples so far.
+    /// Samples written so far.
     pub samples: u64,
 }
 
-/// What preparation is doing.
+/// The activity of the preparation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Phase {
     /// Computing the checksums of the sources.
@@ -72,7 +71,7 @@ pub enum Phase {
 }
 
 impl PrepareRequest<'_> {
-    /// A setting that cannot be used, named as the recipe spells it.
+    /// An error about a setting, named as the recipe spells it.
     pub(super) fn setting(
         &self,
         path: &str,
@@ -86,7 +85,7 @@ impl PrepareRequest<'_> {
         }
     }
 
-    /// The recipe names nothing to train on.
+    /// The error for a recipe without training data.
     pub(super) fn no_data(&self) -> DataError {
         self.setting(
             "data.train",
@@ -98,7 +97,7 @@ impl PrepareRequest<'_> {
         )
     }
 
-    /// Samples to hold out of `samples`, from `data.held_out`.
+    /// The number of samples to hold out of `samples`, from `data.held_out`.
     pub(super) fn held_out(&self, samples: u64) -> Result<u64, DataError> {
         let Some(held_out) = self.data.held_out else {
             return Ok(0);

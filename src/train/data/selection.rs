@@ -1,20 +1,21 @@
-//! Choosing an exact number of many things by seed, in one pass and without holding anything.
+//! Selects an exact number of many items by seed, in one pass and without storing them.
 
 use crate::samples::Order;
 
 use super::random::Random;
 
-/// Chooses exactly `wanted` of `total` things: those that a seeded permutation puts first.
+/// Selects exactly `wanted` of `total` items: those that a seeded permutation puts first.
 #[derive(Debug, Clone)]
 pub(super) struct Selection {
-    /// `None`: there is nothing to choose from.
+    /// `None` if there are no items.
     order: Option<Order>,
     next: u64,
     wanted: u64,
 }
 
 impl Selection {
-    /// `wanted` of `total`, or all of them if there are fewer. Other keys choose independently.
+    /// Selects `wanted` of `total` items, or all of them if there are fewer. Different keys select
+    /// independently.
     pub fn new(keys: &[u64], wanted: u64, total: u64) -> Self {
         let seed = Random::new(keys).next_u64();
         Selection {
@@ -24,7 +25,7 @@ impl Selection {
         }
     }
 
-    /// Whether the next thing is chosen; `false` when `total` of them have been asked about.
+    /// Whether the next item is selected; `false` after `total` calls.
     pub fn next_is_chosen(&mut self) -> bool {
         let Some(order) = &self.order else {
             return false;
@@ -45,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_place_has_the_same_chance() {
+    fn every_position_has_the_same_chance() {
         let mut counts = [0u32; 10];
         for seed in 0..20_000 {
             let mut selection = Selection::new(&[seed], 3, 10);
@@ -54,7 +55,7 @@ mod tests {
             }
         }
         for count in counts {
-            // 6000 expected, standard deviation 65.
+            // The expected count is 6000, the standard deviation 65.
             assert!((5_700..=6_300).contains(&count), "{counts:?}");
         }
     }

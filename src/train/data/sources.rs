@@ -1,4 +1,4 @@
-//! The sources of a recipe, resolved: which files each part reads, and what is odd about them.
+//! The resolved sources of a recipe: the files of each part, and notes about them.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -12,18 +12,18 @@ use super::files::{self, Resolved, SourceFile};
 use super::manifest::{FileRecord, SourceRecord};
 use super::request::{Phase, PrepareRequest, Progress, Stopped, go_on};
 
-/// A source that is read.
+/// A source and its settings.
 pub(super) struct Source {
     pub files: Vec<SourceFile>,
-    /// Columns that the recipe names.
+    /// The columns that the recipe names.
     pub columns: Vec<String>,
-    /// Share of the documents, when not all are taken.
+    /// Share of the documents; `None` for all of them.
     pub weight: Option<f64>,
 }
 
 /// The sources of one part.
 pub(super) struct Sources {
-    /// Tells the random numbers of parts apart.
+    /// Key that separates the random numbers of the parts.
     pub key: u64,
     pub list: Vec<Source>,
 }
@@ -31,14 +31,13 @@ pub(super) struct Sources {
 /// The sources of both parts.
 pub(super) struct AllSources {
     pub train: Sources,
-    /// Empty when the recipe gives none.
+    /// Empty if the recipe names none.
     pub evaluation: Sources,
-    /// What a person should know.
     pub notes: Vec<String>,
 }
 
-/// Finds all files. A file is read once however often it is named; evaluation on a file that is
-/// trained on is left out, since it would say nothing.
+/// Resolves all files. A file is read once even if the recipe names it several times. Evaluation excludes
+/// files of the training data, because the loss on them is meaningless.
 pub(super) fn resolve(request: &PrepareRequest<'_>) -> Result<AllSources, DataError> {
     let mut notes = Vec::new();
     let mut seen = BTreeSet::new();
@@ -62,8 +61,7 @@ pub(super) fn resolve(request: &PrepareRequest<'_>) -> Result<AllSources, DataEr
     };
     if !request.data.evaluation.is_empty() && evaluation.is_empty() {
         notes.push(
-            "no evaluation data is left: the loss on data that is trained on says nothing"
-                .to_string(),
+            "no evaluation data is left: the loss on training data means nothing".to_string(),
         );
     }
     Ok(AllSources {
@@ -125,7 +123,7 @@ fn part(
     Ok(list)
 }
 
-/// The synthetic language beside files.
+/// The error for a synthetic language mixed with files.
 pub(super) fn mixed(request: &PrepareRequest<'_>, path: &str) -> DataError {
     request.setting(
         &format!("{path}.path"),
@@ -135,12 +133,12 @@ pub(super) fn mixed(request: &PrepareRequest<'_>, path: &str) -> DataError {
 }
 
 impl Sources {
-    /// Whether nothing is to be read.
+    /// Whether there are no files.
     pub fn is_empty(&self) -> bool {
         self.files().next().is_none()
     }
 
-    /// All files.
+    /// The files of all sources.
     pub fn files(&self) -> impl Iterator<Item = &SourceFile> {
         self.list.iter().flat_map(|source| &source.files)
     }
@@ -180,7 +178,7 @@ impl Sources {
         Ok(records)
     }
 
-    /// Bytes of all files.
+    /// Size of all files, in bytes.
     pub fn bytes(&self) -> Result<u64, DataError> {
         self.files()
             .map(|file| {
@@ -191,7 +189,7 @@ impl Sources {
             .sum()
     }
 
-    /// What decides their content: everything but where they lie.
+    /// The part of the identity that determines their content: everything but their paths.
     pub fn identity(&self, records: &[SourceRecord]) -> Value {
         let mut records = records.iter();
         let mut source = |source: &Source| {

@@ -1,14 +1,14 @@
 //! The token store of one part (`train/` or `evaluation/`) on disk.
 //!
-//! `tokens.bin` holds little-endian integers of 2 or 4 bytes, whose top bit says whether the token
-//! carries loss and whose other bits are its id. `index.bin` holds 16 bytes a sample, little
-//! endian: where its tokens start (u64, in tokens), how many there are (u32), how many of them
-//! after the first carry loss (u32). Samples may share tokens: packed ones overlap by the one that
-//! is the last target of one and the first input of the next.
+//! `tokens.bin` holds little-endian integers of 2 or 4 bytes. The top bit says whether the token carries
+//! loss, the other bits are its id. `index.bin` holds 16 bytes a sample, little endian: the position of its
+//! first token (u64, in tokens), the number of its tokens (u32), and how many of them after the first carry
+//! loss (u32). Samples may share tokens: packed ones overlap by one, the last target of one and the first
+//! input of the next.
 //!
-//! Reading goes through positioned reads instead of a memory map: the page cache serves both the
-//! same way, a sample costs two system calls, and a file that is cut off under a running training
-//! is an error of that sample and not a SIGBUS that kills the process.
+//! The store uses positioned reads instead of a memory map. The page cache serves both equally, and a sample
+//! costs two system calls. A file that is truncated during training is an error of one sample instead of a
+//! SIGBUS that kills the process.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -19,19 +19,19 @@ use super::error::DataError;
 use super::manifest::{FileRecord, PartRecord};
 use super::request::Stopped;
 
-/// File of the token ids.
+/// Name of the file with the token ids.
 pub(super) const TOKENS: &str = "tokens.bin";
-/// File of the samples' places.
+/// Name of the file with the samples' entries.
 pub(super) const INDEX: &str = "index.bin";
 /// Bytes of one sample in `index.bin`.
 pub(super) const ENTRY: u64 = 16;
 
-/// One sample's place in `tokens.bin`.
+/// Position of one sample in `tokens.bin`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Entry {
-    /// The first token, counted in tokens.
+    /// Index of the first token.
     pub start: u64,
-    /// Tokens.
+    /// Number of tokens, including the first.
     pub length: u32,
     /// Tokens after the first that carry loss.
     pub targets: u32,
@@ -57,7 +57,7 @@ pub(super) struct Store {
     tokens: File,
     index: File,
     record: PartRecord,
-    /// Ids are below this.
+    /// Upper bound of the ids, exclusive.
     vocabulary_size: u64,
 }
 
@@ -94,7 +94,7 @@ impl Store {
         })
     }
 
-    /// Reads everything through and compares the checksums.
+    /// Reads all files and compares their checksums.
     pub fn verify(
         directory: &Path,
         record: &PartRecord,
@@ -106,7 +106,7 @@ impl Store {
         record.index_file.verify(&directory.join(INDEX), stopped)
     }
 
-    /// A sample's place; `index` is below the number of samples.
+    /// The entry of a sample; `index` is below the number of samples.
     pub fn entry(&self, index: u64) -> Result<Entry, DataError> {
         let path = self.directory.join(INDEX);
         let mut bytes = [0; ENTRY as usize];

@@ -1,20 +1,20 @@
-//! The synthetic language: a seeded Markov source whose entropy is known, so that a run's loss
-//! has a floor that can be told in advance.
+//! The synthetic language: a seeded Markov source of known entropy, so that the lowest possible loss of a run
+//! is known in advance.
 //!
-//! Every one of the V words has `branching` successors with probabilities proportional to 1, 1/2,
-//! 1/3, …, dealt to them in an order of the word's own. The successors come from permutations of
-//! the vocabulary, so every word is also the successor of `branching` others and no word is rare;
-//! the first permutation is one cycle through all words, so every word can be reached from every
-//! other and the stationary distribution is unique. A sample starts with a word drawn from that
-//! distribution, hence every token after it costs the best possible model exactly the entropy
-//! rate H = −Σ π(s) Σ p(t|s) ln p(t|s) on average. The first token is only context, never a target.
+//! Every one of the V words has `branching` successors with probabilities proportional to 1, 1/2, 1/3, …, in
+//! an order that is specific to the word. The successors come from permutations of the vocabulary, so every
+//! word is also the successor of `branching` others and no word is rare. The first permutation is one cycle
+//! through all words, so every word is reachable from every other and the stationary distribution is unique.
+//! A sample starts with a word drawn from that distribution. Hence every later token costs the best possible
+//! model exactly the entropy rate H = −Σ π(s) Σ p(t|s) ln p(t|s) on average. The first token is context only,
+//! never a target.
 
 use crate::recipe::spec::Synthetic;
 
 use super::error::DataError;
 use super::random::Random;
 
-/// Words at least and at most.
+/// Allowed number of words.
 const VOCABULARY: std::ops::RangeInclusive<u64> = 4..=65_536;
 
 /// A language: transition probabilities, their stationary distribution and their entropies.
@@ -25,11 +25,11 @@ pub struct Language {
     seed: u64,
     /// Successors of every word, `[vocabulary, branching]`.
     successors: Vec<u32>,
-    /// Their probabilities, `[vocabulary, branching]`.
+    /// Probabilities of the successors, `[vocabulary, branching]`.
     probabilities: Vec<f64>,
     /// Stationary probability of every word.
     stationary: Vec<f64>,
-    /// Running sums of `stationary`.
+    /// Cumulative sums of `stationary`.
     cumulative: Vec<f64>,
     entropy: f64,
     unigram_entropy: f64,
@@ -44,7 +44,7 @@ pub(super) struct LanguageFlaw {
 }
 
 impl LanguageFlaw {
-    /// The refusal, with the path of the source as the recipe spells it.
+    /// The error, with the path of the source as the recipe spells it.
     pub fn into_error(self, key: &str) -> DataError {
         DataError::Setting {
             key: key.to_owned(),
@@ -55,9 +55,9 @@ impl LanguageFlaw {
 }
 
 impl Language {
-    /// Makes the language, or says why it is not worth learning: its entropy rate H is at most
-    /// half of ln V, and the entropy of its single words at least 1.5 H. `key` is how the recipe
-    /// spells the path of the source, for messages.
+    /// Builds the language, or returns why it is not worth learning: its entropy rate H must be at most half
+    /// of ln V, and the entropy of its single words at least 1.5 H. `key` is the recipe's path of the source,
+    /// for messages.
     pub fn new(settings: &Synthetic, key: &str) -> Result<Language, DataError> {
         let weights = Language::check(settings).map_err(|flaw| flaw.into_error(key))?;
         let language = Language::build(settings.vocabulary as usize, &weights, settings.seed);
@@ -75,8 +75,8 @@ impl Language {
         Ok(language)
     }
 
-    /// What of [`Language::new`] can be checked without making the language: the ranges and the
-    /// entropy rate. Returns the probabilities of every word's successors, largest first.
+    /// The checks of [`Language::new`] that do not need the language: the ranges and the entropy rate.
+    /// Returns the probabilities of every word's successors, largest first.
     pub(super) fn check(settings: &Synthetic) -> Result<Vec<f64>, LanguageFlaw> {
         let Synthetic {
             vocabulary,
@@ -170,17 +170,17 @@ impl Language {
         self.entropy
     }
 
-    /// The entropy of single words in nats: what a model that ignores the context reaches.
+    /// The entropy of single words in nats: the loss of a model that ignores the context.
     pub fn unigram_entropy(&self) -> f64 {
         self.unigram_entropy
     }
 
-    /// Words; token ids are 0..V.
+    /// Number of words; token ids are 0..V.
     pub fn vocabulary(&self) -> usize {
         self.vocabulary
     }
 
-    /// How often each word occurs in the long run.
+    /// Long-run frequency of each word.
     pub fn stationary(&self) -> &[f64] {
         &self.stationary
     }
@@ -194,7 +194,7 @@ impl Language {
 
     /// The sample with this index, `tokens` ids long: a pure function of (language, index).
     pub fn sample(&self, index: u64, tokens: usize) -> Vec<u32> {
-        // The stream's own key keeps samples apart from the language's construction.
+        // The stream's own key separates samples from the language's construction.
         const SAMPLES: u64 = 0x7361_6d70_6c65;
         let mut random = Random::new(&[self.seed, SAMPLES, index]);
         let u = random.unit();
@@ -228,7 +228,7 @@ impl Language {
     }
 }
 
-/// 1, 1/2, 1/3, … normalised.
+/// Normalised probabilities 1, 1/2, 1/3, …
 fn successor_probabilities(branching: u64) -> Vec<f64> {
     let sum: f64 = (1..=branching).map(|rank| 1.0 / rank as f64).sum();
     (1..=branching)
@@ -236,7 +236,7 @@ fn successor_probabilities(branching: u64) -> Vec<f64> {
         .collect()
 }
 
-/// −Σ p ln p, nats.
+/// The entropy −Σ p ln p, in nats.
 fn entropy(probabilities: &[f64]) -> f64 {
     probabilities
         .iter()
@@ -244,8 +244,8 @@ fn entropy(probabilities: &[f64]) -> f64 {
         .fold(0.0, |sum, p| sum - p * p.ln())
 }
 
-/// Swaps entries of the permutation until no word gets a successor that it has already in the
-/// columns before `column`. There are at most √V of those, so nearly every swap helps.
+/// Swaps entries of the permutation until no word gets a successor that it already has in the columns before
+/// `column`. At most √V words conflict, so nearly every swap helps.
 fn separate(
     order: &mut [u32],
     successors: &[u32],
@@ -266,8 +266,8 @@ fn separate(
     }
 }
 
-/// The stationary distribution by power iteration on ½(I + P), which has the same one and
-/// converges also where P is periodic.
+/// The stationary distribution by power iteration on ½(I + P), which has the same distribution and also
+/// converges if P is periodic.
 fn stationary(successors: &[u32], probabilities: &[f64], branching: usize) -> Vec<f64> {
     const ITERATIONS: usize = 100_000;
     let vocabulary = successors.len() / branching;
@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn probabilities_add_up_and_the_stationary_distribution_stays() {
+    fn probabilities_add_up_and_the_stationary_distribution_is_invariant() {
         let language = language(128, 6, 3);
         let mut next = vec![0.0; 128];
         for word in 0..128u32 {
@@ -347,7 +347,7 @@ mod tests {
         for (after, before) in next.iter().zip(language.stationary()) {
             assert!((after - before).abs() < 1e-12);
         }
-        // Broad: no word so rare that it could not be learned, none that rules.
+        // Broad: no word is too rare to learn, and none dominates.
         let stationary = language.stationary();
         assert!(
             stationary
@@ -358,13 +358,13 @@ mod tests {
 
     #[test]
     fn entropy_is_the_closed_form_of_the_successor_probabilities() {
-        // Every row holds the same probabilities, so the weighted sum over rows is their entropy.
+        // Every row holds the same probabilities, so the weighted sum over rows equals their entropy.
         let expected = entropy(&successor_probabilities(8));
         assert!((language(256, 8, 0).entropy() - expected).abs() < 1e-12);
     }
 
     #[test]
-    fn text_costs_its_entropy() {
+    fn samples_cost_the_entropy_rate() {
         let language = language(64, 6, 1);
         let (mut cost, mut pairs) = (0.0, 0u32);
         let mut counts = vec![0u32; 64 * 64];
@@ -378,10 +378,10 @@ mod tests {
                 counts[pair[0] as usize * 64 + pair[1] as usize] += 1;
             }
         }
-        // Standard deviation of the mean is about 0.002.
+        // The standard deviation of the mean is about 0.002.
         assert!((cost / f64::from(pairs) - language.entropy()).abs() < 0.01);
 
-        // What a reader of the text alone would measure, without knowing the probabilities.
+        // The estimate of a reader who knows only the text, not the probabilities.
         let (mut conditional, mut unigram) = (0.0, 0.0);
         for (word, row) in counts.chunks(64).enumerate() {
             let total = f64::from(row.iter().sum::<u32>());
@@ -402,7 +402,7 @@ mod tests {
         let one = language(256, 8, 5);
         let again = language(256, 8, 5);
         assert_eq!(one.sample(17, 33), again.sample(17, 33));
-        // A longer sample starts the same way: the length is no part of the language.
+        // A longer sample has the same beginning: the length is not part of the language.
         assert_eq!(one.sample(17, 33), one.sample(17, 65)[..33]);
         assert_ne!(one.sample(17, 33), one.sample(18, 33));
     }

@@ -10,21 +10,21 @@ use super::error::DataError;
 use super::manifest::{Checksum, FileRecord, PartRecord};
 use super::store::{ENTRY, Entry, TOKENS};
 
-/// Bytes of a token id for a vocabulary: the top bit is taken.
+/// Bytes of a token id for a vocabulary; the top bit is reserved for the loss mark.
 pub(super) fn token_width(vocabulary_size: u64) -> u64 {
     if vocabulary_size <= 1 << 15 { 2 } else { 4 }
 }
 
-/// A token with the word whether it carries loss.
+/// A token and whether it carries loss.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Token {
-    /// The id.
+    /// Id in the vocabulary.
     pub id: u32,
-    /// Whether a model should learn to predict it.
+    /// Whether a model learns to predict it.
     pub target: bool,
 }
 
-/// A file that is written once, from front to back, with its checksum.
+/// A file that is written once, sequentially, with its checksum.
 struct Output {
     path: PathBuf,
     file: BufWriter<File>,
@@ -52,7 +52,6 @@ impl Output {
             .map_err(|error| FileError::from_io("write", &self.path, self.bytes, error).into())
     }
 
-    /// Makes the file durable.
     fn finish(mut self) -> Result<FileRecord, DataError> {
         self.file
             .flush()
@@ -65,7 +64,7 @@ impl Output {
     }
 }
 
-/// Writes the tokens of a part; the index follows when it is known which samples stay.
+/// Writes the tokens of a part; the index follows when the final samples are known.
 pub(super) struct TokenWriter {
     output: Output,
     width: u64,
@@ -84,12 +83,12 @@ impl TokenWriter {
         })
     }
 
-    /// Tokens so far: where the next one will stand.
+    /// Number of tokens so far: the position of the next one.
     pub fn position(&self) -> u64 {
         self.tokens
     }
 
-    /// Appends tokens, whose ids are below 2¹⁵ or 2³¹, by the width.
+    /// Appends tokens, whose ids are below 2¹⁵ or 2³¹, depending on the width.
     pub fn append(&mut self, tokens: &[Token]) -> Result<(), DataError> {
         for token in tokens {
             let flag = u32::from(token.target) << (8 * self.width - 1);
@@ -106,7 +105,7 @@ impl TokenWriter {
         self.used_vocabulary
     }
 
-    /// Closes the file, which belongs to the record of an index.
+    /// Closes the file and adds it to the record of an index.
     pub fn finish(self, record: PartRecord) -> Result<PartRecord, DataError> {
         Ok(PartRecord {
             token_width: self.width,
@@ -116,14 +115,13 @@ impl TokenWriter {
     }
 }
 
-/// Writes `index.bin`, and counts what is in it.
+/// Writes `index.bin` and counts its entries.
 pub(super) struct IndexWriter {
     output: Output,
     record: PartRecord,
 }
 
 impl IndexWriter {
-    /// Starts an index.
     pub fn create(path: PathBuf) -> Result<IndexWriter, DataError> {
         Ok(IndexWriter {
             output: Output::create(path)?,
@@ -131,12 +129,11 @@ impl IndexWriter {
         })
     }
 
-    /// Samples so far.
+    /// Number of samples so far.
     pub fn samples(&self) -> u64 {
         self.record.samples
     }
 
-    /// Appends a sample.
     pub fn append(&mut self, entry: Entry) -> Result<(), DataError> {
         self.output.write(&entry.to_bytes())?;
         self.record.samples += 1;
@@ -146,7 +143,7 @@ impl IndexWriter {
         Ok(())
     }
 
-    /// Closes the file and says what is in it.
+    /// Closes the file; returns the counts.
     pub fn finish(self) -> Result<PartRecord, DataError> {
         Ok(PartRecord {
             index_file: self.output.finish()?,

@@ -35,7 +35,7 @@ fn recipe(shape: LearningRateShape) -> LearningRate {
 }
 
 #[test]
-fn constant_batches_get_upstreams_rate_at_every_step() {
+fn constant_batches_have_upstreams_rate_at_every_step() {
     for (shape, floor) in [
         (LearningRateShape::Linear, 0.0),
         (LearningRateShape::Cosine, 0.0),
@@ -66,8 +66,8 @@ fn constant_batches_get_upstreams_rate_at_every_step() {
 }
 
 #[test]
-fn the_papers_rates() {
-    // 4e-4 down to 4e-5 by cosine over 2 M samples, warm-up 20 k samples.
+fn cosine_over_samples_gives_the_papers_rates() {
+    // 4e-4 down to 4e-5 by cosine over 2 M samples, with a warm-up of 20 k samples.
     let schedule = LearningRateSchedule::new(
         &LearningRate {
             floor: 0.1,

@@ -1,4 +1,4 @@
-//! Weights written with the safetensors crate, and by our own checkpoints.
+//! Weights written with the safetensors crate, and checkpoints of Evenkeel.
 
 mod transformers;
 
@@ -36,7 +36,7 @@ fn tied() -> ModelConfig {
     }
 }
 
-/// A tensor before it is written.
+/// A tensor to write.
 #[derive(Clone)]
 struct Tensor {
     dtype: Dtype,
@@ -46,7 +46,7 @@ struct Tensor {
 
 type Tensors = BTreeMap<String, Tensor>;
 
-/// Every tensor of a model, with values that all three types hold exactly.
+/// Every tensor of a model, with values that all three types represent exactly.
 fn tensors(config: &ModelConfig, dtype: Dtype) -> Tensors {
     let mut tensors = Tensors::new();
     for parameter in layout(config)
@@ -137,11 +137,11 @@ fn assert_loads(directory: &Path, config: &ModelConfig, tensors: &Tensors) {
     }
 }
 
-/// What is said of a directory, whose name is left out.
+/// The error about a directory, without its name.
 fn refusal(directory: &Path, config: &ModelConfig) -> String {
     let checked = Weights::open(directory).and_then(|weights| weights.check(&layout(config)));
-    let said = checked.unwrap_err().to_string();
-    said.replace(&directory.display().to_string(), "[directory]")
+    let message = checked.unwrap_err().to_string();
+    message.replace(&directory.display().to_string(), "[directory]")
 }
 
 #[test]
@@ -156,7 +156,7 @@ fn all_float_types_are_read_as_f32_from_one_file_or_shards() {
 }
 
 #[test]
-fn conversion_goes_on_past_one_piece() {
+fn conversion_continues_past_one_piece() {
     let rows = (1 << 20) / 8 + 3;
     let config = ModelConfig {
         vocab_size: rows,
@@ -167,7 +167,7 @@ fn conversion_goes_on_past_one_piece() {
 }
 
 #[test]
-fn own_checkpoint_is_read_and_a_damaged_one_refused() {
+fn a_checkpoint_is_read_and_a_damaged_one_refused() {
     use crate::train::checkpoint::{Contents, Target, Writer, commit};
 
     let layout = layout(&config());
@@ -204,15 +204,15 @@ fn own_checkpoint_is_read_and_a_damaged_one_refused() {
     let mut bytes = std::fs::read(&file).unwrap();
     *bytes.last_mut().unwrap() ^= 1;
     std::fs::write(&file, bytes).unwrap();
-    let said = refusal(&committed.path, &config());
+    let message = refusal(&committed.path, &config());
     assert!(
-        said.contains("is damaged: model-00002-of-00004.safetensors"),
-        "{said}"
+        message.contains("is damaged: model-00002-of-00004.safetensors"),
+        "{message}"
     );
 }
 
 #[test]
-fn tensors_that_do_not_fit_are_named() {
+fn mismatched_tensors_are_named() {
     let mut odd = tensors(&config(), Dtype::F32);
     odd.remove("lm_head.weight");
     odd.remove("model.layers.1.mlp.up_proj.weight");
@@ -226,7 +226,7 @@ fn tensors_that_do_not_fit_are_named() {
     let mut two_heads = tensors(&config(), Dtype::BF16);
     let embedding = two_heads[EMBEDDING].clone();
     let other_head = refusal(whole(&two_heads).path(), &tied());
-    // A head that is written though it is the embedding is none too many.
+    // A written head that equals the embedding is not unexpected.
     two_heads.insert(HEAD.to_string(), embedding);
     let weights = whole(&two_heads);
     Weights::open(weights.path())
@@ -249,7 +249,7 @@ fn tensors_that_do_not_fit_are_named() {
 }
 
 #[test]
-fn directories_without_whole_weights_are_refused() {
+fn directories_without_complete_weights_are_refused() {
     let good = tensors(&config(), Dtype::F32);
     let broken = |change: &dyn Fn(&Path)| {
         let directory = sharded(&good);

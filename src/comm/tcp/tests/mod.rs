@@ -28,7 +28,7 @@ fn options(world: usize) -> (TcpListener, Vec<TcpOptions>) {
     (listener, options.collect())
 }
 
-/// Runs `work` on every rank of a world, a thread each, and gives the results in rank order.
+/// Runs `work` on every rank of a world, one thread each; returns the results in rank order.
 pub(crate) fn on_all<T: Send>(
     world: usize,
     work: impl Fn(Arc<TcpCollective>) -> T + Sync,
@@ -100,14 +100,14 @@ fn all_gather(world: &TcpCollective, shard: Vec<f32>) -> Result<Vec<f32>, CommEr
     }
 }
 
-/// An addend that is different for every rank and element, and whose sum depends on its order.
+/// An addend that differs for every rank and element, and whose sum depends on the order of addition.
 fn addend(rank: usize, len: usize) -> Vec<f32> {
     (0..len)
         .map(|index| ((index * 31 + rank * 977) % 1013) as f32 * 0.37 + 1e4 / (rank + 1) as f32)
         .collect()
 }
 
-/// The sum in the order of the ranks.
+/// The sum in rank order.
 fn naive_sum(world: usize, len: usize) -> Vec<f32> {
     (1..world).fold(addend(0, len), |mut sum, rank| {
         for (sum, addend) in sum.iter_mut().zip(addend(rank, len)) {
@@ -122,7 +122,7 @@ proptest! {
     #[test]
     fn operations_equal_the_naive_result_to_the_bit(
         world in 1usize..=5,
-        // Nothing, less than the world, not divisible, several chunks.
+        // Empty, shorter than the world, not divisible, several chunks.
         lens in prop::collection::vec(prop_oneof![0usize..12, 60_000usize..400_000], 1..4),
         unix_sockets in prop::bool::ANY,
     ) {
@@ -160,7 +160,7 @@ proptest! {
 }
 
 #[test]
-fn vectors_between_ranks_of_one_host_take_a_unix_socket_where_both_want_that() {
+fn vectors_use_a_unix_socket_between_ranks_of_one_host_that_both_want_it() {
     for unwilling in [None, Some(0), Some(1), Some(2)] {
         let (listener, mut options) = options(3);
         for (rank, options) in options.iter_mut().enumerate() {
@@ -202,7 +202,7 @@ fn an_abort_reaches_every_rank_with_its_reason() {
     let met = std::sync::Barrier::new(4);
     let errors = on_all(4, |collective| {
         collective.exchange(b"hello").unwrap();
-        // Not before everyone has heard everyone.
+        // Every rank has heard from every other one.
         met.wait();
         if collective.rank() == 2 {
             collective.abort("out of memory");
@@ -251,7 +251,7 @@ fn sizes_that_do_not_fit_are_refused_before_anything_is_sent() {
 }
 
 #[test]
-fn a_rank_that_is_done_does_not_disturb_one_that_is_behind() {
+fn a_rank_that_closes_early_does_not_fail_a_slower_one() {
     let (done, all_done) = channel();
     let (done, all_done) = (Mutex::new(done), Mutex::new(all_done));
     on_all(3, |collective| {
@@ -259,7 +259,7 @@ fn a_rank_that_is_done_does_not_disturb_one_that_is_behind() {
         let pending = collective.start(Operation::AllReduce(addend(rank, 300_000)));
         collective.exchange(b"last").unwrap();
         if rank == 1 {
-            // Not before the others are gone.
+            // Waits until the others have left.
             for _ in 0..2 {
                 lock(&all_done).recv().unwrap();
             }
@@ -282,7 +282,7 @@ fn an_operation_after_everyone_else_left_names_who_left() {
         }
         Some(collective.exchange(b"one more").unwrap_err().to_string())
     });
-    let reason = "lost rank 0: it was done and left while this rank still needed it";
+    let reason = "lost rank 0: it finished and left while this rank still needed it";
     assert_eq!(errors[1].as_deref(), Some(reason));
 }
 
@@ -316,7 +316,7 @@ fn leaving_with_operations_under_way_is_an_abort() {
 }
 
 #[test]
-fn a_slow_rank_is_named_and_lives() {
+fn a_slow_rank_is_named_and_not_lost() {
     let (listener, mut options) = options(3);
     let (notify, notices) = notices();
     let notices = Mutex::new(notices);
@@ -324,7 +324,7 @@ fn a_slow_rank_is_named_and_lives() {
         options.heartbeat_interval = Duration::from_millis(100);
         options.heartbeat_timeout = Duration::from_secs(1);
     }
-    // Longer than a rank may be silent: this one is not.
+    // Longer than a rank may be silent; this rank sends heartbeats.
     options[0].patience = Duration::from_millis(1500);
     options[0].notify = notify;
     on_all_with(listener, &options, |collective| {
@@ -338,17 +338,17 @@ fn a_slow_rank_is_named_and_lives() {
 }
 
 #[test]
-fn a_half_open_connection_is_found_out() {
+fn a_half_open_connection_is_detected() {
     let (listener, mut options) = options(3);
     for options in &mut options {
         options.heartbeat_interval = Duration::from_millis(100);
         options.heartbeat_timeout = Duration::from_secs(1);
     }
-    // As from a host that is gone: the connections are open, and nothing comes.
+    // Like a host that vanished: the connections are open, and no data arrives.
     options[1].heartbeat_interval = Duration::from_secs(3600);
     let errors = on_all_with(listener, &options, |collective| {
         if collective.rank() == 1 {
-            // It never takes part; the others' verdict wakes it.
+            // This rank starts no operation; the verdict of the others wakes it.
             while collective.bonds.verdict().is_none() {
                 thread::yield_now();
             }
@@ -365,6 +365,6 @@ fn a_half_open_connection_is_found_out() {
         "{}",
         errors[2]
     );
-    let own = "lost rank 1: the other ranks gave this rank up: no heartbeat for 1.";
+    let own = "lost rank 1: the other ranks gave up on this rank: no heartbeat for 1.";
     assert!(errors[1].starts_with(own), "{}", errors[1]);
 }

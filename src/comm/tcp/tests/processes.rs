@@ -1,5 +1,5 @@
-//! Ranks that are processes, and die as processes do. A rank is this test program, run again with
-//! the one ignored test below.
+//! Ranks that are processes and die as processes do. A rank is this test program, started again with only the
+//! ignored test below.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
@@ -9,7 +9,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use super::*;
 
-/// A hang is a failure, and this is how long it takes to call something a hang.
+/// A test that waits longer than this has hung.
 const HANG: Duration = Duration::from_secs(60);
 
 const VARIABLE: &str = "EVENKEEL_TEST_RANK";
@@ -36,7 +36,7 @@ fn rank() {
     options.heartbeat_timeout = Duration::from_secs(2);
     let collective = if rank == 0 {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        // `\n` first: the test harness has begun a line of its own.
+        // `\n` first: the test harness has printed a line without an end.
         println!("\nport {}", listener.local_addr().unwrap().port());
         host(&options, listener).unwrap()
     } else {
@@ -44,7 +44,7 @@ fn rank() {
     };
     let mut first = true;
     let error = loop {
-        // The last rank's time goes by in exchanges, the others' in operations.
+        // The last rank runs exchanges, the others run operations.
         let done = if rank + 1 == world {
             collective.exchange(b"step").map(|_| ())
         } else {
@@ -66,7 +66,7 @@ fn rank() {
         }
     };
     println!("\nerror {error}");
-    // As a rank of a job would, at once: what it said last must have been said.
+    // Exits at once, as a rank of a job does: its last message must already be sent.
     std::process::exit(1);
 }
 
@@ -97,8 +97,8 @@ impl Rank {
         Rank { child, lines }
     }
 
-    /// What comes after `word`, on the next line that begins with it.
-    fn says(&self, word: &str) -> String {
+    /// The text after `word` on the next line that begins with it.
+    fn wait_for(&self, word: &str) -> String {
         loop {
             match self.lines.recv_timeout(HANG) {
                 Ok(line) => {
@@ -119,20 +119,20 @@ impl Rank {
 
 impl Drop for Rank {
     fn drop(&mut self) {
-        // It may have ended already.
+        // The child may have exited already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// A world of processes that is at work.
-fn at_work(world: usize) -> Vec<Rank> {
+/// A world of processes that runs operations.
+fn working_world(world: usize) -> Vec<Rank> {
     let zero = Rank::start(0, world, 0);
-    let port = zero.says("port").parse().unwrap();
+    let port = zero.wait_for("port").parse().unwrap();
     let others = (1..world).map(|rank| Rank::start(rank, world, port));
     let ranks: Vec<Rank> = std::iter::once(zero).chain(others).collect();
     for rank in &ranks {
-        rank.says("working");
+        rank.wait_for("working");
     }
     ranks
 }
@@ -140,10 +140,10 @@ fn at_work(world: usize) -> Vec<Rank> {
 #[test]
 fn a_killed_rank_is_named_by_all_survivors() {
     for victim in 0..4 {
-        let ranks = at_work(4);
+        let ranks = working_world(4);
         ranks[victim].signal(Signal::KILL);
         for (rank, survivor) in ranks.iter().enumerate().filter(|(rank, _)| *rank != victim) {
-            let error = survivor.says("error");
+            let error = survivor.wait_for("error");
             assert!(
                 error.starts_with(&format!("lost rank {victim}: ")),
                 "rank {rank}: {error}"
@@ -153,38 +153,38 @@ fn a_killed_rank_is_named_by_all_survivors() {
 }
 
 #[test]
-fn a_frozen_rank_is_named_by_all_and_hears_of_it_when_it_thaws() {
-    let ranks = at_work(3);
+fn a_frozen_rank_is_named_by_all_and_learns_it_when_it_resumes() {
+    let ranks = working_world(3);
     ranks[1].signal(Signal::STOP);
     for survivor in [&ranks[0], &ranks[2]] {
-        let error = survivor.says("error");
+        let error = survivor.wait_for("error");
         assert!(
             error.starts_with("lost rank 1: no heartbeat for 2."),
             "{error}"
         );
     }
     ranks[1].signal(Signal::CONT);
-    let error = ranks[1].says("error");
-    let words = "lost rank 1: the other ranks gave this rank up: no heartbeat for 2.";
+    let error = ranks[1].wait_for("error");
+    let words = "lost rank 1: the other ranks gave up on this rank: no heartbeat for 2.";
     assert!(error.starts_with(words), "{error}");
 }
 
 #[test]
-fn a_short_freeze_of_everyone_is_nobodys_fault() {
-    let ranks = at_work(2);
+fn no_rank_is_lost_when_all_freeze_briefly() {
+    let ranks = working_world(2);
     for rank in &ranks {
         rank.signal(Signal::STOP);
     }
-    // The machine was asleep for longer than a heartbeat may be missing.
+    // All processes are suspended for longer than the heartbeat timeout.
     thread::sleep(Duration::from_millis(2500));
     for rank in &ranks {
         rank.signal(Signal::CONT);
     }
-    // Both go on until one is killed.
+    // Both continue until one is killed.
     let quiet = ranks[0].lines.recv_timeout(Duration::from_millis(1000));
     assert_eq!(quiet, Err(RecvTimeoutError::Timeout));
     ranks[1].signal(Signal::KILL);
-    let error = ranks[0].says("error");
+    let error = ranks[0].wait_for("error");
     assert!(error.starts_with("lost rank 1: "), "{error}");
     assert!(!error.contains("no heartbeat"), "{error}");
 }

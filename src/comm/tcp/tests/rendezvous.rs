@@ -1,12 +1,12 @@
-//! Who gets in, and what the others are told.
+//! Which connections are admitted, and which messages the ranks receive.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
 
 use super::*;
 
-/// A world of two with rank 1 missing; `visit` gets the port and the options of rank 1 before it
-/// comes. Returns what rank 0 had to say about it.
+/// A world of two without rank 1. `visit` receives rank 1's port and options before rank 1 connects. Returns
+/// rank 0's notices.
 fn with_visitor(visit: impl FnOnce(u16, &TcpOptions) + Send) -> Vec<String> {
     let (listener, mut options) = options(2);
     let (notify, notices) = notices();
@@ -28,12 +28,12 @@ fn with_visitor(visit: impl FnOnce(u16, &TcpOptions) + Send) -> Vec<String> {
     notices.iter().collect()
 }
 
-/// Without the stranger's port, which is different every time.
-fn words(notices: &[String]) -> Vec<&str> {
-    let words = |notice: &String| notice.find(": ").map_or(0, |at| at + 2);
+/// The notices without the stranger's port, which differs on every run.
+fn without_port(notices: &[String]) -> Vec<&str> {
+    let start = |notice: &String| notice.find(": ").map_or(0, |at| at + 2);
     notices
         .iter()
-        .map(|notice| &notice[words(notice)..])
+        .map(|notice| &notice[start(notice)..])
         .collect()
 }
 
@@ -47,14 +47,14 @@ fn refused(options: &TcpOptions, change: impl FnOnce(&mut TcpOptions)) -> String
 }
 
 #[test]
-fn strangers_are_refused_and_disturb_nobody() {
+fn strangers_are_refused_and_do_not_disturb_the_rendezvous() {
     let notices = with_visitor(|port, _| {
         let mut browser = TcpStream::connect(("127.0.0.1", port)).unwrap();
         browser
             .write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
             .unwrap();
         let mut answer = Vec::new();
-        // It may be cut off in the middle of the answer: it had not been listened to.
+        // The answer may be cut off, because rank 0 closed with unread data.
         let _ = browser.read_to_end(&mut answer);
 
         let mut liar = TcpStream::connect(("127.0.0.1", port)).unwrap();
@@ -66,17 +66,17 @@ fn strangers_are_refused_and_disturb_nobody() {
         let _ = fool.read_to_end(&mut answer);
     });
     assert_eq!(
-        words(&notices),
+        without_port(&notices),
         [
-            "it is no rank of Evenkeel: it began with `GET / HTTP/1`",
+            "it is not a rank of Evenkeel: it began with `GET / HTTP/1`",
             "it announced a message of 4294967295 bytes, more than 4096",
-            "its greeting makes no sense: missing field `greeting` at line 1 column 2",
+            "its greeting is malformed: missing field `greeting` at line 1 column 2",
         ]
     );
 }
 
 #[test]
-fn those_who_say_nothing_hold_nobody_up() {
+fn silent_connections_do_not_delay_the_rendezvous() {
     let mut silent = Vec::new();
     let notices = with_visitor(|port, _| {
         for _ in 0..20 {
@@ -89,7 +89,7 @@ fn those_who_say_nothing_hold_nobody_up() {
 }
 
 #[test]
-fn a_crowd_of_strangers_makes_room() {
+fn the_oldest_of_too_many_silent_connections_is_closed() {
     let mut crowd = Vec::new();
     let notices = with_visitor(|port, _| {
         for _ in 0..300 {
@@ -97,46 +97,49 @@ fn a_crowd_of_strangers_makes_room() {
         }
     });
     assert!(!notices.is_empty());
-    for notice in words(&notices) {
-        assert_eq!(notice, "too many connections that say nothing");
+    for notice in without_port(&notices) {
+        assert_eq!(notice, "too many connections without a greeting");
     }
 }
 
 #[test]
-fn ranks_of_another_world_are_refused_and_told_why() {
-    let mut told = Vec::new();
+fn ranks_of_another_world_are_refused_with_the_reason() {
+    let mut errors = Vec::new();
     let notices = with_visitor(|_, options| {
-        told.push(refused(options, |it| it.greeting.job_uid = "other".into()));
-        told.push(refused(options, |it| it.greeting.generation = 0));
-        told.push(refused(options, |it| it.greeting.world = 3));
-        told.push(refused(options, |it| {
+        errors.push(refused(options, |it| it.greeting.job_uid = "other".into()));
+        errors.push(refused(options, |it| it.greeting.generation = 0));
+        errors.push(refused(options, |it| it.greeting.world = 3));
+        errors.push(refused(options, |it| {
             it.greeting.generation = 2;
             it.timeout = Duration::from_millis(300);
         }));
     });
     let reasons = [
-        "it is of job `other`, not of `test`",
-        "it is of generation 0, not of 1",
+        "it belongs to job `other`, not to `test`",
+        "it belongs to generation 0, not to 1",
         "it expects a world of 3 ranks, not of 2",
     ];
-    assert_eq!(words(&notices)[..3], reasons);
-    for (told, reason) in told.iter().zip(reasons) {
+    assert_eq!(without_port(&notices)[..3], reasons);
+    for (error, reason) in errors.iter().zip(reasons) {
         assert!(
-            told.starts_with("rendezvous failed: rank 0 at 127.0.0.1:"),
-            "{told}"
+            error.starts_with("rendezvous failed: rank 0 at 127.0.0.1:"),
+            "{error}"
         );
-        assert!(told.ends_with(&format!("says no: {reason}")), "{told}");
+        assert!(
+            error.ends_with(&format!("refuses this rank: {reason}")),
+            "{error}"
+        );
     }
-    // A listener that is out of date may go away: the newer generation keeps trying.
+    // An outdated listener may go away, so the rank of the newer generation keeps trying.
     assert!(
-        told[3].contains("within 300ms (it is of generation 2, not of 1)"),
+        errors[3].contains("within 300ms (it belongs to generation 2, not to 1)"),
         "{}",
-        told[3]
+        errors[3]
     );
 }
 
 #[test]
-fn the_second_of_a_rank_is_refused() {
+fn a_rank_that_joins_twice_is_refused() {
     let (listener, options) = options(3);
     thread::scope(|scope| {
         let mut twins: Vec<_> = (0..2)
@@ -146,7 +149,7 @@ fn the_second_of_a_rank_is_refused() {
             })
             .collect();
         let zero = scope.spawn(|| host(&options[0], listener));
-        // One of them is told at once, before the world is whole; only then the third rank comes.
+        // One of the two is refused at once, before the world is complete; only then the third rank connects.
         while !twins.iter().any(|twin| twin.is_finished()) {
             thread::yield_now();
         }
@@ -159,7 +162,7 @@ fn the_second_of_a_rank_is_refused() {
             .unwrap()
             .to_string();
         assert!(
-            error.contains("says no: rank 1 has already joined from 127.0.0.1:"),
+            error.contains("refuses this rank: rank 1 has already joined from 127.0.0.1:"),
             "{error}"
         );
         let two = scope.spawn(|| connect(&options[2]));
@@ -172,7 +175,7 @@ fn the_second_of_a_rank_is_refused() {
 }
 
 #[test]
-fn a_rank_that_dies_before_the_world_is_whole_may_come_again() {
+fn a_rank_that_dies_during_the_rendezvous_may_rejoin() {
     let (listener, mut options) = options(3);
     let (notify, notices) = notices();
     options[0].notify = notify;
@@ -191,13 +194,13 @@ fn a_rank_that_dies_before_the_world_is_whole_may_come_again() {
         drop(short_lived);
         assert_eq!(
             notices.recv().unwrap(),
-            "rank 1 left before everyone had joined"
+            "rank 1 left before all ranks had joined"
         );
         let others = [1, 2].map(|rank| {
             let options = &options[rank];
             scope.spawn(move || connect(options).unwrap())
         });
-        // All ends must be open until everyone has one.
+        // All ends must stay open until every rank has a connection.
         let others = others.map(|other| other.join().unwrap());
         zero.join().unwrap().close().unwrap();
         drop(others);
@@ -205,7 +208,7 @@ fn a_rank_that_dies_before_the_world_is_whole_may_come_again() {
 }
 
 #[test]
-fn a_port_that_is_taken_says_what_to_do() {
+fn a_port_in_use_is_an_error_with_a_remedy() {
     let (_taken, options) = options(2);
     let error = connect(&options[0]).err().unwrap().to_string();
     let port = options[0].master_port;
@@ -219,21 +222,24 @@ fn a_port_that_is_taken_says_what_to_do() {
 }
 
 #[test]
-fn those_who_never_came_are_named_to_everyone() {
+fn missing_ranks_are_named_to_every_rank() {
     let (listener, mut options) = options(4);
     options[0].timeout = Duration::from_millis(500);
     thread::scope(|scope| {
         let zero = scope.spawn(|| host(&options[0], listener).err().unwrap().to_string());
         let one = connect(&options[1]).err().unwrap().to_string();
         let zero = zero.join().unwrap();
-        assert!(zero.contains("2 of 4 ranks came to 127.0.0.1:"), "{zero}");
+        assert!(
+            zero.contains("2 of 4 ranks connected to 127.0.0.1:"),
+            "{zero}"
+        );
         assert!(zero.ends_with("within 500ms, without ranks 2, 3"), "{zero}");
         assert!(one.ends_with("within 500ms, without ranks 2, 3"), "{one}");
     });
 }
 
 #[test]
-fn no_rank_0_is_said_clearly() {
+fn an_absent_rank_0_is_reported() {
     let (listener, mut options) = options(2);
     drop(listener);
     options[1].timeout = Duration::from_millis(100);
@@ -246,7 +252,7 @@ fn no_rank_0_is_said_clearly() {
 }
 
 #[test]
-fn a_greeting_that_cannot_be_is_misuse() {
+fn an_invalid_greeting_is_misuse() {
     let (_listener, mut options) = options(2);
     options[1].greeting.rank = 2;
     let error = connect(&options[1]).err().unwrap().to_string();

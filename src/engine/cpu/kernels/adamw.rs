@@ -5,8 +5,8 @@ use rayon::prelude::*;
 use super::{vector::CHUNK, vectorised};
 use crate::engine::{AdamW, Unit};
 
-/// One step on the elements `offset..offset + parameters.len()` of `unit`; the four slices are of
-/// equal length. Elements past the unit's end (a shard's padding) are left alone.
+/// One step on the elements `offset..offset + parameters.len()` of `unit`; the four slices are equally long.
+/// Elements beyond the unit's end (a shard's padding) do not change.
 pub fn update(
     unit: &Unit,
     offset: usize,
@@ -39,7 +39,7 @@ pub fn update(
     }
 }
 
-/// The scalars of one step, laid out as kernels in C take them.
+/// The scalars of one step, laid out as the C kernels expect them.
 #[repr(C)]
 pub struct Factors {
     gradient_scale: f32,
@@ -114,7 +114,7 @@ mod tests {
     };
 
     #[test]
-    fn first_step_moves_by_the_learning_rate_and_decays_matrices_only() {
+    fn the_first_step_moves_by_the_learning_rate_and_decays_matrices_only() {
         let unit = unit(40);
         let mut p = vec![2.0; 40];
         let g: Vec<f32> = (0..40)
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn shards_are_updated_as_the_whole_is() {
+    fn shards_are_updated_as_the_whole_unit() {
         let unit = unit(100);
         let g: Vec<f32> = (0..100).map(|i| (i as f32).sin()).collect();
         let state = || (vec![1.0; 100], vec![0.1; 100], vec![0.2; 100]);

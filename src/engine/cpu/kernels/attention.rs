@@ -1,11 +1,11 @@
 //! Causal grouped-query attention, in blocks of queries.
 //!
-//! A block of queries meets only the keys up to its last query, so that nearly half of the square is
-//! never computed, and its scores fit the second-level cache. Only the logarithm of each query's
-//! softmax sum is kept; backward computes the probabilities again (Dao et al., 2022).
+//! A block of queries uses only the keys up to its last query, so that nearly half of the square is never
+//! computed and its scores fit the second-level cache. Forward stores only the logarithm of each query's
+//! softmax sum; backward recomputes the probabilities (Dao et al., 2022).
 //!
-//! `qkv` is `[n, (heads + 2 × kv_heads) × head_dim]`: the query heads of a row, its key heads, its
-//! value heads.
+//! `qkv` is `[n, (heads + 2 × kv_heads) × head_dim]`: the query heads of a row, its key heads, its value
+//! heads.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -17,26 +17,24 @@ use super::{dot, vectorised};
 use crate::engine::EngineError;
 use crate::engine::cpu::arena::{Arena, Buffer};
 
-/// Queries in a block.
 const BLOCK: usize = 64;
 
-/// What attention has to know.
+/// Shapes of the attention.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shape {
-    /// Rows of the micro-batch.
+    /// Number of rows in a micro-batch.
     pub batch: usize,
-    /// Tokens in a row.
+    /// Number of tokens in a row.
     pub seq_len: usize,
-    /// Query heads.
     pub heads: usize,
-    /// Key and value heads.
+    /// Number of key and value heads.
     pub kv_heads: usize,
     /// Width of a head.
     pub head_dim: usize,
 }
 
 impl Shape {
-    /// Width of a row of `qkv`.
+    /// Width of a row of `qkv`, in elements.
     pub fn qkv(&self) -> usize {
         (self.heads + 2 * self.kv_heads) * self.head_dim
     }
@@ -72,14 +70,14 @@ impl Shape {
     }
 }
 
-/// Two blocks of scores for every thread.
+/// Scratch for two blocks of scores per thread.
 #[derive(Debug)]
 pub struct Scratch {
     threads: Vec<Mutex<[Buffer; 2]>>,
 }
 
 impl Scratch {
-    /// For sequences up to `seq_len` on the current pool.
+    /// For sequences of up to `seq_len` tokens on the current pool.
     pub fn new(arena: &Arena, seq_len: usize) -> Result<Scratch, EngineError> {
         let len = BLOCK.min(seq_len) * seq_len;
         let buffer = || arena.buffer(len, "attention scores");
@@ -92,7 +90,7 @@ impl Scratch {
     /// Lends this thread's two blocks.
     fn with<R>(&self, f: impl FnOnce(&mut [f32], &mut [f32]) -> R) -> R {
         let thread = rayon::current_thread_index().unwrap_or(0);
-        // Nobody else asks for this thread's scratch, and its content means nothing between uses.
+        // Each thread has its own scratch, whose content is unspecified between uses.
         let mut blocks = self.threads[thread]
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
@@ -163,7 +161,7 @@ fn softmax(scores: &mut [f32], log_sums: &mut [f32], from: usize, to: usize) {
     )
 }
 
-/// dqkv from dout; both of the shapes of `qkv` and `out`.
+/// dqkv from dout; they have the shapes of `qkv` and `out`.
 pub fn backward(
     dqkv: &mut [f32],
     dout: &[f32],
@@ -182,7 +180,7 @@ pub fn backward(
     let outs = Matrix::new(out, shape.tokens(), heads * head_dim);
     let douts = Matrix::new(dout, shape.tokens(), heads * head_dim);
 
-    // One task takes a key head with its group of query heads, whose gradients it adds up.
+    // One task takes a key head with its group of query heads and adds up their gradients.
     let mut blocks = MatrixMut::new(dqkv, shape.tokens(), shape.qkv()).grid(seq_len, head_dim);
     let mut tasks = Vec::with_capacity(shape.batch * kv_heads);
     for row in (0..shape.batch).rev() {
@@ -214,7 +212,7 @@ pub fn backward(
                         log_sums,
                         factor: shape.factor(),
                     };
-                    // The last block comes first: it touches every key, so it may overwrite.
+                    // The last block runs first: it touches every key, so it may overwrite.
                     let last = (seq_len - 1) / BLOCK;
                     for block in (0..=last).rev() {
                         let add = member > 0 || block < last;
@@ -244,7 +242,7 @@ struct Head<'a> {
 }
 
 impl Head<'_> {
-    /// Gradients of the queries `from..to`: dq is overwritten, dk and dv too unless `add`.
+    /// Gradients of the queries `from..to`: dq is overwritten; dk and dv are overwritten unless `add`.
     fn backward_block(
         &self,
         (from, to): (usize, usize),
@@ -269,8 +267,8 @@ impl Head<'_> {
         multiply(dk, ds.t(), q, factor, add);
     }
 
-    /// Scores to probabilities in `p`, and in `ds` the gradient of the probabilities to that of the
-    /// scores.
+    /// Turns the scores in `p` into probabilities, and the gradient of the probabilities in `ds` into that of
+    /// the scores.
     fn probabilities(&self, from: usize, to: usize, p: &mut [f32], ds: &mut [f32]) {
         vectorised(
             #[inline(always)]

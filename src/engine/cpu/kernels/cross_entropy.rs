@@ -5,8 +5,8 @@ use rayon::prelude::*;
 use super::exp::{exp_and_sum, max};
 use super::vectorised;
 
-/// Σ over rows of −ln softmax(logits)[target]; replaces logits `[n, vocabulary]` by the gradient of
-/// that sum.
+/// Returns Σ over rows of −ln softmax(logits)[target] and replaces the logits `[n, vocabulary]` by the
+/// gradient of that sum.
 pub fn forward_backward(logits: &mut [f32], targets: &[u32], vocabulary: usize) -> f64 {
     rows(logits, targets, vocabulary, |logits, target| {
         vectorised(
@@ -26,7 +26,7 @@ pub fn forward_backward(logits: &mut [f32], targets: &[u32], vocabulary: usize) 
     })
 }
 
-/// The same sum, forward only; the logits are spent.
+/// The same sum, forward only; overwrites the logits.
 pub fn forward(logits: &mut [f32], targets: &[u32], vocabulary: usize) -> f64 {
     rows(logits, targets, vocabulary, |logits, target| {
         vectorised(
@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn loss_and_gradient_are_those_of_the_definition() {
+    fn loss_and_gradient_match_the_definition() {
         let vocabulary = 37;
         let targets = [0, 36, 5];
         let logits: Vec<f32> = (0..3 * vocabulary)
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn large_logits_do_not_overflow_and_nan_shows() {
+    fn large_logits_do_not_overflow_and_nan_propagates() {
         let mut logits = vec![1e4, -1e4, 0.0];
         assert!((forward_backward(&mut logits, &[1], 3) - 2e4).abs() < 1e-3);
         assert!(forward(&mut [0.0, f32::NAN, 1.0], &[0], 3).is_nan());

@@ -20,8 +20,8 @@ pub fn forward(x: &mut [f32], tokens: &[u32], table: &[f32], width: usize) {
 
 /// dtable `[vocabulary, width]` = Σ of the rows of dx `[n, width]` by token, or += when `add`.
 ///
-/// Every thread looks through all tokens for those in its part of the vocabulary, so that rows are
-/// added up in the order of the tokens.
+/// Every thread scans all tokens for those in its part of the vocabulary, so that rows are added in the order
+/// of the tokens.
 pub fn backward((dtable, add): (&mut [f32], bool), tokens: &[u32], dx: &[f32], width: usize) {
     dtable
         .par_chunks_mut(VOCABULARY_ROWS * width)

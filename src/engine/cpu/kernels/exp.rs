@@ -1,4 +1,4 @@
-//! The exponential, in a form that compilers vectorise, and what softmax needs around it.
+//! The exponential, in a form that compilers vectorise, and the reductions of a softmax.
 
 use super::{LANES, sum_lanes};
 
@@ -10,7 +10,7 @@ pub fn exp(x: f32) -> f32 {
     // ln 2 in two parts, so that n·ln 2 is exact enough (Cody and Waite).
     const LN_2_HIGH: f32 = 0.693_359_4;
     const LN_2_LOW: f32 = -2.121_944_4e-4;
-    // Comparisons are false for NaN, so it gets through.
+    // Comparisons with NaN are false, so NaN passes through.
     let x = if x < -87.0 { -87.0 } else { x };
     let x = if x > 88.0 { 88.0 } else { x };
     let shifted = x.mul_add(std::f32::consts::LOG2_E, ROUND);
@@ -32,7 +32,7 @@ pub fn exp(x: f32) -> f32 {
     p * scale
 }
 
-/// The largest element; −∞ for none. NaN may or may not show, as exp(x − max) is NaN anyway.
+/// The largest element; −∞ for an empty slice. NaN may be lost here, because exp(x − max) is NaN anyway.
 #[inline(always)]
 pub fn max(x: &[f32]) -> f32 {
     let mut largest = [f32::NEG_INFINITY; LANES];
@@ -53,7 +53,7 @@ pub fn max(x: &[f32]) -> f32 {
     most
 }
 
-/// x = exp(x − shift) in place; gives the sum.
+/// x = exp(x − shift) in place; returns the sum.
 #[inline(always)]
 pub fn exp_and_sum(x: &mut [f32], shift: f32) -> f32 {
     let mut sums = [0.0; LANES];
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn exp_is_tame_at_the_ends() {
+    fn exp_is_constant_beyond_its_range() {
         assert_eq!(exp(0.0), 1.0);
         assert!(exp(f32::NEG_INFINITY) < 2e-38);
         assert!(exp(f32::INFINITY) > 1e38);

@@ -1,4 +1,4 @@
-//! Linear layers without bias: weights `[out, in]`, as PyTorch keeps them.
+//! Linear layers without bias: weights `[out, in]`, as in PyTorch.
 
 use super::matrix::{Matrix, MatrixMut, multiply_in_parallel};
 

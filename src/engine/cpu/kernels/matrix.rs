@@ -1,7 +1,7 @@
 //! Strided views of matrices, and their product by the `gemm` crate.
 //!
-//! All `unsafe` code of the kernels is here: views are checked against the slices that they come
-//! from when they are made, and products against the views' shapes.
+//! All `unsafe` code of the kernels is here. Constructing a view checks it against its slice; a product
+//! checks the shapes of its views.
 
 use std::marker::PhantomData;
 
@@ -18,7 +18,7 @@ pub struct Matrix<'a> {
     data: PhantomData<&'a [f32]>,
 }
 
-// SAFETY: it stands for a shared slice, which is both.
+// SAFETY: the view represents a shared slice, which is `Send` and `Sync`.
 unsafe impl Send for Matrix<'_> {}
 // SAFETY: as above.
 unsafe impl Sync for Matrix<'_> {}
@@ -37,7 +37,7 @@ impl<'a> Matrix<'a> {
         }
     }
 
-    /// The block of `rows` × `columns` elements whose first is (row, column).
+    /// The block of `rows` × `columns` elements that starts at (row, column).
     pub fn block(self, row: usize, column: usize, rows: usize, columns: usize) -> Matrix<'a> {
         assert!(row + rows <= self.rows && column + columns <= self.columns);
         Matrix {
@@ -52,12 +52,11 @@ impl<'a> Matrix<'a> {
         }
     }
 
-    /// How many columns.
+    /// The number of columns.
     pub fn columns(self) -> usize {
         self.columns
     }
 
-    /// The transpose.
     pub fn t(self) -> Matrix<'a> {
         Matrix {
             rows: self.columns,
@@ -76,7 +75,7 @@ impl<'a> Matrix<'a> {
     }
 }
 
-/// A view of `rows` × `columns` elements to write to, whose rows are adjacent elements.
+/// A writable view of `rows` × `columns` elements; the elements of a row are adjacent.
 #[derive(Debug)]
 pub struct MatrixMut<'a> {
     start: *mut f32,
@@ -86,7 +85,7 @@ pub struct MatrixMut<'a> {
     data: PhantomData<&'a mut [f32]>,
 }
 
-// SAFETY: it stands for a mutable slice; views made from one view are disjoint.
+// SAFETY: the view represents a mutable slice; views made from one view are disjoint.
 unsafe impl Send for MatrixMut<'_> {}
 
 impl<'a> MatrixMut<'a> {
@@ -102,14 +101,14 @@ impl<'a> MatrixMut<'a> {
         }
     }
 
-    /// Cuts the matrix into blocks of `rows` × `columns`, smaller at the ends; row by row of blocks.
+    /// Cuts the matrix into blocks of `rows` × `columns`, smaller at the ends, in row-major order of blocks.
     pub fn grid(self, rows: usize, columns: usize) -> Vec<MatrixMut<'a>> {
         let mut blocks = Vec::new();
         for row in (0..self.rows).step_by(rows) {
             for column in (0..self.columns).step_by(columns) {
                 blocks.push(MatrixMut {
-                    // SAFETY: (row, column) lies within this view. The blocks do not overlap, and
-                    // this view is gone.
+                    // SAFETY: (row, column) lies within this view. The blocks do not overlap, and this view
+                    // is consumed.
                     start: unsafe { self.start.add(row * self.row_stride + column) },
                     rows: rows.min(self.rows - row),
                     columns: columns.min(self.columns - column),
@@ -120,11 +119,11 @@ impl<'a> MatrixMut<'a> {
         blocks
     }
 
-    /// The rows `from..to`, for as long as this view is lent.
+    /// The rows `from..to`; this view stays borrowed meanwhile.
     pub fn rows(&mut self, from: usize, to: usize) -> MatrixMut<'_> {
         assert!(from <= to && to <= self.rows);
         MatrixMut {
-            // SAFETY: within this view, which cannot be used meanwhile.
+            // SAFETY: the rows lie within this view, which is borrowed meanwhile.
             start: unsafe { self.start.add(from * self.row_stride) },
             rows: to - from,
             columns: self.columns,
@@ -134,11 +133,11 @@ impl<'a> MatrixMut<'a> {
     }
 }
 
-/// `out = factor · a · b`, or `out += factor · a · b`, by the calling thread.
+/// `out = factor · a · b`, or `out += factor · a · b`, on the calling thread.
 pub fn multiply(out: MatrixMut<'_>, a: Matrix<'_>, b: Matrix<'_>, factor: f32, add: bool) {
     assert_fit(&out, a, b);
-    // SAFETY: the views cover their elements, the shapes fit, and `out`, being a mutable borrow,
-    // does not overlap `a` or `b`.
+    // SAFETY: the views cover their elements, the shapes fit, and `out`, a mutable borrow, does not overlap
+    // `a` or `b`.
     unsafe {
         gemm::gemm(
             out.rows,
@@ -164,10 +163,10 @@ pub fn multiply(out: MatrixMut<'_>, a: Matrix<'_>, b: Matrix<'_>, factor: f32, a
     }
 }
 
-/// `out = a · b`, or `out += a · b`, by rayon's current pool.
+/// `out = a · b`, or `out += a · b`, on rayon's current pool.
 ///
-/// `gemm` packs `b` on one thread before its own threads start; tiles that are computed on their
-/// own do not wait for that.
+/// `gemm` packs `b` on one thread before its own threads start; separately computed tiles do not wait for
+/// that.
 pub fn multiply_in_parallel(out: MatrixMut<'_>, a: Matrix<'_>, b: Matrix<'_>, add: bool) {
     assert_fit(&out, a, b);
     let tile = tile(
@@ -195,13 +194,13 @@ fn assert_fit(out: &MatrixMut<'_>, a: Matrix<'_>, b: Matrix<'_>) {
     );
 }
 
-/// Rows and columns of the tiles of a product, at most one for each thread: those for which the
-/// largest tile takes the shortest time.
+/// Rows and columns of the tiles of a product, at most one tile per thread. The chosen size minimises the
+/// time of the largest tile.
 fn tile((rows, columns): (usize, usize), a_is_packed: bool, threads: usize) -> (usize, usize) {
-    // What `gemm`'s kernel for AVX-512 computes at a time.
+    // Rows that `gemm`'s AVX-512 kernel computes at a time.
     const ROWS: usize = 6;
     const COLUMNS: usize = 64;
-    // Packing an element takes the time of about so many multiplications.
+    // Multiplications that take about as long as packing one element.
     const PACKING: usize = 50;
     (1..=threads)
         .map(|across| {
@@ -253,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn products_of_blocks_and_transposes_are_right() {
+    fn products_of_blocks_and_transposes_are_correct() {
         let (left, right) = (values(20 * 30), values(25 * 40));
         let a = Matrix::new(&left, 20, 30).block(3, 5, 11, 17);
         let b = Matrix::new(&right, 25, 40).block(2, 1, 13, 17).t();

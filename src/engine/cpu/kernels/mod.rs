@@ -1,9 +1,9 @@
 //! The arithmetic of the CPU engine, one file per operation, forward and backward.
 //!
-//! Tensors are row-major slices; shapes stand in the doc comments, with n for the tokens of a
-//! micro-batch (batch × seq_len). Every kernel splits its work over rayon's current pool and adds
-//! up in a fixed order, so that a run repeats to the bit. Only matrix products are cut by the number
-//! of threads, which may change how `gemm` blocks, and so the last bits.
+//! Tensors are row-major slices. Doc comments state their shapes, with n for the tokens of a micro-batch
+//! (batch × seq_len). Every kernel splits its work over rayon's current pool and adds in a fixed order, so
+//! that a run is bitwise repeatable. Only the tiles of matrix products depend on the number of threads, which
+//! may change how `gemm` blocks and so the last bits.
 
 pub mod adamw;
 pub mod attention;
@@ -17,14 +17,14 @@ pub mod rope;
 pub mod swiglu;
 pub mod vector;
 
-/// Rows that one thread takes at a time in the kernels that work row by row.
+/// Rows that one thread takes at a time in row-wise kernels.
 const ROWS: usize = 32;
 
-/// Elements in one of the widest vector registers; sums are kept apart by lane.
+/// Elements of the widest vector register; each lane has its own sum.
 const LANES: usize = 16;
 
-/// Runs `f` compiled for the widest vectors that this processor has. What `f` calls must be inlined
-/// into it (`#[inline(always)]`) to gain from that.
+/// Runs `f` compiled for this processor's widest vectors. Only functions that are inlined into `f`
+/// (`#[inline(always)]`) gain from it.
 #[inline(always)]
 fn vectorised<R>(f: impl FnOnce() -> R) -> R {
     pulp::Arch::new().dispatch(f)

@@ -66,8 +66,8 @@ pub fn add_forward(
         });
 }
 
-/// Takes dy `[n, width]` and leaves y = norm(x) in its place (the weight gradient of what follows
-/// needs it again); `dx += ∂/∂x`; `dw = ∂/∂w`, or += when `add`.
+/// Takes dy `[n, width]` and replaces it by y = norm(x), which the weight gradient of the next layer needs;
+/// `dx += ∂/∂x`; `dw = ∂/∂w`, or += when `add`.
 ///
 /// `scratch` has [`scratch_len`] floats.
 pub fn backward(

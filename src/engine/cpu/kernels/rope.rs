@@ -1,21 +1,20 @@
-//! Rotary position embedding (Su et al., 2021) in the layout of Hugging Face's Llama: element i of
-//! a head turns together with element i + head_dim / 2.
+//! Rotary position embedding (Su et al., 2021) in the layout of Hugging Face's Llama: element i of a head
+//! rotates together with element i + head_dim / 2.
 
 use rayon::prelude::*;
 
 use super::{ROWS, vectorised};
 
-/// Which way to turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Direction {
-    /// Forward pass.
+    /// The rotation of the forward pass.
     Forward,
-    /// Backward pass: the inverse, which is the transpose.
+    /// The rotation of the backward pass: the inverse, which is the transpose.
     Backward,
 }
 
-/// Fills `table` `[seq_len, head_dim]` with the cosines, then the sines, of every position's
-/// head_dim / 2 angles. The angles are rounded to f32, as transformers does.
+/// Fills `table` `[seq_len, head_dim]` with the cosines, then the sines, of every position's head_dim / 2
+/// angles. The angles are rounded to f32, as in transformers.
 pub fn fill_table(table: &mut [f32], head_dim: usize, theta: f32) {
     let half = head_dim / 2;
     for (position, row) in table.chunks_exact_mut(head_dim).enumerate() {
@@ -30,8 +29,8 @@ pub fn fill_table(table: &mut [f32], head_dim: usize, theta: f32) {
     }
 }
 
-/// Turns the first `heads` heads of every row of `x` `[n, row]` in place; row r is at position
-/// r mod seq_len.
+/// Rotates the first `heads` heads of every row of `x` `[n, row]` in place; row r is at position r mod
+/// seq_len.
 pub fn rotate(
     x: &mut [f32],
     row: usize,
@@ -62,7 +61,7 @@ pub fn rotate(
         });
 }
 
-/// (a, b) by the angle; with a and b swapped, by its negative.
+/// Rotates (a, b) by the angle; with a and b swapped, by its negative.
 #[inline(always)]
 fn turn(a: &mut [f32], b: &mut [f32], cos: &[f32], sin: &[f32]) {
     for (((a, b), cos), sin) in a.iter_mut().zip(b).zip(cos).zip(sin) {
@@ -75,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn backward_undoes_forward_and_position_zero_stays() {
+    fn backward_inverts_forward_and_position_zero_does_not_change() {
         let (seq_len, head_dim, heads, row) = (40, 6, 3, 3 * 6 + 5);
         let mut table = vec![0.0; seq_len * head_dim];
         fill_table(&mut table, head_dim, 10000.0);
@@ -85,7 +84,7 @@ mod tests {
         rotate(&mut x, row, heads, shape, Direction::Forward);
         assert_eq!(x[..row], original[..row]);
         assert_eq!(x[seq_len * row..][..row], original[seq_len * row..][..row]);
-        // Past the turned heads nothing changes.
+        // Elements after the rotated heads do not change.
         assert_eq!(x[row + 18..2 * row], original[row + 18..2 * row]);
         // Position 1, first pair, frequency 1.
         let (a, b) = (original[row], original[row + 3]);

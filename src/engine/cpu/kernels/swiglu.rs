@@ -1,5 +1,5 @@
-//! SwiGLU (Shazeer, 2020): h = silu(gate) · up. `gate_up` is `[n, 2 × inner]`: the gates of a row,
-//! then its ups.
+//! SwiGLU (Shazeer, 2020): h = silu(gate) · up. `gate_up` is `[n, 2 × inner]`: the gates of a row, then its
+//! ups.
 
 use rayon::prelude::*;
 
@@ -26,8 +26,8 @@ pub fn forward(h: &mut [f32], gate_up: &[f32], inner: usize) {
         });
 }
 
-/// Takes dh `[n, inner]` and leaves h in its place (the weight gradient needs it again); replaces
-/// `gate_up` by its gradient.
+/// Takes dh `[n, inner]` and replaces it by h, which the weight gradient needs; replaces `gate_up` by its
+/// gradient.
 pub fn backward(dh_to_h: &mut [f32], gate_up: &mut [f32], inner: usize) {
     dh_to_h
         .par_chunks_mut(ROWS * inner)
@@ -46,7 +46,7 @@ pub fn backward(dh_to_h: &mut [f32], gate_up: &mut [f32], inner: usize) {
         });
 }
 
-/// A function of its own, since arguments are known not to overlap.
+/// A separate function, because the compiler knows that arguments do not overlap.
 #[inline(always)]
 fn backward_row(dh: &mut [f32], gate: &mut [f32], up: &mut [f32]) {
     for ((dh, gate), up) in dh.iter_mut().zip(gate).zip(up) {

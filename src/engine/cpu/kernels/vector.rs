@@ -27,7 +27,7 @@ pub fn add(sum: &mut [f32], a: &[f32], b: &[f32]) {
         });
 }
 
-/// sum += x.
+/// sum += x, elementwise.
 pub fn accumulate(sum: &mut [f32], x: &[f32]) {
     sum.par_chunks_mut(CHUNK)
         .zip(x.par_chunks(CHUNK))
@@ -43,7 +43,7 @@ pub fn accumulate(sum: &mut [f32], x: &[f32]) {
         });
 }
 
-/// sum += factor · x², element by element.
+/// sum += factor · x², elementwise.
 pub fn add_squares(sum: &mut [f32], x: &[f32], factor: f32) {
     sum.par_chunks_mut(CHUNK)
         .zip(x.par_chunks(CHUNK))
@@ -82,7 +82,7 @@ pub fn squared_norm(x: &[f32]) -> f64 {
     parts.iter().sum()
 }
 
-/// `sum += x`; gives ‖x‖² and the new ‖sum‖², to the bit what [`squared_norm`] gives of each.
+/// `sum += x`; returns ‖x‖² and the new ‖sum‖², each bitwise equal to [`squared_norm`].
 pub fn add_measuring(sum: &mut [f32], x: &[f32]) -> (f64, f64) {
     let parts: Vec<(f64, f64)> = sum
         .par_chunks_mut(CHUNK)
@@ -113,7 +113,7 @@ pub fn add_measuring(sum: &mut [f32], x: &[f32]) -> (f64, f64) {
     (of(|part| part.0), of(|part| part.1))
 }
 
-/// Σ over the lanes, and the squares of what filled none.
+/// Σ over the lanes, plus the squares of the remaining elements.
 #[inline(always)]
 fn total(lanes: [f64; LANES], rest: &[f32]) -> f64 {
     lanes.iter().sum::<f64>() + rest.iter().map(|&x| square(x)).sum::<f64>()
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn squares_add_up_element_by_element() {
+    fn squares_are_added_elementwise() {
         for len in [1, 33, CHUNK + 17] {
             let x = values(len);
             let mut sum = vec![1.0; len];
@@ -168,10 +168,10 @@ mod tests {
     }
 
     #[test]
-    fn nan_and_infinity_show() {
+    fn nan_and_infinity_propagate() {
         assert!(squared_norm(&[1.0, f32::NAN]).is_nan());
         assert_eq!(squared_norm(&[1.0, f32::NEG_INFINITY]), f64::INFINITY);
-        // Far beyond f32's range, not beyond f64's.
+        // Far beyond f32's range, within f64's.
         assert!(squared_norm(&[1e30; 100]).is_finite());
     }
 }

@@ -1,9 +1,9 @@
-//! Everything on every rank: one process, or data parallelism with replicas (DDP).
+//! Every rank holds everything: one process, or data parallelism with replicas (DDP).
 //!
-//! The first micro-batch of a step writes its gradient straight into the accumulator, so nothing is
-//! zeroed. Later ones add to it; where micro-batches may be measured they go through a unit-sized
-//! scratch instead. Behind the last micro-batch each unit's all-reduce starts as soon as its
-//! backward is done, and runs beside the rest of the backward pass.
+//! The first micro-batch of a step writes its gradient directly into the accumulator, so nothing is zeroed.
+//! Later ones add to it; where micro-batches may be measured, they use a unit-sized scratch first. In the
+//! last micro-batch each unit's all-reduce starts when its backward is done and runs beside the rest of the
+//! backward pass.
 
 use super::squares::{Squares, not_measured};
 use super::{Gradient, Pass, Store};
@@ -16,41 +16,40 @@ use crate::engine::{AdamW, EngineError, Layout, Measure, Reduced, Unit, UnitStat
 pub struct Replicated {
     units: Vec<Replica>,
     world: Option<World>,
-    /// Micro-batches may be measured: all but the first of a step go through the scratch.
+    /// Micro-batches may be measured: all but the first of a step use the scratch.
     measures_micro_batches: bool,
     squares: Option<Squares>,
     /// Gradient of one micro-batch, the size of the largest unit.
     scratch: Buffer,
-    /// The same for tied embeddings, whose gradient is open beside every other unit's.
+    /// The same for tied embeddings, whose gradient is in progress beside every other unit's.
     scratch_of_tied: Option<Buffer>,
     /// Micro-batches whose gradients the accumulators hold.
     accumulated: u64,
-    /// Their target tokens, with those of the walk under way.
+    /// Their target tokens, including those of the current walk.
     targets: u64,
-    /// What the walk under way is for.
+    /// The purpose of the current walk.
     pass: Pass,
     /// ‖gradient of this micro-batch‖².
     squared_norm: f64,
 }
 
-/// One unit.
 struct Replica {
     unit: Unit,
     parameters: Buffer,
     gradient: Buffer,
     exp_avg: Buffer,
     exp_avg_sq: Buffer,
-    /// The all-reduce under way; it has the gradient's elements.
+    /// The all-reduce in progress; it holds the gradient's elements.
     reduction: Option<Box<dyn Pending>>,
     /// ‖this rank's gradient‖² of the step, once known.
     squared_norm: Option<f64>,
 }
 
 impl Replicated {
-    /// Takes memory for every unit and asks `initial(unit, out)` for its weights.
+    /// Reserves memory for every unit and calls `initial(unit, out)` for its weights.
     ///
-    /// `world` is `None` where this process trains alone; `tied` says that the head uses the first
-    /// unit; `measure` is what any step may measure.
+    /// `world` is `None` where this process trains alone; `tied` says that the head uses the first unit;
+    /// `measure` holds the measurements that any step may request.
     pub fn new(
         layout: &Layout,
         tied: bool,
@@ -92,7 +91,7 @@ impl Replicated {
         })
     }
 
-    /// What is measured in this walk.
+    /// The measurements of this walk.
     fn measure(&self) -> Measure {
         match self.pass {
             Pass::Training { measure, .. } => measure,
@@ -100,14 +99,13 @@ impl Replicated {
         }
     }
 
-    /// Whether this micro-batch's gradient is kept apart until it has been measured.
+    /// Whether this micro-batch's gradient is kept separate until it is measured.
     fn apart(&self) -> bool {
         let measured = self.measures_micro_batches || self.measure().micro_batches;
         measured && self.accumulated > 0
     }
 
-    /// This rank's gradient of a unit is final: measures it (unless ‖·‖² is known) and starts its
-    /// reduction.
+    /// This rank's gradient of a unit is final: measures it (unless ‖·‖² is known) and starts its reduction.
     fn finish(&mut self, unit: usize, measure: Measure, known: Option<f64>) {
         let replica = &mut self.units[unit];
         if measure.coordinates
@@ -116,7 +114,7 @@ impl Replicated {
         {
             squares.add(unit, &replica.gradient, self.targets);
         }
-        // Alone, this is the global norm: best taken while the gradient is in the caches.
+        // Without other ranks this is the global norm; it is computed while the gradient is in the caches.
         replica.squared_norm = (measure.worker || self.world.is_none())
             .then(|| known.unwrap_or_else(|| vector::squared_norm(&replica.gradient)));
         if let Some(world) = &self.world {
@@ -124,7 +122,7 @@ impl Replicated {
         }
     }
 
-    /// Forgets the step.
+    /// Clears the step's gradient.
     fn clear(&mut self) {
         self.accumulated = 0;
         self.targets = 0;
@@ -135,7 +133,7 @@ impl Replicated {
 }
 
 impl Replica {
-    /// Whether [`Replicated::finish`] has had it in this step.
+    /// Whether [`Replicated::finish`] has run for this unit in this step.
     fn finished(&self) -> bool {
         self.reduction.is_some() || self.squared_norm.is_some()
     }
@@ -205,7 +203,7 @@ impl Store for Replicated {
         {
             squares.add(unit, scratch.unwrap_or(&replica.gradient), targets);
         }
-        // ‖accumulated gradient‖², where measuring this micro-batch gives it, too.
+        // ‖accumulated gradient‖², where measuring this micro-batch yields it too.
         let mut accumulated = None;
         match scratch {
             Some(scratch) if measure.micro_batches => {
@@ -241,7 +239,7 @@ impl Store for Replicated {
     }
 
     fn reduce(&mut self, measure: Measure) -> Result<Reduced, EngineError> {
-        // In the order in which backward completes them, as on every other rank.
+        // In the order in which backward completes the units, as on every other rank.
         for unit in (0..self.units.len()).rev() {
             if self.accumulated == 0 {
                 self.units[unit].gradient.fill(0.0);

@@ -1,12 +1,11 @@
-//! A shard of everything on every rank: full sharding (FSDP, ZeRO-3).
+//! Every rank holds a shard of everything: full sharding (FSDP, ZeRO-3).
 //!
-//! Every unit is a flat vector, padded to a multiple of the world's size; rank r holds the r-th
-//! part of its parameters, gradient and optimiser states. [`gather`] makes parameters whole for
-//! the time that a unit computes, [`scatter`] reduces gradients to shards; both run beside
-//! compute. The padding is zero and stays so.
+//! Every unit is a flat vector, padded to a multiple of the world size; rank r holds the r-th part of its
+//! parameters, gradient and optimiser states. [`gather`] makes parameters whole while a unit computes,
+//! [`scatter`] reduces gradients to shards; both run beside compute. The padding is always zero.
 //!
-//! A step reduces once per micro-batch, so ranks that were dealt fewer join the others' walks with
-//! a gradient of zero.
+//! A step reduces once per micro-batch. Ranks with fewer micro-batches join the walks of the others with a
+//! gradient of zero.
 
 mod gather;
 mod scatter;
@@ -20,17 +19,17 @@ use crate::engine::cpu::arena::{Arena, Buffer};
 use crate::engine::cpu::kernels::{adamw, vector};
 use crate::engine::{AdamW, EngineError, Layout, Measure, Reduced, Unit, UnitState};
 
-/// What is held beside the shards.
+/// Optional memory besides the shards.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Holds {
-    /// This rank's gradient whole until the step is reduced (a whole model's memory), so that its
-    /// norm exists when there are several micro-batches.
+    /// Keeps this rank's gradient whole until the step is reduced (a whole model's memory), so that its norm
+    /// exists with several micro-batches.
     pub unsharded_accumulation: bool,
-    /// What any step may measure.
+    /// The measurements that any step may request.
     pub measure: Measure,
 }
 
-/// This rank's shards.
+/// The shards of this rank.
 pub struct Sharded {
     world: World,
     tied: bool,
@@ -38,17 +37,17 @@ pub struct Sharded {
     gather: Gather,
     scatter: Scatter,
     squares: Option<Squares>,
-    /// Micro-batches may be measured: each one's gradient is kept apart until then.
+    /// Micro-batches may be measured: each gradient is kept separate until then.
     measures_micro_batches: bool,
-    /// What the walk under way is for.
+    /// The purpose of the current walk.
     pass: Pass,
-    /// What is measured in this step.
+    /// The measurements of this step.
     measure: Measure,
-    /// Training walks of this step, joined ones too: the same on every rank.
+    /// Training walks of this step, including joined ones: the same on every rank.
     walks: u64,
     /// This rank's micro-batches in this step.
     own: u64,
-    /// Their target tokens, with those of the walk under way.
+    /// Their target tokens, including those of the current walk.
     targets: u64,
     /// ‖gradient of the latest micro-batch‖², where measured.
     squared_norm: f64,
@@ -58,9 +57,9 @@ pub struct Sharded {
 struct Shard {
     index: usize,
     unit: Unit,
-    /// Where the part begins in the unit.
+    /// Offset of the part in the unit.
     offset: usize,
-    /// Elements, with padding.
+    /// Length of the part in elements, including padding.
     len: usize,
     parameters: Buffer,
     gradient: Buffer,
@@ -69,8 +68,8 @@ struct Shard {
 }
 
 impl Sharded {
-    /// Takes memory for this rank's part of every unit and asks `initial(unit, offset, out)` for
-    /// its weights. `tied` says that the head uses the first unit.
+    /// Reserves memory for this rank's part of every unit and calls `initial(unit, offset, out)` for its
+    /// weights. `tied` says that the head uses the first unit.
     pub fn new(
         layout: &Layout,
         tied: bool,
@@ -114,7 +113,7 @@ impl Sharded {
         })
     }
 
-    /// Where the step stands for the micro-batch under way.
+    /// Progress of the step at the current micro-batch.
     fn standing(&self) -> Standing {
         Standing {
             walks: self.walks,
@@ -124,13 +123,13 @@ impl Sharded {
         }
     }
 
-    /// Whether the norm of this micro-batch's gradient is taken: it is this rank's, too, where
-    /// there is no other.
+    /// Whether the norm of this micro-batch's gradient is computed. With a single micro-batch it is also the
+    /// norm of this rank's gradient.
     fn measures(&self) -> bool {
         self.measure.micro_batches || (self.measure.worker && !self.scatter.keeps_whole())
     }
 
-    /// Forgets the step's gradient.
+    /// Clears the step's gradient.
     fn clear(&mut self) {
         self.walks = 0;
         self.own = 0;
@@ -336,7 +335,7 @@ impl Store for Sharded {
     fn discard(&mut self) {
         self.gather.stop(&mut self.shards);
         self.scatter.stop(&mut self.shards);
-        // What a collective did not give back is lost with its world; the memory is not.
+        // Elements that a collective did not return are lost with its world; the memory is not.
         for shard in &mut self.shards {
             shard.gradient.replace_lost();
             shard.parameters.replace_lost();
@@ -379,8 +378,8 @@ impl Store for Sharded {
     }
 }
 
-/// Sizes of the buffers for whole units that are in use together, with padding: two for any unit,
-/// and one for the first where embeddings are tied (the two are for the others, then).
+/// Sizes, including padding, of the buffers for whole units that are in use together: two for any unit, and
+/// one for the first where embeddings are tied (the other units then share the two).
 fn place_sizes(layout: &Layout, tied: bool, world: usize) -> impl Iterator<Item = usize> {
     let padded = move |len: usize| len.div_ceil(world) * world;
     let (first, others) = layout

@@ -1,6 +1,6 @@
-//! What the coordinate-wise test needs: Σ G_{i,d}²/n_i for every coordinate d, over the groups of
-//! a step. A vector of the size of the model on every rank, whatever the strategy: a group's
-//! gradient is squared while it is whole.
+//! Sums for the coordinate-wise test: Σ G_{i,d}²/n_i for every coordinate d, over the groups of a step. Every
+//! rank holds a vector of the model's size, with any strategy: a group's gradient is squared while it is
+//! whole.
 
 use std::ops::Range;
 
@@ -9,15 +9,15 @@ use crate::engine::cpu::arena::{Arena, Buffer};
 use crate::engine::cpu::kernels::vector;
 use crate::engine::{EngineError, Layout, Measure};
 
-/// The sums by unit: zero from one step to the next, this rank's own until they are reduced.
+/// The sums by unit: zero between steps; each rank has its own until they are reduced.
 pub(super) struct Squares {
     units: Vec<Buffer>,
-    /// Whether anything was added since they were zero.
+    /// Whether anything was added since the last reset.
     touched: bool,
 }
 
 impl Squares {
-    /// Takes memory, where a step may measure coordinates.
+    /// Reserves memory if a step may measure coordinates.
     pub fn new(
         layout: &Layout,
         measure: Measure,
@@ -36,8 +36,8 @@ impl Squares {
         }))
     }
 
-    /// Adds a group: a unit of the gradient of its summed loss, and its target tokens. Without
-    /// any it is no group.
+    /// Adds a group: a unit of the gradient of its summed loss, and its target tokens. A group without target
+    /// tokens is ignored.
     pub fn add(&mut self, unit: usize, gradient: &[f32], targets: u64) {
         if targets > 0 {
             self.touched = true;
@@ -45,7 +45,7 @@ impl Squares {
         }
     }
 
-    /// Sums over the ranks; collective.
+    /// Sums over the ranks; all ranks call it.
     pub fn reduce(&mut self, world: Option<&World>) -> Result<(), EngineError> {
         self.touched = true;
         let Some(world) = world else {
@@ -59,12 +59,12 @@ impl Squares {
         Ok(())
     }
 
-    /// The sums of a part of a unit; none in a step that did not measure them.
+    /// The sums of a part of a unit; `None` in a step that did not measure them.
     pub fn part(&self, unit: usize, part: Range<usize>) -> Option<&[f32]> {
         self.touched.then(|| &self.units[unit][part])
     }
 
-    /// The step is over.
+    /// Resets the sums after a step.
     pub fn clear(&mut self) {
         if std::mem::take(&mut self.touched) {
             for unit in &mut self.units {
@@ -75,10 +75,10 @@ impl Squares {
     }
 }
 
-/// That the step measured no coordinates, in words.
+/// The error for a step that measured no coordinates.
 pub(super) fn not_measured() -> EngineError {
     EngineError::Shape(
-        "coordinates are shown in a step that measures them only, by an engine made for it"
+        "coordinates are available only in a step that measures them, from an engine made for it"
             .to_owned(),
     )
 }

@@ -1,4 +1,4 @@
-//! The coordinate-wise test's sums, against gradients of the groups that are taken one by one.
+//! The coordinate-wise test's sums, compared with separately computed gradients of the groups.
 
 use super::worlds::{ACCUMULATES_UNSHARDED, SEQ_LEN, SHARDED, deal};
 use super::*;
@@ -41,7 +41,7 @@ fn rank(
     CpuEngine::new(config.clone(), options, world, Some(5)).unwrap()
 }
 
-/// The groups' gradients one by one, each a run of rows.
+/// The gradients of the groups, computed separately; each group is a run of rows.
 fn direct(config: &ModelConfig, groups: &[usize]) -> Sums {
     let mut engine = rank(config, Strategy::Replicated, NOTHING, None);
     let samples = samples();
@@ -68,7 +68,7 @@ fn direct(config: &ModelConfig, groups: &[usize]) -> Sums {
     sums
 }
 
-/// Runs a step of a rank's rows, `most` walks in all, and takes its part of the coordinates.
+/// Runs a step of a rank's rows, with `most` walks in total; returns its part of the coordinates.
 fn step(
     engine: &mut CpuEngine,
     measure: Measure,
@@ -90,7 +90,7 @@ fn step(
     Ok(sums)
 }
 
-/// The same of a whole world; the second of two steps, so that the first must leave nothing.
+/// The same for a whole world. It runs two steps, so that the first must leave no trace.
 fn together(config: &ModelConfig, strategy: Strategy, measure: Measure, hands: &[usize]) -> Sums {
     let parts = on_all(hands.len(), |world| {
         let own = world.rank();
@@ -150,7 +150,7 @@ fn every_strategy_sums_the_squares_of_workers() {
 }
 
 #[test]
-fn measuring_changes_no_bit() {
+fn measuring_changes_no_bit_of_the_weights() {
     for config in [config(), tied()] {
         for measure in [OF_MICRO_BATCHES, OF_WORKERS] {
             let gradient = |strategy, world: Option<World>, measured| {
@@ -180,7 +180,7 @@ fn measuring_changes_no_bit() {
 }
 
 #[test]
-fn the_vector_is_taken_only_where_coordinates_are_measured() {
+fn the_vector_is_allocated_only_where_coordinates_are_measured() {
     let held = |coordinates| {
         let measure = Measure {
             coordinates,
@@ -197,7 +197,7 @@ fn the_vector_is_taken_only_where_coordinates_are_measured() {
 #[test]
 fn coordinates_that_were_not_measured_are_refused() {
     let batch = Batch::new(1, SEQ_LEN);
-    let expected = "coordinates are shown in a step that measures them only, by an engine made \
+    let expected = "coordinates are available only in a step that measures them, from an engine made \
                     for it";
     let mut plain = engine(config());
     let error = plain.accumulate(batch.micro(), OF_MICRO_BATCHES, true);
@@ -211,7 +211,7 @@ fn coordinates_that_were_not_measured_are_refused() {
 }
 
 #[test]
-fn workers_that_sharding_does_not_hold_are_refused() {
+fn worker_groups_are_refused_under_sharding() {
     on_all(2, |world| {
         let mut engine = rank(&config(), SHARDED, OF_WORKERS, Some(world.clone()));
         let batch = Batch::new(2, SEQ_LEN);

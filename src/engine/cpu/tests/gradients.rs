@@ -1,10 +1,10 @@
-//! Gradients and their norms: against finite differences, and however a batch is cut.
+//! Gradients and their norms: against finite differences, and for any split of a batch.
 
 use super::*;
 
 /// Compares the derivative of the loss along several directions of every tensor with the gradient.
 fn check_finite_differences(config: ModelConfig) {
-    // Longer than a block of queries, so that attention's blocks meet.
+    // Longer than a block of queries, so that the test covers several blocks.
     let batch = Batch::new(2, 70);
     let mut engine = engine(config);
     let (_, gradient) = gradient_of(&mut engine, batch.micro());
@@ -15,7 +15,7 @@ fn check_finite_differences(config: ModelConfig) {
             let gradient = &gradient[parameter.range()];
             let norm = squared_norm(&[gradient.to_vec()]).sqrt();
             assert!(norm > 0.1, "{} has no gradient", parameter.name);
-            // The gradient's own direction, and two that have nothing to do with it.
+            // The gradient's own direction, and two independent ones.
             for direction in 0..3 {
                 let sign = |i: usize| ((i + 1).wrapping_mul(40_503 * direction) >> 5) % 2;
                 let mut along: Vec<f64> = match direction {
@@ -43,7 +43,8 @@ fn check_finite_differences(config: ModelConfig) {
                     engine.evaluate(batch.micro()).unwrap().0
                 };
                 let measured = (loss_at(step) - loss_at(-step)) / (2.0 * step);
-                // Rounding of the f32 forward pass is about 1e-5 of loss, the step's cube less.
+                // The f32 forward pass rounds by about 1e-5 of the loss; the cube of the step size is
+                // smaller.
                 let error = (measured - expected).abs();
                 assert!(
                     error < 2e-3 * norm.max(1.0),
@@ -85,8 +86,8 @@ fn accumulation_equals_one_large_micro_batch() {
 }
 
 #[test]
-fn chunks_of_the_head_add_up() {
-    // The vocabulary is so large that the whole batch's logits take two chunks, a row's one.
+fn chunks_of_the_head_give_the_whole_batchs_loss_and_gradient() {
+    // The vocabulary is so large that the whole batch's logits take two chunks and one row's take one.
     for config in [config(), tied()] {
         let config = ModelConfig {
             vocab_size: 20_000,
@@ -110,7 +111,7 @@ fn chunks_of_the_head_add_up() {
 }
 
 #[test]
-fn norms_are_those_of_the_gradients() {
+fn norms_match_the_gradients() {
     for config in [config(), tied()] {
         let batch = Batch::new(3, 20);
         let mut engine = engine(config);
@@ -118,7 +119,7 @@ fn norms_are_those_of_the_gradients() {
         let (_, whole) = gradient_of(&mut engine, batch.micro());
         for row in 0..3 {
             let (_, own) = gradient_of(&mut engine, batch.part(row, row + 1));
-            // Whatever was accumulated before it.
+            // With and without a gradient accumulated before it.
             for before in 0..2 {
                 for _ in 0..before {
                     engine.accumulate(batch.micro(), EVERYTHING, false).unwrap();

@@ -1,4 +1,4 @@
-//! What does not fit: into the memory, into the model's shape.
+//! Limits: of memory and of the model's shape.
 
 use super::*;
 
@@ -21,7 +21,7 @@ fn the_memory_limit_is_known_before_the_first_step() {
     let refused = |error| matches!(error, Err(EngineError::OutOfMemory { .. }));
     assert!(refused(limited(model - 1).map(drop)));
 
-    // What is reserved is enough for the whole step, to the byte.
+    // The reserved memory is exactly enough for the whole step.
     let mut exact = limited(needed).unwrap();
     exact.reserve(4, 40).unwrap();
     exact.accumulate(batch.micro(), EVERYTHING, true).unwrap();
@@ -30,7 +30,7 @@ fn the_memory_limit_is_known_before_the_first_step() {
     exact.evaluate(batch.micro()).unwrap();
     assert_eq!(exact.memory(), (needed, needed));
 
-    // One byte less is refused, leaves nothing behind, and a smaller micro-batch still works.
+    // One byte less is refused and leaves nothing allocated; a smaller micro-batch still works.
     let mut short = limited(needed - 1).unwrap();
     assert!(refused(short.reserve(4, 40)));
     assert_eq!(short.memory().0, model);
@@ -43,7 +43,7 @@ fn the_memory_limit_is_known_before_the_first_step() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused_in_words() {
+fn sizes_beyond_a_limit_are_refused_with_a_message() {
     let mut engine = engine(config());
     let mut batch = Batch::new(2, 20);
     let mut say = |micro: MicroBatch<'_>| {

@@ -42,7 +42,7 @@ fn engine(config: ModelConfig) -> CpuEngine {
     engine_with(config, CpuOptions::default())
 }
 
-/// Tokens and targets; odd rows are padded from the middle.
+/// Tokens and targets; odd rows have padding from the middle on.
 struct Batch {
     tokens: Vec<u32>,
     targets: Vec<u32>,
@@ -91,7 +91,7 @@ const NOTHING: Measure = Measure {
     coordinates: false,
 };
 
-/// An optimiser step that leaves the weights and puts the gradient into the first moments.
+/// An optimiser step that keeps the weights and copies the gradient into the first moments.
 const REVEAL: AdamW = AdamW {
     learning_rate: 0.0,
     beta1: 0.0,
@@ -102,7 +102,7 @@ const REVEAL: AdamW = AdamW {
     gradient_scale: 1.0,
 };
 
-/// The step's gradient, by unit. Ends the step, as an engine without moments would.
+/// The step's gradient, by unit. Ends the step and resets the moments to zero.
 fn take_gradient(engine: &mut CpuEngine) -> Vec<Vec<f32>> {
     engine.reduce(NOTHING).unwrap();
     engine.update(REVEAL).unwrap();
@@ -127,7 +127,7 @@ fn squared_norm(gradient: &[Vec<f32>]) -> f64 {
     elements.map(|&g| f64::from(g) * f64::from(g)).sum()
 }
 
-/// Every unit within `tolerance` of the other, relative to the unit's largest element.
+/// Asserts that every unit is within `tolerance` of the other, relative to the unit's largest element.
 fn assert_close(one: &[Vec<f32>], two: &[Vec<f32>], tolerance: f32) {
     for (unit, (one, two)) in one.iter().zip(two).enumerate() {
         assert_eq!(one.len(), two.len());
@@ -165,7 +165,7 @@ fn evaluation_in_the_middle_of_a_step_changes_nothing() {
 }
 
 #[test]
-fn a_discarded_gradient_leaves_nothing_behind() {
+fn a_discarded_gradient_leaves_no_trace() {
     let batch = Batch::new(2, 20);
     let mut engine = engine(config());
     let (_, expected) = gradient_of(&mut engine, batch.micro());
@@ -205,7 +205,7 @@ fn activation_checkpointing_changes_no_bit_and_takes_less_memory() {
 }
 
 #[test]
-fn threads_change_nothing() {
+fn the_number_of_threads_changes_nothing() {
     let batch = Batch::new(3, 100);
     let gradient = |threads| {
         let options = CpuOptions {
@@ -248,7 +248,7 @@ fn padding_does_not_reach_the_tokens_before_it() {
 }
 
 #[test]
-fn nan_in_the_weights_shows_in_loss_and_norm() {
+fn nan_in_the_weights_reaches_loss_and_norm() {
     for (unit, element) in [(0, 5), (1, 100), (3, 3)] {
         let mut engine = engine(config());
         let mut state = engine.export(unit, true).unwrap().unwrap();

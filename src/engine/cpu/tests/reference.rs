@@ -1,4 +1,4 @@
-//! Gradients and losses against PyTorch's, from `tests/reference/llama_reference.py`.
+//! Gradients and losses compared with PyTorch's, from `tests/reference/llama_reference.py`.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::*;
 
-/// One of the script's cases.
+/// One case of the script.
 struct Reference {
     record: Value,
     tensors: Vec<u8>,
@@ -27,7 +27,7 @@ impl Reference {
         self.record.pointer(pointer).unwrap().as_f64().unwrap()
     }
 
-    /// The 32-bit words of a tensor.
+    /// The elements of a tensor, four bytes each.
     fn words(&self, name: &str) -> Vec<[u8; 4]> {
         let tensors = SafeTensors::deserialize(&self.tensors).unwrap();
         let tensor = tensors.tensor(name).unwrap();
@@ -41,7 +41,7 @@ impl Reference {
             .collect()
     }
 
-    /// PyTorch marks ignored targets with −100.
+    /// Tokens of a tensor, with PyTorch's ignored targets (−100) as [`IGNORE`].
     fn tokens(&self, name: &str) -> Vec<u32> {
         let token = |word| u32::try_from(i32::from_le_bytes(word)).unwrap_or(IGNORE);
         self.words(name).into_iter().map(token).collect()
@@ -93,7 +93,8 @@ fn hash_name(name: &str) -> u32 {
     })
 }
 
-/// Every gradient within 5e-6 of the largest of its tensor: what f32 leaves of PyTorch's f64.
+/// Asserts every gradient within 5e-6 of its tensor's largest element, the precision of f32 against PyTorch's
+/// f64.
 fn check_gradients(name: &str) {
     let reference = Reference::read(name);
     let mut engine = reference.engine();
@@ -147,7 +148,7 @@ fn check_training(name: &str) {
             (norm - expected).abs() < 1e-4 * expected,
             "step {step}: {norm} {expected}"
         );
-        // As torch.nn.utils.clip_grad_norm_ has it.
+        // As torch.nn.utils.clip_grad_norm_ computes it.
         let clip = reference.number("/optimizer/max_grad_norm") / (norm + 1e-6);
         engine
             .update(AdamW {

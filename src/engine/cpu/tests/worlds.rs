@@ -1,5 +1,5 @@
-//! Several ranks, threads of this process over real sockets: whatever the world and the strategy,
-//! what is learnt is what one process learns.
+//! Several ranks, as threads over real sockets: every world and strategy trains the same weights as one
+//! process.
 
 use std::sync::{Arc, Barrier};
 
@@ -25,7 +25,7 @@ fn rank(config: &ModelConfig, strategy: Strategy, world: Option<World>) -> CpuEn
     CpuEngine::new(config.clone(), options, world, Some(5)).unwrap()
 }
 
-/// How many micro-batches each rank runs: as a plan deals them.
+/// The micro-batches of each rank, as a plan deals them.
 pub(super) fn deal(micro_batches: usize, world: usize) -> Vec<usize> {
     let more = |rank| usize::from(rank < micro_batches % world);
     (0..world)
@@ -33,7 +33,7 @@ pub(super) fn deal(micro_batches: usize, world: usize) -> Vec<usize> {
         .collect()
 }
 
-/// What a step showed, in f64.
+/// The measurements of a step, in f64.
 #[derive(Debug, Clone, Copy)]
 struct Step {
     loss: f64,
@@ -42,7 +42,7 @@ struct Step {
     of_micro_batches: f64,
 }
 
-/// Trains, and gives every step and the weights.
+/// Trains; returns every step and the weights.
 fn train(
     config: &ModelConfig,
     strategy: Strategy,
@@ -79,14 +79,14 @@ fn train(
             sums[2] += got.squared_norm.unwrap();
         }
         if let Some(world) = &world {
-            let told: Vec<u8> = sums
+            let message: Vec<u8> = sums
                 .iter()
                 .flat_map(|sum: &f64| sum.to_le_bytes())
                 .collect();
             sums = [0.0; 3];
-            for told in world.exchange(&told).unwrap() {
-                for (sum, told) in sums.iter_mut().zip(told.chunks(8)) {
-                    *sum += f64::from_le_bytes(told.try_into().unwrap());
+            for message in world.exchange(&message).unwrap() {
+                for (sum, bytes) in sums.iter_mut().zip(message.chunks(8)) {
+                    *sum += f64::from_le_bytes(bytes.try_into().unwrap());
                 }
             }
         }
@@ -149,7 +149,7 @@ fn assert_same(one: &(Vec<Step>, Vec<UnitState>), other: &(Vec<Step>, Vec<UnitSt
     }
 }
 
-/// Trains in worlds of every size, evenly dealt and not, and compares with one process.
+/// Trains in worlds of several sizes, evenly dealt and not, and compares with one process.
 fn check_worlds(config: &ModelConfig, strategy: Strategy, steps: usize) {
     for (micro_batches, worlds) in [(6, &[1, 2, 3, 4][..]), (7, &[2, 3]), (4, &[4])] {
         let work = (steps, micro_batches);
@@ -163,24 +163,24 @@ fn check_worlds(config: &ModelConfig, strategy: Strategy, steps: usize) {
 }
 
 #[test]
-fn replicas_learn_what_one_process_learns() {
+fn replicas_train_the_same_weights_as_one_process() {
     check_worlds(&config(), Strategy::Replicated, 50);
     check_worlds(&tied(), Strategy::Replicated, 10);
 }
 
 #[test]
-fn shards_learn_what_one_process_learns() {
+fn shards_train_the_same_weights_as_one_process() {
     check_worlds(&config(), SHARDED, 50);
     check_worlds(&tied(), SHARDED, 50);
 }
 
 #[test]
-fn unsharded_accumulation_learns_the_same() {
+fn unsharded_accumulation_trains_the_same_weights() {
     check_worlds(&config(), ACCUMULATES_UNSHARDED, 10);
     check_worlds(&tied(), ACCUMULATES_UNSHARDED, 10);
 }
 
-/// ‖this rank's gradient‖² of one step of so many micro-batches.
+/// ‖this rank's gradient‖² of one step of `micro_batches` micro-batches.
 fn workers_norm(
     strategy: Strategy,
     world: Arc<tcp::TcpCollective>,
@@ -199,14 +199,14 @@ fn workers_norm(
     let reduced = engine.reduce(EVERYTHING)?;
     let norm = reduced.local_squared_norm.unwrap();
     if micro_batches == 1 {
-        // The same squares, added up in another order where vectors are shorter.
+        // The same squares, added in another order where vectors are shorter.
         assert!((norm / micro_batches_norm - 1.0).abs() < 1e-12);
     }
     Ok(norm)
 }
 
 #[test]
-fn a_workers_norm_is_that_of_its_unsharded_gradient() {
+fn a_workers_norm_equals_that_of_its_unsharded_gradient() {
     let norms = |strategy, micro_batches| {
         on_all(2, |world| {
             workers_norm(strategy, world, micro_batches).unwrap()
@@ -229,7 +229,7 @@ fn a_workers_norm_is_that_of_its_unsharded_gradient() {
 }
 
 #[test]
-fn a_workers_norm_that_does_not_exist_is_refused_with_the_reason() {
+fn an_unavailable_workers_norm_is_refused_with_the_reason() {
     let errors = on_all(2, |world| {
         let error = workers_norm(SHARDED, world.clone(), 2)
             .unwrap_err()
@@ -266,7 +266,7 @@ fn memory_shrinks_with_the_world() {
         // Four vectors in shards; two whole units, their gradients and the shards of those.
         let size = world as u64;
         let expected = 4 * parameters / size + 4 * largest + 2 * largest / size;
-        // Every buffer is padded to the world.
+        // Every buffer is padded to a multiple of the world size.
         let padding = 4 * size * (4 * 18 + 6);
         assert!(
             sharded <= expected + padding,
@@ -275,7 +275,7 @@ fn memory_shrinks_with_the_world() {
         assert!(sharded < before);
         before = sharded;
     }
-    // What an unsharded gradient costs.
+    // The memory of an unsharded gradient.
     let whole = held(ACCUMULATES_UNSHARDED, 4);
     assert!(whole > before && whole < before + parameters + 1000);
 }
@@ -292,7 +292,7 @@ fn a_state_of_one_world_loads_in_any_other() {
                     engine.import(unit, state).unwrap();
                 }
                 for (unit, state) in expected.iter().enumerate() {
-                    // Only one rank wants it, the others take part.
+                    // One rank receives the state, the others take part.
                     let got = engine.export(unit, own == 1).unwrap();
                     assert_eq!(got.as_ref(), (own == 1).then_some(state));
                 }
@@ -302,7 +302,7 @@ fn a_state_of_one_world_loads_in_any_other() {
 }
 
 #[test]
-fn shards_evaluate_what_the_whole_evaluates_also_in_the_middle_of_a_step() {
+fn shards_evaluate_like_one_process_also_in_the_middle_of_a_step() {
     for config in [config(), tied()] {
         let samples = Batch::new(5, SEQ_LEN);
         let mut alone = rank(&config, Strategy::Replicated, None);
@@ -333,7 +333,7 @@ fn shards_evaluate_what_the_whole_evaluates_also_in_the_middle_of_a_step() {
 }
 
 #[test]
-fn a_discarded_step_leaves_nothing_behind_in_shards() {
+fn a_discarded_step_leaves_no_trace_in_shards() {
     let samples = Batch::new(4, SEQ_LEN);
     for strategy in [SHARDED, ACCUMULATES_UNSHARDED] {
         on_all(2, |world| {
@@ -360,8 +360,8 @@ fn a_discarded_step_leaves_nothing_behind_in_shards() {
 }
 
 #[test]
-fn a_rank_that_stops_ends_the_walk_of_the_others() {
-    // Nobody stops while another is still in the step before.
+fn a_rank_that_aborts_ends_the_walk_of_the_others() {
+    // No rank stops while another one is still in the previous step.
     let stepped = Barrier::new(3);
     on_all(3, |world| {
         let own = world.rank();

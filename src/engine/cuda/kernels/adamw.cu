@@ -1,10 +1,10 @@
 // AdamW (Loshchilov and Hutter, 2019), in the order of operations of PyTorch's torch.optim.AdamW,
 // on f32 master weights, with a bf16 copy for the matrix products.
 //
-// Master weights, gradient and both moments: [elements], f32; copy: [elements], the bits of bf16. A
-// thread for each element.
+// Master weights, gradient and both moments: [elements], f32; copy: [elements], the bits of bf16. One
+// thread per element.
 
-// The scalars of one step, as src/engine/cpu/kernels/adamw.rs computes them.
+// The scalars of one step, computed by src/engine/cpu/kernels/adamw.rs.
 struct Factors {
     float gradient_scale, keep, beta1, beta2, step_size, inverse_root_correction2, epsilon;
 };

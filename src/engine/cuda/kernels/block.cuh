@@ -1,6 +1,6 @@
 // Reductions over the threads of a block. blockDim.x is a power of two and at most 1024; every
-// thread of the block calls them, and every thread gets the result. Additions have a fixed order, so
-// that a run repeats to the bit.
+// thread of the block calls them and gets the result. Additions have a fixed order, so
+// that a run is bitwise repeatable.
 #pragma once
 
 __device__ float block_sum(float value) {
@@ -12,12 +12,12 @@ __device__ float block_sum(float value) {
         __syncthreads();
     }
     float sum = partial[0];
-    // The next reduction may write only when all have read.
+    // The next reduction may write only after every thread has read.
     __syncthreads();
     return sum;
 }
 
-// NaN may or may not show, as fmaxf prefers numbers.
+// NaN may be lost, because fmaxf prefers numbers.
 __device__ float block_max(float value) {
     __shared__ float partial[1024];
     partial[threadIdx.x] = value;

@@ -1,6 +1,6 @@
-//! The kernels' text, run on the processor, agrees with the CPU engine on random inputs.
+//! Compares the kernels' source, run on the processor, with the CPU engine on random inputs.
 //!
-//! Widths are no multiples of the block's threads, so that no thread's last element is forgotten.
+//! Widths are not multiples of the block's threads, so that a test covers every thread's last element.
 
 use std::ffi::c_void;
 use std::ptr;
@@ -11,15 +11,13 @@ use super::host::Host;
 use crate::engine::cpu::kernels::{adamw, cross_entropy, rmsnorm, rope, swiglu};
 use crate::engine::{AdamW, IGNORE, Parameter, Unit};
 
-/// Threads of a block.
 const THREADS: usize = 16;
 
-/// Blocks for a thread each.
+/// Blocks that give each element a thread.
 fn blocks(elements: usize) -> usize {
     elements.div_ceil(THREADS)
 }
 
-/// An argument of a launch.
 fn of<T>(parameter: &T) -> *const c_void {
     ptr::from_ref(parameter).cast()
 }
@@ -37,8 +35,8 @@ fn random(seed: u64, len: usize, scale: f32) -> Vec<f32> {
     std::iter::repeat_with(next).take(len).collect()
 }
 
-/// Every element is within 1e-5 of the expected one, relative to that or to the tensor's root mean
-/// square, whichever is larger (sums may cancel).
+/// Asserts that every element is within 1e-5 of the expected one, relative to that or to the tensor's root
+/// mean square, whichever is larger (sums may cancel).
 #[track_caller]
 fn agree(what: &str, got: &[f32], expected: &[f32]) {
     assert_eq!(got.len(), expected.len(), "{what}");
@@ -135,7 +133,7 @@ fn rmsnorm_agrees() {
 #[test]
 fn rope_agrees() {
     let Some(host) = Host::get() else { return };
-    // Three heads of a row turn, what follows them does not.
+    // Three heads of a row rotate, the rest of the row does not.
     let (n, seq_len, head_dim, heads, row) = (42, 21, 10, 3, 3 * 10 + 7);
     let mut table = vec![0.0; seq_len * head_dim];
     rope::fill_table(&mut table, head_dim, 10000.0);
@@ -217,10 +215,10 @@ fn swiglu_agrees() {
 }
 
 #[test]
-fn cross_entropy_agrees_and_rows_without_a_target_have_neither_loss_nor_gradient() {
+fn cross_entropy_agrees_and_rows_without_a_target_have_no_loss_or_gradient() {
     let Some(host) = Host::get() else { return };
     let (n, vocabulary) = (23, 151);
-    // Far enough apart that only the largest of a row is a shift without overflow.
+    // Large differences, so that only a shift by a row's maximum avoids an overflow.
     let logits = random(9, n * vocabulary, 100.0);
     let target = |row: usize| (row * 37 % vocabulary) as u32;
     let mut targets: Vec<u32> = (0..n).map(target).collect();
@@ -266,7 +264,7 @@ fn cross_entropy_agrees_and_rows_without_a_target_have_neither_loss_nor_gradient
 }
 
 #[test]
-fn adamw_agrees_and_rounds_its_copy_as_bf16_is_rounded() {
+fn adamw_agrees_and_rounds_its_copy_to_bf16() {
     let Some(host) = Host::get() else { return };
     let elements = 1003;
     let step = AdamW {
@@ -292,8 +290,8 @@ fn adamw_agrees_and_rounds_its_copy_as_bf16_is_rounded() {
         let (mut w, mut g) = (random(10, elements, 1.0), random(11, elements, 3.0));
         let (mut m, mut v) = (random(12, elements, 0.1), random(13, elements, 0.2));
         v.iter_mut().for_each(|v| *v = v.abs());
-        // Without a gradient and decay these stay: halfway between two bf16, below and above an
-        // even one, past the largest, and no number.
+        // Without gradient and decay these values do not change: halfway between two bf16, below and above an
+        // even one, past the largest, and NaN.
         let still = [0x3f80_8000, 0x3f81_8000, f32::MAX.to_bits(), 0x7f80_0001].map(f32::from_bits);
         w[..still.len()].copy_from_slice(&still);
         for x in [&mut g, &mut m, &mut v] {
@@ -303,7 +301,7 @@ fn adamw_agrees_and_rounds_its_copy_as_bf16_is_rounded() {
         let (mut w_to_be, mut m_to_be, mut v_to_be) = (w.clone(), m.clone(), v.clone());
         let mut copy = vec![0u16; elements];
         let factors = adamw::Factors::new(&step, decay);
-        // SAFETY: the parameters and shapes of adamw.cu; Factors is laid out as it is in C.
+        // SAFETY: the parameters and shapes of adamw.cu; `Factors` has the same layout as in C.
         unsafe {
             host.launch(
                 "adamw",

@@ -1,4 +1,4 @@
-//! NVRTC takes every kernel, without a warning, for every architecture that the engine is meant for.
+//! NVRTC compiles every kernel without a warning for every target architecture.
 
 use libloading::Library;
 
@@ -8,12 +8,12 @@ use super::{BLOCK, SOURCES, nvrtc};
 /// A100, H100 and B200.
 const ARCHITECTURES: [&str; 3] = ["sm_80", "sm_90a", "sm_100"];
 
-/// NVRTC, or `None` after saying why there is none.
+/// NVRTC; `None`, after printing the reason, when it is missing.
 fn found() -> Option<Library> {
     match NVRTC.open(&libraries::directories()) {
         Ok(library) => Some(library),
         Err(problem) => {
-            // There, scripts/test.sh has installed it.
+            // In CI, scripts/test.sh has installed NVRTC.
             assert_ne!(
                 std::env::var("CI").as_deref(),
                 Ok("true"),
@@ -54,7 +54,7 @@ fn every_kernel_compiles_for_every_architecture() {
 }
 
 #[test]
-fn what_does_not_compile_is_told_with_its_line() {
+fn a_compile_error_is_reported_with_its_line() {
     let Some(library) = found() else { return };
     let wrong = (
         "wrong.cu",

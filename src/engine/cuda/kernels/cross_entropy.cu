@@ -1,7 +1,7 @@
 // Softmax and cross-entropy: −ln softmax(logits)[target], row by row, in nats.
 //
 // logits: [n, vocabulary], f32; targets: [n], of which IGNORE carries no loss; losses: [n], f64, 0
-// for a row without a target. A block for each row.
+// for a row without a target. One block per row.
 #include "block.cuh"
 
 #define IGNORE 0xffffffffu
@@ -42,7 +42,7 @@ extern "C" __global__ void cross_entropy_forward_backward(double *losses, float 
         if (threadIdx.x == 0) losses[blockIdx.x] = 0;
         return;
     }
-    // Read by all before the first of them overwrites it, past the reductions.
+    // Every thread reads it before the first thread overwrites it after the reductions.
     float chosen = row[target];
     float shift = row_max(row, vocabulary);
     float exponentials = 0;

@@ -1,5 +1,5 @@
-// CUDA C as C++, so that a machine without a GPU can run the text of the kernels: every thread of a
-// block is a thread of the machine, and blocks come one after another. What it cannot show: warps,
+// CUDA C as C++, so that a machine without a GPU can run the kernels: every thread of a
+// block is a thread of the machine, and blocks run one after another. It does not model warps,
 // the memory of a GPU, its arithmetic (which fuses multiplications with additions) and its speed.
 #include <math.h>
 #include <pthread.h>
@@ -16,7 +16,7 @@ static pthread_barrier_t barrier;
 
 #define __global__
 #define __device__ static
-// One block runs at a time, so what is shared by its threads may be shared by all.
+// One block runs at a time, so memory shared by its threads may be static.
 #define __shared__ static
 #define __syncthreads() pthread_barrier_wait(&barrier)
 
@@ -31,7 +31,7 @@ static void call(void (*kernel)(A...), void **arguments, std::index_sequence<I..
     kernel(*static_cast<A *>(arguments[I])...);
 }
 
-// As cuLaunchKernel, in one dimension: arguments point at the kernel's parameters.
+// Like cuLaunchKernel, in one dimension: arguments point at the kernel's parameters.
 template <typename... A>
 static void launch(void (*kernel)(A...), unsigned blocks, unsigned threads, void **arguments) {
     pthread_barrier_init(&barrier, nullptr, threads);

@@ -1,4 +1,4 @@
-//! The kernels' text compiled as C++ behind `host.h`, and launched on the processor.
+//! The kernels' source compiled as C++ with `host.h`, and launched on the processor.
 
 use std::ffi::{c_uint, c_void};
 use std::path::Path;
@@ -11,12 +11,12 @@ use super::SOURCES;
 
 type Launcher = unsafe extern "C" fn(c_uint, c_uint, *const *const c_void);
 
-/// The kernels as a library of this machine. Blocks share memory that is there once, so one kernel
-/// runs at a time.
+/// The kernels as a library for this machine. All blocks share one static buffer as shared memory, so only
+/// one kernel runs at a time.
 pub struct Host(Mutex<Library>);
 
 impl Host {
-    /// Built once; `None` after saying that there is no compiler.
+    /// The library, built once; `None`, after printing the reason, without a C++ compiler.
     pub fn get() -> Option<&'static Host> {
         static HOST: OnceLock<Option<Host>> = OnceLock::new();
         let host = HOST.get_or_init(Host::build).as_ref();
@@ -47,18 +47,18 @@ impl Host {
             .arg(&library)
             .output()
             .unwrap();
-        let said = String::from_utf8_lossy(&made.stderr);
-        assert!(made.status.success(), "{said}");
+        let output = String::from_utf8_lossy(&made.stderr);
+        assert!(made.status.success(), "{output}");
         // SAFETY: the library is the one just made; it initialises nothing.
         let library = unsafe { Library::new(&library) }.unwrap();
         Some(Host(Mutex::new(library)))
     }
 
-    /// As `cuLaunchKernel`: each argument points at a parameter of the kernel's type.
+    /// Like `cuLaunchKernel`: each argument points at a parameter of the kernel's type.
     ///
     /// # Safety
-    /// There are as many arguments as parameters, of the same types, and the memory that they point
-    /// at in turn is as large as the kernel takes it to be.
+    /// The number and types of the arguments match the parameters, and the memory that they point at is as
+    /// large as the kernel expects.
     pub unsafe fn launch(
         &self,
         kernel: &str,

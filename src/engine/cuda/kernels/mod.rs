@@ -1,28 +1,27 @@
-//! Kernels in CUDA C, for the engine to come. Nothing launches them on a GPU yet, and nobody has: so
-//! they are compiled into the tests only.
+//! Kernels in CUDA C for the future CUDA engine. They have never run on a GPU, so only the tests compile
+//! them.
 //!
-//! `compiled` has NVRTC compile them for the GPUs that the engine is meant for; `compared` runs their
-//! very text on the processor (`host`) and compares it with the CPU engine's arithmetic.
+//! `compiled` compiles them with NVRTC for the target GPUs. `compared` runs the same source on the processor
+//! (`host`) and compares it with the CPU engine's arithmetic.
 
 mod compared;
 mod compiled;
 mod host;
 mod nvrtc;
 
-/// A file of kernels.
+/// A source file of kernels.
 struct Source {
     /// Its name in this directory.
     file: &'static str,
-    /// Its text.
+    /// The CUDA C source.
     text: &'static str,
-    /// What can be launched.
+    /// Names of the launchable kernels.
     kernels: &'static [&'static str],
 }
 
-/// What some of them include.
+/// A header that some sources include.
 const BLOCK: (&str, &str) = ("block.cuh", include_str!("block.cuh"));
 
-/// All of them.
 const SOURCES: [Source; 5] = [
     Source {
         file: "rmsnorm.cu",

@@ -1,4 +1,4 @@
-//! NVRTC, NVIDIA's compiler as a library: from CUDA C to the machine code of a GPU, without a GPU.
+//! NVRTC, NVIDIA's compiler library: compiles CUDA C to a GPU's machine code without a GPU.
 
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::ptr;
@@ -19,15 +19,14 @@ type Size = unsafe extern "C" fn(Program, *mut usize) -> c_int;
 type Get = unsafe extern "C" fn(Program, *mut c_char) -> c_int;
 type Destroy = unsafe extern "C" fn(*mut Program) -> c_int;
 
-/// What a compilation left.
+/// The result of a compilation.
 pub struct Compiled {
-    /// The code (CUBIN), or `None` where the text is wrong.
+    /// The code (CUBIN), or `None` after a compile error.
     pub code: Option<Vec<u8>>,
-    /// What the compiler said.
     pub log: String,
 }
 
-/// Compiles a text, which may include one header, for an architecture such as `sm_90a`.
+/// Compiles a source, which may include one header, for an architecture such as `sm_90a`.
 pub fn compile(
     nvrtc: &Library,
     (file, text): (&str, &str),
@@ -38,8 +37,7 @@ pub fn compile(
     let [file, text, header, of_header] = [file, text, header, of_header].map(c);
     let option = c(&format!("--gpu-architecture={architecture}"));
     let mut program: Program = ptr::null_mut();
-    // SAFETY: signatures and order of calls are those of nvrtc.h; every string and array outlives
-    // the call that it is given to.
+    // SAFETY: signatures and order of calls are those of nvrtc.h; every string and array outlives its call.
     unsafe {
         let create: Symbol<Create> = nvrtc.get(b"nvrtcCreateProgram").unwrap();
         let (texts, names) = ([of_header.as_ptr()], [header.as_ptr()]);
@@ -64,12 +62,12 @@ pub fn compile(
     }
 }
 
-/// What a pair of functions, one of them for the size, gives of a program.
+/// Reads an output of a program through a pair of functions, of which one returns the size.
 ///
 /// # Safety
-/// The program is one of NVRTC's that lives.
+/// The program is a live NVRTC program.
 unsafe fn bytes(nvrtc: &Library, program: Program, function: &str) -> Vec<u8> {
-    // SAFETY: see above; the buffer has the size that was asked for.
+    // SAFETY: see above; the buffer has the size that NVRTC returned.
     unsafe {
         let size_of: Symbol<Size> = nvrtc.get(format!("{function}Size").as_bytes()).unwrap();
         let get: Symbol<Get> = nvrtc.get(function.as_bytes()).unwrap();

@@ -3,7 +3,7 @@
 // x, y, dx, dy: [n, width]; w, dw: [width]; inverse: [n], keeps r. All f32.
 #include "block.cuh"
 
-// A block for each row.
+// One block per row.
 extern "C" __global__ void rmsnorm_forward(float *y, float *inverse, const float *x, const float *w,
                                            int width, float eps) {
     size_t row = (size_t)blockIdx.x * width;
@@ -14,7 +14,7 @@ extern "C" __global__ void rmsnorm_forward(float *y, float *inverse, const float
     if (threadIdx.x == 0) inverse[blockIdx.x] = r;
 }
 
-// dw = Σ over rows of dy · x · r, added to dw where add is not 0. A thread for each column, which
+// dw = Σ over rows of dy · x · r, added to dw where add is not 0. One thread per column, which
 // adds the rows in their order.
 extern "C" __global__ void rmsnorm_backward_weight(float *dw, const float *dy, const float *x,
                                                    const float *inverse, int n, int width, int add) {
@@ -28,8 +28,8 @@ extern "C" __global__ void rmsnorm_backward_weight(float *dw, const float *dy, c
     dw[i] = add ? dw[i] + sum : sum;
 }
 
-// dx += dy · w · r − x · r³ · mean(dy · w · x). Leaves y in place of dy, since the weight gradient of
-// what follows needs it again; so it comes after rmsnorm_backward_weight. A block for each row.
+// dx += dy · w · r − x · r³ · mean(dy · w · x). Replaces dy by y, which the weight gradient of the next
+// layer needs; so it runs after rmsnorm_backward_weight. One block per row.
 extern "C" __global__ void rmsnorm_backward_input(float *dy_to_y, float *dx, const float *x,
                                                   const float *inverse, const float *w, int width) {
     size_t row = (size_t)blockIdx.x * width;

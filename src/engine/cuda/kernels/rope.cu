@@ -1,9 +1,9 @@
 // Rotary position embedding (Su et al., 2021) in the layout of Hugging Face's Llama: element i of a
-// head turns together with element i + head_dim / 2.
+// head rotates together with element i + head_dim / 2.
 //
-// x: [n, row], of which the first heads × head_dim elements of each row turn, in place; row r is at
+// x: [n, row], of which the first heads × head_dim elements of each row rotate in place; row r is at
 // position r mod seq_len. table: [seq_len, head_dim], the cosines of a position's head_dim / 2
-// angles, then their sines. All f32; a block for each row.
+// angles, then their sines. All f32; one block per row.
 
 __device__ void turn(float *x, int row, int heads, const float *table, int seq_len, int head_dim,
                      float direction) {
@@ -26,7 +26,7 @@ extern "C" __global__ void rope_forward(float *x, int row, int heads, const floa
     turn(x, row, heads, table, seq_len, head_dim, 1);
 }
 
-// The inverse, which is the transpose.
+// The inverse rotation, which is the transpose.
 extern "C" __global__ void rope_backward(float *x, int row, int heads, const float *table,
                                          int seq_len, int head_dim) {
     turn(x, row, heads, table, seq_len, head_dim, -1);

@@ -1,6 +1,6 @@
 // SwiGLU (Shazeer, 2020): h = silu(gate) · up with silu(x) = x · σ(x).
 //
-// gate_up: [n, 2 × inner], the gates of a row, then its ups; h, dh: [n, inner]. All f32; a thread for
+// gate_up: [n, 2 × inner], the gates of a row, then its ups; h, dh: [n, inner]. All f32; one thread for
 // each of the n × inner elements.
 
 __device__ float sigmoid(float x) { return 1 / (1 + expf(-x)); }
@@ -13,7 +13,7 @@ extern "C" __global__ void swiglu_forward(float *h, const float *gate_up, size_t
     h[i] = gate * sigmoid(gate) * up;
 }
 
-// Takes dh and leaves h in its place, since the weight gradient needs it again; replaces gate_up by
+// Takes dh and replaces it by h, which the weight gradient needs; replaces gate_up by
 // its gradient: dup = dh · silu(gate), dgate = dh · up · (σ + silu · (1 − σ)).
 extern "C" __global__ void swiglu_backward(float *dh_to_h, float *gate_up, size_t elements, int inner) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;

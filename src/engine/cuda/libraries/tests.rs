@@ -1,14 +1,14 @@
 use super::*;
 
-/// Nothing on any machine is called this.
+/// A library that no machine has.
 const NOWHERE: Library = Library {
     file: "libevenkeel-nowhere.so.12",
     ..NVRTC
 };
 
 #[test]
-fn a_library_that_is_nowhere_is_missing_and_says_how_to_get_it() {
-    let found = NOWHERE.look(&[PathBuf::from("/nonexistent")]);
+fn a_missing_library_is_reported_with_its_installation() {
+    let found = NOWHERE.search(&[PathBuf::from("/nonexistent")]);
     assert_eq!((found.path, found.version), (None, None));
     assert_eq!(
         found.problem.unwrap().to_string(),
@@ -17,7 +17,7 @@ fn a_library_that_is_nowhere_is_missing_and_says_how_to_get_it() {
 }
 
 #[test]
-fn a_file_that_is_no_library_is_broken_in_the_loaders_words() {
+fn an_invalid_library_is_broken_with_the_loaders_message() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join(NOWHERE.file);
     std::fs::write(
@@ -25,15 +25,15 @@ fn a_file_that_is_no_library_is_broken_in_the_loaders_words() {
         "not a shared object, however long it may be\n".repeat(99),
     )
     .unwrap();
-    let found = NOWHERE.look(&[directory.path().into()]);
-    let said = found.problem.unwrap().to_string();
-    assert!(said.starts_with("broken ("), "{said}");
-    assert!(said.contains(path.to_str().unwrap()), "{said}");
+    let found = NOWHERE.search(&[directory.path().into()]);
+    let message = found.problem.unwrap().to_string();
+    assert!(message.starts_with("broken ("), "{message}");
+    assert!(message.contains(path.to_str().unwrap()), "{message}");
     assert_eq!(found.path, Some(path));
 }
 
 #[test]
-fn a_library_that_another_one_lacks_is_not_taken_for_missing_itself() {
+fn a_missing_dependency_is_not_a_missing_library() {
     let missing = |words| says_missing(words, "libnvrtc.so.12");
     assert!(missing(
         "libnvrtc.so.12: cannot open shared object file: No such file or directory"
@@ -51,7 +51,7 @@ fn a_library_that_another_one_lacks_is_not_taken_for_missing_itself() {
 }
 
 #[test]
-fn versions_are_read_as_each_library_counts() {
+fn versions_are_decoded_as_each_library_encodes_them() {
     assert_eq!(thousands(12040), Version(12, 4));
     assert_eq!(thousands(11080), Version(11, 8));
     assert_eq!(ten_thousands(120_901), Version(12, 9));

@@ -1,4 +1,4 @@
-//! Fixed schedules, against the paper's step counts.
+//! Fixed schedules, compared with the paper's step counts.
 
 use super::*;
 
@@ -18,14 +18,14 @@ fn run(schedule: &BatchSchedule, base: u64, quantum: u64) -> (u64, u64) {
     while samples < BUDGET {
         step += 1;
         samples += controller.batch();
-        assert_eq!(controller.wants(step), None);
+        assert_eq!(controller.requested_groups(step), None);
         let decision = controller.observe(step, samples, false, None);
         assert_eq!(decision.next_batch, controller.batch());
     }
     (step, samples)
 }
 
-/// What the paper prints of each run whose schedule it prints: steps and mean batch.
+/// Compares a run with the steps and the mean batch that the paper prints for its schedule.
 fn assert_paper(schedule: &BatchSchedule, base: u64, quantum: u64, steps: u64, mean: f64) {
     let (ran, samples) = run(schedule, base, quantum);
     assert_eq!(ran, steps);

@@ -52,7 +52,7 @@ fn one_decision_grows_by_at_most_one_over_eta_squared_without_a_cap() {
 fn nothing_grows_while_the_learning_rate_warms_up() {
     let mut gated = controller(NormTest::default());
     let sums = Some(expected(1e6, 1.0, 256, 64));
-    assert_eq!(gated.wants(1), Some(Groups::MicroBatches));
+    assert_eq!(gated.requested_groups(1), Some(Groups::MicroBatches));
     let decision = gated.observe(1, 256, true, sums);
     assert_eq!(
         (decision.next_batch, decision.reason),
@@ -76,11 +76,11 @@ fn tests_run_every_interval_steps() {
         ..NormTest::default()
     });
     let due: Vec<u64> = (1..=9)
-        .filter(|&step| controller.wants(step).is_some())
+        .filter(|&step| controller.requested_groups(step).is_some())
         .collect();
     assert_eq!(due, [3, 6, 9]);
-    assert_eq!(controller.wants_coordinates(3), None);
-    let test = controller.wants_coordinates(4).unwrap();
+    assert_eq!(controller.requested_coordinates(3), None);
+    let test = controller.requested_coordinates(4).unwrap();
     assert_eq!(test.groups, Groups::MicroBatches);
     assert!((test.threshold - 0.04).abs() < 1e-12);
     let decision = controller.observe(1, 256, false, Some(expected(1e6, 1.0, 256, 64)));

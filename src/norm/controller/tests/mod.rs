@@ -1,6 +1,6 @@
-//! The controller: helpers, and what holds for every schedule. Fixed schedules stand against the
-//! paper's step counts in `fixed`, the norm test's guards one by one in `guards`, the paper's form
-//! in `printed`, and both estimators steer simulated runs in `simulated`.
+//! Tests of the controller: helpers, and properties of every schedule. `fixed` compares fixed schedules with
+//! the paper's step counts, `guards` tests each guard of the norm test, `printed` tests the paper's form, and
+//! `simulated` runs both estimators on simulated gradients.
 
 mod fixed;
 mod guards;
@@ -27,7 +27,7 @@ fn controller(settings: NormTest) -> Controller {
     Controller::new(&BatchSchedule::NormTest(settings), conditions(256, 16)).unwrap()
 }
 
-/// Sums of a step of `batch` samples with these true V and |grad|², as their expectation.
+/// Sums of a step of `batch` samples, as their expectation for this true V and |grad|².
 fn expected(variance: f64, gradient: f64, batch: u64, groups: u64) -> Sums {
     Sums {
         groups,
@@ -37,7 +37,7 @@ fn expected(variance: f64, gradient: f64, batch: u64, groups: u64) -> Sums {
     }
 }
 
-/// Lets the controller see `steps` steps of such sums; the decisions.
+/// Lets the controller observe `steps` such steps; returns its decisions.
 fn steps(controller: &mut Controller, steps: u64, variance: f64, gradient: f64) -> Vec<Decision> {
     (1..=steps)
         .map(|step| {
@@ -74,7 +74,7 @@ fn a_generation_of_another_world_keeps_the_batch_or_is_refused() {
 #[test]
 fn constant_schedules_measure_nothing() {
     let mut controller = Controller::new(&BatchSchedule::Constant, conditions(256, 16)).unwrap();
-    assert_eq!(controller.wants(1), None);
+    assert_eq!(controller.requested_groups(1), None);
     let decision = controller.observe(1, 256, false, None);
     assert_eq!(
         (decision.next_batch, decision.reason, decision.threshold),

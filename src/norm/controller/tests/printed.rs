@@ -12,7 +12,7 @@ fn the_printed_form_grows_at_once_by_whole_micro_batches_and_stops_at_the_maximu
         eta: 0.15,
         ..NormTest::default()
     });
-    assert_eq!(controller.wants(1), Some(Groups::Workers));
+    assert_eq!(controller.requested_groups(1), Some(Groups::Workers));
     let sums = |target: f64| {
         Some(Sums {
             groups: 4,
@@ -32,11 +32,11 @@ fn the_printed_form_grows_at_once_by_whole_micro_batches_and_stops_at_the_maximu
     let decision = controller.observe(3, 0, false, sums(9000.0));
     assert_eq!(decision.next_batch, 8192);
     assert_eq!(decision.reason.to_string(), "grew ×2.17 (maximum)");
-    assert_eq!(controller.wants(4), None);
+    assert_eq!(controller.requested_groups(4), None);
 }
 
 #[test]
-fn the_printed_batch_goes_up_to_the_quantum_where_it_is_no_multiple() {
+fn the_printed_batch_is_rounded_up_to_the_quantum() {
     // Base 12 at micro-batch 3: J·M = 4, T = 14 prints b = 16, which worlds of 4 × 3 cannot split.
     let mut controller = Controller::new(
         &BatchSchedule::NormTest(NormTest {
@@ -60,7 +60,7 @@ fn the_printed_batch_goes_up_to_the_quantum_where_it_is_no_multiple() {
 }
 
 #[test]
-fn the_printed_form_with_four_workers_cannot_print_the_papers_own_batches() {
+fn the_printed_form_with_four_workers_cannot_reach_the_papers_batches() {
     // In expectation T·η² ≤ J − 1, and so T ≤ 134 at η = 0.15: never above the base batch of 256,
     // where the paper reports 3776.
     let mut gradients = Gradients {

@@ -1,5 +1,4 @@
-//! Whole runs: the batch settles where theory says, and whatever steps bring, it stays within its
-//! bounds.
+//! Whole runs: the batch settles at the value of the theory and stays within its bounds for any input.
 
 use proptest::prelude::*;
 
@@ -7,8 +6,8 @@ use super::*;
 use crate::norm::synthetic::{Gradients, Random};
 use crate::recipe::spec::{Estimator, Groups};
 
-/// Runs a controller on drawn gradients with this B_simple, groups of 16 samples; the batches
-/// after a warm-up of 60 steps, over which the smoothed estimates come in.
+/// Runs a controller on drawn gradients with this B_simple, in groups of 16 samples. Returns the batches
+/// after 60 steps, in which the smoothed estimates settle.
 fn simulate(settings: NormTest, noise_scale: f64, steps: u64, seed: u64) -> Vec<u64> {
     let mut gradients = Gradients {
         dimensions: 256,
@@ -46,7 +45,7 @@ fn the_batch_settles_at_the_noise_scale_times_one_minus_eta_squared_over_eta_squ
             (0.95..1.25).contains(&(last / expected)),
             "η {eta}: settled at {last}, expected {expected}"
         );
-        // Shrinking with no hysteresis: around it.
+        // Shrinking without hysteresis settles around the expected batch.
         let shrinking = simulate(
             NormTest {
                 shrink: true,
@@ -104,7 +103,7 @@ fn any_settings() -> impl Strategy<Value = NormTest> {
         )
 }
 
-/// What steps may bring: nothing, nonsense, and gradients of every size.
+/// Inputs of a step: nothing, invalid numbers, and gradients of every size.
 fn any_sums() -> impl Strategy<Value = Option<(u64, f64, f64)>> {
     let norm = prop_oneof![
         8 => (-12.0..12.0f64).prop_map(f64::exp),

@@ -1,4 +1,4 @@
-//! Ranks that finish a checkpoint together, over real sockets.
+//! Ranks that finish a checkpoint together over real sockets.
 
 use super::*;
 use crate::comm::Collective;
@@ -26,7 +26,7 @@ fn finish(
 }
 
 #[test]
-fn every_rank_learns_of_the_one_checkpoint() {
+fn every_rank_receives_the_same_checkpoint() {
     let run = tempfile::tempdir().unwrap();
     let layout = default_layout();
     let target = target(run.path(), 1, 3);
@@ -36,7 +36,7 @@ fn every_rank_learns_of_the_one_checkpoint() {
 }
 
 #[test]
-fn rank_with_a_full_disk_stops_the_checkpoint_for_everyone() {
+fn a_rank_with_a_full_disk_stops_the_checkpoint_on_all_ranks() {
     let run = tempfile::tempdir().unwrap();
     let layout = default_layout();
     let good = write(&target(run.path(), 1, 1), &layout, 1).unwrap();
@@ -46,8 +46,11 @@ fn rank_with_a_full_disk_stops_the_checkpoint_for_everyone() {
     std::os::unix::fs::symlink("/dev/full", of_rank_1).unwrap();
     let failures = on_all(3, |world| finish(&next, &layout, &[], &*world).unwrap_err());
     for (rank, failure) in failures.iter().enumerate() {
-        let said = failure.to_string();
-        assert!(said.contains("no space left on"), "rank {rank}: {said}");
+        let message = failure.to_string();
+        assert!(
+            message.contains("no space left on"),
+            "rank {rank}: {message}"
+        );
         match failure {
             CheckpointError::NotWritten { .. } => assert_eq!(rank, 1),
             CheckpointError::OtherRank { rank: who, .. } => {
@@ -58,13 +61,13 @@ fn rank_with_a_full_disk_stops_the_checkpoint_for_everyone() {
     }
     assert!(!next.partial().exists());
     assert_eq!(list(run.path()).unwrap().committed, [good]);
-    // And the next attempt at the same step is none the worse for it.
+    // The next attempt at the same step succeeds.
     let again = on_all(3, |world| finish(&next, &layout, &[], &*world).unwrap());
     assert_whole(&again[2], &layout);
 }
 
 #[test]
-fn coordinator_that_cannot_commit_tells_everyone() {
+fn a_coordinator_that_cannot_commit_reports_it_to_every_rank() {
     let run = tempfile::tempdir().unwrap();
     let layout = default_layout();
     let next = target(run.path(), 1, 1);
@@ -77,10 +80,10 @@ fn coordinator_that_cannot_commit_tells_everyone() {
         "{}",
         failures[0]
     );
-    let said = failures[1].to_string();
+    let message = failures[1].to_string();
     assert!(
-        said.starts_with("rank 0 stopped the checkpoint: cannot read "),
-        "{said}"
+        message.starts_with("rank 0 stopped the checkpoint: cannot read "),
+        "{message}"
     );
     assert!(!next.partial().exists());
 }

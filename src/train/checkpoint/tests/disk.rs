@@ -1,4 +1,4 @@
-//! Disks that are full or read-only.
+//! Full and read-only disks.
 
 use super::*;
 use crate::durable::{FileError, free_space};
@@ -14,12 +14,12 @@ fn mount(directory: &Path, options: &str) {
     assert!(status.unwrap().success());
 }
 
-/// A file that takes all but `left` bytes of a disk.
+/// A file that fills a disk except for `left` bytes.
 fn fill(disk: &Path, left: u64) -> PathBuf {
     let path = disk.join("filler");
     let size = free_space(disk).unwrap() - left;
     if let Err(error) = std::fs::write(&path, vec![1; size as usize]) {
-        // A writer took some of it first.
+        // A writer used some of the space first.
         assert_eq!(error.kind(), std::io::ErrorKind::StorageFull);
     }
     path
@@ -28,21 +28,20 @@ fn fill(disk: &Path, left: u64) -> PathBuf {
 fn assert_full(error: &CheckpointError, last: &Committed) {
     let CheckpointError::NotWritten {
         cause: FileError::NoSpace { needed, .. },
-        last: Some(said),
+        last: Some(message),
     } = error
     else {
         panic!("{error}");
     };
     assert!(*needed > 0);
-    assert_eq!(&**said, last);
+    assert_eq!(&**message, last);
 }
 
 #[test]
-fn full_disk_keeps_the_last_good_checkpoint_and_shows_nothing_of_the_new_one() {
+fn a_full_disk_keeps_the_last_good_checkpoint_and_hides_the_new_one() {
     let Some(disk) = std::env::var_os(DISK).map(PathBuf::from) else {
         let disk = tempfile::tempdir().unwrap();
-        let name =
-            "disk::full_disk_keeps_the_last_good_checkpoint_and_shows_nothing_of_the_new_one";
+        let name = "disk::a_full_disk_keeps_the_last_good_checkpoint_and_hides_the_new_one";
         return in_private_mounts(name, DISK, disk.path());
     };
     mount(&disk, "size=8m");
@@ -56,12 +55,12 @@ fn full_disk_keeps_the_last_good_checkpoint_and_shows_nothing_of_the_new_one() {
         assert_whole(&good, &layout);
     };
 
-    // Known to be too small before anything is written.
+    // The disk is known to be too small before anything is written.
     let filler = fill(&disk, 64 << 10);
     let next = target(&run, 1, 2);
     let error = write_part(&next, &layout, 0, 2).unwrap_err();
     assert_full(&error, &good);
-    let said = error
+    let message = error
         .to_string()
         .replace(&disk.display().to_string(), "[disk]");
     let numbers = |text: &str| {
@@ -71,12 +70,12 @@ fn full_disk_keeps_the_last_good_checkpoint_and_shows_nothing_of_the_new_one() {
             .map(|word| if digits(word) { "[n]" } else { word });
         words.collect::<Vec<_>>().join(" ")
     };
-    insta::assert_snapshot!(numbers(&said), @"no space left on the disk of [disk]/run/gen-1 while writing [disk]/run/gen-1/step-0000002.partial: [n] bytes needed, [n] free; the last good checkpoint is [disk]/run/gen-1/step-0000001 (16 samples)");
+    insta::assert_snapshot!(numbers(&message), @"no space left on the disk of [disk]/run/gen-1 while writing [disk]/run/gen-1/step-0000002.partial: [n] bytes needed, [n] free; the last good checkpoint is [disk]/run/gen-1/step-0000001 (16 samples)");
     still_good();
     abandon(&next).unwrap();
     std::fs::remove_file(filler).unwrap();
 
-    // Filled by somebody else while it is being written.
+    // Filled by another process during the write.
     let writer = Writer::begin(&next, &layout, 0, 1);
     writer.write_unit(0, unit_state(&layout, 0, 2));
     while !next
@@ -99,21 +98,21 @@ fn full_disk_keeps_the_last_good_checkpoint_and_shows_nothing_of_the_new_one() {
     let parts = [write_part(&next, &layout, 0, 1).unwrap()];
     let filler = fill(&disk, 0);
     assert_full(&commit_parts(&next, &layout, &parts).unwrap_err(), &good);
-    assert!(!next.partial().exists(), "the room it took is given back");
+    assert!(!next.partial().exists(), "its space is freed");
     still_good();
     std::fs::remove_file(filler).unwrap();
 
-    // With room again, the same step is written as if nothing had happened.
+    // With free space, the same step is written normally.
     let second = write(&next, &layout, 2).unwrap();
     assert_whole(&second, &layout);
     assert_eq!(list(&run).unwrap().committed, [good, second]);
 }
 
 #[test]
-fn read_only_disk_is_named_and_keeps_the_last_good_checkpoint() {
+fn a_read_only_disk_is_an_error_and_keeps_the_last_good_checkpoint() {
     let Some(disk) = std::env::var_os(DISK).map(PathBuf::from) else {
         let disk = tempfile::tempdir().unwrap();
-        let name = "disk::read_only_disk_is_named_and_keeps_the_last_good_checkpoint";
+        let name = "disk::a_read_only_disk_is_an_error_and_keeps_the_last_good_checkpoint";
         return in_private_mounts(name, DISK, disk.path());
     };
     mount(&disk, "size=8m");
@@ -126,18 +125,18 @@ fn read_only_disk_is_named_and_keeps_the_last_good_checkpoint() {
     let written = write(&target(&run, 1, 3), &layout, 1).unwrap_err();
     let committed = commit_parts(&target(&run, 1, 2), &layout, &parts).unwrap_err();
     for error in [written, committed] {
-        let said = error.to_string();
-        assert!(said.starts_with("cannot "), "{said}");
-        assert!(said.contains("Read-only file system"), "{said}");
+        let message = error.to_string();
+        assert!(message.starts_with("cannot "), "{message}");
+        assert!(message.contains("Read-only file system"), "{message}");
         let last = format!("the last good checkpoint is {}", good.path.display());
-        assert!(said.contains(&last), "{said}");
+        assert!(message.contains(&last), "{message}");
     }
     assert_eq!(list(&run).unwrap().committed, std::slice::from_ref(&good));
     assert_whole(&good, &layout);
 }
 
 #[test]
-fn write_that_finds_no_space_is_an_error_on_any_machine() {
+fn a_write_without_space_is_an_error_on_any_machine() {
     let run = tempfile::tempdir().unwrap();
     let layout = default_layout();
     let good = write(&target(run.path(), 1, 1), &layout, 1).unwrap();
@@ -154,14 +153,14 @@ fn write_that_finds_no_space_is_an_error_on_any_machine() {
 }
 
 #[test]
-fn first_checkpoint_that_fails_says_that_there_is_no_earlier_one() {
+fn failure_of_the_first_checkpoint_reports_that_there_is_no_earlier_one() {
     let run = tempfile::tempdir().unwrap();
-    // No directory can be made under a file, not even by root.
+    // Even root cannot create a directory under a file.
     std::fs::write(run.path().join("gen-1"), "").unwrap();
     let error = write(&target(run.path(), 1, 1), &default_layout(), 1).unwrap_err();
-    let said = error.to_string();
+    let message = error.to_string();
     assert!(
-        said.ends_with("; there is no earlier checkpoint of this run"),
-        "{said}"
+        message.ends_with("; there is no earlier checkpoint of this run"),
+        "{message}"
     );
 }

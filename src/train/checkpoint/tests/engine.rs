@@ -1,11 +1,11 @@
-//! A real engine's checkpoints.
+//! Checkpoints of a real engine.
 
 use super::*;
 use crate::comm::solo::Solo;
 use crate::engine::cpu::{CpuEngine, CpuOptions, Strategy};
 use crate::engine::{AdamW, Engine, Measure, MicroBatch};
 
-/// A language in which each token determines the next; 2 rows of 8.
+/// A language in which each token determines the next one; 2 rows of 8.
 fn tokens(number: u64) -> (Vec<u32>, Vec<u32>) {
     let tokens: Vec<u32> = (0..16).map(|i| (i * 7 + number as u32) % 40).collect();
     let targets = tokens.iter().map(|token| (token * 3 + 1) % 40).collect();
@@ -36,7 +36,7 @@ fn step(engine: &mut CpuEngine, number: u64) -> f64 {
     result.loss
 }
 
-/// Every rank calls it.
+/// Writes a checkpoint; every rank calls it.
 fn checkpoint(
     engine: &mut CpuEngine,
     world: &dyn Collective,
@@ -61,7 +61,7 @@ fn checkpoint(
 }
 
 #[test]
-fn engine_restored_from_a_checkpoint_goes_on_as_if_nothing_had_happened() {
+fn an_engine_restored_from_a_checkpoint_continues_bit_for_bit() {
     let engine = |seed| CpuEngine::new(config(), CpuOptions::default(), None, seed).unwrap();
     let mut first = engine(Some(1));
     step(&mut first, 1);
@@ -83,7 +83,7 @@ fn engine_restored_from_a_checkpoint_goes_on_as_if_nothing_had_happened() {
 }
 
 #[test]
-fn sharded_world_writes_what_any_other_world_reads() {
+fn a_sharded_worlds_checkpoint_loads_in_any_other_world() {
     let strategy = Strategy::Sharded {
         unsharded_accumulation: false,
     };
@@ -123,7 +123,7 @@ fn sharded_world_writes_what_any_other_world_reads() {
 }
 
 #[test]
-fn engine_of_another_shape_is_not_touched() {
+fn an_engine_of_another_shape_is_not_changed() {
     let run = tempfile::tempdir().unwrap();
     let committed = write(&target(run.path(), 1, 1), &default_layout(), 1).unwrap();
     let other = ModelConfig {
@@ -138,8 +138,8 @@ fn engine_of_another_shape_is_not_touched() {
     assert!(engine.export(0, true).unwrap() == before);
 }
 
-/// See `tests/reference/transformers_weights.py`, which compares the loss in the state with that
-/// which transformers computes from the weights.
+/// `tests/reference/transformers_weights.py` compares the loss in the state with the loss that transformers
+/// computes from the weights.
 #[test]
 #[ignore = "writes a checkpoint into $EVENKEEL_REFERENCE for a script"]
 fn checkpoint_for_transformers() {

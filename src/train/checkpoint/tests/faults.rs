@@ -1,10 +1,10 @@
-//! Files that are not what was written.
+//! Damaged files.
 
 use std::fs;
 
 use super::*;
 
-/// Flips a bit of a byte, counted from the end when negative.
+/// Flips a bit of a byte, counted from the end if `at` is negative.
 fn flip(path: &Path, at: i64) {
     let mut bytes = fs::read(path).unwrap();
     let at = if at < 0 { bytes.len() as i64 + at } else { at };
@@ -18,7 +18,7 @@ fn edit(path: &Path, from: &str, to: &str) {
     fs::write(path, text.replacen(from, to, 1)).unwrap();
 }
 
-/// Does something to a fresh checkpoint; returns what a full reading and a lazy one say.
+/// Changes a fresh checkpoint; returns the results of a full and of a lazy reading.
 fn damaged(change: impl Fn(&Path)) -> [Result<(), String>; 2] {
     let layout = default_layout();
     let run = tempfile::tempdir().unwrap();
@@ -41,7 +41,7 @@ fn damaged(change: impl Fn(&Path)) -> [Result<(), String>; 2] {
 }
 
 #[test]
-fn every_damage_is_found_and_named() {
+fn every_damage_is_detected_and_named() {
     let model = "model-00003-of-00005.safetensors";
     let optimizer = "optimizer-00002-of-00005.safetensors";
     type Change<'a> = (&'a str, Box<dyn Fn(&Path)>);
@@ -162,7 +162,7 @@ fn without_checksums(text: &str) -> String {
 }
 
 #[test]
-fn every_flipped_byte_of_the_manifest_is_found() {
+fn every_flipped_byte_of_the_manifest_is_detected() {
     let run = tempfile::tempdir().unwrap();
     let mut layout = default_layout();
     layout.units.drain(..4);
@@ -173,7 +173,7 @@ fn every_flipped_byte_of_the_manifest_is_found() {
         let mut bytes = sound.clone();
         bytes[at] ^= 0x01;
         fs::write(&path, bytes).unwrap();
-        // Only what means nothing may differ, and a pin finds that as well.
+        // Only insignificant bytes may differ, and a checkpoint reference detects these too.
         if let Ok((_, checksum)) = Manifest::read(&committed.path) {
             assert!(sound[at].is_ascii_whitespace(), "byte {at}");
             assert_ne!(checksum, committed.checksum, "byte {at}");
@@ -182,7 +182,7 @@ fn every_flipped_byte_of_the_manifest_is_found() {
 }
 
 #[test]
-fn another_checkpoint_than_the_pinned_one_is_refused() {
+fn a_checkpoint_other_than_the_referenced_one_is_refused() {
     let run = tempfile::tempdir().unwrap();
     let layout = default_layout();
     let first = write(&target(run.path(), 1, 1), &layout, 1).unwrap();
@@ -201,7 +201,7 @@ fn partial_directory_is_neither_listed_nor_opened() {
     let good = write(&target(run.path(), 1, 1), &layout, 1).unwrap();
     let unfinished = target(run.path(), 1, 2);
     write_part(&unfinished, &layout, 0, 2).unwrap();
-    // Even one with everything in it: it was not renamed, so it was not promised to anybody.
+    // Even a complete one: it was not renamed, so it was never committed.
     let renamed_back = unfinished.partial().with_file_name("step-0000003.partial");
     let third = write(&target(run.path(), 1, 3), &layout, 1).unwrap();
     fs::rename(&third.path, &renamed_back).unwrap();
@@ -213,14 +213,14 @@ fn partial_directory_is_neither_listed_nor_opened() {
     for partial in [unfinished.partial(), renamed_back] {
         let error = Checkpoint::open(&partial, None).unwrap_err().to_string();
         assert!(
-            error.ends_with("is no checkpoint: its writing was never finished"),
+            error.ends_with("is not a checkpoint: its writing was never finished"),
             "{error}"
         );
     }
 }
 
 #[test]
-fn damaged_manifest_is_listed_apart() {
+fn a_damaged_manifest_is_listed_separately() {
     let run = tempfile::tempdir().unwrap();
     let layout = default_layout();
     let good = write(&target(run.path(), 1, 1), &layout, 1).unwrap();
@@ -229,6 +229,6 @@ fn damaged_manifest_is_listed_apart() {
     let history = list(run.path()).unwrap();
     assert_eq!(history.committed, [good]);
     assert_eq!(history.damaged.len(), 1);
-    let said = history.damaged[0].to_string();
-    assert!(said.contains("gen-1/step-0000002"), "{said}");
+    let message = history.damaged[0].to_string();
+    assert!(message.contains("gen-1/step-0000002"), "{message}");
 }

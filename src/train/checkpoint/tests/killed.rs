@@ -1,4 +1,4 @@
-//! `kill -9` while a checkpoint is being written.
+//! `kill -9` during the write of a checkpoint.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
@@ -7,7 +7,7 @@ use super::*;
 
 const RUN: &str = "EVENKEEL_TEST_RUN";
 
-/// Runs one of the child tests below and returns its output's lines.
+/// Starts one of the child tests below; returns its output's lines.
 fn start(test: &str, run: &Path) -> (Child, impl Iterator<Item = String>) {
     let command = this_test(&format!("killed::{test}"), RUN, run);
     let mut child = Command::new(&command[0])
@@ -26,7 +26,7 @@ fn kill(mut child: Child) {
 }
 
 #[test]
-fn killed_between_units_leaves_the_last_good_checkpoint_and_a_partial_one() {
+fn a_kill_between_units_leaves_the_last_good_checkpoint_and_a_partial_one() {
     let run = tempfile::tempdir().unwrap();
     let layout = default_layout();
     let good = write(&target(run.path(), 1, 1), &layout, 1).unwrap();
@@ -43,7 +43,7 @@ fn killed_between_units_leaves_the_last_good_checkpoint_and_a_partial_one() {
     );
     assert_whole(&good, &layout);
 
-    // Its own generation is not swept, a later one's launcher removes it.
+    // A sweep keeps its own generation; a later generation's launcher removes it.
     assert!(sweep(run.path(), 1).unwrap().is_empty());
     assert_eq!(sweep(run.path(), 2).unwrap(), [unfinished.partial()]);
     assert!(!unfinished.partial().exists());
@@ -51,7 +51,7 @@ fn killed_between_units_leaves_the_last_good_checkpoint_and_a_partial_one() {
 }
 
 #[test]
-fn killed_at_any_moment_leaves_only_whole_checkpoints() {
+fn a_kill_at_any_moment_leaves_only_complete_checkpoints() {
     let layout = default_layout();
     for round in 1..=4 {
         let run = tempfile::tempdir().unwrap();
@@ -88,14 +88,14 @@ fn child_that_stops_between_units() {
     for unit in 0..layout.units.len() / 2 {
         writer.write_unit(unit, unit_state(&layout, unit, 2));
     }
-    // The queue is written in order: the second file's start says that the first is whole.
+    // The queue is written in order, so the start of the second file means that the first is complete.
     let second = target.partial().join("model-00002-of-00005.safetensors");
     while !second.exists() {
         assert!(!writer.is_finished(), "it failed");
         std::thread::yield_now();
     }
     println!("half of it is written");
-    // Ends when the parent kills us, or when it is gone and our input closes.
+    // Ends when the parent kills this process, or when the parent's end closes its input.
     let _ = std::io::stdin().read_line(&mut String::new());
 }
 

@@ -4,19 +4,22 @@ use super::*;
 
 fn misuse(error: CheckpointError) -> String {
     match error {
-        CheckpointError::Misuse(said) => said,
+        CheckpointError::Misuse(message) => message,
         other => panic!("{other}"),
     }
 }
 
 #[test]
-fn unit_that_was_never_handed_over_fails_the_part() {
+fn a_unit_that_was_never_handed_over_fails_the_part() {
     let run = tempfile::tempdir().unwrap();
     let layout = default_layout();
     let writer = Writer::begin(&target(run.path(), 1, 1), &layout, 1, 2);
     writer.write_unit(1, unit_state(&layout, 1, 1));
-    let said = misuse(writer.finish().unwrap_err());
-    assert_eq!(said, "rank 1 was never handed the states of 1 of its units");
+    let message = misuse(writer.finish().unwrap_err());
+    assert_eq!(
+        message,
+        "rank 1 was never handed the states of 1 of its units"
+    );
 }
 
 #[test]
@@ -58,7 +61,7 @@ fn units_of_other_ranks_are_dropped() {
     let target = target(run.path(), 1, 1);
     let part = |rank| {
         let writer = Writer::begin(&target, &layout, rank, 2);
-        // An engine may export to a rank what it does not want.
+        // An engine may export a unit that the rank does not request.
         for unit in 0..layout.units.len() {
             writer.write_unit(unit, unit_state(&layout, unit, 1));
         }
@@ -91,7 +94,7 @@ fn parts_of_another_step_generation_or_world_are_not_committed() {
 }
 
 #[test]
-fn files_that_the_coordinator_cannot_see_are_not_committed() {
+fn files_invisible_to_the_coordinator_are_not_committed() {
     let here = tempfile::tempdir().unwrap();
     let elsewhere = tempfile::tempdir().unwrap();
     let layout = default_layout();
@@ -100,20 +103,20 @@ fn files_that_the_coordinator_cannot_see_are_not_committed() {
         write_part(&own, &layout, 0, 2).unwrap(),
         write_part(&target(elsewhere.path(), 1, 1), &layout, 1, 2).unwrap(),
     ];
-    let said = misuse(commit_parts(&own, &layout, &parts).unwrap_err());
+    let message = misuse(commit_parts(&own, &layout, &parts).unwrap_err());
     assert!(
-        said.contains("model-00002-of-00005.safetensors is missing"),
-        "{said}"
+        message.contains("model-00002-of-00005.safetensors is missing"),
+        "{message}"
     );
-    assert!(said.contains("share the run's directory"), "{said}");
+    assert!(message.contains("share the run's directory"), "{message}");
 }
 
 #[test]
-fn committed_step_is_not_written_over() {
+fn a_committed_step_is_not_overwritten() {
     let run = tempfile::tempdir().unwrap();
     let layout = default_layout();
     let good = write(&target(run.path(), 1, 1), &layout, 1).unwrap();
-    let said = misuse(write(&target(run.path(), 1, 1), &layout, 1).unwrap_err());
-    assert!(said.ends_with("is there already"), "{said}");
+    let message = misuse(write(&target(run.path(), 1, 1), &layout, 1).unwrap_err());
+    assert!(message.ends_with("is there already"), "{message}");
     assert_whole(&good, &layout);
 }

@@ -43,7 +43,7 @@ pub fn config() -> ModelConfig {
     }
 }
 
-/// Different in every element, vector, unit and for every `salt`.
+/// A state that differs in every element, vector and unit, and for every `salt`.
 pub fn unit_state(layout: &Layout, unit: usize, salt: u64) -> UnitState {
     let vector = |number: u64| {
         let value = move |i: usize| {
@@ -71,12 +71,12 @@ pub fn target(run: &Path, generation: u64, step: u64) -> Target {
     }
 }
 
-/// A training loop's state at a step.
+/// The training loop's state at a step.
 pub fn loop_state(step: u64) -> Value {
     json!({ "step": step, "controller": { "batch": 16, "ratio": 0.1 }, "seed": 42 })
 }
 
-/// One rank's whole part.
+/// The whole part of one rank.
 pub fn write_part(
     target: &Target,
     layout: &Layout,
@@ -107,7 +107,7 @@ pub fn commit_parts(
     commit(target, parts, contents)
 }
 
-/// A checkpoint written by a world, rank after rank.
+/// Writes a checkpoint of a world, rank after rank.
 pub fn write(target: &Target, layout: &Layout, world: usize) -> Result<Committed, CheckpointError> {
     let parts: Result<Vec<Part>, _> = (0..world)
         .map(|rank| write_part(target, layout, rank, world))
@@ -115,7 +115,7 @@ pub fn write(target: &Target, layout: &Layout, world: usize) -> Result<Committed
     commit_parts(target, layout, &parts?)
 }
 
-/// Opens a checkpoint of `step` in full and checks that every value is the one written.
+/// Opens a checkpoint of `step` in full and checks every value.
 pub fn assert_whole(committed: &Committed, layout: &Layout) {
     let checkpoint = Checkpoint::open(&committed.path, Some(committed.checksum)).unwrap();
     checkpoint.check_layout(layout).unwrap();
@@ -134,7 +134,7 @@ pub fn default_layout() -> Layout {
     layout(&config())
 }
 
-/// This test binary, to run only `test` (of this module), with `variable` set to `value`.
+/// Command that runs only `test` (of this module), with `variable` set to `value`.
 pub fn this_test(test: &str, variable: &str, value: &Path) -> Vec<PathBuf> {
     let mut assignment = std::ffi::OsString::from(format!("{variable}="));
     assignment.push(value);
@@ -149,8 +149,8 @@ pub fn this_test(test: &str, variable: &str, value: &Path) -> Vec<PathBuf> {
     ]
 }
 
-/// Runs one of these tests again in a child process that may mount file systems of its own, which
-/// go with it. Says so and returns when this machine does not let anybody do that.
+/// Runs one of these tests again in a child process that may mount private file systems, which end with the
+/// process. Prints a note and returns if this machine does not allow mounts.
 pub fn in_private_mounts(test: &str, variable: &str, value: &Path) {
     let private = |command: &[PathBuf]| {
         let mut unshare = Command::new("unshare");
@@ -159,7 +159,7 @@ pub fn in_private_mounts(test: &str, variable: &str, value: &Path) {
     };
     let possible = private(&["mount", "-t", "tmpfs", "tmpfs", "/mnt"].map(PathBuf::from));
     if !possible.is_ok_and(|output| output.status.success()) {
-        // Past the capture of the test's output, so that it is seen.
+        // Written past the capture of the test's output, so that it is visible.
         let _ = writeln!(
             std::io::stderr(),
             "skipped {test}: this machine does not let us mount a file system"
@@ -175,7 +175,7 @@ pub fn in_private_mounts(test: &str, variable: &str, value: &Path) {
     );
 }
 
-/// Runs `work` on every rank of a world, a thread each, and gives the results in rank order.
+/// Runs `work` on every rank of a world, one thread each; returns the results in rank order.
 pub fn on_all<T: Send>(world: usize, work: impl Fn(Arc<TcpCollective>) -> T + Sync) -> Vec<T> {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();

@@ -1,4 +1,4 @@
-//! Which checkpoints stay.
+//! Retention of checkpoints.
 
 use super::*;
 
@@ -18,8 +18,8 @@ fn run_with(checkpoints: &[(u64, u64)]) -> tempfile::TempDir {
 }
 
 #[test]
-fn newest_is_that_of_the_highest_generation_whatever_an_older_one_still_wrote() {
-    // Generation 1 was fenced off at step 10 and wrote step 30 as a zombie.
+fn the_newest_checkpoint_is_that_of_the_highest_generation() {
+    // Generation 1 was fenced off at step 10 and still wrote step 30.
     let run = run_with(&[(1, 10), (1, 30), (2, 20), (10, 25)]);
     assert_eq!(steps(run.path()), [(1, 10), (1, 30), (2, 20), (10, 25)]);
     let newest = latest(run.path()).unwrap().unwrap();
@@ -30,14 +30,14 @@ fn newest_is_that_of_the_highest_generation_whatever_an_older_one_still_wrote() 
 }
 
 #[test]
-fn run_without_checkpoints_or_directory_has_none() {
+fn a_run_without_checkpoints_or_directory_has_no_newest_one() {
     let run = run_with(&[]);
     assert_eq!(latest(run.path()).unwrap(), None);
     assert_eq!(latest(&run.path().join("nowhere")).unwrap(), None);
 }
 
 #[test]
-fn oldest_go_and_pinned_ones_stay() {
+fn the_oldest_are_removed_and_referenced_ones_stay() {
     let run = run_with(&[(1, 10), (1, 20), (2, 30), (2, 40)]);
     let at = |generation, step| target(run.path(), generation, step).directory();
     let start = at(1, 10);
@@ -52,7 +52,7 @@ fn oldest_go_and_pinned_ones_stay() {
 }
 
 #[test]
-fn who_knows_an_old_pin_removes_nothing_newer() {
+fn an_outdated_reference_removes_nothing_newer() {
     let run = run_with(&[(1, 10), (1, 20), (2, 30), (2, 40)]);
     let at = |generation, step| target(run.path(), generation, step).directory();
     let removed = retain_in_run(run.path(), 1, &at(1, 20), None).unwrap();
@@ -67,7 +67,7 @@ fn who_knows_an_old_pin_removes_nothing_newer() {
 }
 
 #[test]
-fn newest_stays_even_when_none_is_to_be_kept() {
+fn the_newest_stays_even_if_none_is_to_be_kept() {
     let run = run_with(&[(1, 10), (1, 20)]);
     let newest = target(run.path(), 1, 20).directory();
     retain_in_run(run.path(), 0, &newest, None).unwrap();

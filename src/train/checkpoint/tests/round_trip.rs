@@ -1,4 +1,4 @@
-//! What one world writes, another reads.
+//! Any world reads the checkpoint of any other world.
 
 use std::collections::BTreeSet;
 
@@ -6,7 +6,7 @@ use super::*;
 use crate::train::checkpoint::shape::unit_shapes;
 
 #[test]
-fn checkpoint_of_any_world_is_the_same_to_every_reader() {
+fn checkpoints_of_all_worlds_read_the_same() {
     let layout = default_layout();
     let run = tempfile::tempdir().unwrap();
     let files = |world: usize| {
@@ -103,7 +103,7 @@ fn weights_that_are_not_finite_come_back_bit_for_bit() {
 }
 
 #[test]
-fn model_of_another_shape_is_refused_with_both_shapes() {
+fn a_model_of_another_shape_is_refused_with_both_shapes() {
     let run = tempfile::tempdir().unwrap();
     let committed = write(&target(run.path(), 1, 1), &default_layout(), 1).unwrap();
     let checkpoint = Checkpoint::open(&committed.path, None).unwrap();

@@ -1,4 +1,4 @@
-//! Where the answers stand in a rendered conversation.
+//! Finds the answers in a rendered conversation.
 
 use std::ops::Range;
 
@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::generation::unmark;
 use super::{ChatError, ChatTemplate};
 
-/// The text of a message; calls of tools have none.
+/// The text of a message; it is empty for tool calls.
 fn content(message: &Value) -> &str {
     message["content"].as_str().unwrap_or_default()
 }
@@ -16,7 +16,7 @@ fn is_answer(message: &Value) -> bool {
     message["role"] == "assistant"
 }
 
-/// What the template's own generation blocks enclose.
+/// The text inside the template's own generation blocks.
 pub(super) fn marked(
     messages: &[Value],
     first: usize,
@@ -26,16 +26,15 @@ pub(super) fn marked(
     let answers = messages.iter().filter(|message| is_answer(message)).count();
     let before = messages[..first].iter().filter(|m| is_answer(m)).count();
     if before > 0 && spans.len() != answers {
-        // Which of them belong to the prompt cannot be told.
+        // The start of the answer is ambiguous.
         return Err(ChatError::NotPrefixStable { message: first + 1 });
     }
     let holds_text = |span: &Range<usize>| !text[span.clone()].is_empty();
     Ok(spans.into_iter().skip(before).filter(holds_text).collect())
 }
 
-/// An answer begins where the messages before it, rendered with the generation prompt, end, and
-/// reaches to where the rendering of the messages up to it ends, without the white space after
-/// the mark that ends the turn.
+/// An answer starts at the end of the messages before it, rendered with the generation prompt. It ends at the
+/// end of the rendering of all messages up to it, without the white space after the mark that ends the turn.
 pub(super) fn by_prefixes(
     template: &ChatTemplate,
     messages: &[Value],
@@ -59,7 +58,7 @@ pub(super) fn by_prefixes(
             shared_prefix(&through, text, &template.marks)
         };
         let answer = text.get(prompt.len()..end).ok_or(unstable.clone())?;
-        // Templates may trim an answer, never change it.
+        // Templates may trim an answer, but never change it.
         let words = content(message).trim();
         let at = answer.find(words).ok_or(unstable)?;
         let tail = &answer[at + words.len()..];
@@ -74,16 +73,16 @@ pub(super) fn by_prefixes(
     Ok(spans)
 }
 
-/// Bytes that two texts begin with in common, moved back to the start of any special token that
-/// would be cut: after the last message a template may write what it does not write between two
-/// (`<eos>` instead of `<|im_start|>`), and that both begin with `<` means nothing.
+/// Length in bytes of the common prefix of two texts, moved back to the start of any special token that it
+/// would cut. A template may end the last message differently from the others (`<eos>` instead of
+/// `<|im_start|>`), so that a common `<` is meaningless.
 pub(super) fn shared_prefix(one: &str, other: &str, marks: &[String]) -> usize {
     let mut shared = one
         .char_indices()
         .zip(other.chars())
         .find(|((_, a), b)| a != b)
         .map_or(one.len().min(other.len()), |((at, _), _)| at);
-    // Moving back may bring it into another one, so until nothing moves.
+    // Moving back may enter another special token, so this repeats until nothing moves.
     loop {
         let before = shared;
         for text in [one, other] {

@@ -1,10 +1,9 @@
-//! The Jinja environment of chat templates, as transformers sets it up
-//! (`utils/chat_template_utils.py`): `trim_blocks`, `lstrip_blocks`, loop controls, a `tojson`
-//! that does not escape HTML, `raise_exception` and `strftime_now`; truth and nothing are spelled
-//! as Python does.
+//! The Jinja environment of chat templates, with the settings of transformers
+//! (`utils/chat_template_utils.py`): `trim_blocks`, `lstrip_blocks`, loop controls, a `tojson` that does not
+//! escape HTML, `raise_exception` and `strftime_now`; booleans and none are spelled as in Python.
 //!
-//! Templates come from strangers. They can read no file and load no other template; how much they
-//! may compute and write is limited.
+//! Templates are untrusted. They can read no file and load no other template; their instructions and output
+//! are limited.
 
 use std::io;
 
@@ -17,7 +16,7 @@ use super::{generation, json};
 /// Instructions per conversation; a message takes a few dozen.
 const FUEL: u64 = 5_000_000;
 
-/// Bytes per conversation.
+/// Output bytes per conversation.
 const OUTPUT: usize = 64 << 20;
 
 pub(super) fn environment() -> Environment<'static> {
@@ -45,7 +44,7 @@ pub(super) fn environment() -> Environment<'static> {
     environment
 }
 
-/// An error in one line: what a template raised itself, or the engine's words with the line.
+/// An error in one line: the text that a template raised, or the engine's message with the line.
 pub(super) fn message(error: &Error) -> String {
     let mut text = match (std::error::Error::source(error), error.detail()) {
         (Some(cause), _) if cause.is::<io::Error>() => cause.to_string(),
@@ -61,8 +60,8 @@ pub(super) fn message(error: &Error) -> String {
     }
 }
 
-/// Today is always Friday, 26 July 2024: the day that templates which ask for the date fall back
-/// to themselves (Llama 3.2's). Data must not depend on the day it is prepared on.
+/// The date is always Friday, 26 July 2024, the default of templates that ask for the date (Llama 3.2's).
+/// Data must not depend on the day of its preparation.
 fn strftime_now(format: &str) -> Result<String, Error> {
     let mut text = String::new();
     let mut characters = format.chars();
@@ -94,13 +93,13 @@ fn strftime_now(format: &str) -> Result<String, Error> {
     Ok(text)
 }
 
-/// A text that may not grow without end.
+/// A text with a limited length.
 #[derive(Default)]
 pub(super) struct Bounded(Vec<u8>);
 
 impl Bounded {
     pub fn into_string(self) -> String {
-        // Templates write whole strings, so this never has anything to replace.
+        // Templates write whole strings, so nothing is ever replaced here.
         String::from_utf8_lossy(&self.0).into_owned()
     }
 }

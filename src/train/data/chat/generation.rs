@@ -1,21 +1,21 @@
-//! `{% generation %}…{% endgeneration %}`: how a template says itself which of its text is the
-//! model's (transformers' `AssistantTracker`).
+//! `{% generation %}…{% endgeneration %}`: marks the model's text in a template (transformers'
+//! `AssistantTracker`).
 //!
-//! The engine knows no such tag, so it becomes a call block of the same shape, whose function
-//! puts marks around its body. The marks are Unicode noncharacters, which no text should hold.
+//! The engine has no such tag, so it is rewritten to a call block of the same shape, whose function puts
+//! marks around its body. The marks are Unicode noncharacters, which no text should contain.
 
 use std::ops::Range;
 
 use minijinja::value::{Kwargs, Rest};
 use minijinja::{Error, State, Value};
 
-/// The function behind the call block.
+/// Name of the function that the call block calls.
 pub(super) const FUNCTION: &str = "__generation";
 
 const BEGIN: char = '\u{fdd0}';
 const END: char = '\u{fdd1}';
 
-/// The template without generation tags, and whether there were any.
+/// The template without generation tags, and whether it had any.
 pub(super) fn rewrite(source: &str) -> (String, bool) {
     let mut text = String::with_capacity(source.len());
     let mut rest = source;
@@ -60,13 +60,13 @@ pub(super) fn mark(
     Ok(format!("{BEGIN}{body}{END}"))
 }
 
-/// A text and the stretches in it that were marked.
+/// A text and its marked ranges.
 pub(super) struct Marked {
     pub text: String,
     pub spans: Vec<Range<usize>>,
 }
 
-/// Takes the marks out.
+/// Removes the marks and returns the ranges.
 pub(super) fn unmark(marked: &str) -> Marked {
     let mut text = String::with_capacity(marked.len());
     let mut spans = Vec::new();

@@ -1,5 +1,5 @@
-//! `tojson` as chat templates know it: Python's `json.dumps` with `ensure_ascii=False`, without
-//! the escapes for HTML that the engine's own filter makes.
+//! `tojson` of chat templates: Python's `json.dumps` with `ensure_ascii=False`, without the HTML escapes of
+//! the engine's own filter.
 
 use std::io;
 
@@ -55,13 +55,13 @@ pub(super) fn tojson(value: Value, arguments: Kwargs) -> Result<String, Error> {
         .map_err(|error| Error::new(ErrorKind::BadSerialization, error.to_string()))
 }
 
-/// Python's way of laying out JSON.
+/// Python's layout of JSON.
 struct Python {
     item: String,
     key: String,
     indent: Option<usize>,
     depth: usize,
-    /// Whether the innermost container has something in it so far.
+    /// Whether the innermost container has an element yet.
     filled: bool,
     ascii: bool,
 }

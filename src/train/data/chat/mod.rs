@@ -1,4 +1,4 @@
-//! Conversations to text, and where in that text the answers stand.
+//! Turns conversations into text and finds the answers in that text.
 
 mod answers;
 mod environment;
@@ -14,31 +14,31 @@ use minijinja::{Environment, Value, context};
 use self::generation::Marked;
 use super::tokenizer::Tokenizer;
 
-/// The template for tokenizers without one, when the recipe brings none: a header line per
-/// message, and the end-of-sequence token after it.
+/// The template for tokenizers without one, unless the recipe sets one: a header line per message, and the
+/// end-of-sequence token after it.
 const PLAIN: &str = "{% for message in messages %}\
     {{ '<|' ~ message['role'] ~ '|>\\n' ~ message['content'] ~ eos_token ~ '\\n' }}\
     {% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>\\n' }}{% endif %}";
 
-/// The name under which the one template of an environment is kept.
+/// Name of the only template of an environment.
 const NAME: &str = "chat_template";
 
-/// Where the template came from, for people.
+/// Source of the template, for messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Origin {
     /// `tokenizer.chat_template` of the recipe.
     Recipe,
-    /// The tokenizer's own.
+    /// The tokenizer's own template.
     Tokenizer,
-    /// The built-in one.
+    /// The template that Evenkeel brings along.
     BuiltIn,
 }
 
-/// A chat template, compiled.
+/// A compiled chat template.
 pub struct ChatTemplate {
-    /// Where it came from.
+    /// Source of the template.
     pub origin: Origin,
-    /// Its text.
+    /// The template's Jinja source.
     pub source: String,
     environment: Environment<'static>,
     specials: Vec<(String, String)>,
@@ -46,35 +46,35 @@ pub struct ChatTemplate {
     generation: bool,
 }
 
-/// A conversation as text.
+/// A conversation as text, with its answers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Conversation {
-    /// What the template makes of all messages.
+    /// The rendering of all messages.
     pub text: String,
-    /// Where the answers stand, in bytes, each with the mark that ends its turn.
+    /// Byte ranges of the answers, each with the mark that ends its turn.
     pub answers: Vec<Range<usize>>,
 }
 
-/// Why a conversation cannot become text, or its answers cannot be found.
+/// Why a conversation cannot be rendered, or its answers cannot be found.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ChatError {
-    /// The template failed or refused.
-    #[error("the chat template says: {0}")]
+    /// The template failed or raised an error.
+    #[error("the chat template failed: {0}")]
     Template(String),
-    /// What a message looks like depends on the messages after it.
+    /// The text of a message depends on later messages.
     #[error(
-        "the chat template does not keep what it wrote: with message {message} (of role assistant) \
+        "the chat template changes earlier text: with message {message} (of role assistant) \
          the text before the answer changes or the answer itself is altered, so the answer's \
-         tokens cannot be told from the others"
+         tokens cannot be identified"
     )]
     NotPrefixStable {
-        /// Which answer, messages counted from 1.
+        /// Number of the answer's message, counted from 1.
         message: usize,
     },
 }
 
 impl ChatError {
-    /// What to do about it, with the recipe's keys of the template and of `answers_only`.
+    /// The remedy, with the recipe's keys of the template and of `answers_only`.
     pub fn help(&self, template_key: &str, answers_key: &str) -> String {
         match self {
             ChatError::Template(_) => format!("repair the conversation, or set {template_key}"),
@@ -87,8 +87,7 @@ impl ChatError {
 }
 
 impl ChatTemplate {
-    /// The recipe's template, else the tokenizer's, else the built-in one; or the syntax error in
-    /// it.
+    /// The recipe's template, else the tokenizer's, else the built-in one; an error if its syntax is invalid.
     pub fn new(recipe: Option<&str>, tokenizer: &Tokenizer) -> Result<ChatTemplate, String> {
         let (origin, source) = match (recipe, &tokenizer.chat_template) {
             (Some(source), _) => (Origin::Recipe, source),
@@ -110,15 +109,15 @@ impl ChatTemplate {
         })
     }
 
-    /// The conversation as text, answers not looked for.
+    /// The conversation as text, without the answers' ranges.
     pub fn render(&self, messages: &[serde_json::Value]) -> Result<String, ChatError> {
         Ok(generation::unmark(&self.raw(messages, false)?).text)
     }
 
-    /// The conversation as text with the answers from message `first` (counted from 0) on.
+    /// The conversation as text, with the ranges of the answers from message `first` (counted from 0) on.
     ///
-    /// A template that marks them with `{% generation %}` is believed. With any other, an answer
-    /// begins where the same messages up to it, with the generation prompt, end.
+    /// `{% generation %}` marks of the template decide. Without marks, an answer starts where the rendering
+    /// of the messages before it, with the generation prompt, ends.
     pub fn answers(
         &self,
         messages: &[serde_json::Value],
@@ -144,7 +143,7 @@ impl ChatTemplate {
         let values = context! {
             messages => Serde(messages),
             add_generation_prompt => add_generation_prompt,
-            // What transformers passes when there are none.
+            // transformers passes none if there are no tools.
             tools => (),
             documents => (),
             ..Value::from(specials)

@@ -1,4 +1,4 @@
-//! Templates against Jinja2 itself, answers in every shape of template, templates that mean ill.
+//! Compares templates with Jinja2, finds answers in every form of template, and limits malicious templates.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use serde_json::{Value as Json, json};
 use super::*;
 use crate::recipe::corpus;
 
-/// `tests/reference/chat.json`, which `chat_reference.py` beside it wrote.
+/// `tests/reference/chat.json`, which `chat_reference.py` beside it writes.
 #[derive(Deserialize)]
 struct Reference {
     conversations: BTreeMap<String, Vec<Json>>,
@@ -39,7 +39,7 @@ fn reference() -> Reference {
     serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
 }
 
-/// A template for the byte vocabulary, whose special tokens are those of the reference.
+/// A template for the byte vocabulary, with the special tokens of the reference.
 fn template(source: &str) -> ChatTemplate {
     ChatTemplate::new(Some(source), &Tokenizer::byte()).unwrap()
 }
@@ -66,7 +66,7 @@ fn shown(conversation: &Conversation) -> String {
 }
 
 #[test]
-fn templates_render_as_jinja2_renders_them() {
+fn templates_render_as_in_jinja2() {
     let reference = reference();
     assert!(reference.rendered.len() > 40);
     for case in &reference.rendered {
@@ -76,9 +76,9 @@ fn templates_render_as_jinja2_renders_them() {
         let name = format!("{} on {}", case.template, case.conversation);
         match (&case.text, found) {
             (Json::String(expected), found) => assert_eq!(found.as_ref(), Ok(expected), "{name}"),
-            (error, Err(ChatError::Template(said))) => {
+            (error, Err(ChatError::Template(message))) => {
                 let expected = error["error"].as_str().unwrap();
-                assert!(said.contains(expected), "{name}: {said}");
+                assert!(message.contains(expected), "{name}: {message}");
             }
             (expected, found) => panic!("{name}: {found:?} instead of {expected}"),
         }
@@ -91,7 +91,7 @@ fn upstream() -> Option<BTreeMap<String, String>> {
     let mut templates = BTreeMap::new();
     for case in reference().upstream {
         let recipe = std::fs::read_to_string(root.join(&case.recipe)).unwrap();
-        // Double-quoted YAML that is also JSON.
+        // Double-quoted YAML that is also valid JSON.
         let quoted = recipe
             .lines()
             .find_map(|line| line.strip_prefix("chat_template: "))
@@ -102,7 +102,7 @@ fn upstream() -> Option<BTreeMap<String, String>> {
 }
 
 #[test]
-fn upstream_templates_render_as_jinja2_renders_them() {
+fn upstream_templates_render_as_in_jinja2() {
     let Some(templates) = upstream() else { return };
     let reference = reference();
     assert_eq!(templates.len(), 9);
@@ -138,7 +138,7 @@ fn upstream_templates_show_exactly_the_answers() {
             assert_eq!(answers.len(), expected.len(), "{recipe} on {name}");
             for (answer, expected) in answers.iter().zip(expected) {
                 let mark = answer.strip_prefix(expected).unwrap_or("none");
-                // The mark that ends the turn, and nothing of the next one.
+                // The mark that ends the turn, without any text of the next turn.
                 let marks = ["<|eos|>", "<|im_end|>", "<|im_end|>\n<|eos|>"];
                 assert!(marks.contains(&mark), "{recipe} on {name}: {answer:?}");
             }
@@ -157,7 +157,7 @@ fn two_turns() -> Vec<Json> {
 }
 
 #[test]
-fn answers_are_found_in_every_shape_of_template() {
+fn answers_are_found_in_every_form_of_template() {
     let shapes = [
         (
             "content is trimmed",
@@ -198,7 +198,7 @@ fn answers_are_found_in_every_shape_of_template() {
 }
 
 #[test]
-fn only_answers_from_the_first_wanted_on_are_shown() {
+fn only_answers_from_the_first_requested_one_are_found() {
     for source in [
         "{% for m in messages %}{{ m.role[0] }}{{ m.content }};{% endfor %}\
          {% if add_generation_prompt %}a{% endif %}",
@@ -211,7 +211,7 @@ fn only_answers_from_the_first_wanted_on_are_shown() {
 }
 
 #[test]
-fn calls_of_tools_are_answers_too() {
+fn tool_calls_are_answers_too() {
     let messages = [
         json!({"role": "user", "content": "time?"}),
         json!({"role": "assistant", "content": null, "tool_calls": [{"name": "clock"}]}),
@@ -225,7 +225,7 @@ fn calls_of_tools_are_answers_too() {
 }
 
 #[test]
-fn templates_that_rewrite_what_they_wrote_are_refused() {
+fn templates_that_change_earlier_messages_are_refused() {
     let forgets = "{% for m in messages %}<{{ m.role }}>{% if m.role == 'user' or loop.last %}\
                    {{ m.content }}{% endif %}{% endfor %}\
                    {% if add_generation_prompt %}<assistant>{% endif %}";
@@ -247,7 +247,7 @@ fn templates_that_rewrite_what_they_wrote_are_refused() {
 }
 
 #[test]
-fn templates_that_mean_ill_are_stopped() {
+fn malicious_templates_are_stopped() {
     let secret = tempfile::NamedTempFile::new().unwrap();
     let path = secret.path().display();
     let ill = [
@@ -265,19 +265,19 @@ fn templates_that_mean_ill_are_stopped() {
         "{{ messages | tojson(separators=[1]) }}".into(),
         "{{ messages | tojson(unknown=1) }}".into(),
     ];
-    let said: Vec<String> = ill
+    let errors: Vec<String> = ill
         .iter()
         .map(|source| {
             let error = render(&template(source), &two_turns(), false).unwrap_err();
             error.to_string().replace(&path.to_string(), "PATH")
         })
         .collect();
-    insta::assert_snapshot!(said.join("\n"));
+    insta::assert_snapshot!(errors.join("\n"));
 }
 
 #[test]
 fn malformed_templates_are_named_with_their_line() {
-    let said: Vec<String> = [
+    let errors: Vec<String> = [
         "{% for m in messages %}",
         "\n{{ m. }}",
         "{% nonsense %}",
@@ -290,26 +290,26 @@ fn malformed_templates_are_named_with_their_line() {
             .unwrap()
     })
     .collect();
-    insta::assert_snapshot!(said.join("\n"));
+    insta::assert_snapshot!(errors.join("\n"));
 }
 
 #[test]
-fn today_is_always_the_same_day() {
+fn the_date_of_templates_is_constant() {
     let template = template("{{ strftime_now('%A, %d %B %Y, %H:%M, 100%%') }}");
     let text = render(&template, &two_turns(), false).unwrap();
     assert_eq!(text, "Friday, 26 July 2024, 00:00, 100%");
 }
 
 #[test]
-fn special_tokens_are_not_cut_where_two_texts_part() {
+fn special_tokens_are_not_cut_where_two_texts_differ() {
     let marks = ["<|eos|>".to_string(), "<|e".to_string(), "é<".to_string()];
     let shared = |one, other| answers::shared_prefix(one, other, &marks);
     assert_eq!(shared("abc<|eos|>", "abc<|im_start|>"), 3);
     assert_eq!(shared("abc", "abcdef"), 3);
     assert_eq!(shared("same", "same"), 4);
     assert_eq!(shared("x", "y"), 0);
-    // Moved back from within one mark into another.
+    // Moved back out of one special token and into another.
     assert_eq!(shared("aé<|eos|>", "aé<|im|>"), 1);
-    // Characters that share their first byte.
+    // Characters with the same first byte.
     assert_eq!(shared("aé", "aè"), 1);
 }

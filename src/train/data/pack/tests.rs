@@ -1,11 +1,11 @@
-//! Packing: every token of the stream but the first is a target exactly once.
+//! Packing: every token of the stream except the first is a target exactly once.
 
 use proptest::prelude::*;
 
 use super::super::store::Store;
 use super::*;
 
-/// Writes with `write`, and reads the samples back as (id, target) pairs.
+/// Writes with `write` and reads the samples back as (id, target) pairs.
 fn samples(
     sequence_length: u64,
     write: impl FnOnce(&mut SampleWriter),
@@ -45,7 +45,7 @@ fn tokens(flags: &[bool]) -> Vec<Token> {
 }
 
 proptest! {
-    // Every case makes two files durable.
+    // Every case fsyncs two files.
     #![proptest_config(ProptestConfig::with_cases(24))]
 
     #[test]

@@ -1,4 +1,5 @@
-//! Preparation of files: resolve, check, compare with what is there, build, publish.
+//! Preparation of files: resolves them, checks them, compares them with the existing store, builds and
+//! publishes.
 
 use serde_json::json;
 
@@ -21,7 +22,7 @@ use super::super::writer::token_width;
 use super::super::{Part, check_vocabulary};
 use super::{Prepared, finish, reuse};
 
-/// Ids of `.bin` files may be this large when nobody says how large the model's vocabulary is.
+/// Vocabulary of `.bin` files if the model's is unknown.
 const VOCABULARY: u64 = 1 << 16;
 
 pub(super) fn prepare(
@@ -137,7 +138,7 @@ fn prepare_sources(
     finish(draft, manifest)
 }
 
-/// Fills both parts, and the manifest with what is in them.
+/// Writes both parts and records them in the manifest.
 fn build(
     request: &PrepareRequest<'_>,
     sources: &AllSources,
@@ -211,7 +212,7 @@ fn check_enough(
         }
         let skipped = &summary.skipped;
         if skipped.truncated > 0 && skipped.without_targets > 0 {
-            // Whatever carries loss stands behind the cut.
+            // All tokens with loss lie beyond the cut.
             let length = request.data.sequence_length;
             return Err(request.setting(
                 "data.sequence_length",
@@ -242,7 +243,7 @@ fn check_enough(
     Ok(())
 }
 
-/// A source that grew or shrank while it was read is not what its checksum says.
+/// Refuses a source whose size changed while it was read, because its checksum is outdated.
 fn check_unchanged(manifest: &Manifest, sources: &AllSources) -> Result<(), DataError> {
     let files = sources.train.files().chain(sources.evaluation.files());
     for (file, record) in files.zip(&manifest.sources) {
@@ -256,7 +257,7 @@ fn check_unchanged(manifest: &Manifest, sources: &AllSources) -> Result<(), Data
                     "it had {} bytes and has {bytes} now, it was written while it was read",
                     record.content.bytes
                 ),
-                "launch again when nothing writes to it any more",
+                "launch again when no process writes to it",
             ));
         }
     }

@@ -1,4 +1,4 @@
-//! Preparation of the synthetic language: a manifest, and nothing else.
+//! Preparation of the synthetic language: writes only a manifest.
 
 use serde_json::json;
 
@@ -11,8 +11,8 @@ use super::super::request::PrepareRequest;
 use super::super::synthetic::Language;
 use super::{Prepared, finish, reuse};
 
-/// Nothing is written but the manifest: samples are made when they are asked for. Held-out ones
-/// are the last of the language's samples.
+/// Writes only the manifest: samples are generated on demand. Held-out samples are the last ones of the
+/// language.
 pub(super) fn prepare(
     request: &PrepareRequest<'_>,
     settings: Synthetic,

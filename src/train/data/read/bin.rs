@@ -1,9 +1,9 @@
-//! Token ids that somebody else made: little-endian integers, one after the other.
+//! Ready-made token ids: consecutive little-endian integers.
 //!
-//! Three kinds exist. llm.c's files begin with 256 32-bit integers (20240520, version 1: ids of 16
-//! bits; 20240801, version 7: ids of 32 bits; then the count). A file called `….u16.bin` or
-//! `….u32.bin` says it in its name. Any other holds plain ids, as nanoGPT writes them, of 16 bits
-//! unless the vocabulary has more than 65536.
+//! Three kinds exist. llm.c's files begin with 256 32-bit integers (20240520, version 1: ids of 16 bits;
+//! 20240801, version 7: ids of 32 bits; then the count). A file name `….u16.bin` or `….u32.bin` states the
+//! size. Any other file holds plain ids in nanoGPT's format, of 16 bits unless the vocabulary has more than
+//! 65536.
 
 use std::fs::File;
 use std::io::{BufReader, Read};
@@ -14,10 +14,10 @@ use super::{Content, Document, Documents, SEGMENT};
 
 /// Bytes of llm.c's header.
 const HEADER: u64 = 1024;
-/// Bytes that are looked at to see whether a file holds wider ids than it was taken for.
+/// Bytes that are checked for ids wider than assumed.
 const SAMPLE: usize = 4096;
 
-/// What the ids of a data set may be.
+/// The allowed ids of a data set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::train::data) struct Ids {
     /// Ids are below this.
@@ -39,7 +39,7 @@ pub(super) fn open(path: &Path, ids: Ids) -> Result<Documents, DataError> {
     if bytes % width != 0 {
         return Err(DataError::source(
             path,
-            format!("{bytes} bytes are no whole number of ids of {width} bytes"),
+            format!("{bytes} bytes are not a whole number of ids of {width} bytes"),
             "it was cut off, or its ids are of another size: end its name in .u16.bin or .u32.bin",
         ));
     }
@@ -55,7 +55,7 @@ pub(super) fn open(path: &Path, ids: Ids) -> Result<Documents, DataError> {
     }))
 }
 
-/// Bytes of an id, and of what stands before the first.
+/// Bytes of an id, and of the header before the first.
 fn layout(path: &Path, size: u64, start: &[u8], ids: Ids) -> Result<(u64, u64), DataError> {
     let word = |i: usize| {
         let bytes = start.get(4 * i..4 * i + 4)?;
@@ -72,7 +72,7 @@ fn layout(path: &Path, size: u64, start: &[u8], ids: Ids) -> Result<(u64, u64), 
             return Err(DataError::source(
                 path,
                 format!("its header says {expected} bytes, it has {size}"),
-                "write or download it anew",
+                "write or download it again",
             ));
         }
         return Ok((width, HEADER));

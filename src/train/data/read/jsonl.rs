@@ -1,4 +1,4 @@
-//! JSON lines: one object a line; blank lines count for nothing.
+//! JSON lines: one object a line; blank lines are ignored.
 
 use std::fmt;
 use std::path::Path;
@@ -33,7 +33,7 @@ pub(super) fn open(path: &Path) -> Result<Documents, DataError> {
     })))
 }
 
-/// The object on a line.
+/// Parses the object on a line.
 pub(in crate::train::data) fn parse(line: &str) -> Result<Map<String, Value>, Fault> {
     match serde_json::from_str(line).map(|Unique(value)| value) {
         Ok(Value::Object(row)) => Ok(row),
@@ -45,23 +45,22 @@ pub(in crate::train::data) fn parse(line: &str) -> Result<Map<String, Value>, Fa
             "a JSON array begins here",
             "write one object a line instead, for example with jq -c '.[]'",
         )),
-        Err(error) if error.is_data() => Err(Fault::new(
-            words(&error),
-            "remove the key that is not meant",
-        )),
+        Err(error) if error.is_data() => {
+            Err(Fault::new(without_position(&error), "remove the wrong one"))
+        }
         Err(error) => Err(Fault::new(
             format!(
                 "malformed JSON at column {}: {}",
                 error.column(),
-                words(&error)
+                without_position(&error)
             ),
             "repair or remove the line",
         )),
     }
 }
 
-/// The parser's message without its own line and column, which count from this line's start.
-fn words(error: &serde_json::Error) -> String {
+/// The parser's message without its line and column, which are relative to this line.
+fn without_position(error: &serde_json::Error) -> String {
     let text = error.to_string();
     match text.find(" at line ") {
         Some(end) => text[..end].to_string(),
@@ -69,7 +68,7 @@ fn words(error: &serde_json::Error) -> String {
     }
 }
 
-/// A value whose objects have every key once: which of two is meant, nobody but their writer knows.
+/// A value whose objects have unique keys: of two equal keys only the author knows the intended one.
 struct Unique(Value);
 
 impl<'de> Deserialize<'de> for Unique {
@@ -78,7 +77,7 @@ impl<'de> Deserialize<'de> for Unique {
     }
 }
 
-/// Builds the value.
+/// Builds a [`Unique`] value.
 struct Once;
 
 impl<'de> Visitor<'de> for Once {
@@ -92,7 +91,7 @@ impl<'de> Visitor<'de> for Once {
         let mut row = Map::new();
         while let Some((key, Unique(value))) = entries.next_entry::<String, Unique>()? {
             if row.contains_key(&key) {
-                return Err(A::Error::custom(format!("the key `{key}` stands twice")));
+                return Err(A::Error::custom(format!("the key `{key}` occurs twice")));
             }
             row.insert(key, value);
         }

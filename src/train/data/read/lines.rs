@@ -6,16 +6,16 @@ use std::path::{Path, PathBuf};
 
 use super::super::error::{DataError, Place, Unit};
 
-/// No line and no block of text is longer: what is longer is not meant as one.
+/// Longest line or block of text, in bytes; a longer one is a mistake.
 pub(super) const LONGEST: usize = 256 << 20;
 
-/// A line.
+/// One line of a file.
 pub(super) struct Line {
-    /// From 1.
+    /// Line number, counted from 1.
     pub number: u64,
-    /// With its line break, without a byte-order mark.
+    /// The text with its line break, without a byte-order mark.
     pub text: String,
-    /// Bytes in the file.
+    /// Length in the file, in bytes.
     pub bytes: u64,
 }
 

@@ -1,4 +1,4 @@
-//! Readers: one file per format, all of them to the same stream of documents.
+//! Readers: one file per format, all with the same stream of documents as output.
 
 mod bin;
 mod jsonl;
@@ -16,44 +16,40 @@ use crate::recipe::spec::DataFormat;
 pub(super) use self::bin::Ids;
 pub(super) use self::jsonl::parse as parse_json;
 
-/// Text streams and token files are handed on in pieces of at least so many bytes.
+/// Least bytes of a piece of a text stream or a token file.
 const SEGMENT: usize = 64 << 10;
 
-/// A piece of a source, not yet understood: that is done in parallel.
+/// A piece of a source, not yet parsed: parsing runs in parallel.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Document {
-    /// Where it begins.
+    /// Position of its beginning.
     pub place: Place,
-    /// What it holds.
     pub content: Content,
-    /// It goes on where the one before it ended: a later piece of a stream.
+    /// Whether it continues the piece before it: a later piece of a stream.
     pub continues: bool,
-    /// Bytes of the source that it stands for.
+    /// Bytes of the source that it covers.
     pub bytes: u64,
 }
 
-/// What a document holds.
+/// The content of a document.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Content {
     /// A line of JSON.
     Json(String),
     /// A row of a table.
     Row(Map<String, Value>),
-    /// Text.
     Text(String),
-    /// Token ids.
     Ids(Vec<u32>),
 }
 
-/// A stream of documents.
 pub(super) type Documents = Box<dyn Iterator<Item = Result<Document, DataError>>>;
 
-/// How sources are read.
+/// Settings of the readers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Reading {
-    /// Text files are one document each instead of one per block.
+    /// Whether a text file is one document instead of one per block.
     pub packing: bool,
-    /// Token ids of `.bin` files that say nothing themselves.
+    /// Ids of `.bin` files that do not state their size.
     pub ids: Ids,
 }
 
@@ -72,7 +68,7 @@ pub(super) fn open(
     }
 }
 
-/// Documents of a file.
+/// Counts the documents of a file.
 pub(super) fn count(
     file: &SourceFile,
     reading: Reading,

@@ -15,7 +15,7 @@ use super::super::error::{DataError, Place, Unit};
 use super::super::record::Columns;
 use super::{Content, Document, Documents};
 
-/// Rows of a file, from its footer.
+/// The number of rows of a file, from its footer.
 pub(super) fn rows(path: &Path) -> Result<u64, DataError> {
     Ok(rows_of(&reader(path)?))
 }
@@ -25,7 +25,7 @@ fn rows_of(reader: &SerializedFileReader<File>) -> u64 {
     u64::try_from(rows).unwrap_or(0)
 }
 
-/// Reads only the columns that are needed.
+/// Reads only the required columns.
 pub(super) fn open(path: &Path, listed: &[String]) -> Result<Documents, DataError> {
     let reader = reader(path)?;
     let total = rows_of(&reader);
@@ -69,7 +69,7 @@ fn reader(path: &Path) -> Result<SerializedFileReader<File>, DataError> {
     guarded(|| SerializedFileReader::new(file)).map_err(|error| damaged(path, &error))
 }
 
-/// The library asserts some things about files that a damaged one can break.
+/// Turns panics into errors: the library asserts properties of files that a damaged one violates.
 fn guarded<T>(read: impl FnOnce() -> parquet::errors::Result<T>) -> parquet::errors::Result<T> {
     catch_unwind(AssertUnwindSafe(read)).unwrap_or_else(|_| {
         Err(parquet::errors::ParquetError::General(
@@ -82,7 +82,7 @@ fn damaged(path: &Path, error: &parquet::errors::ParquetError) -> DataError {
     DataError::source(
         path,
         format!("it cannot be read as Parquet: {error}"),
-        "write or download it anew",
+        "write or download it again",
     )
 }
 
@@ -139,7 +139,7 @@ impl Iterator for Rows {
                 Err(DataError::source(
                     &self.path,
                     problem,
-                    "write or download it anew",
+                    "write or download it again",
                 ))
             }
             Err(error) => Err(damaged(&self.path, &error)),
@@ -149,7 +149,7 @@ impl Iterator for Rows {
     }
 }
 
-/// A field as JSON has it, or the name of a type that has no place in text.
+/// A field as JSON, or the name of a type that text cannot represent.
 fn value(field: Field) -> Result<Value, &'static str> {
     Ok(match field {
         Field::Null => Value::Null,
@@ -165,7 +165,7 @@ fn value(field: Field) -> Result<Value, &'static str> {
         Field::Float(it) => it.into(),
         Field::Double(it) => it.into(),
         Field::Str(it) => it.into(),
-        // Some writers leave the mark for text out.
+        // Some writers omit the annotation for text.
         Field::Bytes(it) => String::from_utf8(it.data().to_vec())
             .map_err(|_| "bytes that are no text")?
             .into(),

@@ -25,7 +25,7 @@ const SCHEMA: &str = "message schema {
     }
 }";
 
-/// Two row groups of the same three rows: two messages, none, no list at all.
+/// Two row groups of the same three rows: two messages, an empty list, a null list.
 fn write(path: &Path, compression: Compression) {
     let schema = Arc::new(parse_message_type(SCHEMA).unwrap());
     let properties = WriterProperties::builder()
@@ -135,7 +135,7 @@ fn rows_are_counted_from_one() {
 }
 
 #[test]
-fn a_damaged_parquet_file_is_an_error_and_never_a_crash() {
+fn a_damaged_parquet_file_is_an_error_and_never_a_panic() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("a.parquet");
     write(&path, Compression::SNAPPY);
@@ -152,6 +152,6 @@ fn a_damaged_parquet_file_is_an_error_and_never_a_crash() {
         std::fs::write(&path, &whole[..length]).unwrap();
         assert!(rows(&path, &[]).is_err(), "{length} bytes");
     }
-    // Many bytes are of columns that are not read, or of texts.
+    // Many bytes belong to unused columns, or to texts.
     assert!(errors > tried / 4, "{errors} of {tried}");
 }

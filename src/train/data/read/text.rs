@@ -6,7 +6,7 @@ use super::super::error::DataError;
 use super::lines::{LONGEST, Line, Lines};
 use super::{Content, Document, Documents, SEGMENT};
 
-/// Every block of lines between blank ones is a document.
+/// Makes a document of every block of lines between blank lines.
 pub(super) fn blocks(path: &Path) -> Result<Documents, DataError> {
     let mut lines = Lines::open(path)?;
     Ok(Box::new(std::iter::from_fn(move || {
@@ -46,7 +46,7 @@ pub(super) fn blocks(path: &Path) -> Result<Documents, DataError> {
     })))
 }
 
-/// The file is one document, in segments that end where lines do.
+/// Makes one document of the file, in segments that end at line breaks.
 pub(super) fn stream(path: &Path) -> Result<Documents, DataError> {
     let mut lines = Lines::open(path)?;
     let mut continues = false;
@@ -71,7 +71,7 @@ pub(super) fn stream(path: &Path) -> Result<Documents, DataError> {
     })))
 }
 
-/// Lines put together.
+/// Consecutive lines of one block.
 #[derive(Default)]
 struct Block {
     first: u64,

@@ -1,4 +1,4 @@
-//! Rows and what is wrong with them.
+//! Valid and invalid rows.
 
 use serde_json::json;
 
@@ -11,7 +11,7 @@ fn read(row: Value, columns: &[&str]) -> Result<Record, Fault> {
 }
 
 #[test]
-fn columns_are_chosen_by_name_then_by_place() {
+fn columns_are_selected_by_name_then_by_position() {
     let row =
         || json!({"messages": [], "prompt": "p", "completion": "c", "text": "t", "other": "o"});
     let chat = Record::Chat {
@@ -40,7 +40,7 @@ fn columns_are_chosen_by_name_then_by_place() {
 }
 
 #[test]
-fn rows_that_mean_nothing_say_why() {
+fn invalid_rows_are_refused_with_the_reason() {
     let message = |role: &str| json!({"role": role, "content": "x"});
     let chat = |messages: &[Value]| json!({ "messages": messages });
     let rows = [
@@ -71,14 +71,14 @@ fn rows_that_mean_nothing_say_why() {
         (chat(&[message("user"), message("system")]), &[]),
         (chat(&[message("user"), message("tool")]), &[]),
     ];
-    let said: Vec<String> = rows
+    let refusals: Vec<String> = rows
         .into_iter()
         .map(|(row, columns)| {
             let fault = read(row.clone(), columns).unwrap_err();
             format!("{row}\n    {}; {}", fault.problem, fault.help)
         })
         .collect();
-    insta::assert_snapshot!(said.join("\n"));
+    insta::assert_snapshot!(refusals.join("\n"));
 }
 
 #[test]

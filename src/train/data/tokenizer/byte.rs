@@ -1,9 +1,9 @@
-//! The built-in byte vocabulary: id 0 to 255 are the bytes, 256 begins and 257 ends a sequence,
-//! 258 pads. It needs no files and loses nothing of any text.
+//! The built-in byte vocabulary: ids 0 to 255 are the bytes, 256 begins and 257 ends a sequence, 258 pads. It
+//! needs no files and represents every text without loss.
 
 use super::{Encoder, Piece, Tokenizer};
 
-/// How a recipe names it.
+/// Name in a recipe.
 pub(super) const NAME: &str = "byte";
 
 /// Name, Jinja variable and id of the special tokens.

@@ -1,4 +1,4 @@
-//! `tokenizer.json` with what lies beside it: `tokenizer_config.json`, `chat_template.jinja`.
+//! `tokenizer.json` and the files beside it: `tokenizer_config.json`, `chat_template.jinja`.
 
 use std::path::{Path, PathBuf};
 
@@ -9,7 +9,7 @@ use super::super::error::DataError;
 use super::super::manifest::Checksum;
 use super::{Encoder, Piece, Tokenizer, read_text};
 
-/// Names of special tokens to look for when no `tokenizer_config.json` says which they are.
+/// Usual names of special tokens, for tokenizers without a `tokenizer_config.json`.
 const BEGINNINGS: [&str; 4] = ["<s>", "<|begin_of_text|>", "<bos>", "<|startoftext|>"];
 const ENDS: [&str; 5] = [
     "</s>",
@@ -19,15 +19,15 @@ const ENDS: [&str; 5] = [
     "<|im_end|>",
 ];
 
-/// Loads a `tokenizer.json`, or the one in a directory. `name` is how the recipe calls it,
-/// `template_key` how it calls the chat template.
+/// Loads a `tokenizer.json`, or the one in a directory. `name` and `template_key` are the recipe's names of
+/// the tokenizer and of the chat template's setting.
 pub(super) fn load(path: &Path, name: &str, template_key: &str) -> Result<Tokenizer, DataError> {
     let file = file_of(path)?;
     let text = read_text(&file)?;
     let mut tokenizer = tokenizers::Tokenizer::from_bytes(text.as_bytes()).map_err(|error| {
         DataError::source(
             &file,
-            format!("it is no tokenizer: {error}"),
+            format!("it is not a tokenizer: {error}"),
             "give a tokenizer.json of the tokenizers library",
         )
     })?;
@@ -46,7 +46,7 @@ pub(super) fn load(path: &Path, name: &str, template_key: &str) -> Result<Tokeni
     tokenizer.with_padding(None);
     tokenizer.with_truncation(None).map_err(unusable)?;
     let (start, mut end) = around(&tokenizer).map_err(unusable)?;
-    // What it adds is known now; without it, offsets are those of the text itself.
+    // The tokens that it adds are known now; without the post-processor, offsets are those of the text.
     tokenizer.with_post_processor(None::<PostProcessorWrapper>);
 
     let specials = specials(&tokenizer, &config);
@@ -97,7 +97,7 @@ fn file_of(path: &Path) -> Result<PathBuf, DataError> {
         return Ok(file);
     }
     let help = if path.join("tokenizer.model").is_file() {
-        "save it anew with transformers' AutoTokenizer, which writes one beside tokenizer.model"
+        "save it again with transformers' AutoTokenizer, which writes one beside tokenizer.model"
     } else {
         "set tokenizer.path to a directory that has one, or to byte"
     };
@@ -115,7 +115,7 @@ fn read_config(file: &Path, checksum: &mut Checksum) -> Result<Value, DataError>
     serde_json::from_str(&text).map_err(|error| {
         DataError::source(
             &path,
-            format!("it is no JSON: {error}"),
+            format!("it is not JSON: {error}"),
             "repair or remove it",
         )
     })
@@ -155,7 +155,7 @@ fn chat_template(
     }
 }
 
-/// What the tokenizer itself puts before and after a text.
+/// The tokens that the tokenizer itself adds before and after a text.
 fn around(tokenizer: &tokenizers::Tokenizer) -> tokenizers::Result<(Vec<u32>, Vec<u32>)> {
     let bare = tokenizer.encode_fast("a", false)?;
     let full = tokenizer.encode_fast("a", true)?;
@@ -167,7 +167,7 @@ fn around(tokenizer: &tokenizers::Tokenizer) -> tokenizers::Result<(Vec<u32>, Ve
     Ok((full[..start].to_vec(), full[end..].to_vec()))
 }
 
-/// Every `…_token` of the configuration; without one, well-known names that have an id.
+/// Every `…_token` of the configuration; without a configuration, well-known names that have an id.
 fn specials(tokenizer: &tokenizers::Tokenizer, config: &Value) -> Vec<(String, String)> {
     let Some(config) = config.as_object() else {
         let known = [("bos_token", &BEGINNINGS[..]), ("eos_token", &ENDS[..])];
@@ -185,7 +185,7 @@ fn specials(tokenizer: &tokenizers::Tokenizer, config: &Value) -> Vec<(String, S
         .iter()
         .filter(|(key, _)| key.ends_with("_token"))
         .filter_map(|(key, value)| {
-            // Either the text, or an added token with its properties.
+            // Either the text, or an object with the text and its properties.
             let text = value.as_str().or_else(|| value["content"].as_str())?;
             Some((key.clone(), text.to_string()))
         })

@@ -1,9 +1,9 @@
 //! Text to token ids: the built-in byte vocabulary, or a `tokenizer.json`.
 //!
-//! Special tokens are written in text by their names (`</s>`), as chat templates do, and become
-//! their ids. A tokenizer adds nothing by itself here: what goes before and after a document is
-//! asked for by name ([`Tokenizer::document_start`], [`Tokenizer::document_end`]), so that a
-//! document that is read in pieces gets it once.
+//! Chat templates write special tokens as text by their names (`</s>`), and encoding turns them into their
+//! ids. Encoding adds no token by itself: the caller requests the tokens before and after a document
+//! ([`Tokenizer::document_start`], [`Tokenizer::document_end`]), so that a document that is read in pieces
+//! gets each of them once.
 
 mod byte;
 mod huggingface;
@@ -16,15 +16,15 @@ use super::files;
 use super::request::PrepareRequest;
 use super::writer::Token;
 
-/// A tokenizer and what belongs to it.
+/// A tokenizer with its special tokens and template.
 pub struct Tokenizer {
-    /// For people: `byte`, or the path as the recipe names it.
+    /// Name for people: `byte`, or the path as the recipe names it.
     pub name: String,
     /// The special tokens that templates may name, by their Jinja variable (`eos_token`).
     pub specials: Vec<(String, String)>,
     /// The tokenizer's own chat template.
     pub chat_template: Option<String>,
-    /// Checksum of everything above and of the vocabulary.
+    /// Checksum of all fields above and of the vocabulary.
     pub checksum: String,
     start: Vec<u32>,
     end: Vec<u32>,
@@ -51,7 +51,7 @@ impl Tokenizer {
         }
     }
 
-    /// What the recipe names as its tokenizer, and the native path that names it.
+    /// The recipe's name of the tokenizer, and the native path of that setting.
     pub(super) fn named<'a>(
         request: &PrepareRequest<'a>,
     ) -> Result<(&'a str, &'static str), DataError> {
@@ -60,13 +60,13 @@ impl Tokenizer {
             (None, Some(model)) => Ok((model, "model.path")),
             (None, None) => Err(request.setting(
                 "tokenizer.path",
-                "no tokenizer is named, and no model that could bring its own",
+                "no tokenizer is named, and no model with one",
                 Tokenizer::ways(request),
             )),
         }
     }
 
-    /// Where a named tokenizer lies; `None` for the built-in one.
+    /// Path of a named tokenizer; `None` for the built-in one.
     pub(super) fn place(
         request: &PrepareRequest<'_>,
         name: &str,
@@ -81,7 +81,7 @@ impl Tokenizer {
             let problem = if let Some(kind) = special {
                 format!("{} is {kind}, not a tokenizer's file", path.display())
             } else if files::is_model_on_hub(request.base, name) {
-                format!("the tokenizer of {name} is not here, and nothing is downloaded")
+                format!("the tokenizer of {name} is not on this machine, and nothing is downloaded")
             } else {
                 format!("there is no {}", path.display())
             };
@@ -90,7 +90,7 @@ impl Tokenizer {
         Ok(Some(path))
     }
 
-    /// How to name a tokenizer that is here.
+    /// The ways to name an available tokenizer, for messages.
     fn ways(request: &PrepareRequest<'_>) -> String {
         let key = (request.key)("tokenizer.path");
         format!(
@@ -109,7 +109,7 @@ impl Tokenizer {
         byte::tokenizer()
     }
 
-    /// For data that is token ids already, which are below `vocabulary_size`.
+    /// A placeholder for data of ready-made token ids, which are below `vocabulary_size`.
     pub(super) fn none(vocabulary_size: u64) -> Tokenizer {
         Tokenizer {
             name: "none".to_string(),
@@ -123,7 +123,7 @@ impl Tokenizer {
         }
     }
 
-    /// Texts that are one token each, whatever stands around them.
+    /// Texts that are always one token.
     pub(super) fn marks(&self) -> Vec<String> {
         let named = self.specials.iter().map(|(_, text)| text.clone());
         let added = match &self.encoder {
@@ -140,31 +140,31 @@ impl Tokenizer {
         marks
     }
 
-    /// How many ids there may be: the largest plus one.
+    /// Upper bound of the ids: the largest plus one.
     pub fn vocabulary_size(&self) -> u64 {
         self.vocabulary_size
     }
 
-    /// What goes before a document, for example the beginning-of-sequence id.
+    /// Tokens before a document, for example the beginning-of-sequence id.
     pub fn document_start(&self) -> &[u32] {
         &self.start
     }
 
-    /// What goes after a document: the end-of-sequence id. Empty if the tokenizer has none.
+    /// Tokens after a document: the end-of-sequence id. Empty if the tokenizer has none.
     pub fn document_end(&self) -> &[u32] {
         &self.end
     }
 
-    /// The ids of a text, special tokens by name included.
+    /// The ids of a text, which may contain special tokens by name.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, String> {
         Ok(self.pieces(text)?.into_iter().map(|(id, _)| id).collect())
     }
 
     /// The ids of a text of which only `spans` (in bytes, in order, disjoint) carry loss.
     ///
-    /// The text is tokenised as a whole, as the model will see it. Only where a token would reach
-    /// over a span's border is the text cut there and both sides tokenised apart, so that no
-    /// token is half prompt and half answer.
+    /// The text is tokenised as a whole, like the model's input. Only where a token would cross a span's
+    /// border, the text is cut there and both sides are tokenised separately, so that no token is half prompt
+    /// and half answer.
     pub(super) fn encode_spans(
         &self,
         text: &str,
@@ -186,7 +186,7 @@ impl Tokenizer {
             };
             return Ok(pieces.into_iter().map(token).collect());
         };
-        // The rest may have further borders to be cut at; each call has one less.
+        // The rest may need further cuts; each call has one less.
         let (left, right) = (clip(spans, 0..cut), clip(spans, cut..text.len()));
         let mut tokens = self.encode_spans(&text[..cut], &left)?;
         tokens.extend(self.encode_spans(&text[cut..], &right)?);
@@ -216,7 +216,7 @@ fn clip(spans: &[Range<usize>], window: Range<usize>) -> Vec<Range<usize>> {
         .collect()
 }
 
-/// A file of a tokenizer as text.
+/// Reads a text file of a tokenizer.
 fn read_text(path: &Path) -> Result<String, DataError> {
     std::fs::read_to_string(path).map_err(|error| DataError::read(path, error))
 }

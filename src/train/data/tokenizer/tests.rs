@@ -1,4 +1,4 @@
-//! Tokenizers: exact borders, special tokens, and directories as Hugging Face lays them out.
+//! Tokenizers: exact borders, special tokens, and directories in Hugging Face's layout.
 
 use std::path::PathBuf;
 
@@ -15,7 +15,7 @@ fn targets(tokens: &[Token]) -> Vec<(u32, bool)> {
 }
 
 #[test]
-fn byte_ids_are_fixed_for_ever() {
+fn byte_ids_never_change() {
     let tokenizer = Tokenizer::byte();
     assert_eq!(tokenizer.vocabulary_size(), 259);
     assert_eq!(
@@ -103,10 +103,10 @@ impl Directory {
 }
 
 #[test]
-fn a_token_never_reaches_over_the_border_of_an_answer() {
+fn a_token_never_crosses_the_border_of_an_answer() {
     let directory = Directory::new(&[("tokenizer.json", bpe(Value::Null).to_string())]);
     let tokenizer = directory.load().unwrap();
-    // As a whole the two line breaks are one token; the answer begins between them.
+    // In the whole text the two line breaks are one token; the answer begins between them.
     assert_eq!(tokenizer.encode("u:\n\nab\n").unwrap(), [6, 7, 1, 4, 0]);
     let answer = tokenizer
         .encode_spans("u:\n\nab\n", std::slice::from_ref(&(3..6)))
@@ -122,7 +122,7 @@ fn a_token_never_reaches_over_the_border_of_an_answer() {
             (0, false)
         ]
     );
-    // Where no token is in the way, the text is tokenised as a whole.
+    // Without a token across a border, the text is tokenised as a whole.
     let whole = tokenizer
         .encode_spans("u:\n\nab\n", std::slice::from_ref(&(4..6)))
         .unwrap();
@@ -130,7 +130,7 @@ fn a_token_never_reaches_over_the_border_of_an_answer() {
         targets(&whole),
         [(6, false), (7, false), (1, false), (4, true), (0, false)]
     );
-    // Several borders that are in the way, and an answer without length.
+    // Several crossed borders, and an empty answer.
     let several = tokenizer
         .encode_spans("\n\n\n\nab", &[1..3, 3..3, 5..6])
         .unwrap();
@@ -170,13 +170,13 @@ fn offsets_are_right_after_characters_of_several_bytes() {
 }
 
 #[test]
-fn what_a_tokenizer_adds_is_added_once_and_by_name() {
+fn tokens_that_a_tokenizer_adds_are_added_once_and_on_request() {
     let directory = Directory::new(&[("tokenizer.json", bpe(begins()).to_string())]);
     let tokenizer = directory.load().unwrap();
-    // Nothing is truncated or added to a text, whatever the file says.
+    // No text is truncated or extended, whatever the file says.
     assert_eq!(tokenizer.encode("abxxx").unwrap(), [4, 8, 8, 8]);
     assert_eq!(tokenizer.document_start(), [9]);
-    // Found by its well-known name, since no configuration names it.
+    // The well-known name applies, because no configuration names the token.
     assert_eq!(tokenizer.document_end(), [10]);
     // Two special tokens are in the vocabulary, the third comes after it.
     assert_eq!(tokenizer.vocabulary_size(), 12);
@@ -205,7 +205,7 @@ fn the_configuration_names_special_tokens_and_the_template() {
         tokenizer.specials,
         [("eos_token", "<|im_end|>"), ("pad_token", "</s>")].map(|(a, b)| (a.into(), b.into()))
     );
-    // A file of its own comes before the configuration's, and changes what is known about data.
+    // The separate file has priority over the configuration and changes the checksum.
     std::fs::write(directory.path().join("chat_template.jinja"), "J").unwrap();
     assert_eq!(
         directory.load().unwrap().chat_template.as_deref(),
@@ -217,7 +217,7 @@ fn the_configuration_names_special_tokens_and_the_template() {
 }
 
 #[test]
-fn tokenizers_that_cannot_be_used_are_named() {
+fn unusable_tokenizers_are_refused() {
     let good = bpe(Value::Null).to_string();
     let cases: [&[(&str, String)]; 7] = [
         &[],
@@ -243,7 +243,7 @@ fn tokenizers_that_cannot_be_used_are_named() {
             ),
         ],
     ];
-    let said: Vec<String> = cases
+    let refusals: Vec<String> = cases
         .iter()
         .map(|files| {
             let directory = Directory::new(files);
@@ -251,5 +251,5 @@ fn tokenizers_that_cannot_be_used_are_named() {
             error.replace(&directory.path().display().to_string(), "DIR")
         })
         .collect();
-    insta::assert_snapshot!(said.join("\n"));
+    insta::assert_snapshot!(refusals.join("\n"));
 }

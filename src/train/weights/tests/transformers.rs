@@ -1,5 +1,5 @@
-//! Directories that transformers wrote (`tests/reference/transformers_weights.py`), loaded into the
-//! engine: the loss must be the one that transformers computes.
+//! Directories that transformers wrote (`tests/reference/transformers_weights.py`), loaded into the engine:
+//! the loss must equal that of transformers.
 
 use serde_json::Value;
 
@@ -17,7 +17,7 @@ fn cells(rows: &Value) -> Vec<u32> {
 }
 
 #[test]
-fn engine_computes_the_loss_of_transformers_from_its_directories() {
+fn the_engine_computes_transformers_loss_from_its_directories() {
     for name in ["sharded_bf16", "single_f16_tied"] {
         let directory = Path::new(env!("CARGO_MANIFEST_DIR"))
             .join("tests/reference")

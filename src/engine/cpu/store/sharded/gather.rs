@@ -1,9 +1,9 @@
 //! Whole parameters, gathered ahead of the walk.
 //!
-//! Two buffers take turns: while one unit computes, the next one is gathered into the other. A
-//! buffer that is given back keeps its unit until another is gathered into it: what the walk wants
-//! again first (the last block, when it turns round) is still there. All of this follows from the
-//! calls alone, so that every rank starts the same operations in the same order.
+//! Two buffers alternate: while one unit computes, the next one is gathered into the other. A released buffer
+//! keeps its unit until another unit is gathered into it, so the unit that the walk needs again first (the
+//! last block, when backward begins) is still available. The calls alone determine all of this, so that every
+//! rank starts the same operations in the same order.
 
 use crate::comm::{CommError, Operation, Pending, World};
 use crate::engine::cpu::arena::{Arena, Buffer};
@@ -12,22 +12,22 @@ use crate::engine::{EngineError, Layout};
 
 use super::Shard;
 
-/// The buffers and where the walk is.
+/// The buffers and the position of the walk.
 pub(super) struct Gather {
     world: World,
-    /// Two that take turns, and one for the first unit where embeddings are tied: it stays whole
-    /// until the head is done.
+    /// Two alternating buffers, and one for the first unit where embeddings are tied: it stays whole until
+    /// the head is done.
     places: Vec<Place>,
     tied: bool,
     pass: Pass,
     units: usize,
-    /// Units of this walk that are gathered, or on their way.
+    /// Units of this walk that are gathered or being gathered.
     begun: usize,
 }
 
 struct Place {
     buffer: Buffer,
-    /// Whose parameters these are (or will be).
+    /// The unit whose parameters the buffer holds or receives.
     unit: Option<usize>,
     state: State,
 }
@@ -64,7 +64,7 @@ impl Gather {
         })
     }
 
-    /// A walk begins: the first units are on their way.
+    /// Starts a walk and gathers the first units.
     pub fn begin(&mut self, pass: Pass, shards: &mut [Shard]) {
         self.pass = pass;
         self.begun = 0;
@@ -80,7 +80,7 @@ impl Gather {
         Ok(())
     }
 
-    /// A whole unit; empty when it is not acquired.
+    /// The parameters of an acquired unit; empty when it is not acquired.
     pub fn parameters(&self, shard: &Shard) -> &[f32] {
         let taken =
             |place: &&Place| place.unit == Some(shard.index) && matches!(place.state, State::Taken);
@@ -88,7 +88,7 @@ impl Gather {
         place.map_or(&[], |place| &place.buffer[..shard.unit.len])
     }
 
-    /// Gives a unit's buffer back, and gathers what comes next.
+    /// Releases a unit's buffer and starts to gather the next unit.
     pub fn release(&mut self, unit: usize, shards: &mut [Shard]) {
         for place in &mut self.places {
             if place.unit == Some(unit) && matches!(place.state, State::Taken) {
@@ -111,14 +111,14 @@ impl Gather {
         Ok(&place.buffer)
     }
 
-    /// The parameters have changed: nothing that was gathered is worth anything.
+    /// The parameters have changed, so every gathered copy is outdated.
     pub fn forget(&mut self) {
         for place in &mut self.places {
             place.unit = None;
         }
     }
 
-    /// Ends the walk wherever it is; the next one gathers anew.
+    /// Ends the walk at its current position; the next walk gathers again.
     pub fn stop(&mut self, shards: &mut [Shard]) {
         for place in &mut self.places {
             let state = std::mem::replace(&mut place.state, State::Free);
@@ -134,8 +134,8 @@ impl Gather {
         self.forget();
     }
 
-    /// The units of a walk in the order in which they are acquired: forward, then, in training,
-    /// backward from the last block to the first.
+    /// The units of a walk in the order of their acquisition: forward, then, in training, backward from the
+    /// last block to the first.
     fn wanted(&self, index: usize) -> Option<usize> {
         let turn = self.units;
         match self.pass {
@@ -157,7 +157,7 @@ impl Gather {
             };
             let free = self.places[range].iter_mut();
             let free = free.filter(|place| matches!(place.state, State::Free));
-            // The unit itself may be there still; its successor is better left where it is.
+            // The unit itself may still be present; its successor should stay where it is.
             let Some(place) = free.min_by_key(|place| match place.unit {
                 held if held == Some(unit) => 0,
                 held if held.is_some() && held == after => 2,
@@ -187,11 +187,11 @@ impl Gather {
 }
 
 impl Place {
-    /// Starts to gather; the shard is lent until it is received.
+    /// Starts to gather; the shard is lent until the result arrives.
     fn send(&mut self, world: &World, shard: &mut Buffer) -> Box<dyn Pending> {
         let shard = shard.lend();
         let mut data = self.buffer.lend();
-        // Never beyond what was reserved: the place is as large as its largest unit.
+        // Never beyond the reservation: the buffer is as large as its largest unit.
         data.resize(shard.len() * world.world(), 0.0);
         world.start(Operation::AllGather { shard, data })
     }

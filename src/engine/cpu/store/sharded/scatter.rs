@@ -1,9 +1,9 @@
-//! Gradients on their way from whole units to shards.
+//! Reduction of gradients from whole units to shards.
 //!
-//! A micro-batch's gradient of a unit exists whole from its backward until it is reduced. Two
-//! buffers take turns: one is reduced and scattered beside the backward pass that fills the other.
-//! Unless the norm test wants the accumulated gradient of this rank: that one exists only where
-//! it is kept whole for the length of a step, at the price of a whole model's gradient.
+//! A micro-batch's gradient of a unit exists whole from its backward until it is reduced. Two buffers
+//! alternate: one is reduced and scattered while the backward pass fills the other. The norm test may need
+//! the accumulated gradient of this rank. It exists only if it is kept whole for the whole step, at the cost
+//! of a whole model's gradient.
 
 use crate::comm::{CommError, Operation, Pending, World};
 use crate::engine::cpu::arena::{Arena, Buffer};
@@ -13,33 +13,33 @@ use crate::engine::{EngineError, Layout};
 
 use super::Shard;
 
-/// Where a step stands at a micro-batch.
+/// Progress of a step at a micro-batch.
 #[derive(Clone, Copy)]
 pub(super) struct Standing {
-    /// Training walks before this one, of any rank's micro-batches.
+    /// Training walks before this one, including joined ones.
     pub walks: u64,
     /// This rank's micro-batches before this one.
     pub own: u64,
-    /// Whether this one's gradient is kept apart from what was accumulated before.
+    /// Whether this micro-batch's gradient is kept separate from the accumulated one.
     pub apart: bool,
-    /// Whether the norm of this one's gradient is taken; it is kept apart, then.
+    /// Whether the norm of this micro-batch's gradient is computed; the gradient is then kept separate.
     pub measured: bool,
 }
 
 /// The places for gradients of whole units.
 pub(super) struct Scatter {
     world: World,
-    /// Two that take turns, and one for the first unit where embeddings are tied: its gradient is
-    /// open beside every other.
+    /// Two alternating buffers, and one for the first unit where embeddings are tied: its gradient is in
+    /// progress beside every other.
     places: Vec<Place>,
     tied: bool,
-    /// Whole accumulated gradients by unit, where they are kept.
+    /// Whole accumulated gradients by unit, if they are kept.
     whole: Option<Vec<Buffer>>,
 }
 
 struct Place {
     buffer: Buffer,
-    /// Receives the shard of a gradient that is to be added to what was accumulated.
+    /// Receives the shard of a gradient that is added to the accumulated one.
     addend: Buffer,
     state: State,
 }
@@ -52,7 +52,7 @@ enum State {
 
 struct Reduction {
     unit: usize,
-    /// It writes the accumulated gradient's shard rather than an addend.
+    /// Whether the reduction writes the accumulated gradient's shard instead of an addend.
     first: bool,
     pending: Box<dyn Pending>,
 }
@@ -93,14 +93,13 @@ impl Scatter {
         self.whole.is_some()
     }
 
-    /// A walk begins: tied embeddings' gradient is wanted soon.
+    /// Starts a walk; the gradient of tied embeddings is needed soon.
     pub fn begin(&mut self, shards: &mut [Shard]) -> Result<(), EngineError> {
         self.places[2..]
             .iter_mut()
             .try_for_each(|place| place.finish(shards))
     }
 
-    /// The place for a unit's gradient.
     pub fn gradient(&mut self, shard: &Shard, standing: Standing) -> Gradient<'_> {
         let len = shard.unit.len;
         let add = standing.own > 0;
@@ -117,12 +116,12 @@ impl Scatter {
         }
     }
 
-    /// Zeroes a unit's gradient: that of a rank without a micro-batch.
+    /// Zeroes a unit's gradient, for a rank without a micro-batch.
     pub fn nothing(&mut self, shard: &Shard) {
         self.open(shard).fill(0.0);
     }
 
-    /// A unit's finished gradient of this micro-batch: kept apart, or the first of the step.
+    /// A unit's finished gradient of this micro-batch: kept separate, or the first of the step.
     pub fn micro_batch(&self, shard: &Shard) -> Result<&[f32], EngineError> {
         let apart = self.places.iter().find(|place| place.holds(shard.index));
         let apart = apart.map(|place| &place.buffer);
@@ -132,13 +131,13 @@ impl Scatter {
         Ok(&gradient[..shard.unit.len])
     }
 
-    /// This rank's accumulated gradients by unit, with padding, where they are kept whole.
+    /// This rank's accumulated gradients by unit, with padding, if they are kept whole.
     pub fn accumulated(&self) -> impl Iterator<Item = &[f32]> {
         self.whole.iter().flatten().map(|whole| &whole[..])
     }
 
-    /// Takes a unit's finished gradient and starts to reduce it. Gives its squared norm when it
-    /// is measured.
+    /// Takes a unit's finished gradient and starts to reduce it. Returns its squared norm when it is
+    /// measured.
     pub fn complete(
         &mut self,
         unit: usize,
@@ -184,7 +183,7 @@ impl Scatter {
             first,
             pending,
         });
-        // The next unit needs the other place.
+        // The next unit needs the other buffer.
         for place in &mut self.places[..2] {
             if !matches!(&place.state, State::Reducing(reduction) if reduction.unit == unit) {
                 place.finish(shards)?;
@@ -201,8 +200,8 @@ impl Scatter {
         Ok(())
     }
 
-    /// Reduces the accumulated gradients where they are kept whole, and gives the squared norm of
-    /// this rank's. `nothing`: this rank has accumulated none.
+    /// Reduces the accumulated gradients if they are kept whole, and returns the squared norm of this rank's.
+    /// `nothing`: this rank has accumulated none.
     pub fn reduce_whole(
         &mut self,
         shards: &mut [Shard],
@@ -225,14 +224,14 @@ impl Scatter {
         for ((buffer, unit), pending) in whole.iter_mut().zip(shards).zip(under_way) {
             let (data, shard) = scattered(pending)?;
             buffer.restore(data);
-            // The padding, which a reduction may use as scratch, is to stay zero.
+            // A reduction may use the padding as scratch, but it must stay zero.
             buffer[unit.unit.len..].fill(0.0);
             unit.gradient.restore(shard);
         }
         Ok(Some(squared_norm))
     }
 
-    /// Ends whatever is under way; nothing of it is kept.
+    /// Ends the reductions in progress and discards their results.
     pub fn stop(&mut self, shards: &mut [Shard]) {
         for place in &mut self.places {
             if place.finish(shards).is_err() {
@@ -246,7 +245,7 @@ impl Scatter {
         }
     }
 
-    /// A unit's open place, with zeros for padding.
+    /// A unit's place in progress, with zeros for padding.
     fn open(&mut self, shard: &Shard) -> &mut [f32] {
         let index = shard.index;
         let place = match self.places.iter().position(|place| place.holds(index)) {
@@ -267,7 +266,7 @@ impl Scatter {
     }
 }
 
-/// Which place a unit's gradient takes.
+/// The place of a unit's gradient.
 fn place_index(tied: bool, unit: usize, first_is_free: bool) -> usize {
     match (tied && unit == 0, first_is_free) {
         (true, _) => 2,
@@ -281,12 +280,12 @@ fn no_gradient(unit: usize) -> EngineError {
 }
 
 impl Place {
-    /// Whether a unit's gradient of the micro-batch under way is here.
+    /// Whether the place holds a unit's gradient of the current micro-batch.
     fn holds(&self, unit: usize) -> bool {
         matches!(self.state, State::Open(open) if open == unit)
     }
 
-    /// Waits for the reduction under way, if there is one, and accumulates what it gave.
+    /// Waits for the reduction in progress, if any, and accumulates its result.
     fn finish(&mut self, shards: &mut [Shard]) -> Result<(), EngineError> {
         let reduction = match std::mem::replace(&mut self.state, State::Free) {
             State::Reducing(reduction) => reduction,
@@ -308,7 +307,7 @@ impl Place {
     }
 }
 
-/// Waits for a reduce-scatter and takes its elements back.
+/// Waits for a reduce-scatter and returns its elements.
 fn scattered(pending: Box<dyn Pending>) -> Result<(Vec<f32>, Vec<f32>), EngineError> {
     match pending.wait()? {
         Operation::ReduceScatter { data, shard } => Ok((data, shard)),

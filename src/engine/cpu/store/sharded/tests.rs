@@ -1,5 +1,5 @@
-//! When shards are gathered and gradients scattered: beside compute, and in the same order by
-//! whoever computes and whoever only joins.
+//! The schedule of gathers and scatters: they run beside compute, in the same order on ranks that compute and
+//! on ranks that only join.
 
 use std::sync::{Arc, Mutex};
 
@@ -8,7 +8,7 @@ use crate::comm::tcp::tests::on_all;
 use crate::comm::{Collective, CommError, Operation, Pending};
 use crate::engine::Parameter;
 
-/// Notes which operations are started; units are told apart by their lengths.
+/// Records the operations that start; the length of a vector identifies its unit.
 struct Recorder {
     world: World,
     events: Arc<Mutex<Vec<String>>>,
@@ -76,10 +76,10 @@ const TRAINING: Pass = Pass::Training {
     last: true,
 };
 
-/// Notes that a unit computes.
+/// Records that a unit computes.
 type Compute<'a> = &'a dyn Fn(&str, usize);
 
-/// Walks over the units as the model does.
+/// Walks over the units in the model's order.
 fn walk(store: &mut Sharded, pass: Pass, tied: bool, compute: Compute<'_>) {
     let head = 4;
     store.begin(pass).unwrap();
@@ -119,7 +119,7 @@ fn walk(store: &mut Sharded, pass: Pass, tied: bool, compute: Compute<'_>) {
     store.end().unwrap();
 }
 
-/// The events of two ranks that run `work`; the first with compute marked.
+/// The events of two ranks that run `work`; those of the first rank include compute.
 fn record(tied: bool, work: impl Fn(&mut Sharded, usize, Compute<'_>) + Sync) -> Vec<Vec<String>> {
     on_all(2, |world| {
         let rank = world.rank();
@@ -160,7 +160,7 @@ fn tied_embeddings_stay_whole_until_the_head_is_done() {
 }
 
 #[test]
-fn what_is_whole_still_is_not_gathered_again() {
+fn a_unit_that_is_still_whole_is_not_gathered_again() {
     let gathers = |work: fn(&mut Sharded, Compute<'_>)| {
         let events = record(false, |store, _, compute| work(store, compute));
         events[1]
@@ -168,7 +168,7 @@ fn what_is_whole_still_is_not_gathered_again() {
             .filter(|event| event.starts_with("gather"))
             .count()
     };
-    // Forward 0 to 4, backward 3 (still there), 2, 1.
+    // Forward 0 to 4, backward 3 (still present), 2, 1.
     let one = gathers(|store, compute| walk(store, TRAINING, false, compute));
     assert_eq!(one, 5 + 2);
     // Unit 1, the last of backward, is the second of the next forward.
@@ -188,7 +188,7 @@ fn what_is_whole_still_is_not_gathered_again() {
 }
 
 #[test]
-fn whoever_joins_starts_the_same_operations_in_the_same_order() {
+fn a_joining_rank_starts_the_same_operations_in_the_same_order() {
     for tied in [false, true] {
         let events = record(tied, |store, rank, compute| {
             for pass in [TRAINING, Pass::Evaluation, TRAINING] {
@@ -197,7 +197,7 @@ fn whoever_joins_starts_the_same_operations_in_the_same_order() {
                     _ => store.join(pass).unwrap(),
                 }
             }
-            // Twice the one rank's ones, and the other's zeros.
+            // Twice the operations of the rank with data, and the other rank's zeros.
             assert_eq!(
                 store.reduce(Measure::default()).unwrap().squared_norm,
                 4.0 * 150.0

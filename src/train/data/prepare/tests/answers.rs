@@ -1,4 +1,4 @@
-//! Conversations, prompts and completions: what is learned of them.
+//! Which tokens of conversations, prompts and completions carry loss.
 
 use super::*;
 
@@ -16,7 +16,7 @@ fn sft(content: &str) -> Case {
 }
 
 #[test]
-fn only_answers_and_the_end_of_their_turn_are_learned() {
+fn only_answers_and_the_end_of_their_turn_carry_loss() {
     let case = sft(CHAT);
     let samples = case.samples();
     assert_eq!(text(&samples[0]), "u:Hi$\na:Yo$\nu:2$\na:3$\n");
@@ -27,7 +27,7 @@ fn only_answers_and_the_end_of_their_turn_are_learned() {
 }
 
 #[test]
-fn answers_that_the_sequence_length_cuts_away_name_it() {
+fn answers_beyond_the_sequence_length_are_an_error_that_names_it() {
     let mut case = sft(CHAT);
     case.data.sequence_length = 3;
     insta::assert_snapshot!(
@@ -37,7 +37,7 @@ fn answers_that_the_sequence_length_cuts_away_name_it() {
 }
 
 #[test]
-fn everything_is_learned_where_the_recipe_or_the_objective_says_so() {
+fn all_tokens_carry_loss_if_the_recipe_or_the_objective_says_so() {
     let mut case = sft(CHAT);
     case.data.answers_only = Some(false);
     let everything = "u:Hi$\na:Yo$\nu:2$\na:3$\n";
@@ -48,7 +48,7 @@ fn everything_is_learned_where_the_recipe_or_the_objective_says_so() {
 }
 
 #[test]
-fn the_built_in_template_is_said_to_be_used() {
+fn use_of_the_built_in_template_is_noted() {
     let mut case = sft(CHAT);
     case.tokenizer.chat_template = None;
     let samples = case.samples();
@@ -61,12 +61,12 @@ fn the_built_in_template_is_said_to_be_used() {
 }
 
 #[test]
-fn completions_are_learned_and_prompts_are_not() {
+fn completions_carry_loss_and_prompts_do_not() {
     let mut case = sft(r#"{"prompt": "1+1=", "completion": "2"}"#);
     assert_eq!(learned(&case.samples()[0]), "·····2$");
     case.data.answers_only = Some(false);
     assert_eq!(learned(&case.samples()[0]), "^1+1=2$");
-    // The completion ends the sequence itself.
+    // The completion itself ends with the end-of-sequence token.
     let case = sft(r#"{"prompt": "1+1=", "completion": "2<|eos|>"}"#);
     assert_eq!(text(&case.samples()[0]), "^1+1=2$");
 }
@@ -80,7 +80,7 @@ fn conversational_prompts_teach_only_the_completion() {
 }
 
 #[test]
-fn columns_choose_what_is_read() {
+fn columns_select_the_content() {
     let mut case = sft(r#"{"q": "a", "r": "b", "text": "no"}"#);
     case.data.train[0].columns = vec!["q".to_string(), "r".to_string()];
     assert_eq!(learned(&case.samples()[0]), "··b$");
@@ -89,14 +89,14 @@ fn columns_choose_what_is_read() {
 }
 
 #[test]
-fn what_teaches_nothing_is_skipped_and_counted() {
+fn records_without_targets_are_skipped_and_counted() {
     let mut case = sft(&[
         CHAT,
         r#"{"messages": [{"role": "user", "content": "Hi"}]}"#,
         r#"{"messages": []}"#,
         r#"{"prompt": "a", "completion": ""}"#,
         r#"{"text": "  "}"#,
-        // Cut to 21 tokens, the answer is gone.
+        // The cut to 21 tokens removes the answer.
         r#"{"prompt": "aaaaaaaaaaaaaaaaaaaaaaaaaaa", "completion": "b"}"#,
     ]
     .join("\n"));
@@ -118,13 +118,13 @@ fn packed_conversations_keep_their_mask() {
 }
 
 #[test]
-fn what_to_set_is_spelled_as_the_recipe_spells_it() {
+fn remedies_use_the_recipes_spelling_of_keys() {
     let mut case = Case::with("a.jsonl", "{\"text\": \"abc\"}\n");
     case.data.answers_only = Some(true);
     case.key = |path| format!("evenkeel.{path}");
-    let said = case.refusal();
+    let message = case.refusal();
     assert!(
-        said.contains("set evenkeel.data.answers_only=false"),
-        "{said}"
+        message.contains("set evenkeel.data.answers_only=false"),
+        "{message}"
     );
 }

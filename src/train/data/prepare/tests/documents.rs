@@ -1,9 +1,9 @@
-//! Text of every kind to samples.
+//! Documents of every format become samples.
 
 use super::*;
 
 #[test]
-fn a_document_is_a_sample_that_begins_and_ends() {
+fn a_document_is_a_sample_with_a_beginning_and_an_end_token() {
     let case = Case::with("a.jsonl", "{\"text\": \"hé\"}\n\n{\"text\": \"two\"}\n");
     let samples = case.samples();
     assert_eq!(samples[0].tokens, [256, b'h'.into(), 0xc3, 0xa9, 257]);
@@ -51,7 +51,7 @@ fn packed_documents_are_cut_with_one_token_shared() {
     let mut case = Case::with("a.jsonl", "{\"text\": \"abc\"}\n{\"text\": \"de\"}\n");
     case.data.sequence_length = 4;
     case.data.packing = true;
-    // ^abc$^de$ in samples of four targets; the last one is what is left.
+    // ^abc$^de$ in samples of four targets; the last sample is the rest.
     assert_eq!(
         case.samples().iter().map(text).collect::<Vec<_>>(),
         ["^abc$", "$^de$"]
@@ -78,7 +78,7 @@ fn packed_plain_text_is_one_document_per_file() {
 }
 
 #[test]
-fn a_long_stream_is_read_in_segments_that_leave_no_trace() {
+fn segments_of_a_long_stream_do_not_change_its_tokens() {
     let line = "The quick brown fox jumps over the lazy dog.\n";
     let content = line.repeat(5_000);
     let mut case = Case::with("a.txt", &content);
@@ -93,7 +93,7 @@ fn a_long_stream_is_read_in_segments_that_leave_no_trace() {
 }
 
 #[test]
-fn token_ids_are_read_as_they_are() {
+fn token_ids_are_read_unchanged() {
     let ids: Vec<u8> = (1..=10u16)
         .flat_map(|id| (id * 100).to_le_bytes())
         .collect();
@@ -164,7 +164,7 @@ fn micro_batches_are_padded_to_their_longest_sample() {
     assert_eq!(batch.row(0), (&[256, l, m][..], &[l, m, 257][..]));
     assert_eq!(batch.row(1), (&[256, a][..], &[a, 257][..]));
 
-    // Rounded up to 8 columns, but not above the sequence length: 11 would be 16.
+    // Rounded up to 8 columns, but at most the sequence length: 11 would be 16.
     assert_eq!(data.collate([1]).unwrap().seq_len, 12);
     assert_eq!(data.collate([]).unwrap(), Default::default());
     assert_eq!(

@@ -1,4 +1,4 @@
-//! Stores that are damaged, disks that are full, preparations that fail on the way.
+//! Damaged stores, full disks, and preparations that fail midway.
 
 use super::*;
 use crate::train::data::store::{INDEX, TOKENS};
@@ -21,7 +21,7 @@ fn edit(case: &Case, name: &str, change: impl FnOnce(&mut Vec<u8>)) {
     std::fs::write(path, bytes).unwrap();
 }
 
-/// What opening and reading everything says, without this machine's directory.
+/// The error of opening and reading everything, without this machine's directory.
 fn complaint(case: &Case) -> String {
     let base = case.directory.path().display().to_string();
     let read = || -> Result<(), DataError> {
@@ -35,7 +35,7 @@ fn complaint(case: &Case) -> String {
 }
 
 #[test]
-fn a_preparation_that_is_stopped_leaves_nothing_wherever_it_is() {
+fn a_stopped_preparation_leaves_nothing_at_any_point() {
     let text = "{\"text\": \"abc\"}\n{\"text\": \"defg\"}\n".repeat(20);
     let mut case = Case::with("a.jsonl", text);
     case.data.held_out = Some(4.0);
@@ -57,10 +57,10 @@ fn a_preparation_that_is_stopped_leaves_nothing_wherever_it_is() {
         assert_eq!(left, 0, "stopped when asked {patience} times");
         patience += 1;
     }
-    // Every document is counted, chosen, encoded and perhaps held out.
+    // The stop is checked for every document: when it is counted, chosen, encoded and held out.
     assert!(patience > 100, "{patience}");
 
-    // What is there already is only looked at.
+    // An existing store is only checked.
     case.resume = true;
     assert!(stopped_at(&mut case, 2));
     case.patience = None;
@@ -68,7 +68,7 @@ fn a_preparation_that_is_stopped_leaves_nothing_wherever_it_is() {
 }
 
 #[test]
-fn damage_is_named_and_mended_by_preparing_again() {
+fn damage_is_reported_and_repaired_by_preparing_again() {
     type Damage = fn(&Case);
     let damages: [(&str, Damage); 8] = [
         ("tokens cut off", |case| {
@@ -96,22 +96,22 @@ fn damage_is_named_and_mended_by_preparing_again() {
             edit(case, INDEX, |bytes| bytes[11] = 0xff)
         }),
     ];
-    let mut said = Vec::new();
+    let mut complaints = Vec::new();
     for (what, damage) in damages {
         let case = prepared();
         damage(&case);
-        said.push(format!("{what}: {}", complaint(&case)));
+        complaints.push(format!("{what}: {}", complaint(&case)));
         let mended = case.prepare().unwrap();
         assert!(!mended.reused, "{what}");
         assert_eq!(text(&case.samples()[1]), "^defg$");
     }
-    insta::assert_snapshot!(said.join("\n"));
+    insta::assert_snapshot!(complaints.join("\n"));
 }
 
 #[test]
 fn an_edited_byte_is_found_before_the_data_is_used_again() {
     let case = prepared();
-    // Still a valid store, but other data.
+    // The store is still valid, but holds other data.
     edit(&case, TOKENS, |bytes| bytes[2] = b'x');
     assert_eq!(text(&all(&case.open(Part::Train).unwrap())[0]), "^xbc$");
     assert!(!case.prepare().unwrap().reused);
@@ -119,25 +119,25 @@ fn an_edited_byte_is_found_before_the_data_is_used_again() {
 }
 
 #[test]
-fn a_manifest_that_is_none_is_named_and_replaced() {
+fn an_invalid_manifest_is_reported_and_replaced() {
     let case = prepared();
     let path = case.place().join("manifest.json");
     let text = std::fs::read_to_string(&path).unwrap();
     let half = &text[..text.len() / 2];
     let newer = text.replacen("\"version\": 1", "\"version\": 9", 1);
-    let mut said = Vec::new();
+    let mut complaints = Vec::new();
     for content in ["", half, "[]", &newer] {
         std::fs::write(&path, content).unwrap();
-        said.push(complaint(&case));
+        complaints.push(complaint(&case));
         assert!(!case.prepare().unwrap().reused);
     }
     std::fs::remove_file(&path).unwrap();
-    said.push(complaint(&case));
-    insta::assert_snapshot!(said.join("\n"));
+    complaints.push(complaint(&case));
+    insta::assert_snapshot!(complaints.join("\n"));
 }
 
 #[test]
-fn a_store_cut_off_while_it_is_read_is_an_error_of_that_sample() {
+fn a_store_truncated_during_reading_is_an_error_of_that_sample() {
     let case = prepared();
     let data = case.open(Part::Train).unwrap();
     edit(&case, TOKENS, |bytes| bytes.truncate(12));
@@ -147,7 +147,7 @@ fn a_store_cut_off_while_it_is_read_is_an_error_of_that_sample() {
 }
 
 #[test]
-fn a_preparation_that_fails_leaves_nothing_of_itself_behind() {
+fn a_failed_preparation_leaves_nothing_behind() {
     let lines: String = (0..5_000)
         .map(|n| format!("{{\"text\": \"{n}\"}}\n"))
         .collect();
@@ -160,7 +160,7 @@ fn a_preparation_that_fails_leaves_nothing_of_itself_behind() {
     let run = case.place().parent().unwrap().to_path_buf();
     assert_eq!(std::fs::read_dir(&run).unwrap().count(), 0);
 
-    // And nothing of an older one, which stays as it is.
+    // An older store does not change either.
     case.write("a.jsonl", &lines);
     case.prepare().unwrap();
     case.write("a.jsonl", "{\"text\": 1}\n");
@@ -170,7 +170,7 @@ fn a_preparation_that_fails_leaves_nothing_of_itself_behind() {
 }
 
 #[test]
-fn what_a_killed_preparation_left_is_cleared_away() {
+fn leftovers_of_a_killed_preparation_are_removed() {
     let case = Case::with("a.jsonl", "{\"text\": \"abc\"}\n");
     case.write("run/.data.partial/train/tokens.bin", "half");
     case.prepare().unwrap();
@@ -179,12 +179,12 @@ fn what_a_killed_preparation_left_is_cleared_away() {
 }
 
 #[test]
-fn somebody_elses_directory_is_not_replaced() {
+fn a_directory_without_prepared_data_is_not_replaced() {
     let case = Case::with("a.jsonl", "{\"text\": \"abc\"}\n{\"text\": \"defg\"}\n");
     std::fs::create_dir_all(case.place()).unwrap();
     std::fs::write(case.place().join("mine.txt"), "mine").unwrap();
-    let said = case.prepare().unwrap_err().to_string();
-    assert!(said.contains("holds no prepared data"), "{said}");
+    let message = case.prepare().unwrap_err().to_string();
+    assert!(message.contains("holds no prepared data"), "{message}");
     let mine = std::fs::read(case.place().join("mine.txt")).unwrap();
     assert_eq!(mine, b"mine");
     std::fs::remove_file(case.place().join("mine.txt")).unwrap();

@@ -1,4 +1,4 @@
-//! Preparation from end to end: what ranks read is what the sources say.
+//! Preparation from end to end: ranks read the content of the sources.
 
 mod answers;
 mod documents;
@@ -15,7 +15,7 @@ use super::*;
 use crate::recipe::spec::{self, Data, DataSource, Objective};
 use crate::train::data::{Dataset, Phase, Sample};
 
-/// A recipe's data settings with a place to prepare them in.
+/// A recipe's data settings with a directory for the preparation.
 struct Case {
     directory: tempfile::TempDir,
     data: Data,
@@ -24,11 +24,11 @@ struct Case {
     seed: u64,
     vocab_size: Option<u64>,
     resume: bool,
-    /// What the run has on record of the data that it began with.
+    /// The recorded fingerprint of the data with which the run began.
     fingerprint: Option<String>,
-    /// How keys are spelled.
+    /// The dialect's spelling of keys.
     key: fn(&str) -> String,
-    /// How many times it may be asked whether to stop before the answer is yes.
+    /// Checks for a stop that return `false` before one returns `true`.
     patience: Option<AtomicUsize>,
 }
 
@@ -101,7 +101,7 @@ impl Case {
         prepare(&request, &mut |_| {})
     }
 
-    /// Prepares, and reads all training samples.
+    /// Prepares and reads all training samples.
     fn samples(&self) -> Vec<Sample> {
         self.prepare().unwrap();
         all(&self.open(Part::Train).unwrap())
@@ -132,7 +132,7 @@ fn all(data: &Dataset) -> Vec<Sample> {
     (0..data.len()).map(|i| data.sample(i).unwrap()).collect()
 }
 
-/// What the tokens of the byte vocabulary spell; special tokens as `^`, `$` and `_`.
+/// The text of byte-vocabulary tokens; special tokens are `^`, `$` and `_`.
 fn spell(ids: impl IntoIterator<Item = u32>) -> String {
     let bytes: Vec<u8> = ids
         .into_iter()
@@ -150,7 +150,7 @@ fn text(sample: &Sample) -> String {
     spell(sample.tokens.iter().copied())
 }
 
-/// The sample's targets, what carries no loss as `·`.
+/// The sample's targets; tokens without loss are `·`.
 fn learned(sample: &Sample) -> String {
     let tokens = sample.tokens.iter().zip(&sample.loss_mask);
     tokens

@@ -1,9 +1,9 @@
-//! Bad input: each a message that says what, where and what to do, before anything is written.
+//! Invalid input: each error names problem, place and remedy, before anything is written.
 
 use super::*;
 
 #[test]
-fn malformed_lines_are_named_with_file_and_line() {
+fn malformed_lines_are_reported_with_file_and_line() {
     let ok = "{\"text\": \"ok\"}\n";
     let contents: [(&str, Vec<u8>); 12] = [
         ("a.jsonl", format!("{ok}\n{{\"text\": \"x\",}}\n").into()),
@@ -32,7 +32,7 @@ fn malformed_lines_are_named_with_file_and_line() {
                 .into(),
         ),
     ];
-    let said: Vec<String> = contents
+    let refusals: Vec<String> = contents
         .into_iter()
         .map(|(name, content)| {
             let case = Case::with(name, content);
@@ -41,12 +41,12 @@ fn malformed_lines_are_named_with_file_and_line() {
             refusal
         })
         .collect();
-    insta::assert_snapshot!(said.join("\n"));
+    insta::assert_snapshot!(refusals.join("\n"));
 }
 
 #[test]
-fn sources_that_hold_no_data_are_named() {
-    let mut said = Vec::new();
+fn sources_without_data_are_refused() {
+    let mut refusals = Vec::new();
     for (name, content) in [
         ("a.jsonl", ""),
         ("a.jsonl", "\n\n"),
@@ -60,10 +60,10 @@ fn sources_that_hold_no_data_are_named() {
     ] {
         let mut case = Case::with(name, content);
         case.objective = Objective::Sft;
-        said.push(format!("{name}: {}", case.refusal()));
+        refusals.push(format!("{name}: {}", case.refusal()));
     }
     let mut case = Case::new();
-    said.push(case.refusal());
+    refusals.push(case.refusal());
     case.write("sockets/a.txt", "x");
     let socket = case.directory.path().join("sockets/a.jsonl");
     let _socket = std::os::unix::net::UnixListener::bind(socket).unwrap();
@@ -78,13 +78,13 @@ fn sources_that_hold_no_data_are_named() {
     ] {
         case.write("empty/README.rst", "x");
         case.data.train = vec![source(path)];
-        said.push(format!("{path}: {}", case.refusal()));
+        refusals.push(format!("{path}: {}", case.refusal()));
     }
-    insta::assert_snapshot!(said.join("\n"));
+    insta::assert_snapshot!(refusals.join("\n"));
 }
 
 #[test]
-fn token_ids_that_do_not_fit_are_named_with_their_byte() {
+fn token_ids_beyond_the_vocabulary_are_refused_with_their_byte() {
     let case = |name: &str, content: &[u8], vocab_size| {
         let mut case = Case::with(name, content);
         case.tokenizer.path = None;
@@ -107,12 +107,12 @@ fn token_ids_that_do_not_fit_are_named_with_their_byte() {
 }
 
 #[test]
-fn settings_that_cannot_be_met_are_named() {
-    let mut said = Vec::new();
+fn impossible_settings_are_refused() {
+    let mut refusals = Vec::new();
     let mut refuse = |change: fn(&mut Case)| {
         let mut case = Case::with("a.jsonl", "{\"text\": \"abc\"}\n{\"text\": \"de\"}\n");
         change(&mut case);
-        said.push(case.refusal());
+        refusals.push(case.refusal());
         assert!(!case.place().exists());
     };
     refuse(|case| {
@@ -143,5 +143,5 @@ fn settings_that_cannot_be_met_are_named() {
         );
         case.tokenizer.chat_template = Some("{% for %}".to_string());
     });
-    insta::assert_snapshot!(said.join("\n"));
+    insta::assert_snapshot!(refusals.join("\n"));
 }

@@ -1,4 +1,4 @@
-//! The same sources and settings give the same bytes, and are not prepared twice.
+//! The same sources and settings give the same bytes and are prepared once.
 
 use std::collections::BTreeMap;
 
@@ -22,7 +22,7 @@ fn content(directory: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
     files
 }
 
-/// More documents than one chunk, of many lengths.
+/// More documents than one chunk holds, of many lengths.
 fn many() -> Case {
     let lines: String = (0..6_000u32)
         .map(|n| {
@@ -72,7 +72,7 @@ fn prepared_bytes_do_not_depend_on_threads_or_runs() {
 }
 
 #[test]
-fn nothing_changed_means_nothing_is_done() {
+fn unchanged_sources_and_settings_are_not_prepared_again() {
     let case = many();
     let first = case.prepare().unwrap();
     let modified = || {
@@ -89,7 +89,7 @@ fn nothing_changed_means_nothing_is_done() {
 }
 
 #[test]
-fn every_setting_that_matters_makes_the_data_anew() {
+fn every_relevant_setting_prepares_the_data_again() {
     let content = "{\"text\": \"abc\"}\n".repeat(20);
     let mut case = Case::with("a.jsonl", &content);
     case.write("b.jsonl", &content);
@@ -119,12 +119,12 @@ fn every_setting_that_matters_makes_the_data_anew() {
             case.prepare().unwrap().reused.then_some(name)
         })
         .collect();
-    // Where the same bytes lie does not matter, nor that a default is spelled out.
+    // The paths of the same bytes and the spelling of a default do not matter.
     assert_eq!(reused, ["the same content elsewhere", "answers only"]);
 }
 
 #[test]
-fn a_run_that_goes_on_does_not_lose_its_data_to_a_change() {
+fn a_resumed_run_keeps_its_data_when_a_source_changes() {
     let mut case = many();
     case.prepare().unwrap();
     let before = content(&case.place());
@@ -137,7 +137,7 @@ fn a_run_that_goes_on_does_not_lose_its_data_to_a_change() {
 }
 
 #[test]
-fn a_run_whose_manifest_is_lost_is_not_given_other_data() {
+fn a_run_without_its_manifest_does_not_get_other_data() {
     type Loss = fn(&Path);
     let losses: [Loss; 4] = [
         |place| std::fs::remove_dir_all(place).unwrap(),
@@ -160,19 +160,22 @@ fn a_run_whose_manifest_is_lost_is_not_given_other_data() {
         lose(&case.place());
         let left = case.place().exists().then(|| content(&case.place()));
 
-        let said = case.refusal();
-        assert!(said.contains("nothing says any more what data"), "{said}");
+        let message = case.refusal();
+        assert!(
+            message.contains("the record of the data that the run began with is lost"),
+            "{message}"
+        );
         case.fingerprint = Some(began);
         case.write("a.jsonl", "{\"text\": \"other\"}\n");
-        let said = case.refusal();
+        let message = case.refusal();
         assert!(
-            said.contains("began with other data: their fingerprint was"),
-            "{said}"
+            message.contains("began with other data: their fingerprint was"),
+            "{message}"
         );
         let now = case.place().exists().then(|| content(&case.place()));
         assert!(now == left, "a refusal changed the data");
 
-        // The same data may be made anew, where nothing of somebody's own is in the way.
+        // The same data may be prepared again if no other file is in the way.
         case.write("a.jsonl", source);
         if case.place().join("manifest.json").exists() || left.is_none() {
             assert!(!case.prepare().unwrap().reused);
@@ -182,7 +185,7 @@ fn a_run_whose_manifest_is_lost_is_not_given_other_data() {
 }
 
 #[test]
-fn progress_reaches_all_bytes_and_counts_the_samples() {
+fn progress_ends_at_all_bytes_and_counts_the_samples() {
     let case = many();
     let mut seen: Vec<Progress> = Vec::new();
     let request = PrepareRequest {

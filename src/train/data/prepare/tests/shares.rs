@@ -1,4 +1,4 @@
-//! Shares of sources, samples held out, splits, files that are named twice.
+//! Shares of sources, held-out samples, splits, and files that a recipe names twice.
 
 use std::collections::BTreeSet;
 
@@ -36,7 +36,7 @@ fn held_out_samples_are_exact_disjoint_and_chosen_by_seed() {
 }
 
 #[test]
-fn held_out_packed_samples_are_no_targets_of_training() {
+fn held_out_packed_samples_are_not_training_targets() {
     let mut case = Case::with("a.jsonl", numbers(0..300));
     case.data.packing = true;
     case.data.sequence_length = 16;
@@ -47,7 +47,7 @@ fn held_out_packed_samples_are_no_targets_of_training() {
     let train = texts(&case.open(Part::Train).unwrap());
     let evaluation = texts(&case.open(Part::Evaluation).unwrap());
     assert_eq!(evaluation.len(), 20);
-    // Both keep their order, and together they are all there is.
+    // Both parts keep their order, and together they are complete.
     let (mut train, mut evaluation) = (train.iter().peekable(), evaluation.iter().peekable());
     for sample in &whole {
         let part = if train.peek() == Some(&sample) {
@@ -84,14 +84,14 @@ fn weights_take_an_exact_seeded_share_of_each_source() {
 }
 
 #[test]
-fn a_share_of_a_stream_ends_documents_where_it_leaves_text_out() {
+fn a_share_of_a_stream_ends_documents_at_omitted_text() {
     // Five segments of 64 KiB, each of one letter.
     let segment = |letter: &str| format!("{}\n", letter.repeat((64 << 10) - 1));
     let mut case = Case::with("a.txt", ["a", "b", "c", "d", "e"].map(segment).concat());
     case.data.packing = true;
     case.data.sequence_length = 1 << 20;
     case.data.train[0].weight = Some(0.8);
-    // Too long for one sample, so the whole stream is what is read of it.
+    // The whole stream is shorter than one sample.
     case.data.sequence_length = 1000;
     let mut stream = String::new();
     for (i, sample) in case.samples().iter().enumerate() {
@@ -101,13 +101,13 @@ fn a_share_of_a_stream_ends_documents_where_it_leaves_text_out() {
     let mut runs: Vec<char> = stream.chars().collect();
     runs.dedup();
     let runs: String = runs.into_iter().filter(|&c| c != '\n').collect();
-    // Four letters are left; where the missing one was, a document ends and another begins.
+    // Four letters remain; at the omitted one a document ends and another begins.
     let possible = ["^bcde$", "^a$^cde$", "^ab$^de$", "^abc$^e$", "^abcd$"];
     assert!(possible.contains(&&runs[..]), "{runs}");
 }
 
 #[test]
-fn splits_choose_files_by_name_or_are_said_to_be_ignored() {
+fn splits_select_files_by_name_or_are_reported_as_ignored() {
     let mut case = Case::new();
     case.write("d/train-00000-of-00002.jsonl", numbers(0..2));
     case.write("d/train-00001-of-00002.jsonl", numbers(2..4));
@@ -167,18 +167,18 @@ fn a_file_named_twice_is_read_once_and_never_evaluated_on() {
     assert!(case.open(Part::Evaluation).is_none());
     insta::assert_snapshot!(prepared.notes.join("\n"));
 
-    // Then holding out is what is left.
+    // Then only holding out gives evaluation samples.
     case.data.held_out = Some(1.0);
     case.prepare().unwrap();
     assert_eq!(case.open(Part::Evaluation).unwrap().len(), 1);
 }
 
 #[test]
-fn evaluation_sources_are_a_part_of_their_own() {
+fn evaluation_sources_make_a_separate_part() {
     let mut case = Case::with("a.jsonl", numbers(0..4));
     case.write("b.jsonl", numbers(10..12));
     case.data.evaluation = vec![source("b.jsonl")];
-    // Not needed, and not taken.
+    // Not needed, so nothing is held out.
     case.data.held_out = Some(2.0);
     case.prepare().unwrap();
     assert_eq!(texts(&case.open(Part::Train).unwrap()).len(), 4);

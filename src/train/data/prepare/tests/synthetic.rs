@@ -1,4 +1,4 @@
-//! The synthetic language behind the same doors as files.
+//! The synthetic language through the same interface as files.
 
 use super::*;
 use crate::batch;
@@ -57,7 +57,7 @@ fn the_planner_counts_the_samples_that_are_trained_on() {
         Some(7.9),
     ] {
         for samples in [10, 11, 1280] {
-            // Shares of the source and packing do nothing here.
+            // The source's weight and packing have no effect here.
             let mut case = synthetic(samples, held_out);
             case.data.train[0].weight = Some(0.5);
             case.data.packing = true;
@@ -66,7 +66,7 @@ fn the_planner_counts_the_samples_that_are_trained_on() {
             let draft = batch::examine(&recipe, &batch::PlanRequest::gpus(1)).draft;
             let trained = match case.prepare() {
                 Ok(prepared) => prepared.manifest.train.samples,
-                // Nothing would be left.
+                // No training sample would be left.
                 Err(_) => 0,
             };
             assert_eq!(
@@ -103,7 +103,7 @@ fn every_token_but_the_first_is_a_target() {
 }
 
 #[test]
-fn unchanged_settings_reuse_the_data_and_others_replace_it() {
+fn unchanged_settings_reuse_the_data_and_changed_ones_replace_it() {
     let mut case = synthetic(10, None);
     case.prepare().unwrap();
     assert!(case.prepare().unwrap().reused);
@@ -114,7 +114,7 @@ fn unchanged_settings_reuse_the_data_and_others_replace_it() {
 }
 
 #[test]
-fn a_run_that_goes_on_keeps_its_data() {
+fn a_resumed_run_keeps_its_data() {
     let mut case = synthetic(10, None);
     case.prepare().unwrap();
     case.resume = true;
