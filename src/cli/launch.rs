@@ -37,7 +37,7 @@ Examples:
 
 After `--` stands your own program, started once for every process with torchrun's environment. In it
 {recipe}, {args}, {resume_args}, {checkpoint_dir}, {per_device_batch_size} and
-{gradient_accumulation_steps} stand for what the plan comes to (docs/anybodys-trainer.md).
+{gradient_accumulation_steps} stand for what the plan comes to (docs/external-trainer.md).
 
 Ctrl-C commits a checkpoint and ends with 143; a second one stops at once. So do SIGTERM and a closed
 terminal. Before training it leaves a new run's directory as if it had never been.")]

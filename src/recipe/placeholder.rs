@@ -128,7 +128,7 @@ pub fn takes_numbers(command: &[String]) -> bool {
 }
 
 /// Help for a wrong placeholder.
-pub const LISTED: &str = "docs/anybodys-trainer.md lists the placeholders";
+pub const LISTED: &str = "docs/external-trainer.md lists the placeholders";
 
 /// The key with a wrong placeholder, and the problem.
 pub fn flaw(trainer: &Trainer) -> Option<(&'static str, String)> {

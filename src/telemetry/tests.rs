@@ -22,7 +22,7 @@ fn documented() -> Schema {
         }
     }
     // The display of a run is not an event.
-    schema.remove("Telemetry: what a run shows and what it keeps");
+    schema.remove("Telemetry: events, metrics and the report");
     schema
 }
 
