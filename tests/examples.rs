@@ -1,5 +1,5 @@
-//! The recipes under `examples/` are read without a word and planned without one that is not
-//! expected, and the ablation's differ from each other only where they say so.
+//! The recipes under `examples/` are read without diagnostics and planned with only the expected
+//! ones. The recipes of an ablation differ only in their schedules.
 
 use std::path::{Path, PathBuf};
 
@@ -38,7 +38,8 @@ fn recipes(within: &str) -> Vec<PathBuf> {
     found
 }
 
-/// What an experiment keeps equal: everything but its name, its schedule and its first batch.
+/// The part of a recipe that an experiment keeps equal: all but its name, its schedule and its
+/// first batch.
 fn kept_equal(spec: &Spec) -> Spec {
     let mut spec = spec.clone();
     spec.name = String::new();
@@ -64,13 +65,12 @@ fn the_ablations_compare_nothing_but_schedules() {
     }
 }
 
-/// Folders of examples whose real size needs data that are not here, a tokenizer that is not here,
-/// and bf16.
+/// Folders of full-size examples, which need absent data, an absent tokenizer and bf16.
 const REAL: [&str; 2] = ["", "ablation"];
-/// The examples that run anywhere.
+/// An example that runs on any machine.
 const SMALL: &str = "quickstart.yaml";
 
-/// Every example with its recipe, and whether it runs anywhere.
+/// Every example with its recipe, and whether it runs on any machine.
 fn all() -> Vec<(PathBuf, Recipe, bool)> {
     let folders = REAL.into_iter().chain(["ablation-small"]);
     let found: Vec<_> = folders
@@ -81,12 +81,12 @@ fn all() -> Vec<(PathBuf, Recipe, bool)> {
             (path, recipe, small)
         })
         .collect();
-    assert_eq!(found.len(), 10, "an example is not looked at");
+    assert_eq!(found.len(), 10, "an example is not covered");
     found
 }
 
 #[test]
-fn every_example_is_planned_without_a_word_that_is_not_expected() {
+fn every_example_is_planned_with_only_expected_diagnostics() {
     let empty = tempfile::tempdir().unwrap();
     for (path, recipe, small) in all() {
         for trainer in [Trainer::Any, Trainer::BuiltIn] {
@@ -97,9 +97,10 @@ fn every_example_is_planned_without_a_word_that_is_not_expected() {
             };
             let request = survey(&recipe, empty.path(), request);
             let examined = batch::examine(&recipe, &request);
-            let told = examined.diagnostics.iter();
-            let mut told: Vec<_> = told.map(|d| (d.rule.as_str(), d.severity)).collect();
-            told.sort_unstable();
+            let diagnostics = examined.diagnostics.iter();
+            let mut diagnostics: Vec<_> =
+                diagnostics.map(|d| (d.rule.as_str(), d.severity)).collect();
+            diagnostics.sort_unstable();
             let missing = match trainer {
                 Trainer::Any | Trainer::Own => Severity::Warning,
                 Trainer::BuiltIn => Severity::Error,
@@ -111,13 +112,13 @@ fn every_example_is_planned_without_a_word_that_is_not_expected() {
                 ("trainer-numerics", Severity::Warning),
             ];
             let expected = if small { &[][..] } else { &expected };
-            assert_eq!(told, expected, "{} {trainer:?}", path.display());
+            assert_eq!(diagnostics, expected, "{} {trainer:?}", path.display());
         }
     }
 }
 
 #[test]
-fn evaluations_and_checkpoints_fall_on_the_ends_of_steps_whatever_the_batch() {
+fn evaluations_and_checkpoints_fall_on_step_ends_at_every_batch() {
     for (path, recipe, _) in all() {
         let spec = &recipe.spec;
         let base = spec.batch.global.unwrap();
@@ -125,7 +126,7 @@ fn evaluations_and_checkpoints_fall_on_the_ends_of_steps_whatever_the_batch() {
             BatchSchedule::Constant => vec![base],
             BatchSchedule::NormTest(test) => vec![base, test.max_batch],
             BatchSchedule::Stages { stages } => stages.iter().map(|stage| stage.batch).collect(),
-            // The recorded batches of a run have no multiple within its budget.
+            // The batches of a recorded run have no common multiple within its budget.
             BatchSchedule::Replay { .. } => continue,
         };
         for every in [spec.evaluation.every_samples, spec.checkpoint.every_samples] {
@@ -142,7 +143,7 @@ fn evaluations_and_checkpoints_fall_on_the_ends_of_steps_whatever_the_batch() {
 }
 
 #[test]
-fn models_have_the_parameters_that_they_are_named_after() {
+fn models_have_the_parameter_count_of_their_name() {
     for (path, recipe, small) in all() {
         let (shape, _) = Shape::of(&recipe.spec.model, None).unwrap();
         let counted = shape.parameters();

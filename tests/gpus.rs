@@ -1,12 +1,12 @@
-//! `evenkeel gpus` among CUDA libraries that are too old, broken or odd: real shared objects, made
-//! here by the system's C compiler, in the place of NVIDIA's.
+//! `evenkeel gpus` with CUDA libraries that are too old, broken or odd. The libraries are real
+//! shared objects, compiled here by the system's C compiler.
 
 use std::path::Path;
 use std::process::Command;
 
 use serde_json::{Value, json};
 
-/// A shared object that answers as the library of this name would.
+/// Compiles a shared object that imitates the library of this name.
 fn compile(path: &Path, source: &str) {
     std::fs::create_dir_all(path.parent().unwrap()).unwrap();
     let text = path.with_extension("c");
@@ -16,7 +16,7 @@ fn compile(path: &Path, source: &str) {
     assert!(made.status().unwrap().success(), "{source}");
 }
 
-/// Whether there is a C compiler; says so where there is none.
+/// Whether a C compiler exists; prints a message if not.
 fn compiler() -> bool {
     let there = Command::new("cc").arg("--version").output().is_ok();
     if !there {
@@ -25,7 +25,7 @@ fn compiler() -> bool {
     there
 }
 
-/// What the command prints where a variable says where libraries are.
+/// Output of the command with a variable that points to libraries.
 fn gpus(variable: &str, directory: &Path, format: &str) -> String {
     let mut evenkeel = Command::new(env!("CARGO_BIN_EXE_evenkeel"));
     let output = evenkeel
@@ -40,7 +40,7 @@ fn gpus(variable: &str, directory: &Path, format: &str) -> String {
 }
 
 #[test]
-fn old_broken_and_odd_libraries_are_told_apart() {
+fn old_broken_and_odd_libraries_are_distinguished() {
     if !compiler() {
         return;
     }
@@ -50,7 +50,7 @@ fn old_broken_and_odd_libraries_are_told_apart() {
         &file("libcuda.so.1"),
         "int cuDriverGetVersion(int *version) { *version = 11080; return 0; }",
     );
-    // A library without the function that tells its version.
+    // A library without the version function.
     compile(&file("libcublasLt.so.12"), "int nothing;");
     std::fs::write(file("libnvrtc.so.12"), "text\n".repeat(1000)).unwrap();
     compile(
@@ -102,7 +102,7 @@ fn old_broken_and_odd_libraries_are_told_apart() {
 }
 
 #[test]
-fn libraries_of_wheels_are_found_and_tell_their_versions() {
+fn libraries_of_wheels_are_found_with_their_versions() {
     if !compiler() {
         return;
     }
@@ -136,13 +136,13 @@ fn libraries_of_wheels_are_found_and_tell_their_versions() {
 }
 
 #[test]
-fn a_variable_that_names_no_directory_breaks_nothing() {
+fn a_variable_without_a_directory_is_ignored() {
     for place in ["", "/nonexistent", "::", "/dev/null", "/proc/self/mem"] {
         let report = gpus("EVENKEEL_CUDA_LIBRARIES", Path::new(place), "json");
         let report: Value = serde_json::from_str(&report).unwrap();
         let libraries = report["cuda_libraries"].as_array().unwrap();
         assert_eq!(libraries.len(), 5, "{place}");
-        // Whatever there is on this machine is then the loader's find.
+        // Any library found then comes from the loader's search path.
         assert!(
             libraries
                 .iter()

@@ -16,7 +16,7 @@ use evenkeel::train::data::Language;
 const SEQ_LEN: usize = 16;
 const MICRO: u64 = 2;
 
-/// What full sharding can measure with several micro-batches a step.
+/// A measurement that full sharding supports with several micro-batches a step.
 const MICRO_BATCHES: Measure = Measure {
     micro_batches: true,
     worker: false,
@@ -52,8 +52,7 @@ fn engine(strategy: Strategy, world: Option<World>) -> CpuEngine {
     CpuEngine::new(config, options, world, Some(3)).unwrap()
 }
 
-/// Rows of the language; how many targets of each carry loss is up to `masked`, the tokens at the
-/// row's start that do not.
+/// Rows of the language. Each row has up to `masked` targets without loss, at its start.
 struct Data {
     language: Language,
     masked: fn(u64) -> usize,
@@ -90,8 +89,8 @@ impl Data {
     }
 }
 
-/// What one rank measured in a step: with micro-batches as groups, with itself as the only group,
-/// and the norm of everybody's gradient.
+/// Measurements of one rank in a step: with micro-batches as groups, with the rank as the only
+/// group, and the norm of the global gradient.
 struct Measured {
     micro_batches: GroupSums,
     worker: GroupSums,
@@ -143,7 +142,8 @@ fn step(
     measured
 }
 
-/// Runs a step on as many ranks as there are hands; sums over micro-batches and over workers.
+/// Runs a step on one rank per entry of `hands`; returns the sums over micro-batches and over
+/// workers.
 fn world_step(strategy: Strategy, measure: Measure, data: &Data, hands: &[u64]) -> (Sums, Sums) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -196,7 +196,8 @@ fn assert_same(what: &str, a: Sums, b: Sums) {
     assert_close(&format!("{what}: V"), a.variance, b.variance);
 }
 
-/// The same step in one process, and the same with its micro-batches added up as workers' by hand.
+/// The same step in one process, once with micro-batches as groups, once with the sums of each
+/// worker's micro-batches.
 fn one_process(data: &Data, hands: &[u64]) -> (Sums, Sums) {
     let all: u64 = hands.iter().sum();
     let mut engine = engine(Strategy::Replicated, None);
@@ -204,7 +205,7 @@ fn one_process(data: &Data, hands: &[u64]) -> (Sums, Sums) {
     let deal = Deal::new(0, MICRO, hands);
     let mut workers = GroupSums::default();
     for (hand, &count) in hands.iter().enumerate() {
-        // A worker's gradient is that of its own micro-batches, run as a step of their own.
+        // A worker's gradient comes from its micro-batches alone, run as a separate step.
         let first = deal.micro_batches(hand).next().unwrap().start;
         let alone = step(&mut engine, EVERYTHING, data, (first, &[count]), 0);
         workers.add(alone.squared_norm, alone.micro_batches.units);
@@ -240,8 +241,8 @@ fn ranks_measure_what_one_process_measures() {
 
 #[test]
 fn the_estimates_do_not_depend_on_the_batch_or_the_groups() {
-    // The factor b/(G − 1) is what makes V a property of the data: without it these would differ
-    // by the batch's size.
+    // The factor b/(G − 1) makes V a property of the data; without it the values would depend on
+    // the batch size.
     let data = Data::new(|_| 0);
     let mut engine = engine(Strategy::Replicated, None);
     let mut estimate = |micro_batches: u64| {

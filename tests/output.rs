@@ -1,5 +1,5 @@
-//! What happens to a command whose output nobody takes: a full disk is an error with a message, a
-//! reader that has left is none. And what is said beside an output that somebody takes.
+//! Output errors of commands: a full disk gives an error message, a reader that has closed the pipe
+//! does not. Also the notes beside a result.
 
 use std::fs::OpenOptions;
 use std::process::{Command, Stdio};
@@ -62,26 +62,30 @@ fn a_full_standard_output_is_an_error_with_a_message() {
     for call in CALLS {
         let full = OpenOptions::new().write(true).open("/dev/full").unwrap();
         let ended = evenkeel(call).stdout(full).output().unwrap();
-        let said = String::from_utf8(ended.stderr).unwrap();
-        assert_eq!(ended.status.code(), Some(2), "{call:?}: {said}");
+        let message = String::from_utf8(ended.stderr).unwrap();
+        assert_eq!(ended.status.code(), Some(2), "{call:?}: {message}");
         assert!(
-            said.starts_with("error: cannot write to standard output: No space left"),
-            "{call:?}: {said}"
+            message.starts_with("error: cannot write to standard output: No space left"),
+            "{call:?}: {message}"
         );
-        assert_eq!(said.lines().count(), 1, "{call:?}: {said}");
-        assert_eq!(said.matches("No space left").count(), 1, "{call:?}: {said}");
+        assert_eq!(message.lines().count(), 1, "{call:?}: {message}");
+        assert_eq!(
+            message.matches("No space left").count(),
+            1,
+            "{call:?}: {message}"
+        );
     }
 }
 
 #[test]
-fn a_reader_that_has_left_is_no_error() {
+fn a_closed_pipe_is_not_an_error() {
     for call in CALLS {
         let (reader, writer) = std::io::pipe().unwrap();
         drop(reader);
         let ended = evenkeel(call).stdout(writer).output().unwrap();
-        let said = String::from_utf8(ended.stderr).unwrap();
+        let message = String::from_utf8(ended.stderr).unwrap();
         assert_eq!(
-            (ended.status.code(), said.as_str()),
+            (ended.status.code(), message.as_str()),
             (Some(0), ""),
             "{call:?}"
         );
@@ -102,7 +106,7 @@ fn a_full_standard_error_does_not_change_how_a_command_ends() {
 }
 
 #[test]
-fn a_job_that_is_only_shown_is_shown_with_what_is_said_of_its_program() {
+fn a_dry_run_prints_the_job_and_the_notes_about_its_command() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("own.yaml");
     let text = "apiVersion: evenkeel.dev/v1alpha1\nkind: Recipe\nspec:\n  \
@@ -120,11 +124,11 @@ fn a_job_that_is_only_shown_is_shown_with_what_is_said_of_its_program() {
         "--dry-run",
     ];
     let ended = evenkeel(&call).output().unwrap();
-    let said = String::from_utf8(ended.stderr).unwrap();
-    assert_eq!(ended.status.code(), Some(0), "{said}");
+    let message = String::from_utf8(ended.stderr).unwrap();
+    assert_eq!(ended.status.code(), Some(0), "{message}");
     assert!(
-        said.contains("the command does not say {resume_args}"),
-        "{said}"
+        message.contains("the command does not use {resume_args}"),
+        "{message}"
     );
     let job = String::from_utf8(ended.stdout).unwrap();
     assert!(job.contains("kind: TrainingJob"), "{job}");

@@ -1,4 +1,4 @@
-//! The planner and the norm test's controller held together.
+//! The planner and the norm test's controller compared.
 
 use std::path::PathBuf;
 
@@ -56,7 +56,7 @@ fn schedule() -> impl Strategy<Value = BatchSchedule> {
 }
 
 proptest! {
-    /// What the rules let through, the controller runs; what they refuse, it refuses too.
+    /// The controller accepts exactly the schedules that the rules accept.
     #[test]
     fn the_rules_and_the_controller_agree_on_schedules(
         schedule in schedule(),
@@ -90,7 +90,7 @@ proptest! {
             sharded,
         };
         let accepted = norm::settings::check(&recipe.spec.schedule, &conditions);
-        // One group is a measurement that has no variance: the controller reports it, step by step.
+        // The controller reports a measurement of one group, which has no variance, at each step.
         let errors: Vec<&str> = examined
             .diagnostics
             .iter()

@@ -1,5 +1,5 @@
-//! Every rule's own examples, planned by the binary: the wrong one trips the rule, the right one
-//! does not. Nothing else may be wrong with the right one.
+//! Every rule's examples, planned by the binary: the wrong one triggers the rule; the right one
+//! triggers neither it nor any other problem.
 
 use std::process::Command;
 
@@ -7,7 +7,7 @@ use evenkeel::batch::rules::{Check, Example, RULES};
 use evenkeel::recipe::Severity;
 use serde_json::Value;
 
-/// The exit code and the ids and severities of everything said about an example.
+/// The exit code and the ids and severities of all diagnostics of an example.
 fn plan(example: &Example) -> (Option<i32>, Vec<(String, String)>) {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("recipe.yaml"), example.recipe).unwrap();
@@ -18,8 +18,8 @@ fn plan(example: &Example) -> (Option<i32>, Vec<(String, String)>) {
         .output()
         .unwrap();
     let document: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|error| {
-        let said = String::from_utf8_lossy(&output.stderr);
-        panic!("{error}: {said}\n{}", example.recipe)
+        let message = String::from_utf8_lossy(&output.stderr);
+        panic!("{error}: {message}\n{}", example.recipe)
     });
     let diagnostics = document["diagnostics"].as_array().unwrap();
     let word = |value: &Value| value.as_str().unwrap().to_owned();
@@ -30,14 +30,14 @@ fn plan(example: &Example) -> (Option<i32>, Vec<(String, String)>) {
 }
 
 #[test]
-fn every_rule_is_tripped_by_its_wrong_example_and_not_by_its_right_one() {
+fn every_rule_is_triggered_only_by_its_wrong_example() {
     for rule in RULES.iter() {
-        // What `launch` asks is tested beside each rule: it would start a run here.
+        // `launch` rules are tested beside each rule, since here they would start a run.
         if matches!(rule.check, Check::Trainer(_)) {
             continue;
         }
         let severity = match rule.check {
-            // What stops a launch only.
+            // A problem that stops only a launch.
             Check::PlanWarning(_) => Severity::Warning,
             _ => rule.severity,
         };
@@ -45,7 +45,7 @@ fn every_rule_is_tripped_by_its_wrong_example_and_not_by_its_right_one() {
         let (code, found) = plan(&rule.wrong);
         assert!(
             found.contains(&(rule.id.to_owned(), severity.clone())),
-            "{} is not tripped by its wrong example: {found:?}",
+            "{} is not triggered by its wrong example: {found:?}",
             rule.id
         );
         let expected = match (severity.as_str(), &rule.check) {
@@ -57,11 +57,11 @@ fn every_rule_is_tripped_by_its_wrong_example_and_not_by_its_right_one() {
         let (code, found) = plan(&rule.right);
         assert_eq!(code, Some(0), "the right example of {}: {found:?}", rule.id);
         let again = found.iter().any(|(id, _)| id == rule.id);
-        assert!(!again, "{} is tripped by its right example", rule.id);
+        assert!(!again, "{} is triggered by its right example", rule.id);
     }
 }
 
-/// The corpus of upstream recipes; `None`, said aloud, where there is none.
+/// The corpus of upstream recipes; `None` and a message if it is missing.
 fn corpus() -> Option<std::path::PathBuf> {
     let root = std::env::var_os("EVENKEEL_RECIPES").map_or_else(
         || std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared/recipes"),
@@ -75,7 +75,7 @@ fn corpus() -> Option<std::path::PathBuf> {
 }
 
 #[test]
-fn many_recipes_are_checked_in_one_call_and_shown_to_code_review() {
+fn one_call_checks_many_recipes_and_writes_sarif() {
     let Some(root) = corpus() else { return };
     let manifest = std::fs::read_to_string(root.join("manifest.csv")).unwrap();
     let paths: Vec<&str> = manifest
@@ -93,7 +93,7 @@ fn many_recipes_are_checked_in_one_call_and_shown_to_code_review() {
         let document = serde_json::from_slice(&output.stdout).unwrap();
         (output.status.code(), document)
     };
-    // Some of them cannot be used as they are: upstream says so of each.
+    // Some upstream recipes have errors as published.
     let (code, checked) = check("json");
     assert_eq!(code, Some(2));
     let checked = checked.as_array().unwrap();
@@ -113,8 +113,7 @@ fn many_recipes_are_checked_in_one_call_and_shown_to_code_review() {
     }
 }
 
-/// Upstream's files that trip a rule, with the flags they are planned with, and flags with which they do
-/// not.
+/// Upstream files that trigger a rule, the flags of that plan, and flags that avoid it.
 const TRIPPED: &[(&str, &str, &str, &str)] = &[
     (
         "global-batch-constant",
@@ -161,7 +160,7 @@ const TRIPPED: &[(&str, &str, &str, &str)] = &[
 ];
 
 #[test]
-fn rules_are_tripped_by_upstreams_own_files() {
+fn upstream_files_trigger_rules() {
     let Some(root) = corpus() else { return };
     for (rule, file, wrong, right) in TRIPPED {
         for (flags, expected) in [(wrong, true), (right, false)] {
@@ -171,9 +170,9 @@ fn rules_are_tripped_by_upstreams_own_files() {
                 .args(flags.split_whitespace())
                 .output()
                 .unwrap();
-            let said = String::from_utf8_lossy(&output.stderr);
+            let message = String::from_utf8_lossy(&output.stderr);
             let document: Value = serde_json::from_slice(&output.stdout)
-                .unwrap_or_else(|error| panic!("{rule}: {error}: {said}"));
+                .unwrap_or_else(|error| panic!("{rule}: {error}: {message}"));
             let found = document["diagnostics"].as_array().unwrap();
             let trips = found.iter().any(|d| d["rule"] == *rule);
             assert_eq!(trips, expected, "{rule} of {file} {flags}: {found:?}");

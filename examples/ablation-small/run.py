@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Runs the small ablation, several seeds each, and draws it.
+"""Runs the small ablation with several seeds per setting and plots the results.
 
     cargo build --release
     python3 examples/ablation-small/run.py runs/ablation-small
 
-Runs that are there already are not run again. The plot goes to docs/img/ablation.svg, the table to
+Finished runs are skipped. The plot goes to docs/img/ablation.svg, the table to
 standard output, as Markdown. Python's standard library is enough.
 """
 
@@ -52,7 +52,7 @@ Result = collections.namedtuple("Result", "axis name seed steps evaluations")
 
 
 def run(binary, out, axis, name, recipe, overrides, seed):
-    """Trains once, unless that was done before, and reads the metrics."""
+    """Trains a run unless it has finished before, and reads its metrics."""
     slug = name.replace("η", "eta").replace(" ", "-")
     directory = out / f"{slug}-seed-{seed}"
     done = directory / "done"
@@ -70,7 +70,7 @@ def run(binary, out, axis, name, recipe, overrides, seed):
 
 
 def excess(result):
-    """Evaluation loss at the end above the entropy, nats per token."""
+    """Final evaluation loss above the entropy, nats per token."""
     return result.evaluations[-1]["loss"] - ENTROPY
 
 
@@ -88,7 +88,7 @@ def table(results):
 
 
 class Panel:
-    """A plot with logarithmic axes where they are asked for, as SVG."""
+    """A plot with logarithmic axes on request, as SVG."""
 
     def __init__(self, box, title, x, y):
         self.left, self.top, self.width, self.height = box
@@ -215,7 +215,7 @@ def draw(results):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("out", type=pathlib.Path, help="where the runs go")
+    parser.add_argument("out", type=pathlib.Path, help="directory of the runs")
     parser.add_argument("--binary", default=ROOT / "target/release/evenkeel")
     parser.add_argument("--seeds", type=int, default=3, help="seeds 1 to this one (3)")
     arguments = parser.parse_args()

@@ -1,10 +1,9 @@
-"""A PyTorch training script as many teams have one: DistributedDataParallel, gradient accumulation,
-checkpoints of its own. It knows nothing of Evenkeel but three habits that keep a run exact while its
-world changes, each marked below:
+"""A typical PyTorch training script: DistributedDataParallel, gradient accumulation, checkpoints.
+It does not depend on Evenkeel. Three habits, marked below, keep a run exact while its world changes:
 
-1. a step's samples follow from a position in one global order, not from the rank;
-2. on SIGTERM the ranks agree on a step, rank 0 saves, all leave with 143;
-3. a checkpoint appears whole or not at all, and counts samples.
+1. the samples of a step depend on a position in one global order, not on the rank;
+2. on SIGTERM the ranks agree on a step, rank 0 saves, and all exit with 143;
+3. a checkpoint is written atomically and stores the number of consumed samples.
 
     evenkeel launch examples/pytorch/recipe.yaml --procs 2 -- python examples/pytorch/train_ddp.py \
       --per-device-batch-size {per_device_batch_size} \
@@ -27,13 +26,13 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 p = argparse.ArgumentParser()
 p.add_argument("--per-device-batch-size", type=int, required=True)
 p.add_argument("--gradient-accumulation-steps", type=int, required=True)
-p.add_argument("--checkpoints", required=True, help="where checkpoints go")
-p.add_argument("--resume", help="the checkpoint to go on from")
+p.add_argument("--checkpoints", required=True, help="checkpoint directory")
+p.add_argument("--resume", help="checkpoint to resume from")
 p.add_argument("--steps", type=int, default=1000)
 p.add_argument("--save-every", type=int, default=50, help="steps")
 p.add_argument("--samples", type=int, default=1200, help="length of the data")
 p.add_argument("--seed", type=int, default=7)
-p.add_argument("--record", help="write down here which samples every step was fed")
+p.add_argument("--record", help="directory in which to record the samples of every step")
 a = p.parse_args()
 
 leaving = False
@@ -68,7 +67,7 @@ if rank == 0:
 
 
 def text(index):
-    """A sample: a walk over the vocabulary that its index decides."""
+    """A sample: a walk over the vocabulary, determined by its index."""
     walk = torch.arange(LENGTH + 1) * (1 + index % 5) + index
     return walk % VOCABULARY
 
@@ -89,7 +88,7 @@ at.orders = {}
 
 
 def save():
-    """A whole checkpoint, or none (habit 3)."""
+    """Writes a checkpoint atomically (habit 3)."""
     path = os.path.join(a.checkpoints, f"step-{step:07}.pt")
     torch.save(dict(model=model.module.state_dict(), optimiser=optimiser.state_dict(), step=step, samples=samples),
                path + ".tmp")
@@ -117,7 +116,7 @@ while step < a.steps:
     optimiser.step()
     optimiser.zero_grad()
     step, samples = step + 1, samples + batch
-    # One small exchange: the loss to show, and whether anybody was asked to leave (habit 2).
+    # One small all-reduce: the loss to print, and whether a rank received SIGTERM (habit 2).
     news = torch.tensor([total / world, float(leaving)], device=device)
     dist.all_reduce(news)
     if record:

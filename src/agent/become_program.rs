@@ -1,6 +1,6 @@
-//! The last thing before a user's own program: this process becomes it. What every rank of ours has,
-//! it has then, too: it holds its generation's lock until it ends, so that a later launcher sees it
-//! live, and it hears when its agent dies.
+//! Replaces this rank process with the external trainer. The trainer inherits the generation's lock
+//! and holds it until it exits, so a later launcher sees that it still runs. It also gets a signal
+//! when its agent dies, as ranks of the built-in trainer do.
 
 use std::io;
 use std::os::unix::process::{CommandExt, parent_id};
@@ -15,30 +15,25 @@ use crate::job::files;
 use crate::recipe::spec::DrainSignal;
 use crate::train::{TrainError, rank};
 
-/// Why a program was not started.
+/// Reasons why the external trainer did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum BecomeError {
-    /// The generation's lock.
+    /// The generation's lock could not be taken.
     #[error(transparent)]
     Lock(#[from] TrainError),
-    /// Something of the system.
+    /// A system call failed.
     #[error("cannot prepare for the program: {0}")]
     System(#[from] rustix::io::Errno),
-    /// Nobody would see how it ends.
-    #[error("its agent is gone")]
+    /// Without an agent, no process records how the trainer ends.
+    #[error("the agent died before the program started")]
     Orphan,
-    /// The program itself.
+    /// `exec` failed.
     #[error("cannot start `{program}`: {error}")]
-    Program {
-        /// Its name.
-        program: String,
-        /// Why.
-        error: io::Error,
-    },
+    Program { program: String, error: io::Error },
 }
 
 impl BecomeError {
-    /// The code that a shell ends with in its place.
+    /// The exit code that a shell returns for the same error.
     pub fn exit_code(&self) -> u8 {
         match self {
             BecomeError::Program { error, .. } if error.kind() == io::ErrorKind::NotFound => 127,
@@ -47,29 +42,26 @@ impl BecomeError {
     }
 }
 
-/// What a rank's process is to become.
+/// Arguments of [`become_program`].
 #[derive(Debug, Clone, Copy)]
 pub struct Become<'a> {
-    /// The run's directory.
     pub run: &'a Path,
-    /// The generation.
     pub generation: u64,
-    /// What the program is sent when this process's parent, the agent, is gone.
+    /// The signal that the program receives when its parent, the agent, dies.
     pub drain: DrainSignal,
-    /// The agent's process number.
+    /// Process id of the agent.
     pub agent: Option<u32>,
-    /// The program and its arguments.
     pub command: &'a [String],
 }
 
-/// Becomes a rank's program; returns only if that is not possible.
+/// Replaces this process with the rank's program. Returns only on failure.
 pub fn become_program(to_be: &Become<'_>) -> BecomeError {
     let prepared = || -> Result<_, BecomeError> {
         let alive = rank::hold(&to_be.run.join(files::generation(to_be.generation)))?;
-        // Kept open by the program, and by what it starts.
+        // The program and its children inherit the descriptor.
         fcntl_setfd(&alive, FdFlags::empty())?;
         set_parent_process_death_signal(Some(signal(to_be.drain)))?;
-        // One that was gone before that is not told of any more.
+        // No signal arrives if the agent died before the call above.
         if to_be.agent.is_some_and(|agent| agent != parent_id()) {
             return Err(BecomeError::Orphan);
         }

@@ -1,5 +1,5 @@
-//! The newest whole checkpoint among those that a user's own program has left: found by name, since
-//! the program's formats are its own.
+//! Finds the newest complete checkpoint of an external trainer. It goes by names only, because
+//! Evenkeel does not know the trainer's file formats.
 
 use std::ffi::OsStr;
 use std::fs::{self, DirEntry};
@@ -9,13 +9,14 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use crate::job::OwnCheckpoint;
 use crate::recipe::reader::Checkpoints;
 
-/// Beginnings and endings of what is still being written, by custom.
+/// Prefixes and suffixes that mark an unfinished checkpoint by convention.
 const UNFINISHED: [&str; 4] = ["tmp", "partial", "incomplete", "lock"];
 
-/// What orders checkpoints: the number in the name, else when it was last changed.
+/// Sort key of checkpoints: the number in the name, else the modification time.
 type Age = (Option<u64>, Option<SystemTime>);
 
-/// The newest whole checkpoint in `directory`; `None` where there is none, or no such directory.
+/// The newest complete checkpoint in `directory`; `None` if there is none or the directory does not
+/// exist.
 pub fn newest(directory: &Path, called: &Checkpoints) -> Option<OwnCheckpoint> {
     let entries = fs::read_dir(directory).ok()?;
     let found = entries.flatten().filter_map(|entry| age(&entry, called));
@@ -26,7 +27,7 @@ pub fn newest(directory: &Path, called: &Checkpoints) -> Option<OwnCheckpoint> {
     Some(OwnCheckpoint { path, changed })
 }
 
-/// How new an entry is, if it is a whole checkpoint.
+/// Age and path of an entry if it is a complete checkpoint.
 fn age(entry: &DirEntry, called: &Checkpoints) -> Option<(Age, PathBuf)> {
     let path = entry.path();
     let name = path.file_name()?.to_str()?;
@@ -44,7 +45,7 @@ fn age(entry: &DirEntry, called: &Checkpoints) -> Option<(Age, PathBuf)> {
         return None;
     }
     let number = match called.prefix {
-        // Of a program of which nothing is known: `step_40`, `ckpt-40.pt`, or a name without one.
+        // An unknown trainer: `step_40`, `ckpt-40.pt`, or a name without a number.
         "" => {
             let stem = path.file_stem()?.to_str()?;
             let digits = stem.trim_end_matches(|c: char| c.is_ascii_digit()).len();
@@ -79,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_count_as_numbers_and_what_is_not_whole_does_not_count() {
+    fn checkpoint_numbers_sort_numerically_and_incomplete_checkpoints_are_skipped() {
         let trainer = |entries: &[&str]| found(entries, &Checkpoints::TRANSFORMERS);
         let state = "trainer_state.json";
         let whole = ["9", "40", "100"].map(|n| format!("checkpoint-{n}/{state}"));
@@ -97,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_written_again_is_another_checkpoint_and_a_directory_is_not() {
+    fn a_rewritten_file_is_a_new_checkpoint_and_a_changed_directory_is_not() {
         let place = tempfile::tempdir().unwrap();
         let newest = || newest(place.path(), &Checkpoints::ANY).unwrap();
         let file = place.path().join("last.pt");
@@ -114,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn those_of_an_unknown_program_are_told_by_the_number_at_their_end() {
+    fn checkpoints_of_an_unknown_trainer_sort_by_their_trailing_number() {
         let any = |entries: &[&str]| found(entries, &Checkpoints::ANY);
         assert_eq!(
             any(&["step_9.pt", "step_10.pt", "step_11.pt.tmp", ".step_12.pt"]).unwrap(),

@@ -1,5 +1,5 @@
-//! The user's own program in one generation: what its command comes to with this plan's numbers, and
-//! from which of its own checkpoints it goes on. The same for a pod's agent and the local launcher.
+//! The external trainer in one generation: fills the plan's numbers into its command and picks the
+//! checkpoint that it resumes from. The pod agent and the local launcher share this code.
 
 use std::path::{Path, PathBuf};
 
@@ -14,78 +14,71 @@ use crate::recipe::placeholder::{self, Value};
 use crate::recipe::reader::Checkpoints;
 use crate::recipe::{Dialect, Recipe, resume};
 
-/// A user's own program.
 #[derive(Debug, Clone, Copy)]
 pub struct Foreign<'a> {
-    /// The recipe, with the command.
+    /// The recipe that contains the command.
     pub recipe: &'a Recipe,
-    /// The run's directory, an absolute path.
+    /// The run directory, an absolute path.
     pub run: &'a Path,
-    /// Where it is started, and relative paths start; `None`: in a container, of which nothing is left
-    /// once it ends.
+    /// Working directory and base of relative paths. `None` in a container, whose own disk does not
+    /// outlive it.
     pub base: Option<&'a Path>,
 }
 
-/// What is started for every rank of a generation.
+/// The command of one generation; every rank starts it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Call {
-    /// The command, word by word.
+    /// Program and arguments, without a shell.
     pub command: Vec<String>,
-    /// The run's directory.
+    /// The run directory, an absolute path.
     #[serde(skip)]
     run: PathBuf,
-    /// Where it is started; `None`: where its agent is.
+    /// Working directory; `None` means the agent's.
     #[serde(skip)]
     pub directory: Option<PathBuf>,
-    /// Where it keeps its checkpoints.
+    /// Directory in which the trainer writes its checkpoints.
     pub checkpoint_dir: PathBuf,
-    /// The newest of them when it was started.
+    /// The newest checkpoint when the generation started.
     pub checkpoint: Option<PathBuf>,
-    /// The recipe with the plan's numbers, where the command has one.
+    /// Path of the recipe with the plan's numbers, if the command contains `{recipe}`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recipe: Option<PathBuf>,
-    /// Its text.
+    /// Text of that recipe.
     #[serde(skip)]
     text: String,
-    /// What else has to be said of it.
+    /// Notes for the user about this command.
     #[serde(skip)]
     pub remarks: Vec<String>,
 }
 
-/// A command that cannot be filled in.
+/// A command whose placeholders cannot be filled in.
 #[derive(Debug, thiserror::Error)]
 pub enum ForeignError {
-    /// The plan cannot be written in that form.
+    /// The plan cannot be written in this form.
     #[error(
-        "`{{{placeholder}}}`: {error}; `{{per_device_batch_size}}` and `{{gradient_accumulation_steps}}` stand for the numbers by themselves"
+        "`{{{placeholder}}}`: {error}; `{{per_device_batch_size}}` and `{{gradient_accumulation_steps}}` insert the plain numbers"
     )]
     Emit {
-        /// Which placeholder asks for it.
+        /// The placeholder in the command.
         placeholder: &'static str,
-        /// Why.
         error: EmitError,
     },
-    /// The plan stands in one file of a tree, which is no recipe by itself.
+    /// The plan is in one file of a tree, and that file alone is not a recipe.
     #[error(
-        "`{{recipe}}` would be {}, one file of the recipe's tree: `{{args}}` stands for the numbers as overrides of all of it",
+        "`{{recipe}}` would be {}, one file of the recipe's tree; use `{{args}}` to pass the numbers as overrides",
         file.display()
     )]
-    OneOfATree {
-        /// The file.
-        file: PathBuf,
-    },
-    /// Nobody knows how the trainer is told to go on.
+    OneOfATree { file: PathBuf },
+    /// The trainer's resume arguments are unknown.
     #[error(
-        "`{{resume_args}}`: how a trainer of {dialect} recipes goes on is not known; say it with `trainer.resume: [--resume, \"{{checkpoint}}\"]` (`evenkeel.trainer.resume=[…]` on the command line)"
+        "`{{resume_args}}`: the resume arguments of a trainer for {dialect} recipes are unknown; set `trainer.resume: [--resume, \"{{checkpoint}}\"]` (`evenkeel.trainer.resume=[…]` on the command line)"
     )]
-    Resume {
-        /// The recipe's dialect.
-        dialect: Dialect,
-    },
+    Resume { dialect: Dialect },
 }
 
 impl Foreign<'_> {
-    /// Where the program keeps its checkpoints: where the user says, else in the run's directory.
+    /// The trainer's checkpoint directory: the user's setting, else `checkpoints` in the run
+    /// directory.
     pub fn checkpoint_dir(&self) -> PathBuf {
         let named = resume::directory(self.recipe.dialect, &self.recipe.spec).map(PathBuf::from);
         let named = named.and_then(|path| match self.base {
@@ -95,12 +88,12 @@ impl Foreign<'_> {
         named.unwrap_or_else(|| self.run.join("checkpoints"))
     }
 
-    /// The newest whole checkpoint there.
+    /// The newest complete checkpoint in [`Self::checkpoint_dir`].
     pub fn newest(&self) -> Option<OwnCheckpoint> {
         let directory = self.checkpoint_dir();
         let called = resume::checkpoints(self.recipe.dialect);
         let newest = checkpoints::newest(&directory, &called);
-        // A recipe that says itself how its program goes on may be of any program.
+        // A recipe that sets its own resume arguments may start any trainer.
         if newest.is_some() || self.recipe.spec.trainer.resume.is_empty() {
             return newest;
         }
@@ -111,8 +104,7 @@ impl Foreign<'_> {
         checkpoints::newest(&directory, &any)
     }
 
-    /// What is started in a generation with this plan, to go on from a checkpoint. Nothing is written
-    /// yet.
+    /// The command of a generation with this plan, resumed from `checkpoint`. Writes no files.
     pub fn call(
         &self,
         generation: u64,
@@ -149,7 +141,8 @@ impl Foreign<'_> {
         }
         let mut resume = Vec::new();
         if uses(placeholder::RESUME_ARGS) {
-            // Asked for even without a checkpoint: what is not known is refused before it starts.
+            // Evaluated even without a checkpoint: an unknown placeholder must fail before the
+            // start.
             let from = call.checkpoint.as_deref().unwrap_or(Path::new(""));
             let dialect = self.recipe.dialect;
             let arguments = resume::arguments(self.recipe, from);
@@ -172,7 +165,7 @@ impl Foreign<'_> {
         Ok(call)
     }
 
-    /// The recipe's own name, which tells its program how to read it.
+    /// File name of the recipe; trainers derive the format from it.
     fn recipe_name(&self) -> PathBuf {
         let file = self
             .recipe
@@ -186,7 +179,7 @@ impl Foreign<'_> {
 }
 
 impl Call {
-    /// Writes what the command reads. All members of a generation write the same.
+    /// Writes the recipe that the command reads. All members of a generation write the same text.
     pub fn write(&self) -> Result<(), FileError> {
         durable::create_directory(&self.checkpoint_dir)?;
         let Some(recipe) = &self.recipe else {
@@ -198,7 +191,7 @@ impl Call {
         durable::write_atomically(recipe, self.text.as_bytes())
     }
 
-    /// What the program finds in its environment beside the plan's numbers.
+    /// Environment variables besides the plan's numbers.
     pub fn variables(&self) -> Vec<(&'static str, &Path)> {
         let paths = [
             (

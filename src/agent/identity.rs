@@ -1,18 +1,17 @@
-//! Who and where the agent of a pod is.
+//! Identity and resources of a pod's agent.
 
 use std::path::PathBuf;
 
-/// Who and where this agent is.
+/// Identity and resources of this agent.
 #[derive(Debug, Clone)]
 pub struct Identity {
-    /// This program.
+    /// Path of the `evenkeel` executable.
     pub program: PathBuf,
-    /// The pod's uid.
     pub pod: String,
-    /// The run's directory, on the volume that all pods of the job see.
+    /// The run directory, on the volume that all pods of the job share.
     pub run: PathBuf,
-    /// Devices that ranks can be started on.
+    /// Devices available to ranks.
     pub devices: u64,
-    /// Cores that the ranks share.
+    /// CPU cores shared by the ranks.
     pub cores: u64,
 }

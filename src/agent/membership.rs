@@ -1,5 +1,5 @@
-//! What an agent wants to know of its TrainingJob, and how it hears of it: the only place where the
-//! agent knows Kubernetes.
+//! The agent's view of its TrainingJob, kept current by a watch. This is the only part of the agent
+//! that depends on Kubernetes.
 
 use std::sync::mpsc::Sender;
 use std::time::Duration;
@@ -16,35 +16,34 @@ use crate::job::Pin;
 use crate::job::api::status::{Current, RecipeSnapshot, State};
 use crate::job::api::{RemainderPolicy, TrainingJob};
 
-/// How often the API server is asked for a sign of life when the watch says nothing; more often
-/// where ranks are stopped soon.
+/// Longest period between two liveness checks of the API server while the watch is silent. A short
+/// `fence_after` shortens it.
 const CONTACT: Duration = Duration::from_secs(5);
 
 /// A TrainingJob as its pods see it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Membership {
-    /// The recipe.
     pub recipe: RecipeSnapshot,
-    /// What happens to a batch that no number of ranks splits exactly.
+    /// How to treat a batch that no rank count divides exactly.
     pub remainder: RemainderPolicy,
-    /// The job's name, for the run's name.
+    /// The job's name, used as the run's name.
     pub name: String,
-    /// Bytes that a rank may use.
+    /// Memory limit of one rank, bytes.
     pub rank_memory: Option<String>,
-    /// The user's own program; empty: the built-in trainer.
+    /// Command of the external trainer; empty for the built-in trainer.
     pub command: Vec<String>,
-    /// The newest generation.
+    /// The newest generation; `None` before the first one.
     pub generation: Option<Current>,
-    /// The newest committed checkpoint of the lineage that counts.
+    /// The newest committed checkpoint of the current lineage.
     pub checkpoint: Option<Pin>,
-    /// Without the API server and without peers, ranks are stopped after this.
+    /// Time without contact to the API server or peers after which ranks are stopped.
     pub fence_after: Duration,
-    /// The job has ended, one way or the other.
+    /// The job succeeded or failed.
     pub over: bool,
 }
 
 impl Membership {
-    /// What a TrainingJob says; `None` before it was planned.
+    /// Reads a TrainingJob; `None` before it is planned.
     pub fn of(job: &TrainingJob) -> Option<Membership> {
         let status = job.status.as_ref()?;
         Some(Membership {
@@ -61,11 +60,11 @@ impl Membership {
     }
 }
 
-/// Follows one TrainingJob for ever. Every sign of life of the API server becomes an input, so that
-/// the loop knows when it was last heard from.
+/// Follows one TrainingJob forever. Every contact with the API server becomes an input, so the loop
+/// knows the time of the last contact.
 pub async fn follow(client: Client, namespace: &str, name: &str, inputs: Sender<Input>) {
     let jobs: Api<TrainingJob> = Api::namespaced(client, namespace);
-    // A Role that names the job lets it be watched only by that name.
+    // A Role with `resourceNames` allows a watch only with this field selector.
     let one = watcher::Config::default().fields(&format!("metadata.name={name}"));
     let mut events = watch(jobs.clone(), one).default_backoff().boxed();
     let mut contact = beats(CONTACT);
@@ -77,7 +76,7 @@ pub async fn follow(client: Client, namespace: &str, name: &str, inputs: Sender<
                 None => return,
             },
             _ = contact.tick() => {
-                // Not longer than the beat itself: a cut network answers nothing at all.
+                // A partitioned network never answers; wait at most one heartbeat period.
                 let asked = tokio::time::timeout(contact.period(), jobs.get(name));
                 asked.await.ok().and_then(Result::ok)
             }
@@ -95,7 +94,7 @@ pub async fn follow(client: Client, namespace: &str, name: &str, inputs: Sender<
     }
 }
 
-/// A few times before ranks would be stopped for want of a sign.
+/// Heartbeat period: several fit into `fence_after`.
 fn beat(fence_after: Duration) -> Duration {
     (fence_after / 5).clamp(Duration::from_secs(1), CONTACT)
 }
@@ -111,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn several_signs_fit_into_the_time_after_which_ranks_are_stopped() {
+    fn several_heartbeats_fit_into_fence_after() {
         assert_eq!(beat(Duration::from_secs(30)), CONTACT);
         for seconds in 5..=3600 {
             let fence_after = Duration::from_secs(seconds);

@@ -1,6 +1,6 @@
-//! The agent: starts the ranks of a generation on this host, passes orders and reports on, sees
-//! how they end. The same one under the local launcher and in a pod; only where the generation
-//! record comes from differs.
+//! The agent starts the ranks of a generation on this host, passes control messages to them,
+//! forwards their reports and records how they end. The local launcher and pods use the same agent;
+//! only the source of the generation record differs.
 
 mod become_program;
 mod checkpoints;

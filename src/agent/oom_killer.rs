@@ -1,19 +1,20 @@
-//! Whether the kernel's out-of-memory killer struck in this cgroup: a rank that it kills ends like
-//! any other SIGKILL, only the counter tells the two apart.
+//! Detects kills by the kernel's out-of-memory killer in this cgroup. Such a rank ends with SIGKILL
+//! like any other; only the cgroup's counter tells them apart.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::inventory::cgroup::{self, Version};
 
-/// The counter of kills in this process's cgroup, if there is one.
+/// The counter of kills in this process's cgroup, if it exists.
 pub struct OomKills {
     file: Option<PathBuf>,
     before: u64,
 }
 
 impl OomKills {
-    /// Finds the counter (cgroup v2 `memory.events`, v1 `memory.oom_control`) and its value now.
+    /// Finds the counter (cgroup v2 `memory.events`, v1 `memory.oom_control`) and records its
+    /// current value.
     pub fn watch() -> OomKills {
         let files = cgroup::memory_cgroups().into_iter().map(|level| {
             level.directory.join(match level.version {
@@ -34,7 +35,7 @@ impl OomKills {
         }
     }
 
-    /// Whether the counter was raised since the watch began.
+    /// Whether the counter has increased since [`Self::watch`].
     pub fn raised(&self) -> bool {
         let now = self.file.as_deref().and_then(count);
         now.is_some_and(|now| now > self.before)
@@ -56,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_kill_is_seen_by_those_who_watched_before_it() {
+    fn a_kill_is_reported_only_if_the_watch_began_before_it() {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("memory.events");
         fs::write(&file, "low 0\noom 1\noom_kill 1\noom_group_kill 0\n").unwrap();
@@ -69,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_counter_nothing_was_raised() {
+    fn without_a_counter_no_kill_is_reported() {
         assert!(!OomKills::of([]).raised());
     }
 }

@@ -1,6 +1,5 @@
-//! Words by which a program of somebody else's says that memory ran out. transformers' and
-//! accelerate's back-off look for the same (accelerate 1.15, `utils/memory.py`,
-//! `should_reduce_batch_size`).
+//! Messages with which PyTorch and CUDA report out-of-memory. transformers and accelerate match the
+//! same texts for their back-off (accelerate 1.15, `utils/memory.py`, `should_reduce_batch_size`).
 
 const WORDS: [&str; 3] = [
     " out of memory.",
@@ -8,10 +7,10 @@ const WORDS: [&str; 3] = [
     "DefaultCPUAllocator: can't allocate memory",
 ];
 
-/// The line of a program's last words that says so.
-pub fn find(last_words: &str) -> Option<&str> {
+/// The out-of-memory line in a log tail.
+pub fn find(log_tail: &str) -> Option<&str> {
     let says = |line: &&str| WORDS.iter().any(|words| line.contains(words));
-    last_words.lines().find(says).map(str::trim)
+    log_tail.lines().find(says).map(str::trim)
 }
 
 #[cfg(test)]
@@ -19,11 +18,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_that_ran_out_is_told_from_other_failures() {
+    fn out_of_memory_is_distinguished_from_other_failures() {
         let torch = "Traceback (most recent call last):\n  y = model(x)\n\
                      torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n";
-        let said = find(torch).unwrap();
-        assert!(said.starts_with("torch.OutOfMemoryError"), "{said}");
+        let line = find(torch).unwrap();
+        assert!(line.starts_with("torch.OutOfMemoryError"), "{line}");
         assert!(
             find("RuntimeError: [enforce fail] DefaultCPUAllocator: can't allocate memory: 8")
                 .is_some()

@@ -1,4 +1,4 @@
-//! What the user's own program of a TrainingJob is called with in this pod.
+//! Fills in the external trainer's command for this pod.
 
 use std::path::{Path, PathBuf};
 
@@ -14,20 +14,20 @@ use crate::recipe::spec::DrainSignal;
 use crate::recipe::{self, Recipe};
 use crate::telemetry::now;
 
-/// What a generation's program goes on from: said once, by its first member, for all of them.
+/// The checkpoint that a generation resumes from. The first member writes it once for all members.
 #[derive(Serialize, Deserialize)]
 struct Chosen {
-    /// The newest checkpoint that there was.
+    /// The newest checkpoint at that time.
     checkpoint: Option<OwnCheckpoint>,
 }
 
-/// How long the first member's word is waited for, seconds. Agents of an older version say nothing; each
-/// of them goes on from what it finds.
-const WORD: f64 = 60.0;
+/// Longest wait for the first member's choice, seconds. Agents of older versions write none; then
+/// each pod resumes from the newest checkpoint that it finds.
+const CHOICE_TIMEOUT: f64 = 60.0;
 
-/// Chooses from which checkpoint the program goes on; false while that is not known. Each pod may see
-/// the volume as it was at another moment, and ranks that go on from different checkpoints are no
-/// world: the first member (`mine`) looks, the others wait for its word.
+/// Fixes the checkpoint that the trainer resumes from; `false` while it is unknown. Pods may see
+/// the shared volume at different times, and ranks must not resume from different checkpoints. So
+/// the first member (`mine`) chooses, and the others wait.
 pub(super) fn choose(
     job: &Membership,
     run: &Path,
@@ -38,38 +38,38 @@ pub(super) fn choose(
     if file.exists() {
         return Ok(true);
     }
-    if !mine && now() - record.created < WORD {
+    if !mine && now() - record.created < CHOICE_TIMEOUT {
         return Ok(false);
     }
-    let checkpoint = foreign(&recipe(job)?, run).newest();
+    let checkpoint = external_trainer(&recipe(job)?, run).newest();
     create_directory(&run.join(files::generation(record.number)))
         .and_then(|()| write_json(&file, &Chosen { checkpoint }))
         .map_err(|error| volume_problem(&error))?;
     Ok(true)
 }
 
-/// How the program is called in a generation.
+/// The trainer's command in one generation.
 #[derive(Debug)]
 pub(super) struct OwnCall {
     recipe: Recipe,
     pub call: Call,
-    /// What it goes on from.
+    /// The checkpoint that it resumes from.
     pub checkpoint: Option<OwnCheckpoint>,
 }
 
 impl OwnCall {
-    /// The signal that asks it to leave.
+    /// The signal that asks the trainer to save and exit.
     pub fn drain(&self) -> DrainSignal {
         self.recipe.spec.trainer.drain_signal
     }
 
-    /// Its newest checkpoint by now.
+    /// The trainer's newest complete checkpoint now.
     pub fn newest(&self, run: &Path) -> Option<OwnCheckpoint> {
-        foreign(&self.recipe, run).newest()
+        external_trainer(&self.recipe, run).newest()
     }
 }
 
-/// Its call, with what it reads written.
+/// Builds the command and writes the files that it reads.
 pub(super) fn own_call(
     job: &Membership,
     run: &Path,
@@ -79,7 +79,7 @@ pub(super) fn own_call(
     let chosen: Chosen =
         read_json(&call_file(run, record)).map_err(|error| volume_problem(&error))?;
     let checkpoint = chosen.checkpoint;
-    let call = foreign(&recipe, run).call(record.number, &record.plan, checkpoint.clone());
+    let call = external_trainer(&recipe, run).call(record.number, &record.plan, checkpoint.clone());
     let call = call.map_err(|error| refused(error.to_string()))?;
     call.write().map_err(|error| volume_problem(&error))?;
     Ok(OwnCall {
@@ -109,11 +109,11 @@ fn recipe(job: &Membership) -> Result<Recipe, Problem> {
     Ok(recipe)
 }
 
-fn foreign<'a>(recipe: &'a Recipe, run: &'a Path) -> Foreign<'a> {
+fn external_trainer<'a>(recipe: &'a Recipe, run: &'a Path) -> Foreign<'a> {
     Foreign {
         recipe,
         run,
-        // Nothing outlives a container but the volume.
+        // Only the volume outlives a container.
         base: None,
     }
 }
@@ -131,8 +131,12 @@ mod tests {
 
     const OVER: [&str; 1] = ["per_device_train_batch_size=8"];
 
-    /// What a pod makes of a job with this command, in generation 2 on three devices.
-    fn called(place: &Path, overrides: &[&str], command: &[&str]) -> Result<OwnCall, String> {
+    /// The result of a pod in generation 2 with three devices for this command.
+    fn external_call_of(
+        place: &Path,
+        overrides: &[&str],
+        command: &[&str],
+    ) -> Result<OwnCall, String> {
         let text = "per_device_train_batch_size: 4\ngradient_accumulation_steps: 2\n\
                     evenkeel: {objective: sft, batch: {gpus: 3}, \
                     trainer: {drain_signal: SIGUSR1}}\n";
@@ -166,17 +170,17 @@ mod tests {
             created: now(),
         };
         let run = place.join("run");
-        let told = |problem: Problem| format!("{}: {}", problem.reason, problem.message);
-        // Others wait for the first member's word, and the word is said once.
+        let as_text = |problem: Problem| format!("{}: {}", problem.reason, problem.message);
+        // Other members wait for the first member's choice, which is written once.
         assert!(!choose(&job, &run, &record, false).unwrap());
-        assert!(choose(&job, &run, &record, true).map_err(told)?);
+        assert!(choose(&job, &run, &record, true).map_err(as_text)?);
         checkpoint(&run, 9);
         assert!(choose(&job, &run, &record, true).unwrap());
         assert!(choose(&job, &run, &record, false).unwrap());
-        own_call(&job, &run, &record).map_err(told)
+        own_call(&job, &run, &record).map_err(as_text)
     }
 
-    /// A checkpoint of transformers' kind.
+    /// A checkpoint in the layout of transformers.
     fn checkpoint(run: &Path, step: u64) -> PathBuf {
         let checkpoint = run.join(format!("checkpoints/checkpoint-{step}"));
         std::fs::create_dir_all(&checkpoint).unwrap();
@@ -185,11 +189,12 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_fills_a_command_in_as_the_local_launcher_does() {
+    fn a_pod_and_the_local_launcher_fill_in_the_same_command() {
         let place = tempfile::tempdir().unwrap();
         let checkpoint = checkpoint(&place.path().join("run"), 7);
-        let own = called(place.path(), &OVER, &["train", "{args}", "{resume_args}"]).unwrap();
-        let (call, drain) = (&own.call, own.drain());
+        let external =
+            external_call_of(place.path(), &OVER, &["train", "{args}", "{resume_args}"]).unwrap();
+        let (call, drain) = (&external.call, external.drain());
         let from = checkpoint.display().to_string();
         assert_eq!(
             call.command[1..],
@@ -209,8 +214,8 @@ mod tests {
     fn every_pod_writes_the_recipe_of_its_generation() {
         let place = tempfile::tempdir().unwrap();
         let run = place.path().join("run");
-        let own = called(place.path(), &[], &["train", "{recipe}"]).unwrap();
-        let call = own.call;
+        let external = external_call_of(place.path(), &[], &["train", "{recipe}"]).unwrap();
+        let call = external.call;
         assert_eq!(
             call.command[1],
             run.join("gen-2/recipe.yaml").display().to_string()

@@ -1,5 +1,5 @@
-//! Asking the agents of the job's other pods how far they are. Only while there is a reason to: an
-//! agent that hears from the API server asks nobody.
+//! Asks the agents of the job's other pods for their generation. An agent in contact with the API
+//! server sends no such requests.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::mpsc::Sender;
@@ -11,38 +11,38 @@ use tokio::sync::watch::Receiver;
 
 use super::pod::Input;
 
-/// Between two rounds.
+/// Pause between two rounds of requests.
 const ROUND: Duration = Duration::from_secs(1);
-/// An agent that can be reached answers at once.
+/// Timeout of one request.
 const ANSWER: Duration = Duration::from_secs(2);
-/// Asked at once: one that answers is soon found among many that do not.
+/// Concurrent requests: a reachable agent is found quickly among many that do not answer.
 const AT_ONCE: usize = 32;
 
-/// What another pod's agent said.
+/// The answer of another pod's agent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Answer {
-    /// Its address.
+    /// Address of the agent.
     pub host: IpAddr,
-    /// The newest generation whose ranks it has started; `None`: it is of a version that does not
-    /// say.
+    /// The newest generation whose ranks it has started; `None` from an older version, which does
+    /// not report it.
     pub generation: Option<u64>,
 }
 
-/// Asks other pods' agents.
+/// Client for the agents of other pods.
 pub struct Peers {
     http: Client,
     port: u16,
 }
 
 impl Peers {
-    /// Those that listen on this port.
+    /// A client for agents that listen on this port.
     pub fn on(port: u16) -> reqwest::Result<Peers> {
         let http = Client::builder().timeout(ANSWER).no_proxy().build()?;
         Ok(Peers { http, port })
     }
 
-    /// Asks those that stand in `whom`, round after round and as long as they stand there. The
-    /// first answer ends a round: that one of them can be reached is all that it is about.
+    /// Asks the agents in `whom`, round after round while the list is not empty. The first answer
+    /// ends a round: one reachable peer proves contact.
     pub async fn ask(self, mut whom: Receiver<Vec<IpAddr>>, inputs: Sender<Input>) {
         loop {
             let hosts = whom.borrow_and_update().clone();
@@ -75,15 +75,15 @@ impl Peers {
         std::pin::pin!(answers).next().await
     }
 
-    /// Whatever it answers, it was reached.
+    /// Any HTTP answer proves contact.
     async fn answer(&self, host: IpAddr) -> Option<Answer> {
         let address = format!("http://{}/generation", SocketAddr::new(host, self.port));
         let response = self.http.get(address).send().await.ok()?;
-        let told = match response.error_for_status() {
+        let answered = match response.error_for_status() {
             Ok(response) => response.text().await.ok(),
             Err(_) => None,
         };
-        let generation = told.and_then(|text| text.trim().parse().ok());
+        let generation = answered.and_then(|text| text.trim().parse().ok());
         Some(Answer { host, generation })
     }
 }
@@ -97,17 +97,17 @@ mod tests {
     use crate::agent::{listen, serve};
     use crate::job::agent_state::AgentState;
 
-    /// Reached from nowhere: such an address is no host's.
+    /// An address that belongs to no host.
     const NOBODY: IpAddr = IpAddr::V4(Ipv4Addr::new(0, 0, 0, 1));
 
     #[tokio::test]
-    async fn one_agent_of_many_is_enough_and_says_how_far_it_is() {
+    async fn one_reachable_agent_is_enough_and_reports_its_generation() {
         let listener = listen(0).await.unwrap();
         let port = listener.local_addr().unwrap().port();
-        let (told, state) = tokio::sync::watch::channel(AgentState::default());
+        let (sender, state) = tokio::sync::watch::channel(AgentState::default());
         let (heard, by_the_other) = channel();
         tokio::spawn(serve(listener, state, heard));
-        told.send_modify(|state| state.generation = 7);
+        sender.send_modify(|state| state.generation = 7);
 
         let peers = Peers::on(port).unwrap();
         let here = IpAddr::V4(Ipv4Addr::LOCALHOST);
@@ -121,7 +121,7 @@ mod tests {
             })
         );
         assert_eq!(peers.first_answer(&[NOBODY]).await, None);
-        // A peer that is cut off itself is no controller.
+        // An answer from a peer does not count as contact with the controller.
         assert!(by_the_other.try_recv().is_err());
     }
 }

@@ -1,8 +1,8 @@
-//! The agent of a pod: follows its TrainingJob, starts the ranks of each generation that names
-//! this pod, and tells the controller how they do.
+//! The agent of a pod: follows its TrainingJob, starts the ranks of each generation that contains
+//! this pod, and reports their state to the controller.
 //!
-//! One loop over one queue: the job's changes, what ranks say, signals, ticks. What it has to do
-//! follows from the newest job and from what runs here, so hearing the same twice does no harm.
+//! One loop reads one queue: job changes, rank reports, signals, ticks. Its actions follow from the
+//! newest job and from the running ranks, so duplicate inputs are harmless.
 
 mod begin;
 mod contact;
@@ -35,31 +35,31 @@ use begin::Pause;
 use contact::{Contact, Whom};
 use waiting::Waiting;
 
-/// How often it looks around when nothing happens.
+/// Longest time between two passes of the loop.
 const TICK: Duration = Duration::from_millis(100);
 
-/// Something for the loop.
+/// An input of the loop.
 #[derive(Debug)]
 pub enum Input {
-    /// The job as it stands now, just heard from the API server.
+    /// The job, as just received from the API server.
     Job(Box<Membership>),
-    /// The controller has asked for this agent's state.
+    /// The controller has requested this agent's state.
     Polled,
     /// The agent of another pod has answered.
     Peer(Answer),
-    /// Something of a rank.
+    /// A rank reported or ended.
     Rank(Box<RankEvent>),
-    /// SIGTERM: the pod is about to go.
+    /// SIGTERM: the pod is about to be deleted.
     Terminate,
 }
 
-/// The loop.
+/// The agent's loop and its state.
 pub struct PodAgent {
     identity: Identity,
     inputs: Receiver<Input>,
     events: Sender<RankEvent>,
-    told: watch::Sender<AgentState>,
-    /// The other pods whose agents are asked how far they are.
+    published: watch::Sender<AgentState>,
+    /// Pods whose agents are asked for their generation.
     asked: watch::Sender<Vec<IpAddr>>,
     state: AgentState,
     job: Option<Arc<Membership>>,
@@ -68,7 +68,7 @@ pub struct PodAgent {
     preparation: Option<Preparation>,
     waiting: Option<Waiting>,
     pause: Option<Pause>,
-    /// When its devices were last looked at.
+    /// Time of the last device check.
     inspected: Option<Instant>,
     current: Option<Current>,
     retention: Retention,
@@ -78,11 +78,11 @@ pub struct PodAgent {
 /// The generation whose ranks were started here.
 struct Current {
     generation: Generation,
-    /// The call of the user's own program, where that trains.
-    own: Option<OwnCall>,
+    /// The external trainer's command; `None` for the built-in trainer.
+    external: Option<OwnCall>,
     ranks: Ranks,
     tails: Vec<Tail>,
-    /// Kills by the kernel since its ranks were started.
+    /// Kills by the kernel since the ranks were started.
     oom_kills: OomKills,
     silence: Silence,
     draining: bool,
@@ -90,13 +90,13 @@ struct Current {
 }
 
 impl PodAgent {
-    /// An agent that takes `inputs`, hands `events` to its ranks, tells how it does by `told`, and
-    /// wants to hear of the agents on the hosts in `asked`.
+    /// Creates an agent that reads `inputs`, gives `events` to its ranks, publishes its state in
+    /// `published`, and lists in `asked` the hosts whose agents must be asked.
     pub fn new(
         identity: Identity,
         inputs: Receiver<Input>,
         events: Sender<RankEvent>,
-        told: watch::Sender<AgentState>,
+        published: watch::Sender<AgentState>,
         asked: watch::Sender<Vec<IpAddr>>,
         display: Display,
     ) -> PodAgent {
@@ -110,7 +110,7 @@ impl PodAgent {
             identity,
             inputs,
             events,
-            told,
+            published,
             asked,
             state,
             job: None,
@@ -124,13 +124,13 @@ impl PodAgent {
             retention: Retention::default(),
             display,
         };
-        // Before anybody hears of this pod: one that tells first is counted on first.
+        // Before the state is published: a pod reports missing devices before it counts.
         agent.inspect();
-        agent.told.send_replace(agent.state.clone());
+        agent.published.send_replace(agent.state.clone());
         agent
     }
 
-    /// Runs until the job is over or the pod must go.
+    /// Runs until the job is over or the pod must exit.
     pub fn run(mut self) -> ExitCode {
         loop {
             match self.inputs.recv_timeout(TICK) {
@@ -144,8 +144,8 @@ impl PodAgent {
             self.act();
             self.inspect();
             self.ask_peers();
-            self.give_up_the_silent();
-            self.pass_on();
+            self.kill_timed_out();
+            self.copy_logs();
             self.tidy();
             if self.all_ended() {
                 if self.terminating {
@@ -169,7 +169,7 @@ impl PodAgent {
             Input::Terminate => {
                 self.terminating = true;
                 if let Some(current) = &mut self.current {
-                    // Ranks agree with their peers on a step: one that is told tells all.
+                    // Ranks agree with their peers on a step, so one drained rank drains all.
                     current.ranks.order_all(Order::Drain);
                 }
             }
@@ -177,7 +177,7 @@ impl PodAgent {
         }
     }
 
-    /// Where rank 0 runs, removes checkpoints that are too old to be kept.
+    /// Removes expired checkpoints on the pod of rank 0.
     fn tidy(&mut self) {
         let pin = self.job.as_ref().and_then(|job| job.checkpoint.as_ref());
         let current = self.current.as_ref().filter(|_| self.state.first == 0);
@@ -195,7 +195,7 @@ impl PodAgent {
         self.display.event(&Event::Warning { message });
     }
 
-    /// Does what the newest job asks for.
+    /// Performs what the newest job requires.
     fn act(&mut self) {
         if self.fence() {
             return;
@@ -209,12 +209,12 @@ impl PodAgent {
             self.begin(&wanted.record);
             return;
         }
-        self.wait_no_longer();
+        self.end_wait();
         let Some(current) = &mut self.current else {
             return;
         };
         if current.generation.number < number || wanted.outcome.is_some() {
-            // The world went on without these ranks.
+            // The world continued without these ranks.
             current.ranks.kill();
             return;
         }
@@ -241,7 +241,7 @@ impl PodAgent {
         }
     }
 
-    /// Takes in how far another pod is.
+    /// Records the generation of another pod's agent.
     fn take_answer(&mut self, answer: Answer) {
         self.contact.heard(Whom::Peer);
         if let Some(waiting) = &mut self.waiting {
@@ -250,13 +250,13 @@ impl PodAgent {
         if let Some(current) = &mut self.current
             && answer.generation > Some(current.generation.number)
         {
-            // The world went on without these ranks, and the API server could not say so.
+            // The world continued without these ranks, and the API server could not report it.
             current.ranks.kill();
         }
     }
 
-    /// Asks whom there is a reason to ask: the first member while it is waited for, and all other
-    /// members while nothing is heard of the cluster.
+    /// Chooses the agents to ask: the first member while this pod waits for it; all other members
+    /// while the API server, the controller and the peers are silent.
     fn ask_peers(&mut self) {
         let fence_after = self.job.as_ref().map(|job| job.fence_after);
         let misses = fence_after.is_some_and(|after| self.contact.misses_the_cluster(after));
@@ -274,8 +274,8 @@ impl PodAgent {
         });
     }
 
-    /// Stops the ranks of a pod that is cut off, whatever the others do by now: these are not part
-    /// of it. Nothing is started here either, then.
+    /// Stops the ranks of a pod that is cut off: the world may already run without them. Returns
+    /// true while the pod is cut off; then it also starts no ranks.
     fn fence(&mut self) -> bool {
         let Some(job) = &self.job else { return false };
         let fence_after = job.fence_after;
@@ -292,20 +292,20 @@ impl PodAgent {
         for seen in self.state.ranks.iter_mut().filter(|s| s.ending.is_none()) {
             stopped |= seen.given_up.is_none();
             seen.given_up
-                .get_or_insert_with(|| contact::words(fence_after));
+                .get_or_insert_with(|| contact::cut_off_message(fence_after));
         }
         if stopped {
             self.warn(format!(
                 "{}; its ranks are stopped",
-                contact::words(fence_after)
+                contact::cut_off_message(fence_after)
             ));
-            self.tell();
+            self.publish();
         }
         true
     }
 
-    /// The job, where the user's own program trains.
-    fn foreign(&self) -> Option<&Membership> {
+    /// The job, if an external trainer runs it.
+    fn external_job(&self) -> Option<&Membership> {
         self.job.as_deref().filter(|job| !job.command.is_empty())
     }
 
@@ -313,9 +313,9 @@ impl PodAgent {
         self.state.ranks.iter().all(|seen| seen.ending.is_some())
     }
 
-    /// Wakes those who wait for a change.
-    fn tell(&mut self) {
+    /// Publishes a changed state to waiting callers.
+    fn publish(&mut self) {
         self.state.version += 1;
-        self.told.send_replace(self.state.clone());
+        self.published.send_replace(self.state.clone());
     }
 }

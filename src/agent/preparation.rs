@@ -1,5 +1,5 @@
-//! Preparing a run before its first generation, in a process of its own: data are counted and
-//! tokenised, weights looked at, and what cannot be used is refused.
+//! Prepares a run before its first generation, in a separate process that counts and tokenises
+//! data, checks weights and refuses an unusable recipe.
 
 use std::fs::File;
 use std::os::unix::process::ExitStatusExt;
@@ -12,20 +12,19 @@ use crate::job::agent_state::Problem;
 use crate::job::protocol::exit;
 use crate::train::Setup;
 
-/// The process.
 pub struct Preparation {
     child: Child,
     log: PathBuf,
-    /// Kills by the kernel since it was started.
+    /// Kills by the kernel since the process started.
     oom_kills: OomKills,
 }
 
 impl Preparation {
-    /// Starts it.
     pub fn start(identity: &Identity, job: &Membership) -> Result<Preparation, FileError> {
-        // Whoever mounted the volume hears of it if this is refused; the process would only say so.
+        // Creating the directory here reports a volume error as a problem of the pod; the process
+        // would only print it.
         durable::create_directory(&identity.run)?;
-        // On its container's own disk.
+        // On the container's own disk.
         let files = std::env::temp_dir().join("evenkeel-recipe");
         durable::create_directory(&files)?;
         let carried = files.join("recipe.json");
@@ -66,7 +65,7 @@ impl Preparation {
         self.child.id()
     }
 
-    /// Whether it has ended well; an error if it has not.
+    /// Whether it has ended successfully; an error if it failed.
     pub fn ended(&mut self) -> Result<bool, Problem> {
         match self.child.try_wait() {
             Ok(None) => Ok(false),
@@ -83,10 +82,10 @@ impl Preparation {
     }
 }
 
-/// What an end means that was not well. Only a refusal would be the same again: what a signal ended,
-/// or a volume that is full or away, may be well the next time.
+/// The problem of a failed preparation. Only a refusal is deterministic: a signal or a full or
+/// missing volume may not occur on the next attempt.
 fn failed(status: ExitStatus, words: &str, oom_killed: bool) -> Problem {
-    let said = match words.is_empty() {
+    let detail = match words.is_empty() {
         true => String::new(),
         false => format!(": {words}"),
     };
@@ -94,13 +93,13 @@ fn failed(status: ExitStatus, words: &str, oom_killed: bool) -> Problem {
         return problem(
             match signal == 9 && oom_killed {
                 true => {
-                    "preparing the run was killed by the kernel's out-of-memory killer, and is \
-                         tried again: give the container more memory (resources.limits in \
+                    "preparing the run was killed by the kernel's out-of-memory killer, and will \
+                         be retried; increase the container's memory (resources.limits in \
                          podTemplate)"
                         .into()
                 }
                 false => format!(
-                    "preparing the run was ended by signal {signal}, and is tried again{said}"
+                    "preparing the run was ended by signal {signal} and will be retried{detail}"
                 ),
             },
             false,
@@ -112,11 +111,11 @@ fn failed(status: ExitStatus, words: &str, oom_killed: bool) -> Problem {
         }
         Some(exit::FAILED | exit::UNUSABLE) => problem(words.to_owned(), true),
         Some(exit::TRY_AGAIN) => problem(
-            format!("the run could not be prepared, which is tried again{said}"),
+            format!("preparing the run failed and will be retried{detail}"),
             false,
         ),
         _ => problem(
-            format!("preparing the run ended with {status}, and is tried again{said}"),
+            format!("preparing the run ended with {status} and will be retried{detail}"),
             false,
         ),
     }
@@ -130,7 +129,7 @@ fn problem(message: String, deterministic: bool) -> Problem {
     }
 }
 
-/// Samples after which training ends, as the prepared run has it.
+/// The sample budget of the prepared run.
 pub fn budget(setup: &Path) -> Option<u64> {
     let setup: Setup = durable::read_json(setup).ok()?;
     setup.budget_samples
@@ -140,13 +139,13 @@ pub fn budget(setup: &Path) -> Option<u64> {
 mod tests {
     use super::*;
 
-    /// What a wait status of this kind means; `code` is what the program returned.
+    /// The problem that follows from this exit code and output.
     fn ended(code: u8, words: &str) -> Problem {
         failed(ExitStatus::from_raw(i32::from(code) << 8), words, false)
     }
 
     #[test]
-    fn only_a_refusal_ends_the_job() {
+    fn only_a_refusal_is_deterministic() {
         for code in [exit::FAILED, exit::UNUSABLE] {
             let refused = ended(code, "error: data.path: no such file");
             assert!(refused.deterministic);
@@ -156,21 +155,20 @@ mod tests {
         assert!(!full.deterministic);
         assert_eq!(
             full.message,
-            "the run could not be prepared, which is tried again: error: no space left on the disk \
-             of /c"
+            "preparing the run failed and will be retried: error: no space left on the disk of /c"
         );
-        // A bug is no word about the recipe.
+        // A bug does not prove that the recipe is unusable.
         assert!(!ended(101, "thread 'main' panicked").deterministic);
     }
 
     #[test]
-    fn a_preparation_that_was_killed_says_by_whom() {
+    fn a_killed_preparation_reports_the_killer() {
         let killed = |oom| failed(ExitStatus::from_raw(9), "", oom);
         assert!(!killed(true).deterministic && !killed(false).deterministic);
         assert!(killed(true).message.contains("out-of-memory killer"));
         assert_eq!(
             killed(false).message,
-            "preparing the run was ended by signal 9, and is tried again"
+            "preparing the run was ended by signal 9 and will be retried"
         );
     }
 }

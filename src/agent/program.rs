@@ -1,5 +1,5 @@
-//! What a rank's process runs: the built-in trainer, or the user's own program. Both find
-//! torchrun's environment, so that a script written for torchrun runs unchanged.
+//! The program of a rank's process: the built-in trainer or the external trainer. Both get
+//! torchrun's environment variables, so a script written for torchrun runs unchanged.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -13,39 +13,32 @@ use super::Call;
 use crate::job::Generation;
 use crate::recipe::spec::DrainSignal;
 
-/// What a rank runs.
 #[derive(Debug, Clone, Copy)]
 pub enum Program<'a> {
-    /// The built-in trainer.
     BuiltIn,
-    /// The user's own, as it is called in this generation.
+    /// An external trainer, with its command in this generation.
     Foreign {
-        /// The call.
         call: &'a Call,
-        /// What asks it to save and leave.
+        /// The signal that asks it to save and exit.
         drain: DrainSignal,
     },
 }
 
-/// What is needed to start ranks.
+/// Arguments for starting ranks.
 pub struct Start<'a> {
-    /// This program, in which every rank begins.
+    /// Path of the `evenkeel` executable; every rank process starts as it.
     pub evenkeel: &'a Path,
-    /// What they run.
     pub program: Program<'a>,
-    /// The run's directory.
     pub run: &'a Path,
-    /// The generation.
     pub generation: &'a Generation,
-    /// The first rank of this host.
+    /// The first rank on this host.
     pub first: u64,
-    /// How many ranks this host runs.
+    /// Number of ranks on this host.
     pub count: u64,
-    /// Threads per rank.
+    /// Compute threads of each rank.
     pub threads: u64,
 }
 
-/// The signal of that name.
 pub(super) fn signal(drain: DrainSignal) -> Signal {
     match drain {
         DrainSignal::Term => Signal::TERM,
@@ -56,8 +49,8 @@ pub(super) fn signal(drain: DrainSignal) -> Signal {
     }
 }
 
-/// The command of one rank; what it prints goes into `log`, but for the reports that the built-in
-/// trainer writes to its standard output.
+/// The command of one rank. Its output goes to `log`, except for the reports that the built-in
+/// trainer writes to standard output.
 pub(super) fn command(
     start: &Start<'_>,
     rank: u64,
@@ -93,12 +86,13 @@ pub(super) fn command(
     }
     command
         .stderr(log)
-        // A group of its own: Ctrl-C on the terminal is for the launcher, which drains the ranks.
+        // A separate process group: Ctrl-C in the terminal reaches only the launcher, which drains
+        // the ranks.
         .process_group(0);
     Ok(command)
 }
 
-/// What a user's own program finds beside torchrun's variables.
+/// Environment of an external trainer besides torchrun's variables.
 fn own_variables(start: &Start<'_>, call: &Call) -> Vec<(&'static str, OsString)> {
     let generation = start.generation;
     let numbers = generation.plan.variables();
@@ -110,15 +104,15 @@ fn own_variables(start: &Start<'_>, call: &Call) -> Vec<(&'static str, OsString)
         .collect();
     let paths = call.variables().into_iter();
     variables.extend(paths.map(|(name, path)| (name, path.into())));
-    // As torchrun does: without it every rank would compute with all cores.
+    // As torchrun does; otherwise every rank would compute on all cores.
     if std::env::var_os("OMP_NUM_THREADS").is_none() {
         variables.push(("OMP_NUM_THREADS", start.threads.to_string().into()));
     }
     variables
 }
 
-/// The environment of a worker of torchrun (torch.distributed.elastic), and what its agents set of
-/// their own (`PET_*`).
+/// The environment of a torchrun worker (torch.distributed.elastic), including the `PET_*`
+/// variables that its agents set.
 fn torchrun(start: &Start<'_>, rank: u64, local: u64) -> Vec<(&'static str, String)> {
     let generation = start.generation;
     let node = generation

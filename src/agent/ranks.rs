@@ -24,22 +24,18 @@ use crate::job::protocol::{Ending, Order, Report, exit};
 /// What happened to a rank.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Event {
-    /// It said something.
+    /// The rank sent a report.
     Report {
-        /// The generation it belongs to.
+        /// The generation of the rank.
         generation: u64,
-        /// Who.
         rank: u64,
-        /// What.
         report: Report,
     },
-    /// Its process ended; nothing more will come from it.
+    /// The rank's process ended; no more events follow.
     Exited {
-        /// The generation it belongs to.
+        /// The generation of the rank.
         generation: u64,
-        /// Who.
         rank: u64,
-        /// How.
         ending: Ending,
     },
 }
@@ -51,44 +47,44 @@ fn ending(status: ExitStatus) -> Ending {
     }
 }
 
-/// The processes. Dropping them kills those that still run.
+/// The rank processes. Dropping this kills those that still run.
 pub struct Ranks {
     first: u64,
     processes: Vec<Process>,
 }
 
 struct Process {
-    /// A handle on the process, not a number that another process may get once this one is gone.
+    /// A pidfd: unlike a process id it is never reused for another process.
     handle: OwnedFd,
     input: Option<ChildStdin>,
-    /// Of a foreign program, which knows no orders.
-    foreign: Option<Foreign>,
+    /// Set for an external trainer, which understands no control messages.
+    external: Option<ExternalProcess>,
 }
 
-/// How a foreign program is asked to leave, and ended with all that it has started.
-struct Foreign {
+/// Drain signal and process group of an external trainer.
+struct ExternalProcess {
     signal: Signal,
-    /// Whether it was asked.
+    /// Whether the drain signal was sent.
     leaving: Arc<AtomicBool>,
     group: Arc<Group>,
 }
 
 impl Process {
     fn kill(&self) {
-        match &self.foreign {
-            Some(foreign) => foreign.group.kill(),
+        match &self.external {
+            Some(external) => external.group.kill(),
             None => self.signal(Signal::KILL),
         }
     }
 
     fn signal(&self, signal: Signal) {
-        // One that has ended already is all right.
+        // An error means that the process has already ended.
         let _ = pidfd_send_signal(&self.handle, signal);
     }
 }
 
 impl Ranks {
-    /// Starts them; what they say and how they end goes to `events`.
+    /// Starts the ranks; their reports and exits go to `events`.
     pub fn start(start: &Start<'_>, events: &Sender<Event>) -> io::Result<Ranks> {
         let mut ranks = Ranks {
             first: start.first,
@@ -108,7 +104,7 @@ impl Ranks {
             let handle = pidfd_open(Pid::from_child(&child), PidfdFlags::empty())?;
             let events = events.clone();
             let number = start.generation.number;
-            let foreign = match start.program {
+            let external = match start.program {
                 Program::BuiltIn => {
                     thread::spawn(move || watch(child, number, rank, &events));
                     None
@@ -116,10 +112,12 @@ impl Ranks {
                 Program::Foreign { drain, .. } => {
                     let leaving = Arc::<AtomicBool>::default();
                     let group = Arc::new(Group::of(&child));
-                    let (told, its) = (Arc::clone(&leaving), Arc::clone(&group));
-                    thread::spawn(move || wait(child, &its, number, rank, &told, &log, &events));
+                    let (drained, process_group) = (Arc::clone(&leaving), Arc::clone(&group));
+                    thread::spawn(move || {
+                        wait(child, &process_group, number, rank, &drained, &log, &events)
+                    });
                     let signal = program::signal(drain);
-                    Some(Foreign {
+                    Some(ExternalProcess {
                         signal,
                         leaving,
                         group,
@@ -129,26 +127,26 @@ impl Ranks {
             ranks.processes.push(Process {
                 handle,
                 input,
-                foreign,
+                external,
             });
         }
         Ok(ranks)
     }
 
-    /// Gives one rank an order; one that is gone hears nothing.
+    /// Sends one rank an order; ignored if the rank has ended.
     pub fn order(&mut self, rank: u64, order: Order) {
         let Some(process) = self.process(rank) else {
             return;
         };
-        if let Some(foreign) = &process.foreign {
+        if let Some(external) = &process.external {
             match order {
-                // Once: for many programs a second signal means at once.
+                // Sent once: many programs exit immediately on a second signal.
                 Order::Drain => {
-                    if !foreign.leaving.swap(true, Ordering::AcqRel) {
-                        process.signal(foreign.signal);
+                    if !external.leaving.swap(true, Ordering::AcqRel) {
+                        process.signal(external.signal);
                     }
                 }
-                // What was told to leave leaves.
+                // A drained trainer cannot be kept.
                 Order::Stay => {}
                 Order::Commit | Order::Stop => process.kill(),
             }
@@ -162,19 +160,19 @@ impl Ranks {
         }
     }
 
-    /// Gives all ranks an order.
+    /// Sends all ranks an order.
     pub fn order_all(&mut self, order: Order) {
         for rank in self.first..self.first + self.processes.len() as u64 {
             self.order(rank, order);
         }
     }
 
-    /// Kills all that still run.
+    /// Kills all running ranks.
     pub fn kill(&mut self) {
         self.processes.iter().for_each(Process::kill);
     }
 
-    /// Kills one, if it still runs.
+    /// Kills one rank if it still runs.
     pub fn kill_one(&mut self, rank: u64) {
         if let Some(process) = self.process(rank) {
             process.kill();
@@ -193,10 +191,10 @@ impl Drop for Ranks {
     }
 }
 
-/// Bytes of a log that fit into a status.
+/// Size limit of a log tail, bytes; a larger one does not fit into a status.
 const LAST: u64 = 2000;
 
-/// The last lines of a log, as much as fits into a status; nothing where it cannot be read.
+/// The last lines of a log, up to the size limit of a status; empty if the log cannot be read.
 pub fn last_lines(log: &Path) -> String {
     let read = || -> io::Result<Vec<u8>> {
         let mut file = File::open(log)?;
@@ -212,7 +210,7 @@ pub fn last_lines(log: &Path) -> String {
     lines.into_iter().rev().collect::<Vec<_>>().join("\n")
 }
 
-/// Passes a rank's reports on until it closes its output, then its end.
+/// Forwards a rank's reports until it closes its output, then its exit.
 fn watch(mut child: Child, generation: u64, rank: u64, events: &Sender<Event>) {
     if let Some(output) = child.stdout.take() {
         for line in BufReader::new(output).split(b'\n').map_while(Result::ok) {
@@ -229,11 +227,11 @@ fn watch(mut child: Child, generation: u64, rank: u64, events: &Sender<Event>) {
             }
         }
     }
-    tell_end(ended(&mut child), generation, rank, events);
+    send_exit(ended(&mut child), generation, rank, events);
 }
 
-/// Waits for a foreign program. It says nothing of itself: once it runs it is taken to be in the
-/// world, and whatever ends it after it was told to leave is its way of leaving.
+/// Waits for an external trainer. It sends no reports: once started it counts as part of the world,
+/// and every exit after the drain signal counts as drained.
 fn wait(
     child: Child,
     group: &Group,
@@ -258,11 +256,11 @@ fn wait(
         (ending, false) => ending,
     };
     let words = last_lines(log);
-    let said = oom_words::find(&words);
+    let out_of_memory = oom_words::find(&words);
     if let Some(message) = match ending {
-        Ending::Code(exit::OUT_OF_MEMORY) => Some(said.unwrap_or("exit code 76")),
+        Ending::Code(exit::OUT_OF_MEMORY) => Some(out_of_memory.unwrap_or("exit code 76")),
         Ending::Code(exit::FINISHED | exit::DRAINED) | Ending::Unasked => None,
-        _ => said,
+        _ => out_of_memory,
     } {
         let message = message.to_owned();
         let report = Report::OutOfMemory { message };
@@ -272,11 +270,11 @@ fn wait(
             report,
         });
     }
-    tell_end(ending, generation, rank, events);
+    send_exit(ending, generation, rank, events);
 }
 
-/// The process group of a foreign program: it and all that it has started. Its number is nobody
-/// else's until the program was waited for; then there is none any more.
+/// Process group of an external trainer, including its child processes. The id is valid until the
+/// process is reaped; after that it is `None`.
 struct Group(Mutex<Option<Pid>>);
 
 impl Group {
@@ -290,13 +288,13 @@ impl Group {
 
     fn kill(&self) {
         if let Some(group) = *self.number() {
-            // Nobody may be left in it.
+            // The group may already be empty.
             let _ = kill_process_group(group, Signal::KILL);
         }
     }
 
-    /// Waits until the program has ended, and ends what it has started and left behind: of an older
-    /// generation nothing may live on.
+    /// Waits for the program to end, then kills its remaining children: no process of an older
+    /// generation may survive.
     fn end(&self, mut child: Child) -> Ending {
         let pid = Pid::from_child(&child);
         let exited = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
@@ -309,12 +307,12 @@ impl Group {
     }
 }
 
-/// A process that cannot be waited for is gone.
+/// A process that cannot be waited for has ended.
 fn ended(child: &mut Child) -> Ending {
     child.wait().map_or(Ending::Signal(9), ending)
 }
 
-fn tell_end(ending: Ending, generation: u64, rank: u64, events: &Sender<Event>) {
+fn send_exit(ending: Ending, generation: u64, rank: u64, events: &Sender<Event>) {
     let _ = events.send(Event::Exited {
         generation,
         rank,

@@ -1,5 +1,6 @@
-//! Old checkpoints of a run on a cluster: the agent of rank 0 removes them, beside the training and
-//! up to the checkpoint that the controller has pinned, never by what it thinks is the newest.
+//! Removes old checkpoints of a run on a cluster. The agent of rank 0 removes them while training
+//! runs, up to the checkpoint reference that the controller committed; it never decides by itself
+//! which checkpoint is the newest.
 
 use std::path::PathBuf;
 use std::thread::JoinHandle;
@@ -8,18 +9,18 @@ use crate::durable;
 use crate::job::{Pin, files};
 use crate::train::{Setup, checkpoint};
 
-/// Removes old checkpoints, one time after another.
+/// Removes old checkpoints, one at a time.
 #[derive(Default)]
 pub struct Retention {
-    /// The pin that was last tended to.
+    /// The last checkpoint reference that was processed.
     done: Option<Pin>,
     working: Option<JoinHandle<Result<(), String>>>,
 }
 
 impl Retention {
-    /// Starts removing what `pin` has made old, if that was not done and nothing else is being
-    /// removed. `start`: what the running generation began with. Returns what went wrong the last
-    /// time; a copy too many is no reason to stop.
+    /// Starts to remove the checkpoints that `pin` made obsolete, unless that was done or another
+    /// removal runs. `start` is the checkpoint that the running generation started from. Returns
+    /// the error of the previous removal; a surplus copy does not stop training.
     pub fn tend(&mut self, run: PathBuf, pin: &Pin, start: Option<&Pin>) -> Option<String> {
         let mut problem = None;
         if self.working.as_ref().is_some_and(JoinHandle::is_finished) {

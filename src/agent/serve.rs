@@ -1,4 +1,5 @@
-//! The agent's HTTP: its state for the controller, health for the kubelet, metrics for scrapers.
+//! The agent's HTTP server: state for the controller, health for the kubelet, metrics for
+//! Prometheus.
 
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -18,20 +19,20 @@ use tokio::sync::watch::Receiver;
 use super::pod::Input;
 use crate::job::agent_state::AgentState;
 
-/// The longest that a request for a newer state is kept waiting.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// Longest time that a request for a newer state waits.
+const LONG_POLL_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Callers that wait to be let in.
+/// Largest number of pending connections.
 const BACKLOG: u32 = 1024;
 
-/// Which state the caller knows already.
+/// Query of `/state`: the version that the caller already has.
 #[derive(Debug, Default, Deserialize)]
 struct After {
     #[serde(default)]
     after: u64,
 }
 
-/// Listens at every address of this pod, of whichever family a cluster has given it.
+/// Listens on all addresses of this pod, IPv4 and IPv6.
 pub async fn listen(port: u16) -> io::Result<TcpListener> {
     match both_families(port) {
         // A kernel without IPv6 has no such socket.
@@ -44,24 +45,24 @@ pub async fn listen(port: u16) -> io::Result<TcpListener> {
 
 fn both_families(port: u16) -> io::Result<TcpListener> {
     let socket = TcpSocket::new_v6()?;
-    // Whatever the machine's own setting is (net.ipv6.bindv6only).
+    // Overrides the system setting `net.ipv6.bindv6only`.
     set_ipv6_v6only(&socket, false)?;
     socket.set_reuseaddr(true)?;
     socket.bind(SocketAddr::from((Ipv6Addr::UNSPECIFIED, port)))?;
     socket.listen(BACKLOG)
 }
 
-/// What is answered from, and who hears that the controller has asked.
+/// State for responses, and the queue for requests of the controller.
 #[derive(Clone)]
 struct Answers {
     state: Receiver<AgentState>,
     inputs: Sender<Input>,
 }
 
-/// Answers until the process ends.
+/// Serves requests until the process ends.
 ///
-/// * `GET /state?after=V`: the agent's state; waits up to 2 s for one newer than version V. The
-///   controller asks for it, and nobody else: an agent that is asked is not cut off.
+/// * `GET /state?after=V`: the agent's state; waits up to 2 s for one newer than version V. Only
+///   the controller requests it, so each request proves that the pod is not cut off.
 /// * `GET /generation`: the newest generation whose ranks it has started, for other pods' agents.
 /// * `GET /healthz`: 200 while the agent runs.
 /// * `GET /metrics`: the newest step, in Prometheus' text format.
@@ -83,11 +84,11 @@ async fn newer_state(
     State(Answers { mut state, inputs }): State<Answers>,
     Query(After { after }): Query<After>,
 ) -> Json<AgentState> {
-    // Without the loop there are no ranks that it could stop.
+    // Without the loop there are no ranks to stop.
     let _ = inputs.send(Input::Polled);
-    // A state that never gets newer within the caller's patience is told as it is.
+    // After the timeout the unchanged state is returned.
     let newer = state.wait_for(|state| state.version > after);
-    let _ = tokio::time::timeout(PATIENCE, newer).await;
+    let _ = tokio::time::timeout(LONG_POLL_TIMEOUT, newer).await;
     Json(state.borrow().clone())
 }
 
@@ -114,10 +115,10 @@ fn text(state: &AgentState) -> String {
         .count();
     gauge(
         "generation",
-        "The generation whose ranks run here.",
+        "Generation of the ranks in this pod.",
         state.generation as f64,
     );
-    gauge("ranks", "Ranks that run here.", running as f64);
+    gauge("ranks", "Running ranks in this pod.", running as f64);
     if let Some(step) = &state.step {
         gauge("step", "Optimiser steps taken.", step.step as f64);
         gauge("samples", "Samples consumed.", step.samples as f64);
@@ -160,13 +161,13 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn only_who_asks_for_the_state_is_taken_for_the_controller() {
+    async fn only_requests_for_the_state_count_as_contact_with_the_controller() {
         let listener = listen(0).await.unwrap();
         let port = listener.local_addr().unwrap().port();
-        let (told, state) = tokio::sync::watch::channel(AgentState::default());
+        let (sender, state) = tokio::sync::watch::channel(AgentState::default());
         let (inputs, heard) = channel();
         tokio::spawn(serve(listener, state, inputs));
-        told.send_modify(|state| state.version = 1);
+        sender.send_modify(|state| state.version = 1);
         let asked = async |path: &str| {
             let http = reqwest::Client::builder().no_proxy().build().unwrap();
             let address = format!("http://127.0.0.1:{port}{path}");
@@ -182,12 +183,12 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_agent_listens_wherever_it_can_be_reached() {
+    async fn an_agent_listens_on_ipv4_and_ipv6() {
         let listener = listen(0).await.unwrap();
         let port = listener.local_addr().unwrap().port();
         let reached = tokio::net::TcpStream::connect((Ipv4Addr::LOCALHOST, port)).await;
         reached.unwrap();
-        // Where this machine has IPv6 at all.
+        // Only if this machine has IPv6.
         if std::net::TcpListener::bind((Ipv6Addr::LOCALHOST, 0)).is_ok() {
             let reached = tokio::net::TcpStream::connect((Ipv6Addr::LOCALHOST, port)).await;
             reached.unwrap();

@@ -1,5 +1,5 @@
-//! Ranks that say nothing before they have met the others. Later their peers would notice it; until
-//! then only the agent can, and a rank that waits for them says every second that it lives.
+//! Detects ranks that send no heartbeat before they have connected to their peers. Later the peers
+//! detect a loss; until then only the agent can. A waiting rank sends a heartbeat every second.
 
 use std::time::{Duration, Instant};
 
@@ -7,25 +7,25 @@ use super::Event;
 use crate::job::protocol::Report;
 use crate::job::seen::SILENCE;
 
-/// The longest that one look around counts: an agent that was stopped itself has heard nobody.
+/// Longest time that one check counts: a suspended agent received no heartbeats.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// How long each rank of this host has been silent; `None` once nobody has to listen for it.
+/// Time since the last heartbeat of each local rank; `None` once it is no longer monitored.
 pub struct Silence {
     quiet: Vec<Option<Duration>>,
-    looked: Instant,
+    last_check: Instant,
 }
 
 impl Silence {
-    /// Listens for ranks that were just started.
+    /// Starts to monitor ranks that were just started.
     pub fn new(count: u64) -> Silence {
         Silence {
             quiet: vec![Some(Duration::ZERO); usize::try_from(count).unwrap_or(0)],
-            looked: Instant::now(),
+            last_check: Instant::now(),
         }
     }
 
-    /// Takes in what happened to the rank that is `local` on this host.
+    /// Records an event of a rank, given by its index on this host.
     pub fn take(&mut self, local: usize, event: &Event) {
         let Some(quiet) = self.quiet.get_mut(local).filter(|quiet| quiet.is_some()) else {
             return;
@@ -33,17 +33,17 @@ impl Silence {
         *quiet = match event {
             Event::Exited { .. } => None,
             Event::Report { report, .. } => match report {
-                // What only a rank says that has met the others, or a program that does not tell.
+                // Only a connected rank sends these, or a trainer without heartbeats.
                 Report::Met | Report::Ready => None,
                 _ => Some(Duration::ZERO),
             },
         };
     }
 
-    /// The ranks, as numbered on this host, that have been silent for too long; each is named once.
-    pub fn look(&mut self) -> Vec<usize> {
-        let passed = self.looked.elapsed().min(LOOK);
-        self.looked = Instant::now();
+    /// Local indices of ranks whose heartbeat timed out; each is returned once.
+    pub fn timed_out(&mut self) -> Vec<usize> {
+        let passed = self.last_check.elapsed().min(LOOK);
+        self.last_check = Instant::now();
         self.after(passed)
     }
 
@@ -61,10 +61,10 @@ impl Silence {
     }
 }
 
-/// What is said of a rank that was silent for too long.
-pub fn words() -> String {
+/// Message for a rank whose heartbeat timed out.
+pub fn timeout_message() -> String {
     format!(
-        "no sign of life for {} s before the ranks had met",
+        "no heartbeat for {} s before the ranks had connected",
         SILENCE.as_secs()
     )
 }
@@ -74,7 +74,7 @@ mod tests {
     use super::*;
     use crate::job::protocol::Ending;
 
-    fn said(rank: u64, report: Report) -> Event {
+    fn reported(rank: u64, report: Report) -> Event {
         Event::Report {
             generation: 1,
             rank,
@@ -83,12 +83,12 @@ mod tests {
     }
 
     #[test]
-    fn only_ranks_that_should_speak_and_do_not_are_silent() {
+    fn only_monitored_ranks_time_out() {
         let mut silence = Silence::new(4);
         let nearly = SILENCE - Duration::from_millis(1);
         assert!(silence.after(nearly).is_empty());
-        silence.take(0, &said(0, Report::Waiting));
-        silence.take(1, &said(1, Report::Met));
+        silence.take(0, &reported(0, Report::Waiting));
+        silence.take(1, &reported(1, Report::Met));
         let ending = Ending::Signal(9);
         let exited = Event::Exited {
             generation: 1,
@@ -96,21 +96,21 @@ mod tests {
             ending,
         };
         silence.take(2, &exited);
-        // One that nobody started is nobody's.
+        // A rank outside this host is ignored.
         silence.take(9, &exited);
         assert_eq!(silence.after(Duration::from_millis(2)), [3]);
         let more = nearly - Duration::from_millis(2);
-        assert!(silence.after(more).is_empty(), "each is named once");
+        assert!(silence.after(more).is_empty(), "each is returned once");
         assert_eq!(silence.after(Duration::from_millis(2)), [0]);
     }
 
     #[test]
-    fn an_agent_that_was_stopped_itself_has_heard_nobody() {
+    fn a_suspended_agent_does_not_time_out_its_ranks() {
         let mut silence = Silence::new(1);
         let Some(long_ago) = Instant::now().checked_sub(10 * SILENCE) else {
             return;
         };
-        silence.looked = long_ago;
-        assert!(silence.look().is_empty());
+        silence.last_check = long_ago;
+        assert!(silence.timed_out().is_empty());
     }
 }

@@ -1,5 +1,5 @@
-//! What a rank prints, read along from its log for those who watch the pod's. The rank writes the
-//! file itself, on the run's volume: its last words outlive the pod, and the agent.
+//! Copies a rank's output from its log to the pod's log. The rank writes the log file itself, on
+//! the run's volume, so the file outlives the pod and the agent.
 
 use std::fs::File;
 use std::io::Read;
@@ -7,19 +7,19 @@ use std::path::{Path, PathBuf};
 
 use crate::job::files;
 
-/// Bytes that are passed on at a time. A rank that prints more than so much in a tenth of a second
-/// is passed on late, never lost.
+/// Bytes copied per pass. A rank that prints more in a tenth of a second is copied late, but no
+/// output is lost.
 const AT_ONCE: usize = 64 << 10;
-/// A line longer than this is passed on in pieces, bytes.
+/// Longer lines are copied in pieces, bytes.
 const LONGEST: usize = 16 << 10;
 
-/// Where the reading of a rank's log stands.
+/// Read position in a rank's log.
 #[derive(Debug)]
 pub struct Tail {
     rank: u64,
     path: PathBuf,
     file: Option<File>,
-    /// A line that has not ended yet.
+    /// A line without its end so far.
     begun: Vec<u8>,
 }
 
@@ -34,13 +34,13 @@ impl Tail {
         }
     }
 
-    /// Whose log it is.
+    /// The rank that writes the log.
     pub fn rank(&self) -> u64 {
         self.rank
     }
 
-    /// The lines that came since the last call. What cannot be read now is read later; a log is no
-    /// reason to disturb training.
+    /// New lines since the last call. A failed read is retried later, because a log must not
+    /// disturb training.
     pub fn lines(&mut self) -> Vec<String> {
         if self.file.is_none() {
             self.file = File::open(&self.path).ok();
@@ -48,7 +48,7 @@ impl Tail {
         let Some(file) = &mut self.file else {
             return Vec::new();
         };
-        // What was read before an error counts.
+        // Bytes read before an error are kept.
         let _ = file.take(AT_ONCE as u64).read_to_end(&mut self.begun);
         let mut lines = Vec::new();
         while let Some(end) = end_of_line(&self.begun) {
@@ -59,7 +59,7 @@ impl Tail {
         lines
     }
 
-    /// All that is left, be its last line ended or not: the rank has.
+    /// The remaining lines, including an unterminated last one, after the rank ended.
     pub fn rest(&mut self) -> Vec<String> {
         let mut rest = Vec::new();
         loop {
@@ -75,7 +75,7 @@ impl Tail {
     }
 }
 
-/// A line as a terminal would come to show it: what a progress bar has drawn over is gone.
+/// A line as a terminal shows it: text that a progress bar has overwritten is dropped.
 pub fn shown(line: &str) -> String {
     let text = line.trim_end_matches(['\n', '\r']);
     text.rsplit('\r').next().unwrap_or_default().to_owned()
@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_are_passed_on_once_and_whole() {
+    fn every_line_is_copied_once_and_complete() {
         let run = tempfile::tempdir().unwrap();
         let mut tail = Tail::of(run.path(), 2, 5);
         assert_eq!(tail.lines(), Vec::<String>::new(), "no file yet");
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bar_is_shown_as_it_ended_and_the_last_line_needs_no_end() {
+    fn a_progress_bar_keeps_its_final_text_and_the_last_line_needs_no_newline() {
         let run = tempfile::tempdir().unwrap();
         let path = run.path().join(files::rank_log(1, 0));
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn endless_line_comes_in_pieces() {
+    fn an_endless_line_is_copied_in_pieces() {
         let run = tempfile::tempdir().unwrap();
         let path = run.path().join(files::rank_log(1, 0));
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();

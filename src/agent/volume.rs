@@ -1,11 +1,11 @@
-//! What is wrong with the run's volume, as a problem for whoever mounted it.
+//! Turns errors of the run's volume into problems for the user who configured it.
 
 use std::path::{Path, PathBuf};
 
 use crate::durable::FileError;
 use crate::job::agent_state::Problem;
 
-/// An error of the run's volume as a problem of the pod, with a way out.
+/// An error of the run's volume as a problem of the pod, with the remedy.
 pub(super) fn volume_problem(error: &FileError) -> Problem {
     use std::io::ErrorKind::{NotFound, PermissionDenied, ReadOnlyFilesystem};
     let kind = match error {
@@ -15,21 +15,21 @@ pub(super) fn volume_problem(error: &FileError) -> Problem {
     let (reason, what) = match kind {
         _ if matches!(error, FileError::NoSpace { .. }) => (
             "VolumeFull",
-            "the checkpoint volume is full: make room or grow the claim",
+            "the checkpoint volume is full; free space or enlarge the claim",
         ),
         Some(ReadOnlyFilesystem) => (
             "VolumeReadOnly",
-            "the checkpoint volume is read-only: mount it ReadWriteMany",
+            "the checkpoint volume is read-only; mount it ReadWriteMany",
         ),
         Some(PermissionDenied) => (
             "VolumeDenied",
-            "the checkpoint volume refuses this user: set securityContext.fsGroup in podTemplate, or the volume's permissions",
+            "the checkpoint volume denies access to this user; set securityContext.fsGroup in podTemplate, or the volume's permissions",
         ),
         Some(NotFound) => (
             "VolumeMissing",
-            "the checkpoint volume is not there: mount a claim at checkpoint.path",
+            "the checkpoint volume does not exist; mount a claim at checkpoint.path",
         ),
-        _ => ("StartFailed", "ranks cannot be started"),
+        _ => ("StartFailed", "the ranks cannot start"),
     };
     Problem {
         reason: reason.into(),
@@ -38,13 +38,13 @@ pub(super) fn volume_problem(error: &FileError) -> Problem {
     }
 }
 
-/// Where a container's mounts are told, Linux' `proc_pid_mountinfo(5)`.
+/// The mount table, Linux' `proc_pid_mountinfo(5)`.
 const MOUNTS: &str = "/proc/self/mountinfo";
 
-/// The problem of a run's directory that would be made on the container's own disk, where no other
-/// pod sees it and nothing outlives the pod: nothing is mounted at `checkpoint.path`.
+/// The problem of a run directory on the container's own disk, which other pods cannot see and
+/// which ends with the pod: no volume is mounted at `checkpoint.path`.
 pub(super) fn unmounted(run: &Path) -> Option<Problem> {
-    // Where mounts are not told, nothing is known against this one.
+    // Without a mount table the check passes.
     let mounts = std::fs::read(MOUNTS).ok()?;
     let mounted = mount_of(&String::from_utf8_lossy(&mounts), &resolved(run))?;
     (mounted == Path::new("/")).then(|| missing(run.parent().unwrap_or(run)))
@@ -55,14 +55,14 @@ fn missing(place: &Path) -> Problem {
     Problem {
         reason: "VolumeMissing".into(),
         message: format!(
-            "{place} is on the container's own disk, no volume is mounted there: name a claim in \
-             checkpoint.claim, or mount a volume at {place} in podTemplate"
+            "{place} is on the container's own disk, not on a volume; set \
+             checkpoint.claim to a claim, or mount a volume at {place} in podTemplate"
         ),
         deterministic: false,
     }
 }
 
-/// Where the path leads, as far as it is there.
+/// Resolves links in the existing part of the path.
 fn resolved(path: &Path) -> PathBuf {
     let mut there = path.ancestors().filter_map(|above| {
         let real = above.canonicalize().ok()?;
@@ -71,7 +71,7 @@ fn resolved(path: &Path) -> PathBuf {
     there.next().unwrap_or_else(|| path.to_path_buf())
 }
 
-/// The mount point that a path is below.
+/// The mount point that contains a path.
 fn mount_of(mounts: &str, path: &Path) -> Option<PathBuf> {
     let points = mounts.lines().filter_map(|line| line.split(' ').nth(4));
     let points = points.map(|point| PathBuf::from(unescaped(point)));
@@ -80,7 +80,7 @@ fn mount_of(mounts: &str, path: &Path) -> Option<PathBuf> {
         .max_by_key(|point| point.components().count())
 }
 
-/// A mount point as it is called: blanks and backslashes are written in octal.
+/// Decodes a mount point; the table writes blanks and backslashes in octal.
 fn unescaped(point: &str) -> String {
     [
         ("\\040", " "),
@@ -106,10 +106,10 @@ mod tests {
     }
 
     #[test]
-    fn every_error_of_the_volume_has_its_reason_and_a_way_out() {
-        let told = [
-            (ErrorKind::StorageFull, "VolumeFull", "grow the claim"),
-            (ErrorKind::QuotaExceeded, "VolumeFull", "make room"),
+    fn every_volume_error_has_a_reason_and_a_remedy() {
+        let expected = [
+            (ErrorKind::StorageFull, "VolumeFull", "enlarge the claim"),
+            (ErrorKind::QuotaExceeded, "VolumeFull", "free space"),
             (
                 ErrorKind::ReadOnlyFilesystem,
                 "VolumeReadOnly",
@@ -119,17 +119,17 @@ mod tests {
             (ErrorKind::NotFound, "VolumeMissing", "checkpoint.path"),
             (ErrorKind::TimedOut, "StartFailed", "timed out"),
         ];
-        for (kind, reason, words) in told {
+        for (kind, reason, words) in expected {
             let problem = problem(kind);
             assert_eq!(problem.reason, reason);
             assert!(problem.message.contains(words), "{}", problem.message);
             assert!(problem.message.contains("/checkpoints"));
-            // Whoever mends the volume finds the job where it was.
+            // The job continues once the volume is repaired.
             assert!(!problem.deterministic);
         }
     }
 
-    /// A container's, but for the options.
+    /// Mount table of a container, without the mount options.
     const CONTAINER: &str = "\
         603 537 0:55 / / rw,relatime - overlay overlay rw\n\
         604 603 0:58 / /proc rw,nosuid - proc proc rw\n\
@@ -148,17 +148,17 @@ mod tests {
     }
 
     #[test]
-    fn a_place_without_a_volume_is_named_and_one_with_a_volume_is_not() {
+    fn a_path_without_a_volume_is_reported_and_one_on_a_volume_is_not() {
         let missing = missing(Path::new("/checkpoints"));
         assert_eq!(missing.reason, "VolumeMissing");
         assert!(missing.message.starts_with("/checkpoints is on"));
         assert!(!missing.deterministic);
-        // What is mounted on every Linux, and holds no files of ours.
+        // Mounted on every Linux.
         assert_eq!(unmounted(Path::new("/proc/run")), None);
     }
 
     #[test]
-    fn a_link_leads_to_the_volume_behind_it() {
+    fn a_link_resolves_to_the_volume_of_its_target() {
         let place = tempfile::tempdir().unwrap();
         let link = place.path().join("checkpoints");
         std::os::unix::fs::symlink("/proc", &link).unwrap();

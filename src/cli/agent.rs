@@ -1,4 +1,4 @@
-//! `evenkeel agent`: what runs in every pod of a TrainingJob.
+//! `evenkeel agent`: the process in every pod of a TrainingJob.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -10,25 +10,25 @@ use crate::agent::{self, Identity, Input, Peers, PodAgent};
 use crate::inventory::Inventory;
 use crate::telemetry::{Display, Mode};
 
-/// The agent of a pod (the controller starts it).
+/// The agent of a pod (started by the controller).
 #[derive(clap::Args)]
 pub struct Args {
-    /// The run's directory.
+    /// The run directory.
     #[arg(long)]
     run: PathBuf,
-    /// Devices that ranks can be started on.
+    /// Devices available to ranks.
     #[arg(long)]
     devices: u64,
-    /// The TrainingJob.
+    /// Name of the TrainingJob.
     #[arg(long, env = "EVENKEEL_JOB")]
     job: String,
-    /// Its namespace.
+    /// Namespace of the TrainingJob.
     #[arg(long, env = "POD_NAMESPACE")]
     namespace: String,
-    /// This pod.
+    /// Uid of this pod.
     #[arg(long, env = "POD_UID")]
     pod: String,
-    /// Where to answer the controller.
+    /// Port for requests of the controller.
     #[arg(long, env = "EVENKEEL_PORT")]
     port: u16,
 }
@@ -44,13 +44,13 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     };
     let (inputs, received) = channel();
     let (events, happened) = channel();
-    let (told, state) = tokio::sync::watch::channel(Default::default());
-    let (asked, whom) = tokio::sync::watch::channel(Vec::new());
+    let (published, state) = tokio::sync::watch::channel(Default::default());
+    let (asked, peers) = tokio::sync::watch::channel(Vec::new());
     let agent = PodAgent::new(
         identity,
         received,
         events,
-        told,
+        published,
         asked,
         Display::new(Mode::JsonLines),
     );
@@ -70,7 +70,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     runtime.block_on(async {
         let listener = agent::listen(args.port).await?;
         tokio::spawn(agent::serve(listener, state, inputs.clone()));
-        tokio::spawn(Peers::on(args.port)?.ask(whom, inputs.clone()));
+        tokio::spawn(Peers::on(args.port)?.ask(peers, inputs.clone()));
         let client = kube::Client::try_default().await?;
         tokio::spawn(
             async move { agent::follow(client, &args.namespace, &args.job, inputs).await },

@@ -23,12 +23,12 @@ pub fn parse(text: &str) -> Result<u64, String> {
     };
     match digits.trim().parse::<u64>() {
         Err(_) => Err(format!(
-            "`{digits}` is not a whole number: write 1536MiB for one and a half GiB"
+            "`{digits}` is not a whole number; write 1536MiB for 1.5 GiB"
         )),
-        Ok(0) => Err("0 bytes hold nothing: give at least 1".to_owned()),
+        Ok(0) => Err("size must be positive".to_owned()),
         Ok(number) => number
             .checked_mul(factor)
-            .ok_or_else(|| format!("`{text}` is more than any machine has")),
+            .ok_or_else(|| format!("`{text}` exceeds the largest size, 2^64 - 1 bytes")),
     }
 }
 

@@ -1,4 +1,4 @@
-//! `evenkeel check`: every problem of one recipe or many, for people or for a pipeline.
+//! `evenkeel check`: reports every problem of one or more recipes, as text or as data.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -22,36 +22,36 @@ use crate::recipe::{Diagnostic, Dialect, Located, Severity, Sources};
   evenkeel check HALOs/config loss=dpo model=llama ++model.batch_size=32 --gpus 8
   evenkeel check recipes/*.yaml ds_config.json run.sh -o sarif > evenkeel.sarif
 
-Without --gpus every recipe is checked in the world that it was written for.
-Exit codes: 0 no errors, 1 a rule says no, 2 a file cannot be used.")]
+Without --gpus every recipe is checked in the world that it states.
+Exit codes: 0 no errors, 1 a rule reports an error, 2 a file cannot be used.")]
 pub struct Args {
-    /// Recipe files, or folders of trees of configs; an argument with `=` that is no file is an
-    /// override of all of them, as for `plan`
+    /// Recipe files, or folders of config trees; an argument with `=` that is not a file overrides
+    /// a key of all of them, as for `plan`
     #[arg(required = true, value_name = "RECIPE")]
     recipes: Vec<PathBuf>,
 
     #[command(flatten)]
     options: RecipeOptions,
 
-    /// How to print
+    /// Output format
     #[arg(short, long, value_enum, value_name = "FORMAT", default_value_t = Output::Text)]
     output: Output,
 }
 
-/// How to print what was found.
+/// Output format of the problems.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum Output {
-    /// For people
+    /// Plain text
     Text,
     /// One JSON document
     Json,
-    /// The same as YAML
+    /// The JSON document as YAML
     Yaml,
     /// SARIF 2.1.0, for code review
     Sarif,
 }
 
-/// What was found about one recipe; the form of `-o json`.
+/// Result for one recipe; the schema of `-o json`.
 #[derive(Serialize)]
 struct Checked {
     recipe: PathBuf,
@@ -65,16 +65,16 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let mut checked = Vec::new();
     let (overrides, recipes) = sort(&args.recipes);
     if recipes.is_empty() {
-        bail!("there is no recipe among the arguments, only overrides");
+        bail!("the arguments are only overrides; add a recipe");
     }
     let mut results = Vec::new();
     for path in recipes {
         let (dialect, sources, diagnostics) = match args.options.read(path, &overrides) {
             Ok(recipe) => {
-                // In the world asked for, else the recipe's own: a check must not depend on the
-                // machine that it runs on.
-                let own = || batch::default_world(&recipe.spec);
-                let gpus = args.options.world().unwrap_or_else(own);
+                // The requested world, else the recipe's, so that the result does not depend on
+                // this machine.
+                let default_world = || batch::default_world(&recipe.spec);
+                let gpus = args.options.world().unwrap_or_else(default_world);
                 let request = PlanRequest {
                     nodes: args.options.nodes,
                     ..PlanRequest::gpus(gpus)
@@ -84,8 +84,8 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
                 if recipe.dialect == Dialect::Accelerate {
                     pass_worlds(&mut found);
                 }
-                // Whoever checks upstream's recipe has upstream's trainer: what ours does instead is said
-                // by `plan` and `launch`.
+                // An upstream recipe usually runs in upstream's trainer. Differences of the
+                // built-in trainer are reported by `plan` and `launch`.
                 if recipe.dialect != Dialect::Native {
                     found.retain(|problem| problem.rule != "trainer-numerics");
                 }
@@ -123,7 +123,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::from(code))
 }
 
-/// An accelerate config is a world without a batch: a plan lacks one, a check of the file does not.
+/// An accelerate config has a world but no batch. Only a plan needs the batch.
 fn pass_worlds(found: &mut [Diagnostic]) {
     for problem in found {
         if problem.rule == "global-batch-unknown" {
@@ -132,7 +132,7 @@ fn pass_worlds(found: &mut [Diagnostic]) {
     }
 }
 
-/// Overrides, and the recipes that they are for.
+/// Splits the arguments into overrides and recipes.
 fn sort(arguments: &[PathBuf]) -> (Vec<String>, Vec<&PathBuf>) {
     let mut overrides = Vec::new();
     let mut recipes = Vec::new();

@@ -1,4 +1,4 @@
-//! The commands for TrainingJobs on a cluster, and the options that all of them have.
+//! The commands for TrainingJobs on a cluster, and their common options.
 
 pub mod cancel;
 mod carry;
@@ -13,32 +13,32 @@ use std::path::PathBuf;
 
 use crate::client::{self, Cluster, Options};
 
-/// Which cluster, as kubectl is told.
+/// Selects the cluster, with kubectl's options.
 #[derive(Debug, Clone, Default, clap::Args)]
 #[command(next_help_heading = "Cluster")]
 pub struct ClusterArgs {
-    /// The namespace [default: the context's]
+    /// Namespace [default: the context's]
     #[arg(short, long, value_name = "NAME")]
     namespace: Option<String>,
-    /// The kubeconfig's context [default: the current one]
+    /// Context of the kubeconfig [default: the current one]
     #[arg(long, value_name = "NAME")]
     context: Option<String>,
-    /// The kubeconfig [default: $KUBECONFIG, then ~/.kube/config]
+    /// Path of the kubeconfig [default: $KUBECONFIG, then ~/.kube/config]
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
 }
 
 impl ClusterArgs {
-    /// Whether a cluster is meant: one of the options was given, or kubectl has called us.
-    pub fn meant(&self) -> bool {
+    /// Whether the command addresses a cluster: an option is set, or kubectl called evenkeel.
+    pub fn is_selected(&self) -> bool {
         super::is_kubectl_plugin()
             || self.namespace.is_some()
             || self.context.is_some()
             || self.kubeconfig.is_some()
     }
 
-    /// What makes another command speak of the same place, with a space before it.
-    pub fn again(&self) -> String {
+    /// The options that repeat this selection in another command, with a leading space.
+    pub fn options(&self) -> String {
         let option = |name: &str, value: Option<String>| {
             value.map_or_else(String::new, |value| format!(" --{name} {value}"))
         };
@@ -48,7 +48,7 @@ impl ClusterArgs {
             + &option("kubeconfig", kubeconfig)
     }
 
-    /// Does something on the cluster.
+    /// Runs a future with a client of the cluster.
     pub fn run<T>(
         &self,
         work: impl AsyncFnOnce(&Cluster) -> anyhow::Result<T>,

@@ -1,4 +1,4 @@
-//! `evenkeel completions`: what a shell needs to complete our arguments.
+//! `evenkeel completions`: shell completions for evenkeel's arguments.
 
 use std::process::ExitCode;
 
@@ -7,7 +7,7 @@ use clap_complete::Shell;
 
 use super::output::print;
 
-/// Print a shell's completions.
+/// Print shell completions.
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -15,7 +15,7 @@ Examples:
   evenkeel completions zsh > \"${fpath[1]}/_evenkeel\"
   evenkeel completions fish > ~/.config/fish/completions/evenkeel.fish")]
 pub struct Args {
-    /// Which shell
+    /// Shell to complete for
     shell: Shell,
 }
 

@@ -5,26 +5,26 @@ use std::process::ExitCode;
 
 use crate::operator::{self, Options};
 
-/// Run the controller of TrainingJobs (in a cluster; the chart does it).
+/// Run the controller of TrainingJobs (the chart starts it in a cluster).
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
-  evenkeel controller                              with the cluster of the current kubeconfig
-  evenkeel controller --no-leader-election         when it is the only one")]
+  evenkeel controller                              use the cluster of the current kubeconfig
+  evenkeel controller --no-leader-election         run as the only replica")]
 pub struct Args {
-    /// The namespace of the Lease that replicas elect their leader by.
+    /// Namespace of the Lease for leader election among replicas.
     #[arg(long, env = "POD_NAMESPACE", default_value = "evenkeel-system")]
     namespace: String,
-    /// Who this replica is.
+    /// Identity of this replica in the leader election.
     #[arg(long, env = "POD_NAME", default_value_t = std::process::id().to_string())]
     identity: String,
-    /// There is no other replica.
+    /// Skip leader election; use only without other replicas.
     #[arg(long)]
     no_leader_election: bool,
-    /// Where to answer /healthz.
+    /// Address that serves /healthz.
     #[arg(long, default_value = "127.0.0.1:8080")]
     listen: SocketAddr,
-    /// The image that it runs in: the pods of foreign trainers copy this program from it.
+    /// Image of this controller. Pods of external trainers copy the evenkeel executable from it.
     #[arg(long, env = "EVENKEEL_CONTROLLER_IMAGE")]
     image: Option<String>,
 }

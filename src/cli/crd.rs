@@ -8,7 +8,7 @@ use crate::job::api;
 /// Print the CustomResourceDefinition of TrainingJobs, for `kubectl apply --server-side -f -`.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Print every field with its type, default and meaning instead, as Markdown
+    /// Print a Markdown reference of every field with its type, default and meaning
     #[arg(long)]
     fields: bool,
 }

@@ -1,4 +1,4 @@
-//! `evenkeel explain`: what a rule asks for, and why.
+//! `evenkeel explain`: the requirement of a rule and its reason.
 
 use std::process::ExitCode;
 
@@ -14,12 +14,12 @@ use crate::recipe::suggest::nearest;
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   evenkeel explain                    all rules
-  evenkeel explain batch-divisible    one of them
+  evenkeel explain batch-divisible    one rule
 
-Pages name keys as native recipes do. In upstream dialects type them below the key `evenkeel`, as
-evenkeel.batch.micro=4, where upstream has none of its own.")]
+Pages use the keys of native recipes. In an upstream dialect without such a key, put it below
+`evenkeel`, as in evenkeel.batch.micro=4.")]
 pub struct Args {
-    /// A rule's id, as in `error[batch-divisible]`
+    /// Id of a rule, as in `error[batch-divisible]`
     rule: Option<String>,
 }
 
@@ -42,7 +42,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
 
 fn no_such_rule(id: &str) -> String {
     let ids: Vec<&str> = RULES.iter().map(|rule| rule.id).collect();
-    // A part of a name is as good as one with a typo.
+    // Part of a name counts as much as a name with a typo.
     let part = || {
         ids.iter()
             .find(|known| known.split('-').any(|word| word == id))
@@ -51,7 +51,7 @@ fn no_such_rule(id: &str) -> String {
         Some(rule) => format!("did you mean `{rule}`? "),
         None => String::new(),
     };
-    format!("there is no rule `{id}`: {meant}`evenkeel explain` lists all of them")
+    format!("unknown rule `{id}`; {meant}`evenkeel explain` lists all rules")
 }
 
 fn list() -> String {
@@ -63,7 +63,7 @@ fn list() -> String {
     table.render()
 }
 
-/// A page's Markdown for a terminal: headings in bold, code indented.
+/// Formats a page's Markdown for a terminal: bold headings, indented code.
 fn styled(page: &str) -> String {
     let bold = Style::new().bold();
     let mut text = String::new();
@@ -94,10 +94,10 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_rule_leads_to_the_nearest_one_and_to_the_list() {
+    fn an_unknown_rule_suggests_the_nearest_one_and_the_list() {
         assert_eq!(
             no_such_rule("nope"),
-            "there is no rule `nope`: `evenkeel explain` lists all of them"
+            "unknown rule `nope`; `evenkeel explain` lists all rules"
         );
         let near = no_such_rule("batch-divisble");
         assert!(
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn the_list_has_every_rule_on_a_line() {
+    fn the_list_has_one_line_per_rule() {
         assert_eq!(list().lines().count(), RULES.len() + 1);
     }
 }

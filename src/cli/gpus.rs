@@ -1,4 +1,4 @@
-//! `evenkeel gpus`: the hardware and CUDA's libraries found, for people or as JSON.
+//! `evenkeel gpus`: the hardware and CUDA libraries found, as a table or as data.
 
 use std::process::ExitCode;
 
@@ -14,20 +14,20 @@ use crate::words::count;
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   evenkeel gpus                       a table
-  evenkeel gpus -o json               everything, for programs
+  evenkeel gpus -o json               all data as JSON
   CUDA_VISIBLE_DEVICES=0,1 evenkeel gpus
-                                      what a run would see with this setting
+                                      devices of a run with this setting
 
-CUDA's libraries are looked for in the directories of EVENKEEL_CUDA_LIBRARIES (separated by colons;
-a site-packages with NVIDIA's wheels will do), then in the active virtual environment's wheels, then
-where the loader looks.")]
+evenkeel searches for CUDA's libraries in the directories of EVENKEEL_CUDA_LIBRARIES (separated by
+colons; a site-packages with NVIDIA's wheels works), then in the wheels of the active virtual
+environment, then on the loader's search path.")]
 pub struct Args {
-    /// How to print it.
+    /// Output format.
     #[arg(short, long, value_enum, value_name = "FORMAT", default_value_t = Format::Text)]
     output: Format,
 }
 
-/// Everything, for programs.
+/// The data of `-o json`.
 #[derive(serde::Serialize)]
 struct Report {
     #[serde(flatten)]
@@ -74,11 +74,11 @@ fn text(inventory: &Inventory) -> String {
     text += &cpu(inventory);
     let devices = inventory.devices();
     let why = match (&devices, &inventory.driver) {
-        // Why a working driver is not used; what is wrong with any other stands above.
+        // Reason why a working driver is unused. Other drivers' problems are printed above.
         (Devices::CpuRanks { why, .. }, DriverState::Present { .. }) => format!(" ({why})"),
         _ => String::new(),
     };
-    text + &format!("without --gpus a plan is for {devices}{why}\n")
+    text + &format!("without --gpus, plans use {devices}{why}\n")
 }
 
 fn gpus(gpus: &[Gpu]) -> String {
@@ -176,7 +176,7 @@ fn cuda(found: &[Found]) -> String {
             (None, Some(version)) => version.clone(),
             (None, None) => "found".to_owned(),
         };
-        // The loader's words have it already.
+        // The loader's error message already contains the path.
         let path = library.path.as_ref().map(|path| path.display().to_string());
         if let Some(path) = path.filter(|path| !version.contains(path)) {
             version += &format!(" ({path})");
@@ -185,12 +185,14 @@ fn cuda(found: &[Found]) -> String {
     }
     let looked = match found.iter().any(|library| library.problem.is_some()) {
         true => format!(
-            "looked for in {}, in the active virtual environment and where the loader looks\n",
+            "searched {}, the active virtual environment and the loader's search path\n",
             libraries::DIRECTORIES
         ),
         false => String::new(),
     };
-    table.render() + &looked + "the built-in trainer computes on CPUs and needs none of them yet\n"
+    table.render()
+        + &looked
+        + "the built-in trainer runs on CPUs and does not use these libraries yet\n"
 }
 
 #[cfg(test)]

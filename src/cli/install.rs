@@ -1,14 +1,14 @@
-//! `evenkeel install`: this program, copied into a directory that another container mounts.
+//! `evenkeel install`: copies this executable into a directory that another container mounts.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Context;
 
-/// Copy this program into a directory (pods of foreign trainers start with it).
+/// Copy this executable into a directory (pods of external trainers start with it).
 #[derive(clap::Args)]
 pub struct Args {
-    /// The directory
+    /// Target directory
     directory: PathBuf,
 }
 

@@ -1,4 +1,4 @@
-//! The command line: arguments to calls, results to text or JSON. One file a command.
+//! The command line: parses arguments and prints results as text or JSON. One file per command.
 
 mod agent;
 mod bytes;
@@ -32,9 +32,9 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use output::{Unprinted, say};
 
-/// Exit code for a call or a file that cannot be used.
+/// Exit code for invalid arguments or an unusable file.
 pub const EXIT_USAGE: u8 = 2;
-/// Exit code for a rule or a training run that says no.
+/// Exit code for a rule's error or a failed training run.
 pub const EXIT_REFUSED: u8 = 1;
 /// Exit code of a run that was drained by a signal and can be resumed.
 pub const EXIT_DRAINED: u8 = 143;
@@ -59,9 +59,9 @@ enum Command {
     List(cluster::list::Args),
     Logs(cluster::logs::Args),
     Scale(cluster::scale::Args),
-    /// Make a TrainingJob commit a checkpoint and give its GPUs back.
+    /// Make a TrainingJob commit a checkpoint and release its GPUs.
     Suspend(cluster::suspend::Args),
-    /// Let a suspended TrainingJob go on.
+    /// Resume a suspended TrainingJob.
     Resume(cluster::suspend::Args),
     Cancel(cluster::cancel::Args),
     Completions(completions::Args),
@@ -77,7 +77,7 @@ enum Command {
     Rank(rank::Args),
 }
 
-/// Parses the process's arguments, runs the command, prints an error if there is one.
+/// Parses the arguments, runs the command and prints its error.
 pub fn main() -> ExitCode {
     if let Err(error) = signals::fail_writes_that_are_too_large() {
         return failed(&error.into());
@@ -91,7 +91,7 @@ pub fn main() -> ExitCode {
         .and_then(|matches| Cli::from_arg_matches(&matches));
     let cli = match parsed {
         Ok(cli) => cli,
-        Err(stopped) => return said_by_clap(&stopped),
+        Err(stopped) => return clap_exit(&stopped),
     };
     let result = match cli.command {
         Command::Plan(args) => plan::run(args),
@@ -119,25 +119,25 @@ pub fn main() -> ExitCode {
     result.unwrap_or_else(|error| failed(&error))
 }
 
-/// Whether kubectl has called us, by the name that its plugins have (`kubectl-evenkeel`).
+/// Whether kubectl called this executable as a plugin (`kubectl-evenkeel`).
 fn is_kubectl_plugin() -> bool {
     let name = std::env::args_os().next().map(std::path::PathBuf::from);
     let name = name.as_ref().and_then(|path| path.file_name());
     name.is_some_and(|name| name == "kubectl-evenkeel")
 }
 
-/// The end of a command that failed. A reader that has left has seen all that it wanted.
+/// Ends a failed command. A reader that has closed the pipe is not an error.
 fn failed(error: &anyhow::Error) -> ExitCode {
     let unprinted = error.downcast_ref::<Unprinted>();
     if unprinted.is_some_and(Unprinted::reader_left) {
         return ExitCode::SUCCESS;
     }
-    say(format_args!("error: {}\n", told(error)));
+    say(format_args!("error: {}\n", with_causes(error)));
     ExitCode::from(EXIT_USAGE)
 }
 
-/// An error and its causes, as far as it does not tell them itself.
-fn told(error: &anyhow::Error) -> String {
+/// An error with its causes, without repeating a cause that its text contains.
+fn with_causes(error: &anyhow::Error) -> String {
     let mut text = error.to_string();
     for cause in error.chain().skip(1).map(ToString::to_string) {
         if !text.contains(&cause) {
@@ -147,8 +147,8 @@ fn told(error: &anyhow::Error) -> String {
     text
 }
 
-/// Help and versions, which go to standard output, and calls that cannot be read.
-fn said_by_clap(stopped: &clap::Error) -> ExitCode {
+/// Handles clap's output: help and versions on standard output, argument errors on standard error.
+fn clap_exit(stopped: &clap::Error) -> ExitCode {
     let printed = stopped.print().and_then(|()| std::io::stdout().flush());
     match printed {
         Err(error) if !stopped.use_stderr() => failed(&Unprinted(error).into()),
@@ -165,19 +165,19 @@ mod tests {
     use crate::durable::read_json;
 
     #[test]
-    fn a_cause_is_told_once() {
+    fn a_cause_is_printed_once() {
         let file = tempfile::tempdir().unwrap();
         let path = file.path().join("state.json");
         let absent = || read_json::<u64>(&path).unwrap_err();
-        let said = "No such file or directory (os error 2)";
-        let cannot = format!("cannot read {}: {said}", path.display());
-        assert_eq!(told(&absent().into()), cannot);
+        let cause = "No such file or directory (os error 2)";
+        let cannot = format!("cannot read {}: {cause}", path.display());
+        assert_eq!(with_causes(&absent().into()), cannot);
         let because = Err::<u64, _>(absent()).context("no state").unwrap_err();
-        assert_eq!(told(&because), format!("no state: {cannot}"));
+        assert_eq!(with_causes(&because), format!("no state: {cannot}"));
     }
 
     #[test]
-    fn arguments_of_all_commands_fit_together() {
+    fn arguments_of_all_commands_are_consistent() {
         Cli::command().debug_assert();
     }
 }

@@ -1,27 +1,27 @@
-//! What commands print: results on standard output, as text or as data (`-o text|json|yaml`), and
-//! remarks on standard error.
+//! Output of commands: results on standard output, as text or as data (`-o text|json|yaml`), and
+//! notes on standard error.
 //!
-//! A result that nobody takes must not be lost in silence: when standard output is full the command
-//! fails with a message. When its reader has left (`… | head`) there is nobody to tell.
+//! A lost result must not go unnoticed: a full standard output is an error with a message. A reader
+//! that has closed the pipe (`… | head`) is not.
 
 use std::fmt::Display;
 use std::io::{self, Write};
 
 use serde::Serialize;
 
-/// How to print a result.
+/// Output format of a result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Format {
-    /// For people
+    /// Plain text
     Text,
     /// One JSON document
     Json,
-    /// The same as YAML
+    /// The JSON document as YAML
     Yaml,
 }
 
 impl Format {
-    /// Prints data in a machine's format; text is made by each command for itself.
+    /// Prints data as JSON or YAML; each command formats its own text.
     pub fn print(self, value: &impl Serialize) -> anyhow::Result<()> {
         match self {
             Format::Text | Format::Json => line(serde_json::to_string_pretty(value)?)?,
@@ -31,25 +31,25 @@ impl Format {
     }
 }
 
-/// A YAML document that readers of YAML 1.1 (PyYAML) and 1.2 understand alike: strings that either
-/// would take for something else are quoted.
+/// A YAML document that YAML 1.1 (PyYAML) and 1.2 parsers read alike: strings that either would
+/// convert are quoted.
 fn yaml(value: &impl Serialize) -> Result<String, serde_saphyr::ser::Error> {
     serde_saphyr::to_string(value)
 }
 
-/// Standard output does not take what is written.
+/// Standard output cannot be written.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot write to standard output: {0}")]
 pub struct Unprinted(#[from] pub io::Error);
 
 impl Unprinted {
-    /// Whether the reader of a pipe has left, which is its own business.
+    /// Whether the reader of a pipe has closed it, which is not an error.
     pub fn reader_left(&self) -> bool {
         self.0.kind() == io::ErrorKind::BrokenPipe
     }
 }
 
-/// Prints text on standard output, without its styles where they do not belong.
+/// Prints text on standard output, with styles only on a terminal.
 pub fn print(text: impl Display) -> Result<(), Unprinted> {
     let mut out = anstream::stdout().lock();
     write!(out, "{text}")?;
@@ -61,8 +61,7 @@ pub fn line(text: impl Display) -> Result<(), Unprinted> {
     print(format_args!("{text}\n"))
 }
 
-/// Says something on standard error. If that cannot be written to either, there is no one left to
-/// tell.
+/// Prints text on standard error. A failure to write is ignored, because it cannot be reported.
 pub fn say(text: impl Display) {
     let _ = write!(anstream::stderr().lock(), "{text}");
 }
@@ -76,7 +75,7 @@ mod tests {
     use crate::recipe::scalar::{Resolved, Schema};
     use crate::recipe::{Sources, yaml as reader};
 
-    /// What a reader of YAML makes of a tree.
+    /// The value that a YAML parser of this schema reads.
     fn read(node: &Node, schema: Schema) -> Value {
         match &node.value {
             Tree::Sequence(items) => items.iter().map(|item| read(item, schema)).collect(),
@@ -97,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_means_the_same_to_every_reader_of_yaml() {
+    fn every_yaml_parser_reads_the_written_value() {
         let value = json!({
             "proof": "8 × 16 × 1 = 128",
             "eval_every": null,

@@ -1,4 +1,4 @@
-//! `evenkeel plan`: the batch arithmetic of a recipe in a world, before anything is started.
+//! `evenkeel plan`: the batch arithmetic of a recipe in a given world, without starting a process.
 
 mod estimate;
 mod text;
@@ -40,45 +40,45 @@ use crate::recipe::{Located, ReadError, Recipe};
   evenkeel plan --estimate --model 7B --gpus 8 --device-memory 80GB model.adapters=false parallel.strategy=fsdp
   evenkeel plan ds_config.json --gpus 8                  a DeepSpeed config by itself
 
-Without --gpus or --nodes it plans for the hardware found.
-Exit codes: 0 fine, 1 a rule says no, 2 the call or a file cannot be used.")]
+Without --gpus or --nodes the plan is for the detected hardware.
+Exit codes: 0 success, 1 a rule reports an error, 2 invalid arguments or an unusable file.")]
 pub struct Args {
-    /// Recipe file, in any dialect that is read, or a script with the command that starts it
+    /// Recipe file in any supported dialect, or a script with the command that starts it
     #[arg(required_unless_present_any = ["command", "model"])]
     recipe: Option<PathBuf>,
 
     #[command(flatten)]
     options: RecipeOptions,
 
-    /// Change a key of the recipe, in its own spelling: `max_seq_length=128`,
+    /// Change a key of the recipe in its dialect: `max_seq_length=128`,
     /// `dataset_mixture.datasets.0.id=chat.jsonl`, or a native key as
     /// `evenkeel.model.config.hidden_size=64`
     #[arg(value_name = "KEY=VALUE")]
     overrides: Vec<String>,
 
-    /// The command that you start it with today: launcher, script and arguments. What it says stands
-    /// over the recipe, and it may name the recipe and its configs itself
+    /// Your current start command: launcher, script and arguments. Its values override the recipe,
+    /// and it may contain the paths of the recipe and its configs
     #[arg(last = true, value_name = "COMMAND")]
     command: Vec<String>,
 
-    /// Memory of every device, in bytes or with a unit: KB, MB, GB, TB count in thousands (80GB),
-    /// KiB, MiB, GiB, TiB in 1024s (24GiB) [default: that of the hardware found, when no number of
-    /// GPUs is given; else it is not known, and the plan does not say whether the model fits]
+    /// Memory of every device, in bytes or with a unit: KB, MB, GB, TB are powers of 1000 (80GB),
+    /// KiB, MiB, GiB, TiB powers of 1024 (24GiB) [default: that of the detected hardware if no GPU
+    /// count is given; else unknown, and the plan does not check whether the model fits]
     #[arg(long, value_name = "SIZE", value_parser = bytes::parse)]
     device_memory: Option<u64>,
 
-    /// Show what follows when memory runs out: exact, transformers, transformers-before-1.9 (of
-    /// accelerate). Evenkeel itself always goes down exactly; upstream's policies shrink the global
-    /// batch
+    /// Show the reaction to out-of-memory: exact, transformers, transformers-before-1.9 (of
+    /// accelerate). Evenkeel's default is exact; upstream's policies shrink the global batch
     #[arg(long, value_name = "POLICY", value_parser = OomPolicy::from_str)]
     oom_policy: Option<OomPolicy>,
 
-    /// Propose the largest per-device batch that fits the devices' memory, whatever the recipe says
+    /// Propose the largest per-device batch that fits the devices' memory, ignoring the recipe's
+    /// value
     #[arg(long)]
     estimate: bool,
 
-    /// Estimate for a model without a recipe: a hub id, or a size such as 7B. Native keys change what is
-    /// assumed: `model.precision=f32`, `parallel.strategy=fsdp`
+    /// Estimate for a model without a recipe: a hub id, or a size such as 7B. Native keys change
+    /// the assumptions: `model.precision=f32`, `parallel.strategy=fsdp`
     #[arg(
         long,
         value_name = "MODEL",
@@ -87,39 +87,39 @@ pub struct Args {
     )]
     model: Option<String>,
 
-    /// Plan for what the cluster has free now, or, with --nodes, for so many of its nodes
+    /// Plan for the free GPUs of the cluster, or, with --nodes, for that many of its nodes
     #[arg(long, conflicts_with = "gpus")]
     from_cluster: bool,
 
-    /// What a GPU is called in the nodes' allocatable resources (with --from-cluster)
+    /// Resource name of a GPU in the nodes' allocatable resources (with --from-cluster)
     #[arg(long, value_name = "NAME", default_value = NVIDIA)]
     resource: String,
 
     #[command(flatten)]
     cluster: ClusterArgs,
 
-    /// Print the plan as something to run instead: the recipe in its own dialect with only its batch
-    /// numbers changed, arguments of its trainer, environment variables, or a launcher's config
+    /// Print the plan in a form to run: the recipe in its dialect with only its batch numbers
+    /// changed, trainer arguments, environment variables, or a launcher's config
     #[arg(long, value_enum, value_name = "FORM", conflicts_with = "output")]
     emit: Option<Emit>,
 
-    /// How to print
+    /// Output format
     #[arg(short, long, value_enum, value_name = "FORMAT", default_value_t = Format::Text)]
     output: Format,
 }
 
-/// What `--emit` writes.
+/// Form of `--emit`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum Emit {
-    /// The recipe, script or command, in its own dialect
+    /// The recipe, script or command in its dialect
     Recipe,
     /// Arguments of its trainer
     Args,
     /// Environment variables
     Env,
-    /// The accelerate config that it is launched with, or a new one
+    /// The accelerate config of the recipe, or a new one
     Accelerate,
-    /// The DeepSpeed config that it names
+    /// The DeepSpeed config of the recipe
     Deepspeed,
 }
 
@@ -135,23 +135,23 @@ impl From<Emit> for Form {
     }
 }
 
-/// The form of `-o json`: the keys of a plan, null where a refused one has none, and more.
+/// Schema of `-o json`: the keys of a plan (null if refused), and more.
 #[derive(Serialize)]
 struct Document<'a> {
     #[serde(flatten)]
     draft: &'a Draft,
-    /// Why the file was taken for that dialect.
+    /// Reason for the detected dialect.
     detected: &'a str,
-    /// What the plan is for, in words.
+    /// Description of the planned hardware.
     hardware: &'a str,
     /// Lengths in samples.
     horizon: Option<&'a Horizon>,
-    /// What follows when memory runs out, where it was asked for.
+    /// The out-of-memory descent, if requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     oom: Option<&'a [OomStep]>,
 }
 
-/// The form of `-o json` for a recipe that cannot be read.
+/// Schema of `-o json` for an unreadable recipe.
 #[derive(Serialize)]
 struct Unreadable {
     diagnostics: Vec<Located>,
@@ -177,13 +177,17 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let base = launch::base()?;
     let request = survey(&recipe, &base, request);
     if args.estimate && request.device_memory.is_none() {
-        bail!("--estimate has to know the devices' memory: give --device-memory 24GB");
+        bail!("--estimate needs the devices' memory; set it, as in --device-memory 24GB");
     }
-    // Whoever has a command, or wants something to run, has a trainer.
-    let own = args.emit.is_some() || !args.command.is_empty();
+    // A command or an emitted plan implies an external trainer.
+    let external = args.emit.is_some() || !args.command.is_empty();
     let request = PlanRequest {
         estimate: args.estimate,
-        trainer: if own { Trainer::Own } else { request.trainer },
+        trainer: if external {
+            Trainer::Own
+        } else {
+            request.trainer
+        },
         ..request
     };
     if args.model.is_some() {
@@ -222,8 +226,8 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     })
 }
 
-/// Prints what is to be run. What the rules say goes to standard error, so that the result can be
-/// sent into a file.
+/// Prints the emitted form. Diagnostics go to standard error, so that the output can be redirected
+/// into a file.
 fn emitted(
     recipe: &Recipe,
     examined: Examined,
@@ -246,13 +250,11 @@ fn emitted(
     Ok(ExitCode::SUCCESS)
 }
 
-/// The world asked for, or the hardware found; and what to call it.
+/// The requested world or the detected hardware, with its description.
 fn world(args: &Args) -> anyhow::Result<(PlanRequest, String)> {
     let options = &args.options;
     if options.nodes.is_some() != options.gpus_per_node.is_some() {
-        bail!(
-            "--nodes and --gpus-per-node go together (--from-cluster finds the one that is missing)"
-        );
+        bail!("--nodes and --gpus-per-node need each other; set both, or use --from-cluster");
     }
     if let Some(gpus) = options.world() {
         let request = PlanRequest::gpus(gpus);
@@ -270,11 +272,11 @@ fn world(args: &Args) -> anyhow::Result<(PlanRequest, String)> {
     };
     Ok((
         request,
-        format!("{devices}, found here (--gpus N plans for others)"),
+        format!("{devices}, detected here (set --gpus N to plan for others)"),
     ))
 }
 
-/// What a cluster has free, or the nodes asked for with as many GPUs as its nodes have.
+/// The free GPUs of a cluster, or the requested nodes with the GPU count of its nodes.
 fn on_cluster(args: &Args) -> anyhow::Result<(PlanRequest, String)> {
     let options = &args.options;
     let per_node = options.gpus_per_node.map(u32::try_from).transpose()?;
@@ -284,8 +286,8 @@ fn on_cluster(args: &Args) -> anyhow::Result<(PlanRequest, String)> {
     let nodes = options.nodes.unwrap_or(free.free.into());
     if nodes == 0 {
         bail!(
-            "none of the {} nodes that take pods has {} {} free: --nodes N plans for N of them all \
-             the same",
+            "none of the {} schedulable nodes has {} {} free; set --nodes N to plan for N of \
+             them anyway",
             free.all,
             free.per_node,
             free.resource

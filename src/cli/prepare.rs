@@ -1,4 +1,4 @@
-//! `evenkeel prepare`: a run's directory, ready for its first generation (the agent starts it).
+//! `evenkeel prepare`: prepares a run directory for its first generation (started by the agent).
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -18,18 +18,18 @@ use crate::launch::{Claim, LaunchError, Request, RunDir, prepare};
 use crate::recipe;
 use crate::train::data::DataError;
 
-/// Prepare a run's directory without launching it (started by the agent).
+/// Prepare a run directory without launching the run (started by the agent).
 #[derive(clap::Args)]
 pub struct Args {
-    /// The recipe that the TrainingJob carries, and what becomes of a batch that does not split.
+    /// Recipe of the TrainingJob and its remainder policy, as JSON.
     recipe: PathBuf,
-    /// Ranks of the first generation.
+    /// Number of ranks of the first generation.
     #[arg(long)]
     procs: u64,
-    /// The run's directory.
+    /// The run directory.
     #[arg(long)]
     out: PathBuf,
-    /// Bytes that a rank may use.
+    /// Memory limit of one rank, bytes.
     #[arg(long, value_parser = super::bytes::parse)]
     rank_memory: Option<u64>,
 }
@@ -38,7 +38,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let out = args.out.clone();
     let prepared = prepare_run(args);
     match prepared {
-        Err(error) if may_pass(&error, &out) => {
+        Err(error) if may_succeed_later(&error, &out) => {
             super::failed(&error);
             Ok(ExitCode::from(exit::TRY_AGAIN))
         }
@@ -46,25 +46,24 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// Whether the same may work later: it is no word about the recipe, but about the run's volume, or
-/// about a disk that does not do what it should.
-fn may_pass(error: &anyhow::Error, out: &Path) -> bool {
+/// Whether a retry may succeed: the error concerns the run's volume or a disk, not the recipe.
+fn may_succeed_later(error: &anyhow::Error, out: &Path) -> bool {
     let file = match error.downcast_ref() {
         Some(LaunchError::File(file) | LaunchError::Data(DataError::File(file))) => Some(file),
         _ => error.downcast_ref::<FileError>(),
     };
     match file {
-        // Held by the preparation before, which is about to end.
+        // The previous preparation holds the lock and is about to end.
         Some(FileError::NoSpace { .. } | FileError::HeldBy { .. }) => true,
         Some(FileError::Io { path, source, .. }) => {
-            path.starts_with(out) || !speaks_of_the_name(source.kind())
+            path.starts_with(out) || !concerns_the_path(source.kind())
         }
         Some(FileError::TooLarge { .. } | FileError::Json { .. }) | None => false,
     }
 }
 
-/// Whether another file should have been named, or the file be another one.
-fn speaks_of_the_name(kind: ErrorKind) -> bool {
+/// Whether the error calls for another path or another file.
+fn concerns_the_path(kind: ErrorKind) -> bool {
     use ErrorKind::*;
     matches!(
         kind,
@@ -98,7 +97,7 @@ fn prepare_run(args: Args) -> anyhow::Result<ExitCode> {
         }
         Err(error) => return Err(error.into()),
     };
-    let claim = Claim::take(RunDir::at(&args.out))?;
+    let run_lock = Claim::take(RunDir::at(&args.out))?;
     let request = Request {
         recipe_path: carried.path(),
         overrides: carried.overrides,
@@ -106,10 +105,10 @@ fn prepare_run(args: Args) -> anyhow::Result<ExitCode> {
         oom_policy: OomPolicy::Exact,
         cores: Inventory::discover().cpu.cores,
         resume: false,
-        // Its agent kills it, and what is left of the data goes with the next attempt.
+        // The agent kills this process; the next attempt removes partial data.
         signals: Arc::default(),
     };
-    prepare::prepare(claim.run(), &recipe, &planned, &request, &mut |_| {})?;
+    prepare::prepare(run_lock.run(), &recipe, &planned, &request, &mut |_| {})?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -120,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_the_disk_and_the_volume_may_do_better_later() {
+    fn only_disk_and_volume_errors_are_retried() {
         let out = Path::new("/checkpoints/run");
         let data = |error| anyhow!(LaunchError::Data(DataError::File(error)));
         let file = |path: &str, kind| {
@@ -128,7 +127,7 @@ mod tests {
             FileError::from_io("write", Path::new(path), 0, source)
         };
         let (inside, outside) = ("/checkpoints/run/data", "/data/train.jsonl");
-        let passes = |error: anyhow::Error| may_pass(&error, out);
+        let passes = |error: anyhow::Error| may_succeed_later(&error, out);
         assert!(passes(data(file(inside, ErrorKind::StorageFull))));
         assert!(passes(data(file(inside, ErrorKind::PermissionDenied))));
         assert!(passes(data(file(outside, ErrorKind::TimedOut))));

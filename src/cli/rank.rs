@@ -12,19 +12,19 @@ use crate::train::rank::{self, RankOptions};
 /// One rank of a run (started by the agent).
 #[derive(clap::Args)]
 pub struct Args {
-    /// The run's directory.
+    /// The run directory.
     #[arg(long)]
     run: PathBuf,
-    /// The generation's number.
+    /// Number of the generation.
     #[arg(long)]
     generation: u64,
-    /// What a program of the user's own is sent when its agent is gone.
+    /// Signal for the external trainer when its agent dies.
     #[arg(long, default_value_t)]
     drain_signal: DrainSignal,
-    /// The process number of the agent, which may be gone before anybody asks to hear of it.
+    /// Process id of the agent. The agent may die before this process watches it.
     #[arg(long)]
     agent: Option<u32>,
-    /// The program that this process becomes, in the place of the built-in trainer.
+    /// External trainer that replaces this process instead of the built-in trainer.
     #[arg(last = true)]
     command: Vec<String>,
 }
@@ -49,7 +49,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     })))
 }
 
-/// A number from the environment that the agent, like torchrun, gives its ranks.
+/// A number from the environment, set by the agent as torchrun would.
 fn variable(name: &str) -> anyhow::Result<usize> {
     let value = std::env::var(name).with_context(|| format!("{name} is not set"))?;
     value

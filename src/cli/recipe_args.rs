@@ -1,4 +1,4 @@
-//! The arguments that `plan`, `check` and `launch` share: which recipe, and for which world.
+//! The common arguments of `plan`, `check` and `launch`: the recipe and the world.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -9,14 +9,14 @@ use crate::recipe::{self, Dialect, Origin, ReadError, Recipe, Request, Setting};
 /// One recipe with its flags and overrides.
 #[derive(Debug, Clone, clap::Args)]
 pub struct RecipeArgs {
-    /// Recipe file, in any dialect that is read, the folder of a tree of configs (HALOs,
+    /// Recipe file in any supported dialect, the folder of a config tree (HALOs,
     /// direct-preference-optimization), or a script with the command that starts it
     pub recipe: PathBuf,
 
     #[command(flatten)]
     pub options: RecipeOptions,
 
-    /// Change a key of the recipe, in its own spelling: `max_seq_length=128`,
+    /// Change a key of the recipe in its dialect: `max_seq_length=128`,
     /// `dataset_mixture.datasets.0.id=chat.jsonl`, `loss=dpo ++model.batch_size=32` (Hydra), or a
     /// native key as `evenkeel.model.config.hidden_size=64`
     #[arg(value_name = "KEY=VALUE")]
@@ -24,12 +24,12 @@ pub struct RecipeArgs {
 }
 
 impl RecipeArgs {
-    /// Reads the recipe with everything that the command line says about it.
+    /// Reads the recipe with all command-line settings.
     pub fn read(&self) -> Result<Recipe, ReadError> {
         self.options.read(&self.recipe, &self.overrides)
     }
 
-    /// The same, with an error printed for people; what is left of it is the exit code.
+    /// As [`Self::read`], but prints an error and returns the exit code.
     pub fn read_or_say(&self) -> Result<Recipe, ExitCode> {
         self.read().map_err(|error| {
             render::print(&error.diagnostics, &error.sources);
@@ -38,10 +38,10 @@ impl RecipeArgs {
     }
 }
 
-/// The flags about a recipe, apart from which one it is.
+/// The flags that apply to any recipe.
 #[derive(Debug, Clone, clap::Args)]
 pub struct RecipeOptions {
-    /// Accelerate config that the recipe is launched with
+    /// Accelerate config used to launch the recipe
     #[arg(long, value_name = "FILE")]
     pub accelerate: Option<PathBuf>,
 
@@ -49,8 +49,8 @@ pub struct RecipeOptions {
     #[arg(long, value_name = "DIALECT", value_parser = parse_dialect)]
     pub dialect: Option<Dialect>,
 
-    /// Version of the dialect, where its meaning has changed: for halos head, before-2025-05-01,
-    /// legacy, or a day as 2025-04-30
+    /// Version of a dialect with several meanings: for halos head, before-2025-05-01, legacy, or a
+    /// date as 2025-04-30
     #[arg(long, value_name = "VERSION")]
     pub dialect_version: Option<String>,
 
@@ -66,19 +66,19 @@ pub struct RecipeOptions {
     #[arg(long, value_name = "M", value_parser = clap::value_parser!(u64).range(1..=1 << 10))]
     pub gpus_per_node: Option<u64>,
 
-    /// GPUs that the recipe was written for, where it does not say so
+    /// Number of GPUs for which the recipe was written, if it does not state it
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..), conflicts_with = "global_batch_size")]
     pub recipe_gpus: Option<u64>,
 
-    /// Samples per optimiser step that the recipe means, where it does not say so
+    /// Samples per optimiser step of the recipe, if it does not state them
     #[arg(long, value_name = "B", value_parser = clap::value_parser!(u64).range(1..))]
     pub global_batch_size: Option<u64>,
 
-    /// Hydra's flag for several jobs, which is refused with what to run instead
+    /// Hydra's flag for several jobs; it is refused with an alternative
     #[arg(short = 'm', long, hide = true)]
     multirun: bool,
 
-    /// What to do when no exact split exists at the world asked for
+    /// Remainder policy if the requested world has no exact split
     #[arg(long, value_name = "HOW", value_parser = ["exact", "uneven"])]
     pub remainder: Option<String>,
 }
@@ -89,7 +89,8 @@ impl RecipeOptions {
         self.read_job(path, overrides, &[])
     }
 
-    /// The same with the command that starts it upstream; the path is empty where that says all.
+    /// As [`Self::read`], with the upstream start command; `path` is empty if the command defines
+    /// the job.
     pub fn read_job(
         &self,
         path: &Path,
@@ -110,13 +111,13 @@ impl RecipeOptions {
         })
     }
 
-    /// The world asked for, in devices; `None` means the hardware found.
+    /// The requested world, in devices; `None` means the detected hardware.
     pub fn world(&self) -> Option<u64> {
         self.gpus
             .or_else(|| Some(self.nodes? * self.gpus_per_node?))
     }
 
-    /// The flags that stand for native keys.
+    /// The flags that set native keys.
     fn settings(&self) -> Vec<Setting> {
         let number = |n: Option<u64>| n.map(|n| n.to_string());
         [

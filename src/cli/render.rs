@@ -1,4 +1,4 @@
-//! Diagnostics for people: drawn, and printed where they do not mix with a command's result.
+//! Draws diagnostics as text, separate from a command's result.
 
 mod draw;
 pub mod sarif;

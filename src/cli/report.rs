@@ -1,4 +1,4 @@
-//! `evenkeel report`: a run as one self-contained HTML page.
+//! `evenkeel report`: writes a run as one self-contained HTML page.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -15,11 +15,11 @@ use crate::telemetry::report;
 #[command(after_help = "\
 Examples:
   evenkeel report quickstart            writes runs/quickstart/report.html
-  evenkeel report quickstart --ledger   the same with the proof that every sample counted once")]
+  evenkeel report quickstart --ledger   include the proof that every sample counted once")]
 pub struct Args {
     /// The run: its directory, or its name under runs/.
     run: PathBuf,
-    /// Prove the ledger first, as `status --ledger` does, and show what came of it.
+    /// Prove the sample ledger first, as `status --ledger` does, and include the result.
     #[arg(long)]
     ledger: bool,
 }
@@ -41,7 +41,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     })
 }
 
-/// Writes the page into the run's directory and returns its path.
+/// Writes the page into the run directory and returns its path.
 pub fn write(run: &RunDir, verdict: Option<&Verdict>) -> anyhow::Result<PathBuf> {
     let page = run.path().join("report.html");
     let html = report::render(&view::report_input(run, verdict)?);

@@ -1,4 +1,4 @@
-//! `evenkeel resize`: ask a run for another number of ranks, and wait until it has moved.
+//! `evenkeel resize`: requests another number of ranks for a run and waits until it has moved.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -13,26 +13,26 @@ use crate::launch::run_dir::GenerationRow;
 use crate::launch::{LaunchError, Phase, RunDir, RunState, refuse_finished, worlds};
 use crate::recipe::Sources;
 
-/// How often the run's state is looked at.
-const LOOK: Duration = Duration::from_millis(100);
+/// Poll interval of the run's state.
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Move a run to another number of processes, at the same global batch.
+/// Move a run to another number of processes at the same global batch.
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
   evenkeel resize quickstart 4           move the run to 4 processes and wait until it trains
-  evenkeel resize runs/quickstart 1      a run is named by its directory, too
-  evenkeel resize quickstart 3 --no-wait ask, and return at once")]
+  evenkeel resize runs/quickstart 1      a directory also selects a run
+  evenkeel resize quickstart 3 --no-wait request it and return immediately")]
 pub struct Args {
     /// The run: its directory, or its name under runs/.
     run: PathBuf,
-    /// How many processes it should have.
+    /// New number of processes.
     #[arg(value_parser = clap::value_parser!(u64).range(1..=MOST_GPUS))]
     processes: u64,
     /// Return as soon as the request is written.
     #[arg(long)]
     no_wait: bool,
-    /// Give up waiting after so many seconds; the request stays.
+    /// Stop waiting after this many seconds; the request stays.
     #[arg(long, default_value_t = 120, value_name = "SECONDS")]
     timeout: u64,
 }
@@ -51,8 +51,8 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     }
     if !run.in_use()? {
         bail!(
-            "no launcher works in {place}: `evenkeel launch … --resume --procs {n} --out {place}` \
-             goes on with {processes}",
+            "no launcher runs in {place}; `evenkeel launch … --resume --procs {n} --out {place}` \
+             continues with {processes}",
             place = run.path().display(),
             n = args.processes,
             processes = Devices::Processes.count(args.processes),
@@ -61,7 +61,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let before = run.state()?.map_or(0, |s| s.generations.len());
     let desired = run.write_desired(args.processes)?;
     let devices = Devices::Processes.count(args.processes);
-    line(format_args!("asked for {devices}: {proof}"))?;
+    line(format_args!("requested {devices}: {proof}"))?;
     if args.no_wait {
         return Ok(ExitCode::SUCCESS);
     }
@@ -81,7 +81,7 @@ fn wait(
         if let Some(state) = run.state()? {
             match end(&state, request, launcher_works) {
                 Some(Some(why)) => bail!(
-                    "the run failed: {why}; `evenkeel launch … --resume --out {}` goes on where it \
+                    "the run failed: {why}; `evenkeel launch … --resume --out {}` continues where it \
                      stopped",
                     run.path().display()
                 ),
@@ -96,14 +96,14 @@ fn wait(
                 && row.world == processes
                 && (state.generations.len() == before || row.trains())
             {
-                tell(row, state.generations.len() == before)?;
+                print_generation(row, state.generations.len() == before)?;
                 return Ok(ExitCode::SUCCESS);
             }
         }
         if let Some(newer) = run.desired()?.filter(|newer| newer.request > request) {
             say(format_args!(
-                "error: request {request} for {} gave way to request {} for {}; `evenkeel status \
-                 {}` shows how it stands\n",
+                "error: request {request} for {} was replaced by request {} for {}; `evenkeel status \
+                 {}` shows its progress\n",
                 Devices::Processes.count(processes),
                 newer.request,
                 Devices::Processes.count(newer.ranks),
@@ -113,19 +113,19 @@ fn wait(
         }
         if !launcher_works {
             bail!(
-                "the launcher is gone: `evenkeel launch … --resume --procs {processes} --out {}` goes \
-                 on with {}",
+                "the launcher has ended; `evenkeel launch … --resume --procs {processes} --out {}` \
+                 continues with {}",
                 run.path().display(),
                 Devices::Processes.count(processes)
             );
         }
-        std::thread::sleep(LOOK);
+        std::thread::sleep(POLL_INTERVAL);
     }
-    bail!("not there after {timeout} s; the request stays, `evenkeel status` shows how it stands")
+    bail!("not done after {timeout} s; the request stays, and `evenkeel status` shows its progress")
 }
 
-/// Whether the run has ended since the request, and why if it failed. A launcher that still prepares
-/// a resume has not written its state yet: what is there is the end of the launch before.
+/// Whether the run has ended since the request, and the reason of a failure. While a launcher
+/// prepares a resume, the stored state still describes the previous launch.
 fn end(state: &RunState, request: u64, launcher_works: bool) -> Option<Option<&str>> {
     let answered = state.request >= request;
     match &state.phase {
@@ -136,9 +136,9 @@ fn end(state: &RunState, request: u64, launcher_works: bool) -> Option<Option<&s
     }
 }
 
-fn tell(row: &GenerationRow, unchanged: bool) -> Result<(), Unprinted> {
+fn print_generation(row: &GenerationRow, unchanged: bool) -> Result<(), Unprinted> {
     let how = match row.first_step_seconds {
-        _ if unchanged => ", as before: nothing had to move".to_owned(),
+        _ if unchanged => ", as before, without a rescale".to_owned(),
         Some(seconds) => format!(", first step after {seconds:.1} s"),
         None => String::new(),
     };
@@ -153,7 +153,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_end_of_an_earlier_launch_is_none_of_the_one_that_prepares() {
+    fn the_end_of_an_earlier_launch_does_not_end_a_preparing_one() {
         let state = |phase, request| RunState {
             phase,
             request,
@@ -166,9 +166,9 @@ mod tests {
             assert_eq!(end(&state(phase, 1), 2, true), None);
         }
         assert_eq!(end(&state(Phase::Drained, 2), 2, true), Some(None));
-        let told = state(failed(), 2);
-        assert_eq!(end(&told, 2, true), Some(Some("no memory")));
-        // Nobody is there to answer any more.
+        let requested = state(failed(), 2);
+        assert_eq!(end(&requested, 2, true), Some(Some("no memory")));
+        // No launcher is left to answer.
         let left = state(failed(), 1);
         assert_eq!(end(&left, 2, false), Some(Some("no memory")));
         assert_eq!(end(&state(Phase::Running, 2), 2, true), None);

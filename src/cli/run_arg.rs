@@ -1,4 +1,4 @@
-//! The RUN argument: a run's directory, or its name under `runs/`.
+//! The RUN argument: a run directory, or its name under `runs/`.
 
 use std::path::{Path, PathBuf};
 
@@ -16,7 +16,7 @@ pub fn find(run: &Path) -> anyhow::Result<RunDir> {
         }
     }
     bail!(
-        "{}: no run here and none of that name under {RUNS}/: `evenkeel status` lists the runs",
+        "{}: not a run directory, and no run of that name is in {RUNS}/; `evenkeel status` lists the runs",
         run.display()
     )
 }

@@ -1,5 +1,4 @@
-//! The signals that stop a launch: SIGINT, SIGTERM, and SIGHUP, which comes when the terminal is
-//! closed.
+//! The signals that stop a launch: SIGINT, SIGTERM, and SIGHUP when the terminal closes.
 
 use std::io;
 use std::sync::Arc;
@@ -9,19 +8,20 @@ use std::time::{Duration, Instant};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
 use signal_hook::iterator;
 
-/// A write beyond `ulimit -f` fails with an error that says so; by itself it would end the process.
+/// Makes a write beyond `ulimit -f` fail with an error; by default the signal would kill the
+/// process.
 pub fn fail_writes_that_are_too_large() -> io::Result<()> {
     signal_hook::flag::register(SIGXFSZ, Arc::default()).map(drop)
 }
 
-/// What the shell adds to a signal's number in the exit code of what it ended.
-const BY_SIGNAL: i32 = 128;
+/// Offset of a signal number in a shell's exit code.
+const SIGNAL_OFFSET: i32 = 128;
 
-/// Signals that come together are one: `timeout` sends one to a process and one to its group, and a
-/// closed terminal more than one.
+/// Signals within this time count as one: `timeout` signals a process and its group, and a closing
+/// terminal sends several.
 const AT_ONCE: Duration = Duration::from_millis(300);
 
-/// The signals so far.
+/// The received signals.
 pub struct Signals {
     seen: Arc<AtomicUsize>,
     first: Arc<AtomicI32>,
@@ -29,8 +29,7 @@ pub struct Signals {
 }
 
 impl Signals {
-    /// Counts them from here on, in a thread of its own. A hangup that whoever started this process
-    /// wants ignored (`nohup`) stays ignored.
+    /// Counts signals from now on, in a separate thread. An ignored SIGHUP (`nohup`) stays ignored.
     pub fn listen() -> io::Result<Signals> {
         let signals = Signals {
             seen: Arc::default(),
@@ -38,9 +37,9 @@ impl Signals {
             heeded: Arc::default(),
         };
         let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-        let mut wanted = vec![SIGINT, SIGTERM];
-        wanted.extend((!ignores(&status, SIGHUP)).then_some(SIGHUP));
-        let mut coming = iterator::Signals::new(wanted)?;
+        let mut handled = vec![SIGINT, SIGTERM];
+        handled.extend((!ignores(&status, SIGHUP)).then_some(SIGHUP));
+        let mut coming = iterator::Signals::new(handled)?;
         let (seen, first, heeded) = (
             Arc::clone(&signals.seen),
             Arc::clone(&signals.first),
@@ -54,30 +53,30 @@ impl Signals {
                 if before.is_some_and(|before| now - before < AT_ONCE) {
                     continue;
                 }
-                // Only where there is none yet; and before anybody can see that there is one.
+                // Record only the first signal, before the count becomes visible.
                 let _ = first.compare_exchange(0, signal, Ordering::Release, Ordering::Relaxed);
                 if seen.fetch_add(1, Ordering::Release) > 0 && !heeded.load(Ordering::Relaxed) {
-                    // Nothing runs yet that would be lost.
-                    std::process::exit(BY_SIGNAL + signal);
+                    // No work would be lost.
+                    std::process::exit(SIGNAL_OFFSET + signal);
                 }
             }
         });
         Ok(signals)
     }
 
-    /// How many came.
+    /// Shared counter of received signals.
     pub fn count(&self) -> Arc<AtomicUsize> {
         Arc::clone(&self.seen)
     }
 
-    /// Somebody acts on every signal from here on. Until then a second one ends this process.
-    pub fn heed(&self) {
+    /// Hands the signals to the launcher. Before that, a second signal ends this process.
+    pub fn hand_over(&self) {
         self.heeded.store(true, Ordering::Relaxed);
     }
 
-    /// The exit code of a process that the first of them ended.
+    /// Exit code after the first signal.
     pub fn exit_code(&self) -> u8 {
-        u8::try_from(BY_SIGNAL + self.first.load(Ordering::Acquire)).unwrap_or(u8::MAX)
+        u8::try_from(SIGNAL_OFFSET + self.first.load(Ordering::Acquire)).unwrap_or(u8::MAX)
     }
 }
 

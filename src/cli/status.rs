@@ -1,4 +1,4 @@
-//! `evenkeel status`: the runs here, or one run and the proof of its ledger.
+//! `evenkeel status`: lists the runs, or shows one run and proves its sample ledger.
 
 mod own;
 
@@ -16,7 +16,7 @@ use super::{EXIT_REFUSED, run_arg};
 use crate::launch::{LaunchError, Phase, RunDir, RunState, history, proof};
 use crate::words::count;
 
-/// Show the runs here, or one run.
+/// List the runs here, or show one run.
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -27,11 +27,11 @@ Examples:
 pub struct Args {
     /// The run: its directory, or its name under runs/.
     run: Option<PathBuf>,
-    /// Recompute the digests of all consumed samples from the data and compare them with what
-    /// entered the forward passes.
+    /// Recompute the digests of all consumed samples from the data and compare them with those
+    /// recorded in the forward passes.
     #[arg(long, requires = "run")]
     ledger: bool,
-    /// How to print.
+    /// Output format.
     #[arg(short, long, value_enum, default_value_t = Format::Text)]
     output: Format,
     #[command(flatten)]
@@ -40,10 +40,10 @@ pub struct Args {
 
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     match args.run {
-        Some(job) if args.cluster.meant() && !args.ledger => {
+        Some(job) if args.cluster.is_selected() && !args.ledger => {
             cluster::show::run(&job.display().to_string(), &args.cluster, args.output)
         }
-        None if args.cluster.meant() => cluster::list::all(&args.cluster, args.output),
+        None if args.cluster.is_selected() => cluster::list::all(&args.cluster, args.output),
         None => list(args.output),
         Some(run) => {
             let run = run_arg::find(&run)?;
@@ -56,35 +56,35 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// What a run is doing. A launcher that died leaves a phase behind that is no longer true.
+/// Current activity of a run. A launcher that died leaves an outdated phase in the state.
 #[derive(Debug, PartialEq, Eq, Serialize)]
-struct Doing {
+struct Activity {
     /// `preparing`, or one of [`Phase`].
     phase: &'static str,
-    /// Why it failed.
+    /// Reason of a failure.
     #[serde(skip_serializing_if = "Option::is_none")]
     why: Option<String>,
-    /// Nobody works on it any more, and it has not ended.
+    /// True if no launcher runs and the run has not ended.
     interrupted: bool,
 }
 
-impl Doing {
-    /// What a run is doing, and the state that says so.
-    fn look(run: &RunDir) -> Result<(Doing, Option<RunState>), LaunchError> {
-        // The lock is looked at first: a launcher that ends in between has written its end by then.
-        // And again, for one that begins in between.
-        let worked_on = run.in_use()?;
+impl Activity {
+    /// Reads the activity of a run, and its state.
+    fn read(run: &RunDir) -> Result<(Activity, Option<RunState>), LaunchError> {
+        // Check the lock before the state: a launcher that ends in between has written its final
+        // state. Check it again for a launcher that starts in between.
+        let in_use = run.in_use()?;
         let state = run.state()?;
-        let doing = Doing::of(state.as_ref(), worked_on || run.in_use()?);
-        Ok((doing, state))
+        let activity = Activity::of(state.as_ref(), in_use || run.in_use()?);
+        Ok((activity, state))
     }
 
-    fn of(state: Option<&RunState>, worked_on: bool) -> Doing {
+    fn of(state: Option<&RunState>, in_use: bool) -> Activity {
         let mut why = None;
         let (phase, ended) = match state.map(|state| &state.phase) {
             None => ("preparing", false),
-            // Somebody goes on with it, and has not started a rank yet.
-            Some(Phase::Drained | Phase::Failed { .. }) if worked_on => ("preparing", false),
+            // A launcher resumes it and has not started a rank yet.
+            Some(Phase::Drained | Phase::Failed { .. }) if in_use => ("preparing", false),
             Some(Phase::Starting) => ("starting", false),
             Some(Phase::Running) => ("running", false),
             Some(Phase::Draining) => ("draining", false),
@@ -95,15 +95,15 @@ impl Doing {
                 ("failed", true)
             }
         };
-        Doing {
+        Activity {
             phase,
             why,
-            interrupted: !ended && !worked_on,
+            interrupted: !ended && !in_use,
         }
     }
 }
 
-impl fmt::Display for Doing {
+impl fmt::Display for Activity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (self.phase, &self.why) {
             _ if self.interrupted => f.write_str("interrupted, resumable"),
@@ -119,7 +119,7 @@ impl fmt::Display for Doing {
 struct Row {
     recipe: PathBuf,
     #[serde(flatten)]
-    doing: Doing,
+    activity: Activity,
     generations: usize,
     plan: Option<String>,
     committed_samples: u64,
@@ -129,11 +129,11 @@ struct Row {
 impl Row {
     fn of(run: &RunDir) -> Result<Row, LaunchError> {
         let setup = run.setup()?;
-        let (doing, state) = Doing::look(run)?;
+        let (activity, state) = Activity::read(run)?;
         let state = state.unwrap_or_default();
         Ok(Row {
             recipe: setup.recipe_path,
-            doing,
+            activity,
             generations: state.generations.len(),
             plan: history::current_proof(run, &state),
             committed_samples: state.pin.map_or(0, |pin| pin.samples),
@@ -142,16 +142,19 @@ impl Row {
     }
 }
 
-/// A run in the list, or why it cannot be told; one damaged run does not hide the others.
+/// A run in the list, or its error; one damaged run does not hide the others.
 #[derive(Serialize)]
 struct Listed {
     run: PathBuf,
-    #[serde(flatten, serialize_with = "told")]
+    #[serde(flatten, serialize_with = "row_or_error")]
     row: Result<Row, LaunchError>,
 }
 
-/// The row, or `error` in its place.
-fn told<S: Serializer>(row: &Result<Row, LaunchError>, serializer: S) -> Result<S::Ok, S::Error> {
+/// Serializes the row, or `error` instead.
+fn row_or_error<S: Serializer>(
+    row: &Result<Row, LaunchError>,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
     match row {
         Ok(row) => row.serialize(serializer),
         Err(error) => json!({"error": error.to_string()}).serialize(serializer),
@@ -177,7 +180,7 @@ impl Listed {
                     None => "–".to_owned(),
                 },
                 row.generations.to_string(),
-                row.doing.to_string(),
+                row.activity.to_string(),
             ],
             Err(error) => [
                 run,
@@ -208,27 +211,27 @@ fn list(output: Format) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The form of `-o json` of one run.
+/// Schema of `-o json` for one run.
 #[derive(Serialize)]
 struct Shown<'a> {
     run: &'a Path,
     #[serde(flatten)]
-    doing: Doing,
-    /// What it has once a generation was started.
+    activity: Activity,
+    /// Further keys once a generation was started.
     #[serde(flatten)]
     rest: serde_json::Value,
 }
 
 fn show(run: &RunDir, output: Format) -> anyhow::Result<ExitCode> {
     let setup = run.setup()?;
-    let (doing, state) = Doing::look(run)?;
+    let (activity, state) = Activity::read(run)?;
     let Some(state) = state else {
         if output == Format::Text {
-            line(format_args!("{}: {doing}", run.path().display()))?;
+            line(format_args!("{}: {activity}", run.path().display()))?;
         } else {
             output.print(&Shown {
                 run: run.path(),
-                doing,
+                activity,
                 rest: json!({}),
             })?;
         }
@@ -237,7 +240,7 @@ fn show(run: &RunDir, output: Format) -> anyhow::Result<ExitCode> {
     let latest = history::last_step(run, &state);
     let batch = history::current_batch(run, &state).unwrap_or(setup.global_batch_size);
     let plan = history::current_proof(run, &state);
-    let own = own::Own::of(run, &state);
+    let external = own::Own::of(run, &state);
     if output != Format::Text {
         let rest = json!({
             "recipe": setup.recipe_path,
@@ -249,16 +252,16 @@ fn show(run: &RunDir, output: Format) -> anyhow::Result<ExitCode> {
             "committed": state.pin,
             "last_step": latest,
             "generations": state.generations,
-            "own": own,
+            "own": external,
         });
         output.print(&Shown {
             run: run.path(),
-            doing,
+            activity,
             rest,
         })?;
         return Ok(ExitCode::SUCCESS);
     }
-    line(format_args!("{}: {doing}", run.path().display()))?;
+    line(format_args!("{}: {activity}", run.path().display()))?;
     line(format_args!(
         "  recipe      {}",
         setup.recipe_path.display()
@@ -276,8 +279,8 @@ fn show(run: &RunDir, output: Format) -> anyhow::Result<ExitCode> {
     }
     if let Some(limit) = state.micro_limit {
         line(format_args!(
-            "  memory      micro-batches above {limit} ran out of it; a resume with another \
-             --rank-memory tries them again"
+            "  memory      micro-batches above {limit} ran out of memory; a resume with another \
+             --rank-memory retries them"
         ))?;
     }
     if let Some(step) = &latest {
@@ -290,11 +293,11 @@ fn show(run: &RunDir, output: Format) -> anyhow::Result<ExitCode> {
             step.batch
         ))?;
     }
-    if let Some(own) = &own {
-        own.print()?;
+    if let Some(external) = &external {
+        external.print()?;
     }
     match &state.pin {
-        _ if own.is_some() => {}
+        _ if external.is_some() => {}
         Some(pin) => line(format_args!(
             "  checkpoint  {} ({})",
             pin.path,
@@ -302,7 +305,7 @@ fn show(run: &RunDir, output: Format) -> anyhow::Result<ExitCode> {
         ))?,
         None => line(format_args!("  checkpoint  none yet"))?,
     }
-    let mut table = Table::new(["generation", "plan", "from sample", "first step", "why"]);
+    let mut table = Table::new(["generation", "plan", "from sample", "first step", "reason"]);
     for row in &state.generations {
         let seconds = row.first_step_seconds;
         table.row([
@@ -345,7 +348,7 @@ mod tests {
     use crate::durable::Lock;
 
     #[test]
-    fn a_damaged_run_is_listed_with_what_is_wrong() {
+    fn a_damaged_run_is_listed_with_its_error() {
         let directory = tempfile::tempdir().unwrap();
         std::fs::write(directory.path().join("run.json"), "{").unwrap();
         let listed = Listed::of(&RunDir::at(directory.path()));
@@ -356,18 +359,21 @@ mod tests {
     }
 
     #[test]
-    fn a_phase_is_data_and_says_when_it_is_no_longer_true() {
-        let doing = |phase| {
+    fn a_phase_is_data_and_marks_an_interrupted_run() {
+        let activity = |phase| {
             let state = RunState {
                 phase,
                 ..RunState::default()
             };
-            let doing = Doing::of(Some(&state), false);
-            (serde_json::to_value(&doing).unwrap(), doing.to_string())
+            let activity = Activity::of(Some(&state), false);
+            (
+                serde_json::to_value(&activity).unwrap(),
+                activity.to_string(),
+            )
         };
         let why = "no memory".to_owned();
         assert_eq!(
-            doing(Phase::Failed { why }),
+            activity(Phase::Failed { why }),
             (
                 json!({"phase": "failed", "why": "no memory", "interrupted": false}),
                 "failed: no memory".to_owned()
@@ -377,17 +383,17 @@ mod tests {
             phase: Phase::Drained,
             ..RunState::default()
         };
-        assert_eq!(Doing::of(Some(&resumed), true).to_string(), "preparing");
-        let (data, text) = doing(Phase::Running);
+        assert_eq!(Activity::of(Some(&resumed), true).to_string(), "preparing");
+        let (data, text) = activity(Phase::Running);
         assert_eq!(data, json!({"phase": "running", "interrupted": true}));
         assert_eq!(text, "interrupted, resumable");
     }
 
     #[test]
-    fn a_launcher_that_ends_while_the_state_is_read_was_not_interrupted() {
+    fn a_launcher_that_ends_during_the_read_is_not_interrupted() {
         let directory = tempfile::tempdir().unwrap();
         let run = RunDir::at(directory.path());
-        // Whoever reads a pipe has begun to, once it can be opened for writing.
+        // Opening a pipe for writing succeeds only after its reader has opened it.
         let pipe = directory.path().join("state.json");
         let mode = rustix::fs::Mode::from_raw_mode(0o600);
         rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, mode, 0).unwrap();
@@ -396,15 +402,15 @@ mod tests {
             phase: Phase::Running,
             ..RunState::default()
         };
-        let (doing, read) = std::thread::scope(|scope| {
+        let (activity, read) = std::thread::scope(|scope| {
             scope.spawn(|| {
                 let mut pipe = std::fs::File::options().write(true).open(&pipe).unwrap();
                 drop(lock);
                 serde_json::to_writer(&mut pipe, &state).unwrap();
             });
-            Doing::look(&run).unwrap()
+            Activity::read(&run).unwrap()
         });
         assert_eq!(read, Some(state));
-        assert!(!doing.interrupted);
+        assert!(!activity.interrupted);
     }
 }

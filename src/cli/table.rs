@@ -2,14 +2,14 @@
 
 use anstyle::Style;
 
-/// Column headings and rows; columns are as wide as their widest cell, two spaces apart.
+/// Headings and rows. A column is as wide as its widest cell; columns are two spaces apart.
 pub struct Table<const N: usize> {
     headings: [&'static str; N],
     rows: Vec<[String; N]>,
 }
 
 impl<const N: usize> Table<N> {
-    /// A table without rows.
+    /// Creates an empty table.
     pub fn new(headings: [&'static str; N]) -> Self {
         Table {
             headings,
@@ -22,7 +22,7 @@ impl<const N: usize> Table<N> {
         self.rows.push(cells);
     }
 
-    /// The table's lines, headings in bold (print it with `anstream`), each ended by a line feed.
+    /// The table's lines, each with a line feed; headings are bold (print with `anstream`).
     pub fn render(&self) -> String {
         let bold = Style::new().bold();
         let width = |column: usize| {

@@ -1,4 +1,4 @@
-//! A run's first record: what is known of it before its model and data are looked at.
+//! Creates a run's first record, before its model and data are read.
 
 use std::path::PathBuf;
 
@@ -8,17 +8,17 @@ use crate::recipe::Recipe;
 use crate::telemetry::now;
 use crate::train::Setup;
 
-/// Where relative paths of a recipe start.
+/// The base of a recipe's relative paths: the working directory.
 pub fn base() -> Result<PathBuf, LaunchError> {
     std::env::current_dir().map_err(|error| LaunchError::Usage {
         message: format!(
-            "the working directory, where relative paths of a recipe start, cannot be used: {error}; \
-             change to one that is there"
+            "the working directory, the base of the recipe's relative paths, is unusable: {error}; \
+             change to an existing directory"
         ),
     })
 }
 
-/// A new run of which nothing is known but its recipe and its plan, and how many samples its data have.
+/// A new run, given its recipe, its plan and the number of its samples.
 pub(super) fn begin(
     recipe: &Recipe,
     planned: &Planned,
@@ -50,7 +50,7 @@ pub(super) fn begin(
     })
 }
 
-/// A name that no other run has: time and process, hashed.
+/// A unique run id: a hash of time and process id.
 fn uid() -> String {
     let seed = format!("{}-{}", now(), std::process::id());
     format!("{:016x}", xxhash_rust::xxh3::xxh3_64(seed.as_bytes()))

@@ -1,18 +1,17 @@
-//! What a run has done: the committed history, of every generation what counts in the order of
-//! training, and where it stands now.
+//! The history of a run: committed steps of the current lineage, and the current batch.
 
 use super::{LaunchError, RunDir, RunState};
 use crate::telemetry::StepRecord;
 use crate::telemetry::metrics::{self, History};
 
-/// The steps and evaluations of the lineage that counts.
+/// Steps and evaluations of the current lineage.
 pub fn committed(run: &RunDir, state: &RunState) -> Result<History, LaunchError> {
     let mut generations = Vec::new();
     for row in &state.generations {
         let path = run.metrics(row.number);
         generations.push(metrics::Generation {
             start_samples: row.start_samples,
-            // A generation that ended before its first step has no file.
+            // A generation that ended before its first step wrote no file.
             metrics: match path.exists() {
                 true => metrics::read(&path)?.metrics,
                 false => Vec::new(),
@@ -22,13 +21,13 @@ pub fn committed(run: &RunDir, state: &RunState) -> Result<History, LaunchError>
     Ok(metrics::committed(&generations))
 }
 
-/// The newest step that any generation has on record, committed or not.
+/// The newest recorded step of any generation, committed or not.
 pub fn last_step(run: &RunDir, state: &RunState) -> Option<StepRecord> {
     let mut generations = state.generations.iter().rev();
     generations.find_map(|row| metrics::last_step(&run.metrics(row.number)))
 }
 
-/// The batch that the run has come to: that of its checkpoint's next step, or of a step after it.
+/// The run's current batch: that of its checkpoint's next step, or of a later step.
 pub fn current_batch(run: &RunDir, state: &RunState) -> Option<u64> {
     let committed = state.pin.as_ref().map_or(0, |pin| pin.samples);
     let step = state
@@ -40,12 +39,12 @@ pub fn current_batch(run: &RunDir, state: &RunState) -> Option<u64> {
     step.or_else(|| state.pin.as_ref().map(|pin| pin.batch))
 }
 
-/// The arithmetic of that batch in the newest generation.
+/// The formula of that batch in the newest generation.
 pub fn current_proof(run: &RunDir, state: &RunState) -> Option<String> {
     let row = state.generations.last()?;
     Some(match run.record(row.number) {
         Ok(record) => record.plan.proof_at(current_batch(run, state)),
-        // What it was when the generation began is better than nothing.
+        // Fall back to the formula at the generation's start.
         Err(_) => row.proof.clone(),
     })
 }

@@ -1,4 +1,4 @@
-//! The weights that a run starts from, checked before a rank starts.
+//! The initial weights of a run, checked before a rank starts.
 
 use std::path::{Path, PathBuf};
 
@@ -7,18 +7,18 @@ use crate::engine::{self, ModelConfig};
 use crate::recipe::spec::{Init, Model};
 use crate::train::weights::{Weights, WeightsError};
 
-/// Where the first weights come from.
+/// Source of the initial weights.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Initial {
-    /// Their directory; `None`: seeded random ones.
+    /// Directory of the weights; `None`: random weights from the seed.
     pub weights: Option<PathBuf>,
-    /// What a person should know about the choice.
+    /// A note for the user about the choice.
     pub note: Option<String>,
 }
 
-/// Looks at the directory that a model's weights should be in (`None`: random ones were chosen
-/// already); notes name keys as `key` spells them. With [`Init::Auto`] a directory without any gives random weights, and a note; weights
-/// that are there must be those of the shape, tensor by tensor.
+/// Checks the directory for the model's weights (`None`: random weights are already chosen).
+/// Messages spell keys with `key`. With [`Init::Auto`] a directory without weights gives random
+/// ones and a note. Existing weights must match the shape, tensor by tensor.
 pub fn weights(
     model: &Model,
     directory: Option<PathBuf>,
@@ -28,20 +28,23 @@ pub fn weights(
     let random = |why: String| Initial {
         weights: None,
         note: Some(format!(
-            "{why}: starting from random weights ({init}=weights refuses that, {init}=random means \
-             it)",
+            "{why}: the run starts from random weights; set {init}=weights to refuse that, or \
+             {init}=random to confirm it",
             init = key("model.init")
         )),
     };
     let Some(directory) = directory else {
         return Ok(match (&model.path, model.init) {
-            (Some(path), Init::Auto) => random(format!("`{path}` is not a directory here")),
+            (Some(path), Init::Auto) => random(format!("`{path}` is not a local directory")),
             _ => Initial::default(),
         });
     };
     match Weights::open(&directory) {
         Err(WeightsError::Absent { other: None, .. }) if model.init == Init::Auto => {
-            return Ok(random(format!("{} holds no weights", directory.display())));
+            return Ok(random(format!(
+                "{} contains no weights",
+                directory.display()
+            )));
         }
         opened => opened?.check(&engine::layout(shape))?,
     }
@@ -51,7 +54,7 @@ pub fn weights(
     })
 }
 
-/// Checks once more the weights of a run that has no checkpoint yet.
+/// Checks again the weights of a run that has no checkpoint yet.
 pub fn check(directory: &Path, shape: &ModelConfig) -> Result<(), LaunchError> {
     Ok(Weights::open(directory)?.check(&engine::layout(shape))?)
 }
@@ -72,7 +75,7 @@ mod tests {
         ModelConfig::from_json(&config).unwrap()
     }
 
-    /// As a dialect of upstream spells a native key.
+    /// A native key as an upstream dialect spells it.
     fn spelled(path: &str) -> String {
         format!("evenkeel.{path}")
     }
@@ -87,7 +90,7 @@ mod tests {
         weights(&model, directory, &shape(12), &spelled).map_err(|e| e.to_string())
     }
 
-    /// Writes zeros for the tensors of a shape, all but those that `keep` refuses.
+    /// Writes zeros for the shape's tensors that `keep` accepts.
     fn write(directory: &Path, shape: &ModelConfig, keep: impl Fn(&str) -> bool) {
         let layout = engine::layout(shape);
         let parameters = layout.units.iter().flat_map(|unit| &unit.parameters);
@@ -99,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_without_weights_starts_from_random_ones_and_says_so() {
+    fn a_directory_without_weights_gives_random_weights_and_a_note() {
         let directory = tempfile::tempdir().unwrap();
         std::fs::write(directory.path().join("config.json"), "{}").unwrap();
         std::fs::write(directory.path().join("training_args.bin"), "").unwrap();
@@ -107,19 +110,19 @@ mod tests {
         assert_eq!(initial.weights, None);
         let note = initial.note.unwrap();
         assert!(
-            note.contains("holds no weights: starting from random"),
+            note.contains("contains no weights: the run starts from random"),
             "{note}"
         );
         assert!(
-            note.contains("(evenkeel.model.init=weights refuses"),
+            note.contains("set evenkeel.model.init=weights to refuse"),
             "{note}"
         );
-        let said = found(directory.path(), Init::Weights).unwrap_err();
-        assert!(said.contains("has no weights"), "{said}");
+        let message = found(directory.path(), Init::Weights).unwrap_err();
+        assert!(message.contains("has no weights"), "{message}");
     }
 
     #[test]
-    fn weights_in_a_format_that_is_not_read_are_not_taken_for_none() {
+    fn weights_in_an_unsupported_format_are_refused() {
         for (name, way_out) in [
             (
                 "pytorch_model.bin",
@@ -129,8 +132,8 @@ mod tests {
         ] {
             let directory = tempfile::tempdir().unwrap();
             std::fs::write(directory.path().join(name), "").unwrap();
-            let said = found(directory.path(), Init::Auto).unwrap_err();
-            assert!(said.contains(way_out), "{said}");
+            let message = found(directory.path(), Init::Auto).unwrap_err();
+            assert!(message.contains(way_out), "{message}");
         }
     }
 
@@ -145,13 +148,16 @@ mod tests {
         assert_eq!(initial.note, None);
 
         write(directory, &shape(12), |name| name != "model.norm.weight");
-        let said = refusal();
-        assert!(said.contains("`model.norm.weight` is missing"), "{said}");
-        write(directory, &shape(16), |_| true);
-        let said = refusal();
+        let message = refusal();
         assert!(
-            said.contains("is [16, 8] where the model has [12, 8]"),
-            "{said}"
+            message.contains("`model.norm.weight` is missing"),
+            "{message}"
+        );
+        write(directory, &shape(16), |_| true);
+        let message = refusal();
+        assert!(
+            message.contains("is [16, 8] where the model has [12, 8]"),
+            "{message}"
         );
         std::fs::write(directory.join("model.safetensors"), "half").unwrap();
         let said = refusal();
@@ -159,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn random_weights_in_the_place_of_named_ones_are_worth_a_note() {
+    fn random_weights_instead_of_named_ones_give_a_note() {
         let model = |path: Option<&str>, init| Model {
             path: path.map(str::to_owned),
             init,

@@ -1,5 +1,5 @@
-//! The local launcher: observe, decide, act, again, until the job ends. The operator of a cluster
-//! does the same with pods; here the agent runs in this process.
+//! The local launcher: observes, decides and acts until the job ends. The controller does the same
+//! with pods; here the agent runs in this process.
 
 mod out_of_memory;
 mod own_program;
@@ -26,40 +26,40 @@ use crate::telemetry::{Display, Event, StepRecord, now};
 use crate::train::{Setup, checkpoint};
 use crate::words::count;
 
-/// How often the launcher looks around when nothing happens.
+/// Longest time between two passes of the loop.
 const TICK: Duration = Duration::from_millis(50);
-/// Failures of the program itself that are forgiven without progress between them.
+/// Failures of the program that are tolerated without progress between them.
 const RESTARTS: u64 = 3;
 
 /// One run on this machine.
 pub struct Launcher<'a> {
     run: RunDir,
     setup: Setup,
-    /// Cores that the ranks share.
+    /// CPU cores shared by the ranks.
     cores: u64,
     program: PathBuf,
-    /// The recipe of the user's own program, where that trains, and the run's absolute path.
-    own: Option<Own>,
+    /// Recipe and absolute run path of the external trainer; `None` for the built-in trainer.
+    external: Option<Own>,
     state: RunState,
     desired: u64,
-    /// Ranks that could run, as long as none is lost.
+    /// Ranks that could run; a lost rank reduces it.
     capacity: u64,
     restarts_left: u64,
     oom_policy: OomPolicy,
     feasible: Feasible,
-    /// Signals so far: one drains, a second one kills.
+    /// Number of signals received: the first drains, the second kills.
     signals: Arc<AtomicUsize>,
     current: Option<Current>,
     events: (Sender<RankEvent>, Receiver<RankEvent>),
     display: &'a mut Display,
-    /// The request in the run's directory cannot be read, which was said.
+    /// The run's request file is unreadable, and a warning was printed.
     request_damaged: bool,
-    /// The newest step, for the last word.
+    /// The newest step, for the final message.
     last_step: Option<StepRecord>,
     last_evaluation: Option<f64>,
     losses: Option<LossWatch>,
     started: Instant,
-    /// When the reason for the next generation was seen, and the world before it.
+    /// Time when the reason for the next generation was detected, and the world before it.
     trouble: Option<(Instant, u64)>,
 }
 
@@ -67,20 +67,20 @@ pub struct Launcher<'a> {
 struct Current {
     generation: Generation,
     watch: Watch,
-    /// Kills by the kernel since its ranks were started.
+    /// Kills by the kernel since the ranks were started.
     oom_kills: OomKills,
-    /// What the user's own program prints, where that trains.
+    /// Output of the external trainer's ranks; empty for the built-in trainer.
     tails: Vec<Tail>,
     draining: bool,
-    /// Its ranks have met.
+    /// Its ranks have connected.
     trains: bool,
     stepped: bool,
 }
 
 impl<'a> Launcher<'a> {
-    /// A launcher of what was prepared in the run that the caller holds.
+    /// Creates a launcher for the prepared run that the caller has locked.
     pub fn new(
-        claim: &Claim,
+        run_lock: &Claim,
         prepared: Prepared,
         ranks: u64,
         request: &Request,
@@ -89,18 +89,18 @@ impl<'a> Launcher<'a> {
         let program = std::env::current_exe().map_err(|error| LaunchError::Program { error })?;
         let setup = prepared.setup;
         let mut state = prepared.state.unwrap_or_default();
-        let own = prepared
-            .own
-            .map(|recipe| Own::new(recipe, &setup, claim.run()));
-        // A request made of an earlier launcher is not made of this one.
-        state.request = claim.earlier_request();
+        let external = prepared
+            .external
+            .map(|recipe| Own::new(recipe, &setup, run_lock.run()));
+        // Requests to an earlier launcher are already answered.
+        state.request = run_lock.earlier_request();
         Ok(Launcher {
-            run: claim.run().clone(),
+            run: run_lock.run().clone(),
             losses: setup
                 .model
                 .as_ref()
                 .map(|model| LossWatch::new(model.vocab_size as u64)),
-            own: own.transpose()?,
+            external: external.transpose()?,
             feasible: Feasible::default(),
             setup,
             cores: request.cores,
@@ -129,11 +129,11 @@ impl<'a> Launcher<'a> {
             if self.signals.load(Ordering::Relaxed) > 1
                 && let Some(current) = &mut self.current
             {
-                current.watch.kill("stopped at once, as asked");
+                current.watch.kill("stopped immediately on request");
             }
             let ranks = self.ranks();
             if let Ranks::Ended { .. } = ranks {
-                self.own_progress();
+                self.record_progress();
             }
             let capacity = self.capacity(&ranks);
             let reached = self.state.reached(&self.setup);
@@ -149,7 +149,7 @@ impl<'a> Launcher<'a> {
             match action {
                 Action::Wait => self.wait()?,
                 Action::Drain => self.drain()?,
-                Action::Stay => self.stay()?,
+                Action::Stay => self.cancel_drain()?,
                 Action::Start {
                     world,
                     reason,
@@ -162,7 +162,7 @@ impl<'a> Launcher<'a> {
                     }
                     self.start(world, reason, micro_limit)?;
                 }
-                // Nothing but a person changes what this machine has.
+                // Only the user can change this machine's devices.
                 Action::Infeasible { why } => return self.end(End::Failed { why }),
                 Action::End(end) => return self.end(end),
             }
@@ -174,12 +174,15 @@ impl<'a> Launcher<'a> {
         elasticity.min.unwrap_or(1)..=elasticity.max.unwrap_or(batch::MOST_GPUS)
     }
 
-    /// The current generation's ranks, as the state machine sees them.
+    /// The current generation's ranks as input of the state machine.
     fn ranks(&self) -> Ranks {
         let Some(current) = &self.current else {
-            let own = self.own.as_ref().and_then(|own| own.newest.as_ref());
+            let external = self
+                .external
+                .as_ref()
+                .and_then(|external| external.newest.as_ref());
             return Ranks::None {
-                resuming: self.state.pin.is_some() || own.is_some(),
+                resuming: self.state.pin.is_some() || external.is_some(),
             };
         };
         let plan = &current.generation.plan;
@@ -198,7 +201,7 @@ impl<'a> Launcher<'a> {
         }
     }
 
-    /// Ranks that could run: a process that was killed is a device that is gone.
+    /// Ranks that could run: a killed process counts as a lost device.
     fn capacity(&self, ranks: &Ranks) -> u64 {
         match (ranks, &self.current) {
             (
@@ -212,16 +215,15 @@ impl<'a> Launcher<'a> {
         }
     }
 
-    /// Takes a new request for another number of ranks; it also says that ranks lost before can be
-    /// had again.
+    /// Reads a new request for a number of ranks. A request also makes lost ranks available again.
     fn read_desired(&mut self) -> Result<(), LaunchError> {
         let desired = match self.run.desired() {
             Ok(desired) => desired,
-            // A request is no reason to stop a run.
+            // An unreadable request does not stop a run.
             Err(error) => {
                 if !std::mem::replace(&mut self.request_damaged, true) {
                     self.warn(format!(
-                        "a request cannot be read, and is ignored: {error}, or ask again with \
+                        "an unreadable request is ignored: {error}, or repeat it with \
                          `evenkeel resize`"
                     ));
                 }
@@ -241,7 +243,7 @@ impl<'a> Launcher<'a> {
         Ok(())
     }
 
-    /// Waits for the next event of a rank, or a tick.
+    /// Waits for the next event of a rank, or for a tick.
     fn wait(&mut self) -> Result<(), LaunchError> {
         match self.events.1.recv_timeout(TICK) {
             Ok(event) => {
@@ -250,7 +252,7 @@ impl<'a> Launcher<'a> {
                     self.take(&event)?;
                 }
             }
-            // The launcher holds a sender itself, so the channel never closes.
+            // The launcher keeps a sender, so the channel never closes.
             Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {}
         }
         let pinned = self.state.pin.as_ref().map_or(0, |pin| pin.samples);
@@ -258,7 +260,7 @@ impl<'a> Launcher<'a> {
         if let Some(message) = current.and_then(|current| current.watch.settle(pinned)) {
             self.warn(message);
         }
-        self.pass_on();
+        self.copy_logs();
         Ok(())
     }
 
@@ -269,48 +271,47 @@ impl<'a> Launcher<'a> {
             current.draining = true;
             met = current.watch.has_begun();
             match stop && !met {
-                // Ranks that wait for each other hear nothing, and have nothing to commit.
+                // Ranks that still connect read no orders and have nothing to commit.
                 true => current
                     .watch
-                    .kill("stopped before the ranks had met, as asked"),
+                    .kill("stopped on request before the ranks had connected"),
                 false => current.watch.drain(),
             }
         }
         self.in_trouble();
         let why = if stop && !met {
-            "stop asked for".to_string()
-        } else if stop && self.own.is_some() {
+            "stop requested".to_string()
+        } else if stop && self.external.is_some() {
             let (signal, seconds) = self.drain_by();
-            format!("stop asked for: {signal} sent, {seconds} s to save (again to stop at once)")
+            format!(
+                "stop requested: {signal} sent, {seconds} s to save (repeat to stop immediately)"
+            )
         } else if stop {
-            "stop asked for: committing a checkpoint (again to stop at once)".to_string()
+            "stop requested: committing a checkpoint (repeat to stop immediately)".to_string()
         } else {
-            format!("{} asked for", count(self.desired, "rank"))
+            format!("{} requested", count(self.desired, "rank"))
         };
         self.display.event(&Event::Draining { why });
         self.state.phase = Phase::Draining;
         self.write_state()
     }
 
-    /// Calls a drain off. Ranks that have agreed on a step already do not hear it.
-    fn stay(&mut self) -> Result<(), LaunchError> {
+    /// Cancels a drain. Ranks that have already agreed on a step ignore it.
+    fn cancel_drain(&mut self) -> Result<(), LaunchError> {
         if let Some(current) = &mut self.current {
             current.draining = false;
-            current.watch.stay();
+            current.watch.cancel_drain();
             self.state.phase = match current.trains {
                 true => Phase::Running,
                 false => Phase::Starting,
             };
-            // Without a step it is still what led to this generation that is timed.
+            // Without a step, the measured time still belongs to the cause of this generation.
             if current.stepped {
                 self.trouble = None;
             }
         }
         self.display.event(&Event::Staying {
-            why: format!(
-                "the drain is called off: {} asked for",
-                count(self.desired, "rank")
-            ),
+            why: format!("drain cancelled: {} requested", count(self.desired, "rank")),
         });
         self.write_state()
     }
@@ -325,18 +326,18 @@ impl<'a> Launcher<'a> {
         if let Some(micro) = micro_limit.filter(|_| self.shrinks()) {
             self.shrink(micro)?;
         }
-        self.leave();
+        self.copy_remaining_logs();
         self.state.micro_limit = micro_limit.or(self.state.micro_limit);
         let plan = worlds::plan(&self.setup, world, self.state.reached(&self.setup))?;
         let last = self.run.last_generation(&self.state)?;
         let number = last.checked_add(1).ok_or_else(|| LaunchError::Usage {
             message: format!(
-                "{}: no generation comes after number {last}: somebody made a directory of that \
-                 name, or edited state.json; remove it, or put back a copy",
+                "{}: generation {last} leaves no number for the next one; a directory of that \
+                 name or an edited state.json causes this: remove it, or restore a copy",
                 self.run.path().display()
             ),
         })?;
-        // The ranks of all generations before are gone; what they did not finish goes, too.
+        // The ranks of earlier generations have exited; remove their unfinished files.
         checkpoint::sweep(self.run.path(), number)?;
         let generation = Generation {
             job: self.setup.job.clone(),
@@ -356,8 +357,12 @@ impl<'a> Launcher<'a> {
             created: now(),
         };
         self.run.write_record(&generation)?;
-        let own = self.own.as_ref().map(|own| own.foreign(&self.setup));
-        let call = own.map(|own| own.call(number, &generation.plan, own.newest()));
+        let external = self
+            .external
+            .as_ref()
+            .map(|external| external.trainer(&self.setup));
+        let call =
+            external.map(|external| external.call(number, &generation.plan, external.newest()));
         let call = call.transpose()?;
         if let Some(call) = &call {
             call.write()?;
@@ -383,7 +388,7 @@ impl<'a> Launcher<'a> {
                     None => Program::BuiltIn,
                     Some(call) => Program::Foreign { call, drain },
                 },
-                run: own.map_or(self.run.path(), |own| own.run),
+                run: external.map_or(self.run.path(), |external| external.run),
                 generation: &generation,
                 first: 0,
                 count: world,
@@ -396,7 +401,7 @@ impl<'a> Launcher<'a> {
         self.current = Some(Current {
             watch: match call {
                 None => Watch::new(ranks, world),
-                Some(_) => Watch::foreign(ranks, world, Duration::from_secs(seconds)),
+                Some(_) => Watch::external(ranks, world, Duration::from_secs(seconds)),
             },
             tails: (0..printing)
                 .map(|rank| Tail::of(self.run.path(), number, rank))
@@ -411,7 +416,7 @@ impl<'a> Launcher<'a> {
     }
 
     fn end(mut self, end: End) -> Result<End, LaunchError> {
-        self.leave();
+        self.copy_remaining_logs();
         self.state.phase = match &end {
             End::Finished => Phase::Finished,
             End::Drained => Phase::Drained,
@@ -450,13 +455,13 @@ mod tests {
         let place = tempfile::tempdir().unwrap();
         let launched = Launched::at(place.path(), "batch: {global: 12, micro: 2}", &[]);
         launched.run.write_desired(4).unwrap();
-        let claim = Claim::take(launched.run.clone()).unwrap();
+        let run_lock = Claim::take(launched.run.clone()).unwrap();
         launched.run.write_desired(1).unwrap();
         let prepared = launched.resume(|_| {}).unwrap();
         let mut display = Display::new(Mode::Quiet);
         let request = &launched.request;
-        let mut launcher = Launcher::new(&claim, prepared, 2, request, &mut display).unwrap();
-        // That of the launcher before is not made of this one.
+        let mut launcher = Launcher::new(&run_lock, prepared, 2, request, &mut display).unwrap();
+        // A request to the previous launcher does not apply to this one.
         assert_eq!((launcher.desired, launcher.state.request), (2, 1));
         launcher.read_desired().unwrap();
         assert_eq!((launcher.desired, launcher.state.request), (1, 2));

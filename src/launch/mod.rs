@@ -1,10 +1,9 @@
-//! Launching on one machine: a recipe becomes a run directory, a run directory becomes
+//! Launching on one machine: turns a recipe into a run directory, and a run directory into
 //! generations of rank processes.
 //!
-//! [`prepare`] (for a run that goes on, `resume`) does everything that can be refused before anything
-//! is started; [`launcher`] is the
-//! loop around the pure state machine of [`crate::job`]; [`proof`] checks the ledger against the
-//! data.
+//! [`prepare`] (for an existing run, `resume`) does all that can be refused before any process
+//! starts. [`launcher`] is the loop around the pure state machine of [`crate::job`]. [`proof`]
+//! checks the sample ledger against the data.
 
 mod begin;
 pub mod history;
@@ -44,112 +43,88 @@ use crate::train::TrainError;
 use crate::train::checkpoint::CheckpointError;
 use crate::train::data::DataError;
 
-/// Why a run could not be launched or looked at.
+/// Reasons why a run could not be launched or read.
 #[derive(Debug, thiserror::Error)]
 pub enum LaunchError {
-    /// A rule says no.
+    /// A rule refuses the plan.
     #[error(transparent)]
     Refused(Box<Refused>),
-    /// The directory holds no run.
+    /// The directory contains no run.
     #[error(
-        "{}: no such file: this directory holds no run of evenkeel; `evenkeel status` lists the runs",
+        "{}: no such file; the directory contains no evenkeel run; `evenkeel status` lists the runs",
         path.display()
     )]
-    NoRun {
-        /// The file that is missing.
-        path: PathBuf,
-    },
-    /// A place that cannot become a run's directory.
+    NoRun { path: PathBuf },
+    /// The path cannot become a run directory.
     #[error(
-        "{} cannot be the run's directory: {problem}; give another place with --out",
+        "{} cannot be the run's directory: {problem}; set another directory with --out",
         path.display()
     )]
-    Place {
-        /// Which.
-        path: PathBuf,
-        /// Why.
-        problem: String,
-    },
+    Place { path: PathBuf, problem: String },
     /// A file cannot be read or written, or the directory is in use.
     #[error(transparent)]
     File(#[from] FileError),
     /// A checkpoint cannot be used.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
-    /// The checkpoint to go on from cannot be used.
+    /// The checkpoint to resume from cannot be used.
     #[error("{error}; {way_out}")]
     Pinned {
-        /// Why.
         error: TrainError,
-        /// What is left.
+        /// What the user can do instead.
         way_out: String,
     },
-    /// The data cannot be used.
     #[error(transparent)]
     Data(DataError),
-    /// The command of the user's own program cannot be filled in.
+    /// The command of the external trainer cannot be filled in.
     #[error(transparent)]
     Foreign(#[from] ForeignError),
-    /// A signal came before anything was started.
-    #[error("stopped before anything was started")]
+    /// A signal arrived before a process started.
+    #[error("stopped before a process was started")]
     Stopped,
-    /// Training's own refusal.
+    /// Training refused the run.
     #[error(transparent)]
     Train(#[from] TrainError),
-    /// The metrics cannot be read.
     #[error(transparent)]
     Metrics(#[from] crate::telemetry::metrics::MetricsError),
-    /// The order of the samples cannot be made.
+    /// The sample order cannot be computed.
     #[error(transparent)]
     Order(#[from] crate::samples::OrderError),
-    /// The weights that it starts from cannot be used.
+    /// The initial weights cannot be used.
     #[error(transparent)]
     Weights(#[from] crate::train::weights::WeightsError),
     /// The model cannot be built.
     #[error("{message}")]
     Model {
-        /// What is wrong and what to do.
+        /// Problem and remedy.
         message: String,
     },
-    /// What was asked for is not possible in this directory.
+    /// The request is not possible in this directory.
     #[error("{message}")]
     Usage {
-        /// What is wrong and what to do.
+        /// Problem and remedy.
         message: String,
     },
-    /// This program's own path is unknown.
+    /// The path of the running executable is unknown.
     #[error(
-        "cannot find this program's own file, which every rank runs: {error}; call it by its full \
+        "cannot find the evenkeel executable, which every rank runs: {error}; call it by its full \
          path"
     )]
-    Program {
-        /// Why.
-        error: std::io::Error,
-    },
+    Program { error: std::io::Error },
     /// A rank could not be started.
     #[error(
-        "cannot start a rank: {error}; try again with fewer processes, or see what limits them \
+        "cannot start a rank: {error}; retry with fewer processes, or raise their limits \
          (ulimit -u, ulimit -n)"
     )]
-    Spawn {
-        /// Why.
-        error: std::io::Error,
-    },
-    /// Ranks could not meet.
+    Spawn { error: std::io::Error },
+    /// The ranks could not connect.
     #[error(
-        "ranks of this machine meet at 127.0.0.1, which cannot be reached: {error}; bring the \
+        "the ranks connect through 127.0.0.1, which is unreachable: {error}; bring the \
          loopback interface up (ip link set lo up), or train with --procs 1"
     )]
-    Loopback {
-        /// Why.
-        error: std::io::Error,
-    },
-    /// No free port.
-    #[error("no free port on 127.0.0.1: {error}; end programs that hold many connections, or wait")]
-    Port {
-        /// Why.
-        error: std::io::Error,
-    },
+    Loopback { error: std::io::Error },
+    #[error("no free port on 127.0.0.1: {error}; stop programs with many connections, or wait")]
+    Port { error: std::io::Error },
 }
 
 impl From<Refused> for LaunchError {

@@ -1,5 +1,5 @@
-//! The model that a recipe names, as this machine has it: its shape, where its weights are, and
-//! what is wrong with it.
+//! Resolves the recipe's model on this machine: its shape, the directory of its weights, and its
+//! problems.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -17,24 +17,24 @@ use crate::train::data;
 /// Keys of a `config.json`.
 type Config = BTreeMap<String, Value>;
 
-/// What was found.
+/// The result of [`find`].
 #[derive(Debug, Default)]
 pub struct Found {
     /// The `config.json` at the model's path.
     pub stored: Option<Config>,
-    /// The shape, when enough is known about it.
+    /// The shape, if enough of it is known.
     pub shape: Option<ModelConfig>,
-    /// Where the weights come from; `None`: seeded random.
+    /// Directory of the initial weights; `None`: random weights from the seed.
     pub weights: Option<PathBuf>,
-    /// Everything that is wrong, as the rules report it.
+    /// All problems, as the rules report them.
     pub flaws: Vec<Flaw>,
 }
 
-/// How the user's dialect spells the key at a native path.
+/// Maps a native path to the key in the user's dialect.
 type Key<'a> = &'a dyn Fn(&str) -> String;
 
-/// Looks at the recipe's model. For [`Trainer::Any`] a model of the hub need not be here. Messages
-/// name keys as `key` spells them.
+/// Resolves the recipe's model. With [`Trainer::Any`] a hub model may be absent. Messages spell
+/// keys with `key`.
 pub fn find(spec: &Spec, trainer: Trainer, key: Key<'_>) -> Found {
     let model = &spec.model;
     let mut found = Found::default();
@@ -47,7 +47,7 @@ pub fn find(spec: &Spec, trainer: Trainer, key: Key<'_>) -> Found {
                 rule: "model-shape",
                 paths: vec!["model.path".to_owned()],
                 message: error.to_string(),
-                help: "give a directory that holds the model's config.json".to_owned(),
+                help: "set a directory that contains the model's config.json".to_owned(),
             });
             return found;
         }
@@ -72,7 +72,7 @@ pub fn find(spec: &Spec, trainer: Trainer, key: Key<'_>) -> Found {
         found.flaws.extend(unknown(model, trainer, key));
     }
     found.shape = shape.filter(|_| complete && found.flaws.is_empty());
-    // The positions of a hub model that is not here are not known, unless the recipe states them.
+    // The positions of an absent hub model are unknown unless the recipe states them.
     let positions = trainer == Trainer::BuiltIn
         || model.path.is_none()
         || found.stored.is_some()
@@ -96,7 +96,7 @@ fn length(spec: &Spec) -> usize {
     usize::try_from(spec.data.sequence_length).unwrap_or(usize::MAX)
 }
 
-/// A shape that does not fit, at the recipe's own keys where it has them.
+/// A shape that does not fit, reported at the recipe's keys if it has them.
 fn shape_flaw(error: &ConfigError, model: &Model) -> Flaw {
     let own = error
         .keys
@@ -118,7 +118,7 @@ fn shape_flaw(error: &ConfigError, model: &Model) -> Flaw {
         paths,
         message: error.message.clone(),
         help: match error.uncomputed {
-            true => "choose a Llama or Mistral model without it, or plan only".to_owned(),
+            true => "choose a Llama or Mistral model without it, or only plan".to_owned(),
             false => format!("change {change}"),
         },
     }
@@ -142,7 +142,7 @@ fn sequence_flaw(error: &ConfigError) -> Flaw {
     }
 }
 
-/// Why there is no shape.
+/// The problem of a model without a known shape.
 fn unknown(model: &Model, trainer: Trainer, key: Key<'_>) -> Option<Flaw> {
     let flaw = |rule, path: &str, message: String, help: String| {
         Some(Flaw {
@@ -159,9 +159,9 @@ fn unknown(model: &Model, trainer: Trainer, key: Key<'_>) -> Option<Flaw> {
         Some(id) => flaw(
             "model-missing",
             "model.path",
-            format!("model `{id}` is not a directory here, and its shape is not known"),
+            format!("model `{id}` is not a local directory, and its shape is unknown"),
             format!(
-                "download it and set `{path}=DIRECTORY`, or give the shape, \
+                "download it and set `{path}=DIRECTORY`, or set the shape with \
                  `{config}.hidden_size=64` and so on"
             ),
         ),
@@ -170,26 +170,28 @@ fn unknown(model: &Model, trainer: Trainer, key: Key<'_>) -> Option<Flaw> {
             "model-missing",
             "model",
             "the recipe names no model".to_owned(),
-            format!("set `{path}=DIRECTORY`, or a shape, `{config}.hidden_size=64` and so on"),
+            format!(
+                "set `{path}=DIRECTORY`, or set the shape with `{config}.hidden_size=64` and so on"
+            ),
         ),
     }
 }
 
-/// Keys that make no model.
+/// The problem of keys that do not form a shape.
 fn not_a_shape(key: Key<'_>) -> Option<Flaw> {
     let (path, config) = (key("model.path"), key("model.config"));
     Some(Flaw {
         rule: "model-shape",
         paths: vec!["model.config".to_owned()],
         message: format!(
-            "`{config}` is not a whole shape: it needs {}",
+            "`{config}` is an incomplete shape: it needs {}",
             Shape::REQUIRED.join(", ")
         ),
-        help: format!("give them, or `{path}=DIRECTORY` with one that holds a config.json"),
+        help: format!("set them, or set `{path}=DIRECTORY` to a directory with a config.json"),
     })
 }
 
-/// Where the weights come from.
+/// Directory of the initial weights.
 fn weights(
     model: &Model,
     directory: Option<PathBuf>,
@@ -203,11 +205,11 @@ fn weights(
             rule: "model-missing",
             paths: vec!["model.path".to_owned(), "model.init".to_owned()],
             message: format!(
-                "the weights of `{}` are not on this machine",
+                "the weights of `{}` are not in a local directory",
                 model.path.as_deref().unwrap_or("the model")
             ),
             help: format!(
-                "download them and set `{}=DIRECTORY`, or start from random ones with `{}=random`",
+                "download them and set `{}=DIRECTORY`, or start from random weights with `{}=random`",
                 key("model.path"),
                 key("model.init")
             ),

@@ -1,5 +1,5 @@
-//! Where a run goes, and the claim on that place: a directory that is chosen, checked, made and
-//! locked, and of which nothing is left when the launch is refused.
+//! The directory of a run and its run lock: chooses, checks, creates and locks the directory. A
+//! refused launch leaves no files behind.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -11,16 +11,16 @@ use crate::job::files;
 use crate::recipe::Spec;
 use crate::train::data;
 
-/// Where runs go unless the command line or the recipe says otherwise.
+/// Default parent of run directories; the command line and the recipe override it.
 pub const RUNS: &str = "runs";
 
-/// The run's directory: `out`, else the recipe's own, else `runs/NAME`; the newest one of that name
-/// to resume, a fresh one to start. Nothing is made.
+/// The run's directory: `out`, else the recipe's `output`, else `runs/NAME`. `resume` picks the
+/// newest run of that name, a start the first unused one. Creates no files.
 pub fn choose(out: Option<&Path>, spec: &Spec, resume: bool) -> Result<RunDir, LaunchError> {
     let nothing = |path: &Path| LaunchError::Usage {
         message: format!(
-            "{}: no run here to resume: `evenkeel status` lists the runs; without --resume a new \
-             one starts",
+            "{}: no run to resume; `evenkeel status` lists the runs; without --resume a new \
+             run starts",
             path.display()
         ),
     };
@@ -32,7 +32,7 @@ pub fn choose(out: Option<&Path>, spec: &Spec, resume: bool) -> Result<RunDir, L
         if !resume && run.holds_a_run() {
             return Err(LaunchError::Usage {
                 message: format!(
-                    "{} holds a run already: --resume goes on with it, another --out starts a new \
+                    "{} already contains a run; --resume continues it, another --out starts a new \
                      one",
                     out.display()
                 ),
@@ -40,7 +40,7 @@ pub fn choose(out: Option<&Path>, spec: &Spec, resume: bool) -> Result<RunDir, L
         }
         return Ok(run);
     }
-    // Where the user's own program trains, the recipe's output is the program's.
+    // With an external trainer, the recipe's `output` belongs to the trainer.
     let output = spec.output.as_ref().filter(|_| !spec.trainer.is_own());
     let base = match output {
         Some(output) => PathBuf::from(output),
@@ -53,8 +53,8 @@ pub fn choose(out: Option<&Path>, spec: &Spec, resume: bool) -> Result<RunDir, L
     }
     for number in newest.unwrap_or(0) + 1.. {
         let run = numbered(&base, number);
-        // A number may be taken by a run of another recipe, which is named like that, or by a
-        // launch that still prepares its run.
+        // A number may belong to another recipe's run with such a name, or to a launch that still
+        // prepares its run.
         if !run.holds_a_run() && !run.in_use()? {
             return Ok(run);
         }
@@ -62,8 +62,8 @@ pub fn choose(out: Option<&Path>, spec: &Spec, resume: bool) -> Result<RunDir, L
     Ok(RunDir::at(&base))
 }
 
-/// Claims the place that [`choose`] named for the same arguments. A place that was chosen for a new
-/// run without a name of its own may be another launch's by now: then the next one is taken.
+/// Locks the directory that [`choose`] returns for the same arguments. Another launch may have
+/// taken the numbered directory of a new run meanwhile; then the next number is used.
 pub fn claim(
     chosen: RunDir,
     out: Option<&Path>,
@@ -73,8 +73,8 @@ pub fn claim(
     let mut run = chosen;
     loop {
         match Claim::take(run) {
-            Ok(claim) if resume || !claim.run.holds_a_run() => return Ok(claim),
-            // Another launch was here in between, and has ended.
+            Ok(run_lock) if resume || !run_lock.run.holds_a_run() => return Ok(run_lock),
+            // Another launch used the directory in between and has ended.
             Ok(_) => {}
             Err(LaunchError::File(FileError::HeldBy { .. })) if out.is_none() && !resume => {}
             Err(error) => return Err(error),
@@ -83,7 +83,7 @@ pub fn claim(
     }
 }
 
-/// The place of that number: the base itself, then `BASE-2` and so on.
+/// The directory of that number: the base itself, then `BASE-2` and so on.
 fn numbered(base: &Path, number: u64) -> RunDir {
     match (number, base.file_name()) {
         (2.., Some(name)) => {
@@ -96,8 +96,8 @@ fn numbered(base: &Path, number: u64) -> RunDir {
     }
 }
 
-/// The numbers of the runs of the recipe `name` that stand there: some may have been deleted, so
-/// that they need not be a row without a gap. A run whose name cannot be read counts.
+/// The numbers of existing runs of the recipe `name`, with gaps where runs were deleted. A run with
+/// an unreadable name counts.
 fn numbers(base: &Path, name: &str) -> Result<Vec<u64>, LaunchError> {
     let mut found = Vec::new();
     if RunDir::at(base).holds_a_run() {
@@ -124,7 +124,7 @@ fn numbers(base: &Path, name: &str) -> Result<Vec<u64>, LaunchError> {
             .filter(|number| *number >= 2);
         let Some(number) = number else { continue };
         let run = numbered(base, number);
-        // `run-02` is no place that a launch has chosen.
+        // A launch never chooses `run-02`.
         let chosen = run.path().file_name() == Some(file.as_os_str());
         if chosen && run.holds_a_run() && run.setup().map_or(true, |setup| setup.name == name) {
             found.push(number);
@@ -133,37 +133,36 @@ fn numbers(base: &Path, name: &str) -> Result<Vec<u64>, LaunchError> {
     Ok(found)
 }
 
-/// A run's directory, held by this process. When it is dropped and no run was written into it,
-/// everything that was made for it goes again.
+/// The run lock held by this process. An unused lock deletes the files created for it when dropped.
 #[derive(Debug)]
 pub struct Claim {
     run: RunDir,
-    /// What this launch alone puts into it, and was not there before.
-    own: Vec<PathBuf>,
-    /// Directories that were not there before, the innermost first.
+    /// Files that this launch created.
+    created: Vec<PathBuf>,
+    /// Directories that this launch created, the innermost first.
     directories: Vec<PathBuf>,
-    /// `None` until nobody else can hold it.
+    /// `None` until the lock is acquired.
     lock: Option<Lock>,
-    /// The last request for a number of ranks that was made before.
+    /// Number of the last request made before this launch.
     request: u64,
 }
 
 impl Claim {
-    /// Makes the directory, if it is not there, and locks it. One that holds other things than a
-    /// run is refused: what a run writes has names that people use, too.
+    /// Creates the directory if it is missing, and locks it. A directory with unrelated files is
+    /// refused, because a run could overwrite files of the same names.
     pub fn take(run: RunDir) -> Result<Claim, LaunchError> {
         let path = run.path();
         if !run.holds_a_run()
-            && let Some(entry) = foreign(path)?
+            && let Some(entry) = unrelated_entry(path)?
         {
             return Err(unusable(
                 path,
-                format!("it holds other things than a run ({entry})"),
+                format!("it contains files that are not part of a run ({entry})"),
             ));
         }
-        let own = [Lock::file(path), path.join(files::DATA)];
-        let mut claim = Claim {
-            own: own.into_iter().filter(|path| !path.exists()).collect(),
+        let created = [Lock::file(path), path.join(files::DATA)];
+        let mut run_lock = Claim {
+            created: created.into_iter().filter(|path| !path.exists()).collect(),
             directories: path
                 .ancestors()
                 .take_while(|ancestor| *ancestor != Path::new("") && !ancestor.exists())
@@ -173,22 +172,21 @@ impl Claim {
             lock: None,
             request: 0,
         };
-        let path = claim.run.path();
+        let path = run_lock.run.path();
         fs::create_dir_all(path).map_err(|error| unusable(path, error.to_string()))?;
-        claim.lock = Some(Lock::acquire(path)?);
-        // A request that cannot be read is none; whoever asks again replaces it.
-        let desired = claim.run.desired().ok().flatten();
-        claim.request = desired.map_or(0, |desired| desired.request);
-        Ok(claim)
+        run_lock.lock = Some(Lock::acquire(path)?);
+        // An unreadable request counts as none; the next one replaces it.
+        let desired = run_lock.run.desired().ok().flatten();
+        run_lock.request = desired.map_or(0, |desired| desired.request);
+        Ok(run_lock)
     }
 
-    /// The last request for a number of ranks that was made of an earlier launcher. Later ones are
-    /// made of this one, which can be seen at work from here on, be it still preparing.
+    /// Number of the last request to an earlier launcher. Later requests are answered by this
+    /// launcher, even while it still prepares.
     pub fn earlier_request(&self) -> u64 {
         self.request
     }
 
-    /// The directory.
     pub fn run(&self) -> &RunDir {
         &self.run
     }
@@ -199,9 +197,9 @@ impl Drop for Claim {
         if self.run.holds_a_run() {
             return;
         }
-        // What cannot be removed stays: a directory into which somebody else put something.
+        // A directory with files of others cannot be removed and stays.
         if self.lock.is_some() {
-            for path in &self.own {
+            for path in &self.created {
                 let _ = match path.is_dir() {
                     true => fs::remove_dir_all(path),
                     false => fs::remove_file(path),
@@ -221,8 +219,8 @@ fn unusable(path: &Path, problem: String) -> LaunchError {
     }
 }
 
-/// An entry of a directory that no launch has put there.
-fn foreign(path: &Path) -> Result<Option<String>, LaunchError> {
+/// An entry of the directory that no launch created.
+fn unrelated_entry(path: &Path) -> Result<Option<String>, LaunchError> {
     let entries = match fs::read_dir(path) {
         Ok(entries) => entries,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
@@ -233,7 +231,7 @@ fn foreign(path: &Path) -> Result<Option<String>, LaunchError> {
         let ours = if entry.file_name() == files::DATA {
             data::Manifest::read(&entry.path()).is_ok()
         } else if durable::is_unfinished(&entry.path()) {
-            // Of a launch that was killed while it wrote a file.
+            // Left by a launch that was killed while it wrote a file.
             true
         } else {
             entry.path() == Lock::file(path) || entry.path() == data::draft(&path.join(files::DATA))
@@ -255,18 +253,18 @@ mod tests {
     }
 
     #[test]
-    fn a_claim_that_no_run_follows_leaves_nothing() {
+    fn an_unused_run_lock_leaves_no_files() {
         let place = tempfile::tempdir().unwrap();
         let run = RunDir::at(place.path().join("runs/one"));
-        let claim = Claim::take(run.clone()).unwrap();
+        let run_lock = Claim::take(run.clone()).unwrap();
         assert!(run.in_use().unwrap());
         fs::create_dir_all(run.path().join("data/train")).unwrap();
-        drop(claim);
+        drop(run_lock);
         assert_eq!(fs::read_dir(place.path()).unwrap().count(), 0);
     }
 
     #[test]
-    fn what_was_there_before_a_claim_stays() {
+    fn files_that_existed_before_the_run_lock_stay() {
         let place = tempfile::tempdir().unwrap();
         fs::write(Lock::file(place.path()), "").unwrap();
         drop(Claim::take(RunDir::at(place.path())).unwrap());
@@ -274,53 +272,59 @@ mod tests {
     }
 
     #[test]
-    fn a_claim_with_a_run_stays() {
+    fn a_locked_run_stays_after_the_lock() {
         let place = tempfile::tempdir().unwrap();
         let run = RunDir::at(place.path().join("run"));
-        let claim = Claim::take(run.clone()).unwrap();
+        let run_lock = Claim::take(run.clone()).unwrap();
         fs::write(run.path().join(files::RUN), "{}").unwrap();
-        drop(claim);
+        drop(run_lock);
         assert!(run.holds_a_run() && !run.in_use().unwrap());
     }
 
     #[test]
-    fn the_loser_of_a_race_takes_nothing_from_the_winner() {
+    fn the_loser_of_a_race_removes_no_files_of_the_winner() {
         let place = tempfile::tempdir().unwrap();
         let run = RunDir::at(place.path().join("run"));
-        let claim = Claim::take(run.clone()).unwrap();
-        let said = refused(run.path());
-        assert!(said.contains("in use by process"), "{said}");
+        let run_lock = Claim::take(run.clone()).unwrap();
+        let message = refused(run.path());
+        assert!(message.contains("in use by process"), "{message}");
         assert!(run.in_use().unwrap());
-        drop(claim);
+        drop(run_lock);
     }
 
     #[test]
-    fn places_that_cannot_hold_a_run_are_refused_with_a_way_out() {
+    fn an_unusable_run_directory_is_refused_with_a_remedy() {
         let place = tempfile::tempdir().unwrap();
         let file = place.path().join("file");
         fs::write(&file, "mine").unwrap();
         for path in [file.clone(), file.join("below"), "/dev/null".into()] {
-            let said = refused(&path);
-            assert!(said.contains("Not a directory"), "{said}");
-            assert!(said.ends_with("give another place with --out"), "{said}");
+            let message = refused(&path);
+            assert!(message.contains("Not a directory"), "{message}");
+            assert!(
+                message.ends_with("set another directory with --out"),
+                "{message}"
+            );
         }
         assert_eq!(fs::read(&file).unwrap(), b"mine");
     }
 
     #[test]
-    fn a_directory_with_other_things_is_not_taken() {
+    fn a_directory_with_unrelated_files_is_refused() {
         let place = tempfile::tempdir().unwrap();
         let mine = place.path().join("data");
         fs::create_dir(&mine).unwrap();
         fs::write(mine.join("train.jsonl"), "mine").unwrap();
-        let said = refused(place.path());
-        assert!(said.contains("other things than a run (data)"), "{said}");
+        let message = refused(place.path());
+        assert!(
+            message.contains("files that are not part of a run (data)"),
+            "{message}"
+        );
         assert_eq!(fs::read(mine.join("train.jsonl")).unwrap(), b"mine");
         assert!(!Lock::file(place.path()).exists());
     }
 
     #[test]
-    fn a_place_is_numbered_when_it_is_taken_and_the_newest_is_resumed() {
+    fn run_directories_are_numbered_and_the_newest_is_resumed() {
         let place = tempfile::tempdir().unwrap();
         let base = place.path().join("run");
         let spec = Spec {
@@ -333,7 +337,7 @@ mod tests {
             chosen(true)
                 .unwrap_err()
                 .to_string()
-                .contains("no run here to resume")
+                .contains("no run to resume")
         );
         for name in ["run", "run-2"] {
             fs::create_dir(place.path().join(name)).unwrap();
@@ -350,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn launches_at_once_have_places_of_their_own() {
+    fn concurrent_launches_get_separate_directories() {
         let place = tempfile::tempdir().unwrap();
         let base = place.path().join("run");
         let spec = Spec {
@@ -358,28 +362,30 @@ mod tests {
             ..Spec::default()
         };
         let choose = || choose(None, &spec, false).unwrap();
-        // All four have chosen before the first one claims.
+        // All four choose before the first one locks.
         let chosen = [choose(), choose(), choose(), choose()];
-        let claims = chosen.map(|run| claim(run, None, &spec, false).unwrap());
-        let names = claims.each_ref().map(|claim| claim.run().path().to_owned());
+        let run_locks = chosen.map(|run| claim(run, None, &spec, false).unwrap());
+        let names = run_locks
+            .each_ref()
+            .map(|run_lock| run_lock.run().path().to_owned());
         let expected = ["run", "run-2", "run-3", "run-4"].map(|name| place.path().join(name));
         assert_eq!(names, expected);
         assert_eq!(choose().path(), place.path().join("run-5"));
 
-        // One that has come and gone in between is not written over.
+        // A run that finished in between is not overwritten.
         let chosen = RunDir::at(&base);
         fs::write(base.join(files::RUN), "{}").unwrap();
-        drop(claims);
+        drop(run_locks);
         let next = claim(chosen.clone(), None, &spec, false).unwrap();
         assert_eq!(next.run().path(), place.path().join("run-2"));
-        let said = claim(chosen, Some(&base), &spec, false)
+        let message = claim(chosen, Some(&base), &spec, false)
             .unwrap_err()
             .to_string();
-        assert!(said.contains("holds a run already"), "{said}");
+        assert!(message.contains("already contains a run"), "{message}");
     }
 
     #[test]
-    fn a_run_of_another_recipe_is_not_resumed_for_its_number() {
+    fn a_run_of_another_recipe_is_not_resumed_by_its_number() {
         let place = tempfile::tempdir().unwrap();
         let base = place.path().join("run");
         let launched = Launched::at(place.path(), "batch: {global: 12, micro: 2}", &[]);

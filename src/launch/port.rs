@@ -1,15 +1,15 @@
-//! Where the ranks of this machine meet: a port of the loopback interface.
+//! The port of the loopback interface through which the local ranks connect.
 
 use std::net::{TcpListener, TcpStream};
 use std::time::Duration;
 
 use super::LaunchError;
 
-/// Longer than the loopback interface takes on any machine that is still of use.
+/// Connection timeout, much longer than a working loopback interface needs.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// A port that is free now. Rank 0 says so clearly if somebody takes it before it listens. Where
-/// more than one rank has to meet there, it is tried whether they could.
+/// A port that is free now. If another process takes it first, rank 0 reports that. With more than
+/// one rank, a test connection checks that the interface works.
 pub fn free(world: u64) -> Result<u16, LaunchError> {
     let listener = TcpListener::bind(("127.0.0.1", 0));
     let bound = listener.and_then(|listener| Ok((listener.local_addr()?, listener)));
@@ -26,7 +26,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_port_that_was_tried_can_be_listened_at() {
+    fn a_tested_port_can_be_bound() {
         let port = free(2).unwrap();
         let listener = TcpListener::bind(("127.0.0.1", port)).unwrap();
         assert_eq!(listener.local_addr().unwrap().port(), port);

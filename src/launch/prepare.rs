@@ -1,5 +1,5 @@
-//! Everything between a recipe and the first generation: the plan, the model's weights, the
-//! prepared data, the horizon. What can be refused is refused here, before anything is started.
+//! Prepares a run between its recipe and its first generation: the plan, the model's weights, the
+//! data, the horizon. Every refusal happens here, before a process starts.
 
 use std::path::{Path, PathBuf};
 
@@ -22,7 +22,7 @@ pub fn plan(
     rank_memory: Option<u64>,
 ) -> Result<Planned, LaunchError> {
     let request = worlds::request(ranks, reached, rank_memory);
-    let (request, model) = survey::look(recipe, &base()?, request);
+    let (request, model) = survey::survey_with_model(recipe, &base()?, request);
     let examined = batch::examine(recipe, &request);
     let diagnostics = examined.diagnostics.clone();
     Ok(Planned {
@@ -33,7 +33,7 @@ pub fn plan(
     })
 }
 
-/// Prepares a new run in the directory, or an old one to go on. The caller holds its lock.
+/// Prepares a new run in the directory, or resumes an existing one. The caller holds the run lock.
 pub fn prepare(
     run: &RunDir,
     recipe: &Recipe,
@@ -45,8 +45,8 @@ pub fn prepare(
         if path.to_str().is_none() {
             return Err(LaunchError::Usage {
                 message: format!(
-                    "the name of {} is not UTF-8, and what a run writes down of itself is: rename it, \
-                     or use a place with another name",
+                    "the path {} is not UTF-8, as run records must be; rename it, \
+                     or use another directory",
                     path.display()
                 ),
             });
@@ -62,8 +62,8 @@ pub fn prepare(
     let key = recipe.keys();
     let model = found.shape.clone().ok_or_else(|| LaunchError::Model {
         message: format!(
-            "the model's shape is not known: give a directory with a config.json, {}=DIRECTORY, or \
-             the shape itself in {}",
+            "the model's shape is unknown; set a directory with a config.json, {}=DIRECTORY, or \
+             set the shape in {}",
             key("model.path"),
             key("model.config")
         ),
@@ -110,7 +110,7 @@ pub fn prepare(
     Ok(Prepared {
         setup,
         state: None,
-        own: None,
+        external: None,
         notes: [initial.note]
             .into_iter()
             .flatten()
@@ -120,16 +120,16 @@ pub fn prepare(
     })
 }
 
-/// The rules about the data's length, which could not speak before it was counted: what they say, a
-/// line each.
+/// Evaluates the rules that need the data's length, which is known only after counting. Returns
+/// their warnings, one per line.
 fn judge(recipe: &Recipe, planned: &Planned, samples: u64) -> Result<Vec<String>, LaunchError> {
     let counted = PlanRequest {
         data_samples: Some(samples),
         ..planned.request.clone()
     };
     let examined = batch::examine(recipe, &counted);
-    let said = examined.diagnostics.iter();
-    let news = said
+    let diagnostics = examined.diagnostics.iter();
+    let news = diagnostics
         .filter(|diagnostic| !planned.diagnostics.contains(diagnostic))
         .map(|d| format!("{}: {}; {}", d.rule, d.message, d.help))
         .collect();
@@ -137,14 +137,14 @@ fn judge(recipe: &Recipe, planned: &Planned, samples: u64) -> Result<Vec<String>
     Ok(news)
 }
 
-/// The entropy of the synthetic language, the loss that nothing can beat.
+/// The entropy of the synthetic language, the lower bound of the loss.
 fn entropy(synthetic: &Synthetic) -> Option<f64> {
     Language::new(synthetic, "synthetic")
         .ok()
         .map(|language| language.entropy())
 }
 
-/// Tokenizer files beside the weights.
+/// Tokenizer files next to the weights.
 fn companions(directory: &Path) -> Vec<PathBuf> {
     const NAMES: [&str; 5] = [
         "tokenizer.json",

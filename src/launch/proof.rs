@@ -1,5 +1,5 @@
-//! The ledger's proof: the digests of what really entered the forward passes, recorded while
-//! training, against the same digests recomputed offline from the sources of the data.
+//! Proves the sample ledger: compares the digests recorded in the forward passes with digests
+//! recomputed offline from the data sources.
 
 use std::fmt;
 
@@ -12,13 +12,13 @@ use crate::train::data::{self, DataError};
 use crate::train::{Setup, TrainState, pin};
 use crate::words::count;
 
-/// What the proof came to.
+/// Result of [`prove`].
 pub struct Verdict {
-    /// The checkpoint whose lineage was proved.
+    /// The checkpoint whose lineage was checked.
     pub checkpoint: String,
     /// Samples in an epoch.
     pub epoch_length: u64,
-    /// Every sample exactly once, or the first fault.
+    /// The proof that every sample was consumed exactly once, or the first fault.
     pub result: Result<Proof, Fault<DataError>>,
 }
 
@@ -28,7 +28,7 @@ impl Verdict {
         self.result.is_ok()
     }
 
-    /// Samples of the proved history; 0 where there is a fault.
+    /// Samples of the proved history; 0 after a fault.
     pub fn samples(&self) -> u64 {
         self.result.as_ref().map_or(0, |proof| proof.samples)
     }
@@ -40,7 +40,7 @@ impl fmt::Display for Verdict {
             Ok(proof) => write!(
                 f,
                 "{} consumed samples 0..{} of the one global order exactly once ({:.2} epochs); \
-                 what entered the forward passes is what the data holds",
+                 the forward passes received exactly these data",
                 count(proof.steps, "step"),
                 proof.samples,
                 proof.epochs(self.epoch_length)
@@ -50,8 +50,8 @@ impl fmt::Display for Verdict {
     }
 }
 
-/// Proves the committed history of a run. The data is prepared again from its sources, into a
-/// temporary directory: what the run prepared for itself is not trusted.
+/// Proves the committed history of a run. Prepares the data again from its sources in a temporary
+/// directory, because the run's prepared data are not trusted.
 pub fn prove(
     run: &RunDir,
     progress: &mut dyn FnMut(data::Progress),
@@ -64,7 +64,7 @@ pub fn prove(
         .and_then(|state| state.pin)
         .ok_or_else(|| LaunchError::Usage {
             message: format!(
-                "{}: no checkpoint is committed yet, so there is no history to prove: wait for the \
+                "{}: no checkpoint is committed yet, so no history can be proved; wait for the \
                  first one ({}), or stop the run, which commits one",
                 run.path().display(),
                 recipe.key("checkpoint.every_samples")

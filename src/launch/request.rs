@@ -1,4 +1,4 @@
-//! What a launch is asked for, and what its preparation comes to, be it new or resumed.
+//! The request of a launch and the result of its preparation, for new and resumed runs.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -12,63 +12,60 @@ use crate::recipe::{Diagnostic, Recipe};
 use crate::train::Setup;
 use crate::train::data::PrepareRequest;
 
-/// What the command line adds to the recipe.
+/// The command line's additions to the recipe.
 #[derive(Debug, Clone, Default)]
 pub struct Request {
-    /// The recipe's file.
     pub recipe_path: PathBuf,
-    /// The overrides.
     pub overrides: Vec<String>,
-    /// Bytes that a rank may use.
+    /// Memory limit of one rank, bytes.
     pub rank_memory: Option<u64>,
-    /// What follows when memory runs out before anything is trained.
+    /// Reaction to out-of-memory before the first checkpoint.
     pub oom_policy: OomPolicy,
-    /// Cores to share out.
+    /// CPU cores shared by the ranks.
     pub cores: u64,
-    /// Go on with what the directory holds.
+    /// Resume the run in the directory.
     pub resume: bool,
-    /// Signals so far: one stops the preparation.
+    /// Number of signals received; one stops the preparation.
     pub signals: Arc<AtomicUsize>,
 }
 
 impl Request {
-    /// Whether a signal came.
+    /// Whether a signal was received.
     pub(super) fn stopped(&self) -> bool {
         self.signals.load(Ordering::Relaxed) > 0
     }
 }
 
-/// A recipe that may be launched: what every further step takes for granted.
+/// A recipe that passed all checks for a launch.
 pub struct Planned {
     /// The plan of the first generation.
     pub plan: Plan,
-    /// The warnings that come with it.
+    /// Warnings about the plan.
     pub diagnostics: Vec<Diagnostic>,
-    /// What was planned.
+    /// The request that the plan answers.
     pub(super) request: PlanRequest,
-    /// The model that it names.
     pub(super) model: Found,
 }
 
 /// A run that is ready for its launcher.
 pub struct Prepared {
-    /// The run.
     pub setup: Setup,
-    /// Where an earlier launcher left it.
+    /// State left by an earlier launcher.
     pub state: Option<RunState>,
-    /// The recipe, where the user's own program trains: it is written anew for every generation.
-    pub own: Option<Recipe>,
-    /// What people should know about it, a line each.
+    /// Recipe of the external trainer, written again for every generation; `None` for the built-in
+    /// trainer.
+    pub external: Option<Recipe>,
+    /// Notes for the user, one per line.
     pub notes: Vec<String>,
 }
 
 impl Prepared {
-    /// The arithmetic of the batch that it begins or goes on with.
+    /// The formula of the batch with which the run starts or resumes.
     pub fn proof(&self, planned: &Planned) -> String {
         let Some(state) = &self.state else {
             return planned.plan.proof.clone();
         };
-        // Its old ranks may have committed more since it was planned.
+        // Old ranks may have committed more since the plan was made.
         let reached = state.reached(&self.setup);
         let plan = worlds::plan(&self.setup, planned.plan.outline.world_size, reached);
         plan.as_ref()
@@ -77,8 +74,8 @@ impl Prepared {
     }
 }
 
-/// The data of a recipe, to be looked at, or prepared into `directory`. `key` is the recipe's own
-/// ([`Recipe::keys`]); without a `model` nobody asks whether its vocabulary is large enough.
+/// The data of a recipe, to be checked or prepared into `directory`. `key` maps to the recipe's
+/// keys ([`Recipe::keys`]). Without a `model` the vocabulary size is not checked.
 pub fn data_of<'a>(
     recipe: &'a Recipe,
     key: &'a dyn Fn(&str) -> String,
@@ -110,7 +107,7 @@ mod tests {
     use crate::recipe::Dialect;
 
     #[test]
-    fn the_data_of_a_run_are_named_by_the_keys_of_its_dialect() {
+    fn data_keys_follow_the_runs_dialect() {
         let place = tempfile::tempdir().unwrap();
         let launched = Launched::at(place.path(), "batch: {global: 12, micro: 2}", &[]);
         let named = |dialect| {

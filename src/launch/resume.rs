@@ -1,5 +1,5 @@
-//! Going on with a run: the same recipe, its data unchanged, none of its old ranks alive. A resume
-//! that is refused leaves the run as it was.
+//! Resumes a run: same recipe, unchanged data, no old rank alive. A refused resume leaves the run
+//! unchanged.
 
 use std::time::{Duration, Instant};
 
@@ -15,11 +15,10 @@ use crate::train::data::{self, PrepareRequest, Progress};
 use crate::train::{Setup, TrainError, TrainState, checkpoint, pin, rank};
 use crate::words::count;
 
-/// How long ranks of a dead launcher are waited for: they commit a checkpoint and leave.
+/// Longest wait for ranks of a dead launcher, which commit a checkpoint and exit.
 const OLD_RANKS: Duration = Duration::from_secs(60);
 
-/// What the run in a directory has reached, where it is to go on: another limit for the ranks'
-/// memory lets larger micro-batches be tried again.
+/// Progress of the run to resume. A different memory limit allows larger micro-batches again.
 pub fn reached(run: &RunDir, recipe: &Recipe, request: &Request) -> Result<Reached, LaunchError> {
     if !request.resume {
         return Ok(Reached::default());
@@ -27,15 +26,15 @@ pub fn reached(run: &RunDir, recipe: &Recipe, request: &Request) -> Result<Reach
     let setup = setup_of(run, recipe)?;
     let state = run.state()?.unwrap_or_default();
     if let Some(pin) = &state.pin {
-        refuse_another_pin(run, pin)?;
+        refuse_contradictory_reference(run, pin)?;
     }
-    Ok(go_on_from(&setup, &state, request))
+    Ok(progress_of(&setup, &state, request))
 }
 
-/// The same, of what was read already.
-fn go_on_from(setup: &Setup, state: &RunState, request: &Request) -> Reached {
+/// As [`reached`], for data already read.
+fn progress_of(setup: &Setup, state: &RunState, request: &Request) -> Reached {
     let reached = state.reached(setup);
-    match another_memory(setup, request) {
+    match new_memory_limit(setup, request) {
         Some(_) => Reached {
             micro_limit: None,
             ..reached
@@ -44,23 +43,23 @@ fn go_on_from(setup: &Setup, state: &RunState, request: &Request) -> Reached {
     }
 }
 
-/// The run, which has to say what its recipe says.
+/// Reads the run and checks that it matches the recipe.
 pub(super) fn setup_of(run: &RunDir, recipe: &Recipe) -> Result<Setup, LaunchError> {
     let setup = run.setup()?;
     let mut spec = recipe.spec.clone();
     if spec.trainer.is_own() && setup.spec.trainer.is_own() {
-        // A slip in the command is mended between two launches; the batch is not touched by it.
+        // The command may be corrected between two launches; it does not change the batch.
         spec.trainer.clone_from(&setup.spec.trainer);
     }
     if spec.batch.division != Division::Stated {
-        // The world that the run was launched in is the one that its micro-batch comes from.
+        // The micro-batch derives from the world of the first launch.
         spec.batch.gpus = setup.spec.batch.gpus;
     }
     if let Some(key) = difference(&setup.spec, &spec) {
         return Err(LaunchError::Usage {
             message: format!(
-                "{} was launched with another `{key}`: resume it with the recipe and the overrides \
-                 it began with (`{} {}`), or start a new run with another --out",
+                "{} was launched with another `{key}`; resume it with its original recipe and \
+                 overrides (`{} {}`), or start a new run with another --out",
                 run.path().display(),
                 setup.recipe_path.display(),
                 setup.overrides.join(" ")
@@ -85,24 +84,24 @@ pub(super) fn setup_of(run: &RunDir, recipe: &Recipe) -> Result<Setup, LaunchErr
     Ok(setup)
 }
 
-/// What to say of a run whose own file contradicts what it was made from.
+/// The error of a run file that contradicts the recipe.
 fn edited(run: &RunDir, contradiction: String) -> LaunchError {
     LaunchError::Usage {
         message: format!(
-            "{} says {contradiction}: it was edited; put back a copy, or start a new run with another \
+            "{} was edited: it has {contradiction}; restore a copy, or start a new run with another \
              --out",
             run.path().join(files::RUN).display()
         ),
     }
 }
 
-/// The limit of the ranks' memory, where the run is to go on with another one.
-fn another_memory(setup: &Setup, request: &Request) -> Option<u64> {
+/// The ranks' memory limit if the resume changes it.
+fn new_memory_limit(setup: &Setup, request: &Request) -> Option<u64> {
     let asked = request.rank_memory;
     asked.filter(|_| asked != setup.rank_memory)
 }
 
-/// Prepares the run in the directory to go on.
+/// Prepares a resume of the run in the directory.
 pub(super) fn resume(
     run: &RunDir,
     recipe: &Recipe,
@@ -116,8 +115,8 @@ pub(super) fn resume(
         && let Some(key) = difference(setup.model()?, shape)
     {
         return Err(usage(format!(
-            "{} says another `{key}` of the model than the recipe and its config.json: one of them was \
-             edited; undo it, or start a new run with another --out",
+            "{} has another `{key}` of the model than the recipe and its config.json; one of them was \
+             edited: undo that, or start a new run with another --out",
             run.path().join(files::RUN).display()
         )));
     }
@@ -127,21 +126,21 @@ pub(super) fn resume(
     }
     if state.is_none() && run.holds_checkpoints()? {
         return Err(usage(format!(
-            "{} holds checkpoints but no state.json, which says which of them count: put back a \
+            "{} contains checkpoints but no state.json, which lists the valid ones; restore a \
              copy of it, or start a new run with another --out",
             run.path().display()
         )));
     }
     wait_for_old_ranks(run, state.as_ref(), request)?;
-    // What ranks committed after their launcher was gone counts too: nobody else was told.
+    // Ranks may have committed checkpoints after their launcher died.
     if let Some(state) = &mut state {
         state.pin = newest(run, state)?;
-        state.micro_limit = go_on_from(&setup, state, request).micro_limit;
+        state.micro_limit = progress_of(&setup, state, request).micro_limit;
     }
     let pinned = state.as_ref().is_none_or(|state| state.pin.is_some());
     if !pinned && run.holds_checkpoints()? {
         return Err(usage(format!(
-            "{} holds checkpoints, but its state.json counts none of them: put back a copy of it, or \
+            "{} contains checkpoints, but its state.json lists none of them; restore a copy of it, or \
              start a new run with another --out",
             run.path().display()
         )));
@@ -169,10 +168,10 @@ pub(super) fn resume(
         },
         progress,
     )?;
-    // Nothing is refused any more. The state goes first: a limit of the micro-batch that is forgotten
-    // too early is found again, one that outlives the memory that it is of stays.
+    // All checks have passed. The state is written first: a micro-batch limit dropped too early is
+    // found again, while one kept for other memory would remain.
     let before = setup.clone();
-    if let Some(bytes) = another_memory(&setup, request) {
+    if let Some(bytes) = new_memory_limit(&setup, request) {
         setup.rank_memory = Some(bytes);
         if let Some(state) = &state {
             run.write_state(state)?;
@@ -185,12 +184,12 @@ pub(super) fn resume(
     Ok(Prepared {
         setup,
         state,
-        own: None,
+        external: None,
         notes: data.manifest.notes,
     })
 }
 
-/// Refuses a run whose budget is reached: no launcher goes on with it, in whatever world.
+/// Refuses a run whose budget is exhausted; no launcher can continue it in any world.
 pub fn refuse_finished(run: &RunDir, setup: &Setup, state: &RunState) -> Result<(), LaunchError> {
     if state.phase != Phase::Finished {
         return Ok(());
@@ -204,14 +203,14 @@ pub fn refuse_finished(run: &RunDir, setup: &Setup, state: &RunState) -> Result<
     });
     Err(LaunchError::Usage {
         message: format!(
-            "{} is finished, its budget is reached: to train more, start a new run{weights}",
+            "{} is finished, its budget is exhausted; to train more, start a new run{weights}",
             run.path().display()
         ),
     })
 }
 
-/// The newest checkpoint of the run's last generation, else the one that was pinned. Checkpoints
-/// of earlier generations are not of the lineage beyond where the last one began.
+/// The newest checkpoint of the run's last generation, else the referenced one. Checkpoints of
+/// earlier generations after the start of the last one are not in the lineage.
 fn newest(run: &RunDir, state: &RunState) -> Result<Option<Pin>, LaunchError> {
     let Some(last) = state.generations.last() else {
         return Ok(state.pin.clone());
@@ -228,8 +227,8 @@ fn newest(run: &RunDir, state: &RunState) -> Result<Option<Pin>, LaunchError> {
     }
 }
 
-/// Verifies the checkpoint to go on from. When it cannot be used, the others of the run are named:
-/// their weights are not lost. `path_key`: the recipe's key of a model's path.
+/// Verifies the checkpoint to resume from. If it is unusable, the error names another checkpoint of
+/// the run, whose weights remain usable. `path_key`: the recipe's key of the model path.
 fn verify(run: &RunDir, pin: &Pin, path_key: &str) -> Result<(), LaunchError> {
     let opened = pin::open(run.path(), pin).map_err(TrainError::from);
     let state = opened.and_then(|checkpoint| TrainState::from_checkpoint(&checkpoint));
@@ -238,7 +237,7 @@ fn verify(run: &RunDir, pin: &Pin, path_key: &str) -> Result<(), LaunchError> {
     };
     let pinned = run.path().join(&pin.path);
     let others = checkpoint::list(run.path())?.committed;
-    // Where only the training state is another version's, its own weights are as good as ever.
+    // If only the training state has another version, its weights are still valid.
     let whole = matches!(error, TrainError::State { .. });
     let newest = others
         .into_iter()
@@ -246,27 +245,27 @@ fn verify(run: &RunDir, pin: &Pin, path_key: &str) -> Result<(), LaunchError> {
         .find(|other| whole || other.path != pinned);
     let way_out = match newest {
         Some(other) => format!(
-            "put back a copy, or start a new run from the weights of {} ({}) with {path_key}",
+            "restore a copy, or start a new run from the weights of {} ({}) with {path_key}",
             other.path.display(),
             count(other.samples, "sample")
         ),
-        None => "put back a copy; this run has no other checkpoint, so that without one it has to \
-                 start anew"
+        None => "restore a copy; this run has no other checkpoint, so without a copy it must \
+                 restart"
             .into(),
     };
     Err(LaunchError::Pinned { error, way_out })
 }
 
-/// Refuses a pin that says other things than the checkpoint that it names. One that cannot be read is
-/// [`verify`]'s business.
-fn refuse_another_pin(run: &RunDir, pin: &Pin) -> Result<(), LaunchError> {
+/// Refuses a checkpoint reference that contradicts its checkpoint. [`verify`] handles an unreadable
+/// one.
+fn refuse_contradictory_reference(run: &RunDir, pin: &Pin) -> Result<(), LaunchError> {
     let checkpoints = checkpoint::list(run.path())?.committed;
     let path = run.path().join(&pin.path);
     let committed = checkpoints.iter().find(|other| other.path == path);
     let Some(found) = committed.and_then(|committed| pin::of(committed, run.path()).ok()) else {
         return Ok(());
     };
-    let told = |pin: &Pin| {
+    let describe = |pin: &Pin| {
         format!(
             "step {}, {}, a next batch of {}",
             pin.step,
@@ -274,17 +273,17 @@ fn refuse_another_pin(run: &RunDir, pin: &Pin) -> Result<(), LaunchError> {
             pin.batch
         )
     };
-    if told(&found) == told(pin) {
+    if describe(&found) == describe(pin) {
         return Ok(());
     }
     Err(LaunchError::Usage {
         message: format!(
-            "state.json of {} says other things of {} than the checkpoint itself: {} there, {} in \
-             the checkpoint; it was edited: put back a copy, or the checkpoint's numbers",
+            "state.json of {} was edited and contradicts {}: {} in state.json, {} in \
+             the checkpoint; restore a copy, or set the checkpoint's numbers",
             run.path().display(),
             pin.path,
-            told(pin),
-            told(&found)
+            describe(pin),
+            describe(&found)
         ),
     })
 }
@@ -296,7 +295,7 @@ pub(super) fn wait_for_old_ranks(
 ) -> Result<(), LaunchError> {
     let last = run.last_generation(state.unwrap_or(&RunState::default()))?;
     let since = Instant::now();
-    // Generation 0 never was: nobody is found alive in it.
+    // Generation 0 never exists and has no ranks.
     while rank::any_alive(&run.generation(last))? {
         if request.stopped() {
             return Err(LaunchError::Stopped);
@@ -304,7 +303,7 @@ pub(super) fn wait_for_old_ranks(
         if since.elapsed() > OLD_RANKS {
             return Err(LaunchError::Usage {
                 message: format!(
-                    "ranks of generation {last} still run after {} s: stop them (`fuser {}` names \
+                    "ranks of generation {last} still run after {} s; stop them (`fuser {}` lists \
                      them), then resume",
                     OLD_RANKS.as_secs(),
                     run.generation(last).join(files::RANKS_LOCK).display()
@@ -316,7 +315,7 @@ pub(super) fn wait_for_old_ranks(
     Ok(())
 }
 
-/// The first top-level key in which two values of a kind differ.
+/// The first top-level key in which two values of one type differ.
 fn difference<T: Serialize>(one: &T, other: &T) -> Option<String> {
     let object = |value: &T| match serde_json::to_value(value) {
         Ok(serde_json::Value::Object(map)) => map,
@@ -336,7 +335,7 @@ mod tests {
     const BATCH: &str = "batch: {global: 12, micro: 2}";
 
     #[test]
-    fn a_run_does_not_go_on_with_other_data_once_its_own_are_lost() {
+    fn a_run_does_not_resume_with_other_data_after_its_data_are_lost() {
         let place = tempfile::tempdir().unwrap();
         let corpus = place.path().join("corpus.jsonl");
         std::fs::write(&corpus, "{\"text\": \"abcdefgh\"}\n".repeat(100)).unwrap();
@@ -350,17 +349,20 @@ mod tests {
         assert!(launched.resume(|_| {}).is_ok());
         std::fs::remove_dir_all(&data).unwrap();
         std::fs::write(&corpus, "{\"text\": \"another\"}\n".repeat(100)).unwrap();
-        let said = launched.resume(|_| {}).err().unwrap();
-        assert!(said.contains("the run began with other data"), "{said}");
+        let message = launched.resume(|_| {}).err().unwrap();
         assert!(
-            said.ends_with("undo the change, or start a new run"),
-            "{said}"
+            message.contains("the run began with other data"),
+            "{message}"
+        );
+        assert!(
+            message.ends_with("undo the change, or start a new run"),
+            "{message}"
         );
         assert!(!data.exists());
     }
 
     #[test]
-    fn a_run_of_an_older_version_goes_on_with_its_manifest_and_keeps_the_fingerprint() {
+    fn a_run_of_an_older_version_resumes_with_its_manifest_and_keeps_the_fingerprint() {
         let place = tempfile::tempdir().unwrap();
         let launched = Launched::at(place.path(), BATCH, &[]);
         let old = Setup {
@@ -373,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_whose_files_contradict_each_other_is_refused_before_it_is_planned() {
+    fn contradictory_run_files_are_refused_before_planning() {
         let place = tempfile::tempdir().unwrap();
         let launched = Launched::at(place.path(), BATCH, &[]);
         let setup = launched.prepared.setup.clone();
@@ -385,9 +387,9 @@ mod tests {
             let mut edited = setup.clone();
             change(&mut edited);
             launched.run.write_setup(&edited).unwrap();
-            let told = reached(&launched.run, &launched.recipe, &request).err();
-            let told = told.map(|error| error.to_string());
-            told.or_else(|| launched.resume(|_| {}).err())
+            let error = reached(&launched.run, &launched.recipe, &request).err();
+            let error = error.map(|error| error.to_string());
+            error.or_else(|| launched.resume(|_| {}).err())
         };
         assert_eq!(refused(|_| {}), None);
         for (change, expected) in [
@@ -405,13 +407,13 @@ mod tests {
                 "another `hidden_size` of the model than the recipe",
             ),
         ] {
-            let said = refused(change).unwrap();
-            assert!(said.contains(expected), "{said}");
+            let message = refused(change).unwrap();
+            assert!(message.contains(expected), "{message}");
         }
     }
 
     #[test]
-    fn a_finished_run_is_refused_with_its_weights_as_the_way_out() {
+    fn a_finished_run_is_refused_and_its_weights_are_offered() {
         let place = tempfile::tempdir().unwrap();
         let launched = Launched::at(place.path(), BATCH, &[]);
         let pin = Pin {
@@ -428,17 +430,17 @@ mod tests {
         assert!(refuse_finished(&launched.run, &launched.prepared.setup, &state).is_ok());
         state.phase = Phase::Finished;
         launched.run.write_state(&state).unwrap();
-        let said = launched.resume(|_| {}).err().unwrap();
+        let message = launched.resume(|_| {}).err().unwrap();
         let weights = launched.run.path().join("gen-1/step-0000004");
         let way_out = format!(
             "a new run from its weights, model.path={}",
             weights.display()
         );
-        assert!(said.ends_with(&way_out), "{said}");
+        assert!(message.ends_with(&way_out), "{message}");
     }
 
     #[test]
-    fn a_resume_with_other_memory_forgets_the_limit_of_the_micro_batch_for_good() {
+    fn a_resume_with_another_memory_limit_drops_the_micro_batch_limit() {
         let place = tempfile::tempdir().unwrap();
         let launched = Launched::at(place.path(), BATCH, &[]);
         let starved = RunState {
@@ -449,7 +451,7 @@ mod tests {
         let limit = || launched.run.state().unwrap().unwrap().micro_limit;
         launched.resume(|_| {}).unwrap();
         assert_eq!(limit(), Some(1));
-        // Its launcher dies before it starts anything: what is on disk is all there is.
+        // The launcher dies before it starts a process, so only the files remain.
         launched
             .resume(|request| request.rank_memory = Some(1 << 30))
             .unwrap();

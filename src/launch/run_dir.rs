@@ -1,12 +1,11 @@
-//! A run's directory: what stands where, and the small files that the launcher, `resize` and
-//! `status` share.
+//! A run directory: its layout, and the small files that the launcher, `resize` and `status` share.
 //!
 //! ```text
-//! RUN/run.json               the run ([`crate::job::files`] has the names that ranks know, too)
-//! RUN/state.json             where it stands: written by its launcher only
-//! RUN/desired.json           how many ranks somebody asks for (desired.lock: who numbers a request)
+//! RUN/run.json               the run ([`crate::job::files`] has the names that ranks also use)
+//! RUN/state.json             progress and phase; only the launcher writes it
+//! RUN/desired.json           requested number of ranks (desired.lock serializes requests)
 //! RUN/data/                  the prepared data
-//! RUN/gen-N/                 what a generation wrote
+//! RUN/gen-N/                 files of one generation
 //! ```
 
 use std::fs::{self, File};
@@ -27,37 +26,35 @@ const STATE: &str = "state.json";
 const DESIRED: &str = "desired.json";
 const DESIRED_LOCK: &str = "desired.lock";
 
-/// A run's directory.
+/// Access to a run directory and its files.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RunDir(PathBuf);
 
-/// How many ranks somebody asks for (`desired.json`).
+/// A request for a number of ranks (`desired.json`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Desired {
-    /// Ranks.
     pub ranks: u64,
-    /// One more with every request, so that the same number asked for again is seen.
+    /// Increases with every request, so that a repeated number is noticed.
     pub request: u64,
 }
 
-/// Where a run stands (`state.json`).
+/// State of a run (`state.json`).
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct RunState {
-    /// What it is doing.
     pub phase: Phase,
-    /// The newest committed checkpoint of the lineage that counts.
+    /// The newest committed checkpoint of the current lineage.
     pub pin: Option<Pin>,
-    /// The last request of `desired.json` that was answered.
+    /// Number of the last answered request of `desired.json`.
     pub request: u64,
-    /// Micro-batches must not be above this any more: a larger one ran out of memory. A resume with
-    /// another limit for the ranks' memory forgets it.
+    /// Upper limit of micro-batches after out-of-memory. A resume with another memory limit drops
+    /// it.
     pub micro_limit: Option<u64>,
-    /// Every generation so far.
+    /// All generations so far, oldest first.
     pub generations: Vec<GenerationRow>,
 }
 
 impl RunState {
-    /// What every further plan of the run has to respect.
+    /// Constraints on every further plan of the run.
     pub fn reached(&self, setup: &Setup) -> Reached {
         Reached {
             global_batch_size: Some(setup.global_batch_size),
@@ -67,24 +64,22 @@ impl RunState {
     }
 }
 
-/// What a run is doing.
+/// Phase of a run.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(tag = "phase", rename_all = "kebab-case")]
 pub enum Phase {
-    /// The ranks of a generation are being started, meet and load their state.
+    /// The ranks of a generation start, connect and load their state.
     #[default]
     Starting,
-    /// Training.
     Running,
-    /// Its ranks commit and leave.
+    /// Its ranks commit and exit.
     Draining,
-    /// Stopped on request; `--resume` goes on.
+    /// Stopped on request; `--resume` continues it.
     Drained,
-    /// The budget is reached.
+    /// The budget is exhausted.
     Finished,
-    /// It cannot go on.
     Failed {
-        /// In words.
+        /// Reason for the user.
         why: String,
     },
 }
@@ -92,82 +87,76 @@ pub enum Phase {
 /// One generation in the run's history.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct GenerationRow {
-    /// Its number.
     pub number: u64,
-    /// Why it exists.
     pub reason: Reason,
-    /// Its ranks.
+    /// Number of its ranks.
     pub world: u64,
-    /// The arithmetic of the batch that it started with.
+    /// The formula of its initial batch.
     pub proof: String,
     /// Samples consumed before its first step.
     pub start_samples: u64,
     /// Seconds since the Unix epoch.
     pub created: f64,
-    /// From the moment its reason was seen to the end of its first step, seconds.
+    /// Seconds from the detection of its reason to the end of its first step.
     pub first_step_seconds: Option<f64>,
-    /// What was started for every rank, where the user's own program trains.
+    /// Command of every rank of an external trainer; `None` for the built-in trainer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub call: Option<Call>,
 }
 
 impl GenerationRow {
-    /// Whether it has taken a step; a program of the user's own, which does not say so, has started.
+    /// Whether it has taken a step; an external trainer, which does not report steps, counts once
+    /// started.
     pub fn trains(&self) -> bool {
         self.first_step_seconds.is_some() || self.call.is_some()
     }
 }
 
 impl RunDir {
-    /// The directory at `path`, which need not exist yet.
+    /// The run directory at `path`, which need not exist.
     pub fn at(path: impl Into<PathBuf>) -> RunDir {
         RunDir(path.into())
     }
 
-    /// Its path.
     pub fn path(&self) -> &Path {
         &self.0
     }
 
-    /// Whether it holds a run.
+    /// Whether it contains a run.
     pub fn holds_a_run(&self) -> bool {
         self.0.join(files::RUN).exists()
     }
 
-    /// Whether a launcher works in it now.
+    /// Whether a launcher holds the run lock now.
     pub fn in_use(&self) -> Result<bool, LaunchError> {
         Ok(Lock::is_held(&self.0)?)
     }
 
-    /// The run.
     pub fn setup(&self) -> Result<Setup, LaunchError> {
         let path = self.0.join(files::RUN);
         self.read(files::RUN)?.ok_or(LaunchError::NoRun { path })
     }
 
-    /// Writes the run: once, and again when a resume
-    /// has something to change in it.
+    /// Writes `run.json`: once, and again when a resume changes it.
     pub fn write_setup(&self, setup: &Setup) -> Result<(), LaunchError> {
         self.write(files::RUN, setup)
     }
 
-    /// Where it stands; `None` before its first generation.
+    /// Reads `state.json`; `None` before the first generation.
     pub fn state(&self) -> Result<Option<RunState>, LaunchError> {
         self.read(STATE)
     }
 
-    /// Writes where it stands.
     pub fn write_state(&self, state: &RunState) -> Result<(), LaunchError> {
         self.write(STATE, state)
     }
 
-    /// What somebody asks for.
+    /// Reads the request in `desired.json`.
     pub fn desired(&self) -> Result<Option<Desired>, LaunchError> {
         self.read(DESIRED)
     }
 
-    /// Asks for a number of ranks. Requests that are made at the same time are numbered one after
-    /// the other.
+    /// Requests a number of ranks. Concurrent requests get consecutive numbers.
     pub fn write_desired(&self, ranks: u64) -> Result<Desired, LaunchError> {
         let path = self.0.join(DESIRED_LOCK);
         let _numbering = File::options()
@@ -178,7 +167,7 @@ impl RunDir {
             .map_err(|error| FileError::from_io("lock", &path, 0, error))?;
         let request = match self.desired() {
             Ok(desired) => desired.map_or(0, |desired| desired.request),
-            // A damaged request is replaced by this one, which must be newer than what was answered.
+            // This request replaces a damaged one and must be newer than the last answered one.
             Err(_) => self.state()?.map_or(0, |state| state.request),
         };
         let request = request + 1;
@@ -187,7 +176,7 @@ impl RunDir {
         Ok(desired)
     }
 
-    /// A generation's own directory.
+    /// Directory of a generation.
     pub fn generation(&self, number: u64) -> PathBuf {
         self.0.join(files::generation(number))
     }
@@ -197,19 +186,18 @@ impl RunDir {
         Ok(record.write(&self.0)?)
     }
 
-    /// A generation's record.
     pub fn record(&self, number: u64) -> Result<Generation, LaunchError> {
         Ok(read_json(&self.generation(number).join(files::RECORD))?)
     }
 
-    /// A generation's metrics file.
+    /// Path of a generation's metrics file.
     pub fn metrics(&self, number: u64) -> PathBuf {
         self.generation(number).join(files::METRICS)
     }
 
-    /// The highest generation that has a directory, whoever made it, or stands in `state`; 0 when
-    /// there is none. A directory that cannot be listed is no answer: a number given a second time
-    /// would write over a generation's record.
+    /// The highest generation that has a directory or appears in `state`; 0 if there is none. An
+    /// unreadable directory is an error, since a reused number would overwrite a generation's
+    /// record.
     pub fn last_generation(&self, state: &RunState) -> Result<u64, LaunchError> {
         let cannot = |error| FileError::from_io("list", &self.0, 0, error);
         let entries = match fs::read_dir(&self.0) {
@@ -227,7 +215,7 @@ impl RunDir {
         Ok(last)
     }
 
-    /// Whether a generation has committed something, be it damaged by now.
+    /// Whether a generation committed a checkpoint, even a damaged one.
     pub fn holds_checkpoints(&self) -> Result<bool, LaunchError> {
         let found = checkpoint::list(&self.0)?;
         Ok(!found.committed.is_empty() || !found.damaged.is_empty())
@@ -254,7 +242,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn requests_made_at_the_same_time_have_numbers_of_their_own() {
+    fn concurrent_requests_get_different_numbers() {
         let directory = tempfile::tempdir().unwrap();
         let run = RunDir::at(directory.path());
         let ask = || (0..5).map(|_| run.write_desired(2).unwrap().request);
@@ -286,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_generation_is_the_highest_that_is_there_or_on_record() {
+    fn the_last_generation_is_the_highest_on_disk_or_in_the_state() {
         let directory = tempfile::tempdir().unwrap();
         let none = RunState::default();
         let last = |path: &Path, state: &RunState| RunDir::at(path).last_generation(state).unwrap();
@@ -301,12 +289,12 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_cannot_be_listed_has_no_last_generation() {
+    fn an_unreadable_directory_has_no_last_generation() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("run");
         fs::write(&path, "no directory").unwrap();
         let run = RunDir::at(&path);
-        let said = run.last_generation(&after(3)).unwrap_err().to_string();
-        assert!(said.starts_with("cannot list "), "{said}");
+        let message = run.last_generation(&after(3)).unwrap_err().to_string();
+        assert!(message.starts_with("cannot list "), "{message}");
     }
 }

@@ -1,4 +1,4 @@
-//! What a recipe names, looked at on this machine for the planner, which opens no files.
+//! Checks the recipe's model and data on this machine for the planner, which opens no files.
 
 use std::path::Path;
 
@@ -8,20 +8,24 @@ use crate::batch::{Flaw, PlanRequest, Trainer};
 use crate::recipe::Recipe;
 use crate::train::data::{self, About};
 
-/// The request with everything that can be told about the recipe's model and data without reading
-/// the data. Relative paths start at `base`.
+/// Adds to the request all facts about the recipe's model and data that need no read of the data.
+/// Relative paths start at `base`.
 pub fn survey(recipe: &Recipe, base: &Path, request: PlanRequest) -> PlanRequest {
-    look(recipe, base, request).0
+    survey_with_model(recipe, base, request).0
 }
 
-/// The same, with the model that was found.
-pub(super) fn look(recipe: &Recipe, base: &Path, request: PlanRequest) -> (PlanRequest, Found) {
-    // A config of `accelerate launch` has neither, an option of a group not both.
+/// As [`survey`], also returning the model.
+pub(super) fn survey_with_model(
+    recipe: &Recipe,
+    base: &Path,
+    request: PlanRequest,
+) -> (PlanRequest, Found) {
+    // An `accelerate launch` config has neither; an option group lacks one of them.
     if recipe.part {
         return (request, Found::default());
     }
     let spec = &recipe.spec;
-    // What another trainer may fetch for itself need not be here.
+    // An external trainer may download what is absent here.
     let trainer = match spec.trainer.is_own() {
         true => Trainer::Any,
         false => request.trainer,
@@ -29,10 +33,10 @@ pub(super) fn look(recipe: &Recipe, base: &Path, request: PlanRequest) -> (PlanR
     let key = recipe.keys();
     let mut model = model::find(spec, trainer, &key);
     let found = data::look(&data_of(recipe, &key, model.shape.as_ref(), base, base));
-    let elsewhere = |on_hub: bool| on_hub && trainer == Trainer::Any;
+    let may_download = |on_hub: bool| on_hub && trainer == Trainer::Any;
     let found = found
         .into_iter()
-        .filter(|finding| !elsewhere(finding.on_hub));
+        .filter(|finding| !may_download(finding.on_hub));
     let mut flaws = std::mem::take(&mut model.flaws);
     flaws.extend(found.map(|finding| {
         let (message, help) = finding.error.told();

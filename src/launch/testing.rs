@@ -1,4 +1,4 @@
-//! Runs for tests of the launcher: prepared as a launch does it, with no rank started.
+//! Prepared runs for tests of the launcher, with no rank started.
 
 use std::path::Path;
 
@@ -15,7 +15,7 @@ pub(super) struct Launched {
     pub prepared: Prepared,
 }
 
-/// A recipe that stands in `place`, and the launch that asks for it.
+/// A recipe written to `place`, and a launch request for it.
 pub(super) fn recipe_of(place: &Path, text: &str, overrides: &[&str]) -> (Recipe, Request) {
     let overrides: Vec<String> = overrides.iter().map(|&text| text.to_owned()).collect();
     let recipe_path = place.join("recipe.yaml");
@@ -36,8 +36,8 @@ pub(super) fn recipe_of(place: &Path, text: &str, overrides: &[&str]) -> (Recipe
 }
 
 impl Launched {
-    /// Prepares a run of a small native recipe in `place`/run. `lines`: what its `spec` says of the
-    /// batch and of anything else, a top-level key a line.
+    /// Prepares a run of a small native recipe in `place`/run. `lines`: further settings of its
+    /// `spec`, one top-level key per line.
     pub fn at(place: &Path, lines: &str, overrides: &[&str]) -> Launched {
         let data = "data: {sequence_length: 8, train: [{path: synthetic, synthetic: \
                     {vocabulary: 16, branching: 4, samples: 100}}]}";
@@ -73,7 +73,7 @@ spec:
         }
     }
 
-    /// Prepares it once more, to go on.
+    /// Prepares the run again for a resume.
     pub fn resume(&self, change: impl FnOnce(&mut Request)) -> Result<Prepared, String> {
         let mut request = Request {
             resume: true,

@@ -1,16 +1,16 @@
-//! A run as its report shows it.
+//! Collects the input of a run's report.
 
 use super::proof::Verdict;
 use super::{LaunchError, RunDir, history};
 use crate::telemetry::report::{Fact, Facts, GenerationFacts, LedgerVerdict, ReportInput};
 
-/// Everything that the report of a run shows. `ledger` is the proof, where it was asked for.
+/// All data that the report shows. `ledger` is the proof, if requested.
 pub fn report_input(run: &RunDir, ledger: Option<&Verdict>) -> Result<ReportInput, LaunchError> {
     let setup = run.setup()?;
     let state = run.state()?.ok_or_else(|| LaunchError::Usage {
         message: format!(
-            "{}: nothing has been trained yet: there is nothing to report until a launch has taken \
-             a step",
+            "{}: no step is recorded yet; a report needs at least one \
+             step",
             run.path().display()
         ),
     })?;

@@ -1,4 +1,4 @@
-//! One generation's ranks as the launcher sees them, from their start to one outcome.
+//! The launcher's view of one generation's ranks, from their start to one outcome.
 
 use std::time::{Duration, Instant};
 
@@ -12,19 +12,19 @@ pub struct Watch {
     ranks: Ranks,
     seen: Vec<Seen>,
     silence: Silence,
-    /// Since when something is wrong.
+    /// Time of the first problem.
     trouble: Option<Instant>,
-    /// When the survivors were told what to do.
+    /// Time when the survivors received their orders.
     settled: Option<Instant>,
-    /// Of a program of the user's own, which says nothing of itself.
-    foreign: Option<Foreign>,
+    /// Set for an external trainer, which sends no reports.
+    external: Option<ExternalState>,
 }
 
-/// What is known of a program of the user's own.
-struct Foreign {
-    /// How long it may take to leave once it was asked to.
-    patience: Duration,
-    /// Since when it is asked to.
+/// State of an external trainer.
+struct ExternalState {
+    /// Time limit for its exit after the drain signal.
+    time_limit: Duration,
+    /// Time of the drain signal.
     leaving: Option<Instant>,
 }
 
@@ -37,43 +37,46 @@ impl Watch {
             silence: Silence::new(world),
             trouble: None,
             settled: None,
-            foreign: None,
+            external: None,
         }
     }
 
-    /// The same of the user's own program, which may take so long to leave once it was asked to.
-    pub fn foreign(ranks: Ranks, world: u64, patience: Duration) -> Watch {
+    /// Watches ranks of an external trainer, which may take `time_limit` to exit after the drain
+    /// signal.
+    pub fn external(ranks: Ranks, world: u64, time_limit: Duration) -> Watch {
         let leaving = None;
         Watch {
-            foreign: Some(Foreign { patience, leaving }),
+            external: Some(ExternalState {
+                time_limit,
+                leaving,
+            }),
             ..Watch::new(ranks, world)
         }
     }
 
-    /// Tells every rank to drain.
+    /// Orders every rank to drain.
     pub fn drain(&mut self) {
         self.ranks.order_all(Order::Drain);
-        if let Some(foreign) = &mut self.foreign {
-            foreign.leaving.get_or_insert_with(Instant::now);
+        if let Some(external) = &mut self.external {
+            external.leaving.get_or_insert_with(Instant::now);
         }
     }
 
-    /// Tells every rank to forget the drain.
-    pub fn stay(&mut self) {
+    pub fn cancel_drain(&mut self) {
         self.ranks.order_all(Order::Stay);
     }
 
-    /// Whether all ranks have met and loaded their state.
+    /// Whether all ranks have connected and loaded their state.
     pub fn is_ready(&self) -> bool {
         self.seen.iter().all(|seen| seen.ready)
     }
 
-    /// Whether some rank has met all others: it may have taken a step.
+    /// Whether a rank has connected to all others; it may have taken a step.
     pub fn has_begun(&self) -> bool {
         self.seen.iter().any(|seen| seen.ready)
     }
 
-    /// Kills every rank that still runs; `why` is what is said of it.
+    /// Kills every running rank and records `why` as the reason.
     pub fn kill(&mut self, why: &str) {
         for seen in self.seen.iter_mut().filter(|seen| seen.ending.is_none()) {
             seen.given_up.get_or_insert_with(|| why.to_owned());
@@ -81,12 +84,12 @@ impl Watch {
         self.ranks.kill();
     }
 
-    /// What is known of a rank.
+    /// The recorded state of a rank.
     pub fn seen(&self, rank: u64) -> Option<&Seen> {
         self.seen.get(usize::try_from(rank).ok()?)
     }
 
-    /// Takes in what happened.
+    /// Handles an event of a rank.
     pub fn take(&mut self, event: &Event) {
         let (Event::Report { rank, .. } | Event::Exited { rank, .. }) = event;
         let index = usize::try_from(*rank).unwrap_or(usize::MAX);
@@ -97,7 +100,7 @@ impl Watch {
         match event {
             Event::Report { report, .. } => seen.take(report),
             Event::Exited { ending, .. } => {
-                seen.end(*ending, self.foreign.is_some() && self.trouble.is_some());
+                seen.end(*ending, self.external.is_some() && self.trouble.is_some());
             }
         }
         if seen.in_trouble() {
@@ -105,20 +108,20 @@ impl Watch {
         }
     }
 
-    /// Gives up ranks that are silent before the meeting. Once something went wrong: waits until
-    /// every rank is gone or says what it holds, then lets the one that holds the most commit it.
-    /// `pinned`: samples of the checkpoint that would be gone back to otherwise. Returns what people
-    /// should know, a line each.
+    /// Kills ranks that miss their heartbeat before they have connected. After a failure, waits
+    /// until every rank has exited or reported its newest step, then lets the rank with the newest
+    /// step commit it. `pinned`: samples of the committed checkpoint, the alternative. Returns
+    /// notes for the user, one per line.
     pub fn settle(&mut self, pinned: u64) -> Option<String> {
         let overdue = self.end_overdue();
         self.settle_loss(pinned);
         overdue
     }
 
-    /// Ends a program of the user's own that was asked to leave and does not.
+    /// Kills an external trainer that exceeds its time limit after the drain signal.
     fn end_overdue(&mut self) -> Option<String> {
-        let foreign = self.foreign.as_ref()?;
-        let overdue = foreign.leaving?.elapsed() > foreign.patience;
+        let external = self.external.as_ref()?;
+        let overdue = external.leaving?.elapsed() > external.time_limit;
         let mut ended = Vec::new();
         for (rank, seen) in (0..).zip(&mut self.seen) {
             if overdue && seen.ending.is_none() && !seen.dismissed {
@@ -129,24 +132,24 @@ impl Watch {
         }
         (!ended.is_empty()).then(|| {
             format!(
-                "{} did not leave within {} s and was killed: what was not saved by then is trained \
-                 again",
+                "{} did not exit within {} s and was killed; training repeats the steps since its last \
+                 checkpoint",
                 ended.join(", "),
-                foreign.patience.as_secs()
+                external.time_limit.as_secs()
             )
         })
     }
 
     fn settle_loss(&mut self, pinned: u64) {
-        for rank in self.silence.look() {
+        for rank in self.silence.timed_out() {
             if let Some(seen) = self.seen.get_mut(rank) {
-                seen.given_up = Some(silence::words());
+                seen.given_up = Some(silence::timeout_message());
             }
             self.ranks.kill_one(rank as u64);
         }
         let Some(since) = self.trouble else { return };
-        if let Some(told) = self.settled {
-            if told.elapsed() > COMMIT {
+        if let Some(since) = self.settled {
+            if since.elapsed() > COMMIT {
                 self.kill(&format!("no commit within {} s", COMMIT.as_secs()));
             }
             return;
@@ -154,7 +157,7 @@ impl Watch {
         if !seen::is_settled(&self.seen, since.elapsed()) {
             return;
         }
-        for rank in seen::leave_behind(&mut self.seen, 0, self.foreign.is_some()) {
+        for rank in seen::leave_behind(&mut self.seen, 0, self.external.is_some()) {
             self.ranks.kill_one(rank);
         }
         self.settled = Some(Instant::now());
@@ -168,12 +171,12 @@ impl Watch {
         }
     }
 
-    /// Ranks whose processes a signal ended.
+    /// Number of ranks whose processes were ended by a signal.
     pub fn killed(&self) -> u64 {
         seen::killed(&self.seen)
     }
 
-    /// How the generation ended, once every rank has; see [`seen::outcome`].
+    /// The generation's outcome once every rank has ended; see [`seen::outcome`].
     pub fn outcome(
         &self,
         micro: u64,

@@ -1,4 +1,4 @@
-//! A run's plan in every world that it may be moved to, before and while it trains.
+//! A run's plans in the worlds that it may move to, before and during training.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -7,7 +7,7 @@ use super::{LaunchError, RunDir, history};
 use crate::batch::{self, Plan, PlanRequest, Reached, Refused, Trainer};
 use crate::train::Setup;
 
-/// What to plan for in a world of this machine, whose ranks may use so many bytes.
+/// The plan request for a world on this machine; `rank_memory` is the limit of one rank, bytes.
 pub fn request(world: u64, reached: Reached, rank_memory: Option<u64>) -> PlanRequest {
     PlanRequest {
         trainer: Trainer::BuiltIn,
@@ -17,7 +17,7 @@ pub fn request(world: u64, reached: Reached, rank_memory: Option<u64>) -> PlanRe
     .after(reached)
 }
 
-/// The arithmetic of a run at `world` ranks, as far as it has come.
+/// The formula of a run at `world` ranks, with its current progress.
 pub fn proof_of_run(run: &RunDir, world: u64) -> Result<String, LaunchError> {
     let setup = run.setup()?;
     let state = run.state()?.unwrap_or_default();
@@ -40,8 +40,8 @@ pub fn plan(setup: &Setup, world: u64, reached: Reached) -> Result<Plan, Refused
     )
 }
 
-/// The next micro-batch of the out-of-memory descent: the largest below that of `failed` for which
-/// the world has a plan that no rule refuses.
+/// The next micro-batch after out-of-memory: the largest below that of `failed` for which this
+/// world has an accepted plan.
 pub fn descend(setup: &Setup, failed: &Plan, reached: Reached) -> Option<u64> {
     let current = reached.batch.unwrap_or(failed.global_batch_size);
     batch::descend(failed, current).find(|&micro| {
@@ -53,9 +53,9 @@ pub fn descend(setup: &Setup, failed: &Plan, reached: Reached) -> Option<u64> {
     })
 }
 
-/// A run that has not trained yet and whose micro-batch of `failed` did not fit, as upstream would
-/// begin it again: a smaller micro-batch and the same accumulation, so that its global batch, and
-/// everything counted in steps of it, shrinks.
+/// An untrained run whose micro-batch of `failed` did not fit, restarted as upstream would: a
+/// smaller micro-batch and the same accumulation. Its global batch, and all lengths counted in
+/// steps, shrink.
 pub fn shrunk(setup: &Setup, failed: &Plan, micro: u64) -> Setup {
     let passes = failed.gradient_accumulation_steps;
     let global_batch_size = failed.data_parallel_size * micro * passes;
@@ -68,7 +68,7 @@ pub fn shrunk(setup: &Setup, failed: &Plan, micro: u64) -> Setup {
     }
 }
 
-/// Which worlds are feasible. Each is planned once, and not again on every look around.
+/// The feasible worlds. Each is planned once and cached across passes.
 #[derive(Default)]
 pub struct Feasible(RefCell<(Reached, BTreeMap<u64, bool>)>);
 
@@ -119,7 +119,7 @@ mod tests {
                 reached,
             )
             .unwrap();
-            // Who launched it has heard the warnings.
+            // The warnings were already shown at the launch.
             again.outline.diagnostics = planned.outline.diagnostics.clone();
             assert_eq!(&again, planned, "{overrides:?}");
         }
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn a_world_is_planned_once_until_the_run_has_come_further() {
+    fn a_world_is_planned_once_until_the_run_progresses() {
         let planned = Cell::new(0);
         let feasible = Feasible::default();
         let ask = |world: u64, reached| {

@@ -1,5 +1,5 @@
-//! Disks that fill up under the real binary: a file system of a few megabytes, mounted in a mount
-//! namespace of the test's own. Where this machine does not allow that, the tests say so.
+//! Full disks under the real binary: a file system of a few megabytes in a private mount namespace.
+//! Where the machine forbids mounts, the tests report that they are skipped.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -11,8 +11,8 @@ use super::support::{Run, said, small};
 
 const DISK: &str = "EVENKEEL_TEST_DISK";
 
-/// The place of a disk that this process may mount. In the test's first process: runs the test
-/// again in a child with mounts of its own, and returns `None`.
+/// Mount point of a disk. The first process of a test runs the test again in a child with a private
+/// mount namespace, and gets `None`.
 fn disk(test: &str) -> Option<PathBuf> {
     if let Some(disk) = std::env::var_os(DISK) {
         return Some(disk.into());
@@ -28,7 +28,7 @@ fn disk(test: &str) -> Option<PathBuf> {
         .arg(place.path())
         .output();
     if !possible.is_ok_and(|output| output.status.success()) {
-        // Past the capture of the test's output, so that it is seen.
+        // Bypasses the test harness's capture.
         let _ = writeln!(
             std::io::stderr(),
             "skipped {test}: this machine does not let us mount a file system"
@@ -59,8 +59,8 @@ fn mount(disk: &Path, options: &str) {
 }
 
 #[test]
-fn data_that_does_not_fit_is_refused_and_leaves_nothing() {
-    let Some(disk) = disk("disk::data_that_does_not_fit_is_refused_and_leaves_nothing") else {
+fn data_that_do_not_fit_are_refused_and_leave_no_files() {
+    let Some(disk) = disk("disk::data_that_do_not_fit_are_refused_and_leave_no_files") else {
         return;
     };
     mount(&disk, "size=1m");
@@ -78,10 +78,13 @@ fn data_that_does_not_fit_is_refused_and_leaves_nothing() {
 
     let output = run.launch(&["--quiet"]);
     assert_eq!(output.status.code(), Some(2), "{output:?}");
-    let told = said(&output);
-    assert!(told.contains("no space left on the disk of"), "{told}");
-    assert!(told.contains("bytes needed"), "{told}");
-    assert_eq!(std::fs::read_dir(&disk).unwrap().count(), 0, "{told}");
+    let message = said(&output);
+    assert!(
+        message.contains("no space left on the disk of"),
+        "{message}"
+    );
+    assert!(message.contains("bytes needed"), "{message}");
+    assert_eq!(std::fs::read_dir(&disk).unwrap().count(), 0, "{message}");
 
     mount(&disk, "remount,size=64m");
     let output = run.launch(&["--quiet"]);
@@ -90,12 +93,13 @@ fn data_that_does_not_fit_is_refused_and_leaves_nothing() {
 }
 
 #[test]
-fn a_disk_full_of_checkpoints_ends_the_run_and_resume_goes_on() {
-    let Some(disk) = disk("disk::a_disk_full_of_checkpoints_ends_the_run_and_resume_goes_on")
+fn a_disk_full_of_checkpoints_ends_the_run_and_a_resume_continues_it() {
+    let Some(disk) =
+        disk("disk::a_disk_full_of_checkpoints_ends_the_run_and_a_resume_continues_it")
     else {
         return;
     };
-    // A checkpoint takes about a megabyte, and none of them goes.
+    // A checkpoint takes about a megabyte, and all are kept.
     mount(&disk, "size=3500k");
     let run = Run::of(small(
         json!({"checkpoint": {"every_samples": 240, "keep": null}}),
@@ -103,14 +107,17 @@ fn a_disk_full_of_checkpoints_ends_the_run_and_resume_goes_on() {
     .placed(disk.join("run"));
     let output = run.launch(&["--quiet", "--procs", "2"]);
     assert_eq!(output.status.code(), Some(1), "{output:?}");
-    let told = said(&output);
-    assert!(told.contains("no space left on the disk of"), "{told}");
-    assert!(told.contains("the last good checkpoint is"), "{told}");
+    let message = said(&output);
+    assert!(
+        message.contains("no space left on the disk of"),
+        "{message}"
+    );
+    assert!(message.contains("the last good checkpoint is"), "{message}");
     let pinned = run.state().unwrap()["pin"]["samples"].as_u64().unwrap();
     assert!(pinned >= 240);
-    assert_eq!(run.worlds().len(), 1, "a full disk is not tried again");
+    assert_eq!(run.worlds().len(), 1, "a full disk is not retried");
 
-    // Still full: said, and nothing lost.
+    // The disk is still full: an error, and no checkpoint is lost.
     let output = run.launch(&["--quiet", "--procs", "2", "--resume"]);
     assert_eq!(output.status.code(), Some(1), "{output:?}");
     assert!(said(&output).contains("no space left on the disk of"));
@@ -127,9 +134,9 @@ fn a_disk_full_of_checkpoints_ends_the_run_and_resume_goes_on() {
 }
 
 #[test]
-fn a_limit_of_the_size_of_files_is_an_error_in_words() {
+fn a_file_size_limit_is_reported_as_an_error() {
     let run = Run::of(small(json!({})));
-    // In blocks of 512 bytes, of which every file of a checkpoint but the small ones has more.
+    // In blocks of 512 bytes; every large file of a checkpoint exceeds the limit.
     let launched = run.start_in_shell("ulimit -f 100", &["--quiet", "--procs", "2"]);
     assert_eq!(launched.wait().code(), Some(1), "{}", run.log());
     let log = run.log();
@@ -142,8 +149,8 @@ fn a_limit_of_the_size_of_files_is_an_error_in_words() {
 }
 
 #[test]
-fn a_disk_that_somebody_else_fills_costs_no_checkpoint() {
-    let Some(disk) = disk("disk::a_disk_that_somebody_else_fills_costs_no_checkpoint") else {
+fn a_disk_filled_by_another_process_loses_no_checkpoint() {
+    let Some(disk) = disk("disk::a_disk_filled_by_another_process_loses_no_checkpoint") else {
         return;
     };
     mount(&disk, "size=16m");

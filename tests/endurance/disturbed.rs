@@ -1,6 +1,6 @@
-//! Runs that are disturbed while they train: resized, killed, stopped, starved. After each, the
-//! global batch is what it was, every sample was consumed exactly once, and the losses are those
-//! of the undisturbed run.
+//! Runs that are disturbed during training: resized, killed, stopped, limited in memory. Afterwards
+//! the global batch is unchanged, every sample was consumed exactly once, and the losses equal
+//! those of the undisturbed run.
 
 use rustix::process::Signal;
 use serde_json::json;
@@ -15,9 +15,9 @@ fn undisturbed(spec: serde_json::Value) -> Run {
 }
 
 fn proved(run: &Run, samples: u64) {
-    let said = run.prove();
-    assert_eq!(said["proved"], true, "{said}");
-    assert_eq!(said["samples"], samples);
+    let proof = run.prove();
+    assert_eq!(proof["proved"], true, "{proof}");
+    assert_eq!(proof["samples"], samples);
 }
 
 /// Every step of the committed history has the same global batch.
@@ -26,7 +26,7 @@ fn constant_batch(run: &Run, batch: u64) {
 }
 
 fn disturbed_by_kill_and_resize(strategy: &str) {
-    // Every drain falls on an evaluation.
+    // Every drain coincides with an evaluation.
     let spec = || {
         small(json!({
             "parallel": {"strategy": strategy},
@@ -56,7 +56,7 @@ fn a_resize_and_a_kill_change_neither_batch_nor_samples_nor_losses() {
 }
 
 #[test]
-fn the_same_holds_for_sharded_ranks() {
+fn a_resize_and_a_kill_change_nothing_under_sharding() {
     disturbed_by_kill_and_resize("fsdp");
 }
 
@@ -68,10 +68,10 @@ fn under_ddp_a_kill_loses_no_step() {
     run.signal_rank(1, 0, Signal::KILL);
     run.wait_for_steps(2, 1);
     assert!(launched.wait().success(), "{}", run.log());
-    // Rank 0 told of its steps until it was killed; the survivors hold at least those.
-    let told = run.generation_steps(1).last().unwrap()["samples"].as_u64();
+    // Rank 0 reported its steps until it was killed; the survivors have at least these.
+    let reported = run.generation_steps(1).last().unwrap()["samples"].as_u64();
     let state = run.state().unwrap();
-    assert!(state["generations"][1]["start_samples"].as_u64() >= told);
+    assert!(state["generations"][1]["start_samples"].as_u64() >= reported);
     proved(&run, 2400);
 }
 
@@ -88,7 +88,7 @@ fn uneven_dealing_keeps_the_batch_on_any_number_of_ranks() {
 }
 
 #[test]
-fn an_interrupt_drains_and_resume_goes_on() {
+fn an_interrupt_drains_and_a_resume_continues() {
     let run = Run::of(small(json!({})));
     run.drained(&["--procs", "2"]);
     let drained = run.state().unwrap()["pin"]["samples"].as_u64().unwrap();
@@ -113,64 +113,64 @@ fn ranks_outlive_a_killed_launcher_only_to_commit() {
         rustix::process::test_kill_process(rank).err()
     });
     proved(&run, 2400);
-    // Nobody read the reports of the steps that the ranks took before they left.
+    // The reports of the ranks' last steps had no reader.
     let steps: Vec<u64> = run.steps().into_keys().collect();
     assert_eq!(steps, (1..=200).collect::<Vec<u64>>());
 
-    // A line that a crash cut off hides nothing.
+    // A line truncated by a crash hides no other line.
     let metrics = run.out().join("gen-2/metrics.jsonl");
     let whole = std::fs::read_to_string(&metrics).unwrap();
     std::fs::write(&metrics, format!("{whole}{}", &whole[..40])).unwrap();
     let shown = run.call("status", &[]);
-    let told = String::from_utf8_lossy(&shown.stdout);
-    assert!(told.contains("2400 of 2400 samples, step 200"), "{told}");
+    let text = String::from_utf8_lossy(&shown.stdout);
+    assert!(text.contains("2400 of 2400 samples, step 200"), "{text}");
     assert!(run.call("report", &[]).status.success());
 }
 
 #[test]
-fn a_frozen_rank_is_lost_like_a_killed_one() {
+fn a_frozen_rank_counts_as_lost() {
     let run = Run::of(small(json!({})));
     let launched = run.start(&["--procs", "3"]);
     run.wait_for_steps(1, 5);
     run.signal_rank(1, 2, Signal::STOP);
     assert!(launched.wait().success(), "{}", run.log());
     assert_eq!(run.worlds(), [3, 2]);
-    // What was seen, not that its launcher killed it then.
+    // The message names the missing heartbeat, not the launcher's kill.
     let shown = run.call("status", &[]).stdout;
-    for told in [run.log(), String::from_utf8_lossy(&shown).into_owned()] {
-        assert!(told.contains("rank 2: no heartbeat for "), "{told}");
-        assert!(!told.contains("signal 9"), "{told}");
+    for text in [run.log(), String::from_utf8_lossy(&shown).into_owned()] {
+        assert!(text.contains("rank 2: no heartbeat for "), "{text}");
+        assert!(!text.contains("signal 9"), "{text}");
     }
     proved(&run, 2400);
 }
 
 #[test]
-fn a_rank_that_freezes_before_the_ranks_have_met_is_the_one_that_is_lost() {
+fn a_rank_that_freezes_before_the_ranks_connect_is_the_lost_one() {
     for frozen in [0, 1] {
         let run = Run::of(small(json!({"budget": {"samples": 600}})));
         let launched = run.start(&["--procs", "3"]);
         run.freeze_at_birth(frozen);
         assert!(launched.wait().success(), "{}", run.log());
         assert_eq!(run.worlds(), [3, 2]);
-        let lost = format!("rank {frozen}: no sign of life for 10 s before the ranks had met");
+        let lost = format!("rank {frozen}: no heartbeat for 10 s before the ranks had connected");
         assert!(run.log().contains(&lost), "{}", run.log());
-        // Those that waited for it are neither lost nor blamed.
+        // The waiting ranks are neither lost nor blamed.
         assert_eq!(run.log().matches("so it was killed").count(), 2);
         proved(&run, 600);
     }
 }
 
 #[test]
-fn ranks_that_have_not_met_leave_when_their_launcher_is_gone() {
+fn unconnected_ranks_exit_when_their_launcher_dies() {
     let run = Run::of(small(json!({"budget": {"samples": 600}})));
     let launched = run.start(&["--procs", "3"]);
     run.freeze_at_birth(1);
-    // The others are there, and wait for it.
+    // The other ranks have started and wait for it.
     for rank in [0, 2] {
         run.rank(1, rank);
     }
     launched.signal(Signal::KILL);
-    // It ends the frozen one, too: a stopped process that becomes an orphan is hung up.
+    // The frozen rank ends too: a stopped process that becomes an orphan gets SIGHUP.
     launched.wait();
     let output = run.launch(&["--quiet", "--procs", "2", "--resume"]);
     assert!(output.status.success(), "{}", said(&output));
@@ -179,7 +179,7 @@ fn ranks_that_have_not_met_leave_when_their_launcher_is_gone() {
 }
 
 #[test]
-fn a_rank_without_memory_leads_to_a_smaller_micro_batch() {
+fn a_rank_out_of_memory_gets_a_smaller_micro_batch() {
     let spec = || small(json!({"batch": {"global": 64, "micro": 64}, "budget": {"samples": 640}}));
     let run = Run::of(spec());
     let output = run.launch(&["--procs", "1", "--quiet", "--rank-memory", "12MiB"]);
@@ -196,7 +196,7 @@ fn a_rank_without_memory_leads_to_a_smaller_micro_batch() {
 }
 
 #[test]
-fn upstreams_back_off_shrinks_the_batch_of_a_run_that_has_not_trained() {
+fn upstreams_back_off_shrinks_the_batch_of_an_untrained_run() {
     let run = Run::of(small(
         json!({"batch": {"global": 64, "micro": 64}, "budget": {"samples": 640}}),
     ));
@@ -212,14 +212,14 @@ fn upstreams_back_off_shrinks_the_batch_of_a_run_that_has_not_trained() {
         assert_eq!(proof, &format!("1 × {micro} × 1 = {micro}"));
     }
     constant_batch(&run, golden[proofs.len() - 1]);
-    let told = said(&output) + &String::from_utf8_lossy(&output.stdout);
-    assert!(told.contains("shrinks the global batch: 64 → 57"), "{told}");
+    let text = said(&output) + &String::from_utf8_lossy(&output.stdout);
+    assert!(text.contains("shrinks the global batch: 64 → 57"), "{text}");
 }
 
 #[test]
 fn a_descent_after_the_batch_has_grown_keeps_the_grown_batch() {
-    // 6 samples a micro-batch; 4 divides the base batch of 12, and not the 18 that it grows to.
-    // The limit below has room for 4 samples, and not for 6.
+    // A micro-batch has 6 samples. 4 divides the base batch of 12, but not the grown batch of 18.
+    // The memory limit below fits 4 samples, but not 6.
     let spec = small(json!({
         "batch": {"global": 12, "micro": 6},
         "elasticity": {"min": 1, "max": 1},
@@ -232,10 +232,10 @@ fn a_descent_after_the_batch_has_grown_keeps_the_grown_batch() {
         (steps.last()?["batch"] == 18).then_some(())
     });
     let asked = run.call("resize", &["1"]).stdout;
-    let told = String::from_utf8_lossy(&asked);
+    let text = String::from_utf8_lossy(&asked);
     assert!(
-        told.contains("asked for 1 process: 1 × 6 × 3 = 18 (base 12)"),
-        "{told}"
+        text.contains("requested 1 process: 1 × 6 × 3 = 18 (base 12)"),
+        "{text}"
     );
     run.drain(launched);
     assert_eq!(run.state().unwrap()["pin"]["batch"], 18);
@@ -246,11 +246,11 @@ fn a_descent_after_the_batch_has_grown_keeps_the_grown_batch() {
     let first = log.lines().next().unwrap();
     assert!(first.contains("1 × 6 × 3 = 18 (base 12)"), "{log}");
     let shown = run.call("status", &[]).stdout;
-    let told = String::from_utf8_lossy(&shown);
-    assert!(told.contains("18 samples, grown from 12"), "{told}");
+    let text = String::from_utf8_lossy(&shown);
+    assert!(text.contains("18 samples, grown from 12"), "{text}");
     assert!(
-        told.contains("plan        1 × 3 × 6 = 18 (base 12)"),
-        "{told}"
+        text.contains("plan        1 × 3 × 6 = 18 (base 12)"),
+        "{text}"
     );
     assert_eq!(
         run.proofs(),
@@ -271,7 +271,7 @@ fn a_descent_after_the_batch_has_grown_keeps_the_grown_batch() {
 }
 
 #[test]
-fn what_ran_out_of_memory_is_tried_again_with_more_of_it() {
+fn a_higher_memory_limit_retries_a_failed_micro_batch() {
     let run = Run::of(small(json!({"batch": {"global": 12, "micro": 6}})));
     let launched = run.start(&["--rank-memory", "2400KiB"]);
     run.wait_for_steps(2, 3);
@@ -285,7 +285,7 @@ fn what_ran_out_of_memory_is_tried_again_with_more_of_it() {
         "{shown}"
     );
 
-    // The same limit again is no reason to try what it did not hold.
+    // With the same limit, the failed micro-batch is not retried.
     let launched = run.start(&["--resume", "--rank-memory", "2400KiB"]);
     run.wait_for_steps(3, 3);
     run.drain(launched);
@@ -300,7 +300,7 @@ fn what_ran_out_of_memory_is_tried_again_with_more_of_it() {
 }
 
 #[test]
-fn a_resize_that_is_taken_back_moves_nothing() {
+fn a_revoked_resize_changes_no_generation() {
     let run = Run::of(small(json!({})));
     let launched = run.start(&["--procs", "2"]);
     run.wait_for_steps(1, 5);
@@ -309,7 +309,7 @@ fn a_resize_that_is_taken_back_moves_nothing() {
             (run.state()?["phase"]["phase"] == wanted).then_some(())
         });
     };
-    // A rank that stands still keeps the others from agreeing on a step to leave at.
+    // A stopped rank keeps the others from agreeing on a step for the drain.
     run.signal_rank(1, 1, Signal::STOP);
     let first = run.calling("resize", &["3"]);
     phase("draining");
@@ -317,16 +317,16 @@ fn a_resize_that_is_taken_back_moves_nothing() {
     run.signal_rank(1, 1, Signal::CONT);
     let first = first.wait_with_output().unwrap();
     assert_eq!(first.status.code(), Some(1), "{first:?}");
-    let told = said(&first);
+    let text = said(&first);
     assert!(
-        told.contains("request 1 for 3 processes gave way to request 2 for 2 processes"),
-        "{told}"
+        text.contains("request 1 for 3 processes was replaced by request 2 for 2 processes"),
+        "{text}"
     );
     assert!(back.status.success(), "{back:?}");
-    let told = String::from_utf8_lossy(&back.stdout);
+    let text = String::from_utf8_lossy(&back.stdout);
     assert!(
-        told.contains("generation 1 trains: 2 × 2 × 3 = 12, as before"),
-        "{told}"
+        text.contains("generation 1 trains: 2 × 2 × 3 = 12, as before"),
+        "{text}"
     );
     assert!(launched.wait().success(), "{}", run.log());
     assert_eq!(run.worlds(), [2]);
@@ -334,7 +334,7 @@ fn a_resize_that_is_taken_back_moves_nothing() {
 }
 
 #[test]
-fn an_absurd_loss_is_told_in_the_log_and_the_report() {
+fn a_diverged_loss_is_shown_in_the_log_and_the_report() {
     let run = Run::of(small(json!({
         "learning_rate": {"peak": 10.0, "shape": "constant", "warmup_samples": 0},
     })));
@@ -366,42 +366,42 @@ fn a_report_can_prove_the_ledger() {
 }
 
 #[test]
-fn memory_for_not_even_one_sample_is_an_error_that_says_so() {
+fn memory_for_less_than_one_sample_is_reported_as_out_of_memory() {
     let run = Run::of(small(json!({})));
     // Enough for weights, gradients and optimiser states.
     let output = run.launch(&["--quiet", "--rank-memory", "1450KiB"]);
     assert_eq!(output.status.code(), Some(1), "{output:?}");
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(said.contains("out of memory"), "{said}");
+    let message = String::from_utf8_lossy(&output.stderr);
+    assert!(message.contains("out of memory"), "{message}");
 }
 
 #[test]
-fn weights_that_do_not_fit_are_told_at_once_and_no_smaller_micro_batch_is_tried() {
+fn weights_that_do_not_fit_are_reported_without_a_descent() {
     for ranks in ["1", "2"] {
         let run = Run::of(small(json!({})));
-        // As much as the plan knows of, and not the engine's own scratch.
+        // Covers what the plan counts, but not the engine's scratch memory.
         let output = run.launch(&["--quiet", "--procs", ranks, "--rank-memory", "1300KiB"]);
         assert_eq!(output.status.code(), Some(1), "{output:?}");
-        let said = String::from_utf8_lossy(&output.stderr);
-        let told = "weights, gradients and optimiser states alone do not fit";
-        assert!(said.contains(told), "{said}");
+        let message = String::from_utf8_lossy(&output.stderr);
+        let expected = "weights, gradients and optimiser states alone do not fit";
+        assert!(message.contains(expected), "{message}");
         assert_eq!(run.worlds().len(), 1, "one generation");
     }
 }
 
 #[test]
-fn a_loss_that_is_no_number_ends_the_run_with_its_last_checkpoint() {
+fn a_nan_loss_ends_the_run_with_its_last_checkpoint() {
     let run = Run::of(small(json!({
         "learning_rate": {"peak": 1000.0, "warmup_samples": 600},
-        // Weights times 1 − rate × decay, every step.
+        // Scales the weights by 1 − rate × decay every step.
         "optimizer": {"gradient_clip": 0.0, "weight_decay": 1.0},
         "checkpoint": {"every_samples": 12},
     })));
     let output = run.launch(&["--quiet"]);
     assert_eq!(output.status.code(), Some(1), "{output:?}");
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(said.contains("at step"), "{said}");
-    assert_eq!(run.worlds().len(), 1, "a NaN is not tried again");
+    let message = String::from_utf8_lossy(&output.stderr);
+    assert!(message.contains("at step"), "{message}");
+    assert_eq!(run.worlds().len(), 1, "a NaN is not retried");
 }
 
 #[test]
@@ -435,8 +435,8 @@ fn a_run_directory_in_use_is_refused() {
     run.wait_for_steps(1, 1);
     let output = run.launch(&["--resume"]);
     assert_eq!(output.status.code(), Some(2), "{output:?}");
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(said.contains("in use by process"), "{said}");
+    let message = String::from_utf8_lossy(&output.stderr);
+    assert!(message.contains("in use by process"), "{message}");
     launched.signal(Signal::TERM);
     assert_eq!(launched.wait().code(), Some(143));
 }
@@ -455,15 +455,21 @@ fn an_edited_checkpoint_is_not_resumed() {
     std::fs::write(&victim, bytes).unwrap();
     let output = run.launch(&["--resume"]);
     assert_ne!(output.status.code(), Some(0));
-    let said = said(&output);
-    assert!(said.contains("model-00001-of-00004.safetensors"), "{said}");
-    assert!(said.contains("this run has no other checkpoint"), "{said}");
+    let message = said(&output);
+    assert!(
+        message.contains("model-00001-of-00004.safetensors"),
+        "{message}"
+    );
+    assert!(
+        message.contains("this run has no other checkpoint"),
+        "{message}"
+    );
 }
 
 #[test]
-fn ranks_killed_while_checkpoints_are_agreed_on_are_lost_like_any_other() {
+fn ranks_killed_during_a_checkpoint_count_as_lost() {
     for delay in [0, 3] {
-        // Every step ends in a checkpoint, so that many kills meet one.
+        // Every step writes a checkpoint, and several kills hit one.
         let run = Run::of(small(
             json!({"checkpoint": {"every_samples": 12, "keep": 2}}),
         ));
@@ -479,7 +485,7 @@ fn ranks_killed_while_checkpoints_are_agreed_on_are_lost_like_any_other() {
 }
 
 #[test]
-fn checkpoints_without_a_word_which_count_are_neither_resumed_nor_deleted() {
+fn checkpoints_without_a_state_are_neither_resumed_nor_deleted() {
     let run = Run::of(small(json!({})));
     run.drained(&["--procs", "2"]);
     let pin = run.state().unwrap()["pin"]["path"]

@@ -1,5 +1,5 @@
-//! Runs of the real binary that train for seconds to minutes and are disturbed meanwhile
-//! (`cargo test --test endurance`).
+//! Runs of the real binary that train for seconds to minutes and are disturbed meanwhile (`cargo
+//! test --test endurance`).
 
 mod disk;
 mod disturbed;

@@ -1,4 +1,4 @@
-//! Runs in which the norm test measures more than it needs to steer.
+//! Runs in which the norm test measures more than its decision needs.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::support::{Run, small};
 
-/// A run of 20 steps whose norm test runs every fourth, and whose batch it may not raise.
+/// A run of 20 steps whose norm test runs every fourth step and may not raise the batch.
 fn run(strategy: &str, procs: &str, coordinate_interval: u64) -> Run {
     let run = Run::of(small(json!({
         "parallel": {"strategy": strategy},
@@ -54,7 +54,7 @@ fn coordinates_are_counted_at_their_own_interval_the_same_in_every_world() {
     for strategy in ["ddp", "fsdp"] {
         let together = shares(&run(strategy, "2", 3));
         for (step, share) in &alone {
-            // Rounding moves the few coordinates that are on the edge.
+            // Rounding moves the few coordinates on the edge.
             let difference = (together[step] - share).abs();
             assert!(difference < 1e-3, "{strategy}, step {step}: {difference}");
         }

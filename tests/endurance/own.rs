@@ -1,5 +1,5 @@
-//! Programs of the user's own in the place of the built-in trainer. The programs are shell scripts:
-//! what is looked at is what they are given and what becomes of them.
+//! External trainers. The trainers are shell scripts; the tests check their arguments, their
+//! environment and their end.
 
 use std::os::unix::fs::PermissionsExt;
 
@@ -8,29 +8,29 @@ use serde_json::{Value, json};
 
 use super::support::{Run, evenkeel, said, wait_for};
 
-/// Says what it was given, saves when it is asked to leave, and ends well once there is a file `stop`
-/// in its run's directory.
+/// Prints its arguments, saves on the drain signal, and succeeds once a file `stop` exists in its
+/// run directory.
 const PROGRAM: &str = r#"
 echo "pid $$ rank $RANK/$WORLD_SIZE local $LOCAL_RANK/$LOCAL_WORLD_SIZE: $*"
 trap '[ "$RANK" = 0 ] && : > "$EVENKEEL_CHECKPOINT_DIR/step-$EVENKEEL_GENERATION"; exit 143' TERM
 while [ ! -e "$EVENKEEL_RUN_DIR/stop" ]; do sleep 0.02; done
 "#;
 
-/// A run of a native recipe whose program is this shell script.
-struct Own {
+/// A run of a native recipe with this shell script as external trainer.
+struct External {
     run: Run,
     program: String,
 }
 
-/// What every command here ends with.
+/// The last arguments of every command here.
 const NUMBERS: [&str; 3] = [
     "{per_device_batch_size}x{gradient_accumulation_steps}",
     "{resume_args}",
     "generation={generation}",
 ];
 
-impl Own {
-    fn new(program: &str) -> Own {
+impl External {
+    fn new(program: &str) -> External {
         let run = Run::of(json!({
             "batch": {"global": 12, "micro": 6},
             "budget": {"samples": 2400},
@@ -39,7 +39,7 @@ impl Own {
         let path = run.scratch().join("program.sh");
         std::fs::write(&path, program).unwrap();
         let program = path.display().to_string();
-        Own { run, program }
+        External { run, program }
     }
 
     fn arguments<'a>(&'a self, procs: &'a str) -> Vec<&'a str> {
@@ -53,7 +53,7 @@ impl Own {
         std::fs::read_to_string(self.run.out().join(log)).unwrap_or_default()
     }
 
-    /// What every rank of a generation says of itself once it runs, without its process.
+    /// First line of every rank of a generation, without its process id.
     fn greetings(&self, generation: u64, world: u64) -> Vec<String> {
         (0..world)
             .map(|rank| {
@@ -89,46 +89,46 @@ impl Own {
 }
 
 #[test]
-fn own_program_is_resized_killed_and_finishes_with_the_same_global_batch() {
-    let own = Own::new(PROGRAM);
-    let launched = own.run.start(&own.arguments("2"));
+fn external_trainer_keeps_its_global_batch_over_a_resize_and_a_kill() {
+    let external = External::new(PROGRAM);
+    let launched = external.run.start(&external.arguments("2"));
     assert_eq!(
-        own.greetings(1, 2),
+        external.greetings(1, 2),
         [
             "0/2 local 0/2: 6x1 generation=1",
             "1/2 local 1/2: 6x1 generation=1"
         ]
     );
-    own.resize("1");
+    external.resize("1");
     let from = |step| format!("--from RUN/checkpoints/step-{step}");
     assert_eq!(
-        own.greetings(2, 1),
+        external.greetings(2, 1),
         [format!("0/1 local 0/1: 6x2 {} generation=2", from(1))]
     );
-    own.resize("3");
-    let third = own.greetings(3, 3);
+    external.resize("3");
+    let third = external.greetings(3, 3);
     assert_eq!(
         third[2],
         format!("2/3 local 2/3: 4x1 {} generation=3", from(2))
     );
-    // A process that is killed is a device that is gone; the others hang, as in a collective.
-    kill_process(own.pid(3, 1), Signal::KILL).unwrap();
-    let fourth = own.greetings(4, 2);
+    // A killed process counts as a lost device; the others hang, as in a collective.
+    kill_process(external.pid(3, 1), Signal::KILL).unwrap();
+    let fourth = external.greetings(4, 2);
     assert_eq!(
         fourth[0],
         format!("0/2 local 0/2: 6x1 {} generation=4", from(2))
     );
 
-    let status = own.run.call("status", &["-o", "json"]);
+    let status = external.run.call("status", &["-o", "json"]);
     let status: Value = serde_json::from_slice(&status.stdout).unwrap();
     assert_eq!(status["phase"], "running");
     let shown = status["own"]["ranks"][1]["last_line"].as_str().unwrap();
     assert!(shown.contains("rank 1/2 local 1/2: 6x1"), "{status:#}");
-    own.stop();
-    assert!(launched.wait().success(), "{}", own.run.log());
-    assert_eq!(own.run.worlds(), [2, 1, 3, 2]);
+    external.stop();
+    assert!(launched.wait().success(), "{}", external.run.log());
+    assert_eq!(external.run.worlds(), [2, 1, 3, 2]);
     assert_eq!(
-        own.run.proofs(),
+        external.run.proofs(),
         [
             "2 × 6 × 1 = 12",
             "1 × 6 × 2 = 12",
@@ -136,11 +136,11 @@ fn own_program_is_resized_killed_and_finishes_with_the_same_global_batch() {
             "2 × 6 × 1 = 12"
         ]
     );
-    // The terminal shows what each rank prints, with its number.
-    let log = own.run.log();
+    // The terminal shows each rank's output with its number.
+    let log = external.run.log();
     assert!(log.contains("Rank 2: pid "), "{log}");
     assert!(log.contains("lost rank 1: killed by signal 9"), "{log}");
-    let text = own.run.call("status", &[]);
+    let text = external.run.call("status", &[]);
     let text = String::from_utf8(text.stdout).unwrap();
     assert!(
         text.contains("finished") && text.contains("rank 1"),
@@ -149,12 +149,12 @@ fn own_program_is_resized_killed_and_finishes_with_the_same_global_batch() {
 }
 
 #[test]
-fn own_program_finds_the_environment_of_torchrun_and_the_plan() {
-    let own = Own::new("env; echo the end; exit 0");
-    let output = own.run.launch(&own.arguments("3"));
+fn external_trainer_gets_the_environment_of_torchrun_and_the_plan() {
+    let external = External::new("env; echo the end; exit 0");
+    let output = external.run.launch(&external.arguments("3"));
     assert!(output.status.success(), "{}", said(&output));
     let value = |rank: u64, name: &str| {
-        let log = own.log(1, rank);
+        let log = external.log(1, rank);
         let line = log
             .lines()
             .find_map(|line| line.strip_prefix(&format!("{name}=")));
@@ -182,121 +182,125 @@ fn own_program_finds_the_environment_of_torchrun_and_the_plan() {
             assert_eq!(value(rank, name), expected, "{name}");
         }
         assert_eq!(value(rank, "MASTER_PORT"), value(0, "MASTER_PORT"));
-        assert!(own.log(1, rank).ends_with("the end\n"));
+        assert!(external.log(1, rank).ends_with("the end\n"));
     }
-    let checkpoints = own.run.out().join("checkpoints");
+    let checkpoints = external.run.out().join("checkpoints");
     assert_eq!(
         value(0, "EVENKEEL_CHECKPOINT_DIR"),
         checkpoints.display().to_string()
     );
     assert!(
-        !own.log(1, 0).contains("EVENKEEL_CHECKPOINT="),
-        "there is none yet"
+        !external.log(1, 0).contains("EVENKEEL_CHECKPOINT="),
+        "no checkpoint exists yet"
     );
 }
 
 #[test]
-fn own_program_that_ignores_the_signal_is_killed_after_its_time() {
-    let own = Own::new(&PROGRAM.replace("trap '", "trap '' TERM; : '"));
-    let launched = own.run.start(&own.arguments("2"));
-    own.greetings(1, 2);
-    own.resize("3");
-    own.greetings(2, 3);
-    own.stop();
-    assert!(launched.wait().success(), "{}", own.run.log());
-    assert_eq!(own.run.worlds(), [2, 3]);
-    let log = own.run.log();
+fn external_trainer_that_ignores_the_drain_signal_is_killed_after_its_time_limit() {
+    let external = External::new(&PROGRAM.replace("trap '", "trap '' TERM; : '"));
+    let launched = external.run.start(&external.arguments("2"));
+    external.greetings(1, 2);
+    external.resize("3");
+    external.greetings(2, 3);
+    external.stop();
+    assert!(launched.wait().success(), "{}", external.run.log());
+    assert_eq!(external.run.worlds(), [2, 3]);
+    let log = external.run.log();
     assert!(
-        log.contains("rank 0, rank 1 did not leave within 1 s"),
+        log.contains("rank 0, rank 1 did not exit within 1 s"),
         "{log}"
     );
 }
 
 #[test]
-fn own_program_that_always_fails_is_tried_four_times() {
-    let own = Own::new("echo no such dataset >&2; exit 3");
-    let output = own.run.launch(&own.arguments("2"));
+fn external_trainer_that_always_fails_is_started_four_times() {
+    let external = External::new("echo no such dataset >&2; exit 3");
+    let output = external.run.launch(&external.arguments("2"));
     assert_eq!(output.status.code(), Some(1), "{}", said(&output));
     assert!(said(&output).contains("exit code 3"), "{}", said(&output));
-    assert_eq!(own.run.worlds(), [2, 2, 2, 2]);
-    assert!(own.log(4, 1).contains("no such dataset"));
+    assert_eq!(external.run.worlds(), [2, 2, 2, 2]);
+    assert!(external.log(4, 1).contains("no such dataset"));
 }
 
 #[test]
-fn own_program_that_leaves_unasked_is_tried_four_times_too() {
-    // 143 is what it says after the drain signal; by itself it would leave again and again.
-    let own = Own::new("exit 143");
-    let output = own.run.launch(&own.arguments("2"));
+fn external_trainer_that_exits_with_143_unasked_is_started_four_times() {
+    // 143 is the exit code after a drain signal; here the trainer exits with it without a signal.
+    let external = External::new("exit 143");
+    let output = external.run.launch(&external.arguments("2"));
     assert_eq!(output.status.code(), Some(1), "{}", said(&output));
     assert!(
         said(&output).contains("nobody had asked it to"),
         "{}",
         said(&output)
     );
-    assert_eq!(own.run.worlds().len(), 4);
+    assert_eq!(external.run.worlds().len(), 4);
 }
 
 #[test]
-fn own_program_is_started_where_its_run_began_wherever_it_is_resumed() {
-    let own = Own::new(&format!("pwd\n{PROGRAM}"));
+fn external_trainer_resumes_in_its_original_working_directory() {
+    let external = External::new(&format!("pwd\n{PROGRAM}"));
     let (here, there) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let launch = |from: &std::path::Path, arguments: &[&str]| {
-        own.run
+        external
+            .run
             .start_in_shell(&format!("cd '{}'", from.display()), arguments)
     };
-    let launched = launch(here.path(), &own.arguments("1"));
+    let launched = launch(here.path(), &external.arguments("1"));
     wait_for("the program", || {
-        own.log(1, 0).contains("pid ").then_some(())
+        external.log(1, 0).contains("pid ").then_some(())
     });
-    own.run.drain(launched);
+    external.run.drain(launched);
     let launched = launch(there.path(), &["--procs", "1", "--resume"]);
     wait_for("the program again", || {
-        own.log(2, 0).contains("pid ").then_some(())
+        external.log(2, 0).contains("pid ").then_some(())
     });
     let began = here.path().canonicalize().unwrap();
     for generation in [1, 2] {
-        assert_eq!(own.first_line(generation, 0), began.display().to_string());
+        assert_eq!(
+            external.first_line(generation, 0),
+            began.display().to_string()
+        );
     }
-    own.stop();
-    assert!(launched.wait().success(), "{}", own.run.log());
+    external.stop();
+    assert!(launched.wait().success(), "{}", external.run.log());
 }
 
 #[test]
-fn own_program_is_not_resumed_with_another_place_for_its_checkpoints() {
-    let own = Own::new(PROGRAM);
-    let launched = own.run.start(&own.arguments("1"));
-    own.greetings(1, 1);
-    own.run.drain(launched);
+fn external_trainer_does_not_resume_with_another_checkpoint_directory() {
+    let external = External::new(PROGRAM);
+    let launched = external.run.start(&external.arguments("1"));
+    external.greetings(1, 1);
+    external.run.drain(launched);
     let elsewhere = ["--procs", "1", "--resume", "trainer.checkpoint_dir=mine"];
-    let refused = own.run.launch(&elsewhere);
+    let refused = external.run.launch(&elsewhere);
     assert_eq!(refused.status.code(), Some(2), "{}", said(&refused));
     assert!(
-        said(&refused).contains("now they are said to be in mine"),
+        said(&refused).contains("but the recipe now sets `mine`"),
         "{}",
         said(&refused)
     );
 }
 
 #[test]
-fn own_program_that_makes_progress_may_fail_as_often_as_it_likes() {
-    // Six failures, each after another checkpoint.
+fn external_trainer_that_makes_progress_may_fail_any_number_of_times() {
+    // Six failures, each after a new checkpoint.
     let program = r#"[ "$EVENKEEL_GENERATION" -gt 6 ] && exit 0
         : > "$EVENKEEL_CHECKPOINT_DIR/step-$EVENKEEL_GENERATION"; exit 9"#;
-    let own = Own::new(program);
-    let output = own.run.launch(&own.arguments("1"));
+    let external = External::new(program);
+    let output = external.run.launch(&external.arguments("1"));
     assert!(output.status.success(), "{}", said(&output));
-    assert_eq!(own.run.worlds().len(), 7);
+    assert_eq!(external.run.worlds().len(), 7);
 }
 
 #[test]
-fn own_program_without_memory_goes_on_with_a_smaller_micro_batch() {
+fn external_trainer_out_of_memory_continues_with_a_smaller_micro_batch() {
     let program = r#"case "$1" in 6x*|4x*)
         echo 'torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB' >&2; exit 1;;
         esac"#;
-    let own = Own::new(program);
-    let output = own.run.launch(&own.arguments("1"));
+    let external = External::new(program);
+    let output = external.run.launch(&external.arguments("1"));
     assert!(output.status.success(), "{}", said(&output));
-    let proofs = own.run.proofs();
+    let proofs = external.run.proofs();
     assert_eq!(
         proofs,
         ["1 × 6 × 2 = 12", "1 × 4 × 3 = 12", "1 × 3 × 4 = 12"]
@@ -304,55 +308,56 @@ fn own_program_without_memory_goes_on_with_a_smaller_micro_batch() {
 }
 
 #[test]
-fn nothing_of_an_older_generation_lives_on() {
-    // A child that its parent leaves behind, as a data loader's worker that nobody waits for.
-    let own = Own::new(&format!("sleep 1000 & echo child $! >&2\n{PROGRAM}"));
-    let launched = own.run.start(&own.arguments("1"));
+fn no_process_of_an_older_generation_survives() {
+    // A child left behind by its parent, like a data loader's worker.
+    let external = External::new(&format!("sleep 1000 & echo child $! >&2\n{PROGRAM}"));
+    let launched = external.run.start(&external.arguments("1"));
     let child = wait_for("the child", || {
-        let log = own.log(1, 0);
+        let log = external.log(1, 0);
         let line = log.lines().find(|line| line.starts_with("child "))?;
         Pid::from_raw(line.strip_prefix("child ")?.parse().ok()?)
     });
     wait_for("the program", || {
-        own.log(1, 0).contains("pid ").then_some(())
+        external.log(1, 0).contains("pid ").then_some(())
     });
     assert!(test_kill_process(child).is_ok());
-    own.resize("2");
+    external.resize("2");
     wait_for("the child's end", || {
         test_kill_process(child).is_err().then_some(())
     });
-    own.stop();
-    assert!(launched.wait().success(), "{}", own.run.log());
+    external.stop();
+    assert!(launched.wait().success(), "{}", external.run.log());
 }
 
 #[test]
-fn ranks_of_a_dead_launcher_leave_and_the_run_goes_on_without_its_command() {
-    let own = Own::new(PROGRAM);
-    let launched = own.run.start(&own.arguments("2"));
-    own.greetings(1, 2);
+fn ranks_of_a_dead_launcher_exit_and_a_resume_needs_no_command() {
+    let external = External::new(PROGRAM);
+    let launched = external.run.start(&external.arguments("2"));
+    external.greetings(1, 2);
     launched.signal(Signal::KILL);
     launched.wait();
-    // They hear of it, and save.
+    // The ranks receive the drain signal and save.
     wait_for("the checkpoint", || {
-        own.run
+        external
+            .run
             .out()
             .join("checkpoints/step-1")
             .exists()
             .then_some(())
     });
-    let launched = own.run.start(&["--procs", "3", "--resume"]);
+    let launched = external.run.start(&["--procs", "3", "--resume"]);
     assert_eq!(
-        own.greetings(2, 3)[0],
+        external.greetings(2, 3)[0],
         "0/3 local 0/3: 4x1 --from RUN/checkpoints/step-1 generation=2"
     );
-    own.run.drain(launched);
-    assert!(own.run.out().join("checkpoints/step-2").exists());
-    let status = own.run.call("status", &[]);
+    external.run.drain(launched);
+    assert!(external.run.out().join("checkpoints/step-2").exists());
+    let status = external.run.call("status", &[]);
     let status = String::from_utf8(status.stdout).unwrap();
     assert!(status.contains("drained, resumable"), "{status}");
-    let proof = own.run.call("status", &["--ledger"]);
+    let proof = external.run.call("status", &["--ledger"]);
     assert!(
-        said(&proof).contains("the user's own program trains"),
+        said(&proof).contains("the user's external program trains"),
         "{}",
         said(&proof)
     );

@@ -1,5 +1,5 @@
-//! Launches that are refused: nothing is started, nothing is left behind, and what is said has a way
-//! out. And those that look as if they should be, and are not.
+//! Refused launches: no process starts, no file stays, and the message names a remedy. Also
+//! launches that look invalid and are accepted.
 
 use std::collections::BTreeSet;
 use std::os::unix::ffi::OsStrExt;
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::support::{Run, evenkeel, said, small};
 
-/// A model's directory with nothing but its `config.json`.
+/// A model directory with only its `config.json`.
 fn config_only(directory: &Path) -> Value {
     let config = json!({
         "model_type": "llama", "hidden_size": 64, "intermediate_size": 128,
@@ -22,7 +22,7 @@ fn config_only(directory: &Path) -> Value {
 }
 
 #[test]
-fn a_refused_launch_leaves_nothing() {
+fn a_refused_launch_leaves_no_files() {
     let place = tempfile::tempdir().unwrap();
     let broken = place.path().join("broken.jsonl");
     std::fs::write(&broken, "{\"text\": \"abc\"}\n{\"text\": 7}\n").unwrap();
@@ -40,9 +40,9 @@ fn a_refused_launch_leaves_nothing() {
     let mut wrong_weights = config_only(&model);
     std::fs::write(model.join("model.safetensors"), "half of it").unwrap();
     wrong_weights = json!({"model": wrong_weights});
-    // This one is noticed when the data is prepared already.
+    // This problem is detected only after the data are prepared.
     let mut whole_batches = with_data(&short);
-    // The recipe is worth a warning, too.
+    // The recipe also has a warning.
     whole_batches["batch"] = json!({"last_batch": "drop"});
     whole_batches["optimizer"] = json!({"name": "adamw_8bit"});
     for (changes, code, expected) in [
@@ -64,29 +64,29 @@ fn a_refused_launch_leaves_nothing() {
         let run = Run::of(small(changes.clone()));
         let output = run.launch(&["--procs", "2"]);
         assert_eq!(output.status.code(), Some(code), "{changes}: {output:?}");
-        let told = said(&output);
-        assert!(told.contains(expected), "{changes}: {told}");
-        // A rule points at the place.
+        let message = said(&output);
+        assert!(message.contains(expected), "{changes}: {message}");
+        // A rule points at the line.
         assert_eq!(
-            told.contains("recipe.yaml:1:"),
+            message.contains("recipe.yaml:1:"),
             code == 1,
-            "{changes}: {told}"
+            "{changes}: {message}"
         );
-        // What was said before the data were counted is not said again.
-        let problems = told.lines().filter(|line| {
+        // Diagnostics printed before the data were counted are not repeated.
+        let problems = message.lines().filter(|line| {
             ["error[", "warning["]
                 .iter()
                 .any(|start| line.starts_with(start))
         });
         let problems: Vec<&str> = problems.collect();
         let distinct: BTreeSet<&&str> = problems.iter().collect();
-        assert_eq!(distinct.len(), problems.len(), "{told}");
-        assert!(!run.out().exists(), "{changes}: {told}");
+        assert_eq!(distinct.len(), problems.len(), "{message}");
+        assert!(!run.out().exists(), "{changes}: {message}");
     }
 }
 
 #[test]
-fn a_refused_resume_leaves_the_run_as_it_was() {
+fn a_refused_resume_leaves_the_run_unchanged() {
     let place = tempfile::tempdir().unwrap();
     let corpus = place.path().join("corpus.jsonl");
     std::fs::write(&corpus, "{\"text\": \"abcdefgh\"}\n".repeat(100)).unwrap();
@@ -103,22 +103,25 @@ fn a_refused_resume_leaves_the_run_as_it_was() {
     std::fs::write(&corpus, "{\"text\": \"other\"}\n".repeat(100)).unwrap();
     let output = run.launch(&["--resume", "--rank-memory", "1GiB"]);
     assert_eq!(output.status.code(), Some(2), "{output:?}");
-    let told = said(&output);
-    assert!(told.contains("changed: training data"), "{told}");
+    let message = said(&output);
+    assert!(message.contains("changed: training data"), "{message}");
     assert_eq!(std::fs::read(run.out().join("run.json")).unwrap(), before);
 
-    // Without the data there is still the run, which knows what it began with.
+    // Without the data, the run record still knows the original data.
     std::fs::remove_dir_all(run.out().join("data")).unwrap();
     let output = run.launch(&["--resume"]);
     assert_eq!(output.status.code(), Some(2), "{output:?}");
-    let told = said(&output);
-    assert!(told.contains("the run began with other data"), "{told}");
+    let message = said(&output);
+    assert!(
+        message.contains("the run began with other data"),
+        "{message}"
+    );
     assert!(!run.out().join("data").exists());
     assert_eq!(std::fs::read(run.out().join("run.json")).unwrap(), before);
 }
 
 #[test]
-fn a_global_batch_of_the_command_line_counts_in_every_plan_of_the_run() {
+fn a_global_batch_from_the_command_line_applies_to_every_plan_of_the_run() {
     let run = Run::of(small(json!({
         "batch": {"global": null, "micro": 2, "accumulation": 3, "gpus": 2},
         "budget": {"samples": 96},
@@ -131,13 +134,16 @@ fn a_global_batch_of_the_command_line_counts_in_every_plan_of_the_run() {
 }
 
 #[test]
-fn a_place_that_is_taken_by_something_else_is_left_as_it_is() {
+fn a_directory_with_unrelated_files_stays_unchanged() {
     let run = Run::of(small(json!({})));
     std::fs::write(run.out(), "mine").unwrap();
     let output = run.launch(&[]);
     assert_eq!(output.status.code(), Some(2), "{output:?}");
-    let told = said(&output);
-    assert!(told.contains("give another place with --out"), "{told}");
+    let message = said(&output);
+    assert!(
+        message.contains("set another directory with --out"),
+        "{message}"
+    );
     assert_eq!(std::fs::read(run.out()).unwrap(), b"mine");
 
     std::fs::remove_file(run.out()).unwrap();
@@ -146,29 +152,29 @@ fn a_place_that_is_taken_by_something_else_is_left_as_it_is() {
     std::fs::write(&corpus, "mine").unwrap();
     let output = run.launch(&[]);
     assert_eq!(output.status.code(), Some(2), "{output:?}");
-    assert!(said(&output).contains("other things than a run (data)"));
+    assert!(said(&output).contains("files that are not part of a run (data)"));
     assert_eq!(std::fs::read(corpus).unwrap(), b"mine");
     assert_eq!(std::fs::read_dir(run.out()).unwrap().count(), 1);
 }
 
 #[test]
-fn a_model_of_which_only_the_config_is_there_starts_from_random_weights() {
+fn a_model_with_only_a_config_starts_from_random_weights() {
     let model = tempfile::tempdir().unwrap();
     let run = Run::of(small(json!({
         "model": config_only(model.path()), "budget": {"samples": 24},
     })));
     let output = run.launch(&["--quiet"]);
     assert!(output.status.success(), "{}", said(&output));
-    let told = said(&output);
+    let message = said(&output);
     assert!(
-        told.contains("holds no weights: starting from random"),
-        "{told}"
+        message.contains("contains no weights: the run starts from random"),
+        "{message}"
     );
     assert_eq!(run.prove()["proved"], true);
 }
 
 #[test]
-fn a_name_that_is_not_utf_8_is_refused_before_anything_is_written() {
+fn a_path_that_is_not_utf_8_is_refused_before_any_file_is_written() {
     let run = Run::of(small(json!({"budget": {"samples": 24}})));
     let name = std::ffi::OsStr::from_bytes(b"caf\xe9");
     let run = run.beside(name);
@@ -179,18 +185,18 @@ fn a_name_that_is_not_utf_8_is_refused_before_anything_is_written() {
 }
 
 #[test]
-fn states_beyond_the_memory_of_a_rank_are_refused_before_anything_is_written() {
+fn states_beyond_a_ranks_memory_are_refused_before_any_file_is_written() {
     let run = Run::of(small(json!({"budget": {"samples": 24}})));
     let output = run.launch(&["--quiet", "--rank-memory", "64KiB"]);
     assert_eq!(output.status.code(), Some(1), "{output:?}");
-    let told = said(&output);
-    assert!(told.contains("error[rank-memory]"), "{told}");
-    assert!(told.contains("a rank may use 64.0 KiB"), "{told}");
+    let message = said(&output);
+    assert!(message.contains("error[rank-memory]"), "{message}");
+    assert!(message.contains("a rank may use 64.0 KiB"), "{message}");
     assert!(!run.out().exists());
 }
 
 #[test]
-fn launches_at_once_without_a_place_have_one_each() {
+fn concurrent_launches_get_separate_directories() {
     let run = Run::of(small(json!({"budget": {"samples": 24}})));
     let launch = || {
         let mut launch = evenkeel();
@@ -213,7 +219,7 @@ fn launches_at_once_without_a_place_have_one_each() {
 }
 
 #[test]
-fn two_flags_that_ask_for_different_worlds_are_refused() {
+fn flags_for_different_worlds_are_refused() {
     let run = Run::of(small(json!({"budget": {"samples": 24}})));
     let output = run.launch(&["--procs", "2", "--gpus", "3"]);
     assert_eq!(output.status.code(), Some(2), "{output:?}");

@@ -1,4 +1,4 @@
-//! Signals at every stage of a launch: while its data are prepared, while it waits, while it trains.
+//! Signals at every stage of a launch: during data preparation, waiting and training.
 
 use std::path::{Path, PathBuf};
 
@@ -26,12 +26,16 @@ fn with_data(path: &Path) -> Value {
 fn ended(run: &Run, launched: Launched, signal: Signal) -> Option<i32> {
     launched.signal(signal);
     let code = launched.wait().code();
-    assert!(run.log().contains("nothing was started"), "{}", run.log());
+    assert!(
+        run.log().contains("no process was started"),
+        "{}",
+        run.log()
+    );
     code
 }
 
 #[test]
-fn a_signal_while_data_are_prepared_leaves_nothing() {
+fn a_signal_during_data_preparation_leaves_no_files() {
     let place = tempfile::tempdir().unwrap();
     let corpus = corpus(place.path());
     for (signal, code) in [(Signal::INT, 130), (Signal::TERM, 143), (Signal::HUP, 129)] {
@@ -46,10 +50,10 @@ fn a_signal_while_data_are_prepared_leaves_nothing() {
 }
 
 #[test]
-fn a_signal_before_a_resumed_run_trains_leaves_it_as_it_was() {
+fn a_signal_before_a_resumed_run_trains_leaves_it_unchanged() {
     let run = Run::of(small(json!({})));
     run.drained(&["--procs", "2"]);
-    // What an old rank holds until it is gone keeps a resume waiting.
+    // The lock of a running old rank makes a resume wait.
     let rank = std::fs::File::open(run.out().join("gen-1/ranks.lock")).unwrap();
     rank.lock_shared().unwrap();
     let files = || ["run.json", "state.json"].map(|name| std::fs::read(run.out().join(name)).ok());

@@ -1,5 +1,5 @@
-//! What tests that drive the real binary share: runs in temporary directories, ways to watch them
-//! and to disturb them. Waiting is always for a condition, with a deadline.
+//! Shared parts of tests that drive the real binary: runs in temporary directories, and ways to
+//! watch and disturb them. Every wait has a condition and a deadline.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-/// Longer than anything here takes on a busy machine; reaching it is a failure, not a delay.
+/// Longer than any step here takes on a busy machine; reaching it is a failure.
 const DEADLINE: Duration = Duration::from_secs(240);
 
 /// The binary under test.
@@ -16,14 +16,14 @@ pub fn evenkeel() -> Command {
     Command::new(env!("CARGO_BIN_EXE_evenkeel"))
 }
 
-/// A run in a directory of its own.
+/// A run in a temporary directory.
 pub struct Run {
     directory: tempfile::TempDir,
     recipe: PathBuf,
     out: PathBuf,
 }
 
-/// A launched run; it is killed when the test ends early.
+/// A launched run; dropping it kills the launcher.
 pub struct Launched {
     child: Child,
 }
@@ -42,7 +42,7 @@ impl Launched {
         rustix::process::kill_process(pid, signal).unwrap();
     }
 
-    /// Its process.
+    /// Process id of the launcher.
     pub fn id(&self) -> u32 {
         self.child.id()
     }
@@ -53,14 +53,17 @@ impl Launched {
     }
 }
 
-/// Waits until `look` finds something.
+/// Waits until `look` returns a value.
 pub fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let start = Instant::now();
     loop {
         if let Some(found) = look() {
             return found;
         }
-        assert!(start.elapsed() < DEADLINE, "waited in vain for {what}");
+        assert!(
+            start.elapsed() < DEADLINE,
+            "timeout while waiting for {what}"
+        );
         std::thread::sleep(Duration::from_millis(20));
     }
 }
@@ -76,7 +79,7 @@ impl Run {
             "metadata": {"name": "run"},
             "spec": spec,
         });
-        // JSON is YAML.
+        // YAML parsers read JSON.
         std::fs::write(&recipe, document.to_string()).unwrap();
         Run {
             out: directory.path().join("out"),
@@ -85,18 +88,18 @@ impl Run {
         }
     }
 
-    /// The same with its directory elsewhere.
+    /// Moves the run directory to `out`.
     pub fn placed(self, out: PathBuf) -> Run {
         Run { out, ..self }
     }
 
-    /// The same with its directory in the same place, called `name`.
+    /// Renames the run directory to `name`.
     pub fn beside(self, name: &std::ffi::OsStr) -> Run {
         let out = self.directory.path().join(name);
         self.placed(out)
     }
 
-    /// A run of a recipe file that stands elsewhere.
+    /// A run of an existing recipe file.
     pub fn of_file(recipe: &Path) -> Run {
         let directory = tempfile::tempdir().unwrap();
         Run {
@@ -106,12 +109,11 @@ impl Run {
         }
     }
 
-    /// Where the recipe's own files may be put.
+    /// Temporary directory for the recipe's files.
     pub fn scratch(&self) -> &Path {
         self.directory.path()
     }
 
-    /// The run's directory.
     pub fn out(&self) -> PathBuf {
         self.out.clone()
     }
@@ -127,7 +129,7 @@ impl Run {
         command
     }
 
-    /// Launches and waits.
+    /// Launches and waits for the end.
     pub fn launch(&self, arguments: &[&str]) -> Output {
         self.command(arguments).output().unwrap()
     }
@@ -137,8 +139,7 @@ impl Run {
         self.start_by(self.command(arguments))
     }
 
-    /// Launches in the background what hears of a hangup, also where these tests themselves do not
-    /// (`nohup`).
+    /// Launches in the background with SIGHUP enabled, even if the tests run under `nohup`.
     pub fn start_with_hangups(&self, arguments: &[&str]) -> Launched {
         let launch = self.command(arguments);
         let mut env = Command::new("env");
@@ -148,12 +149,12 @@ impl Run {
         self.start_by(env)
     }
 
-    /// Launches in the background as `nohup` does: a hangup is ignored.
+    /// Launches in the background with SIGHUP ignored, as under `nohup`.
     pub fn start_without_hangups(&self, arguments: &[&str]) -> Launched {
         self.start_in_shell("trap '' HUP", arguments)
     }
 
-    /// Launches in the background what a shell becomes once it has done something.
+    /// Launches in the background through a shell that first runs `first`.
     pub fn start_in_shell(&self, first: &str, arguments: &[&str]) -> Launched {
         let launch = self.command(arguments);
         let mut shell = Command::new("sh");
@@ -164,7 +165,7 @@ impl Run {
         self.start_by(shell)
     }
 
-    /// Launches, lets the first generation take some steps, and interrupts it: it drains.
+    /// Launches, lets the first generation take some steps, and drains it by an interrupt.
     pub fn drained(&self, arguments: &[&str]) {
         let launched = self.start(arguments);
         self.wait_for_steps(1, 5);
@@ -188,7 +189,7 @@ impl Run {
         Launched { child }
     }
 
-    /// What a launch in the background printed.
+    /// Output of a launch in the background.
     pub fn log(&self) -> String {
         std::fs::read_to_string(self.scratch().join("launch.log")).unwrap_or_default()
     }
@@ -198,7 +199,7 @@ impl Run {
         self.calling(name, arguments).wait_with_output().unwrap()
     }
 
-    /// The same in the background.
+    /// As [`Self::call`], in the background.
     pub fn calling(&self, name: &str, arguments: &[&str]) -> Child {
         evenkeel()
             .arg(name)
@@ -226,7 +227,7 @@ impl Run {
             .collect()
     }
 
-    /// The batch arithmetic of its generations.
+    /// The formulas of its generations.
     pub fn proofs(&self) -> Vec<String> {
         let state = self.state().expect("a state");
         let generations = state["generations"].as_array().unwrap();
@@ -236,8 +237,8 @@ impl Run {
             .collect()
     }
 
-    /// The steps of the committed history by number: of each generation those up to where the next
-    /// one began.
+    /// The steps of the committed history by number: of each generation those before the start of
+    /// the next one.
     pub fn steps(&self) -> BTreeMap<u64, Value> {
         let state = self.state().expect("a state");
         let generations = state["generations"].as_array().unwrap();
@@ -301,8 +302,8 @@ impl Run {
         rustix::process::kill_process(self.rank(generation, rank), signal).unwrap();
     }
 
-    /// Stops a rank of the first generation as soon as its process is there: a process needs longer
-    /// to load than it takes to be found.
+    /// Stops a rank of the first generation once its process exists. Finding a process is faster
+    /// than its start.
     pub fn freeze_at_birth(&self, rank: u64) {
         let start = Instant::now();
         let pid = loop {
@@ -314,13 +315,13 @@ impl Run {
         rustix::process::kill_process(pid, rustix::process::Signal::STOP).unwrap();
     }
 
-    /// Proves the ledger, and returns what was said.
+    /// Proves the ledger and returns the result.
     pub fn prove(&self) -> Value {
         let output = self.call("status", &["--ledger", "-o", "json"]);
-        let said: Value = serde_json::from_slice(&output.stdout)
+        let proof: Value = serde_json::from_slice(&output.stdout)
             .unwrap_or_else(|_| panic!("{}", String::from_utf8_lossy(&output.stderr)));
-        assert_eq!(output.status.code() == Some(0), said["proved"] == true);
-        said
+        assert_eq!(output.status.code() == Some(0), proof["proved"] == true);
+        proof
     }
 }
 
@@ -348,12 +349,12 @@ fn find_rank(run: &Path, generation: u64, rank: u64) -> Option<rustix::process::
         })
 }
 
-/// What a command printed on standard error.
+/// Standard error of a command.
 pub fn said(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// A model that trains some tens of steps a second on a synthetic language.
+/// A small model on a synthetic language, at some tens of steps a second.
 pub fn small(changes: Value) -> Value {
     let mut spec = serde_json::json!({
         "objective": "language-modelling",

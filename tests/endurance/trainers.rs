@@ -1,9 +1,9 @@
-//! Real trainers of somebody else's in the place of the built-in one: a PyTorch script with
-//! DistributedDataParallel on gloo, and Hugging Face's Trainer. Both are resized, lose a rank, are
-//! stopped and resumed; what they were fed is compared with a run that nothing disturbed, sample by
-//! sample.
+//! Real external trainers: a PyTorch script with DistributedDataParallel on gloo, and Hugging
+//! Face's Trainer. Both are resized, lose a rank, are stopped and resumed. Their samples are
+//! compared one by one with those of an undisturbed run.
 //!
-//! They need a Python with torch (and transformers and accelerate): `EVENKEEL_PYTHON`, or `python3`.
+//! The tests need a Python with torch (and transformers and accelerate): `EVENKEEL_PYTHON`, or
+//! `python3`.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ use super::support::{Run, wait_for};
 /// The global batch of both recipes: 2 × 6 × 1, 1 × 6 × 2, 3 × 4 × 1.
 const BATCH: usize = 12;
 
-/// The Python to test with; `None`, said aloud, where it lacks a module.
+/// The Python interpreter for the tests; `None` and a message if it lacks a module.
 fn python(modules: &str) -> Option<PathBuf> {
     let python =
         std::env::var_os("EVENKEEL_PYTHON").map_or_else(|| "python3".into(), PathBuf::from);
@@ -40,13 +40,13 @@ fn own_file(path: &str) -> String {
     root.join(path).display().to_string()
 }
 
-/// What the steps of a generation were fed: by step the samples of all ranks, and the loss.
+/// The samples of all ranks and the loss, by step of a generation.
 type Fed = BTreeMap<u64, (Vec<u64>, Option<f64>)>;
 
-/// A run of somebody else's trainer.
+/// A run of an external trainer.
 struct Trainer {
     run: Run,
-    /// Where it writes down what it is fed.
+    /// Directory where it records its samples.
     record: PathBuf,
     command: Vec<String>,
 }
@@ -61,7 +61,7 @@ impl Trainer {
         }
     }
 
-    /// The arguments of a launch that trains so many steps.
+    /// Arguments of a launch with this number of steps.
     fn arguments(&self, more: &[&str], steps: u64, option: &str) -> Vec<String> {
         let mut arguments: Vec<String> = more.iter().map(|&word| word.to_owned()).collect();
         arguments.push("--".to_owned());
@@ -71,7 +71,7 @@ impl Trainer {
         arguments
     }
 
-    /// What every generation was fed so far. A line that is being written does not count.
+    /// The recorded samples of every generation. An incomplete line is skipped.
     fn fed(&self) -> BTreeMap<u64, Fed> {
         let mut generations: BTreeMap<u64, Fed> = BTreeMap::new();
         let Ok(entries) = std::fs::read_dir(&self.record) else {
@@ -116,7 +116,7 @@ impl Trainer {
         assert!(resized.status.success(), "{resized:?} {}", self.run.log());
     }
 
-    /// The process of a rank, by what is in its environment.
+    /// Process of a rank, found by its environment.
     fn rank(&self, generation: u64, rank: u64) -> Pid {
         let expected = [
             format!("EVENKEEL_RUN_DIR={}", self.run.out().display()),
@@ -138,7 +138,7 @@ impl Trainer {
         found.unwrap_or_else(|| panic!("no rank {rank} of generation {generation}"))
     }
 
-    /// The number at the end of the checkpoint that a generation went on from.
+    /// The number at the end of the checkpoint that a generation resumed from.
     fn began_at(&self, generation: u64) -> u64 {
         let state = self.run.state().unwrap();
         let rows = state["generations"].as_array().unwrap();
@@ -150,7 +150,7 @@ impl Trainer {
         digits.unwrap().parse().unwrap()
     }
 
-    /// The committed history: of each generation the steps up to where the next one began.
+    /// The committed history: of each generation the steps before the start of the next one.
     fn committed(&self) -> Fed {
         let mut committed = Fed::new();
         for (number, mut fed) in self.fed() {
@@ -159,13 +159,13 @@ impl Trainer {
             assert_eq!(
                 first,
                 began + 1,
-                "generation {number} goes on where its checkpoint stands"
+                "generation {number} starts at its checkpoint"
             );
             committed.retain(|step, _| *step <= began);
             let last = committed.keys().last().copied().unwrap_or(0);
             assert_eq!(
                 last, began,
-                "generation {number} goes on where the one before saved"
+                "generation {number} starts where the previous one saved"
             );
             committed.append(&mut fed);
         }
@@ -200,13 +200,13 @@ fn disturbed(trainer: &Trainer, option: &str, more: &[&str]) -> u64 {
         .last()
         .unwrap();
     assert_eq!(state["generations"].as_array().unwrap().len(), 4);
-    // Every one has trained something that counts.
+    // Every generation has committed steps.
     let began: Vec<u64> = (1..=4).map(|number| trainer.began_at(number)).collect();
     assert!(
         began.is_sorted_by(|a, b| a < b) && began[3] < last,
         "{began:?}"
     );
-    // The command may be changed between two launches: here how far it goes.
+    // The command may change between two launches: here its number of steps.
     let launched = start(&["--procs", "1", "--resume"], last + 10);
     assert!(launched.wait().success(), "{}", trainer.run.log());
     assert_eq!(trainer.run.worlds(), [2, 1, 3, 2, 1]);
@@ -223,7 +223,7 @@ fn disturbed(trainer: &Trainer, option: &str, more: &[&str]) -> u64 {
     last + 10
 }
 
-/// Compares what was fed with an undisturbed run of one process, and says what was compared.
+/// Compares the samples with an undisturbed run of one process, and prints a summary.
 fn same_samples(trainer: &Trainer, undisturbed: &Trainer, steps: u64) {
     let (fed, expected) = (trainer.committed(), undisturbed.committed());
     let numbers: Vec<u64> = (1..=steps).collect();
@@ -262,7 +262,7 @@ fn against_undisturbed(trainer: impl Fn() -> Trainer, option: &str, more: &[&str
 }
 
 #[test]
-fn pytorch_ddp_goes_on_exactly_whatever_happens_to_its_processes() {
+fn pytorch_ddp_consumes_the_same_samples_despite_lost_processes() {
     let Some(python) = python("torch") else {
         return;
     };
@@ -286,7 +286,7 @@ fn pytorch_ddp_goes_on_exactly_whatever_happens_to_its_processes() {
 }
 
 #[test]
-fn hugging_face_trainer_goes_on_exactly_whatever_happens_to_its_processes() {
+fn hugging_face_trainer_consumes_the_same_samples_despite_lost_processes() {
     let Some(python) = python("torch, transformers, accelerate") else {
         return;
     };

@@ -1,6 +1,6 @@
-//! An unmodified upstream recipe, from its 8 GPUs to the processes of this machine: planned for
-//! other counts, refused where it must be, trained with a shrunk model, resized, a rank killed,
-//! and finished with its global batch untouched.
+//! An unmodified upstream recipe, moved from 8 GPUs to the processes of this machine. It is planned
+//! for other counts, refused where no plan exists, and trained with a shrunk model. A resize and a
+//! killed rank do not change its global batch.
 
 use std::path::{Path, PathBuf};
 
@@ -12,7 +12,7 @@ use super::support::{Run, evenkeel};
 const RECIPE: &str =
     "huggingface__alignment-handbook/925acdfe4b/recipes/zephyr-7b-beta/sft/config_full.yaml";
 
-/// The corpus of upstream recipes; `None`, said aloud, where there is none.
+/// The corpus of upstream recipes; `None` and a message if it is missing.
 fn corpus() -> Option<PathBuf> {
     let root = std::env::var_os("EVENKEEL_RECIPES").map_or_else(
         || Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared/recipes"),
@@ -39,8 +39,8 @@ fn plan(recipe: &Path, gpus: u64) -> (Option<i32>, Value) {
         ])
         .output()
         .unwrap();
-    let said = serde_json::from_slice(&output.stdout).unwrap_or(Value::Null);
-    (output.status.code(), said)
+    let result = serde_json::from_slice(&output.stdout).unwrap_or(Value::Null);
+    (output.status.code(), result)
 }
 
 #[test]
@@ -51,14 +51,14 @@ fn the_global_batch_of_zephyr_sft_survives_every_feasible_count() {
         (8, "8 × 16 × 1 = 128"),
         (16, "16 × 8 × 1 = 128"),
     ] {
-        let (code, said) = plan(&recipe, gpus);
-        assert_eq!(code, Some(0), "{said}");
-        assert_eq!(said["proof"], proof);
-        assert_eq!(said["global_batch_size"], 128);
+        let (code, result) = plan(&recipe, gpus);
+        assert_eq!(code, Some(0), "{result}");
+        assert_eq!(result["proof"], proof);
+        assert_eq!(result["global_batch_size"], 128);
     }
-    let (code, said) = plan(&recipe, 6);
-    assert_eq!(code, Some(1), "{said}");
-    let rules: Vec<&Value> = said["diagnostics"]
+    let (code, result) = plan(&recipe, 6);
+    assert_eq!(code, Some(1), "{result}");
+    let rules: Vec<&Value> = result["diagnostics"]
         .as_array()
         .unwrap()
         .iter()
@@ -83,7 +83,7 @@ fn conversations(path: &Path, count: usize) {
 }
 
 #[test]
-fn zephyr_sft_trains_here_is_resized_loses_a_rank_and_keeps_its_batch() {
+fn zephyr_sft_keeps_its_batch_over_a_resize_and_a_lost_rank() {
     let Some(recipe) = corpus() else { return };
     let run = Run::of_file(&recipe);
     let data = run.scratch().join("chat.jsonl");
@@ -123,7 +123,7 @@ fn zephyr_sft_trains_here_is_resized_loses_a_rank_and_keeps_its_batch() {
             "16 × (3 + 3 + 2) = 128"
         ]
     );
-    let said = run.prove();
-    assert_eq!(said["proved"], true, "{said}");
-    assert_eq!(said["samples"].as_u64(), Some(128 * steps.len() as u64));
+    let result = run.prove();
+    assert_eq!(result["proved"], true, "{result}");
+    assert_eq!(result["samples"].as_u64(), Some(128 * steps.len() as u64));
 }

@@ -4,7 +4,7 @@ use super::*;
 use crate::batch::{self, PlanRequest};
 use crate::recipe::{self, Request};
 
-/// A recipe in a run's directory, with a command.
+/// A recipe with a command, in a temporary run directory.
 struct Case {
     place: tempfile::TempDir,
     recipe: Recipe,
@@ -22,13 +22,13 @@ impl Case {
             ..Request::default()
         };
         let mut recipe = recipe::read_text(&request, text.to_owned()).unwrap();
-        let words = command.iter().map(|&word| word.to_owned());
-        recipe.spec.trainer.command = words.collect();
+        let command = command.iter().map(|&word| word.to_owned());
+        recipe.spec.trainer.command = command.collect();
         let place = tempfile::tempdir().unwrap();
         Case { place, recipe }
     }
 
-    fn foreign(&self) -> Foreign<'_> {
+    fn external_trainer(&self) -> Foreign<'_> {
         Foreign {
             recipe: &self.recipe,
             run: self.place.path(),
@@ -38,15 +38,15 @@ impl Case {
 
     fn call(&self, generation: u64, world: u64) -> Result<Call, String> {
         let plan = batch::plan(&self.recipe, &PlanRequest::processes(world)).unwrap();
-        let foreign = self.foreign();
+        let foreign = self.external_trainer();
         let call = foreign.call(generation, &plan, foreign.newest());
         call.map_err(|error| error.to_string())
     }
 
-    /// The command of a world, with the run's directory as `RUN`.
-    fn words(&self, generation: u64, world: u64) -> String {
-        let words = self.call(generation, world).unwrap().command.join(" ");
-        words.replace(self.place.path().to_str().unwrap(), "RUN")
+    /// The command of a world as one line; the run directory is shown as `RUN`.
+    fn command_line(&self, generation: u64, world: u64) -> String {
+        let command = self.call(generation, world).unwrap().command.join(" ");
+        command.replace(self.place.path().to_str().unwrap(), "RUN")
     }
 
     fn checkpoint(&self, name: &str) {
@@ -57,19 +57,19 @@ impl Case {
 }
 
 #[test]
-fn every_generation_gets_its_own_numbers_and_goes_on_from_the_newest_checkpoint() {
+fn every_generation_gets_its_numbers_and_resumes_from_the_newest_checkpoint() {
     let case = Case::new(
         HANDBOOK,
         &["train", "{args}", "{resume_args}", "--out={checkpoint_dir}"],
     );
     assert_eq!(
-        case.words(1, 2),
+        case.command_line(1, 2),
         "train --per_device_train_batch_size 8 --gradient_accumulation_steps 2 --out=RUN/checkpoints"
     );
     case.checkpoint("checkpoint-9");
     case.checkpoint("checkpoint-10");
     assert_eq!(
-        case.words(2, 1),
+        case.command_line(2, 1),
         "train --per_device_train_batch_size 8 --gradient_accumulation_steps 4 \
          --resume_from_checkpoint RUN/checkpoints/checkpoint-10 --out=RUN/checkpoints"
     );
@@ -80,13 +80,13 @@ fn every_generation_gets_its_own_numbers_and_goes_on_from_the_newest_checkpoint(
 }
 
 #[test]
-fn the_recipe_is_written_with_the_numbers_of_its_generation_and_nothing_else_changed() {
+fn the_written_recipe_differs_only_in_the_numbers_of_its_generation() {
     let case = Case::new(HANDBOOK, &["train", "--config", "{recipe}"]);
     let call = case.call(3, 4).unwrap();
-    assert_eq!(case.words(3, 4), "train --config RUN/gen-3/sft.yaml");
+    assert_eq!(case.command_line(3, 4), "train --config RUN/gen-3/sft.yaml");
     assert!(
         !call.recipe.clone().unwrap().exists(),
-        "nothing is written before it is started"
+        "the recipe is written only at the start"
     );
     call.write().unwrap();
     let written = fs::read_to_string(call.recipe.unwrap()).unwrap();
@@ -95,48 +95,48 @@ fn the_recipe_is_written_with_the_numbers_of_its_generation_and_nothing_else_cha
 }
 
 #[test]
-fn numbers_stand_by_themselves_and_in_a_shells_words() {
+fn number_placeholders_work_as_arguments_and_inside_shell_commands() {
     let line = "train -b {per_device_batch_size} -a {gradient_accumulation_steps} {resume_args}";
     let mut case = Case::new(NATIVE, &["sh", "-c", line]);
     assert!(case.call(1, 2).unwrap_err().contains("trainer.resume"));
     case.recipe.spec.trainer.resume = vec!["--from={checkpoint}".to_owned()];
-    assert_eq!(case.words(1, 2), "sh -c train -b 8 -a 2 ");
+    assert_eq!(case.command_line(1, 2), "sh -c train -b 8 -a 2 ");
     case.checkpoint("step 40");
     assert_eq!(
-        case.words(2, 4),
+        case.command_line(2, 4),
         "sh -c train -b 8 -a 1 '--from=RUN/checkpoints/step 40'"
     );
 }
 
 #[test]
-fn what_a_dialect_has_no_words_for_is_refused_with_a_way_out() {
+fn a_placeholder_that_the_dialect_cannot_fill_is_refused_with_an_alternative() {
     let case = Case::new(NATIVE, &["train", "{args}"]);
-    let said = case.call(1, 2).unwrap_err();
+    let message = case.call(1, 2).unwrap_err();
     assert!(
-        said.starts_with("`{args}`: a plan cannot be written back as native"),
-        "{said}"
+        message.starts_with("`{args}`: a plan cannot be written back as native"),
+        "{message}"
     );
-    assert!(said.contains("`{per_device_batch_size}`"), "{said}");
+    assert!(message.contains("`{per_device_batch_size}`"), "{message}");
 }
 
 #[test]
-fn a_recipe_with_a_resume_of_its_own_may_be_of_any_program_but_its_dialects_comes_first() {
+fn custom_resume_arguments_accept_any_checkpoint_but_prefer_the_dialects() {
     let mut case = Case::new(HANDBOOK, &["train", "{resume_args}"]);
     let any = case.place.path().join("checkpoints/best-70.pt");
     fs::create_dir_all(any.parent().unwrap()).unwrap();
     fs::write(&any, "").unwrap();
-    assert_eq!(case.foreign().newest(), None);
+    assert_eq!(case.external_trainer().newest(), None);
     case.recipe.spec.trainer.resume = vec!["--from={checkpoint}".to_owned()];
-    assert_eq!(case.foreign().newest().unwrap().path, any);
+    assert_eq!(case.external_trainer().newest().unwrap().path, any);
     case.checkpoint("checkpoint-9");
     assert_eq!(
-        case.words(2, 2),
+        case.command_line(2, 2),
         "train --from=RUN/checkpoints/checkpoint-9"
     );
 }
 
 #[test]
-fn checkpoints_are_where_the_trainer_writes_them() {
+fn the_checkpoint_directory_is_where_the_trainer_writes() {
     let of = |text: &str, base: bool| {
         let case = Case::new(text, &["train"]);
         let base = base.then_some(Path::new("/started/here"));
@@ -150,21 +150,21 @@ fn checkpoints_are_where_the_trainer_writes_them() {
     };
     let output = format!("{HANDBOOK}output_dir: data/sft\n");
     assert_eq!(of(&output, true), Path::new("/started/here/data/sft"));
-    // A container's own disk does not outlive it.
+    // The container's own disk does not outlive the container.
     assert_eq!(of(&output, false), Path::new("/run/checkpoints"));
     assert_eq!(of(HANDBOOK, true), Path::new("/run/checkpoints"));
     let mut typed = Case::new(&output, &["train", "--output_dir=typed"]);
     assert_eq!(
-        typed.foreign().checkpoint_dir(),
+        typed.external_trainer().checkpoint_dir(),
         typed.place.path().join("typed")
     );
     typed.recipe.spec.trainer.command[1] = "--output_dir={checkpoint_dir}".to_owned();
     assert_eq!(
-        typed.foreign().checkpoint_dir(),
+        typed.external_trainer().checkpoint_dir(),
         typed.place.path().join("data/sft")
     );
     let native = format!("{NATIVE}  output: runs/mine\n");
     assert_eq!(of(&native, true), Path::new("/run/checkpoints"));
-    let said = format!("{NATIVE}  trainer: {{checkpoint_dir: /volume/mine}}\n");
-    assert_eq!(of(&said, false), Path::new("/volume/mine"));
+    let message = format!("{NATIVE}  trainer: {{checkpoint_dir: /volume/mine}}\n");
+    assert_eq!(of(&message, false), Path::new("/volume/mine"));
 }

@@ -1,5 +1,5 @@
-//! The beginning of a generation in a pod: what has to be there before its ranks are started, what is
-//! waited for, and what keeps them from starting.
+//! Starts a generation in a pod: checks the prerequisites, waits for the first member, and reports
+//! what prevents the start.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -18,11 +18,10 @@ use crate::job::generation::Generation;
 use crate::job::seen::Seen;
 use crate::telemetry::now;
 
-/// What keeps ranks from starting is looked at so often: NVML, a volume and a preparation that fails
-/// are not asked ten times a second.
-const AGAIN: Duration = Duration::from_secs(5);
+/// Retry interval of NVML queries, volume checks and a failed preparation.
+const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 
-/// A generation that cannot be started is left alone for a while; another one is tried at once.
+/// Backoff after a failed start. It applies to one generation; another one is tried at once.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Pause {
     generation: u64,
@@ -38,35 +37,38 @@ impl Pause {
     }
 
     fn holds(self, generation: u64) -> bool {
-        self.generation == generation && self.since.elapsed() < AGAIN
+        self.generation == generation && self.since.elapsed() < RETRY_INTERVAL
     }
 }
 
 impl PodAgent {
-    /// Before a generation counts on this pod: whether it has the devices that it was promised. One that
-    /// has not is given no ranks.
+    /// Checks, before a generation counts on this pod, that the pod has the devices of its resource
+    /// request. A pod with missing devices gets no ranks.
     pub(super) fn inspect(&mut self) {
-        let looked = self.inspected.is_some_and(|at| at.elapsed() < AGAIN);
+        let checked = self
+            .inspected
+            .is_some_and(|at| at.elapsed() < RETRY_INTERVAL);
         let newest = self.job.as_ref().and_then(|job| job.generation.as_ref());
         let counts = newest.is_some_and(|c| c.record.share_of(&self.identity.pod).is_some());
-        // NVML may take its time, which ranks that must stop have not.
-        if looked || counts || !self.all_ended() {
+        // An NVML query may block, which must not delay the stop of ranks.
+        if checked || counts || !self.all_ended() {
             return;
         }
         self.inspected = Some(Instant::now());
         let short = Inventory::discover().falls_short_of(self.identity.devices);
         let known = self.state.problem.as_ref();
         match short.map(Problem::of_hardware) {
-            Some(problem) => self.stuck(problem),
+            Some(problem) => self.report_problem(problem),
             None if known.is_some_and(Problem::is_of_hardware) => {
                 self.state.problem = None;
-                self.tell();
+                self.publish();
             }
             None => {}
         }
     }
 
-    /// Starts this pod's share of a generation, once the run is prepared and older ranks are gone.
+    /// Starts this pod's share of a generation once the run is prepared and older ranks have
+    /// exited.
     pub(super) fn begin(&mut self, record: &Generation) {
         let Some((first, count)) = record.share_of(&self.identity.pod) else {
             return;
@@ -81,16 +83,17 @@ impl PodAgent {
             return;
         }
         match self.try_to_start(record, first, count) {
-            Ok(true) => self.tell(),
+            Ok(true) => self.publish(),
             Ok(false) => {}
             Err(problem) => {
                 self.pause = Some(Pause::after(record.number));
-                self.stuck(problem);
+                self.report_problem(problem);
             }
         }
     }
 
-    /// Whether its ranks were started; what keeps them from it is looked at anew every time.
+    /// Tries to start the ranks; false while a prerequisite is missing. Checks every prerequisite
+    /// again on each call.
     fn try_to_start(
         &mut self,
         record: &Generation,
@@ -100,7 +103,7 @@ impl PodAgent {
         let has = self.identity.devices;
         if count > has {
             return Err(Problem::of_hardware(format!(
-                "the plan counts on {count} devices of this pod, which has {has}"
+                "the plan needs {count} devices in this pod, which has {has}"
             )));
         }
         if let Some(problem) = volume::unmounted(&self.identity.run) {
@@ -113,26 +116,26 @@ impl PodAgent {
             return Err(Problem::of_hardware(message));
         }
         self.start(record, first, count)?;
-        self.wait_no_longer();
+        self.end_wait();
         Ok(true)
     }
 
     fn start(&mut self, record: &Generation, first: u64, count: u64) -> Result<(), Problem> {
         let volume = |error: FileError| volume_problem(&error);
         record.write(&self.identity.run).map_err(volume)?;
-        let own = self
-            .foreign()
+        let external = self
+            .external_job()
             .map(|job| own_call(job, &self.identity.run, record));
-        let own = own.transpose()?;
+        let external = external.transpose()?;
         let oom_kills = OomKills::watch();
         let ranks = Ranks::start(
             &Start {
                 evenkeel: &self.identity.program,
-                program: match &own {
+                program: match &external {
                     None => Program::BuiltIn,
-                    Some(own) => Program::Foreign {
-                        call: &own.call,
-                        drain: own.drain(),
+                    Some(external) => Program::Foreign {
+                        call: &external.call,
+                        drain: external.drain(),
                     },
                 },
                 run: &self.identity.run,
@@ -160,12 +163,14 @@ impl PodAgent {
             ranks: vec![Seen::default(); usize::try_from(count).unwrap_or(0)],
             budget: self.state.budget,
             started: Some(now()),
-            own_checkpoint: own.as_ref().and_then(|own| own.checkpoint.clone()),
+            own_checkpoint: external
+                .as_ref()
+                .and_then(|external| external.checkpoint.clone()),
             ..AgentState::default()
         };
         self.current = Some(Current {
             generation: record.clone(),
-            own,
+            external,
             ranks,
             tails: (first..first + count)
                 .map(|rank| Tail::of(&self.identity.run, record.number, rank))
@@ -178,17 +183,17 @@ impl PodAgent {
         Ok(())
     }
 
-    /// Whether the run is prepared. The first member prepares it, in a process of its own; the
-    /// others wait for its file.
+    /// Whether the run is prepared. The first member prepares it in a separate process; the others
+    /// wait for its file.
     fn prepared(&mut self, record: &Generation, mine: bool) -> Result<bool, Problem> {
-        if let Some(job) = self.foreign() {
-            // It prepares its own data.
+        if let Some(job) = self.external_job() {
+            // An external trainer prepares its own data.
             let chosen = own_call::choose(job, &self.identity.run, record, mine)?;
             if !chosen {
                 let call = own_call::call_file(&self.identity.run, record);
-                // It goes on without that word after a while.
+                // After a timeout the trainer starts without the first member's choice.
                 if let Err(problem) = self.wait_for(record, &call) {
-                    self.say_what_is_waited_for(problem.message);
+                    self.report_wait(problem.message);
                 }
             }
             return Ok(chosen);
@@ -223,7 +228,7 @@ impl PodAgent {
         }
     }
 
-    /// Waits for what the first member writes, and says so after a while.
+    /// Waits for a file of the first member, and reports the wait after a while.
     fn wait_for(&mut self, record: &Generation, file: &Path) -> Result<(), Problem> {
         let waiting = match self.waiting.take() {
             Some(waiting) if waiting.generation == record.number => waiting,
@@ -231,13 +236,13 @@ impl PodAgent {
         };
         let waiting = self.waiting.insert(waiting);
         match waiting.verdict() {
-            Verdict::Patience => {}
-            Verdict::Word => {
-                let words = waiting.words(&self.identity.run);
-                self.say_what_is_waited_for(words);
+            Verdict::TooEarly => {}
+            Verdict::Report => {
+                let message = waiting.message(&self.identity.run);
+                self.report_wait(message);
             }
             Verdict::NotShared => {
-                // To list a directory of a network volume is to ask for it anew.
+                // Listing a directory refreshes a network volume's cache.
                 let listed = file.parent().map(std::fs::read_dir);
                 drop(listed);
                 if !file.exists() {
@@ -248,27 +253,27 @@ impl PodAgent {
         Ok(())
     }
 
-    fn say_what_is_waited_for(&mut self, words: String) {
-        if self.state.waits_for.as_ref() != Some(&words) {
-            self.state.waits_for = Some(words);
-            self.tell();
+    fn report_wait(&mut self, message: String) {
+        if self.state.waits_for.as_ref() != Some(&message) {
+            self.state.waits_for = Some(message);
+            self.publish();
         }
     }
 
-    /// Nothing is waited for any more.
-    pub(super) fn wait_no_longer(&mut self) {
+    /// Ends the wait and clears its report.
+    pub(super) fn end_wait(&mut self) {
         self.waiting = None;
         if self.state.waits_for.take().is_some() {
-            self.tell();
+            self.publish();
         }
     }
 
-    fn stuck(&mut self, problem: Problem) {
+    fn report_problem(&mut self, problem: Problem) {
         if self.state.problem.as_ref() == Some(&problem) {
             return;
         }
         self.warn(problem.message.clone());
         self.state.problem = Some(problem);
-        self.tell();
+        self.publish();
     }
 }

@@ -1,41 +1,41 @@
-//! Whether this pod is cut off: for how long its agent has heard from nobody outside of it. Found out
-//! by the agent alone, since a program of the user's own does not say that it has lost its peers, and
-//! a world in one pod has none.
+//! Detects that this pod is cut off: its agent has heard from no other process for `fence_after`.
+//! Only the agent can detect it, since an external trainer does not report lost peers, and a world
+//! in one pod has no peers.
 
 use std::time::{Duration, Instant};
 
-/// Who is heard from.
+/// A source of contact.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Whom {
-    /// Its answers, and the changes that it tells of.
+    /// Its responses and watch events.
     ApiServer,
-    /// It asks for this agent's state.
+    /// It requests this agent's state.
     Controller,
     /// The agent of another pod answers.
     Peer,
 }
 
-/// How long each of them has been silent.
+/// Time since the last contact with each source.
 #[derive(Debug)]
 pub struct Contact {
     api_server: Duration,
     controller: Duration,
     peers: Duration,
-    looked: Instant,
+    last_check: Instant,
 }
 
 impl Contact {
-    /// Begins to listen.
+    /// Starts all timers at zero.
     pub fn new() -> Contact {
         Contact {
             api_server: Duration::ZERO,
             controller: Duration::ZERO,
             peers: Duration::ZERO,
-            looked: Instant::now(),
+            last_check: Instant::now(),
         }
     }
 
-    /// Takes in a sign of life.
+    /// Resets the timer of one source.
     pub fn heard(&mut self, whom: Whom) {
         match whom {
             Whom::ApiServer => self.api_server = Duration::ZERO,
@@ -44,11 +44,11 @@ impl Contact {
         }
     }
 
-    /// Counts the time since the last look. An agent that was stopped itself has heard nobody, and
-    /// may well be in contact: some of `fence_after` is always left to find out.
+    /// Adds the time since the last call. If the agent itself was suspended, that time counts at
+    /// most as half of `fence_after`, so that it can find out whether contact still exists.
     pub fn look(&mut self, fence_after: Duration) {
-        let passed = self.looked.elapsed().min(fence_after / 2);
-        self.looked = Instant::now();
+        let passed = self.last_check.elapsed().min(fence_after / 2);
+        self.last_check = Instant::now();
         self.after(passed);
     }
 
@@ -58,25 +58,25 @@ impl Contact {
         }
     }
 
-    /// Whether it is time to ask other pods' agents. Usually it is not: a thousand agents that ask
-    /// each other would be a load of their own.
+    /// Whether to ask other pods' agents now. Usually false, since a thousand agents asking each
+    /// other are a considerable load.
     pub fn misses_the_cluster(&self, fence_after: Duration) -> bool {
         self.api_server.min(self.controller) > fence_after / 3
     }
 
-    /// Whether the ranks here have to stop. The API server alone may be away for long without harm.
-    /// `lost_peer`: a rank has lost one, and waits for a word that only the API server brings.
+    /// Whether the ranks here must stop. An outage of the API server alone is harmless for long.
+    /// `lost_peer`: a rank has lost a peer and waits for a decision that only the API server
+    /// delivers.
     pub fn is_cut_off(&self, fence_after: Duration, lost_peer: bool) -> bool {
         let nobody = self.controller > fence_after && self.peers > fence_after;
         self.api_server > fence_after && (nobody || lost_peer)
     }
 }
 
-/// What is said of ranks that are stopped for it.
-pub fn words(fence_after: Duration) -> String {
+/// Message for ranks that are stopped because the pod is cut off.
+pub fn cut_off_message(fence_after: Duration) -> String {
     format!(
-        "cut off: for {} s nothing was heard from the API server, the controller or the job's other \
-         pods",
+        "cut off: no contact with the API server, the controller or the job's other pods for {} s",
         fence_after.as_secs()
     )
 }
@@ -87,7 +87,7 @@ mod tests {
 
     const FENCE: Duration = Duration::from_secs(30);
 
-    /// One that has heard nobody for as long as it may, but for those in `but`, just now.
+    /// A contact that is silent for as long as allowed, except for sources in `but`.
     fn silent(but: &[Whom]) -> Contact {
         let mut contact = Contact::new();
         contact.after(FENCE + Duration::from_secs(1));
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_is_cut_off_only_if_nobody_at_all_is_heard_of() {
+    fn a_pod_is_cut_off_only_if_every_source_is_silent() {
         assert!(silent(&[]).is_cut_off(FENCE, false));
         for one in [Whom::ApiServer, Whom::Controller, Whom::Peer] {
             assert!(!silent(&[one]).is_cut_off(FENCE, false), "{one:?}");
@@ -107,14 +107,14 @@ mod tests {
     }
 
     #[test]
-    fn a_rank_that_lost_a_peer_waits_for_the_api_server_alone() {
+    fn after_a_lost_peer_only_the_api_server_counts_as_contact() {
         let others = [Whom::Controller, Whom::Peer];
         assert!(silent(&others).is_cut_off(FENCE, true));
         assert!(!silent(&[Whom::ApiServer]).is_cut_off(FENCE, true));
     }
 
     #[test]
-    fn peers_are_asked_while_there_is_time_for_an_answer() {
+    fn peers_are_asked_early_enough_for_an_answer() {
         let mut contact = Contact::new();
         contact.after(FENCE / 3);
         assert!(!contact.misses_the_cluster(FENCE));
@@ -125,12 +125,12 @@ mod tests {
     }
 
     #[test]
-    fn an_agent_that_was_stopped_itself_finds_out_first() {
+    fn a_suspended_agent_checks_its_contact_before_it_fences() {
         let mut contact = Contact::new();
         let Some(long_ago) = Instant::now().checked_sub(10 * FENCE) else {
             return;
         };
-        contact.looked = long_ago;
+        contact.last_check = long_ago;
         contact.look(FENCE);
         assert!(contact.misses_the_cluster(FENCE) && !contact.is_cut_off(FENCE, false));
     }

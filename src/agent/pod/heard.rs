@@ -1,4 +1,4 @@
-//! What a pod's agent makes of its ranks: of what they report, how they end, and of their silence.
+//! Handles rank events in a pod: reports, exits and missed heartbeats.
 
 use super::PodAgent;
 use crate::agent::{Event as RankEvent, last_lines, silence};
@@ -39,20 +39,20 @@ impl PodAgent {
             }
         };
         if urgent {
-            self.tell();
+            self.publish();
         } else {
-            // Those who ask get the newest, nobody is woken.
-            self.told.send_if_modified(|told| {
-                told.clone_from(&self.state);
+            // Later requests get the newest state; waiting callers are not woken.
+            self.published.send_if_modified(|published| {
+                published.clone_from(&self.state);
                 false
             });
         }
     }
 
-    /// Takes in how a rank ended. One that the kernel killed for memory says so, like one that
-    /// noticed itself.
+    /// Records how a rank ended. A rank killed by the out-of-memory killer is reported like one
+    /// that detected the shortage itself.
     fn take_ending(&mut self, rank: u64, local: usize, ending: Ending) {
-        let foreign = self.foreign().is_some();
+        let foreign = self.external_job().is_some();
         let current = self.current.as_ref();
         if ending == Ending::Signal(9) && current.is_some_and(|c| c.oom_kills.raised()) {
             self.state.ranks[local].out_of_memory = Some(format!(
@@ -70,20 +70,20 @@ impl PodAgent {
         let follows = foreign && ranks.iter().any(Seen::in_trouble);
         ranks[local].end(ending, follows);
         if self.all_ended() {
-            self.look_for_own_checkpoint();
+            self.find_trainer_checkpoint();
         }
     }
 
-    /// Where rank 0 of the user's own program ran, sees how far it has come.
-    fn look_for_own_checkpoint(&mut self) {
+    /// Finds the external trainer's newest checkpoint on the pod where its rank 0 ran.
+    fn find_trainer_checkpoint(&mut self) {
         let current = self.current.as_ref().filter(|_| self.state.first == 0);
-        let own = current.and_then(|current| current.own.as_ref());
-        if let Some(newest) = own.and_then(|own| own.newest(&self.identity.run)) {
+        let external = current.and_then(|current| current.external.as_ref());
+        if let Some(newest) = external.and_then(|external| external.newest(&self.identity.run)) {
             self.state.own_checkpoint = Some(newest);
         }
     }
 
-    /// Takes in a report; true when the controller should hear of it at once.
+    /// Records a report; true if the controller must receive it at once.
     fn take_report(&mut self, rank: u64, report: Report) -> bool {
         if let Some(event) = report.event(rank) {
             self.display.event(&event);
@@ -105,7 +105,8 @@ impl PodAgent {
                 self.state.committed = Some(pin);
                 true
             }
-            // A controller that takes a rank for waiting does not wait for its word after a loss.
+            // A controller that believes a rank is waiting would not wait for its report after a
+            // loss.
             Report::Met => true,
             Report::Waiting
             | Report::Evaluation(_)
@@ -118,21 +119,21 @@ impl PodAgent {
         }
     }
 
-    /// Kills ranks that give no sign of life before they have met the others.
-    pub(super) fn give_up_the_silent(&mut self) {
+    /// Kills ranks that miss their heartbeat before they have connected to their peers.
+    pub(super) fn kill_timed_out(&mut self) {
         let Some(current) = &mut self.current else {
             return;
         };
-        for local in current.silence.look() {
+        for local in current.silence.timed_out() {
             if let Some(seen) = self.state.ranks.get_mut(local) {
-                seen.given_up = Some(silence::words());
+                seen.given_up = Some(silence::timeout_message());
             }
             current.ranks.kill_one(self.state.first + local as u64);
         }
     }
 
-    /// Repeats in the pod's log what the ranks have printed.
-    pub(super) fn pass_on(&mut self) {
+    /// Copies the ranks' output into the pod's log.
+    pub(super) fn copy_logs(&mut self) {
         let Some(current) = &mut self.current else {
             return;
         };

@@ -1,4 +1,4 @@
-//! The loop's parts, with a program that sleeps in the ranks' place.
+//! The parts of the agent's loop, with a sleeping process as rank.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};
@@ -19,12 +19,12 @@ use crate::telemetry::{Mode, now};
 
 const FENCE: Duration = Duration::from_secs(30);
 
-/// A pod of a world of so many, with one rank each. Its agent's parts are called by hand.
+/// A pod of a world with one rank per pod. Tests call the parts of its agent directly.
 struct Pod {
     agent: PodAgent,
     happened: Receiver<RankEvent>,
     asked: watch::Receiver<Vec<IpAddr>>,
-    /// On a mount, as every volume is.
+    /// Must be on a mount, as every volume is.
     volume: tempfile::TempDir,
     _program: tempfile::TempDir,
     _inputs: Sender<Input>,
@@ -35,11 +35,11 @@ fn address(member: u8) -> IpAddr {
     IpAddr::V4(Ipv4Addr::new(10, 0, 0, member))
 }
 
-/// Ends only when it is killed.
+/// A program that ends only by a kill.
 fn sleeper(place: &Path) -> PathBuf {
     let program = place.join("sleeper");
-    // By another process: of this one a parallel test may be forking a child, which would hold the
-    // file while it is to be run.
+    // A separate process writes it: a parallel test may fork a child of this process, which would
+    // keep the file open for writing while it is executed.
     let written = Command::new("sh")
         .args([
             "-c",
@@ -52,13 +52,13 @@ fn sleeper(place: &Path) -> PathBuf {
 }
 
 impl Pod {
-    /// The pod that is the member of this number among `world`; it has not heard of its job yet.
+    /// Member `member` of the world. It has not received its job yet.
     fn new(member: u8) -> Pod {
         let volume = tempfile::tempdir_in("/dev/shm").unwrap();
         let program = tempfile::tempdir().unwrap();
         let (events, happened) = channel();
         let (inputs, received) = channel();
-        let (told, _) = watch::channel(AgentState::default());
+        let (published, _) = watch::channel(AgentState::default());
         let (asks, asked) = watch::channel(Vec::new());
         let identity = Identity {
             program: sleeper(program.path()),
@@ -69,7 +69,7 @@ impl Pod {
         };
         let display = Display::new(Mode::JsonLines);
         Pod {
-            agent: PodAgent::new(identity, received, events, told, asks, display),
+            agent: PodAgent::new(identity, received, events, published, asks, display),
             happened,
             asked,
             volume,
@@ -78,14 +78,14 @@ impl Pod {
         }
     }
 
-    /// Hears of the job's first generation.
-    fn hear(&mut self, world: u8) {
+    /// Delivers the job's first generation.
+    fn receive_job(&mut self, world: u8) {
         let job = Box::new(job_of(world));
         self.agent.take(Input::Job(job));
         self.agent.act();
     }
 
-    /// Makes what the first member prepares.
+    /// Writes what the first member prepares.
     fn prepare(&self) {
         let run = self.volume.path().join("run");
         std::fs::create_dir_all(&run).unwrap();
@@ -96,7 +96,7 @@ impl Pod {
         self.agent.state.generation == 1 && !self.agent.all_ended()
     }
 
-    /// How its rank ended.
+    /// How the pod's rank ended.
     fn ended(&mut self) -> Ending {
         let event = self.happened.recv_timeout(Duration::from_secs(60)).unwrap();
         self.agent.take(Input::Rank(Box::new(event)));
@@ -168,13 +168,13 @@ fn ago(time: Duration) -> Instant {
 }
 
 #[test]
-fn a_world_in_one_pod_that_is_cut_off_stops() {
+fn a_single_pod_world_stops_when_it_is_cut_off() {
     let mut pod = Pod::new(0);
     pod.prepare();
-    pod.hear(1);
+    pod.receive_job(1);
     assert!(pod.runs());
     pod.agent.contact.after(2 * FENCE);
-    // The API server is away, and the controller is not.
+    // The API server is unreachable, the controller is not.
     pod.agent.take(Input::Polled);
     pod.agent.act();
     assert_eq!(pod.agent.state.ranks[0].given_up, None);
@@ -183,15 +183,15 @@ fn a_world_in_one_pod_that_is_cut_off_stops() {
     assert_eq!(pod.ended(), Ending::Signal(9));
     let why = pod.agent.state.ranks[0].given_up.clone().unwrap();
     assert!(
-        why.starts_with("cut off: for 30 s nothing was heard"),
+        why.starts_with("cut off: no contact with the API server"),
         "{why}"
     );
 }
 
 #[test]
-fn a_pod_that_is_cut_off_starts_nothing() {
+fn a_pod_that_is_cut_off_starts_no_ranks() {
     let mut pod = Pod::new(1);
-    pod.hear(2);
+    pod.receive_job(2);
     pod.agent.contact.after(2 * FENCE);
     pod.prepare();
     pod.agent.act();
@@ -205,10 +205,10 @@ fn a_pod_that_is_cut_off_starts_nothing() {
 }
 
 #[test]
-fn peers_are_asked_while_the_cluster_is_silent_and_their_answer_keeps_ranks_alive() {
+fn peers_are_asked_while_the_cluster_is_silent_and_an_answer_keeps_ranks_alive() {
     let mut pod = Pod::new(1);
     pod.prepare();
-    pod.hear(3);
+    pod.receive_job(3);
     assert!(pod.asked().is_empty());
     pod.agent.contact.after(FENCE / 2);
     assert_eq!(pod.asked(), [address(2), address(0)]);
@@ -222,22 +222,22 @@ fn peers_are_asked_while_the_cluster_is_silent_and_their_answer_keeps_ranks_aliv
     pod.agent.take(answered(Some(1)));
     pod.agent.act();
     assert_eq!(pod.agent.state.ranks[0].given_up, None);
-    // One that has gone on without this pod says that its ranks are of no world any more.
+    // A peer with a newer generation proves that these ranks belong to no world.
     pod.agent.take(answered(Some(2)));
     assert_eq!(pod.ended(), Ending::Signal(9));
 }
 
 #[test]
-fn a_pod_says_what_it_waits_for_and_that_its_volume_is_another_one() {
+fn a_waiting_pod_reports_what_it_waits_for_and_detects_an_unshared_volume() {
     let mut pod = Pod::new(1);
-    pod.hear(2);
+    pod.receive_job(2);
     assert_eq!(pod.agent.state.waits_for, None);
     pod.agent.waiting.as_mut().unwrap().begun = ago(Duration::from_secs(60));
     pod.agent.act();
-    let words = pod.agent.state.waits_for.clone().unwrap();
+    let message = pod.agent.state.waits_for.clone().unwrap();
     assert!(
-        words.starts_with("waits for job-0-1 to prepare the run in "),
-        "{words}"
+        message.starts_with("waiting for job-0-1 to prepare the run in "),
+        "{message}"
     );
     assert_eq!(pod.asked(), [address(0)]);
 
@@ -246,14 +246,17 @@ fn a_pod_says_what_it_waits_for_and_that_its_volume_is_another_one() {
         generation: Some(1),
     }));
     pod.agent.act();
-    assert_eq!(pod.agent.state.problem, None, "it may be seen late");
-    pod.agent.waiting.as_mut().unwrap().alone = Some(ago(Duration::from_secs(60)));
+    assert_eq!(
+        pod.agent.state.problem, None,
+        "a shared file may appear late"
+    );
+    pod.agent.waiting.as_mut().unwrap().first_started = Some(ago(Duration::from_secs(60)));
     pod.agent.act();
     let problem = pod.agent.state.problem.clone().unwrap();
     assert_eq!(problem.reason, "VolumeNotShared");
     assert!(!problem.deterministic && problem.message.contains("ReadWriteMany"));
 
-    // It is shared after all.
+    // The volume turns out to be shared.
     pod.prepare();
     pod.agent.pause = None;
     pod.agent.act();
@@ -266,16 +269,16 @@ fn a_pod_says_what_it_waits_for_and_that_its_volume_is_another_one() {
 }
 
 #[test]
-fn what_keeps_ranks_from_starting_is_looked_at_every_few_seconds() {
+fn prerequisites_of_a_start_are_checked_every_few_seconds() {
     let mut pod = Pod::new(0);
     pod.prepare();
     pod.agent.identity.devices = 0;
-    pod.hear(1);
+    pod.receive_job(1);
     let problem = pod.agent.state.problem.clone().unwrap();
     assert_eq!(problem.reason, "HardwareMismatch");
     pod.agent.identity.devices = 1;
     pod.agent.act();
-    assert!(!pod.runs(), "it was looked at just now");
+    assert!(!pod.runs(), "the check ran just now");
     pod.agent.pause = None;
     pod.agent.act();
     assert!(pod.runs());
@@ -289,9 +292,9 @@ fn kill(process: u32) {
 }
 
 #[test]
-fn a_preparation_that_is_killed_is_tried_again() {
+fn a_killed_preparation_is_retried() {
     let mut pod = Pod::new(0);
-    pod.hear(1);
+    pod.receive_job(1);
     let first = pod.agent.preparation.as_ref().unwrap().id();
     assert_eq!(pod.agent.state.problem, None);
     kill(first);

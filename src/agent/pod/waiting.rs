@@ -1,6 +1,6 @@
-//! Waiting for what a generation's first member does for all of them. That may take long, so it is
-//! said what is waited for; and if the first member has long gone on, what it has written is on
-//! another volume.
+//! Waits for the first member of a generation, which prepares the run or chooses a checkpoint for
+//! all. A long wait is reported. If the first member has already started, its files are on a
+//! different volume.
 
 use std::net::IpAddr;
 use std::path::Path;
@@ -10,36 +10,35 @@ use crate::agent::Answer;
 use crate::job::agent_state::Problem;
 use crate::job::generation::Generation;
 
-/// What takes no longer needs no word.
-const WORTH_A_WORD: Duration = Duration::from_secs(10);
-/// What one pod writes the others may see late: network volumes are cached.
-const LATE: Duration = Duration::from_secs(15);
+/// Shorter waits are not reported.
+const REPORT_AFTER: Duration = Duration::from_secs(10);
+/// Network volumes are cached, so a file of one pod may appear late in the others.
+const CACHE_DELAY: Duration = Duration::from_secs(15);
 
-/// Waiting for the first member of a generation.
+/// A wait for the first member of a generation.
 #[derive(Debug)]
 pub struct Waiting {
     pub(super) generation: u64,
     first: Option<IpAddr>,
-    /// The first member's pod.
+    /// Name of the first member's pod.
     name: String,
     pub(super) begun: Instant,
-    /// Since when the first member is known to have started its ranks.
-    pub(super) alone: Option<Instant>,
+    /// Time when the first member was first known to have started its ranks.
+    pub(super) first_started: Option<Instant>,
 }
 
-/// What there is to say.
+/// The result of a wait so far.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// Nothing yet.
-    Patience,
-    /// What is waited for.
-    Word,
-    /// The first member has gone on, and nothing of it is to be seen.
+    /// Too early to report.
+    TooEarly,
+    /// Report what the pod waits for.
+    Report,
+    /// The first member has started, and its files are missing here.
     NotShared,
 }
 
 impl Waiting {
-    /// Begins to wait.
     pub fn begin(record: &Generation) -> Waiting {
         let first = record.members.first().and_then(|first| first.pod.as_ref());
         Waiting {
@@ -47,45 +46,44 @@ impl Waiting {
             first: first.and_then(|pod| pod.ip.parse().ok()),
             name: first.map_or_else(|| "the first pod".into(), |pod| pod.name.clone()),
             begun: Instant::now(),
-            alone: None,
+            first_started: None,
         }
     }
 
-    /// The first member's agent, which is asked how far it is.
+    /// Address of the first member's agent, which is asked for its generation.
     pub fn first(&self) -> Option<IpAddr> {
         self.first
     }
 
-    /// Takes in how far another pod is.
+    /// Records the generation of another pod's agent.
     pub fn take(&mut self, answer: Answer) {
         let started = |generation| generation >= self.generation;
         if Some(answer.host) == self.first && answer.generation.is_some_and(started) {
-            self.alone.get_or_insert_with(Instant::now);
+            self.first_started.get_or_insert_with(Instant::now);
         }
     }
 
-    /// What there is to say by now.
     pub fn verdict(&self) -> Verdict {
         verdict(
             self.begun.elapsed(),
-            self.alone.map(|since| since.elapsed()),
+            self.first_started.map(|since| since.elapsed()),
         )
     }
 
-    /// What is waited for.
-    pub fn words(&self, run: &Path) -> String {
+    /// Message that names the pod and the directory waited for.
+    pub fn message(&self, run: &Path) -> String {
         let name = &self.name;
-        format!("waits for {name} to prepare the run in {}", run.display())
+        format!("waiting for {name} to prepare the run in {}", run.display())
     }
 
-    /// What it means that `file` is not here, though the first member goes on with it.
+    /// The problem of a `file` that is missing here although the first member has started.
     pub fn not_shared(&self, file: &Path) -> Problem {
         Problem {
             reason: "VolumeNotShared".into(),
             message: format!(
-                "{} has started its ranks, and this pod has no {}: each of them has a volume of its \
-                 own; give checkpoint.claim a claim that all nodes may write (ReadWriteMany), or \
-                 mount such a volume at checkpoint.path",
+                "{} has started its ranks, and this pod has no {}: the pods do not share a \
+                 volume; set checkpoint.claim to a claim that all nodes may write \
+                 (ReadWriteMany), or mount such a volume at checkpoint.path",
                 self.name,
                 file.display()
             ),
@@ -94,11 +92,11 @@ impl Waiting {
     }
 }
 
-fn verdict(waited: Duration, alone: Option<Duration>) -> Verdict {
-    match alone {
-        Some(alone) if alone > LATE => Verdict::NotShared,
-        _ if waited > WORTH_A_WORD => Verdict::Word,
-        _ => Verdict::Patience,
+fn verdict(waited: Duration, first_started: Option<Duration>) -> Verdict {
+    match first_started {
+        Some(first_started) if first_started > CACHE_DELAY => Verdict::NotShared,
+        _ if waited > REPORT_AFTER => Verdict::Report,
+        _ => Verdict::TooEarly,
     }
 }
 
@@ -107,13 +105,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_that_comes_late_is_not_missed_at_once() {
+    fn a_late_file_is_not_reported_as_missing_at_once() {
         let second = Duration::from_secs(1);
-        assert_eq!(verdict(WORTH_A_WORD, None), Verdict::Patience);
-        assert_eq!(verdict(WORTH_A_WORD + second, None), Verdict::Word);
+        assert_eq!(verdict(REPORT_AFTER, None), Verdict::TooEarly);
+        assert_eq!(verdict(REPORT_AFTER + second, None), Verdict::Report);
         let hours = Duration::from_secs(7200);
-        assert_eq!(verdict(hours, None), Verdict::Word, "it may take long");
-        assert_eq!(verdict(hours, Some(LATE)), Verdict::Word);
-        assert_eq!(verdict(second, Some(LATE + second)), Verdict::NotShared);
+        assert_eq!(
+            verdict(hours, None),
+            Verdict::Report,
+            "preparation may take hours"
+        );
+        assert_eq!(verdict(hours, Some(CACHE_DELAY)), Verdict::Report);
+        assert_eq!(
+            verdict(second, Some(CACHE_DELAY + second)),
+            Verdict::NotShared
+        );
     }
 }

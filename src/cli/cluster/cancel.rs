@@ -1,4 +1,4 @@
-//! `evenkeel cancel`: the end of a TrainingJob before its time.
+//! `evenkeel cancel`: deletes a TrainingJob.
 
 use std::process::ExitCode;
 
@@ -6,10 +6,10 @@ use super::ClusterArgs;
 use crate::cli::output::line;
 use crate::client::change;
 
-/// End a TrainingJob and delete it with its pods. What it has committed stays on its volume.
+/// Delete a TrainingJob and its pods. Its committed checkpoints stay on the volume.
 #[derive(clap::Args)]
 pub struct Args {
-    /// The TrainingJob
+    /// Name of the TrainingJob
     job: String,
     #[command(flatten)]
     cluster: ClusterArgs,
@@ -22,7 +22,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let pin = job.status.and_then(|status| status.checkpoint);
     let kept = match pin {
         Some(pin) => format!("its newest checkpoint, {}, stays on the volume", pin.path),
-        None => "it had no checkpoint yet".into(),
+        None => "it has no checkpoint".into(),
     };
     line(format_args!("{} is being deleted; {kept}", args.job))?;
     Ok(ExitCode::SUCCESS)

@@ -1,4 +1,4 @@
-//! The files of a recipe on this machine as a TrainingJob carries them.
+//! Puts the files of a local recipe into a TrainingJob.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -11,11 +11,11 @@ use crate::job::api::status::RecipeSnapshot;
 use crate::job::api::{RecipeSource, RemainderPolicy};
 use crate::recipe::{self, FileId, Recipe, SourceFile};
 
-/// What a command that stands for its recipe is called as a file.
+/// File name of a command that is used as a recipe.
 const COMMAND: &str = "command.sh";
 
-/// The recipe with every file that it was read from. What the cluster reads in them is compared with what
-/// was read here, under the same overrides.
+/// The recipe with every file that it was read from. Reads the files as the cluster does, under the
+/// same overrides, and compares the results.
 pub fn source(
     from: &RecipeArgs,
     recipe: &Recipe,
@@ -28,14 +28,14 @@ pub fn source(
         dialect_version: from.options.dialect_version.clone(),
         ..RecipeSource::default()
     };
-    lay(from, recipe, &mut source)?;
+    add_files(from, recipe, &mut source)?;
     compare(&source, recipe, overrides, remainder)?;
     Ok(source)
 }
 
 /// Puts the files into a source.
-fn lay(from: &RecipeArgs, recipe: &Recipe, source: &mut RecipeSource) -> anyhow::Result<()> {
-    let here = std::env::current_dir().context("the working directory is gone")?;
+fn add_files(from: &RecipeArgs, recipe: &Recipe, source: &mut RecipeSource) -> anyhow::Result<()> {
+    let here = std::env::current_dir().context("the working directory does not exist")?;
     let real = recipe.sources.iter().filter(|file| file.path.is_file());
     let files: BTreeMap<PathBuf, &SourceFile> = real
         .map(|file| (lexical(&here.join(&file.path)), file))
@@ -49,7 +49,7 @@ fn lay(from: &RecipeArgs, recipe: &Recipe, source: &mut RecipeSource) -> anyhow:
             .map(|name| if name.is_empty() { "." } else { name });
         name.map(str::to_owned).with_context(|| {
             format!(
-                "the name of {} is not UTF-8, and a TrainingJob is: rename it",
+                "the path {} is not UTF-8, as a TrainingJob must be; rename it",
                 path.display()
             )
         })
@@ -62,7 +62,7 @@ fn lay(from: &RecipeArgs, recipe: &Recipe, source: &mut RecipeSource) -> anyhow:
         source.inline = text(of_command);
         source.path = Some(COMMAND.to_owned());
     } else if !from.recipe.is_file() && !from.recipe.is_dir() {
-        // A pipe has no place that would tell anything.
+        // A pipe has no path to keep.
         source.inline = text(of_recipe);
     } else {
         source.path = Some(carried(&from.recipe)?);
@@ -79,15 +79,15 @@ fn lay(from: &RecipeArgs, recipe: &Recipe, source: &mut RecipeSource) -> anyhow:
     Ok(())
 }
 
-/// The folder that the paths of carried files begin in: the working directory, or what is above it and
-/// all of them.
+/// Base of the stored paths: the working directory, or its nearest ancestor that contains all
+/// files.
 fn start<'a>(here: &Path, files: impl Iterator<Item = &'a PathBuf> + Clone) -> PathBuf {
     let holds_all = |folder: &&Path| files.clone().all(|file| file.starts_with(folder));
     let start = here.ancestors().find(holds_all);
     start.unwrap_or(Path::new("/")).to_owned()
 }
 
-/// A path without `.` and `..`, whatever links there are.
+/// Removes `.` and `..` from a path without resolving links.
 fn lexical(path: &Path) -> PathBuf {
     let mut plain = PathBuf::new();
     for part in path {
@@ -100,7 +100,7 @@ fn lexical(path: &Path) -> PathBuf {
     plain
 }
 
-/// Reads what is carried as the cluster will, and compares.
+/// Reads the stored recipe as the cluster does and compares it.
 fn compare(
     source: &RecipeSource,
     recipe: &Recipe,
@@ -111,17 +111,17 @@ fn compare(
     let request = snapshot
         .request(remainder)
         .map_err(|error| anyhow!(error))?;
-    let way_out = "a TrainingJob carries the files that were read; start it from the folder that their \
-                   names begin in, and name them without their folders above it";
+    let remedy = "a TrainingJob contains the files that were read; run the command in their common \
+                   folder, and use relative paths without `..`";
     let mut carried = match recipe::read(&request) {
         Ok(carried) => carried,
-        Err(error) => bail!("carried to the cluster the recipe cannot be read: {error}: {way_out}"),
+        Err(error) => bail!("the recipe cannot be read from the TrainingJob: {error}; {remedy}"),
     };
-    // Its command travels by itself.
+    // The job stores the command separately.
     let command = &recipe.spec.trainer.command;
     carried.spec.trainer.command.clone_from(command);
     if carried.spec != recipe.spec {
-        bail!("carried to the cluster the recipe would mean something else: {way_out}");
+        bail!("the recipe would have another meaning in the TrainingJob; {remedy}");
     }
     Ok(())
 }
@@ -131,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn paths_begin_in_the_working_directory_or_above_it() {
+    fn stored_paths_start_in_the_working_directory_or_an_ancestor() {
         let files = |paths: &[&str]| Vec::from_iter(paths.iter().map(PathBuf::from));
         let from = |paths: &[&str]| start(Path::new("/a/b"), files(paths).iter());
         assert_eq!(from(&["/a/b/config/config.yaml"]), Path::new("/a/b"));

@@ -1,4 +1,4 @@
-//! `evenkeel list`: the TrainingJobs of a namespace, or of all.
+//! `evenkeel list`: the TrainingJobs of one or all namespaces.
 
 use std::process::ExitCode;
 
@@ -12,13 +12,13 @@ use crate::job::api::TrainingJob;
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
-  evenkeel list                 those of the context's namespace
-  evenkeel list -A -o json      all, for programs")]
+  evenkeel list                 jobs in the context's namespace
+  evenkeel list -A -o json      all jobs as JSON")]
 pub struct Args {
-    /// Those of all namespaces
+    /// List the jobs of all namespaces
     #[arg(short = 'A', long, conflicts_with = "namespace")]
     all_namespaces: bool,
-    /// How to print
+    /// Output format
     #[arg(short, long, value_enum, default_value_t = Format::Text)]
     output: Format,
     #[command(flatten)]
@@ -29,7 +29,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     list(&args)
 }
 
-/// The same as `evenkeel status` without a name.
+/// Lists the jobs; `evenkeel status` without a name does the same.
 pub fn all(cluster: &ClusterArgs, output: Format) -> anyhow::Result<ExitCode> {
     list(&Args {
         all_namespaces: false,
@@ -55,12 +55,14 @@ fn list(args: &Args) -> anyhow::Result<ExitCode> {
         match args.all_namespaces {
             true => line("no TrainingJobs")?,
             false => line(format_args!(
-                "no TrainingJobs in namespace {namespace} (-A looks in all)"
+                "no TrainingJobs in namespace {namespace} (-A lists all namespaces)"
             ))?,
         }
         return Ok(ExitCode::SUCCESS);
     }
-    let mut table = Table::new(["job", "state", "nodes", "batch", "progress", "loss", "why"]);
+    let mut table = Table::new([
+        "job", "phase", "nodes", "batch", "progress", "loss", "message",
+    ]);
     for job in &jobs {
         table.row(cells(job, args.all_namespaces));
     }

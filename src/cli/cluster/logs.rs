@@ -1,4 +1,4 @@
-//! `evenkeel logs`: what a TrainingJob does, or what one of its ranks prints.
+//! `evenkeel logs`: progress of a TrainingJob, or the output of one of its ranks.
 
 use std::process::ExitCode;
 
@@ -8,20 +8,20 @@ use crate::cli::output::line;
 use crate::client;
 use crate::telemetry::{Display, Mode};
 
-/// Show what a TrainingJob does, or what a rank prints.
+/// Show the progress of a TrainingJob, or the output of a rank.
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
-  evenkeel logs first              what its training has done on the pod of rank 0
-  evenkeel logs -f first           follow it, with the bars of a local launch
-  evenkeel logs first --rank 3     what rank 3 printed")]
+  evenkeel logs first              training progress, from the pod of rank 0
+  evenkeel logs -f first           follow it with progress bars
+  evenkeel logs first --rank 3     output of rank 3")]
 pub struct Args {
-    /// The TrainingJob
+    /// Name of the TrainingJob
     job: String,
-    /// What this rank of the newest generation printed
+    /// Show the output of this rank of the newest generation
     #[arg(long, value_name = "R")]
     rank: Option<u64>,
-    /// Go on until the job ends; Ctrl-C leaves it running
+    /// Follow until the job ends; Ctrl-C leaves it running
     #[arg(short, long)]
     follow: bool,
     #[command(flatten)]

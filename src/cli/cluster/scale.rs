@@ -1,4 +1,4 @@
-//! `evenkeel scale`: how many nodes a TrainingJob is to have.
+//! `evenkeel scale`: changes the number of nodes of a TrainingJob.
 
 use std::process::ExitCode;
 
@@ -6,17 +6,17 @@ use super::ClusterArgs;
 use crate::cli::output::line;
 use crate::client::change;
 
-/// Move a TrainingJob to another number of nodes; its global batch stays.
+/// Move a TrainingJob to another number of nodes. Its global batch stays the same.
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
   evenkeel scale first 4            to 4 nodes, or the largest feasible number below
   kubectl scale tj first --replicas 4    the same
-  evenkeel suspend first            to none: it commits a checkpoint and waits for `resume`")]
+  evenkeel suspend first            0 nodes: commit a checkpoint and wait for `resume`")]
 pub struct Args {
-    /// The TrainingJob
+    /// Name of the TrainingJob
     job: String,
-    /// Nodes
+    /// New number of nodes
     #[arg(value_parser = clap::value_parser!(u32).range(1..=1024))]
     nodes: u32,
     #[command(flatten)]
@@ -33,14 +33,14 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let note = match will {
         Some(nodes) if *nodes != args.nodes => {
             format!(
-                "; {} do not split its batch exactly, it goes to {nodes}",
+                "; {} nodes do not split its batch exactly, so it uses {nodes}",
                 args.nodes
             )
         }
         _ => String::new(),
     };
     line(format_args!(
-        "{} wants {} nodes{note}",
+        "{}: {} nodes requested{note}",
         args.job, args.nodes
     ))?;
     Ok(ExitCode::SUCCESS)

@@ -1,5 +1,5 @@
-//! `evenkeel status JOB` on a cluster: where a TrainingJob stands, its proof, its generations, and
-//! why it waits.
+//! `evenkeel status JOB` on a cluster: phase, formula, progress and generations of a TrainingJob,
+//! and the reason for a wait.
 
 use std::process::ExitCode;
 
@@ -10,7 +10,7 @@ use crate::cli::table::Table;
 use crate::job::api::TrainingJob;
 use crate::job::api::status::State;
 
-/// Shows one job; exit code 1 where it has failed.
+/// Shows one job; exit code 1 if it has failed.
 pub fn run(name: &str, cluster: &ClusterArgs, output: Format) -> anyhow::Result<ExitCode> {
     let job = cluster.run(async |cluster| Ok(cluster.job(name).await?))?;
     match output {
@@ -77,7 +77,7 @@ fn text(job: &TrainingJob) -> anyhow::Result<()> {
             "plan",
             "from sample",
             "first step",
-            "why",
+            "message",
         ]);
         for change in &status.history {
             let seconds = change.first_step;

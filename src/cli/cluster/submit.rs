@@ -1,4 +1,4 @@
-//! `evenkeel launch RECIPE --nodes N`: a recipe in, a TrainingJob on the cluster, followed until it
+//! `evenkeel launch RECIPE --nodes N`: creates a TrainingJob from a recipe and follows it until it
 //! ends.
 
 use std::process::ExitCode;
@@ -16,46 +16,46 @@ use crate::launch::check_own;
 use crate::recipe::Recipe;
 use crate::telemetry::{Display, Mode};
 
-/// Exit code after Ctrl-C while a job is followed; the job goes on.
+/// Exit code after Ctrl-C while following a job, which continues.
 const EXIT_INTERRUPTED: u8 = 130;
 
-/// What `launch` asks of a cluster.
+/// Cluster options of `launch`.
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "On a cluster (with --nodes)")]
 #[group(skip)]
 pub struct Args {
-    /// The TrainingJob's name [default: made from the recipe's]
+    /// Name of the TrainingJob [default: derived from the recipe's name]
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
-    /// The container image
+    /// Container image
     #[arg(long, value_name = "IMAGE", env = "EVENKEEL_IMAGE", default_value = concat!("evenkeel/evenkeel:", env!("CARGO_PKG_VERSION")))]
     image: String,
-    /// The PersistentVolumeClaim for checkpoints; many nodes write to it
+    /// PersistentVolumeClaim for checkpoints; it must be writable from all nodes
     #[arg(long, value_name = "CLAIM", default_value = "checkpoints")]
     claim: String,
-    /// What a GPU is called in the nodes' allocatable resources
+    /// Resource name of a GPU in the nodes' allocatable resources
     #[arg(long, value_name = "NAME", default_value = NVIDIA)]
     resource: String,
-    /// Never fewer nodes than this
+    /// Smallest number of nodes
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     min_nodes: Option<u32>,
-    /// Print the TrainingJob and create nothing
+    /// Print the TrainingJob without creating it
     #[arg(long)]
     dry_run: bool,
-    /// Create the TrainingJob and do not follow it
+    /// Create the TrainingJob without following it
     #[arg(long)]
     detach: bool,
     #[command(flatten)]
     cluster: ClusterArgs,
 }
 
-/// What NVIDIA's device plugin calls a GPU.
+/// Resource name of a GPU in NVIDIA's device plugin.
 pub const NVIDIA: &str = "nvidia.com/gpu";
 
 impl Args {
-    /// Whether something was asked that only a cluster can do.
+    /// Whether an option that needs a cluster is set.
     pub fn given(&self) -> bool {
-        self.dry_run || self.detach || self.name.is_some() || self.cluster.meant()
+        self.dry_run || self.detach || self.name.is_some() || self.cluster.is_selected()
     }
 }
 
@@ -77,13 +77,11 @@ pub fn run(
             let found = args
                 .cluster
                 .run(async |cluster| Ok(client::free(cluster, &args.resource, None).await?))
-                .context(
-                    "how many GPUs a node has cannot be found out (--gpus-per-node says it)",
-                )?;
+                .context("cannot determine the GPUs per node; set --gpus-per-node")?;
             found.per_node
         }
     };
-    // The controller judges again; a recipe that it would refuse need not leave this machine.
+    // The controller checks again; this check refuses a bad recipe before it is sent.
     let world = u64::from(nodes) * u64::from(per_node);
     let examined = batch::examine(recipe, &PlanRequest::gpus(world));
     render::print(&examined.diagnostics, &recipe.sources);
@@ -97,7 +95,14 @@ pub fn run(
     for note in notes {
         say(format_args!("warning: {note}\n"));
     }
-    let job = client::training_job(wanted(args, from, recipe, nodes, per_node, rank_memory)?);
+    let job = client::training_job(submitted_job(
+        args,
+        from,
+        recipe,
+        nodes,
+        per_node,
+        rank_memory,
+    )?);
     if args.dry_run {
         Format::Yaml.print(&job)?;
         return Ok(ExitCode::SUCCESS);
@@ -107,12 +112,12 @@ pub fn run(
         args.resource, plan.proof
     ));
     let name = job.metadata.name.clone().unwrap_or_default();
-    let again = args.cluster.again();
+    let options = args.cluster.options();
     args.cluster
         .run(async |cluster| Ok(change::create(cluster, &job).await?))?;
     if args.detach {
         say(format_args!(
-            "created {name}; `evenkeel logs -f {name}{again}` follows it\n"
+            "created {name}; `evenkeel logs -f {name}{options}` follows it\n"
         ));
         return Ok(ExitCode::SUCCESS);
     }
@@ -123,7 +128,7 @@ pub fn run(
     })
 }
 
-fn wanted(
+fn submitted_job(
     args: &Args,
     from: &RecipeArgs,
     recipe: &Recipe,
@@ -135,7 +140,7 @@ fn wanted(
         Some(name) => name.clone(),
         None => client::name_of(&recipe.spec.name).with_context(|| {
             format!(
-                "{:?} gives no name for a TrainingJob: --name says one",
+                "{:?} cannot be turned into a TrainingJob name; set --name",
                 recipe.spec.name
             )
         })?,
@@ -167,13 +172,13 @@ fn wanted(
     })
 }
 
-/// A job to watch.
+/// A job to follow.
 pub struct Watching<'a> {
-    /// Its name.
+    /// Name of the job.
     pub job: &'a str,
-    /// Where it is.
+    /// The cluster of the job.
     pub cluster: &'a ClusterArgs,
-    /// How to show it.
+    /// Output mode.
     pub mode: Mode,
 }
 
@@ -181,7 +186,7 @@ pub struct Watching<'a> {
 pub fn watch(watching: &Watching<'_>) -> anyhow::Result<ExitCode> {
     let mut display = Display::new(watching.mode);
     let name = watching.job;
-    let again = watching.cluster.again();
+    let options = watching.cluster.options();
     let end = watching.cluster.run(async |cluster| {
         let mut each = |event: &_| display.event(event);
         tokio::select! {
@@ -205,8 +210,8 @@ pub fn watch(watching: &Watching<'_>) -> anyhow::Result<ExitCode> {
         }
         None => {
             say(format_args!(
-                "{name} goes on; `evenkeel logs -f {name}{again}` follows it again, `evenkeel \
-                 cancel {name}{again}` ends it\n"
+                "{name} continues; `evenkeel logs -f {name}{options}` follows it again, `evenkeel \
+                 cancel {name}{options}` deletes it\n"
             ));
             ExitCode::from(EXIT_INTERRUPTED)
         }

@@ -1,4 +1,5 @@
-//! `evenkeel suspend` and `evenkeel resume`: a TrainingJob's GPUs given back and taken again.
+//! `evenkeel suspend` and `evenkeel resume`: release the GPUs of a TrainingJob and acquire them
+//! again.
 
 use std::process::ExitCode;
 
@@ -6,21 +7,21 @@ use super::ClusterArgs;
 use crate::cli::output::line;
 use crate::client::change;
 
-/// Which job.
+/// The job to suspend or resume.
 #[derive(clap::Args)]
 pub struct Args {
-    /// The TrainingJob
+    /// Name of the TrainingJob
     job: String,
     #[command(flatten)]
     cluster: ClusterArgs,
 }
 
 pub fn suspend(args: Args) -> anyhow::Result<ExitCode> {
-    set(args, true, "commits a checkpoint and gives its GPUs back")
+    set(args, true, "commits a checkpoint and releases its GPUs")
 }
 
 pub fn resume(args: Args) -> anyhow::Result<ExitCode> {
-    set(args, false, "goes on from its newest checkpoint")
+    set(args, false, "resumes from its newest checkpoint")
 }
 
 fn set(args: Args, suspend: bool, what: &str) -> anyhow::Result<ExitCode> {

@@ -3,7 +3,7 @@ use crate::engine::cuda::libraries::Problem;
 use crate::inventory::tests::{h100, partitioned, readings, without_nvml};
 use crate::inventory::{GpuReadings, NvmlFailure, Readings};
 
-/// What stands on a terminal, without its colours.
+/// The terminal output without colours.
 fn shown(inventory: &Inventory) -> String {
     anstream::adapter::strip_str(&text(inventory)).to_string()
 }
@@ -32,7 +32,7 @@ fn gpus_are_a_table() {
 }
 
 #[test]
-fn hidden_gpus_are_marked_and_a_bad_value_is_said() {
+fn hidden_gpus_are_marked_and_a_bad_value_is_reported() {
     let readings = Readings {
         cuda_visible_devices: Some("1,9".to_owned()),
         ..readings(vec![h100(0), h100(1)])
@@ -55,7 +55,7 @@ fn hiding_every_gpu_leaves_the_cpu() {
 }
 
 #[test]
-fn each_cuda_library_has_a_line_with_its_version_or_the_way_to_get_it() {
+fn each_cuda_library_is_listed_with_its_version_or_install_command() {
     let found = |name, file| Found {
         name,
         file,
@@ -92,14 +92,14 @@ fn each_cuda_library_has_a_line_with_its_version_or_the_way_to_get_it() {
     NVML          libnvidia-ml.so.1  found
     NVRTC         libnvrtc.so.12     12.9 (/wheels/nvidia/cuda_nvrtc/lib/libnvrtc.so.12)
     NCCL          libnccl.so.2       missing: pip install nvidia-nccl-cu12
-    looked for in EVENKEEL_CUDA_LIBRARIES, in the active virtual environment and where the loader looks
-    the built-in trainer computes on CPUs and needs none of them yet
+    searched EVENKEEL_CUDA_LIBRARIES, the active virtual environment and the loader's search path
+    the built-in trainer runs on CPUs and does not use these libraries yet
     ");
-    // Where nothing is wrong, nobody asks where it was looked for.
+    // The search path is not shown if all libraries work.
     insta::assert_snapshot!(shown(&libraries[1..3]), @r"
     CUDA LIBRARY  FILE               VERSION
     NVML          libnvidia-ml.so.1  found
     NVRTC         libnvrtc.so.12     12.9 (/wheels/nvidia/cuda_nvrtc/lib/libnvrtc.so.12)
-    the built-in trainer computes on CPUs and needs none of them yet
+    the built-in trainer runs on CPUs and does not use these libraries yet
     ");
 }

@@ -1,4 +1,4 @@
-//! `evenkeel plan --estimate --model MODEL`: a batch to start with, without a recipe.
+//! `evenkeel plan --estimate --model MODEL`: proposes an initial batch without a recipe.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -12,11 +12,11 @@ use crate::cli::{EXIT_REFUSED, render};
 use crate::recipe::{ReadError, Recipe, Request, read_text};
 use crate::words::count;
 
-/// Keys of a model's `config.json`, which make a shape.
+/// Prefix of the `config.json` keys that define a shape.
 const SHAPE: &str = "model.config.";
 
-/// The recipe that stands for a model, under overrides. `first`: the argument in a recipe's place, which
-/// is an override here.
+/// A recipe for a model under overrides. `first` is the positional recipe argument, which counts as
+/// an override here.
 pub fn recipe(
     model: &str,
     first: Option<&Path>,
@@ -24,16 +24,16 @@ pub fn recipe(
 ) -> anyhow::Result<Result<Recipe, ReadError>> {
     let first = first.map(|path| path.to_string_lossy().into_owned());
     if let Some(file) = first.as_ref().filter(|text| !text.contains('=')) {
-        bail!("--model {model} stands in the place of a recipe: leave `{file}` out, or --model");
+        bail!("--model {model} replaces a recipe; remove `{file}` or --model");
     }
     let overrides: Vec<String> = first.into_iter().chain(overrides.iter().cloned()).collect();
     let shaped = overrides.iter().any(|text| text.starts_with(SHAPE));
-    // Not a size then, but the name of a model that the keys describe.
-    let own = shaped.then(|| batch::starter(&format!("model-of-{model}")));
-    let text = own.flatten().or_else(|| batch::starter(model));
+    // Then `model` is a name, and the keys define the shape.
+    let shape_only = shaped.then(|| batch::starter(&format!("model-of-{model}")));
+    let text = shape_only.flatten().or_else(|| batch::starter(model));
     let text = text.with_context(|| {
         format!(
-            "no shape of about {model} parameters is known: the sizes are {}; give one of them, a hub id, \
+            "no known shape has about {model} parameters; use one of the sizes {}, a hub id, \
              or the model's own shape, `{SHAPE}hidden_size=… {SHAPE}num_hidden_layers=… {SHAPE}vocab_size=…`",
             memory::typical_sizes().join(", ")
         )
@@ -46,26 +46,26 @@ pub fn recipe(
     Ok(read_text(&request, text))
 }
 
-/// Refuses a model of whose shape nothing is known.
+/// Refuses a model of unknown shape.
 pub fn refuse_unknown(recipe: &Recipe, request: &PlanRequest) -> anyhow::Result<()> {
     if memory::Device::of(&recipe.spec, request).is_some() {
         return Ok(());
     }
     let path = recipe.spec.model.path.as_deref().unwrap_or_default();
     bail!(
-        "the shape of `{path}` is not known: give its `config.json` keys as `{SHAPE}hidden_size=…`, or a size \
-         in the recipe's place, `--model 7B` (of {})",
+        "the shape of `{path}` is unknown; set its `config.json` keys as `{SHAPE}hidden_size=…`, or a size \
+         instead of the recipe, `--model 7B` (of {})",
         memory::typical_sizes().join(", ")
     );
 }
 
-/// Prints what to start with.
+/// Prints the proposal.
 pub fn print(recipe: &Recipe, request: &PlanRequest, format: Format) -> anyhow::Result<ExitCode> {
     refuse_unknown(recipe, request)?;
     let start = batch::start(recipe, request)
         .with_context(|| format!("the axes do not divide {} GPUs", request.gpus))?;
     match format {
-        Format::Text => output::print(told(recipe, request, &start))?,
+        Format::Text => output::print(proposal(recipe, request, &start))?,
         format => format.print(&start)?,
     }
     Ok(match start.per_device_batch_size {
@@ -74,9 +74,9 @@ pub fn print(recipe: &Recipe, request: &PlanRequest, format: Format) -> anyhow::
     })
 }
 
-fn told(recipe: &Recipe, request: &PlanRequest, start: &Start) -> String {
+fn proposal(recipe: &Recipe, request: &PlanRequest, start: &Start) -> String {
     let devices = request.devices.count(start.world_size);
-    let mut told = match start.per_device_batch_size {
+    let mut text = match start.per_device_batch_size {
         Some(micro) => format!(
             "start with {} on {}{devices}\nthe largest power of two that fits; accumulation takes the rest of the global batch\n",
             count(micro, "sample"),
@@ -86,16 +86,16 @@ fn told(recipe: &Recipe, request: &PlanRequest, start: &Start) -> String {
                 "each of "
             },
         ),
-        None => format!("not a single sample fits {devices}\n"),
+        None => format!("no sample fits on {devices}\n"),
     };
-    told += &text::memory_of(&start.memory);
-    let more = "change what is assumed with native keys: model.adapters=false data.sequence_length=4096 parallel.strategy=fsdp";
-    told += &format!("\n{more}\n");
+    text += &text::memory_of(&start.memory);
+    let more = "change the assumptions with native keys: model.adapters=false data.sequence_length=4096 parallel.strategy=fsdp";
+    text += &format!("\n{more}\n");
     if !start.found.is_empty() {
-        told += "\n";
-        told += &render::diagnostics(&start.found, &recipe.sources);
+        text += "\n";
+        text += &render::diagnostics(&start.found, &recipe.sources);
     }
-    told
+    text
 }
 
 #[cfg(test)]
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn what_stands_in_a_recipes_place_is_an_override() {
+    fn the_recipe_argument_is_an_override_with_a_model() {
         let adapters = proposed("7B", None, &[]).unwrap();
         let full = proposed("7B", Some("model.adapters=false"), &[]).unwrap();
         assert!(full.per_device_batch_size < adapters.per_device_batch_size);
@@ -121,14 +121,11 @@ mod tests {
         let sharded = proposed("7B", Some("model.adapters=false"), &sharded).unwrap();
         assert!(sharded.per_device_batch_size > full.per_device_batch_size);
         let file = proposed("7B", Some("recipe.yaml"), &[]).unwrap_err();
-        assert!(
-            file.to_string().contains("leave `recipe.yaml` out"),
-            "{file}"
-        );
+        assert!(file.to_string().contains("remove `recipe.yaml`"), "{file}");
     }
 
     #[test]
-    fn a_size_that_nothing_has_is_answered_with_those_that_are_known() {
+    fn an_unknown_size_lists_the_known_sizes() {
         let unknown = proposed("34B", None, &[]).unwrap_err().to_string();
         assert!(unknown.contains("13B, 69B"), "{unknown}");
         let shape = [
@@ -136,7 +133,7 @@ mod tests {
             "model.config.num_hidden_layers=48",
             "model.config.vocab_size=32000",
         ];
-        let told = proposed("34B", Some(shape[0]), &shape[1..]).unwrap();
-        assert!(told.per_device_batch_size.is_some());
+        let start = proposed("34B", Some(shape[0]), &shape[1..]).unwrap();
+        assert!(start.per_device_batch_size.is_some());
     }
 }

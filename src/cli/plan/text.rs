@@ -1,5 +1,5 @@
-//! A plan as people read it: the arithmetic first, then what was changed and why, which other
-//! counts would work, memory, lengths, and what the rules say.
+//! The text form of a plan: the formula first, then changes and their reasons, other feasible
+//! counts, memory, lengths and diagnostics.
 
 use anstyle::{AnsiColor, Style};
 
@@ -10,21 +10,21 @@ use crate::recipe::spec::{BatchSchedule, Estimator, Remainder, Spec};
 use crate::words::bytes;
 use crate::words::count;
 
-/// Feasible counts shown on each side of the one asked for.
+/// Number of feasible counts shown on each side of the requested one.
 const NEAR: usize = 4;
 
 const BOLD: Style = Style::new().bold();
 const DIM: Style = Style::new().dimmed();
 
-/// What a plan is for.
+/// The hardware of a plan.
 pub struct Hardware<'a> {
-    /// In words.
+    /// Description for people.
     pub words: &'a str,
-    /// What is counted.
+    /// Unit of the counts.
     pub devices: Devices,
 }
 
-/// The whole text, with terminal styles.
+/// The complete text, with terminal styles.
 pub fn plan(
     recipe: &Recipe,
     examined: &Examined,
@@ -57,7 +57,7 @@ fn heading(words: &str) -> String {
     format!("\n{BOLD}{words}{BOLD:#}\n")
 }
 
-/// The arithmetic, and what its numbers are.
+/// The formula and the meaning of its numbers.
 fn headline(draft: &Draft, detected: &str, hardware: &str) -> String {
     let (proof, legend) = match (&draft.proof, draft.outline.remainder) {
         (Some(proof), Remainder::Exact) => (
@@ -68,7 +68,7 @@ fn headline(draft: &Draft, detected: &str, hardware: &str) -> String {
             proof.clone(),
             "micro-batch × (micro-batches of every rank) = global batch",
         ),
-        (None, _) => (no_plan(draft), "there is no plan"),
+        (None, _) => (no_plan(draft), "no plan"),
     };
     let style = match draft.proof {
         Some(_) => BOLD,
@@ -92,7 +92,7 @@ fn headline(draft: &Draft, detected: &str, hardware: &str) -> String {
     )
 }
 
-/// What stands where the arithmetic would.
+/// The formula with unknown numbers, for a refused plan.
 fn no_plan(draft: &Draft) -> String {
     match (draft.global_batch_size, draft.data_parallel_size) {
         (Some(global), Some(ranks)) => format!("{ranks} × ? × ? ≠ {global}"),
@@ -120,7 +120,7 @@ fn changes(draft: &Draft) -> String {
     text
 }
 
-/// The feasible counts nearest to the one asked for, that one in brackets.
+/// The feasible counts nearest to the requested one, which is in brackets.
 fn counts(draft: &Draft, devices: Devices) -> String {
     let counts = &draft.outline.feasible_gpu_counts;
     let Some(global) = draft.global_batch_size else {
@@ -156,7 +156,7 @@ pub(super) fn memory_of(memory: &MemoryEstimate) -> String {
     let all = match memory.available {
         Some(available) => format!("about {} of {}", bytes(memory.total), bytes(available)),
         None => format!(
-            "about {} (--device-memory says whether it fits)",
+            "about {} (set --device-memory to check whether it fits)",
             bytes(memory.total)
         ),
     };
@@ -175,9 +175,9 @@ pub(super) fn memory_of(memory: &MemoryEstimate) -> String {
     text
 }
 
-/// What follows when one micro-batch after another does not fit.
+/// The successive plans if micro-batch after micro-batch runs out of memory.
 fn out_of_memory(steps: &[OomStep]) -> String {
-    let mut text = heading("when memory runs out: micro-batch × accumulation, global batch");
+    let mut text = heading("after out-of-memory: micro-batch × accumulation, global batch");
     for step in steps {
         text += &format!(
             "  {} × {}, {}\n",
@@ -187,7 +187,7 @@ fn out_of_memory(steps: &[OomStep]) -> String {
     text
 }
 
-/// Everything that advances, in samples and in steps of the global batch.
+/// All lengths, in samples and in steps of the global batch.
 fn lengths(spec: &Spec, draft: &Draft, horizon: &Horizon) -> String {
     let global = draft.global_batch_size.unwrap_or(1);
     let steps = |samples: u64| {
@@ -205,8 +205,8 @@ fn lengths(spec: &Spec, draft: &Draft, horizon: &Horizon) -> String {
             format!("{}, {}", count(samples, "sample"), count(steps, "step"))
         }
         _ => match spec.budget.epochs {
-            Some(1.0) => "1 epoch, whose length is not known yet".to_owned(),
-            Some(epochs) => format!("{epochs} epochs, whose length is not known yet"),
+            Some(1.0) => "1 epoch of unknown length".to_owned(),
+            Some(epochs) => format!("{epochs} epochs of unknown length"),
             None => "not stated".to_owned(),
         },
     };
@@ -249,7 +249,7 @@ fn lengths(spec: &Spec, draft: &Draft, horizon: &Horizon) -> String {
     text
 }
 
-/// How the batch changes while training; `None` when it does not.
+/// The batch schedule; `None` for a constant batch.
 fn schedule(spec: &Spec, draft: &Draft) -> Option<String> {
     let quantum = draft.quantum.unwrap_or(1);
     Some(match &spec.schedule {

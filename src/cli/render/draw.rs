@@ -1,6 +1,6 @@
-//! Diagnostics as people read them: the line in question, what is wrong with it, what to change.
+//! Diagnostics as text: the source line, the problem and the remedy.
 //!
-//! It knows the recipe room and nothing else: the fuzz targets compile it alone.
+//! This module depends only on `recipe`, because the fuzz targets compile it alone.
 
 use std::ops::Range;
 
@@ -8,13 +8,13 @@ use annotate_snippets::{AnnotationKind, Group, Level, Renderer, Snippet};
 
 use crate::recipe::{Diagnostic, Severity, Sources, Span, diagnostic};
 
-/// All diagnostics in file order, with terminal colours; print with `anstream`, which strips them
-/// where they do not belong. Empty when there are none.
+/// All diagnostics in file order, with terminal colours; empty if there are none. Print with
+/// `anstream`, which strips colours where they are not supported.
 pub fn diagnostics(diagnostics: &[Diagnostic], sources: &Sources) -> String {
     draw(&Renderer::styled(), diagnostics, sources)
 }
 
-/// `2 errors, 1 warning`; notes are not counted.
+/// A count such as `2 errors, 1 warning`, without notes.
 pub fn summary(diagnostics: &[Diagnostic]) -> String {
     let count = |severity: Severity, word: &str| {
         let n = diagnostics
@@ -65,7 +65,7 @@ fn group<'a>(diagnostic: &'a Diagnostic, sources: &'a Sources) -> Group<'a> {
         .and_then(|span| Some((span, sources.get(span.file)?)));
     if let Some((span, file)) = place {
         let Range { start, end } = first_line(&file.text, span);
-        // One line is drawn, and the others would be gone through for every problem of a file.
+        // Only one line is drawn; a scan of the whole file per problem would be slow.
         let begin = file.text[..start].rfind('\n').map_or(0, |at| at + 1);
         let line = &file.text[begin..];
         let line = &line[..line.find('\n').map_or(line.len(), |at| at + 1)];
@@ -79,8 +79,8 @@ fn group<'a>(diagnostic: &'a Diagnostic, sources: &'a Sources) -> Group<'a> {
     group.element(Level::HELP.message(diagnostic.help.as_str()))
 }
 
-/// The part of a span on its first line, at least one character wide where there is one: a
-/// mapping's span runs over all its lines, and an empty value's is empty.
+/// The part of a span on its first line, at least one character wide if possible. A mapping's span
+/// covers several lines, and an empty value's span is empty.
 fn first_line(text: &str, span: Span) -> Range<usize> {
     let start = floor(text, span.start);
     let line_end = text[start..]
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn spans_at_the_end_or_off_a_character_are_safe() {
+    fn spans_at_the_end_or_inside_a_character_are_safe() {
         let mut sources = Sources::default();
         let file = sources.add("x", "é");
         for (start, end) in [(0, 0), (1, 1), (1, 9), (2, 2), (7, 9)] {

@@ -1,7 +1,7 @@
-//! Diagnostics as SARIF 2.1.0, which code review tools show beside the lines.
+//! Diagnostics as SARIF 2.1.0, which code review tools show next to the lines.
 //!
-//! Columns count characters, as ours do. A finding without a place is reported at its recipe, of a tree of
-//! configs at the root file.
+//! Columns count characters, as in evenkeel. A finding without a location is reported at its
+//! recipe, for a config tree at the root file.
 
 use std::path::Path;
 
@@ -10,18 +10,18 @@ use serde_json::{Value, json};
 use crate::batch::rules::RULES;
 use crate::recipe::{Diagnostic, Severity, Sources, Span};
 
-/// What one recipe's check found.
+/// Result of checking one recipe.
 pub struct Checked<'a> {
-    /// The recipe.
+    /// Path of the recipe.
     pub recipe: &'a Path,
-    /// What was found.
+    /// Its diagnostics.
     pub diagnostics: &'a [Diagnostic],
-    /// The files it was found in.
+    /// The files of the recipe.
     pub sources: &'a Sources,
 }
 
 impl Checked<'_> {
-    /// The recipe's own file: of a folder the first that was read, which is its root.
+    /// The recipe's main file; for a folder the first file read, which is its root.
     fn file(&self) -> &Path {
         let root = self.sources.iter().next();
         let root = root.filter(|file| file.path.starts_with(self.recipe));
@@ -29,7 +29,7 @@ impl Checked<'_> {
     }
 }
 
-/// The whole document.
+/// The complete SARIF document.
 pub fn document(results: Vec<Value>) -> Value {
     let rules: Vec<Value> = RULES
         .iter()
@@ -58,7 +58,7 @@ pub fn document(results: Vec<Value>) -> Value {
     })
 }
 
-/// One recipe's findings.
+/// SARIF results of one recipe.
 pub fn results(checked: &Checked<'_>) -> Vec<Value> {
     let results = checked.diagnostics.iter();
     results
@@ -70,7 +70,7 @@ fn result(diagnostic: &Diagnostic, checked: &Checked<'_>) -> Value {
     let place = diagnostic
         .span
         .and_then(|span| Some((span, checked.sources.get(span.file)?)));
-    // What stands on a command line has no file to be shown beside.
+    // A setting on the command line has no file.
     let place = place.filter(|(_, file)| file.path.is_file() || file.path == checked.recipe);
     let mut location = match &place {
         Some((_, file)) => json!({"artifactLocation": {"uri": uri(&file.path)}}),
@@ -97,7 +97,7 @@ fn level(severity: Severity) -> &'static str {
     }
 }
 
-/// From the first character to the one after the last, on the first line that holds any.
+/// From the first character to the one after the last, on the first non-empty line of the span.
 fn region(span: Span, text: &str) -> Value {
     let marked = text.get(span.start..span.end).unwrap_or_default();
     let first = marked.lines().next().unwrap_or_default().trim_end();
@@ -131,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_finding_points_at_its_characters() {
+    fn a_finding_has_the_region_of_its_characters() {
         let mut sources = Sources::default();
         let text = "größe: 1\nmicro: vier # x\n";
         let file = sources.add("my recipes/é.yaml", text);
@@ -163,7 +163,7 @@ mod tests {
             results[1]["locations"][0]["physicalLocation"]["region"],
             Value::Null
         );
-        // Of a tree of configs its folder is named.
+        // A config tree is given as a folder.
         let whole = Checked {
             recipe: Path::new("my recipes"),
             diagnostics: &found[1..],

@@ -1,5 +1,5 @@
-//! What there is to show of a program of the user's own: what was started, from where it went on, and
-//! what each rank has printed last.
+//! The status of an external trainer: its command, the checkpoint that it resumed from, and the
+//! last line of each rank.
 
 use std::path::{Path, PathBuf};
 
@@ -10,12 +10,12 @@ use crate::cli::output::{Unprinted, line};
 use crate::job::files;
 use crate::launch::{RunDir, RunState};
 
-/// The newest generation of such a program.
+/// The newest generation of an external trainer.
 #[derive(Serialize)]
 pub struct Own {
     command: Vec<String>,
     checkpoint_dir: PathBuf,
-    /// What it went on from.
+    /// The checkpoint that it resumed from.
     checkpoint: Option<PathBuf>,
     ranks: Vec<Rank>,
 }
@@ -25,12 +25,12 @@ pub struct Own {
 struct Rank {
     rank: u64,
     log: PathBuf,
-    /// The last line that is not empty.
+    /// The last non-empty line of its log.
     last_line: Option<String>,
 }
 
 impl Own {
-    /// Of a run, if it is one of such a program.
+    /// Reads it from a run; `None` for the built-in trainer.
     pub fn of(run: &RunDir, state: &RunState) -> Option<Own> {
         let row = state.generations.last()?;
         let call = row.call.clone()?;
@@ -48,19 +48,19 @@ impl Own {
         })
     }
 
-    /// As lines of the text.
+    /// Prints it as lines of text.
     pub fn print(&self) -> Result<(), Unprinted> {
         line(format_args!("  command     {}", self.command.join(" ")))?;
         match &self.checkpoint {
-            Some(from) => line(format_args!("  went on from {}", from.display()))?,
+            Some(from) => line(format_args!("  resumed     {}", from.display()))?,
             None => line(format_args!(
-                "  began anew  its checkpoints are looked for in {}",
+                "  started     from the beginning; checkpoints are expected in {}",
                 self.checkpoint_dir.display()
             ))?,
         }
         for rank in &self.ranks {
-            let said = rank.last_line.as_deref().unwrap_or("(nothing yet)");
-            line(format_args!("  rank {:<6} {said}", rank.rank))?;
+            let text = rank.last_line.as_deref().unwrap_or("(no output yet)");
+            line(format_args!("  rank {:<6} {text}", rank.rank))?;
         }
         match self.ranks.first().and_then(|rank| rank.log.parent()) {
             Some(logs) => line(format_args!("  logs        {}", logs.display())),
@@ -69,7 +69,7 @@ impl Own {
     }
 }
 
-/// The last line of a log as a terminal would show it.
+/// The last line of a log, as a terminal shows it.
 fn last_line(log: &Path) -> Option<String> {
     let lines = last_lines(log);
     let lines = lines.lines().rev().map(shown);

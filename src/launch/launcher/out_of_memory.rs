@@ -1,5 +1,5 @@
-//! What follows when memory runs out: a smaller micro-batch at the same global batch, or, where that
-//! was asked for and nothing is trained yet, a smaller global batch.
+//! Reacts to out-of-memory: a smaller micro-batch at the same global batch, or a smaller global
+//! batch if the user allows it and no step is committed.
 
 use super::Launcher;
 use crate::batch::{OomPolicy, Plan};
@@ -7,15 +7,18 @@ use crate::launch::{LaunchError, worlds};
 use crate::telemetry::Event;
 
 impl Launcher<'_> {
-    /// Whether memory that runs out shrinks the global batch: where that was asked for, and as long
-    /// as nothing is trained. A run that has a checkpoint keeps its batch.
+    /// Whether out-of-memory shrinks the global batch: only on request, and only before the first
+    /// checkpoint.
     pub(super) fn shrinks(&self) -> bool {
-        let own = self.own.as_ref().and_then(|own| own.newest.as_ref());
-        let kept = self.state.pin.is_some() || own.is_some();
+        let external = self
+            .external
+            .as_ref()
+            .and_then(|external| external.newest.as_ref());
+        let kept = self.state.pin.is_some() || external.is_some();
         self.oom_policy != OomPolicy::Exact && !kept
     }
 
-    /// The micro-batch after that of `failed`, which did not fit.
+    /// The next smaller micro-batch after that of `failed`.
     pub(super) fn smaller(&self, failed: &Plan) -> Option<u64> {
         match self.shrinks() {
             true => {
@@ -26,7 +29,7 @@ impl Launcher<'_> {
         }
     }
 
-    /// Begins the run again with another global batch.
+    /// Restarts the run with a smaller global batch.
     pub(super) fn shrink(&mut self, micro: u64) -> Result<(), LaunchError> {
         let Some(current) = &self.current else {
             return Ok(());
@@ -35,7 +38,7 @@ impl Launcher<'_> {
         self.setup = worlds::shrunk(&self.setup, &current.generation.plan, micro);
         self.run.write_setup(&self.setup)?;
         let message = format!(
-            "memory ran out, and `--oom-policy` shrinks the global batch: {was} → {}",
+            "out of memory; `--oom-policy` shrinks the global batch: {was} → {}",
             self.setup.global_batch_size
         );
         self.display.event(&Event::Warning { message });

@@ -1,5 +1,5 @@
-//! What the launcher does for a program of the user's own, which reports nothing: it looks at its
-//! checkpoints and repeats what it prints.
+//! The launcher's part for an external trainer, which sends no reports: it finds the trainer's
+//! checkpoints and copies its output.
 
 use std::path::PathBuf;
 
@@ -12,27 +12,27 @@ use crate::recipe::spec::DrainSignal;
 use crate::telemetry::{Display, Event};
 use crate::train::Setup;
 
-/// What has to be known of the user's own program.
+/// State of the external trainer.
 pub(super) struct Own {
     recipe: Recipe,
     run: PathBuf,
-    /// The newest of its checkpoints that was seen: a newer one is progress.
+    /// The newest checkpoint found; a newer one is progress.
     pub(super) newest: Option<OwnCheckpoint>,
 }
 
 impl Own {
     pub(super) fn new(recipe: Recipe, setup: &Setup, run: &RunDir) -> Result<Own, LaunchError> {
         let run = own::absolute(run.path())?;
-        let mut own = Own {
+        let mut external = Own {
             recipe,
             run,
             newest: None,
         };
-        own.newest = own.foreign(setup).newest();
-        Ok(own)
+        external.newest = external.trainer(setup).newest();
+        Ok(external)
     }
 
-    pub(super) fn foreign<'a>(&'a self, setup: &'a Setup) -> Foreign<'a> {
+    pub(super) fn trainer<'a>(&'a self, setup: &'a Setup) -> Foreign<'a> {
         Foreign {
             recipe: &self.recipe,
             run: &self.run,
@@ -42,43 +42,45 @@ impl Own {
 }
 
 impl Launcher<'_> {
-    /// A program of the user's own makes progress by its checkpoints, which nobody reports.
-    pub(super) fn own_progress(&mut self) {
-        let Some(own) = &self.own else { return };
-        let newest = own.foreign(&self.setup).newest();
-        if newest != own.newest {
+    /// Records the external trainer's progress, which shows only in its checkpoints.
+    pub(super) fn record_progress(&mut self) {
+        let Some(external) = &self.external else {
+            return;
+        };
+        let newest = external.trainer(&self.setup).newest();
+        if newest != external.newest {
             self.restarts_left = RESTARTS;
         }
-        if let Some(own) = &mut self.own {
-            own.newest = newest;
+        if let Some(external) = &mut self.external {
+            external.newest = newest;
         }
     }
 
-    /// The current generation is over: what its ranks have printed last is shown.
-    pub(super) fn leave(&mut self) {
+    /// Shows the remaining output of the current generation's ranks after it has ended.
+    pub(super) fn copy_remaining_logs(&mut self) {
         let current = self.current.take();
         for mut tail in current.into_iter().flat_map(|current| current.tails) {
-            say(self.display, tail.rank(), tail.rest());
+            show(self.display, tail.rank(), tail.rest());
         }
     }
 
-    /// Shows what the ranks of the current generation have printed.
-    pub(super) fn pass_on(&mut self) {
+    /// Shows new output of the current generation's ranks.
+    pub(super) fn copy_logs(&mut self) {
         let current = self.current.as_mut();
         for tail in current.into_iter().flat_map(|current| &mut current.tails) {
-            say(self.display, tail.rank(), tail.lines());
+            show(self.display, tail.rank(), tail.lines());
         }
     }
 
-    /// How the user's own program is asked to leave, and the seconds that it then has.
+    /// The signal that asks the external trainer to save and exit, and its time limit in seconds.
     pub(super) fn drain_by(&self) -> (DrainSignal, u64) {
         let trainer = &self.setup.spec.trainer;
         (trainer.drain_signal, trainer.drain_seconds)
     }
 }
 
-/// Shows what a rank has printed.
-fn say(display: &mut Display, rank: u64, lines: Vec<String>) {
+/// Shows a rank's output.
+fn show(display: &mut Display, rank: u64, lines: Vec<String>) {
     for line in lines {
         display.event(&Event::Said { rank, line });
     }

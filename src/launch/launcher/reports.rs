@@ -1,4 +1,4 @@
-//! What the launcher makes of its ranks' reports: events for those who watch, and the run's state.
+//! Turns the ranks' reports into events for the user and into the run's state.
 
 use std::time::Instant;
 
@@ -12,7 +12,7 @@ use crate::telemetry::{EvaluationRecord, Event, StepRecord};
 use crate::train::checkpoint;
 
 impl Launcher<'_> {
-    /// Takes in what happened to a rank of the current generation.
+    /// Handles an event of a rank of the current generation.
     pub(super) fn take(&mut self, event: &RankEvent) -> Result<(), LaunchError> {
         let Some(current) = &mut self.current else {
             return Ok(());
@@ -71,14 +71,14 @@ impl Launcher<'_> {
         self.display.event(&Event::Warning { message });
     }
 
-    /// The reason for another generation is seen: its clock runs from here.
+    /// Starts the clock of the next generation when its reason is detected.
     pub(super) fn in_trouble(&mut self) {
         let world = self.current.as_ref().map_or(0, |c| c.generation.world());
         self.trouble.get_or_insert((Instant::now(), world));
     }
 
-    /// All ranks have met and loaded their state. A step says so, too: only one rank's reports
-    /// come in the order in which they were made.
+    /// Marks that all ranks have connected and loaded their state. A step proves it too, because
+    /// reports are ordered only within one rank.
     fn trains(&mut self) -> Result<(), LaunchError> {
         let Some(current) = &mut self.current else {
             return Ok(());
@@ -126,7 +126,7 @@ impl Launcher<'_> {
         }
     }
 
-    /// A checkpoint counts as soon as its launcher knows of it.
+    /// A checkpoint counts once its launcher has recorded it.
     fn committed(&mut self, pin: Pin) -> Result<(), LaunchError> {
         self.state.pin = Some(pin.clone());
         self.restarts_left = RESTARTS;
@@ -137,7 +137,7 @@ impl Launcher<'_> {
             let start = current.and_then(|current| current.generation.start.as_ref());
             let start = start.map(|start| run.join(&start.path));
             let kept = checkpoint::retain_in_run(run, keep, &run.join(pin.path), start.as_deref());
-            // A copy too many is no reason to stop.
+            // A surplus copy does not stop training.
             if let Err(error) = kept {
                 self.warn(error.to_string());
             }
@@ -145,7 +145,7 @@ impl Launcher<'_> {
         Ok(())
     }
 
-    /// The first step of a generation ends what led to it.
+    /// The first step of a generation ends its transition.
     fn first_step(&mut self) -> Result<(), LaunchError> {
         let Some((since, from)) = self.trouble.take() else {
             return Ok(());
@@ -161,8 +161,8 @@ impl Launcher<'_> {
     }
 }
 
-/// The event of a step that follows `before` with another batch. A step that does not follow it was
-/// taken again after a rollback, and `before` is of a lineage that does not count.
+/// The event of a step whose batch differs from that of the preceding step `before`. A repeated
+/// step after a rollback yields none, because `before` is then not in the current lineage.
 fn batch_changed(before: &StepRecord, record: &StepRecord) -> Option<Event> {
     let follows = before.samples + record.batch == record.samples;
     if !follows || before.batch == record.batch {
@@ -181,8 +181,8 @@ fn batch_changed(before: &StepRecord, record: &StepRecord) -> Option<Event> {
     })
 }
 
-/// The event of a generation that goes on after one of `from` ranks (0: this launch had none) in
-/// another world.
+/// The event of a generation whose world differs from the previous one of `from` ranks (0: none in
+/// this launch).
 fn rescaled(from: u64, row: &GenerationRow, seconds: f64) -> Option<Event> {
     (from > 0 && from != row.world).then(|| Event::Rescaled {
         from,
@@ -216,8 +216,8 @@ mod tests {
     }
 
     #[test]
-    fn a_rollback_to_a_smaller_batch_is_no_change_of_the_batch() {
-        // Grown from 12 to 24 after sample 48, lost, and taken again from the checkpoint at 24.
+    fn a_rollback_to_a_smaller_batch_is_not_a_batch_change() {
+        // Grown from 12 to 24 after sample 48, lost, and repeated from the checkpoint at sample 24.
         assert_eq!(batch_changed(&step(72, 24), &step(36, 12)), None);
         assert_eq!(batch_changed(&step(36, 12), &step(48, 12)), None);
         let grown = batch_changed(&step(48, 12), &step(72, 24));
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn only_another_world_is_a_rescale() {
+    fn only_a_different_world_is_a_rescale() {
         let row = |world| GenerationRow {
             number: 2,
             reason: Reason::Resized { from: 3, to: 2 },
@@ -247,7 +247,7 @@ mod tests {
             first_step_seconds: None,
             call: None,
         };
-        // A launch that resumes had no ranks before; a failed program is tried in the same world.
+        // A resumed launch had no ranks before; a failed program is retried in the same world.
         assert_eq!(rescaled(0, &row(2), 1.0), None);
         assert_eq!(rescaled(2, &row(2), 1.0), None);
         let moved = rescaled(3, &row(2), 1.0);

@@ -3,7 +3,7 @@ use serde_json::json;
 use super::*;
 use crate::recipe::spec::Spec;
 
-/// A recipe whose model has a path and keys of its own.
+/// A recipe whose model has a path and custom keys.
 fn spec(path: Option<&str>, config: Value) -> Spec {
     let mut spec = Spec::default();
     spec.model.path = path.map(str::to_owned);
@@ -12,7 +12,7 @@ fn spec(path: Option<&str>, config: Value) -> Spec {
     spec
 }
 
-/// Rule, first path and message of everything that is wrong.
+/// Rule, first path and message of every problem.
 fn flaws(spec: &Spec, trainer: Trainer) -> Vec<(&'static str, String, String)> {
     let flaws = find(spec, trainer, &str::to_owned).flaws.into_iter();
     flaws
@@ -33,7 +33,7 @@ fn sizes() -> Value {
 }
 
 #[test]
-fn a_whole_shape_is_found_and_starts_from_random_weights() {
+fn a_complete_shape_starts_from_random_weights() {
     for trainer in [Trainer::Any, Trainer::BuiltIn] {
         let found = find(&spec(None, sizes()), trainer, &str::to_owned);
         assert_eq!(found.flaws, []);
@@ -43,7 +43,7 @@ fn a_whole_shape_is_found_and_starts_from_random_weights() {
 }
 
 #[test]
-fn every_size_that_cannot_be_is_named_at_its_key() {
+fn every_impossible_size_is_reported_at_its_key() {
     let mut config = sizes();
     config["hidden_size"] = json!(0);
     config["num_attention_heads"] = json!(6);
@@ -66,7 +66,7 @@ fn every_size_that_cannot_be_is_named_at_its_key() {
 }
 
 #[test]
-fn a_shape_with_holes_is_refused_and_a_model_of_the_hub_only_when_it_is_launched() {
+fn an_incomplete_shape_is_refused_and_an_absent_hub_model_only_at_launch() {
     let holes = spec(None, json!({"hidden_size": 64}));
     assert_eq!(rules(&holes, Trainer::Any), ["model-shape"]);
     let hub = spec(Some("acme/new-model"), json!({}));
@@ -75,7 +75,7 @@ fn a_shape_with_holes_is_refused_and_a_model_of_the_hub_only_when_it_is_launched
     let known = spec(Some("mistralai/Mistral-7B-v0.1"), json!({}));
     assert_eq!(rules(&known, Trainer::Any), Vec::<&str>::new());
     assert_eq!(rules(&known, Trainer::BuiltIn), ["model-missing"]);
-    let nowhere = spec(Some("./models/of/nobody"), json!({}));
+    let nowhere = spec(Some("./models/absent"), json!({}));
     assert_eq!(rules(&nowhere, Trainer::Any), ["model-missing"]);
     assert_eq!(
         rules(&spec(None, json!({})), Trainer::Any),
@@ -84,13 +84,13 @@ fn a_shape_with_holes_is_refused_and_a_model_of_the_hub_only_when_it_is_launched
 }
 
 #[test]
-fn a_sample_needs_a_position_for_every_token_where_the_positions_are_known() {
+fn a_sample_longer_than_the_known_positions_is_refused() {
     let mut long = spec(None, sizes());
     long.data.sequence_length = 129;
     assert_eq!(rules(&long, Trainer::Any), ["sequence-too-long"]);
     long.data.sequence_length = 128;
     assert_eq!(rules(&long, Trainer::Any), Vec::<&str>::new());
-    // Only the hub knows how many positions this one has; `launch` takes transformers' default.
+    // Only the hub knows this model's positions; `launch` uses transformers' default.
     let mut hub = spec(
         Some("mistralai/Mistral-7B-v0.1"),
         json!({"vocab_size": 32_064}),
@@ -101,7 +101,7 @@ fn a_sample_needs_a_position_for_every_token_where_the_positions_are_known() {
 }
 
 #[test]
-fn a_directory_says_what_its_config_says() {
+fn the_config_of_a_directory_defines_the_shape() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().to_str().unwrap();
     let spec = spec(Some(path), json!({}));

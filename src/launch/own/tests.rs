@@ -3,7 +3,7 @@ use crate::batch::Reached;
 use crate::launch::prepare;
 use crate::launch::testing::recipe_of;
 
-/// What is said of a command at the door; `None`: nothing against it.
+/// The refusal of a command; `None` if it is accepted.
 fn refused(command: &[&str], more: &str, overrides: &[&str]) -> Option<String> {
     let place = tempfile::tempdir().unwrap();
     let text = format!(
@@ -19,18 +19,18 @@ fn refused(command: &[&str], more: &str, overrides: &[&str]) -> Option<String> {
         Err(error) => return Some(error.to_string()),
     };
     std::fs::create_dir_all(run.path()).unwrap();
-    let said = super::prepare(&run, &recipe, &planned, &request).err();
-    assert_eq!(run.holds_a_run(), said.is_none());
-    said.map(|error| error.to_string())
+    let error = super::prepare(&run, &recipe, &planned, &request).err();
+    assert_eq!(run.holds_a_run(), error.is_none());
+    error.map(|error| error.to_string())
 }
 
 #[test]
-fn a_command_that_would_train_on_another_batch_is_refused() {
+fn a_command_that_would_change_the_batch_is_refused() {
     assert_eq!(refused(&["sh", "train.sh", "{args}"], "", &[]), None);
     let typed = ["sh", "train.sh", "--per_device_train_batch_size", "8"];
     let typed = refused(&typed, "", &[]).unwrap();
     assert!(typed.contains("in every world"), "{typed}");
-    // Two processes split the batch, three do not, however the recipe deals it.
+    // Two processes split the batch, three do not, with any remainder policy.
     let uneven = ["evenkeel.batch.remainder=uneven"];
     let uneven = refused(&["sh", "{args}"], "", &uneven);
     assert_eq!(uneven, None);
@@ -42,22 +42,22 @@ fn a_command_that_would_train_on_another_batch_is_refused() {
 }
 
 #[test]
-fn a_command_that_would_start_nothing_is_refused() {
-    let said = |command: &[&str]| refused(command, "", &[]).unwrap();
-    let absent = said(&["no-such-program", "{args}"]);
+fn a_command_without_an_executable_program_is_refused() {
+    let refusal = |command: &[&str]| refused(command, "", &[]).unwrap();
+    let absent = refusal(&["no-such-program", "{args}"]);
     assert_eq!(
         absent,
-        "there is no program `no-such-program` that can be run in PATH: give its path"
+        "`no-such-program` is not an executable program in PATH; give its path"
     );
-    let absent = said(&["/nowhere/python", "{args}"]);
+    let absent = refusal(&["/nowhere/python", "{args}"]);
     assert!(
-        absent.ends_with("`/nowhere/python` that can be run: give its path"),
+        absent.ends_with("`/nowhere/python` is not an executable program; give its path"),
         "{absent}"
     );
 }
 
 #[test]
-fn checkpoints_of_another_run_are_not_gone_on_from() {
+fn a_new_run_does_not_resume_from_checkpoints_of_another_run() {
     let place = tempfile::tempdir().unwrap();
     let old = place.path().join("old/checkpoint-4");
     std::fs::create_dir_all(&old).unwrap();
@@ -66,6 +66,6 @@ fn checkpoints_of_another_run_are_not_gone_on_from() {
         ", trainer: {{checkpoint_dir: {}}}",
         place.path().join("old").display()
     );
-    let said = refused(&["sh", "{args}"], &more, &[]).unwrap();
-    assert!(said.contains("checkpoint-4 is there already"), "{said}");
+    let message = refused(&["sh", "{args}"], &more, &[]).unwrap();
+    assert!(message.contains("checkpoint-4 already exists"), "{message}");
 }

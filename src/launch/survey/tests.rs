@@ -13,19 +13,20 @@ fn native(spec: &str) -> Recipe {
     read_text(&request, text).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// `error[rule] line: message` of what is found in a plan, or when it is launched.
-fn said(recipe: &Recipe, trainer: Trainer, base: &Path) -> Vec<String> {
+/// `error[rule] line: message` of the problems at plan or at launch.
+fn problems(recipe: &Recipe, trainer: Trainer, base: &Path) -> Vec<String> {
     let request = PlanRequest {
         trainer,
         ..PlanRequest::gpus(1)
     };
     let examined = batch::examine(recipe, &survey(recipe, base, request));
-    let told = examined.diagnostics.iter();
-    told.map(|d| {
-        let line = d.span.map_or(0, |span| span.line);
-        format!("{}[{}] {line}: {}", d.severity, d.rule, d.message)
-    })
-    .collect()
+    let diagnostics = examined.diagnostics.iter();
+    diagnostics
+        .map(|d| {
+            let line = d.span.map_or(0, |span| span.line);
+            format!("{}[{}] {line}: {}", d.severity, d.rule, d.message)
+        })
+        .collect()
 }
 
 const MODEL: &str = "  batch: {global: 8, micro: 4}
@@ -35,26 +36,26 @@ const MODEL: &str = "  batch: {global: 8, micro: 4}
 ";
 
 #[test]
-fn what_a_launch_needs_and_a_plan_does_not_is_a_warning_there() {
+fn missing_data_are_a_warning_in_a_plan_and_an_error_at_launch() {
     let folder = tempfile::tempdir().unwrap();
     let recipe = native(&format!(
         "{MODEL}  tokenizer: {{path: nowhere.json}}\n  data:\n    train: [{{path: nowhere.jsonl}}]\n"
     ));
     for (trainer, severity) in [(Trainer::Any, "warning"), (Trainer::BuiltIn, "error")] {
-        let said = said(&recipe, trainer, folder.path());
-        assert_eq!(said.len(), 2, "{said:?}");
-        assert!(said[0].starts_with(&format!("{severity}[tokenizer-missing] 8: there is no ")));
-        assert!(said[1].starts_with(&format!("{severity}[data-missing] 10: there is no ")));
+        let found = problems(&recipe, trainer, folder.path());
+        assert_eq!(found.len(), 2, "{found:?}");
+        assert!(found[0].starts_with(&format!("{severity}[tokenizer-missing] 8: there is no ")));
+        assert!(found[1].starts_with(&format!("{severity}[data-missing] 10: there is no ")));
     }
     let nothing = native(MODEL);
     assert_eq!(
-        said(&nothing, Trainer::BuiltIn, folder.path()),
+        problems(&nothing, Trainer::BuiltIn, folder.path()),
         ["error[data-missing] 0: no data to train on is named"]
     );
 }
 
 #[test]
-fn data_and_models_of_the_hub_are_nobodys_business_until_they_are_launched() {
+fn hub_data_and_models_are_checked_only_at_launch() {
     let folder = tempfile::tempdir().unwrap();
     let recipe = native(
         "  batch: {global: 8, micro: 4}
@@ -65,11 +66,11 @@ fn data_and_models_of_the_hub_are_nobodys_business_until_they_are_launched() {
 ",
     );
     assert_eq!(
-        said(&recipe, Trainer::Any, folder.path()),
+        problems(&recipe, Trainer::Any, folder.path()),
         Vec::<String>::new()
     );
-    let said = said(&recipe, Trainer::BuiltIn, folder.path());
-    let rules: Vec<&str> = said
+    let found = problems(&recipe, Trainer::BuiltIn, folder.path());
+    let rules: Vec<&str> = found
         .iter()
         .map(|line| &line[..line.find(':').unwrap()])
         .collect();
@@ -83,21 +84,21 @@ fn data_and_models_of_the_hub_are_nobodys_business_until_they_are_launched() {
     );
 }
 
-/// TRL's `cpo.py` names its model so in its own call.
+/// TRL's `cpo.py` uses such a model name in its example command.
 #[test]
-fn a_model_of_the_hub_without_an_owner_is_nobodys_business_either() {
+fn a_hub_model_without_an_owner_is_checked_only_at_launch() {
     let folder = tempfile::tempdir().unwrap();
     let said_of = |model: &str| {
         let recipe = native(&format!(
             "  batch: {{global: 8, micro: 4}}\n  budget: {{samples: 100}}\n  model: {{path: {model}}}\n  \
              data: {{train: [{{path: acme/chats}}]}}\n",
         ));
-        said(&recipe, Trainer::Any, folder.path())
+        problems(&recipe, Trainer::Any, folder.path())
     };
     assert_eq!(said_of("gpt2"), Vec::<String>::new());
     assert_ne!(said_of("./gpt2"), Vec::<String>::new());
     assert_ne!(said_of("models/of/gpt2"), Vec::<String>::new());
-    // Something of that name is here, and it is no model.
+    // A local directory of that name exists and contains no model.
     std::fs::write(folder.path().join("tokenizer.json"), "{}").unwrap();
     assert_ne!(said_of("tokenizer.model"), Vec::<String>::new());
 }
@@ -114,8 +115,8 @@ fn memory_is_estimated_from_the_config_in_the_models_directory() {
     ));
     let memory = |request| batch::examine(&recipe, &request).draft.outline.memory;
     assert_eq!(memory(PlanRequest::gpus(1)), None);
-    let looked = survey(&recipe, folder.path(), PlanRequest::gpus(1));
-    let estimate = memory(looked).unwrap();
+    let surveyed = survey(&recipe, folder.path(), PlanRequest::gpus(1));
+    let estimate = memory(surveyed).unwrap();
     // Embedding and head, two blocks of four square matrices and three of the MLP, the norms.
     let parameters = 2 * 256 * 64 + 2 * (4 * 64 * 64 + 3 * 64 * 128 + 2 * 64) + 64;
     assert_eq!(estimate.parameters, 4 * parameters);
@@ -127,13 +128,13 @@ fn memory_is_estimated_from_the_config_in_the_models_directory() {
 }
 
 #[test]
-fn ids_without_an_embedding_are_found_where_no_file_has_to_be_read() {
+fn token_ids_beyond_the_vocabulary_are_found_without_reading_data() {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("a.txt"), "text").unwrap();
     std::fs::write(folder.path().join("a.bin"), "ids").unwrap();
     let with = |more: &str| {
         let recipe = native(&format!("{MODEL}{more}"));
-        said(&recipe, Trainer::Any, folder.path())
+        problems(&recipe, Trainer::Any, folder.path())
     };
     let bytes = "  tokenizer: {path: byte}\n  data:\n    train: ";
     assert_eq!(
@@ -143,7 +144,7 @@ fn ids_without_an_embedding_are_found_where_no_file_has_to_be_read() {
              vocab_size is 128"
         ]
     );
-    // Ids need no tokenizer, whichever is named.
+    // Token ids need no tokenizer.
     assert_eq!(
         with(&format!("{bytes}[{{path: a.bin}}]\n")),
         Vec::<String>::new()
@@ -158,13 +159,13 @@ fn ids_without_an_embedding_are_found_where_no_file_has_to_be_read() {
 }
 
 #[test]
-fn a_language_that_is_noise_is_refused_at_the_setting_that_makes_it_so() {
+fn a_synthetic_language_of_pure_noise_is_refused_at_its_setting() {
     let folder = tempfile::tempdir().unwrap();
     let language = |settings: &str| {
         let recipe = native(&format!(
             "{MODEL}  data:\n    train:\n    - path: synthetic\n      synthetic: {settings}\n"
         ));
-        said(&recipe, Trainer::Any, folder.path())
+        problems(&recipe, Trainer::Any, folder.path())
     };
     let noise = language("{vocabulary: 64, branching: 64}");
     assert!(
@@ -178,7 +179,7 @@ fn a_language_that_is_noise_is_refused_at_the_setting_that_makes_it_so() {
     let mixed = native(&format!(
         "{MODEL}  tokenizer: {{path: byte}}\n  data:\n    train: [{{path: synthetic}}, {{path: x/y}}]\n"
     ));
-    let mixed = said(&mixed, Trainer::Any, folder.path());
+    let mixed = problems(&mixed, Trainer::Any, folder.path());
     assert!(
         mixed
             .iter()
@@ -188,11 +189,11 @@ fn a_language_that_is_noise_is_refused_at_the_setting_that_makes_it_so() {
 }
 
 #[test]
-fn looking_makes_no_upstream_recipe_and_no_config_of_accelerate_worse() {
+fn a_survey_adds_no_errors_to_upstream_recipes_and_accelerate_configs() {
     let Some(root) = corpus::root() else { return };
     let empty = tempfile::tempdir().unwrap();
     let manifest = std::fs::read_to_string(root.join("manifest.csv")).unwrap();
-    let mut looked = 0;
+    let mut surveyed = 0;
     for row in corpus::csv(&manifest).skip(1) {
         let path: PathBuf = root.join(&row[3]);
         let Ok(recipe) = read(&Request {
@@ -213,13 +214,13 @@ fn looking_makes_no_upstream_recipe_and_no_config_of_accelerate_worse() {
             .iter()
             .find(|flaw| refusing.contains(&flaw.rule));
         assert_eq!(worse, None, "{}", row[3]);
-        looked += 1;
+        surveyed += 1;
     }
-    assert!(looked >= 25, "{looked}");
+    assert!(surveyed >= 25, "{surveyed}");
 }
 
 #[test]
-fn an_accelerate_config_by_itself_is_checked_for_what_it_says() {
+fn an_accelerate_config_alone_is_checked() {
     let read = |text: &str| {
         let request = Request {
             path: "accelerate.yaml".into(),
@@ -233,8 +234,10 @@ fn an_accelerate_config_by_itself_is_checked_for_what_it_says() {
             &recipe,
             &survey(&recipe, Path::new(""), PlanRequest::gpus(8)),
         );
-        let told = examined.diagnostics.into_iter();
-        told.map(|d| (d.rule, d.severity)).collect::<Vec<_>>()
+        let diagnostics = examined.diagnostics.into_iter();
+        diagnostics
+            .map(|d| (d.rule, d.severity))
+            .collect::<Vec<_>>()
     };
     assert_eq!(
         found("distributed_type: MULTI_GPU\nnum_processes: 8\n"),
@@ -244,14 +247,14 @@ fn an_accelerate_config_by_itself_is_checked_for_what_it_says() {
     assert!(found(axes).contains(&("parallelism-product".to_owned(), Severity::Error)));
 }
 
-/// The overrides that a help line names.
+/// The overrides that a help line proposes.
 fn proposed(help: &str) -> impl Iterator<Item = &str> {
     let quoted = help.split('`').skip(1).step_by(2);
     quoted.filter(|words| words.contains('='))
 }
 
 #[test]
-fn what_the_help_proposes_works_as_it_stands_in_every_dialect() {
+fn overrides_proposed_by_help_work_in_every_dialect() {
     let folder = tempfile::tempdir().unwrap();
     let base = folder.path();
     std::fs::write(base.join("data.jsonl"), "{\"text\": \"a\"}\n").unwrap();
@@ -266,7 +269,7 @@ fn what_the_help_proposes_works_as_it_stands_in_every_dialect() {
     let upstream = "per_device_train_batch_size: 4\nmax_steps: 10\n";
     let data = "data: {train: [{path: data.jsonl}]}";
     let hub = "mistralai/Mistral-7B-v0.1";
-    let nobodys = "acme/new-model";
+    let unknown = "acme/new-model";
     let cases = [
         (
             "model-missing",
@@ -278,11 +281,11 @@ fn what_the_help_proposes_works_as_it_stands_in_every_dialect() {
         ),
         (
             "model-missing",
-            format!("{native}  {data}\n  model: {{path: {nobodys}}}\n"),
+            format!("{native}  {data}\n  model: {{path: {unknown}}}\n"),
         ),
         (
             "model-missing",
-            format!("{upstream}model_name_or_path: {nobodys}\n"),
+            format!("{upstream}model_name_or_path: {unknown}\n"),
         ),
         (
             "tokenizer-missing",
@@ -294,7 +297,7 @@ fn what_the_help_proposes_works_as_it_stands_in_every_dialect() {
         ),
         (
             "tokenizer-missing",
-            format!("{upstream}tokenizer_name_or_path: {nobodys}\nevenkeel: {{{data}}}\n"),
+            format!("{upstream}tokenizer_name_or_path: {unknown}\nevenkeel: {{{data}}}\n"),
         ),
         ("data-missing", native.to_owned()),
         ("data-missing", upstream.to_owned()),
@@ -320,13 +323,13 @@ fn what_the_help_proposes_works_as_it_stands_in_every_dialect() {
                 ..PlanRequest::gpus(1)
             };
             let examined = batch::examine(&recipe, &survey(&recipe, base, launched));
-            let mut told = examined.diagnostics.into_iter();
-            told.find(|d| d.rule == rule).map(|d| d.help)
+            let mut diagnostics = examined.diagnostics.into_iter();
+            diagnostics.find(|d| d.rule == rule).map(|d| d.help)
         };
-        let help = found(Vec::new()).unwrap_or_else(|| panic!("nothing said: {rule}\n{text}"));
+        let help = found(Vec::new()).unwrap_or_else(|| panic!("no diagnostic of {rule}\n{text}"));
         let mut tried = 0;
         for way in proposed(&help) {
-            // One key of a shape is not a whole one, and says so.
+            // A single key of a shape is incomplete and reports that.
             let way = way.replace("DIRECTORY", here.to_str().unwrap());
             let after = found(vec![way.clone()]);
             assert_eq!(after, None, "{way} on\n{text}");

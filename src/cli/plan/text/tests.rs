@@ -3,7 +3,7 @@ use crate::batch::{PlanRequest, examine};
 use crate::recipe::corpus;
 use crate::recipe::{Request, Setting, read};
 
-/// The text of an upstream recipe's plan without styles; `None` where the corpus is missing.
+/// The text of an upstream recipe's plan without styles; `None` if the corpus is missing.
 fn upstream(path: &str, gpus: u64, settings: &[(&'static str, &str)]) -> Option<String> {
     let root = corpus::root()?.join("huggingface__alignment-handbook/925acdfe4b/recipes");
     let flag = |path: &'static str| match path {
@@ -39,7 +39,7 @@ fn upstream(path: &str, gpus: u64, settings: &[(&'static str, &str)]) -> Option<
     Some(anstream::adapter::strip_str(&text).to_string())
 }
 
-/// The sources without the machine's own folders.
+/// The sources with paths independent of this machine.
 fn rename(recipe: &Recipe, root: &str) -> crate::recipe::Sources {
     let mut sources = crate::recipe::Sources::default();
     for file in recipe.sources.iter() {
@@ -76,7 +76,7 @@ fn uneven_dealing_shows_every_ranks_share() {
 }
 
 #[test]
-fn without_a_global_batch_the_question_is_asked() {
+fn without_a_global_batch_the_plan_asks_for_it() {
     if let Some(text) = upstream("zephyr-7b-beta/sft/config_full.yaml", 4, &[]) {
         insta::assert_snapshot!(text);
     }
@@ -121,7 +121,7 @@ fn the_norm_test_shows_its_bounds() {
 }
 
 #[test]
-fn one_step_is_no_steps() {
+fn a_single_step_is_singular() {
     let recipe = "apiVersion: evenkeel.dev/v1alpha1
 kind: Recipe
 metadata: {name: run}
