@@ -10,7 +10,7 @@ a trial, with where the seconds went, and the medians at the end.
     python3 benches/cluster_recovery.py --trials 5
     tests/cluster/kit/cluster down
 """
-import argparse, json, os, pathlib, shutil, signal, statistics, subprocess, tempfile, time
+import argparse, datetime, json, os, pathlib, shutil, signal, statistics, subprocess, tempfile, time
 
 here = pathlib.Path(__file__).resolve().parent
 p = argparse.ArgumentParser(formatter_class=argparse.RawDescriptionHelpFormatter, description=__doc__)
@@ -22,7 +22,7 @@ os.environ["PATH"] = f"{os.environ.get('CLUSTER_BIN', a.state + '-bin')}:{os.env
 os.environ["KUBECONFIG"] = f"{a.state}/admin.kubeconfig"
 
 NAME = "recovery"
-PHASES = ["detect", "drain", "place", "start", "restore", "step"]
+STAGES = ["detect", "drain", "place", "start", "restore", "step"]
 
 
 def run(*words, stdin=None):
@@ -54,7 +54,8 @@ def until(condition, what, seconds=240):
 def trains(nodes, generation=1):
     def holds(now):
         last = (now.get("history") or [{}])[-1]
-        return now.get("nodes") == nodes and "firstStep" in last and last["generation"] >= generation
+        return now.get("nodes") == nodes and "firstStepSeconds" in last.get("stages", {}) \
+            and last["jobGeneration"] >= generation
     return until(holds, f"generation {generation} on {nodes} nodes")
 
 
@@ -84,20 +85,22 @@ def trial(how):
     before = trains(3)
     steps = before["progress"]["step"]
     until(lambda now: now["progress"]["step"] >= steps + 3, "a few steps")
-    generation = before["history"][-1]["generation"] + 1
+    generation = before["history"][-1]["jobGeneration"] + 1
     since = time.time()
     nodes, mend = how()
     try:
         change = trains(nodes, generation)["history"][-1]
     finally:
         mend()
-    # `since` is when the controller saw it; all other times are seconds from there.
-    marks = [since - change["since"], 0, change.get("drained"), change["published"], change["started"],
-             change["restored"], change["firstStep"]]
+    # The controller saw it at `startTime`; the stages' ends are seconds from there.
+    start = datetime.datetime.fromisoformat(change["startTime"].replace("Z", "+00:00")).timestamp()
+    stages = change["stages"]
+    marks = [since - start, 0, stages.get("drainedSeconds"), stages["publishedSeconds"],
+             stages["startedSeconds"], stages["restoredSeconds"], stages["firstStepSeconds"]]
     marks[2] = marks[3] if marks[2] is None else marks[2]
-    seconds = dict(zip(PHASES, (round(b - a, 2) for a, b in zip(marks, marks[1:]))))
+    seconds = dict(zip(STAGES, (round(b - a, 2) for a, b in zip(marks, marks[1:]))))
     total = round(marks[-1] - marks[0], 2)
-    return dict(what=how.__name__, seconds=total, proof=change["proof"], **seconds)
+    return dict(what=how.__name__, seconds=total, formula=change["formula"], **seconds)
 
 
 volume = pathlib.Path(tempfile.mkdtemp())
@@ -112,7 +115,7 @@ objects = {"apiVersion": "v1", "kind": "List", "items": [
     {"apiVersion": "evenkeel.dev/v1alpha1", "kind": "TrainingJob", "metadata": {"name": NAME}, "spec": {
         "nodes": 3, "gpusPerNode": 1, "image": "evenkeel.test/evenkeel:1",
         "recipe": {"inline": (here / "recovery.json").read_text()}, "checkpoint": {"claim": NAME},
-        "elasticity": {"growDelaySeconds": 2}}}]}
+        "elasticity": {"scaleUpDelaySeconds": 2}}}]}
 NODES = ["node1", "node2", "node3"]
 for node in NODES:
     kit("gpus", node, "1")  # a rank on each
@@ -125,7 +128,7 @@ try:
         for _ in range(a.trials):
             trials.append(trial(how))
             print(json.dumps(trials[-1]), flush=True)
-        medians = {key: statistics.median(t[key] for t in trials) for key in ["seconds", *PHASES]}
+        medians = {key: statistics.median(t[key] for t in trials) for key in ["seconds", *STAGES]}
         print(json.dumps(dict(what=f"{how.__name__}, median of {a.trials}", **medians)), flush=True)
 finally:
     kubectl("delete", "tj", NAME, "--timeout=60s")

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# A real Kubernetes on this machine with the chart installed on it, for scenarios and benchmarks; one
-# that is up already is used. Needs root, Go and a Debian-like system; says so where it cannot run.
+# Starts a real Kubernetes on this machine and installs the chart, for scenarios and benchmarks. Uses
+# a running cluster if there is one. Needs root, Go and a Debian-like system; exits with 3 if these are missing.
 #
 #   scripts/cluster-up.sh target/release/evenkeel                       three nodes
-#   NODE_GRACE=50s scripts/cluster-up.sh target/release/evenkeel 1      one, with Kubernetes' own grace
-#   tests/cluster/kit/cluster down                                      the end of it
+#   NODE_GRACE=50s scripts/cluster-up.sh target/release/evenkeel 1      one node, with Kubernetes' default grace period
+#   tests/cluster/kit/cluster down                                      stops it
 set -euo pipefail
 cd "$(dirname "$0")/.."
 kit=$PWD/tests/cluster/kit/cluster
@@ -15,9 +15,9 @@ cannot() {
   echo "cannot run a cluster here: $*" >&2
   exit 3
 }
-[ "$(id -u)" = 0 ] || cannot "namespaces, cgroups and containers need root"
-command -v go >/dev/null || cannot "Go builds Kubernetes, and is not installed"
-command -v apt-get >/dev/null || cannot "the tools around it come from Debian's packages"
+[ "$(id -u)" = 0 ] || cannot "network namespaces, cgroups and containers need root; run it as root"
+command -v go >/dev/null || cannot "Go is not installed, it is needed to build Kubernetes"
+command -v apt-get >/dev/null || cannot "apt-get is missing, it is needed to install the tools"
 
 [ -x "$bin/containerd" ] && [ -x "$bin/kubelet" ] && [ -x "$bin/helm" ] || "$kit" build
 export PATH=$bin:$PATH KUBECONFIG=$state/admin.kubeconfig
@@ -25,7 +25,7 @@ export PATH=$bin:$PATH KUBECONFIG=$state/admin.kubeconfig
 scripts/cluster-images.sh "$1"
 helm upgrade --install evenkeel charts/evenkeel --namespace evenkeel-system --create-namespace \
   --set image=evenkeel.test/evenkeel:1 --set replicas=1 --wait --timeout 60s
-# Helm changes no CRDs that are there, and starts nothing new for an image of the same name.
+# Helm does not update existing CRDs, and does not restart pods for an image of the same name.
 kubectl apply --server-side --force-conflicts -f charts/evenkeel/crds
 kubectl -n evenkeel-system rollout restart deployment
 kubectl -n evenkeel-system rollout status deployment --timeout 60s

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Writes manifests/base from the chart, for those who use kustomize rather than Helm.
+# Generates manifests/base from the chart, for use with kustomize instead of Helm.
 #   scripts/manifests.sh            write it
-#   scripts/manifests.sh --check    fail if it is not what the chart gives
+#   scripts/manifests.sh --check    fail if it differs from the chart
 # Needs helm.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -13,7 +13,7 @@ helm template evenkeel "$chart" --namespace evenkeel-system >"$made/controller.y
 for file in crd controller; do
   case ${1:-} in
     --check) diff -u "manifests/base/$file.yaml" "$made/$file.yaml" ||
-      { echo "manifests/base/$file.yaml is not what the chart gives: scripts/manifests.sh writes it" >&2; exit 1; } ;;
+      { echo "manifests/base/$file.yaml differs from the chart; run scripts/manifests.sh" >&2; exit 1; } ;;
     *) cp "$made/$file.yaml" "manifests/base/$file.yaml" ;;
   esac
 done

@@ -1,25 +1,25 @@
 #!/usr/bin/env bash
-# Everything that is checked about this tree, on a machine that has rustup and nothing else of ours.
-# What is not there is installed; what cannot be run is said.
+# Runs all checks of this repository; needs only rustup. Installs missing tools and reports the checks
+# that it skips.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 say() { printf '\n== %s\n' "$*"; }
 
 if ! command -v cargo >/dev/null; then
-  echo "cargo is not installed: get rustup (https://rustup.rs), then run this again" >&2
+  echo "cargo is not installed; install rustup (https://rustup.rs) and run this again" >&2
   exit 2
 fi
 
 say "recipe corpus"
 corpus=${EVENKEEL_RECIPES:-../shared/recipes}
 if [ -f "$corpus/manifest.csv" ]; then
-  echo "found: upstream recipes and golden tables are tested where they lie"
+  echo "found: testing upstream recipes and golden tables in $corpus"
 elif [ "${CI:-}" = true ]; then
   echo "missing: $corpus/manifest.csv (set EVENKEEL_RECIPES)" >&2
   exit 1
 else
-  echo "skipped: no corpus at $corpus (set EVENKEEL_RECIPES); its tests say so below"
+  echo "skipped: no corpus at $corpus (set EVENKEEL_RECIPES)"
 fi
 
 say "rustfmt"
@@ -29,24 +29,24 @@ say "clippy"
 cargo clippy --locked --all-targets --test endurance --test cluster -- -D warnings
 
 say "fuzz targets"
-# They compile the readers from their own sources, so a new import there can break them unseen.
+# The fuzz crate compiles the readers from source, so a new import in a reader can break it.
 if command -v c++ >/dev/null; then
   cargo check --locked --manifest-path fuzz/Cargo.toml --bins
 elif [ "${CI:-}" = true ]; then
-  echo "missing: a C++ compiler, which libFuzzer is built with" >&2
+  echo "missing: a C++ compiler, needed to build libFuzzer" >&2
   exit 1
 else
-  echo "SKIPPED: the fuzz targets are not compiled (no C++ compiler, which libFuzzer is built with)"
+  echo "SKIPPED: the fuzz targets are not compiled (no C++ compiler, needed to build libFuzzer)"
 fi
 
 say "cargo-deny"
 command -v cargo-deny >/dev/null || cargo install --locked cargo-deny
 cargo deny check licenses bans sources
-# The advisory database is fetched over the network, which not every machine has.
-timeout 120 cargo deny check advisories 2>/dev/null || echo "skipped: advisories (no advisory database to be had here)"
+# Needs network access for the advisory database.
+timeout 120 cargo deny check advisories 2>/dev/null || echo "skipped: advisories (cannot fetch the advisory database)"
 
-say "NVRTC, which compiles the CUDA kernels without a GPU"
-# Its wheel, in an environment of its own, unless EVENKEEL_CUDA_LIBRARIES says where libraries are.
+say "NVRTC: compile the CUDA kernels without a GPU"
+# Installs its wheel into a virtual environment, unless EVENKEEL_CUDA_LIBRARIES names the libraries.
 if [ -z "${EVENKEEL_CUDA_LIBRARIES:-}" ] && command -v python3 >/dev/null; then
   if { [ -x target/nvrtc/bin/python ] || python3 -m venv target/nvrtc; } &&
     timeout 600 target/nvrtc/bin/python -m pip install --quiet -r tests/cuda/requirements.txt; then
@@ -58,34 +58,34 @@ fi
 if [ -n "${EVENKEEL_CUDA_LIBRARIES:-}" ]; then
   echo "found: $EVENKEEL_CUDA_LIBRARIES"
 elif [ "${CI:-}" = true ]; then
-  echo "missing: the wheel of tests/cuda/requirements.txt could not be installed" >&2
+  echo "missing: cannot install the wheel of tests/cuda/requirements.txt" >&2
   exit 1
 else
   echo "SKIPPED: the CUDA kernels are not compiled (set EVENKEEL_CUDA_LIBRARIES)"
 fi
-echo "SKIPPED: nothing of CUDA runs on a GPU, here or anywhere yet (docs/cuda.md)"
+echo "SKIPPED: no CUDA test runs on a GPU yet (docs/cuda.md)"
 
 say "tests"
 cargo test --locked -- --nocapture
 
-say "a Python for the tests of other people's trainers"
-# torch, transformers and accelerate: EVENKEEL_PYTHON, python3, or an environment of our own.
+say "Python for the tests of external trainers"
+# torch, transformers and accelerate: EVENKEEL_PYTHON, python3, or a virtual environment in target/python.
 needs="import torch, transformers, accelerate"
 python=${EVENKEEL_PYTHON:-python3}
 if ! "$python" -c "$needs" 2>/dev/null && [ -z "${EVENKEEL_PYTHON:-}" ]; then
   python=target/python/bin/python
   if ! "$python" -c "$needs" 2>/dev/null && command -v python3 >/dev/null; then
-    echo "installing them into target/python (some gigabytes, once)"
+    echo "installing torch, transformers and accelerate into target/python (several gigabytes, once)"
     python3 -m venv target/python &&
       timeout 600 "$python" -m pip install --quiet -r tests/trainers/requirements.txt ||
-      echo "they could not be installed"
+      echo "cannot install tests/trainers/requirements.txt"
   fi
 fi
 if "$python" -c "$needs" 2>/dev/null; then
   export EVENKEEL_PYTHON=$python
   echo "found: $("$python" -c "$needs; print('torch', torch.__version__, 'transformers', transformers.__version__, 'accelerate', accelerate.__version__)")"
 elif [ "${CI:-}" = true ]; then
-  echo "missing: what tests/trainers/requirements.txt names could not be installed (set EVENKEEL_PYTHON)" >&2
+  echo "missing: cannot install tests/trainers/requirements.txt (set EVENKEEL_PYTHON)" >&2
   exit 1
 else
   echo "SKIPPED: PyTorch's DDP and Hugging Face's Trainer under evenkeel (set EVENKEEL_PYTHON)"
@@ -98,7 +98,7 @@ say "cluster: a real Kubernetes on this machine"
 code=0
 scripts/cluster-tests.sh || code=$?
 if [ "$code" = 3 ] && [ "${CI:-}" != true ]; then
-  echo "SKIPPED: the cluster's scenarios (the reason is above)"
+  echo "SKIPPED: the cluster scenarios (see above for the reason)"
 elif [ "$code" != 0 ]; then
   exit "$code"
 fi

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::job::OwnCheckpoint;
+use crate::job::api::time::micro_time;
 use crate::recipe::reader::Checkpoints;
 
 /// Prefixes and suffixes that mark an unfinished checkpoint by convention.
@@ -21,7 +22,11 @@ pub fn newest(directory: &Path, called: &Checkpoints) -> Option<OwnCheckpoint> {
     let entries = fs::read_dir(directory).ok()?;
     let found = entries.flatten().filter_map(|entry| age(&entry, called));
     let ((_, changed), path) = found.max()?;
-    let since = |at: SystemTime| Some(at.duration_since(UNIX_EPOCH).ok()?.as_secs_f64());
+    let since = |at: SystemTime| {
+        Some(micro_time(
+            at.duration_since(UNIX_EPOCH).ok()?.as_secs_f64(),
+        ))
+    };
     // What is changed in a directory need not be progress.
     let changed = changed.filter(|_| path.is_file()).and_then(since);
     Some(OwnCheckpoint { path, changed })
@@ -109,7 +114,7 @@ mod tests {
             newest()
         };
         assert_ne!(written(1000), written(2000));
-        assert_eq!(newest().changed, Some(2000.0));
+        assert_eq!(newest().changed, Some(micro_time(2000.0)));
         fs::create_dir(place.path().join("step-3")).unwrap();
         assert_eq!(newest().changed, None);
     }

@@ -13,7 +13,7 @@ use tokio::time::{Interval, MissedTickBehavior};
 
 use super::pod::Input;
 use crate::job::Pin;
-use crate::job::api::status::{Current, RecipeSnapshot, State};
+use crate::job::api::status::{Current, Phase, RecipeSnapshot};
 use crate::job::api::{RemainderPolicy, TrainingJob};
 
 /// Longest period between two liveness checks of the API server while the watch is silent. A short
@@ -55,7 +55,7 @@ impl Membership {
             generation: status.generation.clone(),
             checkpoint: status.checkpoint.clone(),
             fence_after: Duration::from_secs(job.spec.elasticity.fence_after_seconds.into()),
-            over: matches!(status.state, State::Complete | State::Failed),
+            over: matches!(status.phase, Phase::Complete | Phase::Failed),
         })
     }
 }

@@ -1,4 +1,4 @@
-//! What a user changes of TrainingJobs.
+//! List, create, scale, suspend and delete TrainingJobs.
 
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::core::error_boundary::{DeserializeGuard, InvalidObject};
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::{ClientError, Cluster};
 use crate::job::api::TrainingJob;
 
-/// The jobs of the namespace, or of all, by namespace and name; those that cannot be read, beside them.
+/// Jobs of the namespace, or of all namespaces; and those that this program cannot read.
 pub async fn list(
     cluster: &Cluster,
     all: bool,
@@ -28,7 +28,7 @@ pub async fn list(
     Ok((readable, others))
 }
 
-/// Creates a job; one of that name must not be there.
+/// Creates a job; fails if the name is taken.
 pub async fn create(cluster: &Cluster, job: &TrainingJob) -> Result<TrainingJob, ClientError> {
     let created = cluster.jobs().create(&PostParams::default(), job).await;
     created.map_err(|error| match &error {
@@ -36,20 +36,20 @@ pub async fn create(cluster: &Cluster, job: &TrainingJob) -> Result<TrainingJob,
             let name = job.metadata.name.as_deref().unwrap_or_default();
             let namespace = &cluster.namespace;
             ClientError::Usage(format!(
-                "there is a TrainingJob {name} in namespace {namespace} already: --name chooses \
-                 another name, `evenkeel cancel {name} -n {namespace}` ends that one"
+                "TrainingJob {name} already exists in namespace {namespace}; choose another name with --name, \
+                or delete it with `evenkeel cancel {name} -n {namespace}`"
             ))
         }
         _ => cluster.error(None, error),
     })
 }
 
-/// Asks for so many nodes.
+/// Sets the requested number of nodes.
 pub async fn scale(cluster: &Cluster, name: &str, nodes: u32) -> Result<TrainingJob, ClientError> {
     patch(cluster, name, json!({"spec": {"nodes": nodes}})).await
 }
 
-/// Suspends a job, or lets it go on.
+/// Suspends or resumes a job.
 pub async fn suspend(
     cluster: &Cluster,
     name: &str,
@@ -58,7 +58,7 @@ pub async fn suspend(
     patch(cluster, name, json!({"spec": {"suspend": suspend}})).await
 }
 
-/// Deletes a job with everything that belongs to it; returns what it was.
+/// Deletes a job with all its objects; returns its last state.
 pub async fn cancel(cluster: &Cluster, name: &str) -> Result<TrainingJob, ClientError> {
     let job = cluster.job(name).await?;
     let deleted = cluster

@@ -1,4 +1,4 @@
-//! Which cluster and which namespace: as kubectl finds them.
+//! Selects cluster and namespace like kubectl.
 
 use std::path::PathBuf;
 
@@ -9,47 +9,45 @@ use kube::{Client, Config};
 use super::{ClientError, root};
 use crate::job::api::TrainingJob;
 
-/// What the command line says about the cluster.
+/// Cluster options of the command line.
 #[derive(Debug, Clone, Default)]
 pub struct Options {
-    /// The kubeconfig; by default `$KUBECONFIG`, then `~/.kube/config`, then the pod's own account.
+    /// Kubeconfig; by default `$KUBECONFIG`, then `~/.kube/config`, then the pod's service account.
     pub kubeconfig: Option<PathBuf>,
-    /// The kubeconfig's context; by default the current one.
+    /// Context in the kubeconfig; by default the current one.
     pub context: Option<String>,
-    /// The namespace; by default the context's.
+    /// By default the namespace of the context.
     pub namespace: Option<String>,
 }
 
-/// A cluster, and the namespace that is meant.
+/// A cluster and the selected namespace.
 #[derive(Clone)]
 pub struct Cluster {
-    /// Its API server.
+    /// Client of its API server.
     pub client: Client,
-    /// The namespace.
     pub namespace: String,
-    /// Where the API server is, for messages.
+    /// URL of the API server, for messages.
     pub(super) url: String,
 }
 
 impl Cluster {
-    /// The TrainingJobs of the namespace.
+    /// API of the TrainingJobs in the namespace.
     pub fn jobs(&self) -> Api<TrainingJob> {
         Api::namespaced(self.client.clone(), &self.namespace)
     }
 
-    /// One TrainingJob.
     pub async fn job(&self, name: &str) -> Result<TrainingJob, ClientError> {
         let found = self.jobs().get(name).await;
         found.map_err(|error| self.error(Some(name), error))
     }
 
-    /// What an error of the API means.
+    /// Converts an error of the API; `job` is the requested job, if any.
     pub fn error(&self, job: Option<&str>, error: kube::Error) -> ClientError {
         ClientError::of(self, job, error)
     }
 }
 
-/// Reads the kubeconfig. Nothing is asked of the cluster yet.
+/// Reads the kubeconfig; does not connect yet.
 pub async fn connect(options: &Options) -> Result<Cluster, ClientError> {
     let chosen = KubeConfigOptions {
         context: options.context.clone(),

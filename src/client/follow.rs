@@ -1,5 +1,5 @@
-//! Follows a job until it ends: its status tells how it moves, the log of rank 0's pod what the
-//! training does, and both become the events that a local launch shows.
+//! Follows a job until it ends. Its status gives the rescales, the log of rank 0's pod the training
+//! progress; both become the events that a local launch shows.
 
 use std::time::{Duration, Instant};
 
@@ -11,41 +11,40 @@ use tokio::task::JoinHandle;
 
 use super::{ClientError, Cluster, logs};
 use crate::job::api::TrainingJob;
-use crate::job::api::status::{State, TrainingJobStatus};
+use crate::job::api::status::{Phase, TrainingJobStatus};
 use crate::telemetry::Event;
 use crate::words::count;
 
-/// Between two tries to read a log that ended though its generation goes on.
+/// Pause before a log that ended during its generation is read again.
 const AGAIN: Duration = Duration::from_secs(1);
-/// How long the next of a log's last lines is waited for once the job has ended: a busy kubelet hands
-/// them on late.
+/// Time to wait for each remaining line of a log after the job has ended: a busy kubelet delivers
+/// them late.
 const LAST_WORDS: Duration = Duration::from_secs(15);
-/// How long an API server may be away before that is said.
+/// Time without an answer of the API server after which a warning is shown.
 const SILENCE: Duration = Duration::from_secs(10);
 
-/// How a job ended.
+/// End of a followed job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum End {
-    /// The budget is reached.
+    /// The sample budget is reached.
     Complete,
-    /// It cannot go on.
+    /// The job cannot continue.
     Failed {
-        /// In words.
         why: String,
-        /// The last lines that a failed rank printed.
+        /// Last lines of a failed rank's output.
         last_words: String,
     },
-    /// Somebody deleted it.
+    /// The job was deleted.
     Deleted,
 }
 
-/// Follows a job that exists; every event goes to `each`.
+/// Follows an existing job and passes its events to `each`.
 pub async fn follow(
     cluster: &Cluster,
     name: &str,
     each: &mut (dyn FnMut(&Event) + Send),
 ) -> Result<End, ClientError> {
-    // A name that does not exist is told at once, and so is a cluster that is not there.
+    // An unknown job or an unreachable cluster fails at once.
     cluster.job(name).await?;
     let mut seen = std::pin::pin!(watch_object(cluster.jobs(), name));
     let (heard, mut events) = unbounded_channel();
@@ -69,7 +68,7 @@ pub async fn follow(
                         silent = Some(Instant::now());
                         each(&Event::Warning {
                             message: format!(
-                                "the cluster does not answer, the job goes on without us: {error}"
+                                "the cluster does not answer, the job continues: {error}"
                             ),
                         });
                     }
@@ -83,17 +82,17 @@ pub async fn follow(
 
 fn end(job: &TrainingJob) -> Option<End> {
     let status = job.status.as_ref()?;
-    match status.state {
-        State::Complete => Some(End::Complete),
-        State::Failed => Some(End::Failed {
-            why: status.why.clone(),
-            last_words: status.last_words.clone(),
+    match status.phase {
+        Phase::Complete => Some(End::Complete),
+        Phase::Failed => Some(End::Failed {
+            why: status.message.clone(),
+            last_words: status.log_tail.clone(),
         }),
         _ => None,
     }
 }
 
-/// What has been said already.
+/// Progress of the report, so that each event is shown once.
 struct Follower {
     cluster: Cluster,
     heard: UnboundedSender<Event>,
@@ -133,11 +132,11 @@ impl Follower {
     fn job(&mut self, job: &TrainingJob, each: &mut (dyn FnMut(&Event) + Send)) {
         let Some(status) = &job.status else { return };
         self.plan(job, status, each);
-        self.words(status, each);
+        self.message(status, each);
         self.world(job, status, each);
     }
 
-    /// The plan, once its length is known too: a bar needs an end.
+    /// Shows the plan once the sample budget is known, which the progress bar needs.
     fn plan(
         &mut self,
         job: &TrainingJob,
@@ -155,7 +154,7 @@ impl Follower {
         let spec = &job.spec;
         each(&Event::Planned {
             name: job.metadata.name.clone().unwrap_or_default(),
-            proof: plan.proof.clone(),
+            proof: plan.formula.clone(),
             world: plan.world_size,
             global_batch: plan.global_batch_size,
             budget,
@@ -169,46 +168,46 @@ impl Follower {
         });
     }
 
-    /// Why nothing trains, or what is wrong while something does.
-    fn words(&mut self, status: &TrainingJobStatus, each: &mut (dyn FnMut(&Event) + Send)) {
-        if status.why == self.why {
+    /// Shows a changed status message.
+    fn message(&mut self, status: &TrainingJobStatus, each: &mut (dyn FnMut(&Event) + Send)) {
+        if status.message == self.why {
             return;
         }
-        self.why.clone_from(&status.why);
+        self.why.clone_from(&status.message);
         if self.why.is_empty() {
             return;
         }
-        match status.state {
-            State::Pending | State::Placing | State::Waiting | State::Suspended => {
+        match status.phase {
+            Phase::Pending | Phase::Placing | Phase::Waiting | Phase::Suspended => {
                 each(&Event::Waiting {
                     why: self.why.clone(),
                 });
             }
-            State::Running => each(&Event::Warning {
+            Phase::Running => each(&Event::Warning {
                 message: self.why.clone(),
             }),
-            State::Draining | State::Complete | State::Failed => {}
+            Phase::Draining | Phase::Complete | Phase::Failed => {}
         }
     }
 
-    /// Generations, and what lies between them.
+    /// Shows new generations, drains and rescales.
     fn world(
         &mut self,
         job: &TrainingJob,
         status: &TrainingJobStatus,
         each: &mut (dyn FnMut(&Event) + Send),
     ) {
-        let draining = status.state == State::Draining;
+        let draining = status.phase == Phase::Draining;
         if std::mem::replace(&mut self.draining, draining) != draining && draining {
             each(&Event::Draining {
-                why: status.why.clone(),
+                why: status.message.clone(),
             });
         }
         let Some(current) = &status.generation else {
             return;
         };
         let record = &current.record;
-        if record.number > self.generation && status.state == State::Running {
+        if record.number > self.generation && status.phase == Phase::Running {
             self.generation = record.number;
             each(&Event::GenerationStarted {
                 generation: record.number,
@@ -222,22 +221,22 @@ impl Follower {
             }
         }
         if let Some(change) = status.history.last()
-            && let Some(seconds) = change.first_step
-            && change.from != 0
+            && let Some(seconds) = change.stages.first_step_seconds
+            && change.from_nodes != 0
             && change.generation > self.rescaled
         {
             self.rescaled = change.generation;
             let ranks = |nodes: u32| u64::from(nodes) * u64::from(job.spec.gpus_per_node);
             each(&Event::Rescaled {
-                from: ranks(change.from),
-                to: ranks(change.to),
+                from: ranks(change.from_nodes),
+                to: ranks(change.to_nodes),
                 seconds,
-                why: change.reason.clone(),
+                why: change.message.clone(),
             });
         }
     }
 
-    /// Reads the log of the pod of rank 0; one that is read already goes on being read.
+    /// Reads the log of rank 0's pod, unless that log is being read already.
     fn read(&mut self, pod: &str, since: f64) {
         if self.reader.as_ref().is_some_and(|reader| reader.pod == pod) {
             return;
@@ -263,14 +262,14 @@ impl Follower {
                 self.evaluated = true;
                 self.loss = evaluation.loss;
             }
-            // A rank's own lines are for `evenkeel logs --rank`.
+            // `evenkeel logs --rank` shows the output of a rank.
             Event::Said { .. } => return,
             _ => {}
         }
         each(&event);
     }
 
-    /// Says what the log still has, and the end.
+    /// Shows the remaining events of the log and the end.
     async fn finish(
         &mut self,
         job: &TrainingJob,
@@ -285,7 +284,7 @@ impl Follower {
                 Ok(None) | Err(_) => break,
             }
         }
-        if status.state == State::Complete {
+        if status.phase == Phase::Complete {
             let loss = match self.loss.is_finite() {
                 true => self.loss,
                 false => progress.loss.parse().unwrap_or(f64::NAN),
@@ -300,7 +299,7 @@ impl Follower {
     }
 }
 
-/// Reads one pod's log for as long as it is wanted.
+/// Task that reads a pod's log until it is dropped.
 struct Reader {
     pod: String,
     task: JoinHandle<()>,
@@ -315,7 +314,7 @@ impl Reader {
     ) -> Reader {
         let name = pod.clone();
         let task = tokio::spawn(async move {
-            // Lines up to this time were heard before the log was opened again.
+            // Lines up to this time were read before the log was reopened.
             let mut last = String::new();
             loop {
                 if let Ok(log) = logs::read(&cluster, &name, since, true).await {

@@ -1,4 +1,4 @@
-//! What a cluster has free for a job, for those who plan before they launch.
+//! Free devices of a cluster, for planning before a launch.
 
 use std::collections::BTreeMap;
 
@@ -6,22 +6,22 @@ use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::api::{Api, ListParams};
 
 use super::{ClientError, Cluster};
-use crate::inventory::kubernetes::{Wants, allocatable, devices, free_seats, open};
+use crate::inventory::kubernetes::{Wants, allocatable, devices, free_slots, open};
 
-/// Free devices of one kind, in nodes' shares.
+/// Free devices of one resource, in slots.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Free {
-    /// What a device is called.
+    /// Resource name of the devices.
     pub resource: String,
-    /// Devices of each share.
+    /// Devices of each slot.
     pub per_node: u32,
-    /// Shares that are free now, on nodes that take pods.
+    /// Free slots on schedulable nodes.
     pub free: u32,
-    /// Shares that these nodes have altogether.
+    /// All slots of these nodes.
     pub all: u32,
 }
 
-/// Counts what is free. Without `per_node`, a share is what most of the open nodes have.
+/// Counts free slots. By default a slot has as many devices as most schedulable nodes.
 pub async fn free(
     cluster: &Cluster,
     resource: &str,
@@ -35,8 +35,8 @@ pub async fn free(
         Some(per_node) => per_node,
         None => {
             return Err(ClientError::Usage(format!(
-                "no node that takes pods offers {resource}: `kubectl describe nodes` shows what \
-                 they offer, --resource names something else"
+                "no schedulable node offers {resource}; `kubectl describe nodes` shows their resources, \
+                choose another with --resource"
             )));
         }
     };
@@ -52,20 +52,20 @@ pub async fn free(
     }
     let wants = Wants {
         resource: resource.to_owned(),
-        per_seat: per_node.into(),
+        per_slot: per_node.into(),
         node_selector: BTreeMap::new(),
         tolerations: Vec::new(),
     };
-    let seats = |held: &BTreeMap<String, u64>| free_seats(nodes.iter(), held, &[], &wants);
+    let slots = |held: &BTreeMap<String, u64>| free_slots(nodes.iter(), held, &[], &wants);
     Ok(Free {
         resource: resource.to_owned(),
         per_node,
-        free: seats(&held),
-        all: seats(&BTreeMap::new()),
+        free: slots(&held),
+        all: slots(&BTreeMap::new()),
     })
 }
 
-/// How many devices most of the open nodes have; the larger number where two are as frequent.
+/// The most frequent number of devices on schedulable nodes; the larger of equally frequent ones.
 fn usual(nodes: &[Node], resource: &str) -> Option<u32> {
     let mut frequency: BTreeMap<u64, u64> = BTreeMap::new();
     for node in nodes.iter().filter(|node| open(node)) {

@@ -1,39 +1,36 @@
-//! From a recipe and a command line to a TrainingJob.
+//! Builds a TrainingJob from a recipe and a command line.
 
 use crate::job::api::{
     CheckpointVolume, Elasticity, RecipeSource, RemainderPolicy, TrainingJob, TrainingJobSpec,
 };
 
-/// What a launch asks of a cluster.
+/// Parameters of a launch on a cluster.
 #[derive(Debug, Clone, Default)]
 pub struct Wanted {
-    /// The job's name.
+    /// Name of the TrainingJob.
     pub name: String,
-    /// Nodes.
     pub nodes: u32,
-    /// Devices of each.
+    /// Devices of each node.
     pub gpus_per_node: u32,
-    /// What a device is called.
+    /// Resource name of the devices.
     pub resource: String,
-    /// The container image.
     pub image: String,
-    /// The claim for checkpoints.
+    /// Name of the PersistentVolumeClaim for checkpoints.
     pub claim: String,
-    /// The recipe.
     pub recipe: RecipeSource,
-    /// `KEY=VALUE`, laid over the recipe.
+    /// Overrides of the recipe, `KEY=VALUE`.
     pub overrides: Vec<String>,
-    /// What happens to a batch that no number of ranks splits exactly.
+    /// Policy for a batch that the ranks do not split exactly.
     pub remainder: RemainderPolicy,
-    /// Fewest nodes.
+    /// Minimum number of nodes; `None`: 1.
     pub min_nodes: Option<u32>,
-    /// Bytes that a rank may use.
+    /// Memory limit of a rank, bytes.
     pub rank_memory: Option<u64>,
-    /// The user's own program; empty: the built-in trainer.
+    /// Command of the external trainer; empty for the built-in trainer.
     pub command: Vec<String>,
 }
 
-/// The TrainingJob that says all that.
+/// Builds the TrainingJob of a launch.
 pub fn training_job(wanted: Wanted) -> TrainingJob {
     let mut job = TrainingJob::new(
         &wanted.name,
@@ -65,13 +62,13 @@ pub fn training_job(wanted: Wanted) -> TrainingJob {
     job
 }
 
-/// Longest name of a TrainingJob: its pods add to it.
+/// Maximum length of a TrainingJob's name; the names of its pods are longer.
 const LONGEST: usize = 52;
 
-/// A name that Kubernetes accepts (RFC 1035 label), as near to a recipe's name as that goes; `None`
-/// where nothing of it can be used.
+/// A valid Kubernetes name (RFC 1035 label) derived from a recipe's name; `None` if it has no valid
+/// character.
 pub fn name_of(recipe: &str) -> Option<String> {
-    // Services are called so too, and no such name begins with a digit.
+    // The job's Service has the same name, and a Service name cannot start with a digit.
     let digit = |c: &char| c.is_ascii_digit();
     let first = recipe.chars().find(char::is_ascii_alphanumeric);
     let mut name = match first.as_ref().is_some_and(digit) {
@@ -109,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn launch_says_all_that_was_asked() {
+    fn launch_options_reach_the_training_job() {
         let job = training_job(Wanted {
             name: "first".into(),
             nodes: 8,

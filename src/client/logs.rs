@@ -1,5 +1,5 @@
-//! What the pods of a job printed. An agent prints an event a line, as JSON: what the training does,
-//! and what its ranks say.
+//! Logs of a job's pods. An agent prints one JSON event a line: training progress and the output of
+//! its ranks.
 
 use futures::{AsyncBufReadExt, Stream, StreamExt};
 use k8s_openapi::api::core::v1::Pod;
@@ -14,13 +14,13 @@ use crate::telemetry::Event;
 /// One line of a pod's log.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Logged {
-    /// When it was printed, as the kubelet writes it; later lines compare as greater.
+    /// Timestamp of the kubelet; later lines compare as greater.
     pub time: String,
-    /// What it says, where an agent printed it.
+    /// The event; `None` for lines that no agent printed.
     pub event: Option<Event>,
 }
 
-/// A pod's log, from a moment on.
+/// A pod's log from `since` on.
 pub(super) async fn read(
     cluster: &Cluster,
     pod: &str,
@@ -61,8 +61,8 @@ fn generation(job: &TrainingJob) -> Option<&Generation> {
     status.generation.as_ref().map(|current| &current.record)
 }
 
-/// Hands over what one rank of the newest generation printed, line by line, until its pod ends or,
-/// unless it is to be followed, until now.
+/// Passes the output of a rank of the newest generation to `each`, line by line. With `follow` it
+/// continues until the pod ends.
 pub async fn rank(
     cluster: &Cluster,
     name: &str,
@@ -74,7 +74,7 @@ pub async fn rank(
     let record = started(&job, name)?;
     let pod = pod_of(record, rank).ok_or_else(|| {
         ClientError::Usage(format!(
-            "{name} has no rank {rank}: its generation {} has ranks 0 to {}",
+            "{name} has no rank {rank}; its generation {} has ranks 0 to {}",
             record.number,
             record.world().saturating_sub(1)
         ))
@@ -92,7 +92,7 @@ pub async fn rank(
     Ok(())
 }
 
-/// Hands over what the training of the newest generation has done until now.
+/// Passes the training events of the newest generation so far to `each`.
 pub async fn training(
     cluster: &Cluster,
     name: &str,
@@ -115,7 +115,10 @@ pub async fn training(
 
 fn started<'a>(job: &'a TrainingJob, name: &str) -> Result<&'a Generation, ClientError> {
     generation(job).ok_or_else(|| {
-        let why = job.status.as_ref().map_or("", |status| status.why.as_str());
+        let why = job
+            .status
+            .as_ref()
+            .map_or("", |status| status.message.as_str());
         let why = match why {
             "" => String::new(),
             why => format!(": {why}"),
@@ -124,12 +127,12 @@ fn started<'a>(job: &'a TrainingJob, name: &str) -> Result<&'a Generation, Clien
     })
 }
 
-/// A pod that a status names may be gone.
+/// Error for a pod that the status names but that no longer exists.
 fn gone(cluster: &Cluster, pod: &str, error: kube::Error) -> ClientError {
     match &error {
         kube::Error::Api(status) if status.code == 404 => ClientError::Usage(format!(
-            "the pod {pod} is gone, and its log with it; the ranks' own logs stand on the \
-             checkpoint volume, in gen-N/logs"
+            "pod {pod} and its log no longer exist; the logs of the ranks are on the checkpoint volume in \
+            gen-N/logs"
         )),
         _ => cluster.error(None, error),
     }
@@ -140,7 +143,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_are_events_or_nothing() {
+    fn log_lines_of_other_programs_have_no_event() {
         let said =
             logged(r#"2026-01-01T00:00:00.000000001Z {"event":"said","rank":3,"line":"a b"}"#);
         let expected = Logged {

@@ -1,6 +1,5 @@
-//! The user's side of a cluster: TrainingJobs made, found, followed and changed from a command line.
-//! What the controller does with them is in [`crate::operator`]; here nobody needs more rights than
-//! the user has.
+//! Client commands for TrainingJobs: create, list, follow and change them from a command line.
+//! [`crate::operator`] is the controller. The commands need no rights beyond the user's.
 
 pub mod change;
 mod connect;
@@ -19,50 +18,44 @@ use std::borrow::Cow;
 
 use kube::core::Status;
 
-/// Why a cluster did not do what was asked.
+/// Failure of a client command.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    /// The kubeconfig does not lead to a cluster.
+    /// The kubeconfig names no usable cluster.
     #[error(
-        "no cluster to talk to: {0}; `kubectl config get-contexts` shows what there is, --context \
-         and --kubeconfig choose"
+        "no cluster is configured: {0}; `kubectl config get-contexts` lists contexts, choose one with \
+        --context or --kubeconfig"
     )]
     Configuration(String),
-    /// There is no answer.
+    /// The API server does not answer.
     #[error("cannot reach the cluster at {url}: {why}")]
     Unreachable {
-        /// The API server.
+        /// URL of the API server.
         url: String,
-        /// In words.
         why: String,
     },
-    /// The API server knows no TrainingJobs.
+    /// The CRD is not installed.
     #[error(
-        "this cluster knows no TrainingJobs: install the controller first \
+        "this cluster has no TrainingJob CRD; install the controller first \
          (`helm install evenkeel charts/evenkeel -n evenkeel-system --create-namespace`)"
     )]
     NotInstalled,
-    /// There is no job of that name.
+    /// The job does not exist.
     #[error(
-        "there is no TrainingJob {name} in namespace {namespace}: `evenkeel list -n {namespace}` \
-         shows those there are, --namespace looks elsewhere"
+        "TrainingJob {name} does not exist in namespace {namespace}; `evenkeel list -n {namespace}` \
+        lists its jobs, choose another namespace with --namespace"
     )]
-    NoJob {
-        /// The name.
-        name: String,
-        /// Where it was looked for.
-        namespace: String,
-    },
-    /// The API server says no.
-    #[error("the cluster says no: {0}")]
+    NoJob { name: String, namespace: String },
+    /// The API server refused the request.
+    #[error("the cluster refuses the request: {0}")]
     Refused(String),
-    /// The command line asks for what cannot be.
+    /// Invalid request on the command line.
     #[error("{0}")]
     Usage(String),
 }
 
 impl ClientError {
-    /// What an error of the API means, where `job` of a namespace was asked for.
+    /// Converts an error of the API; `job` is the requested job, if any.
     fn of(cluster: &Cluster, job: Option<&str>, error: kube::Error) -> ClientError {
         let kube::Error::Api(status) = error else {
             return ClientError::Unreachable {
@@ -81,13 +74,13 @@ impl ClientError {
     }
 }
 
-/// A 404 for a kind that the API server does not know has no details about an object.
+/// Whether a 404 is about an object. One for an unknown kind has no details of an object.
 fn names_an_object(status: &Status) -> bool {
     let details = status.details.as_ref();
     details.is_some_and(|details| !details.name.is_empty())
 }
 
-/// The innermost cause: what wraps it only repeats that something failed.
+/// The innermost cause; the wrapping errors only repeat that something failed.
 fn root(error: &(dyn std::error::Error + 'static)) -> Cow<'static, str> {
     let mut cause = error;
     while let Some(next) = cause.source() {

@@ -13,7 +13,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 pub struct Wants {
     /// Resource name of a device, for example `nvidia.com/gpu`.
     pub resource: String,
-    pub per_seat: u64,
+    pub per_slot: u64,
     /// Labels that its nodes must have.
     pub node_selector: BTreeMap<String, String>,
     /// Taints that its pods tolerate.
@@ -155,7 +155,7 @@ fn count(quantity: &Quantity) -> u64 {
 ///
 /// `held`: devices held on each node, without the job's own pods that can stay. `reserved`: reservations of
 /// other jobs that are on no node yet, each a number of devices.
-pub fn free_seats<'a>(
+pub fn free_slots<'a>(
     nodes: impl Iterator<Item = &'a Node>,
     held: &BTreeMap<String, u64>,
     reserved: &[u64],
@@ -185,10 +185,10 @@ pub fn free_seats<'a>(
         *nodes -= 1;
         *free.entry(devices - needed).or_default() += 1;
     }
-    let per_seat = request.per_seat.max(1);
+    let per_slot = request.per_slot.max(1);
     let slots: u64 = free
         .iter()
-        .map(|(devices, nodes)| devices / per_seat * nodes)
+        .map(|(devices, nodes)| devices / per_slot * nodes)
         .sum();
     u32::try_from(slots).unwrap_or(u32::MAX)
 }
@@ -221,10 +221,10 @@ mod tests {
         serde_json::from_value(node).unwrap()
     }
 
-    fn request(per_seat: u64) -> Wants {
+    fn request(per_slot: u64) -> Wants {
         Wants {
             resource: "nvidia.com/gpu".into(),
-            per_seat,
+            per_slot,
             node_selector: BTreeMap::new(),
             tolerations: Vec::new(),
         }
@@ -247,26 +247,26 @@ mod tests {
             ),
         ];
         let held = BTreeMap::from([("a".to_string(), 3)]);
-        assert_eq!(free_seats(nodes.iter(), &held, &[], &request(1)), 5 + 7);
-        assert_eq!(free_seats(nodes.iter(), &held, &[], &request(4)), 1 + 1);
+        assert_eq!(free_slots(nodes.iter(), &held, &[], &request(1)), 5 + 7);
+        assert_eq!(free_slots(nodes.iter(), &held, &[], &request(4)), 1 + 1);
         let mut tolerant = request(4);
         tolerant.tolerations = vec![Toleration {
             key: Some("x".into()),
             operator: Some("Exists".into()),
             ..Toleration::default()
         }];
-        assert_eq!(free_seats(nodes.iter(), &held, &[], &tolerant), 1 + 2 + 1);
+        assert_eq!(free_slots(nodes.iter(), &held, &[], &tolerant), 1 + 2 + 1);
         tolerant.node_selector = BTreeMap::from([("pool".into(), "b".into())]);
-        assert_eq!(free_seats(nodes.iter(), &held, &[], &tolerant), 0);
+        assert_eq!(free_slots(nodes.iter(), &held, &[], &tolerant), 0);
     }
 
     #[test]
     fn reserved_devices_are_not_counted_twice() {
         let nodes = [node("a", "4", json!({})), node("b", "2", json!({}))];
         let none = BTreeMap::new();
-        assert_eq!(free_seats(nodes.iter(), &none, &[2], &request(2)), 2);
-        assert_eq!(free_seats(nodes.iter(), &none, &[2], &request(4)), 1);
-        assert_eq!(free_seats(nodes.iter(), &none, &[2, 4], &request(1)), 0);
+        assert_eq!(free_slots(nodes.iter(), &none, &[2], &request(2)), 2);
+        assert_eq!(free_slots(nodes.iter(), &none, &[2], &request(4)), 1);
+        assert_eq!(free_slots(nodes.iter(), &none, &[2, 4], &request(1)), 0);
     }
 
     #[test]

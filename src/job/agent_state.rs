@@ -1,5 +1,5 @@
-//! What an agent says of itself and its ranks: the controller reads it over HTTP, and decides by
-//! nothing else what became of a generation.
+//! State that an agent reports of itself and its ranks. The controller reads it over HTTP; it is
+//! the only source for the outcome of a generation.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,61 +8,61 @@ use super::generation::Pin;
 use super::seen::Seen;
 use crate::telemetry::StepRecord;
 
-/// An agent, and the ranks of the newest generation that it started.
+/// State of an agent and of the ranks of the newest generation that it started.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct AgentState {
-    /// One more with every change that the controller should hear of at once.
+    /// Increases with every change that the controller should read at once.
     pub version: u64,
-    /// The pod's uid.
+    /// Uid of the agent's pod.
     pub pod: String,
-    /// Devices that it can start ranks on.
+    /// Devices on which it can start ranks.
     pub devices: u64,
-    /// The generation whose ranks it started last; 0 before the first.
+    /// The last generation whose ranks it started; 0 before the first.
     pub generation: u64,
-    /// The first of its ranks.
+    /// First rank of this agent.
     pub first: u64,
-    /// Its ranks.
+    /// One entry for each of its ranks, from `first`.
     pub ranks: Vec<Seen>,
     /// The newest checkpoint that one of its ranks committed in this generation.
     pub committed: Option<Pin>,
-    /// The newest step, where rank 0 runs.
+    /// The newest step, on the agent of rank 0.
     pub step: Option<StepRecord>,
-    /// Samples after which training ends, once the run is prepared.
+    /// Samples after which training ends; `None` until the run is prepared.
     pub budget: Option<u64>,
-    /// When its ranks were told to start, seconds since the Unix epoch.
+    /// Time at which it started its ranks, seconds since the Unix epoch.
     pub started: Option<f64>,
-    /// When the last of its ranks was ready.
+    /// Time at which its last rank was ready, seconds since the Unix epoch.
     pub ready: Option<f64>,
-    /// When the first step of the generation ended, where rank 0 runs.
+    /// End of the generation's first step, seconds since the Unix epoch; on the agent of rank 0.
     pub first_step: Option<f64>,
-    /// Of the user's own program: the checkpoint that it went on from, and where rank 0 runs the
-    /// newest one once its ranks have ended.
+    /// With an external trainer: the checkpoint it resumed from and, on the agent of rank 0, the newest
+    /// one after its ranks have ended.
     pub own_checkpoint: Option<OwnCheckpoint>,
-    /// Why it cannot start ranks at all.
+    /// Set if it cannot start ranks.
     pub problem: Option<Problem>,
-    /// What it waits for before it starts them, where that takes long: nothing is wrong with it.
+    /// What delays the start of its ranks. A long wait is not an error.
     pub waits_for: Option<String>,
-    /// The last lines that a failed rank printed.
+    /// Last lines of a failed rank's output.
     pub last_words: String,
 }
 
 /// Why an agent cannot start ranks.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Problem {
-    /// One CamelCase word, a condition's reason.
+    /// One CamelCase word; the reason of a condition.
     pub reason: String,
-    /// In words, with the way out.
+    /// The problem and how to solve it.
     pub message: String,
-    /// The same would happen again, whatever the pool looks like.
+    /// The problem would recur in any pool.
     pub deterministic: bool,
 }
 
-/// The reason where a pod's devices are the problem.
+/// Reason for a problem of the pod's devices.
 const HARDWARE: &str = "HardwareMismatch";
 
 impl Problem {
-    /// The pod's devices are not those that it was promised.
+    /// The pod's devices are not the requested ones.
     pub fn of_hardware(message: String) -> Problem {
         Problem {
             reason: HARDWARE.into(),
@@ -71,17 +71,17 @@ impl Problem {
         }
     }
 
-    /// Whether it is the pod's devices, which no other start of the ranks mends.
+    /// Whether the pod's devices are the problem; restarting the ranks does not solve it.
     pub fn is_of_hardware(&self) -> bool {
         self.reason == HARDWARE
     }
 }
 
-/// What holds up ranks, of all that these agents say: a problem before what is only waited for.
+/// The first thing that keeps ranks from starting on these agents; problems take precedence over waits.
 pub fn held_up<'a>(agents: impl Iterator<Item = &'a AgentState> + Clone) -> Option<Problem> {
     let waits = |agent: &AgentState| {
         Some(Problem {
-            reason: "Waiting".into(),
+            reason: "Preparing".into(),
             message: agent.waits_for.clone()?,
             deterministic: false,
         })
@@ -95,24 +95,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_problem_is_told_before_what_waits_for_its_end() {
+    fn a_problem_takes_precedence_over_a_wait() {
         let waiting = AgentState {
             waits_for: Some("waits for run-0-1".into()),
             ..AgentState::default()
         };
         let problem = Problem {
             reason: "VolumeFull".into(),
-            message: "make room".into(),
+            message: "free space".into(),
             deterministic: false,
         };
         let stuck = AgentState {
             problem: Some(problem.clone()),
             ..AgentState::default()
         };
-        let told = |agents: &[&AgentState]| held_up(agents.iter().copied());
-        assert_eq!(told(&[&waiting, &stuck]), Some(problem));
-        let message = told(&[&AgentState::default(), &waiting]).map(|held_up| held_up.message);
+        let held_up_by = |agents: &[&AgentState]| held_up(agents.iter().copied());
+        assert_eq!(held_up_by(&[&waiting, &stuck]), Some(problem));
+        let message =
+            held_up_by(&[&AgentState::default(), &waiting]).map(|held_up| held_up.message);
         assert_eq!(message, waiting.waits_for);
-        assert_eq!(told(&[]), None);
+        assert_eq!(held_up_by(&[]), None);
     }
 }

@@ -1,5 +1,5 @@
-//! The recipe that a TrainingJob carries, as the readers are asked for it: the same by whoever launches
-//! the job, by the controller, and by the agents in its pods.
+//! The recipe snapshot of a TrainingJob and how it is read: identically by the command line, the
+//! controller and the agents.
 
 use std::path::PathBuf;
 
@@ -7,13 +7,13 @@ use super::api::status::RecipeSnapshot;
 use super::api::{RecipeSource, RemainderPolicy};
 use crate::recipe::{Dialect, Origin, Request, Setting};
 
-/// What a recipe is called that was given no path.
+/// Default path of the recipe.
 const RECIPE: &str = "recipe.yaml";
-/// The same for an accelerate config.
+/// Path of an accelerate config that is given as text.
 const ACCELERATE: &str = "accelerate.yaml";
 
 impl RecipeSnapshot {
-    /// What a source says, with the text that stands elsewhere.
+    /// A snapshot of `source`; `text`: the recipe, inline or from a ConfigMap.
     pub fn of(source: &RecipeSource, text: Option<String>, overrides: &[String]) -> RecipeSnapshot {
         RecipeSnapshot {
             text: text.unwrap_or_default(),
@@ -28,18 +28,18 @@ impl RecipeSnapshot {
         }
     }
 
-    /// Where the recipe stands.
+    /// Path of the recipe.
     pub fn path(&self) -> PathBuf {
         self.path.as_deref().unwrap_or(RECIPE).into()
     }
 
-    /// How it is read. An error says what is wrong with its paths or its dialect.
+    /// The request that reads the snapshot. An error names an invalid path or dialect.
     pub fn request(&self, remainder: RemainderPolicy) -> Result<Request, String> {
         let beside = self.files.iter();
         let mut files: Vec<(PathBuf, String)> = beside
             .map(|(path, text)| (path.into(), text.clone()))
             .collect();
-        // Without a text of its own it is one of the files, or a folder of them.
+        // Without a text the recipe is one of the files, or a folder of them.
         if !self.text.is_empty() || files.is_empty() {
             files.push((self.path(), self.text.clone()));
         }
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn a_carried_tree_is_composed_as_on_disk() {
+    fn snapshot_of_a_tree_is_composed_as_on_disk() {
         let folder = tempfile::tempdir().unwrap();
         for (path, text) in TREE {
             let path = folder.path().join(path);
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_carried_is_said() {
+    fn invalid_paths_and_dialects_are_refused() {
         let outside = source("config", &[("../secret.yaml", "a: 1\n")]);
         let error = read(&outside, None).unwrap_err();
         assert!(error.contains("`../secret.yaml`"), "{error}");
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_by_itself_is_read_by_its_path() {
+    fn path_of_a_text_selects_the_dialect_objective() {
         let text = "per_device_train_batch_size: 4\nevenkeel: {batch: {gpus: 2}}\n";
         let objective = |path: &str| {
             let source = RecipeSource {

@@ -1,5 +1,5 @@
-//! The state machine: what was observed in, what to do out. Pure, and level-triggered: it looks at
-//! how things are, not at what just happened, so that a crash between two calls loses nothing.
+//! The state machine of the ranks: observed state in, action out. It is pure and level-triggered:
+//! it depends on the current state, not on events, so a crash between two calls loses nothing.
 
 use std::ops::RangeInclusive;
 
@@ -8,130 +8,115 @@ use serde::{Deserialize, Serialize};
 use super::generation::Reason;
 use crate::words::count;
 
-/// How many larger worlds are tried for one to name in a message.
+/// Number of larger worlds tried when a message suggests one.
 const LOOK_AHEAD: usize = 64;
 
-/// How things are.
+/// Input of a decision: the requested, possible and current ranks.
 pub struct Observed<'a> {
-    /// Ranks that somebody asks for.
+    /// Ranks of the requested world.
     pub desired: u64,
-    /// Ranks that could run; after a loss, without those that are gone.
+    /// Ranks that can run; after a loss, without the lost ones.
     pub capacity: u64,
-    /// Worlds that the job allows itself.
+    /// World sizes that the job allows.
     pub bounds: RangeInclusive<u64>,
-    /// Whether a plan without errors exists for a world.
+    /// Whether a plan without errors exists for a world size.
     pub feasible: &'a dyn Fn(u64) -> bool,
-    /// Somebody wants the job to stop for now (a signal, a suspend).
+    /// The job is asked to stop for now (a signal, `spec.suspend`).
     pub stop: bool,
-    /// How many more failures of the program are forgiven.
+    /// Remaining restarts after failures of the program.
     pub restarts_left: u64,
-    /// The state of the current generation's ranks.
+    /// Ranks of the current generation.
     pub ranks: Ranks,
 }
 
 /// The ranks of the current generation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Ranks {
-    /// No generation yet: the job starts, or goes on in a new process.
+    /// No generation yet: the job starts, or resumes in a new process.
     None {
-        /// Whether a checkpoint exists to go on from.
+        /// Whether a checkpoint exists to resume from.
         resuming: bool,
     },
-    /// They run.
     Running {
-        /// How many.
         world: u64,
-        /// They were told to drain.
+        /// The ranks were ordered to drain.
         draining: bool,
     },
-    /// All have exited.
-    Ended {
-        /// How many there were.
-        world: u64,
-        /// How it ended.
-        outcome: Outcome,
-    },
+    /// All ranks have exited.
+    Ended { world: u64, outcome: Outcome },
 }
 
 /// How a generation ended.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
 pub enum Outcome {
-    /// The budget is reached.
+    /// The sample budget is reached.
     Finished,
-    /// A planned end, with a checkpoint.
+    /// Ended on request, with a checkpoint.
     Drained,
-    /// A rank is gone (killed, its host lost).
+    /// A rank is lost (killed, or its host is gone).
     Lost {
-        /// Which.
         rank: u64,
-        /// What was seen.
+        /// How the loss was observed.
+        #[serde(rename = "message")]
         why: String,
     },
-    /// Memory could not be had. `smaller` is the next micro-batch of the descent, if there is one.
+    /// A micro-batch did not fit in memory.
     OutOfMemory {
         /// The micro-batch that did not fit.
         micro: u64,
-        /// The next one to try.
+        /// The next smaller micro-batch to try; `None` if no smaller one keeps the batch exact.
         smaller: Option<u64>,
-        /// In words.
+        #[serde(rename = "message")]
         why: String,
     },
-    /// The program failed by itself.
+    /// The program itself failed.
     Failed {
-        /// The root cause's rank.
+        /// Rank of the root cause.
         rank: u64,
-        /// Its last words.
+        #[serde(rename = "message")]
         why: String,
-        /// The same would happen again (a NaN loss, a refused checkpoint).
+        /// A restart would fail again (a NaN loss, a refused checkpoint).
         deterministic: bool,
     },
 }
 
-/// What to do.
+/// Next action for the ranks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Action {
-    /// Nothing.
+    /// The ranks continue unchanged.
     Wait,
-    /// Tell the ranks to commit and leave.
+    /// Order the ranks to commit and exit.
     Drain,
-    /// The reason to drain is gone: tell the ranks to stay. Those that have agreed on a step to
-    /// leave at do not hear it any more; then the next generation has the same world.
+    /// Cancel the drain because its reason is gone. Ranks that have already agreed on a step to exit
+    /// at ignore it; the next generation then has the same world size.
     Stay,
     /// Publish the next generation.
     Start {
-        /// Its ranks.
         world: u64,
-        /// Why.
         reason: Reason,
-        /// The micro-batch must not be above this any more (the out-of-memory descent).
+        /// Upper limit of the micro-batch after an out-of-memory error.
         micro_limit: Option<u64>,
     },
-    /// No feasible world is asked for, possible and allowed: nothing can start as things are.
-    Infeasible {
-        /// In words.
-        why: String,
-    },
-    /// It is over, for now or for good.
+    /// No world size is feasible, requested, possible and allowed: no generation can start now.
+    Infeasible { why: String },
+    /// The job stops, finally or until it is resumed.
     End(End),
 }
 
-/// How a job ends.
+/// End of a job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum End {
-    /// The budget is reached.
+    /// The sample budget is reached.
     Finished,
     /// Stopped on request; it can be resumed.
     Drained,
-    /// It cannot go on.
-    Failed {
-        /// In words.
-        why: String,
-    },
+    /// The job cannot continue.
+    Failed { why: String },
 }
 
 impl Observed<'_> {
-    /// The largest feasible world that is asked for, possible and allowed.
+    /// The largest world size that is feasible, requested, possible and allowed.
     fn world(&self) -> Option<u64> {
         (*self.bounds.start()..=self.most())
             .rev()
@@ -155,7 +140,7 @@ impl Observed<'_> {
         }
     }
 
-    /// Why no world is left, and which would do.
+    /// Message for a job without a feasible world; suggests a world that is feasible.
     fn nowhere_to_go(&self) -> String {
         let (least, most) = (*self.bounds.start(), self.most());
         let problem = if most < least {
@@ -175,21 +160,21 @@ impl Observed<'_> {
         match next {
             Some(world) => format!("{problem}; it can be resumed with {world}"),
             None => format!(
-                "{problem}; start it anew with uneven dealing (--remainder uneven) or another global \
-                 batch"
+                "{problem}; start a new run with uneven batches (--remainder uneven) or another global \
+                batch"
             ),
         }
     }
 }
 
-/// Decides.
+/// Next action for the observed state.
 pub fn decide(observed: &Observed<'_>) -> Action {
     match &observed.ranks {
         Ranks::None { .. } if observed.stop => Action::End(End::Drained),
         Ranks::None { resuming: false } => observed.start(|_| Reason::Started, None),
         Ranks::None { resuming: true } => observed.start(|_| Reason::Resumed, None),
         Ranks::Running { world, draining } => {
-            // With nothing feasible the job stays where it is while it can.
+            // Without a feasible world a running job keeps its world.
             let elsewhere = || observed.world().is_some_and(|better| better != *world);
             match (*draining, observed.stop || elsewhere()) {
                 (false, true) => Action::Drain,
@@ -225,7 +210,7 @@ fn after(observed: &Observed<'_>, from: u64, outcome: &Outcome) -> Action {
         _ if observed.stop => Action::End(End::Drained),
         Outcome::Drained => observed.start(
             |to| match to == from {
-                // The reason to drain went away after the ranks had agreed to leave.
+                // The reason to drain disappeared after the ranks had agreed to exit.
                 true => Reason::Resumed,
                 false => Reason::Resized { from, to },
             },
@@ -294,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_feasible_keeps_a_running_job_where_it_is() {
+    fn a_running_job_keeps_its_world_when_none_is_feasible() {
         let feasible = |w: u64| w == 4;
         let mut seen = observed(running(4), &feasible);
         seen.desired = 3;
@@ -302,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn a_drain_is_called_off_when_its_reason_is_gone() {
+    fn a_drain_is_cancelled_when_its_reason_is_gone() {
         let feasible = |_| true;
         let draining = Ranks::Running {
             world: 2,
@@ -317,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn a_drain_that_could_not_be_called_off_is_no_resize() {
+    fn a_drain_that_could_not_be_cancelled_resumes_the_same_world() {
         let feasible = |_| true;
         let drained = |world| Ranks::Ended {
             world,
@@ -332,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_without_a_world_says_which_would_do() {
+    fn infeasible_message_suggests_a_feasible_world() {
         let lost = || Ranks::Ended {
             world: 4,
             outcome: Outcome::Lost {
@@ -358,7 +343,7 @@ mod tests {
             "3 ranks are left, and the job needs at least 4; it can be resumed with 4"
         );
         seen.feasible = &|_| false;
-        assert!(why(&seen).contains("start it anew"));
+        assert!(why(&seen).contains("start a new run"));
     }
 
     #[test]
@@ -417,7 +402,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_started_world_is_feasible_asked_for_possible_and_allowed(
+        fn a_published_world_is_feasible_requested_possible_and_allowed(
             ranks in ranks(),
             desired in 0..40u64,
             capacity in 0..40u64,
@@ -435,7 +420,7 @@ mod tests {
                 prop_assert!(world <= desired && world <= capacity);
                 prop_assert!((min..=max).contains(&world));
                 prop_assert!(!stop);
-                // The largest such world, and never beside running ranks.
+                // It is the largest such world, and no ranks run.
                 let most = desired.min(capacity).min(max);
                 prop_assert!((world + 1..=most).all(|w| !feasible(w)));
                 let idle = !matches!(seen.ranks, Ranks::Running { .. });
@@ -444,7 +429,7 @@ mod tests {
         }
 
         #[test]
-        fn a_settled_world_is_left_alone(world in 1..32u64, each in 1..16u64) {
+        fn a_world_of_the_requested_size_is_kept(world in 1..32u64, each in 1..16u64) {
             let feasible = |w: u64| (world * each).is_multiple_of(w);
             let seen = Observed {
                 desired: world, capacity: world, bounds: 1..=64, feasible: &feasible,

@@ -1,59 +1,59 @@
-//! How the files of a run are named, for everybody who writes or reads them: whoever makes the
-//! generations, the agents, the ranks. All of it is relative to the run's directory.
+//! File names of a run, shared by the launcher or controller, the agents and the ranks. All paths
+//! are relative to the run directory.
 //!
 //! ```text
-//! run.json                what every rank needs to know: written once
+//! run.json                settings common to all ranks: written once
 //! data/                   the prepared data
 //! gen-N/record.json       the generation's record: written once
-//! gen-N/call.json         in pods: from which checkpoint the user's own program goes on: written once
+//! gen-N/call.json         in pods: the checkpoint from which an external trainer resumes: written once
 //! gen-N/metrics.jsonl     its steps and evaluations
-//! gen-N/ranks.lock        held while ranks of it live
-//! gen-N/logs/rank-R.log   what a rank printed
-//! gen-N/step-NNNNNNN/     a checkpoint, by its optimiser steps
+//! gen-N/ranks.lock        locked while ranks of the generation live
+//! gen-N/logs/rank-R.log   output of a rank
+//! gen-N/step-NNNNNNN/     a checkpoint, named by its optimiser step
 //! ```
 
 use std::path::{Path, PathBuf};
 
-/// What every rank of every generation needs to know.
+/// Settings common to all ranks of all generations.
 pub const RUN: &str = "run.json";
-/// The prepared data.
+/// Directory of the prepared data.
 pub const DATA: &str = "data";
-/// A generation's record, in its directory.
+/// The generation record, in the generation's directory.
 pub const RECORD: &str = "record.json";
-/// What the user's own program of a generation goes on from, in its directory.
+/// The checkpoint from which an external trainer resumes, in the generation's directory.
 pub const CALL: &str = "call.json";
-/// A generation's steps and evaluations, in its directory.
+/// Steps and evaluations, in the generation's directory.
 pub const METRICS: &str = "metrics.jsonl";
-/// Held by every rank of a generation until its process ends, in the generation's directory.
+/// Lock that every rank holds until its process ends, in the generation's directory.
 pub const RANKS_LOCK: &str = "ranks.lock";
 
 const GENERATION: &str = "gen-";
 const CHECKPOINT: &str = "step-";
 const PARTIAL: &str = ".partial";
 
-/// The directory that only this generation writes.
+/// Directory of a generation; no other generation writes to it.
 pub fn generation(number: u64) -> String {
     format!("{GENERATION}{number}")
 }
 
-/// The generation of a directory's name, if it is one.
+/// The generation in a directory name, or `None` for other directories.
 pub fn parse_generation(name: &str) -> Option<u64> {
     digits(name.strip_prefix(GENERATION)?)
 }
 
-/// What a rank printed.
+/// Log file with a rank's output.
 pub fn rank_log(generation: u64, rank: u64) -> PathBuf {
     Path::new(&self::generation(generation))
         .join("logs")
         .join(format!("rank-{rank}.log"))
 }
 
-/// A checkpoint's directory, in its generation's.
+/// Directory of a checkpoint, in its generation's directory.
 pub fn checkpoint(step: u64) -> String {
     format!("{CHECKPOINT}{step:07}")
 }
 
-/// The step of a checkpoint directory's name and whether it is a partial one, if it is either.
+/// The step in a checkpoint directory's name, and whether the name is that of a partial checkpoint.
 pub fn parse_checkpoint(name: &str) -> Option<(u64, bool)> {
     let name = name.strip_prefix(CHECKPOINT)?;
     match name.strip_suffix(PARTIAL) {
@@ -62,14 +62,14 @@ pub fn parse_checkpoint(name: &str) -> Option<(u64, bool)> {
     }
 }
 
-/// The name under which a checkpoint is written until it is whole, beside its own.
+/// Path under which a checkpoint is written until it is complete.
 pub fn partial(checkpoint: &Path) -> PathBuf {
     let mut name = checkpoint.as_os_str().to_owned();
     name.push(PARTIAL);
     PathBuf::from(name)
 }
 
-/// Whether a directory has a partial checkpoint's name, whatever is in it.
+/// Whether a directory has a partial checkpoint's name; its content is not checked.
 pub fn is_partial(directory: &Path) -> bool {
     let name = directory.file_name().map(|name| name.as_encoded_bytes());
     name.is_some_and(|name| name.ends_with(PARTIAL.as_bytes()))
@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_read_back_and_nothing_else_does() {
+    fn only_generated_names_parse() {
         assert_eq!(parse_generation(&generation(12)), Some(12));
         assert_eq!(parse_checkpoint(&checkpoint(345)), Some((345, false)));
         let partial = partial(Path::new(&checkpoint(345)));

@@ -4,35 +4,36 @@ use std::fmt;
 use std::net::IpAddr;
 use std::path::Path;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::files;
 use crate::batch::Plan;
 use crate::durable::{FileError, create_directory, write_json};
 
-/// A generation: everything that its ranks need to know to be of the same world.
+/// One fenced incarnation of the world: everything that its ranks need to agree on.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Generation {
-    /// Uid of the job it belongs to; ranks refuse strangers by it.
+    /// Uid of the job; ranks refuse peers of another job by it.
     pub job: String,
-    /// From 1, one more for every change of the world.
+    /// Starts at 1 and increases by one with every change of the world.
     pub number: u64,
-    /// Why it exists.
     pub reason: Reason,
-    /// Who runs it; ranks are numbered through the members in order.
+    /// Ranks are numbered through the members in this order.
     pub members: Vec<Member>,
-    /// The batch arithmetic, executed as it is.
+    /// The batch arithmetic, executed unchanged.
     pub plan: Plan,
-    /// The one checkpoint it starts from; `None`: from the initial weights.
+    /// The checkpoint it starts from; `None`: the initial weights.
     pub start: Option<Pin>,
-    /// Where rank 0 listens.
+    /// Address on which rank 0 listens.
     pub master: Address,
-    /// Seconds since the Unix epoch.
+    /// Seconds since the Unix epoch; RFC 3339 in JSON.
+    #[serde(with = "crate::job::api::time::rfc3339")]
     pub created: f64,
 }
 
 impl Generation {
-    /// Ranks over all members.
+    /// World size: ranks over all members.
     pub fn world(&self) -> u64 {
         self.members.iter().map(|m| m.ranks).sum()
     }
@@ -42,12 +43,12 @@ impl Generation {
         self.start.as_ref().map_or(0, |pin| pin.samples)
     }
 
-    /// The arithmetic of the batch that it starts with.
+    /// Formula of the global batch that it starts with.
     pub fn proof(&self) -> String {
         self.plan.proof_at(self.start.as_ref().map(|pin| pin.batch))
     }
 
-    /// The members, each with the first of its ranks.
+    /// The members, each with its first rank.
     pub fn shares(&self) -> impl Iterator<Item = (u64, &Member)> {
         self.members.iter().scan(0, |next, member| {
             let first = *next;
@@ -56,7 +57,7 @@ impl Generation {
         })
     }
 
-    /// The ranks that the pod of this uid runs: the first of them and how many.
+    /// The ranks of the pod with this uid: the first rank and their number.
     pub fn share_of(&self, pod: &str) -> Option<(u64, u64)> {
         let mut shares = self.shares();
         shares.find_map(|(first, member)| {
@@ -65,8 +66,8 @@ impl Generation {
         })
     }
 
-    /// Addresses of the other members' pods, those after the pod of this uid first: members that all
-    /// ask one other do not all ask the same.
+    /// Addresses of the other members' pods. Starts with the pods after the pod with this uid, so that
+    /// members that each ask one other pod do not all ask the same one.
     pub fn others(&self, pod: &str) -> Vec<IpAddr> {
         let pods: Vec<&PodRef> = self.members.iter().filter_map(|m| m.pod.as_ref()).collect();
         let own = pods.iter().position(|other| other.uid == pod);
@@ -75,7 +76,7 @@ impl Generation {
         others.filter_map(|other| other.ip.parse().ok()).collect()
     }
 
-    /// Writes the record where its ranks look for it. All members write the same.
+    /// Writes the record to its path in the run directory. All members write the same content.
     pub fn write(&self, run: &Path) -> Result<(), FileError> {
         let directory = run.join(files::generation(self.number));
         create_directory(&directory)?;
@@ -83,14 +84,14 @@ impl Generation {
     }
 }
 
-/// One agent's share of a generation. A seat is a place that may be filled again; it is no rank.
+/// One agent's share of a generation. A slot is not a rank, and its pod may be replaced.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Member {
-    /// Which seat.
-    pub seat: u64,
-    /// How many ranks it runs.
+    /// Number of the slot.
+    pub slot: u64,
+    /// Ranks that it runs.
     pub ranks: u64,
-    /// The pod, on a cluster.
+    /// `None` outside a cluster.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod: Option<PodRef>,
 }
@@ -98,38 +99,35 @@ pub struct Member {
 /// A pod that is a member of a generation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PodRef {
-    /// Its name.
     pub name: String,
-    /// Its uid: a pod of the same name that is made again is another one.
+    /// A recreated pod of the same name has another uid.
     pub uid: String,
-    /// Its address.
     pub ip: String,
-    /// The node that it runs on.
     pub node: String,
 }
 
-/// A host and a port.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Address {
-    /// IP address or name.
+    /// IP address or host name.
     pub host: String,
-    /// TCP port.
     pub port: u16,
 }
 
-/// A committed checkpoint, pinned by path and checksum so that only one lineage counts.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+/// A committed checkpoint, by path and checksum: exactly one lineage of checkpoints counts.
+#[derive(JsonSchema, Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pin {
-    /// Relative to the run's directory.
+    /// Path relative to the run's directory.
+    #[schemars(length(max = 4096))]
     pub path: String,
-    /// Optimiser steps taken.
+    /// Optimiser steps since the start of the run.
     pub step: u64,
-    /// Samples consumed.
+    /// Samples consumed since the start of the run.
     pub samples: u64,
-    /// The global batch of the next step, samples: what the next plan has to keep exact beside the
-    /// base batch, where a schedule has moved it.
+    /// Global batch of the next step, samples. After a batch schedule has raised it, the next plan keeps
+    /// this batch exact beside the recipe's.
     pub batch: u64,
-    /// xxh3-128 of its manifest, in hex.
+    /// xxh3-128 of the checkpoint's manifest, in hexadecimal digits.
+    #[schemars(length(max = 32))]
     pub checksum: String,
 }
 
@@ -137,36 +135,32 @@ pub struct Pin {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
 pub enum Reason {
-    /// The job began.
+    /// First generation of a new job.
     Started,
-    /// A drained or interrupted job goes on.
+    /// A drained or interrupted job continues.
     Resumed,
-    /// Somebody asked for another world.
-    Resized {
-        /// Ranks before.
-        from: u64,
-        /// Ranks after.
-        to: u64,
-    },
-    /// A rank was lost.
+    /// A scale up or scale down.
+    Resized { from: u64, to: u64 },
+    /// The previous generation lost a rank.
     RankLost {
-        /// Which, as numbered in the generation before.
+        /// As numbered in the previous generation.
         rank: u64,
-        /// What was seen.
+        /// How the loss was observed.
+        #[serde(rename = "message")]
         why: String,
     },
-    /// A rank ran out of memory; the plan has a smaller micro-batch.
+    /// A rank ran out of memory; the new plan has a smaller micro-batch.
     OutOfMemory {
-        /// Micro-batch before.
+        /// Micro-batch of the previous plan.
         from: u64,
-        /// Micro-batch after.
+        /// Micro-batch of the new plan.
         to: u64,
     },
-    /// A rank failed and the job starts again.
+    /// A rank failed and the job restarts.
     Failed {
-        /// The root cause's rank.
+        /// Rank of the root cause.
         rank: u64,
-        /// Its last words.
+        #[serde(rename = "message")]
         why: String,
     },
 }

@@ -1,8 +1,8 @@
 //! A job's generations and the state machine that moves it from one to the next.
 //!
-//! A generation is (number, world, ranks, plan). [`decide`] is pure: it sees what was observed and
-//! says what to do; the local launcher and the operator carry it out. [`protocol`] is what ranks
-//! and their agent say to each other.
+//! A generation is (number, world, ranks, plan). [`decide`] is a pure function from the observed
+//! state to an action; the local launcher and the operator carry the action out. [`protocol`]
+//! defines the control messages between ranks and their agent.
 
 pub mod agent_state;
 pub mod api;

@@ -1,17 +1,25 @@
-//! A checkpoint of a program of the user's own, as far as it is told from another one.
+//! A reference to a checkpoint of an external trainer.
 
 use std::path::PathBuf;
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// A checkpoint that is another one than before is progress.
+use crate::job::api::schema;
+
+/// A checkpoint of an external trainer. A different one than before counts as progress.
 #[derive(JsonSchema, Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct OwnCheckpoint {
-    /// Where it is.
+    /// Absolute path in the pods.
+    #[schemars(length(max = 4096))]
     pub path: PathBuf,
-    /// Of a single file, which a program may write again and again under one name: when it was last
-    /// changed, seconds since the Unix epoch.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub changed: Option<f64>,
+    /// When a checkpoint that is a single file was last modified: a trainer may overwrite one file.
+    #[serde(
+        default,
+        rename = "modifiedTime",
+        skip_serializing_if = "Option::is_none"
+    )]
+    #[schemars(schema_with = "schema::micro_time")]
+    pub changed: Option<MicroTime>,
 }

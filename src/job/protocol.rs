@@ -1,84 +1,81 @@
-//! What ranks and their agent say to each other: one JSON object a line, reports on the rank's
-//! standard output, orders on its standard input. The end of standard input is an order too: the
-//! agent is gone, commit and leave.
+//! Control messages between ranks and their agent, one JSON object a line: reports on the rank's
+//! standard output, orders on its standard input. End of file on standard input means that the
+//! agent is gone: the rank commits and exits.
 
 use serde::{Deserialize, Serialize};
 
 use super::generation::Pin;
 use crate::telemetry::{EvaluationRecord, Event, StepRecord};
 
-/// Rank to agent.
+/// A message from a rank to its agent.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "report", rename_all = "snake_case")]
 pub enum Report {
-    /// It lives and has not met all others yet: said every second until it has.
+    /// Sent every second until the rank has connected to all others.
     Waiting,
-    /// It has met all others. From here on they see each other's signs of life themselves.
+    /// Connected to all others. From here on the ranks watch each other's heartbeats.
     Met,
-    /// In the world, state loaded, about to take its first step.
+    /// State loaded; the first step follows.
     Ready,
-    /// A step is done (rank 0 only).
+    /// A step ended (rank 0 only).
     Step(StepRecord),
-    /// An evaluation is done (rank 0 only).
+    /// An evaluation ended (rank 0 only).
     Evaluation(EvaluationRecord),
-    /// A checkpoint is committed (by whoever committed it).
+    /// A checkpoint is committed; sent by the rank that committed it.
     Committed {
-        /// The checkpoint.
         pin: Pin,
-        /// Seconds from the snapshot to the commit.
+        /// Time from the snapshot to the commit.
         seconds: f64,
         /// Bytes written by all ranks.
         bytes: u64,
     },
-    /// A step takes long; its slowest rank is named, not killed (rank 0 only).
+    /// A slow step, with its slowest rank; that rank is not killed (rank 0 only).
     Straggler {
-        /// Which rank.
         rank: u64,
-        /// How long its own work of the step took, seconds.
+        /// Compute time of this rank in the step.
         seconds: f64,
-        /// What the slowest rank of a usual step takes, seconds.
+        /// Compute time of the slowest rank in a usual step, seconds.
         usual: f64,
     },
-    /// Something worth a line.
+    /// Printed as one line.
     Warning {
         /// Lower case, no full stop.
         message: String,
     },
-    /// A peer is gone, as the rank's communication saw at once; what it computes comes to an end
-    /// first, then it says [`Report::Lost`].
+    /// The rank's connections detected the loss of a peer. The rank finishes its current computation
+    /// and then reports [`Report::Lost`].
     Noticed {
-        /// The root cause's rank.
+        /// Rank of the root cause.
         rank: u64,
-        /// What was seen.
+        /// How the loss was detected.
         why: String,
     },
-    /// A peer is gone. The rank waits for [`Order::Commit`] or [`Order::Stop`].
+    /// A peer is lost. The rank waits for [`Order::Commit`] or [`Order::Stop`].
     Lost {
-        /// The root cause's rank.
+        /// Rank of the root cause.
         rank: u64,
-        /// What was seen.
+        /// How the loss was detected.
         why: String,
         /// Samples in this rank's state.
         samples: u64,
-        /// Whether this rank holds the whole state and could commit it alone.
+        /// Whether this rank holds the complete state and can commit it alone.
         whole: bool,
     },
-    /// Memory for the plan's micro-batch could not be had.
+    /// The plan's micro-batch does not fit in memory.
     OutOfMemory {
-        /// In words, with the numbers.
+        /// Includes the sizes that did not fit.
         message: String,
     },
-    /// The rank failed; its last words. The process exits with 1.
+    /// The rank failed. Its last report; the process exits with 1.
     Failed {
-        /// In words.
         message: String,
-        /// It would happen again: a NaN loss, unreadable data, a full disk.
+        /// A restart would fail again: a NaN loss, unreadable data, a full disk.
         deterministic: bool,
     },
 }
 
 impl Report {
-    /// What people are shown of it, said by `rank`; `None` where the report alone shows nothing.
+    /// The event shown to the user for a report of `rank`; `None` for reports that are not shown.
     pub fn event(&self, rank: u64) -> Option<Event> {
         Some(match self {
             Report::Step(record) => Event::Step(record.clone()),
@@ -116,35 +113,34 @@ impl Report {
     }
 }
 
-/// Agent to rank.
+/// A message from an agent to its rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "order", rename_all = "snake_case")]
 pub enum Order {
     /// Agree on a step with the others, commit, exit 143.
     Drain,
-    /// Forget [`Order::Drain`], unless a step was agreed on already.
+    /// Cancel [`Order::Drain`], unless the ranks have already agreed on a step.
     Stay,
-    /// After [`Report::Lost`]: commit the whole state alone, then exit.
+    /// After [`Report::Lost`]: commit the complete state alone, then exit.
     Commit,
     /// After [`Report::Lost`]: exit.
     Stop,
 }
 
-/// How a rank's process ended.
+/// End of a rank's process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Ending {
-    /// It returned a code.
     Code(u8),
-    /// A signal ended it.
+    /// Number of the signal that killed it.
     Signal(i32),
-    /// A program of the user's own returned [`exit::DRAINED`], and nobody had asked it to leave: it
-    /// saved, perhaps, but it would leave again and again.
+    /// An external trainer returned [`exit::DRAINED`] without [`Order::Drain`]. It may have saved a
+    /// checkpoint, but it would exit again after every restart.
     Unasked,
 }
 
 impl Ending {
-    /// What there is to say of a process that returned, if that was a failure of its own.
+    /// Message for a process that failed by itself; `None` for all other endings.
     pub fn failure(self) -> Option<String> {
         match self {
             Ending::Code(exit::FINISHED | exit::DRAINED | exit::PEER_LOST) | Ending::Signal(_) => {
@@ -152,26 +148,26 @@ impl Ending {
             }
             Ending::Code(code) => Some(format!("exit code {code}")),
             Ending::Unasked => Some(format!(
-                "it left (exit code {}) and nobody had asked it to",
+                "it exited with code {} without a request to drain",
                 exit::DRAINED
             )),
         }
     }
 }
 
-/// The codes that a rank's process ends with, and that of a preparation.
+/// Exit codes of ranks and of the preparation of a run.
 pub mod exit {
-    /// The budget is reached and the final checkpoint committed.
+    /// The budget is reached and the final checkpoint is committed.
     pub const FINISHED: u8 = 0;
-    /// The training itself said no, or a rule.
+    /// Training failed, or a rule refused the run.
     pub const FAILED: u8 = 1;
-    /// What it was called with cannot be used.
+    /// The arguments of the process are invalid.
     pub const UNUSABLE: u8 = 2;
-    /// The volume or the machine said no: the same may work later (preparations only).
+    /// The volume or the machine failed; a retry may succeed (preparation only).
     pub const TRY_AGAIN: u8 = 74;
-    /// A peer was lost.
+    /// The rank lost a peer.
     pub const PEER_LOST: u8 = 75;
-    /// Memory could not be had.
+    /// The memory of the device or host is exhausted.
     pub const OUT_OF_MEMORY: u8 = 76;
     /// Drained: a checkpoint is committed, the run can be resumed.
     pub const DRAINED: u8 = 143;

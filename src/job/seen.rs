@@ -1,5 +1,5 @@
-//! What is known of a generation's ranks, and what follows from it: who commits after a loss, and
-//! how the generation ended. Pure; the launcher and the controller both look through it.
+//! Status of a generation's ranks and the decisions that depend on it: which rank commits after a
+//! loss, and the outcome of the generation. Pure; the launcher and the controller share it.
 
 use std::time::Duration;
 
@@ -9,46 +9,45 @@ use serde::{Deserialize, Serialize};
 use super::Outcome;
 use super::protocol::{Ending, Report, exit};
 
-/// What is known of one rank.
+/// Status of one rank.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Seen {
-    /// It lives and waits for the others to be met.
+    /// It waits for connections to the other ranks.
     pub waiting: bool,
-    /// It is in the world, with its state loaded.
+    /// It has joined the world and loaded its state.
     pub ready: bool,
-    /// A peer that it knows to be lost, and how; it computes to the end of what it does.
+    /// A peer whose loss it detected, and how; it still finishes its current computation.
     pub noticed: Option<(u64, String)>,
-    /// The peer that it lost, and what it holds itself.
+    /// Its report of a lost peer, with the state that it holds.
     pub lost: Option<Lost>,
-    /// Memory could not be had: its words.
+    /// Its message of an out-of-memory error.
     pub out_of_memory: Option<String>,
-    /// Its last words, and whether the same would happen again.
+    /// Its error message, and whether a restart would fail again.
     pub failed: Option<(String, bool)>,
-    /// How its process ended.
+    /// `None` while its process lives.
     pub ending: Option<Ending>,
-    /// Why its agent killed it, where it was the agent that did.
+    /// Reason for which its agent killed it; `None` if it did not.
     pub given_up: Option<String>,
-    /// It ended, or its agent ended it, because of ranks that are gone, or since it did not leave in
-    /// time: nothing is wrong with it.
+    /// It ended, or its agent ended it, because of lost ranks or because it did not exit in time. It is
+    /// not a root cause.
     pub dismissed: bool,
 }
 
-/// What a rank that lost a peer says.
+/// A rank's report of a lost peer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Lost {
-    /// The peer.
     pub rank: u64,
-    /// What was seen.
+    /// How the loss was detected.
     pub why: String,
-    /// Samples in the state of the rank that says it.
+    /// Samples in the reporting rank's state.
     pub samples: u64,
-    /// Whether it holds the whole state.
+    /// Whether the reporting rank holds the complete state.
     pub whole: bool,
 }
 
 impl Seen {
-    /// Takes in what the rank says.
+    /// Applies a report of the rank.
     pub fn take(&mut self, report: &Report) {
         match report {
             Report::Waiting => self.waiting = true,
@@ -81,8 +80,8 @@ impl Seen {
         }
     }
 
-    /// Takes in how its process ended. `follows`: it is a program of the user's own, and something
-    /// was wrong before. Such a program cannot say that it failed because a peer was gone: it ends
+    /// Records the end of its process. `follows`: it belongs to an external trainer and another rank
+    /// failed before. An external trainer cannot report that it failed because of a lost peer: it exits
     /// with an error, or NCCL's watchdog aborts it.
     pub fn end(&mut self, ending: Ending, follows: bool) {
         self.ending = Some(ending);
@@ -93,18 +92,18 @@ impl Seen {
         self.dismissed |= follows && !killed;
     }
 
-    /// Whether something is wrong with it, or it says so of a peer.
+    /// Whether it failed or reports a lost peer.
     pub fn in_trouble(&self) -> bool {
         let well = |ending| match ending {
             Ending::Code(code) => [exit::FINISHED, exit::DRAINED].contains(&code),
-            // Its peers may have been asked, and have told it.
+            // Its peers may have been ordered to drain and have passed that on.
             Ending::Unasked => true,
             Ending::Signal(_) => false,
         };
         self.lost.is_some() || self.noticed.is_some() || self.ending.is_some_and(|e| !well(e))
     }
 
-    /// What there is to say of a process that a signal ended.
+    /// Message for a process that a signal killed.
     pub fn ended_by(&self, signal: i32) -> String {
         match &self.given_up {
             Some(why) => format!("{why}, so it was killed"),
@@ -112,23 +111,23 @@ impl Seen {
         }
     }
 
-    /// Whether it has said why it ends: its process is about to.
+    /// Whether it has reported why it ends; its process exits soon.
     fn is_leaving(&self) -> bool {
         self.failed.is_some() || self.out_of_memory.is_some()
     }
 
-    /// Whether somebody else than its agent, or its agent with a reason, took its process away.
+    /// Whether a signal killed it, except as a consequence of other lost ranks.
     fn is_killed(&self) -> bool {
         matches!(self.ending, Some(Ending::Signal(_))) && !self.dismissed
     }
 
-    /// Whether it has neither ended nor said what it holds.
+    /// Whether it has neither ended nor reported the state that it holds.
     fn undecided(&self) -> bool {
         self.ending.is_none() && self.lost.is_none()
     }
 }
 
-/// Ranks by number, those for which `which` holds.
+/// Numbers of the ranks for which `which` holds.
 fn ranks<'a>(
     seen: &'a [Seen],
     which: impl Fn(&Seen) -> bool + 'a,
@@ -139,21 +138,19 @@ fn ranks<'a>(
         .map(|(rank, _)| rank)
 }
 
-/// How long a rank may say nothing before the ranks have met; afterwards their own heartbeats count.
+/// Limit for a rank's silence before the ranks are connected; later their heartbeats count.
 pub const SILENCE: Duration = Duration::from_secs(10);
-/// How long ranks that wait to meet the others may take to say that they have met after all, once
-/// one of them is lost.
+/// After a loss: time in which waiting ranks may still report that they are connected.
 const MEETING: Duration = Duration::from_secs(1);
-/// How long ranks may take until they have noticed a loss (the collectives' own limit is 5 s).
+/// Time in which ranks must detect a loss (the collectives' limit is 5 s).
 pub const NOTICE: Duration = Duration::from_secs(10);
-/// How long a rank that has noticed it may compute on: it looks up after every micro-batch.
+/// Time for which a rank that detected a loss may compute; it checks after every micro-batch.
 pub const ANSWER: Duration = Duration::from_secs(120);
-/// How long the survivors may take to commit and leave once they were told to.
+/// Time in which survivors must commit and exit after the order.
 pub const COMMIT: Duration = Duration::from_secs(600);
 
-/// Whether nobody is to be waited for any more after a loss that was seen `waited` ago: every rank
-/// has ended, said what it holds, is named as lost by a peer, waits for ranks that will not come, or
-/// hangs.
+/// Whether no rank needs to be waited for any more, `waited` after the detection of a loss. Every
+/// rank has ended, has reported its state, is reported as lost, waits for lost ranks, or hangs.
 pub fn is_settled(seen: &[Seen], waited: Duration) -> bool {
     let named = |rank: u64| seen_of(seen, rank).is_some();
     let awaited = (0..).zip(seen).filter(|(_, s)| s.undecided());
@@ -166,11 +163,10 @@ pub fn is_settled(seen: &[Seen], waited: Duration) -> bool {
         })
 }
 
-/// Marks those of one host's ranks, the first of which is `first`, that will not answer any more
-/// after a loss: they wait for ranks that will not come, or they hang. A `foreign` program hangs in a
-/// collective because of the loss, with nothing wrong with itself. Returns their numbers; their
-/// processes are to be killed.
-pub fn leave_behind(seen: &mut [Seen], first: u64, foreign: bool) -> Vec<u64> {
+/// Marks the ranks of one host, numbered from `first`, that cannot answer any more after a loss:
+/// they wait for lost ranks, or they hang. A rank of an external trainer (`external`) hangs in a
+/// collective as a consequence of the loss and is not at fault. Returns the ranks to kill.
+pub fn leave_behind(seen: &mut [Seen], first: u64, external: bool) -> Vec<u64> {
     let named: Vec<Option<String>> = (first..)
         .zip(seen.iter())
         .map(|(rank, _)| seen_of(seen, rank).map(str::to_owned))
@@ -181,9 +177,9 @@ pub fn leave_behind(seen: &mut [Seen], first: u64, foreign: bool) -> Vec<u64> {
             continue;
         }
         match named {
-            None if seen.waiting || foreign => seen.dismissed = true,
+            None if seen.waiting || external => seen.dismissed = true,
             named => {
-                let hung = || format!("not a word for {} s after a loss", NOTICE.as_secs());
+                let hung = || format!("no report within {} s of losing a peer", NOTICE.as_secs());
                 seen.given_up = Some(named.unwrap_or_else(hung));
             }
         }
@@ -192,7 +188,7 @@ pub fn leave_behind(seen: &mut [Seen], first: u64, foreign: bool) -> Vec<u64> {
     behind
 }
 
-/// The ranks that peers have lost, and what was seen of them.
+/// Ranks that peers reported as lost, and how the loss was detected.
 fn named(seen: &[Seen]) -> impl Iterator<Item = (u64, &str)> {
     let lost = seen.iter().filter_map(|s| s.lost.as_ref());
     let lost = lost.map(|lost| (lost.rank, lost.why.as_str()));
@@ -200,14 +196,14 @@ fn named(seen: &[Seen]) -> impl Iterator<Item = (u64, &str)> {
     lost.chain(noticed.map(|(rank, why)| (*rank, why.as_str())))
 }
 
-/// What a peer saw of a rank that it lost.
+/// How a peer detected the loss of this rank.
 pub fn seen_of(seen: &[Seen], rank: u64) -> Option<&str> {
     named(seen)
         .find(|(lost, _)| *lost == rank)
         .map(|(_, why)| why)
 }
 
-/// The living rank that holds the newest whole state, if it is newer than `pinned` samples: it may
+/// The living rank with the newest complete state, if that is newer than `pinned` samples; it can
 /// commit alone.
 pub fn committer(seen: &[Seen], pinned: u64) -> Option<u64> {
     let holders = seen.iter().zip(0u64..).filter_map(|(seen, rank)| {
@@ -218,14 +214,14 @@ pub fn committer(seen: &[Seen], pinned: u64) -> Option<u64> {
     holders.max().map(|(_, rank)| rank.0)
 }
 
-/// Ranks whose processes a signal ended.
+/// Number of ranks that a signal killed.
 pub fn killed(seen: &[Seen]) -> u64 {
     ranks(seen, Seen::is_killed).count() as u64
 }
 
-/// How the generation ended, once every rank has: the root cause, not what it led to. `descent`
-/// says how an out-of-memory error of this plan goes on; `oom_killed` that the kernel's
-/// out-of-memory killer struck meanwhile.
+/// Outcome of the generation, by its root cause; `None` until every rank has ended. `descent`
+/// returns the next micro-batch after an out-of-memory error of this plan; `oom_killed` whether the
+/// kernel's out-of-memory killer struck meanwhile.
 pub fn outcome(
     seen: &[Seen],
     micro: u64,
@@ -263,7 +259,7 @@ pub fn outcome(
             )));
         }
         if killed(seen) == seen.len() as u64 {
-            // Nobody survived: nothing says that fewer ranks would do better.
+            // No rank survived, so fewer ranks would not help.
             return Some(Outcome::Failed {
                 rank,
                 why,
@@ -276,7 +272,7 @@ pub fn outcome(
         return Some(Outcome::Finished);
     }
     let drained = Ending::Code(exit::DRAINED);
-    // Ranks of one world agree on a step to leave at: one that was asked leaves with all.
+    // Ranks of one world agree on a step to exit at: all exit together with one that was ordered to.
     let asked = endings.contains(&drained);
     let left = |s: &Seen| match s.ending {
         Some(Ending::Unasked) => asked || s.dismissed,
@@ -293,8 +289,10 @@ pub fn outcome(
             deterministic: false,
         });
     }
-    // Only ranks that lost each other: the network between them, with every process well.
-    let (rank, why) = named(seen).next().unwrap_or((0, "the ranks ended apart"));
+    // Ranks only lost each other: the network failed, the processes did not.
+    let (rank, why) = named(seen)
+        .next()
+        .unwrap_or((0, "the ranks lost each other"));
     Some(Outcome::Failed {
         rank,
         why: why.to_owned(),
@@ -327,19 +325,19 @@ mod tests {
     }
 
     #[test]
-    fn a_rank_that_its_agent_killed_is_told_by_what_was_seen_of_it() {
+    fn a_rank_killed_by_its_agent_is_reported_with_its_loss() {
         let why = |seen: &[Seen]| match outcome(seen, 2, || None, || true) {
             Some(Outcome::Lost { rank: 1, why }) => why,
             other => panic!("{other:?}"),
         };
         let mut seen = [survivor(1), killed()];
-        let words = seen_of(&seen, 1).map(str::to_owned);
-        seen[1].given_up = words;
+        let loss = seen_of(&seen, 1).map(str::to_owned);
+        seen[1].given_up = loss;
         assert_eq!(why(&seen), "no heartbeat for 3.0 s, so it was killed");
     }
 
     #[test]
-    fn rank_that_computes_on_is_waited_for_and_one_that_hangs_is_not() {
+    fn a_computing_rank_is_awaited_and_a_hanging_one_is_not() {
         let computing = Seen {
             noticed: Some((1, "connection closed".into())),
             ..Seen::default()
@@ -353,7 +351,7 @@ mod tests {
         assert!(settled(Seen::default(), NOTICE + second), "it hangs");
         assert!(!settled(computing.clone(), NOTICE + second), "it computes");
         assert!(settled(computing.clone(), ANSWER + second));
-        // Peers know of a rank that failed by itself before its process has ended.
+        // Peers detect a rank that failed by itself before its process has ended.
         let leaving = Seen {
             failed: Some(("no such file".into(), true)),
             ..Seen::default()
@@ -361,7 +359,7 @@ mod tests {
         assert!(!is_settled(&[survivor(1), leaving.clone()], second));
         assert!(is_settled(&[survivor(1), leaving], NOTICE + second));
         assert!(settled(survivor(1), second));
-        // A frozen rank never ends; its peers' word is enough.
+        // A frozen rank never ends; the reports of its peers suffice.
         assert!(is_settled(&[survivor(1), Seen::default()], second));
         assert_eq!(
             seen_of(&[computing, Seen::default()], 1),
@@ -370,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn only_ranks_that_will_not_answer_are_left_behind() {
+    fn only_ranks_that_cannot_answer_are_killed_after_a_loss() {
         let waiting = Seen {
             waiting: true,
             ..Seen::default()
@@ -392,22 +390,22 @@ mod tests {
         assert_eq!(seen[3].given_up.as_deref(), Some("no heartbeat for 3.0 s"));
         assert_eq!(
             seen[4].given_up.as_deref(),
-            Some("not a word for 10 s after a loss")
+            Some("no report within 10 s of losing a peer")
         );
     }
 
     #[test]
-    fn ranks_that_wait_for_a_silent_one_are_no_loss() {
+    fn ranks_that_wait_for_a_silent_one_are_not_lost() {
         let waiting = Seen {
             waiting: true,
             ..Seen::default()
         };
         let silent = Seen {
-            given_up: Some("not a word for 10 s".into()),
+            given_up: Some("no report for 10 s".into()),
             ..killed()
         };
         let mut seen = [waiting, silent];
-        assert!(!is_settled(&seen, MEETING), "they may just have met");
+        assert!(!is_settled(&seen, MEETING), "they may just have connected");
         assert!(is_settled(&seen, MEETING + Duration::from_millis(1)));
         seen[0] = Seen {
             dismissed: true,
@@ -418,13 +416,13 @@ mod tests {
             outcome(&seen, 2, || None, || true),
             Some(Outcome::Lost {
                 rank: 1,
-                why: "not a word for 10 s, so it was killed".into(),
+                why: "no report for 10 s, so it was killed".into(),
             })
         );
     }
 
     #[test]
-    fn ranks_that_never_met_name_the_one_that_was_missed() {
+    fn ranks_that_never_connected_blame_the_missing_one() {
         let left = Seen {
             noticed: Some((2, "it did not come".into())),
             ending: Some(Ending::Code(exit::PEER_LOST)),
@@ -445,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn ranks_that_leave_with_one_that_was_asked_are_drained_too() {
+    fn ranks_that_exit_with_a_drained_one_are_drained() {
         let ended = |ending| Seen {
             ending: Some(ending),
             ..Seen::default()
@@ -457,14 +455,14 @@ mod tests {
             Some(Outcome::Failed { why, .. }) => why,
             other => panic!("{other:?}"),
         };
-        assert!(why(of([unasked, unasked])).contains("nobody had asked it to"));
+        assert!(why(of([unasked, unasked])).contains("without a request to drain"));
         assert_eq!(why(of([asked, Ending::Code(3)])), "exit code 3");
-        // The others save meanwhile.
+        // The other ranks save meanwhile.
         assert!(!ended(unasked).in_trouble() && ended(Ending::Code(3)).in_trouble());
     }
 
     #[test]
-    fn only_a_kill_by_somebody_else_may_be_the_kernels() {
+    fn only_an_outside_kill_may_be_the_oom_killers() {
         let seen = [survivor(1), killed()];
         let ended = |oom: bool| outcome(&seen, 2, || Some(1), || oom);
         assert!(matches!(ended(true), Some(Outcome::OutOfMemory { .. })));

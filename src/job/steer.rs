@@ -1,131 +1,124 @@
-//! What a job on a cluster does next. [`decide`] moves ranks from one generation to the next; here
-//! is what a cluster adds to it: seats, which pods fill, and waiting for them.
+//! Placement of a job on a cluster. [`decide`] moves ranks from one generation to the next; this
+//! module adds what a cluster needs: slots, the pods that fill them, and waiting for these pods.
 //!
-//! Pure, and level-triggered: it looks at the pool, the seats and the ranks as they are, so that a
-//! controller that was killed at any point goes on from what stands in the status.
+//! It is pure and level-triggered: it depends on the current pool, slots and ranks, so a controller
+//! that was killed at any point continues from the status.
 
 use std::ops::RangeInclusive;
 
-use super::api::status::Seat;
+use super::api::status::Slot;
 use super::decide::{Action, End, Observed, Ranks, decide};
 use super::generation::Reason;
 
-/// How things are.
+/// Input of a placement decision: the pool, the slots and the ranks.
 pub struct View<'a> {
-    /// Nodes that somebody asks for.
     pub desired: u32,
-    /// Nodes that the job allows itself.
+    /// Numbers of nodes that the job allows.
     pub bounds: RangeInclusive<u32>,
-    /// Ranks on a node.
     pub ranks_per_node: u64,
-    /// Whether a plan without errors exists for so many nodes.
+    /// Whether a plan without errors exists for a number of nodes.
     pub feasible: &'a dyn Fn(u32) -> bool,
-    /// Seats that pods are made for; those it has count where they can stay.
+    /// Slots for which pods are made, including the job's slots whose pods can stay.
     pub pool: u32,
-    /// Those of them that the nodes have room for now: an autoscaler may bring the others.
+    /// Slots of `pool` that fit on the present nodes; an autoscaler may add nodes for the others.
     pub placeable: u32,
-    /// The seats it has.
-    pub seats: &'a [SeatSeen],
-    /// Seats of the newest generation, in the order of its members.
-    pub members: &'a [Seat],
-    /// The newest generation's ranks.
+    /// Existing slots, each with the state of its pod.
+    pub slots: &'a [SlotSeen],
+    /// Slots of the newest generation, in the order of its members.
+    pub members: &'a [Slot],
+    /// Ranks of the newest generation.
     pub ranks: Ranks,
-    /// Somebody wants it to stop for now.
+    /// `spec.suspend`.
     pub suspend: bool,
-    /// Failures of the program that are still forgiven.
+    /// Remaining restarts after failures of the program.
     pub restarts_left: u64,
-    /// What keeps the ranks from starting in any world, if something does.
+    /// A problem that keeps ranks from starting in any world.
     pub problem: Option<String>,
-    /// Pods' names used so far.
+    /// Pod attempts used so far.
     pub attempts: u32,
-    /// Since when a larger world has been possible.
-    pub larger_since: Option<f64>,
-    /// Since when pods are being placed.
-    pub placing_since: Option<f64>,
-    /// A larger world must have been possible for so long, seconds.
-    pub grow_delay: f64,
-    /// Pods may take so long, seconds; then those that are ready go on.
+    /// Start of the period in which a larger world is possible, seconds since the Unix epoch.
+    pub scale_up_pending_since: Option<f64>,
+    /// Start of the current placement of pods, seconds since the Unix epoch.
+    pub placement_since: Option<f64>,
+    /// Seconds for which a larger world must be possible before a scale up.
+    pub scale_up_delay: f64,
+    /// Time limit for placing pods, seconds; after it the ready pods form the world.
     pub placement: f64,
-    /// Nothing is published before, seconds since the Unix epoch.
+    /// Earliest time of the next generation, seconds since the Unix epoch.
     pub not_before: f64,
-    /// No new pod is made before, seconds since the Unix epoch.
+    /// Earliest time of the next new pod, seconds since the Unix epoch.
     pub no_pod_before: f64,
     /// Seconds since the Unix epoch.
     pub now: f64,
 }
 
-/// A seat and the pod that fills it.
+/// A slot and the state of its pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SeatSeen {
-    /// Which.
-    pub seat: Seat,
-    /// How its pod does.
+pub struct SlotSeen {
+    pub slot: Slot,
     pub pod: PodSeen,
 }
 
-/// How a pod does.
+/// State of a slot's pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PodSeen {
-    /// Not there yet, not scheduled, or its agent does not answer yet.
+    /// Not created, not scheduled, or its agent does not answer yet.
     Coming,
-    /// Its agent answers, and has the GPUs that the plan counts on.
+    /// Its agent answers and has the GPUs that the plan needs.
     Ready,
-    /// It runs, but will not for long: its node is cordoned or tainted, or it is being deleted.
+    /// It runs and will end soon: its node is cordoned or tainted, or it is being deleted.
     Leaving,
-    /// Its place is good, but it was made before the job's image or `podTemplate` was edited.
+    /// It was created before an edit of the job's image or `podTemplate`.
     Outdated,
-    /// Gone, failed, or cut off.
+    /// Deleted, failed, or unreachable.
     Lost,
 }
 
-/// What to do.
+/// Result of a placement decision.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Decision {
-    /// The pods that should exist; all others of the job are to be deleted.
-    pub seats: Vec<Seat>,
-    /// Pods' names used so far.
+    /// Slots whose pods should exist; all other pods of the job are deleted.
+    pub slots: Vec<Slot>,
+    /// Pod attempts used so far.
     pub attempts: u32,
-    /// Since when a larger world has been possible.
-    pub larger_since: Option<f64>,
-    /// Since when pods are being placed.
-    pub placing_since: Option<f64>,
-    /// What to do with the ranks.
+    /// Start of the period in which a larger world is possible, seconds since the Unix epoch.
+    pub scale_up_pending_since: Option<f64>,
+    /// Start of the current placement of pods, seconds since the Unix epoch.
+    pub placement_since: Option<f64>,
     pub act: Act,
 }
 
-/// What to do with the ranks.
+/// Next action for the job's ranks and pods.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Act {
-    /// Nothing.
+    /// The ranks continue unchanged.
     Stay,
-    /// Pods are being placed.
+    /// Wait for pods that are being placed.
     Place,
-    /// Tell the ranks to commit and leave.
+    /// Order the ranks to commit and exit.
     Drain,
-    /// The reason to drain is gone: tell them to stay.
+    /// Cancel the drain because its reason is gone.
     Recall,
     /// Publish the next generation.
     Publish {
-        /// Its members.
-        members: Vec<Seat>,
-        /// Why.
+        /// Its members, in the order of their ranks.
+        members: Vec<Slot>,
         reason: Reason,
-        /// The micro-batch must not be above this any more.
+        /// Upper limit of the micro-batch after an out-of-memory error.
         micro_limit: Option<u64>,
     },
-    /// No feasible world fits: wait, with no pods.
+    /// No feasible world fits: wait without pods.
     Wait {
-        /// What is missing.
+        /// Names the missing resources.
         why: String,
     },
-    /// Suspended: no pods.
+    /// Suspended: delete all pods.
     Suspend,
-    /// It is over.
     End(End),
 }
 
 impl Act {
-    /// In one word.
+    /// Name in fault points and logs.
     pub fn name(&self) -> &'static str {
         match self {
             Act::Stay => "stay",
@@ -140,7 +133,7 @@ impl Act {
     }
 }
 
-/// Decides.
+/// Next placement for the observed state.
 pub fn steer(view: &View<'_>) -> Decision {
     if let Some(why) = &view.problem {
         return view.without_pods(Act::End(End::Failed { why: why.clone() }));
@@ -160,16 +153,16 @@ impl View<'_> {
             .find(|&nodes| (self.feasible)(nodes))
     }
 
-    fn pod(&self, seat: Seat) -> &PodSeen {
-        let seen = self.seats.iter().find(|s| s.seat == seat);
+    fn pod(&self, slot: Slot) -> &PodSeen {
+        let seen = self.slots.iter().find(|s| s.slot == slot);
         seen.map_or(&PodSeen::Lost, |s| &s.pod)
     }
 
-    fn is_ready(&self, seat: Seat) -> bool {
-        *self.pod(seat) == PodSeen::Ready
+    fn is_ready(&self, slot: Slot) -> bool {
+        *self.pod(slot) == PodSeen::Ready
     }
 
-    /// What the ranks should do when `ready` nodes can be counted on.
+    /// The ranks' action if `ready` nodes are usable.
     fn decide(&self, ready: u32) -> Action {
         let ranks = |nodes: u32| u64::from(nodes) * self.ranks_per_node;
         let whole = |world: u64| {
@@ -187,8 +180,8 @@ impl View<'_> {
         })
     }
 
-    /// A generation runs: its pods stay until it has ended, whatever became of them. A larger world
-    /// is placed beside it first, so that it trains on meanwhile.
+    /// Decides while a generation runs. It keeps its pods until it has ended, in whatever state they
+    /// are. Pods of a larger world are placed first, while the current world trains.
     fn running(&self) -> Decision {
         let members = self.members.to_vec();
         let now = u32::try_from(members.len()).unwrap_or(u32::MAX);
@@ -196,38 +189,39 @@ impl View<'_> {
             .nodes(self.pool)
             .filter(|target| *target > now && !self.suspend)
             .map(|target| target - now);
-        let larger_since = more.map(|_| self.larger_since.unwrap_or(self.now));
-        let due = larger_since.is_some_and(|since| self.now - since >= self.grow_delay);
+        let scale_up_pending_since = more.map(|_| self.scale_up_pending_since.unwrap_or(self.now));
+        let due =
+            scale_up_pending_since.is_some_and(|since| self.now - since >= self.scale_up_delay);
         let mut attempts = self.attempts;
-        let mut seats = members.clone();
+        let mut slots = members.clone();
         if let Some(more) = more {
-            // Pods that are on their way may arrive; new ones are worth it only after the delay.
-            self.keep(&mut seats, now + more);
+            // Pods under way may still become ready; new ones are made only after the delay.
+            self.keep(&mut slots, now + more);
             if due && self.now >= self.no_pod_before {
-                self.add(&mut seats, now + more, &mut attempts);
+                self.add(&mut slots, now + more, &mut attempts);
             }
         }
-        let extra: Vec<Seat> = seats
+        let extra: Vec<Slot> = slots
             .iter()
             .copied()
             .filter(|s| !members.contains(s))
             .collect();
-        let staying = members.iter().filter(|seat| self.is_ready(**seat)).count();
-        let arrived = extra.iter().filter(|seat| self.is_ready(**seat)).count();
-        // One that does not come holds up the others no longer than when a world is placed anew.
-        let late =
-            larger_since.is_some_and(|since| self.now - since >= self.grow_delay + self.placement);
+        let staying = members.iter().filter(|slot| self.is_ready(**slot)).count();
+        let arrived = extra.iter().filter(|slot| self.is_ready(**slot)).count();
+        // A missing pod delays the others no longer than in the placement of a first world.
+        let late = scale_up_pending_since
+            .is_some_and(|since| self.now - since >= self.scale_up_delay + self.placement);
         let ready = staying
             + match arrived == extra.len() || late {
                 true => arrived,
                 false => 0,
             };
-        // Pods that run may hold more than the pool still offers: fewer devices are advertised.
+        // Running pods may hold more devices than the nodes still advertise.
         let ready = u32::try_from(ready).unwrap_or(u32::MAX).min(self.placeable);
-        // An edit is taken up at once: new pods are made in the old ones' places.
+        // An edit takes effect at once: new pods replace the outdated ones.
         let outdated = members
             .iter()
-            .any(|seat| *self.pod(*seat) == PodSeen::Outdated);
+            .any(|slot| *self.pod(*slot) == PodSeen::Outdated);
         let act = match self.decide(ready) {
             _ if outdated => Act::Drain,
             Action::Drain => Act::Drain,
@@ -236,17 +230,17 @@ impl View<'_> {
         };
         Decision {
             attempts,
-            larger_since,
-            placing_since: None,
+            scale_up_pending_since,
+            placement_since: None,
             act,
-            seats,
+            slots,
         }
     }
 
-    /// No generation runs: give back what the next one does not need, fill what it does, and
-    /// publish it once it is there.
+    /// Decides while no generation runs: release slots that the next one does not need, fill the
+    /// others, and publish the generation once their pods are ready.
     fn between(&self) -> Decision {
-        // What ends the job ends it whatever the pool looks like.
+        // The end of a job does not depend on the pool.
         match self.decide(u32::MAX) {
             Action::End(End::Drained) => return self.without_pods(Act::Suspend),
             Action::End(end) => return self.without_pods(Act::End(end)),
@@ -258,26 +252,26 @@ impl View<'_> {
             });
         };
         let mut attempts = self.attempts;
-        let mut seats = Vec::new();
-        self.keep(&mut seats, target);
+        let mut slots = Vec::new();
+        self.keep(&mut slots, target);
         if self.now >= self.no_pod_before {
-            self.add(&mut seats, target, &mut attempts);
+            self.add(&mut slots, target, &mut attempts);
         }
-        let ready: Vec<Seat> = seats
+        let ready: Vec<Slot> = slots
             .iter()
             .copied()
             .filter(|s| self.is_ready(*s))
             .collect();
-        let placing_since = self.placing_since.unwrap_or(self.now);
-        // Nobody waits for nodes that are not there yet: the job grows when they are.
+        let placement_since = self.placement_since.unwrap_or(self.now);
+        // The job does not wait for future nodes; it scales up when they exist.
         let soon = self.nodes(self.placeable).unwrap_or(target);
         let all = ready.len() >= soon as usize;
-        let late = self.now - placing_since >= self.placement;
+        let late = self.now - placement_since >= self.placement;
         let mut decision = Decision {
-            seats,
+            slots,
             attempts,
-            larger_since: None,
-            placing_since: Some(placing_since),
+            scale_up_pending_since: None,
+            placement_since: Some(placement_since),
             act: Act::Place,
         };
         if !(all || late) || self.now < self.not_before {
@@ -290,8 +284,8 @@ impl View<'_> {
         } = self.decide(u32::try_from(ready.len()).unwrap_or(u32::MAX))
         {
             let nodes = usize::try_from(world / self.ranks_per_node).unwrap_or(usize::MAX);
-            let members: Vec<Seat> = ready.into_iter().take(nodes).collect();
-            decision.placing_since = None;
+            let members: Vec<Slot> = ready.into_iter().take(nodes).collect();
+            decision.placement_since = None;
             decision.act = Act::Publish {
                 members,
                 reason,
@@ -303,15 +297,15 @@ impl View<'_> {
 
     fn without_pods(&self, act: Act) -> Decision {
         Decision {
-            seats: Vec::new(),
+            slots: Vec::new(),
             attempts: self.attempts,
-            larger_since: None,
-            placing_since: None,
+            scale_up_pending_since: None,
+            placement_since: None,
             act,
         }
     }
 
-    /// What is missing for any world.
+    /// Message that names the missing resources.
     fn nowhere(&self) -> String {
         let most = self.desired.min(*self.bounds.end());
         let would: Vec<String> = (*self.bounds.start()..=most)
@@ -333,40 +327,39 @@ impl View<'_> {
         }
     }
 
-    /// Brings `seats` up to `target` with pods that are there: first those that are ready, then
-    /// those that are coming.
-    fn keep(&self, seats: &mut Vec<Seat>, target: u32) {
+    /// Fills the slots up to `target` with existing pods: ready ones first, then those under way.
+    fn keep(&self, slots: &mut Vec<Slot>, target: u32) {
         let target = usize::try_from(target).unwrap_or(usize::MAX);
         for wanted in [PodSeen::Ready, PodSeen::Coming] {
-            let more = self.seats.iter().filter(|seen| seen.pod == wanted);
-            let more: Vec<Seat> = more
-                .map(|seen| seen.seat)
-                .filter(|s| !seats.contains(s))
+            let more = self.slots.iter().filter(|seen| seen.pod == wanted);
+            let more: Vec<Slot> = more
+                .map(|seen| seen.slot)
+                .filter(|s| !slots.contains(s))
                 .collect();
-            seats.extend(more.into_iter().take(target.saturating_sub(seats.len())));
+            slots.extend(more.into_iter().take(target.saturating_sub(slots.len())));
         }
-        seats.sort_by_key(|seat| seat.number);
+        slots.sort_by_key(|slot| slot.number);
     }
 
-    /// Brings `seats` up to `target` with new pods, whose names no pod had before.
-    fn add(&self, seats: &mut Vec<Seat>, target: u32, attempts: &mut u32) {
+    /// Fills the slots up to `target` with new pods; each gets a name that no earlier pod had.
+    fn add(&self, slots: &mut Vec<Slot>, target: u32, attempts: &mut u32) {
         let target = usize::try_from(target).unwrap_or(usize::MAX);
-        while seats.len() < target {
+        while slots.len() < target {
             let taken = |number: &u32| {
-                let held = self.seats.iter().filter(|seen| seen.pod != PodSeen::Lost);
-                seats
+                let held = self.slots.iter().filter(|seen| seen.pod != PodSeen::Lost);
+                slots
                     .iter()
-                    .chain(held.map(|seen| &seen.seat))
+                    .chain(held.map(|seen| &seen.slot))
                     .any(|s| s.number == *number)
             };
             let number = (0..).find(|number| !taken(number)).unwrap_or(0);
             *attempts += 1;
-            seats.push(Seat {
+            slots.push(Slot {
                 number,
                 attempt: *attempts,
             });
         }
-        seats.sort_by_key(|seat| seat.number);
+        slots.sort_by_key(|slot| slot.number);
     }
 }
 

@@ -345,7 +345,7 @@ impl<'a> Launcher<'a> {
             reason,
             members: vec![Member {
                 pod: None,
-                seat: 0,
+                slot: 0,
                 ranks: world,
             }],
             plan,

@@ -1,6 +1,6 @@
-//! What the agents say, read from them over HTTP. One task a pod waits for the next change; what it
-//! hears is kept here, and wakes the job. One that has not answered yet wakes nobody: it is on its way,
-//! or it has no agent at all.
+//! States of the agents, read over HTTP. One task per pod waits for the next change, stores it and
+//! triggers a reconciliation of the job. An agent that has never answered triggers none: it is still
+//! starting, or the pod has no agent.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex};
@@ -15,23 +15,23 @@ use super::locked::locked;
 use crate::job::agent_state::AgentState;
 use crate::job::api::TrainingJob;
 
-/// An agent answers at once or keeps a caller for two seconds; beyond this it is silent.
+/// Request timeout. An agent answers at once or after two seconds at most.
 const ANSWER: Duration = Duration::from_millis(3500);
-/// Between two tries of an agent that does not answer; twice as long each time, up to [`RARELY`].
+/// First pause between requests to a silent agent; it doubles up to [`RARELY`].
 const AGAIN: Duration = Duration::from_millis(100);
-/// An agent that has not answered for long is asked so often.
+/// Longest pause between requests to a silent agent.
 const RARELY: Duration = Duration::from_secs(2);
 
-/// What is known of an agent.
+/// Known state of an agent.
 #[derive(Debug, Clone, Default)]
 pub struct Heard {
-    /// What it said last.
+    /// Its last answer; `None` before the first.
     pub state: Option<AgentState>,
-    /// Since when it has not answered.
+    /// Start of its silence; `None` while it answers.
     pub silent_since: Option<Instant>,
 }
 
-/// All agents that are listened to, by the uids of their pods.
+/// Polled agents, by the uids of their pods.
 #[derive(Clone)]
 pub struct Agents {
     heard: Arc<Mutex<HashMap<String, Entry>>>,
@@ -46,7 +46,7 @@ struct Entry {
 }
 
 impl Agents {
-    /// Nobody yet; `wake` gets the jobs whose agents said something.
+    /// Starts without agents; `wake` receives the jobs whose agents report a change.
     pub fn new(wake: UnboundedSender<ObjectRef<TrainingJob>>) -> reqwest::Result<Agents> {
         Ok(Agents {
             heard: Arc::default(),
@@ -59,7 +59,7 @@ impl Agents {
         })
     }
 
-    /// What the agent of a pod said; listens to it from now on.
+    /// Known state of a pod's agent; starts to poll it.
     pub fn heard(&self, uid: &str, ip: &str, job: &ObjectRef<TrainingJob>) -> Heard {
         let mut all = locked(&self.heard);
         if let Some(entry) = all.get(uid) {
@@ -78,7 +78,7 @@ impl Agents {
         Heard::default()
     }
 
-    /// Stops listening to those pods of a job that are not among `pods`.
+    /// Stops polling those pods of a job that are not among `pods`.
     pub fn keep_only(&self, job: &ObjectRef<TrainingJob>, pods: &BTreeSet<String>) {
         let mut all = locked(&self.heard);
         all.retain(|uid, entry| {
@@ -90,7 +90,7 @@ impl Agents {
         });
     }
 
-    /// Stops listening to the pods of jobs that are not there any more.
+    /// Stops polling the pods of jobs that no longer exist.
     pub fn keep_jobs(&self, exists: impl Fn(&ObjectRef<TrainingJob>) -> bool) {
         locked(&self.heard).retain(|_, entry| {
             let keep = exists(&entry.job);
@@ -142,7 +142,7 @@ impl Agents {
         response.error_for_status().ok()?.json().await.ok()
     }
 
-    /// Keeps an answer, or that there was none; false when nobody wants to know any more.
+    /// Stores an answer or its absence; false if the agent is no longer polled.
     fn note(&self, uid: &str, answer: Option<AgentState>) -> bool {
         let mut all = locked(&self.heard);
         let Some(entry) = all.get_mut(uid) else {

@@ -1,15 +1,18 @@
-//! Events on the objects, and the log: what a look has changed, or could not.
+//! Events and log lines for the changes, and the failures, of a reconciliation.
 
 use kube::runtime::events::{Event, EventType};
 use kube::{Resource, ResourceExt};
 use tracing::{info, warn};
 
-use super::conditions::REFUSED;
 use super::context::Context;
 use crate::job::api::TrainingJob;
-use crate::job::api::status::{State, TrainingJobStatus};
+use crate::job::api::condition::ConditionReason;
+use crate::job::api::status::{Phase, TrainingJobStatus};
 
-/// Says on the object and in the log what changed; nobody waits for the event to be written.
+const REFUSED: ConditionReason = ConditionReason::Refused;
+const PODS_ENDED_EARLY: ConditionReason = ConditionReason::PodsEndedEarly;
+
+/// Writes a change to the object's events and to the log. Does not wait for the event.
 pub fn announce(
     job: &TrainingJob,
     before: &TrainingJobStatus,
@@ -20,33 +23,41 @@ pub fn announce(
     let published = number(before) != number(next);
     let refused = |status: &TrainingJobStatus| {
         let mut conditions = status.conditions.iter();
-        conditions.any(|condition| condition.reason == REFUSED)
+        conditions.any(|condition| condition.reason == REFUSED.name())
     };
     let ended_early =
         |status: &TrainingJobStatus| status.pod_failures.as_ref().map_or(0, |f| f.count);
     let (reason, note) = match next.history.last().filter(|_| published) {
         Some(change) => (
             "Generation".to_string(),
-            format!("{}: {} nodes, {}", change.reason, change.to, change.proof),
+            format!(
+                "{}: {} nodes, {}",
+                change.message, change.to_nodes, change.formula
+            ),
         ),
-        None if refused(next) && !refused(before) => (REFUSED.to_string(), next.why.clone()),
+        None if refused(next) && !refused(before) => (REFUSED.to_string(), next.message.clone()),
         None if ended_early(next) > ended_early(before) => {
-            let last = next.pod_failures.as_ref().map(|f| f.last.clone());
-            ("PodsEndedEarly".to_string(), last.unwrap_or_default())
+            let last = next.pod_failures.as_ref().map(|f| f.message.clone());
+            (PODS_ENDED_EARLY.to_string(), last.unwrap_or_default())
         }
-        None if before.state == next.state => return,
-        None => (format!("{:?}", next.state), next.why.clone()),
+        None if before.phase == next.phase => return,
+        None => (format!("{:?}", next.phase), next.message.clone()),
     };
     info!(job = %job.name_any(), namespace = job.namespace(), %reason, %note, "changed");
-    let kind = match next.state {
-        State::Failed | State::Waiting | State::Pending => EventType::Warning,
-        _ if [REFUSED, "PodsEndedEarly"].contains(&reason.as_str()) => EventType::Warning,
+    let kind = match next.phase {
+        Phase::Failed | Phase::Waiting | Phase::Pending => EventType::Warning,
+        _ if [REFUSED, PODS_ENDED_EARLY]
+            .iter()
+            .any(|one| one.name() == reason) =>
+        {
+            EventType::Warning
+        }
         _ => EventType::Normal,
     };
     publish(job, kind, reason, &note, context);
 }
 
-/// Says on the object that its status could not be written, which says nothing then.
+/// Writes an event if the status could not be written.
 pub fn unwritten(job: &TrainingJob, why: &str, context: &Context) {
     let reason = "StatusUnwritten".to_owned();
     publish(job, EventType::Warning, reason, why, context);
@@ -63,7 +74,7 @@ fn publish(job: &TrainingJob, kind: EventType, reason: String, note: &str, conte
     let (recorder, object) = (context.recorder.clone(), job.object_ref(&()));
     tokio::spawn(async move {
         if let Err(error) = recorder.publish(&event, &object).await {
-            warn!(%error, "an event could not be written");
+            warn!(%error, "cannot write an event");
         }
     });
 }

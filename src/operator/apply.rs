@@ -1,5 +1,5 @@
-//! Making the cluster look as the status says: objects that should exist are applied, pods that
-//! should not are deleted.
+//! Applies the status to the cluster: applies the objects that should exist and deletes the pods that
+//! should not.
 
 use std::collections::BTreeSet;
 use std::fmt::Debug;
@@ -24,30 +24,29 @@ use super::observe::Observation;
 use crate::job::api::TrainingJob;
 use crate::job::api::status::TrainingJobStatus;
 
-/// Our name as a field manager.
+/// The controller's field manager.
 pub const MANAGER: &str = "evenkeel-controller";
-/// Requests for one job that are under way at once.
+/// Concurrent requests for one job.
 const AT_ONCE: usize = 8;
 
-/// What is asked for in answer to an object that was made: a pod as the API server completed it is
-/// long to write and to read, and nobody reads it.
+/// Response format for created objects: the controller does not read the completed pod, which is
+/// expensive to serialise and parse.
 const METADATA_ONLY: HeaderValue =
     HeaderValue::from_static("application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1");
 
-/// Why something could not be applied.
+/// Failure to apply an object.
 #[derive(Debug, thiserror::Error)]
 pub enum ApplyError {
-    /// The API server said no, or nothing.
+    /// The API server refused the request or did not answer.
     #[error("{0}")]
     Api(#[from] kube::Error),
-    /// `podTemplate` makes no pod.
-    #[error("spec.podTemplate makes no pod: {0}")]
+    /// `podTemplate` does not give a valid pod.
+    #[error("spec.podTemplate does not give a valid pod: {0}")]
     Template(#[from] serde_json::Error),
 }
 
 impl ApplyError {
-    /// What the API server has against the objects, in its words; `None` where trying again is all that
-    /// it takes.
+    /// Message for objects that the API server refuses; `None` for errors that a retry may solve.
     pub fn refusal(&self) -> Option<String> {
         match self {
             ApplyError::Template(_) => Some(self.to_string()),
@@ -55,29 +54,29 @@ impl ApplyError {
                 let asks =
                     (400..500).contains(&status.code) && ![408, 409, 429].contains(&status.code);
                 let text: String = status.message.chars().take(500).collect();
-                asks.then(|| format!("the API server refuses it: {text}"))
+                asks.then(|| format!("the API server refuses the objects of the job: {text}"))
             }
             ApplyError::Api(_) => None,
         }
     }
 }
 
-/// What must be there before a pod is: its account, without which none can be made, and its
-/// network's policy. All companions depend on the job's name alone.
+/// Applies the companion objects that must exist before the pods: the service account, without which
+/// no pod can be created, and the network policy. Companion objects depend on the job's name alone.
 pub async fn before_pods(client: &Client, job: &TrainingJob) -> Result<(), ApplyError> {
     let (account, policy) = (build::service_account(job), build::network_policy(job));
     tokio::try_join!(apply(client, &account), apply(client, &policy))?;
     Ok(())
 }
 
-/// What pods need once they run: their names, and what their agents may do. The latter is slow to
-/// apply where there are many jobs, since the API server looks through all bindings; an agent that
-/// is earlier asks again.
+/// Applies the companion objects that running pods need: the Service for their names and the access
+/// rights of their agents. The rights are slow to apply with many jobs, since the API server checks
+/// all bindings; an agent that starts earlier retries.
 pub async fn beside_pods(client: &Client, job: &TrainingJob) -> Result<(), ApplyError> {
     let (role, binding) = (build::role(job), build::role_binding(job));
     let service = build::service(job);
     let access = async {
-        // Nobody but an administrator may bind a role that does not exist yet.
+        // Only an administrator may bind a role that does not exist yet.
         apply(client, &role).await?;
         apply(client, &binding).await
     };
@@ -107,8 +106,8 @@ where
     Ok(())
 }
 
-/// Makes the pods of all seats that have none, deletes all other pods of the job. Members of a
-/// generation that still runs are among the seats, so none of them is deleted.
+/// Creates the pods of all slots without one and deletes all other pods of the job. The slots include
+/// the members of a running generation, so none of these is deleted.
 pub async fn pods(
     context: &Context,
     job: &TrainingJob,
@@ -119,14 +118,14 @@ pub async fn pods(
     let uid = job.uid().unwrap_or_default();
     let api: Api<Pod> = Api::namespaced(context.client.clone(), &namespace);
     context.cached(&uid, |pod| seen.pods.contains_key(pod));
-    let wanted: BTreeSet<String> = status.seats.iter().map(|seat| seat.pod(&name)).collect();
+    let wanted: BTreeSet<String> = status.slots.iter().map(|slot| slot.pod(&name)).collect();
     let missing: Vec<Pod> = status
-        .seats
+        .slots
         .iter()
-        .filter(|seat| !seen.pods.contains_key(&seat.pod(&name)))
-        .filter(|seat| !was_member(status, &seat.pod(&name)))
-        .filter(|seat| !context.has_just_created(&uid, &seat.pod(&name)))
-        .map(|seat| build::pod(job, *seat, context.image.as_deref()))
+        .filter(|slot| !seen.pods.contains_key(&slot.pod(&name)))
+        .filter(|slot| !was_member(status, &slot.pod(&name)))
+        .filter(|slot| !context.has_just_created(&uid, &slot.pod(&name)))
+        .map(|slot| build::pod(job, *slot, context.image.as_deref()))
         .collect::<Result<_, _>>()?;
     let names: Vec<String> = missing.iter().map(ResourceExt::name_any).collect();
     stream::iter(missing)
@@ -157,7 +156,7 @@ pub async fn pods(
     Ok(())
 }
 
-/// A member whose pod is gone is not made again under the same name.
+/// Whether the pod was a member of the generation; the pod of a member is never recreated.
 fn was_member(status: &TrainingJobStatus, pod: &str) -> bool {
     let members = status
         .generation
@@ -180,7 +179,7 @@ async fn create(client: &Client, pod: &Pod) -> Result<(), kube::Error> {
         .map_err(kube::Error::BuildRequest)?;
     request.headers_mut().insert(ACCEPT, METADATA_ONLY);
     match client.request::<PartialObjectMeta<Pod>>(request).await {
-        // Made before a crash, or not seen yet: its name says that it is the same.
+        // Created before a crash, or not in the cache yet: the name identifies it.
         Err(kube::Error::Api(status)) if status.is_already_exists() => Ok(()),
         other => {
             faults::point("pod", "create");
@@ -189,8 +188,9 @@ async fn create(client: &Client, pod: &Pod) -> Result<(), kube::Error> {
     }
 }
 
-/// Deletes a pod. Nobody confirms the end of one on a dead node: it is marked as failed, as the
-/// pod garbage collector does, and forced out; a rank that lives on behind a cut network is fenced.
+/// Deletes a pod. No kubelet confirms the end of a pod on a dead node, so that pod is marked as
+/// failed, as the pod garbage collector does, and force-deleted. Fencing stops its ranks behind a
+/// network partition.
 async fn delete(api: &Api<Pod>, pod: &Pod, dead: bool) -> Result<(), kube::Error> {
     let name = pod.name_any();
     let mut parameters = DeleteParams::default();
@@ -200,7 +200,7 @@ async fn delete(api: &Api<Pod>, pod: &Pod, dead: bool) -> Result<(), kube::Error
             "reason": "NodeLost",
             "conditions": [{
                 "type": "DisruptionTarget", "status": "True", "reason": "DeletionByEvenkeel",
-                "message": "the node does not answer and its peers went on without it",
+                "message": "the node does not answer and the job continues without it",
             }],
         }});
         let marked = api

@@ -1,16 +1,28 @@
-//! A job's conditions, all of them written together from its state.
+//! The conditions of a job, written together once its phase is decided. The phase that people read
+//! is derived from them again, so that the two never differ.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use k8s_openapi::jiff::Timestamp;
 
-use super::unreadable::READABLE;
-use crate::job::api::status::{State, TrainingJobStatus};
+use crate::job::Outcome;
+use crate::job::agent_state::Problem;
+use crate::job::api::condition::{ConditionReason as Reason, ConditionType};
+use crate::job::api::status::{Phase, TrainingJobStatus};
 
-/// Sets one condition; its time changes only with its status.
-pub fn set(status: &mut TrainingJobStatus, kind: &str, holds: bool, reason: &str, message: &str) {
+/// Sets one condition; its transition time changes only with its status.
+pub fn set(
+    status: &mut TrainingJobStatus,
+    kind: ConditionType,
+    holds: bool,
+    reason: Reason,
+    message: &str,
+) {
+    debug_assert!(kind.allows(holds, reason), "{kind} {holds} {reason}");
     let value = if holds { "True" } else { "False" };
-    let generation = status.observed_generation;
-    let known = status.conditions.iter().position(|c| c.type_ == kind);
+    let known = status
+        .conditions
+        .iter()
+        .position(|c| c.type_ == kind.name());
     let since = known
         .and_then(|at| status.conditions.get(at))
         .filter(|c| c.status == value)
@@ -19,11 +31,11 @@ pub fn set(status: &mut TrainingJobStatus, kind: &str, holds: bool, reason: &str
             |c| c.last_transition_time.clone(),
         );
     let condition = Condition {
-        type_: kind.into(),
+        type_: kind.name().into(),
         status: value.into(),
-        reason: reason.into(),
+        reason: reason.name().into(),
         message: message.into(),
-        observed_generation: generation,
+        observed_generation: status.observed_generation,
         last_transition_time: since,
     };
     match known {
@@ -32,39 +44,230 @@ pub fn set(status: &mut TrainingJobStatus, kind: &str, holds: bool, reason: &str
     }
 }
 
-/// A job that could not be read once can be now.
+/// Sets `Readable` to True on a job that could not be read before.
 pub fn readable(status: &mut TrainingJobStatus) {
-    if status.conditions.iter().any(|c| c.type_ == READABLE) {
-        set(status, READABLE, true, READABLE, "");
+    let kind = ConditionType::Readable;
+    if status.conditions.iter().any(|c| c.type_ == kind.name()) {
+        set(status, kind, true, Reason::Readable, "");
     }
 }
 
-/// Why pods are not ready, where the API server makes none.
-pub const REFUSED: &str = "Refused";
+/// Makes the status of an ended job one about the newest spec. `kubectl wait` ignores conditions of an
+/// older generation, and an edit does not change how the job ended.
+pub fn observe(status: &mut TrainingJobStatus, generation: Option<i64>) {
+    status.observed_generation = generation;
+    for condition in &mut status.conditions {
+        condition.observed_generation = generation;
+    }
+}
 
-/// Writes the conditions that follow from the state; `refused`: what the API server has against the
-/// job's objects. `Planned` is set where plans are made.
-pub fn of_state(status: &mut TrainingJobStatus, refused: Option<&str>) {
-    let state = status.state;
-    let why = status.why.clone();
-    let name = format!("{state:?}");
-    let rescaling = status.change_since.is_some()
+/// Writes the conditions that follow from the phase; `refused`: the API server's answer to the job's
+/// objects, if it refuses them; `problem`: why an agent cannot start ranks. Planning sets `Planned`.
+pub fn of_phase(status: &mut TrainingJobStatus, refused: Option<&str>, problem: Option<&Problem>) {
+    let phase = status.phase;
+    let message = status.message.clone();
+    let over = matches!(phase, Phase::Complete | Phase::Failed);
+    let (running, ready) = match phase {
+        Phase::Pending => (Reason::NotPlanned, Reason::NotPlanned),
+        Phase::Placing if status.pod_failures.is_some() => {
+            (Reason::Placing, Reason::PodsEndedEarly)
+        }
+        Phase::Placing => (Reason::Placing, Reason::Placing),
+        Phase::Running => (Reason::Training, Reason::Training),
+        Phase::Draining => (Reason::Draining, Reason::Draining),
+        Phase::Waiting => (Reason::InsufficientCapacity, Reason::InsufficientCapacity),
+        Phase::Suspended => (Reason::Suspended, Reason::Suspended),
+        Phase::Complete => (Reason::BudgetReached, Reason::BudgetReached),
+        Phase::Failed => (Reason::Failed, Reason::Failed),
+    };
+    let rescales = status.rescale_since.is_some()
         && status.generation.is_some()
-        && !matches!(state, State::Complete | State::Failed | State::Suspended);
-    for (kind, holds) in [
-        (
-            "PodsReady",
-            matches!(state, State::Running | State::Draining),
+        && !matches!(phase, Phase::Pending | Phase::Suspended)
+        && !over;
+    let rescaling = match phase {
+        Phase::Running if rescales => Reason::Recovering,
+        _ => running,
+    };
+    let has_pods = matches!(phase, Phase::Running | Phase::Draining);
+    match refused.filter(|_| !over && !matches!(phase, Phase::Pending | Phase::Suspended)) {
+        Some(refused) => set(
+            status,
+            ConditionType::PodsReady,
+            has_pods,
+            Reason::Refused,
+            refused,
         ),
-        ("Running", state == State::Running),
-        ("Rescaling", rescaling),
-        ("Suspended", state == State::Suspended),
-        ("Complete", state == State::Complete),
-        ("Failed", state == State::Failed),
-    ] {
-        match refused.filter(|_| kind == "PodsReady") {
-            Some(refused) => set(status, kind, holds, REFUSED, refused),
-            None => set(status, kind, holds, &name, &why),
+        None => {
+            let kind = ConditionType::PodsReady;
+            let problem = problem.filter(|_| has_pods);
+            match problem {
+                Some(problem) => {
+                    let reason = Reason::of_problem(kind, false, &problem.reason);
+                    set(status, kind, false, reason, &problem.message);
+                }
+                None => set(status, kind, has_pods, ready, &message),
+            }
+        }
+    }
+    let trains = phase == Phase::Running;
+    set(status, ConditionType::Running, trains, running, &message);
+    set(
+        status,
+        ConditionType::Rescaling,
+        rescales,
+        rescaling,
+        &message,
+    );
+    let (suspended, reason) = match phase {
+        Phase::Suspended => (true, Reason::Suspended),
+        _ => (false, Reason::NotSuspended),
+    };
+    set(
+        status,
+        ConditionType::Suspended,
+        suspended,
+        reason,
+        &message,
+    );
+    let (complete, failed) = match phase {
+        Phase::Complete => (Reason::BudgetReached, Reason::BudgetReached),
+        Phase::Failed => (Reason::Failed, failure(status, problem)),
+        _ => (Reason::NotFinished, Reason::NotFinished),
+    };
+    let (is_complete, is_failed) = (phase == Phase::Complete, phase == Phase::Failed);
+    set(
+        status,
+        ConditionType::Complete,
+        is_complete,
+        complete,
+        &message,
+    );
+    set(status, ConditionType::Failed, is_failed, failed, &message);
+    status.phase = Phase::of(&status.conditions);
+}
+
+/// The reason of a job's failure.
+fn failure(status: &TrainingJobStatus, problem: Option<&Problem>) -> Reason {
+    if let Some(problem) = problem.filter(|problem| problem.deterministic) {
+        return Reason::of_problem(ConditionType::Failed, true, &problem.reason);
+    }
+    let current = status.generation.as_ref();
+    match current.and_then(|current| current.outcome.as_ref()) {
+        Some(Outcome::OutOfMemory { .. }) => Reason::OutOfMemory,
+        Some(Outcome::Failed {
+            deterministic: true,
+            ..
+        }) => Reason::PermanentFailure,
+        Some(Outcome::Failed { .. }) => Reason::RestartBudgetExceeded,
+        Some(Outcome::Finished | Outcome::Drained | Outcome::Lost { .. }) | None => {
+            Reason::CannotStart
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::job::api::time::micro_time;
+
+    const PHASES: [Phase; 8] = [
+        Phase::Pending,
+        Phase::Placing,
+        Phase::Running,
+        Phase::Draining,
+        Phase::Waiting,
+        Phase::Suspended,
+        Phase::Complete,
+        Phase::Failed,
+    ];
+
+    fn of(phase: Phase, refused: Option<&str>) -> TrainingJobStatus {
+        let mut status = TrainingJobStatus {
+            phase,
+            message: "why".into(),
+            observed_generation: Some(3),
+            rescale_since: Some(micro_time(1000.0)),
+            ..TrainingJobStatus::default()
+        };
+        of_phase(&mut status, refused, None);
+        status
+    }
+
+    #[test]
+    fn phase_follows_from_the_conditions() {
+        for phase in PHASES {
+            for refused in [None, Some("quota exceeded")] {
+                assert_eq!(of(phase, refused).phase, phase);
+            }
+        }
+    }
+
+    #[test]
+    fn every_condition_has_a_documented_reason() {
+        for phase in PHASES {
+            for condition in of(phase, None).conditions {
+                let kind = ConditionType::ALL
+                    .iter()
+                    .find(|kind| kind.name() == condition.type_);
+                let reason = Reason::ALL
+                    .iter()
+                    .find(|reason| reason.name() == condition.reason);
+                let holds = condition.status == "True";
+                assert!(kind.unwrap().allows(holds, *reason.unwrap()), "{phase:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn edit_of_an_ended_job_keeps_its_conditions() {
+        let mut status = of(Phase::Complete, None);
+        observe(&mut status, Some(4));
+        let mut all = status.conditions.iter();
+        assert!(all.all(|condition| condition.observed_generation == Some(4)));
+        assert_eq!(Phase::of(&status.conditions), Phase::Complete);
+    }
+
+    #[test]
+    fn problem_of_an_agent_is_a_reason() {
+        let problem = |reason: &str, deterministic| Problem {
+            reason: reason.into(),
+            message: "make room".into(),
+            deterministic,
+        };
+        let reason = |phase, kind: ConditionType, problem: &Problem| {
+            let mut status = of(phase, None);
+            of_phase(&mut status, None, Some(problem));
+            assert_eq!(status.phase, phase);
+            let mut all = status.conditions.into_iter();
+            all.find(|c| c.type_ == kind.name()).unwrap().reason
+        };
+        let (ready, failed) = (ConditionType::PodsReady, ConditionType::Failed);
+        let full = problem("VolumeFull", false);
+        assert_eq!(reason(Phase::Running, ready, &full), "VolumeFull");
+        assert_eq!(reason(Phase::Waiting, ready, &full), "InsufficientCapacity");
+        assert_eq!(
+            reason(Phase::Running, ready, &problem("New", false)),
+            "CannotStart"
+        );
+        let refused = problem("CommandRefused", true);
+        assert_eq!(reason(Phase::Failed, failed, &refused), "CommandRefused");
+        assert_eq!(reason(Phase::Failed, failed, &full), "CannotStart");
+    }
+
+    #[test]
+    fn complete_and_failed_become_true_only_at_the_end() {
+        for phase in PHASES {
+            let status = of(phase, None);
+            let find = |kind: ConditionType| {
+                let mut all = status.conditions.iter();
+                all.find(|c| c.type_ == kind.name()).unwrap()
+            };
+            let complete = find(ConditionType::Complete);
+            let failed = find(ConditionType::Failed);
+            assert_eq!(complete.status == "True", phase == Phase::Complete);
+            assert_eq!(failed.status == "True", phase == Phase::Failed);
+            // kubectl wait ignores a condition of an older generation of the spec.
+            assert_eq!(complete.observed_generation, Some(3));
         }
     }
 }

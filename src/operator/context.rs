@@ -1,4 +1,4 @@
-//! What all looks at jobs share, and what is remembered of each job between two of them.
+//! State shared by all reconciliations, and the cached state of each job between two of them.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::{Arc, Mutex, Once};
@@ -19,90 +19,86 @@ use super::stores::{self, Stores};
 use crate::job::api::TrainingJob;
 use crate::telemetry::now;
 
-/// The first pause after a look that failed; twice as long after each, up to [`LONGEST_PAUSE`].
+/// First pause after a failed reconciliation; it doubles with each failure up to [`LONGEST_PAUSE`].
 const PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
-/// After so long the cache has what was made, or somebody deleted it before a look saw it there.
+/// Time after which the watch cache has a created pod, unless the pod was deleted meanwhile.
 const CACHED: Duration = Duration::from_secs(30);
-/// So long after another job was given its first pods there may be more such jobs,
+/// Window in which job creations are treated as a burst.
 const BURST: Duration = Duration::from_millis(500);
-/// and so long at most the rest of a job waits for them.
+/// Longest time for which a job's later companion objects wait for the other jobs of a burst.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// What all looks share.
+/// State shared by all reconciliations.
 pub struct Context {
-    /// The API server.
+    /// Client of the API server.
     pub client: Client,
     /// Caches of nodes and pods.
     pub stores: Arc<Stores>,
     /// Cache of the jobs.
     pub known: Store<TrainingJob>,
-    /// What the agents say.
+    /// States reported by the agents.
     pub agents: Agents,
-    /// Leases of nodes whose pods fell silent.
+    /// Leases of nodes with silent pods.
     pub leases: Leases,
-    /// Devices that jobs count on.
+    /// Devices reserved for the jobs' pods.
     pub ledger: Mutex<Ledger>,
-    /// Writes events.
     pub recorder: Recorder,
-    /// The image that this program runs in, for pods whose image does not hold it.
+    /// The controller's image, for pods whose image does not contain this program.
     pub image: Option<String>,
-    /// What is remembered of each job.
+    /// Cached state of each job.
     pub memory: Memory,
-    /// The job that was given its first pods last, by uid, and when.
+    /// Uid of the job that got its first pods last, with the time.
     pub newest: Mutex<Option<(String, Instant)>>,
-    /// The ledger knows what the statuses promise.
+    /// Done once the reservations have been restored from the statuses.
     pub recovered: Once,
 }
 
-/// What is remembered of each job between two looks, by uid.
+/// The controller's memory of the jobs between reconciliations, by uid.
 #[derive(Default)]
 pub struct Memory(Mutex<HashMap<String, Remembered>>);
 
-/// What is remembered of a job.
+/// The controller's memory of one job.
 #[derive(Default)]
 struct Remembered {
-    /// The object as it was written last.
+    /// The object as last written by this process.
     written: Option<TrainingJob>,
-    /// Pods that were made, and that no look has seen yet.
+    /// Created pods that the watch cache does not have yet.
     created: HashMap<String, Instant>,
     planner: Planner,
     applied: Companions,
-    /// When it was given its first pods.
+    /// Time at which it got its first pods.
     begun: Option<Instant>,
-    /// Looks that failed, one after another.
+    /// Number of consecutive failed reconciliations.
     failures: u32,
-    /// What the API server said against what was made for the job last.
+    /// The API server's error for the job's objects.
     refused: Option<String>,
 }
 
-/// Which of a job's companions this process has applied.
+/// Which of a job's companion objects this process has applied.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Companions {
-    /// None.
     #[default]
     Missing,
-    /// Those without which no pod can be made.
+    /// Those that must exist before its pods.
     BeforePods,
-    /// All.
     Complete,
 }
 
 impl Memory {
-    /// Looks at what is remembered of a job, and changes it.
+    /// Reads or changes the state of a job.
     fn of<T>(&self, uid: &str, change: impl FnOnce(&mut Remembered) -> T) -> T {
         change(locked(&self.0).entry(uid.to_owned()).or_default())
     }
 }
 
 impl Context {
-    /// The API of a job's namespace.
+    /// API of the TrainingJobs in the job's namespace.
     pub fn jobs(&self, job: &TrainingJob) -> Api<TrainingJob> {
         Api::namespaced(self.client.clone(), &job.namespace().unwrap_or_default())
     }
 
-    /// The newer of what the cache has and what was written last: a look at a stale status would
-    /// decide again what was decided already.
+    /// The newer of the cached and the last written object: a stale status would repeat a decision.
     pub fn newest(&self, cached: Arc<TrainingJob>) -> Arc<TrainingJob> {
         let uid = cached.uid().unwrap_or_default();
         let version_of = version(&cached);
@@ -113,7 +109,7 @@ impl Context {
         written.map_or(cached, Arc::new)
     }
 
-    /// Remembers what was written, until the cache has it.
+    /// Stores the written object until the watch cache has it.
     pub fn wrote(&self, job: &TrainingJob) {
         let mut written = job.clone();
         stores::slim_job(&mut written);
@@ -121,19 +117,19 @@ impl Context {
         self.memory.of(&uid, |job| job.written = Some(written));
     }
 
-    /// Whether this process made a pod a moment ago, so that the cache may not have it yet.
+    /// Whether this process created a pod that the watch cache may not have yet.
     pub fn has_just_created(&self, uid: &str, pod: &str) -> bool {
         let at = self.memory.of(uid, |job| job.created.get(pod).copied());
         at.is_some_and(|at| at.elapsed() < CACHED)
     }
 
-    /// The cache has these.
+    /// Drops created pods that the watch cache has.
     pub fn cached(&self, uid: &str, has: impl Fn(&str) -> bool) {
         self.memory
             .of(uid, |job| job.created.retain(|pod, _| !has(pod)));
     }
 
-    /// It has.
+    /// Records pods that this process created.
     pub fn created(&self, uid: &str, pods: impl Iterator<Item = String>) {
         self.memory.of(uid, |job| {
             job.created.retain(|_, at| at.elapsed() < CACHED);
@@ -141,17 +137,17 @@ impl Context {
         });
     }
 
-    /// The job's planner, as it was left.
+    /// Takes the job's planner.
     pub fn planner(&self, uid: &str) -> Planner {
         self.memory.of(uid, |job| std::mem::take(&mut job.planner))
     }
 
-    /// Keeps the job's planner for the next look.
+    /// Stores the job's planner for the next reconciliation.
     pub fn keep(&self, uid: &str, planner: Planner) {
         self.memory.of(uid, |job| job.planner = planner);
     }
 
-    /// A look at the job went well to its end.
+    /// Records a successful reconciliation.
     pub fn went_well(&self, uid: &str) {
         self.memory.of(uid, |job| {
             job.failures = 0;
@@ -159,28 +155,28 @@ impl Context {
         });
     }
 
-    /// The API server refuses what is made for the job; the next look says so.
+    /// Records the API server's error for the job's objects; the next reconciliation reports it.
     pub fn was_refused(&self, uid: &str, why: String) {
         self.memory.of(uid, |job| job.refused = Some(why));
     }
 
-    /// What it said, where it did.
+    /// The recorded error of the API server.
     pub fn refusal(&self, uid: &str) -> Option<String> {
         self.memory.of(uid, |job| job.refused.clone())
     }
 
-    /// Which of the job's companions this process has applied.
+    /// Which of the job's companion objects this process has applied.
     pub fn companions(&self, uid: &str) -> Companions {
         self.memory.of(uid, |job| job.applied)
     }
 
-    /// It has applied all of them.
+    /// Records that all companion objects are applied.
     pub fn complete(&self, uid: &str) {
         self.memory
             .of(uid, |job| job.applied = Companions::Complete);
     }
 
-    /// A job is given its first pods.
+    /// Records that a job gets its first pods.
     pub fn begins(&self, uid: &str) {
         let now = Instant::now();
         self.memory.of(uid, |job| {
@@ -190,8 +186,8 @@ impl Context {
         *locked(&self.newest) = Some((uid.to_owned(), now));
     }
 
-    /// Whether other jobs are being given their first pods: what this one's pods need only once they
-    /// run has time until then, since the scheduler has only so many pods a second.
+    /// Whether other jobs get their first pods now. Companion objects that this job's pods need only
+    /// while running can then wait, since the scheduler's pods per second are limited.
     pub fn others_begin(&self, uid: &str) -> bool {
         let begun = self.memory.of(uid, |job| job.begun);
         let newest = locked(&self.newest);
@@ -201,8 +197,7 @@ impl Context {
         bursts && begun.is_some_and(|at| at.elapsed() < PATIENCE)
     }
 
-    /// Forgets jobs that do not exist any more: nobody is told of a deletion in particular. Their
-    /// uids are never used again.
+    /// Drops the state of deleted jobs, since deletions cause no reconciliation. Uids are never reused.
     pub fn forget_deleted(&self) {
         let jobs = self.known.state();
         let uids: HashSet<&str> = jobs
@@ -218,7 +213,7 @@ impl Context {
         locked(&self.memory.0).retain(|uid, _| uids.contains(uid.as_str()));
     }
 
-    /// Forgets a job that is over.
+    /// Drops the state of a finished job.
     pub fn forget(&self, job: &TrainingJob) {
         let uid = &job.uid().unwrap_or_default();
         self.agents
@@ -227,13 +222,13 @@ impl Context {
         locked(&self.memory.0).remove(uid);
     }
 
-    /// Whether the last look at it failed.
+    /// Whether the job's last reconciliation failed.
     pub fn has_failed(&self, uid: &str) -> bool {
         self.memory.of(uid, |job| job.failures > 0)
     }
 
-    /// How long to wait after a failed look: between half of a pause and all of it, so that jobs that
-    /// failed together part.
+    /// Pause after a failed reconciliation, with a random factor between 0.5 and 1, so that jobs that
+    /// failed together are not retried together.
     pub fn pause(&self, uid: &str) -> Duration {
         let before = self.memory.of(uid, |job| {
             job.failures = job.failures.saturating_add(1);
@@ -245,8 +240,8 @@ impl Context {
         pause.mul_f64(0.5 + 0.5 * fraction(now()))
     }
 
-    /// What the jobs count on by their statuses is promised to them before the first of them is looked
-    /// at: a controller that was just started knows no promises.
+    /// Restores the reservations from the statuses of all jobs, once, before the first reconciliation: a
+    /// new controller process has none.
     pub fn recover_promises(&self) {
         self.recovered.call_once(|| {
             let mut ledger = locked(&self.ledger);
@@ -257,7 +252,7 @@ impl Context {
     }
 }
 
-/// Resource versions are numbers that only grow (KEP-5504); what is not is taken as old.
+/// Resource versions are increasing numbers (KEP-5504); other values count as 0.
 fn version(job: &TrainingJob) -> u128 {
     job.resource_version()
         .and_then(|version| version.parse().ok())

@@ -1,4 +1,4 @@
-//! The controller's process: caches, agents and looks at jobs, wired together.
+//! The controller process: wires caches, agents and reconciliations together.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -29,34 +29,34 @@ use super::reconcile::{ReconcileError, reconcile};
 use super::stores::{self, GATHER, Touched};
 use super::unreadable;
 use crate::job::api::TrainingJob;
-use crate::job::api::status::State;
+use crate::job::api::status::Phase;
 
-/// Jobs that are looked at at once. Not more, so that one that was begun is soon done: its pods are
-/// there before the last one's companions.
+/// Concurrent reconciliations. The limit lets a started job finish soon: its pods exist before the
+/// companion objects of the last job.
 const AT_ONCE: u16 = 32;
 
-/// How the controller runs.
+/// Options of the controller.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// Where its Lease is.
+    /// Namespace of its Lease.
     pub namespace: String,
-    /// Who it is among the replicas.
+    /// Identity among the replicas.
     pub identity: String,
-    /// Whether there may be other replicas.
+    /// Whether to elect a leader among several replicas.
     pub elect: bool,
-    /// Where it answers `/healthz` and `/metrics`.
+    /// Address of `/healthz` and `/metrics`.
     pub listen: SocketAddr,
-    /// The image that it runs in.
+    /// Image of the controller's own pod.
     pub image: Option<String>,
 }
 
-/// Runs the controller until it is told to stop.
+/// Runs the controller until SIGTERM or SIGINT.
 pub async fn run(options: Options) -> anyhow::Result<()> {
     let client = Client::try_default().await?;
     let health = tokio::net::TcpListener::bind(options.listen).await?;
     let metrics = Arc::new(Metrics::default());
     let counted = metrics.clone();
-    let told = move || async move {
+    let scrape = move || async move {
         (
             [(CONTENT_TYPE, "text/plain; version=0.0.4")],
             counted.text(),
@@ -64,7 +64,7 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
     };
     let routes = Router::new()
         .route("/healthz", get(|| async { "ok\n" }))
-        .route("/metrics", get(told));
+        .route("/metrics", get(scrape));
     tokio::spawn(async move { axum::serve(health, routes).await });
     let work = control(
         client.clone(),
@@ -119,7 +119,7 @@ async fn control(
         newest: Default::default(),
         recovered: std::sync::Once::new(),
     });
-    let house = tokio::spawn(housekeeping::keep(context.clone()));
+    let housekeeper = tokio::spawn(housekeeping::keep(context.clone()));
     let woken = futures::stream::unfold(woken, |mut woken| async {
         let job = woken.recv().await?;
         Some((job, woken))
@@ -128,17 +128,17 @@ async fn control(
         .with_config(Config::default().concurrency(AT_ONCE))
         .reconcile_on(woken)
         .run(reconcile, again, context)
-        .for_each(|looked| {
-            metrics.looked(looked.is_ok());
+        .for_each(|reconciled| {
+            metrics.looked(reconciled.is_ok());
             async move {
-                if let Err(error) = looked {
-                    debug!(%error, "a look failed");
+                if let Err(error) = reconciled {
+                    debug!(%error, "reconciliation failed");
                 }
             }
         })
         .await;
     pool.abort();
-    house.abort();
+    housekeeper.abort();
     telling.abort();
     Ok(())
 }
@@ -147,10 +147,10 @@ fn again(job: Arc<TrainingJob>, error: &ReconcileError, context: Arc<Context>) -
     let conflict =
         matches!(error, ReconcileError::Api(kube::Error::Api(status)) if status.is_conflict());
     if conflict {
-        // Somebody changed the job meanwhile: look at what it is now.
+        // The job has changed meanwhile: reconcile its current version.
         return Action::requeue(Duration::from_millis(50));
     }
-    warn!(job = %job.name_any(), namespace = job.namespace(), %error, "a look failed");
+    warn!(job = %job.name_any(), namespace = job.namespace(), %error, "reconciliation failed");
     let uid = job.uid().unwrap_or_default();
     if let ReconcileError::Definition(_) = error
         && !context.has_failed(&uid)
@@ -160,7 +160,7 @@ fn again(job: Arc<TrainingJob>, error: &ReconcileError, context: Arc<Context>) -
     Action::requeue(context.pause(&uid))
 }
 
-/// Turns what was touched into jobs to look at.
+/// Turns changes into the jobs to reconcile.
 async fn pass_on(
     mut touches: impl Stream<Item = Touched> + Unpin,
     jobs: Store<TrainingJob>,
@@ -194,7 +194,7 @@ async fn pass_on(
                 all = None;
                 for job in jobs.state() {
                     let over = job.status.as_ref().is_some_and(|status| {
-                        matches!(status.state, State::Complete | State::Failed)
+                        matches!(status.phase, Phase::Complete | Phase::Failed)
                     });
                     if !over && wake.send(ObjectRef::from_obj(job.as_ref())).is_err() {
                         return;

@@ -1,34 +1,34 @@
-//! What the end of a generation counts: failures against their budget, each with a pause after it;
-//! nodes and pods that went away never.
+//! Counts the outcome of a generation: failures count against the budget and cause a pause; lost
+//! nodes and pods never count.
 
 use crate::job::Outcome;
 use crate::job::api::status::{PodFailures, TrainingJobStatus};
+use crate::job::api::time::{micro_time, seconds};
 
-/// The first pause after a failure, seconds; twice as long after each.
+/// First pause after a failure, seconds; it doubles with each failure.
 const BACK_OFF: f64 = 2.0;
-/// The longest pause, seconds.
+/// Upper limit of the pause, seconds.
 const LONGEST_BACK_OFF: f64 = 300.0;
 
-/// A generation that ended.
+/// A generation whose ranks have all ended.
 pub struct Ended {
-    /// How.
     pub outcome: Outcome,
-    /// No pod or node went away: a rank that is lost was killed where its pod lives, or crashes.
+    /// No pod or node was lost: a lost rank crashed or was killed in a living pod.
     pub killed: bool,
-    /// Failures that are forgiven without progress between them.
+    /// Allowed failures without progress between them.
     pub budget: u32,
 }
 
 impl Ended {
-    /// Counts it. Returns what it comes to: a rank that is killed again and again in a pod that lives
-    /// is a failure.
+    /// Counts it and returns the resulting outcome: repeated kills of a rank in a living pod are a
+    /// failure.
     pub fn count(self, status: &mut TrainingJobStatus, now: f64) -> Outcome {
         let again = status.restarts > 0;
         match &self.outcome {
             Outcome::Failed { .. } => back_off(status, now),
             Outcome::Lost { .. } => match (self.killed, again) {
                 (true, true) => back_off(status, now),
-                // Once, it is started again at once.
+                // The first loss restarts without a pause.
                 (true, false) => status.restarts += 1,
                 (false, _) => status.disruptions += 1,
             },
@@ -47,11 +47,15 @@ impl Ended {
     }
 }
 
-/// A round of pods that ended before they could train: the next one is made after a pause. Those that
-/// end in it are of the same round.
+/// Counts a round of pods that ended before they could train; the next round starts after a pause.
+/// Pods that end during the pause belong to the same round.
 pub fn count_pods(status: &mut TrainingJobStatus, last: String, now: f64) {
-    if let Some(failures) = status.pod_failures.as_mut().filter(|f| now < f.again) {
-        failures.last = last;
+    if let Some(failures) = status
+        .pod_failures
+        .as_mut()
+        .filter(|f| now < seconds(&f.retry_not_before))
+    {
+        failures.message = last;
         return;
     }
     let count = status
@@ -60,24 +64,24 @@ pub fn count_pods(status: &mut TrainingJobStatus, last: String, now: f64) {
         .map_or(0, |failures| failures.count);
     status.pod_failures = Some(PodFailures {
         count: count.saturating_add(1),
-        last,
-        again: now + pause(count, now),
+        message: last,
+        retry_not_before: micro_time(now + pause(count, now)),
     });
 }
 
 fn back_off(status: &mut TrainingJobStatus, now: f64) {
-    status.not_before = Some(now + pause(status.restarts, now));
+    status.restart_not_before = Some(micro_time(now + pause(status.restarts, now)));
     status.restarts += 1;
 }
 
-/// Seconds to wait after so many failures and one more.
+/// Seconds to wait after a failure that follows `before` others.
 fn pause(before: u32, now: f64) -> f64 {
     let pause = BACK_OFF * f64::from(2u32.saturating_pow(before.min(16)));
-    // Between half of it and all of it, so that jobs that failed together part.
+    // Random factor between 0.5 and 1, so that jobs that failed together do not restart together.
     pause.min(LONGEST_BACK_OFF) * (0.5 + 0.5 * fraction(now))
 }
 
-/// The digits of a clock that nobody chooses.
+/// Fraction of the current millisecond, as a cheap random number in 0..1.
 pub fn fraction(now: f64) -> f64 {
     (now * 1000.0).fract()
 }
@@ -88,12 +92,12 @@ mod tests {
 
     const NOW: f64 = 1000.0;
 
-    /// Ends so many generations in the same way; what the last comes to, and the pause after it.
+    /// Ends `times` generations in the same way; returns the last outcome and the pause after it.
     fn after(times: u32, outcome: &Outcome, killed: bool) -> (TrainingJobStatus, Outcome, f64) {
         let mut status = TrainingJobStatus::default();
         let mut last = Outcome::Drained;
         for _ in 0..times {
-            status.not_before = None;
+            status.restart_not_before = None;
             let ended = Ended {
                 outcome: outcome.clone(),
                 killed,
@@ -101,7 +105,10 @@ mod tests {
             };
             last = ended.count(&mut status, NOW);
         }
-        let pause = status.not_before.map_or(0.0, |at| at - NOW);
+        let pause = status
+            .restart_not_before
+            .as_ref()
+            .map_or(0.0, |at| seconds(at) - NOW);
         (status, last, pause)
     }
 
@@ -113,14 +120,14 @@ mod tests {
     }
 
     #[test]
-    fn lost_nodes_never_count_and_never_wait() {
+    fn lost_nodes_neither_count_nor_pause() {
         let (status, last, pause) = after(20, &lost(), false);
         assert_eq!((status.restarts, status.disruptions, pause), (0, 20, 0.0));
         assert_eq!(last, lost());
     }
 
     #[test]
-    fn a_rank_that_crashes_for_ever_in_a_pod_that_lives_is_a_failure_in_the_end() {
+    fn repeated_crashes_in_a_living_pod_become_a_failure() {
         let (status, last, pause) = after(1, &lost(), true);
         assert_eq!(
             (status.restarts, pause),
@@ -139,13 +146,13 @@ mod tests {
     }
 
     #[test]
-    fn pods_that_end_in_a_pause_are_of_the_same_round() {
+    fn pods_that_end_during_a_pause_belong_to_the_same_round() {
         let mut status = TrainingJobStatus::default();
         for (now, count) in [(NOW, 1), (NOW + 0.9, 1), (NOW + 2.1, 2), (NOW + 3.9, 2)] {
             count_pods(&mut status, format!("at {now}"), now);
             let failures = status.pod_failures.as_ref().unwrap();
             assert_eq!(
-                (failures.count, &*failures.last),
+                (failures.count, &*failures.message),
                 (count, &*format!("at {now}"))
             );
         }

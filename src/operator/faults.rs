@@ -1,6 +1,5 @@
-//! Places at which a test ends the controller as a crash would, by SIGKILL. Nothing happens at them
-//! unless `EVENKEEL_FAULTS` names them, several with commas between; the process says which one it
-//! was, and is gone.
+//! Fault points at which a test crashes the controller with SIGKILL. They have no effect unless
+//! `EVENKEEL_FAULTS` names them, separated by commas; the process prints the point and dies.
 
 use std::collections::BTreeSet;
 use std::io::Write;
@@ -17,15 +16,15 @@ static WANTED: LazyLock<BTreeSet<String>> = LazyLock::new(|| {
         .collect()
 });
 
-/// A place in the course of things. `what` is what the controller is about to bring about.
+/// Crashes here if `place/what` is enabled. `what` is the action or object of the step.
 pub fn point(place: &str, what: &str) {
     if WANTED.is_empty() || !WANTED.contains(&format!("{place}/{what}")) {
         return;
     }
-    // Whoever set the variable reads this; if it cannot be written, there is still the signal.
+    // Informs the test; a failed write does not matter, since the signal follows.
     let _ = writeln!(std::io::stderr(), "fault: {place}/{what}");
     let _ = kill_process(getpid(), Signal::KILL);
-    // The signal is on its way; nothing more may happen here.
+    // Nothing more may happen before the signal arrives.
     loop {
         std::thread::park();
     }

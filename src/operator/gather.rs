@@ -1,12 +1,12 @@
-//! Touches of one thing within a short while are one: a burst of events of a job's pods would be a
-//! look each otherwise. The first is passed on at once, the rest together when the while is over.
+//! Coalesces events per job, so that a burst of pod events does not cause one reconciliation each.
+//! The first event of a window is passed on at once, the others together at its end.
 
 use std::collections::HashMap;
 use std::hash::Hash;
 
 use tokio::time::{Duration, Instant};
 
-/// What was touched lately.
+/// Keys of recent events.
 pub struct Gather<K> {
     window: Duration,
     passed_on: HashMap<K, Instant>,
@@ -14,7 +14,7 @@ pub struct Gather<K> {
 }
 
 impl<K: Eq + Hash + Clone> Gather<K> {
-    /// Nothing yet. Touches of one thing are passed on once in so long.
+    /// Passes on each key at most once per `window`.
     pub fn new(window: Duration) -> Gather<K> {
         Gather {
             window,
@@ -23,7 +23,7 @@ impl<K: Eq + Hash + Clone> Gather<K> {
         }
     }
 
-    /// Something is touched; true where it is to be passed on at once.
+    /// Records an event; true if it is to be passed on at once.
     pub fn touch(&mut self, what: K, now: Instant) -> bool {
         let window = self.window;
         self.passed_on.retain(|_, at| now < *at + window);
@@ -39,12 +39,12 @@ impl<K: Eq + Hash + Clone> Gather<K> {
         }
     }
 
-    /// When something is due next.
+    /// Time at which the next key is due.
     pub fn next(&self) -> Option<Instant> {
         self.due.values().min().copied()
     }
 
-    /// What is due by now, to be passed on.
+    /// Keys that are due, to be passed on.
     pub fn due(&mut self, now: Instant) -> Vec<K> {
         let due: Vec<K> = self
             .due
@@ -70,15 +70,15 @@ mod tests {
         let mut gather = Gather::new(window);
         assert!(gather.touch("a", at(0)));
         assert!(!gather.touch("a", at(10)) && !gather.touch("a", at(190)));
-        assert!(gather.touch("b", at(50)), "each for itself");
+        assert!(gather.touch("b", at(50)), "keys are independent");
         assert_eq!(gather.next(), Some(at(200)));
         assert!(gather.due(at(199)).is_empty());
         assert_eq!(gather.due(at(200)), ["a"]);
-        assert_eq!(gather.next(), None, "nothing was left out of `b`'s");
-        // It was just passed on, so that the next waits again.
+        assert_eq!(gather.next(), None, "`b` has no further event");
+        // It was just passed on, so the next event waits again.
         assert!(!gather.touch("a", at(210)));
         assert_eq!(gather.due(at(400)), ["a"]);
         assert!(gather.touch("a", at(700)));
-        assert!(gather.passed_on.len() == 1, "old ones are forgotten");
+        assert!(gather.passed_on.len() == 1, "expired keys are dropped");
     }
 }

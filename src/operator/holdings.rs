@@ -1,5 +1,5 @@
-//! Which pods a job has, and which devices pods hold on which node: kept with every change that is
-//! heard of, so that a look at a job goes through its own pods and the nodes, and not through all pods.
+//! Index of the pods by job, and of their devices by node. It is updated with every watch event, so
+//! that a reconciliation reads the job's pods and the nodes, but not all pods.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
@@ -10,15 +10,15 @@ use kube::runtime::watcher::Event;
 use super::build::JOB_LABEL;
 use crate::inventory::kubernetes::{device_names, devices};
 
-/// What a pod means to others.
+/// The indexed fields of a pod.
 struct Holding {
-    /// The job that it says it is of.
+    /// Job in its label.
     job: Option<String>,
-    /// The uid of the TrainingJob that made it.
+    /// Uid of the TrainingJob that owns it.
     owner: Option<String>,
-    /// The node that it is bound to.
+    /// Node to which it is bound.
     node: Option<String>,
-    /// What it holds there; nothing once it is over.
+    /// Devices by resource that it holds on the node; empty once it has ended.
     devices: Vec<(String, u64)>,
 }
 
@@ -44,31 +44,31 @@ impl Holding {
     }
 }
 
-/// The pods of a job.
+/// Pods of a job.
 #[derive(Default)]
 struct OfJob {
     names: BTreeSet<String>,
-    /// Which of all changes was the last one of these pods.
+    /// Number of the last change of these pods.
     changed: u64,
 }
 
-/// All pods, by what others want to know of them.
+/// Index of all pods by job and of their devices by node.
 #[derive(Default)]
 pub struct Holdings {
     /// By namespace and name.
     pods: HashMap<String, HashMap<String, Holding>>,
-    /// Those of jobs, by namespace and job.
+    /// Pods of jobs, by namespace and job.
     jobs: HashMap<String, HashMap<String, OfJob>>,
-    /// Changes so far.
+    /// Number of changes so far.
     changes: u64,
-    /// Devices by resource and node.
+    /// Held devices, by resource and node.
     held: HashMap<String, BTreeMap<String, u64>>,
-    /// What the list that is under way has named so far.
+    /// Pods that the current list has named so far; `None` while no list is under way.
     listed: Option<HashSet<(String, String)>>,
 }
 
 impl Holdings {
-    /// Takes in what happened to a pod.
+    /// Applies a watch event.
     pub fn take(&mut self, event: &Event<Pod>) {
         match event {
             Event::Init => self.listed = Some(HashSet::new()),
@@ -150,14 +150,14 @@ impl Holdings {
         }
     }
 
-    /// The names of a job's pods.
+    /// Names of a job's pods.
     pub fn pods_of(&self, namespace: &str, job: &str) -> impl Iterator<Item = &str> {
         let pods = self.of_job(namespace, job);
         let names = pods.into_iter().flat_map(|pods| &pods.names);
         names.map(String::as_str)
     }
 
-    /// Which of all changes was the last one of a job's pods; 0 while it has none.
+    /// Number of the last change of a job's pods; 0 while it has none.
     pub fn changed(&self, namespace: &str, job: &str) -> u64 {
         self.of_job(namespace, job).map_or(0, |pods| pods.changed)
     }
@@ -172,7 +172,7 @@ impl Holdings {
         pod.is_some_and(|pod| pod.node.is_some())
     }
 
-    /// Devices held on each node, without those of the pods that the job with this uid made.
+    /// Devices held on each node, excluding those of pods that the job with this uid owns.
     pub fn held(
         &self,
         resource: &str,
@@ -198,12 +198,12 @@ impl Holdings {
     }
 }
 
-/// The node that a pod is bound to.
+/// Node to which a pod is bound.
 pub fn node_of(pod: &Pod) -> Option<&str> {
     pod.spec.as_ref()?.node_name.as_deref()
 }
 
-/// Whether a pod has ended: it holds no devices any more.
+/// Whether a pod has ended; it then holds no devices.
 pub fn is_over(pod: &Pod) -> bool {
     let phase = pod
         .status
@@ -221,7 +221,7 @@ mod tests {
 
     const GPU: &str = "nvidia.com/gpu";
 
-    /// A pod of job `j0` … or of nobody, on node `n0` … or on none.
+    /// A pod of one of the jobs `j0` … or of no job, on one of the nodes `n0` … or on none.
     fn pod(name: u8, job: Option<u8>, node: Option<u8>, gpus: u64, over: bool) -> Pod {
         let labels = job.map(|job| json!({JOB_LABEL: format!("j{job}")}));
         let owners = job.map(|job| {
@@ -264,9 +264,9 @@ mod tests {
     }
 
     proptest! {
-        /// What is kept from change to change is what a look at all pods would find.
+        /// The incremental index equals a scan of all pods.
         #[test]
-        fn holdings_are_those_of_a_full_scan(steps in proptest::collection::vec(any_step(), 1..30)) {
+        fn the_pod_index_equals_a_full_scan(steps in proptest::collection::vec(any_step(), 1..30)) {
             let mut holdings = Holdings::default();
             let mut all: BTreeMap<String, Pod> = BTreeMap::new();
             let mut before: HashMap<(u64, String), Vec<String>> = HashMap::new();

@@ -1,4 +1,4 @@
-//! What is done beside the looks at jobs, once a second, for all of them together.
+//! Periodic work for all jobs together, once a second, beside their reconciliations.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -10,28 +10,28 @@ use kube::api::Api;
 use super::context::Context;
 use super::locked::locked;
 
-/// Between two rounds.
+/// Interval between two rounds.
 const ROUND: Duration = Duration::from_secs(1);
 
-/// Goes round until the controller ends.
+/// Runs until the controller ends.
 pub async fn keep(context: Arc<Context>) {
     loop {
         tokio::time::sleep(ROUND).await;
         context.forget_deleted();
-        look_at_leases(&context).await;
+        read_leases(&context).await;
     }
 }
 
-/// Reads the Leases of nodes that are suspected, or whose pods fell silent. A suspected one whose kubelet
-/// has renewed its Lease since is trusted again.
-async fn look_at_leases(context: &Context) {
+/// Reads the Leases of suspected nodes and of nodes with silent pods. The suspicion of a node ends
+/// when its kubelet renews the Lease.
+async fn read_leases(context: &Context) {
     let suspects: BTreeMap<String, SystemTime> =
         locked(&context.ledger).suspects().into_iter().collect();
     let silent = context.leases.wanted();
     let nodes: BTreeSet<&String> = suspects.keys().chain(&silent).collect();
     let leases: Api<Lease> = Api::namespaced(context.client.clone(), "kube-node-lease");
     for node in nodes {
-        // Without an answer the suspicion stays until it is old.
+        // Without an answer the suspicion lasts until it expires.
         let Ok(Some(lease)) = leases.get_opt(node).await else {
             continue;
         };

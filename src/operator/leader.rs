@@ -6,16 +6,16 @@ use kube::Client;
 use kube_lease_manager::LeaseManagerBuilder;
 use tracing::{info, warn};
 
-/// The Lease's name.
+/// Name of the Lease.
 const LEASE: &str = "evenkeel-controller";
-/// A replica that has not renewed for so long is no leader any more, seconds.
+/// Seconds without renewal after which a replica stops leading.
 const DURATION: u64 = 15;
-/// It renews so long before that, seconds.
+/// Seconds before expiry at which the leader renews.
 const GRACE: u64 = 10;
 
-/// Waits to be the leader, then runs `work` until it ends or the Lease is lost. What the work was
-/// doing when the Lease is lost is dropped: its writes would be refused, since the next leader has
-/// written the same objects meanwhile.
+/// Waits for leadership, then runs `work` until it ends or the Lease is lost. Work in progress is
+/// dropped when the Lease is lost: its writes would be refused, since the next leader has written
+/// the same objects meanwhile.
 pub async fn lead<F>(client: Client, namespace: &str, identity: &str, work: F) -> anyhow::Result<()>
 where
     F: Future<Output = anyhow::Result<()>>,
@@ -34,7 +34,7 @@ where
     tokio::select! {
         ended = work => ended,
         lost = leads.wait_for(|leads| !*leads) => {
-            warn!(identity, "the lease is lost: leaving");
+            warn!(identity, "lost the Lease, exiting");
             lost.map(|_| ()).map_err(anyhow::Error::from)
         }
     }

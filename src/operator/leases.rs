@@ -1,8 +1,8 @@
-//! Leases of nodes whose pods fell silent: a kubelet that lives renews its node's every ten seconds, and
-//! Kubernetes itself waits for 40 s and more before it takes one for dead.
+//! Leases of nodes with silent pods. A living kubelet renews its node's Lease every ten seconds;
+//! Kubernetes itself waits 40 s and more before it declares a node dead.
 //!
-//! Only those that somebody asked for are read, and only while somebody asks. What counts is how long a
-//! Lease has stood unchanged here: clocks of other machines are not trusted.
+//! Only requested Leases are read, and only while they are requested. Staleness is the time for which
+//! this process observes a Lease unchanged: the clocks of other machines are not trusted.
 
 use std::collections::HashMap;
 use std::sync::Mutex;
@@ -10,14 +10,15 @@ use std::time::{Duration, Instant, SystemTime};
 
 use super::locked::locked;
 
-/// Half as long again as a kubelet takes between two renewals (a quarter of the 40 s that a Lease holds).
+/// 1.5 times a kubelet's renewal interval of 10 s (a quarter of the Lease duration of 40 s).
 const STALE: Duration = Duration::from_secs(15);
-/// Without an answer of the API server for so long, kubelets had none either: the count begins anew.
+/// Gap between two reads after which the observation restarts: while the API server did not answer,
+/// kubelets could not renew either.
 const GAP: Duration = Duration::from_secs(5);
-/// A node that nobody has asked for so long is read no more.
+/// Time without a request after which a node's Lease is no longer read.
 const WANTED: Duration = Duration::from_secs(20);
 
-/// The Leases that are watched, by node.
+/// Observed Leases, by node.
 #[derive(Default)]
 pub struct Leases(Mutex<HashMap<String, Lease>>);
 
@@ -26,18 +27,18 @@ struct Lease {
     seen: Option<Seen>,
 }
 
-/// What a Lease said when it was read.
+/// Observation of a Lease.
 struct Seen {
     renewed: Option<SystemTime>,
-    /// The first time that it said so, of those that follow one another.
+    /// First of the consecutive reads with this renewal time.
     first: Instant,
-    /// The last time.
+    /// Last read with this renewal time.
     last: Instant,
 }
 
 impl Leases {
-    /// Whether a node's kubelet has stopped renewing its Lease. The first time nobody knows yet: it is
-    /// read from then on.
+    /// Whether a node's kubelet has stopped renewing its Lease. The first call returns false and starts
+    /// the observation.
     pub fn is_stale(&self, node: &str) -> bool {
         self.stale_at(node, Instant::now())
     }
@@ -53,14 +54,14 @@ impl Leases {
         seen.is_some_and(|seen| seen.last - seen.first >= STALE)
     }
 
-    /// The nodes whose Leases are to be read.
+    /// Nodes whose Leases are requested.
     pub fn wanted(&self) -> Vec<String> {
         let mut leases = locked(&self.0);
         leases.retain(|_, lease| lease.asked.elapsed() < WANTED);
         leases.keys().cloned().collect()
     }
 
-    /// Takes in what a node's Lease says.
+    /// Records a read of a node's Lease.
     pub fn read(&self, node: &str, renewed: Option<SystemTime>) {
         self.read_at(node, renewed, Instant::now());
     }
@@ -88,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_lease_is_stale_once_it_was_seen_unchanged_for_long() {
+    fn a_lease_is_stale_after_15_seconds_without_renewal() {
         let leases = Leases::default();
         let start = Instant::now();
         let after = |seconds| start + Duration::from_secs(seconds);
@@ -99,15 +100,15 @@ mod tests {
             }
         };
         read(1, 0..=20);
-        assert!(!leases.stale_at("a", after(20)), "nobody had asked for it");
+        assert!(!leases.stale_at("a", after(20)), "not requested before");
         assert_eq!(leases.wanted(), ["a"]);
         read(1, 21..=35);
-        assert!(!leases.stale_at("b", after(36)), "another one");
+        assert!(!leases.stale_at("b", after(36)), "another node");
         read(1, 36..=36);
         assert!(leases.stale_at("a", after(36)));
         read(2, 37..=37);
         assert!(!leases.stale_at("a", after(53)), "renewed");
-        // Nobody could renew anything meanwhile.
+        // The API server did not answer meanwhile.
         read(2, 60..=74);
         assert!(!leases.stale_at("a", after(74)));
         read(2, 75..=75);

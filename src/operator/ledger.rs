@@ -1,5 +1,5 @@
-//! Devices that are promised: seats that a job counts on although no pod of it is on a node yet.
-//! Jobs decide one after the other under this ledger, so two never plan the same device.
+//! Reservations: devices counted for pods that no node runs yet. Jobs decide one after the other
+//! under the lock of these reservations, so two jobs never plan the same device.
 
 use std::collections::{BTreeSet, HashMap};
 use std::time::{Duration, SystemTime};
@@ -10,23 +10,23 @@ use kube::ResourceExt;
 use super::build::tolerations_and_selector;
 use super::holdings::Holdings;
 use super::stores::Stores;
-use crate::inventory::kubernetes::{Wants, free_seats};
+use crate::inventory::kubernetes::{Wants, free_slots};
 use crate::job::api::TrainingJob;
 
-/// What a job counts on.
+/// Devices reserved for the pods of a job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Promise {
     resource: String,
-    per_seat: u64,
+    per_slot: u64,
     namespace: String,
     job: String,
     pods: BTreeSet<String>,
-    /// Which change of the job's pods was counted after, and how many of them were on no node then.
+    /// Number of the last counted change of the job's pods, and how many were on no node then.
     open: Option<(u64, usize)>,
 }
 
 impl Promise {
-    /// How many of its pods are on no node. Every look at a job asks it of all others, so it is
+    /// Number of its pods that are on no node. Each reconciliation needs it for all other jobs, so it is
     /// counted again only when one of these pods has changed.
     fn open(&mut self, holdings: &Holdings) -> usize {
         let change = holdings.changed(&self.namespace, &self.job);
@@ -42,19 +42,19 @@ impl Promise {
     }
 }
 
-/// The promises of all jobs, by uid.
+/// Reservations of all jobs, by uid, and the suspected nodes.
 #[derive(Debug, Default)]
 pub struct Ledger {
     promises: HashMap<String, Promise>,
     suspects: HashMap<String, SystemTime>,
 }
 
-/// A node that stopped answering gets no new pod for so long: Kubernetes itself needs 50 s, as it
-/// comes, to notice.
+/// Time for which an unresponsive node gets no new pod. Kubernetes with its defaults needs 50 s to
+/// detect such a node.
 const SUSPICION: Duration = Duration::from_secs(90);
 
 impl Ledger {
-    /// From now on the job counts on these pods and no others.
+    /// Reserves devices for these pods of a job and releases its other reservations.
     pub fn promise(&mut self, job: &TrainingJob, wants: &Wants, pods: BTreeSet<String>) {
         let uid = job.uid().unwrap_or_default();
         if pods.is_empty() {
@@ -64,7 +64,7 @@ impl Ledger {
         let known = self.promises.get(&uid).filter(|known| known.pods == pods);
         let promise = Promise {
             resource: wants.resource.clone(),
-            per_seat: wants.per_seat,
+            per_slot: wants.per_slot,
             namespace: job.namespace().unwrap_or_default(),
             job: job.name_any(),
             open: known.and_then(|known| known.open),
@@ -73,20 +73,20 @@ impl Ledger {
         self.promises.insert(uid, promise);
     }
 
-    /// What a job's status says that it counts on.
+    /// Reserves the devices of the slots in a job's status.
     pub fn recover(&mut self, job: &TrainingJob) {
         let Some(status) = &job.status else { return };
         let name = job.name_any();
-        let pods = status.seats.iter().map(|seat| seat.pod(&name)).collect();
+        let pods = status.slots.iter().map(|slot| slot.pod(&name)).collect();
         self.promise(job, &wants(job), pods);
     }
 
-    /// Forgets jobs that do not exist any more.
+    /// Releases the reservations of deleted jobs.
     pub fn keep_only(&mut self, exists: impl Fn(&str) -> bool) {
         self.promises.retain(|job, _| exists(job));
     }
 
-    /// Nothing is counted on these nodes for a while.
+    /// Excludes these nodes for [`SUSPICION`].
     pub fn suspect(&mut self, nodes: &BTreeSet<String>) {
         let now = SystemTime::now();
         self.suspects.retain(|_, since| recent(*since));
@@ -95,7 +95,7 @@ impl Ledger {
         }
     }
 
-    /// The nodes under suspicion, and since when.
+    /// Suspected nodes, each with the start of the suspicion.
     pub fn suspects(&self) -> Vec<(String, SystemTime)> {
         self.suspects
             .iter()
@@ -103,25 +103,24 @@ impl Ledger {
             .collect()
     }
 
-    /// Whether a node is under suspicion.
+    /// Whether a node is suspected.
     pub fn suspects_node(&self, node: &str) -> bool {
         self.suspects.get(node).is_some_and(|since| recent(*since))
     }
 
-    /// A node gave a sign of life.
+    /// Ends the suspicion of a node.
     pub fn trust(&mut self, node: &str) {
         self.suspects.remove(node);
     }
 
-    /// The job is over.
+    /// Releases the reservations of a job.
     pub fn forget(&mut self, job: &str) {
         self.promises.remove(job);
     }
 
-    /// Seats that fit for a job: free devices, and those that its own pods hold. One of its pods
-    /// that is on its way out holds its devices for as long as it takes; the pod in its place waits
-    /// for them.
-    pub fn seats(&mut self, stores: &Stores, job: &TrainingJob, wants: &Wants) -> u32 {
+    /// Slots that fit for a job, on free devices and on those that the job's pods hold. A terminating pod holds
+    /// its devices until it has ended; its replacement waits for them.
+    pub fn slots(&mut self, stores: &Stores, job: &TrainingJob, wants: &Wants) -> u32 {
         let (namespace, name) = (job.namespace().unwrap_or_default(), job.name_any());
         let uid = job.uid().unwrap_or_default();
         let holdings = stores.holdings();
@@ -132,7 +131,7 @@ impl Ledger {
             .filter(|(other, promise)| **other != uid && promise.resource == wants.resource)
             .flat_map(|(_, promise)| {
                 let open = promise.open(&holdings);
-                std::iter::repeat_n(promise.per_seat, open)
+                std::iter::repeat_n(promise.per_slot, open)
             })
             .collect();
         drop(holdings);
@@ -145,16 +144,16 @@ impl Ledger {
             .iter()
             .map(AsRef::as_ref)
             .filter(|node| !suspect(node));
-        free_seats(nodes, &held, &promised, wants)
+        free_slots(nodes, &held, &promised, wants)
     }
 }
 
-/// What a job asks of a node.
+/// Resource request of a job's pod.
 pub fn wants(job: &TrainingJob) -> Wants {
     let (tolerations, node_selector) = tolerations_and_selector(job);
     Wants {
         resource: job.spec.resource_name.clone(),
-        per_seat: job.spec.gpus_per_node.into(),
+        per_slot: job.spec.gpus_per_node.into(),
         node_selector,
         tolerations,
     }

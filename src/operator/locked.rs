@@ -1,8 +1,8 @@
-//! What several looks share, behind locks.
+//! Access to locked state that reconciliations share.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// The value behind a lock, also after a thread that held it panicked.
+/// Locks a mutex, also after a panic of its holder.
 pub fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

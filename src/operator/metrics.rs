@@ -1,4 +1,4 @@
-//! The controller's own figures, in Prometheus' text format.
+//! The controller's metrics, in the Prometheus text format.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -9,7 +9,7 @@ use kube::runtime::reflector::Store;
 
 use crate::job::api::TrainingJob;
 
-/// What is counted while the controller runs.
+/// Counters of the controller process.
 #[derive(Default)]
 pub struct Metrics {
     looks: AtomicU64,
@@ -18,13 +18,12 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// This replica leads, and knows these jobs.
+    /// Records that this replica leads, with its cache of jobs.
     pub fn leads(&self, jobs: Store<TrainingJob>) {
-        // A replica leads at most once: when it loses the Lease it leaves.
+        // A replica leads at most once: it exits when it loses the Lease.
         let _ = self.jobs.set(jobs);
     }
 
-    /// A job was looked at.
     pub fn looked(&self, well: bool) {
         self.looks.fetch_add(1, Ordering::Relaxed);
         if !well {
@@ -32,7 +31,7 @@ impl Metrics {
         }
     }
 
-    /// All of it as text.
+    /// All metrics in the Prometheus text format.
     pub fn text(&self) -> String {
         let jobs = self.jobs.get();
         let mut states: BTreeMap<String, u64> = BTreeMap::new();
@@ -40,7 +39,7 @@ impl Metrics {
             let state = job
                 .status
                 .as_ref()
-                .map(|status| status.state)
+                .map(|status| status.phase)
                 .unwrap_or_default();
             *states.entry(format!("{state:?}")).or_default() += 1;
         }
@@ -60,13 +59,13 @@ impl Metrics {
             (
                 "looks_total",
                 "counter",
-                "Looks at jobs that led to a decision or to an error.",
+                "Reconciliations of jobs.",
                 single(self.looks.load(Ordering::Relaxed)),
             ),
             (
                 "failed_looks_total",
                 "counter",
-                "Looks that ended in an error and are repeated.",
+                "Reconciliations that failed and are retried.",
                 single(self.failed.load(Ordering::Relaxed)),
             ),
         ];
@@ -88,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn looks_are_counted_and_a_replica_that_waits_says_so() {
+    fn metrics_count_reconciliations_and_show_the_leader() {
         let metrics = Metrics::default();
         metrics.looked(true);
         metrics.looked(false);

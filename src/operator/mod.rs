@@ -1,8 +1,8 @@
 //! The controller of TrainingJobs: observe → decide → build → apply → write status, one file each.
 //!
-//! [`crate::job::steer`] decides, without knowing the API server; here is what it is told and what
-//! becomes of its decisions. The status is written before anything is made, and everything that is
-//! made is named by it: a controller that is killed between the two goes on from the status.
+//! [`crate::job::steer`] decides without access to the API server. This module collects its input
+//! and applies its decisions. The status is written before any object is created, and it names all
+//! objects: a controller that is killed between the two steps continues from the status.
 
 mod agents;
 mod announce;
@@ -29,5 +29,5 @@ mod status;
 mod stores;
 mod unreadable;
 
-pub use build::{AGENT_PORT, JOB_LABEL, SEAT_LABEL, run_directory};
+pub use build::{AGENT_PORT, JOB_LABEL, SLOT_LABEL, run_directory};
 pub use controller::{Options, run};

@@ -1,4 +1,4 @@
-//! What a job looks like from outside: its pods, their nodes, what their agents say.
+//! Observes a job: its pods, their nodes, and the states of their agents.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -18,53 +18,53 @@ use super::stores::Stores;
 use crate::inventory::kubernetes::{Standing, Wants, standing};
 use crate::job::Pin;
 use crate::job::agent_state::{self, AgentState, Problem};
-use crate::job::api::status::{Current, Seat, TrainingJobStatus};
+use crate::job::api::status::{Current, Slot, TrainingJobStatus};
 use crate::job::api::{OnCordon, TrainingJob};
 use crate::job::generation::PodRef;
 use crate::job::protocol::Ending;
 use crate::job::seen::Seen;
-use crate::job::steer::{PodSeen, SeatSeen};
+use crate::job::steer::{PodSeen, SlotSeen};
 
-/// What a job looks like.
+/// Observed state of a job.
 pub struct Observation {
-    /// Its pods, by name.
+    /// The job's pods, by name.
     pub pods: BTreeMap<String, Arc<Pod>>,
-    /// Its seats.
-    pub seats: Vec<SeatSeen>,
-    /// Why seats are lost or leaving, for people.
-    pub reasons: BTreeMap<Seat, String>,
-    /// What the agents say, by pod.
+    /// The job's slots, each with the state of its pod.
+    pub slots: Vec<SlotSeen>,
+    /// Messages for lost, leaving and outdated slots.
+    pub reasons: BTreeMap<Slot, String>,
+    /// States of the agents, by pod.
     pub agents: BTreeMap<String, AgentState>,
-    /// The newest generation's ranks.
+    /// Ranks of the newest generation.
     pub ranks: Vec<Seen>,
-    /// The first rank of a member that is lost, and why.
+    /// First rank of a lost member, with the reason.
     pub lost_member: Option<(u64, String)>,
-    /// The newest checkpoint that an agent knows of.
+    /// The newest checkpoint that an agent reports.
     pub committed: Option<Pin>,
-    /// Why an agent cannot start ranks.
+    /// A problem or wait that keeps an agent from starting ranks.
     pub problem: Option<Problem>,
-    /// Seats that stay on nodes which take no new pods.
+    /// Number of slots with ready pods on nodes that accept no new pods.
     pub staying: u32,
-    /// Where the pods may run.
+    /// Resource request of the job's pods.
     pub wants: Wants,
-    /// How pods ended that were never part of a generation, other than by being deleted or evicted.
+    /// Messages of pods that ended by themselves before they were members of a generation.
     pub ended_early: Vec<String>,
-    /// What was edited of the spec is taken up.
+    /// Whether edits of the spec take effect.
     pub edits: bool,
-    /// A program of the user's own may run, and commit, in a pod that does not answer.
+    /// An external trainer may still run, and commit, in a pod that does not answer.
     pub may_commit: bool,
     /// Pods whose agents do not answer.
     unreachable: BTreeSet<String>,
-    /// Those of them whose nodes, or peers, say so too: nobody there will confirm that they ended.
+    /// Pods that are lost by further evidence: no kubelet will confirm their end.
     out_of_reach: BTreeSet<String>,
-    /// Nodes of lost pods that did not answer any more: nothing new is counted on them for now,
-    /// whatever Kubernetes still thinks of them.
+    /// Nodes of lost pods whose agents did not answer. They get no new pods for now, even if Kubernetes
+    /// still considers them ready.
     pub suspects: BTreeSet<String>,
 }
 
 impl Observation {
-    /// Looks. `edits`: whether what was edited of the spec is to be taken up; an edit that cannot be
-    /// planned is not.
+    /// Observes a job. `edits`: whether edits of the spec take effect; one that cannot be planned does
+    /// not.
     pub fn of(
         job: &TrainingJob,
         status: &TrainingJobStatus,
@@ -93,12 +93,12 @@ impl Observation {
             .filter_map(|pod| {
                 let ip = pod.status.as_ref()?.pod_ip.as_deref()?;
                 let uid = pod.uid()?;
-                // A fake or dead node's pod has no agent; asking it costs one task.
+                // A pod on a fake or dead node has no agent; polling it costs one task.
                 Some((pod.name_any(), agents.heard(&uid, ip, &reference)))
             })
             .collect();
         let mut seen = Observation {
-            seats: Vec::new(),
+            slots: Vec::new(),
             reasons: BTreeMap::new(),
             agents: heard
                 .iter()
@@ -131,7 +131,7 @@ impl Observation {
             let heard = heard.get(pod)?;
             let silent = match heard.silent_since {
                 Some(since) => since.elapsed(),
-                // It answers, or was not asked yet.
+                // It answers, or has not been polled yet.
                 None if heard.state.is_some() => return None,
                 None => Duration::ZERO,
             };
@@ -155,8 +155,8 @@ impl Observation {
         });
         let silences: BTreeMap<String, String> = gone.collect();
         seen.may_commit = may_commit;
-        for seat in &status.seats {
-            let pod = seat.pod(&name);
+        for slot in &status.slots {
+            let pod = slot.pod(&name);
             let (how, why) = seen.pod(job, status, &pod, stores, heard.get(&pod), &silences);
             if let Some(end) = seen.ended_early(status, &pod) {
                 seen.ended_early.push(end);
@@ -171,15 +171,15 @@ impl Observation {
                 seen.staying += 1;
             }
             if let Some(why) = why {
-                seen.reasons.insert(*seat, why);
+                seen.reasons.insert(*slot, why);
             }
-            seen.seats.push(SeatSeen {
-                seat: *seat,
+            seen.slots.push(SlotSeen {
+                slot: *slot,
                 pod: how,
             });
         }
         if let Some(current) = &status.generation {
-            seen.look_at_ranks(&name, status, current);
+            seen.collect_ranks(&name, status, current);
         }
         let members = seen.agents.iter();
         let members = members.filter(|(pod, _)| member_of(status, pod).is_some());
@@ -188,14 +188,14 @@ impl Observation {
         seen
     }
 
-    /// How a pod ended that was never part of a generation, where it ended by itself.
+    /// Message of a pod that ended by itself before it was a member of a generation.
     fn ended_early(&self, status: &TrainingJobStatus, name: &str) -> Option<String> {
         let pod = self.pods.get(name)?;
         let own = is_over(pod) && !disrupted(pod) && pod.metadata.deletion_timestamp.is_none();
         (own && member_of(status, name).is_none()).then(|| end_of(pod))
     }
 
-    /// What holds up a pod that is coming, in its agent's or Kubernetes' words; `None` while it is only young.
+    /// The agent's or Kubernetes' reason for which a pod is not ready; `None` while it starts normally.
     pub fn held_up(&self, pod: &str) -> Option<String> {
         let agent = self.agents.get(pod);
         if let Some(problem) = agent.and_then(|agent| agent.problem.as_ref()) {
@@ -221,14 +221,14 @@ impl Observation {
         Some(format!("{pod}: {why}"))
     }
 
-    /// Whether the pool counts the pod's node.
+    /// Whether the pod's node accepts new pods.
     fn on_open_node(&self, pod: &str, stores: &Stores) -> bool {
         let node = self.pods.get(pod).and_then(|pod| node_of(pod));
         let node = node.and_then(|node| stores.nodes.get(&ObjectRef::new(node)));
         node.is_some_and(|node| standing(&node, &self.wants.tolerations) == Standing::Open)
     }
 
-    /// Whether the newest generation's ranks in a pod are known to have ended.
+    /// Whether all ranks of the newest generation in a pod have ended.
     fn all_ended(&self, status: &TrainingJobStatus, pod: &str) -> bool {
         let current = status.generation.as_ref();
         let number = current.map(|current| current.record.number);
@@ -237,7 +237,7 @@ impl Observation {
         })
     }
 
-    /// Members whose ranks a peer names as lost.
+    /// Pods of members whose ranks a peer reports as lost.
     fn named_as_lost(&self, current: &Current) -> BTreeSet<String> {
         let number = current.record.number;
         let theirs = self
@@ -321,12 +321,12 @@ impl Observation {
         let agent = self.agents.get(name);
         let broken = agent.and_then(|agent| agent.problem.as_ref());
         if let Some(broken) = broken.filter(|p| member.is_some() && p.is_of_hardware()) {
-            // Another pod there finds the same before it is given ranks.
+            // A new pod on this node detects the same problem before it gets ranks.
             let why = format!("pod {name}: {}", broken.message);
             return (PodSeen::Leaving, Some(why));
         }
         match standing {
-            Standing::Cordoned if job.spec.elasticity.on_cordon == OnCordon::Shrink => {
+            Standing::Cordoned if job.spec.elasticity.on_cordon == OnCordon::Drain => {
                 return (
                     PodSeen::Leaving,
                     Some(format!("node {node_name} is cordoned")),
@@ -344,15 +344,15 @@ impl Observation {
         let fit = agent.is_some_and(|agent| {
             agent.problem.is_none() && agent.devices >= u64::from(job.spec.gpus_per_node)
         });
-        // A member is there until it is known to be lost.
+        // A member counts as ready until it is lost.
         match (answers && fit) || member.is_some() {
             true => (PodSeen::Ready, None),
             false => (PodSeen::Coming, None),
         }
     }
 
-    /// Puts together what the members' agents say of their ranks.
-    fn look_at_ranks(&mut self, job: &str, status: &TrainingJobStatus, current: &Current) {
+    /// Collects the rank states of all members' agents.
+    fn collect_ranks(&mut self, job: &str, status: &TrainingJobStatus, current: &Current) {
         let number = current.record.number;
         for (first, member) in current.record.shares() {
             let count = usize::try_from(member.ranks).unwrap_or(0);
@@ -378,8 +378,8 @@ impl Observation {
                     self.committed = Some(pin.clone());
                 }
             }
-            let seat = status.seats.iter().find(|seat| seat.pod(job) == name);
-            let how = seat.and_then(|seat| self.seats.iter().find(|seen| seen.seat == *seat));
+            let slot = status.slots.iter().find(|slot| slot.pod(job) == name);
+            let how = slot.and_then(|slot| self.slots.iter().find(|seen| seen.slot == *slot));
             let lost = how.is_none_or(|seen| seen.pod == PodSeen::Lost);
             if lost {
                 let killed_for_memory = self.pods.get(&name).is_some_and(|pod| oom_killed(pod));
@@ -389,7 +389,7 @@ impl Observation {
                     }
                     if killed_for_memory && seen.out_of_memory.is_none() {
                         seen.out_of_memory = Some(format!(
-                            "the container of rank {rank} was killed for its memory limit"
+                            "the container of rank {rank} exceeded its memory limit and was killed"
                         ));
                     }
                 }
@@ -397,7 +397,7 @@ impl Observation {
                     .iter()
                     .all(|seen| !matches!(seen.ending, Some(Ending::Signal(_))));
                 if !finished && self.lost_member.is_none() {
-                    let why = seat.and_then(|seat| self.reasons.get(seat)).cloned();
+                    let why = slot.and_then(|slot| self.reasons.get(slot)).cloned();
                     let why = why.unwrap_or_else(|| format!("pod {name} is gone"));
                     self.lost_member = Some((first, why));
                 }
@@ -408,8 +408,8 @@ impl Observation {
 }
 
 impl Observation {
-    /// Whether nobody on the pod's node will confirm that it ended. `suspect`: nodes that stopped
-    /// answering a moment ago. An agent that is only silent may be starting, or saying goodbye.
+    /// Whether no kubelet will confirm the end of the pod. `suspect`: whether a node is suspected. An
+    /// agent that is only silent may be starting or terminating.
     pub fn is_out_of_reach(&self, pod: &Pod, suspect: impl Fn(&str) -> bool) -> bool {
         let name = pod.name_any();
         let suspect = || node_of(pod).is_some_and(suspect);
@@ -417,14 +417,14 @@ impl Observation {
     }
 }
 
-/// The member of the newest generation that a pod of this name is.
+/// The newest generation's member with this pod name.
 fn member_of<'s>(status: &'s TrainingJobStatus, name: &str) -> Option<&'s PodRef> {
     let current = status.generation.as_ref()?;
     let mut members = current.record.members.iter().filter_map(|m| m.pod.as_ref());
     members.find(|pod| pod.name == name)
 }
 
-/// Whether this very job made the pod, not one that had its name before.
+/// Whether this job owns the pod, and not an earlier job of the same name.
 fn belongs(pod: &Pod, job: &TrainingJob) -> bool {
     let owners = pod.metadata.owner_references.iter().flatten();
     owners
@@ -454,7 +454,7 @@ fn oom_killed(pod: &Pod) -> bool {
     terminated(pod).is_some_and(|end| end.reason.as_deref() == Some("OOMKilled"))
 }
 
-/// As much of a text as a status line takes.
+/// Truncates a text to 200 characters for a status line.
 fn short(text: &str) -> String {
     text.chars().take(200).collect()
 }
@@ -466,12 +466,12 @@ fn end_of(pod: &Pod) -> String {
     match (terminated(pod), reason) {
         (Some(end), _) => {
             let reason = end.reason.clone().unwrap_or_default();
-            let said = end.message.iter().map(|words| words.trim());
-            let said = said.map(|words| format!(": {}", short(words)));
+            let message = end.message.iter().map(|text| text.trim());
+            let message = message.map(|text| format!(": {}", short(text)));
             format!(
                 "pod {name} ended with exit code {} {reason}{}",
                 end.exit_code,
-                said.collect::<String>()
+                message.collect::<String>()
             )
             .trim_end()
             .into()

@@ -1,4 +1,4 @@
-//! From a TrainingJob to plans: the recipe is read once and kept in the status, and every world is
+//! Plans of a TrainingJob. The recipe is read once and its snapshot kept in the status; every world is
 //! planned by the same rules as on the command line.
 
 use std::collections::HashMap;
@@ -10,22 +10,23 @@ use xxhash_rust::xxh3::xxh3_128;
 
 use super::build;
 use crate::batch::{self, Plan, PlanRequest, Reached, Refused};
-use crate::job::api::status::{RecipeSnapshot, Seat, TrainingJobStatus};
+use crate::job::api::condition::ConditionReason;
+use crate::job::api::status::{RecipeSnapshot, Slot, TrainingJobStatus};
 use crate::job::api::{ConfigMapKey, TrainingJob};
 use crate::recipe::{self, Recipe, Severity, own_command};
 
-/// Why a job cannot be planned: a condition's reason and message.
+/// Reason and message of the condition of a job that cannot be planned.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusal {
-    /// One CamelCase word.
-    pub reason: &'static str,
-    /// In words, with the way out.
+    /// The reason of the condition `Planned`.
+    pub reason: ConditionReason,
+    /// The problem and how to solve it.
     pub message: String,
-    /// Waiting may help: what it needs is not there yet.
+    /// A missing object is the problem: the job waits for it.
     pub waits: bool,
 }
 
-/// The recipe that the job was first planned with, or what its source holds now.
+/// The recipe snapshot in the status, or a new one from the recipe's source.
 pub async fn snapshot(client: &Client, job: &TrainingJob) -> Result<RecipeSnapshot, Refusal> {
     if let Some(kept) = job.status.as_ref().and_then(|status| status.recipe.clone()) {
         return Ok(kept);
@@ -41,7 +42,7 @@ pub async fn snapshot(client: &Client, job: &TrainingJob) -> Result<RecipeSnapsh
     };
     if text.is_none() && files.is_empty() && source.files.is_empty() {
         return Err(missing(
-            "spec.recipe has neither inline text, nor a configMap, nor files".into(),
+            "spec.recipe has no recipe: set inline, configMap or files".into(),
         ));
     }
     let mut snapshot = RecipeSnapshot::of(source, text, &job.spec.overrides);
@@ -51,7 +52,7 @@ pub async fn snapshot(client: &Client, job: &TrainingJob) -> Result<RecipeSnapsh
     Ok(snapshot)
 }
 
-/// The recipe's text in a ConfigMap, or the files that its keys become.
+/// The recipe's text from a ConfigMap, or the files to which its keys are mapped.
 async fn held(
     client: &Client,
     namespace: &str,
@@ -61,10 +62,10 @@ async fn held(
     let map = maps
         .get_opt(&from.name)
         .await
-        .map_err(|error| missing(format!("ConfigMap {} cannot be read: {error}", from.name)))?;
+        .map_err(|error| missing(format!("cannot read ConfigMap {}: {error}", from.name)))?;
     let map = map.ok_or_else(|| {
         missing(format!(
-            "there is no ConfigMap {} in namespace {namespace}: create it, the job waits",
+            "ConfigMap {} does not exist in namespace {namespace}; create it, the job waits for it",
             from.name
         ))
     })?;
@@ -72,7 +73,7 @@ async fn held(
     let take = |key: &str, field: &str| {
         data.get(key).cloned().ok_or_else(|| {
             missing(format!(
-                "ConfigMap {} has no key {key}: add it, or name another in \
+                "ConfigMap {} has no key {key}; add it, or name another key in \
                  spec.recipe.configMap.{field}",
                 from.name
             ))
@@ -86,28 +87,28 @@ async fn held(
     Ok((None, files.collect::<Result<_, _>>()?))
 }
 
-/// What the recipe is read from is not there yet.
+/// Refusal because the recipe's source does not exist yet.
 fn missing(message: String) -> Refusal {
     Refusal {
-        reason: "RecipeMissing",
+        reason: ConditionReason::RecipeMissing,
         message,
         waits: true,
     }
 }
 
-/// The job as it is cannot be planned.
+/// Refusal because no plan is valid for the job.
 pub fn plan_refused(message: String) -> Refusal {
     Refusal {
-        reason: "PlanRefused",
+        reason: ConditionReason::PlanRefused,
         message,
         waits: false,
     }
 }
 
-/// Reads a snapshot; an error says everything that is wrong with it.
+/// Reads a recipe snapshot; the error contains all diagnostics.
 pub fn read(job: &TrainingJob, snapshot: &RecipeSnapshot) -> Result<Recipe, Refusal> {
     let refused = |message: String| Refusal {
-        reason: "RecipeRefused",
+        reason: ConditionReason::RecipeRefused,
         message,
         waits: false,
     };
@@ -132,22 +133,22 @@ pub fn read(job: &TrainingJob, snapshot: &RecipeSnapshot) -> Result<Recipe, Refu
     })
 }
 
-/// Plans worlds of one job. Whether a world splits the batch is asked at every look and kept; a plan
-/// is needed once a generation, and large.
+/// Plans the worlds of one job. It caches which worlds are feasible, since every reconciliation needs
+/// that. It does not cache plans: they are large and needed once a generation.
 #[derive(Default)]
 pub struct Planner {
     recipe: Option<(String, Recipe)>,
-    /// Worlds that were asked for, and the first thing that is said against each.
+    /// First error of each world planned so far; `None` for feasible worlds.
     refused: HashMap<(u64, Reached), Option<String>>,
-    /// The one plan that there is while the recipe cannot be read.
+    /// The plan of the running generation, while the edited recipe cannot be planned.
     held: Option<Plan>,
-    /// The generation of the spec of which pods can be made.
+    /// `metadata.generation` whose spec gives valid pods.
     makeable: Option<i64>,
 }
 
 impl Planner {
-    /// A planner that knows one world, that of the plan which a job runs by: what was edited since
-    /// cannot be planned, and is not taken up.
+    /// A planner that knows only the plan of the running generation, because the edited job cannot be
+    /// planned.
     pub fn holding(plan: Plan) -> Planner {
         Planner {
             held: Some(plan),
@@ -155,7 +156,7 @@ impl Planner {
         }
     }
 
-    /// Refuses a job of which no objects can be made; looked at once for every edit.
+    /// Refuses a job whose objects cannot be built; checked once for every edit.
     pub fn refuse_unmakeable(
         &mut self,
         job: &TrainingJob,
@@ -169,8 +170,7 @@ impl Planner {
         Ok(())
     }
 
-    /// Takes the job's recipe; what was planned for another one is forgotten. True where it is another
-    /// one than before.
+    /// Reads the job's recipe; true if it changed. A change clears the cached worlds.
     pub fn read(&mut self, job: &TrainingJob, snapshot: &RecipeSnapshot) -> Result<bool, Refusal> {
         let (spec, hash) = (&job.spec, &snapshot.hash);
         let key = format!(
@@ -189,8 +189,8 @@ impl Planner {
         );
         if spec.trainer.command.is_empty() && !command.is_empty() {
             return Err(plan_refused(
-                "the recipe names a program of its own: put its command into spec.trainer.command, \
-                 and into spec.image what it needs"
+                "the recipe starts an external trainer: set spec.trainer.command to its command \
+                 and spec.image to an image with its dependencies"
                     .into(),
             ));
         }
@@ -198,7 +198,7 @@ impl Planner {
         Ok(true)
     }
 
-    /// Refuses what a program of the user's own would not hear of, or would lose.
+    /// Refuses overrides that an external trainer would ignore, and checkpoints that it would lose.
     pub fn refuse_losses(&self, overrides: &[String]) -> Result<(), Refusal> {
         let Some((_, recipe)) = &self.recipe else {
             return Ok(());
@@ -211,40 +211,42 @@ impl Planner {
         lost.map_or(Ok(()), |lost| Err(plan_refused(lost)))
     }
 
-    /// The plan for so many ranks of a job that has come so far; an error says what the rules say.
+    /// Plan for `ranks` ranks with the progress `reached`; the error contains the rules' diagnostics.
     pub fn plan(&self, ranks: u64, reached: Reached) -> Result<Plan, String> {
         if let Some(plan) = &self.held {
             let fits = plan.outline.world_size == ranks
                 && reached
                     .micro_limit
                     .is_none_or(|limit| plan.per_device_batch_size <= limit);
-            let why = || "only the world that the job runs in is known".to_string();
+            let why = || {
+                "the job as edited cannot be planned, only its current world is known".to_string()
+            };
             return fits.then(|| plan.clone()).ok_or_else(why);
         }
         let recipe = self.recipe.as_ref().map(|(_, recipe)| recipe);
         let recipe = recipe.ok_or_else(|| "the recipe was not read".to_string())?;
         let request = PlanRequest::gpus(ranks).after(reached);
-        batch::plan(recipe, &request).map_err(|refused| words(&refused))
+        batch::plan(recipe, &request).map_err(|refused| error_text(&refused))
     }
 
-    /// Whether there is such a plan.
+    /// Whether a plan without errors exists.
     pub fn is_feasible(&mut self, ranks: u64, reached: Reached) -> bool {
         self.refusal(ranks, reached).is_none()
     }
 
-    /// The first thing that is said against such a plan.
+    /// First error of the plan; `None` if it is feasible.
     pub fn refusal(&mut self, ranks: u64, reached: Reached) -> Option<String> {
         let world = (ranks, reached);
         if !self.refused.contains_key(&world) {
-            let all = self.plan(ranks, reached).err();
-            let first = all.map(|words| words.lines().next().unwrap_or_default().to_owned());
+            let errors = self.plan(ranks, reached).err();
+            let first = errors.map(|text| text.lines().next().unwrap_or_default().to_owned());
             self.refused.insert(world, first);
         }
         self.refused.get(&world).cloned().flatten()
     }
 }
 
-/// Refuses a job of which no objects can be made.
+/// Refuses a job whose objects cannot be built.
 fn refuse_unmakeable(job: &TrainingJob, image: Option<&str>) -> Result<(), Refusal> {
     let name = job.name_any();
     let mut letters = name.chars();
@@ -255,29 +257,29 @@ fn refuse_unmakeable(job: &TrainingJob, image: Option<&str>) -> Result<(), Refus
         && !name.ends_with('-');
     if !label {
         return Err(plan_refused(format!(
-            "`{name}` names no Service, which the job's pods need: make the job again under a name of \
-             lower-case letters, digits and dashes that begins with a letter"
+            "`{name}` is not a valid Service name, which the job's pods need; create the job with a name of \
+             lower-case letters, digits and dashes that starts with a letter"
         )));
     }
-    let made = build::pod(job, Seat::default(), image);
+    let made = build::pod(job, Slot::default(), image);
     made.map(|_| ()).map_err(|error| {
         plan_refused(format!(
-            "spec.podTemplate makes no pod: {error}; compare it with `kubectl explain pod.spec`"
+            "spec.podTemplate does not give a valid pod: {error}; compare it with `kubectl explain pod.spec`"
         ))
     })
 }
 
-/// How far a job has come.
+/// Progress of a job that restricts its next plans.
 pub fn reached(status: &TrainingJobStatus) -> Reached {
     Reached {
         global_batch_size: status.plan.as_ref().map(|plan| plan.global_batch_size),
-        micro_limit: status.micro_limit,
+        micro_limit: status.per_device_batch_size_limit,
         batch: status.checkpoint.as_ref().map(|pin| pin.batch),
     }
 }
 
-/// What the rules say against a plan, in one text.
-fn words(refused: &Refused) -> String {
+/// The errors of a refused plan, one line each.
+fn error_text(refused: &Refused) -> String {
     let errors = refused
         .diagnostics
         .iter()

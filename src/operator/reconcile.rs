@@ -1,4 +1,4 @@
-//! One look at one job: observe → decide → write status → apply.
+//! One reconciliation of one job: observe → decide → write status → apply.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,37 +16,39 @@ use super::observe::Observation;
 use super::planning::{self, Planner, Refusal};
 use super::{build, conditions, faults, status};
 use crate::batch::Reached;
-use crate::job::api::status::{PlanSummary, Seat, State, TrainingJobStatus};
+use crate::job::api::condition::{ConditionReason, ConditionType};
+use crate::job::api::status::{Phase, PlanSummary, Slot, TrainingJobStatus};
+use crate::job::api::time::{micro_time, seconds};
 use crate::job::api::{Capacity, TrainingJob};
 use crate::job::steer::{Act, Decision, View, steer};
 use crate::telemetry::now;
 
-/// Between two looks while something is under way.
+/// Requeue interval during a change.
 const SOON: Duration = Duration::from_secs(1);
-/// Between two looks of a job that waits for the pool.
+/// Requeue interval of a job that depends on the pool.
 const POOL: Duration = Duration::from_secs(5);
-/// Between two looks while nothing is.
+/// Requeue interval of a suspended job.
 const LATER: Duration = Duration::from_secs(60);
 /// Numbers of nodes beyond `nodes` whose feasibility the status names.
 const LOOK_AHEAD: u32 = 8;
 
-/// Why a look did not end well; it is repeated after a while.
+/// Failure of a reconciliation; it is retried after a pause.
 #[derive(Debug, thiserror::Error)]
 pub enum ReconcileError {
-    /// An object could not be applied.
+    /// Failed to apply an object.
     #[error(transparent)]
     Apply(#[from] ApplyError),
-    /// The API server said no, or nothing.
+    /// The API server refused the request or did not answer.
     #[error("{0}")]
     Api(#[from] kube::Error),
-    /// The status has fields that the API server has not heard of.
+    /// The installed CRD lacks fields of the status.
     #[error(
-        "the TrainingJob definition (CRD) in this cluster is not this controller's, apply the one of its release (charts/evenkeel/crds; Helm upgrades no CRDs): {0}"
+        "the TrainingJob CRD in this cluster does not match this controller; apply the CRD of its release (charts/evenkeel/crds, Helm does not upgrade CRDs): {0}"
     )]
     Definition(Box<kube::core::Status>),
 }
 
-/// Looks at a job once.
+/// Runs one reconciliation of a job.
 pub async fn reconcile(
     job: Arc<TrainingJob>,
     context: Arc<Context>,
@@ -59,13 +61,13 @@ pub async fn reconcile(
         return Ok(Action::await_change());
     }
     let before = job.status.clone().unwrap_or_default();
-    if matches!(before.state, State::Complete | State::Failed) {
+    if matches!(before.phase, Phase::Complete | Phase::Failed) {
         return ended(&job, &before, &context).await;
     }
     let mut next = before.clone();
     conditions::readable(&mut next);
     if next.observed_generation != job.metadata.generation {
-        // What kept pods from starting may have been mended.
+        // The edit may solve what kept pods from starting.
         next.pod_failures = None;
     }
     next.observed_generation = job.metadata.generation;
@@ -77,10 +79,10 @@ pub async fn reconcile(
     let (mut planner, refusal) = match (planned, &before.generation) {
         (Ok(planner), _) => (planner, None),
         (Err(refusal), None) => return refused(&job, &before, next, &refusal, &context).await,
-        // It goes on as it is, and is looked after.
+        // The running generation continues unchanged and is still reconciled.
         (Err(refusal), Some(current)) => {
             let (reason, message) = (refusal.reason, refusal.message);
-            conditions::set(&mut next, "Planned", false, reason, &message);
+            conditions::set(&mut next, ConditionType::Planned, false, reason, &message);
             (Planner::holding(current.record.plan.clone()), Some(message))
         }
     };
@@ -100,11 +102,11 @@ pub async fn reconcile(
     status::take_in(&job, &mut next, &seen, holds, now);
     let (decision, placeable) = decide(&job, &next, &seen, &mut planner, &context, now);
     next.attempts = decision.attempts;
-    next.larger_since = decision.larger_since;
-    next.placing_since = decision.placing_since;
+    next.scale_up_pending_since = decision.scale_up_pending_since.map(micro_time);
+    next.placement_since = decision.placement_since.map(micro_time);
     let over = matches!(decision.act, Act::End(_));
     if !over {
-        next.seats.clone_from(&decision.seats);
+        next.slots.clone_from(&decision.slots);
     }
     let mut plan = None;
     if let Act::Publish {
@@ -113,7 +115,7 @@ pub async fn reconcile(
         ..
     } = &decision.act
     {
-        next.micro_limit = micro_limit.or(next.micro_limit);
+        next.per_device_batch_size_limit = micro_limit.or(next.per_device_batch_size_limit);
         let ranks = members.len() as u64 * u64::from(job.spec.gpus_per_node);
         plan = planner.plan(ranks, planning::reached(&next)).ok();
         if let Some(plan) = &plan {
@@ -127,12 +129,12 @@ pub async fn reconcile(
     let skipped = || skipped(&job, &next, placeable, &mut planner);
     let notice = refused.clone().or(refusal).or_else(skipped);
     status::notice(&mut next, notice);
-    conditions::of_state(&mut next, refused.as_deref());
+    conditions::of_phase(&mut next, refused.as_deref(), seen.problem.as_ref());
     context.keep(&uid, planner);
 
     let act = decision.act.name();
     faults::point("decided", act);
-    let written = write(&job, &before, &next, &context).await?;
+    let written = write(&job, &before, &mut next, &context).await?;
     faults::point("written", act);
     announce(&written, &before, &next, &context);
     let mut after = next_look(&next);
@@ -151,7 +153,7 @@ pub async fn reconcile(
     Ok(Action::requeue(after))
 }
 
-/// Makes what the status says; true where the job is to be looked at again at once.
+/// Creates and deletes objects according to the status; true if the job is to be requeued at once.
 async fn make(
     job: &TrainingJob,
     status: &TrainingJobStatus,
@@ -160,8 +162,8 @@ async fn make(
     context: &Context,
 ) -> Result<bool, ApplyError> {
     let uid = job.uid().unwrap_or_default();
-    // Nothing is made for a job that has no place for a pod.
-    let due = match status.seats.is_empty() {
+    // A job without slots needs no companion objects.
+    let due = match status.slots.is_empty() {
         true => Companions::Complete,
         false => context.companions(&uid),
     };
@@ -170,8 +172,8 @@ async fn make(
         context.begins(&uid);
         faults::point("companions", act);
     }
-    // The rest in a look of its own, behind those of other jobs: their pods come first. Its own
-    // pods are heard of meanwhile, so that it is looked at again.
+    // The remaining companion objects wait for a later reconciliation, so that the pods of other jobs
+    // come first. Events of the job's own pods trigger that reconciliation.
     let waits = due == Companions::BeforePods && context.others_begin(&uid);
     let beside = async {
         if due == Companions::BeforePods && !waits {
@@ -185,14 +187,14 @@ async fn make(
     Ok(due == Companions::Missing)
 }
 
-/// Numbers of nodes that the pool would hold, and that the job passes over, with the rule that says so.
+/// Message for numbers of nodes that fit in the pool but that a rule refuses.
 fn skipped(
     job: &TrainingJob,
     status: &TrainingJobStatus,
     placeable: u32,
     planner: &mut Planner,
 ) -> Option<String> {
-    if status.state != State::Running {
+    if status.phase != Phase::Running {
         return None;
     }
     let first = status.nodes + 1;
@@ -202,30 +204,30 @@ fn skipped(
     }
     let (per_node, reached) = (u64::from(job.spec.gpus_per_node), planning::reached(status));
     let mut refused = |nodes: u32| planner.refusal(u64::from(nodes) * per_node, reached);
-    // One that splits the batch is on its way, if there is one.
+    // If one of them is feasible, a scale up to it is under way.
     let all = (first..=last).all(|nodes| refused(nodes).is_some());
     let why = refused(last).filter(|_| all)?;
     Some(match first == last {
-        true => format!("passes over {first} nodes: {why}"),
-        false => format!("passes over {first} to {last} nodes: {why}"),
+        true => format!("skips {first} nodes: {why}"),
+        false => format!("skips {first} to {last} nodes: {why}"),
     })
 }
 
-/// When to look again if nothing is heard of the job: soon while a clock runs.
+/// Requeue interval if the job causes no event: short while a time limit runs.
 fn next_look(status: &TrainingJobStatus) -> Duration {
     let current = status.generation.as_ref();
-    let waits = status.larger_since.is_some() || status.not_before.is_some();
-    let in_change = status.change_since.is_some() && current.is_some();
-    match status.state {
-        State::Suspended => LATER,
+    let waits = status.scale_up_pending_since.is_some() || status.restart_not_before.is_some();
+    let in_change = status.rescale_since.is_some() && current.is_some();
+    match status.phase {
+        Phase::Suspended => LATER,
         _ if waits || in_change => SOON,
-        State::Draining => SOON,
-        // Another job may have given back what it was promised but did not hold yet.
+        Phase::Draining => SOON,
+        // Another job may have released a reservation without pods.
         _ => POOL,
     }
 }
 
-/// The job's planner, with its recipe read; the status keeps the recipe and the first plan.
+/// The job's planner with the recipe read. Stores the recipe snapshot and the first plan in the status.
 async fn plan(
     job: &TrainingJob,
     status: &mut TrainingJobStatus,
@@ -239,8 +241,8 @@ async fn plan(
         planner.refuse_losses(&snapshot.overrides)?;
     }
     status.recipe = Some(snapshot);
-    // Also of a job that runs: with another command there may be no world that it can move to, and
-    // nothing is done to it then.
+    // A running job is planned too: after a change of its command no other world may be feasible, and
+    // then it is left unchanged.
     if another || status.plan.is_none() {
         let bounds = bounds(job);
         let per_node = u64::from(job.spec.gpus_per_node);
@@ -264,9 +266,9 @@ async fn plan(
     }
     conditions::set(
         status,
-        "Planned",
+        ConditionType::Planned,
         true,
-        "Planned",
+        ConditionReason::Planned,
         "the recipe is planned and its rules hold",
     );
     Ok(planner)
@@ -277,7 +279,7 @@ fn bounds(job: &TrainingJob) -> std::ops::RangeInclusive<u32> {
     elasticity.min_nodes..=elasticity.max_nodes.unwrap_or(1024)
 }
 
-/// Numbers of nodes that split the batch.
+/// Feasible numbers of nodes.
 fn feasible_nodes(
     job: &TrainingJob,
     status: &TrainingJobStatus,
@@ -291,8 +293,8 @@ fn feasible_nodes(
         .collect()
 }
 
-/// Decides, alone: what this job counts on is promised before the next one looks. Beside the decision,
-/// the seats that the nodes have room for now.
+/// Decides under the lock of the reservations, so that the devices of this job are reserved before
+/// the next job decides. Also returns the number of slots that fit on the present nodes.
 fn decide(
     job: &TrainingJob,
     status: &TrainingJobStatus,
@@ -305,14 +307,14 @@ fn decide(
     let per_node = u64::from(job.spec.gpus_per_node);
     let members = status::members(status, &name);
     let reached = planning::reached(status);
-    // The rules are asked once for every number of nodes that may be looked at.
+    // The rules are evaluated once for every number of nodes that the decision may consider.
     let most = bounds(job).end().min(&job.spec.nodes).to_owned();
     let feasible: Vec<bool> = (0..=most)
         .map(|nodes| nodes > 0 && planner.is_feasible(u64::from(nodes) * per_node, reached))
         .collect();
     let mut ledger = locked(&context.ledger);
     ledger.suspect(&seen.suspects);
-    let placeable = ledger.seats(&context.stores, job, &seen.wants) + seen.staying;
+    let placeable = ledger.slots(&context.stores, job, &seen.wants) + seen.staying;
     let pool = match job.spec.elasticity.capacity {
         Capacity::Request => job.spec.nodes,
         Capacity::Discovered => placeable,
@@ -324,7 +326,7 @@ fn decide(
         feasible: &|nodes| feasible.get(nodes as usize).copied().unwrap_or(false),
         pool,
         placeable,
-        seats: &seen.seats,
+        slots: &seen.slots,
         members: &members,
         ranks: status::ranks(status),
         suspend: job.spec.suspend,
@@ -340,24 +342,27 @@ fn decide(
             .filter(|p| p.deterministic)
             .map(|p| p.message.clone()),
         attempts: status.attempts,
-        larger_since: status.larger_since,
-        placing_since: status.placing_since,
-        grow_delay: f64::from(job.spec.elasticity.grow_delay_seconds),
+        scale_up_pending_since: status.scale_up_pending_since.as_ref().map(seconds),
+        placement_since: status.placement_since.as_ref().map(seconds),
+        scale_up_delay: f64::from(job.spec.elasticity.scale_up_delay_seconds),
         placement: f64::from(job.spec.elasticity.placement_seconds),
-        not_before: status.not_before.unwrap_or(0.0),
-        no_pod_before: status.pod_failures.as_ref().map_or(0.0, |f| f.again),
+        not_before: status.restart_not_before.as_ref().map_or(0.0, seconds),
+        no_pod_before: status
+            .pod_failures
+            .as_ref()
+            .map_or(0.0, |f| seconds(&f.retry_not_before)),
         now,
     });
     let pods = decision
-        .seats
+        .slots
         .iter()
-        .map(|seat: &Seat| seat.pod(&name))
+        .map(|slot: &Slot| slot.pod(&name))
         .collect();
     ledger.promise(job, &seen.wants, pods);
     (decision, placeable)
 }
 
-/// A job that cannot be planned and never ran: nothing is made for it, and it waits for a change.
+/// Handles a job that cannot be planned and never ran: it gets no objects and waits for a change.
 async fn refused(
     job: &TrainingJob,
     before: &TrainingJobStatus,
@@ -365,21 +370,22 @@ async fn refused(
     refusal: &Refusal,
     context: &Context,
 ) -> Result<Action, ReconcileError> {
-    next.state = State::Pending;
-    // Pods that were being placed when it was edited hold devices for nothing.
-    next.seats.clear();
+    next.phase = Phase::Pending;
+    // Pods placed before an edit made the job invalid hold unused devices.
+    next.slots.clear();
     locked(&context.ledger).forget(&job.uid().unwrap_or_default());
-    next.why.clone_from(&refusal.message);
+    next.message.clone_from(&refusal.message);
     conditions::set(
         &mut next,
-        "Planned",
+        ConditionType::Planned,
         false,
         refusal.reason,
         &refusal.message,
     );
-    let written = write(job, before, &next, context).await?;
+    conditions::of_phase(&mut next, None, None);
+    let written = write(job, before, &mut next, context).await?;
     announce(&written, before, &next, context);
-    if !before.seats.is_empty() {
+    if !before.slots.is_empty() {
         let (stores, agents, leases) = (&context.stores, &context.agents, &context.leases);
         let seen = Observation::of(job, &next, stores, agents, leases, false);
         apply::pods(context, &written, &next, &seen).await?;
@@ -390,18 +396,23 @@ async fn refused(
     })
 }
 
-/// A job that is over: its agents leave by themselves, its objects stay until it is deleted or its
-/// time is up.
+/// Handles a finished job: its agents exit by themselves, its objects remain until it is deleted or
+/// its TTL expires.
 async fn ended(
     job: &TrainingJob,
     status: &TrainingJobStatus,
     context: &Context,
 ) -> Result<Action, ReconcileError> {
+    let mut observed = status.clone();
+    conditions::observe(&mut observed, job.metadata.generation);
+    write(job, status, &mut observed, context).await?;
     context.forget(job);
-    let (Some(ttl), Some(finished)) = (job.spec.ttl_seconds_after_finished, status.finished) else {
+    let (Some(ttl), Some(finished)) =
+        (job.spec.ttl_seconds_after_finished, &status.completion_time)
+    else {
         return Ok(Action::await_change());
     };
-    let left = finished + f64::from(ttl) - now();
+    let left = seconds(finished) + f64::from(ttl) - now();
     if left > 0.0 {
         return Ok(Action::requeue(Duration::from_secs_f64(left)));
     }
@@ -418,18 +429,19 @@ async fn ended(
     Ok(Action::await_change())
 }
 
-/// What a server-side apply says of a field that the definition lacks: a 500 by its code, so that only
-/// these words tell it from other failures (structured-merge-diff v6, `typed/helpers.go`).
+/// Message of a server-side apply with a field that the CRD lacks. Its code is 500, so only the message
+/// distinguishes it from other failures (structured-merge-diff v6, `typed/helpers.go`).
 const UNDECLARED: &str = "not declared in schema";
 
-/// Writes the status, if it changed, on top of the very object that was looked at: another
-/// controller's write in between is a conflict, and the job is looked at again.
+/// Writes the status, if it changed, with the observed resource version: another controller's write in
+/// between is a conflict, and the job is reconciled again.
 async fn write(
     job: &TrainingJob,
     before: &TrainingJobStatus,
-    next: &TrainingJobStatus,
+    next: &mut TrainingJobStatus,
     context: &Context,
 ) -> Result<TrainingJob, ReconcileError> {
+    next.bound();
     if before == next {
         return Ok(job.clone());
     }

@@ -1,52 +1,53 @@
-//! Whether a pod whose agent does not answer is gone. By itself an agent may be starting, saying goodbye
-//! or slow; what else speaks for its loss decides how soon it is given up.
+//! Decides whether a pod whose agent does not answer is lost. A silent agent may just be starting,
+//! terminating or slow; further evidence decides how soon its pod counts as lost.
 
 use std::time::Duration;
 
 use crate::inventory::kubernetes::Standing;
 
-/// An agent that is silent for so long is gone when something else says so too: a peer that lost its
-/// ranks, or its node.
+/// Silence after which an agent is lost if there is further evidence: a peer that lost its ranks, or
+/// the state of its node.
 pub const SILENCE: Duration = Duration::from_secs(1);
-/// Silent for so long, it is gone whoever else says so, but never before its ranks have stopped.
+/// Silence after which an agent is lost without further evidence, but never before its ranks have
+/// stopped.
 const LONG_SILENCE: Duration = Duration::from_secs(45);
-/// Beyond `fenceAfterSeconds` the ranks of an agent that is cut off have stopped; this is for looks that
-/// are late.
+/// Margin for late reconciliations on top of `fenceAfterSeconds`, after which the ranks of an
+/// isolated agent have stopped.
 const BEYOND_FENCE: Duration = Duration::from_secs(15);
 
 /// A pod whose agent does not answer.
 pub struct Silence<'a> {
-    /// Its name.
+    /// Name of the pod.
     pub pod: &'a str,
-    /// Its node's.
+    /// Name of its node.
     pub node: &'a str,
-    /// For how long.
+    /// Time since its agent stopped answering.
     pub silent: Duration,
-    /// It is of the newest generation. One that never was of any may have no agent at all.
+    /// It is a member of the newest generation. A pod that never was a member may have no agent.
     pub member: bool,
-    /// Its peers lost its ranks.
+    /// Peers report its ranks as lost.
     pub named: bool,
-    /// It runs a program of the user's own, which commits where it likes: it must have stopped before it
-    /// is replaced.
+    /// It runs an external trainer, which may write checkpoints anywhere: it must have stopped before
+    /// its pod is replaced.
     pub own_program: bool,
-    /// When its ranks stop by themselves.
+    /// Silence after which its ranks stop by themselves.
     pub fence_after: Duration,
 }
 
 impl Silence<'_> {
-    /// Its ranks have stopped when it has been silent for longer.
+    /// Silence after which its ranks have stopped.
     fn fenced(&self) -> Duration {
         self.fence_after + BEYOND_FENCE
     }
 
-    /// Whether its ranks may run still, and commit where the next generation reads.
+    /// Whether its ranks may still run and commit where the next generation reads.
     pub fn may_commit(&self) -> bool {
         self.own_program && self.member && self.silent <= self.fenced()
     }
 
-    /// Why it is gone; `None` for as long as nothing but its silence says so and its ranks may run.
-    /// `standing`: its node's, `None` for one that was deleted; `stale`: the kubelet renews the node's
-    /// Lease no more.
+    /// Reason for which the pod is lost; `None` while its silence is the only evidence and its ranks may
+    /// run. `standing` is that of its node, `None` if the node was deleted. `stale`: the kubelet does not
+    /// renew the node's Lease.
     pub fn verdict(
         &self,
         standing: Option<Standing>,
@@ -61,7 +62,7 @@ impl Silence<'_> {
         }
         if self.named {
             return Some(format!(
-                "pod {pod} on {node} is cut off from its peers and from here"
+                "pod {pod} on {node} is unreachable for its peers and the controller"
             ));
         }
         let harmless = !self.may_commit();
@@ -73,7 +74,7 @@ impl Silence<'_> {
         }
         if harmless && stale() {
             return Some(format!(
-                "pod {pod} does not answer, and its node {node} renews its Lease no more"
+                "pod {pod} does not answer and its node {node} does not renew its Lease"
             ));
         }
         (self.silent > LONG_SILENCE.max(self.fenced()))
@@ -102,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn an_agent_that_is_only_silent_is_given_up_once_its_ranks_have_stopped() {
+    fn a_silent_agent_is_lost_once_its_ranks_have_stopped() {
         assert_eq!(open(&silence(44), false), None);
         assert!(open(&silence(46), false).is_some());
         let patient = |seconds| Silence {
@@ -119,23 +120,30 @@ mod tests {
     }
 
     #[test]
-    fn what_else_speaks_for_a_loss_makes_it_one_at_once() {
-        let said = |silence: Silence<'_>, standing, stale| silence.verdict(standing, || stale);
+    fn further_evidence_makes_a_silent_pod_lost_at_once() {
+        let verdict = |silence: Silence<'_>, standing, stale| silence.verdict(standing, || stale);
         let named = Silence {
             named: true,
             ..silence(2)
         };
         assert!(open(&named, false).unwrap().contains("its peers"));
-        let not_ready = said(silence(2), Some(Standing::NotReady), false);
+        let not_ready = verdict(silence(2), Some(Standing::NotReady), false);
         assert_eq!(not_ready.unwrap(), "node n is not ready");
-        assert_eq!(said(silence(0), None, false).unwrap(), "node n was deleted");
-        assert!(open(&silence(2), true).unwrap().contains("Lease no more"));
+        assert_eq!(
+            verdict(silence(0), None, false).unwrap(),
+            "node n was deleted"
+        );
+        assert!(
+            open(&silence(2), true)
+                .unwrap()
+                .contains("does not renew its Lease")
+        );
         assert_eq!(open(&silence(1), true), None);
     }
 
     #[test]
-    fn a_program_that_commits_where_it_likes_is_not_replaced_before_it_has_stopped() {
-        let own = |seconds| Silence {
+    fn an_external_trainer_is_not_replaced_before_it_has_stopped() {
+        let external = |seconds| Silence {
             own_program: true,
             ..silence(seconds)
         };
@@ -143,10 +151,10 @@ mod tests {
             let standing = Some(Standing::NotReady);
             silence.verdict(standing, || true).is_some()
         };
-        assert!(own(44).may_commit() && !not_ready(&own(44)));
-        assert_eq!(open(&own(44), true), None);
-        assert!(open(&own(46), true).is_some());
-        assert!(!own(46).may_commit() && not_ready(&own(46)));
+        assert!(external(44).may_commit() && !not_ready(&external(44)));
+        assert_eq!(open(&external(44), true), None);
+        assert!(open(&external(46), true).is_some());
+        assert!(!external(46).may_commit() && not_ready(&external(46)));
         assert!(!silence(2).may_commit() && not_ready(&silence(2)));
     }
 }

@@ -1,8 +1,9 @@
-//! From one status to the next: first what was observed is taken in, then what was decided. Pure
-//! but for the clock that it is given.
+//! Updates the status of a job: first with the observed state, then with the decision. Pure; the
+//! caller passes the time.
 
 use std::time::Duration;
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use kube::ResourceExt;
 
 use super::ended::{Ended, count_pods};
@@ -11,17 +12,18 @@ use crate::batch::{Plan, descend};
 use crate::job::agent_state::AgentState;
 use crate::job::api::TrainingJob;
 use crate::job::api::status::{
-    AfterLoss, Change, Current, HISTORY, Progress, Seat, State, TrainingJobStatus,
+    AfterLoss, Current, Phase, Progress, Rescale, Slot, TrainingJobStatus,
 };
+use crate::job::api::time::{micro_time, seconds};
 use crate::job::generation::{Address, Generation, Member, PodRef, Reason};
 use crate::job::seen::{self, ANSWER, COMMIT};
 use crate::job::steer::{Act, PodSeen};
 use crate::job::{End, Outcome, Ranks};
 use crate::words::count;
 
-/// Takes in what was observed.
+/// Updates the status with the observed state.
 ///
-/// `holds`: whether a world of so many ranks can be planned with micro-batches up to a limit.
+/// `holds(ranks, limit)`: whether a world of `ranks` ranks is feasible with micro-batches up to `limit`.
 pub fn take_in(
     job: &TrainingJob,
     status: &mut TrainingJobStatus,
@@ -45,9 +47,10 @@ pub fn take_in(
     };
     let in_trouble = seen.lost_member.is_some() || seen.ranks.iter().any(seen::Seen::in_trouble);
     if in_trouble {
-        status.change_since.get_or_insert(now);
+        begin(&mut status.rescale_since, now);
     }
-    let waited = status.change_since.map_or(0.0, |since| now - since);
+    let rescale_since = status.rescale_since.as_ref();
+    let waited = rescale_since.map_or(0.0, |since| now - seconds(since));
     if in_trouble
         && current.after_loss.is_none()
         && seen::is_settled(&seen.ranks, Duration::from_secs_f64(waited.max(0.0)))
@@ -74,16 +77,16 @@ pub fn take_in(
         && matches!(outcome, Some(Outcome::Failed { .. } | Outcome::Lost { .. }))
         && !seen.ranks.iter().any(|seen| seen.failed.is_some())
     {
-        // A pod or node that went away is no failure of the program.
+        // The loss of a pod or node is not a failure of the program.
         outcome = Some(Outcome::Lost {
             rank: *rank,
             why: why.clone(),
         });
     }
-    // A program of the user's own may commit still where nobody answers: then neither clock counts.
+    // An external trainer in a silent pod may still commit: then no time limit applies.
     if outcome.is_none() && !seen.may_commit {
         let number = current.record.number;
-        // Of one that was not heard yet, by a controller that was just started, nothing is known.
+        // A new controller process knows nothing of an agent that it has not polled yet.
         let started = |pod: &String| {
             let agent = seen.agents.get(pod);
             agent.is_none_or(|agent| agent.generation >= number)
@@ -96,13 +99,13 @@ pub fn take_in(
         } else if current.after_loss.is_some() && waited > (ANSWER + COMMIT).as_secs_f64() {
             outcome = Some(Outcome::Lost {
                 rank: 0,
-                why: "the survivors of a loss did not end".into(),
+                why: "the survivors of a loss did not exit in time".into(),
             });
         }
     }
     let Some(outcome) = outcome else { return };
-    status.change_since.get_or_insert(now);
-    current.ended = Some(now);
+    begin(&mut status.rescale_since, now);
+    current.end_time = Some(micro_time(now));
     let ended = Ended {
         outcome,
         killed: seen.lost_member.is_none(),
@@ -110,15 +113,20 @@ pub fn take_in(
     };
     let outcome = ended.count(status, now);
     if let Outcome::Failed { .. } = outcome {
-        let words = seen.agents.values().map(|agent| &agent.last_words);
-        status.last_words = words
-            .max_by_key(|words| words.len())
+        let tails = seen.agents.values().map(|agent| &agent.last_words);
+        status.log_tail = tails
+            .max_by_key(|tail| tail.len())
             .cloned()
             .unwrap_or_default();
     }
     if let Some(current) = &mut status.generation {
         current.outcome = Some(outcome);
     }
+}
+
+/// Sets a time to `now`, unless it is set already.
+fn begin(since: &mut Option<MicroTime>, now: f64) {
+    since.get_or_insert_with(|| micro_time(now));
 }
 
 fn take_in_progress(status: &mut TrainingJobStatus, seen: &Observation) {
@@ -137,13 +145,15 @@ fn take_in_progress(status: &mut TrainingJobStatus, seen: &Observation) {
             let latest = theirs()
                 .map(of)
                 .try_fold(0.0, |latest, at| Some(f64::max(latest, at?)));
-            latest.filter(|_| all).map(|at| at - change.since)
+            latest.filter(|_| all).map(|at| change.seconds_to(at))
         };
         let (started, ready) = (last(|agent| agent.started), last(|agent| agent.ready));
-        change.started = change.started.or(started);
-        change.restored = change.restored.or(ready);
         let first = theirs().find_map(|agent| agent.first_step);
-        change.first_step = change.first_step.or(first.map(|at| at - change.since));
+        let first = first.map(|at| change.seconds_to(at));
+        let stages = &mut change.stages;
+        stages.started_seconds = stages.started_seconds.or(started);
+        stages.restored_seconds = stages.restored_seconds.or(ready);
+        stages.first_step_seconds = stages.first_step_seconds.or(first);
     }
     let Some(step) = theirs().find_map(|agent| agent.step.as_ref()) else {
         return;
@@ -166,10 +176,10 @@ fn take_in_progress(status: &mut TrainingJobStatus, seen: &Observation) {
     });
 }
 
-/// A program of the user's own makes progress by its checkpoints: another one than was known.
+/// A changed checkpoint counts as progress of an external trainer.
 fn take_in_own_progress(status: &mut TrainingJobStatus, seen: &Observation) {
     let number = status.generation.as_ref().map(|c| c.record.number);
-    // The first member's word: the others only know what they began with.
+    // Only the first member knows the newest checkpoint; the others know the one they resumed from.
     let mut first = seen
         .agents
         .values()
@@ -177,19 +187,19 @@ fn take_in_own_progress(status: &mut TrainingJobStatus, seen: &Observation) {
     let Some(checkpoint) = first.find_map(|agent| agent.own_checkpoint.as_ref()) else {
         return;
     };
-    if status.own_checkpoint.as_ref() != Some(checkpoint) {
-        status.own_checkpoint = Some(checkpoint.clone());
+    if status.external_checkpoint.as_ref() != Some(checkpoint) {
+        status.external_checkpoint = Some(checkpoint.clone());
         status.restarts = 0;
     }
 }
 
-/// The newest generation's ranks, as the state machine sees them.
+/// Ranks of the newest generation, as input of the state machine.
 pub fn ranks(status: &TrainingJobStatus) -> Ranks {
     let none = Ranks::None {
         resuming: status.checkpoint.is_some(),
     };
     match &status.generation {
-        Some(_) if status.state == State::Suspended => none,
+        Some(_) if status.phase == Phase::Suspended => none,
         None => none,
         Some(Current {
             record,
@@ -206,8 +216,8 @@ pub fn ranks(status: &TrainingJobStatus) -> Ranks {
     }
 }
 
-/// Seats of the newest generation's members, in their order.
-pub fn members(status: &TrainingJobStatus, job: &str) -> Vec<Seat> {
+/// Slots of the newest generation's members, in the order of the members.
+pub fn members(status: &TrainingJobStatus, job: &str) -> Vec<Slot> {
     let members = status
         .generation
         .iter()
@@ -216,15 +226,15 @@ pub fn members(status: &TrainingJobStatus, job: &str) -> Vec<Seat> {
         .filter_map(|member| {
             let name = &member.pod.as_ref()?.name;
             status
-                .seats
+                .slots
                 .iter()
                 .copied()
-                .find(|seat| seat.pod(job) == *name)
+                .find(|slot| slot.pod(job) == *name)
         })
         .collect()
 }
 
-/// Writes down what was decided. `plan` is the one of a world that is published.
+/// Updates the status with a decision. `plan` is the plan of a published world.
 pub fn carry_out(
     job: &TrainingJob,
     status: &mut TrainingJobStatus,
@@ -237,65 +247,68 @@ pub fn carry_out(
     match act {
         Act::Stay => {
             if let Some(current) = &status.generation {
-                status.state = if current.drain {
-                    State::Draining
+                status.phase = if current.drain {
+                    Phase::Draining
                 } else {
-                    State::Running
+                    Phase::Running
                 };
             }
-            if status.state == State::Running {
-                status.why = seen
+            if status.phase == Phase::Running {
+                status.message = seen
                     .problem
                     .as_ref()
                     .map_or_else(String::new, |p| p.message.clone());
-                // A program of the user's own says nothing of its steps.
+                // An external trainer does not report its steps.
                 let own = !status.command(&job.spec).is_empty();
-                let arrived = |change: &Change| match own {
-                    true => change.restored.is_some(),
-                    false => change.first_step.is_some(),
+                let arrived = |change: &Rescale| match own {
+                    true => change.stages.restored_seconds.is_some(),
+                    false => change.stages.first_step_seconds.is_some(),
                 };
                 let settled = status.history.last().is_none_or(arrived);
                 let in_trouble = |current: &Current| current.after_loss.is_some();
                 if settled && !status.generation.as_ref().is_some_and(in_trouble) {
-                    status.change_since = None;
+                    status.rescale_since = None;
                 }
             }
         }
         Act::Place => {
-            status.state = State::Placing;
-            status.change_since.get_or_insert(now);
+            status.phase = Phase::Placing;
+            begin(&mut status.rescale_since, now);
             let name = job.name_any();
-            let ready = |seat: &Seat| {
-                let mut pods = seen.seats.iter().filter(|s| s.seat == *seat);
+            let ready = |slot: &Slot| {
+                let mut pods = seen.slots.iter().filter(|s| s.slot == *slot);
                 pods.any(|s| s.pod == PodSeen::Ready)
             };
             let coming: Vec<String> = status
-                .seats
+                .slots
                 .iter()
-                .filter(|seat| !ready(seat))
-                .map(|seat| seat.pod(&name))
+                .filter(|slot| !ready(slot))
+                .map(|slot| slot.pod(&name))
                 .collect();
             let held_up = coming.iter().find_map(|pod| seen.held_up(pod));
-            let paused = status.pod_failures.as_ref().filter(|f| now < f.again);
-            status.why = match paused {
+            let paused = status
+                .pod_failures
+                .as_ref()
+                .filter(|f| now < seconds(&f.retry_not_before));
+            status.message = match paused {
                 Some(failures) => format!(
-                    "pods end before they can train, {} so far, and are made again after a pause: {}",
+                    "pods ended before they could train, {} so far; new pods follow after a pause: {}",
                     count(failures.count.into(), "time"),
-                    failures.last
+                    failures.message
                 ),
                 None => format!(
                     "{} of {} pods are not ready yet{}",
                     coming.len(),
-                    status.seats.len(),
+                    status.slots.len(),
                     held_up.map_or_else(String::new, |why| format!(": {why}"))
                 ),
             };
         }
         Act::Drain => {
-            status.state = State::Draining;
-            status.change_since.get_or_insert(now);
-            status.why = if job.spec.suspend {
-                "suspend asked for".into()
+            status.phase = Phase::Draining;
+            begin(&mut status.rescale_since, now);
+            status.message = if job.spec.suspend {
+                "spec.suspend is true".into()
             } else {
                 why_leaving()
             };
@@ -304,7 +317,7 @@ pub fn carry_out(
             }
         }
         Act::Recall => {
-            status.state = State::Running;
+            status.phase = Phase::Running;
             if let Some(current) = &mut status.generation {
                 current.drain = false;
             }
@@ -317,41 +330,41 @@ pub fn carry_out(
             }
         }
         Act::Wait { why } => {
-            status.state = State::Waiting;
-            status.why.clone_from(why);
+            status.phase = Phase::Waiting;
+            status.message.clone_from(why);
         }
         Act::Suspend => {
-            status.state = State::Suspended;
-            status.why = "spec.suspend is true".into();
-            status.change_since = None;
+            status.phase = Phase::Suspended;
+            status.message = "spec.suspend is true".into();
+            status.rescale_since = None;
         }
         Act::End(end) => {
-            status.finished = Some(now);
-            status.change_since = None;
-            (status.state, status.why) = match end {
-                End::Failed { why } => (State::Failed, why.clone()),
-                End::Finished | End::Drained => (State::Complete, String::new()),
+            status.completion_time = Some(micro_time(now));
+            status.rescale_since = None;
+            (status.phase, status.message) = match end {
+                End::Failed { why } => (Phase::Failed, why.clone()),
+                End::Finished | End::Drained => (Phase::Complete, String::new()),
             };
         }
     }
 }
 
-/// The arithmetic of the batch that is trained with now, which the norm test may have raised.
+/// Updates the formula to the current global batch, which the norm test may have raised.
 pub fn batch_now(status: &mut TrainingJobStatus) {
     let (Some(plan), Some(current)) = (&mut status.plan, &status.generation) else {
         return;
     };
     let trained = status.progress.as_ref().map(|progress| progress.batch);
     let committed = || status.checkpoint.as_ref().map(|pin| pin.batch);
-    plan.proof = current.record.plan.proof_at(trained.or_else(committed));
+    plan.formula = current.record.plan.proof_at(trained.or_else(committed));
 }
 
-/// Adds to the reason of the state what keeps the job from doing better.
+/// Appends to the status message what keeps the job from a larger world.
 pub fn notice(status: &mut TrainingJobStatus, notice: Option<String>) {
     let Some(notice) = notice else { return };
-    match status.state {
-        State::Running if status.why.is_empty() => status.why = notice,
-        State::Placing | State::Waiting => status.why = format!("{}; {notice}", status.why),
+    match status.phase {
+        Phase::Running if status.message.is_empty() => status.message = notice,
+        Phase::Placing | Phase::Waiting => status.message = format!("{}; {notice}", status.message),
         _ => {}
     }
 }
@@ -359,7 +372,7 @@ pub fn notice(status: &mut TrainingJobStatus, notice: Option<String>) {
 fn publish(
     job: &TrainingJob,
     status: &mut TrainingJobStatus,
-    members: &[Seat],
+    members: &[Slot],
     reason: &Reason,
     plan: &Plan,
     seen: &Observation,
@@ -368,10 +381,10 @@ fn publish(
     let name = job.name_any();
     let members: Option<Vec<Member>> = members
         .iter()
-        .map(|seat| {
-            let pod = seen.pods.get(&seat.pod(&name))?;
+        .map(|slot| {
+            let pod = seen.pods.get(&slot.pod(&name))?;
             Some(Member {
-                seat: seat.number.into(),
+                slot: slot.number.into(),
                 ranks: job.spec.gpus_per_node.into(),
                 pod: Some(PodRef {
                     name: pod.name_any(),
@@ -382,7 +395,7 @@ fn publish(
             })
         })
         .collect();
-    // A pod that was ready has all of these; one that lost them since is seen at the next look.
+    // A ready pod has all of these fields; the next reconciliation handles one that has lost them.
     let Some(members) = members else { return };
     let number = status
         .generation
@@ -410,19 +423,19 @@ fn publish(
         },
         created: now,
     };
-    let since = status.change_since.unwrap_or(now);
-    let mut change = Change::to(&record, u32::try_from(from).unwrap_or(u32::MAX), since);
-    let ended = status.generation.as_ref().and_then(|current| current.ended);
-    // One that ended before anything changed waited for the pool.
-    change.drained = ended.map(|at| at - since).filter(|seconds| *seconds >= 0.0);
-    change.published = Some(now - since);
+    let since = status.rescale_since.as_ref().map_or(now, seconds);
+    let mut change = Rescale::to(&record, u32::try_from(from).unwrap_or(u32::MAX), since);
+    let ended = status.generation.as_ref();
+    let ended = ended.and_then(|current| current.end_time.clone());
+    // A generation that ended before the change began waited for the pool.
+    let ended = ended.filter(|at| *at >= change.start_time);
+    change.stages.drained_seconds = ended.map(|at| change.seconds_to(seconds(&at)));
+    change.stages.published_seconds = Some(change.seconds_to(now));
     status.history.push(change);
-    let old = status.history.len().saturating_sub(HISTORY);
-    status.history.drain(..old);
     status.nodes = u32::try_from(record.members.len()).unwrap_or(u32::MAX);
-    status.state = State::Running;
-    status.why = record.reason.to_string();
-    status.not_before = None;
+    status.phase = Phase::Running;
+    status.message = record.reason.to_string();
+    status.restart_not_before = None;
     status.pod_failures = None;
     let accepted = match seen.edits {
         true => Some(job.spec.trainer.command.clone()),
@@ -434,6 +447,6 @@ fn publish(
         drain: false,
         after_loss: None,
         outcome: None,
-        ended: None,
+        end_time: None,
     });
 }

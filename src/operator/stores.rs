@@ -1,6 +1,5 @@
-//! Caches of what the API server has: jobs, nodes and pods. Fields that nobody here reads are dropped
-//! when they arrive, so that a large cluster fits into little memory; changes that mean nothing to a
-//! job's pool wake nobody, so that it costs little time.
+//! Caches of jobs, nodes and pods. Unused fields are dropped on arrival, so that a large cluster
+//! needs little memory. Changes that do not affect a job or the pool cause no reconciliation.
 
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -22,25 +21,22 @@ use super::unreadable::readable;
 use crate::inventory::kubernetes::device_names;
 use crate::job::api::TrainingJob;
 
-/// The caches.
+/// Caches of nodes and pods.
 pub struct Stores {
-    /// All nodes.
     pub nodes: Store<Node>,
-    /// All pods; those of others only for the devices that they hold.
+    /// All pods; pods that belong to no job matter only for the devices that they hold.
     pods: Store<Pod>,
     holdings: RwLock<Holdings>,
 }
 
-/// Which jobs to look at again.
+/// Jobs to reconcile after a change.
 pub enum Touched {
-    /// One.
     Job(ObjectRef<TrainingJob>),
-    /// All: the pool changed.
+    /// All jobs, because the pool changed.
     All,
 }
 
-/// Starts the caches. The streams drive them, and say which jobs to look at again; both must be
-/// polled.
+/// Starts the caches. The streams drive them and yield the jobs to reconcile; both must be polled.
 pub fn start(
     client: &Client,
 ) -> (
@@ -77,8 +73,8 @@ pub fn start(
     (stores, pod_stream, node_stream)
 }
 
-/// The cache of the jobs, and the stream that drives it and tells which was touched. Those that cannot
-/// be read go `aside`.
+/// Cache of the jobs, and the stream that drives it and yields changed jobs. Unreadable jobs go to
+/// `aside`.
 pub fn jobs(
     client: &Client,
     aside: UnboundedSender<InvalidObject>,
@@ -104,13 +100,13 @@ pub fn jobs(
 }
 
 impl Stores {
-    /// Waits until both have been listed once.
+    /// Waits until nodes and pods have been listed once.
     pub async fn ready(&self) {
-        // A writer that is gone ends the controller elsewhere.
+        // A dropped writer ends the controller elsewhere.
         let _ = tokio::join!(self.nodes.wait_until_ready(), self.pods.wait_until_ready());
     }
 
-    /// The pods of a job.
+    /// Cached pods of a job.
     pub fn pods_of(&self, namespace: &str, job: &str) -> Vec<Arc<Pod>> {
         let reference = |name: &str| ObjectRef::new(name).within(namespace);
         let holdings = self.holdings();
@@ -120,12 +116,12 @@ impl Stores {
             .collect()
     }
 
-    /// What pods hold, as far as it was heard of.
+    /// Locks the pod index for reading.
     pub fn holdings(&self) -> RwLockReadGuard<'_, Holdings> {
         self.holdings.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes in what happened to a pod, and says whom it touches.
+    /// Applies a watch event of a pod and returns the jobs that it affects.
     fn take(&self, event: &watcher::Event<Pod>) -> Option<Touched> {
         let mut holdings = self
             .holdings
@@ -137,7 +133,7 @@ impl Stores {
             | watcher::Event::InitApply(pod)
             | watcher::Event::Delete(pod) => touched(pod),
             watcher::Event::Init => None,
-            // Some may be gone since the last list.
+            // Pods may have been deleted since the last list.
             watcher::Event::InitDone => Some(Touched::All),
         }
     }
@@ -146,18 +142,18 @@ impl Stores {
 fn touched(pod: &Pod) -> Option<Touched> {
     match (pod.labels().get(JOB_LABEL), pod.namespace()) {
         (Some(job), Some(namespace)) => Some(Touched::Job(ObjectRef::new(job).within(&namespace))),
-        // Somebody else's pod may have taken or given back devices.
+        // A pod of no job may have taken or released devices.
         _ => (!device_names(pod).is_empty()).then_some(Touched::All),
     }
 }
 
-/// What every node offered when it was last heard of. Kubelets report themselves every few seconds,
-/// and mostly nothing that a job could plan with has changed.
+/// Last known hash of each node's scheduling fields. Kubelets update their nodes every few seconds,
+/// mostly without a change that affects planning.
 #[derive(Default)]
 struct Offers(HashMap<String, u64>);
 
 impl Offers {
-    /// Takes in what happened to a node; true when the pool may have changed.
+    /// Applies a watch event of a node; true if the pool may have changed.
     fn change(&mut self, event: &watcher::Event<Node>) -> bool {
         match event {
             watcher::Event::Apply(node) | watcher::Event::InitApply(node) => {
@@ -166,13 +162,13 @@ impl Offers {
             }
             watcher::Event::Delete(node) => self.0.remove(&node.name_any()).is_some(),
             watcher::Event::Init => false,
-            // Some may be gone since the last list.
+            // Nodes may have been deleted since the last list.
             watcher::Event::InitDone => true,
         }
     }
 }
 
-/// All of a node that decides which pods it takes, as a hash.
+/// Hash of the fields of a node that decide which pods it accepts.
 fn offer(node: &Node) -> u64 {
     let (spec, status) = (node.spec.as_ref(), node.status.as_ref());
     let taints = spec.and_then(|spec| spec.taints.as_ref());
@@ -196,7 +192,7 @@ fn offer(node: &Node) -> u64 {
     hasher.finish()
 }
 
-/// Drops what nobody reads of a job.
+/// Drops the unused fields of a job.
 pub fn slim_job(job: &mut TrainingJob) {
     job.metadata.managed_fields = None;
 }
@@ -247,8 +243,8 @@ fn slim_node(node: &mut Node) {
     }
 }
 
-/// How long bursts of changes are gathered: of the pool before all jobs are looked at again, of a job's pods
-/// before it is.
+/// Window in which changes are coalesced: of the pool before all jobs are reconciled, of a job's
+/// pods before that job is.
 pub const GATHER: Duration = Duration::from_millis(200);
 
 #[cfg(test)]
@@ -270,11 +266,11 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_only_reports_itself_changes_no_pool() {
+    fn a_node_heartbeat_does_not_change_the_pool() {
         let mut offers = Offers::default();
         let (early, late) = ("2026-01-01T00:00:00Z", "2026-01-01T00:00:10Z");
         let mut apply = |node| offers.change(&watcher::Event::Apply(node));
-        assert!(apply(node(false, "8", early)), "a new one");
+        assert!(apply(node(false, "8", early)), "a new node");
         assert!(!apply(node(false, "8", late)));
         assert!(apply(node(true, "8", late)), "cordoned");
         assert!(apply(node(true, "7", late)), "one device less");
@@ -287,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn only_pods_of_others_that_hold_devices_touch_the_pool() {
+    fn only_device_pods_outside_jobs_change_the_pool() {
         let pod = |labels: Value, limits: Value| -> Pod {
             serde_json::from_value(json!({
                 "metadata": {"name": "p", "namespace": "n", "labels": labels},

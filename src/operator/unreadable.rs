@@ -1,6 +1,6 @@
-//! TrainingJobs that this controller cannot read: their schema let something through, or another version
-//! of the controller wrote their status. One of them must not hide the others; it gets a condition, and
-//! waits for a change. What runs of it goes on by the last spec that was readable.
+//! TrainingJobs that this controller cannot read: the schema admitted an invalid spec, or another
+//! version of the controller wrote the status. One of them must not hide the others. It gets a
+//! condition and waits for a change; its pods continue by the last readable spec.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -14,14 +14,15 @@ use serde_json::json;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
 use tracing::warn;
 
+use crate::job::api::condition::{ConditionReason, ConditionType};
+use crate::job::api::status::MESSAGE;
 use crate::job::api::{CheckpointVolume, TrainingJob, TrainingJobSpec};
 
-/// The condition's type; it is there only for jobs that could not be read once.
-pub const READABLE: &str = "Readable";
-/// Another field manager than the controller's: an apply in its name would take the status away that
-/// cannot be read.
+/// Type of the condition; only jobs that once were unreadable have it.
+const READABLE: &str = ConditionType::Readable.name();
+/// Separate field manager: an apply under the controller's name would remove the unreadable status.
 const MANAGER: &str = "evenkeel-unreadable";
-/// Between tries to write the condition.
+/// Pauses before the attempts to write the condition.
 const AGAIN: [Duration; 4] = [
     Duration::ZERO,
     Duration::from_secs(1),
@@ -29,7 +30,7 @@ const AGAIN: [Duration; 4] = [
     Duration::from_secs(30),
 ];
 
-/// Lets through what can be read; what cannot goes aside.
+/// Passes on readable jobs and sends unreadable ones to `aside`.
 pub fn readable(
     event: Event<DeserializeGuard<TrainingJob>>,
     aside: &UnboundedSender<InvalidObject>,
@@ -37,7 +38,7 @@ pub fn readable(
     let take = |guarded: DeserializeGuard<TrainingJob>| match guarded.0 {
         Ok(job) => Some(job),
         Err(invalid) => {
-            // Nobody listens any more once the controller ends.
+            // The receiver is dropped when the controller ends.
             let _ = aside.send(invalid);
             None
         }
@@ -51,7 +52,7 @@ pub fn readable(
     })
 }
 
-/// What is left of a job that was deleted: nobody reads more of it than who it was.
+/// Placeholder for an unreadable job that was deleted: only its metadata is read.
 fn without_spec(invalid: InvalidObject) -> TrainingJob {
     TrainingJob {
         metadata: invalid.metadata,
@@ -74,23 +75,23 @@ fn without_spec(invalid: InvalidObject) -> TrainingJob {
     }
 }
 
-/// Says it on the objects, once for every way in which they cannot be read.
+/// Writes the condition on unreadable jobs, once for each distinct error.
 pub async fn tell(client: Client, mut objects: UnboundedReceiver<InvalidObject>) {
-    let mut told: HashMap<String, String> = HashMap::new();
+    let mut reported: HashMap<String, String> = HashMap::new();
     while let Some(object) = objects.recv().await {
         let uid = object.metadata.uid.clone().unwrap_or_default();
-        if told.get(&uid) == Some(&object.error) {
+        if reported.get(&uid) == Some(&object.error) {
             continue;
         }
-        warn!(job = object.metadata.name, namespace = object.metadata.namespace, error = %object.error, "cannot be read");
+        warn!(job = object.metadata.name, namespace = object.metadata.namespace, error = %object.error, "cannot read a TrainingJob");
         for pause in AGAIN {
             tokio::time::sleep(pause).await;
             match write(&client, &object).await {
                 Ok(()) => break,
-                Err(error) => warn!(%error, "a condition could not be written"),
+                Err(error) => warn!(%error, "cannot write a condition"),
             }
         }
-        told.insert(uid, object.error);
+        reported.insert(uid, object.error);
     }
 }
 
@@ -101,16 +102,17 @@ async fn write(client: &Client, object: &InvalidObject) -> Result<(), kube::Erro
     let jobs: Api<DynamicObject> = Api::namespaced_with(client.clone(), &namespace, &resource);
     let error: String = object.error.chars().take(500).collect();
     let message = format!(
-        "this controller cannot read the job: {error}; mend its spec, or delete it and apply it again"
+        "this controller cannot read the job: {error}; correct its spec, or delete and apply it again"
     );
+    let message: String = message.chars().take(MESSAGE).collect();
     let patch = json!({
         "apiVersion": TrainingJob::api_version(&()),
         "kind": TrainingJob::kind(&()),
         "metadata": {"name": name},
         "status": {
-            "why": message,
+            "message": message,
             "conditions": [{
-                "type": READABLE, "status": "False", "reason": "Unreadable", "message": message,
+                "type": READABLE, "status": "False", "reason": ConditionReason::Unreadable.name(), "message": message,
                 "observedGeneration": object.metadata.generation,
                 "lastTransitionTime": Timestamp::now().to_string(),
             }],
@@ -144,20 +146,20 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_goes_aside() {
-        let (aside, mut told) = unbounded_channel();
+    fn unreadable_jobs_go_aside() {
+        let (aside, mut unreadable) = unbounded_channel();
         let good = readable(Event::Apply(job(json!(2))), &aside);
         assert!(matches!(good, Some(Event::Apply(job)) if job.spec.nodes == 2));
         for event in [Event::Apply, Event::InitApply] {
             assert!(readable(event(job(json!("two"))), &aside).is_none());
-            let invalid = told.try_recv().unwrap();
+            let invalid = unreadable.try_recv().unwrap();
             assert_eq!(invalid.metadata.name.as_deref(), Some("a"));
         }
-        // The cache must forget it all the same.
+        // The cache must drop it as well.
         let gone = readable(Event::Delete(job(json!("two"))), &aside);
         assert!(
             matches!(gone, Some(Event::Delete(job)) if job.metadata.uid.as_deref() == Some("u"))
         );
-        assert!(told.try_recv().is_err());
+        assert!(unreadable.try_recv().is_err());
     }
 }

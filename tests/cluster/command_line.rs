@@ -1,10 +1,10 @@
-//! The commands of `evenkeel` on a cluster, from a recipe to the end of its job.
+//! The cluster commands of `evenkeel`, from a recipe to the end of its job.
 
 use std::process::{Command, Output};
 
 use serde_json::Value;
 
-use super::support::{IMAGE, Job, recipe, words};
+use super::support::{IMAGE, Job, output_text, recipe};
 
 fn evenkeel(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_evenkeel"))
@@ -13,10 +13,14 @@ fn evenkeel(arguments: &[&str]) -> Output {
         .unwrap()
 }
 
-/// Runs a command that must not fail, and returns what it printed.
-fn said(arguments: &[&str]) -> String {
+/// Runs a command that must succeed and returns its standard output.
+fn stdout(arguments: &[&str]) -> String {
     let output = evenkeel(arguments);
-    assert!(output.status.success(), "{arguments:?}: {}", words(&output));
+    assert!(
+        output.status.success(),
+        "{arguments:?}: {}",
+        output_text(&output)
+    );
     String::from_utf8(output.stdout).unwrap()
 }
 
@@ -31,7 +35,7 @@ fn path(file: &tempfile::NamedTempFile) -> &str {
 }
 
 #[test]
-fn launch_on_nodes_follows_its_job_to_the_end() {
+fn launch_follows_its_job_to_the_end() {
     let job = Job::with_volume("launched");
     let recipe = file(&recipe(9600));
     let output = evenkeel(&[
@@ -48,7 +52,7 @@ fn launch_on_nodes_follows_its_job_to_the_end() {
         "--log",
         "json",
     ]);
-    assert!(output.status.success(), "{}", words(&output));
+    assert!(output.status.success(), "{}", output_text(&output));
     let events: Vec<Value> = String::from_utf8(output.stdout)
         .unwrap()
         .lines()
@@ -70,10 +74,10 @@ fn launch_on_nodes_follows_its_job_to_the_end() {
 }
 
 #[test]
-fn commands_move_a_job_and_show_it() {
+fn commands_change_and_show_a_job() {
     let job = Job::with_volume("moved");
     let recipe = file(&recipe(400_000));
-    let planned = said(&[
+    let planned = stdout(&[
         "plan",
         path(&recipe),
         "--from-cluster",
@@ -97,37 +101,41 @@ fn commands_move_a_job_and_show_it() {
         "--detach",
     ];
     let started = evenkeel(&launch);
-    assert!(started.status.success(), "{}", words(&started));
+    assert!(started.status.success(), "{}", output_text(&started));
     job.wait_training_on(3);
     let again = evenkeel(&launch);
     assert_eq!(again.status.code(), Some(2));
-    assert!(words(&again).contains("already"), "{}", words(&again));
+    assert!(
+        output_text(&again).contains("already"),
+        "{}",
+        output_text(&again)
+    );
 
-    let list = said(&["list"]);
+    let list = stdout(&["list"]);
     assert!(
         list.contains("moved") && list.contains("6 × 4 × 4 = 96"),
         "{list}"
     );
-    let shown = said(&["status", "moved", "--namespace", "default"]);
+    let shown = stdout(&["status", "moved", "--namespace", "default"]);
     assert!(shown.contains("3 of 3, 2 nvidia.com/gpu each"), "{shown}");
-    let steps = said(&["logs", "moved"]);
+    let steps = stdout(&["logs", "moved"]);
     assert!(steps.contains("loss"), "{steps}");
     let missing = evenkeel(&["logs", "moved", "--rank", "6"]);
     assert_eq!(missing.status.code(), Some(2));
     assert!(
-        words(&missing).contains("ranks 0 to 5"),
+        output_text(&missing).contains("ranks 0 to 5"),
         "{}",
-        words(&missing)
+        output_text(&missing)
     );
-    said(&["logs", "moved", "--rank", "5"]);
+    stdout(&["logs", "moved", "--rank", "5"]);
 
-    said(&["scale", "moved", "1"]);
+    stdout(&["scale", "moved", "1"]);
     job.wait_training_on(1);
-    said(&["suspend", "moved"]);
-    job.wait("its suspension", |status| status["state"] == "Suspended");
-    said(&["resume", "moved"]);
+    stdout(&["suspend", "moved"]);
+    job.wait("its suspension", |status| status["phase"] == "Suspended");
+    stdout(&["resume", "moved"]);
     job.wait_training_on(1);
-    let cancelled = said(&["cancel", "moved"]);
+    let cancelled = stdout(&["cancel", "moved"]);
     assert!(cancelled.contains("stays on the volume"), "{cancelled}");
     job.pods_left(0);
     let gone = evenkeel(&["status", "moved", "-n", "default"]);
@@ -135,7 +143,7 @@ fn commands_move_a_job_and_show_it() {
 }
 
 #[test]
-fn a_tree_of_configs_travels_with_its_job() {
+fn a_config_tree_is_sent_with_its_job() {
     let job = Job::with_volume("tree");
     let folder = tempfile::tempdir().unwrap();
     let tree = [
@@ -170,22 +178,22 @@ fn a_tree_of_configs_travels_with_its_job() {
         ])
         .output()
         .unwrap();
-    assert!(launch.status.success(), "{}", words(&launch));
-    let status = job.wait("its end", |status| status["state"] == "Complete");
+    assert!(launch.status.success(), "{}", output_text(&launch));
+    let status = job.wait("its end", |status| status["phase"] == "Complete");
     assert_eq!(status["plan"]["globalBatchSize"], 24);
     let log = job.run().join("gen-1/logs/rank-5.log");
-    let said = std::fs::read_to_string(log).unwrap();
-    assert!(said.contains("model.batch_size=24"), "{said}");
+    let text = std::fs::read_to_string(log).unwrap();
+    assert!(text.contains("model.batch_size=24"), "{text}");
 }
 
 #[test]
-fn contexts_are_those_of_kubectl() {
+fn contexts_are_selected_like_in_kubectl() {
     let job = Job::apply(
         "contexts",
         &recipe(4800),
         serde_json::json!({"suspend": true}),
     );
-    // Another file whose current context leads nowhere, beside the one that is.
+    // A second kubeconfig whose current context is unreachable, before the valid one.
     let own = std::env::var("KUBECONFIG").unwrap();
     let text = "{apiVersion: v1, kind: Config, current-context: away, users: [], clusters: [\
         {name: away, cluster: {server: 'https://127.0.0.1:9'}}], contexts: [\
@@ -196,7 +204,7 @@ fn contexts_are_those_of_kubectl() {
     let list = |context: &[&str]| {
         let mut list = Command::new(env!("CARGO_BIN_EXE_evenkeel"));
         list.env("KUBECONFIG", format!("{}:{own}", path(&away)));
-        words(&list.arg("list").args(context).output().unwrap())
+        output_text(&list.arg("list").args(context).output().unwrap())
     };
     assert!(list(&[]).contains("127.0.0.1:9"), "{}", list(&[]));
     let home = list(&["--context", "home"]);
@@ -205,19 +213,19 @@ fn contexts_are_those_of_kubectl() {
 }
 
 #[test]
-fn what_is_not_there_is_said() {
-    let no_job = evenkeel(&["suspend", "nobody", "-n", "default"]);
+fn missing_jobs_and_contexts_are_reported() {
+    let no_job = evenkeel(&["suspend", "missing", "-n", "default"]);
     assert_eq!(no_job.status.code(), Some(2));
     assert!(
-        words(&no_job).contains("there is no TrainingJob nobody in namespace default"),
+        output_text(&no_job).contains("TrainingJob missing does not exist in namespace default"),
         "{}",
-        words(&no_job)
+        output_text(&no_job)
     );
     let no_context = evenkeel(&["list", "--context", "nowhere"]);
     assert_eq!(no_context.status.code(), Some(2));
     assert!(
-        words(&no_context).contains("nowhere"),
+        output_text(&no_context).contains("nowhere"),
         "{}",
-        words(&no_context)
+        output_text(&no_context)
     );
 }

@@ -1,5 +1,5 @@
-//! The controller killed by SIGKILL at every step of every transition. It runs here, beside the
-//! cluster, so that it can be told where to die; the installed one sleeps meanwhile.
+//! Kills the controller with SIGKILL at every step of every transition. It runs outside the cluster,
+//! so that the test can set its fault points; the installed controller is scaled to zero meanwhile.
 
 use std::collections::BTreeSet;
 use std::io::Read;
@@ -11,15 +11,15 @@ use std::thread::JoinHandle;
 
 use serde_json::{Value, json};
 
-use super::support::{Job, kit, kubectl, mended, recipe, signal};
+use super::support::{Job, kit, kubectl, recipe, restored, signal};
 
-/// Places, and what the controller may be about at them.
+/// Fault points, and the actions at which they can strike.
 const PLACES: [&str; 4] = ["decided", "written", "companions", "pods"];
 const ACTS: [&str; 8] = [
     "stay", "place", "drain", "recall", "publish", "wait", "suspend", "end",
 ];
 
-/// The installed controller is asleep while this lives.
+/// The installed controller is scaled to zero while this lives.
 struct Asleep;
 
 impl Asleep {
@@ -64,8 +64,7 @@ fn scale(replicas: u32) {
     ]);
 }
 
-/// A controller that is started again whenever it dies, each time with the places left at which it
-/// has not died yet.
+/// A controller that is restarted after each crash, with the fault points that have not struck yet.
 struct Mortal {
     stop: Arc<AtomicBool>,
     keeper: Option<JoinHandle<BTreeSet<String>>>,
@@ -91,15 +90,16 @@ impl Mortal {
                     std::thread::sleep(std::time::Duration::from_millis(20));
                 }
                 let status = controller.wait().unwrap();
-                let mut words = String::new();
+                let mut output = String::new();
                 let mut errors = controller.stderr.take().unwrap();
-                errors.read_to_string(&mut words).unwrap();
+                errors.read_to_string(&mut output).unwrap();
                 if stopped.load(Ordering::Relaxed) {
                     break;
                 }
-                let fault = words.lines().find_map(|line| line.strip_prefix("fault: "));
-                let fault = fault.unwrap_or_else(|| panic!("it ended by itself: {words}"));
-                assert_eq!(status.signal(), Some(9), "{words}");
+                let fault = output.lines().find_map(|line| line.strip_prefix("fault: "));
+                let fault = fault
+                    .unwrap_or_else(|| panic!("the controller exited without a fault: {output}"));
+                assert_eq!(status.signal(), Some(9), "{output}");
                 assert!(left.remove(fault), "{fault}");
                 died.insert(fault.to_string());
             }
@@ -111,7 +111,7 @@ impl Mortal {
         }
     }
 
-    /// Ends it; returns where it has died.
+    /// Stops it; returns the fault points that have struck.
     fn end(mut self) -> BTreeSet<String> {
         self.stop.store(true, Ordering::Relaxed);
         self.keeper.take().unwrap().join().unwrap()
@@ -141,15 +141,15 @@ fn controller(faults: &BTreeSet<String>) -> Child {
         .unwrap()
 }
 
-/// Runs a transition under a controller that dies once at each step of it, of those that come up; it must
-/// have died at these places, and before and after what it decided was written for each of these acts.
-/// Returns what the transition came to.
+/// Runs a transition under a controller that crashes once at each fault point that it passes. For
+/// each of `acts` the controller must have crashed before and after the decision was written; an entry
+/// with a slash is a single fault point. Returns the result of the transition.
 fn killed_throughout<T>(what: &str, acts: &[&str], transition: impl FnOnce() -> T) -> T {
     let mortal = Mortal::start();
-    let came_to = transition();
+    let result = transition();
     let died = mortal.end();
     eprintln!(
-        "{what}: the controller died {} times, at {died:?}",
+        "{what}: the controller crashed {} times, at {died:?}",
         died.len()
     );
     for act in acts {
@@ -162,11 +162,11 @@ fn killed_throughout<T>(what: &str, acts: &[&str], transition: impl FnOnce() -> 
         for fault in faults {
             assert!(
                 died.contains(&fault),
-                "{what}: never died at {fault}: {died:?}"
+                "{what}: no crash at {fault}: {died:?}"
             );
         }
     }
-    came_to
+    result
 }
 
 #[test]
@@ -180,22 +180,22 @@ fn a_controller_killed_at_every_step_of_every_transition_loses_nothing() {
         job.wait_training_on(3);
         job
     });
-    let _uncordoned = mended("kubectl", &["uncordon", "node3"]);
+    let _uncordoned = restored("kubectl", &["uncordon", "node3"]);
     killed_throughout("cordon", &["drain", "publish"], || {
         let samples = |status: &Value| status["progress"]["samples"].as_u64().unwrap_or(0);
         let before = samples(&job.status());
         kubectl(&["cordon", "node3"]);
         let status = job.wait_training_on(2);
-        // A controller that has just begun takes no drain for ended of which it has heard nothing.
+        // A new controller process does not treat a drain as ended before it has polled the agents.
         let began = status["history"][1]["samples"].as_u64().unwrap();
         assert!(began >= before, "{began} after {before}: {status:#}");
     });
-    killed_throughout("growth", &["drain", "publish"], || {
+    killed_throughout("scale up", &["drain", "publish"], || {
         kubectl(&["uncordon", "node3"]);
         job.wait_training_on(3);
     });
     {
-        let _returned = mended("kit", &["return", "node2"]);
+        let _returned = restored("kit", &["return", "node2"]);
         killed_throughout("power cut", &["publish"], || {
             kit(&["lose", "node2"]);
             job.wait_training_on(2);
@@ -208,7 +208,7 @@ fn a_controller_killed_at_every_step_of_every_transition_loses_nothing() {
         signal("KILL", &job.processes("rank")[3]);
         job.wait("a new generation", |status| {
             let last = status["history"].as_array().unwrap().last().unwrap();
-            last["reason"].as_str().unwrap().contains("rank")
+            last["message"].as_str().unwrap().contains("rank")
         });
         job.wait_training_on(3);
     });

@@ -1,26 +1,26 @@
-//! The pool shrinks and grows; the batch stays, and not one sample is lost.
+//! The pool shrinks and grows; the global batch is kept and no sample is lost.
 
 use serde_json::json;
 
 use super::losses;
-use super::support::{Job, kit, kubectl, mended, node_without_controller, recipe};
+use super::support::{Job, kit, kubectl, node_without_controller, recipe, restored};
 
 #[test]
-fn a_job_runs_to_completion_with_its_plan_and_proof_in_the_status() {
+fn a_job_completes_with_its_plan_and_formula_in_the_status() {
     let job = Job::apply("whole", &recipe(4800), json!({}));
     let status = job.finish(96);
-    assert_eq!(status["plan"]["proof"], "6 × 4 × 4 = 96");
+    assert_eq!(status["plan"]["formula"], "6 × 4 × 4 = 96");
     assert_eq!(status["history"].as_array().unwrap().len(), 1);
     assert_eq!(status["progress"]["samples"], 4800);
     assert_eq!(losses::of(&job.run()).len(), 50);
 }
 
 #[test]
-fn a_cordoned_node_is_left_with_a_checkpoint_and_taken_again() {
+fn a_cordoned_node_is_left_with_a_checkpoint_and_reused() {
     let job = Job::apply("cordon", &recipe(400_000), json!({}));
     let before = job.wait_training_on(3);
     let pods = job.pods();
-    let _mended = mended("kubectl", &["uncordon", "node3"]);
+    let _restored = restored("kubectl", &["uncordon", "node3"]);
     kubectl(&["cordon", "node3"]);
     job.wait_training_on(2);
     let survivors = job.pods_left(2);
@@ -39,18 +39,18 @@ fn a_cordoned_node_is_left_with_a_checkpoint_and_taken_again() {
 }
 
 #[test]
-fn a_node_without_power_is_left_before_kubernetes_calls_it_lost() {
+fn a_node_without_power_is_left_before_kubernetes_declares_it_lost() {
     let job = Job::apply("power", &recipe(400_000), json!({}));
     job.wait_training_on(3);
     let node = node_without_controller();
-    let _mended = mended("kit", &["return", &node]);
+    let _restored = restored("kit", &["return", &node]);
     kit(&["lose", &node]);
     let status = job.wait_training_on(2);
     assert_eq!(status["disruptions"], 1);
     assert_eq!(status["restarts"], 0);
-    // Its peers said so; Kubernetes had not noticed yet.
-    let lost = status["history"][1]["reason"].as_str().unwrap();
-    assert!(lost.contains("cut off from its peers"), "{lost}");
+    // Its peers reported the loss; Kubernetes had not detected it yet.
+    let lost = status["history"][1]["message"].as_str().unwrap();
+    assert!(lost.contains("unreachable for its peers"), "{lost}");
     job.settle(96);
 }
 
@@ -58,9 +58,9 @@ fn a_node_without_power_is_left_before_kubernetes_calls_it_lost() {
 fn three_two_one_three_nodes_keep_the_batch() {
     let job = Job::apply("steps", &recipe(400_000), json!({}));
     job.wait_training_on(3);
-    let _mended = [
-        mended("kubectl", &["uncordon", "node1"]),
-        mended("kubectl", &["uncordon", "node2"]),
+    let _restored = [
+        restored("kubectl", &["uncordon", "node1"]),
+        restored("kubectl", &["uncordon", "node2"]),
     ];
     kubectl(&["cordon", "node1"]);
     job.wait_training_on(2);
@@ -73,7 +73,7 @@ fn three_two_one_three_nodes_keep_the_batch() {
         .as_array()
         .unwrap()
         .iter()
-        .map(|change| change["to"].as_u64().unwrap())
+        .map(|change| change["toNodes"].as_u64().unwrap())
         .collect();
     assert!(
         worlds.starts_with(&[3, 2, 1]) && worlds.ends_with(&[3]),
@@ -82,11 +82,11 @@ fn three_two_one_three_nodes_keep_the_batch() {
 }
 
 #[test]
-fn a_suspended_job_gives_its_gpus_back_and_goes_on_where_it_was() {
+fn a_suspended_job_releases_its_gpus_and_resumes_from_its_checkpoint() {
     let job = Job::apply("suspend", &recipe(19_200), json!({}));
     job.wait_training_on(3);
     job.patch(json!({"suspend": true}));
-    let status = job.wait("its suspension", |status| status["state"] == "Suspended");
+    let status = job.wait("its suspension", |status| status["phase"] == "Suspended");
     let samples = status["checkpoint"]["samples"].as_u64().unwrap();
     assert!(samples > 0);
     job.pods_left(0);
@@ -102,7 +102,7 @@ fn a_suspended_job_gives_its_gpus_back_and_goes_on_where_it_was() {
 }
 
 #[test]
-fn a_scaled_job_moves_to_what_was_asked_for() {
+fn a_scaled_job_moves_to_the_requested_nodes() {
     let job = Job::apply("scaled", &recipe(400_000), json!({}));
     job.wait_training_on(3);
     kubectl(&["scale", "tj", "scaled", "--replicas=1"]);

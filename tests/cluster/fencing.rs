@@ -1,16 +1,16 @@
-//! Nodes behind a cut network: what still runs there stops by itself, and commits nothing that counts.
+//! Nodes behind a network partition: ranks there stop by themselves and commit nothing that counts.
 
 use serde_json::{Value, json};
 
-use super::support::{Job, kit, mended, node_without_controller, poll, recipe, running};
+use super::support::{Job, kit, node_without_controller, poll, recipe, restored, running};
 
 #[test]
-fn a_node_behind_a_cut_network_commits_nothing_and_is_taken_again() {
+fn a_node_behind_a_network_partition_commits_nothing_and_is_reused() {
     let job = Job::apply("cut", &recipe(400_000), json!({}));
     job.wait_training_on(3);
     let node = node_without_controller();
     {
-        let _mended = mended("kit", &["mend", &node]);
+        let _restored = restored("kit", &["reconnect", &node]);
         kit(&["cut", &node]);
         job.wait_training_on(2);
     }
@@ -19,7 +19,7 @@ fn a_node_behind_a_cut_network_commits_nothing_and_is_taken_again() {
     job.one_lineage(&status);
 }
 
-/// How many processes of a command line run on a node.
+/// Number of processes on a node whose command lines match a pattern.
 fn on_node(node: &str, pattern: &str) -> usize {
     let group = |process: &String| std::fs::read_to_string(format!("/proc/{process}/cgroup"));
     let folder = format!("/evenkeel/{node}/");
@@ -28,7 +28,7 @@ fn on_node(node: &str, pattern: &str) -> usize {
 }
 
 #[test]
-fn a_program_of_ones_own_is_stopped_where_it_is_cut_off_before_others_take_its_place() {
+fn an_isolated_external_trainer_stops_before_it_is_replaced() {
     let mut recipe = recipe(4800);
     recipe["spec"]["trainer"] = json!({"resume": []});
     let program = ["/bin/busybox", "sleep", "86423"];
@@ -42,17 +42,21 @@ fn a_program_of_ones_own_is_stopped_where_it_is_cut_off_before_others_take_its_p
         }),
     );
     let trains =
-        |status: &Value, nodes: u64| status["state"] == "Running" && status["nodes"] == nodes;
+        |status: &Value, nodes: u64| status["phase"] == "Running" && status["nodes"] == nodes;
     job.wait("three nodes", |status| trains(status, 3));
     let node = node_without_controller();
     let ranks = || on_node(&node, "sleep 86423");
     let two = || Some(ranks()).filter(|ranks| *ranks == 2);
     poll("two ranks", two, || ranks().to_string());
     {
-        let _mended = mended("kit", &["mend", &node]);
+        let _restored = restored("kit", &["reconnect", &node]);
         kit(&["cut", &node]);
         job.wait("a world without it", |status| trains(status, 2));
-        assert_eq!(ranks(), 0, "the program runs on behind the cut");
+        assert_eq!(
+            ranks(),
+            0,
+            "the external trainer still runs behind the partition"
+        );
     }
     job.wait("its node", |status| trains(status, 3));
     poll("two ranks again", two, || ranks().to_string());

@@ -1,43 +1,43 @@
-//! What people and the cluster do to a job while it runs, or before it can.
+//! Changes that users and the cluster make before and during a job.
 
 use serde_json::{Value, json};
 
 use super::support::{
-    IMAGE, Job, create, kit, kubectl, mended, recipe, signal, try_kubectl, words,
+    IMAGE, Job, create, kit, kubectl, output_text, recipe, restored, signal, try_kubectl,
 };
 
-/// The same program under another tag.
+/// The same image under another tag.
 const OTHER_IMAGE: &str = "evenkeel.test/evenkeel:2";
 
 #[test]
-fn first_job_of_the_docs_runs_as_it_is_written() {
+fn the_first_job_of_the_docs_runs_unchanged() {
     let example = include_str!("../../examples/kubernetes/trainingjob.yaml");
-    // A job of these scenarios is called like its volume, and the example's volume is `checkpoints`.
+    // In the scenarios a job has the name of its volume, and the example's volume is `checkpoints`.
     let named = example.replacen("name: first", "name: checkpoints", 1);
     let text = named.replace("evenkeel/evenkeel:0.1.0", IMAGE);
     assert!(text.contains(IMAGE), "{text}");
-    // Its thousand steps take minutes here.
+    // A thousand steps would take minutes.
     let text = text.replace("samples: 96000", "samples: 9600");
     assert!(text.contains("samples: 9600\n"), "{text}");
     let job = Job::with_volume("checkpoints");
     let applied = try_kubectl(&["apply", "-f", "-"], &text);
-    assert!(applied.status.success(), "{}", words(&applied));
+    assert!(applied.status.success(), "{}", output_text(&applied));
     let status = job.wait_training_on(3);
-    assert_eq!(status["plan"]["proof"], "6 × 4 × 4 = 96");
+    assert_eq!(status["plan"]["formula"], "6 × 4 × 4 = 96");
     job.finish(96);
 }
 
 #[test]
-fn job_waits_for_a_feasible_pool_and_says_what_it_needs() {
-    let _mended = mended("kubectl", &["uncordon", "node3"]);
+fn a_job_waits_for_a_feasible_pool_and_names_the_missing_nodes() {
+    let _restored = restored("kubectl", &["uncordon", "node3"]);
     kubectl(&["cordon", "node3"]);
     let job = Job::apply(
         "waits",
         &recipe(4800),
         json!({"elasticity": {"minNodes": 3}}),
     );
-    let status = job.wait("a pool", |status| status["state"] == "Waiting");
-    let why = status["why"].as_str().unwrap();
+    let status = job.wait("a pool", |status| status["phase"] == "Waiting");
+    let why = status["message"].as_str().unwrap();
     assert!(
         why.contains("2 of the pool's nodes") && why.contains("needs 3"),
         "{why}"
@@ -48,7 +48,7 @@ fn job_waits_for_a_feasible_pool_and_says_what_it_needs() {
 }
 
 #[test]
-fn job_waits_for_its_config_map_and_keeps_what_it_read() {
+fn a_job_waits_for_its_config_map_and_keeps_its_recipe_snapshot() {
     let job = Job::apply(
         "mapped",
         &Value::Null,
@@ -58,7 +58,7 @@ fn job_waits_for_its_config_map_and_keeps_what_it_read() {
         status["conditions"][0]["status"] == "False"
     });
     assert_eq!(status["conditions"][0]["reason"], "RecipeMissing");
-    let _gone = mended("kubectl", &["delete", "configmap", "mapped"]);
+    let _gone = restored("kubectl", &["delete", "configmap", "mapped"]);
     let map = |recipe: Value| {
         json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "mapped"},
                "data": {"recipe.yaml": recipe.to_string()}})
@@ -68,34 +68,34 @@ fn job_waits_for_its_config_map_and_keeps_what_it_read() {
     let mut other = recipe(9600);
     other["spec"]["batch"]["global"] = json!(48);
     let edited = try_kubectl(&["replace", "-f", "-"], &map(other).to_string());
-    assert!(edited.status.success(), "{}", words(&edited));
+    assert!(edited.status.success(), "{}", output_text(&edited));
     job.finish(96);
 }
 
 #[test]
-fn image_that_does_not_exist_can_be_mended() {
+fn a_missing_image_can_be_corrected() {
     let job = Job::apply(
         "image",
         &recipe(4800),
         json!({"image": "evenkeel.test/nothing:1"}),
     );
-    job.wait("words about the image", |status| {
-        let why = status["why"].as_str().unwrap_or_default();
-        status["state"] == "Placing" && why.contains("evenkeel.test/nothing:1")
+    job.wait("a message about the image", |status| {
+        let why = status["message"].as_str().unwrap_or_default();
+        status["phase"] == "Placing" && why.contains("evenkeel.test/nothing:1")
     });
     job.patch(json!({"image": IMAGE}));
     job.finish(96);
 }
 
 #[test]
-fn pods_that_cannot_train_are_made_again_after_a_pause() {
+fn pods_that_cannot_train_are_recreated_after_a_pause() {
     // An image without the agent.
     let image = "evenkeel.test/busybox:1";
     let job = Job::apply("lacking", &recipe(4800), json!({"image": image}));
     let status = job.wait("some tries", |status| {
         status["podFailures"]["count"].as_u64() >= Some(3)
     });
-    let why = status["why"].as_str().unwrap();
+    let why = status["message"].as_str().unwrap();
     assert!(
         why.contains("after a pause") && why.contains("evenkeel"),
         "{why}"
@@ -108,7 +108,7 @@ fn pods_that_cannot_train_are_made_again_after_a_pause() {
 }
 
 #[test]
-fn program_that_fails_ends_its_job_after_the_budget_with_its_last_words() {
+fn a_failing_external_trainer_fails_the_job_after_its_budget_with_a_log_tail() {
     let job = Job::apply(
         "failing",
         &recipe(4800),
@@ -121,14 +121,17 @@ fn program_that_fails_ends_its_job_after_the_budget_with_its_last_words() {
     );
     let status = job.wait_failure();
     assert_eq!(status["history"].as_array().unwrap().len(), 2, "{status:#}");
-    let last = status["lastWords"].as_str().unwrap();
+    let last = status["logTail"].as_str().unwrap();
     assert!(last.contains("4 is a bad number"), "{last}");
-    assert!(status["why"].as_str().unwrap().contains('3'), "{status:#}");
+    assert!(
+        status["message"].as_str().unwrap().contains('3'),
+        "{status:#}"
+    );
     assert_eq!(status["disruptions"], 0);
 }
 
 #[test]
-fn job_that_ended_is_deleted_when_its_time_is_up() {
+fn a_finished_job_is_deleted_after_its_ttl() {
     let more = json!({"nodes": 1, "ttlSecondsAfterFinished": 20});
     let job = Job::apply("brief", &recipe(960), more);
     job.finish(96);
@@ -137,13 +140,13 @@ fn job_that_ended_is_deleted_when_its_time_is_up() {
 }
 
 #[test]
-fn edited_image_is_taken_up_with_a_checkpoint() {
+fn an_edited_image_takes_effect_after_a_checkpoint() {
     let job = Job::apply("edited", &recipe(400_000), json!({}));
     job.wait_training_on(3);
     let old = job.pods();
     job.patch(json!({"image": OTHER_IMAGE}));
     let status = job.wait("a second generation", |status| {
-        status["generation"]["record"]["number"] == 2 && status["state"] == "Running"
+        status["jobGeneration"]["record"]["number"] == 2 && status["phase"] == "Running"
     });
     assert!(status["checkpoint"]["samples"].as_u64().unwrap() > 0);
     assert!(job.pods_left(3).keys().all(|pod| !old.contains_key(pod)));
@@ -153,10 +156,10 @@ fn edited_image_is_taken_up_with_a_checkpoint() {
 }
 
 #[test]
-fn drained_node_costs_no_step() {
+fn a_drained_node_costs_no_step() {
     let job = Job::apply("drained", &recipe(400_000), json!({}));
     job.wait_training_on(3);
-    let _mended = mended("kubectl", &["uncordon", "node2"]);
+    let _restored = restored("kubectl", &["uncordon", "node2"]);
     kubectl(&[
         "drain",
         "node2",
@@ -170,7 +173,7 @@ fn drained_node_costs_no_step() {
 }
 
 #[test]
-fn restarted_api_server_is_not_noticed_by_the_training() {
+fn training_continues_while_the_api_server_restarts() {
     let job = Job::apply("api", &recipe(400_000), json!({}));
     job.wait_training_on(3);
     kit(&["restart", "apiserver", "3"]);
@@ -179,7 +182,7 @@ fn restarted_api_server_is_not_noticed_by_the_training() {
 }
 
 #[test]
-fn controller_upgraded_in_mid_run_goes_on_from_the_status() {
+fn an_upgraded_controller_continues_from_the_status() {
     let job = Job::apply("upgrade", &recipe(400_000), json!({}));
     let pods = job.wait_training_on(3);
     let system = ["-n", "evenkeel-system"];
@@ -198,18 +201,18 @@ fn controller_upgraded_in_mid_run_goes_on_from_the_status() {
     let kept = job.wait_training_on(3);
     let status = job.settle(96);
     image(IMAGE);
-    assert_eq!(pods["seats"], kept["seats"]);
+    assert_eq!(pods["slots"], kept["slots"]);
     assert_eq!(status["history"].as_array().unwrap().len(), 1, "{status:#}");
 }
 
 #[test]
-fn killed_rank_is_replaced_in_the_same_pods() {
+fn a_killed_rank_is_restarted_in_the_same_pods() {
     let job = Job::apply("rank", &recipe(400_000), json!({}));
     job.wait_training_on(3);
     let before = job.pods();
     signal("KILL", &job.processes("rank")[3]);
     job.wait("a second generation", |status| {
-        status["generation"]["record"]["number"] == 2 && status["state"] == "Running"
+        status["jobGeneration"]["record"]["number"] == 2 && status["phase"] == "Running"
     });
     let after = job.pods();
     assert_eq!(before, after);
@@ -218,25 +221,26 @@ fn killed_rank_is_replaced_in_the_same_pods() {
 }
 
 #[test]
-fn killed_container_is_replaced() {
+fn a_killed_container_is_replaced() {
     let job = Job::apply("container", &recipe(400_000), json!({}));
     job.wait_training_on(3);
     signal("KILL", &job.processes("agent")[1]);
     job.wait("a second generation", |status| {
-        status["generation"]["record"]["number"].as_u64() > Some(1) && status["state"] == "Running"
+        status["jobGeneration"]["record"]["number"].as_u64() > Some(1)
+            && status["phase"] == "Running"
     });
     job.settle(96);
 }
 
 #[test]
-fn suspended_in_mid_rescale() {
+fn a_job_can_be_suspended_during_a_rescale() {
     let job = Job::apply("halfway", &recipe(400_000), json!({}));
     job.wait_training_on(3);
-    let _mended = mended("kubectl", &["uncordon", "node1"]);
+    let _restored = restored("kubectl", &["uncordon", "node1"]);
     kubectl(&["cordon", "node1"]);
     job.wait_rescale();
     job.patch(json!({"suspend": true}));
-    job.wait("its suspension", |status| status["state"] == "Suspended");
+    job.wait("its suspension", |status| status["phase"] == "Suspended");
     job.pods_left(0);
     kubectl(&["uncordon", "node1"]);
     job.patch(json!({"suspend": false}));
@@ -244,22 +248,22 @@ fn suspended_in_mid_rescale() {
 }
 
 #[test]
-fn deleted_in_mid_rescale() {
+fn a_job_can_be_deleted_during_a_rescale() {
     let job = Job::apply("cutshort", &recipe(400_000), json!({}));
     job.wait_training_on(3);
-    let _mended = mended("kubectl", &["uncordon", "node1"]);
+    let _restored = restored("kubectl", &["uncordon", "node1"]);
     kubectl(&["cordon", "node1"]);
     job.wait_rescale();
     job.delete_whole();
 }
 
 #[test]
-fn two_jobs_never_count_on_the_same_devices() {
+fn two_jobs_never_reserve_the_same_devices() {
     let first = Job::apply("first", &recipe(400_000), json!({}));
     first.wait_training_on(3);
     let second = Job::apply("second", &recipe(9600), json!({"nodes": 2}));
-    let status = second.wait("a pool", |status| status["state"] == "Waiting");
-    let why = status["why"].as_str().unwrap();
+    let status = second.wait("a pool", |status| status["phase"] == "Waiting");
+    let why = status["message"].as_str().unwrap();
     assert!(why.contains("0 of the pool's nodes"), "{why}");
     first.patch(json!({"nodes": 2}));
     second.wait_training_on(1);
@@ -269,7 +273,7 @@ fn two_jobs_never_count_on_the_same_devices() {
 }
 
 #[test]
-fn batch_that_the_norm_test_has_raised_survives_a_smaller_world() {
+fn a_batch_raised_by_the_norm_test_survives_a_scale_down() {
     let mut growing = recipe(400_000);
     growing["spec"]["schedule"] = json!({
         "kind": "norm-test", "eta": 0.3, "interval": 2, "max_batch": 384,
@@ -278,7 +282,7 @@ fn batch_that_the_norm_test_has_raised_survives_a_smaller_world() {
     job.wait("a larger batch", |status| {
         status["progress"]["batch"].as_u64().unwrap_or(0) > 96
     });
-    let _mended = mended("kubectl", &["uncordon", "node3"]);
+    let _restored = restored("kubectl", &["uncordon", "node3"]);
     kubectl(&["cordon", "node3"]);
     let status = job.wait_training_on(2);
     assert!(
@@ -289,16 +293,16 @@ fn batch_that_the_norm_test_has_raised_survives_a_smaller_world() {
 }
 
 #[test]
-fn foreign_program_finds_the_environment_of_torchrun() {
+fn an_external_trainer_gets_the_environment_of_torchrun() {
     let job = Job::apply(
-        "foreign",
+        "external",
         &recipe(4800),
         json!({"image": "evenkeel.test/busybox:1", "trainer": {"command": [
             "/bin/busybox", "sh", "-c",
             "env; echo micro {per_device_batch_size}; /bin/busybox sleep 3",
         ]}}),
     );
-    job.wait("its end", |status| status["state"] == "Complete");
+    job.wait("its end", |status| status["phase"] == "Complete");
     let mut ranks = Vec::new();
     for rank in 0..6 {
         let log = job.run().join(format!("gen-1/logs/rank-{rank}.log"));
@@ -326,7 +330,7 @@ fn foreign_program_finds_the_environment_of_torchrun() {
 }
 
 #[test]
-fn foreign_program_goes_on_from_one_checkpoint_where_the_pool_lets_it() {
+fn an_external_trainer_resumes_from_its_checkpoint_after_a_scale_down() {
     let program = r#"echo "$RANK/$WORLD_SIZE $*"
 trap '[ "$RANK" = 0 ] && : > "$EVENKEEL_CHECKPOINT_DIR/step-$EVENKEEL_GENERATION"; exit 143' TERM
 while [ ! -e "$EVENKEEL_RUN_DIR/stop" ]; do /bin/busybox sleep 0.1; done"#;
@@ -346,28 +350,28 @@ while [ ! -e "$EVENKEEL_RUN_DIR/stop" ]; do /bin/busybox sleep 0.1; done"#;
     };
     let runs_on = |nodes: u64| {
         job.wait("its world", |status| {
-            let current = status["generation"]["record"]["number"].as_u64();
+            let current = status["jobGeneration"]["record"]["number"].as_u64();
             let began = |rank| !log(current.unwrap_or(0), rank).is_empty();
-            status["state"] == "Running" && status["nodes"] == nodes && (0..2 * nodes).all(began)
+            status["phase"] == "Running" && status["nodes"] == nodes && (0..2 * nodes).all(began)
         })
     };
     runs_on(3);
-    let _mended = mended("kubectl", &["uncordon", "node3"]);
+    let _restored = restored("kubectl", &["uncordon", "node3"]);
     kubectl(&["cordon", "node3"]);
     let status = runs_on(2);
-    let second = &status["generation"]["record"];
+    let second = &status["jobGeneration"]["record"];
     assert_eq!(second["number"], 2, "{second}");
     for rank in 0..4 {
-        // The volume has another path on this machine than in the pods.
-        let said = log(2, rank);
-        let (numbers, checkpoint) = said.trim().split_once(" --from ").unwrap();
+        // The path of the volume differs between this machine and the pods.
+        let text = log(2, rank);
+        let (numbers, checkpoint) = text.trim().split_once(" --from ").unwrap();
         assert_eq!(numbers, format!("{rank}/4 4x6"));
-        assert!(checkpoint.ends_with("/checkpoints/step-1"), "{said}");
+        assert!(checkpoint.ends_with("/checkpoints/step-1"), "{text}");
     }
-    job.wait("its checkpoint to be known", |status| {
-        let path = status["ownCheckpoint"]["path"].as_str();
+    job.wait("its checkpoint in the status", |status| {
+        let path = status["externalCheckpoint"]["path"].as_str();
         path.is_some_and(|path| path.ends_with("/step-1"))
     });
     std::fs::write(job.run().join("stop"), "").unwrap();
-    job.wait("its end", |status| status["state"] == "Complete");
+    job.wait("its end", |status| status["phase"] == "Complete");
 }

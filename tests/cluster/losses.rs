@@ -1,4 +1,4 @@
-//! The losses of the scenarios' recipe, disturbed and not.
+//! Compares the training losses of disturbed jobs with those of an undisturbed run.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -7,18 +7,18 @@ use std::sync::OnceLock;
 
 use serde_json::Value;
 
-use super::support::{recipe, words};
+use super::support::{output_text, recipe};
 
 /// Losses by optimiser step, nats per token.
 pub type Losses = BTreeMap<u64, f64>;
 
-/// Samples of the undisturbed run: 400 steps. Whatever happens to a job happens before, and its
-/// learning rate is constant, so that the budget does not matter.
+/// Samples of the undisturbed run: 400 steps. All disturbances happen earlier, and the learning rate
+/// is constant, so the budget does not matter.
 const SAMPLES: u64 = 38_400;
-/// How far a loss may be from the undisturbed run's, relative.
+/// Maximum relative difference to the undisturbed run's loss.
 const TOLERANCE: f64 = 1e-5;
 
-/// What the generations of a run wrote. A later one repeats what was not committed.
+/// Losses that the generations of a run recorded. A later generation repeats uncommitted steps.
 pub fn of(run: &Path) -> Losses {
     let mut losses = Losses::new();
     for number in 1.. {
@@ -37,7 +37,7 @@ pub fn of(run: &Path) -> Losses {
     losses
 }
 
-/// What one process on this machine gets from the same recipe.
+/// Losses of a single process on this machine with the same recipe.
 fn undisturbed() -> &'static Losses {
     static LOSSES: OnceLock<Losses> = OnceLock::new();
     LOSSES.get_or_init(|| {
@@ -52,12 +52,12 @@ fn undisturbed() -> &'static Losses {
             .args([&run, &file])
             .output()
             .unwrap();
-        assert!(output.status.success(), "{}", words(&output));
+        assert!(output.status.success(), "{}", output_text(&output));
         of(&run)
     })
 }
 
-/// They must be those of the undisturbed run, as far as both went.
+/// Checks the losses against the undisturbed run, for the steps that both have.
 pub fn prove(losses: &Losses) {
     let expected = undisturbed();
     assert!(

@@ -1,6 +1,6 @@
-//! Scenarios on a real Kubernetes: real kubelets, real pods, ranks that really train. The cluster
-//! is the one that `KUBECONFIG` names; `scripts/cluster-tests.sh` starts it, installs the chart and
-//! runs these one after the other.
+//! Scenarios on a real Kubernetes cluster with real kubelets, pods and training ranks. `KUBECONFIG`
+//! names the cluster; `scripts/cluster-tests.sh` starts it, installs the chart and runs the scenarios
+//! one after the other.
 
 mod command_line;
 mod crashes;

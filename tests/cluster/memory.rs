@@ -1,5 +1,5 @@
-//! Ranks that the kernel kills for their cgroup's memory: the micro-batch goes down, the global batch
-//! stays.
+//! Ranks that exceed the memory limit of their cgroup: the micro-batch decreases, the global batch is
+//! kept.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::support::{Job, recipe, signal};
 
-/// A job whose micro-batch of 32 does not fit into its pod's memory, while one of 16 does.
+/// Creates a job whose micro-batch of 32 exceeds its pod's memory, while 16 fits.
 fn too_large(name: &str, nodes: u64, gpus: u64, memory: &str) -> Job {
     let mut recipe = recipe(640);
     let spec = &mut recipe["spec"];
@@ -22,26 +22,26 @@ fn too_large(name: &str, nodes: u64, gpus: u64, memory: &str) -> Job {
     Job::apply(name, &recipe, more)
 }
 
-/// It must have ended with half the micro-batch, at the batch of the recipe, and not as a failure.
+/// Checks that the job ends with half the micro-batch, at the recipe's batch, and without a failure.
 fn prove(job: Job) {
     let status = job.finish(64);
-    assert_eq!(status["microLimit"], 16, "{status:#}");
+    assert_eq!(status["perDeviceBatchSizeLimit"], 16, "{status:#}");
     assert_eq!(status["restarts"], 0, "{status:#}");
     let last = status["history"].as_array().unwrap().last().cloned();
-    let proof = last.as_ref().map(|change| &change["proof"]);
+    let proof = last.as_ref().map(|change| &change["formula"]);
     assert_eq!(proof, Some(&Value::from("2 × 16 × 2 = 64")));
 }
 
 #[test]
-fn rank_killed_by_its_cgroup_goes_on_with_a_smaller_micro_batch() {
+fn a_rank_killed_by_its_cgroup_continues_with_a_smaller_micro_batch() {
     prove(too_large("memory", 2, 1, "100Mi"));
 }
 
 #[test]
-fn container_killed_whole_for_memory_goes_on_with_a_smaller_micro_batch() {
+fn a_container_killed_for_memory_continues_with_a_smaller_micro_batch() {
     let job = too_large("group", 1, 2, "200Mi");
-    // cgroup v2 kills the agent with its ranks, so nobody is left to tell; v1 kills a rank alone.
-    // The agent is kept from telling, and killed after its rank.
+    // cgroup v2 kills the agent together with its ranks, so no report is sent; v1 kills only a rank. To
+    // simulate v2, the agent is stopped before it can report and killed after its rank.
     let ranks = loop {
         let ranks = job.processes("rank");
         if ranks.len() == 2 {

@@ -1,10 +1,10 @@
-//! Other ways than a cordon in which a pool loses devices, and gives them back.
+//! Pools that lose and regain devices in other ways than by a cordon.
 
 use serde_json::json;
 
-use super::support::{Job, create, kit, kubectl, mended, node_without_controller, recipe};
+use super::support::{Job, create, kit, kubectl, node_without_controller, recipe, restored};
 
-/// A pod of somebody more important, which takes a whole node's devices.
+/// Creates a pod of higher priority that takes all devices of a node.
 fn important() {
     create(&json!({"apiVersion": "v1", "kind": "List", "items": [
         {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass",
@@ -22,25 +22,25 @@ fn important() {
 }
 
 #[test]
-fn whatever_takes_devices_away_makes_the_job_smaller_and_not_more() {
+fn every_loss_of_devices_causes_one_scale_down() {
     let job = Job::apply("pool", &recipe(400_000), json!({}));
     job.wait_training_on(3);
 
     let taint = "autoscaler.example/going=soon:NoSchedule";
     {
-        let _mended = mended("kubectl", &["taint", "node", "node3", &format!("{taint}-")]);
+        let _restored = restored("kubectl", &["taint", "node", "node3", &format!("{taint}-")]);
         kubectl(&["taint", "node", "node3", taint]);
         job.wait_training_on(2);
     }
     job.wait_training_on(3);
     {
-        let _mended = mended("kit", &["gpus", "node3", "2"]);
+        let _restored = restored("kit", &["gpus", "node3", "2"]);
         kit(&["gpus", "node3", "1"]);
         job.wait_training_on(2);
     }
     job.wait_training_on(3);
     {
-        let _gone = mended(
+        let _gone = restored(
             "kubectl",
             &["delete", "pod/important", "priorityclass/important"],
         );
@@ -53,13 +53,13 @@ fn whatever_takes_devices_away_makes_the_job_smaller_and_not_more() {
     assert_eq!(status["restarts"], 0, "{status:#}");
     let worlds = status["history"].as_array().unwrap().iter();
     let worlds: Vec<_> = worlds
-        .map(|change| change["to"].as_u64().unwrap())
+        .map(|change| change["toNodes"].as_u64().unwrap())
         .collect();
     assert_eq!(worlds, [3, 2, 3, 2, 3, 2, 3]);
 }
 
 #[test]
-fn a_deleted_node_is_left_at_once_and_taken_again() {
+fn a_deleted_node_is_left_at_once_and_reused() {
     let job = Job::apply("removed", &recipe(400_000), json!({}));
     job.wait_training_on(3);
     let node = node_without_controller();
@@ -81,15 +81,15 @@ fn a_deleted_node_is_left_at_once_and_taken_again() {
 }
 
 #[test]
-fn by_policy_a_cordon_is_waited_out_and_an_autoscaler_sees_pods_that_wait() {
-    let elasticity = json!({"onCordon": "wait", "capacity": "request"});
+fn policies_ignore_a_cordon_and_keep_a_pending_pod_for_the_autoscaler() {
+    let elasticity = json!({"onCordon": "Wait", "capacity": "Request"});
     let job = Job::apply(
         "policy",
         &recipe(400_000),
         json!({"elasticity": elasticity}),
     );
     job.wait_training_on(3);
-    let _mended = mended("kubectl", &["uncordon", "node3"]);
+    let _restored = restored("kubectl", &["uncordon", "node3"]);
     kubectl(&["cordon", "node3"]);
     let samples = |status: &serde_json::Value| status["progress"]["samples"].as_u64().unwrap_or(0);
     let at = samples(&job.status());
@@ -101,14 +101,16 @@ fn by_policy_a_cordon_is_waited_out_and_an_autoscaler_sees_pods_that_wait() {
     let of_node = [&["delete", "pods"][..], &pods, &["spec.nodeName=node3"]].concat();
     kubectl(&of_node);
     let status = job.wait_training_on(2);
-    let published = status["history"][1]["published"].as_f64().unwrap();
+    let published = status["history"][1]["stages"]["publishedSeconds"]
+        .as_f64()
+        .unwrap();
     assert!(
         published < 20.0,
-        "it waited for the node that is not there: {status:#}"
+        "it waited for the deleted node: {status:#}"
     );
-    // After growDelay a pod waits for the third node, where an autoscaler sees it.
-    job.wait("a pod that waits", |status| {
-        status["seats"].as_array().map(Vec::len) == Some(3)
+    // After scaleUpDelaySeconds a pending pod for the third node is visible to an autoscaler.
+    job.wait("a pending pod", |status| {
+        status["slots"].as_array().map(Vec::len) == Some(3)
     });
     let pending = [
         &["get", "pods", "-o", "name"][..],
@@ -123,18 +125,18 @@ fn by_policy_a_cordon_is_waited_out_and_an_autoscaler_sees_pods_that_wait() {
 }
 
 #[test]
-fn slices_of_a_gpu_are_devices_by_their_own_name() {
+fn mig_slices_are_devices_of_their_resource_name() {
     let slice = "nvidia.com/mig-1g.10gb";
     let _none = [
-        mended("kit", &["gpus", "node1", "0", slice]),
-        mended("kit", &["gpus", "node2", "0", slice]),
+        restored("kit", &["gpus", "node1", "0", slice]),
+        restored("kit", &["gpus", "node2", "0", slice]),
     ];
     kit(&["gpus", "node1", "3", slice]);
     kit(&["gpus", "node2", "4", slice]);
     let more = json!({"nodes": 2, "gpusPerNode": 3, "resourceName": slice});
     let job = Job::apply("slices", &recipe(400_000), more);
     let status = job.wait_training_on(2);
-    assert_eq!(status["plan"]["proof"], "6 × 4 × 4 = 96");
+    assert_eq!(status["plan"]["formula"], "6 × 4 × 4 = 96");
     let nodes = kubectl(&[
         "get",
         "pods",

@@ -1,12 +1,14 @@
-//! What cannot be run is refused with words, and nothing is made for it.
+//! Invalid jobs are refused with a message and get no objects.
 
 use std::process::Command;
 
 use serde_json::{Value, json};
 
-use super::support::{Job, create, kubectl, mended, poll, recipe, signal, try_create, words};
+use super::support::{
+    Job, create, kubectl, output_text, poll, recipe, restored, signal, try_create,
+};
 
-/// A condition of a status.
+/// Condition of a type in a status.
 fn condition(status: &Value, kind: &str) -> Value {
     let mut conditions = status["conditions"].as_array().into_iter().flatten();
     let found = conditions.find(|condition| condition["type"] == kind);
@@ -14,11 +16,11 @@ fn condition(status: &Value, kind: &str) -> Value {
 }
 
 #[test]
-fn a_recipe_that_no_number_of_nodes_splits_makes_no_pod() {
+fn a_recipe_without_a_feasible_world_makes_no_pod() {
     let mut recipe = recipe(4800);
     recipe["spec"]["batch"]["global"] = json!(97);
     let job = Job::apply("prime", &recipe, json!({}));
-    let status = job.wait("a refusal", |status| status["state"] == "Pending");
+    let status = job.wait("a refusal", |status| status["phase"] == "Pending");
     let planned = &status["conditions"][0];
     assert_eq!(planned["type"], "Planned");
     assert_eq!(planned["status"], "False");
@@ -31,14 +33,14 @@ fn a_recipe_that_no_number_of_nodes_splits_makes_no_pod() {
 }
 
 #[test]
-fn a_command_that_would_train_on_another_batch_makes_no_pod() {
+fn a_command_with_another_batch_makes_no_pod() {
     let launcher = json!(["torchrun", "train.py", "{per_device_batch_size}"]);
     let job = Job::apply(
         "launcher",
         &recipe(4800),
         json!({"trainer": {"command": launcher}}),
     );
-    let status = job.wait("a refusal", |status| status["state"] == "Pending");
+    let status = job.wait("a refusal", |status| status["phase"] == "Pending");
     let why = status["conditions"][0]["message"].as_str().unwrap();
     assert!(
         why.contains("own-program") && why.contains("`torchrun` starts a process"),
@@ -48,7 +50,7 @@ fn a_command_that_would_train_on_another_batch_makes_no_pod() {
 }
 
 #[test]
-fn the_api_server_itself_refuses_what_contradicts_itself() {
+fn the_api_server_refuses_contradictory_specs() {
     let inline = json!({"inline": "a: 1"});
     let both = json!({"inline": "a: 1", "configMap": {"name": "x"}});
     for (name, nodes, recipe, more, expected) in [
@@ -92,14 +94,14 @@ fn the_api_server_itself_refuses_what_contradicts_itself() {
             "metadata": {"name": name}, "spec": spec,
         }));
         assert!(!refused.status.success(), "{name}");
-        let said = words(&refused);
-        assert!(said.contains(expected), "{name}: {said}");
+        let text = output_text(&refused);
+        assert!(text.contains(expected), "{name}: {text}");
     }
 }
 
 #[test]
-fn what_the_api_server_refuses_to_make_is_said_and_can_be_mended() {
-    let _mended = mended(
+fn a_quota_that_blocks_pods_is_reported_and_can_be_removed() {
+    let _restored = restored(
         "kubectl",
         &["delete", "quota", "none", "--ignore-not-found"],
     );
@@ -111,7 +113,7 @@ fn what_the_api_server_refuses_to_make_is_said_and_can_be_mended() {
     let status = job.wait("the refusal", |status| {
         condition(status, "PodsReady")["reason"] == "Refused"
     });
-    let why = status["why"].as_str().unwrap();
+    let why = status["message"].as_str().unwrap();
     assert!(why.contains("exceeded quota: none"), "{why}");
     assert!(job.events().contains("exceeded quota"), "{}", job.events());
     kubectl(&["delete", "quota", "none"]);
@@ -120,7 +122,7 @@ fn what_the_api_server_refuses_to_make_is_said_and_can_be_mended() {
 }
 
 #[test]
-fn an_edit_that_is_refused_is_not_taken_up_and_the_job_is_looked_after() {
+fn a_refused_edit_has_no_effect_and_the_job_is_still_reconciled() {
     let job = Job::apply("meddled", &recipe(400_000), json!({}));
     job.wait_training_on(3);
     let pods = job.pods();
@@ -128,12 +130,12 @@ fn an_edit_that_is_refused_is_not_taken_up_and_the_job_is_looked_after() {
     let status = job.wait("the refusal", |status| {
         condition(status, "Planned")["status"] == "False"
     });
-    assert_eq!(status["state"], "Running");
-    let why = status["why"].as_str().unwrap();
+    assert_eq!(status["phase"], "Running");
+    let why = status["message"].as_str().unwrap();
     assert!(why.contains("`torchrun` starts a process"), "{why}");
     signal("KILL", &job.processes("rank")[3]);
     job.wait("a second generation", |status| {
-        status["generation"]["record"]["number"] == 2
+        status["jobGeneration"]["record"]["number"] == 2
     });
     job.wait_training_on(3);
     assert_eq!(job.pods(), pods);
@@ -145,11 +147,11 @@ fn an_edit_that_is_refused_is_not_taken_up_and_the_job_is_looked_after() {
 }
 
 #[test]
-fn an_object_that_cannot_be_read_is_told_so_and_hides_no_other() {
+fn an_unreadable_job_gets_a_condition_and_hides_no_other() {
     let odd = Job::apply("odd", &recipe(4800), json!({"suspend": true}));
-    odd.wait("its suspension", |status| status["state"] == "Suspended");
-    // As another version of the controller might have written it.
-    let record = r#"{"status":{"generation":{"record":{"shape":"unknown"}}}}"#;
+    odd.wait("its suspension", |status| status["phase"] == "Suspended");
+    // Another version of the controller might write such a status.
+    let record = r#"{"status":{"jobGeneration":{"record":{"shape":"unknown"}}}}"#;
     let patch = [
         "patch",
         "tj",
@@ -159,7 +161,7 @@ fn an_object_that_cannot_be_read_is_told_so_and_hides_no_other() {
         "-p",
     ];
     kubectl(&[&patch[..], &[record]].concat());
-    odd.wait("a word about it", |status| {
+    odd.wait("the Readable condition", |status| {
         condition(status, "Readable")["status"] == "False"
     });
     let system = ["-n", "evenkeel-system"];
@@ -175,16 +177,16 @@ fn an_object_that_cannot_be_read_is_told_so_and_hides_no_other() {
     let listed = Command::new(env!("CARGO_BIN_EXE_evenkeel"))
         .arg("list")
         .output();
-    let said = words(&listed.unwrap());
-    assert!(said.contains("TrainingJob odd cannot be read"), "{said}");
-    kubectl(&[&patch[..], &[r#"{"status":{"generation":null}}"#]].concat());
+    let text = output_text(&listed.unwrap());
+    assert!(text.contains("TrainingJob odd cannot be read"), "{text}");
+    kubectl(&[&patch[..], &[r#"{"status":{"jobGeneration":null}}"#]].concat());
     odd.patch(json!({"suspend": false}));
     let status = odd.finish(96);
     assert_eq!(condition(&status, "Readable")["status"], "True");
 }
 
 #[test]
-fn an_older_definition_is_named_on_the_job_and_can_be_mended() {
+fn an_older_crd_is_reported_on_the_job_and_can_be_replaced() {
     let crd = "crd/trainingjobs.evenkeel.dev";
     let text = kubectl(&["get", crd, "-o", "json"]);
     let whole: Value = serde_json::from_str(&text).unwrap();
@@ -196,11 +198,11 @@ fn an_older_definition_is_named_on_the_job_and_can_be_mended() {
         |spec: &Value| json!([{"op": "replace", "path": "/spec", "value": spec}]).to_string();
     let (older, own) = (patch(&old), patch(&whole["spec"]));
     let replace = |patch| ["patch", crd, "--type=json", "-p", patch];
-    let _mended = mended("kubectl", &replace(&own));
+    let _restored = restored("kubectl", &replace(&own));
     kubectl(&replace(&older));
     let job = Job::apply("newer", &recipe(4800), json!({}));
-    let said = || Some(job.events()).filter(|events| events.contains("StatusUnwritten"));
-    let events = poll("a word about the definition", said, || job.events());
+    let reported = || Some(job.events()).filter(|events| events.contains("StatusUnwritten"));
+    let events = poll("an event about the CRD", reported, || job.events());
     assert!(events.contains("charts/evenkeel/crds"), "{events}");
     assert!(job.pods().is_empty());
     kubectl(&replace(&own));

@@ -1,8 +1,8 @@
-//! Two controllers, one of which leads.
+//! Two controller replicas, one of which leads.
 
 use serde_json::{Value, json};
 
-use super::support::{Job, kit, kubectl, mended, recipe};
+use super::support::{Job, kit, kubectl, recipe, restored};
 
 const SYSTEM: [&str; 2] = ["-n", "evenkeel-system"];
 
@@ -18,7 +18,7 @@ fn scale(replicas: u32) {
     );
 }
 
-/// One controller again when this is dropped.
+/// Restores one replica when dropped.
 struct Alone;
 
 impl Drop for Alone {
@@ -27,7 +27,7 @@ impl Drop for Alone {
     }
 }
 
-/// The pod that holds the Lease.
+/// Name of the pod that holds the Lease.
 fn leader() -> String {
     let holder = "jsonpath={.spec.holderIdentity}";
     kubectl(
@@ -40,7 +40,7 @@ fn leader() -> String {
 }
 
 #[test]
-fn cut_off_leader_is_followed_by_the_other_replica() {
+fn the_other_replica_takes_over_from_an_isolated_leader() {
     let _alone = Alone;
     scale(2);
     let job = Job::apply("leaders", &recipe(400_000), json!({}));
@@ -53,11 +53,11 @@ fn cut_off_leader_is_followed_by_the_other_replica() {
     let node = pod.expect("the holder is a pod")["spec"]["nodeName"].clone();
     let node = node.as_str().unwrap();
     {
-        let _mended = mended("kit", &["mend", node]);
+        let _restored = restored("kit", &["reconnect", node]);
         kit(&["cut", node]);
         job.wait_training_on(2);
         assert_ne!(leader(), first);
     }
-    // The old leader hears only now that it leads no more, and the job goes back to its node.
+    // The old leader learns only now that it has lost the Lease, and the job returns to its node.
     job.settle(96);
 }

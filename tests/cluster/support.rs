@@ -1,4 +1,4 @@
-//! What the scenarios share: the cluster's kit, jobs, and waiting for what they come to.
+//! Support for the scenarios: the cluster kit, jobs, and waiting for their status.
 
 use std::path::PathBuf;
 use std::process::{Command, Output};
@@ -8,26 +8,26 @@ use serde_json::{Value, json};
 
 use super::losses;
 
-/// Longer than anything here takes on a busy machine.
+/// Longer than any step of a scenario takes on a busy machine.
 const DEADLINE: Duration = Duration::from_secs(600);
 
-/// The namespace of all jobs.
+/// Namespace of all jobs.
 const NAMESPACE: &str = "default";
-/// The image that scripts/cluster-tests.sh has loaded on every node.
+/// Image that scripts/cluster-tests.sh loads on every node.
 pub const IMAGE: &str = "evenkeel.test/evenkeel:1";
 
-/// Runs `kubectl` and returns its output; panics with its words when it fails.
+/// Runs `kubectl` and returns its output; panics with its error output if it fails.
 pub fn kubectl(arguments: &[&str]) -> String {
     let output = try_kubectl(arguments, "");
     assert!(
         output.status.success(),
         "kubectl {arguments:?}: {}",
-        words(&output)
+        output_text(&output)
     );
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Runs `kubectl` with something on its standard input.
+/// Runs `kubectl` with `input` on its standard input.
 pub fn try_kubectl(arguments: &[&str], input: &str) -> Output {
     use std::io::Write;
     let mut child = Command::new("kubectl")
@@ -46,8 +46,8 @@ pub fn try_kubectl(arguments: &[&str], input: &str) -> Output {
     child.wait_with_output().unwrap()
 }
 
-/// What a program had to say.
-pub fn words(output: &Output) -> String {
+/// Standard output and standard error of a process.
+pub fn output_text(output: &Output) -> String {
     format!(
         "{}{}",
         String::from_utf8_lossy(&output.stdout),
@@ -55,7 +55,7 @@ pub fn words(output: &Output) -> String {
     )
 }
 
-/// Tries until there is what is waited for; `instead` says what there is when time is up.
+/// Polls until `found` returns a value; panics with `instead` at the deadline.
 pub fn poll<T>(what: &str, found: impl Fn() -> Option<T>, instead: impl Fn() -> String) -> T {
     let start = Instant::now();
     loop {
@@ -64,33 +64,33 @@ pub fn poll<T>(what: &str, found: impl Fn() -> Option<T>, instead: impl Fn() -> 
         }
         assert!(
             start.elapsed() < DEADLINE,
-            "waited in vain for {what}: {}",
+            "timed out waiting for {what}: {}",
             instead()
         );
         std::thread::sleep(Duration::from_millis(100));
     }
 }
 
-/// Something that the machine room does: `cut node3`, `gpus node2 4`, ….
+/// Runs a command of the cluster kit: `cut node3`, `gpus node2 4`, ….
 pub fn kit(arguments: &[&str]) {
     let kit = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/cluster/kit/cluster");
     let output = Command::new(kit).args(arguments).output().unwrap();
     assert!(
         output.status.success(),
         "cluster {arguments:?}: {}",
-        words(&output)
+        output_text(&output)
     );
 }
 
-/// A TrainingJob on the cluster, with a volume of its own. It is deleted when the test ends.
+/// A TrainingJob on the cluster with its volume. It is deleted when the test ends.
 pub struct Job {
     name: String,
     volume: tempfile::TempDir,
-    /// Whether its recipe is that of the undisturbed run, but for the budget.
+    /// Whether its recipe equals that of the undisturbed run except for the budget.
     comparable: bool,
 }
 
-/// The recipe of the scenarios: small, but every step takes long enough to disturb it.
+/// Recipe of the scenarios: small, but with steps that are long enough to disturb.
 pub fn recipe(samples: u64) -> Value {
     json!({
         "apiVersion": "evenkeel.dev/v1alpha1", "kind": "Recipe", "metadata": {"name": "scenario"},
@@ -110,12 +110,12 @@ pub fn recipe(samples: u64) -> Value {
 }
 
 impl Job {
-    /// Applies a job of `recipe`, with more of its spec.
+    /// Creates a job of `recipe`; `more` is merged into its spec.
     pub fn apply(name: &str, recipe: &Value, more: Value) -> Job {
         Job::with_volume(name).start(recipe, more)
     }
 
-    /// Applies the job of this volume.
+    /// Creates the job of this volume.
     pub fn start(mut self, recipe: &Value, more: Value) -> Job {
         let name = &self.name;
         let mut standard = self::recipe(0);
@@ -125,7 +125,7 @@ impl Job {
             "nodes": 3, "gpusPerNode": 2, "image": IMAGE,
             "recipe": {"inline": recipe.to_string()},
             "checkpoint": {"claim": name},
-            "elasticity": {"growDelaySeconds": 2, "placementSeconds": 30, "drainSeconds": 20},
+            "elasticity": {"scaleUpDelaySeconds": 2, "placementSeconds": 30, "drainSeconds": 20},
         });
         merge(&mut spec, &more);
         create(&json!({
@@ -135,7 +135,7 @@ impl Job {
         self
     }
 
-    /// Lets the volume hold no more than this: it is a file system of its own from now on.
+    /// Limits the size of the volume by mounting a separate file system.
     pub fn limit_volume(&self, size: &str) {
         let options = format!("size={size},mode=0777");
         let mounted = Command::new("mount")
@@ -146,8 +146,8 @@ impl Job {
         assert!(mounted.success());
     }
 
-    /// Makes such a volume's file system read-only (`ro`) or writable again (`rw`), as a disk with errors
-    /// is: what is mounted of it in pods stays mounted.
+    /// Makes a limited volume's file system read-only (`ro`), like a disk with errors, or writable again
+    /// (`rw`). Mounts in pods remain.
     pub fn remount_volume(&self, how: &str) {
         let whole = format!("remount,{how}");
         for options in [&whole, "remount,bind,rw"] {
@@ -157,20 +157,33 @@ impl Job {
         }
     }
 
-    /// Waits until it has failed.
-    pub fn wait_failure(&self) -> Value {
-        let failed = || Some(self.status()).filter(|status| status["state"] == "Failed");
-        poll("its failure", failed, || format!("{:#}", self.status()))
+    /// Waits for a condition with `kubectl wait`.
+    fn wait_condition(&self, condition: &str) {
+        let condition = format!("--for=condition={condition}");
+        kubectl(&[
+            "wait",
+            &condition,
+            "--timeout=10s",
+            &format!("tj/{}", self.name),
+        ]);
     }
 
-    /// The volume and the claim of a job that somebody else will create.
+    /// Waits until the job has failed.
+    pub fn wait_failure(&self) -> Value {
+        let failed = || Some(self.status()).filter(|status| status["phase"] == "Failed");
+        let status = poll("its failure", failed, || format!("{:#}", self.status()));
+        self.wait_condition("Failed");
+        status
+    }
+
+    /// Creates the volume and the claim of a job, but not the job.
     pub fn with_volume(name: &str) -> Job {
         let job = Job::without_claim(name);
         job.claim();
         job
     }
 
-    /// The same before its volume is claimed.
+    /// Creates the volume of a job without a claim.
     pub fn without_claim(name: &str) -> Job {
         let volume = tempfile::tempdir().unwrap();
         use std::os::unix::fs::PermissionsExt;
@@ -189,7 +202,7 @@ impl Job {
         job
     }
 
-    /// Claims its volume.
+    /// Creates the claim of the volume.
     pub fn claim(&self) {
         create(&json!({
             "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": self.name},
@@ -197,14 +210,13 @@ impl Job {
                 "volumeName": self.name, "resources": {"requests": {"storage": "1Gi"}}}}));
     }
 
-    /// The status as it is.
     pub fn status(&self) -> Value {
         let text = kubectl(&["get", "tj", &self.name, "-o", "json"]);
         let job: Value = serde_json::from_str(&text).unwrap();
         job["status"].clone()
     }
 
-    /// Waits for a status.
+    /// Waits for a status that `holds`; panics if the job fails.
     pub fn wait(&self, what: &str, holds: impl Fn(&Value) -> bool) -> Value {
         let found = || {
             let status = self.status();
@@ -212,8 +224,8 @@ impl Job {
                 return Some(status);
             }
             assert!(
-                status["state"] != "Failed",
-                "the job failed while it was waited for {what}: {status:#}"
+                status["phase"] != "Failed",
+                "the job failed while waiting for {what}: {status:#}"
             );
             None
         };
@@ -222,42 +234,44 @@ impl Job {
         })
     }
 
-    /// Waits until a generation of so many nodes has taken steps beyond where it began.
+    /// Waits until a generation of `nodes` nodes has taken its first step.
     pub fn wait_training_on(&self, nodes: u64) -> Value {
         self.wait(&format!("training on {nodes} nodes"), |status| {
             let last = status["history"].as_array().and_then(|h| h.last().cloned());
-            let stepped = last.is_some_and(|change| change["firstStep"].is_number());
-            status["nodes"] == nodes && status["state"] == "Running" && stepped
+            let stepped =
+                last.is_some_and(|change| change["stages"]["firstStepSeconds"].is_number());
+            status["nodes"] == nodes && status["phase"] == "Running" && stepped
         })
     }
 
-    /// Waits for the end, and proves what must hold of every job: the batch of every generation,
-    /// that every sample was consumed exactly once, that nothing else was made for it, and the
-    /// losses of the scenarios' own recipe.
+    /// Waits for the end and checks the invariants of every job: the batch of every generation, that
+    /// every sample was consumed exactly once, the number of its objects, and the losses of the
+    /// scenarios' recipe.
     pub fn finish(&self, batch: u64) -> Value {
-        let status = self.wait("its end", |status| status["state"] == "Complete");
+        let status = self.wait("its end", |status| status["phase"] == "Complete");
+        self.wait_condition("Complete");
         self.prove_all(&status, batch, "finished");
         status
     }
 
-    /// The same of a job that has been through enough, long before its end: it takes ten more steps in
-    /// the world that it came to, and is suspended. How long that takes hangs on no machine's speed.
+    /// Ends a long job early: waits for ten more steps in the current world, suspends the job and checks
+    /// the same invariants. The number of steps does not depend on the speed of the machine.
     pub fn settle(&self, batch: u64) -> Value {
         let samples = |status: &Value| status["progress"]["samples"].as_u64().unwrap_or(0);
         let before = samples(&self.status());
         self.wait("ten more steps", |status| {
-            status["state"] == "Running" && samples(status) >= before + 10 * batch
+            status["phase"] == "Running" && samples(status) >= before + 10 * batch
         });
         self.patch(json!({"suspend": true}));
-        let status = self.wait("its suspension", |status| status["state"] == "Suspended");
+        let status = self.wait("its suspension", |status| status["phase"] == "Suspended");
         self.prove_all(&status, batch, "drained");
         status
     }
 
     fn prove_all(&self, status: &Value, batch: u64, phase: &str) {
         for change in status["history"].as_array().unwrap() {
-            let proof = change["proof"].as_str().unwrap();
-            // The norm test may have raised it, and says from where.
+            let proof = change["formula"].as_str().unwrap();
+            // The norm test may have raised the batch; the formula then names the base batch.
             let kept = [format!("= {batch}"), format!("(base {batch})")];
             assert!(kept.iter().any(|end| proof.ends_with(end)), "{proof}");
         }
@@ -265,20 +279,23 @@ impl Job {
         if self.comparable {
             losses::prove(&losses::of(&self.run()));
         }
-        let seats = status["seats"].as_array().map_or(0, Vec::len);
-        self.pods_left(seats);
-        // One of each stands beside them, and no more.
+        let slots = status["slots"].as_array().map_or(0, Vec::len);
+        self.pods_left(slots);
+        // The job has exactly one object of each kind.
         let others = "services,serviceaccounts,roles,rolebindings,networkpolicies";
         let others = kubectl(&["get", others, "-l", &self.selector(), "-o", "name"]);
         assert_eq!(others.lines().count(), 5, "{others}");
     }
 
-    /// Nothing was committed in a generation beyond where the next one began: what a node commits that
-    /// was given up counts for nothing, and would be found here.
+    /// Checks that no generation committed a checkpoint beyond the start of the next generation, as an
+    /// unfenced lost node would.
     pub fn one_lineage(&self, status: &Value) {
         let history = status["history"].as_array().unwrap();
         for pair in history.windows(2) {
-            let (old, began) = (&pair[0]["generation"], pair[1]["samples"].as_u64().unwrap());
+            let (old, began) = (
+                &pair[0]["jobGeneration"],
+                pair[1]["samples"].as_u64().unwrap(),
+            );
             let commits = self.run().join(format!("gen-{old}"));
             for entry in std::fs::read_dir(&commits).into_iter().flatten() {
                 let manifest = entry.unwrap().path().join("manifest.json");
@@ -301,23 +318,23 @@ impl Job {
         format!("evenkeel.dev/job={}", self.name)
     }
 
-    /// Waits until the API server does not know it any more.
+    /// Waits until the job is deleted.
     pub fn wait_gone(&self) {
         let known = || try_kubectl(&["get", "tj", &self.name], "");
         let gone = || (!known().status.success()).then_some(());
-        poll("its deletion", gone, || words(&known()));
+        poll("its deletion", gone, || output_text(&known()));
     }
 
-    /// Notes of the events on it.
+    /// Events of the job.
     pub fn events(&self) -> String {
         let about = format!("involvedObject.name={}", self.name);
         kubectl(&["get", "events", "--field-selector", &about])
     }
 
-    /// Proves the ledger from the volume.
+    /// Checks the sample ledger on the volume.
     fn prove(&self, status: &Value, phase: &str) {
         let run = self.run();
-        // What a local launcher writes for `status`; on a cluster it stands in the job.
+        // A local launcher writes this file for `status`; on a cluster the TrainingJob has the state.
         let state = json!({
             "phase": {"phase": phase}, "pin": status["checkpoint"], "request": 0,
             "micro_limit": null, "generations": [],
@@ -328,25 +345,25 @@ impl Job {
             .arg(&run)
             .output()
             .unwrap();
-        assert!(output.status.success(), "{}", words(&output));
+        assert!(output.status.success(), "{}", output_text(&output));
     }
 
-    /// The run's directory on the volume.
+    /// The run directory on the volume.
     pub fn run(&self) -> PathBuf {
         let mut entries = std::fs::read_dir(self.volume.path()).unwrap();
         entries
             .next()
-            .expect("a run's directory on the volume")
+            .expect("a run directory on the volume")
             .unwrap()
             .path()
     }
 
-    /// Its pods' processes on this machine that were started as `evenkeel WHAT`.
+    /// PIDs of its pods' processes `evenkeel WHAT` on this machine.
     pub fn processes(&self, what: &str) -> Vec<String> {
         running(&format!("evenkeel {what} .*/{}-[0-9a-f-]*", self.name))
     }
 
-    /// The uids of its pods by name, without those that are being deleted.
+    /// Uids of its pods, by name.
     pub fn pods(&self) -> std::collections::BTreeMap<String, String> {
         let selector = self.selector();
         let text = kubectl(&["get", "pods", "-l", &selector, "-o", "json"]);
@@ -362,14 +379,14 @@ impl Job {
         .collect()
     }
 
-    /// Its pods, once so many are left.
+    /// Waits until the job has `count` pods and returns them.
     pub fn pods_left(&self, count: usize) -> std::collections::BTreeMap<String, String> {
         let left = || Some(self.pods()).filter(|pods| pods.len() == count);
         let instead = || format!("{:?}", self.pods());
         poll(&format!("{count} pods to be left"), left, instead)
     }
 
-    /// Deletes it; nothing that was made for it may be left.
+    /// Deletes the job and checks that none of its objects is left.
     pub fn delete_whole(self) {
         let selector = self.selector();
         drop(self);
@@ -378,21 +395,21 @@ impl Job {
         assert_eq!(left, "");
     }
 
-    /// Waits until it is being moved to fewer nodes, or just was.
+    /// Waits for the start or the end of a scale down to two nodes.
     pub fn wait_rescale(&self) {
         self.wait("a rescale", |status| {
-            status["state"] != "Running" || status["nodes"] == 2
+            status["phase"] != "Running" || status["nodes"] == 2
         });
     }
 
-    /// Changes its spec.
+    /// Merges a patch into its spec.
     pub fn patch(&self, spec: Value) {
         let patch = json!({"spec": spec}).to_string();
         kubectl(&["patch", "tj", &self.name, "--type=merge", "-p", &patch]);
     }
 
     fn describe(&self) -> String {
-        words(&try_kubectl(
+        output_text(&try_kubectl(
             &["describe", "pods", "-l", &self.selector()],
             "",
         ))
@@ -419,7 +436,7 @@ impl Drop for Job {
         );
         try_kubectl(&["delete", "pvc", &self.name, "--wait=false"], "");
         try_kubectl(&["delete", "pv", &self.name, "--wait=false"], "");
-        // Where nothing was mounted there is nothing to unmount.
+        // Fails if nothing is mounted, which does not matter.
         let _ = Command::new("umount")
             .arg(self.volume.path())
             .stderr(std::process::Stdio::null())
@@ -427,7 +444,7 @@ impl Drop for Job {
     }
 }
 
-/// Processes of this machine whose command lines match a pattern, pods' among them.
+/// PIDs of this machine's processes whose command lines match a pattern, including those in pods.
 pub fn running(pattern: &str) -> Vec<String> {
     let output = Command::new("pgrep")
         .args(["-f", pattern])
@@ -446,15 +463,15 @@ pub fn signal(name: &str, process: &str) {
     assert!(sent.success());
 }
 
-/// Undoes what a scenario did to the cluster, also when it fails.
-pub struct Mended(&'static str, Vec<String>);
+/// Restores the cluster after a scenario, also if it fails.
+pub struct Restore(&'static str, Vec<String>);
 
-/// To be undone by `kubectl` or by the `kit`, when it is dropped.
-pub fn mended(by: &'static str, arguments: &[&str]) -> Mended {
-    Mended(by, arguments.iter().map(|word| (*word).into()).collect())
+/// Runs a command of `kubectl` or of the `kit` when it is dropped.
+pub fn restored(by: &'static str, arguments: &[&str]) -> Restore {
+    Restore(by, arguments.iter().map(|word| (*word).into()).collect())
 }
 
-impl Drop for Mended {
+impl Drop for Restore {
     fn drop(&mut self) {
         let arguments: Vec<&str> = self.1.iter().map(String::as_str).collect();
         match self.0 {
@@ -464,7 +481,7 @@ impl Drop for Mended {
     }
 }
 
-/// A node on which the controller does not run: this one may be lost while somebody looks.
+/// A node without a controller pod, so that a scenario can lose it while the controller runs.
 pub fn node_without_controller() -> String {
     let taken = kubectl(&[
         "get",
@@ -479,13 +496,13 @@ pub fn node_without_controller() -> String {
     free.next().expect("more nodes than controllers").into()
 }
 
-/// Creates objects; panics with the API server's words when it refuses.
+/// Creates objects; panics with the error of the API server.
 pub fn create(objects: &Value) {
     let output = try_create(objects);
-    assert!(output.status.success(), "{}", words(&output));
+    assert!(output.status.success(), "{}", output_text(&output));
 }
 
-/// Creates objects.
+/// Creates objects and returns the output of `kubectl`.
 pub fn try_create(objects: &Value) -> Output {
     try_kubectl(&["create", "-f", "-"], &objects.to_string())
 }

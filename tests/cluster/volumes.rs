@@ -1,16 +1,16 @@
-//! Checkpoint volumes that are full, read-only or not there: told apart, and said.
+//! Checkpoint volumes that are full, read-only or missing: each gets a distinct message.
 
 use serde_json::json;
 
 use super::support::{Job, recipe};
 
 #[test]
-fn full_volume_ends_the_job_with_words_and_keeps_what_is_committed() {
+fn a_full_volume_fails_the_job_and_keeps_its_checkpoint() {
     let job = Job::with_volume("full");
     job.limit_volume("3m");
     let job = job.start(&recipe(120_000), json!({}));
     let status = job.wait_failure();
-    let why = status["why"].as_str().unwrap();
+    let why = status["message"].as_str().unwrap();
     assert!(why.contains("no space left"), "{why}");
     let pin = status["checkpoint"]["path"].as_str();
     if let Some(pin) = pin {
@@ -19,13 +19,13 @@ fn full_volume_ends_the_job_with_words_and_keeps_what_is_committed() {
 }
 
 #[test]
-fn read_only_volume_is_named_and_the_job_starts_once_it_is_mended() {
+fn a_read_only_volume_is_reported_and_the_job_starts_once_it_is_writable() {
     let job = Job::with_volume("readonly");
     job.limit_volume("64m");
     job.remount_volume("ro");
     let job = job.start(&recipe(400_000), json!({}));
-    let status = job.wait("a word about the volume", |status| {
-        let why = status["why"].as_str().unwrap_or_default();
+    let status = job.wait("a message about the volume", |status| {
+        let why = status["message"].as_str().unwrap_or_default();
         why.contains("the checkpoint volume is read-only")
     });
     assert_eq!(status["restarts"], 0, "{status:#}");
@@ -35,11 +35,11 @@ fn read_only_volume_is_named_and_the_job_starts_once_it_is_mended() {
 }
 
 #[test]
-fn claim_that_is_not_there_is_named_and_waited_for() {
+fn a_missing_claim_is_reported_and_waited_for() {
     let job = Job::without_claim("claim").start(&recipe(4800), json!({}));
-    job.wait("words about the claim", |status| {
-        let why = status["why"].as_str().unwrap_or_default();
-        status["state"] == "Placing" && why.contains("\"claim\" not found")
+    job.wait("a message about the claim", |status| {
+        let why = status["message"].as_str().unwrap_or_default();
+        status["phase"] == "Placing" && why.contains("\"claim\" not found")
     });
     job.claim();
     job.finish(96);

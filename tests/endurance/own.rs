@@ -229,7 +229,7 @@ fn external_trainer_that_exits_with_143_unasked_is_started_four_times() {
     let output = external.run.launch(&external.arguments("2"));
     assert_eq!(output.status.code(), Some(1), "{}", said(&output));
     assert!(
-        said(&output).contains("nobody had asked it to"),
+        said(&output).contains("without a request to drain"),
         "{}",
         said(&output)
     );

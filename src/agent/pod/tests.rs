@@ -121,7 +121,7 @@ fn job_of(world: u8) -> Membership {
     let request = snapshot.request(RemainderPolicy::Exact).unwrap();
     let recipe = recipe::read(&request).unwrap();
     let members = (0..world).map(|member| Member {
-        seat: member.into(),
+        slot: member.into(),
         ranks: 1,
         pod: Some(PodRef {
             name: format!("job-{member}-1"),
@@ -155,7 +155,7 @@ fn job_of(world: u8) -> Membership {
             drain: false,
             after_loss: None,
             outcome: None,
-            ended: None,
+            end_time: None,
         }),
         checkpoint: None,
         fence_after: FENCE,

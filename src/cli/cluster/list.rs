@@ -80,11 +80,11 @@ fn cells(job: &TrainingJob, with_namespace: bool) -> [String; 7] {
             true => format!("{namespace}/{name}"),
             false => name,
         },
-        format!("{:?}", status.state),
+        format!("{:?}", status.phase),
         format!("{} of {}", status.nodes, job.spec.nodes),
-        status.plan.map(|plan| plan.proof).unwrap_or_default(),
+        status.plan.map(|plan| plan.formula).unwrap_or_default(),
         progress.share,
         progress.loss,
-        status.why.lines().next().unwrap_or_default().to_owned(),
+        status.message.lines().next().unwrap_or_default().to_owned(),
     ]
 }

@@ -8,7 +8,7 @@ use crate::cli::EXIT_REFUSED;
 use crate::cli::output::{Format, line, print};
 use crate::cli::table::Table;
 use crate::job::api::TrainingJob;
-use crate::job::api::status::State;
+use crate::job::api::status::Phase;
 
 /// Shows one job; exit code 1 if it has failed.
 pub fn run(name: &str, cluster: &ClusterArgs, output: Format) -> anyhow::Result<ExitCode> {
@@ -17,9 +17,9 @@ pub fn run(name: &str, cluster: &ClusterArgs, output: Format) -> anyhow::Result<
         Format::Text => text(&job)?,
         format => format.print(&job)?,
     }
-    let state = job.status.map(|status| status.state);
-    Ok(match state {
-        Some(State::Failed) => ExitCode::from(EXIT_REFUSED),
+    let phase = job.status.map(|status| status.phase);
+    Ok(match phase {
+        Some(Phase::Failed) => ExitCode::from(EXIT_REFUSED),
         _ => ExitCode::SUCCESS,
     })
 }
@@ -27,18 +27,18 @@ pub fn run(name: &str, cluster: &ClusterArgs, output: Format) -> anyhow::Result<
 fn text(job: &TrainingJob) -> anyhow::Result<()> {
     let status = job.status.clone().unwrap_or_default();
     let name = job.metadata.name.clone().unwrap_or_default();
-    let why = match status.why.as_str() {
+    let why = match status.message.as_str() {
         "" => String::new(),
         why => format!(": {why}"),
     };
-    line(format_args!("{name}: {:?}{why}", status.state))?;
+    line(format_args!("{name}: {:?}{why}", status.phase))?;
     let spec = &job.spec;
     line(format_args!(
         "  nodes       {} of {}, {} {} each",
         status.nodes, spec.nodes, spec.gpus_per_node, spec.resource_name
     ))?;
     if let Some(plan) = &status.plan {
-        line(format_args!("  batch       {} samples", plan.proof))?;
+        line(format_args!("  batch       {} samples", plan.formula))?;
         let feasible: Vec<String> = plan.feasible_nodes.iter().map(u32::to_string).collect();
         line(format_args!("  feasible    {} nodes", feasible.join(", ")))?;
         for warning in &plan.warnings {
@@ -80,20 +80,20 @@ fn text(job: &TrainingJob) -> anyhow::Result<()> {
             "message",
         ]);
         for change in &status.history {
-            let seconds = change.first_step;
+            let seconds = change.stages.first_step_seconds;
             table.row([
                 change.generation.to_string(),
-                format!("{} → {}", change.from, change.to),
-                change.proof.clone(),
+                format!("{} → {}", change.from_nodes, change.to_nodes),
+                change.formula.clone(),
                 change.samples.to_string(),
                 seconds.map_or("–".into(), |s| format!("{s:.1} s")),
-                change.reason.clone(),
+                change.message.clone(),
             ]);
         }
         print(format_args!("\n{}", table.render()))?;
     }
-    if !status.last_words.is_empty() {
-        print(format_args!("\nlast words\n{}\n", status.last_words))?;
+    if !status.log_tail.is_empty() {
+        print(format_args!("\nlog tail\n{}\n", status.log_tail))?;
     }
     Ok(())
 }

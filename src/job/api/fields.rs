@@ -1,4 +1,4 @@
-//! Every field of a TrainingJob as a page for people, from the schema that the API server checks.
+//! The reference of a TrainingJob's fields and conditions, from the schema and the condition types.
 
 use serde_json::{Map, Value};
 
@@ -7,27 +7,32 @@ pub fn page() -> Result<String, serde_json::Error> {
     let crd = serde_json::to_value(super::crd())?;
     let schema = &crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"];
     let mut text = String::from(
-        "# Fields of a TrainingJob\n\n`evenkeel.dev/v1alpha1`. Written by `evenkeel crd --fields` from the schema; change the doc\n\
-         comments of `src/job/api`, not this page. What contradicts itself is refused by the API server with\nthe words of the rules below.\n",
+        "# TrainingJob\n\n`evenkeel.dev/v1alpha1`. `evenkeel crd --fields` writes this page from the schema: change the doc\n\
+         comments of the API types, not this page. `kubectl explain trainingjob` has the same texts.\n\n\
+         Times are RFC 3339 with microseconds; durations end in `Seconds`. Conditions are the contract of the\n\
+         status: `status.phase` and `status.message` summarise them for people and may change.\n",
     );
     for part in ["spec", "status"] {
         text +=
             &format!("\n## {part}\n\n| field | type | default | meaning |\n|---|---|---|---|\n");
         rows(&schema[part], part, &mut text);
     }
-    text += "\n## Rules between fields\n\n";
+    text += "\n## Conditions\n\nEvery condition has a status, a reason and a message. `kubectl wait --for=condition=Complete \
+             tj/NAME`\nreturns once training reached its budget; a job that cannot continue sets `Failed`.\n\n";
+    text += &super::condition::table();
+    text += "\n## Rules between fields\n\nThe API server refuses a TrainingJob that breaks one of them, with this message.\n\n";
     rules(&schema["spec"], "spec", &mut text);
     Ok(text)
 }
 
-/// A row for every field below `schema`, those of objects after their object.
+/// A row for every field below `schema`; an object's fields follow the object.
 fn rows(schema: &Value, path: &str, text: &mut String) {
     for (name, field) in properties(schema) {
         let path = format!("{path}.{name}");
         let (kind, inner) = kind(field);
         let default = match &field["default"] {
             Value::Null => String::new(),
-            // The defaults of an object's fields stand at the fields.
+            // Each field of the object has its own row and default.
             Value::Object(_) => String::new(),
             value => format!("`{value}`"),
         };
@@ -56,8 +61,12 @@ fn properties(schema: &Value) -> impl Iterator<Item = (&String, &Value)> {
         .flat_map(Map::iter)
 }
 
-/// The type in a word or two, and the schema whose fields come next.
+/// The type with its limits, and the schema of the fields below it.
 fn kind(field: &Value) -> (String, &Value) {
+    let limit = |schema: &Value, key: &str, unit: &str| {
+        let most = schema[key].as_f64();
+        most.map_or_else(String::new, |most| format!(", at most {most} {unit}"))
+    };
     let name = |schema: &Value| {
         let allowed = schema["enum"].as_array();
         match allowed {
@@ -68,7 +77,13 @@ fn kind(field: &Value) -> (String, &Value) {
                     .collect();
                 values.join(", ")
             }
-            None => schema["type"].as_str().unwrap_or("object").to_owned(),
+            None => {
+                let kind = match schema["format"].as_str() {
+                    Some("date-time") => "time",
+                    _ => schema["type"].as_str().unwrap_or("object"),
+                };
+                format!("{kind}{}", limit(schema, "maxLength", "characters"))
+            }
         }
     };
     // The schema holds bounds as floating-point numbers, those of integers too.
@@ -79,7 +94,11 @@ fn kind(field: &Value) -> (String, &Value) {
     };
     match field["type"] == "array" {
         true => (
-            format!("list of {}", name(&field["items"])),
+            format!(
+                "list of {}{}",
+                name(&field["items"]),
+                limit(field, "maxItems", "items")
+            ),
             &field["items"],
         ),
         false => (format!("{}{range}", name(field)), field),

@@ -1,11 +1,14 @@
-//! The TrainingJob: what people apply, and what the controller says about it.
+//! The TrainingJob custom resource: what a user applies, and the status that the controller writes.
 //!
-//! Plain data, the one source of the CRD's schema: `evenkeel crd` prints it, and a test compares
-//! the manifests with it. Nothing here talks to an API server.
+//! Plain data, the one source of the CRD's schema. `evenkeel crd` prints it, and a test compares it
+//! with the manifests. Nothing here talks to an API server. Doc comments of fields are the texts of
+//! `kubectl explain`.
 
+pub mod condition;
 pub mod fields;
 pub(super) mod schema;
 pub mod status;
+pub mod time;
 
 use std::collections::BTreeMap;
 
@@ -17,8 +20,7 @@ use serde_json::Value;
 
 pub use status::TrainingJobStatus;
 
-/// Trains a recipe on some nodes of the cluster and keeps its global batch, whatever happens to
-/// them.
+/// Trains a recipe on nodes of the cluster and keeps its global batch when their number changes.
 #[derive(CustomResource, KubeSchema, Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[kube(
     group = "evenkeel.dev",
@@ -29,24 +31,24 @@ pub use status::TrainingJobStatus;
     category = "all",
     status = "TrainingJobStatus",
     derive = "PartialEq",
-    doc = "Trains a recipe on some nodes of the cluster and keeps its global batch, whatever happens to them.",
+    doc = "Trains a recipe on nodes of the cluster and keeps its global batch when their number changes.",
     scale(
         spec_replicas_path = ".spec.nodes",
         status_replicas_path = ".status.nodes",
         label_selector_path = ".status.selector"
     ),
-    printcolumn(name = "State", type_ = "string", json_path = ".status.state"),
+    printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase"),
     printcolumn(name = "Nodes", type_ = "integer", json_path = ".status.nodes"),
-    printcolumn(name = "Wanted", type_ = "integer", json_path = ".spec.nodes"),
-    printcolumn(name = "Batch", type_ = "string", json_path = ".status.plan.proof"),
-    printcolumn(name = "Progress", type_ = "string", json_path = ".status.progress.share"),
+    printcolumn(name = "Desired", type_ = "integer", json_path = ".spec.nodes"),
+    printcolumn(name = "Batch", type_ = "string", json_path = ".status.plan.formula"),
+    printcolumn(name = "Progress", type_ = "string", json_path = ".status.progress.percent"),
     printcolumn(name = "Loss", type_ = "string", json_path = ".status.progress.loss"),
-    printcolumn(name = "Why", type_ = "string", json_path = ".status.why", priority = 1),
+    printcolumn(name = "Message", type_ = "string", json_path = ".status.message", priority = 1),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
     validation = Rule::new("size(self.metadata.name) <= 52")
-        .message("a TrainingJob's name may have 52 characters: its pods add to it"),
+        .message("metadata.name has at most 52 characters: pod names append to it"),
     validation = Rule::new("self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')")
-        .message("a TrainingJob's name has lower-case letters, digits and dashes, and begins with a letter: its Service and its pods' hosts are called so")
+        .message("metadata.name consists of lower-case letters, digits and dashes and begins with a letter: the job's Service has the same name")
 )]
 #[serde(rename_all = "camelCase")]
 #[x_kube(
@@ -61,97 +63,100 @@ pub use status::TrainingJobStatus;
     validation = Rule::new(
         "self.gpusPerNode == oldSelf.gpusPerNode && self.resourceName == oldSelf.resourceName && self.checkpoint == oldSelf.checkpoint"
     )
-    .message("gpusPerNode, resourceName and checkpoint stay what they were: make another job for other ones")
+    .message("gpusPerNode, resourceName and checkpoint are immutable; create a new TrainingJob")
 )]
 pub struct TrainingJobSpec {
-    /// The recipe. What it says when the job is first planned is kept in the status; a later edit
-    /// of a ConfigMap changes nothing.
+    /// The recipe. The controller copies it into the status when it first plans the job; later edits have
+    /// no effect.
     pub recipe: RecipeSource,
-    /// `KEY=VALUE`, laid over the recipe as `evenkeel plan` lays its arguments.
+    /// Overrides of recipe keys as `KEY=VALUE`, applied like the arguments of `evenkeel plan`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(length(max = 256))]
+    #[schemars(length(max = 256), inner(length(max = 32768)))]
     pub overrides: Vec<String>,
-    /// Nodes to train on; what `kubectl scale` sets. The job runs on the largest feasible number
-    /// of nodes up to this one that the pool has; `suspend` is what gives all of them back.
+    /// Nodes to train on; `kubectl scale` sets it. The job runs on the largest feasible number of nodes up
+    /// to this one. To free all of them, set `suspend`.
     #[schemars(range(min = 1, max = 1024))]
     pub nodes: u32,
-    /// GPUs that each pod asks for; one rank is started for each.
+    /// GPUs per pod. Each GPU gets one rank. Immutable.
     #[serde(default = "one")]
     #[schemars(range(min = 1, max = 64))]
     pub gpus_per_node: u32,
-    /// What a GPU is called in the nodes' allocatable resources; also MIG slices.
+    /// Name of the GPU resource in the nodes' allocatable resources, also a MIG profile. Immutable.
     #[serde(default = "nvidia_gpu")]
     #[schemars(length(min = 1, max = 253))]
     pub resource_name: String,
-    /// How the job may move.
+    /// Bounds and delays of rescales.
     #[serde(default)]
     pub elasticity: Elasticity,
-    /// The container image; it holds `evenkeel`, and what `trainer.command` needs.
+    /// Container image with everything that `trainer.command` needs. It need not contain `evenkeel`.
     #[schemars(length(min = 1, max = 1024))]
     pub image: String,
-    /// What trains.
+    /// The trainer. Default: the built-in trainer.
     #[serde(default)]
     pub trainer: Trainer,
-    /// Where checkpoints and the run's files go.
+    /// Volume of the checkpoints and of the run's files. Immutable.
     pub checkpoint: CheckpointVolume,
-    /// How many failures are forgiven.
+    /// Failures after which the job gives up.
     #[serde(default)]
     pub budgets: Budgets,
-    /// Commit a checkpoint and give the GPUs back until this is false again.
+    /// True: commit a checkpoint and free all GPUs. False: train, from the last checkpoint.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub suspend: bool,
-    /// Laid over every pod that the controller makes: node selectors, tolerations, volumes,
-    /// priority class, pull secrets, resources. Containers are matched by name; the trainer's is
-    /// `trainer`.
+    /// A pod template merged into every pod: node selectors, tolerations, volumes, priority class, pull
+    /// secrets, resources. Containers are merged by name; the trainer's container is `trainer`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::any_object")]
     pub pod_template: Option<Value>,
-    /// Delete the job so many seconds after it ended.
+    /// Delete the job this many seconds after it completed or failed. Default: never.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 2147483647))]
     pub ttl_seconds_after_finished: Option<u32>,
 }
 
-/// Where a recipe comes from: its text, inline or in a ConfigMap, or one of `files`.
+/// Source of a recipe: a text, a ConfigMap, or `files` with the path of one of them.
 #[derive(KubeSchema, Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(
     validation = Rule::new("!has(self.inline) || !has(self.configMap)")
-        .message("give the recipe either inline or as a configMap"),
+        .message("recipe.inline and recipe.configMap exclude each other"),
     validation = Rule::new("has(self.inline) || has(self.configMap) || has(self.files) && has(self.path)")
-        .message("give the recipe inline, as a configMap, or as files and the path of the one that it is"),
+        .message("recipe needs inline, configMap, or files with path"),
     validation = Rule::new("!has(self.accelerate) || !has(self.acceleratePath)")
-        .message("give the accelerate config either as text or as the path of one of the files")
+        .message("recipe.accelerate and recipe.acceleratePath exclude each other")
 )]
 pub struct RecipeSource {
     /// The recipe's text, in any dialect that `evenkeel plan` reads.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 1048576))]
     pub inline: Option<String>,
-    /// A ConfigMap of the job's namespace.
+    /// A ConfigMap in the job's namespace. The job waits until it exists.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub config_map: Option<ConfigMapKey>,
-    /// Where the recipe stands, seen from the folder that it is started in; some dialects tell by it
-    /// what they are. The name of its text, or which of the files it is, or the folder of a tree of
-    /// configs among them. Default: recipe.yaml.
+    /// Path of the recipe, relative to the folder of `files`: a file, or the folder of a tree of configs.
+    /// Some dialects are recognised by it. Default: recipe.yaml.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 1024))]
     pub path: Option<String>,
-    /// Files that the recipe names or is composed of: their texts by their paths, which begin in the
-    /// same folder and stay in it.
+    /// Texts of files that the recipe refers to, by relative path. A path must not leave its folder.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[schemars(schema_with = "schema::texts")]
     pub files: BTreeMap<String, String>,
-    /// An accelerate config beside it, as text.
+    /// Text of an accelerate config.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 1048576))]
     pub accelerate: Option<String>,
-    /// Which of the files is the accelerate config.
+    /// Path of the accelerate config among `files`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 1024))]
     pub accelerate_path: Option<String>,
-    /// The dialect, where the recipe's keys should not decide: `evenkeel plan --dialect`.
+    /// The recipe's dialect. Default: recognised by the recipe's keys, as `evenkeel plan` does without
+    /// `--dialect`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 63))]
     pub dialect: Option<String>,
-    /// The version of the dialect: `evenkeel plan --dialect-version`.
+    /// Version of the dialect, as `evenkeel plan --dialect-version`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 63))]
     pub dialect_version: Option<String>,
 }
 
@@ -159,58 +164,63 @@ pub struct RecipeSource {
 #[derive(JsonSchema, Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ConfigMapKey {
-    /// The ConfigMap.
+    /// Name of the ConfigMap.
     #[schemars(length(min = 1, max = 253))]
     pub name: String,
-    /// The key that holds the recipe.
+    /// Key of the recipe's text. Unused with `items`.
     #[serde(default = "recipe_yaml")]
+    #[schemars(length(max = 253))]
     pub key: String,
-    /// Keys that become files, as in a pod's volume. Where there are any, `path` says which of them is
-    /// the recipe, or in which folder its tree is, and `key` nothing.
+    /// Keys that become files, as in a ConfigMap volume. `recipe.path` then names the recipe among them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 256))]
     pub items: Vec<KeyToPath>,
 }
 
-/// A key of a ConfigMap, and the file that it becomes.
+/// A key of a ConfigMap and the path of its file.
 #[derive(JsonSchema, Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct KeyToPath {
-    /// The key.
+    /// Key in the ConfigMap.
+    #[schemars(length(max = 253))]
     pub key: String,
-    /// Its path, as among `files`.
+    /// Relative path of the file, as in `files`.
     #[schemars(length(min = 1, max = 1024))]
     pub path: String,
 }
 
-/// How the job may move.
+/// Bounds and delays of rescales.
 #[derive(JsonSchema, Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Elasticity {
-    /// Never on fewer nodes; with fewer the job waits.
+    /// Fewest nodes. With fewer free nodes the job waits and holds no GPU.
     #[schemars(range(min = 1, max = 1024))]
     pub min_nodes: u32,
-    /// Never on more, whatever `nodes` says.
+    /// Most nodes, even if `nodes` is larger. Default: no limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 1024))]
     pub max_nodes: Option<u32>,
-    /// A larger world must have been possible for so many seconds before the job moves to it.
+    /// Seconds for which a larger world must be possible before the job scales up to it.
     #[schemars(range(min = 0, max = 86400))]
-    pub grow_delay_seconds: u32,
-    /// What a cordoned node means.
+    pub scale_up_delay_seconds: u32,
+    /// Reaction to a cordoned node. Drain: commit a checkpoint and leave the node at once. Wait: stay until
+    /// the pod is deleted or evicted, since an upgrade may cordon a whole pool at once.
     pub on_cordon: OnCordon,
-    /// Whether pods wait for nodes that do not exist yet.
+    /// Nodes that pods are created for. Discovered: those with free GPUs. Request: all of `nodes`, so that
+    /// an autoscaler sees pending pods.
     pub capacity: Capacity,
-    /// What happens to a batch that no number of ranks splits exactly.
+    /// Numbers of nodes that do not split the global batch exactly. Exact: not used. Uneven: used, with
+    /// different numbers of whole micro-batches per rank.
     pub remainder: RemainderPolicy,
-    /// Ranks are stopped when their pod's agent has heard nothing for so many seconds: neither from
-    /// the API server, nor from the controller, nor from another pod of the generation.
+    /// Seconds without contact after which an agent stops its ranks: no answer from the API server, the
+    /// controller or another pod of the generation.
     #[schemars(range(min = 5, max = 3600))]
     pub fence_after_seconds: u32,
-    /// How long ranks may take to commit when they are told to drain.
+    /// Seconds that ranks may take to commit a checkpoint and leave. Then the next generation starts
+    /// without that checkpoint.
     #[schemars(range(min = 1, max = 3600))]
     pub drain_seconds: u32,
-    /// How long to wait for pods of a new world before going on with those that are ready.
+    /// Seconds to wait for the pods of a new world. Then the job starts with those that are ready.
     #[schemars(range(min = 1, max = 3600))]
     pub placement_seconds: u32,
 }
@@ -220,8 +230,8 @@ impl Default for Elasticity {
         Elasticity {
             min_nodes: 1,
             max_nodes: None,
-            grow_delay_seconds: 30,
-            on_cordon: OnCordon::Shrink,
+            scale_up_delay_seconds: 30,
+            on_cordon: OnCordon::Drain,
             capacity: Capacity::Discovered,
             remainder: RemainderPolicy::Exact,
             fence_after_seconds: 30,
@@ -231,97 +241,99 @@ impl Default for Elasticity {
     }
 }
 
-/// What a cordoned node means.
+/// Reaction to a cordoned node.
 #[derive(JsonSchema, Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
 pub enum OnCordon {
-    /// It is about to go: leave it now, with a checkpoint.
+    /// Commit a checkpoint and leave the node at once.
     #[default]
-    Shrink,
-    /// Wait until it is drained: an upgrade may cordon a whole pool at once.
+    Drain,
+    /// Stay until the pod is deleted or evicted: an upgrade may cordon a whole pool at once.
     Wait,
 }
 
-/// Whether pods wait for nodes that do not exist yet.
+/// Nodes that pods are created for.
 #[derive(JsonSchema, Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
 pub enum Capacity {
-    /// Pods are made for GPUs that are free now.
+    /// Create pods for free GPUs only.
     #[default]
     Discovered,
-    /// Pods are made for `nodes`, so that an autoscaler sees the pending ones.
+    /// Create pods for all of `nodes`, so that an autoscaler sees pending pods.
     Request,
 }
 
-/// What happens to a batch that no number of ranks splits exactly.
+/// Worlds that do not split the global batch exactly.
 #[derive(JsonSchema, Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
 pub enum RemainderPolicy {
-    /// Such a world is not used.
+    /// Such worlds are not feasible.
     #[default]
     Exact,
-    /// Whole micro-batches are dealt unevenly; their sum stays the global batch.
+    /// Ranks get different numbers of whole micro-batches; their sum is the global batch.
     Uneven,
 }
 
-/// What trains.
+/// The trainer.
 #[derive(JsonSchema, Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Trainer {
-    /// The user's own program, started once for every rank with torchrun's environment; empty: the
+    /// Command of an external trainer, started once per rank with torchrun's environment. Empty: the
     /// built-in trainer.
     #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 1024), inner(length(max = 32768)))]
     pub command: Vec<String>,
-    /// Bytes that a rank of the built-in trainer may use, for example 2GiB; above it the
-    /// micro-batch goes down.
+    /// Memory limit of a rank of the built-in trainer, for example 2GiB. Above it the per-device batch goes
+    /// down. Default: no limit.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 63))]
     pub rank_memory: Option<String>,
-    /// Environment of the ranks.
+    /// Environment variables of the ranks.
     #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 1024))]
     pub env: Vec<EnvVar>,
 }
 
-/// One environment variable.
+/// An environment variable.
 #[derive(JsonSchema, Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct EnvVar {
-    /// Its name.
+    /// Name of the variable.
     #[schemars(length(min = 1, max = 253))]
     pub name: String,
-    /// Its value.
+    /// Value of the variable. Default: empty.
     #[serde(default)]
+    #[schemars(length(max = 131072))]
     pub value: String,
 }
 
-/// Where the run's files go. All pods see the same directory.
+/// Volume of the run's files. All pods must see the same directory.
 #[derive(KubeSchema, Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(
     validation = Rule::new("has(self.claim) || has(self.path)")
-        .message("give a claim, or a path that podTemplate mounts")
+        .message("checkpoint needs a claim, or a path that podTemplate mounts")
 )]
 pub struct CheckpointVolume {
-    /// A PersistentVolumeClaim that many nodes may write (ReadWriteMany), mounted at `path`.
+    /// Name of a PersistentVolumeClaim with access mode ReadWriteMany, mounted at `path`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 253))]
     pub claim: Option<String>,
-    /// Where it is mounted. Default: /checkpoints. The run's files stand in a directory of the
-    /// job's name and uid below it.
+    /// Mount path. The run's directory below it is named by the job's name and uid. Default: /checkpoints.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 4096))]
     pub path: Option<String>,
 }
 
 impl CheckpointVolume {
-    /// Where the volume is mounted in the pods.
+    /// Mount path in the pods.
     pub fn mount(&self) -> &str {
         self.path.as_deref().unwrap_or("/checkpoints")
     }
 }
 
-/// How many failures are forgiven without progress between them. Lost nodes and pods, drains and
-/// rescales never count.
+/// Failures after which the job gives up. Lost nodes and pods, drains and rescales never count.
 #[derive(JsonSchema, Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Budgets {
-    /// Failures of the program itself, and ranks that a signal ends while their pods live.
+    /// Failures of the trainer without progress between them, including ranks that a signal ended in a living
+    /// pod. One more fails the job.
     #[schemars(range(min = 0, max = 1000))]
     pub restarts: u32,
 }
@@ -364,7 +376,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_charts_definition_is_the_one_of_the_types() {
+    fn manifests_match_the_types() {
         let path = concat!(
             env!("CARGO_MANIFEST_DIR"),
             "/charts/evenkeel/crds/trainingjobs.yaml"
@@ -374,8 +386,48 @@ mod tests {
         is_kept(path, &serde_saphyr::to_string(&crd()).unwrap());
     }
 
+    /// Paths of the fields below `schema` that have no description, or no upper limit of their length.
+    fn incomplete(schema: &Value, path: &str, found: &mut Vec<String>) {
+        if schema["x-kubernetes-preserve-unknown-fields"] == true {
+            return;
+        }
+        let limit = match schema["type"].as_str() {
+            Some("string") if schema["enum"].is_array() || schema["format"] == "date-time" => None,
+            Some("string") => Some("maxLength"),
+            Some("array") => Some("maxItems"),
+            Some("object") if schema["additionalProperties"].is_object() => Some("maxProperties"),
+            _ => None,
+        };
+        if let Some(limit) = limit.filter(|limit| schema[*limit].is_null()) {
+            found.push(format!("{path}: no {limit}"));
+        }
+        for (name, field) in schema["properties"].as_object().into_iter().flatten() {
+            let path = format!("{path}.{name}");
+            if field["description"].as_str().is_none_or(str::is_empty) {
+                found.push(format!("{path}: no description"));
+            }
+            incomplete(field, &path, found);
+        }
+        for below in ["items", "additionalProperties"] {
+            if schema[below].is_object() {
+                incomplete(&schema[below], &format!("{path}[]"), found);
+            }
+        }
+    }
+
     #[test]
-    fn the_page_of_the_fields_is_that_of_the_types() {
+    fn every_field_is_described_and_bounded() {
+        let crd = serde_json::to_value(crd()).unwrap();
+        let schema = &crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"];
+        let mut found = Vec::new();
+        for part in ["spec", "status"] {
+            incomplete(&schema[part], part, &mut found);
+        }
+        assert_eq!(found, Vec::<String>::new());
+    }
+
+    #[test]
+    fn reference_page_matches_the_types() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/trainingjob.md");
         is_kept(path, &fields::page().unwrap());
     }

@@ -1,11 +1,11 @@
-//! Schemas that no Rust type of ours says: values whose fields belong to somebody else.
+//! Schemas that are not derived from a Rust type of this crate.
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     JSONSchemaProps, JSONSchemaPropsOrArray,
 };
 use schemars::{Schema, SchemaGenerator, json_schema};
 
-/// An object that the API server keeps as it is.
+/// An object of any fields; the API server stores it unchanged.
 pub fn any_object(_: &mut SchemaGenerator) -> Schema {
     json_schema!({
         "type": "object",
@@ -14,29 +14,62 @@ pub fn any_object(_: &mut SchemaGenerator) -> Schema {
     })
 }
 
-/// Conditions, merged by their type.
+/// A time, RFC 3339 with microseconds.
+pub fn micro_time(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({"type": "string", "format": "date-time"})
+}
+
+/// Texts of files by their paths. One text is at most as long as a ConfigMap.
+pub fn texts(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "type": "object",
+        "maxProperties": 512,
+        "additionalProperties": {"type": "string", "maxLength": 1_048_576}
+    })
+}
+
+/// Conditions, merged by their type; limits as in `metav1.Condition`.
 pub fn conditions(_: &mut SchemaGenerator) -> Schema {
     json_schema!({
         "type": "array",
+        "maxItems": 32,
         "x-kubernetes-list-type": "map",
         "x-kubernetes-list-map-keys": ["type"],
         "items": {
             "type": "object",
             "required": ["type", "status", "lastTransitionTime", "reason", "message"],
             "properties": {
-                "type": {"type": "string"},
-                "status": {"type": "string", "enum": ["True", "False", "Unknown"]},
-                "observedGeneration": {"type": "integer", "format": "int64"},
-                "lastTransitionTime": {"type": "string", "format": "date-time"},
-                "reason": {"type": "string"},
-                "message": {"type": "string"}
+                "type": {
+                    "description": "Type of the condition, unique in the list.",
+                    "type": "string", "maxLength": 316
+                },
+                "status": {
+                    "description": "True, False or Unknown.",
+                    "type": "string", "enum": ["True", "False", "Unknown"]
+                },
+                "observedGeneration": {
+                    "description": "The metadata.generation of the spec that the condition is about.",
+                    "type": "integer", "format": "int64"
+                },
+                "lastTransitionTime": {
+                    "description": "When the status last changed.",
+                    "type": "string", "format": "date-time"
+                },
+                "reason": {
+                    "description": "Reason of the status, one CamelCase word. Programs may compare it.",
+                    "type": "string", "maxLength": 1024
+                },
+                "message": {
+                    "description": "Details for people.",
+                    "type": "string", "maxLength": super::status::MESSAGE
+                }
             }
         }
     })
 }
 
-/// Takes out the formats of unsigned numbers, which API servers do not know and warn of; their
-/// minimum says the same.
+/// Removes the formats of unsigned integers, which API servers do not know and warn about. Their
+/// minimum of 0 stays.
 pub fn without_unsigned_formats(schema: &mut JSONSchemaProps) {
     if schema
         .format

@@ -1,5 +1,5 @@
-//! The state machine driven through random histories of a pool: whatever happens, what it publishes
-//! is right, and once things calm down it arrives where it should.
+//! Drives the placement through random histories of a pool. Every published generation must be
+//! valid, and once the pool is stable the job must reach the largest feasible world size.
 
 use std::collections::BTreeSet;
 
@@ -8,30 +8,30 @@ use proptest::prelude::*;
 use super::*;
 use crate::job::Outcome;
 
-const GROW_DELAY: f64 = 5.0;
+const SCALE_UP_DELAY: f64 = 5.0;
 const PLACEMENT: f64 = 20.0;
 
-/// A job in a pool, as the controller would see it.
+/// A simulated job in a pool, as the controller observes it.
 struct World {
     now: f64,
     desired: u32,
     pool: u32,
-    /// What an autoscaler would have to bring.
+    /// Nodes that an autoscaler would have to add.
     missing: u32,
     no_pod_before: f64,
     batch: u64,
     suspend: bool,
-    seats: Vec<SeatSeen>,
-    members: Vec<Seat>,
+    slots: Vec<SlotSeen>,
+    members: Vec<Slot>,
     ranks: Ranks,
     attempts: u32,
-    larger_since: Option<f64>,
-    placing_since: Option<f64>,
+    scale_up_pending_since: Option<f64>,
+    placement_since: Option<f64>,
     names: BTreeSet<(u32, u32)>,
     over: bool,
 }
 
-/// Something that happens.
+/// A change of the pool, the job or its pods.
 #[derive(Debug, Clone)]
 enum Happening {
     Pool(u32),
@@ -73,12 +73,12 @@ impl World {
             no_pod_before: 0.0,
             batch,
             suspend: false,
-            seats: Vec::new(),
+            slots: Vec::new(),
             members: Vec::new(),
             ranks: Ranks::None { resuming: false },
             attempts: 0,
-            larger_since: None,
-            placing_since: None,
+            scale_up_pending_since: None,
+            placement_since: None,
             names: BTreeSet::new(),
             over: false,
         }
@@ -96,16 +96,16 @@ impl World {
             feasible,
             pool: self.pool,
             placeable: self.pool - self.missing.min(self.pool),
-            seats: &self.seats,
+            slots: &self.slots,
             members: &self.members,
             ranks: self.ranks.clone(),
             suspend: self.suspend,
             restarts_left: 1000,
             problem: None,
             attempts: self.attempts,
-            larger_since: self.larger_since,
-            placing_since: self.placing_since,
-            grow_delay: GROW_DELAY,
+            scale_up_pending_since: self.scale_up_pending_since,
+            placement_since: self.placement_since,
+            scale_up_delay: SCALE_UP_DELAY,
             placement: PLACEMENT,
             not_before: 0.0,
             no_pod_before: self.no_pod_before,
@@ -113,31 +113,34 @@ impl World {
         }
     }
 
-    /// One look, with what must hold of every decision.
+    /// One reconciliation; checks the invariants of every decision.
     fn look(&mut self) {
         let batch = self.batch;
         let feasible = move |nodes| World::feasible(batch, nodes);
         let decision = steer(&self.view(&feasible));
         let running = matches!(self.ranks, Ranks::Running { .. });
-        for seat in &decision.seats {
-            let known = self.seats.iter().any(|seen| seen.seat == *seat);
-            let new = self.names.insert((seat.number, seat.attempt));
-            assert!(known || new, "the pod {seat:?} was there before");
-            assert!(known || self.now >= self.no_pod_before, "made in a pause");
+        for slot in &decision.slots {
+            let known = self.slots.iter().any(|seen| seen.slot == *slot);
+            let new = self.names.insert((slot.number, slot.attempt));
+            assert!(known || new, "the pod {slot:?} existed before");
+            assert!(
+                known || self.now >= self.no_pod_before,
+                "pod made during a pause"
+            );
         }
-        let numbers: BTreeSet<u32> = decision.seats.iter().map(|seat| seat.number).collect();
+        let numbers: BTreeSet<u32> = decision.slots.iter().map(|slot| slot.number).collect();
         if !running {
-            assert_eq!(numbers.len(), decision.seats.len(), "two pods for one seat");
+            assert_eq!(numbers.len(), decision.slots.len(), "two pods for one slot");
             let most = self.desired.min(self.pool).min(5) as usize;
             assert!(
-                decision.seats.len() <= most,
+                decision.slots.len() <= most,
                 "more pods than the pool holds"
             );
         } else {
-            let kept = |member: &Seat| decision.seats.contains(member);
+            let kept = |member: &Slot| decision.slots.contains(member);
             assert!(
                 self.members.iter().all(kept),
-                "a running member's pod was given up"
+                "the pod of a running member was released"
             );
         }
         match &decision.act {
@@ -146,7 +149,7 @@ impl World {
                 assert!(feasible(members.len() as u32));
                 assert!(members.len() as u32 <= self.desired);
                 for member in members {
-                    let seen = self.seats.iter().find(|seen| seen.seat == *member);
+                    let seen = self.slots.iter().find(|seen| seen.slot == *member);
                     assert_eq!(seen.map(|seen| &seen.pod), Some(&PodSeen::Ready));
                 }
                 self.members.clone_from(members);
@@ -157,7 +160,7 @@ impl World {
             }
             Act::Drain | Act::Recall => {
                 let Ranks::Running { draining, .. } = &mut self.ranks else {
-                    panic!("nothing runs that could drain or stay");
+                    panic!("no ranks run that could drain or cancel a drain");
                 };
                 *draining = decision.act == Act::Drain;
             }
@@ -166,25 +169,25 @@ impl World {
             Act::Stay | Act::Place | Act::Wait { .. } => {}
         }
         self.attempts = decision.attempts;
-        self.larger_since = decision.larger_since;
-        self.placing_since = decision.placing_since;
-        let seen = |seat: &Seat| {
-            let known = self.seats.iter().find(|seen| seen.seat == *seat);
+        self.scale_up_pending_since = decision.scale_up_pending_since;
+        self.placement_since = decision.placement_since;
+        let seen = |slot: &Slot| {
+            let known = self.slots.iter().find(|seen| seen.slot == *slot);
             known.map_or(PodSeen::Coming, |seen| seen.pod.clone())
         };
-        self.seats = decision
-            .seats
+        self.slots = decision
+            .slots
             .iter()
-            .map(|seat| SeatSeen {
-                seat: *seat,
-                pod: seen(seat),
+            .map(|slot| SlotSeen {
+                slot: *slot,
+                pod: seen(slot),
             })
             .collect();
     }
 
     fn happen(&mut self, what: &Happening) {
         match what {
-            Happening::Pool(seats) => self.pool = *seats,
+            Happening::Pool(slots) => self.pool = *slots,
             Happening::Missing(nodes) => self.missing = *nodes,
             Happening::Pause(seconds) => self.no_pod_before = self.now + seconds,
             Happening::Desired(nodes) => self.desired = *nodes,
@@ -192,15 +195,15 @@ impl World {
             Happening::Ready(nth) => self.become_(*nth, PodSeen::Coming, PodSeen::Ready),
             Happening::Leave(nth) => self.become_(*nth, PodSeen::Ready, PodSeen::Leaving),
             Happening::Edit => {
-                for nth in 0..self.seats.len() {
+                for nth in 0..self.slots.len() {
                     self.become_(nth, PodSeen::Ready, PodSeen::Outdated);
                     self.become_(nth, PodSeen::Coming, PodSeen::Outdated);
                 }
             }
             Happening::Lose(nth) => {
-                if let Some(seen) = self.seats.get_mut(*nth) {
+                if let Some(seen) = self.slots.get_mut(*nth) {
                     seen.pod = PodSeen::Lost;
-                    let member = self.members.contains(&seen.seat);
+                    let member = self.members.contains(&seen.slot);
                     if let (Ranks::Running { world, .. }, true) = (&self.ranks, member) {
                         let outcome = Outcome::Lost {
                             rank: 0,
@@ -219,12 +222,12 @@ impl World {
     }
 
     fn become_(&mut self, nth: usize, from: PodSeen, to: PodSeen) {
-        if let Some(seen) = self.seats.get_mut(nth).filter(|seen| seen.pod == from) {
+        if let Some(seen) = self.slots.get_mut(nth).filter(|seen| seen.pod == from) {
             seen.pod = to;
         }
     }
 
-    /// Ranks that drain have drained; others fail, now and then.
+    /// Ends draining ranks as drained and fails others if `how` is 0.
     fn end_ranks(&mut self, how: u8) {
         let Ranks::Running { world, draining } = self.ranks else {
             return;
@@ -244,7 +247,7 @@ impl World {
 
 proptest! {
     #[test]
-    fn whatever_happens_the_job_arrives_at_the_largest_feasible_world(
+    fn a_job_reaches_the_largest_feasible_world_after_any_history(
         happenings in prop::collection::vec(happenings(), 0..80),
         batch in prop::sample::select(vec![8u64, 12, 24, 48, 96]),
     ) {
@@ -253,21 +256,21 @@ proptest! {
             world.look();
             world.happen(happening);
         }
-        prop_assert!(!world.over, "nothing here ends a job");
-        // Now it is calm: nodes and pods come up, drains end, time goes by.
+        prop_assert!(!world.over, "no event in this test ends a job");
+        // The pool is stable from here: pods become ready, drains end, time passes.
         (world.suspend, world.missing) = (false, 0);
         for _ in 0..40 {
             world.look();
-            for nth in 0..world.seats.len() {
+            for nth in 0..world.slots.len() {
                 world.become_(nth, PodSeen::Coming, PodSeen::Ready);
-                if !world.members.contains(&world.seats[nth].seat) {
+                if !world.members.contains(&world.slots[nth].slot) {
                     continue;
                 }
-                // The pool keeps what it counts.
+                // Nodes of the pool remain.
                 world.become_(nth, PodSeen::Leaving, PodSeen::Ready);
             }
             world.end_ranks(1);
-            world.now += GROW_DELAY;
+            world.now += SCALE_UP_DELAY;
         }
         let most = world.desired.min(world.pool).min(5);
         let best = (1..=most).rev().find(|nodes| World::feasible(batch, *nodes));
@@ -275,7 +278,7 @@ proptest! {
             (Some(nodes), Ranks::Running { world: ranks, .. }) => {
                 prop_assert!(*ranks == u64::from(nodes) * 2, "{ranks} ranks, not {nodes} nodes");
             }
-            // A running job stays where it is when nothing else is feasible.
+            // A running job keeps its world when no other is feasible.
             (None, _) => {}
             (Some(nodes), other) => prop_assert!(false, "{other:?} instead of {nodes} nodes"),
         }
@@ -283,21 +286,21 @@ proptest! {
 }
 
 #[test]
-fn edited_job_leaves_its_pods_for_new_ones() {
+fn an_edited_job_replaces_its_pods() {
     let mut world = calm(3);
     let old = world.members.clone();
     world.happen(&Happening::Edit);
     world.look();
-    assert_eq!(world.members, old, "its ranks commit first");
+    assert_eq!(world.members, old, "the ranks commit first");
     world.end_ranks(1);
     for _ in 0..3 {
         world.look();
-        for nth in 0..world.seats.len() {
+        for nth in 0..world.slots.len() {
             world.become_(nth, PodSeen::Coming, PodSeen::Ready);
         }
     }
     assert_eq!(world.members.len(), 3);
-    assert!(world.members.iter().all(|seat| !old.contains(seat)));
+    assert!(world.members.iter().all(|slot| !old.contains(slot)));
 }
 
 fn calm(pool: u32) -> World {
@@ -305,7 +308,7 @@ fn calm(pool: u32) -> World {
     world.pool = pool;
     for _ in 0..3 {
         world.look();
-        for nth in 0..world.seats.len() {
+        for nth in 0..world.slots.len() {
             world.become_(nth, PodSeen::Coming, PodSeen::Ready);
         }
     }
@@ -313,15 +316,15 @@ fn calm(pool: u32) -> World {
 }
 
 #[test]
-fn a_larger_world_is_placed_beside_the_running_one() {
+fn scale_up_places_pods_while_the_current_world_runs() {
     let mut world = calm(2);
     assert_eq!(world.members.len(), 2);
     world.pool = 3;
     world.look();
-    assert_eq!(world.seats.len(), 2, "not before the delay");
-    world.now += GROW_DELAY;
+    assert_eq!(world.slots.len(), 2, "not before the delay");
+    world.now += SCALE_UP_DELAY;
     world.look();
-    assert_eq!(world.seats.len(), 3);
+    assert_eq!(world.slots.len(), 3);
     assert!(matches!(
         world.ranks,
         Ranks::Running {
@@ -335,30 +338,30 @@ fn a_larger_world_is_placed_beside_the_running_one() {
 }
 
 #[test]
-fn a_loss_is_not_waited_out_for_a_node_that_an_autoscaler_has_to_bring() {
+fn a_loss_does_not_wait_for_an_autoscaler() {
     let mut world = calm(3);
     let before = world.members.clone();
     world.happen(&Happening::Lose(1));
     world.missing = 1;
     world.look();
     assert_eq!(world.members, [before[0], before[2]], "at once");
-    assert_eq!(world.seats.len(), 3, "the autoscaler sees a pod that waits");
+    assert_eq!(world.slots.len(), 3, "the autoscaler sees a pod that waits");
     world.look();
-    assert_eq!(world.seats.len(), 3);
+    assert_eq!(world.slots.len(), 3);
 }
 
 #[test]
-fn pods_that_ended_early_are_not_made_again_at_once() {
+fn pods_that_ended_early_are_replaced_after_a_pause() {
     let mut world = World::new(24);
     world.look();
-    assert_eq!(world.seats.len(), 3);
+    assert_eq!(world.slots.len(), 3);
     (0..3).for_each(|nth| world.happen(&Happening::Lose(nth)));
     world.no_pod_before = world.now + 10.0;
     world.look();
-    assert_eq!(world.seats, []);
+    assert_eq!(world.slots, []);
     world.now += 10.0;
     world.look();
-    let attempts: Vec<u32> = world.seats.iter().map(|seen| seen.seat.attempt).collect();
+    let attempts: Vec<u32> = world.slots.iter().map(|seen| seen.slot.attempt).collect();
     assert_eq!(attempts, [4, 5, 6]);
 }
 
@@ -374,7 +377,7 @@ fn survivors_of_a_loss_keep_their_pods() {
 }
 
 #[test]
-fn a_job_that_fits_nowhere_says_what_it_needs() {
+fn a_job_that_does_not_fit_names_the_missing_nodes() {
     let mut world = World::new(8);
     world.desired = 5;
     world.pool = 0;
@@ -390,7 +393,7 @@ fn a_job_that_fits_nowhere_says_what_it_needs() {
 }
 
 #[test]
-fn late_pods_are_not_waited_for_when_a_smaller_world_is_ready() {
+fn late_pods_do_not_delay_a_smaller_ready_world() {
     let mut world = World::new(24);
     world.look();
     for nth in 0..2 {
@@ -402,17 +405,17 @@ fn late_pods_are_not_waited_for_when_a_smaller_world_is_ready() {
     world.look();
     assert!(matches!(world.ranks, Ranks::Running { world: 4, .. }));
     world.look();
-    assert_eq!(world.seats.len(), 3, "the third may still arrive");
+    assert_eq!(world.slots.len(), 3, "the third may still arrive");
 }
 
 #[test]
-fn a_job_grows_by_those_that_came_when_another_one_never_does() {
+fn scale_up_uses_the_ready_pods_when_another_is_late() {
     let mut world = calm(1);
     world.pool = 3;
     world.look();
-    world.now += GROW_DELAY;
+    world.now += SCALE_UP_DELAY;
     world.look();
-    assert_eq!(world.seats.len(), 3);
+    assert_eq!(world.slots.len(), 3);
     world.become_(1, PodSeen::Coming, PodSeen::Ready);
     world.look();
     assert!(matches!(

@@ -1,4 +1,4 @@
-//! What a pod may do: read its own TrainingJob, and nothing else.
+//! Access rights of the pods: they may read their TrainingJob and nothing else.
 
 use k8s_openapi::api::core::v1::ServiceAccount;
 use k8s_openapi::api::rbac::v1::{PolicyRule, Role, RoleBinding, RoleRef, Subject};
@@ -7,7 +7,7 @@ use kube::ResourceExt;
 use super::{account, metadata};
 use crate::job::api::TrainingJob;
 
-/// The pods' account.
+/// Service account of the job's pods.
 pub fn service_account(job: &TrainingJob) -> ServiceAccount {
     ServiceAccount {
         metadata: metadata(job, account(job)),
@@ -15,7 +15,7 @@ pub fn service_account(job: &TrainingJob) -> ServiceAccount {
     }
 }
 
-/// Reading one TrainingJob. A list or watch is allowed by a name only with the field selector
+/// Role that may read one TrainingJob. With a resource name, list and watch need the field selector
 /// `metadata.name`.
 pub fn role(job: &TrainingJob) -> Role {
     Role {
@@ -30,7 +30,7 @@ pub fn role(job: &TrainingJob) -> Role {
     }
 }
 
-/// The two together.
+/// Binding of the role to the service account.
 pub fn role_binding(job: &TrainingJob) -> RoleBinding {
     RoleBinding {
         metadata: metadata(job, account(job)),

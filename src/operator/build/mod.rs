@@ -1,5 +1,5 @@
-//! The objects of a TrainingJob, made from its spec and status alone: the same job always gives the
-//! same objects, so applying them twice does nothing.
+//! Builds the objects of a TrainingJob from its spec and status alone. The same job always gives the
+//! same objects, so applying them twice has no effect.
 
 mod access;
 mod network;
@@ -17,19 +17,19 @@ pub use pod::{is_outdated, pod, run_directory, tolerations_and_selector};
 
 use crate::job::api::TrainingJob;
 
-/// The port of the agents' HTTP.
+/// HTTP port of the agents.
 pub const AGENT_PORT: u16 = 8471;
-/// Where rank 0 of generation N listens: this port and N modulo [`MASTER_PORTS`] above it, so that
-/// the next generation never waits for the last one's port.
+/// Rank 0 of generation N listens on this port plus N modulo [`MASTER_PORTS`], so a generation never
+/// waits for the port of the previous one.
 pub const MASTER_PORT: u16 = 29500;
-/// How many ports the generations take turns with.
+/// Number of ports that the generations use in turn.
 pub const MASTER_PORTS: u16 = 100;
-/// The label that says which TrainingJob a pod belongs to.
+/// Label with the name of a pod's TrainingJob.
 pub const JOB_LABEL: &str = "evenkeel.dev/job";
-/// The label that says which seat a pod fills.
-pub const SEAT_LABEL: &str = "evenkeel.dev/seat";
+/// Label with the number of the slot that a pod fills.
+pub const SLOT_LABEL: &str = "evenkeel.dev/slot";
 
-/// The label that says what of the job's spec a pod was made from.
+/// Label with a hash of the spec fields from which a pod was made.
 pub const TEMPLATE_LABEL: &str = "evenkeel.dev/template";
 
 /// Labels that select all pods of a job.
@@ -61,7 +61,7 @@ fn owner(job: &TrainingJob) -> OwnerReference {
     }
 }
 
-/// The name of the job's service account, role and binding.
+/// Name of the job's service account, role and binding.
 fn account(job: &TrainingJob) -> String {
     format!("{}-agent", job.name_any())
 }
@@ -72,16 +72,16 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::job::api::status::Seat;
+    use crate::job::api::status::Slot;
 
     fn yaml(object: &impl Serialize) -> String {
         serde_saphyr::to_string(object).unwrap()
     }
 
-    /// All that is made of one job, for people to read: security contexts, volumes, what NCCL is told, who
-    /// may reach the pods and what these may do.
+    /// Snapshot of all objects of one job: security contexts, volumes, NCCL variables, network access and
+    /// access rights.
     #[test]
-    fn the_objects_of_a_job_are_these() {
+    fn the_objects_of_a_job() {
         let job: TrainingJob = serde_json::from_value(json!({
             "apiVersion": "evenkeel.dev/v1alpha1", "kind": "TrainingJob",
             "metadata": {"name": "first", "namespace": "training", "uid": "u-1"},
@@ -97,12 +97,12 @@ mod tests {
             },
         }))
         .unwrap();
-        let seat = Seat {
+        let slot = Slot {
             number: 1,
             attempt: 4,
         };
         let objects = [
-            yaml(&pod(&job, seat, None).unwrap()),
+            yaml(&pod(&job, slot, None).unwrap()),
             yaml(&service(&job)),
             yaml(&network_policy(&job)),
             yaml(&service_account(&job)),

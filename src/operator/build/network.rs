@@ -1,4 +1,4 @@
-//! How the job's pods are found, and who may speak to them.
+//! DNS names of the job's pods, and network access to them.
 
 use k8s_openapi::api::core::v1::{Service, ServicePort, ServiceSpec};
 use k8s_openapi::api::networking::v1::{
@@ -12,7 +12,7 @@ use kube::ResourceExt;
 use super::{AGENT_PORT, metadata, selector};
 use crate::job::api::TrainingJob;
 
-/// A headless Service: pods have names of their own, also before they are ready.
+/// Headless Service: gives each pod a DNS name, also before it is ready.
 pub fn service(job: &TrainingJob) -> Service {
     Service {
         metadata: metadata(job, job.name_any()),
@@ -31,9 +31,9 @@ pub fn service(job: &TrainingJob) -> Service {
     }
 }
 
-/// Ingress only: the job's own pods on every port; the controller, and whoever carries the label
-/// `evenkeel.dev/scrape`, on the agents' port. Egress stays open, since closing it breaks DNS,
-/// model hubs and storage.
+/// Restricts ingress only. The job's pods may connect on every port; the controller and pods with the
+/// label `evenkeel.dev/scrape` on the agents' port. Egress is open, since closing it breaks DNS, model
+/// hubs and storage.
 pub fn network_policy(job: &TrainingJob) -> NetworkPolicy {
     let labelled = |key: &str, value: &str| {
         Some(LabelSelector {

@@ -1,9 +1,9 @@
-//! Laying a user's `podTemplate` over a pod, as `kubectl patch --type=strategic` would: objects are
-//! merged, lists whose elements have a key are merged by it, all other values are replaced.
+//! Merges a user's `podTemplate` into a pod like `kubectl patch --type=strategic`: objects are merged,
+//! lists with a merge key are merged by it, all other values are replaced.
 
 use serde_json::Value;
 
-/// The keys that Kubernetes merges a pod's lists by (`patchMergeKey` of the core/v1 types).
+/// Merge key of a list in a pod (`patchMergeKey` of the core/v1 types).
 fn merge_key(list: &str) -> Option<&'static str> {
     Some(match list {
         "containers"
@@ -22,10 +22,10 @@ fn merge_key(list: &str) -> Option<&'static str> {
     })
 }
 
-/// Lists that are added to, although their elements have no key.
+/// Lists without a merge key whose elements are appended instead of replaced.
 const ADDED: [&str; 1] = ["tolerations"];
 
-/// Lays `over` over `base`. A null deletes.
+/// Merges `over` into `base`. A null deletes the key.
 pub fn lay_over(base: &mut Value, over: &Value) {
     match (base, over) {
         (Value::Object(base), Value::Object(over)) => {

@@ -1,5 +1,5 @@
-//! The pod of one seat. What changes with a generation is not in it: the agent reads that from the
-//! TrainingJob's status, so a pod lives through many generations.
+//! The pod of one slot. It contains nothing specific to a generation: the agent reads that from the
+//! TrainingJob's status, so a pod serves many generations.
 
 use std::collections::BTreeMap;
 
@@ -8,21 +8,21 @@ use kube::ResourceExt;
 use serde_json::{Value, json};
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::{AGENT_PORT, JOB_LABEL, SEAT_LABEL, TEMPLATE_LABEL, account, metadata, overlay};
+use super::{AGENT_PORT, JOB_LABEL, SLOT_LABEL, TEMPLATE_LABEL, account, metadata, overlay};
 use crate::job::api::TrainingJob;
-use crate::job::api::status::Seat;
+use crate::job::api::status::Slot;
 
-/// The user of restricted pods that name no other.
+/// Default user and group ID of the pods.
 const USER: i64 = 65532;
-/// Beside the time that ranks may take to commit: the agent's own goodbye.
+/// Termination time for the agent, in addition to the ranks' time to commit.
 const GOODBYE_SECONDS: u32 = 15;
 
-/// The pod that fills a seat; an error says what in `podTemplate` makes no pod.
+/// Builds the pod of a slot; fails if `podTemplate` does not give a valid pod.
 ///
-/// `own` is the controller's image. A foreign trainer's image need not hold this program: it is
-/// copied from there.
-pub fn pod(job: &TrainingJob, seat: Seat, own: Option<&str>) -> Result<Pod, serde_json::Error> {
-    let name = seat.pod(&job.name_any());
+/// `own` is the controller's image. The image of an external trainer need not contain this program:
+/// an init container copies it from the controller's image.
+pub fn pod(job: &TrainingJob, slot: Slot, own: Option<&str>) -> Result<Pod, serde_json::Error> {
+    let name = slot.pod(&job.name_any());
     let mut template = json!({ "spec": spec(job, &name) });
     if let Some(own) = own.filter(|_| !job.spec.trainer.command.is_empty()) {
         bring_along(&mut template["spec"], own);
@@ -39,7 +39,7 @@ pub fn pod(job: &TrainingJob, seat: Seat, own: Option<&str>) -> Result<Pod, serd
         labels.entry(key).or_insert(value);
     }
     labels.insert("app.kubernetes.io/name".into(), "evenkeel-trainer".into());
-    labels.insert(SEAT_LABEL.into(), seat.number.to_string());
+    labels.insert(SLOT_LABEL.into(), slot.number.to_string());
     labels.insert(TEMPLATE_LABEL.into(), template_of(job));
     Ok(Pod {
         metadata,
@@ -48,7 +48,7 @@ pub fn pod(job: &TrainingJob, seat: Seat, own: Option<&str>) -> Result<Pod, serd
     })
 }
 
-/// Lets the agent run in an image that does not hold it.
+/// Adds an init container that copies this program into the pod.
 fn bring_along(spec: &mut Value, own: &str) {
     const TOOLS: &str = "/evenkeel";
     let mount = json!({"name": "evenkeel", "mountPath": TOOLS});
@@ -75,21 +75,21 @@ fn bring_along(spec: &mut Value, own: &str) {
     }]);
 }
 
-/// Whether a pod was made from another image, `podTemplate` or environment than the job has now.
+/// Whether a pod was made from another image, `podTemplate` or trainer than the job has now.
 pub fn is_outdated(pod: &Pod, job: &TrainingJob) -> bool {
     let label = pod.labels().get(TEMPLATE_LABEL);
     label.is_some_and(|label| *label != template_of(job))
 }
 
-/// What of the spec is in every pod, as a short hash. Not the pod itself: a newer controller that
-/// makes other pods replaces none that run.
+/// Hash of the spec fields that every pod contains. The pod itself is not hashed, so a newer
+/// controller that builds different pods does not replace running ones.
 fn template_of(job: &TrainingJob) -> String {
     let spec = &job.spec;
     let parts = json!([spec.image, spec.pod_template, spec.trainer]);
     format!("{:016x}", xxh3_64(parts.to_string().as_bytes()))
 }
 
-/// What `podTemplate` says about where pods may run.
+/// Tolerations and node selector of `podTemplate`.
 pub fn tolerations_and_selector(job: &TrainingJob) -> (Vec<Toleration>, BTreeMap<String, String>) {
     let spec = job.spec.pod_template.as_ref().and_then(|t| t.get("spec"));
     let part = |name: &str| {
@@ -167,13 +167,15 @@ fn spec(job: &TrainingJob, name: &str) -> Value {
     })
 }
 
-/// The run's directory in every pod: a job that is made again under the same name is another run.
+/// The run directory in every pod. It contains the uid: a recreated job of the same name is another
+/// run.
 pub fn run_directory(job: &TrainingJob) -> String {
     let uid = job.uid().unwrap_or_default();
     format!("{}/{}-{}", job.spec.checkpoint.mount(), job.name_any(), uid)
 }
 
-/// Who the agent is, and what NCCL wants to know on a pod's network.
+/// Environment: the identity of the agent, NCCL settings for the pod network, and the user's
+/// variables.
 fn environment(job: &TrainingJob) -> Vec<Value> {
     let field = |name: &str, path: &str| json!({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}});
     let mut env = vec![
