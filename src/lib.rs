@@ -1,21 +1,25 @@
-//! Evenkeel launches and orchestrates LLM training whose global batch stays what the recipe
-//! meant, whatever happens to the GPUs. `docs/architecture.md` shows how the rooms fit together;
-//! `tests/layers.rs` keeps the imports going one way.
+//! Evenkeel launches and orchestrates LLM training with a constant global batch, also when the number
+//! of GPUs changes. `docs/architecture.md` shows how the modules depend on each other;
+//! `tests/layers.rs` checks it.
 
 pub mod agent;
-pub mod batch;
+pub mod api;
+pub mod checkpoint;
 pub mod cli;
 pub mod client;
 pub mod comm;
-pub mod durable;
+pub mod data;
 pub mod engine;
+pub mod export;
+pub mod external_trainer;
 pub mod inventory;
-pub mod job;
 pub mod launch;
+pub mod lifecycle;
 pub mod norm;
 pub mod operator;
+pub mod plan;
 pub mod recipe;
 pub mod samples;
 pub mod telemetry;
 pub mod train;
-pub mod words;
+pub mod util;

@@ -3,9 +3,9 @@
 
 use std::path::{Path, PathBuf};
 
-use evenkeel::batch::memory::Shape;
-use evenkeel::batch::{self, PlanRequest, Trainer};
 use evenkeel::launch::survey;
+use evenkeel::plan::memory::Shape;
+use evenkeel::plan::{self, PlanRequest, Trainer};
 use evenkeel::recipe::spec::{BatchSchedule, Spec};
 use evenkeel::recipe::{self, Recipe, Request, Severity};
 
@@ -90,13 +90,13 @@ fn every_example_is_planned_with_only_expected_diagnostics() {
     let empty = tempfile::tempdir().unwrap();
     for (path, recipe, small) in all() {
         for trainer in [Trainer::Any, Trainer::BuiltIn] {
-            let world = batch::default_world(&recipe.spec);
+            let world = plan::default_world(&recipe.spec);
             let request = PlanRequest {
                 trainer,
                 ..PlanRequest::gpus(world)
             };
             let request = survey(&recipe, empty.path(), request);
-            let examined = batch::examine(&recipe, &request);
+            let examined = plan::examine(&recipe, &request);
             let diagnostics = examined.diagnostics.iter();
             let mut diagnostics: Vec<_> =
                 diagnostics.map(|d| (d.rule.as_str(), d.severity)).collect();

@@ -1,5 +1,6 @@
-//! The rooms of `docs/architecture.md` and which way imports may go between them. A room that
-//! imports one it must not know fails this test; so does a room that the table does not list.
+//! The modules of `docs/architecture.md` and the direction of the imports between them. The test
+//! reads every file of `src` that is not compiled for tests only, follows re-exports to the file that
+//! defines an item, and fails when an import breaks the table or closes a circle.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -7,91 +8,153 @@ use std::path::{Path, PathBuf};
 
 use syn::visit::Visit;
 
-/// Room, and the rooms it may import (besides itself).
+/// A module, and the modules it may import besides itself. `recipe::…` are the layers inside `recipe`;
+/// for the other modules they are `recipe`.
 const TABLE: &[(&str, &[&str])] = &[
-    ("words", &[]),
-    ("durable", &[]),
-    ("recipe", &[]),
+    ("util", &[]),
+    ("recipe::syntax", &[]),
+    ("recipe::schema", &["recipe::syntax", "util"]),
+    (
+        "recipe::dialects",
+        &["recipe::schema", "recipe::syntax", "util"],
+    ),
+    (
+        "recipe",
+        &["recipe::dialects", "recipe::schema", "recipe::syntax"],
+    ),
+    ("plan", &["recipe", "util"]),
+    ("export", &["recipe"]),
     ("samples", &[]),
     ("inventory", &[]),
-    ("telemetry", &["words"]),
     ("comm", &[]),
-    ("batch", &["recipe", "words"]),
-    ("norm", &["recipe"]),
+    ("telemetry", &["util"]),
     ("engine", &["comm"]),
-    ("job", &["batch", "durable", "recipe", "telemetry", "words"]),
-    (
-        "agent",
-        &[
-            "batch",
-            "durable",
-            "inventory",
-            "job",
-            "recipe",
-            "telemetry",
-            "train",
-        ],
-    ),
-    (
-        "operator",
-        &["batch", "inventory", "job", "recipe", "telemetry", "words"],
-    ),
-    ("client", &["inventory", "job", "telemetry", "words"]),
+    ("norm", &["recipe"]),
+    ("lifecycle", &["plan", "telemetry", "util"]),
+    ("api", &["lifecycle", "plan", "recipe", "util"]),
+    ("data", &["engine", "plan", "recipe", "samples", "util"]),
+    ("checkpoint", &["comm", "engine", "lifecycle", "util"]),
     (
         "train",
         &[
-            "batch",
+            "checkpoint",
             "comm",
-            "durable",
+            "data",
             "engine",
-            "job",
+            "lifecycle",
             "norm",
+            "plan",
             "recipe",
             "samples",
             "telemetry",
-            "words",
+            "util",
+        ],
+    ),
+    (
+        "external_trainer",
+        &[
+            "api",
+            "export",
+            "lifecycle",
+            "plan",
+            "recipe",
+            "telemetry",
+            "train",
+            "util",
+        ],
+    ),
+    (
+        "agent",
+        &[
+            "api",
+            "checkpoint",
+            "external_trainer",
+            "inventory",
+            "lifecycle",
+            "telemetry",
+            "train",
+            "util",
         ],
     ),
     (
         "launch",
         &[
             "agent",
-            "batch",
-            "durable",
+            "checkpoint",
+            "data",
             "engine",
-            "job",
+            "external_trainer",
+            "lifecycle",
+            "plan",
             "recipe",
             "samples",
             "telemetry",
             "train",
-            "words",
+            "util",
         ],
+    ),
+    (
+        "operator",
+        &[
+            "api",
+            "external_trainer",
+            "inventory",
+            "lifecycle",
+            "plan",
+            "recipe",
+            "telemetry",
+            "util",
+        ],
+    ),
+    (
+        "client",
+        &["api", "inventory", "lifecycle", "telemetry", "util"],
     ),
     (
         "cli",
         &[
             "agent",
-            "batch",
+            "api",
             "client",
-            "durable",
+            "data",
             "engine",
+            "export",
+            "external_trainer",
             "inventory",
-            "job",
             "launch",
+            "lifecycle",
             "operator",
+            "plan",
             "recipe",
             "telemetry",
             "train",
-            "words",
+            "util",
         ],
     ),
 ];
 
-/// Collects the rooms named by `crate::room` in code that is not compiled for tests only.
-#[derive(Default)]
-struct Rooms(BTreeSet<String>);
+/// The path of a module or an item, from the root of the crate.
+type ItemPath = Vec<String>;
 
-impl<'ast> Visit<'ast> for Rooms {
+/// One file of `src`.
+struct Source {
+    /// Its module: `["plan", "rules"]`.
+    module: ItemPath,
+    /// What it imports or names by a path, from the root of the crate.
+    imports: BTreeSet<ItemPath>,
+    /// The items that it re-exports, by name.
+    reexports: BTreeMap<String, ItemPath>,
+}
+
+/// Collects the imports of a file.
+struct Imports<'m> {
+    source: Source,
+    modules: &'m BTreeSet<ItemPath>,
+    /// How many inline modules surround the visited item.
+    depth: usize,
+}
+
+impl<'ast> Visit<'ast> for Imports<'_> {
     fn visit_item_mod(&mut self, item: &'ast syn::ItemMod) {
         let for_tests = item.attrs.iter().any(|attribute| {
             attribute.path().is_ident("cfg")
@@ -99,155 +162,336 @@ impl<'ast> Visit<'ast> for Rooms {
                     .parse_args::<syn::Ident>()
                     .is_ok_and(|condition| condition == "test")
         });
-        if !for_tests {
+        if !for_tests && item.content.is_some() {
+            self.depth += 1;
             syn::visit::visit_item_mod(self, item);
+            self.depth -= 1;
         }
     }
 
-    fn visit_use_path(&mut self, path: &'ast syn::UsePath) {
-        if path.ident == "crate" {
-            self.note_tree(&path.tree);
-        }
-        syn::visit::visit_use_path(self, path);
+    fn visit_item_use(&mut self, item: &'ast syn::ItemUse) {
+        let public = !matches!(item.vis, syn::Visibility::Inherited);
+        self.note(&item.tree, &mut Vec::new(), public);
     }
 
     fn visit_path(&mut self, path: &'ast syn::Path) {
-        let mut segments = path.segments.iter().map(|segment| &segment.ident);
-        if segments.next().is_some_and(|first| first == "crate")
-            && let Some(room) = segments.next()
+        let segments: Vec<String> = path.segments.iter().map(|s| s.ident.to_string()).collect();
+        if segments.len() > 1
+            && let Some(path) = self.absolute(&segments)
         {
-            self.0.insert(room.to_string());
+            self.source.imports.insert(path);
         }
         syn::visit::visit_path(self, path);
     }
 }
 
-impl Rooms {
-    fn note_tree(&mut self, tree: &syn::UseTree) {
-        match tree {
-            syn::UseTree::Path(path) => drop(self.0.insert(path.ident.to_string())),
-            syn::UseTree::Name(name) => drop(self.0.insert(name.ident.to_string())),
-            syn::UseTree::Rename(name) => drop(self.0.insert(name.ident.to_string())),
-            syn::UseTree::Group(group) => group.items.iter().for_each(|t| self.note_tree(t)),
-            syn::UseTree::Glob(_) => {}
+impl Imports<'_> {
+    /// Notes every leaf of a `use` tree.
+    fn note(&mut self, tree: &syn::UseTree, prefix: &mut Vec<String>, public: bool) {
+        let (name, shown_as) = match tree {
+            syn::UseTree::Path(path) => {
+                prefix.push(path.ident.to_string());
+                self.note(&path.tree, prefix, public);
+                prefix.pop();
+                return;
+            }
+            syn::UseTree::Group(group) => {
+                for tree in &group.items {
+                    self.note(tree, prefix, public);
+                }
+                return;
+            }
+            syn::UseTree::Name(name) => (Some(name.ident.to_string()), name.ident.to_string()),
+            syn::UseTree::Rename(name) => (Some(name.ident.to_string()), name.rename.to_string()),
+            syn::UseTree::Glob(_) => (None, String::new()),
+        };
+        let mut leaf = prefix.clone();
+        leaf.extend(name.filter(|name| name != "self"));
+        let Some(path) = self.absolute(&leaf) else {
+            return;
+        };
+        if public {
+            self.source.reexports.insert(shown_as, path);
+        } else {
+            self.source.imports.insert(path);
         }
+    }
+
+    /// A path from the root of the crate; `None` where it leads out of the crate.
+    fn absolute(&self, segments: &[String]) -> Option<ItemPath> {
+        let own = &self.source.module;
+        let mut base: ItemPath = own.clone();
+        base.extend(vec![String::new(); self.depth]);
+        let mut rest = segments;
+        match rest.first()?.as_str() {
+            "crate" => (base, rest) = (Vec::new(), &rest[1..]),
+            "self" => rest = &rest[1..],
+            "super" => {
+                while rest.first().is_some_and(|segment| segment == "super") {
+                    base.pop();
+                    rest = &rest[1..];
+                }
+            }
+            // A child module of this file.
+            child => {
+                base.push(child.to_owned());
+                let known = self.modules.contains(&base);
+                base.pop();
+                if !known {
+                    return None;
+                }
+            }
+        }
+        base.extend(rest.iter().cloned());
+        Some(base)
     }
 }
 
-fn sources(directory: &Path, found: &mut Vec<PathBuf>) {
+/// The files below a directory that are not compiled for tests only.
+fn files(directory: &Path, found: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(directory).unwrap() {
         let path = entry.unwrap().path();
+        let stem = path.file_stem().unwrap().to_string_lossy().into_owned();
+        let for_tests = ["tests", "testing", "corpus"].contains(&stem.as_str());
+        if for_tests {
+            continue;
+        }
         if path.is_dir() {
-            // Tests beside the code: `foo/tests/`.
-            if path.file_name().is_some_and(|name| name != "tests") {
-                sources(&path, found);
-            }
-        } else if path.extension().is_some_and(|e| e == "rs")
-            // Files of tests beside the code: `foo/tests.rs`, `foo_tests.rs`.
-            && !path.file_stem().is_some_and(|s| s.to_string_lossy().ends_with("tests"))
-        {
+            files(&path, found);
+        } else if path.extension().is_some_and(|e| e == "rs") {
             found.push(path);
         }
     }
 }
 
-/// The room of a file below `src`: its folder, or the file itself where it is a room of its own.
-/// The two roots of the crate are in none.
-fn room_of(relative: &Path) -> Option<String> {
-    let first = Path::new(relative.components().next()?.as_os_str());
-    let room = first.file_stem()?.to_string_lossy().into_owned();
-    let root = first == relative && ["main", "lib"].contains(&room.as_str());
-    (!root).then_some(room)
+/// The module of a file below `src`; the two roots of the crate are the empty path.
+fn module_of(relative: &Path) -> ItemPath {
+    let mut module: ItemPath = relative
+        .with_extension("")
+        .iter()
+        .map(|part| part.to_string_lossy().into_owned())
+        .collect();
+    let last = module.last().map(String::as_str);
+    if last == Some("mod") || matches!(module.as_slice(), [root] if root == "main" || root == "lib")
+    {
+        module.pop();
+    }
+    module
 }
 
-/// The table of rooms in `docs/architecture.md`: room, and what it may import.
+/// Every file of `src` by its module.
+fn sources() -> BTreeMap<ItemPath, Source> {
+    let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let mut paths = Vec::new();
+    files(&src, &mut paths);
+    let modules: BTreeSet<ItemPath> = paths
+        .iter()
+        .map(|path| module_of(path.strip_prefix(&src).unwrap()))
+        .collect();
+    let read = |path: &PathBuf| {
+        let module = module_of(path.strip_prefix(&src).unwrap());
+        let mut imports = Imports {
+            source: Source {
+                module: module.clone(),
+                imports: BTreeSet::new(),
+                reexports: BTreeMap::new(),
+            },
+            modules: &modules,
+            depth: 0,
+        };
+        imports.visit_file(&syn::parse_file(&fs::read_to_string(path).unwrap()).unwrap());
+        (module, imports.source)
+    };
+    paths
+        .iter()
+        .map(read)
+        .filter(|(module, _)| !module.is_empty())
+        .collect()
+}
+
+/// The module of the file that defines what a path names.
+fn defined_in(path: &[String], sources: &BTreeMap<ItemPath, Source>) -> Option<ItemPath> {
+    let module = (1..=path.len())
+        .rev()
+        .map(|length| &path[..length])
+        .find(|prefix| sources.contains_key(*prefix))?;
+    let Some(item) = path.get(module.len()) else {
+        return Some(module.to_vec());
+    };
+    let source = &sources[module];
+    match source.reexports.get(item) {
+        Some(target) if target != path => {
+            let mut target = target.clone();
+            target.extend(path[module.len() + 1..].iter().cloned());
+            defined_in(&target, sources)
+        }
+        _ => Some(module.to_vec()),
+    }
+}
+
+/// Imports between files: module to modules. A file may import the modules that contain it, as
+/// `use super::…` does: these imports are left out.
+fn imports() -> BTreeMap<ItemPath, BTreeSet<ItemPath>> {
+    let sources = sources();
+    let targets = |source: &Source| {
+        let targets = source.imports.iter();
+        let targets = targets.filter_map(|path| defined_in(path, &sources));
+        targets
+            .filter(|target| !source.module.starts_with(target))
+            .collect()
+    };
+    sources
+        .iter()
+        .map(|(module, source)| (module.clone(), targets(source)))
+        .collect()
+}
+
+/// The row of the table that a module belongs to, as the module `from` sees it.
+fn row(module: &[String], from: &[String]) -> String {
+    let inside = module[0] == from[0];
+    let layer = module[..module.len().min(2)].join("::");
+    let layered = TABLE.iter().any(|(row, _)| *row == layer);
+    if inside && layered {
+        layer
+    } else {
+        module[0].clone()
+    }
+}
+
+/// The table in `docs/architecture.md`: module, and what it may import.
 fn documented() -> BTreeMap<String, BTreeSet<String>> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/architecture.md");
     let text = fs::read_to_string(path).unwrap();
     let rows = text
         .lines()
-        .skip_while(|line| *line != "| room | holds | may import |")
+        .skip_while(|line| *line != "| module | holds | may import |")
         .skip(2)
         .take_while(|line| line.starts_with('|'));
     rows.map(|row| {
         let cells: Vec<&str> = row.trim_matches('|').split('|').map(str::trim).collect();
-        let [room, _, imports] = cells.as_slice() else {
+        let [module, _, imports] = cells.as_slice() else {
             panic!("a row of three cells: {row}");
         };
-        let imports = imports.split(", ").filter(|room| *room != "nothing");
-        let imports = imports.map(str::to_owned).collect();
-        (room.trim_matches('`').to_owned(), imports)
+        let imports = imports.split(", ").filter(|module| *module != "nothing");
+        let imports = imports.map(|module| module.trim_matches('`').to_owned());
+        (module.trim_matches('`').to_owned(), imports.collect())
     })
     .collect()
 }
 
+/// What is left when every key that imports none of the others, or that none of the others imports, is
+/// removed again and again: the keys on circles and between them.
+fn circles<K: Ord + Clone>(mut graph: BTreeMap<K, BTreeSet<K>>) -> BTreeMap<K, BTreeSet<K>> {
+    loop {
+        let before = graph.len();
+        let keys: BTreeSet<K> = graph.keys().cloned().collect();
+        for targets in graph.values_mut() {
+            targets.retain(|target| keys.contains(target));
+        }
+        let imported: BTreeSet<K> = graph.values().flatten().cloned().collect();
+        graph.retain(|key, targets| !targets.is_empty() && imported.contains(key));
+        if graph.len() == before {
+            return graph;
+        }
+    }
+}
+
 #[test]
-fn the_table_is_the_one_that_is_documented() {
-    let owned = |rooms: &[&str]| rooms.iter().map(|room| room.to_string()).collect();
-    let table = TABLE
-        .iter()
-        .map(|(room, uses)| (room.to_string(), owned(uses)));
+fn the_table_is_documented() {
+    let table = TABLE.iter().map(|(module, imports)| {
+        let imports = imports.iter().map(|import| (*import).to_owned()).collect();
+        ((*module).to_owned(), imports)
+    });
     assert_eq!(documented(), table.collect());
 }
 
 #[test]
-fn a_file_of_its_own_is_a_room_too() {
-    let room = |path: &str| room_of(Path::new(path));
-    assert_eq!(room("durable.rs").as_deref(), Some("durable"));
-    assert_eq!(room("cli/main.rs").as_deref(), Some("cli"));
-    assert_eq!(room("main.rs"), None);
-    assert_eq!(room("lib.rs"), None);
-}
-
-#[test]
-fn imports_go_one_way() {
+fn imports_follow_the_table() {
     let table: BTreeMap<_, _> = TABLE.iter().copied().collect();
-    let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
-    let mut files = Vec::new();
-    sources(&src, &mut files);
-    let mut wrong = Vec::new();
-    for file in files {
-        let relative = file.strip_prefix(&src).unwrap();
-        let Some(room) = room_of(relative) else {
+    let mut wrong = BTreeSet::new();
+    for (module, targets) in imports() {
+        let from = row(&module, &module);
+        let Some(allowed) = table.get(from.as_str()) else {
+            wrong.insert(format!("`{from}` is not in the table"));
             continue;
         };
-        let Some(allowed) = table.get(room.as_str()) else {
-            wrong.push(format!("the room `{room}` is not in the table"));
-            continue;
-        };
-        let mut rooms = Rooms::default();
-        rooms.visit_file(&syn::parse_file(&fs::read_to_string(&file).unwrap()).unwrap());
-        for used in rooms.0 {
-            if used != room
-                && table.contains_key(used.as_str())
-                && !allowed.contains(&used.as_str())
-            {
-                wrong.push(format!(
-                    "{}: `{room}` must not know `{used}`",
-                    relative.display()
+        for target in targets {
+            let to = row(&target, &module);
+            if to != from && !allowed.contains(&to.as_str()) {
+                let (module, target) = (module.join("::"), target.join("::"));
+                wrong.insert(format!(
+                    "`{from}` must not import `{to}`: {module} imports {target}"
                 ));
             }
         }
     }
-    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    assert!(
+        wrong.is_empty(),
+        "{}",
+        wrong.into_iter().collect::<Vec<_>>().join("\n")
+    );
 }
 
 #[test]
-fn the_table_has_no_cycle() {
-    let table: BTreeMap<_, _> = TABLE.iter().copied().collect();
-    let mut settled: BTreeSet<&str> = BTreeSet::new();
-    while settled.len() < table.len() {
-        let ready: Vec<&str> = table
-            .iter()
-            .filter(|(room, uses)| {
-                !settled.contains(*room) && uses.iter().all(|used| settled.contains(used))
-            })
-            .map(|(room, _)| *room)
-            .collect();
-        assert!(
-            !ready.is_empty(),
-            "a cycle among the rooms not in {settled:?}"
-        );
-        settled.extend(ready);
+fn every_row_of_the_table_is_used() {
+    let mut unused: BTreeSet<(String, String)> = TABLE
+        .iter()
+        .flat_map(|(from, to)| to.iter().map(|to| (from.to_string(), to.to_string())))
+        .collect();
+    for (module, targets) in imports() {
+        for target in targets {
+            unused.remove(&(row(&module, &module), row(&target, &module)));
+        }
     }
+    assert_eq!(unused, BTreeSet::new());
+}
+
+#[test]
+fn modules_import_each_other_in_one_direction() {
+    let owned = |rows: &[&str]| rows.iter().map(|row| row.to_string()).collect();
+    let table = TABLE
+        .iter()
+        .map(|(row, rows)| (row.to_string(), owned(rows)));
+    assert_eq!(circles(table.collect()), BTreeMap::new());
+}
+
+#[test]
+fn files_import_each_other_in_one_direction() {
+    let circles = circles(imports());
+    let shown = circles.iter().map(|(from, to)| {
+        let to: Vec<String> = to.iter().map(|path| path.join("::")).collect();
+        format!("{} imports {}", from.join("::"), to.join(", "))
+    });
+    assert!(
+        circles.is_empty(),
+        "{}",
+        shown.collect::<Vec<_>>().join("\n")
+    );
+}
+
+#[test]
+fn a_directory_holds_at_least_three_files() {
+    fn small(directory: &Path, found: &mut Vec<String>) {
+        let entries: Vec<PathBuf> = fs::read_dir(directory)
+            .unwrap()
+            .map(|entry| entry.unwrap().path())
+            .collect();
+        // `foo/` and `foo.rs` beside it are one module.
+        let own = usize::from(directory.with_extension("rs").exists());
+        // Insta puts the expected texts of tests beside them.
+        let snapshots = directory.ends_with("snapshots");
+        let tests = entries.iter().any(|path| path.ends_with("tests"));
+        if !snapshots && !tests && entries.len() + own < 3 {
+            found.push(directory.display().to_string());
+        }
+        for path in entries.iter().filter(|path| path.is_dir()) {
+            small(path, found);
+        }
+    }
+    let mut found = Vec::new();
+    small(
+        &Path::new(env!("CARGO_MANIFEST_DIR")).join("src"),
+        &mut found,
+    );
+    assert!(found.is_empty(), "{}", found.join("\n"));
 }

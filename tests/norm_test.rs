@@ -6,12 +6,12 @@ use std::thread;
 
 use evenkeel::comm::World;
 use evenkeel::comm::tcp::{Greeting, TcpOptions, connect, host};
+use evenkeel::data::Language;
 use evenkeel::engine::cpu::{CpuEngine, CpuOptions, Strategy};
 use evenkeel::engine::{Engine, IGNORE, Measure, MicroBatch, ModelConfig};
 use evenkeel::norm::{GroupSums, Sums};
 use evenkeel::recipe::spec::Synthetic;
 use evenkeel::samples::Deal;
-use evenkeel::train::data::Language;
 
 const SEQ_LEN: usize = 16;
 const MICRO: u64 = 2;

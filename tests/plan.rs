@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
-use evenkeel::batch::{self, PlanRequest};
 use evenkeel::norm;
+use evenkeel::plan::{self, PlanRequest};
 use evenkeel::recipe::spec::{
     BatchSchedule, Estimator, Groups, NormTest, ReplayRun, Stage, Strategy as Sharding,
 };
@@ -76,7 +76,7 @@ proptest! {
         spec.elasticity.max = bounds.then_some(gpus);
         spec.schedule = schedule;
         let request = PlanRequest::gpus(gpus);
-        let examined = batch::examine(&recipe, &request);
+        let examined = plan::examine(&recipe, &request);
         let draft = &examined.draft;
         let (Some(quantum), Some(micro_batch)) = (draft.quantum, draft.per_device_batch_size) else {
             return Ok(());

@@ -3,7 +3,7 @@
 
 use std::process::Command;
 
-use evenkeel::batch::rules::{Check, Example, RULES};
+use evenkeel::plan::rules::{Check, Example, RULES};
 use evenkeel::recipe::Severity;
 use serde_json::Value;
 

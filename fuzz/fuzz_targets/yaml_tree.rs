@@ -1,7 +1,8 @@
 #![no_main]
 
 use evenkeel_fuzz::check_tree;
-use evenkeel_fuzz::recipe::{Severity, Sources, yaml};
+use evenkeel_fuzz::recipe::syntax::yaml;
+use evenkeel_fuzz::recipe::{Severity, Sources};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|text: &str| {

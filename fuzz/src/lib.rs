@@ -6,15 +6,21 @@
 
 #[path = "../../src/recipe/mod.rs"]
 pub mod recipe;
+#[path = "../../src/export/mod.rs"]
+pub mod export;
+#[path = "../../src/util"]
+pub mod util {
+    pub mod suggest;
+}
 #[path = "../../src/cli/render/draw.rs"]
 pub mod render;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use recipe::emit::{self, Form, Numbers};
-use recipe::node::{Node, Value};
-use recipe::scalar::Schema;
+use export::{Form, Numbers};
+use recipe::syntax::node::{Node, Value};
+use recipe::syntax::scalar::Schema;
 use recipe::{Diagnostic, Dialect, Origin, ReadError, Recipe, Request, Severity, Sources, Span};
 
 /// The files of a tree by path.
@@ -75,7 +81,7 @@ fn numbers(recipe: &Recipe) -> Numbers {
 
 /// The file of a tree, written for another world, must read back with its numbers.
 fn check_written_tree(recipe: &Recipe, request: &Request, mut files: Files) {
-    let Ok(written) = emit::emit(recipe, &numbers(recipe), Form::Recipe) else {
+    let Ok(written) = export::emit(recipe, &numbers(recipe), Form::Recipe) else {
         return;
     };
     let file = written.replaces.expect("the output replaces a file of the tree");
@@ -101,9 +107,9 @@ fn check_written_tree(recipe: &Recipe, request: &Request, mut files: Files) {
 fn check_written(recipe: &Recipe, request: &Request) {
     let numbers = numbers(recipe);
     for form in [Form::Args, Form::Env, Form::Accelerate, Form::Deepspeed] {
-        let _written = emit::emit(recipe, &numbers, form);
+        let _written = export::emit(recipe, &numbers, form);
     }
-    let Ok(written) = emit::emit(recipe, &numbers, Form::Recipe) else {
+    let Ok(written) = export::emit(recipe, &numbers, Form::Recipe) else {
         return;
     };
     // Overrides take precedence over the written numbers, and a stated batch over the product.
@@ -169,7 +175,7 @@ pub fn check_tree(root: &Node, text: &str) {
     let mut stack = vec![(root, 1)];
     while let Some((node, depth)) = stack.pop() {
         nodes += 1;
-        assert!(depth <= recipe::yaml::MAX_DEPTH + 1, "depth {depth}");
+        assert!(depth <= recipe::syntax::yaml::MAX_DEPTH + 1, "depth {depth}");
         assert!(text.get(node.span.start..node.span.end).is_some(), "{:?}", node.span);
         for schema in [Schema::PyYaml, Schema::OmegaConf, Schema::Core] {
             let _value = node.resolve(schema);
@@ -185,5 +191,5 @@ pub fn check_tree(root: &Node, text: &str) {
             }
         }
     }
-    assert!(nodes <= recipe::yaml::MAX_NODES, "{nodes} nodes");
+    assert!(nodes <= recipe::syntax::yaml::MAX_NODES, "{nodes} nodes");
 }

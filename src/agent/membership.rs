@@ -1,24 +1,14 @@
 //! The agent's view of its TrainingJob, kept current by a watch. This is the only part of the agent
 //! that depends on Kubernetes.
 
-use std::sync::mpsc::Sender;
 use std::time::Duration;
 
-use futures::StreamExt;
-use kube::api::Api;
-use kube::runtime::watcher::{self, Event};
-use kube::runtime::{WatchStreamExt, watcher as watch};
-use kube::{Client, ResourceExt};
-use tokio::time::{Interval, MissedTickBehavior};
+use kube::ResourceExt;
 
-use super::pod::Input;
-use crate::job::Pin;
-use crate::job::api::status::{Current, Phase, RecipeSnapshot};
-use crate::job::api::{RemainderPolicy, TrainingJob};
-
-/// Longest period between two liveness checks of the API server while the watch is silent. A short
-/// `fence_after` shortens it.
-const CONTACT: Duration = Duration::from_secs(5);
+use crate::api::status::{Current, Phase, RecipeSnapshot};
+use crate::api::{RemainderPolicy, TrainingJob};
+use crate::external_trainer::call::Source;
+use crate::lifecycle::Pin;
 
 /// A TrainingJob as its pods see it.
 #[derive(Debug, Clone, PartialEq)]
@@ -43,6 +33,15 @@ pub struct Membership {
 }
 
 impl Membership {
+    /// The recipe and the command of the external trainer.
+    pub fn trainer_source(&self) -> Source<'_> {
+        Source {
+            recipe: &self.recipe,
+            remainder: self.remainder,
+            command: &self.command,
+        }
+    }
+
     /// Reads a TrainingJob; `None` before it is planned.
     pub fn of(job: &TrainingJob) -> Option<Membership> {
         let status = job.status.as_ref()?;
@@ -57,64 +56,5 @@ impl Membership {
             fence_after: Duration::from_secs(job.spec.elasticity.fence_after_seconds.into()),
             over: matches!(status.phase, Phase::Complete | Phase::Failed),
         })
-    }
-}
-
-/// Follows one TrainingJob forever. Every contact with the API server becomes an input, so the loop
-/// knows the time of the last contact.
-pub async fn follow(client: Client, namespace: &str, name: &str, inputs: Sender<Input>) {
-    let jobs: Api<TrainingJob> = Api::namespaced(client, namespace);
-    // A Role with `resourceNames` allows a watch only with this field selector.
-    let one = watcher::Config::default().fields(&format!("metadata.name={name}"));
-    let mut events = watch(jobs.clone(), one).default_backoff().boxed();
-    let mut contact = beats(CONTACT);
-    loop {
-        let job = tokio::select! {
-            event = events.next() => match event {
-                Some(Ok(Event::Apply(job) | Event::InitApply(job))) => Some(job),
-                Some(_) => None,
-                None => return,
-            },
-            _ = contact.tick() => {
-                // A partitioned network never answers; wait at most one heartbeat period.
-                let asked = tokio::time::timeout(contact.period(), jobs.get(name));
-                asked.await.ok().and_then(Result::ok)
-            }
-        };
-        let Some(membership) = job.as_ref().and_then(Membership::of) else {
-            continue;
-        };
-        let beat = beat(membership.fence_after);
-        if contact.period() != beat {
-            contact = beats(beat);
-        }
-        if inputs.send(Input::Job(Box::new(membership))).is_err() {
-            return;
-        }
-    }
-}
-
-/// Heartbeat period: several fit into `fence_after`.
-fn beat(fence_after: Duration) -> Duration {
-    (fence_after / 5).clamp(Duration::from_secs(1), CONTACT)
-}
-
-fn beats(period: Duration) -> Interval {
-    let mut beats = tokio::time::interval(period);
-    beats.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    beats
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn several_heartbeats_fit_into_fence_after() {
-        assert_eq!(beat(Duration::from_secs(30)), CONTACT);
-        for seconds in 5..=3600 {
-            let fence_after = Duration::from_secs(seconds);
-            assert!(beat(fence_after) * 4 < fence_after, "{seconds}");
-        }
     }
 }

@@ -2,18 +2,14 @@
 //! forwards their reports and records how they end. The local launcher and pods use the same agent;
 //! only the source of the generation record differs.
 
-mod become_program;
-mod checkpoints;
-mod foreign;
+mod follow;
 mod identity;
+mod input;
 mod membership;
 mod oom_killer;
-mod oom_words;
-mod own_call;
 mod peers;
 mod pod;
 mod preparation;
-mod program;
 mod ranks;
 mod retention;
 mod serve;
@@ -21,15 +17,14 @@ pub mod silence;
 mod tail;
 mod volume;
 
-pub use become_program::{Become, become_program};
-pub use foreign::{Call, Foreign, ForeignError};
+pub use follow::follow;
 pub use identity::Identity;
-pub use membership::{Membership, follow};
+pub use input::{Answer, Input};
+pub use membership::Membership;
 pub use oom_killer::OomKills;
-pub use peers::{Answer, Peers};
-pub use pod::{Input, PodAgent};
+pub use peers::Peers;
+pub use pod::PodAgent;
 use preparation::Preparation;
-pub use program::{Program, Start};
 pub use ranks::{Event, Ranks, last_lines};
 use retention::Retention;
 pub use serve::{listen, serve};

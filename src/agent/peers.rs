@@ -9,7 +9,7 @@ use futures::{StreamExt, stream};
 use reqwest::Client;
 use tokio::sync::watch::Receiver;
 
-use super::pod::Input;
+use super::input::{Answer, Input};
 
 /// Pause between two rounds of requests.
 const ROUND: Duration = Duration::from_secs(1);
@@ -17,16 +17,6 @@ const ROUND: Duration = Duration::from_secs(1);
 const ANSWER: Duration = Duration::from_secs(2);
 /// Concurrent requests: a reachable agent is found quickly among many that do not answer.
 const AT_ONCE: usize = 32;
-
-/// The answer of another pod's agent.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Answer {
-    /// Address of the agent.
-    pub host: IpAddr,
-    /// The newest generation whose ranks it has started; `None` from an older version, which does
-    /// not report it.
-    pub generation: Option<u64>,
-}
 
 /// Client for the agents of other pods.
 pub struct Peers {
@@ -95,7 +85,7 @@ mod tests {
 
     use super::*;
     use crate::agent::{listen, serve};
-    use crate::job::agent_state::AgentState;
+    use crate::lifecycle::agent_state::AgentState;
 
     /// An address that belongs to no host.
     const NOBODY: IpAddr = IpAddr::V4(Ipv4Addr::new(0, 0, 0, 1));

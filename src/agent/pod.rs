@@ -20,15 +20,15 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
 
-use super::own_call::OwnCall;
 use super::{
-    Answer, Event as RankEvent, Identity, Membership, OomKills, Preparation, Ranks, Retention,
-    Silence, Tail,
+    Answer, Event as RankEvent, Identity, Input, Membership, OomKills, Preparation, Ranks,
+    Retention, Silence, Tail,
 };
-use crate::job::agent_state::AgentState;
-use crate::job::generation::Generation;
-use crate::job::protocol::{Order, exit};
-use crate::job::seen;
+use crate::external_trainer::call::OwnCall;
+use crate::lifecycle::agent_state::AgentState;
+use crate::lifecycle::generation::Generation;
+use crate::lifecycle::protocol::{Order, exit};
+use crate::lifecycle::rank_status;
 use crate::telemetry::{Display, Event};
 
 use begin::Pause;
@@ -37,21 +37,6 @@ use waiting::Waiting;
 
 /// Longest time between two passes of the loop.
 const TICK: Duration = Duration::from_millis(100);
-
-/// An input of the loop.
-#[derive(Debug)]
-pub enum Input {
-    /// The job, as just received from the API server.
-    Job(Box<Membership>),
-    /// The controller has requested this agent's state.
-    Polled,
-    /// The agent of another pod has answered.
-    Peer(Answer),
-    /// A rank reported or ended.
-    Rank(Box<RankEvent>),
-    /// SIGTERM: the pod is about to be deleted.
-    Terminate,
-}
 
 /// The agent's loop and its state.
 pub struct PodAgent {
@@ -228,7 +213,8 @@ impl PodAgent {
             && !std::mem::replace(&mut current.settled, true)
         {
             let ranks = &mut self.state.ranks;
-            for rank in seen::leave_behind(ranks, self.state.first, !job.command.is_empty()) {
+            for rank in rank_status::leave_behind(ranks, self.state.first, !job.command.is_empty())
+            {
                 current.ranks.kill_one(rank);
             }
             for (rank, _) in (self.state.first..).zip(ranks) {

@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 
 use super::{Identity, Membership, OomKills};
-use crate::durable::{self, FileError};
-use crate::job::agent_state::Problem;
-use crate::job::protocol::exit;
+use crate::lifecycle::agent_state::Problem;
+use crate::lifecycle::protocol::exit;
 use crate::train::Setup;
+use crate::util::durable::{self, FileError};
 
 pub struct Preparation {
     child: Child,

@@ -16,10 +16,10 @@ use rustix::process::{
     pidfd_send_signal, waitid,
 };
 
-use super::oom_words;
-use super::program::{self, Program, Start};
-use crate::job::files;
-use crate::job::protocol::{Ending, Order, Report, exit};
+use crate::external_trainer::oom_messages;
+use crate::external_trainer::program::{self, Program, Start};
+use crate::lifecycle::files;
+use crate::lifecycle::protocol::{Ending, Order, Report, exit};
 
 /// What happened to a rank.
 #[derive(Debug, Clone, PartialEq)]
@@ -256,7 +256,7 @@ fn wait(
         (ending, false) => ending,
     };
     let words = last_lines(log);
-    let out_of_memory = oom_words::find(&words);
+    let out_of_memory = oom_messages::find(&words);
     if let Some(message) = match ending {
         Ending::Code(exit::OUT_OF_MEMORY) => Some(out_of_memory.unwrap_or("exit code 76")),
         Ending::Code(exit::FINISHED | exit::DRAINED) | Ending::Unasked => None,

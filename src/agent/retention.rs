@@ -5,9 +5,10 @@
 use std::path::PathBuf;
 use std::thread::JoinHandle;
 
-use crate::durable;
-use crate::job::{Pin, files};
-use crate::train::{Setup, checkpoint};
+use crate::checkpoint;
+use crate::lifecycle::{Pin, files};
+use crate::train::Setup;
+use crate::util::durable;
 
 /// Removes old checkpoints, one at a time.
 #[derive(Default)]

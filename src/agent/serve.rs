@@ -16,8 +16,8 @@ use serde::Deserialize;
 use tokio::net::{TcpListener, TcpSocket};
 use tokio::sync::watch::Receiver;
 
-use super::pod::Input;
-use crate::job::agent_state::AgentState;
+use super::input::Input;
+use crate::lifecycle::agent_state::AgentState;
 
 /// Longest time that a request for a newer state waits.
 const LONG_POLL_TIMEOUT: Duration = Duration::from_secs(2);

@@ -4,8 +4,8 @@
 use std::time::{Duration, Instant};
 
 use super::Event;
-use crate::job::protocol::Report;
-use crate::job::seen::SILENCE;
+use crate::lifecycle::protocol::Report;
+use crate::lifecycle::rank_status::SILENCE;
 
 /// Longest time that one check counts: a suspended agent received no heartbeats.
 const LOOK: Duration = Duration::from_secs(1);
@@ -72,7 +72,7 @@ pub fn timeout_message() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::job::protocol::Ending;
+    use crate::lifecycle::protocol::Ending;
 
     fn reported(rank: u64, report: Report) -> Event {
         Event::Report {

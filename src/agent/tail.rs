@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use crate::job::files;
+use crate::lifecycle::files;
 
 /// Bytes copied per pass. A rank that prints more in a tenth of a second is copied late, but no
 /// output is lost.

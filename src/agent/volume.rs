@@ -2,41 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::durable::FileError;
-use crate::job::agent_state::Problem;
-
-/// An error of the run's volume as a problem of the pod, with the remedy.
-pub(super) fn volume_problem(error: &FileError) -> Problem {
-    use std::io::ErrorKind::{NotFound, PermissionDenied, ReadOnlyFilesystem};
-    let kind = match error {
-        FileError::Io { source, .. } => Some(source.kind()),
-        _ => None,
-    };
-    let (reason, what) = match kind {
-        _ if matches!(error, FileError::NoSpace { .. }) => (
-            "VolumeFull",
-            "the checkpoint volume is full; free space or enlarge the claim",
-        ),
-        Some(ReadOnlyFilesystem) => (
-            "VolumeReadOnly",
-            "the checkpoint volume is read-only; mount it ReadWriteMany",
-        ),
-        Some(PermissionDenied) => (
-            "VolumeDenied",
-            "the checkpoint volume denies access to this user; set securityContext.fsGroup in podTemplate, or the volume's permissions",
-        ),
-        Some(NotFound) => (
-            "VolumeMissing",
-            "the checkpoint volume does not exist; mount a claim at checkpoint.path",
-        ),
-        _ => ("StartFailed", "the ranks cannot start"),
-    };
-    Problem {
-        reason: reason.into(),
-        message: format!("{error}; {what}"),
-        deterministic: false,
-    }
-}
+use crate::lifecycle::agent_state::Problem;
 
 /// The mount table, Linux' `proc_pid_mountinfo(5)`.
 const MOUNTS: &str = "/proc/self/mountinfo";
@@ -99,10 +65,11 @@ mod tests {
     use std::io::{Error, ErrorKind};
 
     use super::*;
+    use crate::util::durable::FileError;
 
     fn problem(kind: ErrorKind) -> Problem {
         let path = Path::new("/checkpoints/run");
-        volume_problem(&FileError::from_io("create", path, 0, Error::from(kind)))
+        Problem::of_volume(&FileError::from_io("create", path, 0, Error::from(kind)))
     }
 
     #[test]

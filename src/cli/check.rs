@@ -10,8 +10,8 @@ use super::output::{self, Format};
 use super::recipe_args::RecipeOptions;
 use super::render::{self, sarif};
 use super::{EXIT_REFUSED, EXIT_USAGE};
-use crate::batch::{self, PlanRequest};
 use crate::launch::{self, survey};
+use crate::plan::{self, PlanRequest};
 use crate::recipe::{Diagnostic, Dialect, Located, Severity, Sources};
 
 /// Check recipes against every rule.
@@ -73,14 +73,14 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
             Ok(recipe) => {
                 // The requested world, else the recipe's, so that the result does not depend on
                 // this machine.
-                let default_world = || batch::default_world(&recipe.spec);
+                let default_world = || plan::default_world(&recipe.spec);
                 let gpus = args.options.world().unwrap_or_else(default_world);
                 let request = PlanRequest {
                     nodes: args.options.nodes,
                     ..PlanRequest::gpus(gpus)
                 };
                 let request = survey(&recipe, &base, request);
-                let mut found = batch::examine(&recipe, &request).diagnostics;
+                let mut found = plan::examine(&recipe, &request).diagnostics;
                 if recipe.dialect == Dialect::Accelerate {
                     pass_worlds(&mut found);
                 }

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use super::output::{self, Format};
-use crate::job::api;
+use crate::api;
 
 /// Print the CustomResourceDefinition of TrainingJobs, for `kubectl apply --server-side -f -`.
 #[derive(clap::Args)]

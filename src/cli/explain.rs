@@ -7,8 +7,8 @@ use anstyle::Style;
 use super::EXIT_USAGE;
 use super::output::{print, say};
 use super::table::Table;
-use crate::batch::rules::{self, RULES};
-use crate::recipe::suggest::nearest;
+use crate::plan::rules::{self, RULES};
+use crate::util::suggest::nearest;
 
 /// Explain a rule, or list all of them
 #[derive(clap::Args)]

@@ -11,16 +11,17 @@ use super::output::say;
 use super::recipe_args::{RecipeArgs, RecipeOptions};
 use super::signals::Signals;
 use super::{EXIT_DRAINED, EXIT_REFUSED, EXIT_USAGE, render, report};
-use crate::batch::{MOST_GPUS, OomPolicy};
+use crate::data::Phase;
+use crate::export;
 use crate::inventory::{Devices, Inventory};
-use crate::job::End;
 use crate::launch::{
-    LaunchError, Launcher, Request, RunDir, own_trainer, place, port, prepare, reached,
+    LaunchError, Launcher, Request, RunDir, own_trainer, port, prepare, reached, run_path,
 };
-use crate::recipe::{Diagnostic, ReadError, Recipe, emit};
+use crate::lifecycle::End;
+use crate::plan::{MOST_GPUS, OomPolicy};
+use crate::recipe::{Diagnostic, ReadError, Recipe};
 use crate::telemetry::{Display, Event, Mode};
-use crate::train::data::Phase;
-use crate::words::count;
+use crate::util::format::count;
 
 /// Train a recipe on this machine, or with --nodes on a cluster.
 #[derive(clap::Args)]
@@ -110,7 +111,8 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         }
     };
     if args.recipe.is_none() {
-        recipe.spec.trainer.command = emit::alone(&recipe, &args.command).context(ONLY_TORCHRUN)?;
+        recipe.spec.trainer.command =
+            export::alone(&recipe, &args.command).context(ONLY_TORCHRUN)?;
     } else if !args.command.is_empty() {
         recipe.spec.trainer.command.clone_from(&args.command);
     }
@@ -192,7 +194,7 @@ fn launch(args: &Args, recipe: &Recipe, shown: &mut Vec<Diagnostic>) -> anyhow::
         resume: args.resume,
         signals: signals.count(),
     };
-    let run = place::choose(args.out.as_deref(), &recipe.spec, args.resume)?;
+    let run = run_path::choose(args.out.as_deref(), &recipe.spec, args.resume)?;
     let reached = reached(&run, recipe, &request)?;
     let planned = prepare::plan(recipe, ranks, reached, request.rank_memory)?;
     render::print(&planned.diagnostics, &recipe.sources);
@@ -200,7 +202,7 @@ fn launch(args: &Args, recipe: &Recipe, shown: &mut Vec<Diagnostic>) -> anyhow::
 
     // Check the loopback interface before any file is written.
     port::free(ranks)?;
-    let run_lock = place::claim(run, args.out.as_deref(), &recipe.spec, args.resume)?;
+    let run_lock = run_path::claim(run, args.out.as_deref(), &recipe.spec, args.resume)?;
     let run = run_lock.run();
     let mut display = Display::new(mode(args));
     let prepared = match prepare::prepare(run, recipe, &planned, &request, &mut |progress| {

@@ -23,6 +23,7 @@ mod resize;
 mod run_arg;
 mod signals;
 mod status;
+mod status_external;
 mod table;
 
 use std::io::Write;
@@ -162,7 +163,7 @@ mod tests {
     use anyhow::Context;
 
     use super::*;
-    use crate::durable::read_json;
+    use crate::util::durable::read_json;
 
     #[test]
     fn a_cause_is_printed_once() {

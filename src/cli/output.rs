@@ -71,17 +71,19 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::yaml;
-    use crate::recipe::node::{Node, Value as Tree};
-    use crate::recipe::scalar::{Resolved, Schema};
-    use crate::recipe::{Sources, yaml as reader};
+    use crate::recipe::Sources;
+    use crate::recipe::syntax::node::{Node, Value as Tree};
+    use crate::recipe::syntax::scalar::{Resolved, Schema};
+    use crate::recipe::syntax::yaml as reader;
 
     /// The value that a YAML parser of this schema reads.
     fn read(node: &Node, schema: Schema) -> Value {
         match &node.value {
             Tree::Sequence(items) => items.iter().map(|item| read(item, schema)).collect(),
             Tree::Mapping(entries) => {
-                let entry =
-                    |e: &crate::recipe::node::Entry| (e.name.clone(), read(&e.value, schema));
+                let entry = |e: &crate::recipe::syntax::node::Entry| {
+                    (e.name.clone(), read(&e.value, schema))
+                };
                 Value::Object(entries.iter().map(entry).collect())
             }
             Tree::Scalar(_) => match node.resolve(schema).unwrap() {

@@ -15,11 +15,11 @@ use super::cluster::submit::NVIDIA;
 use super::output::{self, Format};
 use super::recipe_args::RecipeOptions;
 use super::{EXIT_REFUSED, EXIT_USAGE, bytes, render};
-use crate::batch::{self, Draft, Examined, Horizon, OomPolicy, OomStep, PlanRequest, Trainer};
 use crate::client;
+use crate::export::{self, Form, Numbers};
 use crate::inventory::{Devices, Inventory};
 use crate::launch::{self, survey};
-use crate::recipe::emit::{self, Form, Numbers};
+use crate::plan::{self, Draft, Examined, Horizon, OomPolicy, OomStep, PlanRequest, Trainer};
 use crate::recipe::{Located, ReadError, Recipe};
 
 /// Show the batch plan of a recipe
@@ -196,7 +196,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     if args.estimate {
         estimate::refuse_unknown(&recipe, &request)?;
     }
-    let examined = batch::examine(&recipe, &request);
+    let examined = plan::examine(&recipe, &request);
     if let Some(form) = args.emit {
         return emitted(&recipe, examined, form.into(), request.nodes);
     }
@@ -242,7 +242,7 @@ fn emitted(
         nodes,
         ..plan.numbers(recipe)
     };
-    let emitted = emit::emit(recipe, &numbers, form)?;
+    let emitted = export::emit(recipe, &numbers, form)?;
     output::print(&emitted.text)?;
     for remark in &emitted.remarks {
         output::say(format_args!("note: {remark}\n"));

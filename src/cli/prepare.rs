@@ -8,15 +8,15 @@ use std::sync::Arc;
 use anyhow::{Context, anyhow};
 
 use super::{EXIT_REFUSED, EXIT_USAGE, render};
-use crate::batch::{OomPolicy, Reached};
-use crate::durable::{self, FileError};
+use crate::api::RemainderPolicy;
+use crate::api::status::RecipeSnapshot;
+use crate::data::DataError;
 use crate::inventory::Inventory;
-use crate::job::api::RemainderPolicy;
-use crate::job::api::status::RecipeSnapshot;
-use crate::job::protocol::exit;
 use crate::launch::{Claim, LaunchError, Request, RunDir, prepare};
+use crate::lifecycle::protocol::exit;
+use crate::plan::{OomPolicy, Reached};
 use crate::recipe;
-use crate::train::data::DataError;
+use crate::util::durable::{self, FileError};
 
 /// Prepare a run directory without launching the run (started by the agent).
 #[derive(clap::Args)]

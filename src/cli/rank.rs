@@ -5,8 +5,8 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 
-use crate::agent::{Become, become_program};
-use crate::recipe::spec::DrainSignal;
+use crate::external_trainer::{Become, become_program};
+use crate::recipe::schema::spec::DrainSignal;
 use crate::train::rank::{self, RankOptions};
 
 /// One rank of a run (started by the agent).

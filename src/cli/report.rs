@@ -5,10 +5,10 @@ use std::process::ExitCode;
 
 use super::output::{line, say};
 use super::{EXIT_REFUSED, run_arg};
-use crate::durable;
 use crate::launch::proof::{self, Verdict};
-use crate::launch::{RunDir, view};
+use crate::launch::{RunDir, report_input};
 use crate::telemetry::report;
+use crate::util::durable;
 
 /// Write a run's report as one HTML page that needs no network.
 #[derive(clap::Args)]
@@ -44,7 +44,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
 /// Writes the page into the run directory and returns its path.
 pub fn write(run: &RunDir, verdict: Option<&Verdict>) -> anyhow::Result<PathBuf> {
     let page = run.path().join("report.html");
-    let html = report::render(&view::report_input(run, verdict)?);
+    let html = report::render(&report_input::report_input(run, verdict)?);
     durable::write_atomically(&page, html.as_bytes())?;
     Ok(page)
 }

@@ -8,9 +8,9 @@ use anyhow::bail;
 
 use super::output::{Unprinted, line, say};
 use super::{EXIT_REFUSED, run_arg};
-use crate::batch::{Devices, MOST_GPUS};
 use crate::launch::run_dir::GenerationRow;
 use crate::launch::{LaunchError, Phase, RunDir, RunState, refuse_finished, worlds};
+use crate::plan::{Devices, MOST_GPUS};
 use crate::recipe::Sources;
 
 /// Poll interval of the run's state.

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::bail;
 
 use crate::launch::RunDir;
-pub use crate::launch::place::RUNS;
+pub use crate::launch::run_path::RUNS;
 
 /// Finds a run by directory or by name.
 pub fn find(run: &Path) -> anyhow::Result<RunDir> {

@@ -1,7 +1,5 @@
 //! `evenkeel status`: lists the runs, or shows one run and proves its sample ledger.
 
-mod own;
-
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -14,7 +12,7 @@ use super::output::{Format, line, print};
 use super::table::Table;
 use super::{EXIT_REFUSED, run_arg};
 use crate::launch::{LaunchError, Phase, RunDir, RunState, history, proof};
-use crate::words::count;
+use crate::util::format::count;
 
 /// List the runs here, or show one run.
 #[derive(clap::Args)]
@@ -240,7 +238,7 @@ fn show(run: &RunDir, output: Format) -> anyhow::Result<ExitCode> {
     let latest = history::last_step(run, &state);
     let batch = history::current_batch(run, &state).unwrap_or(setup.global_batch_size);
     let plan = history::current_proof(run, &state);
-    let external = own::Own::of(run, &state);
+    let external = super::status_external::ExternalStatus::of(run, &state);
     if output != Format::Text {
         let rest = json!({
             "recipe": setup.recipe_path,
@@ -345,7 +343,7 @@ fn prove(run: &RunDir, output: Format) -> anyhow::Result<ExitCode> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::durable::Lock;
+    use crate::util::durable::Lock;
 
     #[test]
     fn a_damaged_run_is_listed_with_its_error() {

@@ -5,7 +5,7 @@ use kube::core::error_boundary::{DeserializeGuard, InvalidObject};
 use serde_json::{Value, json};
 
 use super::{ClientError, Cluster};
-use crate::job::api::TrainingJob;
+use crate::api::TrainingJob;
 
 /// Jobs of the namespace, or of all namespaces; and those that this program cannot read.
 pub async fn list(

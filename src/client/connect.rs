@@ -7,7 +7,7 @@ use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 
 use super::{ClientError, root};
-use crate::job::api::TrainingJob;
+use crate::api::TrainingJob;
 
 /// Cluster options of the command line.
 #[derive(Debug, Clone, Default)]

@@ -10,10 +10,10 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::task::JoinHandle;
 
 use super::{ClientError, Cluster, logs};
-use crate::job::api::TrainingJob;
-use crate::job::api::status::{Phase, TrainingJobStatus};
+use crate::api::TrainingJob;
+use crate::api::status::{Phase, TrainingJobStatus};
 use crate::telemetry::Event;
-use crate::words::count;
+use crate::util::format::count;
 
 /// Pause before a log that ended during its generation is read again.
 const AGAIN: Duration = Duration::from_secs(1);

@@ -1,6 +1,6 @@
 //! Builds a TrainingJob from a recipe and a command line.
 
-use crate::job::api::{
+use crate::api::{
     CheckpointVolume, Elasticity, RecipeSource, RemainderPolicy, TrainingJob, TrainingJobSpec,
 };
 

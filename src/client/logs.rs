@@ -7,8 +7,8 @@ use k8s_openapi::jiff::Timestamp;
 use kube::api::{Api, LogParams};
 
 use super::{ClientError, Cluster};
-use crate::job::Generation;
-use crate::job::api::TrainingJob;
+use crate::api::TrainingJob;
+use crate::lifecycle::Generation;
 use crate::telemetry::Event;
 
 /// One line of a pod's log.

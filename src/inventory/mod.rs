@@ -8,7 +8,7 @@ pub mod cgroup;
 mod cpu;
 pub mod kubernetes;
 mod nvml;
-mod promise;
+mod shortfall;
 mod visible;
 
 use std::fmt;

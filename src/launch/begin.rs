@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use super::{LaunchError, Planned, Request};
-use crate::batch;
+use crate::plan;
 use crate::recipe::Recipe;
 use crate::telemetry::now;
 use crate::train::Setup;
@@ -27,7 +27,7 @@ pub(super) fn begin(
 ) -> Result<Setup, LaunchError> {
     let spec = &recipe.spec;
     let global_batch_size = planned.plan.global_batch_size;
-    let horizon = batch::horizon(spec, global_batch_size, data_samples);
+    let horizon = plan::horizon(spec, global_batch_size, data_samples);
     Ok(Setup {
         job: uid(),
         name: spec.name.clone(),

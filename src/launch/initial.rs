@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use super::LaunchError;
 use crate::engine::{self, ModelConfig};
-use crate::recipe::spec::{Init, Model};
+use crate::recipe::schema::spec::{Init, Model};
 use crate::train::weights::{Weights, WeightsError};
 
 /// Source of the initial weights.
@@ -64,7 +64,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::train::tensor_file::header;
+    use crate::checkpoint::tensor_file::header;
 
     fn shape(inner: usize) -> ModelConfig {
         let config = json!({

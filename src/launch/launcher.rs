@@ -1,8 +1,8 @@
 //! The local launcher: observes, decides and acts until the job ends. The controller does the same
 //! with pods; here the agent runs in this process.
 
+mod external_trainer;
 mod out_of_memory;
-mod own_program;
 mod reports;
 
 use std::path::PathBuf;
@@ -11,20 +11,22 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
-use own_program::Own;
+use crate::launch::launcher::external_trainer::Own;
 
 use super::run_dir::{GenerationRow, Phase, RunDir, RunState};
 use super::watch::Watch;
 use super::worlds::{self, Feasible};
 use super::{Claim, LaunchError, Prepared, Request, port};
-use crate::agent::{Event as RankEvent, OomKills, Program, Ranks as RankProcesses, Start, Tail};
-use crate::batch::{self, OomPolicy};
-use crate::job::generation::Address;
-use crate::job::{Action, End, Generation, Member, Observed, Outcome, Ranks, Reason, decide};
+use crate::agent::{Event as RankEvent, OomKills, Ranks as RankProcesses, Tail};
+use crate::checkpoint;
+use crate::external_trainer::{Program, Start};
+use crate::lifecycle::generation::Address;
+use crate::lifecycle::{Action, End, Generation, Member, Observed, Outcome, Ranks, Reason, decide};
+use crate::plan::{self, OomPolicy};
 use crate::telemetry::divergence::LossWatch;
 use crate::telemetry::{Display, Event, StepRecord, now};
-use crate::train::{Setup, checkpoint};
-use crate::words::count;
+use crate::train::Setup;
+use crate::util::format::count;
 
 /// Longest time between two passes of the loop.
 const TICK: Duration = Duration::from_millis(50);
@@ -171,7 +173,7 @@ impl<'a> Launcher<'a> {
 
     fn bounds(&self) -> std::ops::RangeInclusive<u64> {
         let elasticity = &self.setup.spec.elasticity;
-        elasticity.min.unwrap_or(1)..=elasticity.max.unwrap_or(batch::MOST_GPUS)
+        elasticity.min.unwrap_or(1)..=elasticity.max.unwrap_or(plan::MOST_GPUS)
     }
 
     /// The current generation's ranks as input of the state machine.

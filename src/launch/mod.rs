@@ -2,46 +2,46 @@
 //! generations of rank processes.
 //!
 //! [`prepare`] (for an existing run, `resume`) does all that can be refused before any process
-//! starts. [`launcher`] is the loop around the pure state machine of [`crate::job`]. [`proof`]
+//! starts. [`launcher`] is the loop around the pure state machine of [`crate::lifecycle`]. [`proof`]
 //! checks the sample ledger against the data.
 
 mod begin;
+mod external;
 pub mod history;
 mod initial;
 mod launcher;
 mod model;
-mod own;
-pub mod place;
 pub mod port;
 pub mod prepare;
 pub mod proof;
+pub mod report_input;
 mod request;
 mod resume;
 pub mod run_dir;
+pub mod run_path;
 mod survey;
 #[cfg(test)]
 mod testing;
-pub mod view;
 mod watch;
 pub mod worlds;
 
 use std::path::PathBuf;
 
+pub use crate::launch::external::{check_own, own_trainer};
+pub use crate::launch::run_path::Claim;
 pub use begin::base;
 pub use launcher::Launcher;
-pub use own::{check_own, own_trainer};
-pub use place::Claim;
 pub use request::{Planned, Prepared, Request};
 pub use resume::{reached, refuse_finished};
 pub use run_dir::{Phase, RunDir, RunState};
 pub use survey::survey;
 
-use crate::agent::ForeignError;
-use crate::batch::Refused;
-use crate::durable::FileError;
+use crate::checkpoint::CheckpointError;
+use crate::data::DataError;
+use crate::external_trainer::ForeignError;
+use crate::plan::Refused;
 use crate::train::TrainError;
-use crate::train::checkpoint::CheckpointError;
-use crate::train::data::DataError;
+use crate::util::durable::FileError;
 
 /// Reasons why a run could not be launched or read.
 #[derive(Debug, thiserror::Error)]

@@ -5,14 +5,13 @@ use std::path::{Path, PathBuf};
 
 use super::begin::{base, begin};
 use super::request::data_of;
-use super::{
-    LaunchError, Planned, Prepared, Request, RunDir, initial, own, resume, survey, worlds,
-};
-use crate::batch::{self, PlanRequest, Reached};
+use super::{LaunchError, Planned, Prepared, Request, RunDir, initial, resume, survey, worlds};
+use crate::data::{self, Language, PrepareRequest, Progress};
+use crate::launch::external;
+use crate::plan::{self, PlanRequest, Reached};
 use crate::recipe::Recipe;
-use crate::recipe::spec::Synthetic;
+use crate::recipe::schema::spec::Synthetic;
 use crate::train::Setup;
-use crate::train::data::{self, Language, PrepareRequest, Progress};
 
 /// Plans a recipe for its trainer on this machine.
 pub fn plan(
@@ -23,7 +22,7 @@ pub fn plan(
 ) -> Result<Planned, LaunchError> {
     let request = worlds::request(ranks, reached, rank_memory);
     let (request, model) = survey::survey_with_model(recipe, &base()?, request);
-    let examined = batch::examine(recipe, &request);
+    let examined = plan::examine(recipe, &request);
     let diagnostics = examined.diagnostics.clone();
     Ok(Planned {
         plan: examined.finish()?,
@@ -53,7 +52,7 @@ pub fn prepare(
         }
     }
     if recipe.spec.trainer.is_own() {
-        return own::prepare(run, recipe, planned, request);
+        return external::prepare(run, recipe, planned, request);
     }
     if request.resume {
         return resume::resume(run, recipe, planned, request, progress);
@@ -127,7 +126,7 @@ fn judge(recipe: &Recipe, planned: &Planned, samples: u64) -> Result<Vec<String>
         data_samples: Some(samples),
         ..planned.request.clone()
     };
-    let examined = batch::examine(recipe, &counted);
+    let examined = plan::examine(recipe, &counted);
     let diagnostics = examined.diagnostics.iter();
     let news = diagnostics
         .filter(|diagnostic| !planned.diagnostics.contains(diagnostic))

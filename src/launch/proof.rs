@@ -5,12 +5,12 @@ use std::fmt;
 
 use super::request::data_of;
 use super::{LaunchError, RunDir};
-use crate::durable::FileError;
+use crate::data::{self, DataError};
 use crate::engine::IGNORE;
 use crate::samples::{self, Digest, Fault, Proof};
-use crate::train::data::{self, DataError};
-use crate::train::{Setup, TrainState, pin};
-use crate::words::count;
+use crate::train::{Setup, TrainState, checkpoint_ref};
+use crate::util::durable::FileError;
+use crate::util::format::count;
 
 /// Result of [`prove`].
 pub struct Verdict {
@@ -70,7 +70,7 @@ pub fn prove(
                 recipe.key("checkpoint.every_samples")
             ),
         })?;
-    let state = TrainState::from_checkpoint(&pin::open(run.path(), &pin)?)?;
+    let state = TrainState::from_checkpoint(&checkpoint_ref::open(run.path(), &pin)?)?;
 
     let directory = tempfile::tempdir()
         .map_err(|error| FileError::from_io("write in", &std::env::temp_dir(), 0, error))?;

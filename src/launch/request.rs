@@ -6,11 +6,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::model::Found;
 use super::{RunState, worlds};
-use crate::batch::{OomPolicy, Plan, PlanRequest};
+use crate::data::PrepareRequest;
 use crate::engine::ModelConfig;
+use crate::plan::{OomPolicy, Plan, PlanRequest};
 use crate::recipe::{Diagnostic, Recipe};
 use crate::train::Setup;
-use crate::train::data::PrepareRequest;
 
 /// The command line's additions to the recipe.
 #[derive(Debug, Clone, Default)]

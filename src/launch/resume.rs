@@ -7,13 +7,14 @@ use serde::Serialize;
 
 use super::request::data_of;
 use super::{LaunchError, Phase, Planned, Prepared, Request, RunDir, RunState, initial};
-use crate::batch::{self, Reached};
-use crate::job::{Pin, files};
+use crate::checkpoint;
+use crate::data::{self, PrepareRequest, Progress};
+use crate::lifecycle::{Pin, files};
+use crate::plan::{self, Reached};
 use crate::recipe::Recipe;
-use crate::recipe::spec::Division;
-use crate::train::data::{self, PrepareRequest, Progress};
-use crate::train::{Setup, TrainError, TrainState, checkpoint, pin, rank};
-use crate::words::count;
+use crate::recipe::schema::spec::Division;
+use crate::train::{Setup, TrainError, TrainState, checkpoint_ref, rank};
+use crate::util::format::count;
 
 /// Longest wait for ranks of a dead launcher, which commit a checkpoint and exit.
 const OLD_RANKS: Duration = Duration::from_secs(60);
@@ -66,7 +67,7 @@ pub(super) fn setup_of(run: &RunDir, recipe: &Recipe) -> Result<Setup, LaunchErr
             ),
         });
     }
-    let global = batch::global_batch(&spec);
+    let global = plan::global_batch(&spec);
     if global != Some(setup.global_batch_size) {
         return Err(edited(
             run,
@@ -77,7 +78,7 @@ pub(super) fn setup_of(run: &RunDir, recipe: &Recipe) -> Result<Setup, LaunchErr
             ),
         ));
     }
-    let horizon = batch::horizon(&setup.spec, setup.global_batch_size, setup.data_samples);
+    let horizon = plan::horizon(&setup.spec, setup.global_batch_size, setup.data_samples);
     if setup.horizon != horizon || horizon.budget_samples != setup.budget_samples {
         return Err(edited(run, "other lengths than its own recipe".to_owned()));
     }
@@ -222,7 +223,7 @@ fn newest(run: &RunDir, state: &RunState) -> Result<Option<Pin>, LaunchError> {
         .max_by_key(|committed| committed.samples);
     let pinned = state.pin.as_ref().map_or(0, |pin| pin.samples);
     match found.filter(|committed| committed.samples > pinned) {
-        Some(committed) => Ok(Some(pin::of(&committed, run.path())?)),
+        Some(committed) => Ok(Some(checkpoint_ref::of(&committed, run.path())?)),
         None => Ok(state.pin.clone()),
     }
 }
@@ -230,7 +231,7 @@ fn newest(run: &RunDir, state: &RunState) -> Result<Option<Pin>, LaunchError> {
 /// Verifies the checkpoint to resume from. If it is unusable, the error names another checkpoint of
 /// the run, whose weights remain usable. `path_key`: the recipe's key of the model path.
 fn verify(run: &RunDir, pin: &Pin, path_key: &str) -> Result<(), LaunchError> {
-    let opened = pin::open(run.path(), pin).map_err(TrainError::from);
+    let opened = checkpoint_ref::open(run.path(), pin).map_err(TrainError::from);
     let state = opened.and_then(|checkpoint| TrainState::from_checkpoint(&checkpoint));
     let Err(error) = state else {
         return Ok(());
@@ -262,7 +263,9 @@ fn refuse_contradictory_reference(run: &RunDir, pin: &Pin) -> Result<(), LaunchE
     let checkpoints = checkpoint::list(run.path())?.committed;
     let path = run.path().join(&pin.path);
     let committed = checkpoints.iter().find(|other| other.path == path);
-    let Some(found) = committed.and_then(|committed| pin::of(committed, run.path()).ok()) else {
+    let Some(found) =
+        committed.and_then(|committed| checkpoint_ref::of(committed, run.path()).ok())
+    else {
         return Ok(());
     };
     let describe = |pin: &Pin| {

@@ -1,7 +1,7 @@
 //! A run directory: its layout, and the small files that the launcher, `resize` and `status` share.
 //!
 //! ```text
-//! RUN/run.json               the run ([`crate::job::files`] has the names that ranks also use)
+//! RUN/run.json               the run ([`crate::lifecycle::files`] has the names that ranks also use)
 //! RUN/state.json             progress and phase; only the launcher writes it
 //! RUN/desired.json           requested number of ranks (desired.lock serializes requests)
 //! RUN/data/                  the prepared data
@@ -16,11 +16,12 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::LaunchError;
-use crate::agent::Call;
-use crate::batch::Reached;
-use crate::durable::{FileError, Lock, read_json, write_json};
-use crate::job::{Generation, Pin, Reason, files};
-use crate::train::{Setup, checkpoint};
+use crate::checkpoint;
+use crate::external_trainer::Call;
+use crate::lifecycle::{Generation, Pin, Reason, files};
+use crate::plan::Reached;
+use crate::train::Setup;
+use crate::util::durable::{FileError, Lock, read_json, write_json};
 
 const STATE: &str = "state.json";
 const DESIRED: &str = "desired.json";

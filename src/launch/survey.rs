@@ -4,9 +4,9 @@ use std::path::Path;
 
 use super::model::{self, Found};
 use super::request::data_of;
-use crate::batch::{Flaw, PlanRequest, Trainer};
+use crate::data::{self, About};
+use crate::plan::{Flaw, PlanRequest, Trainer};
 use crate::recipe::Recipe;
-use crate::train::data::{self, About};
 
 /// Adds to the request all facts about the recipe's model and data that need no read of the data.
 /// Relative paths start at `base`.
@@ -61,4 +61,348 @@ pub(super) fn survey_with_model(
 }
 
 #[cfg(test)]
-mod tests;
+mod tests {
+    use std::path::PathBuf;
+
+    use super::*;
+    use crate::recipe::{Request, Severity, corpus, read, read_text};
+    use crate::{plan, recipe};
+
+    fn native(spec: &str) -> Recipe {
+        let text = format!("apiVersion: evenkeel.dev/v1alpha1\nkind: Recipe\nspec:\n{spec}");
+        let request = Request {
+            path: "recipe.yaml".into(),
+            ..Request::default()
+        };
+        read_text(&request, text).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// `error[rule] line: message` of the problems at plan or at launch.
+    fn problems(recipe: &Recipe, trainer: Trainer, base: &Path) -> Vec<String> {
+        let request = PlanRequest {
+            trainer,
+            ..PlanRequest::gpus(1)
+        };
+        let examined = plan::examine(recipe, &survey(recipe, base, request));
+        let diagnostics = examined.diagnostics.iter();
+        diagnostics
+            .map(|d| {
+                let line = d.span.map_or(0, |span| span.line);
+                format!("{}[{}] {line}: {}", d.severity, d.rule, d.message)
+            })
+            .collect()
+    }
+
+    const MODEL: &str = "  batch: {global: 8, micro: 4}
+  budget: {samples: 100}
+  model:
+    config: {hidden_size: 64, num_attention_heads: 4, num_hidden_layers: 2, vocab_size: 128}
+";
+
+    #[test]
+    fn missing_data_are_a_warning_in_a_plan_and_an_error_at_launch() {
+        let folder = tempfile::tempdir().unwrap();
+        let recipe = native(&format!(
+            "{MODEL}  tokenizer: {{path: nowhere.json}}\n  data:\n    train: [{{path: nowhere.jsonl}}]\n"
+        ));
+        for (trainer, severity) in [(Trainer::Any, "warning"), (Trainer::BuiltIn, "error")] {
+            let found = problems(&recipe, trainer, folder.path());
+            assert_eq!(found.len(), 2, "{found:?}");
+            assert!(
+                found[0].starts_with(&format!("{severity}[tokenizer-missing] 8: there is no "))
+            );
+            assert!(found[1].starts_with(&format!("{severity}[data-missing] 10: there is no ")));
+        }
+        let nothing = native(MODEL);
+        assert_eq!(
+            problems(&nothing, Trainer::BuiltIn, folder.path()),
+            ["error[data-missing] 0: no data to train on is named"]
+        );
+    }
+
+    #[test]
+    fn hub_data_and_models_are_checked_only_at_launch() {
+        let folder = tempfile::tempdir().unwrap();
+        let recipe = native(
+            "  batch: {global: 8, micro: 4}
+  budget: {samples: 100}
+  model: {path: acme/new-model}
+  data:
+    train: [{path: acme/chats}]
+",
+        );
+        assert_eq!(
+            problems(&recipe, Trainer::Any, folder.path()),
+            Vec::<String>::new()
+        );
+        let found = problems(&recipe, Trainer::BuiltIn, folder.path());
+        let rules: Vec<&str> = found
+            .iter()
+            .map(|line| &line[..line.find(':').unwrap()])
+            .collect();
+        assert_eq!(
+            rules,
+            [
+                "error[model-missing] 6",
+                "error[tokenizer-missing] 6",
+                "error[data-missing] 8"
+            ]
+        );
+    }
+
+    /// TRL's `cpo.py` uses such a model name in its example command.
+    #[test]
+    fn a_hub_model_without_an_owner_is_checked_only_at_launch() {
+        let folder = tempfile::tempdir().unwrap();
+        let said_of = |model: &str| {
+            let recipe = native(&format!(
+                "  batch: {{global: 8, micro: 4}}\n  budget: {{samples: 100}}\n  model: {{path: {model}}}\n  \
+             data: {{train: [{{path: acme/chats}}]}}\n",
+            ));
+            problems(&recipe, Trainer::Any, folder.path())
+        };
+        assert_eq!(said_of("gpt2"), Vec::<String>::new());
+        assert_ne!(said_of("./gpt2"), Vec::<String>::new());
+        assert_ne!(said_of("models/of/gpt2"), Vec::<String>::new());
+        // A local directory of that name exists and contains no model.
+        std::fs::write(folder.path().join("tokenizer.json"), "{}").unwrap();
+        assert_ne!(said_of("tokenizer.model"), Vec::<String>::new());
+    }
+
+    #[test]
+    fn memory_is_estimated_from_the_config_in_the_models_directory() {
+        let folder = tempfile::tempdir().unwrap();
+        let config = r#"{"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2,
+                     "intermediate_size": 128, "vocab_size": 256}"#;
+        std::fs::write(folder.path().join("config.json"), config).unwrap();
+        let recipe = native(&format!(
+            "  batch: {{global: 8, micro: 4}}\n  model: {{path: \"{}\"}}\n",
+            folder.path().display()
+        ));
+        let memory = |request| plan::examine(&recipe, &request).draft.outline.memory;
+        assert_eq!(memory(PlanRequest::gpus(1)), None);
+        let surveyed = survey(&recipe, folder.path(), PlanRequest::gpus(1));
+        let estimate = memory(surveyed).unwrap();
+        // Embedding and head, two blocks of four square matrices and three of the MLP, the norms.
+        let parameters = 2 * 256 * 64 + 2 * (4 * 64 * 64 + 3 * 64 * 128 + 2 * 64) + 64;
+        assert_eq!(estimate.parameters, 4 * parameters);
+        assert!(
+            estimate.assumed[0].ends_with("(config.json)"),
+            "{:?}",
+            estimate.assumed
+        );
+    }
+
+    #[test]
+    fn token_ids_beyond_the_vocabulary_are_found_without_reading_data() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("a.txt"), "text").unwrap();
+        std::fs::write(folder.path().join("a.bin"), "ids").unwrap();
+        let with = |more: &str| {
+            let recipe = native(&format!("{MODEL}{more}"));
+            problems(&recipe, Trainer::Any, folder.path())
+        };
+        let bytes = "  tokenizer: {path: byte}\n  data:\n    train: ";
+        assert_eq!(
+            with(&format!("{bytes}[{{path: a.txt}}]\n")),
+            [
+                "error[vocabulary-too-small] 7: the tokenizer byte has 259 token ids, the model's \
+             vocab_size is 128"
+            ]
+        );
+        // Token ids need no tokenizer.
+        assert_eq!(
+            with(&format!("{bytes}[{{path: a.bin}}]\n")),
+            Vec::<String>::new()
+        );
+        assert_eq!(
+            with("  data:\n    train: [{path: synthetic, synthetic: {vocabulary: 256}}]\n"),
+            [
+                "error[vocabulary-too-small] 7: the data has 256 token ids, the model's vocab_size is \
+             128"
+            ]
+        );
+    }
+
+    #[test]
+    fn a_synthetic_language_of_pure_noise_is_refused_at_its_setting() {
+        let folder = tempfile::tempdir().unwrap();
+        let language = |settings: &str| {
+            let recipe = native(&format!(
+                "{MODEL}  data:\n    train:\n    - path: synthetic\n      synthetic: {settings}\n"
+            ));
+            problems(&recipe, Trainer::Any, folder.path())
+        };
+        let noise = language("{vocabulary: 64, branching: 64}");
+        assert!(
+            noise[0].starts_with("error[synthetic-language] 11: 64 successors"),
+            "{noise:?}"
+        );
+        assert_eq!(
+            language("{vocabulary: 64, branching: 4}"),
+            Vec::<String>::new()
+        );
+        let mixed = native(&format!(
+            "{MODEL}  tokenizer: {{path: byte}}\n  data:\n    train: [{{path: synthetic}}, {{path: x/y}}]\n"
+        ));
+        let mixed = problems(&mixed, Trainer::Any, folder.path());
+        assert!(
+            mixed
+                .iter()
+                .any(|line| line.starts_with("error[synthetic-language] 10")),
+            "{mixed:?}"
+        );
+    }
+
+    #[test]
+    fn a_survey_adds_no_errors_to_upstream_recipes_and_accelerate_configs() {
+        let Some(root) = corpus::root() else { return };
+        let empty = tempfile::tempdir().unwrap();
+        let manifest = std::fs::read_to_string(root.join("manifest.csv")).unwrap();
+        let mut surveyed = 0;
+        for row in corpus::csv(&manifest).skip(1) {
+            let path: PathBuf = root.join(&row[3]);
+            let Ok(recipe) = read(&Request {
+                path,
+                ..Request::default()
+            }) else {
+                continue;
+            };
+            let request = survey(&recipe, empty.path(), PlanRequest::gpus(8));
+            let refusing = [
+                "model-shape",
+                "sequence-too-long",
+                "synthetic-language",
+                "vocabulary-too-small",
+            ];
+            let worse = request
+                .flaws
+                .iter()
+                .find(|flaw| refusing.contains(&flaw.rule));
+            assert_eq!(worse, None, "{}", row[3]);
+            surveyed += 1;
+        }
+        assert!(surveyed >= 25, "{surveyed}");
+    }
+
+    #[test]
+    fn an_accelerate_config_alone_is_checked() {
+        let read = |text: &str| {
+            let request = Request {
+                path: "accelerate.yaml".into(),
+                ..Request::default()
+            };
+            recipe::read_text(&request, text.to_owned()).unwrap()
+        };
+        let found = |text: &str| {
+            let recipe = read(text);
+            let examined = plan::examine(
+                &recipe,
+                &survey(&recipe, Path::new(""), PlanRequest::gpus(8)),
+            );
+            let diagnostics = examined.diagnostics.into_iter();
+            diagnostics
+                .map(|d| (d.rule, d.severity))
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(
+            found("distributed_type: MULTI_GPU\nnum_processes: 8\n"),
+            [("global-batch-unknown".to_owned(), Severity::Error)]
+        );
+        let axes = "distributed_type: MULTI_GPU\nnum_processes: 8\nparallelism_config: {parallelism_config_tp_size: 3}\n";
+        assert!(found(axes).contains(&("parallelism-product".to_owned(), Severity::Error)));
+    }
+
+    /// The overrides that a help line proposes.
+    fn proposed(help: &str) -> impl Iterator<Item = &str> {
+        let quoted = help.split('`').skip(1).step_by(2);
+        quoted.filter(|words| words.contains('='))
+    }
+
+    #[test]
+    fn overrides_proposed_by_help_work_in_every_dialect() {
+        let folder = tempfile::tempdir().unwrap();
+        let base = folder.path();
+        std::fs::write(base.join("data.jsonl"), "{\"text\": \"a\"}\n").unwrap();
+        let here = base.join("here");
+        std::fs::create_dir(&here).unwrap();
+        std::fs::write(here.join("tokenizer.json"), "{}").unwrap();
+        let config = r#"{"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2,
+                     "vocab_size": 512}"#;
+        std::fs::write(here.join("config.json"), config).unwrap();
+        let native = "apiVersion: evenkeel.dev/v1alpha1\nkind: Recipe\nspec:\n  \
+                  batch: {global: 8, micro: 4}\n  budget: {samples: 100}\n";
+        let upstream = "per_device_train_batch_size: 4\nmax_steps: 10\n";
+        let data = "data: {train: [{path: data.jsonl}]}";
+        let hub = "mistralai/Mistral-7B-v0.1";
+        let unknown = "acme/new-model";
+        let cases = [
+            (
+                "model-missing",
+                format!("{native}  {data}\n  model: {{path: {hub}}}\n"),
+            ),
+            (
+                "model-missing",
+                format!("{upstream}model_name_or_path: {hub}\n"),
+            ),
+            (
+                "model-missing",
+                format!("{native}  {data}\n  model: {{path: {unknown}}}\n"),
+            ),
+            (
+                "model-missing",
+                format!("{upstream}model_name_or_path: {unknown}\n"),
+            ),
+            (
+                "tokenizer-missing",
+                format!("{native}  {data}\n  model: {{path: {hub}}}\n"),
+            ),
+            (
+                "tokenizer-missing",
+                format!("{upstream}model_name_or_path: {hub}\nevenkeel: {{{data}}}\n"),
+            ),
+            (
+                "tokenizer-missing",
+                format!("{upstream}tokenizer_name_or_path: {unknown}\nevenkeel: {{{data}}}\n"),
+            ),
+            ("data-missing", native.to_owned()),
+            ("data-missing", upstream.to_owned()),
+            (
+                "eval-data-missing",
+                format!("{native}  {data}\n  evaluation: {{every_epoch: true}}\n"),
+            ),
+            (
+                "eval-data-missing",
+                format!("{upstream}eval_strategy: steps\nevenkeel: {{{data}}}\n"),
+            ),
+        ];
+        for (rule, text) in cases {
+            let found = |overrides: Vec<String>| {
+                let request = Request {
+                    path: "sft/recipe.yaml".into(),
+                    overrides,
+                    ..Request::default()
+                };
+                let recipe = read_text(&request, text.clone()).unwrap_or_else(|e| panic!("{e}"));
+                let launched = PlanRequest {
+                    trainer: Trainer::BuiltIn,
+                    ..PlanRequest::gpus(1)
+                };
+                let examined = plan::examine(&recipe, &survey(&recipe, base, launched));
+                let mut diagnostics = examined.diagnostics.into_iter();
+                diagnostics.find(|d| d.rule == rule).map(|d| d.help)
+            };
+            let help =
+                found(Vec::new()).unwrap_or_else(|| panic!("no diagnostic of {rule}\n{text}"));
+            let mut tried = 0;
+            for way in proposed(&help) {
+                // A single key of a shape is incomplete and reports that.
+                let way = way.replace("DIRECTORY", here.to_str().unwrap());
+                let after = found(vec![way.clone()]);
+                assert_eq!(after, None, "{way} on\n{text}");
+                tried += 1;
+            }
+            assert!(tried > 0, "{help}");
+        }
+    }
+}

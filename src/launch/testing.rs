@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::{Planned, Prepared, Request, RunDir, prepare};
-use crate::batch::Reached;
+use crate::plan::Reached;
 use crate::recipe::{self, Recipe};
 
 /// A run that is ready for its launcher.

@@ -3,9 +3,9 @@
 use std::time::{Duration, Instant};
 
 use crate::agent::{Event, Ranks, Silence, silence};
-use crate::job::Outcome;
-use crate::job::protocol::Order;
-use crate::job::seen::{self, COMMIT, Seen};
+use crate::lifecycle::Outcome;
+use crate::lifecycle::protocol::Order;
+use crate::lifecycle::rank_status::{self, COMMIT, Seen};
 
 /// The ranks of one generation.
 pub struct Watch {
@@ -154,14 +154,14 @@ impl Watch {
             }
             return;
         }
-        if !seen::is_settled(&self.seen, since.elapsed()) {
+        if !rank_status::is_settled(&self.seen, since.elapsed()) {
             return;
         }
-        for rank in seen::leave_behind(&mut self.seen, 0, self.external.is_some()) {
+        for rank in rank_status::leave_behind(&mut self.seen, 0, self.external.is_some()) {
             self.ranks.kill_one(rank);
         }
         self.settled = Some(Instant::now());
-        let committer = seen::committer(&self.seen, pinned);
+        let committer = rank_status::committer(&self.seen, pinned);
         for rank in 0..self.seen.len() as u64 {
             let order = match committer {
                 Some(chosen) if chosen == rank => Order::Commit,
@@ -173,7 +173,7 @@ impl Watch {
 
     /// Number of ranks whose processes were ended by a signal.
     pub fn killed(&self) -> u64 {
-        seen::killed(&self.seen)
+        rank_status::killed(&self.seen)
     }
 
     /// The generation's outcome once every rank has ended; see [`seen::outcome`].
@@ -183,6 +183,6 @@ impl Watch {
         descent: impl Fn() -> Option<u64>,
         oom_killed: impl FnOnce() -> bool,
     ) -> Option<Outcome> {
-        seen::outcome(&self.seen, micro, descent, oom_killed)
+        rank_status::outcome(&self.seen, micro, descent, oom_killed)
     }
 }

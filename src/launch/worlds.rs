@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 
 use super::{LaunchError, RunDir, history};
-use crate::batch::{self, Plan, PlanRequest, Reached, Refused, Trainer};
+use crate::plan::{self, Plan, PlanRequest, Reached, Refused, Trainer};
 use crate::train::Setup;
 
 /// The plan request for a world on this machine; `rank_memory` is the limit of one rank, bytes.
@@ -30,7 +30,7 @@ pub fn proof_of_run(run: &RunDir, world: u64) -> Result<String, LaunchError> {
 
 /// The plan of a setup at `world` ranks.
 pub fn plan(setup: &Setup, world: u64, reached: Reached) -> Result<Plan, Refused> {
-    batch::plan(
+    plan::plan(
         &setup.recipe(),
         &PlanRequest {
             model_config: setup.model_config.clone(),
@@ -44,7 +44,7 @@ pub fn plan(setup: &Setup, world: u64, reached: Reached) -> Result<Plan, Refused
 /// world has an accepted plan.
 pub fn descend(setup: &Setup, failed: &Plan, reached: Reached) -> Option<u64> {
     let current = reached.batch.unwrap_or(failed.global_batch_size);
-    batch::descend(failed, current).find(|&micro| {
+    plan::descend(failed, current).find(|&micro| {
         let reached = Reached {
             micro_limit: Some(micro),
             ..reached
@@ -59,7 +59,7 @@ pub fn descend(setup: &Setup, failed: &Plan, reached: Reached) -> Option<u64> {
 pub fn shrunk(setup: &Setup, failed: &Plan, micro: u64) -> Setup {
     let passes = failed.gradient_accumulation_steps;
     let global_batch_size = failed.data_parallel_size * micro * passes;
-    let horizon = batch::horizon(&setup.spec, global_batch_size, setup.data_samples);
+    let horizon = plan::horizon(&setup.spec, global_batch_size, setup.data_samples);
     Setup {
         global_batch_size,
         budget_samples: horizon.budget_samples.or(setup.budget_samples),

@@ -12,7 +12,7 @@ use super::estimator::Sums;
 use super::fixed::{replayed_batch, stage_batch};
 use super::settings::{self, Conditions, ScheduleError};
 use super::tester::Tester;
-use crate::recipe::spec::{BatchSchedule, Groups, LearningRateOnGrowth, ReplayRun, Stage};
+use crate::recipe::schema::spec::{BatchSchedule, Groups, LearningRateOnGrowth, ReplayRun, Stage};
 
 /// Chooses the global batch of every step.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

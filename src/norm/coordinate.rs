@@ -7,7 +7,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::estimator::{GroupSums, Undefined};
-use crate::recipe::spec::Groups;
+use crate::recipe::schema::spec::Groups;
 
 /// A coordinate-wise test that is due.
 #[derive(Debug, Clone, Copy, PartialEq)]

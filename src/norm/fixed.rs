@@ -1,6 +1,6 @@
 //! Schedules that do not use gradients: stages by samples, and the replay of a recorded run.
 
-use crate::recipe::spec::{ReplayRun, Stage};
+use crate::recipe::schema::spec::{ReplayRun, Stage};
 
 /// The batch of the step that starts after `samples` of the `budget`: that of the first stage whose share is
 /// not used up, or of the last stage after the end.

@@ -6,7 +6,7 @@ use super::coordinate::CoordinateTest;
 use super::decision::{Limit, Reason};
 use super::estimator::{Estimate, Sums, Undefined};
 use super::settings::{Conditions, groups};
-use crate::recipe::spec::{Estimator, Groups, NormTest};
+use crate::recipe::schema::spec::{Estimator, Groups, NormTest};
 
 /// The settings, and the state kept from step to step.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

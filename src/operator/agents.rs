@@ -11,9 +11,9 @@ use tokio::sync::mpsc::UnboundedSender;
 use tokio::task::AbortHandle;
 
 use super::build::AGENT_PORT;
-use super::locked::locked;
-use crate::job::agent_state::AgentState;
-use crate::job::api::TrainingJob;
+use crate::api::TrainingJob;
+use crate::lifecycle::agent_state::AgentState;
+use crate::util::lock::locked;
 
 /// Request timeout. An agent answers at once or after two seconds at most.
 const ANSWER: Duration = Duration::from_millis(3500);

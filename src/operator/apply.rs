@@ -19,10 +19,10 @@ use serde_json::json;
 use super::build;
 use super::context::Context;
 use super::faults;
-use super::locked::locked;
 use super::observe::Observation;
-use crate::job::api::TrainingJob;
-use crate::job::api::status::TrainingJobStatus;
+use crate::api::TrainingJob;
+use crate::api::status::TrainingJobStatus;
+use crate::util::lock::locked;
 
 /// The controller's field manager.
 pub const MANAGER: &str = "evenkeel-controller";

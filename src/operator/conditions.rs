@@ -4,10 +4,10 @@
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use k8s_openapi::jiff::Timestamp;
 
-use crate::job::Outcome;
-use crate::job::agent_state::Problem;
-use crate::job::api::condition::{ConditionReason as Reason, ConditionType};
-use crate::job::api::status::{Phase, TrainingJobStatus};
+use crate::api::condition::{ConditionReason as Reason, ConditionType};
+use crate::api::status::{Phase, TrainingJobStatus};
+use crate::lifecycle::Outcome;
+use crate::lifecycle::agent_state::Problem;
 
 /// Sets one condition; its transition time changes only with its status.
 pub fn set(
@@ -168,7 +168,7 @@ fn failure(status: &TrainingJobStatus, problem: Option<&Problem>) -> Reason {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::job::api::time::micro_time;
+    use crate::util::time::micro_time;
 
     const PHASES: [Phase; 8] = [
         Phase::Pending,

@@ -10,14 +10,14 @@ use kube::runtime::reflector::{ObjectRef, Store};
 use kube::{Client, ResourceExt};
 
 use super::agents::Agents;
-use super::ended::fraction;
 use super::leases::Leases;
-use super::ledger::Ledger;
-use super::locked::locked;
 use super::planning::Planner;
 use super::stores::{self, Stores};
-use crate::job::api::TrainingJob;
+use crate::api::TrainingJob;
+use crate::operator::outcome::fraction;
+use crate::operator::reservations::Ledger;
 use crate::telemetry::now;
+use crate::util::lock::locked;
 
 /// First pause after a failed reconciliation; it doubles with each failure up to [`LONGEST_PAUSE`].
 const PAUSE: Duration = Duration::from_millis(100);

@@ -18,18 +18,18 @@ use tokio::time::Instant;
 use tracing::{debug, warn};
 
 use super::agents::Agents;
-use super::announce;
 use super::apply::MANAGER;
 use super::context::Context;
-use super::gather::Gather;
 use super::housekeeping;
 use super::leader;
 use super::metrics::Metrics;
 use super::reconcile::{ReconcileError, reconcile};
 use super::stores::{self, GATHER, Touched};
 use super::unreadable;
-use crate::job::api::TrainingJob;
-use crate::job::api::status::Phase;
+use crate::api::TrainingJob;
+use crate::api::status::Phase;
+use crate::operator::coalesce::Gather;
+use crate::operator::events;
 
 /// Concurrent reconciliations. The limit lets a started job finish soon: its pods exist before the
 /// companion objects of the last job.
@@ -155,7 +155,7 @@ fn again(job: Arc<TrainingJob>, error: &ReconcileError, context: Arc<Context>) -
     if let ReconcileError::Definition(_) = error
         && !context.has_failed(&uid)
     {
-        announce::unwritten(&job, &error.to_string(), &context);
+        events::unwritten(&job, &error.to_string(), &context);
     }
     Action::requeue(context.pause(&uid))
 }

@@ -8,7 +8,7 @@ use k8s_openapi::api::coordination::v1::Lease;
 use kube::api::Api;
 
 use super::context::Context;
-use super::locked::locked;
+use crate::util::lock::locked;
 
 /// Interval between two rounds.
 const ROUND: Duration = Duration::from_secs(1);

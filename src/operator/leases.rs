@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::sync::Mutex;
 use std::time::{Duration, Instant, SystemTime};
 
-use super::locked::locked;
+use crate::util::lock::locked;
 
 /// 1.5 times a kubelet's renewal interval of 10 s (a quarter of the Lease duration of 40 s).
 const STALE: Duration = Duration::from_secs(15);

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use kube::runtime::reflector::Store;
 
-use crate::job::api::TrainingJob;
+use crate::api::TrainingJob;
 
 /// Counters of the controller process.
 #[derive(Default)]

@@ -1,30 +1,29 @@
 //! The controller of TrainingJobs: observe → decide → build → apply → write status, one file each.
 //!
-//! [`crate::job::steer`] decides without access to the API server. This module collects its input
+//! [`crate::lifecycle::placement`] decides without access to the API server. This module collects its input
 //! and applies its decisions. The status is written before any object is created, and it names all
 //! objects: a controller that is killed between the two steps continues from the status.
 
 mod agents;
-mod announce;
 mod apply;
 mod build;
+mod coalesce;
 mod conditions;
 mod context;
 mod controller;
-mod ended;
+mod events;
 mod faults;
-mod gather;
-mod holdings;
 mod housekeeping;
 mod leader;
 mod leases;
-mod ledger;
-mod locked;
+mod liveness;
 mod metrics;
 mod observe;
+mod outcome;
 mod planning;
+mod pod_index;
 mod reconcile;
-mod silence;
+mod reservations;
 mod status;
 mod stores;
 mod unreadable;

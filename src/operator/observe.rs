@@ -10,20 +10,20 @@ use kube::runtime::reflector::ObjectRef;
 
 use super::agents::{Agents, Heard};
 use super::build::is_outdated;
-use super::holdings::{is_over, node_of};
 use super::leases::Leases;
-use super::ledger::wants;
-use super::silence::{SILENCE, Silence};
 use super::stores::Stores;
+use crate::api::status::{Current, Slot, TrainingJobStatus};
+use crate::api::{OnCordon, TrainingJob};
 use crate::inventory::kubernetes::{Standing, Wants, standing};
-use crate::job::Pin;
-use crate::job::agent_state::{self, AgentState, Problem};
-use crate::job::api::status::{Current, Slot, TrainingJobStatus};
-use crate::job::api::{OnCordon, TrainingJob};
-use crate::job::generation::PodRef;
-use crate::job::protocol::Ending;
-use crate::job::seen::Seen;
-use crate::job::steer::{PodSeen, SlotSeen};
+use crate::lifecycle::Pin;
+use crate::lifecycle::agent_state::{self, AgentState, Problem};
+use crate::lifecycle::generation::PodRef;
+use crate::lifecycle::placement::{PodSeen, SlotSeen};
+use crate::lifecycle::protocol::Ending;
+use crate::lifecycle::rank_status::Seen;
+use crate::operator::liveness::{SILENCE, Silence};
+use crate::operator::pod_index::{is_over, node_of};
+use crate::operator::reservations::wants;
 
 /// Observed state of a job.
 pub struct Observation {

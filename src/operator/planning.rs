@@ -9,11 +9,12 @@ use kube::{Client, ResourceExt};
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::build;
-use crate::batch::{self, Plan, PlanRequest, Reached, Refused};
-use crate::job::api::condition::ConditionReason;
-use crate::job::api::status::{RecipeSnapshot, Slot, TrainingJobStatus};
-use crate::job::api::{ConfigMapKey, TrainingJob};
-use crate::recipe::{self, Recipe, Severity, own_command};
+use crate::api::condition::ConditionReason;
+use crate::api::status::{RecipeSnapshot, Slot, TrainingJobStatus};
+use crate::api::{ConfigMapKey, TrainingJob};
+use crate::external_trainer;
+use crate::plan::{self, Plan, PlanRequest, Reached, Refused};
+use crate::recipe::{self, Recipe, Severity, trainer_command};
 
 /// Reason and message of the condition of a job that cannot be planned.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -206,8 +207,8 @@ impl Planner {
         if !recipe.spec.trainer.is_own() {
             return Ok(());
         }
-        let lost = own_command::lost_override(recipe, overrides)
-            .or_else(|| recipe::resume::lost_checkpoints(recipe));
+        let lost = trainer_command::lost_override(recipe, overrides)
+            .or_else(|| external_trainer::resume::lost_checkpoints(recipe));
         lost.map_or(Ok(()), |lost| Err(plan_refused(lost)))
     }
 
@@ -226,7 +227,7 @@ impl Planner {
         let recipe = self.recipe.as_ref().map(|(_, recipe)| recipe);
         let recipe = recipe.ok_or_else(|| "the recipe was not read".to_string())?;
         let request = PlanRequest::gpus(ranks).after(reached);
-        batch::plan(recipe, &request).map_err(|refused| error_text(&refused))
+        plan::plan(recipe, &request).map_err(|refused| error_text(&refused))
     }
 
     /// Whether a plan without errors exists.

@@ -8,20 +8,20 @@ use kube::runtime::controller::Action;
 use kube::{Resource, ResourceExt};
 use serde_json::json;
 
-use super::announce::announce;
 use super::apply::{self, ApplyError, MANAGER};
 use super::context::{Companions, Context};
-use super::locked::locked;
 use super::observe::Observation;
 use super::planning::{self, Planner, Refusal};
 use super::{build, conditions, faults, status};
-use crate::batch::Reached;
-use crate::job::api::condition::{ConditionReason, ConditionType};
-use crate::job::api::status::{Phase, PlanSummary, Slot, TrainingJobStatus};
-use crate::job::api::time::{micro_time, seconds};
-use crate::job::api::{Capacity, TrainingJob};
-use crate::job::steer::{Act, Decision, View, steer};
+use crate::api::condition::{ConditionReason, ConditionType};
+use crate::api::status::{Phase, PlanSummary, Slot, TrainingJobStatus};
+use crate::api::{Capacity, TrainingJob};
+use crate::lifecycle::placement::{Act, Decision, View, steer};
+use crate::operator::events::announce;
+use crate::plan::Reached;
 use crate::telemetry::now;
+use crate::util::lock::locked;
+use crate::util::time::{micro_time, seconds};
 
 /// Requeue interval during a change.
 const SOON: Duration = Duration::from_secs(1);

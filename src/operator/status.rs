@@ -6,20 +6,18 @@ use std::time::Duration;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use kube::ResourceExt;
 
-use super::ended::{Ended, count_pods};
 use super::observe::Observation;
-use crate::batch::{Plan, descend};
-use crate::job::agent_state::AgentState;
-use crate::job::api::TrainingJob;
-use crate::job::api::status::{
-    AfterLoss, Current, Phase, Progress, Rescale, Slot, TrainingJobStatus,
-};
-use crate::job::api::time::{micro_time, seconds};
-use crate::job::generation::{Address, Generation, Member, PodRef, Reason};
-use crate::job::seen::{self, ANSWER, COMMIT};
-use crate::job::steer::{Act, PodSeen};
-use crate::job::{End, Outcome, Ranks};
-use crate::words::count;
+use crate::api::TrainingJob;
+use crate::api::status::{AfterLoss, Current, Phase, Progress, Rescale, Slot, TrainingJobStatus};
+use crate::lifecycle::agent_state::AgentState;
+use crate::lifecycle::generation::{Address, Generation, Member, PodRef, Reason};
+use crate::lifecycle::placement::{Act, PodSeen};
+use crate::lifecycle::rank_status::{self, ANSWER, COMMIT};
+use crate::lifecycle::{End, Outcome, Ranks};
+use crate::operator::outcome::{Ended, count_pods};
+use crate::plan::{Plan, descend};
+use crate::util::format::count;
+use crate::util::time::{micro_time, seconds};
 
 /// Updates the status with the observed state.
 ///
@@ -45,7 +43,8 @@ pub fn take_in(
     let Some(current) = status.generation.as_mut().filter(|c| c.outcome.is_none()) else {
         return;
     };
-    let in_trouble = seen.lost_member.is_some() || seen.ranks.iter().any(seen::Seen::in_trouble);
+    let in_trouble =
+        seen.lost_member.is_some() || seen.ranks.iter().any(rank_status::Seen::in_trouble);
     if in_trouble {
         begin(&mut status.rescale_since, now);
     }
@@ -53,10 +52,10 @@ pub fn take_in(
     let waited = rescale_since.map_or(0.0, |since| now - seconds(since));
     if in_trouble
         && current.after_loss.is_none()
-        && seen::is_settled(&seen.ranks, Duration::from_secs_f64(waited.max(0.0)))
+        && rank_status::is_settled(&seen.ranks, Duration::from_secs_f64(waited.max(0.0)))
     {
         current.after_loss = Some(AfterLoss {
-            commit: seen::committer(
+            commit: rank_status::committer(
                 &seen.ranks,
                 status.checkpoint.as_ref().map_or(0, |p| p.samples),
             ),
@@ -67,7 +66,7 @@ pub fn take_in(
         .checkpoint
         .as_ref()
         .map_or(plan.global_batch_size, |pin| pin.batch);
-    let mut outcome = seen::outcome(
+    let mut outcome = rank_status::outcome(
         &seen.ranks,
         plan.per_device_batch_size,
         || descend(plan, batch).find(|limit| holds(plan.outline.world_size, *limit)),

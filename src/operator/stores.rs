@@ -16,10 +16,10 @@ use kube::{Client, ResourceExt};
 use tokio::sync::mpsc::UnboundedSender;
 
 use super::build::JOB_LABEL;
-use super::holdings::Holdings;
 use super::unreadable::readable;
+use crate::api::TrainingJob;
 use crate::inventory::kubernetes::device_names;
-use crate::job::api::TrainingJob;
+use crate::operator::pod_index::Holdings;
 
 /// Caches of nodes and pods.
 pub struct Stores {

@@ -14,9 +14,9 @@ use serde_json::json;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
 use tracing::warn;
 
-use crate::job::api::condition::{ConditionReason, ConditionType};
-use crate::job::api::status::MESSAGE;
-use crate::job::api::{CheckpointVolume, TrainingJob, TrainingJobSpec};
+use crate::api::condition::{ConditionReason, ConditionType};
+use crate::api::status::MESSAGE;
+use crate::api::{CheckpointVolume, TrainingJob, TrainingJobSpec};
 
 /// Type of the condition; only jobs that once were unreadable have it.
 const READABLE: &str = ConditionType::Readable.name();

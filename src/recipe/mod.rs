@@ -4,60 +4,32 @@
 //! files. [`native`] turns that tree into a [`Spec`] and the map of places. This module neither plans nor
 //! inspects hardware.
 
-pub mod accelerate;
-mod axes;
-mod command;
+pub mod batch_arguments;
 #[cfg(test)]
 pub mod corpus;
-mod deepspeed;
-pub mod diagnostic;
-mod dialect;
-pub mod dpo;
-pub mod emit;
-mod files;
-pub mod halos;
-pub mod handbook;
-mod hjson;
-pub mod hydra;
-mod job;
-mod name;
-pub mod native;
-pub mod node;
-mod origin;
-pub mod overrides;
-pub mod own_command;
-pub mod placeholder;
-mod preference;
-mod programs;
-pub mod reader;
-mod readers;
-mod reading;
-mod request;
-pub mod resume;
-pub mod scalar;
-pub mod source;
-pub mod spec;
-pub mod suggest;
-pub mod transformers;
-mod tree;
-pub mod yaml;
+pub mod dialects;
+mod inputs;
+pub mod schema;
+pub mod syntax;
+pub mod trainer_command;
 
 use std::borrow::Cow;
 
-pub use diagnostic::{Diagnostic, Located, Severity};
-pub use dialect::{Dialect, RESERVED};
-pub use files::{Files, TreeBatch};
-pub use origin::{Origin, OutsidePath};
-pub use overrides::Setting;
-pub use request::Request;
-pub use source::{FileId, Place, Places, SourceFile, Sources, Span};
-pub use spec::Spec;
+use dialects::accelerate;
+use dialects::native;
+use dialects::readers::{self, READERS};
+use inputs::Job;
+use schema::reader::{self, Asked, Detected, Reader, Translated};
+use schema::reading::Reading;
 
-use accelerate::Zero;
-use job::Job;
-use reader::{Asked, Detected, Reader, Translated};
-use readers::READERS;
-use reading::Reading;
+pub use schema::dialect::{Dialect, RESERVED};
+pub use schema::files::{Files, TreeBatch};
+pub use schema::origin::{Origin, OutsidePath};
+pub use schema::overrides::{self, Setting};
+pub use schema::request::Request;
+pub use schema::spec::{self, Spec};
+pub use syntax::diagnostic::{self, Diagnostic, Located, Severity};
+pub use syntax::source::{FileId, Place, Places, SourceFile, Sources, Span};
 
 /// The error for an invalid recipe: all diagnostics and the files.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -149,7 +121,7 @@ pub fn read_text(request: &Request, text: String) -> Result<Recipe, ReadError> {
 
 fn finish(request: &Request, text: Option<String>) -> Result<Recipe, ReadError> {
     let mut reading = Reading::at(&request.origin);
-    let job = job::gather(request, text, &mut reading);
+    let job = inputs::gather(request, text, &mut reading);
     let found = job.and_then(|job| find(request, job, &mut reading));
     let pending = std::mem::take(&mut reading.pending);
     reading.diagnostics.extend(pending);
@@ -205,7 +177,11 @@ fn find(request: &Request, job: Job, reading: &mut Reading) -> Option<Found> {
         detected = format!("{detected}; {version}");
     }
     if let Some(mut launched) = job.launched {
-        if reading.zero.as_ref().is_some_and(Zero::is_overruled) {
+        if reading
+            .deepspeed_plugin
+            .as_ref()
+            .is_some_and(|plugin| plugin.overruled)
+        {
             accelerate::leave_to_trainer(&mut launched);
         }
         accelerate::conflicts(&launched, &native, reading);

@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 use std::path::Path;
 
-use super::spec::{LastBatch, LearningRateShape, Objective, Precision, Strategy};
 use super::*;
+use crate::recipe::schema::spec::{LastBatch, LearningRateShape, Objective, Precision, Strategy};
 
 /// Reads a file with `--recipe-gpus`.
 fn read_for(path: &Path, gpus: Option<&str>, overrides: &[&str]) -> Result<Recipe, ReadError> {
@@ -22,7 +22,7 @@ fn read_for(path: &Path, gpus: Option<&str>, overrides: &[&str]) -> Result<Recip
 }
 
 /// Reads a script from a file `run.sh`.
-pub(in crate::recipe) fn script(text: &str) -> Result<Recipe, ReadError> {
+pub(crate) fn script(text: &str) -> Result<Recipe, ReadError> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("run.sh");
     std::fs::write(&path, text).unwrap();
@@ -33,7 +33,7 @@ pub(in crate::recipe) fn script(text: &str) -> Result<Recipe, ReadError> {
 }
 
 /// Reads a command as if typed after `--`.
-pub(in crate::recipe) fn told(line: &str) -> Result<Recipe, ReadError> {
+pub(crate) fn told(line: &str) -> Result<Recipe, ReadError> {
     read(&Request {
         command: line.split(' ').map(str::to_owned).collect(),
         ..Request::default()

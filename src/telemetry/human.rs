@@ -1,6 +1,6 @@
 //! Numbers as people read them: `1.2k`, `3m12s`.
 
-use crate::words::{noun, scale, three_digits};
+use crate::util::format::{noun, scale, three_digits};
 
 /// Text in place of a missing number.
 pub const UNKNOWN: &str = "–";

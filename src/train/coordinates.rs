@@ -42,7 +42,7 @@ mod tests {
     use crate::comm::solo::Solo;
     use crate::engine::cpu::{CpuEngine, CpuOptions};
     use crate::engine::{Measure, MicroBatch, ModelConfig};
-    use crate::recipe::spec::Groups;
+    use crate::recipe::schema::spec::Groups;
 
     const MEASURE: Measure = Measure {
         micro_batches: true,

@@ -3,28 +3,27 @@
 //! [`trainer::Trainer`] is the loop, which is the same for every engine; [`rank`] is its process. This module
 //! does not depend on Kubernetes.
 
-pub mod checkpoint;
+pub mod checkpoint_ref;
 mod coordinates;
-pub mod data;
+mod heartbeats;
 mod message;
 mod orders;
-pub mod pin;
 pub mod rank;
 mod saving;
 pub mod schedule;
 pub mod setup;
-mod signs_of_life;
 pub mod state;
-pub mod tensor_file;
 mod trainer;
 pub mod weights;
 
 pub use setup::Setup;
 pub use state::TrainState;
 
+use crate::checkpoint;
 use crate::comm::CommError;
-use crate::durable::FileError;
+use crate::data;
 use crate::engine::EngineError;
+use crate::util::durable::FileError;
 
 /// Why training stopped before its budget was used up.
 #[derive(Debug, thiserror::Error)]

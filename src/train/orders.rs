@@ -6,7 +6,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use crate::job::protocol::{Order, Report};
+use crate::lifecycle::protocol::{Order, Report};
 
 /// Incoming orders, read by a separate thread.
 pub struct Orders {

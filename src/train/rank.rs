@@ -8,13 +8,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::TrainError;
-use super::data::{Dataset, Part};
 use super::orders::{Orders, Reports};
-use super::pin;
 use super::saving::Saving;
 use super::schedule::LearningRateSchedule;
 use super::setup::Setup;
-use super::signs_of_life::SignsOfLife;
 use super::state::TrainState;
 use super::trainer::{Ending, STRAGGLER_FACTOR, Trainer, measure};
 use super::weights::Weights;
@@ -22,16 +19,19 @@ use crate::comm::solo::Solo;
 use crate::comm::tcp::{self, Greeting, TcpOptions};
 use crate::comm::watch::StepWatch;
 use crate::comm::{CommError, Ended, World};
-use crate::durable::{FileError, read_json};
+use crate::data::{Dataset, Part};
 use crate::engine::cpu::{self, CpuEngine, CpuOptions};
 use crate::engine::{Engine, EngineError, Measure};
-use crate::job::protocol::{Order, Report, exit};
-use crate::job::{Generation, files};
+use crate::lifecycle::protocol::{Order, Report, exit};
+use crate::lifecycle::{Generation, files};
 use crate::norm::settings::groups;
 use crate::norm::{Conditions, Controller};
-use crate::recipe::spec::{BatchSchedule, Strategy};
+use crate::recipe::schema::spec::{BatchSchedule, Strategy};
 use crate::samples::Ledger;
 use crate::telemetry::metrics::Writer as MetricsWriter;
+use crate::train::checkpoint_ref;
+use crate::train::heartbeats::SignsOfLife;
+use crate::util::durable::{FileError, read_json};
 
 /// Time that a rank that lost a peer waits for an order.
 const ORDERS: Duration = Duration::from_secs(30);
@@ -280,7 +280,7 @@ fn load(
             ledger: Ledger::default(),
         });
     };
-    let checkpoint = pin::open_lazily(&options.run, pin)?;
+    let checkpoint = checkpoint_ref::open_lazily(&options.run, pin)?;
     checkpoint.restore(engine)?;
     let mut state = TrainState::from_checkpoint(&checkpoint)?;
     state.controller.refit(conditions)?;

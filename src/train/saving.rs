@@ -6,13 +6,14 @@ use std::time::Instant;
 
 use serde_json::Value;
 
-use super::checkpoint::{self, Contents, Target, Writer};
+use super::TrainError;
 use super::setup::Setup;
 use super::state::TrainState;
-use super::{TrainError, pin};
+use crate::checkpoint::{self, Contents, Target, Writer};
 use crate::comm::Collective;
 use crate::engine::Engine;
-use crate::job::protocol::Report;
+use crate::lifecycle::protocol::Report;
+use crate::train::checkpoint_ref;
 
 /// The checkpoint in progress, if any.
 #[derive(Default)]
@@ -93,7 +94,7 @@ impl Saving {
             world,
         )?;
         Ok(Some(Report::Committed {
-            pin: pin::pin(&committed, &done.target.run_directory, done.batch),
+            pin: checkpoint_ref::pin(&committed, &done.target.run_directory, done.batch),
             seconds: done.started.elapsed().as_secs_f64(),
             bytes: 3 * size_of::<f32>() as u64 * engine.layout().len(),
         }))

@@ -9,10 +9,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::TrainError;
-use super::data::{Dataset, Part};
-use crate::batch::Horizon;
+use crate::data::{Dataset, Part};
 use crate::engine::ModelConfig;
-use crate::job::files;
+use crate::lifecycle::files;
+use crate::plan::Horizon;
 use crate::recipe::{Dialect, Places, Recipe, Sources, Spec};
 use crate::samples::{Order, OrderError};
 

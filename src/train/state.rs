@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::TrainError;
-use super::checkpoint::Checkpoint;
+use crate::checkpoint::Checkpoint;
 use crate::norm::Controller;
 use crate::samples::Ledger;
 

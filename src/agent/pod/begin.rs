@@ -6,17 +6,18 @@ use std::time::{Duration, Instant};
 
 use super::waiting::{Verdict, Waiting};
 use super::{Current, PodAgent};
-use crate::agent::own_call::{self, own_call};
 use crate::agent::preparation::{self, Preparation};
-use crate::agent::volume::{self, volume_problem};
-use crate::agent::{OomKills, Program, Ranks, Silence, Start, Tail};
-use crate::durable::FileError;
+use crate::agent::volume;
+use crate::agent::{OomKills, Ranks, Silence, Tail};
+use crate::external_trainer::call::{self, own_call};
+use crate::external_trainer::{Program, Start};
 use crate::inventory::Inventory;
-use crate::job::agent_state::{AgentState, Problem};
-use crate::job::files;
-use crate::job::generation::Generation;
-use crate::job::seen::Seen;
+use crate::lifecycle::agent_state::{AgentState, Problem};
+use crate::lifecycle::files;
+use crate::lifecycle::generation::Generation;
+use crate::lifecycle::rank_status::Seen;
 use crate::telemetry::now;
+use crate::util::durable::FileError;
 
 /// Retry interval of NVML queries, volume checks and a failed preparation.
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);
@@ -121,11 +122,11 @@ impl PodAgent {
     }
 
     fn start(&mut self, record: &Generation, first: u64, count: u64) -> Result<(), Problem> {
-        let volume = |error: FileError| volume_problem(&error);
+        let volume = |error: FileError| Problem::of_volume(&error);
         record.write(&self.identity.run).map_err(volume)?;
         let external = self
             .external_job()
-            .map(|job| own_call(job, &self.identity.run, record));
+            .map(|job| own_call(&job.trainer_source(), &self.identity.run, record));
         let external = external.transpose()?;
         let oom_kills = OomKills::watch();
         let ranks = Ranks::start(
@@ -188,9 +189,9 @@ impl PodAgent {
     fn prepared(&mut self, record: &Generation, mine: bool) -> Result<bool, Problem> {
         if let Some(job) = self.external_job() {
             // An external trainer prepares its own data.
-            let chosen = own_call::choose(job, &self.identity.run, record, mine)?;
+            let chosen = call::choose(&job.trainer_source(), &self.identity.run, record, mine)?;
             if !chosen {
-                let call = own_call::call_file(&self.identity.run, record);
+                let call = call::call_file(&self.identity.run, record);
                 // After a timeout the trainer starts without the first member's choice.
                 if let Err(problem) = self.wait_for(record, &call) {
                     self.report_wait(problem.message);
@@ -214,7 +215,7 @@ impl PodAgent {
             Some(preparation) => preparation,
             none => {
                 let begun = Preparation::start(&self.identity, job);
-                none.insert(begun.map_err(|error| volume_problem(&error))?)
+                none.insert(begun.map_err(|error| Problem::of_volume(&error))?)
             }
         };
         match preparation.ended() {

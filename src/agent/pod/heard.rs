@@ -2,9 +2,9 @@
 
 use super::PodAgent;
 use crate::agent::{Event as RankEvent, last_lines, silence};
-use crate::job::files;
-use crate::job::protocol::{Ending, Report};
-use crate::job::seen::Seen;
+use crate::lifecycle::files;
+use crate::lifecycle::protocol::{Ending, Report};
+use crate::lifecycle::rank_status::Seen;
 use crate::telemetry::{Event, now};
 
 impl PodAgent {

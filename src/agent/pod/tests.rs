@@ -7,13 +7,13 @@ use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use super::*;
-use crate::batch::{self, PlanRequest};
-use crate::job::Reason;
-use crate::job::api::RemainderPolicy;
-use crate::job::api::status::{Current as Published, RecipeSnapshot};
-use crate::job::files;
-use crate::job::generation::{Address, Member, PodRef};
-use crate::job::protocol::Ending;
+use crate::api::RemainderPolicy;
+use crate::api::status::{Current as Published, RecipeSnapshot};
+use crate::lifecycle::Reason;
+use crate::lifecycle::files;
+use crate::lifecycle::generation::{Address, Member, PodRef};
+use crate::lifecycle::protocol::Ending;
+use crate::plan::{self, PlanRequest};
 use crate::recipe;
 use crate::telemetry::{Mode, now};
 
@@ -135,7 +135,7 @@ fn job_of(world: u8) -> Membership {
         number: 1,
         reason: Reason::Started,
         members: members.collect(),
-        plan: batch::plan(&recipe, &PlanRequest::gpus(world.into())).unwrap(),
+        plan: plan::plan(&recipe, &PlanRequest::gpus(world.into())).unwrap(),
         start: None,
         master: Address {
             host: address(0).to_string(),

@@ -7,8 +7,8 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use crate::agent::Answer;
-use crate::job::agent_state::Problem;
-use crate::job::generation::Generation;
+use crate::lifecycle::agent_state::Problem;
+use crate::lifecycle::generation::Generation;
 
 /// Shorter waits are not reported.
 const REPORT_AFTER: Duration = Duration::from_secs(10);

@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow, bail};
 
+use crate::api::status::RecipeSnapshot;
+use crate::api::{RecipeSource, RemainderPolicy};
 use crate::cli::recipe_args::RecipeArgs;
-use crate::job::api::status::RecipeSnapshot;
-use crate::job::api::{RecipeSource, RemainderPolicy};
 use crate::recipe::{self, FileId, Recipe, SourceFile};
 
 /// File name of a command that is used as a recipe.

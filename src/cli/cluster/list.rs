@@ -3,10 +3,10 @@
 use std::process::ExitCode;
 
 use super::ClusterArgs;
+use crate::api::TrainingJob;
 use crate::cli::output::{Format, line, print, say};
 use crate::cli::table::Table;
 use crate::client::change;
-use crate::job::api::TrainingJob;
 
 /// List TrainingJobs.
 #[derive(clap::Args)]

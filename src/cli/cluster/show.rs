@@ -4,11 +4,11 @@
 use std::process::ExitCode;
 
 use super::ClusterArgs;
+use crate::api::TrainingJob;
+use crate::api::status::Phase;
 use crate::cli::EXIT_REFUSED;
 use crate::cli::output::{Format, line, print};
 use crate::cli::table::Table;
-use crate::job::api::TrainingJob;
-use crate::job::api::status::Phase;
 
 /// Shows one job; exit code 1 if it has failed.
 pub fn run(name: &str, cluster: &ClusterArgs, output: Format) -> anyhow::Result<ExitCode> {

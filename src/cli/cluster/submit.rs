@@ -6,13 +6,13 @@ use std::process::ExitCode;
 use anyhow::Context;
 
 use super::{ClusterArgs, carry};
-use crate::batch::{self, PlanRequest};
+use crate::api::RemainderPolicy;
 use crate::cli::output::{Format, say};
 use crate::cli::recipe_args::RecipeArgs;
 use crate::cli::{EXIT_REFUSED, render};
 use crate::client::{self, End, Wanted, change};
-use crate::job::api::RemainderPolicy;
 use crate::launch::check_own;
+use crate::plan::{self, PlanRequest};
 use crate::recipe::Recipe;
 use crate::telemetry::{Display, Mode};
 
@@ -83,7 +83,7 @@ pub fn run(
     };
     // The controller checks again; this check refuses a bad recipe before it is sent.
     let world = u64::from(nodes) * u64::from(per_node);
-    let examined = batch::examine(recipe, &PlanRequest::gpus(world));
+    let examined = plan::examine(recipe, &PlanRequest::gpus(world));
     render::print(&examined.diagnostics, &recipe.sources);
     let Ok(plan) = examined.finish() else {
         return Ok(ExitCode::from(EXIT_REFUSED));

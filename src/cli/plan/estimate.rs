@@ -6,11 +6,11 @@ use std::process::ExitCode;
 use anyhow::{Context, bail};
 
 use super::text;
-use crate::batch::{self, PlanRequest, Start, memory};
 use crate::cli::output::{self, Format};
 use crate::cli::{EXIT_REFUSED, render};
+use crate::plan::{self, PlanRequest, Start, memory};
 use crate::recipe::{ReadError, Recipe, Request, read_text};
-use crate::words::count;
+use crate::util::format::count;
 
 /// Prefix of the `config.json` keys that define a shape.
 const SHAPE: &str = "model.config.";
@@ -29,8 +29,8 @@ pub fn recipe(
     let overrides: Vec<String> = first.into_iter().chain(overrides.iter().cloned()).collect();
     let shaped = overrides.iter().any(|text| text.starts_with(SHAPE));
     // Then `model` is a name, and the keys define the shape.
-    let shape_only = shaped.then(|| batch::starter(&format!("model-of-{model}")));
-    let text = shape_only.flatten().or_else(|| batch::starter(model));
+    let shape_only = shaped.then(|| plan::starter(&format!("model-of-{model}")));
+    let text = shape_only.flatten().or_else(|| plan::starter(model));
     let text = text.with_context(|| {
         format!(
             "no known shape has about {model} parameters; use one of the sizes {}, a hub id, \
@@ -62,7 +62,7 @@ pub fn refuse_unknown(recipe: &Recipe, request: &PlanRequest) -> anyhow::Result<
 /// Prints the proposal.
 pub fn print(recipe: &Recipe, request: &PlanRequest, format: Format) -> anyhow::Result<ExitCode> {
     refuse_unknown(recipe, request)?;
-    let start = batch::start(recipe, request)
+    let start = plan::start(recipe, request)
         .with_context(|| format!("the axes do not divide {} GPUs", request.gpus))?;
     match format {
         Format::Text => output::print(proposal(recipe, request, &start))?,
@@ -109,7 +109,7 @@ mod tests {
             device_memory: Some(80_000_000_000),
             ..PlanRequest::gpus(8)
         };
-        batch::start(&recipe, &request).context("no shape")
+        plan::start(&recipe, &request).context("no shape")
     }
 
     #[test]

@@ -6,7 +6,8 @@ use std::ops::Range;
 
 use annotate_snippets::{AnnotationKind, Group, Level, Renderer, Snippet};
 
-use crate::recipe::{Diagnostic, Severity, Sources, Span, diagnostic};
+use crate::recipe::syntax::diagnostic;
+use crate::recipe::{Diagnostic, Severity, Sources, Span};
 
 /// All diagnostics in file order, with terminal colours; empty if there are none. Print with
 /// `anstream`, which strips colours where they are not supported.

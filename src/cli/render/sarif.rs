@@ -7,7 +7,7 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use crate::batch::rules::RULES;
+use crate::plan::rules::RULES;
 use crate::recipe::{Diagnostic, Severity, Sources, Span};
 
 /// Result of checking one recipe.

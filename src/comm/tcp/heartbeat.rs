@@ -11,11 +11,11 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
 
-use super::bonds::{Bonds, GRACE};
-use super::gossip::Gossip;
 use super::poll::wait;
 use super::wire::peers;
 use crate::comm::CommError;
+use crate::comm::tcp::connections::{Bonds, GRACE};
+use crate::comm::tcp::control::Gossip;
 
 /// Time that a leaving rank allows its peers to read its reason.
 const LINGER: Duration = Duration::from_millis(500);

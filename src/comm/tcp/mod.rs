@@ -12,8 +12,8 @@
 //! Floats travel in the processor's byte order, which is little-endian on every supported target.
 
 mod acceptor;
-mod bonds;
-mod gossip;
+mod connections;
+mod control;
 mod greeting;
 mod heartbeat;
 mod message;
@@ -32,7 +32,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
-use self::bonds::{Bonds, lock};
+use self::connections::{Bonds, lock};
 pub use self::greeting::Greeting;
 use self::heartbeat::Heartbeat;
 use self::message::{MESSAGE_LIMIT, Messages};

@@ -2,8 +2,8 @@
 //! batch if the user allows it and no step is committed.
 
 use super::Launcher;
-use crate::batch::{OomPolicy, Plan};
 use crate::launch::{LaunchError, worlds};
+use crate::plan::{OomPolicy, Plan};
 use crate::telemetry::Event;
 
 impl Launcher<'_> {

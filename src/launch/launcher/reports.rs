@@ -4,12 +4,12 @@ use std::time::Instant;
 
 use super::{Launcher, RESTARTS};
 use crate::agent::Event as RankEvent;
-use crate::job::Pin;
-use crate::job::protocol::{Ending, Report};
+use crate::checkpoint;
 use crate::launch::LaunchError;
 use crate::launch::run_dir::{GenerationRow, Phase};
+use crate::lifecycle::Pin;
+use crate::lifecycle::protocol::{Ending, Report};
 use crate::telemetry::{EvaluationRecord, Event, StepRecord};
-use crate::train::checkpoint;
 
 impl Launcher<'_> {
     /// Handles an event of a rank of the current generation.
@@ -195,7 +195,7 @@ fn rescaled(from: u64, row: &GenerationRow, seconds: f64) -> Option<Event> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::job::Reason;
+    use crate::lifecycle::Reason;
 
     fn step(samples: u64, batch: u64) -> StepRecord {
         StepRecord {

@@ -5,7 +5,7 @@ use k8s_openapi::api::rbac::v1::{PolicyRule, Role, RoleBinding, RoleRef, Subject
 use kube::ResourceExt;
 
 use super::{account, metadata};
-use crate::job::api::TrainingJob;
+use crate::api::TrainingJob;
 
 /// Service account of the job's pods.
 pub fn service_account(job: &TrainingJob) -> ServiceAccount {

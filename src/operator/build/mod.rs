@@ -15,7 +15,7 @@ pub use access::{role, role_binding, service_account};
 pub use network::{network_policy, service};
 pub use pod::{is_outdated, pod, run_directory, tolerations_and_selector};
 
-use crate::job::api::TrainingJob;
+use crate::api::TrainingJob;
 
 /// HTTP port of the agents.
 pub const AGENT_PORT: u16 = 8471;
@@ -72,7 +72,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::job::api::status::Slot;
+    use crate::api::status::Slot;
 
     fn yaml(object: &impl Serialize) -> String {
         serde_saphyr::to_string(object).unwrap()

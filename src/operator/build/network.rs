@@ -10,7 +10,7 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::ResourceExt;
 
 use super::{AGENT_PORT, metadata, selector};
-use crate::job::api::TrainingJob;
+use crate::api::TrainingJob;
 
 /// Headless Service: gives each pod a DNS name, also before it is ready.
 pub fn service(job: &TrainingJob) -> Service {

@@ -9,8 +9,8 @@ use serde_json::{Value, json};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::{AGENT_PORT, JOB_LABEL, SLOT_LABEL, TEMPLATE_LABEL, account, metadata, overlay};
-use crate::job::api::TrainingJob;
-use crate::job::api::status::Slot;
+use crate::api::TrainingJob;
+use crate::api::status::Slot;
 
 /// Default user and group ID of the pods.
 const USER: i64 = 65532;

@@ -6,7 +6,7 @@ use anstyle::{AnsiColor, Color, Style};
 use super::progress::Progress;
 use crate::telemetry::human::{count, duration, from_floor, grouped, learning_rate, plural};
 use crate::telemetry::{Event, StepRecord};
-use crate::words::bytes;
+use crate::util::format::bytes;
 
 /// Columns of the right-aligned label.
 const LABEL: usize = 10;

@@ -8,7 +8,7 @@ mod printed;
 mod simulated;
 
 use super::*;
-use crate::recipe::spec::NormTest;
+use crate::recipe::schema::spec::NormTest;
 
 const BUDGET: u64 = 2_000_000;
 

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::norm::synthetic::{Gradients, Random};
-use crate::recipe::spec::Estimator;
+use crate::recipe::schema::spec::Estimator;
 
 #[test]
 fn the_printed_form_grows_at_once_by_whole_micro_batches_and_stops_at_the_maximum() {

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::norm::synthetic::{Gradients, Random};
-use crate::recipe::spec::{Estimator, Groups};
+use crate::recipe::schema::spec::{Estimator, Groups};
 
 /// Runs a controller on drawn gradients with this B_simple, in groups of 16 samples. Returns the batches
 /// after 60 steps, in which the smoothed estimates settle.

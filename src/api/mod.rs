@@ -1,0 +1,445 @@
+//! The TrainingJob custom resource: what a user applies, and the status that the controller writes.
+//!
+//! Plain data, the one source of the CRD's schema. `evenkeel crd` prints it, and a test compares it
+//! with the manifests. Nothing here talks to an API server. Doc comments of fields are the texts of
+//! `kubectl explain`.
+
+pub mod condition;
+pub mod fields;
+mod recipe_snapshot;
+pub(super) mod schema;
+pub mod status;
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::{CustomResource, CustomResourceExt, KubeSchema};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+pub use status::TrainingJobStatus;
+
+/// Trains a recipe on nodes of the cluster and keeps its global batch when their number changes.
+#[derive(CustomResource, KubeSchema, Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[kube(
+    group = "evenkeel.dev",
+    version = "v1alpha1",
+    kind = "TrainingJob",
+    namespaced,
+    shortname = "tj",
+    category = "all",
+    status = "TrainingJobStatus",
+    derive = "PartialEq",
+    doc = "Trains a recipe on nodes of the cluster and keeps its global batch when their number changes.",
+    scale(
+        spec_replicas_path = ".spec.nodes",
+        status_replicas_path = ".status.nodes",
+        label_selector_path = ".status.selector"
+    ),
+    printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase"),
+    printcolumn(name = "Nodes", type_ = "integer", json_path = ".status.nodes"),
+    printcolumn(name = "Desired", type_ = "integer", json_path = ".spec.nodes"),
+    printcolumn(name = "Batch", type_ = "string", json_path = ".status.plan.formula"),
+    printcolumn(name = "Progress", type_ = "string", json_path = ".status.progress.percent"),
+    printcolumn(name = "Loss", type_ = "string", json_path = ".status.progress.loss"),
+    printcolumn(name = "Message", type_ = "string", json_path = ".status.message", priority = 1),
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
+    validation = Rule::new("size(self.metadata.name) <= 52")
+        .message("metadata.name has at most 52 characters: pod names append to it"),
+    validation = Rule::new("self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')")
+        .message("metadata.name consists of lower-case letters, digits and dashes and begins with a letter: the job's Service has the same name")
+)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(
+    validation = Rule::new(
+        "!has(self.elasticity) || !has(self.elasticity.minNodes) || self.elasticity.minNodes <= self.nodes"
+    )
+    .message("elasticity.minNodes is more than nodes"),
+    validation = Rule::new(
+        "!has(self.elasticity) || !has(self.elasticity.minNodes) || !has(self.elasticity.maxNodes) || self.elasticity.minNodes <= self.elasticity.maxNodes"
+    )
+    .message("elasticity.minNodes is more than elasticity.maxNodes"),
+    validation = Rule::new(
+        "self.gpusPerNode == oldSelf.gpusPerNode && self.resourceName == oldSelf.resourceName && self.checkpoint == oldSelf.checkpoint"
+    )
+    .message("gpusPerNode, resourceName and checkpoint are immutable; create a new TrainingJob")
+)]
+pub struct TrainingJobSpec {
+    /// The recipe. The controller copies it into the status when it first plans the job; later edits have
+    /// no effect.
+    pub recipe: RecipeSource,
+    /// Overrides of recipe keys as `KEY=VALUE`, applied like the arguments of `evenkeel plan`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 256), inner(length(max = 32768)))]
+    pub overrides: Vec<String>,
+    /// Nodes to train on; `kubectl scale` sets it. The job runs on the largest feasible number of nodes up
+    /// to this one. To free all of them, set `suspend`.
+    #[schemars(range(min = 1, max = 1024))]
+    pub nodes: u32,
+    /// GPUs per pod. Each GPU gets one rank. Immutable.
+    #[serde(default = "one")]
+    #[schemars(range(min = 1, max = 64))]
+    pub gpus_per_node: u32,
+    /// Name of the GPU resource in the nodes' allocatable resources, also a MIG profile. Immutable.
+    #[serde(default = "nvidia_gpu")]
+    #[schemars(length(min = 1, max = 253))]
+    pub resource_name: String,
+    /// Bounds and delays of rescales.
+    #[serde(default)]
+    pub elasticity: Elasticity,
+    /// Container image with everything that `trainer.command` needs. It need not contain `evenkeel`.
+    #[schemars(length(min = 1, max = 1024))]
+    pub image: String,
+    /// The trainer. Default: the built-in trainer.
+    #[serde(default)]
+    pub trainer: Trainer,
+    /// Volume of the checkpoints and of the run's files. Immutable.
+    pub checkpoint: CheckpointVolume,
+    /// Failures after which the job gives up.
+    #[serde(default)]
+    pub budgets: Budgets,
+    /// True: commit a checkpoint and free all GPUs. False: train, from the last checkpoint.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub suspend: bool,
+    /// A pod template merged into every pod: node selectors, tolerations, volumes, priority class, pull
+    /// secrets, resources. Containers are merged by name; the trainer's container is `trainer`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "schema::any_object")]
+    pub pod_template: Option<Value>,
+    /// Delete the job this many seconds after it completed or failed. Default: never.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 2147483647))]
+    pub ttl_seconds_after_finished: Option<u32>,
+}
+
+/// Source of a recipe: a text, a ConfigMap, or `files` with the path of one of them.
+#[derive(KubeSchema, Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(
+    validation = Rule::new("!has(self.inline) || !has(self.configMap)")
+        .message("recipe.inline and recipe.configMap exclude each other"),
+    validation = Rule::new("has(self.inline) || has(self.configMap) || has(self.files) && has(self.path)")
+        .message("recipe needs inline, configMap, or files with path"),
+    validation = Rule::new("!has(self.accelerate) || !has(self.acceleratePath)")
+        .message("recipe.accelerate and recipe.acceleratePath exclude each other")
+)]
+pub struct RecipeSource {
+    /// The recipe's text, in any dialect that `evenkeel plan` reads.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 1048576))]
+    pub inline: Option<String>,
+    /// A ConfigMap in the job's namespace. The job waits until it exists.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub config_map: Option<ConfigMapKey>,
+    /// Path of the recipe, relative to the folder of `files`: a file, or the folder of a tree of configs.
+    /// Some dialects are recognised by it. Default: recipe.yaml.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 1024))]
+    pub path: Option<String>,
+    /// Texts of files that the recipe refers to, by relative path. A path must not leave its folder.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[schemars(schema_with = "schema::texts")]
+    pub files: BTreeMap<String, String>,
+    /// Text of an accelerate config.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 1048576))]
+    pub accelerate: Option<String>,
+    /// Path of the accelerate config among `files`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 1024))]
+    pub accelerate_path: Option<String>,
+    /// The recipe's dialect. Default: recognised by the recipe's keys, as `evenkeel plan` does without
+    /// `--dialect`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 63))]
+    pub dialect: Option<String>,
+    /// Version of the dialect, as `evenkeel plan --dialect-version`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 63))]
+    pub dialect_version: Option<String>,
+}
+
+/// A recipe in a ConfigMap: one key, or several that become files.
+#[derive(JsonSchema, Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ConfigMapKey {
+    /// Name of the ConfigMap.
+    #[schemars(length(min = 1, max = 253))]
+    pub name: String,
+    /// Key of the recipe's text. Unused with `items`.
+    #[serde(default = "recipe_yaml")]
+    #[schemars(length(max = 253))]
+    pub key: String,
+    /// Keys that become files, as in a ConfigMap volume. `recipe.path` then names the recipe among them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 256))]
+    pub items: Vec<KeyToPath>,
+}
+
+/// A key of a ConfigMap and the path of its file.
+#[derive(JsonSchema, Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct KeyToPath {
+    /// Key in the ConfigMap.
+    #[schemars(length(max = 253))]
+    pub key: String,
+    /// Relative path of the file, as in `files`.
+    #[schemars(length(min = 1, max = 1024))]
+    pub path: String,
+}
+
+/// Bounds and delays of rescales.
+#[derive(JsonSchema, Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Elasticity {
+    /// Fewest nodes. With fewer free nodes the job waits and holds no GPU.
+    #[schemars(range(min = 1, max = 1024))]
+    pub min_nodes: u32,
+    /// Most nodes, even if `nodes` is larger. Default: no limit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 1024))]
+    pub max_nodes: Option<u32>,
+    /// Seconds for which a larger world must be possible before the job scales up to it.
+    #[schemars(range(min = 0, max = 86400))]
+    pub scale_up_delay_seconds: u32,
+    /// Reaction to a cordoned node. Drain: commit a checkpoint and leave the node at once. Wait: stay until
+    /// the pod is deleted or evicted, since an upgrade may cordon a whole pool at once.
+    pub on_cordon: OnCordon,
+    /// Nodes that pods are created for. Discovered: those with free GPUs. Request: all of `nodes`, so that
+    /// an autoscaler sees pending pods.
+    pub capacity: Capacity,
+    /// Numbers of nodes that do not split the global batch exactly. Exact: not used. Uneven: used, with
+    /// different numbers of whole micro-batches per rank.
+    pub remainder: RemainderPolicy,
+    /// Seconds without contact after which an agent stops its ranks: no answer from the API server, the
+    /// controller or another pod of the generation.
+    #[schemars(range(min = 5, max = 3600))]
+    pub fence_after_seconds: u32,
+    /// Seconds that ranks may take to commit a checkpoint and leave. Then the next generation starts
+    /// without that checkpoint.
+    #[schemars(range(min = 1, max = 3600))]
+    pub drain_seconds: u32,
+    /// Seconds to wait for the pods of a new world. Then the job starts with those that are ready.
+    #[schemars(range(min = 1, max = 3600))]
+    pub placement_seconds: u32,
+}
+
+impl Default for Elasticity {
+    fn default() -> Self {
+        Elasticity {
+            min_nodes: 1,
+            max_nodes: None,
+            scale_up_delay_seconds: 30,
+            on_cordon: OnCordon::Drain,
+            capacity: Capacity::Discovered,
+            remainder: RemainderPolicy::Exact,
+            fence_after_seconds: 30,
+            drain_seconds: 60,
+            placement_seconds: 60,
+        }
+    }
+}
+
+/// Reaction to a cordoned node.
+#[derive(JsonSchema, Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub enum OnCordon {
+    /// Commit a checkpoint and leave the node at once.
+    #[default]
+    Drain,
+    /// Stay until the pod is deleted or evicted: an upgrade may cordon a whole pool at once.
+    Wait,
+}
+
+/// Nodes that pods are created for.
+#[derive(JsonSchema, Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub enum Capacity {
+    /// Create pods for free GPUs only.
+    #[default]
+    Discovered,
+    /// Create pods for all of `nodes`, so that an autoscaler sees pending pods.
+    Request,
+}
+
+/// Worlds that do not split the global batch exactly.
+#[derive(JsonSchema, Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub enum RemainderPolicy {
+    /// Such worlds are not feasible.
+    #[default]
+    Exact,
+    /// Ranks get different numbers of whole micro-batches; their sum is the global batch.
+    Uneven,
+}
+
+/// The trainer.
+#[derive(JsonSchema, Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Trainer {
+    /// Command of an external trainer, started once per rank with torchrun's environment. Empty: the
+    /// built-in trainer.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 1024), inner(length(max = 32768)))]
+    pub command: Vec<String>,
+    /// Memory limit of a rank of the built-in trainer, for example 2GiB. Above it the per-device batch goes
+    /// down. Default: no limit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 63))]
+    pub rank_memory: Option<String>,
+    /// Environment variables of the ranks.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 1024))]
+    pub env: Vec<EnvVar>,
+}
+
+/// An environment variable.
+#[derive(JsonSchema, Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct EnvVar {
+    /// Name of the variable.
+    #[schemars(length(min = 1, max = 253))]
+    pub name: String,
+    /// Value of the variable. Default: empty.
+    #[serde(default)]
+    #[schemars(length(max = 131072))]
+    pub value: String,
+}
+
+/// Volume of the run's files. All pods must see the same directory.
+#[derive(KubeSchema, Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(
+    validation = Rule::new("has(self.claim) || has(self.path)")
+        .message("checkpoint needs a claim, or a path that podTemplate mounts")
+)]
+pub struct CheckpointVolume {
+    /// Name of a PersistentVolumeClaim with access mode ReadWriteMany, mounted at `path`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 253))]
+    pub claim: Option<String>,
+    /// Mount path. The run's directory below it is named by the job's name and uid. Default: /checkpoints.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 4096))]
+    pub path: Option<String>,
+}
+
+impl CheckpointVolume {
+    /// Mount path in the pods.
+    pub fn mount(&self) -> &str {
+        self.path.as_deref().unwrap_or("/checkpoints")
+    }
+}
+
+/// Failures after which the job gives up. Lost nodes and pods, drains and rescales never count.
+#[derive(JsonSchema, Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Budgets {
+    /// Failures of the trainer without progress between them, including ranks that a signal ended in a living
+    /// pod. One more fails the job.
+    #[schemars(range(min = 0, max = 1000))]
+    pub restarts: u32,
+}
+
+impl Default for Budgets {
+    fn default() -> Self {
+        Budgets { restarts: 3 }
+    }
+}
+
+/// The CustomResourceDefinition.
+pub fn crd() -> CustomResourceDefinition {
+    let mut crd = TrainingJob::crd();
+    for version in &mut crd.spec.versions {
+        if let Some(schema) = version
+            .schema
+            .as_mut()
+            .and_then(|s| s.open_api_v3_schema.as_mut())
+        {
+            schema::without_unsigned_formats(schema);
+        }
+    }
+    crd
+}
+
+fn one() -> u32 {
+    1
+}
+
+fn nvidia_gpu() -> String {
+    "nvidia.com/gpu".into()
+}
+
+fn recipe_yaml() -> String {
+    "recipe.yaml".into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn manifests_match_the_types() {
+        let path = concat!(
+            env!("CARGO_MANIFEST_DIR"),
+            "/charts/evenkeel/crds/trainingjobs.yaml"
+        );
+        is_kept(path, &serde_saphyr::to_string(&crd()).unwrap());
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/manifests/base/crd.yaml");
+        is_kept(path, &serde_saphyr::to_string(&crd()).unwrap());
+    }
+
+    /// Paths of the fields below `schema` that have no description, or no upper limit of their length.
+    fn incomplete(schema: &Value, path: &str, found: &mut Vec<String>) {
+        if schema["x-kubernetes-preserve-unknown-fields"] == true {
+            return;
+        }
+        let limit = match schema["type"].as_str() {
+            Some("string") if schema["enum"].is_array() || schema["format"] == "date-time" => None,
+            Some("string") => Some("maxLength"),
+            Some("array") => Some("maxItems"),
+            Some("object") if schema["additionalProperties"].is_object() => Some("maxProperties"),
+            _ => None,
+        };
+        if let Some(limit) = limit.filter(|limit| schema[*limit].is_null()) {
+            found.push(format!("{path}: no {limit}"));
+        }
+        for (name, field) in schema["properties"].as_object().into_iter().flatten() {
+            let path = format!("{path}.{name}");
+            if field["description"].as_str().is_none_or(str::is_empty) {
+                found.push(format!("{path}: no description"));
+            }
+            incomplete(field, &path, found);
+        }
+        for below in ["items", "additionalProperties"] {
+            if schema[below].is_object() {
+                incomplete(&schema[below], &format!("{path}[]"), found);
+            }
+        }
+    }
+
+    #[test]
+    fn every_field_is_described_and_bounded() {
+        let crd = serde_json::to_value(crd()).unwrap();
+        let schema = &crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"];
+        let mut found = Vec::new();
+        for part in ["spec", "status"] {
+            incomplete(&schema[part], part, &mut found);
+        }
+        assert_eq!(found, Vec::<String>::new());
+    }
+
+    #[test]
+    fn reference_page_matches_the_types() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/trainingjob.md");
+        is_kept(path, &fields::page().unwrap());
+    }
+
+    fn is_kept(path: &str, text: &str) {
+        if std::env::var_os("UPDATE").is_some() {
+            std::fs::write(path, text).unwrap();
+        }
+        let kept = std::fs::read_to_string(path).unwrap_or_default();
+        assert!(
+            kept == text,
+            "regenerate {path}: UPDATE=1 cargo test job::api"
+        );
+    }
+}

@@ -1,0 +1,164 @@
+//! The recipe snapshot of a TrainingJob and how it is read: identically by the command line, the
+//! controller and the agents.
+
+use std::path::PathBuf;
+
+use crate::api::status::RecipeSnapshot;
+use crate::api::{RecipeSource, RemainderPolicy};
+use crate::recipe::{Dialect, Origin, Request, Setting};
+
+/// Default path of the recipe.
+const RECIPE: &str = "recipe.yaml";
+/// Path of an accelerate config that is given as text.
+const ACCELERATE: &str = "accelerate.yaml";
+
+impl RecipeSnapshot {
+    /// A snapshot of `source`; `text`: the recipe, inline or from a ConfigMap.
+    pub fn of(source: &RecipeSource, text: Option<String>, overrides: &[String]) -> RecipeSnapshot {
+        RecipeSnapshot {
+            text: text.unwrap_or_default(),
+            accelerate: source.accelerate.clone(),
+            overrides: overrides.to_vec(),
+            path: source.path.clone(),
+            accelerate_path: source.accelerate_path.clone(),
+            files: source.files.clone(),
+            dialect: source.dialect.clone(),
+            dialect_version: source.dialect_version.clone(),
+            hash: String::new(),
+        }
+    }
+
+    /// Path of the recipe.
+    pub fn path(&self) -> PathBuf {
+        self.path.as_deref().unwrap_or(RECIPE).into()
+    }
+
+    /// The request that reads the snapshot. An error names an invalid path or dialect.
+    pub fn request(&self, remainder: RemainderPolicy) -> Result<Request, String> {
+        let beside = self.files.iter();
+        let mut files: Vec<(PathBuf, String)> = beside
+            .map(|(path, text)| (path.into(), text.clone()))
+            .collect();
+        // Without a text the recipe is one of the files, or a folder of them.
+        if !self.text.is_empty() || files.is_empty() {
+            files.push((self.path(), self.text.clone()));
+        }
+        let accelerate = match &self.accelerate {
+            Some(text) => {
+                files.push((ACCELERATE.into(), text.clone()));
+                Some(ACCELERATE.into())
+            }
+            None => self.accelerate_path.as_ref().map(PathBuf::from),
+        };
+        let dialect = self.dialect.as_deref().map(str::parse::<Dialect>);
+        let uneven = (remainder == RemainderPolicy::Uneven).then(|| Setting {
+            flag: "spec.elasticity.remainder",
+            path: "batch.remainder",
+            value: "uneven".into(),
+        });
+        Ok(Request {
+            origin: Origin::carried(files).map_err(|error| error.to_string())?,
+            path: self.path(),
+            accelerate,
+            overrides: self.overrides.clone(),
+            dialect: dialect.transpose()?,
+            version: self.dialect_version.clone(),
+            settings: Vec::from_iter(uneven),
+            ..Request::default()
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::recipe::{self, Recipe};
+
+    const TREE: [(&str, &str); 3] = [
+        (
+            "config/config.yaml",
+            "defaults: [_self_, model: base, loss: ???]\nexp_name: tiny\n",
+        ),
+        (
+            "config/model/base.yaml",
+            "batch_size: 24\ngradient_accumulation_steps: 2\n",
+        ),
+        ("config/loss/dpo.yaml", "name: dpo\nbeta: 0.1\n"),
+    ];
+
+    fn read(source: &RecipeSource, text: Option<&str>) -> Result<Recipe, String> {
+        let snapshot = RecipeSnapshot::of(source, text.map(str::to_owned), &["loss=dpo".into()]);
+        let request = snapshot.request(RemainderPolicy::Exact)?;
+        recipe::read(&request).map_err(|error| error.to_string())
+    }
+
+    fn source(path: &str, files: &[(&str, &str)]) -> RecipeSource {
+        RecipeSource {
+            path: Some(path.to_owned()),
+            files: files
+                .iter()
+                .map(|(path, text)| (path.to_string(), text.to_string()))
+                .collect(),
+            dialect: Some("halos".to_owned()),
+            dialect_version: Some("head".to_owned()),
+            ..RecipeSource::default()
+        }
+    }
+
+    #[test]
+    fn snapshot_of_a_tree_is_composed_as_on_disk() {
+        let folder = tempfile::tempdir().unwrap();
+        for (path, text) in TREE {
+            let path = folder.path().join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        }
+        let on_disk = recipe::read(&Request {
+            path: folder.path().join("config"),
+            overrides: vec!["loss=dpo".into()],
+            dialect: Some(Dialect::Halos),
+            version: Some("head".into()),
+            ..Request::default()
+        });
+        let on_disk = on_disk.unwrap();
+        assert_eq!(on_disk.spec.batch.global, Some(24));
+        for path in ["config", "config/config.yaml", "."] {
+            let carried = read(&source(path, &TREE), None).unwrap();
+            assert_eq!(carried.spec, on_disk.spec, "{path}");
+        }
+    }
+
+    #[test]
+    fn invalid_paths_and_dialects_are_refused() {
+        let outside = source("config", &[("../secret.yaml", "a: 1\n")]);
+        let error = read(&outside, None).unwrap_err();
+        assert!(error.contains("`../secret.yaml`"), "{error}");
+        let other = RecipeSource {
+            dialect: Some("hallos".to_owned()),
+            ..source("config", &TREE)
+        };
+        let error = read(&other, None).unwrap_err();
+        assert!(error.contains("halos"), "{error}");
+        let error = read(&source("conf", &TREE), None).unwrap_err();
+        assert!(error.contains("`conf`"), "{error}");
+    }
+
+    #[test]
+    fn path_of_a_text_selects_the_dialect_objective() {
+        let text = "per_device_train_batch_size: 4\nevenkeel: {batch: {gpus: 2}}\n";
+        let objective = |path: &str| {
+            let source = RecipeSource {
+                dialect: Some("handbook-trl".to_owned()),
+                dialect_version: None,
+                ..source(path, &[])
+            };
+            let snapshot = RecipeSnapshot::of(&source, Some(text.to_owned()), &[]);
+            let request = snapshot.request(RemainderPolicy::Exact).unwrap();
+            recipe::read(&request).unwrap().spec.objective
+        };
+        assert_ne!(
+            objective("zephyr/dpo/full.yaml"),
+            objective("zephyr/sft/full.yaml")
+        );
+    }
+}

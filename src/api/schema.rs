@@ -1,0 +1,86 @@
+//! Schemas that are not derived from a Rust type of this crate.
+
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
+    JSONSchemaProps, JSONSchemaPropsOrArray,
+};
+use schemars::{Schema, SchemaGenerator, json_schema};
+
+/// An object of any fields; the API server stores it unchanged.
+pub fn any_object(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "type": "object",
+        "nullable": true,
+        "x-kubernetes-preserve-unknown-fields": true
+    })
+}
+
+/// Texts of files by their paths. One text is at most as long as a ConfigMap.
+pub fn texts(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "type": "object",
+        "maxProperties": 512,
+        "additionalProperties": {"type": "string", "maxLength": 1_048_576}
+    })
+}
+
+/// Conditions, merged by their type; limits as in `metav1.Condition`.
+pub fn conditions(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "type": "array",
+        "maxItems": 32,
+        "x-kubernetes-list-type": "map",
+        "x-kubernetes-list-map-keys": ["type"],
+        "items": {
+            "type": "object",
+            "required": ["type", "status", "lastTransitionTime", "reason", "message"],
+            "properties": {
+                "type": {
+                    "description": "Type of the condition, unique in the list.",
+                    "type": "string", "maxLength": 316
+                },
+                "status": {
+                    "description": "True, False or Unknown.",
+                    "type": "string", "enum": ["True", "False", "Unknown"]
+                },
+                "observedGeneration": {
+                    "description": "The metadata.generation of the spec that the condition is about.",
+                    "type": "integer", "format": "int64"
+                },
+                "lastTransitionTime": {
+                    "description": "When the status last changed.",
+                    "type": "string", "format": "date-time"
+                },
+                "reason": {
+                    "description": "Reason of the status, one CamelCase word. Programs may compare it.",
+                    "type": "string", "maxLength": 1024
+                },
+                "message": {
+                    "description": "Details for people.",
+                    "type": "string", "maxLength": super::status::MESSAGE
+                }
+            }
+        }
+    })
+}
+
+/// Removes the formats of unsigned integers, which API servers do not know and warn about. Their
+/// minimum of 0 stays.
+pub fn without_unsigned_formats(schema: &mut JSONSchemaProps) {
+    if schema
+        .format
+        .as_deref()
+        .is_some_and(|format| format.starts_with("uint"))
+    {
+        schema.format = None;
+    }
+    for property in schema
+        .properties
+        .iter_mut()
+        .flat_map(|all| all.values_mut())
+    {
+        without_unsigned_formats(property);
+    }
+    if let Some(JSONSchemaPropsOrArray::Schema(items)) = &mut schema.items {
+        without_unsigned_formats(items);
+    }
+}

@@ -1,0 +1,202 @@
+//! Commits the files of the ranks as a checkpoint; the coordinator's part.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use serde_json::{Value, json};
+
+use super::CheckpointError;
+use super::checksum::{Checksum, FileEntry, Hasher};
+use super::committed::Committed;
+use super::history::{self};
+use super::manifest::{FORMAT, Manifest, Part};
+use super::names::{CONFIG, INDEX, MANIFEST, STATE, Target};
+use super::shape::unit_shapes;
+use super::unit_file::Content;
+use super::verified::check_size;
+use crate::engine::Layout;
+use crate::util::durable::{FileError, sync_directory};
+
+/// Content of a checkpoint besides the ranks' files, at the step at which the units were copied out of the
+/// engine, which may be several steps ago.
+#[derive(Debug, Clone, Copy)]
+pub struct Contents<'a> {
+    /// The units of the model.
+    pub layout: &'a Layout,
+    /// Samples consumed so far.
+    pub samples: u64,
+    /// The training loop's state, opaque to this module.
+    pub state: &'a Value,
+    /// Content of Hugging Face's `config.json`.
+    pub config: &'a Value,
+    /// Files of the tokenizer, copied beside the weights under their own names.
+    pub companions: &'a [PathBuf],
+}
+
+/// Makes a checkpoint of the parts of all ranks: writes the remaining files, the manifest last, and renames
+/// the directory. Until then the checkpoint is invisible; an error leaves nothing behind.
+pub fn commit(
+    target: &Target,
+    parts: &[Part],
+    contents: Contents<'_>,
+) -> Result<Committed, CheckpointError> {
+    let committed = write_and_rename(target, parts, contents).map_err(|error| match error {
+        CheckpointError::File(cause) => history::not_written(target, cause),
+        other => other,
+    });
+    if committed.is_err() {
+        // The first error is the one to report.
+        let _ = abandon(target);
+    }
+    committed
+}
+
+/// Removes the files of a checkpoint that will not be committed. One rank of the generation calls it after
+/// the writers of all ranks have finished.
+pub fn abandon(target: &Target) -> Result<(), CheckpointError> {
+    Ok(history::remove_directory(&target.partial())?)
+}
+
+fn write_and_rename(
+    target: &Target,
+    parts: &[Part],
+    contents: Contents<'_>,
+) -> Result<Committed, CheckpointError> {
+    let partial = target.partial();
+    let directory = target.directory();
+    if directory.exists() {
+        return Err(CheckpointError::Misuse(format!(
+            "{} is there already",
+            directory.display()
+        )));
+    }
+    let (world, mut files) = collect(target, parts)?;
+    for (name, entry) in &files {
+        check_size(&partial.join(name), *entry).map_err(|damage| {
+            CheckpointError::Misuse(format!(
+                "the coordinator finds that {damage}, in {}; all machines have to share the run's \
+                 directory",
+                partial.display()
+            ))
+        })?;
+    }
+
+    let index = to_json(&index(contents.layout))?;
+    let config = to_json(contents.config)?;
+    let state = to_json(contents.state)?;
+    for (name, bytes) in [(INDEX, index), (CONFIG, config), (STATE, state)] {
+        files.insert(name.to_string(), write(&partial.join(name), &bytes)?);
+    }
+    for source in contents.companions {
+        let name = source.file_name().and_then(|name| name.to_str());
+        let free = name.filter(|name| *name != MANIFEST && !files.contains_key(*name));
+        let name = free.ok_or_else(|| {
+            CheckpointError::Misuse(format!(
+                "{} cannot lie beside a checkpoint's own files",
+                source.display()
+            ))
+        })?;
+        let bytes =
+            std::fs::read(source).map_err(|error| FileError::from_io("read", source, 0, error))?;
+        files.insert(name.to_string(), write(&partial.join(name), &bytes)?);
+    }
+
+    let mut manifest = Manifest {
+        format: FORMAT,
+        evenkeel: env!("CARGO_PKG_VERSION").to_string(),
+        generation: target.generation,
+        step: target.step,
+        samples: contents.samples,
+        world,
+        units: unit_shapes(contents.layout),
+        files,
+        seal: String::new(),
+    };
+    manifest.check_files().map_err(CheckpointError::Misuse)?;
+    let bytes = manifest.seal().map_err(not_json)?;
+    write(&partial.join(MANIFEST), &bytes)?;
+    sync_directory(&partial)?;
+    std::fs::rename(&partial, &directory)
+        .map_err(|error| FileError::from_io("rename", &partial, 0, error))?;
+    if let Some(parent) = directory.parent() {
+        sync_directory(parent)?;
+    }
+    Ok(manifest.committed(&directory, Checksum::of(&bytes)))
+}
+
+/// The files of all ranks, if every rank of one world wrote for this target.
+fn collect(
+    target: &Target,
+    parts: &[Part],
+) -> Result<(usize, BTreeMap<String, FileEntry>), CheckpointError> {
+    let mut files = BTreeMap::new();
+    for (rank, part) in parts.iter().enumerate() {
+        let of_target = (part.generation, part.step) == (target.generation, target.step);
+        if !of_target || (part.rank, part.world) != (rank, parts.len()) {
+            return Err(CheckpointError::Misuse(format!(
+                "part {rank} of {} for generation {} and step {} is that of rank {} of {} for \
+                 generation {} and step {}",
+                parts.len(),
+                target.generation,
+                target.step,
+                part.rank,
+                part.world,
+                part.generation,
+                part.step
+            )));
+        }
+        files.extend(
+            part.files
+                .iter()
+                .map(|(name, entry)| (name.clone(), *entry)),
+        );
+    }
+    Ok((parts.len(), files))
+}
+
+/// Hugging Face's map from tensors to files.
+fn index(layout: &Layout) -> Value {
+    let units = layout.units.len();
+    let mut weight_map = serde_json::Map::new();
+    let mut elements = 0;
+    for (index, unit) in layout.units.iter().enumerate() {
+        elements += unit.len;
+        for parameter in &unit.parameters {
+            let file = Content::Weights.file_name(index, units);
+            weight_map.insert(parameter.name.clone(), file.into());
+        }
+    }
+    json!({
+        "metadata": {
+            "total_parameters": elements,
+            "total_size": elements * size_of::<f32>(),
+        },
+        "weight_map": weight_map,
+    })
+}
+
+fn to_json(value: &Value) -> Result<Vec<u8>, CheckpointError> {
+    let mut bytes = serde_json::to_vec_pretty(value).map_err(not_json)?;
+    bytes.push(b'\n');
+    Ok(bytes)
+}
+
+fn not_json(error: serde_json::Error) -> CheckpointError {
+    CheckpointError::Misuse(format!("something has no JSON form: {error}"))
+}
+
+/// Writes a small file durably.
+fn write(path: &Path, bytes: &[u8]) -> Result<FileEntry, FileError> {
+    let written = || -> io::Result<()> {
+        let mut file = File::create(path)?;
+        file.write_all(bytes)?;
+        file.sync_all()
+    };
+    written().map_err(|error| FileError::from_io("write", path, bytes.len() as u64, error))?;
+    let mut hasher = Hasher::default();
+    hasher.update(bytes);
+    let (xxh3_128, bytes) = hasher.finish();
+    Ok(FileEntry { bytes, xxh3_128 })
+}

@@ -1,0 +1,97 @@
+//! Errors of checkpoints, with messages for the user.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use super::committed::Committed;
+use super::verified::Damage;
+use crate::comm::CommError;
+use crate::engine::EngineError;
+use crate::util::durable::FileError;
+use crate::util::format::count;
+
+/// Why a checkpoint could not be written or read.
+#[derive(Debug, thiserror::Error)]
+pub enum CheckpointError {
+    /// Writing failed; the new checkpoint is invisible, and earlier ones are unchanged.
+    #[error("{cause}; {}", last_good(last.as_deref()))]
+    NotWritten {
+        /// The error of the file operation.
+        cause: FileError,
+        /// The newest checkpoint of the run.
+        last: Option<Box<Committed>>,
+    },
+    /// Another rank could not write its part, so the checkpoint of all ranks failed.
+    #[error("rank {rank} stopped the checkpoint: {reason}")]
+    OtherRank {
+        /// The rank that failed.
+        rank: usize,
+        /// The reason as that rank reported it.
+        reason: String,
+    },
+    /// A peer failed while the ranks agreed on a checkpoint.
+    #[error(transparent)]
+    Comm(#[from] CommError),
+    /// A programming error: the parts do not make a checkpoint.
+    #[error("checkpoint misuse: {0}")]
+    Misuse(String),
+    /// The directory has no manifest: it was never committed, or is not a checkpoint.
+    #[error("{} is not a checkpoint: {reason}", path.display())]
+    NotCommitted { path: PathBuf, reason: &'static str },
+    /// The manifest was edited, damaged or written by another version.
+    #[error("the manifest of checkpoint {} cannot be trusted: {reason}", path.display())]
+    Manifest {
+        path: PathBuf,
+        /// The reason, with the found and the expected value.
+        reason: String,
+    },
+    /// A complete checkpoint that is not the referenced one.
+    #[error(
+        "checkpoint {} has checksum {found}, but the checkpoint reference has {expected}: it is \
+         not the one that this generation starts from",
+        path.display()
+    )]
+    NotThePinned {
+        path: PathBuf,
+        /// Checksum of its manifest.
+        found: super::Checksum,
+        /// Checksum in the checkpoint reference.
+        expected: super::Checksum,
+    },
+    /// Files are missing or changed after they were written.
+    #[error("checkpoint {} is damaged: {}", path.display(), joined(damage))]
+    Damaged {
+        path: PathBuf,
+        /// Every damaged file, with the reason.
+        damage: Vec<Damage>,
+    },
+    /// The checkpoint belongs to another model.
+    #[error("checkpoint {} is of another model: {difference}", path.display())]
+    Shape {
+        path: PathBuf,
+        /// The first difference, with both shapes.
+        difference: String,
+    },
+    /// The engine did not accept a unit.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    /// The file system did not allow a read or a removal.
+    #[error(transparent)]
+    File(#[from] FileError),
+}
+
+fn last_good(last: Option<&Committed>) -> String {
+    match last {
+        Some(last) => format!(
+            "the last good checkpoint is {} ({})",
+            last.path.display(),
+            count(last.samples, "sample")
+        ),
+        None => "there is no earlier checkpoint of this run".to_string(),
+    }
+}
+
+fn joined<T: fmt::Display>(items: &[T]) -> String {
+    let items: Vec<String> = items.iter().map(T::to_string).collect();
+    items.join("; ")
+}

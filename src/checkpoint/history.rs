@@ -1,0 +1,139 @@
+//! The checkpoints of a run, and the choice of those to keep.
+
+use std::path::{Path, PathBuf};
+
+use super::CheckpointError;
+use super::committed::Committed;
+use super::manifest::Manifest;
+use super::names::Target;
+use crate::lifecycle::files;
+use crate::util::durable::{FileError, sync_directory};
+
+/// All checkpoints of a run.
+#[derive(Debug, Default)]
+pub struct History {
+    /// Checkpoints with a valid manifest, by generation, then step. Listing does not read their files.
+    pub committed: Vec<Committed>,
+    /// Directories with the name of a checkpoint that are not valid ones, with the reason.
+    pub damaged: Vec<CheckpointError>,
+}
+
+/// Lists the checkpoints of all generations of a run, without partial ones; empty if the directory does not
+/// exist.
+pub fn list(run_directory: &Path) -> Result<History, CheckpointError> {
+    let mut history = History::default();
+    for (_, generation) in numbered(run_directory, files::parse_generation)? {
+        for (_, path) in numbered(&generation, committed_step)? {
+            match Manifest::read(&path) {
+                Ok((manifest, checksum)) => {
+                    let found = manifest.committed(&path, checksum);
+                    history.committed.push(found);
+                }
+                Err(error) => history.damaged.push(error),
+            }
+        }
+    }
+    Ok(history)
+}
+
+/// The newest checkpoint of a run: the last one of the highest generation with a checkpoint.
+pub fn latest(run_directory: &Path) -> Result<Option<Committed>, CheckpointError> {
+    Ok(list(run_directory)?.committed.pop())
+}
+
+/// Removes the oldest checkpoints of the whole run except the `keep` newest up to `pin`, the newest one that
+/// is known to be committed. `pin`, all newer checkpoints, and `start`, which the running generation reads,
+/// always stay: a process with an outdated reference, behind a cut network, removes no checkpoint that a
+/// later generation may start from. Returns the removed ones.
+pub fn retain_in_run(
+    run_directory: &Path,
+    keep: u64,
+    pin: &Path,
+    start: Option<&Path>,
+) -> Result<Vec<PathBuf>, CheckpointError> {
+    let mut committed = list(run_directory)?.committed;
+    let known = committed.iter().position(|one| one.path == pin);
+    let known = known.map_or(0, |at| at + 1);
+    let keep = usize::try_from(keep).unwrap_or(usize::MAX).max(1);
+    committed.truncate(known.saturating_sub(keep));
+    let mut removed = Vec::new();
+    for Committed { path, .. } in committed {
+        if start == Some(path.as_path()) {
+            continue;
+        }
+        // Renamed first: a partly removed checkpoint under its final name would look damaged.
+        let partial = files::partial(&path);
+        std::fs::rename(&path, &partial)
+            .map_err(|error| FileError::from_io("rename", &path, 0, error))?;
+        if let Some(parent) = path.parent() {
+            sync_directory(parent)?;
+        }
+        remove_directory(&partial)?;
+        removed.push(path);
+    }
+    Ok(removed)
+}
+
+/// Removes unfinished checkpoints of generations before `generation`. The launcher calls it when it knows
+/// that their ranks have ended. Returns the removed directories.
+pub fn sweep(run_directory: &Path, generation: u64) -> Result<Vec<PathBuf>, CheckpointError> {
+    let mut removed = Vec::new();
+    for (number, directory) in numbered(run_directory, files::parse_generation)? {
+        if number >= generation {
+            break;
+        }
+        for (_, path) in numbered(&directory, partial_step)? {
+            remove_directory(&path)?;
+            removed.push(path);
+        }
+    }
+    Ok(removed)
+}
+
+/// The error of a failed write: the cause, and the checkpoint that the run can start from.
+pub(super) fn not_written(target: &Target, cause: FileError) -> CheckpointError {
+    CheckpointError::NotWritten {
+        cause,
+        // A second error would only hide the first.
+        last: latest(&target.run_directory).ok().flatten().map(Box::new),
+    }
+}
+
+pub(super) fn remove_directory(path: &Path) -> Result<(), FileError> {
+    match std::fs::remove_dir_all(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(FileError::from_io("remove", path, 0, error))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn committed_step(name: &str) -> Option<u64> {
+    files::parse_checkpoint(name).and_then(|(step, partial)| (!partial).then_some(step))
+}
+
+fn partial_step(name: &str) -> Option<u64> {
+    files::parse_checkpoint(name).and_then(|(step, partial)| partial.then_some(step))
+}
+
+/// The entries whose names `parse` accepts, ordered by their numbers.
+fn numbered(
+    directory: &Path,
+    parse: impl Fn(&str) -> Option<u64>,
+) -> Result<Vec<(u64, PathBuf)>, FileError> {
+    let failed = |error| FileError::from_io("list", directory, 0, error);
+    let entries = match std::fs::read_dir(directory) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(failed(error)),
+    };
+    let mut found = Vec::new();
+    for entry in entries {
+        let entry = entry.map_err(failed)?;
+        if let Some(number) = entry.file_name().to_str().and_then(&parse) {
+            found.push((number, entry.path()));
+        }
+    }
+    found.sort();
+    Ok(found)
+}

@@ -1,0 +1,78 @@
+//! Names of the directories and files of checkpoints.
+
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use crate::lifecycle::files;
+
+/// The manifest, written last; a directory without it is not a checkpoint.
+pub const MANIFEST: &str = "manifest.json";
+/// State of the training loop.
+pub const STATE: &str = "state.json";
+/// Hugging Face's description of the model.
+pub const CONFIG: &str = "config.json";
+/// Hugging Face's map from tensors to files.
+pub const INDEX: &str = "model.safetensors.index.json";
+
+/// Location of a checkpoint: `<run>/gen-<generation>/step-<step, 7 digits>`. The ranks of a generation create
+/// and remove files only in its directory.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Target {
+    /// The run directory; several machines must share it.
+    pub run_directory: PathBuf,
+    /// The generation that writes it.
+    pub generation: u64,
+    /// Optimiser steps so far.
+    pub step: u64,
+}
+
+impl Target {
+    /// The checkpoint's directory after the commit.
+    pub fn directory(&self) -> PathBuf {
+        self.run_directory
+            .join(files::generation(self.generation))
+            .join(files::checkpoint(self.step))
+    }
+
+    /// The directory in which the checkpoint is written. It is never read; its own generation or
+    /// [`super::sweep`] removes it.
+    pub fn partial(&self) -> PathBuf {
+        files::partial(&self.directory())
+    }
+}
+
+/// Whether a directory looks like a checkpoint of Evenkeel, complete or not, rather than like other weights.
+pub fn is_ours(directory: &Path) -> bool {
+    files::is_partial(directory)
+        || (directory.join(MANIFEST).exists() && directory.join(STATE).exists())
+}
+
+/// File of the weights of one of `units` units, counted from 0, with Hugging Face's name of a shard.
+pub(super) fn model_file(unit: usize, units: usize) -> String {
+    format!("model-{:05}-of-{units:05}.safetensors", unit + 1)
+}
+
+/// File of the optimiser's states of a unit.
+pub(super) fn optimizer_file(unit: usize, units: usize) -> String {
+    format!("optimizer-{:05}-of-{units:05}.safetensors", unit + 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn checkpoints_are_in_their_generations_directory_and_sort_by_step() {
+        let target = Target {
+            run_directory: "run".into(),
+            generation: 12,
+            step: 345,
+        };
+        assert_eq!(target.directory(), Path::new("run/gen-12/step-0000345"));
+        assert_eq!(
+            target.partial(),
+            Path::new("run/gen-12/step-0000345.partial")
+        );
+    }
+}

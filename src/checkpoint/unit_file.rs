@@ -1,0 +1,147 @@
+//! The two files of a unit: weights under Hugging Face's names, and AdamW's moments as `exp_avg.<name>` and
+//! `exp_avg_sq.<name>`. The data of a file is the unit's vectors without conversion, one after the other.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::path::Path;
+
+use safetensors::tensor::{Dtype, Metadata};
+
+use super::checksum::{FileEntry, Hasher, PIECE};
+use super::names;
+use super::shape::UnitShape;
+use super::verified::{Damage, VerifiedFile};
+use crate::checkpoint::tensor_file;
+use crate::engine::UnitState;
+
+/// The kind of a unit's file. A tensor-name prefix belongs to each of the unit's vectors in it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Content {
+    /// `UnitState::parameters`.
+    Weights,
+    /// `UnitState::exp_avg` and `UnitState::exp_avg_sq`.
+    Moments,
+}
+
+impl Content {
+    /// Both files of a unit.
+    pub const ALL: [Content; 2] = [Content::Weights, Content::Moments];
+
+    /// File name of one of `units` units.
+    pub fn file_name(self, unit: usize, units: usize) -> String {
+        match self {
+            Content::Weights => names::model_file(unit, units),
+            Content::Moments => names::optimizer_file(unit, units),
+        }
+    }
+
+    fn prefixes(self) -> &'static [&'static str] {
+        match self {
+            Content::Weights => &[""],
+            Content::Moments => &["exp_avg.", "exp_avg_sq."],
+        }
+    }
+
+    /// Number of vectors of the unit's length in the file.
+    pub fn vectors_of_unit(self) -> usize {
+        self.prefixes().len()
+    }
+
+    fn vectors(self, state: &UnitState) -> Vec<&[f32]> {
+        match self {
+            Content::Weights => vec![&state.parameters],
+            Content::Moments => vec![&state.exp_avg, &state.exp_avg_sq],
+        }
+    }
+
+    fn vectors_mut(self, state: &mut UnitState) -> Vec<&mut Vec<f32>> {
+        match self {
+            Content::Weights => vec![&mut state.parameters],
+            Content::Moments => vec![&mut state.exp_avg, &mut state.exp_avg_sq],
+        }
+    }
+
+    /// Names and shapes of the file's tensors in order.
+    fn tensors(self, unit: &UnitShape) -> impl Iterator<Item = (String, &[usize])> {
+        self.prefixes().iter().flat_map(|prefix| {
+            unit.parameters
+                .iter()
+                .map(move |tensor| (format!("{prefix}{}", tensor.name), &tensor.shape[..]))
+        })
+    }
+
+    /// The header of a unit's file, and the whole size of the file in bytes.
+    pub fn header(self, unit: &UnitShape) -> Result<(Vec<u8>, u64), safetensors::SafeTensorError> {
+        let (header, data) = tensor_file::header(self.tensors(unit))?;
+        let size = header.len() as u64 + data;
+        Ok((header, size))
+    }
+}
+
+/// Writes one file without fsync; the vectors of `state` must have the unit's length.
+pub fn write(
+    path: &Path,
+    header: &[u8],
+    content: Content,
+    state: &UnitState,
+) -> io::Result<(File, FileEntry)> {
+    let mut file = File::create(path)?;
+    let mut hasher = Hasher::default();
+    let vectors = content.vectors(state);
+    let data = vectors.iter().map(|vector| bytemuck::cast_slice(vector));
+    for piece in std::iter::once(header)
+        .chain(data)
+        .flat_map(|bytes| bytes.chunks(PIECE))
+    {
+        hasher.update(piece);
+        file.write_all(piece)?;
+    }
+    let (xxh3_128, bytes) = hasher.finish();
+    Ok((file, FileEntry { bytes, xxh3_128 }))
+}
+
+/// Reads one file into its vectors of `state`. After an error their content is unspecified.
+pub fn read(
+    path: &Path,
+    entry: FileEntry,
+    content: Content,
+    unit: &UnitShape,
+    state: &mut UnitState,
+) -> Result<(), Damage> {
+    let mut file = VerifiedFile::open(path, entry)?;
+    let mut size = [0; 8];
+    file.fill(&mut size)?;
+    let data = (content.vectors_of_unit() * unit.elements() * size_of::<f32>()) as u64;
+    let header_size = u64::from_le_bytes(size);
+    if header_size.checked_add(8 + data) != Some(entry.bytes) {
+        return Err(file.damage(format!(
+            "has {} bytes, which are not a header of {header_size} and data of {data}",
+            entry.bytes
+        )));
+    }
+    let mut header = vec![0; header_size as usize];
+    file.fill(&mut header)?;
+    for vector in content.vectors_mut(state) {
+        *vector = vec![0.0; unit.elements()];
+        file.fill(bytemuck::cast_slice_mut(vector))?;
+    }
+    let damage = |reason| Damage {
+        file: path.to_path_buf(),
+        reason,
+    };
+    file.finish()?;
+    let metadata: Metadata = serde_json::from_slice(&header)
+        .map_err(|error| damage(format!("has a header that cannot be parsed: {error}")))?;
+    let mut start = 0;
+    for (name, shape) in content.tensors(unit) {
+        let end = start + shape.iter().product::<usize>() * size_of::<f32>();
+        let fits = metadata.info(&name).is_some_and(|info| {
+            info.dtype == Dtype::F32 && info.shape == shape && info.data_offsets == (start, end)
+        });
+        if !fits {
+            return Err(damage(format!("does not hold `{name}` where it belongs")));
+        }
+        start = end;
+    }
+    Ok(())
+}

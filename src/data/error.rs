@@ -1,0 +1,149 @@
+//! Data errors: the problem, its place (file and line or row) and the remedy.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use crate::util::durable::FileError;
+
+/// Why data could not be prepared or read.
+#[derive(Debug, thiserror::Error)]
+pub enum DataError {
+    /// A setting of the recipe is invalid.
+    #[error("{key}: {problem}; {help}")]
+    Setting {
+        /// The key as the recipe's dialect spells it.
+        key: String,
+        /// The problem, with the value and the limit.
+        problem: String,
+        help: String,
+    },
+    /// A file or directory is not usable as data, a tokenizer or a template.
+    #[error("{}: {problem}; {help}", path.display())]
+    Source {
+        path: PathBuf,
+        problem: String,
+        help: String,
+    },
+    /// One record of a source is malformed.
+    #[error("{place}: {problem}; {help}")]
+    Record {
+        /// File and position of the record.
+        place: Place,
+        problem: String,
+        help: String,
+    },
+    /// The model has no embedding for some token ids.
+    #[error("{problem}; {help}")]
+    Vocabulary {
+        /// The problem, with both numbers.
+        problem: String,
+        help: String,
+    },
+    /// The prepared store does not match its manifest.
+    #[error(
+        "{}: the prepared data is damaged: {problem}; launch again with the sources in place, which \
+         prepares it again",
+        path.display()
+    )]
+    Store { path: PathBuf, problem: String },
+    /// A sample index is too large.
+    #[error("sample {index} was asked for, the data set has {samples}")]
+    OutOfRange { index: u64, samples: u64 },
+    /// A stop was requested during the preparation.
+    #[error("stopped while the data was prepared; the same call begins again")]
+    Stopped,
+    /// A file operation failed, for example on a full disk.
+    #[error(transparent)]
+    File(#[from] FileError),
+}
+
+impl DataError {
+    /// The problem and the remedy, one line each, without the key of a setting.
+    pub fn told(&self) -> (String, String) {
+        match self {
+            DataError::Setting { problem, help, .. } | DataError::Vocabulary { problem, help } => {
+                (problem.clone(), help.clone())
+            }
+            DataError::Source {
+                path,
+                problem,
+                help,
+            } => (format!("{}: {problem}", path.display()), help.clone()),
+            DataError::Record {
+                place,
+                problem,
+                help,
+            } => (format!("{place}: {problem}"), help.clone()),
+            other => (
+                other.to_string(),
+                "make it readable, or name another".to_owned(),
+            ),
+        }
+    }
+
+    /// An unusable file or directory.
+    pub(super) fn source(path: &Path, problem: impl fmt::Display, help: impl fmt::Display) -> Self {
+        DataError::Source {
+            path: path.to_path_buf(),
+            problem: problem.to_string(),
+            help: help.to_string(),
+        }
+    }
+
+    pub(super) fn record(
+        place: Place,
+        problem: impl fmt::Display,
+        help: impl fmt::Display,
+    ) -> Self {
+        DataError::Record {
+            place,
+            problem: problem.to_string(),
+            help: help.to_string(),
+        }
+    }
+
+    /// A store that does not match its manifest.
+    pub(super) fn store(path: &Path, problem: impl fmt::Display) -> Self {
+        DataError::Store {
+            path: path.to_path_buf(),
+            problem: problem.to_string(),
+        }
+    }
+
+    /// Reading `path` failed.
+    pub(super) fn read(path: &Path, source: std::io::Error) -> Self {
+        FileError::from_io("read", path, 0, source).into()
+    }
+}
+
+/// Position of a record in a source.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Place {
+    pub path: PathBuf,
+    /// Unit of `number`.
+    pub unit: Unit,
+    /// Line or row, counted from 1; bytes from 0.
+    pub number: u64,
+}
+
+/// The unit of a position in a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Unit {
+    /// Lines of a text file.
+    Line,
+    /// Rows of a Parquet file.
+    Row,
+    /// Bytes of a binary file.
+    Byte,
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let path = self.path.display();
+        match self.unit {
+            Unit::Line => write!(f, "{path}:{}", self.number),
+            Unit::Row => write!(f, "{path}: row {}", self.number),
+            Unit::Byte => write!(f, "{path}: byte {}", self.number),
+        }
+    }
+}

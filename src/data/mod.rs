@@ -1,0 +1,55 @@
+//! Data: from the files that a recipe names to micro-batches of token ids.
+//!
+//! The launcher calls [`prepare()`] once, before any rank starts. It reads, tokenises and packs the sources
+//! and writes them as an indexed token store with a manifest, completely or not at all. Ranks open the store
+//! with [`Dataset::open`] and read samples by index, so this module does not define the order of samples. The
+//! data is never held in memory. The synthetic language needs no files: the same [`Dataset`] generates its
+//! samples on demand.
+//!
+//! `docs/data.md` is the user's page.
+
+mod build;
+mod chat;
+mod dataset;
+mod encode;
+mod error;
+mod files;
+mod hold_out;
+mod manifest;
+mod pack;
+mod preflight;
+mod prepare;
+mod publish;
+mod read;
+mod record;
+mod request;
+mod sample;
+mod selection;
+mod sources;
+mod store;
+mod synthetic;
+mod tokenizer;
+mod writer;
+
+pub use crate::data::preflight::{About, Finding, look};
+pub use dataset::{Collated, Dataset, Part};
+pub use error::{DataError, Place, Unit};
+pub use files::is_hub_model;
+pub use manifest::{FileRecord, Manifest, PartRecord, Skipped, SourceRecord};
+pub use prepare::{Prepared, prepare};
+pub use publish::draft;
+pub use request::{Phase, PrepareRequest, Progress, Stopped};
+pub use sample::Sample;
+pub use synthetic::Language;
+pub use tokenizer::Tokenizer;
+
+/// Refuses `tokens` ids of `what` if the model has embeddings for fewer.
+pub fn check_vocabulary(what: &str, tokens: u64, vocab_size: u64) -> Result<(), DataError> {
+    if tokens <= vocab_size {
+        return Ok(());
+    }
+    Err(DataError::Vocabulary {
+        problem: format!("{what} has {tokens} token ids, the model's vocab_size is {vocab_size}"),
+        help: format!("use the model's own tokenizer, or set vocab_size to at least {tokens}"),
+    })
+}

@@ -1,0 +1,261 @@
+//! Cuts documents into samples: one sample per document, or packed, which concatenates and cuts them.
+//!
+//! A sample of a sequence length L holds L + 1 tokens: L inputs, and L targets that are the same tokens
+//! shifted by one. Packed samples overlap by one token, so that every token of the stream except the first is
+//! a target exactly once. The rest of a stream becomes a shorter sample. A sample without a target token
+//! teaches nothing and is skipped.
+
+use std::path::Path;
+
+use super::error::DataError;
+use super::manifest::{PartRecord, Skipped};
+use super::store::{Entry, INDEX};
+use super::writer::{IndexWriter, Token, TokenWriter};
+
+/// Writes the samples of a part.
+pub(super) struct SampleWriter {
+    tokens: TokenWriter,
+    index: IndexWriter,
+    /// Tokens of a full sample.
+    limit: u64,
+    /// Position at which the open sample of the stream begins; the end of the tokens if none is open.
+    start: u64,
+    /// Target tokens in the open sample.
+    targets: u32,
+    /// Full samples cut from streams.
+    full: u64,
+    skipped: Skipped,
+}
+
+impl SampleWriter {
+    /// Starts a part in an existing directory.
+    pub fn create(
+        directory: &Path,
+        width: u64,
+        sequence_length: u64,
+    ) -> Result<SampleWriter, DataError> {
+        Ok(SampleWriter {
+            tokens: TokenWriter::create(directory, width)?,
+            index: IndexWriter::create(directory.join(INDEX))?,
+            limit: sequence_length + 1,
+            start: 0,
+            targets: 0,
+            full: 0,
+            skipped: Skipped::default(),
+        })
+    }
+
+    /// Number of samples so far.
+    pub fn samples(&self) -> u64 {
+        self.index.samples()
+    }
+
+    /// Counts of skipped records; readers add records that gave no tokens.
+    pub fn skipped(&mut self) -> &mut Skipped {
+        &mut self.skipped
+    }
+
+    /// A document that becomes one sample.
+    pub fn document(&mut self, mut tokens: Vec<Token>) -> Result<(), DataError> {
+        self.cut()?;
+        if tokens.len() as u64 > self.limit {
+            tokens.truncate(self.limit as usize);
+            self.skipped.truncated += 1;
+        }
+        if tokens.iter().skip(1).all(|token| !token.target) {
+            self.skipped.without_targets += 1;
+            return Ok(());
+        }
+        self.pack(&tokens)?;
+        self.cut()
+    }
+
+    /// More tokens of a stream.
+    pub fn pack(&mut self, mut tokens: &[Token]) -> Result<(), DataError> {
+        while !tokens.is_empty() {
+            let room = self.limit - self.open();
+            let now = tokens
+                .len()
+                .min(usize::try_from(room).unwrap_or(usize::MAX));
+            let (taken, rest) = tokens.split_at(now);
+            let first = usize::from(self.open() == 0);
+            self.targets += taken[first..].iter().filter(|token| token.target).count() as u32;
+            self.tokens.append(taken)?;
+            tokens = rest;
+            if self.open() == self.limit {
+                self.full += 1;
+                self.emit()?;
+                // The last target is the next sample's first input.
+                self.start = self.tokens.position() - 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends the stream; the rest becomes a shorter sample.
+    pub fn cut(&mut self) -> Result<(), DataError> {
+        if self.open() > 1 {
+            self.emit()?;
+        }
+        self.start = self.tokens.position();
+        Ok(())
+    }
+
+    /// Closes the part; returns its record and a summary.
+    pub fn finish(mut self) -> Result<(PartRecord, Summary), DataError> {
+        self.cut()?;
+        let summary = Summary {
+            used_vocabulary: self.tokens.used_vocabulary(),
+            tokens: self.tokens.position(),
+            full: self.full,
+            skipped: self.skipped,
+        };
+        Ok((self.tokens.finish(self.index.finish()?)?, summary))
+    }
+
+    /// Tokens in the open sample.
+    fn open(&self) -> u64 {
+        self.tokens.position() - self.start
+    }
+
+    fn emit(&mut self) -> Result<(), DataError> {
+        let entry = Entry {
+            start: self.start,
+            length: self.open() as u32,
+            targets: std::mem::take(&mut self.targets),
+        };
+        if entry.targets == 0 {
+            self.skipped.without_targets += 1;
+            return Ok(());
+        }
+        self.index.append(entry)
+    }
+}
+
+/// Summary of a part's preparation.
+pub(super) struct Summary {
+    /// The largest id plus one.
+    pub used_vocabulary: u64,
+    pub tokens: u64,
+    /// Samples of the full sequence length.
+    pub full: u64,
+    /// Counts of skipped records.
+    pub skipped: Skipped,
+}
+
+impl Summary {
+    /// Adds the summary of another part.
+    pub fn add(&mut self, other: &Summary) {
+        self.used_vocabulary = self.used_vocabulary.max(other.used_vocabulary);
+        self.tokens += other.tokens;
+        self.full += other.full;
+        self.skipped.empty += other.skipped.empty;
+        self.skipped.without_answer += other.skipped.without_answer;
+        self.skipped.without_targets += other.skipped.without_targets;
+        self.skipped.truncated += other.skipped.truncated;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Packing: every token of the stream except the first is a target exactly once.
+
+    use proptest::prelude::*;
+
+    use super::super::store::Store;
+    use super::*;
+
+    /// Writes with `write` and reads the samples back as (id, target) pairs.
+    fn samples(
+        sequence_length: u64,
+        write: impl FnOnce(&mut SampleWriter),
+    ) -> (Vec<Vec<(u32, bool)>>, Summary) {
+        let directory = tempfile::tempdir().unwrap();
+        let mut writer = SampleWriter::create(directory.path(), 2, sequence_length).unwrap();
+        write(&mut writer);
+        let (record, summary) = writer.finish().unwrap();
+        let store = Store::open(directory.path().to_path_buf(), record.clone(), 1 << 15).unwrap();
+        let read: Vec<Vec<(u32, bool)>> = (0..record.samples)
+            .map(|index| {
+                let sample = store.sample(index).unwrap();
+                let targets = sample.loss_mask[1..]
+                    .iter()
+                    .filter(|&&target| target)
+                    .count();
+                assert_eq!(store.entry(index).unwrap().targets as usize, targets);
+                sample.tokens.into_iter().zip(sample.loss_mask).collect()
+            })
+            .collect();
+        let count =
+            |of: fn(&[(u32, bool)]) -> usize| read.iter().map(|s| of(s) as u64).sum::<u64>();
+        assert_eq!(record.tokens, count(|sample| sample.len()));
+        assert_eq!(
+            record.target_tokens,
+            count(|sample| sample[1..].iter().filter(|token| token.1).count())
+        );
+        (read, summary)
+    }
+
+    fn tokens(flags: &[bool]) -> Vec<Token> {
+        let ids = 0u32..;
+        flags
+            .iter()
+            .zip(ids)
+            .map(|(&target, id)| Token { id, target })
+            .collect()
+    }
+
+    proptest! {
+        // Every case fsyncs two files.
+        #![proptest_config(ProptestConfig::with_cases(24))]
+
+        #[test]
+        fn packing_loses_and_repeats_no_target(
+            length in 1u64..20,
+            flags in prop::collection::vec(any::<bool>(), 0..200),
+            pieces in prop::collection::vec(1usize..40, 1..20),
+        ) {
+            let stream = tokens(&flags);
+            let (samples, _) = samples(length, |writer| {
+                let mut rest = &stream[..];
+                for &piece in pieces.iter().cycle() {
+                    let (now, later) = rest.split_at(piece.min(rest.len()));
+                    writer.pack(now).unwrap();
+                    rest = later;
+                    if rest.is_empty() {
+                        break;
+                    }
+                }
+            });
+            let mut learned = Vec::new();
+            for sample in &samples {
+                prop_assert!((2..=length as usize + 1).contains(&sample.len()));
+                prop_assert!(sample.windows(2).all(|pair| pair[0].0 + 1 == pair[1].0));
+                learned.extend(sample[1..].iter().filter(|token| token.1).map(|token| token.0));
+            }
+            let expected: Vec<u32> = stream.iter().skip(1).filter(|t| t.target).map(|t| t.id).collect();
+            prop_assert_eq!(learned, expected);
+        }
+
+        #[test]
+        fn documents_of_their_own_share_nothing(
+            length in 1u64..20,
+            documents in prop::collection::vec(prop::collection::vec(any::<bool>(), 0..30), 0..20),
+        ) {
+            let (samples, summary) = samples(length, |writer| {
+                documents.iter().for_each(|flags| writer.document(tokens(flags)).unwrap());
+            });
+            let kept: Vec<Vec<(u32, bool)>> = documents
+                .iter()
+                .map(|flags| flags[..flags.len().min(length as usize + 1)].to_vec())
+                .filter(|flags| flags.iter().skip(1).any(|&target| target))
+                .map(|flags| (0..).zip(flags).collect())
+                .collect();
+            prop_assert_eq!(&samples, &kept);
+            prop_assert_eq!(
+                summary.skipped.without_targets,
+                (documents.len() - samples.len()) as u64
+            );
+        }
+    }
+}

@@ -1,0 +1,105 @@
+//! A directory that appears completely or not at all.
+//!
+//! It is filled under a temporary name beside its final path and renamed when it is complete and durable. A
+//! crash leaves at most the temporary directory, which the next attempt removes. The run lock ensures that
+//! one process at a time works on a directory.
+
+use std::path::{Path, PathBuf};
+
+use crate::util::durable::{FileError, create_directory, sync_directory};
+
+use super::error::DataError;
+use super::manifest;
+
+/// A directory under construction; removed when dropped before [`Draft::publish`].
+pub(super) struct Draft {
+    place: PathBuf,
+    draft: PathBuf,
+    /// Directories created in the draft.
+    directories: Vec<PathBuf>,
+}
+
+impl Draft {
+    /// Starts an empty directory beside `place` and creates missing parents.
+    pub fn begin(place: &Path) -> Result<Draft, DataError> {
+        let draft = draft(place);
+        if let Some(parent) = place.parent() {
+            create_directory(parent)?;
+        }
+        remove(&draft)?;
+        std::fs::create_dir(&draft)
+            .map_err(|error| FileError::from_io("create", &draft, 0, error))?;
+        Ok(Draft {
+            place: place.to_path_buf(),
+            draft,
+            directories: Vec::new(),
+        })
+    }
+
+    /// The temporary path to write to.
+    pub fn path(&self) -> &Path {
+        &self.draft
+    }
+
+    /// Creates a directory in the draft.
+    pub fn create(&mut self, name: &str) -> Result<PathBuf, DataError> {
+        let path = self.draft.join(name);
+        std::fs::create_dir(&path)
+            .map_err(|error| FileError::from_io("create", &path, 0, error))?;
+        self.directories.push(path.clone());
+        Ok(path)
+    }
+
+    /// Renames the directory to its final path and replaces an older one. Its files are already durable.
+    pub fn publish(self) -> Result<(), DataError> {
+        for directory in &self.directories {
+            sync_directory(directory)?;
+        }
+        sync_directory(&self.draft)?;
+        remove_older_store(&self.place)?;
+        std::fs::rename(&self.draft, &self.place)
+            .map_err(|error| FileError::from_io("rename", &self.draft, 0, error))?;
+        if let Some(parent) = self.place.parent().filter(|p| *p != Path::new("")) {
+            sync_directory(parent)?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Draft {
+    fn drop(&mut self) {
+        // After `publish` nothing is left; before it, the original error matters more than one of the
+        // removal.
+        let _ = std::fs::remove_dir_all(&self.draft);
+    }
+}
+
+/// The temporary path of the directory for `place`.
+pub fn draft(place: &Path) -> PathBuf {
+    let name = place.file_name().unwrap_or_default();
+    place.with_file_name(format!(".{}.partial", name.display()))
+}
+
+/// Removes an older store. A directory that is not a store belongs to the user and may be the only copy of
+/// their data.
+fn remove_older_store(place: &Path) -> Result<(), DataError> {
+    let is_store = place.join(manifest::FILE).is_file();
+    let empty = || std::fs::read_dir(place).is_ok_and(|mut entries| entries.next().is_none());
+    if place.symlink_metadata().is_ok() && !is_store && !empty() {
+        return Err(DataError::source(
+            place,
+            "it is there already and holds no prepared data, which would take its place",
+            "move it away, or start the run in another directory",
+        ));
+    }
+    remove(place)
+}
+
+fn remove(path: &Path) -> Result<(), DataError> {
+    match std::fs::remove_dir_all(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(FileError::from_io("remove", path, 0, error).into())
+        }
+        _ => Ok(()),
+    }
+}

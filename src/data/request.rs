@@ -1,0 +1,125 @@
+//! The input of the preparation and its progress. The preparation's modules use these types and not their
+//! callers'.
+
+use std::path::Path;
+
+use crate::plan;
+use crate::recipe::schema::spec::{self, Data, Objective};
+use crate::util::format;
+
+use super::error::DataError;
+
+/// The input of the preparation.
+#[derive(Clone, Copy)]
+pub struct PrepareRequest<'a> {
+    /// The sources, and how samples are cut from them.
+    pub data: &'a Data,
+    /// The recipe's tokenizer settings.
+    pub tokenizer: &'a spec::Tokenizer,
+    /// The training objective: it decides whether only answers carry loss if the recipe does not say so.
+    pub objective: Objective,
+    /// The run's seed: it selects held-out samples and the share of a source.
+    pub seed: u64,
+    /// The model's path; its tokenizer is used unless the recipe names another.
+    pub model: Option<&'a str>,
+    /// The model's `vocab_size`, if known.
+    pub vocab_size: Option<u64>,
+    /// The directory that relative paths of the recipe refer to.
+    pub base: &'a Path,
+    /// Output directory; it is replaced as a whole unless it already holds the same data.
+    pub directory: &'a Path,
+    /// The run resumes: data that differs from the original data is refused instead of replaced.
+    pub resume: bool,
+    /// The recorded fingerprint of the data with which the run began.
+    pub fingerprint: Option<&'a str>,
+    /// The spelling of a native key in the recipe's dialect, for messages ([`crate::recipe::Recipe::key`]).
+    pub key: &'a dyn Fn(&str) -> String,
+    /// Whether a stop was requested. Called between documents, from any thread.
+    pub stopped: Stopped<'a>,
+}
+
+/// Returns whether a stop was requested.
+pub type Stopped<'a> = &'a (dyn Fn() -> bool + Sync);
+
+/// Fails once a stop was requested.
+pub(super) fn go_on(stopped: Stopped<'_>) -> Result<(), DataError> {
+    match stopped() {
+        true => Err(DataError::Stopped),
+        false => Ok(()),
+    }
+}
+
+/// Progress of the preparation, for a progress bar.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Progress {
+    pub phase: Phase,
+    /// Bytes of the sources read so far.
+    pub bytes: u64,
+    /// Bytes of all sources.
+    pub total: u64,
+    /// Samples written so far.
+    pub samples: u64,
+}
+
+/// The activity of the preparation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Phase {
+    /// Computing the checksums of the sources.
+    Checksums,
+    /// Reading, tokenising and writing.
+    Tokenising,
+}
+
+impl PrepareRequest<'_> {
+    /// An error about a setting, named as the recipe spells it.
+    pub(super) fn setting(
+        &self,
+        path: &str,
+        problem: impl Into<String>,
+        help: impl Into<String>,
+    ) -> DataError {
+        DataError::Setting {
+            key: (self.key)(path),
+            problem: problem.into(),
+            help: help.into(),
+        }
+    }
+
+    /// The error for a recipe without training data.
+    pub(super) fn no_data(&self) -> DataError {
+        self.setting(
+            "data.train",
+            "no data to train on is named",
+            format!(
+                "give a file, `{key}=[{{path: data.jsonl}}]`, or `{key}=[{{path: synthetic}}]`",
+                key = (self.key)("data.train")
+            ),
+        )
+    }
+
+    /// The number of samples to hold out of `samples`, from `data.held_out`.
+    pub(super) fn held_out(&self, samples: u64) -> Result<u64, DataError> {
+        let Some(held_out) = self.data.held_out else {
+            return Ok(0);
+        };
+        if !held_out.is_finite() || held_out < 0.0 {
+            return Err(self.setting(
+                "data.held_out",
+                format!("{held_out} samples"),
+                "give a count, or a share below 1",
+            ));
+        }
+        let count = plan::held_out(Some(held_out), samples);
+        if count > 0 && count >= samples {
+            return Err(self.setting(
+                "data.held_out",
+                format!(
+                    "{held_out} of {} would leave none to train on",
+                    format::count(samples, "sample")
+                ),
+                format!("hold out fewer than {samples}, or give more data"),
+            ));
+        }
+        Ok(count)
+    }
+}

@@ -1,0 +1,797 @@
+//! Rewrites the options of a command's launcher for the world of a plan: processes, nodes, and the
+//! options that the launcher would otherwise refuse.
+//!
+//! Sources: torch 2.9 `distributed/run.py`; accelerate 16cb6eb `commands/launch.py`, `utils/launch.py`;
+//! DeepSpeed edaa722 `launcher/runner.py`; TRL f2cd577 `cli/main.py`.
+
+use std::path::Path;
+
+use super::shards::{self, shards};
+use super::{Numbers, edit, standing, text_of};
+use crate::recipe::Recipe;
+use crate::recipe::dialects::accelerate::{fixes_accumulation, too_few_devices};
+use crate::recipe::dialects::command::{self, Call, Launcher};
+use crate::recipe::dialects::deepspeed::hosts;
+use crate::recipe::syntax::source::{FileId, Span};
+
+/// A world that the command's launcher cannot start.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum LaunchError {
+    /// The launcher starts the same number of processes on every node.
+    #[error("{world} processes cannot be divided evenly over the command's {nodes} nodes ({help})")]
+    Nodes {
+        /// World size, in devices.
+        world: u64,
+        nodes: u64,
+        /// The option to change.
+        help: &'static str,
+    },
+    /// The words after the launcher's options are not known to be a program.
+    #[error("the command names no program to start (add its path to the command)")]
+    NoProgram,
+    /// A variable holds the number to change and other words.
+    #[error("`{text}` holds more than the number to change (write its words out in the command)")]
+    Hidden {
+        /// The variable, as the command spells it.
+        text: String,
+    },
+    /// The launcher takes a list of devices, which a number cannot replace.
+    #[error("`{text}` lists devices one by one (use `--num_gpus` instead)")]
+    Devices {
+        /// The list, as the command spells it.
+        text: String,
+    },
+    /// `--cpu` starts one process.
+    #[error("`--cpu` starts one process, and the plan has {world} (remove `--cpu`)")]
+    OneProcess {
+        /// World size, in devices.
+        world: u64,
+    },
+    /// A launcher for the processes of one machine.
+    #[error(
+        "the command's launcher starts processes of one machine, and the plan has {nodes} nodes (start the program with torchrun)"
+    )]
+    OneMachine { nodes: u64 },
+    /// With `--standalone` every node trains by itself.
+    #[error(
+        "with `--standalone` each of {nodes} nodes trains by itself (replace it by `--rdzv_backend c10d --rdzv_endpoint HOST:PORT`)"
+    )]
+    Standalone { nodes: u64 },
+    /// The option overrides the config's type, and accelerate refuses it for one process.
+    #[error(
+        "accelerate refuses `--multi_gpu` for one process (remove it, and set the config's `distributed_type`)"
+    )]
+    MultiGpu,
+    /// The launcher's config fixes the accumulation.
+    #[error(
+        "TRL's config `{name}` fixes accumulation at 1, and the plan has {accumulation} (launch with the config that `--emit accelerate` writes)"
+    )]
+    Accumulation {
+        /// The name of TRL's config.
+        name: String,
+        /// Forward passes per optimizer step.
+        accumulation: u64,
+    },
+    /// The model takes all devices, so none is left to shard over.
+    #[error(transparent)]
+    Shards(#[from] shards::ShardError),
+}
+
+/// Byte ranges of a text and their new text.
+pub(super) type Edits = Vec<(usize, usize, String)>;
+
+/// The changes of a command's launcher, and remarks for the user.
+#[derive(Default)]
+pub(super) struct Relaunched {
+    pub edits: Edits,
+    pub remarks: Vec<String>,
+    /// New options, each with a leading space.
+    pub added: String,
+}
+
+impl Relaunched {
+    /// Sets an option: replaces its value, or appends the option.
+    fn set(&mut self, option: &str, place: Option<(&str, Span)>, value: u64) {
+        match place {
+            Some((text, _)) if text.parse() == Ok(value) => {}
+            Some((_, span)) => self.edits.push((span.start, span.end, value.to_string())),
+            None => self.added += &format!(" --{option} {value}"),
+        }
+    }
+}
+
+/// The launcher of the command in a file.
+fn call(recipe: &Recipe, file: FileId) -> Option<Call> {
+    let path = recipe.sources.get(file).map(|source| source.path.as_path());
+    Call::of(path.unwrap_or(Path::new("")), text_of(recipe, file), file)
+}
+
+/// Whether the command in a file starts through a launcher of several processes.
+pub(super) fn starts_processes(recipe: &Recipe, file: FileId) -> bool {
+    call(recipe, file).is_some_and(|call| call.launcher != Launcher::Python)
+}
+
+/// Refuses another accumulation where the recipe itself names one of TRL's configs that fixes it.
+/// Only TRL's command line reads that key.
+pub(super) fn refuse_fixed(
+    recipe: &Recipe,
+    numbers: &Numbers,
+    file: FileId,
+) -> Result<(), LaunchError> {
+    let name = edit::text(text_of(recipe, file), "accelerate_config");
+    let fixes = |name: &String| numbers.accumulation != 1 && fixes_accumulation(name);
+    let Some(name) = name.filter(fixes) else {
+        return Ok(());
+    };
+    let read = recipe.files.command.is_none_or(|(command, _)| {
+        let call = call(recipe, command);
+        call.is_some_and(|call| call.launcher == Launcher::Trl)
+    });
+    // A file of that name takes precedence.
+    if !read || recipe.files.accelerate.is_some() {
+        return Ok(());
+    }
+    let accumulation = numbers.accumulation;
+    Err(LaunchError::Accumulation { name, accumulation })
+}
+
+/// The options of the command's launcher, rewritten for the numbers of a plan.
+pub(super) fn relaunch(
+    recipe: &Recipe,
+    numbers: &Numbers,
+    file: FileId,
+) -> Result<Relaunched, LaunchError> {
+    let text = text_of(recipe, file);
+    let mut new = Relaunched::default();
+    let Some(call) = call(recipe, file) else {
+        return Ok(new);
+    };
+    if call.launcher != Launcher::Python && !call.has_program {
+        return Err(LaunchError::NoProgram);
+    }
+    match call.launcher {
+        Launcher::Python => {}
+        Launcher::Torchrun => torchrun(&call, numbers, &mut new)?,
+        Launcher::Deepspeed => deepspeed(&call, numbers, &mut new)?,
+        Launcher::Spawn => spawn(&call, numbers, &mut new)?,
+        Launcher::Accelerate | Launcher::Trl => {
+            accelerate(recipe, &call, numbers, file, &mut new)?;
+        }
+    }
+    for (start, end, with) in &mut new.edits {
+        // A variable may hold more than the value.
+        if let Some((value, place)) = call.value_from(*start)
+            && standing(recipe, place).as_deref() != Some(value)
+        {
+            let text = text.get(*start..*end).unwrap_or_default().to_owned();
+            return Err(LaunchError::Hidden { text });
+        }
+        *with = edit::in_quotes_of(text.get(*start..*end).unwrap_or_default(), with);
+        // A removed option takes the space after it along.
+        let blank = with.is_empty() && text[*end..].starts_with(' ');
+        *end += usize::from(blank);
+    }
+    if !new.added.is_empty() {
+        new.edits.push((call.room, call.room, new.added.clone()));
+    }
+    Ok(new)
+}
+
+/// The number of an option, also as a range of one (`2:2`); an error for anything else (`gpu`,
+/// `1:4`, `$N`).
+fn stated(place: Option<(&str, Span)>) -> Result<Option<u64>, ()> {
+    match place {
+        None => Ok(None),
+        Some((text, _)) => command::nodes(text).map(Some).ok_or(()),
+    }
+}
+
+/// The requested nodes, or else the command's; `None` where only the shell knows them.
+fn nodes(numbers: &Numbers, on: Option<(&str, Span)>) -> Option<u64> {
+    let stated = || stated(on).ok().map(|nodes| nodes.unwrap_or(1));
+    numbers.nodes.or_else(stated)
+}
+
+/// Processes per node.
+fn each(numbers: &Numbers, nodes: u64, help: &'static str) -> Result<u64, LaunchError> {
+    let world = numbers.world;
+    match world.is_multiple_of(nodes.max(1)) {
+        true => Ok(world / nodes.max(1)),
+        false => Err(LaunchError::Nodes { world, nodes, help }),
+    }
+}
+
+fn torchrun(call: &Call, numbers: &Numbers, new: &mut Relaunched) -> Result<(), LaunchError> {
+    let (on, per_node) = (call.value(&["nnodes"]), call.value(&["nproc_per_node"]));
+    let Some(nodes) = nodes(numbers, on) else {
+        return Ok(());
+    };
+    // The launcher starts one process per device of the node.
+    if numbers.nodes.is_none() && stated(per_node).is_err() {
+        return Ok(());
+    }
+    let each = each(numbers, nodes, "change `--nnodes` first")?;
+    if nodes > 1 && call.at(&["standalone"]).is_some() {
+        return Err(LaunchError::Standalone { nodes });
+    }
+    if on.is_some() || nodes > 1 {
+        new.set("nnodes", on, nodes);
+    }
+    if per_node.is_some() || each > 1 {
+        new.set("nproc_per_node", per_node, each);
+    }
+    let meets = call.at(&["rdzv_endpoint"]).is_some()
+        || (call.at(&["master_addr"]).is_some() && call.at(&["node_rank"]).is_some());
+    // A command with the same number of nodes already has a rendezvous.
+    if nodes > 1 && stated(on) != Ok(Some(nodes)) && !meets {
+        new.remarks.push(format!(
+            "{nodes} nodes need a rendezvous: start the command on each with `--rdzv_backend c10d --rdzv_endpoint HOST:PORT` (HOST is one of them)"
+        ));
+    }
+    Ok(())
+}
+
+fn deepspeed(call: &Call, numbers: &Numbers, new: &mut Relaunched) -> Result<(), LaunchError> {
+    let (on, per_node) = (call.value(&["num_nodes"]), call.value(&["num_gpus"]));
+    if let Some((text, _)) = call.value(&["include", "i", "exclude", "e"]) {
+        let machines = text.split('@').count() as u64;
+        let same = hosts::named(text) == Some(numbers.world)
+            && numbers.nodes.is_none_or(|nodes| nodes == machines);
+        let text = text.to_owned();
+        return match same {
+            true => Ok(()),
+            false => Err(LaunchError::Devices { text }),
+        };
+    }
+    let Some(nodes) = nodes(numbers, on) else {
+        return Ok(());
+    };
+    // DeepSpeed takes all devices of the hostfile, or of this machine.
+    if numbers.nodes.is_none() && !matches!(stated(per_node), Ok(Some(_))) {
+        return Ok(());
+    }
+    let each = each(numbers, nodes, "change `--num_nodes` first")?;
+    if on.is_some() || nodes > 1 {
+        new.set("num_nodes", on, nodes);
+    }
+    new.set("num_gpus", per_node, each);
+    if nodes > 1 && stated(on) != Ok(Some(nodes)) && call.at(&["hostfile", "H"]).is_none() {
+        new.remarks.push(format!(
+            "DeepSpeed reads {nodes} nodes from a hostfile: add `--hostfile FILE`, unless it is /job/hostfile"
+        ));
+    }
+    Ok(())
+}
+
+/// A script of the examples that starts the processes of one machine.
+fn spawn(call: &Call, numbers: &Numbers, new: &mut Relaunched) -> Result<(), LaunchError> {
+    if let Some(nodes) = numbers.nodes.filter(|nodes| *nodes > 1) {
+        return Err(LaunchError::OneMachine { nodes });
+    }
+    for count in ["world_size", "num_cores"] {
+        let place = call.value(&[count]);
+        // A number that only the shell knows (`$N`) stays.
+        if let Ok(Some(_)) = stated(place) {
+            new.set(count, place, numbers.world);
+        }
+    }
+    Ok(())
+}
+
+/// Whether the job's accelerate config leaves the number of processes to the command line. Where
+/// another key decides it (one process, a DeepSpeed filter), that key is the number's place.
+pub(super) fn leaves_processes(recipe: &Recipe) -> bool {
+    let Some(file) = recipe.files.accelerate else {
+        return false;
+    };
+    let settled = recipe.places.get("batch.gpus");
+    edit::number(text_of(recipe, file), "num_processes").is_none()
+        && settled.is_none_or(|place| place.span.file != file)
+}
+
+fn accelerate(
+    recipe: &Recipe,
+    call: &Call,
+    numbers: &Numbers,
+    file: FileId,
+    new: &mut Relaunched,
+) -> Result<(), LaunchError> {
+    let world = numbers.world;
+    if call.at(&["cpu"]).is_some() {
+        return match world {
+            1 => Ok(()),
+            world => Err(LaunchError::OneProcess { world }),
+        };
+    }
+    let config = recipe
+        .files
+        .accelerate
+        .map(|config| text_of(recipe, config));
+    let in_config = |key: &str| edit::number(config?, key);
+    let (on, all) = (
+        call.value(&["num_machines"]),
+        call.value(&["num_processes"]),
+    );
+    // A number of machines that only the shell knows (`$N`) stays, unless the plan asks for
+    // another.
+    let typed = stated(on);
+    if typed.is_err() && numbers.nodes.is_none() {
+        return Ok(());
+    }
+    let typed = typed.unwrap_or(None);
+    let stated_machines = typed.or(in_config("num_machines"));
+    let machines = numbers.nodes.or(stated_machines).unwrap_or(1);
+    // `--emit accelerate` writes the processes of a config file. The command line overrides a
+    // config that TRL ships, and a missing one. A recipe may state the processes as well.
+    let place = recipe.places.get("batch.gpus").map(|place| place.span.file);
+    let elsewhere =
+        place.is_some_and(|stated| stated != file && recipe.files.recipe == Some(stated));
+    let left = leaves_processes(recipe);
+    let states_world = all.is_some() || left || (config.is_none() && !elsewhere);
+    let known = left || recipe.spec.batch.gpus.is_some() || numbers.nodes.is_some();
+    if states_world && known {
+        let each = each(numbers, machines, "change `--num_machines` first")?;
+        let same = recipe.spec.batch.gpus == Some(world) && numbers.nodes <= Some(1);
+        if all.is_some() || left || !same {
+            new.set("num_processes", all, world);
+        }
+        if on.is_some() || machines != stated_machines.unwrap_or(1) {
+            new.set("num_machines", on, machines);
+        }
+        devices(call, each, new);
+        one_process(call, config, world, new)?;
+    }
+    let meets = |key: &str| {
+        let stated = config.and_then(|text| edit::text(text, key));
+        stated.is_some() || call.at(&[key]).is_some()
+    };
+    if machines > 1 && stated_machines != Some(machines) && !meets("main_process_ip") {
+        new.remarks.push(format!(
+            "{machines} machines need a rendezvous: start the command on each with its own `--machine_rank` and `--main_process_ip HOST --main_process_port PORT` (HOST is the first)"
+        ));
+    }
+    accumulation(call, numbers, new)?;
+    sizes(recipe, call, numbers, file, new)
+}
+
+/// Replaces a `--gpu_ids` with too few devices for the processes of a machine.
+fn devices(call: &Call, each: u64, new: &mut Relaunched) {
+    let Some((text, span)) = call.value(&["gpu_ids"]) else {
+        return;
+    };
+    if too_few_devices(text, each).is_some() {
+        new.remarks.push(format!(
+            "`--gpu_ids {text}` names too few devices for {each} processes; it is now `all` (name {each} devices to restrict it)"
+        ));
+        new.edits.push((span.start, span.end, "all".to_owned()));
+    }
+}
+
+/// Removes `--multi_gpu` for one process: accelerate refuses it. Without a config the option has no
+/// other effect.
+fn one_process(
+    call: &Call,
+    config: Option<&str>,
+    world: u64,
+    new: &mut Relaunched,
+) -> Result<(), LaunchError> {
+    let Some(span) = call.at(&["multi_gpu"]).filter(|_| world == 1) else {
+        return Ok(());
+    };
+    if config.is_some() || call.at(&["accelerate_config"]).is_some() {
+        return Err(LaunchError::MultiGpu);
+    }
+    new.edits.push((span.start, span.end, String::new()));
+    Ok(())
+}
+
+/// The accumulation for DeepSpeed must equal the trainer's.
+fn accumulation(call: &Call, numbers: &Numbers, new: &mut Relaunched) -> Result<(), LaunchError> {
+    let key = "gradient_accumulation_steps";
+    if call.launcher == Launcher::Accelerate
+        && let place @ Some((text, _)) = call.value(&[key])
+        && text != "auto"
+    {
+        new.set(key, place, numbers.accumulation);
+    }
+    if let Some((name, _)) = call.value(&["accelerate_config"])
+        && numbers.accumulation != 1
+        && fixes_accumulation(name)
+    {
+        let (name, accumulation) = (name.to_owned(), numbers.accumulation);
+        return Err(LaunchError::Accumulation { name, accumulation });
+    }
+    Ok(())
+}
+
+/// Sets shards and replicas where the command states axis sizes that accelerate reads.
+fn sizes(
+    recipe: &Recipe,
+    call: &Call,
+    numbers: &Numbers,
+    file: FileId,
+    new: &mut Relaunched,
+) -> Result<(), LaunchError> {
+    let parallel = &recipe.spec.parallel;
+    let typed = |path: &str| {
+        let place = recipe.places.get(&format!("parallel.{path}"));
+        place.filter(|place| place.span.file == file && place.key.starts_with("parallelism_config"))
+    };
+    let axes = [
+        "tensor",
+        "context",
+        "sequence",
+        "data_shard",
+        "data_replicate",
+    ];
+    // DeepSpeed makes the groups of its sequence parallelism itself.
+    if parallel.sequence > 1 || !axes.iter().any(|path| typed(path).is_some()) {
+        return Ok(());
+    }
+    let both = shards(parallel, numbers, call.at(&["use_fsdp"]).is_some())?;
+    for (axis, size) in ["shard", "replicate"].into_iter().zip(both) {
+        let option = format!("parallelism_config_dp_{axis}_size");
+        let place = call.value(&[&option]);
+        if place.is_some() || size > 1 {
+            new.set(&option, place, size);
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use crate::export::tests::{Job, numbers};
+    use crate::export::{Form, Numbers, emit};
+    use crate::recipe::read;
+    use crate::recipe::schema::request::Request;
+
+    const TRAINER: &str = "t.py --per_device_train_batch_size 4 --gradient_accumulation_steps 2";
+
+    /// `launcher` rewritten for the plan, without the trainer's arguments; or the refusal.
+    fn written(launcher: &str, plan: &Numbers) -> String {
+        let job = Job::new(&[], &format!("{launcher} {TRAINER}"));
+        match emit(&job.recipe(None), plan, Form::Recipe) {
+            Ok(emitted) => emitted.text.split(" t.py").next().unwrap().to_owned(),
+            Err(error) => error.to_string(),
+        }
+    }
+
+    fn on(nodes: u64, plan: Numbers) -> Numbers {
+        Numbers {
+            nodes: Some(nodes),
+            ..plan
+        }
+    }
+
+    #[test]
+    fn a_command_starts_the_nodes_of_the_plan() {
+        let (two, one) = (on(2, numbers(16, 4, 1)), on(1, numbers(8, 4, 2)));
+        for (launcher, plan, expected) in [
+            (
+                "torchrun --nproc_per_node 8",
+                &two,
+                "torchrun --nnodes 2 --nproc_per_node 8",
+            ),
+            (
+                "torchrun --nnodes=4 --nproc-per-node=4",
+                &two,
+                "torchrun --nnodes=2 --nproc-per-node=8",
+            ),
+            (
+                "torchrun --nnodes 2 --nproc_per_node 4",
+                &one,
+                "torchrun --nnodes 1 --nproc_per_node 8",
+            ),
+            (
+                "torchrun --nnodes 1:4 --nproc_per_node gpu",
+                &two,
+                "torchrun --nnodes 2 --nproc_per_node 8",
+            ),
+            (
+                "deepspeed --num_gpus 8",
+                &two,
+                "deepspeed --num_nodes 2 --num_gpus 8",
+            ),
+            ("deepspeed", &two, "deepspeed --num_nodes 2 --num_gpus 8"),
+            (
+                "deepspeed --num_nodes 2 --num_gpus 8",
+                &one,
+                "deepspeed --num_nodes 1 --num_gpus 8",
+            ),
+            (
+                "accelerate launch --num_processes 8",
+                &two,
+                "accelerate launch --num_machines 2 --num_processes 16",
+            ),
+            (
+                "accelerate launch --num_machines 2 --num_processes 16",
+                &one,
+                "accelerate launch --num_machines 1 --num_processes 8",
+            ),
+        ] {
+            assert_eq!(written(launcher, plan), expected, "{launcher}");
+        }
+        let alone = written("torchrun --standalone --nproc_per_node 8", &two);
+        assert!(
+            alone.starts_with("with `--standalone` each of 2 nodes"),
+            "{alone}"
+        );
+        let named = written("deepspeed --include localhost:0,1", &two);
+        assert!(named.starts_with("`localhost:0,1` lists"), "{named}");
+    }
+
+    #[test]
+    fn a_plan_for_several_nodes_names_the_missing_rendezvous() {
+        let two = on(2, numbers(16, 4, 1));
+        let remarks = |launcher: &str| {
+            let job = Job::new(&[], &format!("{launcher} {TRAINER}"));
+            emit(&job.recipe(None), &two, Form::Recipe).unwrap().remarks
+        };
+        for (launcher, enough) in [
+            ("torchrun --nproc_per_node 8", "--rdzv_endpoint h:1"),
+            ("deepspeed --num_gpus 8", "--hostfile h"),
+            ("accelerate launch --num_processes 8", "--main_process_ip h"),
+        ] {
+            assert_eq!(remarks(launcher).len(), 1, "{launcher}");
+            assert_eq!(remarks(&format!("{launcher} {enough}")), [] as [&str; 0]);
+        }
+    }
+
+    #[test]
+    fn options_that_the_launcher_would_refuse_change_with_the_plan() {
+        let eight = Numbers {
+            world: 8,
+            ..numbers(4, 4, 1)
+        };
+        for (launcher, plan, expected) in [
+            (
+                "accelerate launch --use_deepspeed --num_processes 8 --gradient_accumulation_steps 2",
+                &numbers(4, 4, 4),
+                "accelerate launch --use_deepspeed --num_processes 4 --gradient_accumulation_steps 4",
+            ),
+            (
+                "accelerate launch --multi_gpu --num_processes 8",
+                &numbers(1, 4, 16),
+                "accelerate launch --num_processes 1",
+            ),
+            (
+                "accelerate launch --num_processes 2 --gpu_ids 0,1",
+                &numbers(4, 4, 1),
+                "accelerate launch --num_processes 4 --gpu_ids all",
+            ),
+            (
+                "accelerate launch --use_fsdp --fsdp_version 2 --use_parallelism_config --num_processes 4 \
+             --parallelism_config_tp_size 2 --parallelism_config_dp_shard_size 2",
+                &eight,
+                "accelerate launch --use_fsdp --fsdp_version 2 --use_parallelism_config --num_processes 8 \
+             --parallelism_config_tp_size 2 --parallelism_config_dp_shard_size 4",
+            ),
+        ] {
+            assert_eq!(written(launcher, plan), expected, "{launcher}");
+        }
+        let split = "accelerate launch --use_fsdp --fsdp_version 2 --use_parallelism_config \
+                 --num_processes 4 --parallelism_config_tp_size 2 --parallelism_config_dp_shard_size 2";
+        let none = Numbers {
+            world: 2,
+            ..numbers(1, 4, 4)
+        };
+        let refused = written(split, &none);
+        assert!(refused.contains("nothing to shard"), "{refused}");
+        let cpu = written("accelerate launch --cpu", &numbers(4, 4, 1));
+        assert!(cpu.starts_with("`--cpu` starts one process"), "{cpu}");
+        let line =
+            "trl sft --accelerate_config zero1 --per_device_train_batch_size 8 --dataset_name d";
+        let job = Job::new(&[], line);
+        let refused = emit(&job.recipe(None), &numbers(4, 8, 2), Form::Recipe).unwrap_err();
+        assert!(
+            refused.to_string().contains("`zero1` fixes accumulation"),
+            "{refused}"
+        );
+    }
+
+    /// A config with the type alone, which accelerate starts only with `--num_processes`.
+    #[test]
+    fn processes_that_the_config_leaves_to_the_command_are_typed() {
+        for config in [
+            "distributed_type: FSDP\nnum_processes: -1\nfsdp_config: {}\n",
+            "distributed_type: MULTI_GPU\nnum_machines: 1\n",
+        ] {
+            let launch = "accelerate launch --config_file @/a.yaml";
+            let job = Job::new(&[], &format!("{launch} {TRAINER}"));
+            std::fs::write(job.folder.path().join("a.yaml"), config).unwrap();
+            for (plan, recipe_gpus) in [(numbers(4, 4, 4), 8), (numbers(8, 4, 2), 8)] {
+                let world = plan.world;
+                let written = job.emitted(Some(recipe_gpus), &plan, Form::Recipe);
+                let accumulation = plan.accumulation;
+                assert_eq!(
+                    written,
+                    format!("{launch} {TRAINER}\n")
+                        .replace("launch", &format!("launch --num_processes {world}"))
+                        .replace("steps 2", &format!("steps {accumulation}"))
+                );
+                let again = Job::new(&[], written.trim_end());
+                std::fs::write(again.folder.path().join("a.yaml"), config).unwrap();
+                let again = again.recipe(None);
+                assert_eq!(again.spec.batch.gpus, Some(world));
+                assert_eq!(again.diagnostics, []);
+            }
+        }
+    }
+
+    #[test]
+    fn a_config_without_processes_yields_a_remark_with_num_processes() {
+        let config = "distributed_type: MULTI_GPU\nnum_processes: -1\n";
+        let recipe = "model_name_or_path: m\ndataset_name: d\nper_device_train_batch_size: 4\n";
+        let remarks = |command: &str| {
+            let job = Job::new(&[("sft.yaml", recipe), ("a.yaml", config)], command);
+            let written = job.emitted(Some(8), &numbers(4, 4, 2), Form::Recipe);
+            let remarks: Vec<String> = written
+                .lines()
+                .filter_map(|line| line.strip_prefix("# ").map(str::to_owned))
+                .collect();
+            remarks
+        };
+        assert_eq!(
+            remarks("accelerate launch --config_file @/a.yaml sft.py --config @/sft.yaml"),
+            ["add `--num_processes 4` to the command"]
+        );
+        let job = Job::new(&[("sft.yaml", recipe), ("a.yaml", config)], "");
+        let alone = read(&Request {
+            path: job.folder.path().join("sft.yaml"),
+            accelerate: Some(job.folder.path().join("a.yaml")),
+            dialect: Some(crate::recipe::schema::dialect::Dialect::HandbookTrl),
+            ..Request::default()
+        });
+        let remarks = emit(&alone.unwrap(), &numbers(4, 4, 2), Form::Recipe).unwrap();
+        let remark = &remarks.remarks[0];
+        assert!(
+            remark.ends_with("start the command with `--num_processes 4`"),
+            "{remark}"
+        );
+    }
+
+    #[test]
+    fn a_recipe_cannot_change_the_accumulation_of_its_trl_config() {
+        let text = "model_name_or_path: m\ndataset_name: d\nper_device_train_batch_size: 8\n\
+                accelerate_config: zero1\n";
+        let written = |command: &str, plan: &Numbers| {
+            let job = Job::new(&[("sft.yaml", text)], command);
+            emit(&job.recipe(None), plan, Form::Recipe).map(|emitted| emitted.text)
+        };
+        for command in ["", "trl sft --config @/sft.yaml"] {
+            let refused = written(command, &numbers(4, 8, 2)).unwrap_err();
+            assert!(
+                refused.to_string().contains("`zero1` fixes accumulation"),
+                "{refused}"
+            );
+            assert!(written(command, &numbers(4, 16, 1)).is_ok(), "{command}");
+        }
+        // No other launcher reads that key.
+        let other = "accelerate launch --num_processes 8 sft.py --config @/sft.yaml";
+        assert!(written(other, &numbers(4, 8, 2)).is_ok());
+    }
+
+    #[test]
+    fn an_accelerate_config_takes_the_machines_of_the_plan() {
+        let config = |text: &str, plan: &Numbers| {
+            let job = Job::new(&[("a.yaml", text)], "");
+            job.emitted(None, plan, Form::Accelerate)
+        };
+        let text =
+            "distributed_type: MULTI_GPU\nnum_machines: 1\nnum_processes: 8\nmain_process_ip: h\n";
+        assert_eq!(
+            config(text, &on(2, numbers(16, 4, 1))),
+            text.replace("machines: 1", "machines: 2")
+                .replace("processes: 8", "processes: 16")
+        );
+        let two = text.replace("machines: 1", "machines: 2");
+        assert_eq!(config(&two, &on(1, numbers(8, 4, 1))), text);
+        let ids = format!("{text}gpu_ids: 0,1,2,3,4,5,6,7\n");
+        let more = config(&ids, &numbers(16, 4, 1));
+        assert!(more.contains("gpu_ids: all\n# `gpu_ids: 0,1"), "{more}");
+        let sizes = "distributed_type: FSDP\nnum_processes: 8\nfsdp_config:\n  fsdp_version: 2\n\
+                 parallelism_config:\n  parallelism_config_tp_size: 2\n  \
+                 parallelism_config_dp_shard_size: 4\n";
+        let job = Job::new(&[("a.yaml", sizes)], "");
+        let none = Numbers {
+            world: 2,
+            ..numbers(1, 4, 1)
+        };
+        let refused = emit(&job.recipe(None), &none, Form::Accelerate).unwrap_err();
+        assert!(
+            refused.to_string().contains("nothing to shard"),
+            "{refused}"
+        );
+        let cpu = Job::new(
+            &[("a.yaml", "distributed_type: MULTI_CPU\nnum_processes: 4\n")],
+            "",
+        );
+        assert!(emit(&cpu.recipe(None), &numbers(4, 1, 1), Form::Accelerate).is_err());
+        // A new config states the machines too.
+        let made = Job::new(&[], &format!("torchrun --nproc_per_node 8 {TRAINER}"));
+        let made = made.emitted(None, &on(2, numbers(16, 4, 1)), Form::Accelerate);
+        assert!(
+            made.contains("num_machines: 2\nnum_processes: 16\n"),
+            "{made}"
+        );
+    }
+
+    proptest! {
+        /// For every launcher the written command reads back as the plan's world, batch and axes, and
+        /// writing it again changes nothing.
+        #[test]
+        fn a_written_launcher_reads_back_as_the_plan(
+            launcher in 0..8_usize,
+            (nodes, each, tensor) in (1..4_u64, 1..9_u64, 1..3_u64),
+            (micro, accumulation) in (1..9_u64, 1..9_u64),
+            asked: bool,
+        ) {
+            let launchers = [
+                "torchrun --nproc_per_node 4",
+                "torchrun --nnodes 2 --nproc_per_node=2 --rdzv_endpoint h:1",
+                "deepspeed --num_gpus 4",
+                "deepspeed --num_nodes 2 --num_gpus 2",
+                "accelerate launch --num_processes 4",
+                "accelerate launch --multi_gpu --num_machines 2 --num_processes 4 --gpu_ids 0,1",
+                "accelerate launch --use_deepspeed --num_processes 4 --gradient_accumulation_steps 2",
+                "accelerate launch --use_fsdp --fsdp_version 2 --use_parallelism_config --num_processes 4 \
+                 --parallelism_config_tp_size 2 --parallelism_config_dp_shard_size 2",
+            ];
+            let tensor = if launcher == 7 { tensor.max(2) } else { 1 };
+            let ranks = nodes * each;
+            let plan = Numbers {
+                world: ranks * tensor,
+                nodes: asked.then_some(nodes),
+                ..numbers(ranks, micro, accumulation)
+            };
+            let job = Job::new(&[], &format!("{} {TRAINER}", launchers[launcher]));
+            let Ok(emitted) = emit(&job.recipe(None), &plan, Form::Recipe) else {
+                return Ok(());
+            };
+            let path = job.folder.path().join("again.sh");
+            std::fs::write(&path, &emitted.text).unwrap();
+            let again = crate::recipe::read(&Request { path, ..Request::default() });
+            let again = again.unwrap_or_else(|error| panic!("{}: {error}", emitted.text));
+            let batch = &again.spec.batch;
+            let read = (batch.gpus, batch.micro, batch.accumulation);
+            prop_assert_eq!(read, (Some(plan.world), Some(micro), Some(accumulation)), "{}", emitted.text);
+            let parallel = &again.spec.parallel;
+            if let (Some(shards), Some(replicas)) = (parallel.data_shard, parallel.data_replicate) {
+                prop_assert_eq!(shards * replicas, ranks, "{}", emitted.text);
+            }
+            prop_assert_eq!(&emit(&again, &plan, Form::Recipe).unwrap().text, &emitted.text);
+        }
+    }
+
+    #[test]
+    fn spawn_scripts_get_the_processes_of_the_plan() {
+        for (launcher, expected) in [
+            (
+                "gaudi_spawn.py --use_mpi --world_size 8",
+                "gaudi_spawn.py --use_mpi --world_size 4",
+            ),
+            ("xla_spawn.py --num_cores=8", "xla_spawn.py --num_cores=4"),
+            ("xla_spawn.py", "xla_spawn.py"),
+        ] {
+            let launcher = format!("python {launcher}");
+            let expected = format!("python {expected}");
+            assert_eq!(written(&launcher, &numbers(4, 4, 2)), expected);
+        }
+        let two = on(2, numbers(16, 4, 1));
+        let refused = written("python gaudi_spawn.py --world_size 8", &two);
+        assert!(
+            refused.starts_with("the command's launcher starts processes of one machine"),
+            "{refused}"
+        );
+    }
+
+    #[test]
+    fn a_wrapped_command_is_rewritten_inside_its_wrapper() {
+        let launcher = "python mason.py --gpus 8 -- torchrun --nproc_per_node 8";
+        let expected = "python mason.py --gpus 8 -- torchrun --nproc_per_node 4";
+        assert_eq!(written(launcher, &numbers(4, 4, 2)), expected);
+    }
+}

@@ -1,0 +1,228 @@
+//! Fills in the external trainer's command for this pod.
+
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use crate::api::RemainderPolicy;
+use crate::api::status::RecipeSnapshot;
+use crate::external_trainer::{Call, Foreign};
+use crate::lifecycle::agent_state::Problem;
+use crate::lifecycle::generation::Generation;
+use crate::lifecycle::{OwnCheckpoint, files};
+use crate::recipe::schema::spec::DrainSignal;
+use crate::recipe::{self, Recipe};
+use crate::telemetry::now;
+use crate::util::durable::{create_directory, read_json, write_json};
+
+/// Where a pod finds the recipe and the command of its external trainer.
+pub struct Source<'a> {
+    /// The recipe.
+    pub recipe: &'a RecipeSnapshot,
+    /// What happens to a batch that no number of ranks splits exactly.
+    pub remainder: RemainderPolicy,
+    /// The command, not empty.
+    pub command: &'a [String],
+}
+
+/// The checkpoint that a generation resumes from. The first member writes it once for all members.
+#[derive(Serialize, Deserialize)]
+struct Chosen {
+    /// The newest checkpoint at that time.
+    checkpoint: Option<OwnCheckpoint>,
+}
+
+/// Longest wait for the first member's choice, seconds. Agents of older versions write none; then
+/// each pod resumes from the newest checkpoint that it finds.
+const CHOICE_TIMEOUT: f64 = 60.0;
+
+/// Fixes the checkpoint that the trainer resumes from; `false` while it is unknown. Pods may see
+/// the shared volume at different times, and ranks must not resume from different checkpoints. So
+/// the first member (`mine`) chooses, and the others wait.
+pub(crate) fn choose(
+    source: &Source<'_>,
+    run: &Path,
+    record: &Generation,
+    mine: bool,
+) -> Result<bool, Problem> {
+    let file = call_file(run, record);
+    if file.exists() {
+        return Ok(true);
+    }
+    if !mine && now() - record.created < CHOICE_TIMEOUT {
+        return Ok(false);
+    }
+    let checkpoint = external_trainer(&recipe(source)?, run).newest();
+    create_directory(&run.join(files::generation(record.number)))
+        .and_then(|()| write_json(&file, &Chosen { checkpoint }))
+        .map_err(|error| Problem::of_volume(&error))?;
+    Ok(true)
+}
+
+/// The trainer's command in one generation.
+#[derive(Debug)]
+pub(crate) struct OwnCall {
+    recipe: Recipe,
+    pub call: Call,
+    /// The checkpoint that it resumes from.
+    pub checkpoint: Option<OwnCheckpoint>,
+}
+
+impl OwnCall {
+    /// The signal that asks the trainer to save and exit.
+    pub fn drain(&self) -> DrainSignal {
+        self.recipe.spec.trainer.drain_signal
+    }
+
+    /// The trainer's newest complete checkpoint now.
+    pub fn newest(&self, run: &Path) -> Option<OwnCheckpoint> {
+        external_trainer(&self.recipe, run).newest()
+    }
+}
+
+/// Builds the command and writes the files that it reads.
+pub(crate) fn own_call(
+    source: &Source<'_>,
+    run: &Path,
+    record: &Generation,
+) -> Result<OwnCall, Problem> {
+    let recipe = recipe(source)?;
+    let chosen: Chosen =
+        read_json(&call_file(run, record)).map_err(|error| Problem::of_volume(&error))?;
+    let checkpoint = chosen.checkpoint;
+    let call = external_trainer(&recipe, run).call(record.number, &record.plan, checkpoint.clone());
+    let call = call.map_err(|error| refused(error.to_string()))?;
+    call.write().map_err(|error| Problem::of_volume(&error))?;
+    Ok(OwnCall {
+        recipe,
+        call,
+        checkpoint,
+    })
+}
+
+pub(crate) fn call_file(run: &Path, record: &Generation) -> PathBuf {
+    run.join(files::generation(record.number)).join(files::CALL)
+}
+
+fn refused(message: String) -> Problem {
+    Problem {
+        reason: "CommandRefused".into(),
+        message,
+        deterministic: true,
+    }
+}
+
+/// The recipe with the job's command.
+fn recipe(source: &Source<'_>) -> Result<Recipe, Problem> {
+    let request = source.recipe.request(source.remainder).map_err(refused)?;
+    let mut recipe = recipe::read(&request).map_err(|error| refused(error.to_string()))?;
+    recipe.spec.trainer.command = source.command.to_vec();
+    Ok(recipe)
+}
+
+fn external_trainer<'a>(recipe: &'a Recipe, run: &'a Path) -> Foreign<'a> {
+    Foreign {
+        recipe,
+        run,
+        // Only the volume outlives a container.
+        base: None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lifecycle::Reason;
+    use crate::lifecycle::generation::Address;
+    use crate::plan::{self, PlanRequest};
+
+    const OVER: [&str; 1] = ["per_device_train_batch_size=8"];
+
+    /// The result of a pod in generation 2 with three devices for this command.
+    fn external_call_of(
+        place: &Path,
+        overrides: &[&str],
+        command: &[&str],
+    ) -> Result<OwnCall, String> {
+        let text = "per_device_train_batch_size: 4\ngradient_accumulation_steps: 2\n\
+                    evenkeel: {objective: sft, batch: {gpus: 3}, \
+                    trainer: {drain_signal: SIGUSR1}}\n";
+        let snapshot = RecipeSnapshot {
+            text: text.to_owned(),
+            overrides: overrides.iter().map(|&text| text.to_owned()).collect(),
+            ..RecipeSnapshot::default()
+        };
+        let command: Vec<String> = command.iter().map(|&word| word.to_owned()).collect();
+        let job = Source {
+            recipe: &snapshot,
+            remainder: RemainderPolicy::Exact,
+            command: &command,
+        };
+        let recipe = recipe(&job).map_err(|problem| problem.message).unwrap();
+        let record = Generation {
+            job: "uid".to_owned(),
+            number: 2,
+            reason: Reason::Started,
+            members: Vec::new(),
+            plan: plan::plan(&recipe, &PlanRequest::gpus(3)).unwrap(),
+            start: None,
+            master: Address {
+                host: String::new(),
+                port: 0,
+            },
+            created: now(),
+        };
+        let run = place.join("run");
+        let as_text = |problem: Problem| format!("{}: {}", problem.reason, problem.message);
+        // Other members wait for the first member's choice, which is written once.
+        assert!(!choose(&job, &run, &record, false).unwrap());
+        assert!(choose(&job, &run, &record, true).map_err(as_text)?);
+        checkpoint(&run, 9);
+        assert!(choose(&job, &run, &record, true).unwrap());
+        assert!(choose(&job, &run, &record, false).unwrap());
+        own_call(&job, &run, &record).map_err(as_text)
+    }
+
+    /// A checkpoint in the layout of transformers.
+    fn checkpoint(run: &Path, step: u64) -> PathBuf {
+        let checkpoint = run.join(format!("checkpoints/checkpoint-{step}"));
+        std::fs::create_dir_all(&checkpoint).unwrap();
+        std::fs::write(checkpoint.join("trainer_state.json"), "{}").unwrap();
+        checkpoint
+    }
+
+    #[test]
+    fn a_pod_and_the_local_launcher_fill_in_the_same_command() {
+        let place = tempfile::tempdir().unwrap();
+        let checkpoint = checkpoint(&place.path().join("run"), 7);
+        let external =
+            external_call_of(place.path(), &OVER, &["train", "{args}", "{resume_args}"]).unwrap();
+        let (call, drain) = (&external.call, external.drain());
+        let from = checkpoint.display().to_string();
+        assert_eq!(
+            call.command[1..],
+            [
+                "--per_device_train_batch_size",
+                "8",
+                "--gradient_accumulation_steps",
+                "2",
+                "--resume_from_checkpoint",
+                &from
+            ]
+        );
+        assert_eq!(drain, DrainSignal::Usr1);
+    }
+
+    #[test]
+    fn every_pod_writes_the_recipe_of_its_generation() {
+        let place = tempfile::tempdir().unwrap();
+        let run = place.path().join("run");
+        let external = external_call_of(place.path(), &[], &["train", "{recipe}"]).unwrap();
+        let call = external.call;
+        assert_eq!(
+            call.command[1],
+            run.join("gen-2/recipe.yaml").display().to_string()
+        );
+        assert!(run.join("gen-2/recipe.yaml").is_file());
+    }
+}

@@ -1,0 +1,396 @@
+//! The external trainer in one generation: fills the plan's numbers into its command and picks the
+//! checkpoint that it resumes from. The pod agent and the local launcher share this code.
+
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use super::checkpoints;
+use crate::export::{self, EmitError, Form};
+use crate::external_trainer::resume;
+use crate::lifecycle::{OwnCheckpoint, files};
+use crate::plan::Plan;
+use crate::recipe::schema::placeholder::{self, Value};
+use crate::recipe::schema::reader::Checkpoints;
+use crate::recipe::{Dialect, Recipe};
+use crate::util::durable::{self, FileError};
+
+#[derive(Debug, Clone, Copy)]
+pub struct Foreign<'a> {
+    /// The recipe that contains the command.
+    pub recipe: &'a Recipe,
+    /// The run directory, an absolute path.
+    pub run: &'a Path,
+    /// Working directory and base of relative paths. `None` in a container, whose own disk does not
+    /// outlive it.
+    pub base: Option<&'a Path>,
+}
+
+/// The command of one generation; every rank starts it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Call {
+    /// Program and arguments, without a shell.
+    pub command: Vec<String>,
+    /// The run directory, an absolute path.
+    #[serde(skip)]
+    run: PathBuf,
+    /// Working directory; `None` means the agent's.
+    #[serde(skip)]
+    pub directory: Option<PathBuf>,
+    /// Directory in which the trainer writes its checkpoints.
+    pub checkpoint_dir: PathBuf,
+    /// The newest checkpoint when the generation started.
+    pub checkpoint: Option<PathBuf>,
+    /// Path of the recipe with the plan's numbers, if the command contains `{recipe}`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub recipe: Option<PathBuf>,
+    /// Text of that recipe.
+    #[serde(skip)]
+    text: String,
+    /// Notes for the user about this command.
+    #[serde(skip)]
+    pub remarks: Vec<String>,
+}
+
+/// A command whose placeholders cannot be filled in.
+#[derive(Debug, thiserror::Error)]
+pub enum ForeignError {
+    /// The plan cannot be written in this form.
+    #[error(
+        "`{{{placeholder}}}`: {error}; `{{per_device_batch_size}}` and `{{gradient_accumulation_steps}}` insert the plain numbers"
+    )]
+    Emit {
+        /// The placeholder in the command.
+        placeholder: &'static str,
+        error: EmitError,
+    },
+    /// The plan is in one file of a tree, and that file alone is not a recipe.
+    #[error(
+        "`{{recipe}}` would be {}, one file of the recipe's tree; use `{{args}}` to pass the numbers as overrides",
+        file.display()
+    )]
+    OneOfATree { file: PathBuf },
+    /// The trainer's resume arguments are unknown.
+    #[error(
+        "`{{resume_args}}`: the resume arguments of a trainer for {dialect} recipes are unknown; set `trainer.resume: [--resume, \"{{checkpoint}}\"]` (`evenkeel.trainer.resume=[…]` on the command line)"
+    )]
+    Resume { dialect: Dialect },
+}
+
+impl Foreign<'_> {
+    /// The trainer's checkpoint directory: the user's setting, else `checkpoints` in the run
+    /// directory.
+    pub fn checkpoint_dir(&self) -> PathBuf {
+        let named = resume::directory(self.recipe.dialect, &self.recipe.spec).map(PathBuf::from);
+        let named = named.and_then(|path| match self.base {
+            Some(base) => Some(base.join(path)),
+            None => path.is_absolute().then_some(path),
+        });
+        named.unwrap_or_else(|| self.run.join("checkpoints"))
+    }
+
+    /// The newest complete checkpoint in [`Self::checkpoint_dir`].
+    pub fn newest(&self) -> Option<OwnCheckpoint> {
+        let directory = self.checkpoint_dir();
+        let called = resume::checkpoints(self.recipe.dialect);
+        let newest = checkpoints::newest(&directory, &called);
+        // A recipe that sets its own resume arguments may start any trainer.
+        if newest.is_some() || self.recipe.spec.trainer.resume.is_empty() {
+            return newest;
+        }
+        let any = Checkpoints {
+            unless: called.unless,
+            ..Checkpoints::ANY
+        };
+        checkpoints::newest(&directory, &any)
+    }
+
+    /// The command of a generation with this plan, resumed from `checkpoint`. Writes no files.
+    pub fn call(
+        &self,
+        generation: u64,
+        plan: &Plan,
+        checkpoint: Option<OwnCheckpoint>,
+    ) -> Result<Call, ForeignError> {
+        let command = &self.recipe.spec.trainer.command;
+        let uses = |name| placeholder::is_used(command, name);
+        let numbers = plan.numbers(self.recipe);
+        let emitted = |placeholder| move |error| ForeignError::Emit { placeholder, error };
+        let arguments = match uses(placeholder::ARGS) {
+            true => export::arguments(self.recipe, &numbers).map_err(emitted(placeholder::ARGS))?,
+            false => Vec::new(),
+        };
+        let mut call = Call {
+            command: Vec::new(),
+            run: self.run.to_owned(),
+            directory: self.base.map(Path::to_owned),
+            checkpoint_dir: self.checkpoint_dir(),
+            checkpoint: checkpoint.map(|checkpoint| checkpoint.path),
+            recipe: None,
+            text: String::new(),
+            remarks: Vec::new(),
+        };
+        if uses(placeholder::RECIPE) {
+            let written = export::emit(self.recipe, &numbers, Form::Recipe);
+            let written = written.map_err(emitted(placeholder::RECIPE))?;
+            if let Some(file) = written.replaces {
+                return Err(ForeignError::OneOfATree { file });
+            }
+            let directory = self.run.join(files::generation(generation));
+            call.recipe = Some(directory.join(self.recipe_name()));
+            (call.text, call.remarks) = (written.text, written.remarks);
+        }
+        let mut resume = Vec::new();
+        if uses(placeholder::RESUME_ARGS) {
+            // Evaluated even without a checkpoint: an unknown placeholder must fail before the
+            // start.
+            let from = call.checkpoint.as_deref().unwrap_or(Path::new(""));
+            let dialect = self.recipe.dialect;
+            let arguments = resume::arguments(self.recipe, from);
+            let arguments = arguments.ok_or(ForeignError::Resume { dialect })?;
+            resume = call
+                .checkpoint
+                .as_ref()
+                .map_or_else(Vec::new, |_| arguments);
+        }
+        let path = |path: &Path| Value::Word(path.to_string_lossy().into_owned());
+        call.command = placeholder::fill(command, |name| match name {
+            placeholder::RECIPE => call.recipe.as_deref().map(path),
+            placeholder::ARGS => Some(Value::Words(arguments.clone())),
+            placeholder::RESUME_ARGS => Some(Value::Words(resume.clone())),
+            placeholder::CHECKPOINT_DIR => Some(path(&call.checkpoint_dir)),
+            placeholder::RUN_DIR => Some(path(self.run)),
+            placeholder::GENERATION => Some(Value::Word(generation.to_string())),
+            number => Some(Value::Word(number_of(plan, number)?.to_string())),
+        });
+        Ok(call)
+    }
+
+    /// File name of the recipe; trainers derive the format from it.
+    fn recipe_name(&self) -> PathBuf {
+        let file = self
+            .recipe
+            .files
+            .recipe
+            .or(self.recipe.files.command.map(|(file, _)| file));
+        let file = file.and_then(|file| self.recipe.sources.get(file));
+        let name = file.and_then(|file| file.path.file_name());
+        name.map_or_else(|| PathBuf::from("recipe.yaml"), PathBuf::from)
+    }
+}
+
+impl Call {
+    /// Writes the recipe that the command reads. All members of a generation write the same text.
+    pub fn write(&self) -> Result<(), FileError> {
+        durable::create_directory(&self.checkpoint_dir)?;
+        let Some(recipe) = &self.recipe else {
+            return Ok(());
+        };
+        if let Some(directory) = recipe.parent() {
+            durable::create_directory(directory)?;
+        }
+        durable::write_atomically(recipe, self.text.as_bytes())
+    }
+
+    /// Environment variables besides the plan's numbers.
+    pub fn variables(&self) -> Vec<(&'static str, &Path)> {
+        let paths = [
+            (
+                "EVENKEEL_CHECKPOINT_DIR",
+                Some(self.checkpoint_dir.as_path()),
+            ),
+            ("EVENKEEL_CHECKPOINT", self.checkpoint.as_deref()),
+            ("EVENKEEL_RECIPE", self.recipe.as_deref()),
+            ("EVENKEEL_RUN_DIR", Some(self.run.as_path())),
+        ];
+        let paths = paths.into_iter();
+        paths
+            .filter_map(|(name, path)| Some((name, path?)))
+            .collect()
+    }
+}
+
+/// A number of the plan by its name.
+fn number_of(plan: &Plan, name: &str) -> Option<u64> {
+    let variable = format!("EVENKEEL_{}", name.to_uppercase());
+    let found = plan
+        .variables()
+        .into_iter()
+        .find(|(name, _)| *name == variable);
+    found.map(|(_, number)| number)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+    use crate::plan::{self, PlanRequest};
+    use crate::recipe::{self, Request};
+
+    /// A recipe with a command, in a temporary run directory.
+    struct Case {
+        place: tempfile::TempDir,
+        recipe: Recipe,
+    }
+
+    const HANDBOOK: &str = "# ours\nper_device_train_batch_size: 8 # of 80 GB\n\
+    gradient_accumulation_steps: 2\nevenkeel: {objective: sft, batch: {gpus: 2}}\n";
+    const NATIVE: &str = "apiVersion: evenkeel.dev/v1alpha1\nkind: Recipe\nspec:\n  \
+    batch: {global: 32, micro: 8}\n";
+
+    impl Case {
+        fn new(text: &str, command: &[&str]) -> Case {
+            let request = Request {
+                path: "sft.yaml".into(),
+                ..Request::default()
+            };
+            let mut recipe = recipe::read_text(&request, text.to_owned()).unwrap();
+            let command = command.iter().map(|&word| word.to_owned());
+            recipe.spec.trainer.command = command.collect();
+            let place = tempfile::tempdir().unwrap();
+            Case { place, recipe }
+        }
+
+        fn external_trainer(&self) -> Foreign<'_> {
+            Foreign {
+                recipe: &self.recipe,
+                run: self.place.path(),
+                base: Some(self.place.path()),
+            }
+        }
+
+        fn call(&self, generation: u64, world: u64) -> Result<Call, String> {
+            let plan = plan::plan(&self.recipe, &PlanRequest::processes(world)).unwrap();
+            let foreign = self.external_trainer();
+            let call = foreign.call(generation, &plan, foreign.newest());
+            call.map_err(|error| error.to_string())
+        }
+
+        /// The command of a world as one line; the run directory is shown as `RUN`.
+        fn command_line(&self, generation: u64, world: u64) -> String {
+            let command = self.call(generation, world).unwrap().command.join(" ");
+            command.replace(self.place.path().to_str().unwrap(), "RUN")
+        }
+
+        fn checkpoint(&self, name: &str) {
+            let directory = self.place.path().join("checkpoints").join(name);
+            fs::create_dir_all(&directory).unwrap();
+            fs::write(directory.join("trainer_state.json"), "{}").unwrap();
+        }
+    }
+
+    #[test]
+    fn every_generation_gets_its_numbers_and_resumes_from_the_newest_checkpoint() {
+        let case = Case::new(
+            HANDBOOK,
+            &["train", "{args}", "{resume_args}", "--out={checkpoint_dir}"],
+        );
+        assert_eq!(
+            case.command_line(1, 2),
+            "train --per_device_train_batch_size 8 --gradient_accumulation_steps 2 --out=RUN/checkpoints"
+        );
+        case.checkpoint("checkpoint-9");
+        case.checkpoint("checkpoint-10");
+        assert_eq!(
+            case.command_line(2, 1),
+            "train --per_device_train_batch_size 8 --gradient_accumulation_steps 4 \
+         --resume_from_checkpoint RUN/checkpoints/checkpoint-10 --out=RUN/checkpoints"
+        );
+        let call = case.call(2, 4).unwrap();
+        let given: Vec<&str> = call.variables().into_iter().map(|(name, _)| name).collect();
+        let expected = ["CHECKPOINT_DIR", "CHECKPOINT", "RUN_DIR"];
+        assert_eq!(given, expected.map(|name| format!("EVENKEEL_{name}")));
+    }
+
+    #[test]
+    fn the_written_recipe_differs_only_in_the_numbers_of_its_generation() {
+        let case = Case::new(HANDBOOK, &["train", "--config", "{recipe}"]);
+        let call = case.call(3, 4).unwrap();
+        assert_eq!(case.command_line(3, 4), "train --config RUN/gen-3/sft.yaml");
+        assert!(
+            !call.recipe.clone().unwrap().exists(),
+            "the recipe is written only at the start"
+        );
+        call.write().unwrap();
+        let written = fs::read_to_string(call.recipe.unwrap()).unwrap();
+        let expected = HANDBOOK.replace("accumulation_steps: 2", "accumulation_steps: 1");
+        assert_eq!(written, expected.replace("gpus: 2", "gpus: 4"));
+    }
+
+    #[test]
+    fn number_placeholders_work_as_arguments_and_inside_shell_commands() {
+        let line =
+            "train -b {per_device_batch_size} -a {gradient_accumulation_steps} {resume_args}";
+        let mut case = Case::new(NATIVE, &["sh", "-c", line]);
+        assert!(case.call(1, 2).unwrap_err().contains("trainer.resume"));
+        case.recipe.spec.trainer.resume = vec!["--from={checkpoint}".to_owned()];
+        assert_eq!(case.command_line(1, 2), "sh -c train -b 8 -a 2 ");
+        case.checkpoint("step 40");
+        assert_eq!(
+            case.command_line(2, 4),
+            "sh -c train -b 8 -a 1 '--from=RUN/checkpoints/step 40'"
+        );
+    }
+
+    #[test]
+    fn a_placeholder_that_the_dialect_cannot_fill_is_refused_with_an_alternative() {
+        let case = Case::new(NATIVE, &["train", "{args}"]);
+        let message = case.call(1, 2).unwrap_err();
+        assert!(
+            message.starts_with("`{args}`: a plan cannot be written back as native"),
+            "{message}"
+        );
+        assert!(message.contains("`{per_device_batch_size}`"), "{message}");
+    }
+
+    #[test]
+    fn custom_resume_arguments_accept_any_checkpoint_but_prefer_the_dialects() {
+        let mut case = Case::new(HANDBOOK, &["train", "{resume_args}"]);
+        let any = case.place.path().join("checkpoints/best-70.pt");
+        fs::create_dir_all(any.parent().unwrap()).unwrap();
+        fs::write(&any, "").unwrap();
+        assert_eq!(case.external_trainer().newest(), None);
+        case.recipe.spec.trainer.resume = vec!["--from={checkpoint}".to_owned()];
+        assert_eq!(case.external_trainer().newest().unwrap().path, any);
+        case.checkpoint("checkpoint-9");
+        assert_eq!(
+            case.command_line(2, 2),
+            "train --from=RUN/checkpoints/checkpoint-9"
+        );
+    }
+
+    #[test]
+    fn the_checkpoint_directory_is_where_the_trainer_writes() {
+        let of = |text: &str, base: bool| {
+            let case = Case::new(text, &["train"]);
+            let base = base.then_some(Path::new("/started/here"));
+            let run = Path::new("/run");
+            Foreign {
+                recipe: &case.recipe,
+                run,
+                base,
+            }
+            .checkpoint_dir()
+        };
+        let output = format!("{HANDBOOK}output_dir: data/sft\n");
+        assert_eq!(of(&output, true), Path::new("/started/here/data/sft"));
+        // The container's own disk does not outlive the container.
+        assert_eq!(of(&output, false), Path::new("/run/checkpoints"));
+        assert_eq!(of(HANDBOOK, true), Path::new("/run/checkpoints"));
+        let mut typed = Case::new(&output, &["train", "--output_dir=typed"]);
+        assert_eq!(
+            typed.external_trainer().checkpoint_dir(),
+            typed.place.path().join("typed")
+        );
+        typed.recipe.spec.trainer.command[1] = "--output_dir={checkpoint_dir}".to_owned();
+        assert_eq!(
+            typed.external_trainer().checkpoint_dir(),
+            typed.place.path().join("data/sft")
+        );
+        let native = format!("{NATIVE}  output: runs/mine\n");
+        assert_eq!(of(&native, true), Path::new("/run/checkpoints"));
+        let message = format!("{NATIVE}  trainer: {{checkpoint_dir: /volume/mine}}\n");
+        assert_eq!(of(&message, false), Path::new("/volume/mine"));
+    }
+}

@@ -1,0 +1,13 @@
+//! The external trainer: the user's own program, started in place of the built-in trainer.
+
+pub mod call;
+mod checkpoints;
+mod command;
+pub mod oom_messages;
+mod process;
+pub mod program;
+pub mod resume;
+
+pub use command::{Call, Foreign, ForeignError};
+pub use process::{Become, become_program};
+pub use program::{Program, Start};

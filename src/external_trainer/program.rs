@@ -1,0 +1,142 @@
+//! The program of a rank's process: the built-in trainer or the external trainer. Both get
+//! torchrun's environment variables, so a script written for torchrun runs unchanged.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use rustix::process::Signal;
+
+use crate::external_trainer::Call;
+use crate::lifecycle::Generation;
+use crate::recipe::schema::spec::DrainSignal;
+
+#[derive(Debug, Clone, Copy)]
+pub enum Program<'a> {
+    BuiltIn,
+    /// An external trainer, with its command in this generation.
+    Foreign {
+        call: &'a Call,
+        /// The signal that asks it to save and exit.
+        drain: DrainSignal,
+    },
+}
+
+/// Arguments for starting ranks.
+pub struct Start<'a> {
+    /// Path of the `evenkeel` executable; every rank process starts as it.
+    pub evenkeel: &'a Path,
+    pub program: Program<'a>,
+    pub run: &'a Path,
+    pub generation: &'a Generation,
+    /// The first rank on this host.
+    pub first: u64,
+    /// Number of ranks on this host.
+    pub count: u64,
+    /// Compute threads of each rank.
+    pub threads: u64,
+}
+
+pub(crate) fn signal(drain: DrainSignal) -> Signal {
+    match drain {
+        DrainSignal::Term => Signal::TERM,
+        DrainSignal::Int => Signal::INT,
+        DrainSignal::Usr1 => Signal::USR1,
+        DrainSignal::Usr2 => Signal::USR2,
+        DrainSignal::Hup => Signal::HUP,
+    }
+}
+
+/// The command of one rank. Its output goes to `log`, except for the reports that the built-in
+/// trainer writes to standard output.
+pub(crate) fn command(
+    start: &Start<'_>,
+    rank: u64,
+    local: u64,
+    log: File,
+) -> std::io::Result<Command> {
+    let mut command = Command::new(start.evenkeel);
+    command
+        .arg("rank")
+        .arg("--run")
+        .arg(start.run)
+        .args(["--generation", &start.generation.number.to_string()])
+        .envs(torchrun(start, rank, local));
+    match start.program {
+        Program::BuiltIn => {
+            command
+                .env("RAYON_NUM_THREADS", start.threads.to_string())
+                .stdin(Stdio::piped())
+                .stdout(Stdio::piped());
+        }
+        Program::Foreign { call, drain } => {
+            if let Some(directory) = &call.directory {
+                command.current_dir(directory);
+            }
+            command
+                .args(["--drain-signal", &drain.to_string()])
+                .args(["--agent", &std::process::id().to_string(), "--"])
+                .args(&call.command)
+                .envs(own_variables(start, call))
+                .stdin(Stdio::null())
+                .stdout(log.try_clone()?);
+        }
+    }
+    command
+        .stderr(log)
+        // A separate process group: Ctrl-C in the terminal reaches only the launcher, which drains
+        // the ranks.
+        .process_group(0);
+    Ok(command)
+}
+
+/// Environment of an external trainer besides torchrun's variables.
+fn own_variables(start: &Start<'_>, call: &Call) -> Vec<(&'static str, OsString)> {
+    let generation = start.generation;
+    let numbers = generation.plan.variables();
+    let numbers = numbers
+        .into_iter()
+        .chain([("EVENKEEL_GENERATION", generation.number)]);
+    let mut variables: Vec<(&str, OsString)> = numbers
+        .map(|(name, number)| (name, number.to_string().into()))
+        .collect();
+    let paths = call.variables().into_iter();
+    variables.extend(paths.map(|(name, path)| (name, path.into())));
+    // As torchrun does; otherwise every rank would compute on all cores.
+    if std::env::var_os("OMP_NUM_THREADS").is_none() {
+        variables.push(("OMP_NUM_THREADS", start.threads.to_string().into()));
+    }
+    variables
+}
+
+/// The environment of a torchrun worker (torch.distributed.elastic), including the `PET_*`
+/// variables that its agents set.
+fn torchrun(start: &Start<'_>, rank: u64, local: u64) -> Vec<(&'static str, String)> {
+    let generation = start.generation;
+    let node = generation
+        .shares()
+        .position(|(first, _)| first == start.first);
+    let node = node.unwrap_or(0).to_string();
+    let nodes = generation.members.len().to_string();
+    let local_world = start.count.to_string();
+    vec![
+        ("RANK", rank.to_string()),
+        ("LOCAL_RANK", local.to_string()),
+        ("WORLD_SIZE", generation.world().to_string()),
+        ("LOCAL_WORLD_SIZE", local_world.clone()),
+        ("GROUP_RANK", node.clone()),
+        ("GROUP_WORLD_SIZE", nodes.clone()),
+        ("MASTER_ADDR", generation.master.host.clone()),
+        ("MASTER_PORT", generation.master.port.to_string()),
+        ("PET_NNODES", nodes),
+        ("PET_NPROC_PER_NODE", local_world),
+        ("PET_NODE_RANK", node),
+        ("TORCHELASTIC_RUN_ID", generation.job.clone()),
+        (
+            "TORCHELASTIC_RESTART_COUNT",
+            generation.number.saturating_sub(1).to_string(),
+        ),
+    ]
+}

@@ -1,0 +1,287 @@
+//! Prepares a run of an external trainer: the refusals before its start, and its resume. The
+//! trainer handles data, model and checkpoints; Evenkeel handles the batch.
+
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{Access, access};
+
+use super::{LaunchError, Planned, Prepared, Request, RunDir, begin, resume};
+use crate::external_trainer::{self, Call, Foreign};
+use crate::launch::run_path;
+use crate::plan::Plan;
+use crate::recipe::schema::placeholder;
+use crate::recipe::schema::spec::Trainer;
+use crate::recipe::{Recipe, Spec, trainer_command};
+use crate::train::Setup;
+
+/// Prepares a new run in the directory, or resumes an existing one. The caller holds the run lock.
+pub(super) fn prepare(
+    run: &RunDir,
+    recipe: &Recipe,
+    planned: &Planned,
+    request: &Request,
+) -> Result<Prepared, LaunchError> {
+    refuse_lost_override(recipe, &request.overrides)?;
+    let setup = match request.resume {
+        true => resumed_setup(run, recipe)?,
+        false => begin::begin(recipe, planned, request, None)?,
+    };
+    let place = absolute(run.path())?;
+    let trainer = Foreign {
+        recipe,
+        run: &place,
+        base: Some(&setup.base),
+    };
+    let call = trainer.call(0, &planned.plan, trainer.newest())?;
+    refuse_unknown_program(&call, &setup.base)?;
+    let state = match request.resume {
+        true => {
+            let state = run.state()?;
+            if let Some(state) = &state {
+                resume::refuse_finished(run, &setup, state)?;
+            }
+            resume::wait_for_old_ranks(run, state.as_ref(), request)?;
+            state
+        }
+        false => {
+            refuse_existing_checkpoint(recipe, &call)?;
+            None
+        }
+    };
+    run.write_setup(&setup)?;
+    Ok(Prepared {
+        setup,
+        state,
+        external: Some(recipe.clone()),
+        notes: notes(recipe, call),
+    })
+}
+
+/// Refuses an external trainer's command that a pod would also refuse. Returns notes about an
+/// accepted command, one per line.
+pub fn check_own(
+    recipe: &Recipe,
+    plan: &Plan,
+    overrides: &[String],
+) -> Result<Vec<String>, LaunchError> {
+    refuse_lost_override(recipe, overrides)?;
+    if let Some(lost) = external_trainer::resume::lost_checkpoints(recipe) {
+        return Err(usage(lost));
+    }
+    let trainer = Foreign {
+        recipe,
+        run: Path::new("."),
+        base: None,
+    };
+    let call = trainer.call(0, plan, None)?;
+    Ok(notes(recipe, call))
+}
+
+/// The external trainer of the run to resume; `None` if the built-in trainer ran there or the run
+/// does not exist.
+pub fn own_trainer(out: Option<&Path>, spec: &Spec) -> Result<Option<Trainer>, LaunchError> {
+    // Such a run has a different default directory than one of the built-in trainer.
+    let defaults = Spec {
+        trainer: Trainer {
+            command: vec![String::new()],
+            ..Trainer::default()
+        },
+        ..spec.clone()
+    };
+    let Ok(run) = run_path::choose(out, &defaults, true) else {
+        return Ok(None);
+    };
+    let trainer = run.setup()?.spec.trainer;
+    Ok(trainer.is_own().then_some(trainer))
+}
+
+/// The run to resume, with its current command.
+fn resumed_setup(run: &RunDir, recipe: &Recipe) -> Result<Setup, LaunchError> {
+    let mut setup = resume::setup_of(run, recipe)?;
+    let directory = |setup: &Setup| external_trainer::resume::directory(setup.dialect, &setup.spec);
+    let before = directory(&setup);
+    setup.spec.trainer.clone_from(&recipe.spec.trainer);
+    let now = directory(&setup);
+    if before != now {
+        let describe = |directory: Option<String>| {
+            directory.map_or("the run's directory".to_owned(), |path| format!("`{path}`"))
+        };
+        return Err(usage(format!(
+            "{} keeps its checkpoints in {}, but the recipe now sets {}: resume with the \
+             original directory, or start a new run with another --out",
+            run.path().display(),
+            describe(before),
+            describe(now)
+        )));
+    }
+    if !setup.base.is_dir() {
+        return Err(usage(format!(
+            "{}, the trainer's working directory, no longer exists: \
+             restore it, or start a new run with another --out",
+            setup.base.display()
+        )));
+    }
+    Ok(setup)
+}
+
+/// A path that stays valid when the program changes its working directory.
+pub(super) fn absolute(path: &Path) -> Result<PathBuf, LaunchError> {
+    std::path::absolute(path).map_err(|error| {
+        usage(format!(
+            "{} has no absolute path: {error}; give another --out",
+            path.display()
+        ))
+    })
+}
+
+fn usage(message: String) -> LaunchError {
+    LaunchError::Usage { message }
+}
+
+fn refuse_lost_override(recipe: &Recipe, overrides: &[String]) -> Result<(), LaunchError> {
+    trainer_command::lost_override(recipe, overrides).map_or(Ok(()), |lost| Err(usage(lost)))
+}
+
+/// Refuses a new run that would resume from another run's checkpoint.
+fn refuse_existing_checkpoint(recipe: &Recipe, call: &Call) -> Result<(), LaunchError> {
+    let Some(left) = &call.checkpoint else {
+        return Ok(());
+    };
+    Err(usage(format!(
+        "{} already exists, and a new run would resume from it: set another directory for the \
+         checkpoints ({}), remove it, or resume its run (--resume)",
+        left.display(),
+        recipe.key("trainer.checkpoint_dir")
+    )))
+}
+
+/// Refuses a missing program, because every rank would fail to start it. `base` is its working
+/// directory.
+fn refuse_unknown_program(call: &Call, base: &Path) -> Result<(), LaunchError> {
+    let program = call.command.first().map_or("", String::as_str);
+    let runs = |path: &Path| path.is_file() && access(path, Access::EXEC_OK).is_ok();
+    let found = match program.contains('/') {
+        true => runs(&base.join(program)),
+        false => {
+            let path = std::env::var_os("PATH").unwrap_or_default();
+            std::env::split_paths(&path).any(|directory| runs(&directory.join(program)))
+        }
+    };
+    if found {
+        return Ok(());
+    }
+    Err(usage(format!(
+        "`{program}` is not an executable program{}; give its path",
+        if program.contains('/') {
+            ""
+        } else {
+            " in PATH"
+        }
+    )))
+}
+
+/// Notes for the user about an accepted command.
+fn notes(recipe: &Recipe, call: Call) -> Vec<String> {
+    let command = &recipe.spec.trainer.command;
+    let mut notes = Vec::new();
+    if !placeholder::takes_numbers(command) {
+        notes.push(
+            "the command uses none of the plan's numbers ({args}, {recipe}, {per_device_batch_size}): \
+             the global batch stays the same only if the program reads \
+             EVENKEEL_PER_DEVICE_BATCH_SIZE and EVENKEEL_GRADIENT_ACCUMULATION_STEPS"
+                .to_owned(),
+        );
+    }
+    let restarts = "it restarts at step 0 whenever the world changes";
+    let expected = call.checkpoint_dir.display();
+    if !placeholder::is_used(command, placeholder::RESUME_ARGS) {
+        notes.push(format!(
+            "the command does not use {{resume_args}}: unless the trainer finds its checkpoints \
+             itself or reads EVENKEEL_CHECKPOINT, {restarts}"
+        ));
+    } else if !placeholder::is_used(command, placeholder::CHECKPOINT_DIR)
+        && external_trainer::resume::directory(recipe.dialect, &recipe.spec).is_none()
+    {
+        notes.push(format!(
+            "the trainer's checkpoint directory is not set ({{checkpoint_dir}}): evenkeel expects \
+             checkpoints in {expected}; unless the trainer writes them there, {restarts}"
+        ));
+    }
+    notes.extend(call.remarks);
+    notes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::launch::prepare;
+    use crate::launch::testing::recipe_of;
+    use crate::plan::Reached;
+
+    /// The refusal of a command; `None` if it is accepted.
+    fn refused(command: &[&str], more: &str, overrides: &[&str]) -> Option<String> {
+        let place = tempfile::tempdir().unwrap();
+        let text = format!(
+            "per_device_train_batch_size: 8\ngradient_accumulation_steps: 2\n\
+         evenkeel: {{objective: sft, batch: {{gpus: 2}}{more}}}\n"
+        );
+        let (mut recipe, request) = recipe_of(place.path(), &text, overrides);
+        recipe.spec.trainer.command = command.iter().map(|&word| word.to_owned()).collect();
+        let run = RunDir::at(place.path().join("run"));
+        let plan = |ranks| prepare::plan(&recipe, ranks, Reached::default(), None);
+        let planned = match plan(3).or_else(|_| plan(2)) {
+            Ok(planned) => planned,
+            Err(error) => return Some(error.to_string()),
+        };
+        std::fs::create_dir_all(run.path()).unwrap();
+        let error = super::prepare(&run, &recipe, &planned, &request).err();
+        assert_eq!(run.holds_a_run(), error.is_none());
+        error.map(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_command_that_would_change_the_batch_is_refused() {
+        assert_eq!(refused(&["sh", "train.sh", "{args}"], "", &[]), None);
+        let typed = ["sh", "train.sh", "--per_device_train_batch_size", "8"];
+        let typed = refused(&typed, "", &[]).unwrap();
+        assert!(typed.contains("in every world"), "{typed}");
+        // Two processes split the batch, three do not, with any remainder policy.
+        let uneven = ["evenkeel.batch.remainder=uneven"];
+        let uneven = refused(&["sh", "{args}"], "", &uneven);
+        assert_eq!(uneven, None);
+        let over = refused(&["sh", "{recipe}"], "", &["max_seq_length=128"]).unwrap();
+        assert!(
+            over.contains("`max_seq_length=128` would not be in `{recipe}`"),
+            "{over}"
+        );
+    }
+
+    #[test]
+    fn a_command_without_an_executable_program_is_refused() {
+        let refusal = |command: &[&str]| refused(command, "", &[]).unwrap();
+        let absent = refusal(&["no-such-program", "{args}"]);
+        assert_eq!(
+            absent,
+            "`no-such-program` is not an executable program in PATH; give its path"
+        );
+        let absent = refusal(&["/nowhere/python", "{args}"]);
+        assert!(
+            absent.ends_with("`/nowhere/python` is not an executable program; give its path"),
+            "{absent}"
+        );
+    }
+
+    #[test]
+    fn a_new_run_does_not_resume_from_checkpoints_of_another_run() {
+        let place = tempfile::tempdir().unwrap();
+        let old = place.path().join("old/checkpoint-4");
+        std::fs::create_dir_all(&old).unwrap();
+        std::fs::write(old.join("trainer_state.json"), "{}").unwrap();
+        let more = format!(
+            ", trainer: {{checkpoint_dir: {}}}",
+            place.path().join("old").display()
+        );
+        let message = refused(&["sh", "{args}"], &more, &[]).unwrap();
+        assert!(message.contains("checkpoint-4 already exists"), "{message}");
+    }
+}

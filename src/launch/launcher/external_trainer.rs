@@ -1,0 +1,87 @@
+//! The launcher's part for an external trainer, which sends no reports: it finds the trainer's
+//! checkpoints and copies its output.
+
+use std::path::PathBuf;
+
+use super::{Launcher, RESTARTS};
+use crate::external_trainer::Foreign;
+use crate::launch::{LaunchError, RunDir, external};
+use crate::lifecycle::OwnCheckpoint;
+use crate::recipe::Recipe;
+use crate::recipe::schema::spec::DrainSignal;
+use crate::telemetry::{Display, Event};
+use crate::train::Setup;
+
+/// State of the external trainer.
+pub(super) struct Own {
+    recipe: Recipe,
+    run: PathBuf,
+    /// The newest checkpoint found; a newer one is progress.
+    pub(super) newest: Option<OwnCheckpoint>,
+}
+
+impl Own {
+    pub(super) fn new(recipe: Recipe, setup: &Setup, run: &RunDir) -> Result<Own, LaunchError> {
+        let run = external::absolute(run.path())?;
+        let mut external = Own {
+            recipe,
+            run,
+            newest: None,
+        };
+        external.newest = external.trainer(setup).newest();
+        Ok(external)
+    }
+
+    pub(super) fn trainer<'a>(&'a self, setup: &'a Setup) -> Foreign<'a> {
+        Foreign {
+            recipe: &self.recipe,
+            run: &self.run,
+            base: Some(&setup.base),
+        }
+    }
+}
+
+impl Launcher<'_> {
+    /// Records the external trainer's progress, which shows only in its checkpoints.
+    pub(super) fn record_progress(&mut self) {
+        let Some(external) = &self.external else {
+            return;
+        };
+        let newest = external.trainer(&self.setup).newest();
+        if newest != external.newest {
+            self.restarts_left = RESTARTS;
+        }
+        if let Some(external) = &mut self.external {
+            external.newest = newest;
+        }
+    }
+
+    /// Shows the remaining output of the current generation's ranks after it has ended.
+    pub(super) fn copy_remaining_logs(&mut self) {
+        let current = self.current.take();
+        for mut tail in current.into_iter().flat_map(|current| current.tails) {
+            show(self.display, tail.rank(), tail.rest());
+        }
+    }
+
+    /// Shows new output of the current generation's ranks.
+    pub(super) fn copy_logs(&mut self) {
+        let current = self.current.as_mut();
+        for tail in current.into_iter().flat_map(|current| &mut current.tails) {
+            show(self.display, tail.rank(), tail.lines());
+        }
+    }
+
+    /// The signal that asks the external trainer to save and exit, and its time limit in seconds.
+    pub(super) fn drain_by(&self) -> (DrainSignal, u64) {
+        let trainer = &self.setup.spec.trainer;
+        (trainer.drain_signal, trainer.drain_seconds)
+    }
+}
+
+/// Shows a rank's output.
+fn show(display: &mut Display, rank: u64, lines: Vec<String>) {
+    for line in lines {
+        display.event(&Event::Said { rank, line });
+    }
+}

@@ -1,0 +1,405 @@
+//! The directory of a run and its run lock: chooses, checks, creates and locks the directory. A
+//! refused launch leaves no files behind.
+
+use std::fs;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+use super::{LaunchError, RunDir};
+use crate::data;
+use crate::lifecycle::files;
+use crate::recipe::Spec;
+use crate::util::durable::{self, FileError, Lock};
+
+/// Default parent of run directories; the command line and the recipe override it.
+pub const RUNS: &str = "runs";
+
+/// The run's directory: `out`, else the recipe's `output`, else `runs/NAME`. `resume` picks the
+/// newest run of that name, a start the first unused one. Creates no files.
+pub fn choose(out: Option<&Path>, spec: &Spec, resume: bool) -> Result<RunDir, LaunchError> {
+    let nothing = |path: &Path| LaunchError::Usage {
+        message: format!(
+            "{}: no run to resume; `evenkeel status` lists the runs; without --resume a new \
+             run starts",
+            path.display()
+        ),
+    };
+    if let Some(out) = out {
+        let run = RunDir::at(out);
+        if resume && !run.holds_a_run() {
+            return Err(nothing(out));
+        }
+        if !resume && run.holds_a_run() {
+            return Err(LaunchError::Usage {
+                message: format!(
+                    "{} already contains a run; --resume continues it, another --out starts a new \
+                     one",
+                    out.display()
+                ),
+            });
+        }
+        return Ok(run);
+    }
+    // With an external trainer, the recipe's `output` belongs to the trainer.
+    let output = spec.output.as_ref().filter(|_| !spec.trainer.is_own());
+    let base = match output {
+        Some(output) => PathBuf::from(output),
+        None => Path::new(RUNS).join(&spec.name),
+    };
+    let newest = numbers(&base, &spec.name)?.into_iter().max();
+    if resume {
+        let newest = newest.ok_or_else(|| nothing(&base))?;
+        return Ok(numbered(&base, newest));
+    }
+    for number in newest.unwrap_or(0) + 1.. {
+        let run = numbered(&base, number);
+        // A number may belong to another recipe's run with such a name, or to a launch that still
+        // prepares its run.
+        if !run.holds_a_run() && !run.in_use()? {
+            return Ok(run);
+        }
+    }
+    Ok(RunDir::at(&base))
+}
+
+/// Locks the directory that [`choose`] returns for the same arguments. Another launch may have
+/// taken the numbered directory of a new run meanwhile; then the next number is used.
+pub fn claim(
+    chosen: RunDir,
+    out: Option<&Path>,
+    spec: &Spec,
+    resume: bool,
+) -> Result<Claim, LaunchError> {
+    let mut run = chosen;
+    loop {
+        match Claim::take(run) {
+            Ok(run_lock) if resume || !run_lock.run.holds_a_run() => return Ok(run_lock),
+            // Another launch used the directory in between and has ended.
+            Ok(_) => {}
+            Err(LaunchError::File(FileError::HeldBy { .. })) if out.is_none() && !resume => {}
+            Err(error) => return Err(error),
+        }
+        run = choose(out, spec, resume)?;
+    }
+}
+
+/// The directory of that number: the base itself, then `BASE-2` and so on.
+fn numbered(base: &Path, number: u64) -> RunDir {
+    match (number, base.file_name()) {
+        (2.., Some(name)) => {
+            let mut name = name.to_owned();
+            name.push(format!("-{number}"));
+            RunDir::at(base.with_file_name(name))
+        }
+        (2.., None) => RunDir::at(base.join(number.to_string())),
+        _ => RunDir::at(base),
+    }
+}
+
+/// The numbers of existing runs of the recipe `name`, with gaps where runs were deleted. A run with
+/// an unreadable name counts.
+fn numbers(base: &Path, name: &str) -> Result<Vec<u64>, LaunchError> {
+    let mut found = Vec::new();
+    if RunDir::at(base).holds_a_run() {
+        found.push(1);
+    }
+    let Some(stem) = base.file_name().and_then(|stem| stem.to_str()) else {
+        return Ok(found);
+    };
+    let parent = match base.parent() {
+        Some(parent) if parent != Path::new("") => parent,
+        _ => Path::new("."),
+    };
+    let entries = match fs::read_dir(parent) {
+        Ok(entries) => Some(entries),
+        Err(error) if error.kind() == ErrorKind::NotFound => None,
+        Err(error) => return Err(unusable(parent, error.to_string())),
+    };
+    for entry in entries.into_iter().flatten() {
+        let entry = entry.map_err(|error| unusable(parent, error.to_string()))?;
+        let file = entry.file_name();
+        let number = file
+            .to_str()
+            .and_then(|file| file.strip_prefix(stem)?.strip_prefix('-')?.parse().ok())
+            .filter(|number| *number >= 2);
+        let Some(number) = number else { continue };
+        let run = numbered(base, number);
+        // A launch never chooses `run-02`.
+        let chosen = run.path().file_name() == Some(file.as_os_str());
+        if chosen && run.holds_a_run() && run.setup().map_or(true, |setup| setup.name == name) {
+            found.push(number);
+        }
+    }
+    Ok(found)
+}
+
+/// The run lock held by this process. An unused lock deletes the files created for it when dropped.
+#[derive(Debug)]
+pub struct Claim {
+    run: RunDir,
+    /// Files that this launch created.
+    created: Vec<PathBuf>,
+    /// Directories that this launch created, the innermost first.
+    directories: Vec<PathBuf>,
+    /// `None` until the lock is acquired.
+    lock: Option<Lock>,
+    /// Number of the last request made before this launch.
+    request: u64,
+}
+
+impl Claim {
+    /// Creates the directory if it is missing, and locks it. A directory with unrelated files is
+    /// refused, because a run could overwrite files of the same names.
+    pub fn take(run: RunDir) -> Result<Claim, LaunchError> {
+        let path = run.path();
+        if !run.holds_a_run()
+            && let Some(entry) = unrelated_entry(path)?
+        {
+            return Err(unusable(
+                path,
+                format!("it contains files that are not part of a run ({entry})"),
+            ));
+        }
+        let created = [Lock::file(path), path.join(files::DATA)];
+        let mut run_lock = Claim {
+            created: created.into_iter().filter(|path| !path.exists()).collect(),
+            directories: path
+                .ancestors()
+                .take_while(|ancestor| *ancestor != Path::new("") && !ancestor.exists())
+                .map(Path::to_path_buf)
+                .collect(),
+            run,
+            lock: None,
+            request: 0,
+        };
+        let path = run_lock.run.path();
+        fs::create_dir_all(path).map_err(|error| unusable(path, error.to_string()))?;
+        run_lock.lock = Some(Lock::acquire(path)?);
+        // An unreadable request counts as none; the next one replaces it.
+        let desired = run_lock.run.desired().ok().flatten();
+        run_lock.request = desired.map_or(0, |desired| desired.request);
+        Ok(run_lock)
+    }
+
+    /// Number of the last request to an earlier launcher. Later requests are answered by this
+    /// launcher, even while it still prepares.
+    pub fn earlier_request(&self) -> u64 {
+        self.request
+    }
+
+    pub fn run(&self) -> &RunDir {
+        &self.run
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        if self.run.holds_a_run() {
+            return;
+        }
+        // A directory with files of others cannot be removed and stays.
+        if self.lock.is_some() {
+            for path in &self.created {
+                let _ = match path.is_dir() {
+                    true => fs::remove_dir_all(path),
+                    false => fs::remove_file(path),
+                };
+            }
+        }
+        for directory in &self.directories {
+            let _ = fs::remove_dir(directory);
+        }
+    }
+}
+
+fn unusable(path: &Path, problem: String) -> LaunchError {
+    LaunchError::Place {
+        path: path.to_path_buf(),
+        problem,
+    }
+}
+
+/// An entry of the directory that no launch created.
+fn unrelated_entry(path: &Path) -> Result<Option<String>, LaunchError> {
+    let entries = match fs::read_dir(path) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(unusable(path, error.to_string())),
+    };
+    for entry in entries {
+        let entry = entry.map_err(|error| unusable(path, error.to_string()))?;
+        let ours = if entry.file_name() == files::DATA {
+            data::Manifest::read(&entry.path()).is_ok()
+        } else if durable::is_unfinished(&entry.path()) {
+            // Left by a launch that was killed while it wrote a file.
+            true
+        } else {
+            entry.path() == Lock::file(path) || entry.path() == data::draft(&path.join(files::DATA))
+        };
+        if !ours {
+            return Ok(Some(entry.file_name().display().to_string()));
+        }
+    }
+    Ok(None)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::launch::testing::Launched;
+
+    fn refused(path: &Path) -> String {
+        Claim::take(RunDir::at(path)).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn an_unused_run_lock_leaves_no_files() {
+        let place = tempfile::tempdir().unwrap();
+        let run = RunDir::at(place.path().join("runs/one"));
+        let run_lock = Claim::take(run.clone()).unwrap();
+        assert!(run.in_use().unwrap());
+        fs::create_dir_all(run.path().join("data/train")).unwrap();
+        drop(run_lock);
+        assert_eq!(fs::read_dir(place.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn files_that_existed_before_the_run_lock_stay() {
+        let place = tempfile::tempdir().unwrap();
+        fs::write(Lock::file(place.path()), "").unwrap();
+        drop(Claim::take(RunDir::at(place.path())).unwrap());
+        assert!(Lock::file(place.path()).exists());
+    }
+
+    #[test]
+    fn a_locked_run_stays_after_the_lock() {
+        let place = tempfile::tempdir().unwrap();
+        let run = RunDir::at(place.path().join("run"));
+        let run_lock = Claim::take(run.clone()).unwrap();
+        fs::write(run.path().join(files::RUN), "{}").unwrap();
+        drop(run_lock);
+        assert!(run.holds_a_run() && !run.in_use().unwrap());
+    }
+
+    #[test]
+    fn the_loser_of_a_race_removes_no_files_of_the_winner() {
+        let place = tempfile::tempdir().unwrap();
+        let run = RunDir::at(place.path().join("run"));
+        let run_lock = Claim::take(run.clone()).unwrap();
+        let message = refused(run.path());
+        assert!(message.contains("in use by process"), "{message}");
+        assert!(run.in_use().unwrap());
+        drop(run_lock);
+    }
+
+    #[test]
+    fn an_unusable_run_directory_is_refused_with_a_remedy() {
+        let place = tempfile::tempdir().unwrap();
+        let file = place.path().join("file");
+        fs::write(&file, "mine").unwrap();
+        for path in [file.clone(), file.join("below"), "/dev/null".into()] {
+            let message = refused(&path);
+            assert!(message.contains("Not a directory"), "{message}");
+            assert!(
+                message.ends_with("set another directory with --out"),
+                "{message}"
+            );
+        }
+        assert_eq!(fs::read(&file).unwrap(), b"mine");
+    }
+
+    #[test]
+    fn a_directory_with_unrelated_files_is_refused() {
+        let place = tempfile::tempdir().unwrap();
+        let mine = place.path().join("data");
+        fs::create_dir(&mine).unwrap();
+        fs::write(mine.join("train.jsonl"), "mine").unwrap();
+        let message = refused(place.path());
+        assert!(
+            message.contains("files that are not part of a run (data)"),
+            "{message}"
+        );
+        assert_eq!(fs::read(mine.join("train.jsonl")).unwrap(), b"mine");
+        assert!(!Lock::file(place.path()).exists());
+    }
+
+    #[test]
+    fn run_directories_are_numbered_and_the_newest_is_resumed() {
+        let place = tempfile::tempdir().unwrap();
+        let base = place.path().join("run");
+        let spec = Spec {
+            output: Some(base.display().to_string()),
+            ..Spec::default()
+        };
+        let chosen = |resume| choose(None, &spec, resume).map(|run| run.path().to_path_buf());
+        assert_eq!(chosen(false).unwrap(), base);
+        assert!(
+            chosen(true)
+                .unwrap_err()
+                .to_string()
+                .contains("no run to resume")
+        );
+        for name in ["run", "run-2"] {
+            fs::create_dir(place.path().join(name)).unwrap();
+            fs::write(place.path().join(name).join(files::RUN), "{}").unwrap();
+        }
+        assert_eq!(chosen(false).unwrap(), place.path().join("run-3"));
+        assert_eq!(chosen(true).unwrap(), place.path().join("run-2"));
+        assert!(choose(Some(&base), &spec, false).is_err());
+        assert!(choose(Some(&base), &spec, true).is_ok());
+
+        fs::remove_dir_all(&base).unwrap();
+        assert_eq!(chosen(true).unwrap(), place.path().join("run-2"));
+        assert_eq!(chosen(false).unwrap(), place.path().join("run-3"));
+    }
+
+    #[test]
+    fn concurrent_launches_get_separate_directories() {
+        let place = tempfile::tempdir().unwrap();
+        let base = place.path().join("run");
+        let spec = Spec {
+            output: Some(base.display().to_string()),
+            ..Spec::default()
+        };
+        let choose = || choose(None, &spec, false).unwrap();
+        // All four choose before the first one locks.
+        let chosen = [choose(), choose(), choose(), choose()];
+        let run_locks = chosen.map(|run| claim(run, None, &spec, false).unwrap());
+        let names = run_locks
+            .each_ref()
+            .map(|run_lock| run_lock.run().path().to_owned());
+        let expected = ["run", "run-2", "run-3", "run-4"].map(|name| place.path().join(name));
+        assert_eq!(names, expected);
+        assert_eq!(choose().path(), place.path().join("run-5"));
+
+        // A run that finished in between is not overwritten.
+        let chosen = RunDir::at(&base);
+        fs::write(base.join(files::RUN), "{}").unwrap();
+        drop(run_locks);
+        let next = claim(chosen.clone(), None, &spec, false).unwrap();
+        assert_eq!(next.run().path(), place.path().join("run-2"));
+        let message = claim(chosen, Some(&base), &spec, false)
+            .unwrap_err()
+            .to_string();
+        assert!(message.contains("already contains a run"), "{message}");
+    }
+
+    #[test]
+    fn a_run_of_another_recipe_is_not_resumed_by_its_number() {
+        let place = tempfile::tempdir().unwrap();
+        let base = place.path().join("run");
+        let launched = Launched::at(place.path(), "batch: {global: 12, micro: 2}", &[]);
+        fs::rename(launched.run.path(), place.path().join("run-2")).unwrap();
+        let chosen = |name: &str, resume| {
+            let spec = Spec {
+                name: name.to_owned(),
+                output: Some(base.display().to_string()),
+                ..Spec::default()
+            };
+            choose(None, &spec, resume).map(|run| run.path().to_path_buf())
+        };
+        assert_eq!(chosen("run", true).unwrap(), place.path().join("run-2"));
+        assert!(chosen("another", true).is_err());
+        assert_eq!(chosen("another", false).unwrap(), base);
+    }
+}

@@ -1,0 +1,153 @@
+//! State that an agent reports of itself and its ranks. The controller reads it over HTTP; it is
+//! the only source for the outcome of a generation.
+
+use crate::util::durable::FileError;
+use serde::{Deserialize, Serialize};
+
+use super::OwnCheckpoint;
+use super::generation::Pin;
+use crate::lifecycle::rank_status::Seen;
+use crate::telemetry::StepRecord;
+
+/// State of an agent and of the ranks of the newest generation that it started.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct AgentState {
+    /// Increases with every change that the controller should read at once.
+    pub version: u64,
+    /// Uid of the agent's pod.
+    pub pod: String,
+    /// Devices on which it can start ranks.
+    pub devices: u64,
+    /// The last generation whose ranks it started; 0 before the first.
+    pub generation: u64,
+    /// First rank of this agent.
+    pub first: u64,
+    /// One entry for each of its ranks, from `first`.
+    pub ranks: Vec<Seen>,
+    /// The newest checkpoint that one of its ranks committed in this generation.
+    pub committed: Option<Pin>,
+    /// The newest step, on the agent of rank 0.
+    pub step: Option<StepRecord>,
+    /// Samples after which training ends; `None` until the run is prepared.
+    pub budget: Option<u64>,
+    /// Time at which it started its ranks, seconds since the Unix epoch.
+    pub started: Option<f64>,
+    /// Time at which its last rank was ready, seconds since the Unix epoch.
+    pub ready: Option<f64>,
+    /// End of the generation's first step, seconds since the Unix epoch; on the agent of rank 0.
+    pub first_step: Option<f64>,
+    /// With an external trainer: the checkpoint it resumed from and, on the agent of rank 0, the newest
+    /// one after its ranks have ended.
+    pub own_checkpoint: Option<OwnCheckpoint>,
+    /// Set if it cannot start ranks.
+    pub problem: Option<Problem>,
+    /// What delays the start of its ranks. A long wait is not an error.
+    pub waits_for: Option<String>,
+    /// Last lines of a failed rank's output.
+    pub last_words: String,
+}
+
+/// Why an agent cannot start ranks.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Problem {
+    /// One CamelCase word; the reason of a condition.
+    pub reason: String,
+    /// The problem and how to solve it.
+    pub message: String,
+    /// The problem would recur in any pool.
+    pub deterministic: bool,
+}
+
+/// Reason for a problem of the pod's devices.
+const HARDWARE: &str = "HardwareMismatch";
+
+impl Problem {
+    /// An error of the run's volume as a problem of the pod, with the remedy.
+    pub fn of_volume(error: &FileError) -> Problem {
+        use std::io::ErrorKind::{NotFound, PermissionDenied, ReadOnlyFilesystem};
+        let kind = match error {
+            FileError::Io { source, .. } => Some(source.kind()),
+            _ => None,
+        };
+        let (reason, what) = match kind {
+            _ if matches!(error, FileError::NoSpace { .. }) => (
+                "VolumeFull",
+                "the checkpoint volume is full; free space or enlarge the claim",
+            ),
+            Some(ReadOnlyFilesystem) => (
+                "VolumeReadOnly",
+                "the checkpoint volume is read-only; mount it ReadWriteMany",
+            ),
+            Some(PermissionDenied) => (
+                "VolumeDenied",
+                "the checkpoint volume denies access to this user; set securityContext.fsGroup in podTemplate, or the volume's permissions",
+            ),
+            Some(NotFound) => (
+                "VolumeMissing",
+                "the checkpoint volume does not exist; mount a claim at checkpoint.path",
+            ),
+            _ => ("StartFailed", "the ranks cannot start"),
+        };
+        Problem {
+            reason: reason.into(),
+            message: format!("{error}; {what}"),
+            deterministic: false,
+        }
+    }
+
+    /// The pod's devices are not the requested ones.
+    pub fn of_hardware(message: String) -> Problem {
+        Problem {
+            reason: HARDWARE.into(),
+            message,
+            deterministic: false,
+        }
+    }
+
+    /// Whether the pod's devices are the problem; restarting the ranks does not solve it.
+    pub fn is_of_hardware(&self) -> bool {
+        self.reason == HARDWARE
+    }
+}
+
+/// The first thing that keeps ranks from starting on these agents; problems take precedence over waits.
+pub fn held_up<'a>(agents: impl Iterator<Item = &'a AgentState> + Clone) -> Option<Problem> {
+    let waits = |agent: &AgentState| {
+        Some(Problem {
+            reason: "Preparing".into(),
+            message: agent.waits_for.clone()?,
+            deterministic: false,
+        })
+    };
+    let problem = agents.clone().find_map(|agent| agent.problem.clone());
+    problem.or_else(|| agents.into_iter().find_map(waits))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_problem_takes_precedence_over_a_wait() {
+        let waiting = AgentState {
+            waits_for: Some("waits for run-0-1".into()),
+            ..AgentState::default()
+        };
+        let problem = Problem {
+            reason: "VolumeFull".into(),
+            message: "free space".into(),
+            deterministic: false,
+        };
+        let stuck = AgentState {
+            problem: Some(problem.clone()),
+            ..AgentState::default()
+        };
+        let held_up_by = |agents: &[&AgentState]| held_up(agents.iter().copied());
+        assert_eq!(held_up_by(&[&waiting, &stuck]), Some(problem));
+        let message =
+            held_up_by(&[&AgentState::default(), &waiting]).map(|held_up| held_up.message);
+        assert_eq!(message, waiting.waits_for);
+        assert_eq!(held_up_by(&[]), None);
+    }
+}

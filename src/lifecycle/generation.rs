@@ -1,0 +1,181 @@
+//! The generation record: published once, never changed, read by agents and ranks.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::path::Path;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::files;
+use crate::plan::Plan;
+use crate::util::durable::{FileError, create_directory, write_json};
+
+/// One fenced incarnation of the world: everything that its ranks need to agree on.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Generation {
+    /// Uid of the job; ranks refuse peers of another job by it.
+    pub job: String,
+    /// Starts at 1 and increases by one with every change of the world.
+    pub number: u64,
+    pub reason: Reason,
+    /// Ranks are numbered through the members in this order.
+    pub members: Vec<Member>,
+    /// The batch arithmetic, executed unchanged.
+    pub plan: Plan,
+    /// The checkpoint it starts from; `None`: the initial weights.
+    pub start: Option<Pin>,
+    /// Address on which rank 0 listens.
+    pub master: Address,
+    /// Seconds since the Unix epoch; RFC 3339 in JSON.
+    #[serde(with = "crate::util::time::rfc3339")]
+    pub created: f64,
+}
+
+impl Generation {
+    /// World size: ranks over all members.
+    pub fn world(&self) -> u64 {
+        self.members.iter().map(|m| m.ranks).sum()
+    }
+
+    /// Samples consumed before its first step.
+    pub fn start_samples(&self) -> u64 {
+        self.start.as_ref().map_or(0, |pin| pin.samples)
+    }
+
+    /// Formula of the global batch that it starts with.
+    pub fn proof(&self) -> String {
+        self.plan.proof_at(self.start.as_ref().map(|pin| pin.batch))
+    }
+
+    /// The members, each with its first rank.
+    pub fn shares(&self) -> impl Iterator<Item = (u64, &Member)> {
+        self.members.iter().scan(0, |next, member| {
+            let first = *next;
+            *next += member.ranks;
+            Some((first, member))
+        })
+    }
+
+    /// The ranks of the pod with this uid: the first rank and their number.
+    pub fn share_of(&self, pod: &str) -> Option<(u64, u64)> {
+        let mut shares = self.shares();
+        shares.find_map(|(first, member)| {
+            let its = member.pod.as_ref().is_some_and(|p| p.uid == pod);
+            its.then_some((first, member.ranks))
+        })
+    }
+
+    /// Addresses of the other members' pods. Starts with the pods after the pod with this uid, so that
+    /// members that each ask one other pod do not all ask the same one.
+    pub fn others(&self, pod: &str) -> Vec<IpAddr> {
+        let pods: Vec<&PodRef> = self.members.iter().filter_map(|m| m.pod.as_ref()).collect();
+        let own = pods.iter().position(|other| other.uid == pod);
+        let (before, from) = pods.split_at(own.unwrap_or(0));
+        let others = from.iter().chain(before).filter(|other| other.uid != pod);
+        others.filter_map(|other| other.ip.parse().ok()).collect()
+    }
+
+    /// Writes the record to its path in the run directory. All members write the same content.
+    pub fn write(&self, run: &Path) -> Result<(), FileError> {
+        let directory = run.join(files::generation(self.number));
+        create_directory(&directory)?;
+        write_json(&directory.join(files::RECORD), self)
+    }
+}
+
+/// One agent's share of a generation. A slot is not a rank, and its pod may be replaced.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Member {
+    /// Number of the slot.
+    pub slot: u64,
+    /// Ranks that it runs.
+    pub ranks: u64,
+    /// `None` outside a cluster.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pod: Option<PodRef>,
+}
+
+/// A pod that is a member of a generation.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PodRef {
+    pub name: String,
+    /// A recreated pod of the same name has another uid.
+    pub uid: String,
+    pub ip: String,
+    pub node: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Address {
+    /// IP address or host name.
+    pub host: String,
+    pub port: u16,
+}
+
+/// A committed checkpoint, by path and checksum: exactly one lineage of checkpoints counts.
+#[derive(JsonSchema, Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pin {
+    /// Path relative to the run's directory.
+    #[schemars(length(max = 4096))]
+    pub path: String,
+    /// Optimiser steps since the start of the run.
+    pub step: u64,
+    /// Samples consumed since the start of the run.
+    pub samples: u64,
+    /// Global batch of the next step, samples. After a batch schedule has raised it, the next plan keeps
+    /// this batch exact beside the recipe's.
+    pub batch: u64,
+    /// xxh3-128 of the checkpoint's manifest, in hexadecimal digits.
+    #[schemars(length(max = 32))]
+    pub checksum: String,
+}
+
+/// Why a generation exists.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "kebab-case")]
+pub enum Reason {
+    /// First generation of a new job.
+    Started,
+    /// A drained or interrupted job continues.
+    Resumed,
+    /// A scale up or scale down.
+    Resized { from: u64, to: u64 },
+    /// The previous generation lost a rank.
+    RankLost {
+        /// As numbered in the previous generation.
+        rank: u64,
+        /// How the loss was observed.
+        #[serde(rename = "message")]
+        why: String,
+    },
+    /// A rank ran out of memory; the new plan has a smaller micro-batch.
+    OutOfMemory {
+        /// Micro-batch of the previous plan.
+        from: u64,
+        /// Micro-batch of the new plan.
+        to: u64,
+    },
+    /// A rank failed and the job restarts.
+    Failed {
+        /// Rank of the root cause.
+        rank: u64,
+        #[serde(rename = "message")]
+        why: String,
+    },
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Reason::Started => write!(f, "started"),
+            Reason::Resumed => write!(f, "resumed"),
+            Reason::Resized { from, to } => write!(f, "resized {from} → {to}"),
+            Reason::RankLost { rank, why } => write!(f, "lost rank {rank}: {why}"),
+            Reason::OutOfMemory { from, to } => {
+                write!(f, "out of memory: micro-batch {from} → {to}")
+            }
+            Reason::Failed { rank, why } => write!(f, "rank {rank} failed: {why}"),
+        }
+    }
+}

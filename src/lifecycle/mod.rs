@@ -1,0 +1,18 @@
+//! A job's generations and the state machine that moves it from one to the next.
+//!
+//! A generation is (number, world, ranks, plan). [`decide`] is a pure function from the observed
+//! state to an action; the local launcher and the operator carry the action out. [`protocol`]
+//! defines the control messages between ranks and their agent.
+
+pub mod agent_state;
+mod external_checkpoint;
+pub mod files;
+pub mod generation;
+pub mod placement;
+pub mod protocol;
+pub mod rank_status;
+pub mod transition;
+
+pub use external_checkpoint::OwnCheckpoint;
+pub use generation::{Generation, Member, Pin, Reason};
+pub use transition::{Action, End, Observed, Outcome, Ranks, decide};

@@ -1,0 +1,819 @@
+//! Placement of a job on a cluster. [`decide`] moves ranks from one generation to the next; this
+//! module adds what a cluster needs: slots, the pods that fill them, and waiting for these pods.
+//!
+//! It is pure and level-triggered: it depends on the current pool, slots and ranks, so a controller
+//! that was killed at any point continues from the status.
+
+use std::ops::RangeInclusive;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::generation::Reason;
+use crate::lifecycle::transition::{Action, End, Observed, Ranks, decide};
+
+/// A numbered place for a pod. A slot is not a rank: every generation numbers its ranks from 0.
+#[derive(
+    JsonSchema, Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Serialize, Deserialize,
+)]
+pub struct Slot {
+    /// The slot's number, from 0. Pods have it in the label `evenkeel.dev/slot`.
+    pub number: u32,
+    /// The attempt that fills the slot. The pod's name is `JOB-NUMBER-ATTEMPT`.
+    pub attempt: u32,
+}
+
+impl Slot {
+    /// The name of the pod that fills it.
+    pub fn pod(&self, job: &str) -> String {
+        format!("{job}-{}-{}", self.number, self.attempt)
+    }
+}
+
+/// Input of a placement decision: the pool, the slots and the ranks.
+pub struct View<'a> {
+    pub desired: u32,
+    /// Numbers of nodes that the job allows.
+    pub bounds: RangeInclusive<u32>,
+    pub ranks_per_node: u64,
+    /// Whether a plan without errors exists for a number of nodes.
+    pub feasible: &'a dyn Fn(u32) -> bool,
+    /// Slots for which pods are made, including the job's slots whose pods can stay.
+    pub pool: u32,
+    /// Slots of `pool` that fit on the present nodes; an autoscaler may add nodes for the others.
+    pub placeable: u32,
+    /// Existing slots, each with the state of its pod.
+    pub slots: &'a [SlotSeen],
+    /// Slots of the newest generation, in the order of its members.
+    pub members: &'a [Slot],
+    /// Ranks of the newest generation.
+    pub ranks: Ranks,
+    /// `spec.suspend`.
+    pub suspend: bool,
+    /// Remaining restarts after failures of the program.
+    pub restarts_left: u64,
+    /// A problem that keeps ranks from starting in any world.
+    pub problem: Option<String>,
+    /// Pod attempts used so far.
+    pub attempts: u32,
+    /// Start of the period in which a larger world is possible, seconds since the Unix epoch.
+    pub scale_up_pending_since: Option<f64>,
+    /// Start of the current placement of pods, seconds since the Unix epoch.
+    pub placement_since: Option<f64>,
+    /// Seconds for which a larger world must be possible before a scale up.
+    pub scale_up_delay: f64,
+    /// Time limit for placing pods, seconds; after it the ready pods form the world.
+    pub placement: f64,
+    /// Earliest time of the next generation, seconds since the Unix epoch.
+    pub not_before: f64,
+    /// Earliest time of the next new pod, seconds since the Unix epoch.
+    pub no_pod_before: f64,
+    /// Seconds since the Unix epoch.
+    pub now: f64,
+}
+
+/// A slot and the state of its pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SlotSeen {
+    pub slot: Slot,
+    pub pod: PodSeen,
+}
+
+/// State of a slot's pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum PodSeen {
+    /// Not created, not scheduled, or its agent does not answer yet.
+    Coming,
+    /// Its agent answers and has the GPUs that the plan needs.
+    Ready,
+    /// It runs and will end soon: its node is cordoned or tainted, or it is being deleted.
+    Leaving,
+    /// It was created before an edit of the job's image or `podTemplate`.
+    Outdated,
+    /// Deleted, failed, or unreachable.
+    Lost,
+}
+
+/// Result of a placement decision.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Decision {
+    /// Slots whose pods should exist; all other pods of the job are deleted.
+    pub slots: Vec<Slot>,
+    /// Pod attempts used so far.
+    pub attempts: u32,
+    /// Start of the period in which a larger world is possible, seconds since the Unix epoch.
+    pub scale_up_pending_since: Option<f64>,
+    /// Start of the current placement of pods, seconds since the Unix epoch.
+    pub placement_since: Option<f64>,
+    pub act: Act,
+}
+
+/// Next action for the job's ranks and pods.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Act {
+    /// The ranks continue unchanged.
+    Stay,
+    /// Wait for pods that are being placed.
+    Place,
+    /// Order the ranks to commit and exit.
+    Drain,
+    /// Cancel the drain because its reason is gone.
+    Recall,
+    /// Publish the next generation.
+    Publish {
+        /// Its members, in the order of their ranks.
+        members: Vec<Slot>,
+        reason: Reason,
+        /// Upper limit of the micro-batch after an out-of-memory error.
+        micro_limit: Option<u64>,
+    },
+    /// No feasible world fits: wait without pods.
+    Wait {
+        /// Names the missing resources.
+        why: String,
+    },
+    /// Suspended: delete all pods.
+    Suspend,
+    End(End),
+}
+
+impl Act {
+    /// Name in fault points and logs.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Act::Stay => "stay",
+            Act::Place => "place",
+            Act::Drain => "drain",
+            Act::Recall => "recall",
+            Act::Publish { .. } => "publish",
+            Act::Wait { .. } => "wait",
+            Act::Suspend => "suspend",
+            Act::End(_) => "end",
+        }
+    }
+}
+
+/// Next placement for the observed state.
+pub fn steer(view: &View<'_>) -> Decision {
+    if let Some(why) = &view.problem {
+        return view.without_pods(Act::End(End::Failed { why: why.clone() }));
+    }
+    match &view.ranks {
+        Ranks::Running { .. } => view.running(),
+        Ranks::None { .. } | Ranks::Ended { .. } => view.between(),
+    }
+}
+
+impl View<'_> {
+    /// The largest feasible number of nodes up to `most`.
+    fn nodes(&self, most: u32) -> Option<u32> {
+        let most = most.min(self.desired).min(*self.bounds.end());
+        (*self.bounds.start()..=most)
+            .rev()
+            .find(|&nodes| (self.feasible)(nodes))
+    }
+
+    fn pod(&self, slot: Slot) -> &PodSeen {
+        let seen = self.slots.iter().find(|s| s.slot == slot);
+        seen.map_or(&PodSeen::Lost, |s| &s.pod)
+    }
+
+    fn is_ready(&self, slot: Slot) -> bool {
+        *self.pod(slot) == PodSeen::Ready
+    }
+
+    /// The ranks' action if `ready` nodes are usable.
+    fn decide(&self, ready: u32) -> Action {
+        let ranks = |nodes: u32| u64::from(nodes) * self.ranks_per_node;
+        let whole = |world: u64| {
+            world.is_multiple_of(self.ranks_per_node)
+                && u32::try_from(world / self.ranks_per_node).is_ok_and(|n| (self.feasible)(n))
+        };
+        decide(&Observed {
+            desired: ranks(self.desired),
+            capacity: ranks(ready),
+            bounds: ranks(*self.bounds.start())..=ranks(*self.bounds.end()),
+            feasible: &whole,
+            stop: self.suspend,
+            restarts_left: self.restarts_left,
+            ranks: self.ranks.clone(),
+        })
+    }
+
+    /// Decides while a generation runs. It keeps its pods until it has ended, in whatever state they
+    /// are. Pods of a larger world are placed first, while the current world trains.
+    fn running(&self) -> Decision {
+        let members = self.members.to_vec();
+        let now = u32::try_from(members.len()).unwrap_or(u32::MAX);
+        let more = self
+            .nodes(self.pool)
+            .filter(|target| *target > now && !self.suspend)
+            .map(|target| target - now);
+        let scale_up_pending_since = more.map(|_| self.scale_up_pending_since.unwrap_or(self.now));
+        let due =
+            scale_up_pending_since.is_some_and(|since| self.now - since >= self.scale_up_delay);
+        let mut attempts = self.attempts;
+        let mut slots = members.clone();
+        if let Some(more) = more {
+            // Pods under way may still become ready; new ones are made only after the delay.
+            self.keep(&mut slots, now + more);
+            if due && self.now >= self.no_pod_before {
+                self.add(&mut slots, now + more, &mut attempts);
+            }
+        }
+        let extra: Vec<Slot> = slots
+            .iter()
+            .copied()
+            .filter(|s| !members.contains(s))
+            .collect();
+        let staying = members.iter().filter(|slot| self.is_ready(**slot)).count();
+        let arrived = extra.iter().filter(|slot| self.is_ready(**slot)).count();
+        // A missing pod delays the others no longer than in the placement of a first world.
+        let late = scale_up_pending_since
+            .is_some_and(|since| self.now - since >= self.scale_up_delay + self.placement);
+        let ready = staying
+            + match arrived == extra.len() || late {
+                true => arrived,
+                false => 0,
+            };
+        // Running pods may hold more devices than the nodes still advertise.
+        let ready = u32::try_from(ready).unwrap_or(u32::MAX).min(self.placeable);
+        // An edit takes effect at once: new pods replace the outdated ones.
+        let outdated = members
+            .iter()
+            .any(|slot| *self.pod(*slot) == PodSeen::Outdated);
+        let act = match self.decide(ready) {
+            _ if outdated => Act::Drain,
+            Action::Drain => Act::Drain,
+            Action::Stay => Act::Recall,
+            _ => Act::Stay,
+        };
+        Decision {
+            attempts,
+            scale_up_pending_since,
+            placement_since: None,
+            act,
+            slots,
+        }
+    }
+
+    /// Decides while no generation runs: release slots that the next one does not need, fill the
+    /// others, and publish the generation once their pods are ready.
+    fn between(&self) -> Decision {
+        // The end of a job does not depend on the pool.
+        match self.decide(u32::MAX) {
+            Action::End(End::Drained) => return self.without_pods(Act::Suspend),
+            Action::End(end) => return self.without_pods(Act::End(end)),
+            _ => {}
+        }
+        let Some(target) = self.nodes(self.pool) else {
+            return self.without_pods(Act::Wait {
+                why: self.nowhere(),
+            });
+        };
+        let mut attempts = self.attempts;
+        let mut slots = Vec::new();
+        self.keep(&mut slots, target);
+        if self.now >= self.no_pod_before {
+            self.add(&mut slots, target, &mut attempts);
+        }
+        let ready: Vec<Slot> = slots
+            .iter()
+            .copied()
+            .filter(|s| self.is_ready(*s))
+            .collect();
+        let placement_since = self.placement_since.unwrap_or(self.now);
+        // The job does not wait for future nodes; it scales up when they exist.
+        let soon = self.nodes(self.placeable).unwrap_or(target);
+        let all = ready.len() >= soon as usize;
+        let late = self.now - placement_since >= self.placement;
+        let mut decision = Decision {
+            slots,
+            attempts,
+            scale_up_pending_since: None,
+            placement_since: Some(placement_since),
+            act: Act::Place,
+        };
+        if !(all || late) || self.now < self.not_before {
+            return decision;
+        }
+        if let Action::Start {
+            world,
+            reason,
+            micro_limit,
+        } = self.decide(u32::try_from(ready.len()).unwrap_or(u32::MAX))
+        {
+            let nodes = usize::try_from(world / self.ranks_per_node).unwrap_or(usize::MAX);
+            let members: Vec<Slot> = ready.into_iter().take(nodes).collect();
+            decision.placement_since = None;
+            decision.act = Act::Publish {
+                members,
+                reason,
+                micro_limit,
+            };
+        }
+        decision
+    }
+
+    fn without_pods(&self, act: Act) -> Decision {
+        Decision {
+            slots: Vec::new(),
+            attempts: self.attempts,
+            scale_up_pending_since: None,
+            placement_since: None,
+            act,
+        }
+    }
+
+    /// Message that names the missing resources.
+    fn nowhere(&self) -> String {
+        let most = self.desired.min(*self.bounds.end());
+        let would: Vec<String> = (*self.bounds.start()..=most)
+            .filter(|nodes| (self.feasible)(*nodes))
+            .map(|nodes| nodes.to_string())
+            .collect();
+        let gpus = self.ranks_per_node;
+        match would.is_empty() {
+            true => format!(
+                "no number of nodes from {} to {most}, with {gpus} GPUs each, splits the global batch: \
+                 change nodes, gpusPerNode or elasticity.remainder",
+                self.bounds.start(),
+            ),
+            false => format!(
+                "{} of the pool's nodes have {gpus} GPUs free for this job, which needs {} of them",
+                self.pool,
+                would.join(" or "),
+            ),
+        }
+    }
+
+    /// Fills the slots up to `target` with existing pods: ready ones first, then those under way.
+    fn keep(&self, slots: &mut Vec<Slot>, target: u32) {
+        let target = usize::try_from(target).unwrap_or(usize::MAX);
+        for wanted in [PodSeen::Ready, PodSeen::Coming] {
+            let more = self.slots.iter().filter(|seen| seen.pod == wanted);
+            let more: Vec<Slot> = more
+                .map(|seen| seen.slot)
+                .filter(|s| !slots.contains(s))
+                .collect();
+            slots.extend(more.into_iter().take(target.saturating_sub(slots.len())));
+        }
+        slots.sort_by_key(|slot| slot.number);
+    }
+
+    /// Fills the slots up to `target` with new pods; each gets a name that no earlier pod had.
+    fn add(&self, slots: &mut Vec<Slot>, target: u32, attempts: &mut u32) {
+        let target = usize::try_from(target).unwrap_or(usize::MAX);
+        while slots.len() < target {
+            let taken = |number: &u32| {
+                let held = self.slots.iter().filter(|seen| seen.pod != PodSeen::Lost);
+                slots
+                    .iter()
+                    .chain(held.map(|seen| &seen.slot))
+                    .any(|s| s.number == *number)
+            };
+            let number = (0..).find(|number| !taken(number)).unwrap_or(0);
+            *attempts += 1;
+            slots.push(Slot {
+                number,
+                attempt: *attempts,
+            });
+        }
+        slots.sort_by_key(|slot| slot.number);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Drives the placement through random histories of a pool. Every published generation must be
+    //! valid, and once the pool is stable the job must reach the largest feasible world size.
+
+    use std::collections::BTreeSet;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::lifecycle::Outcome;
+
+    const SCALE_UP_DELAY: f64 = 5.0;
+    const PLACEMENT: f64 = 20.0;
+
+    /// A simulated job in a pool, as the controller observes it.
+    struct World {
+        now: f64,
+        desired: u32,
+        pool: u32,
+        /// Nodes that an autoscaler would have to add.
+        missing: u32,
+        no_pod_before: f64,
+        batch: u64,
+        suspend: bool,
+        slots: Vec<SlotSeen>,
+        members: Vec<Slot>,
+        ranks: Ranks,
+        attempts: u32,
+        scale_up_pending_since: Option<f64>,
+        placement_since: Option<f64>,
+        names: BTreeSet<(u32, u32)>,
+        over: bool,
+    }
+
+    /// A change of the pool, the job or its pods.
+    #[derive(Debug, Clone)]
+    enum Happening {
+        Pool(u32),
+        Missing(u32),
+        Pause(f64),
+        Desired(u32),
+        Suspend(bool),
+        Ready(usize),
+        Leave(usize),
+        Edit,
+        Lose(usize),
+        RanksEnd(u8),
+        Time(f64),
+    }
+
+    fn happenings() -> impl Strategy<Value = Happening> {
+        prop_oneof![
+            (0..6u32).prop_map(Happening::Pool),
+            (0..3u32).prop_map(Happening::Missing),
+            (0.0..60.0f64).prop_map(Happening::Pause),
+            (0..6u32).prop_map(Happening::Desired),
+            any::<bool>().prop_map(Happening::Suspend),
+            (0..6usize).prop_map(Happening::Ready),
+            (0..6usize).prop_map(Happening::Leave),
+            Just(Happening::Edit),
+            (0..6usize).prop_map(Happening::Lose),
+            (0..3u8).prop_map(Happening::RanksEnd),
+            (0.5..30.0f64).prop_map(Happening::Time),
+        ]
+    }
+
+    impl World {
+        fn new(batch: u64) -> World {
+            World {
+                now: 0.0,
+                desired: 3,
+                pool: 3,
+                missing: 0,
+                no_pod_before: 0.0,
+                batch,
+                suspend: false,
+                slots: Vec::new(),
+                members: Vec::new(),
+                ranks: Ranks::None { resuming: false },
+                attempts: 0,
+                scale_up_pending_since: None,
+                placement_since: None,
+                names: BTreeSet::new(),
+                over: false,
+            }
+        }
+
+        fn feasible(batch: u64, nodes: u32) -> bool {
+            nodes > 0 && batch.is_multiple_of(u64::from(nodes) * 2)
+        }
+
+        fn view<'a>(&'a self, feasible: &'a dyn Fn(u32) -> bool) -> View<'a> {
+            View {
+                desired: self.desired,
+                bounds: 1..=5,
+                ranks_per_node: 2,
+                feasible,
+                pool: self.pool,
+                placeable: self.pool - self.missing.min(self.pool),
+                slots: &self.slots,
+                members: &self.members,
+                ranks: self.ranks.clone(),
+                suspend: self.suspend,
+                restarts_left: 1000,
+                problem: None,
+                attempts: self.attempts,
+                scale_up_pending_since: self.scale_up_pending_since,
+                placement_since: self.placement_since,
+                scale_up_delay: SCALE_UP_DELAY,
+                placement: PLACEMENT,
+                not_before: 0.0,
+                no_pod_before: self.no_pod_before,
+                now: self.now,
+            }
+        }
+
+        /// One reconciliation; checks the invariants of every decision.
+        fn look(&mut self) {
+            let batch = self.batch;
+            let feasible = move |nodes| World::feasible(batch, nodes);
+            let decision = steer(&self.view(&feasible));
+            let running = matches!(self.ranks, Ranks::Running { .. });
+            for slot in &decision.slots {
+                let known = self.slots.iter().any(|seen| seen.slot == *slot);
+                let new = self.names.insert((slot.number, slot.attempt));
+                assert!(known || new, "the pod {slot:?} existed before");
+                assert!(
+                    known || self.now >= self.no_pod_before,
+                    "pod made during a pause"
+                );
+            }
+            let numbers: BTreeSet<u32> = decision.slots.iter().map(|slot| slot.number).collect();
+            if !running {
+                assert_eq!(numbers.len(), decision.slots.len(), "two pods for one slot");
+                let most = self.desired.min(self.pool).min(5) as usize;
+                assert!(
+                    decision.slots.len() <= most,
+                    "more pods than the pool holds"
+                );
+            } else {
+                let kept = |member: &Slot| decision.slots.contains(member);
+                assert!(
+                    self.members.iter().all(kept),
+                    "the pod of a running member was released"
+                );
+            }
+            match &decision.act {
+                Act::Publish { members, .. } => {
+                    assert!(!running && !self.suspend);
+                    assert!(feasible(members.len() as u32));
+                    assert!(members.len() as u32 <= self.desired);
+                    for member in members {
+                        let seen = self.slots.iter().find(|seen| seen.slot == *member);
+                        assert_eq!(seen.map(|seen| &seen.pod), Some(&PodSeen::Ready));
+                    }
+                    self.members.clone_from(members);
+                    self.ranks = Ranks::Running {
+                        world: members.len() as u64 * 2,
+                        draining: false,
+                    };
+                }
+                Act::Drain | Act::Recall => {
+                    let Ranks::Running { draining, .. } = &mut self.ranks else {
+                        panic!("no ranks run that could drain or cancel a drain");
+                    };
+                    *draining = decision.act == Act::Drain;
+                }
+                Act::Suspend => self.ranks = Ranks::None { resuming: true },
+                Act::End(_) => self.over = true,
+                Act::Stay | Act::Place | Act::Wait { .. } => {}
+            }
+            self.attempts = decision.attempts;
+            self.scale_up_pending_since = decision.scale_up_pending_since;
+            self.placement_since = decision.placement_since;
+            let seen = |slot: &Slot| {
+                let known = self.slots.iter().find(|seen| seen.slot == *slot);
+                known.map_or(PodSeen::Coming, |seen| seen.pod.clone())
+            };
+            self.slots = decision
+                .slots
+                .iter()
+                .map(|slot| SlotSeen {
+                    slot: *slot,
+                    pod: seen(slot),
+                })
+                .collect();
+        }
+
+        fn happen(&mut self, what: &Happening) {
+            match what {
+                Happening::Pool(slots) => self.pool = *slots,
+                Happening::Missing(nodes) => self.missing = *nodes,
+                Happening::Pause(seconds) => self.no_pod_before = self.now + seconds,
+                Happening::Desired(nodes) => self.desired = *nodes,
+                Happening::Suspend(suspend) => self.suspend = *suspend,
+                Happening::Ready(nth) => self.become_(*nth, PodSeen::Coming, PodSeen::Ready),
+                Happening::Leave(nth) => self.become_(*nth, PodSeen::Ready, PodSeen::Leaving),
+                Happening::Edit => {
+                    for nth in 0..self.slots.len() {
+                        self.become_(nth, PodSeen::Ready, PodSeen::Outdated);
+                        self.become_(nth, PodSeen::Coming, PodSeen::Outdated);
+                    }
+                }
+                Happening::Lose(nth) => {
+                    if let Some(seen) = self.slots.get_mut(*nth) {
+                        seen.pod = PodSeen::Lost;
+                        let member = self.members.contains(&seen.slot);
+                        if let (Ranks::Running { world, .. }, true) = (&self.ranks, member) {
+                            let outcome = Outcome::Lost {
+                                rank: 0,
+                                why: "gone".into(),
+                            };
+                            self.ranks = Ranks::Ended {
+                                world: *world,
+                                outcome,
+                            };
+                        }
+                    }
+                }
+                Happening::RanksEnd(how) => self.end_ranks(*how),
+                Happening::Time(seconds) => self.now += seconds,
+            }
+        }
+
+        fn become_(&mut self, nth: usize, from: PodSeen, to: PodSeen) {
+            if let Some(seen) = self.slots.get_mut(nth).filter(|seen| seen.pod == from) {
+                seen.pod = to;
+            }
+        }
+
+        /// Ends draining ranks as drained and fails others if `how` is 0.
+        fn end_ranks(&mut self, how: u8) {
+            let Ranks::Running { world, draining } = self.ranks else {
+                return;
+            };
+            let outcome = match (draining, how) {
+                (true, _) => Outcome::Drained,
+                (false, 0) => Outcome::Failed {
+                    rank: 0,
+                    why: "failed".into(),
+                    deterministic: false,
+                },
+                (false, _) => return,
+            };
+            self.ranks = Ranks::Ended { world, outcome };
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_job_reaches_the_largest_feasible_world_after_any_history(
+            happenings in prop::collection::vec(happenings(), 0..80),
+            batch in prop::sample::select(vec![8u64, 12, 24, 48, 96]),
+        ) {
+            let mut world = World::new(batch);
+            for happening in &happenings {
+                world.look();
+                world.happen(happening);
+            }
+            prop_assert!(!world.over, "no event in this test ends a job");
+            // The pool is stable from here: pods become ready, drains end, time passes.
+            (world.suspend, world.missing) = (false, 0);
+            for _ in 0..40 {
+                world.look();
+                for nth in 0..world.slots.len() {
+                    world.become_(nth, PodSeen::Coming, PodSeen::Ready);
+                    if !world.members.contains(&world.slots[nth].slot) {
+                        continue;
+                    }
+                    // Nodes of the pool remain.
+                    world.become_(nth, PodSeen::Leaving, PodSeen::Ready);
+                }
+                world.end_ranks(1);
+                world.now += SCALE_UP_DELAY;
+            }
+            let most = world.desired.min(world.pool).min(5);
+            let best = (1..=most).rev().find(|nodes| World::feasible(batch, *nodes));
+            match (best, &world.ranks) {
+                (Some(nodes), Ranks::Running { world: ranks, .. }) => {
+                    prop_assert!(*ranks == u64::from(nodes) * 2, "{ranks} ranks, not {nodes} nodes");
+                }
+                // A running job keeps its world when no other is feasible.
+                (None, _) => {}
+                (Some(nodes), other) => prop_assert!(false, "{other:?} instead of {nodes} nodes"),
+            }
+        }
+    }
+
+    #[test]
+    fn an_edited_job_replaces_its_pods() {
+        let mut world = calm(3);
+        let old = world.members.clone();
+        world.happen(&Happening::Edit);
+        world.look();
+        assert_eq!(world.members, old, "the ranks commit first");
+        world.end_ranks(1);
+        for _ in 0..3 {
+            world.look();
+            for nth in 0..world.slots.len() {
+                world.become_(nth, PodSeen::Coming, PodSeen::Ready);
+            }
+        }
+        assert_eq!(world.members.len(), 3);
+        assert!(world.members.iter().all(|slot| !old.contains(slot)));
+    }
+
+    fn calm(pool: u32) -> World {
+        let mut world = World::new(24);
+        world.pool = pool;
+        for _ in 0..3 {
+            world.look();
+            for nth in 0..world.slots.len() {
+                world.become_(nth, PodSeen::Coming, PodSeen::Ready);
+            }
+        }
+        world
+    }
+
+    #[test]
+    fn scale_up_places_pods_while_the_current_world_runs() {
+        let mut world = calm(2);
+        assert_eq!(world.members.len(), 2);
+        world.pool = 3;
+        world.look();
+        assert_eq!(world.slots.len(), 2, "not before the delay");
+        world.now += SCALE_UP_DELAY;
+        world.look();
+        assert_eq!(world.slots.len(), 3);
+        assert!(matches!(
+            world.ranks,
+            Ranks::Running {
+                draining: false,
+                ..
+            }
+        ));
+        world.become_(2, PodSeen::Coming, PodSeen::Ready);
+        world.look();
+        assert!(matches!(world.ranks, Ranks::Running { draining: true, .. }));
+    }
+
+    #[test]
+    fn a_loss_does_not_wait_for_an_autoscaler() {
+        let mut world = calm(3);
+        let before = world.members.clone();
+        world.happen(&Happening::Lose(1));
+        world.missing = 1;
+        world.look();
+        assert_eq!(world.members, [before[0], before[2]], "at once");
+        assert_eq!(world.slots.len(), 3, "the autoscaler sees a pod that waits");
+        world.look();
+        assert_eq!(world.slots.len(), 3);
+    }
+
+    #[test]
+    fn pods_that_ended_early_are_replaced_after_a_pause() {
+        let mut world = World::new(24);
+        world.look();
+        assert_eq!(world.slots.len(), 3);
+        (0..3).for_each(|nth| world.happen(&Happening::Lose(nth)));
+        world.no_pod_before = world.now + 10.0;
+        world.look();
+        assert_eq!(world.slots, []);
+        world.now += 10.0;
+        world.look();
+        let attempts: Vec<u32> = world.slots.iter().map(|seen| seen.slot.attempt).collect();
+        assert_eq!(attempts, [4, 5, 6]);
+    }
+
+    #[test]
+    fn survivors_of_a_loss_keep_their_pods() {
+        let mut world = calm(3);
+        let before = world.members.clone();
+        world.happen(&Happening::Lose(1));
+        world.pool = 2;
+        world.look();
+        assert_eq!(world.members, [before[0], before[2]]);
+        assert!(matches!(world.ranks, Ranks::Running { world: 4, .. }));
+    }
+
+    #[test]
+    fn a_job_that_does_not_fit_names_the_missing_nodes() {
+        let mut world = World::new(8);
+        world.desired = 5;
+        world.pool = 0;
+        let feasible = |nodes| World::feasible(8, nodes);
+        let decision = steer(&world.view(&feasible));
+        let Act::Wait { why } = decision.act else {
+            panic!("{decision:?}")
+        };
+        assert_eq!(
+            why,
+            "0 of the pool's nodes have 2 GPUs free for this job, which needs 1 or 2 or 4 of them"
+        );
+    }
+
+    #[test]
+    fn late_pods_do_not_delay_a_smaller_ready_world() {
+        let mut world = World::new(24);
+        world.look();
+        for nth in 0..2 {
+            world.become_(nth, PodSeen::Coming, PodSeen::Ready);
+        }
+        world.look();
+        assert_eq!(world.ranks, Ranks::None { resuming: false });
+        world.now += PLACEMENT;
+        world.look();
+        assert!(matches!(world.ranks, Ranks::Running { world: 4, .. }));
+        world.look();
+        assert_eq!(world.slots.len(), 3, "the third may still arrive");
+    }
+
+    #[test]
+    fn scale_up_uses_the_ready_pods_when_another_is_late() {
+        let mut world = calm(1);
+        world.pool = 3;
+        world.look();
+        world.now += SCALE_UP_DELAY;
+        world.look();
+        assert_eq!(world.slots.len(), 3);
+        world.become_(1, PodSeen::Coming, PodSeen::Ready);
+        world.look();
+        assert!(matches!(
+            world.ranks,
+            Ranks::Running {
+                draining: false,
+                ..
+            }
+        ));
+        world.now += PLACEMENT;
+        world.look();
+        assert!(matches!(world.ranks, Ranks::Running { draining: true, .. }));
+    }
+}

@@ -1,0 +1,441 @@
+//! The state machine of the ranks: observed state in, action out. It is pure and level-triggered:
+//! it depends on the current state, not on events, so a crash between two calls loses nothing.
+
+use std::ops::RangeInclusive;
+
+use serde::{Deserialize, Serialize};
+
+use super::generation::Reason;
+use crate::util::format::count;
+
+/// Number of larger worlds tried when a message suggests one.
+const LOOK_AHEAD: usize = 64;
+
+/// Input of a decision: the requested, possible and current ranks.
+pub struct Observed<'a> {
+    /// Ranks of the requested world.
+    pub desired: u64,
+    /// Ranks that can run; after a loss, without the lost ones.
+    pub capacity: u64,
+    /// World sizes that the job allows.
+    pub bounds: RangeInclusive<u64>,
+    /// Whether a plan without errors exists for a world size.
+    pub feasible: &'a dyn Fn(u64) -> bool,
+    /// The job is asked to stop for now (a signal, `spec.suspend`).
+    pub stop: bool,
+    /// Remaining restarts after failures of the program.
+    pub restarts_left: u64,
+    /// Ranks of the current generation.
+    pub ranks: Ranks,
+}
+
+/// The ranks of the current generation.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Ranks {
+    /// No generation yet: the job starts, or resumes in a new process.
+    None {
+        /// Whether a checkpoint exists to resume from.
+        resuming: bool,
+    },
+    Running {
+        world: u64,
+        /// The ranks were ordered to drain.
+        draining: bool,
+    },
+    /// All ranks have exited.
+    Ended { world: u64, outcome: Outcome },
+}
+
+/// How a generation ended.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "kebab-case")]
+pub enum Outcome {
+    /// The sample budget is reached.
+    Finished,
+    /// Ended on request, with a checkpoint.
+    Drained,
+    /// A rank is lost (killed, or its host is gone).
+    Lost {
+        rank: u64,
+        /// How the loss was observed.
+        #[serde(rename = "message")]
+        why: String,
+    },
+    /// A micro-batch did not fit in memory.
+    OutOfMemory {
+        /// The micro-batch that did not fit.
+        micro: u64,
+        /// The next smaller micro-batch to try; `None` if no smaller one keeps the batch exact.
+        smaller: Option<u64>,
+        #[serde(rename = "message")]
+        why: String,
+    },
+    /// The program itself failed.
+    Failed {
+        /// Rank of the root cause.
+        rank: u64,
+        #[serde(rename = "message")]
+        why: String,
+        /// A restart would fail again (a NaN loss, a refused checkpoint).
+        deterministic: bool,
+    },
+}
+
+/// Next action for the ranks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Action {
+    /// The ranks continue unchanged.
+    Wait,
+    /// Order the ranks to commit and exit.
+    Drain,
+    /// Cancel the drain because its reason is gone. Ranks that have already agreed on a step to exit
+    /// at ignore it; the next generation then has the same world size.
+    Stay,
+    /// Publish the next generation.
+    Start {
+        world: u64,
+        reason: Reason,
+        /// Upper limit of the micro-batch after an out-of-memory error.
+        micro_limit: Option<u64>,
+    },
+    /// No world size is feasible, requested, possible and allowed: no generation can start now.
+    Infeasible { why: String },
+    /// The job stops, finally or until it is resumed.
+    End(End),
+}
+
+/// End of a job.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum End {
+    /// The sample budget is reached.
+    Finished,
+    /// Stopped on request; it can be resumed.
+    Drained,
+    /// The job cannot continue.
+    Failed { why: String },
+}
+
+impl Observed<'_> {
+    /// The largest world size that is feasible, requested, possible and allowed.
+    fn world(&self) -> Option<u64> {
+        (*self.bounds.start()..=self.most())
+            .rev()
+            .find(|&world| (self.feasible)(world))
+    }
+
+    fn most(&self) -> u64 {
+        self.desired.min(self.capacity).min(*self.bounds.end())
+    }
+
+    fn start(&self, reason: impl FnOnce(u64) -> Reason, micro_limit: Option<u64>) -> Action {
+        match self.world() {
+            Some(world) => Action::Start {
+                world,
+                reason: reason(world),
+                micro_limit,
+            },
+            None => Action::Infeasible {
+                why: self.nowhere_to_go(),
+            },
+        }
+    }
+
+    /// Message for a job without a feasible world; suggests a world that is feasible.
+    fn nowhere_to_go(&self) -> String {
+        let (least, most) = (*self.bounds.start(), self.most());
+        let problem = if most < least {
+            let (are, left) = (if most == 1 { "is" } else { "are" }, count(most, "rank"));
+            format!("{left} {are} left, and the job needs at least {least}")
+        } else {
+            let worlds = match least == most {
+                true => count(most, "rank"),
+                false => format!("{least} to {most} ranks"),
+            };
+            format!("no world of {worlds} splits every batch of the job exactly")
+        };
+        let above = most.max(least.saturating_sub(1)).saturating_add(1);
+        let next = (above..=*self.bounds.end())
+            .take(LOOK_AHEAD)
+            .find(|&world| (self.feasible)(world));
+        match next {
+            Some(world) => format!("{problem}; it can be resumed with {world}"),
+            None => format!(
+                "{problem}; start a new run with uneven batches (--remainder uneven) or another global \
+                batch"
+            ),
+        }
+    }
+}
+
+/// Next action for the observed state.
+pub fn decide(observed: &Observed<'_>) -> Action {
+    match &observed.ranks {
+        Ranks::None { .. } if observed.stop => Action::End(End::Drained),
+        Ranks::None { resuming: false } => observed.start(|_| Reason::Started, None),
+        Ranks::None { resuming: true } => observed.start(|_| Reason::Resumed, None),
+        Ranks::Running { world, draining } => {
+            // Without a feasible world a running job keeps its world.
+            let elsewhere = || observed.world().is_some_and(|better| better != *world);
+            match (*draining, observed.stop || elsewhere()) {
+                (false, true) => Action::Drain,
+                (true, false) => Action::Stay,
+                _ => Action::Wait,
+            }
+        }
+        Ranks::Ended { world, outcome } => after(observed, *world, outcome),
+    }
+}
+
+fn after(observed: &Observed<'_>, from: u64, outcome: &Outcome) -> Action {
+    match outcome {
+        Outcome::Finished => Action::End(End::Finished),
+        Outcome::Failed {
+            rank,
+            why,
+            deterministic,
+        } if *deterministic || observed.restarts_left == 0 => Action::End(End::Failed {
+            why: format!("rank {rank}: {why}"),
+        }),
+        Outcome::OutOfMemory {
+            micro,
+            smaller: None,
+            why,
+        } => Action::End(End::Failed {
+            why: format!(
+                "{why}; no micro-batch below {micro} keeps the batch exact: shard the model (fsdp, \
+                 which more ranks make smaller still), checkpoint activations, shorten the \
+                 sequences, give each rank more memory, or train a smaller model"
+            ),
+        }),
+        _ if observed.stop => Action::End(End::Drained),
+        Outcome::Drained => observed.start(
+            |to| match to == from {
+                // The reason to drain disappeared after the ranks had agreed to exit.
+                true => Reason::Resumed,
+                false => Reason::Resized { from, to },
+            },
+            None,
+        ),
+        Outcome::Lost { rank, why } => {
+            let (rank, why) = (*rank, why.clone());
+            observed.start(|_| Reason::RankLost { rank, why }, None)
+        }
+        Outcome::OutOfMemory {
+            micro,
+            smaller: Some(to),
+            ..
+        } => {
+            let (from, to) = (*micro, *to);
+            observed.start(|_| Reason::OutOfMemory { from, to }, Some(to))
+        }
+        Outcome::Failed { rank, why, .. } => {
+            let (rank, why) = (*rank, why.clone());
+            observed.start(|_| Reason::Failed { rank, why }, None)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn observed(ranks: Ranks, feasible: &dyn Fn(u64) -> bool) -> Observed<'_> {
+        Observed {
+            desired: 4,
+            capacity: 4,
+            bounds: 1..=16,
+            feasible,
+            stop: false,
+            restarts_left: 1,
+            ranks,
+        }
+    }
+
+    fn running(world: u64) -> Ranks {
+        Ranks::Running {
+            world,
+            draining: false,
+        }
+    }
+
+    #[test]
+    fn a_lost_rank_moves_to_the_largest_feasible_world() {
+        let feasible = |w: u64| 128 % w == 0;
+        let lost = Outcome::Lost {
+            rank: 2,
+            why: "killed by signal 9".into(),
+        };
+        let mut seen = observed(
+            Ranks::Ended {
+                world: 4,
+                outcome: lost,
+            },
+            &feasible,
+        );
+        seen.capacity = 3;
+        assert!(matches!(decide(&seen), Action::Start { world: 2, .. }));
+    }
+
+    #[test]
+    fn a_running_job_keeps_its_world_when_none_is_feasible() {
+        let feasible = |w: u64| w == 4;
+        let mut seen = observed(running(4), &feasible);
+        seen.desired = 3;
+        assert_eq!(decide(&seen), Action::Wait);
+    }
+
+    #[test]
+    fn a_drain_is_cancelled_when_its_reason_is_gone() {
+        let feasible = |_| true;
+        let draining = Ranks::Running {
+            world: 2,
+            draining: true,
+        };
+        let mut seen = observed(draining, &feasible);
+        assert_eq!(decide(&seen), Action::Wait);
+        seen.desired = 2;
+        assert_eq!(decide(&seen), Action::Stay);
+        seen.stop = true;
+        assert_eq!(decide(&seen), Action::Wait);
+    }
+
+    #[test]
+    fn a_drain_that_could_not_be_cancelled_resumes_the_same_world() {
+        let feasible = |_| true;
+        let drained = |world| Ranks::Ended {
+            world,
+            outcome: Outcome::Drained,
+        };
+        let reason = |world| match decide(&observed(drained(world), &feasible)) {
+            Action::Start { reason, .. } => reason,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(reason(4), Reason::Resumed);
+        assert_eq!(reason(2), Reason::Resized { from: 2, to: 4 });
+    }
+
+    #[test]
+    fn infeasible_message_suggests_a_feasible_world() {
+        let lost = || Ranks::Ended {
+            world: 4,
+            outcome: Outcome::Lost {
+                rank: 2,
+                why: "killed by signal 9".into(),
+            },
+        };
+        let why = |seen: &Observed<'_>| match decide(seen) {
+            Action::Infeasible { why } => why,
+            other => panic!("{other:?}"),
+        };
+        let feasible = |w| w == 4;
+        let mut seen = observed(lost(), &feasible);
+        seen.capacity = 3;
+        assert_eq!(
+            why(&seen),
+            "no world of 1 to 3 ranks splits every batch of the job exactly; it can be resumed \
+             with 4"
+        );
+        seen.bounds = 4..=16;
+        assert_eq!(
+            why(&seen),
+            "3 ranks are left, and the job needs at least 4; it can be resumed with 4"
+        );
+        seen.feasible = &|_| false;
+        assert!(why(&seen).contains("start a new run"));
+    }
+
+    #[test]
+    fn a_deterministic_failure_is_not_repeated() {
+        let feasible = |_| true;
+        let outcome = Outcome::Failed {
+            rank: 0,
+            why: "loss is NaN".into(),
+            deterministic: true,
+        };
+        let seen = observed(Ranks::Ended { world: 4, outcome }, &feasible);
+        assert!(matches!(decide(&seen), Action::End(End::Failed { .. })));
+    }
+
+    #[test]
+    fn the_descent_ends_in_an_error_at_micro_batch_one() {
+        let feasible = |_| true;
+        let outcome = Outcome::OutOfMemory {
+            micro: 1,
+            smaller: None,
+            why: "out of memory".into(),
+        };
+        let seen = observed(Ranks::Ended { world: 4, outcome }, &feasible);
+        assert!(matches!(decide(&seen), Action::End(End::Failed { .. })));
+    }
+
+    fn outcomes() -> impl Strategy<Value = Outcome> {
+        prop_oneof![
+            Just(Outcome::Drained),
+            (0..8u64).prop_map(|rank| Outcome::Lost {
+                rank,
+                why: "killed".into()
+            }),
+            (1..8u64).prop_map(|micro| Outcome::OutOfMemory {
+                micro: micro * 2,
+                smaller: Some(micro),
+                why: "oom".into()
+            }),
+            (0..8u64, any::<bool>()).prop_map(|(rank, deterministic)| Outcome::Failed {
+                rank,
+                why: "failed".into(),
+                deterministic
+            }),
+            Just(Outcome::Finished),
+        ]
+    }
+
+    fn ranks() -> impl Strategy<Value = Ranks> {
+        prop_oneof![
+            any::<bool>().prop_map(|resuming| Ranks::None { resuming }),
+            (1..32u64, any::<bool>())
+                .prop_map(|(world, draining)| Ranks::Running { world, draining }),
+            (1..32u64, outcomes()).prop_map(|(world, outcome)| Ranks::Ended { world, outcome }),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn a_published_world_is_feasible_requested_possible_and_allowed(
+            ranks in ranks(),
+            desired in 0..40u64,
+            capacity in 0..40u64,
+            (min, max) in (1..8u64, 8..40u64),
+            batch in 1..512u64,
+            stop: bool,
+            restarts_left in 0..3u64,
+        ) {
+            let feasible = |w: u64| batch.is_multiple_of(w);
+            let seen = Observed {
+                desired, capacity, bounds: min..=max, feasible: &feasible, stop, restarts_left, ranks,
+            };
+            if let Action::Start { world, .. } = decide(&seen) {
+                prop_assert!(feasible(world));
+                prop_assert!(world <= desired && world <= capacity);
+                prop_assert!((min..=max).contains(&world));
+                prop_assert!(!stop);
+                // It is the largest such world, and no ranks run.
+                let most = desired.min(capacity).min(max);
+                prop_assert!((world + 1..=most).all(|w| !feasible(w)));
+                let idle = !matches!(seen.ranks, Ranks::Running { .. });
+                prop_assert!(idle);
+            }
+        }
+
+        #[test]
+        fn a_world_of_the_requested_size_is_kept(world in 1..32u64, each in 1..16u64) {
+            let feasible = |w: u64| (world * each).is_multiple_of(w);
+            let seen = Observed {
+                desired: world, capacity: world, bounds: 1..=64, feasible: &feasible,
+                stop: false, restarts_left: 0, ranks: running(world),
+            };
+            prop_assert_eq!(decide(&seen), Action::Wait);
+        }
+    }
+}

@@ -1,0 +1,80 @@
+//! Events and log lines for the changes, and the failures, of a reconciliation.
+
+use kube::runtime::events::{Event, EventType};
+use kube::{Resource, ResourceExt};
+use tracing::{info, warn};
+
+use super::context::Context;
+use crate::api::TrainingJob;
+use crate::api::condition::ConditionReason;
+use crate::api::status::{Phase, TrainingJobStatus};
+
+const REFUSED: ConditionReason = ConditionReason::Refused;
+const PODS_ENDED_EARLY: ConditionReason = ConditionReason::PodsEndedEarly;
+
+/// Writes a change to the object's events and to the log. Does not wait for the event.
+pub fn announce(
+    job: &TrainingJob,
+    before: &TrainingJobStatus,
+    next: &TrainingJobStatus,
+    context: &Context,
+) {
+    let number = |status: &TrainingJobStatus| status.generation.as_ref().map(|c| c.record.number);
+    let published = number(before) != number(next);
+    let refused = |status: &TrainingJobStatus| {
+        let mut conditions = status.conditions.iter();
+        conditions.any(|condition| condition.reason == REFUSED.name())
+    };
+    let ended_early =
+        |status: &TrainingJobStatus| status.pod_failures.as_ref().map_or(0, |f| f.count);
+    let (reason, note) = match next.history.last().filter(|_| published) {
+        Some(change) => (
+            "Generation".to_string(),
+            format!(
+                "{}: {} nodes, {}",
+                change.message, change.to_nodes, change.formula
+            ),
+        ),
+        None if refused(next) && !refused(before) => (REFUSED.to_string(), next.message.clone()),
+        None if ended_early(next) > ended_early(before) => {
+            let last = next.pod_failures.as_ref().map(|f| f.message.clone());
+            (PODS_ENDED_EARLY.to_string(), last.unwrap_or_default())
+        }
+        None if before.phase == next.phase => return,
+        None => (format!("{:?}", next.phase), next.message.clone()),
+    };
+    info!(job = %job.name_any(), namespace = job.namespace(), %reason, %note, "changed");
+    let kind = match next.phase {
+        Phase::Failed | Phase::Waiting | Phase::Pending => EventType::Warning,
+        _ if [REFUSED, PODS_ENDED_EARLY]
+            .iter()
+            .any(|one| one.name() == reason) =>
+        {
+            EventType::Warning
+        }
+        _ => EventType::Normal,
+    };
+    publish(job, kind, reason, &note, context);
+}
+
+/// Writes an event if the status could not be written.
+pub fn unwritten(job: &TrainingJob, why: &str, context: &Context) {
+    let reason = "StatusUnwritten".to_owned();
+    publish(job, EventType::Warning, reason, why, context);
+}
+
+fn publish(job: &TrainingJob, kind: EventType, reason: String, note: &str, context: &Context) {
+    let event = Event {
+        type_: kind,
+        reason: reason.clone(),
+        note: Some(note.chars().take(1000).collect()),
+        action: reason,
+        secondary: None,
+    };
+    let (recorder, object) = (context.recorder.clone(), job.object_ref(&()));
+    tokio::spawn(async move {
+        if let Err(error) = recorder.publish(&event, &object).await {
+            warn!(%error, "cannot write an event");
+        }
+    });
+}

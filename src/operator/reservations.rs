@@ -1,0 +1,164 @@
+//! Reservations: devices counted for pods that no node runs yet. Jobs decide one after the other
+//! under the lock of these reservations, so two jobs never plan the same device.
+
+use std::collections::{BTreeSet, HashMap};
+use std::time::{Duration, SystemTime};
+
+use k8s_openapi::api::core::v1::Node;
+use kube::ResourceExt;
+
+use super::build::tolerations_and_selector;
+use super::stores::Stores;
+use crate::api::TrainingJob;
+use crate::inventory::kubernetes::{Wants, free_slots};
+use crate::operator::pod_index::Holdings;
+
+/// Devices reserved for the pods of a job.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Promise {
+    resource: String,
+    per_slot: u64,
+    namespace: String,
+    job: String,
+    pods: BTreeSet<String>,
+    /// Number of the last counted change of the job's pods, and how many were on no node then.
+    open: Option<(u64, usize)>,
+}
+
+impl Promise {
+    /// Number of its pods that are on no node. Each reconciliation needs it for all other jobs, so it is
+    /// counted again only when one of these pods has changed.
+    fn open(&mut self, holdings: &Holdings) -> usize {
+        let change = holdings.changed(&self.namespace, &self.job);
+        match self.open {
+            Some((then, open)) if then == change => open,
+            _ => {
+                let placed = |name: &&String| holdings.is_placed(&self.namespace, name);
+                let open = self.pods.iter().filter(|name| !placed(name)).count();
+                self.open = Some((change, open));
+                open
+            }
+        }
+    }
+}
+
+/// Reservations of all jobs, by uid, and the suspected nodes.
+#[derive(Debug, Default)]
+pub struct Ledger {
+    promises: HashMap<String, Promise>,
+    suspects: HashMap<String, SystemTime>,
+}
+
+/// Time for which an unresponsive node gets no new pod. Kubernetes with its defaults needs 50 s to
+/// detect such a node.
+const SUSPICION: Duration = Duration::from_secs(90);
+
+impl Ledger {
+    /// Reserves devices for these pods of a job and releases its other reservations.
+    pub fn promise(&mut self, job: &TrainingJob, wants: &Wants, pods: BTreeSet<String>) {
+        let uid = job.uid().unwrap_or_default();
+        if pods.is_empty() {
+            self.promises.remove(&uid);
+            return;
+        }
+        let known = self.promises.get(&uid).filter(|known| known.pods == pods);
+        let promise = Promise {
+            resource: wants.resource.clone(),
+            per_slot: wants.per_slot,
+            namespace: job.namespace().unwrap_or_default(),
+            job: job.name_any(),
+            open: known.and_then(|known| known.open),
+            pods,
+        };
+        self.promises.insert(uid, promise);
+    }
+
+    /// Reserves the devices of the slots in a job's status.
+    pub fn recover(&mut self, job: &TrainingJob) {
+        let Some(status) = &job.status else { return };
+        let name = job.name_any();
+        let pods = status.slots.iter().map(|slot| slot.pod(&name)).collect();
+        self.promise(job, &wants(job), pods);
+    }
+
+    /// Releases the reservations of deleted jobs.
+    pub fn keep_only(&mut self, exists: impl Fn(&str) -> bool) {
+        self.promises.retain(|job, _| exists(job));
+    }
+
+    /// Excludes these nodes for [`SUSPICION`].
+    pub fn suspect(&mut self, nodes: &BTreeSet<String>) {
+        let now = SystemTime::now();
+        self.suspects.retain(|_, since| recent(*since));
+        for node in nodes {
+            self.suspects.entry(node.clone()).or_insert(now);
+        }
+    }
+
+    /// Suspected nodes, each with the start of the suspicion.
+    pub fn suspects(&self) -> Vec<(String, SystemTime)> {
+        self.suspects
+            .iter()
+            .map(|(node, since)| (node.clone(), *since))
+            .collect()
+    }
+
+    /// Whether a node is suspected.
+    pub fn suspects_node(&self, node: &str) -> bool {
+        self.suspects.get(node).is_some_and(|since| recent(*since))
+    }
+
+    /// Ends the suspicion of a node.
+    pub fn trust(&mut self, node: &str) {
+        self.suspects.remove(node);
+    }
+
+    /// Releases the reservations of a job.
+    pub fn forget(&mut self, job: &str) {
+        self.promises.remove(job);
+    }
+
+    /// Slots that fit for a job, on free devices and on those that the job's pods hold. A terminating pod holds
+    /// its devices until it has ended; its replacement waits for them.
+    pub fn slots(&mut self, stores: &Stores, job: &TrainingJob, wants: &Wants) -> u32 {
+        let (namespace, name) = (job.namespace().unwrap_or_default(), job.name_any());
+        let uid = job.uid().unwrap_or_default();
+        let holdings = stores.holdings();
+        let held = holdings.held(&wants.resource, &namespace, &name, &uid);
+        let promised: Vec<u64> = self
+            .promises
+            .iter_mut()
+            .filter(|(other, promise)| **other != uid && promise.resource == wants.resource)
+            .flat_map(|(_, promise)| {
+                let open = promise.open(&holdings);
+                std::iter::repeat_n(promise.per_slot, open)
+            })
+            .collect();
+        drop(holdings);
+        let nodes = stores.nodes.state();
+        let suspect = |node: &Node| {
+            let name = node.metadata.name.as_deref();
+            name.is_some_and(|name| self.suspects_node(name))
+        };
+        let nodes = nodes
+            .iter()
+            .map(AsRef::as_ref)
+            .filter(|node| !suspect(node));
+        free_slots(nodes, &held, &promised, wants)
+    }
+}
+
+/// Resource request of a job's pod.
+pub fn wants(job: &TrainingJob) -> Wants {
+    let (tolerations, node_selector) = tolerations_and_selector(job);
+    Wants {
+        resource: job.spec.resource_name.clone(),
+        per_slot: job.spec.gpus_per_node.into(),
+        node_selector,
+        tolerations,
+    }
+}
+
+fn recent(since: SystemTime) -> bool {
+    since.elapsed().is_ok_and(|elapsed| elapsed < SUSPICION)
+}

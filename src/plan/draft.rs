@@ -1,0 +1,432 @@
+//! A plan before the rules judge it: every number that follows from the recipe and the requested world, and
+//! `None` where one does not follow. The rules check the draft. A draft without gaps whose rules have no
+//! errors becomes a [`Plan`].
+
+use serde::Serialize;
+
+use super::arithmetic::product;
+use super::elastic;
+use super::held_out::held_out;
+use super::horizon::{Horizon, horizon};
+use super::memory::{Device, Estimator};
+use super::plan::{Adjustment, Outline, Plan};
+use super::request::PlanRequest;
+use super::split::{Cap, Split, Splitter};
+use crate::recipe::schema::spec::{
+    BatchSchedule, Division, EvaluationDivision, Parallel, Prefer, Remainder, Spec,
+};
+use crate::recipe::{Dialect, Recipe};
+
+/// The largest global batch, samples (the recipe's limit on `batch.global`).
+pub const MAX_BATCH: u64 = 1 << 32;
+/// The largest count in the list of feasible GPU counts.
+pub const MOST_GPUS: u64 = 1024;
+/// The micro-batch where neither the recipe nor memory determines one
+/// (`per_device_train_batch_size` of transformers 5.23.0).
+pub const DEFAULT_MICRO: u64 = 8;
+
+/// A plan with gaps. Serialized it has the keys of a [`Plan`], with null for a missing value.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Draft {
+    /// The batch arithmetic shown to people.
+    pub proof: Option<String>,
+    /// `None`: the other axes do not divide the world.
+    pub data_parallel_size: Option<u64>,
+    /// `None`: no split exists.
+    pub per_device_batch_size: Option<u64>,
+    /// Forward passes per step of the busiest rank.
+    pub gradient_accumulation_steps: Option<u64>,
+    /// `None`: the recipe does not determine it, or it is beyond [`MAX_BATCH`].
+    pub global_batch_size: Option<u64>,
+    /// Every batch of the schedule is a multiple of this, samples.
+    pub quantum: Option<u64>,
+    /// The part that does not depend on the split.
+    #[serde(flatten)]
+    pub outline: Outline,
+    /// The split behind the numbers.
+    #[serde(skip)]
+    pub split: Option<Split>,
+    /// Data-parallel ranks at the GPU count that the recipe was written for.
+    #[serde(skip)]
+    pub recipe_ranks: Option<u64>,
+    /// The product of the recipe's numbers, independent of a stated global batch.
+    #[serde(skip)]
+    pub recipe_product: Option<u128>,
+    /// Upstream's numbers in the recipe's own world, if upstream derives its micro-batch from a
+    /// global batch.
+    #[serde(skip)]
+    pub upstream: Option<Upstream>,
+    /// The micro-batch that DeepSpeed derives for a config that states none, samples.
+    #[serde(skip)]
+    pub deepspeed_micro: Option<u64>,
+    /// The split without the memory limit, if memory made it smaller.
+    #[serde(skip)]
+    pub unlimited: Option<Split>,
+    /// Lengths in samples; present if the global batch is.
+    #[serde(skip)]
+    pub horizon: Option<Horizon>,
+    /// Training samples of the data, counted or known from a synthetic source.
+    #[serde(skip)]
+    pub data_samples: Option<u64>,
+}
+
+/// A micro-batch that upstream derives from its global batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Upstream {
+    /// Data-parallel ranks of the world that the recipe was written for, else of the requested one.
+    pub ranks: u64,
+    /// Accumulation as the recipe states it.
+    pub accumulation: u64,
+    /// ⌊⌊global / accumulation⌋ / ranks⌋, samples.
+    pub micro: u64,
+    /// Samples that a step trains on.
+    pub used: u64,
+}
+
+impl Upstream {
+    fn of(spec: &Spec, global: u64, ranks: u64) -> Upstream {
+        let accumulation = spec.batch.accumulation.unwrap_or(1).max(1);
+        let micro = global / accumulation / ranks.max(1);
+        Upstream {
+            ranks,
+            accumulation,
+            micro,
+            used: micro * accumulation * ranks,
+        }
+    }
+}
+
+impl Draft {
+    /// Derives every number that follows.
+    pub fn new(recipe: &Recipe, request: &PlanRequest) -> Draft {
+        let spec = &recipe.spec;
+        let recipe_ranks = spec.batch.gpus.and_then(|gpus| ranks(gpus, &spec.parallel));
+        let recipe_product = stated_product(spec, recipe_ranks);
+        let here = ranks(request.gpus, &spec.parallel);
+        let elastic = spec.batch.elastic.as_ref().and_then(|elastic| {
+            let written_for = recipe_ranks.or(here)?;
+            elastic::make(elastic, written_for).ok()
+        });
+        let global = request
+            .global_batch_size
+            .or_else(|| global_batch(spec))
+            .or_else(|| Some(elastic.as_ref()?.batch))
+            .filter(|global| (1..=MAX_BATCH).contains(global));
+        let data_samples = request.data_samples.or_else(|| synthetic_samples(spec));
+        let horizon = global.map(|global| horizon(spec, global, data_samples));
+        let parallel = &spec.parallel;
+        let outline = Outline {
+            dialect: recipe.dialect,
+            objective: spec.objective,
+            world_size: request.gpus,
+            tensor_parallel_size: parallel.tensor,
+            pipeline_parallel_size: parallel.pipeline,
+            context_parallel_size: parallel.context,
+            sequence_parallel_size: parallel.sequence,
+            strategy: parallel.strategy,
+            eval_batch_size: spec.evaluation.micro,
+            eval_every: horizon.as_ref().and_then(|h| h.eval_every),
+            remainder: spec.batch.remainder,
+            feasible_gpu_counts: Vec::new(),
+            adjusted: Vec::new(),
+            memory: None,
+            diagnostics: Vec::new(),
+        };
+        let mut draft = Draft {
+            proof: None,
+            data_parallel_size: here,
+            per_device_batch_size: None,
+            gradient_accumulation_steps: None,
+            global_batch_size: global,
+            quantum: None,
+            outline,
+            split: None,
+            recipe_ranks,
+            recipe_product,
+            upstream: None,
+            deepspeed_micro: None,
+            unlimited: None,
+            horizon,
+            data_samples,
+        };
+        if let Some(global) = global {
+            let ranks = draft.recipe_ranks.or(draft.data_parallel_size);
+            let derived = spec.batch.division != Division::Stated;
+            let ranks = ranks.filter(|_| derived);
+            draft.upstream = ranks.map(|ranks| Upstream::of(spec, global, ranks));
+            let taken = elastic.map(|made| made.valid);
+            draft.split(recipe, request, global, taken.as_deref());
+        }
+        draft
+    }
+
+    /// Splits the global batch. `taken`: the data-parallel sizes that DeepSpeed's elasticity allows,
+    /// if it is on.
+    fn split(
+        &mut self,
+        recipe: &Recipe,
+        request: &PlanRequest,
+        global: u64,
+        taken: Option<&[u64]>,
+    ) {
+        let spec = &recipe.spec;
+        let device = Device::of(spec, request);
+        let fits = |ranks: u64, micro: u64| {
+            let device = device.as_ref();
+            device.is_none_or(|device| device.fits(ranks, micro))
+        };
+        self.deepspeed_micro = self.micro_of_deepspeed(recipe, global);
+        let stated = self.micro(spec).filter(|_| !request.estimate);
+        let cap = cap(spec, stated, device.is_some(), request.micro_limit);
+        let splitter = Splitter::new(global, request.current_batch, cap, &fits);
+        let is_taken = |ranks: &u64| taken.is_none_or(|valid| valid.contains(ranks));
+        let exact = |ranks: u64| {
+            splitter.is_exact(ranks) && divides(spec, global, ranks) && is_taken(&ranks)
+        };
+        self.outline.feasible_gpu_counts = (1..=MOST_GPUS)
+            .filter(|&devices| ranks(devices, &spec.parallel).is_some_and(exact))
+            .collect();
+        let Some(split) = self
+            .data_parallel_size
+            .and_then(|ranks| splitter.choose(ranks, spec.batch.remainder))
+        else {
+            return;
+        };
+        let anything = |_: u64, _: u64| true;
+        self.unlimited = Splitter::new(global, request.current_batch, cap, &anything)
+            .choose(split.ranks, spec.batch.remainder)
+            .filter(|unlimited| unlimited.micro != split.micro);
+        self.quantum = splitter.quantum(allowed_ranks(spec, split.ranks), spec.batch.remainder);
+        self.per_device_batch_size = Some(split.micro);
+        self.gradient_accumulation_steps = Some(split.accumulation());
+        self.proof = Some(split.proof());
+        self.outline.remainder = split.remainder;
+        self.outline.memory = Estimator::of(spec, request.model_config.as_ref())
+            .map(|estimator| estimator.estimate(split.ranks, split.micro, request.device_memory));
+        self.outline.eval_batch_size = evaluation_micro(spec, &split);
+        self.outline.adjusted = adjustments(recipe, request, self, &split);
+        self.split = Some(split);
+    }
+
+    /// The micro-batch of the recipe, in its own world.
+    pub fn micro(&self, spec: &Spec) -> Option<u64> {
+        let derived = self.upstream.map(|upstream| upstream.micro.max(1));
+        spec.batch.micro.or(derived).or(self.deepspeed_micro)
+    }
+
+    /// The micro-batch that DeepSpeed derives for a config that states none.
+    fn micro_of_deepspeed(&self, recipe: &Recipe, global: u64) -> Option<u64> {
+        let batch = &recipe.spec.batch;
+        let ranks = self.recipe_ranks.or(self.data_parallel_size)?;
+        if let Some(elastic) = &batch.elastic {
+            let here = self.data_parallel_size.unwrap_or(ranks);
+            return elastic::make(elastic, here).ok()?.micro;
+        }
+        let micro = global / ranks / batch.accumulation.unwrap_or(1);
+        (recipe.dialect == Dialect::Deepspeed && micro > 0).then_some(micro)
+    }
+
+    /// The plan, if nothing is missing.
+    pub(super) fn complete(self) -> Result<Plan, Box<Draft>> {
+        // A split gives all six; the world and the batch may exist without one.
+        match self {
+            Draft {
+                proof: Some(proof),
+                data_parallel_size: Some(data_parallel_size),
+                per_device_batch_size: Some(per_device_batch_size),
+                gradient_accumulation_steps: Some(gradient_accumulation_steps),
+                global_batch_size: Some(global_batch_size),
+                quantum: Some(quantum),
+                outline,
+                ..
+            } => Ok(Plan {
+                proof,
+                data_parallel_size,
+                per_device_batch_size,
+                gradient_accumulation_steps,
+                global_batch_size,
+                quantum,
+                outline,
+            }),
+            draft => Err(Box::new(draft)),
+        }
+    }
+}
+
+/// Devices that together hold one copy of the model; `None` beyond 64 bits, and for sizes of 0.
+pub fn model_parallel(parallel: &Parallel) -> Option<u64> {
+    product(&[
+        parallel.tensor,
+        parallel.pipeline,
+        parallel.context,
+        parallel.sequence,
+    ])
+    .filter(|&devices| devices > 0)
+}
+
+/// Whether upstream accepts the recipe unchanged with this number of ranks. If the world that it was
+/// written for is known, its accumulation may change with the ranks.
+fn divides(spec: &Spec, global: u64, ranks: u64) -> bool {
+    let passes = spec.batch.accumulation.unwrap_or(1);
+    spec.batch.division != Division::Exact
+        || spec.batch.gpus.is_some()
+        || product(&[ranks, passes]).is_some_and(|all| all > 0 && global.is_multiple_of(all))
+}
+
+/// Samples per device and evaluation pass, if the recipe states the evaluation batch over all
+/// devices.
+fn evaluation_micro(spec: &Spec, split: &Split) -> Option<u64> {
+    let Some(batch) = spec.evaluation.batch else {
+        return spec.evaluation.micro;
+    };
+    let passes = match spec.evaluation.division {
+        EvaluationDivision::Passes => split.accumulation(),
+        EvaluationDivision::Ranks | EvaluationDivision::Floored => 1,
+    };
+    Some((batch / split.ranks / passes).max(1))
+}
+
+/// Data-parallel ranks on this number of devices; `None` if the other axes do not divide it.
+pub fn ranks(devices: u64, parallel: &Parallel) -> Option<u64> {
+    if parallel.one_process {
+        return (devices > 0).then_some(1);
+    }
+    model_parallel(parallel)
+        .filter(|&axes| devices > 0 && devices.is_multiple_of(axes))
+        .map(|axes| devices / axes)
+}
+
+/// The global batch of a recipe, samples: stated, or the product of its other numbers. `None`: the recipe
+/// does not determine it, or it is beyond [`MAX_BATCH`].
+pub fn global_batch(spec: &Spec) -> Option<u64> {
+    let recipe_ranks = spec.batch.gpus.and_then(|gpus| ranks(gpus, &spec.parallel));
+    let product = || u64::try_from(stated_product(spec, recipe_ranks)?).ok();
+    let global = spec.batch.global.or_else(product);
+    global.filter(|global| (1..=MAX_BATCH).contains(global))
+}
+
+/// Micro-batch × accumulation × data-parallel ranks as the recipe states them.
+fn stated_product(spec: &Spec, recipe_ranks: Option<u64>) -> Option<u128> {
+    let accumulation = spec.batch.accumulation.unwrap_or(1);
+    // Each factor is at most 2^32, so 128 bits hold the product.
+    Some(u128::from(spec.batch.micro?) * u128::from(accumulation) * u128::from(recipe_ranks?))
+}
+
+/// The upper limit of the micro-batch.
+fn cap(spec: &Spec, micro: Option<u64>, memory_decides: bool, limit: Option<u64>) -> Cap {
+    let limit = limit.unwrap_or(u64::MAX);
+    let otherwise = micro.unwrap_or(DEFAULT_MICRO).min(limit);
+    match (spec.batch.prefer, micro) {
+        (Prefer::Micro, _) | (_, None) if memory_decides => Cap {
+            most: limit,
+            otherwise,
+        },
+        _ => Cap::at(otherwise),
+    }
+}
+
+/// Data-parallel ranks of every world that the run may use, including the planned one.
+fn allowed_ranks(spec: &Spec, planned: u64) -> impl Iterator<Item = u64> + use<> {
+    let axes = match spec.parallel.one_process {
+        true => u64::MAX,
+        false => model_parallel(&spec.parallel).unwrap_or(u64::MAX).max(1),
+    };
+    let low = spec.elasticity.min.unwrap_or(1).div_ceil(axes).max(1);
+    let high = spec.elasticity.max.unwrap_or(MOST_GPUS).min(MOST_GPUS) / axes;
+    (low..=high).chain(std::iter::once(planned))
+}
+
+/// Training samples of a synthetic data set, whose length the recipe states.
+fn synthetic_samples(spec: &Spec) -> Option<u64> {
+    let samples = spec.data.synthetic()?.samples;
+    Some(samples.saturating_sub(held_out(spec.data.held_out, samples)))
+}
+
+/// The differences from the recipe, with their reasons.
+fn adjustments(
+    recipe: &Recipe,
+    request: &PlanRequest,
+    draft: &Draft,
+    split: &Split,
+) -> Vec<Adjustment> {
+    let batch = &recipe.spec.batch;
+    let global = split.micro * split.micro_batches;
+    let mut adjusted = Vec::new();
+    let mut change = |path: &str, from: Option<u64>, to: u64, why: String| {
+        if from.is_some_and(|from| from != to) {
+            adjusted.push(Adjustment {
+                key: recipe.key(path).into_owned(),
+                from: from.map(|n| n.to_string()).unwrap_or_default(),
+                to: to.to_string(),
+                why,
+            });
+        }
+    };
+    let share = format!("{global} / {} ranks", split.ranks);
+    let why_micro = if request.estimate {
+        "the largest that fits a device, by estimate".to_owned()
+    } else if draft.unlimited.is_some() {
+        "as much as the devices' memory allows, by estimate".to_owned()
+    } else if request
+        .micro_limit
+        .is_some_and(|limit| Some(limit) < batch.micro)
+    {
+        "the recipe's micro-batch ran out of memory".to_owned()
+    } else if split.remainder == Remainder::Uneven {
+        format!(
+            "the largest divisor of {global} that gives each of {} ranks a micro-batch",
+            split.ranks
+        )
+    } else if batch.prefer == Prefer::Micro {
+        format!("prefer: micro; the largest divisor of {share} that fits")
+    } else {
+        format!(
+            "the largest divisor of {share} = {} up to the recipe's",
+            global / split.ranks
+        )
+    };
+    change("batch.micro", batch.micro, split.micro, why_micro);
+    let why_accumulation = format!("keeps the global batch at {global}: {}", split.proof());
+    change(
+        "batch.accumulation",
+        batch.accumulation,
+        split.accumulation(),
+        why_accumulation,
+    );
+    if let (BatchSchedule::NormTest(test), Some(quantum)) = (&recipe.spec.schedule, draft.quantum) {
+        let rounded = test.max_batch - test.max_batch % quantum;
+        let why =
+            format!("rounded down to a multiple of {quantum}, which every allowed world splits");
+        change("schedule.max_batch", Some(test.max_batch), rounded, why);
+    }
+    if let Some((from, to)) = generations(recipe, draft, split) {
+        let why = "keeps the generation batch unchanged".to_owned();
+        change("generation.steps_per_generation", Some(from), to, why);
+    }
+    adjusted
+}
+
+/// The generation batch of GRPO or RLOO, samples: as stated, or the product of the recipe's steps per
+/// generation in its own world, or the global batch (TRL f2cd577, `trl/trainer/grpo_config.py`).
+pub(super) fn generation_batch(spec: &Spec, draft: &Draft) -> Option<u64> {
+    let generation = &spec.generation;
+    generation.generation_batch_size.or_else(|| {
+        match (
+            generation.steps_per_generation,
+            spec.batch.micro,
+            draft.recipe_ranks,
+        ) {
+            (Some(steps), Some(micro), Some(ranks)) => product(&[steps, micro, ranks]),
+            (Some(_), ..) => None,
+            (None, ..) => draft.global_batch_size,
+        }
+    })
+}
+
+/// Steps per generation: as stated, and as required for the same generation batch.
+fn generations(recipe: &Recipe, draft: &Draft, split: &Split) -> Option<(u64, u64)> {
+    let from = recipe.spec.generation.steps_per_generation?;
+    let pass = product(&[split.ranks, split.micro])?;
+    let batch = generation_batch(&recipe.spec, draft)?;
+    batch.is_multiple_of(pass).then_some((from, batch / pass))
+}

@@ -1,0 +1,353 @@
+//! An estimate of the memory of one device, with its assumptions.
+//!
+//! It counts weights, gradients, optimiser states and the activations of one micro-batch. It does not
+//! count the runtime's memory and fragmentation: [`USABLE`] leaves a margin for both.
+
+mod device;
+mod known;
+mod lookup;
+mod shape;
+
+use std::collections::BTreeMap;
+
+use serde_json::Value;
+
+use super::plan::MemoryEstimate;
+use crate::recipe::Spec;
+use crate::recipe::schema::spec::{BatchSchedule, Objective, Precision, Strategy};
+
+pub use device::Device;
+pub use known::{typical, typical_sizes};
+pub use shape::{Biases, Shape};
+
+/// The share of a device's memory that a run can use.
+pub const USABLE: f64 = 0.9;
+
+/// Share of the weights that adapters train: rank 64 on every linear layer of a 7B model.
+const ADAPTERS: f64 = 0.02;
+/// Bytes of a weight in 4 bits: NF4 with one f32 scale per block of 64 (QLoRA, arXiv 2305.14314).
+const FOUR_BIT: f64 = 0.5625;
+/// Bytes per token and vocabulary entry: logits as computed, in f32, and both gradients.
+const LOGITS: f64 = 12.0;
+
+/// Everything that an estimate depends on except the number of ranks and the micro-batch.
+#[derive(Debug, Clone)]
+pub struct Estimator<'a> {
+    spec: &'a Spec,
+    shape: Shape,
+    /// The source of the shape.
+    source: String,
+}
+
+/// Bytes a parameter: of the weights, their gradients and the optimiser's states.
+struct PerParameter {
+    weight: f64,
+    gradient: f64,
+    optimizer: f64,
+}
+
+impl<'a> Estimator<'a> {
+    /// The estimator of a recipe whose model's shape is known; `config_at_path` has the keys of the
+    /// `config.json` at the model's path, if the caller has read one.
+    pub fn of(
+        spec: &'a Spec,
+        config_at_path: Option<&BTreeMap<String, Value>>,
+    ) -> Option<Estimator<'a>> {
+        let (shape, source) = Shape::of(&spec.model, config_at_path)?;
+        Some(Estimator {
+            spec,
+            shape,
+            source,
+        })
+    }
+
+    /// Bytes on each device for this number of data-parallel ranks and samples per micro-batch.
+    pub fn estimate(&self, ranks: u64, micro: u64, available: Option<u64>) -> MemoryEstimate {
+        let (parameters, gradients, optimizer) = self.states(ranks);
+        let activations = self.activations(micro);
+        MemoryEstimate {
+            parameters: parameters as u64,
+            gradients: gradients as u64,
+            optimizer: optimizer as u64,
+            activations: activations as u64,
+            total: self.total(ranks, micro) as u64,
+            available,
+            assumed: self.assumed(ranks, micro),
+        }
+    }
+
+    /// Bytes on each rank of the built-in trainer before its first sample: weights, gradients and
+    /// Adam's two states in f32. Ranks that shard (ZeRO-1 and ZeRO-2 run as FSDP) hold
+    /// their shard of them.
+    pub fn built_in_states(&self, ranks: u64) -> u64 {
+        let shards = match self.spec.parallel.strategy {
+            Strategy::Ddp => 1,
+            Strategy::Zero1 | Strategy::Zero2 | Strategy::Fsdp => ranks.max(1),
+        };
+        (16.0 * self.shape.parameters() / shards as f64) as u64
+    }
+
+    /// Bytes on each device; a micro-batch of 0 gives the states alone.
+    fn total(&self, ranks: u64, micro: u64) -> f64 {
+        let (parameters, gradients, optimizer) = self.states(ranks);
+        parameters + gradients + optimizer + self.activations(micro)
+    }
+
+    /// The estimator of another recipe for the same model.
+    fn with<'b>(&self, spec: &'b Spec) -> Estimator<'b> {
+        Estimator {
+            spec,
+            shape: self.shape.clone(),
+            source: self.source.clone(),
+        }
+    }
+
+    /// Weights, gradients and optimiser states on one device, bytes.
+    fn states(&self, ranks: u64) -> (f64, f64, f64) {
+        let parallel = &self.spec.parallel;
+        let parts = parallel.tensor as f64 * parallel.pipeline as f64;
+        let all = self.shape.parameters() / parts;
+        let trained = if self.adapters() { all * ADAPTERS } else { all };
+        let bytes = self.per_parameter();
+        let shards = parallel.data_shard.unwrap_or(ranks).clamp(1, ranks.max(1)) as f64;
+        let (weight_shards, gradient_shards, optimizer_shards) = match parallel.strategy {
+            Strategy::Ddp => (1.0, 1.0, 1.0),
+            Strategy::Zero1 => (1.0, 1.0, shards),
+            Strategy::Zero2 => (1.0, shards, shards),
+            Strategy::Fsdp => (shards, shards, shards),
+        };
+        let frozen = if self.adapters() {
+            self.frozen(all)
+        } else {
+            0.0
+        };
+        let reference = if self.has_reference() {
+            all * self.compute_bytes()
+        } else {
+            0.0
+        };
+        let mut weights = (trained * bytes.weight + frozen + reference) / weight_shards;
+        if weight_shards > 1.0 {
+            // The current block and the prefetched one are unsharded.
+            let largest = self.shape.block().max(self.shape.embedding());
+            weights += 2.0 * largest / parts * self.compute_bytes();
+        }
+        (
+            weights,
+            trained * bytes.gradient / gradient_shards + trained * self.measured(gradient_shards),
+            trained * bytes.optimizer / optimizer_shards,
+        )
+    }
+
+    /// Bytes a trained parameter that the norm test keeps unsharded on every device, in f32: the
+    /// vector of the coordinate-wise test, and a rank's own gradient if gradients are sharded.
+    fn measured(&self, gradient_shards: f64) -> f64 {
+        let BatchSchedule::NormTest(test) = &self.spec.schedule else {
+            return 0.0;
+        };
+        let own = test.unsharded_accumulation && gradient_shards > 1.0;
+        let vectors = u8::from(test.coordinate_interval > 0) + u8::from(own);
+        4.0 * f64::from(vectors)
+    }
+
+    /// Activations of one micro-batch, bytes.
+    fn activations(&self, micro: u64) -> f64 {
+        let parallel = &self.spec.parallel;
+        let spread = parallel.context as f64 * parallel.sequence as f64 * parallel.tensor as f64;
+        let rows = micro as f64 * self.rows_per_sample();
+        let tokens = rows * self.spec.data.sequence_length as f64 / spread;
+        let layers = self.shape.layers as f64;
+        let block = self.shape.kept_per_token();
+        let kept = if self.spec.model.activation_checkpointing {
+            // Every block's input, plus the values and gradients of the recomputed block.
+            layers * self.shape.hidden as f64 + 2.0 * block
+        } else {
+            (layers + 1.0) * block
+        };
+        tokens * (kept * self.compute_bytes() + LOGITS * self.shape.vocabulary as f64)
+    }
+
+    fn per_parameter(&self) -> PerParameter {
+        let states = optimizer_bytes(self.spec.optimizer.name.as_deref());
+        let mixed = self.spec.model.precision != Precision::F32;
+        match self.spec.parallel.strategy {
+            // DeepSpeed computes with half-precision weights and keeps f32 weights with Adam's states.
+            Strategy::Zero1 | Strategy::Zero2 if mixed => PerParameter {
+                weight: 2.0,
+                gradient: 2.0,
+                optimizer: states + 4.0,
+            },
+            _ => PerParameter {
+                weight: 4.0,
+                gradient: 4.0,
+                optimizer: states,
+            },
+        }
+    }
+
+    /// Weights that adapters do not train, bytes.
+    fn frozen(&self, all: f64) -> f64 {
+        let model = &self.spec.model;
+        let parts = self.shape.parameters() / all;
+        let blocks = self.shape.layers as f64 * self.shape.block() / parts;
+        let quantised = match (model.load_in_4bit, model.load_in_8bit) {
+            (true, _) => FOUR_BIT,
+            (_, true) => 1.0,
+            _ => self.compute_bytes(),
+        };
+        blocks * quantised + (all - blocks) * self.compute_bytes()
+    }
+
+    fn adapters(&self) -> bool {
+        self.spec.model.adapters
+    }
+
+    /// Whether a device holds a frozen copy of the model in addition to the trained one.
+    fn has_reference(&self) -> bool {
+        let compares = matches!(
+            self.spec.objective,
+            Objective::Dpo | Objective::Kto | Objective::Ppo
+        );
+        // With adapters, the model without them is the reference.
+        compares && !self.adapters()
+    }
+
+    /// Sequences that pass through the model for each sample.
+    fn rows_per_sample(&self) -> f64 {
+        match self.spec.objective {
+            Objective::Dpo | Objective::Orpo | Objective::Simpo | Objective::Reward => 2.0,
+            _ => 1.0,
+        }
+    }
+
+    /// Bytes of a value in the forward and backward pass.
+    fn compute_bytes(&self) -> f64 {
+        match self.spec.model.precision {
+            Precision::F32 => 4.0,
+            Precision::Bf16 | Precision::F16 => 2.0,
+        }
+    }
+
+    fn assumed(&self, ranks: u64, micro: u64) -> Vec<String> {
+        let Spec {
+            model,
+            parallel,
+            data,
+            ..
+        } = self.spec;
+        let bytes = self.per_parameter();
+        let mut lines = vec![
+            format!(
+                "{} parameters ({})",
+                billions(self.shape.parameters()),
+                self.source
+            ),
+            match model.precision {
+                Precision::F32 => "f32".to_owned(),
+                Precision::Bf16 => "bf16 compute, f32 weights for the optimiser".to_owned(),
+                Precision::F16 => "f16 compute, f32 weights for the optimiser".to_owned(),
+            } + &format!(
+                ": {} bytes a trained parameter ({} + {} + {})",
+                bytes.weight + bytes.gradient + bytes.optimizer,
+                bytes.weight,
+                bytes.gradient,
+                bytes.optimizer
+            ),
+        ];
+        if let Some(name) = self.spec.optimizer.name.as_deref() {
+            let states = optimizer_bytes(Some(name));
+            let paged = if name.contains("paged") {
+                ", paged to the host when short"
+            } else {
+                ""
+            };
+            lines.push(format!(
+                "{name}: {states} bytes of states a parameter{paged}"
+            ));
+        }
+        if model.adapters {
+            let base = match (model.load_in_4bit, model.load_in_8bit) {
+                (true, _) => "4 bits",
+                (_, true) => "8 bits",
+                _ => "the compute precision",
+            };
+            lines.push(format!(
+                "adapters of {} % of the weights (rank 64 on every linear layer of a 7B model), \
+                 the rest frozen in {base}",
+                ADAPTERS * 100.0
+            ));
+        }
+        if self.has_reference() {
+            lines.push("a frozen reference model in addition".to_owned());
+        }
+        if let BatchSchedule::NormTest(test) = &self.spec.schedule
+            && test.coordinate_interval > 0
+        {
+            lines.push("a whole gradient in f32 for the coordinate-wise test".to_owned());
+        }
+        let shards = parallel.data_shard.unwrap_or(ranks);
+        lines.push(match parallel.strategy {
+            Strategy::Ddp => "unsharded on every device (DDP)".to_owned(),
+            Strategy::Zero1 => format!("optimiser states over {shards} shards (ZeRO-1)"),
+            Strategy::Zero2 => {
+                format!("optimiser states and gradients over {shards} shards (ZeRO-2)")
+            }
+            Strategy::Fsdp => format!(
+                "weights, gradients and optimiser states over {shards} shards, two units gathered"
+            ),
+        });
+        let model_parallel = parallel.tensor * parallel.pipeline;
+        if model_parallel > 1 {
+            lines.push(format!(
+                "weights split evenly over {model_parallel} tensor and pipeline ranks"
+            ));
+        }
+        lines.push(format!(
+            "{micro} {} of {} tokens, fused attention, {}",
+            match self.rows_per_sample() {
+                2.0 => "pairs of sequences",
+                _ => "sequences",
+            },
+            data.sequence_length,
+            if model.activation_checkpointing {
+                "activations checkpointed once a block"
+            } else {
+                "no activation checkpointing"
+            }
+        ));
+        lines
+    }
+}
+
+/// Bytes of optimiser states a parameter, by upstream's name (`OptimizerNames`, transformers
+/// 5.23.0 `training_args.py`); the default is AdamW with f32 moments.
+fn optimizer_bytes(name: Option<&str>) -> f64 {
+    let name = name.unwrap_or("adamw").to_lowercase();
+    let moments = if name.contains("adafactor") || name.contains("sgd") {
+        0.0
+    } else if name.contains("lion") || name.contains("rmsprop") || name.contains("adagrad") {
+        1.0
+    } else {
+        2.0
+    };
+    let bytes = if name.contains("4bit") {
+        0.5
+    } else if name.contains("8bit") {
+        1.0
+    } else {
+        4.0
+    };
+    moments * bytes
+}
+
+/// The count with its unit: `7.24B`, `8.43M`.
+fn billions(count: f64) -> String {
+    if count >= 1e9 {
+        format!("{:.2}B", count / 1e9)
+    } else {
+        format!("{:.2}M", count / 1e6)
+    }
+}
+
+#[cfg(test)]
+mod tests;

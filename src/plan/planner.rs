@@ -1,0 +1,89 @@
+//! From a recipe and a world to a plan, or to all errors in them.
+
+use super::draft::Draft;
+use super::plan::Plan;
+use super::request::PlanRequest;
+use super::rules;
+use crate::recipe::syntax::diagnostic;
+use crate::recipe::{Diagnostic, Recipe, Severity, Spec};
+
+/// The result of checking a recipe in a world.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Examined {
+    /// Every number that follows from the recipe.
+    pub draft: Draft,
+    /// Findings of the reader and the rules, in file order.
+    pub diagnostics: Vec<Diagnostic>,
+}
+
+/// A recipe that cannot run in the requested world, with all reasons.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[error("{}", self.summary())]
+pub struct Refused {
+    /// The numbers that follow despite the errors.
+    pub draft: Box<Draft>,
+    /// At least one error, and all other findings, in file order.
+    pub diagnostics: Vec<Diagnostic>,
+}
+
+impl Refused {
+    fn summary(&self) -> String {
+        let line = |first: &Diagnostic| format!("{} ({})", first.message, first.help);
+        diagnostic::first_error(&self.diagnostics, line)
+            .unwrap_or_else(|| "the recipe does not state enough for a plan".to_owned())
+    }
+}
+
+/// Plans a recipe, or refuses it with all reasons.
+///
+/// The plan depends only on its arguments: the same recipe and request give the same plan.
+pub fn plan(recipe: &Recipe, request: &PlanRequest) -> Result<Plan, Refused> {
+    examine(recipe, request).finish()
+}
+
+/// Derives the numbers of a recipe and runs every rule.
+pub fn examine(recipe: &Recipe, request: &PlanRequest) -> Examined {
+    let mut draft = Draft::new(recipe, request);
+    let mut diagnostics = recipe.diagnostics.clone();
+    diagnostics.extend(rules::check(recipe, request, &draft));
+    diagnostic::in_file_order(&mut diagnostics);
+    draft.outline.diagnostics = diagnostics
+        .iter()
+        .map(|diagnostic| diagnostic.locate(&recipe.sources))
+        .collect();
+    Examined { draft, diagnostics }
+}
+
+impl Examined {
+    /// Whether a rule or the reader reports an error.
+    pub fn has_errors(&self) -> bool {
+        self.diagnostics
+            .iter()
+            .any(|d| d.severity == Severity::Error)
+    }
+
+    /// The plan, unless there is an error or a gap.
+    pub fn finish(self) -> Result<Plan, Refused> {
+        let refused = self.has_errors();
+        let Examined { draft, diagnostics } = self;
+        if refused {
+            let draft = Box::new(draft);
+            return Err(Refused { draft, diagnostics });
+        }
+        draft
+            .complete()
+            .map_err(|draft| Refused { draft, diagnostics })
+    }
+}
+
+/// The world of a recipe when the request states none: the one that it was written for, else the smallest
+/// that it allows.
+pub fn default_world(spec: &Spec) -> u64 {
+    let axes = super::draft::model_parallel(&spec.parallel).unwrap_or(1);
+    spec.batch
+        .gpus
+        .unwrap_or_else(|| spec.elasticity.min.unwrap_or(1).max(axes))
+}
+
+#[cfg(test)]
+mod tests;

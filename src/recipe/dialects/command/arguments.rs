@@ -1,0 +1,136 @@
+//! Parses `--key value` arguments into a tree, as `HfArgumentParser` and `argparse` do.
+//!
+//! Source: transformers 5.23.0 `hf_argparser.py`: `--key value`, `--key=value`, dashes for
+//! underscores, `--flag` for true and `--no_flag` for false, lists as several values, mappings as
+//! JSON; the last value of a repeated key counts.
+
+use std::collections::{HashMap, HashSet};
+
+use crate::recipe::syntax::diagnostic::Diagnostic;
+use crate::recipe::syntax::node::{Entry, Node, Value};
+use crate::recipe::syntax::scalar::{Resolved, Schema};
+use crate::recipe::syntax::shell::word::{Word, is_long_option};
+use crate::recipe::syntax::source::Span;
+use crate::recipe::syntax::yaml;
+
+pub(crate) struct Arguments {
+    /// Arguments with a key, as a mapping.
+    pub root: Node,
+    pub loose: Vec<Word>,
+    /// The keys with unresolved values.
+    pub unsaid: HashSet<String>,
+}
+
+/// Parses the words of a command's arguments.
+pub(crate) fn tree(
+    words: &[Word],
+    span: Span,
+    is_switch: impl Fn(&str) -> bool,
+    diagnostics: &mut Vec<Diagnostic>,
+) -> Arguments {
+    // A map finds repeated keys in constant time, since a command may have thousands of arguments.
+    let mut entries: Vec<Entry> = Vec::new();
+    let mut places: HashMap<String, usize> = HashMap::new();
+    let mut loose = Vec::new();
+    let mut unsaid = HashSet::new();
+    // Words after `--` are neither options nor values of an earlier option.
+    let mut parts = words.splitn(2, |word| word.text == "--");
+    let mut words = parts.next().unwrap_or_default().iter().peekable();
+    while let Some(word) = words.next() {
+        let option = word.option().filter(|_| is_long_option(&word.text));
+        let Some((mut name, tied)) = option else {
+            loose.push(word.clone());
+            continue;
+        };
+        let mut values: Vec<Word> = tied.into_iter().collect();
+        if values.is_empty() {
+            while let Some(value) = words.next_if(|word| !is_long_option(&word.text)) {
+                values.push(value.clone());
+            }
+        }
+        // A switch takes at most one value, so further words are positional.
+        if is_switch(&name) && values.len() > 1 {
+            loose.extend(values.drain(1..));
+        }
+        let resolved = values.iter().all(|value| value.holes.is_empty());
+        let node = match values.as_slice() {
+            [] => match name.strip_prefix("no_").filter(|name| is_switch(name)) {
+                Some(positive) if !is_switch(&name) => {
+                    name = positive.to_owned();
+                    Node::plain("false", word.span)
+                }
+                _ => Node::plain("true", word.span),
+            },
+            [one] => scalar(one, diagnostics),
+            several => Node {
+                span: several[0].span,
+                key: None,
+                value: Value::Sequence(several.iter().map(|v| scalar(v, diagnostics)).collect()),
+            },
+        };
+        match resolved {
+            true => unsaid.remove(&name),
+            false => unsaid.insert(name.clone()),
+        };
+        let entry = Entry {
+            name,
+            name_span: word.span,
+            value: node,
+        };
+        match places.get(&entry.name) {
+            Some(&at) => entries[at] = entry,
+            None => {
+                places.insert(entry.name.clone(), entries.len());
+                entries.push(entry);
+            }
+        }
+    }
+    loose.extend(parts.flatten().cloned());
+    let root = Node {
+        value: Value::Mapping(entries),
+        ..Node::mapping(span)
+    };
+    Arguments {
+        root,
+        loose,
+        unsaid,
+    }
+}
+
+/// Converts a value as `argparse` does: Python's `int` accepts leading zeros, but no octal, hexadecimal or
+/// base-60 numbers.
+pub(crate) fn typed(text: &str, span: Span) -> Node {
+    let unsigned = text.strip_prefix(['+', '-']).unwrap_or(text);
+    let groups = |digits: &str| !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit());
+    if unsigned.split('_').all(groups) {
+        let digits = unsigned.replace('_', "");
+        let digits = match digits.trim_start_matches('0') {
+            "" => "0",
+            digits => digits,
+        };
+        let sign = if text.starts_with('-') { "-" } else { "" };
+        return Node::plain(format!("{sign}{digits}"), span);
+    }
+    let node = Node::plain(text, span);
+    match node.resolve(Schema::PyYaml) {
+        Some(Resolved::Int(_)) => Node::string(text, span),
+        _ => node,
+    }
+}
+
+/// Parses a value: JSON if it starts with a bracket, else a scalar. Every node of a JSON value has the span
+/// of its word, since the shell's quotes shift the offsets inside.
+fn scalar(word: &Word, diagnostics: &mut Vec<Diagnostic>) -> Node {
+    if !word.text.starts_with(['{', '[']) {
+        return typed(&word.text, word.span);
+    }
+    let mut problems = Vec::new();
+    let parsed = yaml::parse(&word.text, word.span.file, &mut problems);
+    for mut problem in problems {
+        problem.span = Some(word.span);
+        diagnostics.push(problem);
+    }
+    let mut node = parsed.unwrap_or_else(|| Node::string(&word.text, word.span));
+    node.put_at(word.span);
+    node
+}

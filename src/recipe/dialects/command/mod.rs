@@ -1,0 +1,433 @@
+//! Command lines that start a training: typed, in a script or in an arguments file.
+//! `torchrun --nproc_per_node 4 train.py --per_device_train_batch_size 8` sets the number of processes and
+//! the trainer's arguments, and may name further files.
+
+pub(crate) mod alone;
+pub(crate) mod arguments;
+pub(crate) mod blanks;
+pub(crate) mod hydra;
+pub(crate) mod launcher;
+pub(crate) mod rewritten;
+pub(crate) mod script;
+pub(crate) mod slurm;
+pub(crate) mod unresolved;
+pub(crate) mod wrapper;
+
+use std::path::{Path, PathBuf};
+
+use super::accelerate::{self, Config};
+use super::handbook::keys;
+use crate::recipe::schema::tree::{Given, Tree};
+use crate::recipe::syntax::diagnostic::Diagnostic;
+use crate::recipe::syntax::node::{Node, Value};
+use crate::recipe::syntax::source::{FileId, Span};
+use crate::util::suggest::short;
+
+use crate::recipe::syntax::shell::scan::{self, Form, Line, Shell};
+use crate::recipe::syntax::shell::variables::Variables;
+use crate::recipe::syntax::shell::word::{self, Word};
+use arguments::Arguments;
+use launcher::{Launched, Opt};
+
+pub(crate) use alone::alone;
+pub(crate) use hydra::Call as HydraCall;
+pub(crate) use launcher::{Launcher, nodes};
+pub(crate) use rewritten::only_numbers_changed;
+pub(crate) use slurm::asked as asked_of_slurm;
+
+/// The expanded value at a place of a text with commands. `None`: the place holds more or fewer than one
+/// value.
+pub(crate) fn value_at(path: &Path, text: &str, span: Span) -> Option<String> {
+    let lines = scan::commands(text, span.file, Form::of(path, text));
+    let mut variables = Variables::of(&lines);
+    let words = lines.iter().flat_map(|line| &line.words);
+    let mut covering =
+        words.filter(|word| word.span.start <= span.start && span.end <= word.span.end);
+    let expanded = variables.expand(covering.next()?);
+    let [word] = expanded.as_slice() else {
+        return None;
+    };
+    if word.span.start == span.start {
+        return Some(word.text.clone());
+    }
+    let (before, _) = word.text.split_once('=')?;
+    let value = word.after(before.len() + 1);
+    (value.span.start == span.start).then_some(value.text)
+}
+
+/// A parsed command line.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Command {
+    /// The trainer's arguments, `--key value`, as a mapping.
+    pub arguments: Node,
+    /// The program, or the trainer's name in TRL's command line.
+    pub script: Option<Given<PathBuf>>,
+    /// The program is a module, called by its name (`python -m pkg.train`).
+    pub module: bool,
+    /// The overrides of a Hydra program. `arguments` is empty then.
+    pub hydra: Option<HydraCall>,
+    /// The recipe that the command names.
+    pub config: Option<PathBuf>,
+    /// The recipe is the only argument, without `--config`. Upstream then reads nothing else.
+    pub only_config: bool,
+    /// `--config=FILE`, one word.
+    pub tied_config: Option<Given<String>>,
+    /// The recipe is a DeepSpeed config (`--deepspeed_config`): the program uses DeepSpeed without a
+    /// known trainer, and its arguments are not interpreted.
+    pub deepspeed: bool,
+    /// The accelerate config of the launcher.
+    pub accelerate: Option<Config>,
+    /// The command is TRL's command line, which also reads launcher options from the recipe.
+    pub by_trl: bool,
+    /// Options of `accelerate launch`, as keys of its config.
+    pub launch: Option<Node>,
+    /// Processes that torchrun or DeepSpeed's launcher starts, as a native tree.
+    pub world: Option<Node>,
+    /// Byte offset at which arguments may be added, after the last one.
+    pub end: usize,
+}
+
+/// Whether a file holds a command line rather than YAML or JSON.
+pub(crate) fn is_one(path: &Path, text: &str) -> bool {
+    let extension = path.extension().and_then(|e| e.to_str());
+    if matches!(extension, Some("args" | "sh" | "bash")) {
+        return true;
+    }
+    if matches!(extension, Some("yaml" | "yml" | "json")) {
+        return false;
+    }
+    let mut lines = text.lines().map(str::trim_start);
+    let shell = |line: &str| line.starts_with("#!") && line.contains("sh");
+    if lines.clone().next().is_some_and(shell) {
+        return true;
+    }
+    let first = lines.find(|line| !line.is_empty() && !line.starts_with('#'));
+    let launches = |line: &str| {
+        ["torchrun ", "accelerate launch ", "deepspeed ", "trl "]
+            .iter()
+            .any(|launcher| line.starts_with(launcher))
+    };
+    first.is_some_and(|line| word::is_long_option(line) || launches(line))
+}
+
+/// The arguments in a file that `HfArgumentParser` reads before the command's arguments.
+pub(crate) fn arguments_of(
+    text: &str,
+    file: FileId,
+    is_switch: impl Fn(&str) -> bool,
+    diagnostics: &mut Vec<Diagnostic>,
+) -> Option<Node> {
+    let line = scan::commands(text, file, Form::ArgumentsFile).pop()?;
+    let start = line.words.first()?.span;
+    Some(arguments::tree(&line.words, start, is_switch, diagnostics).root)
+}
+
+/// The expanded words of every command, and the variables of the text.
+fn expanded(lines: &[Line]) -> (Vec<Vec<Word>>, Variables) {
+    let mut variables = Variables::of(lines);
+    let words = lines.iter().map(|line| {
+        // Skips an inline script whose quoting is not supported.
+        let words = line.words.iter().filter(|_| line.shell != Shell::Unread);
+        words.flat_map(|word| variables.expand(word)).collect()
+    });
+    (words.collect(), variables)
+}
+
+/// The command of a text that starts a training.
+pub(crate) fn parse(
+    path: &Path,
+    text: &str,
+    file: FileId,
+    is_switch: impl Fn(&str) -> bool,
+    diagnostics: &mut Vec<Diagnostic>,
+) -> Option<Command> {
+    let form = Form::of(path, text);
+    if blanks::refuse_line_ends(text, form, file, diagnostics) {
+        return None;
+    }
+    let lines = scan::commands(text, file, form);
+    let (commands, variables) = expanded(&lines);
+    let candidates = script::candidates(&commands, &variables);
+    if script::refuse_unread(&lines, &candidates, diagnostics) {
+        return None;
+    }
+    let Some(found) = candidates.first() else {
+        let span = commands
+            .first()
+            .and_then(|words| words.first())
+            .map(|word| word.span);
+        diagnostics.push(Diagnostic::error(
+            "unknown-dialect",
+            span,
+            "no command here starts a training",
+            "give the whole command, such as `torchrun --nproc_per_node 8 train.py --per_device_train_batch_size 8`, or its arguments",
+        ));
+        return None;
+    };
+    if !found.last.closed {
+        diagnostics.push(Diagnostic::error(
+            "yaml-syntax",
+            Some(found.last.span),
+            "the command has an unclosed quote, or ends in a backslash",
+            "close the quote or remove the backslash: text after it would belong to the same word",
+        ));
+        return None;
+    }
+    script::refuse_others(&candidates, diagnostics);
+    blanks::refuse(form, found, diagnostics);
+    Some(understand(
+        &found.launched,
+        found.last,
+        is_switch,
+        diagnostics,
+    ))
+}
+
+fn understand(
+    launched: &Launched<'_>,
+    last: &Word,
+    is_switch: impl Fn(&str) -> bool,
+    diagnostics: &mut Vec<Diagnostic>,
+) -> Command {
+    let start = launched.arguments.first().unwrap_or(last).span;
+    let hydra = hydra::call(launched.script, launched.arguments).map(|call| {
+        let resolved = hydra::resolved(launched.arguments, diagnostics);
+        let resolved = hydra::call(launched.script, &resolved);
+        if let Some(word) = &call.hidden {
+            diagnostics.push(hydra::hidden_overrides(word, launched.arguments));
+        }
+        HydraCall {
+            overrides: resolved.map_or_else(Vec::new, |call| call.overrides),
+            ..call
+        }
+    });
+    let words = match hydra {
+        Some(_) => &[],
+        None => launched.arguments,
+    };
+    unresolved::refuse(words, launched.unsaid, diagnostics);
+    let Arguments {
+        root: mut arguments,
+        loose,
+        unsaid,
+    } = arguments::tree(words, start, is_switch, diagnostics);
+    unresolved::take_values(&mut arguments, &unsaid, diagnostics);
+    refuse_hydra(&loose, diagnostics);
+    if launched.mixed
+        && let Value::Mapping(entries) = &mut arguments.value
+    {
+        entries.retain(|entry| !launcher::is_for_trls_launcher(&entry.name));
+    }
+    let script = launched.script.map(|word| {
+        let path = PathBuf::from(&word.text);
+        Given::new("script", path, word.span)
+    });
+    // TRL and the handbook take `--config recipe.yaml`; transformers' scripts take a JSON or YAML file
+    // as their only argument.
+    let file = |arguments: &Node, key| arguments.get(key).and_then(Node::text).map(PathBuf::from);
+    let raw = file(&arguments, "deepspeed_config");
+    let deepspeed = raw.is_some();
+    let named = raw.or_else(|| file(&arguments, "config"));
+    arguments.remove_path("config");
+    let only_config = named.is_none();
+    let mut tied = words
+        .iter()
+        .filter(|word| word.text.starts_with("--config="));
+    let tied_config = tied.next_back().map(|word| {
+        let value = word.after("--config=".len()).text;
+        Given::new("config", value, word.span)
+    });
+    let config = named.or_else(|| {
+        let file = loose.iter().map(|word| Path::new(&word.text)).find(|path| {
+            let extension = path.extension().and_then(|e| e.to_str());
+            matches!(extension, Some("json" | "yaml" | "yml"))
+        });
+        file.map(Path::to_owned)
+    });
+    let launch = match launched.launcher {
+        Launcher::Accelerate => true,
+        Launcher::Trl => !launched.options.is_empty(),
+        _ => false,
+    };
+    let launch = launch.then(|| launch_keys(&launched.options, start));
+    diagnostics.extend(launched.refused.clone());
+    Command {
+        arguments,
+        script,
+        module: launched.module,
+        hydra,
+        only_config: only_config && config.is_some(),
+        config,
+        tied_config,
+        deepspeed,
+        accelerate: launched.config.clone(),
+        by_trl: launched.mixed,
+        launch,
+        world: launched.world.clone(),
+        end: end_of_options(launched, last),
+    }
+}
+
+/// Byte offset at which arguments may be added: after the last word, but before `--`, which ends the
+/// options.
+fn end_of_options(launched: &Launched<'_>, last: &Word) -> usize {
+    let words = launched.arguments;
+    let Some(at) = words.iter().position(|word| word.text == "--") else {
+        return last.span.end;
+    };
+    let before = at.checked_sub(1).and_then(|at| words.get(at));
+    match before.or(launched.script) {
+        Some(before) => before.span.end,
+        // At the blank before `--`.
+        None => words[at].span.start.saturating_sub(1),
+    }
+}
+
+/// Refuses Hydra overrides (`loss=dpo`) beside arguments that no Hydra program takes.
+fn refuse_hydra(loose: &[Word], diagnostics: &mut Vec<Diagnostic>) {
+    if let Some(word) = loose.iter().find(|word| hydra::is_override(&word.text)) {
+        let text = short(&word.text);
+        diagnostics.push(Diagnostic::error(
+            "unknown-dialect",
+            Some(word.span),
+            format!("`{text}` is a Hydra override, but other arguments of this command are not"),
+            format!("pass the config tree and the overrides, `evenkeel plan config {text} …`, and an accelerate config with `--accelerate FILE`"),
+        ));
+    }
+}
+
+/// Options of `accelerate launch` as the config keys that they override, and its switches as `--NAME`.
+fn launch_keys(options: &[Opt], span: Span) -> Node {
+    let mut tree = Tree::new(span);
+    for Opt { name, at, value } in options {
+        let key = format!("--{name}");
+        if accelerate::is_switch(name) {
+            tree.plain(&key, &Given::new(&key, true, *at));
+        } else if let (Some(value), Some(path)) = (value, config_key(name)) {
+            // An unresolved count stays unset; the user gives it with `--recipe-gpus`.
+            if COUNTS.contains(&name.as_str()) && !value.holes.is_empty() {
+                continue;
+            }
+            tree.put(&path, &key, arguments::typed(&value.text, value.span));
+        }
+    }
+    tree.into_node()
+}
+
+/// Options of `accelerate launch` for the world size and this machine's rank.
+const COUNTS: &[&str] = &["num_processes", "num_machines", "machine_rank"];
+
+/// The key of an accelerate config that an option with a value overrides.
+fn config_key(name: &str) -> Option<String> {
+    const PREFIXES: &[(&str, &str)] = &[
+        ("fsdp_", "fsdp_config"),
+        ("parallelism_config_", "parallelism_config"),
+        ("megatron_lm_", "megatron_lm_config"),
+        ("deepspeed_", "deepspeed_config"),
+        ("mpirun_", "mpirun_config"),
+    ];
+    let part = match name {
+        "num_processes" | "num_machines" | "mixed_precision" | "gpu_ids" | "main_process_ip" => {
+            return Some(name.to_owned());
+        }
+        "zero_stage" | "gradient_accumulation_steps" => "deepspeed_config",
+        name => {
+            let mut prefixes = PREFIXES.iter();
+            prefixes.find(|(prefix, _)| name.starts_with(prefix))?.1
+        }
+    };
+    Some(format!("{part}.{name}"))
+}
+
+/// The launcher of a command and the places of its options, for writing a plan's numbers into the text.
+pub(crate) struct Call {
+    /// What starts the processes.
+    pub launcher: Launcher,
+    /// Byte offset in the text at which further options may be added.
+    pub room: usize,
+    /// The command names its program.
+    pub has_program: bool,
+    options: Vec<Opt>,
+}
+
+impl Call {
+    /// The launcher of the training command in a text.
+    pub fn of(path: &Path, text: &str, file: FileId) -> Option<Call> {
+        let lines = scan::commands(text, file, Form::of(path, text));
+        let (commands, variables) = expanded(&lines);
+        let candidates = script::candidates(&commands, &variables);
+        let launched = candidates.into_iter().next()?.launched;
+        Some(Call {
+            launcher: launched.launcher,
+            room: launched.room,
+            has_program: launched.script.is_some(),
+            options: launched.options,
+        })
+    }
+
+    /// The option value that begins at a byte offset of the text.
+    pub fn value_from(&self, start: usize) -> Option<(&str, Span)> {
+        let mut values = self
+            .options
+            .iter()
+            .filter_map(|option| option.value.as_ref());
+        let word = values.find(|word| word.span.start == start)?;
+        Some((&word.text, word.span))
+    }
+
+    /// The place of an option, with or without a value.
+    pub fn at(&self, names: &[&str]) -> Option<Span> {
+        Some(launcher::option(&self.options, names)?.at)
+    }
+
+    /// The value of an option and its place.
+    pub fn value(&self, names: &[&str]) -> Option<(&str, Span)> {
+        let option = launcher::option(&self.options, names)?;
+        let word = option.value.as_ref()?;
+        Some((&word.text, word.span))
+    }
+}
+
+/// The accelerate config and the launcher options that a recipe gives to TRL's launcher.
+#[derive(Debug, Default)]
+pub(crate) struct Launch {
+    /// `accelerate_config`.
+    pub config: Option<Config>,
+    /// Options of `accelerate launch`, as keys of its config.
+    pub options: Option<Node>,
+}
+
+/// Removes from a recipe the keys that TRL's command line passes to its launcher (`num_processes: 4`). TRL
+/// passes on every key that the trainer does not know.
+pub(crate) fn take_launch(root: &mut Node) -> Launch {
+    let mut launch = Launch::default();
+    let Value::Mapping(entries) = &mut root.value else {
+        return launch;
+    };
+    let mut options = Tree::new(root.span);
+    let mut any = false;
+    entries.retain(|entry| {
+        let name = entry.name.as_str();
+        let text = entry.value.text();
+        let (Some(text), true) = (text, keys::is_launcher_key(name)) else {
+            return true;
+        };
+        let span = entry.value.span;
+        match name {
+            keys::TRL_CONFIG => launch.config = Some(Config::of_trl(text.to_owned(), span)),
+            "config_file" => launch.config = Some(Config::File(PathBuf::from(text))),
+            name => {
+                if let Some(path) = config_key(name) {
+                    options.plain(&path, &Given::new(name, text, span));
+                    any = true;
+                }
+            }
+        }
+        false
+    });
+    launch.options = any.then(|| options.into_node());
+    launch
+}
+
+#[cfg(test)]
+pub(crate) mod tests;

@@ -1,0 +1,479 @@
+use super::*;
+use crate::recipe::dialects::handbook;
+use crate::recipe::syntax::diagnostic::Severity;
+use crate::recipe::syntax::scalar::{Resolved, Schema};
+use crate::recipe::syntax::shell;
+use crate::recipe::syntax::source::Sources;
+
+/// The parsed command, or the message of the first error.
+pub(crate) fn understood(text: &str) -> Result<Command, String> {
+    let mut sources = Sources::default();
+    let file = sources.add(shell::scan::COMMAND, text);
+    let mut diagnostics = Vec::new();
+    let command = parse(
+        Path::new("run.sh"),
+        text,
+        file,
+        handbook::is_switch,
+        &mut diagnostics,
+    );
+    match diagnostics.iter().find(|d| d.severity == Severity::Error) {
+        Some(error) => Err(error.message.clone()),
+        None => Ok(command.unwrap()),
+    }
+}
+
+pub(crate) fn gpus(text: &str) -> Option<String> {
+    let world = understood(text).unwrap().world?;
+    Some(world.get_path("batch.gpus")?.text()?.to_owned())
+}
+
+pub(crate) fn argument(text: &str, key: &str) -> Option<String> {
+    let command = understood(text).unwrap();
+    Some(command.arguments.get(key)?.text()?.to_owned())
+}
+
+#[test]
+fn launchers_set_the_number_of_processes() {
+    for (text, expected) in [
+        ("torchrun --nproc_per_node 4 train.py", Some("4")),
+        (
+            "torchrun --nproc-per-node=8 --nnodes=2 train.py --x 1",
+            Some("16"),
+        ),
+        ("torchrun train.py --seed 1", Some("1")),
+        ("torchrun --standalone --nproc_per_node=gpu train.py", None),
+        ("torchrun --nnodes 1:4 --nproc_per_node 8 train.py", None),
+        (
+            "python3.11 -m torch.distributed.run --nproc_per_node 2 -m pkg.train",
+            Some("2"),
+        ),
+        (
+            "deepspeed --num_gpus=8 --num_nodes 2 train.py --deepspeed ds.json",
+            Some("16"),
+        ),
+        ("deepspeed --include localhost:0,1,3 train.py", Some("3")),
+        ("CUDA_VISIBLE_DEVICES=0 python train.py --x 1", None),
+        (
+            "srun --nodes 2 torchrun --nproc_per_node 4 train.py",
+            Some("4"),
+        ),
+    ] {
+        assert_eq!(gpus(text).as_deref(), expected, "{text}");
+    }
+    let call = understood(
+        "accelerate launch --config_file fsdp.yaml --num_processes=4 --mixed_precision bf16 \
+         --zero_stage 3 --multi_gpu scripts/dpo.py --config recipe.yaml --beta 0.1",
+    )
+    .unwrap();
+    assert_eq!(call.accelerate, Some(Config::File("fsdp.yaml".into())));
+    assert_eq!(call.config, Some("recipe.yaml".into()));
+    assert_eq!(call.script.unwrap().value, PathBuf::from("scripts/dpo.py"));
+    let launch = call.launch.unwrap();
+    let launch_value = |path: &str| {
+        launch
+            .get_path(path)
+            .and_then(Node::text)
+            .map(str::to_owned)
+    };
+    assert_eq!(launch_value("num_processes").as_deref(), Some("4"));
+    assert_eq!(
+        launch_value("deepspeed_config.zero_stage").as_deref(),
+        Some("3")
+    );
+    assert_eq!(launch_value("--multi_gpu").as_deref(), Some("true"));
+    assert_eq!(
+        call.arguments.entries().unwrap().len(),
+        1,
+        "{:?}",
+        call.arguments
+    );
+}
+
+#[test]
+fn arguments_are_parsed_as_by_argparse() {
+    let line = "python train.py --per-device-train-batch-size 8 --learning_rate=-1 --bf16 \
+                --no_dataloader_pin_memory --report_to wandb tensorboard --seed 1 --seed 2 \
+                --lr_scheduler_kwargs '{\"min_lr\": 1e-6}' --no_cuda";
+    for (key, expected) in [
+        ("per_device_train_batch_size", Some("8")),
+        ("learning_rate", Some("-1")),
+        ("bf16", Some("true")),
+        ("dataloader_pin_memory", Some("false")),
+        ("no_cuda", Some("true")),
+        ("seed", Some("2")),
+    ] {
+        assert_eq!(argument(line, key).as_deref(), expected, "{key}");
+    }
+    let command = understood(line).unwrap();
+    let list = command.arguments.get("report_to").unwrap();
+    assert_eq!(list.items().unwrap().len(), 2);
+    let kwargs = command
+        .arguments
+        .get_path("lr_scheduler_kwargs.min_lr")
+        .unwrap();
+    assert_eq!(kwargs.text(), Some("1e-6"));
+}
+
+#[test]
+fn a_command_file_is_recognized_by_its_name_or_text() {
+    for (path, text, expected) in [
+        ("train.args", "--a 1", true),
+        ("run.sh", "echo", true),
+        ("run", "#!/usr/bin/env bash\nx", true),
+        (
+            "line.txt",
+            "# comment\n--per_device_train_batch_size 8\n",
+            true,
+        ),
+        ("line.txt", "torchrun --nproc_per_node 4 t.py", true),
+        ("recipe.yaml", "--a: 1", false),
+        ("recipe", "---\na: 1\n", false),
+        ("recipe", "a: 1\n", false),
+    ] {
+        assert_eq!(is_one(Path::new(path), text), expected, "{path} {text:?}");
+    }
+}
+
+#[test]
+fn the_training_command_is_found_among_others() {
+    let script = "#!/bin/bash\nset -e\ncd /x && export N=4\n\
+                  torchrun --nproc_per_node 2 \\\n  train.py \\\n  --seed 7 # the seed\necho done\n";
+    let command = understood(script).unwrap();
+    assert_eq!(command.arguments.get("seed").unwrap().text(), Some("7"));
+    assert_eq!(&script[command.end - 1..command.end], "7");
+    let refused = understood("make all\n").unwrap_err();
+    assert_eq!(refused, "no command here starts a training");
+    assert!(understood("").is_err());
+    let open =
+        understood("echo \"it's\"; torchrun --nproc_per_node \"8 t.py --seed 1").unwrap_err();
+    assert_eq!(
+        open,
+        "the command has an unclosed quote, or ends in a backslash"
+    );
+}
+
+#[test]
+fn trls_command_line_is_split_between_launcher_and_trainer() {
+    let line =
+        "trl sft --config r.yaml --num_processes 4 --accelerate_config zero2.yaml --lora_r 8";
+    let command = understood(line).unwrap();
+    assert_eq!(command.script.as_ref().unwrap().value, PathBuf::from("sft"));
+    let Some(Config::FileOrShipped(config)) = &command.accelerate else {
+        panic!("{command:?}");
+    };
+    assert_eq!(config.value, "zero2.yaml");
+    let keys = command
+        .arguments
+        .entries()
+        .unwrap()
+        .iter()
+        .map(|e| e.name.as_str());
+    assert_eq!(keys.collect::<Vec<_>>(), ["lora_r"]);
+}
+
+#[test]
+fn trls_launcher_options_come_from_the_command_and_the_recipe() {
+    let line = "trl dpo --use_deepspeed --zero_stage 3 --config_file own.yaml --num_processes=2 --beta 0.2";
+    let command = understood(line).unwrap();
+    assert_eq!(command.accelerate, Some(Config::File("own.yaml".into())));
+    let keys = command.arguments.entries().unwrap().iter();
+    assert_eq!(keys.map(|e| e.name.as_str()).collect::<Vec<_>>(), ["beta"]);
+    let launch = command.launch.unwrap();
+    let launch_value = |path: &str| launch.get_path(path).and_then(Node::text);
+    assert_eq!(launch_value("--use_deepspeed"), Some("true"));
+    assert_eq!(launch_value("deepspeed_config.zero_stage"), Some("3"));
+
+    let mut sources = Sources::default();
+    let file = sources.add("sft.yaml", "");
+    let text = "accelerate_config: zero2\nnum_processes: 4\nlearning_rate: 1e-5\n";
+    let mut root = crate::recipe::syntax::yaml::parse(text, file, &mut Vec::new()).unwrap();
+    let launch = take_launch(&mut root);
+    assert!(matches!(launch.config, Some(Config::FileOrShipped(name)) if name.value == "zero2"));
+    let processes = launch
+        .options
+        .unwrap()
+        .get("num_processes")
+        .cloned()
+        .unwrap();
+    assert_eq!((processes.text(), processes.span.line), (Some("4"), 2));
+    let left = root.entries().unwrap().iter();
+    assert_eq!(
+        left.map(|e| e.name.as_str()).collect::<Vec<_>>(),
+        ["learning_rate"]
+    );
+}
+
+/// The message of the first error, if the script is refused.
+pub(crate) fn refused(script: &str) -> Option<String> {
+    understood(script).err()
+}
+
+#[test]
+fn unresolved_words_that_may_hold_a_batch_are_refused() {
+    let batch = "--per_device_train_batch_size 2 --gradient_accumulation_steps 4";
+    for arguments in [
+        "$ARGS",
+        "${ARGS}",
+        "\"$@\"",
+        "$*",
+        "\"${A[@]}\"",
+        "$(cat train.args)",
+        "`cat train.args`",
+        "\"$1\"",
+        "--output_dir $OUT $ARGS",
+        "--bf16 $ARGS",
+        "--bf16 \"$ARGS\"",
+        "--$KEY 8",
+        "--per_device_${WHICH}_batch_size=8",
+        "--report_to wandb $ARGS",
+        "--output_dir o \"$@\"",
+        "--output_dir \"$@\"",
+        "--accelerator_config $CONFIG",
+    ] {
+        for script in [
+            format!("torchrun --nproc_per_node 4 train.py {arguments}"),
+            format!("torchrun --nproc_per_node 4 train.py {batch} {arguments}"),
+        ] {
+            let message = refused(&script).unwrap_or_default();
+            assert!(
+                message.contains("may hold further arguments"),
+                "{script}: {message}"
+            );
+        }
+        // The last value counts.
+        let script = format!("torchrun --nproc_per_node 4 train.py {arguments} {batch}");
+        assert_eq!(refused(&script), None, "{script}");
+    }
+    let message = refused("accelerate launch $LAUNCH train.py --seed 1").unwrap();
+    assert!(message.contains("further launcher options"), "{message}");
+    let half = "train.py $ARGS --per_device_train_batch_size 2";
+    assert!(refused(half).is_some());
+    let unknown = "train.py --my_own $ARGS";
+    assert!(refused(unknown).is_some());
+    assert_eq!(refused(&format!("{unknown} --seed 1 {batch}")), None);
+    let before = format!("train.py {batch} --my_own $ARGS");
+    assert_eq!(refused(&before), None, "most likely its value");
+}
+
+#[test]
+fn a_value_may_be_unresolved_where_no_batch_depends_on_it() {
+    for arguments in [
+        "--output_dir $OUT",
+        "--output_dir=$OUT",
+        "--output_dir $OUT/x --seed 1",
+        "--model_name_or_path \"$MODEL\"",
+        "--my_own_option \"$X\"",
+        "--my_own_option=$X",
+        "--my_own_option $DIR/x",
+        "--run_name run-$(date +%s)",
+    ] {
+        let script = format!("torchrun --nproc_per_node 4 train.py {arguments}");
+        assert_eq!(refused(&script), None, "{script}");
+    }
+}
+
+#[test]
+fn variables_that_the_script_assigns_are_expanded() {
+    let script = "#!/bin/bash\nGPUS=8\nBS=4\nOUT=out/$BS\n\
+                  ARGS=\"--gradient_accumulation_steps 2 --output_dir $OUT\"\n\
+                  LAUNCH=\"--nnodes 2 --nproc_per_node $GPUS\"\n\
+                  torchrun $LAUNCH train.py $ARGS --per_device_train_batch_size \"${BS}\"\n";
+    assert_eq!(gpus(script).as_deref(), Some("16"));
+    for (key, expected) in [
+        ("gradient_accumulation_steps", "2"),
+        ("per_device_train_batch_size", "4"),
+        ("output_dir", "out/4"),
+    ] {
+        assert_eq!(argument(script, key).as_deref(), Some(expected), "{key}");
+    }
+    let array = "ARGS=(\n  --seed 1 # the seed\n  --bf16\n)\npython train.py \"${ARGS[@]}\"";
+    assert_eq!(argument(array, "bf16").as_deref(), Some("true"));
+    assert_eq!(gpus("torchrun --nproc_per_node $N train.py --seed 1"), None);
+    let program = "torchrun --nproc_per_node 4 $PROGRAM --seed 1";
+    assert_eq!(gpus(program).as_deref(), Some("4"));
+    assert_eq!(gpus("torchrun $LAUNCH train.py --seed 1"), None);
+    assert_eq!(gpus("deepspeed $LAUNCH train.py --seed 1"), None);
+}
+
+#[test]
+fn torchruns_defaults_come_from_its_environment() {
+    for (script, expected) in [
+        ("PET_NPROC_PER_NODE=8 torchrun t.py --seed 1", Some("8")),
+        (
+            "export PET_NPROC_PER_NODE=8\ntorchrun t.py --seed 1",
+            Some("8"),
+        ),
+        (
+            "PET_NNODES=2\nexport PET_NNODES\ntorchrun --nproc_per_node 4 t.py",
+            Some("8"),
+        ),
+        (
+            "export PET_NPROC_PER_NODE=8\ntorchrun --nproc_per_node 4 t.py",
+            Some("4"),
+        ),
+        (
+            "PET_NPROC_PER_NODE=2 python -m torch.distributed.run t.py",
+            Some("2"),
+        ),
+        ("env PET_NNODES=2 torchrun t.py", Some("2")),
+        // The script does not export it.
+        ("PET_NPROC_PER_NODE=8\ntorchrun t.py --seed 1", Some("1")),
+        (
+            "export PET_NPROC_PER_NODE=$(nproc)\ntorchrun t.py --seed 1",
+            None,
+        ),
+        ("PET_NPROC_PER_NODE=$N torchrun t.py --seed 1", None),
+        ("export PET_NNODES=1:4\ntorchrun t.py --seed 1", None),
+    ] {
+        assert_eq!(gpus(script).as_deref(), expected, "{script}");
+    }
+}
+
+#[test]
+fn commands_that_are_only_printed_or_written_are_ignored() {
+    let train = "torchrun --nproc_per_node 4 train.py --per_device_train_batch_size 8";
+    for before in [
+        "echo torchrun --nproc_per_node 2 train.py --per_device_train_batch_size 2",
+        "cat > job.sh <<X\ntorchrun t.py --per_device_train_batch_size 2\nX",
+        "pip install trl deepspeed",
+        "python eval.py --model x",
+        "wget --quiet https://x/train.py",
+        "torchrun eval.py --metric x",
+    ] {
+        let script = format!("{before}\n{train} > train.log 2>&1 &\n");
+        assert_eq!(gpus(&script).as_deref(), Some("4"), "{script}");
+        let value = argument(&script, "per_device_train_batch_size");
+        assert_eq!(value.as_deref(), Some("8"), "{script}");
+    }
+}
+
+#[test]
+fn a_script_with_several_trainings_is_refused() {
+    let one = "torchrun --nproc_per_node 4 a.py --per_device_train_batch_size 8";
+    for other in [
+        "torchrun --nproc_per_node 4 a.py --per_device_train_batch_size 2",
+        "torchrun --nproc_per_node 2 a.py --per_device_train_batch_size 8",
+    ] {
+        for script in [
+            format!("set -e\n{one}\n\n{other}"),
+            format!("if [ $1 = big ]; then\n  {one}\nelse\n  {other}\nfi"),
+        ] {
+            let message = refused(&script).unwrap();
+            let expected =
+                "2 commands here start a training, at lines 2, 4: each has its own batch";
+            assert_eq!(message, expected, "{script}");
+        }
+    }
+    assert_eq!(refused("python prepare.py\npython train.py"), None);
+}
+
+#[test]
+fn very_long_commands_parse_in_linear_time() {
+    let mut script = "torchrun --nproc_per_node 4 train.py".to_owned();
+    for key in 0..20_000 {
+        script += &format!(" --key{key} {key}");
+    }
+    let command = understood(&script).unwrap();
+    assert_eq!(command.arguments.entries().unwrap().len(), 20_000);
+    let nested = "(( ".repeat(20_000) + "case -p in ".repeat(20_000).as_str();
+    let words = "uv run ".to_owned() + "-p x ".repeat(20_000).as_str();
+    assert!(refused(&nested).is_some() && refused(&words).is_some());
+}
+
+#[test]
+fn case_patterns_are_not_commands() {
+    let train = "torchrun --nproc_per_node 4 train.py --per_device_train_batch_size 8";
+    for case in [
+        "case \"$1\" in\n  --config) CFG=$2; shift ;;\nesac",
+        "while [[ $# -gt 0 ]]; do\n  case $1 in\n    --deepspeed)\n      D=\"$2\"\n      shift 2\n      ;;\n    \
+         --gradient_accumulation_steps | -g)\n      G=$2\n      ;;\n    *)\n      exit 1\n  esac\ndone",
+        "case x in (--config) a ;& --deepspeed) b ;;& *) c;; esac",
+        "case $1 in --config) case $2 in --deepspeed) a;; esac;; esac",
+        "if x; then case $1 in --config) a;; esac; fi",
+    ] {
+        let script = format!("{case}\n{train}\n");
+        assert_eq!(gpus(&script).as_deref(), Some("4"), "{script}");
+        let size = argument(&script, "per_device_train_batch_size");
+        assert_eq!(size.as_deref(), Some("8"), "{script}");
+    }
+    // The commands after a pattern count.
+    let inside = format!("case $1 in\n  --small) {train} ;;\n  *) {train}0 ;;\nesac");
+    let message = refused(&inside).unwrap();
+    assert!(message.contains("at lines 2, 3"), "{message}");
+}
+
+#[test]
+fn an_unresolved_number_is_refused_where_the_batch_depends_on_it() {
+    let train = "torchrun --nproc_per_node 4 train.py";
+    for value in [
+        "${SIZE}",
+        "${SIZE:-4}",
+        "$((SIZE / GPUS))",
+        "$(cat size)",
+        "$1",
+    ] {
+        for name in ["per_device_train_batch_size", "max_steps"] {
+            for script in [
+                format!("{train} --{name} {value} --seed 1"),
+                format!("SIZE=${{SIZE:-4}}\n{train} --seed 1 --{name}={value}"),
+            ] {
+                let message = refused(&script).unwrap_or_default();
+                let expected = format!(
+                    "`{name}` is unresolved: only the shell or its environment knows `{value}`"
+                );
+                assert!(message.starts_with(&expected), "{script}: {message}");
+            }
+        }
+        let batch = "--per_device_train_batch_size 2 --gradient_accumulation_steps 4";
+        for argument in ["--seed", "--learning_rate", "--trust_remote_code"] {
+            let script = format!("{train} {argument} {value} {batch}");
+            let command = understood(&script).unwrap();
+            assert_eq!(command.arguments.get(&argument[2..]), None, "{script}");
+        }
+    }
+    // The last value of a repeated key counts.
+    let twice = format!("{train} --per_device_train_batch_size $N --per_device_train_batch_size 2");
+    assert_eq!(refused(&twice), None);
+}
+
+#[test]
+fn numbers_are_parsed_as_by_pythons_int() {
+    let key = "per_device_train_batch_size";
+    for (typed, read) in [
+        ("016", "16"),
+        ("1_6", "16"),
+        ("+8", "8"),
+        ("-08", "-8"),
+        ("00", "0"),
+    ] {
+        let text = format!("torchrun --nproc_per_node 4 train.py --{key} {typed}");
+        assert_eq!(argument(&text, key).as_deref(), Some(read), "{typed}");
+    }
+    for typed in ["0x10", "0b10", "1:30"] {
+        let text = format!("torchrun --nproc_per_node 4 train.py --{key}={typed}");
+        let command = understood(&text).unwrap();
+        let value = command.arguments.get(key).unwrap().resolve(Schema::PyYaml);
+        assert_eq!(value, Some(Resolved::Str(typed.into())));
+    }
+    let launched = |text: &str| {
+        let options = understood(text).unwrap().launch.unwrap();
+        options
+            .get("num_processes")
+            .and_then(Node::text)
+            .map(str::to_owned)
+    };
+    let rest = "train.py --per_device_train_batch_size 8";
+    let typed = launched(&format!("accelerate launch --num_processes 010 {rest}"));
+    assert_eq!(typed.as_deref(), Some("10"));
+    let hex = understood(&format!("accelerate launch --num_processes 0x4 {rest}"));
+    let hex = hex.unwrap().launch.unwrap();
+    let read = hex.get("num_processes").unwrap().resolve(Schema::PyYaml);
+    assert_eq!(read, Some(Resolved::Str("0x4".into())));
+    // An unresolved number stays unset; `--recipe-gpus` gives it.
+    for unknown in ["$N", "${NUM_GPUS}", "$(($SLURM_NNODES * 8))"] {
+        let text =
+            format!("accelerate launch --mixed_precision bf16 --num_processes {unknown} {rest}");
+        assert_eq!(launched(&text), None, "{unknown}");
+    }
+}

@@ -1,0 +1,181 @@
+//! Unresolved arguments: `train.py $ARGS`, `"$@"`. They may hold batch numbers, so a batch that ignores
+//! them would be a guess.
+
+use std::collections::HashSet;
+
+use crate::recipe::dialects::handbook::{self, keys};
+use crate::recipe::syntax::diagnostic::Diagnostic;
+use crate::recipe::syntax::node::{Node, Value};
+use crate::recipe::syntax::shell::word::{Unsaid, Word};
+use crate::recipe::syntax::source::Span;
+use crate::util::suggest::short;
+
+/// Options whose value is a mapping or a file that may hold batch numbers.
+const HOLDING: [&str; 3] = ["accelerator_config", "config", "parallelism_config"];
+
+/// The options that fix the batch. A command gives each of them under one of its names.
+const SETTLING: [&[&str]; 2] = [
+    &["per_device_train_batch_size", "per_gpu_train_batch_size"],
+    &["gradient_accumulation_steps"],
+];
+
+/// Refuses a command whose unresolved words may hold batch numbers. `of_launcher`: a word that may hold
+/// options of `accelerate launch`, which set the number of processes and more.
+pub(crate) fn refuse(
+    arguments: &[Word],
+    of_launcher: Option<&Word>,
+    diagnostics: &mut Vec<Diagnostic>,
+) {
+    if let Some(word) = of_launcher {
+        let text = shown(word);
+        diagnostics.push(Diagnostic::error(
+            "global-batch-unknown",
+            Some(word.span),
+            format!("`{text}` is unresolved and may hold further launcher options, such as the number of processes"),
+            "pass the command as the shell expands it, `evenkeel plan … -- COMMAND`",
+        ));
+    }
+    let settle = |words: &[Word]| SETTLING.iter().all(|names| gives(words, names));
+    let Some((at, word)) = last(arguments, settle(arguments)) else {
+        return;
+    };
+    if settle(&arguments[at + 1..]) {
+        return;
+    }
+    let text = shown(word);
+    diagnostics.push(Diagnostic::error(
+        "global-batch-unknown",
+        Some(word.span),
+        format!("`{text}` is unresolved and may hold further arguments, such as the batch size"),
+        "pass the command as the shell expands it, `evenkeel plan … -- COMMAND`, or write `--per_device_train_batch_size N --gradient_accumulation_steps N` after it: the last value counts",
+    ));
+}
+
+/// Name parts of the options on which the batch, the world size or a length depends.
+const COUNTED: [&str; 17] = [
+    "batch",
+    "core",
+    "cpu",
+    "cuda",
+    "degree",
+    "device",
+    "drop_last",
+    "episode",
+    "epoch",
+    "examples",
+    "generation",
+    "iteration",
+    "ratio",
+    "rollout",
+    "samples",
+    "size",
+    "step",
+];
+
+/// Whether the batch, the world size or a length may depend on an option.
+pub(crate) fn is_counted(name: &str) -> bool {
+    COUNTED.iter().any(|part| name.contains(part))
+}
+
+/// Removes unresolved numbers and booleans. A value that the plan does not depend on gives a warning, any
+/// other an error. `names`: the keys with unresolved values.
+pub(crate) fn take_values(
+    arguments: &mut Node,
+    names: &HashSet<String>,
+    diagnostics: &mut Vec<Diagnostic>,
+) {
+    let Value::Mapping(entries) = &mut arguments.value else {
+        return;
+    };
+    entries.retain(|entry| {
+        let name = entry.name.as_str();
+        let kind = keys::agreed(name).filter(|_| names.contains(name));
+        let Some(keys::Kind::Int | keys::Kind::Float | keys::Kind::Bool) = kind else {
+            return true;
+        };
+        let text = short(entry.value.text().unwrap_or_default());
+        diagnostics.push(match is_counted(name) {
+            true => unknown(name, &text, entry.value.span),
+            false => left_out(name, &text, entry.value.span),
+        });
+        false
+    });
+}
+
+/// The error for an unresolved batch number.
+pub(crate) fn unknown(name: &str, text: &str, at: Span) -> Diagnostic {
+    Diagnostic::error(
+        "global-batch-unknown",
+        Some(at),
+        format!("`{name}` is unresolved: only the shell or its environment knows `{text}`"),
+        "pass the command as the shell expands it, `evenkeel plan … -- COMMAND`, or write the value",
+    )
+}
+
+/// The warning for an unresolved value on which no batch number depends.
+pub(crate) fn left_out(name: &str, text: &str, at: Span) -> Diagnostic {
+    Diagnostic::warning(
+        "wrong-type",
+        Some(at),
+        format!("`{name}` is unresolved: the plan ignores `{text}`"),
+        "nothing to do: no batch number depends on it; `evenkeel plan … -- COMMAND` takes the command as the shell expands it",
+    )
+}
+
+/// The first line of a word, shortened for a message.
+pub(crate) fn shown(word: &Word) -> String {
+    short(word.text.lines().next().unwrap_or_default())
+}
+
+/// The last word that may expand to arguments, and its position. `settled`: some words fix the batch.
+fn last(arguments: &[Word], settled: bool) -> Option<(usize, &Word)> {
+    let mut found = None;
+    let mut option: Option<String> = None;
+    for (at, word) in arguments.iter().enumerate() {
+        let long = word.option().filter(|_| word.text.starts_with("--"));
+        if word
+            .unsaid()
+            .is_some_and(|how| hides(word, how, option.as_deref(), settled))
+        {
+            found = Some((at, word));
+        }
+        option = long.and_then(|(name, tied)| tied.is_none().then_some(name));
+    }
+    found
+}
+
+/// Whether a word may expand to arguments. `option`: the option before it, whose value it may be.
+fn hides(word: &Word, how: Unsaid, option: Option<&str>, settled: bool) -> bool {
+    if word.holes.iter().any(|hole| hole.all) {
+        return true;
+    }
+    if let Some((name, tied)) = word.option() {
+        // The option's name itself is unresolved, or its value may hold several numbers.
+        return match tied {
+            Some(value) => value.holes.len() < word.holes.len() || HOLDING.contains(&name.as_str()),
+            None => true,
+        };
+    }
+    // An unknown option most likely takes the word as its value: a command that gives a batch rarely
+    // holds another one in a variable.
+    let takes = |name| handbook::takes_value(name) || (settled && !handbook::is_switch(name));
+    let holding = option.is_some_and(|name| HOLDING.contains(&name));
+    match how {
+        Unsaid::Part => holding,
+        // It is the option's value, unless the option is a switch.
+        Unsaid::Whole => holding || option.is_none_or(handbook::is_switch),
+        Unsaid::Number => holding || !option.is_some_and(takes),
+    }
+}
+
+/// Whether words give one of these options a resolved value.
+fn gives(words: &[Word], names: &[&str]) -> bool {
+    words.iter().enumerate().any(|(at, word)| {
+        let option = word.option().filter(|_| word.text.starts_with("--"));
+        let Some((name, tied)) = option else {
+            return false;
+        };
+        let value = tied.or_else(|| words.get(at + 1).cloned());
+        names.contains(&name.as_str()) && value.is_some_and(|value| value.holes.is_empty())
+    })
+}

@@ -1,0 +1,423 @@
+//! The Hydra tree of direct-preference-optimization: `config/config.yaml` with the groups `model`
+//! and `loss`.
+//!
+//! `batch_size` is the global batch. Upstream cuts it into `gradient_accumulation_steps` slices and
+//! each slice into one for every GPU. Both times it rounds down and drops the remainder. Only an
+//! FSDP trainer starts a process for every GPU of one machine; the others drive all GPUs from one process.
+//!
+//! Source: direct-preference-optimization f8b8c0f, `train.py` (`main`), `trainers.py`
+//! (`BasicTrainer.train`), `utils.py` (`slice_and_move_batch_for_device`, `get_local_run_dir`),
+//! `preference_datasets.py` (`get_batch_iterator`).
+
+use std::path::Path;
+
+use super::hydra::{Program, Registered, Values};
+use super::preference::{self, DTYPES, Kind, Known};
+use crate::recipe::schema::dialect::Dialect;
+use crate::recipe::schema::files::TreeBatch;
+use crate::recipe::schema::origin::Origin;
+use crate::recipe::schema::reader::{Asked, Detected, Reader, Translated};
+use crate::recipe::schema::reading::Reading;
+use crate::recipe::schema::tree::Tree;
+use crate::recipe::syntax::node::Node;
+use crate::recipe::syntax::scalar::{Resolved, Schema};
+use crate::util::suggest::{did_you_mean, short};
+
+/// Reads the tree of direct-preference-optimization.
+pub struct Dpo;
+
+/// The resolvers and keys of `train.py`.
+const PROGRAM: Program = Program {
+    resolvers: &[Registered {
+        name: "get_local_run_dir",
+        call: local_run_dir,
+    }],
+    optional: &[],
+};
+
+/// The values of `trainer` that upstream accepts.
+const TRAINERS: &[&str] = &["BasicTrainer", "FSDPTrainer", "TensorParallelTrainer"];
+
+/// Losses, with the objective that each is planned as.
+const LOSSES: &[(&str, &str)] = &[("sft", "sft"), ("dpo", "dpo"), ("ipo", "dpo")];
+
+/// Data sets that upstream knows by name.
+const DATA_SETS: &[Known] = &[
+    Known {
+        word: "hh",
+        id: "Anthropic/hh-rlhf",
+        splits: ["train", "test"],
+    },
+    Known {
+        word: "shp",
+        id: "stanfordnlp/SHP",
+        splits: ["train", "test"],
+    },
+    Known {
+        word: "se",
+        id: "HuggingFaceH4/stack-exchange-preferences",
+        splits: ["train", "test"],
+    },
+];
+
+impl Reader for Dpo {
+    fn dialect(&self) -> Dialect {
+        Dialect::Dpo
+    }
+
+    fn detect(&self, root: &Node, path: &Path, origin: &Origin) -> Option<Detected> {
+        preference::detect(root, path, origin, Kind::Dpo)
+    }
+
+    fn read(&self, root: Node, asked: &Asked<'_>, reading: &mut Reading) -> Translated {
+        let composed = preference::compose(root, asked, &PROGRAM, reading);
+        let values = Values::new(&composed.config);
+        let mut tree = Tree::new(composed.config.span);
+        preference::name(&values, asked.path, &mut tree, reading);
+        objective(&values, &mut tree, reading);
+        world(&values, &mut tree, reading);
+        batch(&values, &mut tree, reading);
+        model(&values, &mut tree, reading);
+        training(&values, &mut tree, reading);
+        let names = values.texts("datasets", reading);
+        preference::sources(&names, 0, DATA_SETS, &mut tree);
+        preference::sources(&names, 1, DATA_SETS, &mut tree);
+        tree.text_if("output", values.text("local_run_dir", reading));
+        Translated {
+            native: tree.into_node(),
+            source: composed.config,
+            version: None,
+            part: composed.part_of.is_some(),
+        }
+    }
+
+    fn upstream_key(&self, path: &str) -> Option<&'static str> {
+        match path {
+            "batch.global" => Some("batch_size"),
+            "batch.accumulation" => Some("gradient_accumulation_steps"),
+            _ => None,
+        }
+    }
+}
+
+/// `${get_local_run_dir:${exp_name},${local_dirs}}`: the last of the directories, which upstream
+/// creates if none exists. Upstream appends the time to the name; Evenkeel numbers
+/// runs instead.
+fn local_run_dir(arguments: &[Node]) -> Option<String> {
+    let [name, folders] = arguments else {
+        return None;
+    };
+    let last = folders.items()?.last()?.text()?;
+    Some(format!("{last}/{}", name.text()?))
+}
+
+fn objective(values: &Values<'_>, tree: &mut Tree, reading: &mut Reading) {
+    let Some(name) = values.text("loss.name", reading) else {
+        tree.default("objective", "dpo");
+        return;
+    };
+    let known = LOSSES.iter().find(|(word, _)| *word == name.value);
+    // A loss of the tree itself splits like all others; an unknown one on the command line may be a typo.
+    if known.is_none() && Some(name.span.file) == reading.files.command_line {
+        let help = did_you_mean(&name.value, LOSSES.iter().map(|(word, _)| *word));
+        let message = format!("`loss.name` is `{}`", short(&name.value));
+        reading.error("unknown-value", Some(name.span), message, help);
+    }
+    let taken = known.map_or("dpo", |(_, objective)| *objective);
+    tree.text("objective", &name.with(taken.to_owned()));
+    if known.is_none() || name.value == "ipo" {
+        preference::taken_as(&name, taken, reading);
+    }
+}
+
+/// The number of processes: one for every GPU, or one in total.
+fn world(values: &Values<'_>, tree: &mut Tree, reading: &mut Reading) {
+    let Some(trainer) = values.text("trainer", reading) else {
+        return;
+    };
+    if !TRAINERS.contains(&trainer.value.as_str()) {
+        let help = did_you_mean(&trainer.value, TRAINERS.iter().copied());
+        let message = format!("`trainer` is `{}`", trainer.value);
+        reading.error("unknown-value", Some(trainer.span), message, help);
+    }
+    match trainer.value.contains("FSDP") {
+        true => tree.text("parallel.strategy", &trainer.with("fsdp".to_owned())),
+        false => tree.plain("parallel.one_process", &trainer.with(true)),
+    }
+}
+
+fn batch(values: &Values<'_>, tree: &mut Tree, reading: &mut Reading) {
+    let global = values.int("batch_size", reading);
+    let accumulation = values.int("gradient_accumulation_steps", reading);
+    reading.files.tree = Some(TreeBatch {
+        size: global.clone(),
+        accumulation: accumulation.clone(),
+        per_pass: false,
+    });
+    tree.plain_if("batch.accumulation", accumulation);
+    tree.default("batch.division", "floored");
+    tree.default("batch.last_batch", "drop");
+    tree.plain_if("evaluation.batch", values.int("eval_batch_size", reading));
+    tree.default("evaluation.division", "floored");
+    tree.default("evaluation.rounding", "batch");
+    tree.plain_if("evaluation.samples", values.int("n_eval_examples", reading));
+    let every = values.int("eval_every", reading);
+    let debug = values
+        .bool("debug", reading)
+        .is_some_and(|debug| debug.value);
+    // Upstream writes a checkpoint after every evaluation; the planner rounds both by the batch of the run.
+    if let (Some(every), false) = (&every, debug) {
+        tree.plain("checkpoint.every_samples", every);
+    }
+    tree.plain_if("evaluation.every_samples", every);
+    tree.plain_if("batch.global", global);
+}
+
+fn model(values: &Values<'_>, tree: &mut Tree, reading: &mut Reading) {
+    tree.text_if("model.path", values.text("model.name_or_path", reading));
+    tree.text_if(
+        "tokenizer.path",
+        values.text("model.tokenizer_name_or_path", reading),
+    );
+    // Only FSDP trains in another precision than that of the weights.
+    let sharded = tree.get("parallel.strategy").is_some();
+    let policy = values.word("model.policy_dtype", DTYPES, reading);
+    let mixed = values.word("model.fsdp_policy_mp", DTYPES, reading);
+    let precision = mixed.filter(|_| sharded).or(policy);
+    let precision = precision.map(|given| given.with(given.value.to_owned()));
+    tree.text_if("model.precision", precision);
+    let checkpointing = values.bool("activation_checkpointing", reading);
+    tree.plain_if(
+        "model.activation_checkpointing",
+        checkpointing.filter(|_| sharded),
+    );
+    let block = values.node("model.block_name");
+    if sharded && block.is_none() && values.has("model.block_name") {
+        let span = values.node("trainer").map(|node| node.span);
+        reading.error(
+            "mandatory-missing",
+            span,
+            "an FSDP trainer needs `model.block_name`, but it is null",
+            "give the class of the model's blocks: `model.block_name=GPTNeoXLayer`",
+        );
+    }
+    let archive = values.node("model.archive");
+    if let Some(archive) = archive.filter(|a| a.resolve(Schema::OmegaConf) != Some(Resolved::Null))
+    {
+        reading.note(
+            "unsupported-value",
+            Some(archive.span),
+            "`model.archive` is a checkpoint in upstream's format: the built-in trainer starts from the weights at `model.name_or_path`",
+            "no action needed for a plan",
+        );
+    }
+}
+
+fn training(values: &Values<'_>, tree: &mut Tree, reading: &mut Reading) {
+    tree.plain_if("data.sequence_length", values.int("max_length", reading));
+    preference::budget(values, tree, reading);
+    tree.plain_if("learning_rate.peak", values.float("lr", reading));
+    // Linear warm-up over `warmup_steps`, then constant.
+    tree.default("learning_rate.shape", "constant");
+    tree.plain_if(
+        "learning_rate.warmup_steps",
+        values.int("warmup_steps", reading),
+    );
+    tree.plain_if(
+        "optimizer.gradient_clip",
+        values.float("max_grad_norm", reading),
+    );
+    let optimizer = values.text("optimizer", reading);
+    // The default weight decay of PyTorch's AdamW is 0.01.
+    if optimizer
+        .as_ref()
+        .is_some_and(|given| given.value == "AdamW")
+    {
+        tree.default("optimizer.weight_decay", "0.01");
+    }
+    tree.text_if("optimizer.name", optimizer);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use crate::recipe::schema::dialect::Dialect;
+    use crate::recipe::schema::request::Request;
+    use crate::recipe::schema::spec::{
+        Division, EvaluationDivision, IntervalRounding, LastBatch, LearningRateShape, Objective,
+        Precision, Strategy,
+    };
+    use crate::recipe::syntax::diagnostic::Severity;
+    use crate::recipe::{ReadError, Recipe, corpus, read};
+
+    fn config() -> Option<PathBuf> {
+        let root = corpus::root()?;
+        Some(root.join("eric-mitchell__direct-preference-optimization/f8b8c0f49d/config"))
+    }
+
+    fn read_at(path: PathBuf, overrides: &[&str]) -> Result<Recipe, ReadError> {
+        read(&Request {
+            path,
+            overrides: overrides.iter().map(|o| (*o).to_owned()).collect(),
+            ..Request::default()
+        })
+    }
+
+    #[test]
+    fn a_launch_of_the_tree_gives_upstreams_values() {
+        let Some(config) = config() else { return };
+        let overrides = [
+            "model=pythia28",
+            "datasets=[hh,shp]",
+            "loss=dpo",
+            "loss.beta=0.1",
+            "exp_name=anthropic-dpo",
+            "gradient_accumulation_steps=2",
+            "batch_size=64",
+            "eval_batch_size=32",
+            "trainer=FSDPTrainer",
+            "model.fsdp_policy_mp=bfloat16",
+        ];
+        let recipe = read_at(config, &overrides).unwrap_or_else(|e| panic!("{:?}", e.diagnostics));
+        assert_eq!(recipe.diagnostics, []);
+        assert_eq!(recipe.dialect, Dialect::Dpo);
+        let spec = &recipe.spec;
+        assert_eq!(spec.objective, Objective::Dpo);
+        assert_eq!(
+            (spec.batch.global, spec.batch.accumulation),
+            (Some(64), Some(2))
+        );
+        assert_eq!(spec.batch.division, Division::Floored);
+        assert_eq!(spec.batch.last_batch, LastBatch::Drop);
+        assert_eq!(spec.evaluation.batch, Some(32));
+        assert_eq!(spec.evaluation.division, EvaluationDivision::Floored);
+        assert_eq!(spec.evaluation.every_samples, Some(20_000));
+        assert_eq!(spec.evaluation.rounding, IntervalRounding::Batch);
+        assert_eq!(spec.checkpoint.every_samples, Some(20_000));
+        assert_eq!(spec.parallel.strategy, Strategy::Fsdp);
+        assert!(!spec.parallel.one_process);
+        assert_eq!(spec.model.path.as_deref(), Some("EleutherAI/pythia-2.8b"));
+        assert_eq!(spec.model.precision, Precision::Bf16);
+        assert_eq!(spec.learning_rate.peak, 5e-7);
+        assert_eq!(spec.learning_rate.shape, LearningRateShape::Constant);
+        assert_eq!(spec.learning_rate.warmup_steps, Some(150));
+        assert_eq!(spec.optimizer.name.as_deref(), Some("RMSprop"));
+        assert_eq!(spec.optimizer.gradient_clip, Some(10.0));
+        assert_eq!(spec.data.train[1].path, "stanfordnlp/SHP");
+        assert_eq!(spec.data.evaluation[0].split.as_deref(), Some("test"));
+        assert_eq!(spec.data.sequence_length, 512);
+        // The resolver of `train.py`, without the time that upstream appends to the name.
+        assert_eq!(spec.output.as_deref(), Some(".cache/anthropic-dpo"));
+    }
+
+    #[test]
+    fn other_trainers_drive_all_gpus_from_one_process() {
+        let Some(config) = config() else { return };
+        let of = |trainer: &str| {
+            let trainer = format!("trainer={trainer}");
+            let overrides = ["model=pythia28", "exp_name=x", "loss=sft", &trainer];
+            read_at(config.clone(), &overrides).map(|recipe| recipe.spec.parallel.one_process)
+        };
+        assert!(of("BasicTrainer").unwrap() && of("TensorParallelTrainer").unwrap());
+        assert!(!of("FSDPTrainer").unwrap());
+        let error = of("FSDPTraner").unwrap_err();
+        assert!(
+            error.to_string().contains("did you mean `FSDPTrainer`?"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn the_shipped_root_names_a_missing_option() {
+        let Some(config) = config() else { return };
+        let error = read_at(config.join("config.yaml"), &["exp_name=x"]).unwrap_err();
+        let found = &error.diagnostics[0];
+        assert_eq!(found.rule, "config-missing");
+        assert_eq!(
+            found.message,
+            "the config group `model` has no option `blank_model_fp32`"
+        );
+        assert!(
+            found.help.starts_with("did you mean `blank_model`?"),
+            "{}",
+            found.help
+        );
+        let place = found.locate(&error.sources);
+        assert_eq!((place.line, place.column), (Some(96), Some(10)));
+        assert!(place.file.unwrap().ends_with("config/config.yaml"));
+    }
+
+    #[test]
+    fn the_wrong_key_of_the_readme_is_refused_with_the_right_one() {
+        let Some(config) = config() else { return };
+        let overrides = [
+            "exp_name=x",
+            "model=blank_model",
+            "model.name_or_path=gpt2-xl",
+            "model.block=GPT2Block",
+        ];
+        let error = read_at(config, &overrides).unwrap_err();
+        let found: Vec<_> = error
+            .diagnostics
+            .iter()
+            .filter(|d| d.severity == Severity::Error)
+            .collect();
+        assert_eq!(found.len(), 1, "{found:?}");
+        assert_eq!(found[0].rule, "unknown-override");
+        assert_eq!(found[0].message, "there is no key `model.block` to change");
+    }
+
+    #[test]
+    fn a_loss_lacks_its_mandatory_values() {
+        let Some(config) = config() else { return };
+        let recipe = read_at(config.clone(), &["model=pythia69", "loss=dpo"]).unwrap();
+        let messages: Vec<&str> = recipe
+            .diagnostics
+            .iter()
+            .map(|d| d.message.as_str())
+            .collect();
+        assert_eq!(
+            messages,
+            [
+                "`exp_name` is mandatory and has no value",
+                "`loss.beta` is mandatory and has no value"
+            ]
+        );
+        let sharded = [
+            "model=blank_model",
+            "model.name_or_path=x",
+            "exp_name=x",
+            "trainer=FSDPTrainer",
+        ];
+        let error = read_at(config, &sharded).unwrap_err();
+        assert!(error.to_string().contains("`model.block_name`"), "{error}");
+    }
+
+    #[test]
+    fn a_custom_loss_of_the_tree_is_noted_and_an_unknown_loss_on_the_command_line_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("config.yaml");
+        let text = "trainer: FSDPTrainer\nbatch_size: 64\ngradient_accumulation_steps: 2\n\
+                eval_batch_size: 32\nloss: {name: tdpo}\n";
+        std::fs::write(&path, text).unwrap();
+        let read = |overrides: &[&str]| {
+            crate::recipe::read(&crate::recipe::schema::request::Request {
+                path: path.clone(),
+                dialect: Some(crate::recipe::schema::dialect::Dialect::Dpo),
+                overrides: overrides.iter().map(|o| (*o).to_owned()).collect(),
+                ..Default::default()
+            })
+        };
+        let recipe = read(&[]).unwrap();
+        assert_eq!(recipe.spec.batch.global, Some(64));
+        let findings = recipe.diagnostics.iter();
+        let findings = findings.filter(|d| d.message.starts_with("`loss.name` is `tdpo`"));
+        assert_eq!(findings.count(), 1);
+        let error = read(&["loss.name=spo"]).unwrap_err();
+        assert!(
+            error.to_string().contains("`loss.name` is `spo`"),
+            "{error}"
+        );
+    }
+}

@@ -1,0 +1,301 @@
+//! The Hydra tree of HALOs: `config/config.yaml` with the groups `model` and `loss`.
+//!
+//! The meaning of `model.batch_size` has changed twice; [`version`] determines the version of a tree.
+//!
+//! Sources: HALOs 4831988, `launch.py` (`main`), `train/trainers.py` (`BasicTrainer.train`),
+//! `train/dataloader.py`; the same files at 2f70d00^; 61b9ee6 `train.py`, `trainers.py`,
+//! `dataloader.py`, `utils.py` (`slice_and_move_batch_for_device`).
+
+mod loss;
+mod version;
+
+use std::path::Path;
+
+use super::hydra::{Program, Values};
+use super::preference::{self, DTYPES, Kind, Known};
+use crate::recipe::schema::dialect::Dialect;
+use crate::recipe::schema::files::TreeBatch;
+use crate::recipe::schema::origin::Origin;
+use crate::recipe::schema::reader::{Asked, Checkpoints, Detected, Reader, Resume, Translated};
+use crate::recipe::schema::reading::Reading;
+use crate::recipe::schema::tree::{Given, Tree};
+use crate::recipe::syntax::node::Node;
+use crate::recipe::syntax::source::FileId;
+
+use version::Version;
+
+/// Reads the tree of HALOs.
+pub struct Halos;
+
+/// The resolvers and keys of `launch.py`.
+const PROGRAM: Program = Program {
+    resolvers: &[],
+    // Upstream reads it with `config.loss.get(…)`.
+    optional: &["loss.control_tokens"],
+};
+
+/// Data sets that upstream knows by name.
+const DATA_SETS: &[Known] = &[
+    known("shp", "stanfordnlp/SHP", ["train", "test"]),
+    known("hh", "Anthropic/hh-rlhf", ["train", "test"]),
+    known("hh_helpful", "Anthropic/hh-rlhf", ["train", "test"]),
+    known("hh_harmless", "Anthropic/hh-rlhf", ["train", "test"]),
+    known("oasst", "OpenAssistant/oasst1", ["train", "validation"]),
+    known(
+        "ultrabin",
+        "HuggingFaceH4/ultrafeedback_binarized",
+        ["train_prefs", "test_prefs"],
+    ),
+    known(
+        "ultrachat",
+        "HuggingFaceH4/ultrachat_200k",
+        ["train_sft", "test_sft"],
+    ),
+    known(
+        "ultrafeedback_armorm",
+        "princeton-nlp/llama3-ultrafeedback-armorm",
+        ["train", "test"],
+    ),
+    known(
+        "ultrafeedback_armorm_gemma",
+        "princeton-nlp/gemma2-ultrafeedback-armorm",
+        ["train", "test"],
+    ),
+    known("s1k_11", "simplescaling/s1K-1.1", ["train", "train"]),
+    known(
+        "safe_rlhf",
+        "PKU-Alignment/PKU-SafeRLHF-single-dimension",
+        ["train", "test"],
+    ),
+    known("alpacaeval", "tatsu-lab/alpaca_eval", ["eval", "eval"]),
+];
+
+const fn known(word: &'static str, id: &'static str, splits: [&'static str; 2]) -> Known {
+    Known { word, id, splits }
+}
+
+impl Reader for Halos {
+    fn dialect(&self) -> Dialect {
+        Dialect::Halos
+    }
+
+    fn detect(&self, root: &Node, path: &Path, origin: &Origin) -> Option<Detected> {
+        preference::detect(root, path, origin, Kind::Halos)
+    }
+
+    fn versions(&self) -> &'static [&'static str] {
+        Version::NAMES
+    }
+
+    fn read(&self, root: Node, asked: &Asked<'_>, reading: &mut Reading) -> Translated {
+        let composed = preference::compose(root, asked, &PROGRAM, reading);
+        let values = Values::new(&composed.config);
+        let roots = [Some(&composed.config), composed.part_of.as_ref()];
+        let (version, why) = version::detect(&values, roots, asked.version, reading);
+        let mut tree = Tree::new(composed.config.span);
+        preference::name(&values, asked.path, &mut tree, reading);
+        let supervised = loss::objective(&values, &mut tree, reading);
+        batch(&values, version, &mut tree, reading);
+        evaluation(&values, version, &mut tree, reading);
+        model(&values, version, &mut tree, reading);
+        training(&values, supervised, &mut tree, reading);
+        data(&values, &mut tree, reading);
+        without_effect(&values, asked.command_line, reading);
+        Translated {
+            native: tree.into_node(),
+            source: composed.config,
+            version: Some(why),
+            part: composed.part_of.is_some(),
+        }
+    }
+
+    fn upstream_key(&self, path: &str) -> Option<&'static str> {
+        match path {
+            "batch.global" => Some("model.batch_size"),
+            "batch.accumulation" => Some("model.gradient_accumulation_steps"),
+            _ => None,
+        }
+    }
+
+    /// `launch.py` (031a524) loads weights, optimiser, scheduler and the count of examples from a checkpoint;
+    /// `train/trainers.py` writes `step-N` with every evaluation if `intermediate_checkpoints` is on.
+    fn resume(&self) -> Option<Resume> {
+        Some(Resume {
+            key: "model.from_checkpoint",
+            output: "local_run_dir",
+            checkpoints: Checkpoints {
+                prefix: "step-",
+                needs: &[
+                    "metrics.json",
+                    "optimizer.pt",
+                    "scheduler.pt",
+                    "config.json",
+                ],
+                unless: None,
+            },
+        })
+    }
+
+    fn argument(&self, key: &str, value: &str) -> Vec<String> {
+        vec![format!("++{key}={value}")]
+    }
+}
+
+fn batch(values: &Values<'_>, version: Version, tree: &mut Tree, reading: &mut Reading) {
+    let accumulation = values.int("model.gradient_accumulation_steps", reading);
+    let size = values.int("model.batch_size", reading);
+    reading.files.tree = Some(TreeBatch {
+        size: size.clone(),
+        accumulation: accumulation.clone(),
+        per_pass: version != Version::Head,
+    });
+    let passes = accumulation.as_ref().map_or(1, |given| given.value);
+    if let Some(size) = size {
+        let global = match version {
+            Version::Head => size.value,
+            Version::PerStep | Version::Legacy => size.value.saturating_mul(passes),
+        };
+        tree.plain("batch.global", &size.with(global));
+    }
+    tree.plain_if("batch.accumulation", accumulation);
+    let division = match version {
+        Version::Head | Version::PerStep => "exact",
+        Version::Legacy => "floored",
+    };
+    tree.default("batch.division", division);
+    tree.default("batch.last_batch", "drop");
+    if let Some(sharded) = values.bool("use_fsdp", reading) {
+        match sharded.value {
+            true => tree.text("parallel.strategy", &sharded.with("fsdp".to_owned())),
+            false => tree.plain("parallel.one_process", &sharded.with(true)),
+        }
+    }
+}
+
+fn evaluation(values: &Values<'_>, version: Version, tree: &mut Tree, reading: &mut Reading) {
+    tree.plain_if(
+        "evaluation.batch",
+        values.int("model.eval_batch_size", reading),
+    );
+    let (division, rounding) = match version {
+        Version::Head => ("passes", "batch"),
+        Version::PerStep => ("ranks", "pass"),
+        Version::Legacy => ("floored", "pass"),
+    };
+    tree.default("evaluation.division", division);
+    tree.default("evaluation.rounding", rounding);
+    tree.plain_if("evaluation.samples", values.int("n_eval_examples", reading));
+    let every = values.int("eval_every", reading);
+    // Upstream writes a checkpoint after every evaluation, if requested; the planner rounds both.
+    let saves = values.bool("intermediate_checkpoints", reading);
+    let debug = values
+        .bool("debug", reading)
+        .is_some_and(|debug| debug.value);
+    if let Some(every) = &every
+        && saves.is_some_and(|saves| saves.value && !debug)
+    {
+        tree.plain("checkpoint.every_samples", every);
+    }
+    tree.plain_if("evaluation.every_samples", every);
+}
+
+fn model(values: &Values<'_>, version: Version, tree: &mut Tree, reading: &mut Reading) {
+    let places = [
+        "model.from_checkpoint",
+        "model.load_from",
+        "model.name_or_path",
+    ];
+    // Legacy checkpoints have upstream's format, so the named model gives the shape.
+    let places = match version {
+        Version::Legacy => &places[2..],
+        Version::Head | Version::PerStep => &places[..],
+    };
+    let path = places.iter().find_map(|key| values.text(key, reading));
+    tree.text_if("model.path", path);
+    let tokenizer = ["model.tokenizer_name_or_path", "model.name_or_path"];
+    let tokenizer = tokenizer.iter().find_map(|key| values.text(key, reading));
+    tree.text_if("tokenizer.path", tokenizer);
+    let dtype = values.word("model.policy_dtype", DTYPES, reading);
+    let half = dtype.as_ref().is_some_and(|given| given.value != "f32");
+    tree.text_if(
+        "model.precision",
+        dtype.map(|given| given.with(given.value.to_owned())),
+    );
+    // Upstream uses the kernel only in half precision, else the plain one.
+    let kernel = values.text("model.attn_implementation", reading);
+    let flash = values.bool("model.use_flash_attention", reading);
+    let flash = flash.filter(|given| given.value);
+    let flash = flash.map(|given| given.with("flash_attention_2".to_owned()));
+    tree.text_if("model.attention", kernel.filter(|_| half).or(flash));
+    tree.plain_if(
+        "model.activation_checkpointing",
+        values.bool("model.activation_checkpointing", reading),
+    );
+    tree.plain_if("model.adapters", values.bool("model.use_peft", reading));
+    tree.plain_if(
+        "data.sequence_length",
+        values.int("model.max_length", reading),
+    );
+    tree.plain_if(
+        "optimizer.gradient_clip",
+        values.float("model.max_grad_norm", reading),
+    );
+}
+
+fn training(values: &Values<'_>, supervised: bool, tree: &mut Tree, reading: &mut Reading) {
+    preference::budget(values, tree, reading);
+    tree.plain_if("learning_rate.peak", values.float("lr", reading));
+    let warmup = values.float("warmup", reading);
+    // Constant after the warm-up, except in supervised fine-tuning.
+    let shape = match supervised && warmup.is_some() {
+        true => "cosine",
+        false => "constant",
+    };
+    tree.default("learning_rate.shape", shape);
+    tree.plain_if("learning_rate.warmup_ratio", warmup);
+    tree.plain_if(
+        "learning_rate.warmup_steps",
+        values.int("warmup_steps", reading),
+    );
+    for (path, key) in [
+        ("optimizer.weight_decay", "weight_decay"),
+        ("optimizer.beta1", "beta1"),
+        ("optimizer.beta2", "beta2"),
+    ] {
+        tree.plain_if(path, values.float(key, reading));
+    }
+    tree.text_if("optimizer.name", values.text("optimizer", reading));
+}
+
+fn data(values: &Values<'_>, tree: &mut Tree, reading: &mut Reading) {
+    let both: Vec<Given<String>> = values.texts("datasets", reading);
+    for (part, key) in ["train_datasets", "test_datasets"].into_iter().enumerate() {
+        let names = values.texts(key, reading);
+        let names = if names.is_empty() { &both } else { &names };
+        preference::sources(names, part, DATA_SETS, tree);
+    }
+    tree.text_if("output", values.text("local_run_dir", reading));
+}
+
+/// Notes keys on the command line that the config has but the program never reads.
+fn without_effect(values: &Values<'_>, command_line: Option<FileId>, reading: &mut Reading) {
+    for (key, why) in [
+        (
+            "eps",
+            "the optimiser does not receive it and uses PyTorch's default of 1e-8",
+        ),
+        (
+            "save_every",
+            "upstream writes checkpoints with evaluations, every `eval_every` examples",
+        ),
+    ] {
+        let typed = values.node(key).map(|node| node.span);
+        if let Some(span) = typed.filter(|span| Some(span.file) == command_line) {
+            let message = format!("`{key}` has no effect upstream: {why}");
+            reading.note("unsupported-value", Some(span), message, "remove it");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,438 @@
+//! The keys of alignment-handbook and TRL files, with their types.
+//!
+//! Names and types are those of the upstream dataclasses, over the versions in use: transformers
+//! 4.57.6 and 5.23.0 (`training_args.py`), TRL 0.9.6, 0.19.1, 0.24.0 and f2cd577
+//! (`trainer/*_config.py`, `scripts/utils.py`), alignment-handbook 925acdf and before 19f0345
+//! (`configs.py`). The reader accepts recipes of all these versions.
+
+use std::collections::HashMap;
+use std::sync::LazyLock;
+
+use crate::recipe::schema::spec::Objective;
+
+/// The type of an upstream field.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Bool,
+    Int,
+    Float,
+    Str,
+    /// A list, or a single item in its place.
+    List,
+    /// A mapping, or text that names a file with one.
+    Dict,
+    /// More than one of these types.
+    Any,
+}
+
+/// `TrainingArguments`.
+const TRAINING: &str = "\
+    accelerator_config:dict activation_checkpointing:bool activation_checkpointing_kwargs:dict \
+    adafactor:bool adam_beta1:float adam_beta2:float adam_epsilon:float \
+    auto_find_batch_size:bool average_tokens_across_devices:bool batch_eval_metrics:bool \
+    bf16:bool bf16_full_eval:bool data_seed:int dataloader_drop_last:bool \
+    dataloader_in_order:bool dataloader_multiprocessing_context:str dataloader_num_workers:int \
+    dataloader_persistent_workers:bool dataloader_pin_memory:bool \
+    dataloader_prefetch_factor:int ddp_backend:str ddp_broadcast_buffers:bool \
+    ddp_bucket_cap_mb:int ddp_find_unused_parameters:bool ddp_static_graph:bool \
+    ddp_timeout:int debug:any deepspeed:dict disable_tqdm:bool dispatch_batches:bool \
+    do_eval:bool do_predict:bool do_train:bool enable_jit_checkpoint:bool \
+    eval_accumulation_steps:int eval_delay:float eval_do_concat_batches:bool \
+    eval_on_start:bool eval_steps:float eval_strategy:str eval_use_gather_object:bool \
+    evaluation_strategy:str fp16:bool fp16_backend:str fp16_full_eval:bool fp16_opt_level:str \
+    fsdp:any fsdp_config:dict fsdp_min_num_params:int fsdp_transformer_layer_cls_to_wrap:str \
+    full_determinism:bool gradient_accumulation_steps:int gradient_checkpointing:bool \
+    gradient_checkpointing_kwargs:dict greater_is_better:bool group_by_length:bool \
+    half_precision_backend:str hub_always_push:bool hub_model_id:str hub_private_repo:bool \
+    hub_revision:str hub_strategy:str hub_token:str ignore_data_skip:bool \
+    include_for_metrics:list include_inputs_for_metrics:bool include_num_input_tokens_seen:any \
+    include_tokens_per_second:bool jit_mode_eval:bool label_names:list \
+    label_smoothing_factor:float learning_rate:float length_column_name:str \
+    liger_kernel_config:dict load_best_model_at_end:bool local_rank:int log_level:str \
+    log_level_replica:str log_on_each_node:bool logging_dir:str logging_first_step:bool \
+    logging_nan_inf_filter:bool logging_steps:float logging_strategy:str \
+    lr_scheduler_kwargs:dict lr_scheduler_type:str max_grad_norm:float max_steps:int \
+    metric_for_best_model:str mp_parameters:str neftune_noise_alpha:float no_cuda:bool \
+    num_train_epochs:float optim:str optim_args:str optim_target_modules:any output_dir:str \
+    overwrite_output_dir:bool parallelism_config:dict past_index:int \
+    per_device_eval_batch_size:int per_device_train_batch_size:int per_gpu_eval_batch_size:int \
+    per_gpu_train_batch_size:int prediction_loss_only:bool project:str push_to_hub:bool \
+    push_to_hub_model_id:str push_to_hub_organization:str push_to_hub_token:str ray_scope:str \
+    remove_unused_columns:bool report_to:list restore_callback_states_from_checkpoint:bool \
+    resume_from_checkpoint:any run_name:str save_on_each_node:bool save_only_model:bool \
+    save_safetensors:bool save_steps:float save_strategy:str save_total_limit:int seed:int \
+    skip_memory_metrics:bool split_batches:bool tf32:bool torch_compile:bool \
+    torch_compile_backend:str torch_compile_mode:str torch_empty_cache_steps:int \
+    torchdynamo:str tp_size:int tpu_metrics_debug:bool tpu_num_cores:int trackio_bucket_id:str \
+    trackio_space_id:str trackio_static_space_id:any train_sampling_strategy:str \
+    use_cache:bool use_cpu:bool use_ipex:bool use_legacy_prediction_loop:bool \
+    use_liger_kernel:bool use_mps_device:bool warmup_ratio:float warmup_steps:float \
+    weight_decay:float";
+
+/// TRL `ModelConfig`.
+const MODEL: &str = "\
+    attn_implementation:str bnb_4bit_quant_storage:str bnb_4bit_quant_type:str dtype:str \
+    load_in_4bit:bool load_in_8bit:bool lora_alpha:int lora_dropout:float \
+    lora_modules_to_save:list lora_r:int lora_target_modules:list lora_target_parameters:list \
+    lora_task_type:str model_name_or_path:str model_revision:str torch_dtype:str \
+    trust_remote_code:bool use_bnb_nested_quant:bool use_dora:bool use_peft:bool \
+    use_rslora:bool";
+
+/// TRL `ScriptArguments` and `DatasetMixtureConfig`, and the key that `TrlParser` itself reads
+/// (`env`).
+const SCRIPT: &str = "\
+    dataset:str dataset_config:str dataset_name:str dataset_streaming:bool \
+    dataset_test_split:str dataset_train_split:str datasets:list env:dict \
+    gradient_checkpointing_use_reentrant:bool ignore_bias_buffers:bool reward_funcs:list \
+    reward_model_name_or_path:str sanity_check:bool streaming:bool test_split_size:float";
+
+/// The handbook's own arguments, including those of its old `DataArguments` and `ModelArguments`.
+const HANDBOOK: &str = "\
+    auto_insert_empty_system_msg:bool base_model_revision:str benchmarks:list callbacks:list \
+    chat_template:str dataset_configs:list dataset_mixer:dict dataset_mixture:dict \
+    dataset_splits:list hub_model_revision:str max_eval_samples:int max_train_samples:int \
+    model_code_revision:str overwrite_hub_revision:bool preprocessing_num_workers:int \
+    push_to_hub_revision:bool system_prompt:str text_column:str tokenizer_name_or_path:str \
+    truncation_side:str use_flash_attention_2:bool wandb_entity:str wandb_project:str \
+    wandb_run_group:str";
+
+/// TRL `SFTConfig`.
+const SFT: &str = "\
+    activation_offloading:bool assistant_only_loss:bool chars_per_token:float \
+    chat_template_path:str completion_only_loss:bool dataset_batch_size:int \
+    dataset_kwargs:dict dataset_num_proc:int dataset_text_field:str eos_token:str \
+    eval_packing:bool loss_type:str max_length:int max_seq_length:int model_init_kwargs:dict \
+    num_of_sequences:int packing:bool packing_strategy:str pad_to_multiple_of:int \
+    pad_token:str padding_free:bool router_aux_loss_coef:float shuffle_dataset:bool \
+    truncation_mode:str";
+
+/// TRL `DPOConfig`.
+const DPO: &str = "\
+    activation_offloading:bool base_model_attribute_name:str beta:float dataset_num_proc:int \
+    disable_dropout:bool discopop_tau:float f_alpha_divergence_coef:float \
+    f_divergence_type:str force_use_ref_model:bool generate_during_eval:bool \
+    is_encoder_decoder:bool label_pad_token_id:int label_smoothing:float ld_alpha:float \
+    loss_type:list loss_weights:list max_completion_length:int max_length:int \
+    max_prompt_length:int max_target_length:int model_adapter_name:str model_init_kwargs:dict \
+    pad_to_multiple_of:int pad_token:str padding_free:bool padding_value:int \
+    precompute_ref_batch_size:int precompute_ref_log_probs:bool ref_adapter_name:str \
+    ref_model_init_kwargs:dict ref_model_mixup_alpha:float ref_model_sync_steps:int \
+    reference_free:bool router_aux_loss_coef:float rpo_alpha:float sync_ref_model:bool \
+    tools:any truncation_mode:str use_liger_loss:bool use_logits_to_keep:bool \
+    use_weighting:bool";
+
+/// TRL `KTOConfig`.
+const KTO: &str = "\
+    activation_offloading:bool base_model_attribute_name:str beta:float dataset_num_proc:int \
+    desirable_weight:float disable_dropout:bool generate_during_eval:bool \
+    is_encoder_decoder:bool label_pad_token_id:int loss_type:str max_completion_length:int \
+    max_density_ratio:float max_length:int max_prompt_length:int min_density_ratio:float \
+    model_init_kwargs:dict pad_to_multiple_of:int padding_value:int \
+    precompute_ref_batch_size:int precompute_ref_log_probs:bool prompt_sample_size:int \
+    ref_model_init_kwargs:dict ref_model_mixup_alpha:float ref_model_sync_steps:int \
+    router_aux_loss_coef:float sync_ref_model:bool truncation_mode:str \
+    undesirable_weight:float use_liger_loss:bool";
+
+/// TRL `ORPOConfig`.
+const ORPO: &str = "\
+    beta:float dataset_num_proc:int disable_dropout:bool generate_during_eval:bool \
+    is_encoder_decoder:bool label_pad_token_id:int max_completion_length:int max_length:int \
+    max_prompt_length:int model_init_kwargs:dict padding_value:int truncation_mode:str";
+
+/// TRL `CPOConfig`.
+const SIMPO: &str = "\
+    alpha:float beta:float cpo_alpha:float dataset_num_proc:int disable_dropout:bool \
+    generate_during_eval:bool is_encoder_decoder:bool label_pad_token_id:int \
+    label_smoothing:float loss_type:str max_completion_length:int max_length:int \
+    max_prompt_length:int max_target_length:int model_init_kwargs:dict padding_value:int \
+    simpo_gamma:float truncation_mode:str";
+
+/// TRL `GRPOConfig`.
+const GRPO: &str = "\
+    beta:float cache_implementation:str cast_lm_head_to_fp32:bool chat_template_kwargs:dict \
+    delta:float disable_dropout:bool ds3_gather_for_generation:bool entropy_coef:float \
+    entropy_coef_delta:float entropy_coef_max:float entropy_coef_min:float \
+    entropy_target:float epsilon:float epsilon_high:float generation_batch_size:int \
+    generation_kwargs:dict importance_sampling_level:str log_completions:bool \
+    log_completions_hub_repo:str log_multimodal:bool log_unique_prompts:bool loss_type:str \
+    mask_truncated_completions:bool max_completion_length:int max_prompt_length:int \
+    max_tool_calling_iterations:int min_p:float model_init_kwargs:dict \
+    multi_objective_aggregation:str num_completions_to_print:int num_generations:int \
+    num_generations_eval:int num_iterations:int off_policy_mask_threshold:float \
+    pad_to_multiple_of:int ref_model_mixup_alpha:float ref_model_sync_steps:int \
+    repetition_penalty:float reward_weights:list router_aux_loss_coef:float \
+    sapo_temperature_neg:float sapo_temperature_pos:float scale_rewards:any \
+    shuffle_dataset:bool steps_per_generation:int sync_ref_model:bool temperature:float \
+    top_entropy_quantile:float top_k:int top_p:float \
+    transformers_continuous_batching_config:dict use_adaptive_entropy:bool \
+    use_bias_correction_kl:bool use_liger_loss:bool use_transformers_continuous_batching:bool \
+    use_transformers_paged:bool use_vllm:bool vespo_k_neg:float vespo_k_pos:float \
+    vespo_lambda_neg:float vespo_lambda_pos:float vllm_enable_sleep_mode:bool \
+    vllm_gpu_memory_utilization:float vllm_group_port:int vllm_guided_decoding_regex:str \
+    vllm_importance_sampling_cap:float vllm_importance_sampling_clip_max:float \
+    vllm_importance_sampling_clip_min:float vllm_importance_sampling_correction:bool \
+    vllm_importance_sampling_mode:str vllm_max_model_length:int vllm_mode:str \
+    vllm_model_impl:str vllm_server_base_url:str vllm_server_host:str vllm_server_port:int \
+    vllm_server_timeout:float vllm_structured_outputs_regex:str vllm_tensor_parallel_size:int \
+    wandb_log_unique_prompts:bool";
+
+/// TRL `RLOOConfig` since 0.22.
+const RLOO: &str = "\
+    beta:float cache_implementation:str chat_template_kwargs:dict disable_dropout:bool \
+    ds3_gather_for_generation:bool epsilon:float epsilon_high:float generation_batch_size:int \
+    generation_kwargs:dict log_completions:bool log_unique_prompts:bool \
+    mask_truncated_completions:bool max_completion_length:int max_prompt_length:int min_p:float \
+    model_init_kwargs:dict normalize_advantages:bool num_completions_to_print:int \
+    num_generations:int num_generations_eval:int num_iterations:int ref_model_mixup_alpha:float \
+    ref_model_sync_steps:int repetition_penalty:float reward_clip_range:list \
+    reward_weights:list shuffle_dataset:bool steps_per_generation:int sync_ref_model:bool \
+    temperature:float top_k:int top_p:float use_transformers_paged:bool use_vllm:bool \
+    vllm_enable_sleep_mode:bool vllm_gpu_memory_utilization:float vllm_group_port:int \
+    vllm_guided_decoding_regex:str vllm_max_model_length:int vllm_mode:str vllm_model_impl:str \
+    vllm_server_base_url:str vllm_server_host:str vllm_server_port:int \
+    vllm_server_timeout:float vllm_structured_outputs_regex:str vllm_tensor_parallel_size:int";
+
+/// TRL `PPOConfig`.
+const PPO: &str = "\
+    base_model:str batch_size:int cliprange:float cliprange_value:float dataset_num_proc:int \
+    ds3_gather_for_generation:bool exp_name:str gamma:float kl_coef:float kl_estimator:str \
+    lam:float local_batch_size:int local_mini_batch_size:int \
+    local_rollout_forward_batch_size:int micro_batch_size:int mini_batch_size:int \
+    missing_eos_penalty:float model_adapter_name:str non_eos_penalty:bool num_mini_batches:int \
+    num_ppo_epochs:int num_sample_generations:int num_total_batches:int num_updates:int \
+    penalty_reward_value:int ref_adapter_name:str response_length:int reward_model_path:str \
+    sft_model_path:str stop_token:str stop_token_id:int temperature:float total_episodes:int \
+    vf_coef:float whiten_rewards:bool world_size:int";
+
+/// TRL `RewardConfig`.
+const REWARD: &str = "\
+    activation_offloading:bool center_rewards_coefficient:float chat_template_path:str \
+    dataset_num_proc:int disable_dropout:bool eos_token:str max_length:int \
+    model_init_kwargs:dict pad_to_multiple_of:int pad_token:str";
+
+/// The tables that every trainer shares.
+const SHARED: &[&str] = &[TRAINING, MODEL, SCRIPT, HANDBOOK];
+
+/// A trainer, its common name and its own table.
+const TRAINERS: &[(Objective, &str, &str)] = &[
+    (Objective::Sft, "SFT", SFT),
+    (Objective::LanguageModelling, "continued pre-training", SFT),
+    (Objective::Dpo, "DPO", DPO),
+    (Objective::Kto, "KTO", KTO),
+    (Objective::Orpo, "ORPO", ORPO),
+    (Objective::Simpo, "CPO/SimPO", SIMPO),
+    (Objective::Grpo, "GRPO", GRPO),
+    (Objective::Rloo, "RLOO", RLOO),
+    (Objective::Ppo, "PPO", PPO),
+    (Objective::Reward, "reward", REWARD),
+];
+
+/// Trainers that know a key, with its type; `None` means every trainer.
+type Uses = Vec<(Option<Objective>, Kind)>;
+
+/// Every key, built from the tables once.
+static INDEX: LazyLock<HashMap<&'static str, Uses>> = LazyLock::new(|| {
+    let shared = SHARED.iter().map(|table| (None, *table));
+    let by_trainer = TRAINERS.iter().map(|(o, _, table)| (Some(*o), *table));
+    let mut index: HashMap<&str, Uses> = HashMap::new();
+    for (objective, table) in shared.chain(by_trainer) {
+        for (name, kind) in fields(table) {
+            index.entry(name).or_default().push((objective, kind));
+        }
+    }
+    index
+});
+
+/// The names and types of a table.
+fn fields(table: &'static str) -> impl Iterator<Item = (&'static str, Kind)> {
+    let fields = table.split_whitespace();
+    fields.filter_map(|field| {
+        field
+            .split_once(':')
+            .map(|(name, kind)| (name, parse(kind)))
+    })
+}
+
+fn parse(kind: &str) -> Kind {
+    match kind {
+        "bool" => Kind::Bool,
+        "int" => Kind::Int,
+        "float" => Kind::Float,
+        "str" => Kind::Str,
+        "list" => Kind::List,
+        "dict" => Kind::Dict,
+        _ => Kind::Any,
+    }
+}
+
+fn uses(key: &str) -> &'static [(Option<Objective>, Kind)] {
+    INDEX.get(key).map_or(&[], Vec::as_slice)
+}
+
+fn find(key: &str, objective: Option<Objective>) -> Option<Kind> {
+    let found = uses(key).iter().find(|(user, _)| *user == objective);
+    found.map(|(_, kind)| *kind)
+}
+
+/// The type of a key in a recipe for a trainer. The trainer's own table takes precedence over the
+/// shared ones.
+pub(crate) fn kind(key: &str, objective: Objective) -> Option<Kind> {
+    find(key, Some(objective)).or_else(|| shared(key))
+}
+
+/// The type of a key that every trainer takes.
+pub(crate) fn shared(key: &str) -> Option<Kind> {
+    find(key, None)
+}
+
+/// The type of a field of `TrainingArguments`.
+pub(crate) fn kind_in_training(key: &str) -> Option<Kind> {
+    static TYPES: LazyLock<HashMap<&'static str, Kind>> =
+        LazyLock::new(|| fields(TRAINING).collect());
+    TYPES.get(key).copied()
+}
+
+/// The type of a key, where all trainers that have it agree.
+pub(crate) fn agreed(key: &str) -> Option<Kind> {
+    let uses = uses(key);
+    let (_, kind) = uses.first()?;
+    uses.iter().all(|(_, other)| other == kind).then_some(*kind)
+}
+
+/// Whether a key is known to any trainer.
+pub(crate) fn is_known(key: &str) -> bool {
+    INDEX.contains_key(key)
+}
+
+/// Every key of every trainer.
+pub(crate) fn all() -> impl Iterator<Item = &'static str> {
+    INDEX.keys().copied()
+}
+
+/// Whether other scripts commonly define an argument of this name too: for the model and its
+/// adapters, for lengths and for data.
+pub(crate) fn is_common(key: &str) -> bool {
+    const COMMON: [&str; 30] = [
+        "alpha",
+        "base_model",
+        "batch_size",
+        "beta",
+        "chat_template",
+        "dataset",
+        "dataset_config",
+        "datasets",
+        "delta",
+        "env",
+        "epsilon",
+        "exp_name",
+        "gamma",
+        "lam",
+        "loss_type",
+        "max_length",
+        "max_prompt_length",
+        "max_seq_length",
+        "micro_batch_size",
+        "mini_batch_size",
+        "preprocessing_num_workers",
+        "streaming",
+        "system_prompt",
+        "temperature",
+        "text_column",
+        "top_k",
+        "top_p",
+        "wandb_entity",
+        "wandb_project",
+        "world_size",
+    ];
+    COMMON.contains(&key) || fields(MODEL).any(|(name, _)| name == key)
+}
+
+/// Every field of `TrainingArguments`.
+pub(crate) fn training() -> impl Iterator<Item = &'static str> {
+    static NAMES: LazyLock<Vec<&'static str>> =
+        LazyLock::new(|| fields(TRAINING).map(|(name, _)| name).collect());
+    NAMES.iter().copied()
+}
+
+/// Whether a key is a truth value for every trainer that has it.
+pub(crate) fn is_bool(key: &str) -> bool {
+    let uses = uses(key);
+    !uses.is_empty() && uses.iter().all(|(_, kind)| *kind == Kind::Bool)
+}
+
+/// Every key that a recipe for a trainer may hold, in alphabetical order.
+pub(crate) fn known(objective: Objective) -> Vec<&'static str> {
+    let mut keys: Vec<&str> = INDEX.keys().copied().collect();
+    keys.retain(|key| kind(key, objective).is_some());
+    keys.sort_unstable();
+    keys
+}
+
+/// The trainers whose own table has a key.
+pub(crate) fn owners(key: &str) -> Vec<Objective> {
+    uses(key).iter().filter_map(|(user, _)| *user).collect()
+}
+
+/// A trainer's common name.
+pub(crate) fn name(objective: Objective) -> &'static str {
+    let found = TRAINERS.iter().find(|(o, ..)| *o == objective);
+    found.map_or("", |(_, name, _)| name)
+}
+
+/// Options that TRL's command line passes to `accelerate launch`. No trainer has them.
+const TRL_PASSES_ON: &[&str] = &[
+    "config_file",
+    "num_processes",
+    "num_machines",
+    "machine_rank",
+    "main_process_ip",
+    "main_process_port",
+    "mixed_precision",
+    "gpu_ids",
+    "zero_stage",
+    "deepspeed_config_file",
+    "fsdp_version",
+    "fsdp_sharding_strategy",
+    "fsdp_reshard_after_forward",
+];
+
+/// TRL's option for the accelerate config: a file, or the name of a config that TRL ships.
+pub(crate) const TRL_CONFIG: &str = "accelerate_config";
+
+/// Whether TRL's command line passes a key of the recipe to its launcher.
+pub(crate) fn is_launcher_key(name: &str) -> bool {
+    name == TRL_CONFIG || TRL_PASSES_ON.contains(&name)
+}
+
+/// Arguments of the example scripts that concern the batch, the model or the data, and those that
+/// distinguish such a file from TRL's.
+const EXAMPLES: &[(&str, Kind)] = &[
+    ("attn_implementation", Kind::Str),
+    ("block_size", Kind::Int),
+    ("config_name", Kind::Str),
+    ("dataset_config_name", Kind::Str),
+    ("dataset_name", Kind::Str),
+    ("dtype", Kind::Str),
+    ("max_eval_samples", Kind::Int),
+    ("max_length", Kind::Int),
+    ("max_seq_length", Kind::Int),
+    ("max_source_length", Kind::Int),
+    ("max_train_samples", Kind::Int),
+    ("model_name_or_path", Kind::Str),
+    ("overwrite_cache", Kind::Bool),
+    ("preprocessing_num_workers", Kind::Int),
+    ("streaming", Kind::Bool),
+    ("task_name", Kind::Str),
+    ("tokenizer_name", Kind::Str),
+    ("torch_dtype", Kind::Str),
+    ("train_file", Kind::Str),
+    ("trust_remote_code", Kind::Bool),
+    ("use_fast_tokenizer", Kind::Bool),
+    ("validation_file", Kind::Str),
+];
+
+/// The type of an argument of the example scripts.
+pub(crate) fn example(key: &str) -> Option<Kind> {
+    let found = EXAMPLES.iter().find(|(name, _)| *name == key);
+    found.map(|(_, kind)| *kind)
+}

@@ -1,0 +1,311 @@
+//! All settings except the data: batch, parallelism, model, optimizer, schedule, evaluation,
+//! checkpoints.
+//!
+//! Defaults are those of TRL f2cd577 with transformers 5.23.0. Older versions differ in the
+//! learning rate (5e-5) and in `bf16` and `gradient_checkpointing` (off).
+
+use std::path::Path;
+
+use crate::recipe::schema::axes::axes;
+use crate::recipe::schema::reading::Reading;
+use crate::recipe::schema::run_name;
+use crate::recipe::schema::spec::Objective;
+use crate::recipe::schema::tree::{Given, Tree};
+use crate::recipe::syntax::node::Node;
+use crate::recipe::syntax::scalar::{Resolved, Schema};
+use crate::util::suggest::did_you_mean;
+
+use super::accelerator;
+use super::deepspeed;
+use super::values::Values;
+
+/// Translates `gradient_accumulation_steps`, `per_device_train_batch_size` and related keys.
+pub(crate) fn batch(values: &Values, path: &Path, tree: &mut Tree, reading: &mut Reading) {
+    let micro = values
+        .int("per_gpu_train_batch_size")
+        .or_else(|| values.int("per_device_train_batch_size"));
+    tree.default("batch.accumulation", 1);
+    tree.plain_if(
+        "batch.accumulation",
+        values.int("gradient_accumulation_steps"),
+    );
+    match accelerator::read(values, path, tree, reading) {
+        Some(split) => accelerator::split_batches(micro.as_ref(), split, tree),
+        None => {
+            tree.default("batch.micro", 8);
+            tree.plain_if("batch.micro", micro);
+        }
+    }
+    if let Some(drop) = values.bool("dataloader_drop_last") {
+        let how = if drop.value { "drop" } else { "wrap" };
+        tree.plain("batch.last_batch", &drop.with(how));
+    }
+    tree.plain_if("batch.auto_find", values.bool("auto_find_batch_size"));
+    for key in [
+        "num_generations",
+        "num_generations_eval",
+        "generation_batch_size",
+        "steps_per_generation",
+        "num_mini_batches",
+    ] {
+        tree.plain_if(&format!("generation.{key}"), values.int(key));
+    }
+    tree.plain_if("generation.whiten_rewards", values.bool("whiten_rewards"));
+    if let Some(loss) = values.text("loss_type")
+        && loss.value == "apo_zero_unpaired"
+    {
+        tree.plain("generation.without_kl", &loss.with(true));
+    }
+    let resumed = values.node("resume_from_checkpoint");
+    if let Some(node) =
+        resumed.filter(|node| node.resolve(Schema::PyYaml) != Some(Resolved::Bool(false)))
+    {
+        reading.warning(
+            "resume-restores-batch",
+            Some(node.span),
+            "transformers up to 5.1 resumes with the checkpoint's per-device batch and ignores the recipe's",
+            "use `launch --resume`, which keeps the recipe's global batch",
+        );
+    }
+}
+
+/// Sets the defaults of the objective.
+pub(crate) fn objective_defaults(objective: Objective, tree: &mut Tree) {
+    if let Some(generations) = objective.default_generations() {
+        tree.default("generation.num_generations", generations);
+    }
+    match objective {
+        Objective::Ppo => tree.default("generation.num_mini_batches", 1),
+        // KTO's KL term pairs every example with its neighbour in a fixed order.
+        Objective::Kto => tree.default("data.shuffle", false),
+        _ => {}
+    }
+    let peak = match objective {
+        Objective::Sft | Objective::LanguageModelling => "2e-5",
+        Objective::Ppo => "3e-6",
+        Objective::Reward => "1e-4",
+        Objective::Dpo | Objective::Kto | Objective::Orpo | Objective::Simpo => "1e-6",
+        Objective::Grpo | Objective::Rloo => "1e-6",
+    };
+    tree.default("learning_rate.peak", peak);
+    tree.default("model.precision", "bf16");
+    tree.default("model.activation_checkpointing", true);
+    tree.default("budget.epochs", 3);
+    tree.default("seed", 42);
+}
+
+/// FSDP, DeepSpeed and the sizes of the other axes, where the recipe itself sets them.
+pub(crate) fn parallel(values: &Values, path: &Path, tree: &mut Tree, reading: &mut Reading) {
+    fsdp(values, tree, reading);
+    deepspeed::read(values, path, tree, reading);
+    tree.plain_if("parallel.tensor", values.int("tp_size"));
+    if let Some(sizes) = values.node("parallelism_config") {
+        axes(sizes, "parallelism_config", tree, reading);
+    }
+}
+
+/// `full_shard auto_wrap`, a list of the same words, or `true` with the options in `fsdp_config`.
+fn fsdp(values: &Values, tree: &mut Tree, reading: &mut Reading) {
+    let Some(node) = values.node("fsdp") else {
+        return;
+    };
+    let given = |value: &str| Given::new("fsdp", value.to_owned(), node.span);
+    let words: Vec<&str> = match node.items() {
+        Some(items) => items.iter().filter_map(Node::text).collect(),
+        None => node.text().unwrap_or_default().split_whitespace().collect(),
+    };
+    for word in words {
+        let strategy = match word {
+            "full_shard" | "hybrid_shard" => "fsdp",
+            "shard_grad_op" | "hybrid_shard_zero2" => "zero2",
+            "true" | "True" => match values.node("fsdp_config").and_then(reshards) {
+                Some(false) => "zero2",
+                _ => "fsdp",
+            },
+            "no_shard" | "false" | "False" => "ddp",
+            "auto_wrap" | "offload" => continue,
+            other => {
+                let known = [
+                    "full_shard",
+                    "shard_grad_op",
+                    "hybrid_shard",
+                    "hybrid_shard_zero2",
+                    "no_shard",
+                    "auto_wrap",
+                    "offload",
+                ];
+                reading.error(
+                    "unknown-value",
+                    Some(node.span),
+                    format!("`fsdp` holds `{other}`"),
+                    did_you_mean(other, known),
+                );
+                continue;
+            }
+        };
+        tree.text("parallel.strategy", &given(strategy));
+    }
+}
+
+/// Whether FSDP 2 frees the gathered parameters after the forward pass.
+fn reshards(config: &Node) -> Option<bool> {
+    let node = config
+        .get("reshard_after_forward")
+        .or_else(|| config.get("fsdp_reshard_after_forward"))?;
+    match node.resolve(Schema::PyYaml)? {
+        Resolved::Bool(value) => Some(value),
+        _ => None,
+    }
+}
+
+/// The model, its precision, its adapters and its tokenizer.
+pub(crate) fn model(values: &Values, path: &Path, tree: &mut Tree, reading: &mut Reading) {
+    tree.text_if("model.path", values.text("model_name_or_path"));
+    let (bf16, fp16) = (values.bool("bf16"), values.bool("fp16"));
+    let both = |g: &Option<Given<bool>>| g.as_ref().is_some_and(|g| g.value);
+    if both(&bf16) && both(&fp16) {
+        reading.error(
+            "out-of-range",
+            fp16.as_ref().map(|g| g.span),
+            "`fp16` and `bf16` are both true",
+            "set one of them to false",
+        );
+    }
+    match (&bf16, &fp16) {
+        (Some(bf16), _) if bf16.value => tree.plain("model.precision", &bf16.with("bf16")),
+        (_, Some(fp16)) if fp16.value => tree.plain("model.precision", &fp16.with("f16")),
+        (Some(off), _) => tree.plain("model.precision", &off.with("f32")),
+        _ => {}
+    }
+    tree.plain_if("model.tf32", values.bool("tf32"));
+    tree.text_if("model.attention", values.text("attn_implementation"));
+    let flash = values
+        .bool("use_flash_attention_2")
+        .filter(|given| given.value);
+    if let Some(given) = flash {
+        tree.text(
+            "model.attention",
+            &given.with("flash_attention_2".to_owned()),
+        );
+    }
+    let checkpointing = values
+        .bool("activation_checkpointing")
+        .or_else(|| values.bool("gradient_checkpointing"));
+    tree.plain_if("model.activation_checkpointing", checkpointing);
+    tree.plain_if("model.adapters", values.bool("use_peft"));
+    tree.plain_if("model.load_in_4bit", values.bool("load_in_4bit"));
+    tree.plain_if("model.load_in_8bit", values.bool("load_in_8bit"));
+    tree.text_if("tokenizer.path", values.text("tokenizer_name_or_path"));
+    tree.text_if("tokenizer.chat_template", values.text("chat_template"));
+    if let Some(given) = values.text("chat_template_path") {
+        template(&given, path, tree, reading);
+    }
+}
+
+/// A Jinja file, or a tokenizer with a template.
+fn template(given: &Given<String>, path: &Path, tree: &mut Tree, reading: &mut Reading) {
+    let file = reading.beside(path, &given.value);
+    match file.and_then(|file| Some((file.clone(), reading.text(&file)?))) {
+        Some((file, text)) => {
+            reading.sources.add(file, text.as_str());
+            tree.text("tokenizer.chat_template", &given.with(text));
+        }
+        None => reading.warning(
+            "unsupported-value",
+            Some(given.span),
+            format!("the chat template `{}` does not exist", given.value),
+            "put the Jinja file beside the recipe, or write its text in `chat_template`",
+        ),
+    }
+}
+
+/// Lengths, packing and the order of the data.
+pub(crate) fn lengths(values: &Values, objective: Objective, tree: &mut Tree) {
+    let length = values
+        .int("max_seq_length")
+        .or_else(|| values.int("max_length"));
+    if objective.default_generations().is_some() {
+        // Prompts without a limit have TRL's last default, 512.
+        let (prompt, completion) = (
+            values.int("max_prompt_length"),
+            values.int("max_completion_length"),
+        );
+        let place = completion.as_ref().or(prompt.as_ref());
+        let value = |g: &Option<Given<i128>>| g.as_ref().map_or(512, |g| g.value);
+        let sum = value(&prompt).saturating_add(value(&completion));
+        match place {
+            Some(place) => tree.plain("data.sequence_length", &place.with(sum)),
+            None => tree.default("data.sequence_length", sum),
+        }
+    } else {
+        tree.plain_if("data.sequence_length", length);
+    }
+    tree.plain_if("data.packing", values.bool("packing"));
+    let answers = values
+        .bool("assistant_only_loss")
+        .or_else(|| values.bool("completion_only_loss"));
+    tree.plain_if("data.answers_only", answers);
+    if let Some(order) = values.text("train_sampling_strategy") {
+        let shuffle = order.value != "sequential";
+        tree.plain("data.shuffle", &order.with(shuffle));
+    }
+}
+
+/// The length of the run: `max_steps` where it is positive, else epochs; PPO counts episodes.
+pub(crate) fn budget(values: &Values, tree: &mut Tree) {
+    tree.plain_if("budget.epochs", values.float("num_train_epochs"));
+    let steps = values.int("max_steps").filter(|steps| steps.value > 0);
+    tree.plain_if("budget.steps", steps);
+    tree.plain_if("budget.samples", values.int("total_episodes"));
+    tree.plain_if("seed", values.int("seed"));
+}
+
+/// AdamW and clipping.
+pub(crate) fn optimizer(values: &Values, tree: &mut Tree) {
+    tree.plain_if("optimizer.beta1", values.float("adam_beta1"));
+    tree.plain_if("optimizer.beta2", values.float("adam_beta2"));
+    tree.plain_if("optimizer.epsilon", values.float("adam_epsilon"));
+    tree.plain_if("optimizer.weight_decay", values.float("weight_decay"));
+    tree.plain_if("optimizer.gradient_clip", values.float("max_grad_norm"));
+    tree.text_if("optimizer.name", values.text("optim"));
+    if values.is_true("adafactor")
+        && let Some(adafactor) = values.bool("adafactor")
+    {
+        tree.plain("optimizer.name", &adafactor.with("adafactor"));
+    }
+}
+
+/// The keys whose values depend on the world.
+pub(crate) fn upstream_key(path: &str) -> Option<&'static str> {
+    match path {
+        "batch.micro" => Some("per_device_train_batch_size"),
+        "batch.accumulation" => Some("gradient_accumulation_steps"),
+        "generation.steps_per_generation" => Some("steps_per_generation"),
+        _ => None,
+    }
+}
+
+/// Older keys with the same meaning (transformers 4: `TrainingArguments.train_batch_size` takes
+/// `per_gpu_train_batch_size or per_device_train_batch_size`).
+pub(crate) fn older_keys(path: &str) -> &'static [&'static str] {
+    match path {
+        "batch.micro" => &["per_gpu_train_batch_size"],
+        _ => &[],
+    }
+}
+
+/// The run's name: its name in reports, else the last part of the output directory, else the file's
+/// name. Upstream accepts any text.
+pub(crate) fn name(values: &Values, path: &Path, tree: &mut Tree, reading: &mut Reading) {
+    let last = || {
+        let given = values.text("output_dir")?;
+        let last = Path::new(&given.value).file_name()?.to_str()?;
+        Some(given.with(last.to_owned()))
+    };
+    let Some(given) = values.text("run_name").or_else(last) else {
+        let file = path.file_stem().unwrap_or_default().to_string_lossy();
+        tree.default("name", run_name::label(&file));
+        return;
+    };
+    run_name::put(&given, tree, reading);
+}

@@ -1,0 +1,493 @@
+use crate::recipe::schema::request::Request;
+use crate::recipe::schema::spec::{
+    BatchSchedule, DataFormat, LastBatch, LearningRateShape, Objective, Precision, Spec, Strategy,
+};
+use crate::recipe::syntax::diagnostic::{Diagnostic, Severity};
+use crate::recipe::{ReadError, Recipe, read};
+
+/// Reads a text as the file `folder/config.yaml`, with overrides.
+fn read_in(folder: &str, text: &str, overrides: &[&str]) -> Result<Recipe, ReadError> {
+    let root = tempfile::tempdir().unwrap();
+    let folder = root.path().join(folder);
+    std::fs::create_dir_all(&folder).unwrap();
+    let path = folder.join("config.yaml");
+    std::fs::write(&path, text).unwrap();
+    read(&Request {
+        path,
+        overrides: overrides.iter().map(|o| (*o).to_owned()).collect(),
+        ..Request::default()
+    })
+}
+
+/// The spec of an SFT recipe with these lines, which must have no diagnostics.
+fn sft(lines: &str) -> Spec {
+    let text = format!("model_name_or_path: m\nnum_train_epochs: 1\n{lines}");
+    let recipe = read_in("sft", &text, &[]).unwrap_or_else(|e| panic!("{:?}", e.diagnostics));
+    assert_eq!(recipe.diagnostics, []);
+    recipe.spec
+}
+
+/// Every diagnostic of an SFT recipe with these lines.
+fn problems(folder: &str, lines: &str, overrides: &[&str]) -> String {
+    let text = format!("model_name_or_path: m\nnum_train_epochs: 1\n{lines}");
+    let diagnostics = match read_in(folder, &text, overrides) {
+        Ok(recipe) => recipe.diagnostics,
+        Err(error) => error.diagnostics,
+    };
+    let line = |d: &Diagnostic| d.span.map_or(0, |s| s.line);
+    let lines: Vec<String> = diagnostics
+        .iter()
+        .map(|d| {
+            let place = format!("{}: {}[{}]", line(d), d.severity, d.rule);
+            format!("{place} {} ({})", d.message, d.help)
+        })
+        .collect();
+    lines.join("\n")
+}
+
+#[test]
+fn defaults_are_those_of_trl() {
+    let spec = sft("");
+    assert_eq!(
+        (spec.batch.micro, spec.batch.accumulation),
+        (Some(8), Some(1))
+    );
+    assert_eq!((spec.batch.global, spec.batch.gpus), (None, None));
+    assert_eq!(spec.learning_rate.peak, 2e-5);
+    assert_eq!(spec.learning_rate.shape, LearningRateShape::Linear);
+    assert_eq!(spec.model.precision, Precision::Bf16);
+    assert!(spec.model.activation_checkpointing);
+    assert_eq!(spec.data.sequence_length, 1024);
+    assert_eq!(spec.checkpoint.every_steps, Some(500));
+    assert_eq!(spec.evaluation, Default::default());
+    assert_eq!(spec.optimizer.gradient_clip, Some(1.0));
+    assert_eq!(
+        (spec.optimizer.beta2, spec.optimizer.weight_decay),
+        (0.999, 0.0)
+    );
+    assert_eq!(spec.seed, 42);
+    let dpo = read_in("dpo", "model_name_or_path: m\nbeta: 0.1\n", &[]).unwrap();
+    assert_eq!(dpo.spec.learning_rate.peak, 1e-6);
+    assert_eq!(dpo.spec.budget.epochs, Some(3.0));
+    assert!(
+        dpo.places.keys().all(|path| path == "model.path"),
+        "{:?}",
+        dpo.places
+    );
+}
+
+#[test]
+fn intervals_below_one_are_shares_of_the_run() {
+    let spec = sft("save_steps: 0.5\neval_strategy: steps\neval_steps: 0.25\n");
+    assert_eq!(spec.checkpoint.every_share, Some(0.5));
+    assert_eq!(spec.checkpoint.every_steps, None);
+    assert_eq!(spec.evaluation.every_share, Some(0.25));
+    assert_eq!(spec.evaluation.micro, Some(8));
+    let spec = sft("save_strategy: epoch\neval_strategy: steps\nlogging_steps: 7\n");
+    assert!(spec.checkpoint.every_epoch);
+    assert_eq!(
+        spec.evaluation.every_steps,
+        Some(7),
+        "evaluation follows the log"
+    );
+    assert_eq!(
+        sft("eval_strategy: steps\n").evaluation.every_steps,
+        Some(10)
+    );
+    assert_eq!(
+        sft("save_strategy: \"no\"\n").checkpoint,
+        Default::default()
+    );
+    assert!(problems("sft", "save_steps: 1.5\n", &[]).contains("out-of-range"));
+}
+
+#[test]
+fn warm_up_is_steps_or_a_share_as_in_transformers_5() {
+    let rate = |lines: &str| sft(lines).learning_rate;
+    assert_eq!(
+        rate("warmup_steps: 100\nwarmup_ratio: 0.1\n").warmup_steps,
+        Some(100)
+    );
+    assert_eq!(rate("warmup_steps: 0.03\n").warmup_ratio, Some(0.03));
+    assert_eq!(rate("warmup_ratio: 0.1\n").warmup_ratio, Some(0.1));
+    let none = rate("warmup_steps: 0\nwarmup_ratio: 0.0\n");
+    assert_eq!((none.warmup_steps, none.warmup_ratio), (None, None));
+}
+
+#[test]
+fn schedules_keep_their_floors() {
+    let rate = |lines: &str| {
+        let rate = sft(&format!("learning_rate: 2.0e-4\n{lines}")).learning_rate;
+        (rate.shape, rate.floor)
+    };
+    let min = "lr_scheduler_type: cosine_with_min_lr\nlr_scheduler_kwargs: ";
+    assert_eq!(
+        rate(&format!("{min}{{min_lr_rate: 0.1}}\n")),
+        (LearningRateShape::Cosine, 0.1)
+    );
+    assert_eq!(
+        rate(&format!("{min}{{min_lr: 2.0e-5}}\n")),
+        (LearningRateShape::Cosine, 0.1)
+    );
+    assert_eq!(
+        rate("lr_scheduler_type: inverse_sqrt\n"),
+        (LearningRateShape::InverseSqrt, 0.0)
+    );
+    assert_eq!(
+        rate("lr_scheduler_type: constant_with_warmup\n"),
+        (LearningRateShape::Constant, 0.0)
+    );
+}
+
+#[test]
+fn the_objective_is_found_by_folder_or_by_keys() {
+    let objective = |folder: &str, lines: &str| {
+        let text = format!("model_name_or_path: m\nlearning_rate: 1.0e-6\n{lines}");
+        read_in(folder, &text, &[])
+            .unwrap_or_else(|e| panic!("{e}"))
+            .spec
+            .objective
+    };
+    assert_eq!(objective("zephyr/orpo", "beta: 0.1\n"), Objective::Orpo);
+    assert_eq!(objective("x", "beta: 0.1\n"), Objective::Dpo);
+    assert_eq!(
+        objective("x", "beta: 0.1\nhub_model_id: zephyr-orpo\n"),
+        Objective::Orpo
+    );
+    assert_eq!(objective("x", "num_generations: 4\n"), Objective::Grpo);
+    assert_eq!(objective("x", "desirable_weight: 1.0\n"), Objective::Kto);
+    assert_eq!(objective("x", "num_ppo_epochs: 4\n"), Objective::Ppo);
+    assert_eq!(
+        objective("x", "center_rewards_coefficient: 0.1\n"),
+        Objective::Reward
+    );
+    assert_eq!(
+        objective("x", "loss_type: simpo\nsimpo_gamma: 0.5\n"),
+        Objective::Simpo
+    );
+    assert_eq!(objective("x", "packing: true\n"), Objective::Sft);
+    assert_eq!(objective("gpt2-nl/cpt", ""), Objective::LanguageModelling);
+    let pairs = "dataset_mixture: {datasets: [{id: d, columns: [chosen, rejected]}]}\n";
+    assert_eq!(objective("x", pairs), Objective::Dpo);
+    assert_eq!(
+        objective("sft", "evenkeel: {objective: dpo}\nbeta: 0.1\n"),
+        Objective::Dpo
+    );
+    assert!(problems("x", "", &[]).contains("objective-assumed"));
+}
+
+#[test]
+fn generation_settings_reach_the_rules() {
+    let text = "model_name_or_path: m\nnum_generations: 16\nsteps_per_generation: 4\n\
+                max_completion_length: 1000\nmax_prompt_length: 24\nlearning_rate: 1.0e-6\n";
+    let spec = read_in("grpo", text, &[]).unwrap().spec;
+    assert_eq!(spec.generation.num_generations, Some(16));
+    assert_eq!(spec.generation.steps_per_generation, Some(4));
+    assert_eq!(spec.data.sequence_length, 1024);
+    let text = "model_name_or_path: m\nlearning_rate: 1.0e-6\n";
+    let spec = read_in("grpo", text, &[]).unwrap().spec;
+    assert_eq!(spec.generation.num_generations, Some(8), "TRL's default");
+}
+
+#[test]
+fn every_form_of_data_is_read() {
+    let spec = sft("dataset_mixer:\n  org/a: 0.5\n  org/b: 1\n\
+         dataset_splits: [train_sft, test_sft]\ndataset_configs: [x, y]\n");
+    let train: Vec<_> = spec
+        .data
+        .train
+        .iter()
+        .map(|s| (s.path.as_str(), s.weight, s.config.as_deref()))
+        .collect();
+    assert_eq!(
+        train,
+        [
+            ("org/a", Some(0.5), Some("x")),
+            ("org/b", Some(1.0), Some("y"))
+        ]
+    );
+    assert_eq!(spec.data.evaluation.len(), 2);
+    assert_eq!(spec.data.evaluation[0].split.as_deref(), Some("test_sft"));
+
+    let spec = sft("dataset_name: org/c\ndataset_config: all\neval_strategy: epoch\n");
+    assert_eq!(spec.data.train[0].split.as_deref(), Some("train"));
+    assert_eq!(spec.data.evaluation[0].split.as_deref(), Some("test"));
+
+    let spec = sft(
+        "datasets:\n- path: json\n  data_files: [a.jsonl, b.jsonl]\n\
+         - {path: org/d, name: main, columns: [prompt, completion]}\ntest_split_size: 0.1\n",
+    );
+    assert_eq!(spec.data.train[1].path, "b.jsonl");
+    assert_eq!(spec.data.train[1].format, Some(DataFormat::Jsonl));
+    assert_eq!(spec.data.train[2].config.as_deref(), Some("main"));
+    assert_eq!(spec.data.train[2].columns, ["prompt", "completion"]);
+    assert_eq!(spec.data.held_out, Some(0.1));
+}
+
+#[test]
+fn sharding_and_axes_in_the_recipe_count() {
+    let parallel = |lines: &str| sft(lines).parallel;
+    assert_eq!(
+        parallel("fsdp: full_shard auto_wrap\n").strategy,
+        Strategy::Fsdp
+    );
+    assert_eq!(
+        parallel("fsdp: [shard_grad_op]\n").strategy,
+        Strategy::Zero2
+    );
+    assert_eq!(parallel("fsdp: true\n").strategy, Strategy::Fsdp);
+    assert_eq!(
+        parallel("deepspeed: {zero_optimization: {stage: 1}, train_batch_size: auto}\n").strategy,
+        Strategy::Zero1
+    );
+    let sizes = parallel("parallelism_config: {tp_size: 2, cp_size: 4}\n");
+    assert_eq!((sizes.tensor, sizes.context), (2, 4));
+    let conflict = "gradient_accumulation_steps: 2\ndeepspeed: {gradient_accumulation_steps: 4, zero_optimization: {}}\n";
+    assert!(problems("sft", conflict, &[]).contains("error[accumulation-conflict]"));
+    assert!(problems("sft", "deepspeed: zero3.json\n", &[]).contains("deepspeed-unread"));
+}
+
+#[test]
+fn special_batch_settings_are_read() {
+    let spec = sft("accelerator_config: {split_batches: true}\ngradient_accumulation_steps: 2\n");
+    assert_eq!((spec.batch.global, spec.batch.micro), (Some(16), None));
+    let spec = sft("dataloader_drop_last: true\nauto_find_batch_size: true\n");
+    assert_eq!(spec.batch.last_batch, LastBatch::Drop);
+    assert!(spec.batch.auto_find);
+    let resumed = problems("sft", "resume_from_checkpoint: out/checkpoint-100\n", &[]);
+    assert!(resumed.contains("resume-restores-batch"), "{resumed}");
+    assert_eq!(problems("sft", "resume_from_checkpoint: false\n", &[]), "");
+}
+
+#[test]
+fn scalars_of_another_type_are_reported_with_upstreams_meaning() {
+    insta::assert_snapshot!(problems(
+        "sft",
+        "learning_rate: 1e-5\nper_device_train_batch_size: \"16\"\nbf16: \"yes\"\n\
+         save_strategy: no\neval_strategy: off\ngradient_checkpointing: 1\n\
+         gradient_accumulation_steps: 2.0\nmax_steps: true\nweight_decay: heavy\n\
+         dataset_mixture: [x]\nlora_target_modules: {a: 1}\nmax_length: 1e3\nseed: ~\n",
+        &[],
+    ));
+    assert_eq!(
+        problems("sft", "", &["learning_rate=1e-5"]),
+        "",
+        "upstream's command line converts, so there is nothing to report"
+    );
+}
+
+#[test]
+fn unknown_keys_are_refused_as_upstream_refuses_them() {
+    insta::assert_snapshot!(problems(
+        "sft",
+        "per_device_train_batchsize: 4\nnum_generations: 4\nzebra: 1\n\
+         dataset_mixture: {datasets: [{id: d, splitt: x}], sed: 1}\n\
+         evenkeel: {batch: {micor: 4}, sedd: 1}\n",
+        &[
+            "max_seq_len=128",
+            "dataset_mixture.datasets.0.idd=x",
+            "evenkeel.model.konfig.hidden_size=64",
+        ],
+    ));
+}
+
+#[test]
+fn values_without_a_counterpart_are_reported() {
+    insta::assert_snapshot!(problems(
+        "sft",
+        "lr_scheduler_type: reduce_lr_on_plateau\nfsdp: fullshard\nfp16: true\nbf16: true\n\
+         eval_strategy: step\nper_device_train_batch_size: 0\nwarmup_ratio: 1.5\n",
+        &[],
+    ));
+}
+
+#[test]
+fn the_reserved_key_overrides_the_recipe_with_native_keys() {
+    let recipe = read_in(
+        "sft",
+        "model_name_or_path: m\nlearning_rate: 1.0e-4\n\
+         evenkeel:\n  batch: {global: 64}\n  schedule: {kind: norm-test, max_batch: 256}\n\
+         \x20 data: {train: [{path: synthetic}]}\n",
+        &["evenkeel.batch.global=32"],
+    )
+    .unwrap();
+    assert_eq!(recipe.spec.batch.global, Some(32));
+    assert_eq!(recipe.spec.data.train[0].path, "synthetic");
+    assert!(matches!(&recipe.spec.schedule, BatchSchedule::NormTest(n) if n.max_batch == 256));
+    assert_eq!(
+        recipe.key("schedule.max_batch"),
+        "evenkeel.schedule.max_batch"
+    );
+}
+
+#[test]
+fn a_run_is_named_by_a_label_for_every_upstream_name() {
+    let named = |lines: &str| {
+        let text = format!("model_name_or_path: m\n{lines}");
+        let recipe = read_in("sft", &text, &[]).unwrap_or_else(|e| panic!("{e}"));
+        let diagnostics = recipe.diagnostics.iter();
+        let found: Vec<String> = diagnostics
+            .map(|d| {
+                format!(
+                    "{}:{} {}[{}] {}",
+                    d.span.map_or(0, |s| s.line),
+                    d.span.map_or(0, |s| s.column),
+                    d.severity,
+                    d.rule,
+                    d.message
+                )
+            })
+            .collect();
+        (recipe.spec.name, found)
+    };
+    let quiet = |name: &str| (name.to_owned(), Vec::new());
+    assert_eq!(named(""), quiet("config"));
+    assert_eq!(
+        named("output_dir: data/zephyr-7b-sft\n"),
+        quiet("zephyr-7b-sft")
+    );
+    assert_eq!(named("output_dir: ../..\n"), quiet("config"));
+    assert_eq!(named("output_dir: a\nrun_name: b\n"), quiet("b"));
+    assert_eq!(
+        named("output_dir: data/SmolLM2-1.7B_sft\n"),
+        (
+            "smollm2-1-7b-sft".to_owned(),
+            vec![
+                "2:13 note[run-name] the run is called `smollm2-1-7b-sft`: `SmolLM2-1.7B_sft` is \
+                 no DNS label"
+                    .to_owned()
+            ]
+        )
+    );
+    assert_eq!(named("run_name: ../../x\n").0, "x");
+    let refused = problems("sft", "output_dir: \"\"\nevenkeel: {name: ../x}\n", &[]);
+    let expected = [
+        "3: error[run-name] `output_dir` is empty (name a directory, or remove it for `runs/NAME`)",
+        "4: error[run-name] `evenkeel.name` is `../x`: it holds '.' (use a DNS label, at most 63 \
+         lower-case letters, digits and `-`, such as `x`)",
+    ];
+    assert_eq!(refused, expected.join("\n"));
+}
+
+#[test]
+fn abbreviated_options_are_read_as_by_argparse() {
+    let job = |line: &str| {
+        read(&Request {
+            command: line.split_whitespace().map(str::to_owned).collect(),
+            ..Request::default()
+        })
+    };
+    let line = "trl sft --model_name_or_path m --dataset_name d --num_processes 2";
+    let recipe = job(&format!(
+        "{line} --per-device-train-b 4 --gradient_acc=2 --learning_r 1e-4"
+    ));
+    let recipe = recipe.unwrap_or_else(|error| panic!("{error}"));
+    let batch = &recipe.spec.batch;
+    assert_eq!((batch.micro, batch.accumulation), (Some(4), Some(2)));
+    assert_eq!(recipe.spec.learning_rate.peak, 1e-4);
+    assert_eq!(recipe.diagnostics.len(), 3);
+    assert!(
+        recipe
+            .diagnostics
+            .iter()
+            .all(|d| d.severity == Severity::Note)
+    );
+    // The last occurrence of a field counts, whether abbreviated or not.
+    for (order, micro) in [
+        ("--per_device_train_b 4 --per_device_train_batch_size 2", 2),
+        ("--per_device_train_batch_size 2 --per_device_train_b 4", 4),
+    ] {
+        let recipe = job(&format!("{line} {order}")).unwrap();
+        assert_eq!(recipe.spec.batch.micro, Some(micro), "{order}");
+    }
+    for option in ["--output out", "--per_device 4", "--max_ 3"] {
+        let error = job(&format!("{line} {option}")).unwrap_err();
+        let problem = &error.diagnostics[0];
+        assert_eq!(problem.rule, "unknown-key");
+        assert!(
+            problem.message.contains("more than one option"),
+            "{}",
+            problem.message
+        );
+    }
+}
+
+/// open-r1 and SimPO have scripts with their own dataclasses.
+#[test]
+fn an_unknown_key_in_a_file_is_a_warning_and_on_the_command_line_an_error() {
+    let found = |lines: &str, overrides: &[&str]| problems("grpo", lines, overrides);
+    let unknown = found("dataset_prompt_column: problem\n", &[]);
+    let expected = "3: warning[unknown-key] there is no key `dataset_prompt_column` in GRPO recipes: \
+                    read as a key of the script itself (remove it if it is not one: TRL's own command \
+                    line refuses it)";
+    assert_eq!(unknown, expected);
+    assert!(found("", &["dataset_prompt_column=x"]).starts_with("1: error[unknown-key]"));
+    assert!(found("num_generation: 4\n", &[]).contains("error[unknown-key]"));
+    let line = |script: &str| {
+        let line = format!("accelerate launch --num_processes 4 {script} --prompt_column x");
+        read(&Request {
+            command: line.split(' ').map(str::to_owned).collect(),
+            ..Request::default()
+        })
+    };
+    assert!(line("src/open_r1/grpo.py").is_ok());
+    let error = line("trl/scripts/grpo.py").unwrap_err();
+    assert!(
+        error.to_string().contains("TRL's own scripts refuse"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_launcher_key_in_a_recipe_has_an_effect_only_with_trl() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("sft.yaml");
+    let text = "per_device_train_batch_size: 4\nnum_processes: 2\naccelerate_config: zero2\n";
+    std::fs::write(&path, text).unwrap();
+    let here = path.display();
+    let line = format!("accelerate launch --num_processes 4 trl/scripts/sft.py --config {here}");
+    let recipe = read(&Request {
+        command: line.split(' ').map(str::to_owned).collect(),
+        ..Request::default()
+    });
+    let recipe = recipe.unwrap_or_else(|error| panic!("{error}"));
+    assert_eq!(recipe.spec.batch.gpus, Some(4));
+    let found: Vec<&str> = recipe.diagnostics.iter().map(|d| d.rule.as_str()).collect();
+    assert_eq!(found, ["unknown-key", "unknown-key"]);
+}
+
+#[test]
+fn an_unsupported_trainer_is_refused_by_its_name() {
+    for script in [
+        "nash_md.py",
+        "trl/experimental/gold/gold.py",
+        "xpo.py",
+        "dpo_online.py",
+    ] {
+        let line = format!("accelerate launch --num_processes 4 {script} --beta 0.1");
+        let error = read(&Request {
+            command: line.split(' ').map(str::to_owned).collect(),
+            ..Request::default()
+        });
+        let error = error.unwrap_err();
+        assert!(error.to_string().contains("TRL's trainer"), "{error}");
+    }
+    let found = problems("xpo", "reward_model_path: r\nresponse_length: 5\n", &[]);
+    assert!(found.contains("TRL's trainer XPO"), "{found}");
+    assert!(!problems("xpo/sft", "", &[]).contains("TRL's trainer"));
+    let found = problems("xpo", "", &["evenkeel.objective=sft"]);
+    assert!(!found.contains("TRL's trainer"), "{found}");
+}
+
+#[test]
+fn an_empty_number_that_the_trainer_needs_is_refused() {
+    for lines in [
+        "gradient_accumulation_steps:\n",
+        "gradient_accumulation_steps: ~\n",
+        "per_device_train_batch_size: null\n",
+    ] {
+        let found = problems("sft", lines, &[]);
+        assert!(found.starts_with("3: error[wrong-type]"), "{found}");
+    }
+    assert_eq!(problems("sft", "run_name:\nwarmup_ratio: ~\n", &[]), "");
+}

@@ -1,0 +1,461 @@
+//! OmegaConf's interpolations: `${a.b}`, `${.sibling}`, `${list[0]}`, `${a}/${b}`, and resolvers,
+//! `${oc.env:NAME,default}` and those that a tree's program registers.
+//!
+//! Hostile input ends in a diagnostic: cycles are detected, and the number of resolved interpolations,
+//! their depth and the size of the result are bounded.
+//!
+//! Source: OmegaConf 2.3, `base.py` (`_resolve_interpolation_from_parse_tree`), `grammar_visitor.py`.
+
+mod text;
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+
+use crate::recipe::schema::reading::Reading;
+use crate::recipe::syntax::node::{Node, Value};
+use crate::recipe::syntax::scalar::{Resolved, Schema};
+use crate::recipe::syntax::source::Span;
+use crate::recipe::syntax::yaml::{MAX_DEPTH, Weight, weigh};
+use crate::util::suggest::{did_you_mean, short};
+
+use super::known::child;
+
+pub(super) use text::length;
+use text::{Part, keys, parts, python};
+
+/// The most interpolations that one config may resolve; every use counts.
+const MAX_STEPS: usize = 4096;
+
+/// A resolver that a tree's program registers.
+pub struct Registered {
+    /// The name before the colon.
+    pub name: &'static str,
+    /// Computes the value from the arguments; `None` if they are invalid.
+    pub call: fn(&[Node]) -> Option<String>,
+}
+
+/// Resolves every interpolation of a config in place. One that refers to a missing mandatory value
+/// becomes missing itself; one that cannot be resolved is reported.
+pub(super) fn resolve(root: &mut Node, registered: &[Registered], reading: &mut Reading) {
+    if !has_any(root) {
+        return;
+    }
+    let frozen = root.clone();
+    let mut resolver = Resolver::new(&frozen, registered);
+    let mut problems = Vec::new();
+    resolver.tree(root, &mut Vec::new(), &mut problems);
+    // Everything that uses a wrong interpolation fails with it, so report it once.
+    problems.dedup_by(|b, a| a.0 == b.0 && a.1 == b.1);
+    for (span, problem) in problems {
+        let Problem { message, help } = problem;
+        reading.error("interpolation", Some(span), message, help);
+    }
+}
+
+/// Resolves the interpolations of a name in a defaults list: they refer to the options of groups, by
+/// the groups' names, and to the environment. The error is message and help.
+pub(super) fn name(
+    text: &str,
+    choices: &Node,
+    registered: &[Registered],
+    span: Span,
+) -> Result<String, (String, String)> {
+    let found = Resolver::new(choices, registered).text(text, span, &[], 0);
+    let wrong = |message: String, help: String| {
+        let seen = "a list sees the options of later groups, and the environment";
+        (message, format!("{help} ({seen})"))
+    };
+    match found {
+        Ok(Found::Node(node)) => match node.resolve(Schema::OmegaConf) {
+            Some(Resolved::Str(name)) if !name.is_empty() => Ok(name),
+            _ => Err(wrong(
+                format!("`{}` is not the name of an option", short(text)),
+                "write the option's name".to_owned(),
+            )),
+        },
+        Ok(Found::Missing) => Err(wrong(
+            format!(
+                "`{}` refers to a mandatory value without a value",
+                short(text)
+            ),
+            "set it".to_owned(),
+        )),
+        Err(Problem { message, help }) => Err(wrong(message, help)),
+    }
+}
+
+fn has_any(node: &Node) -> bool {
+    match &node.value {
+        Value::Scalar(scalar) => scalar.text.contains("${"),
+        Value::Sequence(items) => items.iter().any(has_any),
+        Value::Mapping(entries) => entries.iter().any(|entry| has_any(&entry.value)),
+    }
+}
+
+#[derive(Debug, Clone, PartialEq)]
+struct Problem {
+    message: String,
+    help: String,
+}
+
+impl Problem {
+    fn new(message: impl Into<String>, help: impl Into<String>) -> Problem {
+        Problem {
+            message: message.into(),
+            help: help.into(),
+        }
+    }
+}
+
+/// A value, or a mandatory value that is still missing.
+#[derive(Debug, Clone, PartialEq)]
+enum Found {
+    Node(Node),
+    Missing,
+}
+
+struct Resolver<'r> {
+    /// The config after composition.
+    root: &'r Node,
+    registered: &'r [Registered],
+    /// Resolved scalars, by path.
+    known: HashMap<String, Found>,
+    /// Paths of the scalars in progress, the outermost first.
+    active: Vec<String>,
+    steps: usize,
+    /// The size of the config and of everything copied into it.
+    spent: Weight,
+}
+
+impl<'r> Resolver<'r> {
+    fn new(root: &'r Node, registered: &'r [Registered]) -> Self {
+        Resolver {
+            root,
+            registered,
+            known: HashMap::new(),
+            active: Vec::new(),
+            steps: 0,
+            spent: weigh(root),
+        }
+    }
+
+    /// Resolves a tree at a path.
+    fn tree(
+        &mut self,
+        node: &mut Node,
+        path: &mut Vec<String>,
+        problems: &mut Vec<(Span, Problem)>,
+    ) {
+        match &mut node.value {
+            Value::Scalar(scalar) if !scalar.text.contains("${") => {}
+            Value::Scalar(_) => match self.scalar(node, path, 0) {
+                Ok(Found::Node(found)) => {
+                    *node = Node {
+                        span: node.span,
+                        ..found
+                    }
+                }
+                Ok(Found::Missing) => *node = Node::plain("???", node.span),
+                Err(problem) => problems.push((node.span, problem)),
+            },
+            Value::Sequence(items) => {
+                for (index, item) in items.iter_mut().enumerate() {
+                    path.push(index.to_string());
+                    self.tree(item, path, problems);
+                    path.pop();
+                }
+            }
+            Value::Mapping(entries) => {
+                for entry in entries {
+                    path.push(entry.name.clone());
+                    self.tree(&mut entry.value, path, problems);
+                    path.pop();
+                }
+            }
+        }
+    }
+
+    /// A resolved copy of a node of the config.
+    fn copy(&mut self, node: &Node, path: &[String], depth: usize) -> Result<Found, Problem> {
+        if node.text().is_some_and(|text| text.contains("${")) {
+            return self.scalar(node, path, depth);
+        }
+        if node.resolve(Schema::OmegaConf) == Some(Resolved::Missing) {
+            return Ok(Found::Missing);
+        }
+        self.spend(weigh(node))?;
+        let mut copy = node.clone();
+        let mut problems = Vec::new();
+        if node.text().is_none() {
+            self.deeper(depth)?;
+            self.tree(&mut copy, &mut path.to_vec(), &mut problems);
+        }
+        match problems.into_iter().next() {
+            Some((_, problem)) => Err(problem),
+            None => Ok(Found::Node(copy)),
+        }
+    }
+
+    /// Resolves a scalar with interpolations.
+    fn scalar(&mut self, node: &Node, path: &[String], depth: usize) -> Result<Found, Problem> {
+        let name = path.join(".");
+        if let Some(known) = self.known.get(&name).cloned() {
+            if let Found::Node(found) = &known {
+                self.spend(weigh(found))?;
+            }
+            return Ok(known);
+        }
+        if let Some(at) = self.active.iter().position(|active| *active == name) {
+            let mut circle: Vec<String> = self.active[at..].to_vec();
+            circle.push(name);
+            return Err(Problem::new(
+                format!("the interpolation forms a cycle: {}", circle.join(" → ")),
+                "set one of them to a plain value",
+            ));
+        }
+        self.deeper(self.active.len() + depth)?;
+        self.active.push(name.clone());
+        let found = self.text(node.text().unwrap_or_default(), node.span, path, depth);
+        self.active.pop();
+        let found = found?;
+        self.known.insert(name, found.clone());
+        Ok(found)
+    }
+
+    /// Resolves the interpolations in a text.
+    fn text(
+        &mut self,
+        text: &str,
+        span: Span,
+        path: &[String],
+        depth: usize,
+    ) -> Result<Found, Problem> {
+        self.deeper(depth)?;
+        let parts = parts(text).ok_or_else(|| {
+            Problem::new(
+                format!("the interpolation in `{}` is not closed", short(text)),
+                "close it with `}`, or write `\\${` for the characters themselves",
+            )
+        })?;
+        if let [Part::Interpolation(inner)] = parts.as_slice() {
+            return self.interpolation(inner, span, path, depth + 1);
+        }
+        let mut joined = String::new();
+        for part in parts {
+            match part {
+                Part::Text(text) => joined += &text,
+                Part::Interpolation(inner) => {
+                    match self.interpolation(inner, span, path, depth + 1)? {
+                        Found::Missing => return Ok(Found::Missing),
+                        Found::Node(found) => joined += &embedded(&found, inner)?,
+                    }
+                }
+            }
+            self.spend(Weight {
+                nodes: 0,
+                text: joined.len(),
+                height: 0,
+            })?;
+        }
+        Ok(Found::Node(Node::string(joined, span)))
+    }
+
+    /// Resolves the text between `${` and `}`.
+    fn interpolation(
+        &mut self,
+        inner: &str,
+        span: Span,
+        path: &[String],
+        depth: usize,
+    ) -> Result<Found, Problem> {
+        self.steps += 1;
+        if self.steps > MAX_STEPS {
+            return Err(Problem::new(
+                format!("the config resolves more than {MAX_STEPS} interpolations"),
+                "write plain values",
+            ));
+        }
+        self.deeper(depth)?;
+        match text::resolver(inner) {
+            Some((name, arguments)) => self.call(name, &arguments, span, path, depth),
+            None => {
+                // A key may contain an interpolation: `${${which}}`.
+                let written = match inner.contains("${") {
+                    false => inner.to_owned(),
+                    true => match self.text(inner, span, path, depth)? {
+                        Found::Missing => return Ok(Found::Missing),
+                        Found::Node(found) => embedded(&found, inner)?,
+                    },
+                };
+                self.key(&written, path, depth)
+            }
+        }
+    }
+
+    /// The node that a key names.
+    fn key(&mut self, written: &str, path: &[String], depth: usize) -> Result<Found, Problem> {
+        let written = written.trim();
+        let dots = written.bytes().take_while(|b| *b == b'.').count();
+        let unknown = |help: String| {
+            Problem::new(
+                format!(
+                    "there is no key `{}` for `${{{written}}}`",
+                    &written[dots..]
+                ),
+                help,
+            )
+        };
+        let base = match dots {
+            0 => Some(0),
+            dots => path.len().checked_sub(dots),
+        };
+        let base = base.ok_or_else(|| unknown("it has more dots than there are levels".into()))?;
+        let mut at: Vec<String> = path[..base].to_vec();
+        at.extend(keys(&written[dots..]));
+        let root = self.root;
+        let mut here = Cow::Borrowed(root);
+        for (level, key) in at.iter().enumerate() {
+            if here.text().is_some_and(|text| text.contains("${")) {
+                match self.scalar(&here, &at[..level], depth)? {
+                    Found::Missing => return Ok(Found::Missing),
+                    Found::Node(found) => here = Cow::Owned(found),
+                }
+            }
+            let below = match &here {
+                Cow::Borrowed(node) => child(node, key).map(Cow::Borrowed),
+                Cow::Owned(node) => child(node, key).cloned().map(Cow::Owned),
+            };
+            here = below.ok_or_else(|| {
+                let known = here.entries().unwrap_or_default();
+                unknown(did_you_mean(key, known.iter().map(|e| e.name.as_str())))
+            })?;
+        }
+        match here {
+            Cow::Borrowed(node) => self.copy(node, &at, depth),
+            // A node from an interpolation is resolved already.
+            Cow::Owned(node) => {
+                self.spend(weigh(&node))?;
+                Ok(Found::Node(node))
+            }
+        }
+    }
+
+    /// The value of a resolver.
+    fn call(
+        &mut self,
+        name: &str,
+        arguments: &[&str],
+        span: Span,
+        path: &[String],
+        depth: usize,
+    ) -> Result<Found, Problem> {
+        let mut values = Vec::new();
+        for argument in arguments {
+            let unquoted = text::unquoted(argument);
+            match argument.contains("${") {
+                false => values.push(Node::string(unquoted, span)),
+                true => match self.text(unquoted, span, path, depth)? {
+                    Found::Missing => return Ok(Found::Missing),
+                    Found::Node(value) => values.push(value),
+                },
+            }
+        }
+        let first = values
+            .first()
+            .and_then(Node::text)
+            .unwrap_or_default()
+            .to_owned();
+        let default = values.get(1).cloned();
+        let unfit = || {
+            Problem::new(
+                format!("`{name}` does not accept these arguments"),
+                "set the key to a plain value, here or on the command line",
+            )
+        };
+        if let Some(registered) = self.registered.iter().find(|r| r.name == name) {
+            let text = (registered.call)(&values).ok_or_else(unfit)?;
+            return Ok(Found::Node(Node::string(text, span)));
+        }
+        let as_written = |node: Node| match node.text() {
+            // A default is a scalar of the grammar: `${oc.select:n,5}` is a number.
+            Some(text) if arguments.get(1).is_some_and(|a| a.trim() == text) => {
+                Node::plain(text, span)
+            }
+            _ => node,
+        };
+        match name {
+            // The environment gives text, a default Python's `str`; only null stays null.
+            "oc.env" => match (std::env::var(&first), default) {
+                (Ok(value), _) => Ok(Found::Node(Node::string(value, span))),
+                (Err(_), Some(default)) => {
+                    let default = as_written(default);
+                    let null = default.resolve(Schema::OmegaConf) == Some(Resolved::Null);
+                    Ok(Found::Node(match python(&default).filter(|_| !null) {
+                        Some(text) => Node::string(text, span),
+                        None => default,
+                    }))
+                }
+                (Err(_), None) => Err(Problem::new(
+                    format!("the environment has no `{first}`"),
+                    "set it, or give a default: `${oc.env:NAME,default}`",
+                )),
+            },
+            // `oc.decode` parses its text: `${oc.decode:${oc.env:N,16}}` is a number.
+            "oc.decode" => match values.as_slice() {
+                [
+                    Node {
+                        value: Value::Scalar(scalar),
+                        ..
+                    },
+                ] if !scalar.text.starts_with(['[', '{', '\'', '"']) => {
+                    Ok(Found::Node(Node::plain(scalar.text.as_str(), span)))
+                }
+                _ => Err(unfit()),
+            },
+            "oc.select" => match (self.key(&first, path, depth), default) {
+                (Ok(Found::Node(found)), _) => Ok(Found::Node(found)),
+                (_, Some(default)) => Ok(Found::Node(as_written(default))),
+                (Ok(Found::Missing), None) => Ok(Found::Missing),
+                (Err(_), None) => Ok(Found::Node(Node::plain("null", span))),
+            },
+            _ => Err(Problem::new(
+                format!("unknown resolver `{name}`"),
+                "set the key to a plain value, here or on the command line",
+            )),
+        }
+    }
+
+    fn deeper(&self, depth: usize) -> Result<(), Problem> {
+        if depth < MAX_DEPTH {
+            return Ok(());
+        }
+        Err(Problem::new(
+            format!("a chain of interpolations is longer than {MAX_DEPTH}"),
+            "write plain values",
+        ))
+    }
+
+    fn spend(&mut self, weight: Weight) -> Result<(), Problem> {
+        let total = self.spent.with(weight);
+        self.spent = total.ok_or_else(|| {
+            Problem::new(
+                "the interpolations make the config larger than any recipe",
+                "write plain values, or check that this is the right file",
+            )
+        })?;
+        Ok(())
+    }
+}
+
+/// A value as part of a text.
+fn embedded(node: &Node, inner: &str) -> Result<String, Problem> {
+    python(node).ok_or_else(|| {
+        Problem::new(
+            format!("`${{{}}}` is {} inside a text", short(inner), node.kind()),
+            "refer to one of its values, or remove the text around it",
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests;

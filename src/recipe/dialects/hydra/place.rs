@@ -1,0 +1,111 @@
+//! The place of a config in its tree: the root, or a config group.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use crate::recipe::schema::origin::Origin;
+
+/// The file name of a tree's root, which both upstream programs pass to `hydra.main`.
+const ROOT: &str = "config.yaml";
+
+/// The deepest level of a group below the root.
+const LEVELS: usize = 4;
+
+/// The place of a config.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Place {
+    /// The directory of the tree's root.
+    pub folder: PathBuf,
+    /// The config's path from there, without its extension: `config`, `model/llama`.
+    pub name: String,
+    /// Directories searched after the tree's own.
+    pub also: Vec<PathBuf>,
+    /// The origin of these paths.
+    pub origin: Origin,
+}
+
+impl Place {
+    /// The place of a file. A file with a root in a parent directory belongs to a group.
+    pub fn of(path: &Path, origin: &Origin) -> Place {
+        let parent = path.parent().unwrap_or(Path::new(""));
+        let stem = path.file_stem().unwrap_or_default().to_string_lossy();
+        let root = Place {
+            folder: parent.to_owned(),
+            name: stem.into_owned(),
+            also: Vec::new(),
+            origin: origin.clone(),
+        };
+        if path.file_name().is_some_and(|name| name == ROOT) {
+            return root;
+        }
+        let above = parent.ancestors().skip(1).take(LEVELS);
+        let found = above.into_iter().find_map(|folder| {
+            let group = parent.strip_prefix(folder).ok()?;
+            let is_root = |folder: &Path| origin.is_file(&folder.join(ROOT));
+            (is_root(folder) && !is_root(parent)).then(|| Place {
+                folder: folder.to_owned(),
+                name: format!("{}/{}", group.display(), root.name),
+                also: Vec::new(),
+                origin: origin.clone(),
+            })
+        });
+        found.unwrap_or(root)
+    }
+
+    /// The config's group; `None` at the root.
+    pub fn group(&self) -> Option<&str> {
+        self.name.rsplit_once('/').map(|(group, _)| group)
+    }
+
+    /// The last part of the name.
+    pub fn option(&self) -> &str {
+        let last = self.name.rsplit_once('/');
+        last.map_or(self.name.as_str(), |(_, option)| option)
+    }
+
+    /// The root of the tree.
+    pub fn root(&self) -> PathBuf {
+        self.folder.join(ROOT)
+    }
+
+    /// The path of a config file of the tree.
+    pub(super) fn file(&self, name: &str) -> PathBuf {
+        // A name with its extension is the same file.
+        let name = format!("{}.yaml", name.strip_suffix(".yaml").unwrap_or(name));
+        let mut files = self.folders().map(|folder| folder.join(&name));
+        let found = files.find(|file| self.origin.is_file(file));
+        found.unwrap_or_else(|| self.folder.join(&name))
+    }
+
+    /// Whether the tree has this group.
+    pub(super) fn has_group(&self, group: &str) -> bool {
+        is_inside(group)
+            && self
+                .folders()
+                .any(|folder| self.origin.is_dir(&folder.join(group)))
+    }
+
+    /// The options of a group, sorted by name.
+    pub(super) fn options(&self, group: &str) -> Vec<String> {
+        let files = self
+            .folders()
+            .flat_map(|folder| self.origin.names(&folder.join(group)));
+        let options = files.filter_map(|name| Some(name.strip_suffix(".yaml")?.to_owned()));
+        BTreeSet::from_iter(options).into_iter().collect()
+    }
+
+    fn folders(&self) -> impl Iterator<Item = &PathBuf> {
+        std::iter::once(&self.folder).chain(&self.also)
+    }
+}
+
+/// Whether a name stays inside the tree.
+pub(super) fn is_inside(name: &str) -> bool {
+    !name.is_empty() && name.split('/').all(|part| !["", ".", ".."].contains(&part))
+}
+
+/// The root of the tree in a directory from the user: in it, or in its subdirectory `config`.
+pub fn root_of(folder: &Path, origin: &Origin) -> Option<PathBuf> {
+    let inside = [folder.join(ROOT), folder.join("config").join(ROOT)];
+    inside.into_iter().find(|root| origin.is_file(root))
+}

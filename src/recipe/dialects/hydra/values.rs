@@ -1,0 +1,140 @@
+//! Typed access to the values of a composed config.
+
+use crate::recipe::schema::reading::Reading;
+use crate::recipe::schema::tree::Given;
+use crate::recipe::syntax::node::Node;
+use crate::recipe::syntax::scalar::{Resolved, Schema};
+use crate::util::suggest::{did_you_mean, short};
+
+/// Reads the values of a config and reports values of a wrong type. Null and
+/// `???` count as absent.
+pub struct Values<'n> {
+    root: &'n Node,
+}
+
+impl<'n> Values<'n> {
+    pub fn new(root: &'n Node) -> Values<'n> {
+        Values { root }
+    }
+
+    /// Whether a key exists, whatever its value.
+    pub fn has(&self, key: &str) -> bool {
+        self.root.get_path(key).is_some()
+    }
+
+    /// A key's node, unless it is null or `???`.
+    pub fn node(&self, key: &str) -> Option<&'n Node> {
+        self.root.get_path(key).filter(|node| {
+            let resolved = node.resolve(Schema::OmegaConf);
+            !matches!(resolved, Some(Resolved::Null | Resolved::Missing))
+        })
+    }
+
+    /// The value that `take` makes of a key's node.
+    fn value<T>(
+        &self,
+        key: &str,
+        expected: &str,
+        reading: &mut Reading,
+        take: impl Fn(&Resolved) -> Option<T>,
+    ) -> Option<Given<T>> {
+        let node = self.node(key)?;
+        let resolved = node.resolve(Schema::OmegaConf);
+        if let Some(value) = resolved.as_ref().and_then(take) {
+            return Some(Given::new(key, value, node.span));
+        }
+        let found = match &resolved {
+            None => node.kind().to_owned(),
+            Some(resolved) => {
+                let text = node.text().unwrap_or_default();
+                format!("`{}`, {}", short(text), resolved.kind())
+            }
+        };
+        let message = format!("`{key}` takes {expected}, this is {found}");
+        let help = format!("give {expected}");
+        reading.error("wrong-type", Some(node.span), message, help);
+        None
+    }
+
+    /// An integer; any other type is reported.
+    pub fn int(&self, key: &str, reading: &mut Reading) -> Option<Given<i128>> {
+        self.value(key, "a whole number", reading, |resolved| match resolved {
+            Resolved::Int(value) => Some(*value),
+            _ => None,
+        })
+    }
+
+    /// A number; any other type is reported.
+    pub fn float(&self, key: &str, reading: &mut Reading) -> Option<Given<f64>> {
+        self.value(key, "a number", reading, |resolved| match resolved {
+            Resolved::Int(value) => Some(*value as f64),
+            Resolved::Float(value) => Some(*value),
+            _ => None,
+        })
+    }
+
+    /// A boolean; any other type is reported.
+    pub fn bool(&self, key: &str, reading: &mut Reading) -> Option<Given<bool>> {
+        self.value(key, "true or false", reading, |resolved| match resolved {
+            Resolved::Bool(value) => Some(*value),
+            _ => None,
+        })
+    }
+
+    /// Text; a number is taken as its digits.
+    pub fn text(&self, key: &str, reading: &mut Reading) -> Option<Given<String>> {
+        let written = self.node(key).and_then(Node::text).unwrap_or_default();
+        self.value(key, "text", reading, |resolved| match resolved {
+            Resolved::Str(text) => Some(text.clone()),
+            Resolved::Int(_) | Resolved::Float(_) => Some(written.to_owned()),
+            _ => None,
+        })
+    }
+
+    /// The counterpart of one of the given words; another word is reported.
+    pub fn word<T: Copy>(
+        &self,
+        key: &str,
+        words: &[(&str, T)],
+        reading: &mut Reading,
+    ) -> Option<Given<T>> {
+        let given = self.text(key, reading)?;
+        let found = words.iter().find(|(word, _)| *word == given.value);
+        if found.is_none() {
+            let help = did_you_mean(&given.value, words.iter().map(|(word, _)| *word));
+            let message = format!("`{key}` is `{}`", short(&given.value));
+            reading.error("unknown-value", Some(given.span), message, help);
+        }
+        found.map(|(_, value)| given.with(*value))
+    }
+
+    /// The items of a list of texts; a single text counts as a list of one.
+    pub fn texts(&self, key: &str, reading: &mut Reading) -> Vec<Given<String>> {
+        let Some(items) = self
+            .node(key)
+            .map(|node| node.items().unwrap_or_else(|| std::slice::from_ref(node)))
+        else {
+            return Vec::new();
+        };
+        let mut texts = Vec::new();
+        for (index, item) in items.iter().enumerate() {
+            match item.text() {
+                Some(text) => texts.push(Given::new(
+                    format!("{key}.{index}"),
+                    text.to_owned(),
+                    item.span,
+                )),
+                None => {
+                    let message = format!("`{key}` takes a list of texts, this is {}", item.kind());
+                    reading.error(
+                        "wrong-type",
+                        Some(item.span),
+                        message,
+                        "give one name an item",
+                    );
+                }
+            }
+        }
+        texts
+    }
+}

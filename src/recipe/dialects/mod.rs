@@ -1,0 +1,14 @@
+//! One reader per upstream dialect, and the commands with which people start a training.
+
+pub mod accelerate;
+pub mod command;
+pub mod deepspeed;
+pub mod dpo;
+pub mod halos;
+pub mod handbook;
+pub mod hydra;
+pub mod native;
+pub mod preference;
+pub mod programs;
+pub mod readers;
+pub mod transformers;

@@ -1,0 +1,283 @@
+//! A serde deserializer over the [`Node`] tree. It records the place of every value and continues
+//! after a problem, so it reports all problems of a file at once.
+//!
+//! A stand-in of the right type replaces a wrong value. No stand-in leaves this module: after one
+//! error the whole spec is dropped.
+
+use std::cell::RefCell;
+
+use serde::de::{self, Deserialize, Visitor};
+use serde::forward_to_deserialize_any;
+
+use super::access::{EnumAccess, MapAccess, SequenceAccess, StandIn};
+use super::value::{Failure, NodeDeserializer, Record, shown};
+use crate::recipe::schema::spec::Spec;
+use crate::recipe::syntax::diagnostic::Diagnostic;
+use crate::recipe::syntax::node::{Entry, Node, Value};
+use crate::recipe::syntax::scalar::{Resolved, Schema};
+use crate::recipe::syntax::source::Places;
+use crate::util::suggest::did_you_mean;
+
+/// The key that names the variant of an enum with settings.
+const KIND: &str = "kind";
+
+/// Deserializes the whole spec; `None` only if a diagnostic gives the reason.
+pub(super) fn spec(tree: &Node, diagnostics: &mut Vec<Diagnostic>) -> (Option<Spec>, Places) {
+    let record = RefCell::new(Record {
+        places: Places::new(),
+        diagnostics,
+    });
+    let spec = Spec::deserialize(NodeDeserializer {
+        node: tree,
+        path: String::new(),
+        variant: false,
+        record: &record,
+    });
+    let spec = match spec {
+        Ok(spec) => Some(spec),
+        Err(failure) => {
+            let mut record = record.borrow_mut();
+            if !record.has_error() {
+                record.report(tree, "wrong-type", failure.0, "see the recipe reference");
+            }
+            None
+        }
+    };
+    (spec, record.into_inner().places)
+}
+
+impl<'n> NodeDeserializer<'n, '_, '_> {
+    /// A struct. Unknown keys are reported here, where the known keys are available.
+    pub fn visit_fields<V: Visitor<'n>>(
+        self,
+        fields: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, Failure> {
+        let entries = self.entries();
+        let mut known = Vec::with_capacity(entries.len());
+        for entry in entries {
+            if fields.contains(&entry.name.as_str()) {
+                known.push(entry);
+            } else if !(self.variant && entry.name == KIND) {
+                let name = self.child(&entry.name, &entry.value).name().to_owned();
+                self.record.borrow_mut().diagnostics.push(Diagnostic::error(
+                    "unknown-key",
+                    Some(entry.name_span),
+                    format!("there is no key `{name}`"),
+                    did_you_mean(&entry.name, fields.iter().copied()),
+                ));
+            }
+        }
+        self.visit_entries(known, visitor)
+    }
+
+    fn visit_entries<V: Visitor<'n>>(
+        self,
+        entries: Vec<&'n Entry>,
+        visitor: V,
+    ) -> Result<V::Value, Failure> {
+        let mut map = MapAccess {
+            parent: &self,
+            entries: entries.into_iter(),
+            value: None,
+        };
+        visitor
+            .visit_map(&mut map)
+            .map_err(|failure| self.locate(failure))
+    }
+
+    /// Reports a failure of serde's code at this node, unless a diagnostic below it explains it.
+    fn locate(&self, failure: Failure) -> Failure {
+        if !self.record.borrow().has_error() {
+            let help = "add every key that has no default";
+            self.report(
+                "mandatory-missing",
+                format!("in `{}`: {failure}", self.name()),
+                help,
+            );
+        }
+        failure
+    }
+}
+
+macro_rules! integers {
+    ($($method:ident $visit:ident $type:ty),*) => {$(
+        fn $method<V: Visitor<'n>>(self, visitor: V) -> Result<V::Value, Failure> {
+            let value = self.integer(<$type>::MIN.into(), <$type>::MAX.into());
+            visitor.$visit(value as $type)
+        }
+    )*};
+}
+
+impl<'n> de::Deserializer<'n> for NodeDeserializer<'n, '_, '_> {
+    type Error = Failure;
+
+    /// Values of any type (keys of a model's `config.json`).
+    fn deserialize_any<V: Visitor<'n>>(self, visitor: V) -> Result<V::Value, Failure> {
+        match self.node.resolve(Schema::Core) {
+            Some(resolved) => {
+                self.record_place();
+                match resolved {
+                    Resolved::Null | Resolved::Missing => visitor.visit_unit(),
+                    Resolved::Bool(value) => visitor.visit_bool(value),
+                    Resolved::Int(value) => match (u64::try_from(value), i64::try_from(value)) {
+                        (Ok(value), _) => visitor.visit_u64(value),
+                        (_, Ok(value)) => visitor.visit_i64(value),
+                        _ => {
+                            visitor.visit_i64(self.integer(i64::MIN.into(), i64::MAX.into()) as i64)
+                        }
+                    },
+                    Resolved::Float(_) => visitor.visit_f64(self.float()),
+                    Resolved::Str(value) => visitor.visit_string(value),
+                }
+            }
+            None if self.node.items().is_some() => self.deserialize_seq(visitor),
+            None => self.deserialize_map(visitor),
+        }
+    }
+
+    fn deserialize_bool<V: Visitor<'n>>(self, visitor: V) -> Result<V::Value, Failure> {
+        self.record_place();
+        let value = match self.node.resolve(Schema::Core) {
+            Some(Resolved::Bool(value)) => value,
+            _ => {
+                self.wrong_type("true or false");
+                false
+            }
+        };
+        visitor.visit_bool(value)
+    }
+
+    integers!(
+        deserialize_u64 visit_u64 u64,
+        deserialize_i64 visit_i64 i64,
+        deserialize_u32 visit_u32 u32,
+        deserialize_i32 visit_i32 i32,
+        deserialize_u16 visit_u16 u16,
+        deserialize_i16 visit_i16 i16,
+        deserialize_u8 visit_u8 u8,
+        deserialize_i8 visit_i8 i8
+    );
+
+    fn deserialize_f32<V: Visitor<'n>>(self, visitor: V) -> Result<V::Value, Failure> {
+        visitor.visit_f64(self.float())
+    }
+
+    fn deserialize_f64<V: Visitor<'n>>(self, visitor: V) -> Result<V::Value, Failure> {
+        visitor.visit_f64(self.float())
+    }
+
+    fn deserialize_str<V: Visitor<'n>>(self, visitor: V) -> Result<V::Value, Failure> {
+        visitor.visit_string(self.text())
+    }
+
+    fn deserialize_string<V: Visitor<'n>>(self, visitor: V) -> Result<V::Value, Failure> {
+        visitor.visit_string(self.text())
+    }
+
+    fn deserialize_option<V: Visitor<'n>>(self, visitor: V) -> Result<V::Value, Failure> {
+        if self.node.resolve(Schema::Core) == Some(Resolved::Null) {
+            self.record_place();
+            return visitor.visit_none();
+        }
+        visitor.visit_some(self)
+    }
+
+    fn deserialize_seq<V: Visitor<'n>>(self, visitor: V) -> Result<V::Value, Failure> {
+        self.record_place();
+        let items = match &self.node.value {
+            Value::Sequence(items) => items.as_slice(),
+            _ if self.node.resolve(Schema::Core) == Some(Resolved::Null) => &[],
+            _ => {
+                self.wrong_type("a list");
+                &[]
+            }
+        };
+        let sequence = SequenceAccess {
+            parent: &self,
+            items: items.iter().enumerate(),
+        };
+        visitor.visit_seq(sequence)
+    }
+
+    fn deserialize_map<V: Visitor<'n>>(self, visitor: V) -> Result<V::Value, Failure> {
+        let entries = self.entries().iter().collect();
+        self.visit_entries(entries, visitor)
+    }
+
+    fn deserialize_struct<V: Visitor<'n>>(
+        self,
+        _name: &'static str,
+        fields: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, Failure> {
+        self.visit_fields(fields, visitor)
+    }
+
+    fn deserialize_newtype_struct<V: Visitor<'n>>(
+        self,
+        _name: &'static str,
+        visitor: V,
+    ) -> Result<V::Value, Failure> {
+        visitor.visit_newtype_struct(self)
+    }
+
+    /// A variant's name, or a mapping whose `kind` is the name and whose other keys are the
+    /// settings.
+    fn deserialize_enum<V: Visitor<'n>>(
+        self,
+        _name: &'static str,
+        variants: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, Failure> {
+        self.record_place();
+        let first = variants.first().copied().unwrap_or_default();
+        let kind = self.node.get(KIND);
+        let tag = kind.unwrap_or(self.node);
+        if kind.is_some() {
+            self.child(KIND, tag).record_place();
+        }
+        let Some(word) = tag.text() else {
+            self.report(
+                "mandatory-missing",
+                format!("`{}` does not state its `kind`", self.name()),
+                format!("write `kind: {first}`, or another of {}", list(variants)),
+            );
+            return visitor.visit_enum(StandIn(first));
+        };
+        if !variants.contains(&word) {
+            self.record.borrow_mut().report(
+                tag,
+                "unknown-value",
+                format!("`{}` is `{}`", self.name(), shown(tag)),
+                did_you_mean(word, variants.iter().copied()),
+            );
+            return visitor.visit_enum(StandIn(first));
+        }
+        visitor.visit_enum(EnumAccess {
+            word,
+            content: NodeDeserializer {
+                variant: true,
+                ..self
+            },
+        })
+    }
+
+    fn deserialize_unit<V: Visitor<'n>>(self, visitor: V) -> Result<V::Value, Failure> {
+        visitor.visit_unit()
+    }
+
+    fn deserialize_ignored_any<V: Visitor<'n>>(self, visitor: V) -> Result<V::Value, Failure> {
+        visitor.visit_unit()
+    }
+
+    forward_to_deserialize_any! {
+        <V: Visitor<'n>>
+        i128 u128 char bytes byte_buf unit_struct tuple tuple_struct identifier
+    }
+}
+
+fn list(words: &[&str]) -> String {
+    let quoted: Vec<String> = words.iter().map(|w| format!("`{w}`")).collect();
+    quoted.join(", ")
+}

@@ -1,0 +1,382 @@
+//! Ranges of the native recipe's numbers. They apply to every dialect and refuse zero and absurd
+//! sizes.
+
+use serde_json::{Number, Value};
+
+use crate::recipe::schema::spec::Spec;
+use crate::recipe::syntax::diagnostic::Diagnostic;
+use crate::recipe::syntax::source::Places;
+
+/// The range of a key; `*` means any list index.
+struct Limit {
+    path: &'static str,
+    min: f64,
+    max: f64,
+    bounds: Bounds,
+}
+
+/// The numbers that belong to a range.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Bounds {
+    Both,
+    /// Above the minimum, up to the maximum.
+    Upper,
+    /// Above the minimum; from 1 on whole numbers only. Below 1 it is a share, otherwise a count.
+    ShareOrCount,
+}
+
+const fn range(path: &'static str, min: f64, max: f64) -> Limit {
+    Limit {
+        path,
+        min,
+        max,
+        bounds: Bounds::Both,
+    }
+}
+
+/// More than `min`, at most `max`.
+const fn above(path: &'static str, min: f64, max: f64) -> Limit {
+    Limit {
+        bounds: Bounds::Upper,
+        ..range(path, min, max)
+    }
+}
+
+const fn share_or_count(path: &'static str) -> Limit {
+    Limit {
+        bounds: Bounds::ShareOrCount,
+        ..range(path, 0.0, COUNT)
+    }
+}
+
+/// Maximum samples in a batch.
+const BATCH: f64 = (1_u64 << 32) as f64;
+/// Maximum devices along an axis.
+const DEVICES: f64 = (1_u64 << 20) as f64;
+/// Maximum vocabulary size.
+const WORDS: f64 = (1_u64 << 24) as f64;
+/// Maximum samples or steps of a run. Exact in a double, so sums are exact too.
+const COUNT: f64 = (1_u64 << 53) as f64;
+
+const LIMITS: &[Limit] = &[
+    range("batch.global", 1.0, BATCH),
+    range("batch.micro", 1.0, BATCH),
+    range("batch.accumulation", 1.0, BATCH),
+    range("batch.gpus", 1.0, DEVICES),
+    range("batch.elastic.max_batch", 1.0, BATCH),
+    range("batch.elastic.micro_batches.*", 1.0, BATCH),
+    range("batch.elastic.min_gpus", 1.0, DEVICES),
+    range("batch.elastic.max_gpus", 1.0, DEVICES),
+    range("batch.elastic.gpus_per_node", 1.0, DEVICES),
+    range("batch.elastic.model_parallel", 1.0, DEVICES),
+    range("parallel.tensor", 1.0, DEVICES),
+    range("parallel.pipeline", 1.0, DEVICES),
+    range("parallel.context", 1.0, DEVICES),
+    range("parallel.sequence", 1.0, DEVICES),
+    range("parallel.data_replicate", 1.0, DEVICES),
+    range("parallel.data_shard", 1.0, DEVICES),
+    above("schedule.norm-test.eta", 0.0, 1e6),
+    range("schedule.norm-test.interval", 1.0, 100.0),
+    range("schedule.norm-test.max_batch", 1.0, BATCH),
+    above("schedule.norm-test.growth_cap", 1.0, 1e6),
+    range("schedule.norm-test.hysteresis", 0.0, 1.0),
+    range("schedule.norm-test.ema", 0.0, 0.999_999),
+    range("schedule.norm-test.coordinate_interval", 0.0, COUNT),
+    range("schedule.stages.stages.*.share", 0.0, 1.0),
+    range("schedule.stages.stages.*.batch", 1.0, BATCH),
+    range("schedule.replay.runs.*.batch", 1.0, BATCH),
+    range("schedule.replay.runs.*.steps", 1.0, COUNT),
+    share_or_count("data.held_out"),
+    range("data.sequence_length", 1.0, (1_u64 << 24) as f64),
+    above("data.train.*.weight", 0.0, 1.0),
+    range("data.evaluation.*.weight", 0.0, 1.0),
+    range("data.train.*.synthetic.vocabulary", 2.0, WORDS),
+    range("data.train.*.synthetic.branching", 1.0, WORDS),
+    range("data.train.*.synthetic.samples", 1.0, COUNT),
+    range("data.evaluation.*.synthetic.vocabulary", 2.0, WORDS),
+    range("data.evaluation.*.synthetic.branching", 1.0, WORDS),
+    range("data.evaluation.*.synthetic.samples", 1.0, COUNT),
+    range("budget.samples", 1.0, COUNT),
+    range("budget.steps", 1.0, COUNT),
+    above("budget.epochs", 0.0, 1e6),
+    range("optimizer.beta1", 0.0, 0.999_999_999),
+    range("optimizer.beta2", 0.0, 0.999_999_999),
+    above("optimizer.epsilon", 0.0, 1.0),
+    range("optimizer.weight_decay", 0.0, 1e3),
+    range("optimizer.gradient_clip", 0.0, 1e9),
+    range("learning_rate.peak", 0.0, 1e3),
+    range("learning_rate.floor", 0.0, 1.0),
+    range("learning_rate.warmup_samples", 0.0, COUNT),
+    range("learning_rate.warmup_steps", 0.0, COUNT),
+    range("learning_rate.warmup_ratio", 0.0, 1.0),
+    range("evaluation.every_samples", 1.0, COUNT),
+    range("evaluation.every_steps", 1.0, COUNT),
+    above("evaluation.every_share", 0.0, 1.0),
+    range("evaluation.micro", 1.0, BATCH),
+    range("evaluation.batch", 1.0, BATCH),
+    range("evaluation.samples", 1.0, COUNT),
+    range("checkpoint.every_samples", 1.0, COUNT),
+    range("checkpoint.every_steps", 1.0, COUNT),
+    above("checkpoint.every_share", 0.0, 1.0),
+    range("checkpoint.keep", 1.0, COUNT),
+    range("elasticity.min", 1.0, DEVICES),
+    range("elasticity.max", 1.0, DEVICES),
+    range("trainer.drain_seconds", 1.0, 86_400.0),
+    range("generation.num_generations", 1.0, BATCH),
+    range("generation.num_generations_eval", 1.0, BATCH),
+    range("generation.generation_batch_size", 1.0, BATCH),
+    range("generation.steps_per_generation", 1.0, BATCH),
+    range("generation.num_mini_batches", 1.0, BATCH),
+];
+
+/// Reports every number out of its range, except stand-ins for refused values.
+pub(super) fn check(spec: &Spec, places: &Places, diagnostics: &mut Vec<Diagnostic>) {
+    let values = match serde_json::to_value(spec) {
+        Ok(values) => values,
+        Err(error) => {
+            let message = format!("the recipe cannot be serialised: {error}");
+            diagnostics.push(Diagnostic::error(
+                "wrong-type",
+                None,
+                message,
+                "report this",
+            ));
+            return;
+        }
+    };
+    for limit in LIMITS {
+        for (path, value) in values_at(&values, limit.path) {
+            if limit.excludes(value) {
+                let problem = out_of_range(limit, &path, value, places);
+                if problem.span.is_none() || diagnostics.iter().all(|d| d.span != problem.span) {
+                    diagnostics.push(problem);
+                }
+            }
+        }
+    }
+}
+
+impl Limit {
+    fn excludes(&self, number: &Number) -> bool {
+        let value = number.as_f64().unwrap_or(f64::NAN);
+        // Compares whole numbers as integers, because a double rounds large ones.
+        let above = match number.as_u64() {
+            Some(whole) => whole > self.max as u64,
+            None => value > self.max,
+        };
+        let below = match self.bounds {
+            Bounds::Both => value < self.min,
+            Bounds::Upper | Bounds::ShareOrCount => value <= self.min,
+        };
+        let part = self.bounds == Bounds::ShareOrCount && value >= 1.0 && value.fract() != 0.0;
+        above || below || part
+    }
+
+    /// The help of the diagnostic: the valid range.
+    fn help(&self) -> String {
+        let Limit { min, max, .. } = self;
+        match self.bounds {
+            Bounds::Both => format!("give a number from {min} to {max}"),
+            Bounds::Upper => format!("give a number above {min} and at most {max}"),
+            Bounds::ShareOrCount => {
+                format!("give a share between {min} and 1, or a whole number from 1 to {max}")
+            }
+        }
+    }
+
+    /// Whether this is the range of the key at a recipe's path.
+    fn is_of(&self, path: &str) -> bool {
+        let pattern = without_kind(self.path);
+        let mut parts = path.split('.');
+        pattern
+            .split('.')
+            .all(|part| parts.next().is_some_and(|key| part == key || part == "*"))
+            && parts.next().is_none()
+    }
+}
+
+/// The valid range of the key at a path, where it is known.
+pub(super) fn help(path: &str) -> Option<String> {
+    let limit = LIMITS.iter().find(|limit| limit.is_of(path));
+    limit.map(Limit::help)
+}
+
+fn out_of_range(limit: &Limit, path: &str, number: &Number, places: &Places) -> Diagnostic {
+    let path = &without_kind(path);
+    let place = places.get(path);
+    let value = match number.as_f64() {
+        Some(value) if number.is_f64() => value.to_string(),
+        _ => number.to_string(),
+    };
+    Diagnostic::error(
+        "out-of-range",
+        place.map(|p| p.span),
+        format!("`{}` is {value}", place.map_or(path.as_str(), |p| &p.key)),
+        limit.help(),
+    )
+}
+
+/// The recipe's path of an enum's setting: recipes write settings beside `kind`, serde below the
+/// variant's name.
+fn without_kind(path: &str) -> String {
+    let mut parts: Vec<&str> = path.split('.').collect();
+    if parts.first() == Some(&"schedule") && parts.len() > 2 {
+        parts.remove(1);
+    }
+    parts.join(".")
+}
+
+/// The numbers at a path, with their full paths.
+fn values_at<'v>(root: &'v Value, path: &str) -> Vec<(String, &'v Number)> {
+    let mut found = vec![(String::new(), root)];
+    for part in path.split('.') {
+        let mut next = Vec::new();
+        for (at, value) in found {
+            let join = |name: &str| match at.as_str() {
+                "" => name.to_owned(),
+                at => format!("{at}.{name}"),
+            };
+            match (part, value) {
+                ("*", Value::Array(items)) => {
+                    for (index, item) in items.iter().enumerate() {
+                        next.push((join(&index.to_string()), item));
+                    }
+                }
+                (name, Value::Object(fields)) => {
+                    if let Some(field) = fields.get(name) {
+                        next.push((join(name), field));
+                    }
+                }
+                _ => {}
+            }
+        }
+        found = next;
+    }
+    found
+        .into_iter()
+        .filter_map(|(path, value)| Some((path, value.as_number()?)))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    /// Numbers of any size: seeds, and keys of a model's `config.json`.
+    const FREE: &[&str] = &[
+        "seed",
+        "model.config.hidden_size",
+        "data.train.0.synthetic.seed",
+        "data.evaluation.0.synthetic.seed",
+    ];
+
+    /// Specs with every key, one for each kind of schedule.
+    fn whole_specs() -> Vec<Spec> {
+        let source = json!({
+            "path": "synthetic", "format": "text", "split": "a", "config": "b", "columns": ["c"],
+            "weight": 0.5,
+            "synthetic": {"vocabulary": 256, "branching": 8, "samples": 10, "seed": 1}
+        });
+        let intervals = |more: Value| {
+            let mut all = json!({"every_samples": 1, "every_steps": 1, "every_share": 0.1});
+            all.as_object_mut()
+                .unwrap()
+                .extend(more.as_object().unwrap().clone());
+            all
+        };
+        let spec = json!({
+            "batch": {"global": 8, "micro": 4, "accumulation": 2, "gpus": 1,
+                      "elastic": {"version": "0.1"}},
+            "parallel": {"data_replicate": 1, "data_shard": 1},
+            "model": {"path": "m", "attention": "sdpa", "config": {"hidden_size": 64}},
+            "tokenizer": {"path": "byte", "chat_template": "t"},
+            "data": {"train": [source], "evaluation": [source], "held_out": 0.1, "answers_only": true},
+            "budget": {"samples": 1, "steps": 1, "epochs": 1.0},
+            "optimizer": {"name": "adamw", "gradient_clip": 1.0},
+            "learning_rate": {"warmup_samples": 1, "warmup_steps": 1, "warmup_ratio": 0.1},
+            "evaluation": intervals(json!({"micro": 1, "batch": 1, "samples": 1})),
+            "checkpoint": intervals(json!({"keep": 1})),
+            "elasticity": {"min": 1, "max": 2},
+            "generation": {"num_generations": 2, "num_generations_eval": 2, "generation_batch_size": 2,
+                           "steps_per_generation": 1, "num_mini_batches": 1},
+            "trainer": {"command": ["t"], "checkpoint_dir": "c"},
+            "output": "o",
+        });
+        [
+            json!({"norm-test": {}}),
+            json!({"stages": {"stages": [{"share": 1.0, "batch": 8}]}}),
+            json!({"replay": {"runs": [{"batch": 8, "steps": 1}]}}),
+        ]
+        .map(|schedule| {
+            let mut spec = spec.clone();
+            spec["schedule"] = schedule;
+            serde_json::from_value(spec).unwrap()
+        })
+        .to_vec()
+    }
+
+    /// The paths of all numbers and of all absent values.
+    fn leaves(value: &Value, path: &str, numbers: &mut Vec<String>, absent: &mut Vec<String>) {
+        let below = |name: &str| match path {
+            "" => name.to_owned(),
+            path => format!("{path}.{name}"),
+        };
+        match value {
+            Value::Object(fields) => {
+                for (name, value) in fields {
+                    leaves(value, &below(name), numbers, absent);
+                }
+            }
+            Value::Array(items) => {
+                for (index, item) in items.iter().enumerate() {
+                    leaves(item, &below(&index.to_string()), numbers, absent);
+                }
+            }
+            Value::Number(_) => numbers.push(path.to_owned()),
+            Value::Null => absent.push(path.to_owned()),
+            Value::Bool(_) | Value::String(_) => {}
+        }
+    }
+
+    #[test]
+    fn every_number_of_a_recipe_has_a_range() {
+        for spec in whole_specs() {
+            let (mut numbers, mut absent) = (Vec::new(), Vec::new());
+            let value = serde_json::to_value(&spec).unwrap();
+            leaves(&value, "", &mut numbers, &mut absent);
+            assert_eq!(
+                absent,
+                Vec::<String>::new(),
+                "the specs of this test lack these keys"
+            );
+            for path in numbers {
+                let limited = LIMITS.iter().any(|limit| {
+                    values_at(&value, limit.path)
+                        .iter()
+                        .any(|(at, _)| *at == path)
+                });
+                assert!(
+                    limited || FREE.contains(&path.as_str()),
+                    "{path} has no range"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn every_range_belongs_to_an_existing_key() {
+        let specs = whole_specs();
+        let values: Vec<Value> = specs
+            .iter()
+            .map(|s| serde_json::to_value(s).unwrap())
+            .collect();
+        for limit in LIMITS {
+            let found = values
+                .iter()
+                .any(|value| !values_at(value, limit.path).is_empty());
+            assert!(found, "{} is no key", limit.path);
+        }
+    }
+}

@@ -1,0 +1,200 @@
+//! A value on its way into the spec: its key, place, content and problems.
+
+use std::cell::RefCell;
+use std::fmt;
+
+use serde::de;
+
+use super::limits;
+use crate::recipe::syntax::diagnostic::{Diagnostic, Severity};
+use crate::recipe::syntax::node::{Entry, Node, Value};
+use crate::recipe::syntax::scalar::{Resolved, Schema};
+use crate::recipe::syntax::source::{Place, Places};
+use crate::util::suggest::short;
+
+pub(super) struct Record<'d> {
+    pub places: Places,
+    pub diagnostics: &'d mut Vec<Diagnostic>,
+}
+
+impl Record<'_> {
+    pub fn report(&mut self, node: &Node, rule: &str, message: String, help: impl Into<String>) {
+        self.diagnostics
+            .push(Diagnostic::error(rule, Some(node.span), message, help));
+    }
+
+    pub fn has_error(&self) -> bool {
+        self.diagnostics
+            .iter()
+            .any(|d| d.severity == Severity::Error)
+    }
+}
+
+/// A message of serde's code, which becomes a diagnostic at its node.
+#[derive(Debug)]
+pub(super) struct Failure(pub String);
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Failure {}
+
+impl de::Error for Failure {
+    fn custom<T: fmt::Display>(message: T) -> Self {
+        Failure(message.to_string())
+    }
+
+    fn missing_field(field: &'static str) -> Self {
+        Failure(format!("`{field}` is missing"))
+    }
+}
+
+pub(super) struct NodeDeserializer<'n, 'r, 'd> {
+    pub node: &'n Node,
+    /// The native path of `node`.
+    pub path: String,
+    /// The node is the content of an enum's variant, whose `kind` has been read.
+    pub variant: bool,
+    pub record: &'r RefCell<Record<'d>>,
+}
+
+impl<'n, 'r, 'd> NodeDeserializer<'n, 'r, 'd> {
+    /// The key, as the user's file spells it.
+    pub fn name(&self) -> &str {
+        self.node.key.as_deref().unwrap_or(if self.path.is_empty() {
+            "spec"
+        } else {
+            &self.path
+        })
+    }
+
+    pub fn child(&self, name: &str, node: &'n Node) -> Self {
+        NodeDeserializer {
+            node,
+            path: if self.path.is_empty() {
+                name.to_owned()
+            } else {
+                format!("{}.{name}", self.path)
+            },
+            variant: false,
+            record: self.record,
+        }
+    }
+
+    /// Records the place of a value that a file states. The content of a variant shares the place
+    /// of its enum.
+    pub fn record_place(&self) {
+        let Some(key) = self.node.key.as_ref().filter(|_| !self.variant) else {
+            return;
+        };
+        let place = Place {
+            key: key.clone(),
+            span: self.node.span,
+        };
+        self.record
+            .borrow_mut()
+            .places
+            .insert(self.path.clone(), place);
+    }
+
+    pub fn report(&self, rule: &str, message: String, help: impl Into<String>) {
+        self.record
+            .borrow_mut()
+            .report(self.node, rule, message, help);
+    }
+
+    pub fn wrong_type(&self, expected: &str) {
+        let found = match self.node.resolve(Schema::Core) {
+            Some(Resolved::Null) => "nothing".to_owned(),
+            Some(value) => format!("`{}`, {}", shown(self.node), value.kind()),
+            None => self.node.kind().to_owned(),
+        };
+        self.report(
+            "wrong-type",
+            format!("`{}` takes {expected}, this is {found}", self.name()),
+            format!("give {expected}"),
+        );
+    }
+
+    /// A whole number within bounds, or 0 after a report.
+    pub fn integer(&self, min: i128, max: i128) -> i128 {
+        self.record_place();
+        match self.node.resolve(Schema::Core) {
+            Some(Resolved::Int(value)) if (min..=max).contains(&value) => value,
+            Some(Resolved::Int(_)) => {
+                self.report(
+                    "out-of-range",
+                    format!("`{}` is {}", self.name(), shown(self.node)),
+                    limits::help(&self.path)
+                        .unwrap_or_else(|| format!("give a whole number from {min} to {max}")),
+                );
+                0
+            }
+            _ => {
+                self.wrong_type("a whole number");
+                0
+            }
+        }
+    }
+
+    pub fn float(&self) -> f64 {
+        self.record_place();
+        let value = match self.node.resolve(Schema::Core) {
+            Some(Resolved::Float(value)) => value,
+            Some(Resolved::Int(value)) => value as f64,
+            _ => {
+                self.wrong_type("a number");
+                return 0.0;
+            }
+        };
+        if !value.is_finite() {
+            let what = match value.is_nan() {
+                true => "not a number",
+                false => "infinite",
+            };
+            self.report(
+                "out-of-range",
+                format!("`{}` is {}, {what}", self.name(), shown(self.node)),
+                limits::help(&self.path).unwrap_or_else(|| "give a finite number".to_owned()),
+            );
+            return 0.0;
+        }
+        value
+    }
+
+    pub fn text(&self) -> String {
+        self.record_place();
+        match self.node.text() {
+            Some(text) if self.node.resolve(Schema::Core) != Some(Resolved::Null) => {
+                text.to_owned()
+            }
+            _ => {
+                self.wrong_type("text");
+                String::new()
+            }
+        }
+    }
+
+    /// The entries of a mapping; an empty value counts as an empty mapping.
+    pub fn entries(&self) -> &'n [Entry] {
+        self.record_place();
+        match &self.node.value {
+            Value::Mapping(entries) => entries,
+            // `schedule: norm-test` is the kind alone, with default settings.
+            Value::Scalar(_) if self.variant => &[],
+            _ if self.node.resolve(Schema::Core) == Some(Resolved::Null) => &[],
+            _ => {
+                self.wrong_type("a mapping");
+                &[]
+            }
+        }
+    }
+}
+
+/// The scalar as written, truncated if it is long.
+pub(super) fn shown(node: &Node) -> String {
+    short(node.text().unwrap_or_default())
+}

@@ -1,0 +1,200 @@
+//! The common part of the HALOs and direct-preference-optimization trees; HALOs derives from the
+//! latter.
+
+use std::path::Path;
+
+use super::hydra::{self, Place, Program, Values};
+use crate::recipe::schema::origin::Origin;
+use crate::recipe::schema::reader::{Asked, Confidence, Detected};
+use crate::recipe::schema::reading::Reading;
+use crate::recipe::schema::run_name;
+use crate::recipe::schema::tree::{Given, Tree};
+use crate::recipe::syntax::node::Node;
+use crate::util::suggest::short;
+
+/// The tree that a root belongs to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Halos,
+    Dpo,
+}
+
+/// The tree that a root belongs to, and the key that decides it.
+pub(crate) fn kind(root: &Node) -> Option<(Kind, &'static str)> {
+    let list = root.get("defaults")?.items()?;
+    let has_loss = list.iter().any(|entry| entry.get("loss").is_some());
+    let has = |keys: &[&'static str]| keys.iter().copied().find(|key| root.get(key).is_some());
+    if !has_loss || has(&["exp_name"]).is_none() {
+        return None;
+    }
+    // Both trees have `loss` and `exp_name`; only direct-preference-optimization has its batch outside
+    // the group `model`.
+    match has(&["batch_size", "local_dirs"]) {
+        Some(key) => Some((Kind::Dpo, key)),
+        None => {
+            let distinctive = [
+                "cache_dir",
+                "frac_unique_desirable",
+                "intermediate_checkpoints",
+            ];
+            has(&distinctive).map(|key| (Kind::Halos, key))
+        }
+    }
+}
+
+/// Whether a file belongs to a tree: it is the root, or an option of one of its groups.
+pub(crate) fn detect(root: &Node, path: &Path, origin: &Origin, wanted: Kind) -> Option<Detected> {
+    reason(root, path, origin, wanted).map(|reason| Detected {
+        confidence: Confidence::Certain,
+        reason,
+    })
+}
+
+fn reason(root: &Node, path: &Path, origin: &Origin, wanted: Kind) -> Option<String> {
+    if let Some((found, key)) = kind(root) {
+        return (found == wanted)
+            .then(|| format!("it has a defaults list with `loss`, and the key `{key}`"));
+    }
+    let place = Place::of(path, origin);
+    let group = place.group()?;
+    let above = Reading::at(origin).load(&place.root())?;
+    let (found, _) = kind(&above)?;
+    (found == wanted).then(|| {
+        format!(
+            "it is the option `{}` of the config group `{group}`",
+            place.option()
+        )
+    })
+}
+
+/// A composed config of one of the trees.
+pub(crate) struct Composed {
+    pub config: Node,
+    /// The root of its tree, if the config is a single option of a group.
+    pub part_of: Option<Node>,
+}
+
+/// Composes a config and reports its missing values.
+pub(crate) fn compose(
+    root: Node,
+    asked: &Asked<'_>,
+    program: &Program,
+    reading: &mut Reading,
+) -> Composed {
+    let place = Place::of(asked.path, &reading.origin);
+    let (overrides, file) = (asked.overrides, asked.command_line);
+    let span = root.span;
+    let config = hydra::compose(root, &place, program, overrides, file, reading);
+    let part_of = place
+        .group()
+        .and_then(|_| Reading::at(&reading.origin).load(&place.root()));
+    let group = place.group().filter(|_| part_of.is_some());
+    if let Some(group) = group {
+        reading.note(
+            "mandatory-missing",
+            Some(span),
+            format!(
+                "this is the option `{}` of the config group `{group}`: the other files of \
+                 the tree are unknown",
+                place.option()
+            ),
+            format!(
+                "pass the tree and choose the option: `{} {group}={}`",
+                place.folder.display(),
+                place.option()
+            ),
+        );
+    }
+    for (key, span) in config.missing {
+        let message = format!("`{key}` is mandatory and has no value");
+        if group.is_some() {
+            let help = "the recipe that uses this option sets it";
+            reading.note("mandatory-missing", Some(span), message, help);
+        } else {
+            let help = format!("set it on the command line: `{key}=…`");
+            let problem = crate::recipe::syntax::diagnostic::Diagnostic::error(
+                "mandatory-missing",
+                Some(span),
+                message,
+                help,
+            );
+            reading.pending.push(problem);
+        }
+    }
+    Composed {
+        config: config.root,
+        part_of,
+    }
+}
+
+/// The run's name: the experiment's, else the file's.
+pub(crate) fn name(values: &Values<'_>, path: &Path, tree: &mut Tree, reading: &mut Reading) {
+    match values.text("exp_name", reading) {
+        Some(given) => run_name::put(&given, tree, reading),
+        None => {
+            let place = Place::of(path, &reading.origin);
+            tree.default("name", run_name::label(place.option()));
+        }
+    }
+}
+
+/// Names of PyTorch's types, with the native precision.
+pub(crate) const DTYPES: &[(&str, &str)] = &[
+    ("float32", "f32"),
+    ("float", "f32"),
+    ("bfloat16", "bf16"),
+    ("float16", "f16"),
+    ("half", "f16"),
+];
+
+/// The length of the run: epochs, examples, or whichever of both ends first.
+pub(crate) fn budget(values: &Values<'_>, tree: &mut Tree, reading: &mut Reading) {
+    let epochs = values.float("n_epochs", reading);
+    let examples = values.int("n_examples", reading);
+    tree.plain_if("seed", values.int("seed", reading));
+    if let (Some(_), Some(examples)) = (&epochs, &examples) {
+        tree.plain("budget.shortest", &examples.with(true));
+    }
+    tree.plain_if("budget.epochs", epochs);
+    tree.plain_if("budget.samples", examples);
+}
+
+/// A data set that upstream refers to by a short name.
+pub(crate) struct Known {
+    /// Upstream's short name.
+    pub word: &'static str,
+    /// The id of the data set on the hub.
+    pub id: &'static str,
+    /// The splits for training and for evaluation.
+    pub splits: [&'static str; 2],
+}
+
+/// Writes the sources of `data.train` (0) or `data.evaluation` (1).
+pub(crate) fn sources(names: &[Given<String>], part: usize, known: &[Known], tree: &mut Tree) {
+    let path = ["data.train", "data.evaluation"][part];
+    for name in names {
+        let mut source = Tree::new(name.span);
+        match known.iter().find(|known| known.word == name.value) {
+            Some(known) => {
+                source.text("path", &name.with(known.id.to_owned()));
+                source.text("split", &name.with(known.splits[part].to_owned()));
+            }
+            None => source.text("path", name),
+        }
+        tree.push(path, source);
+    }
+}
+
+/// Notes that the plan treats a value of upstream as another objective.
+pub(crate) fn taken_as(given: &Given<String>, objective: &str, reading: &mut Reading) {
+    reading.note(
+        "unsupported-value",
+        Some(given.span),
+        format!(
+            "`{}` is `{}`: planned as {objective}, whose batches have the same layout",
+            given.key,
+            short(&given.value)
+        ),
+        "the plan needs no change",
+    );
+}

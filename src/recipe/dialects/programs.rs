@@ -1,0 +1,157 @@
+//! Known programs with deviating arguments. open-instruct's arguments have the names of
+//! `TrainingArguments`, but another meaning or other defaults. HALOs' sampler and labeller run in training
+//! scripts and have a `--batch_size`, but train nothing.
+//!
+//! Source: allenai/open-instruct e6c3044, `open_instruct/`: `grpo_fast.py` (`step`, where the number of
+//! generated samples determines accumulation), `finetune.py` (`total_batch_size`), `reward_modeling.py` (`Args`),
+//! `dpo.py` and `olmo_core_finetune.py` (`dp_world_size`).
+
+use std::path::Path;
+
+use super::transformers::MUST_BE_TYPED;
+use crate::recipe::schema::reading::Reading;
+use crate::recipe::syntax::node::Node;
+use crate::recipe::syntax::source::Span;
+
+/// HALOs 4831988, `train/sample.py` and `train/label.py`: modules that only read the model.
+const READERS: [&str; 2] = ["sample", "label"];
+
+/// Whether a program, given by its file or module, trains nothing.
+pub(crate) fn trains_nothing(program: &str) -> bool {
+    let module = program.strip_suffix(".py").unwrap_or(program);
+    let mut parts = module.rsplit(['.', '/']);
+    parts.next().is_some_and(|name| READERS.contains(&name)) && parts.next() == Some("train")
+}
+
+/// open-instruct's folder and Python package.
+const FOLDER: &str = "open_instruct";
+
+/// Name prefixes of open-instruct's programs that train on generated samples.
+const GENERATING: [&str; 3] = ["grpo", "ppo", "online_dpo"];
+
+/// Arguments that only those programs have.
+const ROLLOUTS: [&str; 2] = [
+    "num_unique_prompts_rollout",
+    "num_samples_per_prompt_rollout",
+];
+
+/// Arguments that make the data-parallel size smaller than the number of processes.
+const AXES: [&str; 4] = [
+    "sequence_parallel_size",
+    "tensor_parallel_degree",
+    "context_parallel_degree",
+    "cp_degree",
+];
+
+/// Refuses a program whose arguments do not set the batch as a `Trainer`'s do.
+pub(crate) fn refuse(script: &Path, span: Span, arguments: &Node, reading: &mut Reading) {
+    let name = name(script);
+    let rollout = ROLLOUTS.iter().any(|key| arguments.get(key).is_some());
+    let generates = |name: &str| GENERATING.iter().any(|begin| name.starts_with(begin));
+    let Some(name) = name.or(rollout.then_some("grpo_fast")) else {
+        return;
+    };
+    if rollout || generates(name) {
+        reading.error(
+            "unsupported-value",
+            Some(span),
+            format!(
+                "open-instruct's `{name}` takes its batch from the generated samples and ignores \
+                 `per_device_train_batch_size`: its batch is not supported"
+            ),
+            "set the batch in a native recipe, `batch: {global: B}`, and start it with the program after `--`",
+        );
+        return;
+    }
+    // This program uses `Trainer` with its defaults; all others have different ones.
+    if name == "finetune_trainer" {
+        return;
+    }
+    for key in MUST_BE_TYPED {
+        if arguments.get(key).is_none() {
+            reading.error(
+                "mandatory-missing",
+                Some(span),
+                format!(
+                    "open-instruct's `{name}` has other defaults than `TrainingArguments`: `{key}` is unknown"
+                ),
+                format!("add `--{key} N`"),
+            );
+        }
+    }
+    for key in AXES {
+        let Some(size) = arguments.get(key).filter(|size| size.text() != Some("1")) else {
+            continue;
+        };
+        reading.error(
+            "unsupported-value",
+            Some(size.span),
+            format!("`{key}` of open-instruct's `{name}` divides its ranks, which is not supported"),
+            "set the batch in a native recipe, `batch: {global: B}` beside `parallel`, and start it with \
+             the program after `--`",
+        );
+    }
+}
+
+/// The name of an open-instruct program without its extension: `dpo` for `open_instruct/dpo.py` or the
+/// module `open_instruct.dpo`. `None` for other programs.
+fn name(script: &Path) -> Option<&str> {
+    let script = script.to_str()?;
+    let script = script.strip_suffix(".py").unwrap_or(script);
+    let mut parts = script.rsplit(['/', '.']);
+    let name = parts.next()?;
+    (parts.next() == Some(FOLDER)).then_some(name)
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::recipe::tests::told;
+
+    fn first_problem(line: &str) -> String {
+        let error = told(line).expect_err(line);
+        let problem = &error.diagnostics[0];
+        format!("{} {}", problem.rule, problem.message)
+    }
+
+    /// `scripts/train/qwen/grpo_fast_3b_single_node.sh`, shortened.
+    #[test]
+    fn a_program_that_trains_on_generated_samples_is_refused() {
+        for (program, name) in [
+            ("open_instruct/grpo_fast.py", "grpo_fast"),
+            ("-m open_instruct.grpo_fast", "grpo_fast"),
+            ("open_instruct/ppo_vllm_thread_ray_gtrl.py", "ppo_vllm"),
+            ("my_grpo.py --num_unique_prompts_rollout 48", "grpo_fast"),
+        ] {
+            let line = format!(
+                "python {program} --per_device_train_batch_size 1 --gradient_accumulation_steps 1 \
+                 --num_mini_batches 1"
+            );
+            let problem = first_problem(&line);
+            let expected = format!("unsupported-value open-instruct's `{name}");
+            assert!(problem.starts_with(&expected), "{problem}");
+        }
+    }
+
+    #[test]
+    fn a_program_with_other_defaults_needs_both_batch_numbers() {
+        let line = "accelerate launch --num_processes 8 open_instruct/finetune.py \
+                    --per_device_train_batch_size 1";
+        let missing = "`gradient_accumulation_steps` is unknown";
+        assert!(first_problem(line).ends_with(missing));
+        let typed = format!("{line} --gradient_accumulation_steps 4");
+        let batch = told(&typed).unwrap().spec.batch;
+        let numbers = (batch.micro, batch.accumulation, batch.gpus);
+        assert_eq!(numbers, (Some(1), Some(4), Some(8)));
+        let divided = first_problem(&format!("{typed} --sequence_parallel_size 2"));
+        assert!(divided.contains("divides its ranks"), "{divided}");
+        assert!(told(&format!("{typed} --sequence_parallel_size 1")).is_ok());
+    }
+
+    #[test]
+    fn other_programs_with_these_names_are_not_refused() {
+        let line = "torchrun --nproc_per_node 2 finetune.py --per_device_train_batch_size 1";
+        assert_eq!(told(line).unwrap().spec.batch.accumulation, Some(1));
+        let line = "python open_instruct/finetune_trainer.py --do_train --seed 1";
+        assert_eq!(told(line).unwrap().spec.batch.micro, Some(8));
+    }
+}

@@ -1,0 +1,743 @@
+//! transformers' `TrainingArguments`: the arguments of its example scripts and of other scripts
+//! around `Trainer`, as YAML, as JSON or as a command line.
+//!
+//! Scripts define further arguments. Those of transformers' example scripts are read where they
+//! concern the run. All others are ignored, unless they look like a misspelled field.
+//! Sources: transformers 5.23.0 `training_args.py` (fields, defaults), `hf_argparser.py`,
+//! `trainer.py` (`get_total_train_batch_size`); `examples/pytorch` of 4.57 and 5.23.
+
+use std::path::Path;
+
+use super::handbook::abbreviation::{Meant, meant};
+use super::handbook::keys;
+use super::handbook::values::Values;
+use super::handbook::{self, settings};
+use crate::recipe::schema::deepspeed::is_config;
+use crate::recipe::schema::dialect::{Dialect, RESERVED};
+use crate::recipe::schema::origin::Origin;
+use crate::recipe::schema::reader::{
+    Asked, Confidence, Detected, Reader, Resume, Translated, others,
+};
+use crate::recipe::schema::reading::Reading;
+use crate::recipe::schema::tree::Tree;
+use crate::recipe::syntax::node::Node;
+use crate::util::suggest;
+
+/// Reads the keys of `TrainingArguments`.
+pub struct Transformers;
+
+/// Keys of those scripts that neither TRL nor the handbook has.
+const DISTINCTIVE: &[&str] = &[
+    "block_size",
+    "config_name",
+    "dataset_config_name",
+    "do_predict",
+    "do_train",
+    "max_source_length",
+    "overwrite_cache",
+    "overwrite_output_dir",
+    "task_name",
+    "tokenizer_name",
+    "train_file",
+    "use_fast_tokenizer",
+    "validation_file",
+];
+
+/// Fields that nearly every file of `TrainingArguments` has.
+const COMMON: &[&str] = &[
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "num_train_epochs",
+    "max_steps",
+    "learning_rate",
+    "output_dir",
+];
+
+const BATCH: &[&str] = &["per_device_train_batch_size", "per_gpu_train_batch_size"];
+
+/// Fields that only programs with `TrainingArguments` commonly have. Others (`output_dir`,
+/// `learning_rate`, `num_train_epochs`, `tp_size`) are widespread: the training loops of diffusers,
+/// DeepSpeed-Chat, open-instruct and accelerate's examples have them with different defaults.
+const TRAINER_FIELDS: &[&str] = &[
+    "accelerator_config",
+    "auto_find_batch_size",
+    "average_tokens_across_devices",
+    "batch_eval_metrics",
+    "bf16_full_eval",
+    "dataloader_drop_last",
+    "dataloader_persistent_workers",
+    "dataloader_pin_memory",
+    "dataloader_prefetch_factor",
+    "ddp_broadcast_buffers",
+    "ddp_bucket_cap_mb",
+    "ddp_find_unused_parameters",
+    "ddp_timeout",
+    // Without a value it is DeepSpeed's own switch, which `take_switch` has removed.
+    "deepspeed",
+    "dispatch_batches",
+    "do_eval",
+    "do_predict",
+    "do_train",
+    "eval_accumulation_steps",
+    "eval_delay",
+    "eval_do_concat_batches",
+    "eval_on_start",
+    "eval_strategy",
+    "evaluation_strategy",
+    "fp16_backend",
+    "fp16_full_eval",
+    "fsdp_config",
+    "fsdp_transformer_layer_cls_to_wrap",
+    "gradient_checkpointing_kwargs",
+    "greater_is_better",
+    "group_by_length",
+    "half_precision_backend",
+    "hub_strategy",
+    "ignore_data_skip",
+    "include_for_metrics",
+    "include_inputs_for_metrics",
+    "include_num_input_tokens_seen",
+    "include_tokens_per_second",
+    "jit_mode_eval",
+    "label_smoothing_factor",
+    "length_column_name",
+    "load_best_model_at_end",
+    "log_level_replica",
+    "log_on_each_node",
+    "logging_first_step",
+    "logging_nan_inf_filter",
+    "logging_strategy",
+    "lr_scheduler_kwargs",
+    "metric_for_best_model",
+    "neftune_noise_alpha",
+    "optim_target_modules",
+    "overwrite_output_dir",
+    "prediction_loss_only",
+    "remove_unused_columns",
+    "restore_callback_states_from_checkpoint",
+    "save_on_each_node",
+    "save_only_model",
+    "save_safetensors",
+    "save_strategy",
+    "skip_memory_metrics",
+    "torch_compile_backend",
+    "torch_empty_cache_steps",
+    "train_sampling_strategy",
+    "use_legacy_prediction_loop",
+    "use_liger_kernel",
+    "use_mps_device",
+];
+
+/// The default of `logging_steps`.
+const LOGGING_STEPS: u64 = 500;
+
+impl Reader for Transformers {
+    fn dialect(&self) -> Dialect {
+        Dialect::Transformers
+    }
+
+    fn detect(&self, root: &Node, path: &Path, _origin: &Origin) -> Option<Detected> {
+        let has = |key: &&str| root.get(key).is_some();
+        if others(root).is_some()
+            || is_config(root)
+            || root.get(RESERVED).is_some()
+            || !COMMON.iter().any(has)
+        {
+            return None;
+        }
+        let entries = root.entries().unwrap_or_default();
+        if entries
+            .iter()
+            .any(|entry| handbook::only_trl_has(&entry.name))
+        {
+            return None;
+        }
+        let json = path.extension().is_some_and(|e| e == "json");
+        let reason = match DISTINCTIVE.iter().find(|key| has(key)) {
+            Some(key) => format!("it has the key `{key}` and none of TRL's"),
+            None if json => {
+                "it is JSON with `TrainingArguments`' keys and none of TRL's".to_owned()
+            }
+            None => return None,
+        };
+        Some(Detected {
+            confidence: Confidence::Likely,
+            reason,
+        })
+    }
+
+    fn read(&self, mut root: Node, asked: &Asked<'_>, reading: &mut Reading) -> Translated {
+        asked.put_into(&mut root, str::to_owned, reading);
+        take_switch(&mut root, reading);
+        let trainer = is_for_a_trainer(&root);
+        if !trainer && let Some(zero) = &mut reading.deepspeed_plugin {
+            zero.take_file();
+        }
+        let mut native = translate(&root, asked.path, reading);
+        if !trainer {
+            // The program's defaults are not `Trainer`'s.
+            native.remove_path("batch.micro");
+            native.remove_path("batch.accumulation");
+        }
+        Translated::whole(root, native)
+    }
+
+    fn upstream_key(&self, path: &str) -> Option<&'static str> {
+        settings::upstream_key(path)
+    }
+
+    fn older_keys(&self, path: &str) -> &'static [&'static str] {
+        settings::older_keys(path)
+    }
+
+    fn resume(&self) -> Option<Resume> {
+        Some(Resume::TRANSFORMERS)
+    }
+
+    fn argument(&self, key: &str, value: &str) -> Vec<String> {
+        vec![format!("--{key}"), value.to_owned()]
+    }
+}
+
+/// Whether a program takes `Trainer`'s batch arguments, or any other argument that only `Trainer`
+/// has. A program without them, or with a batch under another name, may be another training loop.
+fn is_for_a_trainer(root: &Node) -> bool {
+    let entries = root.entries().unwrap_or_default();
+    let any = |test: &dyn Fn(&str) -> bool| entries.iter().any(|entry| test(&entry.name));
+    let other_batch = |name: &str| {
+        let batch = name.ends_with("batch_size") && !name.contains("eval");
+        batch && keys::kind_in_training(name).is_none()
+    };
+    any(&|name| BATCH.contains(&name))
+        || (any(&|name| TRAINER_FIELDS.contains(&name)) && !any(&other_batch))
+}
+
+fn translate(root: &Node, path: &Path, reading: &mut Reading) -> Node {
+    warn_unknown(root, reading);
+    let kind_of = |key: &str| keys::kind_in_training(key).or_else(|| keys::example(key));
+    let values = Values::check(root, "", kind_of, reading);
+    let mut tree = Tree::new(root.span);
+    tree.default("objective", "language-modelling");
+    settings::name(&values, path, &mut tree, reading);
+    tree.default("budget.epochs", 3);
+    tree.default("seed", 42);
+    let evaluates = handbook::training_arguments(&values, path, LOGGING_STEPS, &mut tree, reading);
+    tree.text_if("tokenizer.path", values.text("tokenizer_name"));
+    let length = ["block_size", "max_seq_length", "max_length"];
+    tree.plain_if(
+        "data.sequence_length",
+        length.iter().find_map(|key| values.int(key)),
+    );
+    data(&values, evaluates, &mut tree);
+    tree.into_node()
+}
+
+/// Batch numbers whose defaults are those of `TrainingArguments` only.
+pub(crate) const MUST_BE_TYPED: [&str; 2] =
+    ["per_device_train_batch_size", "gradient_accumulation_steps"];
+
+/// Removes DeepSpeed's own switch. Its program does not hand its arguments to `TrainingArguments`,
+/// so their defaults are unknown.
+fn take_switch(root: &mut Node, reading: &mut Reading) {
+    let Some(switch) = handbook::deepspeed::switch(root) else {
+        return;
+    };
+    let span = switch.span;
+    root.remove_path("deepspeed");
+    for key in MUST_BE_TYPED
+        .into_iter()
+        .filter(|key| root.get(key).is_none())
+    {
+        reading.error(
+            "mandatory-missing",
+            Some(span),
+            format!(
+                "`--deepspeed` without a value is DeepSpeed's switch, not the field of `TrainingArguments`: the program's default of `{key}` is unknown"
+            ),
+            format!("add `--{key} N`, or name a DeepSpeed config that states the batch with `--deepspeed_config FILE`"),
+        );
+    }
+}
+
+/// Reports keys that look like a misspelled field, which the script refuses or ignores, and
+/// abbreviated options. An abbreviation means a field only if the script has no option with that
+/// prefix, which is unknown here, so it is not expanded.
+fn warn_unknown(root: &Node, reading: &mut Reading) {
+    let command = reading.files.command.map(|(file, _)| file);
+    for entry in root.entries().unwrap_or_default() {
+        let name = entry.name.as_str();
+        let known = keys::kind_in_training(name).is_some() || keys::example(name).is_some();
+        if known || name == RESERVED || name.len() < 6 || name.len() > 80 {
+            continue;
+        }
+        let typed = Some(entry.name_span.file) == command;
+        if let (true, Meant::One(field)) = (typed, meant(name, keys::training())) {
+            reading.warning(
+                "unknown-key",
+                Some(entry.name_span),
+                format!("`--{name}` is ignored: argparse reads it as `--{field}` only if the script has no option with this prefix"),
+                format!("write `--{field}` in full if you mean it"),
+            );
+            continue;
+        }
+        if let Some(field) = suggest::within(name, keys::training(), 2) {
+            reading.warning(
+                "unknown-key",
+                Some(entry.name_span),
+                format!("`TrainingArguments` has no field `{name}`"),
+                format!("did you mean `{field}`? Keep it if the script defines it"),
+            );
+        }
+    }
+}
+
+/// `train_file` and `validation_file`, or a data set's name.
+fn data(values: &Values, evaluates: bool, tree: &mut Tree) {
+    let named = values.text("dataset_name");
+    for (file, path, split, wanted) in [
+        ("train_file", "data.train", "train", true),
+        (
+            "validation_file",
+            "data.evaluation",
+            "validation",
+            evaluates,
+        ),
+    ] {
+        if !wanted {
+            continue;
+        }
+        if let Some(given) = values.text(file) {
+            let mut source = Tree::new(given.span);
+            source.text("path", &given);
+            tree.push(path, source);
+        } else if let Some(name) = &named {
+            let mut source = Tree::new(name.span);
+            source.text("path", name);
+            source.text_if("config", values.text("dataset_config_name"));
+            source.default("split", split);
+            tree.push(path, source);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::recipe::schema::dialect::Dialect;
+    use crate::recipe::schema::request::Request;
+    use crate::recipe::schema::spec::{LearningRateShape, Objective, Precision, Strategy};
+    use crate::recipe::{ReadError, Recipe, read};
+
+    /// Reads files; the first one is the recipe unless the command names it.
+    fn job(files: &[(&str, &str)], command: &str) -> Result<Recipe, ReadError> {
+        let folder = tempfile::tempdir().unwrap();
+        for (name, text) in files {
+            std::fs::write(folder.path().join(name), text).unwrap();
+        }
+        let here = folder.path().to_str().unwrap();
+        let path = files
+            .first()
+            .map_or_else(Default::default, |(name, _)| folder.path().join(name));
+        let words = command.split_whitespace();
+        read(&Request {
+            path,
+            command: words.map(|word| word.replace('@', here)).collect(),
+            ..Request::default()
+        })
+    }
+
+    fn command(line: &str) -> Recipe {
+        job(&[], line).unwrap_or_else(|e| panic!("{:?}", e.diagnostics))
+    }
+
+    /// The rules of all diagnostics of a job.
+    fn rules(result: Result<Recipe, ReadError>) -> Vec<String> {
+        let diagnostics = match result {
+            Ok(recipe) => recipe.diagnostics,
+            Err(error) => error.diagnostics,
+        };
+        diagnostics.into_iter().map(|d| d.rule).collect()
+    }
+
+    #[test]
+    fn a_command_line_is_read_as_upstream_reads_it() {
+        let recipe = command(
+            "torchrun --nproc_per_node 4 run_clm.py --per_device_train_batch_size=8 \
+         --gradient_accumulation_steps 2 --learning_rate 1e-5 --bf16 --block_size 512 \
+         --lr_scheduler_type cosine --output_dir out/My_Run --max_steps 100",
+        );
+        assert_eq!(recipe.dialect, Dialect::Transformers);
+        let spec = &recipe.spec;
+        let batch = &spec.batch;
+        assert_eq!(
+            (batch.micro, batch.accumulation, batch.gpus),
+            (Some(8), Some(2), Some(4))
+        );
+        assert_eq!(spec.learning_rate.peak, 1e-5);
+        assert_eq!(spec.learning_rate.shape, LearningRateShape::Cosine);
+        assert_eq!(spec.model.precision, Precision::Bf16);
+        assert_eq!(spec.data.sequence_length, 512);
+        assert_eq!(spec.budget.steps, Some(100));
+        assert_eq!(spec.name, "my-run");
+        assert_eq!(
+            recipe.places["batch.micro"].key,
+            "per_device_train_batch_size"
+        );
+        // argparse converts arguments, so `1e-5` needs no warning.
+        let rules: Vec<&str> = recipe.diagnostics.iter().map(|d| d.rule.as_str()).collect();
+        assert_eq!(rules, ["run-name"]);
+    }
+
+    #[test]
+    fn defaults_are_those_of_transformers() {
+        let spec = command("python train.py --output_dir out --do_train").spec;
+        assert_eq!(
+            (spec.batch.micro, spec.batch.accumulation),
+            (Some(8), Some(1))
+        );
+        assert_eq!(spec.learning_rate.peak, 5e-5);
+        assert_eq!(spec.model.precision, Precision::F32);
+        assert!(!spec.model.activation_checkpointing);
+        assert_eq!(spec.objective, Objective::LanguageModelling);
+        assert_eq!((spec.budget.epochs, spec.seed), (Some(3.0), 42));
+    }
+
+    #[test]
+    fn json_and_yaml_are_read_too() {
+        let json =
+            "{\"per_device_train_batch_size\": 4, \"learning_rate\": 2e-5, \"do_train\": true}";
+        let recipe = job(&[("args.json", json)], "").unwrap();
+        assert_eq!(recipe.dialect, Dialect::Transformers);
+        assert_eq!(
+            (recipe.spec.batch.micro, recipe.spec.learning_rate.peak),
+            (Some(4), 2e-5)
+        );
+        assert_eq!(recipe.diagnostics, [], "JSON's numbers need no dot");
+        let yaml = "per_device_train_batch_size: 4\ntrain_file: a.json\nlearning_rate: 2e-5\n";
+        let recipe = job(&[("args.yaml", yaml)], "").unwrap();
+        assert_eq!(recipe.dialect, Dialect::Transformers);
+        assert_eq!(recipe.spec.data.train[0].path, "a.json");
+        assert_eq!(recipe.diagnostics[0].rule, "scalar-type");
+    }
+
+    #[test]
+    fn a_recipe_without_keys_of_example_scripts_is_trls() {
+        let text = "per_device_train_batch_size: 4\nmodel_name_or_path: m\nbeta: 0.1\n";
+        let recipe = job(&[("config.yaml", text)], "").unwrap();
+        assert_eq!(recipe.dialect, Dialect::HandbookTrl);
+    }
+
+    #[test]
+    fn arguments_override_files_and_every_file_is_read() {
+        let files = [
+            (
+                "recipe.yaml",
+                "per_device_train_batch_size: 4\ngradient_accumulation_steps: 2\nmodel_name_or_path: m\n",
+            ),
+            ("fsdp.yaml", "distributed_type: FSDP\nnum_processes: 8\n"),
+        ];
+        let line = "accelerate launch --config_file @/fsdp.yaml --num_processes 4 scripts/dpo.py \
+                --gradient_accumulation_steps 8 --beta 0.05";
+        let recipe = job(&files, line).unwrap_or_else(|e| panic!("{:?}", e.diagnostics));
+        assert_eq!(recipe.dialect, Dialect::HandbookTrl);
+        assert_eq!(recipe.spec.objective, Objective::Dpo);
+        let batch = &recipe.spec.batch;
+        assert_eq!(
+            (batch.micro, batch.accumulation, batch.gpus),
+            (Some(4), Some(8), Some(4))
+        );
+        assert_eq!(recipe.spec.parallel.strategy, Strategy::Fsdp);
+        let conflict = &recipe.diagnostics[0];
+        assert_eq!(conflict.rule, "gpu-count-conflict");
+        assert_eq!(
+            conflict.message,
+            "the config states 8 processes, the command 4"
+        );
+        // The job is the same when only the command names its files.
+        let config = "--config @/recipe.yaml";
+        let whole = job(&files, &format!("{line} {config}")).unwrap();
+        assert_eq!(whole.spec.batch, recipe.spec.batch);
+    }
+
+    #[test]
+    fn a_deepspeed_config_with_other_numbers_is_refused() {
+        let ds = "{\"gradient_accumulation_steps\": 1, \"zero_optimization\": {\"stage\": 2}}";
+        let line =
+            "deepspeed --num_gpus 4 train.py --deepspeed @/ds.json --per_device_train_batch_size 8";
+        let files = [("none.args", "--seed 1"), ("ds.json", ds)];
+        let agreed = job(&files, line).unwrap_or_else(|e| panic!("{:?}", e.diagnostics));
+        assert_eq!(agreed.spec.parallel.strategy, Strategy::Zero2);
+        let conflict = format!("{line} --gradient_accumulation_steps 2");
+        assert_eq!(rules(job(&files, &conflict)), ["accumulation-conflict"]);
+        let elastic = "{\"zero_optimization\": {}, \"elasticity\": {\"enabled\": true, \"max_train_batch_size\": 128, \"micro_batch_sizes\": [1]}}";
+        let files = [("none.args", "--seed 1"), ("ds.json", elastic)];
+        assert_eq!(rules(job(&files, line)), ["deepspeed-elastic-batch"]);
+    }
+
+    #[test]
+    fn a_misspelled_field_is_reported_and_an_argument_of_the_script_is_not() {
+        let line = "python t.py --per_device_train_batchsize 8 --my_own_argument 3 --seed 1";
+        let recipe = command(line);
+        let messages: Vec<&str> = recipe.diagnostics.iter().map(|d| d.help.as_str()).collect();
+        assert_eq!(
+            messages,
+            ["did you mean `per_device_train_batch_size`? Keep it if the script defines it"]
+        );
+    }
+
+    #[test]
+    fn an_abbreviated_option_of_an_unknown_script_is_reported() {
+        let recipe = command(
+            "torchrun --nproc_per_node 2 t.py --per_device_train_b 4 --gradient_acc 2 --max_ 3 \
+         --auto_find_batch_size --my_own 1",
+        );
+        assert_eq!(
+            (recipe.spec.batch.micro, recipe.spec.batch.accumulation),
+            (Some(8), Some(1))
+        );
+        assert!(recipe.spec.batch.auto_find);
+        let helps: Vec<&str> = recipe.diagnostics.iter().map(|d| d.help.as_str()).collect();
+        assert_eq!(
+            helps,
+            [
+                "write `--per_device_train_batch_size` in full if you mean it",
+                "write `--gradient_accumulation_steps` in full if you mean it"
+            ]
+        );
+    }
+
+    #[test]
+    fn a_command_of_a_hydra_program_is_refused() {
+        for (line, rule, help) in [
+            (
+                "python train.py -m model=pythia28 loss=sft,dpo",
+                "config-missing",
+                "give the tree before `--`",
+            ),
+            (
+                "accelerate launch launch.py loss=dpo --learning_rate 1",
+                "unknown-dialect",
+                "evenkeel plan config ",
+            ),
+        ] {
+            let error = job(&[], line).unwrap_err();
+            let problem = &error.diagnostics[0];
+            assert_eq!(problem.rule, rule, "{line}");
+            assert!(problem.help.contains(help), "{}", problem.help);
+        }
+    }
+
+    #[test]
+    fn a_shell_variable_is_no_number() {
+        let refused = job(
+            &[],
+            "torchrun --nproc_per_node $N t.py --per_device_train_batch_size $B",
+        );
+        let error = refused.unwrap_err();
+        assert!(
+            error
+                .to_string()
+                .contains("only the shell or its environment knows `$B`"),
+            "{error}"
+        );
+    }
+
+    /// FastChat, LLaVA and LMFlow have arguments that TRL has too.
+    #[test]
+    fn adapter_arguments_alone_do_not_mean_trl() {
+        let recipe = command(
+            "deepspeed --num_gpus 4 fastchat/train/train_lora.py --model_name_or_path m --lora_r 8 \
+         --lora_alpha 16 --data_path d --per_device_train_batch_size 2 --q_lora False",
+        );
+        assert_eq!(recipe.dialect, Dialect::Transformers);
+        assert_eq!(
+            (recipe.spec.batch.micro, recipe.spec.batch.gpus),
+            (Some(2), Some(4))
+        );
+        // A key of TRL, beside arguments that TRL does not know.
+        let line = "python t.py --num_generations 4 --data_path d --version v1";
+        assert_eq!(command(line).dialect, Dialect::Transformers);
+        let all = "python t.py --num_generations 4 --lora_r 8 --per_device_train_b 4";
+        assert_eq!(command(all).dialect, Dialect::HandbookTrl);
+    }
+
+    #[test]
+    fn the_deepspeed_switch_is_no_config() {
+        let line = "deepspeed --num_gpus 4 main.py --deepspeed --per_device_train_batch_size 4";
+        let recipe = command(&format!(
+            "{line} --gradient_accumulation_steps 2 --zero_stage 2"
+        ));
+        let batch = &recipe.spec.batch;
+        assert_eq!(
+            (batch.micro, batch.accumulation, batch.gpus),
+            (Some(4), Some(2), Some(4))
+        );
+        // The program's defaults are not those of `TrainingArguments`.
+        let error = job(&[], line).unwrap_err();
+        assert_eq!(error.diagnostics[0].rule, "mandatory-missing");
+        let default = "default of `gradient_accumulation_steps` is unknown";
+        assert!(error.diagnostics[0].message.contains(default), "{error}");
+    }
+
+    #[test]
+    fn a_program_without_trainer_arguments_has_no_default_batch() {
+        for line in [
+            "torchrun --standalone --nproc_per_node=4 train.py config/train_gpt2.py",
+            "deepspeed --num_gpus 2 cifar10_deepspeed.py --deepspeed_x --moe --top-k 1",
+            "torchrun --nproc_per_node 4 train.py --batch_size=12 --block_size=1024",
+            "torchrun --nproc_per_node 4 train.py --batch_size=12 --learning_rate=6e-4",
+            "python tests/test_invariant.py",
+            // accelerate's `nd_parallel.py`, and the arguments of diffusers' training loops.
+            "accelerate launch --num-processes 8 nd_parallel.py --dp-shard-size 2 --tp-size 2",
+            "accelerate launch --num_processes 4 train_x.py --output_dir o --learning_rate 1e-4 \
+         --num_train_epochs 3 --gradient_accumulation_steps 4 --max_grad_norm 1 --seed 0",
+        ] {
+            let recipe = command(line);
+            assert_eq!(recipe.dialect, Dialect::Transformers, "{line}");
+            let batch = &recipe.spec.batch;
+            assert_eq!((batch.micro, batch.accumulation), (None, None), "{line}");
+        }
+        for line in [
+            "python run_clm.py --output_dir x --do_train",
+            "torchrun --nproc_per_node 4 t.py --output_dir x --eval_strategy no",
+        ] {
+            assert_eq!(command(line).spec.batch.micro, Some(8), "{line}");
+        }
+        let both = command("python t.py --batch_size 12 --per_device_train_batch_size 4");
+        assert_eq!(both.spec.batch.micro, Some(4));
+        let trl = command("python sft.py --model_name_or_path m --dataset_name d");
+        assert_eq!(trl.spec.batch.micro, Some(8));
+    }
+
+    #[test]
+    fn an_arguments_file_is_read_before_the_command_line() {
+        let script = "torchrun --nproc_per_node 4 train.py --gradient_accumulation_steps 3\n";
+        let arguments = "--per_device_train_batch_size 4\n--gradient_accumulation_steps 2 --bf16\n";
+        let files = [("run.sh", script), ("train.args", arguments)];
+        let recipe = job(&files, "").unwrap();
+        let batch = &recipe.spec.batch;
+        assert_eq!((batch.micro, batch.accumulation), (Some(4), Some(3)));
+        assert_eq!(recipe.spec.model.precision, Precision::Bf16);
+        assert!(
+            recipe.detected.contains("train.args` is read before"),
+            "{}",
+            recipe.detected
+        );
+        // A program whose only argument is a file reads that file.
+        let json = "{\"per_device_train_batch_size\": 2, \"do_train\": true}";
+        let files = [
+            ("none.args", "--seed 1"),
+            ("train.args", arguments),
+            ("args.json", json),
+        ];
+        let recipe = job(&files, "torchrun --nproc_per_node 4 @/train.py @/args.json").unwrap();
+        assert_eq!(recipe.spec.batch.micro, Some(2));
+        let recipe = job(&files, "torchrun --nproc_per_node 4 @/train.py --seed 1").unwrap();
+        assert_eq!(recipe.spec.batch.micro, Some(4));
+    }
+
+    #[test]
+    fn the_arguments_file_of_a_module_is_beside_its_file() {
+        let arguments = "--per_device_train_batch_size 4 --gradient_accumulation_steps 2";
+        let other = "--per_device_train_batch_size 16";
+        for (call, files) in [
+            (
+                "python -m pkg.train --bf16",
+                vec![("pkg/train.py", ""), ("pkg/train.args", arguments)],
+            ),
+            (
+                "torchrun --nproc_per_node 4 -m pkg.train --bf16",
+                vec![("pkg/train.py", ""), ("pkg/train.args", arguments)],
+            ),
+            (
+                "accelerate launch --num_processes 4 --module train --bf16",
+                vec![("train.py", ""), ("train.args", arguments)],
+            ),
+            // Python finds a package before a module, and runs its `__main__.py`.
+            (
+                "python -m pkg --bf16",
+                vec![
+                    ("pkg.py", ""),
+                    ("pkg.args", other),
+                    ("pkg/__init__.py", ""),
+                    ("pkg/__main__.py", ""),
+                    ("pkg/__main__.args", arguments),
+                ],
+            ),
+            (
+                "python -m pkg --bf16",
+                vec![
+                    ("pkg.py", ""),
+                    ("pkg.args", arguments),
+                    ("pkg/__main__.py", ""),
+                    ("pkg/__main__.args", other),
+                ],
+            ),
+        ] {
+            let folder = tempfile::tempdir().unwrap();
+            for (name, text) in files {
+                let path = folder.path().join(name);
+                std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+                std::fs::write(path, text).unwrap();
+            }
+            let path = folder.path().join("run.sh");
+            std::fs::write(&path, call).unwrap();
+            let recipe = read(&Request {
+                path,
+                ..Request::default()
+            });
+            let batch = recipe
+                .unwrap_or_else(|error| panic!("{call}: {error}"))
+                .spec
+                .batch;
+            assert_eq!(
+                (batch.micro, batch.accumulation),
+                (Some(4), Some(2)),
+                "{call}"
+            );
+        }
+    }
+
+    #[test]
+    fn trls_parser_takes_config_only_as_two_words() {
+        let files = [(
+            "sft.yaml",
+            "per_device_train_batch_size: 4\nmodel_name_or_path: m\n",
+        )];
+        let one = job(
+            &files,
+            "accelerate launch --num_processes 8 sft.py --config=@/sft.yaml",
+        );
+        let error = one.unwrap_err();
+        let problem = &error.diagnostics[0];
+        assert!(
+            problem.message.ends_with("as an unknown argument"),
+            "{}",
+            problem.message
+        );
+        assert!(
+            job(
+                &files,
+                "accelerate launch --num_processes 8 sft.py --config @/sft.yaml"
+            )
+            .is_ok()
+        );
+    }
+
+    #[test]
+    fn nan_and_infinity_are_refused_as_such() {
+        let text = "per_device_train_batch_size: 4\ntrain_file: a.json\nnum_train_epochs: .nan\nlearning_rate: .inf\n";
+        let error = job(&[("args.yaml", text)], "").unwrap_err();
+        let found: Vec<&str> = error
+            .diagnostics
+            .iter()
+            .map(|d| d.message.as_str())
+            .collect();
+        assert_eq!(
+            found,
+            [
+                "`num_train_epochs` is .nan, not a number",
+                "`learning_rate` is .inf, infinite"
+            ]
+        );
+    }
+}

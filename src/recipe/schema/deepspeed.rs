@@ -1,0 +1,54 @@
+//! What the schema layer knows of DeepSpeed: how its config is recognised, and the plugin with which
+//! accelerate starts a program.
+
+use crate::recipe::syntax::node::Node;
+use crate::recipe::syntax::source::Span;
+
+/// Whether a file is a DeepSpeed config.
+pub fn is_config(root: &Node) -> bool {
+    distinctive_key(root).is_some()
+}
+
+/// A top-level key that only DeepSpeed configs have. Other dialects hold whole DeepSpeed configs
+/// under one of their keys.
+pub fn distinctive_key(root: &Node) -> Option<&'static str> {
+    let distinctive = [
+        "zero_optimization",
+        "train_micro_batch_size_per_gpu",
+        "train_batch_size",
+        "elasticity",
+    ];
+    let others = [
+        "per_device_train_batch_size",
+        "model_name_or_path",
+        "output_dir",
+        "distributed_type",
+        "defaults",
+    ];
+    let has = |key: &&str| root.get(key).is_some();
+    distinctive
+        .into_iter()
+        .find(has)
+        .filter(|_| !others.iter().any(has))
+}
+
+/// A key of an accelerate config, and where it is written.
+pub type ConfigKey = (String, Span);
+
+/// DeepSpeed as accelerate starts a program with it (accelerate's `DeepSpeedPlugin`).
+#[derive(Debug, Default)]
+pub struct DeepSpeedPlugin {
+    /// Keys of the accelerate config that accelerate refuses beside a DeepSpeed file.
+    pub config_keys: Vec<ConfigKey>,
+    /// The DeepSpeed file that the config names. The trainer compares it with its own numbers.
+    pub file: Option<Node>,
+    /// The trainer has a DeepSpeed config of its own, which replaces this one.
+    pub overruled: bool,
+}
+
+impl DeepSpeedPlugin {
+    /// Takes the file out, for the reader that compares it.
+    pub fn take_file(&mut self) -> Option<Node> {
+        self.file.take()
+    }
+}

@@ -1,0 +1,371 @@
+//! `KEY=VALUE` on the command line, and flags that set a native key.
+//!
+//! A virtual file named `command line` holds both, one a line, so that a message about an override
+//! points at it. An unknown key is added, and the dialect's reader refuses it as it does in a file.
+
+use crate::recipe::syntax::diagnostic::Diagnostic;
+use crate::recipe::syntax::node::{Node, Value};
+use crate::recipe::syntax::scalar::{Resolved, Schema};
+use crate::recipe::syntax::source::{FileId, Sources, Span};
+use crate::recipe::syntax::yaml;
+
+/// The name of the virtual file.
+pub const COMMAND_LINE: &str = "command line";
+
+/// A command-line flag that sets one native key (`--recipe-gpus 8`).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Setting {
+    /// The flag, for messages.
+    pub flag: &'static str,
+    /// The native path that it sets.
+    pub path: &'static str,
+    pub value: String,
+}
+
+/// The virtual file with every override and setting; `None` without any.
+pub fn add_source(
+    sources: &mut Sources,
+    overrides: &[String],
+    settings: &[Setting],
+) -> Option<FileId> {
+    if overrides.is_empty() && settings.is_empty() {
+        return None;
+    }
+    let mut text = overrides.join("\n");
+    for setting in settings {
+        if !text.is_empty() {
+            text.push('\n');
+        }
+        text.push_str(&format!("{}={}", setting.flag, setting.value));
+    }
+    text.push('\n');
+    Some(sources.add(COMMAND_LINE, text))
+}
+
+/// The start of a piece of the virtual file.
+#[derive(Clone, Copy)]
+pub(crate) struct Position {
+    offset: usize,
+    line: u32,
+    column: u32,
+}
+
+impl Position {
+    /// The start of the first override.
+    pub const START: Position = Position {
+        offset: 0,
+        line: 1,
+        column: 1,
+    };
+
+    /// The position after the text.
+    pub fn after(self, text: &str) -> Position {
+        let lines = text.matches('\n').count() as u32;
+        let tail = text.rsplit('\n').next().unwrap_or(text).chars().count() as u32;
+        Position {
+            offset: self.offset + text.len(),
+            line: self.line + lines,
+            column: if lines == 0 {
+                self.column + tail
+            } else {
+                tail + 1
+            },
+        }
+    }
+
+    /// The span of a text that begins here.
+    pub fn span(self, file: FileId, text: &str) -> Span {
+        Span {
+            file,
+            start: self.offset,
+            end: self.offset + text.len(),
+            line: self.line,
+            column: self.column,
+        }
+    }
+}
+
+/// Applies every override to the tree. `path_of` turns a key into a path from the tree's root.
+pub fn apply(
+    root: &mut Node,
+    overrides: &[String],
+    file: FileId,
+    path_of: impl Fn(&str) -> String,
+    diagnostics: &mut Vec<Diagnostic>,
+) {
+    let mut at = Position::START;
+    for text in overrides {
+        apply_one(root, text, at, file, &path_of, diagnostics);
+        at = at.after(text).after("\n");
+    }
+}
+
+/// Applies one override, which begins at a place of the virtual file.
+pub(crate) fn apply_one(
+    root: &mut Node,
+    text: &str,
+    at: Position,
+    file: FileId,
+    path_of: &impl Fn(&str) -> String,
+    diagnostics: &mut Vec<Diagnostic>,
+) {
+    let Some((key, value)) = text.split_once('=').filter(|(key, _)| !key.is_empty()) else {
+        diagnostics.push(Diagnostic::error(
+            "yaml-syntax",
+            Some(at.span(file, text)),
+            format!("`{text}` is not KEY=VALUE"),
+            "write the key, `=` and the value without spaces: `max_steps=100`",
+        ));
+        return;
+    };
+    let value_at = at.after(key).after("=");
+    let key_span = at.span(file, key);
+    let path = path_of(key);
+    let result = match parse_value(value, value_at, file, diagnostics) {
+        Some(_) if path.matches('.').count() >= yaml::MAX_DEPTH => Err((
+            format!("the key has more than {} parts", yaml::MAX_DEPTH),
+            "no recipe key is nested this deeply".to_owned(),
+        )),
+        Some(value) => put(root, &path, key_span, value),
+        None => Ok(()),
+    };
+    if let Err((message, help)) = result {
+        let problem = Diagnostic::error("unknown-key", Some(key_span), message, help);
+        diagnostics.push(problem);
+    }
+}
+
+/// The settings as a native tree. In the virtual file they follow the overrides.
+pub fn settings_tree(overrides: &[String], settings: &[Setting], file: FileId) -> Node {
+    let mut at = Position::START;
+    for text in overrides {
+        at = at.after(text).after("\n");
+    }
+    let mut tree = Node::mapping(at.span(file, ""));
+    for setting in settings {
+        let value_at = at.after(setting.flag).after("=");
+        let mut value = Node::plain(&setting.value, value_at.span(file, &setting.value));
+        value.key = Some(setting.flag.to_owned());
+        tree.set_path(setting.path, value);
+        at = value_at.after(&setting.value).after("\n");
+    }
+    tree
+}
+
+/// A value. It is YAML if it begins like a YAML collection or string, else one scalar as written,
+/// so that `#`, `: ` and Jinja templates need no second layer of quotes.
+fn parse_value(
+    text: &str,
+    at: Position,
+    file: FileId,
+    diagnostics: &mut Vec<Diagnostic>,
+) -> Option<Node> {
+    let template = text.starts_with("{%") || text.starts_with("{{");
+    if template || !text.starts_with(['[', '{', '"', '\'', '!']) {
+        return Some(Node::plain(text, at.span(file, text)));
+    }
+    let mut problems = Vec::new();
+    let mut node = yaml::parse(text, file, &mut problems);
+    for diagnostic in &mut problems {
+        if let Some(span) = &mut diagnostic.span {
+            shift(span, at);
+        }
+    }
+    diagnostics.append(&mut problems);
+    if let Some(node) = &mut node {
+        shift_tree(node, at);
+    }
+    node
+}
+
+/// Moves a span of a separately parsed value to the value's place in the virtual file.
+fn shift(span: &mut Span, at: Position) {
+    if span.line <= 1 {
+        span.column += at.column - 1;
+    }
+    span.line += at.line - 1;
+    span.start += at.offset;
+    span.end += at.offset;
+}
+
+fn shift_tree(node: &mut Node, at: Position) {
+    shift(&mut node.span, at);
+    match &mut node.value {
+        Value::Scalar(_) => {}
+        Value::Sequence(items) => items.iter_mut().for_each(|item| shift_tree(item, at)),
+        Value::Mapping(entries) => {
+            for entry in entries {
+                shift(&mut entry.name_span, at);
+                shift_tree(&mut entry.value, at);
+            }
+        }
+    }
+}
+
+/// Puts a value at a path. Keys may contain dots: the longest matching key wins.
+fn put(root: &mut Node, path: &str, span: Span, value: Node) -> Result<(), (String, String)> {
+    if root.resolve(Schema::Core) == Some(Resolved::Null) {
+        root.value = Value::Mapping(Vec::new());
+    }
+    let kind = root.kind();
+    let shown = root.text().unwrap_or_default().to_owned();
+    match &mut root.value {
+        Value::Mapping(entries) => {
+            let present = entries
+                .iter_mut()
+                .filter(|e| {
+                    path.strip_prefix(e.name.as_str())
+                        .is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+                })
+                .max_by_key(|e| e.name.len());
+            if let Some(entry) = present {
+                return match path[entry.name.len()..].strip_prefix('.') {
+                    None => {
+                        entry.name_span = span;
+                        entry.value = value;
+                        Ok(())
+                    }
+                    Some(rest) => put(&mut entry.value, rest, span, value),
+                };
+            }
+            let Some((head, rest)) = path.split_once('.') else {
+                root.set(path, span, value);
+                return Ok(());
+            };
+            let mut below = Node::mapping(value.span);
+            put(&mut below, rest, span, value)?;
+            root.set(head, span, below);
+            Ok(())
+        }
+        Value::Sequence(items) => {
+            let (head, rest) = path.split_once('.').unwrap_or((path, ""));
+            let count = items.len();
+            let Some(item) = head.parse().ok().and_then(|i: usize| items.get_mut(i)) else {
+                return Err((
+                    format!("`{head}` is not an item of a list of {count}"),
+                    match count {
+                        0 => "the list is empty: set the whole list, `KEY=[…]`".to_owned(),
+                        _ => format!("its positions are 0 to {}", count - 1),
+                    },
+                ));
+            };
+            if rest.is_empty() {
+                *item = value;
+                return Ok(());
+            }
+            put(item, rest, span, value)
+        }
+        Value::Scalar(_) => Err((
+            format!("`{path}` cannot be set: `{shown}` is {kind}"),
+            "set the parent key itself, or give it a mapping first".to_owned(),
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::recipe::schema::reading::Reading;
+
+    /// Applies overrides to a text; returns the tree and the problems with their places.
+    fn apply_to(text: &str, overrides: &[&str]) -> (Node, Vec<String>) {
+        let mut reading = Reading::default();
+        let mut root = reading.parse("x.yaml", text.to_owned()).unwrap();
+        let overrides: Vec<String> = overrides.iter().map(|o| (*o).to_owned()).collect();
+        let file = add_source(&mut reading.sources, &overrides, &[]).unwrap();
+        apply(
+            &mut root,
+            &overrides,
+            file,
+            str::to_owned,
+            &mut reading.diagnostics,
+        );
+        let problems = reading
+            .diagnostics
+            .iter()
+            .map(|d| {
+                let span = d.span.unwrap();
+                assert_eq!(span.file, file);
+                format!("{}:{} {} ({})", span.line, span.column, d.message, d.help)
+            })
+            .collect();
+        (root, problems)
+    }
+
+    fn text<'n>(root: &'n Node, path: &str) -> &'n str {
+        let step = |node: &'n Node, part: &str| match part.parse::<usize>() {
+            Ok(index) => node.items().and_then(|i| i.get(index)),
+            Err(_) => node.get(part),
+        };
+        path.split('.')
+            .try_fold(root, step)
+            .and_then(Node::text)
+            .unwrap_or_else(|| panic!("no value at {path} in {root:?}"))
+    }
+
+    #[test]
+    fn keys_are_set_at_any_depth() {
+        let (root, problems) = apply_to(
+            "a: 1\nlist: [{id: x}, {id: y}]\nempty:\n",
+            &["a=2", "list.1.id=chat.jsonl", "empty.b=3", "new.c.d=4"],
+        );
+        assert_eq!(problems, [""; 0]);
+        assert_eq!(text(&root, "a"), "2");
+        assert_eq!(text(&root, "list.0.id"), "x");
+        assert_eq!(text(&root, "list.1.id"), "chat.jsonl");
+        assert_eq!(text(&root, "empty.b"), "3");
+        assert_eq!(text(&root, "new.c.d"), "4");
+    }
+
+    #[test]
+    fn lists_replace_and_templates_need_no_quotes() {
+        let (root, problems) = apply_to(
+            "columns: [a, b]\nt: x\nu: y\n",
+            &[
+                "columns=[c]",
+                "t={% for m in messages %}#{{ m }}: x{% endfor %}",
+                "u='5'",
+            ],
+        );
+        assert_eq!(problems, [""; 0]);
+        assert_eq!(root.get("columns").unwrap().items().unwrap().len(), 1);
+        assert_eq!(
+            text(&root, "t"),
+            "{% for m in messages %}#{{ m }}: x{% endfor %}"
+        );
+        let five = root.get("u").unwrap().resolve(Schema::Core);
+        assert_eq!(five, Some(Resolved::Str("5".to_owned())));
+    }
+
+    #[test]
+    fn keys_that_contain_dots_are_found() {
+        let (root, _) = apply_to("mixer:\n  org/set-v1.0: 0.5\n", &["mixer.org/set-v1.0=1.0"]);
+        let entries = root.get("mixer").unwrap().entries().unwrap();
+        assert_eq!(entries.len(), 1);
+        assert_eq!(entries[0].value.text(), Some("1.0"));
+    }
+
+    #[test]
+    fn problems_point_at_the_command_line() {
+        let (_, problems) = apply_to(
+            "a: 1\nlist: [x]\n",
+            &[
+                "a=1",
+                "list.7=y",
+                "a.b=1",
+                "b=[1, 2",
+                "nothing",
+                "=x",
+                "list.x.y=1",
+            ],
+        );
+        insta::assert_snapshot!(problems.join("\n"));
+    }
+
+    #[test]
+    fn places_after_a_line_break_continue_the_count() {
+        let (root, _) = apply_to("a: 1\n", &["t=one\ntwo", "a={b: [5]}"]);
+        let five = &root.get("a").unwrap().get("b").unwrap().items().unwrap()[0];
+        assert_eq!((five.span.line, five.span.column), (3, 8));
+    }
+}

@@ -1,0 +1,219 @@
+//! The state of reading one recipe: its files and diagnostics.
+
+use std::path::{Path, PathBuf};
+
+use super::deepspeed::{self, DeepSpeedPlugin};
+use super::files::Files;
+use super::origin::Origin;
+use crate::recipe::syntax::diagnostic::{Diagnostic, Severity};
+use crate::recipe::syntax::node::Node;
+use crate::recipe::syntax::source::{FileId, Sources, Span};
+use crate::recipe::syntax::{hjson, yaml};
+
+/// The files read so far and their diagnostics.
+#[derive(Debug, Default)]
+pub struct Reading {
+    /// Where files are read from.
+    pub origin: Origin,
+    /// Every file, in the order of reading.
+    pub sources: Sources,
+    /// The diagnostics so far.
+    pub diagnostics: Vec<Diagnostic>,
+    /// Errors that fail `plan`, not reading: a missing value on which no batch number depends.
+    pub pending: Vec<Diagnostic>,
+    /// The role of each file.
+    pub files: Files,
+    /// The program is one of TRL's scripts, which refuse unknown arguments.
+    pub(crate) of_trl: bool,
+    /// The DeepSpeed settings, if an accelerate config enables DeepSpeed.
+    pub(crate) deepspeed_plugin: Option<DeepSpeedPlugin>,
+    /// Files whose reader determines the types of values (`argparse`, JSON), so YAML's types of scalars do
+    /// not apply.
+    pub(crate) converted: Vec<FileId>,
+}
+
+impl Reading {
+    /// An empty state for files at an origin.
+    pub fn at(origin: &Origin) -> Reading {
+        Reading {
+            origin: origin.clone(),
+            ..Reading::default()
+        }
+    }
+
+    pub fn error(
+        &mut self,
+        rule: &str,
+        span: Option<Span>,
+        message: impl Into<String>,
+        help: impl Into<String>,
+    ) {
+        let problem = Diagnostic::error(rule, span, message, help);
+        self.diagnostics.push(problem);
+    }
+
+    pub fn warning(
+        &mut self,
+        rule: &str,
+        span: Option<Span>,
+        message: impl Into<String>,
+        help: impl Into<String>,
+    ) {
+        let problem = Diagnostic::warning(rule, span, message, help);
+        self.diagnostics.push(problem);
+    }
+
+    pub fn note(
+        &mut self,
+        rule: &str,
+        span: Option<Span>,
+        message: impl Into<String>,
+        help: impl Into<String>,
+    ) {
+        let problem = Diagnostic::note(rule, span, message, help);
+        self.diagnostics.push(problem);
+    }
+
+    /// Whether there is an error, which ends reading.
+    pub fn has_error(&self) -> bool {
+        self.diagnostics
+            .iter()
+            .any(|d| d.severity == Severity::Error)
+    }
+
+    /// Turns warnings about unknown keys on the command line into errors. Upstream may ignore such keys in a
+    /// file, but a typed key is meant to have an effect.
+    pub(crate) fn refuse_unknown_keys_of(&mut self, command_line: FileId) {
+        for diagnostic in &mut self.diagnostics {
+            let typed = diagnostic.span.is_some_and(|s| s.file == command_line);
+            if typed && diagnostic.rule == "unknown-key" {
+                diagnostic.severity = Severity::Error;
+            }
+        }
+    }
+
+    /// Reads and parses a file that the user named.
+    pub fn load(&mut self, path: &Path) -> Option<Node> {
+        self.open(path).map(|(_, root)| root)
+    }
+
+    /// As [`Reading::load`], with the file's id.
+    pub fn open(&mut self, path: &Path) -> Option<(FileId, Node)> {
+        let text = self.text(path)?;
+        let file = self.sources.add(path, text);
+        Some((file, self.tree(file)?))
+    }
+
+    /// Parses a text as the content of a file.
+    pub fn parse(&mut self, path: impl Into<PathBuf>, text: String) -> Option<Node> {
+        let file = self.sources.add(path, text);
+        self.tree(file)
+    }
+
+    /// Parses a file of `sources`.
+    pub(crate) fn tree(&mut self, file: FileId) -> Option<Node> {
+        let source = self.sources.get(file)?;
+        let extension = source.path.extension();
+        let json = extension.is_some_and(|e| e == "json" || e == "hjson");
+        // A TrainingJob does not store the recipe's file name, so comments that are not YAML's tell Hjson.
+        let begins = |mark: &str| source.text.trim_start().starts_with(mark);
+        let commented = ["//", "/*"].iter().any(|mark| source.text.contains(mark))
+            && ["{", "//", "/*"].into_iter().any(begins);
+        if json {
+            self.converted.push(file);
+        }
+        if (json || commented)
+            && let Some(root) = self.hjson(file)
+        {
+            return Some(root);
+        }
+        let source = self.sources.get(file)?;
+        yaml::parse(&source.text, file, &mut self.diagnostics)
+    }
+
+    /// Parses a DeepSpeed config in Hjson. `None`: plain JSON or another file.
+    fn hjson(&mut self, file: FileId) -> Option<Node> {
+        let text = &self.sources.get(file)?.text;
+        json_problem(text)?;
+        let mut problems = Vec::new();
+        let root = hjson::parse(text, file, &mut problems).filter(deepspeed::is_config)?;
+        self.diagnostics.extend(problems);
+        self.files.hjson.push(file);
+        Some(root)
+    }
+
+    /// Refuses a file that Python's `json` cannot parse, for an upstream reader that uses it.
+    pub(crate) fn refuse_more_than_json(&mut self, file: FileId, reader: &str) {
+        let Some(source) = self.sources.get(file) else {
+            return;
+        };
+        let Some(problem) = json_problem(&source.text) else {
+            return;
+        };
+        let before = source.text.lines().take(problem.line().saturating_sub(1));
+        let start: usize = before.map(|line| line.len() + 1).sum();
+        let text = source.text.get(start..).unwrap_or_default();
+        let text = text.lines().next().unwrap_or_default();
+        let span = Span {
+            file,
+            start: start.min(source.text.len()),
+            end: start.min(source.text.len()) + text.len(),
+            line: u32::try_from(problem.line().max(1)).unwrap_or(u32::MAX),
+            column: 1,
+        };
+        self.error(
+            "yaml-syntax",
+            Some(span),
+            format!("{reader} reads this file as plain JSON and fails here: {problem}"),
+            "remove comments, trailing commas and other Hjson: only DeepSpeed itself, with `--deepspeed_config`, reads Hjson",
+        );
+    }
+
+    /// Whether the reader of a file converts values to the types of their keys, whatever YAML's types are.
+    pub(crate) fn converts(&self, file: FileId) -> bool {
+        self.converted.contains(&file)
+    }
+
+    /// The text of a file; `None` after an error.
+    pub fn text(&mut self, path: &Path) -> Option<String> {
+        // One byte more than allowed is enough to know that a file is too large.
+        let limit = yaml::MAX_BYTES as u64 + 1;
+        let (problem, help) = match self.origin.read(path, limit) {
+            Err(error) => (
+                format!("cannot be read: {error}"),
+                "give the path of an existing file",
+            ),
+            Ok(bytes) if bytes.len() > yaml::MAX_BYTES => (
+                format!("has more than {} bytes", yaml::MAX_BYTES),
+                "recipes are small: is this the right file?",
+            ),
+            Ok(bytes) => match String::from_utf8(bytes) {
+                Ok(text) => return Some(text),
+                Err(error) => {
+                    let at = error.utf8_error().valid_up_to();
+                    (
+                        format!("is not UTF-8 text: the first invalid byte is at offset {at}"),
+                        "save it as UTF-8",
+                    )
+                }
+            },
+        };
+        let message = format!("`{}` {problem}", path.display());
+        self.error("unreadable-file", None, message, help);
+        None
+    }
+
+    /// Finds a file that `from` names: in the working directory, as upstream does, or beside `from`. `None`:
+    /// it is in neither place.
+    pub fn beside(&self, from: &Path, name: &str) -> Option<PathBuf> {
+        let parent = from.parent().unwrap_or(Path::new(""));
+        [PathBuf::from(name), parent.join(name)]
+            .into_iter()
+            .find(|path| self.origin.is_file(path))
+    }
+}
+
+/// The error with which JSON parsing fails, if any.
+fn json_problem(text: &str) -> Option<serde_json::Error> {
+    serde_json::from_str::<serde::de::IgnoredAny>(text).err()
+}

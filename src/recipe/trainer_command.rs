@@ -1,0 +1,289 @@
+//! Analyses an external trainer's command: its launcher, the batch numbers among its arguments, and the
+//! overrides that would not reach it.
+
+use std::path::Path;
+
+use super::Recipe;
+use super::batch_arguments;
+use crate::recipe::dialects::handbook::abbreviation::{Meant, meant};
+use crate::recipe::dialects::handbook::keys;
+use crate::recipe::schema::dialect::Dialect;
+use crate::recipe::schema::dialect::RESERVED;
+use crate::recipe::schema::placeholder::{self, CHECKPOINT_DIR, RECIPE};
+use crate::recipe::syntax::shell;
+
+/// Launchers: programs that start one process per device.
+const LAUNCHERS: [&str; 8] = [
+    "torchrun",
+    "trl",
+    "accelerate",
+    "accelerate-launch",
+    "deepspeed",
+    "mpirun",
+    "mpiexec",
+    "srun",
+];
+
+/// Launchers that are started as Python modules.
+const MODULES: [&str; 5] = [
+    "torch.distributed.run",
+    "torch.distributed.launch",
+    "accelerate.commands.launch",
+    "accelerate",
+    "deepspeed",
+];
+
+/// Programs that run the command after them unchanged.
+const WRAPPERS: [&str; 9] = [
+    "env", "exec", "nice", "nohup", "numactl", "pdm", "poetry", "run", "uv",
+];
+
+/// The launcher at the start of a command, after wrappers such as `env` and `nice`. For a shell with an
+/// inline script (`bash -c`), the first launcher among the script's commands.
+pub fn launcher(command: &[String]) -> Option<String> {
+    let mut words = command.iter();
+    let (mut wrapped, mut option) = (false, false);
+    while let Some(word) = words.next() {
+        let name = Path::new(word).file_name()?.to_str()?;
+        if word == "-m" {
+            let module = words.next()?;
+            return MODULES
+                .contains(&module.as_str())
+                .then(|| format!("-m {module}"));
+        }
+        if LAUNCHERS.contains(&name) {
+            return Some(name.to_owned());
+        }
+        if shell::is_shell(name) {
+            let mut script = words.skip_while(|word| !shell::is_script_option(word));
+            let commands = shell::commands(script.nth(1)?);
+            return commands.iter().find_map(|command| launcher(command));
+        }
+        let python = name.starts_with("python");
+        let wrapper = WRAPPERS.contains(&name);
+        // `nice -n 10`: the word after an option of a wrapper may be its value.
+        let value = wrapped && option;
+        if !(python || wrapper || value || word.starts_with('-') || word.contains('=')) {
+            return None;
+        }
+        wrapped = wrapper || (wrapped && !python);
+        option = word.starts_with('-');
+    }
+    None
+}
+
+/// Whether words use evenkeel's checkpoint directory: `{checkpoint_dir}` or `EVENKEEL_CHECKPOINT_DIR`.
+pub fn says_checkpoint_dir(words: &[String]) -> bool {
+    let variable = "EVENKEEL_CHECKPOINT_DIR";
+    placeholder::is_used(words, CHECKPOINT_DIR) || words.iter().any(|word| word.contains(variable))
+}
+
+/// The words of a command. Words with white space count as inline scripts and are split.
+fn words(command: &[String]) -> Vec<String> {
+    let split = |word: &String| match word.contains(char::is_whitespace) {
+        true => shell::commands(word).concat(),
+        false => vec![word.clone()],
+    };
+    command.iter().flat_map(split).collect()
+}
+
+/// The last value that a command gives for a key, as `--key value`, `--key=value` or Hydra's `++key=value`,
+/// also within an inline script. Returns the word with the key, and the value.
+pub fn typed(command: &[String], key: &str) -> Option<(String, String)> {
+    let words = words(command);
+    let named = |word: &str| match word.strip_prefix("--") {
+        Some(option) => is_option(option, key),
+        None => word.trim_start_matches('+') == key,
+    };
+    let mut last_first = words.iter().enumerate().rev();
+    last_first.find_map(|(at, word)| match word.split_once('=') {
+        Some((name, value)) => named(name).then(|| (word.clone(), value.to_owned())),
+        None if word.starts_with("--") && named(word) => {
+            Some((word.clone(), words.get(at + 1)?.clone()))
+        }
+        None => None,
+    })
+}
+
+/// Whether an option without its dashes is a key, or an abbreviation of it that argparse accepts.
+fn is_option(option: &str, key: &str) -> bool {
+    let name = option.replace('-', "_");
+    let mut fields: Vec<&str> = keys::training().collect();
+    fields.retain(|field| *field != key);
+    fields.push(key);
+    name == key || meant(&name, fields) == Meant::One(key)
+}
+
+/// Whether a command enables a switch: `--key`, `--key true` or `--key=true`.
+pub fn switches_on(command: &[String], key: &str) -> bool {
+    let off = ["false", "no", "off", "0"];
+    let named = |word: &String| {
+        let option = word.strip_prefix("--");
+        option.is_some_and(|option| is_option(option, key))
+    };
+    match typed(command, key) {
+        Some((_, value)) => !off.contains(&value.to_lowercase().as_str()),
+        // A switch as the last word has no value.
+        None => words(command).last().is_some_and(named),
+    }
+}
+
+/// The message for an override that would not reach the external trainer. `{recipe}` is the recipe's file
+/// with the plan's numbers but without overrides; `{args}` holds only these numbers.
+pub fn lost_override(recipe: &Recipe, overrides: &[String]) -> Option<String> {
+    let command = &recipe.spec.trainer.command;
+    let uses = |name| placeholder::is_used(command, name);
+    if recipe.dialect == Dialect::Native && !uses(RECIPE) {
+        // All keys of a native recipe are evenkeel's, and reach the trainer as numbers.
+        return None;
+    }
+    let numbers = batch_arguments::argument_keys(recipe);
+    let reserved = format!("{RESERVED}.");
+    let reaches = |text: &&String| {
+        let key = text.trim_start_matches(['+', '~', '-']);
+        let key = key.split('=').next().unwrap_or_default();
+        key.starts_with(&reserved)
+            || typed(command, key).is_some()
+            || (!uses(RECIPE) && numbers.contains(&key))
+    };
+    let lost = overrides.iter().find(|text| !reaches(text))?;
+    Some(match uses(RECIPE) {
+        true => format!(
+            "`{lost}` would not be in `{{recipe}}`, which holds the recipe's file and the plan's numbers: \
+             change the file, or add the option to the trainer's command as well"
+        ),
+        false => format!(
+            "`{lost}` would not reach the external trainer, which gets only the plan's numbers: add the \
+             option to the trainer's command as well"
+        ),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::recipe::read_text;
+    use crate::recipe::schema::request::Request;
+
+    fn words(text: &str) -> Vec<String> {
+        text.split(' ').map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn a_launcher_is_found_after_wrappers() {
+        let found = |text: &str| launcher(&words(text));
+        for (text, name) in [
+            ("/usr/bin/torchrun train.py {args}", "torchrun"),
+            (
+                "python3 -m torch.distributed.run train.py",
+                "-m torch.distributed.run",
+            ),
+            ("env NCCL_DEBUG=INFO torchrun train.py", "torchrun"),
+            ("uv run accelerate launch train.py", "accelerate"),
+            (
+                "python3 -u -m accelerate.commands.launch train.py",
+                "-m accelerate.commands.launch",
+            ),
+            ("trl sft {args}", "trl"),
+            ("nice -n 10 torchrun train.py", "torchrun"),
+        ] {
+            assert_eq!(found(text).as_deref(), Some(name), "{text}");
+        }
+        let shell = |text: &str| ["bash", "-lc", text].map(str::to_owned);
+        let inline = shell(". env.sh && accelerate launch train.py {args}");
+        assert_eq!(launcher(&inline).as_deref(), Some("accelerate"));
+        assert_eq!(launcher(&shell("exec python train.py accelerate")), None);
+        for text in [
+            "nice -n 10 python3 train.py deepspeed",
+            "python3 train.py --engine deepspeed",
+            "python3 -m mine",
+        ] {
+            assert_eq!(found(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_keys_value_is_found_in_every_spelling() {
+        let typed = |command: &[String], key| {
+            typed(command, key).map(|(word, value)| format!("{word} {value}"))
+        };
+        let output = |command: &str| typed(&words(command), "output_dir");
+        assert_eq!(output("a --output_dir out").unwrap(), "--output_dir out");
+        assert_eq!(
+            output("a --output-dir=out b").unwrap(),
+            "--output-dir=out out"
+        );
+        assert_eq!(
+            output("a --output_dir x --output_dir=y").unwrap(),
+            "--output_dir=y y"
+        );
+        assert_eq!(typed(&words("a ++m.b=3"), "m.b").unwrap(), "++m.b=3 3");
+        for absent in ["output_dir out", "--output_dir", "--output_dir_2 x", "-- x"] {
+            assert_eq!(output(absent), None, "{absent}");
+        }
+        let shell = [
+            "sh".to_owned(),
+            "-c".to_owned(),
+            "exec a --output_dir 'my out'".to_owned(),
+        ];
+        assert_eq!(typed(&shell, "output_dir").unwrap(), "--output_dir my out");
+    }
+
+    #[test]
+    fn a_switch_is_on_unless_its_value_is_false() {
+        let on = |text: &str| switches_on(&words(text), "auto_find");
+        for text in [
+            "a --auto_find",
+            "a --auto-find true b",
+            "--auto_find=1",
+            "--auto_find --b",
+        ] {
+            assert!(on(text), "{text}");
+        }
+        for text in [
+            "a",
+            "auto_find",
+            "--auto_find False",
+            "--auto_find=no",
+            "--auto_find_2",
+        ] {
+            assert!(!on(text), "{text}");
+        }
+    }
+
+    #[test]
+    fn an_override_that_does_not_reach_the_trainer_is_reported() {
+        let text = "per_device_train_batch_size: 8\ngradient_accumulation_steps: 2\n\
+                    evenkeel: {objective: sft, batch: {gpus: 2}}\n";
+        let request = Request {
+            path: "sft.yaml".into(),
+            ..Request::default()
+        };
+        let mut recipe = read_text(&request, text.to_owned()).unwrap();
+        let mut lost = |command: &str, over: &str| {
+            recipe.spec.trainer.command = words(command);
+            lost_override(&recipe, &[over.to_owned()])
+        };
+        let message = lost("train {recipe}", "max_length=128").unwrap();
+        assert!(
+            message.starts_with("`max_length=128` would not be in `{recipe}`"),
+            "{message}"
+        );
+        let message = lost("train sft.yaml {args}", "max_length=128").unwrap();
+        assert!(
+            message.starts_with("`max_length=128` would not reach the external trainer"),
+            "{message}"
+        );
+        let message = lost("train {recipe}", "per_device_train_batch_size=4");
+        assert!(message.is_some());
+        for (command, over) in [
+            ("train {args}", "per_device_train_batch_size=4"),
+            ("train {recipe}", "evenkeel.batch.gpus=4"),
+            ("train {recipe} --max_length 128", "max_length=128"),
+            // Reaches the trainer through the environment.
+            ("train", "gradient_accumulation_steps=4"),
+        ] {
+            assert_eq!(lost(command, over), None, "{command} {over}");
+        }
+    }
+}
