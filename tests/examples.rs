@@ -102,7 +102,7 @@ fn every_example_is_planned_with_only_expected_diagnostics() {
                 diagnostics.map(|d| (d.rule.as_str(), d.severity)).collect();
             diagnostics.sort_unstable();
             let missing = match trainer {
-                Trainer::Any | Trainer::Own => Severity::Warning,
+                Trainer::Any | Trainer::External => Severity::Warning,
                 Trainer::BuiltIn => Severity::Error,
             };
             let expected = [

@@ -51,7 +51,7 @@ pub fn read_as(dialect: Option<Dialect>, path: &str, text: &str, overrides: Vec<
 /// Like [`read`], for a tree of configs.
 pub fn read_tree(dialect: Dialect, files: Files, overrides: Vec<String>) {
     let request = Request {
-        origin: Origin::carried(files.clone()).expect("paths inside of a folder"),
+        origin: Origin::snapshot(files.clone()).expect("paths inside of a folder"),
         path: ".".into(),
         overrides,
         dialect: Some(dialect),
@@ -88,7 +88,7 @@ fn check_written_tree(recipe: &Recipe, request: &Request, mut files: Files) {
     let name = file.strip_prefix(".").unwrap_or(&file).to_owned();
     assert!(files.insert(name, written.text.clone()).is_some(), "the output replaces a file of the tree");
     let request = &Request {
-        origin: Origin::carried(files).expect("paths inside of a folder"),
+        origin: Origin::snapshot(files).expect("paths inside of a folder"),
         ..request.clone()
     };
     let accumulation = |recipe: &Recipe| recipe.files.tree.clone()?.accumulation;

@@ -8,7 +8,7 @@ use kube::ResourceExt;
 use crate::api::status::{Current, Phase, RecipeSnapshot};
 use crate::api::{RemainderPolicy, TrainingJob};
 use crate::external_trainer::call::Source;
-use crate::lifecycle::Pin;
+use crate::lifecycle::CheckpointRef;
 
 /// A TrainingJob as its pods see it.
 #[derive(Debug, Clone, PartialEq)]
@@ -25,7 +25,7 @@ pub struct Membership {
     /// The newest generation; `None` before the first one.
     pub generation: Option<Current>,
     /// The newest committed checkpoint of the current lineage.
-    pub checkpoint: Option<Pin>,
+    pub checkpoint: Option<CheckpointRef>,
     /// Time without contact to the API server or peers after which ranks are stopped.
     pub fence_after: Duration,
     /// The job succeeded or failed.

@@ -24,15 +24,15 @@ use super::{
     Answer, Event as RankEvent, Identity, Input, Membership, OomKills, Preparation, Ranks,
     Retention, Silence, Tail,
 };
-use crate::external_trainer::call::OwnCall;
+use crate::external_trainer::call::ExternalCall;
 use crate::lifecycle::agent_state::AgentState;
 use crate::lifecycle::generation::Generation;
 use crate::lifecycle::protocol::{Order, exit};
 use crate::lifecycle::rank_status;
 use crate::telemetry::{Display, Event};
 
-use begin::Pause;
-use contact::{Contact, Whom};
+use begin::Backoff;
+use contact::{Contact, ContactSource};
 use waiting::Waiting;
 
 /// Longest time between two passes of the loop.
@@ -52,7 +52,7 @@ pub struct PodAgent {
     terminating: bool,
     preparation: Option<Preparation>,
     waiting: Option<Waiting>,
-    pause: Option<Pause>,
+    pause: Option<Backoff>,
     /// Time of the last device check.
     inspected: Option<Instant>,
     current: Option<Current>,
@@ -64,7 +64,7 @@ pub struct PodAgent {
 struct Current {
     generation: Generation,
     /// The external trainer's command; `None` for the built-in trainer.
-    external: Option<OwnCall>,
+    external: Option<ExternalCall>,
     ranks: Ranks,
     tails: Vec<Tail>,
     /// Kills by the kernel since the ranks were started.
@@ -146,10 +146,10 @@ impl PodAgent {
     fn take(&mut self, input: Input) {
         match input {
             Input::Job(job) => {
-                self.contact.heard(Whom::ApiServer);
+                self.contact.heard(ContactSource::ApiServer);
                 self.job = Some(Arc::from(job));
             }
-            Input::Polled => self.contact.heard(Whom::Controller),
+            Input::Polled => self.contact.heard(ContactSource::Controller),
             Input::Peer(answer) => self.take_answer(answer),
             Input::Terminate => {
                 self.terminating = true;
@@ -206,14 +206,15 @@ impl PodAgent {
         if wanted.drain != std::mem::replace(&mut current.draining, wanted.drain) {
             current.ranks.order_all(match wanted.drain {
                 true => Order::Drain,
-                false => Order::Stay,
+                false => Order::CancelDrain,
             });
         }
         if let Some(after) = wanted.after_loss
             && !std::mem::replace(&mut current.settled, true)
         {
             let ranks = &mut self.state.ranks;
-            for rank in rank_status::leave_behind(ranks, self.state.first, !job.command.is_empty())
+            for rank in
+                rank_status::give_up_unresponsive(ranks, self.state.first, !job.command.is_empty())
             {
                 current.ranks.kill_one(rank);
             }
@@ -229,7 +230,7 @@ impl PodAgent {
 
     /// Records the generation of another pod's agent.
     fn take_answer(&mut self, answer: Answer) {
-        self.contact.heard(Whom::Peer);
+        self.contact.heard(ContactSource::Peer);
         if let Some(waiting) = &mut self.waiting {
             waiting.take(answer);
         }
@@ -249,7 +250,7 @@ impl PodAgent {
         let whom = match (&self.waiting, &self.current) {
             (Some(waiting), _) => waiting.first().into_iter().collect(),
             (None, Some(current)) if misses && !self.all_ended() => {
-                current.generation.others(&self.identity.pod)
+                current.generation.peer_addresses(&self.identity.pod)
             }
             _ => Vec::new(),
         };
@@ -276,8 +277,8 @@ impl PodAgent {
         current.ranks.kill();
         let mut stopped = false;
         for seen in self.state.ranks.iter_mut().filter(|s| s.ending.is_none()) {
-            stopped |= seen.given_up.is_none();
-            seen.given_up
+            stopped |= seen.kill_reason.is_none();
+            seen.kill_reason
                 .get_or_insert_with(|| contact::cut_off_message(fence_after));
         }
         if stopped {

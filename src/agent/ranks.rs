@@ -109,7 +109,7 @@ impl Ranks {
                     thread::spawn(move || watch(child, number, rank, &events));
                     None
                 }
-                Program::Foreign { drain, .. } => {
+                Program::External { drain, .. } => {
                     let leaving = Arc::<AtomicBool>::default();
                     let group = Arc::new(Group::of(&child));
                     let (drained, process_group) = (Arc::clone(&leaving), Arc::clone(&group));
@@ -147,7 +147,7 @@ impl Ranks {
                     }
                 }
                 // A drained trainer cannot be kept.
-                Order::Stay => {}
+                Order::CancelDrain => {}
                 Order::Commit | Order::Stop => process.kill(),
             }
             return;
@@ -252,14 +252,14 @@ fn wait(
     let ending = match (group.end(child), leaving.load(Ordering::Acquire)) {
         (Ending::Signal(9), _) => Ending::Signal(9),
         (_, true) => Ending::Code(exit::DRAINED),
-        (Ending::Code(exit::DRAINED), false) => Ending::Unasked,
+        (Ending::Code(exit::DRAINED), false) => Ending::Unrequested,
         (ending, false) => ending,
     };
     let words = last_lines(log);
     let out_of_memory = oom_messages::find(&words);
     if let Some(message) = match ending {
         Ending::Code(exit::OUT_OF_MEMORY) => Some(out_of_memory.unwrap_or("exit code 76")),
-        Ending::Code(exit::FINISHED | exit::DRAINED) | Ending::Unasked => None,
+        Ending::Code(exit::FINISHED | exit::DRAINED) | Ending::Unrequested => None,
         _ => out_of_memory,
     } {
         let message = message.to_owned();

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::thread::JoinHandle;
 
 use crate::checkpoint;
-use crate::lifecycle::{Pin, files};
+use crate::lifecycle::{CheckpointRef, files};
 use crate::train::Setup;
 use crate::util::durable;
 
@@ -14,7 +14,7 @@ use crate::util::durable;
 #[derive(Default)]
 pub struct Retention {
     /// The last checkpoint reference that was processed.
-    done: Option<Pin>,
+    done: Option<CheckpointRef>,
     working: Option<JoinHandle<Result<(), String>>>,
 }
 
@@ -22,7 +22,12 @@ impl Retention {
     /// Starts to remove the checkpoints that `pin` made obsolete, unless that was done or another
     /// removal runs. `start` is the checkpoint that the running generation started from. Returns
     /// the error of the previous removal; a surplus copy does not stop training.
-    pub fn tend(&mut self, run: PathBuf, pin: &Pin, start: Option<&Pin>) -> Option<String> {
+    pub fn tend(
+        &mut self,
+        run: PathBuf,
+        pin: &CheckpointRef,
+        start: Option<&CheckpointRef>,
+    ) -> Option<String> {
         let mut problem = None;
         if self.working.as_ref().is_some_and(JoinHandle::is_finished) {
             let ended = self.working.take().map(JoinHandle::join);

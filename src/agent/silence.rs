@@ -34,7 +34,7 @@ impl Silence {
             Event::Exited { .. } => None,
             Event::Report { report, .. } => match report {
                 // Only a connected rank sends these, or a trainer without heartbeats.
-                Report::Met | Report::Ready => None,
+                Report::Connected | Report::Ready => None,
                 _ => Some(Duration::ZERO),
             },
         };
@@ -87,8 +87,8 @@ mod tests {
         let mut silence = Silence::new(4);
         let nearly = SILENCE - Duration::from_millis(1);
         assert!(silence.after(nearly).is_empty());
-        silence.take(0, &reported(0, Report::Waiting));
-        silence.take(1, &reported(1, Report::Met));
+        silence.take(0, &reported(0, Report::Connecting));
+        silence.take(1, &reported(1, Report::Connected));
         let ending = Ending::Signal(9);
         let exited = Event::Exited {
             generation: 1,

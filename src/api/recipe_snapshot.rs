@@ -57,7 +57,7 @@ impl RecipeSnapshot {
             value: "uneven".into(),
         });
         Ok(Request {
-            origin: Origin::carried(files).map_err(|error| error.to_string())?,
+            origin: Origin::snapshot(files).map_err(|error| error.to_string())?,
             path: self.path(),
             accelerate,
             overrides: self.overrides.clone(),

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{TrainingJobSpec, schema};
 pub use crate::lifecycle::placement::Slot;
-use crate::lifecycle::{Generation, Outcome, OwnCheckpoint, Pin, Reason};
+use crate::lifecycle::{CheckpointRef, ExternalCheckpoint, Generation, Outcome, Reason};
 use crate::plan::Plan;
 use crate::util::time::{self, micro_time, seconds_between};
 
@@ -56,10 +56,10 @@ pub struct TrainingJobStatus {
     pub generation: Option<Current>,
     /// The newest committed checkpoint. The next generation starts from it.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub checkpoint: Option<Pin>,
+    pub checkpoint: Option<CheckpointRef>,
     /// The newest known checkpoint of an external trainer.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub external_checkpoint: Option<OwnCheckpoint>,
+    pub external_checkpoint: Option<ExternalCheckpoint>,
     /// Upper limit of the per-device batch, set after a rank ran out of memory. Samples.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub per_device_batch_size_limit: Option<u64>,

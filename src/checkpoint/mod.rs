@@ -37,7 +37,7 @@ pub use committed::Committed;
 pub use error::CheckpointError;
 pub use history::{History, latest, list, retain_in_run, sweep};
 pub use manifest::{Manifest, Part};
-pub use names::{Target, is_ours};
+pub use names::{Target, is_evenkeel_checkpoint};
 pub use reader::Checkpoint;
 pub use shape::{TensorShape, UnitShape};
 pub use verified::Damage;

@@ -43,7 +43,7 @@ impl Target {
 }
 
 /// Whether a directory looks like a checkpoint of Evenkeel, complete or not, rather than like other weights.
-pub fn is_ours(directory: &Path) -> bool {
+pub fn is_evenkeel_checkpoint(directory: &Path) -> bool {
     files::is_partial(directory)
         || (directory.join(MANIFEST).exists() && directory.join(STATE).exists())
 }

@@ -15,7 +15,8 @@ use crate::data::Phase;
 use crate::export;
 use crate::inventory::{Devices, Inventory};
 use crate::launch::{
-    LaunchError, Launcher, Request, RunDir, own_trainer, port, prepare, reached, run_path,
+    LaunchError, Launcher, Request, RunDir, external_trainer_of_run, port, prepare, reached,
+    run_path,
 };
 use crate::lifecycle::End;
 use crate::plan::{MOST_GPUS, OomPolicy};
@@ -112,7 +113,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     };
     if args.recipe.is_none() {
         recipe.spec.trainer.command =
-            export::alone(&recipe, &args.command).context(ONLY_TORCHRUN)?;
+            export::without_launcher(&recipe, &args.command).context(ONLY_TORCHRUN)?;
     } else if !args.command.is_empty() {
         recipe.spec.trainer.command.clone_from(&args.command);
     }
@@ -167,13 +168,13 @@ fn launch(args: &Args, recipe: &Recipe, shown: &mut Vec<Diagnostic>) -> anyhow::
     let signals = Signals::listen()?;
     let mut recipe = recipe.clone();
     if args.resume
-        && !recipe.spec.trainer.is_own()
-        && let Some(trainer) = own_trainer(args.out.as_deref(), &recipe.spec)?
+        && !recipe.spec.trainer.is_external()
+        && let Some(trainer) = external_trainer_of_run(args.out.as_deref(), &recipe.spec)?
     {
         // A resume may omit the command of the run.
         recipe.spec.trainer.command = trainer.command;
     }
-    let external = recipe.spec.trainer.is_own();
+    let external = recipe.spec.trainer.is_external();
     if external && args.rank_memory.is_some() {
         bail!("--rank-memory applies only to the built-in trainer; remove it");
     }
@@ -202,7 +203,7 @@ fn launch(args: &Args, recipe: &Recipe, shown: &mut Vec<Diagnostic>) -> anyhow::
 
     // Check the loopback interface before any file is written.
     port::free(ranks)?;
-    let run_lock = run_path::claim(run, args.out.as_deref(), &recipe.spec, args.resume)?;
+    let run_lock = run_path::acquire(run, args.out.as_deref(), &recipe.spec, args.resume)?;
     let run = run_lock.run();
     let mut display = Display::new(mode(args));
     let prepared = match prepare::prepare(run, recipe, &planned, &request, &mut |progress| {

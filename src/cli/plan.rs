@@ -184,7 +184,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let request = PlanRequest {
         estimate: args.estimate,
         trainer: if external {
-            Trainer::Own
+            Trainer::External
         } else {
             request.trainer
         },

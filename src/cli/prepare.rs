@@ -12,7 +12,7 @@ use crate::api::RemainderPolicy;
 use crate::api::status::RecipeSnapshot;
 use crate::data::DataError;
 use crate::inventory::Inventory;
-use crate::launch::{Claim, LaunchError, Request, RunDir, prepare};
+use crate::launch::{LaunchError, Request, RunDir, RunLock, prepare};
 use crate::lifecycle::protocol::exit;
 use crate::plan::{OomPolicy, Reached};
 use crate::recipe;
@@ -97,7 +97,7 @@ fn prepare_run(args: Args) -> anyhow::Result<ExitCode> {
         }
         Err(error) => return Err(error.into()),
     };
-    let run_lock = Claim::take(RunDir::at(&args.out))?;
+    let run_lock = RunLock::take(RunDir::at(&args.out))?;
     let request = Request {
         recipe_path: carried.path(),
         overrides: carried.overrides,

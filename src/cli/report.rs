@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use super::output::{line, say};
 use super::{EXIT_REFUSED, run_arg};
-use crate::launch::proof::{self, Verdict};
+use crate::launch::proof::{self, LedgerProof};
 use crate::launch::{RunDir, report_input};
 use crate::telemetry::report;
 use crate::util::durable;
@@ -42,7 +42,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
 }
 
 /// Writes the page into the run directory and returns its path.
-pub fn write(run: &RunDir, verdict: Option<&Verdict>) -> anyhow::Result<PathBuf> {
+pub fn write(run: &RunDir, verdict: Option<&LedgerProof>) -> anyhow::Result<PathBuf> {
     let page = run.path().join("report.html");
     let html = report::render(&report_input::report_input(run, verdict)?);
     durable::write_atomically(&page, html.as_bytes())?;

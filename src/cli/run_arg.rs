@@ -11,7 +11,7 @@ pub use crate::launch::run_path::RUNS;
 pub fn find(run: &Path) -> anyhow::Result<RunDir> {
     for candidate in [run.to_path_buf(), Path::new(RUNS).join(run)] {
         let directory = RunDir::at(candidate);
-        if directory.holds_a_run() {
+        if directory.contains_run() {
             return Ok(directory);
         }
     }
@@ -33,6 +33,6 @@ pub fn all() -> Vec<RunDir> {
     paths
         .into_iter()
         .map(RunDir::at)
-        .filter(RunDir::holds_a_run)
+        .filter(RunDir::contains_run)
         .collect()
 }

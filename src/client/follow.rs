@@ -16,10 +16,10 @@ use crate::telemetry::Event;
 use crate::util::format::count;
 
 /// Pause before a log that ended during its generation is read again.
-const AGAIN: Duration = Duration::from_secs(1);
+const RETRY_PAUSE: Duration = Duration::from_secs(1);
 /// Time to wait for each remaining line of a log after the job has ended: a busy kubelet delivers
 /// them late.
-const LAST_WORDS: Duration = Duration::from_secs(15);
+const LOG_TIMEOUT: Duration = Duration::from_secs(15);
 /// Time without an answer of the API server after which a warning is shown.
 const SILENCE: Duration = Duration::from_secs(10);
 
@@ -32,7 +32,7 @@ pub enum End {
     Failed {
         why: String,
         /// Last lines of a failed rank's output.
-        last_words: String,
+        log_tail: String,
     },
     /// The job was deleted.
     Deleted,
@@ -72,7 +72,7 @@ pub async fn follow(
                             ),
                         });
                     }
-                    tokio::time::sleep(AGAIN).await;
+                    tokio::time::sleep(RETRY_PAUSE).await;
                 }
             },
             Some(event) = events.recv() => follower.event(event, each),
@@ -86,7 +86,7 @@ fn end(job: &TrainingJob) -> Option<End> {
         Phase::Complete => Some(End::Complete),
         Phase::Failed => Some(End::Failed {
             why: status.message.clone(),
-            last_words: status.log_tail.clone(),
+            log_tail: status.log_tail.clone(),
         }),
         _ => None,
     }
@@ -279,7 +279,7 @@ impl Follower {
         let Some(status) = &job.status else { return };
         let progress = status.progress.clone().unwrap_or_default();
         while self.reader.is_some() && self.samples < progress.samples {
-            match tokio::time::timeout(LAST_WORDS, events.recv()).await {
+            match tokio::time::timeout(LOG_TIMEOUT, events.recv()).await {
                 Ok(Some(event)) => self.event(event, each),
                 Ok(None) | Err(_) => break,
             }
@@ -332,7 +332,7 @@ impl Reader {
                         }
                     }
                 }
-                tokio::time::sleep(AGAIN).await;
+                tokio::time::sleep(RETRY_PAUSE).await;
             }
         });
         Reader { pod, task }

@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::api::{Api, ListParams};
 
 use super::{ClientError, Cluster};
-use crate::inventory::kubernetes::{Wants, allocatable, devices, free_slots, open};
+use crate::inventory::kubernetes::{ResourceRequest, allocatable, devices, free_slots, open};
 
 /// Free devices of one resource, in slots.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -50,7 +50,7 @@ pub async fn free(
             *held.entry(node).or_default() += devices(pod, resource);
         }
     }
-    let wants = Wants {
+    let wants = ResourceRequest {
         resource: resource.to_owned(),
         per_slot: per_node.into(),
         node_selector: BTreeMap::new(),

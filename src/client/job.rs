@@ -6,7 +6,7 @@ use crate::api::{
 
 /// Parameters of a launch on a cluster.
 #[derive(Debug, Clone, Default)]
-pub struct Wanted {
+pub struct LaunchOptions {
     /// Name of the TrainingJob.
     pub name: String,
     pub nodes: u32,
@@ -31,24 +31,24 @@ pub struct Wanted {
 }
 
 /// Builds the TrainingJob of a launch.
-pub fn training_job(wanted: Wanted) -> TrainingJob {
+pub fn training_job(options: LaunchOptions) -> TrainingJob {
     let mut job = TrainingJob::new(
-        &wanted.name,
+        &options.name,
         TrainingJobSpec {
-            recipe: wanted.recipe,
-            overrides: wanted.overrides,
-            nodes: wanted.nodes,
-            gpus_per_node: wanted.gpus_per_node,
-            resource_name: wanted.resource,
+            recipe: options.recipe,
+            overrides: options.overrides,
+            nodes: options.nodes,
+            gpus_per_node: options.gpus_per_node,
+            resource_name: options.resource,
             elasticity: Elasticity {
-                min_nodes: wanted.min_nodes.unwrap_or(1),
-                remainder: wanted.remainder,
+                min_nodes: options.min_nodes.unwrap_or(1),
+                remainder: options.remainder,
                 ..Elasticity::default()
             },
-            image: wanted.image,
+            image: options.image,
             trainer: Default::default(),
             checkpoint: CheckpointVolume {
-                claim: Some(wanted.claim),
+                claim: Some(options.claim),
                 path: None,
             },
             budgets: Default::default(),
@@ -57,8 +57,8 @@ pub fn training_job(wanted: Wanted) -> TrainingJob {
             ttl_seconds_after_finished: None,
         },
     );
-    job.spec.trainer.command = wanted.command;
-    job.spec.trainer.rank_memory = wanted.rank_memory.map(|bytes| bytes.to_string());
+    job.spec.trainer.command = options.command;
+    job.spec.trainer.rank_memory = options.rank_memory.map(|bytes| bytes.to_string());
     job
 }
 
@@ -107,7 +107,7 @@ mod tests {
 
     #[test]
     fn launch_options_reach_the_training_job() {
-        let job = training_job(Wanted {
+        let job = training_job(LaunchOptions {
             name: "first".into(),
             nodes: 8,
             gpus_per_node: 4,
@@ -121,7 +121,7 @@ mod tests {
             overrides: vec!["a=2".into()],
             remainder: RemainderPolicy::Uneven,
             rank_memory: Some(2048),
-            ..Wanted::default()
+            ..LaunchOptions::default()
         });
         insta::assert_snapshot!(serde_saphyr::to_string(&job).unwrap());
     }

@@ -13,7 +13,7 @@ use crate::telemetry::Event;
 
 /// One line of a pod's log.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Logged {
+pub(super) struct LogLine {
     /// Timestamp of the kubelet; later lines compare as greater.
     pub time: String,
     /// The event; `None` for lines that no agent printed.
@@ -26,7 +26,7 @@ pub(super) async fn read(
     pod: &str,
     since: Option<Timestamp>,
     follow: bool,
-) -> Result<impl Stream<Item = Logged> + Send + use<>, kube::Error> {
+) -> Result<impl Stream<Item = LogLine> + Send + use<>, kube::Error> {
     let pods: Api<Pod> = Api::namespaced(cluster.client.clone(), &cluster.namespace);
     let wanted = LogParams {
         container: Some("trainer".into()),
@@ -38,12 +38,12 @@ pub(super) async fn read(
     let log = pods.log_stream(pod, &wanted).await?;
     Ok(log
         .lines()
-        .filter_map(|line| async move { logged(&line.ok()?) }))
+        .filter_map(|line| async move { parse_line(&line.ok()?) }))
 }
 
-fn logged(line: &str) -> Option<Logged> {
+fn parse_line(line: &str) -> Option<LogLine> {
     let (time, text) = line.split_once(' ')?;
-    Some(Logged {
+    Some(LogLine {
         time: time.to_owned(),
         event: serde_json::from_str(text).ok(),
     })
@@ -80,7 +80,7 @@ pub async fn rank(
         ))
     })?;
     let log = read(cluster, pod, None, follow).await;
-    let mut log = Box::pin(log.map_err(|error| gone(cluster, pod, error))?);
+    let mut log = Box::pin(log.map_err(|error| missing_pod(cluster, pod, error))?);
     while let Some(line) = log.next().await {
         if let Some(Event::Said { rank: who, line }) = line.event
             && who == rank
@@ -104,7 +104,7 @@ pub async fn training(
         return Ok(());
     };
     let log = read(cluster, pod, None, false).await;
-    let mut log = Box::pin(log.map_err(|error| gone(cluster, pod, error))?);
+    let mut log = Box::pin(log.map_err(|error| missing_pod(cluster, pod, error))?);
     while let Some(line) = log.next().await {
         if let Some(event) = line.event {
             each(&event);
@@ -128,7 +128,7 @@ fn started<'a>(job: &'a TrainingJob, name: &str) -> Result<&'a Generation, Clien
 }
 
 /// Error for a pod that the status names but that no longer exists.
-fn gone(cluster: &Cluster, pod: &str, error: kube::Error) -> ClientError {
+fn missing_pod(cluster: &Cluster, pod: &str, error: kube::Error) -> ClientError {
     match &error {
         kube::Error::Api(status) if status.code == 404 => ClientError::Usage(format!(
             "pod {pod} and its log no longer exist; the logs of the ranks are on the checkpoint volume in \
@@ -145,8 +145,8 @@ mod tests {
     #[test]
     fn log_lines_of_other_programs_have_no_event() {
         let said =
-            logged(r#"2026-01-01T00:00:00.000000001Z {"event":"said","rank":3,"line":"a b"}"#);
-        let expected = Logged {
+            parse_line(r#"2026-01-01T00:00:00.000000001Z {"event":"said","rank":3,"line":"a b"}"#);
+        let expected = LogLine {
             time: "2026-01-01T00:00:00.000000001Z".into(),
             event: Some(Event::Said {
                 rank: 3,
@@ -155,9 +155,11 @@ mod tests {
         };
         assert_eq!(said, Some(expected));
         assert_eq!(
-            logged("2026-01-01T00:00:00Z plain words").unwrap().event,
+            parse_line("2026-01-01T00:00:00Z plain words")
+                .unwrap()
+                .event,
             None
         );
-        assert_eq!(logged(""), None);
+        assert_eq!(parse_line(""), None);
     }
 }

@@ -11,7 +11,7 @@ mod logs;
 pub use connect::{Cluster, Options, connect};
 pub use follow::{End, follow};
 pub use free::{Free, free};
-pub use job::{Wanted, name_of, training_job};
+pub use job::{LaunchOptions, name_of, training_job};
 pub use logs::{rank, training};
 
 use std::borrow::Cow;

@@ -10,7 +10,7 @@ use super::error::DataError;
 use super::manifest::PartRecord;
 use super::pack::{SampleWriter, Summary};
 use super::read::{self, Content, Document, Reading};
-use super::request::{Phase, Progress, Stopped, go_on};
+use super::request::{Phase, Progress, Stopped, check_stopped};
 use super::selection::Selection;
 use super::sources::{Source, Sources};
 
@@ -91,7 +91,7 @@ impl Builder<'_> {
         let mut pending: Option<Piece> = None;
         for file in &source.files {
             for document in read::open(file, &source.columns, self.reading)? {
-                go_on(self.stopped)?;
+                check_stopped(self.stopped)?;
                 let document = document?;
                 if selection
                     .as_mut()
@@ -151,7 +151,7 @@ impl Chunk<'_, '_> {
         let bytes = std::mem::take(&mut self.bytes);
         let (builder, sources) = (self.builder, self.sources);
         let encode = |piece: &Piece| {
-            go_on(builder.stopped)?;
+            check_stopped(builder.stopped)?;
             let columns = &sources.list[piece.source].columns;
             builder.encoder.encode(piece, columns)
         };

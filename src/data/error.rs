@@ -59,7 +59,7 @@ pub enum DataError {
 
 impl DataError {
     /// The problem and the remedy, one line each, without the key of a setting.
-    pub fn told(&self) -> (String, String) {
+    pub fn problem_and_help(&self) -> (String, String) {
         match self {
             DataError::Setting { problem, help, .. } | DataError::Vocabulary { problem, help } => {
                 (problem.clone(), help.clone())

@@ -11,7 +11,7 @@ use crate::util::durable::FileError;
 use super::error::DataError;
 use super::manifest::PartRecord;
 use super::pack::SampleWriter;
-use super::request::{Stopped, go_on};
+use super::request::{Stopped, check_stopped};
 use super::selection::Selection;
 use super::store::{INDEX, Store};
 use super::writer::{IndexWriter, Token};
@@ -37,7 +37,7 @@ pub(super) fn hold_out(
     let mut held = SampleWriter::create(evaluation, record.token_width, longest)?;
     let mut selection = Selection::new(&[seed, HELD_OUT], count, record.samples);
     for index in 0..record.samples {
-        go_on(stopped)?;
+        check_stopped(stopped)?;
         if !selection.next_is_chosen() {
             kept.append(store.entry(index)?)?;
             continue;

@@ -12,7 +12,7 @@ use crate::recipe::schema::spec::Synthetic;
 use crate::util::durable::{FileError, write_atomically};
 
 use super::error::DataError;
-use super::request::{Stopped, go_on};
+use super::request::{Stopped, check_stopped};
 
 /// The manifest's file name.
 pub(super) const FILE: &str = "manifest.json";
@@ -225,7 +225,7 @@ impl FileRecord {
     /// Checks the size and content of a file of the store.
     pub(super) fn verify(&self, path: &Path, stopped: Stopped<'_>) -> Result<(), DataError> {
         self.verify_size(path)?;
-        let found = FileRecord::of(path, &mut |_| go_on(stopped))?;
+        let found = FileRecord::of(path, &mut |_| check_stopped(stopped))?;
         if found.checksum != self.checksum {
             return Err(DataError::store(
                 path,

@@ -31,7 +31,7 @@ mod synthetic;
 mod tokenizer;
 mod writer;
 
-pub use crate::data::preflight::{About, Finding, look};
+pub use crate::data::preflight::{About, Finding, find_problems};
 pub use dataset::{Collated, Dataset, Part};
 pub use error::{DataError, Place, Unit};
 pub use files::is_hub_model;

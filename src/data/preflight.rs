@@ -42,7 +42,7 @@ pub enum About {
 }
 
 /// All faults that are visible without reading a file. Directories are listed for names.
-pub fn look(request: &PrepareRequest<'_>) -> Vec<Finding> {
+pub fn find_problems(request: &PrepareRequest<'_>) -> Vec<Finding> {
     let data = request.data;
     if data.train.is_empty() {
         let error = request.no_data();

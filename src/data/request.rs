@@ -42,7 +42,7 @@ pub struct PrepareRequest<'a> {
 pub type Stopped<'a> = &'a (dyn Fn() -> bool + Sync);
 
 /// Fails once a stop was requested.
-pub(super) fn go_on(stopped: Stopped<'_>) -> Result<(), DataError> {
+pub(super) fn check_stopped(stopped: Stopped<'_>) -> Result<(), DataError> {
     match stopped() {
         true => Err(DataError::Stopped),
         false => Ok(()),

@@ -10,7 +10,7 @@ use crate::recipe::schema::spec::{DataFormat, DataSource, SYNTHETIC};
 use super::error::DataError;
 use super::files::{self, Resolved, SourceFile};
 use super::manifest::{FileRecord, SourceRecord};
-use super::request::{Phase, PrepareRequest, Progress, Stopped, go_on};
+use super::request::{Phase, PrepareRequest, Progress, Stopped, check_stopped};
 
 /// A source and its settings.
 pub(super) struct Source {
@@ -161,7 +161,7 @@ impl Sources {
                 state.phase = Phase::Checksums;
                 state.bytes = (state.bytes + bytes).min(state.total);
                 report(*state);
-                go_on(stopped)
+                check_stopped(stopped)
             })?;
             if content.bytes == 0 {
                 return Err(DataError::source(

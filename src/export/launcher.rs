@@ -235,7 +235,7 @@ fn deepspeed(call: &Call, numbers: &Numbers, new: &mut Relaunched) -> Result<(),
     let (on, per_node) = (call.value(&["num_nodes"]), call.value(&["num_gpus"]));
     if let Some((text, _)) = call.value(&["include", "i", "exclude", "e"]) {
         let machines = text.split('@').count() as u64;
-        let same = hosts::named(text) == Some(numbers.world)
+        let same = hosts::device_count(text) == Some(numbers.world)
             && numbers.nodes.is_none_or(|nodes| nodes == machines);
         let text = text.to_owned();
         return match same {

@@ -76,10 +76,10 @@ fn plain(text: String) -> Emitted {
 /// An external trainer's command without its launcher, with `{args}` and `{resume_args}` in place
 /// of its numbers. `None` where the launcher cannot be removed (all but torchrun and Python
 /// itself).
-pub fn alone(recipe: &Recipe, command: &[String]) -> Option<Vec<String>> {
+pub fn without_launcher(recipe: &Recipe, command: &[String]) -> Option<Vec<String>> {
     let paths = ["batch.micro", "batch.accumulation"];
     let keys = paths.map(|path| spellings(recipe, path)).concat();
-    crate::recipe::dialects::command::alone(command, &keys)
+    crate::recipe::dialects::command::without_launcher(command, &keys)
 }
 
 fn text_of(recipe: &Recipe, file: FileId) -> &str {

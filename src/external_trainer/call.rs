@@ -6,10 +6,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::api::RemainderPolicy;
 use crate::api::status::RecipeSnapshot;
-use crate::external_trainer::{Call, Foreign};
+use crate::external_trainer::{Call, ExternalTrainer};
 use crate::lifecycle::agent_state::Problem;
 use crate::lifecycle::generation::Generation;
-use crate::lifecycle::{OwnCheckpoint, files};
+use crate::lifecycle::{ExternalCheckpoint, files};
 use crate::recipe::schema::spec::DrainSignal;
 use crate::recipe::{self, Recipe};
 use crate::telemetry::now;
@@ -29,7 +29,7 @@ pub struct Source<'a> {
 #[derive(Serialize, Deserialize)]
 struct Chosen {
     /// The newest checkpoint at that time.
-    checkpoint: Option<OwnCheckpoint>,
+    checkpoint: Option<ExternalCheckpoint>,
 }
 
 /// Longest wait for the first member's choice, seconds. Agents of older versions write none; then
@@ -61,31 +61,31 @@ pub(crate) fn choose(
 
 /// The trainer's command in one generation.
 #[derive(Debug)]
-pub(crate) struct OwnCall {
+pub(crate) struct ExternalCall {
     recipe: Recipe,
     pub call: Call,
     /// The checkpoint that it resumes from.
-    pub checkpoint: Option<OwnCheckpoint>,
+    pub checkpoint: Option<ExternalCheckpoint>,
 }
 
-impl OwnCall {
+impl ExternalCall {
     /// The signal that asks the trainer to save and exit.
     pub fn drain(&self) -> DrainSignal {
         self.recipe.spec.trainer.drain_signal
     }
 
     /// The trainer's newest complete checkpoint now.
-    pub fn newest(&self, run: &Path) -> Option<OwnCheckpoint> {
+    pub fn newest(&self, run: &Path) -> Option<ExternalCheckpoint> {
         external_trainer(&self.recipe, run).newest()
     }
 }
 
 /// Builds the command and writes the files that it reads.
-pub(crate) fn own_call(
+pub(crate) fn external_call(
     source: &Source<'_>,
     run: &Path,
     record: &Generation,
-) -> Result<OwnCall, Problem> {
+) -> Result<ExternalCall, Problem> {
     let recipe = recipe(source)?;
     let chosen: Chosen =
         read_json(&call_file(run, record)).map_err(|error| Problem::of_volume(&error))?;
@@ -93,7 +93,7 @@ pub(crate) fn own_call(
     let call = external_trainer(&recipe, run).call(record.number, &record.plan, checkpoint.clone());
     let call = call.map_err(|error| refused(error.to_string()))?;
     call.write().map_err(|error| Problem::of_volume(&error))?;
-    Ok(OwnCall {
+    Ok(ExternalCall {
         recipe,
         call,
         checkpoint,
@@ -120,8 +120,8 @@ fn recipe(source: &Source<'_>) -> Result<Recipe, Problem> {
     Ok(recipe)
 }
 
-fn external_trainer<'a>(recipe: &'a Recipe, run: &'a Path) -> Foreign<'a> {
-    Foreign {
+fn external_trainer<'a>(recipe: &'a Recipe, run: &'a Path) -> ExternalTrainer<'a> {
+    ExternalTrainer {
         recipe,
         run,
         // Only the volume outlives a container.
@@ -143,7 +143,7 @@ mod tests {
         place: &Path,
         overrides: &[&str],
         command: &[&str],
-    ) -> Result<OwnCall, String> {
+    ) -> Result<ExternalCall, String> {
         let text = "per_device_train_batch_size: 4\ngradient_accumulation_steps: 2\n\
                     evenkeel: {objective: sft, batch: {gpus: 3}, \
                     trainer: {drain_signal: SIGUSR1}}\n";
@@ -180,7 +180,7 @@ mod tests {
         checkpoint(&run, 9);
         assert!(choose(&job, &run, &record, true).unwrap());
         assert!(choose(&job, &run, &record, false).unwrap());
-        own_call(&job, &run, &record).map_err(as_text)
+        external_call(&job, &run, &record).map_err(as_text)
     }
 
     /// A checkpoint in the layout of transformers.

@@ -6,7 +6,7 @@ use std::fs::{self, DirEntry};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use crate::lifecycle::OwnCheckpoint;
+use crate::lifecycle::ExternalCheckpoint;
 use crate::recipe::schema::reader::Checkpoints;
 use crate::util::time::micro_time;
 
@@ -18,7 +18,7 @@ type Age = (Option<u64>, Option<SystemTime>);
 
 /// The newest complete checkpoint in `directory`; `None` if there is none or the directory does not
 /// exist.
-pub fn newest(directory: &Path, called: &Checkpoints) -> Option<OwnCheckpoint> {
+pub fn newest(directory: &Path, called: &Checkpoints) -> Option<ExternalCheckpoint> {
     let entries = fs::read_dir(directory).ok()?;
     let found = entries.flatten().filter_map(|entry| age(&entry, called));
     let ((_, changed), path) = found.max()?;
@@ -27,9 +27,9 @@ pub fn newest(directory: &Path, called: &Checkpoints) -> Option<OwnCheckpoint> {
             at.duration_since(UNIX_EPOCH).ok()?.as_secs_f64(),
         ))
     };
-    // What is changed in a directory need not be progress.
+    // A changed directory does not prove progress.
     let changed = changed.filter(|_| path.is_file()).and_then(since);
-    Some(OwnCheckpoint { path, changed })
+    Some(ExternalCheckpoint { path, changed })
 }
 
 /// Age and path of an entry if it is a complete checkpoint.

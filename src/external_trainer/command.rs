@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::checkpoints;
 use crate::export::{self, EmitError, Form};
 use crate::external_trainer::resume;
-use crate::lifecycle::{OwnCheckpoint, files};
+use crate::lifecycle::{ExternalCheckpoint, files};
 use crate::plan::Plan;
 use crate::recipe::schema::placeholder::{self, Value};
 use crate::recipe::schema::reader::Checkpoints;
@@ -16,7 +16,7 @@ use crate::recipe::{Dialect, Recipe};
 use crate::util::durable::{self, FileError};
 
 #[derive(Debug, Clone, Copy)]
-pub struct Foreign<'a> {
+pub struct ExternalTrainer<'a> {
     /// The recipe that contains the command.
     pub recipe: &'a Recipe,
     /// The run directory, an absolute path.
@@ -54,7 +54,7 @@ pub struct Call {
 
 /// A command whose placeholders cannot be filled in.
 #[derive(Debug, thiserror::Error)]
-pub enum ForeignError {
+pub enum ExternalTrainerError {
     /// The plan cannot be written in this form.
     #[error(
         "`{{{placeholder}}}`: {error}; `{{per_device_batch_size}}` and `{{gradient_accumulation_steps}}` insert the plain numbers"
@@ -77,7 +77,7 @@ pub enum ForeignError {
     Resume { dialect: Dialect },
 }
 
-impl Foreign<'_> {
+impl ExternalTrainer<'_> {
     /// The trainer's checkpoint directory: the user's setting, else `checkpoints` in the run
     /// directory.
     pub fn checkpoint_dir(&self) -> PathBuf {
@@ -90,7 +90,7 @@ impl Foreign<'_> {
     }
 
     /// The newest complete checkpoint in [`Self::checkpoint_dir`].
-    pub fn newest(&self) -> Option<OwnCheckpoint> {
+    pub fn newest(&self) -> Option<ExternalCheckpoint> {
         let directory = self.checkpoint_dir();
         let called = resume::checkpoints(self.recipe.dialect);
         let newest = checkpoints::newest(&directory, &called);
@@ -110,12 +110,12 @@ impl Foreign<'_> {
         &self,
         generation: u64,
         plan: &Plan,
-        checkpoint: Option<OwnCheckpoint>,
-    ) -> Result<Call, ForeignError> {
+        checkpoint: Option<ExternalCheckpoint>,
+    ) -> Result<Call, ExternalTrainerError> {
         let command = &self.recipe.spec.trainer.command;
         let uses = |name| placeholder::is_used(command, name);
         let numbers = plan.numbers(self.recipe);
-        let emitted = |placeholder| move |error| ForeignError::Emit { placeholder, error };
+        let emitted = |placeholder| move |error| ExternalTrainerError::Emit { placeholder, error };
         let arguments = match uses(placeholder::ARGS) {
             true => export::arguments(self.recipe, &numbers).map_err(emitted(placeholder::ARGS))?,
             false => Vec::new(),
@@ -134,7 +134,7 @@ impl Foreign<'_> {
             let written = export::emit(self.recipe, &numbers, Form::Recipe);
             let written = written.map_err(emitted(placeholder::RECIPE))?;
             if let Some(file) = written.replaces {
-                return Err(ForeignError::OneOfATree { file });
+                return Err(ExternalTrainerError::OneOfATree { file });
             }
             let directory = self.run.join(files::generation(generation));
             call.recipe = Some(directory.join(self.recipe_name()));
@@ -147,7 +147,7 @@ impl Foreign<'_> {
             let from = call.checkpoint.as_deref().unwrap_or(Path::new(""));
             let dialect = self.recipe.dialect;
             let arguments = resume::arguments(self.recipe, from);
-            let arguments = arguments.ok_or(ForeignError::Resume { dialect })?;
+            let arguments = arguments.ok_or(ExternalTrainerError::Resume { dialect })?;
             resume = call
                 .checkpoint
                 .as_ref()
@@ -252,8 +252,8 @@ mod tests {
             Case { place, recipe }
         }
 
-        fn external_trainer(&self) -> Foreign<'_> {
-            Foreign {
+        fn external_trainer(&self) -> ExternalTrainer<'_> {
+            ExternalTrainer {
                 recipe: &self.recipe,
                 run: self.place.path(),
                 base: Some(self.place.path()),
@@ -366,7 +366,7 @@ mod tests {
             let case = Case::new(text, &["train"]);
             let base = base.then_some(Path::new("/started/here"));
             let run = Path::new("/run");
-            Foreign {
+            ExternalTrainer {
                 recipe: &case.recipe,
                 run,
                 base,

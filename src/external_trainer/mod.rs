@@ -8,6 +8,6 @@ mod process;
 pub mod program;
 pub mod resume;
 
-pub use command::{Call, Foreign, ForeignError};
+pub use command::{Call, ExternalTrainer, ExternalTrainerError};
 pub use process::{Become, become_program};
 pub use program::{Program, Start};

@@ -17,7 +17,7 @@ use crate::recipe::schema::spec::DrainSignal;
 pub enum Program<'a> {
     BuiltIn,
     /// An external trainer, with its command in this generation.
-    Foreign {
+    External {
         call: &'a Call,
         /// The signal that asks it to save and exit.
         drain: DrainSignal,
@@ -71,7 +71,7 @@ pub(crate) fn command(
                 .stdin(Stdio::piped())
                 .stdout(Stdio::piped());
         }
-        Program::Foreign { call, drain } => {
+        Program::External { call, drain } => {
             if let Some(directory) = &call.directory {
                 command.current_dir(directory);
             }

@@ -10,7 +10,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 /// A job's resource request to a node.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Wants {
+pub struct ResourceRequest {
     /// Resource name of a device, for example `nvidia.com/gpu`.
     pub resource: String,
     pub per_slot: u64,
@@ -159,7 +159,7 @@ pub fn free_slots<'a>(
     nodes: impl Iterator<Item = &'a Node>,
     held: &BTreeMap<String, u64>,
     reserved: &[u64],
-    request: &Wants,
+    request: &ResourceRequest,
 ) -> u32 {
     // Number of nodes by free devices.
     let mut free: BTreeMap<u64, u64> = BTreeMap::new();
@@ -193,7 +193,7 @@ pub fn free_slots<'a>(
     u32::try_from(slots).unwrap_or(u32::MAX)
 }
 
-fn selected(node: &Node, request: &Wants) -> bool {
+fn selected(node: &Node, request: &ResourceRequest) -> bool {
     let labels = node.metadata.labels.as_ref();
     request.node_selector.iter().all(|(key, value)| {
         labels
@@ -221,8 +221,8 @@ mod tests {
         serde_json::from_value(node).unwrap()
     }
 
-    fn request(per_slot: u64) -> Wants {
-        Wants {
+    fn request(per_slot: u64) -> ResourceRequest {
+        ResourceRequest {
             resource: "nvidia.com/gpu".into(),
             per_slot,
             node_selector: BTreeMap::new(),

@@ -6,7 +6,7 @@ use super::{DriverState, Inventory};
 impl Inventory {
     /// A message if fewer than `count` GPUs or MIG devices are usable; `None` if NVML agrees or there is no
     /// NVIDIA driver to query.
-    pub fn falls_short_of(&self, count: u64) -> Option<String> {
+    pub fn device_shortfall(&self, count: u64) -> Option<String> {
         match &self.driver {
             DriverState::Absent { .. } => return None,
             DriverState::TooOld { message } | DriverState::Broken { message } => {
@@ -46,8 +46,8 @@ mod tests {
             ..h100(1)
         };
         let found = inventory(vec![h100(0), lost]);
-        assert_eq!(found.falls_short_of(1), None);
-        let words = found.falls_short_of(2).unwrap();
+        assert_eq!(found.device_shortfall(1), None);
+        let words = found.device_shortfall(2).unwrap();
         assert!(
             words.contains("2 GPUs were reserved, NVML shows 1"),
             "{words}"
@@ -64,6 +64,6 @@ mod tests {
             nvml: Err(NvmlFailure::NoLibrary),
             ..readings(Vec::new())
         };
-        assert_eq!(Inventory::from_readings(&absent).falls_short_of(8), None);
+        assert_eq!(Inventory::from_readings(&absent).device_shortfall(8), None);
     }
 }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{Access, access};
 
 use super::{LaunchError, Planned, Prepared, Request, RunDir, begin, resume};
-use crate::external_trainer::{self, Call, Foreign};
+use crate::external_trainer::{self, Call, ExternalTrainer};
 use crate::launch::run_path;
 use crate::plan::Plan;
 use crate::recipe::schema::placeholder;
@@ -27,7 +27,7 @@ pub(super) fn prepare(
         false => begin::begin(recipe, planned, request, None)?,
     };
     let place = absolute(run.path())?;
-    let trainer = Foreign {
+    let trainer = ExternalTrainer {
         recipe,
         run: &place,
         base: Some(&setup.base),
@@ -59,7 +59,7 @@ pub(super) fn prepare(
 
 /// Refuses an external trainer's command that a pod would also refuse. Returns notes about an
 /// accepted command, one per line.
-pub fn check_own(
+pub fn check_external_trainer(
     recipe: &Recipe,
     plan: &Plan,
     overrides: &[String],
@@ -68,7 +68,7 @@ pub fn check_own(
     if let Some(lost) = external_trainer::resume::lost_checkpoints(recipe) {
         return Err(usage(lost));
     }
-    let trainer = Foreign {
+    let trainer = ExternalTrainer {
         recipe,
         run: Path::new("."),
         base: None,
@@ -79,7 +79,10 @@ pub fn check_own(
 
 /// The external trainer of the run to resume; `None` if the built-in trainer ran there or the run
 /// does not exist.
-pub fn own_trainer(out: Option<&Path>, spec: &Spec) -> Result<Option<Trainer>, LaunchError> {
+pub fn external_trainer_of_run(
+    out: Option<&Path>,
+    spec: &Spec,
+) -> Result<Option<Trainer>, LaunchError> {
     // Such a run has a different default directory than one of the built-in trainer.
     let defaults = Spec {
         trainer: Trainer {
@@ -92,7 +95,7 @@ pub fn own_trainer(out: Option<&Path>, spec: &Spec) -> Result<Option<Trainer>, L
         return Ok(None);
     };
     let trainer = run.setup()?.spec.trainer;
-    Ok(trainer.is_own().then_some(trainer))
+    Ok(trainer.is_external().then_some(trainer))
 }
 
 /// The run to resume, with its current command.
@@ -235,7 +238,7 @@ mod tests {
         };
         std::fs::create_dir_all(run.path()).unwrap();
         let error = super::prepare(&run, &recipe, &planned, &request).err();
-        assert_eq!(run.holds_a_run(), error.is_none());
+        assert_eq!(run.contains_run(), error.is_none());
         error.map(|error| error.to_string())
     }
 

@@ -43,7 +43,7 @@ pub fn current_batch(run: &RunDir, state: &RunState) -> Option<u64> {
 pub fn current_proof(run: &RunDir, state: &RunState) -> Option<String> {
     let row = state.generations.last()?;
     Some(match run.record(row.number) {
-        Ok(record) => record.plan.proof_at(current_batch(run, state)),
+        Ok(record) => record.plan.formula_at(current_batch(run, state)),
         // Fall back to the formula at the generation's start.
         Err(_) => row.proof.clone(),
     })

@@ -11,17 +11,19 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
-use crate::launch::launcher::external_trainer::Own;
+use crate::launch::launcher::external_trainer::ExternalRun;
 
 use super::run_dir::{GenerationRow, Phase, RunDir, RunState};
 use super::watch::Watch;
 use super::worlds::{self, Feasible};
-use super::{Claim, LaunchError, Prepared, Request, port};
+use super::{LaunchError, Prepared, Request, RunLock, port};
 use crate::agent::{Event as RankEvent, OomKills, Ranks as RankProcesses, Tail};
 use crate::checkpoint;
 use crate::external_trainer::{Program, Start};
 use crate::lifecycle::generation::Address;
-use crate::lifecycle::{Action, End, Generation, Member, Observed, Outcome, Ranks, Reason, decide};
+use crate::lifecycle::{
+    End, Generation, Member, Outcome, RankAction, Ranks, Reason, TransitionInput, decide,
+};
 use crate::plan::{self, OomPolicy};
 use crate::telemetry::divergence::LossWatch;
 use crate::telemetry::{Display, Event, StepRecord, now};
@@ -41,7 +43,7 @@ pub struct Launcher<'a> {
     cores: u64,
     program: PathBuf,
     /// Recipe and absolute run path of the external trainer; `None` for the built-in trainer.
-    external: Option<Own>,
+    external: Option<ExternalRun>,
     state: RunState,
     desired: u64,
     /// Ranks that could run; a lost rank reduces it.
@@ -82,7 +84,7 @@ struct Current {
 impl<'a> Launcher<'a> {
     /// Creates a launcher for the prepared run that the caller has locked.
     pub fn new(
-        run_lock: &Claim,
+        run_lock: &RunLock,
         prepared: Prepared,
         ranks: u64,
         request: &Request,
@@ -93,7 +95,7 @@ impl<'a> Launcher<'a> {
         let mut state = prepared.state.unwrap_or_default();
         let external = prepared
             .external
-            .map(|recipe| Own::new(recipe, &setup, run_lock.run()));
+            .map(|recipe| ExternalRun::new(recipe, &setup, run_lock.run()));
         // Requests to an earlier launcher are already answered.
         state.request = run_lock.earlier_request();
         Ok(Launcher {
@@ -139,7 +141,7 @@ impl<'a> Launcher<'a> {
             }
             let capacity = self.capacity(&ranks);
             let reached = self.state.reached(&self.setup);
-            let action = decide(&Observed {
+            let action = decide(&TransitionInput {
                 desired: self.desired,
                 capacity,
                 bounds: self.bounds(),
@@ -149,10 +151,10 @@ impl<'a> Launcher<'a> {
                 ranks,
             });
             match action {
-                Action::Wait => self.wait()?,
-                Action::Drain => self.drain()?,
-                Action::Stay => self.cancel_drain()?,
-                Action::Start {
+                RankAction::Keep => self.wait()?,
+                RankAction::Drain => self.drain()?,
+                RankAction::CancelDrain => self.cancel_drain()?,
+                RankAction::Publish {
                     world,
                     reason,
                     micro_limit,
@@ -165,8 +167,8 @@ impl<'a> Launcher<'a> {
                     self.start(world, reason, micro_limit)?;
                 }
                 // Only the user can change this machine's devices.
-                Action::Infeasible { why } => return self.end(End::Failed { why }),
-                Action::End(end) => return self.end(end),
+                RankAction::Wait { why } => return self.end(End::Failed { why }),
+                RankAction::End(end) => return self.end(end),
             }
         }
     }
@@ -388,7 +390,7 @@ impl<'a> Launcher<'a> {
                 evenkeel: &self.program,
                 program: match &call {
                     None => Program::BuiltIn,
-                    Some(call) => Program::Foreign { call, drain },
+                    Some(call) => Program::External { call, drain },
                 },
                 run: external.map_or(self.run.path(), |external| external.run),
                 generation: &generation,
@@ -457,7 +459,7 @@ mod tests {
         let place = tempfile::tempdir().unwrap();
         let launched = Launched::at(place.path(), "batch: {global: 12, micro: 2}", &[]);
         launched.run.write_desired(4).unwrap();
-        let run_lock = Claim::take(launched.run.clone()).unwrap();
+        let run_lock = RunLock::take(launched.run.clone()).unwrap();
         launched.run.write_desired(1).unwrap();
         let prepared = launched.resume(|_| {}).unwrap();
         let mut display = Display::new(Mode::Quiet);

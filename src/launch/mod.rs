@@ -27,8 +27,8 @@ pub mod worlds;
 
 use std::path::PathBuf;
 
-pub use crate::launch::external::{check_own, own_trainer};
-pub use crate::launch::run_path::Claim;
+pub use crate::launch::external::{check_external_trainer, external_trainer_of_run};
+pub use crate::launch::run_path::RunLock;
 pub use begin::base;
 pub use launcher::Launcher;
 pub use request::{Planned, Prepared, Request};
@@ -38,7 +38,7 @@ pub use survey::survey;
 
 use crate::checkpoint::CheckpointError;
 use crate::data::DataError;
-use crate::external_trainer::ForeignError;
+use crate::external_trainer::ExternalTrainerError;
 use crate::plan::Refused;
 use crate::train::TrainError;
 use crate::util::durable::FileError;
@@ -78,7 +78,7 @@ pub enum LaunchError {
     Data(DataError),
     /// The command of the external trainer cannot be filled in.
     #[error(transparent)]
-    Foreign(#[from] ForeignError),
+    ExternalTrainer(#[from] ExternalTrainerError),
     /// A signal arrived before a process started.
     #[error("stopped before a process was started")]
     Stopped,

@@ -19,7 +19,7 @@ type Config = BTreeMap<String, Value>;
 
 /// The result of [`find`].
 #[derive(Debug, Default)]
-pub struct Found {
+pub struct ResolvedModel {
     /// The `config.json` at the model's path.
     pub stored: Option<Config>,
     /// The shape, if enough of it is known.
@@ -35,9 +35,9 @@ type Key<'a> = &'a dyn Fn(&str) -> String;
 
 /// Resolves the recipe's model. With [`Trainer::Any`] a hub model may be absent. Messages spell
 /// keys with `key`.
-pub fn find(spec: &Spec, trainer: Trainer, key: Key<'_>) -> Found {
+pub fn find(spec: &Spec, trainer: Trainer, key: Key<'_>) -> ResolvedModel {
     let model = &spec.model;
-    let mut found = Found::default();
+    let mut found = ResolvedModel::default();
     let directory = model.path.as_ref().map(PathBuf::from);
     let directory = directory.filter(|path| path.is_dir());
     match directory.as_deref().map(read_config).transpose() {

@@ -51,7 +51,7 @@ pub fn prepare(
             });
         }
     }
-    if recipe.spec.trainer.is_own() {
+    if recipe.spec.trainer.is_external() {
         return external::prepare(run, recipe, planned, request);
     }
     if request.resume {

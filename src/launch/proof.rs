@@ -13,7 +13,7 @@ use crate::util::durable::FileError;
 use crate::util::format::count;
 
 /// Result of [`prove`].
-pub struct Verdict {
+pub struct LedgerProof {
     /// The checkpoint whose lineage was checked.
     pub checkpoint: String,
     /// Samples in an epoch.
@@ -22,7 +22,7 @@ pub struct Verdict {
     pub result: Result<Proof, Fault<DataError>>,
 }
 
-impl Verdict {
+impl LedgerProof {
     /// Whether every sample was consumed exactly once.
     pub fn is_proved(&self) -> bool {
         self.result.is_ok()
@@ -34,7 +34,7 @@ impl Verdict {
     }
 }
 
-impl fmt::Display for Verdict {
+impl fmt::Display for LedgerProof {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.result {
             Ok(proof) => write!(
@@ -55,7 +55,7 @@ impl fmt::Display for Verdict {
 pub fn prove(
     run: &RunDir,
     progress: &mut dyn FnMut(data::Progress),
-) -> Result<Verdict, LaunchError> {
+) -> Result<LedgerProof, LaunchError> {
     let setup = run.setup()?;
     let model = setup.model()?;
     let recipe = setup.recipe();
@@ -89,7 +89,7 @@ pub fn prove(
         }
         Ok::<_, DataError>(digest)
     });
-    Ok(Verdict {
+    Ok(LedgerProof {
         checkpoint: pin.path,
         epoch_length: order.epoch_length(),
         result,

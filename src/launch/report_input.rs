@@ -1,11 +1,14 @@
 //! Collects the input of a run's report.
 
-use super::proof::Verdict;
+use super::proof::LedgerProof;
 use super::{LaunchError, RunDir, history};
 use crate::telemetry::report::{Fact, Facts, GenerationFacts, LedgerVerdict, ReportInput};
 
 /// All data that the report shows. `ledger` is the proof, if requested.
-pub fn report_input(run: &RunDir, ledger: Option<&Verdict>) -> Result<ReportInput, LaunchError> {
+pub fn report_input(
+    run: &RunDir,
+    ledger: Option<&LedgerProof>,
+) -> Result<ReportInput, LaunchError> {
     let setup = run.setup()?;
     let state = run.state()?.ok_or_else(|| LaunchError::Usage {
         message: format!(

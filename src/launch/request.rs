@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::model::Found;
+use super::model::ResolvedModel;
 use super::{RunState, worlds};
 use crate::data::PrepareRequest;
 use crate::engine::ModelConfig;
@@ -44,7 +44,7 @@ pub struct Planned {
     pub diagnostics: Vec<Diagnostic>,
     /// The request that the plan answers.
     pub(super) request: PlanRequest,
-    pub(super) model: Found,
+    pub(super) model: ResolvedModel,
 }
 
 /// A run that is ready for its launcher.
@@ -70,7 +70,7 @@ impl Prepared {
         let plan = worlds::plan(&self.setup, planned.plan.outline.world_size, reached);
         plan.as_ref()
             .unwrap_or(&planned.plan)
-            .proof_at(reached.batch)
+            .formula_at(reached.batch)
     }
 }
 

@@ -9,7 +9,7 @@ use super::request::data_of;
 use super::{LaunchError, Phase, Planned, Prepared, Request, RunDir, RunState, initial};
 use crate::checkpoint;
 use crate::data::{self, PrepareRequest, Progress};
-use crate::lifecycle::{Pin, files};
+use crate::lifecycle::{CheckpointRef, files};
 use crate::plan::{self, Reached};
 use crate::recipe::Recipe;
 use crate::recipe::schema::spec::Division;
@@ -48,7 +48,7 @@ fn progress_of(setup: &Setup, state: &RunState, request: &Request) -> Reached {
 pub(super) fn setup_of(run: &RunDir, recipe: &Recipe) -> Result<Setup, LaunchError> {
     let setup = run.setup()?;
     let mut spec = recipe.spec.clone();
-    if spec.trainer.is_own() && setup.spec.trainer.is_own() {
+    if spec.trainer.is_external() && setup.spec.trainer.is_external() {
         // The command may be corrected between two launches; it does not change the batch.
         spec.trainer.clone_from(&setup.spec.trainer);
     }
@@ -212,7 +212,7 @@ pub fn refuse_finished(run: &RunDir, setup: &Setup, state: &RunState) -> Result<
 
 /// The newest checkpoint of the run's last generation, else the referenced one. Checkpoints of
 /// earlier generations after the start of the last one are not in the lineage.
-fn newest(run: &RunDir, state: &RunState) -> Result<Option<Pin>, LaunchError> {
+fn newest(run: &RunDir, state: &RunState) -> Result<Option<CheckpointRef>, LaunchError> {
     let Some(last) = state.generations.last() else {
         return Ok(state.pin.clone());
     };
@@ -230,7 +230,7 @@ fn newest(run: &RunDir, state: &RunState) -> Result<Option<Pin>, LaunchError> {
 
 /// Verifies the checkpoint to resume from. If it is unusable, the error names another checkpoint of
 /// the run, whose weights remain usable. `path_key`: the recipe's key of the model path.
-fn verify(run: &RunDir, pin: &Pin, path_key: &str) -> Result<(), LaunchError> {
+fn verify(run: &RunDir, pin: &CheckpointRef, path_key: &str) -> Result<(), LaunchError> {
     let opened = checkpoint_ref::open(run.path(), pin).map_err(TrainError::from);
     let state = opened.and_then(|checkpoint| TrainState::from_checkpoint(&checkpoint));
     let Err(error) = state else {
@@ -259,7 +259,7 @@ fn verify(run: &RunDir, pin: &Pin, path_key: &str) -> Result<(), LaunchError> {
 
 /// Refuses a checkpoint reference that contradicts its checkpoint. [`verify`] handles an unreadable
 /// one.
-fn refuse_contradictory_reference(run: &RunDir, pin: &Pin) -> Result<(), LaunchError> {
+fn refuse_contradictory_reference(run: &RunDir, pin: &CheckpointRef) -> Result<(), LaunchError> {
     let checkpoints = checkpoint::list(run.path())?.committed;
     let path = run.path().join(&pin.path);
     let committed = checkpoints.iter().find(|other| other.path == path);
@@ -268,7 +268,7 @@ fn refuse_contradictory_reference(run: &RunDir, pin: &Pin) -> Result<(), LaunchE
     else {
         return Ok(());
     };
-    let describe = |pin: &Pin| {
+    let describe = |pin: &CheckpointRef| {
         format!(
             "step {}, {}, a next batch of {}",
             pin.step,
@@ -419,7 +419,7 @@ mod tests {
     fn a_finished_run_is_refused_and_its_weights_are_offered() {
         let place = tempfile::tempdir().unwrap();
         let launched = Launched::at(place.path(), BATCH, &[]);
-        let pin = Pin {
+        let pin = CheckpointRef {
             path: "gen-1/step-0000004".to_owned(),
             step: 4,
             samples: 48,

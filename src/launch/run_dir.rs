@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use super::LaunchError;
 use crate::checkpoint;
 use crate::external_trainer::Call;
-use crate::lifecycle::{Generation, Pin, Reason, files};
+use crate::lifecycle::{CheckpointRef, Generation, Reason, files};
 use crate::plan::Reached;
 use crate::train::Setup;
 use crate::util::durable::{FileError, Lock, read_json, write_json};
@@ -44,7 +44,7 @@ pub struct Desired {
 pub struct RunState {
     pub phase: Phase,
     /// The newest committed checkpoint of the current lineage.
-    pub pin: Option<Pin>,
+    pub pin: Option<CheckpointRef>,
     /// Number of the last answered request of `desired.json`.
     pub request: u64,
     /// Upper limit of micro-batches after out-of-memory. A resume with another memory limit drops
@@ -124,7 +124,7 @@ impl RunDir {
     }
 
     /// Whether it contains a run.
-    pub fn holds_a_run(&self) -> bool {
+    pub fn contains_run(&self) -> bool {
         self.0.join(files::RUN).exists()
     }
 

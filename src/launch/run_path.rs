@@ -26,10 +26,10 @@ pub fn choose(out: Option<&Path>, spec: &Spec, resume: bool) -> Result<RunDir, L
     };
     if let Some(out) = out {
         let run = RunDir::at(out);
-        if resume && !run.holds_a_run() {
+        if resume && !run.contains_run() {
             return Err(nothing(out));
         }
-        if !resume && run.holds_a_run() {
+        if !resume && run.contains_run() {
             return Err(LaunchError::Usage {
                 message: format!(
                     "{} already contains a run; --resume continues it, another --out starts a new \
@@ -41,7 +41,7 @@ pub fn choose(out: Option<&Path>, spec: &Spec, resume: bool) -> Result<RunDir, L
         return Ok(run);
     }
     // With an external trainer, the recipe's `output` belongs to the trainer.
-    let output = spec.output.as_ref().filter(|_| !spec.trainer.is_own());
+    let output = spec.output.as_ref().filter(|_| !spec.trainer.is_external());
     let base = match output {
         Some(output) => PathBuf::from(output),
         None => Path::new(RUNS).join(&spec.name),
@@ -55,7 +55,7 @@ pub fn choose(out: Option<&Path>, spec: &Spec, resume: bool) -> Result<RunDir, L
         let run = numbered(&base, number);
         // A number may belong to another recipe's run with such a name, or to a launch that still
         // prepares its run.
-        if !run.holds_a_run() && !run.in_use()? {
+        if !run.contains_run() && !run.in_use()? {
             return Ok(run);
         }
     }
@@ -64,16 +64,16 @@ pub fn choose(out: Option<&Path>, spec: &Spec, resume: bool) -> Result<RunDir, L
 
 /// Locks the directory that [`choose`] returns for the same arguments. Another launch may have
 /// taken the numbered directory of a new run meanwhile; then the next number is used.
-pub fn claim(
+pub fn acquire(
     chosen: RunDir,
     out: Option<&Path>,
     spec: &Spec,
     resume: bool,
-) -> Result<Claim, LaunchError> {
+) -> Result<RunLock, LaunchError> {
     let mut run = chosen;
     loop {
-        match Claim::take(run) {
-            Ok(run_lock) if resume || !run_lock.run.holds_a_run() => return Ok(run_lock),
+        match RunLock::take(run) {
+            Ok(run_lock) if resume || !run_lock.run.contains_run() => return Ok(run_lock),
             // Another launch used the directory in between and has ended.
             Ok(_) => {}
             Err(LaunchError::File(FileError::HeldBy { .. })) if out.is_none() && !resume => {}
@@ -100,7 +100,7 @@ fn numbered(base: &Path, number: u64) -> RunDir {
 /// an unreadable name counts.
 fn numbers(base: &Path, name: &str) -> Result<Vec<u64>, LaunchError> {
     let mut found = Vec::new();
-    if RunDir::at(base).holds_a_run() {
+    if RunDir::at(base).contains_run() {
         found.push(1);
     }
     let Some(stem) = base.file_name().and_then(|stem| stem.to_str()) else {
@@ -126,7 +126,7 @@ fn numbers(base: &Path, name: &str) -> Result<Vec<u64>, LaunchError> {
         let run = numbered(base, number);
         // A launch never chooses `run-02`.
         let chosen = run.path().file_name() == Some(file.as_os_str());
-        if chosen && run.holds_a_run() && run.setup().map_or(true, |setup| setup.name == name) {
+        if chosen && run.contains_run() && run.setup().map_or(true, |setup| setup.name == name) {
             found.push(number);
         }
     }
@@ -135,7 +135,7 @@ fn numbers(base: &Path, name: &str) -> Result<Vec<u64>, LaunchError> {
 
 /// The run lock held by this process. An unused lock deletes the files created for it when dropped.
 #[derive(Debug)]
-pub struct Claim {
+pub struct RunLock {
     run: RunDir,
     /// Files that this launch created.
     created: Vec<PathBuf>,
@@ -147,12 +147,12 @@ pub struct Claim {
     request: u64,
 }
 
-impl Claim {
+impl RunLock {
     /// Creates the directory if it is missing, and locks it. A directory with unrelated files is
     /// refused, because a run could overwrite files of the same names.
-    pub fn take(run: RunDir) -> Result<Claim, LaunchError> {
+    pub fn take(run: RunDir) -> Result<RunLock, LaunchError> {
         let path = run.path();
-        if !run.holds_a_run()
+        if !run.contains_run()
             && let Some(entry) = unrelated_entry(path)?
         {
             return Err(unusable(
@@ -161,7 +161,7 @@ impl Claim {
             ));
         }
         let created = [Lock::file(path), path.join(files::DATA)];
-        let mut run_lock = Claim {
+        let mut run_lock = RunLock {
             created: created.into_iter().filter(|path| !path.exists()).collect(),
             directories: path
                 .ancestors()
@@ -192,9 +192,9 @@ impl Claim {
     }
 }
 
-impl Drop for Claim {
+impl Drop for RunLock {
     fn drop(&mut self) {
-        if self.run.holds_a_run() {
+        if self.run.contains_run() {
             return;
         }
         // A directory with files of others cannot be removed and stays.
@@ -249,14 +249,14 @@ mod tests {
     use crate::launch::testing::Launched;
 
     fn refused(path: &Path) -> String {
-        Claim::take(RunDir::at(path)).unwrap_err().to_string()
+        RunLock::take(RunDir::at(path)).unwrap_err().to_string()
     }
 
     #[test]
     fn an_unused_run_lock_leaves_no_files() {
         let place = tempfile::tempdir().unwrap();
         let run = RunDir::at(place.path().join("runs/one"));
-        let run_lock = Claim::take(run.clone()).unwrap();
+        let run_lock = RunLock::take(run.clone()).unwrap();
         assert!(run.in_use().unwrap());
         fs::create_dir_all(run.path().join("data/train")).unwrap();
         drop(run_lock);
@@ -267,7 +267,7 @@ mod tests {
     fn files_that_existed_before_the_run_lock_stay() {
         let place = tempfile::tempdir().unwrap();
         fs::write(Lock::file(place.path()), "").unwrap();
-        drop(Claim::take(RunDir::at(place.path())).unwrap());
+        drop(RunLock::take(RunDir::at(place.path())).unwrap());
         assert!(Lock::file(place.path()).exists());
     }
 
@@ -275,17 +275,17 @@ mod tests {
     fn a_locked_run_stays_after_the_lock() {
         let place = tempfile::tempdir().unwrap();
         let run = RunDir::at(place.path().join("run"));
-        let run_lock = Claim::take(run.clone()).unwrap();
+        let run_lock = RunLock::take(run.clone()).unwrap();
         fs::write(run.path().join(files::RUN), "{}").unwrap();
         drop(run_lock);
-        assert!(run.holds_a_run() && !run.in_use().unwrap());
+        assert!(run.contains_run() && !run.in_use().unwrap());
     }
 
     #[test]
     fn the_loser_of_a_race_removes_no_files_of_the_winner() {
         let place = tempfile::tempdir().unwrap();
         let run = RunDir::at(place.path().join("run"));
-        let run_lock = Claim::take(run.clone()).unwrap();
+        let run_lock = RunLock::take(run.clone()).unwrap();
         let message = refused(run.path());
         assert!(message.contains("in use by process"), "{message}");
         assert!(run.in_use().unwrap());
@@ -364,7 +364,7 @@ mod tests {
         let choose = || choose(None, &spec, false).unwrap();
         // All four choose before the first one locks.
         let chosen = [choose(), choose(), choose(), choose()];
-        let run_locks = chosen.map(|run| claim(run, None, &spec, false).unwrap());
+        let run_locks = chosen.map(|run| acquire(run, None, &spec, false).unwrap());
         let names = run_locks
             .each_ref()
             .map(|run_lock| run_lock.run().path().to_owned());
@@ -376,9 +376,9 @@ mod tests {
         let chosen = RunDir::at(&base);
         fs::write(base.join(files::RUN), "{}").unwrap();
         drop(run_locks);
-        let next = claim(chosen.clone(), None, &spec, false).unwrap();
+        let next = acquire(chosen.clone(), None, &spec, false).unwrap();
         assert_eq!(next.run().path(), place.path().join("run-2"));
-        let message = claim(chosen, Some(&base), &spec, false)
+        let message = acquire(chosen, Some(&base), &spec, false)
             .unwrap_err()
             .to_string();
         assert!(message.contains("already contains a run"), "{message}");

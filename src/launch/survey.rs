@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::model::{self, Found};
+use super::model::{self, ResolvedModel};
 use super::request::data_of;
 use crate::data::{self, About};
 use crate::plan::{Flaw, PlanRequest, Trainer};
@@ -19,27 +19,27 @@ pub(super) fn survey_with_model(
     recipe: &Recipe,
     base: &Path,
     request: PlanRequest,
-) -> (PlanRequest, Found) {
+) -> (PlanRequest, ResolvedModel) {
     // An `accelerate launch` config has neither; an option group lacks one of them.
     if recipe.part {
-        return (request, Found::default());
+        return (request, ResolvedModel::default());
     }
     let spec = &recipe.spec;
     // An external trainer may download what is absent here.
-    let trainer = match spec.trainer.is_own() {
+    let trainer = match spec.trainer.is_external() {
         true => Trainer::Any,
         false => request.trainer,
     };
     let key = recipe.keys();
     let mut model = model::find(spec, trainer, &key);
-    let found = data::look(&data_of(recipe, &key, model.shape.as_ref(), base, base));
+    let found = data::find_problems(&data_of(recipe, &key, model.shape.as_ref(), base, base));
     let may_download = |on_hub: bool| on_hub && trainer == Trainer::Any;
     let found = found
         .into_iter()
         .filter(|finding| !may_download(finding.on_hub));
     let mut flaws = std::mem::take(&mut model.flaws);
     flaws.extend(found.map(|finding| {
-        let (message, help) = finding.error.told();
+        let (message, help) = finding.error.problem_and_help();
         Flaw {
             rule: match finding.about {
                 About::Data => "data-missing",

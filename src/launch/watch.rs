@@ -5,12 +5,12 @@ use std::time::{Duration, Instant};
 use crate::agent::{Event, Ranks, Silence, silence};
 use crate::lifecycle::Outcome;
 use crate::lifecycle::protocol::Order;
-use crate::lifecycle::rank_status::{self, COMMIT, Seen};
+use crate::lifecycle::rank_status::{self, COMMIT, RankStatus};
 
 /// The ranks of one generation.
 pub struct Watch {
     ranks: Ranks,
-    seen: Vec<Seen>,
+    seen: Vec<RankStatus>,
     silence: Silence,
     /// Time of the first problem.
     trouble: Option<Instant>,
@@ -33,7 +33,7 @@ impl Watch {
     pub fn new(ranks: Ranks, world: u64) -> Watch {
         Watch {
             ranks,
-            seen: vec![Seen::default(); usize::try_from(world).unwrap_or(0)],
+            seen: vec![RankStatus::default(); usize::try_from(world).unwrap_or(0)],
             silence: Silence::new(world),
             trouble: None,
             settled: None,
@@ -63,7 +63,7 @@ impl Watch {
     }
 
     pub fn cancel_drain(&mut self) {
-        self.ranks.order_all(Order::Stay);
+        self.ranks.order_all(Order::CancelDrain);
     }
 
     /// Whether all ranks have connected and loaded their state.
@@ -79,13 +79,13 @@ impl Watch {
     /// Kills every running rank and records `why` as the reason.
     pub fn kill(&mut self, why: &str) {
         for seen in self.seen.iter_mut().filter(|seen| seen.ending.is_none()) {
-            seen.given_up.get_or_insert_with(|| why.to_owned());
+            seen.kill_reason.get_or_insert_with(|| why.to_owned());
         }
         self.ranks.kill();
     }
 
     /// The recorded state of a rank.
-    pub fn seen(&self, rank: u64) -> Option<&Seen> {
+    pub fn seen(&self, rank: u64) -> Option<&RankStatus> {
         self.seen.get(usize::try_from(rank).ok()?)
     }
 
@@ -124,8 +124,8 @@ impl Watch {
         let overdue = external.leaving?.elapsed() > external.time_limit;
         let mut ended = Vec::new();
         for (rank, seen) in (0..).zip(&mut self.seen) {
-            if overdue && seen.ending.is_none() && !seen.dismissed {
-                seen.dismissed = true;
+            if overdue && seen.ending.is_none() && !seen.collateral {
+                seen.collateral = true;
                 self.ranks.kill_one(rank);
                 ended.push(format!("rank {rank}"));
             }
@@ -143,7 +143,7 @@ impl Watch {
     fn settle_loss(&mut self, pinned: u64) {
         for rank in self.silence.timed_out() {
             if let Some(seen) = self.seen.get_mut(rank) {
-                seen.given_up = Some(silence::timeout_message());
+                seen.kill_reason = Some(silence::timeout_message());
             }
             self.ranks.kill_one(rank as u64);
         }
@@ -157,7 +157,7 @@ impl Watch {
         if !rank_status::is_settled(&self.seen, since.elapsed()) {
             return;
         }
-        for rank in rank_status::leave_behind(&mut self.seen, 0, self.external.is_some()) {
+        for rank in rank_status::give_up_unresponsive(&mut self.seen, 0, self.external.is_some()) {
             self.ranks.kill_one(rank);
         }
         self.settled = Some(Instant::now());
@@ -176,7 +176,7 @@ impl Watch {
         rank_status::killed(&self.seen)
     }
 
-    /// The generation's outcome once every rank has ended; see [`seen::outcome`].
+    /// The generation's outcome once every rank has ended; see [`rank_status::outcome`].
     pub fn outcome(
         &self,
         micro: u64,

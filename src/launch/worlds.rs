@@ -25,7 +25,7 @@ pub fn proof_of_run(run: &RunDir, world: u64) -> Result<String, LaunchError> {
         batch: history::current_batch(run, &state),
         ..state.reached(&setup)
     };
-    Ok(plan(&setup, world, reached)?.proof_at(reached.batch))
+    Ok(plan(&setup, world, reached)?.formula_at(reached.batch))
 }
 
 /// The plan of a setup at `world` ranks.

@@ -4,9 +4,9 @@
 use crate::util::durable::FileError;
 use serde::{Deserialize, Serialize};
 
-use super::OwnCheckpoint;
-use super::generation::Pin;
-use crate::lifecycle::rank_status::Seen;
+use super::ExternalCheckpoint;
+use super::generation::CheckpointRef;
+use crate::lifecycle::rank_status::RankStatus;
 use crate::telemetry::StepRecord;
 
 /// State of an agent and of the ranks of the newest generation that it started.
@@ -24,9 +24,9 @@ pub struct AgentState {
     /// First rank of this agent.
     pub first: u64,
     /// One entry for each of its ranks, from `first`.
-    pub ranks: Vec<Seen>,
+    pub ranks: Vec<RankStatus>,
     /// The newest checkpoint that one of its ranks committed in this generation.
-    pub committed: Option<Pin>,
+    pub committed: Option<CheckpointRef>,
     /// The newest step, on the agent of rank 0.
     pub step: Option<StepRecord>,
     /// Samples after which training ends; `None` until the run is prepared.
@@ -39,13 +39,13 @@ pub struct AgentState {
     pub first_step: Option<f64>,
     /// With an external trainer: the checkpoint it resumed from and, on the agent of rank 0, the newest
     /// one after its ranks have ended.
-    pub own_checkpoint: Option<OwnCheckpoint>,
+    pub external_checkpoint: Option<ExternalCheckpoint>,
     /// Set if it cannot start ranks.
     pub problem: Option<Problem>,
     /// What delays the start of its ranks. A long wait is not an error.
-    pub waits_for: Option<String>,
+    pub waiting_for: Option<String>,
     /// Last lines of a failed rank's output.
-    pub last_words: String,
+    pub log_tail: String,
 }
 
 /// Why an agent cannot start ranks.
@@ -97,7 +97,7 @@ impl Problem {
     }
 
     /// The pod's devices are not the requested ones.
-    pub fn of_hardware(message: String) -> Problem {
+    pub fn hardware(message: String) -> Problem {
         Problem {
             reason: HARDWARE.into(),
             message,
@@ -106,7 +106,7 @@ impl Problem {
     }
 
     /// Whether the pod's devices are the problem; restarting the ranks does not solve it.
-    pub fn is_of_hardware(&self) -> bool {
+    pub fn is_hardware(&self) -> bool {
         self.reason == HARDWARE
     }
 }
@@ -116,7 +116,7 @@ pub fn held_up<'a>(agents: impl Iterator<Item = &'a AgentState> + Clone) -> Opti
     let waits = |agent: &AgentState| {
         Some(Problem {
             reason: "Preparing".into(),
-            message: agent.waits_for.clone()?,
+            message: agent.waiting_for.clone()?,
             deterministic: false,
         })
     };
@@ -131,7 +131,7 @@ mod tests {
     #[test]
     fn a_problem_takes_precedence_over_a_wait() {
         let waiting = AgentState {
-            waits_for: Some("waits for run-0-1".into()),
+            waiting_for: Some("waits for run-0-1".into()),
             ..AgentState::default()
         };
         let problem = Problem {
@@ -147,7 +147,7 @@ mod tests {
         assert_eq!(held_up_by(&[&waiting, &stuck]), Some(problem));
         let message =
             held_up_by(&[&AgentState::default(), &waiting]).map(|held_up| held_up.message);
-        assert_eq!(message, waiting.waits_for);
+        assert_eq!(message, waiting.waiting_for);
         assert_eq!(held_up_by(&[]), None);
     }
 }

@@ -10,7 +10,7 @@ use crate::util::time;
 
 /// A checkpoint of an external trainer. A different one than before counts as progress.
 #[derive(JsonSchema, Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct OwnCheckpoint {
+pub struct ExternalCheckpoint {
     /// Absolute path in the pods.
     #[schemars(length(max = 4096))]
     pub path: PathBuf,

@@ -24,7 +24,7 @@ pub struct Generation {
     /// The batch arithmetic, executed unchanged.
     pub plan: Plan,
     /// The checkpoint it starts from; `None`: the initial weights.
-    pub start: Option<Pin>,
+    pub start: Option<CheckpointRef>,
     /// Address on which rank 0 listens.
     pub master: Address,
     /// Seconds since the Unix epoch; RFC 3339 in JSON.
@@ -45,7 +45,8 @@ impl Generation {
 
     /// Formula of the global batch that it starts with.
     pub fn proof(&self) -> String {
-        self.plan.proof_at(self.start.as_ref().map(|pin| pin.batch))
+        self.plan
+            .formula_at(self.start.as_ref().map(|pin| pin.batch))
     }
 
     /// The members, each with its first rank.
@@ -58,7 +59,7 @@ impl Generation {
     }
 
     /// The ranks of the pod with this uid: the first rank and their number.
-    pub fn share_of(&self, pod: &str) -> Option<(u64, u64)> {
+    pub fn ranks_of_pod(&self, pod: &str) -> Option<(u64, u64)> {
         let mut shares = self.shares();
         shares.find_map(|(first, member)| {
             let its = member.pod.as_ref().is_some_and(|p| p.uid == pod);
@@ -68,7 +69,7 @@ impl Generation {
 
     /// Addresses of the other members' pods. Starts with the pods after the pod with this uid, so that
     /// members that each ask one other pod do not all ask the same one.
-    pub fn others(&self, pod: &str) -> Vec<IpAddr> {
+    pub fn peer_addresses(&self, pod: &str) -> Vec<IpAddr> {
         let pods: Vec<&PodRef> = self.members.iter().filter_map(|m| m.pod.as_ref()).collect();
         let own = pods.iter().position(|other| other.uid == pod);
         let (before, from) = pods.split_at(own.unwrap_or(0));
@@ -115,7 +116,7 @@ pub struct Address {
 
 /// A committed checkpoint, by path and checksum: exactly one lineage of checkpoints counts.
 #[derive(JsonSchema, Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Pin {
+pub struct CheckpointRef {
     /// Path relative to the run's directory.
     #[schemars(length(max = 4096))]
     pub path: String,

@@ -13,6 +13,6 @@ pub mod protocol;
 pub mod rank_status;
 pub mod transition;
 
-pub use external_checkpoint::OwnCheckpoint;
-pub use generation::{Generation, Member, Pin, Reason};
-pub use transition::{Action, End, Observed, Outcome, Ranks, decide};
+pub use external_checkpoint::ExternalCheckpoint;
+pub use generation::{CheckpointRef, Generation, Member, Reason};
+pub use transition::{End, Outcome, RankAction, Ranks, TransitionInput, decide};

@@ -10,7 +10,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::generation::Reason;
-use crate::lifecycle::transition::{Action, End, Observed, Ranks, decide};
+use crate::lifecycle::transition::{End, RankAction, Ranks, TransitionInput, decide};
 
 /// A numbered place for a pod. A slot is not a rank: every generation numbers its ranks from 0.
 #[derive(
@@ -31,7 +31,7 @@ impl Slot {
 }
 
 /// Input of a placement decision: the pool, the slots and the ranks.
-pub struct View<'a> {
+pub struct PlacementInput<'a> {
     pub desired: u32,
     /// Numbers of nodes that the job allows.
     pub bounds: RangeInclusive<u32>,
@@ -43,7 +43,7 @@ pub struct View<'a> {
     /// Slots of `pool` that fit on the present nodes; an autoscaler may add nodes for the others.
     pub placeable: u32,
     /// Existing slots, each with the state of its pod.
-    pub slots: &'a [SlotSeen],
+    pub slots: &'a [SlotState],
     /// Slots of the newest generation, in the order of its members.
     pub members: &'a [Slot],
     /// Ranks of the newest generation.
@@ -74,16 +74,16 @@ pub struct View<'a> {
 
 /// A slot and the state of its pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SlotSeen {
+pub struct SlotState {
     pub slot: Slot,
-    pub pod: PodSeen,
+    pub pod: PodState,
 }
 
 /// State of a slot's pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum PodSeen {
+pub enum PodState {
     /// Not created, not scheduled, or its agent does not answer yet.
-    Coming,
+    Pending,
     /// Its agent answers and has the GPUs that the plan needs.
     Ready,
     /// It runs and will end soon: its node is cordoned or tainted, or it is being deleted.
@@ -96,7 +96,7 @@ pub enum PodSeen {
 
 /// Result of a placement decision.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Decision {
+pub struct Placement {
     /// Slots whose pods should exist; all other pods of the job are deleted.
     pub slots: Vec<Slot>,
     /// Pod attempts used so far.
@@ -105,20 +105,20 @@ pub struct Decision {
     pub scale_up_pending_since: Option<f64>,
     /// Start of the current placement of pods, seconds since the Unix epoch.
     pub placement_since: Option<f64>,
-    pub act: Act,
+    pub action: PlacementAction,
 }
 
 /// Next action for the job's ranks and pods.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Act {
+pub enum PlacementAction {
     /// The ranks continue unchanged.
-    Stay,
+    Keep,
     /// Wait for pods that are being placed.
     Place,
     /// Order the ranks to commit and exit.
     Drain,
     /// Cancel the drain because its reason is gone.
-    Recall,
+    CancelDrain,
     /// Publish the next generation.
     Publish {
         /// Its members, in the order of their ranks.
@@ -137,34 +137,34 @@ pub enum Act {
     End(End),
 }
 
-impl Act {
+impl PlacementAction {
     /// Name in fault points and logs.
     pub fn name(&self) -> &'static str {
         match self {
-            Act::Stay => "stay",
-            Act::Place => "place",
-            Act::Drain => "drain",
-            Act::Recall => "recall",
-            Act::Publish { .. } => "publish",
-            Act::Wait { .. } => "wait",
-            Act::Suspend => "suspend",
-            Act::End(_) => "end",
+            PlacementAction::Keep => "keep",
+            PlacementAction::Place => "place",
+            PlacementAction::Drain => "drain",
+            PlacementAction::CancelDrain => "cancel-drain",
+            PlacementAction::Publish { .. } => "publish",
+            PlacementAction::Wait { .. } => "wait",
+            PlacementAction::Suspend => "suspend",
+            PlacementAction::End(_) => "end",
         }
     }
 }
 
 /// Next placement for the observed state.
-pub fn steer(view: &View<'_>) -> Decision {
-    if let Some(why) = &view.problem {
-        return view.without_pods(Act::End(End::Failed { why: why.clone() }));
+pub fn decide_placement(input: &PlacementInput<'_>) -> Placement {
+    if let Some(why) = &input.problem {
+        return input.without_pods(PlacementAction::End(End::Failed { why: why.clone() }));
     }
-    match &view.ranks {
-        Ranks::Running { .. } => view.running(),
-        Ranks::None { .. } | Ranks::Ended { .. } => view.between(),
+    match &input.ranks {
+        Ranks::Running { .. } => input.with_generation(),
+        Ranks::None { .. } | Ranks::Ended { .. } => input.without_generation(),
     }
 }
 
-impl View<'_> {
+impl PlacementInput<'_> {
     /// The largest feasible number of nodes up to `most`.
     fn nodes(&self, most: u32) -> Option<u32> {
         let most = most.min(self.desired).min(*self.bounds.end());
@@ -173,23 +173,23 @@ impl View<'_> {
             .find(|&nodes| (self.feasible)(nodes))
     }
 
-    fn pod(&self, slot: Slot) -> &PodSeen {
-        let seen = self.slots.iter().find(|s| s.slot == slot);
-        seen.map_or(&PodSeen::Lost, |s| &s.pod)
+    fn pod(&self, slot: Slot) -> &PodState {
+        let state = self.slots.iter().find(|s| s.slot == slot);
+        state.map_or(&PodState::Lost, |s| &s.pod)
     }
 
     fn is_ready(&self, slot: Slot) -> bool {
-        *self.pod(slot) == PodSeen::Ready
+        *self.pod(slot) == PodState::Ready
     }
 
     /// The ranks' action if `ready` nodes are usable.
-    fn decide(&self, ready: u32) -> Action {
+    fn decide(&self, ready: u32) -> RankAction {
         let ranks = |nodes: u32| u64::from(nodes) * self.ranks_per_node;
         let whole = |world: u64| {
             world.is_multiple_of(self.ranks_per_node)
                 && u32::try_from(world / self.ranks_per_node).is_ok_and(|n| (self.feasible)(n))
         };
-        decide(&Observed {
+        decide(&TransitionInput {
             desired: ranks(self.desired),
             capacity: ranks(ready),
             bounds: ranks(*self.bounds.start())..=ranks(*self.bounds.end()),
@@ -202,7 +202,7 @@ impl View<'_> {
 
     /// Decides while a generation runs. It keeps its pods until it has ended, in whatever state they
     /// are. Pods of a larger world are placed first, while the current world trains.
-    fn running(&self) -> Decision {
+    fn with_generation(&self) -> Placement {
         let members = self.members.to_vec();
         let now = u32::try_from(members.len()).unwrap_or(u32::MAX);
         let more = self
@@ -216,9 +216,9 @@ impl View<'_> {
         let mut slots = members.clone();
         if let Some(more) = more {
             // Pods under way may still become ready; new ones are made only after the delay.
-            self.keep(&mut slots, now + more);
+            self.keep_pods(&mut slots, now + more);
             if due && self.now >= self.no_pod_before {
-                self.add(&mut slots, now + more, &mut attempts);
+                self.add_pods(&mut slots, now + more, &mut attempts);
             }
         }
         let extra: Vec<Slot> = slots
@@ -241,41 +241,41 @@ impl View<'_> {
         // An edit takes effect at once: new pods replace the outdated ones.
         let outdated = members
             .iter()
-            .any(|slot| *self.pod(*slot) == PodSeen::Outdated);
-        let act = match self.decide(ready) {
-            _ if outdated => Act::Drain,
-            Action::Drain => Act::Drain,
-            Action::Stay => Act::Recall,
-            _ => Act::Stay,
+            .any(|slot| *self.pod(*slot) == PodState::Outdated);
+        let action = match self.decide(ready) {
+            _ if outdated => PlacementAction::Drain,
+            RankAction::Drain => PlacementAction::Drain,
+            RankAction::CancelDrain => PlacementAction::CancelDrain,
+            _ => PlacementAction::Keep,
         };
-        Decision {
+        Placement {
             attempts,
             scale_up_pending_since,
             placement_since: None,
-            act,
+            action,
             slots,
         }
     }
 
     /// Decides while no generation runs: release slots that the next one does not need, fill the
     /// others, and publish the generation once their pods are ready.
-    fn between(&self) -> Decision {
+    fn without_generation(&self) -> Placement {
         // The end of a job does not depend on the pool.
         match self.decide(u32::MAX) {
-            Action::End(End::Drained) => return self.without_pods(Act::Suspend),
-            Action::End(end) => return self.without_pods(Act::End(end)),
+            RankAction::End(End::Drained) => return self.without_pods(PlacementAction::Suspend),
+            RankAction::End(end) => return self.without_pods(PlacementAction::End(end)),
             _ => {}
         }
         let Some(target) = self.nodes(self.pool) else {
-            return self.without_pods(Act::Wait {
-                why: self.nowhere(),
+            return self.without_pods(PlacementAction::Wait {
+                why: self.missing_resources(),
             });
         };
         let mut attempts = self.attempts;
         let mut slots = Vec::new();
-        self.keep(&mut slots, target);
+        self.keep_pods(&mut slots, target);
         if self.now >= self.no_pod_before {
-            self.add(&mut slots, target, &mut attempts);
+            self.add_pods(&mut slots, target, &mut attempts);
         }
         let ready: Vec<Slot> = slots
             .iter()
@@ -287,17 +287,17 @@ impl View<'_> {
         let soon = self.nodes(self.placeable).unwrap_or(target);
         let all = ready.len() >= soon as usize;
         let late = self.now - placement_since >= self.placement;
-        let mut decision = Decision {
+        let mut decision = Placement {
             slots,
             attempts,
             scale_up_pending_since: None,
             placement_since: Some(placement_since),
-            act: Act::Place,
+            action: PlacementAction::Place,
         };
         if !(all || late) || self.now < self.not_before {
             return decision;
         }
-        if let Action::Start {
+        if let RankAction::Publish {
             world,
             reason,
             micro_limit,
@@ -306,7 +306,7 @@ impl View<'_> {
             let nodes = usize::try_from(world / self.ranks_per_node).unwrap_or(usize::MAX);
             let members: Vec<Slot> = ready.into_iter().take(nodes).collect();
             decision.placement_since = None;
-            decision.act = Act::Publish {
+            decision.action = PlacementAction::Publish {
                 members,
                 reason,
                 micro_limit,
@@ -315,18 +315,18 @@ impl View<'_> {
         decision
     }
 
-    fn without_pods(&self, act: Act) -> Decision {
-        Decision {
+    fn without_pods(&self, action: PlacementAction) -> Placement {
+        Placement {
             slots: Vec::new(),
             attempts: self.attempts,
             scale_up_pending_since: None,
             placement_since: None,
-            act,
+            action,
         }
     }
 
     /// Message that names the missing resources.
-    fn nowhere(&self) -> String {
+    fn missing_resources(&self) -> String {
         let most = self.desired.min(*self.bounds.end());
         let would: Vec<String> = (*self.bounds.start()..=most)
             .filter(|nodes| (self.feasible)(*nodes))
@@ -348,12 +348,12 @@ impl View<'_> {
     }
 
     /// Fills the slots up to `target` with existing pods: ready ones first, then those under way.
-    fn keep(&self, slots: &mut Vec<Slot>, target: u32) {
+    fn keep_pods(&self, slots: &mut Vec<Slot>, target: u32) {
         let target = usize::try_from(target).unwrap_or(usize::MAX);
-        for wanted in [PodSeen::Ready, PodSeen::Coming] {
-            let more = self.slots.iter().filter(|seen| seen.pod == wanted);
+        for wanted in [PodState::Ready, PodState::Pending] {
+            let more = self.slots.iter().filter(|state| state.pod == wanted);
             let more: Vec<Slot> = more
-                .map(|seen| seen.slot)
+                .map(|state| state.slot)
                 .filter(|s| !slots.contains(s))
                 .collect();
             slots.extend(more.into_iter().take(target.saturating_sub(slots.len())));
@@ -362,14 +362,17 @@ impl View<'_> {
     }
 
     /// Fills the slots up to `target` with new pods; each gets a name that no earlier pod had.
-    fn add(&self, slots: &mut Vec<Slot>, target: u32, attempts: &mut u32) {
+    fn add_pods(&self, slots: &mut Vec<Slot>, target: u32, attempts: &mut u32) {
         let target = usize::try_from(target).unwrap_or(usize::MAX);
         while slots.len() < target {
             let taken = |number: &u32| {
-                let held = self.slots.iter().filter(|seen| seen.pod != PodSeen::Lost);
+                let held = self
+                    .slots
+                    .iter()
+                    .filter(|state| state.pod != PodState::Lost);
                 slots
                     .iter()
-                    .chain(held.map(|seen| &seen.slot))
+                    .chain(held.map(|state| &state.slot))
                     .any(|s| s.number == *number)
             };
             let number = (0..).find(|number| !taken(number)).unwrap_or(0);
@@ -399,7 +402,7 @@ mod tests {
     const PLACEMENT: f64 = 20.0;
 
     /// A simulated job in a pool, as the controller observes it.
-    struct World {
+    struct Simulation {
         now: f64,
         desired: u32,
         pool: u32,
@@ -408,7 +411,7 @@ mod tests {
         no_pod_before: f64,
         batch: u64,
         suspend: bool,
-        slots: Vec<SlotSeen>,
+        slots: Vec<SlotState>,
         members: Vec<Slot>,
         ranks: Ranks,
         attempts: u32,
@@ -420,7 +423,7 @@ mod tests {
 
     /// A change of the pool, the job or its pods.
     #[derive(Debug, Clone)]
-    enum Happening {
+    enum PoolEvent {
         Pool(u32),
         Missing(u32),
         Pause(f64),
@@ -434,25 +437,25 @@ mod tests {
         Time(f64),
     }
 
-    fn happenings() -> impl Strategy<Value = Happening> {
+    fn events() -> impl Strategy<Value = PoolEvent> {
         prop_oneof![
-            (0..6u32).prop_map(Happening::Pool),
-            (0..3u32).prop_map(Happening::Missing),
-            (0.0..60.0f64).prop_map(Happening::Pause),
-            (0..6u32).prop_map(Happening::Desired),
-            any::<bool>().prop_map(Happening::Suspend),
-            (0..6usize).prop_map(Happening::Ready),
-            (0..6usize).prop_map(Happening::Leave),
-            Just(Happening::Edit),
-            (0..6usize).prop_map(Happening::Lose),
-            (0..3u8).prop_map(Happening::RanksEnd),
-            (0.5..30.0f64).prop_map(Happening::Time),
+            (0..6u32).prop_map(PoolEvent::Pool),
+            (0..3u32).prop_map(PoolEvent::Missing),
+            (0.0..60.0f64).prop_map(PoolEvent::Pause),
+            (0..6u32).prop_map(PoolEvent::Desired),
+            any::<bool>().prop_map(PoolEvent::Suspend),
+            (0..6usize).prop_map(PoolEvent::Ready),
+            (0..6usize).prop_map(PoolEvent::Leave),
+            Just(PoolEvent::Edit),
+            (0..6usize).prop_map(PoolEvent::Lose),
+            (0..3u8).prop_map(PoolEvent::RanksEnd),
+            (0.5..30.0f64).prop_map(PoolEvent::Time),
         ]
     }
 
-    impl World {
-        fn new(batch: u64) -> World {
-            World {
+    impl Simulation {
+        fn new(batch: u64) -> Simulation {
+            Simulation {
                 now: 0.0,
                 desired: 3,
                 pool: 3,
@@ -475,8 +478,8 @@ mod tests {
             nodes > 0 && batch.is_multiple_of(u64::from(nodes) * 2)
         }
 
-        fn view<'a>(&'a self, feasible: &'a dyn Fn(u32) -> bool) -> View<'a> {
-            View {
+        fn input<'a>(&'a self, feasible: &'a dyn Fn(u32) -> bool) -> PlacementInput<'a> {
+            PlacementInput {
                 desired: self.desired,
                 bounds: 1..=5,
                 ranks_per_node: 2,
@@ -501,13 +504,13 @@ mod tests {
         }
 
         /// One reconciliation; checks the invariants of every decision.
-        fn look(&mut self) {
+        fn reconcile(&mut self) {
             let batch = self.batch;
-            let feasible = move |nodes| World::feasible(batch, nodes);
-            let decision = steer(&self.view(&feasible));
+            let feasible = move |nodes| Simulation::feasible(batch, nodes);
+            let decision = decide_placement(&self.input(&feasible));
             let running = matches!(self.ranks, Ranks::Running { .. });
             for slot in &decision.slots {
-                let known = self.slots.iter().any(|seen| seen.slot == *slot);
+                let known = self.slots.iter().any(|state| state.slot == *slot);
                 let new = self.names.insert((slot.number, slot.attempt));
                 assert!(known || new, "the pod {slot:?} existed before");
                 assert!(
@@ -530,14 +533,14 @@ mod tests {
                     "the pod of a running member was released"
                 );
             }
-            match &decision.act {
-                Act::Publish { members, .. } => {
+            match &decision.action {
+                PlacementAction::Publish { members, .. } => {
                     assert!(!running && !self.suspend);
                     assert!(feasible(members.len() as u32));
                     assert!(members.len() as u32 <= self.desired);
                     for member in members {
-                        let seen = self.slots.iter().find(|seen| seen.slot == *member);
-                        assert_eq!(seen.map(|seen| &seen.pod), Some(&PodSeen::Ready));
+                        let state = self.slots.iter().find(|state| state.slot == *member);
+                        assert_eq!(state.map(|state| &state.pod), Some(&PodState::Ready));
                     }
                     self.members.clone_from(members);
                     self.ranks = Ranks::Running {
@@ -545,52 +548,52 @@ mod tests {
                         draining: false,
                     };
                 }
-                Act::Drain | Act::Recall => {
+                PlacementAction::Drain | PlacementAction::CancelDrain => {
                     let Ranks::Running { draining, .. } = &mut self.ranks else {
                         panic!("no ranks run that could drain or cancel a drain");
                     };
-                    *draining = decision.act == Act::Drain;
+                    *draining = decision.action == PlacementAction::Drain;
                 }
-                Act::Suspend => self.ranks = Ranks::None { resuming: true },
-                Act::End(_) => self.over = true,
-                Act::Stay | Act::Place | Act::Wait { .. } => {}
+                PlacementAction::Suspend => self.ranks = Ranks::None { resuming: true },
+                PlacementAction::End(_) => self.over = true,
+                PlacementAction::Keep | PlacementAction::Place | PlacementAction::Wait { .. } => {}
             }
             self.attempts = decision.attempts;
             self.scale_up_pending_since = decision.scale_up_pending_since;
             self.placement_since = decision.placement_since;
-            let seen = |slot: &Slot| {
-                let known = self.slots.iter().find(|seen| seen.slot == *slot);
-                known.map_or(PodSeen::Coming, |seen| seen.pod.clone())
+            let state = |slot: &Slot| {
+                let known = self.slots.iter().find(|state| state.slot == *slot);
+                known.map_or(PodState::Pending, |state| state.pod.clone())
             };
             self.slots = decision
                 .slots
                 .iter()
-                .map(|slot| SlotSeen {
+                .map(|slot| SlotState {
                     slot: *slot,
-                    pod: seen(slot),
+                    pod: state(slot),
                 })
                 .collect();
         }
 
-        fn happen(&mut self, what: &Happening) {
+        fn apply(&mut self, what: &PoolEvent) {
             match what {
-                Happening::Pool(slots) => self.pool = *slots,
-                Happening::Missing(nodes) => self.missing = *nodes,
-                Happening::Pause(seconds) => self.no_pod_before = self.now + seconds,
-                Happening::Desired(nodes) => self.desired = *nodes,
-                Happening::Suspend(suspend) => self.suspend = *suspend,
-                Happening::Ready(nth) => self.become_(*nth, PodSeen::Coming, PodSeen::Ready),
-                Happening::Leave(nth) => self.become_(*nth, PodSeen::Ready, PodSeen::Leaving),
-                Happening::Edit => {
+                PoolEvent::Pool(slots) => self.pool = *slots,
+                PoolEvent::Missing(nodes) => self.missing = *nodes,
+                PoolEvent::Pause(seconds) => self.no_pod_before = self.now + seconds,
+                PoolEvent::Desired(nodes) => self.desired = *nodes,
+                PoolEvent::Suspend(suspend) => self.suspend = *suspend,
+                PoolEvent::Ready(nth) => self.change_pod(*nth, PodState::Pending, PodState::Ready),
+                PoolEvent::Leave(nth) => self.change_pod(*nth, PodState::Ready, PodState::Leaving),
+                PoolEvent::Edit => {
                     for nth in 0..self.slots.len() {
-                        self.become_(nth, PodSeen::Ready, PodSeen::Outdated);
-                        self.become_(nth, PodSeen::Coming, PodSeen::Outdated);
+                        self.change_pod(nth, PodState::Ready, PodState::Outdated);
+                        self.change_pod(nth, PodState::Pending, PodState::Outdated);
                     }
                 }
-                Happening::Lose(nth) => {
-                    if let Some(seen) = self.slots.get_mut(*nth) {
-                        seen.pod = PodSeen::Lost;
-                        let member = self.members.contains(&seen.slot);
+                PoolEvent::Lose(nth) => {
+                    if let Some(state) = self.slots.get_mut(*nth) {
+                        state.pod = PodState::Lost;
+                        let member = self.members.contains(&state.slot);
                         if let (Ranks::Running { world, .. }, true) = (&self.ranks, member) {
                             let outcome = Outcome::Lost {
                                 rank: 0,
@@ -603,14 +606,14 @@ mod tests {
                         }
                     }
                 }
-                Happening::RanksEnd(how) => self.end_ranks(*how),
-                Happening::Time(seconds) => self.now += seconds,
+                PoolEvent::RanksEnd(how) => self.end_ranks(*how),
+                PoolEvent::Time(seconds) => self.now += seconds,
             }
         }
 
-        fn become_(&mut self, nth: usize, from: PodSeen, to: PodSeen) {
-            if let Some(seen) = self.slots.get_mut(nth).filter(|seen| seen.pod == from) {
-                seen.pod = to;
+        fn change_pod(&mut self, nth: usize, from: PodState, to: PodState) {
+            if let Some(state) = self.slots.get_mut(nth).filter(|state| state.pod == from) {
+                state.pod = to;
             }
         }
 
@@ -635,33 +638,33 @@ mod tests {
     proptest! {
         #[test]
         fn a_job_reaches_the_largest_feasible_world_after_any_history(
-            happenings in prop::collection::vec(happenings(), 0..80),
+            events in prop::collection::vec(events(), 0..80),
             batch in prop::sample::select(vec![8u64, 12, 24, 48, 96]),
         ) {
-            let mut world = World::new(batch);
-            for happening in &happenings {
-                world.look();
-                world.happen(happening);
+            let mut simulation = Simulation::new(batch);
+            for event in &events {
+                simulation.reconcile();
+                simulation.apply(event);
             }
-            prop_assert!(!world.over, "no event in this test ends a job");
+            prop_assert!(!simulation.over, "no event in this test ends a job");
             // The pool is stable from here: pods become ready, drains end, time passes.
-            (world.suspend, world.missing) = (false, 0);
+            (simulation.suspend, simulation.missing) = (false, 0);
             for _ in 0..40 {
-                world.look();
-                for nth in 0..world.slots.len() {
-                    world.become_(nth, PodSeen::Coming, PodSeen::Ready);
-                    if !world.members.contains(&world.slots[nth].slot) {
+                simulation.reconcile();
+                for nth in 0..simulation.slots.len() {
+                    simulation.change_pod(nth, PodState::Pending, PodState::Ready);
+                    if !simulation.members.contains(&simulation.slots[nth].slot) {
                         continue;
                     }
                     // Nodes of the pool remain.
-                    world.become_(nth, PodSeen::Leaving, PodSeen::Ready);
+                    simulation.change_pod(nth, PodState::Leaving, PodState::Ready);
                 }
-                world.end_ranks(1);
-                world.now += SCALE_UP_DELAY;
+                simulation.end_ranks(1);
+                simulation.now += SCALE_UP_DELAY;
             }
-            let most = world.desired.min(world.pool).min(5);
-            let best = (1..=most).rev().find(|nodes| World::feasible(batch, *nodes));
-            match (best, &world.ranks) {
+            let most = simulation.desired.min(simulation.pool).min(5);
+            let best = (1..=most).rev().find(|nodes| Simulation::feasible(batch, *nodes));
+            match (best, &simulation.ranks) {
                 (Some(nodes), Ranks::Running { world: ranks, .. }) => {
                     prop_assert!(*ranks == u64::from(nodes) * 2, "{ranks} ranks, not {nodes} nodes");
                 }
@@ -674,103 +677,114 @@ mod tests {
 
     #[test]
     fn an_edited_job_replaces_its_pods() {
-        let mut world = calm(3);
-        let old = world.members.clone();
-        world.happen(&Happening::Edit);
-        world.look();
-        assert_eq!(world.members, old, "the ranks commit first");
-        world.end_ranks(1);
+        let mut simulation = settled(3);
+        let old = simulation.members.clone();
+        simulation.apply(&PoolEvent::Edit);
+        simulation.reconcile();
+        assert_eq!(simulation.members, old, "the ranks commit first");
+        simulation.end_ranks(1);
         for _ in 0..3 {
-            world.look();
-            for nth in 0..world.slots.len() {
-                world.become_(nth, PodSeen::Coming, PodSeen::Ready);
+            simulation.reconcile();
+            for nth in 0..simulation.slots.len() {
+                simulation.change_pod(nth, PodState::Pending, PodState::Ready);
             }
         }
-        assert_eq!(world.members.len(), 3);
-        assert!(world.members.iter().all(|slot| !old.contains(slot)));
+        assert_eq!(simulation.members.len(), 3);
+        assert!(simulation.members.iter().all(|slot| !old.contains(slot)));
     }
 
-    fn calm(pool: u32) -> World {
-        let mut world = World::new(24);
-        world.pool = pool;
+    fn settled(pool: u32) -> Simulation {
+        let mut simulation = Simulation::new(24);
+        simulation.pool = pool;
         for _ in 0..3 {
-            world.look();
-            for nth in 0..world.slots.len() {
-                world.become_(nth, PodSeen::Coming, PodSeen::Ready);
+            simulation.reconcile();
+            for nth in 0..simulation.slots.len() {
+                simulation.change_pod(nth, PodState::Pending, PodState::Ready);
             }
         }
-        world
+        simulation
     }
 
     #[test]
     fn scale_up_places_pods_while_the_current_world_runs() {
-        let mut world = calm(2);
-        assert_eq!(world.members.len(), 2);
-        world.pool = 3;
-        world.look();
-        assert_eq!(world.slots.len(), 2, "not before the delay");
-        world.now += SCALE_UP_DELAY;
-        world.look();
-        assert_eq!(world.slots.len(), 3);
+        let mut simulation = settled(2);
+        assert_eq!(simulation.members.len(), 2);
+        simulation.pool = 3;
+        simulation.reconcile();
+        assert_eq!(simulation.slots.len(), 2, "not before the delay");
+        simulation.now += SCALE_UP_DELAY;
+        simulation.reconcile();
+        assert_eq!(simulation.slots.len(), 3);
         assert!(matches!(
-            world.ranks,
+            simulation.ranks,
             Ranks::Running {
                 draining: false,
                 ..
             }
         ));
-        world.become_(2, PodSeen::Coming, PodSeen::Ready);
-        world.look();
-        assert!(matches!(world.ranks, Ranks::Running { draining: true, .. }));
+        simulation.change_pod(2, PodState::Pending, PodState::Ready);
+        simulation.reconcile();
+        assert!(matches!(
+            simulation.ranks,
+            Ranks::Running { draining: true, .. }
+        ));
     }
 
     #[test]
     fn a_loss_does_not_wait_for_an_autoscaler() {
-        let mut world = calm(3);
-        let before = world.members.clone();
-        world.happen(&Happening::Lose(1));
-        world.missing = 1;
-        world.look();
-        assert_eq!(world.members, [before[0], before[2]], "at once");
-        assert_eq!(world.slots.len(), 3, "the autoscaler sees a pod that waits");
-        world.look();
-        assert_eq!(world.slots.len(), 3);
+        let mut simulation = settled(3);
+        let before = simulation.members.clone();
+        simulation.apply(&PoolEvent::Lose(1));
+        simulation.missing = 1;
+        simulation.reconcile();
+        assert_eq!(simulation.members, [before[0], before[2]], "at once");
+        assert_eq!(
+            simulation.slots.len(),
+            3,
+            "the autoscaler sees a pod that waits"
+        );
+        simulation.reconcile();
+        assert_eq!(simulation.slots.len(), 3);
     }
 
     #[test]
     fn pods_that_ended_early_are_replaced_after_a_pause() {
-        let mut world = World::new(24);
-        world.look();
-        assert_eq!(world.slots.len(), 3);
-        (0..3).for_each(|nth| world.happen(&Happening::Lose(nth)));
-        world.no_pod_before = world.now + 10.0;
-        world.look();
-        assert_eq!(world.slots, []);
-        world.now += 10.0;
-        world.look();
-        let attempts: Vec<u32> = world.slots.iter().map(|seen| seen.slot.attempt).collect();
+        let mut simulation = Simulation::new(24);
+        simulation.reconcile();
+        assert_eq!(simulation.slots.len(), 3);
+        (0..3).for_each(|nth| simulation.apply(&PoolEvent::Lose(nth)));
+        simulation.no_pod_before = simulation.now + 10.0;
+        simulation.reconcile();
+        assert_eq!(simulation.slots, []);
+        simulation.now += 10.0;
+        simulation.reconcile();
+        let attempts: Vec<u32> = simulation
+            .slots
+            .iter()
+            .map(|state| state.slot.attempt)
+            .collect();
         assert_eq!(attempts, [4, 5, 6]);
     }
 
     #[test]
     fn survivors_of_a_loss_keep_their_pods() {
-        let mut world = calm(3);
-        let before = world.members.clone();
-        world.happen(&Happening::Lose(1));
-        world.pool = 2;
-        world.look();
-        assert_eq!(world.members, [before[0], before[2]]);
-        assert!(matches!(world.ranks, Ranks::Running { world: 4, .. }));
+        let mut simulation = settled(3);
+        let before = simulation.members.clone();
+        simulation.apply(&PoolEvent::Lose(1));
+        simulation.pool = 2;
+        simulation.reconcile();
+        assert_eq!(simulation.members, [before[0], before[2]]);
+        assert!(matches!(simulation.ranks, Ranks::Running { world: 4, .. }));
     }
 
     #[test]
     fn a_job_that_does_not_fit_names_the_missing_nodes() {
-        let mut world = World::new(8);
-        world.desired = 5;
-        world.pool = 0;
-        let feasible = |nodes| World::feasible(8, nodes);
-        let decision = steer(&world.view(&feasible));
-        let Act::Wait { why } = decision.act else {
+        let mut simulation = Simulation::new(8);
+        simulation.desired = 5;
+        simulation.pool = 0;
+        let feasible = |nodes| Simulation::feasible(8, nodes);
+        let decision = decide_placement(&simulation.input(&feasible));
+        let PlacementAction::Wait { why } = decision.action else {
             panic!("{decision:?}")
         };
         assert_eq!(
@@ -781,39 +795,42 @@ mod tests {
 
     #[test]
     fn late_pods_do_not_delay_a_smaller_ready_world() {
-        let mut world = World::new(24);
-        world.look();
+        let mut simulation = Simulation::new(24);
+        simulation.reconcile();
         for nth in 0..2 {
-            world.become_(nth, PodSeen::Coming, PodSeen::Ready);
+            simulation.change_pod(nth, PodState::Pending, PodState::Ready);
         }
-        world.look();
-        assert_eq!(world.ranks, Ranks::None { resuming: false });
-        world.now += PLACEMENT;
-        world.look();
-        assert!(matches!(world.ranks, Ranks::Running { world: 4, .. }));
-        world.look();
-        assert_eq!(world.slots.len(), 3, "the third may still arrive");
+        simulation.reconcile();
+        assert_eq!(simulation.ranks, Ranks::None { resuming: false });
+        simulation.now += PLACEMENT;
+        simulation.reconcile();
+        assert!(matches!(simulation.ranks, Ranks::Running { world: 4, .. }));
+        simulation.reconcile();
+        assert_eq!(simulation.slots.len(), 3, "the third may still arrive");
     }
 
     #[test]
     fn scale_up_uses_the_ready_pods_when_another_is_late() {
-        let mut world = calm(1);
-        world.pool = 3;
-        world.look();
-        world.now += SCALE_UP_DELAY;
-        world.look();
-        assert_eq!(world.slots.len(), 3);
-        world.become_(1, PodSeen::Coming, PodSeen::Ready);
-        world.look();
+        let mut simulation = settled(1);
+        simulation.pool = 3;
+        simulation.reconcile();
+        simulation.now += SCALE_UP_DELAY;
+        simulation.reconcile();
+        assert_eq!(simulation.slots.len(), 3);
+        simulation.change_pod(1, PodState::Pending, PodState::Ready);
+        simulation.reconcile();
         assert!(matches!(
-            world.ranks,
+            simulation.ranks,
             Ranks::Running {
                 draining: false,
                 ..
             }
         ));
-        world.now += PLACEMENT;
-        world.look();
-        assert!(matches!(world.ranks, Ranks::Running { draining: true, .. }));
+        simulation.now += PLACEMENT;
+        simulation.reconcile();
+        assert!(matches!(
+            simulation.ranks,
+            Ranks::Running { draining: true, .. }
+        ));
     }
 }

@@ -4,7 +4,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::generation::Pin;
+use super::generation::CheckpointRef;
 use crate::telemetry::{EvaluationRecord, Event, StepRecord};
 
 /// A message from a rank to its agent.
@@ -12,9 +12,9 @@ use crate::telemetry::{EvaluationRecord, Event, StepRecord};
 #[serde(tag = "report", rename_all = "snake_case")]
 pub enum Report {
     /// Sent every second until the rank has connected to all others.
-    Waiting,
+    Connecting,
     /// Connected to all others. From here on the ranks watch each other's heartbeats.
-    Met,
+    Connected,
     /// State loaded; the first step follows.
     Ready,
     /// A step ended (rank 0 only).
@@ -23,7 +23,7 @@ pub enum Report {
     Evaluation(EvaluationRecord),
     /// A checkpoint is committed; sent by the rank that committed it.
     Committed {
-        pin: Pin,
+        pin: CheckpointRef,
         /// Time from the snapshot to the commit.
         seconds: f64,
         /// Bytes written by all ranks.
@@ -44,7 +44,7 @@ pub enum Report {
     },
     /// The rank's connections detected the loss of a peer. The rank finishes its current computation
     /// and then reports [`Report::Lost`].
-    Noticed {
+    LossDetected {
         /// Rank of the root cause.
         rank: u64,
         /// How the loss was detected.
@@ -104,10 +104,10 @@ impl Report {
             Report::OutOfMemory { message } | Report::Failed { message, .. } => Event::Warning {
                 message: format!("rank {rank}: {message}"),
             },
-            Report::Waiting
-            | Report::Met
+            Report::Connecting
+            | Report::Connected
             | Report::Ready
-            | Report::Noticed { .. }
+            | Report::LossDetected { .. }
             | Report::Lost { .. } => return None,
         })
     }
@@ -120,7 +120,7 @@ pub enum Order {
     /// Agree on a step with the others, commit, exit 143.
     Drain,
     /// Cancel [`Order::Drain`], unless the ranks have already agreed on a step.
-    Stay,
+    CancelDrain,
     /// After [`Report::Lost`]: commit the complete state alone, then exit.
     Commit,
     /// After [`Report::Lost`]: exit.
@@ -136,7 +136,7 @@ pub enum Ending {
     Signal(i32),
     /// An external trainer returned [`exit::DRAINED`] without [`Order::Drain`]. It may have saved a
     /// checkpoint, but it would exit again after every restart.
-    Unasked,
+    Unrequested,
 }
 
 impl Ending {
@@ -147,7 +147,7 @@ impl Ending {
                 None
             }
             Ending::Code(code) => Some(format!("exit code {code}")),
-            Ending::Unasked => Some(format!(
+            Ending::Unrequested => Some(format!(
                 "it exited with code {} without a request to drain",
                 exit::DRAINED
             )),

@@ -12,15 +12,15 @@ use super::protocol::{Ending, Report, exit};
 /// Status of one rank.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Seen {
+pub struct RankStatus {
     /// It waits for connections to the other ranks.
     pub waiting: bool,
     /// It has joined the world and loaded its state.
     pub ready: bool,
     /// A peer whose loss it detected, and how; it still finishes its current computation.
-    pub noticed: Option<(u64, String)>,
+    pub detected_loss: Option<(u64, String)>,
     /// Its report of a lost peer, with the state that it holds.
-    pub lost: Option<Lost>,
+    pub lost: Option<LossReport>,
     /// Its message of an out-of-memory error.
     pub out_of_memory: Option<String>,
     /// Its error message, and whether a restart would fail again.
@@ -28,15 +28,15 @@ pub struct Seen {
     /// `None` while its process lives.
     pub ending: Option<Ending>,
     /// Reason for which its agent killed it; `None` if it did not.
-    pub given_up: Option<String>,
+    pub kill_reason: Option<String>,
     /// It ended, or its agent ended it, because of lost ranks or because it did not exit in time. It is
     /// not a root cause.
-    pub dismissed: bool,
+    pub collateral: bool,
 }
 
 /// A rank's report of a lost peer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Lost {
+pub struct LossReport {
     pub rank: u64,
     /// How the loss was detected.
     pub why: String,
@@ -46,21 +46,21 @@ pub struct Lost {
     pub whole: bool,
 }
 
-impl Seen {
+impl RankStatus {
     /// Applies a report of the rank.
     pub fn take(&mut self, report: &Report) {
         match report {
-            Report::Waiting => self.waiting = true,
-            Report::Met => self.waiting = false,
+            Report::Connecting => self.waiting = true,
+            Report::Connected => self.waiting = false,
             Report::Ready => self.ready = true,
-            Report::Noticed { rank, why } => self.noticed = Some((*rank, why.clone())),
+            Report::LossDetected { rank, why } => self.detected_loss = Some((*rank, why.clone())),
             Report::Lost {
                 rank,
                 why,
                 samples,
                 whole,
             } => {
-                self.lost = Some(Lost {
+                self.lost = Some(LossReport {
                     rank: *rank,
                     why: why.clone(),
                     samples: *samples,
@@ -87,9 +87,9 @@ impl Seen {
         self.ending = Some(ending);
         let killed = match ending {
             Ending::Signal(signal) => signal != Signal::ABORT.as_raw(),
-            Ending::Code(_) | Ending::Unasked => false,
+            Ending::Code(_) | Ending::Unrequested => false,
         };
-        self.dismissed |= follows && !killed;
+        self.collateral |= follows && !killed;
     }
 
     /// Whether it failed or reports a lost peer.
@@ -97,15 +97,15 @@ impl Seen {
         let well = |ending| match ending {
             Ending::Code(code) => [exit::FINISHED, exit::DRAINED].contains(&code),
             // Its peers may have been ordered to drain and have passed that on.
-            Ending::Unasked => true,
+            Ending::Unrequested => true,
             Ending::Signal(_) => false,
         };
-        self.lost.is_some() || self.noticed.is_some() || self.ending.is_some_and(|e| !well(e))
+        self.lost.is_some() || self.detected_loss.is_some() || self.ending.is_some_and(|e| !well(e))
     }
 
     /// Message for a process that a signal killed.
-    pub fn ended_by(&self, signal: i32) -> String {
-        match &self.given_up {
+    pub fn signal_message(&self, signal: i32) -> String {
+        match &self.kill_reason {
             Some(why) => format!("{why}, so it was killed"),
             None => format!("killed by signal {signal}"),
         }
@@ -118,7 +118,7 @@ impl Seen {
 
     /// Whether a signal killed it, except as a consequence of other lost ranks.
     fn is_killed(&self) -> bool {
-        matches!(self.ending, Some(Ending::Signal(_))) && !self.dismissed
+        matches!(self.ending, Some(Ending::Signal(_))) && !self.collateral
     }
 
     /// Whether it has neither ended nor reported the state that it holds.
@@ -129,8 +129,8 @@ impl Seen {
 
 /// Numbers of the ranks for which `which` holds.
 fn ranks<'a>(
-    seen: &'a [Seen],
-    which: impl Fn(&Seen) -> bool + 'a,
+    seen: &'a [RankStatus],
+    which: impl Fn(&RankStatus) -> bool + 'a,
 ) -> impl Iterator<Item = u64> + 'a {
     (0..)
         .zip(seen)
@@ -151,12 +151,12 @@ pub const COMMIT: Duration = Duration::from_secs(600);
 
 /// Whether no rank needs to be waited for any more, `waited` after the detection of a loss. Every
 /// rank has ended, has reported its state, is reported as lost, waits for lost ranks, or hangs.
-pub fn is_settled(seen: &[Seen], waited: Duration) -> bool {
-    let named = |rank: u64| seen_of(seen, rank).is_some();
+pub fn is_settled(seen: &[RankStatus], waited: Duration) -> bool {
+    let named = |rank: u64| loss_of(seen, rank).is_some();
     let awaited = (0..).zip(seen).filter(|(_, s)| s.undecided());
     awaited
         .filter(|(rank, s)| s.is_leaving() || !named(*rank))
-        .all(|(_, s)| match s.noticed {
+        .all(|(_, s)| match s.detected_loss {
             Some(_) => waited > ANSWER,
             None if s.waiting => waited > MEETING,
             None => waited > NOTICE,
@@ -166,10 +166,10 @@ pub fn is_settled(seen: &[Seen], waited: Duration) -> bool {
 /// Marks the ranks of one host, numbered from `first`, that cannot answer any more after a loss:
 /// they wait for lost ranks, or they hang. A rank of an external trainer (`external`) hangs in a
 /// collective as a consequence of the loss and is not at fault. Returns the ranks to kill.
-pub fn leave_behind(seen: &mut [Seen], first: u64, external: bool) -> Vec<u64> {
+pub fn give_up_unresponsive(seen: &mut [RankStatus], first: u64, external: bool) -> Vec<u64> {
     let named: Vec<Option<String>> = (first..)
         .zip(seen.iter())
-        .map(|(rank, _)| seen_of(seen, rank).map(str::to_owned))
+        .map(|(rank, _)| loss_of(seen, rank).map(str::to_owned))
         .collect();
     let mut behind = Vec::new();
     for ((rank, seen), named) in (first..).zip(seen).zip(named) {
@@ -177,10 +177,10 @@ pub fn leave_behind(seen: &mut [Seen], first: u64, external: bool) -> Vec<u64> {
             continue;
         }
         match named {
-            None if seen.waiting || external => seen.dismissed = true,
+            None if seen.waiting || external => seen.collateral = true,
             named => {
                 let hung = || format!("no report within {} s of losing a peer", NOTICE.as_secs());
-                seen.given_up = Some(named.unwrap_or_else(hung));
+                seen.kill_reason = Some(named.unwrap_or_else(hung));
             }
         }
         behind.push(rank);
@@ -189,15 +189,15 @@ pub fn leave_behind(seen: &mut [Seen], first: u64, external: bool) -> Vec<u64> {
 }
 
 /// Ranks that peers reported as lost, and how the loss was detected.
-fn named(seen: &[Seen]) -> impl Iterator<Item = (u64, &str)> {
+fn named(seen: &[RankStatus]) -> impl Iterator<Item = (u64, &str)> {
     let lost = seen.iter().filter_map(|s| s.lost.as_ref());
     let lost = lost.map(|lost| (lost.rank, lost.why.as_str()));
-    let noticed = seen.iter().filter_map(|s| s.noticed.as_ref());
-    lost.chain(noticed.map(|(rank, why)| (*rank, why.as_str())))
+    let detected_loss = seen.iter().filter_map(|s| s.detected_loss.as_ref());
+    lost.chain(detected_loss.map(|(rank, why)| (*rank, why.as_str())))
 }
 
 /// How a peer detected the loss of this rank.
-pub fn seen_of(seen: &[Seen], rank: u64) -> Option<&str> {
+pub fn loss_of(seen: &[RankStatus], rank: u64) -> Option<&str> {
     named(seen)
         .find(|(lost, _)| *lost == rank)
         .map(|(_, why)| why)
@@ -205,7 +205,7 @@ pub fn seen_of(seen: &[Seen], rank: u64) -> Option<&str> {
 
 /// The living rank with the newest complete state, if that is newer than `pinned` samples; it can
 /// commit alone.
-pub fn committer(seen: &[Seen], pinned: u64) -> Option<u64> {
+pub fn committer(seen: &[RankStatus], pinned: u64) -> Option<u64> {
     let holders = seen.iter().zip(0u64..).filter_map(|(seen, rank)| {
         let lost = seen.lost.as_ref()?;
         (seen.ending.is_none() && lost.whole && lost.samples > pinned)
@@ -215,15 +215,15 @@ pub fn committer(seen: &[Seen], pinned: u64) -> Option<u64> {
 }
 
 /// Number of ranks that a signal killed.
-pub fn killed(seen: &[Seen]) -> u64 {
-    ranks(seen, Seen::is_killed).count() as u64
+pub fn killed(seen: &[RankStatus]) -> u64 {
+    ranks(seen, RankStatus::is_killed).count() as u64
 }
 
 /// Outcome of the generation, by its root cause; `None` until every rank has ended. `descent`
 /// returns the next micro-batch after an out-of-memory error of this plan; `oom_killed` whether the
 /// kernel's out-of-memory killer struck meanwhile.
 pub fn outcome(
-    seen: &[Seen],
+    seen: &[RankStatus],
     micro: u64,
     mut descent: impl FnMut() -> Option<u64>,
     oom_killed: impl FnOnce() -> bool,
@@ -252,8 +252,8 @@ pub fn outcome(
         _ => None,
     });
     if let Some((rank, lost, signal)) = signalled {
-        let why = lost.ended_by(signal);
-        if signal == 9 && lost.given_up.is_none() && oom_killed() {
+        let why = lost.signal_message(signal);
+        if signal == 9 && lost.kill_reason.is_none() && oom_killed() {
             return Some(out_of_memory(format!(
                 "rank {rank} was killed by the kernel's out-of-memory killer"
             )));
@@ -274,9 +274,9 @@ pub fn outcome(
     let drained = Ending::Code(exit::DRAINED);
     // Ranks of one world agree on a step to exit at: all exit together with one that was ordered to.
     let asked = endings.contains(&drained);
-    let left = |s: &Seen| match s.ending {
-        Some(Ending::Unasked) => asked || s.dismissed,
-        ending => s.dismissed || ending == Some(drained),
+    let left = |s: &RankStatus| match s.ending {
+        Some(Ending::Unrequested) => asked || s.collateral,
+        ending => s.collateral || ending == Some(drained),
     };
     if seen.iter().all(left) {
         return Some(Outcome::Drained);
@@ -304,111 +304,117 @@ pub fn outcome(
 mod tests {
     use super::*;
 
-    fn killed() -> Seen {
-        Seen {
+    fn killed() -> RankStatus {
+        RankStatus {
             ending: Some(Ending::Signal(9)),
-            ..Seen::default()
+            ..RankStatus::default()
         }
     }
 
-    fn survivor(of: u64) -> Seen {
-        Seen {
-            lost: Some(Lost {
+    fn survivor(of: u64) -> RankStatus {
+        RankStatus {
+            lost: Some(LossReport {
                 rank: of,
                 why: "no heartbeat for 3.0 s".into(),
                 samples: 24,
                 whole: true,
             }),
             ending: Some(Ending::Code(exit::PEER_LOST)),
-            ..Seen::default()
+            ..RankStatus::default()
         }
     }
 
     #[test]
     fn a_rank_killed_by_its_agent_is_reported_with_its_loss() {
-        let why = |seen: &[Seen]| match outcome(seen, 2, || None, || true) {
+        let why = |seen: &[RankStatus]| match outcome(seen, 2, || None, || true) {
             Some(Outcome::Lost { rank: 1, why }) => why,
             other => panic!("{other:?}"),
         };
         let mut seen = [survivor(1), killed()];
-        let loss = seen_of(&seen, 1).map(str::to_owned);
-        seen[1].given_up = loss;
+        let loss = loss_of(&seen, 1).map(str::to_owned);
+        seen[1].kill_reason = loss;
         assert_eq!(why(&seen), "no heartbeat for 3.0 s, so it was killed");
     }
 
     #[test]
     fn a_computing_rank_is_awaited_and_a_hanging_one_is_not() {
-        let computing = Seen {
-            noticed: Some((1, "connection closed".into())),
-            ..Seen::default()
+        let computing = RankStatus {
+            detected_loss: Some((1, "connection closed".into())),
+            ..RankStatus::default()
         };
-        let settled = |other: Seen, waited: Duration| {
+        let settled = |other: RankStatus, waited: Duration| {
             let all = [survivor(1), killed(), other];
             is_settled(&all, waited)
         };
         let second = Duration::from_secs(1);
-        assert!(!settled(Seen::default(), NOTICE), "it may not know yet");
-        assert!(settled(Seen::default(), NOTICE + second), "it hangs");
+        assert!(
+            !settled(RankStatus::default(), NOTICE),
+            "it may not know yet"
+        );
+        assert!(settled(RankStatus::default(), NOTICE + second), "it hangs");
         assert!(!settled(computing.clone(), NOTICE + second), "it computes");
         assert!(settled(computing.clone(), ANSWER + second));
         // Peers detect a rank that failed by itself before its process has ended.
-        let leaving = Seen {
+        let leaving = RankStatus {
             failed: Some(("no such file".into(), true)),
-            ..Seen::default()
+            ..RankStatus::default()
         };
         assert!(!is_settled(&[survivor(1), leaving.clone()], second));
         assert!(is_settled(&[survivor(1), leaving], NOTICE + second));
         assert!(settled(survivor(1), second));
         // A frozen rank never ends; the reports of its peers suffice.
-        assert!(is_settled(&[survivor(1), Seen::default()], second));
+        assert!(is_settled(&[survivor(1), RankStatus::default()], second));
         assert_eq!(
-            seen_of(&[computing, Seen::default()], 1),
+            loss_of(&[computing, RankStatus::default()], 1),
             Some("connection closed")
         );
     }
 
     #[test]
     fn only_ranks_that_cannot_answer_are_killed_after_a_loss() {
-        let waiting = Seen {
+        let waiting = RankStatus {
             waiting: true,
-            ..Seen::default()
+            ..RankStatus::default()
         };
         let mut seen = [
             survivor(5),
             killed(),
             waiting,
-            Seen::default(),
-            Seen::default(),
+            RankStatus::default(),
+            RankStatus::default(),
         ];
-        assert_eq!(leave_behind(&mut seen, 2, false), [4, 5, 6]);
+        assert_eq!(give_up_unresponsive(&mut seen, 2, false), [4, 5, 6]);
         assert!(
             seen[..2]
                 .iter()
-                .all(|s| s.given_up.is_none() && !s.dismissed)
+                .all(|s| s.kill_reason.is_none() && !s.collateral)
         );
-        assert!(seen[2].dismissed);
-        assert_eq!(seen[3].given_up.as_deref(), Some("no heartbeat for 3.0 s"));
+        assert!(seen[2].collateral);
         assert_eq!(
-            seen[4].given_up.as_deref(),
+            seen[3].kill_reason.as_deref(),
+            Some("no heartbeat for 3.0 s")
+        );
+        assert_eq!(
+            seen[4].kill_reason.as_deref(),
             Some("no report within 10 s of losing a peer")
         );
     }
 
     #[test]
     fn ranks_that_wait_for_a_silent_one_are_not_lost() {
-        let waiting = Seen {
+        let waiting = RankStatus {
             waiting: true,
-            ..Seen::default()
+            ..RankStatus::default()
         };
-        let silent = Seen {
-            given_up: Some("no report for 10 s".into()),
+        let silent = RankStatus {
+            kill_reason: Some("no report for 10 s".into()),
             ..killed()
         };
         let mut seen = [waiting, silent];
         assert!(!is_settled(&seen, MEETING), "they may just have connected");
         assert!(is_settled(&seen, MEETING + Duration::from_millis(1)));
-        seen[0] = Seen {
-            dismissed: true,
+        seen[0] = RankStatus {
+            collateral: true,
             ..killed()
         };
         assert_eq!(super::killed(&seen), 1);
@@ -423,32 +429,32 @@ mod tests {
 
     #[test]
     fn ranks_that_never_connected_blame_the_missing_one() {
-        let left = Seen {
-            noticed: Some((2, "it did not come".into())),
+        let left = RankStatus {
+            detected_loss: Some((2, "it did not come".into())),
             ending: Some(Ending::Code(exit::PEER_LOST)),
-            ..Seen::default()
+            ..RankStatus::default()
         };
-        let blamed = |seen: &[Seen]| match outcome(seen, 2, || None, || false) {
+        let blamed = |seen: &[RankStatus]| match outcome(seen, 2, || None, || false) {
             Some(Outcome::Failed { rank, why, .. }) => (rank, why),
             other => panic!("{other:?}"),
         };
         let mut seen = [left.clone(), left.clone(), left];
         assert_eq!(blamed(&seen), (2, "it did not come".into()));
-        seen[2] = Seen {
+        seen[2] = RankStatus {
             failed: Some(("no route".into(), false)),
             ending: Some(Ending::Code(exit::FAILED)),
-            ..Seen::default()
+            ..RankStatus::default()
         };
         assert_eq!(blamed(&seen), (2, "no route".into()));
     }
 
     #[test]
     fn ranks_that_exit_with_a_drained_one_are_drained() {
-        let ended = |ending| Seen {
+        let ended = |ending| RankStatus {
             ending: Some(ending),
-            ..Seen::default()
+            ..RankStatus::default()
         };
-        let (asked, unasked) = (Ending::Code(exit::DRAINED), Ending::Unasked);
+        let (asked, unasked) = (Ending::Code(exit::DRAINED), Ending::Unrequested);
         let of = |endings: [Ending; 2]| outcome(&endings.map(ended), 2, || None, || false);
         assert_eq!(of([asked, unasked]), Some(Outcome::Drained));
         let why = |outcome| match outcome {

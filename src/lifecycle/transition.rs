@@ -12,7 +12,7 @@ use crate::util::format::count;
 const LOOK_AHEAD: usize = 64;
 
 /// Input of a decision: the requested, possible and current ranks.
-pub struct Observed<'a> {
+pub struct TransitionInput<'a> {
     /// Ranks of the requested world.
     pub desired: u64,
     /// Ranks that can run; after a loss, without the lost ones.
@@ -83,23 +83,23 @@ pub enum Outcome {
 
 /// Next action for the ranks.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Action {
+pub enum RankAction {
     /// The ranks continue unchanged.
-    Wait,
+    Keep,
     /// Order the ranks to commit and exit.
     Drain,
     /// Cancel the drain because its reason is gone. Ranks that have already agreed on a step to exit
     /// at ignore it; the next generation then has the same world size.
-    Stay,
+    CancelDrain,
     /// Publish the next generation.
-    Start {
+    Publish {
         world: u64,
         reason: Reason,
         /// Upper limit of the micro-batch after an out-of-memory error.
         micro_limit: Option<u64>,
     },
     /// No world size is feasible, requested, possible and allowed: no generation can start now.
-    Infeasible { why: String },
+    Wait { why: String },
     /// The job stops, finally or until it is resumed.
     End(End),
 }
@@ -115,7 +115,7 @@ pub enum End {
     Failed { why: String },
 }
 
-impl Observed<'_> {
+impl TransitionInput<'_> {
     /// The largest world size that is feasible, requested, possible and allowed.
     fn world(&self) -> Option<u64> {
         (*self.bounds.start()..=self.most())
@@ -127,21 +127,21 @@ impl Observed<'_> {
         self.desired.min(self.capacity).min(*self.bounds.end())
     }
 
-    fn start(&self, reason: impl FnOnce(u64) -> Reason, micro_limit: Option<u64>) -> Action {
+    fn start(&self, reason: impl FnOnce(u64) -> Reason, micro_limit: Option<u64>) -> RankAction {
         match self.world() {
-            Some(world) => Action::Start {
+            Some(world) => RankAction::Publish {
                 world,
                 reason: reason(world),
                 micro_limit,
             },
-            None => Action::Infeasible {
-                why: self.nowhere_to_go(),
+            None => RankAction::Wait {
+                why: self.infeasible_message(),
             },
         }
     }
 
     /// Message for a job without a feasible world; suggests a world that is feasible.
-    fn nowhere_to_go(&self) -> String {
+    fn infeasible_message(&self) -> String {
         let (least, most) = (*self.bounds.start(), self.most());
         let problem = if most < least {
             let (are, left) = (if most == 1 { "is" } else { "are" }, count(most, "rank"));
@@ -168,46 +168,46 @@ impl Observed<'_> {
 }
 
 /// Next action for the observed state.
-pub fn decide(observed: &Observed<'_>) -> Action {
+pub fn decide(observed: &TransitionInput<'_>) -> RankAction {
     match &observed.ranks {
-        Ranks::None { .. } if observed.stop => Action::End(End::Drained),
+        Ranks::None { .. } if observed.stop => RankAction::End(End::Drained),
         Ranks::None { resuming: false } => observed.start(|_| Reason::Started, None),
         Ranks::None { resuming: true } => observed.start(|_| Reason::Resumed, None),
         Ranks::Running { world, draining } => {
             // Without a feasible world a running job keeps its world.
             let elsewhere = || observed.world().is_some_and(|better| better != *world);
             match (*draining, observed.stop || elsewhere()) {
-                (false, true) => Action::Drain,
-                (true, false) => Action::Stay,
-                _ => Action::Wait,
+                (false, true) => RankAction::Drain,
+                (true, false) => RankAction::CancelDrain,
+                _ => RankAction::Keep,
             }
         }
-        Ranks::Ended { world, outcome } => after(observed, *world, outcome),
+        Ranks::Ended { world, outcome } => after_end(observed, *world, outcome),
     }
 }
 
-fn after(observed: &Observed<'_>, from: u64, outcome: &Outcome) -> Action {
+fn after_end(observed: &TransitionInput<'_>, from: u64, outcome: &Outcome) -> RankAction {
     match outcome {
-        Outcome::Finished => Action::End(End::Finished),
+        Outcome::Finished => RankAction::End(End::Finished),
         Outcome::Failed {
             rank,
             why,
             deterministic,
-        } if *deterministic || observed.restarts_left == 0 => Action::End(End::Failed {
+        } if *deterministic || observed.restarts_left == 0 => RankAction::End(End::Failed {
             why: format!("rank {rank}: {why}"),
         }),
         Outcome::OutOfMemory {
             micro,
             smaller: None,
             why,
-        } => Action::End(End::Failed {
+        } => RankAction::End(End::Failed {
             why: format!(
                 "{why}; no micro-batch below {micro} keeps the batch exact: shard the model (fsdp, \
                  which more ranks make smaller still), checkpoint activations, shorten the \
                  sequences, give each rank more memory, or train a smaller model"
             ),
         }),
-        _ if observed.stop => Action::End(End::Drained),
+        _ if observed.stop => RankAction::End(End::Drained),
         Outcome::Drained => observed.start(
             |to| match to == from {
                 // The reason to drain disappeared after the ranks had agreed to exit.
@@ -241,8 +241,8 @@ mod tests {
 
     use super::*;
 
-    fn observed(ranks: Ranks, feasible: &dyn Fn(u64) -> bool) -> Observed<'_> {
-        Observed {
+    fn observed(ranks: Ranks, feasible: &dyn Fn(u64) -> bool) -> TransitionInput<'_> {
+        TransitionInput {
             desired: 4,
             capacity: 4,
             bounds: 1..=16,
@@ -267,23 +267,26 @@ mod tests {
             rank: 2,
             why: "killed by signal 9".into(),
         };
-        let mut seen = observed(
+        let mut input = observed(
             Ranks::Ended {
                 world: 4,
                 outcome: lost,
             },
             &feasible,
         );
-        seen.capacity = 3;
-        assert!(matches!(decide(&seen), Action::Start { world: 2, .. }));
+        input.capacity = 3;
+        assert!(matches!(
+            decide(&input),
+            RankAction::Publish { world: 2, .. }
+        ));
     }
 
     #[test]
     fn a_running_job_keeps_its_world_when_none_is_feasible() {
         let feasible = |w: u64| w == 4;
-        let mut seen = observed(running(4), &feasible);
-        seen.desired = 3;
-        assert_eq!(decide(&seen), Action::Wait);
+        let mut input = observed(running(4), &feasible);
+        input.desired = 3;
+        assert_eq!(decide(&input), RankAction::Keep);
     }
 
     #[test]
@@ -293,12 +296,12 @@ mod tests {
             world: 2,
             draining: true,
         };
-        let mut seen = observed(draining, &feasible);
-        assert_eq!(decide(&seen), Action::Wait);
-        seen.desired = 2;
-        assert_eq!(decide(&seen), Action::Stay);
-        seen.stop = true;
-        assert_eq!(decide(&seen), Action::Wait);
+        let mut input = observed(draining, &feasible);
+        assert_eq!(decide(&input), RankAction::Keep);
+        input.desired = 2;
+        assert_eq!(decide(&input), RankAction::CancelDrain);
+        input.stop = true;
+        assert_eq!(decide(&input), RankAction::Keep);
     }
 
     #[test]
@@ -309,7 +312,7 @@ mod tests {
             outcome: Outcome::Drained,
         };
         let reason = |world| match decide(&observed(drained(world), &feasible)) {
-            Action::Start { reason, .. } => reason,
+            RankAction::Publish { reason, .. } => reason,
             other => panic!("{other:?}"),
         };
         assert_eq!(reason(4), Reason::Resumed);
@@ -325,25 +328,25 @@ mod tests {
                 why: "killed by signal 9".into(),
             },
         };
-        let why = |seen: &Observed<'_>| match decide(seen) {
-            Action::Infeasible { why } => why,
+        let why = |input: &TransitionInput<'_>| match decide(input) {
+            RankAction::Wait { why } => why,
             other => panic!("{other:?}"),
         };
         let feasible = |w| w == 4;
-        let mut seen = observed(lost(), &feasible);
-        seen.capacity = 3;
+        let mut input = observed(lost(), &feasible);
+        input.capacity = 3;
         assert_eq!(
-            why(&seen),
+            why(&input),
             "no world of 1 to 3 ranks splits every batch of the job exactly; it can be resumed \
              with 4"
         );
-        seen.bounds = 4..=16;
+        input.bounds = 4..=16;
         assert_eq!(
-            why(&seen),
+            why(&input),
             "3 ranks are left, and the job needs at least 4; it can be resumed with 4"
         );
-        seen.feasible = &|_| false;
-        assert!(why(&seen).contains("start a new run"));
+        input.feasible = &|_| false;
+        assert!(why(&input).contains("start a new run"));
     }
 
     #[test]
@@ -354,8 +357,11 @@ mod tests {
             why: "loss is NaN".into(),
             deterministic: true,
         };
-        let seen = observed(Ranks::Ended { world: 4, outcome }, &feasible);
-        assert!(matches!(decide(&seen), Action::End(End::Failed { .. })));
+        let input = observed(Ranks::Ended { world: 4, outcome }, &feasible);
+        assert!(matches!(
+            decide(&input),
+            RankAction::End(End::Failed { .. })
+        ));
     }
 
     #[test]
@@ -366,8 +372,11 @@ mod tests {
             smaller: None,
             why: "out of memory".into(),
         };
-        let seen = observed(Ranks::Ended { world: 4, outcome }, &feasible);
-        assert!(matches!(decide(&seen), Action::End(End::Failed { .. })));
+        let input = observed(Ranks::Ended { world: 4, outcome }, &feasible);
+        assert!(matches!(
+            decide(&input),
+            RankAction::End(End::Failed { .. })
+        ));
     }
 
     fn outcomes() -> impl Strategy<Value = Outcome> {
@@ -412,10 +421,10 @@ mod tests {
             restarts_left in 0..3u64,
         ) {
             let feasible = |w: u64| batch.is_multiple_of(w);
-            let seen = Observed {
+            let input = TransitionInput {
                 desired, capacity, bounds: min..=max, feasible: &feasible, stop, restarts_left, ranks,
             };
-            if let Action::Start { world, .. } = decide(&seen) {
+            if let RankAction::Publish { world, .. } = decide(&input) {
                 prop_assert!(feasible(world));
                 prop_assert!(world <= desired && world <= capacity);
                 prop_assert!((min..=max).contains(&world));
@@ -423,7 +432,7 @@ mod tests {
                 // It is the largest such world, and no ranks run.
                 let most = desired.min(capacity).min(max);
                 prop_assert!((world + 1..=most).all(|w| !feasible(w)));
-                let idle = !matches!(seen.ranks, Ranks::Running { .. });
+                let idle = !matches!(input.ranks, Ranks::Running { .. });
                 prop_assert!(idle);
             }
         }
@@ -431,11 +440,11 @@ mod tests {
         #[test]
         fn a_world_of_the_requested_size_is_kept(world in 1..32u64, each in 1..16u64) {
             let feasible = |w: u64| (world * each).is_multiple_of(w);
-            let seen = Observed {
+            let input = TransitionInput {
                 desired: world, capacity: world, bounds: 1..=64, feasible: &feasible,
                 stop: false, restarts_left: 0, ranks: running(world),
             };
-            prop_assert_eq!(decide(&seen), Action::Wait);
+            prop_assert_eq!(decide(&input), RankAction::Keep);
         }
     }
 }

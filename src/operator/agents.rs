@@ -17,14 +17,14 @@ use crate::util::lock::locked;
 
 /// Request timeout. An agent answers at once or after two seconds at most.
 const ANSWER: Duration = Duration::from_millis(3500);
-/// First pause between requests to a silent agent; it doubles up to [`RARELY`].
-const AGAIN: Duration = Duration::from_millis(100);
+/// First pause between requests to a silent agent; it doubles up to [`LONGEST_PAUSE`].
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
 /// Longest pause between requests to a silent agent.
-const RARELY: Duration = Duration::from_secs(2);
+const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
 /// Known state of an agent.
 #[derive(Debug, Clone, Default)]
-pub struct Heard {
+pub struct AgentStatus {
     /// Its last answer; `None` before the first.
     pub state: Option<AgentState>,
     /// Start of its silence; `None` while it answers.
@@ -34,14 +34,14 @@ pub struct Heard {
 /// Polled agents, by the uids of their pods.
 #[derive(Clone)]
 pub struct Agents {
-    heard: Arc<Mutex<HashMap<String, Entry>>>,
+    polled: Arc<Mutex<HashMap<String, Entry>>>,
     http: reqwest::Client,
     wake: UnboundedSender<ObjectRef<TrainingJob>>,
 }
 
 struct Entry {
     job: ObjectRef<TrainingJob>,
-    heard: Heard,
+    polled: AgentStatus,
     task: AbortHandle,
 }
 
@@ -49,7 +49,7 @@ impl Agents {
     /// Starts without agents; `wake` receives the jobs whose agents report a change.
     pub fn new(wake: UnboundedSender<ObjectRef<TrainingJob>>) -> reqwest::Result<Agents> {
         Ok(Agents {
-            heard: Arc::default(),
+            polled: Arc::default(),
             http: reqwest::Client::builder()
                 .timeout(ANSWER)
                 .connect_timeout(Duration::from_secs(2))
@@ -60,27 +60,28 @@ impl Agents {
     }
 
     /// Known state of a pod's agent; starts to poll it.
-    pub fn heard(&self, uid: &str, ip: &str, job: &ObjectRef<TrainingJob>) -> Heard {
-        let mut all = locked(&self.heard);
+    pub fn poll(&self, uid: &str, ip: &str, job: &ObjectRef<TrainingJob>) -> AgentStatus {
+        let mut all = locked(&self.polled);
         if let Some(entry) = all.get(uid) {
-            return entry.heard.clone();
+            return entry.polled.clone();
         }
-        let task = tokio::spawn(
-            self.clone()
-                .listen(uid.to_string(), ip.to_string(), job.clone()),
-        );
+        let task = tokio::spawn(self.clone().poll_until_dropped(
+            uid.to_string(),
+            ip.to_string(),
+            job.clone(),
+        ));
         let entry = Entry {
             job: job.clone(),
-            heard: Heard::default(),
+            polled: AgentStatus::default(),
             task: task.abort_handle(),
         };
         all.insert(uid.to_string(), entry);
-        Heard::default()
+        AgentStatus::default()
     }
 
     /// Stops polling those pods of a job that are not among `pods`.
     pub fn keep_only(&self, job: &ObjectRef<TrainingJob>, pods: &BTreeSet<String>) {
-        let mut all = locked(&self.heard);
+        let mut all = locked(&self.polled);
         all.retain(|uid, entry| {
             let keep = entry.job != *job || pods.contains(uid);
             if !keep {
@@ -92,7 +93,7 @@ impl Agents {
 
     /// Stops polling the pods of jobs that no longer exist.
     pub fn keep_jobs(&self, exists: impl Fn(&ObjectRef<TrainingJob>) -> bool) {
-        locked(&self.heard).retain(|_, entry| {
+        locked(&self.polled).retain(|_, entry| {
             let keep = exists(&entry.job);
             if !keep {
                 entry.task.abort();
@@ -101,7 +102,7 @@ impl Agents {
         });
     }
 
-    async fn listen(self, uid: String, ip: String, job: ObjectRef<TrainingJob>) {
+    async fn poll_until_dropped(self, uid: String, ip: String, job: ObjectRef<TrainingJob>) {
         let host = if ip.contains(':') {
             format!("[{ip}]")
         } else {
@@ -109,10 +110,10 @@ impl Agents {
         };
         let mut version = 0;
         let mut answered = false;
-        let mut pause = AGAIN;
+        let mut pause = FIRST_PAUSE;
         loop {
             let address = format!("http://{host}:{AGENT_PORT}/state?after={version}");
-            let answer = self.ask(&address).await;
+            let answer = self.fetch(&address).await;
             let silent = answer.is_none();
             let news = match &answer {
                 Some(state) => state.version > version,
@@ -122,7 +123,7 @@ impl Agents {
                 version = state.version;
                 answered = true;
             }
-            if !self.note(&uid, answer) {
+            if !self.store(&uid, answer) {
                 return;
             }
             if news && self.wake.send(job.clone()).is_err() {
@@ -130,31 +131,31 @@ impl Agents {
             }
             if silent {
                 tokio::time::sleep(pause).await;
-                pause = (pause * 2).min(RARELY);
+                pause = (pause * 2).min(LONGEST_PAUSE);
             } else {
-                pause = AGAIN;
+                pause = FIRST_PAUSE;
             }
         }
     }
 
-    async fn ask(&self, address: &str) -> Option<AgentState> {
+    async fn fetch(&self, address: &str) -> Option<AgentState> {
         let response = self.http.get(address).send().await.ok()?;
         response.error_for_status().ok()?.json().await.ok()
     }
 
     /// Stores an answer or its absence; false if the agent is no longer polled.
-    fn note(&self, uid: &str, answer: Option<AgentState>) -> bool {
-        let mut all = locked(&self.heard);
+    fn store(&self, uid: &str, answer: Option<AgentState>) -> bool {
+        let mut all = locked(&self.polled);
         let Some(entry) = all.get_mut(uid) else {
             return false;
         };
         match answer {
             Some(state) => {
-                entry.heard.state = Some(state);
-                entry.heard.silent_since = None;
+                entry.polled.state = Some(state);
+                entry.polled.silent_since = None;
             }
             None => {
-                entry.heard.silent_since.get_or_insert_with(Instant::now);
+                entry.polled.silent_since.get_or_insert_with(Instant::now);
             }
         }
         true

@@ -19,7 +19,7 @@ use serde_json::json;
 use super::build;
 use super::context::Context;
 use super::faults;
-use super::observe::Observation;
+use super::observe::ClusterState;
 use crate::api::TrainingJob;
 use crate::api::status::TrainingJobStatus;
 use crate::util::lock::locked;
@@ -27,7 +27,7 @@ use crate::util::lock::locked;
 /// The controller's field manager.
 pub const MANAGER: &str = "evenkeel-controller";
 /// Concurrent requests for one job.
-const AT_ONCE: usize = 8;
+const CONCURRENCY: usize = 8;
 
 /// Response format for created objects: the controller does not read the completed pod, which is
 /// expensive to serialise and parse.
@@ -112,17 +112,17 @@ pub async fn pods(
     context: &Context,
     job: &TrainingJob,
     status: &TrainingJobStatus,
-    seen: &Observation,
+    cluster: &ClusterState,
 ) -> Result<(), ApplyError> {
     let (name, namespace) = (job.name_any(), job.namespace().unwrap_or_default());
     let uid = job.uid().unwrap_or_default();
     let api: Api<Pod> = Api::namespaced(context.client.clone(), &namespace);
-    context.cached(&uid, |pod| seen.pods.contains_key(pod));
+    context.forget_created(&uid, |pod| cluster.pods.contains_key(pod));
     let wanted: BTreeSet<String> = status.slots.iter().map(|slot| slot.pod(&name)).collect();
     let missing: Vec<Pod> = status
         .slots
         .iter()
-        .filter(|slot| !seen.pods.contains_key(&slot.pod(&name)))
+        .filter(|slot| !cluster.pods.contains_key(&slot.pod(&name)))
         .filter(|slot| !was_member(status, &slot.pod(&name)))
         .filter(|slot| !context.has_just_created(&uid, &slot.pod(&name)))
         .map(|slot| build::pod(job, *slot, context.image.as_deref()))
@@ -133,24 +133,24 @@ pub async fn pods(
             let client = context.client.clone();
             async move { create(&client, &pod).await }
         })
-        .buffer_unordered(AT_ONCE)
+        .buffer_unordered(CONCURRENCY)
         .try_collect::<()>()
         .await?;
     if !names.is_empty() {
-        context.created(&uid, names.into_iter());
+        context.record_created(&uid, names.into_iter());
     }
-    let unwanted = seen
+    let unwanted = cluster
         .pods
         .values()
         .filter(|pod| !wanted.contains(&pod.name_any()));
     stream::iter(unwanted.cloned().collect::<Vec<_>>())
         .map(|pod| {
             let api = api.clone();
-            let suspect = |node: &str| locked(&context.ledger).suspects_node(node);
-            let dead = seen.is_out_of_reach(&pod, suspect);
+            let suspect = |node: &str| locked(&context.reservations).suspects_node(node);
+            let dead = cluster.needs_forced_deletion(&pod, suspect);
             async move { delete(&api, &pod, dead).await }
         })
-        .buffer_unordered(AT_ONCE)
+        .buffer_unordered(CONCURRENCY)
         .try_collect::<()>()
         .await?;
     Ok(())

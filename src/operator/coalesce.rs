@@ -7,16 +7,16 @@ use std::hash::Hash;
 use tokio::time::{Duration, Instant};
 
 /// Keys of recent events.
-pub struct Gather<K> {
+pub struct Coalescer<K> {
     window: Duration,
     passed_on: HashMap<K, Instant>,
     due: HashMap<K, Instant>,
 }
 
-impl<K: Eq + Hash + Clone> Gather<K> {
+impl<K: Eq + Hash + Clone> Coalescer<K> {
     /// Passes on each key at most once per `window`.
-    pub fn new(window: Duration) -> Gather<K> {
-        Gather {
+    pub fn new(window: Duration) -> Coalescer<K> {
+        Coalescer {
             window,
             passed_on: HashMap::new(),
             due: HashMap::new(),
@@ -24,7 +24,7 @@ impl<K: Eq + Hash + Clone> Gather<K> {
     }
 
     /// Records an event; true if it is to be passed on at once.
-    pub fn touch(&mut self, what: K, now: Instant) -> bool {
+    pub fn record(&mut self, what: K, now: Instant) -> bool {
         let window = self.window;
         self.passed_on.retain(|_, at| now < *at + window);
         match self.passed_on.get(&what) {
@@ -67,18 +67,18 @@ mod tests {
         let window = Duration::from_millis(200);
         let start = Instant::now();
         let at = |ms| start + Duration::from_millis(ms);
-        let mut gather = Gather::new(window);
-        assert!(gather.touch("a", at(0)));
-        assert!(!gather.touch("a", at(10)) && !gather.touch("a", at(190)));
-        assert!(gather.touch("b", at(50)), "keys are independent");
-        assert_eq!(gather.next(), Some(at(200)));
-        assert!(gather.due(at(199)).is_empty());
-        assert_eq!(gather.due(at(200)), ["a"]);
-        assert_eq!(gather.next(), None, "`b` has no further event");
+        let mut coalesce = Coalescer::new(window);
+        assert!(coalesce.record("a", at(0)));
+        assert!(!coalesce.record("a", at(10)) && !coalesce.record("a", at(190)));
+        assert!(coalesce.record("b", at(50)), "keys are independent");
+        assert_eq!(coalesce.next(), Some(at(200)));
+        assert!(coalesce.due(at(199)).is_empty());
+        assert_eq!(coalesce.due(at(200)), ["a"]);
+        assert_eq!(coalesce.next(), None, "`b` has no further event");
         // It was just passed on, so the next event waits again.
-        assert!(!gather.touch("a", at(210)));
-        assert_eq!(gather.due(at(400)), ["a"]);
-        assert!(gather.touch("a", at(700)));
-        assert!(gather.passed_on.len() == 1, "expired keys are dropped");
+        assert!(!coalesce.record("a", at(210)));
+        assert_eq!(coalesce.due(at(400)), ["a"]);
+        assert!(coalesce.record("a", at(700)));
+        assert!(coalesce.passed_on.len() == 1, "expired keys are dropped");
     }
 }

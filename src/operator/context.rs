@@ -15,7 +15,7 @@ use super::planning::Planner;
 use super::stores::{self, Stores};
 use crate::api::TrainingJob;
 use crate::operator::outcome::fraction;
-use crate::operator::reservations::Ledger;
+use crate::operator::reservations::Reservations;
 use crate::telemetry::now;
 use crate::util::lock::locked;
 
@@ -42,25 +42,25 @@ pub struct Context {
     /// Leases of nodes with silent pods.
     pub leases: Leases,
     /// Devices reserved for the jobs' pods.
-    pub ledger: Mutex<Ledger>,
+    pub reservations: Mutex<Reservations>,
     pub recorder: Recorder,
     /// The controller's image, for pods whose image does not contain this program.
     pub image: Option<String>,
     /// Cached state of each job.
-    pub memory: Memory,
+    pub job_cache: JobCache,
     /// Uid of the job that got its first pods last, with the time.
     pub newest: Mutex<Option<(String, Instant)>>,
     /// Done once the reservations have been restored from the statuses.
-    pub recovered: Once,
+    pub restored: Once,
 }
 
 /// The controller's memory of the jobs between reconciliations, by uid.
 #[derive(Default)]
-pub struct Memory(Mutex<HashMap<String, Remembered>>);
+pub struct JobCache(Mutex<HashMap<String, JobState>>);
 
 /// The controller's memory of one job.
 #[derive(Default)]
-struct Remembered {
+struct JobState {
     /// The object as last written by this process.
     written: Option<TrainingJob>,
     /// Created pods that the watch cache does not have yet.
@@ -85,9 +85,9 @@ pub enum Companions {
     Complete,
 }
 
-impl Memory {
+impl JobCache {
     /// Reads or changes the state of a job.
-    fn of<T>(&self, uid: &str, change: impl FnOnce(&mut Remembered) -> T) -> T {
+    fn of<T>(&self, uid: &str, change: impl FnOnce(&mut JobState) -> T) -> T {
         change(locked(&self.0).entry(uid.to_owned()).or_default())
     }
 }
@@ -102,7 +102,7 @@ impl Context {
     pub fn newest(&self, cached: Arc<TrainingJob>) -> Arc<TrainingJob> {
         let uid = cached.uid().unwrap_or_default();
         let version_of = version(&cached);
-        let written = self.memory.of(&uid, |job| {
+        let written = self.job_cache.of(&uid, |job| {
             job.written.take_if(|own| version(own) <= version_of);
             job.written.clone()
         });
@@ -110,28 +110,28 @@ impl Context {
     }
 
     /// Stores the written object until the watch cache has it.
-    pub fn wrote(&self, job: &TrainingJob) {
+    pub fn record_written(&self, job: &TrainingJob) {
         let mut written = job.clone();
         stores::slim_job(&mut written);
         let uid = job.uid().unwrap_or_default();
-        self.memory.of(&uid, |job| job.written = Some(written));
+        self.job_cache.of(&uid, |job| job.written = Some(written));
     }
 
     /// Whether this process created a pod that the watch cache may not have yet.
     pub fn has_just_created(&self, uid: &str, pod: &str) -> bool {
-        let at = self.memory.of(uid, |job| job.created.get(pod).copied());
+        let at = self.job_cache.of(uid, |job| job.created.get(pod).copied());
         at.is_some_and(|at| at.elapsed() < CACHED)
     }
 
     /// Drops created pods that the watch cache has.
-    pub fn cached(&self, uid: &str, has: impl Fn(&str) -> bool) {
-        self.memory
+    pub fn forget_created(&self, uid: &str, has: impl Fn(&str) -> bool) {
+        self.job_cache
             .of(uid, |job| job.created.retain(|pod, _| !has(pod)));
     }
 
     /// Records pods that this process created.
-    pub fn created(&self, uid: &str, pods: impl Iterator<Item = String>) {
-        self.memory.of(uid, |job| {
+    pub fn record_created(&self, uid: &str, pods: impl Iterator<Item = String>) {
+        self.job_cache.of(uid, |job| {
             job.created.retain(|_, at| at.elapsed() < CACHED);
             job.created.extend(pods.map(|pod| (pod, Instant::now())));
         });
@@ -139,47 +139,48 @@ impl Context {
 
     /// Takes the job's planner.
     pub fn planner(&self, uid: &str) -> Planner {
-        self.memory.of(uid, |job| std::mem::take(&mut job.planner))
+        self.job_cache
+            .of(uid, |job| std::mem::take(&mut job.planner))
     }
 
     /// Stores the job's planner for the next reconciliation.
-    pub fn keep(&self, uid: &str, planner: Planner) {
-        self.memory.of(uid, |job| job.planner = planner);
+    pub fn store_planner(&self, uid: &str, planner: Planner) {
+        self.job_cache.of(uid, |job| job.planner = planner);
     }
 
     /// Records a successful reconciliation.
-    pub fn went_well(&self, uid: &str) {
-        self.memory.of(uid, |job| {
+    pub fn record_success(&self, uid: &str) {
+        self.job_cache.of(uid, |job| {
             job.failures = 0;
             job.refused = None;
         });
     }
 
     /// Records the API server's error for the job's objects; the next reconciliation reports it.
-    pub fn was_refused(&self, uid: &str, why: String) {
-        self.memory.of(uid, |job| job.refused = Some(why));
+    pub fn record_refusal(&self, uid: &str, why: String) {
+        self.job_cache.of(uid, |job| job.refused = Some(why));
     }
 
     /// The recorded error of the API server.
     pub fn refusal(&self, uid: &str) -> Option<String> {
-        self.memory.of(uid, |job| job.refused.clone())
+        self.job_cache.of(uid, |job| job.refused.clone())
     }
 
     /// Which of the job's companion objects this process has applied.
     pub fn companions(&self, uid: &str) -> Companions {
-        self.memory.of(uid, |job| job.applied)
+        self.job_cache.of(uid, |job| job.applied)
     }
 
     /// Records that all companion objects are applied.
-    pub fn complete(&self, uid: &str) {
-        self.memory
+    pub fn record_companions(&self, uid: &str) {
+        self.job_cache
             .of(uid, |job| job.applied = Companions::Complete);
     }
 
     /// Records that a job gets its first pods.
-    pub fn begins(&self, uid: &str) {
+    pub fn record_first_pods(&self, uid: &str) {
         let now = Instant::now();
-        self.memory.of(uid, |job| {
+        self.job_cache.of(uid, |job| {
             job.begun = Some(now);
             job.applied = Companions::BeforePods;
         });
@@ -188,8 +189,8 @@ impl Context {
 
     /// Whether other jobs get their first pods now. Companion objects that this job's pods need only
     /// while running can then wait, since the scheduler's pods per second are limited.
-    pub fn others_begin(&self, uid: &str) -> bool {
-        let begun = self.memory.of(uid, |job| job.begun);
+    pub fn is_burst_of_others(&self, uid: &str) -> bool {
+        let begun = self.job_cache.of(uid, |job| job.begun);
         let newest = locked(&self.newest);
         let bursts = newest
             .as_ref()
@@ -204,13 +205,13 @@ impl Context {
             .iter()
             .filter_map(|job| job.metadata.uid.as_deref())
             .collect();
-        locked(&self.ledger).keep_only(|uid| uids.contains(uid));
+        locked(&self.reservations).keep_only(|uid| uids.contains(uid));
         let references: HashSet<_> = jobs
             .iter()
             .map(|j| ObjectRef::from_obj(j.as_ref()))
             .collect();
         self.agents.keep_jobs(|job| references.contains(job));
-        locked(&self.memory.0).retain(|uid, _| uids.contains(uid.as_str()));
+        locked(&self.job_cache.0).retain(|uid, _| uids.contains(uid.as_str()));
     }
 
     /// Drops the state of a finished job.
@@ -218,19 +219,19 @@ impl Context {
         let uid = &job.uid().unwrap_or_default();
         self.agents
             .keep_only(&ObjectRef::from_obj(job), &BTreeSet::new());
-        locked(&self.ledger).forget(uid);
-        locked(&self.memory.0).remove(uid);
+        locked(&self.reservations).forget(uid);
+        locked(&self.job_cache.0).remove(uid);
     }
 
     /// Whether the job's last reconciliation failed.
     pub fn has_failed(&self, uid: &str) -> bool {
-        self.memory.of(uid, |job| job.failures > 0)
+        self.job_cache.of(uid, |job| job.failures > 0)
     }
 
     /// Pause after a failed reconciliation, with a random factor between 0.5 and 1, so that jobs that
     /// failed together are not retried together.
     pub fn pause(&self, uid: &str) -> Duration {
-        let before = self.memory.of(uid, |job| {
+        let before = self.job_cache.of(uid, |job| {
             job.failures = job.failures.saturating_add(1);
             job.failures - 1
         });
@@ -242,11 +243,11 @@ impl Context {
 
     /// Restores the reservations from the statuses of all jobs, once, before the first reconciliation: a
     /// new controller process has none.
-    pub fn recover_promises(&self) {
-        self.recovered.call_once(|| {
-            let mut ledger = locked(&self.ledger);
+    pub fn restore_reservations(&self) {
+        self.restored.call_once(|| {
+            let mut reservations = locked(&self.reservations);
             for job in self.known.state() {
-                ledger.recover(&job);
+                reservations.restore(&job);
             }
         });
     }

@@ -24,16 +24,16 @@ use super::housekeeping;
 use super::leader;
 use super::metrics::Metrics;
 use super::reconcile::{ReconcileError, reconcile};
-use super::stores::{self, GATHER, Touched};
+use super::stores::{self, Affected, COALESCE_WINDOW};
 use super::unreadable;
 use crate::api::TrainingJob;
 use crate::api::status::Phase;
-use crate::operator::coalesce::Gather;
+use crate::operator::coalesce::Coalescer;
 use crate::operator::events;
 
 /// Concurrent reconciliations. The limit lets a started job finish soon: its pods exist before the
 /// companion objects of the last job.
-const AT_ONCE: u16 = 32;
+const CONCURRENCY: u16 = 32;
 
 /// Options of the controller.
 #[derive(Debug, Clone)]
@@ -96,11 +96,11 @@ async fn control(
     let (stores, pods, nodes) = stores::start(&client);
     let (aside, set_aside) = unbounded_channel();
     let (known, jobs) = stores::jobs(&client, aside);
-    let telling = tokio::spawn(unreadable::tell(client.clone(), set_aside));
+    let telling = tokio::spawn(unreadable::report(client.clone(), set_aside));
     let controller = Controller::for_stream(jobs, known.clone());
     metrics.leads(known.clone());
-    let touches = futures::stream::select(pods.boxed(), nodes.boxed());
-    let pool = tokio::spawn(pass_on(touches, known.clone(), wake.clone()));
+    let changes = futures::stream::select(pods.boxed(), nodes.boxed());
+    let pool = tokio::spawn(forward_changes(changes, known.clone(), wake.clone()));
     stores.ready().await;
     let reporter = Reporter {
         controller: MANAGER.into(),
@@ -114,10 +114,10 @@ async fn control(
         stores,
         known,
         leases: Default::default(),
-        ledger: Default::default(),
-        memory: Default::default(),
+        reservations: Default::default(),
+        job_cache: Default::default(),
         newest: Default::default(),
-        recovered: std::sync::Once::new(),
+        restored: std::sync::Once::new(),
     });
     let housekeeper = tokio::spawn(housekeeping::keep(context.clone()));
     let woken = futures::stream::unfold(woken, |mut woken| async {
@@ -125,11 +125,11 @@ async fn control(
         Some((job, woken))
     });
     controller
-        .with_config(Config::default().concurrency(AT_ONCE))
+        .with_config(Config::default().concurrency(CONCURRENCY))
         .reconcile_on(woken)
-        .run(reconcile, again, context)
+        .run(reconcile, error_policy, context)
         .for_each(|reconciled| {
-            metrics.looked(reconciled.is_ok());
+            metrics.count(reconciled.is_ok());
             async move {
                 if let Err(error) = reconciled {
                     debug!(%error, "reconciliation failed");
@@ -143,7 +143,7 @@ async fn control(
     Ok(())
 }
 
-fn again(job: Arc<TrainingJob>, error: &ReconcileError, context: Arc<Context>) -> Action {
+fn error_policy(job: Arc<TrainingJob>, error: &ReconcileError, context: Arc<Context>) -> Action {
     let conflict =
         matches!(error, ReconcileError::Api(kube::Error::Api(status)) if status.is_conflict());
     if conflict {
@@ -161,36 +161,36 @@ fn again(job: Arc<TrainingJob>, error: &ReconcileError, context: Arc<Context>) -
 }
 
 /// Turns changes into the jobs to reconcile.
-async fn pass_on(
-    mut touches: impl Stream<Item = Touched> + Unpin,
+async fn forward_changes(
+    mut changes: impl Stream<Item = Affected> + Unpin,
     jobs: Store<TrainingJob>,
     wake: UnboundedSender<ObjectRef<TrainingJob>>,
 ) {
     let mut all: Option<Instant> = None;
-    let mut gather = Gather::new(GATHER);
+    let mut coalesce = Coalescer::new(COALESCE_WINDOW);
     loop {
-        let gathered = all.unwrap_or_else(Instant::now);
-        let due = gather.next();
+        let pool_due = all.unwrap_or_else(Instant::now);
+        let due = coalesce.next();
         tokio::select! {
-            touched = touches.next() => match touched {
-                Some(Touched::Job(job)) => {
-                    if gather.touch(job.clone(), Instant::now()) && wake.send(job).is_err() {
+            affected = changes.next() => match affected {
+                Some(Affected::Job(job)) => {
+                    if coalesce.record(job.clone(), Instant::now()) && wake.send(job).is_err() {
                         return;
                     }
                 }
-                Some(Touched::All) => {
-                    all.get_or_insert_with(|| Instant::now() + GATHER);
+                Some(Affected::All) => {
+                    all.get_or_insert_with(|| Instant::now() + COALESCE_WINDOW);
                 }
                 None => return,
             },
-            () = tokio::time::sleep_until(due.unwrap_or(gathered)), if due.is_some() => {
-                for job in gather.due(Instant::now()) {
+            () = tokio::time::sleep_until(due.unwrap_or(pool_due)), if due.is_some() => {
+                for job in coalesce.due(Instant::now()) {
                     if wake.send(job).is_err() {
                         return;
                     }
                 }
             }
-            () = tokio::time::sleep_until(gathered), if all.is_some() => {
+            () = tokio::time::sleep_until(pool_due), if all.is_some() => {
                 all = None;
                 for job in jobs.state() {
                     let over = job.status.as_ref().is_some_and(|status| {

@@ -25,8 +25,10 @@ pub async fn keep(context: Arc<Context>) {
 /// Reads the Leases of suspected nodes and of nodes with silent pods. The suspicion of a node ends
 /// when its kubelet renews the Lease.
 async fn read_leases(context: &Context) {
-    let suspects: BTreeMap<String, SystemTime> =
-        locked(&context.ledger).suspects().into_iter().collect();
+    let suspects: BTreeMap<String, SystemTime> = locked(&context.reservations)
+        .suspects()
+        .into_iter()
+        .collect();
     let silent = context.leases.wanted();
     let nodes: BTreeSet<&String> = suspects.keys().chain(&silent).collect();
     let leases: Api<Lease> = Api::namespaced(context.client.clone(), "kube-node-lease");
@@ -42,7 +44,7 @@ async fn read_leases(context: &Context) {
             .get(node)
             .is_some_and(|since| renewed > Some(*since))
         {
-            locked(&context.ledger).trust(node);
+            locked(&context.reservations).trust(node);
         }
     }
 }

@@ -24,11 +24,11 @@ pub struct Leases(Mutex<HashMap<String, Lease>>);
 
 struct Lease {
     asked: Instant,
-    seen: Option<Seen>,
+    reading: Option<Reading>,
 }
 
 /// Observation of a Lease.
-struct Seen {
+struct Reading {
     renewed: Option<SystemTime>,
     /// First of the consecutive reads with this renewal time.
     first: Instant,
@@ -47,11 +47,11 @@ impl Leases {
         let mut leases = locked(&self.0);
         let lease = leases.entry(node.to_owned()).or_insert(Lease {
             asked: now,
-            seen: None,
+            reading: None,
         });
         lease.asked = now;
-        let seen = lease.seen.as_ref();
-        seen.is_some_and(|seen| seen.last - seen.first >= STALE)
+        let reading = lease.reading.as_ref();
+        reading.is_some_and(|reading| reading.last - reading.first >= STALE)
     }
 
     /// Nodes whose Leases are requested.
@@ -71,10 +71,12 @@ impl Leases {
         let Some(lease) = leases.get_mut(node) else {
             return;
         };
-        match &mut lease.seen {
-            Some(seen) if seen.renewed == renewed && now - seen.last <= GAP => seen.last = now,
-            seen => {
-                *seen = Some(Seen {
+        match &mut lease.reading {
+            Some(reading) if reading.renewed == renewed && now - reading.last <= GAP => {
+                reading.last = now
+            }
+            reading => {
+                *reading = Some(Reading {
                     renewed,
                     first: now,
                     last: now,

@@ -29,7 +29,7 @@ pub struct Silence<'a> {
     pub named: bool,
     /// It runs an external trainer, which may write checkpoints anywhere: it must have stopped before
     /// its pod is replaced.
-    pub own_program: bool,
+    pub external_trainer: bool,
     /// Silence after which its ranks stop by themselves.
     pub fence_after: Duration,
 }
@@ -42,7 +42,7 @@ impl Silence<'_> {
 
     /// Whether its ranks may still run and commit where the next generation reads.
     pub fn may_commit(&self) -> bool {
-        self.own_program && self.member && self.silent <= self.fenced()
+        self.external_trainer && self.member && self.silent <= self.fenced()
     }
 
     /// Reason for which the pod is lost; `None` while its silence is the only evidence and its ranks may
@@ -93,7 +93,7 @@ mod tests {
             silent: Duration::from_secs(seconds),
             member: true,
             named: false,
-            own_program: false,
+            external_trainer: false,
             fence_after: Duration::from_secs(30),
         }
     }
@@ -144,7 +144,7 @@ mod tests {
     #[test]
     fn an_external_trainer_is_not_replaced_before_it_has_stopped() {
         let external = |seconds| Silence {
-            own_program: true,
+            external_trainer: true,
             ..silence(seconds)
         };
         let not_ready = |silence: &Silence<'_>| {

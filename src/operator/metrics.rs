@@ -12,7 +12,7 @@ use crate::api::TrainingJob;
 /// Counters of the controller process.
 #[derive(Default)]
 pub struct Metrics {
-    looks: AtomicU64,
+    reconciliations: AtomicU64,
     failed: AtomicU64,
     jobs: OnceLock<Store<TrainingJob>>,
 }
@@ -24,8 +24,8 @@ impl Metrics {
         let _ = self.jobs.set(jobs);
     }
 
-    pub fn looked(&self, well: bool) {
-        self.looks.fetch_add(1, Ordering::Relaxed);
+    pub fn count(&self, well: bool) {
+        self.reconciliations.fetch_add(1, Ordering::Relaxed);
         if !well {
             self.failed.fetch_add(1, Ordering::Relaxed);
         }
@@ -57,13 +57,13 @@ impl Metrics {
             ),
             ("jobs", "gauge", "TrainingJobs by state.", states),
             (
-                "looks_total",
+                "reconciliations_total",
                 "counter",
                 "Reconciliations of jobs.",
-                single(self.looks.load(Ordering::Relaxed)),
+                single(self.reconciliations.load(Ordering::Relaxed)),
             ),
             (
-                "failed_looks_total",
+                "failed_reconciliations_total",
                 "counter",
                 "Reconciliations that failed and are retried.",
                 single(self.failed.load(Ordering::Relaxed)),
@@ -89,13 +89,13 @@ mod tests {
     #[test]
     fn metrics_count_reconciliations_and_show_the_leader() {
         let metrics = Metrics::default();
-        metrics.looked(true);
-        metrics.looked(false);
+        metrics.count(true);
+        metrics.count(false);
         let text = metrics.text();
         for line in [
             "controller_leader 0",
-            "looks_total 2",
-            "failed_looks_total 1",
+            "reconciliations_total 2",
+            "failed_reconciliations_total 1",
         ] {
             assert!(text.contains(&format!("{line}\n")), "{text}");
         }

@@ -8,45 +8,45 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use kube::runtime::reflector::ObjectRef;
 
-use super::agents::{Agents, Heard};
+use super::agents::{AgentStatus, Agents};
 use super::build::is_outdated;
 use super::leases::Leases;
 use super::stores::Stores;
 use crate::api::status::{Current, Slot, TrainingJobStatus};
 use crate::api::{OnCordon, TrainingJob};
-use crate::inventory::kubernetes::{Standing, Wants, standing};
-use crate::lifecycle::Pin;
+use crate::inventory::kubernetes::{ResourceRequest, Standing, standing};
+use crate::lifecycle::CheckpointRef;
 use crate::lifecycle::agent_state::{self, AgentState, Problem};
 use crate::lifecycle::generation::PodRef;
-use crate::lifecycle::placement::{PodSeen, SlotSeen};
+use crate::lifecycle::placement::{PodState, SlotState};
 use crate::lifecycle::protocol::Ending;
-use crate::lifecycle::rank_status::Seen;
+use crate::lifecycle::rank_status::RankStatus;
 use crate::operator::liveness::{SILENCE, Silence};
 use crate::operator::pod_index::{is_over, node_of};
 use crate::operator::reservations::wants;
 
 /// Observed state of a job.
-pub struct Observation {
+pub struct ClusterState {
     /// The job's pods, by name.
     pub pods: BTreeMap<String, Arc<Pod>>,
     /// The job's slots, each with the state of its pod.
-    pub slots: Vec<SlotSeen>,
+    pub slots: Vec<SlotState>,
     /// Messages for lost, leaving and outdated slots.
     pub reasons: BTreeMap<Slot, String>,
     /// States of the agents, by pod.
     pub agents: BTreeMap<String, AgentState>,
     /// Ranks of the newest generation.
-    pub ranks: Vec<Seen>,
+    pub ranks: Vec<RankStatus>,
     /// First rank of a lost member, with the reason.
     pub lost_member: Option<(u64, String)>,
     /// The newest checkpoint that an agent reports.
-    pub committed: Option<Pin>,
+    pub committed: Option<CheckpointRef>,
     /// A problem or wait that keeps an agent from starting ranks.
     pub problem: Option<Problem>,
     /// Number of slots with ready pods on nodes that accept no new pods.
     pub staying: u32,
     /// Resource request of the job's pods.
-    pub wants: Wants,
+    pub wants: ResourceRequest,
     /// Messages of pods that ended by themselves before they were members of a generation.
     pub ended_early: Vec<String>,
     /// Whether edits of the spec take effect.
@@ -56,13 +56,13 @@ pub struct Observation {
     /// Pods whose agents do not answer.
     unreachable: BTreeSet<String>,
     /// Pods that are lost by further evidence: no kubelet will confirm their end.
-    out_of_reach: BTreeSet<String>,
+    unconfirmed_end: BTreeSet<String>,
     /// Nodes of lost pods whose agents did not answer. They get no new pods for now, even if Kubernetes
     /// still considers them ready.
     pub suspects: BTreeSet<String>,
 }
 
-impl Observation {
+impl ClusterState {
     /// Observes a job. `edits`: whether edits of the spec take effect; one that cannot be planned does
     /// not.
     pub fn of(
@@ -80,44 +80,44 @@ impl Observation {
         let pods: BTreeMap<String, Arc<Pod>> = stores
             .pods_of(&namespace, &name)
             .into_iter()
-            .filter(|pod| belongs(pod, job))
+            .filter(|pod| is_owned_by(pod, job))
             .map(|pod| (pod.name_any(), pod))
             .collect();
         agents.keep_only(
             &reference,
             &pods.values().filter_map(|pod| pod.uid()).collect(),
         );
-        let heard: BTreeMap<String, Heard> = pods
+        let polled: BTreeMap<String, AgentStatus> = pods
             .values()
             .filter(|pod| !is_over(pod))
             .filter_map(|pod| {
                 let ip = pod.status.as_ref()?.pod_ip.as_deref()?;
                 let uid = pod.uid()?;
                 // A pod on a fake or dead node has no agent; polling it costs one task.
-                Some((pod.name_any(), agents.heard(&uid, ip, &reference)))
+                Some((pod.name_any(), agents.poll(&uid, ip, &reference)))
             })
             .collect();
-        let mut seen = Observation {
+        let mut cluster = ClusterState {
             slots: Vec::new(),
             reasons: BTreeMap::new(),
-            agents: heard
+            agents: polled
                 .iter()
-                .filter_map(|(pod, heard)| Some((pod.clone(), heard.state.clone()?)))
+                .filter_map(|(pod, polled)| Some((pod.clone(), polled.state.clone()?)))
                 .collect(),
             ranks: Vec::new(),
             lost_member: None,
             committed: None,
             problem: None,
             staying: 0,
-            unreachable: heard
+            unreachable: polled
                 .iter()
-                .filter(|(_, heard)| heard.silent_since.is_some_and(|s| s.elapsed() > SILENCE))
+                .filter(|(_, polled)| polled.silent_since.is_some_and(|s| s.elapsed() > SILENCE))
                 .map(|(pod, _)| pod.clone())
                 .collect(),
             edits,
             ended_early: Vec::new(),
             may_commit: false,
-            out_of_reach: BTreeSet::new(),
+            unconfirmed_end: BTreeSet::new(),
             suspects: BTreeSet::new(),
             wants,
             pods,
@@ -125,14 +125,14 @@ impl Observation {
         let named = status
             .generation
             .as_ref()
-            .map(|c| seen.named_as_lost(c))
+            .map(|c| cluster.named_as_lost(c))
             .unwrap_or_default();
-        let silences = seen.pods.iter().filter_map(|(pod, object)| {
-            let heard = heard.get(pod)?;
-            let silent = match heard.silent_since {
+        let candidates = cluster.pods.iter().filter_map(|(pod, object)| {
+            let polled = polled.get(pod)?;
+            let silent = match polled.silent_since {
                 Some(since) => since.elapsed(),
                 // It answers, or has not been polled yet.
-                None if heard.state.is_some() => return None,
+                None if polled.state.is_some() => return None,
                 None => Duration::ZERO,
             };
             Some(Silence {
@@ -141,58 +141,59 @@ impl Observation {
                 silent,
                 member: member_of(status, pod).is_some(),
                 named: named.contains(pod),
-                own_program: !status.command(&job.spec).is_empty() && !seen.all_ended(status, pod),
+                external_trainer: !status.command(&job.spec).is_empty()
+                    && !cluster.all_ended(status, pod),
                 fence_after: Duration::from_secs(job.spec.elasticity.fence_after_seconds.into()),
             })
         });
-        let silences: Vec<Silence<'_>> = silences.collect();
+        let silences: Vec<Silence<'_>> = candidates.collect();
         let may_commit = silences.iter().any(Silence::may_commit);
         let gone = silences.iter().filter_map(|silence| {
             let node = stores.nodes.get(&ObjectRef::new(silence.node));
-            let standing = node.map(|node| standing(&node, &seen.wants.tolerations));
+            let standing = node.map(|node| standing(&node, &cluster.wants.tolerations));
             let why = silence.verdict(standing, || leases.is_stale(silence.node))?;
             Some((silence.pod.to_owned(), why))
         });
-        let silences: BTreeMap<String, String> = gone.collect();
-        seen.may_commit = may_commit;
+        let lost_pods: BTreeMap<String, String> = gone.collect();
+        cluster.may_commit = may_commit;
         for slot in &status.slots {
             let pod = slot.pod(&name);
-            let (how, why) = seen.pod(job, status, &pod, stores, heard.get(&pod), &silences);
-            if let Some(end) = seen.ended_early(status, &pod) {
-                seen.ended_early.push(end);
+            let (how, why) = cluster.pod(job, status, &pod, stores, polled.get(&pod), &lost_pods);
+            if let Some(end) = cluster.ended_early(status, &pod) {
+                cluster.ended_early.push(end);
             }
-            if how == PodSeen::Lost
-                && seen.unreachable.contains(&pod)
-                && let Some(node) = seen.pods.get(&pod).and_then(|pod| node_of(pod))
+            if how == PodState::Lost
+                && cluster.unreachable.contains(&pod)
+                && let Some(node) = cluster.pods.get(&pod).and_then(|pod| node_of(pod))
             {
-                seen.suspects.insert(node.to_string());
+                cluster.suspects.insert(node.to_string());
             }
-            if how == PodSeen::Ready && !seen.on_open_node(&pod, stores) {
-                seen.staying += 1;
+            if how == PodState::Ready && !cluster.on_open_node(&pod, stores) {
+                cluster.staying += 1;
             }
             if let Some(why) = why {
-                seen.reasons.insert(*slot, why);
+                cluster.reasons.insert(*slot, why);
             }
-            seen.slots.push(SlotSeen {
+            cluster.slots.push(SlotState {
                 slot: *slot,
                 pod: how,
             });
         }
         if let Some(current) = &status.generation {
-            seen.collect_ranks(&name, status, current);
+            cluster.collect_ranks(&name, status, current);
         }
-        let members = seen.agents.iter();
+        let members = cluster.agents.iter();
         let members = members.filter(|(pod, _)| member_of(status, pod).is_some());
-        seen.problem = agent_state::held_up(members.map(|(_, agent)| agent));
-        seen.out_of_reach = silences.into_keys().collect();
-        seen
+        cluster.problem = agent_state::held_up(members.map(|(_, agent)| agent));
+        cluster.unconfirmed_end = lost_pods.into_keys().collect();
+        cluster
     }
 
     /// Message of a pod that ended by itself before it was a member of a generation.
     fn ended_early(&self, status: &TrainingJobStatus, name: &str) -> Option<String> {
         let pod = self.pods.get(name)?;
         let own = is_over(pod) && !disrupted(pod) && pod.metadata.deletion_timestamp.is_none();
-        (own && member_of(status, name).is_none()).then(|| end_of(pod))
+        (own && member_of(status, name).is_none()).then(|| end_message(pod))
     }
 
     /// The agent's or Kubernetes' reason for which a pod is not ready; `None` while it starts normally.
@@ -233,7 +234,7 @@ impl Observation {
         let current = status.generation.as_ref();
         let number = current.map(|current| current.record.number);
         self.agents.get(pod).is_some_and(|agent| {
-            Some(agent.generation) == number && agent.ranks.iter().all(|seen| seen.ending.is_some())
+            Some(agent.generation) == number && agent.ranks.iter().all(|rank| rank.ending.is_some())
         })
     }
 
@@ -246,7 +247,7 @@ impl Observation {
             .filter(|agent| agent.generation == number);
         let lost: BTreeSet<u64> = theirs
             .flat_map(|agent| agent.ranks.iter())
-            .filter_map(|seen| seen.lost.as_ref().map(|lost| lost.rank))
+            .filter_map(|rank| rank.lost.as_ref().map(|lost| lost.rank))
             .collect();
         let shares = current.record.shares();
         let of_lost = shares
@@ -262,26 +263,26 @@ impl Observation {
         status: &TrainingJobStatus,
         name: &str,
         stores: &Stores,
-        heard: Option<&Heard>,
-        silences: &BTreeMap<String, String>,
-    ) -> (PodSeen, Option<String>) {
-        let lost = |why: String| (PodSeen::Lost, Some(why));
+        polled: Option<&AgentStatus>,
+        lost_pods: &BTreeMap<String, String>,
+    ) -> (PodState, Option<String>) {
+        let lost = |why: String| (PodState::Lost, Some(why));
         let member = member_of(status, name);
         let Some(pod) = self.pods.get(name) else {
             return match member {
                 Some(_) => lost(format!("pod {name} was deleted")),
-                None => (PodSeen::Coming, None),
+                None => (PodState::Pending, None),
             };
         };
         if member.is_some_and(|member| pod.uid().as_deref() != Some(&member.uid)) {
             return lost(format!("pod {name} was replaced"));
         }
         if is_over(pod) {
-            return lost(end_of(pod));
+            return lost(end_message(pod));
         }
         let outdated = (self.edits && is_outdated(pod, job)).then(|| {
             (
-                PodSeen::Outdated,
+                PodState::Outdated,
                 Some(format!(
                     "pod {name} was made before the job's image or podTemplate changed"
                 )),
@@ -293,25 +294,25 @@ impl Observation {
             }
             return match pod.metadata.deletion_timestamp {
                 Some(_) => lost(format!("pod {name} was deleted before it was placed")),
-                None => (PodSeen::Coming, None),
+                None => (PodState::Pending, None),
             };
         };
         let Some(node) = stores.nodes.get(&ObjectRef::new(node_name)) else {
             return lost(format!("node {node_name} was deleted"));
         };
         let standing = standing(&node, &self.wants.tolerations);
-        if let Some(why) = silences.get(name) {
+        if let Some(why) = lost_pods.get(name) {
             return lost(why.clone());
         }
         if pod.metadata.deletion_timestamp.is_some() {
             return (
-                PodSeen::Leaving,
+                PodState::Leaving,
                 Some(format!("pod {name} is being deleted")),
             );
         }
         if disrupted(pod) {
             return (
-                PodSeen::Leaving,
+                PodState::Leaving,
                 Some(format!("pod {name} is being evicted")),
             );
         }
@@ -320,34 +321,34 @@ impl Observation {
         }
         let agent = self.agents.get(name);
         let broken = agent.and_then(|agent| agent.problem.as_ref());
-        if let Some(broken) = broken.filter(|p| member.is_some() && p.is_of_hardware()) {
+        if let Some(broken) = broken.filter(|p| member.is_some() && p.is_hardware()) {
             // A new pod on this node detects the same problem before it gets ranks.
             let why = format!("pod {name}: {}", broken.message);
-            return (PodSeen::Leaving, Some(why));
+            return (PodState::Leaving, Some(why));
         }
         match standing {
             Standing::Cordoned if job.spec.elasticity.on_cordon == OnCordon::Drain => {
                 return (
-                    PodSeen::Leaving,
+                    PodState::Leaving,
                     Some(format!("node {node_name} is cordoned")),
                 );
             }
             Standing::Tainted(taint) => {
                 return (
-                    PodSeen::Leaving,
+                    PodState::Leaving,
                     Some(format!("node {node_name} is tainted {taint}")),
                 );
             }
             _ => {}
         }
-        let answers = heard.is_some_and(|heard| heard.silent_since.is_none());
+        let answers = polled.is_some_and(|polled| polled.silent_since.is_none());
         let fit = agent.is_some_and(|agent| {
             agent.problem.is_none() && agent.devices >= u64::from(job.spec.gpus_per_node)
         });
         // A member counts as ready until it is lost.
         match (answers && fit) || member.is_some() {
-            true => (PodSeen::Ready, None),
-            false => (PodSeen::Coming, None),
+            true => (PodState::Ready, None),
+            false => (PodState::Pending, None),
         }
     }
 
@@ -356,7 +357,7 @@ impl Observation {
         let number = current.record.number;
         for (first, member) in current.record.shares() {
             let count = usize::try_from(member.ranks).unwrap_or(0);
-            let mut ranks = vec![Seen::default(); count];
+            let mut ranks = vec![RankStatus::default(); count];
             let name = member
                 .pod
                 .as_ref()
@@ -368,8 +369,8 @@ impl Observation {
                 .filter(|agent| agent.generation == number)
             {
                 ranks.clone_from(&agent.ranks);
-                ranks.resize(count, Seen::default());
-                let newer = |pin: &Pin| {
+                ranks.resize(count, RankStatus::default());
+                let newer = |pin: &CheckpointRef| {
                     self.committed
                         .as_ref()
                         .is_none_or(|c| c.samples < pin.samples)
@@ -379,23 +380,23 @@ impl Observation {
                 }
             }
             let slot = status.slots.iter().find(|slot| slot.pod(job) == name);
-            let how = slot.and_then(|slot| self.slots.iter().find(|seen| seen.slot == *slot));
-            let lost = how.is_none_or(|seen| seen.pod == PodSeen::Lost);
+            let how = slot.and_then(|slot| self.slots.iter().find(|state| state.slot == *slot));
+            let lost = how.is_none_or(|state| state.pod == PodState::Lost);
             if lost {
                 let killed_for_memory = self.pods.get(&name).is_some_and(|pod| oom_killed(pod));
-                for (seen, rank) in ranks.iter_mut().zip(first..) {
-                    if seen.ending.is_none() {
-                        seen.ending = Some(Ending::Signal(9));
+                for (rank_status, rank) in ranks.iter_mut().zip(first..) {
+                    if rank_status.ending.is_none() {
+                        rank_status.ending = Some(Ending::Signal(9));
                     }
-                    if killed_for_memory && seen.out_of_memory.is_none() {
-                        seen.out_of_memory = Some(format!(
+                    if killed_for_memory && rank_status.out_of_memory.is_none() {
+                        rank_status.out_of_memory = Some(format!(
                             "the container of rank {rank} exceeded its memory limit and was killed"
                         ));
                     }
                 }
                 let finished = ranks
                     .iter()
-                    .all(|seen| !matches!(seen.ending, Some(Ending::Signal(_))));
+                    .all(|rank| !matches!(rank.ending, Some(Ending::Signal(_))));
                 if !finished && self.lost_member.is_none() {
                     let why = slot.and_then(|slot| self.reasons.get(slot)).cloned();
                     let why = why.unwrap_or_else(|| format!("pod {name} is gone"));
@@ -407,13 +408,13 @@ impl Observation {
     }
 }
 
-impl Observation {
+impl ClusterState {
     /// Whether no kubelet will confirm the end of the pod. `suspect`: whether a node is suspected. An
     /// agent that is only silent may be starting or terminating.
-    pub fn is_out_of_reach(&self, pod: &Pod, suspect: impl Fn(&str) -> bool) -> bool {
+    pub fn needs_forced_deletion(&self, pod: &Pod, suspect: impl Fn(&str) -> bool) -> bool {
         let name = pod.name_any();
         let suspect = || node_of(pod).is_some_and(suspect);
-        self.out_of_reach.contains(&name) || (self.unreachable.contains(&name) && suspect())
+        self.unconfirmed_end.contains(&name) || (self.unreachable.contains(&name) && suspect())
     }
 }
 
@@ -425,7 +426,7 @@ fn member_of<'s>(status: &'s TrainingJobStatus, name: &str) -> Option<&'s PodRef
 }
 
 /// Whether this job owns the pod, and not an earlier job of the same name.
-fn belongs(pod: &Pod, job: &TrainingJob) -> bool {
+fn is_owned_by(pod: &Pod, job: &TrainingJob) -> bool {
     let owners = pod.metadata.owner_references.iter().flatten();
     owners
         .map(|owner| Some(&owner.uid))
@@ -455,11 +456,11 @@ fn oom_killed(pod: &Pod) -> bool {
 }
 
 /// Truncates a text to 200 characters for a status line.
-fn short(text: &str) -> String {
+fn truncated(text: &str) -> String {
     text.chars().take(200).collect()
 }
 
-fn end_of(pod: &Pod) -> String {
+fn end_message(pod: &Pod) -> String {
     let name = pod.name_any();
     let status = pod.status.as_ref();
     let reason = status.and_then(|status| status.reason.clone());
@@ -467,7 +468,7 @@ fn end_of(pod: &Pod) -> String {
         (Some(end), _) => {
             let reason = end.reason.clone().unwrap_or_default();
             let message = end.message.iter().map(|text| text.trim());
-            let message = message.map(|text| format!(": {}", short(text)));
+            let message = message.map(|text| format!(": {}", truncated(text)));
             format!(
                 "pod {name} ended with exit code {} {reason}{}",
                 end.exit_code,

@@ -11,7 +11,7 @@ const BACK_OFF: f64 = 2.0;
 const LONGEST_BACK_OFF: f64 = 300.0;
 
 /// A generation whose ranks have all ended.
-pub struct Ended {
+pub struct EndedGeneration {
     pub outcome: Outcome,
     /// No pod or node was lost: a lost rank crashed or was killed in a living pod.
     pub killed: bool,
@@ -19,7 +19,7 @@ pub struct Ended {
     pub budget: u32,
 }
 
-impl Ended {
+impl EndedGeneration {
     /// Counts it and returns the resulting outcome: repeated kills of a rank in a living pod are a
     /// failure.
     pub fn count(self, status: &mut TrainingJobStatus, now: f64) -> Outcome {
@@ -98,7 +98,7 @@ mod tests {
         let mut last = Outcome::Drained;
         for _ in 0..times {
             status.restart_not_before = None;
-            let ended = Ended {
+            let ended = EndedGeneration {
                 outcome: outcome.clone(),
                 killed,
                 budget: 3,

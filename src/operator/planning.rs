@@ -144,13 +144,13 @@ pub struct Planner {
     /// The plan of the running generation, while the edited recipe cannot be planned.
     held: Option<Plan>,
     /// `metadata.generation` whose spec gives valid pods.
-    makeable: Option<i64>,
+    buildable_generation: Option<i64>,
 }
 
 impl Planner {
     /// A planner that knows only the plan of the running generation, because the edited job cannot be
     /// planned.
-    pub fn holding(plan: Plan) -> Planner {
+    pub fn with_plan(plan: Plan) -> Planner {
         Planner {
             held: Some(plan),
             ..Planner::default()
@@ -158,15 +158,15 @@ impl Planner {
     }
 
     /// Refuses a job whose objects cannot be built; checked once for every edit.
-    pub fn refuse_unmakeable(
+    pub fn refuse_unbuildable(
         &mut self,
         job: &TrainingJob,
         image: Option<&str>,
     ) -> Result<(), Refusal> {
         let generation = job.metadata.generation;
-        if generation.is_none() || self.makeable != generation {
-            refuse_unmakeable(job, image)?;
-            self.makeable = generation;
+        if generation.is_none() || self.buildable_generation != generation {
+            refuse_unbuildable(job, image)?;
+            self.buildable_generation = generation;
         }
         Ok(())
     }
@@ -204,7 +204,7 @@ impl Planner {
         let Some((_, recipe)) = &self.recipe else {
             return Ok(());
         };
-        if !recipe.spec.trainer.is_own() {
+        if !recipe.spec.trainer.is_external() {
             return Ok(());
         }
         let lost = trainer_command::lost_override(recipe, overrides)
@@ -248,7 +248,7 @@ impl Planner {
 }
 
 /// Refuses a job whose objects cannot be built.
-fn refuse_unmakeable(job: &TrainingJob, image: Option<&str>) -> Result<(), Refusal> {
+fn refuse_unbuildable(job: &TrainingJob, image: Option<&str>) -> Result<(), Refusal> {
     let name = job.name_any();
     let mut letters = name.chars();
     let label = letters

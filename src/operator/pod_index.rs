@@ -11,7 +11,7 @@ use super::build::JOB_LABEL;
 use crate::inventory::kubernetes::{device_names, devices};
 
 /// The indexed fields of a pod.
-struct Holding {
+struct IndexedPod {
     /// Job in its label.
     job: Option<String>,
     /// Uid of the TrainingJob that owns it.
@@ -22,8 +22,8 @@ struct Holding {
     devices: Vec<(String, u64)>,
 }
 
-impl Holding {
-    fn of(pod: &Pod) -> Holding {
+impl IndexedPod {
+    fn of(pod: &Pod) -> IndexedPod {
         let owners = pod.metadata.owner_references.iter().flatten();
         let mut jobs = owners.filter(|owner| owner.kind == "TrainingJob");
         let node = node_of(pod).map(str::to_owned);
@@ -31,7 +31,7 @@ impl Holding {
             true => device_names(pod),
             false => BTreeSet::new(),
         };
-        Holding {
+        IndexedPod {
             job: pod.labels().get(JOB_LABEL).cloned(),
             owner: jobs.next().map(|owner| owner.uid.clone()),
             node,
@@ -46,7 +46,7 @@ impl Holding {
 
 /// Pods of a job.
 #[derive(Default)]
-struct OfJob {
+struct JobPods {
     names: BTreeSet<String>,
     /// Number of the last change of these pods.
     changed: u64,
@@ -54,11 +54,11 @@ struct OfJob {
 
 /// Index of all pods by job and of their devices by node.
 #[derive(Default)]
-pub struct Holdings {
+pub struct PodIndex {
     /// By namespace and name.
-    pods: HashMap<String, HashMap<String, Holding>>,
+    pods: HashMap<String, HashMap<String, IndexedPod>>,
     /// Pods of jobs, by namespace and job.
-    jobs: HashMap<String, HashMap<String, OfJob>>,
+    jobs: HashMap<String, HashMap<String, JobPods>>,
     /// Number of changes so far.
     changes: u64,
     /// Held devices, by resource and node.
@@ -67,9 +67,9 @@ pub struct Holdings {
     listed: Option<HashSet<(String, String)>>,
 }
 
-impl Holdings {
+impl PodIndex {
     /// Applies a watch event.
-    pub fn take(&mut self, event: &Event<Pod>) {
+    pub fn apply(&mut self, event: &Event<Pod>) {
         match event {
             Event::Init => self.listed = Some(HashSet::new()),
             Event::InitApply(pod) => {
@@ -101,14 +101,14 @@ impl Holdings {
     fn put(&mut self, pod: &Pod) {
         let (namespace, name) = (pod.namespace().unwrap_or_default(), pod.name_any());
         self.remove(&namespace, &name);
-        let holding = Holding::of(pod);
-        if let Some(node) = &holding.node {
-            for (resource, count) in &holding.devices {
+        let indexed = IndexedPod::of(pod);
+        if let Some(node) = &indexed.node {
+            for (resource, count) in &indexed.devices {
                 let nodes = self.held.entry(resource.clone()).or_default();
                 *nodes.entry(node.clone()).or_default() += count;
             }
         }
-        if let Some(job) = &holding.job {
+        if let Some(job) = &indexed.job {
             let jobs = self.jobs.entry(namespace.clone()).or_default();
             let pods = jobs.entry(job.clone()).or_default();
             pods.names.insert(name.clone());
@@ -118,16 +118,16 @@ impl Holdings {
         self.pods
             .entry(namespace)
             .or_default()
-            .insert(name, holding);
+            .insert(name, indexed);
     }
 
     fn remove(&mut self, namespace: &str, name: &str) {
         let pods = self.pods.get_mut(namespace);
-        let Some(holding) = pods.and_then(|pods| pods.remove(name)) else {
+        let Some(indexed) = pods.and_then(|pods| pods.remove(name)) else {
             return;
         };
-        if let Some(node) = &holding.node {
-            for (resource, count) in &holding.devices {
+        if let Some(node) = &indexed.node {
+            for (resource, count) in &indexed.devices {
                 let Some(nodes) = self.held.get_mut(resource) else {
                     continue;
                 };
@@ -137,7 +137,7 @@ impl Holdings {
                 }
             }
         }
-        if let Some(job) = holding.job
+        if let Some(job) = indexed.job
             && let Some(jobs) = self.jobs.get_mut(namespace)
             && let Some(pods) = jobs.get_mut(&job)
         {
@@ -152,17 +152,17 @@ impl Holdings {
 
     /// Names of a job's pods.
     pub fn pods_of(&self, namespace: &str, job: &str) -> impl Iterator<Item = &str> {
-        let pods = self.of_job(namespace, job);
+        let pods = self.job_pods(namespace, job);
         let names = pods.into_iter().flat_map(|pods| &pods.names);
         names.map(String::as_str)
     }
 
     /// Number of the last change of a job's pods; 0 while it has none.
     pub fn changed(&self, namespace: &str, job: &str) -> u64 {
-        self.of_job(namespace, job).map_or(0, |pods| pods.changed)
+        self.job_pods(namespace, job).map_or(0, |pods| pods.changed)
     }
 
-    fn of_job(&self, namespace: &str, job: &str) -> Option<&OfJob> {
+    fn job_pods(&self, namespace: &str, job: &str) -> Option<&JobPods> {
         self.jobs.get(namespace)?.get(job)
     }
 
@@ -267,54 +267,54 @@ mod tests {
         /// The incremental index equals a scan of all pods.
         #[test]
         fn the_pod_index_equals_a_full_scan(steps in proptest::collection::vec(any_step(), 1..30)) {
-            let mut holdings = Holdings::default();
+            let mut pod_index = PodIndex::default();
             let mut all: BTreeMap<String, Pod> = BTreeMap::new();
             let mut before: HashMap<(u64, String), Vec<String>> = HashMap::new();
             for step in steps {
                 match step {
                     Step::Put(pod) => {
-                        holdings.take(&Event::Apply(pod.clone()));
+                        pod_index.apply(&Event::Apply(pod.clone()));
                         all.insert(pod.name_any(), pod);
                     }
                     Step::Delete(pod) => {
-                        holdings.take(&Event::Delete(pod.clone()));
+                        pod_index.apply(&Event::Delete(pod.clone()));
                         all.remove(&pod.name_any());
                     }
                     Step::List(pods) => {
                         all.clear();
-                        holdings.take(&Event::Init);
+                        pod_index.apply(&Event::Init);
                         for pod in pods {
-                            holdings.take(&Event::InitApply(pod.clone()));
+                            pod_index.apply(&Event::InitApply(pod.clone()));
                             all.insert(pod.name_any(), pod);
                         }
-                        holdings.take(&Event::InitDone);
+                        pod_index.apply(&Event::InitDone);
                     }
                 }
                 for job in 0..3 {
                     let (name, uid) = (format!("j{job}"), format!("u{job}"));
-                    let of_job = |pod: &&Pod| pod.labels().get(JOB_LABEL) == Some(&name);
+                    let job_pods = |pod: &&Pod| pod.labels().get(JOB_LABEL) == Some(&name);
                     let own: Vec<String> =
-                        all.values().filter(of_job).map(ResourceExt::name_any).collect();
-                    prop_assert_eq!(holdings.pods_of("n", &name).collect::<Vec<_>>(), own);
-                    let placed = all.values().filter(of_job).filter(|pod| node_of(pod).is_some());
+                        all.values().filter(job_pods).map(ResourceExt::name_any).collect();
+                    prop_assert_eq!(pod_index.pods_of("n", &name).collect::<Vec<_>>(), own);
+                    let placed = all.values().filter(job_pods).filter(|pod| node_of(pod).is_some());
                     let placed: Vec<String> = placed.map(ResourceExt::name_any).collect();
-                    let number = holdings.changed("n", &name);
+                    let number = pod_index.changed("n", &name);
                     let then = before.entry((number, name.clone())).or_insert(placed.clone());
                     prop_assert_eq!(&*then, &placed, "nothing changed by number {}", number);
                     let mut held: BTreeMap<String, u64> = BTreeMap::new();
-                    for pod in all.values().filter(|pod| !of_job(pod) && !is_over(pod)) {
+                    for pod in all.values().filter(|pod| !job_pods(pod) && !is_over(pod)) {
                         if let Some(node) = node_of(pod) {
                             *held.entry(node.to_owned()).or_default() += devices(pod, GPU);
                         }
                     }
                     held.retain(|_, count| *count > 0);
-                    prop_assert!(holdings.held.values().flat_map(BTreeMap::values).all(|n| *n > 0));
-                    let mut kept = holdings.held(GPU, "n", &name, &uid);
+                    prop_assert!(pod_index.held.values().flat_map(BTreeMap::values).all(|n| *n > 0));
+                    let mut kept = pod_index.held(GPU, "n", &name, &uid);
                     kept.retain(|_, count| *count > 0);
                     prop_assert_eq!(kept, held);
                 }
                 for pod in all.values() {
-                    let placed = holdings.is_placed("n", &pod.name_any());
+                    let placed = pod_index.is_placed("n", &pod.name_any());
                     prop_assert_eq!(placed, node_of(pod).is_some());
                 }
             }

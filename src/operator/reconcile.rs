@@ -10,13 +10,13 @@ use serde_json::json;
 
 use super::apply::{self, ApplyError, MANAGER};
 use super::context::{Companions, Context};
-use super::observe::Observation;
+use super::observe::ClusterState;
 use super::planning::{self, Planner, Refusal};
 use super::{build, conditions, faults, status};
 use crate::api::condition::{ConditionReason, ConditionType};
 use crate::api::status::{Phase, PlanSummary, Slot, TrainingJobStatus};
 use crate::api::{Capacity, TrainingJob};
-use crate::lifecycle::placement::{Act, Decision, View, steer};
+use crate::lifecycle::placement::{Placement, PlacementAction, PlacementInput, decide_placement};
 use crate::operator::events::announce;
 use crate::plan::Reached;
 use crate::telemetry::now;
@@ -53,7 +53,7 @@ pub async fn reconcile(
     job: Arc<TrainingJob>,
     context: Arc<Context>,
 ) -> Result<Action, ReconcileError> {
-    context.recover_promises();
+    context.restore_reservations();
     let job = context.newest(job);
     let uid = job.uid().unwrap_or_default();
     if job.metadata.deletion_timestamp.is_some() {
@@ -62,7 +62,7 @@ pub async fn reconcile(
     }
     let before = job.status.clone().unwrap_or_default();
     if matches!(before.phase, Phase::Complete | Phase::Failed) {
-        return ended(&job, &before, &context).await;
+        return finished(&job, &before, &context).await;
     }
     let mut next = before.clone();
     conditions::readable(&mut next);
@@ -83,14 +83,17 @@ pub async fn reconcile(
         (Err(refusal), Some(current)) => {
             let (reason, message) = (refusal.reason, refusal.message);
             conditions::set(&mut next, ConditionType::Planned, false, reason, &message);
-            (Planner::holding(current.record.plan.clone()), Some(message))
+            (
+                Planner::with_plan(current.record.plan.clone()),
+                Some(message),
+            )
         }
     };
 
     let now = now();
     let edits = refusal.is_none();
     let (stores, agents, leases) = (&context.stores, &context.agents, &context.leases);
-    let seen = Observation::of(&job, &next, stores, agents, leases, edits);
+    let cluster = ClusterState::of(&job, &next, stores, agents, leases, edits);
     let reached = planning::reached(&next);
     let holds = |ranks, limit| {
         let within = Reached {
@@ -99,21 +102,21 @@ pub async fn reconcile(
         };
         planner.is_feasible(ranks, within)
     };
-    status::take_in(&job, &mut next, &seen, holds, now);
-    let (decision, placeable) = decide(&job, &next, &seen, &mut planner, &context, now);
+    status::apply_observed(&job, &mut next, &cluster, holds, now);
+    let (decision, placeable) = decide(&job, &next, &cluster, &mut planner, &context, now);
     next.attempts = decision.attempts;
     next.scale_up_pending_since = decision.scale_up_pending_since.map(micro_time);
     next.placement_since = decision.placement_since.map(micro_time);
-    let over = matches!(decision.act, Act::End(_));
+    let over = matches!(decision.action, PlacementAction::End(_));
     if !over {
         next.slots.clone_from(&decision.slots);
     }
     let mut plan = None;
-    if let Act::Publish {
+    if let PlacementAction::Publish {
         members,
         micro_limit,
         ..
-    } = &decision.act
+    } = &decision.action
     {
         next.per_device_batch_size_limit = micro_limit.or(next.per_device_batch_size_limit);
         let ranks = members.len() as u64 * u64::from(job.spec.gpus_per_node);
@@ -123,42 +126,49 @@ pub async fn reconcile(
             next.plan = Some(PlanSummary::of(plan, feasible));
         }
     }
-    status::carry_out(&job, &mut next, &decision.act, plan.as_ref(), &seen, now);
+    status::apply_decision(
+        &job,
+        &mut next,
+        &decision.action,
+        plan.as_ref(),
+        &cluster,
+        now,
+    );
     status::batch_now(&mut next);
     let refused = context.refusal(&uid).filter(|_| !over);
     let skipped = || skipped(&job, &next, placeable, &mut planner);
     let notice = refused.clone().or(refusal).or_else(skipped);
     status::notice(&mut next, notice);
-    conditions::of_phase(&mut next, refused.as_deref(), seen.problem.as_ref());
-    context.keep(&uid, planner);
+    conditions::of_phase(&mut next, refused.as_deref(), cluster.problem.as_ref());
+    context.store_planner(&uid, planner);
 
-    let act = decision.act.name();
-    faults::point("decided", act);
+    let action = decision.action.name();
+    faults::point("decided", action);
     let written = write(&job, &before, &mut next, &context).await?;
-    faults::point("written", act);
+    faults::point("written", action);
     announce(&written, &before, &next, &context);
-    let mut after = next_look(&next);
+    let mut after = requeue_interval(&next);
     if !over {
-        let made = make(&written, &next, &seen, act, &context).await;
+        let made = apply_status(&written, &next, &cluster, action, &context).await;
         if let Err(error) = &made
             && let Some(why) = error.refusal()
         {
-            context.was_refused(&uid, why);
+            context.record_refusal(&uid, why);
         }
         if made? {
             after = Duration::ZERO;
         }
     }
-    context.went_well(&uid);
+    context.record_success(&uid);
     Ok(Action::requeue(after))
 }
 
 /// Creates and deletes objects according to the status; true if the job is to be requeued at once.
-async fn make(
+async fn apply_status(
     job: &TrainingJob,
     status: &TrainingJobStatus,
-    seen: &Observation,
-    act: &str,
+    cluster: &ClusterState,
+    action: &str,
     context: &Context,
 ) -> Result<bool, ApplyError> {
     let uid = job.uid().unwrap_or_default();
@@ -169,21 +179,21 @@ async fn make(
     };
     if due == Companions::Missing {
         apply::before_pods(&context.client, job).await?;
-        context.begins(&uid);
-        faults::point("companions", act);
+        context.record_first_pods(&uid);
+        faults::point("companions", action);
     }
     // The remaining companion objects wait for a later reconciliation, so that the pods of other jobs
     // come first. Events of the job's own pods trigger that reconciliation.
-    let waits = due == Companions::BeforePods && context.others_begin(&uid);
+    let waits = due == Companions::BeforePods && context.is_burst_of_others(&uid);
     let beside = async {
         if due == Companions::BeforePods && !waits {
             apply::beside_pods(&context.client, job).await?;
-            context.complete(&uid);
+            context.record_companions(&uid);
         }
         Ok(())
     };
-    tokio::try_join!(apply::pods(context, job, status, seen), beside)?;
-    faults::point("pods", act);
+    tokio::try_join!(apply::pods(context, job, status, cluster), beside)?;
+    faults::point("pods", action);
     Ok(due == Companions::Missing)
 }
 
@@ -214,7 +224,7 @@ fn skipped(
 }
 
 /// Requeue interval if the job causes no event: short while a time limit runs.
-fn next_look(status: &TrainingJobStatus) -> Duration {
+fn requeue_interval(status: &TrainingJobStatus) -> Duration {
     let current = status.generation.as_ref();
     let waits = status.scale_up_pending_since.is_some() || status.restart_not_before.is_some();
     let in_change = status.rescale_since.is_some() && current.is_some();
@@ -234,7 +244,7 @@ async fn plan(
     context: &Context,
 ) -> Result<Planner, Refusal> {
     let mut planner = context.planner(&job.uid().unwrap_or_default());
-    planner.refuse_unmakeable(job, context.image.as_deref())?;
+    planner.refuse_unbuildable(job, context.image.as_deref())?;
     let snapshot = planning::snapshot(&context.client, job).await?;
     let another = planner.read(job, &snapshot)?;
     if status.generation.is_none() {
@@ -298,11 +308,11 @@ fn feasible_nodes(
 fn decide(
     job: &TrainingJob,
     status: &TrainingJobStatus,
-    seen: &Observation,
+    cluster: &ClusterState,
     planner: &mut Planner,
     context: &Context,
     now: f64,
-) -> (Decision, u32) {
+) -> (Placement, u32) {
     let name = job.name_any();
     let per_node = u64::from(job.spec.gpus_per_node);
     let members = status::members(status, &name);
@@ -312,21 +322,21 @@ fn decide(
     let feasible: Vec<bool> = (0..=most)
         .map(|nodes| nodes > 0 && planner.is_feasible(u64::from(nodes) * per_node, reached))
         .collect();
-    let mut ledger = locked(&context.ledger);
-    ledger.suspect(&seen.suspects);
-    let placeable = ledger.slots(&context.stores, job, &seen.wants) + seen.staying;
+    let mut reservations = locked(&context.reservations);
+    reservations.suspect(&cluster.suspects);
+    let placeable = reservations.slots(&context.stores, job, &cluster.wants) + cluster.staying;
     let pool = match job.spec.elasticity.capacity {
         Capacity::Request => job.spec.nodes,
         Capacity::Discovered => placeable,
     };
-    let decision = steer(&View {
+    let decision = decide_placement(&PlacementInput {
         desired: job.spec.nodes,
         bounds: bounds(job),
         ranks_per_node: per_node,
         feasible: &|nodes| feasible.get(nodes as usize).copied().unwrap_or(false),
         pool,
         placeable,
-        slots: &seen.slots,
+        slots: &cluster.slots,
         members: &members,
         ranks: status::ranks(status),
         suspend: job.spec.suspend,
@@ -336,7 +346,7 @@ fn decide(
                 .restarts
                 .saturating_sub(status.restarts.saturating_sub(1)),
         ),
-        problem: seen
+        problem: cluster
             .problem
             .as_ref()
             .filter(|p| p.deterministic)
@@ -358,7 +368,7 @@ fn decide(
         .iter()
         .map(|slot: &Slot| slot.pod(&name))
         .collect();
-    ledger.promise(job, &seen.wants, pods);
+    reservations.reserve(job, &cluster.wants, pods);
     (decision, placeable)
 }
 
@@ -373,7 +383,7 @@ async fn refused(
     next.phase = Phase::Pending;
     // Pods placed before an edit made the job invalid hold unused devices.
     next.slots.clear();
-    locked(&context.ledger).forget(&job.uid().unwrap_or_default());
+    locked(&context.reservations).forget(&job.uid().unwrap_or_default());
     next.message.clone_from(&refusal.message);
     conditions::set(
         &mut next,
@@ -387,8 +397,8 @@ async fn refused(
     announce(&written, before, &next, context);
     if !before.slots.is_empty() {
         let (stores, agents, leases) = (&context.stores, &context.agents, &context.leases);
-        let seen = Observation::of(job, &next, stores, agents, leases, false);
-        apply::pods(context, &written, &next, &seen).await?;
+        let cluster = ClusterState::of(job, &next, stores, agents, leases, false);
+        apply::pods(context, &written, &next, &cluster).await?;
     }
     Ok(match refusal.waits {
         true => Action::requeue(Duration::from_secs(5)),
@@ -398,7 +408,7 @@ async fn refused(
 
 /// Handles a finished job: its agents exit by themselves, its objects remain until it is deleted or
 /// its TTL expires.
-async fn ended(
+async fn finished(
     job: &TrainingJob,
     status: &TrainingJobStatus,
     context: &Context,
@@ -462,6 +472,6 @@ async fn write(
             }
             other => other.into(),
         })?;
-    context.wrote(&written);
+    context.record_written(&written);
     Ok(written)
 }

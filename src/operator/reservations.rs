@@ -10,33 +10,33 @@ use kube::ResourceExt;
 use super::build::tolerations_and_selector;
 use super::stores::Stores;
 use crate::api::TrainingJob;
-use crate::inventory::kubernetes::{Wants, free_slots};
-use crate::operator::pod_index::Holdings;
+use crate::inventory::kubernetes::{ResourceRequest, free_slots};
+use crate::operator::pod_index::PodIndex;
 
 /// Devices reserved for the pods of a job.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Promise {
+struct Reservation {
     resource: String,
     per_slot: u64,
     namespace: String,
     job: String,
     pods: BTreeSet<String>,
     /// Number of the last counted change of the job's pods, and how many were on no node then.
-    open: Option<(u64, usize)>,
+    unplaced: Option<(u64, usize)>,
 }
 
-impl Promise {
+impl Reservation {
     /// Number of its pods that are on no node. Each reconciliation needs it for all other jobs, so it is
     /// counted again only when one of these pods has changed.
-    fn open(&mut self, holdings: &Holdings) -> usize {
-        let change = holdings.changed(&self.namespace, &self.job);
-        match self.open {
-            Some((then, open)) if then == change => open,
+    fn unplaced(&mut self, pod_index: &PodIndex) -> usize {
+        let change = pod_index.changed(&self.namespace, &self.job);
+        match self.unplaced {
+            Some((then, unplaced)) if then == change => unplaced,
             _ => {
-                let placed = |name: &&String| holdings.is_placed(&self.namespace, name);
-                let open = self.pods.iter().filter(|name| !placed(name)).count();
-                self.open = Some((change, open));
-                open
+                let placed = |name: &&String| pod_index.is_placed(&self.namespace, name);
+                let unplaced = self.pods.iter().filter(|name| !placed(name)).count();
+                self.unplaced = Some((change, unplaced));
+                unplaced
             }
         }
     }
@@ -44,8 +44,8 @@ impl Promise {
 
 /// Reservations of all jobs, by uid, and the suspected nodes.
 #[derive(Debug, Default)]
-pub struct Ledger {
-    promises: HashMap<String, Promise>,
+pub struct Reservations {
+    by_job: HashMap<String, Reservation>,
     suspects: HashMap<String, SystemTime>,
 }
 
@@ -53,37 +53,37 @@ pub struct Ledger {
 /// detect such a node.
 const SUSPICION: Duration = Duration::from_secs(90);
 
-impl Ledger {
+impl Reservations {
     /// Reserves devices for these pods of a job and releases its other reservations.
-    pub fn promise(&mut self, job: &TrainingJob, wants: &Wants, pods: BTreeSet<String>) {
+    pub fn reserve(&mut self, job: &TrainingJob, wants: &ResourceRequest, pods: BTreeSet<String>) {
         let uid = job.uid().unwrap_or_default();
         if pods.is_empty() {
-            self.promises.remove(&uid);
+            self.by_job.remove(&uid);
             return;
         }
-        let known = self.promises.get(&uid).filter(|known| known.pods == pods);
-        let promise = Promise {
+        let known = self.by_job.get(&uid).filter(|known| known.pods == pods);
+        let reservation = Reservation {
             resource: wants.resource.clone(),
             per_slot: wants.per_slot,
             namespace: job.namespace().unwrap_or_default(),
             job: job.name_any(),
-            open: known.and_then(|known| known.open),
+            unplaced: known.and_then(|known| known.unplaced),
             pods,
         };
-        self.promises.insert(uid, promise);
+        self.by_job.insert(uid, reservation);
     }
 
     /// Reserves the devices of the slots in a job's status.
-    pub fn recover(&mut self, job: &TrainingJob) {
+    pub fn restore(&mut self, job: &TrainingJob) {
         let Some(status) = &job.status else { return };
         let name = job.name_any();
         let pods = status.slots.iter().map(|slot| slot.pod(&name)).collect();
-        self.promise(job, &wants(job), pods);
+        self.reserve(job, &wants(job), pods);
     }
 
     /// Releases the reservations of deleted jobs.
     pub fn keep_only(&mut self, exists: impl Fn(&str) -> bool) {
-        self.promises.retain(|job, _| exists(job));
+        self.by_job.retain(|job, _| exists(job));
     }
 
     /// Excludes these nodes for [`SUSPICION`].
@@ -115,26 +115,26 @@ impl Ledger {
 
     /// Releases the reservations of a job.
     pub fn forget(&mut self, job: &str) {
-        self.promises.remove(job);
+        self.by_job.remove(job);
     }
 
     /// Slots that fit for a job, on free devices and on those that the job's pods hold. A terminating pod holds
     /// its devices until it has ended; its replacement waits for them.
-    pub fn slots(&mut self, stores: &Stores, job: &TrainingJob, wants: &Wants) -> u32 {
+    pub fn slots(&mut self, stores: &Stores, job: &TrainingJob, wants: &ResourceRequest) -> u32 {
         let (namespace, name) = (job.namespace().unwrap_or_default(), job.name_any());
         let uid = job.uid().unwrap_or_default();
-        let holdings = stores.holdings();
-        let held = holdings.held(&wants.resource, &namespace, &name, &uid);
-        let promised: Vec<u64> = self
-            .promises
+        let pod_index = stores.pod_index();
+        let held = pod_index.held(&wants.resource, &namespace, &name, &uid);
+        let reserved: Vec<u64> = self
+            .by_job
             .iter_mut()
-            .filter(|(other, promise)| **other != uid && promise.resource == wants.resource)
-            .flat_map(|(_, promise)| {
-                let open = promise.open(&holdings);
-                std::iter::repeat_n(promise.per_slot, open)
+            .filter(|(other, reservation)| **other != uid && reservation.resource == wants.resource)
+            .flat_map(|(_, reservation)| {
+                let unplaced = reservation.unplaced(&pod_index);
+                std::iter::repeat_n(reservation.per_slot, unplaced)
             })
             .collect();
-        drop(holdings);
+        drop(pod_index);
         let nodes = stores.nodes.state();
         let suspect = |node: &Node| {
             let name = node.metadata.name.as_deref();
@@ -144,14 +144,14 @@ impl Ledger {
             .iter()
             .map(AsRef::as_ref)
             .filter(|node| !suspect(node));
-        free_slots(nodes, &held, &promised, wants)
+        free_slots(nodes, &held, &reserved, wants)
     }
 }
 
 /// Resource request of a job's pod.
-pub fn wants(job: &TrainingJob) -> Wants {
+pub fn wants(job: &TrainingJob) -> ResourceRequest {
     let (tolerations, node_selector) = tolerations_and_selector(job);
-    Wants {
+    ResourceRequest {
         resource: job.spec.resource_name.clone(),
         per_slot: job.spec.gpus_per_node.into(),
         node_selector,

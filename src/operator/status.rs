@@ -6,15 +6,15 @@ use std::time::Duration;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use kube::ResourceExt;
 
-use super::observe::Observation;
+use super::observe::ClusterState;
 use crate::api::TrainingJob;
 use crate::api::status::{AfterLoss, Current, Phase, Progress, Rescale, Slot, TrainingJobStatus};
 use crate::lifecycle::agent_state::AgentState;
 use crate::lifecycle::generation::{Address, Generation, Member, PodRef, Reason};
-use crate::lifecycle::placement::{Act, PodSeen};
+use crate::lifecycle::placement::{PlacementAction, PodState};
 use crate::lifecycle::rank_status::{self, ANSWER, COMMIT};
 use crate::lifecycle::{End, Outcome, Ranks};
-use crate::operator::outcome::{Ended, count_pods};
+use crate::operator::outcome::{EndedGeneration, count_pods};
 use crate::plan::{Plan, descend};
 use crate::util::format::count;
 use crate::util::time::{micro_time, seconds};
@@ -22,29 +22,36 @@ use crate::util::time::{micro_time, seconds};
 /// Updates the status with the observed state.
 ///
 /// `holds(ranks, limit)`: whether a world of `ranks` ranks is feasible with micro-batches up to `limit`.
-pub fn take_in(
+pub fn apply_observed(
     job: &TrainingJob,
     status: &mut TrainingJobStatus,
-    seen: &Observation,
+    cluster: &ClusterState,
     mut holds: impl FnMut(u64, u64) -> bool,
     now: f64,
 ) {
     let newest = status.checkpoint.as_ref().map_or(0, |pin| pin.samples);
-    if let Some(pin) = seen.committed.as_ref().filter(|pin| pin.samples > newest) {
+    if let Some(pin) = cluster
+        .committed
+        .as_ref()
+        .filter(|pin| pin.samples > newest)
+    {
         status.checkpoint = Some(pin.clone());
         status.restarts = 0;
     }
-    if let Some(last) = seen.ended_early.first() {
+    if let Some(last) = cluster.ended_early.first() {
         count_pods(status, last.clone(), now);
     }
-    take_in_progress(status, seen);
-    take_in_own_progress(status, seen);
+    update_progress(status, cluster);
+    update_external_progress(status, cluster);
     let drain_seconds = f64::from(job.spec.elasticity.drain_seconds);
     let Some(current) = status.generation.as_mut().filter(|c| c.outcome.is_none()) else {
         return;
     };
-    let in_trouble =
-        seen.lost_member.is_some() || seen.ranks.iter().any(rank_status::Seen::in_trouble);
+    let in_trouble = cluster.lost_member.is_some()
+        || cluster
+            .ranks
+            .iter()
+            .any(rank_status::RankStatus::in_trouble);
     if in_trouble {
         begin(&mut status.rescale_since, now);
     }
@@ -52,11 +59,11 @@ pub fn take_in(
     let waited = rescale_since.map_or(0.0, |since| now - seconds(since));
     if in_trouble
         && current.after_loss.is_none()
-        && rank_status::is_settled(&seen.ranks, Duration::from_secs_f64(waited.max(0.0)))
+        && rank_status::is_settled(&cluster.ranks, Duration::from_secs_f64(waited.max(0.0)))
     {
         current.after_loss = Some(AfterLoss {
             commit: rank_status::committer(
-                &seen.ranks,
+                &cluster.ranks,
                 status.checkpoint.as_ref().map_or(0, |p| p.samples),
             ),
         });
@@ -67,14 +74,14 @@ pub fn take_in(
         .as_ref()
         .map_or(plan.global_batch_size, |pin| pin.batch);
     let mut outcome = rank_status::outcome(
-        &seen.ranks,
+        &cluster.ranks,
         plan.per_device_batch_size,
         || descend(plan, batch).find(|limit| holds(plan.outline.world_size, *limit)),
         || false,
     );
-    if let Some((rank, why)) = &seen.lost_member
+    if let Some((rank, why)) = &cluster.lost_member
         && matches!(outcome, Some(Outcome::Failed { .. } | Outcome::Lost { .. }))
-        && !seen.ranks.iter().any(|seen| seen.failed.is_some())
+        && !cluster.ranks.iter().any(|rank| rank.failed.is_some())
     {
         // The loss of a pod or node is not a failure of the program.
         outcome = Some(Outcome::Lost {
@@ -83,16 +90,16 @@ pub fn take_in(
         });
     }
     // An external trainer in a silent pod may still commit: then no time limit applies.
-    if outcome.is_none() && !seen.may_commit {
+    if outcome.is_none() && !cluster.may_commit {
         let number = current.record.number;
         // A new controller process knows nothing of an agent that it has not polled yet.
         let started = |pod: &String| {
-            let agent = seen.agents.get(pod);
+            let agent = cluster.agents.get(pod);
             agent.is_none_or(|agent| agent.generation >= number)
         };
         let mut members = current.record.members.iter().filter_map(|m| m.pod.as_ref());
         let never_started =
-            !members.any(|pod| seen.pods.contains_key(&pod.name) && started(&pod.name));
+            !members.any(|pod| cluster.pods.contains_key(&pod.name) && started(&pod.name));
         if current.drain && (never_started || waited > drain_seconds) {
             outcome = Some(Outcome::Drained);
         } else if current.after_loss.is_some() && waited > (ANSWER + COMMIT).as_secs_f64() {
@@ -105,14 +112,14 @@ pub fn take_in(
     let Some(outcome) = outcome else { return };
     begin(&mut status.rescale_since, now);
     current.end_time = Some(micro_time(now));
-    let ended = Ended {
+    let ended = EndedGeneration {
         outcome,
-        killed: seen.lost_member.is_none(),
+        killed: cluster.lost_member.is_none(),
         budget: job.spec.budgets.restarts,
     };
     let outcome = ended.count(status, now);
     if let Outcome::Failed { .. } = outcome {
-        let tails = seen.agents.values().map(|agent| &agent.last_words);
+        let tails = cluster.agents.values().map(|agent| &agent.log_tail);
         status.log_tail = tails
             .max_by_key(|tail| tail.len())
             .cloned()
@@ -128,13 +135,14 @@ fn begin(since: &mut Option<MicroTime>, now: f64) {
     since.get_or_insert_with(|| micro_time(now));
 }
 
-fn take_in_progress(status: &mut TrainingJobStatus, seen: &Observation) {
+fn update_progress(status: &mut TrainingJobStatus, cluster: &ClusterState) {
     let Some(current) = &status.generation else {
         return;
     };
     let number = current.record.number;
     let theirs = || {
-        seen.agents
+        cluster
+            .agents
             .values()
             .filter(|agent| agent.generation == number)
     };
@@ -176,14 +184,14 @@ fn take_in_progress(status: &mut TrainingJobStatus, seen: &Observation) {
 }
 
 /// A changed checkpoint counts as progress of an external trainer.
-fn take_in_own_progress(status: &mut TrainingJobStatus, seen: &Observation) {
+fn update_external_progress(status: &mut TrainingJobStatus, cluster: &ClusterState) {
     let number = status.generation.as_ref().map(|c| c.record.number);
     // Only the first member knows the newest checkpoint; the others know the one they resumed from.
-    let mut first = seen
+    let mut first = cluster
         .agents
         .values()
         .filter(|agent| Some(agent.generation) == number && agent.first == 0);
-    let Some(checkpoint) = first.find_map(|agent| agent.own_checkpoint.as_ref()) else {
+    let Some(checkpoint) = first.find_map(|agent| agent.external_checkpoint.as_ref()) else {
         return;
     };
     if status.external_checkpoint.as_ref() != Some(checkpoint) {
@@ -234,17 +242,17 @@ pub fn members(status: &TrainingJobStatus, job: &str) -> Vec<Slot> {
 }
 
 /// Updates the status with a decision. `plan` is the plan of a published world.
-pub fn carry_out(
+pub fn apply_decision(
     job: &TrainingJob,
     status: &mut TrainingJobStatus,
-    act: &Act,
+    action: &PlacementAction,
     plan: Option<&Plan>,
-    seen: &Observation,
+    cluster: &ClusterState,
     now: f64,
 ) {
-    let why_leaving = || seen.reasons.values().next().cloned().unwrap_or_default();
-    match act {
-        Act::Stay => {
+    let why_leaving = || cluster.reasons.values().next().cloned().unwrap_or_default();
+    match action {
+        PlacementAction::Keep => {
             if let Some(current) = &status.generation {
                 status.phase = if current.drain {
                     Phase::Draining
@@ -253,7 +261,7 @@ pub fn carry_out(
                 };
             }
             if status.phase == Phase::Running {
-                status.message = seen
+                status.message = cluster
                     .problem
                     .as_ref()
                     .map_or_else(String::new, |p| p.message.clone());
@@ -270,13 +278,13 @@ pub fn carry_out(
                 }
             }
         }
-        Act::Place => {
+        PlacementAction::Place => {
             status.phase = Phase::Placing;
             begin(&mut status.rescale_since, now);
             let name = job.name_any();
             let ready = |slot: &Slot| {
-                let mut pods = seen.slots.iter().filter(|s| s.slot == *slot);
-                pods.any(|s| s.pod == PodSeen::Ready)
+                let mut pods = cluster.slots.iter().filter(|s| s.slot == *slot);
+                pods.any(|s| s.pod == PodState::Ready)
             };
             let coming: Vec<String> = status
                 .slots
@@ -284,7 +292,7 @@ pub fn carry_out(
                 .filter(|slot| !ready(slot))
                 .map(|slot| slot.pod(&name))
                 .collect();
-            let held_up = coming.iter().find_map(|pod| seen.held_up(pod));
+            let held_up = coming.iter().find_map(|pod| cluster.held_up(pod));
             let paused = status
                 .pod_failures
                 .as_ref()
@@ -303,7 +311,7 @@ pub fn carry_out(
                 ),
             };
         }
-        Act::Drain => {
+        PlacementAction::Drain => {
             status.phase = Phase::Draining;
             begin(&mut status.rescale_since, now);
             status.message = if job.spec.suspend {
@@ -315,29 +323,29 @@ pub fn carry_out(
                 current.drain = true;
             }
         }
-        Act::Recall => {
+        PlacementAction::CancelDrain => {
             status.phase = Phase::Running;
             if let Some(current) = &mut status.generation {
                 current.drain = false;
             }
         }
-        Act::Publish {
+        PlacementAction::Publish {
             members, reason, ..
         } => {
             if let Some(plan) = plan {
-                publish(job, status, members, reason, plan, seen, now);
+                publish(job, status, members, reason, plan, cluster, now);
             }
         }
-        Act::Wait { why } => {
+        PlacementAction::Wait { why } => {
             status.phase = Phase::Waiting;
             status.message.clone_from(why);
         }
-        Act::Suspend => {
+        PlacementAction::Suspend => {
             status.phase = Phase::Suspended;
             status.message = "spec.suspend is true".into();
             status.rescale_since = None;
         }
-        Act::End(end) => {
+        PlacementAction::End(end) => {
             status.completion_time = Some(micro_time(now));
             status.rescale_since = None;
             (status.phase, status.message) = match end {
@@ -355,7 +363,7 @@ pub fn batch_now(status: &mut TrainingJobStatus) {
     };
     let trained = status.progress.as_ref().map(|progress| progress.batch);
     let committed = || status.checkpoint.as_ref().map(|pin| pin.batch);
-    plan.formula = current.record.plan.proof_at(trained.or_else(committed));
+    plan.formula = current.record.plan.formula_at(trained.or_else(committed));
 }
 
 /// Appends to the status message what keeps the job from a larger world.
@@ -374,14 +382,14 @@ fn publish(
     members: &[Slot],
     reason: &Reason,
     plan: &Plan,
-    seen: &Observation,
+    cluster: &ClusterState,
     now: f64,
 ) {
     let name = job.name_any();
     let members: Option<Vec<Member>> = members
         .iter()
         .map(|slot| {
-            let pod = seen.pods.get(&slot.pod(&name))?;
+            let pod = cluster.pods.get(&slot.pod(&name))?;
             Some(Member {
                 slot: slot.number.into(),
                 ranks: job.spec.gpus_per_node.into(),
@@ -436,7 +444,7 @@ fn publish(
     status.message = record.reason.to_string();
     status.restart_not_before = None;
     status.pod_failures = None;
-    let accepted = match seen.edits {
+    let accepted = match cluster.edits {
         true => Some(job.spec.trainer.command.clone()),
         false => status.generation.take().and_then(|current| current.command),
     };

@@ -19,18 +19,18 @@ use super::build::JOB_LABEL;
 use super::unreadable::readable;
 use crate::api::TrainingJob;
 use crate::inventory::kubernetes::device_names;
-use crate::operator::pod_index::Holdings;
+use crate::operator::pod_index::PodIndex;
 
 /// Caches of nodes and pods.
 pub struct Stores {
     pub nodes: Store<Node>,
     /// All pods; pods that belong to no job matter only for the devices that they hold.
     pods: Store<Pod>,
-    holdings: RwLock<Holdings>,
+    pod_index: RwLock<PodIndex>,
 }
 
 /// Jobs to reconcile after a change.
-pub enum Touched {
+pub enum Affected {
     Job(ObjectRef<TrainingJob>),
     /// All jobs, because the pool changed.
     All,
@@ -41,8 +41,8 @@ pub fn start(
     client: &Client,
 ) -> (
     Arc<Stores>,
-    impl Stream<Item = Touched> + Send + 'static,
-    impl Stream<Item = Touched> + Send + 'static,
+    impl Stream<Item = Affected> + Send + 'static,
+    impl Stream<Item = Affected> + Send + 'static,
 ) {
     let (pods, pod_writer) = reflector::store();
     let (nodes, node_writer) = reflector::store();
@@ -50,7 +50,7 @@ pub fn start(
     let stores = Arc::new(Stores {
         nodes,
         pods,
-        holdings: RwLock::default(),
+        pod_index: RwLock::default(),
     });
     let known = stores.clone();
     let pod_stream = watcher(Api::<Pod>::all(client.clone()), config())
@@ -58,8 +58,8 @@ pub fn start(
         .modify(slim_pod)
         .reflect(pod_writer)
         .filter_map(move |event| {
-            let touched = event.ok().and_then(|event| known.take(&event));
-            async move { touched }
+            let affected = event.ok().and_then(|event| known.take(&event));
+            async move { affected }
         });
     let mut offers = Offers::default();
     let node_stream = watcher(Api::<Node>::all(client.clone()), config())
@@ -68,7 +68,7 @@ pub fn start(
         .reflect(node_writer)
         .filter_map(move |event| {
             let changed = event.is_ok_and(|event| offers.change(&event));
-            async move { changed.then_some(Touched::All) }
+            async move { changed.then_some(Affected::All) }
         });
     (stores, pod_stream, node_stream)
 }
@@ -109,41 +109,43 @@ impl Stores {
     /// Cached pods of a job.
     pub fn pods_of(&self, namespace: &str, job: &str) -> Vec<Arc<Pod>> {
         let reference = |name: &str| ObjectRef::new(name).within(namespace);
-        let holdings = self.holdings();
-        let names = holdings.pods_of(namespace, job);
+        let pod_index = self.pod_index();
+        let names = pod_index.pods_of(namespace, job);
         names
             .filter_map(|name| self.pods.get(&reference(name)))
             .collect()
     }
 
     /// Locks the pod index for reading.
-    pub fn holdings(&self) -> RwLockReadGuard<'_, Holdings> {
-        self.holdings.read().unwrap_or_else(PoisonError::into_inner)
+    pub fn pod_index(&self) -> RwLockReadGuard<'_, PodIndex> {
+        self.pod_index
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Applies a watch event of a pod and returns the jobs that it affects.
-    fn take(&self, event: &watcher::Event<Pod>) -> Option<Touched> {
-        let mut holdings = self
-            .holdings
+    fn take(&self, event: &watcher::Event<Pod>) -> Option<Affected> {
+        let mut pod_index = self
+            .pod_index
             .write()
             .unwrap_or_else(PoisonError::into_inner);
-        holdings.take(event);
+        pod_index.apply(event);
         match event {
             watcher::Event::Apply(pod)
             | watcher::Event::InitApply(pod)
-            | watcher::Event::Delete(pod) => touched(pod),
+            | watcher::Event::Delete(pod) => affected(pod),
             watcher::Event::Init => None,
             // Pods may have been deleted since the last list.
-            watcher::Event::InitDone => Some(Touched::All),
+            watcher::Event::InitDone => Some(Affected::All),
         }
     }
 }
 
-fn touched(pod: &Pod) -> Option<Touched> {
+fn affected(pod: &Pod) -> Option<Affected> {
     match (pod.labels().get(JOB_LABEL), pod.namespace()) {
-        (Some(job), Some(namespace)) => Some(Touched::Job(ObjectRef::new(job).within(&namespace))),
+        (Some(job), Some(namespace)) => Some(Affected::Job(ObjectRef::new(job).within(&namespace))),
         // A pod of no job may have taken or released devices.
-        _ => (!device_names(pod).is_empty()).then_some(Touched::All),
+        _ => (!device_names(pod).is_empty()).then_some(Affected::All),
     }
 }
 
@@ -245,7 +247,7 @@ fn slim_node(node: &mut Node) {
 
 /// Window in which changes are coalesced: of the pool before all jobs are reconciled, of a job's
 /// pods before that job is.
-pub const GATHER: Duration = Duration::from_millis(200);
+pub const COALESCE_WINDOW: Duration = Duration::from_millis(200);
 
 #[cfg(test)]
 mod tests {
@@ -292,10 +294,10 @@ mod tests {
             .unwrap()
         };
         let usual = json!({"cpu": "1", "memory": "1Gi"});
-        assert!(touched(&pod(json!({}), usual.clone())).is_none());
-        let holding = touched(&pod(json!({}), json!({"amd.com/gpu": "1"})));
-        assert!(matches!(holding, Some(Touched::All)));
-        let own = touched(&pod(json!({JOB_LABEL: "j"}), usual));
-        assert!(matches!(own, Some(Touched::Job(job)) if job.name == "j"));
+        assert!(affected(&pod(json!({}), usual.clone())).is_none());
+        let holding = affected(&pod(json!({}), json!({"amd.com/gpu": "1"})));
+        assert!(matches!(holding, Some(Affected::All)));
+        let own = affected(&pod(json!({JOB_LABEL: "j"}), usual));
+        assert!(matches!(own, Some(Affected::Job(job)) if job.name == "j"));
     }
 }

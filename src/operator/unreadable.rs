@@ -23,7 +23,7 @@ const READABLE: &str = ConditionType::Readable.name();
 /// Separate field manager: an apply under the controller's name would remove the unreadable status.
 const MANAGER: &str = "evenkeel-unreadable";
 /// Pauses before the attempts to write the condition.
-const AGAIN: [Duration; 4] = [
+const PAUSES: [Duration; 4] = [
     Duration::ZERO,
     Duration::from_secs(1),
     Duration::from_secs(5),
@@ -76,7 +76,7 @@ fn without_spec(invalid: InvalidObject) -> TrainingJob {
 }
 
 /// Writes the condition on unreadable jobs, once for each distinct error.
-pub async fn tell(client: Client, mut objects: UnboundedReceiver<InvalidObject>) {
+pub async fn report(client: Client, mut objects: UnboundedReceiver<InvalidObject>) {
     let mut reported: HashMap<String, String> = HashMap::new();
     while let Some(object) = objects.recv().await {
         let uid = object.metadata.uid.clone().unwrap_or_default();
@@ -84,7 +84,7 @@ pub async fn tell(client: Client, mut objects: UnboundedReceiver<InvalidObject>)
             continue;
         }
         warn!(job = object.metadata.name, namespace = object.metadata.namespace, error = %object.error, "cannot read a TrainingJob");
-        for pause in AGAIN {
+        for pause in PAUSES {
             tokio::time::sleep(pause).await;
             match write(&client, &object).await {
                 Ok(()) => break,

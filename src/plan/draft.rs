@@ -199,7 +199,7 @@ impl Draft {
         self.quantum = splitter.quantum(allowed_ranks(spec, split.ranks), spec.batch.remainder);
         self.per_device_batch_size = Some(split.micro);
         self.gradient_accumulation_steps = Some(split.accumulation());
-        self.proof = Some(split.proof());
+        self.proof = Some(split.formula());
         self.outline.remainder = split.remainder;
         self.outline.memory = Estimator::of(spec, request.model_config.as_ref())
             .map(|estimator| estimator.estimate(split.ranks, split.micro, request.device_memory));
@@ -386,7 +386,7 @@ fn adjustments(
         )
     };
     change("batch.micro", batch.micro, split.micro, why_micro);
-    let why_accumulation = format!("keeps the global batch at {global}: {}", split.proof());
+    let why_accumulation = format!("keeps the global batch at {global}: {}", split.formula());
     change(
         "batch.accumulation",
         batch.accumulation,

@@ -95,7 +95,7 @@ pub struct MemoryEstimate {
 impl Plan {
     /// The arithmetic for the batch that a run has reached (`None`: the base batch); if a schedule has
     /// changed it, with the base: `2 × 2 × 6 = 24 (base 12)`.
-    pub fn proof_at(&self, batch: Option<u64>) -> String {
+    pub fn formula_at(&self, batch: Option<u64>) -> String {
         let base = self.global_batch_size;
         let Some(batch) = batch.filter(|batch| *batch != base) else {
             return self.proof.clone();
@@ -107,7 +107,7 @@ impl Plan {
             micro_batches: batch / micro,
             remainder: self.outline.remainder,
         };
-        format!("{} (base {base})", split.proof())
+        format!("{} (base {base})", split.formula())
     }
 
     /// The numbers that a recipe must state to run this plan.
@@ -173,12 +173,12 @@ mod tests {
         recipe.spec.batch.global = Some(12);
         recipe.spec.batch.micro = Some(2);
         let even = plan(&recipe, &PlanRequest::gpus(2)).unwrap();
-        assert_eq!(even.proof_at(None), "2 × 2 × 3 = 12");
-        assert_eq!(even.proof_at(Some(12)), "2 × 2 × 3 = 12");
-        assert_eq!(even.proof_at(Some(24)), "2 × 2 × 6 = 24 (base 12)");
+        assert_eq!(even.formula_at(None), "2 × 2 × 3 = 12");
+        assert_eq!(even.formula_at(Some(12)), "2 × 2 × 3 = 12");
+        assert_eq!(even.formula_at(Some(24)), "2 × 2 × 6 = 24 (base 12)");
         recipe.spec.batch.remainder = Remainder::Uneven;
         let uneven = plan(&recipe, &PlanRequest::gpus(5)).unwrap();
-        let proof = uneven.proof_at(Some(14));
+        let proof = uneven.formula_at(Some(14));
         assert_eq!(proof, "2 × (2 + 2 + 1 + 1 + 1) = 14 (base 12)");
     }
 }

@@ -70,7 +70,7 @@ pub enum Trainer {
     #[default]
     Any,
     /// An external trainer, whatever the recipe states: limits of the built-in trainer do not apply.
-    Own,
+    External,
     /// The built-in trainer, now, on this machine.
     BuiltIn,
 }

@@ -35,7 +35,7 @@ impl Split {
 
     /// `8 × 16 × 1 = 128` (ranks × micro-batch × accumulation), `16 × (3 + 3 + 2) = 128`, or for
     /// more than eight ranks `16 × (3 × 10 + 2 × 6) = 672`.
-    pub fn proof(&self) -> String {
+    pub fn formula(&self) -> String {
         let total = self.micro_batches * self.micro;
         if self.remainder == Remainder::Exact {
             let (ranks, micro, accumulation) = (self.ranks, self.micro, self.accumulation());
@@ -209,11 +209,11 @@ mod tests {
         let splitter = Splitter::new(128, None, Cap::at(16), &anything);
         let split = splitter.uneven(3).unwrap();
         assert_eq!(split.deal(), [3, 3, 2]);
-        assert_eq!(split.proof(), "16 × (3 + 3 + 2) = 128");
+        assert_eq!(split.formula(), "16 × (3 + 3 + 2) = 128");
         assert!((split.idle_share() - 1.0 / 9.0).abs() < 1e-12);
         // Eight micro-batches of 16 are too few for twelve ranks, sixteen of 8 are enough.
         let split = splitter.uneven(12).unwrap();
-        assert_eq!(split.proof(), "8 × (2 × 4 + 1 × 8) = 128");
+        assert_eq!(split.formula(), "8 × (2 × 4 + 1 × 8) = 128");
         assert_eq!(splitter.uneven(129), None);
     }
 
@@ -221,7 +221,7 @@ mod tests {
     fn exact_wins_over_uneven_where_both_exist() {
         let splitter = Splitter::new(128, None, Cap::at(16), &anything);
         let split = splitter.choose(4, Remainder::Uneven).unwrap();
-        assert_eq!(split.proof(), "4 × 16 × 2 = 128");
+        assert_eq!(split.formula(), "4 × 16 × 2 = 128");
     }
 
     #[test]

@@ -136,7 +136,7 @@ pub(crate) fn gather(
     } else if overrides.is_none() {
         dialect = dialect_of(&mut root, &command, alone);
         if let (None, Some(script)) = (request.dialect, script) {
-            handbook::refuse_unread(&script.value, Some(script.span), reading);
+            handbook::refuse_unsupported(&script.value, Some(script.span), reading);
         }
         root.overlay(command.arguments);
         if let (None, Some(script)) = (request.dialect, script) {
@@ -229,7 +229,7 @@ fn compare_with_slurm(launched: Option<&Node>, reading: &mut Reading) {
         return;
     };
     let source = reading.sources.get(file);
-    let asked = source.map(|source| command::asked_of_slurm(&source.text, file));
+    let asked = source.map(|source| command::slurm_gpu_requests(&source.text, file));
     for asked in asked.unwrap_or_default() {
         if asked.gpus == processes {
             continue;
@@ -285,7 +285,7 @@ fn dialect_of(root: &mut Node, command: &Command, alone: bool) -> Option<(Dialec
         return None;
     }
     if handbook::deepspeed::switch(&command.arguments).is_none()
-        && let Some(name) = handbook::tells_of_trl(&command.arguments)
+        && let Some(name) = handbook::trl_argument(&command.arguments)
     {
         let reason = format!("the command has TRL's argument `--{name}`");
         return Some((Dialect::HandbookTrl, reason));

@@ -19,7 +19,7 @@ use dialects::accelerate;
 use dialects::native;
 use dialects::readers::{self, READERS};
 use inputs::Job;
-use schema::reader::{self, Asked, Detected, Reader, Translated};
+use schema::reader::{self, Detected, ReadOptions, Reader, Translated};
 use schema::reading::Reading;
 
 pub use schema::dialect::{Dialect, RESERVED};
@@ -160,7 +160,7 @@ fn find(request: &Request, job: Job, reading: &mut Reading) -> Option<Found> {
     let command_line = overrides::add_source(&mut reading.sources, &overrides, settings);
     reading.converted.extend(command_line);
     reading.files.command_line = command_line;
-    let asked = Asked {
+    let asked = ReadOptions {
         path: &job.path,
         overrides: &overrides,
         command_line,
@@ -214,7 +214,7 @@ fn find(request: &Request, job: Job, reading: &mut Reading) -> Option<Found> {
 }
 
 /// Refuses a version for a dialect with only one version.
-fn refuse_unknown_version(reader: &dyn Reader, asked: &Asked<'_>, reading: &mut Reading) {
+fn refuse_unknown_version(reader: &dyn Reader, asked: &ReadOptions<'_>, reading: &mut Reading) {
     if let Some(version) = asked.version
         && reader.versions().is_empty()
     {

@@ -33,7 +33,7 @@ pub(crate) fn script(text: &str) -> Result<Recipe, ReadError> {
 }
 
 /// Reads a command as if typed after `--`.
-pub(crate) fn told(line: &str) -> Result<Recipe, ReadError> {
+pub(crate) fn read_command(line: &str) -> Result<Recipe, ReadError> {
     read(&Request {
         command: line.split(' ').map(str::to_owned).collect(),
         ..Request::default()

@@ -15,18 +15,18 @@ use crate::lifecycle::protocol::{Report, exit};
 const INTERVAL: Duration = Duration::from_secs(1);
 
 /// Sends heartbeats until it is dropped.
-pub struct SignsOfLife {
+pub struct Heartbeats {
     end: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl SignsOfLife {
+impl Heartbeats {
     /// Starts at once; ends the process when `agent_is_gone`.
-    pub fn give(reports: Reports, agent_is_gone: Arc<AtomicBool>) -> SignsOfLife {
+    pub fn start(reports: Reports, agent_is_gone: Arc<AtomicBool>) -> Heartbeats {
         let (end, ended) = channel();
         let thread = std::thread::spawn(move || {
             loop {
-                reports.send(&Report::Waiting);
+                reports.send(&Report::Connecting);
                 if ended.recv_timeout(INTERVAL) != Err(RecvTimeoutError::Timeout) {
                     return;
                 }
@@ -36,7 +36,7 @@ impl SignsOfLife {
                 }
             }
         });
-        SignsOfLife {
+        Heartbeats {
             end: Some(end),
             thread: Some(thread),
         }
@@ -44,7 +44,7 @@ impl SignsOfLife {
 }
 
 /// Waits for the last heartbeat, so that later reports come after it.
-impl Drop for SignsOfLife {
+impl Drop for Heartbeats {
     fn drop(&mut self) {
         self.end = None;
         if let Some(thread) = self.thread.take() {

@@ -57,7 +57,7 @@ fn read_orders(input: impl BufRead, draining: &AtomicBool, others: &Sender<Order
         let Ok(line) = line else { break };
         match serde_json::from_str(&line) {
             Ok(Order::Drain) => draining.store(true, Ordering::Relaxed),
-            Ok(Order::Stay) => draining.store(false, Ordering::Relaxed),
+            Ok(Order::CancelDrain) => draining.store(false, Ordering::Relaxed),
             Ok(order) => drop(others.send(order)),
             Err(error) => eprintln!("an order that cannot be read ({error}): {line}"),
         }

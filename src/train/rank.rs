@@ -30,7 +30,7 @@ use crate::recipe::schema::spec::{BatchSchedule, Strategy};
 use crate::samples::Ledger;
 use crate::telemetry::metrics::Writer as MetricsWriter;
 use crate::train::checkpoint_ref;
-use crate::train::heartbeats::SignsOfLife;
+use crate::train::heartbeats::Heartbeats;
 use crate::util::durable::{FileError, read_json};
 
 /// Time that a rank that lost a peer waits for an order.
@@ -85,10 +85,10 @@ fn live(options: &RankOptions, orders: &Orders, reports: Reports) -> Result<Endi
     // Held until the process ends, so that a later launcher detects living ranks.
     let _alive = hold(&directory)?;
     let world = {
-        let _waiting = SignsOfLife::give(reports, orders.agent_is_gone());
+        let _waiting = Heartbeats::start(reports, orders.agent_is_gone());
         meet(options, &generation, reports)?
     };
-    reports.send(&Report::Met);
+    reports.send(&Report::Connected);
     let result = train(options, &setup, &generation, &world, orders, reports);
     match &result {
         Ok(_) => world.close()?,
@@ -182,7 +182,7 @@ fn meet(
         if let CommError::PeerLost { rank, reason } | CommError::Aborted { rank, reason } = error
             && *rank != own
         {
-            reports.send(&Report::Noticed {
+            reports.send(&Report::LossDetected {
                 rank: *rank as u64,
                 why: reason.clone(),
             });

@@ -71,7 +71,7 @@ pub struct Weights {
 impl Weights {
     /// Finds the weights. A checkpoint of Evenkeel is fully verified first.
     pub fn open(directory: &Path) -> Result<Self, WeightsError> {
-        if checkpoint::is_ours(directory) {
+        if checkpoint::is_evenkeel_checkpoint(directory) {
             Checkpoint::open(directory, None)?;
         }
         let mut weights = Self {

@@ -14,16 +14,23 @@ use serde_json::{Value, json};
 use super::support::{Job, kit, kubectl, recipe, restored, signal};
 
 /// Fault points, and the actions at which they can strike.
-const PLACES: [&str; 4] = ["decided", "written", "companions", "pods"];
-const ACTS: [&str; 8] = [
-    "stay", "place", "drain", "recall", "publish", "wait", "suspend", "end",
+const FAULT_POINTS: [&str; 4] = ["decided", "written", "companions", "pods"];
+const ACTIONS: [&str; 8] = [
+    "keep",
+    "place",
+    "drain",
+    "cancel-drain",
+    "publish",
+    "wait",
+    "suspend",
+    "end",
 ];
 
 /// The installed controller is scaled to zero while this lives.
-struct Asleep;
+struct ScaledToZero;
 
-impl Asleep {
-    fn now() -> Asleep {
+impl ScaledToZero {
+    fn now() -> ScaledToZero {
         scale(0);
         kubectl(&[
             "wait",
@@ -34,11 +41,11 @@ impl Asleep {
             "--all",
             "--timeout=60s",
         ]);
-        Asleep
+        ScaledToZero
     }
 }
 
-impl Drop for Asleep {
+impl Drop for ScaledToZero {
     fn drop(&mut self) {
         scale(1);
         kubectl(&[
@@ -65,19 +72,19 @@ fn scale(replicas: u32) {
 }
 
 /// A controller that is restarted after each crash, with the fault points that have not struck yet.
-struct Mortal {
+struct CrashingController {
     stop: Arc<AtomicBool>,
     keeper: Option<JoinHandle<BTreeSet<String>>>,
 }
 
-impl Mortal {
-    fn start() -> Mortal {
+impl CrashingController {
+    fn start() -> CrashingController {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = stop.clone();
         let keeper = std::thread::spawn(move || {
-            let places = PLACES.iter();
+            let places = FAULT_POINTS.iter();
             let mut left: BTreeSet<String> = places
-                .flat_map(|place| ACTS.map(|act| format!("{place}/{act}")))
+                .flat_map(|place| ACTIONS.map(|action| format!("{place}/{action}")))
                 .chain(["pod/create".to_string()])
                 .collect();
             let mut died = BTreeSet::new();
@@ -105,7 +112,7 @@ impl Mortal {
             }
             died
         });
-        Mortal {
+        CrashingController {
             stop,
             keeper: Some(keeper),
         }
@@ -118,7 +125,7 @@ impl Mortal {
     }
 }
 
-impl Drop for Mortal {
+impl Drop for CrashingController {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
     }
@@ -142,21 +149,21 @@ fn controller(faults: &BTreeSet<String>) -> Child {
 }
 
 /// Runs a transition under a controller that crashes once at each fault point that it passes. For
-/// each of `acts` the controller must have crashed before and after the decision was written; an entry
+/// each of `actions` the controller must have crashed before and after the decision was written; an entry
 /// with a slash is a single fault point. Returns the result of the transition.
-fn killed_throughout<T>(what: &str, acts: &[&str], transition: impl FnOnce() -> T) -> T {
-    let mortal = Mortal::start();
+fn killed_throughout<T>(what: &str, actions: &[&str], transition: impl FnOnce() -> T) -> T {
+    let mortal = CrashingController::start();
     let result = transition();
     let died = mortal.end();
     eprintln!(
         "{what}: the controller crashed {} times, at {died:?}",
         died.len()
     );
-    for act in acts {
-        let faults = match act.contains('/') {
-            true => vec![(*act).to_owned()],
+    for action in actions {
+        let faults = match action.contains('/') {
+            true => vec![(*action).to_owned()],
             false => ["decided", "written"]
-                .map(|place| format!("{place}/{act}"))
+                .map(|place| format!("{place}/{action}"))
                 .to_vec(),
         };
         for fault in faults {
@@ -171,7 +178,7 @@ fn killed_throughout<T>(what: &str, acts: &[&str], transition: impl FnOnce() -> 
 
 #[test]
 fn a_controller_killed_at_every_step_of_every_transition_loses_nothing() {
-    let _asleep = Asleep::now();
+    let _scaled_to_zero = ScaledToZero::now();
     let job = Job::with_volume("mortal");
     let made = ["companions/place", "pods/place", "pod/create"];
     let begun = [&["place", "publish"][..], &made].concat();

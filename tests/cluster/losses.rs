@@ -58,7 +58,7 @@ fn undisturbed() -> &'static Losses {
 }
 
 /// Checks the losses against the undisturbed run, for the steps that both have.
-pub fn prove(losses: &Losses) {
+pub fn check(losses: &Losses) {
     let expected = undisturbed();
     assert!(
         losses.keys().copied().eq(1..=losses.len() as u64),

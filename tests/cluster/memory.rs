@@ -23,7 +23,7 @@ fn too_large(name: &str, nodes: u64, gpus: u64, memory: &str) -> Job {
 }
 
 /// Checks that the job ends with half the micro-batch, at the recipe's batch, and without a failure.
-fn prove(job: Job) {
+fn check(job: Job) {
     let status = job.finish(64);
     assert_eq!(status["perDeviceBatchSizeLimit"], 16, "{status:#}");
     assert_eq!(status["restarts"], 0, "{status:#}");
@@ -34,7 +34,7 @@ fn prove(job: Job) {
 
 #[test]
 fn a_rank_killed_by_its_cgroup_continues_with_a_smaller_micro_batch() {
-    prove(too_large("memory", 2, 1, "100Mi"));
+    check(too_large("memory", 2, 1, "100Mi"));
 }
 
 #[test]
@@ -61,5 +61,5 @@ fn a_container_killed_for_memory_continues_with_a_smaller_micro_batch() {
         std::thread::sleep(Duration::from_millis(20));
     }
     signal("KILL", &agents[0]);
-    prove(job);
+    check(job);
 }

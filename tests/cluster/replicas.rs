@@ -19,9 +19,9 @@ fn scale(replicas: u32) {
 }
 
 /// Restores one replica when dropped.
-struct Alone;
+struct OneReplica;
 
-impl Drop for Alone {
+impl Drop for OneReplica {
     fn drop(&mut self) {
         scale(1);
     }
@@ -41,7 +41,7 @@ fn leader() -> String {
 
 #[test]
 fn the_other_replica_takes_over_from_an_isolated_leader() {
-    let _alone = Alone;
+    let _one_replica = OneReplica;
     scale(2);
     let job = Job::apply("leaders", &recipe(400_000), json!({}));
     job.wait_training_on(3);

@@ -250,7 +250,7 @@ impl Job {
     pub fn finish(&self, batch: u64) -> Value {
         let status = self.wait("its end", |status| status["phase"] == "Complete");
         self.wait_condition("Complete");
-        self.prove_all(&status, batch, "finished");
+        self.check_all(&status, batch, "finished");
         status
     }
 
@@ -264,20 +264,20 @@ impl Job {
         });
         self.patch(json!({"suspend": true}));
         let status = self.wait("its suspension", |status| status["phase"] == "Suspended");
-        self.prove_all(&status, batch, "drained");
+        self.check_all(&status, batch, "drained");
         status
     }
 
-    fn prove_all(&self, status: &Value, batch: u64, phase: &str) {
+    fn check_all(&self, status: &Value, batch: u64, phase: &str) {
         for change in status["history"].as_array().unwrap() {
             let proof = change["formula"].as_str().unwrap();
             // The norm test may have raised the batch; the formula then names the base batch.
             let kept = [format!("= {batch}"), format!("(base {batch})")];
             assert!(kept.iter().any(|end| proof.ends_with(end)), "{proof}");
         }
-        self.prove(status, phase);
+        self.check(status, phase);
         if self.comparable {
-            losses::prove(&losses::of(&self.run()));
+            losses::check(&losses::of(&self.run()));
         }
         let slots = status["slots"].as_array().map_or(0, Vec::len);
         self.pods_left(slots);
@@ -332,7 +332,7 @@ impl Job {
     }
 
     /// Checks the sample ledger on the volume.
-    fn prove(&self, status: &Value, phase: &str) {
+    fn check(&self, status: &Value, phase: &str) {
         let run = self.run();
         // A local launcher writes this file for `status`; on a cluster the TrainingJob has the state.
         let state = json!({

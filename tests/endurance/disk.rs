@@ -7,7 +7,7 @@ use std::process::Command;
 
 use serde_json::json;
 
-use super::support::{Run, said, small};
+use super::support::{Run, small, stderr};
 
 const DISK: &str = "EVENKEEL_TEST_DISK";
 
@@ -45,7 +45,7 @@ fn disk(test: &str) -> Option<PathBuf> {
     assert!(
         output.status.success() && text.contains("1 passed"),
         "{text}{}",
-        said(&output)
+        stderr(&output)
     );
     None
 }
@@ -78,7 +78,7 @@ fn data_that_do_not_fit_are_refused_and_leave_no_files() {
 
     let output = run.launch(&["--quiet"]);
     assert_eq!(output.status.code(), Some(2), "{output:?}");
-    let message = said(&output);
+    let message = stderr(&output);
     assert!(
         message.contains("no space left on the disk of"),
         "{message}"
@@ -88,7 +88,7 @@ fn data_that_do_not_fit_are_refused_and_leave_no_files() {
 
     mount(&disk, "remount,size=64m");
     let output = run.launch(&["--quiet"]);
-    assert!(output.status.success(), "{}", said(&output));
+    assert!(output.status.success(), "{}", stderr(&output));
     assert_eq!(run.prove()["proved"], true);
 }
 
@@ -107,7 +107,7 @@ fn a_disk_full_of_checkpoints_ends_the_run_and_a_resume_continues_it() {
     .placed(disk.join("run"));
     let output = run.launch(&["--quiet", "--procs", "2"]);
     assert_eq!(output.status.code(), Some(1), "{output:?}");
-    let message = said(&output);
+    let message = stderr(&output);
     assert!(
         message.contains("no space left on the disk of"),
         "{message}"
@@ -120,12 +120,12 @@ fn a_disk_full_of_checkpoints_ends_the_run_and_a_resume_continues_it() {
     // The disk is still full: an error, and no checkpoint is lost.
     let output = run.launch(&["--quiet", "--procs", "2", "--resume"]);
     assert_eq!(output.status.code(), Some(1), "{output:?}");
-    assert!(said(&output).contains("no space left on the disk of"));
+    assert!(stderr(&output).contains("no space left on the disk of"));
     assert!(run.state().unwrap()["pin"]["samples"].as_u64().unwrap() >= pinned);
 
     mount(&disk, "remount,size=64m");
     let output = run.launch(&["--quiet", "--procs", "2", "--resume"]);
-    assert!(output.status.success(), "{}", said(&output));
+    assert!(output.status.success(), "{}", stderr(&output));
     let proof = run.prove();
     assert_eq!(
         (&proof["proved"], &proof["samples"]),
@@ -144,7 +144,7 @@ fn a_file_size_limit_is_reported_as_an_error() {
     assert!(!log.contains("signal"), "{log}");
 
     let output = run.launch(&["--quiet", "--procs", "2", "--resume"]);
-    assert!(output.status.success(), "{}", said(&output));
+    assert!(output.status.success(), "{}", stderr(&output));
     assert_eq!(run.prove()["proved"], true);
 }
 
@@ -170,7 +170,7 @@ fn a_disk_filled_by_another_process_loses_no_checkpoint() {
 
     std::fs::remove_file(filler).unwrap();
     let output = run.launch(&["--quiet", "--procs", "2", "--resume"]);
-    assert!(output.status.success(), "{}", said(&output));
+    assert!(output.status.success(), "{}", stderr(&output));
     let proof = run.prove();
     assert_eq!(
         (&proof["proved"], &proof["samples"]),

@@ -5,7 +5,7 @@
 use rustix::process::Signal;
 use serde_json::json;
 
-use super::support::{Run, said, same_losses, small, wait_for};
+use super::support::{Run, same_losses, small, stderr, wait_for};
 
 fn undisturbed(spec: serde_json::Value) -> Run {
     let run = Run::of(spec);
@@ -173,7 +173,7 @@ fn unconnected_ranks_exit_when_their_launcher_dies() {
     // The frozen rank ends too: a stopped process that becomes an orphan gets SIGHUP.
     launched.wait();
     let output = run.launch(&["--quiet", "--procs", "2", "--resume"]);
-    assert!(output.status.success(), "{}", said(&output));
+    assert!(output.status.success(), "{}", stderr(&output));
     assert_eq!(run.worlds(), [3, 2]);
     proved(&run, 600);
 }
@@ -212,7 +212,7 @@ fn upstreams_back_off_shrinks_the_batch_of_an_untrained_run() {
         assert_eq!(proof, &format!("1 × {micro} × 1 = {micro}"));
     }
     constant_batch(&run, golden[proofs.len() - 1]);
-    let text = said(&output) + &String::from_utf8_lossy(&output.stdout);
+    let text = stderr(&output) + &String::from_utf8_lossy(&output.stdout);
     assert!(text.contains("shrinks the global batch: 64 → 57"), "{text}");
 }
 
@@ -241,7 +241,7 @@ fn a_descent_after_the_batch_has_grown_keeps_the_grown_batch() {
     assert_eq!(run.state().unwrap()["pin"]["batch"], 18);
 
     let output = run.launch(&["--resume", "--rank-memory", "2400KiB"]);
-    assert!(output.status.success(), "{}", said(&output));
+    assert!(output.status.success(), "{}", stderr(&output));
     let log = String::from_utf8_lossy(&output.stdout);
     let first = log.lines().next().unwrap();
     assert!(first.contains("1 × 6 × 3 = 18 (base 12)"), "{log}");
@@ -292,7 +292,7 @@ fn a_higher_memory_limit_retries_a_failed_micro_batch() {
     assert_eq!(run.state().unwrap()["micro_limit"], limit);
 
     let output = run.launch(&["--resume", "--quiet", "--rank-memory", "1GiB"]);
-    assert!(output.status.success(), "{}", said(&output));
+    assert!(output.status.success(), "{}", stderr(&output));
     let state = run.state().unwrap();
     assert_eq!(state["micro_limit"], serde_json::Value::Null);
     assert_eq!(run.proofs().last().unwrap(), "1 × 6 × 2 = 12");
@@ -317,7 +317,7 @@ fn a_revoked_resize_changes_no_generation() {
     run.signal_rank(1, 1, Signal::CONT);
     let first = first.wait_with_output().unwrap();
     assert_eq!(first.status.code(), Some(1), "{first:?}");
-    let text = said(&first);
+    let text = stderr(&first);
     assert!(
         text.contains("request 1 for 3 processes was replaced by request 2 for 2 processes"),
         "{text}"
@@ -339,7 +339,7 @@ fn a_diverged_loss_is_shown_in_the_log_and_the_report() {
         "learning_rate": {"peak": 10.0, "shape": "constant", "warmup_samples": 0},
     })));
     let output = run.launch(&["--log", "json", "--quiet"]);
-    assert!(output.status.success(), "{}", said(&output));
+    assert!(output.status.success(), "{}", stderr(&output));
     let log = String::from_utf8_lossy(&output.stdout);
     let events: Vec<serde_json::Value> = log
         .lines()
@@ -360,7 +360,7 @@ fn a_diverged_loss_is_shown_in_the_log_and_the_report() {
 fn a_report_can_prove_the_ledger() {
     let run = undisturbed(small(json!({"budget": {"samples": 120}})));
     let output = run.call("report", &["--ledger"]);
-    assert!(output.status.success(), "{}", said(&output));
+    assert!(output.status.success(), "{}", stderr(&output));
     let page = std::fs::read_to_string(run.out().join("report.html")).unwrap();
     assert!(page.contains("10 steps consumed samples 0..120"));
 }
@@ -455,7 +455,7 @@ fn an_edited_checkpoint_is_not_resumed() {
     std::fs::write(&victim, bytes).unwrap();
     let output = run.launch(&["--resume"]);
     assert_ne!(output.status.code(), Some(0));
-    let message = said(&output);
+    let message = stderr(&output);
     assert!(
         message.contains("model-00001-of-00004.safetensors"),
         "{message}"
@@ -495,6 +495,10 @@ fn checkpoints_without_a_state_are_neither_resumed_nor_deleted() {
     std::fs::remove_file(run.out().join("state.json")).unwrap();
     let output = run.launch(&["--resume"]);
     assert_eq!(output.status.code(), Some(2));
-    assert!(said(&output).contains("no state.json"), "{}", said(&output));
+    assert!(
+        stderr(&output).contains("no state.json"),
+        "{}",
+        stderr(&output)
+    );
     assert!(run.out().join(pin).exists());
 }

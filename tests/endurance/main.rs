@@ -3,8 +3,8 @@
 
 mod disk;
 mod disturbed;
+mod external_trainers;
 mod measured;
-mod own;
 mod refused;
 mod signals;
 mod support;

@@ -8,7 +8,7 @@ use std::process::Stdio;
 
 use serde_json::{Value, json};
 
-use super::support::{Run, evenkeel, said, small};
+use super::support::{Run, evenkeel, small, stderr};
 
 /// A model directory with only its `config.json`.
 fn config_only(directory: &Path) -> Value {
@@ -64,7 +64,7 @@ fn a_refused_launch_leaves_no_files() {
         let run = Run::of(small(changes.clone()));
         let output = run.launch(&["--procs", "2"]);
         assert_eq!(output.status.code(), Some(code), "{changes}: {output:?}");
-        let message = said(&output);
+        let message = stderr(&output);
         assert!(message.contains(expected), "{changes}: {message}");
         // A rule points at the line.
         assert_eq!(
@@ -103,7 +103,7 @@ fn a_refused_resume_leaves_the_run_unchanged() {
     std::fs::write(&corpus, "{\"text\": \"other\"}\n".repeat(100)).unwrap();
     let output = run.launch(&["--resume", "--rank-memory", "1GiB"]);
     assert_eq!(output.status.code(), Some(2), "{output:?}");
-    let message = said(&output);
+    let message = stderr(&output);
     assert!(message.contains("changed: training data"), "{message}");
     assert_eq!(std::fs::read(run.out().join("run.json")).unwrap(), before);
 
@@ -111,7 +111,7 @@ fn a_refused_resume_leaves_the_run_unchanged() {
     std::fs::remove_dir_all(run.out().join("data")).unwrap();
     let output = run.launch(&["--resume"]);
     assert_eq!(output.status.code(), Some(2), "{output:?}");
-    let message = said(&output);
+    let message = stderr(&output);
     assert!(
         message.contains("the run began with other data"),
         "{message}"
@@ -127,8 +127,8 @@ fn a_global_batch_from_the_command_line_applies_to_every_plan_of_the_run() {
         "budget": {"samples": 96},
     })));
     let output = run.launch(&["--procs", "2", "batch.global=24"]);
-    assert!(output.status.success(), "{}", said(&output));
-    assert!(said(&output).contains("24 counts; remove it to keep 12"));
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert!(stderr(&output).contains("24 counts; remove it to keep 12"));
     assert_eq!(run.proofs(), ["2 × 2 × 6 = 24"]);
     assert_eq!(run.prove()["proved"], true);
 }
@@ -139,7 +139,7 @@ fn a_directory_with_unrelated_files_stays_unchanged() {
     std::fs::write(run.out(), "mine").unwrap();
     let output = run.launch(&[]);
     assert_eq!(output.status.code(), Some(2), "{output:?}");
-    let message = said(&output);
+    let message = stderr(&output);
     assert!(
         message.contains("set another directory with --out"),
         "{message}"
@@ -152,7 +152,7 @@ fn a_directory_with_unrelated_files_stays_unchanged() {
     std::fs::write(&corpus, "mine").unwrap();
     let output = run.launch(&[]);
     assert_eq!(output.status.code(), Some(2), "{output:?}");
-    assert!(said(&output).contains("files that are not part of a run (data)"));
+    assert!(stderr(&output).contains("files that are not part of a run (data)"));
     assert_eq!(std::fs::read(corpus).unwrap(), b"mine");
     assert_eq!(std::fs::read_dir(run.out()).unwrap().count(), 1);
 }
@@ -164,8 +164,8 @@ fn a_model_with_only_a_config_starts_from_random_weights() {
         "model": config_only(model.path()), "budget": {"samples": 24},
     })));
     let output = run.launch(&["--quiet"]);
-    assert!(output.status.success(), "{}", said(&output));
-    let message = said(&output);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let message = stderr(&output);
     assert!(
         message.contains("contains no weights: the run starts from random"),
         "{message}"
@@ -180,7 +180,11 @@ fn a_path_that_is_not_utf_8_is_refused_before_any_file_is_written() {
     let run = run.beside(name);
     let output = run.launch(&["--quiet"]);
     assert_eq!(output.status.code(), Some(2), "{output:?}");
-    assert!(said(&output).contains("is not UTF-8"), "{}", said(&output));
+    assert!(
+        stderr(&output).contains("is not UTF-8"),
+        "{}",
+        stderr(&output)
+    );
     assert!(!run.out().exists());
 }
 
@@ -189,7 +193,7 @@ fn states_beyond_a_ranks_memory_are_refused_before_any_file_is_written() {
     let run = Run::of(small(json!({"budget": {"samples": 24}})));
     let output = run.launch(&["--quiet", "--rank-memory", "64KiB"]);
     assert_eq!(output.status.code(), Some(1), "{output:?}");
-    let message = said(&output);
+    let message = stderr(&output);
     assert!(message.contains("error[rank-memory]"), "{message}");
     assert!(message.contains("a rank may use 64.0 KiB"), "{message}");
     assert!(!run.out().exists());
@@ -210,7 +214,7 @@ fn concurrent_launches_get_separate_directories() {
     let launched: Vec<_> = (0..4).map(|_| launch()).collect();
     for launch in launched {
         let output = launch.wait_with_output().unwrap();
-        assert!(output.status.success(), "{}", said(&output));
+        assert!(output.status.success(), "{}", stderr(&output));
     }
     let runs = std::fs::read_dir(run.scratch().join("runs")).unwrap();
     let names = runs.map(|entry| entry.unwrap().file_name().into_string().unwrap());
@@ -225,7 +229,7 @@ fn flags_for_different_worlds_are_refused() {
     assert_eq!(output.status.code(), Some(2), "{output:?}");
     assert!(!run.out().exists());
     let output = run.launch(&["--gpus", "2"]);
-    assert!(output.status.success(), "{}", said(&output));
+    assert!(output.status.success(), "{}", stderr(&output));
     let log = String::from_utf8_lossy(&output.stdout);
     assert!(log.contains("2 processes on the CPU"), "{log}");
     assert_eq!(run.worlds(), [2]);

@@ -350,7 +350,7 @@ fn find_rank(run: &Path, generation: u64, rank: u64) -> Option<rustix::process::
 }
 
 /// Standard error of a command.
-pub fn said(output: &Output) -> String {
+pub fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 

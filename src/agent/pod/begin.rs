@@ -4,18 +4,18 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use super::waiting::{Verdict, Waiting};
+use super::waiting::{WaitState, Waiting};
 use super::{Current, PodAgent};
 use crate::agent::preparation::{self, Preparation};
 use crate::agent::volume;
 use crate::agent::{OomKills, Ranks, Silence, Tail};
-use crate::external_trainer::call::{self, own_call};
+use crate::external_trainer::call::{self, external_call};
 use crate::external_trainer::{Program, Start};
 use crate::inventory::Inventory;
 use crate::lifecycle::agent_state::{AgentState, Problem};
 use crate::lifecycle::files;
 use crate::lifecycle::generation::Generation;
-use crate::lifecycle::rank_status::Seen;
+use crate::lifecycle::rank_status::RankStatus;
 use crate::telemetry::now;
 use crate::util::durable::FileError;
 
@@ -24,14 +24,14 @@ const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Backoff after a failed start. It applies to one generation; another one is tried at once.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Pause {
+pub(super) struct Backoff {
     generation: u64,
     since: Instant,
 }
 
-impl Pause {
-    fn after(generation: u64) -> Pause {
-        Pause {
+impl Backoff {
+    fn after(generation: u64) -> Backoff {
+        Backoff {
             generation,
             since: Instant::now(),
         }
@@ -50,17 +50,17 @@ impl PodAgent {
             .inspected
             .is_some_and(|at| at.elapsed() < RETRY_INTERVAL);
         let newest = self.job.as_ref().and_then(|job| job.generation.as_ref());
-        let counts = newest.is_some_and(|c| c.record.share_of(&self.identity.pod).is_some());
+        let counts = newest.is_some_and(|c| c.record.ranks_of_pod(&self.identity.pod).is_some());
         // An NVML query may block, which must not delay the stop of ranks.
         if checked || counts || !self.all_ended() {
             return;
         }
         self.inspected = Some(Instant::now());
-        let short = Inventory::discover().falls_short_of(self.identity.devices);
+        let short = Inventory::discover().device_shortfall(self.identity.devices);
         let known = self.state.problem.as_ref();
-        match short.map(Problem::of_hardware) {
+        match short.map(Problem::hardware) {
             Some(problem) => self.report_problem(problem),
-            None if known.is_some_and(Problem::is_of_hardware) => {
+            None if known.is_some_and(Problem::is_hardware) => {
                 self.state.problem = None;
                 self.publish();
             }
@@ -71,7 +71,7 @@ impl PodAgent {
     /// Starts this pod's share of a generation once the run is prepared and older ranks have
     /// exited.
     pub(super) fn begin(&mut self, record: &Generation) {
-        let Some((first, count)) = record.share_of(&self.identity.pod) else {
+        let Some((first, count)) = record.ranks_of_pod(&self.identity.pod) else {
             return;
         };
         if !self.all_ended() {
@@ -87,7 +87,7 @@ impl PodAgent {
             Ok(true) => self.publish(),
             Ok(false) => {}
             Err(problem) => {
-                self.pause = Some(Pause::after(record.number));
+                self.pause = Some(Backoff::after(record.number));
                 self.report_problem(problem);
             }
         }
@@ -103,7 +103,7 @@ impl PodAgent {
     ) -> Result<bool, Problem> {
         let has = self.identity.devices;
         if count > has {
-            return Err(Problem::of_hardware(format!(
+            return Err(Problem::hardware(format!(
                 "the plan needs {count} devices in this pod, which has {has}"
             )));
         }
@@ -113,8 +113,8 @@ impl PodAgent {
         if !self.prepared(record, first == 0)? {
             return Ok(false);
         }
-        if let Some(message) = Inventory::discover().falls_short_of(count) {
-            return Err(Problem::of_hardware(message));
+        if let Some(message) = Inventory::discover().device_shortfall(count) {
+            return Err(Problem::hardware(message));
         }
         self.start(record, first, count)?;
         self.end_wait();
@@ -126,7 +126,7 @@ impl PodAgent {
         record.write(&self.identity.run).map_err(volume)?;
         let external = self
             .external_job()
-            .map(|job| own_call(&job.trainer_source(), &self.identity.run, record));
+            .map(|job| external_call(&job.trainer_source(), &self.identity.run, record));
         let external = external.transpose()?;
         let oom_kills = OomKills::watch();
         let ranks = Ranks::start(
@@ -134,7 +134,7 @@ impl PodAgent {
                 evenkeel: &self.identity.program,
                 program: match &external {
                     None => Program::BuiltIn,
-                    Some(external) => Program::Foreign {
+                    Some(external) => Program::External {
                         call: &external.call,
                         drain: external.drain(),
                     },
@@ -161,10 +161,10 @@ impl PodAgent {
             devices: self.identity.devices,
             generation: record.number,
             first,
-            ranks: vec![Seen::default(); usize::try_from(count).unwrap_or(0)],
+            ranks: vec![RankStatus::default(); usize::try_from(count).unwrap_or(0)],
             budget: self.state.budget,
             started: Some(now()),
-            own_checkpoint: external
+            external_checkpoint: external
                 .as_ref()
                 .and_then(|external| external.checkpoint.clone()),
             ..AgentState::default()
@@ -237,12 +237,12 @@ impl PodAgent {
         };
         let waiting = self.waiting.insert(waiting);
         match waiting.verdict() {
-            Verdict::TooEarly => {}
-            Verdict::Report => {
+            WaitState::TooEarly => {}
+            WaitState::Report => {
                 let message = waiting.message(&self.identity.run);
                 self.report_wait(message);
             }
-            Verdict::NotShared => {
+            WaitState::NotShared => {
                 // Listing a directory refreshes a network volume's cache.
                 let listed = file.parent().map(std::fs::read_dir);
                 drop(listed);
@@ -255,8 +255,8 @@ impl PodAgent {
     }
 
     fn report_wait(&mut self, message: String) {
-        if self.state.waits_for.as_ref() != Some(&message) {
-            self.state.waits_for = Some(message);
+        if self.state.waiting_for.as_ref() != Some(&message) {
+            self.state.waiting_for = Some(message);
             self.publish();
         }
     }
@@ -264,7 +264,7 @@ impl PodAgent {
     /// Ends the wait and clears its report.
     pub(super) fn end_wait(&mut self) {
         self.waiting = None;
-        if self.state.waits_for.take().is_some() {
+        if self.state.waiting_for.take().is_some() {
             self.publish();
         }
     }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 /// A source of contact.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Whom {
+pub enum ContactSource {
     /// Its responses and watch events.
     ApiServer,
     /// It requests this agent's state.
@@ -36,11 +36,11 @@ impl Contact {
     }
 
     /// Resets the timer of one source.
-    pub fn heard(&mut self, whom: Whom) {
+    pub fn heard(&mut self, whom: ContactSource) {
         match whom {
-            Whom::ApiServer => self.api_server = Duration::ZERO,
-            Whom::Controller => self.controller = Duration::ZERO,
-            Whom::Peer => self.peers = Duration::ZERO,
+            ContactSource::ApiServer => self.api_server = Duration::ZERO,
+            ContactSource::Controller => self.controller = Duration::ZERO,
+            ContactSource::Peer => self.peers = Duration::ZERO,
         }
     }
 
@@ -88,7 +88,7 @@ mod tests {
     const FENCE: Duration = Duration::from_secs(30);
 
     /// A contact that is silent for as long as allowed, except for sources in `but`.
-    fn silent(but: &[Whom]) -> Contact {
+    fn silent(but: &[ContactSource]) -> Contact {
         let mut contact = Contact::new();
         contact.after(FENCE + Duration::from_secs(1));
         but.iter().for_each(|whom| contact.heard(*whom));
@@ -98,7 +98,11 @@ mod tests {
     #[test]
     fn a_pod_is_cut_off_only_if_every_source_is_silent() {
         assert!(silent(&[]).is_cut_off(FENCE, false));
-        for one in [Whom::ApiServer, Whom::Controller, Whom::Peer] {
+        for one in [
+            ContactSource::ApiServer,
+            ContactSource::Controller,
+            ContactSource::Peer,
+        ] {
             assert!(!silent(&[one]).is_cut_off(FENCE, false), "{one:?}");
         }
         let mut contact = Contact::new();
@@ -108,9 +112,9 @@ mod tests {
 
     #[test]
     fn after_a_lost_peer_only_the_api_server_counts_as_contact() {
-        let others = [Whom::Controller, Whom::Peer];
+        let others = [ContactSource::Controller, ContactSource::Peer];
         assert!(silent(&others).is_cut_off(FENCE, true));
-        assert!(!silent(&[Whom::ApiServer]).is_cut_off(FENCE, true));
+        assert!(!silent(&[ContactSource::ApiServer]).is_cut_off(FENCE, true));
     }
 
     #[test]
@@ -120,7 +124,7 @@ mod tests {
         assert!(!contact.misses_the_cluster(FENCE));
         contact.after(Duration::from_secs(1));
         assert!(contact.misses_the_cluster(FENCE) && !contact.is_cut_off(FENCE, false));
-        contact.heard(Whom::Controller);
+        contact.heard(ContactSource::Controller);
         assert!(!contact.misses_the_cluster(FENCE));
     }
 

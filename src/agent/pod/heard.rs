@@ -4,7 +4,7 @@ use super::PodAgent;
 use crate::agent::{Event as RankEvent, last_lines, silence};
 use crate::lifecycle::files;
 use crate::lifecycle::protocol::{Ending, Report};
-use crate::lifecycle::rank_status::Seen;
+use crate::lifecycle::rank_status::RankStatus;
 use crate::telemetry::{Event, now};
 
 impl PodAgent {
@@ -64,10 +64,10 @@ impl PodAgent {
                 .identity
                 .run
                 .join(files::rank_log(self.state.generation, rank));
-            self.state.last_words = last_lines(&log);
+            self.state.log_tail = last_lines(&log);
         }
         let ranks = &mut self.state.ranks;
-        let follows = foreign && ranks.iter().any(Seen::in_trouble);
+        let follows = foreign && ranks.iter().any(RankStatus::in_trouble);
         ranks[local].end(ending, follows);
         if self.all_ended() {
             self.find_trainer_checkpoint();
@@ -79,7 +79,7 @@ impl PodAgent {
         let current = self.current.as_ref().filter(|_| self.state.first == 0);
         let external = current.and_then(|current| current.external.as_ref());
         if let Some(newest) = external.and_then(|external| external.newest(&self.identity.run)) {
-            self.state.own_checkpoint = Some(newest);
+            self.state.external_checkpoint = Some(newest);
         }
     }
 
@@ -107,12 +107,12 @@ impl PodAgent {
             }
             // A controller that believes a rank is waiting would not wait for its report after a
             // loss.
-            Report::Met => true,
-            Report::Waiting
+            Report::Connected => true,
+            Report::Connecting
             | Report::Evaluation(_)
             | Report::Straggler { .. }
             | Report::Warning { .. } => false,
-            Report::Noticed { .. }
+            Report::LossDetected { .. }
             | Report::Lost { .. }
             | Report::OutOfMemory { .. }
             | Report::Failed { .. } => true,
@@ -126,7 +126,7 @@ impl PodAgent {
         };
         for local in current.silence.timed_out() {
             if let Some(seen) = self.state.ranks.get_mut(local) {
-                seen.given_up = Some(silence::timeout_message());
+                seen.kill_reason = Some(silence::timeout_message());
             }
             current.ranks.kill_one(self.state.first + local as u64);
         }

@@ -177,11 +177,11 @@ fn a_single_pod_world_stops_when_it_is_cut_off() {
     // The API server is unreachable, the controller is not.
     pod.agent.take(Input::Polled);
     pod.agent.act();
-    assert_eq!(pod.agent.state.ranks[0].given_up, None);
+    assert_eq!(pod.agent.state.ranks[0].kill_reason, None);
     pod.agent.contact.after(2 * FENCE);
     pod.agent.act();
     assert_eq!(pod.ended(), Ending::Signal(9));
-    let why = pod.agent.state.ranks[0].given_up.clone().unwrap();
+    let why = pod.agent.state.ranks[0].kill_reason.clone().unwrap();
     assert!(
         why.starts_with("cut off: no contact with the API server"),
         "{why}"
@@ -221,7 +221,7 @@ fn peers_are_asked_while_the_cluster_is_silent_and_an_answer_keeps_ranks_alive()
     };
     pod.agent.take(answered(Some(1)));
     pod.agent.act();
-    assert_eq!(pod.agent.state.ranks[0].given_up, None);
+    assert_eq!(pod.agent.state.ranks[0].kill_reason, None);
     // A peer with a newer generation proves that these ranks belong to no world.
     pod.agent.take(answered(Some(2)));
     assert_eq!(pod.ended(), Ending::Signal(9));
@@ -231,10 +231,10 @@ fn peers_are_asked_while_the_cluster_is_silent_and_an_answer_keeps_ranks_alive()
 fn a_waiting_pod_reports_what_it_waits_for_and_detects_an_unshared_volume() {
     let mut pod = Pod::new(1);
     pod.receive_job(2);
-    assert_eq!(pod.agent.state.waits_for, None);
+    assert_eq!(pod.agent.state.waiting_for, None);
     pod.agent.waiting.as_mut().unwrap().begun = ago(Duration::from_secs(60));
     pod.agent.act();
-    let message = pod.agent.state.waits_for.clone().unwrap();
+    let message = pod.agent.state.waiting_for.clone().unwrap();
     assert!(
         message.starts_with("waiting for job-0-1 to prepare the run in "),
         "{message}"
@@ -262,7 +262,7 @@ fn a_waiting_pod_reports_what_it_waits_for_and_detects_an_unshared_volume() {
     pod.agent.act();
     assert!(pod.runs());
     assert_eq!(
-        (&pod.agent.state.problem, &pod.agent.state.waits_for),
+        (&pod.agent.state.problem, &pod.agent.state.waiting_for),
         (&None, &None)
     );
     assert!(pod.asked().is_empty());

@@ -29,7 +29,7 @@ pub struct Waiting {
 
 /// The result of a wait so far.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum WaitState {
     /// Too early to report.
     TooEarly,
     /// Report what the pod waits for.
@@ -63,7 +63,7 @@ impl Waiting {
         }
     }
 
-    pub fn verdict(&self) -> Verdict {
+    pub fn verdict(&self) -> WaitState {
         verdict(
             self.begun.elapsed(),
             self.first_started.map(|since| since.elapsed()),
@@ -92,11 +92,11 @@ impl Waiting {
     }
 }
 
-fn verdict(waited: Duration, first_started: Option<Duration>) -> Verdict {
+fn verdict(waited: Duration, first_started: Option<Duration>) -> WaitState {
     match first_started {
-        Some(first_started) if first_started > CACHE_DELAY => Verdict::NotShared,
-        _ if waited > REPORT_AFTER => Verdict::Report,
-        _ => Verdict::TooEarly,
+        Some(first_started) if first_started > CACHE_DELAY => WaitState::NotShared,
+        _ if waited > REPORT_AFTER => WaitState::Report,
+        _ => WaitState::TooEarly,
     }
 }
 
@@ -107,18 +107,18 @@ mod tests {
     #[test]
     fn a_late_file_is_not_reported_as_missing_at_once() {
         let second = Duration::from_secs(1);
-        assert_eq!(verdict(REPORT_AFTER, None), Verdict::TooEarly);
-        assert_eq!(verdict(REPORT_AFTER + second, None), Verdict::Report);
+        assert_eq!(verdict(REPORT_AFTER, None), WaitState::TooEarly);
+        assert_eq!(verdict(REPORT_AFTER + second, None), WaitState::Report);
         let hours = Duration::from_secs(7200);
         assert_eq!(
             verdict(hours, None),
-            Verdict::Report,
+            WaitState::Report,
             "preparation may take hours"
         );
-        assert_eq!(verdict(hours, Some(CACHE_DELAY)), Verdict::Report);
+        assert_eq!(verdict(hours, Some(CACHE_DELAY)), WaitState::Report);
         assert_eq!(
             verdict(second, Some(CACHE_DELAY + second)),
-            Verdict::NotShared
+            WaitState::NotShared
         );
     }
 }

@@ -10,8 +10,8 @@ use crate::api::RemainderPolicy;
 use crate::cli::output::{Format, say};
 use crate::cli::recipe_args::RecipeArgs;
 use crate::cli::{EXIT_REFUSED, render};
-use crate::client::{self, End, Wanted, change};
-use crate::launch::check_own;
+use crate::client::{self, End, LaunchOptions, change};
+use crate::launch::check_external_trainer;
 use crate::plan::{self, PlanRequest};
 use crate::recipe::Recipe;
 use crate::telemetry::{Display, Mode};
@@ -88,8 +88,8 @@ pub fn run(
     let Ok(plan) = examined.finish() else {
         return Ok(ExitCode::from(EXIT_REFUSED));
     };
-    let notes = match recipe.spec.trainer.is_own() {
-        true => check_own(recipe, &plan, &from.overrides)?,
+    let notes = match recipe.spec.trainer.is_external() {
+        true => check_external_trainer(recipe, &plan, &from.overrides)?,
         false => Vec::new(),
     };
     for note in notes {
@@ -135,7 +135,7 @@ fn submitted_job(
     nodes: u32,
     gpus_per_node: u32,
     rank_memory: Option<u64>,
-) -> anyhow::Result<Wanted> {
+) -> anyhow::Result<LaunchOptions> {
     let name = match &args.name {
         Some(name) => name.clone(),
         None => client::name_of(&recipe.spec.name).with_context(|| {
@@ -156,7 +156,7 @@ fn submitted_job(
         Some("uneven") => RemainderPolicy::Uneven,
         _ => RemainderPolicy::Exact,
     };
-    Ok(Wanted {
+    Ok(LaunchOptions {
         name,
         nodes,
         gpus_per_node,
@@ -197,10 +197,10 @@ pub fn watch(watching: &Watching<'_>) -> anyhow::Result<ExitCode> {
     drop(display);
     Ok(match end {
         Some(End::Complete) => ExitCode::SUCCESS,
-        Some(End::Failed { why, last_words }) => {
+        Some(End::Failed { why, log_tail }) => {
             say(format_args!("error: {why}\n"));
-            if !last_words.is_empty() {
-                say(format_args!("{last_words}\n"));
+            if !log_tail.is_empty() {
+                say(format_args!("{log_tail}\n"));
             }
             ExitCode::from(EXIT_REFUSED)
         }

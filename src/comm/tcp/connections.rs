@@ -12,14 +12,14 @@ use std::time::{Duration, Instant};
 
 use super::rendezvous::Mesh;
 use super::wire::Stop;
-use crate::comm::tcp::control::Gossip;
+use crate::comm::tcp::control::ControlMessage;
 use crate::comm::{CommError, Ended, Notify};
 
 /// Time allowed for a suspect's own reason for leaving to arrive.
 pub(super) const GRACE: Duration = Duration::from_millis(500);
 
 /// Connections and verdict of one rank in one world.
-pub(super) struct Bonds {
+pub(super) struct Connections {
     pub rank: usize,
     pub world: usize,
     pub mesh: Mesh,
@@ -47,7 +47,7 @@ pub(super) struct Suspect {
     pub since: Instant,
 }
 
-impl Bonds {
+impl Connections {
     pub fn new(
         rank: usize,
         mesh: Mesh,
@@ -57,7 +57,7 @@ impl Bonds {
         bell: UnixStream,
     ) -> Self {
         let world = mesh.data.len();
-        Bonds {
+        Connections {
             rank,
             world,
             mesh,
@@ -87,7 +87,7 @@ impl Bonds {
         if verdict.is_some() {
             return;
         }
-        self.broadcast(&Gossip::about(&error));
+        self.broadcast(&ControlMessage::about(&error));
         if let CommError::PeerLost { rank, reason } = &mut error
             && *rank == self.rank
         {
@@ -109,7 +109,7 @@ impl Bonds {
 
     /// Sends a control message to every peer. A failed write is ignored: reading detects a lost peer, and the
     /// peer's last message must be read first.
-    pub fn broadcast(&self, message: &Gossip) {
+    pub fn broadcast(&self, message: &ControlMessage) {
         let bytes = message.encode();
         let _sending = lock(&self.sending);
         for mut stream in self.mesh.heartbeat.iter().flatten() {
@@ -161,13 +161,13 @@ impl Bonds {
     /// Leaves in order: sends a goodbye to every peer and lets the heartbeat thread end.
     pub fn leave(&self) {
         if self.verdict().is_none() {
-            self.broadcast(&Gossip::Goodbye);
+            self.broadcast(&ControlMessage::Goodbye);
         }
         self.leaving.store(true, Ordering::Release);
         self.wake_heartbeat();
     }
 
-    /// Whether [`Bonds::leave`] was called.
+    /// Whether [`Connections::leave`] was called.
     pub fn leaving(&self) -> bool {
         self.leaving.load(Ordering::Acquire)
     }

@@ -3,7 +3,7 @@
 use crate::comm::CommError;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Gossip {
+pub(super) enum ControlMessage {
     /// The sender is alive.
     Beat,
     /// The sender leaves because this rank is lost.
@@ -20,28 +20,28 @@ const HEADER: usize = 7;
 /// Longest reason, in bytes; longer ones are cut.
 const REASON_LIMIT: usize = 1024;
 
-impl Gossip {
+impl ControlMessage {
     /// The message that announces a verdict.
     pub fn about(verdict: &CommError) -> Self {
         match verdict {
-            CommError::PeerLost { rank, reason } => Gossip::Lost {
+            CommError::PeerLost { rank, reason } => ControlMessage::Lost {
                 rank: *rank,
                 reason: reason.clone(),
             },
-            CommError::Aborted { rank, reason } => Gossip::Aborted {
+            CommError::Aborted { rank, reason } => ControlMessage::Aborted {
                 rank: *rank,
                 reason: reason.clone(),
             },
-            CommError::Rendezvous(_) | CommError::Misuse(_) => Gossip::Goodbye,
+            CommError::Rendezvous(_) | CommError::Misuse(_) => ControlMessage::Goodbye,
         }
     }
 
     pub fn encode(&self) -> Vec<u8> {
         let (kind, rank, reason) = match self {
-            Gossip::Beat => (b'.', 0, ""),
-            Gossip::Lost { rank, reason } => (b'L', *rank, reason.as_str()),
-            Gossip::Aborted { rank, reason } => (b'A', *rank, reason.as_str()),
-            Gossip::Goodbye => (b'G', 0, ""),
+            ControlMessage::Beat => (b'.', 0, ""),
+            ControlMessage::Lost { rank, reason } => (b'L', *rank, reason.as_str()),
+            ControlMessage::Aborted { rank, reason } => (b'A', *rank, reason.as_str()),
+            ControlMessage::Goodbye => (b'G', 0, ""),
         };
         let mut end = reason.len().min(REASON_LIMIT);
         while !reason.is_char_boundary(end) {
@@ -70,10 +70,10 @@ impl Gossip {
         let reason = String::from_utf8_lossy(&inbox[HEADER..end]).into_owned();
         inbox.drain(..end);
         match kind {
-            b'.' => Ok(Some(Gossip::Beat)),
-            b'L' => Ok(Some(Gossip::Lost { rank, reason })),
-            b'A' => Ok(Some(Gossip::Aborted { rank, reason })),
-            b'G' => Ok(Some(Gossip::Goodbye)),
+            b'.' => Ok(Some(ControlMessage::Beat)),
+            b'L' => Ok(Some(ControlMessage::Lost { rank, reason })),
+            b'A' => Ok(Some(ControlMessage::Aborted { rank, reason })),
+            b'G' => Ok(Some(ControlMessage::Goodbye)),
             _ => Err("its control message is malformed".into()),
         }
     }
@@ -85,15 +85,15 @@ mod tests {
 
     use super::*;
 
-    fn control_message() -> impl Strategy<Value = Gossip> {
+    fn control_message() -> impl Strategy<Value = ControlMessage> {
         let fields = (0usize..5000, ".{0,80}");
         prop_oneof![
-            Just(Gossip::Beat),
-            Just(Gossip::Goodbye),
+            Just(ControlMessage::Beat),
+            Just(ControlMessage::Goodbye),
             fields
                 .clone()
-                .prop_map(|(rank, reason)| Gossip::Lost { rank, reason }),
-            fields.prop_map(|(rank, reason)| Gossip::Aborted { rank, reason }),
+                .prop_map(|(rank, reason)| ControlMessage::Lost { rank, reason }),
+            fields.prop_map(|(rank, reason)| ControlMessage::Aborted { rank, reason }),
         ]
     }
 
@@ -103,12 +103,12 @@ mod tests {
             sent in prop::collection::vec(control_message(), 0..8),
             step in 1usize..50,
         ) {
-            let bytes: Vec<u8> = sent.iter().flat_map(Gossip::encode).collect();
+            let bytes: Vec<u8> = sent.iter().flat_map(ControlMessage::encode).collect();
             let mut inbox = Vec::new();
             let mut received = Vec::new();
             for piece in bytes.chunks(step) {
                 inbox.extend_from_slice(piece);
-                while let Some(message) = Gossip::decode(&mut inbox).unwrap() {
+                while let Some(message) = ControlMessage::decode(&mut inbox).unwrap() {
                     received.push(message);
                 }
             }
@@ -119,19 +119,20 @@ mod tests {
         #[test]
         fn malformed_messages_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..64)) {
             let mut inbox = bytes;
-            while let Ok(Some(_)) = Gossip::decode(&mut inbox) {}
+            while let Ok(Some(_)) = ControlMessage::decode(&mut inbox) {}
         }
     }
 
     #[test]
     fn long_reasons_are_cut_between_characters() {
         let reason = "ü".repeat(REASON_LIMIT);
-        let mut inbox = Gossip::Lost {
+        let mut inbox = ControlMessage::Lost {
             rank: 1,
             reason: format!("x{reason}"),
         }
         .encode();
-        let Ok(Some(Gossip::Lost { reason, .. })) = Gossip::decode(&mut inbox) else {
+        let Ok(Some(ControlMessage::Lost { reason, .. })) = ControlMessage::decode(&mut inbox)
+        else {
             panic!("it decodes");
         };
         assert_eq!(reason.len(), REASON_LIMIT - 1);

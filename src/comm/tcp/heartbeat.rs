@@ -14,14 +14,14 @@ use rustix::event::{PollFd, PollFlags};
 use super::poll::wait;
 use super::wire::peers;
 use crate::comm::CommError;
-use crate::comm::tcp::connections::{Bonds, GRACE};
-use crate::comm::tcp::control::Gossip;
+use crate::comm::tcp::connections::{Connections, GRACE};
+use crate::comm::tcp::control::ControlMessage;
 
 /// Time that a leaving rank allows its peers to read its reason.
 const LINGER: Duration = Duration::from_millis(500);
 
 pub(super) struct Heartbeat {
-    bonds: Arc<Bonds>,
+    connections: Arc<Connections>,
     bell: UnixStream,
     interval: Duration,
     timeout: Duration,
@@ -46,10 +46,15 @@ enum Evidence {
 }
 
 impl Heartbeat {
-    pub fn new(bonds: Arc<Bonds>, bell: UnixStream, interval: Duration, timeout: Duration) -> Self {
-        let peers = vec![Peer::default(); bonds.world];
+    pub fn new(
+        connections: Arc<Connections>,
+        bell: UnixStream,
+        interval: Duration,
+        timeout: Duration,
+    ) -> Self {
+        let peers = vec![Peer::default(); connections.world];
         Heartbeat {
-            bonds,
+            connections,
             bell,
             interval,
             timeout,
@@ -60,18 +65,18 @@ impl Heartbeat {
     /// Runs until this rank leaves or the world ends.
     pub fn run(mut self) {
         let mut next_beat = Instant::now();
-        while !self.bonds.leaving() && self.bonds.verdict().is_none() {
+        while !self.connections.leaving() && self.connections.verdict().is_none() {
             let now = Instant::now();
             if now >= next_beat {
-                self.bonds.broadcast(&Gossip::Beat);
+                self.connections.broadcast(&ControlMessage::Beat);
                 next_beat = now + self.interval;
             }
             let until = self
                 .next_deadline()
                 .map_or(next_beat, |due| due.min(next_beat));
             if let Err(error) = self.sleep_until(until) {
-                self.bonds.declare(CommError::Aborted {
-                    rank: self.bonds.rank,
+                self.connections.declare(CommError::Aborted {
+                    rank: self.connections.rank,
                     reason: format!("cannot poll: {error}"),
                 });
                 break;
@@ -79,7 +84,7 @@ impl Heartbeat {
             // This process was suspended or starved: it must not blame its peers for its own silence.
             let overslept = Instant::now().saturating_duration_since(until) > self.interval;
             if let Some(verdict) = self.judge_peers(overslept) {
-                self.bonds.declare(verdict);
+                self.connections.declare(verdict);
             }
         }
         self.linger();
@@ -90,8 +95,8 @@ impl Heartbeat {
         let now = Instant::now();
         let silent = self
             .alive()
-            .map(|rank| now + self.timeout.saturating_sub(self.bonds.silence(rank)));
-        let suspects = self.bonds.suspects();
+            .map(|rank| now + self.timeout.saturating_sub(self.connections.silence(rank)));
+        let suspects = self.connections.suspects();
         silent
             .chain(suspects.iter().map(|suspect| suspect.since + GRACE))
             .min()
@@ -99,7 +104,7 @@ impl Heartbeat {
 
     /// Peers that should be sending heartbeats.
     fn alive(&self) -> impl Iterator<Item = usize> {
-        let own = self.bonds.rank;
+        let own = self.connections.rank;
         let all = self.peers.iter().enumerate();
         all.filter(move |(rank, peer)| *rank != own && !peer.done && !peer.gone)
             .map(|(rank, _)| rank)
@@ -107,7 +112,7 @@ impl Heartbeat {
 
     /// Waits for a control message, a wake-up, or the deadline.
     fn sleep_until(&mut self, until: Instant) -> io::Result<()> {
-        let open = peers(&self.bonds.mesh.heartbeat)
+        let open = peers(&self.connections.mesh.heartbeat)
             .filter(|(rank, _)| !self.peers[*rank].gone)
             .map(|(_, stream)| PollFd::new(stream, PollFlags::IN));
         let mut fds = vec![PollFd::new(&self.bell, PollFlags::IN)];
@@ -125,20 +130,20 @@ impl Heartbeat {
     fn judge_peers(&mut self, overslept: bool) -> Option<CommError> {
         let mut found: Vec<(Evidence, CommError)> = Vec::new();
         for rank in 0..self.peers.len() {
-            if rank != self.bonds.rank && !self.peers[rank].gone {
+            if rank != self.connections.rank && !self.peers[rank].gone {
                 found.extend(self.read_peer(rank));
             }
         }
         for rank in self.alive() {
-            let silence = self.bonds.silence(rank);
+            let silence = self.connections.silence(rank);
             if overslept {
-                self.bonds.record_message_from(rank);
+                self.connections.record_message_from(rank);
             } else if silence >= self.timeout {
                 let reason = format!("no heartbeat for {:.1} s", silence.as_secs_f64());
                 found.push((Evidence::Silent, CommError::PeerLost { rank, reason }));
             }
         }
-        for suspect in self.bonds.suspects() {
+        for suspect in self.connections.suspects() {
             let rank = suspect.rank;
             let reason = if self.peers[rank].done {
                 "it finished and left while this rank still needed it".into()
@@ -155,7 +160,7 @@ impl Heartbeat {
 
     /// Reads the control messages of a peer.
     fn read_peer(&mut self, rank: usize) -> Option<(Evidence, CommError)> {
-        let stream = self.bonds.mesh.heartbeat[rank].as_ref()?;
+        let stream = self.connections.mesh.heartbeat[rank].as_ref()?;
         let peer = &mut self.peers[rank];
         let mut bytes = [0; 1024];
         let ended = loop {
@@ -169,14 +174,14 @@ impl Heartbeat {
                 },
             }
             loop {
-                match Gossip::decode(&mut peer.inbox) {
+                match ControlMessage::decode(&mut peer.inbox) {
                     Ok(None) => break,
-                    Ok(Some(Gossip::Beat)) => self.bonds.record_message_from(rank),
-                    Ok(Some(Gossip::Goodbye)) => peer.done = true,
-                    Ok(Some(Gossip::Lost { rank, reason })) => {
+                    Ok(Some(ControlMessage::Beat)) => self.connections.record_message_from(rank),
+                    Ok(Some(ControlMessage::Goodbye)) => peer.done = true,
+                    Ok(Some(ControlMessage::Lost { rank, reason })) => {
                         return Some((Evidence::Told, CommError::PeerLost { rank, reason }));
                     }
-                    Ok(Some(Gossip::Aborted { rank, reason })) => {
+                    Ok(Some(ControlMessage::Aborted { rank, reason })) => {
                         return Some((Evidence::Told, CommError::Aborted { rank, reason }));
                     }
                     Err(reason) => {
@@ -195,7 +200,7 @@ impl Heartbeat {
     /// Closes the sending side and waits briefly until the peers have closed theirs. Closing a socket with
     /// unread data would discard this rank's last message.
     fn linger(&mut self) {
-        for (_, stream) in peers(&self.bonds.mesh.heartbeat) {
+        for (_, stream) in peers(&self.connections.mesh.heartbeat) {
             let _ = stream.shutdown(Shutdown::Write);
         }
         let until = Instant::now() + LINGER;
@@ -203,11 +208,11 @@ impl Heartbeat {
             .peers
             .iter()
             .enumerate()
-            .any(|(rank, peer)| rank != self.bonds.rank && !peer.gone)
+            .any(|(rank, peer)| rank != self.connections.rank && !peer.gone)
             && Instant::now() < until
             && self.sleep_until(until).is_ok()
         {
-            for (rank, mut stream) in peers(&self.bonds.mesh.heartbeat) {
+            for (rank, mut stream) in peers(&self.connections.mesh.heartbeat) {
                 let mut bytes = [0; 1024];
                 loop {
                     match stream.read(&mut bytes) {

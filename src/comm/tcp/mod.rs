@@ -32,7 +32,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
-use self::connections::{Bonds, lock};
+use self::connections::{Connections, lock};
 pub use self::greeting::Greeting;
 use self::heartbeat::Heartbeat;
 use self::message::{MESSAGE_LIMIT, Messages};
@@ -123,7 +123,7 @@ fn meet(
 
 /// One rank's end of a world that TCP connects.
 pub struct TcpCollective {
-    bonds: Arc<Bonds>,
+    connections: Arc<Connections>,
     jobs: Mutex<Option<Sender<Job>>>,
     worker: Mutex<Option<JoinHandle<()>>>,
     heartbeat: Mutex<Option<JoinHandle<()>>>,
@@ -163,11 +163,11 @@ impl TcpCollective {
         let rank = options.greeting.rank;
         let notify = options.notify.clone();
         let ended = options.ended.clone();
-        let bonds = Bonds::new(rank, mesh, options.patience, notify, ended, bell);
-        let bonds = Arc::new(bonds);
+        let connections = Connections::new(rank, mesh, options.patience, notify, ended, bell);
+        let connections = Arc::new(connections);
 
         let (interval, timeout) = (options.heartbeat_interval, options.heartbeat_timeout);
-        let heartbeat = Heartbeat::new(bonds.clone(), rung, interval, timeout);
+        let heartbeat = Heartbeat::new(connections.clone(), rung, interval, timeout);
         let heartbeat = Builder::new()
             .name("heartbeat".into())
             .spawn(move || heartbeat.run())?;
@@ -175,7 +175,7 @@ impl TcpCollective {
         let (jobs, received) = channel();
         let under_way = Arc::new(AtomicUsize::new(0));
         let worker = Worker {
-            bonds: bonds.clone(),
+            connections: connections.clone(),
             under_way: under_way.clone(),
             scratch: Scratch::new(),
             operations: 0,
@@ -185,7 +185,7 @@ impl TcpCollective {
             .spawn(move || worker.run(&received))?;
 
         Ok(TcpCollective {
-            bonds,
+            connections,
             jobs: Mutex::new(Some(jobs)),
             worker: Mutex::new(Some(worker)),
             heartbeat: Mutex::new(Some(heartbeat)),
@@ -197,17 +197,17 @@ impl TcpCollective {
 
 impl Collective for TcpCollective {
     fn rank(&self) -> usize {
-        self.bonds.rank
+        self.connections.rank
     }
 
     fn world(&self) -> usize {
-        self.bonds.world
+        self.connections.world
     }
 
     fn start(&self, operation: Operation) -> Box<dyn Pending> {
         let (reply, result) = sync_channel(1);
         let started = Box::new(Started(result));
-        if let Err(error) = operation.check(self.bonds.world) {
+        if let Err(error) = operation.check(self.connections.world) {
             // The receiver exists and the channel has capacity for one result.
             let _ = reply.send(Err(error));
             return started;
@@ -230,28 +230,33 @@ impl Collective for TcpCollective {
             )));
         }
         let mut exchanges = lock(&self.exchanges);
-        if let Some(verdict) = self.bonds.verdict() {
+        if let Some(verdict) = self.connections.verdict() {
             return Err(verdict);
         }
-        if self.bonds.leaving() {
+        if self.connections.leaving() {
             return Err(closed());
         }
-        let bonds = &self.bonds;
+        let connections = &self.connections;
         *exchanges += 1;
-        let mut messages = Messages::new(bonds.rank, bonds.world, *exchanges, message);
-        let late = |ranks: &[usize], waited| bonds.late("an exchange", ranks, waited);
-        drive(&bonds.mesh.exchange, &mut messages, bonds.patience, &late)
-            .map_err(|stop| bonds.explain(stop))?;
+        let mut messages = Messages::new(connections.rank, connections.world, *exchanges, message);
+        let late = |ranks: &[usize], waited| connections.late("an exchange", ranks, waited);
+        drive(
+            &connections.mesh.exchange,
+            &mut messages,
+            connections.patience,
+            &late,
+        )
+        .map_err(|stop| connections.explain(stop))?;
         Ok(messages.into_all())
     }
 
     fn check(&self) -> Result<(), CommError> {
-        self.bonds.verdict().map_or(Ok(()), Err)
+        self.connections.verdict().map_or(Ok(()), Err)
     }
 
     fn abort(&self, reason: &str) {
-        self.bonds.declare(CommError::Aborted {
-            rank: self.bonds.rank,
+        self.connections.declare(CommError::Aborted {
+            rank: self.connections.rank,
             reason: reason.into(),
         });
     }
@@ -265,13 +270,13 @@ impl Collective for TcpCollective {
             self.abort("its collective thread panicked");
         }
         let exchanges = lock(&self.exchanges);
-        self.bonds.leave();
+        self.connections.leave();
         drop(exchanges);
         if let Some(heartbeat) = lock(&self.heartbeat).take() {
             // The result only says whether the thread panicked, which no rank can act on.
             let _ = heartbeat.join();
         }
-        self.bonds.verdict().map_or(Ok(()), Err)
+        self.connections.verdict().map_or(Ok(()), Err)
     }
 }
 
@@ -289,7 +294,7 @@ impl Drop for TcpCollective {
 
 /// Runs the vector operations one after the other, beside compute.
 struct Worker {
-    bonds: Arc<Bonds>,
+    connections: Arc<Connections>,
     under_way: Arc<AtomicUsize>,
     scratch: Scratch,
     operations: u64,
@@ -310,22 +315,27 @@ impl Worker {
     }
 
     fn transfer(&mut self, operation: &mut Operation) -> Result<(), CommError> {
-        let bonds = &self.bonds;
-        if let Some(verdict) = bonds.verdict() {
+        let connections = &self.connections;
+        if let Some(verdict) = connections.verdict() {
             return Err(verdict);
         }
         self.operations += 1;
         let name = operation.name();
         let mut transfer = Transfer::new(
-            bonds.rank,
-            bonds.world,
+            connections.rank,
+            connections.world,
             self.operations,
             operation,
             &mut self.scratch,
         );
-        let late = |ranks: &[usize], waited| bonds.late(name, ranks, waited);
-        drive(&bonds.mesh.data, &mut transfer, bonds.patience, &late)
-            .map_err(|stop| bonds.explain(stop))
+        let late = |ranks: &[usize], waited| connections.late(name, ranks, waited);
+        drive(
+            &connections.mesh.data,
+            &mut transfer,
+            connections.patience,
+            &late,
+        )
+        .map_err(|stop| connections.explain(stop))
     }
 }
 

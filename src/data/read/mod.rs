@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 
 use super::error::{DataError, Place};
 use super::files::SourceFile;
-use super::request::{Stopped, go_on};
+use super::request::{Stopped, check_stopped};
 use crate::recipe::schema::spec::DataFormat;
 
 pub(super) use self::bin::Ids;
@@ -79,7 +79,7 @@ pub(super) fn count(
     }
     let mut documents = 0;
     for document in open(file, &[], reading)? {
-        go_on(stopped)?;
+        check_stopped(stopped)?;
         document?;
         documents += 1;
     }

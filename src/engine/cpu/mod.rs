@@ -16,7 +16,7 @@ use rayon::{ThreadPool, ThreadPoolBuilder};
 use self::arena::Arena;
 use self::model::Model;
 use self::store::{Holds, Pass, Replicated, Sharded, Store};
-use self::workspace::{Room, Workspace};
+use self::workspace::{Capacity, Workspace};
 use super::{
     Accumulated, AdamW, Engine, EngineError, IGNORE, Layout, Measure, MicroBatch, ModelConfig,
     Reduced, Unit, UnitState, initial, layout,
@@ -124,13 +124,13 @@ impl CpuEngine {
     /// Checks a micro-batch and reserves memory for it.
     fn admit(&mut self, micro: MicroBatch<'_>) -> Result<(), EngineError> {
         self.check(micro)?;
-        let needed = Room {
+        let needed = Capacity {
             tokens: micro.tokens.len(),
             seq_len: micro.seq_len,
         };
         match &self.workspace {
-            Some(workspace) if workspace.room.covers(needed) => Ok(()),
-            Some(workspace) => self.reserve_workspace(workspace.room.with(needed)),
+            Some(workspace) if workspace.capacity.covers(needed) => Ok(()),
+            Some(workspace) => self.reserve_workspace(workspace.capacity.with(needed)),
             None => self.reserve_workspace(needed),
         }
     }
@@ -165,14 +165,14 @@ impl CpuEngine {
     }
 
     /// Replaces the workspace by one of exactly this size.
-    fn reserve_workspace(&mut self, room: Room) -> Result<(), EngineError> {
+    fn reserve_workspace(&mut self, capacity: Capacity) -> Result<(), EngineError> {
         // The old workspace is dropped first, so that both never count together.
         self.workspace = None;
         let (arena, config) = (&self.arena, &self.model.config);
         let checkpointing = self.activation_checkpointing;
         let workspace = self
             .pool
-            .install(|| Workspace::new(arena, config, room, checkpointing))?;
+            .install(|| Workspace::new(arena, config, capacity, checkpointing))?;
         self.workspace = Some(workspace);
         Ok(())
     }
@@ -198,18 +198,18 @@ impl Engine for CpuEngine {
 
     fn reserve(&mut self, batch: usize, seq_len: usize) -> Result<(), EngineError> {
         self.model.config.check_sequence(seq_len)?;
-        let room = Room {
+        let capacity = Capacity {
             tokens: batch.saturating_mul(seq_len),
             seq_len,
         };
-        if room.tokens == 0 {
+        if capacity.tokens == 0 {
             return Err(EngineError::Shape(format!(
                 "a micro-batch of {batch} × {seq_len} has no tokens"
             )));
         }
         match &self.workspace {
-            Some(workspace) if workspace.room == room => Ok(()),
-            _ => self.reserve_workspace(room),
+            Some(workspace) if workspace.capacity == capacity => Ok(()),
+            _ => self.reserve_workspace(capacity),
         }
     }
 

@@ -12,7 +12,7 @@ const HEAD_ROWS: usize = 128;
 /// All memory of a walk over the model besides the store.
 pub struct Workspace {
     /// The sizes that the workspace supports.
-    pub room: Room,
+    pub capacity: Capacity,
     /// The input of every block and the output of the last, `[n, hidden]` each.
     pub inputs: Vec<Buffer>,
     /// Activations for the backward pass of every block; a single stash under activation checkpointing.
@@ -23,22 +23,22 @@ pub struct Workspace {
 
 /// Largest sizes of a micro-batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Room {
+pub struct Capacity {
     /// Number of tokens, batch × seq_len.
     pub tokens: usize,
     /// Tokens of the longest sequence.
     pub seq_len: usize,
 }
 
-impl Room {
+impl Capacity {
     /// Whether `self` supports everything that `other` does.
-    pub fn covers(&self, other: Room) -> bool {
+    pub fn covers(&self, other: Capacity) -> bool {
         self.tokens >= other.tokens && self.seq_len >= other.seq_len
     }
 
     /// The maximum of both sizes.
-    pub fn with(self, other: Room) -> Room {
-        Room {
+    pub fn with(self, other: Capacity) -> Capacity {
+        Capacity {
             tokens: self.tokens.max(other.tokens),
             seq_len: self.seq_len.max(other.seq_len),
         }
@@ -90,22 +90,22 @@ impl Workspace {
     pub fn new(
         arena: &Arena,
         config: &ModelConfig,
-        room: Room,
+        capacity: Capacity,
         activation_checkpointing: bool,
     ) -> Result<Workspace, EngineError> {
         let layers = config.num_hidden_layers;
         let stashes = if activation_checkpointing { 1 } else { layers };
-        let n = room.tokens;
+        let n = capacity.tokens;
         let what = format!("activations of {n} tokens");
         Ok(Workspace {
-            room,
+            capacity,
             inputs: (0..=layers)
                 .map(|_| arena.buffer(n * config.hidden_size, &what))
                 .collect::<Result<_, _>>()?,
             stashes: (0..stashes)
                 .map(|_| Stash::new(arena, config, n, &what))
                 .collect::<Result<_, _>>()?,
-            shared: Shared::new(arena, config, room, &what)?,
+            shared: Shared::new(arena, config, capacity, &what)?,
         })
     }
 }
@@ -135,14 +135,14 @@ impl Shared {
     fn new(
         arena: &Arena,
         config: &ModelConfig,
-        room: Room,
+        capacity: Capacity,
         what: &str,
     ) -> Result<Shared, EngineError> {
-        let n = room.tokens;
+        let n = capacity.tokens;
         let hidden = config.hidden_size;
         let queries = config.num_attention_heads * config.head_dim;
         let head_rows = (LOGITS / config.vocab_size).max(HEAD_ROWS).min(n);
-        let mut table = arena.buffer(room.seq_len * config.head_dim, "the RoPE table")?;
+        let mut table = arena.buffer(capacity.seq_len * config.head_dim, "the RoPE table")?;
         rope::fill_table(&mut table, config.head_dim, config.rope_theta);
         let wide = hidden.max(config.intermediate_size).max(qkv(config));
         Ok(Shared {
@@ -150,7 +150,7 @@ impl Shared {
             wide: arena.buffer(n * wide, what)?,
             dx: arena.buffer(n * hidden, what)?,
             norm_scratch: arena.buffer(rmsnorm::scratch_len(n, hidden) + head_rows, what)?,
-            attention: attention::Scratch::new(arena, room.seq_len)?,
+            attention: attention::Scratch::new(arena, capacity.seq_len)?,
             rope: table,
             logits: arena.buffer(head_rows * config.vocab_size, "logits")?,
             head: arena.buffer(head_rows * hidden, what)?,

@@ -4,26 +4,30 @@
 use std::path::PathBuf;
 
 use super::{Launcher, RESTARTS};
-use crate::external_trainer::Foreign;
+use crate::external_trainer::ExternalTrainer;
 use crate::launch::{LaunchError, RunDir, external};
-use crate::lifecycle::OwnCheckpoint;
+use crate::lifecycle::ExternalCheckpoint;
 use crate::recipe::Recipe;
 use crate::recipe::schema::spec::DrainSignal;
 use crate::telemetry::{Display, Event};
 use crate::train::Setup;
 
 /// State of the external trainer.
-pub(super) struct Own {
+pub(super) struct ExternalRun {
     recipe: Recipe,
     run: PathBuf,
     /// The newest checkpoint found; a newer one is progress.
-    pub(super) newest: Option<OwnCheckpoint>,
+    pub(super) newest: Option<ExternalCheckpoint>,
 }
 
-impl Own {
-    pub(super) fn new(recipe: Recipe, setup: &Setup, run: &RunDir) -> Result<Own, LaunchError> {
+impl ExternalRun {
+    pub(super) fn new(
+        recipe: Recipe,
+        setup: &Setup,
+        run: &RunDir,
+    ) -> Result<ExternalRun, LaunchError> {
         let run = external::absolute(run.path())?;
-        let mut external = Own {
+        let mut external = ExternalRun {
             recipe,
             run,
             newest: None,
@@ -32,8 +36,8 @@ impl Own {
         Ok(external)
     }
 
-    pub(super) fn trainer<'a>(&'a self, setup: &'a Setup) -> Foreign<'a> {
-        Foreign {
+    pub(super) fn trainer<'a>(&'a self, setup: &'a Setup) -> ExternalTrainer<'a> {
+        ExternalTrainer {
             recipe: &self.recipe,
             run: &self.run,
             base: Some(&setup.base),

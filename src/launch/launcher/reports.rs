@@ -7,7 +7,7 @@ use crate::agent::Event as RankEvent;
 use crate::checkpoint;
 use crate::launch::LaunchError;
 use crate::launch::run_dir::{GenerationRow, Phase};
-use crate::lifecycle::Pin;
+use crate::lifecycle::CheckpointRef;
 use crate::lifecycle::protocol::{Ending, Report};
 use crate::telemetry::{EvaluationRecord, Event, StepRecord};
 
@@ -26,9 +26,9 @@ impl Launcher<'_> {
             RankEvent::Report { report, rank, .. } => self.take_report(*rank, report),
             RankEvent::Exited { ending, rank, .. } => {
                 if let (Ending::Signal(signal), Some(seen)) = (ending, current.watch.seen(*rank))
-                    && !seen.dismissed
+                    && !seen.collateral
                 {
-                    let reason = seen.ended_by(*signal);
+                    let reason = seen.signal_message(*signal);
                     self.in_trouble();
                     self.display.event(&Event::RankLost {
                         rank: *rank,
@@ -56,9 +56,9 @@ impl Launcher<'_> {
             Report::Step(record) => self.step(record)?,
             Report::Evaluation(record) => self.evaluation(record),
             Report::Committed { pin, .. } => self.committed(pin.clone())?,
-            Report::Noticed { .. } | Report::Lost { .. } => self.in_trouble(),
-            Report::Waiting
-            | Report::Met
+            Report::LossDetected { .. } | Report::Lost { .. } => self.in_trouble(),
+            Report::Connecting
+            | Report::Connected
             | Report::Straggler { .. }
             | Report::Warning { .. }
             | Report::OutOfMemory { .. }
@@ -127,7 +127,7 @@ impl Launcher<'_> {
     }
 
     /// A checkpoint counts once its launcher has recorded it.
-    fn committed(&mut self, pin: Pin) -> Result<(), LaunchError> {
+    fn committed(&mut self, pin: CheckpointRef) -> Result<(), LaunchError> {
         self.state.pin = Some(pin.clone());
         self.restarts_left = RESTARTS;
         self.write_state()?;

@@ -26,7 +26,7 @@ fn merge_key(list: &str) -> Option<&'static str> {
 const ADDED: [&str; 1] = ["tolerations"];
 
 /// Merges `over` into `base`. A null deletes the key.
-pub fn lay_over(base: &mut Value, over: &Value) {
+pub fn merge(base: &mut Value, over: &Value) {
     match (base, over) {
         (Value::Object(base), Value::Object(over)) => {
             for (key, value) in over {
@@ -44,7 +44,7 @@ pub fn lay_over(base: &mut Value, over: &Value) {
                     {
                         below.extend(value.iter().cloned());
                     }
-                    (below, value, _) => lay_over(below, value),
+                    (below, value, _) => merge(below, value),
                 }
             }
         }
@@ -57,7 +57,7 @@ fn merge_lists(base: &mut Vec<Value>, over: &[Value], by: &str) {
         let same =
             |other: &&mut Value| element.get(by).is_some() && other.get(by) == element.get(by);
         match base.iter_mut().find(same) {
-            Some(below) => lay_over(below, element),
+            Some(below) => merge(below, element),
             None => base.push(element.clone()),
         }
     }
@@ -76,7 +76,7 @@ mod tests {
             "tolerations": [{"key": "a"}],
             "restartPolicy": "Never",
         });
-        lay_over(
+        merge(
             &mut base,
             &json!({
                 "containers": [

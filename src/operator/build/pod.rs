@@ -15,7 +15,7 @@ use crate::api::status::Slot;
 /// Default user and group ID of the pods.
 const USER: i64 = 65532;
 /// Termination time for the agent, in addition to the ranks' time to commit.
-const GOODBYE_SECONDS: u32 = 15;
+const AGENT_GRACE_SECONDS: u32 = 15;
 
 /// Builds the pod of a slot; fails if `podTemplate` does not give a valid pod.
 ///
@@ -25,10 +25,10 @@ pub fn pod(job: &TrainingJob, slot: Slot, own: Option<&str>) -> Result<Pod, serd
     let name = slot.pod(&job.name_any());
     let mut template = json!({ "spec": spec(job, &name) });
     if let Some(own) = own.filter(|_| !job.spec.trainer.command.is_empty()) {
-        bring_along(&mut template["spec"], own);
+        add_init_container(&mut template["spec"], own);
     }
     if let Some(over) = &job.spec.pod_template {
-        overlay::lay_over(&mut template, over);
+        overlay::merge(&mut template, over);
     }
     let template: PodTemplateSpec = serde_json::from_value(template)?;
     let mut metadata = metadata(job, name);
@@ -49,7 +49,7 @@ pub fn pod(job: &TrainingJob, slot: Slot, own: Option<&str>) -> Result<Pod, serd
 }
 
 /// Adds an init container that copies this program into the pod.
-fn bring_along(spec: &mut Value, own: &str) {
+fn add_init_container(spec: &mut Value, own: &str) {
     const TOOLS: &str = "/evenkeel";
     let mount = json!({"name": "evenkeel", "mountPath": TOOLS});
     let push = |list: &mut Value, item: Value| {
@@ -126,7 +126,7 @@ fn spec(job: &TrainingJob, name: &str) -> Value {
         "restartPolicy": "Never",
         "serviceAccountName": account(job),
         "enableServiceLinks": false,
-        "terminationGracePeriodSeconds": job.spec.elasticity.drain_seconds + GOODBYE_SECONDS,
+        "terminationGracePeriodSeconds": job.spec.elasticity.drain_seconds + AGENT_GRACE_SECONDS,
         "securityContext": {
             "runAsNonRoot": true,
             "runAsUser": USER,

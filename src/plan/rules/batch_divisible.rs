@@ -110,12 +110,12 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
     .uneven(ranks);
     // A run keeps the remainder policy that it started with.
     let may_be_dealt = !case.request.is_of_a_run()
-        && !case.spec().trainer.is_own()
+        && !case.spec().trainer.is_external()
         && only_another_trainer(case).is_none();
     let help = match uneven.filter(|_| may_be_dealt) {
         Some(split) => format!(
             "use {counts}, or deal micro-batches unevenly with `--remainder uneven`: {}",
-            split.proof()
+            split.formula()
         ),
         None => format!("use {counts}"),
     };

@@ -64,7 +64,7 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
             message,
             format!(
                 "use the plan's numbers, {}; `--emit recipe` writes them",
-                split.proof()
+                split.formula()
             ),
         ),
         None => findings.at(&paths, message, format!("use {}", case.feasible_near())),

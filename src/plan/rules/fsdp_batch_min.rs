@@ -41,7 +41,7 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
         format!(
             "an FSDP trainer with {} a GPU gains little: {}",
             crate::util::format::count(split.micro, "sample"),
-            split.proof()
+            split.formula()
         ),
         format!(
             "use fewer GPUs, or lower {}",

@@ -48,7 +48,7 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
             ),
             format!(
                 "no action needed: the plan keeps {global}, {}",
-                split.proof()
+                split.formula()
             ),
         );
     }

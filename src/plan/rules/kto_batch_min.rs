@@ -54,7 +54,7 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
         format!(
             "KTO with a micro-batch of {} cannot estimate its KL term: {}",
             split.micro,
-            split.proof()
+            split.formula()
         ),
         help,
     );

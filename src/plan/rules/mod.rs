@@ -197,8 +197,8 @@ impl Case<'_> {
 
     /// The trainer that will run the plan.
     fn trainer(&self) -> Trainer {
-        match self.spec().trainer.is_own() {
-            true => Trainer::Own,
+        match self.spec().trainer.is_external() {
+            true => Trainer::External,
             false => self.request.trainer,
         }
     }
@@ -324,7 +324,7 @@ pub fn check(recipe: &Recipe, request: &PlanRequest, draft: &Draft) -> Vec<Diagn
 fn is_for_another_trainer(case: &Case<'_>) -> bool {
     let spec = case.spec();
     match case.recipe.dialect {
-        _ if case.trainer() == Trainer::Own => true,
+        _ if case.trainer() == Trainer::External => true,
         Dialect::Accelerate | Dialect::Deepspeed => true,
         Dialect::Transformers => spec.model.path.is_none() && spec.data.train.is_empty(),
         _ => false,

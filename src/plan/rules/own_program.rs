@@ -97,7 +97,7 @@ fn check_split(case: &Case<'_>, findings: &mut Findings<'_>) {
             &["batch.remainder"],
             format!(
                 "micro-batches are dealt unevenly, {}, which only the built-in trainer supports",
-                split.proof()
+                split.formula()
             ),
             format!("use {}", case.feasible_near()),
         );

@@ -57,7 +57,7 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
             ),
             format!(
                 "no action needed: accumulation makes up the rest, {}",
-                split.proof()
+                split.formula()
             ),
         );
     } else if case.draft.micro(case.spec()).is_none() {
@@ -113,7 +113,7 @@ fn report_proposal(case: &Case<'_>, findings: &mut Findings<'_>) {
         ),
         format!(
             "`--emit` writes it; an out-of-memory error leads to the next smaller one and keeps {}",
-            split.proof()
+            split.formula()
         ),
     );
 }

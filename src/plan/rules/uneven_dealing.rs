@@ -55,7 +55,7 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
         return;
     };
     // `own-program` reports it for an external trainer.
-    if case.spec().trainer.is_own() {
+    if case.spec().trainer.is_external() {
         return;
     }
     if let Some(why) = only_another_trainer(case) {
@@ -63,7 +63,7 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
             &["batch.remainder"],
             format!(
                 "micro-batches are dealt unevenly, {}, which only the built-in trainer supports, and {why}",
-                split.proof()
+                split.formula()
             ),
             format!("use {}", case.feasible_near()),
         );
@@ -116,7 +116,7 @@ mod tests {
             (found.severity, found.message)
         };
         assert_eq!(finding(&recipe, Trainer::Any).0, Severity::Note);
-        let (severity, message) = finding(&recipe, Trainer::Own);
+        let (severity, message) = finding(&recipe, Trainer::External);
         assert_eq!(severity, Severity::Error);
         assert!(
             message.contains("only the built-in trainer supports, and this is a plan for another"),

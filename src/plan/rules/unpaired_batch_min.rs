@@ -44,7 +44,7 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
             "{} needs more than one sample in an accumulation step: {} steps of 1, {}",
             spec.objective.name(),
             split.micro_batches,
-            split.proof()
+            split.formula()
         ),
         format!(
             "use 2 or more data-parallel ranks, raise {}, or lower {}",

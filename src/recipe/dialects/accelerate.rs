@@ -17,7 +17,7 @@ use crate::recipe::schema::deepspeed::ConfigKey;
 use crate::recipe::schema::dialect::Dialect;
 use crate::recipe::schema::origin::Origin;
 use crate::recipe::schema::overrides::Setting;
-use crate::recipe::schema::reader::{Asked, Confidence, Detected, Reader, Translated};
+use crate::recipe::schema::reader::{Confidence, Detected, ReadOptions, Reader, Translated};
 use crate::recipe::schema::reading::Reading;
 use crate::recipe::schema::run_name;
 use crate::recipe::schema::tree::{Given, Tree};
@@ -83,7 +83,7 @@ impl Reader for Accelerate {
         })
     }
 
-    fn read(&self, mut root: Node, asked: &Asked<'_>, reading: &mut Reading) -> Translated {
+    fn read(&self, mut root: Node, asked: &ReadOptions<'_>, reading: &mut Reading) -> Translated {
         asked.put_into(&mut root, str::to_owned, reading);
         world::warn_about_unset_processes(&root, reading);
         let config_keys = zero::config_keys(&root);

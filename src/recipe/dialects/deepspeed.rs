@@ -18,7 +18,7 @@ use std::path::Path;
 use crate::recipe::schema::deepspeed::distinctive_key;
 use crate::recipe::schema::dialect::Dialect;
 use crate::recipe::schema::origin::Origin;
-use crate::recipe::schema::reader::{Asked, Confidence, Detected, Reader, Translated};
+use crate::recipe::schema::reader::{Confidence, Detected, ReadOptions, Reader, Translated};
 use crate::recipe::schema::reading::Reading;
 use crate::recipe::schema::run_name;
 use crate::recipe::schema::tree::{Given, Tree};
@@ -49,7 +49,7 @@ impl Reader for Deepspeed {
         })
     }
 
-    fn read(&self, mut root: Node, asked: &Asked<'_>, reading: &mut Reading) -> Translated {
+    fn read(&self, mut root: Node, asked: &ReadOptions<'_>, reading: &mut Reading) -> Translated {
         asked.put_into(&mut root, str::to_owned, reading);
         let native = whole_recipe(&root, asked.path, reading);
         Translated::whole(root, native)

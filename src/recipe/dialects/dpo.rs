@@ -16,7 +16,7 @@ use super::preference::{self, DTYPES, Kind, Known};
 use crate::recipe::schema::dialect::Dialect;
 use crate::recipe::schema::files::TreeBatch;
 use crate::recipe::schema::origin::Origin;
-use crate::recipe::schema::reader::{Asked, Detected, Reader, Translated};
+use crate::recipe::schema::reader::{Detected, ReadOptions, Reader, Translated};
 use crate::recipe::schema::reading::Reading;
 use crate::recipe::schema::tree::Tree;
 use crate::recipe::syntax::node::Node;
@@ -69,7 +69,7 @@ impl Reader for Dpo {
         preference::detect(root, path, origin, Kind::Dpo)
     }
 
-    fn read(&self, root: Node, asked: &Asked<'_>, reading: &mut Reading) -> Translated {
+    fn read(&self, root: Node, asked: &ReadOptions<'_>, reading: &mut Reading) -> Translated {
         let composed = preference::compose(root, asked, &PROGRAM, reading);
         let values = Values::new(&composed.config);
         let mut tree = Tree::new(composed.config.span);

@@ -16,7 +16,9 @@ use super::preference::{self, DTYPES, Kind, Known};
 use crate::recipe::schema::dialect::Dialect;
 use crate::recipe::schema::files::TreeBatch;
 use crate::recipe::schema::origin::Origin;
-use crate::recipe::schema::reader::{Asked, Checkpoints, Detected, Reader, Resume, Translated};
+use crate::recipe::schema::reader::{
+    Checkpoints, Detected, ReadOptions, Reader, Resume, Translated,
+};
 use crate::recipe::schema::reading::Reading;
 use crate::recipe::schema::tree::{Given, Tree};
 use crate::recipe::syntax::node::Node;
@@ -87,7 +89,7 @@ impl Reader for Halos {
         Version::NAMES
     }
 
-    fn read(&self, root: Node, asked: &Asked<'_>, reading: &mut Reading) -> Translated {
+    fn read(&self, root: Node, asked: &ReadOptions<'_>, reading: &mut Reading) -> Translated {
         let composed = preference::compose(root, asked, &PROGRAM, reading);
         let values = Values::new(&composed.config);
         let roots = [Some(&composed.config), composed.part_of.as_ref()];

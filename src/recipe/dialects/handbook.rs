@@ -20,7 +20,7 @@ use crate::recipe::schema::deepspeed::is_config;
 use crate::recipe::schema::dialect::{Dialect, RESERVED};
 use crate::recipe::schema::origin::Origin;
 use crate::recipe::schema::reader::{
-    Asked, Confidence, Detected, Reader, Resume, Translated, others,
+    Confidence, Detected, ReadOptions, Reader, Resume, Translated, others,
 };
 use crate::recipe::schema::reading::Reading;
 use crate::recipe::schema::spec::Objective;
@@ -78,7 +78,7 @@ impl Reader for Handbook {
         })
     }
 
-    fn read(&self, mut root: Node, asked: &Asked<'_>, reading: &mut Reading) -> Translated {
+    fn read(&self, mut root: Node, asked: &ReadOptions<'_>, reading: &mut Reading) -> Translated {
         asked.put_into(&mut root, str::to_owned, reading);
         let native = translate(&mut root, asked.path, reading);
         Translated::whole(root, native)
@@ -147,7 +147,7 @@ pub(crate) fn trainer_of(script: &Path) -> Option<String> {
 }
 
 /// Refuses TRL trainers whose batch is not known here, by the name of the program or recipe.
-pub(crate) fn refuse_unread(path: &Path, span: Option<Span>, reading: &mut Reading) {
+pub(crate) fn refuse_unsupported(path: &Path, span: Option<Span>, reading: &mut Reading) {
     let Some(name) = objective::unsupported(path) else {
         return;
     };
@@ -169,7 +169,7 @@ pub(crate) fn only_trl_has(key: &str) -> bool {
 
 /// Whether a program with these arguments is one of TRL's: TRL alone has one of them, and TRL knows
 /// them all. Arguments that scripts commonly define themselves do not count.
-pub(crate) fn tells_of_trl(arguments: &Node) -> Option<&str> {
+pub(crate) fn trl_argument(arguments: &Node) -> Option<&str> {
     let names = || {
         let entries = arguments.entries().unwrap_or_default().iter();
         entries.map(|entry| entry.name.as_str())
@@ -183,12 +183,12 @@ pub(crate) fn tells_of_trl(arguments: &Node) -> Option<&str> {
     names().all(known).then_some(distinctive)
 }
 
-/// Whether an argument is a truth value, which may come without a value.
+/// Whether an argument is a boolean, which may come without a value.
 pub(crate) fn is_switch(key: &str) -> bool {
     keys::is_bool(key)
 }
 
-/// Whether an argument is known and takes a value that is more than a truth value.
+/// Whether an argument is known and takes a value that is more than a boolean.
 pub(crate) fn takes_value(key: &str) -> bool {
     let example = keys::example(key);
     let known = keys::shared(key).is_some() || !keys::owners(key).is_empty() || example.is_some();

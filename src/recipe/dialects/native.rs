@@ -15,7 +15,7 @@ use std::path::Path;
 use crate::recipe::schema::dialect::Dialect;
 use crate::recipe::schema::origin::Origin;
 use crate::recipe::schema::placeholder;
-use crate::recipe::schema::reader::{Asked, Confidence, Detected, Reader, Translated};
+use crate::recipe::schema::reader::{Confidence, Detected, ReadOptions, Reader, Translated};
 use crate::recipe::schema::reading::Reading;
 use crate::recipe::schema::run_name;
 use crate::recipe::schema::spec::Spec;
@@ -46,7 +46,7 @@ impl Reader for Native {
         })
     }
 
-    fn read(&self, mut root: Node, asked: &Asked<'_>, reading: &mut Reading) -> Translated {
+    fn read(&self, mut root: Node, asked: &ReadOptions<'_>, reading: &mut Reading) -> Translated {
         asked.put_into(&mut root, override_path, reading);
         let native = translate(&root, asked.path, reading);
         Translated::whole(root, native)

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use super::hydra::{self, Place, Program, Values};
 use crate::recipe::schema::origin::Origin;
-use crate::recipe::schema::reader::{Asked, Confidence, Detected};
+use crate::recipe::schema::reader::{Confidence, Detected, ReadOptions};
 use crate::recipe::schema::reading::Reading;
 use crate::recipe::schema::run_name;
 use crate::recipe::schema::tree::{Given, Tree};
@@ -77,7 +77,7 @@ pub(crate) struct Composed {
 /// Composes a config and reports its missing values.
 pub(crate) fn compose(
     root: Node,
-    asked: &Asked<'_>,
+    asked: &ReadOptions<'_>,
     program: &Program,
     reading: &mut Reading,
 ) -> Composed {

@@ -105,10 +105,10 @@ fn name(script: &Path) -> Option<&str> {
 
 #[cfg(test)]
 mod tests {
-    use crate::recipe::tests::told;
+    use crate::recipe::tests::read_command;
 
     fn first_problem(line: &str) -> String {
-        let error = told(line).expect_err(line);
+        let error = read_command(line).expect_err(line);
         let problem = &error.diagnostics[0];
         format!("{} {}", problem.rule, problem.message)
     }
@@ -139,19 +139,19 @@ mod tests {
         let missing = "`gradient_accumulation_steps` is unknown";
         assert!(first_problem(line).ends_with(missing));
         let typed = format!("{line} --gradient_accumulation_steps 4");
-        let batch = told(&typed).unwrap().spec.batch;
+        let batch = read_command(&typed).unwrap().spec.batch;
         let numbers = (batch.micro, batch.accumulation, batch.gpus);
         assert_eq!(numbers, (Some(1), Some(4), Some(8)));
         let divided = first_problem(&format!("{typed} --sequence_parallel_size 2"));
         assert!(divided.contains("divides its ranks"), "{divided}");
-        assert!(told(&format!("{typed} --sequence_parallel_size 1")).is_ok());
+        assert!(read_command(&format!("{typed} --sequence_parallel_size 1")).is_ok());
     }
 
     #[test]
     fn other_programs_with_these_names_are_not_refused() {
         let line = "torchrun --nproc_per_node 2 finetune.py --per_device_train_batch_size 1";
-        assert_eq!(told(line).unwrap().spec.batch.accumulation, Some(1));
+        assert_eq!(read_command(line).unwrap().spec.batch.accumulation, Some(1));
         let line = "python open_instruct/finetune_trainer.py --do_train --seed 1";
-        assert_eq!(told(line).unwrap().spec.batch.micro, Some(8));
+        assert_eq!(read_command(line).unwrap().spec.batch.micro, Some(8));
     }
 }

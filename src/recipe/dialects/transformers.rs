@@ -16,7 +16,7 @@ use crate::recipe::schema::deepspeed::is_config;
 use crate::recipe::schema::dialect::{Dialect, RESERVED};
 use crate::recipe::schema::origin::Origin;
 use crate::recipe::schema::reader::{
-    Asked, Confidence, Detected, Reader, Resume, Translated, others,
+    Confidence, Detected, ReadOptions, Reader, Resume, Translated, others,
 };
 use crate::recipe::schema::reading::Reading;
 use crate::recipe::schema::tree::Tree;
@@ -166,7 +166,7 @@ impl Reader for Transformers {
         })
     }
 
-    fn read(&self, mut root: Node, asked: &Asked<'_>, reading: &mut Reading) -> Translated {
+    fn read(&self, mut root: Node, asked: &ReadOptions<'_>, reading: &mut Reading) -> Translated {
         asked.put_into(&mut root, str::to_owned, reading);
         take_switch(&mut root, reading);
         let trainer = is_for_a_trainer(&root);

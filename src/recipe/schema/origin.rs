@@ -16,12 +16,12 @@ pub enum Origin {
     #[default]
     Disk,
     /// A recipe snapshot: texts by relative path, without `.` and `..`.
-    Carried(Arc<BTreeMap<PathBuf, String>>),
+    Snapshot(Arc<BTreeMap<PathBuf, String>>),
 }
 
 impl Origin {
     /// An origin with the files of a recipe snapshot. The error names a path outside of the snapshot's folder.
-    pub fn carried(
+    pub fn snapshot(
         files: impl IntoIterator<Item = (PathBuf, String)>,
     ) -> Result<Origin, OutsidePath> {
         let inside = |(path, text): (PathBuf, String)| match normal(&path) {
@@ -29,14 +29,14 @@ impl Origin {
             _ => Err(OutsidePath(path)),
         };
         let files: Result<_, _> = files.into_iter().map(inside).collect();
-        Ok(Origin::Carried(Arc::new(files?)))
+        Ok(Origin::Snapshot(Arc::new(files?)))
     }
 
     /// Whether a path is a regular file. Devices and pipes are excluded: reading them may never end.
     pub fn is_file(&self, path: &Path) -> bool {
         match self {
             Origin::Disk => path.is_file(),
-            Origin::Carried(files) => normal(path).is_some_and(|path| files.contains_key(&path)),
+            Origin::Snapshot(files) => normal(path).is_some_and(|path| files.contains_key(&path)),
         }
     }
 
@@ -44,7 +44,7 @@ impl Origin {
     pub fn is_dir(&self, path: &Path) -> bool {
         match self {
             Origin::Disk => path.is_dir(),
-            Origin::Carried(_) => !self.names(path).is_empty(),
+            Origin::Snapshot(_) => !self.names(path).is_empty(),
         }
     }
 
@@ -56,7 +56,7 @@ impl Origin {
                 let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
                 names.collect()
             }
-            Origin::Carried(files) => {
+            Origin::Snapshot(files) => {
                 let Some(folder) = normal(folder) else {
                     return BTreeSet::new();
                 };
@@ -74,7 +74,7 @@ impl Origin {
         let mut bytes = Vec::new();
         match self {
             Origin::Disk => open(path)?.take(limit).read_to_end(&mut bytes)?,
-            Origin::Carried(files) => {
+            Origin::Snapshot(files) => {
                 let text = normal(path).and_then(|path| files.get(&path));
                 let text = text.ok_or_else(|| {
                     io::Error::new(io::ErrorKind::NotFound, "not in the recipe snapshot")
@@ -124,7 +124,7 @@ mod tests {
 
     fn snapshot(paths: &[&str]) -> Result<Origin, OutsidePath> {
         let files = paths.iter().map(|path| (path.into(), format!("{path}!")));
-        Origin::carried(files)
+        Origin::snapshot(files)
     }
 
     #[test]

@@ -32,7 +32,7 @@ pub struct Detected {
 
 /// The user's options for reading a file.
 #[derive(Debug, Clone, Copy)]
-pub struct Asked<'a> {
+pub struct ReadOptions<'a> {
     pub path: &'a Path,
     /// The overrides of the command line.
     pub overrides: &'a [String],
@@ -91,7 +91,7 @@ impl Checkpoints {
     };
 }
 
-impl Asked<'_> {
+impl ReadOptions<'_> {
     /// Applies the overrides to a file with plain keys. `path_of` maps an override's key to a path from the
     /// file's root.
     pub(crate) fn put_into(
@@ -147,7 +147,7 @@ pub trait Reader: Sync {
     }
 
     /// Reads a file and applies the overrides. Problems go to `reading`; an error ends reading.
-    fn read(&self, root: Node, asked: &Asked<'_>, reading: &mut Reading) -> Translated;
+    fn read(&self, root: Node, asked: &ReadOptions<'_>, reading: &mut Reading) -> Translated;
 
     /// The upstream key of a native path that a plan may change (`batch.micro`, `batch.accumulation`,
     /// `generation.steps_per_generation`). `None`: the dialect has no such key.

@@ -62,7 +62,7 @@ impl Resolved {
     pub fn kind(&self) -> &'static str {
         match self {
             Resolved::Null => "empty",
-            Resolved::Bool(_) => "a truth value",
+            Resolved::Bool(_) => "a boolean",
             Resolved::Int(_) => "a whole number",
             Resolved::Float(_) => "a float",
             Resolved::Str(_) => "a string",

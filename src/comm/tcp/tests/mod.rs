@@ -168,7 +168,7 @@ fn vectors_use_a_unix_socket_between_ranks_of_one_host_that_both_want_it() {
         }
         on_all_with(listener, &options, |collective| {
             let rank = collective.rank();
-            for (peer, stream) in wire::peers(&collective.bonds.mesh.data) {
+            for (peer, stream) in wire::peers(&collective.connections.mesh.data) {
                 let willing = ![rank, peer].map(Some).contains(&unwilling);
                 assert_eq!(matches!(stream, stream::Stream::Unix(_)), willing);
             }
@@ -349,7 +349,7 @@ fn a_half_open_connection_is_detected() {
     let errors = on_all_with(listener, &options, |collective| {
         if collective.rank() == 1 {
             // This rank starts no operation; the verdict of the others wakes it.
-            while collective.bonds.verdict().is_none() {
+            while collective.connections.verdict().is_none() {
                 thread::yield_now();
             }
         }

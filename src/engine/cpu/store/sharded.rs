@@ -11,7 +11,7 @@ mod gather;
 mod scatter;
 
 use self::gather::Gather;
-use self::scatter::{Scatter, Standing};
+use self::scatter::{Scatter, StepProgress};
 use super::squares::{Squares, not_measured};
 use super::{Gradient, Pass, Store};
 use crate::comm::World;
@@ -114,8 +114,8 @@ impl Sharded {
     }
 
     /// Progress of the step at the current micro-batch.
-    fn standing(&self) -> Standing {
-        Standing {
+    fn progress(&self) -> StepProgress {
+        StepProgress {
             walks: self.walks,
             own: self.own,
             apart: self.measures_micro_batches || self.measures(),
@@ -141,12 +141,12 @@ impl Sharded {
 
     /// Completes a unit with a gradient of zero, in a joined walk.
     fn complete_nothing(&mut self, unit: usize) -> Result<(), EngineError> {
-        let standing = Standing {
+        let progress = StepProgress {
             measured: false,
-            ..self.standing()
+            ..self.progress()
         };
         self.scatter.nothing(&self.shards[unit]);
-        self.scatter.complete(unit, &mut self.shards, standing)?;
+        self.scatter.complete(unit, &mut self.shards, progress)?;
         Ok(())
     }
 }
@@ -187,9 +187,9 @@ impl Store for Sharded {
     }
 
     fn gradient(&mut self, unit: usize) -> (&[f32], Gradient<'_>) {
-        let standing = self.standing();
+        let progress = self.progress();
         let shard = &self.shards[unit];
-        let gradient = self.scatter.gradient(shard, standing);
+        let gradient = self.scatter.gradient(shard, progress);
         (self.gather.parameters(shard), gradient)
     }
 
@@ -198,7 +198,7 @@ impl Store for Sharded {
     }
 
     fn complete(&mut self, unit: usize) -> Result<(), EngineError> {
-        let standing = self.standing();
+        let progress = self.progress();
         if let (Pass::Training { targets, .. }, Some(squares)) = (self.pass, &mut self.squares)
             && self.measure.coordinates
             && (self.measure.micro_batches || !self.scatter.keeps_whole())
@@ -206,7 +206,7 @@ impl Store for Sharded {
             let gradient = self.scatter.micro_batch(&self.shards[unit])?;
             squares.add(unit, gradient, targets);
         }
-        let squared_norm = self.scatter.complete(unit, &mut self.shards, standing)?;
+        let squared_norm = self.scatter.complete(unit, &mut self.shards, progress)?;
         self.squared_norm += squared_norm.unwrap_or(0.0);
         Ok(())
     }

@@ -264,7 +264,7 @@ fn filtered(root: &Node, tree: &mut Tree, reading: &mut Reading) -> bool {
         return false;
     };
     let text = node.text().unwrap_or(node.kind());
-    match hosts::named(text).filter(|_| excluded.is_none()) {
+    match hosts::device_count(text).filter(|_| excluded.is_none()) {
         Some(devices) => {
             let given = Given::new(key("inclusion_filter"), devices, node.span);
             tree.plain("batch.gpus", &given);

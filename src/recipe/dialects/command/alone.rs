@@ -11,7 +11,7 @@ use crate::recipe::syntax::source::FileId;
 /// The program and its arguments, with placeholders instead of the batch numbers. `numbers`: the keys to
 /// remove. `None`: the command does not begin with Python or torchrun; other launchers do more than start
 /// processes.
-pub fn alone(command: &[String], numbers: &[&str]) -> Option<Vec<String>> {
+pub fn without_launcher(command: &[String], numbers: &[&str]) -> Option<Vec<String>> {
     let text = word::join(command);
     let commands = scan::commands(&text, FileId(0), Form::Typed);
     // A command in an inline script is refused: the shell may do more than start it.
@@ -62,7 +62,7 @@ mod tests {
             prop_oneof![any::<String>(), "torchrun|python3?|-m|train.py|--[a-z]{1,3}(=[0-9])?"],
             0..8,
         )) {
-            if let Some(alone) = alone(&words, &["a", "b"]) {
+            if let Some(alone) = without_launcher(&words, &["a", "b"]) {
                 prop_assert_eq!(alone.last().map(String::as_str), Some("{resume_args}"));
             }
         }
@@ -71,7 +71,7 @@ mod tests {
     fn stripped(command: &str) -> Option<String> {
         let words: Vec<String> = command.split(' ').map(str::to_owned).collect();
         let numbers = ["per_device_train_batch_size", "gradient_accumulation_steps"];
-        alone(&words, &numbers).map(|words| words.join(" "))
+        without_launcher(&words, &numbers).map(|words| words.join(" "))
     }
 
     #[test]

@@ -18,7 +18,7 @@ pub(crate) struct Arguments {
     pub root: Node,
     pub loose: Vec<Word>,
     /// The keys with unresolved values.
-    pub unsaid: HashSet<String>,
+    pub unresolved: HashSet<String>,
 }
 
 /// Parses the words of a command's arguments.
@@ -32,7 +32,7 @@ pub(crate) fn tree(
     let mut entries: Vec<Entry> = Vec::new();
     let mut places: HashMap<String, usize> = HashMap::new();
     let mut loose = Vec::new();
-    let mut unsaid = HashSet::new();
+    let mut unresolved = HashSet::new();
     // Words after `--` are neither options nor values of an earlier option.
     let mut parts = words.splitn(2, |word| word.text == "--");
     let mut words = parts.next().unwrap_or_default().iter().peekable();
@@ -52,7 +52,7 @@ pub(crate) fn tree(
         if is_switch(&name) && values.len() > 1 {
             loose.extend(values.drain(1..));
         }
-        let resolved = values.iter().all(|value| value.holes.is_empty());
+        let resolved = values.iter().all(|value| value.unresolved.is_empty());
         let node = match values.as_slice() {
             [] => match name.strip_prefix("no_").filter(|name| is_switch(name)) {
                 Some(positive) if !is_switch(&name) => {
@@ -69,8 +69,8 @@ pub(crate) fn tree(
             },
         };
         match resolved {
-            true => unsaid.remove(&name),
-            false => unsaid.insert(name.clone()),
+            true => unresolved.remove(&name),
+            false => unresolved.insert(name.clone()),
         };
         let entry = Entry {
             name,
@@ -93,7 +93,7 @@ pub(crate) fn tree(
     Arguments {
         root,
         loose,
-        unsaid,
+        unresolved,
     }
 }
 

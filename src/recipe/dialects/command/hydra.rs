@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use crate::recipe::dialects::command::unresolved;
 use crate::recipe::schema::placeholder;
 use crate::recipe::syntax::diagnostic::Diagnostic;
-use crate::recipe::syntax::shell::word::{Unsaid, Word};
+use crate::recipe::syntax::shell::word::{UnresolvedExtent, Word};
 use crate::recipe::syntax::source::Span;
 
 /// The arguments of a Hydra program.
@@ -49,12 +49,16 @@ pub(crate) fn call(script: Option<&Word>, words: &[Word]) -> Option<Call> {
             "--multirun" | "-m" => overrides.push("--multirun".to_owned()),
             text if is_override(text) => {
                 for (settled, key) in settled.iter_mut().zip(SETTLING) {
-                    *settled |= last_part(text) == key && word.holes.is_empty();
+                    *settled |= last_part(text) == key && word.unresolved.is_empty();
                 }
                 overrides.push(as_text(text));
             }
             // The word may expand to overrides, which then win over the earlier ones.
-            _ if matches!(word.unsaid(), Some(Unsaid::Whole | Unsaid::Number)) => {
+            _ if matches!(
+                word.unresolved_extent(),
+                Some(UnresolvedExtent::Whole | UnresolvedExtent::Number)
+            ) =>
+            {
                 (hidden, settled) = (Some(word.clone()), [false; 2]);
             }
             _ => return None,
@@ -115,7 +119,7 @@ pub(crate) fn resolved(words: &[Word], diagnostics: &mut Vec<Diagnostic>) -> Vec
     let mut resolved = Vec::new();
     for word in words {
         let at = word.text.find('=').filter(|_| is_override(&word.text));
-        let Some(at) = at.filter(|_| !word.holes.is_empty()) else {
+        let Some(at) = at.filter(|_| !word.unresolved.is_empty()) else {
             resolved.push(word.clone());
             continue;
         };
@@ -123,9 +127,9 @@ pub(crate) fn resolved(words: &[Word], diagnostics: &mut Vec<Diagnostic>) -> Vec
         let value = word.after(at + 1);
         let last = key.rsplit('.').next().unwrap_or_default();
         let all = value
-            .holes
+            .unresolved
             .iter()
-            .map(|hole| hole.end - hole.start)
+            .map(|part| part.end - part.start)
             .sum::<usize>();
         let all = all == value.text.len();
         let group = !key.contains('.') && !word.text.starts_with('+');
@@ -136,12 +140,12 @@ pub(crate) fn resolved(words: &[Word], diagnostics: &mut Vec<Diagnostic>) -> Vec
             diagnostics.push(unresolved::left_out(key, &value.text, word.span));
         } else {
             let mut plain = word.clone();
-            for hole in plain.holes.drain(..).rev() {
-                let name: String = plain.text[hole.start..hole.end]
+            for part in plain.unresolved.drain(..).rev() {
+                let name: String = plain.text[part.start..part.end]
                     .chars()
                     .filter(|c| c.is_alphanumeric() || *c == '_')
                     .collect();
-                plain.text.replace_range(hole.start..hole.end, &name);
+                plain.text.replace_range(part.start..part.end, &name);
             }
             resolved.push(plain);
         }

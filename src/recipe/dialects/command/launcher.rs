@@ -69,7 +69,7 @@ pub(crate) struct Launched<'w> {
     /// A launcher starts the program in several processes.
     pub many: bool,
     /// An unresolved word that may hold launcher options.
-    pub unsaid: Option<&'w Word>,
+    pub unresolved: Option<&'w Word>,
     /// The words before the program that start it without the launcher. `None`: the launcher does more than
     /// start processes.
     pub alone: Option<Vec<String>>,
@@ -190,7 +190,7 @@ fn program(words: &[Word]) -> Launched<'_> {
         refused: None,
         mixed: false,
         many: false,
-        unsaid: None,
+        unresolved: None,
         alone: Some(Vec::new()),
     }
 }
@@ -242,7 +242,7 @@ fn torchrun<'w>(
 ) -> Launched<'w> {
     let Given {
         mut options,
-        unsaid,
+        unresolved,
         rest,
         refused,
     } = options(words, known);
@@ -276,7 +276,7 @@ fn torchrun<'w>(
         },
     );
     // Without a world size here the user has to give one.
-    if let (Some(nodes), Some((each, each_at)), None) = (nodes, each, unsaid) {
+    if let (Some(nodes), Some((each, each_at)), None) = (nodes, each, unresolved) {
         let at = each_at.unwrap_or(launcher.span);
         let processes = nodes.saturating_mul(each);
         launched.world = Some(world(PER_NODE, processes, at));
@@ -295,7 +295,7 @@ fn torchrun<'w>(
 fn deepspeed<'w>(launcher: &Word, words: &'w [Word]) -> Launched<'w> {
     let Given {
         options,
-        unsaid,
+        unresolved,
         rest,
         refused,
     } = options(words, &DEEPSPEED);
@@ -308,7 +308,7 @@ fn deepspeed<'w>(launcher: &Word, words: &'w [Word]) -> Launched<'w> {
         alone: None,
         ..program(rest)
     };
-    if unsaid.is_some() {
+    if unresolved.is_some() {
         return Launched {
             options,
             refused,
@@ -319,7 +319,7 @@ fn deepspeed<'w>(launcher: &Word, words: &'w [Word]) -> Launched<'w> {
     let world = match number(value(&options, &["num_gpus"])) {
         Some((each, at)) => Some(world("--num_gpus", nodes.saturating_mul(each), at)),
         None => value(&options, &["include", "i"]).and_then(|word| {
-            let devices = hosts::named(&word.text)?;
+            let devices = hosts::device_count(&word.text)?;
             Some(world("--include", devices, word.span))
         }),
     };
@@ -351,7 +351,7 @@ fn filtered_and_counted(options: &[Opt]) -> Option<Diagnostic> {
 fn accelerate<'w>(launcher: &Word, words: &'w [Word]) -> Launched<'w> {
     let Given {
         options,
-        unsaid,
+        unresolved,
         rest,
         refused,
     } = options(words, &ACCELERATE);
@@ -362,7 +362,7 @@ fn accelerate<'w>(launcher: &Word, words: &'w [Word]) -> Launched<'w> {
         module: by_module(&options),
         options,
         many: true,
-        unsaid,
+        unresolved,
         refused,
         // The launcher passes its config to the program through the environment.
         alone: None,

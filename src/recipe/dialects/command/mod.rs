@@ -29,11 +29,11 @@ use crate::recipe::syntax::shell::word::{self, Word};
 use arguments::Arguments;
 use launcher::{Launched, Opt};
 
-pub(crate) use alone::alone;
+pub(crate) use alone::without_launcher;
 pub(crate) use hydra::Call as HydraCall;
 pub(crate) use launcher::{Launcher, nodes};
 pub(crate) use rewritten::only_numbers_changed;
-pub(crate) use slurm::asked as asked_of_slurm;
+pub(crate) use slurm::gpu_requests as slurm_gpu_requests;
 
 /// The expanded value at a place of a text with commands. `None`: the place holds more or fewer than one
 /// value.
@@ -205,13 +205,13 @@ fn understand(
         Some(_) => &[],
         None => launched.arguments,
     };
-    unresolved::refuse(words, launched.unsaid, diagnostics);
+    unresolved::refuse(words, launched.unresolved, diagnostics);
     let Arguments {
         root: mut arguments,
         loose,
-        unsaid,
+        unresolved,
     } = arguments::tree(words, start, is_switch, diagnostics);
-    unresolved::take_values(&mut arguments, &unsaid, diagnostics);
+    unresolved::take_values(&mut arguments, &unresolved, diagnostics);
     refuse_hydra(&loose, diagnostics);
     if launched.mixed
         && let Value::Mapping(entries) = &mut arguments.value
@@ -305,7 +305,7 @@ fn launch_keys(options: &[Opt], span: Span) -> Node {
             tree.plain(&key, &Given::new(&key, true, *at));
         } else if let (Some(value), Some(path)) = (value, config_key(name)) {
             // An unresolved count stays unset; the user gives it with `--recipe-gpus`.
-            if COUNTS.contains(&name.as_str()) && !value.holes.is_empty() {
+            if COUNTS.contains(&name.as_str()) && !value.unresolved.is_empty() {
                 continue;
             }
             tree.put(&path, &key, arguments::typed(&value.text, value.span));

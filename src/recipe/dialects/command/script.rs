@@ -55,7 +55,7 @@ impl Candidate<'_> {
         let unresolved = launched
             .arguments
             .iter()
-            .any(|word| word.unsaid().is_some());
+            .any(|word| word.unresolved_extent().is_some());
         let named = launched.script.map(|word| word.text.as_ref());
         if any(&|name| BATCH.contains(&name)) || hydra || launched.arguments.iter().any(file) {
             Likely::Batch
@@ -130,7 +130,7 @@ pub(crate) fn refuse_unread(
     };
     let mentions = |word: &Word| {
         let between = |c: char| c.is_whitespace() || "\"'`;&|()".contains(c);
-        !word.holes.is_empty() || word.text.split(between).any(starts)
+        !word.unresolved.is_empty() || word.text.split(between).any(starts)
     };
     let trains = |line: &&Line| candidates.is_empty() || line.words.iter().any(mentions);
     let Some((_, word)) = unread

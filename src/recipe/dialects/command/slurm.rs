@@ -7,7 +7,7 @@ use crate::recipe::syntax::source::{FileId, Span};
 
 /// A request for GPUs.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Asked {
+pub(crate) struct GpuRequest {
     /// GPUs on all nodes.
     pub gpus: u64,
     /// The option as written.
@@ -33,7 +33,7 @@ struct Request {
 }
 
 /// Every GPU request in a script with a resolved number.
-pub(crate) fn asked(text: &str, file: FileId) -> Vec<Asked> {
+pub(crate) fn gpu_requests(text: &str, file: FileId) -> Vec<GpuRequest> {
     let mut directives = Request::default();
     let mut found = Vec::new();
     let mut start = 0;
@@ -118,14 +118,14 @@ impl Request {
         }
     }
 
-    fn total(self) -> Option<Asked> {
+    fn total(self) -> Option<GpuRequest> {
         let nodes = self.nodes.map_or(1, |option| option.count);
         let (count, gpus) = match (self.all, self.each) {
             (Some(all), _) => (all.count, all),
             (None, Some(each)) => (each.count.checked_mul(nodes)?, each),
             (None, None) => return None,
         };
-        Some(Asked {
+        Some(GpuRequest {
             gpus: count,
             option: gpus.text,
             nodes,
@@ -147,7 +147,7 @@ mod tests {
     use super::*;
 
     fn gpus(text: &str) -> Vec<(u64, u32, u32)> {
-        let asked = asked(text, FileId(0)).into_iter();
+        let asked = gpu_requests(text, FileId(0)).into_iter();
         asked
             .map(|asked| (asked.gpus, asked.span.line, asked.span.column))
             .collect()

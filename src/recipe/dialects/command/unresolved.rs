@@ -6,7 +6,7 @@ use std::collections::HashSet;
 use crate::recipe::dialects::handbook::{self, keys};
 use crate::recipe::syntax::diagnostic::Diagnostic;
 use crate::recipe::syntax::node::{Node, Value};
-use crate::recipe::syntax::shell::word::{Unsaid, Word};
+use crate::recipe::syntax::shell::word::{UnresolvedExtent, Word};
 use crate::recipe::syntax::source::Span;
 use crate::util::suggest::short;
 
@@ -134,7 +134,7 @@ fn last(arguments: &[Word], settled: bool) -> Option<(usize, &Word)> {
     for (at, word) in arguments.iter().enumerate() {
         let long = word.option().filter(|_| word.text.starts_with("--"));
         if word
-            .unsaid()
+            .unresolved_extent()
             .is_some_and(|how| hides(word, how, option.as_deref(), settled))
         {
             found = Some((at, word));
@@ -145,14 +145,16 @@ fn last(arguments: &[Word], settled: bool) -> Option<(usize, &Word)> {
 }
 
 /// Whether a word may expand to arguments. `option`: the option before it, whose value it may be.
-fn hides(word: &Word, how: Unsaid, option: Option<&str>, settled: bool) -> bool {
-    if word.holes.iter().any(|hole| hole.all) {
+fn hides(word: &Word, how: UnresolvedExtent, option: Option<&str>, settled: bool) -> bool {
+    if word.unresolved.iter().any(|part| part.all) {
         return true;
     }
     if let Some((name, tied)) = word.option() {
         // The option's name itself is unresolved, or its value may hold several numbers.
         return match tied {
-            Some(value) => value.holes.len() < word.holes.len() || HOLDING.contains(&name.as_str()),
+            Some(value) => {
+                value.unresolved.len() < word.unresolved.len() || HOLDING.contains(&name.as_str())
+            }
             None => true,
         };
     }
@@ -161,10 +163,10 @@ fn hides(word: &Word, how: Unsaid, option: Option<&str>, settled: bool) -> bool 
     let takes = |name| handbook::takes_value(name) || (settled && !handbook::is_switch(name));
     let holding = option.is_some_and(|name| HOLDING.contains(&name));
     match how {
-        Unsaid::Part => holding,
+        UnresolvedExtent::Part => holding,
         // It is the option's value, unless the option is a switch.
-        Unsaid::Whole => holding || option.is_none_or(handbook::is_switch),
-        Unsaid::Number => holding || !option.is_some_and(takes),
+        UnresolvedExtent::Whole => holding || option.is_none_or(handbook::is_switch),
+        UnresolvedExtent::Number => holding || !option.is_some_and(takes),
     }
 }
 
@@ -176,6 +178,6 @@ fn gives(words: &[Word], names: &[&str]) -> bool {
             return false;
         };
         let value = tied.or_else(|| words.get(at + 1).cloned());
-        names.contains(&name.as_str()) && value.is_some_and(|value| value.holes.is_empty())
+        names.contains(&name.as_str()) && value.is_some_and(|value| value.unresolved.is_empty())
     })
 }

@@ -354,7 +354,7 @@ pub(crate) fn training() -> impl Iterator<Item = &'static str> {
     NAMES.iter().copied()
 }
 
-/// Whether a key is a truth value for every trainer that has it.
+/// Whether a key is a boolean for every trainer that has it.
 pub(crate) fn is_bool(key: &str) -> bool {
     let uses = uses(key);
     !uses.is_empty() && uses.iter().all(|(_, kind)| *kind == Kind::Bool)

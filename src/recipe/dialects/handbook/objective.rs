@@ -71,7 +71,7 @@ pub(super) fn detect(root: &Node, path: &Path, reading: &mut Reading) -> Objecti
         let folder = path.parent().filter(|_| by_place(path).is_none());
         let before = reading.diagnostics.len();
         for named in [Some(path), folder].into_iter().flatten() {
-            super::refuse_unread(named, Some(root.span), reading);
+            super::refuse_unsupported(named, Some(root.span), reading);
         }
         if reading.diagnostics.len() > before {
             return Objective::Sft;

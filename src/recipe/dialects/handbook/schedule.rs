@@ -132,7 +132,7 @@ fn when(
         "no" => When::Never,
         "steps" => When::Steps,
         "epoch" | "best" => When::Epoch,
-        // PyYAML has read a truth value; the warning about it names the word.
+        // PyYAML has read a boolean; the warning about it names the word.
         "off" | "false" => When::Never,
         _ => {
             reading.error(

@@ -99,7 +99,7 @@ impl<'n> Values<'n> {
         }
     }
 
-    /// Whether a truth value is given and true.
+    /// Whether a boolean is given and true.
     pub fn is_true(&self, key: &str) -> bool {
         self.bool(key).is_some_and(|given| given.value)
     }
@@ -179,7 +179,7 @@ fn typed(node: &Node, kind: Kind, key: &str, reading: &mut Reading) -> Checked {
         if !reading.converts(node.span.file) {
             let found = match &resolved {
                 Resolved::Str(_) => format!("the string `{text}`"),
-                Resolved::Bool(value) => format!("the truth value {value}"),
+                Resolved::Bool(value) => format!("the boolean {value}"),
                 _ => format!("`{text}`, {}", resolved.kind()),
             };
             reading.warning(

@@ -35,7 +35,7 @@ impl Default for Trainer {
 
 impl Trainer {
     /// Whether an external trainer is configured.
-    pub fn is_own(&self) -> bool {
+    pub fn is_external(&self) -> bool {
         !self.command.is_empty()
     }
 }

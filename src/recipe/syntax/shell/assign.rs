@@ -6,7 +6,7 @@
 
 use super::arithmetic::{self, Assigns};
 use super::scan::{ARITHMETIC, Line};
-use crate::recipe::syntax::shell::word::{Assignment, Hole, Word};
+use crate::recipe::syntax::shell::word::{Assignment, Unresolved, Word};
 
 /// Commands whose arguments are assignments.
 const ASSIGNING: [&str; 5] = ["export", "readonly", "declare", "typeset", "local"];
@@ -102,7 +102,7 @@ fn declared<'l>(
             continue;
         }
         let Some(assignment) = word.assigned_by_command() else {
-            if !word.holes.is_empty() {
+            if !word.unresolved.is_empty() {
                 changes.push(Change::ChangesAnything);
             } else if name == "export" {
                 changes.push(Change::Exports(&word.text));
@@ -122,7 +122,7 @@ fn declared<'l>(
 /// Marks the variables that words name as changed. Options among the words do no harm.
 fn named<'l>(words: &'l [Word], changes: &mut Vec<Change<'l>>) {
     for word in words {
-        if !word.holes.is_empty() {
+        if !word.unresolved.is_empty() {
             changes.push(Change::ChangesAnything);
         }
         let name = word.text.split(['=', '+', '[']).next().unwrap_or_default();
@@ -145,7 +145,7 @@ fn assigned<'l>(expression: &'l str, at: usize, changes: &mut Vec<Change<'l>>) {
 
 /// The changes that the expansions in a word and in its array items make.
 fn of_word<'l>(word: &'l Word, changes: &mut Vec<Change<'l>>) {
-    for Hole { start, end, .. } in &word.holes {
+    for Unresolved { start, end, .. } in &word.unresolved {
         let expansion = &word.text[*start..*end];
         let at = word.span.start;
         let arithmetic = expansion

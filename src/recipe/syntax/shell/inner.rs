@@ -87,7 +87,7 @@ fn wrapped(words: &[Word]) -> Option<(usize, Word)> {
 fn after_option(words: &[Word]) -> Option<(usize, Word)> {
     let is_shell_word = |word: &Word| {
         let name = word.text.rsplit('/').next().unwrap_or_default();
-        word.holes.is_empty() && is_shell(name)
+        word.unresolved.is_empty() && is_shell(name)
     };
     let shell = words.iter().position(is_shell_word)?;
     let mut has_script = false;

@@ -179,7 +179,7 @@ impl Scanner<'_> {
                 literal: text.len(),
                 text,
                 span,
-                holes: Vec::new(),
+                unresolved: Vec::new(),
                 items: None,
             });
         }
@@ -247,7 +247,7 @@ impl Scanner<'_> {
         if digits && redirects {
             return;
         }
-        if self.form == Form::Typed && word.holes.is_empty() {
+        if self.form == Form::Typed && word.unresolved.is_empty() {
             word.doubt();
         }
         self.words.push(word);
@@ -323,9 +323,9 @@ impl Scanner<'_> {
             if line.shell == Shell::Own {
                 line.shell = Shell::Inner;
             }
-            let holes = line.words.iter_mut().flat_map(|word| &mut word.holes);
-            for hole in holes.filter(|_| inside.own_variables) {
-                hole.name = None;
+            let unresolved = line.words.iter_mut().flat_map(|word| &mut word.unresolved);
+            for part in unresolved.filter(|_| inside.own_variables) {
+                part.name = None;
             }
             line.words.splice(..0, before.iter().cloned());
         }

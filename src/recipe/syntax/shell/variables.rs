@@ -9,7 +9,7 @@ use std::collections::{HashMap, HashSet};
 
 use super::assign::{self, Change};
 use super::scan::Line;
-use crate::recipe::syntax::shell::word::{Assignment, Hole, Word};
+use crate::recipe::syntax::shell::word::{Assignment, Unresolved, Word};
 use crate::recipe::syntax::yaml::MAX_BYTES;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -97,15 +97,18 @@ impl Variables {
             Some(items) => {
                 let items = items.iter().flat_map(|item| self.expand(item));
                 let items: Vec<Word> = items.collect();
-                let resolved = items.iter().all(|item| item.holes.is_empty());
+                let resolved = items.iter().all(|item| item.unresolved.is_empty());
                 resolved.then(|| Value::List(items.into_iter().map(|item| item.text).collect()))
             }
             None => {
                 // A value is not split.
                 let mut whole = written.clone();
-                whole.holes.iter_mut().for_each(|hole| hole.quoted = true);
+                whole
+                    .unresolved
+                    .iter_mut()
+                    .for_each(|part| part.quoted = true);
                 match self.expand(&whole).as_slice() {
-                    [one] if one.holes.is_empty() => Some(Value::Text(one.text.clone())),
+                    [one] if one.unresolved.is_empty() => Some(Value::Text(one.text.clone())),
                     _ => None,
                 }
             }
@@ -136,24 +139,24 @@ impl Variables {
             Some(Value::Text(text)) => text.clone(),
             _ => String::new(),
         };
-        word.holes.clear();
+        word.unresolved.clear();
         Some(word)
     }
 
     /// The words that a word expands to, each with the span of the original word. Unresolved variables
     /// stay in them.
     pub fn expand(&mut self, word: &Word) -> Vec<Word> {
-        let known = |hole: &Hole| self.value(hole, word.span.start).is_some();
-        if !word.holes.iter().any(known) {
+        let known = |part: &Unresolved| self.value(part, word.span.start).is_some();
+        if !word.unresolved.iter().any(known) {
             return vec![word.clone()];
         }
         let mut fields = Fields::of(word);
         let mut at = 0;
-        for hole in &word.holes {
-            fields.text(&word.text[at..hole.start]);
-            at = hole.end;
-            let value = self.value(hole, word.span.start).cloned();
-            let put = match hole.quoted {
+        for part in &word.unresolved {
+            fields.text(&word.text[at..part.start]);
+            at = part.end;
+            let value = self.value(part, word.span.start).cloned();
+            let put = match part.quoted {
                 true => Fields::quoted,
                 false => Fields::split,
             };
@@ -171,7 +174,7 @@ impl Variables {
                         put(&mut fields, item);
                     }
                 }
-                None => fields.unknown(&word.text[hole.start..hole.end], hole),
+                None => fields.unknown(&word.text[part.start..part.end], part),
             }
         }
         fields.text(&word.text[at..]);
@@ -180,16 +183,16 @@ impl Variables {
     }
 
     /// The value of an expansion at a byte offset of the text.
-    fn value(&self, hole: &Hole, at: usize) -> Option<&Value> {
-        let name = hole.name.as_ref()?;
+    fn value(&self, part: &Unresolved, at: usize) -> Option<&Value> {
+        let name = part.name.as_ref()?;
         let variable = self.known.get(name).filter(|_| !self.renamed)?;
         let value = variable.value.as_ref().filter(|_| variable.at < at)?;
         let fits = match value {
             // `${NAME:-x}` of an empty variable is `x`; `$NAME` and `${NAME}` have at most this length.
             Value::Text(text) => {
-                !hole.all && (!text.is_empty() || hole.end - hole.start <= name.len() + 3)
+                !part.all && (!text.is_empty() || part.end - part.start <= name.len() + 3)
             }
-            Value::List(_) => hole.all,
+            Value::List(_) => part.all,
         };
         let affordable = self.spent.saturating_add(variable.length) <= MAX_BYTES;
         (fits && affordable).then_some(value)
@@ -220,7 +223,7 @@ impl<'w> Fields<'w> {
         };
         self.current.get_or_insert_with(|| Word {
             text: String::new(),
-            holes: Vec::new(),
+            unresolved: Vec::new(),
             items: None,
             literal,
             ..self.word.clone()
@@ -246,15 +249,15 @@ impl<'w> Fields<'w> {
         }
     }
 
-    fn unknown(&mut self, text: &str, hole: &Hole) {
+    fn unknown(&mut self, text: &str, part: &Unresolved) {
         let current = self.current();
         let start = current.text.len();
         current.text.push_str(text);
         let end = current.text.len();
-        current.holes.push(Hole {
+        current.unresolved.push(Unresolved {
             start,
             end,
-            ..hole.clone()
+            ..part.clone()
         });
     }
 
@@ -283,7 +286,7 @@ mod tests {
     /// The words of the last command, joined by `|`; `?` marks an unresolved word.
     fn expanded(script: &str) -> String {
         let words = last(script).into_iter();
-        let shown = words.map(|word| match word.holes.is_empty() {
+        let shown = words.map(|word| match word.unresolved.is_empty() {
             true => word.text,
             false => format!("?{}", word.text),
         });
@@ -385,7 +388,7 @@ mod tests {
             "case $x in\n --n) N=4;; *) N=2;;\nesac\nrun $N",
         ] {
             let words = last(script);
-            let unresolved = words.last().unwrap().unsaid();
+            let unresolved = words.last().unwrap().unresolved_extent();
             assert!(unresolved.is_some(), "{script}: {words:?}");
         }
     }
@@ -407,6 +410,6 @@ mod tests {
             script += &format!("A{line}=$A{0}$A{0}\n", line - 1);
         }
         script += "run $A59";
-        assert!(last(&script).pop().unwrap().unsaid().is_some());
+        assert!(last(&script).pop().unwrap().unresolved_extent().is_some());
     }
 }

@@ -13,7 +13,7 @@ pub(crate) struct Word {
     /// Every quote is closed, and no backslash ends the word.
     pub closed: bool,
     /// Unresolved variables and substitutions, from left to right.
-    pub holes: Vec<Hole>,
+    pub unresolved: Vec<Unresolved>,
     /// The items of an array assignment, `NAME=(…)`.
     pub items: Option<Vec<Word>>,
     /// Bytes at the start of the word that have no quotes, escapes or variables.
@@ -22,7 +22,7 @@ pub(crate) struct Word {
 
 /// An unresolved variable or substitution within a word.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Hole {
+pub(crate) struct Unresolved {
     /// Byte offset of the first byte in the word's text.
     pub start: usize,
     /// Byte offset after the last byte.
@@ -37,7 +37,7 @@ pub(crate) struct Hole {
 
 /// How much of a word is unresolved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Unsaid {
+pub(crate) enum UnresolvedExtent {
     /// A part of the text. It is one word.
     Part,
     /// The whole text. It is one word.
@@ -68,42 +68,46 @@ impl Word {
             span.start += bytes;
             span.column += u32::try_from(columns).unwrap_or(0);
         }
-        let holes = self.holes.iter().filter(|hole| hole.start >= bytes);
-        let holes = holes.map(|hole| Hole {
-            start: hole.start - bytes,
-            end: hole.end - bytes,
-            ..hole.clone()
+        let unresolved = self.unresolved.iter().filter(|part| part.start >= bytes);
+        let unresolved = unresolved.map(|part| Unresolved {
+            start: part.start - bytes,
+            end: part.end - bytes,
+            ..part.clone()
         });
         Word {
             text: self.text[bytes..].to_owned(),
             span,
             closed: self.closed,
-            holes: holes.collect(),
+            unresolved: unresolved.collect(),
             items: self.items.clone(),
             literal: self.literal.saturating_sub(bytes),
         }
     }
 
     /// How much of the word is unresolved; `None`: nothing.
-    pub fn unsaid(&self) -> Option<Unsaid> {
-        if self.holes.is_empty() {
+    pub fn unresolved_extent(&self) -> Option<UnresolvedExtent> {
+        if self.unresolved.is_empty() {
             return None;
         }
-        if self.holes.iter().any(|hole| hole.all) {
-            return Some(Unsaid::Number);
+        if self.unresolved.iter().any(|part| part.all) {
+            return Some(UnresolvedExtent::Number);
         }
-        let bytes: usize = self.holes.iter().map(|hole| hole.end - hole.start).sum();
-        let quoted = self.holes.iter().all(|hole| hole.quoted);
+        let bytes: usize = self
+            .unresolved
+            .iter()
+            .map(|part| part.end - part.start)
+            .sum();
+        let quoted = self.unresolved.iter().all(|part| part.quoted);
         Some(match (bytes < self.text.len(), quoted) {
-            (true, _) => Unsaid::Part,
-            (false, true) => Unsaid::Whole,
-            (false, false) => Unsaid::Number,
+            (true, _) => UnresolvedExtent::Part,
+            (false, true) => UnresolvedExtent::Whole,
+            (false, false) => UnresolvedExtent::Number,
         })
     }
 
     /// Whether the word has no quotes, escapes or variables.
     pub fn is_literal(&self) -> bool {
-        self.holes.is_empty() && self.literal == self.text.len()
+        self.unresolved.is_empty() && self.literal == self.text.len()
     }
 
     /// The variable that a word such as `NAME=value` assigns, and its value; `NAME+=` adds to it.
@@ -115,7 +119,7 @@ impl Word {
     /// As [`Word::assignment`], for an argument of a command (`export "NAME=value"`), which may be quoted.
     pub fn assigned_by_command(&self) -> Option<Assignment<'_>> {
         let at = self.text.find('=')?;
-        let resolved = self.holes.iter().all(|hole| hole.start > at);
+        let resolved = self.unresolved.iter().all(|part| part.start > at);
         self.assigned(at).filter(|_| resolved)
     }
 
@@ -149,7 +153,7 @@ impl Word {
                 continue;
             };
             self.literal = self.literal.min(at);
-            self.holes.push(Hole {
+            self.unresolved.push(Unresolved {
                 start: at,
                 end: at + bytes,
                 name: name.map(str::to_owned),

@@ -15,7 +15,7 @@ use super::Shard;
 
 /// Progress of a step at a micro-batch.
 #[derive(Clone, Copy)]
-pub(super) struct Standing {
+pub(super) struct StepProgress {
     /// Training walks before this one, including joined ones.
     pub walks: u64,
     /// This rank's micro-batches before this one.
@@ -100,10 +100,10 @@ impl Scatter {
             .try_for_each(|place| place.finish(shards))
     }
 
-    pub fn gradient(&mut self, shard: &Shard, standing: Standing) -> Gradient<'_> {
+    pub fn gradient(&mut self, shard: &Shard, progress: StepProgress) -> Gradient<'_> {
         let len = shard.unit.len;
-        let add = standing.own > 0;
-        if self.whole.is_none() || (add && standing.apart) {
+        let add = progress.own > 0;
+        if self.whole.is_none() || (add && progress.apart) {
             return Gradient {
                 values: &mut self.open(shard)[..len],
                 add: false,
@@ -142,12 +142,12 @@ impl Scatter {
         &mut self,
         unit: usize,
         shards: &mut [Shard],
-        Standing {
+        StepProgress {
             walks,
             own,
             apart,
             measured,
-        }: Standing,
+        }: StepProgress,
     ) -> Result<Option<f64>, EngineError> {
         let len = shards[unit].unit.len;
         if let Some(whole) = &mut self.whole {

@@ -6,7 +6,7 @@
 use super::known::Options;
 use crate::recipe::dialects::handbook::keys;
 use crate::recipe::syntax::diagnostic::Diagnostic;
-use crate::recipe::syntax::shell::word::{Unsaid, Word};
+use crate::recipe::syntax::shell::word::{UnresolvedExtent, Word};
 use crate::recipe::syntax::source::Span;
 use crate::util::suggest::{did_you_mean, short};
 
@@ -32,7 +32,7 @@ pub(super) struct Given<'w> {
     /// From left to right.
     pub options: Vec<Opt>,
     /// An unresolved word that may hold further options.
-    pub unsaid: Option<&'w Word>,
+    pub unresolved: Option<&'w Word>,
     /// The words after the options.
     pub rest: &'w [Word],
     /// Why the launcher refuses an option.
@@ -175,14 +175,15 @@ pub(super) fn options<'w>(words: &'w [Word], known: &Options) -> Given<'w> {
     let mut found = Vec::new();
     let mut refused = None;
     // The first unresolved word, the rest from the last one on, and the number of options before the last one.
-    let mut unsaid: Option<(&Word, &[Word], usize)> = None;
+    let mut unresolved: Option<(&Word, &[Word], usize)> = None;
     let mut rest = words;
     while let Some((word, after)) = rest.split_first() {
         let named = word.text.find('=').unwrap_or(word.text.len());
-        let hidden = word.text.starts_with('-') && word.holes.iter().any(|h| h.start < named);
-        if hidden || word.unsaid() == Some(Unsaid::Number) && !after.is_empty() {
-            let first = unsaid.map_or(word, |(first, ..)| first);
-            unsaid = Some((first, rest, found.len()));
+        let hidden = word.text.starts_with('-') && word.unresolved.iter().any(|h| h.start < named);
+        if hidden || word.unresolved_extent() == Some(UnresolvedExtent::Number) && !after.is_empty()
+        {
+            let first = unresolved.map_or(word, |(first, ..)| first);
+            unresolved = Some((first, rest, found.len()));
             rest = after;
             continue;
         }
@@ -196,7 +197,7 @@ pub(super) fn options<'w>(words: &'w [Word], known: &Options) -> Given<'w> {
         let (names, mut tied) = match known.find(word) {
             Found::Options(names, tied) => (names, tied),
             // After an unresolved word they may belong to the program.
-            Found::Unknown | Found::Several(_) if unsaid.is_some() => break,
+            Found::Unknown | Found::Several(_) if unresolved.is_some() => break,
             Found::Unknown if lacks_program(rest) => break,
             Found::Unknown => {
                 refused = known.unknown(word);
@@ -231,8 +232,8 @@ pub(super) fn options<'w>(words: &'w [Word], known: &Options) -> Given<'w> {
         }
     }
     // If arguments follow, the last unresolved word is the program itself.
-    let mut hidden = unsaid.map(|(first, ..)| first);
-    if let Some((first, last, before)) = unsaid
+    let mut hidden = unresolved.map(|(first, ..)| first);
+    if let Some((first, last, before)) = unresolved
         && rest.first().is_none_or(|word| word.text.starts_with('-'))
     {
         found.truncate(before);
@@ -241,7 +242,7 @@ pub(super) fn options<'w>(words: &'w [Word], known: &Options) -> Given<'w> {
     }
     Given {
         options: found,
-        unsaid: hidden,
+        unresolved: hidden,
         rest,
         refused,
     }

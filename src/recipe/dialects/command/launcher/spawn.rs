@@ -21,12 +21,12 @@ pub(super) fn spawn(words: &[Word]) -> Option<Launched<'_>> {
     let (_, count) = SCRIPTS.iter().find(|(script, _)| *script == name)?;
     let Given {
         options,
-        unsaid,
+        unresolved,
         rest,
         ..
     } = options(words, &SPAWN);
     let hosts = value(&options, &["hostfile"]).is_some();
-    let number = number(value(&options, &[count])).filter(|_| unsaid.is_none() && !hosts);
+    let number = number(value(&options, &[count])).filter(|_| unresolved.is_none() && !hosts);
     let world = number.map(|(processes, at)| world(&format!("--{count}"), processes, at));
     Some(Launched {
         launcher: Launcher::Spawn,
@@ -41,7 +41,7 @@ pub(super) fn spawn(words: &[Word]) -> Option<Launched<'_>> {
 
 #[cfg(test)]
 mod tests {
-    use crate::recipe::tests::told;
+    use crate::recipe::tests::read_command;
 
     #[test]
     fn a_spawn_script_sets_the_number_of_processes() {
@@ -56,7 +56,7 @@ mod tests {
             ),
         ] {
             let program = "run_clm.py --per_device_train_batch_size 4 --output_dir o";
-            let recipe = told(&format!("python {launcher} {program}")).unwrap();
+            let recipe = read_command(&format!("python {launcher} {program}")).unwrap();
             let batch = &recipe.spec.batch;
             let numbers = (batch.micro, batch.gpus);
             assert_eq!(numbers, (Some(4), expected), "{launcher}");

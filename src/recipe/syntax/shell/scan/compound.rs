@@ -145,7 +145,7 @@ impl Scanner<'_> {
                 literal: 0,
                 text,
                 span,
-                holes: Vec::new(),
+                unresolved: Vec::new(),
                 items: None,
             });
         }

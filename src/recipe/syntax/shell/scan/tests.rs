@@ -127,7 +127,7 @@ fn a_command_that_a_script_may_skip_is_not_certain() {
 
 #[test]
 fn a_word_reports_how_much_of_it_is_unresolved() {
-    use crate::recipe::syntax::shell::word::Unsaid::{Number, Part, Whole};
+    use crate::recipe::syntax::shell::word::UnresolvedExtent::{Number, Part, Whole};
     for (word, expected) in [
         ("$X", Some(Number)),
         ("${X}", Some(Number)),
@@ -147,10 +147,10 @@ fn a_word_reports_how_much_of_it_is_unresolved() {
     ] {
         let words = words(word);
         assert_eq!(words.len(), 1, "{word}");
-        assert_eq!(words[0].unsaid(), expected, "{word}");
+        assert_eq!(words[0].unresolved_extent(), expected, "{word}");
     }
     let typed = commands(&join(&["$X".to_owned()]), FileId(0), Form::Typed);
-    assert_eq!(typed[0].words[0].unsaid(), Some(Number));
+    assert_eq!(typed[0].words[0].unresolved_extent(), Some(Number));
 }
 
 #[test]

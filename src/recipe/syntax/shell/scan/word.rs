@@ -2,7 +2,7 @@
 
 use super::{Form, Scanner};
 use crate::recipe::syntax::shell::expansion;
-use crate::recipe::syntax::shell::word::{Hole, Word};
+use crate::recipe::syntax::shell::word::{Unresolved, Word};
 use crate::recipe::syntax::source::Span;
 
 impl Scanner<'_> {
@@ -28,7 +28,7 @@ impl Scanner<'_> {
             text: String::new(),
             span,
             closed: true,
-            holes: Vec::new(),
+            unresolved: Vec::new(),
             items: None,
             literal: usize::MAX,
         };
@@ -119,7 +119,7 @@ impl Scanner<'_> {
         // A `$` that is escaped for the outer shell is a variable of the inner shell.
         let inner = self.kept.binary_search(&self.at).is_ok();
         word.text.push_str(&rest[..found.bytes]);
-        word.holes.push(Hole {
+        word.unresolved.push(Unresolved {
             start,
             end: word.text.len(),
             name: found.name.filter(|_| !inner).map(str::to_owned),
@@ -137,7 +137,7 @@ impl Scanner<'_> {
         let bytes = end.map_or(rest.len(), |end| end + 1);
         let start = word.text.len();
         word.text.push_str(&rest[..bytes]);
-        word.holes.push(Hole {
+        word.unresolved.push(Unresolved {
             start,
             end: word.text.len(),
             name: None,

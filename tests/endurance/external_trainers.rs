@@ -6,7 +6,7 @@ use std::os::unix::fs::PermissionsExt;
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 use serde_json::{Value, json};
 
-use super::support::{Run, evenkeel, said, wait_for};
+use super::support::{Run, evenkeel, stderr, wait_for};
 
 /// Prints its arguments, saves on the drain signal, and succeeds once a file `stop` exists in its
 /// run directory.
@@ -152,7 +152,7 @@ fn external_trainer_keeps_its_global_batch_over_a_resize_and_a_kill() {
 fn external_trainer_gets_the_environment_of_torchrun_and_the_plan() {
     let external = External::new("env; echo the end; exit 0");
     let output = external.run.launch(&external.arguments("3"));
-    assert!(output.status.success(), "{}", said(&output));
+    assert!(output.status.success(), "{}", stderr(&output));
     let value = |rank: u64, name: &str| {
         let log = external.log(1, rank);
         let line = log
@@ -216,8 +216,12 @@ fn external_trainer_that_ignores_the_drain_signal_is_killed_after_its_time_limit
 fn external_trainer_that_always_fails_is_started_four_times() {
     let external = External::new("echo no such dataset >&2; exit 3");
     let output = external.run.launch(&external.arguments("2"));
-    assert_eq!(output.status.code(), Some(1), "{}", said(&output));
-    assert!(said(&output).contains("exit code 3"), "{}", said(&output));
+    assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+    assert!(
+        stderr(&output).contains("exit code 3"),
+        "{}",
+        stderr(&output)
+    );
     assert_eq!(external.run.worlds(), [2, 2, 2, 2]);
     assert!(external.log(4, 1).contains("no such dataset"));
 }
@@ -227,11 +231,11 @@ fn external_trainer_that_exits_with_143_unasked_is_started_four_times() {
     // 143 is the exit code after a drain signal; here the trainer exits with it without a signal.
     let external = External::new("exit 143");
     let output = external.run.launch(&external.arguments("2"));
-    assert_eq!(output.status.code(), Some(1), "{}", said(&output));
+    assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
     assert!(
-        said(&output).contains("without a request to drain"),
+        stderr(&output).contains("without a request to drain"),
         "{}",
-        said(&output)
+        stderr(&output)
     );
     assert_eq!(external.run.worlds().len(), 4);
 }
@@ -273,11 +277,11 @@ fn external_trainer_does_not_resume_with_another_checkpoint_directory() {
     external.run.drain(launched);
     let elsewhere = ["--procs", "1", "--resume", "trainer.checkpoint_dir=mine"];
     let refused = external.run.launch(&elsewhere);
-    assert_eq!(refused.status.code(), Some(2), "{}", said(&refused));
+    assert_eq!(refused.status.code(), Some(2), "{}", stderr(&refused));
     assert!(
-        said(&refused).contains("but the recipe now sets `mine`"),
+        stderr(&refused).contains("but the recipe now sets `mine`"),
         "{}",
-        said(&refused)
+        stderr(&refused)
     );
 }
 
@@ -288,7 +292,7 @@ fn external_trainer_that_makes_progress_may_fail_any_number_of_times() {
         : > "$EVENKEEL_CHECKPOINT_DIR/step-$EVENKEEL_GENERATION"; exit 9"#;
     let external = External::new(program);
     let output = external.run.launch(&external.arguments("1"));
-    assert!(output.status.success(), "{}", said(&output));
+    assert!(output.status.success(), "{}", stderr(&output));
     assert_eq!(external.run.worlds().len(), 7);
 }
 
@@ -299,7 +303,7 @@ fn external_trainer_out_of_memory_continues_with_a_smaller_micro_batch() {
         esac"#;
     let external = External::new(program);
     let output = external.run.launch(&external.arguments("1"));
-    assert!(output.status.success(), "{}", said(&output));
+    assert!(output.status.success(), "{}", stderr(&output));
     let proofs = external.run.proofs();
     assert_eq!(
         proofs,
@@ -357,9 +361,9 @@ fn ranks_of_a_dead_launcher_exit_and_a_resume_needs_no_command() {
     assert!(status.contains("drained, resumable"), "{status}");
     let proof = external.run.call("status", &["--ledger"]);
     assert!(
-        said(&proof).contains("the user's external program trains"),
+        stderr(&proof).contains("the user's external program trains"),
         "{}",
-        said(&proof)
+        stderr(&proof)
     );
 }
 
@@ -391,16 +395,16 @@ fn a_command_without_a_recipe_is_started_without_its_torchrun() {
     command.extend(batch);
     command.extend(["--learning_rate", "1e-3"]);
     let refused = launch(&["--procs", "5"], &command);
-    assert_eq!(refused.status.code(), Some(1), "{}", said(&refused));
+    assert_eq!(refused.status.code(), Some(1), "{}", stderr(&refused));
     assert!(
-        said(&refused).contains("batch-divisible"),
+        stderr(&refused).contains("batch-divisible"),
         "{}",
-        said(&refused)
+        stderr(&refused)
     );
     assert!(!out.exists());
 
     let output = launch(&["--procs", "1"], &command);
-    assert!(output.status.success(), "{}", said(&output));
+    assert!(output.status.success(), "{}", stderr(&output));
     let log = std::fs::read_to_string(out.join("gen-1/logs/rank-0.log")).unwrap();
     assert_eq!(
         log,
@@ -409,10 +413,10 @@ fn a_command_without_a_recipe_is_started_without_its_torchrun() {
     let mut accelerate = vec!["accelerate", "launch", &program];
     accelerate.extend(batch);
     let refused = launch(&["--recipe-gpus", "2"], &accelerate);
-    assert_eq!(refused.status.code(), Some(2), "{}", said(&refused));
+    assert_eq!(refused.status.code(), Some(2), "{}", stderr(&refused));
     assert!(
-        said(&refused).contains("only torchrun and Python"),
+        stderr(&refused).contains("only torchrun and Python"),
         "{}",
-        said(&refused)
+        stderr(&refused)
     );
 }
