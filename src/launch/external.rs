@@ -247,7 +247,7 @@ mod tests {
         assert_eq!(refused(&["sh", "train.sh", "{args}"], "", &[]), None);
         let typed = ["sh", "train.sh", "--per_device_train_batch_size", "8"];
         let typed = refused(&typed, "", &[]).unwrap();
-        assert!(typed.contains("in every world"), "{typed}");
+        assert!(typed.contains("does not follow the world"), "{typed}");
         // Two processes split the batch, three do not, with any remainder policy.
         let uneven = ["evenkeel.batch.remainder=uneven"];
         let uneven = refused(&["sh", "{args}"], "", &uneven);

@@ -44,7 +44,7 @@ impl Orders {
         Arc::clone(&self.agent_is_gone)
     }
 
-    /// The next order other than to drain or to stay; `None` if no order arrives in time or the agent is
+    /// The next order other than to drain or to cancel a drain; `None` if no order arrives in time or the agent is
     /// gone.
     pub fn next(&self, timeout: Duration) -> Option<Order> {
         let receiver = self.others.lock().unwrap_or_else(|held| held.into_inner());
@@ -100,7 +100,7 @@ mod tests {
         assert_eq!(orders.next(Duration::from_secs(5)), Some(Order::Stop));
         assert!(orders.draining());
         agent
-            .write_all(b"{\"order\":\"stay\"}\n{\"order\":\"stop\"}\n")
+            .write_all(b"{\"order\":\"cancel_drain\"}\n{\"order\":\"stop\"}\n")
             .unwrap();
         assert_eq!(orders.next(Duration::from_secs(5)), Some(Order::Stop));
         assert!(!orders.draining());

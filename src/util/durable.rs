@@ -346,7 +346,7 @@ mod tests {
     fn killed_process_holds_no_lock() {
         let directory = tempfile::tempdir().unwrap();
         let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "durable::tests::hold_lock", "--nocapture"])
+            .args(["--exact", "util::durable::tests::hold_lock", "--nocapture"])
             .env("EVENKEEL_TEST_LOCK", directory.path())
             .stdout(Stdio::piped())
             .stdin(Stdio::piped())

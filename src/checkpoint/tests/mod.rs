@@ -138,7 +138,7 @@ pub fn default_layout() -> Layout {
 pub fn this_test(test: &str, variable: &str, value: &Path) -> Vec<PathBuf> {
     let mut assignment = std::ffi::OsString::from(format!("{variable}="));
     assignment.push(value);
-    let path = format!("train::checkpoint::tests::{test}");
+    let path = format!("checkpoint::tests::{test}");
     vec![
         "env".into(),
         assignment.into(),

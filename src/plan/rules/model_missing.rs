@@ -15,7 +15,9 @@ may be for another machine. It does not report models of the hub, which other tr
 machine.",
     wrong: Example {
         flags: "--gpus 4",
-        recipe: native!("  batch: {global: 128, micro: 16}\n  model: {path: models/missing}\n"),
+        recipe: native!(
+            "  batch: {global: 128, micro: 16}\n  model: {path: models/that/does-not/exist}\n"
+        ),
     },
     right: Example {
         flags: "--gpus 4",

@@ -41,7 +41,9 @@ fn gpus_requested_from_slurm_must_be_those_of_the_launcher() {
     let recipe = script(&root, &ppo(8)).unwrap();
     let warning = message(&recipe.diagnostics, "gpu-count-conflict");
     assert!(
-        warning.message.contains("8 GPUs (`--gres=gpu:8`)"),
+        warning
+            .message
+            .contains("8 GPUs from Slurm (`--gres=gpu:8`)"),
         "{warning:?}"
     );
     assert!(
@@ -119,7 +121,9 @@ fn a_variable_that_may_contain_overrides_is_named() {
     assert_eq!(error.diagnostics.len(), 1, "{:?}", error.diagnostics);
     let finding = message(&error.diagnostics, "global-batch-unknown");
     assert!(
-        finding.message.starts_with("`$MODEL_LOAD_ARG` may stand"),
+        finding
+            .message
+            .starts_with("`$MODEL_LOAD_ARG` is unresolved"),
         "{finding:?}"
     );
     let numbers = "`++model.batch_size=N ++model.gradient_accumulation_steps=N`";

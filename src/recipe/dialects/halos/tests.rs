@@ -334,5 +334,5 @@ fn a_command_finds_the_tree_next_to_its_program() {
     let elsewhere = launched(&["-cp", "nowhere", "loss=dpo"]).unwrap_err();
     assert_eq!(elsewhere.diagnostics[0].rule, "config-missing");
     let mixed = launched(&["loss=dpo", "--learning_rate", "1"]).unwrap_err();
-    assert!(mixed.diagnostics[0].message.contains("for a Hydra program"));
+    assert!(mixed.diagnostics[0].message.contains("is a Hydra override"));
 }

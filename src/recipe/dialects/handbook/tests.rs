@@ -363,7 +363,7 @@ fn a_run_is_named_by_a_label_for_every_upstream_name() {
     let refused = problems("sft", "output_dir: \"\"\nevenkeel: {name: ../x}\n", &[]);
     let expected = [
         "3: error[run-name] `output_dir` is empty (name a directory, or remove it for `runs/NAME`)",
-        "4: error[run-name] `evenkeel.name` is `../x`: it holds '.' (use a DNS label, at most 63 \
+        "4: error[run-name] `evenkeel.name` is `../x`: it contains '.' (use a DNS label, at most 63 \
          lower-case letters, digits and `-`, such as `x`)",
     ];
     assert_eq!(refused, expected.join("\n"));

@@ -209,12 +209,12 @@ fn reported(text: &str) -> Vec<String> {
 fn an_invalid_name_is_refused_at_its_place() {
     let head = "apiVersion: evenkeel.dev/v1alpha1\nkind: Recipe\n";
     for (name, flaw) in [
-        ("../../x", "it holds '.'"),
-        ("/tmp/x", "it holds '/'"),
-        ("a/b", "it holds '/'"),
-        (".", "it holds '.'"),
+        ("../../x", "it contains '.'"),
+        ("/tmp/x", "it contains '/'"),
+        ("a/b", "it contains '/'"),
+        (".", "it contains '.'"),
         ("\"\"", "it is empty"),
-        ("Tiny", "it holds 'T'"),
+        ("Tiny", "it contains 'T'"),
         ("-a", "it begins with `-`"),
         ("a-", "it ends with `-`"),
     ] {

@@ -58,7 +58,7 @@ impl Types {
             structs: BTreeMap::new(),
             enums: BTreeMap::new(),
         };
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/recipe/spec");
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/recipe/schema/spec");
         for entry in fs::read_dir(folder).unwrap() {
             let text = fs::read_to_string(entry.unwrap().path()).unwrap();
             types.take(&text);

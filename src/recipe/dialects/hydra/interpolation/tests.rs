@@ -85,7 +85,7 @@ fn cycles_are_reported_with_their_keys() {
         "the interpolation forms a cycle: a → b → c → a (set one of them to a plain value)"
     );
     assert!(problem("a: ${a}\n").contains("a → a"));
-    assert!(problem("a: {b: \"${a}\"}\n").contains("circle"));
+    assert!(problem("a: {b: \"${a}\"}\n").contains("cycle"));
     // A reference to a sibling is no cycle.
     assert!(resolved("a: {b: \"${a.c}\", c: 1}\n").is_ok());
 }
@@ -96,7 +96,7 @@ fn missing_keys_and_resolvers_are_named() {
     assert!(problem("b: {d: 1}\nx: ${b.c}\n").contains("no key `b.c`"));
     assert!(problem("b: 3\nx: ${b.c}\n").contains("no key `b.c`"));
     assert!(problem("x: ${...b}\n").contains("more dots"));
-    assert!(problem("x: ${nope:1}\n").contains("the resolver `nope`"));
+    assert!(problem("x: ${nope:1}\n").contains("unknown resolver `nope`"));
     assert!(problem("x: ${b\n").contains("is not closed"));
     assert!(problem("b: [1]\nx: a${b}\n").contains("is a list"));
     assert!(problem("x: ${oc.env:EVENKEEL_NO_SUCH_VARIABLE}\n").contains("environment"));
