@@ -155,7 +155,7 @@ def bare():
 def jobs():
     recipe = json.dumps({
         "apiVersion": "evenkeel.dev/v1alpha1", "kind": "Recipe", "metadata": {"name": "scale"}, "spec": {
-            "batch": {"global": 64, "micro": 4},
+            "batch": {"global": 64, "per_device_batch_size": 4},
             "model": {"init": "random", "config": {
                 "hidden_size": 64, "intermediate_size": 176, "num_hidden_layers": 2, "num_attention_heads": 4,
                 "num_key_value_heads": 2, "vocab_size": 64, "max_position_embeddings": 32}},

@@ -217,7 +217,7 @@ fn run(options: &Options, world: Option<World>) -> Result<serde_json::Value, Eng
 
     let tokens = random_tokens(options, 1);
     let targets = random_tokens(options, 2);
-    let micro = MicroBatch {
+    let micro_batch = MicroBatch {
         tokens: &tokens,
         targets: &targets,
         batch: options.micro_batch,
@@ -235,7 +235,7 @@ fn run(options: &Options, world: Option<World>) -> Result<serde_json::Value, Eng
         let start = Instant::now();
         let (mut sum, mut targets) = (0.0, 0);
         for index in 1..=options.accumulation {
-            let got = engine.accumulate(micro, measure, index == options.accumulation)?;
+            let got = engine.accumulate(micro_batch, measure, index == options.accumulation)?;
             sum += got.loss;
             targets += got.targets;
         }

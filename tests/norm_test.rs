@@ -121,13 +121,15 @@ fn step(
             continue;
         };
         let (tokens, targets) = data.rows(positions);
-        let micro = MicroBatch {
+        let per_device_batch_size = MicroBatch {
             tokens: &tokens,
             targets: &targets,
             batch: MICRO as usize,
             seq_len: SEQ_LEN,
         };
-        let done = engine.accumulate(micro, measure, last).unwrap();
+        let done = engine
+            .accumulate(per_device_batch_size, measure, last)
+            .unwrap();
         measured
             .micro_batches
             .add(done.squared_norm.unwrap(), done.targets);

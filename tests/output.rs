@@ -110,7 +110,7 @@ fn a_dry_run_prints_the_job_and_the_notes_about_its_command() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("own.yaml");
     let text = "apiVersion: evenkeel.dev/v1alpha1\nkind: Recipe\nspec:\n  \
-                batch: {global: 64, micro: 8}\n  \
+                batch: {global: 64, per_device_batch_size: 8}\n  \
                 trainer: {command: [python, train.py, --batch, '{per_device_batch_size}'], checkpoint_dir: /volume/out}\n";
     std::fs::write(&path, text).unwrap();
     let path = path.display().to_string();

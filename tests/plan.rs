@@ -60,14 +60,14 @@ proptest! {
     #[test]
     fn the_rules_and_the_controller_agree_on_schedules(
         schedule in schedule(),
-        (global, micro, gpus) in (1..300_u64, 1..20_u64, 1..9_u64),
+        (global, per_device_batch_size, gpus) in (1..300_u64, 1..20_u64, 1..9_u64),
         bounds: bool, sharded: bool, uneven: bool,
     ) {
         let mut recipe = read("examples/microllama-300m-ddp-norm.yaml".into());
         let spec = &mut recipe.spec;
         spec.batch = Default::default();
         spec.batch.global = Some(global);
-        spec.batch.micro = Some(micro);
+        spec.batch.per_device_batch_size = Some(per_device_batch_size);
         if uneven {
             spec.batch.remainder = recipe::spec::Remainder::Uneven;
         }

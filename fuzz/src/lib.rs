@@ -18,7 +18,7 @@ pub mod render;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use export::{Form, Numbers};
+use export::{Form, BatchNumbers};
 use recipe::syntax::node::{Node, Value};
 use recipe::syntax::scalar::Schema;
 use recipe::{Diagnostic, Dialect, Origin, ReadError, Recipe, Request, Severity, Sources, Span};
@@ -67,13 +67,13 @@ pub fn read_tree(dialect: Dialect, files: Files, overrides: Vec<String>) {
 }
 
 /// A plan for another world: 12 × 5 × 7.
-fn numbers(recipe: &Recipe) -> Numbers {
-    Numbers {
+fn numbers(recipe: &Recipe) -> BatchNumbers {
+    BatchNumbers {
         world: 12,
         nodes: None,
         data_parallel: 12,
         global: 12 * 5 * 7,
-        micro: 5,
+        per_device_batch_size: 5,
         accumulation: 7,
         steps_per_generation: recipe.spec.generation.steps_per_generation.map(|_| 9),
     }
@@ -124,7 +124,7 @@ fn check_written(recipe: &Recipe, request: &Request) {
     let again = again.unwrap_or_else(|error| panic!("{error}: {}", written.text));
     let batch = &again.spec.batch;
     if recipe.spec.batch.global.is_none() {
-        assert_eq!((batch.micro, batch.accumulation), (Some(5), Some(7)), "{}", written.text);
+        assert_eq!((batch.per_device_batch_size, batch.accumulation), (Some(5), Some(7)), "{}", written.text);
     }
 }
 
@@ -134,7 +134,7 @@ fn check_recipe(recipe: &Recipe) {
     let errors = recipe.diagnostics.iter().filter(form);
     assert_eq!(errors.count(), 0, "the recipe has errors: {:?}", recipe.diagnostics);
     check_diagnostics(&recipe.diagnostics, &recipe.sources);
-    for place in recipe.places.values() {
+    for place in recipe.value_sources.values() {
         check_span(place.span, &recipe.sources);
     }
     let json = serde_json::to_string(&recipe.spec).expect("the spec serialises to JSON");

@@ -264,7 +264,7 @@ impl PlanSummary {
     pub fn of(plan: &Plan, feasible_nodes: Vec<u32>) -> PlanSummary {
         let warnings = plan.outline.diagnostics.iter();
         PlanSummary {
-            formula: plan.proof.clone(),
+            formula: plan.formula.clone(),
             global_batch_size: plan.global_batch_size,
             per_device_batch_size: plan.per_device_batch_size,
             gradient_accumulation_steps: plan.gradient_accumulation_steps,
@@ -419,7 +419,7 @@ impl Rescale {
             from_nodes,
             to_nodes: u32::try_from(record.members.len()).unwrap_or(u32::MAX),
             samples: record.start_samples(),
-            formula: record.proof(),
+            formula: record.formula(),
             start_time: micro_time(since),
             stages: RescaleStages::default(),
         }

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use super::output::{self, Format};
 use super::table::Table;
-use crate::engine::cuda::libraries::{self, Found};
+use crate::engine::cuda::libraries::{self, LibraryCheck};
 use crate::inventory::{Devices, DriverState, Ecc, Gpu, GpuMemory, Inventory, Mig};
 use crate::telemetry::human;
 use crate::util::format::bytes;
@@ -32,7 +32,7 @@ pub struct Args {
 struct Report {
     #[serde(flatten)]
     inventory: Inventory,
-    cuda_libraries: Vec<Found>,
+    cuda_libraries: Vec<LibraryCheck>,
 }
 
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
@@ -168,7 +168,7 @@ fn cpu(inventory: &Inventory) -> String {
     format!("CPU: {model}, {cores}{memory}\n")
 }
 
-fn cuda(found: &[Found]) -> String {
+fn cuda(found: &[LibraryCheck]) -> String {
     let mut table = Table::new(["CUDA LIBRARY", "FILE", "VERSION"]);
     for library in found {
         let mut version = match (&library.problem, &library.version) {
@@ -255,7 +255,7 @@ mod tests {
 
     #[test]
     fn each_cuda_library_is_listed_with_its_version_or_install_command() {
-        let found = |name, file| Found {
+        let found = |name, file| LibraryCheck {
             name,
             file,
             path: None,
@@ -263,7 +263,7 @@ mod tests {
             problem: None,
         };
         let libraries = [
-            Found {
+            LibraryCheck {
                 problem: Some(Problem::TooOld {
                     version: "11.8".to_owned(),
                     needed: "12.0".to_owned(),
@@ -272,12 +272,12 @@ mod tests {
                 ..found("driver", "libcuda.so.1")
             },
             found("NVML", "libnvidia-ml.so.1"),
-            Found {
+            LibraryCheck {
                 version: Some("12.9".to_owned()),
                 path: Some("/wheels/nvidia/cuda_nvrtc/lib/libnvrtc.so.12".into()),
                 ..found("NVRTC", "libnvrtc.so.12")
             },
-            Found {
+            LibraryCheck {
                 problem: Some(Problem::Missing {
                     install: "pip install nvidia-nccl-cu12",
                 }),
@@ -285,7 +285,7 @@ mod tests {
             },
         ];
         let shown =
-            |libraries: &[Found]| anstream::adapter::strip_str(&cuda(libraries)).to_string();
+            |libraries: &[LibraryCheck]| anstream::adapter::strip_str(&cuda(libraries)).to_string();
         insta::assert_snapshot!(shown(&libraries), @r"
     CUDA LIBRARY  FILE               VERSION
     driver        libcuda.so.1       11.8 is too old, 12.0 is needed: install NVIDIA's driver 525 or newer

@@ -225,7 +225,7 @@ fn launch(args: &Args, recipe: &Recipe, shown: &mut Vec<Diagnostic>) -> anyhow::
     let setup = &prepared.setup;
     display.event(&Event::Planned {
         name: run.path().display().to_string(),
-        proof: prepared.proof(&planned),
+        formula: prepared.formula(&planned),
         world: ranks,
         global_batch: setup.global_batch_size,
         budget: setup.budget_samples.unwrap_or_default(),
@@ -244,7 +244,7 @@ fn launch(args: &Args, recipe: &Recipe, shown: &mut Vec<Diagnostic>) -> anyhow::
     let end = match end {
         Err(refused @ LaunchError::Refused(_)) => return Err(refused.into()),
         Err(error) => End::Failed {
-            why: error.to_string(),
+            message: error.to_string(),
         },
         Ok(end) => end,
     };
@@ -315,9 +315,9 @@ fn finish(run: &RunDir, end: &End, external: bool) -> anyhow::Result<ExitCode> {
             ));
             ExitCode::from(EXIT_DRAINED)
         }
-        End::Failed { why } => {
+        End::Failed { message } => {
             say(format_args!(
-                "error: {why}\n  the ranks' logs are in {place}/gen-*/logs/\n"
+                "error: {message}\n  the ranks' logs are in {place}/gen-*/logs/\n"
             ));
             ExitCode::from(EXIT_REFUSED)
         }

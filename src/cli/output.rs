@@ -100,7 +100,7 @@ mod tests {
     #[test]
     fn every_yaml_parser_reads_the_written_value() {
         let value = json!({
-            "proof": "8 × 16 × 1 = 128",
+            "formula": "8 × 16 × 1 = 128",
             "eval_every": null,
             "feasible_gpu_counts": [1, 2, 4],
             "adjusted": [{"key": "a: b", "from": "1"}, {"key": "no", "nested": {"x": ["y"]}}],

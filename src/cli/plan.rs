@@ -16,7 +16,7 @@ use super::output::{self, Format};
 use super::recipe_args::RecipeOptions;
 use super::{EXIT_REFUSED, EXIT_USAGE, bytes, render};
 use crate::client;
-use crate::export::{self, Form, Numbers};
+use crate::export::{self, BatchNumbers, Form};
 use crate::inventory::{Devices, Inventory};
 use crate::launch::{self, survey};
 use crate::plan::{self, Draft, Examined, Horizon, OomPolicy, OomStep, PlanRequest, Trainer};
@@ -238,7 +238,7 @@ fn emitted(
     let Ok(plan) = examined.finish() else {
         return Ok(ExitCode::from(EXIT_REFUSED));
     };
-    let numbers = Numbers {
+    let numbers = BatchNumbers {
         nodes,
         ..plan.numbers(recipe)
     };

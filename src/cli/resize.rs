@@ -39,12 +39,12 @@ pub struct Args {
 
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let run = run_arg::find(&args.run)?;
-    let proof = match worlds::proof_of_run(&run, args.processes) {
+    let formula = match worlds::formula_of_run(&run, args.processes) {
         Err(LaunchError::Refused(refused)) => {
             super::render::print(&refused.diagnostics, &Sources::default());
             return Ok(ExitCode::from(EXIT_REFUSED));
         }
-        proof => proof?,
+        formula => formula?,
     };
     if let Some(state) = run.state()? {
         refuse_finished(&run, &run.setup()?, &state)?;
@@ -61,7 +61,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let before = run.state()?.map_or(0, |s| s.generations.len());
     let desired = run.write_desired(args.processes)?;
     let devices = Devices::Processes.count(args.processes);
-    line(format_args!("requested {devices}: {proof}"))?;
+    line(format_args!("requested {devices}: {formula}"))?;
     if args.no_wait {
         return Ok(ExitCode::SUCCESS);
     }
@@ -80,8 +80,8 @@ fn wait(
         let launcher_works = run.in_use()?;
         if let Some(state) = run.state()? {
             match end(&state, request, launcher_works) {
-                Some(Some(why)) => bail!(
-                    "the run failed: {why}; `evenkeel launch … --resume --out {}` continues where it \
+                Some(Some(message)) => bail!(
+                    "the run failed: {message}; `evenkeel launch … --resume --out {}` continues where it \
                      stopped",
                     run.path().display()
                 ),
@@ -129,7 +129,7 @@ fn wait(
 fn end(state: &RunState, request: u64, launcher_works: bool) -> Option<Option<&str>> {
     let answered = state.request >= request;
     match &state.phase {
-        Phase::Failed { why } if answered || !launcher_works => Some(Some(why)),
+        Phase::Failed { message } if answered || !launcher_works => Some(Some(message)),
         Phase::Finished if answered || !launcher_works => Some(None),
         Phase::Drained if answered => Some(None),
         _ => None,
@@ -144,7 +144,7 @@ fn print_generation(row: &GenerationRow, unchanged: bool) -> Result<(), Unprinte
     };
     line(format_args!(
         "generation {} trains: {}{how}",
-        row.number, row.proof
+        row.number, row.formula
     ))
 }
 
@@ -160,7 +160,7 @@ mod tests {
             ..RunState::default()
         };
         let failed = || Phase::Failed {
-            why: "no memory".to_owned(),
+            message: "no memory".to_owned(),
         };
         for phase in [Phase::Drained, failed(), Phase::Finished] {
             assert_eq!(end(&state(phase, 1), 2, true), None);

@@ -61,7 +61,7 @@ struct Activity {
     phase: &'static str,
     /// Reason of a failure.
     #[serde(skip_serializing_if = "Option::is_none")]
-    why: Option<String>,
+    message: Option<String>,
     /// True if no launcher runs and the run has not ended.
     interrupted: bool,
 }
@@ -78,7 +78,7 @@ impl Activity {
     }
 
     fn of(state: Option<&RunState>, in_use: bool) -> Activity {
-        let mut why = None;
+        let mut message = None;
         let (phase, ended) = match state.map(|state| &state.phase) {
             None => ("preparing", false),
             // A launcher resumes it and has not started a rank yet.
@@ -88,14 +88,14 @@ impl Activity {
             Some(Phase::Draining) => ("draining", false),
             Some(Phase::Drained) => ("drained", true),
             Some(Phase::Finished) => ("finished", true),
-            Some(Phase::Failed { why: reason }) => {
-                why = Some(reason.clone());
+            Some(Phase::Failed { message: reason }) => {
+                message = Some(reason.clone());
                 ("failed", true)
             }
         };
         Activity {
             phase,
-            why,
+            message,
             interrupted: !ended && !in_use,
         }
     }
@@ -103,10 +103,10 @@ impl Activity {
 
 impl fmt::Display for Activity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match (self.phase, &self.why) {
+        match (self.phase, &self.message) {
             _ if self.interrupted => f.write_str("interrupted, resumable"),
             ("drained", _) => f.write_str("drained, resumable"),
-            (phase, Some(why)) => write!(f, "{phase}: {why}"),
+            (phase, Some(message)) => write!(f, "{phase}: {message}"),
             (phase, None) => f.write_str(phase),
         }
     }
@@ -133,7 +133,7 @@ impl Row {
             recipe: setup.recipe_path,
             activity,
             generations: state.generations.len(),
-            plan: history::current_proof(run, &state),
+            plan: history::current_formula(run, &state),
             committed_samples: state.pin.map_or(0, |pin| pin.samples),
             budget_samples: setup.budget_samples,
         })
@@ -237,7 +237,7 @@ fn show(run: &RunDir, output: Format) -> anyhow::Result<ExitCode> {
     };
     let latest = history::last_step(run, &state);
     let batch = history::current_batch(run, &state).unwrap_or(setup.global_batch_size);
-    let plan = history::current_proof(run, &state);
+    let plan = history::current_formula(run, &state);
     let external = super::status_external::ExternalStatus::of(run, &state);
     if output != Format::Text {
         let rest = json!({
@@ -246,7 +246,7 @@ fn show(run: &RunDir, output: Format) -> anyhow::Result<ExitCode> {
             "batch": batch,
             "global_batch_size": setup.global_batch_size,
             "budget_samples": setup.budget_samples,
-            "micro_batch_limit": state.micro_limit,
+            "micro_batch_limit": state.per_device_batch_size_limit,
             "committed": state.pin,
             "last_step": latest,
             "generations": state.generations,
@@ -275,7 +275,7 @@ fn show(run: &RunDir, output: Format) -> anyhow::Result<ExitCode> {
     if let Some(plan) = plan {
         line(format_args!("  plan        {plan}"))?;
     }
-    if let Some(limit) = state.micro_limit {
+    if let Some(limit) = state.per_device_batch_size_limit {
         line(format_args!(
             "  memory      micro-batches above {limit} ran out of memory; a resume with another \
              --rank-memory retries them"
@@ -308,7 +308,7 @@ fn show(run: &RunDir, output: Format) -> anyhow::Result<ExitCode> {
         let seconds = row.first_step_seconds;
         table.row([
             row.number.to_string(),
-            row.proof.clone(),
+            row.formula.clone(),
             row.start_samples.to_string(),
             seconds.map_or("–".into(), |s| format!("{s:.1} s")),
             row.reason.to_string(),
@@ -369,11 +369,11 @@ mod tests {
                 activity.to_string(),
             )
         };
-        let why = "no memory".to_owned();
+        let message = "no memory".to_owned();
         assert_eq!(
-            activity(Phase::Failed { why }),
+            activity(Phase::Failed { message }),
             (
-                json!({"phase": "failed", "why": "no memory", "interrupted": false}),
+                json!({"phase": "failed", "message": "no memory", "interrupted": false}),
                 "failed: no memory".to_owned()
             )
         );

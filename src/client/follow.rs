@@ -30,7 +30,7 @@ pub enum End {
     Complete,
     /// The job cannot continue.
     Failed {
-        why: String,
+        message: String,
         /// Last lines of a failed rank's output.
         log_tail: String,
     },
@@ -85,7 +85,7 @@ fn end(job: &TrainingJob) -> Option<End> {
     match status.phase {
         Phase::Complete => Some(End::Complete),
         Phase::Failed => Some(End::Failed {
-            why: status.message.clone(),
+            message: status.message.clone(),
             log_tail: status.log_tail.clone(),
         }),
         _ => None,
@@ -100,7 +100,7 @@ struct Follower {
     planned: bool,
     generation: u64,
     draining: bool,
-    why: String,
+    message: String,
     /// The generation whose first step was announced as a rescale.
     rescaled: u64,
     /// Samples of the newest step.
@@ -120,7 +120,7 @@ impl Follower {
             planned: false,
             generation: 0,
             draining: false,
-            why: String::new(),
+            message: String::new(),
             rescaled: 0,
             samples: 0,
             loss: f64::NAN,
@@ -154,7 +154,7 @@ impl Follower {
         let spec = &job.spec;
         each(&Event::Planned {
             name: job.metadata.name.clone().unwrap_or_default(),
-            proof: plan.formula.clone(),
+            formula: plan.formula.clone(),
             world: plan.world_size,
             global_batch: plan.global_batch_size,
             budget,
@@ -170,21 +170,21 @@ impl Follower {
 
     /// Shows a changed status message.
     fn message(&mut self, status: &TrainingJobStatus, each: &mut (dyn FnMut(&Event) + Send)) {
-        if status.message == self.why {
+        if status.message == self.message {
             return;
         }
-        self.why.clone_from(&status.message);
-        if self.why.is_empty() {
+        self.message.clone_from(&status.message);
+        if self.message.is_empty() {
             return;
         }
         match status.phase {
             Phase::Pending | Phase::Placing | Phase::Waiting | Phase::Suspended => {
                 each(&Event::Waiting {
-                    why: self.why.clone(),
+                    message: self.message.clone(),
                 });
             }
             Phase::Running => each(&Event::Warning {
-                message: self.why.clone(),
+                message: self.message.clone(),
             }),
             Phase::Draining | Phase::Complete | Phase::Failed => {}
         }
@@ -200,7 +200,7 @@ impl Follower {
         let draining = status.phase == Phase::Draining;
         if std::mem::replace(&mut self.draining, draining) != draining && draining {
             each(&Event::Draining {
-                why: status.message.clone(),
+                message: status.message.clone(),
             });
         }
         let Some(current) = &status.generation else {
@@ -212,7 +212,7 @@ impl Follower {
             each(&Event::GenerationStarted {
                 generation: record.number,
                 world: record.world(),
-                proof: record.plan.proof.clone(),
+                formula: record.plan.formula.clone(),
                 reason: record.reason.to_string(),
                 start_samples: record.start_samples(),
             });
@@ -231,7 +231,7 @@ impl Follower {
                 from: ranks(change.from_nodes),
                 to: ranks(change.to_nodes),
                 seconds,
-                why: change.message.clone(),
+                message: change.message.clone(),
             });
         }
     }

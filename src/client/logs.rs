@@ -115,15 +115,15 @@ pub async fn training(
 
 fn started<'a>(job: &'a TrainingJob, name: &str) -> Result<&'a Generation, ClientError> {
     generation(job).ok_or_else(|| {
-        let why = job
+        let message = job
             .status
             .as_ref()
             .map_or("", |status| status.message.as_str());
-        let why = match why {
+        let message = match message {
             "" => String::new(),
-            why => format!(": {why}"),
+            message => format!(": {message}"),
         };
-        ClientError::Usage(format!("{name} has not started ranks yet{why}"))
+        ClientError::Usage(format!("{name} has not started ranks yet{message}"))
     })
 }
 
@@ -144,8 +144,9 @@ mod tests {
 
     #[test]
     fn log_lines_of_other_programs_have_no_event() {
-        let said =
-            parse_line(r#"2026-01-01T00:00:00.000000001Z {"event":"said","rank":3,"line":"a b"}"#);
+        let said = parse_line(
+            r#"2026-01-01T00:00:00.000000001Z {"event":"output","rank":3,"line":"a b"}"#,
+        );
         let expected = LogLine {
             time: "2026-01-01T00:00:00.000000001Z".into(),
             event: Some(Event::Said {

@@ -28,11 +28,11 @@ pub enum ClientError {
     )]
     Configuration(String),
     /// The API server does not answer.
-    #[error("cannot reach the cluster at {url}: {why}")]
+    #[error("cannot reach the cluster at {url}: {message}")]
     Unreachable {
         /// URL of the API server.
         url: String,
-        why: String,
+        message: String,
     },
     /// The CRD is not installed.
     #[error(
@@ -60,7 +60,7 @@ impl ClientError {
         let kube::Error::Api(status) = error else {
             return ClientError::Unreachable {
                 url: cluster.url.clone(),
-                why: root(&error).into_owned(),
+                message: root(&error).into_owned(),
             };
         };
         match (status.code, job) {

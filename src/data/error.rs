@@ -28,7 +28,7 @@ pub enum DataError {
     #[error("{place}: {problem}; {help}")]
     Record {
         /// File and position of the record.
-        place: Place,
+        place: RecordPosition,
         problem: String,
         help: String,
     },
@@ -91,7 +91,7 @@ impl DataError {
     }
 
     pub(super) fn record(
-        place: Place,
+        place: RecordPosition,
         problem: impl fmt::Display,
         help: impl fmt::Display,
     ) -> Self {
@@ -118,7 +118,7 @@ impl DataError {
 
 /// Position of a record in a source.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Place {
+pub struct RecordPosition {
     pub path: PathBuf,
     /// Unit of `number`.
     pub unit: Unit,
@@ -137,7 +137,7 @@ pub enum Unit {
     Byte,
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for RecordPosition {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let path = self.path.display();
         match self.unit {

@@ -33,7 +33,7 @@ mod writer;
 
 pub use crate::data::preflight::{About, Finding, find_problems};
 pub use dataset::{Collated, Dataset, Part};
-pub use error::{DataError, Place, Unit};
+pub use error::{DataError, RecordPosition, Unit};
 pub use files::is_hub_model;
 pub use manifest::{FileRecord, Manifest, PartRecord, Skipped, SourceRecord};
 pub use prepare::{Prepared, prepare};

@@ -210,7 +210,7 @@ pub trait Engine: Send {
     /// this rank's micro-batches in the step: reductions may start after it.
     fn accumulate(
         &mut self,
-        micro: MicroBatch<'_>,
+        micro_batch: MicroBatch<'_>,
         measure: Measure,
         last: bool,
     ) -> Result<Accumulated, EngineError>;
@@ -236,7 +236,7 @@ pub trait Engine: Send {
     fn discard(&mut self);
 
     /// Summed loss and target tokens of a micro-batch, forward only.
-    fn evaluate(&mut self, micro: MicroBatch<'_>) -> Result<(f64, u64), EngineError>;
+    fn evaluate(&mut self, micro_batch: MicroBatch<'_>) -> Result<(f64, u64), EngineError>;
 
     /// Takes part in a forward pass of the other ranks, when this rank has nothing left to evaluate (sharding
     /// only).

@@ -2,14 +2,14 @@
 //! one.
 
 use super::shards::shards;
-use super::{EmitError, Emitted, LaunchError, Numbers, edit, plain, text_of};
+use super::{BatchNumbers, EmitError, Emitted, LaunchError, edit, plain, text_of};
 use crate::recipe::Recipe;
 use crate::recipe::dialects::accelerate::too_few_devices;
 use crate::recipe::schema::dialect::Dialect;
 use crate::recipe::schema::spec::{Precision, Strategy};
 use crate::recipe::syntax::source::Span;
 
-pub(super) fn emit(recipe: &Recipe, numbers: &Numbers) -> Result<Emitted, EmitError> {
+pub(super) fn emit(recipe: &Recipe, numbers: &BatchNumbers) -> Result<Emitted, EmitError> {
     let file = match recipe.dialect {
         Dialect::Accelerate => recipe.files.recipe,
         _ => recipe.files.accelerate,
@@ -35,7 +35,7 @@ pub(super) fn emit(recipe: &Recipe, numbers: &Numbers) -> Result<Emitted, EmitEr
 /// The job's config with the plan's numbers, and remarks for the user.
 fn changed(
     recipe: &Recipe,
-    numbers: &Numbers,
+    numbers: &BatchNumbers,
     text: &str,
 ) -> Result<(String, Vec<String>), EmitError> {
     let number = |path: &str| edit::number(text, path);
@@ -43,7 +43,7 @@ fn changed(
     let mut remarks = Vec::new();
     let world = numbers.world;
     let kind = edit::text(text, "distributed_type").unwrap_or_default();
-    let place = recipe.places.get("batch.gpus");
+    let place = recipe.value_sources.get("batch.gpus");
     let decides = |key: &str| place.is_some_and(|place| place.key == key);
     if world > 1 && decides("--cpu") {
         return Err(LaunchError::OneProcess { world }.into());
@@ -126,7 +126,7 @@ fn recipe_text(recipe: &Recipe, span: Span) -> String {
 }
 
 /// A new config for a job that is launched without one.
-fn made(recipe: &Recipe, numbers: &Numbers) -> Result<String, EmitError> {
+fn made(recipe: &Recipe, numbers: &BatchNumbers) -> Result<String, EmitError> {
     let spec = &recipe.spec;
     let parallel = &spec.parallel;
     if parallel.pipeline > 1 {

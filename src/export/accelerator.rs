@@ -1,6 +1,6 @@
 //! Batch numbers in `accelerator_config`, and numbers whose meaning it changes.
 
-use super::{EmitError, Numbers, name_of};
+use super::{BatchNumbers, EmitError, name_of};
 use crate::recipe::Recipe;
 use crate::recipe::batch_arguments::num_steps;
 use crate::recipe::syntax::source::FileId;
@@ -9,7 +9,7 @@ use crate::recipe::syntax::source::FileId;
 /// written. `file`: the file in which the number itself can change.
 pub(super) fn refuse_num_steps(
     recipe: &Recipe,
-    numbers: Option<&Numbers>,
+    numbers: Option<&BatchNumbers>,
     file: Option<FileId>,
 ) -> Result<(), EmitError> {
     let same = numbers.is_some_and(|n| recipe.spec.batch.accumulation == Some(n.accumulation));

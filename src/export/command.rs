@@ -5,7 +5,7 @@ use std::path::Path;
 
 use super::launcher::{relaunch, starts_processes};
 use super::{
-    EmitError, Numbers, changes, edit, no_form, readers, split_batches, standing, text_of,
+    BatchNumbers, EmitError, changes, edit, no_form, readers, split_batches, standing, text_of,
 };
 use crate::recipe::Recipe;
 use crate::recipe::dialects::command::only_numbers_changed;
@@ -13,7 +13,7 @@ use crate::recipe::syntax::source::FileId;
 
 pub(super) fn emit(
     recipe: &Recipe,
-    numbers: &Numbers,
+    numbers: &BatchNumbers,
     file: FileId,
     end: usize,
 ) -> Result<(String, Vec<String>), EmitError> {
@@ -32,7 +32,7 @@ pub(super) fn emit(
     };
     let mut put = |path: &str, key: Option<&str>, value: u64| {
         let place = recipe
-            .places
+            .value_sources
             .get(path)
             .filter(|place| place.span.file == file);
         // A variable that holds more than this value, or is used elsewhere, stays; the argument is
@@ -71,7 +71,7 @@ pub(super) fn emit(
         edits.push((end, end, added));
     }
     let mut remarks = relaunched.remarks;
-    let place = recipe.places.get("batch.gpus");
+    let place = recipe.value_sources.get("batch.gpus");
     let elsewhere = place.is_none_or(|place| Some(place.span.file) == recipe.files.command_line);
     let moves = recipe.spec.batch.gpus != Some(numbers.world);
     if elsewhere && moves && !relaunches && starts_processes(recipe, file) {

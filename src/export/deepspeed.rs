@@ -2,12 +2,12 @@
 //! those that DeepSpeed would derive differently.
 
 use super::edit::Syntax;
-use super::{EmitError, Numbers, text_of};
+use super::{BatchNumbers, EmitError, text_of};
 use crate::recipe::Recipe;
 use crate::recipe::dialects::deepspeed::TRIPLE;
 use crate::recipe::schema::dialect::Dialect;
 
-pub(super) fn emit(recipe: &Recipe, numbers: &Numbers) -> Result<String, EmitError> {
+pub(super) fn emit(recipe: &Recipe, numbers: &BatchNumbers) -> Result<String, EmitError> {
     let alone = recipe.dialect == Dialect::Deepspeed;
     let file = match alone {
         true => recipe.files.recipe,
@@ -19,14 +19,19 @@ pub(super) fn emit(recipe: &Recipe, numbers: &Numbers) -> Result<String, EmitErr
         false => Syntax::Yaml,
     };
     let mut text = text_of(recipe, file).to_owned();
-    let values = [numbers.global, numbers.micro, numbers.accumulation];
+    let values = [
+        numbers.global,
+        numbers.per_device_batch_size,
+        numbers.accumulation,
+    ];
     let stated = stated(&text, syntax);
     let elastic = recipe.spec.batch.elastic.is_some();
     if elastic {
         text = syntax.set(&text, "elasticity.enabled", "false", "")?;
     }
     let derived = derive(stated, numbers);
-    let all = alone && (elastic || derived != Some([numbers.micro, numbers.accumulation]));
+    let all = alone
+        && (elastic || derived != Some([numbers.per_device_batch_size, numbers.accumulation]));
     let mut beside = "zero_optimization";
     for ((key, _), (value, old)) in TRIPLE.into_iter().zip(values.into_iter().zip(stated)) {
         // Without a train batch size the product of the other two is the global batch.
@@ -51,18 +56,21 @@ fn stated(text: &str, syntax: Syntax) -> [Option<u64>; 3] {
 
 /// The micro-batch and accumulation that DeepSpeed would derive if the stated numbers were the
 /// plan's.
-fn derive(stated: [Option<u64>; 3], numbers: &Numbers) -> Option<[u64; 2]> {
+fn derive(stated: [Option<u64>; 3], numbers: &BatchNumbers) -> Option<[u64; 2]> {
     let world = numbers.data_parallel;
-    let [global, micro, accumulation] = stated.map(|value| value.is_some());
-    Some(match (global, micro, accumulation) {
-        (_, true, true) => [numbers.micro, numbers.accumulation],
-        (true, true, false) => [numbers.micro, numbers.global / numbers.micro / world],
+    let [global, per_device_batch_size, accumulation] = stated.map(|value| value.is_some());
+    Some(match (global, per_device_batch_size, accumulation) {
+        (_, true, true) => [numbers.per_device_batch_size, numbers.accumulation],
+        (true, true, false) => [
+            numbers.per_device_batch_size,
+            numbers.global / numbers.per_device_batch_size / world,
+        ],
         (true, false, true) => [
             numbers.global / world / numbers.accumulation,
             numbers.accumulation,
         ],
         (true, false, false) => [numbers.global / world, 1],
-        (false, true, false) => [numbers.micro, 1],
+        (false, true, false) => [numbers.per_device_batch_size, 1],
         (false, false, _) => return None,
     })
 }

@@ -265,7 +265,8 @@ mod tests {
     use super::*;
 
     fn edited(text: &str, path: &str, value: &str) -> String {
-        set(text, path, value, "micro").unwrap_or_else(|error| panic!("{error}: {text}"))
+        set(text, path, value, "per_device_batch_size")
+            .unwrap_or_else(|error| panic!("{error}: {text}"))
     }
 
     #[test]
@@ -292,13 +293,17 @@ mod tests {
     #[test]
     fn a_missing_key_is_added_to_its_parent_mapping() {
         for (before, path, after) in [
-            ("micro: 4 # m\nz: 1\n", "a", "micro: 4 # m\na: 8\nz: 1\n"),
+            (
+                "per_device_batch_size: 4 # m\nz: 1\n",
+                "a",
+                "per_device_batch_size: 4 # m\na: 8\nz: 1\n",
+            ),
             ("z: 1", "a", "z: 1\na: 8"),
             ("t: |\n  x\nz: 1\r\n", "a", "t: |\n  x\nz: 1\r\na: 8\r\n"),
             (
-                "s:\n  b:\n    micro: 4\n  z: 1\n",
+                "s:\n  b:\n    per_device_batch_size: 4\n  z: 1\n",
                 "s.b.a",
-                "s:\n  b:\n    micro: 4\n    a: 8\n  z: 1\n",
+                "s:\n  b:\n    per_device_batch_size: 4\n    a: 8\n  z: 1\n",
             ),
             ("{\"b\": 1}", "a", "{\"b\": 1, \"a\": 8}"),
             (
@@ -307,9 +312,9 @@ mod tests {
                 "{\n  \"b\": [1],\n  \"a\": 8\n}\n",
             ),
             (
-                "d: &d {a: 16}\nx:\n  <<: *d\n  micro: 1\n",
+                "d: &d {a: 16}\nx:\n  <<: *d\n  per_device_batch_size: 1\n",
                 "x.a",
-                "d: &d {a: 16}\nx:\n  <<: *d\n  micro: 1\n  a: 8\n",
+                "d: &d {a: 16}\nx:\n  <<: *d\n  per_device_batch_size: 1\n  a: 8\n",
             ),
         ] {
             assert_eq!(edited(before, path, "8"), after);

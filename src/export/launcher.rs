@@ -7,7 +7,7 @@
 use std::path::Path;
 
 use super::shards::{self, shards};
-use super::{Numbers, edit, standing, text_of};
+use super::{BatchNumbers, edit, standing, text_of};
 use crate::recipe::Recipe;
 use crate::recipe::dialects::accelerate::{fixes_accumulation, too_few_devices};
 use crate::recipe::dialects::command::{self, Call, Launcher};
@@ -115,7 +115,7 @@ pub(super) fn starts_processes(recipe: &Recipe, file: FileId) -> bool {
 /// Only TRL's command line reads that key.
 pub(super) fn refuse_fixed(
     recipe: &Recipe,
-    numbers: &Numbers,
+    numbers: &BatchNumbers,
     file: FileId,
 ) -> Result<(), LaunchError> {
     let name = edit::text(text_of(recipe, file), "accelerate_config");
@@ -138,7 +138,7 @@ pub(super) fn refuse_fixed(
 /// The options of the command's launcher, rewritten for the numbers of a plan.
 pub(super) fn relaunch(
     recipe: &Recipe,
-    numbers: &Numbers,
+    numbers: &BatchNumbers,
     file: FileId,
 ) -> Result<Relaunched, LaunchError> {
     let text = text_of(recipe, file);
@@ -187,13 +187,13 @@ fn stated(place: Option<(&str, Span)>) -> Result<Option<u64>, ()> {
 }
 
 /// The requested nodes, or else the command's; `None` where only the shell knows them.
-fn nodes(numbers: &Numbers, on: Option<(&str, Span)>) -> Option<u64> {
+fn nodes(numbers: &BatchNumbers, on: Option<(&str, Span)>) -> Option<u64> {
     let stated = || stated(on).ok().map(|nodes| nodes.unwrap_or(1));
     numbers.nodes.or_else(stated)
 }
 
 /// Processes per node.
-fn each(numbers: &Numbers, nodes: u64, help: &'static str) -> Result<u64, LaunchError> {
+fn each(numbers: &BatchNumbers, nodes: u64, help: &'static str) -> Result<u64, LaunchError> {
     let world = numbers.world;
     match world.is_multiple_of(nodes.max(1)) {
         true => Ok(world / nodes.max(1)),
@@ -201,7 +201,7 @@ fn each(numbers: &Numbers, nodes: u64, help: &'static str) -> Result<u64, Launch
     }
 }
 
-fn torchrun(call: &Call, numbers: &Numbers, new: &mut Relaunched) -> Result<(), LaunchError> {
+fn torchrun(call: &Call, numbers: &BatchNumbers, new: &mut Relaunched) -> Result<(), LaunchError> {
     let (on, per_node) = (call.value(&["nnodes"]), call.value(&["nproc_per_node"]));
     let Some(nodes) = nodes(numbers, on) else {
         return Ok(());
@@ -231,7 +231,7 @@ fn torchrun(call: &Call, numbers: &Numbers, new: &mut Relaunched) -> Result<(), 
     Ok(())
 }
 
-fn deepspeed(call: &Call, numbers: &Numbers, new: &mut Relaunched) -> Result<(), LaunchError> {
+fn deepspeed(call: &Call, numbers: &BatchNumbers, new: &mut Relaunched) -> Result<(), LaunchError> {
     let (on, per_node) = (call.value(&["num_nodes"]), call.value(&["num_gpus"]));
     if let Some((text, _)) = call.value(&["include", "i", "exclude", "e"]) {
         let machines = text.split('@').count() as u64;
@@ -264,7 +264,7 @@ fn deepspeed(call: &Call, numbers: &Numbers, new: &mut Relaunched) -> Result<(),
 }
 
 /// A script of the examples that starts the processes of one machine.
-fn spawn(call: &Call, numbers: &Numbers, new: &mut Relaunched) -> Result<(), LaunchError> {
+fn spawn(call: &Call, numbers: &BatchNumbers, new: &mut Relaunched) -> Result<(), LaunchError> {
     if let Some(nodes) = numbers.nodes.filter(|nodes| *nodes > 1) {
         return Err(LaunchError::OneMachine { nodes });
     }
@@ -284,7 +284,7 @@ pub(super) fn leaves_processes(recipe: &Recipe) -> bool {
     let Some(file) = recipe.files.accelerate else {
         return false;
     };
-    let settled = recipe.places.get("batch.gpus");
+    let settled = recipe.value_sources.get("batch.gpus");
     edit::number(text_of(recipe, file), "num_processes").is_none()
         && settled.is_none_or(|place| place.span.file != file)
 }
@@ -292,7 +292,7 @@ pub(super) fn leaves_processes(recipe: &Recipe) -> bool {
 fn accelerate(
     recipe: &Recipe,
     call: &Call,
-    numbers: &Numbers,
+    numbers: &BatchNumbers,
     file: FileId,
     new: &mut Relaunched,
 ) -> Result<(), LaunchError> {
@@ -323,7 +323,10 @@ fn accelerate(
     let machines = numbers.nodes.or(stated_machines).unwrap_or(1);
     // `--emit accelerate` writes the processes of a config file. The command line overrides a
     // config that TRL ships, and a missing one. A recipe may state the processes as well.
-    let place = recipe.places.get("batch.gpus").map(|place| place.span.file);
+    let place = recipe
+        .value_sources
+        .get("batch.gpus")
+        .map(|place| place.span.file);
     let elsewhere =
         place.is_some_and(|stated| stated != file && recipe.files.recipe == Some(stated));
     let left = leaves_processes(recipe);
@@ -386,7 +389,11 @@ fn one_process(
 }
 
 /// The accumulation for DeepSpeed must equal the trainer's.
-fn accumulation(call: &Call, numbers: &Numbers, new: &mut Relaunched) -> Result<(), LaunchError> {
+fn accumulation(
+    call: &Call,
+    numbers: &BatchNumbers,
+    new: &mut Relaunched,
+) -> Result<(), LaunchError> {
     let key = "gradient_accumulation_steps";
     if call.launcher == Launcher::Accelerate
         && let place @ Some((text, _)) = call.value(&[key])
@@ -408,13 +415,13 @@ fn accumulation(call: &Call, numbers: &Numbers, new: &mut Relaunched) -> Result<
 fn sizes(
     recipe: &Recipe,
     call: &Call,
-    numbers: &Numbers,
+    numbers: &BatchNumbers,
     file: FileId,
     new: &mut Relaunched,
 ) -> Result<(), LaunchError> {
     let parallel = &recipe.spec.parallel;
     let typed = |path: &str| {
-        let place = recipe.places.get(&format!("parallel.{path}"));
+        let place = recipe.value_sources.get(&format!("parallel.{path}"));
         place.filter(|place| place.span.file == file && place.key.starts_with("parallelism_config"))
     };
     let axes = [
@@ -444,14 +451,14 @@ mod tests {
     use proptest::prelude::*;
 
     use crate::export::tests::{Job, numbers};
-    use crate::export::{Form, Numbers, emit};
+    use crate::export::{BatchNumbers, Form, emit};
     use crate::recipe::read;
     use crate::recipe::schema::request::Request;
 
     const TRAINER: &str = "t.py --per_device_train_batch_size 4 --gradient_accumulation_steps 2";
 
     /// `launcher` rewritten for the plan, without the trainer's arguments; or the refusal.
-    fn written(launcher: &str, plan: &Numbers) -> String {
+    fn written(launcher: &str, plan: &BatchNumbers) -> String {
         let job = Job::new(&[], &format!("{launcher} {TRAINER}"));
         match emit(&job.recipe(None), plan, Form::Recipe) {
             Ok(emitted) => emitted.text.split(" t.py").next().unwrap().to_owned(),
@@ -459,8 +466,8 @@ mod tests {
         }
     }
 
-    fn on(nodes: u64, plan: Numbers) -> Numbers {
-        Numbers {
+    fn on(nodes: u64, plan: BatchNumbers) -> BatchNumbers {
+        BatchNumbers {
             nodes: Some(nodes),
             ..plan
         }
@@ -542,7 +549,7 @@ mod tests {
 
     #[test]
     fn options_that_the_launcher_would_refuse_change_with_the_plan() {
-        let eight = Numbers {
+        let eight = BatchNumbers {
             world: 8,
             ..numbers(4, 4, 1)
         };
@@ -574,7 +581,7 @@ mod tests {
         }
         let split = "accelerate launch --use_fsdp --fsdp_version 2 --use_parallelism_config \
                  --num_processes 4 --parallelism_config_tp_size 2 --parallelism_config_dp_shard_size 2";
-        let none = Numbers {
+        let none = BatchNumbers {
             world: 2,
             ..numbers(1, 4, 4)
         };
@@ -657,7 +664,7 @@ mod tests {
     fn a_recipe_cannot_change_the_accumulation_of_its_trl_config() {
         let text = "model_name_or_path: m\ndataset_name: d\nper_device_train_batch_size: 8\n\
                 accelerate_config: zero1\n";
-        let written = |command: &str, plan: &Numbers| {
+        let written = |command: &str, plan: &BatchNumbers| {
             let job = Job::new(&[("sft.yaml", text)], command);
             emit(&job.recipe(None), plan, Form::Recipe).map(|emitted| emitted.text)
         };
@@ -676,7 +683,7 @@ mod tests {
 
     #[test]
     fn an_accelerate_config_takes_the_machines_of_the_plan() {
-        let config = |text: &str, plan: &Numbers| {
+        let config = |text: &str, plan: &BatchNumbers| {
             let job = Job::new(&[("a.yaml", text)], "");
             job.emitted(None, plan, Form::Accelerate)
         };
@@ -696,7 +703,7 @@ mod tests {
                  parallelism_config:\n  parallelism_config_tp_size: 2\n  \
                  parallelism_config_dp_shard_size: 4\n";
         let job = Job::new(&[("a.yaml", sizes)], "");
-        let none = Numbers {
+        let none = BatchNumbers {
             world: 2,
             ..numbers(1, 4, 1)
         };
@@ -726,7 +733,7 @@ mod tests {
         fn a_written_launcher_reads_back_as_the_plan(
             launcher in 0..8_usize,
             (nodes, each, tensor) in (1..4_u64, 1..9_u64, 1..3_u64),
-            (micro, accumulation) in (1..9_u64, 1..9_u64),
+            (per_device_batch_size, accumulation) in (1..9_u64, 1..9_u64),
             asked: bool,
         ) {
             let launchers = [
@@ -742,10 +749,10 @@ mod tests {
             ];
             let tensor = if launcher == 7 { tensor.max(2) } else { 1 };
             let ranks = nodes * each;
-            let plan = Numbers {
+            let plan = BatchNumbers {
                 world: ranks * tensor,
                 nodes: asked.then_some(nodes),
-                ..numbers(ranks, micro, accumulation)
+                ..numbers(ranks, per_device_batch_size, accumulation)
             };
             let job = Job::new(&[], &format!("{} {TRAINER}", launchers[launcher]));
             let Ok(emitted) = emit(&job.recipe(None), &plan, Form::Recipe) else {
@@ -756,8 +763,8 @@ mod tests {
             let again = crate::recipe::read(&Request { path, ..Request::default() });
             let again = again.unwrap_or_else(|error| panic!("{}: {error}", emitted.text));
             let batch = &again.spec.batch;
-            let read = (batch.gpus, batch.micro, batch.accumulation);
-            prop_assert_eq!(read, (Some(plan.world), Some(micro), Some(accumulation)), "{}", emitted.text);
+            let read = (batch.gpus, batch.per_device_batch_size, batch.accumulation);
+            prop_assert_eq!(read, (Some(plan.world), Some(per_device_batch_size), Some(accumulation)), "{}", emitted.text);
             let parallel = &again.spec.parallel;
             if let (Some(shards), Some(replicas)) = (parallel.data_shard, parallel.data_replicate) {
                 prop_assert_eq!(shards * replicas, ranks, "{}", emitted.text);

@@ -20,7 +20,7 @@ use crate::recipe::schema::dialect::Dialect;
 use crate::recipe::schema::spec::Spec;
 use crate::recipe::syntax::source::{FileId, Span};
 
-pub use crate::recipe::batch_arguments::Numbers;
+pub use crate::recipe::batch_arguments::BatchNumbers;
 use crate::recipe::batch_arguments::{argument_pairs, spellings, split_batches, variables};
 use accelerator::refuse_num_steps;
 
@@ -52,7 +52,7 @@ pub struct Emitted {
 }
 
 /// Writes a plan in one form.
-pub fn emit(recipe: &Recipe, numbers: &Numbers, form: Form) -> Result<Emitted, EmitError> {
+pub fn emit(recipe: &Recipe, numbers: &BatchNumbers, form: Form) -> Result<Emitted, EmitError> {
     match form {
         Form::Recipe => in_recipe(recipe, numbers),
         Form::Args => arguments(recipe, numbers).map(|words| Emitted {
@@ -77,7 +77,7 @@ fn plain(text: String) -> Emitted {
 /// of its numbers. `None` where the launcher cannot be removed (all but torchrun and Python
 /// itself).
 pub fn without_launcher(recipe: &Recipe, command: &[String]) -> Option<Vec<String>> {
-    let paths = ["batch.micro", "batch.accumulation"];
+    let paths = ["batch.per_device_batch_size", "batch.accumulation"];
     let keys = paths.map(|path| spellings(recipe, path)).concat();
     crate::recipe::dialects::command::without_launcher(command, &keys)
 }
@@ -109,13 +109,13 @@ struct Change {
 }
 
 /// Every number that the plan changes.
-fn changes(spec: &Spec, numbers: &Numbers) -> Vec<Change> {
+fn changes(spec: &Spec, numbers: &BatchNumbers) -> Vec<Change> {
     let batch = &spec.batch;
     let mut all = vec![
         Change {
-            path: "batch.micro",
-            from: batch.micro,
-            to: numbers.micro,
+            path: "batch.per_device_batch_size",
+            from: batch.per_device_batch_size,
+            to: numbers.per_device_batch_size,
         },
         Change {
             path: "batch.accumulation",
@@ -140,7 +140,7 @@ fn changes(spec: &Spec, numbers: &Numbers) -> Vec<Change> {
 }
 
 /// Rewrites the recipe's own file, or its command.
-fn in_recipe(recipe: &Recipe, numbers: &Numbers) -> Result<Emitted, EmitError> {
+fn in_recipe(recipe: &Recipe, numbers: &BatchNumbers) -> Result<Emitted, EmitError> {
     match recipe.dialect {
         Dialect::Accelerate => return accelerate::emit(recipe, numbers),
         Dialect::Deepspeed => return deepspeed::emit(recipe, numbers).map(plain),
@@ -185,7 +185,7 @@ fn no_form(recipe: &Recipe, form: &'static str) -> EmitError {
 }
 
 /// Rewrites a YAML or JSON recipe.
-fn in_file(recipe: &Recipe, numbers: &Numbers, file: FileId) -> Result<String, EmitError> {
+fn in_file(recipe: &Recipe, numbers: &BatchNumbers, file: FileId) -> Result<String, EmitError> {
     let native = recipe.dialect == Dialect::Native;
     let reader = readers::of(recipe.dialect).ok_or_else(|| no_form(recipe, "recipe"))?;
     if !native && reader.upstream_key("batch.accumulation").is_none() {
@@ -200,7 +200,7 @@ fn in_file(recipe: &Recipe, numbers: &Numbers, file: FileId) -> Result<String, E
         return Ok(text);
     }
     for change in changes(&recipe.spec, numbers) {
-        let place = recipe.places.get(change.path);
+        let place = recipe.value_sources.get(change.path);
         let key = match place.filter(|place| place.span.file == file) {
             Some(place) if native => format!("spec.{}", place.key),
             Some(place) => place.key.clone(),
@@ -210,7 +210,9 @@ fn in_file(recipe: &Recipe, numbers: &Numbers, file: FileId) -> Result<String, E
                 None => continue,
             },
         };
-        let beside = reader.upstream_key("batch.micro").unwrap_or_default();
+        let beside = reader
+            .upstream_key("batch.per_device_batch_size")
+            .unwrap_or_default();
         text = edit::set(&text, &key, &change.to.to_string(), beside)?;
     }
     // A TRL recipe that states the processes for its launcher states the machines too.
@@ -225,7 +227,7 @@ fn in_file(recipe: &Recipe, numbers: &Numbers, file: FileId) -> Result<String, E
 }
 
 /// A remark that the arguments are for another world than the job's launcher starts.
-fn another_world(recipe: &Recipe, numbers: &Numbers) -> Option<String> {
+fn another_world(recipe: &Recipe, numbers: &BatchNumbers) -> Option<String> {
     let world = numbers.world;
     let from = recipe.spec.batch.gpus.filter(|from| *from != world)?;
     Some(format!(
@@ -234,7 +236,11 @@ fn another_world(recipe: &Recipe, numbers: &Numbers) -> Option<String> {
 }
 
 /// Remarks on other files and commands that must change with the recipe.
-fn remarks(recipe: &Recipe, numbers: &Numbers, in_command: bool) -> Result<Vec<String>, EmitError> {
+fn remarks(
+    recipe: &Recipe,
+    numbers: &BatchNumbers,
+    in_command: bool,
+) -> Result<Vec<String>, EmitError> {
     let files = &recipe.files;
     let mut remarks = Vec::new();
     if let Some(file) = files.accelerate {
@@ -280,7 +286,7 @@ fn remarks(recipe: &Recipe, numbers: &Numbers, in_command: bool) -> Result<Vec<S
     }
     if !in_command && let Some((file, _)) = files.command {
         let is_typed = |change: &Change| {
-            let place = recipe.places.get(change.path);
+            let place = recipe.value_sources.get(change.path);
             place.is_some_and(|place| place.span.file == file)
         };
         let typed = changes(&recipe.spec, numbers).into_iter().filter(is_typed);
@@ -313,7 +319,7 @@ fn remarks(recipe: &Recipe, numbers: &Numbers, in_command: bool) -> Result<Vec<S
 const PROCESSES: &str = "num_processes";
 
 /// The numbers as arguments of the trainer, one per word.
-pub fn arguments(recipe: &Recipe, numbers: &Numbers) -> Result<Vec<String>, EmitError> {
+pub fn arguments(recipe: &Recipe, numbers: &BatchNumbers) -> Result<Vec<String>, EmitError> {
     let reader = readers::of(recipe.dialect).ok_or_else(|| no_form(recipe, "arguments"))?;
     if recipe.dialect == Dialect::Accelerate {
         return Ok(vec![
@@ -332,7 +338,7 @@ pub fn arguments(recipe: &Recipe, numbers: &Numbers) -> Result<Vec<String>, Emit
 }
 
 /// The numbers as variables, one a line.
-fn environment(spec: &Spec, numbers: &Numbers) -> String {
+fn environment(spec: &Spec, numbers: &BatchNumbers) -> String {
     let parallel = &spec.parallel;
     let lines = variables(
         numbers,

@@ -4,7 +4,7 @@
 //! Source: accelerate 16cb6eb, `parallelism_config.py` (`__post_init__`, `_validate_accelerator`),
 //! and 1.15.0 for FSDP, which needs an axis to shard over.
 
-use super::Numbers;
+use super::BatchNumbers;
 use crate::recipe::schema::spec::Parallel;
 
 /// FSDP has no axis to shard over.
@@ -23,7 +23,7 @@ pub struct ShardError {
 /// sharded replicas; FSDP without context parallelism does too.
 pub(super) fn shards(
     parallel: &Parallel,
-    numbers: &Numbers,
+    numbers: &BatchNumbers,
     fsdp: bool,
 ) -> Result<[u64; 2], ShardError> {
     let ranks = numbers.data_parallel;

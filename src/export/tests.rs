@@ -44,7 +44,7 @@ impl Job {
     }
 
     /// The text in a form, with the folder replaced by `@` again.
-    pub fn emitted(&self, gpus: Option<u64>, numbers: &Numbers, form: Form) -> String {
+    pub fn emitted(&self, gpus: Option<u64>, numbers: &BatchNumbers, form: Form) -> String {
         let emitted = emit(&self.recipe(gpus), numbers, form);
         let emitted = emitted.unwrap_or_else(|error| panic!("{error}"));
         let here = self.folder.path().to_str().unwrap();
@@ -54,14 +54,14 @@ impl Job {
     }
 }
 
-/// The numbers for `ranks` × `micro` × `accumulation`.
-pub(super) fn numbers(ranks: u64, micro: u64, accumulation: u64) -> Numbers {
-    Numbers {
+/// The numbers for `ranks` × `per_device_batch_size` × `accumulation`.
+pub(super) fn numbers(ranks: u64, per_device_batch_size: u64, accumulation: u64) -> BatchNumbers {
+    BatchNumbers {
         world: ranks,
         nodes: None,
         data_parallel: ranks,
-        global: ranks * micro * accumulation,
-        micro,
+        global: ranks * per_device_batch_size * accumulation,
+        per_device_batch_size,
         accumulation,
         steps_per_generation: None,
     }
@@ -86,7 +86,7 @@ fn only_the_numbers_of_a_recipe_change() {
 
 #[test]
 fn a_native_recipe_changes_only_stated_numbers() {
-    let text = "apiVersion: evenkeel.dev/v1alpha1\nkind: Recipe\nspec:\n  batch: {global: 128, micro: 16} # b\n";
+    let text = "apiVersion: evenkeel.dev/v1alpha1\nkind: Recipe\nspec:\n  batch: {global: 128, per_device_batch_size: 16} # b\n";
     let job = Job::new(&[("r.yaml", text)], "");
     let written = job.emitted(None, &numbers(64, 2, 1), Form::Recipe);
     assert_eq!(written, text.replace("16", "2"));
@@ -306,7 +306,7 @@ fn an_accelerate_config_changes_where_it_depends_on_the_world() {
                 parallelism_config_tp_size: 2\n  parallelism_config_dp_shard_size: 2\n  \
                 parallelism_config_dp_replicate_size: 2\n";
     let job = Job::new(&[("a.yaml", text)], "");
-    let plan = Numbers {
+    let plan = BatchNumbers {
         world: 4,
         data_parallel: 2,
         ..numbers(2, 1, 1)
@@ -344,7 +344,7 @@ proptest! {
     /// For all numbers the text reads back as exactly these, and nothing else changes.
     #[test]
     fn a_written_recipe_reads_back_with_its_numbers(
-        (ranks, micro, accumulation) in (1..9_u64, 1..65_u64, 1..33_u64),
+        (ranks, per_device_batch_size, accumulation) in (1..9_u64, 1..65_u64, 1..33_u64),
         keys: [bool; 2], json: bool,
     ) {
         let mut lines = vec![("model_name_or_path", "\"m\""), ("do_train", "true"), ("max_steps", "9")];
@@ -364,12 +364,12 @@ proptest! {
             false => ("a.yaml", joined("\n", "") + "\n"),
         };
         let job = Job::new(&[(name, &text)], "");
-        let plan = numbers(ranks, micro, accumulation);
+        let plan = numbers(ranks, per_device_batch_size, accumulation);
         let before = job.recipe(Some(8));
         let written = emit(&before, &plan, Form::Recipe).unwrap().text;
         let after = Job::new(&[(name, &written)], "").recipe(Some(ranks));
         let mut expected = before.spec.clone();
-        expected.batch.micro = Some(micro);
+        expected.batch.per_device_batch_size = Some(per_device_batch_size);
         expected.batch.accumulation = Some(accumulation);
         expected.batch.gpus = Some(ranks);
         prop_assert_eq!(&after.spec, &expected);

@@ -4,7 +4,7 @@
 //! command line takes precedence over every file, so the user must retype it. Numbers in several
 //! files cannot be written as one text. Errors and remarks name both cases, with the numbers.
 
-use super::{EmitError, Emitted, Numbers, edit, name_of, no_form, readers, text_of};
+use super::{BatchNumbers, EmitError, Emitted, edit, name_of, no_form, readers, text_of};
 use crate::recipe::Recipe;
 use crate::recipe::batch_arguments::size;
 use crate::recipe::schema::tree::Given;
@@ -24,7 +24,7 @@ impl Number<'_> {
     }
 }
 
-pub(super) fn emit(recipe: &Recipe, numbers: &Numbers) -> Result<Emitted, EmitError> {
+pub(super) fn emit(recipe: &Recipe, numbers: &BatchNumbers) -> Result<Emitted, EmitError> {
     let both = batch(recipe, numbers).ok_or_else(|| no_form(recipe, "recipe"))?;
     let typed = recipe.files.command_line;
     let file_of = |number: &Number| number.given.map(|given| given.span.file);
@@ -77,7 +77,7 @@ pub(super) fn emit(recipe: &Recipe, numbers: &Numbers) -> Result<Emitted, EmitEr
 }
 
 /// Both batch numbers of a tree; `None` for a recipe that is no tree.
-fn batch<'r>(recipe: &'r Recipe, numbers: &Numbers) -> Option<[Number<'r>; 2]> {
+fn batch<'r>(recipe: &'r Recipe, numbers: &BatchNumbers) -> Option<[Number<'r>; 2]> {
     let reader = readers::of(recipe.dialect)?;
     let tree = recipe.files.tree.as_ref()?;
     Some([
@@ -200,17 +200,17 @@ mod tests {
     }
 
     /// The plan for two GPUs: 2 × 8 × 2 = 32.
-    const HALF: Numbers = Numbers {
+    const HALF: BatchNumbers = BatchNumbers {
         world: 2,
         nodes: None,
         data_parallel: 2,
         global: 32,
-        micro: 8,
+        per_device_batch_size: 8,
         accumulation: 2,
         steps_per_generation: None,
     };
 
-    fn written(recipe: &Recipe, numbers: &Numbers) -> Result<Emitted, String> {
+    fn written(recipe: &Recipe, numbers: &BatchNumbers) -> Result<Emitted, String> {
         emit(recipe, numbers, Form::Recipe).map_err(|error| error.to_string())
     }
 
@@ -240,7 +240,7 @@ mod tests {
         let expected = BASE.replace("steps: 1", "steps: 2").replace("32 #", "16 #");
         assert_eq!(written(&earlier, &HALF).unwrap().text, expected);
         // Without a change the file is written as it is.
-        let same = Numbers {
+        let same = BatchNumbers {
             accumulation: 1,
             ..HALF
         };
@@ -254,7 +254,7 @@ mod tests {
     fn a_number_that_a_flag_overrides_is_written_too() {
         let model = [("small", BASE)];
         let flagged = recipe(&model, None, &["evenkeel.batch.global=64"]);
-        let double = Numbers {
+        let double = BatchNumbers {
             global: 64,
             accumulation: 4,
             ..HALF

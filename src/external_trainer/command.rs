@@ -237,7 +237,7 @@ mod tests {
     const HANDBOOK: &str = "# ours\nper_device_train_batch_size: 8 # of 80 GB\n\
     gradient_accumulation_steps: 2\nevenkeel: {objective: sft, batch: {gpus: 2}}\n";
     const NATIVE: &str = "apiVersion: evenkeel.dev/v1alpha1\nkind: Recipe\nspec:\n  \
-    batch: {global: 32, micro: 8}\n";
+    batch: {global: 32, per_device_batch_size: 8}\n";
 
     impl Case {
         fn new(text: &str, command: &[&str]) -> Case {

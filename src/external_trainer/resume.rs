@@ -94,7 +94,7 @@ mod tests {
             "--resume_from_checkpoint out/checkpoint-40"
         );
         let native = "apiVersion: evenkeel.dev/v1alpha1\nkind: Recipe\nspec:\n  \
-                      batch: {global: 8, micro: 2}\n";
+                      batch: {global: 8, per_device_batch_size: 2}\n";
         assert_eq!(resumed("own.yaml", native), None);
         let native =
             format!("{native}  trainer: {{resume: ['--from={{checkpoint}}', --strict]}}\n");

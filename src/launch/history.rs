@@ -40,11 +40,11 @@ pub fn current_batch(run: &RunDir, state: &RunState) -> Option<u64> {
 }
 
 /// The formula of that batch in the newest generation.
-pub fn current_proof(run: &RunDir, state: &RunState) -> Option<String> {
+pub fn current_formula(run: &RunDir, state: &RunState) -> Option<String> {
     let row = state.generations.last()?;
     Some(match run.record(row.number) {
         Ok(record) => record.plan.formula_at(current_batch(run, state)),
         // Fall back to the formula at the generation's start.
-        Err(_) => row.proof.clone(),
+        Err(_) => row.formula.clone(),
     })
 }

@@ -25,10 +25,10 @@ pub fn weights(
     shape: &ModelConfig,
     key: &dyn Fn(&str) -> String,
 ) -> Result<Initial, LaunchError> {
-    let random = |why: String| Initial {
+    let random = |message: String| Initial {
         weights: None,
         note: Some(format!(
-            "{why}: the run starts from random weights; set {init}=weights to refuse that, or \
+            "{message}: the run starts from random weights; set {init}=weights to refuse that, or \
              {init}=random to confirm it",
             init = key("model.init")
         )),

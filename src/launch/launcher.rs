@@ -157,17 +157,17 @@ impl<'a> Launcher<'a> {
                 RankAction::Publish {
                     world,
                     reason,
-                    micro_limit,
+                    per_device_batch_size_limit,
                 } => {
                     self.in_trouble();
                     self.capacity = capacity;
                     if let Reason::Failed { .. } = reason {
                         self.restarts_left = self.restarts_left.saturating_sub(1);
                     }
-                    self.start(world, reason, micro_limit)?;
+                    self.start(world, reason, per_device_batch_size_limit)?;
                 }
                 // Only the user can change this machine's devices.
-                RankAction::Wait { why } => return self.end(End::Failed { why }),
+                RankAction::Wait { message } => return self.end(End::Failed { message }),
                 RankAction::End(end) => return self.end(end),
             }
         }
@@ -283,7 +283,7 @@ impl<'a> Launcher<'a> {
             }
         }
         self.in_trouble();
-        let why = if stop && !met {
+        let message = if stop && !met {
             "stop requested".to_string()
         } else if stop && self.external.is_some() {
             let (signal, seconds) = self.drain_by();
@@ -295,7 +295,7 @@ impl<'a> Launcher<'a> {
         } else {
             format!("{} requested", count(self.desired, "rank"))
         };
-        self.display.event(&Event::Draining { why });
+        self.display.event(&Event::Draining { message });
         self.state.phase = Phase::Draining;
         self.write_state()
     }
@@ -315,7 +315,7 @@ impl<'a> Launcher<'a> {
             }
         }
         self.display.event(&Event::Staying {
-            why: format!("drain cancelled: {} requested", count(self.desired, "rank")),
+            message: format!("drain cancelled: {} requested", count(self.desired, "rank")),
         });
         self.write_state()
     }
@@ -325,13 +325,15 @@ impl<'a> Launcher<'a> {
         &mut self,
         world: u64,
         reason: Reason,
-        micro_limit: Option<u64>,
+        per_device_batch_size_limit: Option<u64>,
     ) -> Result<(), LaunchError> {
-        if let Some(micro) = micro_limit.filter(|_| self.shrinks()) {
-            self.shrink(micro)?;
+        if let Some(per_device_batch_size) = per_device_batch_size_limit.filter(|_| self.shrinks())
+        {
+            self.shrink(per_device_batch_size)?;
         }
         self.copy_remaining_logs();
-        self.state.micro_limit = micro_limit.or(self.state.micro_limit);
+        self.state.per_device_batch_size_limit =
+            per_device_batch_size_limit.or(self.state.per_device_batch_size_limit);
         let plan = worlds::plan(&self.setup, world, self.state.reached(&self.setup))?;
         let last = self.run.last_generation(&self.state)?;
         let number = last.checked_add(1).ok_or_else(|| LaunchError::Usage {
@@ -376,7 +378,7 @@ impl<'a> Launcher<'a> {
             number,
             reason: generation.reason.clone(),
             world,
-            proof: generation.proof(),
+            formula: generation.formula(),
             start_samples: generation.start_samples(),
             created: generation.created,
             first_step_seconds: None,
@@ -424,7 +426,9 @@ impl<'a> Launcher<'a> {
         self.state.phase = match &end {
             End::Finished => Phase::Finished,
             End::Drained => Phase::Drained,
-            End::Failed { why } => Phase::Failed { why: why.clone() },
+            End::Failed { message } => Phase::Failed {
+                message: message.clone(),
+            },
         };
         self.write_state()?;
         if let (End::Finished, Some(step)) = (&end, &self.last_step) {
@@ -457,7 +461,11 @@ mod tests {
     #[test]
     fn a_request_made_while_a_resume_prepares_is_answered() {
         let place = tempfile::tempdir().unwrap();
-        let launched = Launched::at(place.path(), "batch: {global: 12, micro: 2}", &[]);
+        let launched = Launched::at(
+            place.path(),
+            "batch: {global: 12, per_device_batch_size: 2}",
+            &[],
+        );
         launched.run.write_desired(4).unwrap();
         let run_lock = RunLock::take(launched.run.clone()).unwrap();
         launched.run.write_desired(1).unwrap();

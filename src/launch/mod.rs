@@ -60,7 +60,7 @@ pub enum LaunchError {
         "{} cannot be the run's directory: {problem}; set another directory with --out",
         path.display()
     )]
-    Place { path: PathBuf, problem: String },
+    ValueSource { path: PathBuf, problem: String },
     /// A file cannot be read or written, or the directory is in use.
     #[error(transparent)]
     File(#[from] FileError),

@@ -26,7 +26,7 @@ pub fn report_input(
     Ok(ReportInput {
         title: setup.name.clone(),
         facts: Facts {
-            proof: history::current_proof(run, &state).unwrap_or_default(),
+            formula: history::current_formula(run, &state).unwrap_or_default(),
             budget: setup.budget_samples,
             details: vec![
                 fact("recipe", setup.recipe_path.display().to_string()),
@@ -53,7 +53,7 @@ pub fn report_input(
             .map(|row| GenerationFacts {
                 generation: row.number,
                 world: row.world,
-                proof: row.proof,
+                formula: row.formula,
                 reason: row.reason.to_string(),
                 start_samples: row.start_samples,
                 seconds_to_first_step: row.first_step_seconds,

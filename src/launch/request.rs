@@ -61,9 +61,9 @@ pub struct Prepared {
 
 impl Prepared {
     /// The formula of the batch with which the run starts or resumes.
-    pub fn proof(&self, planned: &Planned) -> String {
+    pub fn formula(&self, planned: &Planned) -> String {
         let Some(state) = &self.state else {
-            return planned.plan.proof.clone();
+            return planned.plan.formula.clone();
         };
         // Old ranks may have committed more since the plan was made.
         let reached = state.reached(&self.setup);
@@ -109,7 +109,11 @@ mod tests {
     #[test]
     fn data_keys_follow_the_runs_dialect() {
         let place = tempfile::tempdir().unwrap();
-        let launched = Launched::at(place.path(), "batch: {global: 12, micro: 2}", &[]);
+        let launched = Launched::at(
+            place.path(),
+            "batch: {global: 12, per_device_batch_size: 2}",
+            &[],
+        );
         let named = |dialect| {
             let setup = Setup {
                 dialect,

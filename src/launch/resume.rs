@@ -37,7 +37,7 @@ fn progress_of(setup: &Setup, state: &RunState, request: &Request) -> Reached {
     let reached = state.reached(setup);
     match new_memory_limit(setup, request) {
         Some(_) => Reached {
-            micro_limit: None,
+            per_device_batch_size_limit: None,
             ..reached
         },
         None => reached,
@@ -136,7 +136,8 @@ pub(super) fn resume(
     // Ranks may have committed checkpoints after their launcher died.
     if let Some(state) = &mut state {
         state.pin = newest(run, state)?;
-        state.micro_limit = progress_of(&setup, state, request).micro_limit;
+        state.per_device_batch_size_limit =
+            progress_of(&setup, state, request).per_device_batch_size_limit;
     }
     let pinned = state.as_ref().is_none_or(|state| state.pin.is_some());
     if !pinned && run.holds_checkpoints()? {
@@ -335,7 +336,7 @@ mod tests {
     use super::*;
     use crate::launch::testing::Launched;
 
-    const BATCH: &str = "batch: {global: 12, micro: 2}";
+    const BATCH: &str = "batch: {global: 12, per_device_batch_size: 2}";
 
     #[test]
     fn a_run_does_not_resume_with_other_data_after_its_data_are_lost() {
@@ -447,11 +448,18 @@ mod tests {
         let place = tempfile::tempdir().unwrap();
         let launched = Launched::at(place.path(), BATCH, &[]);
         let starved = RunState {
-            micro_limit: Some(1),
+            per_device_batch_size_limit: Some(1),
             ..RunState::default()
         };
         launched.run.write_state(&starved).unwrap();
-        let limit = || launched.run.state().unwrap().unwrap().micro_limit;
+        let limit = || {
+            launched
+                .run
+                .state()
+                .unwrap()
+                .unwrap()
+                .per_device_batch_size_limit
+        };
         launched.resume(|_| {}).unwrap();
         assert_eq!(limit(), Some(1));
         // The launcher dies before it starts a process, so only the files remain.

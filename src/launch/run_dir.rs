@@ -49,7 +49,7 @@ pub struct RunState {
     pub request: u64,
     /// Upper limit of micro-batches after out-of-memory. A resume with another memory limit drops
     /// it.
-    pub micro_limit: Option<u64>,
+    pub per_device_batch_size_limit: Option<u64>,
     /// All generations so far, oldest first.
     pub generations: Vec<GenerationRow>,
 }
@@ -59,7 +59,7 @@ impl RunState {
     pub fn reached(&self, setup: &Setup) -> Reached {
         Reached {
             global_batch_size: Some(setup.global_batch_size),
-            micro_limit: self.micro_limit,
+            per_device_batch_size_limit: self.per_device_batch_size_limit,
             batch: self.pin.as_ref().map(|pin| pin.batch),
         }
     }
@@ -81,7 +81,7 @@ pub enum Phase {
     Finished,
     Failed {
         /// Reason for the user.
-        why: String,
+        message: String,
     },
 }
 
@@ -93,7 +93,7 @@ pub struct GenerationRow {
     /// Number of its ranks.
     pub world: u64,
     /// The formula of its initial batch.
-    pub proof: String,
+    pub formula: String,
     /// Samples consumed before its first step.
     pub start_samples: u64,
     /// Seconds since the Unix epoch.
@@ -264,7 +264,7 @@ mod tests {
                 number,
                 reason: Reason::Started,
                 world: 1,
-                proof: String::new(),
+                formula: String::new(),
                 start_samples: 0,
                 created: 0.0,
                 first_step_seconds: None,

@@ -213,7 +213,7 @@ impl Drop for RunLock {
 }
 
 fn unusable(path: &Path, problem: String) -> LaunchError {
-    LaunchError::Place {
+    LaunchError::ValueSource {
         path: path.to_path_buf(),
         problem,
     }
@@ -388,7 +388,11 @@ mod tests {
     fn a_run_of_another_recipe_is_not_resumed_by_its_number() {
         let place = tempfile::tempdir().unwrap();
         let base = place.path().join("run");
-        let launched = Launched::at(place.path(), "batch: {global: 12, micro: 2}", &[]);
+        let launched = Launched::at(
+            place.path(),
+            "batch: {global: 12, per_device_batch_size: 2}",
+            &[],
+        );
         fs::rename(launched.run.path(), place.path().join("run-2")).unwrap();
         let chosen = |name: &str, resume| {
             let spec = Spec {

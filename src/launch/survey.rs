@@ -93,7 +93,7 @@ mod tests {
             .collect()
     }
 
-    const MODEL: &str = "  batch: {global: 8, micro: 4}
+    const MODEL: &str = "  batch: {global: 8, per_device_batch_size: 4}
   budget: {samples: 100}
   model:
     config: {hidden_size: 64, num_attention_heads: 4, num_hidden_layers: 2, vocab_size: 128}
@@ -124,7 +124,7 @@ mod tests {
     fn hub_data_and_models_are_checked_only_at_launch() {
         let folder = tempfile::tempdir().unwrap();
         let recipe = native(
-            "  batch: {global: 8, micro: 4}
+            "  batch: {global: 8, per_device_batch_size: 4}
   budget: {samples: 100}
   model: {path: acme/new-model}
   data:
@@ -156,7 +156,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let said_of = |model: &str| {
             let recipe = native(&format!(
-                "  batch: {{global: 8, micro: 4}}\n  budget: {{samples: 100}}\n  model: {{path: {model}}}\n  \
+                "  batch: {{global: 8, per_device_batch_size: 4}}\n  budget: {{samples: 100}}\n  model: {{path: {model}}}\n  \
              data: {{train: [{{path: acme/chats}}]}}\n",
             ));
             problems(&recipe, Trainer::Any, folder.path())
@@ -176,7 +176,7 @@ mod tests {
                      "intermediate_size": 128, "vocab_size": 256}"#;
         std::fs::write(folder.path().join("config.json"), config).unwrap();
         let recipe = native(&format!(
-            "  batch: {{global: 8, micro: 4}}\n  model: {{path: \"{}\"}}\n",
+            "  batch: {{global: 8, per_device_batch_size: 4}}\n  model: {{path: \"{}\"}}\n",
             folder.path().display()
         ));
         let memory = |request| plan::examine(&recipe, &request).draft.outline.memory;
@@ -331,7 +331,7 @@ mod tests {
                      "vocab_size": 512}"#;
         std::fs::write(here.join("config.json"), config).unwrap();
         let native = "apiVersion: evenkeel.dev/v1alpha1\nkind: Recipe\nspec:\n  \
-                  batch: {global: 8, micro: 4}\n  budget: {samples: 100}\n";
+                  batch: {global: 8, per_device_batch_size: 4}\n  budget: {samples: 100}\n";
         let upstream = "per_device_train_batch_size: 4\nmax_steps: 10\n";
         let data = "data: {train: [{path: data.jsonl}]}";
         let hub = "mistralai/Mistral-7B-v0.1";

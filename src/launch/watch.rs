@@ -76,10 +76,10 @@ impl Watch {
         self.seen.iter().any(|seen| seen.ready)
     }
 
-    /// Kills every running rank and records `why` as the reason.
-    pub fn kill(&mut self, why: &str) {
+    /// Kills every running rank and records `message` as the reason.
+    pub fn kill(&mut self, message: &str) {
         for seen in self.seen.iter_mut().filter(|seen| seen.ending.is_none()) {
-            seen.kill_reason.get_or_insert_with(|| why.to_owned());
+            seen.kill_reason.get_or_insert_with(|| message.to_owned());
         }
         self.ranks.kill();
     }
@@ -179,10 +179,10 @@ impl Watch {
     /// The generation's outcome once every rank has ended; see [`rank_status::outcome`].
     pub fn outcome(
         &self,
-        micro: u64,
+        per_device_batch_size: u64,
         descent: impl Fn() -> Option<u64>,
         oom_killed: impl FnOnce() -> bool,
     ) -> Option<Outcome> {
-        rank_status::outcome(&self.seen, micro, descent, oom_killed)
+        rank_status::outcome(&self.seen, per_device_batch_size, descent, oom_killed)
     }
 }

@@ -18,7 +18,7 @@ pub fn request(world: u64, reached: Reached, rank_memory: Option<u64>) -> PlanRe
 }
 
 /// The formula of a run at `world` ranks, with its current progress.
-pub fn proof_of_run(run: &RunDir, world: u64) -> Result<String, LaunchError> {
+pub fn formula_of_run(run: &RunDir, world: u64) -> Result<String, LaunchError> {
     let setup = run.setup()?;
     let state = run.state()?.unwrap_or_default();
     let reached = Reached {
@@ -44,9 +44,9 @@ pub fn plan(setup: &Setup, world: u64, reached: Reached) -> Result<Plan, Refused
 /// world has an accepted plan.
 pub fn descend(setup: &Setup, failed: &Plan, reached: Reached) -> Option<u64> {
     let current = reached.batch.unwrap_or(failed.global_batch_size);
-    plan::descend(failed, current).find(|&micro| {
+    plan::descend(failed, current).find(|&per_device_batch_size| {
         let reached = Reached {
-            micro_limit: Some(micro),
+            per_device_batch_size_limit: Some(per_device_batch_size),
             ..reached
         };
         plan(setup, failed.outline.world_size, reached).is_ok()
@@ -56,9 +56,9 @@ pub fn descend(setup: &Setup, failed: &Plan, reached: Reached) -> Option<u64> {
 /// An untrained run whose micro-batch of `failed` did not fit, restarted as upstream would: a
 /// smaller micro-batch and the same accumulation. Its global batch, and all lengths counted in
 /// steps, shrink.
-pub fn shrunk(setup: &Setup, failed: &Plan, micro: u64) -> Setup {
+pub fn shrunk(setup: &Setup, failed: &Plan, per_device_batch_size: u64) -> Setup {
     let passes = failed.gradient_accumulation_steps;
-    let global_batch_size = failed.data_parallel_size * micro * passes;
+    let global_batch_size = failed.data_parallel_size * per_device_batch_size * passes;
     let horizon = plan::horizon(&setup.spec, global_batch_size, setup.data_samples);
     Setup {
         global_batch_size,
@@ -97,13 +97,13 @@ mod tests {
 
     #[test]
     fn a_run_is_planned_again_as_it_was_launched() {
-        let numbers = "batch: {micro: 2, accumulation: 3, gpus: 2}";
+        let numbers = "batch: {per_device_batch_size: 2, accumulation: 3, gpus: 2}";
         for (batch, overrides, global) in [
             (numbers, vec![], 12),
             (numbers, vec!["batch.global=24"], 24),
-            ("batch: {global: 12, micro: 2}", vec![], 12),
+            ("batch: {global: 12, per_device_batch_size: 2}", vec![], 12),
             (
-                "batch: {global: 12, micro: 2}",
+                "batch: {global: 12, per_device_batch_size: 2}",
                 vec!["batch.remainder=uneven"],
                 12,
             ),
@@ -128,16 +128,20 @@ mod tests {
     #[test]
     fn a_shrunk_run_is_planned_with_the_smaller_micro_batch_and_the_same_accumulation() {
         let place = tempfile::tempdir().unwrap();
-        let launched = Launched::at(place.path(), "batch: {global: 64, micro: 16}", &[]);
+        let launched = Launched::at(
+            place.path(),
+            "batch: {global: 64, per_device_batch_size: 16}",
+            &[],
+        );
         let failed = &launched.planned.plan;
-        assert_eq!(failed.proof, "2 × 16 × 2 = 64");
+        assert_eq!(failed.formula, "2 × 16 × 2 = 64");
         let setup = shrunk(&launched.prepared.setup, failed, 14);
         let reached = Reached {
-            micro_limit: Some(14),
+            per_device_batch_size_limit: Some(14),
             ..RunState::default().reached(&setup)
         };
         let again = plan(&setup, failed.outline.world_size, reached).unwrap();
-        assert_eq!(again.proof, "2 × 14 × 2 = 56");
+        assert_eq!(again.formula, "2 × 14 × 2 = 56");
     }
 
     #[test]
@@ -160,7 +164,7 @@ mod tests {
         assert!(ask(4, grown) && ask(4, grown));
         assert_eq!(planned.get(), 3);
         let starved = Reached {
-            micro_limit: Some(2),
+            per_device_batch_size_limit: Some(2),
             ..grown
         };
         assert!(ask(4, starved));

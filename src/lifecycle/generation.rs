@@ -44,7 +44,7 @@ impl Generation {
     }
 
     /// Formula of the global batch that it starts with.
-    pub fn proof(&self) -> String {
+    pub fn formula(&self) -> String {
         self.plan
             .formula_at(self.start.as_ref().map(|pin| pin.batch))
     }
@@ -148,7 +148,7 @@ pub enum Reason {
         rank: u64,
         /// How the loss was observed.
         #[serde(rename = "message")]
-        why: String,
+        message: String,
     },
     /// A rank ran out of memory; the new plan has a smaller micro-batch.
     OutOfMemory {
@@ -162,7 +162,7 @@ pub enum Reason {
         /// Rank of the root cause.
         rank: u64,
         #[serde(rename = "message")]
-        why: String,
+        message: String,
     },
 }
 
@@ -172,11 +172,11 @@ impl fmt::Display for Reason {
             Reason::Started => write!(f, "started"),
             Reason::Resumed => write!(f, "resumed"),
             Reason::Resized { from, to } => write!(f, "resized {from} → {to}"),
-            Reason::RankLost { rank, why } => write!(f, "lost rank {rank}: {why}"),
+            Reason::RankLost { rank, message } => write!(f, "lost rank {rank}: {message}"),
             Reason::OutOfMemory { from, to } => {
                 write!(f, "out of memory: micro-batch {from} → {to}")
             }
-            Reason::Failed { rank, why } => write!(f, "rank {rank} failed: {why}"),
+            Reason::Failed { rank, message } => write!(f, "rank {rank} failed: {message}"),
         }
     }
 }

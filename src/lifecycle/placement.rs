@@ -125,12 +125,12 @@ pub enum PlacementAction {
         members: Vec<Slot>,
         reason: Reason,
         /// Upper limit of the micro-batch after an out-of-memory error.
-        micro_limit: Option<u64>,
+        per_device_batch_size_limit: Option<u64>,
     },
     /// No feasible world fits: wait without pods.
     Wait {
         /// Names the missing resources.
-        why: String,
+        message: String,
     },
     /// Suspended: delete all pods.
     Suspend,
@@ -155,8 +155,10 @@ impl PlacementAction {
 
 /// Next placement for the observed state.
 pub fn decide_placement(input: &PlacementInput<'_>) -> Placement {
-    if let Some(why) = &input.problem {
-        return input.without_pods(PlacementAction::End(End::Failed { why: why.clone() }));
+    if let Some(message) = &input.problem {
+        return input.without_pods(PlacementAction::End(End::Failed {
+            message: message.clone(),
+        }));
     }
     match &input.ranks {
         Ranks::Running { .. } => input.with_generation(),
@@ -268,7 +270,7 @@ impl PlacementInput<'_> {
         }
         let Some(target) = self.nodes(self.pool) else {
             return self.without_pods(PlacementAction::Wait {
-                why: self.missing_resources(),
+                message: self.missing_resources(),
             });
         };
         let mut attempts = self.attempts;
@@ -300,7 +302,7 @@ impl PlacementInput<'_> {
         if let RankAction::Publish {
             world,
             reason,
-            micro_limit,
+            per_device_batch_size_limit,
         } = self.decide(u32::try_from(ready.len()).unwrap_or(u32::MAX))
         {
             let nodes = usize::try_from(world / self.ranks_per_node).unwrap_or(usize::MAX);
@@ -309,7 +311,7 @@ impl PlacementInput<'_> {
             decision.action = PlacementAction::Publish {
                 members,
                 reason,
-                micro_limit,
+                per_device_batch_size_limit,
             };
         }
         decision
@@ -597,7 +599,7 @@ mod tests {
                         if let (Ranks::Running { world, .. }, true) = (&self.ranks, member) {
                             let outcome = Outcome::Lost {
                                 rank: 0,
-                                why: "gone".into(),
+                                message: "gone".into(),
                             };
                             self.ranks = Ranks::Ended {
                                 world: *world,
@@ -626,7 +628,7 @@ mod tests {
                 (true, _) => Outcome::Drained,
                 (false, 0) => Outcome::Failed {
                     rank: 0,
-                    why: "failed".into(),
+                    message: "failed".into(),
                     deterministic: false,
                 },
                 (false, _) => return,
@@ -784,11 +786,11 @@ mod tests {
         simulation.pool = 0;
         let feasible = |nodes| Simulation::feasible(8, nodes);
         let decision = decide_placement(&simulation.input(&feasible));
-        let PlacementAction::Wait { why } = decision.action else {
+        let PlacementAction::Wait { message } = decision.action else {
             panic!("{decision:?}")
         };
         assert_eq!(
-            why,
+            message,
             "0 of the pool's nodes have 2 GPUs free for this job, which needs 1 or 2 or 4 of them"
         );
     }

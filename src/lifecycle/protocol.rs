@@ -48,14 +48,14 @@ pub enum Report {
         /// Rank of the root cause.
         rank: u64,
         /// How the loss was detected.
-        why: String,
+        message: String,
     },
     /// A peer is lost. The rank waits for [`Order::Commit`] or [`Order::Stop`].
     Lost {
         /// Rank of the root cause.
         rank: u64,
         /// How the loss was detected.
-        why: String,
+        message: String,
         /// Samples in this rank's state.
         samples: u64,
         /// Whether this rank holds the complete state and can commit it alone.

@@ -39,7 +39,7 @@ pub struct RankStatus {
 pub struct LossReport {
     pub rank: u64,
     /// How the loss was detected.
-    pub why: String,
+    pub message: String,
     /// Samples in the reporting rank's state.
     pub samples: u64,
     /// Whether the reporting rank holds the complete state.
@@ -53,16 +53,18 @@ impl RankStatus {
             Report::Connecting => self.waiting = true,
             Report::Connected => self.waiting = false,
             Report::Ready => self.ready = true,
-            Report::LossDetected { rank, why } => self.detected_loss = Some((*rank, why.clone())),
+            Report::LossDetected { rank, message } => {
+                self.detected_loss = Some((*rank, message.clone()))
+            }
             Report::Lost {
                 rank,
-                why,
+                message,
                 samples,
                 whole,
             } => {
                 self.lost = Some(LossReport {
                     rank: *rank,
-                    why: why.clone(),
+                    message: message.clone(),
                     samples: *samples,
                     whole: *whole,
                 });
@@ -106,7 +108,7 @@ impl RankStatus {
     /// Message for a process that a signal killed.
     pub fn signal_message(&self, signal: i32) -> String {
         match &self.kill_reason {
-            Some(why) => format!("{why}, so it was killed"),
+            Some(message) => format!("{message}, so it was killed"),
             None => format!("killed by signal {signal}"),
         }
     }
@@ -191,16 +193,16 @@ pub fn give_up_unresponsive(seen: &mut [RankStatus], first: u64, external: bool)
 /// Ranks that peers reported as lost, and how the loss was detected.
 fn named(seen: &[RankStatus]) -> impl Iterator<Item = (u64, &str)> {
     let lost = seen.iter().filter_map(|s| s.lost.as_ref());
-    let lost = lost.map(|lost| (lost.rank, lost.why.as_str()));
+    let lost = lost.map(|lost| (lost.rank, lost.message.as_str()));
     let detected_loss = seen.iter().filter_map(|s| s.detected_loss.as_ref());
-    lost.chain(detected_loss.map(|(rank, why)| (*rank, why.as_str())))
+    lost.chain(detected_loss.map(|(rank, message)| (*rank, message.as_str())))
 }
 
 /// How a peer detected the loss of this rank.
 pub fn loss_of(seen: &[RankStatus], rank: u64) -> Option<&str> {
     named(seen)
         .find(|(lost, _)| *lost == rank)
-        .map(|(_, why)| why)
+        .map(|(_, message)| message)
 }
 
 /// The living rank with the newest complete state, if that is newer than `pinned` samples; it can
@@ -224,26 +226,26 @@ pub fn killed(seen: &[RankStatus]) -> u64 {
 /// kernel's out-of-memory killer struck meanwhile.
 pub fn outcome(
     seen: &[RankStatus],
-    micro: u64,
+    per_device_batch_size: u64,
     mut descent: impl FnMut() -> Option<u64>,
     oom_killed: impl FnOnce() -> bool,
 ) -> Option<Outcome> {
     let endings: Vec<Ending> = seen.iter().map(|s| s.ending).collect::<Option<_>>()?;
     let numbered = || seen.iter().zip(0u64..);
-    let mut out_of_memory = |why: String| Outcome::OutOfMemory {
-        micro,
+    let mut out_of_memory = |message: String| Outcome::OutOfMemory {
+        per_device_batch_size,
         smaller: descent(),
-        why,
+        message,
     };
-    if let Some(why) = seen.iter().find_map(|s| s.out_of_memory.clone()) {
-        return Some(out_of_memory(why));
+    if let Some(message) = seen.iter().find_map(|s| s.out_of_memory.clone()) {
+        return Some(out_of_memory(message));
     }
-    if let Some((rank, (why, deterministic))) =
+    if let Some((rank, (message, deterministic))) =
         numbered().find_map(|(s, rank)| Some((rank, s.failed.clone()?)))
     {
         return Some(Outcome::Failed {
             rank,
-            why,
+            message,
             deterministic,
         });
     }
@@ -252,7 +254,7 @@ pub fn outcome(
         _ => None,
     });
     if let Some((rank, lost, signal)) = signalled {
-        let why = lost.signal_message(signal);
+        let message = lost.signal_message(signal);
         if signal == 9 && lost.kill_reason.is_none() && oom_killed() {
             return Some(out_of_memory(format!(
                 "rank {rank} was killed by the kernel's out-of-memory killer"
@@ -262,11 +264,11 @@ pub fn outcome(
             // No rank survived, so fewer ranks would not help.
             return Some(Outcome::Failed {
                 rank,
-                why,
+                message,
                 deterministic: false,
             });
         }
-        return Some(Outcome::Lost { rank, why });
+        return Some(Outcome::Lost { rank, message });
     }
     if endings.iter().all(|e| *e == Ending::Code(exit::FINISHED)) {
         return Some(Outcome::Finished);
@@ -282,20 +284,22 @@ pub fn outcome(
         return Some(Outcome::Drained);
     }
     let mut own_fault = numbered().filter(|(s, _)| !left(s));
-    if let Some((rank, why)) = own_fault.find_map(|(s, rank)| Some((rank, s.ending?.failure()?))) {
+    if let Some((rank, message)) =
+        own_fault.find_map(|(s, rank)| Some((rank, s.ending?.failure()?)))
+    {
         return Some(Outcome::Failed {
             rank,
-            why,
+            message,
             deterministic: false,
         });
     }
     // Ranks only lost each other: the network failed, the processes did not.
-    let (rank, why) = named(seen)
+    let (rank, message) = named(seen)
         .next()
         .unwrap_or((0, "the ranks lost each other"));
     Some(Outcome::Failed {
         rank,
-        why: why.to_owned(),
+        message: message.to_owned(),
         deterministic: false,
     })
 }
@@ -315,7 +319,7 @@ mod tests {
         RankStatus {
             lost: Some(LossReport {
                 rank: of,
-                why: "no heartbeat for 3.0 s".into(),
+                message: "no heartbeat for 3.0 s".into(),
                 samples: 24,
                 whole: true,
             }),
@@ -326,14 +330,14 @@ mod tests {
 
     #[test]
     fn a_rank_killed_by_its_agent_is_reported_with_its_loss() {
-        let why = |seen: &[RankStatus]| match outcome(seen, 2, || None, || true) {
-            Some(Outcome::Lost { rank: 1, why }) => why,
+        let message = |seen: &[RankStatus]| match outcome(seen, 2, || None, || true) {
+            Some(Outcome::Lost { rank: 1, message }) => message,
             other => panic!("{other:?}"),
         };
         let mut seen = [survivor(1), killed()];
         let loss = loss_of(&seen, 1).map(str::to_owned);
         seen[1].kill_reason = loss;
-        assert_eq!(why(&seen), "no heartbeat for 3.0 s, so it was killed");
+        assert_eq!(message(&seen), "no heartbeat for 3.0 s, so it was killed");
     }
 
     #[test]
@@ -422,7 +426,7 @@ mod tests {
             outcome(&seen, 2, || None, || true),
             Some(Outcome::Lost {
                 rank: 1,
-                why: "no report for 10 s, so it was killed".into(),
+                message: "no report for 10 s, so it was killed".into(),
             })
         );
     }
@@ -435,7 +439,7 @@ mod tests {
             ..RankStatus::default()
         };
         let blamed = |seen: &[RankStatus]| match outcome(seen, 2, || None, || false) {
-            Some(Outcome::Failed { rank, why, .. }) => (rank, why),
+            Some(Outcome::Failed { rank, message, .. }) => (rank, message),
             other => panic!("{other:?}"),
         };
         let mut seen = [left.clone(), left.clone(), left];
@@ -457,12 +461,12 @@ mod tests {
         let (asked, unasked) = (Ending::Code(exit::DRAINED), Ending::Unrequested);
         let of = |endings: [Ending; 2]| outcome(&endings.map(ended), 2, || None, || false);
         assert_eq!(of([asked, unasked]), Some(Outcome::Drained));
-        let why = |outcome| match outcome {
-            Some(Outcome::Failed { why, .. }) => why,
+        let message = |outcome| match outcome {
+            Some(Outcome::Failed { message, .. }) => message,
             other => panic!("{other:?}"),
         };
-        assert!(why(of([unasked, unasked])).contains("without a request to drain"));
-        assert_eq!(why(of([asked, Ending::Code(3)])), "exit code 3");
+        assert!(message(of([unasked, unasked])).contains("without a request to drain"));
+        assert_eq!(message(of([asked, Ending::Code(3)])), "exit code 3");
         // The other ranks save meanwhile.
         assert!(!ended(unasked).in_trouble() && ended(Ending::Code(3)).in_trouble());
     }
@@ -472,7 +476,7 @@ mod tests {
         let seen = [survivor(1), killed()];
         let ended = |oom: bool| outcome(&seen, 2, || Some(1), || oom);
         assert!(matches!(ended(true), Some(Outcome::OutOfMemory { .. })));
-        let why = "killed by signal 9".to_owned();
-        assert_eq!(ended(false), Some(Outcome::Lost { rank: 1, why }));
+        let message = "killed by signal 9".to_owned();
+        assert_eq!(ended(false), Some(Outcome::Lost { rank: 1, message }));
     }
 }

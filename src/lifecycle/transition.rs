@@ -59,23 +59,23 @@ pub enum Outcome {
         rank: u64,
         /// How the loss was observed.
         #[serde(rename = "message")]
-        why: String,
+        message: String,
     },
     /// A micro-batch did not fit in memory.
     OutOfMemory {
         /// The micro-batch that did not fit.
-        micro: u64,
+        per_device_batch_size: u64,
         /// The next smaller micro-batch to try; `None` if no smaller one keeps the batch exact.
         smaller: Option<u64>,
         #[serde(rename = "message")]
-        why: String,
+        message: String,
     },
     /// The program itself failed.
     Failed {
         /// Rank of the root cause.
         rank: u64,
         #[serde(rename = "message")]
-        why: String,
+        message: String,
         /// A restart would fail again (a NaN loss, a refused checkpoint).
         deterministic: bool,
     },
@@ -96,10 +96,10 @@ pub enum RankAction {
         world: u64,
         reason: Reason,
         /// Upper limit of the micro-batch after an out-of-memory error.
-        micro_limit: Option<u64>,
+        per_device_batch_size_limit: Option<u64>,
     },
     /// No world size is feasible, requested, possible and allowed: no generation can start now.
-    Wait { why: String },
+    Wait { message: String },
     /// The job stops, finally or until it is resumed.
     End(End),
 }
@@ -112,7 +112,7 @@ pub enum End {
     /// Stopped on request; it can be resumed.
     Drained,
     /// The job cannot continue.
-    Failed { why: String },
+    Failed { message: String },
 }
 
 impl TransitionInput<'_> {
@@ -127,15 +127,19 @@ impl TransitionInput<'_> {
         self.desired.min(self.capacity).min(*self.bounds.end())
     }
 
-    fn start(&self, reason: impl FnOnce(u64) -> Reason, micro_limit: Option<u64>) -> RankAction {
+    fn start(
+        &self,
+        reason: impl FnOnce(u64) -> Reason,
+        per_device_batch_size_limit: Option<u64>,
+    ) -> RankAction {
         match self.world() {
             Some(world) => RankAction::Publish {
                 world,
                 reason: reason(world),
-                micro_limit,
+                per_device_batch_size_limit,
             },
             None => RankAction::Wait {
-                why: self.infeasible_message(),
+                message: self.infeasible_message(),
             },
         }
     }
@@ -191,18 +195,18 @@ fn after_end(observed: &TransitionInput<'_>, from: u64, outcome: &Outcome) -> Ra
         Outcome::Finished => RankAction::End(End::Finished),
         Outcome::Failed {
             rank,
-            why,
+            message,
             deterministic,
         } if *deterministic || observed.restarts_left == 0 => RankAction::End(End::Failed {
-            why: format!("rank {rank}: {why}"),
+            message: format!("rank {rank}: {message}"),
         }),
         Outcome::OutOfMemory {
-            micro,
+            per_device_batch_size,
             smaller: None,
-            why,
+            message,
         } => RankAction::End(End::Failed {
-            why: format!(
-                "{why}; no micro-batch below {micro} keeps the batch exact: shard the model (fsdp, \
+            message: format!(
+                "{message}; no micro-batch below {per_device_batch_size} keeps the batch exact: shard the model (fsdp, \
                  which more ranks make smaller still), checkpoint activations, shorten the \
                  sequences, give each rank more memory, or train a smaller model"
             ),
@@ -216,21 +220,21 @@ fn after_end(observed: &TransitionInput<'_>, from: u64, outcome: &Outcome) -> Ra
             },
             None,
         ),
-        Outcome::Lost { rank, why } => {
-            let (rank, why) = (*rank, why.clone());
-            observed.start(|_| Reason::RankLost { rank, why }, None)
+        Outcome::Lost { rank, message } => {
+            let (rank, message) = (*rank, message.clone());
+            observed.start(|_| Reason::RankLost { rank, message }, None)
         }
         Outcome::OutOfMemory {
-            micro,
+            per_device_batch_size,
             smaller: Some(to),
             ..
         } => {
-            let (from, to) = (*micro, *to);
+            let (from, to) = (*per_device_batch_size, *to);
             observed.start(|_| Reason::OutOfMemory { from, to }, Some(to))
         }
-        Outcome::Failed { rank, why, .. } => {
-            let (rank, why) = (*rank, why.clone());
-            observed.start(|_| Reason::Failed { rank, why }, None)
+        Outcome::Failed { rank, message, .. } => {
+            let (rank, message) = (*rank, message.clone());
+            observed.start(|_| Reason::Failed { rank, message }, None)
         }
     }
 }
@@ -265,7 +269,7 @@ mod tests {
         let feasible = |w: u64| 128 % w == 0;
         let lost = Outcome::Lost {
             rank: 2,
-            why: "killed by signal 9".into(),
+            message: "killed by signal 9".into(),
         };
         let mut input = observed(
             Ranks::Ended {
@@ -325,28 +329,28 @@ mod tests {
             world: 4,
             outcome: Outcome::Lost {
                 rank: 2,
-                why: "killed by signal 9".into(),
+                message: "killed by signal 9".into(),
             },
         };
-        let why = |input: &TransitionInput<'_>| match decide(input) {
-            RankAction::Wait { why } => why,
+        let message = |input: &TransitionInput<'_>| match decide(input) {
+            RankAction::Wait { message } => message,
             other => panic!("{other:?}"),
         };
         let feasible = |w| w == 4;
         let mut input = observed(lost(), &feasible);
         input.capacity = 3;
         assert_eq!(
-            why(&input),
+            message(&input),
             "no world of 1 to 3 ranks splits every batch of the job exactly; it can be resumed \
              with 4"
         );
         input.bounds = 4..=16;
         assert_eq!(
-            why(&input),
+            message(&input),
             "3 ranks are left, and the job needs at least 4; it can be resumed with 4"
         );
         input.feasible = &|_| false;
-        assert!(why(&input).contains("start a new run"));
+        assert!(message(&input).contains("start a new run"));
     }
 
     #[test]
@@ -354,7 +358,7 @@ mod tests {
         let feasible = |_| true;
         let outcome = Outcome::Failed {
             rank: 0,
-            why: "loss is NaN".into(),
+            message: "loss is NaN".into(),
             deterministic: true,
         };
         let input = observed(Ranks::Ended { world: 4, outcome }, &feasible);
@@ -368,9 +372,9 @@ mod tests {
     fn the_descent_ends_in_an_error_at_micro_batch_one() {
         let feasible = |_| true;
         let outcome = Outcome::OutOfMemory {
-            micro: 1,
+            per_device_batch_size: 1,
             smaller: None,
-            why: "out of memory".into(),
+            message: "out of memory".into(),
         };
         let input = observed(Ranks::Ended { world: 4, outcome }, &feasible);
         assert!(matches!(
@@ -384,16 +388,16 @@ mod tests {
             Just(Outcome::Drained),
             (0..8u64).prop_map(|rank| Outcome::Lost {
                 rank,
-                why: "killed".into()
+                message: "killed".into()
             }),
-            (1..8u64).prop_map(|micro| Outcome::OutOfMemory {
-                micro: micro * 2,
-                smaller: Some(micro),
-                why: "oom".into()
+            (1..8u64).prop_map(|per_device_batch_size| Outcome::OutOfMemory {
+                per_device_batch_size: per_device_batch_size * 2,
+                smaller: Some(per_device_batch_size),
+                message: "oom".into()
             }),
             (0..8u64, any::<bool>()).prop_map(|(rank, deterministic)| Outcome::Failed {
                 rank,
-                why: "failed".into(),
+                message: "failed".into(),
                 deterministic
             }),
             Just(Outcome::Finished),

@@ -29,14 +29,14 @@ pub struct Conditions {
 pub enum ScheduleError {
     /// The plan's numbers do not fit together.
     #[error(
-        "quantum {quantum} does not fit: it must be a multiple of micro-batch {micro} and divide \
+        "quantum {quantum} does not fit: it must be a multiple of micro-batch {micro_batch} and divide \
          base batch {base}; plan again"
     )]
     Quantum {
         /// The quantum, in samples.
         quantum: u64,
         /// The micro-batch, in samples.
-        micro: u64,
+        micro_batch: u64,
         /// The base batch, in samples.
         base: u64,
     },
@@ -65,7 +65,7 @@ pub enum ScheduleError {
     /// A batch that some allowed world cannot split evenly.
     #[error(
         "{key} {batch} is not a multiple of the quantum {quantum}; use {below} or {above}, \
-         a smaller batch.micro, or narrow elasticity.min and elasticity.max"
+         a smaller batch.per_device_batch_size, or narrow elasticity.min and elasticity.max"
     )]
     NotAMultiple {
         /// The setting's native path.
@@ -121,14 +121,14 @@ pub(super) fn multiple(key: String, batch: u64, quantum: u64) -> Result<(), Sche
 impl Conditions {
     /// Checks that the plan's numbers fit together.
     pub(super) fn check(&self) -> Result<(), ScheduleError> {
-        let (quantum, micro, base) = (self.quantum, self.micro_batch, self.base_batch);
-        let positive = quantum > 0 && micro > 0 && base > 0 && self.workers > 0;
-        if positive && quantum.is_multiple_of(micro) && base.is_multiple_of(quantum) {
+        let (quantum, micro_batch, base) = (self.quantum, self.micro_batch, self.base_batch);
+        let positive = quantum > 0 && micro_batch > 0 && base > 0 && self.workers > 0;
+        if positive && quantum.is_multiple_of(micro_batch) && base.is_multiple_of(quantum) {
             Ok(())
         } else {
             Err(ScheduleError::Quantum {
                 quantum,
-                micro,
+                micro_batch,
                 base,
             })
         }
@@ -270,10 +270,10 @@ mod tests {
 
     #[test]
     fn a_quantum_that_no_world_could_use_is_refused() {
-        for (quantum, micro) in [(0, 4), (16, 0), (24, 4), (16, 3), (512, 4)] {
+        for (quantum, micro_batch) in [(0, 4), (16, 0), (24, 4), (16, 3), (512, 4)] {
             let conditions = Conditions {
                 quantum,
-                micro_batch: micro,
+                micro_batch: micro_batch,
                 ..conditions()
             };
             let refused = check(&BatchSchedule::Constant, &conditions);

@@ -184,7 +184,7 @@ mod tests {
     fn of(phase: Phase, refused: Option<&str>) -> TrainingJobStatus {
         let mut status = TrainingJobStatus {
             phase,
-            message: "why".into(),
+            message: "message".into(),
             observed_generation: Some(3),
             rescale_since: Some(micro_time(1000.0)),
             ..TrainingJobStatus::default()

@@ -157,8 +157,8 @@ impl Context {
     }
 
     /// Records the API server's error for the job's objects; the next reconciliation reports it.
-    pub fn record_refusal(&self, uid: &str, why: String) {
-        self.job_cache.of(uid, |job| job.refused = Some(why));
+    pub fn record_refusal(&self, uid: &str, message: String) {
+        self.job_cache.of(uid, |job| job.refused = Some(message));
     }
 
     /// The recorded error of the API server.

@@ -58,9 +58,9 @@ pub fn announce(
 }
 
 /// Writes an event if the status could not be written.
-pub fn unwritten(job: &TrainingJob, why: &str, context: &Context) {
+pub fn unwritten(job: &TrainingJob, message: &str, context: &Context) {
     let reason = "StatusUnwritten".to_owned();
-    publish(job, EventType::Warning, reason, why, context);
+    publish(job, EventType::Warning, reason, message, context);
 }
 
 fn publish(job: &TrainingJob, kind: EventType, reason: String, note: &str, context: &Context) {

@@ -151,14 +151,15 @@ impl ClusterState {
         let gone = silences.iter().filter_map(|silence| {
             let node = stores.nodes.get(&ObjectRef::new(silence.node));
             let standing = node.map(|node| standing(&node, &cluster.wants.tolerations));
-            let why = silence.verdict(standing, || leases.is_stale(silence.node))?;
-            Some((silence.pod.to_owned(), why))
+            let message = silence.verdict(standing, || leases.is_stale(silence.node))?;
+            Some((silence.pod.to_owned(), message))
         });
         let lost_pods: BTreeMap<String, String> = gone.collect();
         cluster.may_commit = may_commit;
         for slot in &status.slots {
             let pod = slot.pod(&name);
-            let (how, why) = cluster.pod(job, status, &pod, stores, polled.get(&pod), &lost_pods);
+            let (how, message) =
+                cluster.pod(job, status, &pod, stores, polled.get(&pod), &lost_pods);
             if let Some(end) = cluster.ended_early(status, &pod) {
                 cluster.ended_early.push(end);
             }
@@ -171,8 +172,8 @@ impl ClusterState {
             if how == PodState::Ready && !cluster.on_open_node(&pod, stores) {
                 cluster.staying += 1;
             }
-            if let Some(why) = why {
-                cluster.reasons.insert(*slot, why);
+            if let Some(message) = message {
+                cluster.reasons.insert(*slot, message);
             }
             cluster.slots.push(SlotState {
                 slot: *slot,
@@ -218,8 +219,8 @@ impl ClusterState {
                 conditions.filter(|c| c.type_ == "PodScheduled" && c.status == "False");
             unplaced.find_map(|condition| condition.message.clone())
         };
-        let why = waiting.or_else(unplaced)?;
-        Some(format!("{pod}: {why}"))
+        let message = waiting.or_else(unplaced)?;
+        Some(format!("{pod}: {message}"))
     }
 
     /// Whether the pod's node accepts new pods.
@@ -266,7 +267,7 @@ impl ClusterState {
         polled: Option<&AgentStatus>,
         lost_pods: &BTreeMap<String, String>,
     ) -> (PodState, Option<String>) {
-        let lost = |why: String| (PodState::Lost, Some(why));
+        let lost = |message: String| (PodState::Lost, Some(message));
         let member = member_of(status, name);
         let Some(pod) = self.pods.get(name) else {
             return match member {
@@ -301,8 +302,8 @@ impl ClusterState {
             return lost(format!("node {node_name} was deleted"));
         };
         let standing = standing(&node, &self.wants.tolerations);
-        if let Some(why) = lost_pods.get(name) {
-            return lost(why.clone());
+        if let Some(message) = lost_pods.get(name) {
+            return lost(message.clone());
         }
         if pod.metadata.deletion_timestamp.is_some() {
             return (
@@ -323,8 +324,8 @@ impl ClusterState {
         let broken = agent.and_then(|agent| agent.problem.as_ref());
         if let Some(broken) = broken.filter(|p| member.is_some() && p.is_hardware()) {
             // A new pod on this node detects the same problem before it gets ranks.
-            let why = format!("pod {name}: {}", broken.message);
-            return (PodState::Leaving, Some(why));
+            let message = format!("pod {name}: {}", broken.message);
+            return (PodState::Leaving, Some(message));
         }
         match standing {
             Standing::Cordoned if job.spec.elasticity.on_cordon == OnCordon::Drain => {
@@ -398,9 +399,9 @@ impl ClusterState {
                     .iter()
                     .all(|rank| !matches!(rank.ending, Some(Ending::Signal(_))));
                 if !finished && self.lost_member.is_none() {
-                    let why = slot.and_then(|slot| self.reasons.get(slot)).cloned();
-                    let why = why.unwrap_or_else(|| format!("pod {name} is gone"));
-                    self.lost_member = Some((first, why));
+                    let message = slot.and_then(|slot| self.reasons.get(slot)).cloned();
+                    let message = message.unwrap_or_else(|| format!("pod {name} is gone"));
+                    self.lost_member = Some((first, message));
                 }
             }
             self.ranks.extend(ranks);

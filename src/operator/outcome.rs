@@ -35,10 +35,10 @@ impl EndedGeneration {
             Outcome::Finished | Outcome::Drained | Outcome::OutOfMemory { .. } => {}
         }
         match self.outcome {
-            Outcome::Lost { rank, why } if self.killed && status.restarts > self.budget => {
+            Outcome::Lost { rank, message } if self.killed && status.restarts > self.budget => {
                 Outcome::Failed {
                     rank,
-                    why,
+                    message,
                     deterministic: false,
                 }
             }
@@ -115,7 +115,7 @@ mod tests {
     fn lost() -> Outcome {
         Outcome::Lost {
             rank: 1,
-            why: "killed by signal 11".into(),
+            message: "killed by signal 11".into(),
         }
     }
 
@@ -140,7 +140,7 @@ mod tests {
         assert_eq!(last, lost());
         let (_, last, _) = after(4, &lost(), true);
         assert!(
-            matches!(&last, Outcome::Failed { rank: 1, why, .. } if why == "killed by signal 11"),
+            matches!(&last, Outcome::Failed { rank: 1, message, .. } if message == "killed by signal 11"),
             "{last:?}"
         );
     }
@@ -162,7 +162,7 @@ mod tests {
     fn pauses_after_failures_double_up_to_five_minutes() {
         let failed = Outcome::Failed {
             rank: 0,
-            why: "exit code 3".into(),
+            message: "exit code 3".into(),
             deterministic: false,
         };
         for (times, longest) in [(1, 2.0), (2, 4.0), (5, 32.0), (30, 300.0)] {

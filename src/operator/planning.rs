@@ -217,12 +217,12 @@ impl Planner {
         if let Some(plan) = &self.held {
             let fits = plan.outline.world_size == ranks
                 && reached
-                    .micro_limit
+                    .per_device_batch_size_limit
                     .is_none_or(|limit| plan.per_device_batch_size <= limit);
-            let why = || {
+            let message = || {
                 "the job as edited cannot be planned, only its current world is known".to_string()
             };
-            return fits.then(|| plan.clone()).ok_or_else(why);
+            return fits.then(|| plan.clone()).ok_or_else(message);
         }
         let recipe = self.recipe.as_ref().map(|(_, recipe)| recipe);
         let recipe = recipe.ok_or_else(|| "the recipe was not read".to_string())?;
@@ -274,7 +274,7 @@ fn refuse_unbuildable(job: &TrainingJob, image: Option<&str>) -> Result<(), Refu
 pub fn reached(status: &TrainingJobStatus) -> Reached {
     Reached {
         global_batch_size: status.plan.as_ref().map(|plan| plan.global_batch_size),
-        micro_limit: status.per_device_batch_size_limit,
+        per_device_batch_size_limit: status.per_device_batch_size_limit,
         batch: status.checkpoint.as_ref().map(|pin| pin.batch),
     }
 }

@@ -97,7 +97,7 @@ pub async fn reconcile(
     let reached = planning::reached(&next);
     let holds = |ranks, limit| {
         let within = Reached {
-            micro_limit: Some(limit),
+            per_device_batch_size_limit: Some(limit),
             ..reached
         };
         planner.is_feasible(ranks, within)
@@ -114,11 +114,12 @@ pub async fn reconcile(
     let mut plan = None;
     if let PlacementAction::Publish {
         members,
-        micro_limit,
+        per_device_batch_size_limit,
         ..
     } = &decision.action
     {
-        next.per_device_batch_size_limit = micro_limit.or(next.per_device_batch_size_limit);
+        next.per_device_batch_size_limit =
+            per_device_batch_size_limit.or(next.per_device_batch_size_limit);
         let ranks = members.len() as u64 * u64::from(job.spec.gpus_per_node);
         plan = planner.plan(ranks, planning::reached(&next)).ok();
         if let Some(plan) = &plan {
@@ -151,9 +152,9 @@ pub async fn reconcile(
     if !over {
         let made = apply_status(&written, &next, &cluster, action, &context).await;
         if let Err(error) = &made
-            && let Some(why) = error.refusal()
+            && let Some(message) = error.refusal()
         {
-            context.record_refusal(&uid, why);
+            context.record_refusal(&uid, message);
         }
         if made? {
             after = Duration::ZERO;
@@ -216,10 +217,10 @@ fn skipped(
     let mut refused = |nodes: u32| planner.refusal(u64::from(nodes) * per_node, reached);
     // If one of them is feasible, a scale up to it is under way.
     let all = (first..=last).all(|nodes| refused(nodes).is_some());
-    let why = refused(last).filter(|_| all)?;
+    let message = refused(last).filter(|_| all)?;
     Some(match first == last {
-        true => format!("skips {first} nodes: {why}"),
-        false => format!("skips {first} to {last} nodes: {why}"),
+        true => format!("skips {first} nodes: {message}"),
+        false => format!("skips {first} to {last} nodes: {message}"),
     })
 }
 
@@ -264,9 +265,9 @@ async fn plan(
         let Some(plan) = first else {
             let nodes = job.spec.nodes.max(1);
             let ranks = u64::from(nodes) * per_node;
-            let why = planner.plan(ranks, reached).err().unwrap_or_default();
+            let message = planner.plan(ranks, reached).err().unwrap_or_default();
             return Err(planning::plan_refused(format!(
-                "no plan for {nodes} nodes of {per_node} GPUs: {why}"
+                "no plan for {nodes} nodes of {per_node} GPUs: {message}"
             )));
         };
         if status.plan.is_none() {

@@ -79,14 +79,14 @@ pub fn apply_observed(
         || descend(plan, batch).find(|limit| holds(plan.outline.world_size, *limit)),
         || false,
     );
-    if let Some((rank, why)) = &cluster.lost_member
+    if let Some((rank, message)) = &cluster.lost_member
         && matches!(outcome, Some(Outcome::Failed { .. } | Outcome::Lost { .. }))
         && !cluster.ranks.iter().any(|rank| rank.failed.is_some())
     {
         // The loss of a pod or node is not a failure of the program.
         outcome = Some(Outcome::Lost {
             rank: *rank,
-            why: why.clone(),
+            message: message.clone(),
         });
     }
     // An external trainer in a silent pod may still commit: then no time limit applies.
@@ -105,7 +105,7 @@ pub fn apply_observed(
         } else if current.after_loss.is_some() && waited > (ANSWER + COMMIT).as_secs_f64() {
             outcome = Some(Outcome::Lost {
                 rank: 0,
-                why: "the survivors of a loss did not exit in time".into(),
+                message: "the survivors of a loss did not exit in time".into(),
             });
         }
     }
@@ -307,7 +307,7 @@ pub fn apply_decision(
                     "{} of {} pods are not ready yet{}",
                     coming.len(),
                     status.slots.len(),
-                    held_up.map_or_else(String::new, |why| format!(": {why}"))
+                    held_up.map_or_else(String::new, |message| format!(": {message}"))
                 ),
             };
         }
@@ -336,9 +336,9 @@ pub fn apply_decision(
                 publish(job, status, members, reason, plan, cluster, now);
             }
         }
-        PlacementAction::Wait { why } => {
+        PlacementAction::Wait { message } => {
             status.phase = Phase::Waiting;
-            status.message.clone_from(why);
+            status.message.clone_from(message);
         }
         PlacementAction::Suspend => {
             status.phase = Phase::Suspended;
@@ -349,7 +349,7 @@ pub fn apply_decision(
             status.completion_time = Some(micro_time(now));
             status.rescale_since = None;
             (status.phase, status.message) = match end {
-                End::Failed { why } => (Phase::Failed, why.clone()),
+                End::Failed { message } => (Phase::Failed, message.clone()),
                 End::Finished | End::Drained => (Phase::Complete, String::new()),
             };
         }

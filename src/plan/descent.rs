@@ -21,11 +21,11 @@ pub fn descend(plan: &Plan, current: u64) -> impl Iterator<Item = u64> + use<> {
         Remainder::Exact => both / plan.data_parallel_size.max(1),
         Remainder::Uneven => both,
     };
-    let micro = plan.per_device_batch_size;
+    let per_device_batch_size = plan.per_device_batch_size;
     divisors(share.max(1))
         .into_iter()
         .rev()
-        .filter(move |&smaller| smaller < micro)
+        .filter(move |&smaller| smaller < per_device_batch_size)
 }
 
 #[cfg(test)]
@@ -37,15 +37,20 @@ mod tests {
     use crate::plan::{PlanRequest, plan};
 
     /// The plans from the recipe's micro-batch down to the last.
-    fn steps(global: u64, micro: u64, gpus: u64, remainder: Remainder) -> Vec<Plan> {
+    fn steps(
+        global: u64,
+        per_device_batch_size: u64,
+        gpus: u64,
+        remainder: Remainder,
+    ) -> Vec<Plan> {
         let mut recipe = recipe();
         recipe.spec.batch.global = Some(global);
-        recipe.spec.batch.micro = Some(micro);
+        recipe.spec.batch.per_device_batch_size = Some(per_device_batch_size);
         recipe.spec.batch.remainder = remainder;
         let mut request = PlanRequest::gpus(gpus);
         let mut plans = vec![plan(&recipe, &request).unwrap()];
-        while let Some(micro) = descend(&plans[plans.len() - 1], global).next() {
-            request.micro_limit = Some(micro);
+        while let Some(per_device_batch_size) = descend(&plans[plans.len() - 1], global).next() {
+            request.per_device_batch_size_limit = Some(per_device_batch_size);
             plans.push(plan(&recipe, &request).unwrap());
         }
         plans
@@ -55,7 +60,7 @@ mod tests {
     fn descent_steps_through_the_divisors_down_to_one() {
         let proofs: Vec<String> = steps(96, 12, 4, Remainder::Exact)
             .into_iter()
-            .map(|plan| plan.proof)
+            .map(|plan| plan.formula)
             .collect();
         assert_eq!(
             proofs,
@@ -84,7 +89,7 @@ mod tests {
     fn steps_divide_a_grown_batch_too() {
         let mut recipe = recipe();
         recipe.spec.batch.global = Some(12);
-        recipe.spec.batch.micro = Some(6);
+        recipe.spec.batch.per_device_batch_size = Some(6);
         let planned = plan(&recipe, &PlanRequest::gpus(1)).unwrap();
         // 4 divides the base batch of 12, but not the 18 that the run has reached.
         assert_eq!(descend(&planned, 12).collect::<Vec<_>>(), [4, 3, 2, 1]);
@@ -94,11 +99,11 @@ mod tests {
     proptest! {
         #[test]
         fn every_step_divides_the_batch_that_the_run_has_reached(
-            base in 1..60u64, times in 1..20u64, gpus in 1..5u64, micro in 1..64u64, uneven: bool,
+            base in 1..60u64, times in 1..20u64, gpus in 1..5u64, per_device_batch_size in 1..64u64, uneven: bool,
         ) {
             let mut recipe = recipe();
             recipe.spec.batch.global = Some(base * gpus);
-            recipe.spec.batch.micro = Some(micro);
+            recipe.spec.batch.per_device_batch_size = Some(per_device_batch_size);
             recipe.spec.elasticity = crate::recipe::schema::spec::Elasticity {
                 min: Some(gpus),
                 max: Some(gpus),
@@ -111,7 +116,7 @@ mod tests {
             let current = first.global_batch_size + times * first.quantum;
             for smaller in descend(&first, current) {
                 let request = PlanRequest {
-                    micro_limit: Some(smaller),
+                    per_device_batch_size_limit: Some(smaller),
                     current_batch: Some(current),
                     ..PlanRequest::gpus(gpus)
                 };
@@ -127,11 +132,11 @@ mod tests {
 
         #[test]
         fn descent_keeps_the_global_batch_and_ends_at_one(
-            share in 1..300u64, gpus in 1..9u64, micro in 1..64u64, uneven: bool,
+            share in 1..300u64, gpus in 1..9u64, per_device_batch_size in 1..64u64, uneven: bool,
         ) {
             let remainder = if uneven { Remainder::Uneven } else { Remainder::Exact };
             let global = if uneven { share + gpus } else { share * gpus };
-            let plans = steps(global, micro, gpus, remainder);
+            let plans = steps(global, per_device_batch_size, gpus, remainder);
             for pair in plans.windows(2) {
                 prop_assert!(pair[1].per_device_batch_size < pair[0].per_device_batch_size);
             }

@@ -29,7 +29,7 @@ pub const DEFAULT_MICRO: u64 = 8;
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Draft {
     /// The batch arithmetic shown to people.
-    pub proof: Option<String>,
+    pub formula: Option<String>,
     /// `None`: the other axes do not divide the world.
     pub data_parallel_size: Option<u64>,
     /// `None`: no split exists.
@@ -78,7 +78,7 @@ pub struct Upstream {
     /// Accumulation as the recipe states it.
     pub accumulation: u64,
     /// ⌊⌊global / accumulation⌋ / ranks⌋, samples.
-    pub micro: u64,
+    pub per_device_batch_size: u64,
     /// Samples that a step trains on.
     pub used: u64,
 }
@@ -86,12 +86,12 @@ pub struct Upstream {
 impl Upstream {
     fn of(spec: &Spec, global: u64, ranks: u64) -> Upstream {
         let accumulation = spec.batch.accumulation.unwrap_or(1).max(1);
-        let micro = global / accumulation / ranks.max(1);
+        let per_device_batch_size = global / accumulation / ranks.max(1);
         Upstream {
             ranks,
             accumulation,
-            micro,
-            used: micro * accumulation * ranks,
+            per_device_batch_size,
+            used: per_device_batch_size * accumulation * ranks,
         }
     }
 }
@@ -124,7 +124,7 @@ impl Draft {
             context_parallel_size: parallel.context,
             sequence_parallel_size: parallel.sequence,
             strategy: parallel.strategy,
-            eval_batch_size: spec.evaluation.micro,
+            eval_batch_size: spec.evaluation.per_device_batch_size,
             eval_every: horizon.as_ref().and_then(|h| h.eval_every),
             remainder: spec.batch.remainder,
             feasible_gpu_counts: Vec::new(),
@@ -133,7 +133,7 @@ impl Draft {
             diagnostics: Vec::new(),
         };
         let mut draft = Draft {
-            proof: None,
+            formula: None,
             data_parallel_size: here,
             per_device_batch_size: None,
             gradient_accumulation_steps: None,
@@ -171,13 +171,20 @@ impl Draft {
     ) {
         let spec = &recipe.spec;
         let device = Device::of(spec, request);
-        let fits = |ranks: u64, micro: u64| {
+        let fits = |ranks: u64, per_device_batch_size: u64| {
             let device = device.as_ref();
-            device.is_none_or(|device| device.fits(ranks, micro))
+            device.is_none_or(|device| device.fits(ranks, per_device_batch_size))
         };
         self.deepspeed_micro = self.micro_of_deepspeed(recipe, global);
-        let stated = self.micro(spec).filter(|_| !request.estimate);
-        let cap = cap(spec, stated, device.is_some(), request.micro_limit);
+        let stated = self
+            .per_device_batch_size(spec)
+            .filter(|_| !request.estimate);
+        let cap = cap(
+            spec,
+            stated,
+            device.is_some(),
+            request.per_device_batch_size_limit,
+        );
         let splitter = Splitter::new(global, request.current_batch, cap, &fits);
         let is_taken = |ranks: &u64| taken.is_none_or(|valid| valid.contains(ranks));
         let exact = |ranks: u64| {
@@ -195,23 +202,33 @@ impl Draft {
         let anything = |_: u64, _: u64| true;
         self.unlimited = Splitter::new(global, request.current_batch, cap, &anything)
             .choose(split.ranks, spec.batch.remainder)
-            .filter(|unlimited| unlimited.micro != split.micro);
+            .filter(|unlimited| unlimited.per_device_batch_size != split.per_device_batch_size);
         self.quantum = splitter.quantum(allowed_ranks(spec, split.ranks), spec.batch.remainder);
-        self.per_device_batch_size = Some(split.micro);
+        self.per_device_batch_size = Some(split.per_device_batch_size);
         self.gradient_accumulation_steps = Some(split.accumulation());
-        self.proof = Some(split.formula());
+        self.formula = Some(split.formula());
         self.outline.remainder = split.remainder;
-        self.outline.memory = Estimator::of(spec, request.model_config.as_ref())
-            .map(|estimator| estimator.estimate(split.ranks, split.micro, request.device_memory));
+        self.outline.memory = Estimator::of(spec, request.model_config.as_ref()).map(|estimator| {
+            estimator.estimate(
+                split.ranks,
+                split.per_device_batch_size,
+                request.device_memory,
+            )
+        });
         self.outline.eval_batch_size = evaluation_micro(spec, &split);
         self.outline.adjusted = adjustments(recipe, request, self, &split);
         self.split = Some(split);
     }
 
     /// The micro-batch of the recipe, in its own world.
-    pub fn micro(&self, spec: &Spec) -> Option<u64> {
-        let derived = self.upstream.map(|upstream| upstream.micro.max(1));
-        spec.batch.micro.or(derived).or(self.deepspeed_micro)
+    pub fn per_device_batch_size(&self, spec: &Spec) -> Option<u64> {
+        let derived = self
+            .upstream
+            .map(|upstream| upstream.per_device_batch_size.max(1));
+        spec.batch
+            .per_device_batch_size
+            .or(derived)
+            .or(self.deepspeed_micro)
     }
 
     /// The micro-batch that DeepSpeed derives for a config that states none.
@@ -220,10 +237,11 @@ impl Draft {
         let ranks = self.recipe_ranks.or(self.data_parallel_size)?;
         if let Some(elastic) = &batch.elastic {
             let here = self.data_parallel_size.unwrap_or(ranks);
-            return elastic::make(elastic, here).ok()?.micro;
+            return elastic::make(elastic, here).ok()?.per_device_batch_size;
         }
-        let micro = global / ranks / batch.accumulation.unwrap_or(1);
-        (recipe.dialect == Dialect::Deepspeed && micro > 0).then_some(micro)
+        let per_device_batch_size = global / ranks / batch.accumulation.unwrap_or(1);
+        (recipe.dialect == Dialect::Deepspeed && per_device_batch_size > 0)
+            .then_some(per_device_batch_size)
     }
 
     /// The plan, if nothing is missing.
@@ -231,7 +249,7 @@ impl Draft {
         // A split gives all six; the world and the batch may exist without one.
         match self {
             Draft {
-                proof: Some(proof),
+                formula: Some(formula),
                 data_parallel_size: Some(data_parallel_size),
                 per_device_batch_size: Some(per_device_batch_size),
                 gradient_accumulation_steps: Some(gradient_accumulation_steps),
@@ -240,7 +258,7 @@ impl Draft {
                 outline,
                 ..
             } => Ok(Plan {
-                proof,
+                formula,
                 data_parallel_size,
                 per_device_batch_size,
                 gradient_accumulation_steps,
@@ -277,7 +295,7 @@ fn divides(spec: &Spec, global: u64, ranks: u64) -> bool {
 /// devices.
 fn evaluation_micro(spec: &Spec, split: &Split) -> Option<u64> {
     let Some(batch) = spec.evaluation.batch else {
-        return spec.evaluation.micro;
+        return spec.evaluation.per_device_batch_size;
     };
     let passes = match spec.evaluation.division {
         EvaluationDivision::Passes => split.accumulation(),
@@ -309,15 +327,24 @@ pub fn global_batch(spec: &Spec) -> Option<u64> {
 fn stated_product(spec: &Spec, recipe_ranks: Option<u64>) -> Option<u128> {
     let accumulation = spec.batch.accumulation.unwrap_or(1);
     // Each factor is at most 2^32, so 128 bits hold the product.
-    Some(u128::from(spec.batch.micro?) * u128::from(accumulation) * u128::from(recipe_ranks?))
+    Some(
+        u128::from(spec.batch.per_device_batch_size?)
+            * u128::from(accumulation)
+            * u128::from(recipe_ranks?),
+    )
 }
 
 /// The upper limit of the micro-batch.
-fn cap(spec: &Spec, micro: Option<u64>, memory_decides: bool, limit: Option<u64>) -> Cap {
+fn cap(
+    spec: &Spec,
+    per_device_batch_size: Option<u64>,
+    memory_decides: bool,
+    limit: Option<u64>,
+) -> Cap {
     let limit = limit.unwrap_or(u64::MAX);
-    let otherwise = micro.unwrap_or(DEFAULT_MICRO).min(limit);
-    match (spec.batch.prefer, micro) {
-        (Prefer::Micro, _) | (_, None) if memory_decides => Cap {
+    let otherwise = per_device_batch_size.unwrap_or(DEFAULT_MICRO).min(limit);
+    match (spec.batch.prefer, per_device_batch_size) {
+        (Prefer::PerDeviceBatchSize, _) | (_, None) if memory_decides => Cap {
             most: limit,
             otherwise,
         },
@@ -350,7 +377,7 @@ fn adjustments(
     split: &Split,
 ) -> Vec<Adjustment> {
     let batch = &recipe.spec.batch;
-    let global = split.micro * split.micro_batches;
+    let global = split.per_device_batch_size * split.micro_batches;
     let mut adjusted = Vec::new();
     let mut change = |path: &str, from: Option<u64>, to: u64, why: String| {
         if from.is_some_and(|from| from != to) {
@@ -368,8 +395,8 @@ fn adjustments(
     } else if draft.unlimited.is_some() {
         "as much as the devices' memory allows, by estimate".to_owned()
     } else if request
-        .micro_limit
-        .is_some_and(|limit| Some(limit) < batch.micro)
+        .per_device_batch_size_limit
+        .is_some_and(|limit| Some(limit) < batch.per_device_batch_size)
     {
         "the recipe's micro-batch ran out of memory".to_owned()
     } else if split.remainder == Remainder::Uneven {
@@ -377,15 +404,20 @@ fn adjustments(
             "the largest divisor of {global} that gives each of {} ranks a micro-batch",
             split.ranks
         )
-    } else if batch.prefer == Prefer::Micro {
-        format!("prefer: micro; the largest divisor of {share} that fits")
+    } else if batch.prefer == Prefer::PerDeviceBatchSize {
+        format!("prefer: per_device_batch_size; the largest divisor of {share} that fits")
     } else {
         format!(
             "the largest divisor of {share} = {} up to the recipe's",
             global / split.ranks
         )
     };
-    change("batch.micro", batch.micro, split.micro, why_micro);
+    change(
+        "batch.per_device_batch_size",
+        batch.per_device_batch_size,
+        split.per_device_batch_size,
+        why_micro,
+    );
     let why_accumulation = format!("keeps the global batch at {global}: {}", split.formula());
     change(
         "batch.accumulation",
@@ -413,10 +445,12 @@ pub(super) fn generation_batch(spec: &Spec, draft: &Draft) -> Option<u64> {
     generation.generation_batch_size.or_else(|| {
         match (
             generation.steps_per_generation,
-            spec.batch.micro,
+            spec.batch.per_device_batch_size,
             draft.recipe_ranks,
         ) {
-            (Some(steps), Some(micro), Some(ranks)) => product(&[steps, micro, ranks]),
+            (Some(steps), Some(per_device_batch_size), Some(ranks)) => {
+                product(&[steps, per_device_batch_size, ranks])
+            }
             (Some(_), ..) => None,
             (None, ..) => draft.global_batch_size,
         }
@@ -426,7 +460,7 @@ pub(super) fn generation_batch(spec: &Spec, draft: &Draft) -> Option<u64> {
 /// Steps per generation: as stated, and as required for the same generation batch.
 fn generations(recipe: &Recipe, draft: &Draft, split: &Split) -> Option<(u64, u64)> {
     let from = recipe.spec.generation.steps_per_generation?;
-    let pass = product(&[split.ranks, split.micro])?;
+    let pass = product(&[split.ranks, split.per_device_batch_size])?;
     let batch = generation_batch(&recipe.spec, draft)?;
     batch.is_multiple_of(pass).then_some((from, batch / pass))
 }

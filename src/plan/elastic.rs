@@ -26,17 +26,17 @@ pub struct Made {
     /// Data-parallel sizes that elasticity allows, ascending.
     pub valid: Vec<u64>,
     /// The micro-batch in this world, samples; `None` if elasticity refuses the world.
-    pub micro: Option<u64>,
+    pub per_device_batch_size: Option<u64>,
 }
 
 /// Why elasticity gives no batch.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Impossible {
     /// A micro-batch of the list is above the maximum batch.
-    #[error("the micro-batch {micro} is larger than the batch may be, {limit}")]
+    #[error("the micro-batch {per_device_batch_size} is larger than the batch may be, {limit}")]
     MicroTooLarge {
         /// The micro-batch, samples.
-        micro: u64,
+        per_device_batch_size: u64,
         /// The maximum batch, samples; in version 0.2 that of one data-parallel rank of every node.
         limit: u64,
     },
@@ -73,15 +73,17 @@ pub fn make(elastic: &Elastic, ranks: u64) -> Result<Made, Impossible> {
         )?,
         ElasticVersion::V02 => whole_nodes(elastic, ranks)?,
     };
-    let micro = valid.contains(&ranks).then(|| {
+    let per_device_batch_size = valid.contains(&ranks).then(|| {
         let share = batch / ranks;
         let fitting = elastic.micro_batches.iter().copied();
-        fitting.filter(|micro| share.is_multiple_of(*micro)).max()
+        fitting
+            .filter(|per_device_batch_size| share.is_multiple_of(*per_device_batch_size))
+            .max()
     });
     Ok(Made {
         batch,
         valid,
-        micro: micro.flatten(),
+        per_device_batch_size: per_device_batch_size.flatten(),
     })
 }
 
@@ -94,9 +96,15 @@ fn search(
 ) -> Result<(u64, Vec<u64>), Impossible> {
     let sizes = &elastic.micro_batches;
     let smallest = sizes.iter().copied().min().unwrap_or(1);
-    if let Some(&micro) = sizes.iter().find(|&&micro| micro > max_batch) {
+    if let Some(&per_device_batch_size) = sizes
+        .iter()
+        .find(|&&per_device_batch_size| per_device_batch_size > max_batch)
+    {
         let limit = max_batch;
-        return Err(Impossible::MicroTooLarge { micro, limit });
+        return Err(Impossible::MicroTooLarge {
+            per_device_batch_size,
+            limit,
+        });
     }
     // Upstream treats zero as unset, whatever its source.
     let min = min.max(1);
@@ -163,8 +171,8 @@ fn whole_nodes(elastic: &Elastic, ranks: u64) -> Result<(u64, Vec<u64>), Impossi
     }
     // Upstream computes in floating point, so parts of a node count.
     let size = ranks as f64 / per_node as f64 * each as f64;
-    let filled = elastic.micro_batches.iter().map(|&micro| {
-        let least = micro as f64 * size;
+    let filled = elastic.micro_batches.iter().map(|&per_device_batch_size| {
+        let least = per_device_batch_size as f64 * size;
         (elastic.max_batch as f64 / least).floor() * least
     });
     let batch = match elastic.prefer_larger {
@@ -192,12 +200,12 @@ mod tests {
     fn version_0_1_gives_upstreams_batches() {
         let made = |max, sizes: &[u64], ranks| make(&elastic(max, sizes), ranks).unwrap();
         let usual = made(128, &[1, 2, 4, 8, 16], 8);
-        assert_eq!((usual.batch, usual.micro), (120, Some(1)));
+        assert_eq!((usual.batch, usual.per_device_batch_size), (120, Some(1)));
         assert_eq!(
             usual.valid,
             [1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 20, 24, 30, 40, 60, 120]
         );
-        assert_eq!(made(128, &[1, 2, 4, 8, 16], 7).micro, None);
+        assert_eq!(made(128, &[1, 2, 4, 8, 16], 7).per_device_batch_size, None);
     }
 
     /// Results of upstream's functions for these bounds: version, maximum batch, micro-batches,

@@ -53,42 +53,54 @@ impl OomPolicy {
     /// The values of the command-line flag.
     pub const NAMES: [&'static str; 3] = ["exact", "transformers", "transformers-before-1.9"];
 
-    /// The micro-batch after a failure of `micro`, in upstream's policies; 0 is their end. `None`
+    /// The micro-batch after a failure of `per_device_batch_size`, in upstream's policies; 0 is their end. `None`
     /// for the exact descent, which needs a plan.
-    pub fn smaller(self, micro: u64) -> Option<u64> {
+    pub fn smaller(self, per_device_batch_size: u64) -> Option<u64> {
         match self {
             OomPolicy::Exact => None,
-            OomPolicy::Transformers => u64::try_from(u128::from(micro) * 9 / 10).ok(),
-            OomPolicy::TransformersBefore1_9 => Some(micro / 2),
+            OomPolicy::Transformers => {
+                u64::try_from(u128::from(per_device_batch_size) * 9 / 10).ok()
+            }
+            OomPolicy::TransformersBefore1_9 => Some(per_device_batch_size / 2),
         }
     }
 
     /// The steps of repeated failures, from the plan's micro-batch down to the last.
     pub fn ladder(self, plan: &Plan) -> Vec<OomStep> {
-        let (ranks, micro) = (plan.data_parallel_size, plan.per_device_batch_size);
+        let (ranks, per_device_batch_size) = (plan.data_parallel_size, plan.per_device_batch_size);
         let passes = plan.gradient_accumulation_steps;
         let global = plan.global_batch_size;
-        let step = |micro: u64, passes: u64, global: u64| OomStep {
-            per_device_batch_size: micro,
+        let step = |per_device_batch_size: u64, passes: u64, global: u64| OomStep {
+            per_device_batch_size: per_device_batch_size,
             gradient_accumulation_steps: passes,
             global_batch_size: global,
         };
         if self == OomPolicy::Exact {
-            let first = std::iter::once(micro);
+            let first = std::iter::once(per_device_batch_size);
             let exact = first.chain(descend(plan, global));
             return exact
-                .map(|micro| step(micro, (global / micro).div_ceil(ranks), global))
+                .map(|per_device_batch_size| {
+                    step(
+                        per_device_batch_size,
+                        (global / per_device_batch_size).div_ceil(ranks),
+                        global,
+                    )
+                })
                 .collect();
         }
-        successors(Some(micro), |micro| self.smaller(*micro).filter(|m| *m > 0))
-            .map(|micro| {
-                step(
-                    micro,
-                    passes,
-                    ranks.saturating_mul(micro).saturating_mul(passes),
-                )
-            })
-            .collect()
+        successors(Some(per_device_batch_size), |per_device_batch_size| {
+            self.smaller(*per_device_batch_size).filter(|m| *m > 0)
+        })
+        .map(|per_device_batch_size| {
+            step(
+                per_device_batch_size,
+                passes,
+                ranks
+                    .saturating_mul(per_device_batch_size)
+                    .saturating_mul(passes),
+            )
+        })
+        .collect()
     }
 }
 
@@ -114,7 +126,11 @@ mod tests {
 
     /// From a micro-batch down to the 0 at which upstream gives up.
     fn down(policy: OomPolicy, start: u64) -> Vec<u64> {
-        let next = |micro: &u64| policy.smaller(*micro).filter(|_| *micro > 0);
+        let next = |per_device_batch_size: &u64| {
+            policy
+                .smaller(*per_device_batch_size)
+                .filter(|_| *per_device_batch_size > 0)
+        };
         successors(Some(start), next).collect()
     }
 

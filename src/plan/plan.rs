@@ -7,7 +7,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::split::{self, Split};
-use crate::recipe::batch_arguments::{self, Numbers};
+use crate::recipe::batch_arguments::{self, BatchNumbers};
 use crate::recipe::schema::spec::{Objective, Remainder, Strategy};
 use crate::recipe::{Located, Recipe};
 
@@ -17,7 +17,7 @@ use crate::recipe::{Located, Recipe};
 pub struct Plan {
     /// The arithmetic shown to people, for example `8 × 16 × 1 = 128`
     /// (data-parallel size × micro-batch × accumulation), or `16 × (3 + 3 + 2) = 128`.
-    pub proof: String,
+    pub formula: String,
     /// `world_size` / (tensor × pipeline × context × sequence).
     pub data_parallel_size: u64,
     /// The micro-batch, samples.
@@ -98,20 +98,20 @@ impl Plan {
     pub fn formula_at(&self, batch: Option<u64>) -> String {
         let base = self.global_batch_size;
         let Some(batch) = batch.filter(|batch| *batch != base) else {
-            return self.proof.clone();
+            return self.formula.clone();
         };
-        let micro = self.per_device_batch_size;
+        let per_device_batch_size = self.per_device_batch_size;
         let split = Split {
             ranks: self.data_parallel_size,
-            micro,
-            micro_batches: batch / micro,
+            per_device_batch_size,
+            micro_batches: batch / per_device_batch_size,
             remainder: self.outline.remainder,
         };
         format!("{} (base {base})", split.formula())
     }
 
     /// The numbers that a recipe must state to run this plan.
-    pub fn numbers(&self, recipe: &Recipe) -> Numbers {
+    pub fn numbers(&self, recipe: &Recipe) -> BatchNumbers {
         let path = "generation.steps_per_generation";
         let key = recipe.key(path);
         let adjusted = self
@@ -120,7 +120,7 @@ impl Plan {
             .iter()
             .find(|adjustment| adjustment.key == key);
         let stated = recipe.spec.generation.steps_per_generation;
-        Numbers {
+        BatchNumbers {
             steps_per_generation: adjusted.and_then(|a| a.to.parse().ok()).or(stated),
             ..self.plain_numbers()
         }
@@ -138,13 +138,13 @@ impl Plan {
     }
 
     /// The numbers without those of one objective.
-    fn plain_numbers(&self) -> Numbers {
-        Numbers {
+    fn plain_numbers(&self) -> BatchNumbers {
+        BatchNumbers {
             world: self.outline.world_size,
             nodes: None,
             data_parallel: self.data_parallel_size,
             global: self.global_batch_size,
-            micro: self.per_device_batch_size,
+            per_device_batch_size: self.per_device_batch_size,
             accumulation: self.gradient_accumulation_steps,
             steps_per_generation: None,
         }
@@ -171,14 +171,14 @@ mod tests {
     fn the_formula_of_a_grown_batch_names_its_base() {
         let mut recipe = recipe();
         recipe.spec.batch.global = Some(12);
-        recipe.spec.batch.micro = Some(2);
+        recipe.spec.batch.per_device_batch_size = Some(2);
         let even = plan(&recipe, &PlanRequest::gpus(2)).unwrap();
         assert_eq!(even.formula_at(None), "2 × 2 × 3 = 12");
         assert_eq!(even.formula_at(Some(12)), "2 × 2 × 3 = 12");
         assert_eq!(even.formula_at(Some(24)), "2 × 2 × 6 = 24 (base 12)");
         recipe.spec.batch.remainder = Remainder::Uneven;
         let uneven = plan(&recipe, &PlanRequest::gpus(5)).unwrap();
-        let proof = uneven.formula_at(Some(14));
-        assert_eq!(proof, "2 × (2 + 2 + 1 + 1 + 1) = 14 (base 12)");
+        let formula = uneven.formula_at(Some(14));
+        assert_eq!(formula, "2 × (2 + 2 + 1 + 1 + 1) = 14 (base 12)");
     }
 }

@@ -28,7 +28,7 @@ pub struct PlanRequest {
     /// Use the largest micro-batch that fits, whatever the recipe states.
     pub estimate: bool,
     /// Upper limit of the micro-batch, samples (set by the out-of-memory descent).
-    pub micro_limit: Option<u64>,
+    pub per_device_batch_size_limit: Option<u64>,
     /// The batch that the run has reached, samples, if a schedule has changed it: the plan keeps that one
     /// exact too.
     pub current_batch: Option<u64>,
@@ -48,7 +48,7 @@ pub struct Reached {
     /// The global batch that it started with and keeps, samples; `None` before it has started.
     pub global_batch_size: Option<u64>,
     /// The upper limit of the micro-batch after an out-of-memory error, samples.
-    pub micro_limit: Option<u64>,
+    pub per_device_batch_size_limit: Option<u64>,
     /// The batch of the next step, samples; `None` before the first checkpoint.
     pub batch: Option<u64>,
 }
@@ -110,7 +110,7 @@ impl PlanRequest {
     pub fn after(self, reached: Reached) -> PlanRequest {
         PlanRequest {
             global_batch_size: reached.global_batch_size,
-            micro_limit: reached.micro_limit,
+            per_device_batch_size_limit: reached.per_device_batch_size_limit,
             current_batch: reached.batch,
             ..self
         }

@@ -10,7 +10,7 @@ pub struct Split {
     /// Data-parallel ranks.
     pub ranks: u64,
     /// Samples per device and forward pass.
-    pub micro: u64,
+    pub per_device_batch_size: u64,
     /// Micro-batches of all ranks together.
     pub micro_batches: u64,
     /// Whether every rank runs the same number of them.
@@ -36,10 +36,11 @@ impl Split {
     /// `8 × 16 × 1 = 128` (ranks × micro-batch × accumulation), `16 × (3 + 3 + 2) = 128`, or for
     /// more than eight ranks `16 × (3 × 10 + 2 × 6) = 672`.
     pub fn formula(&self) -> String {
-        let total = self.micro_batches * self.micro;
+        let total = self.micro_batches * self.per_device_batch_size;
         if self.remainder == Remainder::Exact {
-            let (ranks, micro, accumulation) = (self.ranks, self.micro, self.accumulation());
-            return format!("{ranks} × {micro} × {accumulation} = {total}");
+            let (ranks, per_device_batch_size, accumulation) =
+                (self.ranks, self.per_device_batch_size, self.accumulation());
+            return format!("{ranks} × {per_device_batch_size} × {accumulation} = {total}");
         }
         let more = self.micro_batches % self.ranks;
         let dealt = if self.ranks <= 8 {
@@ -49,7 +50,7 @@ impl Split {
             let most = self.accumulation();
             format!("{most} × {more} + {} × {}", most - 1, self.ranks - more)
         };
-        format!("{} × ({dealt}) = {total}", self.micro)
+        format!("{} × ({dealt}) = {total}", self.per_device_batch_size)
     }
 }
 
@@ -118,8 +119,10 @@ impl<'a> Splitter<'a> {
             return None;
         }
         let share = self.divisors[self.divisors.len() - 1] / ranks;
-        let micro = self.largest(ranks, |micro| share.is_multiple_of(micro));
-        Some(self.split(ranks, micro, Remainder::Exact))
+        let per_device_batch_size = self.largest(ranks, |per_device_batch_size| {
+            share.is_multiple_of(per_device_batch_size)
+        });
+        Some(self.split(ranks, per_device_batch_size, Remainder::Exact))
     }
 
     /// Whole micro-batches dealt as evenly as possible, at least one to every rank.
@@ -127,8 +130,10 @@ impl<'a> Splitter<'a> {
         if ranks == 0 || ranks > self.smallest {
             return None;
         }
-        let micro = self.largest(ranks, |micro| self.smallest / micro >= ranks);
-        Some(self.split(ranks, micro, Remainder::Uneven))
+        let per_device_batch_size = self.largest(ranks, |per_device_batch_size| {
+            self.smallest / per_device_batch_size >= ranks
+        });
+        Some(self.split(ranks, per_device_batch_size, Remainder::Uneven))
     }
 
     /// An exact split, or if there is none and the user allows it, an uneven one.
@@ -155,8 +160,8 @@ impl<'a> Splitter<'a> {
             .into_iter()
             .filter_map(|ranks| self.choose(ranks, remainder))
             .map(|split| match split.remainder {
-                Remainder::Exact => split.ranks * split.micro,
-                Remainder::Uneven => split.micro,
+                Remainder::Exact => split.ranks * split.per_device_batch_size,
+                Remainder::Uneven => split.per_device_batch_size,
             })
             .reduce(lcm)
     }
@@ -164,20 +169,20 @@ impl<'a> Splitter<'a> {
     /// The largest divisor within the cap that `suits` and fits. The smallest, 1, always suits.
     fn largest(&self, ranks: u64, suits: impl Fn(u64) -> bool) -> u64 {
         let mut suitable = self.divisors.iter().rev().copied().filter(|&d| suits(d));
-        let within = |most: u64| move |micro: &u64| *micro <= most;
+        let within = |most: u64| move |per_device_batch_size: &u64| *per_device_batch_size <= most;
         suitable
             .clone()
             .filter(within(self.cap.most))
-            .find(|&micro| (self.fits)(ranks, micro))
+            .find(|&per_device_batch_size| (self.fits)(ranks, per_device_batch_size))
             .or_else(|| suitable.find(within(self.cap.otherwise.min(self.cap.most))))
             .unwrap_or(1)
     }
 
-    fn split(&self, ranks: u64, micro: u64, remainder: Remainder) -> Split {
+    fn split(&self, ranks: u64, per_device_batch_size: u64, remainder: Remainder) -> Split {
         Split {
             ranks,
-            micro,
-            micro_batches: self.global / micro,
+            per_device_batch_size,
+            micro_batches: self.global / per_device_batch_size,
             remainder,
         }
     }
@@ -196,7 +201,7 @@ mod tests {
     #[test]
     fn micro_batch_is_the_largest_divisor_within_the_cap() {
         let split = |ranks, cap| Splitter::new(128, None, Cap::at(cap), &anything).exact(ranks);
-        let numbers = |s: Split| (s.micro, s.accumulation());
+        let numbers = |s: Split| (s.per_device_batch_size, s.accumulation());
         assert_eq!(split(8, 16).map(numbers), Some((16, 1)));
         assert_eq!(split(4, 16).map(numbers), Some((16, 2)));
         assert_eq!(split(16, 16).map(numbers), Some((8, 1)));
@@ -226,11 +231,11 @@ mod tests {
 
     #[test]
     fn memory_moves_the_micro_batch_down_its_divisors() {
-        let fits = |ranks: u64, micro: u64| micro * 4 <= ranks;
+        let fits = |ranks: u64, per_device_batch_size: u64| per_device_batch_size * 4 <= ranks;
         let splitter = Splitter::new(128, None, Cap::at(16), &fits);
-        assert_eq!(splitter.exact(8).unwrap().micro, 2);
+        assert_eq!(splitter.exact(8).unwrap().per_device_batch_size, 2);
         // Nothing fits, so the recipe's micro-batch stays, and a rule reports it.
-        assert_eq!(splitter.exact(2).unwrap().micro, 16);
+        assert_eq!(splitter.exact(2).unwrap().per_device_batch_size, 16);
     }
 
     proptest! {
@@ -242,10 +247,10 @@ mod tests {
             let split = splitter.exact(ranks);
             prop_assert_eq!(split.is_some(), global % ranks == 0);
             if let Some(split) = split {
-                prop_assert_eq!(split.ranks * split.micro * split.accumulation(), global);
-                prop_assert!(split.micro <= cap);
+                prop_assert_eq!(split.ranks * split.per_device_batch_size * split.accumulation(), global);
+                prop_assert!(split.per_device_batch_size <= cap);
                 let best = (1..=cap).rev().find(|m| (global / ranks) % m == 0);
-                prop_assert_eq!(Some(split.micro), best);
+                prop_assert_eq!(Some(split.per_device_batch_size), best);
             }
         }
 
@@ -257,7 +262,7 @@ mod tests {
             if let Some(split) = split {
                 let dealt = split.deal();
                 prop_assert_eq!(dealt.len() as u64, ranks);
-                prop_assert_eq!(dealt.iter().sum::<u64>() * split.micro, global);
+                prop_assert_eq!(dealt.iter().sum::<u64>() * split.per_device_batch_size, global);
                 let (most, least) = (dealt[0], dealt[dealt.len() - 1]);
                 prop_assert!(least >= 1 && most - least <= 1);
                 prop_assert_eq!(most, split.accumulation());
@@ -273,7 +278,7 @@ mod tests {
             if let Some(quantum) = splitter.quantum(worlds(), Remainder::Exact) {
                 prop_assert_eq!(global % quantum, 0);
                 for split in worlds().filter_map(|ranks| splitter.exact(ranks)) {
-                    prop_assert_eq!((times * quantum) % (split.ranks * split.micro), 0);
+                    prop_assert_eq!((times * quantum) % (split.ranks * split.per_device_batch_size), 0);
                 }
             }
         }
@@ -290,8 +295,8 @@ mod tests {
             let after = Splitter::new(global, Some(current), Cap::at(cap.min(limit)), &anything);
             for ranks in worlds().filter(|&ranks| before.exact(ranks).is_some()) {
                 let split = after.exact(ranks).unwrap();
-                prop_assert_eq!(current % (split.ranks * split.micro), 0);
-                prop_assert_eq!(global % (split.ranks * split.micro), 0);
+                prop_assert_eq!(current % (split.ranks * split.per_device_batch_size), 0);
+                prop_assert_eq!(global % (split.ranks * split.per_device_batch_size), 0);
             }
             let next = after.quantum(worlds(), Remainder::Exact).unwrap_or(1);
             prop_assert_eq!(current % next, 0);

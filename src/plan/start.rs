@@ -45,21 +45,25 @@ pub fn start(recipe: &Recipe, request: &PlanRequest) -> Option<Start> {
     let ranks = draft::ranks(request.gpus, &spec.parallel)?;
     let device = Device::of(spec, request)?;
     let sizes = std::iter::successors(Some(MOST), |size| (*size > 1).then_some(size / 2));
-    let micro = sizes
+    let per_device_batch_size = sizes
         .into_iter()
-        .find(|&micro| device.fits_within(SHARE, ranks, micro));
+        .find(|&per_device_batch_size| device.fits_within(SHARE, ranks, per_device_batch_size));
     let estimator = Estimator::of(spec, request.model_config.as_ref())?;
     // The rules need a plan; one sample a device is the smallest.
     let mut single = recipe.clone();
     single.spec.batch.global = Some(ranks);
-    single.spec.batch.micro = Some(1);
+    single.spec.batch.per_device_batch_size = Some(1);
     let mut found = planner::examine(&single, request).diagnostics;
     found.retain(|diagnostic| diagnostic.rule == "model-needs-sharding");
     Some(Start {
-        per_device_batch_size: micro,
+        per_device_batch_size: per_device_batch_size,
         world_size: request.gpus,
         data_parallel_size: ranks,
-        memory: estimator.estimate(ranks, micro.unwrap_or(1), request.device_memory),
+        memory: estimator.estimate(
+            ranks,
+            per_device_batch_size.unwrap_or(1),
+            request.device_memory,
+        ),
         diagnostics: found.iter().map(|d| d.locate(&recipe.sources)).collect(),
         found,
     })

@@ -8,7 +8,7 @@ use super::syntax::source::FileId;
 
 /// The numbers of a plan that a recipe may state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Numbers {
+pub struct BatchNumbers {
     /// World size, in devices over all axes.
     pub world: u64,
     /// Machines of the world; `None` keeps the number in the recipe's launcher.
@@ -18,7 +18,7 @@ pub struct Numbers {
     /// Global batch, in samples.
     pub global: u64,
     /// Samples per device and forward pass.
-    pub micro: u64,
+    pub per_device_batch_size: u64,
     /// Forward passes per optimizer step.
     pub accumulation: u64,
     /// GRPO's steps per generation, where the recipe states them.
@@ -40,7 +40,10 @@ pub fn spellings(recipe: &Recipe, path: &str) -> Vec<&'static str> {
 /// would ignore a newer one beside it.
 pub(crate) fn key_in_use(recipe: &Recipe, path: &str) -> Option<&'static str> {
     let reader = readers::of(recipe.dialect)?;
-    let written = recipe.places.get(path).map(|place| place.key.as_str());
+    let written = recipe
+        .value_sources
+        .get(path)
+        .map(|place| place.key.as_str());
     let mut older = reader.older_keys(path).iter().copied();
     let older = older.find(|key| Some(*key) == written);
     older.or_else(|| reader.upstream_key(path))
@@ -49,13 +52,13 @@ pub(crate) fn key_in_use(recipe: &Recipe, path: &str) -> Option<&'static str> {
 /// The native paths that a trainer's arguments may state.
 const ARGUMENTS: [&str; 4] = [
     "batch.global",
-    "batch.micro",
+    "batch.per_device_batch_size",
     "batch.accumulation",
     "generation.steps_per_generation",
 ];
 
 /// The trainer's argument keys for the numbers, each with its value.
-pub fn argument_pairs(recipe: &Recipe, numbers: &Numbers) -> Vec<(&'static str, u64)> {
+pub fn argument_pairs(recipe: &Recipe, numbers: &BatchNumbers) -> Vec<(&'static str, u64)> {
     // DeepSpeed takes no batch numbers on the command line.
     if recipe.dialect == Dialect::Deepspeed {
         return Vec::new();
@@ -65,7 +68,7 @@ pub fn argument_pairs(recipe: &Recipe, numbers: &Numbers) -> Vec<(&'static str, 
     }
     let values = [
         size(recipe, numbers),
-        Some(numbers.micro),
+        Some(numbers.per_device_batch_size),
         Some(numbers.accumulation),
         numbers.steps_per_generation,
     ];
@@ -82,10 +85,13 @@ pub fn argument_keys(recipe: &Recipe) -> Vec<&'static str> {
 
 /// The numbers as variables of Evenkeel and of accelerate. `axes`: the tensor-, context- and
 /// sequence-parallel sizes.
-pub fn variables(numbers: &Numbers, axes: [u64; 3]) -> Vec<(&'static str, u64)> {
+pub fn variables(numbers: &BatchNumbers, axes: [u64; 3]) -> Vec<(&'static str, u64)> {
     let mut variables = vec![
         ("EVENKEEL_GLOBAL_BATCH_SIZE", numbers.global),
-        ("EVENKEEL_PER_DEVICE_BATCH_SIZE", numbers.micro),
+        (
+            "EVENKEEL_PER_DEVICE_BATCH_SIZE",
+            numbers.per_device_batch_size,
+        ),
         ("EVENKEEL_GRADIENT_ACCUMULATION_STEPS", numbers.accumulation),
         ("EVENKEEL_DATA_PARALLEL_SIZE", numbers.data_parallel),
         ("EVENKEEL_WORLD_SIZE", numbers.world),
@@ -106,7 +112,7 @@ pub fn variables(numbers: &Numbers, axes: [u64; 3]) -> Vec<(&'static str, u64)> 
 
 /// The batch size as the recipe's tree counts it: samples per step, or per accumulation step.
 /// `None` for a recipe that is no tree.
-pub(crate) fn size(recipe: &Recipe, numbers: &Numbers) -> Option<u64> {
+pub(crate) fn size(recipe: &Recipe, numbers: &BatchNumbers) -> Option<u64> {
     let tree = recipe.files.tree.as_ref()?;
     Some(match tree.per_pass {
         true => numbers.global / numbers.accumulation,
@@ -124,13 +130,13 @@ pub(crate) struct Argument {
 
 /// With accelerate's `split_batches` all processes share the batch of one loader. The key of the
 /// per-device batch then holds the samples of all devices.
-pub(crate) fn split_batches(recipe: &Recipe, numbers: &Numbers) -> Option<[Argument; 2]> {
+pub(crate) fn split_batches(recipe: &Recipe, numbers: &BatchNumbers) -> Option<[Argument; 2]> {
     if !splits_batches(recipe) {
         return None;
     }
     let batch = &recipe.spec.batch;
     let passes = batch.accumulation.unwrap_or(1).max(1);
-    let size = numbers.micro * numbers.data_parallel;
+    let size = numbers.per_device_batch_size * numbers.data_parallel;
     let accumulation = num_steps(recipe).map_or("gradient_accumulation_steps", |(key, _)| key);
     Some([
         Argument {
@@ -148,12 +154,12 @@ pub(crate) fn split_batches(recipe: &Recipe, numbers: &Numbers) -> Option<[Argum
 
 /// Whether the key of the per-device batch holds the samples of all devices.
 pub fn splits_batches(recipe: &Recipe) -> bool {
-    let place = recipe.places.get("batch.global");
+    let place = recipe.value_sources.get("batch.global");
     place.is_some_and(|place| place.key == SPLIT_BATCHES)
 }
 
 /// The accumulation, where `accelerator_config` holds it.
 pub(crate) fn num_steps(recipe: &Recipe) -> Option<(&'static str, FileId)> {
-    let place = recipe.places.get("batch.accumulation")?;
+    let place = recipe.value_sources.get("batch.accumulation")?;
     (place.key == NUM_STEPS).then_some((NUM_STEPS, place.span.file))
 }

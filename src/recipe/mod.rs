@@ -29,7 +29,7 @@ pub use schema::overrides::{self, Setting};
 pub use schema::request::Request;
 pub use schema::spec::{self, Spec};
 pub use syntax::diagnostic::{self, Diagnostic, Located, Severity};
-pub use syntax::source::{FileId, Place, Places, SourceFile, Sources, Span};
+pub use syntax::source::{FileId, SourceFile, Sources, Span, ValueSource, ValueSources};
 
 /// The error for an invalid recipe: all diagnostics and the files.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -69,7 +69,7 @@ pub struct Recipe {
     /// The file is only a part of a recipe; other files hold the rest.
     pub part: bool,
     /// The places of values, by native path.
-    pub places: Places,
+    pub value_sources: ValueSources,
     /// The files that were read.
     pub sources: Sources,
     /// The role of each file.
@@ -82,13 +82,13 @@ pub struct Recipe {
 impl Recipe {
     /// The place of the value at a native path. `None`: it is a default.
     pub fn span(&self, path: &str) -> Option<Span> {
-        self.places.get(path).map(|p| p.span)
+        self.value_sources.get(path).map(|p| p.span)
     }
 
     /// The key in the user's dialect, for messages. A default has the key of an override: the dialect's key,
     /// or the native path below [`RESERVED`] if an upstream dialect has no key.
     pub fn key<'a>(&'a self, path: &'a str) -> Cow<'a, str> {
-        if let Some(place) = self.places.get(path) {
+        if let Some(place) = self.value_sources.get(path) {
             return Cow::Borrowed(&place.key);
         }
         if self.dialect == Dialect::Native {
@@ -132,7 +132,7 @@ fn finish(request: &Request, text: Option<String>) -> Result<Recipe, ReadError> 
             detected: found.detected,
             part: found.part,
             spec: found.spec,
-            places: found.places,
+            value_sources: found.value_sources,
             sources: reading.sources,
             files: reading.files,
             diagnostics: reading.diagnostics,
@@ -145,15 +145,15 @@ fn finish(request: &Request, text: Option<String>) -> Result<Recipe, ReadError> 
 }
 
 /// The chosen reader, the reason, and the recipe's values.
-struct Found {
+struct ReadValues {
     reader: &'static dyn Reader,
     detected: String,
     part: bool,
     spec: Spec,
-    places: Places,
+    value_sources: ValueSources,
 }
 
-fn find(request: &Request, job: Job, reading: &mut Reading) -> Option<Found> {
+fn find(request: &Request, job: Job, reading: &mut Reading) -> Option<ReadValues> {
     let (reader, mut detected) = choose(&job, request, reading)?;
     let overrides = [job.overrides.as_slice(), &request.overrides].concat();
     let settings = &request.settings;
@@ -203,13 +203,13 @@ fn find(request: &Request, job: Job, reading: &mut Reading) -> Option<Found> {
         reading.refuse_unknown_keys_of(file);
     }
     let built = native::build(&native, &mut reading.diagnostics);
-    let (spec, places) = built.filter(|_| !reading.has_error())?;
-    Some(Found {
+    let (spec, value_sources) = built.filter(|_| !reading.has_error())?;
+    Some(ReadValues {
         reader,
         detected,
         part,
         spec,
-        places,
+        value_sources,
     })
 }
 

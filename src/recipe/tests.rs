@@ -62,12 +62,15 @@ fn every_handbook_recipe_reads_with_the_numbers_of_the_manifest() {
             .unwrap_or_else(|e| panic!("{}: {e}\n{:?}", row["path"], e.diagnostics));
         let batch = &recipe.spec.batch;
         let number = |column: &str| Some(row[column].parse::<u64>().unwrap());
-        assert_eq!(batch.micro, number("per_device_train_batch_size"));
+        assert_eq!(
+            batch.per_device_batch_size,
+            number("per_device_train_batch_size")
+        );
         assert_eq!(batch.accumulation, number("gradient_accumulation_steps"));
         assert_eq!(batch.gpus, number("stated_gpus"));
         let (w, m, a) = (
             batch.gpus.unwrap(),
-            batch.micro.unwrap(),
+            batch.per_device_batch_size.unwrap(),
             batch.accumulation.unwrap(),
         );
         let stated = format!("GBS={w}x{m}x{a}={};", w * m * a);
@@ -191,7 +194,7 @@ fn every_deepspeed_config_reads_as_one() {
         let batch = &recipe.spec.batch;
         assert_eq!(batch.global, number("stated_gbs"), "{}", row["path"]);
         assert_eq!(
-            batch.micro,
+            batch.per_device_batch_size,
             number("per_device_train_batch_size"),
             "{}",
             row["path"]
@@ -239,7 +242,7 @@ fn zephyr_sft_has_upstreams_values() {
     assert_eq!(spec.budget.epochs, Some(1.0));
     assert_eq!(spec.budget.steps, None, "max_steps is -1");
     assert!(spec.evaluation.every_epoch);
-    assert_eq!(spec.evaluation.micro, Some(8));
+    assert_eq!(spec.evaluation.per_device_batch_size, Some(8));
     assert_eq!(spec.checkpoint.every_steps, Some(100));
     assert_eq!(spec.checkpoint.keep, Some(1));
     assert_eq!(spec.data.sequence_length, 128);
@@ -258,9 +261,15 @@ fn zephyr_sft_has_upstreams_values() {
         "escapes are resolved"
     );
     assert!(matches!(spec.schedule, spec::BatchSchedule::NormTest(ref n) if n.eta == 0.3));
-    let micro = &recipe.places["batch.micro"];
-    assert_eq!(micro.key, "per_device_train_batch_size");
-    assert_eq!((micro.span.line, micro.span.column), (48, 30));
+    let per_device_batch_size = &recipe.value_sources["batch.per_device_batch_size"];
+    assert_eq!(per_device_batch_size.key, "per_device_train_batch_size");
+    assert_eq!(
+        (
+            per_device_batch_size.span.line,
+            per_device_batch_size.span.column
+        ),
+        (48, 30)
+    );
     let place = recipe.span("model.config.hidden_size").unwrap();
     assert_eq!((place.line, place.column), (3, 35));
     assert_eq!(

@@ -7,25 +7,25 @@ use std::ops::Range;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Deal {
     start: u64,
-    micro: u64,
+    micro_batch: u64,
     /// Number of micro-batches of each hand.
     hands: Vec<u64>,
 }
 
 impl Deal {
-    /// Deals a step that starts at position `start`: hand i runs `hands[i]` micro-batches of `micro` samples,
+    /// Deals a step that starts at position `start`: hand i runs `hands[i]` micro-batches of `micro_batch` samples,
     /// which the plan derives from the step's global batch.
-    pub fn new(start: u64, micro: u64, hands: impl Into<Vec<u64>>) -> Self {
+    pub fn new(start: u64, micro_batch: u64, hands: impl Into<Vec<u64>>) -> Self {
         Deal {
             start,
-            micro,
+            micro_batch,
             hands: hands.into(),
         }
     }
 
     /// The positions that the whole step consumes.
     pub fn positions(&self) -> Range<u64> {
-        self.start..self.start + self.hands.iter().sum::<u64>() * self.micro
+        self.start..self.start + self.hands.iter().sum::<u64>() * self.micro_batch
     }
 
     /// The positions of each of hand `hand`'s micro-batches, in the order of their execution; empty for a
@@ -33,8 +33,9 @@ impl Deal {
     pub fn micro_batches(&self, hand: usize) -> impl Iterator<Item = Range<u64>> + use<> {
         let before: u64 = self.hands.iter().take(hand).sum();
         let count = self.hands.get(hand).copied().unwrap_or(0);
-        let (start, micro) = (self.start, self.micro);
-        (before..before + count).map(move |i| start + i * micro..start + (i + 1) * micro)
+        let (start, micro_batch) = (self.start, self.micro_batch);
+        (before..before + count)
+            .map(move |i| start + i * micro_batch..start + (i + 1) * micro_batch)
     }
 }
 
@@ -61,9 +62,9 @@ mod tests {
     proptest! {
         #[test]
         fn the_micro_batches_of_all_hands_are_exactly_the_step(
-            start in 0..1_000_000u64, micro in 1..9u64, hands in prop::collection::vec(0..7u64, 1..9),
+            start in 0..1_000_000u64, micro_batch in 1..9u64, hands in prop::collection::vec(0..7u64, 1..9),
         ) {
-            let deal = Deal::new(start, micro, hands.clone());
+            let deal = Deal::new(start, micro_batch, hands.clone());
             let dealt: Vec<u64> = (0..hands.len())
                 .flat_map(|hand| deal.micro_batches(hand))
                 .flatten()
@@ -73,10 +74,10 @@ mod tests {
 
         #[test]
         fn a_step_holds_the_same_samples_however_it_is_dealt(
-            start in 0..1_000_000u64, micro in 1..9u64, hands in prop::collection::vec(0..7u64, 1..9),
+            start in 0..1_000_000u64, micro_batch in 1..9u64, hands in prop::collection::vec(0..7u64, 1..9),
         ) {
-            let whole = Deal::new(start, 1, [hands.iter().sum::<u64>() * micro]);
-            prop_assert_eq!(whole.positions(), Deal::new(start, micro, hands).positions());
+            let whole = Deal::new(start, 1, [hands.iter().sum::<u64>() * micro_batch]);
+            prop_assert_eq!(whole.positions(), Deal::new(start, micro_batch, hands).positions());
         }
     }
 }

@@ -290,8 +290,8 @@ mod tests {
     /// A run of `batches`, each fed by hands that add up their own digests.
     fn train(order: &Order, steps: impl IntoIterator<Item = (u64, Vec<u64>)>) -> Ledger {
         let mut ledger = Ledger::default();
-        for (micro, hands) in steps {
-            let deal = Deal::new(ledger.samples(), micro, hands.clone());
+        for (micro_batch, hands) in steps {
+            let deal = Deal::new(ledger.samples(), micro_batch, hands.clone());
             let mut digest = Digest::default();
             for hand in (0..hands.len()).rev() {
                 digest += deal

@@ -16,7 +16,7 @@ pub enum Event {
         /// The run's directory; on a cluster the name of its TrainingJob.
         name: String,
         /// The batch arithmetic, for example `8 × 16 × 1 = 128`.
-        proof: String,
+        formula: String,
         world: u64,
         /// The base global batch, samples.
         global_batch: u64,
@@ -42,7 +42,7 @@ pub enum Event {
         generation: u64,
         world: u64,
         /// The batch arithmetic, as in `Planned`.
-        proof: String,
+        formula: String,
         /// Why the generation was started.
         reason: String,
         /// Samples consumed before this generation.
@@ -78,7 +78,7 @@ pub enum Event {
     /// Nothing trains, because devices are missing or pods are being placed.
     Waiting {
         /// The reason, one lower-case line.
-        why: String,
+        message: String,
     },
     /// A rank's program printed a line.
     Said {
@@ -96,12 +96,12 @@ pub enum Event {
     /// The run stops in an orderly way.
     Draining {
         /// The reason for the stop.
-        why: String,
+        message: String,
     },
     /// The reason to stop disappeared before the ranks stopped; they continue.
     Staying {
         /// Why the ranks continue.
-        why: String,
+        message: String,
     },
     /// Training continues in another world.
     Rescaled {
@@ -112,7 +112,7 @@ pub enum Event {
         /// Seconds from the reason (a request, a lost rank) to the end of the new world's first step.
         seconds: f64,
         /// The reason for the rescale.
-        why: String,
+        message: String,
     },
     /// A rank took unusually long for its part of a step, and the others waited for it.
     Straggler {

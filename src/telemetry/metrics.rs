@@ -88,7 +88,7 @@ pub struct Skipped {
     /// Line number, counted from 1.
     pub line: usize,
     /// The reason, for people.
-    pub why: String,
+    pub message: String,
 }
 
 /// Reads a generation's metrics file.
@@ -106,7 +106,7 @@ pub fn read(path: &Path) -> Result<Recorded, MetricsError> {
             Ok(metric) => recorded.metrics.push(metric),
             Err(error) => recorded.skipped.push(Skipped {
                 line: nth + 1,
-                why: error.to_string(),
+                message: error.to_string(),
             }),
         }
     }

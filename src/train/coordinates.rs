@@ -75,14 +75,14 @@ mod tests {
         let mut engine = CpuEngine::new(config, options, None, Some(1)).unwrap();
         let mut groups = GroupSums::default();
         for index in 1..=micro_batches {
-            let micro = MicroBatch {
+            let micro_batch = MicroBatch {
                 tokens: &[1, 2, 3, 4],
                 targets: &[2, 3, 4, 5],
                 batch: 1,
                 seq_len: 4,
             };
             let last = index == micro_batches;
-            let done = engine.accumulate(micro, MEASURE, last).unwrap();
+            let done = engine.accumulate(micro_batch, MEASURE, last).unwrap();
             groups.add(done.squared_norm.unwrap(), done.targets);
         }
         engine.reduce(MEASURE).unwrap();

@@ -184,7 +184,7 @@ fn meet(
         {
             reports.send(&Report::LossDetected {
                 rank: *rank as u64,
-                why: reason.clone(),
+                message: reason.clone(),
             });
         }
     });
@@ -311,7 +311,7 @@ fn agree_on_memory(setup: &Setup, trainer: &mut Trainer<'_>) -> Result<(), Train
 /// Handles the loss of a peer. Where every rank holds everything, the state after the last complete step is
 /// still available: the rank reports it, and the agent may order it to commit.
 fn after_loss(error: &CommError, trainer: &mut Trainer<'_>) -> Result<(), TrainError> {
-    let (rank, why) = match error {
+    let (rank, message) = match error {
         CommError::PeerLost { rank, reason } | CommError::Aborted { rank, reason } => {
             (*rank, reason.clone())
         }
@@ -319,7 +319,7 @@ fn after_loss(error: &CommError, trainer: &mut Trainer<'_>) -> Result<(), TrainE
     };
     trainer.reports.send(&Report::Lost {
         rank: rank as u64,
-        why,
+        message,
         samples: trainer.state.samples,
         whole: !sharded(trainer.generation.plan.outline.strategy),
     });

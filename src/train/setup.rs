@@ -13,7 +13,7 @@ use crate::data::{Dataset, Part};
 use crate::engine::ModelConfig;
 use crate::lifecycle::files;
 use crate::plan::Horizon;
-use crate::recipe::{Dialect, Places, Recipe, Sources, Spec};
+use crate::recipe::{Dialect, Recipe, Sources, Spec, ValueSources};
 use crate::samples::{Order, OrderError};
 
 /// The fixed settings of a run.
@@ -77,7 +77,7 @@ impl Setup {
             detected: "read when the run was launched".into(),
             part: false,
             spec: self.spec.clone(),
-            places: Places::new(),
+            value_sources: ValueSources::new(),
             sources: Sources::default(),
             files: Default::default(),
             diagnostics: Vec::new(),

@@ -237,10 +237,10 @@ impl Trainer<'_> {
     /// Runs this rank's micro-batches of the step, and joins those of others under sharding.
     fn run_micro_batches(&mut self, batch: u64, measure: Measure) -> Result<Local, TrainError> {
         let dealt = self.generation.plan.deal(batch);
-        let micro = self.generation.plan.per_device_batch_size;
+        let micro_batch = self.generation.plan.per_device_batch_size;
         let most = dealt.iter().copied().max().unwrap_or(0);
         let count = dealt[self.rank()];
-        let deal = Deal::new(self.state.samples, micro, dealt);
+        let deal = Deal::new(self.state.samples, micro_batch, dealt);
         let mut local = Local::default();
         for (i, positions) in (1..).zip(deal.micro_batches(self.rank())) {
             self.check()?;
@@ -251,7 +251,7 @@ impl Trainer<'_> {
             }
             let done = self
                 .engine
-                .accumulate(micro_batch(&collated), measure, i == count)?;
+                .accumulate(as_micro_batch(&collated), measure, i == count)?;
             local.loss += done.loss;
             local.targets += done.targets;
             if let Some(squared_norm) = done.squared_norm {
@@ -308,24 +308,24 @@ impl Trainer<'_> {
 
     fn evaluate_on(&mut self, data: &Dataset) -> Result<(), TrainError> {
         let plan = &self.generation.plan;
-        let micro = plan
+        let micro_batch = plan
             .outline
             .eval_batch_size
             .unwrap_or(plan.per_device_batch_size);
         let wanted = self.setup.spec.evaluation.samples.unwrap_or(data.len());
         let total = wanted.min(data.len());
         let world = self.world.world() as u64;
-        let passes = total.div_ceil(micro).div_ceil(world);
+        let passes = total.div_ceil(micro_batch).div_ceil(world);
         let (mut loss, mut targets) = (0.0, 0);
         for pass in 0..passes {
             self.check()?;
-            let start = (pass * world + self.rank() as u64) * micro;
+            let start = (pass * world + self.rank() as u64) * micro_batch;
             if start >= total {
                 self.engine.join_evaluation()?;
                 continue;
             }
-            let collated = data.collate(start..(start + micro).min(total))?;
-            let (sum, tokens) = self.engine.evaluate(micro_batch(&collated))?;
+            let collated = data.collate(start..(start + micro_batch).min(total))?;
+            let (sum, tokens) = self.engine.evaluate(as_micro_batch(&collated))?;
             loss += sum;
             targets += tokens;
         }
@@ -437,7 +437,7 @@ fn collate(
     Ok(data.collate(indices)?)
 }
 
-fn micro_batch(collated: &Collated) -> MicroBatch<'_> {
+fn as_micro_batch(collated: &Collated) -> MicroBatch<'_> {
     MicroBatch {
         tokens: &collated.tokens,
         targets: &collated.targets,

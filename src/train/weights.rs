@@ -588,13 +588,13 @@ mod tests {
                 let expected = json(&directory.join("expected.json"));
                 let (tokens, targets) = (cells(&expected["tokens"]), cells(&expected["targets"]));
                 engine.reserve(3, 16).unwrap();
-                let micro = MicroBatch {
+                let micro_batch = MicroBatch {
                     tokens: &tokens,
                     targets: &targets,
                     batch: 3,
                     seq_len: 16,
                 };
-                let (loss, count) = engine.evaluate(micro).unwrap();
+                let (loss, count) = engine.evaluate(micro_batch).unwrap();
                 let wanted = expected["loss"].as_f64().unwrap();
                 assert_eq!(count, 48);
                 assert!(

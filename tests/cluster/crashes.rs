@@ -82,8 +82,8 @@ impl CrashingController {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = stop.clone();
         let keeper = std::thread::spawn(move || {
-            let places = FAULT_POINTS.iter();
-            let mut left: BTreeSet<String> = places
+            let value_sources = FAULT_POINTS.iter();
+            let mut left: BTreeSet<String> = value_sources
                 .flat_map(|place| ACTIONS.map(|action| format!("{place}/{action}")))
                 .chain(["pod/create".to_string()])
                 .collect();

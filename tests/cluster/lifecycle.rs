@@ -37,10 +37,10 @@ fn a_job_waits_for_a_feasible_pool_and_names_the_missing_nodes() {
         json!({"elasticity": {"minNodes": 3}}),
     );
     let status = job.wait("a pool", |status| status["phase"] == "Waiting");
-    let why = status["message"].as_str().unwrap();
+    let message = status["message"].as_str().unwrap();
     assert!(
-        why.contains("2 of the pool's nodes") && why.contains("needs 3"),
-        "{why}"
+        message.contains("2 of the pool's nodes") && message.contains("needs 3"),
+        "{message}"
     );
     assert!(job.pods().is_empty());
     kubectl(&["uncordon", "node3"]);
@@ -80,8 +80,8 @@ fn a_missing_image_can_be_corrected() {
         json!({"image": "evenkeel.test/nothing:1"}),
     );
     job.wait("a message about the image", |status| {
-        let why = status["message"].as_str().unwrap_or_default();
-        status["phase"] == "Placing" && why.contains("evenkeel.test/nothing:1")
+        let message = status["message"].as_str().unwrap_or_default();
+        status["phase"] == "Placing" && message.contains("evenkeel.test/nothing:1")
     });
     job.patch(json!({"image": IMAGE}));
     job.finish(96);
@@ -95,10 +95,10 @@ fn pods_that_cannot_train_are_recreated_after_a_pause() {
     let status = job.wait("some tries", |status| {
         status["podFailures"]["count"].as_u64() >= Some(3)
     });
-    let why = status["message"].as_str().unwrap();
+    let message = status["message"].as_str().unwrap();
     assert!(
-        why.contains("after a pause") && why.contains("evenkeel"),
-        "{why}"
+        message.contains("after a pause") && message.contains("evenkeel"),
+        "{message}"
     );
     assert!(status["attempts"].as_u64() <= Some(12), "{status:#}");
     assert!(job.events().contains("PodsEndedEarly"), "{}", job.events());
@@ -263,8 +263,8 @@ fn two_jobs_never_reserve_the_same_devices() {
     first.wait_training_on(3);
     let second = Job::apply("second", &recipe(9600), json!({"nodes": 2}));
     let status = second.wait("a pool", |status| status["phase"] == "Waiting");
-    let why = status["message"].as_str().unwrap();
-    assert!(why.contains("0 of the pool's nodes"), "{why}");
+    let message = status["message"].as_str().unwrap();
+    assert!(message.contains("0 of the pool's nodes"), "{message}");
     first.patch(json!({"nodes": 2}));
     second.wait_training_on(1);
     first.wait_training_on(2);

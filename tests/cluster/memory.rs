@@ -11,7 +11,7 @@ use super::support::{Job, recipe, signal};
 fn too_large(name: &str, nodes: u64, gpus: u64, memory: &str) -> Job {
     let mut recipe = recipe(640);
     let spec = &mut recipe["spec"];
-    spec["batch"] = json!({"global": 64, "micro": 32});
+    spec["batch"] = json!({"global": 64, "per_device_batch_size": 32});
     spec["model"]["config"]["max_position_embeddings"] = json!(512);
     spec["data"]["sequence_length"] = json!(512);
     spec["data"]["train"][0]["synthetic"]["samples"] = json!(1000);

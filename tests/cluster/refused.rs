@@ -41,10 +41,10 @@ fn a_command_with_another_batch_makes_no_pod() {
         json!({"trainer": {"command": launcher}}),
     );
     let status = job.wait("a refusal", |status| status["phase"] == "Pending");
-    let why = status["conditions"][0]["message"].as_str().unwrap();
+    let message = status["conditions"][0]["message"].as_str().unwrap();
     assert!(
-        why.contains("own-program") && why.contains("`torchrun` starts a process"),
-        "{why}"
+        message.contains("external-trainer") && message.contains("`torchrun` starts a process"),
+        "{message}"
     );
     assert!(job.pods().is_empty());
 }
@@ -113,8 +113,8 @@ fn a_quota_that_blocks_pods_is_reported_and_can_be_removed() {
     let status = job.wait("the refusal", |status| {
         condition(status, "PodsReady")["reason"] == "Refused"
     });
-    let why = status["message"].as_str().unwrap();
-    assert!(why.contains("exceeded quota: none"), "{why}");
+    let message = status["message"].as_str().unwrap();
+    assert!(message.contains("exceeded quota: none"), "{message}");
     assert!(job.events().contains("exceeded quota"), "{}", job.events());
     kubectl(&["delete", "quota", "none"]);
     let status = job.finish(96);
@@ -131,8 +131,8 @@ fn a_refused_edit_has_no_effect_and_the_job_is_still_reconciled() {
         condition(status, "Planned")["status"] == "False"
     });
     assert_eq!(status["phase"], "Running");
-    let why = status["message"].as_str().unwrap();
-    assert!(why.contains("`torchrun` starts a process"), "{why}");
+    let message = status["message"].as_str().unwrap();
+    assert!(message.contains("`torchrun` starts a process"), "{message}");
     signal("KILL", &job.processes("rank")[3]);
     job.wait("a second generation", |status| {
         status["jobGeneration"]["record"]["number"] == 2

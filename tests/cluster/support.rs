@@ -95,7 +95,7 @@ pub fn recipe(samples: u64) -> Value {
     json!({
         "apiVersion": "evenkeel.dev/v1alpha1", "kind": "Recipe", "metadata": {"name": "scenario"},
         "spec": {
-            "batch": {"global": 96, "micro": 4},
+            "batch": {"global": 96, "per_device_batch_size": 4},
             "model": {"init": "random", "config": {
                 "hidden_size": 64, "intermediate_size": 176, "num_hidden_layers": 2,
                 "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 64,

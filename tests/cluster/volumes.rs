@@ -10,8 +10,8 @@ fn a_full_volume_fails_the_job_and_keeps_its_checkpoint() {
     job.limit_volume("3m");
     let job = job.start(&recipe(120_000), json!({}));
     let status = job.wait_failure();
-    let why = status["message"].as_str().unwrap();
-    assert!(why.contains("no space left"), "{why}");
+    let message = status["message"].as_str().unwrap();
+    assert!(message.contains("no space left"), "{message}");
     let pin = status["checkpoint"]["path"].as_str();
     if let Some(pin) = pin {
         assert!(job.run().join(pin).is_dir());
@@ -25,8 +25,8 @@ fn a_read_only_volume_is_reported_and_the_job_starts_once_it_is_writable() {
     job.remount_volume("ro");
     let job = job.start(&recipe(400_000), json!({}));
     let status = job.wait("a message about the volume", |status| {
-        let why = status["message"].as_str().unwrap_or_default();
-        why.contains("the checkpoint volume is read-only")
+        let message = status["message"].as_str().unwrap_or_default();
+        message.contains("the checkpoint volume is read-only")
     });
     assert_eq!(status["restarts"], 0, "{status:#}");
     job.remount_volume("rw");
@@ -38,8 +38,8 @@ fn a_read_only_volume_is_reported_and_the_job_starts_once_it_is_writable() {
 fn a_missing_claim_is_reported_and_waited_for() {
     let job = Job::without_claim("claim").start(&recipe(4800), json!({}));
     job.wait("a message about the claim", |status| {
-        let why = status["message"].as_str().unwrap_or_default();
-        status["phase"] == "Placing" && why.contains("\"claim\" not found")
+        let message = status["message"].as_str().unwrap_or_default();
+        status["phase"] == "Placing" && message.contains("\"claim\" not found")
     });
     job.claim();
     job.finish(96);

@@ -126,9 +126,9 @@ fn a_disk_full_of_checkpoints_ends_the_run_and_a_resume_continues_it() {
     mount(&disk, "remount,size=64m");
     let output = run.launch(&["--quiet", "--procs", "2", "--resume"]);
     assert!(output.status.success(), "{}", stderr(&output));
-    let proof = run.prove();
+    let formula = run.prove();
     assert_eq!(
-        (&proof["proved"], &proof["samples"]),
+        (&formula["proved"], &formula["samples"]),
         (&json!(true), &json!(2400))
     );
 }
@@ -171,9 +171,9 @@ fn a_disk_filled_by_another_process_loses_no_checkpoint() {
     std::fs::remove_file(filler).unwrap();
     let output = run.launch(&["--quiet", "--procs", "2", "--resume"]);
     assert!(output.status.success(), "{}", stderr(&output));
-    let proof = run.prove();
+    let formula = run.prove();
     assert_eq!(
-        (&proof["proved"], &proof["samples"]),
+        (&formula["proved"], &formula["samples"]),
         (&json!(true), &json!(2400))
     );
 }

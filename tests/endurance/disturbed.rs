@@ -15,9 +15,9 @@ fn undisturbed(spec: serde_json::Value) -> Run {
 }
 
 fn proved(run: &Run, samples: u64) {
-    let proof = run.prove();
-    assert_eq!(proof["proved"], true, "{proof}");
-    assert_eq!(proof["samples"], samples);
+    let formula = run.prove();
+    assert_eq!(formula["proved"], true, "{formula}");
+    assert_eq!(formula["samples"], samples);
 }
 
 /// Every step of the committed history has the same global batch.
@@ -77,7 +77,9 @@ fn under_ddp_a_kill_loses_no_step() {
 
 #[test]
 fn uneven_dealing_keeps_the_batch_on_any_number_of_ranks() {
-    let run = Run::of(small(json!({"batch": {"global": 16, "micro": 4}})));
+    let run = Run::of(small(
+        json!({"batch": {"global": 16, "per_device_batch_size": 4}}),
+    ));
     let launched = run.start(&["--procs", "4", "--remainder", "uneven"]);
     run.wait_for_steps(1, 5);
     run.signal_rank(1, 3, Signal::KILL);
@@ -180,14 +182,18 @@ fn unconnected_ranks_exit_when_their_launcher_dies() {
 
 #[test]
 fn a_rank_out_of_memory_gets_a_smaller_micro_batch() {
-    let spec = || small(json!({"batch": {"global": 64, "micro": 64}, "budget": {"samples": 640}}));
+    let spec = || {
+        small(
+            json!({"batch": {"global": 64, "per_device_batch_size": 64}, "budget": {"samples": 640}}),
+        )
+    };
     let run = Run::of(spec());
     let output = run.launch(&["--procs", "1", "--quiet", "--rank-memory", "12MiB"]);
     assert!(output.status.success(), "{output:?}");
     let proofs = run.proofs();
     assert!(proofs.len() > 1, "{proofs:?}");
     assert!(
-        proofs.iter().all(|proof| proof.ends_with("= 64")),
+        proofs.iter().all(|formula| formula.ends_with("= 64")),
         "{proofs:?}"
     );
     constant_batch(&run, 64);
@@ -198,7 +204,7 @@ fn a_rank_out_of_memory_gets_a_smaller_micro_batch() {
 #[test]
 fn upstreams_back_off_shrinks_the_batch_of_an_untrained_run() {
     let run = Run::of(small(
-        json!({"batch": {"global": 64, "micro": 64}, "budget": {"samples": 640}}),
+        json!({"batch": {"global": 64, "per_device_batch_size": 64}, "budget": {"samples": 640}}),
     ));
     let limits = ["--procs", "1", "--rank-memory", "12MiB"];
     let output = run.launch(&[&limits[..], &["--oom-policy", "transformers"]].concat());
@@ -208,8 +214,11 @@ fn upstreams_back_off_shrinks_the_batch_of_an_untrained_run() {
         64, 57, 51, 45, 40, 36, 32, 28, 25, 22, 19, 17, 15, 13, 11, 9, 8,
     ];
     assert!(proofs.len() > 1, "{proofs:?}");
-    for (proof, micro) in proofs.iter().zip(golden) {
-        assert_eq!(proof, &format!("1 × {micro} × 1 = {micro}"));
+    for (formula, per_device_batch_size) in proofs.iter().zip(golden) {
+        assert_eq!(
+            formula,
+            &format!("1 × {per_device_batch_size} × 1 = {per_device_batch_size}")
+        );
     }
     constant_batch(&run, golden[proofs.len() - 1]);
     let text = stderr(&output) + &String::from_utf8_lossy(&output.stdout);
@@ -221,7 +230,7 @@ fn a_descent_after_the_batch_has_grown_keeps_the_grown_batch() {
     // A micro-batch has 6 samples. 4 divides the base batch of 12, but not the grown batch of 18.
     // The memory limit below fits 4 samples, but not 6.
     let spec = small(json!({
-        "batch": {"global": 12, "micro": 6},
+        "batch": {"global": 12, "per_device_batch_size": 6},
         "elasticity": {"min": 1, "max": 1},
         "schedule": {"kind": "norm-test", "eta": 0.05, "interval": 1, "max_batch": 18, "after_warmup": false},
     }));
@@ -272,7 +281,9 @@ fn a_descent_after_the_batch_has_grown_keeps_the_grown_batch() {
 
 #[test]
 fn a_higher_memory_limit_retries_a_failed_micro_batch() {
-    let run = Run::of(small(json!({"batch": {"global": 12, "micro": 6}})));
+    let run = Run::of(small(
+        json!({"batch": {"global": 12, "per_device_batch_size": 6}}),
+    ));
     let launched = run.start(&["--rank-memory", "2400KiB"]);
     run.wait_for_steps(2, 3);
     run.drain(launched);

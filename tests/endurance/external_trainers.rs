@@ -32,7 +32,7 @@ const NUMBERS: [&str; 3] = [
 impl External {
     fn new(program: &str) -> External {
         let run = Run::of(json!({
-            "batch": {"global": 12, "micro": 6},
+            "batch": {"global": 12, "per_device_batch_size": 6},
             "budget": {"samples": 2400},
             "trainer": {"resume": ["--from", "{checkpoint}"], "drain_seconds": 1},
         }));
@@ -359,11 +359,11 @@ fn ranks_of_a_dead_launcher_exit_and_a_resume_needs_no_command() {
     let status = external.run.call("status", &[]);
     let status = String::from_utf8(status.stdout).unwrap();
     assert!(status.contains("drained, resumable"), "{status}");
-    let proof = external.run.call("status", &["--ledger"]);
+    let formula = external.run.call("status", &["--ledger"]);
     assert!(
-        stderr(&proof).contains("the user's external program trains"),
+        stderr(&formula).contains("the user's external program trains"),
         "{}",
-        stderr(&proof)
+        stderr(&formula)
     );
 }
 

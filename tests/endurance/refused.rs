@@ -123,7 +123,7 @@ fn a_refused_resume_leaves_the_run_unchanged() {
 #[test]
 fn a_global_batch_from_the_command_line_applies_to_every_plan_of_the_run() {
     let run = Run::of(small(json!({
-        "batch": {"global": null, "micro": 2, "accumulation": 3, "gpus": 2},
+        "batch": {"global": null, "per_device_batch_size": 2, "accumulation": 3, "gpus": 2},
         "budget": {"samples": 96},
     })));
     let output = run.launch(&["--procs", "2", "batch.global=24"]);

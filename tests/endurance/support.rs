@@ -233,7 +233,7 @@ impl Run {
         let generations = state["generations"].as_array().unwrap();
         generations
             .iter()
-            .map(|g| g["proof"].as_str().unwrap().to_owned())
+            .map(|g| g["formula"].as_str().unwrap().to_owned())
             .collect()
     }
 
@@ -318,10 +318,10 @@ impl Run {
     /// Proves the ledger and returns the result.
     pub fn prove(&self) -> Value {
         let output = self.call("status", &["--ledger", "-o", "json"]);
-        let proof: Value = serde_json::from_slice(&output.stdout)
+        let formula: Value = serde_json::from_slice(&output.stdout)
             .unwrap_or_else(|_| panic!("{}", String::from_utf8_lossy(&output.stderr)));
-        assert_eq!(output.status.code() == Some(0), proof["proved"] == true);
-        proof
+        assert_eq!(output.status.code() == Some(0), formula["proved"] == true);
+        formula
     }
 }
 
@@ -359,7 +359,7 @@ pub fn small(changes: Value) -> Value {
     let mut spec = serde_json::json!({
         "objective": "language-modelling",
         "seed": 7,
-        "batch": {"global": 12, "micro": 2},
+        "batch": {"global": 12, "per_device_batch_size": 2},
         "model": {"config": {
             "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
             "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 64,

@@ -268,7 +268,7 @@ fn pytorch_ddp_consumes_the_same_samples_despite_lost_processes() {
     };
     let trainer = || {
         let run = Run::of(json!({
-            "batch": {"global": BATCH, "micro": 6},
+            "batch": {"global": BATCH, "per_device_batch_size": 6},
             "trainer": {"resume": ["--resume={checkpoint}"], "drain_seconds": 30},
         }));
         let words = [

@@ -46,14 +46,14 @@ fn plan(recipe: &Path, gpus: u64) -> (Option<i32>, Value) {
 #[test]
 fn the_global_batch_of_zephyr_sft_survives_every_feasible_count() {
     let Some(recipe) = corpus() else { return };
-    for (gpus, proof) in [
+    for (gpus, formula) in [
         (4, "4 × 16 × 2 = 128"),
         (8, "8 × 16 × 1 = 128"),
         (16, "16 × 8 × 1 = 128"),
     ] {
         let (code, result) = plan(&recipe, gpus);
         assert_eq!(code, Some(0), "{result}");
-        assert_eq!(result["proof"], proof);
+        assert_eq!(result["formula"], formula);
         assert_eq!(result["global_batch_size"], 128);
     }
     let (code, result) = plan(&recipe, 6);

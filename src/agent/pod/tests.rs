@@ -181,10 +181,10 @@ fn a_single_pod_world_stops_when_it_is_cut_off() {
     pod.agent.contact.after(2 * FENCE);
     pod.agent.act();
     assert_eq!(pod.ended(), Ending::Signal(9));
-    let why = pod.agent.state.ranks[0].kill_reason.clone().unwrap();
+    let message = pod.agent.state.ranks[0].kill_reason.clone().unwrap();
     assert!(
-        why.starts_with("cut off: no contact with the API server"),
-        "{why}"
+        message.starts_with("cut off: no contact with the API server"),
+        "{message}"
     );
 }
 

@@ -14,14 +14,16 @@ fn tokens(number: u64) -> (Vec<u32>, Vec<u32>) {
 
 fn step(engine: &mut CpuEngine, number: u64) -> f64 {
     let (tokens, targets) = tokens(number);
-    let micro = MicroBatch {
+    let micro_batch = MicroBatch {
         tokens: &tokens,
         targets: &targets,
         batch: 2,
         seq_len: 8,
     };
     engine.reserve(2, 8).unwrap();
-    let result = engine.accumulate(micro, Measure::default(), true).unwrap();
+    let result = engine
+        .accumulate(micro_batch, Measure::default(), true)
+        .unwrap();
     engine.reduce(Measure::default()).unwrap();
     let update = AdamW {
         learning_rate: 1e-2,
@@ -148,13 +150,13 @@ fn checkpoint_for_transformers() {
     step(&mut engine, 1);
     step(&mut engine, 2);
     let (tokens, targets) = tokens(9);
-    let micro = MicroBatch {
+    let micro_batch = MicroBatch {
         tokens: &tokens,
         targets: &targets,
         batch: 2,
         seq_len: 8,
     };
-    let (loss, _) = engine.evaluate(micro).unwrap();
+    let (loss, _) = engine.evaluate(micro_batch).unwrap();
     let rows = |cells: &[u32]| cells.chunks(8).map(<[u32]>::to_vec).collect::<Vec<_>>();
     let state = json!({ "tokens": rows(&tokens), "targets": rows(&targets), "loss": loss });
     let committed = checkpoint(&mut engine, &Solo, &target(&run, 1, 2), &state);

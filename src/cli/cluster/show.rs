@@ -27,11 +27,11 @@ pub fn run(name: &str, cluster: &ClusterArgs, output: Format) -> anyhow::Result<
 fn text(job: &TrainingJob) -> anyhow::Result<()> {
     let status = job.status.clone().unwrap_or_default();
     let name = job.metadata.name.clone().unwrap_or_default();
-    let why = match status.message.as_str() {
+    let message = match status.message.as_str() {
         "" => String::new(),
-        why => format!(": {why}"),
+        message => format!(": {message}"),
     };
-    line(format_args!("{name}: {:?}{why}", status.phase))?;
+    line(format_args!("{name}: {:?}{message}", status.phase))?;
     let spec = &job.spec;
     line(format_args!(
         "  nodes       {} of {}, {} {} each",

@@ -109,7 +109,7 @@ pub fn run(
     }
     say(format_args!(
         "{nodes} × {per_node} {}: {}\n",
-        args.resource, plan.proof
+        args.resource, plan.formula
     ));
     let name = job.metadata.name.clone().unwrap_or_default();
     let options = args.cluster.options();
@@ -197,8 +197,8 @@ pub fn watch(watching: &Watching<'_>) -> anyhow::Result<ExitCode> {
     drop(display);
     Ok(match end {
         Some(End::Complete) => ExitCode::SUCCESS,
-        Some(End::Failed { why, log_tail }) => {
-            say(format_args!("error: {why}\n"));
+        Some(End::Failed { message, log_tail }) => {
+            say(format_args!("error: {message}\n"));
             if !log_tail.is_empty() {
                 say(format_args!("{log_tail}\n"));
             }

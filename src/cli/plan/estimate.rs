@@ -77,9 +77,9 @@ pub fn print(recipe: &Recipe, request: &PlanRequest, format: Format) -> anyhow::
 fn proposal(recipe: &Recipe, request: &PlanRequest, start: &Start) -> String {
     let devices = request.devices.count(start.world_size);
     let mut text = match start.per_device_batch_size {
-        Some(micro) => format!(
+        Some(per_device_batch_size) => format!(
             "start with {} on {}{devices}\nthe largest power of two that fits; accumulation takes the rest of the global batch\n",
-            count(micro, "sample"),
+            count(per_device_batch_size, "sample"),
             if start.world_size == 1 {
                 ""
             } else {

@@ -59,18 +59,18 @@ fn heading(words: &str) -> String {
 
 /// The formula and the meaning of its numbers.
 fn headline(draft: &Draft, detected: &str, hardware: &str) -> String {
-    let (proof, legend) = match (&draft.proof, draft.outline.remainder) {
-        (Some(proof), Remainder::Exact) => (
-            proof.clone(),
+    let (formula, legend) = match (&draft.formula, draft.outline.remainder) {
+        (Some(formula), Remainder::Exact) => (
+            formula.clone(),
             "data-parallel ranks × micro-batch × accumulation = global batch",
         ),
-        (Some(proof), Remainder::Uneven) => (
-            proof.clone(),
+        (Some(formula), Remainder::Uneven) => (
+            formula.clone(),
             "micro-batch × (micro-batches of every rank) = global batch",
         ),
         (None, _) => (no_plan(draft), "no plan"),
     };
-    let style = match draft.proof {
+    let style = match draft.formula {
         Some(_) => BOLD,
         None => AnsiColor::Red.on_default().bold(),
     };
@@ -85,7 +85,7 @@ fn headline(draft: &Draft, detected: &str, hardware: &str) -> String {
     .map(|(axis, size)| format!(", {axis} {size}"))
     .collect();
     format!(
-        "{style}{proof}{style:#}\n{legend}\n{DIM}{}, read as {}, for {hardware}{}\n{detected}{DIM:#}\n",
+        "{style}{formula}{style:#}\n{legend}\n{DIM}{}, read as {}, for {hardware}{}\n{detected}{DIM:#}\n",
         draft.outline.objective.name(),
         draft.outline.dialect,
         axes.concat()
@@ -231,8 +231,8 @@ fn lengths(spec: &Spec, draft: &Draft, horizon: &Horizon) -> String {
         evaluation.every_epoch,
     );
     lines.extend(evaluated.map(|when| {
-        let micro = draft.outline.eval_batch_size;
-        let each = micro.map_or(String::new(), |n| format!(", micro-batch {n}"));
+        let per_device_batch_size = draft.outline.eval_batch_size;
+        let each = per_device_batch_size.map_or(String::new(), |n| format!(", micro-batch {n}"));
         ("evaluation", when + &each)
     }));
     let saved = every(
@@ -414,7 +414,7 @@ mod tests {
 kind: Recipe
 metadata: {name: run}
 spec:
-  batch: {global: 12, micro: 2}
+  batch: {global: 12, per_device_batch_size: 2}
   budget: {samples: 12}
   checkpoint: {every_samples: 12}
 ";

@@ -124,7 +124,7 @@ mod tests {
     #[test]
     fn problems_are_drawn_at_their_lines_in_file_order() {
         let mut sources = Sources::default();
-        let text = "# größe\r\nbatch:\r\n  micro: vier\r\n  global:\r\n";
+        let text = "# größe\r\nbatch:\r\n  per_device_batch_size: vier\r\n  global:\r\n";
         let file = sources.add("recipes/tiny.yaml", text);
         let line = sources.add("command line", "max_steps=1e3\n");
         let found = [
@@ -137,12 +137,12 @@ mod tests {
             Diagnostic::error(
                 "wrong-type",
                 Some(span(file, text, "vier")),
-                "`batch.micro` takes a whole number",
+                "`batch.per_device_batch_size` takes a whole number",
                 "give a whole number",
             ),
             Diagnostic::error(
                 "mandatory-missing",
-                Some(span(file, text, "micro: vier\r\n  global:")),
+                Some(span(file, text, "per_device_batch_size: vier\r\n  global:")),
                 "there is no model",
                 "give `model.path`",
             ),

@@ -9,7 +9,7 @@ use std::fs::File;
 use std::io::{BufReader, Read};
 use std::path::{Path, PathBuf};
 
-use super::super::error::{DataError, Place, Unit};
+use super::super::error::{DataError, RecordPosition, Unit};
 use super::{Content, Document, Documents, SEGMENT};
 
 /// Bytes of llm.c's header.
@@ -104,7 +104,7 @@ struct Segments<R> {
 
 impl<R: Read> Segments<R> {
     fn segment(&mut self) -> Result<Document, DataError> {
-        let place = |number| Place {
+        let place = |number| RecordPosition {
             path: self.path.clone(),
             unit: Unit::Byte,
             number,

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 
-use super::super::error::{DataError, Place, Unit};
+use super::super::error::{DataError, RecordPosition, Unit};
 
 /// Longest line or block of text, in bytes; a longer one is a mistake.
 pub(super) const LONGEST: usize = 256 << 20;
@@ -35,8 +35,8 @@ impl Lines {
         })
     }
 
-    pub fn place(&self, number: u64) -> Place {
-        Place {
+    pub fn place(&self, number: u64) -> RecordPosition {
+        RecordPosition {
             path: self.path.clone(),
             unit: Unit::Line,
             number,

@@ -8,7 +8,7 @@ mod text;
 
 use serde_json::{Map, Value};
 
-use super::error::{DataError, Place};
+use super::error::{DataError, RecordPosition};
 use super::files::SourceFile;
 use super::request::{Stopped, check_stopped};
 use crate::recipe::schema::spec::DataFormat;
@@ -23,7 +23,7 @@ const SEGMENT: usize = 64 << 10;
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Document {
     /// Position of its beginning.
-    pub place: Place,
+    pub place: RecordPosition,
     pub content: Content,
     /// Whether it continues the piece before it: a later piece of a stream.
     pub continues: bool,

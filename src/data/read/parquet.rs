@@ -11,7 +11,7 @@ use parquet::record::{Field, Row};
 use parquet::schema::types::Type;
 use serde_json::{Map, Value};
 
-use super::super::error::{DataError, Place, Unit};
+use super::super::error::{DataError, RecordPosition, Unit};
 use super::super::record::Columns;
 use super::{Content, Document, Documents};
 
@@ -97,7 +97,7 @@ struct Rows {
 
 impl Rows {
     fn document(&mut self, row: Row) -> Result<Document, DataError> {
-        let place = Place {
+        let place = RecordPosition {
             path: self.path.clone(),
             unit: Unit::Row,
             number: self.number,

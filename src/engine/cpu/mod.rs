@@ -122,11 +122,11 @@ impl CpuEngine {
     }
 
     /// Checks a micro-batch and reserves memory for it.
-    fn admit(&mut self, micro: MicroBatch<'_>) -> Result<(), EngineError> {
-        self.check(micro)?;
+    fn admit(&mut self, micro_batch: MicroBatch<'_>) -> Result<(), EngineError> {
+        self.check(micro_batch)?;
         let needed = Capacity {
-            tokens: micro.tokens.len(),
-            seq_len: micro.seq_len,
+            tokens: micro_batch.tokens.len(),
+            seq_len: micro_batch.seq_len,
         };
         match &self.workspace {
             Some(workspace) if workspace.capacity.covers(needed) => Ok(()),
@@ -135,13 +135,13 @@ impl CpuEngine {
         }
     }
 
-    fn check(&self, micro: MicroBatch<'_>) -> Result<(), EngineError> {
+    fn check(&self, micro_batch: MicroBatch<'_>) -> Result<(), EngineError> {
         let MicroBatch {
             tokens,
             targets,
             batch,
             seq_len,
-        } = micro;
+        } = micro_batch;
         let vocabulary = self.model.config.vocab_size;
         self.model.config.check_sequence(seq_len)?;
         if tokens.is_empty()
@@ -215,12 +215,14 @@ impl Engine for CpuEngine {
 
     fn accumulate(
         &mut self,
-        micro: MicroBatch<'_>,
+        micro_batch: MicroBatch<'_>,
         measure: Measure,
         last: bool,
     ) -> Result<Accumulated, EngineError> {
-        self.admit(micro)?;
-        self.run(|model, store, workspace| model.train(store, workspace, micro, (measure, last)))?
+        self.admit(micro_batch)?;
+        self.run(|model, store, workspace| {
+            model.train(store, workspace, micro_batch, (measure, last))
+        })?
     }
 
     fn join(&mut self, last: bool) -> Result<(), EngineError> {
@@ -253,9 +255,9 @@ impl Engine for CpuEngine {
         self.store.discard();
     }
 
-    fn evaluate(&mut self, micro: MicroBatch<'_>) -> Result<(f64, u64), EngineError> {
-        self.admit(micro)?;
-        self.run(|model, store, workspace| model.evaluate(store, workspace, micro))?
+    fn evaluate(&mut self, micro_batch: MicroBatch<'_>) -> Result<(f64, u64), EngineError> {
+        self.admit(micro_batch)?;
+        self.run(|model, store, workspace| model.evaluate(store, workspace, micro_batch))?
     }
 
     fn join_evaluation(&mut self) -> Result<(), EngineError> {

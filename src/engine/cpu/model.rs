@@ -21,12 +21,12 @@ impl Model {
         &self,
         store: &mut dyn Store,
         workspace: &mut Workspace,
-        micro: MicroBatch<'_>,
+        micro_batch: MicroBatch<'_>,
         (measure, last): (Measure, bool),
     ) -> Result<Accumulated, EngineError> {
         store.begin(Pass::Training {
             measure,
-            targets: micro.target_tokens(),
+            targets: micro_batch.target_tokens(),
             last,
         })?;
         let Workspace {
@@ -35,16 +35,16 @@ impl Model {
             shared,
             ..
         } = workspace;
-        let n = micro.tokens.len();
+        let n = micro_batch.tokens.len();
         let (hidden, head_unit) = (self.config.hidden_size, self.head_unit());
         let checkpointing = stashes.len() < self.config.num_hidden_layers;
 
-        self.embed(store, micro.tokens, &mut inputs[0])?;
+        self.embed(store, micro_batch.tokens, &mut inputs[0])?;
         for unit in 1..head_unit {
             store.acquire(unit)?;
             let (x, next) = inputs.split_at_mut(unit);
             let stash = &mut stashes[if checkpointing { 0 } else { unit - 1 }];
-            let block = self.block(unit, micro);
+            let block = self.block(unit, micro_batch);
             let w = store.parameters(unit);
             block.fill_stash(w, &x[unit - 1][..n * hidden], stash, shared);
             block.finish(w, stash, shared, &mut next[0][..n * hidden]);
@@ -53,7 +53,7 @@ impl Model {
 
         store.acquire(head_unit)?;
         let x = &inputs[head_unit - 1][..n * hidden];
-        let (loss, targets) = self.head(micro).forward_backward(store, x, shared);
+        let (loss, targets) = self.head(micro_batch).forward_backward(store, x, shared);
         store.release(head_unit);
         if self.config.tie_word_embeddings {
             store.release(0);
@@ -64,7 +64,7 @@ impl Model {
             store.acquire(unit)?;
             let x = &inputs[unit - 1][..n * hidden];
             let stash = &mut stashes[if checkpointing { 0 } else { unit - 1 }];
-            let block = self.block(unit, micro);
+            let block = self.block(unit, micro_batch);
             if checkpointing {
                 block.fill_stash(store.parameters(unit), x, stash, shared);
             }
@@ -79,7 +79,7 @@ impl Model {
         let add = add || self.config.tie_word_embeddings;
         embedding::backward(
             (values, add),
-            micro.tokens,
+            micro_batch.tokens,
             &shared.dx[..n * hidden],
             hidden,
         );
@@ -97,7 +97,7 @@ impl Model {
         &self,
         store: &mut dyn Store,
         workspace: &mut Workspace,
-        micro: MicroBatch<'_>,
+        micro_batch: MicroBatch<'_>,
     ) -> Result<(f64, u64), EngineError> {
         store.begin(Pass::Evaluation)?;
         let Workspace {
@@ -106,16 +106,16 @@ impl Model {
             shared,
             ..
         } = workspace;
-        let n = micro.tokens.len();
+        let n = micro_batch.tokens.len();
         let (hidden, head_unit) = (self.config.hidden_size, self.head_unit());
         let (first, rest) = inputs.split_at_mut(1);
         let (mut x, mut next) = (&mut first[0], &mut rest[0]);
         let stash = &mut stashes[0];
 
-        self.embed(store, micro.tokens, x)?;
+        self.embed(store, micro_batch.tokens, x)?;
         for unit in 1..head_unit {
             store.acquire(unit)?;
-            let block = self.block(unit, micro);
+            let block = self.block(unit, micro_batch);
             let w = store.parameters(unit);
             block.fill_stash(w, &x[..n * hidden], stash, shared);
             block.finish(w, stash, shared, &mut next[..n * hidden]);
@@ -123,7 +123,9 @@ impl Model {
             std::mem::swap(&mut x, &mut next);
         }
         store.acquire(head_unit)?;
-        let result = self.head(micro).forward(store, &x[..n * hidden], shared);
+        let result = self
+            .head(micro_batch)
+            .forward(store, &x[..n * hidden], shared);
         store.release(head_unit);
         if self.config.tie_word_embeddings {
             store.release(0);
@@ -153,16 +155,16 @@ impl Model {
         self.layout.units.len() - 1
     }
 
-    fn block(&self, unit: usize, micro: MicroBatch<'_>) -> Block<'_> {
+    fn block(&self, unit: usize, micro_batch: MicroBatch<'_>) -> Block<'_> {
         let unit = &self.layout.units[unit];
-        Block::new(&self.config, unit, micro.batch, micro.seq_len)
+        Block::new(&self.config, unit, micro_batch.batch, micro_batch.seq_len)
     }
 
-    fn head<'a>(&'a self, micro: MicroBatch<'a>) -> Head<'a> {
+    fn head<'a>(&'a self, micro_batch: MicroBatch<'a>) -> Head<'a> {
         Head {
             config: &self.config,
             unit: self.head_unit(),
-            targets: micro.targets,
+            targets: micro_batch.targets,
         }
     }
 }

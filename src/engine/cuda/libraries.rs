@@ -116,7 +116,7 @@ pub const NCCL: Library = Library {
 
 /// The result of searching a library.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Found {
+pub struct LibraryCheck {
     /// The common name of the library.
     pub name: &'static str,
     /// File name of the library.
@@ -158,7 +158,7 @@ pub enum Problem {
     },
 }
 
-pub fn find() -> Vec<Found> {
+pub fn find() -> Vec<LibraryCheck> {
     let directories = directories();
     [CUDA, NVML, CUBLAS_LT, NVRTC, NCCL]
         .map(|library| library.search(&directories))
@@ -218,7 +218,7 @@ impl Library {
         files.find(|path| path.exists())
     }
 
-    fn search(&self, directories: &[PathBuf]) -> Found {
+    fn search(&self, directories: &[PathBuf]) -> LibraryCheck {
         let version = self.open(directories).and_then(|library| {
             let version = self.check(&library);
             // Threads and handlers that the library may have started must not lose their code.
@@ -229,7 +229,7 @@ impl Library {
             Ok(version) => (version, None),
             Err(problem) => (None, Some(problem)),
         };
-        Found {
+        LibraryCheck {
             name: self.name,
             file: self.file,
             path: self.path(directories),

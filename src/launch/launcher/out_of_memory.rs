@@ -23,19 +23,19 @@ impl Launcher<'_> {
         match self.shrinks() {
             true => {
                 let smaller = self.oom_policy.smaller(failed.per_device_batch_size);
-                smaller.filter(|micro| *micro > 0)
+                smaller.filter(|per_device_batch_size| *per_device_batch_size > 0)
             }
             false => worlds::descend(&self.setup, failed, self.state.reached(&self.setup)),
         }
     }
 
     /// Restarts the run with a smaller global batch.
-    pub(super) fn shrink(&mut self, micro: u64) -> Result<(), LaunchError> {
+    pub(super) fn shrink(&mut self, per_device_batch_size: u64) -> Result<(), LaunchError> {
         let Some(current) = &self.current else {
             return Ok(());
         };
         let was = self.setup.global_batch_size;
-        self.setup = worlds::shrunk(&self.setup, &current.generation.plan, micro);
+        self.setup = worlds::shrunk(&self.setup, &current.generation.plan, per_device_batch_size);
         self.run.write_setup(&self.setup)?;
         let message = format!(
             "out of memory; `--oom-policy` shrinks the global batch: {was} → {}",

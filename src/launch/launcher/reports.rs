@@ -90,7 +90,7 @@ impl Launcher<'_> {
         self.display.event(&Event::GenerationStarted {
             generation: generation.number,
             world: generation.world(),
-            proof: generation.proof(),
+            formula: generation.formula(),
             reason: generation.reason.to_string(),
             start_samples: generation.start_samples(),
         });
@@ -188,7 +188,7 @@ fn rescaled(from: u64, row: &GenerationRow, seconds: f64) -> Option<Event> {
         from,
         to: row.world,
         seconds,
-        why: row.reason.to_string(),
+        message: row.reason.to_string(),
     })
 }
 
@@ -241,7 +241,7 @@ mod tests {
             number: 2,
             reason: Reason::Resized { from: 3, to: 2 },
             world,
-            proof: String::new(),
+            formula: String::new(),
             start_samples: 0,
             created: 0.0,
             first_step_seconds: None,

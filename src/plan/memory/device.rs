@@ -22,8 +22,8 @@ impl<'a> Device<'a> {
     }
 
     /// Whether a device can hold this number of samples.
-    pub fn fits(&self, ranks: u64, micro: u64) -> bool {
-        self.fits_within(USABLE, ranks, micro)
+    pub fn fits(&self, ranks: u64, per_device_batch_size: u64) -> bool {
+        self.fits_within(USABLE, ranks, per_device_batch_size)
     }
 
     /// Whether a device can hold the weights, gradients and optimiser states.
@@ -40,8 +40,8 @@ impl<'a> Device<'a> {
     }
 
     /// The memory for this number of samples, as text.
-    pub fn needed(&self, ranks: u64, micro: u64) -> String {
-        bytes(self.estimator.total(ranks, micro) as u64)
+    pub fn needed(&self, ranks: u64, per_device_batch_size: u64) -> String {
+        bytes(self.estimator.total(ranks, per_device_batch_size) as u64)
     }
 
     /// The memory of the states, as text.
@@ -60,7 +60,7 @@ impl<'a> Device<'a> {
     }
 
     /// Whether this number of samples fits into a share of a device.
-    pub fn fits_within(&self, share: f64, ranks: u64, micro: u64) -> bool {
-        self.estimator.total(ranks, micro) <= self.available as f64 * share
+    pub fn fits_within(&self, share: f64, ranks: u64, per_device_batch_size: u64) -> bool {
+        self.estimator.total(ranks, per_device_batch_size) <= self.available as f64 * share
     }
 }

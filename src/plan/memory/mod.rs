@@ -62,17 +62,22 @@ impl<'a> Estimator<'a> {
     }
 
     /// Bytes on each device for this number of data-parallel ranks and samples per micro-batch.
-    pub fn estimate(&self, ranks: u64, micro: u64, available: Option<u64>) -> MemoryEstimate {
+    pub fn estimate(
+        &self,
+        ranks: u64,
+        per_device_batch_size: u64,
+        available: Option<u64>,
+    ) -> MemoryEstimate {
         let (parameters, gradients, optimizer) = self.states(ranks);
-        let activations = self.activations(micro);
+        let activations = self.activations(per_device_batch_size);
         MemoryEstimate {
             parameters: parameters as u64,
             gradients: gradients as u64,
             optimizer: optimizer as u64,
             activations: activations as u64,
-            total: self.total(ranks, micro) as u64,
+            total: self.total(ranks, per_device_batch_size) as u64,
             available,
-            assumed: self.assumed(ranks, micro),
+            assumed: self.assumed(ranks, per_device_batch_size),
         }
     }
 
@@ -88,9 +93,9 @@ impl<'a> Estimator<'a> {
     }
 
     /// Bytes on each device; a micro-batch of 0 gives the states alone.
-    fn total(&self, ranks: u64, micro: u64) -> f64 {
+    fn total(&self, ranks: u64, per_device_batch_size: u64) -> f64 {
         let (parameters, gradients, optimizer) = self.states(ranks);
-        parameters + gradients + optimizer + self.activations(micro)
+        parameters + gradients + optimizer + self.activations(per_device_batch_size)
     }
 
     /// The estimator of another recipe for the same model.
@@ -151,10 +156,10 @@ impl<'a> Estimator<'a> {
     }
 
     /// Activations of one micro-batch, bytes.
-    fn activations(&self, micro: u64) -> f64 {
+    fn activations(&self, per_device_batch_size: u64) -> f64 {
         let parallel = &self.spec.parallel;
         let spread = parallel.context as f64 * parallel.sequence as f64 * parallel.tensor as f64;
-        let rows = micro as f64 * self.rows_per_sample();
+        let rows = per_device_batch_size as f64 * self.rows_per_sample();
         let tokens = rows * self.spec.data.sequence_length as f64 / spread;
         let layers = self.shape.layers as f64;
         let block = self.shape.kept_per_token();
@@ -228,7 +233,7 @@ impl<'a> Estimator<'a> {
         }
     }
 
-    fn assumed(&self, ranks: u64, micro: u64) -> Vec<String> {
+    fn assumed(&self, ranks: u64, per_device_batch_size: u64) -> Vec<String> {
         let Spec {
             model,
             parallel,
@@ -303,7 +308,7 @@ impl<'a> Estimator<'a> {
             ));
         }
         lines.push(format!(
-            "{micro} {} of {} tokens, fused attention, {}",
+            "{per_device_batch_size} {} of {} tokens, fused attention, {}",
             match self.rows_per_sample() {
                 2.0 => "pairs of sequences",
                 _ => "sequences",

@@ -40,7 +40,7 @@ fn gib(bytes: u64) -> f64 {
 fn upstream_recipes_fit_on_their_authors_devices() {
     // The handbook's READMEs at 925acdf: full recipes under ZeRO-3 on GPUs of 80 GB.
     use Objective::{Dpo, Orpo, Sft};
-    for (path, objective, length, ranks, micro) in [
+    for (path, objective, length, ranks, per_device_batch_size) in [
         ("mistralai/Mistral-7B-v0.1", Sft, 2048, 8, 16),
         ("alignment-handbook/zephyr-7b-sft-full", Dpo, 1024, 8, 8),
         ("google/gemma-7b", Sft, 2048, 8, 4),
@@ -50,7 +50,7 @@ fn upstream_recipes_fit_on_their_authors_devices() {
         ("HuggingFaceTB/SmolLM2-1.7B", Sft, 8192, 8, 4),
     ] {
         let spec = recipe(path, objective, Strategy::Fsdp, length);
-        let estimate = estimator(&spec).estimate(ranks, micro, None);
+        let estimate = estimator(&spec).estimate(ranks, per_device_batch_size, None);
         assert!(gib(estimate.total) < 80.0, "{path}: {estimate:#?}");
     }
     let mut spec = recipe(

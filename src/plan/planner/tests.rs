@@ -42,7 +42,7 @@ fn golden_rescales_are_reproduced() {
         })
         .unwrap_or_else(|error| panic!("{path}: {error}"));
         let batch = &recipe.spec.batch;
-        let own = (batch.micro, batch.accumulation.or(Some(1)));
+        let own = (batch.per_device_batch_size, batch.accumulation.or(Some(1)));
         assert_eq!(own, (number(&from_pd), number(&from_ga)), "{path}");
         let world = number(&to_gpus).unwrap();
         let what = format!("{path} from {from_gpus} to {to_gpus}");
@@ -119,8 +119,8 @@ fn upstream_recipes_keep_their_authors_global_batch_and_worlds() {
         let own = gpus.parse().unwrap();
         let at_home = plan(&recipe, &PlanRequest::gpus(own)).unwrap();
         // `GBS=8x16x1=128` against `8 × 16 × 1 = 128`.
-        let proof = at_home.proof.replace(" × ", "x").replace(" = ", "=");
-        assert_eq!(format!("GBS={proof}"), *product, "{path}");
+        let formula = at_home.formula.replace(" × ", "x").replace(" = ", "=");
+        assert_eq!(format!("GBS={formula}"), *product, "{path}");
         assert_eq!(at_home.outline.adjusted, [], "{path}");
         for world in worlds.trim_end_matches(']').split(", ") {
             let world = world.parse().unwrap();
@@ -164,7 +164,7 @@ fn adjustments_name_the_key_in_the_recipes_dialect() {
         "keeps the global batch at 128: 4 × 16 × 2 = 128"
     );
     let more = of(16);
-    assert_eq!(more[0].key, "batch.micro");
+    assert_eq!(more[0].key, "batch.per_device_batch_size");
     assert_eq!(
         more[0].why,
         "the largest divisor of 128 / 16 ranks = 8 up to the recipe's"
@@ -189,7 +189,7 @@ fn every_axis_but_data_divides_the_world() {
     recipe.spec.parallel.context = 2;
     let plan = plan(&recipe, &PlanRequest::gpus(16)).unwrap();
     assert_eq!(plan.data_parallel_size, 4);
-    assert_eq!(plan.proof, "4 × 16 × 2 = 128");
+    assert_eq!(plan.formula, "4 × 16 × 2 = 128");
     assert_eq!(
         plan.outline.feasible_gpu_counts,
         [4, 8, 16, 32, 64, 128, 256, 512]
@@ -201,7 +201,7 @@ fn uneven_dealing_is_planned_where_no_exact_split_exists() {
     let mut recipe = recipe();
     recipe.spec.batch.remainder = Remainder::Uneven;
     let three = plan(&recipe, &PlanRequest::gpus(3)).unwrap();
-    assert_eq!(three.proof, "16 × (3 + 3 + 2) = 128");
+    assert_eq!(three.formula, "16 × (3 + 3 + 2) = 128");
     assert_eq!(three.deal(three.global_batch_size), [3, 3, 2]);
     assert_eq!(three.gradient_accumulation_steps, 3);
     let four = plan(&recipe, &PlanRequest::gpus(4)).unwrap();
@@ -211,16 +211,16 @@ fn uneven_dealing_is_planned_where_no_exact_split_exists() {
 #[test]
 fn prefer_micro_raises_the_micro_batch_within_memory() {
     let mut recipe = crate::plan::rules::testing::seven_billion();
-    recipe.spec.batch.micro = Some(4);
+    recipe.spec.batch.per_device_batch_size = Some(4);
     recipe.spec.batch.accumulation = Some(4);
     recipe.spec.batch.gpus = Some(8);
-    recipe.spec.batch.prefer = Prefer::Micro;
+    recipe.spec.batch.prefer = Prefer::PerDeviceBatchSize;
     let mut request = PlanRequest::gpus(4);
     let without = plan(&recipe, &request).unwrap();
-    assert_eq!(without.proof, "4 × 4 × 8 = 128");
+    assert_eq!(without.formula, "4 × 4 × 8 = 128");
     request.device_memory = Some(141_000_000_000);
     let with = plan(&recipe, &request).unwrap();
-    assert_eq!(with.proof, "4 × 32 × 1 = 128");
+    assert_eq!(with.formula, "4 × 32 × 1 = 128");
     assert!(with.outline.memory.unwrap().total < 141_000_000_000);
 }
 
@@ -228,7 +228,7 @@ fn prefer_micro_raises_the_micro_batch_within_memory() {
 fn elasticity_makes_the_quantum_finer_than_the_base_batch() {
     let mut recipe = norm_test(|_| {});
     recipe.spec.batch.global = Some(256);
-    recipe.spec.batch.micro = Some(4);
+    recipe.spec.batch.per_device_batch_size = Some(4);
     let quantum = |recipe: &Recipe| plan(recipe, &PlanRequest::gpus(4)).unwrap().quantum;
     assert_eq!(quantum(&recipe), 256);
     recipe.spec.elasticity.min = Some(2);
@@ -265,7 +265,7 @@ fn all_problems_are_reported_in_file_order() {
         .enumerate()
     {
         wrote(&mut recipe, "r.yaml", path, path);
-        let place = recipe.places.get_mut(*path).unwrap();
+        let place = recipe.value_sources.get_mut(*path).unwrap();
         (place.span.file, place.span.start) = (file, at);
     }
     let refused = plan(&recipe, &PlanRequest::gpus(6)).unwrap_err();
@@ -324,7 +324,7 @@ fn number() -> impl Strategy<Value = Option<u64>> {
 proptest! {
     #[test]
     fn absurd_numbers_are_planned_exactly_or_refused(
-        (global, micro, accumulation, gpus) in (number(), number(), number(), number()),
+        (global, per_device_batch_size, accumulation, gpus) in (number(), number(), number(), number()),
         (tensor, pipeline, min, max) in (number(), number(), number(), number()),
         (world, limit, current, data) in (0..3000_u64, number(), number(), number()),
         (memory, max_batch) in (number(), number()),
@@ -335,7 +335,7 @@ proptest! {
         // The reader accepts only batches from 1 to 2^32.
         let batch = |n: Option<u64>| n.map(|n| n.clamp(1, 1 << 32));
         spec.batch.global = batch(global);
-        spec.batch.micro = batch(micro);
+        spec.batch.per_device_batch_size = batch(per_device_batch_size);
         spec.batch.accumulation = batch(accumulation);
         spec.batch.gpus = gpus;
         spec.batch.remainder = if uneven { Remainder::Uneven } else { Remainder::Exact };
@@ -348,7 +348,7 @@ proptest! {
         let request = PlanRequest {
             gpus: world,
             device_memory: memory,
-            micro_limit: limit,
+            per_device_batch_size_limit: limit,
             current_batch: current,
             data_samples: data,
             ..PlanRequest::default()
@@ -373,11 +373,11 @@ proptest! {
 
     #[test]
     fn a_count_is_feasible_exactly_when_it_is_planned(
-        global in 1..3000_u64, micro in 1..33_u64, tensor in 1..4_u64, world in 1..200_u64,
+        global in 1..3000_u64, per_device_batch_size in 1..33_u64, tensor in 1..4_u64, world in 1..200_u64,
     ) {
         let mut recipe = recipe();
         recipe.spec.batch.global = Some(global);
-        recipe.spec.batch.micro = Some(micro);
+        recipe.spec.batch.per_device_batch_size = Some(per_device_batch_size);
         recipe.spec.parallel.tensor = tensor;
         let examined = examine(&recipe, &PlanRequest::gpus(world));
         let listed = examined.draft.outline.feasible_gpu_counts.contains(&world);

@@ -18,11 +18,11 @@ on every failure since 1.9.0, before that b // 2. transformers 5.23.0, `training
 GRPO refuses it, because a smaller batch no longer holds whole groups.",
     wrong: Example {
         flags: "--gpus 8",
-        recipe: native!("  batch: {global: 128, micro: 16, auto_find: true}\n"),
+        recipe: native!("  batch: {global: 128, per_device_batch_size: 16, auto_find: true}\n"),
     },
     right: Example {
         flags: "--gpus 8",
-        recipe: native!("  batch: {global: 128, micro: 16}\n"),
+        recipe: native!("  batch: {global: 128, per_device_batch_size: 16}\n"),
     },
     check: Check::Plan(check),
 };
@@ -33,22 +33,22 @@ fn check_policy(case: &Case<'_>, findings: &mut Findings<'_>) {
     let Some(split) = case.draft.split else {
         return;
     };
-    let Some(smaller) = policy.smaller(split.micro) else {
+    let Some(smaller) = policy.smaller(split.per_device_batch_size) else {
         return;
     };
     let passes = split.accumulation();
     let batch = u128::from(split.ranks) * u128::from(smaller) * u128::from(passes);
     let what = match smaller {
-        0 => format!("{} is the last micro-batch", split.micro),
+        0 => format!("{} is the last micro-batch", split.per_device_batch_size),
         _ => format!(
             "one failure and {} becomes {smaller}, {} × {smaller} × {passes} = {batch} instead of {}",
-            split.micro,
+            split.per_device_batch_size,
             split.ranks,
-            split.micro * split.micro_batches
+            split.per_device_batch_size * split.micro_batches
         ),
     };
     findings.at(
-        &["batch.micro", "batch.global"],
+        &["batch.per_device_batch_size", "batch.global"],
         format!("upstream's policy shrinks the global batch: {what}"),
         "leave `--oom-policy` out: accumulation then rises and the global batch stays",
     );
@@ -62,12 +62,12 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
     if !batch.auto_find {
         return;
     }
-    let lost = match (batch.micro, case.draft.split) {
-        (Some(micro), Some(split)) if micro > 1 => {
-            let shrunk = micro * 9 / 10;
+    let lost = match (batch.per_device_batch_size, case.draft.split) {
+        (Some(per_device_batch_size), Some(split)) if per_device_batch_size > 1 => {
+            let shrunk = per_device_batch_size * 9 / 10;
             let accumulation = split.accumulation();
             format!(
-                ": one failure and {micro} becomes {shrunk}, {} × {shrunk} × {accumulation} = {}",
+                ": one failure and {per_device_batch_size} becomes {shrunk}, {} × {shrunk} × {accumulation} = {}",
                 split.ranks,
                 u128::from(split.ranks) * u128::from(shrunk) * u128::from(accumulation)
             )

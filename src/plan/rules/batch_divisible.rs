@@ -26,11 +26,11 @@ that by hand. HALOs 4831988, `launch.py` (`main`): raises unless the batch is a 
 num_processes × gradient_accumulation_steps; before 2f70d00 (2025-05-01), of num_processes.",
     wrong: Example {
         flags: "--gpus 6",
-        recipe: native!("  batch: {global: 128, micro: 16}\n"),
+        recipe: native!("  batch: {global: 128, per_device_batch_size: 16}\n"),
     },
     right: Example {
         flags: "--gpus 8",
-        recipe: native!("  batch: {global: 128, micro: 16}\n"),
+        recipe: native!("  batch: {global: 128, per_device_batch_size: 16}\n"),
     },
     check: Check::Plan(check),
 };
@@ -96,15 +96,15 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
         ),
     };
     let anything = |_: u64, _: u64| true;
-    let micro = case
+    let per_device_batch_size = case
         .spec()
         .batch
-        .micro
+        .per_device_batch_size
         .unwrap_or(crate::plan::draft::DEFAULT_MICRO);
     let uneven = Splitter::new(
         global,
         case.request.current_batch,
-        Cap::at(micro),
+        Cap::at(per_device_batch_size),
         &anything,
     )
     .uneven(ranks);
@@ -119,7 +119,11 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
         ),
         None => format!("use {counts}"),
     };
-    findings.at(&["batch.global", "batch.micro"], message, help);
+    findings.at(
+        &["batch.global", "batch.per_device_batch_size"],
+        message,
+        help,
+    );
 }
 
 #[cfg(test)]
@@ -186,7 +190,7 @@ mod tests {
         recipe.dialect = crate::recipe::Dialect::Halos;
         let batch = &mut recipe.spec.batch;
         batch.global = Some(8);
-        batch.micro = None;
+        batch.per_device_batch_size = None;
         batch.accumulation = Some(8);
         batch.division = crate::recipe::schema::spec::Division::Exact;
         recipe.spec.evaluation.division = crate::recipe::schema::spec::EvaluationDivision::Passes;

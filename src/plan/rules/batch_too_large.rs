@@ -13,11 +13,13 @@ recipe gives a global batch where a per-device one belongs. The limit is 2^32 sa
     upstream: "None: upstream uses the product and runs out of data or memory.",
     wrong: Example {
         flags: "--gpus 8",
-        recipe: native!("  batch: {micro: 1048576, accumulation: 1048576, gpus: 8}\n"),
+        recipe: native!(
+            "  batch: {per_device_batch_size: 1048576, accumulation: 1048576, gpus: 8}\n"
+        ),
     },
     right: Example {
         flags: "--gpus 8",
-        recipe: native!("  batch: {micro: 16, accumulation: 4, gpus: 8}\n"),
+        recipe: native!("  batch: {per_device_batch_size: 16, accumulation: 4, gpus: 8}\n"),
     },
     check: Check::Plan(check),
 };
@@ -32,15 +34,19 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
         let message = format!(
             "{} ranks × {} × {} is a global batch of {product} samples, more than {MAX_BATCH}",
             case.draft.recipe_ranks.unwrap_or(1),
-            batch.micro.unwrap_or(1),
+            batch.per_device_batch_size.unwrap_or(1),
             batch.accumulation.unwrap_or(1)
         );
         let help = format!(
             "lower {} or {}: both count for one device",
-            case.key("batch.micro"),
+            case.key("batch.per_device_batch_size"),
             case.key("batch.accumulation")
         );
-        findings.at(&["batch.micro", "batch.accumulation"], message, help);
+        findings.at(
+            &["batch.per_device_batch_size", "batch.accumulation"],
+            message,
+            help,
+        );
     }
 }
 
@@ -53,7 +59,7 @@ mod tests {
     fn absurd_products_are_refused_with_the_number() {
         let mut recipe = recipe();
         recipe.spec.batch.global = None;
-        recipe.spec.batch.micro = Some(1 << 32);
+        recipe.spec.batch.per_device_batch_size = Some(1 << 32);
         recipe.spec.batch.accumulation = Some(1 << 32);
         recipe.spec.batch.gpus = Some(1 << 20);
         let request = PlanRequest::gpus(8);

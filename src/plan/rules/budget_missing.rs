@@ -13,11 +13,13 @@ a batch schedule and the end of training. Give samples, steps of the global batc
 use the same default.",
     wrong: Example {
         flags: "",
-        recipe: native!("  batch: {global: 128, micro: 16}\n"),
+        recipe: native!("  batch: {global: 128, per_device_batch_size: 16}\n"),
     },
     right: Example {
         flags: "",
-        recipe: native!("  batch: {global: 128, micro: 16}\n  budget: {samples: 100000}\n"),
+        recipe: native!(
+            "  batch: {global: 128, per_device_batch_size: 16}\n  budget: {samples: 100000}\n"
+        ),
     },
     check: Check::Trainer(check),
 };

@@ -17,13 +17,13 @@ it cannot.",
     wrong: Example {
         flags: "--gpus 4",
         recipe: native!(
-            "  batch: {global: 128, micro: 16}\n  data:\n    train: [{path: data/nowhere/train.jsonl}]\n"
+            "  batch: {global: 128, per_device_batch_size: 16}\n  data:\n    train: [{path: data/nowhere/train.jsonl}]\n"
         ),
     },
     right: Example {
         flags: "--gpus 4",
         recipe: native!(
-            "  batch: {global: 128, micro: 16}\n  data:\n    train: [{path: synthetic}]\n"
+            "  batch: {global: 128, per_device_batch_size: 16}\n  data:\n    train: [{path: synthetic}]\n"
         ),
     },
     check: Check::PlanWarning(surveyed),

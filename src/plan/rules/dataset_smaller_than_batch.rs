@@ -17,13 +17,13 @@ and training ends at once.",
     wrong: Example {
         flags: "--gpus 4",
         recipe: native!(
-            "  batch: {global: 128, micro: 16, last_batch: drop}\n  data:\n    train: [{path: synthetic, synthetic: {samples: 100}}]\n"
+            "  batch: {global: 128, per_device_batch_size: 16, last_batch: drop}\n  data:\n    train: [{path: synthetic, synthetic: {samples: 100}}]\n"
         ),
     },
     right: Example {
         flags: "--gpus 4",
         recipe: native!(
-            "  batch: {global: 64, micro: 16, last_batch: drop}\n  data:\n    train: [{path: synthetic, synthetic: {samples: 100}}]\n"
+            "  batch: {global: 64, per_device_batch_size: 16, last_batch: drop}\n  data:\n    train: [{path: synthetic, synthetic: {samples: 100}}]\n"
         ),
     },
     check: Check::Plan(check),

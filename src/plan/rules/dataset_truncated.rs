@@ -23,13 +23,13 @@ another global batch. HALOs 4831988, `train/dataloader.py` \
     wrong: Example {
         flags: "--gpus 4",
         recipe: native!(
-            "  batch: {global: 128, micro: 16, last_batch: drop}\n  data:\n    train: [{path: synthetic, synthetic: {samples: 1000}}]\n"
+            "  batch: {global: 128, per_device_batch_size: 16, last_batch: drop}\n  data:\n    train: [{path: synthetic, synthetic: {samples: 1000}}]\n"
         ),
     },
     right: Example {
         flags: "--gpus 4",
         recipe: native!(
-            "  batch: {global: 128, micro: 16, last_batch: wrap}\n  data:\n    train: [{path: synthetic, synthetic: {samples: 1000}}]\n"
+            "  batch: {global: 128, per_device_batch_size: 16, last_batch: wrap}\n  data:\n    train: [{path: synthetic, synthetic: {samples: 1000}}]\n"
         ),
     },
     check: Check::Plan(check),

@@ -37,24 +37,37 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
     let Some(world) = case.draft.data_parallel_size else {
         return;
     };
-    let (micro, accumulation) = match (batch.global, batch.micro, batch.accumulation) {
+    let (per_device_batch_size, accumulation) = match (
+        batch.global,
+        batch.per_device_batch_size,
+        batch.accumulation,
+    ) {
         // Without a train batch, the batch follows the world.
         (None, ..) => return,
-        (Some(_), Some(micro), Some(accumulation)) => (micro, accumulation),
-        (Some(global), Some(micro), None) => (micro, global / micro / world),
+        (Some(_), Some(per_device_batch_size), Some(accumulation)) => {
+            (per_device_batch_size, accumulation)
+        }
+        (Some(global), Some(per_device_batch_size), None) => (
+            per_device_batch_size,
+            global / per_device_batch_size / world,
+        ),
         (Some(global), None, accumulation) => {
             let accumulation = accumulation.unwrap_or(1);
             (global / world / accumulation, accumulation)
         }
     };
     let global = batch.global.unwrap_or(0);
-    let product = u128::from(micro) * u128::from(accumulation) * u128::from(world);
+    let product = u128::from(per_device_batch_size) * u128::from(accumulation) * u128::from(world);
     if product == u128::from(global) {
         return;
     }
-    let paths = ["batch.global", "batch.micro", "batch.accumulation"];
+    let paths = [
+        "batch.global",
+        "batch.per_device_batch_size",
+        "batch.accumulation",
+    ];
     let message = format!(
-        "as written, DeepSpeed refuses a world of {world}: {global} ≠ {micro} × {accumulation} × \
+        "as written, DeepSpeed refuses a world of {world}: {global} ≠ {per_device_batch_size} × {accumulation} × \
          {world} = {product}"
     );
     match case.draft.split {
@@ -77,11 +90,15 @@ mod tests {
     use crate::plan::{PlanRequest, plan};
     use crate::recipe::{Dialect, Recipe, Severity};
 
-    fn config(global: u64, micro: Option<u64>, accumulation: Option<u64>) -> Recipe {
+    fn config(
+        global: u64,
+        per_device_batch_size: Option<u64>,
+        accumulation: Option<u64>,
+    ) -> Recipe {
         let mut recipe = recipe();
         recipe.dialect = Dialect::Deepspeed;
         recipe.spec.batch.global = Some(global);
-        recipe.spec.batch.micro = micro;
+        recipe.spec.batch.per_device_batch_size = per_device_batch_size;
         recipe.spec.batch.accumulation = accumulation;
         recipe
     }
@@ -105,7 +122,7 @@ mod tests {
         let (_, message) = found(&by_accumulation, 6).unwrap();
         assert!(message.ends_with("32 ≠ 5 × 1 × 6 = 30"), "{message}");
         let plan = plan(&by_accumulation, &PlanRequest::gpus(4)).unwrap();
-        assert_eq!(plan.proof, "4 × 8 × 1 = 32");
+        assert_eq!(plan.formula, "4 × 8 × 1 = 32");
     }
 
     #[test]

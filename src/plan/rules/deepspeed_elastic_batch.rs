@@ -52,7 +52,7 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
         }
     };
     let batch = made.batch;
-    if made.micro.is_none() {
+    if made.per_device_batch_size.is_none() {
         findings.at(
             &paths,
             format!("DeepSpeed's elasticity refuses a world of {world} for its batch of {batch}"),
@@ -111,7 +111,7 @@ mod tests {
         let mut recipe = recipe();
         recipe.dialect = Dialect::Deepspeed;
         recipe.spec.batch.global = None;
-        recipe.spec.batch.micro = None;
+        recipe.spec.batch.per_device_batch_size = None;
         recipe.spec.batch.elastic = Some(Elastic {
             max_batch: 128,
             micro_batches: vec![1, 2, 4, 8, 16],
@@ -138,7 +138,7 @@ mod tests {
         assert!(message.contains("a batch of 120 out of"), "{message}");
         let plan = plan(&recipe, &PlanRequest::gpus(6)).unwrap();
         // The largest micro-batch of the list that divides 120 / 6 = 20.
-        assert_eq!(plan.proof, "6 × 4 × 5 = 120");
+        assert_eq!(plan.formula, "6 × 4 × 5 = 120");
     }
 
     #[test]

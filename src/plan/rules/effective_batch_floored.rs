@@ -38,9 +38,13 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
     if batch.division != Division::Floored || upstream.used == global {
         return;
     }
-    let (ranks, passes, micro) = (upstream.ranks, upstream.accumulation, upstream.micro);
+    let (ranks, passes, per_device_batch_size) = (
+        upstream.ranks,
+        upstream.accumulation,
+        upstream.per_device_batch_size,
+    );
     let on = case.count(ranks);
-    let proof = format!("⌊⌊{global} / {passes}⌋ / {ranks}⌋ = {micro}");
+    let formula = format!("⌊⌊{global} / {passes}⌋ / {ranks}⌋ = {per_device_batch_size}");
     let paths = ["batch.global", "batch.accumulation"];
     let exact: Vec<String> = (1..=global / passes)
         .filter(|ranks| global.is_multiple_of(ranks * passes))
@@ -55,7 +59,7 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
     if upstream.used == 0 {
         findings.at(
             &paths,
-            format!("on {on} upstream gives every GPU an empty batch: {proof}"),
+            format!("on {on} upstream gives every GPU an empty batch: {formula}"),
             format!(
                 "{counts}raise {} to {} or more",
                 case.key("batch.global"),
@@ -68,8 +72,8 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
         Severity::Warning,
         &paths,
         format!(
-            "on {on} upstream trains on {used} of {global} samples a step: {proof}, and \
-             {ranks} × {micro} × {passes} = {used}",
+            "on {on} upstream trains on {used} of {global} samples a step: {formula}, and \
+             {ranks} × {per_device_batch_size} × {passes} = {used}",
             used = upstream.used
         ),
         format!(
@@ -90,7 +94,7 @@ mod tests {
     fn both_numbers_and_the_exact_counts_are_named() {
         let mut recipe = recipe();
         recipe.spec.batch.global = Some(64);
-        recipe.spec.batch.micro = None;
+        recipe.spec.batch.per_device_batch_size = None;
         recipe.spec.batch.accumulation = Some(2);
         recipe.spec.batch.division = Division::Floored;
         let of = |recipe: &crate::recipe::Recipe, gpus| {

@@ -12,11 +12,15 @@ test chooses batches that split in these worlds; outside of the bounds they need
     upstream: "None: the key exists only in Evenkeel.",
     wrong: Example {
         flags: "--gpus 16",
-        recipe: native!("  batch: {global: 128, micro: 4}\n  elasticity: {min: 2, max: 8}\n"),
+        recipe: native!(
+            "  batch: {global: 128, per_device_batch_size: 4}\n  elasticity: {min: 2, max: 8}\n"
+        ),
     },
     right: Example {
         flags: "--gpus 8",
-        recipe: native!("  batch: {global: 128, micro: 4}\n  elasticity: {min: 2, max: 8}\n"),
+        recipe: native!(
+            "  batch: {global: 128, per_device_batch_size: 4}\n  elasticity: {min: 2, max: 8}\n"
+        ),
     },
     check: Check::Plan(check),
 };

@@ -25,13 +25,13 @@ multiple of num_processes × gradient_accumulation_steps. direct-preference-opti
     wrong: Example {
         flags: "--gpus 2",
         recipe: native!(
-            "  objective: grpo\n  batch: {global: 64, micro: 8}\n  evaluation: {micro: 2, every_samples: 640}\n  generation: {num_generations: 8}\n"
+            "  objective: grpo\n  batch: {global: 64, per_device_batch_size: 8}\n  evaluation: {per_device_batch_size: 2, every_samples: 640}\n  generation: {num_generations: 8}\n"
         ),
     },
     right: Example {
         flags: "--gpus 2",
         recipe: native!(
-            "  objective: grpo\n  batch: {global: 64, micro: 8}\n  evaluation: {micro: 4, every_samples: 640}\n  generation: {num_generations: 8}\n"
+            "  objective: grpo\n  batch: {global: 64, per_device_batch_size: 8}\n  evaluation: {per_device_batch_size: 4, every_samples: 640}\n  generation: {num_generations: 8}\n"
         ),
     },
     check: Check::Plan(check),
@@ -90,8 +90,8 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
     check_batch(case, findings);
     let spec = case.spec();
     let evaluation = &spec.evaluation;
-    let (Some(micro), Some(group), Some(ranks)) = (
-        evaluation.micro,
+    let (Some(per_device_batch_size), Some(group), Some(ranks)) = (
+        evaluation.per_device_batch_size,
         spec.generation
             .num_generations_eval
             .or(spec.generation.num_generations),
@@ -103,7 +103,7 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
     if !compares || evaluation.intervals().is_empty() || group == 0 {
         return;
     }
-    let product = u128::from(micro) * u128::from(ranks);
+    let product = u128::from(per_device_batch_size) * u128::from(ranks);
     if product.is_multiple_of(u128::from(group)) {
         return;
     }
@@ -112,17 +112,17 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
         .unwrap_or(group);
     findings.at(
         &[
-            "evaluation.micro",
+            "evaluation.per_device_batch_size",
             "generation.num_generations_eval",
             "generation.num_generations",
         ],
         format!(
-            "evaluation batches of {ranks} × {micro} = {product} do not hold whole groups of \
+            "evaluation batches of {ranks} × {per_device_batch_size} = {product} do not hold whole groups of \
              {group} generations"
         ),
         format!(
             "use a multiple of {fits} for {}",
-            case.key("evaluation.micro")
+            case.key("evaluation.per_device_batch_size")
         ),
     );
 }
@@ -139,7 +139,7 @@ mod tests {
         let mut recipe = recipe();
         recipe.spec.evaluation.batch = Some(32);
         recipe.spec.batch.global = Some(64);
-        recipe.spec.batch.micro = Some(4);
+        recipe.spec.batch.per_device_batch_size = Some(4);
         let mut of = |division, gpus| {
             recipe.spec.evaluation.division = division;
             let found = only("eval-batch-divisible", &recipe, &PlanRequest::gpus(gpus));
@@ -168,7 +168,7 @@ mod tests {
         let mut recipe = recipe();
         recipe.spec.objective = Objective::Grpo;
         recipe.spec.generation.num_generations = Some(8);
-        recipe.spec.evaluation.micro = Some(2);
+        recipe.spec.evaluation.per_device_batch_size = Some(2);
         let of = |recipe: &crate::recipe::Recipe, gpus| {
             only("eval-batch-divisible", recipe, &PlanRequest::gpus(gpus))
         };
@@ -176,7 +176,7 @@ mod tests {
         recipe.spec.evaluation.every_steps = Some(10);
         assert_eq!(
             of(&recipe, 2)[0].help,
-            "use a multiple of 4 for `evaluation.micro`"
+            "use a multiple of 4 for `evaluation.per_device_batch_size`"
         );
         assert!(of(&recipe, 4).is_empty());
         recipe.spec.objective = Objective::Sft;

@@ -17,13 +17,13 @@ is no split `test`, and the script exits with a KeyError.",
     wrong: Example {
         flags: "--gpus 4",
         recipe: native!(
-            "  batch: {global: 128, micro: 16}\n  data:\n    train: [{path: synthetic}]\n  evaluation: {every_samples: 12800}\n"
+            "  batch: {global: 128, per_device_batch_size: 16}\n  data:\n    train: [{path: synthetic}]\n  evaluation: {every_samples: 12800}\n"
         ),
     },
     right: Example {
         flags: "--gpus 4",
         recipe: native!(
-            "  batch: {global: 128, micro: 16}\n  data:\n    train: [{path: synthetic}]\n    held_out: 512\n  evaluation: {every_samples: 12800}\n"
+            "  batch: {global: 128, per_device_batch_size: 16}\n  data:\n    train: [{path: synthetic}]\n    held_out: 512\n  evaluation: {every_samples: 12800}\n"
         ),
     },
     check: Check::PlanWarning(check),

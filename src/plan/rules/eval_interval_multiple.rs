@@ -23,12 +23,12 @@ takes the samples modulo 0.",
     wrong: Example {
         flags: "--gpus 4",
         recipe: native!(
-            "  batch: {global: 128, micro: 16}\n  evaluation: {every_samples: 100, rounding: batch}\n"
+            "  batch: {global: 128, per_device_batch_size: 16}\n  evaluation: {every_samples: 100, rounding: batch}\n"
         ),
     },
     right: Example {
         flags: "--gpus 4",
-        recipe: native!("  batch: {global: 128, micro: 16}\n  evaluation: {every_samples: 1024}\n"),
+        recipe: native!("  batch: {global: 128, per_device_batch_size: 16}\n  evaluation: {every_samples: 1024}\n"),
     },
     check: Check::Plan(check),
 };

@@ -33,14 +33,14 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
         return;
     };
     let sharded = case.spec().parallel.strategy == Strategy::Fsdp;
-    if case.recipe.dialect != Dialect::Dpo || !sharded || split.micro >= LEAST {
+    if case.recipe.dialect != Dialect::Dpo || !sharded || split.per_device_batch_size >= LEAST {
         return;
     }
     findings.at(
         &["batch.global", "batch.accumulation"],
         format!(
             "an FSDP trainer with {} a GPU gains little: {}",
-            crate::util::format::count(split.micro, "sample"),
+            crate::util::format::count(split.per_device_batch_size, "sample"),
             split.formula()
         ),
         format!(
@@ -63,7 +63,7 @@ mod tests {
         recipe.dialect = Dialect::Dpo;
         recipe.spec.parallel.strategy = Strategy::Fsdp;
         recipe.spec.batch.global = Some(32);
-        recipe.spec.batch.micro = None;
+        recipe.spec.batch.per_device_batch_size = None;
         recipe.spec.batch.accumulation = Some(2);
         recipe.spec.batch.division = Division::Floored;
         let of = |recipe: &crate::recipe::Recipe, gpus| {

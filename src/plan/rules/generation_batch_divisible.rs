@@ -22,13 +22,13 @@ parallelism.",
     wrong: Example {
         flags: "--gpus 8",
         recipe: native!(
-            "  objective: grpo\n  batch: {global: 64, micro: 8}\n  generation: {num_generations: 8, generation_batch_size: 96}\n"
+            "  objective: grpo\n  batch: {global: 64, per_device_batch_size: 8}\n  generation: {num_generations: 8, generation_batch_size: 96}\n"
         ),
     },
     right: Example {
         flags: "--gpus 8",
         recipe: native!(
-            "  objective: grpo\n  batch: {global: 64, micro: 8}\n  generation: {num_generations: 8, generation_batch_size: 128}\n"
+            "  objective: grpo\n  batch: {global: 64, per_device_batch_size: 8}\n  generation: {num_generations: 8, generation_batch_size: 128}\n"
         ),
     },
     check: Check::Plan(check),
@@ -79,7 +79,13 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
     let Some(batch) = generation_batch(spec, case.draft) else {
         return;
     };
-    let paths = [size, steps, count, "batch.global", "batch.micro"];
+    let paths = [
+        size,
+        steps,
+        count,
+        "batch.global",
+        "batch.per_device_batch_size",
+    ];
     if !batch.is_multiple_of(group) {
         findings.at(
             &paths,
@@ -87,7 +93,10 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
             format!("use a multiple of {group}, or another {}", case.key(count)),
         );
     }
-    let pass = case.draft.split.and_then(|s| product(&[s.ranks, s.micro]));
+    let pass = case
+        .draft
+        .split
+        .and_then(|s| product(&[s.ranks, s.per_device_batch_size]));
     if let (Some(pass), Some(split)) = (pass, case.draft.split)
         && !batch.is_multiple_of(pass)
     {
@@ -95,7 +104,7 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
             &paths,
             format!(
                 "a generation batch of {batch} is not a multiple of a pass, {} × {} = {pass} samples",
-                split.ranks, split.micro
+                split.ranks, split.per_device_batch_size
             ),
             format!(
                 "use a multiple of {pass} for {}, or another world",

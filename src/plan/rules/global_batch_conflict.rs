@@ -15,11 +15,15 @@ which. A global batch on the command line counts, with a warning; in a file it i
 × accumulation × world.",
     wrong: Example {
         flags: "--gpus 8",
-        recipe: native!("  batch: {global: 256, micro: 16, accumulation: 1, gpus: 8}\n"),
+        recipe: native!(
+            "  batch: {global: 256, per_device_batch_size: 16, accumulation: 1, gpus: 8}\n"
+        ),
     },
     right: Example {
         flags: "--gpus 8",
-        recipe: native!("  batch: {global: 256, micro: 16, accumulation: 2, gpus: 8}\n"),
+        recipe: native!(
+            "  batch: {global: 256, per_device_batch_size: 16, accumulation: 2, gpus: 8}\n"
+        ),
     },
     check: Check::Plan(check),
 };
@@ -48,7 +52,7 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
         "{} is {global}, but the recipe's numbers give {} × {} × {accumulation} = {product}",
         case.key("batch.global"),
         case.draft.recipe_ranks.unwrap_or(1),
-        batch.micro.unwrap_or(1),
+        batch.per_device_batch_size.unwrap_or(1),
     );
     if typed {
         let help = format!("{global} counts; remove it to keep {product}");

@@ -27,7 +27,9 @@ transformers 5.23.0, `trainer.py` (`get_total_train_batch_size`).",
 
 fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
     let batch = &case.spec().batch;
-    let (Some(micro), Some(split)) = (batch.micro, case.draft.split) else {
+    let (Some(per_device_batch_size), Some(split)) =
+        (batch.per_device_batch_size, case.draft.split)
+    else {
         return;
     };
     // DeepSpeed asserts a stated train batch: `deepspeed-batch-triple`.
@@ -36,13 +38,14 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
         return;
     }
     let accumulation = batch.accumulation.unwrap_or(1);
-    let upstream = u128::from(split.ranks) * u128::from(micro) * u128::from(accumulation);
-    let global = split.micro * split.micro_batches;
+    let upstream =
+        u128::from(split.ranks) * u128::from(per_device_batch_size) * u128::from(accumulation);
+    let global = split.per_device_batch_size * split.micro_batches;
     if upstream != u128::from(global) {
         findings.at(
-            &["batch.accumulation", "batch.micro"],
+            &["batch.accumulation", "batch.per_device_batch_size"],
             format!(
-                "as written, {} data-parallel ranks would train with {} × {micro} × {accumulation} \
+                "as written, {} data-parallel ranks would train with {} × {per_device_batch_size} × {accumulation} \
                  = {upstream} samples a step instead of {global}",
                 split.ranks, split.ranks
             ),

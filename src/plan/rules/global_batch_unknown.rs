@@ -62,7 +62,7 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
         // `deepspeed-elastic-batch` reports why there is no batch.
         return;
     }
-    if case.recipe.dialect == Dialect::Deepspeed && batch.micro.is_none() {
+    if case.recipe.dialect == Dialect::Deepspeed && batch.per_device_batch_size.is_none() {
         findings.at(
             &[],
             "the DeepSpeed config has no batch: \"auto\" takes the batch of a trainer",
@@ -70,15 +70,15 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
         );
         return;
     }
-    if batch.gpus.is_some() && batch.micro.is_some() {
+    if batch.gpus.is_some() && batch.per_device_batch_size.is_some() {
         // The recipe states its GPUs, but the other axes do not divide them; `parallelism-product` reports it.
         return;
     }
-    let (message, help) = match (batch.micro, batch.accumulation) {
-        (Some(micro), accumulation) => {
-            let each = u128::from(micro) * u128::from(accumulation.unwrap_or(1));
+    let (message, help) = match (batch.per_device_batch_size, batch.accumulation) {
+        (Some(per_device_batch_size), accumulation) => {
+            let each = u128::from(per_device_batch_size) * u128::from(accumulation.unwrap_or(1));
             let message = format!(
-                "the recipe gives {micro} × {} = {each} samples per device, but not the number of \
+                "the recipe gives {per_device_batch_size} × {} = {each} samples per device, but not the number of \
                  devices",
                 accumulation.unwrap_or(1)
             );
@@ -97,7 +97,11 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
             },
         ),
     };
-    findings.at(&["batch.micro", "batch.accumulation"], message, help);
+    findings.at(
+        &["batch.per_device_batch_size", "batch.accumulation"],
+        message,
+        help,
+    );
 }
 
 #[cfg(test)]

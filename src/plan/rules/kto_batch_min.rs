@@ -19,25 +19,32 @@ must be > 1\". HALOs 4831988, \
 which for a single one is itself.",
     wrong: Example {
         flags: "--gpus 32",
-        recipe: native!("  objective: kto\n  batch: {global: 32, micro: 4}\n"),
+        recipe: native!("  objective: kto\n  batch: {global: 32, per_device_batch_size: 4}\n"),
     },
     right: Example {
         flags: "--gpus 16",
-        recipe: native!("  objective: kto\n  batch: {global: 32, micro: 4}\n"),
+        recipe: native!("  objective: kto\n  batch: {global: 32, per_device_batch_size: 4}\n"),
     },
     check: Check::Plan(check),
 };
 
 fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
-    let Some(split) = case.draft.split.filter(|split| split.micro < 2) else {
+    let Some(split) = case
+        .draft
+        .split
+        .filter(|split| split.per_device_batch_size < 2)
+    else {
         return;
     };
     if case.spec().objective != Objective::Kto || case.spec().generation.without_kl {
         return;
     }
-    let global = split.micro * split.micro_batches;
-    let help = match case.spec().batch.micro {
-        Some(1) => format!("raise {} to 2 or more", case.key("batch.micro")),
+    let global = split.per_device_batch_size * split.micro_batches;
+    let help = match case.spec().batch.per_device_batch_size {
+        Some(1) => format!(
+            "raise {} to 2 or more",
+            case.key("batch.per_device_batch_size")
+        ),
         _ if split.ranks * 2 > global => {
             format!("use at most {} data-parallel ranks", global / 2)
         }
@@ -50,10 +57,10 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
     };
     findings.add(
         severity,
-        &["batch.micro"],
+        &["batch.per_device_batch_size"],
         format!(
             "KTO with a micro-batch of {} cannot estimate its KL term: {}",
-            split.micro,
+            split.per_device_batch_size,
             split.formula()
         ),
         help,
@@ -79,7 +86,7 @@ mod tests {
             of(&recipe, 128)[0].help,
             "use at most 64 data-parallel ranks"
         );
-        recipe.spec.batch.micro = Some(1);
+        recipe.spec.batch.per_device_batch_size = Some(1);
         assert!(of(&recipe, 8)[0].help.starts_with("raise"));
         recipe.dialect = Dialect::Halos;
         assert_eq!(of(&recipe, 8)[0].severity, Severity::Warning);

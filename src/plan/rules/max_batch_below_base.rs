@@ -15,13 +15,13 @@ error. A maximum less than one quantum above it allows no growth: a warning.",
     wrong: Example {
         flags: "--gpus 4",
         recipe: native!(
-            "  batch: {global: 256, micro: 4}\n  schedule: {kind: norm-test, max_batch: 128}\n"
+            "  batch: {global: 256, per_device_batch_size: 4}\n  schedule: {kind: norm-test, max_batch: 128}\n"
         ),
     },
     right: Example {
         flags: "--gpus 4",
         recipe: native!(
-            "  batch: {global: 256, micro: 4}\n  schedule: {kind: norm-test, max_batch: 8192}\n"
+            "  batch: {global: 256, per_device_batch_size: 4}\n  schedule: {kind: norm-test, max_batch: 8192}\n"
         ),
     },
     check: Check::Plan(check),

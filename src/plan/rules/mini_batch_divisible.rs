@@ -20,13 +20,13 @@ where `whiten_rewards` is on.",
     wrong: Example {
         flags: "--gpus 8",
         recipe: native!(
-            "  objective: ppo\n  batch: {global: 64, micro: 8}\n  generation: {num_mini_batches: 3}\n"
+            "  objective: ppo\n  batch: {global: 64, per_device_batch_size: 8}\n  generation: {num_mini_batches: 3}\n"
         ),
     },
     right: Example {
         flags: "--gpus 8",
         recipe: native!(
-            "  objective: ppo\n  batch: {global: 64, micro: 8}\n  generation: {num_mini_batches: 4}\n"
+            "  objective: ppo\n  batch: {global: 64, per_device_batch_size: 8}\n  generation: {num_mini_batches: 4}\n"
         ),
     },
     check: Check::Plan(check),
@@ -37,7 +37,7 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
     let (Some(parts), Some(split)) = (spec.generation.num_mini_batches, case.draft.split) else {
         return;
     };
-    let share = split.micro * split.accumulation();
+    let share = split.per_device_batch_size * split.accumulation();
     if spec.objective != Objective::Ppo || parts == 0 {
         return;
     }
@@ -54,7 +54,7 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
             &["generation.num_mini_batches"],
             format!(
                 "{parts} mini-batches do not divide the {} × {} = {share} samples of a device",
-                split.micro,
+                split.per_device_batch_size,
                 split.accumulation()
             ),
             format!("use a divisor of {share}, or another world"),

@@ -30,6 +30,7 @@ mod elasticity_bounds;
 mod eval_batch_divisible;
 mod eval_data_missing;
 mod eval_interval_multiple;
+mod external_trainer;
 mod fsdp_batch_min;
 mod generation_batch_divisible;
 mod global_batch_conflict;
@@ -44,7 +45,6 @@ mod model_shape;
 mod norm_test_never_grows;
 mod one_group;
 mod one_machine;
-mod own_program;
 mod paper_eta_out_of_reach;
 mod parallelism_product;
 mod rank_memory;
@@ -108,7 +108,7 @@ static PLANNER_RULES: &[&Rule] = &[
     &norm_test_never_grows::RULE,
     &one_group::RULE,
     &one_machine::RULE,
-    &own_program::RULE,
+    &external_trainer::RULE,
     &paper_eta_out_of_reach::RULE,
     &parallelism_product::RULE,
     &rank_memory::RULE,

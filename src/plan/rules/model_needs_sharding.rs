@@ -24,13 +24,13 @@ out-of-memory error.",
     wrong: Example {
         flags: "--gpus 8 --device-memory 80GB",
         recipe: native!(
-            "  batch: {global: 128, micro: 4}\n  model: {path: mistralai/Mistral-7B-v0.1, precision: bf16}\n"
+            "  batch: {global: 128, per_device_batch_size: 4}\n  model: {path: mistralai/Mistral-7B-v0.1, precision: bf16}\n"
         ),
     },
     right: Example {
         flags: "--gpus 8 --device-memory 80GB",
         recipe: native!(
-            "  batch: {global: 128, micro: 4}\n  parallel: {strategy: fsdp}\n  model: {path: mistralai/Mistral-7B-v0.1, precision: bf16, activation_checkpointing: true}\n"
+            "  batch: {global: 128, per_device_batch_size: 4}\n  parallel: {strategy: fsdp}\n  model: {path: mistralai/Mistral-7B-v0.1, precision: bf16, activation_checkpointing: true}\n"
         ),
     },
     check: Check::Plan(check),
@@ -41,7 +41,7 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
         return;
     };
     let ranks = split.ranks;
-    if memory.fits(ranks, split.micro) {
+    if memory.fits(ranks, split.per_device_batch_size) {
         return;
     }
     let sharded_spec = sharded(case.spec());
@@ -183,7 +183,7 @@ mod tests {
         assert!(found[0].help.contains("--accelerate"));
         // A smaller micro-batch would not help, so the plan keeps the recipe's.
         let plan = crate::plan::plan(&recipe, &request).unwrap();
-        assert_eq!(plan.proof, "8 × 16 × 1 = 128");
+        assert_eq!(plan.formula, "8 × 16 × 1 = 128");
     }
 
     #[test]
@@ -232,7 +232,7 @@ mod tests {
         let message = &found[0].message;
         assert!(message.starts_with("a single sample needs"), "{message}");
         // The finding is about one sample, whatever the recipe's micro-batch.
-        recipe.spec.batch.micro = Some(1);
+        recipe.spec.batch.per_device_batch_size = Some(1);
         let one = only("model-needs-sharding", &recipe, &request);
         assert_eq!(&one[0].message, message);
     }

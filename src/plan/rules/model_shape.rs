@@ -15,13 +15,13 @@ not divide the width, divides by 0, or fails in the first forward pass on the ot
     wrong: Example {
         flags: "--gpus 4",
         recipe: native!(
-            "  batch: {global: 128, micro: 16}\n  model:\n    config: {hidden_size: 64, num_attention_heads: 6, num_hidden_layers: 2, vocab_size: 256}\n"
+            "  batch: {global: 128, per_device_batch_size: 16}\n  model:\n    config: {hidden_size: 64, num_attention_heads: 6, num_hidden_layers: 2, vocab_size: 256}\n"
         ),
     },
     right: Example {
         flags: "--gpus 4",
         recipe: native!(
-            "  batch: {global: 128, micro: 16}\n  model:\n    config: {hidden_size: 64, num_attention_heads: 4, num_hidden_layers: 2, vocab_size: 256}\n"
+            "  batch: {global: 128, per_device_batch_size: 16}\n  model:\n    config: {hidden_size: 64, num_attention_heads: 4, num_hidden_layers: 2, vocab_size: 256}\n"
         ),
     },
     check: Check::Plan(surveyed),

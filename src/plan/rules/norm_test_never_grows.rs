@@ -16,13 +16,13 @@ scale + batch).",
     wrong: Example {
         flags: "--gpus 4",
         recipe: native!(
-            "  batch: {global: 256, micro: 4}\n  schedule: {kind: norm-test, eta: 1.5}\n"
+            "  batch: {global: 256, per_device_batch_size: 4}\n  schedule: {kind: norm-test, eta: 1.5}\n"
         ),
     },
     right: Example {
         flags: "--gpus 4",
         recipe: native!(
-            "  batch: {global: 256, micro: 4}\n  schedule: {kind: norm-test, eta: 0.15}\n"
+            "  batch: {global: 256, per_device_batch_size: 4}\n  schedule: {kind: norm-test, eta: 0.15}\n"
         ),
     },
     check: Check::Plan(check),

@@ -16,11 +16,15 @@ step, has no estimate, and the batch silently never grows.",
 divides by J − 1 fails at J = 1.",
     wrong: Example {
         flags: "--gpus 1",
-        recipe: native!("  batch: {global: 64, micro: 64}\n  schedule: {kind: norm-test}\n"),
+        recipe: native!(
+            "  batch: {global: 64, per_device_batch_size: 64}\n  schedule: {kind: norm-test}\n"
+        ),
     },
     right: Example {
         flags: "--gpus 1",
-        recipe: native!("  batch: {global: 64, micro: 16}\n  schedule: {kind: norm-test}\n"),
+        recipe: native!(
+            "  batch: {global: 64, per_device_batch_size: 16}\n  schedule: {kind: norm-test}\n"
+        ),
     },
     check: Check::Plan(check),
 };
@@ -47,12 +51,16 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
         );
     } else if !workers && split.micro_batches < 2 {
         findings.at(
-            &["batch.micro", "schedule"],
+            &["batch.per_device_batch_size", "schedule"],
             format!(
                 "the norm test compares micro-batches, and a step of {} has 1",
-                split.micro * split.micro_batches
+                split.per_device_batch_size * split.micro_batches
             ),
-            format!("lower {} below {}", case.key("batch.micro"), split.micro),
+            format!(
+                "lower {} below {}",
+                case.key("batch.per_device_batch_size"),
+                split.per_device_batch_size
+            ),
         );
     }
 }
@@ -70,7 +78,7 @@ mod tests {
         };
         let mut recipe = norm_test(|_| {});
         assert_eq!(found(&recipe, 1), 0);
-        recipe.spec.batch.micro = Some(128);
+        recipe.spec.batch.per_device_batch_size = Some(128);
         assert_eq!(found(&recipe, 1), 1);
         assert_eq!(found(&recipe, 2), 0);
         let workers = norm_test(|test| test.groups = Groups::Workers);

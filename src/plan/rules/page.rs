@@ -36,7 +36,7 @@ pub(super) fn index(rules: &[&Rule]) -> String {
     index += &wrap(
         "A recipe must satisfy these rules before Evenkeel starts a run. `evenkeel explain RULE` \
          prints the same pages. They name keys as native recipes do. In upstream dialects these \
-         keys are below the key `evenkeel`, as `evenkeel.batch.micro=4`, if upstream has no such key. \
+         keys are below the key `evenkeel`, as `evenkeel.batch.per_device_batch_size=4`, if upstream has no such key. \
          The pages are generated: change the rules in `src/plan/rules/` and run the tests \
          with `UPDATE=1`.",
     );

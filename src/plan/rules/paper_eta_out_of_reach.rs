@@ -17,13 +17,13 @@ larger base batch grows only by chance. So the paper's η is not valid for anoth
     wrong: Example {
         flags: "--gpus 4",
         recipe: native!(
-            "  batch: {global: 256, micro: 4}\n  schedule: {kind: norm-test, estimator: paper, eta: 0.2}\n"
+            "  batch: {global: 256, per_device_batch_size: 4}\n  schedule: {kind: norm-test, estimator: paper, eta: 0.2}\n"
         ),
     },
     right: Example {
         flags: "--gpus 4",
         recipe: native!(
-            "  batch: {global: 256, micro: 4}\n  schedule: {kind: norm-test, estimator: unbiased, eta: 0.2}\n"
+            "  batch: {global: 256, per_device_batch_size: 4}\n  schedule: {kind: norm-test, estimator: unbiased, eta: 0.2}\n"
         ),
     },
     check: Check::Plan(check),
@@ -37,7 +37,7 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
     if test.estimator != Estimator::Paper || split.ranks < 2 {
         return;
     }
-    let global = (split.micro * split.micro_batches) as f64;
+    let global = (split.per_device_batch_size * split.micro_batches) as f64;
     let others = (split.ranks - 1) as f64;
     let target = others / (test.eta * test.eta);
     if target < global {

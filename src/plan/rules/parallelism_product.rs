@@ -19,11 +19,15 @@ num_machines on each machine, without the remainder. transformers 5.23.0, `train
 (tp × cp × sp), floored, not divided by pipeline stages.",
     wrong: Example {
         flags: "--gpus 6",
-        recipe: native!("  batch: {global: 128, micro: 4}\n  parallel: {tensor: 4}\n"),
+        recipe: native!(
+            "  batch: {global: 128, per_device_batch_size: 4}\n  parallel: {tensor: 4}\n"
+        ),
     },
     right: Example {
         flags: "--gpus 8",
-        recipe: native!("  batch: {global: 128, micro: 4}\n  parallel: {tensor: 4}\n"),
+        recipe: native!(
+            "  batch: {global: 128, per_device_batch_size: 4}\n  parallel: {tensor: 4}\n"
+        ),
     },
     check: Check::Plan(check),
 };

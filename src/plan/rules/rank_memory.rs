@@ -19,13 +19,13 @@ until it fits.",
     wrong: Example {
         flags: "",
         recipe: native!(
-            "  # launched with --rank-memory 8GiB\n  batch: {global: 128, micro: 4}\n  model: {path: meta-llama/Llama-3.2-1B}\n"
+            "  # launched with --rank-memory 8GiB\n  batch: {global: 128, per_device_batch_size: 4}\n  model: {path: meta-llama/Llama-3.2-1B}\n"
         ),
     },
     right: Example {
         flags: "",
         recipe: native!(
-            "  # launched with --rank-memory 8GiB --procs 4\n  batch: {global: 128, micro: 4}\n  model: {path: meta-llama/Llama-3.2-1B}\n  parallel: {strategy: fsdp}\n"
+            "  # launched with --rank-memory 8GiB --procs 4\n  batch: {global: 128, per_device_batch_size: 4}\n  model: {path: meta-llama/Llama-3.2-1B}\n  parallel: {strategy: fsdp}\n"
         ),
     },
     check: Check::Trainer(check),

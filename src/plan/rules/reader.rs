@@ -172,8 +172,8 @@ that a script requests from Slurm (`#SBATCH --gres=gpu:8`, or a comment with the
 the launcher starts its own number of processes, whatever the script requested."
     upstream "accelerate 16cb6eb, `commands/launch.py` (`_validate_launch_command`): takes from the \
 config only the options that the command line lacks."
-    wrong "--gpus 8 -- accelerate launch --num_processes 8 train.py" "distributed_type: MULTI_GPU\nnum_processes: 4\nevenkeel:\n  batch: {global: 32, micro: 4}\n";
-    right "--gpus 4 -- accelerate launch --num_processes 4 train.py" "distributed_type: MULTI_GPU\nnum_processes: 4\nevenkeel:\n  batch: {global: 32, micro: 4}\n";
+    wrong "--gpus 8 -- accelerate launch --num_processes 8 train.py" "distributed_type: MULTI_GPU\nnum_processes: 4\nevenkeel:\n  batch: {global: 32, per_device_batch_size: 4}\n";
+    right "--gpus 4 -- accelerate launch --num_processes 4 train.py" "distributed_type: MULTI_GPU\nnum_processes: 4\nevenkeel:\n  batch: {global: 32, per_device_batch_size: 4}\n";
 }
 
 page! {
@@ -190,8 +190,8 @@ does not depend on it."
 launcher exits unless the command gives it. A missing key inside a \
 mapping, such as a data set's `id`, fails when it is first used. HALOs and \
 direct-preference-optimization: `OmegaConf.missing_keys`, \"Got missing keys in config\"."
-    wrong "--gpus 8" "apiVersion: evenkeel.dev/v1alpha1\nspec:\n  batch: {global: 128, micro: 16}\n";
-    right "--gpus 8" native!("  batch: {global: 128, micro: 16}\n");
+    wrong "--gpus 8" "apiVersion: evenkeel.dev/v1alpha1\nspec:\n  batch: {global: 128, per_device_batch_size: 16}\n";
+    right "--gpus 8" native!("  batch: {global: 128, per_device_batch_size: 16}\n");
 }
 
 page! {
@@ -228,8 +228,8 @@ divide something. Every number of a recipe except the seeds has a range, and the
 is neither."
     upstream "Mostly unchecked upstream: a batch of 0 ends in a division by zero or an empty loader. \
 `datasets`, `train_test_split`: raises on a share that is not between 0 and 1."
-    wrong "--gpus 8" native!("  batch: {global: 0, micro: 16}\n");
-    right "--gpus 8" native!("  batch: {global: 128, micro: 16}\n");
+    wrong "--gpus 8" native!("  batch: {global: 0, per_device_batch_size: 16}\n");
+    right "--gpus 8" native!("  batch: {global: 128, per_device_batch_size: 16}\n");
 }
 
 page! {
@@ -267,8 +267,8 @@ Upstream a name may be any text (`run_name`, the last part of `output_dir`). The
 nearest label, and a note says so if that differs."
     upstream "Kubernetes, `apimachinery/pkg/util/validation` (`IsDNS1123Label`). transformers 5.23.0, \
 `training_args.py`: `run_name` is shown in reports, `output_dir` is a path."
-    wrong "--gpus 8" "apiVersion: evenkeel.dev/v1alpha1\nkind: Recipe\nmetadata: {name: ../../elsewhere}\nspec:\n  batch: {global: 128, micro: 16}\n";
-    right "--gpus 8" "apiVersion: evenkeel.dev/v1alpha1\nkind: Recipe\nmetadata: {name: my-run-2}\nspec:\n  batch: {global: 128, micro: 16}\n";
+    wrong "--gpus 8" "apiVersion: evenkeel.dev/v1alpha1\nkind: Recipe\nmetadata: {name: ../../elsewhere}\nspec:\n  batch: {global: 128, per_device_batch_size: 16}\n";
+    right "--gpus 8" "apiVersion: evenkeel.dev/v1alpha1\nkind: Recipe\nmetadata: {name: my-run-2}\nspec:\n  batch: {global: 128, per_device_batch_size: 16}\n";
 }
 
 page! {
@@ -280,8 +280,8 @@ braces stays unchanged, because programs use braces too. A name close to a place
 would pass a meaningless argument to every rank. `trainer.resume` must contain `{checkpoint}`: without it \
 the program would not know which checkpoint to resume from."
     upstream "torchrun passes a script's arguments on unchanged: its batch does not follow the world."
-    wrong "--gpus 8" "apiVersion: evenkeel.dev/v1alpha1\nkind: Recipe\nspec:\n  batch: {global: 128, micro: 16}\n  trainer: {command: [python, train.py, '{resume_arg}']}\n";
-    right "--gpus 8" "apiVersion: evenkeel.dev/v1alpha1\nkind: Recipe\nspec:\n  batch: {global: 128, micro: 16}\n  trainer: {command: [python, train.py, '{resume_args}'], resume: [--from, '{checkpoint}']}\n";
+    wrong "--gpus 8" "apiVersion: evenkeel.dev/v1alpha1\nkind: Recipe\nspec:\n  batch: {global: 128, per_device_batch_size: 16}\n  trainer: {command: [python, train.py, '{resume_arg}']}\n";
+    right "--gpus 8" "apiVersion: evenkeel.dev/v1alpha1\nkind: Recipe\nspec:\n  batch: {global: 128, per_device_batch_size: 16}\n  trainer: {command: [python, train.py, '{resume_args}'], resume: [--from, '{checkpoint}']}\n";
 }
 
 page! {
@@ -306,7 +306,7 @@ configs but does not read them. `--dialect` decides where no key does; a file wi
 most likely not a recipe."
     upstream "None."
     wrong "--gpus 8" "steps: [build, test]\n";
-    right "--gpus 8" native!("  batch: {global: 128, micro: 16}\n");
+    right "--gpus 8" native!("  batch: {global: 128, per_device_batch_size: 16}\n");
 }
 
 page! {
@@ -317,8 +317,8 @@ places where upstream ignores unknown keys, this is a warning; on the command li
 trainer's script may define more keys, so in its recipe a key that resembles no other is a warning too."
     upstream "HfArgumentParser (transformers 5.23.0) and accelerate 16cb6eb refuse the file; TRL f2cd577 \
 ignores it in a file and refuses it on the command line. It ignores unknown keys inside a mapping, such as `dataset_mixture`."
-    wrong "--gpus 8" native!("  batch: {global: 128, micro: 16, acumulation: 2}\n");
-    right "--gpus 8" native!("  batch: {global: 128, micro: 16, accumulation: 1}\n");
+    wrong "--gpus 8" native!("  batch: {global: 128, per_device_batch_size: 16, acumulation: 2}\n");
+    right "--gpus 8" native!("  batch: {global: 128, per_device_batch_size: 16, accumulation: 1}\n");
 }
 
 page! {
@@ -340,8 +340,8 @@ page! {
     why "The key takes one of a fixed set of values, and this is none of them. The help line names the \
 nearest."
     upstream "Enums of transformers and accelerate raise on it as well, when the trainer is built."
-    wrong "--gpus 8" native!("  objective: stf\n  batch: {global: 128, micro: 16}\n");
-    right "--gpus 8" native!("  objective: sft\n  batch: {global: 128, micro: 16}\n");
+    wrong "--gpus 8" native!("  objective: stf\n  batch: {global: 128, per_device_batch_size: 16}\n");
+    right "--gpus 8" native!("  objective: sft\n  batch: {global: 128, per_device_batch_size: 16}\n");
 }
 
 page! {
@@ -383,8 +383,8 @@ page! {
     why "For example text where the key takes a number, or one value where it takes a list. The help line \
 names the type."
     upstream "HfArgumentParser converts what it can and raises on the rest."
-    wrong "--gpus 8" native!("  batch: {global: 128, micro: sixteen}\n");
-    right "--gpus 8" native!("  batch: {global: 128, micro: 16}\n");
+    wrong "--gpus 8" native!("  batch: {global: 128, per_device_batch_size: sixteen}\n");
+    right "--gpus 8" native!("  batch: {global: 128, per_device_batch_size: 16}\n");
 }
 
 page! {
@@ -394,6 +394,6 @@ page! {
 indentation and unclosed quotes; the message shows the position. The quotes of a command must be closed as \
 well."
     upstream "Every YAML loader refuses it."
-    wrong "--gpus 8" native!("  batch: {global: 128, micro: 16\n");
-    right "--gpus 8" native!("  batch: {global: 128, micro: 16}\n");
+    wrong "--gpus 8" native!("  batch: {global: 128, per_device_batch_size: 16\n");
+    right "--gpus 8" native!("  batch: {global: 128, per_device_batch_size: 16}\n");
 }

@@ -14,12 +14,14 @@ pub(super) const RULE: Rule = Rule {
     wrong: Example {
         flags: "--gpus 4",
         recipe: native!(
-            "  batch: {global: 256, micro: 4}\n  schedule: {kind: stages, stages: []}\n"
+            "  batch: {global: 256, per_device_batch_size: 4}\n  schedule: {kind: stages, stages: []}\n"
         ),
     },
     right: Example {
         flags: "--gpus 4",
-        recipe: native!("  batch: {global: 256, micro: 4}\n  schedule: {kind: constant}\n"),
+        recipe: native!(
+            "  batch: {global: 256, per_device_batch_size: 4}\n  schedule: {kind: constant}\n"
+        ),
     },
     check: Check::Plan(check),
 };

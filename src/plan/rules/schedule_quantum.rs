@@ -17,13 +17,13 @@ of workers × accumulation.",
     wrong: Example {
         flags: "--gpus 4",
         recipe: native!(
-            "  batch: {global: 256, micro: 4}\n  schedule:\n    kind: stages\n    stages: [{share: 0.5, batch: 256}, {share: 0.5, batch: 400}]\n"
+            "  batch: {global: 256, per_device_batch_size: 4}\n  schedule:\n    kind: stages\n    stages: [{share: 0.5, batch: 256}, {share: 0.5, batch: 400}]\n"
         ),
     },
     right: Example {
         flags: "--gpus 4",
         recipe: native!(
-            "  batch: {global: 256, micro: 4}\n  elasticity: {min: 4, max: 4}\n  schedule:\n    kind: stages\n    stages: [{share: 0.5, batch: 256}, {share: 0.5, batch: 400}]\n"
+            "  batch: {global: 256, per_device_batch_size: 4}\n  elasticity: {min: 4, max: 4}\n  schedule:\n    kind: stages\n    stages: [{share: 0.5, batch: 256}, {share: 0.5, batch: 400}]\n"
         ),
     },
     check: Check::Plan(check),
@@ -64,7 +64,7 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
             ),
             format!(
                 "use {near}, a smaller {}, or narrow {} and {}",
-                case.key("batch.micro"),
+                case.key("batch.per_device_batch_size"),
                 case.key("elasticity.min"),
                 case.key("elasticity.max")
             ),

@@ -17,13 +17,13 @@ positions.",
     wrong: Example {
         flags: "--gpus 4",
         recipe: native!(
-            "  batch: {global: 128, micro: 16}\n  data: {sequence_length: 4096}\n  model:\n    config: {hidden_size: 64, num_attention_heads: 4, num_hidden_layers: 2, vocab_size: 256, max_position_embeddings: 2048}\n"
+            "  batch: {global: 128, per_device_batch_size: 16}\n  data: {sequence_length: 4096}\n  model:\n    config: {hidden_size: 64, num_attention_heads: 4, num_hidden_layers: 2, vocab_size: 256, max_position_embeddings: 2048}\n"
         ),
     },
     right: Example {
         flags: "--gpus 4",
         recipe: native!(
-            "  batch: {global: 128, micro: 16}\n  data: {sequence_length: 2048}\n  model:\n    config: {hidden_size: 64, num_attention_heads: 4, num_hidden_layers: 2, vocab_size: 256, max_position_embeddings: 2048}\n"
+            "  batch: {global: 128, per_device_batch_size: 16}\n  data: {sequence_length: 2048}\n  model:\n    config: {hidden_size: 64, num_attention_heads: 4, num_hidden_layers: 2, vocab_size: 256, max_position_embeddings: 2048}\n"
         ),
     },
     check: Check::Plan(surveyed),

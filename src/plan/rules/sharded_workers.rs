@@ -18,13 +18,13 @@ micro-batch a step or with unsharded accumulation.",
     wrong: Example {
         flags: "--gpus 4",
         recipe: native!(
-            "  batch: {global: 128, micro: 4}\n  parallel: {strategy: fsdp}\n  schedule: {kind: norm-test, estimator: paper, eta: 0.1}\n"
+            "  batch: {global: 128, per_device_batch_size: 4}\n  parallel: {strategy: fsdp}\n  schedule: {kind: norm-test, estimator: paper, eta: 0.1}\n"
         ),
     },
     right: Example {
         flags: "--gpus 4",
         recipe: native!(
-            "  batch: {global: 128, micro: 4}\n  parallel: {strategy: fsdp}\n  schedule: {kind: norm-test, estimator: paper, eta: 0.1, unsharded_accumulation: true}\n"
+            "  batch: {global: 128, per_device_batch_size: 4}\n  parallel: {strategy: fsdp}\n  schedule: {kind: norm-test, estimator: paper, eta: 0.1, unsharded_accumulation: true}\n"
         ),
     },
     check: Check::Plan(check),
@@ -42,7 +42,9 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
         (Estimator::Unbiased, Groups::Workers) => ("schedule.groups", "`groups: workers`"),
         (Estimator::Unbiased, Groups::MicroBatches) => return,
     };
-    let accumulation = test.max_batch.div_ceil(split.ranks * split.micro);
+    let accumulation = test
+        .max_batch
+        .div_ceil(split.ranks * split.per_device_batch_size);
     if sharded && accumulation > 1 && !test.unsharded_accumulation {
         findings.at(
             &[path, "schedule"],

@@ -17,13 +17,13 @@ smaller sum leaves samples without a batch, a larger sum leaves stages without s
     wrong: Example {
         flags: "--gpus 4",
         recipe: native!(
-            "  batch: {global: 256, micro: 4}\n  schedule:\n    kind: stages\n    stages: [{share: 0.5, batch: 256}, {share: 0.4, batch: 512}]\n"
+            "  batch: {global: 256, per_device_batch_size: 4}\n  schedule:\n    kind: stages\n    stages: [{share: 0.5, batch: 256}, {share: 0.4, batch: 512}]\n"
         ),
     },
     right: Example {
         flags: "--gpus 4",
         recipe: native!(
-            "  batch: {global: 256, micro: 4}\n  schedule:\n    kind: stages\n    stages: [{share: 0.5, batch: 256}, {share: 0.5, batch: 512}]\n"
+            "  batch: {global: 256, per_device_batch_size: 4}\n  schedule:\n    kind: stages\n    stages: [{share: 0.5, batch: 256}, {share: 0.5, batch: 512}]\n"
         ),
     },
     check: Check::Plan(check),

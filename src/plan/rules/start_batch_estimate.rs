@@ -20,13 +20,13 @@ model parallelism for 70B.",
     wrong: Example {
         flags: "--gpus 8 --device-memory 24GB",
         recipe: native!(
-            "  objective: sft\n  batch: {global: 128, micro: 16}\n  parallel: {strategy: fsdp}\n  data: {sequence_length: 2048}\n  model:\n    path: mistralai/Mistral-7B-v0.1\n    precision: bf16\n    activation_checkpointing: true\n"
+            "  objective: sft\n  batch: {global: 128, per_device_batch_size: 16}\n  parallel: {strategy: fsdp}\n  data: {sequence_length: 2048}\n  model:\n    path: mistralai/Mistral-7B-v0.1\n    precision: bf16\n    activation_checkpointing: true\n"
         ),
     },
     right: Example {
         flags: "--gpus 8 --device-memory 80GB",
         recipe: native!(
-            "  objective: sft\n  batch: {global: 128, micro: 16}\n  parallel: {strategy: fsdp}\n  data: {sequence_length: 2048}\n  model:\n    path: mistralai/Mistral-7B-v0.1\n    precision: bf16\n    activation_checkpointing: true\n"
+            "  objective: sft\n  batch: {global: 128, per_device_batch_size: 16}\n  parallel: {strategy: fsdp}\n  data: {sequence_length: 2048}\n  model:\n    path: mistralai/Mistral-7B-v0.1\n    precision: bf16\n    activation_checkpointing: true\n"
         ),
     },
     check: Check::Plan(check),
@@ -37,38 +37,38 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
         return;
     };
     let memory = case.memory();
-    let path = "batch.micro";
+    let path = "batch.per_device_batch_size";
     if case.request.estimate {
         report_proposal(case, findings);
     } else if let (Some(unlimited), Some(memory)) = (case.draft.unlimited, &memory)
-        && let Some(stated) = case.draft.micro(case.spec())
-        && memory.fits(split.ranks, split.micro)
+        && let Some(stated) = case.draft.per_device_batch_size(case.spec())
+        && memory.fits(split.ranks, split.per_device_batch_size)
     {
         findings.at(
             &[path],
             format!(
                 "micro-batch {} (stated: {stated}) needs about {} per device; {} of {} can be used: \
                  {} fits, by estimate",
-                unlimited.micro,
-                memory.needed(split.ranks, unlimited.micro),
+                unlimited.per_device_batch_size,
+                memory.needed(split.ranks, unlimited.per_device_batch_size),
                 memory.usable(),
                 memory.available(),
-                split.micro
+                split.per_device_batch_size
             ),
             format!(
                 "no action needed: accumulation makes up the rest, {}",
                 split.formula()
             ),
         );
-    } else if case.draft.micro(case.spec()).is_none() {
+    } else if case.draft.per_device_batch_size(case.spec()).is_none() {
         let (message, help) = match memory {
             // `model-needs-sharding` covers this case.
-            Some(memory) if !memory.fits(split.ranks, split.micro) => return,
+            Some(memory) if !memory.fits(split.ranks, split.per_device_batch_size) => return,
             Some(memory) => (
                 format!(
                     "no micro-batch is stated: {} is the largest that fits, by estimate ({} of {})",
-                    split.micro,
-                    memory.needed(split.ranks, split.micro),
+                    split.per_device_batch_size,
+                    memory.needed(split.ranks, split.per_device_batch_size),
                     memory.usable()
                 ),
                 format!("state {} to choose another", case.key(path)),
@@ -77,7 +77,7 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
                 format!(
                     "no micro-batch is stated, and the devices' memory is not known: {} is the \
                      largest that divides the batch up to {DEFAULT_MICRO}",
-                    split.micro
+                    split.per_device_batch_size
                 ),
                 format!(
                     "state {}, or give `--device-memory` and a model whose shape is known",
@@ -94,11 +94,11 @@ fn report_proposal(case: &Case<'_>, findings: &mut Findings<'_>) {
     let (Some(split), Some(memory)) = (case.draft.split, case.memory()) else {
         return;
     };
-    if !memory.fits(split.ranks, split.micro) {
+    if !memory.fits(split.ranks, split.per_device_batch_size) {
         return;
     }
-    let path = "batch.micro";
-    let stated = match case.spec().batch.micro {
+    let path = "batch.per_device_batch_size";
+    let stated = match case.spec().batch.per_device_batch_size {
         Some(stated) => format!(" (stated: {stated})"),
         None => String::new(),
     };
@@ -107,8 +107,8 @@ fn report_proposal(case: &Case<'_>, findings: &mut Findings<'_>) {
         &[path],
         format!(
             "{} is the largest micro-batch that fits, by estimate: {} of {}{stated}",
-            split.micro,
-            memory.needed(split.ranks, split.micro),
+            split.per_device_batch_size,
+            memory.needed(split.ranks, split.per_device_batch_size),
             memory.usable()
         ),
         format!(
@@ -134,7 +134,7 @@ mod tests {
         let found = only("start-batch-estimate", &recipe, &request);
         assert_eq!(found[0].severity, Severity::Warning);
         let plan = plan(&recipe, &request).unwrap();
-        assert_eq!(plan.proof, "8 × 2 × 8 = 128");
+        assert_eq!(plan.formula, "8 × 2 × 8 = 128");
         assert_eq!(
             plan.outline.adjusted[0].why,
             "as much as the devices' memory allows, by estimate"
@@ -152,28 +152,28 @@ mod tests {
         let found = only("start-batch-estimate", &recipe, &request);
         assert_eq!(found[0].severity, Severity::Note);
         assert!(found[0].message.ends_with("(stated: 16)"), "{found:?}");
-        assert_eq!(plan(&recipe, &request).unwrap().proof, "4 × 32 × 1 = 128");
+        assert_eq!(plan(&recipe, &request).unwrap().formula, "4 × 32 × 1 = 128");
     }
 
     #[test]
     fn without_a_stated_micro_batch_memory_decides() {
         let mut recipe = seven_billion();
-        recipe.spec.batch.micro = None;
+        recipe.spec.batch.per_device_batch_size = None;
         let request = PlanRequest {
             device_memory: Some(80_000_000_000),
             ..PlanRequest::gpus(8)
         };
         let found = only("start-batch-estimate", &recipe, &request);
         assert_eq!(found[0].severity, Severity::Note);
-        assert_eq!(plan(&recipe, &request).unwrap().proof, "8 × 16 × 1 = 128");
+        assert_eq!(plan(&recipe, &request).unwrap().formula, "8 × 16 × 1 = 128");
     }
 
     #[test]
     fn without_memory_upstreams_default_is_the_limit() {
         let mut recipe = recipe();
-        recipe.spec.batch.micro = None;
+        recipe.spec.batch.per_device_batch_size = None;
         let plan = plan(&recipe, &PlanRequest::gpus(8)).unwrap();
-        assert_eq!(plan.proof, "8 × 8 × 2 = 128");
+        assert_eq!(plan.formula, "8 × 8 × 2 = 128");
         assert_eq!(plan.outline.diagnostics[0].rule, "start-batch-estimate");
     }
 }

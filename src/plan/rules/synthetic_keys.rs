@@ -15,13 +15,13 @@ Likewise `synthetic` has no effect on a source that is read from files.",
     wrong: Example {
         flags: "--gpus 4",
         recipe: native!(
-            "  batch: {global: 128, micro: 16}\n  data:\n    train: [{path: synthetic, weight: 0.5}]\n"
+            "  batch: {global: 128, per_device_batch_size: 16}\n  data:\n    train: [{path: synthetic, weight: 0.5}]\n"
         ),
     },
     right: Example {
         flags: "--gpus 4",
         recipe: native!(
-            "  batch: {global: 128, micro: 16}\n  data:\n    train: [{path: synthetic, synthetic: {samples: 50000}}]\n"
+            "  batch: {global: 128, per_device_batch_size: 16}\n  data:\n    train: [{path: synthetic, synthetic: {samples: 50000}}]\n"
         ),
     },
     check: Check::Plan(check),

@@ -15,13 +15,13 @@ source: with files its floor would mean nothing.",
     wrong: Example {
         flags: "--gpus 4",
         recipe: native!(
-            "  batch: {global: 128, micro: 16}\n  data:\n    train: [{path: synthetic, synthetic: {vocabulary: 64, branching: 64}}]\n"
+            "  batch: {global: 128, per_device_batch_size: 16}\n  data:\n    train: [{path: synthetic, synthetic: {vocabulary: 64, branching: 64}}]\n"
         ),
     },
     right: Example {
         flags: "--gpus 4",
         recipe: native!(
-            "  batch: {global: 128, micro: 16}\n  data:\n    train: [{path: synthetic, synthetic: {vocabulary: 64, branching: 4}}]\n"
+            "  batch: {global: 128, per_device_batch_size: 16}\n  data:\n    train: [{path: synthetic, synthetic: {vocabulary: 64, branching: 4}}]\n"
         ),
     },
     check: Check::Plan(surveyed),

@@ -3,19 +3,21 @@
 use super::{Case, find, judge};
 use crate::plan::{Draft, Flaw, PlanRequest, Trainer};
 use crate::recipe::schema::spec::{BatchSchedule, NormTest, Objective, Precision, Strategy};
-use crate::recipe::{Diagnostic, Dialect, Place, Places, Recipe, Severity, Sources, Span, Spec};
+use crate::recipe::{
+    Diagnostic, Dialect, Recipe, Severity, Sources, Span, Spec, ValueSource, ValueSources,
+};
 
 /// A native recipe: a global batch of 128, micro-batch 16, and nothing else.
 pub(in crate::plan) fn recipe() -> Recipe {
     let mut spec = Spec::default();
     spec.batch.global = Some(128);
-    spec.batch.micro = Some(16);
+    spec.batch.per_device_batch_size = Some(16);
     Recipe {
         dialect: Dialect::Native,
         detected: "made by a test".to_owned(),
         part: false,
         spec,
-        places: Places::new(),
+        value_sources: ValueSources::new(),
         sources: Sources::default(),
         files: Default::default(),
         diagnostics: Vec::new(),
@@ -54,7 +56,9 @@ pub(in crate::plan) fn wrote(recipe: &mut Recipe, file: &str, path: &str, key: &
         column: 1,
     };
     let key = key.to_owned();
-    recipe.places.insert(path.to_owned(), Place { key, span });
+    recipe
+        .value_sources
+        .insert(path.to_owned(), ValueSource { key, span });
 }
 
 /// The findings of one rule.

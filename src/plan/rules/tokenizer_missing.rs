@@ -15,13 +15,13 @@ be for another machine. It does not report models of the hub, which have a token
     wrong: Example {
         flags: "--gpus 4",
         recipe: native!(
-            "  batch: {global: 128, micro: 16}\n  tokenizer: {path: nowhere/tokenizer.json}\n  data:\n    train: [{path: chat.jsonl}]\n"
+            "  batch: {global: 128, per_device_batch_size: 16}\n  tokenizer: {path: nowhere/tokenizer.json}\n  data:\n    train: [{path: chat.jsonl}]\n"
         ),
     },
     right: Example {
         flags: "--gpus 4",
         recipe: native!(
-            "  batch: {global: 128, micro: 16}\n  tokenizer: {path: byte}\n  data:\n    train: [{path: chat.jsonl}]\n"
+            "  batch: {global: 128, per_device_batch_size: 16}\n  tokenizer: {path: byte}\n  data:\n    train: [{path: chat.jsonl}]\n"
         ),
     },
     check: Check::PlanWarning(surveyed),

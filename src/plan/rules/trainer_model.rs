@@ -14,13 +14,13 @@ window, would be another model under the same name.",
     wrong: Example {
         flags: "",
         recipe: native!(
-            "  batch: {global: 128, micro: 4}\n  model:\n    config: {model_type: qwen2, hidden_size: 64, num_hidden_layers: 2, vocab_size: 256}\n"
+            "  batch: {global: 128, per_device_batch_size: 4}\n  model:\n    config: {model_type: qwen2, hidden_size: 64, num_hidden_layers: 2, vocab_size: 256}\n"
         ),
     },
     right: Example {
         flags: "",
         recipe: native!(
-            "  batch: {global: 128, micro: 4}\n  model:\n    config: {model_type: llama, hidden_size: 64, num_attention_heads: 4, num_hidden_layers: 2, vocab_size: 256}\n"
+            "  batch: {global: 128, per_device_batch_size: 4}\n  model:\n    config: {model_type: llama, hidden_size: 64, num_attention_heads: 4, num_hidden_layers: 2, vocab_size: 256}\n"
         ),
     },
     check: Check::Trainer(surveyed),

@@ -18,11 +18,15 @@ another experiment: `launch` refuses it.",
 stages 1 to 3.",
     wrong: Example {
         flags: "--gpus 4",
-        recipe: native!("  batch: {global: 128, micro: 4}\n  optimizer: {name: lion_8bit}\n"),
+        recipe: native!(
+            "  batch: {global: 128, per_device_batch_size: 4}\n  optimizer: {name: lion_8bit}\n"
+        ),
     },
     right: Example {
         flags: "--gpus 4",
-        recipe: native!("  batch: {global: 128, micro: 4}\n  optimizer: {name: adamw_torch}\n"),
+        recipe: native!(
+            "  batch: {global: 128, per_device_batch_size: 4}\n  optimizer: {name: adamw_torch}\n"
+        ),
     },
     check: Check::PlanWarning(check),
 };

@@ -17,11 +17,11 @@ these.",
     upstream: "None: it concerns Evenkeel's built-in trainer.",
     wrong: Example {
         flags: "",
-        recipe: native!("  objective: dpo\n  batch: {global: 128, micro: 4}\n"),
+        recipe: native!("  objective: dpo\n  batch: {global: 128, per_device_batch_size: 4}\n"),
     },
     right: Example {
         flags: "",
-        recipe: native!("  objective: sft\n  batch: {global: 128, micro: 4}\n"),
+        recipe: native!("  objective: sft\n  batch: {global: 128, per_device_batch_size: 4}\n"),
     },
     check: Check::Trainer(check),
 };

@@ -12,11 +12,15 @@ data-parallel, replicated or sharded, and cannot split a model along these axes.
     upstream: "None: it concerns Evenkeel's built-in trainer.",
     wrong: Example {
         flags: "",
-        recipe: native!("  batch: {global: 128, micro: 4}\n  parallel: {tensor: 4}\n"),
+        recipe: native!(
+            "  batch: {global: 128, per_device_batch_size: 4}\n  parallel: {tensor: 4}\n"
+        ),
     },
     right: Example {
         flags: "",
-        recipe: native!("  batch: {global: 128, micro: 4}\n  parallel: {strategy: fsdp}\n"),
+        recipe: native!(
+            "  batch: {global: 128, per_device_batch_size: 4}\n  parallel: {strategy: fsdp}\n"
+        ),
     },
     check: Check::Trainer(check),
 };

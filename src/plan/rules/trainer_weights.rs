@@ -14,13 +14,13 @@ name.",
     wrong: Example {
         flags: "",
         recipe: native!(
-            "  batch: {global: 128, micro: 4}\n  model: {path: mistralai/Mistral-7B-v0.1, adapters: true}\n"
+            "  batch: {global: 128, per_device_batch_size: 4}\n  model: {path: mistralai/Mistral-7B-v0.1, adapters: true}\n"
         ),
     },
     right: Example {
         flags: "",
         recipe: native!(
-            "  batch: {global: 128, micro: 4}\n  model: {path: mistralai/Mistral-7B-v0.1}\n"
+            "  batch: {global: 128, per_device_batch_size: 4}\n  model: {path: mistralai/Mistral-7B-v0.1}\n"
         ),
     },
     check: Check::Trainer(check),

@@ -24,11 +24,11 @@ an external trainer, an objective that the built-in trainer does not have) is re
 for unequal shares.",
     wrong: Example {
         flags: "--gpus 3 --remainder uneven",
-        recipe: native!("  objective: dpo\n  batch: {global: 128, micro: 16}\n"),
+        recipe: native!("  objective: dpo\n  batch: {global: 128, per_device_batch_size: 16}\n"),
     },
     right: Example {
         flags: "--gpus 4 --remainder uneven",
-        recipe: native!("  objective: dpo\n  batch: {global: 128, micro: 16}\n"),
+        recipe: native!("  objective: dpo\n  batch: {global: 128, per_device_batch_size: 16}\n"),
     },
     check: Check::Plan(check),
 };
@@ -54,7 +54,7 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
     let Some(split) = case.draft.split.filter(uneven) else {
         return;
     };
-    // `own-program` reports it for an external trainer.
+    // `external-trainer` reports it for an external trainer.
     if case.spec().trainer.is_external() {
         return;
     }

@@ -33,7 +33,7 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
     let Some(split) = case.draft.split else {
         return;
     };
-    let together = split.ranks * split.micro;
+    let together = split.ranks * split.per_device_batch_size;
     if case.recipe.dialect != Dialect::Halos || !UNPAIRED.contains(&spec.objective) || together > 1
     {
         return;
@@ -66,7 +66,7 @@ mod tests {
         let mut recipe = recipe();
         recipe.dialect = Dialect::Halos;
         recipe.spec.batch.global = Some(4);
-        recipe.spec.batch.micro = None;
+        recipe.spec.batch.per_device_batch_size = None;
         recipe.spec.batch.accumulation = Some(4);
         recipe.spec.batch.division = Division::Exact;
         let mut of = |objective, gpus| {

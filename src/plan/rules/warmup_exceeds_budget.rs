@@ -14,13 +14,13 @@ the end of the warm-up, so it never lets the batch grow.",
     wrong: Example {
         flags: "--gpus 4",
         recipe: native!(
-            "  batch: {global: 128, micro: 16}\n  budget: {samples: 10000}\n  learning_rate: {warmup_steps: 100}\n"
+            "  batch: {global: 128, per_device_batch_size: 16}\n  budget: {samples: 10000}\n  learning_rate: {warmup_steps: 100}\n"
         ),
     },
     right: Example {
         flags: "--gpus 4",
         recipe: native!(
-            "  batch: {global: 128, micro: 16}\n  budget: {samples: 10000}\n  learning_rate: {warmup_ratio: 0.1}\n"
+            "  batch: {global: 128, per_device_batch_size: 16}\n  budget: {samples: 10000}\n  learning_rate: {warmup_ratio: 0.1}\n"
         ),
     },
     check: Check::Plan(check),

@@ -239,7 +239,7 @@ pub(crate) fn overruled_by_flag(launched: &Node, settings: &[Setting], reading: 
 pub(crate) fn conflicts(launched: &Node, recipe: &Node, reading: &mut Reading) {
     for (path, rule) in [
         ("batch.accumulation", "accumulation-conflict"),
-        ("batch.micro", "deepspeed-batch-triple"),
+        ("batch.per_device_batch_size", "deepspeed-batch-triple"),
     ] {
         let (Some(launched_value), Some(recipe_value)) =
             (launched.get_path(path), recipe.get_path(path))

@@ -33,7 +33,10 @@ pub struct Deepspeed;
 /// The batch triple and its native paths.
 pub(crate) const TRIPLE: [(&str, &str); 3] = [
     ("train_batch_size", "batch.global"),
-    ("train_micro_batch_size_per_gpu", "batch.micro"),
+    (
+        "train_micro_batch_size_per_gpu",
+        "batch.per_device_batch_size",
+    ),
     ("gradient_accumulation_steps", "batch.accumulation"),
 ];
 
@@ -244,14 +247,17 @@ fn implied_world(root: &Node, tree: &mut Tree, reading: &mut Reading) {
         let node = tree.get(path)?;
         Some((node.text()?.parse().ok()?, node.span))
     };
-    let (Some((global, at)), Some((micro, _)), Some((accumulation, _))) = (
+    let (Some((global, at)), Some((per_device_batch_size, _)), Some((accumulation, _))) = (
         number("batch.global"),
-        number("batch.micro"),
+        number("batch.per_device_batch_size"),
         number("batch.accumulation"),
     ) else {
         return;
     };
-    let Some(pass) = micro.checked_mul(accumulation).filter(|pass| *pass > 0) else {
+    let Some(pass) = per_device_batch_size
+        .checked_mul(accumulation)
+        .filter(|pass| *pass > 0)
+    else {
         return;
     };
     if global % pass == 0 && global > 0 {
@@ -271,7 +277,7 @@ fn implied_world(root: &Node, tree: &mut Tree, reading: &mut Reading) {
         reading.error(
             "deepspeed-batch-triple",
             Some(at),
-            format!("{global} is not {micro} × {accumulation} × world for any world, and DeepSpeed requires equality"),
+            format!("{global} is not {per_device_batch_size} × {accumulation} × world for any world, and DeepSpeed requires equality"),
             "remove one of the three: DeepSpeed derives it",
         );
     }

@@ -202,17 +202,19 @@ fn evaluation(values: &Values<'_>, version: Version, tree: &mut Tree, reading: &
 }
 
 fn model(values: &Values<'_>, version: Version, tree: &mut Tree, reading: &mut Reading) {
-    let places = [
+    let value_sources = [
         "model.from_checkpoint",
         "model.load_from",
         "model.name_or_path",
     ];
     // Legacy checkpoints have upstream's format, so the named model gives the shape.
-    let places = match version {
-        Version::Legacy => &places[2..],
-        Version::Head | Version::PerStep => &places[..],
+    let value_sources = match version {
+        Version::Legacy => &value_sources[2..],
+        Version::Head | Version::PerStep => &value_sources[..],
     };
-    let path = places.iter().find_map(|key| values.text(key, reading));
+    let path = value_sources
+        .iter()
+        .find_map(|key| values.text(key, reading));
     tree.text_if("model.path", path);
     let tokenizer = ["model.tokenizer_name_or_path", "model.name_or_path"];
     let tokenizer = tokenizer.iter().find_map(|key| values.text(key, reading));

@@ -22,7 +22,7 @@ use crate::recipe::schema::spec::Spec;
 use crate::recipe::syntax::diagnostic::{Diagnostic, Severity};
 use crate::recipe::syntax::node::Node;
 use crate::recipe::syntax::scalar::{Resolved, Schema};
-use crate::recipe::syntax::source::Places;
+use crate::recipe::syntax::source::ValueSources;
 use crate::util::suggest::{did_you_mean, short};
 
 /// `apiVersion` of the native form.
@@ -53,7 +53,7 @@ impl Reader for Native {
     }
 }
 
-/// The native path of an override: overrides name keys of the spec, such as `batch.micro=4`. The
+/// The native path of an override: overrides name keys of the spec, such as `batch.per_device_batch_size=4`. The
 /// reserved key of other dialects also works, so one command line fits every recipe.
 fn override_path(key: &str) -> String {
     if key.starts_with("metadata.") {
@@ -157,14 +157,14 @@ fn expect(root: &Node, key: &str, value: &str, diagnostics: &mut Vec<Diagnostic>
 /// Converts a tree with native keys to a spec and the places of its values.
 ///
 /// All problems go to `diagnostics`; if one of them is an error, the spec is `None`.
-pub fn build(tree: &Node, diagnostics: &mut Vec<Diagnostic>) -> Option<(Spec, Places)> {
+pub fn build(tree: &Node, diagnostics: &mut Vec<Diagnostic>) -> Option<(Spec, ValueSources)> {
     let before = diagnostics.len();
-    let (spec, places) = de::spec(tree, diagnostics);
+    let (spec, value_sources) = de::spec(tree, diagnostics);
     let spec = spec?;
-    limits::check(&spec, &places, diagnostics);
-    check_name_and_output(&spec, &places, diagnostics);
+    limits::check(&spec, &value_sources, diagnostics);
+    check_name_and_output(&spec, &value_sources, diagnostics);
     if let Some((path, problem)) = placeholder::flaw(&spec.trainer) {
-        let place = places.get(path);
+        let place = value_sources.get(path);
         let key = place.map_or(path, |place| &place.key);
         diagnostics.push(Diagnostic::error(
             "trainer-command",
@@ -176,14 +176,18 @@ pub fn build(tree: &Node, diagnostics: &mut Vec<Diagnostic>) -> Option<(Spec, Pl
     let refused = diagnostics[before..]
         .iter()
         .any(|d| d.severity == Severity::Error);
-    (!refused).then_some((spec, places))
+    (!refused).then_some((spec, value_sources))
 }
 
 /// Checks the run's name and directory. A refused value is a stand-in by now and is not reported
 /// again.
-fn check_name_and_output(spec: &Spec, places: &Places, diagnostics: &mut Vec<Diagnostic>) {
+fn check_name_and_output(
+    spec: &Spec,
+    value_sources: &ValueSources,
+    diagnostics: &mut Vec<Diagnostic>,
+) {
     let mut refuse = |path: &str, problem: String, help: String| {
-        let place = places.get(path);
+        let place = value_sources.get(path);
         let span = place.map(|place| place.span);
         if span.is_none() || diagnostics.iter().all(|d| d.span != span) {
             let key = place.map_or(path, |place| &place.key);

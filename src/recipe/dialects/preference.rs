@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use super::hydra::{self, Place, Program, Values};
+use super::hydra::{self, Program, TreeLocation, Values};
 use crate::recipe::schema::origin::Origin;
 use crate::recipe::schema::reader::{Confidence, Detected, ReadOptions};
 use crate::recipe::schema::reading::Reading;
@@ -55,7 +55,7 @@ fn reason(root: &Node, path: &Path, origin: &Origin, wanted: Kind) -> Option<Str
         return (found == wanted)
             .then(|| format!("it has a defaults list with `loss`, and the key `{key}`"));
     }
-    let place = Place::of(path, origin);
+    let place = TreeLocation::of(path, origin);
     let group = place.group()?;
     let above = Reading::at(origin).load(&place.root())?;
     let (found, _) = kind(&above)?;
@@ -81,7 +81,7 @@ pub(crate) fn compose(
     program: &Program,
     reading: &mut Reading,
 ) -> Composed {
-    let place = Place::of(asked.path, &reading.origin);
+    let place = TreeLocation::of(asked.path, &reading.origin);
     let (overrides, file) = (asked.overrides, asked.command_line);
     let span = root.span;
     let config = hydra::compose(root, &place, program, overrides, file, reading);
@@ -132,7 +132,7 @@ pub(crate) fn name(values: &Values<'_>, path: &Path, tree: &mut Tree, reading: &
     match values.text("exp_name", reading) {
         Some(given) => run_name::put(&given, tree, reading),
         None => {
-            let place = Place::of(path, &reading.origin);
+            let place = TreeLocation::of(path, &reading.origin);
             tree.default("name", run_name::label(place.option()));
         }
     }

@@ -140,7 +140,7 @@ mod tests {
         assert!(first_problem(line).ends_with(missing));
         let typed = format!("{line} --gradient_accumulation_steps 4");
         let batch = read_command(&typed).unwrap().spec.batch;
-        let numbers = (batch.micro, batch.accumulation, batch.gpus);
+        let numbers = (batch.per_device_batch_size, batch.accumulation, batch.gpus);
         assert_eq!(numbers, (Some(1), Some(4), Some(8)));
         let divided = first_problem(&format!("{typed} --sequence_parallel_size 2"));
         assert!(divided.contains("divides its ranks"), "{divided}");
@@ -152,6 +152,9 @@ mod tests {
         let line = "torchrun --nproc_per_node 2 finetune.py --per_device_train_batch_size 1";
         assert_eq!(read_command(line).unwrap().spec.batch.accumulation, Some(1));
         let line = "python open_instruct/finetune_trainer.py --do_train --seed 1";
-        assert_eq!(read_command(line).unwrap().spec.batch.micro, Some(8));
+        assert_eq!(
+            read_command(line).unwrap().spec.batch.per_device_batch_size,
+            Some(8)
+        );
     }
 }

@@ -176,7 +176,7 @@ impl Reader for Transformers {
         let mut native = translate(&root, asked.path, reading);
         if !trainer {
             // The program's defaults are not `Trainer`'s.
-            native.remove_path("batch.micro");
+            native.remove_path("batch.per_device_batch_size");
             native.remove_path("batch.accumulation");
         }
         Translated::whole(root, native)
@@ -369,7 +369,7 @@ mod tests {
         let spec = &recipe.spec;
         let batch = &spec.batch;
         assert_eq!(
-            (batch.micro, batch.accumulation, batch.gpus),
+            (batch.per_device_batch_size, batch.accumulation, batch.gpus),
             (Some(8), Some(2), Some(4))
         );
         assert_eq!(spec.learning_rate.peak, 1e-5);
@@ -379,7 +379,7 @@ mod tests {
         assert_eq!(spec.budget.steps, Some(100));
         assert_eq!(spec.name, "my-run");
         assert_eq!(
-            recipe.places["batch.micro"].key,
+            recipe.value_sources["batch.per_device_batch_size"].key,
             "per_device_train_batch_size"
         );
         // argparse converts arguments, so `1e-5` needs no warning.
@@ -391,7 +391,7 @@ mod tests {
     fn defaults_are_those_of_transformers() {
         let spec = command("python train.py --output_dir out --do_train").spec;
         assert_eq!(
-            (spec.batch.micro, spec.batch.accumulation),
+            (spec.batch.per_device_batch_size, spec.batch.accumulation),
             (Some(8), Some(1))
         );
         assert_eq!(spec.learning_rate.peak, 5e-5);
@@ -408,7 +408,10 @@ mod tests {
         let recipe = job(&[("args.json", json)], "").unwrap();
         assert_eq!(recipe.dialect, Dialect::Transformers);
         assert_eq!(
-            (recipe.spec.batch.micro, recipe.spec.learning_rate.peak),
+            (
+                recipe.spec.batch.per_device_batch_size,
+                recipe.spec.learning_rate.peak
+            ),
             (Some(4), 2e-5)
         );
         assert_eq!(recipe.diagnostics, [], "JSON's numbers need no dot");
@@ -442,7 +445,7 @@ mod tests {
         assert_eq!(recipe.spec.objective, Objective::Dpo);
         let batch = &recipe.spec.batch;
         assert_eq!(
-            (batch.micro, batch.accumulation, batch.gpus),
+            (batch.per_device_batch_size, batch.accumulation, batch.gpus),
             (Some(4), Some(8), Some(4))
         );
         assert_eq!(recipe.spec.parallel.strategy, Strategy::Fsdp);
@@ -491,7 +494,10 @@ mod tests {
          --auto_find_batch_size --my_own 1",
         );
         assert_eq!(
-            (recipe.spec.batch.micro, recipe.spec.batch.accumulation),
+            (
+                recipe.spec.batch.per_device_batch_size,
+                recipe.spec.batch.accumulation
+            ),
             (Some(8), Some(1))
         );
         assert!(recipe.spec.batch.auto_find);
@@ -550,7 +556,10 @@ mod tests {
         );
         assert_eq!(recipe.dialect, Dialect::Transformers);
         assert_eq!(
-            (recipe.spec.batch.micro, recipe.spec.batch.gpus),
+            (
+                recipe.spec.batch.per_device_batch_size,
+                recipe.spec.batch.gpus
+            ),
             (Some(2), Some(4))
         );
         // A key of TRL, beside arguments that TRL does not know.
@@ -568,7 +577,7 @@ mod tests {
         ));
         let batch = &recipe.spec.batch;
         assert_eq!(
-            (batch.micro, batch.accumulation, batch.gpus),
+            (batch.per_device_batch_size, batch.accumulation, batch.gpus),
             (Some(4), Some(2), Some(4))
         );
         // The program's defaults are not those of `TrainingArguments`.
@@ -594,18 +603,26 @@ mod tests {
             let recipe = command(line);
             assert_eq!(recipe.dialect, Dialect::Transformers, "{line}");
             let batch = &recipe.spec.batch;
-            assert_eq!((batch.micro, batch.accumulation), (None, None), "{line}");
+            assert_eq!(
+                (batch.per_device_batch_size, batch.accumulation),
+                (None, None),
+                "{line}"
+            );
         }
         for line in [
             "python run_clm.py --output_dir x --do_train",
             "torchrun --nproc_per_node 4 t.py --output_dir x --eval_strategy no",
         ] {
-            assert_eq!(command(line).spec.batch.micro, Some(8), "{line}");
+            assert_eq!(
+                command(line).spec.batch.per_device_batch_size,
+                Some(8),
+                "{line}"
+            );
         }
         let both = command("python t.py --batch_size 12 --per_device_train_batch_size 4");
-        assert_eq!(both.spec.batch.micro, Some(4));
+        assert_eq!(both.spec.batch.per_device_batch_size, Some(4));
         let trl = command("python sft.py --model_name_or_path m --dataset_name d");
-        assert_eq!(trl.spec.batch.micro, Some(8));
+        assert_eq!(trl.spec.batch.per_device_batch_size, Some(8));
     }
 
     #[test]
@@ -615,7 +632,10 @@ mod tests {
         let files = [("run.sh", script), ("train.args", arguments)];
         let recipe = job(&files, "").unwrap();
         let batch = &recipe.spec.batch;
-        assert_eq!((batch.micro, batch.accumulation), (Some(4), Some(3)));
+        assert_eq!(
+            (batch.per_device_batch_size, batch.accumulation),
+            (Some(4), Some(3))
+        );
         assert_eq!(recipe.spec.model.precision, Precision::Bf16);
         assert!(
             recipe.detected.contains("train.args` is read before"),
@@ -630,9 +650,9 @@ mod tests {
             ("args.json", json),
         ];
         let recipe = job(&files, "torchrun --nproc_per_node 4 @/train.py @/args.json").unwrap();
-        assert_eq!(recipe.spec.batch.micro, Some(2));
+        assert_eq!(recipe.spec.batch.per_device_batch_size, Some(2));
         let recipe = job(&files, "torchrun --nproc_per_node 4 @/train.py --seed 1").unwrap();
-        assert_eq!(recipe.spec.batch.micro, Some(4));
+        assert_eq!(recipe.spec.batch.per_device_batch_size, Some(4));
     }
 
     #[test]
@@ -690,7 +710,7 @@ mod tests {
                 .spec
                 .batch;
             assert_eq!(
-                (batch.micro, batch.accumulation),
+                (batch.per_device_batch_size, batch.accumulation),
                 (Some(4), Some(2)),
                 "{call}"
             );

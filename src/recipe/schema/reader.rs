@@ -149,7 +149,7 @@ pub trait Reader: Sync {
     /// Reads a file and applies the overrides. Problems go to `reading`; an error ends reading.
     fn read(&self, root: Node, asked: &ReadOptions<'_>, reading: &mut Reading) -> Translated;
 
-    /// The upstream key of a native path that a plan may change (`batch.micro`, `batch.accumulation`,
+    /// The upstream key of a native path that a plan may change (`batch.per_device_batch_size`, `batch.accumulation`,
     /// `generation.steps_per_generation`). `None`: the dialect has no such key.
     fn upstream_key(&self, _path: &str) -> Option<&'static str> {
         None

@@ -196,16 +196,16 @@ impl Node {
                     return;
                 };
                 let names = present.iter().enumerate();
-                let mut places: HashMap<String, usize> =
+                let mut value_sources: HashMap<String, usize> =
                     names.map(|(at, e)| (e.name.clone(), at)).collect();
                 for entry in entries {
-                    match places.get(&entry.name) {
+                    match value_sources.get(&entry.name) {
                         Some(&at) => {
                             present[at].name_span = entry.name_span;
                             present[at].value.overlay(entry.value);
                         }
                         None => {
-                            places.insert(entry.name.clone(), present.len());
+                            value_sources.insert(entry.name.clone(), present.len());
                             present.push(entry);
                         }
                     }

@@ -284,8 +284,8 @@ fn yaml11_float(text: &str) -> Option<f64> {
 /// `190:20:30.15`: base-60 digits, the last with a point.
 fn base60_float(text: &str) -> Option<f64> {
     let (negative, unsigned) = sign(text);
-    let (places, fraction) = unsigned.split_once('.')?;
-    let (head, tail) = places.split_once(':')?;
+    let (value_sources, fraction) = unsigned.split_once('.')?;
+    let (head, tail) = value_sources.split_once(':')?;
     if !head.starts_with(|c: char| c.is_ascii_digit())
         || !all(head, digit_or_underscore)
         || !fraction.bytes().all(digit_or_underscore)

@@ -63,11 +63,11 @@ pub struct Span {
 
 /// The upstream key of a value and the value's span.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Place {
+pub struct ValueSource {
     /// The upstream key, for example `per_device_train_batch_size`.
     pub key: String,
     pub span: Span,
 }
 
-/// Maps a native path (`batch.micro`) to the place that sets it. Absent paths have defaults.
-pub type Places = BTreeMap<String, Place>;
+/// Maps a native path (`batch.per_device_batch_size`) to the place that sets it. Absent paths have defaults.
+pub type ValueSources = BTreeMap<String, ValueSource>;

@@ -36,13 +36,13 @@ impl Line {
         let (label, tone, parts) = match event {
             Event::Planned {
                 name,
-                proof,
+                formula,
                 budget,
                 devices,
                 floor,
                 ..
             } => {
-                let mut parts = vec![name.clone(), proof.clone()];
+                let mut parts = vec![name.clone(), formula.clone()];
                 parts.extend((*budget > 0).then(|| plural(*budget, "sample")));
                 parts.push(devices.clone());
                 parts.extend(floor.map(|floor| format!("loss cannot go below {floor:.4}")));
@@ -58,14 +58,14 @@ impl Line {
             Event::GenerationStarted {
                 generation,
                 world,
-                proof,
+                formula,
                 reason,
                 start_samples,
             } => {
                 let mut parts = vec![
                     format!("{generation}: {reason}"),
                     ranks(*world),
-                    proof.clone(),
+                    formula.clone(),
                 ];
                 if *start_samples > 0 {
                     parts.push(format!("from sample {}", grouped(*start_samples)));
@@ -115,24 +115,24 @@ impl Line {
                 parts.push(reason.clone());
                 ("Batch", Tone::Notable, parts)
             }
-            Event::Waiting { why } => ("Waiting", Tone::Notable, vec![why.clone()]),
+            Event::Waiting { message } => ("Waiting", Tone::Notable, vec![message.clone()]),
             Event::Said { rank, line } => ("Rank", Tone::Fine, vec![format!("{rank}: {line}")]),
             Event::RankLost { rank, reason } => {
                 ("Lost", Tone::Alarm, vec![format!("rank {rank}: {reason}")])
             }
-            Event::Draining { why } => ("Draining", Tone::Notable, vec![why.clone()]),
-            Event::Staying { why } => ("Staying", Tone::Notable, vec![why.clone()]),
+            Event::Draining { message } => ("Draining", Tone::Notable, vec![message.clone()]),
+            Event::Staying { message } => ("Staying", Tone::Notable, vec![message.clone()]),
             Event::Rescaled {
                 from,
                 to,
                 seconds,
-                why,
+                message,
             } => (
                 "Rescaled",
                 Tone::Notable,
                 vec![
                     format!("{from} → {} in {}", ranks(*to), duration(*seconds)),
-                    why.clone(),
+                    message.clone(),
                 ],
             ),
             Event::Straggler {

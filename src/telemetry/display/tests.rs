@@ -66,7 +66,7 @@ pub(crate) fn run() -> Vec<Event> {
     let mut events = vec![
         Event::Planned {
             name: "quickstart".to_owned(),
-            proof: "2 × 8 × 2 = 32".to_owned(),
+            formula: "2 × 8 × 2 = 32".to_owned(),
             world: 2,
             global_batch: 32,
             budget: 1_024,
@@ -86,7 +86,7 @@ pub(crate) fn run() -> Vec<Event> {
         Event::GenerationStarted {
             generation: 1,
             world: 2,
-            proof: "2 × 8 × 2 = 32".to_owned(),
+            formula: "2 × 8 × 2 = 32".to_owned(),
             reason: "first start".to_owned(),
             start_samples: 0,
         },
@@ -125,7 +125,7 @@ pub(crate) fn run() -> Vec<Event> {
         Event::GenerationStarted {
             generation: 2,
             world: 1,
-            proof: "1 × 8 × 8 = 64".to_owned(),
+            formula: "1 × 8 × 8 = 64".to_owned(),
             reason: "rank 1 was lost".to_owned(),
             start_samples: 128,
         },
@@ -136,23 +136,23 @@ pub(crate) fn run() -> Vec<Event> {
             from: 2,
             to: 1,
             seconds: 1.42,
-            why: "rank 1 was lost".to_owned(),
+            message: "rank 1 was lost".to_owned(),
         },
         Event::Warning {
             message: "the last epoch is not whole".to_owned(),
         },
         Event::Waiting {
-            why: "0 of the pool's nodes have 2 GPUs free for this job".to_owned(),
+            message: "0 of the pool's nodes have 2 GPUs free for this job".to_owned(),
         },
         Event::Said {
             rank: 1,
             line: "loading the tokenizer".to_owned(),
         },
         Event::Draining {
-            why: "interrupted (Ctrl-C); once more ends at once".to_owned(),
+            message: "interrupted (Ctrl-C); once more ends at once".to_owned(),
         },
         Event::Staying {
-            why: "1 rank asked for".to_owned(),
+            message: "1 rank asked for".to_owned(),
         },
         Event::Finished {
             samples: 1_024,

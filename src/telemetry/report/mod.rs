@@ -41,7 +41,7 @@ pub struct ReportInput {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Facts {
     /// The plan's batch arithmetic, for example `8 × 16 × 1 = 128`.
-    pub proof: String,
+    pub formula: String,
     /// The budget, in samples.
     pub budget: Option<u64>,
     /// Other facts, for example the recipe, the model, the devices.
@@ -64,7 +64,7 @@ pub struct GenerationFacts {
     pub generation: u64,
     pub world: u64,
     /// The batch arithmetic, as in `Facts`.
-    pub proof: String,
+    pub formula: String,
     /// Why the generation was started.
     pub reason: String,
     /// Samples consumed before it.

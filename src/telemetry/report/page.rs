@@ -26,10 +26,10 @@ pub fn render(input: &ReportInput) -> String {
          <link rel=\"icon\" href=\"data:,\">\n\
          <title>{title}: training report</title>\n<style>\n{STYLE}</style>\n</head>\n<body>\n\
          <header>\n<p class=\"kind\">Evenkeel training report</p>\n<h1>{title}</h1>\n\
-         <p class=\"proof\">{proof} <span>data-parallel size × micro-batch × accumulation = \
+         <p class=\"formula\">{formula} <span>data-parallel size × micro-batch × accumulation = \
          global batch</span></p>\n</header>\n<main>\n{headline}{divergence}{ledger}{plots}{generations}\
          {evaluations}{details}</main>\n</body>\n</html>\n",
-        proof = escape(&input.facts.proof),
+        formula = escape(&input.facts.formula),
         headline = headline(input),
         divergence = divergence(input),
         ledger = ledger(input),
@@ -215,7 +215,7 @@ fn generations(input: &ReportInput) -> String {
             vec![
                 Cell::Short(row.generation.to_string()),
                 Cell::Short(row.world.to_string()),
-                Cell::Short(row.proof.clone()),
+                Cell::Short(row.formula.clone()),
                 Cell::Long(row.reason.clone()),
                 Cell::Short(grouped(row.start_samples)),
                 Cell::Short(grouped(steps().count() as u64)),

@@ -36,7 +36,7 @@ fn run() -> ReportInput {
     ReportInput {
         title: "quickstart".to_owned(),
         facts: Facts {
-            proof: "2 × 8 × 2 = 32".to_owned(),
+            formula: "2 × 8 × 2 = 32".to_owned(),
             budget: Some(1_900),
             details: vec![Fact {
                 label: "Model".to_owned(),
@@ -48,7 +48,7 @@ fn run() -> ReportInput {
             GenerationFacts {
                 generation: 1,
                 world: 2,
-                proof: "2 × 8 × 2 = 32".to_owned(),
+                formula: "2 × 8 × 2 = 32".to_owned(),
                 reason: "first start".to_owned(),
                 start_samples: 0,
                 seconds_to_first_step: Some(0.61),
@@ -56,7 +56,7 @@ fn run() -> ReportInput {
             GenerationFacts {
                 generation: 2,
                 world: 3,
-                proof: "8 × (2 + 1 + 1) = 32".to_owned(),
+                formula: "8 × (2 + 1 + 1) = 32".to_owned(),
                 reason: "resized to 3 ranks".to_owned(),
                 start_samples: 320,
                 seconds_to_first_step: None,
@@ -185,11 +185,11 @@ fn nothing_from_a_recipe_becomes_markup() {
     let evil = "</script><script>alert('x')</script>&\"<b>";
     let mut input = run();
     input.title = evil.to_owned();
-    input.facts.proof = evil.to_owned();
+    input.facts.formula = evil.to_owned();
     input.facts.details[0].label = evil.to_owned();
     input.facts.details[0].value = evil.to_owned();
     input.generations[1].reason = evil.to_owned();
-    input.generations[1].proof = evil.to_owned();
+    input.generations[1].formula = evil.to_owned();
     input.ledger = Some(LedgerVerdict {
         proven: false,
         text: evil.to_owned(),

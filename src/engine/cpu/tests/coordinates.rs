@@ -157,8 +157,8 @@ fn measuring_changes_no_bit_of_the_weights() {
                 let mut engine = rank(&config, strategy, measure, world);
                 let batch = samples();
                 for row in 3..7 {
-                    let micro = batch.part(row, row + 1);
-                    engine.accumulate(micro, measured, row == 6).unwrap();
+                    let micro_batch = batch.part(row, row + 1);
+                    engine.accumulate(micro_batch, measured, row == 6).unwrap();
                 }
                 engine.reduce(measured).unwrap();
                 engine.update(REVEAL).unwrap();
@@ -200,11 +200,13 @@ fn coordinates_that_were_not_measured_are_refused() {
     let expected = "coordinates are available only in a step that measures them, from an engine made \
                     for it";
     let mut plain = engine(config());
-    let error = plain.accumulate(batch.micro(), OF_MICRO_BATCHES, true);
+    let error = plain.accumulate(batch.micro_batch(), OF_MICRO_BATCHES, true);
     assert_eq!(error.unwrap_err().to_string(), expected);
 
     let mut engine = rank(&config(), Strategy::Replicated, OF_MICRO_BATCHES, None);
-    engine.accumulate(batch.micro(), NOTHING, true).unwrap();
+    engine
+        .accumulate(batch.micro_batch(), NOTHING, true)
+        .unwrap();
     engine.reduce(NOTHING).unwrap();
     let error = engine.coordinates(&mut |_, _| {});
     assert_eq!(error.unwrap_err().to_string(), expected);

@@ -7,7 +7,7 @@ fn check_finite_differences(config: ModelConfig) {
     // Longer than a block of queries, so that the test covers several blocks.
     let batch = Batch::new(2, 70);
     let mut engine = engine(config);
-    let (_, gradient) = gradient_of(&mut engine, batch.micro());
+    let (_, gradient) = gradient_of(&mut engine, batch.micro_batch());
     let layout = engine.layout().clone();
     for (unit, gradient) in gradient.iter().enumerate() {
         let original = engine.export(unit, true).unwrap().unwrap();
@@ -40,7 +40,7 @@ fn check_finite_differences(config: ModelConfig) {
                         *w += (a * step) as f32;
                     }
                     engine.import(unit, &moved).unwrap();
-                    engine.evaluate(batch.micro()).unwrap().0
+                    engine.evaluate(batch.micro_batch()).unwrap().0
                 };
                 let measured = (loss_at(step) - loss_at(-step)) / (2.0 * step);
                 // The f32 forward pass rounds by about 1e-5 of the loss; the cube of the step size is
@@ -72,12 +72,15 @@ fn accumulation_equals_one_large_micro_batch() {
     for config in [config(), tied()] {
         let batch = Batch::new(4, 20);
         let mut engine = engine(config);
-        let (loss, whole) = gradient_of(&mut engine, batch.micro());
+        let (loss, whole) = gradient_of(&mut engine, batch.micro_batch());
         for measure in [NOTHING, EVERYTHING] {
             let mut sum = 0.0;
             for row in 0..4 {
-                let micro = batch.part(row, row + 1);
-                sum += engine.accumulate(micro, measure, row == 3).unwrap().loss;
+                let micro_batch = batch.part(row, row + 1);
+                sum += engine
+                    .accumulate(micro_batch, measure, row == 3)
+                    .unwrap()
+                    .loss;
             }
             assert!((sum - loss).abs() < 1e-6 * loss);
             assert_close(&whole, &take_gradient(&mut engine), 1e-5);
@@ -95,15 +98,18 @@ fn chunks_of_the_head_give_the_whole_batchs_loss_and_gradient() {
         };
         let batch = Batch::new(3, 70);
         let mut engine = engine(config);
-        let (loss, whole) = gradient_of(&mut engine, batch.micro());
+        let (loss, whole) = gradient_of(&mut engine, batch.micro_batch());
         let head_rows = engine.workspace.as_ref().unwrap().shared.head_rows;
         assert!((71..140).contains(&head_rows), "{head_rows}");
-        let evaluated = engine.evaluate(batch.micro()).unwrap();
+        let evaluated = engine.evaluate(batch.micro_batch()).unwrap();
         assert_eq!(evaluated, (loss, 70 + 35 + 70));
         let mut sum = 0.0;
         for row in 0..3 {
-            let micro = batch.part(row, row + 1);
-            sum += engine.accumulate(micro, NOTHING, row == 2).unwrap().loss;
+            let micro_batch = batch.part(row, row + 1);
+            sum += engine
+                .accumulate(micro_batch, NOTHING, row == 2)
+                .unwrap()
+                .loss;
         }
         assert!((sum - loss).abs() < 1e-6 * loss);
         assert_close(&whole, &take_gradient(&mut engine), 1e-5);
@@ -116,23 +122,25 @@ fn norms_match_the_gradients() {
         let batch = Batch::new(3, 20);
         let mut engine = engine(config);
         let close = |a: f64, b: f64| assert!((a - b).abs() < 1e-5 * b, "{a} {b}");
-        let (_, whole) = gradient_of(&mut engine, batch.micro());
+        let (_, whole) = gradient_of(&mut engine, batch.micro_batch());
         for row in 0..3 {
             let (_, own) = gradient_of(&mut engine, batch.part(row, row + 1));
             // With and without a gradient accumulated before it.
             for before in 0..2 {
                 for _ in 0..before {
-                    engine.accumulate(batch.micro(), EVERYTHING, false).unwrap();
+                    engine
+                        .accumulate(batch.micro_batch(), EVERYTHING, false)
+                        .unwrap();
                 }
-                let micro = batch.part(row, row + 1);
-                let got = engine.accumulate(micro, EVERYTHING, true).unwrap();
+                let micro_batch = batch.part(row, row + 1);
+                let got = engine.accumulate(micro_batch, EVERYTHING, true).unwrap();
                 close(got.squared_norm.unwrap(), squared_norm(&own));
                 engine.discard();
             }
         }
         for row in 0..3 {
-            let micro = batch.part(row, row + 1);
-            engine.accumulate(micro, NOTHING, row == 2).unwrap();
+            let micro_batch = batch.part(row, row + 1);
+            engine.accumulate(micro_batch, NOTHING, row == 2).unwrap();
         }
         let reduced = engine.reduce(EVERYTHING).unwrap();
         close(reduced.squared_norm, squared_norm(&whole));

@@ -8,7 +8,8 @@ fn the_memory_limit_is_known_before_the_first_step() {
     let mut free = engine(config());
     let model = free.memory().0;
     free.reserve(4, 40).unwrap();
-    free.accumulate(batch.micro(), EVERYTHING, true).unwrap();
+    free.accumulate(batch.micro_batch(), EVERYTHING, true)
+        .unwrap();
     let needed = free.memory().0;
 
     let limited = |limit| {
@@ -24,10 +25,12 @@ fn the_memory_limit_is_known_before_the_first_step() {
     // The reserved memory is exactly enough for the whole step.
     let mut exact = limited(needed).unwrap();
     exact.reserve(4, 40).unwrap();
-    exact.accumulate(batch.micro(), EVERYTHING, true).unwrap();
+    exact
+        .accumulate(batch.micro_batch(), EVERYTHING, true)
+        .unwrap();
     exact.reduce(EVERYTHING).unwrap();
     exact.update(REVEAL).unwrap();
-    exact.evaluate(batch.micro()).unwrap();
+    exact.evaluate(batch.micro_batch()).unwrap();
     assert_eq!(exact.memory(), (needed, needed));
 
     // One byte less is refused and leaves nothing allocated; a smaller micro-batch still works.
@@ -46,15 +49,15 @@ fn the_memory_limit_is_known_before_the_first_step() {
 fn sizes_beyond_a_limit_are_refused_with_a_message() {
     let mut engine = engine(config());
     let mut batch = Batch::new(2, 20);
-    let mut say = |micro: MicroBatch<'_>| {
-        let error = engine.accumulate(micro, NOTHING, true).unwrap_err();
+    let mut say = |micro_batch: MicroBatch<'_>| {
+        let error = engine.accumulate(micro_batch, NOTHING, true).unwrap_err();
         assert_eq!(
-            engine.evaluate(micro).unwrap_err().to_string(),
+            engine.evaluate(micro_batch).unwrap_err().to_string(),
             error.to_string()
         );
         error.to_string()
     };
-    let whole = batch.micro();
+    let whole = batch.micro_batch();
     let mut messages = vec![
         say(MicroBatch { batch: 3, ..whole }),
         say(MicroBatch {
@@ -79,9 +82,9 @@ fn sizes_beyond_a_limit_are_refused_with_a_message() {
         }),
     ];
     batch.targets[7] = 30;
-    messages.push(say(batch.micro()));
+    messages.push(say(batch.micro_batch()));
     batch.tokens[7] = 31;
-    messages.push(say(batch.micro()));
+    messages.push(say(batch.micro_batch()));
     messages.push(engine.reserve(0, 20).unwrap_err().to_string());
     messages.push(engine.reserve(1, 1000).unwrap_err().to_string());
     messages.push(engine.export(9, true).unwrap_err().to_string());

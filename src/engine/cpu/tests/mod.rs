@@ -65,7 +65,7 @@ impl Batch {
         }
     }
 
-    fn micro(&self) -> MicroBatch<'_> {
+    fn micro_batch(&self) -> MicroBatch<'_> {
         self.part(0, self.rows)
     }
 
@@ -117,8 +117,8 @@ fn take_gradient(engine: &mut CpuEngine) -> Vec<Vec<f32>> {
         .collect()
 }
 
-fn gradient_of(engine: &mut CpuEngine, micro: MicroBatch<'_>) -> (f64, Vec<Vec<f32>>) {
-    let got = engine.accumulate(micro, NOTHING, true).unwrap();
+fn gradient_of(engine: &mut CpuEngine, micro_batch: MicroBatch<'_>) -> (f64, Vec<Vec<f32>>) {
+    let got = engine.accumulate(micro_batch, NOTHING, true).unwrap();
     (got.loss, take_gradient(engine))
 }
 
@@ -144,9 +144,11 @@ fn evaluation_gives_the_loss_of_training() {
     for config in [config(), tied()] {
         let mut engine = engine(config);
         let batch = Batch::new(3, 20);
-        let trained = engine.accumulate(batch.micro(), NOTHING, true).unwrap();
+        let trained = engine
+            .accumulate(batch.micro_batch(), NOTHING, true)
+            .unwrap();
         engine.discard();
-        let (loss, targets) = engine.evaluate(batch.micro()).unwrap();
+        let (loss, targets) = engine.evaluate(batch.micro_batch()).unwrap();
         assert_eq!((loss, targets), (trained.loss, trained.targets));
         assert_eq!(targets, 20 + 10 + 20);
         assert_eq!(trained.squared_norm, None);
@@ -157,9 +159,9 @@ fn evaluation_gives_the_loss_of_training() {
 fn evaluation_in_the_middle_of_a_step_changes_nothing() {
     let batch = Batch::new(2, 20);
     let mut engine = engine(config());
-    let (_, expected) = gradient_of(&mut engine, batch.micro());
+    let (_, expected) = gradient_of(&mut engine, batch.micro_batch());
     engine.accumulate(batch.part(0, 1), NOTHING, false).unwrap();
-    engine.evaluate(batch.micro()).unwrap();
+    engine.evaluate(batch.micro_batch()).unwrap();
     engine.accumulate(batch.part(1, 2), NOTHING, true).unwrap();
     assert_close(&expected, &take_gradient(&mut engine), 1e-5);
 }
@@ -168,21 +170,21 @@ fn evaluation_in_the_middle_of_a_step_changes_nothing() {
 fn a_discarded_gradient_leaves_no_trace() {
     let batch = Batch::new(2, 20);
     let mut engine = engine(config());
-    let (_, expected) = gradient_of(&mut engine, batch.micro());
+    let (_, expected) = gradient_of(&mut engine, batch.micro_batch());
     engine.accumulate(batch.part(0, 1), NOTHING, false).unwrap();
     engine.discard();
-    assert_eq!(gradient_of(&mut engine, batch.micro()).1, expected);
+    assert_eq!(gradient_of(&mut engine, batch.micro_batch()).1, expected);
     engine.accumulate(batch.part(0, 1), NOTHING, true).unwrap();
     engine.reduce(NOTHING).unwrap();
     engine.discard();
-    assert_eq!(gradient_of(&mut engine, batch.micro()).1, expected);
+    assert_eq!(gradient_of(&mut engine, batch.micro_batch()).1, expected);
 }
 
 #[test]
 fn a_step_without_micro_batches_has_no_gradient() {
     let batch = Batch::new(2, 20);
     let mut engine = engine(config());
-    gradient_of(&mut engine, batch.micro());
+    gradient_of(&mut engine, batch.micro_batch());
     engine.join(true).unwrap();
     assert_eq!(engine.reduce(EVERYTHING).unwrap().squared_norm, 0.0);
     assert_eq!(squared_norm(&take_gradient(&mut engine)), 0.0);
@@ -199,8 +201,11 @@ fn activation_checkpointing_changes_no_bit_and_takes_less_memory() {
             ..CpuOptions::default()
         },
     );
-    let expected = gradient_of(&mut plain, batch.micro());
-    assert_eq!(gradient_of(&mut checkpointing, batch.micro()), expected);
+    let expected = gradient_of(&mut plain, batch.micro_batch());
+    assert_eq!(
+        gradient_of(&mut checkpointing, batch.micro_batch()),
+        expected
+    );
     assert!(checkpointing.memory().0 < plain.memory().0);
 }
 
@@ -212,7 +217,7 @@ fn the_number_of_threads_changes_nothing() {
             threads: Some(threads),
             ..CpuOptions::default()
         };
-        gradient_of(&mut engine_with(config(), options), batch.micro())
+        gradient_of(&mut engine_with(config(), options), batch.micro_batch())
     };
     let one = gradient(1);
     for threads in [2, 3] {
@@ -226,8 +231,10 @@ fn a_micro_batch_without_targets_gives_zero_and_no_nan() {
         let mut batch = Batch::new(2, 20);
         batch.targets.fill(IGNORE);
         let mut engine = engine(config);
-        assert_eq!(engine.evaluate(batch.micro()).unwrap(), (0.0, 0));
-        let got = engine.accumulate(batch.micro(), EVERYTHING, true).unwrap();
+        assert_eq!(engine.evaluate(batch.micro_batch()).unwrap(), (0.0, 0));
+        let got = engine
+            .accumulate(batch.micro_batch(), EVERYTHING, true)
+            .unwrap();
         assert_eq!((got.loss, got.targets), (0.0, 0));
         assert_eq!(got.squared_norm, Some(0.0));
         assert_eq!(squared_norm(&take_gradient(&mut engine)), 0.0);
@@ -238,11 +245,11 @@ fn a_micro_batch_without_targets_gives_zero_and_no_nan() {
 fn padding_does_not_reach_the_tokens_before_it() {
     let mut batch = Batch::new(2, 20);
     let mut engine = engine(config());
-    let expected = gradient_of(&mut engine, batch.micro());
+    let expected = gradient_of(&mut engine, batch.micro_batch());
     for i in 30..40 {
         batch.tokens[i] = 29 - batch.tokens[i];
     }
-    let (loss, gradient) = gradient_of(&mut engine, batch.micro());
+    let (loss, gradient) = gradient_of(&mut engine, batch.micro_batch());
     assert_eq!(loss, expected.0);
     assert_eq!(gradient, expected.1);
 }
@@ -256,11 +263,13 @@ fn nan_in_the_weights_reaches_loss_and_norm() {
         engine.import(unit, &state).unwrap();
         let mut batch = Batch::new(1, 20);
         batch.tokens[3] = 0;
-        let got = engine.accumulate(batch.micro(), EVERYTHING, true).unwrap();
+        let got = engine
+            .accumulate(batch.micro_batch(), EVERYTHING, true)
+            .unwrap();
         assert!(got.loss.is_nan());
         assert!(got.squared_norm.unwrap().is_nan());
         assert!(engine.reduce(NOTHING).unwrap().squared_norm.is_nan());
-        assert!(engine.evaluate(batch.micro()).unwrap().0.is_nan());
+        assert!(engine.evaluate(batch.micro_batch()).unwrap().0.is_nan());
     }
 }
 

@@ -99,7 +99,9 @@ fn check_gradients(name: &str) {
     let reference = Reference::read(name);
     let mut engine = reference.engine();
     let batch = reference.batch();
-    let got = engine.accumulate(batch.micro(), NOTHING, true).unwrap();
+    let got = engine
+        .accumulate(batch.micro_batch(), NOTHING, true)
+        .unwrap();
     assert_eq!(got.targets as f64, reference.number("/targets"));
     let expected = reference.number("/summed_loss");
     assert!(
@@ -133,7 +135,9 @@ fn check_training(name: &str) {
     let mut engine = reference.engine();
     let batch = reference.batch();
     for step in 0..10 {
-        let got = engine.accumulate(batch.micro(), NOTHING, true).unwrap();
+        let got = engine
+            .accumulate(batch.micro_batch(), NOTHING, true)
+            .unwrap();
         let mean = 1.0 / got.targets as f64;
         let loss = got.loss * mean;
         let expected = reference.number(&format!("/losses/{step}"));

@@ -192,8 +192,8 @@ fn workers_norm(
     let mut micro_batches_norm = 0.0;
     for index in 0..micro_batches {
         let row = own * micro_batches + index;
-        let micro = samples.part(row, row + 1);
-        let got = engine.accumulate(micro, EVERYTHING, index + 1 == micro_batches)?;
+        let micro_batch = samples.part(row, row + 1);
+        let got = engine.accumulate(micro_batch, EVERYTHING, index + 1 == micro_batches)?;
         micro_batches_norm = got.squared_norm.unwrap();
     }
     let reduced = engine.reduce(EVERYTHING)?;

@@ -35,7 +35,7 @@ fn assert_paper(schedule: &BatchSchedule, base: u64, quantum: u64, steps: u64, m
 
 #[test]
 fn the_papers_recorded_schedules_replay_to_its_step_counts() {
-    let micro = [
+    let micro_batch = [
         (replay(&[(256, 1), (3776, 530)]), 531, 3770.0),
         (
             replay(&[(256, 1), (2112, 3), (2240, 9), (8192, 241)]),
@@ -49,7 +49,7 @@ fn the_papers_recorded_schedules_replay_to_its_step_counts() {
         ),
         (replay(&[(256, 1), (1152, 7), (8192, 244)]), 252, 7965.0),
     ];
-    for (schedule, steps, mean) in &micro {
+    for (schedule, steps, mean) in &micro_batch {
         assert_paper(schedule, 256, 16, *steps, *mean);
     }
     let tiny = replay(&[

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::trees::{at, found, micro};
+use super::trees::{at, found, per_device_batch_size};
 use crate::recipe::{Diagnostic, ReadError, Recipe, Request, corpus, read};
 
 const HALOS: &str = "ContextualAI__HALOs/4831988636";
@@ -78,7 +78,7 @@ fn gpus_requested_from_slurm_must_be_those_of_the_launcher() {
         "{warning:?}"
     );
     assert_eq!(warning.span.map(|span| span.line), Some(2));
-    assert_eq!(micro(&at(&simpo, 4)), (Some(2), Some(2)));
+    assert_eq!(per_device_batch_size(&at(&simpo, 4)), (Some(2), Some(2)));
 }
 
 /// scripts/launch_llama_instruct_kto_online.sh: rounds of sampling, labelling and training.
@@ -100,7 +100,7 @@ fn a_sampler_and_a_labeller_are_not_trainings() {
     )
     .unwrap_or_else(|error| panic!("{error}"));
     let examined = at(&recipe, 4);
-    assert_eq!(micro(&examined), (Some(8), Some(2)));
+    assert_eq!(per_device_batch_size(&examined), (Some(8), Some(2)));
     assert_eq!(found(&examined), []);
 }
 

@@ -44,7 +44,7 @@ const KEYS: &[&str] = &[
     "evenkeel.name",
     "evenkeel.batch",
     "evenkeel.batch.global",
-    "evenkeel.batch.micro",
+    "evenkeel.batch.per_device_batch_size",
     "evenkeel.batch.accumulation",
     "evenkeel.batch.gpus",
     "evenkeel.batch.prefer",
@@ -96,14 +96,14 @@ const WORDS: &[&str] = &[
     "{kind: norm-test, max_batch: 4096}",
     "{kind: stages, stages: [{share: 1, batch: 256}]}",
     "{kind: stages, stages: []}",
-    "{global: 96, micro: 7}",
+    "{global: 96, per_device_batch_size: 7}",
     "fsdp",
     "full_shard",
     "zero2",
     "ddp",
     "uneven",
     "exact",
-    "micro",
+    "per_device_batch_size",
     "drop",
     "kto",
     "grpo",
@@ -150,14 +150,17 @@ fn recipes() -> Vec<PathBuf> {
 /// Asserts the invariants of an accepted plan.
 fn adds_up(recipe: &Recipe, request: &PlanRequest, plan: &Plan) {
     let ranks = plan.data_parallel_size;
-    let micro = plan.per_device_batch_size;
+    let per_device_batch_size = plan.per_device_batch_size;
     let global = plan.global_batch_size;
     let dealt = plan.deal(global);
     assert_eq!(dealt.len() as u64, ranks);
-    assert_eq!(dealt.iter().sum::<u64>() * micro, global);
+    assert_eq!(dealt.iter().sum::<u64>() * per_device_batch_size, global);
     assert_eq!(dealt.iter().max(), Some(&plan.gradient_accumulation_steps));
     if plan.outline.remainder == Remainder::Exact {
-        assert_eq!(ranks * micro * plan.gradient_accumulation_steps, global);
+        assert_eq!(
+            ranks * per_device_batch_size * plan.gradient_accumulation_steps,
+            global
+        );
     }
     assert!(dealt.iter().all(|&each| each > 0));
     let axes = plan.outline.tensor_parallel_size
@@ -167,7 +170,12 @@ fn adds_up(recipe: &Recipe, request: &PlanRequest, plan: &Plan) {
     assert_eq!(ranks * axes, plan.outline.world_size);
     assert_eq!(plan.outline.world_size, request.gpus);
     let batch = &recipe.spec.batch;
-    match (batch.global, batch.micro, batch.accumulation, batch.gpus) {
+    match (
+        batch.global,
+        batch.per_device_batch_size,
+        batch.accumulation,
+        batch.gpus,
+    ) {
         (Some(stated), ..) => assert_eq!(global, stated),
         (None, Some(own), accumulation, Some(gpus)) => {
             assert_eq!(global, own * accumulation.unwrap_or(1) * gpus / axes);
@@ -175,7 +183,11 @@ fn adds_up(recipe: &Recipe, request: &PlanRequest, plan: &Plan) {
         other => panic!("no global batch, and a plan: {other:?}"),
     }
     if batch.prefer == Prefer::Accumulation {
-        assert!(batch.micro.is_none_or(|own| micro <= own));
+        assert!(
+            batch
+                .per_device_batch_size
+                .is_none_or(|own| per_device_batch_size <= own)
+        );
     }
     assert_eq!(global % plan.quantum, 0);
     let exact = plan
@@ -229,7 +241,7 @@ proptest! {
         let request = PlanRequest {
             gpus,
             device_memory: memory,
-            micro_limit: limit,
+            per_device_batch_size_limit: limit,
             ..if launched { launch() } else { PlanRequest::default() }
         };
         match plan(&recipe, &request) {
@@ -237,7 +249,7 @@ proptest! {
                 adds_up(&recipe, &request, &plan);
                 // Every step of the descent that the rules allow holds the invariants too.
                 for smaller in descend(&plan, plan.global_batch_size) {
-                    let request = PlanRequest { micro_limit: Some(smaller), ..request.clone() };
+                    let request = PlanRequest { per_device_batch_size_limit: Some(smaller), ..request.clone() };
                     if let Ok(plan) = super::plan(&recipe, &request) {
                         adds_up(&recipe, &request, &plan);
                     }

@@ -87,7 +87,7 @@ fn deepspeed_configs_split_only_where_upstream_does() {
     let performance = job(path("perf_bs32"), None, "");
     let refused = at(&performance, 6).unwrap_err();
     assert!(says(&refused, "32 ≠ 5 × 1 × 6 = 30"), "{refused}");
-    assert_eq!(at(&performance, 8).unwrap().proof, "8 × 4 × 1 = 32");
+    assert_eq!(at(&performance, 8).unwrap().formula, "8 × 4 × 1 = 32");
     let functional = path("func_bs8_zero2_gas3");
     let unknown = at(&job(functional, None, ""), 4).unwrap_err();
     assert_eq!(unknown.diagnostics[0].rule, "global-batch-unknown");
@@ -128,7 +128,7 @@ fn a_template_and_a_trainer_with_different_accumulations_are_refused() {
         })
     };
     let plan = at(&command(1).unwrap(), 4).unwrap();
-    assert_eq!(plan.proof, "4 × 8 × 2 = 64");
+    assert_eq!(plan.formula, "4 × 8 × 2 = 64");
     let refused = command(2).unwrap_err();
     assert_eq!(refused.diagnostics[0].rule, "accumulation-conflict");
 }
@@ -185,7 +185,7 @@ fn emitted_upstream_recipes_give_the_same_plan_in_every_world() {
             };
             let again = read_text(&request, text.clone()).unwrap_or_else(|e| panic!("{what}: {e}"));
             let same = at(&again, world).unwrap_or_else(|e| panic!("{what}: {e}"));
-            assert_eq!(same.proof, plan.proof, "{what}");
+            assert_eq!(same.formula, plan.formula, "{what}");
             assert_eq!(same.outline.adjusted, [], "{what}");
             let twice = emit(&again, &same.numbers(&again), Form::Recipe)
                 .unwrap()
@@ -270,7 +270,7 @@ fn emitted_arguments_and_launcher_configs_give_the_same_plan() {
             let arguments = emit(&recipe, &numbers, Form::Args).unwrap().text;
             let typed = format!("python train.py {}", arguments.trim());
             let again = job(&path, Some(&world.to_string()), &typed);
-            assert_eq!(at(&again, world).unwrap().proof, plan.proof, "{what}");
+            assert_eq!(at(&again, world).unwrap().formula, plan.formula, "{what}");
             // The recipe itself with changed numbers, under the launcher's world.
             let text = emit(&recipe, &numbers, Form::Recipe).unwrap().text;
             let launcher = emit(&recipe, &numbers, Form::Accelerate).unwrap().text;
@@ -282,7 +282,11 @@ fn emitted_arguments_and_launcher_configs_give_the_same_plan() {
             };
             let launched = read_text(&request, text).unwrap_or_else(|e| panic!("{what}: {e}"));
             assert_eq!(launched.spec.batch.gpus, Some(world), "{what}");
-            assert_eq!(at(&launched, world).unwrap().proof, plan.proof, "{what}");
+            assert_eq!(
+                at(&launched, world).unwrap().formula,
+                plan.formula,
+                "{what}"
+            );
             written += 1;
         }
     }
@@ -429,7 +433,7 @@ fn emitted_trees_give_the_same_plan_in_every_world() {
             std::fs::write(&file, &emitted.text).unwrap();
             let again = tree(copy.path(), version, world, &overrides);
             let same = at(&again, world).unwrap_or_else(|refused| panic!("{what}: {refused}"));
-            assert_eq!(same.proof, plan.proof, "{what}");
+            assert_eq!(same.formula, plan.formula, "{what}");
             assert_eq!(same.outline.adjusted, [], "{what}");
             let twice = emit(&again, &same.numbers(&again), Form::Recipe).unwrap();
             assert_eq!(twice.text, emitted.text, "{what}");

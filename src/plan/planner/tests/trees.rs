@@ -38,7 +38,7 @@ pub(super) fn found(examined: &Examined) -> Vec<(&str, Severity)> {
     serious.map(|d| (d.rule.as_str(), d.severity)).collect()
 }
 
-pub(super) fn micro(examined: &Examined) -> (Option<u64>, Option<u64>) {
+pub(super) fn per_device_batch_size(examined: &Examined) -> (Option<u64>, Option<u64>) {
     (
         examined.draft.per_device_batch_size,
         examined.draft.gradient_accumulation_steps,
@@ -87,13 +87,13 @@ fn golden_commands_give_upstreams_batches() {
             "scripts/launch_llama_dpo.sh:63-72" => {
                 assert_eq!(expected, "OK micro=8");
                 let examined = at(&recipe.unwrap(), gpus.unwrap());
-                assert_eq!(micro(&examined), (Some(8), Some(1)));
+                assert_eq!(per_device_batch_size(&examined), (Some(8), Some(1)));
                 silent(&examined);
             }
             "scripts/launch_llama_instruct_kto_online.sh:102-110" => {
                 assert_eq!(expected, "OK micro=8 eval_micro=8");
                 let examined = at(&recipe.unwrap(), gpus.unwrap());
-                assert_eq!(micro(&examined), (Some(8), Some(2)));
+                assert_eq!(per_device_batch_size(&examined), (Some(8), Some(2)));
                 assert_eq!(examined.draft.outline.eval_batch_size, Some(8));
                 silent(&examined);
             }
@@ -120,8 +120,8 @@ fn golden_commands_give_upstreams_batches() {
             }
             "scripts/launch_multinode_interactive.sh:3,38-46" => {
                 let recipe = recipe.unwrap();
-                assert_eq!(micro(&at(&recipe, 4)), (Some(2), Some(2)));
-                assert_eq!(micro(&at(&recipe, 8)), (Some(1), Some(2)));
+                assert_eq!(per_device_batch_size(&at(&recipe, 4)), (Some(2), Some(2)));
+                assert_eq!(per_device_batch_size(&at(&recipe, 8)), (Some(1), Some(2)));
                 silent(&at(&recipe, 4));
             }
             "README.md:134" => {
@@ -138,14 +138,14 @@ fn golden_commands_give_upstreams_batches() {
             "README.md:52" => {
                 let recipe = recipe.unwrap();
                 assert_eq!(recipe.spec.batch.global, Some(32));
-                assert_eq!(micro(&at(&recipe, 8)), (Some(2), Some(2)));
-                assert_eq!(micro(&at(&recipe, 4)), (Some(4), Some(2)));
+                assert_eq!(per_device_batch_size(&at(&recipe, 8)), (Some(2), Some(2)));
+                assert_eq!(per_device_batch_size(&at(&recipe, 4)), (Some(4), Some(2)));
                 assert_eq!(at(&recipe, 8).draft.outline.eval_every, Some(20_000));
                 silent(&at(&recipe, 8));
             }
             "README.md:85-87" => {
                 let examined = at(&recipe.unwrap(), gpus.unwrap());
-                assert_eq!(micro(&examined), (Some(8), Some(2)));
+                assert_eq!(per_device_batch_size(&examined), (Some(8), Some(2)));
                 assert_eq!(examined.draft.outline.eval_every, Some(19_968));
                 // 20000 is no multiple of 64; upstream rounds it too.
                 let rounded = ("eval-interval-multiple", Severity::Warning);
@@ -222,7 +222,10 @@ fn every_file_of_the_trees_reads_with_the_outcome_of_the_manifest() {
                 assert_eq!(whole("++model.batch_size=24"), Some(1008));
                 for gpus in [1, 2, 4, 8, 16, 32] {
                     assert_eq!(errors(gpus), [""; 0], "{gpus}");
-                    assert_eq!(micro(&at(&recipe, gpus)), (Some(32 / gpus), Some(1)));
+                    assert_eq!(
+                        per_device_batch_size(&at(&recipe, gpus)),
+                        (Some(32 / gpus), Some(1))
+                    );
                 }
                 for gpus in [3, 5, 6, 7, 12, 24, 64] {
                     let mut found = errors(gpus);
@@ -239,7 +242,7 @@ fn every_file_of_the_trees_reads_with_the_outcome_of_the_manifest() {
             }
             ("halos-legacy-hydra", _) => {
                 assert_eq!((batch.global, batch.accumulation), (Some(64), Some(4)));
-                assert_eq!(micro(&at(&recipe, 8)), (Some(2), Some(4)));
+                assert_eq!(per_device_batch_size(&at(&recipe, 8)), (Some(2), Some(4)));
             }
             ("halos-hydra", name) if name.starts_with("config/model/") => {
                 assert_eq!(batch.global, Some(32), "from base_model");
@@ -324,8 +327,8 @@ fn rounded_batches_of_dpo_are_reported_with_both_numbers() {
     );
     assert!(found(&at(&recipe, 32)).contains(&("fsdp-batch-min", Severity::Warning)));
     // Findings are in file order, independent of their rule.
-    let places: Vec<_> = examined.diagnostics.iter().filter_map(|d| d.span).collect();
-    assert!(places.is_sorted_by_key(|span| (span.file, span.start)));
+    let value_sources: Vec<_> = examined.diagnostics.iter().filter_map(|d| d.span).collect();
+    assert!(value_sources.is_sorted_by_key(|span| (span.file, span.start)));
     // Without FSDP one process drives all GPUs.
     let overrides = [
         "model=pythia28",
@@ -337,7 +340,7 @@ fn rounded_batches_of_dpo_are_reported_with_both_numbers() {
     for gpus in [1, 6, 8] {
         let examined = at(&recipe, gpus);
         assert_eq!(
-            examined.draft.proof.as_deref(),
+            examined.draft.formula.as_deref(),
             Some("1 × 64 × 1 = 64"),
             "{gpus}"
         );
@@ -359,19 +362,19 @@ fn a_tree_keeps_its_batch_in_other_worlds() {
         "evenkeel.batch.gpus=4",
     ];
     let recipe = read_with(root.join(HALOS), &overrides).unwrap();
-    for (gpus, proof) in [
+    for (gpus, formula) in [
         (2, "2 × 8 × 4 = 64"),
         (4, "4 × 8 × 2 = 64"),
         (8, "8 × 8 × 1 = 64"),
         (64, "64 × 1 × 1 = 64"),
     ] {
         let examined = at(&recipe, gpus);
-        assert_eq!(examined.draft.proof.as_deref(), Some(proof));
+        assert_eq!(examined.draft.formula.as_deref(), Some(formula));
         assert_eq!(found(&examined), [], "{gpus}");
     }
     let legacy = read_with(root.join(LEGACY).join("model/llama65b.yaml"), &[]).unwrap();
     assert_eq!(
-        at(&legacy, 4).draft.proof.as_deref(),
+        at(&legacy, 4).draft.formula.as_deref(),
         Some("4 × 4 × 4 = 64")
     );
 }

@@ -75,7 +75,7 @@ fn the_config_gives_the_world_and_the_recipe_the_batch() {
     );
     assert_eq!(found.batch.gpus, Some(16));
     assert_eq!(
-        (found.batch.micro, found.batch.accumulation),
+        (found.batch.per_device_batch_size, found.batch.accumulation),
         (Some(4), Some(2))
     );
     assert_eq!(found.parallel.strategy, Strategy::Zero2);

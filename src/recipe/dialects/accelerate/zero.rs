@@ -223,7 +223,7 @@ pub(crate) fn overrule(reading: &mut Reading) {
 pub(crate) fn leave_to_trainer(launched: &mut Node) {
     for path in [
         "batch.global",
-        "batch.micro",
+        "batch.per_device_batch_size",
         "batch.accumulation",
         "parallel.strategy",
         "parallel.tensor",

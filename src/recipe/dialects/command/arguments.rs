@@ -30,7 +30,7 @@ pub(crate) fn tree(
 ) -> Arguments {
     // A map finds repeated keys in constant time, since a command may have thousands of arguments.
     let mut entries: Vec<Entry> = Vec::new();
-    let mut places: HashMap<String, usize> = HashMap::new();
+    let mut value_sources: HashMap<String, usize> = HashMap::new();
     let mut loose = Vec::new();
     let mut unresolved = HashSet::new();
     // Words after `--` are neither options nor values of an earlier option.
@@ -77,10 +77,10 @@ pub(crate) fn tree(
             name_span: word.span,
             value: node,
         };
-        match places.get(&entry.name) {
+        match value_sources.get(&entry.name) {
             Some(&at) => entries[at] = entry,
             None => {
-                places.insert(entry.name.clone(), entries.len());
+                value_sources.insert(entry.name.clone(), entries.len());
                 entries.push(entry);
             }
         }

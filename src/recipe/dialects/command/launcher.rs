@@ -126,7 +126,7 @@ fn without_launcher(words: &[Word]) -> Option<Launched<'_>> {
 }
 
 fn launcher<'w>(words: &'w [Word], variables: &Variables) -> Option<Launched<'w>> {
-    before::places(words).find_map(|at| {
+    before::value_sources(words).find_map(|at| {
         let environment = Environment {
             before: &words[..at],
             variables,

@@ -29,7 +29,7 @@ mod tests {
         )
         .unwrap_or_else(|e| panic!("{:?}", e.diagnostics));
         let batch = &recipe.spec.batch;
-        let numbers = (batch.micro, batch.accumulation, batch.gpus);
+        let numbers = (batch.per_device_batch_size, batch.accumulation, batch.gpus);
         assert_eq!(numbers, (Some(1), Some(4), Some(16)));
         assert_eq!(recipe.spec.seed, 42, "`--seed` belongs to mason.py");
         assert_eq!(recipe.diagnostics, []);
@@ -39,7 +39,10 @@ mod tests {
     fn forwarded_commands_are_separated() {
         let training = "python train.py --per_device_train_batch_size 2";
         let one = format!("python mason.py -- source setup.sh \\&\\& {training}\n");
-        assert_eq!(script(&one).unwrap().spec.batch.micro, Some(2));
+        assert_eq!(
+            script(&one).unwrap().spec.batch.per_device_batch_size,
+            Some(2)
+        );
         let two = format!("python mason.py -- python convert.py \\&\\& {training}\n");
         let error = script(&two).unwrap_err();
         let problem = &error.diagnostics[0];
@@ -51,6 +54,6 @@ mod tests {
     fn a_double_dash_that_forwards_nothing_keeps_the_command() {
         let recipe =
             script("python train.py --per_device_train_batch_size 2 --x y -- z\n").unwrap();
-        assert_eq!(recipe.spec.batch.micro, Some(2));
+        assert_eq!(recipe.spec.batch.per_device_batch_size, Some(2));
     }
 }

@@ -34,7 +34,11 @@ fn a_config_alone_is_a_recipe() {
     assert_eq!(recipe.dialect, Dialect::Deepspeed);
     let batch = &recipe.spec.batch;
     assert_eq!(
-        (batch.global, batch.micro, batch.accumulation),
+        (
+            batch.global,
+            batch.per_device_batch_size,
+            batch.accumulation
+        ),
         (Some(64), Some(4), Some(2))
     );
     assert_eq!(batch.gpus, Some(8), "the whole triple implies its world");
@@ -112,7 +116,7 @@ fn the_config_of_a_custom_program_is_found_in_its_command() {
     assert_eq!(recipe.dialect, Dialect::Deepspeed);
     let batch = &recipe.spec.batch;
     assert_eq!(
-        (batch.global, batch.micro, batch.gpus),
+        (batch.global, batch.per_device_batch_size, batch.gpus),
         (Some(96), Some(8), Some(4))
     );
 }
@@ -124,11 +128,14 @@ fn hjson_is_read_where_deepspeed_reads_the_file() {
     let recipe = config(text).unwrap();
     assert_eq!(recipe.dialect, Dialect::Deepspeed);
     assert_eq!(
-        (recipe.spec.batch.global, recipe.spec.batch.micro),
+        (
+            recipe.spec.batch.global,
+            recipe.spec.batch.per_device_batch_size
+        ),
         (Some(64), Some(4))
     );
     assert_eq!(recipe.spec.parallel.strategy, Strategy::Zero2);
-    let place = &recipe.places["batch.micro"];
+    let place = &recipe.value_sources["batch.per_device_batch_size"];
     assert_eq!((place.span.line, place.span.column), (4, 37));
     // The file's name does not matter.
     let request = Request {

@@ -61,7 +61,10 @@ fn a_launch_of_the_tree_gives_upstreams_values() {
     );
     let spec = &recipe.spec;
     assert_eq!((spec.objective, spec.seed), (Objective::Dpo, 1));
-    assert_eq!((spec.batch.global, spec.batch.micro), (Some(64), None));
+    assert_eq!(
+        (spec.batch.global, spec.batch.per_device_batch_size),
+        (Some(64), None)
+    );
     assert_eq!(spec.batch.accumulation, Some(2));
     assert_eq!(spec.batch.division, Division::Exact);
     assert_eq!(spec.evaluation.batch, Some(64));
@@ -99,7 +102,7 @@ fn a_launch_of_the_tree_gives_upstreams_values() {
     assert_eq!((spec.budget.epochs, spec.budget.samples), (Some(1.0), None));
     assert_eq!(spec.name, "llama3-8b-dpo");
     assert_eq!(spec.output.as_deref(), Some(".cache//llama3-8B-dpo"));
-    let place = &recipe.places["batch.accumulation"];
+    let place = &recipe.value_sources["batch.accumulation"];
     assert_eq!(place.key, "model.gradient_accumulation_steps");
     assert_eq!((place.span.line, place.span.column), (8, 37));
 }
@@ -120,7 +123,7 @@ fn every_loss_of_the_tree_has_its_objective() {
         let recipe = read_at(config.clone(), None, &overrides).unwrap();
         assert_eq!(recipe.spec.objective, objective);
         assert_eq!(recipe.spec.learning_rate.shape, shape, "{loss}");
-        assert_eq!(recipe.places["objective"].key, "loss.trainer");
+        assert_eq!(recipe.value_sources["objective"].key, "loss.trainer");
     }
     // The data loader determines the objective of a custom loss.
     let own = ["loss=kto", "model=qwen", "loss.trainer=DummyKTOTrainer"];

@@ -235,7 +235,10 @@ mod tests {
     fn num_steps_is_the_accumulation_and_is_written_in_its_own_file() {
         let recipe = args(STEPS, "").unwrap();
         let batch = &recipe.spec.batch;
-        assert_eq!((batch.micro, batch.accumulation), (Some(8), Some(4)));
+        assert_eq!(
+            (batch.per_device_batch_size, batch.accumulation),
+            (Some(8), Some(4))
+        );
         let written = planned(&recipe, 2);
         let eight = STEPS.replace('4', "8");
         assert_eq!(written, (8, 8, Ok(text(&eight))));

@@ -51,7 +51,7 @@ pub(super) fn read(values: &Values, path: &Path, tree: &mut Tree, reading: &mut 
     let mut native = config::translate(&config, "deepspeed");
     compare_batch(&native, tree, reading);
     compare(&config, values, tree, reading);
-    for key in ["micro", "accumulation"] {
+    for key in ["per_device_batch_size", "accumulation"] {
         native.remove_path(&format!("batch.{key}"));
     }
     config::refuse_elasticity(&mut native, reading);
@@ -86,7 +86,7 @@ fn compare_batch(native: &Node, tree: &Tree, reading: &mut Reading) {
             "gradient_accumulation_steps",
         ),
         (
-            "batch.micro",
+            "batch.per_device_batch_size",
             "deepspeed-batch-triple",
             "per_device_train_batch_size",
         ),

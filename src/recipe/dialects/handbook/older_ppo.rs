@@ -120,19 +120,27 @@ mod tests {
             // The way out that the message names: state the global batch.
             let recipe = read_command(&line, Some(Dialect::Transformers)).unwrap();
             let batch = &recipe.spec.batch;
-            assert_eq!((batch.micro, batch.gpus), (None, Some(4)), "{arguments}");
+            assert_eq!(
+                (batch.per_device_batch_size, batch.gpus),
+                (None, Some(4)),
+                "{arguments}"
+            );
         }
     }
 
     #[test]
     fn a_recipe_for_the_newer_trainer_states_its_batch_per_device() {
-        for (arguments, micro) in [
+        for (arguments, per_device_batch_size) in [
             ("examples/scripts/ppo/ppo.py --num_ppo_epochs 1", 8),
             ("ppo.py --per_device_train_batch_size 4 --log_with x", 4),
         ] {
             let line = format!("accelerate launch --num_processes 4 {arguments}");
             let batch = read_command(&line, None).unwrap().spec.batch;
-            assert_eq!(batch.micro, Some(micro), "{arguments}");
+            assert_eq!(
+                batch.per_device_batch_size,
+                Some(per_device_batch_size),
+                "{arguments}"
+            );
         }
     }
 }

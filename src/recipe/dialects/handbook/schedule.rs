@@ -157,13 +157,13 @@ pub(crate) fn evaluation(
     let keys = ["eval_strategy", "evaluation_strategy"];
     let words = ["no", "steps", "epoch"];
     let when = when(values, &keys, When::Never, &words, reading);
-    let micro = values
+    let per_device_batch_size = values
         .int("per_device_eval_batch_size")
         .or_else(|| values.int("per_gpu_eval_batch_size"));
     if !matches!(when, When::Never) {
-        tree.default("evaluation.micro", 8);
+        tree.default("evaluation.per_device_batch_size", 8);
     }
-    tree.plain_if("evaluation.micro", micro);
+    tree.plain_if("evaluation.per_device_batch_size", per_device_batch_size);
     match when {
         When::Never => return false,
         When::Epoch => {

@@ -21,7 +21,7 @@ use super::values::Values;
 
 /// Translates `gradient_accumulation_steps`, `per_device_train_batch_size` and related keys.
 pub(crate) fn batch(values: &Values, path: &Path, tree: &mut Tree, reading: &mut Reading) {
-    let micro = values
+    let per_device_batch_size = values
         .int("per_gpu_train_batch_size")
         .or_else(|| values.int("per_device_train_batch_size"));
     tree.default("batch.accumulation", 1);
@@ -30,10 +30,10 @@ pub(crate) fn batch(values: &Values, path: &Path, tree: &mut Tree, reading: &mut
         values.int("gradient_accumulation_steps"),
     );
     match accelerator::read(values, path, tree, reading) {
-        Some(split) => accelerator::split_batches(micro.as_ref(), split, tree),
+        Some(split) => accelerator::split_batches(per_device_batch_size.as_ref(), split, tree),
         None => {
-            tree.default("batch.micro", 8);
-            tree.plain_if("batch.micro", micro);
+            tree.default("batch.per_device_batch_size", 8);
+            tree.plain_if("batch.per_device_batch_size", per_device_batch_size);
         }
     }
     if let Some(drop) = values.bool("dataloader_drop_last") {
@@ -278,7 +278,7 @@ pub(crate) fn optimizer(values: &Values, tree: &mut Tree) {
 /// The keys whose values depend on the world.
 pub(crate) fn upstream_key(path: &str) -> Option<&'static str> {
     match path {
-        "batch.micro" => Some("per_device_train_batch_size"),
+        "batch.per_device_batch_size" => Some("per_device_train_batch_size"),
         "batch.accumulation" => Some("gradient_accumulation_steps"),
         "generation.steps_per_generation" => Some("steps_per_generation"),
         _ => None,
@@ -289,7 +289,7 @@ pub(crate) fn upstream_key(path: &str) -> Option<&'static str> {
 /// `per_gpu_train_batch_size or per_device_train_batch_size`).
 pub(crate) fn older_keys(path: &str) -> &'static [&'static str] {
     match path {
-        "batch.micro" => &["per_gpu_train_batch_size"],
+        "batch.per_device_batch_size" => &["per_gpu_train_batch_size"],
         _ => &[],
     }
 }

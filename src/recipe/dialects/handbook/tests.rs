@@ -49,7 +49,7 @@ fn problems(folder: &str, lines: &str, overrides: &[&str]) -> String {
 fn defaults_are_those_of_trl() {
     let spec = sft("");
     assert_eq!(
-        (spec.batch.micro, spec.batch.accumulation),
+        (spec.batch.per_device_batch_size, spec.batch.accumulation),
         (Some(8), Some(1))
     );
     assert_eq!((spec.batch.global, spec.batch.gpus), (None, None));
@@ -70,9 +70,9 @@ fn defaults_are_those_of_trl() {
     assert_eq!(dpo.spec.learning_rate.peak, 1e-6);
     assert_eq!(dpo.spec.budget.epochs, Some(3.0));
     assert!(
-        dpo.places.keys().all(|path| path == "model.path"),
+        dpo.value_sources.keys().all(|path| path == "model.path"),
         "{:?}",
-        dpo.places
+        dpo.value_sources
     );
 }
 
@@ -82,7 +82,7 @@ fn intervals_below_one_are_shares_of_the_run() {
     assert_eq!(spec.checkpoint.every_share, Some(0.5));
     assert_eq!(spec.checkpoint.every_steps, None);
     assert_eq!(spec.evaluation.every_share, Some(0.25));
-    assert_eq!(spec.evaluation.micro, Some(8));
+    assert_eq!(spec.evaluation.per_device_batch_size, Some(8));
     let spec = sft("save_strategy: epoch\neval_strategy: steps\nlogging_steps: 7\n");
     assert!(spec.checkpoint.every_epoch);
     assert_eq!(
@@ -250,7 +250,10 @@ fn sharding_and_axes_in_the_recipe_count() {
 #[test]
 fn special_batch_settings_are_read() {
     let spec = sft("accelerator_config: {split_batches: true}\ngradient_accumulation_steps: 2\n");
-    assert_eq!((spec.batch.global, spec.batch.micro), (Some(16), None));
+    assert_eq!(
+        (spec.batch.global, spec.batch.per_device_batch_size),
+        (Some(16), None)
+    );
     let spec = sft("dataloader_drop_last: true\nauto_find_batch_size: true\n");
     assert_eq!(spec.batch.last_batch, LastBatch::Drop);
     assert!(spec.batch.auto_find);
@@ -383,7 +386,10 @@ fn abbreviated_options_are_read_as_by_argparse() {
     ));
     let recipe = recipe.unwrap_or_else(|error| panic!("{error}"));
     let batch = &recipe.spec.batch;
-    assert_eq!((batch.micro, batch.accumulation), (Some(4), Some(2)));
+    assert_eq!(
+        (batch.per_device_batch_size, batch.accumulation),
+        (Some(4), Some(2))
+    );
     assert_eq!(recipe.spec.learning_rate.peak, 1e-4);
     assert_eq!(recipe.diagnostics.len(), 3);
     assert!(
@@ -393,12 +399,16 @@ fn abbreviated_options_are_read_as_by_argparse() {
             .all(|d| d.severity == Severity::Note)
     );
     // The last occurrence of a field counts, whether abbreviated or not.
-    for (order, micro) in [
+    for (order, per_device_batch_size) in [
         ("--per_device_train_b 4 --per_device_train_batch_size 2", 2),
         ("--per_device_train_batch_size 2 --per_device_train_b 4", 4),
     ] {
         let recipe = job(&format!("{line} {order}")).unwrap();
-        assert_eq!(recipe.spec.batch.micro, Some(micro), "{order}");
+        assert_eq!(
+            recipe.spec.batch.per_device_batch_size,
+            Some(per_device_batch_size),
+            "{order}"
+        );
     }
     for option in ["--output out", "--per_device 4", "--max_ 3"] {
         let error = job(&format!("{line} {option}")).unwrap_err();

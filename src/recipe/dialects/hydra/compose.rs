@@ -23,7 +23,7 @@ use super::defaults::{self, Choice, Default, What};
 use super::interpolation;
 use super::layer::Layer;
 use super::names::{List, dotted, folder_of};
-use super::place::Place;
+use super::place::TreeLocation;
 use super::place::is_inside;
 use super::selection::{Chosen, Selection};
 use super::sweep;
@@ -40,7 +40,7 @@ const MAX_NODES: usize = 20_000;
 type Choices = BTreeMap<String, Option<String>>;
 
 pub(super) struct Composer<'r> {
-    place: &'r Place,
+    place: &'r TreeLocation,
     program: &'r Program,
     selection: Selection,
     reading: &'r mut Reading,
@@ -53,7 +53,7 @@ pub(super) struct Composer<'r> {
 impl<'r> Composer<'r> {
     /// A composer for the config at `place`.
     pub fn new(
-        place: &'r Place,
+        place: &'r TreeLocation,
         program: &'r Program,
         selection: Selection,
         reading: &'r mut Reading,

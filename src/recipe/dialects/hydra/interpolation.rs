@@ -66,14 +66,14 @@ pub(super) fn name(
         (message, format!("{help} ({seen})"))
     };
     match found {
-        Ok(Found::Node(node)) => match node.resolve(Schema::OmegaConf) {
+        Ok(Resolution::Node(node)) => match node.resolve(Schema::OmegaConf) {
             Some(Resolved::Str(name)) if !name.is_empty() => Ok(name),
             _ => Err(wrong(
                 format!("`{}` is not the name of an option", short(text)),
                 "write the option's name".to_owned(),
             )),
         },
-        Ok(Found::Missing) => Err(wrong(
+        Ok(Resolution::Missing) => Err(wrong(
             format!(
                 "`{}` refers to a mandatory value without a value",
                 short(text)
@@ -109,7 +109,7 @@ impl Problem {
 
 /// A value, or a mandatory value that is still missing.
 #[derive(Debug, Clone, PartialEq)]
-enum Found {
+enum Resolution {
     Node(Node),
     Missing,
 }
@@ -119,7 +119,7 @@ struct Resolver<'r> {
     root: &'r Node,
     registered: &'r [Registered],
     /// Resolved scalars, by path.
-    known: HashMap<String, Found>,
+    known: HashMap<String, Resolution>,
     /// Paths of the scalars in progress, the outermost first.
     active: Vec<String>,
     steps: usize,
@@ -149,13 +149,13 @@ impl<'r> Resolver<'r> {
         match &mut node.value {
             Value::Scalar(scalar) if !scalar.text.contains("${") => {}
             Value::Scalar(_) => match self.scalar(node, path, 0) {
-                Ok(Found::Node(found)) => {
+                Ok(Resolution::Node(found)) => {
                     *node = Node {
                         span: node.span,
                         ..found
                     }
                 }
-                Ok(Found::Missing) => *node = Node::plain("???", node.span),
+                Ok(Resolution::Missing) => *node = Node::plain("???", node.span),
                 Err(problem) => problems.push((node.span, problem)),
             },
             Value::Sequence(items) => {
@@ -176,12 +176,12 @@ impl<'r> Resolver<'r> {
     }
 
     /// A resolved copy of a node of the config.
-    fn copy(&mut self, node: &Node, path: &[String], depth: usize) -> Result<Found, Problem> {
+    fn copy(&mut self, node: &Node, path: &[String], depth: usize) -> Result<Resolution, Problem> {
         if node.text().is_some_and(|text| text.contains("${")) {
             return self.scalar(node, path, depth);
         }
         if node.resolve(Schema::OmegaConf) == Some(Resolved::Missing) {
-            return Ok(Found::Missing);
+            return Ok(Resolution::Missing);
         }
         self.spend(weigh(node))?;
         let mut copy = node.clone();
@@ -192,15 +192,20 @@ impl<'r> Resolver<'r> {
         }
         match problems.into_iter().next() {
             Some((_, problem)) => Err(problem),
-            None => Ok(Found::Node(copy)),
+            None => Ok(Resolution::Node(copy)),
         }
     }
 
     /// Resolves a scalar with interpolations.
-    fn scalar(&mut self, node: &Node, path: &[String], depth: usize) -> Result<Found, Problem> {
+    fn scalar(
+        &mut self,
+        node: &Node,
+        path: &[String],
+        depth: usize,
+    ) -> Result<Resolution, Problem> {
         let name = path.join(".");
         if let Some(known) = self.known.get(&name).cloned() {
-            if let Found::Node(found) = &known {
+            if let Resolution::Node(found) = &known {
                 self.spend(weigh(found))?;
             }
             return Ok(known);
@@ -229,7 +234,7 @@ impl<'r> Resolver<'r> {
         span: Span,
         path: &[String],
         depth: usize,
-    ) -> Result<Found, Problem> {
+    ) -> Result<Resolution, Problem> {
         self.deeper(depth)?;
         let parts = parts(text).ok_or_else(|| {
             Problem::new(
@@ -246,8 +251,8 @@ impl<'r> Resolver<'r> {
                 Part::Text(text) => joined += &text,
                 Part::Interpolation(inner) => {
                     match self.interpolation(inner, span, path, depth + 1)? {
-                        Found::Missing => return Ok(Found::Missing),
-                        Found::Node(found) => joined += &embedded(&found, inner)?,
+                        Resolution::Missing => return Ok(Resolution::Missing),
+                        Resolution::Node(found) => joined += &embedded(&found, inner)?,
                     }
                 }
             }
@@ -257,7 +262,7 @@ impl<'r> Resolver<'r> {
                 height: 0,
             })?;
         }
-        Ok(Found::Node(Node::string(joined, span)))
+        Ok(Resolution::Node(Node::string(joined, span)))
     }
 
     /// Resolves the text between `${` and `}`.
@@ -267,7 +272,7 @@ impl<'r> Resolver<'r> {
         span: Span,
         path: &[String],
         depth: usize,
-    ) -> Result<Found, Problem> {
+    ) -> Result<Resolution, Problem> {
         self.steps += 1;
         if self.steps > MAX_STEPS {
             return Err(Problem::new(
@@ -283,8 +288,8 @@ impl<'r> Resolver<'r> {
                 let written = match inner.contains("${") {
                     false => inner.to_owned(),
                     true => match self.text(inner, span, path, depth)? {
-                        Found::Missing => return Ok(Found::Missing),
-                        Found::Node(found) => embedded(&found, inner)?,
+                        Resolution::Missing => return Ok(Resolution::Missing),
+                        Resolution::Node(found) => embedded(&found, inner)?,
                     },
                 };
                 self.key(&written, path, depth)
@@ -293,7 +298,7 @@ impl<'r> Resolver<'r> {
     }
 
     /// The node that a key names.
-    fn key(&mut self, written: &str, path: &[String], depth: usize) -> Result<Found, Problem> {
+    fn key(&mut self, written: &str, path: &[String], depth: usize) -> Result<Resolution, Problem> {
         let written = written.trim();
         let dots = written.bytes().take_while(|b| *b == b'.').count();
         let unknown = |help: String| {
@@ -317,8 +322,8 @@ impl<'r> Resolver<'r> {
         for (level, key) in at.iter().enumerate() {
             if here.text().is_some_and(|text| text.contains("${")) {
                 match self.scalar(&here, &at[..level], depth)? {
-                    Found::Missing => return Ok(Found::Missing),
-                    Found::Node(found) => here = Cow::Owned(found),
+                    Resolution::Missing => return Ok(Resolution::Missing),
+                    Resolution::Node(found) => here = Cow::Owned(found),
                 }
             }
             let below = match &here {
@@ -335,7 +340,7 @@ impl<'r> Resolver<'r> {
             // A node from an interpolation is resolved already.
             Cow::Owned(node) => {
                 self.spend(weigh(&node))?;
-                Ok(Found::Node(node))
+                Ok(Resolution::Node(node))
             }
         }
     }
@@ -348,15 +353,15 @@ impl<'r> Resolver<'r> {
         span: Span,
         path: &[String],
         depth: usize,
-    ) -> Result<Found, Problem> {
+    ) -> Result<Resolution, Problem> {
         let mut values = Vec::new();
         for argument in arguments {
             let unquoted = text::unquoted(argument);
             match argument.contains("${") {
                 false => values.push(Node::string(unquoted, span)),
                 true => match self.text(unquoted, span, path, depth)? {
-                    Found::Missing => return Ok(Found::Missing),
-                    Found::Node(value) => values.push(value),
+                    Resolution::Missing => return Ok(Resolution::Missing),
+                    Resolution::Node(value) => values.push(value),
                 },
             }
         }
@@ -374,7 +379,7 @@ impl<'r> Resolver<'r> {
         };
         if let Some(registered) = self.registered.iter().find(|r| r.name == name) {
             let text = (registered.call)(&values).ok_or_else(unfit)?;
-            return Ok(Found::Node(Node::string(text, span)));
+            return Ok(Resolution::Node(Node::string(text, span)));
         }
         let as_written = |node: Node| match node.text() {
             // A default is a scalar of the grammar: `${oc.select:n,5}` is a number.
@@ -386,11 +391,11 @@ impl<'r> Resolver<'r> {
         match name {
             // The environment gives text, a default Python's `str`; only null stays null.
             "oc.env" => match (std::env::var(&first), default) {
-                (Ok(value), _) => Ok(Found::Node(Node::string(value, span))),
+                (Ok(value), _) => Ok(Resolution::Node(Node::string(value, span))),
                 (Err(_), Some(default)) => {
                     let default = as_written(default);
                     let null = default.resolve(Schema::OmegaConf) == Some(Resolved::Null);
-                    Ok(Found::Node(match python(&default).filter(|_| !null) {
+                    Ok(Resolution::Node(match python(&default).filter(|_| !null) {
                         Some(text) => Node::string(text, span),
                         None => default,
                     }))
@@ -408,15 +413,15 @@ impl<'r> Resolver<'r> {
                         ..
                     },
                 ] if !scalar.text.starts_with(['[', '{', '\'', '"']) => {
-                    Ok(Found::Node(Node::plain(scalar.text.as_str(), span)))
+                    Ok(Resolution::Node(Node::plain(scalar.text.as_str(), span)))
                 }
                 _ => Err(unfit()),
             },
             "oc.select" => match (self.key(&first, path, depth), default) {
-                (Ok(Found::Node(found)), _) => Ok(Found::Node(found)),
-                (_, Some(default)) => Ok(Found::Node(as_written(default))),
-                (Ok(Found::Missing), None) => Ok(Found::Missing),
-                (Err(_), None) => Ok(Found::Node(Node::plain("null", span))),
+                (Ok(Resolution::Node(found)), _) => Ok(Resolution::Node(found)),
+                (_, Some(default)) => Ok(Resolution::Node(as_written(default))),
+                (Ok(Resolution::Missing), None) => Ok(Resolution::Missing),
+                (Err(_), None) => Ok(Resolution::Node(Node::plain("null", span))),
             },
             _ => Err(Problem::new(
                 format!("unknown resolver `{name}`"),

@@ -37,7 +37,7 @@ use grammar::Override;
 use selection::Selection;
 
 pub use interpolation::Registered;
-pub use place::{Place, root_of};
+pub use place::{TreeLocation, root_of};
 pub use values::Values;
 
 /// Facts about a tree's program that are not in its files.
@@ -62,7 +62,7 @@ pub struct Config {
 /// Composes the config whose file is `root`, with the overrides of the command line.
 pub fn compose(
     root: Node,
-    place: &Place,
+    place: &TreeLocation,
     program: &Program,
     overrides: &[String],
     command_line: Option<FileId>,
@@ -72,7 +72,7 @@ pub fn compose(
     let lines = read(overrides, command_line, reading);
     let mut selection = Selection::default();
     let mut values = Vec::new();
-    let place = &Place {
+    let place = &TreeLocation {
         also: also(&root, &lines, program, reading),
         ..place.clone()
     };

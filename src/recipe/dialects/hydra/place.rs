@@ -13,7 +13,7 @@ const LEVELS: usize = 4;
 
 /// The place of a config.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Place {
+pub struct TreeLocation {
     /// The directory of the tree's root.
     pub folder: PathBuf,
     /// The config's path from there, without its extension: `config`, `model/llama`.
@@ -24,12 +24,12 @@ pub struct Place {
     pub origin: Origin,
 }
 
-impl Place {
+impl TreeLocation {
     /// The place of a file. A file with a root in a parent directory belongs to a group.
-    pub fn of(path: &Path, origin: &Origin) -> Place {
+    pub fn of(path: &Path, origin: &Origin) -> TreeLocation {
         let parent = path.parent().unwrap_or(Path::new(""));
         let stem = path.file_stem().unwrap_or_default().to_string_lossy();
-        let root = Place {
+        let root = TreeLocation {
             folder: parent.to_owned(),
             name: stem.into_owned(),
             also: Vec::new(),
@@ -42,7 +42,7 @@ impl Place {
         let found = above.into_iter().find_map(|folder| {
             let group = parent.strip_prefix(folder).ok()?;
             let is_root = |folder: &Path| origin.is_file(&folder.join(ROOT));
-            (is_root(folder) && !is_root(parent)).then(|| Place {
+            (is_root(folder) && !is_root(parent)).then(|| TreeLocation {
                 folder: folder.to_owned(),
                 name: format!("{}/{}", group.display(), root.name),
                 also: Vec::new(),

@@ -57,7 +57,7 @@ impl Tree {
         let path = self.path(name);
         let root = reading.load(&path).unwrap();
         let command_line = add_source(&mut reading.sources, &overrides, &[]);
-        let place = Place::of(&path, &Origin::Disk);
+        let place = TreeLocation::of(&path, &Origin::Disk);
         let config = compose(
             root,
             &place,
@@ -345,10 +345,10 @@ fn values_keep_their_positions_in_their_files() {
 #[test]
 fn a_single_option_is_composed_under_its_group() {
     let tree = Tree::usual();
-    let place = Place::of(&tree.path("model/llama.yaml"), &Origin::Disk);
+    let place = TreeLocation::of(&tree.path("model/llama.yaml"), &Origin::Disk);
     assert_eq!((place.group(), place.option()), (Some("model"), "llama"));
     assert_eq!(
-        Place::of(&tree.path("config.yaml"), &Origin::Disk).group(),
+        TreeLocation::of(&tree.path("config.yaml"), &Origin::Disk).group(),
         None
     );
     let (config, findings, _) = tree.compose_file("model/llama.yaml", &["model.size=4"]);

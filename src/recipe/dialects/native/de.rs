@@ -15,16 +15,16 @@ use crate::recipe::schema::spec::Spec;
 use crate::recipe::syntax::diagnostic::Diagnostic;
 use crate::recipe::syntax::node::{Entry, Node, Value};
 use crate::recipe::syntax::scalar::{Resolved, Schema};
-use crate::recipe::syntax::source::Places;
+use crate::recipe::syntax::source::ValueSources;
 use crate::util::suggest::did_you_mean;
 
 /// The key that names the variant of an enum with settings.
 const KIND: &str = "kind";
 
 /// Deserializes the whole spec; `None` only if a diagnostic gives the reason.
-pub(super) fn spec(tree: &Node, diagnostics: &mut Vec<Diagnostic>) -> (Option<Spec>, Places) {
+pub(super) fn spec(tree: &Node, diagnostics: &mut Vec<Diagnostic>) -> (Option<Spec>, ValueSources) {
     let record = RefCell::new(Record {
-        places: Places::new(),
+        value_sources: ValueSources::new(),
         diagnostics,
     });
     let spec = Spec::deserialize(NodeDeserializer {
@@ -43,7 +43,7 @@ pub(super) fn spec(tree: &Node, diagnostics: &mut Vec<Diagnostic>) -> (Option<Sp
             None
         }
     };
-    (spec, record.into_inner().places)
+    (spec, record.into_inner().value_sources)
 }
 
 impl<'n> NodeDeserializer<'n, '_, '_> {

@@ -5,7 +5,7 @@ use serde_json::{Number, Value};
 
 use crate::recipe::schema::spec::Spec;
 use crate::recipe::syntax::diagnostic::Diagnostic;
-use crate::recipe::syntax::source::Places;
+use crate::recipe::syntax::source::ValueSources;
 
 /// The range of a key; `*` means any list index.
 struct Limit {
@@ -60,7 +60,7 @@ const COUNT: f64 = (1_u64 << 53) as f64;
 
 const LIMITS: &[Limit] = &[
     range("batch.global", 1.0, BATCH),
-    range("batch.micro", 1.0, BATCH),
+    range("batch.per_device_batch_size", 1.0, BATCH),
     range("batch.accumulation", 1.0, BATCH),
     range("batch.gpus", 1.0, DEVICES),
     range("batch.elastic.max_batch", 1.0, BATCH),
@@ -112,7 +112,7 @@ const LIMITS: &[Limit] = &[
     range("evaluation.every_samples", 1.0, COUNT),
     range("evaluation.every_steps", 1.0, COUNT),
     above("evaluation.every_share", 0.0, 1.0),
-    range("evaluation.micro", 1.0, BATCH),
+    range("evaluation.per_device_batch_size", 1.0, BATCH),
     range("evaluation.batch", 1.0, BATCH),
     range("evaluation.samples", 1.0, COUNT),
     range("checkpoint.every_samples", 1.0, COUNT),
@@ -130,7 +130,7 @@ const LIMITS: &[Limit] = &[
 ];
 
 /// Reports every number out of its range, except stand-ins for refused values.
-pub(super) fn check(spec: &Spec, places: &Places, diagnostics: &mut Vec<Diagnostic>) {
+pub(super) fn check(spec: &Spec, value_sources: &ValueSources, diagnostics: &mut Vec<Diagnostic>) {
     let values = match serde_json::to_value(spec) {
         Ok(values) => values,
         Err(error) => {
@@ -147,7 +147,7 @@ pub(super) fn check(spec: &Spec, places: &Places, diagnostics: &mut Vec<Diagnost
     for limit in LIMITS {
         for (path, value) in values_at(&values, limit.path) {
             if limit.excludes(value) {
-                let problem = out_of_range(limit, &path, value, places);
+                let problem = out_of_range(limit, &path, value, value_sources);
                 if problem.span.is_none() || diagnostics.iter().all(|d| d.span != problem.span) {
                     diagnostics.push(problem);
                 }
@@ -201,9 +201,14 @@ pub(super) fn help(path: &str) -> Option<String> {
     limit.map(Limit::help)
 }
 
-fn out_of_range(limit: &Limit, path: &str, number: &Number, places: &Places) -> Diagnostic {
+fn out_of_range(
+    limit: &Limit,
+    path: &str,
+    number: &Number,
+    value_sources: &ValueSources,
+) -> Diagnostic {
     let path = &without_kind(path);
-    let place = places.get(path);
+    let place = value_sources.get(path);
     let value = match number.as_f64() {
         Some(value) if number.is_f64() => value.to_string(),
         _ => number.to_string(),
@@ -287,7 +292,7 @@ mod tests {
             all
         };
         let spec = json!({
-            "batch": {"global": 8, "micro": 4, "accumulation": 2, "gpus": 1,
+            "batch": {"global": 8, "per_device_batch_size": 4, "accumulation": 2, "gpus": 1,
                       "elastic": {"version": "0.1"}},
             "parallel": {"data_replicate": 1, "data_shard": 1},
             "model": {"path": "m", "attention": "sdpa", "config": {"hidden_size": 64}},
@@ -296,7 +301,7 @@ mod tests {
             "budget": {"samples": 1, "steps": 1, "epochs": 1.0},
             "optimizer": {"name": "adamw", "gradient_clip": 1.0},
             "learning_rate": {"warmup_samples": 1, "warmup_steps": 1, "warmup_ratio": 0.1},
-            "evaluation": intervals(json!({"micro": 1, "batch": 1, "samples": 1})),
+            "evaluation": intervals(json!({"per_device_batch_size": 1, "batch": 1, "samples": 1})),
             "checkpoint": intervals(json!({"keep": 1})),
             "elasticity": {"min": 1, "max": 2},
             "generation": {"num_generations": 2, "num_generations_eval": 2, "generation_batch_size": 2,

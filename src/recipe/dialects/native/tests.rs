@@ -6,7 +6,9 @@ use crate::recipe::schema::spec::Spec;
 use crate::recipe::schema::spec::{BatchSchedule, LearningRateShape};
 use crate::recipe::syntax::diagnostic::{Diagnostic, Severity};
 
-fn build(spec: &str) -> Result<(Spec, crate::recipe::syntax::source::Places), Vec<Diagnostic>> {
+fn build(
+    spec: &str,
+) -> Result<(Spec, crate::recipe::syntax::source::ValueSources), Vec<Diagnostic>> {
     let indented: String = spec.lines().map(|l| format!("  {l}\n")).collect();
     let text = format!(
         "apiVersion: evenkeel.dev/v1alpha1\nkind: Recipe\nmetadata: {{name: tiny}}\nspec:\n{indented}"
@@ -35,15 +37,18 @@ fn problems(spec: &str) -> Vec<String> {
 
 #[test]
 fn values_and_places_are_read() {
-    let (spec, places) = build(
-        "batch: {global: 64, micro: 4}\n\
+    let (spec, value_sources) = build(
+        "batch: {global: 64, per_device_batch_size: 4}\n\
          learning_rate:\n  peak: 1e-3\n  shape: cosine\n\
          model:\n  config: {hidden_size: 64, tie_word_embeddings: true, rope: {theta: 1e4}}\n\
          data:\n  train:\n  - {path: synthetic, synthetic: {vocabulary: 512}}",
     )
     .unwrap();
     assert_eq!(spec.name, "tiny");
-    assert_eq!((spec.batch.global, spec.batch.micro), (Some(64), Some(4)));
+    assert_eq!(
+        (spec.batch.global, spec.batch.per_device_batch_size),
+        (Some(64), Some(4))
+    );
     assert_eq!(spec.learning_rate.peak, 1e-3);
     assert_eq!(spec.learning_rate.shape, LearningRateShape::Cosine);
     assert_eq!(spec.model.config["hidden_size"], 64);
@@ -54,25 +59,29 @@ fn values_and_places_are_read() {
         512
     );
     let place = |path: &str| {
-        let place = &places[path];
+        let place = &value_sources[path];
         (place.key.as_str(), place.span.line, place.span.column)
     };
     assert_eq!(place("batch.global"), ("batch.global", 5, 19));
     assert_eq!(place("learning_rate.peak"), ("learning_rate.peak", 7, 11));
     assert_eq!(place("name"), ("metadata.name", 3, 18));
     assert_eq!(place("data.train.0.path").1, 13);
-    assert!(!places.contains_key("seed"), "the recipe has no seed");
+    assert!(
+        !value_sources.contains_key("seed"),
+        "the recipe has no seed"
+    );
 }
 
 #[test]
 fn settings_of_an_enum_are_beside_its_kind() {
-    let (spec, places) = build("schedule:\n  kind: norm-test\n  eta: 0.1\n  interval: 5").unwrap();
+    let (spec, value_sources) =
+        build("schedule:\n  kind: norm-test\n  eta: 0.1\n  interval: 5").unwrap();
     let BatchSchedule::NormTest(test) = spec.schedule else {
         panic!("{:?}", spec.schedule)
     };
     assert_eq!((test.eta, test.interval, test.max_batch), (0.1, 5, 8192));
-    assert_eq!(places["schedule.eta"].span.line, 7);
-    assert_eq!(places["schedule.kind"].span.line, 6);
+    assert_eq!(value_sources["schedule.eta"].span.line, 7);
+    assert_eq!(value_sources["schedule.kind"].span.line, 6);
     let (spec, _) = build("schedule: norm-test").unwrap();
     assert_eq!(spec.schedule, BatchSchedule::NormTest(Default::default()));
     let (spec, _) = build("schedule:\n  kind: stages\n  stages: [{share: 1, batch: 8}]").unwrap();
@@ -82,7 +91,7 @@ fn settings_of_an_enum_are_beside_its_kind() {
 #[test]
 fn every_problem_is_reported_at_once() {
     let found = problems(
-        "batch:\n  micro: many\n  acumulation: 4\n\
+        "batch:\n  per_device_batch_size: many\n  acumulation: 4\n\
          learning_rate: {peak: fast, shape: cosin}\n\
          data: [1]\n\
          seed: -1\n\
@@ -95,13 +104,13 @@ fn every_problem_is_reported_at_once() {
 #[test]
 fn numbers_out_of_range_are_refused_with_their_bounds() {
     let found = problems(
-        "batch: {micro: 0, global: 99999999999}\n\
+        "batch: {per_device_batch_size: 0, global: 99999999999}\n\
          schedule: {kind: norm-test, interval: 1000, ema: 1}\n\
          data: {train: [{path: a, weight: 2}]}\n\
          learning_rate: {peak: .nan}",
     );
     insta::assert_snapshot!(found.join("\n"));
-    let found = problems("batch: {micro: 0}\nparallel: {tensor: 0}");
+    let found = problems("batch: {per_device_batch_size: 0}\nparallel: {tensor: 0}");
     insta::assert_snapshot!(found.join("\n"));
 }
 
@@ -120,7 +129,7 @@ fn missing_parts_are_named() {
 
 #[test]
 fn a_bare_spec_is_not_a_recipe() {
-    let root = Reading::default().parse("x.yaml", "batch: {micro: 1}".to_owned());
+    let root = Reading::default().parse("x.yaml", "batch: {per_device_batch_size: 1}".to_owned());
     assert_eq!(
         native::Native.detect(
             &root.unwrap(),
@@ -179,9 +188,9 @@ fn a_number_between_share_and_count_is_refused() {
 #[test]
 fn a_number_beyond_its_type_is_refused_with_its_range() {
     assert_eq!(
-        problems("batch: {micro: -4}\nschedule: {kind: norm-test, interval: -1}"),
+        problems("batch: {per_device_batch_size: -4}\nschedule: {kind: norm-test, interval: -1}"),
         [
-            "5:out-of-range `batch.micro` is -4 (give a number from 1 to 4294967296)",
+            "5:out-of-range `batch.per_device_batch_size` is -4 (give a number from 1 to 4294967296)",
             "6:out-of-range `schedule.interval` is -1 (give a number from 1 to 100)",
         ]
     );

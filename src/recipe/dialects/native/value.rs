@@ -9,11 +9,11 @@ use super::limits;
 use crate::recipe::syntax::diagnostic::{Diagnostic, Severity};
 use crate::recipe::syntax::node::{Entry, Node, Value};
 use crate::recipe::syntax::scalar::{Resolved, Schema};
-use crate::recipe::syntax::source::{Place, Places};
+use crate::recipe::syntax::source::{ValueSource, ValueSources};
 use crate::util::suggest::short;
 
 pub(super) struct Record<'d> {
-    pub places: Places,
+    pub value_sources: ValueSources,
     pub diagnostics: &'d mut Vec<Diagnostic>,
 }
 
@@ -90,13 +90,13 @@ impl<'n, 'r, 'd> NodeDeserializer<'n, 'r, 'd> {
         let Some(key) = self.node.key.as_ref().filter(|_| !self.variant) else {
             return;
         };
-        let place = Place {
+        let place = ValueSource {
             key: key.clone(),
             span: self.node.span,
         };
         self.record
             .borrow_mut()
-            .places
+            .value_sources
             .insert(self.path.clone(), place);
     }
 

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// The batch of a recipe. A recipe states `global`, or `micro` × `accumulation` × the data-parallel
+/// The batch of a recipe. A recipe states `global`, or `per_device_batch_size` × `accumulation` × the data-parallel
 /// size at `gpus` yields it.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -10,8 +10,8 @@ pub struct Batch {
     /// Global batch: samples per optimiser step over all devices.
     pub global: Option<u64>,
     /// Samples per device and forward pass in the recipe. The planner exceeds it only with `prefer:
-    /// micro`.
-    pub micro: Option<u64>,
+    /// per_device_batch_size`.
+    pub per_device_batch_size: Option<u64>,
     /// Forward passes per optimiser step at `gpus` devices.
     pub accumulation: Option<u64>,
     /// GPUs that the recipe was written for.
@@ -20,14 +20,14 @@ pub struct Batch {
     /// one; `uneven` gives ranks different numbers of micro-batches.
     pub remainder: Remainder,
     /// What a larger world changes first: `accumulation` keeps the micro-batch and lowers
-    /// accumulation; `micro` raises the micro-batch, within memory.
+    /// accumulation; `per_device_batch_size` raises the micro-batch, within memory.
     pub prefer: Prefer,
     /// Samples that do not fill the last batch of an epoch: `wrap` fills the batch up from the next
     /// epoch; `drop` leaves them out.
     pub last_batch: LastBatch,
     /// Upstream's automatic batch finder is on (`auto_find_batch_size`).
     pub auto_find: bool,
-    /// How the micro-batch follows from the recipe: `stated` in `micro`; `exact` or `floored`
+    /// How the micro-batch follows from the recipe: `stated` in `per_device_batch_size`; `exact` or `floored`
     /// division of `global`.
     pub division: Division,
     /// The bounds of DeepSpeed's `elasticity`, which computes the batch.
@@ -86,7 +86,7 @@ impl Default for Elastic {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Division {
-    /// The recipe states `micro`.
+    /// The recipe states `per_device_batch_size`.
     #[default]
     Stated,
     /// `global` / (`accumulation` × data-parallel size), which must be whole (HALOs).
@@ -127,7 +127,7 @@ pub enum Prefer {
     #[default]
     Accumulation,
     /// Raises the micro-batch, within memory.
-    Micro,
+    PerDeviceBatchSize,
 }
 
 /// What happens to samples that do not fill the last batch of an epoch.

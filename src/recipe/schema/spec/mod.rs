@@ -1,7 +1,7 @@
 //! The native recipe, into which every reader translates its dialect.
 //!
 //! These are plain values. Their places in the user's files are in [`crate::recipe::Recipe::places`], under
-//! the same dotted path (`batch.micro`). Progress is counted in samples. A reader puts steps into
+//! the same dotted path (`batch.per_device_batch_size`). Progress is counted in samples. A reader puts steps into
 //! the `_steps` fields, and the planner converts them to samples with the global batch.
 
 mod batch;

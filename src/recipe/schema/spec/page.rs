@@ -15,7 +15,7 @@ const INTRODUCTION: &str = "# native
 
 Evenkeel's own recipe format, which states its global batch directly. Evenkeel translates every other dialect
 into it. Native keys override the translation: under `evenkeel:` in the file, or as `evenkeel.KEY=VALUE` on the
-command line. In a native recipe an override is `KEY=VALUE`, such as `batch.micro=4`.
+command line. In a native recipe an override is `KEY=VALUE`, such as `batch.per_device_batch_size=4`.
 
 ```yaml
 apiVersion: evenkeel.dev/v1alpha1
@@ -23,7 +23,7 @@ kind: Recipe
 metadata:
   name: my-run
 spec:
-  batch: {global: 128, micro: 16}
+  batch: {global: 128, per_device_batch_size: 16}
   model: {path: HuggingFaceTB/SmolLM2-135M}
   data: {train: [{path: data.jsonl}]}
   budget: {epochs: 1}

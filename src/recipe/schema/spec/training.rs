@@ -107,8 +107,8 @@ pub struct Evaluation {
     /// Evaluate at the end of every epoch.
     pub every_epoch: bool,
     /// Samples per device and forward pass.
-    pub micro: Option<u64>,
-    /// Samples of one evaluation batch over all devices, instead of `micro`.
+    pub per_device_batch_size: Option<u64>,
+    /// Samples of one evaluation batch over all devices, instead of `per_device_batch_size`.
     pub batch: Option<u64>,
     /// How `batch` is divided over the data-parallel ranks: `ranks` by their number; `passes` by
     /// their number × accumulation; `floored` by their number, rounded down.

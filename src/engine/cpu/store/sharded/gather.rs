@@ -17,7 +17,7 @@ pub(super) struct Gather {
     world: World,
     /// Two alternating buffers, and one for the first unit where embeddings are tied: it stays whole until
     /// the head is done.
-    places: Vec<Place>,
+    places: Vec<GatherBuffer>,
     tied: bool,
     pass: Pass,
     units: usize,
@@ -25,7 +25,7 @@ pub(super) struct Gather {
     begun: usize,
 }
 
-struct Place {
+struct GatherBuffer {
     buffer: Buffer,
     /// The unit whose parameters the buffer holds or receives.
     unit: Option<usize>,
@@ -47,7 +47,7 @@ impl Gather {
     ) -> Result<Self, EngineError> {
         let places = super::place_sizes(layout, tied, world.world())
             .map(|len| {
-                Ok(Place {
+                Ok(GatherBuffer {
                     buffer: arena.buffer(len, "the gathered weights of a unit")?,
                     unit: None,
                     state: State::Free,
@@ -82,8 +82,9 @@ impl Gather {
 
     /// The parameters of an acquired unit; empty when it is not acquired.
     pub fn parameters(&self, shard: &Shard) -> &[f32] {
-        let taken =
-            |place: &&Place| place.unit == Some(shard.index) && matches!(place.state, State::Taken);
+        let taken = |place: &&GatherBuffer| {
+            place.unit == Some(shard.index) && matches!(place.state, State::Taken)
+        };
         let place = self.places.iter().find(taken);
         place.map_or(&[], |place| &place.buffer[..shard.unit.len])
     }
@@ -176,7 +177,7 @@ impl Gather {
         }
     }
 
-    fn place_of(&mut self, unit: usize) -> Result<&mut Place, EngineError> {
+    fn place_of(&mut self, unit: usize) -> Result<&mut GatherBuffer, EngineError> {
         let mut places = self.places.iter_mut();
         places
             .find(|place| place.unit == Some(unit) && !matches!(place.state, State::Free))
@@ -186,7 +187,7 @@ impl Gather {
     }
 }
 
-impl Place {
+impl GatherBuffer {
     /// Starts to gather; the shard is lent until the result arrives.
     fn send(&mut self, world: &World, shard: &mut Buffer) -> Box<dyn Pending> {
         let shard = shard.lend();

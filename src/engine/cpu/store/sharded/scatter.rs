@@ -31,13 +31,13 @@ pub(super) struct Scatter {
     world: World,
     /// Two alternating buffers, and one for the first unit where embeddings are tied: its gradient is in
     /// progress beside every other.
-    places: Vec<Place>,
+    places: Vec<ScatterBuffer>,
     tied: bool,
     /// Whole accumulated gradients by unit, if they are kept.
     whole: Option<Vec<Buffer>>,
 }
 
-struct Place {
+struct ScatterBuffer {
     buffer: Buffer,
     /// Receives the shard of a gradient that is added to the accumulated one.
     addend: Buffer,
@@ -69,7 +69,7 @@ impl Scatter {
         let ranks = world.world();
         let place = |len| {
             let addend = if whole { 0 } else { len / ranks };
-            Ok(Place {
+            Ok(ScatterBuffer {
                 buffer: arena.buffer(len, "the gradient of one micro-batch")?,
                 addend: arena.buffer(addend, "the gradient of one micro-batch")?,
                 state: State::Free,
@@ -279,7 +279,7 @@ fn no_gradient(unit: usize) -> EngineError {
     EngineError::Shape(format!("unit {unit} has no gradient to complete"))
 }
 
-impl Place {
+impl ScatterBuffer {
     /// Whether the place holds a unit's gradient of the current micro-batch.
     fn holds(&self, unit: usize) -> bool {
         matches!(self.state, State::Open(open) if open == unit)

@@ -43,7 +43,7 @@ pub(super) struct Given<'w> {
 const SAME: [(&str, &str); 1] = [("num_accelerators", "num_gpus")];
 
 /// How the parser understands a word.
-enum Found {
+enum OptionMatch {
     /// Options. The last one may have its value in the same word.
     Options(Vec<&'static str>, Option<Word>),
     /// An ambiguous prefix, with the options that it fits.
@@ -68,7 +68,7 @@ impl Options {
         spellings
     }
 
-    fn find(&self, word: &Word) -> Found {
+    fn find(&self, word: &Word) -> OptionMatch {
         let text = word.text.as_str();
         let (written, tied) = match text.split_once('=') {
             Some((written, _)) => (written, Some(word.after(written.len() + 1))),
@@ -80,7 +80,7 @@ impl Options {
                 .any(|spelling| spelling == written)
         };
         if let Some(name) = self.names().find(is) {
-            return Found::Options(vec![name], tied);
+            return OptionMatch::Options(vec![name], tied);
         }
         if !text.starts_with("--") {
             return self.letters(word);
@@ -95,27 +95,27 @@ impl Options {
             );
         }
         match begun.as_slice() {
-            [] => Found::Unknown,
-            [(name, _)] => Found::Options(vec![name], tied),
-            _ => Found::Several(begun.into_iter().map(|(_, spelling)| spelling).collect()),
+            [] => OptionMatch::Unknown,
+            [(name, _)] => OptionMatch::Options(vec![name], tied),
+            _ => OptionMatch::Several(begun.into_iter().map(|(_, spelling)| spelling).collect()),
         }
     }
 
     /// Short options in one word (`-r3`, `-uB`). The first that takes a value takes the rest of the word.
-    fn letters(&self, word: &Word) -> Found {
+    fn letters(&self, word: &Word) -> OptionMatch {
         let mut found = Vec::new();
         for (at, letter) in word.text.char_indices().skip(1) {
             let is = |name: &&str| name.chars().eq([letter]);
             let Some(name) = self.names().find(is) else {
-                return Found::Unknown;
+                return OptionMatch::Unknown;
             };
             found.push(name);
             let left = at + letter.len_utf8();
             if self.valued.contains(&name) && left < word.text.len() {
-                return Found::Options(found, Some(word.after(left)));
+                return OptionMatch::Options(found, Some(word.after(left)));
             }
         }
-        Found::Options(found, None)
+        OptionMatch::Options(found, None)
     }
 
     /// Whether a word can be an option's value.
@@ -195,15 +195,15 @@ pub(super) fn options<'w>(words: &'w [Word], known: &Options) -> Given<'w> {
             break;
         }
         let (names, mut tied) = match known.find(word) {
-            Found::Options(names, tied) => (names, tied),
+            OptionMatch::Options(names, tied) => (names, tied),
             // After an unresolved word they may belong to the program.
-            Found::Unknown | Found::Several(_) if unresolved.is_some() => break,
-            Found::Unknown if lacks_program(rest) => break,
-            Found::Unknown => {
+            OptionMatch::Unknown | OptionMatch::Several(_) if unresolved.is_some() => break,
+            OptionMatch::Unknown if lacks_program(rest) => break,
+            OptionMatch::Unknown => {
                 refused = known.unknown(word);
                 break;
             }
-            Found::Several(several) => {
+            OptionMatch::Several(several) => {
                 refused = known.ambiguous(word, &several);
                 break;
             }

@@ -58,7 +58,7 @@ mod tests {
             let program = "run_clm.py --per_device_train_batch_size 4 --output_dir o";
             let recipe = read_command(&format!("python {launcher} {program}")).unwrap();
             let batch = &recipe.spec.batch;
-            let numbers = (batch.micro, batch.gpus);
+            let numbers = (batch.per_device_batch_size, batch.gpus);
             assert_eq!(numbers, (Some(4), expected), "{launcher}");
             assert_eq!(recipe.diagnostics, [], "{launcher}");
         }

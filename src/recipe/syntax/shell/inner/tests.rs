@@ -19,7 +19,7 @@ fn batch(recipe: Result<Recipe, ReadError>, from: &str) -> [Option<u64>; 3] {
         .unwrap_or_else(|error| panic!("{from}: {error}"))
         .spec
         .batch;
-    [batch.gpus, batch.micro, batch.accumulation]
+    [batch.gpus, batch.per_device_batch_size, batch.accumulation]
 }
 
 fn for_two(recipe: &Recipe) -> String {

@@ -13,12 +13,12 @@ pub(crate) struct Unescaped {
     /// Byte offsets in it of each `$` that is escaped for the outer shell.
     pub kept: Vec<usize>,
     /// The place of each of its bytes, and of its end.
-    places: Vec<Place>,
+    value_sources: Vec<CharPosition>,
 }
 
 /// A character in the whole text, with the backslash before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Place {
+struct CharPosition {
     start: usize,
     end: usize,
     line: u32,
@@ -38,9 +38,9 @@ impl Unescaped {
         let mut new = Unescaped {
             text: String::with_capacity(content.len()),
             kept: Vec::new(),
-            places: Vec::with_capacity(content.len() + 1),
+            value_sources: Vec::with_capacity(content.len() + 1),
         };
-        let mut at = Place {
+        let mut at = CharPosition {
             start,
             end: start,
             line,
@@ -60,24 +60,24 @@ impl Unescaped {
                 }
             }
             new.text.push(c);
-            new.places.resize(new.text.len(), at);
+            new.value_sources.resize(new.text.len(), at);
             match c {
                 '\n' => (at.line, at.column) = (at.line.saturating_add(1), 1),
                 _ => at.column = at.column.saturating_add(wide),
             }
         }
         at.start = at.end;
-        new.places.push(at);
+        new.value_sources.push(at);
         new
     }
 
     /// Moves a word of the script to its place in the whole text.
     pub fn put_back(&self, word: &mut Word) {
         let (start, end) = (word.span.start, word.span.end);
-        let Some(first) = self.places.get(start) else {
+        let Some(first) = self.value_sources.get(start) else {
             return;
         };
-        let last = self.places.get(start.max(end.saturating_sub(1)));
+        let last = self.value_sources.get(start.max(end.saturating_sub(1)));
         word.span.start = first.start;
         word.span.end = match (end > start, last) {
             (true, Some(last)) => last.end,
@@ -85,7 +85,7 @@ impl Unescaped {
         };
         (word.span.line, word.span.column) = (first.line, first.column);
         // Literal up to the first removed backslash.
-        let after = self.places[start..].iter().zip(first.start..);
+        let after = self.value_sources[start..].iter().zip(first.start..);
         let whole = after
             .take_while(|(place, expected)| place.start == *expected && place.end == *expected + 1);
         word.literal = whole.take(word.literal).count();

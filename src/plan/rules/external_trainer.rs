@@ -1,13 +1,13 @@
-//! `own-program`: an external trainer trains with the planned batch.
+//! `external-trainer`: an external trainer trains with the planned batch.
 
 use super::{Case, Check, Example, Findings, Rule};
-use crate::recipe::batch_arguments::{self, Numbers};
+use crate::recipe::batch_arguments::{self, BatchNumbers};
 use crate::recipe::schema::placeholder;
 use crate::recipe::schema::spec::{BatchSchedule, Remainder};
 use crate::recipe::{Severity, trainer_command};
 
 pub(super) const RULE: Rule = Rule {
-    id: "own-program",
+    id: "external-trainer",
     severity: Severity::Error,
     summary: "an external trainer would train with another batch than planned",
     why: "Evenkeel starts an external trainer once for every device and passes the plan's numbers in every \
@@ -21,14 +21,14 @@ DistributedDataParallel averages over ranks, whatever their shares.",
     wrong: Example {
         flags: "--gpus 8",
         recipe: native!(
-            "  batch: {global: 128, micro: 16}\n  \
+            "  batch: {global: 128, per_device_batch_size: 16}\n  \
              trainer: {command: [torchrun, train.py, --batch, '{per_device_batch_size}']}\n"
         ),
     },
     right: Example {
         flags: "--gpus 8",
         recipe: native!(
-            "  batch: {global: 128, micro: 16}\n  \
+            "  batch: {global: 128, per_device_batch_size: 16}\n  \
              trainer: {command: [python, train.py, --batch, '{per_device_batch_size}']}\n"
         ),
     },
@@ -37,7 +37,7 @@ DistributedDataParallel averages over ranks, whatever their shares.",
 
 /// Keys whose values depend on the world, and their placeholders.
 const OF_A_WORLD: [(&str, &str); 2] = [
-    ("batch.micro", "{per_device_batch_size}"),
+    ("batch.per_device_batch_size", "{per_device_batch_size}"),
     ("batch.accumulation", "{gradient_accumulation_steps}"),
 ];
 
@@ -131,12 +131,12 @@ fn check_split(case: &Case<'_>, findings: &mut Findings<'_>) {
             "{args}",
         );
     }
-    let numbers = Numbers {
+    let numbers = BatchNumbers {
         world: case.request.gpus,
         nodes: None,
         data_parallel: split.ranks,
-        global: split.micro * split.micro_batches,
-        micro: split.micro,
+        global: split.per_device_batch_size * split.micro_batches,
+        per_device_batch_size: split.per_device_batch_size,
         accumulation: split.accumulation(),
         steps_per_generation: None,
     };
@@ -178,7 +178,7 @@ mod tests {
     }
 
     fn found(recipe: &Recipe, gpus: u64) -> Vec<String> {
-        let found = only("own-program", recipe, &PlanRequest::gpus(gpus));
+        let found = only("external-trainer", recipe, &PlanRequest::gpus(gpus));
         found.into_iter().map(|d| d.message).collect()
     }
 
