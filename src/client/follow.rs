@@ -263,7 +263,7 @@ impl Follower {
                 self.loss = evaluation.loss;
             }
             // `evenkeel logs --rank` shows the output of a rank.
-            Event::Said { .. } => return,
+            Event::Output { .. } => return,
             _ => {}
         }
         each(&event);

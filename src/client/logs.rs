@@ -82,7 +82,7 @@ pub async fn rank(
     let log = read(cluster, pod, None, follow).await;
     let mut log = Box::pin(log.map_err(|error| missing_pod(cluster, pod, error))?);
     while let Some(line) = log.next().await {
-        if let Some(Event::Said { rank: who, line }) = line.event
+        if let Some(Event::Output { rank: who, line }) = line.event
             && who == rank
             && !each(&line)
         {
@@ -149,7 +149,7 @@ mod tests {
         );
         let expected = LogLine {
             time: "2026-01-01T00:00:00.000000001Z".into(),
-            event: Some(Event::Said {
+            event: Some(Event::Output {
                 rank: 3,
                 line: "a b".into(),
             }),

@@ -314,7 +314,7 @@ impl<'a> Launcher<'a> {
                 self.trouble = None;
             }
         }
-        self.display.event(&Event::Staying {
+        self.display.event(&Event::DrainCancelled {
             message: format!("drain cancelled: {} requested", count(self.desired, "rank")),
         });
         self.write_state()

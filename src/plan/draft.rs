@@ -379,13 +379,13 @@ fn adjustments(
     let batch = &recipe.spec.batch;
     let global = split.per_device_batch_size * split.micro_batches;
     let mut adjusted = Vec::new();
-    let mut change = |path: &str, from: Option<u64>, to: u64, why: String| {
+    let mut change = |path: &str, from: Option<u64>, to: u64, reason: String| {
         if from.is_some_and(|from| from != to) {
             adjusted.push(Adjustment {
                 key: recipe.key(path).into_owned(),
                 from: from.map(|n| n.to_string()).unwrap_or_default(),
                 to: to.to_string(),
-                why,
+                reason,
             });
         }
     };
@@ -427,13 +427,13 @@ fn adjustments(
     );
     if let (BatchSchedule::NormTest(test), Some(quantum)) = (&recipe.spec.schedule, draft.quantum) {
         let rounded = test.max_batch - test.max_batch % quantum;
-        let why =
+        let reason =
             format!("rounded down to a multiple of {quantum}, which every allowed world splits");
-        change("schedule.max_batch", Some(test.max_batch), rounded, why);
+        change("schedule.max_batch", Some(test.max_batch), rounded, reason);
     }
     if let Some((from, to)) = generations(recipe, draft, split) {
-        let why = "keeps the generation batch unchanged".to_owned();
-        change("generation.steps_per_generation", Some(from), to, why);
+        let reason = "keeps the generation batch unchanged".to_owned();
+        change("generation.steps_per_generation", Some(from), to, reason);
     }
     adjusted
 }

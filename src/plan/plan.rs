@@ -70,7 +70,7 @@ pub struct Adjustment {
     pub from: String,
     pub to: String,
     /// The reason, as a half-sentence.
-    pub why: String,
+    pub reason: String,
 }
 
 /// Memory per device in bytes, with the assumptions of the estimate.

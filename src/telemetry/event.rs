@@ -81,7 +81,7 @@ pub enum Event {
         message: String,
     },
     /// A rank's program printed a line.
-    Said {
+    Output {
         /// The rank that printed it.
         rank: u64,
         /// The line, without its end.
@@ -99,7 +99,7 @@ pub enum Event {
         message: String,
     },
     /// The reason to stop disappeared before the ranks stopped; they continue.
-    Staying {
+    DrainCancelled {
         /// Why the ranks continue.
         message: String,
     },

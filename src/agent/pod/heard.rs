@@ -140,7 +140,7 @@ impl PodAgent {
         for tail in &mut current.tails {
             let rank = tail.rank();
             for line in tail.lines() {
-                self.display.event(&Event::Said { rank, line });
+                self.display.event(&Event::Output { rank, line });
             }
         }
     }

@@ -113,9 +113,9 @@ fn changes(draft: &Draft) -> String {
     let values = width(|a| a.from.chars().count() + a.to.chars().count() + 3);
     let mut text = heading("changed from the recipe");
     for adjustment in &draft.outline.adjusted {
-        let (key, why) = (&adjustment.key, &adjustment.why);
+        let (key, reason) = (&adjustment.key, &adjustment.reason);
         let change = change(&adjustment.from, &adjustment.to);
-        text += &format!("  {key:keys$}  {change:values$}  {why}\n");
+        text += &format!("  {key:keys$}  {change:values$}  {reason}\n");
     }
     text
 }

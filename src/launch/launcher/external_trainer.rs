@@ -86,6 +86,6 @@ impl Launcher<'_> {
 /// Shows a rank's output.
 fn show(display: &mut Display, rank: u64, lines: Vec<String>) {
     for line in lines {
-        display.event(&Event::Said { rank, line });
+        display.event(&Event::Output { rank, line });
     }
 }

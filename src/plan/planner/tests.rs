@@ -160,13 +160,13 @@ fn adjustments_name_the_key_in_the_recipes_dialect() {
     assert_eq!(fewer[0].key, "gradient_accumulation_steps");
     assert_eq!((fewer[0].from.as_str(), fewer[0].to.as_str()), ("1", "2"));
     assert_eq!(
-        fewer[0].why,
+        fewer[0].reason,
         "keeps the global batch at 128: 4 × 16 × 2 = 128"
     );
     let more = of(16);
     assert_eq!(more[0].key, "batch.per_device_batch_size");
     assert_eq!(
-        more[0].why,
+        more[0].reason,
         "the largest divisor of 128 / 16 ranks = 8 up to the recipe's"
     );
 }

@@ -136,7 +136,7 @@ mod tests {
         let plan = plan(&recipe, &request).unwrap();
         assert_eq!(plan.formula, "8 × 2 × 8 = 128");
         assert_eq!(
-            plan.outline.adjusted[0].why,
+            plan.outline.adjusted[0].reason,
             "as much as the devices' memory allows, by estimate"
         );
     }

@@ -116,12 +116,12 @@ impl Line {
                 ("Batch", Tone::Notable, parts)
             }
             Event::Waiting { message } => ("Waiting", Tone::Notable, vec![message.clone()]),
-            Event::Said { rank, line } => ("Rank", Tone::Fine, vec![format!("{rank}: {line}")]),
+            Event::Output { rank, line } => ("Rank", Tone::Fine, vec![format!("{rank}: {line}")]),
             Event::RankLost { rank, reason } => {
                 ("Lost", Tone::Alarm, vec![format!("rank {rank}: {reason}")])
             }
             Event::Draining { message } => ("Draining", Tone::Notable, vec![message.clone()]),
-            Event::Staying { message } => ("Staying", Tone::Notable, vec![message.clone()]),
+            Event::DrainCancelled { message } => ("Staying", Tone::Notable, vec![message.clone()]),
             Event::Rescaled {
                 from,
                 to,

@@ -144,14 +144,14 @@ pub(crate) fn run() -> Vec<Event> {
         Event::Waiting {
             message: "0 of the pool's nodes have 2 GPUs free for this job".to_owned(),
         },
-        Event::Said {
+        Event::Output {
             rank: 1,
             line: "loading the tokenizer".to_owned(),
         },
         Event::Draining {
             message: "interrupted (Ctrl-C); once more ends at once".to_owned(),
         },
-        Event::Staying {
+        Event::DrainCancelled {
             message: "1 rank asked for".to_owned(),
         },
         Event::Finished {

@@ -70,7 +70,7 @@ fn gpus_requested_from_slurm_must_be_those_of_the_launcher() {
     assert!(
         warning
             .message
-            .contains("8 GPUs (`--gres=gpu:4` on each of 2 nodes)"),
+            .contains("8 GPUs from Slurm (`--gres=gpu:4` on each of 2 nodes)"),
         "{warning:?}"
     );
     assert!(

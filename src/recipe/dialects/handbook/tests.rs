@@ -285,7 +285,7 @@ fn unknown_keys_are_refused_as_upstream_refuses_them() {
         "sft",
         "per_device_train_batchsize: 4\nnum_generations: 4\nzebra: 1\n\
          dataset_mixture: {datasets: [{id: d, splitt: x}], sed: 1}\n\
-         evenkeel: {batch: {micor: 4}, sedd: 1}\n",
+         evenkeel: {batch: {per_device_batch_sise: 4}, sedd: 1}\n",
         &[
             "max_seq_len=128",
             "dataset_mixture.datasets.0.idd=x",
