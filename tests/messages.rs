@@ -31,6 +31,8 @@ fn texts(tokens: TokenStream, found: &mut Vec<String>) {
     while let Some(token) = tokens.next() {
         match token {
             TokenTree::Punct(mark) if mark.as_char() == '#' => {
+                // `#![…]` is an attribute too.
+                tokens.next_if(|next| next.to_string() == "!");
                 let attribute = match tokens.peek() {
                     Some(TokenTree::Group(group)) if group.delimiter() == Delimiter::Bracket => {
                         group.stream()
@@ -100,7 +102,7 @@ fn messages_of_every_file() {
         shown.push('\n');
     }
     for (module, shown) in by_module {
-        insta::assert_snapshot!(format!("messages_{module}"), shown);
+        insta::assert_snapshot!(module, shown);
     }
 }
 

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::{Child, ChildStdin, ExitStatus};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Sender;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread;
 
 use rustix::process::{
@@ -20,6 +20,7 @@ use crate::external_trainer::oom_messages;
 use crate::external_trainer::program::{self, Program, Start};
 use crate::lifecycle::files;
 use crate::lifecycle::protocol::{Ending, Order, Report, exit};
+use crate::util::lock::lock;
 
 /// What happened to a rank.
 #[derive(Debug, Clone, PartialEq)]
@@ -283,7 +284,7 @@ impl Group {
     }
 
     fn number(&self) -> MutexGuard<'_, Option<Pid>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 
     fn kill(&self) {

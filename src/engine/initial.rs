@@ -4,6 +4,7 @@
 //! on the world nor on the sharding. Matrices are normal with σ = `initializer_range`, norms are one, as in
 //! transformers' Llama.
 
+use crate::util::random::{GAMMA, mix};
 use rayon::prelude::*;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
@@ -41,18 +42,11 @@ pub fn fill(unit: &Unit, initializer_range: f32, seed: u64, offset: usize, out: 
 
 /// The `index`-th standard normal of a stream (Box and Muller, 1958).
 fn normal(key: u64, index: u64) -> f64 {
-    let bits = mix(key.wrapping_add(index.wrapping_mul(0x9e37_79b9_7f4a_7c15)));
+    let bits = mix(key.wrapping_add(index.wrapping_mul(GAMMA)));
     // Two uniform numbers of 32 bits; the first one is never 0.
     let radius = ((bits >> 32) as f64 + 0.5) / 4_294_967_296.0;
     let angle = (bits & 0xffff_ffff) as f64 / 4_294_967_296.0;
     (-2.0 * radius.ln()).sqrt() * (std::f64::consts::TAU * angle).cos()
-}
-
-/// The finaliser of SplitMix64 (Steele, Lea and Flood, 2014).
-fn mix(mut z: u64) -> u64 {
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
 }
 
 #[cfg(test)]

@@ -1,20 +1,19 @@
 //! Synthetic Gaussian gradients of known mean and variance, for the tests of this module.
 
+use crate::util::random;
+
 use super::estimator::{GroupSums, Sums};
 
-/// SplitMix64, with normal deviates by Box and Muller.
-pub struct Random(u64);
+/// Uniform numbers, and normal deviates by Box and Muller.
+pub struct Random(random::Random);
 
 impl Random {
     pub fn new(seed: u64) -> Self {
-        Random(seed)
+        Random(random::Random::seeded(seed))
     }
 
     fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+        self.0.next_u64()
     }
 
     /// A uniform number in (0, 1].

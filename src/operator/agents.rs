@@ -13,7 +13,7 @@ use tokio::task::AbortHandle;
 use super::build::AGENT_PORT;
 use crate::api::TrainingJob;
 use crate::lifecycle::agent_state::AgentState;
-use crate::util::lock::locked;
+use crate::util::lock::lock;
 
 /// Request timeout. An agent answers at once or after two seconds at most.
 const ANSWER: Duration = Duration::from_millis(3500);
@@ -61,7 +61,7 @@ impl Agents {
 
     /// Known state of a pod's agent; starts to poll it.
     pub fn poll(&self, uid: &str, ip: &str, job: &ObjectRef<TrainingJob>) -> AgentStatus {
-        let mut all = locked(&self.polled);
+        let mut all = lock(&self.polled);
         if let Some(entry) = all.get(uid) {
             return entry.polled.clone();
         }
@@ -81,7 +81,7 @@ impl Agents {
 
     /// Stops polling those pods of a job that are not among `pods`.
     pub fn keep_only(&self, job: &ObjectRef<TrainingJob>, pods: &BTreeSet<String>) {
-        let mut all = locked(&self.polled);
+        let mut all = lock(&self.polled);
         all.retain(|uid, entry| {
             let keep = entry.job != *job || pods.contains(uid);
             if !keep {
@@ -93,7 +93,7 @@ impl Agents {
 
     /// Stops polling the pods of jobs that no longer exist.
     pub fn keep_jobs(&self, exists: impl Fn(&ObjectRef<TrainingJob>) -> bool) {
-        locked(&self.polled).retain(|_, entry| {
+        lock(&self.polled).retain(|_, entry| {
             let keep = exists(&entry.job);
             if !keep {
                 entry.task.abort();
@@ -145,7 +145,7 @@ impl Agents {
 
     /// Stores an answer or its absence; false if the agent is no longer polled.
     fn store(&self, uid: &str, answer: Option<AgentState>) -> bool {
-        let mut all = locked(&self.polled);
+        let mut all = lock(&self.polled);
         let Some(entry) = all.get_mut(uid) else {
             return false;
         };

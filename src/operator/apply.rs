@@ -22,7 +22,7 @@ use super::faults;
 use super::observe::ClusterState;
 use crate::api::TrainingJob;
 use crate::api::status::TrainingJobStatus;
-use crate::util::lock::locked;
+use crate::util::lock::lock;
 
 /// The controller's field manager.
 pub const MANAGER: &str = "evenkeel-controller";
@@ -146,7 +146,7 @@ pub async fn pods(
     stream::iter(unwanted.cloned().collect::<Vec<_>>())
         .map(|pod| {
             let api = api.clone();
-            let suspect = |node: &str| locked(&context.reservations).suspects_node(node);
+            let suspect = |node: &str| lock(&context.reservations).suspects_node(node);
             let dead = cluster.needs_forced_deletion(&pod, suspect);
             async move { delete(&api, &pod, dead).await }
         })

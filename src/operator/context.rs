@@ -17,7 +17,7 @@ use crate::api::TrainingJob;
 use crate::operator::outcome::fraction;
 use crate::operator::reservations::Reservations;
 use crate::telemetry::now;
-use crate::util::lock::locked;
+use crate::util::lock::lock;
 
 /// First pause after a failed reconciliation; it doubles with each failure up to [`LONGEST_PAUSE`].
 const PAUSE: Duration = Duration::from_millis(100);
@@ -88,7 +88,7 @@ pub enum Companions {
 impl JobCache {
     /// Reads or changes the state of a job.
     fn of<T>(&self, uid: &str, change: impl FnOnce(&mut JobState) -> T) -> T {
-        change(locked(&self.0).entry(uid.to_owned()).or_default())
+        change(lock(&self.0).entry(uid.to_owned()).or_default())
     }
 }
 
@@ -184,14 +184,14 @@ impl Context {
             job.begun = Some(now);
             job.applied = Companions::BeforePods;
         });
-        *locked(&self.newest) = Some((uid.to_owned(), now));
+        *lock(&self.newest) = Some((uid.to_owned(), now));
     }
 
     /// Whether other jobs get their first pods now. Companion objects that this job's pods need only
     /// while running can then wait, since the scheduler's pods per second are limited.
     pub fn is_burst_of_others(&self, uid: &str) -> bool {
         let begun = self.job_cache.of(uid, |job| job.begun);
-        let newest = locked(&self.newest);
+        let newest = lock(&self.newest);
         let bursts = newest
             .as_ref()
             .is_some_and(|(other, at)| other != uid && at.elapsed() < BURST);
@@ -205,13 +205,13 @@ impl Context {
             .iter()
             .filter_map(|job| job.metadata.uid.as_deref())
             .collect();
-        locked(&self.reservations).keep_only(|uid| uids.contains(uid));
+        lock(&self.reservations).keep_only(|uid| uids.contains(uid));
         let references: HashSet<_> = jobs
             .iter()
             .map(|j| ObjectRef::from_obj(j.as_ref()))
             .collect();
         self.agents.keep_jobs(|job| references.contains(job));
-        locked(&self.job_cache.0).retain(|uid, _| uids.contains(uid.as_str()));
+        lock(&self.job_cache.0).retain(|uid, _| uids.contains(uid.as_str()));
     }
 
     /// Drops the state of a finished job.
@@ -219,8 +219,8 @@ impl Context {
         let uid = &job.uid().unwrap_or_default();
         self.agents
             .keep_only(&ObjectRef::from_obj(job), &BTreeSet::new());
-        locked(&self.reservations).forget(uid);
-        locked(&self.job_cache.0).remove(uid);
+        lock(&self.reservations).forget(uid);
+        lock(&self.job_cache.0).remove(uid);
     }
 
     /// Whether the job's last reconciliation failed.
@@ -245,7 +245,7 @@ impl Context {
     /// new controller process has none.
     pub fn restore_reservations(&self) {
         self.restored.call_once(|| {
-            let mut reservations = locked(&self.reservations);
+            let mut reservations = lock(&self.reservations);
             for job in self.known.state() {
                 reservations.restore(&job);
             }

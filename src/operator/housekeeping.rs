@@ -8,7 +8,7 @@ use k8s_openapi::api::coordination::v1::Lease;
 use kube::api::Api;
 
 use super::context::Context;
-use crate::util::lock::locked;
+use crate::util::lock::lock;
 
 /// Interval between two rounds.
 const ROUND: Duration = Duration::from_secs(1);
@@ -25,10 +25,8 @@ pub async fn keep(context: Arc<Context>) {
 /// Reads the Leases of suspected nodes and of nodes with silent pods. The suspicion of a node ends
 /// when its kubelet renews the Lease.
 async fn read_leases(context: &Context) {
-    let suspects: BTreeMap<String, SystemTime> = locked(&context.reservations)
-        .suspects()
-        .into_iter()
-        .collect();
+    let suspects: BTreeMap<String, SystemTime> =
+        lock(&context.reservations).suspects().into_iter().collect();
     let silent = context.leases.wanted();
     let nodes: BTreeSet<&String> = suspects.keys().chain(&silent).collect();
     let leases: Api<Lease> = Api::namespaced(context.client.clone(), "kube-node-lease");
@@ -44,7 +42,7 @@ async fn read_leases(context: &Context) {
             .get(node)
             .is_some_and(|since| renewed > Some(*since))
         {
-            locked(&context.reservations).trust(node);
+            lock(&context.reservations).trust(node);
         }
     }
 }

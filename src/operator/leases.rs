@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::sync::Mutex;
 use std::time::{Duration, Instant, SystemTime};
 
-use crate::util::lock::locked;
+use crate::util::lock::lock;
 
 /// 1.5 times a kubelet's renewal interval of 10 s (a quarter of the Lease duration of 40 s).
 const STALE: Duration = Duration::from_secs(15);
@@ -44,7 +44,7 @@ impl Leases {
     }
 
     fn stale_at(&self, node: &str, now: Instant) -> bool {
-        let mut leases = locked(&self.0);
+        let mut leases = lock(&self.0);
         let lease = leases.entry(node.to_owned()).or_insert(Lease {
             asked: now,
             reading: None,
@@ -56,7 +56,7 @@ impl Leases {
 
     /// Nodes whose Leases are requested.
     pub fn wanted(&self) -> Vec<String> {
-        let mut leases = locked(&self.0);
+        let mut leases = lock(&self.0);
         leases.retain(|_, lease| lease.asked.elapsed() < WANTED);
         leases.keys().cloned().collect()
     }
@@ -67,7 +67,7 @@ impl Leases {
     }
 
     fn read_at(&self, node: &str, renewed: Option<SystemTime>, now: Instant) {
-        let mut leases = locked(&self.0);
+        let mut leases = lock(&self.0);
         let Some(lease) = leases.get_mut(node) else {
             return;
         };

@@ -20,7 +20,7 @@ use crate::lifecycle::placement::{Placement, PlacementAction, PlacementInput, de
 use crate::operator::events::announce;
 use crate::plan::Reached;
 use crate::telemetry::now;
-use crate::util::lock::locked;
+use crate::util::lock::lock;
 use crate::util::time::{micro_time, seconds};
 
 /// Requeue interval during a change.
@@ -323,7 +323,7 @@ fn decide(
     let feasible: Vec<bool> = (0..=most)
         .map(|nodes| nodes > 0 && planner.is_feasible(u64::from(nodes) * per_node, reached))
         .collect();
-    let mut reservations = locked(&context.reservations);
+    let mut reservations = lock(&context.reservations);
     reservations.suspect(&cluster.suspects);
     let placeable = reservations.slots(&context.stores, job, &cluster.wants) + cluster.staying;
     let pool = match job.spec.elasticity.capacity {
@@ -384,7 +384,7 @@ async fn refused(
     next.phase = Phase::Pending;
     // Pods placed before an edit made the job invalid hold unused devices.
     next.slots.clear();
-    locked(&context.reservations).forget(&job.uid().unwrap_or_default());
+    lock(&context.reservations).forget(&job.uid().unwrap_or_default());
     next.message.clone_from(&refusal.message);
     conditions::set(
         &mut next,

@@ -1,8 +1,9 @@
-//! Access to locked state that reconciliations share.
+//! The lock helper.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Locks a mutex, also after a panic of its holder.
-pub fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+/// Locks a mutex. Ignores poisoning: a thread that panicked while it held a lock of this crate left the
+/// data consistent.
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -9,7 +9,22 @@ pub struct Random {
     state: u64,
 }
 
+/// SplitMix64's increment of the state.
+pub const GAMMA: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// SplitMix64's finaliser.
+pub fn mix(mut z: u64) -> u64 {
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
 impl Random {
+    /// The plain SplitMix64 stream of a seed.
+    pub fn seeded(seed: u64) -> Self {
+        Random { state: seed }
+    }
+
     /// A stream for these keys; different keys, or another order of them, give an unrelated stream.
     pub fn new(keys: &[u64]) -> Self {
         let mut random = Random {
@@ -24,11 +39,8 @@ impl Random {
 
     /// The next 64 random bits.
     pub fn next_u64(&mut self) -> u64 {
-        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.state;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+        self.state = self.state.wrapping_add(GAMMA);
+        mix(self.state)
     }
 
     /// Uniform in [0, 1), with 53 bits.

@@ -7,13 +7,14 @@ use std::io::Write;
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::rendezvous::Mesh;
 use super::wire::Stop;
 use crate::comm::tcp::control::ControlMessage;
 use crate::comm::{CommError, Ended, Notify};
+use crate::util::lock::lock;
 
 /// Time allowed for a suspect's own reason for leaving to arrive.
 pub(super) const GRACE: Duration = Duration::from_millis(500);
@@ -201,9 +202,4 @@ impl Connections {
             ));
         }
     }
-}
-
-/// Locks, and ignores poisoning: a thread that panicked while it held the lock left the data consistent.
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -32,13 +32,14 @@ use std::sync::{Arc, Mutex};
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
-use self::connections::{Connections, lock};
+use self::connections::Connections;
 pub use self::greeting::Greeting;
 use self::heartbeat::Heartbeat;
 use self::message::{MESSAGE_LIMIT, Messages};
 use self::vector::{Scratch, Transfer};
 use self::wire::drive;
 use super::{Collective, CommError, Ended, Notify, Operation, Pending};
+use crate::util::lock::lock;
 
 #[cfg(target_endian = "big")]
 compile_error!("floats travel as they are: all ranks are taken to be little-endian");

@@ -7,7 +7,7 @@
 //! `qkv` is `[n, (heads + 2 × kv_heads) × head_dim]`: the query heads of a row, its key heads, its value
 //! heads.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use rayon::prelude::*;
 
@@ -16,6 +16,7 @@ use super::matrix::{Matrix, MatrixMut, multiply};
 use super::{dot, vectorised};
 use crate::engine::EngineError;
 use crate::engine::cpu::arena::{Arena, Buffer};
+use crate::util::lock::lock;
 
 const BLOCK: usize = 64;
 
@@ -91,9 +92,7 @@ impl Scratch {
     fn with<R>(&self, f: impl FnOnce(&mut [f32], &mut [f32]) -> R) -> R {
         let thread = rayon::current_thread_index().unwrap_or(0);
         // Each thread has its own scratch, whose content is unspecified between uses.
-        let mut blocks = self.threads[thread]
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut blocks = lock(&self.threads[thread]);
         let [first, second] = &mut *blocks;
         f(first, second)
     }

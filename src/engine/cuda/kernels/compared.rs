@@ -24,12 +24,9 @@ fn of<T>(parameter: &T) -> *const c_void {
 
 /// Numbers in [−scale, scale), the same in every run (splitmix64).
 fn random(seed: u64, len: usize, scale: f32) -> Vec<f32> {
-    let mut state = seed;
+    let mut random = crate::util::random::Random::seeded(seed);
     let next = || {
-        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        let bits = (z ^ (z >> 31)) >> 40;
+        let bits = random.next_u64() >> 40;
         (bits as f32 / (1 << 23) as f32 - 1.0) * scale
     };
     std::iter::repeat_with(next).take(len).collect()
