@@ -69,7 +69,7 @@ documented! {
         Planned,
         /// The ConfigMap or its key does not exist. The controller tries again every 5 s.
         RecipeMissing,
-        /// The recipe has errors. The message has file, line and way out. Correct it in a new TrainingJob.
+        /// The recipe has errors. The message has file, line and fix. Correct the recipe and apply the job again: the controller reads the recipe after every edit of the job until the first plan.
         RecipeRefused,
         /// No plan is possible: no number of nodes splits the global batch, or a rule refuses the job. A running job keeps its plan.
         PlanRefused,
@@ -79,13 +79,13 @@ documented! {
         Placing,
         /// Pods ended before they could train. The controller creates new ones after a pause; see `status.podFailures`.
         PodsEndedEarly,
-        /// The API server refuses the job's objects: a quota, an admission policy, a missing priority class. The message has its answer.
+        /// The API server refuses new objects of the job: a quota, an admission policy, a missing priority class. The message has its answer. `PodsReady` remains True while pods of the newest generation run.
         Refused,
         /// No feasible number of nodes has enough free GPUs. The job holds no GPU.
         InsufficientCapacity,
         /// The first pod reads and tokenises the data; the others wait for it.
         Preparing,
-        /// The preparation of the data ended with an error. Unless the data are refused, it is tried again every 5 s.
+        /// The preparation of the data ended with an error. Refused data fail the job; after any other error the agent tries again every 5 s.
         PreparationFailed,
         /// The external trainer's command cannot be started with this plan. The message has the placeholder.
         CommandRefused,

@@ -7,8 +7,9 @@ pub fn page() -> Result<String, serde_json::Error> {
     let crd = serde_json::to_value(super::crd())?;
     let schema = &crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"];
     let mut text = String::from(
-        "# TrainingJob\n\n`evenkeel.dev/v1alpha1`. `evenkeel crd --fields` writes this page from the schema: change the doc\n\
-         comments of the API types, not this page. `kubectl explain trainingjob` has the same texts.\n\n\
+        "# TrainingJob\n\n`evenkeel.dev/v1alpha1`. The tests generate this page from the API types (`src/api/`): change their doc\n\
+         comments and run `UPDATE=1 cargo test --lib`. `evenkeel crd --fields` prints this page, and\n\
+         `kubectl explain trainingjob` has the same texts.\n\n\
          Times are RFC 3339 with microseconds; durations end in `Seconds`. Conditions are the contract of the\n\
          status: `status.phase` and `status.message` summarise them for people and may change.\n",
     );
@@ -20,7 +21,7 @@ pub fn page() -> Result<String, serde_json::Error> {
     text += "\n## Conditions\n\nEvery condition has a status, a reason and a message. `kubectl wait --for=condition=Complete \
              tj/NAME`\nreturns once training reached its budget; a job that cannot continue sets `Failed`.\n\n";
     text += &super::condition::table();
-    text += "\n## Rules between fields\n\nThe API server refuses a TrainingJob that breaks one of them, with this message.\n\n";
+    text += "\n## Rules between fields\n\nThe API server refuses a TrainingJob that breaks one of them, with this message.\n\n| field | message |\n|---|---|\n";
     rules(&schema["spec"], "spec", &mut text);
     Ok(text)
 }
@@ -109,7 +110,7 @@ fn rules(schema: &Value, path: &str, text: &mut String) {
     let all = schema["x-kubernetes-validations"].as_array();
     for rule in all.into_iter().flatten() {
         let message = rule["message"].as_str().unwrap_or_default();
-        *text += &format!("- `{path}`: {message}\n");
+        *text += &format!("| `{path}` | {message} |\n");
     }
     for (name, field) in properties(schema) {
         rules(field, &format!("{path}.{name}"), text);

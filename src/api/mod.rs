@@ -212,8 +212,9 @@ pub struct Elasticity {
     /// Numbers of nodes that do not split the global batch exactly. Exact: not used. Uneven: used, with
     /// different numbers of whole micro-batches per rank.
     pub remainder: RemainderPolicy,
-    /// Seconds without contact after which an agent stops its ranks: no answer from the API server, the
-    /// controller or another pod of the generation.
+    /// Seconds after which an agent without any contact stops its ranks: none of the API server, the
+    /// controller and the generation's other pods answered. After the loss of a peer only the API server
+    /// counts.
     #[schemars(range(min = 5, max = 3600))]
     pub fence_after_seconds: u32,
     /// Seconds that ranks may take to commit a checkpoint and leave. Then the next generation starts
@@ -437,9 +438,6 @@ mod tests {
             std::fs::write(path, text).unwrap();
         }
         let kept = std::fs::read_to_string(path).unwrap_or_default();
-        assert!(
-            kept == text,
-            "regenerate {path}: UPDATE=1 cargo test job::api"
-        );
+        assert!(kept == text, "regenerate {path}: UPDATE=1 cargo test --lib");
     }
 }

@@ -28,8 +28,8 @@ pub struct TrainingJobStatus {
     #[serde(skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = MESSAGE))]
     pub message: String,
-    /// Planned, PodsReady, Running, Rescaling, Suspended, Complete, Failed. The table of reasons is in
-    /// docs/trainingjob.md.
+    /// Planned, PodsReady, Running, Rescaling, Suspended, Complete, Failed, Readable. `evenkeel crd --fields`
+    /// prints the reasons of each.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schema::conditions")]
     pub conditions: Vec<Condition>,

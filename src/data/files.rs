@@ -1,4 +1,4 @@
-//! Resolves a source of the recipe to files: a file, a directory, or a wildcard.
+//! Resolves a source of the recipe to files: a file, a directory, or a glob.
 
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! One reconciliation of one job: observe → decide → write status → apply.
+//! One reconciliation of one job: plan → observe → decide → write status → apply.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -98,7 +98,7 @@ pub enum Event {
         /// The reason for the stop.
         message: String,
     },
-    /// The reason to stop disappeared before the ranks stopped; they continue.
+    /// The reason to stop disappeared before the ranks agreed on a step; they continue.
     DrainCancelled {
         /// Why the ranks continue.
         message: String,

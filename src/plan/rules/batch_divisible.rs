@@ -15,7 +15,7 @@ multiple of the number of data-parallel ranks. Rounding it would train with anot
 recipe states, and the learning rate, the warm-up and every published result belong to the stated \
 one.
 
-Use a count that divides it (the message names the nearest ones), or deal whole micro-batches \
+Use a count that divides it (the message names the nearest ones), or distribute whole micro-batches \
 unevenly with `--remainder uneven`: some ranks then run one more than others. The loss is normalised \
 over the whole batch, so the sum is exact. Only the built-in trainer does this.",
     upstream: "DeepSpeed edaa722, `runtime/config.py`: asserts that train batch = micro-batch × \

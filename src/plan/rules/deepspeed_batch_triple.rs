@@ -9,7 +9,7 @@ pub(super) const RULE: Rule = Rule {
     summary: "DeepSpeed's train batch is not micro-batch × accumulation × world",
     why: "DeepSpeed derives a missing one of `train_batch_size`, `train_micro_batch_size_per_gpu` and \
 `gradient_accumulation_steps` by floor division. It then asserts that the product with the world is the \
-train batch: 32 with a micro-batch of 2 in a world of 3 gives an accumulation of 5, and the assertion \
+train batch. For example, 32 with a micro-batch of 2 in a world of 3 gives an accumulation of 5. The assertion \
 fails, because 30 is not 32. A trainer's own numbers must agree as well; `\"auto\"` takes the trainer's.
 
 If the train batch splits exactly, but not into the config's own numbers, the finding is a warning: the \

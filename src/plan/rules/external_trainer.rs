@@ -11,10 +11,9 @@ pub(super) const RULE: Rule = Rule {
     severity: Severity::Error,
     summary: "an external trainer would train with another batch than planned",
     why: "Evenkeel starts an external trainer once for every device and passes the plan's numbers in every \
-world. Four things would silently change the global batch: a number in the command, which does not \
-follow the world; a launcher in the command, which starts a process for every device again; upstream's \
-batch finder, which lowers the per-device batch; and unequal shares or a growing batch, which only the \
-built-in trainer supports.",
+world. Four things would silently change the global batch. A number in the command does not follow \
+the world. A launcher in the command starts a process for every device again. Upstream's batch finder \
+lowers the per-device batch. Only the built-in trainer supports unequal shares and a growing batch.",
     upstream: "torch 2.9 `distributed/run.py` and accelerate 16cb6eb `commands/launch.py` start \
 their own processes. accelerate 16cb6eb, `utils/memory.py` (`find_executable_batch_size`). \
 DistributedDataParallel averages over ranks, whatever their shares.",

@@ -8,8 +8,8 @@ pub(super) const RULE: Rule = Rule {
     severity: Severity::Error,
     summary: "the model's sizes are inconsistent",
     why: "The sizes of the recipe's `model.config`, or of the `config.json` in the model's directory, must \
-describe a model: none of them is 0 or beyond the memory of any machine, the heads divide the width, the \
-key-value heads divide the heads, and the width of a head is even, for RoPE.",
+describe a model. None of them is 0 or beyond the memory of any machine. The heads divide the width, and the \
+key-value heads divide the heads. The width of a head is even, for RoPE.",
     upstream: "transformers 5.23.0, `modeling_llama.py` and `configuration_llama.py`: raises on heads that do \
 not divide the width, divides by 0, or fails in the first forward pass on the other errors.",
     wrong: Example {

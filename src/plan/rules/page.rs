@@ -35,10 +35,11 @@ pub(super) fn index(rules: &[&Rule]) -> String {
     let mut index = "# Rules\n\n".to_owned();
     index += &wrap(
         "A recipe must satisfy these rules before Evenkeel starts a run. `evenkeel explain RULE` \
-         prints the same pages. They name keys as native recipes do. In upstream dialects these \
-         keys are below the key `evenkeel`, as `evenkeel.batch.per_device_batch_size=4`, if upstream has no such key. \
-         The pages are generated: change the rules in `src/plan/rules/` and run the tests \
-         with `UPDATE=1`.",
+         prints the same pages. They name keys as native recipes do. In an upstream dialect, \
+         put a key that upstream lacks below `evenkeel`: `evenkeel.batch.per_device_batch_size=4`. \
+         The table shows the most severe finding of each rule: a rule that is an error may also \
+         report warnings or notes. Tests generate the pages: change the rules in `src/plan/rules/` \
+         and run `UPDATE=1 cargo test --lib`.",
     );
     index += "\n| rule | | |\n|---|---|---|\n";
     for rule in rules {

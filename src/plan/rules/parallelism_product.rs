@@ -14,8 +14,8 @@ product of all sizes. The data-parallel size is the number of devices divided by
 A remainder means idle devices or a world that cannot be built.",
     upstream: "accelerate 16cb6eb, `parallelism_config.py` (`_validate_accelerator`): raises when \
 dp_replicate × dp_shard × tp × cp × sp is not num_processes (not with DeepSpeed's sequence \
-parallelism), and on combinations of axes that exclude each other; `utils/launch.py`: num_processes // \
-num_machines on each machine, without the remainder. transformers 5.23.0, `trainer.py`: world // \
+parallelism). It also raises on combinations of axes that exclude each other. `utils/launch.py` starts \
+num_processes // num_machines on each machine, without the remainder. transformers 5.23.0, `trainer.py`: world // \
 (tp × cp × sp), floored, not divided by pipeline stages.",
     wrong: Example {
         flags: "--gpus 6",

@@ -11,8 +11,8 @@ pub(super) const RULE: Rule = Rule {
     severity: Severity::Error,
     summary: "weights, gradients and optimiser states do not fit into the memory of a rank",
     why: "`launch --rank-memory` limits the memory of a rank. The built-in trainer holds 16 bytes a \
-parameter before the first sample (weights, gradients and Adam's two states, all in f32): all of it on \
-every rank under DDP, a shard on each rank under FSDP. No micro-batch is small enough for a limit below \
+parameter before the first sample: weights, gradients and Adam's two states, all in f32. Under DDP every \
+rank holds all of it, under FSDP each rank holds a shard. No micro-batch is small enough for a limit below \
 that. Samples need more, which only training shows: an out-of-memory error lowers the micro-batch \
 until it fits.",
     upstream: "None: it concerns Evenkeel's built-in trainer.",

@@ -168,8 +168,8 @@ page! {
 accelerate config and the command line may both state that number. The command line counts; a batch \
 computed from the config is wrong by the ratio of the two. `--recipe-gpus` overrides both, and this rule \
 warns if it differs from the number that the launcher would start. It also warns about the GPUs \
-that a script requests from Slurm (`#SBATCH --gres=gpu:8`, or a comment with the `salloc` to call first): \
-the launcher starts its own number of processes, whatever the script requested."
+that a script requests from Slurm (`#SBATCH --gres=gpu:8`, or a comment with the `salloc` to call first). \
+The launcher starts its own number of processes, whatever the script requested."
     upstream "accelerate 16cb6eb, `commands/launch.py` (`_validate_launch_command`): takes from the \
 config only the options that the command line lacks."
     wrong "--gpus 8 -- accelerate launch --num_processes 8 train.py" "distributed_type: MULTI_GPU\nnum_processes: 4\nevenkeel:\n  batch: {global: 32, per_device_batch_size: 4}\n";

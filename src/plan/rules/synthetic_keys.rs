@@ -8,7 +8,7 @@ pub(super) const RULE: Rule = Rule {
     id: "synthetic-keys",
     severity: Severity::Warning,
     summary: "a key has no effect with the synthetic language",
-    why: "The synthetic language is generated: it has no columns, splits or shares, needs no tokenizer \
+    why: "The synthetic language is generated: it has no columns, splits or shares, needs no tokeniser \
 and no packing, and every token of it is a target. `data.held_out` takes its evaluation samples from it. \
 Likewise `synthetic` has no effect on a source that is read from files.",
     upstream: "None: the language exists only in Evenkeel.",

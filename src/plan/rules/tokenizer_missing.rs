@@ -6,11 +6,11 @@ use crate::recipe::Severity;
 pub(super) const RULE: Rule = Rule {
     id: "tokenizer-missing",
     severity: Severity::Error,
-    summary: "the tokenizer that the recipe names is not on this machine",
+    summary: "the tokeniser that the recipe names is not on this machine",
     why: "A `tokenizer.json`, the recipe's own or the model's, turns text into tokens, or the built-in \
 vocabulary of bytes does: `tokenizer.path=byte`, in upstream dialects `evenkeel.tokenizer.path=byte` or \
 `tokenizer_name_or_path: byte`. Nothing is downloaded. A plan only warns, because it may \
-be for another machine. It does not report models of the hub, which have a tokenizer.",
+be for another machine. It does not report models of the hub, which have a tokeniser.",
     upstream: "transformers 5.23.0, `AutoTokenizer`: downloads from the hub when the job starts.",
     wrong: Example {
         flags: "--gpus 4",

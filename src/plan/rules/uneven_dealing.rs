@@ -1,4 +1,4 @@
-//! `uneven-dealing`: the cost of uneven dealing, and the trainer that supports it.
+//! `uneven-dealing`: the cost of an uneven split, and the trainer that supports it.
 
 use super::{Case, Check, Example, Findings, Rule};
 use crate::plan::Trainer;
@@ -11,8 +11,8 @@ pub(super) const RULE: Rule = Rule {
     id: "uneven-dealing",
     severity: Severity::Error,
     summary: "some ranks run one micro-batch more than others, which only the built-in trainer supports",
-    why: "With `--remainder uneven`, worlds that do not divide the global batch deal whole \
-micro-batches as evenly as possible. The batch is exact: the trainer sums losses and gradients \
+    why: "With `--remainder uneven`, Evenkeel distributes whole micro-batches as evenly as possible in a \
+world that does not divide the global batch. The batch is exact: the trainer sums losses and gradients \
 over all samples and divides once by the target tokens of the whole batch. The cost is time: \
 every rank waits for the busiest one. Under sharding the idle ranks join the collectives \
 with zeros. The note states the idle share.

@@ -127,6 +127,7 @@ pub enum Prefer {
     #[default]
     Accumulation,
     /// Raises the micro-batch, within memory.
+    #[serde(rename = "per_device_batch_size")]
     PerDeviceBatchSize,
 }
 

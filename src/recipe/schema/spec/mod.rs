@@ -35,7 +35,7 @@ pub use world::{Elasticity, Parallel, Strategy};
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Spec {
-    /// The run's name; also the default name of its directory.
+    /// The run's name, instead of `metadata.name`; also the default name of its directory.
     pub name: String,
     /// The training objective, which selects the loss.
     pub objective: Objective,
@@ -49,7 +49,7 @@ pub struct Spec {
     pub parallel: Parallel,
     /// The model, its weights and its precision.
     pub model: Model,
-    /// The tokenizer and its chat template.
+    /// The tokeniser and its chat template.
     pub tokenizer: Tokenizer,
     /// The training and evaluation data.
     pub data: Data,

@@ -58,12 +58,12 @@ pub enum Precision {
     F16,
 }
 
-/// The tokenizer and its chat template.
+/// The tokeniser and its chat template.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Tokenizer {
-    /// `byte`, a `tokenizer.json`, or a directory that holds one. Default: the model's tokenizer.
+    /// `byte`, a `tokenizer.json`, or a directory that holds one. Default: the model's tokeniser.
     pub path: Option<String>,
-    /// A Jinja chat template; it overrides the tokenizer's.
+    /// A Jinja chat template; it overrides the tokeniser's.
     pub chat_template: Option<String>,
 }

@@ -13,8 +13,8 @@ use super::{DataSource, Elastic, NormTest, Spec, Synthetic};
 /// Introduction of the page.
 const INTRODUCTION: &str = "# native
 
-Evenkeel's own recipe format, which states its global batch directly. Evenkeel translates every other dialect
-into it. Native keys override the translation: under `evenkeel:` in the file, or as `evenkeel.KEY=VALUE` on the
+A native recipe states its global batch directly. Evenkeel translates every other dialect into a native recipe.
+Native keys override the translation: under `evenkeel:` in the file, or as `evenkeel.KEY=VALUE` on the
 command line. In a native recipe an override is `KEY=VALUE`, such as `batch.per_device_batch_size=4`.
 
 ```yaml
@@ -29,11 +29,12 @@ spec:
   budget: {epochs: 1}
 ```
 
-The run's name is `metadata.name`, else the file's name. Evenkeel reports all problems of a file at once: unknown
-keys with the nearest known key, and numbers out of range with their range. It reads YAML with the core schema, in
-which `1e-5` is a number and `no` is a text. [Recipes](../recipes.md) explains how the keys become a plan.
+The run's name is `metadata.name`, else the file's name. The key `spec.name`, also as the override `name=…`, has
+precedence over both. An unknown key is an error that suggests the nearest key. A number out of range is an error that
+states the range. All errors are reported together. Evenkeel reads YAML with the core schema, in which `1e-5` is a
+number and `no` is a text. [Recipes](../recipes.md) explains the resulting batch.
 
-The tests generate this page from the program's types (`UPDATE=1 cargo test`).
+Tests generate this page from the Rust types (`UPDATE=1 cargo test --lib`).
 ";
 
 /// A field of a struct, or a variant of an enum.
