@@ -1,8 +1,11 @@
-//! Output errors of commands: a full disk gives an error message, a reader that has closed the pipe
-//! does not. Also the notes beside a result.
+//! How commands end: exit codes, refused flags, names of runs, and output errors (a full disk gives an
+//! error message, a reader that has closed the pipe does not). Also the notes beside a result.
 
 use std::fs::OpenOptions;
-use std::process::{Command, Stdio};
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+use serde_json::{Value, json};
 
 const CALLS: &[&[&str]] = &[
     &["--help"],
@@ -132,4 +135,286 @@ fn a_dry_run_prints_the_job_and_the_notes_about_its_command() {
     );
     let job = String::from_utf8(ended.stdout).unwrap();
     assert!(job.contains("kind: TrainingJob"), "{job}");
+}
+
+/// Runs a command in a directory.
+fn at(directory: &Path, call: &[&str]) -> Output {
+    evenkeel(call).current_dir(directory).output().unwrap()
+}
+
+fn message(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).unwrap()
+}
+
+#[test]
+fn exit_code_1_is_a_rule_and_2_an_unusable_file_or_argument() {
+    let place = tempfile::tempdir().unwrap();
+    let write = |name: &str, text: &[u8]| std::fs::write(place.path().join(name), text).unwrap();
+    let native =
+        "apiVersion: evenkeel.dev/v1alpha1\nkind: Recipe\nspec:\n  objective: sft\n  batch: ";
+    write(
+        "good.yaml",
+        format!("{native}{{global: 64, micro: 8}}\n").as_bytes(),
+    );
+    write(
+        "reading.yaml",
+        format!("{native}{{global: many, micro: 8}}\n").as_bytes(),
+    );
+    write(
+        "planning.yaml",
+        format!("{native}{{global: 63, micro: 8}}\n").as_bytes(),
+    );
+    write("latin-1.yaml", b"spec: caf\xe9\n");
+    for (file, code) in [
+        ("good.yaml", 0),
+        ("reading.yaml", 1),
+        ("planning.yaml", 1),
+        ("latin-1.yaml", 2),
+        ("missing.yaml", 2),
+    ] {
+        for command in ["plan", "check", "launch"] {
+            // `launch` refuses the good recipe for other reasons.
+            if command == "launch" && code == 0 {
+                continue;
+            }
+            let ended = at(place.path(), &[command, file, "--gpus", "4"]);
+            assert_eq!(
+                ended.status.code(),
+                Some(code),
+                "{command} {file}: {ended:?}"
+            );
+        }
+    }
+    let check = |files: &[&str]| {
+        let call = [&["check", "--gpus", "4"], files].concat();
+        at(place.path(), &call).status.code()
+    };
+    assert_eq!(
+        check(&["good.yaml", "reading.yaml", "planning.yaml"]),
+        Some(1)
+    );
+    assert_eq!(check(&["missing.yaml", "reading.yaml"]), Some(2));
+    let call = ["plan", "good.yaml", "--gpus", "4", "--nonsense"];
+    assert_eq!(at(place.path(), &call).status.code(), Some(2));
+    assert!(!place.path().join("runs").exists());
+}
+
+#[test]
+fn a_flag_without_the_flag_that_it_needs_is_refused_by_name() {
+    let recipe = "examples/quickstart.yaml";
+    for flags in [
+        &["--namespace", "training"][..],
+        &["-n", "training"],
+        &["--context", "home"],
+        &["--kubeconfig", "config"],
+        &["--image", "evenkeel:1"],
+        &["--claim", "volume"],
+        &["--resource", "amd.com/gpu"],
+        &["--min-nodes", "2"],
+        &["--dry-run"],
+        &["--detach"],
+        &["--gpus-per-node", "8"],
+    ] {
+        let ended = evenkeel(&[&["launch", recipe], flags].concat())
+            .output()
+            .unwrap();
+        let flag = match flags[0] {
+            "-n" => "--namespace",
+            flag => flag,
+        };
+        let expected = format!("error: `{flag}` needs `--nodes`\n");
+        assert_eq!((ended.status.code(), message(&ended)), (Some(2), expected));
+    }
+    for (call, expected) in [
+        (
+            &["plan", recipe, "--context", "home"][..],
+            "`--context` needs `--from-cluster`",
+        ),
+        (
+            &["plan", recipe, "--resource", "amd.com/gpu", "--gpus", "2"],
+            "`--resource` needs `--from-cluster`",
+        ),
+        (
+            &["plan", recipe, "--nodes", "2"],
+            "`--nodes` needs `--gpus-per-node` or `--from-cluster`",
+        ),
+        (
+            &["plan", recipe, "--gpus-per-node", "2"],
+            "`--gpus-per-node` needs `--nodes` or `--from-cluster`",
+        ),
+        (
+            &["check", recipe, "--gpus-per-node", "2"],
+            "`--gpus-per-node` needs `--nodes`",
+        ),
+        (
+            &["launch", recipe, "--nodes", "2", "--resume"],
+            "`--resume` applies to this machine, and `--nodes` launches on a cluster; remove one of them",
+        ),
+        (
+            &["status", "first", "--ledger", "-n", "training"],
+            "`--ledger` proves a run on this machine; remove `--namespace`",
+        ),
+    ] {
+        let ended = evenkeel(call).output().unwrap();
+        let expected = format!("error: {expected}\n");
+        assert_eq!((ended.status.code(), message(&ended)), (Some(2), expected));
+    }
+}
+
+/// A recipe for an external trainer, and the arguments that launch it.
+const EXTERNAL: &str = "apiVersion: evenkeel.dev/v1alpha1\nkind: Recipe\nmetadata: {name: recipe}\n\
+    spec: {batch: {global: 8, micro: 4}, budget: {samples: 64}}\n";
+
+fn launch_external(place: &Path, flags: &[&str], program: &str) -> Output {
+    let before = ["launch", "recipe.yaml", "--procs", "2", "--quiet"];
+    let command = [
+        "--",
+        "sh",
+        "-c",
+        program,
+        "train",
+        "{per_device_batch_size}",
+    ];
+    at(place, &[&before, flags, &command].concat())
+}
+
+#[test]
+fn a_name_names_a_local_run_and_its_directory() {
+    let place = tempfile::tempdir().unwrap();
+    let place = place.path();
+    std::fs::write(place.join("recipe.yaml"), EXTERNAL).unwrap();
+    let program = "file=$EVENKEEL_CHECKPOINT_DIR/step-7; [ -e $file ] || : > $file; exit 3";
+    let launch = |flags: &[&str]| launch_external(place, flags, program);
+    let name_of = |run: &str| {
+        let text = std::fs::read(place.join(run).join("run.json")).unwrap();
+        let run: Value = serde_json::from_slice(&text).unwrap();
+        run["name"].as_str().unwrap().to_owned()
+    };
+    assert_eq!(launch(&["--name", "first"]).status.code(), Some(1));
+    assert_eq!(name_of("runs/first"), "first");
+    let taken = launch(&["--name", "first"]);
+    assert_eq!(taken.status.code(), Some(2));
+    assert_eq!(
+        message(&taken),
+        "error: runs/first already contains a run; --resume continues it, another --name starts a new one\n"
+    );
+    let absent = launch(&["--name", "second", "--resume"]);
+    assert!(
+        message(&absent).contains("runs/second: no run to resume"),
+        "{absent:?}"
+    );
+    // Beside --out, the name does not select the directory.
+    assert_eq!(
+        launch(&["--name", "second", "--out", "elsewhere"])
+            .status
+            .code(),
+        Some(1)
+    );
+    assert_eq!(name_of("elsewhere"), "second");
+    assert!(!place.join("runs/second").exists());
+
+    for resume in [
+        &["--resume", "--name", "first"][..],
+        &["--resume", "--out", "runs/first"],
+    ] {
+        let ended = launch_external(place, resume, "exit 0");
+        // The first resume finishes the run.
+        let expected = if resume[1] == "--name" { 0 } else { 2 };
+        assert_eq!(ended.status.code(), Some(expected), "{ended:?}");
+    }
+    assert_eq!(name_of("runs/first"), "first");
+
+    // An external trainer's samples are unknown.
+    let status = at(place, &["status", "first"]);
+    let status = String::from_utf8(status.stdout).unwrap();
+    assert!(status.contains("from checkpoint"), "{status}");
+    assert!(status.contains("step-7"), "{status}");
+    assert!(!status.contains("from sample"), "{status}");
+    let status = at(place, &["status", "first", "-o", "json"]);
+    let status: Value = serde_json::from_slice(&status.stdout).unwrap();
+    let generations = status["generations"].as_array().unwrap();
+    assert!(
+        generations.iter().all(|row| row["start_samples"].is_null()),
+        "{status}"
+    );
+    let list = at(place, &["status", "-o", "json"]);
+    let list: Value = serde_json::from_slice(&list.stdout).unwrap();
+    assert_eq!(list[0]["committed_samples"], Value::Null);
+}
+
+#[test]
+fn a_run_of_another_version_is_refused_by_every_command() {
+    let place = tempfile::tempdir().unwrap();
+    let place = place.path();
+    std::fs::write(
+        place.join("recipe.yaml"),
+        EXTERNAL.replace("recipe}", "old}"),
+    )
+    .unwrap();
+    let run = place.join("runs/old");
+    std::fs::create_dir_all(run.join("gen-1")).unwrap();
+    let write = |name: &str, value: Value| {
+        std::fs::write(run.join(name), value.to_string()).unwrap();
+    };
+    // As written before the format was recorded.
+    let setup = json!({
+        "job": "b3f1c0a8d2e94f57", "name": "old", "recipe_path": "recipe.yaml", "dialect": "native",
+        "base": place, "overrides": [], "spec": {"name": "old", "objective": "sft"},
+        "global_batch_size": 8, "model": null, "model_config": null, "weights": null,
+        "companions": [], "data_samples": 100,
+        "horizon": {"budget_samples": 64, "warmup_samples": 0},
+        "rank_memory": null, "entropy": null,
+    });
+    write("run.json", setup.clone());
+    write(
+        "state.json",
+        json!({
+            "phase": {"phase": "drained"}, "pin": null, "request": 0, "micro_limit": null,
+            "generations": [{
+                "number": 1, "reason": {"kind": "rank-lost", "rank": 1, "why": "killed"}, "world": 2,
+                "proof": "2 × 4 × 1 = 8", "start_samples": 0, "created": 1.0, "first_step_seconds": 0.5,
+            }],
+        }),
+    );
+    write(
+        "gen-1/record.json",
+        json!({
+            "job": "b3f1c0a8d2e94f57", "number": 1, "reason": {"kind": "started"},
+            "members": [{"seat": 0, "ranks": 2}], "created": 1.0,
+        }),
+    );
+    let calls: &[&[&str]] = &[
+        &["launch", "recipe.yaml", "--resume"],
+        &["launch", "recipe.yaml", "--resume", "--name", "old"],
+        &["status", "old"],
+        &["status", "old", "--ledger"],
+        &["resize", "old", "2"],
+        &["report", "old"],
+        &["report", "old", "--ledger"],
+    ];
+    let refusal = |version: &str, format: u64| {
+        format!(
+            "runs/old was written by {version} version of evenkeel (format {format}; this version \
+             reads format 2): start a new run, or use the version that wrote it"
+        )
+    };
+    let refused = |expected: &str| {
+        for call in calls {
+            let ended = at(place, call);
+            let expected = format!("error: {expected}\n");
+            assert_eq!(
+                (ended.status.code(), message(&ended)),
+                (Some(2), expected),
+                "{call:?}"
+            );
+        }
+        let list = at(place, &["status", "-o", "json"]);
+        let list: Value = serde_json::from_slice(&list.stdout).unwrap();
+        assert_eq!(list[0]["error"], expected);
+    };
+    refused(&refusal("an earlier", 1));
+    let mut newer = setup;
+    newer["format"] = json!(3);
+    write("run.json", newer);
+    refused(&refusal("a later", 3));
 }

@@ -6,9 +6,8 @@ use std::path::PathBuf;
 use std::thread::JoinHandle;
 
 use crate::checkpoint;
-use crate::lifecycle::{CheckpointRef, files};
+use crate::lifecycle::CheckpointRef;
 use crate::train::Setup;
-use crate::util::durable;
 
 /// Removes old checkpoints, one at a time.
 #[derive(Default)]
@@ -43,8 +42,7 @@ impl Retention {
         let pin = run.join(&pin.path);
         let start = start.map(|start| run.join(&start.path));
         self.working = Some(std::thread::spawn(move || {
-            let setup: Setup =
-                durable::read_json(&run.join(files::RUN)).map_err(|error| error.to_string())?;
+            let setup = Setup::read(&run).map_err(|error| error.to_string())?;
             let Some(keep) = setup.spec.checkpoint.keep else {
                 return Ok(());
             };

@@ -9,7 +9,7 @@ use serde::Serialize;
 use super::output::{self, Format};
 use super::recipe_args::RecipeOptions;
 use super::render::{self, sarif};
-use super::{EXIT_REFUSED, EXIT_USAGE};
+use super::{EXIT_REFUSED, first_set, needs, unread};
 use crate::launch::{self, survey};
 use crate::plan::{self, PlanRequest};
 use crate::recipe::{Diagnostic, Dialect, Located, Severity, Sources};
@@ -23,7 +23,7 @@ use crate::recipe::{Diagnostic, Dialect, Located, Severity, Sources};
   evenkeel check recipes/*.yaml ds_config.json run.sh -o sarif > evenkeel.sarif
 
 Without --gpus every recipe is checked in the world that it states.
-Exit codes: 0 no errors, 1 a rule reports an error, 2 a file cannot be used.")]
+Exit codes: 0 no errors, 1 a rule refuses a recipe, 2 invalid arguments or a file that cannot be read.")]
 pub struct Args {
     /// Recipe files, or folders of config trees; an argument with `=` that is not a file overrides
     /// a key of all of them, as for `plan`
@@ -60,6 +60,8 @@ struct Checked {
 }
 
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
+    let alone = args.options.gpus_per_node.is_some() && args.options.nodes.is_none();
+    needs(first_set(&[("--gpus-per-node", alone)]), "--nodes")?;
     let base = launch::base()?;
     let mut code = 0;
     let mut checked = Vec::new();
@@ -92,7 +94,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
                 (Some(recipe.dialect), recipe.sources, found)
             }
             Err(error) => {
-                code = EXIT_USAGE;
+                code = code.max(unread(&error));
                 (None, error.sources, error.diagnostics)
             }
         };

@@ -31,10 +31,17 @@ pub struct ClusterArgs {
 impl ClusterArgs {
     /// Whether the command addresses a cluster: an option is set, or kubectl called evenkeel.
     pub fn is_selected(&self) -> bool {
-        super::is_kubectl_plugin()
-            || self.namespace.is_some()
-            || self.context.is_some()
-            || self.kubeconfig.is_some()
+        super::is_kubectl_plugin() || self.flag().is_some()
+    }
+
+    /// The first option that is set, as the user types it.
+    pub fn flag(&self) -> Option<&'static str> {
+        let set = [
+            ("--namespace", self.namespace.is_some()),
+            ("--context", self.context.is_some()),
+            ("--kubeconfig", self.kubeconfig.is_some()),
+        ];
+        super::first_set(&set)
     }
 
     /// The options that repeat this selection in another command, with a leading space.

@@ -10,13 +10,15 @@ use super::cluster::submit;
 use super::output::say;
 use super::recipe_args::{RecipeArgs, RecipeOptions};
 use super::signals::Signals;
-use super::{EXIT_DRAINED, EXIT_REFUSED, EXIT_USAGE, render, report};
+use super::{
+    EXIT_DRAINED, EXIT_REFUSED, first_set, is_kubectl_plugin, needs, render, report, unread,
+};
 use crate::data::Phase;
 use crate::export;
 use crate::inventory::{Devices, Inventory};
 use crate::launch::{
-    LaunchError, Launcher, Request, RunDir, external_trainer_of_run, port, prepare, reached,
-    run_path,
+    LaunchError, Launcher, Request, RunDir, RunOptions, external_trainer_of_run, port, prepare,
+    reached, run_path,
 };
 use crate::lifecycle::End;
 use crate::plan::{MOST_GPUS, OomPolicy};
@@ -31,6 +33,7 @@ Examples:
   evenkeel launch examples/quickstart.yaml
   evenkeel launch recipe.yaml --procs 2 --recipe-gpus 8 max_seq_length=128
   evenkeel launch recipe.yaml --procs 3 --remainder uneven --out runs/uneven
+  evenkeel launch recipe.yaml --name first         in runs/first; add --resume to continue it
   evenkeel launch recipe.yaml --resume             resume the newest run of the recipe
   evenkeel launch recipe.yaml --nodes 8 --gpus-per-node 8 -n training    on a cluster
   evenkeel launch recipe.yaml --recipe-gpus 8 --procs 4 -- python train.py --config {recipe} {resume_args}
@@ -42,7 +45,10 @@ The plan fills in its placeholders {recipe}, {args}, {resume_args}, {checkpoint_
 {per_device_batch_size} and {gradient_accumulation_steps} (docs/external-trainer.md).
 
 Ctrl-C commits a checkpoint and exits with 143; a second one stops immediately. SIGTERM and a closed
-terminal do the same. Before training, a stop removes the directory of a new run.")]
+terminal do the same. Before training, a stop removes the directory of a new run.
+
+Exit codes: 0 finished, 1 a rule refuses the recipe or the run failed, 2 invalid arguments or a file
+that cannot be used, 143 drained by a signal.")]
 pub struct Args {
     /// Recipe file in any supported dialect, the folder of a config tree (HALOs,
     /// direct-preference-optimization), or a script with the command that starts it. Without a
@@ -59,10 +65,15 @@ pub struct Args {
     /// built-in trainer, which runs on CPUs, or one per GPU for an external trainer.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=MOST_GPUS))]
     procs: Option<u64>,
-    /// Run directory. Default: runs/NAME, numbered if it exists.
+    /// Name of the run, whose directory is runs/NAME unless --out sets another. A taken name is
+    /// refused. With --nodes, the name of the TrainingJob. Default: the recipe's name.
+    #[arg(long, value_name = "NAME")]
+    name: Option<String>,
+    /// Run directory. Default: runs/NAME of --name, else the recipe's output, else runs/NAME of the
+    /// recipe's name, numbered if it exists.
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// Resume the run in --out, or the newest run of this recipe.
+    /// Resume the run in --out, the run of that --name, or the newest run of this recipe.
     #[arg(long)]
     resume: bool,
     /// Memory limit of a rank for the model and its training state, in bytes or as 2GiB. The
@@ -99,6 +110,15 @@ enum Log {
 }
 
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
+    if args.options.nodes.is_none() {
+        let per_node = [("--gpus-per-node", args.options.gpus_per_node.is_some())];
+        needs(first_set(&per_node).or(args.cluster.flag()), "--nodes")?;
+        if is_kubectl_plugin() {
+            bail!(
+                "`kubectl evenkeel launch` needs `--nodes`; `evenkeel launch` trains on this machine"
+            );
+        }
+    }
     let from = RecipeArgs {
         recipe: args.recipe.clone().unwrap_or_default(),
         options: args.options.clone(),
@@ -108,7 +128,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         Ok(recipe) => recipe,
         Err(error) => {
             render::print(&error.diagnostics, &error.sources);
-            return Ok(ExitCode::from(EXIT_USAGE));
+            return Ok(ExitCode::from(unread(&error)));
         }
     };
     if args.recipe.is_none() {
@@ -118,17 +138,25 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         recipe.spec.trainer.command.clone_from(&args.command);
     }
     if let Some(nodes) = from.options.nodes {
-        if args.procs.is_some() || args.out.is_some() || args.resume {
+        let here = [
+            ("--procs", args.procs.is_some()),
+            ("--out", args.out.is_some()),
+            ("--resume", args.resume),
+            ("--oom-policy", args.oom_policy != OomPolicy::default()),
+        ];
+        if let Some(flag) = first_set(&here) {
             bail!(
-                "--nodes launches on a cluster; --procs, --out and --resume apply to this machine; use only one of them"
+                "`{flag}` applies to this machine, and `--nodes` launches on a cluster; remove one of them"
             );
         }
-        let mode = mode(&args);
-        let (cluster, memory) = (&args.cluster, args.rank_memory);
-        return submit::run(cluster, &from, &recipe, nodes, memory, mode);
-    }
-    if args.cluster.given() {
-        bail!("cluster options need --nodes N; add it, or remove them");
+        let launch = submit::Launch {
+            args: &args.cluster,
+            from: &from,
+            recipe: &recipe,
+            name: args.name.as_deref(),
+            rank_memory: args.rank_memory,
+        };
+        return submit::run(&launch, nodes, mode(&args));
     }
     let mut shown = Vec::new();
     let ended = launch(&args, &recipe, &mut shown);
@@ -167,9 +195,14 @@ fn launch(args: &Args, recipe: &Recipe, shown: &mut Vec<Diagnostic>) -> anyhow::
     let inventory = Inventory::discover();
     let signals = Signals::listen()?;
     let mut recipe = recipe.clone();
+    let asked = RunOptions {
+        out: args.out.as_deref(),
+        name: args.name.as_deref(),
+        resume: args.resume,
+    };
     if args.resume
         && !recipe.spec.trainer.is_external()
-        && let Some(trainer) = external_trainer_of_run(args.out.as_deref(), &recipe.spec)?
+        && let Some(trainer) = external_trainer_of_run(&asked, &recipe.spec)?
     {
         // A resume may omit the command of the run.
         recipe.spec.trainer.command = trainer.command;
@@ -185,6 +218,8 @@ fn launch(args: &Args, recipe: &Recipe, shown: &mut Vec<Diagnostic>) -> anyhow::
     let processes = Processes::resolve(args.procs, args.options.world(), found)?;
     let ranks = processes.count;
     recipe.spec.batch.settle(ranks);
+    let run = run_path::choose(&asked, &recipe.spec)?;
+    recipe.spec.name = run_path::name(&run, &asked, &recipe.spec)?;
     let recipe = &recipe;
     let request = Request {
         recipe_path: args.recipe.clone().unwrap_or_else(|| "command".into()),
@@ -195,7 +230,6 @@ fn launch(args: &Args, recipe: &Recipe, shown: &mut Vec<Diagnostic>) -> anyhow::
         resume: args.resume,
         signals: signals.count(),
     };
-    let run = run_path::choose(args.out.as_deref(), &recipe.spec, args.resume)?;
     let reached = reached(&run, recipe, &request)?;
     let planned = prepare::plan(recipe, ranks, reached, request.rank_memory)?;
     render::print(&planned.diagnostics, &recipe.sources);
@@ -203,7 +237,7 @@ fn launch(args: &Args, recipe: &Recipe, shown: &mut Vec<Diagnostic>) -> anyhow::
 
     // Check the loopback interface before any file is written.
     port::free(ranks)?;
-    let run_lock = run_path::acquire(run, args.out.as_deref(), &recipe.spec, args.resume)?;
+    let run_lock = run_path::acquire(run, &asked, &recipe.spec)?;
     let run = run_lock.run();
     let mut display = Display::new(mode(args));
     let prepared = match prepare::prepare(run, recipe, &planned, &request, &mut |progress| {
@@ -270,7 +304,7 @@ impl Processes {
     ) -> anyhow::Result<Processes> {
         let (count, note) = match (procs, world) {
             (Some(procs), Some(world)) if procs != world => bail!(
-                "--procs {procs} and a world of {} (--gpus, --nodes) differ, but every process uses \
+                "--procs {procs} and a world of {} (--gpus) differ, but every process uses \
                  one device; set only one of them",
                 count(world, "device")
             ),

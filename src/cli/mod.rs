@@ -29,19 +29,31 @@ mod table;
 use std::io::Write;
 use std::process::ExitCode;
 
+use anyhow::bail;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
+use crate::recipe::ReadError;
 use output::{Unprinted, say};
 
-/// Exit code for invalid arguments or an unusable file.
+/// Exit code of a command that cannot do its work: invalid arguments, or a file or cluster that cannot be
+/// used.
 pub const EXIT_USAGE: u8 = 2;
-/// Exit code for a rule's error or a failed training run.
+/// Exit code for a recipe or plan that a rule refuses, a failed run, and a ledger that is not proved.
 pub const EXIT_REFUSED: u8 = 1;
 /// Exit code of a run that was drained by a signal and can be resumed.
 pub const EXIT_DRAINED: u8 = 143;
 
+/// The exit codes in `evenkeel --help`; docs/guide.md has the same table.
+const EXIT_CODES: &str = "\
+Exit codes:
+  0    success
+  1    a rule refuses the recipe or the plan, the run or job failed, or a ledger is not proved
+  2    invalid arguments, or a file, run or cluster that cannot be used
+  130  Ctrl-C stopped following a job on a cluster; the job continues
+  143  drained by a signal; --resume continues the run";
+
 #[derive(Parser)]
-#[command(name = "evenkeel", version, about, max_term_width = 100)]
+#[command(name = "evenkeel", version, about, max_term_width = 100, after_help = EXIT_CODES)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -125,6 +137,28 @@ fn is_kubectl_plugin() -> bool {
     let name = std::env::args_os().next().map(std::path::PathBuf::from);
     let name = name.as_ref().and_then(|path| path.file_name());
     name.is_some_and(|name| name == "kubectl-evenkeel")
+}
+
+/// The first flag that is set.
+fn first_set(flags: &[(&'static str, bool)]) -> Option<&'static str> {
+    flags.iter().find(|(_, set)| *set).map(|(name, _)| *name)
+}
+
+/// Refuses a flag without the flag that gives it a meaning.
+fn needs(flag: Option<&str>, needed: &str) -> anyhow::Result<()> {
+    match flag {
+        Some(flag) => bail!("`{flag}` needs `{needed}`"),
+        None => Ok(()),
+    }
+}
+
+/// Exit code for a recipe that was not read: 2 if a file cannot be read at all, 1 if a rule refuses it.
+fn unread(error: &ReadError) -> u8 {
+    if error.is_unreadable() {
+        EXIT_USAGE
+    } else {
+        EXIT_REFUSED
+    }
 }
 
 /// Ends a failed command. A reader that has closed the pipe is not an error.

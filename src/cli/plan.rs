@@ -14,7 +14,7 @@ use super::cluster::ClusterArgs;
 use super::cluster::submit::NVIDIA;
 use super::output::{self, Format};
 use super::recipe_args::RecipeOptions;
-use super::{EXIT_REFUSED, EXIT_USAGE, bytes, render};
+use super::{EXIT_REFUSED, bytes, first_set, needs, render, unread};
 use crate::client;
 use crate::export::{self, BatchNumbers, Form};
 use crate::inventory::{Devices, Inventory};
@@ -41,7 +41,8 @@ use crate::recipe::{Located, ReadError, Recipe};
   evenkeel plan ds_config.json --gpus 8                  a DeepSpeed config by itself
 
 Without --gpus or --nodes the plan is for the detected hardware.
-Exit codes: 0 success, 1 a rule reports an error, 2 invalid arguments or an unusable file.")]
+Exit codes: 0 success, 1 a rule refuses the recipe or the plan, 2 invalid arguments or a file that cannot
+be read.")]
 pub struct Args {
     /// Recipe file in any supported dialect, or a script with the command that starts it
     #[arg(required_unless_present_any = ["command", "model"])]
@@ -91,9 +92,10 @@ pub struct Args {
     #[arg(long, conflicts_with = "gpus")]
     from_cluster: bool,
 
-    /// Resource name of a GPU in the nodes' allocatable resources (with --from-cluster)
-    #[arg(long, value_name = "NAME", default_value = NVIDIA)]
-    resource: String,
+    /// Resource name of a GPU in the nodes' allocatable resources, with --from-cluster [default:
+    /// nvidia.com/gpu]
+    #[arg(long, value_name = "NAME")]
+    resource: Option<String>,
 
     #[command(flatten)]
     cluster: ClusterArgs,
@@ -253,8 +255,15 @@ fn emitted(
 /// The requested world or the detected hardware, with its description.
 fn world(args: &Args) -> anyhow::Result<(PlanRequest, String)> {
     let options = &args.options;
-    if options.nodes.is_some() != options.gpus_per_node.is_some() {
-        bail!("--nodes and --gpus-per-node need each other; set both, or use --from-cluster");
+    let resource = [("--resource", args.resource.is_some())];
+    needs(
+        first_set(&resource).or(args.cluster.flag()),
+        "--from-cluster",
+    )?;
+    match (options.nodes, options.gpus_per_node) {
+        (Some(_), None) => bail!("`--nodes` needs `--gpus-per-node` or `--from-cluster`"),
+        (None, Some(_)) => bail!("`--gpus-per-node` needs `--nodes` or `--from-cluster`"),
+        _ => {}
     }
     if let Some(gpus) = options.world() {
         let request = PlanRequest::gpus(gpus);
@@ -280,9 +289,10 @@ fn world(args: &Args) -> anyhow::Result<(PlanRequest, String)> {
 fn on_cluster(args: &Args) -> anyhow::Result<(PlanRequest, String)> {
     let options = &args.options;
     let per_node = options.gpus_per_node.map(u32::try_from).transpose()?;
+    let resource = args.resource.as_deref().unwrap_or(NVIDIA);
     let free = args
         .cluster
-        .run(async |cluster| Ok(client::free(cluster, &args.resource, per_node).await?))?;
+        .run(async |cluster| Ok(client::free(cluster, resource, per_node).await?))?;
     let nodes = options.nodes.unwrap_or(free.free.into());
     if nodes == 0 {
         bail!(
@@ -315,5 +325,5 @@ fn unreadable(error: &ReadError, format: Format) -> anyhow::Result<ExitCode> {
             format.print(&Unreadable { diagnostics })?;
         }
     }
-    Ok(ExitCode::from(EXIT_USAGE))
+    Ok(ExitCode::from(unread(error)))
 }

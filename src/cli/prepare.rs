@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, anyhow};
 
-use super::{EXIT_REFUSED, EXIT_USAGE, render};
+use super::{EXIT_REFUSED, render, unread};
 use crate::api::RemainderPolicy;
 use crate::api::status::RecipeSnapshot;
 use crate::data::DataError;
@@ -86,7 +86,7 @@ fn prepare_run(args: Args) -> anyhow::Result<ExitCode> {
         Ok(recipe) => recipe,
         Err(error) => {
             render::print(&error.diagnostics, &error.sources);
-            return Ok(ExitCode::from(EXIT_USAGE));
+            return Ok(ExitCode::from(unread(&error)));
         }
     };
     let planned = match prepare::plan(&recipe, args.procs, Reached::default(), args.rank_memory) {

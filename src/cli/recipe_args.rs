@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use super::{EXIT_USAGE, render};
+use super::{render, unread};
 use crate::recipe::{self, Dialect, Origin, ReadError, Recipe, Request, Setting};
 
 /// One recipe with its flags and overrides.
@@ -33,7 +33,7 @@ impl RecipeArgs {
     pub fn read_or_say(&self) -> Result<Recipe, ExitCode> {
         self.read().map_err(|error| {
             render::print(&error.diagnostics, &error.sources);
-            ExitCode::from(EXIT_USAGE)
+            ExitCode::from(unread(&error))
         })
     }
 }

@@ -80,11 +80,14 @@ fn wait(
         let launcher_works = run.in_use()?;
         if let Some(state) = run.state()? {
             match end(&state, request, launcher_works) {
-                Some(Some(message)) => bail!(
-                    "the run failed: {message}; `evenkeel launch … --resume --out {}` continues where it \
-                     stopped",
-                    run.path().display()
-                ),
+                Some(Some(message)) => {
+                    say(format_args!(
+                        "error: the run failed: {message}; `evenkeel launch … --resume --out {}` continues \
+                         where it stopped\n",
+                        run.path().display()
+                    ));
+                    return Ok(ExitCode::from(EXIT_REFUSED));
+                }
                 Some(None) => {
                     line("the run has ended meanwhile")?;
                     return Ok(ExitCode::SUCCESS);

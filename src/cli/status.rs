@@ -4,6 +4,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use anyhow::bail;
 use serde::{Serialize, Serializer};
 use serde_json::json;
 
@@ -11,6 +12,7 @@ use super::cluster::{self, ClusterArgs};
 use super::output::{Format, line, print};
 use super::table::Table;
 use super::{EXIT_REFUSED, run_arg};
+use crate::launch::run_dir::GenerationRow;
 use crate::launch::{LaunchError, Phase, RunDir, RunState, history, proof};
 use crate::util::format::count;
 
@@ -37,6 +39,9 @@ pub struct Args {
 }
 
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
+    if let (true, Some(flag)) = (args.ledger, args.cluster.flag()) {
+        bail!("`--ledger` proves a run on this machine; remove `{flag}`");
+    }
     match args.run {
         Some(job) if args.cluster.is_selected() && !args.ledger => {
             cluster::show::run(&job.display().to_string(), &args.cluster, args.output)
@@ -120,7 +125,8 @@ struct Row {
     activity: Activity,
     generations: usize,
     plan: Option<String>,
-    committed_samples: u64,
+    /// `None` for an external trainer, which does not report samples.
+    committed_samples: Option<u64>,
     budget_samples: Option<u64>,
 }
 
@@ -134,7 +140,10 @@ impl Row {
             activity,
             generations: state.generations.len(),
             plan: history::current_formula(run, &state),
-            committed_samples: state.pin.map_or(0, |pin| pin.samples),
+            committed_samples: match setup.spec.trainer.is_external() {
+                true => None,
+                false => Some(state.pin.map_or(0, |pin| pin.samples)),
+            },
             budget_samples: setup.budget_samples,
         })
     }
@@ -173,9 +182,9 @@ impl Listed {
             Ok(row) => [
                 run,
                 row.plan.clone().unwrap_or_default(),
-                match row.budget_samples {
-                    Some(budget) => format!("{} of {budget}", row.committed_samples),
-                    None => "–".to_owned(),
+                match (row.committed_samples, row.budget_samples) {
+                    (Some(committed), Some(budget)) => format!("{committed} of {budget}"),
+                    _ => "–".to_owned(),
                 },
                 row.generations.to_string(),
                 row.activity.to_string(),
@@ -303,19 +312,35 @@ fn show(run: &RunDir, output: Format) -> anyhow::Result<ExitCode> {
         ))?,
         None => line(format_args!("  checkpoint  none yet"))?,
     }
-    let mut table = Table::new(["generation", "plan", "from sample", "first step", "reason"]);
-    for row in &state.generations {
+    print(format_args!("\n{}", generations(&state.generations)))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The table of a run's generations. An external trainer has a checkpoint instead of a sample count.
+fn generations(rows: &[GenerationRow]) -> String {
+    let external = rows.last().is_some_and(|row| row.call.is_some());
+    let from = if external {
+        "from checkpoint"
+    } else {
+        "from sample"
+    };
+    let mut table = Table::new(["generation", "plan", from, "first step", "reason"]);
+    for row in rows {
+        let checkpoint = row.call.as_ref().and_then(|call| call.checkpoint.as_ref());
+        let checkpoint = checkpoint.and_then(|path| path.file_name());
+        let start = checkpoint
+            .map(|name| name.display().to_string())
+            .or(row.start_samples.map(|samples| samples.to_string()));
         let seconds = row.first_step_seconds;
         table.row([
             row.number.to_string(),
             row.formula.clone(),
-            row.start_samples.to_string(),
+            start.unwrap_or("–".into()),
             seconds.map_or("–".into(), |s| format!("{s:.1} s")),
             row.reason.to_string(),
         ]);
     }
-    print(format_args!("\n{}", table.render()))?;
-    Ok(ExitCode::SUCCESS)
+    table.render()
 }
 
 fn prove(run: &RunDir, output: Format) -> anyhow::Result<ExitCode> {

@@ -6,7 +6,7 @@ use super::{LaunchError, Planned, Request};
 use crate::plan;
 use crate::recipe::Recipe;
 use crate::telemetry::now;
-use crate::train::Setup;
+use crate::train::{FORMAT, Setup};
 
 /// The base of a recipe's relative paths: the working directory.
 pub fn base() -> Result<PathBuf, LaunchError> {
@@ -29,6 +29,7 @@ pub(super) fn begin(
     let global_batch_size = planned.plan.global_batch_size;
     let horizon = plan::horizon(spec, global_batch_size, data_samples);
     Ok(Setup {
+        format: FORMAT,
         job: uid(),
         name: spec.name.clone(),
         recipe_path: request.recipe_path.clone(),

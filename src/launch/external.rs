@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{Access, access};
 
-use super::{LaunchError, Planned, Prepared, Request, RunDir, begin, resume};
+use super::{LaunchError, Planned, Prepared, Request, RunDir, RunOptions, begin, resume};
 use crate::external_trainer::{self, Call, ExternalTrainer};
 use crate::launch::run_path;
 use crate::plan::Plan;
@@ -80,7 +80,7 @@ pub fn check_external_trainer(
 /// The external trainer of the run to resume; `None` if the built-in trainer ran there or the run
 /// does not exist.
 pub fn external_trainer_of_run(
-    out: Option<&Path>,
+    options: &RunOptions<'_>,
     spec: &Spec,
 ) -> Result<Option<Trainer>, LaunchError> {
     // Such a run has a different default directory than one of the built-in trainer.
@@ -91,7 +91,7 @@ pub fn external_trainer_of_run(
         },
         ..spec.clone()
     };
-    let Ok(run) = run_path::choose(out, &defaults, true) else {
+    let Ok(run) = run_path::choose(options, &defaults) else {
         return Ok(None);
     };
     let trainer = run.setup()?.spec.trainer;

@@ -10,7 +10,7 @@ pub fn committed(run: &RunDir, state: &RunState) -> Result<History, LaunchError>
     for row in &state.generations {
         let path = run.metrics(row.number);
         generations.push(metrics::Generation {
-            start_samples: row.start_samples,
+            start_samples: row.start_samples.unwrap_or_default(),
             // A generation that ended before its first step wrote no file.
             metrics: match path.exists() {
                 true => metrics::read(&path)?.metrics,

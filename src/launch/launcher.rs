@@ -379,7 +379,7 @@ impl<'a> Launcher<'a> {
             reason: generation.reason.clone(),
             world,
             formula: generation.formula(),
-            start_samples: generation.start_samples(),
+            start_samples: call.is_none().then(|| generation.start_samples()),
             created: generation.created,
             first_step_seconds: None,
             call: call.clone(),

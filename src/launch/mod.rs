@@ -28,7 +28,7 @@ pub mod worlds;
 use std::path::PathBuf;
 
 pub use crate::launch::external::{check_external_trainer, external_trainer_of_run};
-pub use crate::launch::run_path::RunLock;
+pub use crate::launch::run_path::{RunLock, RunOptions};
 pub use begin::base;
 pub use launcher::Launcher;
 pub use request::{Planned, Prepared, Request};

@@ -55,7 +55,7 @@ pub fn report_input(
                 world: row.world,
                 formula: row.formula,
                 reason: row.reason.to_string(),
-                start_samples: row.start_samples,
+                start_samples: row.start_samples.unwrap_or_default(),
                 seconds_to_first_step: row.first_step_seconds,
             })
             .collect(),

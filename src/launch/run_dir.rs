@@ -20,7 +20,7 @@ use crate::checkpoint;
 use crate::external_trainer::Call;
 use crate::lifecycle::{CheckpointRef, Generation, Reason, files};
 use crate::plan::Reached;
-use crate::train::Setup;
+use crate::train::{Setup, TrainError};
 use crate::util::durable::{FileError, Lock, read_json, write_json};
 
 const STATE: &str = "state.json";
@@ -94,8 +94,8 @@ pub struct GenerationRow {
     pub world: u64,
     /// The formula of its initial batch.
     pub formula: String,
-    /// Samples consumed before its first step.
-    pub start_samples: u64,
+    /// Samples consumed before its first step; `None` for an external trainer, which does not report them.
+    pub start_samples: Option<u64>,
     /// Seconds since the Unix epoch.
     pub created: f64,
     /// Seconds from the detection of its reason to the end of its first step.
@@ -134,8 +134,13 @@ impl RunDir {
     }
 
     pub fn setup(&self) -> Result<Setup, LaunchError> {
-        let path = self.0.join(files::RUN);
-        self.read(files::RUN)?.ok_or(LaunchError::NoRun { path })
+        Setup::read(&self.0).map_err(|error| match error {
+            TrainError::File(error) if error.is_absent() => LaunchError::NoRun {
+                path: self.0.join(files::RUN),
+            },
+            TrainError::File(error) => error.into(),
+            error => error.into(),
+        })
     }
 
     /// Writes `run.json`: once, and again when a resume changes it.
@@ -265,7 +270,7 @@ mod tests {
                 reason: Reason::Started,
                 world: 1,
                 formula: String::new(),
-                start_samples: 0,
+                start_samples: Some(0),
                 created: 0.0,
                 first_step_seconds: None,
                 call: None,

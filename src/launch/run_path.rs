@@ -9,14 +9,36 @@ use super::{LaunchError, RunDir};
 use crate::data;
 use crate::lifecycle::files;
 use crate::recipe::Spec;
+use crate::recipe::schema::run_name;
 use crate::util::durable::{self, FileError, Lock};
 
 /// Default parent of run directories; the command line and the recipe override it.
 pub const RUNS: &str = "runs";
 
-/// The run's directory: `out`, else the recipe's `output`, else `runs/NAME`. `resume` picks the
-/// newest run of that name, a start the first unused one. Creates no files.
-pub fn choose(out: Option<&Path>, spec: &Spec, resume: bool) -> Result<RunDir, LaunchError> {
+/// The command line's choice of a run.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct RunOptions<'a> {
+    /// The run's directory (`--out`).
+    pub out: Option<&'a Path>,
+    /// The run's name (`--name`). Without `out`, the directory is `runs/NAME`.
+    pub name: Option<&'a str>,
+    /// Resume the run instead of starting one.
+    pub resume: bool,
+}
+
+impl RunOptions<'_> {
+    /// The only directory that the options allow; `None`: the recipe's name or output, numbered.
+    fn directory(&self) -> Option<PathBuf> {
+        let out = self.out.map(Path::to_path_buf);
+        out.or_else(|| Some(Path::new(RUNS).join(self.name?)))
+    }
+}
+
+/// The run's directory: `out`, else `runs/NAME` of the given name, else the recipe's `output`, else
+/// `runs/NAME` of the recipe's name. Only the last two are numbered: a resume picks the newest run of
+/// the recipe's name, a start the first unused directory. Creates no files.
+pub fn choose(options: &RunOptions<'_>, spec: &Spec) -> Result<RunDir, LaunchError> {
+    let resume = options.resume;
     let nothing = |path: &Path| LaunchError::Usage {
         message: format!(
             "{}: no run to resume; `evenkeel status` lists the runs; without --resume a new \
@@ -24,17 +46,32 @@ pub fn choose(out: Option<&Path>, spec: &Spec, resume: bool) -> Result<RunDir, L
             path.display()
         ),
     };
-    if let Some(out) = out {
-        let run = RunDir::at(out);
+    if let Some(name) = options.name
+        && let Some(flaw) = run_name::flaw(name)
+    {
+        return Err(LaunchError::Usage {
+            message: format!(
+                "`--name {name}`: {flaw}; a name has lower-case letters, digits and `-`, as `{}`",
+                run_name::label(name)
+            ),
+        });
+    }
+    if let Some(directory) = options.directory() {
+        let run = RunDir::at(directory);
         if resume && !run.contains_run() {
-            return Err(nothing(out));
+            return Err(nothing(run.path()));
         }
         if !resume && run.contains_run() {
+            let flag = if options.out.is_some() {
+                "--out"
+            } else {
+                "--name"
+            };
             return Err(LaunchError::Usage {
                 message: format!(
-                    "{} already contains a run; --resume continues it, another --out starts a new \
+                    "{} already contains a run; --resume continues it, another {flag} starts a new \
                      one",
-                    out.display()
+                    run.path().display()
                 ),
             });
         }
@@ -62,24 +99,46 @@ pub fn choose(out: Option<&Path>, spec: &Spec, resume: bool) -> Result<RunDir, L
     Ok(RunDir::at(&base))
 }
 
+/// The name of the chosen run. A resume by `--out` or `--name` keeps the name that the run has; a
+/// `--name` that is neither that name nor the directory's is refused.
+pub fn name(run: &RunDir, options: &RunOptions<'_>, spec: &Spec) -> Result<String, LaunchError> {
+    if !options.resume || options.directory().is_none() {
+        return Ok(options.name.unwrap_or(&spec.name).to_owned());
+    }
+    let name = run.setup()?.spec.name;
+    let directory = run.path().file_name();
+    match options.name {
+        Some(asked) if asked != name && directory != Some(asked.as_ref()) => {
+            Err(LaunchError::Usage {
+                message: format!(
+                    "{} contains the run `{name}`, not `{asked}`; remove --name, or set another --out",
+                    run.path().display()
+                ),
+            })
+        }
+        _ => Ok(name),
+    }
+}
+
 /// Locks the directory that [`choose`] returns for the same arguments. Another launch may have
 /// taken the numbered directory of a new run meanwhile; then the next number is used.
 pub fn acquire(
     chosen: RunDir,
-    out: Option<&Path>,
+    options: &RunOptions<'_>,
     spec: &Spec,
-    resume: bool,
 ) -> Result<RunLock, LaunchError> {
+    let resume = options.resume;
+    let numbered = options.directory().is_none();
     let mut run = chosen;
     loop {
         match RunLock::take(run) {
             Ok(run_lock) if resume || !run_lock.run.contains_run() => return Ok(run_lock),
             // Another launch used the directory in between and has ended.
             Ok(_) => {}
-            Err(LaunchError::File(FileError::HeldBy { .. })) if out.is_none() && !resume => {}
+            Err(LaunchError::File(FileError::HeldBy { .. })) if numbered && !resume => {}
             Err(error) => return Err(error),
         }
-        run = choose(out, spec, resume)?;
+        run = choose(options, spec)?;
     }
 }
 
@@ -331,7 +390,15 @@ mod tests {
             output: Some(base.display().to_string()),
             ..Spec::default()
         };
-        let chosen = |resume| choose(None, &spec, resume).map(|run| run.path().to_path_buf());
+        let at = |out, resume| {
+            let options = RunOptions {
+                out,
+                name: None,
+                resume,
+            };
+            choose(&options, &spec)
+        };
+        let chosen = |resume| at(None, resume).map(|run| run.path().to_path_buf());
         assert_eq!(chosen(false).unwrap(), base);
         assert!(
             chosen(true)
@@ -345,8 +412,8 @@ mod tests {
         }
         assert_eq!(chosen(false).unwrap(), place.path().join("run-3"));
         assert_eq!(chosen(true).unwrap(), place.path().join("run-2"));
-        assert!(choose(Some(&base), &spec, false).is_err());
-        assert!(choose(Some(&base), &spec, true).is_ok());
+        assert!(at(Some(&base), false).is_err());
+        assert!(at(Some(&base), true).is_ok());
 
         fs::remove_dir_all(&base).unwrap();
         assert_eq!(chosen(true).unwrap(), place.path().join("run-2"));
@@ -361,10 +428,11 @@ mod tests {
             output: Some(base.display().to_string()),
             ..Spec::default()
         };
-        let choose = || choose(None, &spec, false).unwrap();
+        let options = RunOptions::default();
+        let choose = || choose(&options, &spec).unwrap();
         // All four choose before the first one locks.
         let chosen = [choose(), choose(), choose(), choose()];
-        let run_locks = chosen.map(|run| acquire(run, None, &spec, false).unwrap());
+        let run_locks = chosen.map(|run| acquire(run, &options, &spec).unwrap());
         let names = run_locks
             .each_ref()
             .map(|run_lock| run_lock.run().path().to_owned());
@@ -376,11 +444,13 @@ mod tests {
         let chosen = RunDir::at(&base);
         fs::write(base.join(files::RUN), "{}").unwrap();
         drop(run_locks);
-        let next = acquire(chosen.clone(), None, &spec, false).unwrap();
+        let next = acquire(chosen.clone(), &options, &spec).unwrap();
         assert_eq!(next.run().path(), place.path().join("run-2"));
-        let message = acquire(chosen, Some(&base), &spec, false)
-            .unwrap_err()
-            .to_string();
+        let out = RunOptions {
+            out: Some(&base),
+            ..options
+        };
+        let message = acquire(chosen, &out, &spec).unwrap_err().to_string();
         assert!(message.contains("already contains a run"), "{message}");
     }
 
@@ -400,10 +470,72 @@ mod tests {
                 output: Some(base.display().to_string()),
                 ..Spec::default()
             };
-            choose(None, &spec, resume).map(|run| run.path().to_path_buf())
+            let options = RunOptions {
+                resume,
+                ..RunOptions::default()
+            };
+            choose(&options, &spec).map(|run| run.path().to_path_buf())
         };
         assert_eq!(chosen("run", true).unwrap(), place.path().join("run-2"));
         assert!(chosen("another", true).is_err());
         assert_eq!(chosen("another", false).unwrap(), base);
+    }
+
+    #[test]
+    fn a_name_selects_one_directory_under_runs() {
+        let spec = Spec {
+            name: "recipe".to_owned(),
+            output: Some("elsewhere".to_owned()),
+            ..Spec::default()
+        };
+        let named = |name| RunOptions {
+            name: Some(name),
+            ..RunOptions::default()
+        };
+        let run = choose(&named("first"), &spec).unwrap();
+        assert_eq!(run.path(), Path::new("runs/first"));
+        assert_eq!(name(&run, &named("first"), &spec).unwrap(), "first");
+        let message = choose(&named("../first"), &spec).unwrap_err().to_string();
+        assert_eq!(
+            message,
+            "`--name ../first`: it contains '.'; a name has lower-case letters, digits and `-`, as `first`"
+        );
+        let resumed = RunOptions {
+            resume: true,
+            ..named("no-such-run")
+        };
+        let message = choose(&resumed, &spec).unwrap_err().to_string();
+        assert!(
+            message.starts_with("runs/no-such-run: no run to resume"),
+            "{message}"
+        );
+    }
+
+    #[test]
+    fn a_resumed_run_keeps_its_name() {
+        let place = tempfile::tempdir().unwrap();
+        let launched = Launched::at(place.path(), "batch: {global: 12, micro: 2}", &[]);
+        let spec = Spec {
+            name: "recipe".to_owned(),
+            ..Spec::default()
+        };
+        let moved = place.path().join("moved");
+        fs::rename(launched.run.path(), &moved).unwrap();
+        let resumed = |asked| {
+            let options = RunOptions {
+                out: Some(&moved),
+                name: asked,
+                resume: true,
+            };
+            name(&choose(&options, &spec).unwrap(), &options, &spec).map_err(|e| e.to_string())
+        };
+        for asked in [None, Some("run"), Some("moved")] {
+            assert_eq!(resumed(asked), Ok("run".to_owned()));
+        }
+        let message = resumed(Some("another")).unwrap_err();
+        assert!(
+            message.contains("contains the run `run`, not `another`"),
+            "{message}"
+        );
     }
 }

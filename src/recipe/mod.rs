@@ -20,7 +20,7 @@ use dialects::native;
 use dialects::readers::{self, READERS};
 use inputs::Job;
 use schema::reader::{self, Detected, ReadOptions, Reader, Translated};
-use schema::reading::Reading;
+use schema::reading::{self, Reading};
 
 pub use schema::dialect::{Dialect, RESERVED};
 pub use schema::files::{Files, TreeBatch};
@@ -42,6 +42,12 @@ pub struct ReadError {
 }
 
 impl ReadError {
+    /// Whether a file of the recipe cannot be read at all: it is missing, not UTF-8, or not permitted.
+    pub fn is_unreadable(&self) -> bool {
+        let mut all = self.diagnostics.iter();
+        all.any(|d| d.severity == Severity::Error && d.rule == reading::UNREADABLE_FILE)
+    }
+
     /// The first error in one line, for callers that do not render diagnostics.
     fn summary(&self) -> String {
         let format = |first: &Diagnostic| {

@@ -16,8 +16,10 @@ pub mod state;
 mod trainer;
 pub mod weights;
 
-pub use setup::Setup;
+pub use setup::{FORMAT, Setup};
 pub use state::TrainState;
+
+use std::path::PathBuf;
 
 use crate::checkpoint;
 use crate::comm::CommError;
@@ -43,6 +45,18 @@ pub enum TrainError {
          trainer cannot continue it"
     )]
     OwnProgram,
+    /// Another version of evenkeel wrote the run directory.
+    #[error(
+        "{} was written by {} version of evenkeel (format {found}; this version reads format \
+         {FORMAT}): start a new run, or use the version that wrote it",
+        run.display(),
+        if *found < FORMAT { "an earlier" } else { "a later" }
+    )]
+    Format {
+        run: PathBuf,
+        /// The `format` of its `run.json`.
+        found: u64,
+    },
     /// A checkpoint could not be written or read.
     #[error(transparent)]
     Checkpoint(checkpoint::CheckpointError),

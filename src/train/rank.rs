@@ -80,7 +80,7 @@ pub fn run(options: &RankOptions) -> u8 {
 
 fn live(options: &RankOptions, orders: &Orders, reports: Reports) -> Result<Ending, TrainError> {
     let directory = options.run.join(files::generation(options.generation));
-    let setup: Setup = read_json(&options.run.join(files::RUN))?;
+    let setup = Setup::read(&options.run)?;
     let generation: Generation = read_json(&directory.join(files::RECORD))?;
     // Held until the process ends, so that a later launcher detects living ranks.
     let _alive = hold(&directory)?;

@@ -15,10 +15,17 @@ use crate::lifecycle::files;
 use crate::plan::Horizon;
 use crate::recipe::{Dialect, Recipe, Sources, Spec, ValueSources};
 use crate::samples::{Order, OrderError};
+use crate::util::durable::read_json;
+
+/// Version of the files of a run directory: `run.json`, `state.json` and the generation records. A change
+/// that older files do not satisfy increases it.
+pub const FORMAT: u64 = 2;
 
 /// The fixed settings of a run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Setup {
+    /// [`FORMAT`] of the version that created the run.
+    pub format: u64,
     /// Unique id; ranks refuse connections with another one.
     pub job: String,
     pub name: String,
@@ -59,7 +66,32 @@ pub struct Setup {
     pub entropy: Option<f64>,
 }
 
+/// The one field that every version of `run.json` is read for first. Files without it have format 1.
+#[derive(Deserialize)]
+struct Header {
+    #[serde(default = "first_format")]
+    format: u64,
+}
+
+fn first_format() -> u64 {
+    1
+}
+
 impl Setup {
+    /// Reads `run.json` of a run directory. A run of another format is refused before any other field is
+    /// read.
+    pub fn read(run: &Path) -> Result<Setup, TrainError> {
+        let path = run.join(files::RUN);
+        let Header { format } = read_json(&path)?;
+        if format != FORMAT {
+            return Err(TrainError::Format {
+                run: run.to_path_buf(),
+                found: format,
+            });
+        }
+        Ok(read_json(&path)?)
+    }
+
     /// The model's shape; an error if an external trainer runs.
     pub fn model(&self) -> Result<&ModelConfig, TrainError> {
         self.model.as_ref().ok_or(TrainError::OwnProgram)

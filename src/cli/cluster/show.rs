@@ -71,6 +71,8 @@ fn text(job: &TrainingJob) -> anyhow::Result<()> {
         status.disruptions, status.restarts, spec.budgets.restarts
     ))?;
     if !status.history.is_empty() {
+        // An external trainer does not report samples.
+        let external = !spec.trainer.command.is_empty() || status.external_checkpoint.is_some();
         let mut table = Table::new([
             "generation",
             "nodes",
@@ -85,7 +87,10 @@ fn text(job: &TrainingJob) -> anyhow::Result<()> {
                 change.generation.to_string(),
                 format!("{} → {}", change.from_nodes, change.to_nodes),
                 change.formula.clone(),
-                change.samples.to_string(),
+                match external {
+                    true => "–".into(),
+                    false => change.samples.to_string(),
+                },
                 seconds.map_or("–".into(), |s| format!("{s:.1} s")),
                 change.message.clone(),
             ]);

@@ -9,7 +9,7 @@ use super::{ClusterArgs, carry};
 use crate::api::RemainderPolicy;
 use crate::cli::output::{Format, say};
 use crate::cli::recipe_args::RecipeArgs;
-use crate::cli::{EXIT_REFUSED, render};
+use crate::cli::{EXIT_REFUSED, first_set, render};
 use crate::client::{self, End, LaunchOptions, change};
 use crate::launch::check_external_trainer;
 use crate::plan::{self, PlanRequest};
@@ -24,18 +24,16 @@ const EXIT_INTERRUPTED: u8 = 130;
 #[command(next_help_heading = "On a cluster (with --nodes)")]
 #[group(skip)]
 pub struct Args {
-    /// Name of the TrainingJob [default: derived from the recipe's name]
+    /// Container image [default: $EVENKEEL_IMAGE, then evenkeel/evenkeel of this version]
+    #[arg(long, value_name = "IMAGE")]
+    image: Option<String>,
+    /// PersistentVolumeClaim for checkpoints; it must be writable from all nodes [default:
+    /// checkpoints]
+    #[arg(long, value_name = "CLAIM")]
+    claim: Option<String>,
+    /// Resource name of a GPU in the nodes' allocatable resources [default: nvidia.com/gpu]
     #[arg(long, value_name = "NAME")]
-    name: Option<String>,
-    /// Container image
-    #[arg(long, value_name = "IMAGE", env = "EVENKEEL_IMAGE", default_value = concat!("evenkeel/evenkeel:", env!("CARGO_PKG_VERSION")))]
-    image: String,
-    /// PersistentVolumeClaim for checkpoints; it must be writable from all nodes
-    #[arg(long, value_name = "CLAIM", default_value = "checkpoints")]
-    claim: String,
-    /// Resource name of a GPU in the nodes' allocatable resources
-    #[arg(long, value_name = "NAME", default_value = NVIDIA)]
-    resource: String,
+    resource: Option<String>,
     /// Smallest number of nodes
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     min_nodes: Option<u32>,
@@ -52,22 +50,50 @@ pub struct Args {
 /// Resource name of a GPU in NVIDIA's device plugin.
 pub const NVIDIA: &str = "nvidia.com/gpu";
 
+/// Environment variable with the default of `--image`.
+const IMAGE: &str = "EVENKEEL_IMAGE";
+
 impl Args {
-    /// Whether an option that needs a cluster is set.
-    pub fn given(&self) -> bool {
-        self.dry_run || self.detach || self.name.is_some() || self.cluster.is_selected()
+    /// The first option that is set, as the user types it. All of them need `--nodes`.
+    pub fn flag(&self) -> Option<&'static str> {
+        let set = [
+            ("--image", self.image.is_some()),
+            ("--claim", self.claim.is_some()),
+            ("--resource", self.resource.is_some()),
+            ("--min-nodes", self.min_nodes.is_some()),
+            ("--dry-run", self.dry_run),
+            ("--detach", self.detach),
+        ];
+        first_set(&set).or(self.cluster.flag())
+    }
+
+    fn resource(&self) -> &str {
+        self.resource.as_deref().unwrap_or(NVIDIA)
+    }
+
+    fn image(&self) -> String {
+        let environment = || std::env::var(IMAGE).ok();
+        let image = self.image.clone().or_else(environment);
+        image.unwrap_or_else(|| concat!("evenkeel/evenkeel:", env!("CARGO_PKG_VERSION")).into())
     }
 }
 
+/// A launch on a cluster.
+pub struct Launch<'a> {
+    pub args: &'a Args,
+    pub from: &'a RecipeArgs,
+    pub recipe: &'a Recipe,
+    /// Name of the TrainingJob; `None`: that of the recipe.
+    pub name: Option<&'a str>,
+    /// Memory limit of a rank, bytes.
+    pub rank_memory: Option<u64>,
+}
+
 /// Launches on `nodes` nodes.
-pub fn run(
-    args: &Args,
-    from: &RecipeArgs,
-    recipe: &Recipe,
-    nodes: u64,
-    rank_memory: Option<u64>,
-    mode: Mode,
-) -> anyhow::Result<ExitCode> {
+pub fn run(launch: &Launch<'_>, nodes: u64, mode: Mode) -> anyhow::Result<ExitCode> {
+    let &Launch {
+        args, from, recipe, ..
+    } = launch;
     let nodes = u32::try_from(nodes).ok().filter(|nodes| *nodes <= 1024);
     let nodes = nodes.context("a TrainingJob has at most 1024 nodes")?;
     let given = from.options.gpus_per_node;
@@ -76,7 +102,7 @@ pub fn run(
         None => {
             let found = args
                 .cluster
-                .run(async |cluster| Ok(client::free(cluster, &args.resource, None).await?))
+                .run(async |cluster| Ok(client::free(cluster, args.resource(), None).await?))
                 .context("cannot determine the GPUs per node; set --gpus-per-node")?;
             found.per_node
         }
@@ -95,21 +121,15 @@ pub fn run(
     for note in notes {
         say(format_args!("warning: {note}\n"));
     }
-    let job = client::training_job(submitted_job(
-        args,
-        from,
-        recipe,
-        nodes,
-        per_node,
-        rank_memory,
-    )?);
+    let job = client::training_job(submitted_job(launch, nodes, per_node)?);
     if args.dry_run {
         Format::Yaml.print(&job)?;
         return Ok(ExitCode::SUCCESS);
     }
     say(format_args!(
         "{nodes} × {per_node} {}: {}\n",
-        args.resource, plan.formula
+        args.resource(),
+        plan.formula
     ));
     let name = job.metadata.name.clone().unwrap_or_default();
     let options = args.cluster.options();
@@ -129,15 +149,19 @@ pub fn run(
 }
 
 fn submitted_job(
-    args: &Args,
-    from: &RecipeArgs,
-    recipe: &Recipe,
+    launch: &Launch<'_>,
     nodes: u32,
     gpus_per_node: u32,
-    rank_memory: Option<u64>,
 ) -> anyhow::Result<LaunchOptions> {
-    let name = match &args.name {
-        Some(name) => name.clone(),
+    let &Launch {
+        args,
+        from,
+        recipe,
+        name,
+        rank_memory,
+    } = launch;
+    let name = match name {
+        Some(name) => name.to_owned(),
         None => client::name_of(&recipe.spec.name).with_context(|| {
             format!(
                 "{:?} cannot be turned into a TrainingJob name; set --name",
@@ -160,9 +184,9 @@ fn submitted_job(
         name,
         nodes,
         gpus_per_node,
-        resource: args.resource.clone(),
-        image: args.image.clone(),
-        claim: args.claim.clone(),
+        resource: args.resource().to_owned(),
+        image: args.image(),
+        claim: args.claim.clone().unwrap_or_else(|| "checkpoints".into()),
         recipe: carry::source(from, recipe, &overrides, remainder)?,
         overrides,
         remainder,

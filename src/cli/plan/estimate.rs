@@ -62,8 +62,13 @@ pub fn refuse_unknown(recipe: &Recipe, request: &PlanRequest) -> anyhow::Result<
 /// Prints the proposal.
 pub fn print(recipe: &Recipe, request: &PlanRequest, format: Format) -> anyhow::Result<ExitCode> {
     refuse_unknown(recipe, request)?;
-    let start = plan::start(recipe, request)
-        .with_context(|| format!("the axes do not divide {} GPUs", request.gpus))?;
+    let Some(start) = plan::start(recipe, request) else {
+        output::say(format_args!(
+            "error: the axes do not divide {} GPUs; plan for a multiple of their product\n",
+            request.gpus
+        ));
+        return Ok(ExitCode::from(EXIT_REFUSED));
+    };
     match format {
         Format::Text => output::print(proposal(recipe, request, &start))?,
         format => format.print(&start)?,

@@ -242,7 +242,7 @@ mod tests {
             reason: Reason::Resized { from: 3, to: 2 },
             world,
             formula: String::new(),
-            start_samples: 0,
+            start_samples: Some(0),
             created: 0.0,
             first_step_seconds: None,
             call: None,

@@ -10,6 +10,9 @@ use crate::recipe::syntax::node::Node;
 use crate::recipe::syntax::source::{FileId, Sources, Span};
 use crate::recipe::syntax::{hjson, yaml};
 
+/// The rule of a file that cannot be read at all.
+pub(crate) const UNREADABLE_FILE: &str = "unreadable-file";
+
 /// The files read so far and their diagnostics.
 #[derive(Debug, Default)]
 pub struct Reading {
@@ -199,7 +202,7 @@ impl Reading {
             },
         };
         let message = format!("`{}` {problem}", path.display());
-        self.error("unreadable-file", None, message, help);
+        self.error(UNREADABLE_FILE, None, message, help);
         None
     }
 
