@@ -29,7 +29,7 @@ const TABLE: &[(&str, &[&str])] = &[
     ("comm", &["util"]),
     ("telemetry", &["util"]),
     ("engine", &["comm", "util"]),
-    ("norm", &["recipe"]),
+    ("norm", &["recipe", "util"]),
     ("lifecycle", &["plan", "telemetry", "util"]),
     ("api", &["lifecycle", "plan", "recipe", "util"]),
     ("data", &["engine", "plan", "recipe", "samples", "util"]),

@@ -154,15 +154,15 @@ fn exit_code_1_is_a_rule_and_2_an_unusable_file_or_argument() {
         "apiVersion: evenkeel.dev/v1alpha1\nkind: Recipe\nspec:\n  objective: sft\n  batch: ";
     write(
         "good.yaml",
-        format!("{native}{{global: 64, micro: 8}}\n").as_bytes(),
+        format!("{native}{{global: 64, per_device_batch_size: 8}}\n").as_bytes(),
     );
     write(
         "reading.yaml",
-        format!("{native}{{global: many, micro: 8}}\n").as_bytes(),
+        format!("{native}{{global: many, per_device_batch_size: 8}}\n").as_bytes(),
     );
     write(
         "planning.yaml",
-        format!("{native}{{global: 63, micro: 8}}\n").as_bytes(),
+        format!("{native}{{global: 63, per_device_batch_size: 8}}\n").as_bytes(),
     );
     write("latin-1.yaml", b"spec: caf\xe9\n");
     for (file, code) in [
@@ -263,7 +263,7 @@ fn a_flag_without_the_flag_that_it_needs_is_refused_by_name() {
 
 /// A recipe for an external trainer, and the arguments that launch it.
 const EXTERNAL: &str = "apiVersion: evenkeel.dev/v1alpha1\nkind: Recipe\nmetadata: {name: recipe}\n\
-    spec: {batch: {global: 8, micro: 4}, budget: {samples: 64}}\n";
+    spec: {batch: {global: 8, per_device_batch_size: 4}, budget: {samples: 64}}\n";
 
 fn launch_external(place: &Path, flags: &[&str], program: &str) -> Output {
     let before = ["launch", "recipe.yaml", "--procs", "2", "--quiet"];

@@ -164,14 +164,14 @@ impl PodAgent {
 
     /// Removes expired checkpoints on the pod of rank 0.
     fn tidy(&mut self) {
-        let pin = self.job.as_ref().and_then(|job| job.checkpoint.as_ref());
+        let checkpoint_ref = self.job.as_ref().and_then(|job| job.checkpoint.as_ref());
         let current = self.current.as_ref().filter(|_| self.state.first == 0);
-        let (Some(pin), Some(current)) = (pin, current) else {
+        let (Some(checkpoint_ref), Some(current)) = (checkpoint_ref, current) else {
             return;
         };
         let start = current.generation.start.as_ref();
         let run = self.identity.run.clone();
-        if let Some(problem) = self.retention.tend(run, pin, start) {
+        if let Some(problem) = self.retention.tend(run, checkpoint_ref, start) {
             self.warn(problem);
         }
     }

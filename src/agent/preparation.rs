@@ -27,8 +27,8 @@ impl Preparation {
         // On the container's own disk.
         let files = std::env::temp_dir().join("evenkeel-recipe");
         durable::create_directory(&files)?;
-        let carried = files.join("recipe.json");
-        durable::write_json(&carried, &(&job.recipe, job.remainder))?;
+        let snapshot = files.join("recipe.json");
+        durable::write_json(&snapshot, &(&job.recipe, job.remainder))?;
         let log = files.join("prepare.log");
         let world = job
             .generation
@@ -37,7 +37,7 @@ impl Preparation {
         let mut command = Command::new(&identity.program);
         command
             .arg("prepare")
-            .arg(&carried)
+            .arg(&snapshot)
             .arg("--out")
             .arg(&identity.run)
             .args(["--procs", &world.to_string()]);

@@ -18,13 +18,13 @@ pub struct Retention {
 }
 
 impl Retention {
-    /// Starts to remove the checkpoints that `pin` made obsolete, unless that was done or another
+    /// Starts to remove the checkpoints that `checkpoint_ref` made obsolete, unless that was done or another
     /// removal runs. `start` is the checkpoint that the running generation started from. Returns
     /// the error of the previous removal; a surplus copy does not stop training.
     pub fn tend(
         &mut self,
         run: PathBuf,
-        pin: &CheckpointRef,
+        checkpoint_ref: &CheckpointRef,
         start: Option<&CheckpointRef>,
     ) -> Option<String> {
         let mut problem = None;
@@ -35,18 +35,18 @@ impl Retention {
                 _ => None,
             };
         }
-        if self.working.is_some() || self.done.as_ref() == Some(pin) {
+        if self.working.is_some() || self.done.as_ref() == Some(checkpoint_ref) {
             return problem;
         }
-        self.done = Some(pin.clone());
-        let pin = run.join(&pin.path);
+        self.done = Some(checkpoint_ref.clone());
+        let checkpoint_ref = run.join(&checkpoint_ref.path);
         let start = start.map(|start| run.join(&start.path));
         self.working = Some(std::thread::spawn(move || {
             let setup = Setup::read(&run).map_err(|error| error.to_string())?;
             let Some(keep) = setup.spec.checkpoint.keep else {
                 return Ok(());
             };
-            let removed = checkpoint::retain_in_run(&run, keep, &pin, start.as_deref());
+            let removed = checkpoint::retain_in_run(&run, keep, &checkpoint_ref, start.as_deref());
             removed.map(drop).map_err(|error| error.to_string())
         }));
         problem

@@ -7,7 +7,7 @@
 pub mod condition;
 pub mod fields;
 mod recipe_snapshot;
-pub(super) mod schema;
+pub mod schema;
 pub mod status;
 
 use std::collections::BTreeMap;

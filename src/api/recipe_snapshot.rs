@@ -123,8 +123,8 @@ mod tests {
         let on_disk = on_disk.unwrap();
         assert_eq!(on_disk.spec.batch.global, Some(24));
         for path in ["config", "config/config.yaml", "."] {
-            let carried = read(&source(path, &TREE), None).unwrap();
-            assert_eq!(carried.spec, on_disk.spec, "{path}");
+            let snapshot = read(&source(path, &TREE), None).unwrap();
+            assert_eq!(snapshot.spec, on_disk.spec, "{path}");
         }
     }
 

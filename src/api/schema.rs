@@ -5,6 +5,9 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
 };
 use schemars::{Schema, SchemaGenerator, json_schema};
 
+/// Characters of a message. The schema has the same limit.
+pub const MESSAGE: usize = 4096;
+
 /// An object of any fields; the API server stores it unchanged.
 pub fn any_object(_: &mut SchemaGenerator) -> Schema {
     json_schema!({
@@ -56,7 +59,7 @@ pub fn conditions(_: &mut SchemaGenerator) -> Schema {
                 },
                 "message": {
                     "description": "Details for people.",
-                    "type": "string", "maxLength": super::status::MESSAGE
+                    "type": "string", "maxLength": MESSAGE
                 }
             }
         }

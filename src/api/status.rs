@@ -7,6 +7,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, MicroTime};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::schema::MESSAGE;
 use super::{TrainingJobSpec, schema};
 pub use crate::lifecycle::placement::Slot;
 use crate::lifecycle::{CheckpointRef, ExternalCheckpoint, Generation, Outcome, Reason};
@@ -109,8 +110,6 @@ pub struct TrainingJobStatus {
 
 /// Rescales that the status keeps.
 pub const HISTORY: usize = 20;
-/// Characters of a message. The schema has the same limit.
-pub const MESSAGE: usize = 4096;
 /// Characters of a log tail. The schema has the same limit.
 pub const LOG_TAIL: usize = 8192;
 /// Warnings of a plan. The schema has the same limit.

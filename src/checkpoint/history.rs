@@ -41,18 +41,18 @@ pub fn latest(run_directory: &Path) -> Result<Option<Committed>, CheckpointError
     Ok(list(run_directory)?.committed.pop())
 }
 
-/// Removes the oldest checkpoints of the whole run except the `keep` newest up to `pin`, the newest one that
-/// is known to be committed. `pin`, all newer checkpoints, and `start`, which the running generation reads,
+/// Removes the oldest checkpoints of the whole run except the `keep` newest up to `newest`, the newest known
+/// to be committed. `newest`, all newer checkpoints, and `start`, which the running generation reads,
 /// always stay: a process with an outdated reference, behind a cut network, removes no checkpoint that a
 /// later generation may start from. Returns the removed ones.
 pub fn retain_in_run(
     run_directory: &Path,
     keep: u64,
-    pin: &Path,
+    newest: &Path,
     start: Option<&Path>,
 ) -> Result<Vec<PathBuf>, CheckpointError> {
     let mut committed = list(run_directory)?.committed;
-    let known = committed.iter().position(|one| one.path == pin);
+    let known = committed.iter().position(|one| one.path == newest);
     let known = known.map_or(0, |at| at + 1);
     let keep = usize::try_from(keep).unwrap_or(usize::MAX).max(1);
     committed.truncate(known.saturating_sub(keep));

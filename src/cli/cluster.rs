@@ -1,9 +1,9 @@
 //! The commands for TrainingJobs on a cluster, and their common options.
 
 pub mod cancel;
-mod carry;
 pub mod list;
 pub mod logs;
+mod recipe_source;
 pub mod scale;
 pub mod show;
 pub mod submit;

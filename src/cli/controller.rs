@@ -15,8 +15,8 @@ pub struct Args {
     /// Namespace of the Lease for leader election among replicas.
     #[arg(long, env = "POD_NAMESPACE", default_value = "evenkeel-system")]
     namespace: String,
-    /// Identity of this replica in the leader election.
-    #[arg(long, env = "POD_NAME", default_value_t = std::process::id().to_string())]
+    /// Identity of this replica in the leader election; by default the process id.
+    #[arg(long, env = "POD_NAME", default_value_t = std::process::id().to_string(), hide_default_value = true)]
     identity: String,
     /// Skip leader election; use only without other replicas.
     #[arg(long)]

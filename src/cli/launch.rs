@@ -65,8 +65,8 @@ pub struct Args {
     /// built-in trainer, which runs on CPUs, or one per GPU for an external trainer.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=MOST_GPUS))]
     procs: Option<u64>,
-    /// Name of the run, whose directory is runs/NAME unless --out sets another. A taken name is
-    /// refused. With --nodes, the name of the TrainingJob. Default: the recipe's name.
+    /// Name of the run, whose directory is runs/NAME unless --out sets another. Without --out,
+    /// a taken name is refused. With --nodes, the name of the TrainingJob. Default: the recipe's name.
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
     /// Run directory. Default: runs/NAME of --name, else the recipe's output, else runs/NAME of the

@@ -79,9 +79,11 @@ fn concerns_the_path(kind: ErrorKind) -> bool {
 }
 
 fn prepare_run(args: Args) -> anyhow::Result<ExitCode> {
-    let (carried, remainder): (RecipeSnapshot, RemainderPolicy) = durable::read_json(&args.recipe)
+    let (snapshot, remainder): (RecipeSnapshot, RemainderPolicy) = durable::read_json(&args.recipe)
         .with_context(|| format!("reading {}", args.recipe.display()))?;
-    let request = carried.request(remainder).map_err(|error| anyhow!(error))?;
+    let request = snapshot
+        .request(remainder)
+        .map_err(|error| anyhow!(error))?;
     let recipe = match recipe::read(&request) {
         Ok(recipe) => recipe,
         Err(error) => {
@@ -99,8 +101,8 @@ fn prepare_run(args: Args) -> anyhow::Result<ExitCode> {
     };
     let run_lock = RunLock::take(RunDir::at(&args.out))?;
     let request = Request {
-        recipe_path: carried.path(),
-        overrides: carried.overrides,
+        recipe_path: snapshot.path(),
+        overrides: snapshot.overrides,
         rank_memory: args.rank_memory,
         oom_policy: OomPolicy::Exact,
         cores: Inventory::discover().cpu.cores,

@@ -142,7 +142,11 @@ impl Row {
             plan: history::current_formula(run, &state),
             committed_samples: match setup.spec.trainer.is_external() {
                 true => None,
-                false => Some(state.pin.map_or(0, |pin| pin.samples)),
+                false => Some(
+                    state
+                        .checkpoint_ref
+                        .map_or(0, |checkpoint_ref| checkpoint_ref.samples),
+                ),
             },
             budget_samples: setup.budget_samples,
         })
@@ -255,11 +259,11 @@ fn show(run: &RunDir, output: Format) -> anyhow::Result<ExitCode> {
             "batch": batch,
             "global_batch_size": setup.global_batch_size,
             "budget_samples": setup.budget_samples,
-            "micro_batch_limit": state.per_device_batch_size_limit,
-            "committed": state.pin,
+            "per_device_batch_size_limit": state.per_device_batch_size_limit,
+            "committed": state.checkpoint_ref,
             "last_step": latest,
             "generations": state.generations,
-            "own": external,
+            "external_trainer": external,
         });
         output.print(&Shown {
             run: run.path(),
@@ -303,12 +307,12 @@ fn show(run: &RunDir, output: Format) -> anyhow::Result<ExitCode> {
     if let Some(external) = &external {
         external.print()?;
     }
-    match &state.pin {
+    match &state.checkpoint_ref {
         _ if external.is_some() => {}
-        Some(pin) => line(format_args!(
+        Some(checkpoint_ref) => line(format_args!(
             "  checkpoint  {} ({})",
-            pin.path,
-            count(pin.samples, "sample")
+            checkpoint_ref.path,
+            count(checkpoint_ref.samples, "sample")
         ))?,
         None => line(format_args!("  checkpoint  none yet"))?,
     }

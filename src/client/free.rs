@@ -50,13 +50,14 @@ pub async fn free(
             *held.entry(node).or_default() += devices(pod, resource);
         }
     }
-    let wants = ResourceRequest {
+    let resource_request = ResourceRequest {
         resource: resource.to_owned(),
         per_slot: per_node.into(),
         node_selector: BTreeMap::new(),
         tolerations: Vec::new(),
     };
-    let slots = |held: &BTreeMap<String, u64>| free_slots(nodes.iter(), held, &[], &wants);
+    let slots =
+        |held: &BTreeMap<String, u64>| free_slots(nodes.iter(), held, &[], &resource_request);
     Ok(Free {
         resource: resource.to_owned(),
         per_node,

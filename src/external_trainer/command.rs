@@ -262,8 +262,8 @@ mod tests {
 
         fn call(&self, generation: u64, world: u64) -> Result<Call, String> {
             let plan = plan::plan(&self.recipe, &PlanRequest::processes(world)).unwrap();
-            let foreign = self.external_trainer();
-            let call = foreign.call(generation, &plan, foreign.newest());
+            let external = self.external_trainer();
+            let call = external.call(generation, &plan, external.newest());
             call.map_err(|error| error.to_string())
         }
 

@@ -29,14 +29,22 @@ pub fn last_step(run: &RunDir, state: &RunState) -> Option<StepRecord> {
 
 /// The run's current batch: that of its checkpoint's next step, or of a later step.
 pub fn current_batch(run: &RunDir, state: &RunState) -> Option<u64> {
-    let committed = state.pin.as_ref().map_or(0, |pin| pin.samples);
+    let committed = state
+        .checkpoint_ref
+        .as_ref()
+        .map_or(0, |checkpoint_ref| checkpoint_ref.samples);
     let step = state
         .generations
         .last()
         .and_then(|row| metrics::last_step(&run.metrics(row.number)))
         .filter(|step| step.samples > committed);
     let step = step.map(|step| step.batch);
-    step.or_else(|| state.pin.as_ref().map(|pin| pin.batch))
+    step.or_else(|| {
+        state
+            .checkpoint_ref
+            .as_ref()
+            .map(|checkpoint_ref| checkpoint_ref.batch)
+    })
 }
 
 /// The formula of that batch in the newest generation.

@@ -186,7 +186,7 @@ impl<'a> Launcher<'a> {
                 .as_ref()
                 .and_then(|external| external.newest.as_ref());
             return Ranks::None {
-                resuming: self.state.pin.is_some() || external.is_some(),
+                resuming: self.state.checkpoint_ref.is_some() || external.is_some(),
             };
         };
         let plan = &current.generation.plan;
@@ -259,7 +259,11 @@ impl<'a> Launcher<'a> {
             // The launcher keeps a sender, so the channel never closes.
             Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {}
         }
-        let pinned = self.state.pin.as_ref().map_or(0, |pin| pin.samples);
+        let pinned = self
+            .state
+            .checkpoint_ref
+            .as_ref()
+            .map_or(0, |checkpoint_ref| checkpoint_ref.samples);
         let current = self.current.as_mut();
         if let Some(message) = current.and_then(|current| current.watch.settle(pinned)) {
             self.warn(message);
@@ -315,7 +319,7 @@ impl<'a> Launcher<'a> {
             }
         }
         self.display.event(&Event::DrainCancelled {
-            message: format!("drain cancelled: {} requested", count(self.desired, "rank")),
+            message: format!("{} requested", count(self.desired, "rank")),
         });
         self.write_state()
     }
@@ -355,7 +359,7 @@ impl<'a> Launcher<'a> {
                 ranks: world,
             }],
             plan,
-            start: self.state.pin.clone(),
+            start: self.state.checkpoint_ref.clone(),
             master: Address {
                 host: "127.0.0.1".into(),
                 port: port::free(world)?,

@@ -59,9 +59,9 @@ pub fn prove(
     let setup = run.setup()?;
     let model = setup.model()?;
     let recipe = setup.recipe();
-    let pin = run
+    let checkpoint_ref = run
         .state()?
-        .and_then(|state| state.pin)
+        .and_then(|state| state.checkpoint_ref)
         .ok_or_else(|| LaunchError::Usage {
             message: format!(
                 "{}: no checkpoint is committed yet, so no history can be proved; wait for the \
@@ -70,7 +70,7 @@ pub fn prove(
                 recipe.key("checkpoint.every_samples")
             ),
         })?;
-    let state = TrainState::from_checkpoint(&checkpoint_ref::open(run.path(), &pin)?)?;
+    let state = TrainState::from_checkpoint(&checkpoint_ref::open(run.path(), &checkpoint_ref)?)?;
 
     let directory = tempfile::tempdir()
         .map_err(|error| FileError::from_io("write in", &std::env::temp_dir(), 0, error))?;
@@ -90,7 +90,7 @@ pub fn prove(
         Ok::<_, DataError>(digest)
     });
     Ok(LedgerProof {
-        checkpoint: pin.path,
+        checkpoint: checkpoint_ref.path,
         epoch_length: order.epoch_length(),
         result,
     })

@@ -26,8 +26,8 @@ pub fn reached(run: &RunDir, recipe: &Recipe, request: &Request) -> Result<Reach
     }
     let setup = setup_of(run, recipe)?;
     let state = run.state()?.unwrap_or_default();
-    if let Some(pin) = &state.pin {
-        refuse_contradictory_reference(run, pin)?;
+    if let Some(checkpoint_ref) = &state.checkpoint_ref {
+        refuse_contradictory_reference(run, checkpoint_ref)?;
     }
     Ok(progress_of(&setup, &state, request))
 }
@@ -135,11 +135,13 @@ pub(super) fn resume(
     wait_for_old_ranks(run, state.as_ref(), request)?;
     // Ranks may have committed checkpoints after their launcher died.
     if let Some(state) = &mut state {
-        state.pin = newest(run, state)?;
+        state.checkpoint_ref = newest(run, state)?;
         state.per_device_batch_size_limit =
             progress_of(&setup, state, request).per_device_batch_size_limit;
     }
-    let pinned = state.as_ref().is_none_or(|state| state.pin.is_some());
+    let pinned = state
+        .as_ref()
+        .is_none_or(|state| state.checkpoint_ref.is_some());
     if !pinned && run.holds_checkpoints()? {
         return Err(usage(format!(
             "{} contains checkpoints, but its state.json lists none of them; restore a copy of it, or \
@@ -148,10 +150,12 @@ pub(super) fn resume(
         )));
     }
     match (
-        state.as_ref().and_then(|state| state.pin.as_ref()),
+        state
+            .as_ref()
+            .and_then(|state| state.checkpoint_ref.as_ref()),
         &setup.weights,
     ) {
-        (Some(pin), _) => verify(run, pin, &recipe.key("model.path"))?,
+        (Some(checkpoint_ref), _) => verify(run, checkpoint_ref, &recipe.key("model.path"))?,
         (None, Some(weights)) => initial::check(weights, setup.model()?)?,
         (None, None) => {}
     }
@@ -196,13 +200,16 @@ pub fn refuse_finished(run: &RunDir, setup: &Setup, state: &RunState) -> Result<
     if state.phase != Phase::Finished {
         return Ok(());
     }
-    let weights = state.pin.as_ref().map_or_else(String::new, |pin| {
-        format!(
-            " from its weights, {}={}",
-            setup.recipe().key("model.path"),
-            run.path().join(&pin.path).display()
-        )
-    });
+    let weights = state
+        .checkpoint_ref
+        .as_ref()
+        .map_or_else(String::new, |checkpoint_ref| {
+            format!(
+                " from its weights, {}={}",
+                setup.recipe().key("model.path"),
+                run.path().join(&checkpoint_ref.path).display()
+            )
+        });
     Err(LaunchError::Usage {
         message: format!(
             "{} is finished, its budget is exhausted; to train more, start a new run{weights}",
@@ -215,29 +222,32 @@ pub fn refuse_finished(run: &RunDir, setup: &Setup, state: &RunState) -> Result<
 /// earlier generations after the start of the last one are not in the lineage.
 fn newest(run: &RunDir, state: &RunState) -> Result<Option<CheckpointRef>, LaunchError> {
     let Some(last) = state.generations.last() else {
-        return Ok(state.pin.clone());
+        return Ok(state.checkpoint_ref.clone());
     };
     let found = checkpoint::list(run.path())?
         .committed
         .into_iter()
         .filter(|committed| committed.generation == last.number)
         .max_by_key(|committed| committed.samples);
-    let pinned = state.pin.as_ref().map_or(0, |pin| pin.samples);
+    let pinned = state
+        .checkpoint_ref
+        .as_ref()
+        .map_or(0, |checkpoint_ref| checkpoint_ref.samples);
     match found.filter(|committed| committed.samples > pinned) {
         Some(committed) => Ok(Some(checkpoint_ref::of(&committed, run.path())?)),
-        None => Ok(state.pin.clone()),
+        None => Ok(state.checkpoint_ref.clone()),
     }
 }
 
 /// Verifies the checkpoint to resume from. If it is unusable, the error names another checkpoint of
 /// the run, whose weights remain usable. `path_key`: the recipe's key of the model path.
-fn verify(run: &RunDir, pin: &CheckpointRef, path_key: &str) -> Result<(), LaunchError> {
-    let opened = checkpoint_ref::open(run.path(), pin).map_err(TrainError::from);
+fn verify(run: &RunDir, checkpoint_ref: &CheckpointRef, path_key: &str) -> Result<(), LaunchError> {
+    let opened = checkpoint_ref::open(run.path(), checkpoint_ref).map_err(TrainError::from);
     let state = opened.and_then(|checkpoint| TrainState::from_checkpoint(&checkpoint));
     let Err(error) = state else {
         return Ok(());
     };
-    let pinned = run.path().join(&pin.path);
+    let pinned = run.path().join(&checkpoint_ref.path);
     let others = checkpoint::list(run.path())?.committed;
     // If only the training state has another version, its weights are still valid.
     let whole = matches!(error, TrainError::State { .. });
@@ -260,24 +270,27 @@ fn verify(run: &RunDir, pin: &CheckpointRef, path_key: &str) -> Result<(), Launc
 
 /// Refuses a checkpoint reference that contradicts its checkpoint. [`verify`] handles an unreadable
 /// one.
-fn refuse_contradictory_reference(run: &RunDir, pin: &CheckpointRef) -> Result<(), LaunchError> {
+fn refuse_contradictory_reference(
+    run: &RunDir,
+    checkpoint_ref: &CheckpointRef,
+) -> Result<(), LaunchError> {
     let checkpoints = checkpoint::list(run.path())?.committed;
-    let path = run.path().join(&pin.path);
+    let path = run.path().join(&checkpoint_ref.path);
     let committed = checkpoints.iter().find(|other| other.path == path);
     let Some(found) =
         committed.and_then(|committed| checkpoint_ref::of(committed, run.path()).ok())
     else {
         return Ok(());
     };
-    let describe = |pin: &CheckpointRef| {
+    let describe = |checkpoint_ref: &CheckpointRef| {
         format!(
             "step {}, {}, a next batch of {}",
-            pin.step,
-            count(pin.samples, "sample"),
-            pin.batch
+            checkpoint_ref.step,
+            count(checkpoint_ref.samples, "sample"),
+            checkpoint_ref.batch
         )
     };
-    if describe(&found) == describe(pin) {
+    if describe(&found) == describe(checkpoint_ref) {
         return Ok(());
     }
     Err(LaunchError::Usage {
@@ -285,8 +298,8 @@ fn refuse_contradictory_reference(run: &RunDir, pin: &CheckpointRef) -> Result<(
             "state.json of {} was edited and contradicts {}: {} in state.json, {} in \
              the checkpoint; restore a copy, or set the checkpoint's numbers",
             run.path().display(),
-            pin.path,
-            describe(pin),
+            checkpoint_ref.path,
+            describe(checkpoint_ref),
             describe(&found)
         ),
     })
@@ -420,7 +433,7 @@ mod tests {
     fn a_finished_run_is_refused_and_its_weights_are_offered() {
         let place = tempfile::tempdir().unwrap();
         let launched = Launched::at(place.path(), BATCH, &[]);
-        let pin = CheckpointRef {
+        let checkpoint_ref = CheckpointRef {
             path: "gen-1/step-0000004".to_owned(),
             step: 4,
             samples: 48,
@@ -428,7 +441,7 @@ mod tests {
             checksum: String::new(),
         };
         let mut state = RunState {
-            pin: Some(pin),
+            checkpoint_ref: Some(checkpoint_ref),
             ..RunState::default()
         };
         assert!(refuse_finished(&launched.run, &launched.prepared.setup, &state).is_ok());

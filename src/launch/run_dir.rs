@@ -44,7 +44,7 @@ pub struct Desired {
 pub struct RunState {
     pub phase: Phase,
     /// The newest committed checkpoint of the current lineage.
-    pub pin: Option<CheckpointRef>,
+    pub checkpoint_ref: Option<CheckpointRef>,
     /// Number of the last answered request of `desired.json`.
     pub request: u64,
     /// Upper limit of micro-batches after out-of-memory. A resume with another memory limit drops
@@ -60,7 +60,10 @@ impl RunState {
         Reached {
             global_batch_size: Some(setup.global_batch_size),
             per_device_batch_size_limit: self.per_device_batch_size_limit,
-            batch: self.pin.as_ref().map(|pin| pin.batch),
+            batch: self
+                .checkpoint_ref
+                .as_ref()
+                .map(|checkpoint_ref| checkpoint_ref.batch),
         }
     }
 }

@@ -514,7 +514,11 @@ mod tests {
     #[test]
     fn a_resumed_run_keeps_its_name() {
         let place = tempfile::tempdir().unwrap();
-        let launched = Launched::at(place.path(), "batch: {global: 12, micro: 2}", &[]);
+        let launched = Launched::at(
+            place.path(),
+            "batch: {global: 12, per_device_batch_size: 2}",
+            &[],
+        );
         let spec = Spec {
             name: "recipe".to_owned(),
             ..Spec::default()

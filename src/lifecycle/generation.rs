@@ -40,13 +40,18 @@ impl Generation {
 
     /// Samples consumed before its first step.
     pub fn start_samples(&self) -> u64 {
-        self.start.as_ref().map_or(0, |pin| pin.samples)
+        self.start
+            .as_ref()
+            .map_or(0, |checkpoint_ref| checkpoint_ref.samples)
     }
 
     /// Formula of the global batch that it starts with.
     pub fn formula(&self) -> String {
-        self.plan
-            .formula_at(self.start.as_ref().map(|pin| pin.batch))
+        self.plan.formula_at(
+            self.start
+                .as_ref()
+                .map(|checkpoint_ref| checkpoint_ref.batch),
+        )
     }
 
     /// The members, each with its first rank.

@@ -60,7 +60,7 @@ pub struct PlacementInput<'a> {
     pub scale_up_pending_since: Option<f64>,
     /// Start of the current placement of pods, seconds since the Unix epoch.
     pub placement_since: Option<f64>,
-    /// Seconds for which a larger world must be possible before a scale up.
+    /// Seconds for which a larger world must be possible before a scale-up.
     pub scale_up_delay: f64,
     /// Time limit for placing pods, seconds; after it the ready pods form the world.
     pub placement: f64,

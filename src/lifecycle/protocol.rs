@@ -23,7 +23,7 @@ pub enum Report {
     Evaluation(EvaluationRecord),
     /// A checkpoint is committed; sent by the rank that committed it.
     Committed {
-        pin: CheckpointRef,
+        checkpoint_ref: CheckpointRef,
         /// Time from the snapshot to the commit.
         seconds: f64,
         /// Bytes written by all ranks.
@@ -81,11 +81,11 @@ impl Report {
             Report::Step(record) => Event::Step(record.clone()),
             Report::Evaluation(record) => Event::Evaluation(record.clone()),
             Report::Committed {
-                pin,
+                checkpoint_ref,
                 seconds,
                 bytes,
             } => Event::Checkpoint {
-                samples: pin.samples,
+                samples: checkpoint_ref.samples,
                 seconds: *seconds,
                 bytes: *bytes,
             },

@@ -273,7 +273,7 @@ mod tests {
         for (quantum, micro_batch) in [(0, 4), (16, 0), (24, 4), (16, 3), (512, 4)] {
             let conditions = Conditions {
                 quantum,
-                micro_batch: micro_batch,
+                micro_batch,
                 ..conditions()
             };
             let refused = check(&BatchSchedule::Constant, &conditions);

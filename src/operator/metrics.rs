@@ -34,18 +34,18 @@ impl Metrics {
     /// All metrics in the Prometheus text format.
     pub fn text(&self) -> String {
         let jobs = self.jobs.get();
-        let mut states: BTreeMap<String, u64> = BTreeMap::new();
+        let mut phases: BTreeMap<String, u64> = BTreeMap::new();
         for job in jobs.map(Store::state).unwrap_or_default() {
-            let state = job
+            let phase = job
                 .status
                 .as_ref()
                 .map(|status| status.phase)
                 .unwrap_or_default();
-            *states.entry(format!("{state:?}")).or_default() += 1;
+            *phases.entry(format!("{phase:?}")).or_default() += 1;
         }
-        let states: Vec<(String, u64)> = states
+        let phases: Vec<(String, u64)> = phases
             .into_iter()
-            .map(|(state, count)| (format!("{{state=\"{state}\"}}"), count))
+            .map(|(phase, count)| (format!("{{phase=\"{phase}\"}}"), count))
             .collect();
         let single = |value: u64| vec![(String::new(), value)];
         let families = [
@@ -55,7 +55,7 @@ impl Metrics {
                 "Whether this replica leads.",
                 single(jobs.is_some().into()),
             ),
-            ("jobs", "gauge", "TrainingJobs by state.", states),
+            ("jobs", "gauge", "TrainingJobs by phase.", phases),
             (
                 "reconciliations_total",
                 "counter",

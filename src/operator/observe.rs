@@ -23,7 +23,7 @@ use crate::lifecycle::protocol::Ending;
 use crate::lifecycle::rank_status::RankStatus;
 use crate::operator::liveness::{SILENCE, Silence};
 use crate::operator::pod_index::{is_over, node_of};
-use crate::operator::reservations::wants;
+use crate::operator::reservations::resource_request;
 
 /// Observed state of a job.
 pub struct ClusterState {
@@ -46,7 +46,7 @@ pub struct ClusterState {
     /// Number of slots with ready pods on nodes that accept no new pods.
     pub staying: u32,
     /// Resource request of the job's pods.
-    pub wants: ResourceRequest,
+    pub resource_request: ResourceRequest,
     /// Messages of pods that ended by themselves before they were members of a generation.
     pub ended_early: Vec<String>,
     /// Whether edits of the spec take effect.
@@ -75,7 +75,7 @@ impl ClusterState {
     ) -> Self {
         let name = job.name_any();
         let namespace = job.namespace().unwrap_or_default();
-        let wants = wants(job);
+        let resource_request = resource_request(job);
         let reference = ObjectRef::new(&name).within(&namespace);
         let pods: BTreeMap<String, Arc<Pod>> = stores
             .pods_of(&namespace, &name)
@@ -119,7 +119,7 @@ impl ClusterState {
             may_commit: false,
             unconfirmed_end: BTreeSet::new(),
             suspects: BTreeSet::new(),
-            wants,
+            resource_request,
             pods,
         };
         let named = status
@@ -150,7 +150,7 @@ impl ClusterState {
         let may_commit = silences.iter().any(Silence::may_commit);
         let gone = silences.iter().filter_map(|silence| {
             let node = stores.nodes.get(&ObjectRef::new(silence.node));
-            let standing = node.map(|node| standing(&node, &cluster.wants.tolerations));
+            let standing = node.map(|node| standing(&node, &cluster.resource_request.tolerations));
             let message = silence.verdict(standing, || leases.is_stale(silence.node))?;
             Some((silence.pod.to_owned(), message))
         });
@@ -227,7 +227,9 @@ impl ClusterState {
     fn on_open_node(&self, pod: &str, stores: &Stores) -> bool {
         let node = self.pods.get(pod).and_then(|pod| node_of(pod));
         let node = node.and_then(|node| stores.nodes.get(&ObjectRef::new(node)));
-        node.is_some_and(|node| standing(&node, &self.wants.tolerations) == Standing::Open)
+        node.is_some_and(|node| {
+            standing(&node, &self.resource_request.tolerations) == Standing::Open
+        })
     }
 
     /// Whether all ranks of the newest generation in a pod have ended.
@@ -301,7 +303,7 @@ impl ClusterState {
         let Some(node) = stores.nodes.get(&ObjectRef::new(node_name)) else {
             return lost(format!("node {node_name} was deleted"));
         };
-        let standing = standing(&node, &self.wants.tolerations);
+        let standing = standing(&node, &self.resource_request.tolerations);
         if let Some(message) = lost_pods.get(name) {
             return lost(message.clone());
         }
@@ -371,13 +373,17 @@ impl ClusterState {
             {
                 ranks.clone_from(&agent.ranks);
                 ranks.resize(count, RankStatus::default());
-                let newer = |pin: &CheckpointRef| {
+                let newer = |checkpoint_ref: &CheckpointRef| {
                     self.committed
                         .as_ref()
-                        .is_none_or(|c| c.samples < pin.samples)
+                        .is_none_or(|c| c.samples < checkpoint_ref.samples)
                 };
-                if let Some(pin) = agent.committed.as_ref().filter(|pin| newer(pin)) {
-                    self.committed = Some(pin.clone());
+                if let Some(checkpoint_ref) = agent
+                    .committed
+                    .as_ref()
+                    .filter(|checkpoint_ref| newer(checkpoint_ref))
+                {
+                    self.committed = Some(checkpoint_ref.clone());
                 }
             }
             let slot = status.slots.iter().find(|slot| slot.pod(job) == name);

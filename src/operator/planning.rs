@@ -275,7 +275,10 @@ pub fn reached(status: &TrainingJobStatus) -> Reached {
     Reached {
         global_batch_size: status.plan.as_ref().map(|plan| plan.global_batch_size),
         per_device_batch_size_limit: status.per_device_batch_size_limit,
-        batch: status.checkpoint.as_ref().map(|pin| pin.batch),
+        batch: status
+            .checkpoint
+            .as_ref()
+            .map(|checkpoint_ref| checkpoint_ref.batch),
     }
 }
 

@@ -325,7 +325,8 @@ fn decide(
         .collect();
     let mut reservations = lock(&context.reservations);
     reservations.suspect(&cluster.suspects);
-    let placeable = reservations.slots(&context.stores, job, &cluster.wants) + cluster.staying;
+    let placeable =
+        reservations.slots(&context.stores, job, &cluster.resource_request) + cluster.staying;
     let pool = match job.spec.elasticity.capacity {
         Capacity::Request => job.spec.nodes,
         Capacity::Discovered => placeable,
@@ -369,7 +370,7 @@ fn decide(
         .iter()
         .map(|slot: &Slot| slot.pod(&name))
         .collect();
-    reservations.reserve(job, &cluster.wants, pods);
+    reservations.reserve(job, &cluster.resource_request, pods);
     (decision, placeable)
 }
 

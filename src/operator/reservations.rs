@@ -55,7 +55,12 @@ const SUSPICION: Duration = Duration::from_secs(90);
 
 impl Reservations {
     /// Reserves devices for these pods of a job and releases its other reservations.
-    pub fn reserve(&mut self, job: &TrainingJob, wants: &ResourceRequest, pods: BTreeSet<String>) {
+    pub fn reserve(
+        &mut self,
+        job: &TrainingJob,
+        resource_request: &ResourceRequest,
+        pods: BTreeSet<String>,
+    ) {
         let uid = job.uid().unwrap_or_default();
         if pods.is_empty() {
             self.by_job.remove(&uid);
@@ -63,8 +68,8 @@ impl Reservations {
         }
         let known = self.by_job.get(&uid).filter(|known| known.pods == pods);
         let reservation = Reservation {
-            resource: wants.resource.clone(),
-            per_slot: wants.per_slot,
+            resource: resource_request.resource.clone(),
+            per_slot: resource_request.per_slot,
             namespace: job.namespace().unwrap_or_default(),
             job: job.name_any(),
             unplaced: known.and_then(|known| known.unplaced),
@@ -78,7 +83,7 @@ impl Reservations {
         let Some(status) = &job.status else { return };
         let name = job.name_any();
         let pods = status.slots.iter().map(|slot| slot.pod(&name)).collect();
-        self.reserve(job, &wants(job), pods);
+        self.reserve(job, &resource_request(job), pods);
     }
 
     /// Releases the reservations of deleted jobs.
@@ -120,15 +125,22 @@ impl Reservations {
 
     /// Slots that fit for a job, on free devices and on those that the job's pods hold. A terminating pod holds
     /// its devices until it has ended; its replacement waits for them.
-    pub fn slots(&mut self, stores: &Stores, job: &TrainingJob, wants: &ResourceRequest) -> u32 {
+    pub fn slots(
+        &mut self,
+        stores: &Stores,
+        job: &TrainingJob,
+        resource_request: &ResourceRequest,
+    ) -> u32 {
         let (namespace, name) = (job.namespace().unwrap_or_default(), job.name_any());
         let uid = job.uid().unwrap_or_default();
         let pod_index = stores.pod_index();
-        let held = pod_index.held(&wants.resource, &namespace, &name, &uid);
+        let held = pod_index.held(&resource_request.resource, &namespace, &name, &uid);
         let reserved: Vec<u64> = self
             .by_job
             .iter_mut()
-            .filter(|(other, reservation)| **other != uid && reservation.resource == wants.resource)
+            .filter(|(other, reservation)| {
+                **other != uid && reservation.resource == resource_request.resource
+            })
             .flat_map(|(_, reservation)| {
                 let unplaced = reservation.unplaced(&pod_index);
                 std::iter::repeat_n(reservation.per_slot, unplaced)
@@ -144,12 +156,12 @@ impl Reservations {
             .iter()
             .map(AsRef::as_ref)
             .filter(|node| !suspect(node));
-        free_slots(nodes, &held, &reserved, wants)
+        free_slots(nodes, &held, &reserved, resource_request)
     }
 }
 
 /// Resource request of a job's pod.
-pub fn wants(job: &TrainingJob) -> ResourceRequest {
+pub fn resource_request(job: &TrainingJob) -> ResourceRequest {
     let (tolerations, node_selector) = tolerations_and_selector(job);
     ResourceRequest {
         resource: job.spec.resource_name.clone(),

@@ -29,13 +29,16 @@ pub fn apply_observed(
     mut holds: impl FnMut(u64, u64) -> bool,
     now: f64,
 ) {
-    let newest = status.checkpoint.as_ref().map_or(0, |pin| pin.samples);
-    if let Some(pin) = cluster
+    let newest = status
+        .checkpoint
+        .as_ref()
+        .map_or(0, |checkpoint_ref| checkpoint_ref.samples);
+    if let Some(checkpoint_ref) = cluster
         .committed
         .as_ref()
-        .filter(|pin| pin.samples > newest)
+        .filter(|checkpoint_ref| checkpoint_ref.samples > newest)
     {
-        status.checkpoint = Some(pin.clone());
+        status.checkpoint = Some(checkpoint_ref.clone());
         status.restarts = 0;
     }
     if let Some(last) = cluster.ended_early.first() {
@@ -72,7 +75,9 @@ pub fn apply_observed(
     let batch = status
         .checkpoint
         .as_ref()
-        .map_or(plan.global_batch_size, |pin| pin.batch);
+        .map_or(plan.global_batch_size, |checkpoint_ref| {
+            checkpoint_ref.batch
+        });
     let mut outcome = rank_status::outcome(
         &cluster.ranks,
         plan.per_device_batch_size,
@@ -362,7 +367,12 @@ pub fn batch_now(status: &mut TrainingJobStatus) {
         return;
     };
     let trained = status.progress.as_ref().map(|progress| progress.batch);
-    let committed = || status.checkpoint.as_ref().map(|pin| pin.batch);
+    let committed = || {
+        status
+            .checkpoint
+            .as_ref()
+            .map(|checkpoint_ref| checkpoint_ref.batch)
+    };
     plan.formula = current.record.plan.formula_at(trained.or_else(committed));
 }
 

@@ -15,7 +15,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
 use tracing::warn;
 
 use crate::api::condition::{ConditionReason, ConditionType};
-use crate::api::status::MESSAGE;
+use crate::api::schema::MESSAGE;
 use crate::api::{CheckpointVolume, TrainingJob, TrainingJobSpec};
 
 /// Type of the condition; only jobs that once were unreadable have it.

@@ -1,11 +1,11 @@
 //! The out-of-memory descent: a smaller micro-batch, the same global batch.
 //!
 //! Every rank takes the same step, because it depends on the plan alone. The planner makes the next plan
-//! with [`super::PlanRequest::micro_limit`] set to the step's micro-batch, so that it checks every rule
+//! with [`super::PlanRequest::per_device_batch_size_limit`] set to the step's micro-batch, so that it checks every rule
 //! again.
 
 use super::arithmetic::{divisors, gcd};
-use super::plan::Plan;
+use super::batch_plan::Plan;
 use crate::recipe::schema::spec::Remainder;
 
 /// The smaller micro-batches that keep the global batch exact with more accumulation, the largest

@@ -5,11 +5,11 @@
 use serde::Serialize;
 
 use super::arithmetic::product;
+use super::batch_plan::{Adjustment, Outline, Plan};
 use super::elastic;
 use super::held_out::held_out;
 use super::horizon::{Horizon, horizon};
 use super::memory::{Device, Estimator};
-use super::plan::{Adjustment, Outline, Plan};
 use super::request::PlanRequest;
 use super::split::{Cap, Split, Splitter};
 use crate::recipe::schema::spec::{

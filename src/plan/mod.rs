@@ -5,6 +5,7 @@
 //! [`Plan`].
 
 mod arithmetic;
+mod batch_plan;
 mod descent;
 mod draft;
 pub mod elastic;
@@ -12,19 +13,18 @@ mod held_out;
 mod horizon;
 pub mod memory;
 mod oom_policy;
-mod plan;
 mod planner;
 mod request;
 pub mod rules;
 mod split;
 mod start;
 
+pub use batch_plan::{Adjustment, MemoryEstimate, Outline, Plan};
 pub use descent::descend;
 pub use draft::{Draft, MAX_BATCH, MOST_GPUS, global_batch};
 pub use held_out::held_out;
 pub use horizon::{Horizon, horizon};
 pub use oom_policy::{OomPolicy, OomStep};
-pub use plan::{Adjustment, MemoryEstimate, Outline, Plan};
 pub use planner::{Examined, Refused, default_world, examine, plan};
 pub use request::{Devices, Flaw, PlanRequest, Reached, Trainer};
 pub use start::{Start, start, starter};

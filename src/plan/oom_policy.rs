@@ -10,8 +10,8 @@ use std::str::FromStr;
 
 use serde::Serialize;
 
+use super::batch_plan::Plan;
 use super::descent::descend;
-use super::plan::Plan;
 
 /// The reaction to an out-of-memory error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
@@ -71,7 +71,7 @@ impl OomPolicy {
         let passes = plan.gradient_accumulation_steps;
         let global = plan.global_batch_size;
         let step = |per_device_batch_size: u64, passes: u64, global: u64| OomStep {
-            per_device_batch_size: per_device_batch_size,
+            per_device_batch_size,
             gradient_accumulation_steps: passes,
             global_batch_size: global,
         };

@@ -1,7 +1,7 @@
 //! From a recipe and a world to a plan, or to all errors in them.
 
+use super::batch_plan::Plan;
 use super::draft::Draft;
-use super::plan::Plan;
 use super::request::PlanRequest;
 use super::rules;
 use crate::recipe::syntax::diagnostic;

@@ -7,8 +7,8 @@
 
 use serde::Serialize;
 
+use super::batch_plan::MemoryEstimate;
 use super::memory::{Device, Estimator};
-use super::plan::MemoryEstimate;
 use super::request::PlanRequest;
 use super::{draft, planner};
 use crate::recipe::{Diagnostic, Located, Recipe};
@@ -56,7 +56,7 @@ pub fn start(recipe: &Recipe, request: &PlanRequest) -> Option<Start> {
     let mut found = planner::examine(&single, request).diagnostics;
     found.retain(|diagnostic| diagnostic.rule == "model-needs-sharding");
     Some(Start {
-        per_device_batch_size: per_device_batch_size,
+        per_device_batch_size,
         world_size: request.gpus,
         data_parallel_size: ranks,
         memory: estimator.estimate(

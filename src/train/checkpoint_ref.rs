@@ -8,7 +8,7 @@ use crate::checkpoint::{Checkpoint, CheckpointError, Checksum, Committed};
 use crate::lifecycle::CheckpointRef;
 
 /// The reference to a committed checkpoint of a run; `batch` is that of the next step, in samples.
-pub fn pin(committed: &Committed, run: &Path, batch: u64) -> CheckpointRef {
+pub fn with_batch(committed: &Committed, run: &Path, batch: u64) -> CheckpointRef {
     let path = committed.path.strip_prefix(run).unwrap_or(&committed.path);
     CheckpointRef {
         path: path.display().to_string(),
@@ -21,7 +21,7 @@ pub fn pin(committed: &Committed, run: &Path, batch: u64) -> CheckpointRef {
 
 /// The reference to a committed checkpoint; its state supplies the batch.
 pub fn of(committed: &Committed, run: &Path) -> Result<CheckpointRef, TrainError> {
-    let unknown = pin(committed, run, 0);
+    let unknown = with_batch(committed, run, 0);
     let state = TrainState::from_checkpoint(&open_lazily(run, &unknown)?)?;
     Ok(CheckpointRef {
         batch: state.controller.batch(),
@@ -30,17 +30,27 @@ pub fn of(committed: &Committed, run: &Path) -> Result<CheckpointRef, TrainError
 }
 
 /// Opens a referenced checkpoint and verifies all of it.
-pub fn open(run: &Path, pin: &CheckpointRef) -> Result<Checkpoint, CheckpointError> {
-    Checkpoint::open(&run.join(&pin.path), Some(checksum(pin)?))
+pub fn open(run: &Path, checkpoint_ref: &CheckpointRef) -> Result<Checkpoint, CheckpointError> {
+    Checkpoint::open(
+        &run.join(&checkpoint_ref.path),
+        Some(checksum(checkpoint_ref)?),
+    )
 }
 
 /// Opens a referenced checkpoint and verifies each file as it is read.
-pub fn open_lazily(run: &Path, pin: &CheckpointRef) -> Result<Checkpoint, CheckpointError> {
-    Checkpoint::open_lazily(&run.join(&pin.path), Some(checksum(pin)?))
+pub fn open_lazily(
+    run: &Path,
+    checkpoint_ref: &CheckpointRef,
+) -> Result<Checkpoint, CheckpointError> {
+    Checkpoint::open_lazily(
+        &run.join(&checkpoint_ref.path),
+        Some(checksum(checkpoint_ref)?),
+    )
 }
 
-fn checksum(pin: &CheckpointRef) -> Result<Checksum, CheckpointError> {
-    pin.checksum
+fn checksum(checkpoint_ref: &CheckpointRef) -> Result<Checksum, CheckpointError> {
+    checkpoint_ref
+        .checksum
         .parse()
         .map_err(|error: crate::checkpoint::NoChecksum| CheckpointError::Misuse(error.to_string()))
 }

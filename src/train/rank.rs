@@ -269,7 +269,7 @@ fn load(
         workers: plan.data_parallel_size,
         sharded: sharded(plan.outline.strategy),
     };
-    let Some(pin) = &generation.start else {
+    let Some(checkpoint_ref) = &generation.start else {
         if let Some(directory) = &setup.weights {
             Weights::open(directory)?.restore(engine)?;
         }
@@ -280,7 +280,7 @@ fn load(
             ledger: Ledger::default(),
         });
     };
-    let checkpoint = checkpoint_ref::open_lazily(&options.run, pin)?;
+    let checkpoint = checkpoint_ref::open_lazily(&options.run, checkpoint_ref)?;
     checkpoint.restore(engine)?;
     let mut state = TrainState::from_checkpoint(&checkpoint)?;
     state.controller.refit(conditions)?;

@@ -94,7 +94,11 @@ impl Saving {
             world,
         )?;
         Ok(Some(Report::Committed {
-            pin: checkpoint_ref::pin(&committed, &done.target.run_directory, done.batch),
+            checkpoint_ref: checkpoint_ref::with_batch(
+                &committed,
+                &done.target.run_directory,
+                done.batch,
+            ),
             seconds: done.started.elapsed().as_secs_f64(),
             bytes: 3 * size_of::<f32>() as u64 * engine.layout().len(),
         }))

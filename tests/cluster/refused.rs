@@ -59,7 +59,7 @@ fn the_api_server_refuses_contradictory_specs() {
             1,
             &both,
             json!({}),
-            "either inline or as a configMap",
+            "recipe.inline and recipe.configMap exclude each other",
         ),
         (
             "llama-3.1",

@@ -336,8 +336,8 @@ impl Job {
         let run = self.run();
         // A local launcher writes this file for `status`; on a cluster the TrainingJob has the state.
         let state = json!({
-            "phase": {"phase": phase}, "pin": status["checkpoint"], "request": 0,
-            "micro_limit": null, "generations": [],
+            "phase": {"phase": phase}, "checkpoint_ref": status["checkpoint"], "request": 0,
+            "per_device_batch_size_limit": null, "generations": [],
         });
         std::fs::write(run.join("state.json"), state.to_string()).unwrap();
         let output = Command::new(env!("CARGO_BIN_EXE_evenkeel"))

@@ -12,9 +12,9 @@ fn a_full_volume_fails_the_job_and_keeps_its_checkpoint() {
     let status = job.wait_failure();
     let message = status["message"].as_str().unwrap();
     assert!(message.contains("no space left"), "{message}");
-    let pin = status["checkpoint"]["path"].as_str();
-    if let Some(pin) = pin {
-        assert!(job.run().join(pin).is_dir());
+    let checkpoint_ref = status["checkpoint"]["path"].as_str();
+    if let Some(checkpoint_ref) = checkpoint_ref {
+        assert!(job.run().join(checkpoint_ref).is_dir());
     }
 }
 

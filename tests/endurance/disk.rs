@@ -113,7 +113,9 @@ fn a_disk_full_of_checkpoints_ends_the_run_and_a_resume_continues_it() {
         "{message}"
     );
     assert!(message.contains("the last good checkpoint is"), "{message}");
-    let pinned = run.state().unwrap()["pin"]["samples"].as_u64().unwrap();
+    let pinned = run.state().unwrap()["checkpoint_ref"]["samples"]
+        .as_u64()
+        .unwrap();
     assert!(pinned >= 240);
     assert_eq!(run.worlds().len(), 1, "a full disk is not retried");
 
@@ -121,7 +123,12 @@ fn a_disk_full_of_checkpoints_ends_the_run_and_a_resume_continues_it() {
     let output = run.launch(&["--quiet", "--procs", "2", "--resume"]);
     assert_eq!(output.status.code(), Some(1), "{output:?}");
     assert!(stderr(&output).contains("no space left on the disk of"));
-    assert!(run.state().unwrap()["pin"]["samples"].as_u64().unwrap() >= pinned);
+    assert!(
+        run.state().unwrap()["checkpoint_ref"]["samples"]
+            .as_u64()
+            .unwrap()
+            >= pinned
+    );
 
     mount(&disk, "remount,size=64m");
     let output = run.launch(&["--quiet", "--procs", "2", "--resume"]);

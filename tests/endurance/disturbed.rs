@@ -93,7 +93,9 @@ fn uneven_dealing_keeps_the_batch_on_any_number_of_ranks() {
 fn an_interrupt_drains_and_a_resume_continues() {
     let run = Run::of(small(json!({})));
     run.drained(&["--procs", "2"]);
-    let drained = run.state().unwrap()["pin"]["samples"].as_u64().unwrap();
+    let drained = run.state().unwrap()["checkpoint_ref"]["samples"]
+        .as_u64()
+        .unwrap();
     assert!(drained > 0 && drained < 2400);
     let output = run.launch(&["--procs", "1", "--resume", "--quiet"]);
     assert!(output.status.success(), "{output:?}");
@@ -247,7 +249,7 @@ fn a_descent_after_the_batch_has_grown_keeps_the_grown_batch() {
         "{text}"
     );
     run.drain(launched);
-    assert_eq!(run.state().unwrap()["pin"]["batch"], 18);
+    assert_eq!(run.state().unwrap()["checkpoint_ref"]["batch"], 18);
 
     let output = run.launch(&["--resume", "--rank-memory", "2400KiB"]);
     assert!(output.status.success(), "{}", stderr(&output));
@@ -287,7 +289,9 @@ fn a_higher_memory_limit_retries_a_failed_micro_batch() {
     let launched = run.start(&["--rank-memory", "2400KiB"]);
     run.wait_for_steps(2, 3);
     run.drain(launched);
-    let limit = run.state().unwrap()["micro_limit"].as_u64().unwrap();
+    let limit = run.state().unwrap()["per_device_batch_size_limit"]
+        .as_u64()
+        .unwrap();
     assert!(limit < 6);
     let shown = run.call("status", &[]).stdout;
     let shown = String::from_utf8_lossy(&shown);
@@ -300,12 +304,15 @@ fn a_higher_memory_limit_retries_a_failed_micro_batch() {
     let launched = run.start(&["--resume", "--rank-memory", "2400KiB"]);
     run.wait_for_steps(3, 3);
     run.drain(launched);
-    assert_eq!(run.state().unwrap()["micro_limit"], limit);
+    assert_eq!(run.state().unwrap()["per_device_batch_size_limit"], limit);
 
     let output = run.launch(&["--resume", "--quiet", "--rank-memory", "1GiB"]);
     assert!(output.status.success(), "{}", stderr(&output));
     let state = run.state().unwrap();
-    assert_eq!(state["micro_limit"], serde_json::Value::Null);
+    assert_eq!(
+        state["per_device_batch_size_limit"],
+        serde_json::Value::Null
+    );
     assert_eq!(run.proofs().last().unwrap(), "1 × 6 × 2 = 12");
     proved(&run, 2400);
 }
@@ -456,11 +463,14 @@ fn a_run_directory_in_use_is_refused() {
 fn an_edited_checkpoint_is_not_resumed() {
     let run = Run::of(small(json!({})));
     run.drained(&[]);
-    let pin = run.state().unwrap()["pin"]["path"]
+    let checkpoint_ref = run.state().unwrap()["checkpoint_ref"]["path"]
         .as_str()
         .unwrap()
         .to_string();
-    let victim = run.out().join(pin).join("model-00001-of-00004.safetensors");
+    let victim = run
+        .out()
+        .join(checkpoint_ref)
+        .join("model-00001-of-00004.safetensors");
     let mut bytes = std::fs::read(&victim).unwrap();
     *bytes.last_mut().unwrap() ^= 1;
     std::fs::write(&victim, bytes).unwrap();
@@ -499,7 +509,7 @@ fn ranks_killed_during_a_checkpoint_count_as_lost() {
 fn checkpoints_without_a_state_are_neither_resumed_nor_deleted() {
     let run = Run::of(small(json!({})));
     run.drained(&["--procs", "2"]);
-    let pin = run.state().unwrap()["pin"]["path"]
+    let checkpoint_ref = run.state().unwrap()["checkpoint_ref"]["path"]
         .as_str()
         .unwrap()
         .to_string();
@@ -511,5 +521,5 @@ fn checkpoints_without_a_state_are_neither_resumed_nor_deleted() {
         "{}",
         stderr(&output)
     );
-    assert!(run.out().join(pin).exists());
+    assert!(run.out().join(checkpoint_ref).exists());
 }

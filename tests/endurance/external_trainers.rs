@@ -119,10 +119,15 @@ fn external_trainer_keeps_its_global_batch_over_a_resize_and_a_kill() {
         format!("0/2 local 0/2: 6x1 {} generation=4", from(2))
     );
 
-    let status = external.run.call("status", &["-o", "json"]);
-    let status: Value = serde_json::from_slice(&status.stdout).unwrap();
-    assert_eq!(status["phase"], "running");
-    let shown = status["own"]["ranks"][1]["last_line"].as_str().unwrap();
+    // The launcher writes the phase after the ranks have started.
+    let status = wait_for("the running phase", || {
+        let status = external.run.call("status", &["-o", "json"]);
+        let status: Value = serde_json::from_slice(&status.stdout).unwrap();
+        (status["phase"] == "running").then_some(status)
+    });
+    let shown = status["external_trainer"]["ranks"][1]["last_line"]
+        .as_str()
+        .unwrap();
     assert!(shown.contains("rank 1/2 local 1/2: 6x1"), "{status:#}");
     external.stop();
     assert!(launched.wait().success(), "{}", external.run.log());
@@ -361,7 +366,7 @@ fn ranks_of_a_dead_launcher_exit_and_a_resume_needs_no_command() {
     assert!(status.contains("drained, resumable"), "{status}");
     let formula = external.run.call("status", &["--ledger"]);
     assert!(
-        stderr(&formula).contains("the user's external program trains"),
+        stderr(&formula).contains("an external trainer trains this run"),
         "{}",
         stderr(&formula)
     );

@@ -52,7 +52,7 @@ impl PodAgent {
     /// Records how a rank ended. A rank killed by the out-of-memory killer is reported like one
     /// that detected the shortage itself.
     fn take_ending(&mut self, rank: u64, local: usize, ending: Ending) {
-        let foreign = self.external_job().is_some();
+        let external = self.external_job().is_some();
         let current = self.current.as_ref();
         if ending == Ending::Signal(9) && current.is_some_and(|c| c.oom_kills.raised()) {
             self.state.ranks[local].out_of_memory = Some(format!(
@@ -67,7 +67,7 @@ impl PodAgent {
             self.state.log_tail = last_lines(&log);
         }
         let ranks = &mut self.state.ranks;
-        let follows = foreign && ranks.iter().any(RankStatus::in_trouble);
+        let follows = external && ranks.iter().any(RankStatus::in_trouble);
         ranks[local].end(ending, follows);
         if self.all_ended() {
             self.find_trainer_checkpoint();
@@ -101,8 +101,8 @@ impl PodAgent {
                 self.state.step = Some(record);
                 first
             }
-            Report::Committed { pin, .. } => {
-                self.state.committed = Some(pin);
+            Report::Committed { checkpoint_ref, .. } => {
+                self.state.committed = Some(checkpoint_ref);
                 true
             }
             // A controller that believes a rank is waiting would not wait for its report after a

@@ -19,9 +19,12 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let job = args
         .cluster
         .run(async |cluster| Ok(change::cancel(cluster, &args.job).await?))?;
-    let pin = job.status.and_then(|status| status.checkpoint);
-    let kept = match pin {
-        Some(pin) => format!("its newest checkpoint, {}, stays on the volume", pin.path),
+    let checkpoint_ref = job.status.and_then(|status| status.checkpoint);
+    let kept = match checkpoint_ref {
+        Some(checkpoint_ref) => format!(
+            "its newest checkpoint, {}, stays on the volume",
+            checkpoint_ref.path
+        ),
         None => "it has no checkpoint".into(),
     };
     line(format_args!("{} is being deleted; {kept}", args.job))?;

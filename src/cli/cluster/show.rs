@@ -60,9 +60,9 @@ fn text(job: &TrainingJob) -> anyhow::Result<()> {
         ))?;
     }
     match &status.checkpoint {
-        Some(pin) => line(format_args!(
+        Some(checkpoint_ref) => line(format_args!(
             "  checkpoint  {} ({} samples)",
-            pin.path, pin.samples
+            checkpoint_ref.path, checkpoint_ref.samples
         ))?,
         None => line("  checkpoint  none yet")?,
     }

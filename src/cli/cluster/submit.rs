@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 
-use super::{ClusterArgs, carry};
+use super::{ClusterArgs, recipe_source};
 use crate::api::RemainderPolicy;
 use crate::cli::output::{Format, say};
 use crate::cli::recipe_args::RecipeArgs;
@@ -187,7 +187,7 @@ fn submitted_job(
         resource: args.resource().to_owned(),
         image: args.image(),
         claim: args.claim.clone().unwrap_or_else(|| "checkpoints".into()),
-        recipe: carry::source(from, recipe, &overrides, remainder)?,
+        recipe: recipe_source::source(from, recipe, &overrides, remainder)?,
         overrides,
         remainder,
         min_nodes: args.min_nodes,

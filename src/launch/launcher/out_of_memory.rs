@@ -14,7 +14,7 @@ impl Launcher<'_> {
             .external
             .as_ref()
             .and_then(|external| external.newest.as_ref());
-        let kept = self.state.pin.is_some() || external.is_some();
+        let kept = self.state.checkpoint_ref.is_some() || external.is_some();
         self.oom_policy != OomPolicy::Exact && !kept
     }
 

@@ -55,7 +55,7 @@ impl Launcher<'_> {
             }
             Report::Step(record) => self.step(record)?,
             Report::Evaluation(record) => self.evaluation(record),
-            Report::Committed { pin, .. } => self.committed(pin.clone())?,
+            Report::Committed { checkpoint_ref, .. } => self.committed(checkpoint_ref.clone())?,
             Report::LossDetected { .. } | Report::Lost { .. } => self.in_trouble(),
             Report::Connecting
             | Report::Connected
@@ -127,8 +127,8 @@ impl Launcher<'_> {
     }
 
     /// A checkpoint counts once its launcher has recorded it.
-    fn committed(&mut self, pin: CheckpointRef) -> Result<(), LaunchError> {
-        self.state.pin = Some(pin.clone());
+    fn committed(&mut self, checkpoint_ref: CheckpointRef) -> Result<(), LaunchError> {
+        self.state.checkpoint_ref = Some(checkpoint_ref.clone());
         self.restarts_left = RESTARTS;
         self.write_state()?;
         if let Some(keep) = self.setup.spec.checkpoint.keep {
@@ -136,7 +136,12 @@ impl Launcher<'_> {
             let current = self.current.as_ref();
             let start = current.and_then(|current| current.generation.start.as_ref());
             let start = start.map(|start| run.join(&start.path));
-            let kept = checkpoint::retain_in_run(run, keep, &run.join(pin.path), start.as_deref());
+            let kept = checkpoint::retain_in_run(
+                run,
+                keep,
+                &run.join(checkpoint_ref.path),
+                start.as_deref(),
+            );
             // A surplus copy does not stop training.
             if let Err(error) = kept {
                 self.warn(error.to_string());

@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-use super::plan::MemoryEstimate;
+use super::batch_plan::MemoryEstimate;
 use crate::recipe::Spec;
 use crate::recipe::schema::spec::{BatchSchedule, Objective, Precision, Strategy};
 

@@ -249,7 +249,7 @@ page! {
     summary "resuming upstream may restore another per-device batch"
     why "A checkpoint of transformers keeps the per-device batch that it was written with. Versions \
 up to 5.1 use that one when they resume, whatever the recipe states, so a run that resumes \
-on another number of GPUs gets another global batch. Evenkeel resumes with `launch --resume`: \
+on another number of GPUs gets another global batch. Evenkeel resumes with `--resume`: \
 micro-batch and accumulation come from the plan of the new world."
     upstream "transformers 5.23.0, `trainer.py`: `train_batch_size` of the state is taken only \
 together with `auto_find_batch_size`; up to 5.1 always."

@@ -121,7 +121,9 @@ impl Line {
                 ("Lost", Tone::Alarm, vec![format!("rank {rank}: {reason}")])
             }
             Event::Draining { message } => ("Draining", Tone::Notable, vec![message.clone()]),
-            Event::DrainCancelled { message } => ("Staying", Tone::Notable, vec![message.clone()]),
+            Event::DrainCancelled { message } => {
+                ("Continuing", Tone::Notable, vec![message.clone()])
+            }
             Event::Rescaled {
                 from,
                 to,

@@ -41,7 +41,7 @@ fn add_files(from: &RecipeArgs, recipe: &Recipe, source: &mut RecipeSource) -> a
         .map(|file| (lexical(&here.join(&file.path)), file))
         .collect();
     let start = start(&here, files.keys());
-    let carried = |path: &Path| {
+    let snapshot = |path: &Path| {
         let path = lexical(&here.join(path));
         let below = path.strip_prefix(&start).unwrap_or(&path);
         let name = below
@@ -65,17 +65,17 @@ fn add_files(from: &RecipeArgs, recipe: &Recipe, source: &mut RecipeSource) -> a
         // A pipe has no path to keep.
         source.inline = text(of_recipe);
     } else {
-        source.path = Some(carried(&from.recipe)?);
+        source.path = Some(snapshot(&from.recipe)?);
         if files.len() == 1 && from.recipe.is_file() {
             source.inline = text(of_recipe);
             return Ok(());
         }
     }
     for (path, file) in &files {
-        source.files.insert(carried(path)?, file.text.clone());
+        source.files.insert(snapshot(path)?, file.text.clone());
     }
     let accelerate = from.options.accelerate.as_deref();
-    source.accelerate_path = accelerate.map(carried).transpose()?;
+    source.accelerate_path = accelerate.map(snapshot).transpose()?;
     Ok(())
 }
 
@@ -113,14 +113,14 @@ fn compare(
         .map_err(|error| anyhow!(error))?;
     let remedy = "a TrainingJob contains the files that were read; run the command in their common \
                    folder, and use relative paths without `..`";
-    let mut carried = match recipe::read(&request) {
-        Ok(carried) => carried,
+    let mut snapshot = match recipe::read(&request) {
+        Ok(snapshot) => snapshot,
         Err(error) => bail!("the recipe cannot be read from the TrainingJob: {error}; {remedy}"),
     };
     // The job stores the command separately.
     let command = &recipe.spec.trainer.command;
-    carried.spec.trainer.command.clone_from(command);
-    if carried.spec != recipe.spec {
+    snapshot.spec.trainer.command.clone_from(command);
+    if snapshot.spec != recipe.spec {
         bail!("the recipe would have another meaning in the TrainingJob; {remedy}");
     }
     Ok(())
