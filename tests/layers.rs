@@ -2,6 +2,8 @@
 //! reads every file of `src` that is not compiled for tests only, follows re-exports to the file that
 //! defines an item, and fails when an import breaks the table or closes a circle.
 
+mod source_files;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -247,23 +249,6 @@ impl Imports<'_> {
     }
 }
 
-/// The files below a directory that are not compiled for tests only.
-fn files(directory: &Path, found: &mut Vec<PathBuf>) {
-    for entry in fs::read_dir(directory).unwrap() {
-        let path = entry.unwrap().path();
-        let stem = path.file_stem().unwrap().to_string_lossy().into_owned();
-        let for_tests = ["tests", "testing", "corpus"].contains(&stem.as_str());
-        if for_tests {
-            continue;
-        }
-        if path.is_dir() {
-            files(&path, found);
-        } else if path.extension().is_some_and(|e| e == "rs") {
-            found.push(path);
-        }
-    }
-}
-
 /// The module of a file below `src`; the two roots of the crate are the empty path.
 fn module_of(relative: &Path) -> ItemPath {
     let mut module: ItemPath = relative
@@ -282,8 +267,7 @@ fn module_of(relative: &Path) -> ItemPath {
 /// Every file of `src` by its module.
 fn sources() -> BTreeMap<ItemPath, Source> {
     let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
-    let mut paths = Vec::new();
-    files(&src, &mut paths);
+    let paths = source_files::below(&src);
     let modules: BTreeSet<ItemPath> = paths
         .iter()
         .map(|path| module_of(path.strip_prefix(&src).unwrap()))

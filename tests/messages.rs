@@ -2,28 +2,14 @@
 //! file and the help of each command. A change of a text changes these snapshots, so that a reviewer
 //! reads all texts of a change together. `INSTA_UPDATE=always cargo test --test messages` writes them.
 
+mod source_files;
+
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 use proc_macro2::{Delimiter, TokenStream, TokenTree};
-
-/// The files below a directory that are not compiled for tests only.
-fn files(directory: &Path, found: &mut Vec<PathBuf>) {
-    for entry in fs::read_dir(directory).unwrap() {
-        let path = entry.unwrap().path();
-        let stem = path.file_stem().unwrap().to_string_lossy().into_owned();
-        if ["tests", "testing", "corpus", "snapshots"].contains(&stem.as_str()) {
-            continue;
-        }
-        if path.is_dir() {
-            files(&path, found);
-        } else if path.extension().is_some_and(|e| e == "rs") {
-            found.push(path);
-        }
-    }
-}
 
 /// Collects the texts of two or more words, except doc comments and code for tests.
 fn texts(tokens: TokenStream, found: &mut Vec<String>) {
@@ -77,8 +63,7 @@ fn texts(tokens: TokenStream, found: &mut Vec<String>) {
 #[test]
 fn messages_of_every_file() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let mut paths = Vec::new();
-    files(&root.join("src"), &mut paths);
+    let paths = source_files::below(&root.join("src"));
     let mut by_file = BTreeMap::new();
     for path in paths {
         let mut found = Vec::new();

@@ -1,5 +1,4 @@
-//! The agent's view of its TrainingJob, kept current by a watch. This is the only part of the agent
-//! that depends on Kubernetes.
+//! The agent's view of its TrainingJob. `follow` keeps it current.
 
 use std::time::Duration;
 

@@ -117,11 +117,11 @@ pub(crate) fn gather(
     let script = command.script.as_ref();
     // Upstream scripts named `*no_trainer` have a custom loop, which does not compare the two configs.
     let stem = script.and_then(|script| script.value.file_stem()?.to_str());
-    if let (Some(true), Some(zero)) = (
+    if let (Some(true), Some(plugin)) = (
         stem.map(|s| s.ends_with("no_trainer")),
         &mut reading.deepspeed_plugin,
     ) {
-        zero.take_file();
+        plugin.file = None;
     }
     let (path, mut root) = recipe.unwrap_or_else(|| {
         let path = script.map_or_else(|| request.path.clone(), |script| script.value.clone());

@@ -15,7 +15,7 @@ use crate::lifecycle::files;
 use crate::plan::Horizon;
 use crate::recipe::{Dialect, Recipe, Sources, Spec, ValueSources};
 use crate::samples::{Order, OrderError};
-use crate::util::durable::read_json;
+use crate::util::durable::{parse_json, read};
 
 /// Version of the files of a run directory: `run.json`, `state.json` and the generation records. A change
 /// that older files do not satisfy increases it.
@@ -82,14 +82,15 @@ impl Setup {
     /// read.
     pub fn read(run: &Path) -> Result<Setup, TrainError> {
         let path = run.join(files::RUN);
-        let Header { format } = read_json(&path)?;
+        let bytes = read(&path)?;
+        let Header { format } = parse_json(&path, &bytes)?;
         if format != FORMAT {
             return Err(TrainError::Format {
                 run: run.to_path_buf(),
                 found: format,
             });
         }
-        Ok(read_json(&path)?)
+        Ok(parse_json(&path, &bytes)?)
     }
 
     /// The model's shape; an error if an external trainer runs.

@@ -153,9 +153,17 @@ pub fn write_json(path: &Path, value: &impl Serialize) -> Result<(), FileError> 
 
 /// Reads a file of [`write_json`].
 pub fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T, FileError> {
-    let bytes =
-        std::fs::read(path).map_err(|source| FileError::from_io("read", path, 0, source))?;
-    serde_json::from_slice(&bytes).map_err(|error| FileError::Json {
+    parse_json(path, &read(path)?)
+}
+
+/// The bytes of a whole file.
+pub fn read(path: &Path) -> Result<Vec<u8>, FileError> {
+    std::fs::read(path).map_err(|source| FileError::from_io("read", path, 0, source))
+}
+
+/// Parses the bytes of a file of [`write_json`].
+pub fn parse_json<T: DeserializeOwned>(path: &Path, bytes: &[u8]) -> Result<T, FileError> {
+    serde_json::from_slice(bytes).map_err(|error| FileError::Json {
         path: path.to_path_buf(),
         error,
     })

@@ -170,8 +170,8 @@ impl Reader for Transformers {
         asked.put_into(&mut root, str::to_owned, reading);
         take_switch(&mut root, reading);
         let trainer = is_for_a_trainer(&root);
-        if !trainer && let Some(zero) = &mut reading.deepspeed_plugin {
-            zero.take_file();
+        if !trainer && let Some(plugin) = &mut reading.deepspeed_plugin {
+            plugin.file = None;
         }
         let mut native = translate(&root, asked.path, reading);
         if !trainer {

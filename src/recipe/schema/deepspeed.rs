@@ -45,10 +45,3 @@ pub struct DeepSpeedPlugin {
     /// The trainer has a DeepSpeed config of its own, which replaces this one.
     pub overruled: bool,
 }
-
-impl DeepSpeedPlugin {
-    /// Takes the file out, for the reader that compares it.
-    pub fn take_file(&mut self) -> Option<Node> {
-        self.file.take()
-    }
-}

@@ -10,7 +10,6 @@ use std::path::Path;
 
 use crate::recipe::dialects::accelerate;
 use crate::recipe::dialects::deepspeed as config;
-use crate::recipe::schema::deepspeed::DeepSpeedPlugin;
 use crate::recipe::schema::reading::Reading;
 use crate::recipe::schema::tree::Tree;
 use crate::recipe::syntax::node::Node;
@@ -38,7 +37,7 @@ pub(super) fn read(values: &Values, path: &Path, tree: &mut Tree, reading: &mut 
         if let Some(launched) = reading
             .deepspeed_plugin
             .as_mut()
-            .and_then(DeepSpeedPlugin::take_file)
+            .and_then(|plugin| plugin.file.take())
         {
             compare(&launched, values, tree, reading);
         }
