@@ -11,7 +11,7 @@ use super::output::say;
 use super::recipe_args::{RecipeArgs, RecipeOptions};
 use super::signals::Signals;
 use super::{
-    EXIT_DRAINED, EXIT_REFUSED, first_set, is_kubectl_plugin, needs, render, report, unread,
+    EXIT_DRAINED, EXIT_REFUSED, first_set, is_kubectl_plugin, needs, refuse_unread, render, report,
 };
 use crate::data::Phase;
 use crate::export;
@@ -126,10 +126,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     };
     let mut recipe = match read(&args, &from) {
         Ok(recipe) => recipe,
-        Err(error) => {
-            render::print(&error.diagnostics, &error.sources);
-            return Ok(ExitCode::from(unread(&error)));
-        }
+        Err(error) => return Ok(refuse_unread(&error)),
     };
     if args.recipe.is_none() {
         recipe.spec.trainer.command =

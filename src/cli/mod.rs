@@ -152,6 +152,12 @@ fn needs(flag: Option<&str>, needed: &str) -> anyhow::Result<()> {
     }
 }
 
+/// Prints why a recipe was not read, and returns the exit code.
+fn refuse_unread(error: &ReadError) -> ExitCode {
+    render::print(&error.diagnostics, &error.sources);
+    ExitCode::from(unread(error))
+}
+
 /// Exit code for a recipe that was not read: 2 if a file cannot be read at all, 1 if a rule refuses it.
 fn unread(error: &ReadError) -> u8 {
     if error.is_unreadable() {

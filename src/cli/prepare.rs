@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, anyhow};
 
-use super::{EXIT_REFUSED, render, unread};
+use super::{EXIT_REFUSED, refuse_unread, render};
 use crate::api::RemainderPolicy;
 use crate::api::status::RecipeSnapshot;
 use crate::data::DataError;
@@ -86,10 +86,7 @@ fn prepare_run(args: Args) -> anyhow::Result<ExitCode> {
         .map_err(|error| anyhow!(error))?;
     let recipe = match recipe::read(&request) {
         Ok(recipe) => recipe,
-        Err(error) => {
-            render::print(&error.diagnostics, &error.sources);
-            return Ok(ExitCode::from(unread(&error)));
-        }
+        Err(error) => return Ok(refuse_unread(&error)),
     };
     let planned = match prepare::plan(&recipe, args.procs, Reached::default(), args.rank_memory) {
         Ok(planned) => planned,

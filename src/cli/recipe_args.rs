@@ -1,9 +1,7 @@
 //! The common arguments of `plan`, `check` and `launch`: the recipe and the world.
 
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 
-use super::{render, unread};
 use crate::recipe::{self, Dialect, Origin, ReadError, Recipe, Request, Setting};
 
 /// One recipe with its flags and overrides.
@@ -27,14 +25,6 @@ impl RecipeArgs {
     /// Reads the recipe with all command-line settings.
     pub fn read(&self) -> Result<Recipe, ReadError> {
         self.options.read(&self.recipe, &self.overrides)
-    }
-
-    /// As [`Self::read`], but prints an error and returns the exit code.
-    pub fn read_or_say(&self) -> Result<Recipe, ExitCode> {
-        self.read().map_err(|error| {
-            render::print(&error.diagnostics, &error.sources);
-            ExitCode::from(unread(&error))
-        })
     }
 }
 

@@ -64,85 +64,59 @@ pub fn observe(status: &mut TrainingJobStatus, generation: Option<i64>) {
 /// Writes the conditions that follow from the phase; `refused`: the API server's answer to the job's
 /// objects, if it refuses them; `problem`: why an agent cannot start ranks. Planning sets `Planned`.
 pub fn of_phase(status: &mut TrainingJobStatus, refused: Option<&str>, problem: Option<&Problem>) {
+    use ConditionType as Type;
     let phase = status.phase;
     let message = status.message.clone();
-    let over = matches!(phase, Phase::Complete | Phase::Failed);
-    let (running, ready) = match phase {
-        Phase::Pending => (Reason::NotPlanned, Reason::NotPlanned),
-        Phase::Placing if status.pod_failures.is_some() => {
-            (Reason::Placing, Reason::PodsEndedEarly)
-        }
-        Phase::Placing => (Reason::Placing, Reason::Placing),
-        Phase::Running => (Reason::Training, Reason::Training),
-        Phase::Draining => (Reason::Draining, Reason::Draining),
-        Phase::Waiting => (Reason::InsufficientCapacity, Reason::InsufficientCapacity),
-        Phase::Suspended => (Reason::Suspended, Reason::Suspended),
-        Phase::Complete => (Reason::BudgetReached, Reason::BudgetReached),
-        Phase::Failed => (Reason::Failed, Reason::Failed),
+    let reason = match phase {
+        Phase::Pending => Reason::NotPlanned,
+        Phase::Placing => Reason::Placing,
+        Phase::Running => Reason::Training,
+        Phase::Draining => Reason::Draining,
+        Phase::Waiting => Reason::InsufficientCapacity,
+        Phase::Suspended => Reason::Suspended,
+        Phase::Complete => Reason::BudgetReached,
+        Phase::Failed => Reason::Failed,
     };
-    let rescales = status.rescale_since.is_some()
-        && status.generation.is_some()
-        && !matches!(phase, Phase::Pending | Phase::Suspended)
-        && !over;
-    let rescaling = match phase {
-        Phase::Running if rescales => Reason::Recovering,
-        _ => running,
+    let (running, suspended) = (phase == Phase::Running, phase == Phase::Suspended);
+    let (complete, failed) = (phase == Phase::Complete, phase == Phase::Failed);
+    let active = !(suspended || complete || failed || phase == Phase::Pending);
+    let has_pods = running || phase == Phase::Draining;
+    let (ready, ready_reason, ready_message) = if let Some(refused) = refused.filter(|_| active) {
+        (has_pods, Reason::Refused, refused)
+    } else if let Some(problem) = problem.filter(|_| has_pods) {
+        let reason = Reason::of_problem(Type::PodsReady, false, &problem.reason);
+        (false, reason, problem.message.as_str())
+    } else if phase == Phase::Placing && status.pod_failures.is_some() {
+        (false, Reason::PodsEndedEarly, message.as_str())
+    } else {
+        (has_pods, reason, message.as_str())
     };
-    let has_pods = matches!(phase, Phase::Running | Phase::Draining);
-    match refused.filter(|_| !over && !matches!(phase, Phase::Pending | Phase::Suspended)) {
-        Some(refused) => set(
-            status,
-            ConditionType::PodsReady,
-            has_pods,
-            Reason::Refused,
-            refused,
-        ),
-        None => {
-            let kind = ConditionType::PodsReady;
-            let problem = problem.filter(|_| has_pods);
-            match problem {
-                Some(problem) => {
-                    let reason = Reason::of_problem(kind, false, &problem.reason);
-                    set(status, kind, false, reason, &problem.message);
-                }
-                None => set(status, kind, has_pods, ready, &message),
-            }
-        }
-    }
-    let trains = phase == Phase::Running;
-    set(status, ConditionType::Running, trains, running, &message);
-    set(
-        status,
-        ConditionType::Rescaling,
-        rescales,
-        rescaling,
-        &message,
-    );
-    let (suspended, reason) = match phase {
-        Phase::Suspended => (true, Reason::Suspended),
-        _ => (false, Reason::NotSuspended),
+    let rescales = active && status.rescale_since.is_some() && status.generation.is_some();
+    let rescale_reason = if rescales && running {
+        Reason::Recovering
+    } else {
+        reason
     };
-    set(
-        status,
-        ConditionType::Suspended,
-        suspended,
-        reason,
-        &message,
-    );
-    let (complete, failed) = match phase {
-        Phase::Complete => (Reason::BudgetReached, Reason::BudgetReached),
-        Phase::Failed => (Reason::Failed, failure(status, problem)),
+    let suspend_reason = if suspended {
+        Reason::Suspended
+    } else {
+        Reason::NotSuspended
+    };
+    let (complete_reason, failed_reason) = match phase {
+        Phase::Complete => (reason, reason),
+        Phase::Failed => (reason, failure(status, problem)),
         _ => (Reason::NotFinished, Reason::NotFinished),
     };
-    let (is_complete, is_failed) = (phase == Phase::Complete, phase == Phase::Failed);
-    set(
-        status,
-        ConditionType::Complete,
-        is_complete,
-        complete,
-        &message,
-    );
-    set(status, ConditionType::Failed, is_failed, failed, &message);
+    set(status, Type::PodsReady, ready, ready_reason, ready_message);
+    for (kind, holds, reason) in [
+        (Type::Running, running, reason),
+        (Type::Rescaling, rescales, rescale_reason),
+        (Type::Suspended, suspended, suspend_reason),
+        (Type::Complete, complete, complete_reason),
+        (Type::Failed, failed, failed_reason),
+    ] {
+        set(status, kind, holds, reason, &message);
+    }
     status.phase = Phase::of(&status.conditions);
 }
 

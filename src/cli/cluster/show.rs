@@ -72,7 +72,7 @@ fn text(job: &TrainingJob) -> anyhow::Result<()> {
     ))?;
     if !status.history.is_empty() {
         // An external trainer does not report samples.
-        let external = !spec.trainer.command.is_empty() || status.external_checkpoint.is_some();
+        let external = !status.command(spec).is_empty();
         let mut table = Table::new([
             "generation",
             "nodes",
