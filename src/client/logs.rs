@@ -31,7 +31,8 @@ pub(super) async fn read(
     let wanted = LogParams {
         container: Some("trainer".into()),
         follow,
-        since_time: since,
+        // kube rounds to the nearest second, which would skip lines of the first half second.
+        since_time: since.map(whole_second),
         timestamps: true,
         ..LogParams::default()
     };
@@ -39,6 +40,11 @@ pub(super) async fn read(
     Ok(log
         .lines()
         .filter_map(|line| async move { parse_line(&line.ok()?) }))
+}
+
+/// The time without its fraction of a second.
+fn whole_second(time: Timestamp) -> Timestamp {
+    Timestamp::from_second(time.as_second()).unwrap_or(time)
 }
 
 fn parse_line(line: &str) -> Option<LogLine> {
@@ -141,6 +147,12 @@ fn missing_pod(cluster: &Cluster, pod: &str, error: kube::Error) -> ClientError 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_log_begins_no_later_than_asked() {
+        let asked: Timestamp = "2026-01-01T00:00:07.9Z".parse().unwrap();
+        assert_eq!(whole_second(asked).to_string(), "2026-01-01T00:00:07Z");
+    }
 
     #[test]
     fn log_lines_of_other_programs_have_no_event() {
