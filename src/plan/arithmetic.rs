@@ -1,22 +1,38 @@
-//! Divisors and multiples. Batches are at most 2^32 samples (the recipe's limits), so trial
-//! division is fast enough.
+//! Divisors and multiples. Batches are at most 2^32 samples (the recipe's limits), so trial division up
+//! to the square root of what is left takes at most 2^15 steps.
 
 /// All divisors of `n`, ascending; `n` is at least 1.
 pub fn divisors(n: u64) -> Vec<u64> {
-    let mut small = Vec::new();
-    let mut large = Vec::new();
-    let mut d = 1;
-    while d <= n / d {
-        if n.is_multiple_of(d) {
-            small.push(d);
-            if d != n / d {
-                large.push(n / d);
-            }
+    let mut divisors = vec![1];
+    for (prime, exponent) in prime_factors(n) {
+        let without = divisors.len();
+        for previous in 0..without * exponent {
+            divisors.push(divisors[previous] * prime);
         }
-        d += 1;
     }
-    small.extend(large.into_iter().rev());
-    small
+    divisors.sort_unstable();
+    divisors
+}
+
+/// The prime factors of `n` with their exponents, ascending.
+fn prime_factors(mut n: u64) -> Vec<(u64, usize)> {
+    let mut factors = Vec::new();
+    let mut factor = 2;
+    while factor <= n / factor {
+        let mut exponent = 0;
+        while n.is_multiple_of(factor) {
+            n /= factor;
+            exponent += 1;
+        }
+        if exponent > 0 {
+            factors.push((factor, exponent));
+        }
+        factor += if factor == 2 { 1 } else { 2 };
+    }
+    if n > 1 {
+        factors.push((n, 1));
+    }
+    factors
 }
 
 /// The greatest common divisor.
@@ -47,6 +63,7 @@ mod tests {
             assert_eq!(divisors(n), slow);
         }
         assert_eq!(divisors(1 << 32).len(), 33);
+        assert_eq!(divisors(4_294_967_291), [1, 4_294_967_291], "a prime");
     }
 
     #[test]

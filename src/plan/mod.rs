@@ -25,6 +25,6 @@ pub use draft::{Draft, MAX_BATCH, MOST_GPUS, global_batch};
 pub use held_out::held_out;
 pub use horizon::{Horizon, horizon};
 pub use oom_policy::{OomPolicy, OomStep};
-pub use planner::{Examined, Refused, default_world, examine, plan};
+pub use planner::{Examined, Refused, default_world, examine, may_split, plan};
 pub use request::{Devices, Flaw, PlanRequest, Reached, Trainer};
 pub use start::{Start, start, starter};

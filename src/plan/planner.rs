@@ -1,9 +1,11 @@
 //! From a recipe and a world to a plan, or to all errors in them.
 
+use super::arithmetic::gcd;
 use super::batch_plan::Plan;
-use super::draft::Draft;
+use super::draft::{self, Draft, global_batch};
 use super::request::PlanRequest;
 use super::rules;
+use crate::recipe::schema::spec::Remainder;
 use crate::recipe::syntax::diagnostic;
 use crate::recipe::{Diagnostic, Recipe, Severity, Spec};
 
@@ -39,6 +41,25 @@ impl Refused {
 /// The plan depends only on its arguments: the same recipe and request give the same plan.
 pub fn plan(recipe: &Recipe, request: &PlanRequest) -> Result<Plan, Refused> {
     examine(recipe, request).finish()
+}
+
+/// Whether the requested world may have a split of the batch. It costs one division, where [`plan`] derives
+/// every number and runs every rule: if this is false, `plan` refuses the world.
+pub fn may_split(recipe: &Recipe, request: &PlanRequest) -> bool {
+    let spec = &recipe.spec;
+    let Some(ranks) = draft::ranks(request.gpus, &spec.parallel) else {
+        return false;
+    };
+    // DeepSpeed's elasticity derives a batch for each world.
+    let Some(global) = request.global_batch_size.or_else(|| global_batch(spec)) else {
+        return true;
+    };
+    let current = request.current_batch.filter(|&batch| batch > 0);
+    let current = current.unwrap_or(global);
+    match spec.batch.remainder {
+        Remainder::Exact => gcd(global, current).is_multiple_of(ranks),
+        Remainder::Uneven => ranks <= global.min(current),
+    }
 }
 
 /// Derives the numbers of a recipe and runs every rule.
@@ -79,7 +100,7 @@ impl Examined {
 /// The world of a recipe when the request states none: the one that it was written for, else the smallest
 /// that it allows.
 pub fn default_world(spec: &Spec) -> u64 {
-    let axes = super::draft::model_parallel(&spec.parallel).unwrap_or(1);
+    let axes = draft::model_parallel(&spec.parallel).unwrap_or(1);
     spec.batch
         .gpus
         .unwrap_or_else(|| spec.elasticity.min.unwrap_or(1).max(axes))

@@ -168,13 +168,14 @@ impl<'a> Splitter<'a> {
 
     /// The largest divisor within the cap that `suits` and fits. The smallest, 1, always suits.
     fn largest(&self, ranks: u64, suits: impl Fn(u64) -> bool) -> u64 {
-        let mut suitable = self.divisors.iter().rev().copied().filter(|&d| suits(d));
-        let within = |most: u64| move |per_device_batch_size: &u64| *per_device_batch_size <= most;
-        suitable
-            .clone()
-            .filter(within(self.cap.most))
+        let suitable = |most: u64| {
+            let within = self.divisors.partition_point(|&divisor| divisor <= most);
+            let descending = self.divisors[..within].iter().rev().copied();
+            descending.filter(|&divisor| suits(divisor))
+        };
+        suitable(self.cap.most)
             .find(|&per_device_batch_size| (self.fits)(ranks, per_device_batch_size))
-            .or_else(|| suitable.find(within(self.cap.otherwise.min(self.cap.most))))
+            .or_else(|| suitable(self.cap.otherwise.min(self.cap.most)).next())
             .unwrap_or(1)
     }
 

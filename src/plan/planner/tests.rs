@@ -355,6 +355,7 @@ proptest! {
         };
         match plan(&recipe, &request) {
             Ok(plan) => {
+                prop_assert!(may_split(&recipe, &request));
                 let batch = plan.global_batch_size;
                 let dealt: u64 = plan.deal(batch).iter().sum();
                 prop_assert_eq!(dealt * plan.per_device_batch_size, batch);
@@ -383,5 +384,6 @@ proptest! {
         let listed = examined.draft.outline.feasible_gpu_counts.contains(&world);
         prop_assert_eq!(listed, world % tensor == 0 && global % (world / tensor) == 0);
         prop_assert_eq!(listed, examined.finish().is_ok());
+        prop_assert_eq!(listed, may_split(&recipe, &PlanRequest::gpus(world)));
     }
 }

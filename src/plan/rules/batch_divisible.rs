@@ -2,6 +2,7 @@
 
 use super::uneven_dealing::only_another_trainer;
 use super::{Case, Check, Example, Findings, Rule};
+use crate::plan::arithmetic::divisors;
 use crate::plan::split::{Cap, Splitter};
 use crate::recipe::Severity;
 use crate::recipe::schema::spec::{Division, EvaluationDivision};
@@ -48,10 +49,9 @@ fn check_passes(case: &Case<'_>, findings: &mut Findings<'_>) {
         return;
     }
     let share = global / ranks;
-    let smaller = (1..passes)
-        .rev()
-        .find(|passes| share.is_multiple_of(*passes));
-    let set = case.set("batch.accumulation", &smaller.unwrap_or(1).to_string());
+    let shares = divisors(share);
+    let smaller = shares.iter().rfind(|&&smaller| smaller < passes);
+    let set = case.set("batch.accumulation", &smaller.unwrap_or(&1).to_string());
     let mut help = format!("set {set}");
     if share < passes && case.spec().evaluation.division == EvaluationDivision::Passes {
         help += &format!(

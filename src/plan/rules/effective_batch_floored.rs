@@ -1,6 +1,7 @@
 //! `effective-batch-floored`: upstream trains on fewer samples a step than the recipe states.
 
 use super::{Case, Check, Example, Findings, Rule};
+use crate::plan::arithmetic::divisors;
 use crate::recipe::Severity;
 use crate::recipe::schema::spec::Division;
 
@@ -46,11 +47,12 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
     let on = case.count(ranks);
     let formula = format!("⌊⌊{global} / {passes}⌋ / {ranks}⌋ = {per_device_batch_size}");
     let paths = ["batch.global", "batch.accumulation"];
-    let exact: Vec<String> = (1..=global / passes)
-        .filter(|ranks| global.is_multiple_of(ranks * passes))
-        .take(8)
-        .map(|ranks| ranks.to_string())
-        .collect();
+    let exact = if global.is_multiple_of(passes) {
+        divisors(global / passes)
+    } else {
+        Vec::new()
+    };
+    let exact: Vec<String> = exact.iter().take(8).map(u64::to_string).collect();
     let counts = match exact.as_slice() {
         [] => String::new(),
         [one] => format!("{one} GPU drops no sample; "),

@@ -1,6 +1,7 @@
 //! `eval-batch-divisible`: evaluation batches hold whole groups of generations.
 
 use super::{Case, Check, Example, Findings, Rule};
+use crate::plan::arithmetic::gcd;
 use crate::recipe::Severity;
 use crate::recipe::schema::spec::{EvaluationDivision, Remainder};
 use crate::util::format::count;
@@ -107,9 +108,7 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
     if product.is_multiple_of(u128::from(group)) {
         return;
     }
-    let fits = (1..=group)
-        .find(|m| (m * ranks).is_multiple_of(group))
-        .unwrap_or(group);
+    let fits = group / gcd(ranks, group);
     findings.at(
         &[
             "evaluation.per_device_batch_size",
