@@ -6,7 +6,9 @@ use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::api::{Api, ListParams};
 
 use super::{ClientError, Cluster};
-use crate::inventory::kubernetes::{ResourceRequest, allocatable, devices, free_slots, open};
+use crate::inventory::kubernetes::{
+    HeldDevices, ResourceRequest, allocatable, devices, free_slots, open,
+};
 
 /// Free devices of one resource, in slots.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -54,15 +56,19 @@ pub async fn free(
         resource: resource.to_owned(),
         per_slot: per_node.into(),
         node_selector: BTreeMap::new(),
+        node_affinity: None,
         tolerations: Vec::new(),
     };
-    let slots =
-        |held: &BTreeMap<String, u64>| free_slots(nodes.iter(), held, &[], &resource_request);
+    let none = BTreeMap::new();
+    let slots = |all: &BTreeMap<String, u64>| {
+        let held = HeldDevices { all, own: &none };
+        free_slots(nodes.iter(), &held, &[], &resource_request, |_| false)
+    };
     Ok(Free {
         resource: resource.to_owned(),
         per_node,
         free: slots(&held),
-        all: slots(&BTreeMap::new()),
+        all: slots(&none),
     })
 }
 

@@ -1,11 +1,13 @@
 //! Capacity of a cluster's nodes: free devices for a job, and whether a node keeps its pods.
 //!
 //! All functions are pure and use objects of the API server. This module does not know jobs: its input is the
-//! pods that hold devices, and reservations for slots without a pod.
+//! devices that pods hold, and reservations for pods that are on no node yet.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use k8s_openapi::api::core::v1::{Node, Pod, Taint, Toleration};
+use k8s_openapi::api::core::v1::{
+    Node, NodeSelector, NodeSelectorRequirement, Pod, Taint, Toleration,
+};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 /// A job's resource request to a node.
@@ -16,6 +18,8 @@ pub struct ResourceRequest {
     pub per_slot: u64,
     /// Labels that its nodes must have.
     pub node_selector: BTreeMap<String, String>,
+    /// Required node affinity.
+    pub node_affinity: Option<NodeSelector>,
     /// Taints that its pods tolerate.
     pub tolerations: Vec<Toleration>,
 }
@@ -151,55 +155,157 @@ fn count(quantity: &Quantity) -> u64 {
     }
 }
 
-/// Number of a job's slots that fit beside everything that already holds devices.
+impl ResourceRequest {
+    /// Whether a new pod with this request can be placed on the node.
+    pub fn matches(&self, node: &Node) -> bool {
+        standing(node, &self.tolerations) == Standing::Open && self.selects(node)
+    }
+
+    /// Whether the node has the labels that selector and affinity require.
+    fn selects(&self, node: &Node) -> bool {
+        let none = BTreeMap::new();
+        let labels = node.metadata.labels.as_ref().unwrap_or(&none);
+        let selector = &self.node_selector;
+        let selected = selector
+            .iter()
+            .all(|(key, value)| labels.get(key) == Some(value));
+        selected
+            && self
+                .node_affinity
+                .as_ref()
+                .is_none_or(|affinity| satisfies(node, labels, affinity))
+    }
+}
+
+/// As in the scheduler (`component-helpers/scheduling/corev1/nodeaffinity`): one of the terms holds, and a
+/// term without requirements never does.
+fn satisfies(node: &Node, labels: &BTreeMap<String, String>, affinity: &NodeSelector) -> bool {
+    affinity.node_selector_terms.iter().any(|term| {
+        let expressions = term.match_expressions.as_deref().unwrap_or_default();
+        let fields = term.match_fields.as_deref().unwrap_or_default();
+        let label = |key: &str| labels.get(key).map(String::as_str);
+        // The only field that Kubernetes allows here.
+        let field = |key: &str| {
+            let name = node.metadata.name.as_deref();
+            name.filter(|_| key == "metadata.name")
+        };
+        !(expressions.is_empty() && fields.is_empty())
+            && expressions
+                .iter()
+                .all(|wanted| holds(wanted, label(&wanted.key)))
+            && fields
+                .iter()
+                .all(|wanted| holds(wanted, field(&wanted.key)))
+    })
+}
+
+fn holds(wanted: &NodeSelectorRequirement, value: Option<&str>) -> bool {
+    let values = wanted.values.as_deref().unwrap_or_default();
+    let among = |value: &str| values.iter().any(|wanted| wanted == value);
+    let numbers = || {
+        let value: i64 = value?.parse().ok()?;
+        let limit: i64 = values.first()?.parse().ok()?;
+        Some((value, limit))
+    };
+    match wanted.operator.as_str() {
+        "In" => value.is_some_and(among),
+        "NotIn" => !value.is_some_and(among),
+        "Exists" => value.is_some(),
+        "DoesNotExist" => value.is_none(),
+        "Gt" => numbers().is_some_and(|(value, limit)| value > limit),
+        "Lt" => numbers().is_some_and(|(value, limit)| value < limit),
+        _ => false,
+    }
+}
+
+/// Devices that pods hold, by node.
+pub struct HeldDevices<'a> {
+    /// Devices of all pods.
+    pub all: &'a BTreeMap<String, u64>,
+    /// Devices of the job's own pods, which are part of `all`.
+    pub own: &'a BTreeMap<String, u64>,
+}
+
+/// Pods of another job that are on no node yet.
+pub struct ReservedPods<'a> {
+    pub request: &'a ResourceRequest,
+    /// Number of pods.
+    pub count: usize,
+}
+
+/// Devices of a node for one job.
+struct Offer<'a> {
+    node: &'a Node,
+    /// Whether the job's pods can be placed on the node.
+    usable: bool,
+    /// Devices that no pod holds.
+    free: u64,
+    /// Devices that the job's own pods hold.
+    own: u64,
+}
+
+/// Number of a job's slots that fit: on free devices of matching nodes, and on those that its own pods hold.
 ///
-/// `held`: devices held on each node, without the job's own pods that can stay. `reserved`: reservations of
-/// other jobs that are on no node yet, each a number of devices.
+/// Reservations are subtracted from free devices only. What the job holds depends on its own pods and on the
+/// node alone, so no other job can change it. `avoid`: nodes whose free devices do not count.
 pub fn free_slots<'a>(
     nodes: impl Iterator<Item = &'a Node>,
-    held: &BTreeMap<String, u64>,
-    reserved: &[u64],
+    held: &HeldDevices<'_>,
+    reserved: &[ReservedPods<'_>],
     request: &ResourceRequest,
+    avoid: impl Fn(&str) -> bool,
 ) -> u32 {
-    // Number of nodes by free devices.
-    let mut free: BTreeMap<u64, u64> = BTreeMap::new();
-    let open = nodes
-        .filter(|node| {
-            standing(node, &request.tolerations) == Standing::Open && selected(node, request)
-        })
+    let devices_on = |map: &BTreeMap<String, u64>, name: &str| map.get(name).copied().unwrap_or(0);
+    let mut offers: Vec<Offer<'_>> = nodes
         .map(|node| {
-            let all = allocatable(node, &request.resource);
             let name = node.metadata.name.as_deref().unwrap_or("");
-            all.saturating_sub(held.get(name).copied().unwrap_or(0))
-        });
-    for devices in open {
-        *free.entry(devices).or_default() += 1;
-    }
-    // A reservation takes the node with the fewest free devices that suffice, which the scheduler may not do.
-    // That leaves this job the most, and a pod that stays pending corrects it.
-    for needed in reserved {
-        let Some((&devices, nodes)) = free.range_mut(needed..).find(|(_, nodes)| **nodes > 0)
-        else {
-            continue;
-        };
-        *nodes -= 1;
-        *free.entry(devices - needed).or_default() += 1;
+            let all = allocatable(node, &request.resource);
+            let free = if avoid(name) {
+                0
+            } else {
+                all.saturating_sub(devices_on(held.all, name))
+            };
+            Offer {
+                node,
+                usable: request.matches(node),
+                free,
+                own: devices_on(held.own, name).min(all),
+            }
+        })
+        .collect();
+    for pods in reserved {
+        reserve(&mut offers, pods);
     }
     let per_slot = request.per_slot.max(1);
-    let slots: u64 = free
+    let slots: u64 = offers
         .iter()
-        .map(|(devices, nodes)| devices / per_slot * nodes)
+        .filter(|offer| offer.usable)
+        .map(|offer| (offer.own + offer.free) / per_slot)
         .sum();
     u32::try_from(slots).unwrap_or(u32::MAX)
 }
 
-fn selected(node: &Node, request: &ResourceRequest) -> bool {
-    let labels = node.metadata.labels.as_ref();
-    request.node_selector.iter().all(|(key, value)| {
-        labels
-            .and_then(|labels| labels.get(key))
-            .is_some_and(|has| has == value)
-    })
+/// Subtracts reserved pods from the free devices of nodes on which they can be placed. A pod takes a node
+/// that the job cannot use, else the node with the fewest free devices that suffice, which the scheduler may
+/// not do. That leaves the job the most, and a pod that stays pending corrects it.
+fn reserve(offers: &mut [Offer<'_>], pods: &ReservedPods<'_>) {
+    let needed = pods.request.per_slot.max(1);
+    let fits = |offer: &Offer<'_>| offer.free >= needed && pods.request.matches(offer.node);
+    let mut order: BTreeSet<(bool, u64, usize)> = offers
+        .iter()
+        .enumerate()
+        .filter(|(_, offer)| fits(offer))
+        .map(|(at, offer)| (offer.usable, offer.free, at))
+        .collect();
+    for _ in 0..pods.count {
+        let Some((usable, free, at)) = order.pop_first() else {
+            return;
+        };
+        offers[at].free -= needed;
+        if free - needed >= needed {
+            order.insert((usable, free - needed, at));
+        }
+    }
 }
 
 #[cfg(test)]
@@ -226,8 +332,34 @@ mod tests {
             resource: "nvidia.com/gpu".into(),
             per_slot,
             node_selector: BTreeMap::new(),
+            node_affinity: None,
             tolerations: Vec::new(),
         }
+    }
+
+    /// Slots of a job without pods.
+    fn slots(
+        nodes: &[Node],
+        all: &BTreeMap<String, u64>,
+        reserved: &[(&ResourceRequest, usize)],
+        request: &ResourceRequest,
+    ) -> u32 {
+        slots_beside_own(nodes, all, &BTreeMap::new(), reserved, request)
+    }
+
+    fn slots_beside_own(
+        nodes: &[Node],
+        all: &BTreeMap<String, u64>,
+        own: &BTreeMap<String, u64>,
+        reserved: &[(&ResourceRequest, usize)],
+        request: &ResourceRequest,
+    ) -> u32 {
+        let reserved: Vec<ReservedPods<'_>> = reserved
+            .iter()
+            .map(|&(request, count)| ReservedPods { request, count })
+            .collect();
+        let held = HeldDevices { all, own };
+        free_slots(nodes.iter(), &held, &reserved, request, |_| false)
     }
 
     #[test]
@@ -247,26 +379,83 @@ mod tests {
             ),
         ];
         let held = BTreeMap::from([("a".to_string(), 3)]);
-        assert_eq!(free_slots(nodes.iter(), &held, &[], &request(1)), 5 + 7);
-        assert_eq!(free_slots(nodes.iter(), &held, &[], &request(4)), 1 + 1);
+        assert_eq!(slots(&nodes, &held, &[], &request(1)), 5 + 7);
+        assert_eq!(slots(&nodes, &held, &[], &request(4)), 1 + 1);
         let mut tolerant = request(4);
         tolerant.tolerations = vec![Toleration {
             key: Some("x".into()),
             operator: Some("Exists".into()),
             ..Toleration::default()
         }];
-        assert_eq!(free_slots(nodes.iter(), &held, &[], &tolerant), 1 + 2 + 1);
+        assert_eq!(slots(&nodes, &held, &[], &tolerant), 1 + 2 + 1);
         tolerant.node_selector = BTreeMap::from([("pool".into(), "b".into())]);
-        assert_eq!(free_slots(nodes.iter(), &held, &[], &tolerant), 0);
+        assert_eq!(slots(&nodes, &held, &[], &tolerant), 0);
     }
 
     #[test]
     fn reserved_devices_are_not_counted_twice() {
         let nodes = [node("a", "4", json!({})), node("b", "2", json!({}))];
         let none = BTreeMap::new();
-        assert_eq!(free_slots(nodes.iter(), &none, &[2], &request(2)), 2);
-        assert_eq!(free_slots(nodes.iter(), &none, &[2], &request(4)), 1);
-        assert_eq!(free_slots(nodes.iter(), &none, &[2, 4], &request(1)), 0);
+        let (two, four) = (request(2), request(4));
+        assert_eq!(slots(&nodes, &none, &[(&two, 1)], &request(2)), 2);
+        assert_eq!(slots(&nodes, &none, &[(&two, 1)], &request(4)), 1);
+        let both = [(&two, 1), (&four, 1)];
+        assert_eq!(slots(&nodes, &none, &both, &request(1)), 0);
+    }
+
+    #[test]
+    fn reservations_leave_held_devices_alone() {
+        let nodes = [node("a", "4", json!({})), node("b", "4", json!({}))];
+        let own = BTreeMap::from([("a".to_string(), 4)]);
+        let reserved = request(4);
+        let beside = |all| slots_beside_own(&nodes, all, &own, &[(&reserved, 9)], &request(4));
+        assert_eq!(beside(&own), 1, "the free node is reserved");
+        // A pod that names its node bypasses the scheduler; the kubelet refuses it.
+        let twice = BTreeMap::from([("a".to_string(), 8), ("b".to_string(), 4)]);
+        assert_eq!(beside(&twice), 1);
+        let fewer = [node("a", "3", json!({}))];
+        assert_eq!(slots_beside_own(&fewer, &own, &own, &[], &request(4)), 0);
+    }
+
+    #[test]
+    fn reservations_count_only_on_nodes_that_match() {
+        let mut nodes = [node("a", "4", json!({})), node("b", "4", json!({}))];
+        nodes[1].metadata.labels = Some([("pool".to_string(), "b".to_string())].into());
+        let none = BTreeMap::new();
+        let mut elsewhere = request(4);
+        elsewhere.node_selector = [("pool".to_string(), "c".to_string())].into();
+        assert_eq!(slots(&nodes, &none, &[(&elsewhere, 2)], &request(4)), 2);
+        elsewhere.node_selector = [("pool".to_string(), "b".to_string())].into();
+        assert_eq!(slots(&nodes, &none, &[(&elsewhere, 2)], &request(4)), 1);
+        let mut other = request(4);
+        other.node_selector = [("pool".to_string(), "a".to_string())].into();
+        let anywhere = request(4);
+        assert_eq!(slots(&nodes, &none, &[(&anywhere, 1)], &other), 1);
+    }
+
+    #[test]
+    fn node_affinity_is_evaluated_as_in_the_scheduler() {
+        let mut node = node("a", "4", json!({}));
+        node.metadata.labels = Some([("size".to_string(), "8".to_string())].into());
+        let selects = |terms: serde_json::Value| {
+            let mut request = request(4);
+            let affinity = json!({"nodeSelectorTerms": terms});
+            request.node_affinity = Some(serde_json::from_value(affinity).unwrap());
+            request.matches(&node)
+        };
+        let label = |operator: &str, values: serde_json::Value| json!([{"matchExpressions": [{"key": "size", "operator": operator, "values": values}]}]);
+        assert!(selects(label("In", json!(["4", "8"]))));
+        assert!(!selects(label("In", json!(["4"]))));
+        assert!(!selects(label("NotIn", json!(["8"]))));
+        assert!(selects(label("Exists", json!(null))));
+        assert!(!selects(label("DoesNotExist", json!(null))));
+        assert!(selects(label("Gt", json!(["7"]))));
+        assert!(!selects(label("Lt", json!(["8"]))));
+        let named = |name: &str| json!([{"matchFields": [{"key": "metadata.name", "operator": "In", "values": [name]}]}]);
+        assert!(selects(named("a")));
+        assert!(!selects(named("b")));
+        assert!(!selects(json!([{}])), "an empty term matches no node");
+        assert!(selects(json!([{}, named("a")[0]])));
     }
 
     #[test]

@@ -146,7 +146,7 @@ pub async fn pods(
     stream::iter(unwanted.cloned().collect::<Vec<_>>())
         .map(|pod| {
             let api = api.clone();
-            let suspect = |node: &str| lock(&context.reservations).suspects_node(node);
+            let suspect = |node: &str| lock(&context.suspects).contains(&namespace, node);
             let dead = cluster.needs_forced_deletion(&pod, suspect);
             async move { delete(&api, &pod, dead).await }
         })

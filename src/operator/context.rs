@@ -16,6 +16,7 @@ use super::stores::{self, Stores};
 use crate::api::TrainingJob;
 use crate::operator::outcome::fraction;
 use crate::operator::reservations::Reservations;
+use crate::operator::suspects::Suspects;
 use crate::telemetry::now;
 use crate::util::lock::lock;
 
@@ -43,6 +44,8 @@ pub struct Context {
     pub leases: Leases,
     /// Devices reserved for the jobs' pods.
     pub reservations: Mutex<Reservations>,
+    /// Nodes with unresponsive pods.
+    pub suspects: Mutex<Suspects>,
     pub recorder: Recorder,
     /// The controller's image, for pods whose image does not contain this program.
     pub image: Option<String>,
@@ -246,8 +249,9 @@ impl Context {
     pub fn restore_reservations(&self) {
         self.restored.call_once(|| {
             let mut reservations = lock(&self.reservations);
+            let pod_index = self.stores.pod_index();
             for job in self.known.state() {
-                reservations.restore(&job);
+                reservations.restore(&job, &pod_index, Instant::now());
             }
         });
     }

@@ -115,6 +115,7 @@ async fn control(
         known,
         leases: Default::default(),
         reservations: Default::default(),
+        suspects: Default::default(),
         job_cache: Default::default(),
         newest: Default::default(),
         restored: std::sync::Once::new(),

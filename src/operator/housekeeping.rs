@@ -1,6 +1,5 @@
 //! Periodic work for all jobs together, once a second, beside their reconciliations.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -25,24 +24,19 @@ pub async fn keep(context: Arc<Context>) {
 /// Reads the Leases of suspected nodes and of nodes with silent pods. The suspicion of a node ends
 /// when its kubelet renews the Lease.
 async fn read_leases(context: &Context) {
-    let suspects: BTreeMap<String, SystemTime> =
-        lock(&context.reservations).suspects().into_iter().collect();
-    let silent = context.leases.wanted();
-    let nodes: BTreeSet<&String> = suspects.keys().chain(&silent).collect();
+    let mut nodes = lock(&context.suspects).nodes();
+    nodes.extend(context.leases.wanted());
     let leases: Api<Lease> = Api::namespaced(context.client.clone(), "kube-node-lease");
     for node in nodes {
         // Without an answer the suspicion lasts until it expires.
-        let Ok(Some(lease)) = leases.get_opt(node).await else {
+        let Ok(Some(lease)) = leases.get_opt(&node).await else {
             continue;
         };
         let renewed = lease.spec.and_then(|spec| spec.renew_time);
         let renewed = renewed.map(|at| SystemTime::from(at.0));
-        context.leases.read(node, renewed);
-        if suspects
-            .get(node)
-            .is_some_and(|since| renewed > Some(*since))
-        {
-            lock(&context.reservations).trust(node);
+        context.leases.read(&node, renewed);
+        if let Some(renewed) = renewed {
+            lock(&context.suspects).renewed(&node, renewed);
         }
     }
 }

@@ -26,6 +26,7 @@ mod reconcile;
 mod reservations;
 mod status;
 mod stores;
+mod suspects;
 mod unreadable;
 
 pub use build::{AGENT_PORT, JOB_LABEL, SLOT_LABEL, run_directory};

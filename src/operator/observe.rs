@@ -9,7 +9,7 @@ use kube::ResourceExt;
 use kube::runtime::reflector::ObjectRef;
 
 use super::agents::{AgentStatus, Agents};
-use super::build::is_outdated;
+use super::build::{is_outdated, resource_request};
 use super::leases::Leases;
 use super::stores::Stores;
 use crate::api::status::{Current, Slot, TrainingJobStatus};
@@ -23,7 +23,6 @@ use crate::lifecycle::protocol::Ending;
 use crate::lifecycle::rank_status::RankStatus;
 use crate::operator::liveness::{SILENCE, Silence};
 use crate::operator::pod_index::{is_over, node_of};
-use crate::operator::reservations::resource_request;
 
 /// Observed state of a job.
 pub struct ClusterState {

@@ -20,6 +20,9 @@ struct IndexedPod {
     node: Option<String>,
     /// Devices by resource that it holds on the node; empty once it has ended.
     devices: Vec<(String, u64)>,
+    /// Whether a scheduler may still place it: it has no node, is not being deleted, and no scheduler has
+    /// reported that it does not fit.
+    waits: bool,
 }
 
 impl IndexedPod {
@@ -31,7 +34,9 @@ impl IndexedPod {
             true => device_names(pod),
             false => BTreeSet::new(),
         };
+        let deleted = pod.metadata.deletion_timestamp.is_some();
         IndexedPod {
+            waits: node.is_none() && !deleted && !is_over(pod) && !is_unschedulable(pod),
             job: pod.labels().get(JOB_LABEL).cloned(),
             owner: jobs.next().map(|owner| owner.uid.clone()),
             node,
@@ -166,36 +171,50 @@ impl PodIndex {
         self.jobs.get(namespace)?.get(job)
     }
 
-    /// Whether a pod is on a node.
-    pub fn is_placed(&self, namespace: &str, name: &str) -> bool {
+    /// Whether a pod may still get a node, also one that does not exist yet.
+    pub fn waits_for_node(&self, namespace: &str, name: &str) -> bool {
         let pod = self.pods.get(namespace).and_then(|pods| pods.get(name));
-        pod.is_some_and(|pod| pod.node.is_some())
+        pod.is_none_or(|pod| pod.waits)
     }
 
-    /// Devices held on each node, excluding those of pods that the job with this uid owns.
-    pub fn held(
+    /// Devices held on each node by all pods.
+    pub fn held(&self, resource: &str) -> &BTreeMap<String, u64> {
+        static NONE: BTreeMap<String, u64> = BTreeMap::new();
+        self.held.get(resource).unwrap_or(&NONE)
+    }
+
+    /// Devices held on each node by the pods that the job with this uid owns.
+    pub fn own(
         &self,
         resource: &str,
         namespace: &str,
         job: &str,
         uid: &str,
     ) -> BTreeMap<String, u64> {
-        let mut held = self.held.get(resource).cloned().unwrap_or_default();
+        let mut own = BTreeMap::new();
         let Some(pods) = self.pods.get(namespace) else {
-            return held;
+            return own;
         };
-        let own = self
+        let named = self
             .pods_of(namespace, job)
             .filter_map(|name| pods.get(name));
-        for pod in own.filter(|pod| pod.owner.as_deref() == Some(uid)) {
-            let Some(on_node) = pod.node.as_ref().and_then(|node| held.get_mut(node)) else {
-                continue;
-            };
-            let own = pod.devices.iter().filter(|(name, _)| name == resource);
-            *on_node = on_node.saturating_sub(own.map(|(_, count)| count).sum());
+        for pod in named.filter(|pod| pod.owner.as_deref() == Some(uid)) {
+            let Some(node) = &pod.node else { continue };
+            let devices = pod.devices.iter().filter(|(name, _)| name == resource);
+            *own.entry(node.clone()).or_default() += devices.map(|(_, count)| count).sum::<u64>();
         }
-        held
+        own
     }
+}
+
+/// Whether a scheduler has reported that the pod fits on no node.
+fn is_unschedulable(pod: &Pod) -> bool {
+    let conditions = pod.status.as_ref().and_then(|s| s.conditions.as_ref());
+    conditions.into_iter().flatten().any(|c| {
+        c.type_ == "PodScheduled"
+            && c.status == "False"
+            && c.reason.as_deref() == Some("Unschedulable")
+    })
 }
 
 /// Node to which a pod is bound.
@@ -222,7 +241,12 @@ mod tests {
     const GPU: &str = "nvidia.com/gpu";
 
     /// A pod of one of the jobs `j0` … or of no job, on one of the nodes `n0` … or on none.
-    fn pod(name: u8, job: Option<u8>, node: Option<u8>, gpus: u64, over: bool) -> Pod {
+    fn pod(
+        (name, job, node): (u8, Option<u8>, Option<u8>),
+        gpus: u64,
+        over: bool,
+        unschedulable: bool,
+    ) -> Pod {
         let labels = job.map(|job| json!({JOB_LABEL: format!("j{job}")}));
         let owners = job.map(|job| {
             json!([{"apiVersion": "v", "kind": "TrainingJob", "name": "j", "uid": format!("u{job}")}])
@@ -236,7 +260,13 @@ mod tests {
                 "nodeName": node.map(|node| format!("n{node}")),
                 "containers": [{"name": "c", "resources": {"limits": {GPU: gpus.to_string()}}}],
             },
-            "status": {"phase": if over { "Failed" } else { "Running" }},
+            "status": {
+                "phase": if over { "Failed" } else { "Running" },
+                "conditions": [{
+                    "type": "PodScheduled", "status": if unschedulable { "False" } else { "True" },
+                    "reason": "Unschedulable",
+                }],
+            },
         }))
         .unwrap()
     }
@@ -244,8 +274,11 @@ mod tests {
     fn any_pod() -> impl Strategy<Value = Pod> {
         let job = proptest::option::of(0u8..3);
         let node = proptest::option::of(0u8..3);
-        (0u8..6, job, node, 0u64..5, any::<bool>())
-            .prop_map(|(name, job, node, gpus, over)| pod(name, job, node, gpus, over))
+        (0u8..6, job, node, 0u64..5, any::<bool>(), any::<bool>()).prop_map(
+            |(name, job, node, gpus, over, unschedulable)| {
+                pod((name, job, node), gpus, over, unschedulable)
+            },
+        )
     }
 
     #[derive(Debug, Clone)]
@@ -296,26 +329,32 @@ mod tests {
                     let own: Vec<String> =
                         all.values().filter(job_pods).map(ResourceExt::name_any).collect();
                     prop_assert_eq!(pod_index.pods_of("n", &name).collect::<Vec<_>>(), own);
-                    let placed = all.values().filter(job_pods).filter(|pod| node_of(pod).is_some());
-                    let placed: Vec<String> = placed.map(ResourceExt::name_any).collect();
+                    let waits = |pod: &&Pod| {
+                        node_of(pod).is_none() && !is_over(pod) && !is_unschedulable(pod)
+                    };
+                    let waiting = all.values().filter(job_pods).filter(waits);
+                    let waiting: Vec<String> = waiting.map(ResourceExt::name_any).collect();
                     let number = pod_index.changed("n", &name);
-                    let then = before.entry((number, name.clone())).or_insert(placed.clone());
-                    prop_assert_eq!(&*then, &placed, "nothing changed by number {}", number);
-                    let mut held: BTreeMap<String, u64> = BTreeMap::new();
-                    for pod in all.values().filter(|pod| !job_pods(pod) && !is_over(pod)) {
-                        if let Some(node) = node_of(pod) {
-                            *held.entry(node.to_owned()).or_default() += devices(pod, GPU);
+                    let then = before.entry((number, name.clone())).or_insert(waiting.clone());
+                    prop_assert_eq!(&*then, &waiting, "nothing changed by number {}", number);
+                    let held = |of: &dyn Fn(&&Pod) -> bool| {
+                        let mut held: BTreeMap<String, u64> = BTreeMap::new();
+                        for pod in all.values().filter(|pod| of(pod) && !is_over(pod)) {
+                            if let Some(node) = node_of(pod) {
+                                *held.entry(node.to_owned()).or_default() += devices(pod, GPU);
+                            }
                         }
-                    }
-                    held.retain(|_, count| *count > 0);
-                    prop_assert!(pod_index.held.values().flat_map(BTreeMap::values).all(|n| *n > 0));
-                    let mut kept = pod_index.held(GPU, "n", &name, &uid);
-                    kept.retain(|_, count| *count > 0);
-                    prop_assert_eq!(kept, held);
+                        held.retain(|_, count| *count > 0);
+                        held
+                    };
+                    prop_assert_eq!(pod_index.held(GPU), &held(&|_| true));
+                    let mut own = pod_index.own(GPU, "n", &name, &uid);
+                    own.retain(|_, count| *count > 0);
+                    prop_assert_eq!(own, held(&job_pods));
                 }
                 for pod in all.values() {
-                    let placed = pod_index.is_placed("n", &pod.name_any());
-                    prop_assert_eq!(placed, node_of(pod).is_some());
+                    let waits = node_of(pod).is_none() && !is_over(pod) && !is_unschedulable(pod);
+                    prop_assert_eq!(pod_index.waits_for_node("n", &pod.name_any()), waits);
                 }
             }
         }

@@ -1,7 +1,7 @@
 //! One reconciliation of one job: plan → observe → decide → write status → apply.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kube::api::{Api, DeleteParams, Patch, PatchParams};
 use kube::runtime::controller::Action;
@@ -18,6 +18,7 @@ use crate::api::status::{Phase, PlanSummary, Slot, TrainingJobStatus};
 use crate::api::{Capacity, TrainingJob};
 use crate::lifecycle::placement::{Placement, PlacementAction, PlacementInput, decide_placement};
 use crate::operator::events::announce;
+use crate::operator::reservations::Pool;
 use crate::plan::Reached;
 use crate::telemetry::now;
 use crate::util::lock::lock;
@@ -155,6 +156,8 @@ pub async fn reconcile(
             && let Some(message) = error.refusal()
         {
             context.record_refusal(&uid, message);
+            let exists = |pod: &str| cluster.pods.contains_key(pod);
+            lock(&context.reservations).refused(&uid, exists);
         }
         if made? {
             after = Duration::ZERO;
@@ -323,10 +326,20 @@ fn decide(
     let feasible: Vec<bool> = (0..=most)
         .map(|nodes| nodes > 0 && planner.is_feasible(u64::from(nodes) * per_node, reached))
         .collect();
+    let namespace = job.namespace().unwrap_or_default();
+    let suspects = &context.suspects;
+    lock(suspects).suspect(&namespace, &cluster.suspects);
     let mut reservations = lock(&context.reservations);
-    reservations.suspect(&cluster.suspects);
-    let placeable =
-        reservations.slots(&context.stores, job, &cluster.resource_request) + cluster.staying;
+    let pod_index = context.stores.pod_index();
+    let pool = Pool {
+        nodes: &context.stores.nodes.state(),
+        pod_index: &pod_index,
+        lost: &cluster.suspects,
+        avoid: &|node| lock(suspects).contains(&namespace, node),
+    };
+    let started = Instant::now();
+    let free = reservations.slots(&pool, job, &cluster.resource_request, started);
+    let placeable = free + cluster.staying;
     let pool = match job.spec.elasticity.capacity {
         Capacity::Request => job.spec.nodes,
         Capacity::Discovered => placeable,
@@ -365,12 +378,11 @@ fn decide(
             .map_or(0.0, |f| seconds(&f.retry_not_before)),
         now,
     });
-    let pods = decision
-        .slots
-        .iter()
-        .map(|slot: &Slot| slot.pod(&name))
-        .collect();
-    reservations.reserve(job, &cluster.resource_request, pods);
+    let pods = decision.slots.iter().map(|slot: &Slot| slot.pod(&name));
+    // The API server refuses new pods, so only existing ones may get a node.
+    let refused = context.refusal(&job.uid().unwrap_or_default()).is_some();
+    let reserved = pods.filter(|pod| !refused || cluster.pods.contains_key(pod));
+    reservations.reserve(job, reserved.collect(), &pod_index, started);
     (decision, placeable)
 }
 

@@ -1,89 +1,132 @@
 //! Reservations: devices counted for pods that no node runs yet. Jobs decide one after the other
 //! under the lock of these reservations, so two jobs never plan the same device.
+//!
+//! A reservation only keeps other jobs from creating pods that would stay pending. It never takes devices
+//! that a pod holds, and it ends when the API server refuses the pod, when the scheduler reports it as
+//! unschedulable, and after a time limit.
 
-use std::collections::{BTreeSet, HashMap};
-use std::time::{Duration, SystemTime};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt;
 
-use super::build::tolerations_and_selector;
-use super::stores::Stores;
+use super::build::resource_request;
 use crate::api::TrainingJob;
-use crate::inventory::kubernetes::{ResourceRequest, free_slots};
+use crate::inventory::kubernetes::{HeldDevices, ReservedPods, ResourceRequest, free_slots};
 use crate::operator::pod_index::PodIndex;
 
+/// Longest time for which pods without a node reserve devices: a scheduler places a pod that fits within
+/// seconds. A shorter `placementSeconds` of the job takes precedence.
+const LONGEST: Duration = Duration::from_secs(60);
+/// Different resource requests whose reservations count for each namespace. Each costs a pass over all
+/// nodes.
+const REQUESTS_PER_NAMESPACE: usize = 8;
+
 /// Devices reserved for the pods of a job.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 struct Reservation {
-    resource: String,
-    per_slot: u64,
+    request: ResourceRequest,
     namespace: String,
     job: String,
     pods: BTreeSet<String>,
-    /// Number of the last counted change of the job's pods, and how many were on no node then.
-    unplaced: Option<(u64, usize)>,
+    /// Number of the last counted change of the job's pods, and how many waited for a node then.
+    waiting: Option<(u64, usize)>,
+    /// Start of the time limit: the last time at which none of its pods waited.
+    since: Instant,
+    limit: Duration,
 }
 
 impl Reservation {
-    /// Number of its pods that are on no node. Each reconciliation needs it for all other jobs, so it is
+    /// Number of its pods that wait for a node. Each reconciliation needs it for all other jobs, so it is
     /// counted again only when one of these pods has changed.
-    fn unplaced(&mut self, pod_index: &PodIndex) -> usize {
+    fn waiting(&mut self, pod_index: &PodIndex) -> usize {
         let change = pod_index.changed(&self.namespace, &self.job);
-        match self.unplaced {
-            Some((then, unplaced)) if then == change => unplaced,
+        match self.waiting {
+            Some((then, waiting)) if then == change => waiting,
             _ => {
-                let placed = |name: &&String| pod_index.is_placed(&self.namespace, name);
-                let unplaced = self.pods.iter().filter(|name| !placed(name)).count();
-                self.unplaced = Some((change, unplaced));
-                unplaced
+                let waits = |name: &&String| pod_index.waits_for_node(&self.namespace, name);
+                let waiting = self.pods.iter().filter(waits).count();
+                self.waiting = Some((change, waiting));
+                waiting
             }
+        }
+    }
+
+    /// Number of pods for which it reserves devices.
+    fn reserved(&mut self, pod_index: &PodIndex, now: Instant) -> usize {
+        let waiting = self.waiting(pod_index);
+        if waiting == 0 {
+            self.since = now;
+        }
+        if now.duration_since(self.since) < self.limit {
+            waiting
+        } else {
+            0
         }
     }
 }
 
-/// Reservations of all jobs, by uid, and the suspected nodes.
+/// Reservations of all jobs, by uid.
 #[derive(Debug, Default)]
 pub struct Reservations {
     by_job: HashMap<String, Reservation>,
-    suspects: HashMap<String, SystemTime>,
 }
 
-/// Time for which an unresponsive node gets no new pod. Kubernetes with its defaults needs 50 s to
-/// detect such a node.
-const SUSPICION: Duration = Duration::from_secs(90);
+/// The cluster as one job counts on it.
+pub struct Pool<'a> {
+    pub nodes: &'a [Arc<Node>],
+    pub pod_index: &'a PodIndex,
+    /// Nodes on which the job lost a pod: what its pods hold there does not count.
+    pub lost: &'a BTreeSet<String>,
+    /// Whether free devices of a node do not count.
+    pub avoid: &'a dyn Fn(&str) -> bool,
+}
 
 impl Reservations {
-    /// Reserves devices for these pods of a job and releases its other reservations.
+    /// Reserves devices for these pods of a job and releases its other reservations. New pods do not extend
+    /// the time limit while others still wait.
     pub fn reserve(
         &mut self,
         job: &TrainingJob,
-        resource_request: &ResourceRequest,
         pods: BTreeSet<String>,
+        pod_index: &PodIndex,
+        now: Instant,
     ) {
         let uid = job.uid().unwrap_or_default();
         if pods.is_empty() {
             self.by_job.remove(&uid);
             return;
         }
-        let known = self.by_job.get(&uid).filter(|known| known.pods == pods);
+        let known = self.by_job.get_mut(&uid);
+        let (since, waiting) = match known {
+            Some(known) => {
+                known.reserved(pod_index, now);
+                let same = known.pods == pods;
+                (known.since, known.waiting.filter(|_| same))
+            }
+            None => (now, None),
+        };
+        let placement = Duration::from_secs(job.spec.elasticity.placement_seconds.into());
         let reservation = Reservation {
-            resource: resource_request.resource.clone(),
-            per_slot: resource_request.per_slot,
+            request: resource_request(job),
             namespace: job.namespace().unwrap_or_default(),
             job: job.name_any(),
-            unplaced: known.and_then(|known| known.unplaced),
+            waiting,
             pods,
+            since,
+            limit: placement.min(LONGEST),
         };
         self.by_job.insert(uid, reservation);
     }
 
     /// Reserves the devices of the slots in a job's status.
-    pub fn restore(&mut self, job: &TrainingJob) {
+    pub fn restore(&mut self, job: &TrainingJob, pod_index: &PodIndex, now: Instant) {
         let Some(status) = &job.status else { return };
         let name = job.name_any();
         let pods = status.slots.iter().map(|slot| slot.pod(&name)).collect();
-        self.reserve(job, &resource_request(job), pods);
+        self.reserve(job, pods, pod_index, now);
     }
 
     /// Releases the reservations of deleted jobs.
@@ -91,31 +134,12 @@ impl Reservations {
         self.by_job.retain(|job, _| exists(job));
     }
 
-    /// Excludes these nodes for [`SUSPICION`].
-    pub fn suspect(&mut self, nodes: &BTreeSet<String>) {
-        let now = SystemTime::now();
-        self.suspects.retain(|_, since| recent(*since));
-        for node in nodes {
-            self.suspects.entry(node.clone()).or_insert(now);
+    /// Releases the reservations for pods of a job that do not exist, because the API server refuses them.
+    pub fn refused(&mut self, job: &str, exists: impl Fn(&str) -> bool) {
+        if let Some(reservation) = self.by_job.get_mut(job) {
+            reservation.pods.retain(|pod| exists(pod));
+            reservation.waiting = None;
         }
-    }
-
-    /// Suspected nodes, each with the start of the suspicion.
-    pub fn suspects(&self) -> Vec<(String, SystemTime)> {
-        self.suspects
-            .iter()
-            .map(|(node, since)| (node.clone(), *since))
-            .collect()
-    }
-
-    /// Whether a node is suspected.
-    pub fn suspects_node(&self, node: &str) -> bool {
-        self.suspects.get(node).is_some_and(|since| recent(*since))
-    }
-
-    /// Ends the suspicion of a node.
-    pub fn trust(&mut self, node: &str) {
-        self.suspects.remove(node);
     }
 
     /// Releases the reservations of a job.
@@ -127,50 +151,347 @@ impl Reservations {
     /// its devices until it has ended; its replacement waits for them.
     pub fn slots(
         &mut self,
-        stores: &Stores,
+        pool: &Pool<'_>,
         job: &TrainingJob,
-        resource_request: &ResourceRequest,
+        request: &ResourceRequest,
+        now: Instant,
     ) -> u32 {
         let (namespace, name) = (job.namespace().unwrap_or_default(), job.name_any());
         let uid = job.uid().unwrap_or_default();
-        let pod_index = stores.pod_index();
-        let held = pod_index.held(&resource_request.resource, &namespace, &name, &uid);
-        let reserved: Vec<u64> = self
-            .by_job
-            .iter_mut()
-            .filter(|(other, reservation)| {
-                **other != uid && reservation.resource == resource_request.resource
-            })
-            .flat_map(|(_, reservation)| {
-                let unplaced = reservation.unplaced(&pod_index);
-                std::iter::repeat_n(reservation.per_slot, unplaced)
-            })
-            .collect();
-        drop(pod_index);
-        let nodes = stores.nodes.state();
-        let suspect = |node: &Node| {
-            let name = node.metadata.name.as_deref();
-            name.is_some_and(|name| self.suspects_node(name))
+        let resource = &request.resource;
+        let mut own = pool.pod_index.own(resource, &namespace, &name, &uid);
+        own.retain(|node, _| !pool.lost.contains(node));
+        let held = HeldDevices {
+            all: pool.pod_index.held(resource),
+            own: &own,
         };
-        let nodes = nodes
-            .iter()
-            .map(AsRef::as_ref)
-            .filter(|node| !suspect(node));
-        free_slots(nodes, &held, &reserved, resource_request)
+        let reserved = self.reserved(&uid, resource, pool.pod_index, now);
+        let nodes = pool.nodes.iter().map(AsRef::as_ref);
+        free_slots(nodes, &held, &reserved, request, pool.avoid)
+    }
+
+    /// Reserved pods of all jobs but one, equal requests of a namespace together.
+    fn reserved(
+        &mut self,
+        except: &str,
+        resource: &str,
+        pod_index: &PodIndex,
+        now: Instant,
+    ) -> Vec<ReservedPods<'_>> {
+        let mut by_namespace: BTreeMap<&str, Vec<ReservedPods<'_>>> = BTreeMap::new();
+        for (uid, reservation) in &mut self.by_job {
+            if uid == except || reservation.request.resource != resource {
+                continue;
+            }
+            let count = reservation.reserved(pod_index, now);
+            let reservation = &*reservation;
+            if count == 0 {
+                continue;
+            }
+            let requests = by_namespace.entry(&reservation.namespace).or_default();
+            let equal = requests
+                .iter_mut()
+                .find(|pods| *pods.request == reservation.request);
+            if let Some(equal) = equal {
+                equal.count += count;
+            } else if requests.len() < REQUESTS_PER_NAMESPACE {
+                requests.push(ReservedPods {
+                    request: &reservation.request,
+                    count,
+                });
+            }
+        }
+        by_namespace.into_values().flatten().collect()
     }
 }
 
-/// Resource request of a job's pod.
-pub fn resource_request(job: &TrainingJob) -> ResourceRequest {
-    let (tolerations, node_selector) = tolerations_and_selector(job);
-    ResourceRequest {
-        resource: job.spec.resource_name.clone(),
-        per_slot: job.spec.gpus_per_node.into(),
-        node_selector,
-        tolerations,
-    }
-}
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::core::v1::Pod;
+    use kube::runtime::watcher::Event;
+    use proptest::prelude::*;
+    use serde_json::{Value, json};
 
-fn recent(since: SystemTime) -> bool {
-    since.elapsed().is_ok_and(|elapsed| elapsed < SUSPICION)
+    use super::*;
+    use crate::api::status::Slot;
+    use crate::lifecycle::placement::{
+        PlacementAction, PlacementInput, PodState, SlotState, decide_placement,
+    };
+    use crate::lifecycle::transition::Ranks;
+    use crate::operator::build::JOB_LABEL;
+    use crate::operator::suspects::Suspects;
+
+    const GPU: &str = "nvidia.com/gpu";
+
+    fn node(name: &str, gpus: u64, pool: &str, tainted: bool) -> Arc<Node> {
+        let taints = match tainted {
+            true => json!([{"key": "team", "effect": "NoSchedule"}]),
+            false => json!([]),
+        };
+        let node = json!({
+            "metadata": {"name": name, "labels": {"pool": pool}},
+            "spec": {"taints": taints},
+            "status": {
+                "allocatable": {GPU: gpus.to_string()},
+                "conditions": [{"type": "Ready", "status": "True"}],
+            },
+        });
+        Arc::new(serde_json::from_value(node).unwrap())
+    }
+
+    fn job(name: &str, namespace: &str, nodes: u32, gpus: u64, template: Value) -> TrainingJob {
+        serde_json::from_value(json!({
+            "apiVersion": "evenkeel.dev/v1alpha1", "kind": "TrainingJob",
+            "metadata": {"name": name, "namespace": namespace, "uid": format!("{namespace}-{name}")},
+            "spec": {
+                "nodes": nodes, "gpusPerNode": gpus, "image": "i", "recipe": {"inline": ""},
+                "checkpoint": {"claim": "c"},
+                "podTemplate": {"spec": template},
+            },
+        }))
+        .unwrap()
+    }
+
+    fn pod(job: &TrainingJob, name: &str, node: Option<&str>, unschedulable: bool) -> Event<Pod> {
+        let reason = if unschedulable {
+            "Unschedulable"
+        } else {
+            "SchedulingGated"
+        };
+        let scheduled = json!({"type": "PodScheduled", "status": "False", "reason": reason});
+        Event::Apply(serde_json::from_value(json!({
+            "metadata": {
+                "name": name, "namespace": job.namespace(), "labels": {JOB_LABEL: job.name_any()},
+                "ownerReferences": [{"apiVersion": "v", "kind": "TrainingJob", "name": "j", "uid": job.uid()}],
+            },
+            "spec": {"nodeName": node, "containers": [{
+                "name": "c", "resources": {"limits": {GPU: job.spec.gpus_per_node.to_string()}},
+            }]},
+            "status": {"phase": "Pending", "conditions": if node.is_none() { json!([scheduled]) } else { json!([]) }},
+        })).unwrap())
+    }
+
+    /// A cluster with its reservations.
+    #[derive(Default)]
+    struct World {
+        nodes: Vec<Arc<Node>>,
+        pod_index: PodIndex,
+        reservations: Reservations,
+        suspects: Suspects,
+    }
+
+    impl World {
+        fn slots(&mut self, job: &TrainingJob, now: Instant) -> u32 {
+            let namespace = job.namespace().unwrap_or_default();
+            let suspects = &self.suspects;
+            let pool = Pool {
+                nodes: &self.nodes,
+                pod_index: &self.pod_index,
+                lost: &BTreeSet::new(),
+                avoid: &|node| suspects.contains(&namespace, node),
+            };
+            self.reservations
+                .slots(&pool, job, &resource_request(job), now)
+        }
+
+        fn reserve(&mut self, job: &TrainingJob, pods: &[&str], now: Instant) {
+            let pods = pods.iter().map(|pod| (*pod).to_owned()).collect();
+            self.reservations.reserve(job, pods, &self.pod_index, now);
+        }
+
+        /// The decision for a running job with ready pods on all its nodes.
+        fn decision(&mut self, job: &TrainingJob, now: Instant) -> PlacementAction {
+            let placeable = self.slots(job, now);
+            let members: Vec<Slot> = (0..job.spec.nodes)
+                .map(|number| Slot { number, attempt: 1 })
+                .collect();
+            let ready = |slot: &Slot| SlotState {
+                slot: *slot,
+                pod: PodState::Ready,
+            };
+            let slots: Vec<SlotState> = members.iter().map(ready).collect();
+            let placement = decide_placement(&PlacementInput {
+                desired: job.spec.nodes,
+                bounds: 1..=64,
+                ranks_per_node: 1,
+                feasible: &|_| true,
+                pool: placeable,
+                placeable,
+                slots: &slots,
+                members: &members,
+                ranks: Ranks::Running {
+                    world: job.spec.nodes.into(),
+                    draining: false,
+                },
+                suspend: false,
+                restarts_left: 3,
+                problem: None,
+                attempts: 9,
+                scale_up_pending_since: None,
+                placement_since: None,
+                scale_up_delay: 0.0,
+                placement: 30.0,
+                not_before: 0.0,
+                no_pod_before: 0.0,
+                now: 0.0,
+            });
+            placement.action
+        }
+    }
+
+    #[test]
+    fn pods_that_a_scheduler_or_the_api_server_refuses_reserve_nothing() {
+        let mut world = World {
+            nodes: vec![node("a", 4, "x", false), node("b", 4, "x", false)],
+            ..World::default()
+        };
+        let (waiting, other) = (
+            job("w", "one", 2, 4, json!({"schedulerName": "unknown"})),
+            job("o", "two", 2, 4, json!({})),
+        );
+        let start = Instant::now();
+        world.reserve(&waiting, &["w-0-1", "w-1-2"], start);
+        assert_eq!(world.slots(&other, start), 0);
+        world.pod_index.apply(&pod(&waiting, "w-0-1", None, true));
+        assert_eq!(world.slots(&other, start), 1, "unschedulable");
+        let exists = |pod: &str| pod == "w-0-1";
+        world.reservations.refused("one-w", exists);
+        assert_eq!(world.slots(&other, start), 2, "refused");
+    }
+
+    #[test]
+    fn a_reservation_ends_after_its_time_limit_whatever_new_pods_it_names() {
+        let mut world = World {
+            nodes: vec![node("a", 4, "x", false), node("b", 4, "x", false)],
+            ..World::default()
+        };
+        let waiting = job("w", "one", 2, 4, json!({"schedulerName": "unknown"}));
+        let other = job("o", "two", 2, 4, json!({}));
+        let start = Instant::now();
+        world.reserve(&waiting, &["w-0-1", "w-1-2"], start);
+        let half = start + LONGEST / 2;
+        world.reserve(&waiting, &["w-0-3", "w-1-4"], half);
+        assert_eq!(world.slots(&other, half), 0);
+        let end = start + LONGEST;
+        assert_eq!(world.slots(&other, end), 2);
+        world.reserve(&waiting, &["w-0-5", "w-1-6"], end);
+        assert_eq!(world.slots(&other, end), 2);
+        for (name, node) in [("w-0-5", "a"), ("w-1-6", "b")] {
+            world
+                .pod_index
+                .apply(&pod(&waiting, name, Some(node), false));
+        }
+        assert_eq!(world.slots(&other, end), 0, "held by pods");
+        world.reserve(&waiting, &["w-0-5", "w-1-6"], end);
+        world.pod_index.apply(&Event::Init);
+        world.pod_index.apply(&Event::InitDone);
+        world.reserve(&waiting, &["w-0-7", "w-1-8"], end);
+        assert_eq!(world.slots(&other, end), 0, "a new limit after a placement");
+    }
+
+    /// Something that job `n` of another owner does.
+    #[derive(Debug, Clone)]
+    enum Act {
+        /// Wants pods with this template, perhaps with an unknown scheduler.
+        Reserve(usize, Value, u8),
+        /// A pod that waits, is unschedulable, or names its node and so bypasses the scheduler.
+        Pod(usize, u8, Option<u8>, bool),
+        /// Its agents claim that nodes are dead.
+        Suspect(usize, u8),
+        Refused(usize),
+        Delete(usize),
+    }
+
+    fn any_template() -> impl Strategy<Value = Value> {
+        prop_oneof![
+            Just(json!({})),
+            Just(json!({"schedulerName": "unknown"})),
+            Just(json!({"nodeSelector": {"pool": "x"}})),
+            Just(json!({"nodeSelector": {"pool": "nowhere"}})),
+            Just(json!({"tolerations": [{"operator": "Exists"}]})),
+            Just(json!({"tolerations": "no list", "affinity": 3})),
+            Just(
+                json!({"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {
+                "nodeSelectorTerms": [{"matchExpressions": [
+                    {"key": "pool", "operator": "In", "values": ["y"]}]}]}}}})
+            ),
+        ]
+    }
+
+    fn any_act() -> impl Strategy<Value = Act> {
+        prop_oneof![
+            (0usize..3, any_template(), 0u8..20)
+                .prop_map(|(n, t, count)| Act::Reserve(n, t, count)),
+            (
+                0usize..3,
+                0u8..4,
+                proptest::option::of(0u8..5),
+                any::<bool>()
+            )
+                .prop_map(|(n, name, node, refused)| Act::Pod(n, name, node, refused)),
+            (0usize..3, 0u8..5).prop_map(|(n, node)| Act::Suspect(n, node)),
+            (0usize..3).prop_map(Act::Refused),
+            (0usize..3).prop_map(Act::Delete),
+        ]
+    }
+
+    proptest! {
+        /// In random pools no action of other jobs changes what a running job holds.
+        #[test]
+        fn no_action_of_another_job_changes_what_a_running_job_holds(
+            pool in proptest::collection::vec((1u64..9, any::<bool>(), any::<bool>()), 1..6),
+            gpus in 1u64..4,
+            other_gpus in 1u64..9,
+            acts in proptest::collection::vec(any_act(), 1..20),
+        ) {
+            let names: Vec<String> = (0..5).map(|number| format!("n{number}")).collect();
+            let mut world = World::default();
+            for ((gpus, x, tainted), name) in pool.iter().zip(&names) {
+                world.nodes.push(node(name, *gpus, if *x { "x" } else { "y" }, *tainted));
+            }
+            // The job fills the pool's untainted nodes.
+            let mut places = Vec::new();
+            for ((all, _, tainted), name) in pool.iter().zip(&names) {
+                let fit = if *tainted { 0 } else { all / gpus };
+                places.extend((0..fit).map(|_| name.clone()));
+            }
+            prop_assume!(!places.is_empty());
+            let running = job("b", "own", places.len() as u32, gpus, json!({}));
+            for (number, node) in places.iter().enumerate() {
+                let name = format!("b-{number}-1");
+                world.pod_index.apply(&pod(&running, &name, Some(node), false));
+            }
+            let now = Instant::now();
+            // The first other job shares the running job's namespace.
+            let mut others: Vec<TrainingJob> = ["own", "one", "two"]
+                .iter()
+                .map(|namespace| job("a", namespace, 4, other_gpus, json!({})))
+                .collect();
+            for act in acts {
+                match act.clone() {
+                    Act::Reserve(n, template, count) => {
+                        others[n].spec.pod_template = Some(json!({"spec": template}));
+                        let pods: Vec<String> = (0..count).map(|pod| format!("a-{pod}-1")).collect();
+                        let pods: Vec<&str> = pods.iter().map(String::as_str).collect();
+                        world.reserve(&others[n], &pods, now);
+                    }
+                    Act::Pod(n, name, node, refused) => {
+                        let node = node.map(|node| names[usize::from(node)].as_str());
+                        world.pod_index.apply(&pod(&others[n], &format!("a-{name}-1"), node, refused));
+                    }
+                    Act::Suspect(n, node) => {
+                        let namespace = others[n].namespace().unwrap();
+                        let nodes = BTreeSet::from([names[usize::from(node)].clone()]);
+                        world.suspects.suspect(&namespace, &nodes);
+                    }
+                    Act::Refused(n) => {
+                        world.reservations.refused(&others[n].uid().unwrap(), |_| false);
+                    }
+                    Act::Delete(n) => world.reservations.forget(&others[n].uid().unwrap()),
+                }
+                prop_assert_eq!(world.slots(&running, now), running.spec.nodes, "{:?}", act);
+                prop_assert_eq!(world.decision(&running, now), PlacementAction::Keep, "{:?}", act);
+            }
+        }
+    }
 }

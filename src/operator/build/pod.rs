@@ -3,14 +3,16 @@
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::api::core::v1::{Pod, PodTemplateSpec, Toleration};
+use k8s_openapi::api::core::v1::{Pod, PodTemplateSpec};
 use kube::ResourceExt;
+use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::{AGENT_PORT, JOB_LABEL, SLOT_LABEL, TEMPLATE_LABEL, account, metadata, overlay};
 use crate::api::TrainingJob;
 use crate::api::status::Slot;
+use crate::inventory::kubernetes::ResourceRequest;
 
 /// Default user and group ID of the pods.
 const USER: i64 = 65532;
@@ -89,18 +91,24 @@ fn template_of(job: &TrainingJob) -> String {
     format!("{:016x}", xxh3_64(parts.to_string().as_bytes()))
 }
 
-/// Tolerations and node selector of `podTemplate`.
-pub fn tolerations_and_selector(job: &TrainingJob) -> (Vec<Toleration>, BTreeMap<String, String>) {
+/// Resource request of the job's pods, with the placement constraints of `podTemplate`. A part that is not
+/// valid counts as absent: the API server refuses such pods.
+pub fn resource_request(job: &TrainingJob) -> ResourceRequest {
     let spec = job.spec.pod_template.as_ref().and_then(|t| t.get("spec"));
-    let part = |name: &str| {
-        spec.and_then(|spec| spec.get(name))
-            .cloned()
-            .unwrap_or(Value::Null)
-    };
-    (
-        serde_json::from_value(part("tolerations")).unwrap_or_default(),
-        serde_json::from_value(part("nodeSelector")).unwrap_or_default(),
-    )
+    fn part<T: DeserializeOwned>(spec: Option<&Value>, pointer: &str) -> Option<T> {
+        let value = spec?.pointer(pointer)?.clone();
+        serde_json::from_value(value).ok()
+    }
+    ResourceRequest {
+        resource: job.spec.resource_name.clone(),
+        per_slot: job.spec.gpus_per_node.into(),
+        node_selector: part(spec, "/nodeSelector").unwrap_or_default(),
+        node_affinity: part(
+            spec,
+            "/affinity/nodeAffinity/requiredDuringSchedulingIgnoredDuringExecution",
+        ),
+        tolerations: part(spec, "/tolerations").unwrap_or_default(),
+    }
 }
 
 fn spec(job: &TrainingJob, name: &str) -> Value {
