@@ -1,0 +1,278 @@
+#!/usr/bin/env python3
+"""Two tenants on one cluster: one attacks the controller in every way known, the other trains.
+
+The trainer of the second tenant waits for its device in each step, as a GPU's does, so the rate of its steps
+shows what the attacks do to the job and not what they take from this machine's processors. A second job of
+it trains on the processors. Quiet and hostile windows alternate; one JSON line for each cycle has the rate
+of steps in both, and the last line their ratios over the whole run. It fails when a job of the second tenant
+leaves its first generation, when the ratio is below 0.95, or when the controller restarts.
+
+    cargo build --release
+    GPUS=8 scripts/cluster-up.sh target/release/evenkeel
+    python3 benches/tenants.py --minutes 60
+    tests/cluster/kit/cluster down
+
+An hour is too long for each change: run it before a release.
+"""
+import argparse, json, os, pathlib, random, re, shutil, subprocess, sys, tempfile, threading, time
+
+here = pathlib.Path(__file__).resolve().parent
+p = argparse.ArgumentParser(formatter_class=argparse.RawDescriptionHelpFormatter, description=__doc__)
+p.add_argument("--minutes", type=float, default=60)
+p.add_argument("--quiet", type=float, default=60, help="seconds of a quiet window")
+p.add_argument("--hostile", type=float, default=240, help="seconds of a hostile window")
+p.add_argument("--seed", type=int, default=1)
+p.add_argument("--state", default=os.environ.get("CLUSTER_STATE", "/tmp/evenkeel-cluster"))
+p.add_argument("--bin", default=os.environ.get("CLUSTER_BIN", "/tmp/evenkeel-cluster-bin"))
+a = p.parse_args()
+
+random.seed(a.seed)
+state = pathlib.Path(a.state)
+env = os.environ | {"KUBECONFIG": str(state / "admin.kubeconfig"), "PATH": f"{a.bin}:{os.environ['PATH']}"}
+KIT = here.parent / "tests/cluster/kit"
+IMAGE, BUSYBOX, HOSTILE = (f"evenkeel.test/{name}:1" for name in ["evenkeel", "busybox", "hostile"])
+MODES = ["endless", "drip", "redirect", "headers", "busy", "deep", "lies"]
+STEP = 0.25  # seconds that a step of the paced trainer waits for its device
+
+
+def run(*command, stdin=None, check=True):
+    done = subprocess.run(command, input=stdin, env=env, text=True, capture_output=True)
+    if check and done.returncode:
+        raise SystemExit(f"{' '.join(map(str, command))}: {done.stdout}{done.stderr}")
+    return done.stdout
+
+
+def kubectl(*arguments, stdin=None, check=True):
+    return run("kubectl", *arguments, stdin=stdin, check=check)
+
+
+def apply(*objects, check=True):
+    items = {"apiVersion": "v1", "kind": "List", "items": list(objects)}
+    kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", stdin=json.dumps(items), check=check)
+
+
+def job(namespace, name, recipe, **spec):
+    base = {"nodes": 2, "gpusPerNode": 1, "image": IMAGE, "checkpoint": {"path": "/tmp"},
+            "recipe": {"inline": recipe if isinstance(recipe, str) else json.dumps(recipe)}}
+    return {"apiVersion": "evenkeel.dev/v1alpha1", "kind": "TrainingJob",
+            "metadata": {"name": name, "namespace": namespace}, "spec": base | spec}
+
+
+def recipe(batch, samples=10 ** 9, **more):
+    return {"apiVersion": "evenkeel.dev/v1alpha1", "kind": "Recipe", "metadata": {"name": "r"}, "spec": {
+        "batch": {"global": batch}, "model": {"init": "random", "config": {
+            "hidden_size": 64, "intermediate_size": 176, "num_hidden_layers": 2, "num_attention_heads": 4,
+            "num_key_value_heads": 2, "vocab_size": 64, "max_position_embeddings": 32,
+            "tie_word_embeddings": True}},
+        "data": {"sequence_length": 32, "train": [{"path": "s", "synthetic": {
+            "vocabulary": 64, "branching": 4, "samples": max(samples, 2 * batch)}}]},
+        "budget": {"samples": max(samples, 2 * batch)},
+        "learning_rate": {"peak": 1e-3, "shape": "constant"}} | more}
+
+
+# The tenant that trains.
+
+volume = pathlib.Path(tempfile.mkdtemp())
+volume.chmod(0o777)
+
+
+def begin_training():
+    apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "victim"}},
+          {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "hostile"}},
+          {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": "victim"}, "spec": {
+              "capacity": {"storage": "1Gi"}, "accessModes": ["ReadWriteMany"], "storageClassName": "",
+              "hostPath": {"path": str(volume)}, "claimRef": {"namespace": "victim", "name": "victim"}}},
+          {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {
+              "name": "victim", "namespace": "victim"}, "spec": {
+              "accessModes": ["ReadWriteMany"], "storageClassName": "", "volumeName": "victim",
+              "resources": {"requests": {"storage": "1Gi"}}}})
+    steps = f'while :; do echo >> "$EVENKEEL_RUN_DIR/steps-$RANK"; /bin/busybox sleep {STEP}; done'
+    claim = {"claim": "victim"}
+    apply(job("victim", "paced", recipe(96), nodes=3, gpusPerNode=2, image=BUSYBOX, checkpoint=claim,
+              trainer={"command": ["/bin/busybox", "sh", "-c", steps]}),
+          job("victim", "trained", recipe(96), nodes=3, gpusPerNode=1, checkpoint=claim))
+    for name in ["paced", "trained"]:
+        kubectl("-n", "victim", "wait", "tj", name, "--for=condition=Running", "--timeout=180s")
+
+
+def steps():
+    """Steps of each job so far."""
+    files = volume.glob("paced-*/steps-*")
+    paced = [path.stat().st_size for path in files]
+    status = json.loads(kubectl("-n", "victim", "get", "tj", "trained", "-o", "json"))["status"]
+    return {"paced": sum(paced) / max(len(paced), 1), "trained": status.get("progress", {}).get("step", 0)}
+
+
+def faults():
+    """What must not happen to the second tenant or to the controller."""
+    found = []
+    for item in json.loads(kubectl("-n", "victim", "get", "tj", "-o", "json"))["items"]:
+        status, name = item["status"], item["metadata"]["name"]
+        generation = status.get("jobGeneration", {}).get("record", {}).get("number")
+        if status["phase"] != "Running" or generation != 1:
+            found.append(f"{name}: {status['phase']}, generation {generation}: {status.get('message')}")
+    pods = json.loads(kubectl("-n", "evenkeel-system", "get", "pods", "-o", "json"))["items"]
+    for pod in pods:
+        for container in pod["status"].get("containerStatuses", []):
+            if container["restartCount"]:
+                found.append(f"controller restarted: {container['lastState']}")
+    return found
+
+
+def controller_memory():
+    """Largest resident memory of the controller so far, MiB."""
+    for process in pathlib.Path("/proc").glob("[0-9]*"):
+        try:
+            words = (process / "cmdline").read_bytes().split(b"\0")
+            if words[0].endswith(b"evenkeel") and words[1] == b"controller":
+                return int(re.search(r"VmHWM:\s+(\d+)", (process / "status").read_text())[1]) // 1024
+        except (OSError, IndexError, TypeError):
+            pass
+
+
+def health_seconds():
+    """Time that /healthz takes through the API server."""
+    pods = json.loads(kubectl("-n", "evenkeel-system", "get", "pods", "-o", "json"))["items"]
+    start = time.time()
+    kubectl("get", "--raw", f"/api/v1/namespaces/evenkeel-system/pods/{pods[0]['metadata']['name']}:8080/proxy/healthz")
+    return round(time.time() - start, 2)
+
+
+# The tenant that attacks.
+
+def hostile(name, what, **spec):
+    return job("hostile", name, what, **({"elasticity": {"placementSeconds": 3600}} | spec))
+
+
+def overlay(**spec):
+    return {"spec": spec}
+
+
+def reservations():
+    """Pods that nothing places, on every node that the other tenant uses."""
+    asks = {"capacity": "Request", "placementSeconds": 3600}
+    yield hostile("unknown-scheduler", recipe(1 << 10), gpusPerNode=8, elasticity=asks,
+                  podTemplate=overlay(schedulerName="absent"))
+    yield hostile("autoscaler", recipe(1 << 10), nodes=4, gpusPerNode=2, elasticity=asks,
+                  podTemplate=overlay(nodeSelector={"pool": "absent"}))
+    yield hostile("bound", recipe(1 << 10), gpusPerNode=8, elasticity=asks,
+                  podTemplate=overlay(nodeName="node1"))
+    yield hostile("tolerant", recipe(1 << 10), nodes=16, gpusPerNode=4, elasticity=asks,
+                  podTemplate=overlay(schedulerName="absent", tolerations=[{"operator": "Exists"}]))
+
+
+def agents():
+    """Pods that answer as no agent does."""
+    for mode in MODES:
+        container = {"name": "trainer", "image": HOSTILE, "command": ["/bin/hostile", mode], "args": []}
+        yield hostile(f"agent-{mode}", recipe(1 << 10), nodes=3, podTemplate=overlay(containers=[container]))
+    yield hostile("agent-host", recipe(1 << 10), nodes=2, podTemplate=overlay(hostNetwork=True, containers=[
+        {"name": "trainer", "image": HOSTILE, "command": ["/bin/hostile", "lies"], "args": []}]))
+
+
+def bombs(round):
+    """Plans that cost much; each round has new batches."""
+    batches = [1 << 32, 4_294_967_291, 3_491_888_400, 4_294_967_279]
+    for n in range(24):
+        batch = batches[n % 4] - (0 if n % 4 == 0 else 2 * round)
+        elasticity = {"minNodes": 1024, "remainder": "Uneven" if n % 2 else "Exact"}
+        yield hostile(f"bomb-{n}", recipe(batch), nodes=1024, elasticity=elasticity)
+
+
+def names():
+    """Jobs named like objects of others."""
+    metadata = {"name": "taken", "namespace": "hostile"}
+    yield {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": {
+        "clusterIP": "None", "selector": {"app": "taken"}}}
+    yield {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": metadata, "spec": {
+        "podSelector": {"matchLabels": {"app": "taken"}}}}
+    yield hostile("taken", recipe(1 << 10))
+
+
+def recipes():
+    """Recipes that read what is not theirs, or that grow while they are read."""
+    yield hostile("environment", "${oc.env:HTTP_PROXY}${oc.env:KUBERNETES_SERVICE_HOST}")
+    laughs = "a0: &a0 [x, x, x, x, x, x, x, x]\n" + "".join(
+        f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 8)}]\n" for n in range(1, 12))
+    yield hostile("aliases", laughs)
+    yield hostile("deep", "[" * 200_000)
+    yield hostile("interpolation", "a: xxxxxxxxxxxxxxxx\n" + "".join(
+        f"b{n}: ${{{'a' if n == 0 else f'b{n - 1}'}}}${{{'a' if n == 0 else f'b{n - 1}'}}}\n" for n in range(40)))
+
+
+def attack(until):
+    round = 0
+    while time.time() < until:
+        round += 1
+        wave = [*reservations(), *agents(), *bombs(round), *names(), *recipes()]
+        random.shuffle(wave)
+        for item in wave:
+            if time.time() > until:
+                break
+            # The API server refuses some of them.
+            apply(item, check=False)
+        if random.random() < 0.5:
+            kubectl("-n", "hostile", "delete", "tj", *random.sample(
+                ["unknown-scheduler", "bound", "agent-endless", "agent-lies", "tolerant"], 2),
+                "--ignore-not-found", "--wait=false", check=False)
+        time.sleep(min(10, max(0, until - time.time())))
+
+
+def calm():
+    kubectl("-n", "hostile", "delete", "tj,svc,networkpolicy", "--all", "--wait=false", check=False)
+    kubectl("-n", "hostile", "delete", "pods", "--all", "--force", "--grace-period=0", check=False)
+    until = time.time() + 60
+    while kubectl("-n", "hostile", "get", "pods,tj", "-o", "name").strip() and time.time() < until:
+        time.sleep(1)
+
+
+def measured(seconds, work=None):
+    """Steps a second of both jobs during a window."""
+    start, before = time.time(), steps()
+    thread = threading.Thread(target=work or time.sleep, args=[start + seconds if work else seconds])
+    thread.start()
+    health, found = [], []
+    while thread.is_alive():
+        found += faults()
+        health.append(health_seconds())
+        thread.join(5)
+    took, after = time.time() - start, steps()
+    rates = {name: (after[name] - before[name]) / took for name in after}
+    return rates, took, max(health), found
+
+
+build = ["go", "build", "-o", str(state / "hostile"), str(here / "hostile_agent.go")]
+subprocess.run(build, check=True, env=os.environ | {"CGO_ENABLED": "0"})
+run(KIT / "image", state / "image.tar", HOSTILE, '["/bin/hostile"]', f"{state / 'hostile'}:bin/hostile")
+run(KIT / "cluster", "load", state / "image.tar")
+total = {"quiet": {}, "hostile": {}, "seconds": {"quiet": 0, "hostile": 0}}
+problems, slowest = [], 0
+try:
+    begin_training()
+    time.sleep(10)
+    end = time.time() + a.minutes * 60
+    while time.time() < end:
+        line = {}
+        for window, seconds, work in [("quiet", a.quiet, None), ("hostile", a.hostile, attack)]:
+            rates, took, health, found = measured(seconds, work)
+            total["seconds"][window] += took
+            for name, rate in rates.items():
+                total[window][name] = total[window].get(name, 0) + rate * took
+            line[window] = {name: round(rate, 3) for name, rate in rates.items()} | {"health_seconds": health}
+            problems += found
+            slowest = max(slowest, health)
+        calm()
+        print(json.dumps(line | {"controller_mib": controller_memory(), "problems": problems[:3]}), flush=True)
+    rate = lambda window, name: total[window][name] / total["seconds"][window]
+    ratios = {name: round(rate("hostile", name) / rate("quiet", name), 3) for name in ["paced", "trained"]}
+    print(json.dumps({"ratios": ratios, "slowest_health_seconds": slowest, "problems": len(problems),
+                      "controller_mib": controller_memory(),
+                      "hostile_minutes": round(total["seconds"]["hostile"] / 60, 1)}))
+    if problems or ratios["paced"] < 0.95:
+        sys.exit(f"the other tenant was hurt: {problems[:5]} {ratios}")
+finally:
+    calm()
+    kubectl("-n", "victim", "delete", "tj", "--all", "--timeout=60s", check=False)
+    kubectl("delete", "namespace", "victim", "hostile", "--wait=false", check=False)
+    kubectl("delete", "pv", "victim", "--wait=false", check=False)
+    shutil.rmtree(volume, ignore_errors=True)
