@@ -263,7 +263,7 @@ pub enum Capacity {
 }
 
 /// Worlds that do not split the global batch exactly.
-#[derive(JsonSchema, Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(JsonSchema, Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 pub enum RemainderPolicy {
     /// Such worlds are not feasible.
     #[default]

@@ -11,12 +11,13 @@ use kube::{Client, ResourceExt};
 
 use super::agents::Agents;
 use super::leases::Leases;
-use super::planning::Planner;
+use super::planner::{Planner, Recipes};
 use super::stores::{self, Stores};
 use crate::api::TrainingJob;
 use crate::operator::outcome::fraction;
 use crate::operator::reservations::Reservations;
 use crate::operator::suspects::Suspects;
+use crate::operator::turns::Turns;
 use crate::telemetry::now;
 use crate::util::lock::lock;
 
@@ -44,6 +45,10 @@ pub struct Context {
     pub leases: Leases,
     /// Devices reserved for the jobs' pods.
     pub reservations: Mutex<Reservations>,
+    /// Recipes of the jobs.
+    pub recipes: Recipes,
+    /// Turns to plan.
+    pub turns: Turns,
     /// Nodes with unresponsive pods.
     pub suspects: Mutex<Suspects>,
     pub recorder: Recorder,

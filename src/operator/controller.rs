@@ -4,9 +4,6 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::Router;
-use axum::http::header::CONTENT_TYPE;
-use axum::routing::get;
 use futures::{Stream, StreamExt};
 use kube::runtime::Controller;
 use kube::runtime::controller::{Action, Config};
@@ -15,7 +12,7 @@ use kube::runtime::reflector::{ObjectRef, Store};
 use kube::{Client, ResourceExt};
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 use tokio::time::Instant;
-use tracing::{debug, warn};
+use tracing::{debug, info, warn};
 
 use super::agents::Agents;
 use super::apply::MANAGER;
@@ -26,6 +23,7 @@ use super::metrics::Metrics;
 use super::reconcile::{ReconcileError, reconcile};
 use super::stores::{self, Affected, COALESCE_WINDOW};
 use super::unreadable;
+use super::vital::{self, Pulse};
 use crate::api::TrainingJob;
 use crate::api::status::Phase;
 use crate::operator::coalesce::Coalescer;
@@ -53,34 +51,16 @@ pub struct Options {
 /// Runs the controller until SIGTERM or SIGINT.
 pub async fn run(options: Options) -> anyhow::Result<()> {
     let client = Client::try_default().await?;
-    let health = tokio::net::TcpListener::bind(options.listen).await?;
     let metrics = Arc::new(Metrics::default());
-    let counted = metrics.clone();
-    let scrape = move || async move {
-        (
-            [(CONTENT_TYPE, "text/plain; version=0.0.4")],
-            counted.text(),
-        )
-    };
-    let routes = Router::new()
-        .route("/healthz", get(|| async { "ok\n" }))
-        .route("/metrics", get(scrape));
-    tokio::spawn(async move { axum::serve(health, routes).await });
-    let work = control(
-        client.clone(),
-        options.identity.clone(),
-        options.image.clone(),
-        metrics,
-    );
-    let leading = async {
-        match options.elect {
-            true => leader::lead(client, &options.namespace, &options.identity, work).await,
-            false => work.await,
-        }
-    };
+    let pulse = Pulse::new();
+    let vital = vital::start(&options, metrics.clone(), pulse.clone()).await?;
+    info!(address = %vital.address, "serving /healthz and /metrics");
+    tokio::spawn(pulse.beat());
+    let work = control(client, options.identity, options.image, metrics);
     let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
     tokio::select! {
-        ended = leading => ended,
+        ended = leader::lead(vital.leads, work) => ended,
+        error = vital.ended => Err(error?),
         _ = terminate.recv() => Ok(()),
         _ = tokio::signal::ctrl_c() => Ok(()),
     }
@@ -115,6 +95,8 @@ async fn control(
         known,
         leases: Default::default(),
         reservations: Default::default(),
+        recipes: Default::default(),
+        turns: Default::default(),
         suspects: Default::default(),
         job_cache: Default::default(),
         newest: Default::default(),

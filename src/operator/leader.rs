@@ -4,6 +4,7 @@ use std::future::Future;
 
 use kube::Client;
 use kube_lease_manager::LeaseManagerBuilder;
+use tokio::sync::watch::Receiver;
 use tracing::{info, warn};
 
 /// Name of the Lease.
@@ -13,13 +14,13 @@ const DURATION: u64 = 15;
 /// Seconds before expiry at which the leader renews.
 const GRACE: u64 = 10;
 
-/// Waits for leadership, then runs `work` until it ends or the Lease is lost. Work in progress is
-/// dropped when the Lease is lost: its writes would be refused, since the next leader has written
-/// the same objects meanwhile.
-pub async fn lead<F>(client: Client, namespace: &str, identity: &str, work: F) -> anyhow::Result<()>
-where
-    F: Future<Output = anyhow::Result<()>>,
-{
+/// Competes for the Lease and renews it. The value tells whether this replica leads. It must be polled on the
+/// runtime that renews the Lease.
+pub async fn campaign(
+    client: Client,
+    namespace: &str,
+    identity: &str,
+) -> anyhow::Result<Receiver<bool>> {
     let manager = LeaseManagerBuilder::new(client, LEASE)
         .with_namespace(namespace)
         .with_identity(identity)
@@ -27,14 +28,29 @@ where
         .with_grace(GRACE)
         .build()
         .await?;
-    let (mut leads, _renewing) = manager.watch().await;
+    let (leads, _renewing) = manager.watch().await;
     info!(lease = LEASE, namespace, identity, "waiting to lead");
+    Ok(leads)
+}
+
+/// Waits for leadership, then runs `work` until it ends or the Lease is lost. Work in progress is
+/// dropped when the Lease is lost: its writes would be refused, since the next leader has written
+/// the same objects meanwhile.
+///
+/// `leads` is `None` without leader election.
+pub async fn lead<F>(leads: Option<Receiver<bool>>, work: F) -> anyhow::Result<()>
+where
+    F: Future<Output = anyhow::Result<()>>,
+{
+    let Some(mut leads) = leads else {
+        return work.await;
+    };
     leads.wait_for(|leads| *leads).await?;
-    info!(identity, "leading");
+    info!("leading");
     tokio::select! {
         ended = work => ended,
         lost = leads.wait_for(|leads| !*leads) => {
-            warn!(identity, "lost the Lease, exiting");
+            warn!("lost the Lease, exiting");
             lost.map(|_| ()).map_err(anyhow::Error::from)
         }
     }

@@ -20,6 +20,7 @@ mod liveness;
 mod metrics;
 mod observe;
 mod outcome;
+mod planner;
 mod planning;
 mod pod_index;
 mod reconcile;
@@ -27,7 +28,9 @@ mod reservations;
 mod status;
 mod stores;
 mod suspects;
+mod turns;
 mod unreadable;
+mod vital;
 
 pub use build::{AGENT_PORT, JOB_LABEL, SLOT_LABEL, run_directory};
 pub use controller::{Options, run};

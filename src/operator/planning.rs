@@ -1,20 +1,15 @@
-//! Plans of a TrainingJob. The recipe is read once and its snapshot kept in the status; every world is
-//! planned by the same rules as on the command line.
-
-use std::collections::HashMap;
+//! The recipe of a TrainingJob. It is read once and its snapshot kept in the status.
 
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::api::Api;
 use kube::{Client, ResourceExt};
 use xxhash_rust::xxh3::xxh3_128;
 
-use super::build;
 use crate::api::condition::ConditionReason;
-use crate::api::status::{RecipeSnapshot, Slot, TrainingJobStatus};
+use crate::api::status::{RecipeSnapshot, TrainingJobStatus};
 use crate::api::{ConfigMapKey, TrainingJob};
-use crate::external_trainer;
-use crate::plan::{self, Plan, PlanRequest, Reached, Refused};
-use crate::recipe::{self, Recipe, Severity, trainer_command};
+use crate::plan::Reached;
+use crate::recipe::{self, Recipe, Severity};
 
 /// Reason and message of the condition of a job that cannot be planned.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -134,142 +129,6 @@ pub fn read(job: &TrainingJob, snapshot: &RecipeSnapshot) -> Result<Recipe, Refu
     })
 }
 
-/// Plans the worlds of one job. It caches which worlds are feasible, since every reconciliation needs
-/// that. It does not cache plans: they are large and needed once a generation.
-#[derive(Default)]
-pub struct Planner {
-    recipe: Option<(String, Recipe)>,
-    /// First error of each world planned so far; `None` for feasible worlds.
-    refused: HashMap<(u64, Reached), Option<String>>,
-    /// The plan of the running generation, while the edited recipe cannot be planned.
-    held: Option<Plan>,
-    /// `metadata.generation` whose spec gives valid pods.
-    buildable_generation: Option<i64>,
-}
-
-impl Planner {
-    /// A planner that knows only the plan of the running generation, because the edited job cannot be
-    /// planned.
-    pub fn with_plan(plan: Plan) -> Planner {
-        Planner {
-            held: Some(plan),
-            ..Planner::default()
-        }
-    }
-
-    /// Refuses a job whose objects cannot be built; checked once for every edit.
-    pub fn refuse_unbuildable(
-        &mut self,
-        job: &TrainingJob,
-        image: Option<&str>,
-    ) -> Result<(), Refusal> {
-        let generation = job.metadata.generation;
-        if generation.is_none() || self.buildable_generation != generation {
-            refuse_unbuildable(job, image)?;
-            self.buildable_generation = generation;
-        }
-        Ok(())
-    }
-
-    /// Reads the job's recipe; true if it changed. A change clears the cached worlds.
-    pub fn read(&mut self, job: &TrainingJob, snapshot: &RecipeSnapshot) -> Result<bool, Refusal> {
-        let (spec, hash) = (&job.spec, &snapshot.hash);
-        let key = format!(
-            "{hash}-{:?}-{:?}",
-            spec.elasticity.remainder, spec.trainer.command
-        );
-        if self.recipe.as_ref().is_some_and(|(known, _)| *known == key) {
-            return Ok(false);
-        }
-        self.refused.clear();
-        (self.recipe, self.held) = (None, None);
-        let mut recipe = read(job, snapshot)?;
-        let command = std::mem::replace(
-            &mut recipe.spec.trainer.command,
-            spec.trainer.command.clone(),
-        );
-        if spec.trainer.command.is_empty() && !command.is_empty() {
-            return Err(plan_refused(
-                "the recipe starts an external trainer: set spec.trainer.command to its command \
-                 and spec.image to an image with its dependencies"
-                    .into(),
-            ));
-        }
-        self.recipe = Some((key, recipe));
-        Ok(true)
-    }
-
-    /// Refuses overrides that an external trainer would ignore, and checkpoints that it would lose.
-    pub fn refuse_losses(&self, overrides: &[String]) -> Result<(), Refusal> {
-        let Some((_, recipe)) = &self.recipe else {
-            return Ok(());
-        };
-        if !recipe.spec.trainer.is_external() {
-            return Ok(());
-        }
-        let lost = trainer_command::lost_override(recipe, overrides)
-            .or_else(|| external_trainer::resume::lost_checkpoints(recipe));
-        lost.map_or(Ok(()), |lost| Err(plan_refused(lost)))
-    }
-
-    /// Plan for `ranks` ranks with the progress `reached`; the error contains the rules' diagnostics.
-    pub fn plan(&self, ranks: u64, reached: Reached) -> Result<Plan, String> {
-        if let Some(plan) = &self.held {
-            let fits = plan.outline.world_size == ranks
-                && reached
-                    .per_device_batch_size_limit
-                    .is_none_or(|limit| plan.per_device_batch_size <= limit);
-            let message = || {
-                "the job as edited cannot be planned, only its current world is known".to_string()
-            };
-            return fits.then(|| plan.clone()).ok_or_else(message);
-        }
-        let recipe = self.recipe.as_ref().map(|(_, recipe)| recipe);
-        let recipe = recipe.ok_or_else(|| "the recipe was not read".to_string())?;
-        let request = PlanRequest::gpus(ranks).after(reached);
-        plan::plan(recipe, &request).map_err(|refused| error_text(&refused))
-    }
-
-    /// Whether a plan without errors exists.
-    pub fn is_feasible(&mut self, ranks: u64, reached: Reached) -> bool {
-        self.refusal(ranks, reached).is_none()
-    }
-
-    /// First error of the plan; `None` if it is feasible.
-    pub fn refusal(&mut self, ranks: u64, reached: Reached) -> Option<String> {
-        let world = (ranks, reached);
-        if !self.refused.contains_key(&world) {
-            let errors = self.plan(ranks, reached).err();
-            let first = errors.map(|text| text.lines().next().unwrap_or_default().to_owned());
-            self.refused.insert(world, first);
-        }
-        self.refused.get(&world).cloned().flatten()
-    }
-}
-
-/// Refuses a job whose objects cannot be built.
-fn refuse_unbuildable(job: &TrainingJob, image: Option<&str>) -> Result<(), Refusal> {
-    let name = job.name_any();
-    let mut letters = name.chars();
-    let label = letters
-        .next()
-        .is_some_and(|first| first.is_ascii_lowercase())
-        && letters.all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-')
-        && !name.ends_with('-');
-    if !label {
-        return Err(plan_refused(format!(
-            "`{name}` is not a valid Service name, which the job's pods need; create the job with a name of \
-             lower-case letters, digits and dashes that starts with a letter"
-        )));
-    }
-    let made = build::pod(job, Slot::default(), image);
-    made.map(|_| ()).map_err(|error| {
-        plan_refused(format!(
-            "spec.podTemplate does not give a valid pod: {error}; compare it with `kubectl explain pod.spec`"
-        ))
-    })
-}
-
 /// Progress of a job that restricts its next plans.
 pub fn reached(status: &TrainingJobStatus) -> Reached {
     Reached {
@@ -280,16 +139,4 @@ pub fn reached(status: &TrainingJobStatus) -> Reached {
             .as_ref()
             .map(|checkpoint_ref| checkpoint_ref.batch),
     }
-}
-
-/// The errors of a refused plan, one line each.
-fn error_text(refused: &Refused) -> String {
-    let errors = refused
-        .diagnostics
-        .iter()
-        .filter(|d| d.severity == Severity::Error);
-    let lines: Vec<String> = errors
-        .map(|d| format!("{}: {} ({})", d.rule, d.message, d.help))
-        .collect();
-    lines.join("\n")
 }

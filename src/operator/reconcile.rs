@@ -11,7 +11,8 @@ use serde_json::json;
 use super::apply::{self, ApplyError, MANAGER};
 use super::context::{Companions, Context};
 use super::observe::ClusterState;
-use super::planning::{self, Planner, Refusal};
+use super::planner::Planner;
+use super::planning::{self, Refusal};
 use super::{build, conditions, faults, status};
 use crate::api::condition::{ConditionReason, ConditionType};
 use crate::api::status::{Phase, PlanSummary, Slot, TrainingJobStatus};
@@ -76,12 +77,19 @@ pub async fn reconcile(
         .into_iter()
         .map(|(key, value)| format!("{key}={value}"));
     next.selector = labels.collect::<Vec<_>>().join(",");
-    let planned = plan(&job, &mut next, &context).await;
-    let (mut planner, refusal) = match (planned, &before.generation) {
-        (Ok(planner), _) => (planner, None),
-        (Err(refusal), None) => return refused(&job, &before, next, &refusal, &context).await,
+    let mut planner = context.planner(&uid);
+    let planned = plan(&job, &mut next, &mut planner, &context).await;
+    let (planner, refusal) = match (planned, &before.generation) {
+        (Ok(()), _) => (planner, None),
+        (Err(Unplanned::Later(pause)), _) => {
+            context.store_planner(&uid, planner);
+            return Ok(Action::requeue(pause));
+        }
+        (Err(Unplanned::Refused(refusal)), None) => {
+            return refused(&job, &before, next, &refusal, &context).await;
+        }
         // The running generation continues unchanged and is still reconciled.
-        (Err(refusal), Some(current)) => {
+        (Err(Unplanned::Refused(refusal)), Some(current)) => {
             let (reason, message) = (refusal.reason, refusal.message);
             conditions::set(&mut next, ConditionType::Planned, false, reason, &message);
             (
@@ -104,7 +112,11 @@ pub async fn reconcile(
         planner.is_feasible(ranks, within)
     };
     status::apply_observed(&job, &mut next, &cluster, holds, now);
-    let (decision, placeable) = decide(&job, &next, &cluster, &mut planner, &context, now);
+    if let Err(pause) = evaluate(&job, planning::reached(&next), &planner, &context) {
+        context.store_planner(&uid, planner);
+        return Ok(Action::requeue(pause));
+    }
+    let (decision, placeable) = decide(&job, &next, &cluster, &planner, &context, now);
     next.attempts = decision.attempts;
     next.scale_up_pending_since = decision.scale_up_pending_since.map(micro_time);
     next.placement_since = decision.placement_since.map(micro_time);
@@ -124,7 +136,7 @@ pub async fn reconcile(
         let ranks = members.len() as u64 * u64::from(job.spec.gpus_per_node);
         plan = planner.plan(ranks, planning::reached(&next)).ok();
         if let Some(plan) = &plan {
-            let feasible = feasible_nodes(&job, &next, &mut planner);
+            let feasible = feasible_nodes(&job, &next, &planner);
             next.plan = Some(PlanSummary::of(plan, feasible));
         }
     }
@@ -138,7 +150,7 @@ pub async fn reconcile(
     );
     status::batch_now(&mut next);
     let refused = context.refusal(&uid).filter(|_| !over);
-    let skipped = || skipped(&job, &next, placeable, &mut planner);
+    let skipped = || skipped(&job, &next, placeable, &planner);
     let notice = refused.clone().or(refusal).or_else(skipped);
     status::notice(&mut next, notice);
     conditions::of_phase(&mut next, refused.as_deref(), cluster.problem.as_ref());
@@ -206,7 +218,7 @@ fn skipped(
     job: &TrainingJob,
     status: &TrainingJobStatus,
     placeable: u32,
-    planner: &mut Planner,
+    planner: &Planner,
 ) -> Option<String> {
     if status.phase != Phase::Running {
         return None;
@@ -217,10 +229,12 @@ fn skipped(
         return None;
     }
     let (per_node, reached) = (u64::from(job.spec.gpus_per_node), planning::reached(status));
-    let mut refused = |nodes: u32| planner.refusal(u64::from(nodes) * per_node, reached);
+    let ranks = |nodes: u32| u64::from(nodes) * per_node;
     // If one of them is feasible, a scale up to it is under way.
-    let all = (first..=last).all(|nodes| refused(nodes).is_some());
-    let message = refused(last).filter(|_| all)?;
+    if (first..=last).any(|nodes| planner.is_feasible(ranks(nodes), reached)) {
+        return None;
+    }
+    let message = planner.refusal(ranks(last), reached)?;
     Some(match first == last {
         true => format!("skips {first} nodes: {message}"),
         false => format!("skips {first} to {last} nodes: {message}"),
@@ -241,40 +255,57 @@ fn requeue_interval(status: &TrainingJobStatus) -> Duration {
     }
 }
 
-/// The job's planner with the recipe read. Stores the recipe snapshot and the first plan in the status.
+/// Why a job is not planned now.
+enum Unplanned {
+    Refused(Refusal),
+    /// Another job of the namespace plans; try again after this pause.
+    Later(Duration),
+}
+
+impl From<Refusal> for Unplanned {
+    fn from(refusal: Refusal) -> Unplanned {
+        Unplanned::Refused(refusal)
+    }
+}
+
+/// Reads the job's recipe into the planner. Stores the recipe snapshot and the first plan in the status.
 async fn plan(
     job: &TrainingJob,
     status: &mut TrainingJobStatus,
+    planner: &mut Planner,
     context: &Context,
-) -> Result<Planner, Refusal> {
-    let mut planner = context.planner(&job.uid().unwrap_or_default());
+) -> Result<(), Unplanned> {
     planner.refuse_unbuildable(job, context.image.as_deref())?;
     let snapshot = planning::snapshot(&context.client, job).await?;
-    let another = planner.read(job, &snapshot)?;
+    if !planner.has_read(job, &snapshot) {
+        let turn = context.turns.begin(&job.namespace().unwrap_or_default());
+        let turn = turn.map_err(Unplanned::Later)?;
+        turn.run(|| planner.read(job, &snapshot, &context.recipes))?;
+    }
     if status.generation.is_none() {
         planner.refuse_losses(&snapshot.overrides)?;
     }
     status.recipe = Some(snapshot);
     // A running job is planned too: after a change of its command no other world may be feasible, and
     // then it is left unchanged.
-    if another || status.plan.is_none() {
+    if !planner.found_plan || status.plan.is_none() {
+        let reached = planning::reached(status);
+        evaluate(job, reached, planner, context).map_err(Unplanned::Later)?;
         let bounds = bounds(job);
         let per_node = u64::from(job.spec.gpus_per_node);
         let most = job.spec.nodes.min(*bounds.end());
-        let reached = planning::reached(status);
-        let mut worlds = (*bounds.start()..=most).rev();
-        let first =
-            worlds.find_map(|nodes| planner.plan(u64::from(nodes) * per_node, reached).ok());
-        let Some(plan) = first else {
-            let nodes = job.spec.nodes.max(1);
-            let ranks = u64::from(nodes) * per_node;
-            let message = planner.plan(ranks, reached).err().unwrap_or_default();
-            return Err(planning::plan_refused(format!(
+        let mut worlds = (*bounds.start()..=most).map(|nodes| u64::from(nodes) * per_node);
+        let first = worlds.rfind(|ranks| planner.is_feasible(*ranks, reached));
+        let nodes = job.spec.nodes.max(1);
+        let ranks = first.unwrap_or(u64::from(nodes) * per_node);
+        let plan = planner.plan(ranks, reached).map_err(|message| {
+            planning::plan_refused(format!(
                 "no plan for {nodes} nodes of {per_node} GPUs: {message}"
-            )));
-        };
+            ))
+        })?;
+        planner.found_plan = true;
         if status.plan.is_none() {
-            let feasible = feasible_nodes(job, status, &mut planner);
+            let feasible = feasible_nodes(job, status, planner);
             status.plan = Some(PlanSummary::of(&plan, feasible));
         }
     }
@@ -285,7 +316,34 @@ async fn plan(
         ConditionReason::Planned,
         "the recipe is planned and its rules hold",
     );
-    Ok(planner)
+    Ok(())
+}
+
+/// Evaluates all worlds that a reconciliation may ask for; the error is the pause until the job's next turn.
+fn evaluate(
+    job: &TrainingJob,
+    reached: Reached,
+    planner: &Planner,
+    context: &Context,
+) -> Result<(), Duration> {
+    let per_node = u64::from(job.spec.gpus_per_node);
+    let worlds = || considered(job).map(|nodes| u64::from(nodes) * per_node);
+    if planner.has_evaluated(worlds(), reached) {
+        return Ok(());
+    }
+    let turn = context.turns.begin(&job.namespace().unwrap_or_default())?;
+    turn.run(|| {
+        for ranks in worlds() {
+            planner.is_feasible(ranks, reached);
+        }
+    });
+    Ok(())
+}
+
+/// Numbers of nodes whose feasibility matters.
+fn considered(job: &TrainingJob) -> impl Iterator<Item = u32> + use<> {
+    let bounds = bounds(job);
+    (1..=job.spec.nodes.saturating_add(LOOK_AHEAD)).filter(move |nodes| bounds.contains(nodes))
 }
 
 fn bounds(job: &TrainingJob) -> std::ops::RangeInclusive<u32> {
@@ -294,15 +352,10 @@ fn bounds(job: &TrainingJob) -> std::ops::RangeInclusive<u32> {
 }
 
 /// Feasible numbers of nodes.
-fn feasible_nodes(
-    job: &TrainingJob,
-    status: &TrainingJobStatus,
-    planner: &mut Planner,
-) -> Vec<u32> {
+fn feasible_nodes(job: &TrainingJob, status: &TrainingJobStatus, planner: &Planner) -> Vec<u32> {
     let per_node = u64::from(job.spec.gpus_per_node);
     let reached = planning::reached(status);
-    (1..=job.spec.nodes + LOOK_AHEAD)
-        .filter(|nodes| bounds(job).contains(nodes))
+    considered(job)
         .filter(|nodes| planner.is_feasible(u64::from(*nodes) * per_node, reached))
         .collect()
 }
@@ -313,7 +366,7 @@ fn decide(
     job: &TrainingJob,
     status: &TrainingJobStatus,
     cluster: &ClusterState,
-    planner: &mut Planner,
+    planner: &Planner,
     context: &Context,
     now: f64,
 ) -> (Placement, u32) {

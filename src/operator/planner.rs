@@ -1,0 +1,328 @@
+//! Plans the worlds of a job by the same rules as on the command line.
+//!
+//! Jobs of a namespace with the same recipe share its worlds: which are feasible is needed in every
+//! reconciliation. Plans are not cached: they are large and needed once a generation. A tenant's recipe is
+//! never shared with another tenant.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, Weak};
+
+use kube::ResourceExt;
+
+use super::build;
+use super::planning::{Refusal, plan_refused, read};
+use crate::api::status::{RecipeSnapshot, Slot};
+use crate::api::{RemainderPolicy, TrainingJob};
+use crate::external_trainer;
+use crate::plan::{self, Plan, PlanRequest, Reached, Refused};
+use crate::recipe::{Recipe, Severity, trainer_command};
+use crate::util::lock::lock;
+
+/// Worlds of one recipe that are kept; beyond this number they are evaluated again.
+const MAX_WORLDS: usize = 8192;
+
+/// What the reading of a recipe depends on.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct RecipeKey {
+    namespace: String,
+    /// Hash of the snapshot.
+    hash: String,
+    remainder: RemainderPolicy,
+    command: Vec<String>,
+}
+
+impl RecipeKey {
+    fn of(job: &TrainingJob, snapshot: &RecipeSnapshot) -> RecipeKey {
+        RecipeKey {
+            namespace: job.namespace().unwrap_or_default(),
+            hash: snapshot.hash.clone(),
+            remainder: job.spec.elasticity.remainder,
+            command: job.spec.trainer.command.clone(),
+        }
+    }
+}
+
+/// A recipe and its worlds so far.
+struct PlannedRecipe {
+    key: RecipeKey,
+    recipe: Recipe,
+    /// First error of each evaluated world; `None` for feasible worlds.
+    worlds: Mutex<HashMap<(u64, Reached), Option<String>>>,
+}
+
+/// The recipes of all jobs. A recipe is kept while a job has it.
+#[derive(Default)]
+pub struct Recipes(Mutex<HashMap<RecipeKey, Weak<PlannedRecipe>>>);
+
+impl Recipes {
+    fn get(&self, key: &RecipeKey) -> Option<Arc<PlannedRecipe>> {
+        lock(&self.0).get(key).and_then(Weak::upgrade)
+    }
+
+    fn put(&self, key: RecipeKey, recipe: Recipe) -> Arc<PlannedRecipe> {
+        let planned = Arc::new(PlannedRecipe {
+            key: key.clone(),
+            recipe,
+            worlds: Mutex::default(),
+        });
+        let mut recipes = lock(&self.0);
+        recipes.retain(|_, recipe| recipe.strong_count() > 0);
+        recipes.insert(key, Arc::downgrade(&planned));
+        planned
+    }
+}
+
+/// Plans the worlds of one job.
+#[derive(Default)]
+pub struct Planner {
+    recipe: Option<Arc<PlannedRecipe>>,
+    /// Whether a plan for one of the job's worlds was found with this recipe.
+    pub found_plan: bool,
+    /// The plan of the running generation, while the edited recipe cannot be planned.
+    held: Option<Plan>,
+    /// `metadata.generation` whose spec gives valid pods.
+    buildable_generation: Option<i64>,
+}
+
+impl Planner {
+    /// A planner that knows only the plan of the running generation, because the edited job cannot be
+    /// planned.
+    pub fn with_plan(plan: Plan) -> Planner {
+        Planner {
+            held: Some(plan),
+            ..Planner::default()
+        }
+    }
+
+    /// Refuses a job whose objects cannot be built; checked once for every edit.
+    pub fn refuse_unbuildable(
+        &mut self,
+        job: &TrainingJob,
+        image: Option<&str>,
+    ) -> Result<(), Refusal> {
+        let generation = job.metadata.generation;
+        if generation.is_none() || self.buildable_generation != generation {
+            refuse_unbuildable(job, image)?;
+            self.buildable_generation = generation;
+        }
+        Ok(())
+    }
+
+    /// Whether the planner has this recipe of the job.
+    pub fn has_read(&self, job: &TrainingJob, snapshot: &RecipeSnapshot) -> bool {
+        let recipe = self.recipe.as_ref();
+        recipe.is_some_and(|recipe| recipe.key == RecipeKey::of(job, snapshot))
+    }
+
+    /// Reads the job's recipe, unless another job of its namespace has the same.
+    pub fn read(
+        &mut self,
+        job: &TrainingJob,
+        snapshot: &RecipeSnapshot,
+        recipes: &Recipes,
+    ) -> Result<(), Refusal> {
+        let key = RecipeKey::of(job, snapshot);
+        (self.recipe, self.held, self.found_plan) = (recipes.get(&key), None, false);
+        if self.recipe.is_some() {
+            return Ok(());
+        }
+        let mut recipe = read(job, snapshot)?;
+        let command = std::mem::replace(&mut recipe.spec.trainer.command, key.command.clone());
+        if key.command.is_empty() && !command.is_empty() {
+            return Err(plan_refused(
+                "the recipe starts an external trainer: set spec.trainer.command to its command \
+                 and spec.image to an image with its dependencies"
+                    .into(),
+            ));
+        }
+        self.recipe = Some(recipes.put(key, recipe));
+        Ok(())
+    }
+
+    /// Refuses overrides that an external trainer would ignore, and checkpoints that it would lose.
+    pub fn refuse_losses(&self, overrides: &[String]) -> Result<(), Refusal> {
+        let Some(recipe) = self.recipe.as_ref().map(|planned| &planned.recipe) else {
+            return Ok(());
+        };
+        if !recipe.spec.trainer.is_external() {
+            return Ok(());
+        }
+        let lost = trainer_command::lost_override(recipe, overrides)
+            .or_else(|| external_trainer::resume::lost_checkpoints(recipe));
+        lost.map_or(Ok(()), |lost| Err(plan_refused(lost)))
+    }
+
+    /// Plan for `ranks` ranks with the progress `reached`; the error contains the rules' diagnostics.
+    pub fn plan(&self, ranks: u64, reached: Reached) -> Result<Plan, String> {
+        if let Some(plan) = &self.held {
+            let fits = plan.outline.world_size == ranks
+                && reached
+                    .per_device_batch_size_limit
+                    .is_none_or(|limit| plan.per_device_batch_size <= limit);
+            let message = || {
+                "the job as edited cannot be planned, only its current world is known".to_string()
+            };
+            return fits.then(|| plan.clone()).ok_or_else(message);
+        }
+        let planned = self.recipe.as_ref();
+        let planned = planned.ok_or_else(|| "the recipe was not read".to_string())?;
+        let request = PlanRequest::gpus(ranks).after(reached);
+        plan::plan(&planned.recipe, &request).map_err(|refused| error_text(&refused))
+    }
+
+    /// Whether a plan without errors exists.
+    pub fn is_feasible(&self, ranks: u64, reached: Reached) -> bool {
+        self.may_split(ranks, reached) && self.refusal(ranks, reached).is_none()
+    }
+
+    /// First error of the plan; `None` if it is feasible.
+    pub fn refusal(&self, ranks: u64, reached: Reached) -> Option<String> {
+        let first = |errors: String| errors.lines().next().unwrap_or_default().to_owned();
+        let Some(planned) = &self.recipe else {
+            return self.plan(ranks, reached).err().map(first);
+        };
+        let world = (ranks, reached);
+        if let Some(known) = lock(&planned.worlds).get(&world) {
+            return known.clone();
+        }
+        let refusal = self.plan(ranks, reached).err().map(first);
+        let mut worlds = lock(&planned.worlds);
+        if worlds.len() >= MAX_WORLDS {
+            worlds.clear();
+        }
+        worlds.insert(world, refusal.clone());
+        refusal
+    }
+
+    /// Whether all these worlds are evaluated, so that [`Planner::is_feasible`] plans none of them.
+    pub fn has_evaluated(&self, worlds: impl Iterator<Item = u64>, reached: Reached) -> bool {
+        let Some(planned) = &self.recipe else {
+            return true;
+        };
+        let mut open = worlds.filter(|ranks| self.may_split(*ranks, reached));
+        let known = lock(&planned.worlds);
+        open.all(|ranks| known.contains_key(&(ranks, reached)))
+    }
+
+    fn may_split(&self, ranks: u64, reached: Reached) -> bool {
+        let request = PlanRequest::gpus(ranks).after(reached);
+        let planned = self.recipe.as_ref();
+        planned.is_none_or(|planned| plan::may_split(&planned.recipe, &request))
+    }
+}
+
+/// Refuses a job whose objects cannot be built.
+fn refuse_unbuildable(job: &TrainingJob, image: Option<&str>) -> Result<(), Refusal> {
+    let name = job.name_any();
+    let mut letters = name.chars();
+    let label = letters
+        .next()
+        .is_some_and(|first| first.is_ascii_lowercase())
+        && letters.all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-')
+        && !name.ends_with('-');
+    if !label {
+        return Err(plan_refused(format!(
+            "`{name}` is not a valid Service name, which the job's pods need; create the job with a name of \
+             lower-case letters, digits and dashes that starts with a letter"
+        )));
+    }
+    let made = build::pod(job, Slot::default(), image);
+    made.map(|_| ()).map_err(|error| {
+        plan_refused(format!(
+            "spec.podTemplate does not give a valid pod: {error}; compare it with `kubectl explain pod.spec`"
+        ))
+    })
+}
+
+/// The errors of a refused plan, one line each.
+fn error_text(refused: &Refused) -> String {
+    let errors = refused
+        .diagnostics
+        .iter()
+        .filter(|d| d.severity == Severity::Error);
+    let lines: Vec<String> = errors
+        .map(|d| format!("{}: {} ({})", d.rule, d.message, d.help))
+        .collect();
+    lines.join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn job(namespace: &str, name: &str, batch: u64) -> (TrainingJob, RecipeSnapshot) {
+        let recipe = json!({
+            "apiVersion": "evenkeel.dev/v1alpha1", "kind": "Recipe", "metadata": {"name": "r"},
+            "spec": {
+                "batch": {"global": batch},
+                "model": {"init": "random", "config": {
+                    "hidden_size": 64, "intermediate_size": 176, "num_hidden_layers": 2,
+                    "num_attention_heads": 4, "vocab_size": 64, "max_position_embeddings": 32}},
+                "data": {"sequence_length": 32, "train": [{"path": "s",
+                    "synthetic": {"vocabulary": 64, "branching": 4, "samples": 1_u64 << 40}}]},
+                "budget": {"samples": 1_u64 << 40},
+            },
+        });
+        let job: TrainingJob = serde_json::from_value(json!({
+            "apiVersion": "evenkeel.dev/v1alpha1", "kind": "TrainingJob",
+            "metadata": {"name": name, "namespace": namespace, "uid": name},
+            "spec": {
+                "nodes": 1024, "gpusPerNode": 1, "image": "i", "checkpoint": {"claim": "c"},
+                "recipe": {"inline": recipe.to_string()},
+            },
+        }))
+        .unwrap();
+        let source = &job.spec.recipe;
+        let mut snapshot = RecipeSnapshot::of(source, source.inline.clone(), &[]);
+        snapshot.hash = format!("{batch}");
+        (job, snapshot)
+    }
+
+    fn read_job(recipes: &Recipes, namespace: &str, name: &str, batch: u64) -> Planner {
+        let (job, snapshot) = job(namespace, name, batch);
+        let mut planner = Planner::default();
+        planner.read(&job, &snapshot, recipes).unwrap();
+        assert!(planner.has_read(&job, &snapshot));
+        planner
+    }
+
+    fn evaluated(planner: &Planner) -> usize {
+        lock(&planner.recipe.as_ref().unwrap().worlds).len()
+    }
+
+    #[test]
+    fn only_worlds_that_divide_the_batch_are_planned() {
+        let recipes = Recipes::default();
+        let planner = read_job(&recipes, "a", "j", 1 << 32);
+        let reached = Reached::default();
+        assert!(!planner.has_evaluated(1..=1024, reached));
+        let feasible: Vec<u64> = (1..=1024)
+            .filter(|ranks| planner.is_feasible(*ranks, reached))
+            .collect();
+        assert_eq!(feasible, (0..=10).map(|n| 1 << n).collect::<Vec<u64>>());
+        assert_eq!(evaluated(&planner), 11);
+        assert!(planner.has_evaluated(1..=1024, reached));
+        let refusal = planner.refusal(3, reached).unwrap();
+        assert!(refusal.starts_with("batch-divisible"), "{refusal}");
+    }
+
+    #[test]
+    fn jobs_of_one_namespace_share_the_worlds_of_their_recipe() {
+        let recipes = Recipes::default();
+        let reached = Reached::default();
+        let first = read_job(&recipes, "a", "j", 96);
+        assert!(first.is_feasible(3, reached));
+        let same = read_job(&recipes, "a", "k", 96);
+        assert!(same.has_evaluated([3].into_iter(), reached));
+        for (namespace, batch) in [("a", 48), ("b", 96)] {
+            let other = read_job(&recipes, namespace, "k", batch);
+            assert!(!other.has_evaluated([3].into_iter(), reached));
+        }
+        drop((first, same));
+        let (_, snapshot) = job("a", "j", 96);
+        let key = RecipeKey::of(&job("a", "j", 96).0, &snapshot);
+        assert!(recipes.get(&key).is_none(), "kept only while a job has it");
+    }
+}

@@ -1,0 +1,207 @@
+//! What the controller must do on time whatever its reconciliations do: answer the kubelet and renew the
+//! Lease. Both run on a thread with a runtime of its own.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use axum::Router;
+use axum::http::StatusCode;
+use axum::http::header::CONTENT_TYPE;
+use axum::routing::get;
+use kube::Client;
+use tokio::sync::oneshot;
+use tokio::sync::watch::Receiver;
+
+use super::controller::Options;
+use super::leader;
+use super::metrics::Metrics;
+
+/// Interval at which the runtime of the reconciliations shows that it runs.
+const BEAT: Duration = Duration::from_secs(1);
+/// Time without a beat after which `/healthz` reports the controller as dead.
+const DEAD: Duration = Duration::from_secs(60);
+
+/// Time of the last beat of the reconciliations' runtime.
+#[derive(Clone)]
+pub struct Pulse {
+    start: Instant,
+    /// Milliseconds from `start`.
+    last: Arc<AtomicU64>,
+}
+
+impl Pulse {
+    pub fn new() -> Pulse {
+        Pulse {
+            start: Instant::now(),
+            last: Arc::default(),
+        }
+    }
+
+    /// Beats for ever.
+    pub async fn beat(self) {
+        loop {
+            let since = self.start.elapsed().as_millis();
+            self.last
+                .store(u64::try_from(since).unwrap_or(u64::MAX), Ordering::Relaxed);
+            tokio::time::sleep(BEAT).await;
+        }
+    }
+
+    fn age(&self) -> Duration {
+        let last = Duration::from_millis(self.last.load(Ordering::Relaxed));
+        self.start.elapsed().saturating_sub(last)
+    }
+}
+
+/// The thread of the vital tasks.
+pub struct Vital {
+    /// Whether this replica leads; `None` without leader election.
+    pub leads: Option<Receiver<bool>>,
+    /// Receives the error that ended the thread.
+    pub ended: oneshot::Receiver<anyhow::Error>,
+    /// Address of `/healthz` and `/metrics`.
+    pub address: SocketAddr,
+}
+
+/// Starts the thread; returns once it listens and competes for the Lease.
+pub async fn start(
+    options: &Options,
+    metrics: Arc<Metrics>,
+    pulse: Pulse,
+) -> anyhow::Result<Vital> {
+    let (ready, started) = oneshot::channel();
+    let (end, ended) = oneshot::channel();
+    let options = options.clone();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    let run = async move {
+        let listener = tokio::net::TcpListener::bind(options.listen).await?;
+        let address = listener.local_addr()?;
+        let leads = if options.elect {
+            // A client works only on the runtime on which it was made.
+            let client = Client::try_default().await?;
+            Some(leader::campaign(client, &options.namespace, &options.identity).await?)
+        } else {
+            None
+        };
+        // The caller waits for it.
+        let _ = ready.send((leads, address));
+        Ok(axum::serve(listener, routes(metrics, pulse)).await?)
+    };
+    std::thread::Builder::new()
+        .name("vital".into())
+        .spawn(move || {
+            let result: anyhow::Result<()> = runtime.block_on(run);
+            let error = result.err();
+            // Nobody listens after the controller has ended.
+            let _ = end.send(error.unwrap_or_else(|| anyhow::anyhow!("the health server ended")));
+        })?;
+    match started.await {
+        Ok((leads, address)) => Ok(Vital {
+            leads,
+            ended,
+            address,
+        }),
+        Err(_) => Err(ended.await?),
+    }
+}
+
+fn routes(metrics: Arc<Metrics>, pulse: Pulse) -> Router {
+    let health = move || async move {
+        match pulse.age() {
+            age if age < DEAD => (StatusCode::OK, "ok\n".to_owned()),
+            age => (
+                StatusCode::SERVICE_UNAVAILABLE,
+                format!("no reconciliation has run for {} s\n", age.as_secs()),
+            ),
+        }
+    };
+    let scrape = move || async move {
+        (
+            [(CONTENT_TYPE, "text/plain; version=0.0.4")],
+            metrics.text(),
+        )
+    };
+    Router::new()
+        .route("/healthz", get(health))
+        .route("/metrics", get(scrape))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn options() -> Options {
+        Options {
+            namespace: "evenkeel-system".into(),
+            identity: "test".into(),
+            elect: false,
+            listen: "127.0.0.1:0".parse().unwrap(),
+            image: None,
+        }
+    }
+
+    async fn healthz(address: SocketAddr) -> (u16, String) {
+        let http = reqwest::Client::builder().no_proxy().build().unwrap();
+        let answer = http.get(format!("http://{address}/healthz")).send().await;
+        let answer = answer.unwrap();
+        (answer.status().as_u16(), answer.text().await.unwrap())
+    }
+
+    #[tokio::test]
+    async fn health_is_answered_while_the_reconciliations_block_their_runtime() {
+        let pulse = Pulse::new();
+        let vital = start(&options(), Arc::default(), pulse).await.unwrap();
+        let (answered, answer) = std::sync::mpsc::channel();
+        let client = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()
+                .unwrap();
+            answered
+                .send(runtime.block_on(healthz(vital.address)))
+                .unwrap();
+        });
+        // This blocks the only thread of the test's runtime until the answer has come.
+        let answer = answer.recv_timeout(Duration::from_secs(60)).unwrap();
+        assert_eq!(answer, (200, "ok\n".into()));
+        client.join().unwrap();
+    }
+
+    #[tokio::test]
+    async fn health_reports_a_runtime_that_stopped() {
+        let start_of_life = Instant::now().checked_sub(DEAD).unwrap();
+        let pulse = Pulse {
+            start: start_of_life,
+            last: Arc::default(),
+        };
+        let vital = start(&options(), Arc::default(), pulse.clone())
+            .await
+            .unwrap();
+        let (status, text) = healthz(vital.address).await;
+        assert_eq!((status, text.starts_with("no reconciliation")), (503, true));
+        let beating = tokio::spawn(pulse.clone().beat());
+        while pulse.age() > BEAT {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(healthz(vital.address).await.0, 200);
+        beating.abort();
+    }
+
+    #[tokio::test]
+    async fn an_address_in_use_is_an_error_at_the_start() {
+        let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let listen = taken.local_addr().unwrap();
+        let options = Options {
+            listen,
+            ..options()
+        };
+        let started = start(&options, Arc::default(), Pulse::new()).await;
+        let error = started.err().unwrap();
+        let error = error.downcast_ref::<std::io::Error>().unwrap();
+        assert_eq!(error.kind(), std::io::ErrorKind::AddrInUse);
+    }
+}
