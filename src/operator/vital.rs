@@ -1,5 +1,5 @@
 //! What the controller must do on time whatever its reconciliations do: answer the kubelet and renew the
-//! Lease. Both run on a thread with a runtime of its own.
+//! Lease. Both run on a separate thread with a separate runtime.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -96,7 +96,7 @@ pub async fn start(
         .spawn(move || {
             let result: anyhow::Result<()> = runtime.block_on(run);
             let error = result.err();
-            // Nobody listens after the controller has ended.
+            // After the controller has ended, the receiver is gone.
             let _ = end.send(error.unwrap_or_else(|| anyhow::anyhow!("the health server ended")));
         })?;
     match started.await {

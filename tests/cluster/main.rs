@@ -13,4 +13,5 @@ mod pool;
 mod refused;
 mod replicas;
 mod support;
+mod tenants;
 mod volumes;
