@@ -7,7 +7,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::recipe::Spec;
-use crate::recipe::schema::spec::{IntervalRounding, LastBatch};
+use crate::recipe::schema::spec::{BatchSchedule, IntervalRounding, LastBatch};
 
 /// A run's lengths, in samples except where they state steps.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -86,6 +86,20 @@ pub fn horizon(spec: &Spec, global: u64, data: Option<u64>) -> Horizon {
     }
 }
 
+/// Upper limit of the samples that a run consumes; `None` if only the data's length limits it. The last
+/// step may pass the budget by its batch, which a schedule may have raised to a multiple of the quantum.
+pub fn most_samples(spec: &Spec, global: u64) -> Option<u64> {
+    let budget = horizon(spec, global.max(1), None).budget_samples?;
+    let largest = match &spec.schedule {
+        BatchSchedule::Constant => None,
+        BatchSchedule::NormTest(test) => Some(test.max_batch),
+        BatchSchedule::Stages { stages } => stages.iter().map(|stage| stage.batch).max(),
+        BatchSchedule::Replay { runs } => runs.iter().map(|run| run.batch).max(),
+    };
+    let largest = largest.unwrap_or(0).max(global);
+    Some(budget.saturating_add(largest.saturating_mul(2)))
+}
+
 /// A recipe's evaluation interval as its dialect rounds it down, samples; `None` if that leaves
 /// nothing.
 pub(super) fn round_interval(spec: &Spec, global: u64, every: u64) -> Option<u64> {
@@ -118,9 +132,30 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::recipe::schema::spec::ReplayRun;
 
     fn spec() -> Spec {
         Spec::default()
+    }
+
+    #[test]
+    fn the_last_step_passes_the_budget_by_less_than_the_limit_of_samples() {
+        let mut spec = spec();
+        assert_eq!(most_samples(&spec, 128), None);
+        spec.budget.epochs = Some(2.0);
+        assert_eq!(
+            most_samples(&spec, 128),
+            None,
+            "the data may have any length"
+        );
+        spec.budget.steps = Some(10);
+        assert_eq!(most_samples(&spec, 128), Some(1280 + 256));
+        let runs = vec![ReplayRun {
+            batch: 1000,
+            steps: 1,
+        }];
+        spec.schedule = BatchSchedule::Replay { runs };
+        assert_eq!(most_samples(&spec, 128), Some(1280 + 2000));
     }
 
     /// direct-preference-optimization writes a checkpoint with each evaluation, whatever the plan's batch.

@@ -23,7 +23,7 @@ pub use batch_plan::{Adjustment, MemoryEstimate, Outline, Plan};
 pub use descent::descend;
 pub use draft::{Draft, MAX_BATCH, MOST_GPUS, global_batch};
 pub use held_out::held_out;
-pub use horizon::{Horizon, horizon};
+pub use horizon::{Horizon, horizon, most_samples};
 pub use oom_policy::{OomPolicy, OomStep};
 pub use planner::{Examined, Refused, default_world, examine, may_split, plan};
 pub use request::{Devices, Flaw, PlanRequest, Reached, Trainer};
