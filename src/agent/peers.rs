@@ -6,29 +6,32 @@ use std::sync::mpsc::Sender;
 use std::time::Duration;
 
 use futures::{StreamExt, stream};
-use reqwest::Client;
 use tokio::sync::watch::Receiver;
 
 use super::input::{Answer, Input};
+use crate::util::http::{Connection, HttpError, Limits};
 
 /// Pause between two rounds of requests.
 const ROUND: Duration = Duration::from_secs(1);
-/// Timeout of one request.
-const ANSWER: Duration = Duration::from_secs(2);
+/// Limits of one request. The body is one number.
+const LIMITS: Limits = Limits {
+    connect: Duration::from_secs(1),
+    head: Duration::from_secs(1),
+    body: Duration::from_secs(1),
+    bytes: 64,
+};
 /// Concurrent requests: a reachable agent is found quickly among many that do not answer.
 const AT_ONCE: usize = 32;
 
 /// Client for the agents of other pods.
 pub struct Peers {
-    http: Client,
     port: u16,
 }
 
 impl Peers {
     /// A client for agents that listen on this port.
-    pub fn on(port: u16) -> reqwest::Result<Peers> {
-        let http = Client::builder().timeout(ANSWER).no_proxy().build()?;
-        Ok(Peers { http, port })
+    pub fn on(port: u16) -> Peers {
+        Peers { port }
     }
 
     /// Asks the agents in `whom`, round after round while the list is not empty. The first answer
@@ -67,15 +70,21 @@ impl Peers {
 
     /// Any HTTP answer proves contact.
     async fn answer(&self, host: IpAddr) -> Option<Answer> {
-        let address = format!("http://{}/generation", SocketAddr::new(host, self.port));
-        let response = self.http.get(address).send().await.ok()?;
-        let answered = match response.error_for_status() {
-            Ok(response) => response.text().await.ok(),
-            Err(_) => None,
+        let generation = match generation(SocketAddr::new(host, self.port)).await {
+            Ok(body) => str::from_utf8(&body)
+                .ok()
+                .and_then(|text| text.trim().parse().ok()),
+            Err(error) if error.is_response() => None,
+            Err(_) => return None,
         };
-        let generation = answered.and_then(|text| text.trim().parse().ok());
         Some(Answer { host, generation })
     }
+}
+
+/// The body of an agent's answer.
+async fn generation(agent: SocketAddr) -> Result<Vec<u8>, HttpError> {
+    let mut connection = Connection::open(agent, LIMITS).await?;
+    connection.get("/generation").await?.body().await
 }
 
 #[cfg(test)]
@@ -99,7 +108,7 @@ mod tests {
         tokio::spawn(serve(listener, state, heard));
         sender.send_modify(|state| state.generation = 7);
 
-        let peers = Peers::on(port).unwrap();
+        let peers = Peers::on(port);
         let here = IpAddr::V4(Ipv4Addr::LOCALHOST);
         let answer = peers.first_answer(&[NOBODY, here]).await;
         let generation = Some(7);

@@ -159,6 +159,7 @@ mod tests {
     use std::sync::mpsc::channel;
 
     use super::*;
+    use crate::util::http::{Connection, Limits};
 
     #[tokio::test]
     async fn only_requests_for_the_state_count_as_contact_with_the_controller() {
@@ -169,10 +170,16 @@ mod tests {
         tokio::spawn(serve(listener, state, inputs));
         sender.send_modify(|state| state.version = 1);
         let asked = async |path: &str| {
-            let http = reqwest::Client::builder().no_proxy().build().unwrap();
-            let address = format!("http://127.0.0.1:{port}{path}");
-            let answer = http.get(address).send().await.unwrap();
-            assert!(answer.status().is_success(), "{path}");
+            let limit = Duration::from_secs(10);
+            let limits = Limits {
+                connect: limit,
+                head: limit,
+                body: limit,
+                bytes: 1 << 16,
+            };
+            let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+            let mut connection = Connection::open(address, limits).await.unwrap();
+            connection.get(path).await.unwrap();
         };
         for path in ["/healthz", "/metrics", "/generation"] {
             asked(path).await;

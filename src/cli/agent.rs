@@ -70,7 +70,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     runtime.block_on(async {
         let listener = agent::listen(args.port).await?;
         tokio::spawn(agent::serve(listener, state, inputs.clone()));
-        tokio::spawn(Peers::on(args.port)?.ask(peers, inputs.clone()));
+        tokio::spawn(Peers::on(args.port).ask(peers, inputs.clone()));
         let client = kube::Client::try_default().await?;
         tokio::spawn(
             async move { agent::follow(client, &args.namespace, &args.job, inputs).await },

@@ -2,6 +2,7 @@
 
 pub mod durable;
 pub mod format;
+pub mod http;
 pub mod lock;
 pub mod random;
 pub mod suggest;

@@ -1,0 +1,406 @@
+//! GET requests to a server that is not trusted: a program in a user's pod. Every part of a response is
+//! limited in size and time. Redirects, compression and proxies do not exist here, so that a response can
+//! neither choose the next address nor expand in memory.
+
+use std::future::poll_fn;
+use std::io;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::time::Duration;
+
+use hyper::body::{Body, Incoming};
+use hyper::client::conn::http1::{self, SendRequest};
+use hyper::header::HOST;
+use hyper::{Request, Response, StatusCode};
+use hyper_util::rt::TokioIo;
+use tokio::net::TcpStream;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+/// Largest status line and headers of a response, and size of the read buffer, bytes. hyper's default of
+/// 408 KiB is too much for thousands of connections.
+const HEAD: usize = 8192;
+
+/// Limits of a request.
+#[derive(Debug, Clone, Copy)]
+pub struct Limits {
+    /// Time until the connection is established.
+    pub connect: Duration,
+    /// Time from the request to the end of the response's headers.
+    pub head: Duration,
+    /// Time from the headers to the end of the body.
+    pub body: Duration,
+    /// Largest body, bytes.
+    pub bytes: usize,
+}
+
+/// Failure of a request. Its connection must not be used again.
+#[derive(Debug, thiserror::Error)]
+pub enum HttpError {
+    #[error("cannot connect: {0}")]
+    Connect(io::Error),
+    #[error("no {0} within {1:?}")]
+    Timeout(&'static str, Duration),
+    #[error("the status is {0}, not 200")]
+    Status(StatusCode),
+    #[error("the body is larger than {0} bytes")]
+    TooLarge(usize),
+    /// The connection ended, or the response is not valid HTTP.
+    #[error("{0}")]
+    Http(#[from] hyper::Error),
+}
+
+impl HttpError {
+    /// Whether a server responded, and not as it should.
+    pub fn is_response(&self) -> bool {
+        match self {
+            HttpError::Connect(_) => false,
+            HttpError::Timeout(part, _) => *part == BODY,
+            HttpError::Status(_) | HttpError::TooLarge(_) => true,
+            HttpError::Http(error) => error.is_parse(),
+        }
+    }
+}
+
+const CONNECTION: &str = "connection";
+const RESPONSE: &str = "response";
+const BODY: &str = "end of the body";
+
+/// A connection for one request after the other. It closes when dropped.
+pub struct Connection {
+    sender: SendRequest<String>,
+    host: String,
+    limits: Limits,
+    _driver: JoinSet<()>,
+}
+
+impl Connection {
+    /// Connects to a server.
+    pub async fn open(address: SocketAddr, limits: Limits) -> Result<Connection, HttpError> {
+        let stream = timeout(limits.connect, TcpStream::connect(address)).await;
+        let stream = stream
+            .map_err(|_| HttpError::Timeout(CONNECTION, limits.connect))?
+            .map_err(HttpError::Connect)?;
+        let mut builder = http1::Builder::new();
+        let (sender, connection) = builder
+            .max_buf_size(HEAD)
+            .handshake(TokioIo::new(stream))
+            .await?;
+        let mut driver = JoinSet::new();
+        // Its error is the error of the request.
+        driver.spawn(async move { drop(connection.await) });
+        Ok(Connection {
+            sender,
+            host: address.to_string(),
+            limits,
+            _driver: driver,
+        })
+    }
+
+    /// Requests a path; returns the response before its body is read.
+    pub async fn get(&mut self, path: &str) -> Result<Answer, HttpError> {
+        let head = self.limits.head;
+        let exchange = async {
+            self.sender.ready().await?;
+            let mut request = Request::new(String::new());
+            if let Ok(path) = path.parse() {
+                *request.uri_mut() = path;
+            }
+            if let Ok(host) = self.host.parse() {
+                request.headers_mut().insert(HOST, host);
+            }
+            self.sender.send_request(request).await
+        };
+        let response = timeout(head, exchange).await;
+        let response = response.map_err(|_| HttpError::Timeout(RESPONSE, head))??;
+        if response.status() != StatusCode::OK {
+            return Err(HttpError::Status(response.status()));
+        }
+        Ok(Answer {
+            response,
+            limits: self.limits,
+        })
+    }
+}
+
+/// A response with status 200. At most [`HEAD`] bytes of its body are in memory.
+pub struct Answer {
+    response: Response<Incoming>,
+    limits: Limits,
+}
+
+impl Answer {
+    /// Reads the body.
+    pub async fn body(self) -> Result<Vec<u8>, HttpError> {
+        let Limits {
+            body: time, bytes, ..
+        } = self.limits;
+        let body = timeout(time, read(self.response.into_body(), bytes)).await;
+        body.map_err(|_| HttpError::Timeout(BODY, time))?
+    }
+}
+
+async fn read(mut body: Incoming, limit: usize) -> Result<Vec<u8>, HttpError> {
+    let mut read = Vec::new();
+    while let Some(frame) = poll_fn(|context| Pin::new(&mut body).poll_frame(context)).await {
+        // Trailers are ignored.
+        let Ok(data) = frame?.into_data() else {
+            continue;
+        };
+        if data.len() > limit - read.len() {
+            return Err(HttpError::TooLarge(limit));
+        }
+        read.extend_from_slice(&data);
+    }
+    Ok(read)
+}
+
+#[cfg(test)]
+pub mod testing {
+    //! Servers on the loopback interface that respond as a test wants.
+
+    use std::io::{self, BufRead, BufReader, Write};
+    use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::thread;
+
+    /// A server, one thread per connection.
+    pub struct Server {
+        pub address: SocketAddr,
+        /// Bytes that the sockets have accepted.
+        pub written: Arc<AtomicUsize>,
+    }
+
+    /// The response to one request.
+    pub struct Reply {
+        stream: TcpStream,
+        written: Arc<AtomicUsize>,
+        /// Path and query of the request.
+        pub path: String,
+    }
+
+    impl Write for Reply {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            let sent = self.stream.write(bytes)?;
+            self.written.fetch_add(sent, Ordering::Relaxed);
+            Ok(sent)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    impl Reply {
+        /// Responds with this body.
+        pub fn body(&mut self, body: &str) -> io::Result<()> {
+            let length = body.len();
+            write!(
+                self,
+                "HTTP/1.1 200 OK\r\nContent-Length: {length}\r\n\r\n{body}"
+            )
+        }
+    }
+
+    /// Starts a server. A connection closes when `respond` fails, for example because the client has
+    /// closed it.
+    pub fn serve(respond: impl Fn(&mut Reply) -> io::Result<()> + Send + Sync + 'static) -> Server {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let address = listener.local_addr().unwrap();
+        let written = Arc::<AtomicUsize>::default();
+        let (respond, counted) = (Arc::new(respond), written.clone());
+        thread::spawn(move || {
+            for stream in listener.incoming().map_while(Result::ok) {
+                let (respond, written) = (respond.clone(), counted.clone());
+                thread::spawn(move || connection(stream, written, &*respond));
+            }
+        });
+        Server { address, written }
+    }
+
+    fn connection(
+        stream: TcpStream,
+        written: Arc<AtomicUsize>,
+        respond: &dyn Fn(&mut Reply) -> io::Result<()>,
+    ) -> io::Result<()> {
+        let mut lines = BufReader::new(stream.try_clone()?).lines();
+        while let Some(first) = lines.next() {
+            let path = first?.split(' ').nth(1).unwrap_or_default().to_owned();
+            while lines
+                .next()
+                .is_some_and(|line| line.is_ok_and(|line| !line.is_empty()))
+            {}
+            respond(&mut Reply {
+                stream: stream.try_clone()?,
+                written: written.clone(),
+                path,
+            })?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{self, Write};
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
+
+    use super::testing::{Reply, Server, serve};
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(60);
+    /// Socket buffers of the loopback interface, at most, bytes.
+    const SOCKET_BUFFERS: usize = 8 << 20;
+
+    fn limits() -> Limits {
+        Limits {
+            connect: LONG,
+            head: LONG,
+            body: LONG,
+            bytes: 1 << 16,
+        }
+    }
+
+    async fn get(server: &Server, limits: Limits) -> Result<Vec<u8>, HttpError> {
+        let mut connection = Connection::open(server.address, limits).await?;
+        connection.get("/state").await?.body().await
+    }
+
+    /// Sends zeros until the client closes the connection; then `closed` hears of it.
+    fn endless(reply: &mut Reply, head: &str, closed: &UnboundedSender<()>) -> io::Result<()> {
+        write!(reply, "HTTP/1.1 200 OK\r\n{head}\r\n\r\n")?;
+        let chunk = [b"8000\r\n".as_slice(), &[b'0'; 0x8000], b"\r\n"].concat();
+        let sent = loop {
+            if let Err(error) = reply.write_all(&chunk) {
+                break Err(error);
+            }
+        };
+        let _ = closed.send(());
+        sent
+    }
+
+    #[tokio::test]
+    async fn an_endless_body_is_not_read_beyond_its_limit() {
+        for head in [
+            "Transfer-Encoding: chunked",
+            // Neither length nor chunks: the body ends with the connection.
+            "Connection: close",
+            "Content-Length: 99999999999",
+        ] {
+            let (closes, mut closed) = unbounded_channel();
+            let server = serve(move |reply| endless(reply, head, &closes));
+            let result = get(&server, limits()).await;
+            assert!(
+                matches!(result, Err(HttpError::TooLarge(65536))),
+                "{result:?}"
+            );
+            timeout(LONG, closed.recv()).await.unwrap().unwrap();
+            let written = server.written.load(Ordering::Relaxed);
+            assert!(written < (1 << 16) + SOCKET_BUFFERS, "{head}: {written}");
+        }
+    }
+
+    #[tokio::test]
+    async fn endless_headers_are_not_read_beyond_their_limit() {
+        let (closes, mut closed) = unbounded_channel();
+        let server = serve(move |reply| {
+            write!(reply, "HTTP/1.1 200 OK\r\n")?;
+            let sent = loop {
+                if let Err(error) = write!(reply, "X-Header: {:0>60000}\r\n", 1) {
+                    break Err(error);
+                }
+            };
+            let _ = closes.send(());
+            sent
+        });
+        let error = get(&server, limits()).await.unwrap_err();
+        assert!(error.is_response(), "{error}");
+        assert!(error.to_string().contains("too large"), "{error}");
+        timeout(LONG, closed.recv()).await.unwrap().unwrap();
+        assert!(server.written.load(Ordering::Relaxed) < SOCKET_BUFFERS);
+    }
+
+    #[tokio::test]
+    async fn a_slow_response_is_given_up() {
+        let drip = |text: &'static str| {
+            serve(move |reply| {
+                write!(reply, "{text}")?;
+                loop {
+                    write!(reply, "1")?;
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+            })
+        };
+        let short = Duration::from_millis(200);
+        let server = drip("HTTP/1.1 200 OK\r\nContent-Length: 60000\r\n\r\n");
+        let limited = Limits {
+            body: short,
+            ..limits()
+        };
+        let error = get(&server, limited).await.unwrap_err();
+        assert!(error.is_response(), "{error}");
+        assert_eq!(error.to_string(), "no end of the body within 200ms");
+        let server = drip("HTTP/1.1 200 OK\r\nX-Header: ");
+        let limited = Limits {
+            head: short,
+            ..limits()
+        };
+        let error = get(&server, limited).await.unwrap_err();
+        assert_eq!(error.to_string(), "no response within 200ms");
+    }
+
+    #[tokio::test]
+    async fn redirects_and_other_statuses_are_refused() {
+        let reached = Arc::<AtomicUsize>::default();
+        let counted = reached.clone();
+        let inner = serve(move |reply| {
+            counted.fetch_add(1, Ordering::Relaxed);
+            reply.body("secret")
+        });
+        for status in [301, 302, 303, 307, 308, 204, 404, 500] {
+            let to = inner.address;
+            let server = serve(move |reply| {
+                write!(
+                    reply,
+                    "HTTP/1.1 {status} Other\r\nLocation: http://{to}/\r\n\r\n"
+                )
+            });
+            let error = get(&server, limits()).await.unwrap_err();
+            assert!(matches!(error, HttpError::Status(_)), "{error}");
+        }
+        assert_eq!(reached.load(Ordering::Relaxed), 0);
+    }
+
+    #[tokio::test]
+    async fn a_compressed_body_is_returned_as_it_is() {
+        // 20 zero bytes, compressed.
+        const GZIP: &[u8] =
+            b"\x1f\x8b\x08\0\0\0\0\0\0\x03\x63\x60\xc0\x0f\0\xdd\x3f\x17\xf7\x14\0\0\0";
+        let server = serve(|reply| {
+            let length = GZIP.len();
+            write!(
+                reply,
+                "HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: {length}\r\n\r\n"
+            )?;
+            reply.write_all(GZIP)
+        });
+        assert_eq!(get(&server, limits()).await.unwrap(), GZIP);
+    }
+
+    #[tokio::test]
+    async fn requests_share_a_connection() {
+        let server = serve(|reply| {
+            let path = reply.path.clone();
+            reply.body(&path)
+        });
+        let mut connection = Connection::open(server.address, limits()).await.unwrap();
+        for path in ["/state?after=1", "/state?after=2"] {
+            let body = connection.get(path).await.unwrap().body().await.unwrap();
+            assert_eq!(body, path.as_bytes());
+        }
+    }
+}
