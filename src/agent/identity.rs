@@ -7,6 +7,9 @@ use std::path::PathBuf;
 pub struct Identity {
     /// Path of the `evenkeel` executable.
     pub program: PathBuf,
+    /// Uid of the TrainingJob.
+    pub job: String,
+    /// Uid of the pod.
     pub pod: String,
     /// The run directory, on the volume that all pods of the job share.
     pub run: PathBuf,

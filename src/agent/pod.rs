@@ -87,6 +87,7 @@ impl PodAgent {
     ) -> PodAgent {
         let state = AgentState {
             version: 1,
+            job: identity.job.clone(),
             pod: identity.pod.clone(),
             devices: identity.devices,
             ..AgentState::default()
@@ -303,6 +304,7 @@ impl PodAgent {
     /// Publishes a changed state to waiting callers.
     fn publish(&mut self) {
         self.state.version += 1;
+        self.state.bound();
         self.published.send_replace(self.state.clone());
     }
 }

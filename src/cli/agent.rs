@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::mpsc::channel;
 
+use anyhow::Context;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::agent::{self, Identity, Input, Peers, PodAgent};
@@ -22,6 +23,9 @@ pub struct Args {
     /// Name of the TrainingJob.
     #[arg(long, env = "EVENKEEL_JOB")]
     job: String,
+    /// Uid of the TrainingJob.
+    #[arg(long, env = "EVENKEEL_JOB_UID")]
+    job_uid: String,
     /// Namespace of the TrainingJob.
     #[arg(long, env = "POD_NAMESPACE")]
     namespace: String,
@@ -37,6 +41,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     super::logging::start();
     let identity = Identity {
         program: std::env::current_exe()?,
+        job: args.job_uid,
         pod: args.pod,
         run: args.run,
         devices: args.devices,
@@ -68,7 +73,13 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         .build()?;
     let terminating = inputs.clone();
     runtime.block_on(async {
-        let listener = agent::listen(args.port).await?;
+        let listener = agent::listen(args.port).await.with_context(|| {
+            format!(
+                "cannot listen on port {}; with hostNetwork a node has room for one agent only: \
+                 remove hostNetwork from podTemplate, or keep the pods on different nodes",
+                args.port
+            )
+        })?;
         tokio::spawn(agent::serve(listener, state, inputs.clone()));
         tokio::spawn(Peers::on(args.port).ask(peers, inputs.clone()));
         let client = kube::Client::try_default().await?;

@@ -1,13 +1,27 @@
 //! State that an agent reports of itself and its ranks. The controller reads it over HTTP; it is
 //! the only source for the outcome of a generation.
 
-use crate::util::durable::FileError;
-use serde::{Deserialize, Serialize};
+use std::fmt;
+
+use serde::de::{Error, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use super::ExternalCheckpoint;
 use super::generation::CheckpointRef;
 use crate::lifecycle::rank_status::RankStatus;
 use crate::telemetry::StepRecord;
+use crate::util::durable::FileError;
+
+/// Ranks of one agent, at most: `gpusPerNode` is at most 64.
+pub const RANKS: usize = 64;
+/// Longest message, bytes.
+pub const MESSAGE: usize = 1024;
+/// Longest log tail, bytes.
+pub const LOG_TAIL: usize = 4096;
+/// Messages of all ranks together, bytes. The controller keeps the state of every agent in memory.
+pub const RANK_MESSAGES: usize = 8192;
+/// Longest path of a checkpoint, bytes. The schema of the status has the same limit.
+pub const PATH: usize = 4096;
 
 /// State of an agent and of the ranks of the newest generation that it started.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -15,6 +29,8 @@ use crate::telemetry::StepRecord;
 pub struct AgentState {
     /// Increases with every change that the controller should read at once.
     pub version: u64,
+    /// Uid of the agent's TrainingJob.
+    pub job: String,
     /// Uid of the agent's pod.
     pub pod: String,
     /// Devices on which it can start ranks.
@@ -24,6 +40,7 @@ pub struct AgentState {
     /// First rank of this agent.
     pub first: u64,
     /// One entry for each of its ranks, from `first`.
+    #[serde(deserialize_with = "ranks")]
     pub ranks: Vec<RankStatus>,
     /// The newest checkpoint that one of its ranks committed in this generation.
     pub committed: Option<CheckpointRef>,
@@ -46,6 +63,81 @@ pub struct AgentState {
     pub waiting_for: Option<String>,
     /// Last lines of a failed rank's output.
     pub log_tail: String,
+}
+
+/// Reads at most [`RANKS`] ranks. Each takes a hundred times more memory than the JSON of an empty one.
+fn ranks<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<RankStatus>, D::Error> {
+    struct Ranks;
+    impl<'de> Visitor<'de> for Ranks {
+        type Value = Vec<RankStatus>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            write!(f, "at most {RANKS} ranks")
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(self, mut from: A) -> Result<Self::Value, A::Error> {
+            let mut ranks = Vec::new();
+            while let Some(rank) = from.next_element()? {
+                if ranks.len() == RANKS {
+                    return Err(A::Error::invalid_length(RANKS + 1, &self));
+                }
+                ranks.push(rank);
+            }
+            Ok(ranks)
+        }
+    }
+    from.deserialize_seq(Ranks)
+}
+
+impl AgentState {
+    /// Shortens all texts to their limits. The agent does it before it publishes its state, so that its
+    /// answers are small, and the controller does it again.
+    pub fn bound(&mut self) {
+        if let Some(problem) = &mut self.problem {
+            // Compared with the reasons of conditions, of which the longest has 21 letters.
+            shorten(&mut problem.reason, 64);
+            shorten(&mut problem.message, MESSAGE);
+        }
+        if let Some(message) = &mut self.waiting_for {
+            shorten(message, MESSAGE);
+        }
+        if let Some(committed) = &mut self.committed {
+            shorten(&mut committed.path, MESSAGE);
+            shorten(&mut committed.checksum, MESSAGE);
+        }
+        let mut left = RANK_MESSAGES;
+        for rank in &mut self.ranks {
+            for message in rank.messages() {
+                shorten(message, MESSAGE.min(left));
+                left -= message.len();
+            }
+        }
+        if let Some(step) = &mut self.step {
+            let norm_test = step.norm_test.as_mut().map(|test| &mut test.reason);
+            let coordinate_test = step.coordinate_test.as_mut();
+            let undefined = coordinate_test.and_then(|test| test.undefined.as_mut());
+            for message in norm_test.into_iter().chain(undefined) {
+                shorten(message, MESSAGE);
+            }
+        }
+        let excess = self.log_tail.len().saturating_sub(LOG_TAIL);
+        if excess > 0 {
+            let from = self.log_tail.ceil_char_boundary(excess);
+            self.log_tail.drain(..from);
+        }
+        shorten(&mut self.log_tail, LOG_TAIL);
+    }
+}
+
+/// Cuts a text to `most` bytes at a character, and replaces control characters, which a terminal would
+/// execute.
+fn shorten(text: &mut String, most: usize) {
+    text.truncate(text.floor_char_boundary(most));
+    let hostile = |c: char| c.is_control() && c != '\n' && c != '\t';
+    if text.contains(hostile) {
+        *text = text.replace(hostile, " ");
+    }
+    text.shrink_to_fit();
 }
 
 /// Why an agent cannot start ranks.

@@ -94,6 +94,20 @@ impl RankStatus {
         self.collateral |= follows && !killed;
     }
 
+    /// Its texts.
+    pub fn messages(&mut self) -> impl Iterator<Item = &mut String> {
+        let lost = self.lost.as_mut().map(|lost| &mut lost.message);
+        let detected_loss = self.detected_loss.as_mut().map(|(_, message)| message);
+        let failed = self.failed.as_mut().map(|(message, _)| message);
+        let others = [&mut self.out_of_memory, &mut self.kill_reason];
+        let others = others.into_iter().filter_map(Option::as_mut);
+        failed
+            .into_iter()
+            .chain(lost)
+            .chain(detected_loss)
+            .chain(others)
+    }
+
     /// Whether it failed or reports a lost peer.
     pub fn in_trouble(&self) -> bool {
         let well = |ending| match ending {

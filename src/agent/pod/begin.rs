@@ -157,6 +157,7 @@ impl PodAgent {
         })?;
         self.state = AgentState {
             version: self.state.version,
+            job: self.identity.job.clone(),
             pod: self.identity.pod.clone(),
             devices: self.identity.devices,
             generation: record.number,

@@ -42,6 +42,7 @@ impl PodAgent {
             self.publish();
         } else {
             // Later requests get the newest state; waiting callers are not woken.
+            self.state.bound();
             self.published.send_if_modified(|published| {
                 published.clone_from(&self.state);
                 false

@@ -62,6 +62,7 @@ impl Pod {
         let (asks, asked) = watch::channel(Vec::new());
         let identity = Identity {
             program: sleeper(program.path()),
+            job: "uid".into(),
             pod: format!("uid-{member}"),
             run: volume.path().join("run"),
             devices: 1,

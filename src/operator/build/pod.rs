@@ -192,6 +192,7 @@ fn environment(job: &TrainingJob) -> Vec<Value> {
         field("POD_NAMESPACE", "metadata.namespace"),
         field("POD_IP", "status.podIP"),
         json!({"name": "EVENKEEL_JOB", "value": job.name_any()}),
+        json!({"name": "EVENKEEL_JOB_UID", "value": job.uid().unwrap_or_default()}),
         json!({"name": "EVENKEEL_PORT", "value": AGENT_PORT.to_string()}),
         json!({"name": "NCCL_SOCKET_IFNAME", "value": "eth0"}),
         json!({"name": "NCCL_ASYNC_ERROR_HANDLING", "value": "1"}),
