@@ -101,6 +101,8 @@ documented! {
         VolumeMissing,
         /// Pods see different volumes at `checkpoint.path`. Use a claim with access mode ReadWriteMany.
         VolumeNotShared,
+        /// The controller ignores what the program on port 8471 of a pod says, or a part of it. The message has the cause.
+        AnswerRefused,
         /// The newest generation runs.
         Training,
         /// Ranks commit a checkpoint and leave.
@@ -160,6 +162,7 @@ impl ConditionType {
                         R::VolumeDenied,
                         R::VolumeMissing,
                         R::VolumeNotShared,
+                        R::AnswerRefused,
                         R::CannotStart,
                         R::Suspended,
                         R::BudgetReached,

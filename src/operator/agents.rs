@@ -1,22 +1,38 @@
 //! States of the agents, read over HTTP. One task per pod waits for the next change, stores it and
 //! triggers a reconciliation of the job. An agent that has never answered triggers none: it is still
 //! starting, or the pod has no agent.
+//!
+//! The answers of hostile agents are limited in memory and time. A request that waits for an answer takes
+//! a connection with a buffer of 8 KiB, so every pod of a job may have one: a job of 1,024 nodes must learn
+//! of changes as fast as a small one. Only the bodies need more memory, so few agents of one job send
+//! theirs at the same time. This limit is per job: slow agents delay no other job.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use kube::runtime::reflector::ObjectRef;
+use tokio::sync::Semaphore;
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::task::AbortHandle;
+use tokio::time::{Instant, sleep, sleep_until};
 
-use super::build::AGENT_PORT;
+use super::agent_answer::{ANSWER, Rejection, Sender, receive};
+use super::pace::{POLLS, Pace};
 use crate::api::TrainingJob;
-use crate::lifecycle::agent_state::AgentState;
+use crate::lifecycle::agent_state::{AgentState, MESSAGE};
+use crate::util::http::{Answer, Connection, HttpError, Limits};
 use crate::util::lock::lock;
 
-/// Request timeout. An agent answers at once or after two seconds at most.
-const ANSWER: Duration = Duration::from_millis(3500);
+/// Limits of a request. An agent answers at once or after two seconds at most.
+const LIMITS: Limits = Limits {
+    connect: Duration::from_secs(2),
+    head: Duration::from_millis(3500),
+    body: Duration::from_secs(1),
+    bytes: ANSWER,
+};
+/// Bodies that are read at the same time for one job. Together they take at most 1 MiB.
+const BODIES: usize = 16;
 /// First pause between requests to a silent agent; it doubles up to [`LONGEST_PAUSE`].
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 /// Longest pause between requests to a silent agent.
@@ -29,53 +45,57 @@ pub struct AgentStatus {
     pub state: Option<AgentState>,
     /// Start of its silence; `None` while it answers.
     pub silent_since: Option<Instant>,
+    /// Why the last answer was ignored; `None` if it was not, or if there was none.
+    pub rejection: Option<String>,
 }
 
 /// Polled agents, by the uids of their pods.
 #[derive(Clone)]
 pub struct Agents {
     polled: Arc<Mutex<HashMap<String, Entry>>>,
-    http: reqwest::Client,
-    wake: UnboundedSender<ObjectRef<TrainingJob>>,
+    news: UnboundedSender<ObjectRef<TrainingJob>>,
 }
 
 struct Entry {
     job: ObjectRef<TrainingJob>,
     polled: AgentStatus,
+    bodies: Arc<Semaphore>,
     task: AbortHandle,
 }
 
+/// The result of one request. The error is `None` if there was no answer.
+type Polled = Result<AgentState, Option<Rejection>>;
+
 impl Agents {
-    /// Starts without agents; `wake` receives the jobs whose agents report a change.
-    pub fn new(wake: UnboundedSender<ObjectRef<TrainingJob>>) -> reqwest::Result<Agents> {
-        Ok(Agents {
+    /// Starts without agents; `news` receives the jobs whose agents report a change.
+    pub fn new(news: UnboundedSender<ObjectRef<TrainingJob>>) -> Agents {
+        Agents {
             polled: Arc::default(),
-            http: reqwest::Client::builder()
-                .timeout(ANSWER)
-                .connect_timeout(Duration::from_secs(2))
-                .no_proxy()
-                .build()?,
-            wake,
-        })
+            news,
+        }
     }
 
     /// Known state of a pod's agent; starts to poll it.
-    pub fn poll(&self, uid: &str, ip: &str, job: &ObjectRef<TrainingJob>) -> AgentStatus {
+    pub fn poll(&self, sender: &Sender, job: &ObjectRef<TrainingJob>) -> AgentStatus {
         let mut all = lock(&self.polled);
-        if let Some(entry) = all.get(uid) {
+        if let Some(entry) = all.get(&sender.pod) {
             return entry.polled.clone();
         }
-        let task = tokio::spawn(self.clone().poll_until_dropped(
-            uid.to_string(),
-            ip.to_string(),
-            job.clone(),
-        ));
+        let others = all.values().find(|entry| entry.job == *job);
+        let bodies = others.map_or_else(
+            || Arc::new(Semaphore::new(BODIES)),
+            |other| other.bodies.clone(),
+        );
+        let poll = self
+            .clone()
+            .poll_until_dropped(sender.clone(), job.clone(), bodies.clone());
         let entry = Entry {
             job: job.clone(),
             polled: AgentStatus::default(),
-            task: task.abort_handle(),
+            bodies,
+            task: tokio::spawn(poll).abort_handle(),
         };
-        all.insert(uid.to_string(), entry);
+        all.insert(sender.pod.clone(), entry);
         AgentStatus::default()
     }
 
@@ -102,35 +122,38 @@ impl Agents {
         });
     }
 
-    async fn poll_until_dropped(self, uid: String, ip: String, job: ObjectRef<TrainingJob>) {
-        let host = if ip.contains(':') {
-            format!("[{ip}]")
-        } else {
-            ip
-        };
+    async fn poll_until_dropped(
+        self,
+        sender: Sender,
+        job: ObjectRef<TrainingJob>,
+        bodies: Arc<Semaphore>,
+    ) {
         let mut version = 0;
         let mut answered = false;
         let mut pause = FIRST_PAUSE;
+        let mut pace = Pace::new(POLLS, Instant::now());
+        let mut connection = None;
         loop {
-            let address = format!("http://{host}:{AGENT_PORT}/state?after={version}");
-            let answer = self.fetch(&address).await;
-            let silent = answer.is_none();
-            let news = match &answer {
-                Some(state) => state.version > version,
-                None => answered,
+            sleep_until(pace.next(Instant::now())).await;
+            let polled = request(&mut connection, &sender, version, &bodies).await;
+            let silent = polled.is_err();
+            let changed = match &polled {
+                // The version of a restarted agent is lower.
+                Ok(state) => !answered || state.version != version,
+                Err(_) => answered,
             };
-            if let Some(state) = &answer {
+            if let Ok(state) = &polled {
                 version = state.version;
                 answered = true;
             }
-            if !self.store(&uid, answer) {
+            let Some(rejected) = self.store(&sender.pod, polled) else {
                 return;
-            }
-            if news && self.wake.send(job.clone()).is_err() {
+            };
+            if (changed || rejected) && self.news.send(job.clone()).is_err() {
                 return;
             }
             if silent {
-                tokio::time::sleep(pause).await;
+                sleep(pause).await;
                 pause = (pause * 2).min(LONGEST_PAUSE);
             } else {
                 pause = FIRST_PAUSE;
@@ -138,26 +161,223 @@ impl Agents {
         }
     }
 
-    async fn fetch(&self, address: &str) -> Option<AgentState> {
-        let response = self.http.get(address).send().await.ok()?;
-        response.error_for_status().ok()?.json().await.ok()
+    /// Stores a result. `None` if the agent is no longer polled, else whether there is a new rejection.
+    fn store(&self, pod: &str, polled: Polled) -> Option<bool> {
+        let mut all = lock(&self.polled);
+        let known = &mut all.get_mut(pod)?.polled;
+        let rejection = match polled {
+            Ok(state) => {
+                known.state = Some(state);
+                known.silent_since = None;
+                None
+            }
+            Err(rejection) => {
+                known.silent_since.get_or_insert_with(Instant::now);
+                rejection.map(|rejection| {
+                    let mut text = rejection.to_string();
+                    text.truncate(text.floor_char_boundary(MESSAGE));
+                    text
+                })
+            }
+        };
+        let new = rejection.is_some() && known.rejection != rejection;
+        known.rejection = rejection;
+        Some(new)
+    }
+}
+
+/// Requests the state of an agent that is newer than `version`. Keeps the connection for the next request.
+async fn request(
+    connection: &mut Option<Connection>,
+    sender: &Sender,
+    version: u64,
+    bodies: &Semaphore,
+) -> Polled {
+    let address = sender.address;
+    let received = async {
+        let mut open = match connection.take() {
+            Some(open) => open,
+            None => Connection::open(address, LIMITS).await?,
+        };
+        let answer: Answer = open.get(&format!("/state?after={version}")).await?;
+        // The semaphore is never closed.
+        let _permit = bodies.acquire().await;
+        let body = answer.body().await?;
+        *connection = Some(open);
+        Ok::<_, HttpError>(receive(&body, sender))
+    };
+    match received.await {
+        Ok(received) => received.map_err(Some),
+        Err(source) if source.is_response() => Err(Some(Rejection::Http { address, source })),
+        Err(_) => Err(None),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+    use tokio::time::timeout;
+
+    use super::*;
+    use crate::util::http::testing::{Reply, Server, serve};
+
+    const DEADLINE: Duration = Duration::from_secs(60);
+
+    /// The agents of a job with one pod, whose agent is `server`.
+    struct Job {
+        agents: Agents,
+        sender: Sender,
+        reference: ObjectRef<TrainingJob>,
+        news: UnboundedReceiver<ObjectRef<TrainingJob>>,
     }
 
-    /// Stores an answer or its absence; false if the agent is no longer polled.
-    fn store(&self, uid: &str, answer: Option<AgentState>) -> bool {
-        let mut all = lock(&self.polled);
-        let Some(entry) = all.get_mut(uid) else {
-            return false;
-        };
-        match answer {
-            Some(state) => {
-                entry.polled.state = Some(state);
-                entry.polled.silent_since = None;
-            }
-            None => {
-                entry.polled.silent_since.get_or_insert_with(Instant::now);
-            }
+    impl Job {
+        fn of(server: &Server) -> Job {
+            let (news, heard) = unbounded_channel();
+            let job = Job {
+                agents: Agents::new(news),
+                sender: Sender {
+                    job: "job".into(),
+                    pod: "pod".into(),
+                    address: server.address,
+                    ranks: 1,
+                },
+                reference: ObjectRef::new("j"),
+                news: heard,
+            };
+            assert!(job.status().state.is_none());
+            job
         }
-        true
+
+        fn status(&self) -> AgentStatus {
+            self.agents.poll(&self.sender, &self.reference)
+        }
+
+        /// Waits for news; returns the status then.
+        async fn next(&mut self) -> AgentStatus {
+            let job = timeout(DEADLINE, self.news.recv()).await.unwrap();
+            assert_eq!(job, Some(self.reference.clone()));
+            self.status()
+        }
+    }
+
+    fn state(pod: &str, version: u64) -> String {
+        let state = AgentState {
+            job: "job".into(),
+            pod: pod.into(),
+            version,
+            ..AgentState::default()
+        };
+        serde_json::to_string(&state).unwrap()
+    }
+
+    fn after(reply: &Reply) -> u64 {
+        let (_, version) = reply.path.split_once("after=").unwrap();
+        version.parse().unwrap()
+    }
+
+    #[tokio::test]
+    async fn an_answer_that_is_not_the_agents_is_ignored_and_counts_as_silence() {
+        type Respond = fn(&mut Reply) -> std::io::Result<()>;
+        let cases: [(Respond, &str); 6] = [
+            (|reply| reply.body(&state("another", 7)), "of another pod"),
+            (|reply| reply.body("7"), "not one of an agent"),
+            (|reply| reply.body(&"0".repeat(70_000)), "65536 bytes"),
+            (
+                |reply| write!(reply, "HTTP/1.1 302 Found\r\nLocation: /\r\n\r\n"),
+                "302",
+            ),
+            (
+                |reply| write!(reply, "HTTP/1.1 200 OK\r\nX: {:0>64000}\r\n\r\n", 1),
+                "too large",
+            ),
+            (
+                |reply| {
+                    let ranks = vec!["{}"; 20_000].join(",");
+                    reply.body(&format!("{{\"ranks\":[{ranks}]}}"))
+                },
+                "at most 64 ranks",
+            ),
+        ];
+        for (respond, expected) in cases {
+            let mut job = Job::of(&serve(respond));
+            let status = job.next().await;
+            let rejection = status.rejection.unwrap();
+            assert!(rejection.contains(expected), "{rejection}");
+            assert!(status.state.is_none() && status.silent_since.is_some());
+        }
+    }
+
+    #[tokio::test]
+    async fn a_version_that_rises_with_every_answer_is_not_polled_without_pause() {
+        let begun = Instant::now();
+        let server = serve(|reply| {
+            let version = after(reply).saturating_add(1 << 40);
+            reply.body(&state("pod", version))
+        });
+        let mut job = Job::of(&server);
+        for _ in 0..POLLS.burst + 2 {
+            assert!(job.next().await.state.is_some());
+        }
+        // The requests after the burst wait.
+        assert!(begun.elapsed() >= 2 * POLLS.refill);
+    }
+
+    #[tokio::test]
+    async fn a_version_that_falls_is_news_and_the_next_request_is_for_a_newer_one() {
+        let versions = AtomicU64::new(u64::MAX);
+        let server = serve(move |reply| {
+            let asked = after(reply);
+            let version = versions.swap(3, Ordering::Relaxed);
+            if asked == 3 {
+                std::thread::sleep(DEADLINE);
+            }
+            reply.body(&state("pod", version))
+        });
+        let mut job = Job::of(&server);
+        while job.next().await.state.unwrap().version != 3 {}
+    }
+
+    #[tokio::test]
+    async fn slow_bodies_of_one_job_delay_no_other_job() {
+        let drip = serve(|reply| {
+            write!(reply, "HTTP/1.1 200 OK\r\nContent-Length: 60000\r\n\r\n")?;
+            loop {
+                write!(reply, " ")?;
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        });
+        let slow = Job::of(&drip);
+        for pod in 0..4 * BODIES {
+            let sender = Sender {
+                pod: pod.to_string(),
+                ..slow.sender.clone()
+            };
+            slow.agents.poll(&sender, &slow.reference);
+        }
+        let mut other = Job {
+            agents: slow.agents.clone(),
+            sender: Sender {
+                pod: "other".into(),
+                address: serve(|reply| reply.body(&state("other", after(reply) + 1))).address,
+                ..slow.sender.clone()
+            },
+            reference: ObjectRef::new("other"),
+            news: slow.news,
+        };
+        assert!(other.status().state.is_none());
+        let answered = async {
+            loop {
+                let job = other.news.recv().await.unwrap();
+                if job == other.reference {
+                    return other.status();
+                }
+            }
+        };
+        let status = timeout(DEADLINE, answered).await.unwrap();
+        assert!(status.state.is_some());
     }
 }

@@ -20,6 +20,7 @@ use super::context::Context;
 use super::housekeeping;
 use super::leader;
 use super::metrics::Metrics;
+use super::pace;
 use super::reconcile::{ReconcileError, reconcile};
 use super::stores::{self, Affected, COALESCE_WINDOW};
 use super::unreadable;
@@ -80,7 +81,9 @@ async fn control(
     let controller = Controller::for_stream(jobs, known.clone());
     metrics.leads(known.clone());
     let changes = futures::stream::select(pods.boxed(), nodes.boxed());
-    let pool = tokio::spawn(forward_changes(changes, known.clone(), wake.clone()));
+    let (news, heard) = unbounded_channel();
+    let heard = tokio::spawn(pace::forward(pace::RECONCILIATIONS, heard, wake.clone()));
+    let pool = tokio::spawn(forward_changes(changes, known.clone(), wake));
     stores.ready().await;
     let reporter = Reporter {
         controller: MANAGER.into(),
@@ -89,7 +92,7 @@ async fn control(
     let context = Arc::new(Context {
         recorder: Recorder::new(client.clone(), reporter),
         image,
-        agents: Agents::new(wake)?,
+        agents: Agents::new(news),
         client,
         stores,
         known,
@@ -121,6 +124,7 @@ async fn control(
         })
         .await;
     pool.abort();
+    heard.abort();
     housekeeper.abort();
     telling.abort();
     Ok(())

@@ -4,6 +4,7 @@
 //! and applies its decisions. The status is written before any object is created, and it names all
 //! objects: a controller that is killed between the two steps continues from the status.
 
+mod agent_answer;
 mod agents;
 mod apply;
 mod build;
@@ -20,6 +21,7 @@ mod liveness;
 mod metrics;
 mod observe;
 mod outcome;
+mod pace;
 mod planner;
 mod planning;
 mod pod_index;

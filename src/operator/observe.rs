@@ -8,8 +8,9 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use kube::runtime::reflector::ObjectRef;
 
+use super::agent_answer::{ANSWER_REFUSED, Published, Sender, agent_address};
 use super::agents::{AgentStatus, Agents};
-use super::build::{is_outdated, resource_request};
+use super::build::{AGENT_PORT, is_outdated, resource_request};
 use super::leases::Leases;
 use super::stores::Stores;
 use crate::api::status::{Current, Slot, TrainingJobStatus};
@@ -23,6 +24,11 @@ use crate::lifecycle::protocol::Ending;
 use crate::lifecycle::rank_status::RankStatus;
 use crate::operator::liveness::{SILENCE, Silence};
 use crate::operator::pod_index::{is_over, node_of};
+use crate::telemetry::now;
+
+/// Pods of one job that are polled at most: 1,024 in slots, and as many that leave. A user can give any
+/// number of pods the labels and the owner of a job.
+const POLLED: usize = 2048;
 
 /// Observed state of a job.
 pub struct ClusterState {
@@ -32,8 +38,10 @@ pub struct ClusterState {
     pub slots: Vec<SlotState>,
     /// Messages for lost, leaving and outdated slots.
     pub reasons: BTreeMap<Slot, String>,
-    /// States of the agents, by pod.
+    /// States of the agents, by pod, as far as they agree with the status.
     pub agents: BTreeMap<String, AgentState>,
+    /// Why the controller ignores answers, by pod.
+    rejections: BTreeMap<String, String>,
     /// Ranks of the newest generation.
     pub ranks: Vec<RankStatus>,
     /// First rank of a lost member, with the reason.
@@ -63,7 +71,7 @@ pub struct ClusterState {
 
 impl ClusterState {
     /// Observes a job. `edits`: whether edits of the spec take effect; one that cannot be planned does
-    /// not.
+    /// not. `most_samples`: upper limit of the samples that its recipe allows, if known.
     pub fn of(
         job: &TrainingJob,
         status: &TrainingJobStatus,
@@ -71,6 +79,7 @@ impl ClusterState {
         agents: &Agents,
         leases: &Leases,
         edits: bool,
+        most_samples: Option<u64>,
     ) -> Self {
         let name = job.name_any();
         let namespace = job.namespace().unwrap_or_default();
@@ -86,22 +95,36 @@ impl ClusterState {
             &reference,
             &pods.values().filter_map(|pod| pod.uid()).collect(),
         );
-        let polled: BTreeMap<String, AgentStatus> = pods
-            .values()
-            .filter(|pod| !is_over(pod))
-            .filter_map(|pod| {
-                let ip = pod.status.as_ref()?.pod_ip.as_deref()?;
-                let uid = pod.uid()?;
-                // A pod on a fake or dead node has no agent; polling it costs one task.
-                Some((pod.name_any(), agents.poll(&uid, ip, &reference)))
-            })
+        let in_slot: BTreeSet<String> = status.slots.iter().map(|slot| slot.pod(&name)).collect();
+        let (first, others): (Vec<_>, Vec<_>) = pods
+            .iter()
+            .filter(|(_, pod)| !is_over(pod))
+            .partition(|(name, _)| in_slot.contains(*name) || member_of(status, name).is_some());
+        let polled: BTreeMap<String, AgentStatus> = first
+            .into_iter()
+            .chain(others)
+            .take(POLLED)
+            // A pod on a fake or dead node has no agent; polling it costs one task.
+            .filter_map(|(name, pod)| Some((name.clone(), poll(job, pod, agents, &reference)?)))
             .collect();
+        let published = Published {
+            record: status.generation.as_ref().map(|current| &current.record),
+            checkpoint: status.checkpoint.as_ref(),
+            most_samples,
+            now: now(),
+        };
         let mut cluster = ClusterState {
             slots: Vec::new(),
             reasons: BTreeMap::new(),
             agents: polled
                 .iter()
-                .filter_map(|(pod, polled)| Some((pod.clone(), polled.state.clone()?)))
+                .filter_map(|(pod, polled)| {
+                    Some((pod.clone(), published.admit(polled.state.as_ref()?)))
+                })
+                .collect(),
+            rejections: polled
+                .iter()
+                .filter_map(|(pod, polled)| Some((pod.clone(), polled.rejection.clone()?)))
                 .collect(),
             ranks: Vec::new(),
             lost_member: None,
@@ -184,7 +207,15 @@ impl ClusterState {
         }
         let members = cluster.agents.iter();
         let members = members.filter(|(pod, _)| member_of(status, pod).is_some());
-        cluster.problem = agent_state::held_up(members.map(|(_, agent)| agent));
+        cluster.problem = agent_state::held_up(members.map(|(_, agent)| agent)).or_else(|| {
+            let mut members = cluster.rejections.iter();
+            let (pod, message) = members.find(|(pod, _)| member_of(status, pod).is_some())?;
+            Some(Problem {
+                reason: ANSWER_REFUSED.into(),
+                message: format!("{pod}: {message}"),
+                deterministic: false,
+            })
+        });
         cluster.unconfirmed_end = lost_pods.into_keys().collect();
         cluster
     }
@@ -201,6 +232,9 @@ impl ClusterState {
         let agent = self.agents.get(pod);
         if let Some(problem) = agent.and_then(|agent| agent.problem.as_ref()) {
             return Some(format!("{pod}: {}", problem.message));
+        }
+        if let Some(rejection) = self.rejections.get(pod) {
+            return Some(format!("{pod}: {rejection}"));
         }
         let status = self.pods.get(pod)?.status.as_ref()?;
         let containers = status.init_container_statuses.iter().flatten();
@@ -421,6 +455,31 @@ impl ClusterState {
         let name = pod.name_any();
         let suspect = || node_of(pod).is_some_and(suspect);
         self.unconfirmed_end.contains(&name) || (self.unreachable.contains(&name) && suspect())
+    }
+}
+
+/// Known state of a pod's agent; `None` before the pod has an address.
+fn poll(
+    job: &TrainingJob,
+    pod: &Pod,
+    agents: &Agents,
+    reference: &ObjectRef<TrainingJob>,
+) -> Option<AgentStatus> {
+    let ip = pod.status.as_ref()?.pod_ip.as_deref()?;
+    let sender = |address| {
+        Some(Sender {
+            job: job.uid()?,
+            pod: pod.uid()?,
+            address,
+            ranks: usize::try_from(job.spec.gpus_per_node).ok()?,
+        })
+    };
+    match agent_address(ip, AGENT_PORT) {
+        Ok(address) => Some(agents.poll(&sender(address)?, reference)),
+        Err(rejection) => Some(AgentStatus {
+            rejection: Some(rejection.to_string()),
+            ..AgentStatus::default()
+        }),
     }
 }
 

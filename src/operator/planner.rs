@@ -170,6 +170,12 @@ impl Planner {
         plan::plan(&planned.recipe, &request).map_err(|refused| error_text(&refused))
     }
 
+    /// Upper limit of the samples that a run with this base batch consumes; `None` if it is unknown.
+    pub fn most_samples(&self, global_batch_size: u64) -> Option<u64> {
+        let planned = self.recipe.as_ref()?;
+        plan::most_samples(&planned.recipe.spec, global_batch_size)
+    }
+
     /// Whether a plan without errors exists.
     pub fn is_feasible(&self, ranks: u64, reached: Reached) -> bool {
         self.may_split(ranks, reached) && self.refusal(ranks, reached).is_none()

@@ -102,7 +102,9 @@ pub async fn reconcile(
     let now = now();
     let edits = refusal.is_none();
     let (stores, agents, leases) = (&context.stores, &context.agents, &context.leases);
-    let cluster = ClusterState::of(&job, &next, stores, agents, leases, edits);
+    let current = next.generation.as_ref();
+    let most_samples = current.and_then(|c| planner.most_samples(c.record.plan.global_batch_size));
+    let cluster = ClusterState::of(&job, &next, stores, agents, leases, edits, most_samples);
     let reached = planning::reached(&next);
     let holds = |ranks, limit| {
         let within = Reached {
@@ -464,7 +466,7 @@ async fn refused(
     announce(&written, before, &next, context);
     if !before.slots.is_empty() {
         let (stores, agents, leases) = (&context.stores, &context.agents, &context.leases);
-        let cluster = ClusterState::of(job, &next, stores, agents, leases, false);
+        let cluster = ClusterState::of(job, &next, stores, agents, leases, false, None);
         apply::pods(context, &written, &next, &cluster).await?;
     }
     Ok(match refusal.waits {

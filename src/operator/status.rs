@@ -184,7 +184,8 @@ fn update_progress(status: &mut TrainingJobStatus, cluster: &ClusterState) {
         step: step.step,
         loss: format!("{:.4}", step.loss),
         batch: step.batch,
-        tokens_per_second: (step.tokens as f64 / step.seconds.max(1e-9)) as u64,
+        // The API server stores integers below 2^63.
+        tokens_per_second: (step.tokens as f64 / step.seconds.max(1e-9)).min(1e15) as u64,
     });
 }
 

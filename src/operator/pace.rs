@@ -1,0 +1,151 @@
+//! Limits how often agents are polled and how often their answers reconcile a job. An agent answers at
+//! once as long as its version changes, so a faulty or hostile one could keep the controller busy.
+
+use std::collections::HashMap;
+use std::hash::Hash;
+
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
+use tokio::time::{Duration, Instant, sleep_until};
+
+/// A limit: up to `burst` events, `gap` apart, then one every `refill`.
+#[derive(Debug, Clone, Copy)]
+pub struct Rate {
+    pub gap: Duration,
+    pub burst: u32,
+    pub refill: Duration,
+}
+
+/// Polls of one agent. A start or a loss changes its state several times within a second; otherwise it
+/// holds each request for up to two seconds.
+pub const POLLS: Rate = Rate {
+    gap: Duration::from_millis(20),
+    burst: 16,
+    refill: Duration::from_millis(500),
+};
+
+/// Reconciliations of one job because of its agents. The burst is enough for a rescale.
+pub const RECONCILIATIONS: Rate = Rate {
+    gap: Duration::from_millis(20),
+    burst: 32,
+    refill: Duration::from_millis(500),
+};
+
+/// Past events of one source.
+#[derive(Debug)]
+pub struct Pace {
+    rate: Rate,
+    /// Earliest time of the next event by `gap`.
+    free: Instant,
+    /// Time at which a whole burst is possible again.
+    full: Instant,
+}
+
+impl Pace {
+    pub fn new(rate: Rate, now: Instant) -> Pace {
+        Pace {
+            rate,
+            free: now,
+            full: now,
+        }
+    }
+
+    /// Time of the next event, not before `now`; counts it.
+    pub fn next(&mut self, now: Instant) -> Instant {
+        let Rate { gap, burst, refill } = self.rate;
+        let saved = refill * burst.saturating_sub(1);
+        let refilled = self.full.checked_sub(saved).unwrap_or(now);
+        let at = now.max(self.free).max(refilled);
+        self.free = at + gap;
+        self.full = self.full.max(at) + refill;
+        at
+    }
+
+    /// Whether past events no longer limit the next one.
+    fn is_full(&self, now: Instant) -> bool {
+        self.full <= now
+    }
+}
+
+/// Passes the keys in `news` on to `wake`, each at this rate: repeated keys that wait become one.
+pub async fn forward<K: Eq + Hash + Clone>(
+    rate: Rate,
+    mut news: UnboundedReceiver<K>,
+    wake: UnboundedSender<K>,
+) {
+    let mut paces: HashMap<K, Pace> = HashMap::new();
+    let mut due: HashMap<K, Instant> = HashMap::new();
+    loop {
+        let next = due.values().min().copied();
+        tokio::select! {
+            key = news.recv() => {
+                let Some(key) = key else { return };
+                if !due.contains_key(&key) {
+                    let now = Instant::now();
+                    let pace = paces.entry(key.clone());
+                    let pace = pace.or_insert_with(|| Pace::new(rate, now));
+                    due.insert(key, pace.next(now));
+                }
+            }
+            () = sleep_until(next.unwrap_or_else(Instant::now)), if next.is_some() => {
+                let now = Instant::now();
+                paces.retain(|_, pace| !pace.is_full(now));
+            }
+        }
+        let now = Instant::now();
+        for (key, _) in due.extract_if(|_, at| *at <= now) {
+            if wake.send(key).is_err() {
+                return;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::sync::mpsc::unbounded_channel;
+
+    use super::*;
+
+    #[test]
+    fn a_burst_passes_and_then_events_wait() {
+        let start = Instant::now();
+        let rate = Rate {
+            gap: Duration::from_millis(10),
+            burst: 3,
+            refill: Duration::from_secs(1),
+        };
+        let mut pace = Pace::new(rate, start);
+        let at = |pace: &mut Pace, ms| {
+            let now = start + Duration::from_millis(ms);
+            (pace.next(now) - start).as_millis()
+        };
+        let times: Vec<u128> = (0..5).map(|_| at(&mut pace, 0)).collect();
+        assert_eq!(times, [0, 10, 20, 1000, 2000]);
+        assert_eq!(at(&mut pace, 60_000), 60_000);
+        assert_eq!(at(&mut pace, 60_000), 60_010, "the burst is refilled");
+    }
+
+    #[tokio::test]
+    async fn a_flood_of_news_of_one_job_becomes_few_reconciliations_and_delays_no_other_job() {
+        let (news, heard) = unbounded_channel();
+        let (wake, mut woken) = unbounded_channel();
+        let rate = Rate {
+            gap: Duration::ZERO,
+            burst: 3,
+            refill: Duration::from_secs(3600),
+        };
+        tokio::spawn(forward(rate, heard, wake));
+        for _ in 0..rate.burst {
+            news.send("flood").unwrap();
+            assert_eq!(woken.recv().await, Some("flood"));
+        }
+        for _ in 0..1000 {
+            news.send("flood").unwrap();
+        }
+        news.send("other").unwrap();
+        assert_eq!(woken.recv().await, Some("other"));
+        // The channel holds no further job.
+        drop(news);
+        assert_eq!(woken.recv().await, None);
+    }
+}
