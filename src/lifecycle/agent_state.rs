@@ -131,7 +131,7 @@ impl AgentState {
 
 /// Cuts a text to `most` bytes at a character, and replaces control characters, which a terminal would
 /// execute.
-fn shorten(text: &mut String, most: usize) {
+pub fn shorten(text: &mut String, most: usize) {
     text.truncate(text.floor_char_boundary(most));
     let hostile = |c: char| c.is_control() && c != '\n' && c != '\t';
     if text.contains(hostile) {

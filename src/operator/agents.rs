@@ -20,7 +20,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 use super::agent_answer::{ANSWER, Rejection, Sender, receive};
 use super::pace::{POLLS, Pace};
 use crate::api::TrainingJob;
-use crate::lifecycle::agent_state::{AgentState, MESSAGE};
+use crate::lifecycle::agent_state::{AgentState, MESSAGE, shorten};
 use crate::util::http::{Answer, Connection, HttpError, Limits};
 use crate::util::lock::lock;
 
@@ -175,7 +175,8 @@ impl Agents {
                 known.silent_since.get_or_insert_with(Instant::now);
                 rejection.map(|rejection| {
                     let mut text = rejection.to_string();
-                    text.truncate(text.floor_char_boundary(MESSAGE));
+                    // It may quote the answer.
+                    shorten(&mut text, MESSAGE);
                     text
                 })
             }
@@ -282,9 +283,13 @@ mod tests {
     #[tokio::test]
     async fn an_answer_that_is_not_the_agents_is_ignored_and_counts_as_silence() {
         type Respond = fn(&mut Reply) -> std::io::Result<()>;
-        let cases: [(Respond, &str); 6] = [
+        let cases: [(Respond, &str); 7] = [
             (|reply| reply.body(&state("another", 7)), "of another pod"),
             (|reply| reply.body("7"), "not one of an agent"),
+            (
+                |reply| reply.body(r#"{"ranks": [{"ending": "\u001b[2J"}]}"#),
+                "unknown variant ` [2J`",
+            ),
             (|reply| reply.body(&"0".repeat(70_000)), "65536 bytes"),
             (
                 |reply| write!(reply, "HTTP/1.1 302 Found\r\nLocation: /\r\n\r\n"),
