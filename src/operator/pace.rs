@@ -79,12 +79,11 @@ pub async fn forward<K: Eq + Hash + Clone>(
         tokio::select! {
             key = news.recv() => {
                 let Some(key) = key else { return };
-                if !due.contains_key(&key) {
+                due.entry(key.clone()).or_insert_with(|| {
                     let now = Instant::now();
-                    let pace = paces.entry(key.clone());
-                    let pace = pace.or_insert_with(|| Pace::new(rate, now));
-                    due.insert(key, pace.next(now));
-                }
+                    let pace = paces.entry(key);
+                    pace.or_insert_with(|| Pace::new(rate, now)).next(now)
+                });
             }
             () = sleep_until(next.unwrap_or_else(Instant::now)), if next.is_some() => {
                 let now = Instant::now();
