@@ -1,11 +1,12 @@
 //! The recipe snapshot of a TrainingJob and how it is read: identically by the command line, the
 //! controller and the agents.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use crate::api::status::RecipeSnapshot;
-use crate::api::{RecipeSource, RemainderPolicy};
-use crate::recipe::{Dialect, Origin, Request, Setting};
+use crate::api::{EnvVar, RecipeSource, RemainderPolicy};
+use crate::recipe::{Dialect, Environment, Origin, Request, Setting};
 
 /// Default path of the recipe.
 const RECIPE: &str = "recipe.yaml";
@@ -19,12 +20,24 @@ impl RecipeSnapshot {
             text: text.unwrap_or_default(),
             accelerate: source.accelerate.clone(),
             overrides: overrides.to_vec(),
+            env: BTreeMap::new(),
             path: source.path.clone(),
             accelerate_path: source.accelerate_path.clone(),
             files: source.files.clone(),
             dialect: source.dialect.clone(),
             dialect_version: source.dialect_version.clone(),
             hash: String::new(),
+        }
+    }
+
+    /// Adds the variables of `spec.trainer.env`, if the recipe may refer to one.
+    pub fn add_environment(&mut self, env: &[EnvVar]) {
+        let texts = self.files.values().chain(&self.overrides);
+        let mut texts = texts.chain([&self.text]);
+        if texts.any(|text| text.contains("oc.env")) {
+            let env = env.iter();
+            self.env
+                .extend(env.map(|variable| (variable.name.clone(), variable.value.clone())));
         }
     }
 
@@ -58,6 +71,7 @@ impl RecipeSnapshot {
         });
         Ok(Request {
             origin: Origin::snapshot(files).map_err(|error| error.to_string())?,
+            environment: Environment::Job(self.env.clone()),
             path: self.path(),
             accelerate,
             overrides: self.overrides.clone(),
@@ -126,6 +140,29 @@ mod tests {
             let snapshot = read(&source(path, &TREE), None).unwrap();
             assert_eq!(snapshot.spec, on_disk.spec, "{path}");
         }
+    }
+
+    #[test]
+    fn recipes_see_the_environment_of_their_job_only() {
+        // Cargo sets CARGO_PKG_NAME for the process of this test.
+        assert!(std::env::var_os("CARGO_PKG_NAME").is_some());
+        let read = |name: &str, env: &[EnvVar]| {
+            let root = format!(
+                "defaults: [_self_, model: base, loss: dpo]\nexp_name: ${{oc.env:{name}}}\n"
+            );
+            let tree = [("config/config.yaml", root.as_str()), TREE[1], TREE[2]];
+            let mut snapshot = RecipeSnapshot::of(&source("config", &tree), None, &[]);
+            snapshot.add_environment(env);
+            let request = snapshot.request(RemainderPolicy::Exact).unwrap();
+            recipe::read(&request).map_err(|error| error.to_string())
+        };
+        insta::assert_snapshot!(read("CARGO_PKG_NAME", &[]).unwrap_err(), @"config/config.yaml:2:11: spec.trainer.env has no `CARGO_PKG_NAME`, the only environment of a TrainingJob's recipe (set the variable there, set the key in spec.overrides, or give a default: `${oc.env:NAME,default}`)");
+        let env = [EnvVar {
+            name: "RUN".to_owned(),
+            value: "tiny".to_owned(),
+        }];
+        let recipe = read("RUN", &env).unwrap();
+        assert_eq!(recipe.spec.name, "tiny");
     }
 
     #[test]

@@ -26,6 +26,15 @@ pub fn texts(_: &mut SchemaGenerator) -> Schema {
     })
 }
 
+/// Environment variables: values by name, bounded as in `spec.trainer.env`.
+pub fn variables(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "type": "object",
+        "maxProperties": 1024,
+        "additionalProperties": {"type": "string", "maxLength": 131_072}
+    })
+}
+
 /// Conditions, merged by their type; limits as in `metav1.Condition`.
 pub fn conditions(_: &mut SchemaGenerator) -> Schema {
     json_schema!({

@@ -207,6 +207,10 @@ pub struct RecipeSnapshot {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 256), inner(length(max = 32768)))]
     pub overrides: Vec<String>,
+    /// The environment variables that the recipe may refer to: those of `spec.trainer.env`.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[schemars(schema_with = "schema::variables")]
+    pub env: BTreeMap<String, String>,
     /// The recipe's path.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 1024))]

@@ -1,8 +1,9 @@
 //! The common arguments of `plan`, `check` and `launch`: the recipe and the world.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use crate::recipe::{self, Dialect, Origin, ReadError, Recipe, Request, Setting};
+use crate::recipe::{self, Dialect, Environment, Origin, ReadError, Recipe, Request, Setting};
 
 /// One recipe with its flags and overrides.
 #[derive(Debug, Clone, clap::Args)]
@@ -73,6 +74,14 @@ pub struct RecipeOptions {
     pub remainder: Option<String>,
 }
 
+/// The variables of this process that are UTF-8, which a recipe on the user's machine may refer to.
+fn shell_variables() -> BTreeMap<String, String> {
+    let variables = std::env::vars_os();
+    variables
+        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
+        .collect()
+}
+
 impl RecipeOptions {
     /// Reads a recipe under these flags.
     pub fn read(&self, path: &Path, overrides: &[String]) -> Result<Recipe, ReadError> {
@@ -91,6 +100,7 @@ impl RecipeOptions {
         overrides.extend(self.multirun.then(|| "--multirun".to_owned()));
         recipe::read(&Request {
             origin: Origin::Disk,
+            environment: Environment::Shell(shell_variables()),
             path: path.to_owned(),
             command: command.to_vec(),
             accelerate: self.accelerate.clone(),

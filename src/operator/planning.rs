@@ -43,6 +43,7 @@ pub async fn snapshot(client: &Client, job: &TrainingJob) -> Result<RecipeSnapsh
     }
     let mut snapshot = RecipeSnapshot::of(source, text, &job.spec.overrides);
     snapshot.files.extend(files);
+    snapshot.add_environment(&job.spec.trainer.env);
     let everything = serde_json::to_vec(&snapshot).unwrap_or_default();
     snapshot.hash = format!("{:032x}", xxh3_128(&everything));
     Ok(snapshot)

@@ -23,6 +23,7 @@ use schema::reader::{self, Detected, ReadOptions, Reader, Translated};
 use schema::reading::{self, Reading};
 
 pub use schema::dialect::{Dialect, RESERVED};
+pub use schema::environment::Environment;
 pub use schema::files::{Files, TreeBatch};
 pub use schema::origin::{Origin, OutsidePath};
 pub use schema::overrides::{self, Setting};
@@ -127,6 +128,7 @@ pub fn read_text(request: &Request, text: String) -> Result<Recipe, ReadError> {
 
 fn finish(request: &Request, text: Option<String>) -> Result<Recipe, ReadError> {
     let mut reading = Reading::at(&request.origin);
+    reading.environment = request.environment.clone();
     let job = inputs::gather(request, text, &mut reading);
     let found = job.and_then(|job| find(request, job, &mut reading));
     let pending = std::mem::take(&mut reading.pending);

@@ -3,6 +3,7 @@
 pub mod axes;
 pub mod deepspeed;
 pub mod dialect;
+pub mod environment;
 pub mod files;
 pub mod origin;
 pub mod overrides;

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use super::deepspeed::{self, DeepSpeedPlugin};
+use super::environment::Environment;
 use super::files::Files;
 use super::origin::Origin;
 use crate::recipe::syntax::diagnostic::{Diagnostic, Severity};
@@ -18,6 +19,8 @@ pub(crate) const UNREADABLE_FILE: &str = "unreadable-file";
 pub struct Reading {
     /// Where files are read from.
     pub origin: Origin,
+    /// The environment variables that the recipe may refer to.
+    pub environment: Environment,
     /// Every file, in the order of reading.
     pub sources: Sources,
     /// The diagnostics so far.

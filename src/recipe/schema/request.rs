@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use super::dialect::Dialect;
+use super::environment::Environment;
 use super::origin::Origin;
 use super::overrides::Setting;
 
@@ -11,6 +12,8 @@ use super::overrides::Setting;
 pub struct Request {
     /// Where to read all files from.
     pub origin: Origin,
+    /// The environment variables that the recipe may refer to. Default: none.
+    pub environment: Environment,
     /// The recipe's file, or the folder of a Hydra tree. Empty: the command holds everything.
     pub path: PathBuf,
     /// The words of the upstream command. The launcher's options and the trainer's arguments override the

@@ -406,7 +406,8 @@ impl<'r> Composer<'r> {
             };
             known.set(key, span, option);
         }
-        let resolved = interpolation::name(name, &known, self.program.resolvers, span);
+        let environment = &self.reading.environment;
+        let resolved = interpolation::name(name, &known, self.program.resolvers, environment, span);
         Some(match resolved {
             Ok(text) => Some(text),
             Err((message, help)) => {

@@ -11,6 +11,7 @@ mod text;
 use std::borrow::Cow;
 use std::collections::HashMap;
 
+use crate::recipe::schema::environment::Environment;
 use crate::recipe::schema::reading::Reading;
 use crate::recipe::syntax::node::{Node, Value};
 use crate::recipe::syntax::scalar::{Resolved, Schema};
@@ -41,7 +42,7 @@ pub(super) fn resolve(root: &mut Node, registered: &[Registered], reading: &mut 
         return;
     }
     let frozen = root.clone();
-    let mut resolver = Resolver::new(&frozen, registered);
+    let mut resolver = Resolver::new(&frozen, registered, &reading.environment);
     let mut problems = Vec::new();
     resolver.tree(root, &mut Vec::new(), &mut problems);
     // Everything that uses a wrong interpolation fails with it, so report it once.
@@ -58,9 +59,10 @@ pub(super) fn name(
     text: &str,
     choices: &Node,
     registered: &[Registered],
+    environment: &Environment,
     span: Span,
 ) -> Result<String, (String, String)> {
-    let found = Resolver::new(choices, registered).text(text, span, &[], 0);
+    let found = Resolver::new(choices, registered, environment).text(text, span, &[], 0);
     let wrong = |message: String, help: String| {
         let seen = "a list sees the options of later groups, and the environment";
         (message, format!("{help} ({seen})"))
@@ -118,6 +120,7 @@ struct Resolver<'r> {
     /// The config after composition.
     root: &'r Node,
     registered: &'r [Registered],
+    environment: &'r Environment,
     /// Resolved scalars, by path.
     known: HashMap<String, Resolution>,
     /// Paths of the scalars in progress, the outermost first.
@@ -128,10 +131,11 @@ struct Resolver<'r> {
 }
 
 impl<'r> Resolver<'r> {
-    fn new(root: &'r Node, registered: &'r [Registered]) -> Self {
+    fn new(root: &'r Node, registered: &'r [Registered], environment: &'r Environment) -> Self {
         Resolver {
             root,
             registered,
+            environment,
             known: HashMap::new(),
             active: Vec::new(),
             steps: 0,
@@ -390,9 +394,9 @@ impl<'r> Resolver<'r> {
         };
         match name {
             // The environment gives text, a default Python's `str`; only null stays null.
-            "oc.env" => match (std::env::var(&first), default) {
-                (Ok(value), _) => Ok(Resolution::Node(Node::string(value, span))),
-                (Err(_), Some(default)) => {
+            "oc.env" => match (self.environment.get(&first), default) {
+                (Some(value), _) => Ok(Resolution::Node(Node::string(value, span))),
+                (None, Some(default)) => {
                     let default = as_written(default);
                     let null = default.resolve(Schema::OmegaConf) == Some(Resolved::Null);
                     Ok(Resolution::Node(match python(&default).filter(|_| !null) {
@@ -400,10 +404,10 @@ impl<'r> Resolver<'r> {
                         None => default,
                     }))
                 }
-                (Err(_), None) => Err(Problem::new(
-                    format!("the environment has no `{first}`"),
-                    "set it, or give a default: `${oc.env:NAME,default}`",
-                )),
+                (None, None) => {
+                    let (message, help) = self.environment.missing(&first);
+                    Err(Problem { message, help })
+                }
             },
             // `oc.decode` parses its text: `${oc.decode:${oc.env:N,16}}` is a number.
             "oc.decode" => match values.as_slice() {

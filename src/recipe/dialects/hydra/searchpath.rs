@@ -4,6 +4,7 @@
 
 use std::path::PathBuf;
 
+use crate::recipe::schema::environment::Environment;
 use crate::recipe::schema::reading::Reading;
 use crate::recipe::syntax::node::Node;
 use crate::recipe::syntax::scalar::{Resolved, Schema};
@@ -27,7 +28,7 @@ pub(super) fn folders(list: &Node, program: &Program, reading: &mut Reading) -> 
     };
     let mut folders = Vec::new();
     for item in items {
-        match folder(item, program) {
+        match folder(item, program, &reading.environment) {
             Ok(folder) => folders.push(folder),
             Err((message, help)) => {
                 reading.error("unsupported-value", Some(item.span), message, help);
@@ -37,7 +38,11 @@ pub(super) fn folders(list: &Node, program: &Program, reading: &mut Reading) -> 
     folders
 }
 
-fn folder(item: &Node, program: &Program) -> Result<PathBuf, (String, String)> {
+fn folder(
+    item: &Node,
+    program: &Program,
+    environment: &Environment,
+) -> Result<PathBuf, (String, String)> {
     let Some(text) = item.text() else {
         let message = format!("`{KEY}` takes a list of folders, this is {}", item.kind());
         return Err((message, "write `file:///FOLDER`".to_owned()));
@@ -46,7 +51,7 @@ fn folder(item: &Node, program: &Program) -> Result<PathBuf, (String, String)> {
     let text = match text.contains("${") {
         true => {
             let nothing = Node::mapping(item.span);
-            interpolation::name(text, &nothing, program.resolvers, item.span)?
+            interpolation::name(text, &nothing, program.resolvers, environment, item.span)?
         }
         false => text.to_owned(),
     };
