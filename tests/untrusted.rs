@@ -4,9 +4,14 @@
 
 mod source_files;
 
-use std::fs;
+use std::fs::{self, File};
+use std::os::unix::fs::symlink;
+use std::os::unix::net::UnixListener;
 use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
+use rustix::fs::{CWD, FileType, Mode, mknodat};
 use syn::visit::Visit;
 
 /// Modules that the controller runs on a recipe.
@@ -107,4 +112,374 @@ fn the_controller_reads_no_file_and_no_variable_for_a_recipe() {
         }
     }
     assert_eq!(found, Vec::<String>::new());
+}
+
+/// Modules whose files come from other people. `util` has the function that opens them.
+const OPENS_FOR_OTHERS: [&str; 9] = [
+    "agent",
+    "checkpoint",
+    "cli",
+    "data",
+    "external_trainer",
+    "launch",
+    "recipe",
+    "telemetry",
+    "train",
+];
+
+/// Calls that open the kernel's own files.
+const OPENS_THE_KERNELS: [&str; 4] = [
+    "agent/oom_killer.rs",
+    "agent/volume.rs",
+    "cli/signals.rs",
+    "recipe/schema/spec/page.rs",
+];
+
+/// Collects calls that open any kind of file for reading.
+#[derive(Default)]
+struct Opened(Vec<String>);
+
+impl<'ast> Visit<'ast> for Opened {
+    fn visit_item_mod(&mut self, item: &'ast syn::ItemMod) {
+        if !item
+            .attrs
+            .iter()
+            .any(|attribute| attribute.path().is_ident("cfg"))
+        {
+            syn::visit::visit_item_mod(self, item);
+        }
+    }
+
+    fn visit_path(&mut self, path: &'ast syn::Path) {
+        let names: Vec<String> = path.segments.iter().map(|s| s.ident.to_string()).collect();
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        let opens = matches!(
+            names.as_slice(),
+            [.., "File", "open"] | [.., "fs", "read" | "read_to_string"]
+        );
+        if opens {
+            self.0.push(names.join("::"));
+        }
+    }
+}
+
+#[test]
+fn files_of_other_people_are_opened_by_one_function() {
+    let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let mut found = Vec::new();
+    for module in OPENS_FOR_OTHERS {
+        for file in source_files::below(&src.join(module)) {
+            let name = file
+                .strip_prefix(&src)
+                .unwrap()
+                .to_string_lossy()
+                .into_owned();
+            let mut opened = Opened::default();
+            opened.visit_file(&syn::parse_file(&fs::read_to_string(&file).unwrap()).unwrap());
+            if !OPENS_THE_KERNELS.contains(&name.as_str()) {
+                found.extend(opened.0.iter().map(|call| format!("{name}: {call}")));
+            }
+        }
+    }
+    assert_eq!(found, Vec::<String>::new());
+}
+
+/// Runs the program with an address space for itself and 256 MiB, and returns its exit code and all output.
+fn evenkeel(folder: &Path, arguments: &[&str]) -> (Option<i32>, String) {
+    limited(folder, 700_000, arguments)
+}
+
+/// Runs the program with an address space in KiB. The output ends with the program's largest memory.
+fn limited(folder: &Path, memory: u64, arguments: &[&str]) -> (Option<i32>, String) {
+    let path = folder.join("output");
+    let output = File::create(&path).unwrap();
+    let mut child = Command::new("sh")
+        .args([
+            "-c",
+            &format!("ulimit -c 0; ulimit -v {memory}; exec \"$0\" \"$@\""),
+        ])
+        .arg(env!("CARGO_BIN_EXE_evenkeel"))
+        .args(arguments)
+        .current_dir(folder)
+        .env("RAYON_NUM_THREADS", "2")
+        .stdin(Stdio::null())
+        .stdout(output.try_clone().unwrap())
+        .stderr(output)
+        .spawn()
+        .unwrap();
+    let end = Instant::now() + Duration::from_secs(30);
+    let mut peak = String::new();
+    loop {
+        let status = fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap_or_default();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+        if let Some(kib) = line.and_then(|line| line.trim().strip_suffix(" kB")) {
+            peak = format!("peak KiB: {kib}\n");
+        }
+        if let Some(status) = child.try_wait().unwrap() {
+            let output = fs::read(&path).unwrap();
+            return (
+                status.code(),
+                String::from_utf8_lossy(&output).into_owned() + "\n" + &peak,
+            );
+        }
+        if Instant::now() > end {
+            child.kill().unwrap();
+            child.wait().unwrap();
+            panic!("evenkeel {arguments:?} does not end");
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn a_chat_template_cannot_take_the_memory_of_the_machine() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    // Each text is one instruction; the texts together have 12 GB.
+    let template = "chat_template: \"{% set ns = namespace(all=[]) %}{% for i in range(200) %}\
+                    {% set ns.all = ns.all + [(i ~ 'x') * 20000000] %}{% endfor %}\", path: byte";
+    fs::write(at("recipe.yaml"), recipe(MODEL, template, "data.jsonl")).unwrap();
+    let turn = |role| format!("{{\"role\": \"{role}\", \"content\": \"a\"}}");
+    let turns = [turn("user"), turn("assistant")].join(", ");
+    fs::write(at("data.jsonl"), format!("{{\"messages\": [{turns}]}}\n")).unwrap();
+    let arguments = ["launch", "recipe.yaml", "--procs", "1"];
+    let (code, output) = limited(folder.path(), 8_000_000, &arguments);
+    assert_ne!(code, Some(0), "{output}");
+    assert!(output.contains("memory allocation of"), "{output}");
+    let peak = output
+        .lines()
+        .find_map(|line| line.strip_prefix("peak KiB: "));
+    let peak: u64 = peak.unwrap().parse().unwrap();
+    assert!(peak < 3 << 20, "{peak} KiB");
+}
+
+/// A native recipe that names `data`, a tokenizer and a model.
+fn recipe(model: &str, tokenizer: &str, data: &str) -> String {
+    format!(
+        "apiVersion: evenkeel.dev/v1alpha1
+kind: Recipe
+metadata: {{name: special}}
+spec:
+  objective: sft
+  batch: {{global: 1, per_device_batch_size: 1}}
+  model: {{{model}}}
+  tokenizer: {{{tokenizer}}}
+  data: {{sequence_length: 8, train: [{{path: {data}, format: jsonl}}]}}
+  budget: {{samples: 1}}
+"
+    )
+}
+
+const MODEL: &str = "init: random, config: {hidden_size: 8, intermediate_size: 8, num_hidden_layers: 1, \
+                     num_attention_heads: 1, vocab_size: 300, max_position_embeddings: 8}";
+
+#[test]
+fn special_files_are_refused_wherever_a_stranger_names_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    let _socket = UnixListener::bind(at("socket")).unwrap();
+    mknodat(CWD, at("pipe"), FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+    let specials = [
+        ("kernel", Some("/proc/kmsg")),
+        ("zero", Some("/dev/zero")),
+        ("folder", Some("/")),
+        ("socket", None),
+        ("pipe", None),
+    ];
+    fs::write(at("data.jsonl"), "{\"messages\": []}\n").unwrap();
+    fs::write(at("plain.yaml"), "per_device_train_batch_size: 1\n").unwrap();
+    for (special, target) in specials {
+        if let Some(target) = target {
+            symlink(target, at(special)).unwrap();
+        }
+        // A directory of a model, of a tokenizer, and of a run, each of whose files is the special one.
+        let files = [
+            "config.json",
+            "tokenizer.json",
+            "tokenizer_config.json",
+            "chat_template.jinja",
+            "model.safetensors",
+            "model.safetensors.index.json",
+            "run.json",
+            "state.json",
+            "lock",
+        ];
+        let all = format!("all-{special}");
+        fs::create_dir(at(&all)).unwrap();
+        for file in files {
+            symlink(at(special), at(&all).join(file)).unwrap();
+        }
+        let data = format!("data-{special}.yaml");
+        fs::write(at(&data), recipe(MODEL, "path: byte", special)).unwrap();
+        let tokenizer = format!("tokenizer-{special}.yaml");
+        let path = format!("path: {all}");
+        fs::write(at(&tokenizer), recipe(MODEL, &path, "data.jsonl")).unwrap();
+        let model = format!("model-{special}.yaml");
+        fs::write(at(&model), recipe(&path, "path: byte", "data.jsonl")).unwrap();
+        for arguments in [
+            vec!["check", special],
+            vec!["plan", special, "--gpus", "1"],
+            vec!["check", "plain.yaml", "--accelerate", special],
+            vec!["launch", &data, "--procs", "1"],
+            vec!["launch", &tokenizer, "--procs", "1"],
+            vec!["launch", &model, "--procs", "1"],
+            vec!["status", &all],
+            vec!["report", &all],
+        ] {
+            let (code, output) = evenkeel(folder.path(), &arguments);
+            assert!(
+                code.is_some_and(|code| code == 1 || code == 2),
+                "{arguments:?} ends with {code:?}: {output}"
+            );
+            assert!(!output.is_empty(), "{arguments:?}");
+        }
+    }
+}
+
+#[test]
+fn huge_recipes_are_refused_before_they_take_memory_or_time() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    let words = |count: usize, one: &str| one.repeat(count);
+    let train = "torchrun --nproc_per_node 8 train.py --per_device_train_batch_size 4";
+    let numbers = words(490_000, "1,");
+    let levels = |line: &dyn Fn(usize) -> String| (1..60).map(line).collect::<String>();
+    for (name, text) in [
+        // JSON with comments is Hjson.
+        (
+            "wide.json",
+            format!("// c\n{{train_batch_size: 8\nx: [{numbers}]}}"),
+        ),
+        (
+            "wide-words.json",
+            format!(
+                "// c\n{{train_batch_size: 8\nx: {}\n}}",
+                words(490_000, "1}")
+            ),
+        ),
+        ("keys.json", {
+            let keys: String = (0..60_000).map(|n| format!("k{n}: 1\n")).collect();
+            format!("// c\n{{train_batch_size: 8\n{keys}}}")
+        }),
+        (
+            "deep.json",
+            format!("{{\"train_batch_size\": 8, \"x\": {}", words(300_000, "[")),
+        ),
+        ("wide.yaml", format!("a: [{numbers}]")),
+        ("deep.yaml", words(500_000, "- ")),
+        ("aliases.yaml", {
+            let lists =
+                levels(&|n| format!("a{n}: &a{n} [{}]\n", words(9, &format!("*a{},", n - 1))));
+            format!("a0: &a0 [1]\n{lists}")
+        }),
+        ("merges.yaml", {
+            let merged = |n| format!("a{n}: &a{n} {{<<: [*a{0}, *a{0}], k{n}: *a{0}}}\n", n - 1);
+            format!("a0: &a0 {{x: 1}}\n{}", levels(&merged))
+        }),
+        ("duplicates.yaml", words(170_000, "k: 1\n")),
+        (
+            "digits.yaml",
+            format!("per_device_train_batch_size: {}\n", words(1_000_000, "9")),
+        ),
+        ("unknown.yaml", {
+            let keys: String = (0..45_000).map(|n| format!("num_procs{n}: 1\n")).collect();
+            format!("compute_environment: LOCAL_MACHINE\n{keys}")
+        }),
+        (
+            "array.sh",
+            format!(
+                "#!/bin/sh\nA=({})\n{train} \"${{A[@]}}\"\n",
+                words(400_000, "x ")
+            ),
+        ),
+        (
+            "braces.sh",
+            format!("#!/bin/sh\n{}{train}\n", words(200_000, "{ ")),
+        ),
+        ("doubled.sh", {
+            let doubled = levels(&|n| format!("A{n}=$A{0}$A{0}\n", n - 1));
+            format!("#!/bin/sh\nA0=xxxxxxxx\n{doubled}{train} --seed $A59\n")
+        }),
+    ] {
+        fs::write(at(name), text).unwrap();
+        let (code, output) = evenkeel(folder.path(), &["check", name]);
+        assert!(
+            matches!(code, Some(0..=2)),
+            "{name} ends with {code:?}: {output}"
+        );
+        assert!(
+            output.len() < 1 << 20,
+            "{name}: {} bytes of output",
+            output.len()
+        );
+    }
+}
+
+#[test]
+fn huge_trees_are_refused_before_they_take_memory_or_time() {
+    let text = |count: usize, one: &str| one.repeat(count);
+    let large = format!("b: \"{}\"\n", text(1_000_000, "x"));
+    let deep = format!("# @package {}\nx: 1\n", text(100_000, "p."));
+    let all =
+        |line: &dyn Fn(usize) -> String, count: usize| (1..count).map(line).collect::<String>();
+    let names = "k".repeat(40);
+    // Lines of the root, and one more file of the tree, `more.yaml`.
+    for (lines, more) in [
+        (
+            format!(
+                "x0: a\n{}",
+                all(&|n| format!("x{n}: ${{x{0}}}${{x{0}}}\n", n - 1), 60)
+            ),
+            "",
+        ),
+        ("x: a${x}\n".to_owned(), ""),
+        (format!("x: {}\n", text(200_000, "${")), ""),
+        (format!("x: \"{}\"\n", text(250_000, "${x}")), ""),
+        (
+            all(&|n| format!("{names}{n}: ${{{names}x{n}}}\n"), 4000),
+            "",
+        ),
+        (format!("x: ${{{}}}\n", text(400_000, "a.")), ""),
+        ("x: 1\n".to_owned(), deep.as_str()),
+        ("x: 1\n".to_owned(), large.as_str()),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: &str| {
+            let path = folder.path().join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        };
+        let included: String = (0..60).map(|n| format!("- more@p{n}\n")).collect();
+        let included = match more {
+            "" => "",
+            text if text.starts_with('#') => "- more\n",
+            _ => &included,
+        };
+        let root = format!(
+            "defaults:\n- _self_\n{included}- model: base\n- loss: dpo\nexp_name: a\n{lines}"
+        );
+        write("config/config.yaml", &root);
+        write("config/more.yaml", more);
+        write("config/model/base.yaml", "batch_size: 8\n");
+        write("config/loss/dpo.yaml", "name: dpo\nbeta: 0.1\n");
+        let arguments = [
+            "check",
+            "config",
+            "--dialect",
+            "halos",
+            "--dialect-version",
+            "head",
+        ];
+        let (code, output) = evenkeel(folder.path(), &arguments);
+        let begin: String = lines.chars().take(60).collect();
+        assert!(
+            matches!(code, Some(1 | 2)),
+            "{begin} ends with {code:?}: {output}"
+        );
+        assert!(
+            output.len() < 1 << 20,
+            "{begin}: {} bytes of output",
+            output.len()
+        );
+    }
 }

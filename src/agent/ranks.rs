@@ -20,6 +20,7 @@ use crate::external_trainer::oom_messages;
 use crate::external_trainer::program::{self, Program, Start};
 use crate::lifecycle::files;
 use crate::lifecycle::protocol::{Ending, Order, Report, exit};
+use crate::util::input;
 use crate::util::lock::lock;
 
 /// What happened to a rank.
@@ -198,7 +199,7 @@ const LAST: u64 = 2000;
 /// The last lines of a log, up to the size limit of a status; empty if the log cannot be read.
 pub fn last_lines(log: &Path) -> String {
     let read = || -> io::Result<Vec<u8>> {
-        let mut file = File::open(log)?;
+        let mut file = input::open(log)?;
         let start = file.metadata()?.len().saturating_sub(LAST);
         file.seek(SeekFrom::Start(start))?;
         let mut end = Vec::new();

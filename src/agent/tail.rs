@@ -6,6 +6,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use crate::lifecycle::files;
+use crate::util::input;
 
 /// Bytes copied per pass. A rank that prints more in a tenth of a second is copied late, but no
 /// output is lost.
@@ -43,7 +44,7 @@ impl Tail {
     /// disturb training.
     pub fn lines(&mut self) -> Vec<String> {
         if self.file.is_none() {
-            self.file = File::open(&self.path).ok();
+            self.file = input::open(&self.path).ok();
         }
         let Some(file) = &mut self.file else {
             return Vec::new();

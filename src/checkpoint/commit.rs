@@ -18,6 +18,7 @@ use super::unit_file::Content;
 use super::verified::check_size;
 use crate::engine::Layout;
 use crate::util::durable::{FileError, sync_directory};
+use crate::util::input::{self, STATE_BYTES};
 
 /// Content of a checkpoint besides the ranks' files, at the step at which the units were copied out of the
 /// engine, which may be several steps ago.
@@ -98,8 +99,8 @@ fn write_and_rename(
                 source.display()
             ))
         })?;
-        let bytes =
-            std::fs::read(source).map_err(|error| FileError::from_io("read", source, 0, error))?;
+        let bytes = input::read(source, STATE_BYTES)
+            .map_err(|error| FileError::from_io("read", source, 0, error))?;
         files.insert(name.to_string(), write(&partial.join(name), &bytes)?);
     }
 

@@ -17,6 +17,7 @@ use super::unit_file::Content;
 use super::{CheckpointError, Checksum};
 use crate::lifecycle::files::is_partial;
 use crate::util::durable::FileError;
+use crate::util::input::{self, STATE_BYTES};
 
 /// The format that this version writes, and the only one it reads.
 pub const FORMAT: u64 = 1;
@@ -97,7 +98,7 @@ impl Manifest {
         if is_partial(directory) {
             return Err(not_committed("its writing was never finished"));
         }
-        let bytes = std::fs::read(&path).map_err(|error| match error.kind() {
+        let bytes = input::read(&path, STATE_BYTES).map_err(|error| match error.kind() {
             io::ErrorKind::NotFound if directory.is_dir() => {
                 not_committed("it has no manifest.json, which is written last")
             }

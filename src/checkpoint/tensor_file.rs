@@ -13,6 +13,8 @@ use std::path::{Path, PathBuf};
 use half::slice::{HalfBitsSliceExt, HalfFloatSliceExt};
 use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 
+use crate::util::input;
+
 #[cfg(target_endian = "big")]
 compile_error!("safetensors files are little-endian, and are written from memory as it is");
 
@@ -87,7 +89,7 @@ impl TensorFile {
             path: path.to_path_buf(),
             reason,
         };
-        let file = File::open(path).map_err(failed)?;
+        let file = input::open(path).map_err(failed)?;
         let length = file.metadata().map_err(failed)?.len();
         let mut size = [0; 8];
         if length < size.len() as u64 {

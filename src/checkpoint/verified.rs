@@ -7,6 +7,7 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use super::checksum::{Checksum, FileEntry, Hasher, PIECE};
+use crate::util::input;
 
 /// A damaged file of a checkpoint.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -35,7 +36,7 @@ impl VerifiedFile {
     /// Opens a file; its size must match the entry.
     pub fn open(path: &Path, entry: FileEntry) -> Result<Self, Damage> {
         check_size(path, entry)?;
-        let file = File::open(path).map_err(|error| unreadable(path, &error))?;
+        let file = input::open(path).map_err(|error| unreadable(path, &error))?;
         Ok(Self {
             path: path.to_path_buf(),
             file,
@@ -79,7 +80,7 @@ pub(super) fn read(path: &Path, entry: FileEntry) -> Result<Vec<u8>, Damage> {
 /// Reads a whole file only to check it.
 pub(super) fn verify(path: &Path, entry: FileEntry) -> Result<(), Damage> {
     check_size(path, entry)?;
-    let (found, bytes) = File::open(path)
+    let (found, bytes) = input::open(path)
         .and_then(Checksum::of_stream)
         .map_err(|error| unreadable(path, &error))?;
     check_content(path, entry, found, bytes)

@@ -74,10 +74,17 @@ struct Activity {
 impl Activity {
     /// Reads the activity of a run, and its state.
     fn read(run: &RunDir) -> Result<(Activity, Option<RunState>), LaunchError> {
+        Activity::with_state(run, || run.state())
+    }
+
+    fn with_state(
+        run: &RunDir,
+        state: impl FnOnce() -> Result<Option<RunState>, LaunchError>,
+    ) -> Result<(Activity, Option<RunState>), LaunchError> {
         // Check the lock before the state: a launcher that ends in between has written its final
         // state. Check it again for a launcher that starts in between.
         let in_use = run.in_use()?;
-        let state = run.state()?;
+        let state = state()?;
         let activity = Activity::of(state.as_ref(), in_use || run.in_use()?);
         Ok((activity, state))
     }
@@ -420,23 +427,16 @@ mod tests {
     fn a_launcher_that_ends_during_the_read_is_not_interrupted() {
         let directory = tempfile::tempdir().unwrap();
         let run = RunDir::at(directory.path());
-        // Opening a pipe for writing succeeds only after its reader has opened it.
-        let pipe = directory.path().join("state.json");
-        let mode = rustix::fs::Mode::from_raw_mode(0o600);
-        rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, mode, 0).unwrap();
         let lock = Lock::acquire(run.path()).unwrap();
         let state = RunState {
             phase: Phase::Running,
             ..RunState::default()
         };
-        let (activity, read) = std::thread::scope(|scope| {
-            scope.spawn(|| {
-                let mut pipe = std::fs::File::options().write(true).open(&pipe).unwrap();
-                drop(lock);
-                serde_json::to_writer(&mut pipe, &state).unwrap();
-            });
-            Activity::read(&run).unwrap()
-        });
+        let (activity, read) = Activity::with_state(&run, || {
+            drop(lock);
+            Ok(Some(state.clone()))
+        })
+        .unwrap();
         assert_eq!(read, Some(state));
         assert!(!activity.interrupted);
     }

@@ -235,12 +235,25 @@ fn no_file(request: &PrepareRequest<'_>, key: &str, path: &Path, kind: &str) -> 
     )
 }
 
-/// Files under a directory, relative to it, in order; hidden ones are excluded.
+/// The most files and directories below a directory of data.
+const MAX_ENTRIES: usize = 100_000;
+
+/// Files under a directory, relative to it, in order; hidden ones are excluded. Links that lead back to a
+/// directory above end at the limit.
 fn walk(root: &Path) -> Result<Vec<PathBuf>, DataError> {
     let mut files = Vec::new();
+    let mut entries = 0;
     let mut directories = vec![PathBuf::new()];
     while let Some(directory) = directories.pop() {
         for name in names(&root.join(&directory))? {
+            entries += 1;
+            if entries > MAX_ENTRIES {
+                return Err(DataError::source(
+                    root,
+                    format!("it holds more than {MAX_ENTRIES} files and directories"),
+                    "name a directory with only the data, or join files",
+                ));
+            }
             let path = directory.join(name);
             if root.join(&path).is_dir() {
                 directories.push(path);
@@ -309,13 +322,54 @@ fn expand(base: &Path, pattern: &str) -> Result<Vec<(PathBuf, PathBuf)>, DataErr
 
 /// Whether a name matches a pattern of `*` and `?`.
 fn matches(pattern: &[u8], name: &[u8]) -> bool {
-    match (pattern.first(), name.first()) {
-        (None, None) => true,
-        (Some(b'*'), _) => {
-            matches(&pattern[1..], name) || !name.is_empty() && matches(pattern, &name[1..])
+    let (mut at, mut read) = (0, 0);
+    // After the last `*`, and where the name goes on after the bytes that the `*` has taken.
+    let mut star: Option<(usize, usize)> = None;
+    while read < name.len() {
+        match pattern.get(at) {
+            Some(b'*') => {
+                at += 1;
+                star = Some((at, read));
+            }
+            Some(&byte) if byte == b'?' || byte == name[read] => {
+                at += 1;
+                read += 1;
+            }
+            // Only the last `*` needs to take more: the earlier ones have matched what is between.
+            _ => match &mut star {
+                Some((after, taken)) => {
+                    *taken += 1;
+                    (at, read) = (*after, *taken);
+                }
+                None => return false,
+            },
         }
-        (Some(b'?'), Some(_)) => matches(&pattern[1..], &name[1..]),
-        (Some(a), Some(b)) if a == b => matches(&pattern[1..], &name[1..]),
-        _ => false,
+    }
+    pattern[at..].iter().all(|&byte| byte == b'*')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patterns_match_in_time_even_with_many_stars() {
+        for (pattern, name, fits) in [
+            ("", "", true),
+            ("*", "", true),
+            ("a*b?d", "axxbcd", true),
+            ("*ab", "aab", true),
+            ("a*", "b", false),
+            ("?", "", false),
+            ("**a", "ba", true),
+        ] {
+            assert_eq!(
+                matches(pattern.as_bytes(), name.as_bytes()),
+                fits,
+                "{pattern}"
+            );
+        }
+        let many = "*a".repeat(100) + "b";
+        assert!(!matches(many.as_bytes(), "a".repeat(200).as_bytes()));
     }
 }

@@ -1,7 +1,6 @@
 //! `manifest.json`: the content of a prepared data set, with sizes and checksums.
 
 use std::fmt;
-use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
@@ -10,6 +9,7 @@ use xxhash_rust::xxh3::Xxh3;
 
 use crate::recipe::schema::spec::Synthetic;
 use crate::util::durable::{FileError, write_atomically};
+use crate::util::input::{self, STATE_BYTES};
 
 use super::error::DataError;
 use super::request::{Stopped, check_stopped};
@@ -126,7 +126,8 @@ impl Manifest {
     /// Reads the manifest of a prepared directory.
     pub fn read(directory: &Path) -> Result<Manifest, DataError> {
         let path = directory.join(FILE);
-        let text = std::fs::read(&path).map_err(|error| DataError::read(&path, error))?;
+        let text =
+            input::read(&path, STATE_BYTES).map_err(|error| DataError::read(&path, error))?;
         let manifest: Manifest = serde_json::from_slice(&text)
             .map_err(|error| DataError::store(&path, format!("it is not a manifest: {error}")))?;
         if manifest.version != VERSION {
@@ -203,7 +204,7 @@ impl FileRecord {
         progress: &mut dyn FnMut(u64) -> Result<(), DataError>,
     ) -> Result<FileRecord, DataError> {
         let failed = |error| DataError::read(path, error);
-        let mut file = File::open(path).map_err(failed)?;
+        let mut file = input::open(path).map_err(failed)?;
         let mut buffer = vec![0; 1 << 20];
         let mut checksum = Checksum::default();
         let mut bytes = 0;

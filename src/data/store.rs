@@ -18,6 +18,7 @@ use super::error::DataError;
 use super::manifest::{FileRecord, PartRecord};
 use super::request::Stopped;
 use super::sample::Sample;
+use crate::util::input;
 
 /// Name of the file with the token ids.
 pub(super) const TOKENS: &str = "tokens.bin";
@@ -71,7 +72,7 @@ impl Store {
         let open = |name: &str, expected: &FileRecord| {
             let path = directory.join(name);
             expected.verify_size(&path)?;
-            File::open(&path).map_err(|error| DataError::read(&path, error))
+            input::open(&path).map_err(|error| DataError::read(&path, error))
         };
         let tokens = open(TOKENS, &record.tokens_file)?;
         let index = open(INDEX, &record.index_file)?;

@@ -12,7 +12,8 @@ use crate::plan::memory::Shape;
 use crate::plan::{Flaw, Trainer};
 use crate::recipe::Spec;
 use crate::recipe::schema::spec::{Init, Model};
-use crate::util::durable::{FileError, read_json};
+use crate::util::durable::{FileError, parse_json};
+use crate::util::input::{self, CONFIG_BYTES};
 
 /// Keys of a `config.json`.
 type Config = BTreeMap<String, Value>;
@@ -234,7 +235,10 @@ fn config_of(shape: &Shape) -> Config {
 }
 
 fn read_config(directory: &Path) -> Result<Config, FileError> {
-    read_json(&directory.join("config.json"))
+    let path = directory.join("config.json");
+    let bytes = input::read(&path, CONFIG_BYTES)
+        .map_err(|error| FileError::from_io("read", &path, 0, error))?;
+    parse_json(&path, &bytes)
 }
 
 #[cfg(test)]

@@ -168,7 +168,9 @@ impl RunDir {
     /// Requests a number of ranks. Concurrent requests get consecutive numbers.
     pub fn write_desired(&self, ranks: u64) -> Result<Desired, LaunchError> {
         let path = self.0.join(DESIRED_LOCK);
+        // With `read` opening a named pipe does not wait for its reader.
         let _numbering = File::options()
+            .read(true)
             .create(true)
             .append(true)
             .open(&path)

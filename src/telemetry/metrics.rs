@@ -7,6 +7,7 @@ use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 use super::{EvaluationRecord, Metric, StepRecord};
+use crate::util::input;
 
 /// Bytes read from the end of a file; they hold some hundred lines of any length.
 const TAIL: u64 = 256 << 10;
@@ -93,10 +94,13 @@ pub struct Skipped {
 
 /// Reads a generation's metrics file.
 pub fn read(path: &Path) -> Result<Recorded, MetricsError> {
-    let bytes = std::fs::read(path).map_err(|error| MetricsError::Read {
+    let cannot = |error| MetricsError::Read {
         path: path.to_owned(),
         error,
-    })?;
+    };
+    let mut bytes = Vec::new();
+    let mut file = input::open(path).map_err(cannot)?;
+    file.read_to_end(&mut bytes).map_err(cannot)?;
     let mut recorded = Recorded::default();
     for (nth, line) in bytes.split(|&byte| byte == b'\n').enumerate() {
         if line.iter().all(u8::is_ascii_whitespace) {
@@ -115,7 +119,7 @@ pub fn read(path: &Path) -> Result<Recorded, MetricsError> {
 
 /// The newest step of a file, of which only the end is read; `None` without any step.
 pub fn last_step(path: &Path) -> Option<StepRecord> {
-    let mut file = File::open(path).ok()?;
+    let mut file = input::open(path).ok()?;
     let length = file.metadata().ok()?.len();
     file.seek(SeekFrom::Start(length.saturating_sub(TAIL)))
         .ok()?;

@@ -32,6 +32,7 @@ use crate::telemetry::metrics::Writer as MetricsWriter;
 use crate::train::checkpoint_ref;
 use crate::train::heartbeats::Heartbeats;
 use crate::util::durable::{FileError, read_json};
+use crate::util::input;
 
 /// Time that a rank that lost a peer waits for an order.
 const ORDERS: Duration = Duration::from_secs(30);
@@ -346,7 +347,7 @@ pub fn hold(directory: &Path) -> Result<File, TrainError> {
 pub fn any_alive(directory: &Path) -> Result<bool, FileError> {
     let path = directory.join(files::RANKS_LOCK);
     let cannot = |error| FileError::from_io("open", &path, 0, error);
-    let file = match File::open(&path) {
+    let file = match input::open(&path) {
         Ok(file) => file,
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(false),
         Err(error) => return Err(cannot(error)),

@@ -11,6 +11,7 @@ use serde::Deserialize;
 use crate::checkpoint::tensor_file::{TensorFile, TensorFileError, readable};
 use crate::checkpoint::{self, Checkpoint, CheckpointError};
 use crate::engine::{Engine, EngineError, Layout, Parameter, Unit, UnitState};
+use crate::util::input::{self, STATE_BYTES};
 
 const WHOLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
@@ -113,7 +114,7 @@ impl Weights {
             path: index.to_path_buf(),
             reason,
         };
-        let bytes = std::fs::read(index).map_err(|error| unusable(error.to_string()))?;
+        let bytes = input::read(index, STATE_BYTES).map_err(|error| unusable(error.to_string()))?;
         let Index { weight_map } =
             serde_json::from_slice(&bytes).map_err(|error| unusable(error.to_string()))?;
         let names: BTreeSet<&String> = weight_map.values().collect();

@@ -10,6 +10,8 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use super::input::{self, STATE_BYTES};
+
 /// Why a file operation failed.
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
@@ -156,9 +158,9 @@ pub fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T, FileError> {
     parse_json(path, &read(path)?)
 }
 
-/// The bytes of a whole file.
+/// The bytes of a whole file, at most [`STATE_BYTES`].
 pub fn read(path: &Path) -> Result<Vec<u8>, FileError> {
-    std::fs::read(path).map_err(|source| FileError::from_io("read", path, 0, source))
+    input::read(path, STATE_BYTES).map_err(|source| FileError::from_io("read", path, 0, source))
 }
 
 /// Parses the bytes of a file of [`write_json`].
@@ -215,9 +217,9 @@ impl Lock {
         match file.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
-                let pid = std::fs::read_to_string(&path)
-                    .ok()
-                    .and_then(|text| text.trim().parse().ok());
+                let written = input::read(&path, 64).ok();
+                let text = written.and_then(|bytes| String::from_utf8(bytes).ok());
+                let pid = text.and_then(|text| text.trim().parse().ok());
                 return Err(FileError::HeldBy {
                     directory: directory.to_path_buf(),
                     pid,
@@ -239,7 +241,7 @@ impl Lock {
     pub fn is_held(directory: &Path) -> Result<bool, FileError> {
         let path = Lock::file(directory);
         let failed = |doing, source| FileError::from_io(doing, &path, 0, source);
-        let file = match File::open(&path) {
+        let file = match input::open(&path) {
             Ok(file) => file,
             // No process has ever held it.
             Err(source) if source.kind() == io::ErrorKind::NotFound => return Ok(false),

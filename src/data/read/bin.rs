@@ -5,12 +5,12 @@
 //! size. Any other file holds plain ids in nanoGPT's format, of 16 bits unless the vocabulary has more than
 //! 65536.
 
-use std::fs::File;
 use std::io::{BufReader, Read};
 use std::path::{Path, PathBuf};
 
 use super::super::error::{DataError, RecordPosition, Unit};
 use super::{Content, Document, Documents, SEGMENT};
+use crate::util::input;
 
 /// Bytes of llm.c's header.
 const HEADER: u64 = 1024;
@@ -26,7 +26,7 @@ pub(in crate::data) struct Ids {
 
 pub(super) fn open(path: &Path, ids: Ids) -> Result<Documents, DataError> {
     let failed = |error| DataError::read(path, error);
-    let file = File::open(path).map_err(failed)?;
+    let file = input::open(path).map_err(failed)?;
     let size = file.metadata().map_err(failed)?.len();
     let mut file = BufReader::with_capacity(1 << 20, file);
     let mut start = Vec::new();

@@ -5,6 +5,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 
 use super::super::error::{DataError, RecordPosition, Unit};
+use crate::util::input;
 
 /// Longest line or block of text, in bytes; a longer one is a mistake.
 pub(super) const LONGEST: usize = 256 << 20;
@@ -27,7 +28,7 @@ pub(super) struct Lines {
 
 impl Lines {
     pub fn open(path: &Path) -> Result<Lines, DataError> {
-        let file = File::open(path).map_err(|error| DataError::read(path, error))?;
+        let file = input::open(path).map_err(|error| DataError::read(path, error))?;
         Ok(Lines {
             path: path.to_path_buf(),
             file: BufReader::with_capacity(1 << 20, file),

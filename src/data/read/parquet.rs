@@ -14,6 +14,7 @@ use serde_json::{Map, Value};
 use super::super::error::{DataError, RecordPosition, Unit};
 use super::super::record::Columns;
 use super::{Content, Document, Documents};
+use crate::util::input;
 
 /// The number of rows of a file, from its footer.
 pub(super) fn rows(path: &Path) -> Result<u64, DataError> {
@@ -65,7 +66,7 @@ pub(super) fn open(path: &Path, listed: &[String]) -> Result<Documents, DataErro
 }
 
 fn reader(path: &Path) -> Result<SerializedFileReader<File>, DataError> {
-    let file = File::open(path).map_err(|error| DataError::read(path, error))?;
+    let file = input::open(path).map_err(|error| DataError::read(path, error))?;
     guarded(|| SerializedFileReader::new(file)).map_err(|error| damaged(path, &error))
 }
 

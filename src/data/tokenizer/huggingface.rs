@@ -8,6 +8,7 @@ use tokenizers::PostProcessorWrapper;
 use super::super::error::DataError;
 use super::super::manifest::Checksum;
 use super::{Encoder, Piece, Tokenizer, read_text};
+use crate::util::input::{CONFIG_BYTES, STATE_BYTES};
 
 /// Usual names of special tokens, for tokenizers without a `tokenizer_config.json`.
 const BEGINNINGS: [&str; 4] = ["<s>", "<|begin_of_text|>", "<bos>", "<|startoftext|>"];
@@ -23,7 +24,7 @@ const ENDS: [&str; 5] = [
 /// the tokenizer and of the chat template's setting.
 pub(super) fn load(path: &Path, name: &str, template_key: &str) -> Result<Tokenizer, DataError> {
     let file = file_of(path)?;
-    let text = read_text(&file)?;
+    let text = read_text(&file, STATE_BYTES)?;
     let mut tokenizer = tokenizers::Tokenizer::from_bytes(text.as_bytes()).map_err(|error| {
         DataError::source(
             &file,
@@ -110,7 +111,7 @@ fn read_config(file: &Path, checksum: &mut Checksum) -> Result<Value, DataError>
     if !path.is_file() {
         return Ok(Value::Null);
     }
-    let text = read_text(&path)?;
+    let text = read_text(&path, CONFIG_BYTES)?;
     checksum.update(text.as_bytes());
     serde_json::from_str(&text).map_err(|error| {
         DataError::source(
@@ -129,7 +130,7 @@ fn chat_template(
 ) -> Result<Option<String>, DataError> {
     let path = file.with_file_name("chat_template.jinja");
     if path.is_file() {
-        return Ok(Some(read_text(&path)?));
+        return Ok(Some(read_text(&path, CONFIG_BYTES)?));
     }
     let config_path = file.with_file_name("tokenizer_config.json");
     match &config["chat_template"] {

@@ -15,6 +15,7 @@ use super::error::DataError;
 use super::files;
 use super::request::PrepareRequest;
 use super::writer::Token;
+use crate::util::input;
 
 /// A tokenizer with its special tokens and template.
 pub struct Tokenizer {
@@ -216,9 +217,17 @@ fn clip(spans: &[Range<usize>], window: Range<usize>) -> Vec<Range<usize>> {
         .collect()
 }
 
-/// Reads a text file of a tokenizer.
-fn read_text(path: &Path) -> Result<String, DataError> {
-    std::fs::read_to_string(path).map_err(|error| DataError::read(path, error))
+/// Reads a text file of a tokenizer with at most `limit` bytes.
+fn read_text(path: &Path, limit: u64) -> Result<String, DataError> {
+    let bytes = input::read(path, limit).map_err(|error| DataError::read(path, error))?;
+    String::from_utf8(bytes).map_err(|error| {
+        let at = error.utf8_error().valid_up_to();
+        DataError::source(
+            path,
+            format!("it is not UTF-8 text: the first invalid byte is at offset {at}"),
+            "save it as UTF-8",
+        )
+    })
 }
 
 #[cfg(test)]

@@ -3,11 +3,11 @@
 //! files stay valid.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::File;
 use std::io::{self, Read};
-use std::os::unix::fs::FileTypeExt;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
+
+use crate::util::input;
 
 /// Where files are read from.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -32,7 +32,7 @@ impl Origin {
         Ok(Origin::Snapshot(Arc::new(files?)))
     }
 
-    /// Whether a path is a regular file. Devices and pipes are excluded: reading them may never end.
+    /// Whether a path is a regular file.
     pub fn is_file(&self, path: &Path) -> bool {
         match self {
             Origin::Disk => path.is_file(),
@@ -73,7 +73,9 @@ impl Origin {
     pub fn read(&self, path: &Path, limit: u64) -> io::Result<Vec<u8>> {
         let mut bytes = Vec::new();
         match self {
-            Origin::Disk => open(path)?.take(limit).read_to_end(&mut bytes)?,
+            Origin::Disk => input::open_or_pipe(path)?
+                .take(limit)
+                .read_to_end(&mut bytes)?,
             Origin::Snapshot(files) => {
                 let text = normal(path).and_then(|path| files.get(&path));
                 let text = text.ok_or_else(|| {
@@ -103,19 +105,6 @@ fn normal(path: &Path) -> Option<PathBuf> {
         }
     }
     Some(inside)
-}
-
-/// Opens a file for reading. Named pipes are refused: opening one without a writer blocks forever.
-/// `/dev/stdin` and a shell's `<(…)` are pipes that are already open.
-fn open(path: &Path) -> io::Result<File> {
-    let opened = ["/dev", "/proc"];
-    let named = !opened.iter().any(|folder| path.starts_with(folder));
-    if named && std::fs::metadata(path)?.file_type().is_fifo() {
-        return Err(io::Error::other(
-            "it is a named pipe (write `<(COMMAND)`, or read it as /dev/stdin)",
-        ));
-    }
-    File::open(path)
 }
 
 #[cfg(test)]
