@@ -134,6 +134,7 @@ fn finish(request: &Request, text: Option<String>) -> Result<Recipe, ReadError> 
     let pending = std::mem::take(&mut reading.pending);
     reading.diagnostics.extend(pending);
     diagnostic::in_file_order(&mut reading.diagnostics);
+    diagnostic::keep_most_severe(&mut reading.diagnostics);
     match found {
         Some(found) => Ok(Recipe {
             dialect: found.reader.dialect(),

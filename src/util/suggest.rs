@@ -34,7 +34,10 @@ pub fn nearest<'a>(word: &str, known: &[&'a str]) -> Option<&'a str> {
     within(word, known.iter().copied(), limit)
 }
 
-/// The nearest known word within `limit` edits. Case is ignored.
+/// The most known words that a word is compared with: a recipe's own keys may be many and alike.
+const MAX_KNOWN: usize = 1000;
+
+/// The nearest known word within `limit` edits, of the first 1000. Case is ignored.
 pub fn within<'a>(
     word: &str,
     known: impl IntoIterator<Item = &'a str>,
@@ -44,6 +47,7 @@ pub fn within<'a>(
     let (length, letters) = (lower.chars().count(), Letters::of(&lower));
     known
         .into_iter()
+        .take(MAX_KNOWN)
         // Cheap checks first: a file may have thousands of unknown keys.
         .filter(|known| known.chars().count().abs_diff(length) <= limit)
         .filter(|known| letters.edits(Letters::of(known)) <= limit)

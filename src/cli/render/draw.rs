@@ -42,6 +42,8 @@ pub fn summary(diagnostics: &[Diagnostic]) -> String {
 fn draw(renderer: &Renderer, diagnostics: &[Diagnostic], sources: &Sources) -> String {
     let mut ordered = diagnostics.to_vec();
     diagnostic::in_file_order(&mut ordered);
+    // Drawing takes time in proportion to the line, which may have the whole file.
+    diagnostic::keep_most_severe(&mut ordered);
     let mut text = String::new();
     for diagnostic in &ordered {
         text.push_str(&renderer.render(&[group(diagnostic, sources)]));

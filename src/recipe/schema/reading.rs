@@ -193,6 +193,13 @@ impl Reading {
                 format!("has more than {} bytes", yaml::MAX_BYTES),
                 "recipes are small: is this the right file?",
             ),
+            Ok(bytes) if self.sources.bytes() + bytes.len() > yaml::MAX_TEXT => (
+                format!(
+                    "and the files before it have more than {} bytes",
+                    yaml::MAX_TEXT
+                ),
+                "recipes are small: is this the right file?",
+            ),
             Ok(bytes) => match String::from_utf8(bytes) {
                 Ok(text) => return Some(text),
                 Err(error) => {

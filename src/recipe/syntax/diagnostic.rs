@@ -83,6 +83,34 @@ pub fn first_error(
     })
 }
 
+/// The most diagnostics of one reading.
+const MAX: usize = 100;
+
+/// Drops the last and least severe diagnostics beyond a limit. The last one kept says how many.
+pub(crate) fn keep_most_severe(diagnostics: &mut Vec<Diagnostic>) {
+    if diagnostics.len() <= MAX {
+        return;
+    }
+    let before = diagnostics.len();
+    let is_error = |diagnostic: &Diagnostic| diagnostic.severity == Severity::Error;
+    let errors = diagnostics.iter().filter(|d| is_error(d)).count();
+    let mut room = (errors.min(MAX), MAX.saturating_sub(errors));
+    diagnostics.retain(|diagnostic| {
+        let room = if is_error(diagnostic) {
+            &mut room.0
+        } else {
+            &mut room.1
+        };
+        let keep = *room > 0;
+        *room = room.saturating_sub(1);
+        keep
+    });
+    if let Some(last) = diagnostics.last_mut() {
+        let more = before - MAX;
+        last.help = format!("{}; {more} more problems are not listed", last.help);
+    }
+}
+
 impl Diagnostic {
     /// An error. `span`: the value's place, `None` for a default or a missing value.
     pub fn error(

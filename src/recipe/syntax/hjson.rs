@@ -2,15 +2,17 @@
 //! texts, optional and trailing commas, and optional braces at the
 //! root.
 //!
-//! There are no aliases, so a tree is no larger than its text; only its depth needs a bound.
+//! There are no aliases, so only the depth and the number of values need a bound.
 //!
 //! Source: hjson-py 3.1.0 `decoder.py`, with the hook of DeepSpeed edaa722 that refuses a key written
 //! twice (`runtime/config_utils.py`, `dict_raise_error_on_duplicate_keys`).
 
+use std::collections::HashMap;
+
 use super::diagnostic::Diagnostic;
 use super::node::{Entry, Node, Value};
 use super::source::{FileId, Span};
-use super::yaml::{MAX_BYTES, MAX_DEPTH};
+use super::yaml::{MAX_BYTES, MAX_DEPTH, MAX_NODES};
 
 /// Parses a document; `None` after an error.
 pub fn parse(text: &str, file: FileId, diagnostics: &mut Vec<Diagnostic>) -> Option<Node> {
@@ -19,7 +21,9 @@ pub fn parse(text: &str, file: FileId, diagnostics: &mut Vec<Diagnostic>) -> Opt
         file,
         at: 0,
         line: 1,
+        column: 1,
         line_start: 0,
+        values: 0,
         diagnostics,
     };
     let found = match text.len() > MAX_BYTES {
@@ -43,6 +47,7 @@ type Problem = Box<Diagnostic>;
 struct Mark {
     at: usize,
     line: u32,
+    column: u32,
     line_start: usize,
 }
 
@@ -51,7 +56,10 @@ struct Parser<'t, 'd> {
     file: FileId,
     at: usize,
     line: u32,
+    column: u32,
     line_start: usize,
+    /// Values begun so far.
+    values: usize,
     diagnostics: &'d mut Vec<Diagnostic>,
 }
 
@@ -87,8 +95,10 @@ impl<'t> Parser<'t, '_> {
     fn next(&mut self) -> Option<char> {
         let next = self.peek()?;
         self.at += next.len_utf8();
+        self.column = self.column.saturating_add(1);
         if next == '\n' {
             self.line += 1;
+            self.column = 1;
             self.line_start = self.at;
         }
         Some(next)
@@ -98,20 +108,19 @@ impl<'t> Parser<'t, '_> {
         Mark {
             at: self.at,
             line: self.line,
+            column: self.column,
             line_start: self.line_start,
         }
     }
 
     /// The span from a mark to an earlier end.
     fn span(&self, from: Mark, end: usize) -> Span {
-        let before = self.text.get(from.line_start..from.at).unwrap_or_default();
-        let column = u32::try_from(before.chars().count() + 1);
         Span {
             file: self.file,
             start: from.at,
             end,
             line: from.line,
-            column: column.unwrap_or(u32::MAX),
+            column: from.column,
         }
     }
 
@@ -158,6 +167,14 @@ impl<'t> Parser<'t, '_> {
                 "check the brackets",
             ));
         }
+        self.values += 1;
+        if self.values > MAX_NODES {
+            return Err(self.problem(
+                self.mark(),
+                format!("the config has more than {MAX_NODES} values"),
+                "check that this is the right file",
+            ));
+        }
         let from = self.mark();
         match self.peek() {
             Some('{') => {
@@ -191,6 +208,7 @@ impl<'t> Parser<'t, '_> {
     fn mapping(&mut self, depth: usize, braces: bool) -> Result<Node, Problem> {
         let from = self.mark();
         let mut entries: Vec<Entry> = Vec::new();
+        let mut lines: HashMap<String, u32> = HashMap::new();
         self.blanks();
         loop {
             match (self.peek(), braces) {
@@ -213,9 +231,7 @@ impl<'t> Parser<'t, '_> {
             }
             self.blanks();
             let value = self.value(depth + 1)?;
-            let known = entries.iter().find(|entry| entry.name == name);
-            if let Some(first) = known {
-                let line = first.name_span.line;
+            if let Some(line) = lines.get(&name) {
                 self.diagnostics.push(Diagnostic::error(
                     "duplicate-key",
                     Some(name_span),
@@ -225,6 +241,7 @@ impl<'t> Parser<'t, '_> {
                     "remove one of them",
                 ));
             }
+            lines.entry(name.clone()).or_insert(name_span.line);
             entries.push(Entry {
                 name,
                 name_span,
@@ -342,13 +359,14 @@ impl<'t> Parser<'t, '_> {
     fn unicode(&mut self) -> Option<char> {
         let high = self.hex()?;
         if (0xd800..0xdc00).contains(&high) && self.rest().starts_with("\\u") {
-            let before = self.mark();
+            let before = (self.at, self.column);
             self.at += 2;
+            self.column = self.column.saturating_add(2);
             match self.hex() {
                 Some(low @ 0xdc00..0xe000) => {
                     return char::from_u32(0x10000 + ((high - 0xd800) << 10) + (low - 0xdc00));
                 }
-                _ => self.at = before.at,
+                _ => (self.at, self.column) = before,
             }
         }
         Some(char::from_u32(high).unwrap_or(char::REPLACEMENT_CHARACTER))
@@ -359,6 +377,7 @@ impl<'t> Parser<'t, '_> {
         let all = digits.bytes().all(|byte| byte.is_ascii_hexdigit());
         let value = u32::from_str_radix(digits, 16).ok().filter(|_| all)?;
         self.at += 4;
+        self.column = self.column.saturating_add(4);
         Some(value)
     }
 
@@ -367,6 +386,7 @@ impl<'t> Parser<'t, '_> {
         let from = self.mark();
         let indent = from.at - from.line_start;
         self.at += 3;
+        self.column = self.column.saturating_add(3);
         let Some(length) = self.rest().find("'''") else {
             return Err(self.problem(from, "the text is not closed", "close it with `'''`"));
         };
@@ -401,18 +421,25 @@ impl<'t> Parser<'t, '_> {
                 "write one; quote it if it begins with a bracket, a comma or a colon",
             ));
         }
+        // After a comma, a bracket or a comment mark it can only be text.
+        let mut may_be_word = true;
         loop {
             let rest = self.rest();
             let ends = rest.is_empty() || rest.starts_with(['\r', '\n']);
+            if !ends && !may_be_word {
+                self.next();
+                continue;
+            }
             if ends || rest.starts_with([',', '}', ']']) || Self::is_comment(rest) {
                 let text = self.text[from.at..self.at].trim_matches([' ', '\t']);
                 let span = self.span(from, from.at + text.len());
-                if let Some(plain) = word(text) {
+                if let Some(plain) = word(text).filter(|_| may_be_word) {
                     return Ok(Node::plain(plain, span));
                 }
                 if ends {
                     return Ok(Node::string(text, span));
                 }
+                may_be_word = false;
             }
             self.next();
         }

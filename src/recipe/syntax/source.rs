@@ -40,6 +40,11 @@ impl Sources {
         self.0.get(id.0)
     }
 
+    /// The bytes of all texts.
+    pub(crate) fn bytes(&self) -> usize {
+        self.0.iter().map(|file| file.text.len()).sum()
+    }
+
     /// All files in the order of reading.
     pub fn iter(&self) -> impl Iterator<Item = &SourceFile> {
         self.0.iter()

@@ -35,6 +35,9 @@ pub(crate) use launcher::{Launcher, nodes};
 pub(crate) use rewritten::only_numbers_changed;
 pub(crate) use slurm::gpu_requests as slurm_gpu_requests;
 
+/// The longest script or command line, bytes. Some steps of the parser take the square of its length.
+const MAX_SCRIPT: usize = 64 << 10;
+
 /// The expanded value at a place of a text with commands. `None`: the place holds more or fewer than one
 /// value.
 pub(crate) fn value_at(path: &Path, text: &str, span: Span) -> Option<String> {
@@ -117,6 +120,9 @@ pub(crate) fn arguments_of(
     is_switch: impl Fn(&str) -> bool,
     diagnostics: &mut Vec<Diagnostic>,
 ) -> Option<Node> {
+    if refuse_long(text, file, diagnostics) {
+        return None;
+    }
     let line = scan::commands(text, file, Form::ArgumentsFile).pop()?;
     let start = line.words.first()?.span;
     Some(arguments::tree(&line.words, start, is_switch, diagnostics).root)
@@ -133,6 +139,30 @@ fn expanded(lines: &[Line]) -> (Vec<Vec<Word>>, Variables) {
     (words.collect(), variables)
 }
 
+/// Refuses a text with commands that is longer than any script that starts a training.
+fn refuse_long(text: &str, file: FileId, diagnostics: &mut Vec<Diagnostic>) -> bool {
+    let long = text.len() > MAX_SCRIPT;
+    if long {
+        let start = Span {
+            file,
+            start: 0,
+            end: 0,
+            line: 1,
+            column: 1,
+        };
+        diagnostics.push(Diagnostic::error(
+            "yaml-syntax",
+            Some(start),
+            format!(
+                "the script has {} bytes, the limit is {MAX_SCRIPT}",
+                text.len()
+            ),
+            "give only the command that starts the training",
+        ));
+    }
+    long
+}
+
 /// The command of a text that starts a training.
 pub(crate) fn parse(
     path: &Path,
@@ -141,6 +171,9 @@ pub(crate) fn parse(
     is_switch: impl Fn(&str) -> bool,
     diagnostics: &mut Vec<Diagnostic>,
 ) -> Option<Command> {
+    if refuse_long(text, file, diagnostics) {
+        return None;
+    }
     let form = Form::of(path, text);
     if blanks::refuse_line_ends(text, form, file, diagnostics) {
         return None;

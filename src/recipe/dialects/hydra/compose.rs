@@ -15,7 +15,7 @@ use crate::recipe::schema::reading::Reading;
 use crate::recipe::syntax::node::Node;
 use crate::recipe::syntax::scalar::{Resolved, Schema};
 use crate::recipe::syntax::source::Span;
-use crate::recipe::syntax::yaml::{Weight, weigh};
+use crate::recipe::syntax::yaml::{MAX_DEPTH, Weight, weigh};
 use crate::util::suggest::{did_you_mean, nearest};
 
 use super::Program;
@@ -464,6 +464,12 @@ impl Composer<'_> {
                 .unwrap_or(header)
                 .to_owned(),
         };
+        if package.split('.').count() > MAX_DEPTH {
+            let message = format!("the package of `{name}` has more than {MAX_DEPTH} parts");
+            let help = "no recipe key is nested this deeply";
+            self.refuse("defaults-list", target.span, message, help);
+            return Vec::new();
+        }
         // A file of comments alone is an empty config, not an error.
         let only_comments = |line: &str| line.trim().is_empty() || line.trim().starts_with('#');
         if text.lines().all(only_comments) {

@@ -26,6 +26,8 @@ use text::{Part, keys, parts, python};
 
 /// The most interpolations that one config may resolve; every use counts.
 const MAX_STEPS: usize = 4096;
+/// The most problems that one config reports.
+const MAX_PROBLEMS: usize = 100;
 
 /// A resolver that a tree's program registers.
 pub struct Registered {
@@ -126,6 +128,8 @@ struct Resolver<'r> {
     /// Paths of the scalars in progress, the outermost first.
     active: Vec<String>,
     steps: usize,
+    /// Suggestions for misspelt keys, which take long in a large config.
+    suggestions: usize,
     /// The size of the config and of everything copied into it.
     spent: Weight,
 }
@@ -139,6 +143,7 @@ impl<'r> Resolver<'r> {
             known: HashMap::new(),
             active: Vec::new(),
             steps: 0,
+            suggestions: 0,
             spent: weigh(root),
         }
     }
@@ -160,7 +165,10 @@ impl<'r> Resolver<'r> {
                     }
                 }
                 Ok(Resolution::Missing) => *node = Node::plain("???", node.span),
-                Err(problem) => problems.push((node.span, problem)),
+                Err(problem) if problems.len() < MAX_PROBLEMS => {
+                    problems.push((node.span, problem));
+                }
+                Err(_) => {}
             },
             Value::Sequence(items) => {
                 for (index, item) in items.iter_mut().enumerate() {
@@ -308,8 +316,9 @@ impl<'r> Resolver<'r> {
         let unknown = |help: String| {
             Problem::new(
                 format!(
-                    "there is no key `{}` for `${{{written}}}`",
-                    &written[dots..]
+                    "there is no key `{}` for `${{{}}}`",
+                    short(&written[dots..]),
+                    short(written)
                 ),
                 help,
             )
@@ -335,8 +344,13 @@ impl<'r> Resolver<'r> {
                 Cow::Owned(node) => child(node, key).cloned().map(Cow::Owned),
             };
             here = below.ok_or_else(|| {
-                let known = here.entries().unwrap_or_default();
-                unknown(did_you_mean(key, known.iter().map(|e| e.name.as_str())))
+                self.suggestions += 1;
+                let known = here.entries().unwrap_or_default().iter();
+                unknown(if self.suggestions <= MAX_PROBLEMS {
+                    did_you_mean(key, known.map(|e| e.name.as_str()))
+                } else {
+                    "check its spelling".to_owned()
+                })
             })?;
         }
         match here {
