@@ -2,8 +2,8 @@
 //! (`utils/chat_template_utils.py`): `trim_blocks`, `lstrip_blocks`, loop controls, a `tojson` that does not
 //! escape HTML, `raise_exception` and `strftime_now`; booleans and none are spelled as in Python.
 //!
-//! Templates are untrusted. They can read no file and load no other template; their instructions and output
-//! are limited.
+//! Templates are untrusted. They can read no file and load no other template. Their instructions and output
+//! are limited here; the values that they build, by the memory of preparation (`util::memory`).
 
 use std::io;
 
@@ -14,7 +14,7 @@ use minijinja::{Environment, Error, ErrorKind};
 use super::{generation, json};
 
 /// Instructions per conversation; a message takes a few dozen.
-const FUEL: u64 = 5_000_000;
+const FUEL: u64 = 1_000_000;
 
 /// Output bytes per conversation.
 const OUTPUT: usize = 64 << 20;

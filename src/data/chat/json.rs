@@ -8,12 +8,21 @@ use minijinja::{Error, ErrorKind, Value};
 use serde::Serialize;
 use serde_json::ser::Formatter;
 
+/// The widest indent. Beyond 65535 Rust's formatting panics.
+const MAX_INDENT: usize = 64;
+
 /// `value|tojson(indent=…, ensure_ascii=…, separators=…, sort_keys=…)`.
 pub(super) fn tojson(value: Value, arguments: Kwargs) -> Result<String, Error> {
     let failed = |error: serde_json::Error| {
         Error::new(ErrorKind::BadSerialization, format!("tojson: {error}"))
     };
     let indent: Option<usize> = arguments.get("indent")?;
+    if let Some(indent) = indent.filter(|indent| *indent > MAX_INDENT) {
+        return Err(Error::new(
+            ErrorKind::InvalidOperation,
+            format!("tojson: an indent of {indent} is more than {MAX_INDENT}"),
+        ));
+    }
     let separators: Option<(String, String)> = match arguments.get("separators")? {
         Some::<Vec<String>>(pair) => match <[String; 2]>::try_from(pair) {
             Ok([item, key]) => Some((item, key)),

@@ -264,6 +264,7 @@ fn malicious_templates_are_stopped() {
         "{{ strftime_now('%Q') }}".into(),
         "{{ messages | tojson(separators=[1]) }}".into(),
         "{{ messages | tojson(unknown=1) }}".into(),
+        "{{ messages | tojson(indent=99999999999) }}".into(),
     ];
     let errors: Vec<String> = ill
         .iter()

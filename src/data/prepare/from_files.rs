@@ -4,7 +4,7 @@
 use serde_json::json;
 
 use crate::recipe::schema::spec::Objective;
-use crate::util::format;
+use crate::util::{format, memory};
 
 use super::super::build::{Builder, Meter};
 use super::super::chat::ChatTemplate;
@@ -24,6 +24,10 @@ use super::{Prepared, finish, reuse};
 
 /// Vocabulary of `.bin` files if the model's is unknown.
 const VOCABULARY: u64 = 1 << 16;
+
+/// Memory of preparation beyond the size of its sources, bytes: several times what the largest tokenizers
+/// take.
+const MEMORY: u64 = 2 << 30;
 
 pub(super) fn prepare(
     request: &PrepareRequest<'_>,
@@ -51,6 +55,8 @@ fn prepare_sources(
     progress: &mut dyn FnMut(Progress),
 ) -> Result<Prepared, DataError> {
     let data = request.data;
+    let total = sources.train.bytes()? + sources.evaluation.bytes()?;
+    let _limited = memory::limit(MEMORY.saturating_add(total));
     let tokenizer = if sources.train.only_ids() && sources.evaluation.only_ids() {
         Tokenizer::none(request.vocab_size.unwrap_or(VOCABULARY))
     } else {
@@ -65,7 +71,7 @@ fn prepare_sources(
     let mut state = Progress {
         phase: Phase::Checksums,
         bytes: 0,
-        total: sources.train.bytes()? + sources.evaluation.bytes()?,
+        total,
         samples: 0,
     };
     let trained = sources
