@@ -165,6 +165,90 @@ mod tests {
         assert_eq!(recipe.spec.name, "tiny");
     }
 
+    /// What a job's status may show does not depend on the controller's disk.
+    #[test]
+    fn recipes_learn_nothing_of_the_controllers_files() {
+        let folder = tempfile::tempdir().unwrap();
+        let disk = folder.path().display().to_string();
+        let secret = "mixed_precision: s3cret\nnum_processes: 7\nbatch_size: 7\n";
+        let files = [
+            "a.yaml",
+            "a.json",
+            "config.yaml",
+            "train.args",
+            "tokenizer.json",
+        ];
+        for file in files {
+            std::fs::write(folder.path().join(file), secret).unwrap();
+        }
+        let batch = "per_device_train_batch_size: 4\nevenkeel: {batch: {gpus: 2}}\n";
+        let tree = |lines: &str| {
+            format!("defaults: [_self_, {lines}]\nexp_name: tiny\nloss: {{name: dpo}}\n")
+        };
+        let native = "apiVersion: evenkeel.dev/v1alpha1\nkind: Recipe\nmetadata: {name: a}\nspec:\n  batch: {global: 8}\n";
+        let model = "{path: DISK}\n  tokenizer: {path: DISK}\n  data: {sequence_length: 8, train: [{path: DISK/a.json}]}";
+        for (path, text) in [
+            ("a.yaml", format!("{batch}accelerate_config: DISK/a.yaml\n")),
+            ("a.yaml", format!("{batch}deepspeed: DISK/a.json\n")),
+            ("a.yaml", format!("{native}  model: {model}\n")),
+            ("config/config.yaml", tree("/DISK/a")),
+            ("config/config.yaml", tree("model: DISK/a")),
+            (
+                "config/config.yaml",
+                tree("a") + "hydra: {searchpath: ['file://DISK']}\n",
+            ),
+            (
+                "run.sh",
+                "accelerate launch --config_file DISK/a.yaml train.py --deepspeed DISK/a.json\n"
+                    .into(),
+            ),
+            (
+                "run.sh",
+                "torchrun --nproc_per_node 2 DISK/train.py DISK/a.yaml\n".into(),
+            ),
+            (
+                "run.sh",
+                "torchrun --nproc_per_node 2 DISK/train.py --per_device_train_batch_size 1\n"
+                    .into(),
+            ),
+            (
+                "run.sh",
+                "deepspeed --hostfile DISK/a.yaml train.py --deepspeed_config DISK/a.json\n".into(),
+            ),
+            (
+                "run.sh",
+                "source DISK/a.yaml\nA=$(cat DISK/a.yaml)\ntorchrun train.py --x $A\n".into(),
+            ),
+        ] {
+            let show = |disk: &str| {
+                let source = RecipeSource {
+                    path: Some(path.to_owned()),
+                    accelerate_path: Some(format!("{disk}/a.yaml")),
+                    ..RecipeSource::default()
+                };
+                let text = text.replace("DISK", disk);
+                let shown = [source, source_at(path)].map(|source| {
+                    let snapshot = RecipeSnapshot::of(&source, Some(text.clone()), &[]);
+                    let request = snapshot.request(RemainderPolicy::Exact).unwrap();
+                    format!("{:?}", recipe::read(&request))
+                });
+                shown.concat().replace(disk, "")
+            };
+            let absent = disk.replace('t', "x");
+            assert!(!std::path::Path::new(&absent).exists());
+            let (present, absent) = (show(&disk), show(&absent));
+            assert_eq!(present, absent, "{text}");
+            assert!(!present.contains("s3cret"), "{present}");
+        }
+    }
+
+    fn source_at(path: &str) -> RecipeSource {
+        RecipeSource {
+            path: Some(path.to_owned()),
+            ..RecipeSource::default()
+        }
+    }
+
     #[test]
     fn invalid_paths_and_dialects_are_refused() {
         let outside = source("config", &[("../secret.yaml", "a: 1\n")]);
