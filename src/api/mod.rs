@@ -20,6 +20,10 @@ use serde_json::Value;
 
 pub use status::TrainingJobStatus;
 
+/// Longest name of a TrainingJob, in characters. With it `<job>-<slot>-<attempt>` and `evenkeel-<job>` are
+/// DNS labels of at most 63 characters. A rule of the CRD has the same number.
+pub const LONGEST_NAME: usize = 52;
+
 /// Trains a recipe on nodes of the cluster and keeps its global batch when their number changes.
 #[derive(CustomResource, KubeSchema, Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[kube(
@@ -46,9 +50,9 @@ pub use status::TrainingJobStatus;
     printcolumn(name = "Message", type_ = "string", json_path = ".status.message", priority = 1),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
     validation = Rule::new("size(self.metadata.name) <= 52")
-        .message("metadata.name has at most 52 characters: pod names append to it"),
+        .message("metadata.name has at most 52 characters: the names of its objects add to it"),
     validation = Rule::new("self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')")
-        .message("metadata.name consists of lower-case letters, digits and dashes and begins with a letter: the job's Service has the same name")
+        .message("metadata.name consists of lower-case letters, digits and dashes and begins with a letter: it is part of DNS names")
 )]
 #[serde(rename_all = "camelCase")]
 #[x_kube(

@@ -1,7 +1,8 @@
 //! Builds a TrainingJob from a recipe and a command line.
 
 use crate::api::{
-    CheckpointVolume, Elasticity, RecipeSource, RemainderPolicy, TrainingJob, TrainingJobSpec,
+    CheckpointVolume, Elasticity, LONGEST_NAME, RecipeSource, RemainderPolicy, TrainingJob,
+    TrainingJobSpec,
 };
 
 /// Parameters of a launch on a cluster.
@@ -62,13 +63,10 @@ pub fn training_job(options: LaunchOptions) -> TrainingJob {
     job
 }
 
-/// Maximum length of a TrainingJob's name; the names of its pods are longer.
-const LONGEST: usize = 52;
-
 /// A valid Kubernetes name (RFC 1035 label) derived from a recipe's name; `None` if it has no valid
 /// character.
 pub fn name_of(recipe: &str) -> Option<String> {
-    // The job's Service has the same name, and a Service name cannot start with a digit.
+    // A name of this form starts with a letter.
     let digit = |c: &char| c.is_ascii_digit();
     let first = recipe.chars().find(char::is_ascii_alphanumeric);
     let mut name = match first.as_ref().is_some_and(digit) {
@@ -82,7 +80,7 @@ pub fn name_of(recipe: &str) -> Option<String> {
             _ => name.push('-'),
         }
     }
-    name.truncate(LONGEST);
+    name.truncate(LONGEST_NAME);
     let name = name.trim_end_matches('-');
     (!name.is_empty()).then(|| name.to_owned())
 }
@@ -102,7 +100,10 @@ mod tests {
         assert_eq!(name("--x"), Some("x".into()));
         assert_eq!(name("7b-dpo"), Some("job-7b-dpo".into()));
         assert_eq!(name("…"), None);
-        assert_eq!(name(&"ab".repeat(60)).map(|name| name.len()), Some(LONGEST));
+        assert_eq!(
+            name(&"ab".repeat(60)).map(|name| name.len()),
+            Some(LONGEST_NAME)
+        );
     }
 
     #[test]

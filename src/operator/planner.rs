@@ -12,7 +12,7 @@ use kube::ResourceExt;
 use super::build;
 use super::planning::{Refusal, plan_refused, read};
 use crate::api::status::{RecipeSnapshot, Slot};
-use crate::api::{RemainderPolicy, TrainingJob};
+use crate::api::{LONGEST_NAME, RemainderPolicy, TrainingJob};
 use crate::external_trainer;
 use crate::plan::{self, Plan, PlanRequest, Reached, Refused};
 use crate::recipe::{Recipe, Severity, trainer_command};
@@ -228,8 +228,15 @@ fn refuse_unbuildable(job: &TrainingJob, image: Option<&str>) -> Result<(), Refu
         && !name.ends_with('-');
     if !label {
         return Err(plan_refused(format!(
-            "`{name}` is not a valid Service name, which the job's pods need; create the job with a name of \
+            "`{name}` is not a valid name for the job's Service and pods; create the job with a name of \
              lower-case letters, digits and dashes that starts with a letter"
+        )));
+    }
+    let length = name.len();
+    if length > LONGEST_NAME {
+        return Err(plan_refused(format!(
+            "the job's name has {length} characters, but the names of its objects leave room for \
+             {LONGEST_NAME}; create the job with a shorter name"
         )));
     }
     let made = build::pod(job, Slot::default(), image);

@@ -4,13 +4,13 @@ use k8s_openapi::api::core::v1::ServiceAccount;
 use k8s_openapi::api::rbac::v1::{PolicyRule, Role, RoleBinding, RoleRef, Subject};
 use kube::ResourceExt;
 
-use super::{account, metadata};
+use super::{companion, metadata};
 use crate::api::TrainingJob;
 
 /// Service account of the job's pods.
 pub fn service_account(job: &TrainingJob) -> ServiceAccount {
     ServiceAccount {
-        metadata: metadata(job, account(job)),
+        metadata: metadata(job, companion(job)),
         ..ServiceAccount::default()
     }
 }
@@ -19,7 +19,7 @@ pub fn service_account(job: &TrainingJob) -> ServiceAccount {
 /// `metadata.name`.
 pub fn role(job: &TrainingJob) -> Role {
     Role {
-        metadata: metadata(job, account(job)),
+        metadata: metadata(job, companion(job)),
         rules: Some(vec![PolicyRule {
             api_groups: Some(vec!["evenkeel.dev".into()]),
             resources: Some(vec!["trainingjobs".into()]),
@@ -33,15 +33,15 @@ pub fn role(job: &TrainingJob) -> Role {
 /// Binding of the role to the service account.
 pub fn role_binding(job: &TrainingJob) -> RoleBinding {
     RoleBinding {
-        metadata: metadata(job, account(job)),
+        metadata: metadata(job, companion(job)),
         role_ref: RoleRef {
             api_group: "rbac.authorization.k8s.io".into(),
             kind: "Role".into(),
-            name: account(job),
+            name: companion(job),
         },
         subjects: Some(vec![Subject {
             kind: "ServiceAccount".into(),
-            name: account(job),
+            name: companion(job),
             namespace: job.namespace(),
             ..Subject::default()
         }]),

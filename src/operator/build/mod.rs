@@ -61,9 +61,10 @@ fn owner(job: &TrainingJob) -> OwnerReference {
     }
 }
 
-/// Name of the job's service account, role and binding.
-fn account(job: &TrainingJob) -> String {
-    format!("{}-agent", job.name_any())
+/// Name of the job's companion objects of every kind. The prefix keeps it apart from users' names; at
+/// most 52 characters of the job's name keep it a DNS label. Different jobs have different names.
+fn companion(job: &TrainingJob) -> String {
+    format!("evenkeel-{}", job.name_any())
 }
 
 #[cfg(test)]

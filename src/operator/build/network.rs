@@ -7,15 +7,14 @@ use k8s_openapi::api::networking::v1::{
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
-use kube::ResourceExt;
 
-use super::{AGENT_PORT, metadata, selector};
+use super::{AGENT_PORT, companion, metadata, selector};
 use crate::api::TrainingJob;
 
 /// Headless Service: gives each pod a DNS name, also before it is ready.
 pub fn service(job: &TrainingJob) -> Service {
     Service {
-        metadata: metadata(job, job.name_any()),
+        metadata: metadata(job, companion(job)),
         spec: Some(ServiceSpec {
             cluster_ip: Some("None".into()),
             publish_not_ready_addresses: Some(true),
@@ -59,7 +58,7 @@ pub fn network_policy(job: &TrainingJob) -> NetworkPolicy {
         ..NetworkPolicyPort::default()
     };
     NetworkPolicy {
-        metadata: metadata(job, job.name_any()),
+        metadata: metadata(job, companion(job)),
         spec: Some(NetworkPolicySpec {
             pod_selector: Some(LabelSelector {
                 match_labels: Some(selector(job)),

@@ -9,7 +9,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::{AGENT_PORT, JOB_LABEL, SLOT_LABEL, TEMPLATE_LABEL, account, metadata, overlay};
+use super::{AGENT_PORT, JOB_LABEL, SLOT_LABEL, TEMPLATE_LABEL, companion, metadata, overlay};
 use crate::api::TrainingJob;
 use crate::api::status::Slot;
 use crate::inventory::kubernetes::ResourceRequest;
@@ -130,9 +130,9 @@ fn spec(job: &TrainingJob, name: &str) -> Value {
     let devices = BTreeMap::from([(&job.spec.resource_name, job.spec.gpus_per_node.to_string())]);
     json!({
         "hostname": name,
-        "subdomain": job.name_any(),
+        "subdomain": companion(job),
         "restartPolicy": "Never",
-        "serviceAccountName": account(job),
+        "serviceAccountName": companion(job),
         "enableServiceLinks": false,
         "terminationGracePeriodSeconds": job.spec.elasticity.drain_seconds + AGENT_GRACE_SECONDS,
         "securityContext": {
