@@ -81,6 +81,8 @@ documented! {
         PodsEndedEarly,
         /// The API server refuses new objects of the job: a quota, an admission policy, a missing priority class. The message has its answer. `PodsReady` remains True while pods of the newest generation run.
         Refused,
+        /// An object that the job does not own has the name of one of the job's objects. The message has its kind and name. Delete it, or create the job with another name. The controller changes nothing and tries again after growing pauses of at most a minute. `PodsReady` remains True while pods of the newest generation run.
+        NameTaken,
         /// No feasible number of nodes has enough free GPUs. The job holds no GPU.
         InsufficientCapacity,
         /// The first pod reads and tokenises the data; the others wait for it.
@@ -144,7 +146,7 @@ impl ConditionType {
                 (false, &[R::RecipeMissing, R::RecipeRefused, R::PlanRefused]),
             ],
             ConditionType::PodsReady => &[
-                (true, &[R::Training, R::Draining, R::Refused]),
+                (true, &[R::Training, R::Draining, R::Refused, R::NameTaken]),
                 (
                     false,
                     &[
@@ -152,6 +154,7 @@ impl ConditionType {
                         R::Placing,
                         R::PodsEndedEarly,
                         R::Refused,
+                        R::NameTaken,
                         R::InsufficientCapacity,
                         R::Preparing,
                         R::PreparationFailed,

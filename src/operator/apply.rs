@@ -1,38 +1,27 @@
-//! Applies the status to the cluster: applies the objects that should exist and deletes the pods that
+//! Applies the status to the cluster: creates the objects that should exist and deletes the pods that
 //! should not.
 
 use std::collections::BTreeSet;
-use std::fmt::Debug;
 
-use axum::http::HeaderValue;
-use axum::http::header::ACCEPT;
 use futures::{StreamExt, TryStreamExt, stream};
-use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::core::v1::Pod;
-use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
-use kube::core::{PartialObjectMeta, Request};
-use kube::{Client, Resource, ResourceExt};
-use serde::Serialize;
-use serde::de::DeserializeOwned;
+use kube::ResourceExt;
+use kube::api::{Api, DeleteParams, Patch, PatchParams, Preconditions};
 use serde_json::json;
 
 use super::build;
+use super::conditions::Blocked;
 use super::context::Context;
 use super::faults;
 use super::observe::ClusterState;
+use super::ownership::{self, Creation, JobObject};
 use crate::api::TrainingJob;
+use crate::api::condition::ConditionReason;
 use crate::api::status::TrainingJobStatus;
 use crate::util::lock::lock;
 
-/// The controller's field manager.
-pub const MANAGER: &str = "evenkeel-controller";
 /// Concurrent requests for one job.
 const CONCURRENCY: usize = 8;
-
-/// Response format for created objects: the controller does not read the completed pod, which is
-/// expensive to serialise and parse.
-const METADATA_ONLY: HeaderValue =
-    HeaderValue::from_static("application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1");
 
 /// Failure to apply an object.
 #[derive(Debug, thiserror::Error)]
@@ -43,82 +32,106 @@ pub enum ApplyError {
     /// `podTemplate` does not give a valid pod.
     #[error("spec.podTemplate does not give a valid pod: {0}")]
     Template(#[from] serde_json::Error),
+    /// An object that the job does not own has the name of one of its objects.
+    #[error(
+        "{0} exists and does not belong to this TrainingJob; delete it, or create the job with another name"
+    )]
+    NameTaken(String),
+    /// The name becomes free when an object of this or an earlier job is deleted.
+    #[error("{0} is being deleted")]
+    Leaving(String),
 }
 
 impl ApplyError {
-    /// Message for objects that the API server refuses; `None` for errors that a retry may solve.
-    pub fn refusal(&self) -> Option<String> {
-        match self {
-            ApplyError::Template(_) => Some(self.to_string()),
+    /// What keeps the job from its objects; `None` for errors that a retry may solve.
+    pub fn blocked(&self) -> Option<Blocked> {
+        let (reason, message) = match self {
+            ApplyError::Template(_) => (ConditionReason::Refused, self.to_string()),
+            ApplyError::NameTaken(_) => (ConditionReason::NameTaken, self.to_string()),
             ApplyError::Api(kube::Error::Api(status)) => {
                 let asks =
                     (400..500).contains(&status.code) && ![408, 409, 429].contains(&status.code);
                 let text: String = status.message.chars().take(500).collect();
-                asks.then(|| format!("the API server refuses the objects of the job: {text}"))
+                let message = format!("the API server refuses the objects of the job: {text}");
+                (ConditionReason::Refused, asks.then_some(message)?)
             }
-            ApplyError::Api(_) => None,
-        }
+            ApplyError::Api(_) | ApplyError::Leaving(_) => return None,
+        };
+        Some(Blocked { reason, message })
     }
 }
 
-/// Applies the companion objects that must exist before the pods: the service account, without which
+/// Creates the companion objects that must exist before the pods: the service account, without which
 /// no pod can be created, and the network policy. Companion objects depend on the job's name alone.
-pub async fn before_pods(client: &Client, job: &TrainingJob) -> Result<(), ApplyError> {
+pub async fn before_pods(context: &Context, job: &TrainingJob) -> Result<(), ApplyError> {
     let (account, policy) = (build::service_account(job), build::network_policy(job));
-    tokio::try_join!(apply(client, &account), apply(client, &policy))?;
-    Ok(())
+    let (account, policy) = tokio::join!(
+        companion(context, job, &account),
+        companion(context, job, &policy)
+    );
+    first([account, policy])
 }
 
-/// Applies the companion objects that running pods need: the Service for their names and the access
-/// rights of their agents. The rights are slow to apply with many jobs, since the API server checks
+/// Creates the companion objects that running pods need: the Service for their names and the access
+/// rights of their agents. The rights are slow to create with many jobs, since the API server checks
 /// all bindings; an agent that starts earlier retries.
-pub async fn beside_pods(client: &Client, job: &TrainingJob) -> Result<(), ApplyError> {
+pub async fn beside_pods(context: &Context, job: &TrainingJob) -> Result<(), ApplyError> {
     let (role, binding) = (build::role(job), build::role_binding(job));
     let service = build::service(job);
     let access = async {
         // Only an administrator may bind a role that does not exist yet.
-        apply(client, &role).await?;
-        apply(client, &binding).await
+        companion(context, job, &role).await?;
+        companion(context, job, &binding).await
     };
-    tokio::try_join!(apply(client, &service), access)?;
+    let (service, access) = tokio::join!(companion(context, job, &service), access);
+    first([service, access])
+}
+
+/// Creates a companion object, or updates the existing one if the job owns it.
+async fn companion<K: JobObject>(
+    context: &Context,
+    job: &TrainingJob,
+    object: &K,
+) -> Result<(), ApplyError> {
+    if let Some(existing) = create(context, job, object).await? {
+        ownership::update(&context.client, &existing, object).await?;
+    }
     Ok(())
 }
 
-async fn apply<K>(client: &Client, object: &K) -> Result<(), kube::Error>
-where
-    K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>
-        + Clone
-        + Debug
-        + Serialize
-        + DeserializeOwned,
-{
-    let namespace = object.namespace().unwrap_or_default();
-    let api: Api<K> = Api::namespaced(client.clone(), &namespace);
-    let mut applied = serde_json::to_value(object).map_err(kube::Error::SerdeError)?;
-    applied["apiVersion"] = json!(K::api_version(&()));
-    applied["kind"] = json!(K::kind(&()));
-    api.patch_metadata(
-        &object.name_any(),
-        &PatchParams::apply(MANAGER).force(),
-        &Patch::Apply(&applied),
-    )
-    .await?;
-    Ok(())
+/// Creates an object, or returns the existing one if the job owns it. A name that another object has is
+/// tried again after a growing pause, however often the job is reconciled.
+async fn create<K: JobObject>(
+    context: &Context,
+    job: &TrainingJob,
+    object: &K,
+) -> Result<Option<K>, ApplyError> {
+    let uid = job.uid().unwrap_or_default();
+    let name = format!("{} `{}`", K::kind(&()), object.name_any());
+    if context.is_taken(&uid, &name) {
+        return Err(ApplyError::NameTaken(name));
+    }
+    let made = ownership::create(&context.client, job, object).await?;
+    let taken = matches!(made, Creation::NameTaken);
+    context.record_name(&uid, &name, taken);
+    match made {
+        Creation::Created => Ok(None),
+        Creation::Owned(existing) => Ok(Some(existing)),
+        Creation::Leaving => Err(ApplyError::Leaving(name)),
+        Creation::NameTaken => Err(ApplyError::NameTaken(name)),
+    }
 }
 
-/// Creates the pods of all slots without one and deletes all other pods of the job. The slots include
-/// the members of a running generation, so none of these is deleted.
-pub async fn pods(
+/// Creates the pods of all slots without one. One that cannot be created does not keep the others back.
+pub async fn create_pods(
     context: &Context,
     job: &TrainingJob,
     status: &TrainingJobStatus,
     cluster: &ClusterState,
 ) -> Result<(), ApplyError> {
-    let (name, namespace) = (job.name_any(), job.namespace().unwrap_or_default());
+    let name = job.name_any();
     let uid = job.uid().unwrap_or_default();
-    let api: Api<Pod> = Api::namespaced(context.client.clone(), &namespace);
     context.forget_created(&uid, |pod| cluster.pods.contains_key(pod));
-    let wanted: BTreeSet<String> = status.slots.iter().map(|slot| slot.pod(&name)).collect();
     let missing: Vec<Pod> = status
         .slots
         .iter()
@@ -127,18 +140,46 @@ pub async fn pods(
         .filter(|slot| !context.has_just_created(&uid, &slot.pod(&name)))
         .map(|slot| build::pod(job, *slot, context.image.as_deref()))
         .collect::<Result<_, _>>()?;
-    let names: Vec<String> = missing.iter().map(ResourceExt::name_any).collect();
-    stream::iter(missing)
-        .map(|pod| {
-            let client = context.client.clone();
-            async move { create(&client, &pod).await }
-        })
+    let create = async |pod: Pod| {
+        create(context, job, &pod).await?;
+        faults::point("pod", "create");
+        Ok(pod.name_any())
+    };
+    let results: Vec<Result<String, ApplyError>> = stream::iter(missing)
+        .map(create)
         .buffer_unordered(CONCURRENCY)
-        .try_collect::<()>()
-        .await?;
-    if !names.is_empty() {
-        context.record_created(&uid, names.into_iter());
+        .collect()
+        .await;
+    let created: Vec<String> = results.iter().flatten().cloned().collect();
+    if !created.is_empty() {
+        context.record_created(&uid, created.into_iter());
     }
+    first(results.into_iter().map(|result| result.map(|_| ())))
+}
+
+/// The error to report of several requests: a failed request, then a taken name. No request is cancelled
+/// for the error of another one, so the result of each is recorded.
+pub fn first(results: impl IntoIterator<Item = Result<(), ApplyError>>) -> Result<(), ApplyError> {
+    let errors = results.into_iter().filter_map(Result::err);
+    let first = errors.min_by_key(|error| match error {
+        ApplyError::Api(_) | ApplyError::Template(_) => 0,
+        ApplyError::NameTaken(_) => 1,
+        ApplyError::Leaving(_) => 2,
+    });
+    first.map_or(Ok(()), Err)
+}
+
+/// Deletes all pods of the job that fill no slot. The slots include the members of a running generation,
+/// so none of these is deleted.
+pub async fn delete_pods(
+    context: &Context,
+    job: &TrainingJob,
+    status: &TrainingJobStatus,
+    cluster: &ClusterState,
+) -> Result<(), ApplyError> {
+    let (name, namespace) = (job.name_any(), job.namespace().unwrap_or_default());
+    let api: Api<Pod> = Api::namespaced(context.client.clone(), &namespace);
+    let wanted: BTreeSet<String> = status.slots.iter().map(|slot| slot.pod(&name)).collect();
     let unwanted = cluster
         .pods
         .values()
@@ -167,27 +208,6 @@ fn was_member(status: &TrainingJobStatus, pod: &str) -> bool {
         .any(|member| member.name == pod)
 }
 
-async fn create(client: &Client, pod: &Pod) -> Result<(), kube::Error> {
-    let parameters = PostParams {
-        field_manager: Some(MANAGER.into()),
-        ..PostParams::default()
-    };
-    let body = serde_json::to_vec(pod).map_err(kube::Error::SerdeError)?;
-    let namespace = pod.namespace().unwrap_or_default();
-    let mut request = Request::new(Pod::url_path(&(), Some(&namespace)))
-        .create(&parameters, body)
-        .map_err(kube::Error::BuildRequest)?;
-    request.headers_mut().insert(ACCEPT, METADATA_ONLY);
-    match client.request::<PartialObjectMeta<Pod>>(request).await {
-        // Created before a crash, or not in the cache yet: the name identifies it.
-        Err(kube::Error::Api(status)) if status.is_already_exists() => Ok(()),
-        other => {
-            faults::point("pod", "create");
-            other.map(|_| ())
-        }
-    }
-}
-
 /// Deletes a pod. No kubelet confirms the end of a pod on a dead node, so that pod is marked as
 /// failed, as the pod garbage collector does, and force-deleted. Fencing stops its ranks behind a
 /// network partition.
@@ -195,7 +215,8 @@ async fn delete(api: &Api<Pod>, pod: &Pod, dead: bool) -> Result<(), kube::Error
     let name = pod.name_any();
     let mut parameters = DeleteParams::default();
     if dead {
-        let failed = json!({"status": {
+        // The API server refuses the uid of a replaced pod.
+        let failed = json!({"metadata": {"uid": pod.uid()}, "status": {
             "phase": "Failed",
             "reason": "NodeLost",
             "conditions": [{
@@ -208,18 +229,44 @@ async fn delete(api: &Api<Pod>, pod: &Pod, dead: bool) -> Result<(), kube::Error
             .await;
         match marked {
             Err(kube::Error::Api(status)) if status.is_not_found() => return Ok(()),
+            Err(kube::Error::Api(status)) if status.is_conflict() || status.is_invalid() => {}
             other => other.map(|_| ())?,
         }
         parameters.grace_period_seconds = Some(0);
     } else if pod.metadata.deletion_timestamp.is_some() {
         return Ok(());
     }
-    parameters.preconditions = Some(kube::api::Preconditions {
+    parameters.preconditions = Some(Preconditions {
         uid: pod.uid(),
         resource_version: None,
     });
     match api.delete(&name, &parameters).await {
         Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => Ok(()),
         other => other.map(|_| ()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::api::status::Slot;
+    use crate::operator::testing::{ApiServer, NAMESPACE, job};
+
+    #[tokio::test]
+    async fn a_pod_that_replaced_a_dead_one_is_neither_marked_nor_deleted() {
+        let server = Arc::new(ApiServer::default());
+        let mut dead = build::pod(&job("x", "u"), Slot::default(), None).unwrap();
+        dead.metadata.uid = Some("dead".into());
+        let name = dead.name_any();
+        server.put(
+            "pods",
+            json!({"metadata": {"name": name, "uid": "another"}}),
+        );
+        let before = server.get("pods", &name);
+        let api = Api::namespaced(server.client(), NAMESPACE);
+        delete(&api, &dead, true).await.unwrap();
+        assert_eq!(server.get("pods", &name), before);
     }
 }

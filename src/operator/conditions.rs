@@ -9,6 +9,13 @@ use crate::api::status::{Phase, TrainingJobStatus};
 use crate::lifecycle::Outcome;
 use crate::lifecycle::agent_state::Problem;
 
+/// What keeps a job from its objects, as `PodsReady` reports it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Blocked {
+    pub reason: Reason,
+    pub message: String,
+}
+
 /// Sets one condition; its transition time changes only with its status.
 pub fn set(
     status: &mut TrainingJobStatus,
@@ -61,9 +68,13 @@ pub fn observe(status: &mut TrainingJobStatus, generation: Option<i64>) {
     }
 }
 
-/// Writes the conditions that follow from the phase; `refused`: the API server's answer to the job's
-/// objects, if it refuses them; `problem`: why an agent cannot start ranks. Planning sets `Planned`.
-pub fn of_phase(status: &mut TrainingJobStatus, refused: Option<&str>, problem: Option<&Problem>) {
+/// Writes the conditions that follow from the phase; `blocked`: why objects of the job cannot be created;
+/// `problem`: why an agent cannot start ranks. Planning sets `Planned`.
+pub fn of_phase(
+    status: &mut TrainingJobStatus,
+    blocked: Option<&Blocked>,
+    problem: Option<&Problem>,
+) {
     use ConditionType as Type;
     let phase = status.phase;
     let message = status.message.clone();
@@ -81,8 +92,8 @@ pub fn of_phase(status: &mut TrainingJobStatus, refused: Option<&str>, problem: 
     let (complete, failed) = (phase == Phase::Complete, phase == Phase::Failed);
     let active = !(suspended || complete || failed || phase == Phase::Pending);
     let has_pods = running || phase == Phase::Draining;
-    let (ready, ready_reason, ready_message) = if let Some(refused) = refused.filter(|_| active) {
-        (has_pods, Reason::Refused, refused)
+    let (ready, ready_reason, ready_message) = if let Some(blocked) = blocked.filter(|_| active) {
+        (has_pods, blocked.reason, blocked.message.as_str())
     } else if let Some(problem) = problem.filter(|_| has_pods) {
         let reason = Reason::of_problem(Type::PodsReady, false, &problem.reason);
         (false, reason, problem.message.as_str())
@@ -155,7 +166,11 @@ mod tests {
         Phase::Failed,
     ];
 
-    fn of(phase: Phase, refused: Option<&str>) -> TrainingJobStatus {
+    fn of(phase: Phase, blocked: Option<Reason>) -> TrainingJobStatus {
+        let blocked = blocked.map(|reason| Blocked {
+            reason,
+            message: "quota exceeded".into(),
+        });
         let mut status = TrainingJobStatus {
             phase,
             message: "message".into(),
@@ -163,15 +178,15 @@ mod tests {
             rescale_since: Some(micro_time(1000.0)),
             ..TrainingJobStatus::default()
         };
-        of_phase(&mut status, refused, None);
+        of_phase(&mut status, blocked.as_ref(), None);
         status
     }
 
     #[test]
     fn phase_follows_from_the_conditions() {
         for phase in PHASES {
-            for refused in [None, Some("quota exceeded")] {
-                assert_eq!(of(phase, refused).phase, phase);
+            for blocked in [None, Some(Reason::Refused), Some(Reason::NameTaken)] {
+                assert_eq!(of(phase, blocked).phase, phase);
             }
         }
     }

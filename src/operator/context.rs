@@ -10,6 +10,7 @@ use kube::runtime::reflector::{ObjectRef, Store};
 use kube::{Client, ResourceExt};
 
 use super::agents::Agents;
+use super::conditions::Blocked;
 use super::leases::Leases;
 use super::planner::{Planner, Recipes};
 use super::stores::{self, Stores};
@@ -79,8 +80,16 @@ struct JobState {
     begun: Option<Instant>,
     /// Number of consecutive failed reconciliations.
     failures: u32,
-    /// The API server's error for the job's objects.
-    refused: Option<String>,
+    /// What keeps the job from its objects.
+    blocked: Option<Blocked>,
+    /// Names of its objects that other objects have.
+    taken: HashMap<String, TakenName>,
+}
+
+/// A name that another object had when the controller tried to create the job's.
+struct TakenName {
+    attempts: u32,
+    retry: Instant,
 }
 
 /// Which of a job's companion objects this process has applied.
@@ -160,18 +169,46 @@ impl Context {
     pub fn record_success(&self, uid: &str) {
         self.job_cache.of(uid, |job| {
             job.failures = 0;
-            job.refused = None;
+            job.blocked = None;
         });
     }
 
-    /// Records the API server's error for the job's objects; the next reconciliation reports it.
-    pub fn record_refusal(&self, uid: &str, message: String) {
-        self.job_cache.of(uid, |job| job.refused = Some(message));
+    /// Records what keeps the job from its objects, for the next reconciliation to report; true if it was
+    /// not recorded before.
+    pub fn record_blocked(&self, uid: &str, blocked: Blocked) -> bool {
+        self.job_cache.of(uid, |job| {
+            let before = job.blocked.replace(blocked);
+            before != job.blocked
+        })
     }
 
-    /// The recorded error of the API server.
-    pub fn refusal(&self, uid: &str) -> Option<String> {
-        self.job_cache.of(uid, |job| job.refused.clone())
+    /// What keeps the job from its objects.
+    pub fn blocked(&self, uid: &str) -> Option<Blocked> {
+        self.job_cache.of(uid, |job| job.blocked.clone())
+    }
+
+    /// Whether a name was taken and the pause after the last attempt is not over.
+    pub fn is_taken(&self, uid: &str, name: &str) -> bool {
+        let retry = self
+            .job_cache
+            .of(uid, |job| job.taken.get(name).map(|taken| taken.retry));
+        retry.is_some_and(|retry| Instant::now() < retry)
+    }
+
+    /// Records an attempt to create an object of this name.
+    pub fn record_name(&self, uid: &str, name: &str, taken: bool) {
+        self.job_cache.of(uid, |job| {
+            if !taken {
+                job.taken.remove(name);
+                return;
+            }
+            let attempts = job.taken.get(name).map_or(0, |taken| taken.attempts);
+            let next = TakenName {
+                attempts: attempts.saturating_add(1),
+                retry: Instant::now() + pause(attempts),
+            };
+            job.taken.insert(name.to_owned(), next);
+        });
     }
 
     /// Which of the job's companion objects this process has applied.
@@ -236,17 +273,13 @@ impl Context {
         self.job_cache.of(uid, |job| job.failures > 0)
     }
 
-    /// Pause after a failed reconciliation, with a random factor between 0.5 and 1, so that jobs that
-    /// failed together are not retried together.
+    /// Pause after a failed reconciliation.
     pub fn pause(&self, uid: &str) -> Duration {
         let before = self.job_cache.of(uid, |job| {
             job.failures = job.failures.saturating_add(1);
             job.failures - 1
         });
-        let pause = PAUSE
-            .saturating_mul(2u32.saturating_pow(before.min(12)))
-            .min(LONGEST_PAUSE);
-        pause.mul_f64(0.5 + 0.5 * fraction(now()))
+        pause(before)
     }
 
     /// Restores the reservations from the statuses of all jobs, once, before the first reconciliation: a
@@ -260,6 +293,15 @@ impl Context {
             }
         });
     }
+}
+
+/// Pause after a failure that follows `before` others, with a random factor between 0.5 and 1, so that
+/// jobs that failed together are not retried together.
+fn pause(before: u32) -> Duration {
+    let pause = PAUSE
+        .saturating_mul(2u32.saturating_pow(before.min(12)))
+        .min(LONGEST_PAUSE);
+    pause.mul_f64(0.5 + 0.5 * fraction(now()))
 }
 
 /// Resource versions are increasing numbers (KEP-5504); other values count as 0.

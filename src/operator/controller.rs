@@ -15,11 +15,11 @@ use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
 use super::agents::Agents;
-use super::apply::MANAGER;
 use super::context::Context;
 use super::housekeeping;
 use super::leader;
 use super::metrics::Metrics;
+use super::ownership::MANAGER;
 use super::pace;
 use super::reconcile::{ReconcileError, reconcile};
 use super::stores::{self, Affected, COALESCE_WINDOW};

@@ -1,5 +1,6 @@
 //! Events and log lines for the changes, and the failures, of a reconciliation.
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::runtime::events::{Event, EventType};
 use kube::{Resource, ResourceExt};
 use tracing::{info, warn};
@@ -9,7 +10,8 @@ use crate::api::TrainingJob;
 use crate::api::condition::ConditionReason;
 use crate::api::status::{Phase, TrainingJobStatus};
 
-const REFUSED: ConditionReason = ConditionReason::Refused;
+/// Reasons for which objects of the job cannot be created.
+const BLOCKED: [ConditionReason; 2] = [ConditionReason::Refused, ConditionReason::NameTaken];
 const PODS_ENDED_EARLY: ConditionReason = ConditionReason::PodsEndedEarly;
 
 /// Writes a change to the object's events and to the log. Does not wait for the event.
@@ -21,10 +23,14 @@ pub fn announce(
 ) {
     let number = |status: &TrainingJobStatus| status.generation.as_ref().map(|c| c.record.number);
     let published = number(before) != number(next);
-    let refused = |status: &TrainingJobStatus| {
+    let blocked = |status: &TrainingJobStatus| {
         let mut conditions = status.conditions.iter();
-        conditions.any(|condition| condition.reason == REFUSED.name())
+        let is_blocked = |c: &&Condition| BLOCKED.iter().any(|reason| reason.name() == c.reason);
+        let condition = conditions.find(is_blocked)?;
+        Some((condition.reason.clone(), condition.message.clone()))
     };
+    let newly_blocked = blocked(next)
+        .filter(|(reason, _)| blocked(before).is_none_or(|(earlier, _)| earlier != *reason));
     let ended_early =
         |status: &TrainingJobStatus| status.pod_failures.as_ref().map_or(0, |f| f.count);
     let (reason, note) = match next.history.last().filter(|_| published) {
@@ -35,7 +41,7 @@ pub fn announce(
                 change.message, change.to_nodes, change.formula
             ),
         ),
-        None if refused(next) && !refused(before) => (REFUSED.to_string(), next.message.clone()),
+        None if let Some(blocked) = newly_blocked => blocked,
         None if ended_early(next) > ended_early(before) => {
             let last = next.pod_failures.as_ref().map(|f| f.message.clone());
             (PODS_ENDED_EARLY.to_string(), last.unwrap_or_default())
@@ -46,8 +52,9 @@ pub fn announce(
     info!(job = %job.name_any(), namespace = job.namespace(), %reason, %note, "changed");
     let kind = match next.phase {
         Phase::Failed | Phase::Waiting | Phase::Pending => EventType::Warning,
-        _ if [REFUSED, PODS_ENDED_EARLY]
+        _ if BLOCKED
             .iter()
+            .chain(&[PODS_ENDED_EARLY])
             .any(|one| one.name() == reason) =>
         {
             EventType::Warning

@@ -21,6 +21,7 @@ mod liveness;
 mod metrics;
 mod observe;
 mod outcome;
+mod ownership;
 mod pace;
 mod planner;
 mod planning;
@@ -30,6 +31,8 @@ mod reservations;
 mod status;
 mod stores;
 mod suspects;
+#[cfg(test)]
+mod testing;
 mod turns;
 mod unreadable;
 mod vital;

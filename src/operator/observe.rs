@@ -12,6 +12,7 @@ use super::agent_answer::{ANSWER_REFUSED, Published, Sender, agent_address};
 use super::agents::{AgentStatus, Agents};
 use super::build::{AGENT_PORT, is_outdated, resource_request};
 use super::leases::Leases;
+use super::ownership::is_owned_by;
 use super::stores::Stores;
 use crate::api::status::{Current, Slot, TrainingJobStatus};
 use crate::api::{OnCordon, TrainingJob};
@@ -88,7 +89,7 @@ impl ClusterState {
         let pods: BTreeMap<String, Arc<Pod>> = stores
             .pods_of(&namespace, &name)
             .into_iter()
-            .filter(|pod| is_owned_by(pod, job))
+            .filter(|pod| is_owned_by(&pod.metadata, job))
             .map(|pod| (pod.name_any(), pod))
             .collect();
         agents.keep_only(
@@ -488,14 +489,6 @@ fn member_of<'s>(status: &'s TrainingJobStatus, name: &str) -> Option<&'s PodRef
     let current = status.generation.as_ref()?;
     let mut members = current.record.members.iter().filter_map(|m| m.pod.as_ref());
     members.find(|pod| pod.name == name)
-}
-
-/// Whether this job owns the pod, and not an earlier job of the same name.
-fn is_owned_by(pod: &Pod, job: &TrainingJob) -> bool {
-    let owners = pod.metadata.owner_references.iter().flatten();
-    owners
-        .map(|owner| Some(&owner.uid))
-        .any(|uid| uid == job.metadata.uid.as_ref())
 }
 
 fn disrupted(pod: &Pod) -> bool {

@@ -306,6 +306,16 @@ mod tests {
     }
 
     #[test]
+    fn names_without_room_for_the_names_of_objects_are_refused() {
+        let named = |name: &str| crate::operator::testing::job(name, "u");
+        let refused = |name: &str| refuse_unbuildable(&named(name), None).err();
+        assert_eq!(refused(&"a".repeat(LONGEST_NAME)), None);
+        let message = |name: &str| refused(name).unwrap().message;
+        insta::assert_snapshot!(message(&"a".repeat(LONGEST_NAME + 1)), @"the job's name has 53 characters, but the names of its objects leave room for 52; create the job with a shorter name");
+        insta::assert_snapshot!(message("a.b"), @"`a.b` is not a valid name for the job's Service and pods; create the job with a name of lower-case letters, digits and dashes that starts with a letter");
+    }
+
+    #[test]
     fn only_worlds_that_divide_the_batch_are_planned() {
         let recipes = Recipes::default();
         let planner = read_job(&recipes, "a", "j", 1 << 32);

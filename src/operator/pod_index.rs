@@ -4,18 +4,17 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::ResourceExt;
 use kube::runtime::watcher::Event;
 
-use super::build::JOB_LABEL;
+use super::ownership::controlling_job;
 use crate::inventory::kubernetes::{device_names, devices};
 
 /// The indexed fields of a pod.
 struct IndexedPod {
-    /// Job in its label.
-    job: Option<String>,
-    /// Uid of the TrainingJob that owns it.
-    owner: Option<String>,
+    /// The TrainingJob that controls it.
+    job: Option<Owner>,
     /// Node to which it is bound.
     node: Option<String>,
     /// Devices by resource that it holds on the node; empty once it has ended.
@@ -25,10 +24,18 @@ struct IndexedPod {
     waits: bool,
 }
 
+/// A TrainingJob.
+struct Owner {
+    name: String,
+    uid: String,
+}
+
 impl IndexedPod {
     fn of(pod: &Pod) -> IndexedPod {
-        let owners = pod.metadata.owner_references.iter().flatten();
-        let mut jobs = owners.filter(|owner| owner.kind == "TrainingJob");
+        let owner = |owner: &OwnerReference| Owner {
+            name: owner.name.clone(),
+            uid: owner.uid.clone(),
+        };
         let node = node_of(pod).map(str::to_owned);
         let held = match node.is_some() && !is_over(pod) {
             true => device_names(pod),
@@ -37,8 +44,7 @@ impl IndexedPod {
         let deleted = pod.metadata.deletion_timestamp.is_some();
         IndexedPod {
             waits: node.is_none() && !deleted && !is_over(pod) && !is_unschedulable(pod),
-            job: pod.labels().get(JOB_LABEL).cloned(),
-            owner: jobs.next().map(|owner| owner.uid.clone()),
+            job: controlling_job(&pod.metadata).map(owner),
             node,
             devices: held
                 .into_iter()
@@ -46,6 +52,10 @@ impl IndexedPod {
                 .filter(|(_, count)| *count > 0)
                 .collect(),
         }
+    }
+
+    fn is_owned_by(&self, uid: &str) -> bool {
+        self.job.as_ref().is_some_and(|job| job.uid == uid)
     }
 }
 
@@ -115,7 +125,7 @@ impl PodIndex {
         }
         if let Some(job) = &indexed.job {
             let jobs = self.jobs.entry(namespace.clone()).or_default();
-            let pods = jobs.entry(job.clone()).or_default();
+            let pods = jobs.entry(job.name.clone()).or_default();
             pods.names.insert(name.clone());
             self.changes += 1;
             pods.changed = self.changes;
@@ -144,18 +154,18 @@ impl PodIndex {
         }
         if let Some(job) = indexed.job
             && let Some(jobs) = self.jobs.get_mut(namespace)
-            && let Some(pods) = jobs.get_mut(&job)
+            && let Some(pods) = jobs.get_mut(&job.name)
         {
             pods.names.remove(name);
             self.changes += 1;
             pods.changed = self.changes;
             if pods.names.is_empty() {
-                jobs.remove(&job);
+                jobs.remove(&job.name);
             }
         }
     }
 
-    /// Names of a job's pods.
+    /// Names of the pods of a job and of earlier jobs of its name.
     pub fn pods_of(&self, namespace: &str, job: &str) -> impl Iterator<Item = &str> {
         let pods = self.job_pods(namespace, job);
         let names = pods.into_iter().flat_map(|pods| &pods.names);
@@ -171,10 +181,10 @@ impl PodIndex {
         self.jobs.get(namespace)?.get(job)
     }
 
-    /// Whether a pod may still get a node, also one that does not exist yet.
-    pub fn waits_for_node(&self, namespace: &str, name: &str) -> bool {
+    /// Whether the pod of the job with this uid may still get a node, also one that does not exist yet.
+    pub fn waits_for_node(&self, namespace: &str, name: &str, uid: &str) -> bool {
         let pod = self.pods.get(namespace).and_then(|pods| pods.get(name));
-        pod.is_none_or(|pod| pod.waits)
+        pod.is_none_or(|pod| pod.waits && pod.is_owned_by(uid))
     }
 
     /// Devices held on each node by all pods.
@@ -198,7 +208,7 @@ impl PodIndex {
         let named = self
             .pods_of(namespace, job)
             .filter_map(|name| pods.get(name));
-        for pod in named.filter(|pod| pod.owner.as_deref() == Some(uid)) {
+        for pod in named.filter(|pod| pod.is_owned_by(uid)) {
             let Some(node) = &pod.node else { continue };
             let devices = pod.devices.iter().filter(|(name, _)| name == resource);
             *own.entry(node.clone()).or_default() += devices.map(|(_, count)| count).sum::<u64>();
@@ -237,20 +247,22 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::operator::build::JOB_LABEL;
+    use crate::operator::testing::owner;
 
     const GPU: &str = "nvidia.com/gpu";
 
-    /// A pod of one of the jobs `j0` … or of no job, on one of the nodes `n0` … or on none.
+    /// A pod with the label of one of the jobs `j0` … or none, owned by one or none, on one of the nodes
+    /// `n0` … or on none.
     fn pod(
-        (name, job, node): (u8, Option<u8>, Option<u8>),
+        (name, label, job): (u8, Option<u8>, Option<u8>),
+        node: Option<u8>,
         gpus: u64,
         over: bool,
         unschedulable: bool,
     ) -> Pod {
-        let labels = job.map(|job| json!({JOB_LABEL: format!("j{job}")}));
-        let owners = job.map(|job| {
-            json!([{"apiVersion": "v", "kind": "TrainingJob", "name": "j", "uid": format!("u{job}")}])
-        });
+        let labels = label.map(|job| json!({JOB_LABEL: format!("j{job}")}));
+        let owners = job.map(|job| json!([owner(&format!("j{job}"), &format!("u{job}"))]));
         serde_json::from_value(json!({
             "metadata": {
                 "name": format!("p{name}"), "namespace": "n",
@@ -272,12 +284,11 @@ mod tests {
     }
 
     fn any_pod() -> impl Strategy<Value = Pod> {
-        let job = proptest::option::of(0u8..3);
+        let job = || proptest::option::of(0u8..3);
         let node = proptest::option::of(0u8..3);
-        (0u8..6, job, node, 0u64..5, any::<bool>(), any::<bool>()).prop_map(
-            |(name, job, node, gpus, over, unschedulable)| {
-                pod((name, job, node), gpus, over, unschedulable)
-            },
+        let names = (0u8..6, job(), job());
+        (names, node, 0u64..5, any::<bool>(), any::<bool>()).prop_map(
+            |(names, node, gpus, over, unschedulable)| pod(names, node, gpus, over, unschedulable),
         )
     }
 
@@ -325,7 +336,9 @@ mod tests {
                 }
                 for job in 0..3 {
                     let (name, uid) = (format!("j{job}"), format!("u{job}"));
-                    let job_pods = |pod: &&Pod| pod.labels().get(JOB_LABEL) == Some(&name);
+                    let job_pods = |pod: &&Pod| {
+                        controlling_job(&pod.metadata).is_some_and(|owner| owner.uid == uid)
+                    };
                     let own: Vec<String> =
                         all.values().filter(job_pods).map(ResourceExt::name_any).collect();
                     prop_assert_eq!(pod_index.pods_of("n", &name).collect::<Vec<_>>(), own);
@@ -353,8 +366,11 @@ mod tests {
                     prop_assert_eq!(own, held(&job_pods));
                 }
                 for pod in all.values() {
+                    let owner = controlling_job(&pod.metadata);
+                    let owned = owner.is_some_and(|owner| owner.uid == "u0");
                     let waits = node_of(pod).is_none() && !is_over(pod) && !is_unschedulable(pod);
-                    prop_assert_eq!(pod_index.waits_for_node("n", &pod.name_any()), waits);
+                    let waiting = pod_index.waits_for_node("n", &pod.name_any(), "u0");
+                    prop_assert_eq!(waiting, owned && waits);
                 }
             }
         }

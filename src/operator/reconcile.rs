@@ -3,14 +3,17 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kube::api::{Api, DeleteParams, Patch, PatchParams};
+use kube::api::{Api, DeleteParams, Patch, PatchParams, Preconditions};
 use kube::runtime::controller::Action;
 use kube::{Resource, ResourceExt};
 use serde_json::json;
+use tracing::debug;
 
-use super::apply::{self, ApplyError, MANAGER};
+use super::apply::{self, ApplyError};
+use super::conditions::Blocked;
 use super::context::{Companions, Context};
 use super::observe::ClusterState;
+use super::ownership::MANAGER;
 use super::planner::Planner;
 use super::planning::{self, Refusal};
 use super::{build, conditions, faults, status};
@@ -151,11 +154,13 @@ pub async fn reconcile(
         now,
     );
     status::batch_now(&mut next);
-    let refused = context.refusal(&uid).filter(|_| !over);
+    let blocked = context.blocked(&uid).filter(|_| !over);
     let skipped = || skipped(&job, &next, placeable, &planner);
-    let notice = refused.clone().or(refusal).or_else(skipped);
+    let message = |blocked: &Blocked| blocked.message.clone();
+    let notice = blocked.as_ref().map(message);
+    let notice = notice.or(refusal).or_else(skipped);
     status::notice(&mut next, notice);
-    conditions::of_phase(&mut next, refused.as_deref(), cluster.problem.as_ref());
+    conditions::of_phase(&mut next, blocked.as_ref(), cluster.problem.as_ref());
     context.store_planner(&uid, planner);
 
     let action = decision.action.name();
@@ -165,16 +170,27 @@ pub async fn reconcile(
     announce(&written, &before, &next, &context);
     let mut after = requeue_interval(&next);
     if !over {
-        let made = apply_status(&written, &next, &cluster, action, &context).await;
-        if let Err(error) = &made
-            && let Some(message) = error.refusal()
-        {
-            context.record_refusal(&uid, message);
-            let exists = |pod: &str| cluster.pods.contains_key(pod);
-            lock(&context.reservations).refused(&uid, exists);
-        }
-        if made? {
-            after = Duration::ZERO;
+        match apply_status(&written, &next, &cluster, action, &context).await {
+            Ok(true) => after = Duration::ZERO,
+            Ok(false) => {}
+            Err(error) => {
+                let blocked = error.blocked();
+                if blocked.is_some() {
+                    let exists = |pod: &str| cluster.pods.contains_key(pod);
+                    lock(&context.reservations).refused(&uid, exists);
+                }
+                let reported = blocked.is_none_or(|it| !context.record_blocked(&uid, it));
+                return match error {
+                    ApplyError::Leaving(_) => {
+                        debug!(job = %job.name_any(), namespace = job.namespace(), %error, "waiting");
+                        Ok(Action::requeue(context.pause(&uid).min(after)))
+                    }
+                    // The next reconciliation reports it.
+                    ApplyError::NameTaken(_) if !reported => Ok(Action::requeue(Duration::ZERO)),
+                    ApplyError::NameTaken(_) => Ok(Action::requeue(after)),
+                    error => Err(error.into()),
+                };
+            }
         }
     }
     context.record_success(&uid);
@@ -195,22 +211,30 @@ async fn apply_status(
         true => Companions::Complete,
         false => context.companions(&uid),
     };
-    if due == Companions::Missing {
-        apply::before_pods(&context.client, job).await?;
-        context.record_first_pods(&uid);
-        faults::point("companions", action);
-    }
-    // The remaining companion objects wait for a later reconciliation, so that the pods of other jobs
-    // come first. Events of the job's own pods trigger that reconciliation.
-    let waits = due == Companions::BeforePods && context.is_burst_of_others(&uid);
-    let beside = async {
-        if due == Companions::BeforePods && !waits {
-            apply::beside_pods(&context.client, job).await?;
-            context.record_companions(&uid);
+    let create = async {
+        if due == Companions::Missing {
+            apply::before_pods(context, job).await?;
+            context.record_first_pods(&uid);
+            faults::point("companions", action);
         }
-        Ok(())
+        // The remaining companion objects wait for a later reconciliation, so that the pods of other jobs
+        // come first. Events of the job's own pods trigger that reconciliation.
+        let waits = due == Companions::BeforePods && context.is_burst_of_others(&uid);
+        let beside = async {
+            if due == Companions::BeforePods && !waits {
+                apply::beside_pods(context, job).await?;
+                context.record_companions(&uid);
+            }
+            Ok(())
+        };
+        let pods = apply::create_pods(context, job, status, cluster);
+        let (pods, beside) = tokio::join!(pods, beside);
+        apply::first([pods, beside])
     };
-    tokio::try_join!(apply::pods(context, job, status, cluster), beside)?;
+    // Deletions do not wait for objects that cannot be created.
+    let delete = apply::delete_pods(context, job, status, cluster);
+    let (deleted, created) = tokio::join!(delete, create);
+    apply::first([deleted, created])?;
     faults::point("pods", action);
     Ok(due == Companions::Missing)
 }
@@ -435,7 +459,7 @@ fn decide(
     });
     let pods = decision.slots.iter().map(|slot: &Slot| slot.pod(&name));
     // The API server refuses new pods, so only existing ones may get a node.
-    let refused = context.refusal(&job.uid().unwrap_or_default()).is_some();
+    let refused = context.blocked(&job.uid().unwrap_or_default()).is_some();
     let reserved = pods.filter(|pod| !refused || cluster.pods.contains_key(pod));
     reservations.reserve(job, reserved.collect(), &pod_index, started);
     (decision, placeable)
@@ -467,7 +491,7 @@ async fn refused(
     if !before.slots.is_empty() {
         let (stores, agents, leases) = (&context.stores, &context.agents, &context.leases);
         let cluster = ClusterState::of(job, &next, stores, agents, leases, false, None);
-        apply::pods(context, &written, &next, &cluster).await?;
+        apply::delete_pods(context, &written, &next, &cluster).await?;
     }
     Ok(match refusal.waits {
         true => Action::requeue(Duration::from_secs(5)),
@@ -496,11 +520,12 @@ async fn finished(
         return Ok(Action::requeue(Duration::from_secs_f64(left)));
     }
     let jobs: Api<TrainingJob> = context.jobs(job);
-    match jobs
-        .delete(&job.name_any(), &DeleteParams::background())
-        .await
-    {
-        Err(kube::Error::Api(status)) if status.is_not_found() => {}
+    let parameters = DeleteParams::background().preconditions(Preconditions {
+        uid: job.uid(),
+        resource_version: None,
+    });
+    match jobs.delete(&job.name_any(), &parameters).await {
+        Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => {}
         other => {
             other?;
         }
@@ -543,4 +568,178 @@ async fn write(
         })?;
     context.record_written(&written);
     Ok(written)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use serde_json::Value;
+
+    use super::*;
+    use crate::operator::testing::{ApiServer, job, owner};
+
+    /// Kinds of companion objects that pods wait for, and those that they do not wait for.
+    const BEFORE_PODS: [&str; 2] = ["serviceaccounts", "networkpolicies"];
+    const BESIDE_PODS: [&str; 3] = ["services", "roles", "rolebindings"];
+
+    /// A server with the job `x`.
+    fn server() -> Arc<ApiServer> {
+        let server = Arc::new(ApiServer::default());
+        server.put("trainingjobs", serde_json::to_value(job("x", "u")).unwrap());
+        server
+    }
+
+    async fn reconcile_once(server: &ApiServer, context: &Arc<Context>) -> Action {
+        let job = server.get("trainingjobs", "x").unwrap();
+        let job = Arc::new(serde_json::from_value(job).unwrap());
+        reconcile(job, context.clone()).await.unwrap()
+    }
+
+    /// Reconciles until `holds`.
+    async fn reconcile_until(
+        server: &ApiServer,
+        context: &Arc<Context>,
+        holds: impl Fn(&ApiServer) -> bool,
+    ) {
+        let start = Instant::now();
+        while !holds(server) {
+            assert!(start.elapsed() < Duration::from_secs(60), "timed out");
+            reconcile_once(server, context).await;
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    }
+
+    fn ready(server: &ApiServer) -> Value {
+        let job = server.get("trainingjobs", "x").unwrap_or_default();
+        let mut conditions = job["status"]["conditions"].as_array().into_iter().flatten();
+        let ready = conditions.find(|condition| condition["type"] == "PodsReady");
+        ready.cloned().unwrap_or_default()
+    }
+
+    fn is_taken(server: &ApiServer) -> bool {
+        ready(server)["reason"] == "NameTaken"
+    }
+
+    #[tokio::test]
+    async fn a_companion_of_another_owner_is_reported_and_left_alone() {
+        for kind in BEFORE_PODS.iter().chain(&BESIDE_PODS) {
+            let (server, name) = (server(), "evenkeel-x");
+            server.put(
+                kind,
+                json!({"metadata": {"name": name}, "data": "of the victim"}),
+            );
+            let victim = server.get(kind, name);
+            let context = server.context();
+            reconcile_until(&server, &context, is_taken).await;
+            let condition = ready(&server);
+            assert_eq!(condition["status"], "False");
+            let message = condition["message"].as_str().unwrap().to_lowercase();
+            assert!(message.contains("`evenkeel-x` exists"), "{message}");
+            let pods = server.names("pods").len();
+            assert_eq!(
+                pods,
+                if BEFORE_PODS.contains(kind) { 0 } else { 2 },
+                "{kind}"
+            );
+            // Further reconciliations do not ask for the name each time.
+            let asked = || server.requests(kind).len();
+            let before = asked();
+            for _ in 0..50 {
+                reconcile_once(&server, &context).await;
+            }
+            assert!(asked() - before < 20, "{kind}: {}", asked() - before);
+            assert_eq!(server.get(kind, name), victim, "{kind}");
+            // It recovers by itself.
+            server.remove(kind, name);
+            reconcile_until(&server, &context, |server| {
+                !is_taken(server) && server.names("rolebindings").len() == 1
+            })
+            .await;
+            assert_eq!(server.names("pods").len(), 2);
+            let made = server.get(kind, name).unwrap();
+            assert_eq!(
+                made["metadata"]["ownerReferences"],
+                json!([owner("x", "u")])
+            );
+        }
+    }
+
+    #[tokio::test]
+    async fn a_pod_of_another_owner_is_reported_and_does_not_keep_others_back() {
+        let (server, name) = (server(), "x-0-1");
+        let labels = json!({build::JOB_LABEL: "x", build::SLOT_LABEL: "0"});
+        server.put(
+            "pods",
+            json!({"metadata": {"name": name, "labels": labels}}),
+        );
+        let victim = server.get("pods", name);
+        let context = server.context();
+        reconcile_until(&server, &context, is_taken).await;
+        let message = ready(&server)["message"].clone();
+        assert_eq!(
+            message,
+            "Pod `x-0-1` exists and does not belong to this TrainingJob; delete it, or create the job \
+             with another name"
+        );
+        assert_eq!(server.names("pods"), ["x-0-1", "x-1-2"]);
+        assert_eq!(server.get("pods", name), victim);
+        server.remove("pods", name);
+        reconcile_until(&server, &context, |server| !is_taken(server)).await;
+        let made = server.get("pods", name).unwrap();
+        assert_eq!(
+            made["metadata"]["ownerReferences"],
+            json!([owner("x", "u")])
+        );
+    }
+
+    #[tokio::test]
+    async fn objects_of_an_earlier_job_are_waited_for_without_a_condition() {
+        let server = server();
+        let leave = |kind: &str, name: &str| {
+            let owners = json!([owner("x", "earlier")]);
+            server.put(
+                kind,
+                json!({"metadata": {"name": name, "ownerReferences": owners}}),
+            );
+        };
+        leave("networkpolicies", "evenkeel-x");
+        leave("pods", "x-0-1");
+        let context = server.context();
+        for _ in 0..5 {
+            let action = reconcile_once(&server, &context).await;
+            assert_ne!(action, Action::await_change());
+            assert!(!is_taken(&server));
+        }
+        server.remove("networkpolicies", "evenkeel-x");
+        reconcile_until(&server, &context, |server| server.names("pods").len() == 2).await;
+        server.remove("pods", "x-0-1");
+        reconcile_until(&server, &context, |server| server.names("pods").len() == 2).await;
+        assert!(!is_taken(&server));
+        for pod in ["x-0-1", "x-1-2"] {
+            let made = server.get("pods", pod).unwrap();
+            assert_eq!(
+                made["metadata"]["ownerReferences"],
+                json!([owner("x", "u")])
+            );
+        }
+    }
+
+    #[tokio::test]
+    async fn an_expired_job_is_not_deleted_in_place_of_its_successor() {
+        let server = server();
+        let mut expired = job("x", "earlier");
+        expired.spec.ttl_seconds_after_finished = Some(0);
+        let mut status = TrainingJobStatus {
+            completion_time: Some(micro_time(1000.0)),
+            ..TrainingJobStatus::default()
+        };
+        status.phase = Phase::Complete;
+        conditions::of_phase(&mut status, None, None);
+        conditions::observe(&mut status, expired.metadata.generation);
+        expired.status = Some(status);
+        let done = reconcile(Arc::new(expired), server.context()).await;
+        assert_eq!(done.unwrap(), Action::await_change());
+        assert_eq!(server.names("trainingjobs"), ["x"]);
+    }
 }

@@ -41,12 +41,12 @@ struct Reservation {
 impl Reservation {
     /// Number of its pods that wait for a node. Each reconciliation needs it for all other jobs, so it is
     /// counted again only when one of these pods has changed.
-    fn waiting(&mut self, pod_index: &PodIndex) -> usize {
+    fn waiting(&mut self, uid: &str, pod_index: &PodIndex) -> usize {
         let change = pod_index.changed(&self.namespace, &self.job);
         match self.waiting {
             Some((then, waiting)) if then == change => waiting,
             _ => {
-                let waits = |name: &&String| pod_index.waits_for_node(&self.namespace, name);
+                let waits = |name: &&String| pod_index.waits_for_node(&self.namespace, name, uid);
                 let waiting = self.pods.iter().filter(waits).count();
                 self.waiting = Some((change, waiting));
                 waiting
@@ -55,8 +55,8 @@ impl Reservation {
     }
 
     /// Number of pods for which it reserves devices.
-    fn reserved(&mut self, pod_index: &PodIndex, now: Instant) -> usize {
-        let waiting = self.waiting(pod_index);
+    fn reserved(&mut self, uid: &str, pod_index: &PodIndex, now: Instant) -> usize {
+        let waiting = self.waiting(uid, pod_index);
         if waiting == 0 {
             self.since = now;
         }
@@ -102,7 +102,7 @@ impl Reservations {
         let known = self.by_job.get_mut(&uid);
         let (since, waiting) = match known {
             Some(known) => {
-                known.reserved(pod_index, now);
+                known.reserved(&uid, pod_index, now);
                 let same = known.pods == pods;
                 (known.since, known.waiting.filter(|_| same))
             }
@@ -183,7 +183,7 @@ impl Reservations {
             if uid == except || reservation.request.resource != resource {
                 continue;
             }
-            let count = reservation.reserved(pod_index, now);
+            let count = reservation.reserved(uid, pod_index, now);
             let reservation = &*reservation;
             if count == 0 {
                 continue;
@@ -220,6 +220,7 @@ mod tests {
     use crate::lifecycle::transition::Ranks;
     use crate::operator::build::JOB_LABEL;
     use crate::operator::suspects::Suspects;
+    use crate::operator::testing::owner;
 
     const GPU: &str = "nvidia.com/gpu";
 
@@ -262,7 +263,7 @@ mod tests {
         Event::Apply(serde_json::from_value(json!({
             "metadata": {
                 "name": name, "namespace": job.namespace(), "labels": {JOB_LABEL: job.name_any()},
-                "ownerReferences": [{"apiVersion": "v", "kind": "TrainingJob", "name": "j", "uid": job.uid()}],
+                "ownerReferences": [owner(&job.name_any(), &job.uid().unwrap())],
             },
             "spec": {"nodeName": node, "containers": [{
                 "name": "c", "resources": {"limits": {GPU: job.spec.gpus_per_node.to_string()}},

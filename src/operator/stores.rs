@@ -15,7 +15,7 @@ use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Client, ResourceExt};
 use tokio::sync::mpsc::UnboundedSender;
 
-use super::build::JOB_LABEL;
+use super::ownership::controlling_job;
 use super::unreadable::readable;
 use crate::api::TrainingJob;
 use crate::inventory::kubernetes::device_names;
@@ -142,8 +142,10 @@ impl Stores {
 }
 
 fn affected(pod: &Pod) -> Option<Affected> {
-    match (pod.labels().get(JOB_LABEL), pod.namespace()) {
-        (Some(job), Some(namespace)) => Some(Affected::Job(ObjectRef::new(job).within(&namespace))),
+    match (controlling_job(&pod.metadata), pod.namespace()) {
+        (Some(job), Some(namespace)) => {
+            Some(Affected::Job(ObjectRef::new(&job.name).within(&namespace)))
+        }
         // A pod of no job may have taken or released devices.
         _ => (!device_names(pod).is_empty()).then_some(Affected::All),
     }
@@ -254,6 +256,8 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::operator::build::JOB_LABEL;
+    use crate::operator::testing::owner;
 
     fn node(unschedulable: bool, gpus: &str, heartbeat: &str) -> Node {
         serde_json::from_value(json!({
@@ -286,18 +290,19 @@ mod tests {
 
     #[test]
     fn only_device_pods_outside_jobs_change_the_pool() {
-        let pod = |labels: Value, limits: Value| -> Pod {
+        let pod = |owners: Value, limits: Value| -> Pod {
             serde_json::from_value(json!({
-                "metadata": {"name": "p", "namespace": "n", "labels": labels},
+                "metadata": {"name": "p", "namespace": "n", "labels": {JOB_LABEL: "j"},
+                    "ownerReferences": owners},
                 "spec": {"containers": [{"name": "c", "resources": {"limits": limits}}]},
             }))
             .unwrap()
         };
         let usual = json!({"cpu": "1", "memory": "1Gi"});
-        assert!(affected(&pod(json!({}), usual.clone())).is_none());
-        let holding = affected(&pod(json!({}), json!({"amd.com/gpu": "1"})));
+        assert!(affected(&pod(json!([]), usual.clone())).is_none());
+        let holding = affected(&pod(json!([]), json!({"amd.com/gpu": "1"})));
         assert!(matches!(holding, Some(Affected::All)));
-        let own = affected(&pod(json!({JOB_LABEL: "j"}), usual));
+        let own = affected(&pod(json!([owner("j", "u")]), usual));
         assert!(matches!(own, Some(Affected::Job(job)) if job.name == "j"));
     }
 }

@@ -69,11 +69,14 @@ fn companion(job: &TrainingJob) -> String {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
     use serde::Serialize;
     use serde_json::json;
 
     use super::*;
+    use crate::api::LONGEST_NAME;
     use crate::api::status::Slot;
+    use crate::operator::testing::job;
 
     fn yaml(object: &impl Serialize) -> String {
         serde_saphyr::to_string(object).unwrap()
@@ -111,5 +114,31 @@ mod tests {
             yaml(&role_binding(&job)),
         ];
         insta::assert_snapshot!(objects.join("---\n"));
+    }
+
+    #[test]
+    fn the_longest_job_name_gives_names_of_dns_labels() {
+        let name = "a".repeat(LONGEST_NAME);
+        let last = Slot {
+            number: 1023,
+            attempt: 99_999,
+        };
+        assert!(companion(&job(&name, "u")).len() <= 63);
+        assert_eq!(last.pod(&name).len(), 63);
+    }
+
+    proptest! {
+        /// Slots and attempts have no dashes, so the end of a pod's name determines its job.
+        #[test]
+        fn objects_of_different_jobs_have_different_names(
+            names in proptest::array::uniform2("[a-b]([-a-b0-2]{0,6}[a-b0-2])?"),
+            slots in proptest::array::uniform2((0u32..4, 0u32..4)),
+        ) {
+            let [one, other] = &names;
+            let [a, b] = slots.map(|(number, attempt)| Slot { number, attempt });
+            prop_assert_eq!(a.pod(one) == b.pod(other), one == other && a == b);
+            let (first, second) = (companion(&job(one, "u")), companion(&job(other, "u")));
+            prop_assert_eq!(first == second, one == other);
+        }
     }
 }

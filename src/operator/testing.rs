@@ -1,0 +1,214 @@
+//! An API server in memory for tests, and the controller's context with it.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+
+use axum::body::Bytes;
+use axum::extract::State;
+use axum::http::{Method, StatusCode, Uri};
+use axum::{Json, Router};
+use kube::Client;
+use kube::runtime::events::Recorder;
+use kube::runtime::reflector;
+use serde_json::{Value, json};
+use tokio::sync::mpsc::unbounded_channel;
+
+use super::agents::Agents;
+use super::context::Context;
+use super::ownership::MANAGER;
+use super::stores;
+use crate::api::TrainingJob;
+use crate::util::lock::lock;
+
+/// Namespace of all objects.
+pub const NAMESPACE: &str = "n";
+
+/// Objects by path, with resource versions, and the requests so far.
+#[derive(Default)]
+pub struct ApiServer {
+    objects: Mutex<BTreeMap<String, Value>>,
+    requests: Mutex<Vec<String>>,
+}
+
+impl ApiServer {
+    pub fn client(self: &Arc<Self>) -> Client {
+        let router = Router::new().fallback(answer).with_state(Arc::clone(self));
+        Client::new(router, NAMESPACE)
+    }
+
+    /// The controller's context, without nodes and pods in its caches.
+    pub fn context(self: &Arc<Self>) -> Arc<Context> {
+        let client = self.client();
+        let (wake, _) = unbounded_channel();
+        Arc::new(Context {
+            recorder: Recorder::new(client.clone(), MANAGER.into()),
+            image: None,
+            agents: Agents::new(wake),
+            stores: stores::start(&client).0,
+            known: reflector::store().0,
+            client,
+            leases: Default::default(),
+            reservations: Default::default(),
+            recipes: Default::default(),
+            turns: Default::default(),
+            suspects: Default::default(),
+            job_cache: Default::default(),
+            newest: Default::default(),
+            restored: std::sync::Once::new(),
+        })
+    }
+
+    /// Stores an object with a new resource version, and with a uid if it has none.
+    pub fn put(&self, kind: &str, mut object: Value) {
+        let mut objects = lock(&self.objects);
+        let path = path(kind, object["metadata"]["name"].as_str().unwrap());
+        set_version(&mut object);
+        objects.insert(path, object);
+    }
+
+    pub fn get(&self, kind: &str, name: &str) -> Option<Value> {
+        lock(&self.objects).get(&path(kind, name)).cloned()
+    }
+
+    pub fn remove(&self, kind: &str, name: &str) {
+        lock(&self.objects).remove(&path(kind, name));
+    }
+
+    /// Names of all objects of a kind.
+    pub fn names(&self, kind: &str) -> Vec<String> {
+        let objects = lock(&self.objects);
+        let names = objects.keys().filter_map(|key| key.split_once('/'));
+        let names = names.filter(|(plural, _)| *plural == kind);
+        names.map(|(_, name)| name.to_owned()).collect()
+    }
+
+    /// Requests for a kind so far, as `METHOD kind/name`.
+    pub fn requests(&self, kind: &str) -> Vec<String> {
+        let requests = lock(&self.requests).clone();
+        let of_kind = |request: &String| request.contains(kind);
+        requests.into_iter().filter(of_kind).collect()
+    }
+}
+
+/// A controller reference to a TrainingJob.
+pub fn owner(name: &str, uid: &str) -> Value {
+    json!({
+        "apiVersion": "evenkeel.dev/v1alpha1", "kind": "TrainingJob", "name": name, "uid": uid,
+        "controller": true, "blockOwnerDeletion": true,
+    })
+}
+
+/// A job with a small recipe that requests pods for two nodes even if the pool has none.
+pub fn job(name: &str, uid: &str) -> TrainingJob {
+    let recipe = json!({
+        "apiVersion": "evenkeel.dev/v1alpha1", "kind": "Recipe", "metadata": {"name": "small"},
+        "spec": {
+            "batch": {"global": 8, "per_device_batch_size": 4},
+            "model": {"init": "random", "config": {
+                "hidden_size": 64, "intermediate_size": 176, "num_hidden_layers": 2,
+                "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 64,
+                "max_position_embeddings": 32, "tie_word_embeddings": true}},
+            "data": {"sequence_length": 32, "train": [{"path": "synthetic",
+                "synthetic": {"vocabulary": 64, "branching": 4, "samples": 200}}]},
+            "budget": {"samples": 80},
+            "learning_rate": {"peak": 3.0e-3, "shape": "constant"},
+        },
+    });
+    serde_json::from_value(json!({
+        "apiVersion": "evenkeel.dev/v1alpha1", "kind": "TrainingJob",
+        "metadata": {"name": name, "namespace": NAMESPACE, "uid": uid, "generation": 1},
+        "spec": {
+            "nodes": 2, "image": "i", "recipe": {"inline": recipe.to_string()},
+            "checkpoint": {"claim": "c"}, "elasticity": {"capacity": "Request"},
+        },
+    }))
+    .unwrap()
+}
+
+fn path(kind: &str, name: &str) -> String {
+    format!("{kind}/{name}")
+}
+
+/// Sets another resource version, and the uid of a new object.
+fn set_version(object: &mut Value) {
+    let metadata = &mut object["metadata"];
+    let version = metadata["resourceVersion"].as_str().map(str::parse);
+    let version: u64 = version.and_then(Result::ok).unwrap_or(0);
+    metadata["resourceVersion"] = json!((version + 1).to_string());
+    if metadata["uid"].is_null() {
+        metadata["uid"] = json!(format!("uid-of-{}", metadata["name"].as_str().unwrap()));
+    }
+}
+
+/// Answers `…/namespaces/n/KIND[/NAME[/status]]` as an API server does.
+async fn answer(
+    State(server): State<Arc<ApiServer>>,
+    method: Method,
+    uri: Uri,
+    body: Bytes,
+) -> (StatusCode, Json<Value>) {
+    let body: Value = serde_json::from_slice(&body).unwrap_or_default();
+    let (_, resource) = uri.path().split_once("/namespaces/n/").unwrap();
+    let mut parts = resource.split('/');
+    let kind = parts.next().unwrap();
+    let of_body = || body["metadata"]["name"].as_str().unwrap_or_default();
+    let name = parts.next().unwrap_or_else(of_body);
+    let key = path(kind, name);
+    lock(&server.requests).push(format!("{method} {key}"));
+    let mut objects = lock(&server.objects);
+    let refuse = |code: StatusCode, reason: &str| {
+        let status = json!({
+            "apiVersion": "v1", "kind": "Status", "metadata": {}, "status": "Failure",
+            "message": format!("{key}: {reason}"), "reason": reason, "code": code.as_u16(),
+        });
+        (code, Json(status))
+    };
+    let existing = objects.get(&key).cloned();
+    if method == Method::POST {
+        if existing.is_some() {
+            return refuse(StatusCode::CONFLICT, "AlreadyExists");
+        }
+        let mut object = body;
+        set_version(&mut object);
+        objects.insert(key, object.clone());
+        return (StatusCode::CREATED, Json(object));
+    }
+    let Some(mut object) = existing else {
+        return refuse(StatusCode::NOT_FOUND, "NotFound");
+    };
+    let required = match method {
+        Method::DELETE => &body["preconditions"],
+        _ => &body["metadata"],
+    };
+    for field in ["uid", "resourceVersion"] {
+        if !required[field].is_null() && required[field] != object["metadata"][field] {
+            return refuse(StatusCode::CONFLICT, "Conflict");
+        }
+    }
+    match method {
+        Method::PATCH => {
+            merge(&mut object, &body);
+            set_version(&mut object);
+            objects.insert(key, object.clone());
+        }
+        Method::DELETE => drop(objects.remove(&key)),
+        _ => {}
+    }
+    (StatusCode::OK, Json(object))
+}
+
+/// JSON merge patch (RFC 7386).
+fn merge(base: &mut Value, over: &Value) {
+    match (base, over) {
+        (Value::Object(base), Value::Object(over)) => {
+            for (key, value) in over {
+                if value.is_null() {
+                    base.remove(key);
+                } else {
+                    merge(base.entry(key.clone()).or_insert(Value::Null), value);
+                }
+            }
+        }
+        (base, over) => *base = over.clone(),
+    }
+}
