@@ -9,6 +9,7 @@ mod fencing;
 mod lifecycle;
 mod losses;
 mod memory;
+mod ownership;
 mod pool;
 mod refused;
 mod replicas;
