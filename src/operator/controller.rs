@@ -17,7 +17,7 @@ use tracing::{debug, info, warn};
 use super::agents::Agents;
 use super::context::Context;
 use super::housekeeping;
-use super::leader;
+use super::leader::{self, Candidate};
 use super::metrics::Metrics;
 use super::ownership::MANAGER;
 use super::pace;
@@ -54,7 +54,11 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
     let client = Client::try_default().await?;
     let metrics = Arc::new(Metrics::default());
     let pulse = Pulse::new();
-    let vital = vital::start(&options, metrics.clone(), pulse.clone()).await?;
+    let candidate = options.elect.then(|| Candidate {
+        namespace: options.namespace,
+        identity: options.identity.clone(),
+    });
+    let vital = vital::start(options.listen, candidate, metrics.clone(), pulse.clone()).await?;
     info!(address = %vital.address, "serving /healthz and /metrics");
     tokio::spawn(pulse.beat());
     let work = control(client, options.identity, options.image, metrics);

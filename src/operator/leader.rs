@@ -14,13 +14,22 @@ const DURATION: u64 = 15;
 /// Seconds before expiry at which the leader renews.
 const GRACE: u64 = 10;
 
+/// A replica that competes for the Lease.
+#[derive(Debug, Clone)]
+pub struct Candidate {
+    /// Namespace of the Lease.
+    pub namespace: String,
+    /// Identity among the replicas.
+    pub identity: String,
+}
+
 /// Competes for the Lease and renews it. The value tells whether this replica leads. It must be polled on the
 /// runtime that renews the Lease.
-pub async fn campaign(
-    client: Client,
-    namespace: &str,
-    identity: &str,
-) -> anyhow::Result<Receiver<bool>> {
+pub async fn campaign(client: Client, candidate: &Candidate) -> anyhow::Result<Receiver<bool>> {
+    let Candidate {
+        namespace,
+        identity,
+    } = candidate;
     let manager = LeaseManagerBuilder::new(client, LEASE)
         .with_namespace(namespace)
         .with_identity(identity)

@@ -621,7 +621,8 @@ mod tests {
         ready(server)["reason"] == "NameTaken"
     }
 
-    #[tokio::test]
+    // Planning needs a thread besides the runtime's own.
+    #[tokio::test(flavor = "multi_thread")]
     async fn a_companion_of_another_owner_is_reported_and_left_alone() {
         for kind in BEFORE_PODS.iter().chain(&BESIDE_PODS) {
             let (server, name) = (server(), "evenkeel-x");
@@ -665,7 +666,7 @@ mod tests {
         }
     }
 
-    #[tokio::test]
+    #[tokio::test(flavor = "multi_thread")]
     async fn a_pod_of_another_owner_is_reported_and_does_not_keep_others_back() {
         let (server, name) = (server(), "x-0-1");
         let labels = json!({build::JOB_LABEL: "x", build::SLOT_LABEL: "0"});
@@ -693,7 +694,7 @@ mod tests {
         );
     }
 
-    #[tokio::test]
+    #[tokio::test(flavor = "multi_thread")]
     async fn objects_of_an_earlier_job_are_waited_for_without_a_condition() {
         let server = server();
         let leave = |kind: &str, name: &str| {
@@ -725,7 +726,7 @@ mod tests {
         }
     }
 
-    #[tokio::test]
+    #[tokio::test(flavor = "multi_thread")]
     async fn an_expired_job_is_not_deleted_in_place_of_its_successor() {
         let server = server();
         let mut expired = job("x", "earlier");

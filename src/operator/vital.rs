@@ -14,8 +14,7 @@ use kube::Client;
 use tokio::sync::oneshot;
 use tokio::sync::watch::Receiver;
 
-use super::controller::Options;
-use super::leader;
+use super::leader::{self, Candidate};
 use super::metrics::Metrics;
 
 /// Interval at which the runtime of the reconciliations shows that it runs.
@@ -65,27 +64,28 @@ pub struct Vital {
     pub address: SocketAddr,
 }
 
-/// Starts the thread; returns once it listens and competes for the Lease.
+/// Starts the thread; returns once it listens and, as a candidate, competes for the Lease.
 pub async fn start(
-    options: &Options,
+    listen: SocketAddr,
+    candidate: Option<Candidate>,
     metrics: Arc<Metrics>,
     pulse: Pulse,
 ) -> anyhow::Result<Vital> {
     let (ready, started) = oneshot::channel();
     let (end, ended) = oneshot::channel();
-    let options = options.clone();
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
     let run = async move {
-        let listener = tokio::net::TcpListener::bind(options.listen).await?;
+        let listener = tokio::net::TcpListener::bind(listen).await?;
         let address = listener.local_addr()?;
-        let leads = if options.elect {
+        let leads = match candidate {
             // A client works only on the runtime on which it was made.
-            let client = Client::try_default().await?;
-            Some(leader::campaign(client, &options.namespace, &options.identity).await?)
-        } else {
-            None
+            Some(candidate) => {
+                let client = Client::try_default().await?;
+                Some(leader::campaign(client, &candidate).await?)
+            }
+            None => None,
         };
         // The caller waits for it.
         let _ = ready.send((leads, address));
@@ -136,14 +136,8 @@ mod tests {
 
     use super::*;
 
-    fn options() -> Options {
-        Options {
-            namespace: "evenkeel-system".into(),
-            identity: "test".into(),
-            elect: false,
-            listen: "127.0.0.1:0".parse().unwrap(),
-            image: None,
-        }
+    async fn started(listen: &str, pulse: Pulse) -> anyhow::Result<Vital> {
+        start(listen.parse().unwrap(), None, Arc::default(), pulse).await
     }
 
     /// Status and body of `/healthz`, read by this thread alone.
@@ -162,7 +156,7 @@ mod tests {
 
     #[tokio::test]
     async fn health_is_answered_while_the_reconciliations_block_their_runtime() {
-        let vital = start(&options(), Arc::default(), Pulse::new()).await;
+        let vital = started("127.0.0.1:0", Pulse::new()).await;
         let address = vital.unwrap().address;
         // It blocks the only thread of the test's runtime.
         assert_eq!(healthz(address), (200, "ok\n".into()));
@@ -175,9 +169,7 @@ mod tests {
             start: start_of_life,
             last: Arc::default(),
         };
-        let vital = start(&options(), Arc::default(), pulse.clone())
-            .await
-            .unwrap();
+        let vital = started("127.0.0.1:0", pulse.clone()).await.unwrap();
         let (status, text) = healthz(vital.address);
         assert_eq!((status, text.starts_with("no reconciliation")), (503, true));
         let beating = tokio::spawn(pulse.clone().beat());
@@ -191,13 +183,8 @@ mod tests {
     #[tokio::test]
     async fn an_address_in_use_is_an_error_at_the_start() {
         let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let listen = taken.local_addr().unwrap();
-        let options = Options {
-            listen,
-            ..options()
-        };
-        let started = start(&options, Arc::default(), Pulse::new()).await;
-        let error = started.err().unwrap();
+        let listen = taken.local_addr().unwrap().to_string();
+        let error = started(&listen, Pulse::new()).await.err().unwrap();
         let error = error.downcast_ref::<std::io::Error>().unwrap();
         assert_eq!(error.kind(), std::io::ErrorKind::AddrInUse);
     }
