@@ -64,7 +64,8 @@ impl ApplyError {
 /// Creates the companion objects that must exist before the pods: the service account, without which
 /// no pod can be created, and the network policy. Companion objects depend on the job's name alone.
 pub async fn before_pods(context: &Context, job: &TrainingJob) -> Result<(), ApplyError> {
-    let (account, policy) = (build::service_account(job), build::network_policy(job));
+    let account = build::service_account(job);
+    let policy = build::network_policy(job, &context.namespace);
     let (account, policy) = tokio::join!(
         companion(context, job, &account),
         companion(context, job, &policy)

@@ -53,6 +53,8 @@ pub struct Context {
     /// Nodes with unresponsive pods.
     pub suspects: Mutex<Suspects>,
     pub recorder: Recorder,
+    /// The controller's namespace.
+    pub namespace: String,
     /// The controller's image, for pods whose image does not contain this program.
     pub image: Option<String>,
     /// Cached state of each job.

@@ -37,7 +37,7 @@ const CONCURRENCY: u16 = 32;
 /// Options of the controller.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// Namespace of its Lease.
+    /// Its own namespace, which holds the Lease.
     pub namespace: String,
     /// Identity among the replicas.
     pub identity: String,
@@ -55,13 +55,13 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
     let metrics = Arc::new(Metrics::default());
     let pulse = Pulse::new();
     let candidate = options.elect.then(|| Candidate {
-        namespace: options.namespace,
+        namespace: options.namespace.clone(),
         identity: options.identity.clone(),
     });
     let vital = vital::start(options.listen, candidate, metrics.clone(), pulse.clone()).await?;
     info!(address = %vital.address, "serving /healthz and /metrics");
     tokio::spawn(pulse.beat());
-    let work = control(client, options.identity, options.image, metrics);
+    let work = control(client, options, metrics);
     let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
     tokio::select! {
         ended = leader::lead(vital.leads, work) => ended,
@@ -71,12 +71,7 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
     }
 }
 
-async fn control(
-    client: Client,
-    identity: String,
-    image: Option<String>,
-    metrics: Arc<Metrics>,
-) -> anyhow::Result<()> {
+async fn control(client: Client, options: Options, metrics: Arc<Metrics>) -> anyhow::Result<()> {
     let (wake, woken) = unbounded_channel();
     let (stores, pods, nodes) = stores::start(&client);
     let (aside, set_aside) = unbounded_channel();
@@ -91,11 +86,12 @@ async fn control(
     stores.ready().await;
     let reporter = Reporter {
         controller: MANAGER.into(),
-        instance: Some(identity),
+        instance: Some(options.identity),
     };
     let context = Arc::new(Context {
         recorder: Recorder::new(client.clone(), reporter),
-        image,
+        namespace: options.namespace,
+        image: options.image,
         agents: Agents::new(news),
         client,
         stores,

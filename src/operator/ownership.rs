@@ -221,7 +221,8 @@ mod tests {
         is_left_alone::<Pod>("pods", &pod).await;
         is_left_alone::<Service>("services", &build::service(&job)).await;
         is_left_alone::<ServiceAccount>("serviceaccounts", &build::service_account(&job)).await;
-        is_left_alone::<NetworkPolicy>("networkpolicies", &build::network_policy(&job)).await;
+        is_left_alone::<NetworkPolicy>("networkpolicies", &build::network_policy(&job, "system"))
+            .await;
         is_left_alone::<Role>("roles", &build::role(&job)).await;
         is_left_alone::<RoleBinding>("rolebindings", &build::role_binding(&job)).await;
     }
@@ -249,7 +250,7 @@ mod tests {
         let server = Arc::new(ApiServer::default());
         let client = server.client();
         let job = job("x", "u");
-        let policy = build::network_policy(&job);
+        let policy = build::network_policy(&job, "system");
         let mut older = serde_json::to_value(&policy).unwrap();
         older["spec"]["ingress"] = json!([{}]);
         older["metadata"]["annotations"] = json!({"of": "an administrator"});
@@ -280,7 +281,7 @@ mod tests {
         let server = Arc::new(ApiServer::default());
         let client = server.client();
         let job = job("x", "u");
-        let policy = build::network_policy(&job);
+        let policy = build::network_policy(&job, "system");
         let mut own = serde_json::to_value(&policy).unwrap();
         own["spec"]["ingress"] = json!([]);
         server.put("networkpolicies", own);

@@ -42,6 +42,7 @@ impl ApiServer {
         let (wake, _) = unbounded_channel();
         Arc::new(Context {
             recorder: Recorder::new(client.clone(), MANAGER.into()),
+            namespace: "system".into(),
             image: None,
             agents: Agents::new(wake),
             stores: stores::start(&client).0,

@@ -108,7 +108,7 @@ mod tests {
         let objects = [
             yaml(&pod(&job, slot, None).unwrap()),
             yaml(&service(&job)),
-            yaml(&network_policy(&job)),
+            yaml(&network_policy(&job, "evenkeel-system")),
             yaml(&service_account(&job)),
             yaml(&role(&job)),
             yaml(&role_binding(&job)),

@@ -30,18 +30,21 @@ pub fn service(job: &TrainingJob) -> Service {
     }
 }
 
-/// Restricts ingress only. The job's pods may connect on every port; the controller and pods with the
-/// label `evenkeel.dev/scrape` on the agents' port. Egress is open, since closing it breaks DNS, model
-/// hubs and storage.
-pub fn network_policy(job: &TrainingJob) -> NetworkPolicy {
+/// Restricts ingress only. The job's pods may connect on every port. On the agents' port the controller may
+/// connect, and pods with the label `evenkeel.dev/scrape` in the job's namespace or in a namespace with that
+/// label: only an administrator labels namespaces, while any tenant labels pods. Egress is open, since closing
+/// it breaks DNS, model hubs and storage.
+///
+/// `controller`: the controller's namespace.
+pub fn network_policy(job: &TrainingJob, controller: &str) -> NetworkPolicy {
     let labelled = |key: &str, value: &str| {
         Some(LabelSelector {
             match_labels: Some([(key.to_string(), value.to_string())].into()),
             ..LabelSelector::default()
         })
     };
-    let anywhere = |key: &str, value: &str| NetworkPolicyPeer {
-        namespace_selector: Some(LabelSelector::default()),
+    let peer = |namespaces: Option<LabelSelector>, key: &str, value: &str| NetworkPolicyPeer {
+        namespace_selector: namespaces,
         pod_selector: labelled(key, value),
         ..NetworkPolicyPeer::default()
     };
@@ -72,8 +75,17 @@ pub fn network_policy(job: &TrainingJob) -> NetworkPolicy {
                 },
                 NetworkPolicyIngressRule {
                     from: Some(vec![
-                        anywhere("app.kubernetes.io/name", "evenkeel-controller"),
-                        anywhere("evenkeel.dev/scrape", "true"),
+                        peer(
+                            labelled("kubernetes.io/metadata.name", controller),
+                            "app.kubernetes.io/name",
+                            "evenkeel-controller",
+                        ),
+                        peer(None, "evenkeel.dev/scrape", "true"),
+                        peer(
+                            labelled("evenkeel.dev/scrape", "true"),
+                            "evenkeel.dev/scrape",
+                            "true",
+                        ),
                     ]),
                     ports: Some(vec![agent]),
                 },
