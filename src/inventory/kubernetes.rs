@@ -119,7 +119,8 @@ pub fn devices(pod: &Pod, resource: &str) -> u64 {
             .and_then(|limits| limits.get(resource))
             .map_or(0, count)
     };
-    let together: u64 = spec.containers.iter().map(of).sum();
+    let each = spec.containers.iter().map(of);
+    let together = each.fold(0, u64::saturating_add);
     let before = spec
         .init_containers
         .iter()
@@ -150,15 +151,38 @@ pub fn device_names(pod: &Pod) -> BTreeSet<&str> {
 fn count(quantity: &Quantity) -> u64 {
     let text = quantity.0.as_str();
     match text.strip_suffix('k') {
-        Some(thousands) => thousands.parse::<u64>().map_or(0, |n| n * 1000),
+        Some(thousands) => thousands.parse().map_or(0, |n: u64| n.saturating_mul(1000)),
         None => text.parse().unwrap_or(0),
     }
 }
 
+/// Most tolerations, selected labels, and values in the node affinity of a request: each reconciliation
+/// evaluates them for each node.
+pub const MOST_CONSTRAINTS: usize = 256;
+
 impl ResourceRequest {
+    /// Number of its tolerations, selected labels, and values and expressions of the affinity.
+    pub fn constraints(&self) -> usize {
+        let terms = self.node_affinity.iter();
+        let terms = terms.flat_map(|affinity| &affinity.node_selector_terms);
+        let requirements = terms.flat_map(|term| {
+            let expressions = term.match_expressions.iter().flatten();
+            expressions.chain(term.match_fields.iter().flatten())
+        });
+        let values = requirements.map(|wanted| 1 + wanted.values.as_ref().map_or(0, Vec::len));
+        let affinity = self.node_affinity.as_ref();
+        let terms = affinity.map_or(0, |affinity| affinity.node_selector_terms.len());
+        terms + values.sum::<usize>() + self.tolerations.len() + self.node_selector.len()
+    }
+
     /// Whether a new pod with this request can be placed on the node.
     pub fn matches(&self, node: &Node) -> bool {
-        standing(node, &self.tolerations) == Standing::Open && self.selects(node)
+        self.is_open(node) && self.selects(node)
+    }
+
+    /// Whether the node keeps the pods of this request.
+    fn is_open(&self, node: &Node) -> bool {
+        standing(node, &self.tolerations) == Standing::Open
     }
 
     /// Whether the node has the labels that selector and affinity require.
@@ -260,16 +284,23 @@ pub fn free_slots<'a>(
         .map(|node| {
             let name = node.metadata.name.as_deref().unwrap_or("");
             let all = allocatable(node, &request.resource);
+            let open = request.is_open(node);
             let free = if avoid(name) {
                 0
             } else {
                 all.saturating_sub(devices_on(held.all, name))
             };
+            // Labels count when a pod is placed, not while it runs.
+            let own = if open {
+                devices_on(held.own, name).min(all)
+            } else {
+                0
+            };
             Offer {
                 node,
-                usable: request.matches(node),
+                usable: open && request.selects(node),
                 free,
-                own: devices_on(held.own, name).min(all),
+                own,
             }
         })
         .collect();
@@ -279,9 +310,11 @@ pub fn free_slots<'a>(
     let per_slot = request.per_slot.max(1);
     let slots: u64 = offers
         .iter()
-        .filter(|offer| offer.usable)
-        .map(|offer| (offer.own + offer.free) / per_slot)
-        .sum();
+        .map(|offer| {
+            let free = if offer.usable { offer.free } else { 0 };
+            offer.own.saturating_add(free) / per_slot
+        })
+        .fold(0, u64::saturating_add);
     u32::try_from(slots).unwrap_or(u32::MAX)
 }
 
@@ -415,6 +448,28 @@ mod tests {
         assert_eq!(beside(&twice), 1);
         let fewer = [node("a", "3", json!({}))];
         assert_eq!(slots_beside_own(&fewer, &own, &own, &[], &request(4)), 0);
+    }
+
+    #[test]
+    fn a_lost_label_takes_nothing_from_running_pods() {
+        let nodes = [node("a", "4", json!({}))];
+        let own = BTreeMap::from([("a".to_string(), 2)]);
+        let mut elsewhere = request(2);
+        elsewhere.node_selector = [("pool".to_string(), "b".to_string())].into();
+        let beside = |request: &ResourceRequest| slots_beside_own(&nodes, &own, &own, &[], request);
+        assert_eq!(beside(&elsewhere), 1);
+        assert_eq!(beside(&request(2)), 2);
+    }
+
+    #[test]
+    fn absurd_device_counts_do_not_overflow() {
+        let limits = json!({"limits": {"nvidia.com/gpu": "9223372036854775807"}});
+        let container = |name| json!({"name": name, "resources": limits});
+        let pod: Pod = serde_json::from_value(json!({
+            "spec": {"containers": [container("a"), container("b"), container("c")]},
+        }))
+        .unwrap();
+        assert_eq!(devices(&pod, "nvidia.com/gpu"), u64::MAX);
     }
 
     #[test]

@@ -11,6 +11,9 @@ use kube::runtime::watcher::Event;
 use super::ownership::controlling_job;
 use crate::inventory::kubernetes::{device_names, devices};
 
+/// Devices of one pod that count at most, so that sums over all pods do not overflow.
+const MOST_DEVICES: u64 = 1 << 20;
+
 /// The indexed fields of a pod.
 struct IndexedPod {
     /// The TrainingJob that controls it.
@@ -48,7 +51,12 @@ impl IndexedPod {
             node,
             devices: held
                 .into_iter()
-                .map(|resource| (resource.to_owned(), devices(pod, resource)))
+                .map(|resource| {
+                    (
+                        resource.to_owned(),
+                        devices(pod, resource).min(MOST_DEVICES),
+                    )
+                })
                 .filter(|(_, count)| *count > 0)
                 .collect(),
         }
