@@ -34,12 +34,14 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()?;
-    runtime.block_on(operator::run(Options {
+    let ended = runtime.block_on(operator::run(Options {
         namespace: args.namespace,
         identity: args.identity,
         elect: !args.no_leader_election,
         listen: args.listen,
         image: args.image,
-    }))?;
-    Ok(ExitCode::SUCCESS)
+    }));
+    // A plan under way must not keep the process, which renews its Lease.
+    runtime.shutdown_background();
+    ended.map(|()| ExitCode::SUCCESS)
 }

@@ -2,6 +2,7 @@
 //! should not.
 
 use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use futures::{StreamExt, TryStreamExt, stream};
 use k8s_openapi::api::core::v1::Pod;
@@ -43,6 +44,12 @@ pub enum ApplyError {
 }
 
 impl ApplyError {
+    /// Whether the API server refuses the object.
+    fn is_refusal(&self) -> bool {
+        let blocked = self.blocked();
+        blocked.is_some_and(|blocked| blocked.reason == ConditionReason::Refused)
+    }
+
     /// What keeps the job from its objects; `None` for errors that a retry may solve.
     pub fn blocked(&self) -> Option<Blocked> {
         let (reason, message) = match self {
@@ -123,7 +130,8 @@ async fn create<K: JobObject>(
     }
 }
 
-/// Creates the pods of all slots without one. One that cannot be created does not keep the others back.
+/// Creates the pods of all slots without one. A taken name does not keep the others back; the first pod that
+/// the API server refuses does, since it refuses the others too.
 pub async fn create_pods(
     context: &Context,
     job: &TrainingJob,
@@ -141,17 +149,25 @@ pub async fn create_pods(
         .filter(|slot| !context.has_just_created(&uid, &slot.pod(&name)))
         .map(|slot| build::pod(job, *slot, context.image.as_deref()))
         .collect::<Result<_, _>>()?;
+    let refused = AtomicBool::new(false);
     let create = async |pod: Pod| {
-        create(context, job, &pod).await?;
+        if refused.load(Ordering::Relaxed) {
+            return Ok(None);
+        }
+        let made = create(context, job, &pod).await;
+        if made.as_ref().is_err_and(ApplyError::is_refusal) {
+            refused.store(true, Ordering::Relaxed);
+        }
+        made?;
         faults::point("pod", "create");
-        Ok(pod.name_any())
+        Ok(Some(pod.name_any()))
     };
-    let results: Vec<Result<String, ApplyError>> = stream::iter(missing)
+    let results: Vec<Result<Option<String>, ApplyError>> = stream::iter(missing)
         .map(create)
         .buffer_unordered(CONCURRENCY)
         .collect()
         .await;
-    let created: Vec<String> = results.iter().flatten().cloned().collect();
+    let created: Vec<String> = results.iter().flatten().flatten().cloned().collect();
     if !created.is_empty() {
         context.record_created(&uid, created.into_iter());
     }

@@ -15,6 +15,7 @@ use super::leases::Leases;
 use super::planner::{Planner, Recipes};
 use super::stores::{self, Stores};
 use crate::api::TrainingJob;
+use crate::api::condition::ConditionReason;
 use crate::operator::outcome::fraction;
 use crate::operator::reservations::Reservations;
 use crate::operator::suspects::Suspects;
@@ -82,6 +83,8 @@ struct JobState {
     begun: Option<Instant>,
     /// Number of consecutive failed reconciliations.
     failures: u32,
+    /// End of the pause after the last of them, and `metadata.generation` then.
+    retry: Option<(Instant, Option<i64>)>,
     /// What keeps the job from its objects.
     blocked: Option<Blocked>,
     /// Names of its objects that other objects have.
@@ -170,7 +173,7 @@ impl Context {
     /// Records a successful reconciliation.
     pub fn record_success(&self, uid: &str) {
         self.job_cache.of(uid, |job| {
-            job.failures = 0;
+            (job.failures, job.retry) = (0, None);
             job.blocked = None;
         });
     }
@@ -276,12 +279,26 @@ impl Context {
     }
 
     /// Pause after a failed reconciliation.
-    pub fn pause(&self, uid: &str) -> Duration {
-        let before = self.job_cache.of(uid, |job| {
-            job.failures = job.failures.saturating_add(1);
-            job.failures - 1
-        });
-        pause(before)
+    pub fn pause(&self, job: &TrainingJob) -> Duration {
+        self.job_cache.of(&job.uid().unwrap_or_default(), |state| {
+            let pause = pause(state.failures);
+            state.failures = state.failures.saturating_add(1);
+            state.retry = Some((Instant::now() + pause, job.metadata.generation));
+            pause
+        })
+    }
+
+    /// Time for which no object of the job is created, because the API server has refused one. An edit of
+    /// the job ends it; other changes of the cluster do not, since they may be frequent.
+    pub fn creation_pause(&self, job: &TrainingJob) -> Option<Duration> {
+        let uid = job.uid().unwrap_or_default();
+        let (end, generation) = self.job_cache.of(&uid, |state| {
+            let blocked = state.blocked.as_ref()?;
+            let retry = state.retry;
+            retry.filter(|_| blocked.reason == ConditionReason::Refused)
+        })?;
+        let left = end.checked_duration_since(Instant::now());
+        left.filter(|left| !left.is_zero() && generation == job.metadata.generation)
     }
 
     /// Restores the reservations from the statuses of all jobs, once, before the first reconciliation: a

@@ -144,7 +144,7 @@ fn error_policy(job: Arc<TrainingJob>, error: &ReconcileError, context: Arc<Cont
     {
         events::unwritten(&job, &error.to_string(), &context);
     }
-    Action::requeue(context.pause(&uid))
+    Action::requeue(context.pause(&job))
 }
 
 /// Turns changes into the jobs to reconcile.

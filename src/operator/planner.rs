@@ -14,6 +14,8 @@ use super::planning::{Refusal, plan_refused, read};
 use crate::api::status::{RecipeSnapshot, Slot};
 use crate::api::{LONGEST_NAME, RemainderPolicy, TrainingJob};
 use crate::external_trainer;
+use crate::inventory::kubernetes::{MOST_CONSTRAINTS, ResourceRequest};
+use crate::operator::reservations::reserved_request;
 use crate::plan::{self, Plan, PlanRequest, Reached, Refused};
 use crate::recipe::{Recipe, Severity, trainer_command};
 use crate::util::lock::lock;
@@ -80,8 +82,8 @@ pub struct Planner {
     pub found_plan: bool,
     /// The plan of the running generation, while the edited recipe cannot be planned.
     held: Option<Plan>,
-    /// `metadata.generation` whose spec gives valid pods.
-    buildable_generation: Option<i64>,
+    /// `metadata.generation` whose spec gives valid pods, and what these ask for.
+    buildable: Option<(i64, ResourceRequest)>,
 }
 
 impl Planner {
@@ -100,12 +102,17 @@ impl Planner {
         job: &TrainingJob,
         image: Option<&str>,
     ) -> Result<(), Refusal> {
-        let generation = job.metadata.generation;
-        if generation.is_none() || self.buildable_generation != generation {
+        let generation = job.metadata.generation.unwrap_or_default();
+        if self.buildable.as_ref().map(|(known, _)| *known) != Some(generation) {
             refuse_unbuildable(job, image)?;
-            self.buildable_generation = generation;
+            self.buildable = Some((generation, reserved_request(job)));
         }
         Ok(())
+    }
+
+    /// Resource request of the job's pods.
+    pub fn reserved_request(&self) -> Option<&ResourceRequest> {
+        self.buildable.as_ref().map(|(_, request)| request)
     }
 
     /// Whether the planner has this recipe of the job.
@@ -194,7 +201,8 @@ impl Planner {
         let refusal = self.plan(ranks, reached).err().map(first);
         let mut worlds = lock(&planned.worlds);
         if worlds.len() >= MAX_WORLDS {
-            worlds.clear();
+            // Those of the same state of the run are needed for one decision.
+            worlds.retain(|(_, other), _| *other == reached);
         }
         worlds.insert(world, refusal.clone());
         refusal
@@ -237,6 +245,13 @@ fn refuse_unbuildable(job: &TrainingJob, image: Option<&str>) -> Result<(), Refu
         return Err(plan_refused(format!(
             "the job's name has {length} characters, but the names of its objects leave room for \
              {LONGEST_NAME}; create the job with a shorter name"
+        )));
+    }
+    let constraints = build::resource_request(job).constraints();
+    if constraints > MOST_CONSTRAINTS {
+        return Err(plan_refused(format!(
+            "spec.podTemplate has {constraints} tolerations, node labels and values of the node affinity; \
+             {MOST_CONSTRAINTS} at most: label the nodes with one value that selects them"
         )));
     }
     let made = build::pod(job, Slot::default(), image);

@@ -1,5 +1,6 @@
 //! One reconciliation of one job: plan → observe → decide → write status → apply.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -7,6 +8,7 @@ use kube::api::{Api, DeleteParams, Patch, PatchParams, Preconditions};
 use kube::runtime::controller::Action;
 use kube::{Resource, ResourceExt};
 use serde_json::json;
+use tokio::task::block_in_place;
 use tracing::debug;
 
 use super::apply::{self, ApplyError};
@@ -23,6 +25,7 @@ use crate::api::{Capacity, TrainingJob};
 use crate::lifecycle::placement::{Placement, PlacementAction, PlacementInput, decide_placement};
 use crate::operator::events::announce;
 use crate::operator::reservations::Pool;
+use crate::operator::turns::Panicked;
 use crate::plan::Reached;
 use crate::telemetry::now;
 use crate::util::lock::lock;
@@ -116,10 +119,14 @@ pub async fn reconcile(
         };
         planner.is_feasible(ranks, within)
     };
-    status::apply_observed(&job, &mut next, &cluster, holds, now);
-    if let Err(pause) = evaluate(&job, planning::reached(&next), &planner, &context) {
+    // After an out-of-memory error it plans smaller micro-batches.
+    block_in_place(|| status::apply_observed(&job, &mut next, &cluster, holds, now));
+    if let Err(unplanned) = evaluate(&job, planning::reached(&next), &planner, &context) {
         context.store_planner(&uid, planner);
-        return Ok(Action::requeue(pause));
+        return Ok(Action::requeue(match unplanned {
+            Unplanned::Later(pause) => pause,
+            Unplanned::Refused(_) => POOL,
+        }));
     }
     let (decision, placeable) = decide(&job, &next, &cluster, &planner, &context, now);
     next.attempts = decision.attempts;
@@ -169,6 +176,10 @@ pub async fn reconcile(
     faults::point("written", action);
     announce(&written, &before, &next, &context);
     let mut after = requeue_interval(&next);
+    if let Some(pause) = context.creation_pause(&job) {
+        apply::delete_pods(&context, &written, &next, &cluster).await?;
+        return Ok(Action::requeue(pause.min(after)));
+    }
     if !over {
         match apply_status(&written, &next, &cluster, action, &context).await {
             Ok(true) => after = Duration::ZERO,
@@ -183,7 +194,7 @@ pub async fn reconcile(
                 return match error {
                     ApplyError::Leaving(_) => {
                         debug!(job = %job.name_any(), namespace = job.namespace(), %error, "waiting");
-                        Ok(Action::requeue(context.pause(&uid).min(after)))
+                        Ok(Action::requeue(context.pause(&job).min(after)))
                     }
                     // The next reconciliation reports it.
                     ApplyError::NameTaken(_) if !reported => Ok(Action::requeue(Duration::ZERO)),
@@ -306,7 +317,8 @@ async fn plan(
     if !planner.has_read(job, &snapshot) {
         let turn = context.turns.begin(&job.namespace().unwrap_or_default());
         let turn = turn.map_err(Unplanned::Later)?;
-        turn.run(|| planner.read(job, &snapshot, &context.recipes))?;
+        turn.run(|| planner.read(job, &snapshot, &context.recipes))
+            .map_err(panicked)??;
     }
     if status.generation.is_none() {
         planner.refuse_losses(&snapshot.overrides)?;
@@ -316,7 +328,7 @@ async fn plan(
     // then it is left unchanged.
     if !planner.found_plan || status.plan.is_none() {
         let reached = planning::reached(status);
-        evaluate(job, reached, planner, context).map_err(Unplanned::Later)?;
+        evaluate(job, reached, planner, context)?;
         let bounds = bounds(job);
         let per_node = u64::from(job.spec.gpus_per_node);
         let most = job.spec.nodes.min(*bounds.end());
@@ -345,25 +357,32 @@ async fn plan(
     Ok(())
 }
 
-/// Evaluates all worlds that a reconciliation may ask for; the error is the pause until the job's next turn.
+/// Evaluates all worlds that a reconciliation may ask for.
 fn evaluate(
     job: &TrainingJob,
     reached: Reached,
     planner: &Planner,
     context: &Context,
-) -> Result<(), Duration> {
+) -> Result<(), Unplanned> {
     let per_node = u64::from(job.spec.gpus_per_node);
     let worlds = || considered(job).map(|nodes| u64::from(nodes) * per_node);
     if planner.has_evaluated(worlds(), reached) {
         return Ok(());
     }
-    let turn = context.turns.begin(&job.namespace().unwrap_or_default())?;
-    turn.run(|| {
+    let turn = context.turns.begin(&job.namespace().unwrap_or_default());
+    let evaluated = turn.map_err(Unplanned::Later)?.run(|| {
         for ranks in worlds() {
             planner.is_feasible(ranks, reached);
         }
     });
-    Ok(())
+    Ok(evaluated.map_err(panicked)?)
+}
+
+fn panicked(_: Panicked) -> Refusal {
+    planning::plan_refused(
+        "the planner failed on this recipe: please report it with the recipe; the controller's log has the place"
+            .into(),
+    )
 }
 
 /// Numbers of nodes whose feasibility matters.
@@ -403,7 +422,10 @@ fn decide(
     // The rules are evaluated once for every number of nodes that the decision may consider.
     let most = bounds(job).end().min(&job.spec.nodes).to_owned();
     let feasible: Vec<bool> = (0..=most)
-        .map(|nodes| nodes > 0 && planner.is_feasible(u64::from(nodes) * per_node, reached))
+        .map(|nodes| {
+            bounds(job).contains(&nodes)
+                && planner.is_feasible(u64::from(nodes) * per_node, reached)
+        })
         .collect();
     let namespace = job.namespace().unwrap_or_default();
     let suspects = &context.suspects;
@@ -460,8 +482,13 @@ fn decide(
     let pods = decision.slots.iter().map(|slot: &Slot| slot.pod(&name));
     // The API server refuses new pods, so only existing ones may get a node.
     let refused = context.blocked(&job.uid().unwrap_or_default()).is_some();
-    let reserved = pods.filter(|pod| !refused || cluster.pods.contains_key(pod));
-    reservations.reserve(job, reserved.collect(), &pod_index, started);
+    let exists = |pod: &String| cluster.pods.contains_key(pod);
+    // The pod of a member is never created again.
+    let gone: BTreeSet<String> = members.iter().map(|slot| slot.pod(&name)).collect();
+    let reserved = pods.filter(|pod| exists(pod) || !(refused || gone.contains(pod)));
+    let request = planner.reserved_request();
+    let request = request.unwrap_or(&cluster.resource_request);
+    reservations.reserve(job, request, reserved.collect(), &pod_index, started);
     (decision, placeable)
 }
 

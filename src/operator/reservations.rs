@@ -3,7 +3,8 @@
 //!
 //! A reservation only keeps other jobs from creating pods that would stay pending. It never takes devices
 //! that a pod holds, and it ends when the API server refuses the pod, when the scheduler reports it as
-//! unschedulable, and after a time limit.
+//! unschedulable, and after a time limit. A tenant could begin a new time limit with each new job, so other
+//! namespaces count its reservations only while its namespace has credit.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -12,7 +13,7 @@ use std::time::{Duration, Instant};
 use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt;
 
-use super::build::resource_request;
+use super::build::{devices_of_pod, resource_request};
 use crate::api::TrainingJob;
 use crate::inventory::kubernetes::{HeldDevices, ReservedPods, ResourceRequest, free_slots};
 use crate::operator::pod_index::PodIndex;
@@ -20,6 +21,8 @@ use crate::operator::pod_index::PodIndex;
 /// Longest time for which pods without a node reserve devices: a scheduler places a pod that fits within
 /// seconds. A shorter `placementSeconds` of the job takes precedence.
 const LONGEST: Duration = Duration::from_secs(60);
+/// Parts of the time that a namespace without waiting pods adds to its credit: a tenth.
+const REFILL: u32 = 10;
 /// Different resource requests whose reservations count for each namespace. Each costs a pass over all
 /// nodes.
 const REQUESTS_PER_NAMESPACE: usize = 8;
@@ -36,6 +39,8 @@ struct Reservation {
     /// Start of the time limit: the last time at which none of its pods waited.
     since: Instant,
     limit: Duration,
+    /// Pods for which it reserved devices when they were last counted.
+    counted: usize,
 }
 
 impl Reservation {
@@ -54,17 +59,45 @@ impl Reservation {
         }
     }
 
-    /// Number of pods for which it reserves devices.
-    fn reserved(&mut self, uid: &str, pod_index: &PodIndex, now: Instant) -> usize {
+    /// Counts the pods for which it reserves devices.
+    fn count(&mut self, uid: &str, pod_index: &PodIndex, now: Instant) {
         let waiting = self.waiting(uid, pod_index);
         if waiting == 0 {
             self.since = now;
         }
-        if now.duration_since(self.since) < self.limit {
-            waiting
-        } else {
-            0
+        let in_time = now.duration_since(self.since) < self.limit;
+        self.counted = if in_time { waiting } else { 0 };
+    }
+}
+
+/// Time for which other namespaces count the reservations of a namespace.
+#[derive(Debug)]
+struct Credit {
+    /// At most [`LONGEST`].
+    left: Duration,
+    /// Last change of `left`, and whether pods waited since then.
+    at: Instant,
+    waits: bool,
+}
+
+impl Credit {
+    fn full(now: Instant) -> Credit {
+        Credit {
+            left: LONGEST,
+            at: now,
+            waits: false,
         }
+    }
+
+    /// Uses or adds the time since the last change.
+    fn count(&mut self, waits: bool, now: Instant) {
+        let past = now.duration_since(self.at);
+        self.left = if self.waits {
+            self.left.saturating_sub(past)
+        } else {
+            (self.left + past / REFILL).min(LONGEST)
+        };
+        (self.at, self.waits) = (now, waits);
     }
 }
 
@@ -72,6 +105,8 @@ impl Reservation {
 #[derive(Debug, Default)]
 pub struct Reservations {
     by_job: HashMap<String, Reservation>,
+    /// By namespace; a namespace without an entry has full credit.
+    credits: HashMap<String, Credit>,
 }
 
 /// The cluster as one job counts on it.
@@ -90,6 +125,7 @@ impl Reservations {
     pub fn reserve(
         &mut self,
         job: &TrainingJob,
+        request: &ResourceRequest,
         pods: BTreeSet<String>,
         pod_index: &PodIndex,
         now: Instant,
@@ -102,21 +138,25 @@ impl Reservations {
         let known = self.by_job.get_mut(&uid);
         let (since, waiting) = match known {
             Some(known) => {
-                known.reserved(&uid, pod_index, now);
-                let same = known.pods == pods;
-                (known.since, known.waiting.filter(|_| same))
+                known.count(&uid, pod_index, now);
+                let same = known.pods == pods && known.request == *request;
+                if same {
+                    return;
+                }
+                (known.since, known.waiting.filter(|_| known.pods == pods))
             }
             None => (now, None),
         };
         let placement = Duration::from_secs(job.spec.elasticity.placement_seconds.into());
         let reservation = Reservation {
-            request: resource_request(job),
+            request: request.clone(),
             namespace: job.namespace().unwrap_or_default(),
             job: job.name_any(),
             waiting,
             pods,
             since,
             limit: placement.min(LONGEST),
+            counted: 0,
         };
         self.by_job.insert(uid, reservation);
     }
@@ -126,7 +166,7 @@ impl Reservations {
         let Some(status) = &job.status else { return };
         let name = job.name_any();
         let pods = status.slots.iter().map(|slot| slot.pod(&name)).collect();
-        self.reserve(job, pods, pod_index, now);
+        self.reserve(job, &reserved_request(job), pods, pod_index, now);
     }
 
     /// Releases the reservations of deleted jobs.
@@ -165,43 +205,62 @@ impl Reservations {
             all: pool.pod_index.held(resource),
             own: &own,
         };
-        let reserved = self.reserved(&uid, resource, pool.pod_index, now);
+        let reserved = self.reserved(&uid, &namespace, resource, pool.pod_index, now);
         let nodes = pool.nodes.iter().map(AsRef::as_ref);
         free_slots(nodes, &held, &reserved, request, pool.avoid)
     }
 
-    /// Reserved pods of all jobs but one, equal requests of a namespace together.
+    /// Reserved pods of all jobs but one, as that one counts them: equal requests of a namespace together,
+    /// and those of other namespaces only while these have credit.
     fn reserved(
         &mut self,
         except: &str,
+        own: &str,
         resource: &str,
         pod_index: &PodIndex,
         now: Instant,
     ) -> Vec<ReservedPods<'_>> {
-        let mut by_namespace: BTreeMap<&str, Vec<ReservedPods<'_>>> = BTreeMap::new();
+        let mut waiting = BTreeSet::new();
         for (uid, reservation) in &mut self.by_job {
-            if uid == except || reservation.request.resource != resource {
+            reservation.count(uid, pod_index, now);
+            if reservation.counted > 0 && !waiting.contains(&reservation.namespace) {
+                waiting.insert(reservation.namespace.clone());
+            }
+        }
+        for namespace in &waiting {
+            let credit = self.credits.entry(namespace.clone());
+            credit.or_insert_with(|| Credit::full(now));
+        }
+        self.credits.retain(|namespace, credit| {
+            credit.count(waiting.contains(namespace), now);
+            credit.waits || credit.left < LONGEST
+        });
+        let mut by_namespace: BTreeMap<&str, Vec<ReservedPods<'_>>> = BTreeMap::new();
+        for (uid, reservation) in &self.by_job {
+            let (namespace, request) = (reservation.namespace.as_str(), &reservation.request);
+            let spent = self.credits.get(namespace);
+            let spent = namespace != own && spent.is_some_and(|credit| credit.left.is_zero());
+            let count = reservation.counted;
+            let counts = uid != except && request.resource == resource && request.per_slot > 0;
+            if !counts || count == 0 || spent {
                 continue;
             }
-            let count = reservation.reserved(uid, pod_index, now);
-            let reservation = &*reservation;
-            if count == 0 {
-                continue;
-            }
-            let requests = by_namespace.entry(&reservation.namespace).or_default();
-            let equal = requests
-                .iter_mut()
-                .find(|pods| *pods.request == reservation.request);
-            if let Some(equal) = equal {
+            let requests = by_namespace.entry(namespace).or_default();
+            if let Some(equal) = requests.iter_mut().find(|pods| pods.request == request) {
                 equal.count += count;
             } else if requests.len() < REQUESTS_PER_NAMESPACE {
-                requests.push(ReservedPods {
-                    request: &reservation.request,
-                    count,
-                });
+                requests.push(ReservedPods { request, count });
             }
         }
         by_namespace.into_values().flatten().collect()
+    }
+}
+
+/// Resource request of the pods that a job reserves devices for.
+pub fn reserved_request(job: &TrainingJob) -> ResourceRequest {
+    ResourceRequest {
+        per_slot: devices_of_pod(job),
+        ..resource_request(job)
     }
 }
 
@@ -297,7 +356,9 @@ mod tests {
 
         fn reserve(&mut self, job: &TrainingJob, pods: &[&str], now: Instant) {
             let pods = pods.iter().map(|pod| (*pod).to_owned()).collect();
-            self.reservations.reserve(job, pods, &self.pod_index, now);
+            let request = reserved_request(job);
+            self.reservations
+                .reserve(job, &request, pods, &self.pod_index, now);
         }
 
         /// The decision for a running job with ready pods on all its nodes.
@@ -388,6 +449,54 @@ mod tests {
         world.pod_index.apply(&Event::InitDone);
         world.reserve(&waiting, &["w-0-7", "w-1-8"], end);
         assert_eq!(world.slots(&other, end), 0, "a new limit after a placement");
+    }
+
+    #[test]
+    fn new_jobs_do_not_extend_a_namespaces_reservations_for_others() {
+        let mut world = World {
+            nodes: vec![node("a", 4, "x", false), node("b", 4, "x", false)],
+            ..World::default()
+        };
+        let (other, neighbour) = (
+            job("o", "two", 2, 4, json!({})),
+            job("n", "one", 2, 4, json!({})),
+        );
+        let start = Instant::now();
+        let (mut now, mut reserved) = (start, 0);
+        // Each second for ten minutes; a new job every 30 s.
+        for second in 0..600 {
+            now = start + Duration::from_secs(second);
+            let name = format!("w{}", second / 30);
+            let before = format!("one-w{}", (second / 30).saturating_sub(1));
+            if second % 30 == 0 {
+                world.reservations.forget(&before);
+                let waiting = job(&name, "one", 2, 4, json!({"schedulerName": "unknown"}));
+                world.reserve(&waiting, &["w-0-1", "w-1-2"], now);
+            }
+            reserved += u32::from(world.slots(&other, now) == 0);
+            assert_eq!(world.slots(&neighbour, now), 0, "counted in its namespace");
+        }
+        assert!(reserved <= 61, "{reserved} s");
+        world.reservations.forget("one-w19");
+        assert_eq!(world.slots(&other, now), 2);
+        let later = now + LONGEST * REFILL;
+        assert_eq!(world.slots(&other, later), 2);
+        let again = job("again", "one", 2, 4, json!({}));
+        world.reserve(&again, &["again-0-1", "again-1-2"], later);
+        assert_eq!(world.slots(&other, later), 0);
+    }
+
+    #[test]
+    fn pods_without_devices_reserve_none() {
+        let mut world = World {
+            nodes: vec![node("a", 4, "x", false)],
+            ..World::default()
+        };
+        let container = json!({"name": "trainer", "resources": null});
+        let without = job("w", "one", 1, 4, json!({"containers": [container]}));
+        let now = Instant::now();
+        world.reserve(&without, &["w-0-1"], now);
+        assert_eq!(world.slots(&job("o", "two", 1, 4, json!({})), now), 1);
     }
 
     /// Something that job `n` of another owner does.

@@ -3,6 +3,7 @@
 //! which would take one of the places for all jobs; it is reconciled again later.
 
 use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
@@ -53,10 +54,16 @@ impl Turns {
     }
 }
 
+/// The reader or the planner panicked. It would end the controller, and again after each start.
+#[derive(Debug)]
+pub struct Panicked;
+
 impl Turn<'_> {
     /// Runs `work` without delaying the other tasks of the runtime.
-    pub fn run<T>(self, work: impl FnOnce() -> T) -> T {
-        tokio::task::block_in_place(work)
+    pub fn run<T>(self, work: impl FnOnce() -> T) -> Result<T, Panicked> {
+        // Locks recover from panics, and what `work` changes is dropped by the caller.
+        let work = AssertUnwindSafe(work);
+        tokio::task::block_in_place(|| catch_unwind(work)).map_err(|_| Panicked)
     }
 }
 

@@ -12,7 +12,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::{AGENT_PORT, JOB_LABEL, SLOT_LABEL, TEMPLATE_LABEL, companion, metadata, overlay};
 use crate::api::TrainingJob;
 use crate::api::status::Slot;
-use crate::inventory::kubernetes::ResourceRequest;
+use crate::inventory::kubernetes::{ResourceRequest, devices};
 
 /// Default user and group ID of the pods.
 const USER: i64 = 65532;
@@ -96,8 +96,7 @@ fn template_of(job: &TrainingJob) -> String {
 pub fn resource_request(job: &TrainingJob) -> ResourceRequest {
     let spec = job.spec.pod_template.as_ref().and_then(|t| t.get("spec"));
     fn part<T: DeserializeOwned>(spec: Option<&Value>, pointer: &str) -> Option<T> {
-        let value = spec?.pointer(pointer)?.clone();
-        serde_json::from_value(value).ok()
+        T::deserialize(spec?.pointer(pointer)?).ok()
     }
     ResourceRequest {
         resource: job.spec.resource_name.clone(),
@@ -109,6 +108,13 @@ pub fn resource_request(job: &TrainingJob) -> ResourceRequest {
         ),
         tolerations: part(spec, "/tolerations").unwrap_or_default(),
     }
+}
+
+/// Devices that each of the job's pods really asks for: `podTemplate` may change its resources. 0 if it gives
+/// no valid pod.
+pub fn devices_of_pod(job: &TrainingJob) -> u64 {
+    let pod = pod(job, Slot::default(), None);
+    pod.map_or(0, |pod| devices(&pod, &job.spec.resource_name))
 }
 
 fn spec(job: &TrainingJob, name: &str) -> Value {
