@@ -58,15 +58,16 @@ def job(namespace, name, recipe, **spec):
             "metadata": {"name": name, "namespace": namespace}, "spec": base | spec}
 
 
-def recipe(batch, samples=10 ** 9, **more):
+def recipe(batch, budget=10 ** 8, **more):
+    samples = max(20_000, 2 * batch)
     return {"apiVersion": "evenkeel.dev/v1alpha1", "kind": "Recipe", "metadata": {"name": "r"}, "spec": {
         "batch": {"global": batch}, "model": {"init": "random", "config": {
             "hidden_size": 64, "intermediate_size": 176, "num_hidden_layers": 2, "num_attention_heads": 4,
             "num_key_value_heads": 2, "vocab_size": 64, "max_position_embeddings": 32,
             "tie_word_embeddings": True}},
-        "data": {"sequence_length": 32, "train": [{"path": "s", "synthetic": {
-            "vocabulary": 64, "branching": 4, "samples": max(samples, 2 * batch)}}]},
-        "budget": {"samples": max(samples, 2 * batch)},
+        "data": {"sequence_length": 32, "train": [{"path": "synthetic", "synthetic": {
+            "vocabulary": 64, "branching": 4, "samples": samples}}]},
+        "budget": {"samples": max(budget, 2 * batch)},
         "learning_rate": {"peak": 1e-3, "shape": "constant"}} | more}
 
 
@@ -103,6 +104,9 @@ def steps():
     return {"paced": sum(paced) / max(len(paced), 1), "trained": status.get("progress", {}).get("step", 0)}
 
 
+restarts = {}  # of the controller's pods before the run
+
+
 def faults():
     """What must not happen to the second tenant or to the controller."""
     found = []
@@ -114,7 +118,7 @@ def faults():
     pods = json.loads(kubectl("-n", "evenkeel-system", "get", "pods", "-o", "json"))["items"]
     for pod in pods:
         for container in pod["status"].get("containerStatuses", []):
-            if container["restartCount"]:
+            if restarts.setdefault(pod["metadata"]["name"], container["restartCount"]) != container["restartCount"]:
                 found.append(f"controller restarted: {container['lastState']}")
     return found
 
