@@ -323,7 +323,7 @@ fn expand(base: &Path, pattern: &str) -> Result<Vec<(PathBuf, PathBuf)>, DataErr
 /// Whether a name matches a pattern of `*` and `?`.
 fn matches(pattern: &[u8], name: &[u8]) -> bool {
     let (mut at, mut read) = (0, 0);
-    // After the last `*`, and where the name goes on after the bytes that the `*` has taken.
+    // After the last `*`, and where the name continues after the bytes that the `*` has taken.
     let mut star: Option<(usize, usize)> = None;
     while read < name.len() {
         match pattern.get(at) {
