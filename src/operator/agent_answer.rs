@@ -53,11 +53,6 @@ pub enum Rejection {
          agent only: remove hostNetwork from podTemplate, or keep the pods on different nodes"
     )]
     AnotherAgent { address: SocketAddr },
-    #[error(
-        "the agent at {address} does not report its job: the image contains another version of Evenkeel \
-         than the controller; use the same one"
-    )]
-    AnotherVersion { address: SocketAddr },
     #[error("the agent at {address} reports {ranks} ranks, but gpusPerNode is {limit}")]
     Ranks {
         address: SocketAddr,
@@ -92,10 +87,9 @@ pub fn receive(body: &[u8], sender: &Sender) -> Result<AgentState, Rejection> {
     let address = sender.address;
     let mut state: AgentState =
         serde_json::from_slice(body).map_err(|source| Rejection::Json { address, source })?;
-    if state.pod == sender.pod && state.job.is_empty() {
-        return Err(Rejection::AnotherVersion { address });
-    }
-    if state.pod != sender.pod || state.job != sender.job {
+    // A pod that an earlier controller created does not know its job's uid. Its own uid is unique too.
+    let of_job = state.job == sender.job || state.job.is_empty();
+    if state.pod != sender.pod || !of_job {
         return Err(Rejection::AnotherAgent { address });
     }
     let (ranks, limit) = (state.ranks.len(), sender.ranks);
@@ -383,11 +377,23 @@ mod tests {
     fn an_answer_of_another_pod_or_job_or_with_too_many_ranks_is_rejected() {
         let rejection = |changes| received(changes).unwrap_err().to_string();
         insta::assert_snapshot!(rejection(json!({"pod": "uid-2"})), @"the agent of another pod or job answers at 10.0.0.1:8471; with hostNetwork a node has room for one agent only: remove hostNetwork from podTemplate, or keep the pods on different nodes");
-        for changes in [json!({"job": "other"}), json!({"pod": ""})] {
+        for changes in [
+            json!({"job": "other"}),
+            json!({"pod": ""}),
+            json!({"job": "", "pod": "uid-2"}),
+            json!({"job": "", "pod": ""}),
+        ] {
             assert!(rejection(changes).starts_with("the agent of another pod or job"));
         }
-        insta::assert_snapshot!(rejection(json!({"job": ""})), @"the agent at 10.0.0.1:8471 does not report its job: the image contains another version of Evenkeel than the controller; use the same one");
         insta::assert_snapshot!(rejection(json!({"ranks": [{}, {}, {}]})), @"the agent at 10.0.0.1:8471 reports 3 ranks, but gpusPerNode is 2");
+    }
+
+    #[test]
+    fn a_pod_of_an_earlier_controller_answers_without_its_job() {
+        let ready = json!({"job": "", "ranks": [{"ready": true}, {"ready": true}]});
+        let state = admitted(ready);
+        assert_eq!((state.generation, state.ranks.len()), (3, 2));
+        assert!(state.ranks.iter().all(|rank| rank.ready));
     }
 
     #[test]
