@@ -283,7 +283,7 @@ mod tests {
     #[tokio::test]
     async fn an_answer_that_is_not_the_agents_is_ignored_and_counts_as_silence() {
         type Respond = fn(&mut Reply) -> std::io::Result<()>;
-        let cases: [(Respond, &str); 7] = [
+        let cases: [(Respond, &str); 8] = [
             (|reply| reply.body(&state("another", 7)), "of another pod"),
             (|reply| reply.body("7"), "not one of an agent"),
             (
@@ -298,6 +298,14 @@ mod tests {
             (
                 |reply| write!(reply, "HTTP/1.1 200 OK\r\nX: {:0>64000}\r\n\r\n", 1),
                 "too large",
+            ),
+            (
+                |reply| {
+                    loop {
+                        write!(reply, "HTTP/1.1 100 Continue\r\n\r\n")?;
+                    }
+                },
+                "larger than 73728 bytes",
             ),
             (
                 |reply| {

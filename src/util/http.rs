@@ -6,6 +6,9 @@ use std::future::poll_fn;
 use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use hyper::body::{Body, Incoming};
@@ -13,6 +16,7 @@ use hyper::client::conn::http1::{self, SendRequest};
 use hyper::header::HOST;
 use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
@@ -45,6 +49,9 @@ pub enum HttpError {
     Status(StatusCode),
     #[error("the body is larger than {0} bytes")]
     TooLarge(usize),
+    /// Everything that the server sent, also interim responses and the framing of chunks.
+    #[error("the response, with headers and framing, is larger than {0} bytes")]
+    Excess(usize),
     /// The connection ended, or the response is not valid HTTP.
     #[error("{0}")]
     Http(#[from] hyper::Error),
@@ -56,7 +63,7 @@ impl HttpError {
         match self {
             HttpError::Connect(_) => false,
             HttpError::Timeout(part, _) => *part == BODY,
-            HttpError::Status(_) | HttpError::TooLarge(_) => true,
+            HttpError::Status(_) | HttpError::TooLarge(_) | HttpError::Excess(_) => true,
             HttpError::Http(error) => error.is_parse(),
         }
     }
@@ -66,10 +73,91 @@ const CONNECTION: &str = "connection";
 const RESPONSE: &str = "response";
 const BODY: &str = "end of the body";
 
+/// A stream that reads a limited number of bytes for each request, with the excess of one read at most.
+/// hyper limits its buffer and not the sum: it skips endless interim responses (1xx) without a pause.
+struct Metered {
+    stream: TcpStream,
+    budget: Budget,
+}
+
+/// Bytes that may still be read for a request.
+#[derive(Clone)]
+struct Budget {
+    left: Arc<AtomicUsize>,
+    total: usize,
+}
+
+impl Budget {
+    fn of(limits: &Limits) -> Budget {
+        Budget {
+            left: Arc::default(),
+            total: limits.bytes.saturating_add(HEAD),
+        }
+    }
+
+    fn renew(&self) {
+        self.left.store(self.total, Ordering::Relaxed);
+    }
+
+    fn left(&self) -> usize {
+        self.left.load(Ordering::Relaxed)
+    }
+
+    fn spend(&self, bytes: usize) {
+        // No read runs at the same time.
+        let left = self.left().saturating_sub(bytes);
+        self.left.store(left, Ordering::Relaxed);
+    }
+
+    /// The reason for an error of hyper.
+    fn explain(&self, error: hyper::Error) -> HttpError {
+        if self.left() == 0 {
+            HttpError::Excess(self.total)
+        } else {
+            HttpError::Http(error)
+        }
+    }
+}
+
+impl AsyncRead for Metered {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if self.budget.left() == 0 {
+            return Poll::Ready(Err(io::ErrorKind::FileTooLarge.into()));
+        }
+        let before = buffer.filled().len();
+        let read = Pin::new(&mut self.stream).poll_read(context, buffer);
+        self.budget.spend(buffer.filled().len() - before);
+        read
+    }
+}
+
+impl AsyncWrite for Metered {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(context, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}
+
 /// A connection for one request after the other. It closes when dropped.
 pub struct Connection {
     sender: SendRequest<String>,
     host: String,
+    budget: Budget,
     limits: Limits,
     _driver: JoinSet<()>,
 }
@@ -81,10 +169,16 @@ impl Connection {
         let stream = stream
             .map_err(|_| HttpError::Timeout(CONNECTION, limits.connect))?
             .map_err(HttpError::Connect)?;
+        let budget = Budget::of(&limits);
+        budget.renew();
+        let metered = Metered {
+            stream,
+            budget: budget.clone(),
+        };
         let mut builder = http1::Builder::new();
         let (sender, connection) = builder
             .max_buf_size(HEAD)
-            .handshake(TokioIo::new(stream))
+            .handshake(TokioIo::new(metered))
             .await?;
         let mut driver = JoinSet::new();
         // Its error is the error of the request.
@@ -92,6 +186,7 @@ impl Connection {
         Ok(Connection {
             sender,
             host: address.to_string(),
+            budget,
             limits,
             _driver: driver,
         })
@@ -100,6 +195,7 @@ impl Connection {
     /// Requests a path; returns the response before its body is read.
     pub async fn get(&mut self, path: &str) -> Result<Answer, HttpError> {
         let head = self.limits.head;
+        self.budget.renew();
         let exchange = async {
             self.sender.ready().await?;
             let mut request = Request::new(String::new());
@@ -112,12 +208,15 @@ impl Connection {
             self.sender.send_request(request).await
         };
         let response = timeout(head, exchange).await;
-        let response = response.map_err(|_| HttpError::Timeout(RESPONSE, head))??;
+        let response = response
+            .map_err(|_| HttpError::Timeout(RESPONSE, head))?
+            .map_err(|error| self.budget.explain(error))?;
         if response.status() != StatusCode::OK {
             return Err(HttpError::Status(response.status()));
         }
         Ok(Answer {
             response,
+            budget: self.budget.clone(),
             limits: self.limits,
         })
     }
@@ -126,6 +225,7 @@ impl Connection {
 /// A response with status 200. At most [`HEAD`] bytes of its body are in memory.
 pub struct Answer {
     response: Response<Incoming>,
+    budget: Budget,
     limits: Limits,
 }
 
@@ -135,16 +235,18 @@ impl Answer {
         let Limits {
             body: time, bytes, ..
         } = self.limits;
-        let body = timeout(time, read(self.response.into_body(), bytes)).await;
+        let body = self.response.into_body();
+        let body = timeout(time, read(body, bytes, &self.budget)).await;
         body.map_err(|_| HttpError::Timeout(BODY, time))?
     }
 }
 
-async fn read(mut body: Incoming, limit: usize) -> Result<Vec<u8>, HttpError> {
+async fn read(mut body: Incoming, limit: usize, budget: &Budget) -> Result<Vec<u8>, HttpError> {
     let mut read = Vec::new();
     while let Some(frame) = poll_fn(|context| Pin::new(&mut body).poll_frame(context)).await {
         // Trailers are ignored.
-        let Ok(data) = frame?.into_data() else {
+        let frame = frame.map_err(|error| budget.explain(error))?;
+        let Ok(data) = frame.into_data() else {
             continue;
         };
         if data.len() > limit - read.len() {
@@ -322,6 +424,52 @@ mod tests {
         assert!(error.to_string().contains("too large"), "{error}");
         timeout(LONG, closed.recv()).await.unwrap().unwrap();
         assert!(server.written.load(Ordering::Relaxed) < SOCKET_BUFFERS);
+    }
+
+    #[tokio::test]
+    async fn interim_responses_framing_and_trailers_are_not_read_beyond_a_limit() {
+        let chunked = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n";
+        for (first, repeated) in [
+            ("", "HTTP/1.1 100 Continue\r\n\r\n"),
+            ("", "HTTP/1.1 103 Early Hints\r\nLink: </>\r\n\r\n"),
+            // One byte of body in six.
+            (chunked, "1\r\n0\r\n"),
+        ] {
+            let (closes, mut closed) = unbounded_channel();
+            let server = serve(move |reply| {
+                write!(reply, "{first}")?;
+                let many = repeated.repeat(1000);
+                let sent = loop {
+                    if let Err(error) = reply.write_all(many.as_bytes()) {
+                        break Err(error);
+                    }
+                };
+                let _ = closes.send(());
+                sent
+            });
+            let limited = Limits {
+                head: Duration::from_secs(10),
+                ..limits()
+            };
+            let error = get(&server, limited).await.unwrap_err();
+            assert!(error.is_response(), "{error}");
+            insta::allow_duplicates! {
+                insta::assert_snapshot!(error, @"the response, with headers and framing, is larger than 73728 bytes");
+            }
+            timeout(LONG, closed.recv()).await.unwrap().unwrap();
+            let written = server.written.load(Ordering::Relaxed);
+            assert!(written < SOCKET_BUFFERS, "{repeated}: {written}");
+        }
+    }
+
+    #[tokio::test]
+    async fn each_request_of_a_connection_may_read_as_much() {
+        let server = serve(|reply| reply.body(&"0".repeat(60_000)));
+        let mut connection = Connection::open(server.address, limits()).await.unwrap();
+        for _ in 0..4 {
+            let body = connection.get("/state").await.unwrap().body().await;
+            assert_eq!(body.unwrap().len(), 60_000);
+        }
     }
 
     #[tokio::test]
