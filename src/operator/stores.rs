@@ -9,14 +9,14 @@ use std::time::Duration;
 use futures::{Stream, StreamExt};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::api::Api;
-use kube::core::error_boundary::{DeserializeGuard, InvalidObject};
+use kube::core::error_boundary::DeserializeGuard;
 use kube::runtime::reflector::{self, ObjectRef, Store};
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Client, ResourceExt};
 use tokio::sync::mpsc::UnboundedSender;
 
 use super::ownership::controlling_job;
-use super::unreadable::readable;
+use super::unreadable::{Filter, Seen};
 use crate::api::TrainingJob;
 use crate::inventory::kubernetes::device_names;
 use crate::operator::pod_index::PodIndex;
@@ -77,18 +77,19 @@ pub fn start(
 /// `aside`.
 pub fn jobs(
     client: &Client,
-    aside: UnboundedSender<InvalidObject>,
+    aside: UnboundedSender<Seen>,
 ) -> (
     Store<TrainingJob>,
     impl Stream<Item = watcher::Result<TrainingJob>> + Send + 'static,
 ) {
     let (known, writer) = reflector::store();
+    let mut filter = Filter::new(aside);
     let jobs = Api::<DeserializeGuard<TrainingJob>>::all(client.clone());
     let stream = watcher(jobs, watcher::Config::default())
         .default_backoff()
         .filter_map(move |event| {
             let readable = match event {
-                Ok(event) => readable(event, &aside).map(Ok),
+                Ok(event) => filter.pass(event).map(Ok),
                 Err(error) => Some(Err(error)),
             };
             async move { readable }

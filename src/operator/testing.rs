@@ -1,6 +1,6 @@
 //! An API server in memory for tests, and the controller's context with it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 
 use axum::body::Bytes;
@@ -28,6 +28,8 @@ pub const NAMESPACE: &str = "n";
 pub struct ApiServer {
     objects: Mutex<BTreeMap<String, Value>>,
     requests: Mutex<Vec<String>>,
+    /// Paths of objects whose changes fail.
+    refused: Mutex<BTreeSet<String>>,
 }
 
 impl ApiServer {
@@ -73,6 +75,11 @@ impl ApiServer {
 
     pub fn remove(&self, kind: &str, name: &str) {
         lock(&self.objects).remove(&path(kind, name));
+    }
+
+    /// Answers 500 to changes of an object, as with a failing admission webhook.
+    pub fn refuse_writes(&self, kind: &str, name: &str) {
+        lock(&self.refused).insert(path(kind, name));
     }
 
     /// Names of all objects of a kind.
@@ -164,6 +171,9 @@ async fn answer(
         });
         (code, Json(status))
     };
+    if method != Method::GET && lock(&server.refused).contains(&key) {
+        return refuse(StatusCode::INTERNAL_SERVER_ERROR, "InternalError");
+    }
     let existing = objects.get(&key).cloned();
     if method == Method::POST {
         if existing.is_some() {
