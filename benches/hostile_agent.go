@@ -7,29 +7,79 @@ package main
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
+	"math"
 	"net/http"
 	"os"
 	"strings"
 	"time"
 )
 
-// State of an agent that lies about everything that the controller reads.
-func lies(version int) []byte {
-	long := strings.Repeat("x", 200_000)
-	rank := map[string]any{
-		"ready": true, "lost": map[string]any{"rank": 1, "message": long, "samples": 1 << 62, "whole": true},
-		"detected_loss": []any{1, long},
+type object = map[string]any
+
+// State of an agent that lies about everything that the controller reads, one lie after the other. Numbers are
+// extreme, but JSON can hold them.
+func lies(version int, pod, job string) []byte {
+	long := strings.Repeat("x", 20_000)
+	checkpoint := func(path string, step, samples uint64) object {
+		return object{"path": path, "step": step, "samples": samples, "batch": 8,
+			"checksum": "0123456789abcdef0123456789abcdef"}
 	}
-	state := map[string]any{
-		"version": version, "pod": "11111111-2222-3333-4444-555555555555", "devices": 1 << 40,
-		"generation": 1, "first": 0, "ranks": []any{rank, rank, rank, rank},
-		"committed": map[string]any{"path": "/etc", "step": 1 << 60, "samples": 1 << 62, "batch": 1, "checksum": long},
-		"budget":    1, "started": 1e300, "ready": -1e300, "first_step": 1e300,
-		"problem":     map[string]any{"reason": long, "message": long, "deterministic": false},
-		"waiting_for": long, "log_tail": long,
+	// The path of a checkpoint, as src/lifecycle/files.rs forms it.
+	path := func(generation, step uint64) string { return fmt.Sprintf("gen-%d/step-%07d", generation, step) }
+	committed := func(checkpoint object) object { return object{"committed": checkpoint} }
+	// The controller refuses the whole answer for more ranks than gpusPerNode.
+	rank := func(fields object) object { return object{"ranks": []any{fields}} }
+	step := func(samples uint64, number float64) object {
+		return object{"step": object{
+			"generation": 1, "step": samples, "samples": samples, "batch": 1, "world": 1 << 40, "loss": number,
+			"tokens": samples, "learning_rate": number, "gradient_norm": number, "seconds": -number, "time": number,
+		}}
 	}
-	body, _ := json.Marshal(state)
+	all := []object{
+		committed(checkpoint(path(1, 3), 3, 24)),
+		committed(checkpoint(path(1, 7), 7, math.MaxUint64)),
+		committed(checkpoint(path(1, 1<<60), 1<<60, 1<<62)),
+		committed(checkpoint("/etc/"+path(1, 3), 3, 24)),
+		committed(checkpoint("../../"+path(1, 3), 3, 24)),
+		committed(checkpoint(path(2, 3), 3, 24)),
+		{"generation": 2, "committed": checkpoint(path(2, 3), 3, 24)},
+		{"generation": uint64(math.MaxUint64)},
+		rank(object{"lost": object{"rank": 1, "message": long, "samples": uint64(1 << 62), "whole": true}}),
+		rank(object{"detected_loss": []any{uint64(math.MaxUint64), long}}),
+		rank(object{"out_of_memory": long}),
+		rank(object{"failed": []any{long, true}, "kill_reason": long, "collateral": true}),
+		step(4, 1),
+		step(1<<53, math.MaxFloat64),
+		step(math.MaxUint64, -math.MaxFloat64),
+		{"started": math.MaxFloat64, "ready": -math.MaxFloat64, "first_step": math.SmallestNonzeroFloat64},
+		{"budget": 1, "devices": uint64(math.MaxUint64), "first": uint64(math.MaxUint64)},
+		{"problem": object{"reason": long, "message": long, "deterministic": false}},
+		{"external_checkpoint": object{"path": "/etc/passwd"}, "waiting_for": long, "log_tail": long},
+	}
+	state := object{"version": version, "pod": pod, "job": job, "devices": 1, "generation": 1,
+		"ranks": []any{object{"ready": true}}}
+	maps.Copy(state, all[version%len(all)])
+	body, err := json.Marshal(state)
+	if err != nil {
+		panic(err)
+	}
 	return body
+}
+
+// Sends interim responses until the client closes the connection.
+func interim(w http.ResponseWriter) {
+	connection, _, err := w.(http.Hijacker).Hijack()
+	if err != nil {
+		return
+	}
+	defer connection.Close()
+	many := []byte(strings.Repeat("HTTP/1.1 100 Continue\r\n\r\n", 1000))
+	for {
+		if _, err := connection.Write(many); err != nil {
+			return
+		}
+	}
 }
 
 func main() {
@@ -67,9 +117,16 @@ func main() {
 		"deep": func(w http.ResponseWriter, r *http.Request) {
 			fmt.Fprint(w, strings.Repeat(`{"a":[`, 150_000))
 		},
+		"continue": func(w http.ResponseWriter, r *http.Request) {
+			interim(w)
+		},
 		"lies": func(w http.ResponseWriter, r *http.Request) {
 			version++
-			w.Write(lies(version))
+			w.Write(lies(version, os.Getenv("POD_UID"), os.Getenv("EVENKEEL_JOB_UID")))
+		},
+		"stranger": func(w http.ResponseWriter, r *http.Request) {
+			version++
+			w.Write(lies(version, "11111111-2222-3333-4444-555555555555", ""))
 		},
 	}[mode]
 	if answer == nil {

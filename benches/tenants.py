@@ -31,7 +31,7 @@ state = pathlib.Path(a.state)
 env = os.environ | {"KUBECONFIG": str(state / "admin.kubeconfig"), "PATH": f"{a.bin}:{os.environ['PATH']}"}
 KIT = here.parent / "tests/cluster/kit"
 IMAGE, BUSYBOX, HOSTILE = (f"evenkeel.test/{name}:1" for name in ["evenkeel", "busybox", "hostile"])
-MODES = ["endless", "drip", "redirect", "headers", "busy", "deep", "lies"]
+MODES = ["endless", "drip", "redirect", "headers", "busy", "deep", "lies", "continue", "stranger"]
 STEP = 0.25  # seconds that a step of the paced trainer waits for its device
 
 
