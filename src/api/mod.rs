@@ -6,6 +6,7 @@
 
 pub mod condition;
 pub mod fields;
+pub mod guarded;
 mod recipe_snapshot;
 pub mod schema;
 pub mod status;
@@ -107,7 +108,8 @@ pub struct TrainingJobSpec {
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub suspend: bool,
     /// A pod template merged into every pod: node selectors, tolerations, volumes, priority class, pull
-    /// secrets, resources. Containers are merged by name; the trainer's container is `trainer`.
+    /// secrets, resources. Containers are merged by name; the trainer's container is `trainer`. At most
+    /// 64 KiB of JSON with 2048 nested values.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::any_object")]
     pub pod_template: Option<Value>,

@@ -16,6 +16,7 @@ use super::planner::{Planner, Recipes};
 use super::stores::{self, Stores};
 use crate::api::TrainingJob;
 use crate::api::condition::ConditionReason;
+use crate::api::guarded::GuardedJob;
 use crate::operator::outcome::fraction;
 use crate::operator::reservations::Reservations;
 use crate::operator::suspects::Suspects;
@@ -116,7 +117,7 @@ impl JobCache {
 
 impl Context {
     /// API of the TrainingJobs in the job's namespace.
-    pub fn jobs(&self, job: &TrainingJob) -> Api<TrainingJob> {
+    pub fn jobs(&self, job: &TrainingJob) -> Api<GuardedJob> {
         Api::namespaced(self.client.clone(), &job.namespace().unwrap_or_default())
     }
 

@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kube::api::{Api, DeleteParams, Patch, PatchParams, Preconditions};
+use kube::api::{DeleteParams, Patch, PatchParams, Preconditions};
+use kube::core::Request;
 use kube::runtime::controller::Action;
 use kube::{Resource, ResourceExt};
 use serde_json::json;
@@ -546,12 +547,15 @@ async fn finished(
     if left > 0.0 {
         return Ok(Action::requeue(Duration::from_secs_f64(left)));
     }
-    let jobs: Api<TrainingJob> = context.jobs(job);
     let parameters = DeleteParams::background().preconditions(Preconditions {
         uid: job.uid(),
         resource_version: None,
     });
-    match jobs.delete(&job.name_any(), &parameters).await {
+    let jobs = TrainingJob::url_path(&(), job.namespace().as_deref());
+    let request = Request::new(jobs).delete(&job.name_any(), &parameters);
+    let request = request.map_err(kube::Error::BuildRequest)?;
+    // While a finalizer holds the job, the response is the object, which `Api::delete` decodes unguarded.
+    match context.client.request_text(request).await {
         Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => {}
         other => {
             other?;
@@ -593,6 +597,9 @@ async fn write(
             }
             other => other.into(),
         })?;
+    let written = written.0.map_err(|invalid| {
+        kube::Error::SerdeError(<serde_json::Error as serde::de::Error>::custom(invalid))
+    })?;
     context.record_written(&written);
     Ok(written)
 }

@@ -9,7 +9,6 @@ use std::time::Duration;
 use futures::{Stream, StreamExt};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::api::Api;
-use kube::core::error_boundary::DeserializeGuard;
 use kube::runtime::reflector::{self, ObjectRef, Store};
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Client, ResourceExt};
@@ -18,6 +17,7 @@ use tokio::sync::mpsc::UnboundedSender;
 use super::ownership::controlling_job;
 use super::unreadable::{Filter, Seen};
 use crate::api::TrainingJob;
+use crate::api::guarded::GuardedJob;
 use crate::inventory::kubernetes::device_names;
 use crate::operator::pod_index::PodIndex;
 
@@ -84,7 +84,7 @@ pub fn jobs(
 ) {
     let (known, writer) = reflector::store();
     let mut filter = Filter::new(aside);
-    let jobs = Api::<DeserializeGuard<TrainingJob>>::all(client.clone());
+    let jobs = Api::<GuardedJob>::all(client.clone());
     let stream = watcher(jobs, watcher::Config::default())
         .default_backoff()
         .filter_map(move |event| {

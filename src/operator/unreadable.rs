@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{Api, ApiResource, DynamicObject, Patch, PatchParams};
-use kube::core::error_boundary::{DeserializeGuard, InvalidObject};
+use kube::core::Request;
+use kube::core::error_boundary::InvalidObject;
 use kube::runtime::watcher::Event;
 use kube::{Client, Resource};
 use serde_json::json;
@@ -20,6 +21,7 @@ use tokio::time::{sleep, timeout};
 use tracing::warn;
 
 use crate::api::condition::{ConditionReason, ConditionType};
+use crate::api::guarded::GuardedJob;
 use crate::api::schema::MESSAGE;
 use crate::api::{CheckpointVolume, TrainingJob, TrainingJobSpec};
 
@@ -65,10 +67,7 @@ impl Filter {
     }
 
     /// The event for the cache; `None` if it is about an unreadable job.
-    pub fn pass(
-        &mut self,
-        event: Event<DeserializeGuard<TrainingJob>>,
-    ) -> Option<Event<TrainingJob>> {
+    pub fn pass(&mut self, event: Event<GuardedJob>) -> Option<Event<TrainingJob>> {
         Some(match event {
             Event::Apply(job) => Event::Apply(self.take(job)?),
             Event::InitApply(job) => Event::InitApply(self.take(job)?),
@@ -91,7 +90,7 @@ impl Filter {
         })
     }
 
-    fn take(&mut self, guarded: DeserializeGuard<TrainingJob>) -> Option<TrainingJob> {
+    fn take(&mut self, guarded: GuardedJob) -> Option<TrainingJob> {
         match guarded.0 {
             Ok(job) => {
                 self.over(job.metadata.uid.as_deref());
@@ -209,9 +208,9 @@ async fn write(client: &Client, object: &InvalidObject) -> Result<(), kube::Erro
     if current.uid != object.metadata.uid || current.generation != object.metadata.generation {
         return Ok(());
     }
-    let error: String = object.error.chars().take(500).collect();
     let message = format!(
-        "this controller cannot read the job: {error}; correct its spec, or delete and apply it again"
+        "this controller cannot read the job: {}; correct its spec, or delete and apply it again",
+        object.error
     );
     let message: String = message.chars().take(MESSAGE).collect();
     let patch = json!({
@@ -229,10 +228,11 @@ async fn write(client: &Client, object: &InvalidObject) -> Result<(), kube::Erro
         },
     });
     let parameters = PatchParams::apply(MANAGER).force();
-    match jobs
-        .patch_status(&name, &parameters, &Patch::Apply(patch))
-        .await
-    {
+    let request = Request::new(TrainingJob::url_path(&(), Some(&namespace)))
+        .patch_subresource("status", &name, &parameters, &Patch::Apply(patch))
+        .map_err(kube::Error::BuildRequest)?;
+    // The response is the object, whose decoding may need much memory.
+    match client.request_text(request).await {
         Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
         other => other.map(|_| ()),
     }
@@ -249,7 +249,7 @@ mod tests {
     const KIND: &str = "trainingjobs";
     const DEADLINE: Duration = Duration::from_secs(20);
 
-    fn job(nodes: Value) -> DeserializeGuard<TrainingJob> {
+    fn job(nodes: Value) -> GuardedJob {
         serde_json::from_value(json!({
             "apiVersion": "evenkeel.dev/v1alpha1", "kind": "TrainingJob",
             "metadata": {"name": "a", "namespace": "n", "uid": "u"},
@@ -398,7 +398,7 @@ mod tests {
     fn a_job_that_is_readable_again_or_no_longer_listed_is_forgotten() {
         let (aside, mut seen) = unbounded_channel();
         let mut filter = Filter::new(aside);
-        let mut over = |events: Vec<Event<DeserializeGuard<TrainingJob>>>| {
+        let mut over = |events: Vec<Event<GuardedJob>>| {
             for event in events {
                 filter.pass(event);
             }

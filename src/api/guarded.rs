@@ -1,0 +1,285 @@
+//! A TrainingJob as it comes from the API server: decoded, or the reason why not.
+//!
+//! Users of one namespace write these objects and the controller keeps those of all namespaces, so the
+//! memory of decoding is bounded. `kube`'s `DeserializeGuard` buffers each object twice as a tree, of
+//! about 700 B per map: an object of 1.4 MB took hundreds of MB. This guard keeps the object's text,
+//! and it limits `podTemplate`, the only field without a schema, before it builds anything from it. An
+//! object of any depth is an error of this object alone, not of the list that contains it.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::Resource;
+use kube::core::error_boundary::InvalidObject;
+use serde::de::value::MapDeserializer;
+use serde::{Deserialize, Deserializer};
+use serde_json::value::RawValue;
+
+use super::TrainingJob;
+
+/// Most bytes of `spec.podTemplate` as JSON.
+pub const POD_TEMPLATE_BYTES: usize = 64 * 1024;
+/// Most nested values in `spec.podTemplate`; one takes up to about 700 B of memory.
+pub const POD_TEMPLATE_VALUES: usize = 2048;
+
+/// Fields of `metadata` that this program reads. The others can take many times their size in memory,
+/// above all `managedFields`.
+const METADATA: [&str; 7] = [
+    "name",
+    "namespace",
+    "uid",
+    "resourceVersion",
+    "generation",
+    "creationTimestamp",
+    "deletionTimestamp",
+];
+/// Most characters of an error. Errors quote values of the object.
+const ERROR: usize = 500;
+
+/// A TrainingJob, or its metadata and the reason why it cannot be decoded.
+#[derive(Debug, Clone)]
+pub struct GuardedJob(pub Result<TrainingJob, InvalidObject>);
+
+/// Reason why a TrainingJob cannot be decoded.
+#[derive(Debug, thiserror::Error)]
+enum DecodeError {
+    #[error("{}", without_position(.0))]
+    Object(serde_json::Error),
+    #[error("{field}: {}", without_position(.error))]
+    Field {
+        field: &'static str,
+        error: serde_json::Error,
+    },
+    #[error(
+        "spec.podTemplate has {0} bytes of JSON, more than {POD_TEMPLATE_BYTES}; move long texts to a ConfigMap that the pods mount"
+    )]
+    LongPodTemplate(usize),
+    #[error(
+        "spec.podTemplate has {0} nested values, more than {POD_TEMPLATE_VALUES}; move environment variables and files to a ConfigMap that the pods use"
+    )]
+    LargePodTemplate(usize),
+}
+
+/// The parts of an object as text.
+#[derive(Deserialize)]
+struct Parts<'a> {
+    #[serde(borrow)]
+    metadata: Option<BTreeMap<Cow<'a, str>, &'a RawValue>>,
+    #[serde(borrow)]
+    spec: Option<&'a RawValue>,
+    #[serde(borrow)]
+    status: Option<&'a RawValue>,
+}
+
+/// The part of a spec that has no schema.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", expecting = "an object")]
+struct Unbounded<'a> {
+    #[serde(borrow)]
+    pod_template: Option<&'a RawValue>,
+}
+
+impl<'de> Deserialize<'de> for GuardedJob {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = Box::<RawValue>::deserialize(deserializer)?;
+        let parts = serde_json::from_str(text.get()).map_err(DecodeError::Object);
+        let parts: Parts = parts.map_err(serde::de::Error::custom)?;
+        // Without its metadata the object cannot be named.
+        let metadata = metadata(&parts).map_err(serde::de::Error::custom)?;
+        Ok(GuardedJob(match decode(&parts, metadata.clone()) {
+            Ok(job) => Ok(job),
+            Err(error) => Err(InvalidObject {
+                error: error.to_string().chars().take(ERROR).collect(),
+                metadata,
+            }),
+        }))
+    }
+}
+
+fn metadata(parts: &Parts) -> Result<ObjectMeta, DecodeError> {
+    let fields = parts.metadata.iter().flatten();
+    let read = fields.filter(|(name, _)| METADATA.contains(&name.as_ref()));
+    let read = MapDeserializer::new(read.map(|(name, value)| (name.as_ref(), *value)));
+    let field = "metadata";
+    ObjectMeta::deserialize(read).map_err(|error| DecodeError::Field { field, error })
+}
+
+fn decode(parts: &Parts, metadata: ObjectMeta) -> Result<TrainingJob, DecodeError> {
+    let spec = parts.spec.unwrap_or(RawValue::NULL);
+    check_pod_template(part::<Unbounded>("spec", spec)?.pod_template)?;
+    Ok(TrainingJob {
+        metadata,
+        spec: part("spec", spec)?,
+        status: match parts.status {
+            Some(status) => part("status", status)?,
+            None => None,
+        },
+    })
+}
+
+fn part<'a, T: Deserialize<'a>>(field: &'static str, text: &'a RawValue) -> Result<T, DecodeError> {
+    serde_json::from_str(text.get()).map_err(|error| DecodeError::Field { field, error })
+}
+
+fn check_pod_template(text: Option<&RawValue>) -> Result<(), DecodeError> {
+    let text = text.map_or("", RawValue::get);
+    if text.len() > POD_TEMPLATE_BYTES {
+        return Err(DecodeError::LongPodTemplate(text.len()));
+    }
+    let values = values(text);
+    if values > POD_TEMPLATE_VALUES {
+        return Err(DecodeError::LargePodTemplate(values));
+    }
+    Ok(())
+}
+
+/// Values in a JSON text, nested ones included: each but the first follows a bracket or a comma. An
+/// empty list or object counts as two.
+fn values(json: &str) -> usize {
+    let (mut values, mut in_text, mut escaped) = (1, false, false);
+    for byte in json.bytes() {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' => escaped = true,
+            b'"' => in_text = !in_text,
+            b'[' | b'{' | b',' if !in_text => values += 1,
+            _ => {}
+        }
+    }
+    values
+}
+
+/// The message of an error; its position in the text of an API server helps no user.
+fn without_position(error: &serde_json::Error) -> String {
+    let message = error.to_string();
+    let position = format!(" at line {} column {}", error.line(), error.column());
+    message.strip_suffix(&position).unwrap_or(&message).into()
+}
+
+impl Resource for GuardedJob {
+    type DynamicType = <TrainingJob as Resource>::DynamicType;
+    type Scope = <TrainingJob as Resource>::Scope;
+
+    fn kind(dynamic: &Self::DynamicType) -> Cow<'_, str> {
+        TrainingJob::kind(dynamic)
+    }
+
+    fn group(dynamic: &Self::DynamicType) -> Cow<'_, str> {
+        TrainingJob::group(dynamic)
+    }
+
+    fn version(dynamic: &Self::DynamicType) -> Cow<'_, str> {
+        TrainingJob::version(dynamic)
+    }
+
+    fn plural(dynamic: &Self::DynamicType) -> Cow<'_, str> {
+        TrainingJob::plural(dynamic)
+    }
+
+    fn meta(&self) -> &ObjectMeta {
+        match &self.0 {
+            Ok(job) => &job.metadata,
+            Err(invalid) => &invalid.metadata,
+        }
+    }
+
+    fn meta_mut(&mut self) -> &mut ObjectMeta {
+        match &mut self.0 {
+            Ok(job) => &mut job.metadata,
+            Err(invalid) => &mut invalid.metadata,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde::de::DeserializeOwned;
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    /// A job with fields of its spec.
+    fn job(fields: Value) -> Value {
+        let mut job = json!({
+            "apiVersion": "evenkeel.dev/v1alpha1", "kind": "TrainingJob",
+            "metadata": {
+                "name": "a", "namespace": "n", "uid": "u", "resourceVersion": "7", "generation": 3,
+                "labels": {"team": "x"},
+                "managedFields": [{"manager": "m", "fieldsV1": {"f:spec": {"f:nodes": {}}}}],
+            },
+            "spec": {
+                "recipe": {"inline": "a: 1"}, "image": "i", "checkpoint": {"path": "/c"}, "nodes": 2,
+            },
+        });
+        let spec = job["spec"].as_object_mut().unwrap();
+        spec.extend(fields.as_object().unwrap().clone());
+        job
+    }
+
+    fn decoded<T: DeserializeOwned>(object: impl ToString) -> T {
+        serde_json::from_str(&object.to_string()).unwrap()
+    }
+
+    fn error(fields: Value) -> String {
+        let GuardedJob(result) = decoded(job(fields));
+        let invalid = result.unwrap_err();
+        assert_eq!(invalid.metadata.uid.as_deref(), Some("u"));
+        invalid.error
+    }
+
+    #[test]
+    fn a_readable_job_is_decoded_without_unread_metadata() {
+        let template = json!({"spec": {"nodeSelector": {"zone": "a, b [c] {d} \"e\""}}});
+        let object = job(json!({"podTemplate": template}));
+        let mut expected: TrainingJob = decoded(&object);
+        expected.metadata.labels = None;
+        expected.metadata.managed_fields = None;
+        let GuardedJob(job) = decoded(&object);
+        assert_eq!(job.unwrap(), expected);
+    }
+
+    #[test]
+    fn an_invalid_job_keeps_its_metadata_and_its_error() {
+        insta::assert_snapshot!(error(json!({"nodes": "two"})), @r#"spec: invalid type: string "two", expected u32"#);
+        insta::assert_snapshot!(error(json!({"recipe": null})), @"spec: invalid type: null, expected struct RecipeSource");
+        let object =
+            json!({"metadata": {"name": "a"}, "spec": job(json!({}))["spec"], "status": 1});
+        let GuardedJob(job) = decoded(object);
+        insta::assert_snapshot!(job.unwrap_err().error, @"status: invalid type: integer `1`, expected struct TrainingJobStatus");
+        let GuardedJob(job) = decoded(json!({"metadata": {"name": "a"}}));
+        insta::assert_snapshot!(job.unwrap_err().error, @"spec: invalid type: null, expected an object");
+        let long = error(json!({"elasticity": {"onCordon": "x".repeat(1 << 20)}}));
+        assert_eq!(long.chars().count(), ERROR);
+    }
+
+    #[test]
+    fn pod_templates_are_bounded() {
+        let text = |length: usize| json!({"podTemplate": {"x": "a".repeat(length)}});
+        let values = |count: usize| json!({"podTemplate": {"x": vec![0; count]}});
+        let around = json!({"x": ""}).to_string().len();
+        for allowed in [
+            text(POD_TEMPLATE_BYTES - around),
+            values(POD_TEMPLATE_VALUES - 2),
+            json!({"podTemplate": null}),
+        ] {
+            let GuardedJob(job) = decoded(job(allowed));
+            job.unwrap();
+        }
+        insta::assert_snapshot!(error(text(POD_TEMPLATE_BYTES - around + 1)), @"spec.podTemplate has 65537 bytes of JSON, more than 65536; move long texts to a ConfigMap that the pods mount");
+        insta::assert_snapshot!(error(values(POD_TEMPLATE_VALUES - 1)), @"spec.podTemplate has 2049 nested values, more than 2048; move environment variables and files to a ConfigMap that the pods use");
+    }
+
+    #[test]
+    fn a_deep_pod_template_is_an_error_of_its_job_alone() {
+        let deep = "[".repeat(1000) + &"]".repeat(1000);
+        let object = job(json!({"podTemplate": {"x": "DEEP"}})).to_string();
+        let list = format!("[{},{}]", object.replace("\"DEEP\"", &deep), job(json!({})));
+        let jobs: Vec<GuardedJob> = decoded(list);
+        let [GuardedJob(first), GuardedJob(second)] = &jobs[..] else {
+            panic!("{jobs:?}");
+        };
+        insta::assert_snapshot!(first.as_ref().unwrap_err().error, @"spec: recursion limit exceeded");
+        assert!(second.is_ok());
+    }
+}
