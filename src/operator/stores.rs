@@ -21,6 +21,13 @@ use crate::api::guarded::GuardedJob;
 use crate::inventory::kubernetes::device_names;
 use crate::operator::pod_index::PodIndex;
 
+/// Jobs in a response to a list. The client holds a response three times, and a job has up to 1.5 MiB.
+const JOBS_PER_PAGE: u32 = 5;
+/// Pods in a response to a list; most have about 10 KiB.
+const PODS_PER_PAGE: u32 = 100;
+/// Nodes in a response to a list. Tenants cannot write nodes.
+const NODES_PER_PAGE: u32 = 250;
+
 /// Caches of nodes and pods.
 pub struct Stores {
     pub nodes: Store<Node>,
@@ -46,14 +53,13 @@ pub fn start(
 ) {
     let (pods, pod_writer) = reflector::store();
     let (nodes, node_writer) = reflector::store();
-    let config = || watcher::Config::default();
     let stores = Arc::new(Stores {
         nodes,
         pods,
         pod_index: RwLock::default(),
     });
     let known = stores.clone();
-    let pod_stream = watcher(Api::<Pod>::all(client.clone()), config())
+    let pod_stream = watcher(Api::<Pod>::all(client.clone()), pages(PODS_PER_PAGE))
         .default_backoff()
         .modify(slim_pod)
         .reflect(pod_writer)
@@ -62,7 +68,7 @@ pub fn start(
             async move { affected }
         });
     let mut offers = Offers::default();
-    let node_stream = watcher(Api::<Node>::all(client.clone()), config())
+    let node_stream = watcher(Api::<Node>::all(client.clone()), pages(NODES_PER_PAGE))
         .default_backoff()
         .modify(slim_node)
         .reflect(node_writer)
@@ -71,6 +77,10 @@ pub fn start(
             async move { changed.then_some(Affected::All) }
         });
     (stores, pod_stream, node_stream)
+}
+
+fn pages(size: u32) -> watcher::Config {
+    watcher::Config::default().page_size(size)
 }
 
 /// Cache of the jobs, and the stream that drives it and yields changed jobs. Unreadable jobs go to
@@ -85,7 +95,7 @@ pub fn jobs(
     let (known, writer) = reflector::store();
     let mut filter = Filter::new(aside);
     let jobs = Api::<GuardedJob>::all(client.clone());
-    let stream = watcher(jobs, watcher::Config::default())
+    let stream = watcher(jobs, pages(JOBS_PER_PAGE))
         .default_backoff()
         .filter_map(move |event| {
             let readable = match event {
