@@ -16,8 +16,8 @@ use tokio::sync::mpsc::UnboundedSender;
 
 use super::ownership::controlling_job;
 use super::unreadable::{Filter, Seen};
-use crate::api::TrainingJob;
 use crate::api::guarded::GuardedJob;
+use crate::api::{RecipeSource, TrainingJob};
 use crate::inventory::kubernetes::device_names;
 use crate::operator::pod_index::PodIndex;
 
@@ -207,9 +207,15 @@ fn offer(node: &Node) -> u64 {
     hasher.finish()
 }
 
-/// Drops the unused fields of a job.
+/// Drops the unused fields of a job. Once the status has the recipe's snapshot, the controller reads no
+/// text of the spec: the cache keeps each text once.
 pub fn slim_job(job: &mut TrainingJob) {
     job.metadata.managed_fields = None;
+    let planned = job.status.as_ref().and_then(|s| s.recipe.as_ref());
+    if planned.is_some() {
+        job.spec.recipe = RecipeSource::default();
+        job.spec.overrides = Vec::new();
+    }
 }
 
 fn slim_pod(pod: &mut Pod) {
