@@ -10,7 +10,7 @@ use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::{Query, State};
 use evenkeel::api::TrainingJob;
-use evenkeel::operator::watched_jobs;
+use evenkeel::operator::{Seen, watched_jobs};
 use futures::StreamExt;
 use kube::Client;
 use kube::core::error_boundary::{DeserializeGuard, InvalidObject};
@@ -100,8 +100,11 @@ fn listed(jobs: Jobs) -> (Vec<Arc<TrainingJob>>, Vec<InvalidObject>) {
             ready = known.wait_until_ready() => ready.unwrap(),
         }
         let mut unreadable = Vec::new();
-        while let Ok(object) = set_aside.try_recv() {
-            unreadable.push(object);
+        while let Ok(seen) = set_aside.try_recv() {
+            match seen {
+                Seen::Unreadable(object) => unreadable.push(object),
+                Seen::Over(uid) => unreachable!("{uid} was listed once"),
+            }
         }
         (known.state(), unreadable)
     })

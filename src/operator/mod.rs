@@ -41,3 +41,4 @@ pub use build::{AGENT_PORT, JOB_LABEL, SLOT_LABEL, run_directory};
 pub use controller::{Options, run};
 // For tests that measure its memory.
 pub use stores::jobs as watched_jobs;
+pub use unreadable::Seen;
