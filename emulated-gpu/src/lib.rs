@@ -1,0 +1,3 @@
+//! A GPU for tests. It executes the PTX that NVRTC compiles and checks what a real GPU does not report.
+
+pub mod launch;
