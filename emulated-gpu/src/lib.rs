@@ -1,3 +1,4 @@
 //! A GPU for tests. It executes the PTX that NVRTC compiles and checks what a real GPU does not report.
 
 pub mod launch;
+pub mod ptx;
