@@ -65,7 +65,9 @@ pub fn x(x: u32) -> Dim {
 
 /// A module of one kernel `k` with the parameters `p0`, `p1`, … of 64 bits and the usual registers.
 pub fn kernel(parameters: usize, body: &str) -> String {
-    let list: Vec<String> = (0..parameters).map(|i| format!(".param .u64 p{i}")).collect();
+    let list: Vec<String> = (0..parameters)
+        .map(|i| format!(".param .u64 p{i}"))
+        .collect();
     let list = list.join(", ");
     format!(
         ".version 8.0\n.target sm_90a\n.address_size 64\n.visible .entry k({list})\n{{\n\
