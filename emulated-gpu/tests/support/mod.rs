@@ -63,10 +63,10 @@ pub fn x(x: u32) -> Dim {
     Dim { x, y: 1, z: 1 }
 }
 
-/// A module of one kernel `k` with the parameters `p0`, `p1`, … of 64 bits and the usual registers.
+/// A module of one kernel `k` with the parameters `arg0`, `arg1`, … of 64 bits and the usual registers.
 pub fn kernel(parameters: usize, body: &str) -> String {
     let list: Vec<String> = (0..parameters)
-        .map(|i| format!(".param .u64 p{i}"))
+        .map(|i| format!(".param .u64 arg{i}"))
         .collect();
     let list = list.join(", ");
     format!(
@@ -170,3 +170,6 @@ impl Random {
         (0..len).map(|_| self.float(scale)).collect()
     }
 }
+
+pub mod exact;
+pub mod lanes;
