@@ -1897,7 +1897,7 @@ impl<'s, 'a> Decoder<'s, 'a> {
             (Ty::U(32), Ty::F32) if plain && source.bits == 32 => {
                 Op::Unary32(f1!(|a: u32| (a as f32).to_bits()), di, si)
             }
-            (Ty::U(32), Ty::U(32) | Ty::S(32)) if d.bits == 32 && source.bits == 32 => {
+            (Ty::U(32), Ty::U(32) | Ty::S(32)) if plain && d.bits == 32 && source.bits == 32 => {
                 Op::Unary32(f1!(u32_of), di, si)
             }
             _ => Op::Convert(convert, d, source),
