@@ -3,7 +3,7 @@
 mod support;
 
 use half::{bf16, f16};
-use support::{Memory, Random, f32s, fault, kernel, of_u32, run, u32s};
+use support::{Memory, Random, f32s, fault_of, kernel, of_u32, run, u32s};
 
 /// Runs one warp; `%rd1` and `%rd2` are the input and the output, `%r1` the lane, `%r2` its input's
 /// shared address: 16 bytes per lane that hold the input.
@@ -281,7 +281,7 @@ fn cp_async_is_visible_after_its_wait_and_not_before() {
     ] {
         let (fault, _) = match run_it(too_early) {
             Ok(_) => panic!("{too_early} passed"),
-            Err(error) => fault(Err(error)),
+            Err(error) => fault_of(Err(error)),
         };
         assert!(
             matches!(fault, emulated_gpu::ptx::Fault::PendingCopy { .. }),
@@ -293,7 +293,7 @@ fn cp_async_is_visible_after_its_wait_and_not_before() {
     assert!(run_it(uncommitted).is_err());
     // Another thread needs a barrier after the wait.
     let neighbour = "cp.async.wait_all; xor.b32 %r10, %r2, 16; ld.shared.u32 %r9, [%r10];";
-    let (race, _) = fault(run_it(neighbour).map(|_| panic!("it passed")));
+    let (race, _) = fault_of(run_it(neighbour).map(|_| panic!("it passed")));
     assert!(
         matches!(race, emulated_gpu::ptx::Fault::Race { .. }),
         "{race}"

@@ -107,7 +107,7 @@ pub fn run(
 }
 
 /// The fault of a launch that must fail, and the thread's x.
-pub fn fault(result: Result<Counters, RunError>) -> (Fault, u32) {
+pub fn fault_of(result: Result<Counters, RunError>) -> (Fault, u32) {
     match result {
         Err(RunError::Execution(error)) => (error.fault.clone(), error.thread.x),
         other => panic!("{other:?}"),
