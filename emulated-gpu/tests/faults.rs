@@ -112,6 +112,8 @@ fn registers_and_memory_are_written_before_they_are_read() {
             name: "%r6".to_owned()
         }
     );
+    // The compiler says that it leaves a register undefined on purpose.
+    passes("// implicit-def: %rs3\nmov.b32 %r5, {%rs3, %rs3};", 1);
     // Written by some lanes only.
     let (fault, thread) = fails(
         "setp.lt.u32 %p1, %r1, 5; @%p1 mov.u32 %r6, 1; add.u32 %r5, %r6, 1;",

@@ -115,6 +115,10 @@ fn of_b(row: usize, column: usize, per: usize) -> Place {
 }
 
 #[test]
+#[allow(
+    clippy::needless_range_loop,
+    reason = "rows and columns are the definition's"
+)]
 fn mma_adds_exact_products_within_the_bound_of_f32_sums() {
     let forms = [
         ("m16n8k16", "bf16", 16, 2),

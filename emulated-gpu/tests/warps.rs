@@ -44,7 +44,7 @@ fn lanes_diverge_and_meet_again() {
     let got = of_lanes(body);
     for (lane, got) in got.into_iter().enumerate() {
         let lane = lane as u32;
-        let value = if lane % 2 == 0 {
+        let value = if lane.is_multiple_of(2) {
             7
         } else {
             lane * (lane + 1) / 2

@@ -109,6 +109,12 @@ impl Counters {
     /// Counts bank conflicts of one access to shared memory: lanes access so many bytes each at the
     /// addresses. The hardware serves 128 bytes at a time, so wider accesses take several turns.
     pub(super) fn banks(&mut self, addresses: &[u64], bytes: u64) {
+        if addresses
+            .array_windows()
+            .all(|[a, b]| *b == a.wrapping_add(bytes))
+        {
+            return;
+        }
         let words = bytes.div_ceil(4).max(1);
         let lanes_a_turn = (32 / words).max(1) as usize;
         for turn in addresses.chunks(lanes_a_turn) {

@@ -8,7 +8,7 @@ use super::convert::{Convert, Type};
 use super::counters::Class;
 use super::float::{self, Mode, Round, approximate, small};
 use super::instruction::*;
-use super::lexer::Number;
+use super::lexer::{IMPLICIT_DEF, Number};
 use super::module::{Kernel, Parameter};
 use super::parser::{Entry, Operand, Register, Room, Source, Statement};
 use super::run::{LOCAL_WINDOW, PARAMETER_WINDOW, SHARED_WINDOW};
@@ -349,6 +349,24 @@ macro_rules! wide_add {
                 d[lane] = $f(a[lane], b[lane]).wrapping_add(c[lane]);
             }
         }) as WideAdd
+    };
+}
+macro_rules! widen {
+    ($f:expr) => {
+        (|a: &L32, d: &mut L64| {
+            for lane in 0..LANES {
+                d[lane] = $f(a[lane]);
+            }
+        }) as Widen
+    };
+}
+macro_rules! narrow {
+    ($f:expr) => {
+        (|a: &L64, d: &mut L32| {
+            for lane in 0..LANES {
+                d[lane] = $f(a[lane]);
+            }
+        }) as Narrow
     };
 }
 macro_rules! compare32 {
@@ -1095,6 +1113,15 @@ impl<'s, 'a> Decoder<'s, 'a> {
                 m.take("uni");
                 self.count(s, &[0])?;
                 Ok((Class::Control, Op::Exit))
+            }
+            IMPLICIT_DEF => {
+                let Operand::Name(name) = self.operand(s, 0)? else {
+                    return Err("expected a register".into());
+                };
+                let register = self
+                    .register_named(s, name)
+                    .ok_or_else(|| Problem(format!("`{name}` is not a register")))?;
+                Ok((Class::Nothing, Op::Define(register)))
             }
             "trap" | "brkpt" => Ok((Class::Control, Op::Trap)),
             _ => Err(format!("`{base}` is not implemented").into()),
@@ -1849,21 +1876,18 @@ impl<'s, 'a> Decoder<'s, 'a> {
             if from != Ty::F32 || mode != Mode::NEAREST || to_integer.is_some() {
                 return Err("the conversion is not implemented".into());
             }
-            let f: Any = match (to, relu) {
-                (Ty::F16x2, false) => {
-                    |v| halves_of(v, |x| float::round(x, float::F16, Round::Nearest), false)
-                }
-                (Ty::F16x2, true) => {
-                    |v| halves_of(v, |x| float::round(x, float::F16, Round::Nearest), true)
-                }
-                (_, false) => {
-                    |v| halves_of(v, |x| float::round(x, float::BF16, Round::Nearest), false)
-                }
-                (_, true) => {
-                    |v| halves_of(v, |x| float::round(x, float::BF16, Round::Nearest), true)
-                }
+            let f: Binary32 = match (to, relu) {
+                (Ty::F16x2, false) => f2!(|a, b| halves_of(a, b, nearest_f16)),
+                (Ty::F16x2, true) => f2!(|a, b| halves_of(relu_of(a), relu_of(b), nearest_f16)),
+                (_, false) => f2!(|a, b| halves_of(a, b, float::nearest_bf16)),
+                (_, true) => f2!(|a, b| halves_of(relu_of(a), relu_of(b), float::nearest_bf16)),
             };
-            return self.lanes(s, f, to, &[Ty::F32, Ty::F32]);
+            let d = self.d(s, 0, 32)?;
+            return Ok(Op::Binary32(
+                f,
+                d,
+                [self.s(s, 1, from)?, self.s(s, 2, from)?],
+            ));
         }
         self.count(s, &[2])?;
         let (Some(from_type), Some(to_type)) = (convertible(from), convertible(to)) else {
@@ -1890,18 +1914,27 @@ impl<'s, 'a> Decoder<'s, 'a> {
         let convert = make(from_type, to_type, d.bits);
         let plain = mode.round == Round::Nearest && !mode.ftz && !mode.sat && !relu;
         let (di, si) = (d.index, source.index);
-        Ok(match (from, to) {
-            (Ty::S(32), Ty::F32) if plain && source.bits == 32 => {
-                Op::Unary32(f1!(|a| (s32(a) as f32).to_bits()), di, si)
+        // The usual ones at full speed.
+        let f: Unary32 = match (from, to) {
+            (Ty::U(32 | 64) | Ty::S(32 | 64), Ty::U(32 | 64) | Ty::S(32 | 64)) if plain => {
+                return Ok(match (from, source.bits, d.bits, to.bits()) {
+                    (_, 64, 32, _) => Op::Narrow(narrow!(|a| a as u32), di, si),
+                    (Ty::S(32), 32, 64, 64) => Op::Widen(widen!(|a| s32(a) as i64 as u64), di, si),
+                    (Ty::U(32), 32, 64, 64) => Op::Widen(widen!(u64::from), di, si),
+                    (_, 32, 32, _) => Op::Unary32(f1!(u32_of), di, si),
+                    _ => Op::Convert(convert, d, source),
+                });
             }
-            (Ty::U(32), Ty::F32) if plain && source.bits == 32 => {
-                Op::Unary32(f1!(|a: u32| (a as f32).to_bits()), di, si)
-            }
-            (Ty::U(32), Ty::U(32) | Ty::S(32)) if plain && d.bits == 32 && source.bits == 32 => {
-                Op::Unary32(f1!(u32_of), di, si)
-            }
-            _ => Op::Convert(convert, d, source),
-        })
+            (Ty::S(32), Ty::F32) if plain => f1!(|a| (s32(a) as f32).to_bits()),
+            (Ty::U(32), Ty::F32) if plain => f1!(|a: u32| (a as f32).to_bits()),
+            (Ty::F32, Ty::Bf16) if plain => f1!(float::nearest_bf16),
+            (Ty::Bf16, Ty::F32) if plain => f1!(float::bf16_to_f32),
+            _ => return Ok(Op::Convert(convert, d, source)),
+        };
+        if (d.bits, source.bits) != (to.bits(), from.bits()) {
+            return Ok(Op::Convert(convert, d, source));
+        }
+        Ok(Op::Unary32(f, di, si))
     }
 
     fn cvta(&mut self, s: &'s Statement<'a>, m: &mut Modifiers<'a>) -> Decoded<Op> {
@@ -1947,6 +1980,9 @@ impl<'s, 'a> Decoder<'s, 'a> {
         let elements = self.elements(s, values)?;
         if elements.len() != vector || ty == Ty::Pred {
             return Err(format!("the access must have {vector} elements").into());
+        }
+        if vector as u32 * ty.bits() > 128 {
+            return Err("accesses of more than 16 bytes are not implemented".into());
         }
         let mut registers = [None; 4];
         for (register, operand) in registers.iter_mut().zip(elements) {
@@ -2362,13 +2398,19 @@ fn funnel_right(low: u32, high: u32, by: u32) -> u32 {
     (both >> by) as u32
 }
 
-fn halves_of(v: [u64; 4], round: impl Fn(f64) -> u32, relu: bool) -> u64 {
-    let half = |bits: u64| {
-        let x = f64::from(f32::from_bits(bits as u32));
-        let clamped = if relu && x <= 0.0 { 0.0 } else { x };
-        u64::from(round(clamped))
-    };
-    half(v[0]) << 16 | half(v[1])
+/// The first number becomes the upper half.
+#[inline(always)]
+fn halves_of(high: u32, low: u32, round: impl Fn(u32) -> u32) -> u32 {
+    round(high) << 16 | round(low)
+}
+
+fn nearest_f16(bits: u32) -> u32 {
+    float::round(f64::from(f32_of(bits)), float::F16, Round::Nearest)
+}
+
+/// Negative numbers become zero, NaN stays.
+fn relu_of(bits: u32) -> u32 {
+    if f32_of(bits) <= 0.0 { 0 } else { bits }
 }
 
 fn convertible(ty: Ty) -> Option<Type> {

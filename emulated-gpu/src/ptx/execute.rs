@@ -53,6 +53,14 @@ impl Warp {
                 f(r32(*a), r32(*b), r64(*c), &mut out64);
                 self.put64(*d, active, &out64);
             }
+            Op::Widen(f, d, a) => {
+                f(r32(*a), &mut out64);
+                self.put64(*d, active, &out64);
+            }
+            Op::Narrow(f, d, a) => {
+                f(r64(*a), &mut out32);
+                self.put32(*d, active, &out32);
+            }
             Op::Any(f, d, sources) => {
                 for lane in lanes(active) {
                     let value = |source: Option<Register>| source.map_or(0, |s| self.get(s, lane));
@@ -136,6 +144,8 @@ impl Warp {
                     self.put(*to, active, &out64);
                 }
             }
+            Op::Define(d) if d.bits == 1 => self.put_predicate(d.index, active, 0),
+            Op::Define(d) => self.put(*d, active, &[0xdead_beef_dead_beef; LANES]),
             Op::Trap => return Err(LaneFault::lowest(active, Fault::Trap)),
             Op::Clock(d) => self.put(*d, active, &[machine.clock; LANES]),
             Op::Load(access) => self.load(machine, access, active)?,

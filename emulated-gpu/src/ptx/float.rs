@@ -127,6 +127,27 @@ pub fn round(x: f64, format: Format, direction: Round) -> u32 {
     sign | if to_infinity { infinity } else { infinity - 1 }
 }
 
+/// The nearest bf16 of an f32, ties to even.
+#[inline(always)]
+pub fn nearest_bf16(bits: u32) -> u32 {
+    if bits & 0x7fff_ffff > 0x7f80_0000 {
+        BF16.nan
+    } else {
+        // The carry of a number beyond the largest gives infinity.
+        (bits + 0x7fff + (bits >> 16 & 1)) >> 16
+    }
+}
+
+/// Exact, but for NaN, which becomes the canonical one.
+#[inline(always)]
+pub fn bf16_to_f32(bits: u32) -> u32 {
+    if bits & 0x7fff > 0x7f80 {
+        F32.nan
+    } else {
+        bits << 16
+    }
+}
+
 /// Makes a rounded result odd if it differs from the exact one by an error of the given sign.
 pub fn to_odd(rounded: f64, error: f64) -> f64 {
     let bits = rounded.to_bits();

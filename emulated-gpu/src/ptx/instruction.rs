@@ -23,6 +23,8 @@ pub type Ternary64 = fn(&L64, &L64, &L64, &mut L64);
 pub type Shift64 = fn(&L64, &L32, &mut L64);
 pub type Wide = fn(&L32, &L32, &mut L64);
 pub type WideAdd = fn(&L32, &L32, &L64, &mut L64);
+pub type Widen = fn(&L32, &mut L64);
+pub type Narrow = fn(&L64, &mut L32);
 pub type Compare32 = fn(&L32, &L32) -> u32;
 pub type Compare64 = fn(&L64, &L64) -> u32;
 /// One lane's result from up to four sources.
@@ -237,6 +239,8 @@ pub enum Op {
     Shift64(Shift64, Index, Index, Index),
     Wide(Wide, Index, [Index; 2]),
     WideAdd(WideAdd, Index, [Index; 2], Index),
+    Widen(Widen, Index, Index),
+    Narrow(Narrow, Index, Index),
     /// Any widths, lane by lane.
     Any(Any, Register, [Option<Register>; 4]),
     Convert(Convert, Register, Register),
@@ -261,6 +265,8 @@ pub enum Op {
     Exit,
     Trap,
     Nothing,
+    /// The register counts as written.
+    Define(Register),
     /// Warp instructions executed by the block so far.
     Clock(Register),
     Load(Access),

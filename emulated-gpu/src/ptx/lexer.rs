@@ -24,6 +24,9 @@ pub enum Number {
     Decimal(f64),
 }
 
+/// The opcode of the comment by which the compiler says that it leaves a register undefined on purpose.
+pub const IMPLICIT_DEF: &str = "implicit-def";
+
 /// Tokens with their line numbers, which start at 1.
 ///
 /// Comments and the lines of `.loc` and `.file`, which have no end mark, are left out.
@@ -40,7 +43,18 @@ pub fn tokens(text: &str) -> Result<Vec<(u32, Token<'_>)>, LoadError> {
                 at += 1;
             }
             byte if byte.is_ascii_whitespace() || byte == 0 => at += 1,
-            b'/' if rest.starts_with("//") => at += rest.find('\n').unwrap_or(rest.len()),
+            b'/' if rest.starts_with("//") => {
+                let comment = &rest[..rest.find('\n').unwrap_or(rest.len())];
+                if let Some(register) = comment.strip_prefix("// implicit-def: ") {
+                    let statement = [
+                        Token::Word(IMPLICIT_DEF),
+                        Token::Word(register.trim()),
+                        Token::Sign(';'),
+                    ];
+                    tokens.extend(statement.map(|token| (line, token)));
+                }
+                at += comment.len();
+            }
             b'/' if rest.starts_with("/*") => {
                 let end = rest
                     .find("*/")

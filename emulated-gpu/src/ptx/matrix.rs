@@ -92,34 +92,44 @@ impl Warp {
         Ok(())
     }
 
-    /// Adds the products in the order of k with one rounding to f32 each; hardware has another order and
-    /// other roundings.
-    pub fn mma(&mut self, mma: &Mma) {
-        let registers = |index: u32| self.r32[index as usize];
-        let k = usize::from(mma.k);
-        let (mut a, mut b, mut sums) = ([[0f32; 16]; 16], [[0f32; 8]; 16], [[0f32; 8]; 16]);
-        // A register holds elements of rows g and columns from t on, where lane = 4·g + t.
-        let (per_register, unpack): (usize, fn(u32, usize) -> f32) = match mma.element {
-            Element::Bf16 => (2, |bits, i| f32::from_bits(bits >> (16 * i) << 16)),
-            Element::F16 => (2, |bits, i| {
-                half::f16::from_bits((bits >> (16 * i)) as u16).to_f32()
-            }),
-            Element::Tf32 => (1, |bits, _| f32::from_bits(bits & !0x1fff)),
-        };
-        let halves = k / (4 * per_register);
-        for half in 0..halves {
+    /// A and B. A register holds `PER` elements of rows g and columns from t on, where lane = 4·g + t.
+    fn factors<const PER: usize>(
+        &self,
+        mma: &Mma,
+        unpack: impl Fn(u32, usize) -> f32,
+    ) -> ([[f32; 16]; 16], [[f32; 8]; 16]) {
+        let (mut a, mut b) = ([[0f32; 16]; 16], [[0f32; 8]; 16]);
+        let registers = |index: u32| &self.r32[index as usize];
+        for half in 0..usize::from(mma.k) / (4 * PER) {
             let (low, high) = (registers(mma.a[2 * half]), registers(mma.a[2 * half + 1]));
             let of_b = registers(mma.b[half]);
             for lane in 0..LANES {
                 let (g, t) = (lane / 4, lane % 4);
-                for i in 0..per_register {
-                    let at = half * 4 * per_register + t * per_register + i;
+                for i in 0..PER {
+                    let at = (half * 4 + t) * PER + i;
                     a[g][at] = unpack(low[lane], i);
                     a[g + 8][at] = unpack(high[lane], i);
                     b[at][g] = unpack(of_b[lane], i);
                 }
             }
         }
+        (a, b)
+    }
+
+    /// Adds the products in the order of k with one rounding to f32 each; hardware has another order and
+    /// other roundings.
+    pub fn mma(&mut self, mma: &Mma) {
+        let registers = |index: u32| self.r32[index as usize];
+        let k = usize::from(mma.k);
+        let mut sums = [[0f32; 8]; 16];
+        let bf16 = |bits: u32, i: usize| f32::from_bits(bits >> (16 * i) << 16);
+        let f16 = |bits: u32, i: usize| half::f16::from_bits((bits >> (16 * i)) as u16).to_f32();
+        let tf32 = |bits: u32, _| f32::from_bits(bits & !0x1fff);
+        let (a, b) = match mma.element {
+            Element::Bf16 => self.factors::<2>(mma, bf16),
+            Element::F16 => self.factors::<2>(mma, f16),
+            Element::Tf32 => self.factors::<1>(mma, tf32),
+        };
         for i in 0..4 {
             let c = registers(mma.c[i]);
             for (lane, c) in c.into_iter().enumerate() {
@@ -127,7 +137,7 @@ impl Warp {
                 sums[row][column] = f32::from_bits(c);
             }
         }
-        multiply(&a[..], &b[..k], &mut sums);
+        multiply(&a, &b, k, &mut sums);
         for i in 0..4 {
             let mut out: L32 = [0; LANES];
             for (lane, out) in out.iter_mut().enumerate() {
@@ -140,18 +150,23 @@ impl Warp {
     }
 }
 
-fn multiply(a: &[[f32; 16]], b: &[[f32; 8]], sums: &mut [[f32; 8]; 16]) {
+#[allow(
+    clippy::needless_range_loop,
+    reason = "iterators are not inlined into functions for newer processors"
+)]
+fn multiply(a: &[[f32; 16]; 16], b: &[[f32; 8]; 16], k: usize, sums: &mut [[f32; 8]; 16]) {
     pulp::Arch::new().dispatch(
         #[inline(always)]
         || {
-            for (a, sums) in a.iter().zip(sums) {
-                let mut row = *sums;
-                for (a, b) in a.iter().zip(b) {
-                    for (sum, b) in row.iter_mut().zip(b) {
-                        *sum = a.mul_add(*b, *sum);
+            for i in 0..16 {
+                let mut row = sums[i];
+                for at in 0..k.min(16) {
+                    let x = a[i][at];
+                    for j in 0..8 {
+                        row[j] = x.mul_add(b[at][j], row[j]);
                     }
                 }
-                *sums = row;
+                sums[i] = row;
             }
         },
     );

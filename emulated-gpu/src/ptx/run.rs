@@ -176,7 +176,12 @@ impl LaneFault {
 
 /// The lanes of a mask, lowest first.
 pub fn lanes(mask: u32) -> impl Iterator<Item = usize> {
-    (0..LANES).filter(move |lane| mask >> lane & 1 == 1)
+    let mut left = mask;
+    std::iter::from_fn(move || {
+        let lane = left.trailing_zeros() as usize;
+        left &= left.checked_sub(1)?;
+        Some(lane)
+    })
 }
 
 /// What the warps of a launch share.
@@ -397,7 +402,8 @@ fn check(kernel: &Kernel, launch: &Launch<'_>, limits: &Limits) -> Result<(), La
     if grid.x > i32::MAX as u32 || grid.y > 65535 || grid.z > 65535 {
         return Err(LaunchError::Grid { grid });
     }
-    let threads = block.count();
+    let axes = [block.x, block.y, block.z].map(u64::from);
+    let threads = axes.into_iter().fold(1, u64::saturating_mul);
     let limit = limits
         .threads
         .min(1024)

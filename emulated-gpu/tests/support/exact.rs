@@ -30,12 +30,13 @@ impl Exact {
     }
 
     pub fn plus(self, other: Self) -> Self {
-        let (mut words, mut carry) = ([0; 10], false);
-        for i in 0..10 {
+        let mut carry = false;
+        let words = std::array::from_fn(|i| {
             let (sum, first) = self.0[i].overflowing_add(other.0[i]);
             let (sum, second) = sum.overflowing_add(u64::from(carry));
-            (words[i], carry) = (sum, first || second);
-        }
+            carry = first || second;
+            sum
+        });
         Self(words)
     }
 
