@@ -479,3 +479,79 @@ fn a_softmax_by_shuffles_agrees() {
         agree(&at, &f32s(memory.get(to)), &expected);
     }
 }
+
+#[test]
+fn functions_of_cudas_library_agree() {
+    let source = ("math.cu", include_str!("support/math.cu"));
+    let mut random = Random(13);
+    let mut inputs = random.floats(400, 4.0);
+    // Far arguments take the slow path of the trigonometric functions, through local and constant memory.
+    inputs.extend(random.floats(100, 80.0));
+    let far = inputs.len();
+    inputs.extend(random.floats(100, 1e7));
+    // Rust has no erf of its own; its series converges for the near arguments.
+    let erf = |x: f64| {
+        let (mut term, mut sum) = (x, x);
+        for n in 1..200 {
+            term *= -x * x / f64::from(n);
+            sum += term / f64::from(2 * n + 1);
+        }
+        sum * 2.0 / std::f64::consts::PI.sqrt()
+    };
+    type Function<'a> = (&'a str, Box<dyn Fn(f64) -> f64 + 'a>);
+    let of = |name, f: fn(f64) -> f64| -> Function<'_> { (name, Box::new(f)) };
+    // As the kernel computes it, in f32.
+    let b = |a: f64| f64::from((a as f32).abs() + 0.5);
+    let functions: Vec<Function<'_>> = vec![
+        of("sinf", f64::sin),
+        of("cosf", f64::cos),
+        of("expf", f64::exp),
+        of("exp2f", f64::exp2),
+        ("logf", Box::new(move |a| b(a).ln())),
+        ("log2f", Box::new(move |a| b(a).log2())),
+        ("powf", Box::new(move |a| b(a).powf(f64::from(1.7f32)))),
+        of("tanhf", f64::tanh),
+        ("erff", Box::new(erf)),
+        ("rsqrtf", Box::new(move |a| 1.0 / b(a).sqrt())),
+        of("cbrtf", f64::cbrt),
+        ("fmodf", Box::new(|a| a % f64::from(0.7f32))),
+        of("exp", f64::exp),
+        ("log", Box::new(move |a| b(a).ln())),
+        of("atanf", f64::atan),
+        ("division", Box::new(move |a| a / b(a))),
+        of("roundf", f64::round),
+        of("rintf", f64::round_ties_even),
+        ("log1pf", Box::new(move |a| b(a).ln_1p())),
+        of("expm1f", f64::exp_m1),
+    ];
+    for (at, ptx) in compiled(source) {
+        let mut memory = Memory::default();
+        let module = load(&ptx, &mut memory);
+        let n = inputs.len();
+        let to = memory.put(&vec![0; 4 * n * functions.len()]);
+        let from = memory.put(&of_f32(&inputs));
+        let list = [P::Long(to), P::Long(from), P::Int(n as u32)];
+        let grid = (x((n as u32).div_ceil(96)), x(96));
+        launch(&module, "functions", grid, &list, &mut memory, 10);
+        let got = f32s(memory.get(to));
+        for (row, (name, function)) in functions.iter().enumerate() {
+            for (i, &input) in inputs.iter().enumerate() {
+                if *name == "erff" && input.abs() > 4.0 {
+                    continue;
+                }
+                let (got, expected) = (f64::from(got[row * n + i]), function(f64::from(input)));
+                let single = expected as f32;
+                if !single.is_normal() || i >= far && name.starts_with("fmod") {
+                    continue;
+                }
+                // CUDA states at most 4 ulp for these; 8 leave room for the approximations inside.
+                let ulp = f64::from(single.abs().next_up()) - f64::from(single.abs());
+                let difference = (got - expected).abs();
+                assert!(
+                    difference <= 8.0 * ulp,
+                    "{at}: {name}({input}) is {got}, not {expected}"
+                );
+            }
+        }
+    }
+}
