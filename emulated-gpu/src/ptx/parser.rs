@@ -11,6 +11,7 @@ use crate::launch::Dim;
 pub struct Source<'a> {
     /// In `.global` and `.const` memory.
     pub variables: Vec<Variable>,
+    pub variable_names: Vec<&'a str>,
     /// `.shared` variables of the module.
     pub shared: Vec<(&'a str, Room)>,
     pub entries: Vec<Entry<'a>>,
@@ -338,6 +339,7 @@ impl<'a> Parser<'a> {
         if !room.dynamic {
             initial.resize(room.bytes as usize, 0);
         }
+        source.variable_names.push(name);
         source.variables.push(Variable {
             name: name.to_owned(),
             align: room.align,
