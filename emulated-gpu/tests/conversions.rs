@@ -325,3 +325,31 @@ fn floats_are_rounded_to_integers_clamped_and_flushed_in_place() {
         canonical(f(flush(r[0])))
     });
 }
+
+#[test]
+fn tf32_keeps_ten_bits() {
+    let rows = of_f32();
+    for (form, away) in [("cvt.rna.tf32.f32", true), ("cvt.rn.tf32.f32", false)] {
+        let form = format!("{form} {{d}}, {{a}};");
+        for (row, got) in rows.iter().zip(apply(&form, "ww", &rows)) {
+            let x = f(row[0]);
+            if x.is_nan() {
+                assert_eq!(got, 0x7fff_ffff);
+                continue;
+            }
+            // In f64, where the neighbours and half of their distance are exact.
+            let below = f64::from(f(row[0] & !0x1fff));
+            let step = f64::from(f((row[0] & 0x7f80_0000).max(0x0080_0000))) / 1024.0;
+            let above = below + step.copysign(x.into());
+            let (to_below, to_above) = ((f64::from(x) - below).abs(), (above - f64::from(x)).abs());
+            let even = row[0] >> 13 & 1 == 0;
+            let chosen = match to_below.partial_cmp(&to_above) {
+                Some(std::cmp::Ordering::Less) => below,
+                Some(std::cmp::Ordering::Equal) if even && !away => below,
+                _ => above,
+            };
+            let chosen = if x.is_infinite() { x } else { chosen as f32 };
+            assert_eq!(got, u64::from(chosen.to_bits()), "{form} of {x:e}");
+        }
+    }
+}

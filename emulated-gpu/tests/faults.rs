@@ -224,6 +224,12 @@ fn accesses_of_two_warps_without_a_barrier_race() {
         &format!("{ordered} bar.sync 0; st.shared.u32 [%r4], %r6;"),
         64,
     );
+    // The writer is the last reader, but not the only one.
+    races(
+        "setp.eq.u32 %p1, %r1, 0; @%p1 st.shared.u32 [%r3], 5; bar.sync 0; setp.eq.u32 %p2, %r1, 40;\n\
+         or.pred %p3, %p1, %p2; @%p3 ld.shared.u32 %r5, [%r3]; @%p2 st.shared.u32 [%r3], 6;",
+        64,
+    );
     // An atomic and a plain write; two atomics do not race.
     let zero = "setp.eq.u32 %p1, %r1, 0; @%p1 st.shared.u32 [%r3], 0; bar.sync 0;";
     passes(&format!("{zero} red.shared.add.u32 [%r3], 1;"), 64);
@@ -559,8 +565,8 @@ fn forms_that_are_not_implemented_fail_when_the_module_is_loaded() {
             "line 12: `%nowhere` is not declared or not implemented: `mov.u32 %r1, %nowhere;`",
         ),
         (
-            "cvt.rna.tf32.f32 %r1, %f1;",
-            "line 12: the type `.tf32` is not implemented: `cvt.rna.tf32.f32 %r1, %f1;`",
+            "cvt.rn.satfinite.e4m3x2.f32 %rs1, %f1, %f2;",
+            "line 12: the type `.e4m3x2` is not implemented: `cvt.rn.satfinite.e4m3x2.f32 %rs1, %f1, %f2;`",
         ),
         (
             "ld.shared::cluster.u32 %r1, [%r2];",

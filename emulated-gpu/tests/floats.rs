@@ -363,6 +363,7 @@ fn f64_arithmetic_is_the_processors() {
     });
     check("rcp.rn.f64 {d}, {a};", 1, &|r| 1.0 / d(r[0]));
     check("sqrt.rn.f64 {d}, {a};", 1, &|r| d(r[0]).sqrt());
+    check("rsqrt.approx.f64 {d}, {a};", 1, &|r| 1.0 / d(r[0]).sqrt());
     check("neg.f64 {d}, {a};", 1, &|r| -d(r[0]));
     check("abs.f64 {d}, {a};", 1, &|r| d(r[0]).abs());
     check("copysign.f64 {d}, {a}, {b};", 2, &|r| {
@@ -483,6 +484,24 @@ fn arithmetic_of_16_bits_is_rounded_once() {
                 _ if (order(r[0]) < order(r[1])) == largest => r[1],
                 _ => r[0],
             });
+        }
+        for (name, count) in [("min", 2), ("max", 2), ("neg", 1), ("abs", 1)] {
+            let scalar = |rows: &[Row]| {
+                let form = format!("{name}.{ty} {}", operands(count));
+                apply(&form, &registers("h", count), rows)
+            };
+            let reversed: Vec<Row> = rows.iter().rev().copied().collect();
+            let pairs: Vec<Row> = (0..rows.len())
+                .map(|i| [0, 1, 2, 3].map(|at| rows[i][at] | reversed[i][at] << 16))
+                .collect();
+            let halves = scalar(&rows).into_iter().zip(scalar(&reversed));
+            let expected: Vec<u64> = halves.map(|(low, high)| low | high << 16).collect();
+            let form = format!("{name}.{ty}x2 {}", operands(count));
+            assert_eq!(
+                apply(&form, &registers("w", count), &pairs),
+                expected,
+                "{form}"
+            );
         }
         let canonical = |bits: u64| if nan(bits) { 0x7fff } else { bits };
         let form = format!("neg.{ty} {}", operands(1));
@@ -689,5 +708,20 @@ fn comparisons_are_ordered_or_unordered() {
     for (name, holds) in tests {
         let form = format!("testp.{name}.f32 {{d}}, {{a}};");
         assert_form(&form, "pw", &rows, |r| u64::from(holds(f(r[0]))));
+    }
+    type Test64 = (&'static str, fn(f64) -> bool);
+    let tests: [Test64; 6] = [
+        ("finite", f64::is_finite),
+        ("infinite", f64::is_infinite),
+        ("number", |x| !x.is_nan()),
+        ("notanumber", f64::is_nan),
+        ("normal", f64::is_normal),
+        ("subnormal", f64::is_subnormal),
+    ];
+    for (name, holds) in tests {
+        let form = format!("testp.{name}.f64 {{d}}, {{a}};");
+        assert_form(&form, "pl", &of64, |r| {
+            u64::from(holds(f64::from_bits(r[0])))
+        });
     }
 }

@@ -277,6 +277,22 @@ const FORMS: &[Form] = &[
             .find(|i| a >> i & 1 != a >> 63)
             .map_or(0xffff_ffff, |i| i)
     }),
+    ("bfind.shiftamt.s32 {d}, {a};", "ww", |a, _, _| {
+        let sign = a >> 31 & 1;
+        (0..32)
+            .find(|i| a >> (31 - i) & 1 != sign)
+            .map_or(0xffff_ffff, |i| i)
+    }),
+    ("bfind.shiftamt.u64 {d}, {a};", "wl", |a, _, _| {
+        (0..64)
+            .find(|i| a >> (63 - i) & 1 == 1)
+            .map_or(0xffff_ffff, |i| i)
+    }),
+    ("bfind.shiftamt.s64 {d}, {a};", "wl", |a, _, _| {
+        (0..64)
+            .find(|i| a >> (63 - i) & 1 != a >> 63)
+            .map_or(0xffff_ffff, |i| i)
+    }),
     ("lop3.b32 {d}, {a}, {b}, {c}, 0xca;", "wwww", |a, b, c| {
         u32_of(a & b | !a & c)
     }),

@@ -286,7 +286,7 @@ fn dynamic_shared_memory_follows_the_static_one() {
 #[test]
 fn atomics_apply_each_lane_once() {
     type Case = (&'static str, u64, fn(u64, u64) -> u64);
-    let cases: [Case; 19] = [
+    let cases: [Case; 25] = [
         ("add.u32", 5, |x, i| (x + i) & 0xffff_ffff),
         ("add.s32", 5, |x, i| (x + i) & 0xffff_ffff),
         ("add.u64", u64::MAX, |x, i| x.wrapping_add(i)),
@@ -303,6 +303,17 @@ fn atomics_apply_each_lane_once() {
         ("and.b32", 0xff, |x, i| x & i),
         ("or.b32", 0x100, |x, i| x | i),
         ("xor.b32", 0x100, |x, i| x ^ i),
+        ("max.u64", 5, |x, i| x.max(i)),
+        ("min.s64", u64::MAX, |x, i| (x as i64).min(i as i64) as u64),
+        ("and.b64", 0xff, |x, i| x & i),
+        ("or.b64", 1 << 40, |x, i| x | i),
+        ("xor.b64", 1 << 40, |x, i| x ^ i),
+        ("add.noftz.f16x2", 0x3c00_4000, |x, i| {
+            let add = |x: u64, y: u64| {
+                (half::f16::from_bits(x as u16) + half::f16::from_bits(y as u16)).to_bits()
+            };
+            u64::from(add(x, i)) | u64::from(add(x >> 16, i >> 16)) << 16
+        }),
         ("exch.b32", 3, |_, i| i),
         ("exch.b64", 3, |_, i| i),
         ("inc.u32", 2, |x, i| if x >= i { 0 } else { x + 1 }),
@@ -383,6 +394,9 @@ fn atomics_apply_each_lane_once() {
         atom.global.cas.b32 %r5, [%rd1], %r1, %r6; st.global.u32 [%rd2], %r5; bar.warp.sync -1;\n\
         atom.acq_rel.gpu.global.cas.b32 %r7, [%rd1], 32, 99; st.global.u32 [%rd2+4], %r7;";
     let got = u32s(&outputs(body, &of_u64(&[0])));
+    let wide = "cvt.u64.u32 %rd6, %r1; atom.global.cas.b64 %rd5, [%rd1], 0, 7; st.global.u64 [%rd2], %rd5;";
+    let old = u64s(&outputs(wide, &of_u64(&[0])));
+    assert_eq!((old[0], old[4]), (0, 7));
     for i in 0..32 {
         assert_eq!(got[8 * i], i as u32);
         assert_eq!(got[8 * i + 1], if i == 0 { 32 } else { 99 });

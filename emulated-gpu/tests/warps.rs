@@ -286,6 +286,26 @@ fn the_seed_changes_the_order_of_warps_and_nothing_else() {
 }
 
 #[test]
+fn the_seed_changes_the_order_of_blocks() {
+    let text = kernel(
+        2,
+        "ld.param.u64 %rd1, [arg0]; ld.param.u64 %rd2, [arg1]; mov.u32 %r1, %ctaid.x;\n\
+         atom.global.add.u32 %r2, [%rd1], 1; mad.wide.u32 %rd2, %r1, 4, %rd2; st.global.u32 [%rd2], %r2;",
+    );
+    let order = |seed| {
+        let mut memory = Memory::default();
+        let (tickets, to) = (memory.put(&[0; 4]), memory.put(&[0; 4 * 16]));
+        run(&text, &mut memory, (16, 1), &[tickets, to], seed)
+            .unwrap_or_else(|error| panic!("{error}"));
+        u32s(memory.get(to))
+    };
+    assert!((1..8).any(|seed| order(seed) != order(0)));
+    let mut sorted = order(3);
+    sorted.sort_unstable();
+    assert_eq!(sorted, (0..16).collect::<Vec<u32>>());
+}
+
+#[test]
 fn no_ops_are_accepted() {
     let body = "membar.cta; membar.gl; fence.acq_rel.gpu; fence.proxy.async; nanosleep.u32 20;\n\
         prefetch.global.L2 [%rd1]; createpolicy.fractional.L2::evict_last.b64 %rd9, 1.0; mov.u64 %rd8, %clock64;\n\

@@ -138,6 +138,20 @@ pub fn nearest_bf16(bits: u32) -> u32 {
     }
 }
 
+/// The nearest tf32 of an f32, in the upper 19 bits; a tie is rounded away from zero or to even.
+#[inline(always)]
+pub fn nearest_tf32(bits: u32, away: bool) -> u32 {
+    if bits & 0x7fff_ffff > 0x7f80_0000 {
+        return F32.nan;
+    }
+    let half = if away {
+        0x1000
+    } else {
+        0xfff + (bits >> 13 & 1)
+    };
+    (bits + half) & !0x1fff
+}
+
 /// Exact, but for NaN, which becomes the canonical one.
 #[inline(always)]
 pub fn bf16_to_f32(bits: u32) -> u32 {

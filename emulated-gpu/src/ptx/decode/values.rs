@@ -196,6 +196,16 @@ impl<'s, 'a> Decoder<'s, 'a> {
 
     pub(super) fn cvt(&mut self) -> Decoded<Op> {
         let from = self.m.ty()?;
+        if self.m.take("tf32") {
+            let f = match self.m.choose(&[("rna", true), ("rn", false)]) {
+                Some(true) => f1!(|a| float::nearest_tf32(a, true)),
+                _ => f1!(|a| float::nearest_tf32(a, false)),
+            };
+            return match from {
+                Ty::F32 => self.unary32(f, Ty::B(32)),
+                _ => Err("the conversion is not implemented".into()),
+            };
+        }
         let to = self.m.ty()?;
         let to_integer = self.m.choose(&TO_INTEGER);
         let relu = self.m.take("relu");
