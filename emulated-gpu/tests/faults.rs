@@ -252,6 +252,13 @@ fn accesses_of_two_warps_without_a_barrier_race() {
         &format!("{named} sub.u32 %r6, %r4, 256; st.shared.u32 [%r6], %r1;\nEND:"),
         96,
     );
+    // A warp that only arrives orders what it did before, not what it does after.
+    let arrives = "st.shared.u32 [%r4], %r1; bar.sync 0; mov.u32 %r5, %warpid; setp.eq.u32 %p1, %r5, 1; @%p1 bra C;\n\
+        st.shared.u32 [%r4], 5; bar.arrive 1, 64;";
+    let waits =
+        "bra END;\nC: bar.sync 1, 64; sub.u32 %r6, %r4, 128; ld.shared.u32 %r7, [%r6];\nEND:";
+    passes(&format!("{arrives} {waits}"), 64);
+    races(&format!("{arrives} st.shared.u32 [%r4], 6; {waits}"), 64);
     // Neighbours within a word do not race.
     passes(
         "mad.lo.u32 %r5, %r1, 2, %r3; cvt.u16.u32 %rs1, %r1; st.shared.u16 [%r5], %rs1;",

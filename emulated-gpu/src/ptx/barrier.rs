@@ -23,6 +23,8 @@ struct Arrival {
     /// Lanes that exist, and those whose predicate holds.
     lanes: u32,
     votes: u32,
+    /// The warp's clocks when it arrived.
+    released: Vec<u64>,
 }
 
 impl Barriers {
@@ -79,6 +81,7 @@ impl Barriers {
             destination: barrier.destination,
             lanes: warp_lanes,
             votes,
+            released: machine.shared.release(warp),
         });
         if (pending.arrivals.len() * LANES) < threads as usize {
             return Ok(Vec::new());
@@ -110,8 +113,12 @@ impl Barriers {
 }
 
 fn complete(machine: &mut Machine<'_>, warps: &mut [Warp], arrivals: &[Arrival]) -> Vec<usize> {
-    let participants: Vec<usize> = arrivals.iter().map(|arrival| arrival.warp).collect();
-    machine.shared.join(&participants);
+    let mut joined = vec![0; warps.len()];
+    for arrival in arrivals {
+        for (joined, &clock) in joined.iter_mut().zip(&arrival.released) {
+            *joined = clock.max(*joined);
+        }
+    }
     let count: u32 = arrivals
         .iter()
         .map(|arrival| arrival.votes.count_ones())
@@ -125,6 +132,7 @@ fn complete(machine: &mut Machine<'_>, warps: &mut [Warp], arrivals: &[Arrival])
             continue;
         }
         released.push(arrival.warp);
+        machine.shared.acquire(arrival.warp, &joined);
         let warp = &mut warps[arrival.warp];
         if let Some(d) = arrival.destination {
             match arrival.kind {

@@ -1,7 +1,7 @@
 //! Floating-point arithmetic as PTX defines it, on the bits of a number.
 //!
-//! Results of f32, f16 and bf16 are exact or rounded to odd in f64 (Boldo and Melquiond, 2008: a value rounded
-//! to odd with two more bits than the target rounds to the target as the exact value would), then rounded
+//! Results of f32, f16 and bf16 are exact or rounded to odd in f64 (Boldo and Melquiond, 2008: a value
+//! rounded to odd with two more bits than the target rounds to it as the exact value would), then rounded
 //! once in the wanted direction. Rounding to nearest takes the processor's own f32 where it is IEEE's.
 
 use super::instruction::{L32, LANES};

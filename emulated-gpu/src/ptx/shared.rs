@@ -95,19 +95,16 @@ impl Shared {
         }
     }
 
-    /// Orders what the warps did before what they do next.
-    pub fn join(&mut self, warps: &[usize]) {
-        let mut joined = vec![0; self.clocks.len()];
-        for &warp in warps {
-            for (joined, &clock) in joined.iter_mut().zip(&self.clocks[warp]) {
-                *joined = clock.max(*joined);
-            }
-        }
-        for &warp in warps {
-            joined[warp] = joined[warp].max(self.clocks[warp][warp] + 1);
-        }
-        for &warp in warps {
-            self.clocks[warp].copy_from_slice(&joined);
+    /// A warp arrives at a barrier: gives what it has done, and all that is ordered before that.
+    pub fn release(&mut self, warp: usize) -> Vec<u64> {
+        self.clocks[warp][warp] += 1;
+        self.clocks[warp].clone()
+    }
+
+    /// Orders what a warp has released before what another one does next.
+    pub fn acquire(&mut self, warp: usize, released: &[u64]) {
+        for (clock, &released) in self.clocks[warp].iter_mut().zip(released) {
+            *clock = released.max(*clock);
         }
     }
 
