@@ -58,3 +58,94 @@ pub struct Launch<'a> {
     /// Orders warps and blocks.
     pub seed: u64,
 }
+
+/// A parameter of a kernel in its `.param` space.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Parameter {
+    /// Bytes from the start of the parameters.
+    pub offset: u32,
+    /// Bytes of the value.
+    pub bytes: u32,
+}
+
+/// What the driver must know of a kernel to check and pack a launch.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Kernel {
+    pub name: String,
+    pub parameters: Vec<Parameter>,
+    /// Bytes of static shared memory of each block.
+    pub static_shared: u32,
+    /// Bytes of local memory of each thread.
+    pub local: u32,
+    /// Registers of each thread.
+    pub registers: u32,
+    /// The largest block that the kernel allows (`.maxntid`), 1024 by default.
+    pub max_threads: u32,
+}
+
+impl Kernel {
+    /// Bytes of all parameters.
+    pub fn parameter_bytes(&self) -> usize {
+        let end = |parameter: &Parameter| (parameter.offset + parameter.bytes) as usize;
+        self.parameters.iter().map(end).max().unwrap_or(0)
+    }
+}
+
+/// A variable of a module in global memory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Global {
+    pub name: String,
+    /// The initial value; its length is the variable's.
+    pub initial: Vec<u8>,
+}
+
+/// A loaded module: what the driver needs from whatever executes its kernels.
+pub trait Program: Send + Sync {
+    /// Parses the text of a module.
+    fn load(text: &str) -> Result<Box<dyn Program>, LoadError>
+    where
+        Self: Sized;
+    /// The module's kernels.
+    fn kernels(&self) -> &[Kernel];
+    /// The module's variables in global memory.
+    fn globals(&self) -> &[Global];
+    /// Gives a variable its address. The driver places every variable once, before the first launch.
+    fn place(&mut self, global: &str, address: u64);
+    /// Runs every block of a launch.
+    fn run(
+        &self,
+        kernel: &str,
+        launch: &Launch<'_>,
+        memory: &mut dyn GlobalMemory,
+    ) -> Result<(), LaunchError>;
+}
+
+/// Why a module cannot be loaded.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum LoadError {
+    #[error("invalid PTX: {0}")]
+    Invalid(String),
+    #[error("the emulator does not model {0}")]
+    Unsupported(String),
+}
+
+/// Why a launch failed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum LaunchError {
+    #[error(transparent)]
+    Memory(#[from] MemoryFault),
+    #[error("{bytes} bytes at {address:#x} are misaligned")]
+    Misaligned { address: u64, bytes: u64 },
+    #[error("the kernel executed trap")]
+    Trap,
+    #[error("an assertion of the kernel failed: {0}")]
+    Assert(String),
+    #[error("illegal instruction: {0}")]
+    Instruction(String),
+    /// Shared memory or registers exceed the device's.
+    #[error("out of resources: {0}")]
+    Resources(String),
+    /// An error that a real GPU does not report, for example a race in shared memory.
+    #[error("{0}")]
+    Check(String),
+}

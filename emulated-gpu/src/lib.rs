@@ -2,3 +2,5 @@
 
 pub mod launch;
 pub mod ptx;
+pub mod scripted;
+pub mod status;
