@@ -2,5 +2,6 @@
 
 pub mod launch;
 pub mod ptx;
+pub mod memory;
 pub mod scripted;
 pub mod status;
