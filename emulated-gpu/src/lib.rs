@@ -3,5 +3,7 @@
 pub mod launch;
 pub mod ptx;
 pub mod memory;
+pub mod race;
 pub mod scripted;
 pub mod status;
+pub mod stream;
