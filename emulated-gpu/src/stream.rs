@@ -41,6 +41,13 @@ pub struct Mark {
     clock: Arc<Clock>,
 }
 
+impl Mark {
+    /// The number of the operation.
+    pub fn operation(&self) -> u64 {
+        self.operation
+    }
+}
+
 /// An operation that is ready to run.
 #[derive(Debug)]
 pub struct Operation {
