@@ -7,7 +7,10 @@ use crate::memory::MAX_DEVICES;
 /// Settings of this process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
+    /// Devices of the machine, as NVML counts them.
     pub devices: usize,
+    /// The driver's devices, by their indices among all: `CUDA_VISIBLE_DEVICES`.
+    pub visible: Vec<usize>,
     /// Bytes of each device.
     pub memory: u64,
     /// Orders operations, blocks and warps.
@@ -26,6 +29,7 @@ impl Default for Config {
     fn default() -> Config {
         Config {
             devices: 1,
+            visible: vec![0],
             memory: 1 << 30,
             seed: 0,
             fail_after: None,
@@ -76,6 +80,10 @@ impl Config {
         let capability = number("EMULATED_GPU_CAPABILITY", "80 to 121", 90, 80, 121)?;
         Ok(Config {
             devices: devices as usize,
+            visible: match get("CUDA_VISIBLE_DEVICES") {
+                None => (0..devices as usize).collect(),
+                Some(list) => visible(&list, devices as usize),
+            },
             memory,
             seed: number("EMULATED_GPU_SEED", "a number", 0, 0, u64::MAX)?,
             fail_after: fail.checked_sub(1),
@@ -84,6 +92,49 @@ impl Config {
             faults: get("EMULATED_GPU_FAULTS").map(PathBuf::from),
         })
     }
+}
+
+/// The devices of a list of indices and UUIDs. As in the driver, an invalid entry ends the list, and a device
+/// that is listed twice leaves none.
+fn visible(list: &str, devices: usize) -> Vec<usize> {
+    let mut visible = Vec::new();
+    for entry in list.split(',').map(str::trim) {
+        let by_uuid = |&device: &usize| {
+            let prefix = entry.strip_prefix("GPU-");
+            prefix.is_some_and(|prefix| uuid_text(device, 0).starts_with(prefix))
+        };
+        let device = match entry.parse() {
+            Ok(index) => Some(index).filter(|&index: &usize| index < devices),
+            Err(_) => (0..devices).find(by_uuid),
+        };
+        let Some(device) = device else { break };
+        if visible.contains(&device) {
+            return Vec::new();
+        }
+        visible.push(device);
+    }
+    visible
+}
+
+/// The bytes of a UUID, the same in all processes; `part` is 0 for a GPU and counts its MIG devices from 1.
+pub fn uuid(device: usize, part: usize) -> [u8; 16] {
+    let mut uuid = *b"\0\0\0\0emulatedgpu\0";
+    // The start differs between devices, so that a prefix is enough.
+    uuid[0] = device as u8;
+    uuid[15] = part as u8;
+    uuid
+}
+
+/// A UUID as text, in groups of 8, 4, 4, 4 and 12 digits.
+pub fn uuid_text(device: usize, part: usize) -> String {
+    let mut text = String::new();
+    for (index, byte) in uuid(device, part).into_iter().enumerate() {
+        if [4, 6, 8, 10].contains(&index) {
+            text.push('-');
+        }
+        text += &format!("{byte:02x}");
+    }
+    text
 }
 
 #[cfg(test)]
@@ -100,10 +151,22 @@ mod tests {
         };
         let config = Config::read(get).unwrap();
         assert_eq!((config.devices, config.fail_after), (4, Some(2)));
+        assert_eq!(config.visible, [0, 1, 2, 3]);
         let error = Config::read(|_| Some("99".into())).unwrap_err();
         assert_eq!(
             error.to_string(),
             "invalid EMULATED_GPU_DEVICES=99: expected 0 to 16"
         );
+    }
+
+    #[test]
+    fn visible_devices_are_indices_or_uuids_up_to_the_first_invalid_one() {
+        assert_eq!(visible("2, 0", 3), [2, 0]);
+        assert_eq!(visible("1,3,0", 3), [1]);
+        assert!(visible("", 3).is_empty());
+        assert!(visible("1,1", 3).is_empty());
+        let uuid = format!("GPU-{},GPU-00", uuid_text(1, 0));
+        assert_eq!(visible(&uuid, 3), [1, 0]);
+        assert_eq!(uuid_text(1, 2), "01000000-656d-756c-6174-656467707502");
     }
 }

@@ -11,7 +11,7 @@ use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::abi::{HostRange, In, Out, guard};
-use crate::config::Config;
+use crate::config::{Config, uuid};
 use crate::graph::CaptureMode;
 use crate::launch::{Dim, GlobalMemory, LaunchError};
 use crate::machine::{Machine, REGISTERS, SHARED_DEFAULT, SHARED_MOST, THREADS_MOST};
@@ -116,17 +116,22 @@ fn code(call: impl FnOnce() -> Result<(), Status>) -> c_int {
 
 fn device_of(machine: &Machine, device: c_int) -> Result<usize, Status> {
     let index = usize::try_from(device).map_err(|_| Status::InvalidDevice)?;
-    if index < machine.config.devices {
+    if index < machine.config.visible.len() {
         Ok(index)
     } else {
         Err(Status::InvalidDevice)
     }
 }
 
+/// The index of a device among all of the machine.
+fn physical(machine: &Machine, device: c_int) -> Result<usize, Status> {
+    Ok(machine.config.visible[device_of(machine, device)?])
+}
+
 fn context_of(machine: &Machine, context: Handle) -> Result<usize, Status> {
     let number = context.number(Is::Context);
     let number = number.map_err(|_| Status::InvalidContext)?;
-    if number < machine.config.devices && machine.is_retained(number) {
+    if number < machine.config.visible.len() && machine.is_retained(number) {
         Ok(number)
     } else {
         Err(Status::InvalidContext)
@@ -150,7 +155,7 @@ pub extern "C" fn cuInit(flags: c_uint) -> c_int {
             *machine = Some(Machine::new(config, crate::load));
         }
         match &*machine {
-            Some(machine) if machine.config.devices == 0 => Err(Status::NoDevice),
+            Some(machine) if machine.config.visible.is_empty() => Err(Status::NoDevice),
             _ => Ok(()),
         }
     })
@@ -206,7 +211,7 @@ pub extern "C" fn cuGetProcAddress_v2(
 
 #[unsafe(no_mangle)]
 pub extern "C" fn cuDeviceGetCount(count: Out<c_int>) -> c_int {
-    code(|| with(|machine| count.put(machine.config.devices as c_int)))
+    code(|| with(|machine| count.put(machine.config.visible.len() as c_int)))
 }
 
 #[unsafe(no_mangle)]
@@ -232,16 +237,9 @@ pub extern "C" fn cuDeviceGetName(name: Out<c_char>, bytes: c_int, device: c_int
 /// The name of every device.
 pub const DEVICE_NAME: &str = "Emulated GPU";
 
-/// The bytes of a device's UUID, which differ between devices and are the same in all processes.
-pub fn uuid(device: usize) -> [u8; 16] {
-    let mut uuid = *b"EMULATED-GPU-\0\0\0";
-    uuid[15] = device as u8;
-    uuid
-}
-
 #[unsafe(no_mangle)]
 pub extern "C" fn cuDeviceGetUuid_v2(bytes: Out<[u8; 16]>, device: c_int) -> c_int {
-    code(|| with(|machine| bytes.put(uuid(device_of(machine, device)?))))
+    code(|| with(|machine| bytes.put(uuid(physical(machine, device)?, 0))))
 }
 
 #[unsafe(no_mangle)]
@@ -258,7 +256,7 @@ pub extern "C" fn cuDeviceTotalMem_v2(bytes: Out<usize>, device: c_int) -> c_int
 pub extern "C" fn cuDeviceGetPCIBusId(text: Out<c_char>, bytes: c_int, device: c_int) -> c_int {
     code(|| {
         with(|machine| {
-            let device = device_of(machine, device)?;
+            let device = physical(machine, device)?;
             text.put_text(
                 &format!("0000:{:02X}:00.0", device + 1),
                 bytes.max(0) as usize,
@@ -287,7 +285,7 @@ pub extern "C" fn cuDeviceGetAttribute(
 ) -> c_int {
     code(|| {
         with(|machine| {
-            let device = device_of(machine, device)?;
+            let device = physical(machine, device)?;
             let (major, minor) = machine.config.capability;
             // The numbers are those of `CUdevice_attribute`.
             value.put(match attribute {

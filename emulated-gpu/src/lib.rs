@@ -9,6 +9,7 @@ pub mod launch;
 pub mod ptx;
 pub mod machine;
 pub mod memory;
+pub mod nvml;
 pub mod race;
 pub mod report;
 pub mod scripted;

@@ -93,13 +93,13 @@ struct Function {
 impl Machine {
     pub fn new(config: Config, loader: Loader) -> Machine {
         let mut streams = Streams::new(config.seed);
-        let contexts = (0..config.devices).map(|device| Context {
+        let contexts = (0..config.visible.len()).map(|device| Context {
             default_stream: streams.add(device, LaneKind::Default),
             ..Context::default()
         });
         Machine {
             contexts: contexts.collect(),
-            memory: Memory::new(config.devices, config.memory, config.fail_after),
+            memory: Memory::new(config.visible.len(), config.memory, config.fail_after),
             streams,
             pinned: BTreeMap::new(),
             report: Report::new(config.report.clone()),
@@ -178,7 +178,7 @@ impl Machine {
             return Err(Status::InvalidContext);
         }
         if let Some(path) = &self.config.faults {
-            let fault = Faults::read(path).device(context);
+            let fault = Faults::read(path).device(self.config.visible[context]);
             let error = &mut self.contexts[context].error;
             if fault.lost {
                 *error = error.or(Some(Status::Unknown));
@@ -804,7 +804,7 @@ impl Machine {
 
     /// Writes the counters so far.
     pub fn summarize(&self) {
-        let devices = (0..self.config.devices).map(|device| {
+        let devices = (0..self.config.visible.len()).map(|device| {
             let statistics = self.memory.statistics(device);
             json!({
                 "device": device,
