@@ -2,6 +2,7 @@
 
 pub mod abi;
 pub mod config;
+pub mod cublaslt;
 pub mod driver;
 pub mod faults;
 pub mod graph;
