@@ -8,7 +8,8 @@
 use std::alloc::Layout;
 use std::cell::RefCell;
 use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
 use crate::abi::{HostRange, In, Out, guard};
 use crate::config::{Config, uuid};
@@ -17,7 +18,7 @@ use crate::launch::{Dim, GlobalMemory, LaunchError};
 use crate::machine::{Machine, REGISTERS, SHARED_DEFAULT, SHARED_MOST, THREADS_MOST};
 use crate::memory::POISON;
 use crate::status::{Status, describe};
-use crate::stream::{LaneKind, Mark, Task};
+use crate::stream::{Access, LaneKind, Mark, Task, Wait};
 
 /// The driver's version, CUDA 13.0.
 pub const VERSION: c_int = 13000;
@@ -27,6 +28,8 @@ const THREADS_OF_MULTIPROCESSOR: c_int = 2048;
 const BLOCKS_OF_MULTIPROCESSOR: c_int = 32;
 /// Shared memory that the driver takes of each block.
 const SHARED_RESERVED: u32 = 1024;
+/// How often a wait looks whether pending operations can go on.
+const POLL: Duration = Duration::from_millis(1);
 /// Alignment of pinned memory.
 const PAGE: usize = 4096;
 
@@ -87,6 +90,25 @@ pub fn with_context<R>(
         let context = current().ok_or(Status::InvalidContext)?;
         machine.check(context)?;
         call(machine, context)
+    })
+}
+
+/// Waits. The lock is free while what is left waits for something outside of the streams, so that other
+/// threads can act on it.
+fn settle(prepare: impl FnOnce(&mut Machine) -> Result<Wait, Status>) -> Result<(), Status> {
+    let wait = with(prepare)?;
+    while !with(|machine| machine.advance(&wait))? {
+        std::thread::sleep(POLL);
+    }
+    Ok(())
+}
+
+/// Waits for all streams of the current context.
+fn settle_context() -> Result<(), Status> {
+    settle(|machine| {
+        let context = current().ok_or(Status::InvalidContext)?;
+        machine.check(context)?;
+        Ok(machine.all_of(context))
     })
 }
 
@@ -419,10 +441,8 @@ pub extern "C" fn cuCtxGetDevice(device: Out<c_int>) -> c_int {
 #[unsafe(no_mangle)]
 pub extern "C" fn cuCtxSynchronize() -> c_int {
     code(|| {
-        with_context(|machine, context| {
-            machine.refuse_context_captured(context)?;
-            machine.synchronize(context)
-        })
+        with_context(|machine, context| machine.refuse_context_captured(context))?;
+        settle_context()
     })
 }
 
@@ -450,13 +470,12 @@ pub extern "C" fn cuMemAlloc_v2(pointer: Out<u64>, bytes: usize) -> c_int {
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemFree_v2(pointer: u64) -> c_int {
     code(|| {
-        with_context(|machine, context| {
-            machine.refuse_in_capture()?;
-            if pointer == 0 {
-                return Ok(());
-            }
-            machine.free(context, pointer)
-        })
+        with_context(|machine, _| machine.refuse_in_capture())?;
+        if pointer == 0 {
+            return Ok(());
+        }
+        settle_context()?;
+        with_context(|machine, _| machine.free(pointer))
     })
 }
 
@@ -532,9 +551,9 @@ pub extern "C" fn cuMemHostAlloc(pointer: Out<*mut c_void>, bytes: usize, _flags
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemFreeHost(pointer: *mut c_void) -> c_int {
     code(|| {
-        with_context(|machine, context| {
-            machine.refuse_in_capture()?;
-            machine.synchronize(context)?;
+        with_context(|machine, _| machine.refuse_in_capture())?;
+        settle_context()?;
+        with_context(|machine, _| {
             let Some(bytes) = machine.pinned.remove(&(pointer as u64)) else {
                 machine.misuse(&format!("no pinned memory starts at {pointer:p}"));
                 return Err(Status::InvalidValue);
@@ -580,65 +599,81 @@ pub fn submit(
     machine: &mut Machine,
     stream: usize,
     name: &str,
-    work: impl Fn(&mut crate::stream::Access<'_>) -> Result<(), LaunchError> + Send + Sync + 'static,
+    work: impl Fn(&mut Access<'_>) -> Result<(), LaunchError> + Send + Sync + 'static,
 ) -> Result<Option<Mark>, Status> {
-    let (name, work) = (name.into(), Arc::new(work));
-    machine.submit(stream, Task { name, work })
+    machine.submit(stream, Task::new(name, work))
 }
 
-/// Whether the host waits for a copy to pinned memory.
+/// The form of a copy. A synchronous one is on the default stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Call {
+enum Form {
     Synchronous,
-    Asynchronous,
+    Asynchronous(Handle),
 }
 
-/// Pageable memory is read at the call, pinned memory when the copy runs.
-fn to_device(call: Call, to: u64, from: HostRange, stream: Handle) -> Result<(), Status> {
-    with_context(|machine, context| {
-        let stream = stream_of(machine, stream)?;
-        if call == Call::Synchronous {
-            machine.refuse_context_captured(context)?;
-        }
-        machine.check_range(to, from.bytes)?;
-        let pinned = machine.is_pinned(from.address, from.bytes);
-        if !pinned {
+impl Form {
+    /// The stream of a copy between the device and the host, if a capture allows it.
+    fn stream(self, machine: &mut Machine, has_pinned: bool) -> Result<usize, Status> {
+        let stream = match self {
+            Form::Synchronous => {
+                machine.refuse_in_capture()?;
+                stream_of(machine, Handle::NULL)?
+            }
+            Form::Asynchronous(stream) => stream_of(machine, stream)?,
+        };
+        if !has_pinned {
             machine.refuse_captured(stream)?;
         }
-        let name = format!("copy of {} bytes to the device", from.bytes);
-        if !pinned {
-            if call == Call::Synchronous {
-                machine.synchronize_stream(stream)?;
-            }
-            let staged = from.read();
-            return submit(machine, stream, &name, move |access| {
-                Ok(access.write(to, &staged)?)
+        Ok(stream)
+    }
+}
+
+/// Pageable memory is read at the call, pinned memory when the copy runs. Only a synchronous copy from pinned
+/// memory has arrived on the device when the call returns.
+fn to_device(form: Form, to: u64, from: HostRange) -> Result<(), Status> {
+    let name = format!("copy of {} bytes to the device", from.bytes);
+    let is_pinned = with_context(|machine, _| {
+        machine.check_range(to, from.bytes)?;
+        Ok(machine.is_pinned(from.address, from.bytes))
+    })?;
+    if is_pinned {
+        return settle(|machine| {
+            let stream = form.stream(machine, true)?;
+            let mark = submit(machine, stream, &name, move |access| {
+                access.touched.read(from.address, from.bytes);
+                Ok(access.write(to, &from.read())?)
+            })?;
+            let is_waiting = form == Form::Synchronous;
+            Ok(Wait {
+                context: machine.streams.context(stream),
+                marks: mark.filter(|_| is_waiting).into_iter().collect(),
             })
-            .map(|_| ());
-        }
-        let mark = submit(machine, stream, &name, move |access| {
-            access.touched.read(from.address, from.bytes);
-            Ok(access.write(to, &from.read())?)
+        });
+    }
+    if form == Form::Synchronous {
+        settle(|machine| {
+            let stream = form.stream(machine, false)?;
+            machine.end_of(stream)
         })?;
-        match mark {
-            Some(mark) if call == Call::Synchronous => machine.wait(context, &[mark]),
-            _ => Ok(()),
-        }
+    }
+    with_context(|machine, _| {
+        let stream = form.stream(machine, false)?;
+        let staged = from.read();
+        let copy = submit(machine, stream, &name, move |access| {
+            Ok(access.write(to, &staged)?)
+        });
+        copy.map(|_| ())
     })
 }
 
 /// The host waits for a copy to pageable memory, and for every synchronous one.
-fn to_host(call: Call, to: HostRange, from: u64, stream: Handle) -> Result<(), Status> {
-    with_context(|machine, context| {
-        let stream = stream_of(machine, stream)?;
-        if call == Call::Synchronous {
-            machine.refuse_context_captured(context)?;
-        }
+fn to_host(form: Form, to: HostRange, from: u64) -> Result<(), Status> {
+    settle(|machine| {
+        let context = current().ok_or(Status::InvalidContext)?;
+        machine.check(context)?;
         machine.check_range(from, to.bytes)?;
-        let pinned = machine.is_pinned(to.address, to.bytes);
-        if !pinned {
-            machine.refuse_captured(stream)?;
-        }
+        let is_pinned = machine.is_pinned(to.address, to.bytes);
+        let stream = form.stream(machine, is_pinned)?;
         let name = format!("copy of {} bytes to the host", to.bytes);
         let mark = submit(machine, stream, &name, move |access| {
             let mut bytes = vec![0; to.bytes as usize];
@@ -647,12 +682,11 @@ fn to_host(call: Call, to: HostRange, from: u64, stream: Handle) -> Result<(), S
             to.write(&bytes);
             Ok(())
         })?;
-        match mark {
-            Some(mark) if call == Call::Synchronous || !pinned => {
-                machine.wait(machine.streams.context(stream), &[mark])
-            }
-            _ => Ok(()),
-        }
+        let is_waiting = form == Form::Synchronous || !is_pinned;
+        Ok(Wait {
+            context: machine.streams.context(stream),
+            marks: mark.filter(|_| is_waiting).into_iter().collect(),
+        })
     })
 }
 
@@ -695,14 +729,7 @@ fn set<const N: usize>(
 
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemcpyHtoD_v2(to: u64, from: *const c_void, bytes: usize) -> c_int {
-    code(|| {
-        to_device(
-            Call::Synchronous,
-            to,
-            HostRange::new(from, bytes)?,
-            Handle::NULL,
-        )
-    })
+    code(|| to_device(Form::Synchronous, to, HostRange::new(from, bytes)?))
 }
 
 #[unsafe(no_mangle)]
@@ -712,19 +739,12 @@ pub extern "C" fn cuMemcpyHtoDAsync_v2(
     bytes: usize,
     stream: Handle,
 ) -> c_int {
-    code(|| to_device(Call::Asynchronous, to, HostRange::new(from, bytes)?, stream))
+    code(|| to_device(Form::Asynchronous(stream), to, HostRange::new(from, bytes)?))
 }
 
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemcpyDtoH_v2(to: *mut c_void, from: u64, bytes: usize) -> c_int {
-    code(|| {
-        to_host(
-            Call::Synchronous,
-            HostRange::new(to, bytes)?,
-            from,
-            Handle::NULL,
-        )
-    })
+    code(|| to_host(Form::Synchronous, HostRange::new(to, bytes)?, from))
 }
 
 #[unsafe(no_mangle)]
@@ -734,7 +754,7 @@ pub extern "C" fn cuMemcpyDtoHAsync_v2(
     bytes: usize,
     stream: Handle,
 ) -> c_int {
-    code(|| to_host(Call::Asynchronous, HostRange::new(to, bytes)?, from, stream))
+    code(|| to_host(Form::Asynchronous(stream), HostRange::new(to, bytes)?, from))
 }
 
 #[unsafe(no_mangle)]
@@ -800,12 +820,24 @@ pub extern "C" fn cuStreamDestroy_v2(stream: Handle) -> c_int {
 
 #[unsafe(no_mangle)]
 pub extern "C" fn cuStreamSynchronize(stream: Handle) -> c_int {
-    code(|| with(|machine| machine.synchronize_stream(stream_of(machine, stream)?)))
+    code(|| {
+        settle(|machine| {
+            let stream = stream_of(machine, stream)?;
+            machine.check(machine.streams.context(stream))?;
+            machine.end_of(stream)
+        })
+    })
 }
 
 #[unsafe(no_mangle)]
 pub extern "C" fn cuStreamQuery(stream: Handle) -> c_int {
-    code(|| with(|machine| machine.query_stream(stream_of(machine, stream)?)))
+    code(|| {
+        with(|machine| {
+            let stream = stream_of(machine, stream)?;
+            let end = machine.end_of(stream)?;
+            machine.poll(&end)
+        })
+    })
 }
 
 #[unsafe(no_mangle)]
@@ -849,7 +881,7 @@ pub extern "C" fn cuEventRecord(event: Handle, stream: Handle) -> c_int {
 
 #[unsafe(no_mangle)]
 pub extern "C" fn cuEventSynchronize(event: Handle) -> c_int {
-    code(|| with(|machine| machine.finish_event(event.id(Is::Event)?, true)))
+    code(|| settle(|machine| machine.record_of(event.id(Is::Event)?)))
 }
 
 #[unsafe(no_mangle)]
@@ -857,7 +889,8 @@ pub extern "C" fn cuEventQuery(event: Handle) -> c_int {
     code(|| {
         with(|machine| {
             machine.refuse_in_capture()?;
-            machine.finish_event(event.id(Is::Event)?, false)
+            let record = machine.record_of(event.id(Is::Event)?)?;
+            machine.poll(&record)
         })
     })
 }
@@ -908,7 +941,10 @@ pub extern "C" fn cuModuleLoadDataEx(
 
 #[unsafe(no_mangle)]
 pub extern "C" fn cuModuleUnload(module: Handle) -> c_int {
-    code(|| with_context(|machine, _| machine.unload(module.id(Is::Module)?)))
+    code(|| {
+        settle_context()?;
+        with_context(|machine, _| machine.unload(module.id(Is::Module)?))
+    })
 }
 
 #[unsafe(no_mangle)]

@@ -1,6 +1,6 @@
 //! All emulated devices of a process, with their primary contexts and what belongs to those.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
@@ -14,7 +14,9 @@ use crate::memory::{AllocationError, Memory};
 use crate::race::History;
 use crate::report::Report;
 use crate::status::Status;
-use crate::stream::{Access, Kind, LaneKind, Mark, Operation, Streams, Task};
+use crate::stream::{
+    Access, Choice, Kind, LaneKind, Mark, Operation, Progress, Streams, Task, Wait,
+};
 
 /// Loads the text of a module.
 pub type Loader = fn(&str) -> Result<Box<dyn Program>, LoadError>;
@@ -146,8 +148,12 @@ impl Machine {
     fn destroy(&mut self, device: usize) {
         self.captures
             .retain(|_, capture| self.streams.context(capture.origin) != device);
-        let ends = self.streams.ends(device);
-        self.run_until(&ends);
+        let end = self.all_of(device);
+        if !self.advance(&end).unwrap_or(true) {
+            // What is pending is dropped.
+            self.contexts[device].error = Some(Status::Deinitialized);
+            let _ = self.advance(&end);
+        }
         let modules = self.modules.iter();
         let modules = modules.filter(|(_, module)| module.context == device);
         for module in modules.map(|(&id, _)| id).collect::<Vec<u32>>() {
@@ -201,75 +207,91 @@ impl Machine {
         Ok(Some(self.streams.push(stream, Kind::Task(task), &[])))
     }
 
-    /// Runs operations, in a random order, until the marks are reached, and reports a context's error.
-    pub fn wait(&mut self, context: usize, marks: &[Mark]) -> Result<(), Status> {
-        self.run_until(marks);
-        self.check(context)
-    }
-
-    fn run_until(&mut self, marks: &[Mark]) {
-        let choice = self.streams.choose(marks);
-        while !marks.iter().all(|mark| self.streams.is_done(mark)) {
-            // Nothing is ready only after a panic in an operation.
-            let Some(operation) = self.streams.take(&choice) else {
-                return;
-            };
-            self.run(operation);
+    /// Runs operations, in a random order, until the wait is over; `false` if those that are left wait for
+    /// something outside of the streams.
+    pub fn advance(&mut self, wait: &Wait) -> Result<bool, Status> {
+        let mut choice = self.streams.choose(&wait.marks);
+        let mut pending = HashSet::new();
+        while !wait.marks.iter().all(|mark| self.streams.is_done(mark)) {
+            match self.streams.take(&choice, &pending) {
+                Some(operation) => pending.extend(self.run(operation)),
+                None if matches!(choice, Choice::All) => {
+                    self.check(wait.context)?;
+                    return Ok(false);
+                }
+                // What is needed may wait for another stream's operation.
+                None => choice = Choice::All,
+            }
         }
-        for mark in marks {
+        for mark in &wait.marks {
             self.streams.host_waited(mark);
         }
         if self.streams.is_quiet() {
             self.history.clear();
         }
+        self.check(wait.context)?;
+        Ok(true)
     }
 
-    /// Whether the marks are reached; a few operations run first, so that a program that polls proceeds.
-    pub fn poll(&mut self, context: usize, marks: &[Mark]) -> Result<(), Status> {
-        let choice = self.streams.choose(marks);
+    /// Fails with [`Status::NotReady`] if the wait is not over; a few operations run first, so that a program
+    /// that polls proceeds.
+    pub fn poll(&mut self, wait: &Wait) -> Result<(), Status> {
+        let choice = self.streams.choose(&wait.marks);
+        let mut pending = HashSet::new();
         for _ in 0..=self.streams.random() % 4 {
-            match self.streams.take(&choice) {
-                Some(operation) => self.run(operation),
+            match self.streams.take(&choice, &pending) {
+                Some(operation) => pending.extend(self.run(operation)),
                 None => break,
             }
         }
-        self.check(context)?;
-        if !marks.iter().all(|mark| self.streams.is_done(mark)) {
+        self.check(wait.context)?;
+        if !wait.marks.iter().all(|mark| self.streams.is_done(mark)) {
             return Err(Status::NotReady);
         }
-        marks.iter().for_each(|mark| self.streams.host_waited(mark));
+        for mark in &wait.marks {
+            self.streams.host_waited(mark);
+        }
         Ok(())
     }
 
-    fn run(&mut self, operation: Operation) {
-        self.ran += 1;
+    /// Runs an operation; returns its number if it is still pending.
+    fn run(&mut self, operation: Operation) -> Option<u64> {
+        let id = operation.id;
+        let mut progress = Progress::Done;
         match &operation.kind {
             Kind::Join => {}
             Kind::Record(event) => {
                 let event = self.events.get_mut(event);
                 if let Some(event) = event.filter(|event| {
                     let mark = event.mark.as_ref();
-                    mark.is_some_and(|mark| mark.operation() == operation.id)
+                    mark.is_some_and(|mark| mark.operation() == id)
                 }) {
-                    event.time = Some(self.ran);
+                    event.time = Some(self.ran + 1);
                 }
             }
             Kind::Task(task) => {
+                // A broken context drops its operations.
                 if self.contexts[operation.context].error.is_none() {
-                    self.run_task(&operation, task);
+                    progress = self.run_task(&operation, task);
                 }
             }
         }
-        self.streams.finish(operation.id);
+        if progress == Progress::Pending {
+            self.streams.put_back(operation);
+            return Some(id);
+        }
+        self.ran += 1;
+        self.streams.finish(id);
+        None
     }
 
-    fn run_task(&mut self, operation: &Operation, task: &Task) {
+    fn run_task(&mut self, operation: &Operation, task: &Task) -> Progress {
         let seed = self.streams.random();
-        let mut access = Access::new(&mut self.memory, seed);
+        let mut access = Access::new(&mut self.memory, operation.id, seed);
         // A panic would leave the operation unfinished, and what depends on it would never run.
-        let work = AssertUnwindSafe(|| (task.work)(&mut access));
-        let result = catch_unwind(work)
-            .unwrap_or_else(|_| Err(LaunchError::Check("the emulator panicked".into())));
+        let result = catch_unwind(AssertUnwindSafe(|| task.run(&mut access)));
+        let result =
+            result.unwrap_or_else(|_| Err(LaunchError::Check("the emulator panicked".into())));
         let (reads, writes) = access.touched.ranges();
         let (stamp, clock) = (&operation.stamp, &operation.clock);
         let mut race = None;
@@ -289,12 +311,13 @@ impl Machine {
             self.report.finding("race", &race.to_string(), details);
             *error = Some(Status::LaunchFailed);
         }
-        if let Err(failure) = result {
+        result.unwrap_or_else(|failure| {
             let message = format!("{}: {failure}", stamp.operation);
             let details = json!({"operation": &*stamp.operation});
             self.report.finding("fault", &message, details);
             *error = Some(status_of(&failure));
-        }
+            Progress::Done
+        })
     }
 
     /// Reports a call that a correct program does not make.
@@ -317,9 +340,8 @@ impl Machine {
         })
     }
 
-    /// Waits for the context, as the driver does, and frees an allocation.
-    pub fn free(&mut self, context: usize, address: u64) -> Result<(), Status> {
-        self.synchronize(context)?;
+    /// Frees an allocation. The driver waits for the context first.
+    pub fn free(&mut self, address: u64) -> Result<(), Status> {
         self.memory.free(address).map_err(|error| {
             self.misuse(&error.to_string());
             Status::InvalidValue
@@ -367,30 +389,25 @@ impl Machine {
         self.created.contains(&stream)
     }
 
-    pub fn synchronize_stream(&mut self, stream: usize) -> Result<(), Status> {
+    /// The wait for a stream: for its end and, of the default stream, for those of blocking streams.
+    pub fn end_of(&mut self, stream: usize) -> Result<Wait, Status> {
         self.refuse_captured(stream)?;
-        let marks = self.implied_ends(stream);
-        self.wait(self.streams.context(stream), &marks)
-    }
-
-    pub fn query_stream(&mut self, stream: usize) -> Result<(), Status> {
-        self.refuse_captured(stream)?;
-        let marks = self.implied_ends(stream);
-        self.poll(self.streams.context(stream), &marks)
-    }
-
-    pub fn synchronize(&mut self, context: usize) -> Result<(), Status> {
-        self.check(context)?;
-        let ends = self.streams.ends(context);
-        self.wait(context, &ends)
-    }
-
-    /// What a wait for a stream waits for: its end and, for the default stream, those of blocking streams.
-    fn implied_ends(&mut self, stream: usize) -> Vec<Mark> {
-        if self.streams.kind(stream) == LaneKind::Default {
-            vec![self.streams.push(stream, Kind::Join, &[])]
+        let mark = if self.streams.kind(stream) == LaneKind::Default {
+            Some(self.streams.push(stream, Kind::Join, &[]))
         } else {
-            self.streams.end(stream).into_iter().collect()
+            self.streams.end(stream)
+        };
+        Ok(Wait {
+            context: self.streams.context(stream),
+            marks: mark.into_iter().collect(),
+        })
+    }
+
+    /// The wait for all streams of a context.
+    pub fn all_of(&self, context: usize) -> Wait {
+        Wait {
+            context,
+            marks: self.streams.ends(context),
         }
     }
 
@@ -470,20 +487,18 @@ impl Machine {
         Ok(())
     }
 
-    /// Waits for the last record of an event, or asks whether it ran.
-    pub fn finish_event(&mut self, event: u32, block: bool) -> Result<(), Status> {
+    /// The wait for the last record of an event.
+    pub fn record_of(&mut self, event: u32) -> Result<Wait, Status> {
         let event = self.event(event)?;
         let (context, mark) = (event.context, event.mark.clone());
         if let Some(frontier) = event.captured.clone() {
             self.invalidate(|capture| capture.recorded(&frontier));
             return Err(Status::CapturedEvent);
         }
-        let marks: Vec<Mark> = mark.into_iter().collect();
-        if block {
-            self.wait(context, &marks)
-        } else {
-            self.poll(context, &marks)
-        }
+        Ok(Wait {
+            context,
+            marks: mark.into_iter().collect(),
+        })
     }
 
     /// Milliseconds between two records: a microsecond for each operation that ran.
@@ -683,11 +698,10 @@ impl Machine {
         Ok(number)
     }
 
+    /// Unloads a module. The driver waits for the context first.
     pub fn unload(&mut self, module: u32) -> Result<(), Status> {
         let module_number = module;
         let module = self.modules.remove(&module).ok_or(Status::InvalidHandle)?;
-        let ends = self.streams.ends(module.context);
-        self.run_until(&ends);
         self.functions
             .retain(|_, function| function.module != module_number);
         for (address, _) in module.globals.values() {
@@ -783,20 +797,17 @@ impl Machine {
         });
         let program = program.ok_or(Status::InvalidHandle)?;
         *self.launches.entry(name.clone()).or_default() += 1;
-        let task = Task {
-            name: format!("kernel {name}").into(),
-            work: Arc::new(move |access| {
-                access.limit_to(context);
-                let launch = Launch {
-                    grid,
-                    block,
-                    dynamic_shared,
-                    parameters: &parameters,
-                    seed: access.seed,
-                };
-                program.run(&name, &launch, access)
-            }),
-        };
+        let task = Task::new(&format!("kernel {name}"), move |access| {
+            access.limit_to(context);
+            let launch = Launch {
+                grid,
+                block,
+                dynamic_shared,
+                parameters: &parameters,
+                seed: access.seed,
+            };
+            program.run(&name, &launch, access)
+        });
         self.submit(stream, task).map(|_| ())
     }
 

@@ -8,14 +8,47 @@ use crate::launch::{GlobalMemory, LaunchError, MemoryFault};
 use crate::memory::{FreeError, Memory, Snapshot};
 use crate::race::{Clock, Stamp, Touched};
 
-/// Work of an operation. A graph runs it many times, so it keeps no state.
-pub type Work = Arc<dyn Fn(&mut Access<'_>) -> Result<(), LaunchError> + Send + Sync>;
+/// Work of an operation. A graph runs it many times, so it keeps no state between runs.
+type Work = Arc<dyn Fn(&mut Access<'_>) -> Result<Progress, LaunchError> + Send + Sync>;
+
+/// Whether an operation is complete.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Progress {
+    Done,
+    /// The operation waits for something outside of the streams and is called again.
+    Pending,
+}
 
 /// Work with its name for people.
 #[derive(Clone)]
 pub struct Task {
-    pub name: Arc<str>,
-    pub work: Work,
+    name: Arc<str>,
+    work: Work,
+}
+
+impl Task {
+    /// Work that is complete when it returns.
+    pub fn new(
+        name: &str,
+        work: impl Fn(&mut Access<'_>) -> Result<(), LaunchError> + Send + Sync + 'static,
+    ) -> Task {
+        Task::polled(name, move |access| work(access).map(|()| Progress::Done))
+    }
+
+    /// Work that is called until it is done, for example a collective that waits for other ranks.
+    pub fn polled(
+        name: &str,
+        work: impl Fn(&mut Access<'_>) -> Result<Progress, LaunchError> + Send + Sync + 'static,
+    ) -> Task {
+        Task {
+            name: name.into(),
+            work: Arc::new(work),
+        }
+    }
+
+    pub fn run(&self, access: &mut Access<'_>) -> Result<Progress, LaunchError> {
+        (self.work)(access)
+    }
 }
 
 impl fmt::Debug for Task {
@@ -46,6 +79,13 @@ impl Mark {
     pub fn operation(&self) -> u64 {
         self.operation
     }
+}
+
+/// A wait of the host: until the marks are reached, or the context fails.
+#[derive(Debug, Clone)]
+pub struct Wait {
+    pub context: usize,
+    pub marks: Vec<Mark>,
 }
 
 /// An operation that is ready to run.
@@ -87,7 +127,8 @@ pub enum LaneKind {
 }
 
 struct Waiting {
-    operation: Operation,
+    /// `None` while it runs.
+    operation: Option<Operation>,
     dependencies: Vec<u64>,
     /// How many of the dependencies did not run.
     unmet: usize,
@@ -177,7 +218,7 @@ impl Streams {
             self.ready.push(id);
         }
         let waiting = Waiting {
-            operation: Operation {
+            operation: Some(Operation {
                 id,
                 context,
                 kind,
@@ -187,7 +228,7 @@ impl Streams {
                     operation: name.into(),
                 },
                 clock: clock.clone(),
-            },
+            }),
             dependencies: dependencies.into_iter().collect(),
             unmet,
             dependents: Vec::new(),
@@ -247,29 +288,26 @@ impl Streams {
         Choice::Only(needed)
     }
 
-    /// A random operation that is ready, or `None` if none of the choice is.
-    pub fn take(&mut self, choice: &Choice) -> Option<Operation> {
-        let candidates: Vec<usize> = match choice {
-            Choice::All => (0..self.ready.len()).collect(),
-            Choice::Only(needed) => {
-                let ready = self.ready.iter().enumerate();
-                let needed = ready.filter(|(_, id)| needed.contains(id));
-                needed.map(|(index, _)| index).collect()
-            }
-        };
-        let count = candidates.len() as u64;
-        let chosen = self.random.next().checked_rem(count)?;
+    /// A random operation that is ready and not excluded, or `None` if none of the choice is.
+    pub fn take(&mut self, choice: &Choice, excluded: &HashSet<u64>) -> Option<Operation> {
+        let ready = self.ready.iter().enumerate();
+        let candidates = ready.filter(|(_, id)| match choice {
+            Choice::All => !excluded.contains(id),
+            Choice::Only(needed) => needed.contains(id) && !excluded.contains(id),
+        });
+        let candidates: Vec<usize> = candidates.map(|(index, _)| index).collect();
+        let chosen = self.random.next().checked_rem(candidates.len() as u64)?;
         let id = self.ready.swap_remove(candidates[chosen as usize]);
-        let waiting = self.waiting.get_mut(&id)?;
-        // The operation stays in the map until `finish`, so that nothing that depends on it is ready.
-        let placeholder = Operation {
-            id,
-            context: waiting.operation.context,
-            kind: Kind::Join,
-            stamp: waiting.operation.stamp.clone(),
-            clock: waiting.operation.clock.clone(),
-        };
-        Some(std::mem::replace(&mut waiting.operation, placeholder))
+        // The entry stays until `finish`, so that nothing that depends on it is ready.
+        self.waiting.get_mut(&id)?.operation.take()
+    }
+
+    /// Returns an operation that is not done.
+    pub fn put_back(&mut self, operation: Operation) {
+        if let Some(waiting) = self.waiting.get_mut(&operation.id) {
+            self.ready.push(operation.id);
+            waiting.operation = Some(operation);
+        }
     }
 
     /// Notes that the operation ran.
@@ -296,17 +334,20 @@ pub enum Choice {
 pub struct Access<'a> {
     pub memory: &'a mut Memory,
     pub touched: Touched,
-    /// A random number of this run of the operation.
+    /// The operation's number, the same whenever a pending operation is called.
+    pub operation: u64,
+    /// A random number.
     pub seed: u64,
     /// The only device whose memory the operation reaches; `None` for copies, which reach all.
     device: Option<usize>,
 }
 
 impl<'a> Access<'a> {
-    pub fn new(memory: &'a mut Memory, seed: u64) -> Access<'a> {
+    pub fn new(memory: &'a mut Memory, operation: u64, seed: u64) -> Access<'a> {
         Access {
             memory,
             touched: Touched::default(),
+            operation,
             seed,
             device: None,
         }
@@ -385,10 +426,7 @@ mod tests {
     use super::*;
 
     fn task() -> Kind {
-        Kind::Task(Task {
-            name: "task".into(),
-            work: Arc::new(|_| Ok(())),
-        })
+        Kind::Task(Task::new("task", |_| Ok(())))
     }
 
     /// The lanes of the operations in the order in which a wait for the marks runs them.
@@ -396,7 +434,7 @@ mod tests {
         let choice = streams.choose(marks);
         let mut order = Vec::new();
         while !marks.iter().all(|mark| streams.is_done(mark)) {
-            let operation = streams.take(&choice).unwrap();
+            let operation = streams.take(&choice, &HashSet::new()).unwrap();
             order.push(operation.stamp.lane);
             streams.finish(operation.id);
         }

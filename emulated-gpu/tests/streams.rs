@@ -1,6 +1,7 @@
 //! Properties of streams, over random programs and random orders.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use emulated_gpu::config::Config;
 use emulated_gpu::graph::CaptureMode;
@@ -9,7 +10,7 @@ use emulated_gpu::launch::Program;
 use emulated_gpu::machine::Machine;
 use emulated_gpu::scripted::Scripted;
 use emulated_gpu::status::Status;
-use emulated_gpu::stream::{Access, LaneKind, Task};
+use emulated_gpu::stream::{Access, LaneKind, Progress, Task};
 use proptest::prelude::*;
 
 /// Bytes of a buffer. Operations touch one half.
@@ -152,10 +153,7 @@ impl Run {
                 }
                 Ok(access.write(to, &value)?)
             };
-            let task = Task {
-                name: format!("{step:?}").into(),
-                work: Arc::new(work),
-            };
+            let task = Task::new(&format!("{step:?}"), work);
             self.machine.submit(stream, task).unwrap();
             let event = self.machine.create_event(0, false).unwrap();
             self.machine.record(event, stream).unwrap();
@@ -165,7 +163,8 @@ impl Run {
 
     /// Waits for everything and returns the memory.
     fn finish(&mut self) -> Result<Vec<u8>, Status> {
-        self.machine.synchronize(0)?;
+        let end = self.machine.all_of(0);
+        assert!(self.machine.advance(&end)?);
         let mut memory = Vec::new();
         for &buffer in &self.buffers {
             let mut bytes = [0; BUFFER as usize];
@@ -181,12 +180,52 @@ impl Run {
 fn a_panic_of_an_operation_is_a_failed_launch() {
     let mut run = Run::new(0);
     let stream = run.streams[0];
-    let task = Task {
-        name: "panics".into(),
-        work: Arc::new(|_| panic!("the operation")),
-    };
+    let task = Task::new("panics", |_| panic!("the operation"));
     run.machine.submit(stream, task).unwrap();
     assert_eq!(run.finish(), Err(Status::LaunchFailed));
+}
+
+/// A collective waits for another stream, here also for the host.
+#[test]
+fn a_pending_operation_keeps_only_what_follows_it_from_running() {
+    for seed in 0..20 {
+        let mut run = Run::new(seed);
+        let [one, two, third] = run.streams[..] else {
+            unreachable!()
+        };
+        let [met, allowed] = [0, 1].map(|_| Arc::new(AtomicBool::new(false)));
+        let (meets, waits, host) = (met.clone(), met.clone(), allowed.clone());
+        let pending = Task::polled("waits", move |_| {
+            let is_done = waits.load(Ordering::Relaxed) && host.load(Ordering::Relaxed);
+            Ok(if is_done {
+                Progress::Done
+            } else {
+                Progress::Pending
+            })
+        });
+        run.machine.submit(one, pending).unwrap();
+        let follower = Task::new("follows", |_| Ok(()));
+        run.machine.submit(one, follower).unwrap();
+        let meets = Task::new("meets", move |_| {
+            meets.store(true, Ordering::Relaxed);
+            Ok(())
+        });
+        run.machine.submit(two, meets).unwrap();
+        let [first, other] = [one, third].map(|stream| run.machine.end_of(stream).unwrap());
+        assert_eq!(run.machine.advance(&first), Ok(false));
+        assert!(
+            met.load(Ordering::Relaxed),
+            "the wait runs what the pending operation needs"
+        );
+        assert_eq!(run.machine.poll(&first), Err(Status::NotReady));
+        assert_eq!(
+            run.machine.advance(&other),
+            Ok(true),
+            "another stream is not kept"
+        );
+        allowed.store(true, Ordering::Relaxed);
+        assert_eq!(run.machine.advance(&first), Ok(true));
+    }
 }
 
 proptest! {
