@@ -3,7 +3,6 @@
 //! An address is never used twice, so an access to freed memory is always found. Fresh memory holds
 //! [`POISON`], and every byte knows whether it was written.
 
-use std::cell::Cell;
 use std::ops::Range;
 
 use crate::launch::MemoryFault;
@@ -35,8 +34,10 @@ struct Device {
     /// Live and freed allocations, in the order of their addresses.
     allocations: Vec<Allocation>,
     statistics: Statistics,
-    /// Index of the allocation of the last access.
-    recent: Cell<usize>,
+    /// The first address.
+    first: u64,
+    /// For each [`GAP`] addresses, the index of the allocation that they belong to.
+    places: Vec<usize>,
 }
 
 #[derive(Debug)]
@@ -96,7 +97,8 @@ impl Memory {
             next: FIRST + device * SPAN,
             allocations: Vec::new(),
             statistics: Statistics::default(),
-            recent: Cell::new(0),
+            first: FIRST + device * SPAN,
+            places: Vec::new(),
         });
         Memory {
             devices: devices.collect(),
@@ -121,6 +123,8 @@ impl Memory {
         }
         let address = device.next;
         device.next = last.next_multiple_of(GAP) + GAP;
+        let places = ((device.next - device.first) / GAP) as usize;
+        device.places.resize(places, device.allocations.len());
         device.allocations.push(Allocation {
             address,
             bytes,
@@ -140,7 +144,8 @@ impl Memory {
     /// Frees the allocation that starts at the address; its contents are gone.
     pub fn free(&mut self, address: u64) -> Result<(), FreeError> {
         let none = FreeError::NoAllocation { address };
-        let device = self.device_mut(address).ok_or(none)?;
+        let device = self.device_of(address).ok_or(none)?;
+        let device = &mut self.devices[device];
         let index = device.index(address).ok_or(none)?;
         let allocation = &mut device.allocations[index];
         if allocation.address != address {
@@ -176,7 +181,8 @@ impl Memory {
 
     /// The live allocation that contains the address.
     pub fn range_of(&self, address: u64) -> Option<Range<u64>> {
-        let allocation = self.allocation(address, 1).ok()?;
+        let (device, index, _) = self.locate(address, 1).ok()?;
+        let allocation = &self.devices[device].allocations[index];
         Some(allocation.address..allocation.address + allocation.bytes)
     }
 
@@ -193,7 +199,7 @@ impl Memory {
 
     /// Checks that the range lies in one live allocation.
     pub fn check(&self, address: u64, bytes: u64) -> Result<(), MemoryFault> {
-        self.allocation(address, bytes).map(|_| ())
+        self.locate(address, bytes).map(|_| ())
     }
 
     /// Reads initialised bytes.
@@ -246,31 +252,27 @@ impl Memory {
         Ok(())
     }
 
-    fn device_mut(&mut self, address: u64) -> Option<&mut Device> {
-        let device = self.device_of(address)?;
-        self.devices.get_mut(device)
-    }
-
-    fn allocation(&self, address: u64, bytes: u64) -> Result<&Allocation, MemoryFault> {
+    /// Device, index and offset of a range in one live allocation.
+    fn locate(&self, address: u64, bytes: u64) -> Result<(usize, usize, usize), MemoryFault> {
         let outside = MemoryFault::OutOfBounds { address, bytes };
         let device = self.device_of(address).ok_or(outside)?;
-        let device = &self.devices[device];
-        let index = device.index(address).ok_or(outside)?;
-        let allocation = &device.allocations[index];
-        if bytes > allocation.bytes - (address - allocation.address) {
+        let index = self.devices[device].index(address).ok_or(outside)?;
+        let allocation = &self.devices[device].allocations[index];
+        let offset = address - allocation.address;
+        if bytes > allocation.bytes - offset {
             return Err(outside);
         }
         if allocation.contents.is_none() {
             return Err(MemoryFault::Freed { address, bytes });
         }
-        Ok(allocation)
+        Ok((device, index, offset as usize))
     }
 
     fn contents(&self, address: u64, bytes: u64) -> Result<(&Contents, Range<usize>), MemoryFault> {
-        let allocation = self.allocation(address, bytes)?;
-        let start = (address - allocation.address) as usize;
+        let (device, index, start) = self.locate(address, bytes)?;
+        let contents = &self.devices[device].allocations[index].contents;
         let freed = MemoryFault::Freed { address, bytes };
-        let contents = allocation.contents.as_ref().ok_or(freed)?;
+        let contents = contents.as_ref().ok_or(freed)?;
         Ok((contents, start..start + bytes as usize))
     }
 
@@ -279,13 +281,10 @@ impl Memory {
         address: u64,
         bytes: u64,
     ) -> Result<(&mut Contents, Range<usize>), MemoryFault> {
-        self.check(address, bytes)?;
-        let outside = MemoryFault::OutOfBounds { address, bytes };
-        let device = self.device_mut(address).ok_or(outside)?;
-        let index = device.index(address).ok_or(outside)?;
-        let allocation = &mut device.allocations[index];
-        let start = (address - allocation.address) as usize;
-        let contents = allocation.contents.as_mut().ok_or(outside)?;
+        let (device, index, start) = self.locate(address, bytes)?;
+        let contents = &mut self.devices[device].allocations[index].contents;
+        let freed = MemoryFault::Freed { address, bytes };
+        let contents = contents.as_mut().ok_or(freed)?;
         Ok((contents, start..start + bytes as usize))
     }
 }
@@ -293,19 +292,10 @@ impl Memory {
 impl Device {
     /// Index of the allocation, live or freed, that contains the address or ends at it.
     fn index(&self, address: u64) -> Option<usize> {
-        let contains = |index: usize| {
-            let allocation = self.allocations.get(index)?;
-            let offset = address.checked_sub(allocation.address)?;
-            (offset <= allocation.bytes).then_some(index)
-        };
-        contains(self.recent.get()).or_else(|| {
-            let after = self
-                .allocations
-                .partition_point(|allocation| allocation.address <= address);
-            let index = contains(after.checked_sub(1)?)?;
-            self.recent.set(index);
-            Some(index)
-        })
+        let place = ((address - self.first) / GAP) as usize;
+        let index = *self.places.get(place)?;
+        let allocation = &self.allocations[index];
+        (address - allocation.address <= allocation.bytes).then_some(index)
     }
 }
 

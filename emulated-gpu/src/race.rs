@@ -225,11 +225,10 @@ impl Touched {
         let end = address + bytes;
         let mut start = address;
         while start < end {
-            let number = start / PAGE;
-            let stop = end.min((number + 1) * PAGE);
-            let range = (start % PAGE) as usize..(stop - number * PAGE) as usize;
-            let bits = bits(pages.page(number));
-            for (word, mask) in words(range) {
+            let stop = end.min((start / PAGE + 1) * PAGE);
+            let low = (start % PAGE) as usize;
+            let bits = bits(pages.page(start / PAGE));
+            for (word, mask) in words(low..low + (stop - start) as usize) {
                 bits[word] |= mask;
             }
             start = stop;
