@@ -13,7 +13,7 @@ use half::{bf16, f16};
 
 use crate::abi::{HostRange, In, Out, guard};
 use crate::driver::{self, Handle};
-use crate::launch::{GlobalMemory, LaunchError, MemoryFault};
+use crate::launch::{Failure, GlobalMemory, LaunchError, MemoryFault};
 use crate::memory::POISON;
 use crate::status::Status;
 use crate::stream::Access;
@@ -284,6 +284,8 @@ pub extern "C" fn cublasLtMatmulDescSetAttribute(
             7 => operation.epilogue = int(from, bytes)?,
             8 => operation.bias = long(from, bytes)? as u64,
             10 => operation.bias_stride = long(from, bytes)?,
+            // The number of multiprocessors to use changes nothing.
+            15 => drop(int(from, bytes)?),
             26 => operation.bias_type = int(from, bytes)?,
             _ => return Err(Code::NotSupported),
         }
@@ -611,7 +613,8 @@ impl Matrix {
         if address.is_multiple_of(bytes) {
             Ok(address)
         } else {
-            Err(LaunchError::Misaligned { address, bytes })
+            let message = format!("{address:#x} is not aligned to {bytes} bytes");
+            Err(LaunchError::new(Failure::Misaligned, message))
         }
     }
 

@@ -14,7 +14,7 @@ use std::time::Duration;
 use crate::abi::{HostRange, In, Out, guard};
 use crate::config::{Config, uuid};
 use crate::graph::CaptureMode;
-use crate::launch::{Dim, GlobalMemory, LaunchError};
+use crate::launch::{Dim, Failure, GlobalMemory, LaunchError};
 use crate::machine::{Machine, REGISTERS, SHARED_DEFAULT, SHARED_MOST, THREADS_MOST};
 use crate::memory::POISON;
 use crate::status::{Status, describe};
@@ -505,7 +505,7 @@ pub extern "C" fn cuMemFreeAsync(pointer: u64, stream: Handle) -> c_int {
             machine.check_range(pointer, 1)?;
             submit(machine, stream, "free", move |access| {
                 let freed = access.free(pointer);
-                freed.map_err(|error| LaunchError::Check(error.to_string()))
+                freed.map_err(|error| LaunchError::new(Failure::Launch, error))
             })
             .map(|_| ())
         })

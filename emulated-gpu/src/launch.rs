@@ -131,21 +131,48 @@ pub enum LoadError {
 
 /// Why a launch failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum LaunchError {
-    #[error(transparent)]
-    Memory(#[from] MemoryFault),
-    #[error("{bytes} bytes at {address:#x} are misaligned")]
-    Misaligned { address: u64, bytes: u64 },
-    #[error("the kernel executed trap")]
-    Trap,
-    #[error("an assertion of the kernel failed: {0}")]
-    Assert(String),
-    #[error("illegal instruction: {0}")]
-    Instruction(String),
+#[error("{message}")]
+pub struct LaunchError {
+    pub failure: Failure,
+    /// What failed and where, for people.
+    pub message: String,
+}
+
+/// What the driver reports of a failed launch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Failure {
+    /// An access outside of an allocation, or to freed memory.
+    Address,
+    Misaligned,
+    Instruction,
+    /// An assertion of the kernel.
+    Assert,
     /// Shared memory or registers exceed the device's.
-    #[error("out of resources: {0}")]
-    Resources(String),
-    /// An error that a real GPU does not report, for example a race in shared memory.
-    #[error("{0}")]
-    Check(String),
+    Resources,
+    /// A trap, and every error that a real GPU does not report, for example a read of uninitialised memory.
+    Launch,
+}
+
+impl LaunchError {
+    pub fn new(failure: Failure, message: impl fmt::Display) -> LaunchError {
+        LaunchError {
+            failure,
+            message: message.to_string(),
+        }
+    }
+}
+
+impl From<MemoryFault> for Failure {
+    fn from(fault: MemoryFault) -> Failure {
+        match fault {
+            MemoryFault::OutOfBounds { .. } | MemoryFault::Freed { .. } => Failure::Address,
+            MemoryFault::Uninitialised { .. } => Failure::Launch,
+        }
+    }
+}
+
+impl From<MemoryFault> for LaunchError {
+    fn from(fault: MemoryFault) -> LaunchError {
+        LaunchError::new(fault.into(), fault)
+    }
 }

@@ -9,7 +9,7 @@ use serde_json::json;
 use crate::config::Config;
 use crate::faults::Faults;
 use crate::graph::{Capture, CaptureMode, Executable, Frontier, Graph};
-use crate::launch::{Dim, Kernel, Launch, LaunchError, LoadError, MemoryFault, Program};
+use crate::launch::{Dim, Failure, Kernel, Launch, LaunchError, LoadError, Program};
 use crate::memory::{AllocationError, Memory};
 use crate::race::History;
 use crate::report::Report;
@@ -290,8 +290,10 @@ impl Machine {
         let mut access = Access::new(&mut self.memory, operation.id, seed);
         // A panic would leave the operation unfinished, and what depends on it would never run.
         let result = catch_unwind(AssertUnwindSafe(|| task.run(&mut access)));
-        let result =
-            result.unwrap_or_else(|_| Err(LaunchError::Check("the emulator panicked".into())));
+        let result = result.unwrap_or_else(|_| {
+            let message = "the emulator panicked";
+            Err(LaunchError::new(Failure::Launch, message))
+        });
         let (reads, writes) = access.touched.ranges();
         let (stamp, clock) = (&operation.stamp, &operation.clock);
         let mut race = None;
@@ -315,7 +317,7 @@ impl Machine {
             let message = format!("{}: {failure}", stamp.operation);
             let details = json!({"operation": &*stamp.operation});
             self.report.finding("fault", &message, details);
-            *error = Some(status_of(&failure));
+            *error = Some(status_of(failure.failure));
             Progress::Done
         })
     }
@@ -677,7 +679,10 @@ impl Machine {
         self.check(context)?;
         let mut program = (self.loader)(text).map_err(|error| {
             self.misuse(&error.to_string());
-            Status::InvalidPtx
+            match error {
+                LoadError::Invalid(_) => Status::InvalidPtx,
+                LoadError::Unsupported(_) => Status::UnsupportedPtx,
+            }
         })?;
         let mut globals = HashMap::new();
         for global in program.globals().to_vec() {
@@ -829,24 +834,21 @@ impl Machine {
             "devices": devices.collect::<Vec<_>>(),
             "launches": self.launches,
             "operations": self.ran,
+            "unfinished": self.streams.unfinished(),
             "findings": self.report.findings(),
         });
         self.report.line("summary", details);
     }
 }
 
-/// The code with which the driver reports a failure. What only the emulator finds is a failed launch.
-fn status_of(failure: &LaunchError) -> Status {
+/// The code with which the driver reports a failure.
+fn status_of(failure: Failure) -> Status {
     match failure {
-        LaunchError::Memory(MemoryFault::OutOfBounds { .. } | MemoryFault::Freed { .. }) => {
-            Status::IllegalAddress
-        }
-        LaunchError::Misaligned { .. } => Status::MisalignedAddress,
-        LaunchError::Assert(_) => Status::Assert,
-        LaunchError::Instruction(_) => Status::IllegalInstruction,
-        LaunchError::Resources(_) => Status::LaunchOutOfResources,
-        LaunchError::Memory(MemoryFault::Uninitialised { .. })
-        | LaunchError::Trap
-        | LaunchError::Check(_) => Status::LaunchFailed,
+        Failure::Address => Status::IllegalAddress,
+        Failure::Misaligned => Status::MisalignedAddress,
+        Failure::Instruction => Status::IllegalInstruction,
+        Failure::Assert => Status::Assert,
+        Failure::Resources => Status::LaunchOutOfResources,
+        Failure::Launch => Status::LaunchFailed,
     }
 }

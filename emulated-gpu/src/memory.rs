@@ -19,6 +19,9 @@ const SPAN: u64 = 1 << 43;
 /// Unmapped bytes after an allocation, so that an index out of bounds does not hit the next one.
 const GAP: u64 = 1 << 20;
 
+/// What the driver guarantees of an address, and no more.
+const ALIGNMENT: u64 = 256;
+
 /// Memory of all devices.
 #[derive(Debug)]
 pub struct Memory {
@@ -94,7 +97,7 @@ impl Memory {
     pub fn new(devices: usize, capacity: u64, fail_after: Option<u64>) -> Memory {
         let devices = (0..devices.min(MAX_DEVICES) as u64).map(|device| Device {
             capacity,
-            next: FIRST + device * SPAN,
+            next: FIRST + device * SPAN + ALIGNMENT,
             allocations: Vec::new(),
             statistics: Statistics::default(),
             first: FIRST + device * SPAN,
@@ -106,7 +109,7 @@ impl Memory {
         }
     }
 
-    /// Allocates bytes of a device; the address is aligned to [`GAP`].
+    /// Allocates bytes of a device.
     pub fn allocate(&mut self, device: usize, bytes: u64) -> Result<u64, AllocationError> {
         if let Some(left) = &mut self.fail_after {
             if *left == 0 {
@@ -122,7 +125,7 @@ impl Memory {
             return Err(AllocationError::OutOfMemory { bytes, free });
         }
         let address = device.next;
-        device.next = last.next_multiple_of(GAP) + GAP;
+        device.next = last.next_multiple_of(GAP) + GAP + ALIGNMENT;
         let places = ((device.next - device.first) / GAP) as usize;
         device.places.resize(places, device.allocations.len());
         device.allocations.push(Allocation {
@@ -295,7 +298,8 @@ impl Device {
         let place = ((address - self.first) / GAP) as usize;
         let index = *self.places.get(place)?;
         let allocation = &self.allocations[index];
-        (address - allocation.address <= allocation.bytes).then_some(index)
+        let offset = address.checked_sub(allocation.address)?;
+        (offset <= allocation.bytes).then_some(index)
     }
 }
 
@@ -379,6 +383,7 @@ mod tests {
         let a = memory.allocate(0, 16).unwrap();
         let b = memory.allocate(0, 16).unwrap();
         assert!(a >= 1 << 47 && b > a);
+        assert_eq!([a, b].map(|address| address % 512), [256; 2]);
         for (address, bytes) in [(a + 16, 1), (a + 8, 9), (a - 1, 1), (8, 4), (u64::MAX, 4)] {
             let fault = memory.write(address, &vec![0; bytes as usize]).unwrap_err();
             assert_eq!(fault, MemoryFault::OutOfBounds { address, bytes });

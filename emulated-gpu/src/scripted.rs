@@ -3,7 +3,7 @@
 //! A module whose text starts with [`MARK`] has all of them.
 
 use crate::launch::{
-    Global, GlobalMemory, Kernel, Launch, LaunchError, LoadError, Parameter, Program,
+    Failure, Global, GlobalMemory, Kernel, Launch, LaunchError, LoadError, Parameter, Program,
 };
 
 /// The first line of a module of scripted kernels.
@@ -108,7 +108,7 @@ impl Program for Scripted {
                 memory.write(self.counter, &next.to_le_bytes())?;
             }
             "dynamic_shared" => memory.write(pointer(0), &launch.dynamic_shared.to_le_bytes())?,
-            _ => return Err(LaunchError::Trap),
+            _ => return Err(LaunchError::new(Failure::Launch, "the kernel trapped")),
         }
         Ok(())
     }

@@ -265,6 +265,11 @@ impl Streams {
         self.host.join(&mark.clock);
     }
 
+    /// How many operations did not run.
+    pub fn unfinished(&self) -> usize {
+        self.waiting.len()
+    }
+
     /// Whether all operations ran and the host knows it, so that no later one can race with them.
     pub fn is_quiet(&self) -> bool {
         let known = |(index, lane): (usize, &Lane)| self.host.get(index) >= lane.clock.get(index);

@@ -158,10 +158,10 @@ fn invalid_ranges_and_frees_are_refused_at_the_call() {
         assert_eq!(
             said,
             [
-                "no allocation contains 16 bytes at 0x800000000004",
-                "no allocation starts at 0x800000000004",
-                "16 bytes at 0x800000000000 were freed",
-                "0x800000000000 is freed twice",
+                "no allocation contains 16 bytes at 0x800000000104",
+                "no allocation starts at 0x800000000104",
+                "16 bytes at 0x800000000100 were freed",
+                "0x800000000100 is freed twice",
             ]
         );
     }
@@ -194,7 +194,7 @@ fn a_wrong_kernel_breaks_the_context_until_it_is_destroyed() {
         let fault = of_kind(&report, "fault");
         assert_eq!(
             fault[0]["message"],
-            "kernel fill (stream 0, operation 1): no allocation contains 4 bytes at 0x800000200010"
+            "kernel fill (stream 0, operation 1): no allocation contains 4 bytes at 0x800000200110"
         );
     }
 }
@@ -638,6 +638,43 @@ fn illegal_calls_invalidate_a_capture() {
         assert_eq!(cuda.cuMemAlloc_v2(&mut 0, 4), 0);
         assert_eq!(cuda.cuStreamEndCapture(one, &mut 0), 0);
     });
+}
+
+/// Threads use the driver at once, each with streams of its own, on two devices.
+#[test]
+fn threads_share_the_driver() {
+    let settings = [("EMULATED_GPU_DEVICES", "2")];
+    let report = in_child("threads_share_the_driver", &settings, || {
+        let cuda = Cuda::start();
+        let work = |device: i32| {
+            cuda.enter(device);
+            let step = cuda.function(cuda.load(), "step");
+            let stream = cuda.stream();
+            let one = cuda.put(&[1.0; 8]);
+            for round in 0..20 {
+                let a = cuda.put(&[0.0; 8]);
+                for _ in 0..round {
+                    assert_eq!(cuda.step(step, stream, a, one, 1.0, 8), 0);
+                }
+                assert_eq!(cuda.cuStreamSynchronize(stream), 0);
+                assert_eq!(cuda.get(a, 8), [round as f32; 8]);
+                assert_eq!(cuda.cuMemFree_v2(a), 0);
+            }
+        };
+        std::thread::scope(|scope| {
+            for thread in 0..4 {
+                scope.spawn(move || work(thread % 2));
+            }
+        });
+    });
+    if let Some(report) = report {
+        let summary = of_kind(&report, "summary")[0];
+        assert_eq!(
+            (&summary["findings"], &summary["unfinished"]),
+            (&0.into(), &0.into())
+        );
+        assert_eq!(summary["launches"]["step"], 4 * (0..20).sum::<i32>());
+    }
 }
 
 #[test]
