@@ -1,5 +1,6 @@
 //! The interface between the driver and the PTX interpreter: one launch of a kernel.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 /// Global memory as a kernel sees it. Addresses are device pointers.
@@ -109,16 +110,20 @@ pub trait Program: Send + Sync {
     fn kernels(&self) -> &[Kernel];
     /// The module's variables in global memory.
     fn globals(&self) -> &[Global];
-    /// Gives a variable its address. The driver places every variable once, before the first launch.
-    fn place(&mut self, global: &str, address: u64);
-    /// Runs every block of a launch.
+    /// Gives a variable, by its index, its address. The driver places every variable once, before the first
+    /// launch.
+    fn place(&mut self, global: usize, address: u64);
+    /// Runs every block of a launch and returns what it counted.
     fn run(
         &self,
         kernel: &str,
         launch: &Launch<'_>,
         memory: &mut dyn GlobalMemory,
-    ) -> Result<(), LaunchError>;
+    ) -> Result<Counts, LaunchError>;
 }
+
+/// What launches count, for example instructions or bank conflicts. The report has their sums by kernel.
+pub type Counts = BTreeMap<&'static str, u64>;
 
 /// Why a module cannot be loaded.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -9,7 +9,7 @@ use serde_json::json;
 use crate::config::Config;
 use crate::faults::Faults;
 use crate::graph::{Capture, CaptureMode, Executable, Frontier, Graph};
-use crate::launch::{Dim, Failure, Kernel, Launch, LaunchError, LoadError, Program};
+use crate::launch::{Counts, Dim, Failure, Kernel, Launch, LaunchError, LoadError, Program};
 use crate::memory::{AllocationError, Memory};
 use crate::race::History;
 use crate::report::Report;
@@ -51,6 +51,8 @@ pub struct Machine {
     graphs: HashMap<u32, Graph>,
     executables: HashMap<u32, (usize, Executable)>,
     launches: BTreeMap<String, u64>,
+    /// What operations counted, by their names.
+    counts: BTreeMap<String, Counts>,
     /// Operations that ran, which is also the clock of events.
     ran: u64,
     next: u32,
@@ -115,6 +117,7 @@ impl Machine {
             graphs: HashMap::new(),
             executables: HashMap::new(),
             launches: BTreeMap::new(),
+            counts: BTreeMap::new(),
             ran: 0,
             next: 1,
             config,
@@ -295,6 +298,12 @@ impl Machine {
             Err(LaunchError::new(Failure::Launch, message))
         });
         let (reads, writes) = access.touched.ranges();
+        if !access.counts.is_empty() {
+            let sums = self.counts.entry(task.name().to_owned()).or_default();
+            for (name, count) in access.counts {
+                *sums.entry(name).or_default() += count;
+            }
+        }
         let (stamp, clock) = (&operation.stamp, &operation.clock);
         let mut race = None;
         for range in reads {
@@ -685,12 +694,12 @@ impl Machine {
             }
         })?;
         let mut globals = HashMap::new();
-        for global in program.globals().to_vec() {
+        for (index, global) in program.globals().to_vec().into_iter().enumerate() {
             let bytes = global.initial.len() as u64;
             let address = self.allocate(context, bytes)?;
             let written = self.memory.write(address, &global.initial);
             written.map_err(|_| Status::Unknown)?;
-            program.place(&global.name, address);
+            program.place(index, address);
             globals.insert(global.name, (address, bytes));
         }
         let module = Module {
@@ -811,7 +820,8 @@ impl Machine {
                 parameters: &parameters,
                 seed: access.seed,
             };
-            program.run(&name, &launch, access)
+            access.counts = program.run(&name, &launch, access)?;
+            Ok(())
         });
         self.submit(stream, task).map(|_| ())
     }
@@ -833,6 +843,7 @@ impl Machine {
         let details = json!({
             "devices": devices.collect::<Vec<_>>(),
             "launches": self.launches,
+            "counts": self.counts,
             "operations": self.ran,
             "unfinished": self.streams.unfinished(),
             "findings": self.report.findings(),

@@ -3,7 +3,8 @@
 //! A module whose text starts with [`MARK`] has all of them.
 
 use crate::launch::{
-    Failure, Global, GlobalMemory, Kernel, Launch, LaunchError, LoadError, Parameter, Program,
+    Counts, Failure, Global, GlobalMemory, Kernel, Launch, LaunchError, LoadError, Parameter,
+    Program,
 };
 
 /// The first line of a module of scripted kernels.
@@ -70,7 +71,7 @@ impl Program for Scripted {
         &self.globals
     }
 
-    fn place(&mut self, _: &str, address: u64) {
+    fn place(&mut self, _: usize, address: u64) {
         self.counter = address;
     }
 
@@ -79,7 +80,7 @@ impl Program for Scripted {
         kernel: &str,
         launch: &Launch<'_>,
         memory: &mut dyn GlobalMemory,
-    ) -> Result<(), LaunchError> {
+    ) -> Result<Counts, LaunchError> {
         let parameters = launch.parameters;
         let pointer = |at| u64::from_le_bytes(bytes(parameters, at));
         let number = |at| u32::from_le_bytes(bytes(parameters, at));
@@ -110,7 +111,7 @@ impl Program for Scripted {
             "dynamic_shared" => memory.write(pointer(0), &launch.dynamic_shared.to_le_bytes())?,
             _ => return Err(LaunchError::new(Failure::Launch, "the kernel trapped")),
         }
-        Ok(())
+        Ok(Counts::from([("threads", threads)]))
     }
 }
 

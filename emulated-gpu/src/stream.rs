@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fmt;
 use std::sync::Arc;
 
-use crate::launch::{GlobalMemory, LaunchError, MemoryFault};
+use crate::launch::{Counts, GlobalMemory, LaunchError, MemoryFault};
 use crate::memory::{FreeError, Memory, Snapshot};
 use crate::race::{Clock, Stamp, Touched};
 
@@ -44,6 +44,10 @@ impl Task {
             name: name.into(),
             work: Arc::new(work),
         }
+    }
+
+    pub fn name(&self) -> &str {
+        &self.name
     }
 
     pub fn run(&self, access: &mut Access<'_>) -> Result<Progress, LaunchError> {
@@ -339,6 +343,8 @@ pub enum Choice {
 pub struct Access<'a> {
     pub memory: &'a mut Memory,
     pub touched: Touched,
+    /// What the operation counts, for the report.
+    pub counts: Counts,
     /// The operation's number, the same whenever a pending operation is called.
     pub operation: u64,
     /// A random number.
@@ -352,6 +358,7 @@ impl<'a> Access<'a> {
         Access {
             memory,
             touched: Touched::default(),
+            counts: Counts::new(),
             operation,
             seed,
             device: None,

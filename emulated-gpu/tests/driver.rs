@@ -673,7 +673,9 @@ fn threads_share_the_driver() {
             (&summary["findings"], &summary["unfinished"]),
             (&0.into(), &0.into())
         );
-        assert_eq!(summary["launches"]["step"], 4 * (0..20).sum::<i32>());
+        let launches = 4 * (0..20).sum::<i32>();
+        assert_eq!(summary["launches"]["step"], launches);
+        assert_eq!(summary["counts"]["kernel step"]["threads"], 8 * launches);
     }
 }
 
