@@ -15,7 +15,7 @@ use crate::abi::{HostRange, In, Out, guard};
 use crate::config::{Config, uuid};
 use crate::graph::CaptureMode;
 use crate::launch::{Dim, Failure, GlobalMemory, LaunchError};
-use crate::machine::{Machine, REGISTERS, SHARED_DEFAULT, SHARED_MOST, THREADS_MOST};
+use crate::machine::{Machine, Pinned, REGISTERS, SHARED_DEFAULT, SHARED_MOST, THREADS_MOST};
 use crate::memory::POISON;
 use crate::status::{Status, describe};
 use crate::stream::{Access, LaneKind, Mark, Task, Wait};
@@ -526,7 +526,7 @@ pub extern "C" fn cuMemGetInfo_v2(free: Out<usize>, total: Out<usize>) -> c_int 
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemHostAlloc(pointer: Out<*mut c_void>, bytes: usize, _flags: c_uint) -> c_int {
     code(|| {
-        with_context(|machine, _| {
+        with_context(|machine, context| {
             machine.refuse_in_capture()?;
             if bytes == 0 {
                 return Err(Status::InvalidValue);
@@ -541,7 +541,11 @@ pub extern "C" fn cuMemHostAlloc(pointer: Out<*mut c_void>, bytes: usize, _flags
                 address.write_bytes(POISON, bytes);
                 address
             };
-            machine.pinned.insert(address as u64, bytes as u64);
+            let pinned = Pinned {
+                bytes: bytes as u64,
+                context,
+            };
+            machine.pinned.insert(address as u64, pinned);
             pointer.put(address.cast())
         })
     })
@@ -554,14 +558,15 @@ pub extern "C" fn cuMemFreeHost(pointer: *mut c_void) -> c_int {
         with_context(|machine, _| machine.refuse_in_capture())?;
         settle_context()?;
         with_context(|machine, _| {
-            let Some(bytes) = machine.pinned.remove(&(pointer as u64)) else {
+            let Some(pinned) = machine.pinned.remove(&(pointer as u64)) else {
                 machine.misuse(&format!("no pinned memory starts at {pointer:p}"));
                 return Err(Status::InvalidValue);
             };
-            let layout = pinned_layout(bytes as usize)?;
+            let bytes = pinned.bytes as usize;
+            let layout = pinned_layout(bytes)?;
             // SAFETY: the map has only addresses that `cuMemHostAlloc` allocated with this layout, once.
             unsafe {
-                pointer.cast::<u8>().write_bytes(POISON, bytes as usize);
+                pointer.cast::<u8>().write_bytes(POISON, bytes);
                 std::alloc::dealloc(pointer.cast(), layout);
             }
             Ok(())

@@ -35,8 +35,8 @@ pub struct Machine {
     pub config: Config,
     pub memory: Memory,
     pub streams: Streams,
-    /// Host memory that `cuMemHostAlloc` returned: address and bytes.
-    pub pinned: BTreeMap<u64, u64>,
+    /// Host memory that `cuMemHostAlloc` returned, by its address.
+    pub pinned: BTreeMap<u64, Pinned>,
     report: Report,
     loader: Loader,
     history: History,
@@ -56,6 +56,13 @@ pub struct Machine {
     /// Operations that ran, which is also the clock of events.
     ran: u64,
     next: u32,
+}
+
+/// Pinned memory of the host.
+#[derive(Debug, Clone, Copy)]
+pub struct Pinned {
+    pub bytes: u64,
+    pub context: usize,
 }
 
 #[derive(Debug, Default)]
@@ -137,14 +144,12 @@ impl Machine {
 
     /// Releases a context; the last release destroys it and reports what it leaks.
     pub fn release(&mut self, device: usize) -> Result<(), Status> {
-        let context = &mut self.contexts[device];
-        context.retained = context
-            .retained
-            .checked_sub(1)
-            .ok_or(Status::InvalidContext)?;
-        if context.retained == 0 {
-            self.destroy(device);
+        match self.contexts[device].retained {
+            0 => return Err(Status::InvalidContext),
+            1 => self.destroy(device),
+            _ => {}
         }
+        self.contexts[device].retained -= 1;
         Ok(())
     }
 
@@ -152,8 +157,8 @@ impl Machine {
         self.captures
             .retain(|_, capture| self.streams.context(capture.origin) != device);
         let end = self.all_of(device);
-        if !self.advance(&end).unwrap_or(true) {
-            // What is pending is dropped.
+        if self.advance(&end) == Ok(false) {
+            // A broken context drops what is pending, and the call then returns that error.
             self.contexts[device].error = Some(Status::Deinitialized);
             let _ = self.advance(&end);
         }
@@ -167,6 +172,15 @@ impl Machine {
             let (address, bytes) = (leak.start, leak.end - leak.start);
             let details = json!({"device": device, "address": address, "bytes": bytes});
             let message = format!("{bytes} bytes at {address:#x} of device {device} are not freed");
+            self.report.finding("leak", &message, details);
+        }
+        // The memory itself stays, for a program that still uses it.
+        let leaks = self
+            .pinned
+            .extract_if(.., |_, pinned| pinned.context == device);
+        for (address, Pinned { bytes, .. }) in leaks {
+            let details = json!({"address": address, "bytes": bytes});
+            let message = format!("{bytes} bytes at {address:#x} of the host are not freed");
             self.report.finding("leak", &message, details);
         }
         self.events.retain(|_, event| event.context != device);
@@ -370,7 +384,7 @@ impl Machine {
     /// Whether the whole range of the host is pinned.
     pub fn is_pinned(&self, address: u64, bytes: u64) -> bool {
         let before = self.pinned.range(..=address).next_back();
-        before.is_some_and(|(start, length)| address - start + bytes <= *length)
+        before.is_some_and(|(start, pinned)| address - start + bytes <= pinned.bytes)
     }
 
     // Streams

@@ -175,6 +175,27 @@ impl Run {
     }
 }
 
+#[test]
+fn destroying_a_context_drops_pending_operations() {
+    let mut run = Run::new(0);
+    let [one, two, _] = run.streams[..] else {
+        unreachable!()
+    };
+    let mark = run
+        .machine
+        .submit(one, Task::polled("waits", |_| Ok(Progress::Pending)));
+    let mark = mark.unwrap().unwrap();
+    run.machine
+        .submit(two, Task::new("runs", |_| Ok(())))
+        .unwrap();
+    run.machine.release(0).unwrap();
+    assert!(run.machine.streams.is_done(&mark));
+    assert_eq!(run.machine.streams.unfinished(), 0);
+    assert_eq!(run.machine.release(0), Err(Status::InvalidContext));
+    run.machine.retain(0);
+    assert_eq!(run.machine.check(0), Ok(()));
+}
+
 /// A bug in the emulator fails the context; it neither hangs nor passes.
 #[test]
 fn a_panic_of_an_operation_is_a_failed_launch() {
