@@ -467,6 +467,7 @@ pub extern "C" fn cuMemAlloc_v2(pointer: Out<u64>, bytes: usize) -> c_int {
     })
 }
 
+/// Waits for the memory's device, as the driver does, and frees the memory.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemFree_v2(pointer: u64) -> c_int {
     code(|| {
@@ -474,7 +475,10 @@ pub extern "C" fn cuMemFree_v2(pointer: u64) -> c_int {
         if pointer == 0 {
             return Ok(());
         }
-        settle_context()?;
+        settle(|machine| {
+            let owner = machine.memory.device_of(pointer).or_else(current);
+            Ok(machine.all_of(owner.ok_or(Status::InvalidContext)?))
+        })?;
         with_context(|machine, _| machine.free(pointer))
     })
 }
