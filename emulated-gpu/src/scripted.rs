@@ -19,7 +19,7 @@ pub struct Scripted {
 }
 
 /// Names, and the bytes of each parameter.
-const KERNELS: [(&str, &[u32]); 5] = [
+const KERNELS: [(&str, &[u32]); 6] = [
     // out: u64, value: f32, count: u32; out[i] = value
     ("fill", &[8, 4, 4]),
     // out: u64, in: u64, factor: f32, count: u32; out[i] = factor * out[i] + in[i]
@@ -29,6 +29,8 @@ const KERNELS: [(&str, &[u32]); 5] = [
     // out: u64; out[0] = bytes of dynamic shared memory
     ("dynamic_shared", &[8]),
     ("trap", &[]),
+    // Nothing, with 128 registers a thread.
+    ("wide", &[]),
 ];
 
 impl Program for Scripted {
@@ -48,7 +50,7 @@ impl Program for Scripted {
                 parameters: parameters.collect(),
                 static_shared: 0,
                 local: 0,
-                registers: 32,
+                registers: if name == "wide" { 128 } else { 32 },
                 max_threads: 1024,
             }
         });
@@ -109,6 +111,7 @@ impl Program for Scripted {
                 memory.write(self.counter, &next.to_le_bytes())?;
             }
             "dynamic_shared" => memory.write(pointer(0), &launch.dynamic_shared.to_le_bytes())?,
+            "wide" => {}
             _ => return Err(LaunchError::new(Failure::Launch, "the kernel trapped")),
         }
         Ok(Counts::from([("threads", threads)]))

@@ -275,6 +275,77 @@ fn a_missing_event_is_a_race_that_names_both_operations() {
     }
 }
 
+/// Every pair is two operations on the same bytes. Each fails in every order without an event, and works with
+/// one.
+#[test]
+fn every_operation_needs_an_order() {
+    in_child("every_operation_needs_an_order", &[], || {
+        let cuda = Cuda::start();
+        let host = std::cell::Cell::new(null_mut::<c_void>());
+        type Call<'a> = &'a dyn Fn(u64, u64, usize) -> i32;
+        let fill: Call<'_> = &|a, _, stream| {
+            let fill = cuda.function(cuda.load(), "fill");
+            cuda.fill(fill, stream, a, 1.0, 4)
+        };
+        let set: Call<'_> = &|a, _, stream| cuda.cuMemsetD32Async(a, 0, 4, stream);
+        let upload: Call<'_> = &|a, _, stream| cuda.cuMemcpyHtoDAsync_v2(a, host.get(), 16, stream);
+        let download: Call<'_> =
+            &|a, _, stream| cuda.cuMemcpyDtoHAsync_v2(host.get(), a, 16, stream);
+        let store: Call<'_> = &|_, b, stream| cuda.cuMemcpyDtoHAsync_v2(host.get(), b, 16, stream);
+        let copy: Call<'_> = &|a, b, stream| cuda.cuMemcpyDtoDAsync_v2(b, a, 16, stream);
+        let free: Call<'_> = &|a, _, stream| cuda.cuMemFreeAsync(a, stream);
+        let pairs = [
+            (set, download),
+            (upload, fill),
+            (copy, fill),
+            (copy, store),
+            (upload, store),
+            (fill, free),
+            (copy, free),
+        ];
+        for (index, (first, second)) in pairs.into_iter().enumerate() {
+            for round in 0..8 {
+                assert_eq!(cuda.cuDevicePrimaryCtxRelease_v2(0), 0);
+                cuda.enter(0);
+                let [a, b] = [0, 1].map(|_| cuda.put(&[1.0; 4]));
+                let [one, two] = [0, 1].map(|_| cuda.stream());
+                assert_eq!(cuda.cuCtxSynchronize(), 0);
+                host.set(cuda.pinned(&[1.0; 4]).as_mut_ptr().cast());
+                assert_eq!(first(a, b, one), 0);
+                if round == 0 {
+                    let event = cuda.event();
+                    assert_eq!(cuda.cuEventRecord(event, one), 0);
+                    assert_eq!(cuda.cuStreamWaitEvent(two, event, 0), 0);
+                }
+                assert_eq!(second(a, b, two), 0);
+                let code = cuda.cuCtxSynchronize();
+                let failed = [LAUNCH_FAILED, ILLEGAL_ADDRESS].contains(&code);
+                assert_eq!(failed, round > 0, "pair {index}, round {round}: {code}");
+            }
+        }
+    });
+}
+
+/// An operation that ran by chance during a wait for something else is not ordered before later ones.
+#[test]
+fn a_wait_for_one_stream_does_not_order_another() {
+    in_child("a_wait_for_one_stream_does_not_order_another", &[], || {
+        let cuda = Cuda::start();
+        for _ in 0..16 {
+            assert_eq!(cuda.cuDevicePrimaryCtxRelease_v2(0), 0);
+            cuda.enter(0);
+            let fill = cuda.function(cuda.load(), "fill");
+            let [a, b] = [0, 1].map(|_| cuda.alloc(4));
+            let [one, two] = [0, 1].map(|_| cuda.stream());
+            assert_eq!(cuda.fill(fill, one, a, 1.0, 1), 0);
+            assert_eq!(cuda.fill(fill, two, b, 1.0, 1), 0);
+            assert_eq!(cuda.cuStreamSynchronize(two), 0);
+            assert_eq!(cuda.fill(fill, two, a, 1.0, 1), 0);
+            assert_eq!(cuda.cuCtxSynchronize(), LAUNCH_FAILED);
+        }
+    });
+}
+
 #[test]
 fn waits_of_the_host_order_streams() {
     let report = in_child("waits_of_the_host_order_streams", &[], || {
@@ -520,6 +591,9 @@ fn modules_are_ptx_with_functions_globals_and_limits() {
             assert_eq!(blocks, 2);
             assert_eq!(cuda.launch(shared, 1025, 0, &parameters), INVALID_VALUE);
             assert_eq!(cuda.launch(shared, 0, 0, &parameters), INVALID_VALUE);
+            let wide = cuda.function(module, "wide");
+            assert_eq!(cuda.launch(wide, 512, 0, &[]), 0);
+            assert_eq!(cuda.launch(wide, 513, 0, &[]), 701, "registers");
             assert_eq!(cuda.cuModuleUnload(module), 0);
             assert_eq!(cuda.launch(count, 1, 0, &[]), 400);
         },
@@ -612,6 +686,9 @@ fn illegal_calls_invalidate_a_capture() {
         );
 
         // The default stream waits for blocking streams only.
+        assert_eq!(cuda.cuStreamBeginCapture_v2(one, 0), 0);
+        assert_eq!(cuda.fill(fill, 0, a, 1.0, 1), 0);
+        assert_eq!(cuda.cuStreamEndCapture(one, &mut 0), 0);
         assert_eq!(cuda.cuStreamBeginCapture_v2(blocking, 0), 0);
         assert_eq!(cuda.fill(fill, 0, a, 1.0, 1), 906);
         assert_eq!(cuda.cuStreamEndCapture(blocking, &mut 0), 901);
