@@ -23,10 +23,12 @@ else
 fi
 
 say "rustfmt"
-cargo fmt --check
+cargo fmt --all --check
 
 say "clippy"
 cargo clippy --locked --all-targets --test endurance --test cluster -- -D warnings
+
+cargo clippy --locked -p emulated-gpu --all-targets -- -D warnings
 
 say "fuzz targets"
 # The fuzz crate compiles the readers from source, so a new import in a reader can break it.
@@ -64,6 +66,10 @@ else
   echo "SKIPPED: the CUDA kernels are not compiled (set EVENKEEL_CUDA_LIBRARIES)"
 fi
 echo "SKIPPED: no CUDA test runs on a GPU yet (docs/cuda.md)"
+
+say "emulated GPU"
+# Its own package: the product does not link it. With NVRTC it runs the kernels of the repository.
+cargo test --locked -p emulated-gpu
 
 say "tests"
 cargo test --locked -- --nocapture

@@ -7,10 +7,11 @@ pub mod driver;
 pub mod faults;
 pub mod graph;
 pub mod launch;
-pub mod ptx;
 pub mod machine;
 pub mod memory;
 pub mod nvml;
+mod program;
+pub mod ptx;
 pub mod race;
 pub mod report;
 pub mod scripted;
@@ -54,7 +55,11 @@ fn library() -> io::Result<PathBuf> {
     })
 }
 
-/// Loads the text of a module: scripted kernels by their first line.
+/// Loads the text of a module: scripted kernels by their first line, else PTX.
 fn load(text: &str) -> Result<Box<dyn Program>, LoadError> {
-    scripted::Scripted::load(text)
+    if text.starts_with(scripted::MARK) {
+        scripted::Scripted::load(text)
+    } else {
+        program::load(text)
+    }
 }
