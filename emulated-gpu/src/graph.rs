@@ -29,7 +29,7 @@ struct Node {
 #[derive(Debug)]
 pub struct Executable {
     graph: Graph,
-    /// The streams of its own, by the lanes of the graph.
+    /// Its streams, by the lanes of the graph.
     lanes: Vec<usize>,
     /// The end of the last launch: launches of one executable never overlap.
     last: Option<Mark>,

@@ -733,7 +733,7 @@ impl Machine {
         self.functions
             .retain(|_, function| function.module != module_number);
         for (address, _) in module.globals.values() {
-            // A program that freed the variable itself is told so here.
+            // Fails for a variable that the program has freed itself.
             if let Err(error) = self.memory.free(*address) {
                 self.misuse(&error.to_string());
             }

@@ -644,7 +644,7 @@ pub extern "C" fn nvmlDeviceGetSupportedEventTypes(
     code(|| on(device, |_, _| Ok(kinds.put(XID_EVENT)?)))
 }
 
-/// Returns the next XID of a registered device, or a timeout after so many milliseconds.
+/// Returns the next XID of a registered device, or a timeout after this number of milliseconds.
 #[unsafe(no_mangle)]
 pub extern "C" fn nvmlEventSetWait_v2(set: usize, data: Out<EventData>, timeout: c_uint) -> c_int {
     code(|| {

@@ -719,7 +719,7 @@ fn illegal_calls_invalidate_a_capture() {
     });
 }
 
-/// Threads use the driver at once, each with streams of its own, on two devices.
+/// Threads use the driver at once, each with separate streams, on two devices.
 #[test]
 fn threads_share_the_driver() {
     let settings = [("EMULATED_GPU_DEVICES", "2")];

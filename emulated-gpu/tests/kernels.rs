@@ -489,7 +489,7 @@ fn functions_of_cudas_library_agree() {
     inputs.extend(random.floats(100, 80.0));
     let far = inputs.len();
     inputs.extend(random.floats(100, 1e7));
-    // Rust has no erf of its own; its series converges for the near arguments.
+    // Rust has no erf; its series converges for the near arguments.
     let erf = |x: f64| {
         let (mut term, mut sum) = (x, x);
         for n in 1..200 {

@@ -80,7 +80,7 @@ impl Warp {
         Ok(())
     }
 
-    /// Completes the copies of the active lanes, but for so many of the newest groups.
+    /// Completes the copies of the active lanes, except the given number of newest groups.
     pub fn wait_for_copies(&mut self, machine: &mut Machine<'_>, groups: Option<u32>, active: u32) {
         let first_thread = self.thread(0);
         let committed = self.copies.committed;

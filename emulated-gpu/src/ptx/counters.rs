@@ -87,7 +87,7 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// Counts a request of a warp to global memory: elements of so many bytes at the addresses.
+    /// Counts a request of a warp to global memory: elements of `bytes` bytes at the addresses.
     pub(super) fn global(&mut self, addresses: &mut Vec<u64>, bytes: u64) {
         if addresses.is_empty() {
             return;

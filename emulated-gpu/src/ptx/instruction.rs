@@ -257,7 +257,7 @@ pub enum Op {
     Select64(Index, [Index; 2], Predicate),
     /// A logical function of two predicates by its truth table: bit a + 2·b.
     Predicates(u8, Index, [Predicate; 2]),
-    /// `mov.b64 {lo, hi}, a` and its like: elements of so many bits.
+    /// `mov.b64 {lo, hi}, a` and its like: elements of equal width.
     Unpack(u32, [Option<Register>; 4], Register),
     Branch(u32),
     /// `brx.idx` with the targets.
@@ -286,7 +286,7 @@ pub enum Op {
     Matrices(Matrices),
     Copy(AsyncCopy),
     CopyCommit,
-    /// Waits until at most so many of the newest groups are pending; `None` waits for every copy.
+    /// Waits until at most this number of newest groups is pending; `None` waits for every copy.
     CopyWait(Option<u32>),
 }
 

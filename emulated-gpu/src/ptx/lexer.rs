@@ -13,7 +13,7 @@ pub enum Token<'a> {
     Sign(char),
 }
 
-/// A literal; a minus sign is a token of its own.
+/// A literal; a minus sign is a separate token.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Number {
     Integer(u64),

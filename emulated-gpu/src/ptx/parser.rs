@@ -238,7 +238,7 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// `.align 4 .b8 name[16]`, after the state space; gives the name, the room and the element's bytes.
+    /// `.align 4 .b8 name[16]`, after the state space; gives the name, the size and the element's bytes.
     fn declaration(&mut self) -> Result<(&'a str, Room, u64), LoadError> {
         let mut align = None;
         let element = loop {

@@ -170,7 +170,7 @@ impl Warp {
         }
     }
 
-    /// Runs up to so many instructions.
+    /// Runs up to this number of instructions.
     pub fn run(&mut self, machine: &mut Machine<'_>, turn: u64) -> Result<Stop, LaneFault> {
         let kernel = machine.kernel;
         let code = &kernel.code;

@@ -20,7 +20,7 @@ const CHILD: &str = "EMULATED_GPU_TEST_CHILD";
 /// The directory of the libraries.
 const LIBRARIES: &str = "EMULATED_GPU_TEST_LIBRARIES";
 
-/// Runs the body in a process of its own, whose emulated GPUs have the settings, and returns its report.
+/// Runs the body in a separate process, whose emulated GPUs have the settings, and returns its report.
 /// In the child the body runs and nothing is returned.
 pub fn in_child(name: &str, settings: &[(&str, &str)], body: impl FnOnce()) -> Option<Vec<Value>> {
     if std::env::var(CHILD).as_deref() == Ok(name) {

@@ -5,7 +5,7 @@ use super::*;
 /// A type of PTX.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ty {
-    /// Unsigned, signed and untyped integers of so many bits.
+    /// Unsigned, signed and untyped integers, with their bits.
     U(u32),
     S(u32),
     B(u32),

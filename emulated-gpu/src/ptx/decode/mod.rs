@@ -116,7 +116,7 @@ fn parameters(entry: &Entry<'_>) -> (Vec<Parameter>, u64) {
     (entry.parameters.iter().map(place).collect(), end)
 }
 
-/// What a name that is no register stands for.
+/// Meaning of a name that is no register.
 #[derive(Clone, Copy)]
 enum Symbol {
     Variable(usize),

@@ -36,7 +36,7 @@ impl<'s, 'a> Decoder<'s, 'a> {
         Err(format!("the form with {count} operands is not implemented").into())
     }
 
-    /// A destination register of so many bits; `None` for the sink `_`.
+    /// A destination register of this width in bits; `None` for the sink `_`.
     pub(super) fn destination_or_sink(
         &self,
         operand: &Operand<'a>,
@@ -68,7 +68,7 @@ impl<'s, 'a> Decoder<'s, 'a> {
         self.destination(at, bits).map(|register| register.index)
     }
 
-    /// A register of any width that holds at least so many bits, for loads, stores and conversions.
+    /// A register of at least this width in bits, for loads, stores and conversions.
     pub(super) fn at_least(&self, register: Register, name: &str, bits: u32) -> Decoded<Register> {
         if register.bits < bits || register.bits == 1 {
             let has = register.bits;
