@@ -102,7 +102,7 @@ fn listed(jobs: Jobs) -> (Vec<Arc<TrainingJob>>, Vec<InvalidObject>) {
         let mut unreadable = Vec::new();
         while let Ok(seen) = set_aside.try_recv() {
             match seen {
-                Seen::Unreadable(object) => unreadable.push(object),
+                Seen::Unreadable(object) => unreadable.push(*object),
                 Seen::Over(uid) => unreachable!("{uid} was listed once"),
             }
         }

@@ -43,7 +43,7 @@ const AT_ONCE: usize = 4;
 
 /// What the watch says about unreadable jobs.
 pub enum Seen {
-    Unreadable(InvalidObject),
+    Unreadable(Box<InvalidObject>),
     /// The job with this uid is readable again, or it no longer exists.
     Over(String),
 }
@@ -101,7 +101,7 @@ impl Filter {
                 self.unlisted.remove(&uid);
                 self.unreadable.insert(uid);
                 // The receiver is dropped when the controller ends.
-                let _ = self.aside.send(Seen::Unreadable(invalid));
+                let _ = self.aside.send(Seen::Unreadable(Box::new(invalid)));
                 None
             }
         }
@@ -182,7 +182,7 @@ pub async fn report(client: Client, mut seen: UnboundedReceiver<Seen>) {
     }
 }
 
-async fn attempt(client: Client, object: InvalidObject, permits: Arc<Semaphore>) {
+async fn attempt(client: Client, object: Box<InvalidObject>, permits: Arc<Semaphore>) {
     for pause in PAUSES {
         sleep(pause).await;
         // The semaphore is never closed.
@@ -334,7 +334,7 @@ mod tests {
         let reporter = tokio::spawn(report(server.client(), seen));
         for name in ["failing", "other"] {
             let object = unreadable(name, name, "invalid type");
-            aside.send(Seen::Unreadable(object)).unwrap();
+            aside.send(Seen::Unreadable(Box::new(object))).unwrap();
         }
         holds(|| message(&server, "other").is_some()).await;
         assert_eq!(message(&server, "failing"), None);
@@ -352,7 +352,7 @@ mod tests {
         let (aside, seen) = unbounded_channel();
         let reporter = tokio::spawn(report(server.client(), seen));
         let send = |seen| aside.send(seen).unwrap();
-        let a = |error| Seen::Unreadable(unreadable("a", "a", error));
+        let a = |error| Seen::Unreadable(Box::new(unreadable("a", "a", error)));
         let told = |error: &str| {
             let message = message(&server, "a");
             message.is_some_and(|message| message.contains(error))
