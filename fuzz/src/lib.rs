@@ -10,6 +10,7 @@ pub mod recipe;
 pub mod export;
 #[path = "../../src/util"]
 pub mod util {
+    pub mod input;
     pub mod suggest;
 }
 #[path = "../../src/cli/render/draw.rs"]
