@@ -161,6 +161,14 @@ fn count(quantity: &Quantity) -> u64 {
 pub const MOST_CONSTRAINTS: usize = 256;
 
 impl ResourceRequest {
+    /// The request with the devices that a pod really asks for: a template may change its resources.
+    pub fn of_pod(self, pod: &Pod) -> ResourceRequest {
+        ResourceRequest {
+            per_slot: devices(pod, &self.resource),
+            ..self
+        }
+    }
+
     /// Number of its tolerations, selected labels, and values and expressions of the affinity.
     pub fn constraints(&self) -> usize {
         let terms = self.node_affinity.iter();

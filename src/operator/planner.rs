@@ -15,7 +15,6 @@ use crate::api::status::{RecipeSnapshot, Slot};
 use crate::api::{LONGEST_NAME, RemainderPolicy, TrainingJob};
 use crate::external_trainer;
 use crate::inventory::kubernetes::{MOST_CONSTRAINTS, ResourceRequest};
-use crate::operator::reservations::reserved_request;
 use crate::plan::{self, Plan, PlanRequest, Reached, Refused};
 use crate::recipe::{Recipe, Severity, trainer_command};
 use crate::util::lock::lock;
@@ -104,8 +103,7 @@ impl Planner {
     ) -> Result<(), Refusal> {
         let generation = job.metadata.generation.unwrap_or_default();
         if self.buildable.as_ref().map(|(known, _)| *known) != Some(generation) {
-            refuse_unbuildable(job, image)?;
-            self.buildable = Some((generation, reserved_request(job)));
+            self.buildable = Some((generation, buildable(job, image)?));
         }
         Ok(())
     }
@@ -225,8 +223,8 @@ impl Planner {
     }
 }
 
-/// Refuses a job whose objects cannot be built.
-fn refuse_unbuildable(job: &TrainingJob, image: Option<&str>) -> Result<(), Refusal> {
+/// Resource request of the job's pods; refuses a job whose objects cannot be built.
+fn buildable(job: &TrainingJob, image: Option<&str>) -> Result<ResourceRequest, Refusal> {
     let name = job.name_any();
     let mut letters = name.chars();
     let label = letters
@@ -247,19 +245,20 @@ fn refuse_unbuildable(job: &TrainingJob, image: Option<&str>) -> Result<(), Refu
              {LONGEST_NAME}; create the job with a shorter name"
         )));
     }
-    let constraints = build::resource_request(job).constraints();
+    let request = build::resource_request(job);
+    let constraints = request.constraints();
     if constraints > MOST_CONSTRAINTS {
         return Err(plan_refused(format!(
             "spec.podTemplate has {constraints} tolerations, node labels and values of the node affinity; \
              {MOST_CONSTRAINTS} at most: label the nodes with one value that selects them"
         )));
     }
-    let made = build::pod(job, Slot::default(), image);
-    made.map(|_| ()).map_err(|error| {
+    let pod = build::pod(job, Slot::default(), image).map_err(|error| {
         plan_refused(format!(
             "spec.podTemplate does not give a valid pod: {error}; compare it with `kubectl explain pod.spec`"
         ))
-    })
+    })?;
+    Ok(request.of_pod(&pod))
 }
 
 /// The errors of a refused plan, one line each.
@@ -323,7 +322,7 @@ mod tests {
     #[test]
     fn names_without_room_for_the_names_of_objects_are_refused() {
         let named = |name: &str| crate::operator::testing::job(name, "u");
-        let refused = |name: &str| refuse_unbuildable(&named(name), None).err();
+        let refused = |name: &str| buildable(&named(name), None).err();
         assert_eq!(refused(&"a".repeat(LONGEST_NAME)), None);
         let message = |name: &str| refused(name).unwrap().message;
         insta::assert_snapshot!(message(&"a".repeat(LONGEST_NAME + 1)), @"the job's name has 53 characters, but the names of its objects leave room for 52; create the job with a shorter name");

@@ -13,8 +13,9 @@ use std::time::{Duration, Instant};
 use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt;
 
-use super::build::{devices_of_pod, resource_request};
+use super::build;
 use crate::api::TrainingJob;
+use crate::api::status::Slot;
 use crate::inventory::kubernetes::{HeldDevices, ReservedPods, ResourceRequest, free_slots};
 use crate::operator::pod_index::PodIndex;
 
@@ -256,12 +257,10 @@ impl Reservations {
     }
 }
 
-/// Resource request of the pods that a job reserves devices for.
-pub fn reserved_request(job: &TrainingJob) -> ResourceRequest {
-    ResourceRequest {
-        per_slot: devices_of_pod(job),
-        ..resource_request(job)
-    }
+/// Resource request of the pods that a job reserves devices for; none if `podTemplate` gives no valid pod.
+fn reserved_request(job: &TrainingJob) -> ResourceRequest {
+    let pod = build::pod(job, Slot::default(), None).unwrap_or_default();
+    build::resource_request(job).of_pod(&pod)
 }
 
 #[cfg(test)]
@@ -272,7 +271,6 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::api::status::Slot;
     use crate::lifecycle::placement::{
         PlacementAction, PlacementInput, PodState, SlotState, decide_placement,
     };
@@ -351,7 +349,7 @@ mod tests {
                 avoid: &|node| suspects.contains(&namespace, node),
             };
             self.reservations
-                .slots(&pool, job, &resource_request(job), now)
+                .slots(&pool, job, &build::resource_request(job), now)
         }
 
         fn reserve(&mut self, job: &TrainingJob, pods: &[&str], now: Instant) {

@@ -13,7 +13,7 @@ use kube::{Resource, ResourceExt};
 
 pub use access::{role, role_binding, service_account};
 pub use network::{network_policy, service};
-pub use pod::{devices_of_pod, is_outdated, pod, resource_request, run_directory};
+pub use pod::{is_outdated, pod, resource_request, run_directory};
 
 use crate::api::TrainingJob;
 

@@ -12,7 +12,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::{AGENT_PORT, JOB_LABEL, SLOT_LABEL, TEMPLATE_LABEL, companion, metadata, overlay};
 use crate::api::TrainingJob;
 use crate::api::status::Slot;
-use crate::inventory::kubernetes::{ResourceRequest, devices};
+use crate::inventory::kubernetes::ResourceRequest;
 
 /// Default user and group ID of the pods.
 const USER: i64 = 65532;
@@ -108,13 +108,6 @@ pub fn resource_request(job: &TrainingJob) -> ResourceRequest {
         ),
         tolerations: part(spec, "/tolerations").unwrap_or_default(),
     }
-}
-
-/// Devices that each of the job's pods really asks for: `podTemplate` may change its resources. 0 if it gives
-/// no valid pod.
-pub fn devices_of_pod(job: &TrainingJob) -> u64 {
-    let pod = pod(job, Slot::default(), None);
-    pod.map_or(0, |pod| devices(&pod, &job.spec.resource_name))
 }
 
 fn spec(job: &TrainingJob, name: &str) -> Value {
