@@ -118,10 +118,10 @@ pub async fn reconcile(
             per_device_batch_size_limit: Some(limit),
             ..reached
         };
-        planner.is_feasible(ranks, within)
+        // Only after an out-of-memory error.
+        block_in_place(|| planner.is_feasible(ranks, within))
     };
-    // After an out-of-memory error it plans smaller micro-batches.
-    block_in_place(|| status::apply_observed(&job, &mut next, &cluster, holds, now));
+    status::apply_observed(&job, &mut next, &cluster, holds, now);
     if let Err(unplanned) = evaluate(&job, planning::reached(&next), &planner, &context) {
         context.store_planner(&uid, planner);
         return Ok(Action::requeue(match unplanned {
