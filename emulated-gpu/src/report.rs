@@ -35,8 +35,8 @@ impl Report {
         self.line(kind, details);
     }
 
-    /// Writes a line. A report that cannot be written goes to standard error, and the program goes on as it
-    /// would on a GPU.
+    /// Writes a line. A report that cannot be written goes to standard error, and the program continues as
+    /// on a GPU.
     pub fn line(&self, kind: &str, details: Value) {
         let Some(path) = &self.file else {
             return;

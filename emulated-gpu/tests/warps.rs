@@ -88,7 +88,7 @@ fn indexed_branches_choose_their_target() {
 }
 
 #[test]
-fn nested_scopes_have_registers_and_labels_of_their_own() {
+fn nested_scopes_declare_separate_registers_and_labels() {
     let body = "mov.u32 %r0, 0;\n\
         { .reg .pred p; .reg .b32 %r5; mov.u32 %r5, 3; AGAIN: sub.u32 %r5, %r5, 1; add.u32 %r0, %r0, 1;\n\
         setp.ne.u32 p, %r5, 0; @p bra AGAIN; }\n\

@@ -106,8 +106,8 @@ impl Counters {
         self.global_sectors_ideal += (addresses.len() as u64 * bytes).div_ceil(32);
     }
 
-    /// Counts bank conflicts of one access to shared memory: lanes access so many bytes each at the
-    /// addresses. The hardware serves 128 bytes at a time, so wider accesses take several turns.
+    /// Counts bank conflicts of one access to shared memory: each lane accesses `bytes` bytes at its
+    /// address. The hardware serves 128 bytes at a time, so wider accesses take several turns.
     pub(super) fn banks(&mut self, addresses: &[u64], bytes: u64) {
         if addresses
             .array_windows()
