@@ -158,13 +158,7 @@ struct Imports<'m> {
 
 impl<'ast> Visit<'ast> for Imports<'_> {
     fn visit_item_mod(&mut self, item: &'ast syn::ItemMod) {
-        let for_tests = item.attrs.iter().any(|attribute| {
-            attribute.path().is_ident("cfg")
-                && attribute
-                    .parse_args::<syn::Ident>()
-                    .is_ok_and(|condition| condition == "test")
-        });
-        if !for_tests && item.content.is_some() {
+        if !source_files::for_tests(&item.attrs) && item.content.is_some() {
             self.depth += 1;
             syn::visit::visit_item_mod(self, item);
             self.depth -= 1;
@@ -177,7 +171,7 @@ impl<'ast> Visit<'ast> for Imports<'_> {
     }
 
     fn visit_path(&mut self, path: &'ast syn::Path) {
-        let segments: Vec<String> = path.segments.iter().map(|s| s.ident.to_string()).collect();
+        let segments = source_files::names(path);
         if segments.len() > 1
             && let Some(path) = self.absolute(&segments)
         {

@@ -32,17 +32,13 @@ struct Ambient(Vec<String>);
 
 impl<'ast> Visit<'ast> for Ambient {
     fn visit_item_mod(&mut self, item: &'ast syn::ItemMod) {
-        if !item
-            .attrs
-            .iter()
-            .any(|attribute| attribute.path().is_ident("cfg"))
-        {
+        if !source_files::for_tests(&item.attrs) {
             syn::visit::visit_item_mod(self, item);
         }
     }
 
     fn visit_path(&mut self, path: &'ast syn::Path) {
-        let names: Vec<String> = path.segments.iter().map(|s| s.ident.to_string()).collect();
+        let names = source_files::names(path);
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
         if matches!(
             names.as_slice(),
@@ -141,17 +137,13 @@ struct Opened(Vec<String>);
 
 impl<'ast> Visit<'ast> for Opened {
     fn visit_item_mod(&mut self, item: &'ast syn::ItemMod) {
-        if !item
-            .attrs
-            .iter()
-            .any(|attribute| attribute.path().is_ident("cfg"))
-        {
+        if !source_files::for_tests(&item.attrs) {
             syn::visit::visit_item_mod(self, item);
         }
     }
 
     fn visit_path(&mut self, path: &'ast syn::Path) {
-        let names: Vec<String> = path.segments.iter().map(|s| s.ident.to_string()).collect();
+        let names = source_files::names(path);
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
         let opens = matches!(
             names.as_slice(),

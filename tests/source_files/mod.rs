@@ -20,3 +20,18 @@ pub fn below(directory: &Path) -> Vec<PathBuf> {
     }
     found
 }
+
+/// Whether attributes compile an item for tests only.
+pub fn for_tests(attributes: &[syn::Attribute]) -> bool {
+    attributes.iter().any(|attribute| {
+        attribute.path().is_ident("cfg")
+            && attribute
+                .parse_args::<syn::Ident>()
+                .is_ok_and(|condition| condition == "test")
+    })
+}
+
+/// The names of a path, without generic arguments.
+pub fn names(path: &syn::Path) -> Vec<String> {
+    path.segments.iter().map(|s| s.ident.to_string()).collect()
+}
