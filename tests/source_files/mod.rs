@@ -22,6 +22,7 @@ pub fn below(directory: &Path) -> Vec<PathBuf> {
 }
 
 /// Whether attributes compile an item for tests only.
+#[allow(dead_code, reason = "one of the tests only lists the files")]
 pub fn for_tests(attributes: &[syn::Attribute]) -> bool {
     attributes.iter().any(|attribute| {
         attribute.path().is_ident("cfg")
@@ -32,6 +33,7 @@ pub fn for_tests(attributes: &[syn::Attribute]) -> bool {
 }
 
 /// The names of a path, without generic arguments.
+#[allow(dead_code, reason = "one of the tests only lists the files")]
 pub fn names(path: &syn::Path) -> Vec<String> {
     path.segments.iter().map(|s| s.ident.to_string()).collect()
 }
