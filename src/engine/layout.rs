@@ -3,7 +3,9 @@
 //! Within a block, q, k and v are adjacent, and so are gate and up. The kernels use each group as one matrix,
 //! `[q + k + v, hidden]` and `[2 × intermediate, hidden]`.
 
-use super::{Layout, ModelConfig, Parameter, Unit};
+use std::ops::Range;
+
+use super::{EngineError, Layout, ModelConfig, Parameter, Unit, UnitState};
 
 /// The model's units: the embedding, one per block, the final norm with the head.
 pub fn layout(config: &ModelConfig) -> Layout {
@@ -55,9 +57,53 @@ impl Layout {
         self.len() == 0
     }
 
+    /// A unit by its index.
+    pub(super) fn unit(&self, index: usize) -> Result<&Unit, EngineError> {
+        self.units.get(index).ok_or_else(|| {
+            EngineError::Shape(format!(
+                "there is no unit {index}, the model has {}",
+                self.units.len()
+            ))
+        })
+    }
+
     /// Length of the largest unit, in elements.
     pub fn largest_unit(&self) -> usize {
         self.units.iter().map(|unit| unit.len).max().unwrap_or(0)
+    }
+}
+
+impl Unit {
+    /// Refuses a state of another length.
+    pub(super) fn check_state(&self, state: &UnitState) -> Result<(), EngineError> {
+        for (what, values) in [
+            ("weights", &state.parameters),
+            ("first moments", &state.exp_avg),
+            ("second moments", &state.exp_avg_sq),
+        ] {
+            if values.len() != self.len {
+                return Err(EngineError::Shape(format!(
+                    "{} has {} parameters, its {what} are {}",
+                    self.name,
+                    self.len,
+                    values.len()
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// Ranges of adjacent parameters with the same weight decay: whether it applies.
+    pub(super) fn decay_ranges(&self) -> Vec<(Range<usize>, bool)> {
+        let mut ranges: Vec<(Range<usize>, bool)> = Vec::new();
+        for parameter in &self.parameters {
+            let range = parameter.range();
+            match ranges.last_mut() {
+                Some((last, decay)) if *decay == parameter.decay => last.end = range.end,
+                _ => ranges.push((range, parameter.decay)),
+            }
+        }
+        ranges
     }
 }
 

@@ -11,6 +11,8 @@ pub mod cpu;
 pub mod cuda;
 pub mod initial;
 mod layout;
+#[cfg(test)]
+mod testing;
 
 pub use config::ConfigError;
 pub use layout::layout;
@@ -126,6 +128,36 @@ impl MicroBatch<'_> {
     pub fn target_tokens(&self) -> u64 {
         let carry_loss = self.targets.iter().filter(|&&target| target != IGNORE);
         carry_loss.count() as u64
+    }
+
+    /// Refuses sizes that do not match, and tokens outside the model's vocabulary.
+    fn check(&self, config: &ModelConfig) -> Result<(), EngineError> {
+        let MicroBatch {
+            tokens,
+            targets,
+            batch,
+            seq_len,
+        } = *self;
+        config.check_sequence(seq_len)?;
+        if tokens.is_empty()
+            || batch.checked_mul(seq_len) != Some(tokens.len())
+            || targets.len() != tokens.len()
+        {
+            return Err(EngineError::Shape(format!(
+                "a micro-batch of {batch} × {seq_len} has {} tokens and {} targets",
+                tokens.len(),
+                targets.len()
+            )));
+        }
+        let outside = |&&token: &&u32| token as usize >= config.vocab_size;
+        let mut wanted = targets.iter().filter(|&&target| target != IGNORE);
+        match tokens.iter().find(outside).or(wanted.find(outside)) {
+            Some(token) => Err(EngineError::Shape(format!(
+                "token {token} is outside the model's vocabulary of {}",
+                config.vocab_size
+            ))),
+            None => Ok(()),
+        }
     }
 }
 

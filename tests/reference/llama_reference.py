@@ -2,7 +2,7 @@
 """Gradients and losses of tiny Llamas by PyTorch and transformers, which the CPU engine is tested against.
 
 Writes beside itself, for each case, NAME.json (config.json's keys, the micro-batch's shape, what the optimiser was
-told, the summed loss, ten mean losses) and NAME.safetensors (tokens, targets, the gradient of the summed loss of every
+told, the summed loss, the same and each gradient's relative L2 error under autocast to bf16, ten mean losses) and NAME.safetensors (tokens, targets, the gradient of the summed loss of every
 parameter by its Hugging Face name). The weights come from a formula over integers that the test repeats.
 
   python tests/reference/llama_reference.py        (written with torch 2.15.0, transformers 5.23.0)
@@ -25,6 +25,8 @@ COMMON = dict(hidden_size=16, intermediate_size=20, num_hidden_layers=2, vocab_s
 CASES = dict(
     untied_grouped=dict(num_attention_heads=4, num_key_value_heads=2, head_dim=6, tie_word_embeddings=False),
     tied=dict(num_attention_heads=2, num_key_value_heads=2, head_dim=8, tie_word_embeddings=True),
+    wider=dict(hidden_size=64, intermediate_size=96, num_attention_heads=4, num_key_value_heads=2, head_dim=32,
+               tie_word_embeddings=False),
 )
 BATCH, SEQ_LEN = 3, 70
 OPTIMIZER = dict(learning_rate=0.01, beta1=0.9, beta2=0.95, epsilon=1e-8, weight_decay=0.1, max_grad_norm=0.5)
@@ -77,6 +79,23 @@ def summed_loss(model, tokens, targets):
                                              reduction="sum")
 
 
+def rounded_gradients(model, tokens, targets):
+    """Loss and gradients under autocast to bf16, with f32 weights."""
+    model = model.float()
+    model.zero_grad()
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = summed_loss(model, tokens, targets)
+    loss.backward()
+    gradients = {n: p.grad.numpy().astype(np.float64) for n, p in model.named_parameters()}
+    model.zero_grad()
+    model.double()
+    return loss.item(), gradients
+
+
+def relative(got, expected):
+    return float(np.linalg.norm(got - expected) / np.linalg.norm(expected))
+
+
 def run(name, case):
     keys = COMMON | case
     rope = dict(rope_type="default", rope_theta=keys["rope_theta"])
@@ -93,6 +112,8 @@ def run(name, case):
     loss = summed_loss(model, tokens, targets)
     loss.backward()
     gradients = {n: p.grad.float().numpy().copy() for n, p in parameters.items()}
+    rounded_loss, rounded = rounded_gradients(model, tokens, targets)
+    autocast = dict(summed_loss=rounded_loss, relative_errors={n: relative(rounded[n], g) for n, g in gradients.items()})
 
     o = OPTIMIZER
     matrices, norms = [p for p in parameters.values() if p.dim() > 1], [p for p in parameters.values() if p.dim() == 1]
@@ -109,7 +130,7 @@ def run(name, case):
     assert norms_seen[0] > o["max_grad_norm"], "clipping is not exercised"
 
     record = dict(config=keys, batch=BATCH, seq_len=SEQ_LEN, optimizer=o, summed_loss=loss.item(), targets=count,
-                  losses=losses, gradient_norms=norms_seen, torch=torch.__version__.split("+")[0])
+                  autocast=autocast, losses=losses, gradient_norms=norms_seen, torch=torch.__version__.split("+")[0])
     (HERE / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n")
     save_file(gradients | dict(tokens=tokens.astype(np.int32), targets=targets.astype(np.int32)),
               HERE / f"{name}.safetensors")

@@ -18,8 +18,8 @@ use self::model::Model;
 use self::store::{Holds, Pass, Replicated, Sharded, Store};
 use self::workspace::{Capacity, Workspace};
 use super::{
-    Accumulated, AdamW, Engine, EngineError, IGNORE, Layout, Measure, MicroBatch, ModelConfig,
-    Reduced, Unit, UnitState, initial, layout,
+    Accumulated, AdamW, Engine, EngineError, Layout, Measure, MicroBatch, ModelConfig, Reduced,
+    Unit, UnitState, initial, layout,
 };
 use crate::comm::World;
 
@@ -123,7 +123,7 @@ impl CpuEngine {
 
     /// Checks a micro-batch and reserves memory for it.
     fn admit(&mut self, micro_batch: MicroBatch<'_>) -> Result<(), EngineError> {
-        self.check(micro_batch)?;
+        micro_batch.check(&self.model.config)?;
         let needed = Capacity {
             tokens: micro_batch.tokens.len(),
             seq_len: micro_batch.seq_len,
@@ -132,35 +132,6 @@ impl CpuEngine {
             Some(workspace) if workspace.capacity.covers(needed) => Ok(()),
             Some(workspace) => self.reserve_workspace(workspace.capacity.with(needed)),
             None => self.reserve_workspace(needed),
-        }
-    }
-
-    fn check(&self, micro_batch: MicroBatch<'_>) -> Result<(), EngineError> {
-        let MicroBatch {
-            tokens,
-            targets,
-            batch,
-            seq_len,
-        } = micro_batch;
-        let vocabulary = self.model.config.vocab_size;
-        self.model.config.check_sequence(seq_len)?;
-        if tokens.is_empty()
-            || batch.checked_mul(seq_len) != Some(tokens.len())
-            || targets.len() != tokens.len()
-        {
-            return Err(EngineError::Shape(format!(
-                "a micro-batch of {batch} × {seq_len} has {} tokens and {} targets",
-                tokens.len(),
-                targets.len()
-            )));
-        }
-        let outside = |&&token: &&u32| token as usize >= vocabulary;
-        let mut wanted = targets.iter().filter(|&&target| target != IGNORE);
-        match tokens.iter().find(outside).or(wanted.find(outside)) {
-            Some(token) => Err(EngineError::Shape(format!(
-                "token {token} is outside the model's vocabulary of {vocabulary}"
-            ))),
-            None => Ok(()),
         }
     }
 
@@ -266,44 +237,17 @@ impl Engine for CpuEngine {
     }
 
     fn export(&mut self, unit: usize, wanted: bool) -> Result<Option<UnitState>, EngineError> {
-        self.check_unit(unit)?;
+        self.model.layout.unit(unit)?;
         self.store.export(unit, wanted)
     }
 
     fn import(&mut self, unit: usize, state: &UnitState) -> Result<(), EngineError> {
-        let len = self.check_unit(unit)?;
-        let name = &self.model.layout.units[unit].name;
-        for (what, values) in [
-            ("weights", &state.parameters),
-            ("first moments", &state.exp_avg),
-            ("second moments", &state.exp_avg_sq),
-        ] {
-            if values.len() != len {
-                return Err(EngineError::Shape(format!(
-                    "{name} has {len} parameters, its {what} are {}",
-                    values.len()
-                )));
-            }
-        }
+        self.model.layout.unit(unit)?.check_state(state)?;
         self.store.import(unit, state)
     }
 
     fn memory(&self) -> (u64, u64) {
         (self.arena.used(), self.arena.peak())
-    }
-}
-
-impl CpuEngine {
-    /// The length of a unit, in elements.
-    fn check_unit(&self, unit: usize) -> Result<usize, EngineError> {
-        let units = &self.model.layout.units;
-        match units.get(unit) {
-            Some(unit) => Ok(unit.len),
-            None => Err(EngineError::Shape(format!(
-                "there is no unit {unit}, the model has {}",
-                units.len()
-            ))),
-        }
     }
 }
 

@@ -39,8 +39,7 @@ pub fn update(
     }
 }
 
-/// The scalars of one step, laid out as the C kernels expect them.
-#[repr(C)]
+/// The scalars of one step.
 pub struct Factors {
     gradient_scale: f32,
     keep: f32,
@@ -67,6 +66,19 @@ impl Factors {
             inverse_root_correction2: (1.0 / correction2.sqrt()) as f32,
             epsilon: step.epsilon as f32,
         }
+    }
+
+    /// The scalars in the order of the structure in `adamw.cu`.
+    pub fn values(&self) -> [f32; 7] {
+        [
+            self.gradient_scale,
+            self.keep,
+            self.beta1,
+            self.beta2,
+            self.step_size,
+            self.inverse_root_correction2,
+            self.epsilon,
+        ]
     }
 
     #[inline(always)]
