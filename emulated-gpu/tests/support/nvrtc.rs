@@ -77,27 +77,32 @@ fn open(path: &Path) -> Option<Nvrtc> {
 }
 
 impl Nvrtc {
-    /// Compiles a source with its header to PTX.
+    /// Compiles a source to PTX; it may include the headers.
     pub fn compile(
         &self,
         (file, text): (&str, &str),
-        (header, of_header): (&str, &str),
+        headers: &[(&str, &str)],
         options: &[&str],
     ) -> String {
         let c = |text: &str| CString::new(text).expect("a source has no zero byte");
-        let [file, text, header, of_header] = [file, text, header, of_header].map(c);
+        let [file, text] = [file, text].map(c);
+        let headers: Vec<_> = headers
+            .iter()
+            .map(|(name, text)| (c(name), c(text)))
+            .collect();
+        let names: Vec<_> = headers.iter().map(|(name, _)| name.as_ptr()).collect();
+        let texts: Vec<_> = headers.iter().map(|(_, text)| text.as_ptr()).collect();
         let options: Vec<CString> = options.iter().map(|option| c(option)).collect();
         let options: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
         let mut program: Program = ptr::null_mut();
         // SAFETY: signatures and order of calls are those of nvrtc.h; every string outlives its call.
         unsafe {
             let create: Symbol<Create> = self.function("nvrtcCreateProgram");
-            let (texts, names) = ([of_header.as_ptr()], [header.as_ptr()]);
             let created = create(
                 &mut program,
                 text.as_ptr(),
                 file.as_ptr(),
-                1,
+                headers.len() as c_int,
                 texts.as_ptr(),
                 names.as_ptr(),
             );

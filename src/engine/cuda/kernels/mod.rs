@@ -1,12 +1,12 @@
-//! Kernels in CUDA C for the future CUDA engine. They have never run on a GPU, so only the tests compile
-//! them.
+//! Kernels in CUDA C for the CUDA engine. They have never run on a GPU, so only the tests compile them.
 //!
-//! `compiled` compiles them with NVRTC for the target GPUs. `compared` runs the same source on the processor
-//! (`host`) and compares it with the CPU engine's arithmetic.
+//! `compiled` compiles them with NVRTC for the target GPUs. The tests of the package `emulated-gpu` run the PTX
+//! and compare it with plain formulas.
+//!
+//! Every source is compiled once for each of the [`PRECISIONS`]. Its first comment states the shapes and each
+//! kernel's grid and threads.
 
-mod compared;
 mod compiled;
-mod host;
 mod nvrtc;
 
 /// A source file of kernels.
@@ -19,23 +19,30 @@ struct Source {
     kernels: &'static [&'static str],
 }
 
-/// A header that some sources include.
-const BLOCK: (&str, &str) = ("block.cuh", include_str!("block.cuh"));
+/// Names and texts of the headers that sources include.
+const HEADERS: [(&str, &str); 2] = [
+    ("block.cuh", include_str!("block.cuh")),
+    ("real.cuh", include_str!("real.cuh")),
+];
 
-const SOURCES: [Source; 5] = [
+/// The compiler's options for activations in f32 and in bf16.
+const PRECISIONS: [&[&str]; 2] = [&[], &["-DREAL_BF16=1"]];
+
+const SOURCES: [Source; 8] = [
+    Source {
+        file: "embedding.cu",
+        text: include_str!("embedding.cu"),
+        kernels: &["embedding_forward", "embedding_backward"],
+    },
     Source {
         file: "rmsnorm.cu",
         text: include_str!("rmsnorm.cu"),
-        kernels: &[
-            "rmsnorm_forward",
-            "rmsnorm_backward_weight",
-            "rmsnorm_backward_input",
-        ],
+        kernels: &["rmsnorm_forward", "rmsnorm_backward", "column_sums"],
     },
     Source {
         file: "rope.cu",
         text: include_str!("rope.cu"),
-        kernels: &["rope_forward", "rope_backward"],
+        kernels: &["rope"],
     },
     Source {
         file: "swiglu.cu",
@@ -45,11 +52,27 @@ const SOURCES: [Source; 5] = [
     Source {
         file: "cross_entropy.cu",
         text: include_str!("cross_entropy.cu"),
-        kernels: &["cross_entropy_forward", "cross_entropy_forward_backward"],
+        kernels: &["cross_entropy", "sum_losses"],
     },
     Source {
         file: "adamw.cu",
         text: include_str!("adamw.cu"),
         kernels: &["adamw"],
+    },
+    Source {
+        file: "squares.cu",
+        text: include_str!("squares.cu"),
+        kernels: &[
+            "squared_norm",
+            "add_gradient",
+            "add_gradient_measuring",
+            "add_squares",
+            "sum_partials",
+        ],
+    },
+    Source {
+        file: "cast.cu",
+        text: include_str!("cast.cu"),
+        kernels: &["cast"],
     },
 ];

@@ -26,32 +26,36 @@ pub struct Compiled {
     pub log: String,
 }
 
-/// Compiles a source, which may include one header, for an architecture such as `sm_90a`.
+/// Compiles a source, which may include the headers, with the compiler's options.
 pub fn compile(
     nvrtc: &Library,
     (file, text): (&str, &str),
-    (header, of_header): (&str, &str),
-    architecture: &str,
+    headers: &[(&str, &str)],
+    options: &[&str],
 ) -> Compiled {
     let c = |text: &str| CString::new(text).unwrap();
-    let [file, text, header, of_header] = [file, text, header, of_header].map(c);
-    let option = c(&format!("--gpu-architecture={architecture}"));
+    let pointers = |texts: &[CString]| -> Vec<*const c_char> {
+        texts.iter().map(|text| text.as_ptr()).collect()
+    };
+    let [file, text] = [file, text].map(c);
+    let names: Vec<CString> = headers.iter().map(|(name, _)| c(name)).collect();
+    let texts: Vec<CString> = headers.iter().map(|(_, text)| c(text)).collect();
+    let options: Vec<CString> = options.iter().map(|option| c(option)).collect();
     let mut program: Program = ptr::null_mut();
     // SAFETY: signatures and order of calls are those of nvrtc.h; every string and array outlives its call.
     unsafe {
         let create: Symbol<Create> = nvrtc.get(b"nvrtcCreateProgram").unwrap();
-        let (texts, names) = ([of_header.as_ptr()], [header.as_ptr()]);
         let code = create(
             &mut program,
             text.as_ptr(),
             file.as_ptr(),
-            1,
-            texts.as_ptr(),
-            names.as_ptr(),
+            headers.len() as c_int,
+            pointers(&texts).as_ptr(),
+            pointers(&names).as_ptr(),
         );
         assert_eq!(code, 0, "nvrtcCreateProgram");
         let compile: Symbol<Compile> = nvrtc.get(b"nvrtcCompileProgram").unwrap();
-        let compiled = compile(program, 1, [option.as_ptr()].as_ptr()) == 0;
+        let compiled = compile(program, options.len() as c_int, pointers(&options).as_ptr()) == 0;
         let log = bytes(nvrtc, program, "nvrtcGetProgramLog");
         let code = compiled.then(|| bytes(nvrtc, program, "nvrtcGetCUBIN"));
         let destroy: Symbol<Destroy> = nvrtc.get(b"nvrtcDestroyProgram").unwrap();

@@ -1,33 +1,44 @@
 // Rotary position embedding (Su et al., 2021) in the layout of Hugging Face's Llama: element i of a
 // head rotates together with element i + head_dim / 2.
 //
-// x: [n, row], of which the first heads × head_dim elements of each row rotate in place; row r is at
-// position r mod seq_len. table: [seq_len, head_dim], the cosines of a position's head_dim / 2
-// angles, then their sines. All f32; one block per row.
+// x: [n, row], real, of which the first heads · head_dim elements of each row rotate in place; row r is at
+// position r mod seq_len. table: [seq_len, head_dim], f32, the cosines of a position's head_dim / 2
+// angles, then their sines. direction: 1, or −1 for the inverse rotation, which is the transpose.
+//
+// Grid n, 256 threads.
+#include "real.cuh"
 
-__device__ void turn(float *x, int row, int heads, const float *table, int seq_len, int head_dim,
-                     float direction) {
+struct Rotate {
+    real *x;
+    const float *cosines, *sines;
+    int half;
+    float direction;
+
+    // Pairs from the i-th of the row on, all of one head.
+    template <int N> __device__ __forceinline__ void at(int i) {
+        int head = i / half, pair = i - head * half;
+        real *first = x + head * 2 * half + pair, *second = first + half;
+        float a[N], b[N], cosine[N], sine[N];
+        load(a, first);
+        load(b, second);
+        load(cosine, cosines + pair);
+        load(sine, sines + pair);
+        for (int j = 0; j < N; j++) {
+            float turned = a[j] * cosine[j] - b[j] * (direction * sine[j]);
+            b[j] = b[j] * cosine[j] + a[j] * (direction * sine[j]);
+            a[j] = turned;
+        }
+        store(first, a);
+        store(second, b);
+    }
+};
+
+extern "C" __global__ void __launch_bounds__(256)
+rope(real *x, int row, int heads, const float *table, int seq_len, int head_dim, float direction) {
     int half = head_dim / 2;
     const float *cosines = table + (size_t)(blockIdx.x % seq_len) * head_dim;
-    const float *sines = cosines + half;
-    float *of_row = x + (size_t)blockIdx.x * row;
-    for (int i = threadIdx.x; i < heads * half; i += blockDim.x) {
-        int pair = i % half;
-        float *a = of_row + i / half * head_dim + pair, *b = a + half;
-        float cosine = cosines[pair], sine = direction * sines[pair];
-        float turned = *a * cosine - *b * sine;
-        *b = *b * cosine + *a * sine;
-        *a = turned;
-    }
-}
-
-extern "C" __global__ void rope_forward(float *x, int row, int heads, const float *table, int seq_len,
-                                        int head_dim) {
-    turn(x, row, heads, table, seq_len, head_dim, 1);
-}
-
-// The inverse rotation, which is the transpose.
-extern "C" __global__ void rope_backward(float *x, int row, int heads, const float *table,
-                                         int seq_len, int head_dim) {
-    turn(x, row, heads, table, seq_len, head_dim, -1);
+    real *of_row = x + (size_t)blockIdx.x * row;
+    bool packs = half % WIDE == 0 && row % WIDE == 0 && aligned(x) && aligned(table);
+    Rotate rotate = {of_row, cosines, cosines + half, half, direction};
+    over_block<WIDE>(heads * half, packs, rotate);
 }
