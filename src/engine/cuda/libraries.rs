@@ -19,8 +19,8 @@ pub const DIRECTORIES: &str = "EVENKEEL_CUDA_LIBRARIES";
 pub struct Library {
     /// The common name of the library.
     pub name: &'static str,
-    /// File name, with the interface version.
-    pub file: &'static str,
+    /// File names with their interface versions, the preferred one first.
+    pub files: &'static [&'static str],
     /// The version query and the oldest supported version; `None` where opening the library is the only
     /// check.
     needs: Option<(Query, Version)>,
@@ -66,7 +66,7 @@ fn ten_thousands(number: usize) -> Version {
 /// minor version compatibility).
 pub const CUDA: Library = Library {
     name: "driver",
-    file: "libcuda.so.1",
+    files: &["libcuda.so.1"],
     needs: Some((
         Query::Number("cuDriverGetVersion", thousands),
         Version(12, 0),
@@ -78,7 +78,7 @@ pub const CUDA: Library = Library {
 /// The management library. It comes with the driver and reports no version before its initialisation.
 pub const NVML: Library = Library {
     name: "NVML",
-    file: "libnvidia-ml.so.1",
+    files: &["libnvidia-ml.so.1"],
     needs: None,
     install: "it comes with NVIDIA's driver; into containers, where NVIDIA_DRIVER_CAPABILITIES has \
               `utility`",
@@ -87,7 +87,7 @@ pub const NVML: Library = Library {
 /// Matrix products. 12.8 is the first for compute capability 10.0 ("Blackwell Compatibility Guide").
 pub const CUBLAS_LT: Library = Library {
     name: "cuBLASLt",
-    file: "libcublasLt.so.12",
+    files: &["libcublasLt.so.13", "libcublasLt.so.12"],
     needs: Some((
         Query::Plain("cublasLtGetVersion", ten_thousands),
         Version(12, 8),
@@ -98,7 +98,7 @@ pub const CUBLAS_LT: Library = Library {
 /// The compiler of kernels. 12.8 is the first that supports sm_100.
 pub const NVRTC: Library = Library {
     name: "NVRTC",
-    file: "libnvrtc.so.12",
+    files: &["libnvrtc.so.13", "libnvrtc.so.12"],
     needs: Some((Query::Pair("nvrtcVersion"), Version(12, 8))),
     install: "pip install 'nvidia-cuda-nvrtc-cu12>=12.8'",
 };
@@ -106,7 +106,7 @@ pub const NVRTC: Library = Library {
 /// Collectives. 2.14 is the first whose communicators can be aborted while they form.
 pub const NCCL: Library = Library {
     name: "NCCL",
-    file: "libnccl.so.2",
+    files: &["libnccl.so.2"],
     needs: Some((
         Query::Number("ncclGetVersion", ten_thousands),
         Version(2, 14),
@@ -119,7 +119,7 @@ pub const NCCL: Library = Library {
 pub struct LibraryCheck {
     /// The common name of the library.
     pub name: &'static str,
-    /// File name of the library.
+    /// File name of the library; the preferred one where none was found.
     pub file: &'static str,
     /// Path of the library; `None` where it is missing, or where the loader opened it by its bare name.
     pub path: Option<PathBuf>,
@@ -154,6 +154,24 @@ pub enum Problem {
         /// The oldest supported version.
         needed: String,
         /// How to install a newer one.
+        install: &'static str,
+    },
+    /// Only files of other interface versions exist, or the driver is too old for the only file.
+    #[error("found {found}, but {needed} is needed: {install}")]
+    OtherVersion {
+        /// File names of the other versions.
+        found: String,
+        /// File names of the usable versions.
+        needed: String,
+        /// How to install a usable one.
+        install: &'static str,
+    },
+    /// The library lacks a function that its version should have.
+    #[error("broken (no function {symbol}): {install}")]
+    MissingFunction {
+        /// Name of the function.
+        symbol: String,
+        /// How to reinstall the library.
         install: &'static str,
     },
 }
@@ -195,31 +213,126 @@ fn entries(directory: &Path) -> Vec<PathBuf> {
 }
 
 impl Library {
-    /// Opens the library: the file in the first of the directories that has it, or else the one that the
-    /// loader finds (`LD_LIBRARY_PATH`, the system's directories).
-    pub fn open(&self, directories: &[PathBuf]) -> Result<libloading::Library, Problem> {
-        let path = self.path(directories);
-        let name = path.as_deref().map_or(Path::new(self.file), Path::new);
-        // SAFETY: opening runs the initialisation of NVIDIA's libraries, which are designed for that. A user
-        // who puts another file under their name is responsible for it.
-        unsafe { libloading::Library::new(name) }.map_err(|error| {
-            let words = error.to_string();
-            match path.is_none() && says_missing(&words, self.file) {
-                true => Problem::Missing {
-                    install: self.install,
-                },
-                false => self.broken(words),
-            }
-        })
+    /// Opens the library for use and checks its version. A driver for CUDA `driver_major` limits the interface
+    /// versions: a library of CUDA 13 does not work on a driver for CUDA 12.
+    pub fn load(
+        &self,
+        directories: &[PathBuf],
+        driver_major: Option<usize>,
+    ) -> Result<libloading::Library, Problem> {
+        let (library, _) = self.open(&self.usable(driver_major), directories)?;
+        self.check(&library)?;
+        Ok(library)
     }
 
-    fn path(&self, directories: &[PathBuf]) -> Option<PathBuf> {
-        let mut files = directories.iter().map(|place| place.join(self.file));
-        files.find(|path| path.exists())
+    /// The problem of a library that lacks a function.
+    pub fn lacks(&self, symbol: &str) -> Problem {
+        Problem::MissingFunction {
+            symbol: symbol.to_owned(),
+            install: self.install,
+        }
+    }
+
+    /// The path of the file that [`Library::load`] opens, or `None` where only the loader knows it.
+    pub fn path(&self, directories: &[PathBuf], driver_major: Option<usize>) -> Option<PathBuf> {
+        self.place(&self.usable(driver_major), directories)
+            .map(|(path, _)| path)
+    }
+
+    /// The file names that work with the driver.
+    fn usable(&self, driver_major: Option<usize>) -> Vec<&'static str> {
+        let mut files = self.files.to_vec();
+        // The names of libraries without a choice do not follow CUDA's version.
+        if let Some(driver_major) = driver_major
+            && files.len() > 1
+        {
+            files.retain(|file| major(file).is_none_or(|major| major <= driver_major));
+        }
+        files
+    }
+
+    /// Opens the file in the first of the directories that has one, or else the one that the loader finds
+    /// (`LD_LIBRARY_PATH`, the system's directories).
+    fn open(
+        &self,
+        files: &[&'static str],
+        directories: &[PathBuf],
+    ) -> Result<(libloading::Library, &'static str), Problem> {
+        // SAFETY: opening runs the initialisation of NVIDIA's libraries, which are designed for that. A user
+        // who puts another file under their name is responsible for it.
+        let open = |name: &Path| unsafe { libloading::Library::new(name) };
+        if let Some((path, file)) = self.place(files, directories) {
+            let library = open(&path).map_err(|error| self.broken(error.to_string()))?;
+            return Ok((library, file));
+        }
+        for &file in files {
+            match open(Path::new(file)) {
+                Ok(library) => return Ok((library, file)),
+                Err(error) if says_missing(&error.to_string(), file) => {}
+                Err(error) => return Err(self.broken(error.to_string())),
+            }
+        }
+        Err(self.missing(files, directories))
+    }
+
+    /// Path and name of the file in the first of the directories that has one of the files.
+    fn place(
+        &self,
+        files: &[&'static str],
+        directories: &[PathBuf],
+    ) -> Option<(PathBuf, &'static str)> {
+        let mut candidates = directories.iter().flat_map(|directory| {
+            let path = |&file: &&'static str| (directory.join(file), file);
+            files.iter().map(path)
+        });
+        candidates.find(|(path, _)| path.exists())
+    }
+
+    fn missing(&self, files: &[&'static str], directories: &[PathBuf]) -> Problem {
+        let found = self.other_versions(files, directories);
+        if found.is_empty() {
+            return Problem::Missing {
+                install: self.install,
+            };
+        }
+        Problem::OtherVersion {
+            found: found.join(", "),
+            needed: files.join(" or "),
+            install: self.install,
+        }
+    }
+
+    /// Names of files of this library with other interface versions than those of `files`.
+    fn other_versions(&self, files: &[&'static str], directories: &[PathBuf]) -> Vec<String> {
+        let Some((stem, _)) = self.files.first().and_then(|file| file.rsplit_once('.')) else {
+            return Vec::new();
+        };
+        let loader = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
+        let loader: Vec<PathBuf> = std::env::split_paths(&loader).collect();
+        let mut found: Vec<String> = directories
+            .iter()
+            .chain(&loader)
+            .flat_map(|directory| entries(directory))
+            .filter_map(|path| path.file_name()?.to_str().map(str::to_owned))
+            .filter(|name| {
+                let version = name
+                    .strip_prefix(stem)
+                    .and_then(|rest| rest.strip_prefix('.'));
+                version.is_some_and(|version| version.parse::<u32>().is_ok())
+                    && !files.contains(&name.as_str())
+            })
+            .collect();
+        found.sort();
+        found.dedup();
+        found
     }
 
     fn search(&self, directories: &[PathBuf]) -> LibraryCheck {
-        let version = self.open(directories).and_then(|library| {
+        let place = self.place(self.files, directories);
+        let opened = self.open(self.files, directories);
+        let mut file = place.as_ref().map_or(self.files[0], |(_, file)| file);
+        let version = opened.and_then(|(library, name)| {
+            file = name;
             let version = self.check(&library);
             // Threads and handlers that the library may have started must not lose their code.
             std::mem::forget(library);
@@ -231,8 +344,8 @@ impl Library {
         };
         LibraryCheck {
             name: self.name,
-            file: self.file,
-            path: self.path(directories),
+            file,
+            path: place.map(|(path, _)| path),
             version: version.map(|version| version.to_string()),
             problem,
         }
@@ -260,6 +373,11 @@ impl Library {
             install: self.install,
         }
     }
+}
+
+/// The interface version at the end of a file name.
+fn major(file: &str) -> Option<usize> {
+    file.rsplit_once('.')?.1.parse().ok()
 }
 
 /// Whether the loader's message says that the file itself is missing, not a dependency.
@@ -317,7 +435,7 @@ mod tests {
 
     /// A library that no machine has.
     const NOWHERE: Library = Library {
-        file: "libevenkeel-nowhere.so.12",
+        files: &["libevenkeel-nowhere.so.13", "libevenkeel-nowhere.so.12"],
         ..NVRTC
     };
 
@@ -334,7 +452,7 @@ mod tests {
     #[test]
     fn an_invalid_library_is_broken_with_the_loaders_message() {
         let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join(NOWHERE.file);
+        let path = directory.path().join(NOWHERE.files[1]);
         std::fs::write(
             &path,
             "not a shared object, however long it may be\n".repeat(99),

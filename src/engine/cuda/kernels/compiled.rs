@@ -1,25 +1,26 @@
 //! NVRTC compiles every kernel without a warning for every target architecture.
 
-use libloading::Library;
-
-use super::super::libraries::{self, DIRECTORIES, NVRTC};
-use super::{HEADERS, PRECISIONS, SOURCES, nvrtc};
+use super::super::error::CudaError;
+use super::super::libraries::DIRECTORIES;
+use super::super::nvrtc::{Nvrtc, Source};
+use super::super::precision::Precision;
+use super::{ATTENTION_F32, HEADERS, SOURCES};
 
 /// A100, H100 and B200.
 const ARCHITECTURES: [&str; 3] = ["sm_80", "sm_90a", "sm_100"];
 
 /// NVRTC; `None`, after printing the reason, when it is missing.
-fn found() -> Option<Library> {
-    match NVRTC.open(&libraries::directories()) {
-        Ok(library) => Some(library),
+fn found() -> Option<Nvrtc> {
+    match Nvrtc::load(None) {
+        Ok(nvrtc) => Some(nvrtc),
         Err(problem) => {
             // In CI, scripts/test.sh has installed NVRTC.
             assert_ne!(
                 std::env::var("CI").as_deref(),
                 Ok("true"),
-                "NVRTC is {problem} (or set {DIRECTORIES})"
+                "{problem} (or set {DIRECTORIES})"
             );
-            eprintln!("skipped: no kernel was compiled, NVRTC is {problem} (or set {DIRECTORIES})");
+            eprintln!("skipped: no kernel was compiled, {problem} (or set {DIRECTORIES})");
             None
         }
     }
@@ -27,22 +28,20 @@ fn found() -> Option<Library> {
 
 #[test]
 fn every_kernel_compiles_for_every_architecture() {
-    let Some(library) = found() else { return };
-    for source in SOURCES {
+    let Some(nvrtc) = found() else { return };
+    for kernels in SOURCES.iter().chain([&ATTENTION_F32]) {
         for architecture in ARCHITECTURES {
-            for precision in PRECISIONS {
-                let architecture = format!("--gpu-architecture={architecture}");
-                let options = [&[architecture.as_str()], precision].concat();
-                let text = (source.file, source.text);
-                let compiled = nvrtc::compile(&library, text, &HEADERS, &options);
-                let at = format!("{} with {options:?}", source.file);
-                let code = compiled
-                    .code
-                    .unwrap_or_else(|| panic!("{at}: {}", compiled.log));
+            for precision in [Precision::F32, Precision::Bf16] {
+                let mut options = precision.options();
+                options.push("-DHEAD_DIM=64".to_owned());
+                let at = format!("{} with {options:?}", kernels.source.file);
+                let compiled = nvrtc
+                    .compile(&kernels.source, &options, architecture)
+                    .unwrap_or_else(|error| panic!("{at}: {error}"));
                 assert_eq!(compiled.log, "", "{at}");
-                for kernel in source.kernels {
+                for kernel in kernels.names {
                     let section = format!(".text.{kernel}\0");
-                    let mut windows = code.windows(section.len());
+                    let mut windows = compiled.cubin.windows(section.len());
                     assert!(
                         windows.any(|window| window == section.as_bytes()),
                         "{kernel} is not in the code of {at}"
@@ -53,22 +52,21 @@ fn every_kernel_compiles_for_every_architecture() {
     }
     eprintln!(
         "compiled: {} files of kernels for {ARCHITECTURES:?}",
-        SOURCES.len()
+        SOURCES.len() + 1
     );
 }
 
 #[test]
 fn a_compile_error_is_reported_with_its_line() {
-    let Some(library) = found() else { return };
-    let wrong = (
-        "wrong.cu",
-        "#include \"block.cuh\"\n__global__ void f() { g(); }",
-    );
-    let compiled = nvrtc::compile(&library, wrong, &HEADERS, &["--gpu-architecture=sm_80"]);
-    assert_eq!(compiled.code, None);
-    assert!(
-        compiled.log.starts_with("wrong.cu(2): error"),
-        "{}",
-        compiled.log
-    );
+    let Some(nvrtc) = found() else { return };
+    let source = Source {
+        file: "wrong.cu",
+        text: "#include \"block.cuh\"\n__global__ void f() { g(); }",
+        headers: HEADERS,
+    };
+    let Err(CudaError::Compile { file, log }) = nvrtc.compile(&source, &[], "sm_80") else {
+        panic!("it compiles");
+    };
+    assert_eq!(file, "wrong.cu");
+    assert!(log.starts_with("wrong.cu(2): error"), "{log}");
 }

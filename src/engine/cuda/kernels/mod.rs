@@ -1,78 +1,57 @@
-//! Kernels in CUDA C for the CUDA engine. They have never run on a GPU, so only the tests compile them.
+//! Kernels in CUDA C. Each source is compiled once for each precision; attention also for each head size.
 //!
-//! `compiled` compiles them with NVRTC for the target GPUs. The tests of the package `emulated-gpu` run the PTX
-//! and compare it with plain formulas.
-//!
-//! Every source is compiled once for each of the [`PRECISIONS`]. Its first comment states the shapes and each
-//! kernel's grid and threads.
+//! The first comment of a source states the shapes, and each kernel's grid and threads. The tests of the
+//! package `emulated-gpu` run the PTX and compare it with plain formulas.
 
+pub mod attention;
+#[cfg(test)]
 mod compiled;
-mod nvrtc;
 
-/// A source file of kernels.
-struct Source {
-    /// Its name in this directory.
-    file: &'static str,
-    /// The CUDA C source.
-    text: &'static str,
-    /// Names of the launchable kernels.
-    kernels: &'static [&'static str],
+use super::nvrtc::Source;
+
+/// A source and the names of its launchable kernels.
+#[derive(Debug, Clone, Copy)]
+pub struct Kernels {
+    pub source: Source,
+    pub names: &'static [&'static str],
 }
 
-/// Names and texts of the headers that sources include.
-const HEADERS: [(&str, &str); 2] = [
+/// The headers that sources may include.
+const HEADERS: &[(&str, &str)] = &[
     ("block.cuh", include_str!("block.cuh")),
     ("real.cuh", include_str!("real.cuh")),
 ];
 
-/// The compiler's options for activations in f32 and in bf16.
-const PRECISIONS: [&[&str]; 2] = [&[], &["-DREAL_BF16=1"]];
+macro_rules! kernels {
+    ($file:literal: $($name:literal),*) => {
+        Kernels {
+            source: Source {
+                file: $file,
+                text: include_str!($file),
+                headers: HEADERS,
+            },
+            names: &[$($name),*],
+        }
+    };
+}
 
-const SOURCES: [Source; 8] = [
-    Source {
-        file: "embedding.cu",
-        text: include_str!("embedding.cu"),
-        kernels: &["embedding_forward", "embedding_backward"],
-    },
-    Source {
-        file: "rmsnorm.cu",
-        text: include_str!("rmsnorm.cu"),
-        kernels: &["rmsnorm_forward", "rmsnorm_backward", "column_sums"],
-    },
-    Source {
-        file: "rope.cu",
-        text: include_str!("rope.cu"),
-        kernels: &["rope"],
-    },
-    Source {
-        file: "swiglu.cu",
-        text: include_str!("swiglu.cu"),
-        kernels: &["swiglu_forward", "swiglu_backward"],
-    },
-    Source {
-        file: "cross_entropy.cu",
-        text: include_str!("cross_entropy.cu"),
-        kernels: &["cross_entropy", "sum_losses"],
-    },
-    Source {
-        file: "adamw.cu",
-        text: include_str!("adamw.cu"),
-        kernels: &["adamw"],
-    },
-    Source {
-        file: "squares.cu",
-        text: include_str!("squares.cu"),
-        kernels: &[
-            "squared_norm",
-            "add_gradient",
-            "add_gradient_measuring",
-            "add_squares",
-            "sum_partials",
-        ],
-    },
-    Source {
-        file: "cast.cu",
-        text: include_str!("cast.cu"),
-        kernels: &["cast"],
-    },
+/// Every source but attention.
+pub const SOURCES: [Kernels; 8] = [
+    kernels!("embedding.cu": "embedding_forward", "embedding_backward"),
+    kernels!("rmsnorm.cu": "rmsnorm_forward", "rmsnorm_backward", "column_sums"),
+    kernels!("rope.cu": "rope"),
+    kernels!("swiglu.cu": "swiglu_forward", "swiglu_backward"),
+    kernels!("cross_entropy.cu": "cross_entropy", "sum_losses"),
+    kernels!("adamw.cu": "adamw"),
+    kernels!(
+        "squares.cu": "squared_norm", "add_gradient", "add_gradient_measuring", "add_squares",
+        "sum_partials"
+    ),
+    kernels!("cast.cu": "cast"),
 ];
+
+/// Attention in f32.
+pub const ATTENTION_F32: Kernels = kernels!(
+    "attention_f32.cu": "attention_forward", "attention_delta", "attention_backward_queries",
+    "attention_backward_keys"
+);

@@ -1,0 +1,524 @@
+//! Matrix products by cuBLASLt, row-major.
+//!
+//! cuBLASLt's matrices are column-major. A row-major matrix is the column-major transpose of itself, so
+//! `result = a · b` is computed as `resultᵀ = bᵀ · aᵀ`: the operands change places and nothing is moved.
+
+use std::collections::HashMap;
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::sync::Arc;
+
+use super::driver::{Device, Handle, Stream};
+use super::error::CudaError;
+use super::libraries::{self, CUBLAS_LT};
+use super::table::functions;
+
+/// `cublasStatus_t`
+type Code = c_int;
+
+const ALLOC_FAILED: Code = 3;
+const INVALID_VALUE: Code = 7;
+const NOT_SUPPORTED: Code = 15;
+
+/// `CUBLAS_COMPUTE_32F`: f32 sums; f32 inputs keep all their bits.
+const COMPUTE_F32: c_int = 68;
+/// `CUDA_R_32F`
+const REAL_F32: c_int = 0;
+/// `CUDA_R_16BF`
+const REAL_BF16: c_int = 14;
+
+// `cublasLtMatmulDescAttributes_t`
+const TRANSPOSE_A: c_int = 3;
+const TRANSPOSE_B: c_int = 4;
+
+// `cublasLtMatmulPreferenceAttributes_t`
+const MAX_WORKSPACE: c_int = 1;
+/// The alignment of A; those of B, C and D follow.
+const MIN_ALIGNMENT_A: c_int = 5;
+
+/// Alignments above this make no difference.
+const ALIGNMENT_MOST: u64 = 256;
+
+/// Algorithms that are asked for; the first that cuBLASLt can run is used.
+const ALGORITHMS: usize = 8;
+
+/// `cublasLtMatmulAlgo_t`
+type Algorithm = [u64; 8];
+
+/// `cublasLtMatmulHeuristicResult_t`
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+struct Heuristic {
+    algorithm: Algorithm,
+    workspace: usize,
+    state: Code,
+    waves: f32,
+    reserved: [c_int; 4],
+}
+
+functions! {
+    Functions:
+    cublasLtGetStatusName(Code) -> *const c_char;
+    cublasLtGetStatusString(Code) -> *const c_char;
+    cublasLtCreate(*mut Handle) -> Code;
+    cublasLtDestroy(Handle) -> Code;
+    cublasLtMatmulDescCreate(*mut Handle, c_int, c_int) -> Code;
+    cublasLtMatmulDescDestroy(Handle) -> Code;
+    cublasLtMatmulDescSetAttribute(Handle, c_int, *const c_void, usize) -> Code;
+    cublasLtMatrixLayoutCreate(*mut Handle, c_int, u64, u64, i64) -> Code;
+    cublasLtMatrixLayoutDestroy(Handle) -> Code;
+    cublasLtMatmulPreferenceCreate(*mut Handle) -> Code;
+    cublasLtMatmulPreferenceDestroy(Handle) -> Code;
+    cublasLtMatmulPreferenceSetAttribute(Handle, c_int, *const c_void, usize) -> Code;
+    cublasLtMatmulAlgoGetHeuristic(
+        Handle, Handle, Handle, Handle, Handle, Handle, Handle, c_int, *mut Heuristic, *mut c_int
+    ) -> Code;
+    cublasLtMatmul(
+        Handle, Handle, *const c_void, u64, Handle, u64, Handle, *const c_void, u64, Handle, u64, Handle,
+        *const Algorithm, u64, usize, Handle
+    ) -> Code;
+}
+
+/// The type of a matrix's elements.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Element {
+    F32,
+    Bf16,
+}
+
+impl Element {
+    pub fn bytes(self) -> usize {
+        match self {
+            Element::F32 => 4,
+            Element::Bf16 => 2,
+        }
+    }
+
+    /// `cudaDataType_t`
+    fn number(self) -> c_int {
+        match self {
+            Element::F32 => REAL_F32,
+            Element::Bf16 => REAL_BF16,
+        }
+    }
+}
+
+/// A row-major matrix in memory.
+#[derive(Debug, Clone, Copy)]
+pub struct Operand {
+    /// Address of the first element.
+    pub address: u64,
+    pub element: Element,
+    /// Elements from row to row, as they lie in memory.
+    pub stride: usize,
+    /// The product uses the transpose of what lies in memory.
+    pub transposed: bool,
+}
+
+/// `result[rows, columns] = a[rows, inner] · b[inner, columns] (+ added)`
+#[derive(Debug, Clone, Copy)]
+pub struct Product {
+    pub rows: usize,
+    pub columns: usize,
+    pub inner: usize,
+    pub a: Operand,
+    /// Its element is that of `a`.
+    pub b: Operand,
+    /// Address of a matrix to add, with the element, stride and order of the result. It may be the result.
+    pub added: Option<u64>,
+    /// Its element is f32 or that of `a`.
+    pub result: Operand,
+}
+
+impl Product {
+    /// The same product with a result that is not transposed: `resultᵀ = bᵀ · aᵀ`.
+    fn straight(self) -> Product {
+        if !self.result.transposed {
+            return self;
+        }
+        let flipped = |operand: Operand| Operand {
+            transposed: !operand.transposed,
+            ..operand
+        };
+        Product {
+            rows: self.columns,
+            columns: self.rows,
+            inner: self.inner,
+            a: flipped(self.b),
+            b: flipped(self.a),
+            added: self.added,
+            result: flipped(self.result),
+        }
+    }
+}
+
+/// cuBLASLt on a device.
+pub struct Blas {
+    library: Arc<Library>,
+    plans: HashMap<Shape, Plan>,
+}
+
+/// The handle of the library, destroyed when dropped.
+struct Library {
+    functions: Functions,
+    device: Arc<Device>,
+    handle: Handle,
+}
+
+/// What an algorithm depends on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct Shape {
+    /// Rows, columns and inner dimension.
+    sizes: [usize; 3],
+    /// Of `a`, `b` and the result.
+    elements: [Element; 3],
+    strides: [usize; 3],
+    /// Of `a` and `b`.
+    transposed: [bool; 2],
+    /// Of `a`, `b`, the added matrix and the result, in bytes.
+    alignments: [u32; 4],
+    /// Bytes of workspace.
+    workspace: u64,
+}
+
+/// The descriptors and the algorithm of a shape.
+struct Plan {
+    operation: Descriptor,
+    first: Descriptor,
+    second: Descriptor,
+    result: Descriptor,
+    algorithm: Algorithm,
+}
+
+/// A descriptor of cuBLASLt, destroyed when dropped.
+struct Descriptor {
+    library: Arc<Library>,
+    handle: Handle,
+    destroy: unsafe extern "C" fn(Handle) -> Code,
+}
+
+impl Blas {
+    /// Bytes of workspace that the caller should give: what NVIDIA recommends for Hopper.
+    pub const WORKSPACE: u64 = 32 << 20;
+
+    /// Loads cuBLASLt, which is never closed again.
+    pub fn new(device: &Arc<Device>) -> Result<Blas, CudaError> {
+        let error = |problem| CudaError::Library {
+            library: CUBLAS_LT.name,
+            problem,
+        };
+        let driver_major = Some(device.driver().major());
+        let library = CUBLAS_LT
+            .load(&libraries::directories(), driver_major)
+            .map_err(error)?;
+        // SAFETY: the library is never closed, see below.
+        let functions = unsafe { Functions::load(&library) };
+        std::mem::forget(library);
+        let functions = functions.map_err(|symbol| error(CUBLAS_LT.lacks(symbol)))?;
+        device.make_current()?;
+        let mut handle = Handle::NULL;
+        // SAFETY: the function writes its result; the handle is destroyed when it is dropped.
+        let code = unsafe { (functions.cublasLtCreate)(&mut handle) };
+        functions.check("cublasLtCreate", code)?;
+        Ok(Blas {
+            library: Arc::new(Library {
+                functions,
+                device: device.clone(),
+                handle,
+            }),
+            plans: HashMap::new(),
+        })
+    }
+
+    /// Appends a product to a stream. Sums are f32; f32 inputs are never rounded to TF32 unless
+    /// `NVIDIA_TF32_OVERRIDE` demands it.
+    ///
+    /// # Safety
+    /// The matrices, and the workspace by its address and bytes, are live until the stream has run the
+    /// product. The result overlaps neither `a` nor `b`. No other stream uses the workspace meanwhile.
+    pub unsafe fn multiply(
+        &mut self,
+        stream: &Stream,
+        product: &Product,
+        workspace: (u64, u64),
+    ) -> Result<(), CudaError> {
+        let product = product.straight();
+        if product.rows == 0 || product.columns == 0 {
+            return Ok(());
+        }
+        let shape = Shape::new(&product, workspace);
+        self.library.device.make_current()?;
+        let library = &self.library;
+        let plan = match self.plans.entry(shape) {
+            std::collections::hash_map::Entry::Occupied(entry) => entry.into_mut(),
+            std::collections::hash_map::Entry::Vacant(entry) => {
+                entry.insert(Plan::new(library, &shape)?)
+            }
+        };
+        let alpha = 1.0f32;
+        let beta = if product.added.is_some() { 1.0f32 } else { 0.0 };
+        // SAFETY: the descriptors are live, the scales are f32 as the operation says, and the caller
+        // guarantees the memory.
+        let code = unsafe {
+            (library.functions.cublasLtMatmul)(
+                library.handle,
+                plan.operation.handle,
+                std::ptr::from_ref(&alpha).cast(),
+                product.b.address,
+                plan.first.handle,
+                product.a.address,
+                plan.second.handle,
+                std::ptr::from_ref(&beta).cast(),
+                product.added.unwrap_or(product.result.address),
+                plan.result.handle,
+                product.result.address,
+                plan.result.handle,
+                &plan.algorithm,
+                workspace.0,
+                usize::try_from(workspace.1).unwrap_or(usize::MAX),
+                stream.handle(),
+            )
+        };
+        library
+            .functions
+            .check("cublasLtMatmul", code)
+            .map_err(|error| shape.named(error))
+    }
+
+    /// Shapes with a cached algorithm.
+    pub fn shapes(&self) -> usize {
+        self.plans.len()
+    }
+}
+
+impl Shape {
+    fn new(product: &Product, workspace: (u64, u64)) -> Shape {
+        let Product { a, b, result, .. } = product;
+        let added = product.added.unwrap_or(result.address);
+        Shape {
+            sizes: [product.rows, product.columns, product.inner],
+            elements: [a.element, b.element, result.element],
+            strides: [a.stride, b.stride, result.stride],
+            transposed: [a.transposed, b.transposed],
+            alignments: [a.address, b.address, added, result.address].map(alignment),
+            workspace: workspace.1,
+        }
+    }
+
+    /// Adds the shape to an error.
+    fn named(&self, error: CudaError) -> CudaError {
+        let CudaError::Call {
+            function,
+            code,
+            words,
+        } = error
+        else {
+            return error;
+        };
+        let [rows, columns, inner] = self.sizes;
+        let [a, b, result] = self.elements;
+        CudaError::Call {
+            function,
+            code,
+            words: format!(
+                "{words} ({rows}×{inner} {a:?} · {inner}×{columns} {b:?} to {result:?})"
+            ),
+        }
+    }
+}
+
+/// The largest power of two that divides an address, at most [`ALIGNMENT_MOST`].
+fn alignment(address: u64) -> u32 {
+    let alignment = address | ALIGNMENT_MOST;
+    1 << alignment.trailing_zeros()
+}
+
+impl Plan {
+    fn new(library: &Arc<Library>, shape: &Shape) -> Result<Plan, CudaError> {
+        let functions = &library.functions;
+        let [rows, columns, inner] = shape.sizes;
+        let [a, b, result] = shape.elements;
+        let [a_stride, b_stride, result_stride] = shape.strides;
+        let [a_transposed, b_transposed] = shape.transposed;
+
+        let operation = library.descriptor(
+            "cublasLtMatmulDescCreate",
+            functions.cublasLtMatmulDescDestroy,
+            // SAFETY: the function writes its result.
+            |handle| unsafe { (functions.cublasLtMatmulDescCreate)(handle, COMPUTE_F32, REAL_F32) },
+        )?;
+        // cuBLASLt's A is `b`. What is transposed here is transposed there.
+        for (attribute, transposed) in [(TRANSPOSE_A, b_transposed), (TRANSPOSE_B, a_transposed)] {
+            operation.set(
+                "cublasLtMatmulDescSetAttribute",
+                functions.cublasLtMatmulDescSetAttribute,
+                attribute,
+                &c_int::from(transposed).to_ne_bytes(),
+            )?;
+        }
+
+        // A row-major matrix of memory is column-major with its sizes exchanged.
+        let layout = |element: Element, rows: usize, columns: usize, stride: usize| {
+            library.descriptor(
+                "cublasLtMatrixLayoutCreate",
+                functions.cublasLtMatrixLayoutDestroy,
+                // SAFETY: the function writes its result.
+                |handle| unsafe {
+                    (functions.cublasLtMatrixLayoutCreate)(
+                        handle,
+                        element.number(),
+                        columns as u64,
+                        rows as u64,
+                        i64::try_from(stride).unwrap_or(i64::MAX),
+                    )
+                },
+            )
+        };
+        let stored = |rows, columns, transposed| {
+            if transposed {
+                (columns, rows)
+            } else {
+                (rows, columns)
+            }
+        };
+        let (b_rows, b_columns) = stored(inner, columns, b_transposed);
+        let (a_rows, a_columns) = stored(rows, inner, a_transposed);
+        let first = layout(b, b_rows, b_columns, b_stride)?;
+        let second = layout(a, a_rows, a_columns, a_stride)?;
+        let result = layout(result, rows, columns, result_stride)?;
+
+        let preference = library.descriptor(
+            "cublasLtMatmulPreferenceCreate",
+            functions.cublasLtMatmulPreferenceDestroy,
+            // SAFETY: the function writes its result.
+            |handle| unsafe { (functions.cublasLtMatmulPreferenceCreate)(handle) },
+        )?;
+        let prefer = |attribute, value: &[u8]| {
+            preference.set(
+                "cublasLtMatmulPreferenceSetAttribute",
+                functions.cublasLtMatmulPreferenceSetAttribute,
+                attribute,
+                value,
+            )
+        };
+        prefer(MAX_WORKSPACE, &shape.workspace.to_ne_bytes())?;
+        let [a, b, added, of_result] = shape.alignments;
+        for (attribute, alignment) in (MIN_ALIGNMENT_A..).zip([b, a, added, of_result]) {
+            prefer(attribute, &alignment.to_ne_bytes())?;
+        }
+
+        let mut found = [Heuristic::default(); ALGORITHMS];
+        let mut count = 0;
+        // SAFETY: the descriptors are live, and the array has as many elements as is passed.
+        let code = unsafe {
+            (functions.cublasLtMatmulAlgoGetHeuristic)(
+                library.handle,
+                operation.handle,
+                first.handle,
+                second.handle,
+                result.handle,
+                result.handle,
+                preference.handle,
+                ALGORITHMS as c_int,
+                found.as_mut_ptr(),
+                &mut count,
+            )
+        };
+        let function = "cublasLtMatmulAlgoGetHeuristic";
+        let named = |error| shape.named(error);
+        functions.check(function, code).map_err(named)?;
+        let count = usize::try_from(count).unwrap_or(0);
+        let mut usable = found
+            .iter()
+            .take(count)
+            .filter(|found| found.state == 0 && found.workspace as u64 <= shape.workspace);
+        let Some(chosen) = usable.next() else {
+            return Err(shape.named(functions.failed(function, NOT_SUPPORTED)));
+        };
+        Ok(Plan {
+            algorithm: chosen.algorithm,
+            operation,
+            first,
+            second,
+            result,
+        })
+    }
+}
+
+impl Library {
+    fn descriptor(
+        self: &Arc<Self>,
+        function: &'static str,
+        destroy: unsafe extern "C" fn(Handle) -> Code,
+        create: impl FnOnce(*mut Handle) -> Code,
+    ) -> Result<Descriptor, CudaError> {
+        let mut handle = Handle::NULL;
+        self.functions.check(function, create(&mut handle))?;
+        Ok(Descriptor {
+            library: self.clone(),
+            handle,
+            destroy,
+        })
+    }
+}
+
+impl Drop for Library {
+    fn drop(&mut self) {
+        if self.device.make_current().is_ok() {
+            // SAFETY: the handle is destroyed once; descriptors hold the library.
+            unsafe { (self.functions.cublasLtDestroy)(self.handle) };
+        }
+    }
+}
+
+impl Descriptor {
+    fn set(
+        &self,
+        function: &'static str,
+        set: unsafe extern "C" fn(Handle, c_int, *const c_void, usize) -> Code,
+        attribute: c_int,
+        value: &[u8],
+    ) -> Result<(), CudaError> {
+        // SAFETY: the descriptor is live, and the value has the size that is passed.
+        let code = unsafe { set(self.handle, attribute, value.as_ptr().cast(), value.len()) };
+        self.library.functions.check(function, code)
+    }
+}
+
+impl Drop for Descriptor {
+    fn drop(&mut self) {
+        // SAFETY: the descriptor is destroyed once, by the function for its kind.
+        unsafe { (self.destroy)(self.handle) };
+    }
+}
+
+impl Functions {
+    fn check(&self, function: &'static str, code: Code) -> Result<(), CudaError> {
+        match code {
+            0 => Ok(()),
+            ALLOC_FAILED => Err(CudaError::OutOfMemory {
+                what: format!("cuBLASLt ({function})"),
+                bytes: 0,
+            }),
+            code => Err(self.failed(function, code)),
+        }
+    }
+
+    fn failed(&self, function: &'static str, code: Code) -> CudaError {
+        let text = |of: unsafe extern "C" fn(Code) -> *const c_char| {
+            // SAFETY: the function returns a constant text or null.
+            unsafe {
+                let text = of(code);
+                (!text.is_null()).then(|| CStr::from_ptr(text).to_string_lossy().into_owned())
+            }
+        };
+        CudaError::Call {
+            function,
+            code: text(self.cublasLtGetStatusName).unwrap_or_else(|| format!("error {code}")),
+            words: match code {
+                INVALID_VALUE => "cuBLASLt refuses an argument".to_owned(),
+                NOT_SUPPORTED => "cuBLASLt has no algorithm for it".to_owned(),
+                _ => text(self.cublasLtGetStatusString).unwrap_or_default(),
+            },
+        }
+    }
+}

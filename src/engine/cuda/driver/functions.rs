@@ -1,0 +1,124 @@
+//! The functions of `libcuda.so.1`, with the names to which `cuda.h` of CUDA 12 and 13 maps them.
+
+use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
+
+use super::super::error::CudaError;
+use super::super::libraries::{self, CUDA};
+use super::super::table::functions;
+
+/// A pointer to an object of the driver or of a library on top of it.
+#[repr(transparent)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Handle(pub *mut c_void);
+
+// SAFETY: the program never dereferences a handle, and CUDA's libraries allow their objects on every thread.
+unsafe impl Send for Handle {}
+// SAFETY: as above.
+unsafe impl Sync for Handle {}
+
+impl Handle {
+    pub const NULL: Handle = Handle(std::ptr::null_mut());
+}
+
+/// `CUresult`
+pub type Code = c_int;
+
+pub const OUT_OF_MEMORY: Code = 2;
+pub const DEVICE_UNAVAILABLE: Code = 46;
+pub const NO_DEVICE: Code = 100;
+
+functions! {
+    /// The driver's functions.
+    pub Functions:
+    cuInit(c_uint) -> Code;
+    cuDriverGetVersion(*mut c_int) -> Code;
+    cuGetErrorName(Code, *mut *const c_char) -> Code;
+    cuGetErrorString(Code, *mut *const c_char) -> Code;
+    cuDeviceGetCount(*mut c_int) -> Code;
+    cuDeviceGet(*mut c_int, c_int) -> Code;
+    cuDeviceGetName(*mut c_char, c_int, c_int) -> Code;
+    cuDeviceGetUuid_v2(*mut [u8; 16], c_int) -> Code;
+    cuDeviceTotalMem_v2(*mut usize, c_int) -> Code;
+    cuDeviceGetAttribute(*mut c_int, c_int, c_int) -> Code;
+    cuDevicePrimaryCtxRetain(*mut Handle, c_int) -> Code;
+    cuDevicePrimaryCtxRelease_v2(c_int) -> Code;
+    cuCtxSetCurrent(Handle) -> Code;
+    cuMemGetInfo_v2(*mut usize, *mut usize) -> Code;
+    cuMemAlloc_v2(*mut u64, usize) -> Code;
+    cuMemFree_v2(u64) -> Code;
+    cuMemHostAlloc(*mut *mut c_void, usize, c_uint) -> Code;
+    cuMemFreeHost(*mut c_void) -> Code;
+    cuMemcpyHtoDAsync_v2(u64, *const c_void, usize, Handle) -> Code;
+    cuMemcpyDtoHAsync_v2(*mut c_void, u64, usize, Handle) -> Code;
+    cuMemcpyDtoDAsync_v2(u64, u64, usize, Handle) -> Code;
+    cuMemsetD8Async(u64, u8, usize, Handle) -> Code;
+    cuStreamCreate(*mut Handle, c_uint) -> Code;
+    cuStreamDestroy_v2(Handle) -> Code;
+    cuStreamSynchronize(Handle) -> Code;
+    cuStreamWaitEvent(Handle, Handle, c_uint) -> Code;
+    cuStreamBeginCapture_v2(Handle, c_int) -> Code;
+    cuStreamEndCapture(Handle, *mut Handle) -> Code;
+    cuEventCreate(*mut Handle, c_uint) -> Code;
+    cuEventDestroy_v2(Handle) -> Code;
+    cuEventRecord(Handle, Handle) -> Code;
+    cuEventSynchronize(Handle) -> Code;
+    cuGraphInstantiateWithFlags(*mut Handle, Handle, c_ulonglong) -> Code;
+    cuGraphLaunch(Handle, Handle) -> Code;
+    cuGraphDestroy(Handle) -> Code;
+    cuGraphExecDestroy(Handle) -> Code;
+    cuModuleLoadDataEx(*mut Handle, *const c_void, c_uint, *const c_int, *mut *mut c_void) -> Code;
+    cuModuleUnload(Handle) -> Code;
+    cuModuleGetFunction(*mut Handle, Handle, *const c_char) -> Code;
+    cuFuncSetAttribute(Handle, c_int, c_int) -> Code;
+    cuLaunchKernel(
+        Handle, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, Handle,
+        *const *const c_void, *const *const c_void
+    ) -> Code;
+}
+
+impl Functions {
+    /// Opens the driver, which is never closed again.
+    pub fn open() -> Result<Functions, CudaError> {
+        let error = |problem| CudaError::Library {
+            library: CUDA.name,
+            problem,
+        };
+        let library = CUDA.load(&libraries::directories(), None).map_err(error)?;
+        // SAFETY: the library is never closed, see below.
+        let functions = unsafe { Functions::load(&library) };
+        // The driver has threads of its own, which must not lose their code.
+        std::mem::forget(library);
+        functions.map_err(|symbol| error(CUDA.lacks(symbol)))
+    }
+
+    /// The error of a call.
+    pub fn check(&self, function: &'static str, code: Code) -> Result<(), CudaError> {
+        match code {
+            0 => Ok(()),
+            OUT_OF_MEMORY => Err(CudaError::OutOfMemory {
+                what: function.to_owned(),
+                bytes: 0,
+            }),
+            code => Err(self.failed(function, code)),
+        }
+    }
+
+    /// The error of a call that failed with this code.
+    pub fn failed(&self, function: &'static str, code: Code) -> CudaError {
+        let text = |of: unsafe extern "C" fn(Code, *mut *const c_char) -> Code| {
+            let mut text = std::ptr::null();
+            // SAFETY: the function stores a pointer to a constant text, or null for an unknown code.
+            unsafe {
+                if of(code, &mut text) != 0 || text.is_null() {
+                    return None;
+                }
+                Some(CStr::from_ptr(text).to_string_lossy().into_owned())
+            }
+        };
+        CudaError::Call {
+            function,
+            code: text(self.cuGetErrorName).unwrap_or_else(|| format!("error {code}")),
+            words: text(self.cuGetErrorString).unwrap_or_else(|| "unknown error".to_owned()),
+        }
+    }
+}

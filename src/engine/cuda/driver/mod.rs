@@ -1,0 +1,335 @@
+//! The CUDA driver: devices, memory, modules, streams, events and graphs.
+//!
+//! Each object keeps the objects alive that it needs, and frees itself when it is dropped. A failure to free
+//! is ignored: it only repeats the error of an earlier call. The primary context of a device is made current
+//! by each call that needs it, so objects may move between threads.
+
+mod functions;
+mod memory;
+mod module;
+mod stream;
+
+use std::ffi::{CStr, c_char, c_int};
+use std::sync::{Arc, Mutex, PoisonError};
+
+pub use self::functions::Handle;
+use self::functions::{DEVICE_UNAVAILABLE, Functions, NO_DEVICE, OUT_OF_MEMORY};
+pub use self::memory::{Memory, Pinned};
+pub use self::module::{Argument, Function, Grid, Module};
+pub use self::stream::{Event, Graph, Stream};
+use super::error::CudaError;
+
+/// The oldest supported compute capability: bf16 matrix units and asynchronous copies.
+const CAPABILITY: (u32, u32) = (8, 0);
+
+// `CUdevice_attribute`
+const MULTIPROCESSOR_COUNT: c_int = 16;
+const COMPUTE_MODE: c_int = 20;
+const CAPABILITY_MAJOR: c_int = 75;
+const CAPABILITY_MINOR: c_int = 76;
+
+// `CUcomputemode`
+const PROHIBITED: c_int = 2;
+const EXCLUSIVE_PROCESS: c_int = 3;
+
+/// The initialised driver.
+pub struct Driver {
+    functions: Functions,
+    /// The newest CUDA that the driver supports, major and minor.
+    version: (u32, u32),
+}
+
+impl Driver {
+    /// Loads and initialises the driver, once in a process.
+    ///
+    /// # Errors
+    /// The library cannot be used, or no GPU is visible.
+    pub fn load() -> Result<Arc<Driver>, CudaError> {
+        static LOADED: Mutex<Option<Arc<Driver>>> = Mutex::new(None);
+        let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(driver) = &*loaded {
+            return Ok(driver.clone());
+        }
+        let functions = Functions::open()?;
+        // SAFETY: the flags must be 0.
+        match unsafe { (functions.cuInit)(0) } {
+            NO_DEVICE => return Err(no_device()),
+            code => functions.check("cuInit", code)?,
+        }
+        let mut version = 0;
+        // SAFETY: the function writes its result.
+        let code = unsafe { (functions.cuDriverGetVersion)(&mut version) };
+        functions.check("cuDriverGetVersion", code)?;
+        let version = u32::try_from(version).unwrap_or(0);
+        let driver = Arc::new(Driver {
+            functions,
+            version: (version / 1000, version % 1000 / 10),
+        });
+        *loaded = Some(driver.clone());
+        Ok(driver)
+    }
+
+    /// Visible devices.
+    pub fn device_count(&self) -> Result<usize, CudaError> {
+        let mut count = 0;
+        // SAFETY: the function writes its result.
+        let code = unsafe { (self.functions.cuDeviceGetCount)(&mut count) };
+        self.functions.check("cuDeviceGetCount", code)?;
+        Ok(usize::try_from(count).unwrap_or(0))
+    }
+
+    /// The newest CUDA that the driver supports, major and minor.
+    pub fn version(&self) -> (u32, u32) {
+        self.version
+    }
+
+    /// The major version, which limits the versions of the other libraries.
+    pub(super) fn major(&self) -> usize {
+        self.version.0 as usize
+    }
+}
+
+/// The reason why the driver sees no GPU.
+fn no_device() -> CudaError {
+    if let Some(list) = std::env::var_os("CUDA_VISIBLE_DEVICES") {
+        return CudaError::Unusable(format!(
+            "CUDA_VISIBLE_DEVICES={} names no GPU of this machine; `evenkeel gpus` lists them",
+            list.display()
+        ));
+    }
+    let partitioned = partitioned();
+    if !partitioned.is_empty() {
+        return CudaError::Unusable(format!(
+            "the driver shows no GPU: MIG is on without a compute instance on {}; create instances with \
+             nvidia-smi mig, or turn MIG off with nvidia-smi -mig 0",
+            partitioned.join(", ")
+        ));
+    }
+    CudaError::Unusable(
+        "the driver finds no GPU; start the container with its GPUs (docker run --gpus all), or look for \
+         errors of the GPU in the kernel's log (dmesg)"
+            .to_owned(),
+    )
+}
+
+/// GPUs in MIG mode without a MIG device, as NVML knows them.
+fn partitioned() -> Vec<String> {
+    let Ok(nvml) = nvml_wrapper::Nvml::init() else {
+        return Vec::new();
+    };
+    let mut found = Vec::new();
+    for index in 0..nvml.device_count().unwrap_or(0) {
+        let Ok(device) = nvml.device_by_index(index) else {
+            continue;
+        };
+        let is_partitioned = device.mig_mode().is_ok_and(|mode| mode.current == 1);
+        let slots = device.mig_device_count().unwrap_or(0);
+        let has_instance = (0..slots).any(|slot| device.mig_device_by_index(slot).is_ok());
+        if is_partitioned && !has_instance {
+            let name = device.name().unwrap_or_else(|_| "GPU".to_owned());
+            found.push(format!("GPU {index} ({name})"));
+        }
+    }
+    found
+}
+
+/// A GPU with its primary context.
+pub struct Device {
+    driver: Arc<Driver>,
+    ordinal: c_int,
+    context: Handle,
+    name: String,
+    uuid: String,
+    capability: (u32, u32),
+    total_memory: u64,
+    multiprocessors: u32,
+}
+
+impl Device {
+    /// Opens a visible device by its index.
+    ///
+    /// # Errors
+    /// The device does not exist, is too old, or another process has it for itself.
+    pub fn open(driver: &Arc<Driver>, ordinal: usize) -> Result<Arc<Device>, CudaError> {
+        let functions = &driver.functions;
+        let count = driver.device_count()?;
+        let number = c_int::try_from(ordinal).ok().filter(|_| ordinal < count);
+        let Some(number) = number else {
+            return Err(CudaError::Unusable(format!(
+                "GPU {ordinal} does not exist: the driver shows {count}, numbered from 0; check \
+                 CUDA_VISIBLE_DEVICES and `evenkeel gpus`"
+            )));
+        };
+        let mut device = 0;
+        let mut name = [0; 256];
+        let mut uuid = [0; 16];
+        let mut total = 0;
+        // SAFETY: the functions write their results; the name has room for the length that is passed.
+        unsafe {
+            functions.check("cuDeviceGet", (functions.cuDeviceGet)(&mut device, number))?;
+            let text = name.as_mut_ptr().cast::<c_char>();
+            let code = (functions.cuDeviceGetName)(text, name.len() as c_int, device);
+            functions.check("cuDeviceGetName", code)?;
+            let code = (functions.cuDeviceGetUuid_v2)(&mut uuid, device);
+            functions.check("cuDeviceGetUuid", code)?;
+            let code = (functions.cuDeviceTotalMem_v2)(&mut total, device);
+            functions.check("cuDeviceTotalMem", code)?;
+        }
+        let attribute = |attribute| {
+            let mut value = 0;
+            // SAFETY: the function writes its result.
+            let code = unsafe { (functions.cuDeviceGetAttribute)(&mut value, attribute, device) };
+            functions
+                .check("cuDeviceGetAttribute", code)
+                .map(|()| value)
+        };
+        let number = |value: c_int| u32::try_from(value).unwrap_or(0);
+        let name = CStr::from_bytes_until_nul(&name).unwrap_or_default();
+        let name = name.to_string_lossy().into_owned();
+        let capability = (
+            number(attribute(CAPABILITY_MAJOR)?),
+            number(attribute(CAPABILITY_MINOR)?),
+        );
+        if capability < CAPABILITY {
+            return Err(CudaError::Unusable(format!(
+                "GPU {ordinal} ({name}) has compute capability {}.{}, {}.{} is needed (A100 or newer); \
+                 choose other GPUs with CUDA_VISIBLE_DEVICES",
+                capability.0, capability.1, CAPABILITY.0, CAPABILITY.1
+            )));
+        }
+        let mode = attribute(COMPUTE_MODE)?;
+        if mode == PROHIBITED {
+            return Err(CudaError::Unusable(format!(
+                "GPU {ordinal} ({name}) is in compute mode \"prohibited\"; change it with nvidia-smi -c DEFAULT"
+            )));
+        }
+        let mut context = Handle::NULL;
+        // SAFETY: the function writes its result. The device releases the context when it is dropped.
+        let code = unsafe { (functions.cuDevicePrimaryCtxRetain)(&mut context, device) };
+        match code {
+            DEVICE_UNAVAILABLE if mode == EXCLUSIVE_PROCESS => {
+                return Err(CudaError::Unusable(format!(
+                    "GPU {ordinal} ({name}) is in exclusive-process mode and another process uses it; end that \
+                     process (nvidia-smi lists it), or change the mode with nvidia-smi -c DEFAULT"
+                )));
+            }
+            DEVICE_UNAVAILABLE => {
+                return Err(CudaError::Unusable(format!(
+                    "GPU {ordinal} ({name}) is busy or unavailable; nvidia-smi lists its processes"
+                )));
+            }
+            OUT_OF_MEMORY => {
+                return Err(CudaError::OutOfMemory {
+                    what: format!("the context of GPU {ordinal} ({name})"),
+                    bytes: 0,
+                });
+            }
+            code => functions.check("cuDevicePrimaryCtxRetain", code)?,
+        }
+        Ok(Arc::new(Device {
+            driver: driver.clone(),
+            ordinal: device,
+            context,
+            uuid: uuid_text(uuid),
+            capability,
+            total_memory: total as u64,
+            multiprocessors: number(attribute(MULTIPROCESSOR_COUNT)?),
+            name,
+        }))
+    }
+
+    pub fn driver(&self) -> &Arc<Driver> {
+        &self.driver
+    }
+
+    /// The index among the visible devices.
+    pub fn ordinal(&self) -> usize {
+        usize::try_from(self.ordinal).unwrap_or(0)
+    }
+
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The UUID as NVML writes it, for example `GPU-5ca8…`.
+    pub fn uuid(&self) -> &str {
+        &self.uuid
+    }
+
+    /// Compute capability, major and minor.
+    pub fn capability(&self) -> (u32, u32) {
+        self.capability
+    }
+
+    /// Bytes of the device.
+    pub fn total_memory(&self) -> u64 {
+        self.total_memory
+    }
+
+    /// Bytes that no process uses.
+    pub fn free_memory(&self) -> Result<u64, CudaError> {
+        let functions = self.current()?;
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: the function writes its results.
+        let code = unsafe { (functions.cuMemGetInfo_v2)(&mut free, &mut total) };
+        functions.check("cuMemGetInfo", code)?;
+        Ok(free as u64)
+    }
+
+    /// Streaming multiprocessors.
+    pub fn multiprocessors(&self) -> u32 {
+        self.multiprocessors
+    }
+
+    /// The driver's functions, with the context made current on this thread.
+    fn current(&self) -> Result<&Functions, CudaError> {
+        let functions = &self.driver.functions;
+        // SAFETY: the device holds the context until it is dropped.
+        let code = unsafe { (functions.cuCtxSetCurrent)(self.context) };
+        functions.check("cuCtxSetCurrent", code)?;
+        Ok(functions)
+    }
+
+    /// Makes the context current on this thread, for libraries on top of the driver.
+    pub(super) fn make_current(&self) -> Result<(), CudaError> {
+        self.current().map(|_| ())
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        // SAFETY: everything that belongs to the context holds the device, so it is gone.
+        unsafe { (self.driver.functions.cuDevicePrimaryCtxRelease_v2)(self.ordinal) };
+    }
+}
+
+/// Checks that all devices are of one model, so that equal shares of a batch take equal time.
+pub fn check_same_model(devices: &[Arc<Device>]) -> Result<(), CudaError> {
+    let model = |device: &Arc<Device>| (device.name.clone(), device.capability);
+    if devices
+        .windows(2)
+        .all(|pair| model(&pair[0]) == model(&pair[1]))
+    {
+        return Ok(());
+    }
+    let list = devices.iter().map(|device| {
+        let (major, minor) = device.capability;
+        format!("{} {} ({major}.{minor})", device.ordinal, device.name)
+    });
+    Err(CudaError::Unusable(format!(
+        "the GPUs are of different models: {}; choose GPUs of one model with CUDA_VISIBLE_DEVICES",
+        list.collect::<Vec<_>>().join(", ")
+    )))
+}
+
+/// A UUID in groups of 8, 4, 4, 4 and 12 digits.
+fn uuid_text(uuid: [u8; 16]) -> String {
+    let mut text = "GPU-".to_owned();
+    for (index, byte) in uuid.into_iter().enumerate() {
+        if [4, 6, 8, 10].contains(&index) {
+            text.push('-');
+        }
+        text += &format!("{byte:02x}");
+    }
+    text
+}
