@@ -65,7 +65,7 @@ elif [ "${CI:-}" = true ]; then
 else
   echo "SKIPPED: the CUDA kernels are not compiled (set EVENKEEL_CUDA_LIBRARIES)"
 fi
-echo "SKIPPED: no CUDA test runs on a GPU yet (docs/cuda.md)"
+echo "SKIPPED: no CUDA test runs on a GPU yet (docs/gpu.md)"
 
 say "emulated GPU"
 # Its own package: the product does not link it. With NVRTC it runs the kernels of the repository.

@@ -41,6 +41,9 @@ pub enum EngineError {
     /// The engine does not support the model's configuration.
     #[error(transparent)]
     Config(#[from] ConfigError),
+    /// A GPU, or a library of CUDA, failed.
+    #[error(transparent)]
+    Cuda(#[from] cuda::CudaError),
     /// A tensor or an index has the wrong size.
     #[error("{0}")]
     Shape(String),

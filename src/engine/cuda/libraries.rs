@@ -14,6 +14,10 @@ use serde::Serialize;
 /// wheels (`site-packages`).
 pub const DIRECTORIES: &str = "EVENKEEL_CUDA_LIBRARIES";
 
+/// The directory of the emulated GPU, which the engine's tests search first.
+#[cfg(test)]
+pub static EMULATED: std::sync::OnceLock<PathBuf> = std::sync::OnceLock::new();
+
 /// A library and its requirements.
 #[derive(Debug, Clone, Copy)]
 pub struct Library {
@@ -186,6 +190,10 @@ pub fn find() -> Vec<LibraryCheck> {
 /// Directories that are searched before the loader's: [`DIRECTORIES`], then the wheels of the active virtual
 /// environment.
 pub fn directories() -> Vec<PathBuf> {
+    #[cfg(test)]
+    let emulated = EMULATED.get().cloned();
+    #[cfg(not(test))]
+    let emulated = None;
     let given = std::env::var_os(DIRECTORIES).unwrap_or_default();
     let given = std::env::split_paths(&given).filter(|path| path != Path::new(""));
     let environment = std::env::var_os("VIRTUAL_ENV").filter(|path| !path.is_empty());
@@ -194,7 +202,8 @@ pub fn directories() -> Vec<PathBuf> {
         .into_iter()
         .flatten()
         .map(|python| python.join("site-packages"));
-    given.chain(packages).flat_map(with_wheels).collect()
+    let found = emulated.into_iter().chain(given).chain(packages);
+    found.flat_map(with_wheels).collect()
 }
 
 /// The directory, and the library directories of NVIDIA's wheels if it is a `site-packages`.

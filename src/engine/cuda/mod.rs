@@ -1,16 +1,30 @@
-//! Preparations for training on NVIDIA GPUs. There is no CUDA engine yet: the built-in trainer computes on
-//! CPUs.
+//! The CUDA engine: a Llama on one NVIDIA GPU. It has run only on the emulated GPU of `emulated-gpu/`.
 //!
-//! `libraries` finds CUDA's libraries at run time and reports their problems. `driver`, `nvrtc` and
-//! `cublaslt` bind their functions; `compiler` compiles kernels and caches them on disk. Tests compile the
-//! `kernels` and compare them with the CPU engine; they have never run on a GPU.
+//! `libraries` finds NVIDIA's libraries at run time; `driver`, `nvrtc` and `cublaslt` bind their functions.
+//! `compiler` compiles the `kernels` and caches them. `engine` is the [`super::Engine`]: `state` and
+//! `workspace` place its memory in allocations of an `arena`, `walk` runs the model over the units, and
+//! `launches` has each kernel's parameters and geometry.
 
-pub mod compiler;
-pub mod cublaslt;
+mod arena;
+mod compiler;
+mod cublaslt;
 pub mod driver;
-pub mod error;
-#[cfg(test)]
+mod engine;
+mod error;
 mod kernels;
+mod launches;
 pub mod libraries;
-pub mod nvrtc;
+mod nvrtc;
+mod precision;
+#[cfg(test)]
+mod roofline;
+mod state;
 mod table;
+#[cfg(test)]
+mod tests;
+mod walk;
+mod workspace;
+
+pub use engine::{CudaEngine, CudaOptions};
+pub use error::CudaError;
+pub use precision::Precision;

@@ -18,7 +18,9 @@ fn engine(config: ModelConfig) -> CpuEngine {
     engine_with(config, CpuOptions::default())
 }
 
-contract_tests!(Some(|config| -> Box<dyn Engine> { Box::new(engine(config)) }));
+contract_tests!(Some(|config| -> Box<dyn Engine> {
+    Box::new(engine(config))
+}));
 
 #[test]
 fn activation_checkpointing_changes_no_bit_and_takes_less_memory() {

@@ -4,7 +4,7 @@ use super::super::error::CudaError;
 use super::super::libraries::DIRECTORIES;
 use super::super::nvrtc::{Nvrtc, Source};
 use super::super::precision::Precision;
-use super::{ATTENTION_F32, HEADERS, SOURCES};
+use super::{ATTENTION_BF16, ATTENTION_F32, HEADERS, SOURCES};
 
 /// A100, H100 and B200.
 const ARCHITECTURES: [&str; 3] = ["sm_80", "sm_90a", "sm_100"];
@@ -29,7 +29,7 @@ fn found() -> Option<Nvrtc> {
 #[test]
 fn every_kernel_compiles_for_every_architecture() {
     let Some(nvrtc) = found() else { return };
-    for kernels in SOURCES.iter().chain([&ATTENTION_F32]) {
+    for kernels in SOURCES.iter().chain([&ATTENTION_F32, &ATTENTION_BF16]) {
         for architecture in ARCHITECTURES {
             for precision in [Precision::F32, Precision::Bf16] {
                 let mut options = precision.options();
@@ -52,7 +52,7 @@ fn every_kernel_compiles_for_every_architecture() {
     }
     eprintln!(
         "compiled: {} files of kernels for {ARCHITECTURES:?}",
-        SOURCES.len() + 1
+        SOURCES.len() + 2
     );
 }
 

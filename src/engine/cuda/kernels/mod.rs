@@ -55,3 +55,9 @@ pub const ATTENTION_F32: Kernels = kernels!(
     "attention_f32.cu": "attention_forward", "attention_delta", "attention_backward_queries",
     "attention_backward_keys"
 );
+
+/// Attention on tensor cores.
+pub const ATTENTION_BF16: Kernels = kernels!(
+    "attention_bf16.cu": "attention_forward", "attention_delta", "attention_backward_queries",
+    "attention_backward_keys"
+);

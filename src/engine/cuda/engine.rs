@@ -1,0 +1,627 @@
+//! The CUDA engine: a Llama on one GPU, behind [`Engine`].
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use super::arena::{Slab, bytes_of};
+use super::compiler::Compiler;
+use super::cublaslt::Blas;
+use super::driver::{Device, Event, Graph, Pinned};
+use super::error::CudaError;
+use super::launches::Kernels;
+use super::precision::Precision;
+use super::state::{FACTORS, State};
+use super::walk::{Streams, Training, Walk};
+use super::workspace::{Capacity, Scalars, Shape, Workspace};
+use crate::engine::cpu::kernels::{adamw::Factors, rope};
+use crate::engine::{
+    Accumulated, AdamW, Engine, EngineError, Layout, Measure, MicroBatch, ModelConfig, Reduced,
+    UnitState, initial, layout,
+};
+
+/// Bytes of pinned memory for exports, imports and inputs.
+const STAGING: usize = 4 << 20;
+/// Graphs that are kept; a run has a few shapes of micro-batches.
+const MOST_GRAPHS: usize = 32;
+/// Largest head size of the attention kernels.
+const MOST_HEAD_DIM: usize = 128;
+
+/// Options of a [`CudaEngine`].
+#[derive(Debug, Clone, Default)]
+pub struct CudaOptions {
+    /// Arithmetic of activations and matrix products.
+    pub precision: Precision,
+    /// Bytes of device memory that the engine may use; `None`: the device's memory.
+    pub memory_limit: Option<u64>,
+    /// Store only the inputs of blocks and recompute their activations in backward.
+    pub activation_checkpointing: bool,
+    /// The measurements that any step may request; their memory is reserved.
+    pub measure: Measure,
+    /// Launch every kernel by itself instead of as a CUDA graph.
+    pub no_graphs: bool,
+    /// Rows whose logits exist at a time; `None`: as many as have 2^27 logits.
+    pub logits_rows: Option<usize>,
+    /// Directory of compiled kernels; `None`: the user's cache directory.
+    pub kernel_cache: Option<PathBuf>,
+}
+
+/// A Llama on one GPU.
+pub struct CudaEngine {
+    config: ModelConfig,
+    layout: Layout,
+    options: CudaOptions,
+    graphs: HashMap<(Pass, Shape), Graph>,
+    kernels: Kernels,
+    blas: Blas,
+    streams: Streams,
+    state: Slab<State>,
+    reserved: Option<Reserved>,
+    staging: Pinned,
+    factors: Pinned,
+    results: Pinned,
+    /// Micro-batches whose gradients the step's gradient holds.
+    accumulated: u64,
+    /// Their target tokens.
+    targets: u64,
+    /// ‖the step's gradient‖², once its last micro-batch has run.
+    squared_norm: Option<f64>,
+    peak: u64,
+    device: Arc<Device>,
+}
+
+/// Memory for micro-batches.
+struct Reserved {
+    capacity: Capacity,
+    slab: Slab<Workspace>,
+    /// Pinned memory from which [`Workspace::inputs`] are sent.
+    inputs: Pinned,
+}
+
+/// The purpose of a walk over the units.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Pass {
+    Evaluation,
+    Training(Training),
+}
+
+impl CudaEngine {
+    /// Allocates the model's state and initialises its weights from the seed. Without a seed they are zero
+    /// until an import.
+    pub fn new(
+        config: ModelConfig,
+        options: CudaOptions,
+        device: &Arc<Device>,
+        seed: Option<u64>,
+    ) -> Result<CudaEngine, EngineError> {
+        config.validate()?;
+        supported(&config)?;
+        let layout = layout(&config);
+        let tied = config.tie_word_embeddings;
+        let (precision, measure) = (options.precision, options.measure);
+        let place = |bump: &mut _| State::place(bump, &layout, tied, precision, measure);
+        let limit = options.memory_limit.unwrap_or(device.total_memory());
+        within(0, bytes_of(place), limit, "weights and optimiser states")?;
+        let oom = |error| failed(error, 0, limit);
+        let compiler = Compiler::new(options.kernel_cache.clone()).map_err(oom)?;
+        let kernels = Kernels::load(device, &compiler, &config, precision).map_err(oom)?;
+        let events = || -> Result<Vec<Event>, CudaError> {
+            layout.units.iter().map(|_| device.event()).collect()
+        };
+        let streams = Streams {
+            compute: device.stream().map_err(oom)?,
+            side: device.stream().map_err(oom)?,
+            complete: events().map_err(oom)?,
+            added: events().map_err(oom)?,
+        };
+        let state = Slab::allocate(device, "weights and optimiser states", place).map_err(oom)?;
+        let mut engine = CudaEngine {
+            graphs: HashMap::new(),
+            kernels,
+            blas: Blas::new(device).map_err(oom)?,
+            streams,
+            peak: state.bytes(),
+            state,
+            reserved: None,
+            staging: device.pinned(STAGING, "staging").map_err(oom)?,
+            factors: device.pinned(2 * FACTORS, "factors").map_err(oom)?,
+            results: device.pinned(Scalars::BYTES, "results").map_err(oom)?,
+            accumulated: 0,
+            targets: 0,
+            squared_norm: None,
+            device: device.clone(),
+            config,
+            layout,
+            options,
+        };
+        engine
+            .initialise(seed)
+            .map_err(|error| engine.failed(error))?;
+        Ok(engine)
+    }
+}
+
+impl CudaEngine {
+    /// Weights from the seed, and optimiser states of zero.
+    fn initialise(&mut self, seed: Option<u64>) -> Result<(), CudaError> {
+        let mut weights = Vec::new();
+        for unit in 0..self.layout.units.len() {
+            let of = &self.layout.units[unit];
+            weights.clear();
+            weights.resize(of.len, 0.0);
+            if let Some(seed) = seed {
+                initial::fill(of, self.config.initializer_range, seed, 0, &mut weights);
+            }
+            let bytes = of.len * size_of::<f32>();
+            let addresses = &self.state.at.units[unit];
+            for moment in [addresses.exp_avg, addresses.exp_avg_sq] {
+                // SAFETY: both buffers have the unit's length.
+                unsafe { self.streams.compute.fill_zero(moment, bytes)? };
+            }
+            self.set_weights(unit, &weights)?;
+        }
+        Ok(())
+    }
+
+    /// Uploads a unit's weights and derives the operands of matrix products.
+    fn set_weights(&mut self, unit: usize, weights: &[f32]) -> Result<(), CudaError> {
+        let addresses = &self.state.at.units[unit];
+        let (master, operands) = (addresses.weights, addresses.operands);
+        self.upload(master, bytemuck::cast_slice(weights))?;
+        if self.options.precision == Precision::Bf16 {
+            let compute = &self.streams.compute;
+            self.kernels
+                .cast(compute, operands, master, weights.len())?;
+        }
+        self.streams.compute.synchronize()
+    }
+
+    /// Copies bytes to the device; returns when they are there.
+    fn upload(&mut self, to: u64, bytes: &[u8]) -> Result<(), CudaError> {
+        let mut at = to;
+        for part in bytes.chunks(STAGING) {
+            self.staging.bytes_mut()[..part.len()].copy_from_slice(part);
+            // SAFETY: the destination is a buffer of at least these bytes, and the staging memory does not
+            // change until the copy is done.
+            unsafe {
+                self.streams
+                    .compute
+                    .upload(at, &self.staging, 0..part.len())?;
+            }
+            self.streams.compute.synchronize()?;
+            at += part.len() as u64;
+        }
+        Ok(())
+    }
+
+    /// Copies f32 from the device.
+    fn download(&mut self, from: u64, elements: usize) -> Result<Vec<f32>, CudaError> {
+        let mut values = vec![0.0f32; elements];
+        let mut at = from;
+        for part in bytemuck::cast_slice_mut::<f32, u8>(&mut values).chunks_mut(STAGING) {
+            // SAFETY: the source is a buffer of at least these bytes; the host reads them after the copy.
+            unsafe {
+                let compute = &self.streams.compute;
+                compute.download(&mut self.staging, 0, at, part.len())?;
+            }
+            self.streams.compute.synchronize()?;
+            part.copy_from_slice(&self.staging.bytes()[..part.len()]);
+            at += part.len() as u64;
+        }
+        Ok(values)
+    }
+
+    /// Checks a micro-batch and reserves memory for it.
+    fn admit(&mut self, micro_batch: MicroBatch<'_>) -> Result<Shape, EngineError> {
+        micro_batch.check(&self.config)?;
+        let shape = Shape {
+            batch: micro_batch.batch,
+            seq_len: micro_batch.seq_len,
+        };
+        let needed = Capacity {
+            tokens: shape.tokens(),
+            seq_len: shape.seq_len,
+        };
+        match &self.reserved {
+            Some(reserved) if reserved.capacity.covers(needed) => {}
+            Some(reserved) => self.reserve_workspace(reserved.capacity.with(needed))?,
+            None => self.reserve_workspace(needed)?,
+        }
+        Ok(shape)
+    }
+
+    /// Replaces the workspace by one of exactly this size.
+    fn reserve_workspace(&mut self, capacity: Capacity) -> Result<(), EngineError> {
+        if i32::try_from(capacity.tokens).is_err() {
+            return Err(EngineError::Shape(format!(
+                "a micro-batch of {} tokens is larger than {}",
+                capacity.tokens,
+                i32::MAX
+            )));
+        }
+        // The old workspace is freed first, so that both never exist together; its graphs name its addresses.
+        self.graphs.clear();
+        self.reserved = None;
+        let what = format!("activations of {} tokens", capacity.tokens);
+        let place = |bump: &mut _| Workspace::place(bump, &self.config, capacity, &self.options);
+        within(self.state.bytes(), bytes_of(place), self.limit(), &what)?;
+        let reserved = self.reserve_on_device(capacity, &what);
+        self.reserved = Some(reserved.map_err(|error| self.failed(error))?);
+        self.peak = self.peak.max(self.used());
+        Ok(())
+    }
+
+    fn reserve_on_device(&mut self, capacity: Capacity, what: &str) -> Result<Reserved, CudaError> {
+        let slab = Slab::allocate(&self.device, what, |bump| {
+            Workspace::place(bump, &self.config, capacity, &self.options)
+        })?;
+        let head_dim = self.config.head_dim;
+        let mut table = vec![0.0; capacity.seq_len * head_dim];
+        rope::fill_table(&mut table, head_dim, self.config.rope_theta);
+        self.upload(slab.at.rope, bytemuck::cast_slice(&table))?;
+        let mut inputs = self.device.pinned(slab.at.inputs.bytes, "micro-batches")?;
+        inputs.bytes_mut().fill(0);
+        Ok(Reserved {
+            capacity,
+            slab,
+            inputs,
+        })
+    }
+
+    /// Sends a micro-batch to the device, runs the pass and returns its results.
+    fn run(&mut self, pass: Pass, micro_batch: MicroBatch<'_>) -> Result<Scalars, EngineError> {
+        let shape = self.admit(micro_batch)?;
+        self.run_admitted(pass, shape, micro_batch)
+            .map_err(|error| self.failed(error))
+    }
+
+    fn run_admitted(
+        &mut self,
+        pass: Pass,
+        shape: Shape,
+        micro_batch: MicroBatch<'_>,
+    ) -> Result<Scalars, CudaError> {
+        let Some(reserved) = &mut self.reserved else {
+            return Ok(Scalars::default());
+        };
+        let (inputs, scalars) = (reserved.slab.at.inputs, reserved.slab.at.scalars);
+        inputs.fill(reserved.inputs.bytes_mut(), micro_batch, self.targets);
+        // SAFETY: the pinned memory has the size of the inputs, and changes only after the next
+        // synchronisation.
+        unsafe {
+            let compute = &self.streams.compute;
+            compute.upload(inputs.tokens, &reserved.inputs, 0..inputs.bytes)?;
+        }
+        if self.options.no_graphs {
+            self.walk(pass, shape)?;
+        } else {
+            let graph = match self.graphs.remove(&(pass, shape)) {
+                Some(graph) => graph,
+                None => self.capture(pass, shape)?,
+            };
+            self.streams.compute.launch_graph(&graph)?;
+            if self.graphs.len() >= MOST_GRAPHS {
+                self.graphs.clear();
+            }
+            self.graphs.insert((pass, shape), graph);
+        }
+        let compute = &self.streams.compute;
+        // SAFETY: the scalars have these bytes; the host reads them after the copy.
+        unsafe {
+            compute.download(&mut self.results, 0, scalars, Scalars::BYTES)?;
+        }
+        compute.synchronize()?;
+        Ok(Scalars::from_bytes(self.results.bytes()))
+    }
+
+    fn capture(&mut self, pass: Pass, shape: Shape) -> Result<Graph, CudaError> {
+        self.streams.compute.begin_capture()?;
+        let walked = self.walk(pass, shape);
+        // A failed capture is ended too, so that the stream is usable again.
+        let graph = self.streams.compute.end_capture();
+        walked.and(graph)
+    }
+
+    fn walk(&mut self, pass: Pass, shape: Shape) -> Result<(), CudaError> {
+        let Some(reserved) = &self.reserved else {
+            return Ok(());
+        };
+        let mut walk = Walk {
+            config: &self.config,
+            layout: &self.layout,
+            precision: self.options.precision,
+            kernels: &self.kernels,
+            blas: &mut self.blas,
+            streams: &self.streams,
+            state: &self.state.at,
+            work: &reserved.slab.at,
+            shape,
+        };
+        match pass {
+            Pass::Evaluation => walk.evaluate(),
+            Pass::Training(training) => walk.train(training),
+        }
+    }
+
+    /// Device memory that the engine holds, in bytes.
+    fn used(&self) -> u64 {
+        let reserved = self.reserved.as_ref();
+        self.state.bytes() + reserved.map_or(0, |reserved| reserved.slab.bytes())
+    }
+
+    fn limit(&self) -> u64 {
+        let limit = self.options.memory_limit;
+        limit.unwrap_or_else(|| self.device.total_memory())
+    }
+
+    fn failed(&self, error: CudaError) -> EngineError {
+        failed(error, self.used(), self.limit())
+    }
+
+    /// ‖the step's gradient‖², computed apart from a micro-batch.
+    fn measure_step(&mut self) -> Result<f64, CudaError> {
+        let Some(reserved) = &self.reserved else {
+            return Ok(0.0);
+        };
+        let (scalars, partials) = (
+            reserved.slab.at.scalars,
+            reserved.slab.at.square_partials[0],
+        );
+        let compute = &self.streams.compute;
+        // SAFETY: the scalars have these bytes.
+        unsafe { compute.fill_zero(scalars, Scalars::BYTES)? };
+        for (addresses, unit) in self.state.at.units.iter().zip(&self.layout.units) {
+            let result = (scalars, partials);
+            self.kernels
+                .squared_norm(compute, result, addresses.gradient, unit.len)?;
+        }
+        // SAFETY: the scalars have these bytes; the host reads them after the copy.
+        unsafe { compute.download(&mut self.results, 0, scalars, Scalars::BYTES)? };
+        compute.synchronize()?;
+        Ok(Scalars::from_bytes(self.results.bytes()).loss)
+    }
+
+    /// Sets the step's gradient and its coordinate sums to zero.
+    fn zero_gradient(&mut self) -> Result<(), CudaError> {
+        for (addresses, unit) in self.state.at.units.iter().zip(&self.layout.units) {
+            for buffer in [addresses.gradient].into_iter().chain(addresses.squares) {
+                let bytes = unit.len * size_of::<f32>();
+                // SAFETY: both buffers have the unit's length.
+                unsafe { self.streams.compute.fill_zero(buffer, bytes)? };
+            }
+        }
+        Ok(())
+    }
+
+    fn update_on_device(&mut self, step: &AdamW) -> Result<(), CudaError> {
+        let compute = &self.streams.compute;
+        compute.synchronize()?;
+        let both = [false, true].map(|decay| Factors::new(step, decay).values());
+        let bytes = self.factors.bytes_mut();
+        bytes[..2 * FACTORS].copy_from_slice(bytemuck::cast_slice(both.as_flattened()));
+        let factors = self.state.at.factors;
+        for (at, address) in factors.into_iter().enumerate() {
+            // SAFETY: the device has as many bytes for each, and the host changes them only after the next
+            // synchronisation.
+            unsafe { compute.upload(address, &self.factors, at * FACTORS..(at + 1) * FACTORS)? };
+        }
+        for (addresses, unit) in self.state.at.units.iter().zip(&self.layout.units) {
+            for (range, decay) in unit.decay_ranges() {
+                let factors = factors[usize::from(decay)];
+                self.kernels.adamw(compute, addresses, range, factors)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn export_from_device(&mut self, unit: usize) -> Result<UnitState, CudaError> {
+        let len = self.layout.units[unit].len;
+        let addresses = &self.state.at.units[unit];
+        let [weights, exp_avg, exp_avg_sq] =
+            [addresses.weights, addresses.exp_avg, addresses.exp_avg_sq];
+        Ok(UnitState {
+            parameters: self.download(weights, len)?,
+            exp_avg: self.download(exp_avg, len)?,
+            exp_avg_sq: self.download(exp_avg_sq, len)?,
+        })
+    }
+
+    fn import_to_device(&mut self, unit: usize, state: &UnitState) -> Result<(), CudaError> {
+        let addresses = &self.state.at.units[unit];
+        let (exp_avg, exp_avg_sq) = (addresses.exp_avg, addresses.exp_avg_sq);
+        self.upload(exp_avg, bytemuck::cast_slice(&state.exp_avg))?;
+        self.upload(exp_avg_sq, bytemuck::cast_slice(&state.exp_avg_sq))?;
+        self.set_weights(unit, &state.parameters)
+    }
+
+    /// Ends the step.
+    fn clear(&mut self) {
+        self.accumulated = 0;
+        self.targets = 0;
+        self.squared_norm = None;
+    }
+}
+
+impl Engine for CudaEngine {
+    fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    fn reserve(&mut self, batch: usize, seq_len: usize) -> Result<(), EngineError> {
+        self.config.check_sequence(seq_len)?;
+        let capacity = Capacity {
+            tokens: batch.saturating_mul(seq_len),
+            seq_len,
+        };
+        if capacity.tokens == 0 {
+            return Err(EngineError::Shape(format!(
+                "a micro-batch of {batch} × {seq_len} has no tokens"
+            )));
+        }
+        match &self.reserved {
+            Some(reserved) if reserved.capacity == capacity => Ok(()),
+            _ => self.reserve_workspace(capacity),
+        }
+    }
+
+    fn accumulate(
+        &mut self,
+        micro_batch: MicroBatch<'_>,
+        measure: Measure,
+        last: bool,
+    ) -> Result<Accumulated, EngineError> {
+        let reserved = self.options.measure;
+        if measure.micro_batches && !reserved.micro_batches
+            || measure.coordinates && !reserved.coordinates
+        {
+            return Err(EngineError::Shape(
+                "the engine has no memory for this measurement; create it with the measurement"
+                    .to_owned(),
+            ));
+        }
+        let targets = micro_batch.target_tokens();
+        self.targets += targets;
+        let apart = reserved.micro_batches;
+        let training = Training::new(measure, last, self.accumulated, apart);
+        let scalars = self.run(Pass::Training(training), micro_batch)?;
+        self.accumulated += 1;
+        self.squared_norm = last.then_some(scalars.whole);
+        Ok(Accumulated {
+            loss: scalars.loss,
+            targets,
+            squared_norm: measure.micro_batches.then_some(scalars.own),
+        })
+    }
+
+    /// Nothing to do: no other rank waits.
+    fn join(&mut self, _last: bool) -> Result<(), EngineError> {
+        Ok(())
+    }
+
+    fn reduce(&mut self, measure: Measure) -> Result<Reduced, EngineError> {
+        if self.accumulated == 0 {
+            self.zero_gradient().map_err(|error| self.failed(error))?;
+        }
+        let squared_norm = match self.squared_norm {
+            Some(squared_norm) => squared_norm,
+            None => self.measure_step().map_err(|error| self.failed(error))?,
+        };
+        Ok(Reduced {
+            squared_norm,
+            local_squared_norm: measure.worker.then_some(squared_norm),
+        })
+    }
+
+    fn coordinates(&mut self, show: &mut dyn FnMut(&[f32], &[f32])) -> Result<(), EngineError> {
+        for unit in 0..self.layout.units.len() {
+            let len = self.layout.units[unit].len;
+            let addresses = &self.state.at.units[unit];
+            let gradient = addresses.gradient;
+            let squares = addresses.squares.ok_or_else(|| {
+                EngineError::Shape("the engine has no memory for coordinates".to_owned())
+            })?;
+            let weighted = self.download(squares, len);
+            let weighted = weighted.map_err(|error| self.failed(error))?;
+            let summed = self.download(gradient, len);
+            show(&weighted, &summed.map_err(|error| self.failed(error))?);
+        }
+        Ok(())
+    }
+
+    fn update(&mut self, step: AdamW) -> Result<(), EngineError> {
+        self.update_on_device(&step)
+            .map_err(|error| self.failed(error))?;
+        self.clear();
+        Ok(())
+    }
+
+    fn discard(&mut self) {
+        self.clear();
+    }
+
+    fn evaluate(&mut self, micro_batch: MicroBatch<'_>) -> Result<(f64, u64), EngineError> {
+        let scalars = self.run(Pass::Evaluation, micro_batch)?;
+        Ok((scalars.loss, micro_batch.target_tokens()))
+    }
+
+    /// Nothing to do: no other rank waits.
+    fn join_evaluation(&mut self) -> Result<(), EngineError> {
+        Ok(())
+    }
+
+    fn export(&mut self, unit: usize, wanted: bool) -> Result<Option<UnitState>, EngineError> {
+        self.layout.unit(unit)?;
+        if !wanted {
+            return Ok(None);
+        }
+        let state = self.export_from_device(unit);
+        state.map(Some).map_err(|error| self.failed(error))
+    }
+
+    fn import(&mut self, unit: usize, state: &UnitState) -> Result<(), EngineError> {
+        self.layout.unit(unit)?.check_state(state)?;
+        self.import_to_device(unit, state)
+            .map_err(|error| self.failed(error))
+    }
+
+    fn memory(&self) -> (u64, u64) {
+        (self.used(), self.peak)
+    }
+}
+
+impl Drop for CudaEngine {
+    fn drop(&mut self) {
+        // Memory is freed only when the device no longer uses it. After an error there is nothing to wait for.
+        let _ = self.streams.compute.synchronize();
+    }
+}
+
+/// Refuses shapes that the kernels do not support.
+fn supported(config: &ModelConfig) -> Result<(), EngineError> {
+    let head_dim = config.head_dim;
+    if head_dim > MOST_HEAD_DIM || head_dim % 2 != 0 {
+        return Err(EngineError::Shape(format!(
+            "the head size {head_dim} is odd or larger than {MOST_HEAD_DIM}, the largest on CUDA; train on \
+             CPUs"
+        )));
+    }
+    let largest = [
+        config.vocab_size,
+        2 * config.intermediate_size,
+        config.hidden_size,
+    ];
+    match largest
+        .into_iter()
+        .find(|&size| i32::try_from(size).is_err())
+    {
+        Some(size) => Err(EngineError::Shape(format!(
+            "a matrix of {size} columns is too large for CUDA"
+        ))),
+        None => Ok(()),
+    }
+}
+
+/// Refuses an allocation over the limit before it is made.
+fn within(used: u64, bytes: u64, limit: u64, what: &str) -> Result<(), EngineError> {
+    let needed = used.saturating_add(bytes);
+    if needed > limit {
+        return Err(EngineError::OutOfMemory {
+            needed,
+            limit,
+            what: what.to_owned(),
+        });
+    }
+    Ok(())
+}
+
+/// Out-of-memory errors become those of every engine, so that the ranks descend together.
+fn failed(error: CudaError, used: u64, limit: u64) -> EngineError {
+    match error {
+        CudaError::OutOfMemory { what, bytes } => EngineError::OutOfMemory {
+            needed: used.saturating_add(bytes),
+            limit,
+            what,
+        },
+        error => EngineError::Cuda(error),
+    }
+}

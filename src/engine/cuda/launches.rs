@@ -1,0 +1,528 @@
+//! The kernels with their parameters and geometry: each method launches one kernel on a stream.
+//!
+//! Addresses are device memory of the shapes that the `.cu` files state. *Real* is the element type of the
+//! engine's [`Precision`].
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::compiler::Compiler;
+use super::driver::{Argument, Device, Function, Grid, Stream};
+use super::error::CudaError;
+use super::kernels::{self, attention};
+use super::precision::Precision;
+use super::state::UnitAddresses;
+use super::workspace::{Inputs, PARTIALS, Shape, norm_blocks, norm_rows};
+use crate::engine::ModelConfig;
+
+use Argument::{Address, Float, Int, Size};
+
+/// Threads of a block of most kernels.
+const THREADS: u32 = 256;
+
+type Launched = Result<(), CudaError>;
+
+/// The loaded kernels of one precision and head size.
+pub struct Kernels {
+    functions: BTreeMap<&'static str, Function>,
+    precision: Precision,
+    hidden: usize,
+    intermediate: usize,
+    vocabulary: usize,
+    epsilon: f32,
+    attention: attention::Geometry,
+}
+
+/// What the backward pass of attention reads and writes.
+#[derive(Debug, Clone, Copy)]
+pub struct AttentionBackward {
+    /// Gradient of queries, keys and values, real `[n, qkv]`.
+    pub dqkv: u64,
+    /// Gradient of attention's output, real `[n, heads × head_dim]`.
+    pub dattended: u64,
+    /// Attention's output, real `[n, heads × head_dim]`.
+    pub attended: u64,
+    /// Rotated queries and keys, and values, real `[n, qkv]`.
+    pub qkv: u64,
+    /// Logarithms of the softmax sums, f32 `[batch, heads, seq_len]`.
+    pub log_sums: u64,
+    /// Scratch, f32 `[batch, heads, seq_len]`.
+    pub delta: u64,
+}
+
+/// What the backward pass of a norm reads and writes, for n rows.
+#[derive(Debug, Clone, Copy)]
+pub struct NormBackward {
+    /// Gradient of the norm's input, f32 `[n, hidden]`; the norm's part is added.
+    pub dx: u64,
+    /// The same, real `[n, hidden]`; equal to `dx` in f32.
+    pub dx_operand: u64,
+    /// The gradient of the norm's output, replaced by the output, real `[n, hidden]`.
+    pub dy_to_y: u64,
+    /// The norm's input, f32 `[n, hidden]`.
+    pub x: u64,
+    /// 1 / rms of the input, f32 `[n]`.
+    pub inverse: u64,
+    /// The norm's weights, f32 `[hidden]`.
+    pub weights: u64,
+    /// Their gradient, f32 `[hidden]`; the norm's part is added.
+    pub gradient: u64,
+    /// Scratch, f32 `[norm_blocks, hidden]`.
+    pub partials: u64,
+}
+
+/// Direction of the rotary embedding.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Rotation {
+    Forward,
+    /// The inverse, which is the transpose.
+    Backward,
+}
+
+impl Kernels {
+    /// Compiles the kernels, or takes them from the compiler's cache.
+    pub fn load(
+        device: &Arc<Device>,
+        compiler: &Compiler,
+        config: &ModelConfig,
+        precision: Precision,
+    ) -> Result<Kernels, CudaError> {
+        let attention = match precision {
+            Precision::F32 => &kernels::ATTENTION_F32,
+            Precision::Bf16 => &kernels::ATTENTION_BF16,
+        };
+        let mut options = precision.options();
+        options.push(format!("-DHEAD_DIM={}", config.head_dim));
+        let mut functions = BTreeMap::new();
+        for unit in kernels::SOURCES.iter().chain([attention]) {
+            let module = compiler.load(device, &unit.source, &options)?;
+            for &name in unit.names {
+                functions.insert(name, module.function(name)?);
+            }
+        }
+        let loaded = Kernels {
+            functions,
+            precision,
+            hidden: config.hidden_size,
+            intermediate: config.intermediate_size,
+            vocabulary: config.vocab_size,
+            epsilon: config.rms_norm_eps,
+            attention: attention::Geometry {
+                precision,
+                heads: config.num_attention_heads,
+                kv_heads: config.num_key_value_heads,
+                head_dim: config.head_dim,
+            },
+        };
+        for kernel in attention::TILED {
+            let shared = loaded.attention.shared_bytes(kernel);
+            loaded.functions[kernel].allow_shared(shared)?;
+        }
+        Ok(loaded)
+    }
+
+    /// The rows of `table` that `tokens` name, f32 `[n, hidden]`.
+    pub fn embedding_forward(
+        &self,
+        stream: &Stream,
+        x: u64,
+        table: u64,
+        tokens: (u64, usize),
+    ) -> Launched {
+        let (tokens, n) = tokens;
+        let arguments = [
+            Address(x),
+            Address(table),
+            Address(tokens),
+            int(self.hidden),
+        ];
+        self.rows(stream, "embedding_forward", n, &arguments)
+    }
+
+    /// Adds the rows of `dx`, f32 `[n, hidden]`, to the rows of the table's gradient that their tokens name.
+    pub fn embedding_backward(
+        &self,
+        stream: &Stream,
+        gradient: u64,
+        dx: u64,
+        inputs: &Inputs,
+        n: usize,
+    ) -> Launched {
+        let arguments = [
+            Address(gradient),
+            Address(dx),
+            Address(inputs.order),
+            Address(inputs.starts),
+            Address(inputs.distinct),
+            Address(inputs.count),
+            int(self.hidden),
+        ];
+        self.rows(stream, "embedding_backward", n, &arguments)
+    }
+
+    /// The norm `y`, real, of `x`, f32, both `[n, hidden]`; keeps 1 / rms in `inverse`.
+    pub fn rmsnorm_forward(
+        &self,
+        stream: &Stream,
+        (y, inverse): (u64, u64),
+        x: u64,
+        weights: u64,
+        n: usize,
+    ) -> Launched {
+        let arguments = [
+            Address(y),
+            Address(inverse),
+            Address(x),
+            Address(weights),
+            int(self.hidden),
+            Float(self.epsilon),
+        ];
+        self.rows(stream, "rmsnorm_forward", n, &arguments)
+    }
+
+    pub fn rmsnorm_backward(&self, stream: &Stream, norm: NormBackward, n: usize) -> Launched {
+        let copied = self.precision == Precision::Bf16;
+        let arguments = [
+            Address(norm.dx),
+            Address(if copied { norm.dx_operand } else { 0 }),
+            Address(norm.partials),
+            Address(norm.dy_to_y),
+            Address(norm.x),
+            Address(norm.inverse),
+            Address(norm.weights),
+            int(n),
+            int(self.hidden),
+            int(norm_rows(n)),
+        ];
+        let blocks = norm_blocks(n);
+        let threads = match self.hidden {
+            ..=2048 => 256,
+            ..=4096 => 512,
+            _ => 1024,
+        };
+        self.launch(
+            stream,
+            "rmsnorm_backward",
+            grid(blocks, threads),
+            &arguments,
+        )?;
+        let arguments = [
+            Address(norm.gradient),
+            Address(norm.partials),
+            int(blocks),
+            int(self.hidden),
+        ];
+        self.rows(stream, "column_sums", self.hidden.div_ceil(32), &arguments)
+    }
+
+    /// Rotates the queries and keys of `qkv`, real `[n, qkv]`, in place.
+    pub fn rope(
+        &self,
+        stream: &Stream,
+        qkv: u64,
+        table: u64,
+        shape: Shape,
+        rotation: Rotation,
+    ) -> Launched {
+        let direction = match rotation {
+            Rotation::Forward => 1.0,
+            Rotation::Backward => -1.0,
+        };
+        let attention::Geometry {
+            heads,
+            kv_heads,
+            head_dim,
+            ..
+        } = self.attention;
+        let arguments = [
+            Address(qkv),
+            int((heads + 2 * kv_heads) * head_dim),
+            int(heads + kv_heads),
+            Address(table),
+            int(shape.seq_len),
+            int(head_dim),
+            Float(direction),
+        ];
+        self.rows(stream, "rope", shape.tokens(), &arguments)
+    }
+
+    /// `h`, real `[n, intermediate]`, from gates and ups, real `[n, 2 × intermediate]`.
+    pub fn swiglu_forward(&self, stream: &Stream, h: u64, gate_up: u64, n: usize) -> Launched {
+        self.swiglu(stream, "swiglu_forward", h, gate_up, n)
+    }
+
+    /// Replaces the gradient of `h` by `h`, and gates and ups by their gradient.
+    pub fn swiglu_backward(
+        &self,
+        stream: &Stream,
+        dh_to_h: u64,
+        gate_up: u64,
+        n: usize,
+    ) -> Launched {
+        self.swiglu(stream, "swiglu_backward", dh_to_h, gate_up, n)
+    }
+
+    fn swiglu(
+        &self,
+        stream: &Stream,
+        kernel: &'static str,
+        h: u64,
+        gate_up: u64,
+        n: usize,
+    ) -> Launched {
+        let elements = n * self.intermediate;
+        let arguments = [
+            Address(h),
+            Address(gate_up),
+            Size(elements as u64),
+            int(self.intermediate),
+        ];
+        self.elements(stream, kernel, elements, &arguments)
+    }
+
+    /// Cross-entropies, f64 `[n]`, of logits, real `[n, vocabulary]`. With `gradient` the logits are replaced
+    /// by the gradient of the sum.
+    pub fn cross_entropy(
+        &self,
+        stream: &Stream,
+        losses: u64,
+        logits: u64,
+        (targets, n): (u64, usize),
+        gradient: bool,
+    ) -> Launched {
+        let arguments = [
+            Address(losses),
+            Address(logits),
+            Address(targets),
+            int(self.vocabulary),
+            Int(i32::from(gradient)),
+        ];
+        let threads = if self.vocabulary < 8192 { 256 } else { 1024 };
+        self.launch(stream, "cross_entropy", grid(n, threads), &arguments)
+    }
+
+    /// Adds the `n` losses, f64, to `total`, f64.
+    pub fn sum_losses(&self, stream: &Stream, total: u64, losses: u64, n: usize) -> Launched {
+        let arguments = [Address(total), Address(losses), int(n)];
+        self.launch(stream, "sum_losses", grid(1, 1024), &arguments)
+    }
+
+    /// Attention's output, real `[n, heads × head_dim]`, of `qkv`; keeps the softmax sums' logarithms.
+    pub fn attention_forward(
+        &self,
+        stream: &Stream,
+        (attended, log_sums): (u64, u64),
+        qkv: u64,
+        shape: Shape,
+    ) -> Launched {
+        let arguments = [
+            Address(attended),
+            Address(log_sums),
+            Address(qkv),
+            int(shape.seq_len),
+            int(self.attention.heads),
+            int(self.attention.kv_heads),
+        ];
+        self.launch_attention(stream, "attention_forward", shape, &arguments)
+    }
+
+    pub fn attention_backward(
+        &self,
+        stream: &Stream,
+        of: AttentionBackward,
+        shape: Shape,
+    ) -> Launched {
+        let arguments = [
+            Address(of.delta),
+            Address(of.dattended),
+            Address(of.attended),
+            int(shape.seq_len),
+            int(self.attention.heads),
+        ];
+        self.launch_attention(stream, "attention_delta", shape, &arguments)?;
+        let arguments = [
+            Address(of.dqkv),
+            Address(of.dattended),
+            Address(of.qkv),
+            Address(of.log_sums),
+            Address(of.delta),
+            int(shape.seq_len),
+            int(self.attention.heads),
+            int(self.attention.kv_heads),
+        ];
+        self.launch_attention(stream, "attention_backward_queries", shape, &arguments)?;
+        self.launch_attention(stream, "attention_backward_keys", shape, &arguments)
+    }
+
+    /// AdamW on `elements` elements with the factors at `factors`; writes the operands of matrix products.
+    pub fn adamw(
+        &self,
+        stream: &Stream,
+        unit: &UnitAddresses,
+        range: Range<usize>,
+        factors: u64,
+    ) -> Launched {
+        let f32s = |address: u64| Address(address + (range.start * size_of::<f32>()) as u64);
+        let arguments = [
+            f32s(unit.weights),
+            Address(match self.precision {
+                Precision::F32 => 0,
+                Precision::Bf16 => unit.operands + (range.start * self.precision.size()) as u64,
+            }),
+            f32s(unit.gradient),
+            f32s(unit.exp_avg),
+            f32s(unit.exp_avg_sq),
+            Size(range.len() as u64),
+            Address(factors),
+        ];
+        self.elements(stream, "adamw", range.len(), &arguments)
+    }
+
+    /// Adds ‖g‖² of `elements` f32 to `result`, f64.
+    pub fn squared_norm(
+        &self,
+        stream: &Stream,
+        (result, partials): (u64, u64),
+        g: u64,
+        elements: usize,
+    ) -> Launched {
+        let arguments = [Address(partials), Address(g), Size(elements as u64)];
+        let blocks = self.strided(stream, "squared_norm", elements, &arguments)?;
+        self.sum_partials(stream, result, partials, blocks)
+    }
+
+    /// Adds `g` to `sum`, both f32.
+    pub fn add_gradient(&self, stream: &Stream, sum: u64, g: u64, elements: usize) -> Launched {
+        let arguments = [Address(sum), Address(g), Size(elements as u64)];
+        self.strided(stream, "add_gradient", elements, &arguments)
+            .map(|_| ())
+    }
+
+    /// Adds `g` to `sum`, both f32, ‖g‖² to the first result and ‖sum‖² to the second. Each has its partial
+    /// sums.
+    pub fn add_gradient_measuring(
+        &self,
+        stream: &Stream,
+        sum: u64,
+        results: [u64; 2],
+        partials: [u64; 2],
+        (g, elements): (u64, usize),
+    ) -> Launched {
+        let arguments = [
+            Address(sum),
+            Address(partials[0]),
+            Address(partials[1]),
+            Address(g),
+            Size(elements as u64),
+        ];
+        let blocks = self.strided(stream, "add_gradient_measuring", elements, &arguments)?;
+        for (result, partials) in results.into_iter().zip(partials) {
+            self.sum_partials(stream, result, partials, blocks)?;
+        }
+        Ok(())
+    }
+
+    /// Adds factor · g² to `squares`, by element.
+    pub fn add_squares(
+        &self,
+        stream: &Stream,
+        squares: u64,
+        g: u64,
+        factor: u64,
+        elements: usize,
+    ) -> Launched {
+        let arguments = [
+            Address(squares),
+            Address(g),
+            Address(factor),
+            Size(elements as u64),
+        ];
+        self.strided(stream, "add_squares", elements, &arguments)
+            .map(|_| ())
+    }
+
+    fn sum_partials(&self, stream: &Stream, result: u64, partials: u64, blocks: usize) -> Launched {
+        let arguments = [Address(result), Address(partials), int(blocks)];
+        self.rows(stream, "sum_partials", 1, &arguments)
+    }
+
+    /// Rounds `elements` f32 at `from` to real at `to`.
+    pub fn cast(&self, stream: &Stream, to: u64, from: u64, elements: usize) -> Launched {
+        let arguments = [Address(to), Address(from), Size(elements as u64)];
+        self.elements(stream, "cast", elements, &arguments)
+    }
+
+    /// One block for each row.
+    fn rows(
+        &self,
+        stream: &Stream,
+        kernel: &'static str,
+        rows: usize,
+        arguments: &[Argument],
+    ) -> Launched {
+        self.launch(stream, kernel, grid(rows, THREADS), arguments)
+    }
+
+    /// One thread for each element.
+    fn elements(
+        &self,
+        stream: &Stream,
+        kernel: &'static str,
+        elements: usize,
+        arguments: &[Argument],
+    ) -> Launched {
+        let rows = elements.div_ceil(THREADS as usize);
+        self.rows(stream, kernel, rows, arguments)
+    }
+
+    /// At most [`PARTIALS`] blocks, whose threads stride over the elements; returns their number.
+    fn strided(
+        &self,
+        stream: &Stream,
+        kernel: &'static str,
+        elements: usize,
+        arguments: &[Argument],
+    ) -> Result<usize, CudaError> {
+        let blocks = elements.div_ceil(THREADS as usize).clamp(1, PARTIALS);
+        self.rows(stream, kernel, blocks, arguments)?;
+        Ok(blocks)
+    }
+
+    fn launch_attention(
+        &self,
+        stream: &Stream,
+        kernel: &'static str,
+        shape: Shape,
+        arguments: &[Argument],
+    ) -> Launched {
+        let grid = self.attention.grid(kernel, shape);
+        self.launch(stream, kernel, grid, arguments)
+    }
+
+    fn launch(
+        &self,
+        stream: &Stream,
+        kernel: &'static str,
+        grid: Grid,
+        arguments: &[Argument],
+    ) -> Launched {
+        // SAFETY: every method passes the parameters that the kernel's source declares; the engine keeps the
+        // memory that they point at until it has synchronised with the stream.
+        unsafe { stream.launch(&self.functions[kernel], grid, arguments) }
+    }
+}
+
+/// An `int` of a kernel. Sizes are checked against it when the engine is created.
+fn int(value: usize) -> Argument {
+    Int(i32::try_from(value).unwrap_or(i32::MAX))
+}
+
+/// A grid of one dimension.
+fn grid(blocks: usize, threads: u32) -> Grid {
+    Grid {
+        blocks: (u32::try_from(blocks).unwrap_or(u32::MAX), 1, 1),
+        threads,
+        shared: 0,
+    }
+}

@@ -1,0 +1,334 @@
+//! The engine on the emulated GPU. The CPU engine and PyTorch are the references.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+
+use super::driver::{Device, Driver};
+use super::engine::{CudaEngine, CudaOptions};
+use super::libraries;
+use super::nvrtc::Nvrtc;
+use super::precision::Precision;
+use crate::engine::cpu::{CpuEngine, CpuOptions};
+use crate::engine::testing::contract;
+use crate::engine::testing::reference::{CASES, Reference};
+use crate::engine::testing::*;
+use crate::engine::{AdamW, Engine, EngineError, Measure, ModelConfig};
+
+const OF_MICRO_BATCHES: Measure = Measure {
+    micro_batches: true,
+    worker: false,
+    coordinates: true,
+};
+
+/// The emulated GPU; `None`, after printing the reason, without NVRTC.
+fn device() -> Option<Arc<Device>> {
+    static DEVICE: OnceLock<Option<Arc<Device>>> = OnceLock::new();
+    let device = DEVICE.get_or_init(|| {
+        if let Err(problem) = Nvrtc::load(None) {
+            assert!(std::env::var_os("CI").is_none(), "{problem}");
+            eprintln!("skipped: nothing ran on the emulated GPU, {problem}");
+            return None;
+        }
+        let installed = tempfile::tempdir().unwrap().keep();
+        emulated_gpu::install(&installed).unwrap();
+        libraries::EMULATED.set(installed).unwrap();
+        let driver = Driver::load().unwrap();
+        Some(Device::open(&driver, 0).unwrap())
+    });
+    device.clone()
+}
+
+/// Compiled kernels are shared by all tests of this build.
+fn cache() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("target/cuda-kernels")
+}
+
+fn f32_options() -> CudaOptions {
+    CudaOptions {
+        precision: Precision::F32,
+        measure: OF_MICRO_BATCHES,
+        kernel_cache: Some(cache()),
+        ..CudaOptions::default()
+    }
+}
+
+fn bf16_options() -> CudaOptions {
+    CudaOptions {
+        precision: Precision::Bf16,
+        ..f32_options()
+    }
+}
+
+fn engine(device: &Arc<Device>, config: ModelConfig, options: CudaOptions) -> CudaEngine {
+    CudaEngine::new(config, options, device, Some(5)).unwrap()
+}
+
+fn cpu(config: ModelConfig) -> CpuEngine {
+    let options = CpuOptions {
+        measure: OF_MICRO_BATCHES,
+        ..CpuOptions::default()
+    };
+    CpuEngine::new(config, options, None, Some(5)).unwrap()
+}
+
+/// ‖got − expected‖ / ‖expected‖; of a single token, queries and keys have no gradient.
+fn relative(got: &[f32], expected: &[f32]) -> f64 {
+    let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|x| x * x).sum::<f64>().sqrt();
+    let pairs = got.iter().zip(expected);
+    let error = norm(&mut pairs.map(|(&a, &b)| f64::from(a) - f64::from(b)));
+    if error == 0.0 {
+        return 0.0;
+    }
+    error / norm(&mut expected.iter().map(|&x| f64::from(x)))
+}
+
+/// Asserts every gradient tensor within `tolerance` of the CPU engine's, relative to its L2 norm.
+fn compare_gradients(device: &Arc<Device>, config: ModelConfig, batch: &Batch, tolerance: f64) {
+    let mut cuda = engine(device, config.clone(), f32_options());
+    let mut cpu = cpu(config);
+    let (loss, gradient) = gradient_of(&mut cuda, batch.micro_batch());
+    let (expected_loss, expected) = gradient_of(&mut cpu, batch.micro_batch());
+    assert!((loss - expected_loss).abs() <= tolerance * expected_loss);
+    for (unit, (got, expected)) in cpu
+        .layout()
+        .units
+        .iter()
+        .zip(gradient.iter().zip(&expected))
+    {
+        for parameter in &unit.parameters {
+            let range = parameter.range();
+            let error = relative(&got[range.clone()], &expected[range]);
+            assert!(error <= tolerance, "{}: {error}", parameter.name);
+        }
+    }
+}
+
+contract::contract_tests!(device().map(|device| {
+    move |config| -> Box<dyn Engine> { Box::new(engine(&device, config, f32_options())) }
+}));
+
+#[test]
+fn every_f32_gradient_is_the_cpu_engines() {
+    let Some(device) = device() else { return };
+    for (heads, kv_heads, head_dim, tied, seq_len) in [
+        (4, 4, 32, false, 33),
+        (4, 2, 6, true, 70),
+        (3, 1, 100, false, 17),
+        (2, 1, 128, true, 65),
+        (1, 1, 2, false, 1),
+    ] {
+        let config = ModelConfig {
+            num_attention_heads: heads,
+            num_key_value_heads: kv_heads,
+            head_dim,
+            tie_word_embeddings: tied,
+            ..config()
+        };
+        compare_gradients(&device, config, &Batch::new(3, seq_len), 1e-5);
+    }
+}
+
+/// Mean losses of `steps` steps of AdamW on one batch.
+fn losses(engine: &mut dyn Engine, batch: &Batch, steps: u64) -> Vec<f64> {
+    let step = |step| {
+        let got = engine
+            .accumulate(batch.micro_batch(), NOTHING, true)
+            .unwrap();
+        engine.reduce(NOTHING).unwrap();
+        let mean = 1.0 / got.targets as f64;
+        let update = AdamW {
+            learning_rate: 1e-3,
+            beta1: 0.9,
+            beta2: 0.95,
+            epsilon: 1e-8,
+            weight_decay: 0.1,
+            step,
+            gradient_scale: mean,
+        };
+        engine.update(update).unwrap();
+        got.loss * mean
+    };
+    (1..=steps).map(step).collect()
+}
+
+#[test]
+fn fifty_steps_in_f32_have_the_cpu_engines_losses() {
+    let Some(device) = device() else { return };
+    let batch = Batch::new(3, 40);
+    let got = losses(&mut engine(&device, config(), f32_options()), &batch, 50);
+    let expected = losses(&mut cpu(config()), &batch, 50);
+    assert!(expected[49] < 0.7 * expected[0], "{expected:?}");
+    for (step, (got, expected)) in got.iter().zip(&expected).enumerate() {
+        let error = (got - expected).abs() / expected;
+        assert!(error < 1e-3, "step {step}: {got}, not {expected}");
+    }
+}
+
+#[test]
+fn bf16_is_as_near_to_f32_as_pytorchs_autocast() {
+    let Some(device) = device() else { return };
+    for name in CASES {
+        let reference = Reference::read(name);
+        let mut cuda = engine(&device, reference.config(), bf16_options());
+        reference.set_weights(&mut cuda);
+        let (loss, gradient) = gradient_of(&mut cuda, reference.batch().micro_batch());
+        let expected = reference.number("/summed_loss");
+        let autocast = reference.number("/autocast/summed_loss");
+        // A loss may agree by chance, so that its limit is no smaller than the gradients' least error.
+        let allowed = (1.5 * (autocast - expected).abs()).max(1e-3 * expected);
+        assert!(
+            (loss - expected).abs() <= allowed,
+            "{name}: {loss}, not {expected}"
+        );
+        for (unit, gradient) in cuda.layout().units.iter().zip(&gradient) {
+            for parameter in &unit.parameters {
+                let expected = reference.floats(&parameter.name);
+                let error = relative(&gradient[parameter.range()], &expected);
+                let autocast = reference.autocast_error(&parameter.name);
+                assert!(
+                    error <= 1.5 * autocast,
+                    "{name}: {} has the error {error}, PyTorch's {autocast}",
+                    parameter.name
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn options_that_save_time_or_memory_change_no_bit() {
+    let Some(device) = device() else { return };
+    let batch = Batch::new(3, 40);
+    for options in [f32_options(), bf16_options()] {
+        let gradient = |options: CudaOptions| {
+            let mut engine = engine(&device, tied(), options);
+            let gradient = gradient_of(&mut engine, batch.micro_batch());
+            (gradient, engine.memory().0)
+        };
+        let (expected, memory) = gradient(options.clone());
+        let (checkpointed, less) = gradient(CudaOptions {
+            activation_checkpointing: true,
+            ..options.clone()
+        });
+        assert_eq!(checkpointed, expected);
+        assert!(less < memory);
+        let no_graphs = CudaOptions {
+            no_graphs: true,
+            ..options
+        };
+        assert_eq!(gradient(no_graphs).0, expected);
+    }
+}
+
+#[test]
+fn chunks_of_the_head_give_the_whole_batchs_loss_and_gradient() {
+    let Some(device) = device() else { return };
+    let batch = Batch::new(3, 20);
+    for config in [config(), tied()] {
+        let mut whole = engine(&device, config.clone(), f32_options());
+        let (loss, expected) = gradient_of(&mut whole, batch.micro_batch());
+        let options = CudaOptions {
+            logits_rows: Some(7),
+            ..f32_options()
+        };
+        let mut chunked = engine(&device, config, options);
+        let (got, gradient) = gradient_of(&mut chunked, batch.micro_batch());
+        assert!((got - loss).abs() < 1e-6 * loss);
+        assert_close(&expected, &gradient, 1e-5);
+        let (evaluated, _) = chunked.evaluate(batch.micro_batch()).unwrap();
+        assert_eq!(evaluated, got);
+    }
+}
+
+#[test]
+fn coordinates_are_the_cpu_engines() {
+    let Some(device) = device() else { return };
+    let batch = Batch::new(4, 20);
+    let of_step = Measure {
+        micro_batches: false,
+        worker: true,
+        coordinates: true,
+    };
+    for measure in [OF_MICRO_BATCHES, of_step] {
+        let sums = |engine: &mut dyn Engine| {
+            let mut sums = Vec::new();
+            // The first step must leave no trace.
+            for _ in 0..2 {
+                sums.clear();
+                for row in 0..4 {
+                    let micro_batch = batch.part(row, row + 1);
+                    engine.accumulate(micro_batch, measure, row == 3).unwrap();
+                }
+                engine.reduce(measure).unwrap();
+                let mut show = |weighted: &[f32], summed: &[f32]| {
+                    sums.push(weighted.to_vec());
+                    sums.push(summed.to_vec());
+                };
+                engine.coordinates(&mut show).unwrap();
+                engine.discard();
+            }
+            sums
+        };
+        let got = sums(&mut engine(&device, tied(), f32_options()));
+        let expected = sums(&mut cpu(tied()));
+        for (got, expected) in got.iter().zip(&expected) {
+            assert!(relative(got, expected) < 1e-5);
+        }
+    }
+}
+
+#[test]
+fn a_state_moves_between_the_engines() {
+    let Some(device) = device() else { return };
+    let batch = Batch::new(3, 20);
+    let mut cuda = engine(&device, config(), bf16_options());
+    losses(&mut cuda, &batch, 3);
+    let mut cpu = cpu(config());
+    let mut again = engine(&device, config(), bf16_options());
+    for unit in 0..cuda.layout().units.len() {
+        let state = cuda.export(unit, true).unwrap().unwrap();
+        cpu.import(unit, &state).unwrap();
+        let state = cpu.export(unit, true).unwrap().unwrap();
+        again.import(unit, &state).unwrap();
+    }
+    assert_eq!(losses(&mut again, &batch, 3), losses(&mut cuda, &batch, 3));
+}
+
+#[test]
+fn the_memory_limit_is_known_before_the_first_step() {
+    let Some(device) = device() else { return };
+    let batch = Batch::new(4, 40);
+    let mut free = engine(&device, config(), bf16_options());
+    let model = free.memory().0;
+    free.reserve(4, 40).unwrap();
+    let needed = free.memory().0;
+    let limited = |limit| {
+        let options = CudaOptions {
+            memory_limit: Some(limit),
+            ..bf16_options()
+        };
+        CudaEngine::new(config(), options, &device, Some(5))
+    };
+    let refused = |error| matches!(error, Err(EngineError::OutOfMemory { .. }));
+    assert!(refused(limited(model - 1).map(drop)));
+
+    // The reserved memory is exactly enough for the whole step.
+    let mut exact = limited(needed).unwrap();
+    exact.reserve(4, 40).unwrap();
+    exact
+        .accumulate(batch.micro_batch(), EVERYTHING, true)
+        .unwrap();
+    exact.reduce(EVERYTHING).unwrap();
+    exact.update(REVEAL).unwrap();
+    exact.evaluate(batch.micro_batch()).unwrap();
+    assert_eq!(exact.memory(), (needed, needed));
+
+    // One byte less is refused and leaves nothing allocated; a smaller micro-batch still works.
+    let mut short = limited(needed - 1).unwrap();
+    assert!(refused(short.reserve(4, 40)));
+    assert_eq!(short.memory().0, model);
+    short.reserve(2, 40).unwrap();
+    short
+        .accumulate(batch.part(0, 2), EVERYTHING, true)
+        .unwrap();
+}

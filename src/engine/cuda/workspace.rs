@@ -1,0 +1,302 @@
+//! Activations and scratch of one micro-batch, in one allocation that is reserved before the first step.
+
+use super::arena::Bump;
+use super::cublaslt::Blas;
+use super::engine::CudaOptions;
+use super::precision::Precision;
+use crate::engine::{MicroBatch, ModelConfig};
+
+/// Elements of logits that exist at a time; 256 MiB in bf16.
+const LOGITS: usize = 1 << 27;
+/// Blocks whose partial sums give a norm's weight gradient: two per multiprocessor of an H200.
+const NORM_BLOCKS: usize = 264;
+/// Most partial sums of a squared norm.
+pub const PARTIALS: usize = 1024;
+
+/// Size of a micro-batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Shape {
+    /// Number of rows.
+    pub batch: usize,
+    /// Number of tokens in a row.
+    pub seq_len: usize,
+}
+
+impl Shape {
+    /// Number of tokens.
+    pub fn tokens(self) -> usize {
+        self.batch * self.seq_len
+    }
+}
+
+/// Largest sizes of a micro-batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Capacity {
+    /// Number of tokens, batch × seq_len.
+    pub tokens: usize,
+    /// Tokens of the longest sequence.
+    pub seq_len: usize,
+}
+
+impl Capacity {
+    /// Whether `self` supports everything that `other` does.
+    pub fn covers(self, other: Capacity) -> bool {
+        self.tokens >= other.tokens && self.seq_len >= other.seq_len
+    }
+
+    /// The maximum of both sizes.
+    pub fn with(self, other: Capacity) -> Capacity {
+        Capacity {
+            tokens: self.tokens.max(other.tokens),
+            seq_len: self.seq_len.max(other.seq_len),
+        }
+    }
+}
+
+/// Addresses of activations and scratch. n is the number of tokens; *real* is the precision's element.
+#[derive(Debug)]
+pub struct Workspace {
+    /// What the host sends for a micro-batch.
+    pub inputs: Inputs,
+    /// The residual stream before every block and after the last, f32 `[n, hidden]` each.
+    pub residual: Vec<u64>,
+    /// Activations for the backward pass of every block; a single stash under activation checkpointing.
+    pub stashes: Vec<Stash>,
+    /// Cosines and sines, f32 `[seq_len, head_dim]`.
+    pub rope: u64,
+    /// Real `[n, max(hidden, heads × head_dim)]`.
+    pub narrow: u64,
+    /// Real `[n, max(intermediate, qkv)]`.
+    pub wide: u64,
+    /// Gradient of the residual stream, f32 `[n, hidden]`.
+    pub dx: u64,
+    /// The same as an operand of matrix products, real `[n, hidden]`; `dx` itself in f32.
+    pub dx_operand: u64,
+    /// Partial sums of a norm's weight gradient, f32 `[norm_blocks, hidden]`.
+    pub norm_partials: u64,
+    /// 1 / rms of the last block's output, f32 `[n]`.
+    pub inverse_head: u64,
+    /// Attention's Σ dO · O, f32 `[batch, heads, seq_len]`.
+    pub delta: u64,
+    /// Real `[logits_rows, vocabulary]`.
+    pub logits: u64,
+    /// Rows whose logits exist at a time.
+    pub logits_rows: usize,
+    /// Cross-entropies, f64 `[n]`.
+    pub losses: u64,
+    /// Partial sums of squared norms, f64: of the micro-batch's gradient and of the step's.
+    pub square_partials: [u64; 2],
+    /// [`Scalars`].
+    pub scalars: u64,
+    /// cuBLASLt's workspace.
+    pub blas: u64,
+}
+
+/// What the host sends for a micro-batch, adjacent in this order: u32 each, except `factors`.
+#[derive(Debug, Clone, Copy)]
+pub struct Inputs {
+    /// Token ids, `[n]`.
+    pub tokens: u64,
+    /// Targets, `[n]`.
+    pub targets: u64,
+    /// Positions of the tokens, grouped by token, `[n]`.
+    pub order: u64,
+    /// Where each distinct token's group begins in `order`, and its end, `[n + 1]`.
+    pub starts: u64,
+    /// The distinct tokens, `[n]`.
+    pub distinct: u64,
+    /// Number of distinct tokens, `[1]`.
+    pub count: u64,
+    /// 1 / target tokens of the micro-batch, and of the step so far, f32 `[2]`; 0 without targets.
+    pub factors: u64,
+    /// Bytes of all of them.
+    pub bytes: usize,
+}
+
+/// Activations of one block.
+#[derive(Debug)]
+pub struct Stash {
+    /// 1 / rms of the block's input, f32 `[n]`.
+    pub inverse_input: u64,
+    /// Rotated queries and keys, and values, real `[n, qkv]`.
+    pub qkv: u64,
+    /// Logarithms of attention's softmax sums, f32 `[batch, heads, seq_len]`.
+    pub log_sums: u64,
+    /// Attention's output before its projection, real `[n, heads × head_dim]`.
+    pub attended: u64,
+    /// The residual stream after attention, f32 `[n, hidden]`.
+    pub middle: u64,
+    /// 1 / rms of `middle`, f32 `[n]`.
+    pub inverse_middle: u64,
+    /// Gates and ups, real `[n, 2 × intermediate]`; backward replaces them by their gradient.
+    pub gate_up: u64,
+}
+
+/// The results of a micro-batch, f64 each, adjacent on the device.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Scalars {
+    /// Sum of the cross-entropies.
+    pub loss: f64,
+    /// ‖gradient of the micro-batch‖².
+    pub own: f64,
+    /// ‖gradient of the step so far‖².
+    pub whole: f64,
+}
+
+impl Scalars {
+    /// Bytes on the device.
+    pub const BYTES: usize = 24;
+
+    /// The values from their bytes on the device.
+    pub fn from_bytes(bytes: &[u8]) -> Scalars {
+        let mut values = bytes
+            .chunks_exact(8)
+            .map(|value| f64::from_le_bytes(value.try_into().unwrap_or_default()));
+        let mut next = || values.next().unwrap_or(f64::NAN);
+        Scalars {
+            loss: next(),
+            own: next(),
+            whole: next(),
+        }
+    }
+}
+
+impl Workspace {
+    /// Takes the buffers.
+    pub fn place(
+        bump: &mut Bump,
+        config: &ModelConfig,
+        capacity: Capacity,
+        options: &CudaOptions,
+    ) -> Workspace {
+        let precision = options.precision;
+        let (n, hidden) = (capacity.tokens, config.hidden_size);
+        let real = precision.size();
+        let layers = config.num_hidden_layers;
+        let stashes = if options.activation_checkpointing {
+            1
+        } else {
+            layers
+        };
+        let queries = config.num_attention_heads * config.head_dim;
+        let default_rows = (LOGITS / config.vocab_size).max(1);
+        let logits_rows = options.logits_rows.unwrap_or(default_rows).clamp(1, n);
+        let dx = bump.f32(n * hidden);
+        Workspace {
+            inputs: Inputs::place(bump, n),
+            residual: (0..=layers).map(|_| bump.f32(n * hidden)).collect(),
+            stashes: (0..stashes)
+                .map(|_| Stash::place(bump, config, n, real))
+                .collect(),
+            rope: bump.f32(capacity.seq_len * config.head_dim),
+            narrow: bump.take(n * hidden.max(queries), real),
+            wide: bump.take(n * config.intermediate_size.max(qkv(config)), real),
+            dx,
+            dx_operand: match precision {
+                Precision::F32 => dx,
+                Precision::Bf16 => bump.take(n * hidden, real),
+            },
+            norm_partials: bump.f32(norm_blocks(n) * hidden),
+            inverse_head: bump.f32(n),
+            delta: bump.f32(n * config.num_attention_heads),
+            logits: bump.take(logits_rows * config.vocab_size, real),
+            logits_rows,
+            losses: bump.take(n, size_of::<f64>()),
+            square_partials: [(); 2].map(|()| bump.take(PARTIALS, size_of::<f64>())),
+            scalars: bump.take(Scalars::BYTES, 1),
+            blas: bump.take(Blas::WORKSPACE as usize, 1),
+        }
+    }
+}
+
+impl Inputs {
+    fn place(bump: &mut Bump, n: usize) -> Inputs {
+        // One buffer, so that one copy fills it.
+        let bytes = (5 * n + 1 + 1 + 2) * size_of::<u32>();
+        let mut at = bump.take(bytes, 1);
+        let mut take = |elements: usize| {
+            let address = at;
+            at += (elements * size_of::<u32>()) as u64;
+            address
+        };
+        Inputs {
+            tokens: take(n),
+            targets: take(n),
+            order: take(n),
+            starts: take(n + 1),
+            distinct: take(n),
+            count: take(1),
+            factors: take(2),
+            bytes,
+        }
+    }
+
+    /// Writes a micro-batch to `bytes`, the host's copy of the inputs. `targets` are the step's target tokens
+    /// so far.
+    pub fn fill(&self, bytes: &mut [u8], micro_batch: MicroBatch<'_>, targets: u64) {
+        let tokens = micro_batch.tokens;
+        let mut order: Vec<u32> = (0..tokens.len() as u32).collect();
+        // Stable, so that sums have the order of the positions.
+        order.sort_by_key(|&position| tokens[position as usize]);
+        let (mut starts, mut distinct) = (Vec::new(), Vec::new());
+        for (at, &position) in order.iter().enumerate() {
+            let token = tokens[position as usize];
+            if distinct.last() != Some(&token) {
+                starts.push(at as u32);
+                distinct.push(token);
+            }
+        }
+        starts.push(order.len() as u32);
+        let inverse = |targets: u64| {
+            if targets > 0 {
+                1.0 / targets as f32
+            } else {
+                0.0
+            }
+        };
+        let factors = [micro_batch.target_tokens(), targets].map(|n| inverse(n).to_bits());
+        for (address, values) in [
+            (self.tokens, tokens),
+            (self.targets, micro_batch.targets),
+            (self.order, &order),
+            (self.starts, &starts),
+            (self.distinct, &distinct),
+            (self.count, &[distinct.len() as u32]),
+            (self.factors, &factors),
+        ] {
+            let values = bytemuck::cast_slice::<u32, u8>(values);
+            let at = (address - self.tokens) as usize;
+            bytes[at..at + values.len()].copy_from_slice(values);
+        }
+    }
+}
+
+impl Stash {
+    fn place(bump: &mut Bump, config: &ModelConfig, n: usize, real: usize) -> Stash {
+        let queries = config.num_attention_heads * config.head_dim;
+        Stash {
+            inverse_input: bump.f32(n),
+            qkv: bump.take(n * qkv(config), real),
+            log_sums: bump.f32(n * config.num_attention_heads),
+            attended: bump.take(n * queries, real),
+            middle: bump.f32(n * config.hidden_size),
+            inverse_middle: bump.f32(n),
+            gate_up: bump.take(n * 2 * config.intermediate_size, real),
+        }
+    }
+}
+
+/// Width of a row of queries, keys and values.
+pub fn qkv(config: &ModelConfig) -> usize {
+    (config.num_attention_heads + 2 * config.num_key_value_heads) * config.head_dim
+}
+
+/// Rows that each block of a norm's backward pass takes, and the number of blocks.
+pub fn norm_rows(n: usize) -> usize {
+    n.div_ceil(NORM_BLOCKS).max(1)
+}
+
+/// Number of blocks of a norm's backward pass over `n` rows.
+pub fn norm_blocks(n: usize) -> usize {
+    n.div_ceil(norm_rows(n))
+}
