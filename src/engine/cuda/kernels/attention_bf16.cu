@@ -14,7 +14,7 @@
 // | kernel                     | grid                                 | threads | dynamic shared bytes               |
 // |----------------------------|--------------------------------------|---------|------------------------------------|
 // | attention_forward          | (heads, batch, ⌈seq_len / 128⌉)      | 128     | (256 + 2 × KEYS) × (DIM + 8)       |
-// | attention_delta            | (seq_len, batch, ⌈heads / 4⌉)        | 128     | 0                                  |
+// | attention_delta            | (heads, batch, ⌈seq_len / 32⌉)       | 128     | 0                                  |
 // | attention_backward_queries | (heads, batch, ⌈seq_len / 128⌉)      | 128     | 640 × (DIM + 8)                    |
 // | attention_backward_keys    | (kv_heads, batch, ⌈seq_len / KEYS⌉)  | 128     | (4 × KEYS + 256) × (DIM + 8) + 512 |
 //
@@ -37,6 +37,9 @@
 // Bytes of a copy: what the alignment of rows allows.
 #define COPY (HEAD_DIM % 8 == 0 ? 16 : HEAD_DIM % 4 == 0 ? 8 : 4)
 #define CHUNKS (HEAD_DIM * 2 / COPY)
+// Tokens of a block of attention_delta, and lanes for each of them: a power of two.
+#define DELTA_TOKENS 32
+#define DELTA_LANES (CHUNKS > 16 ? 32 : CHUNKS > 8 ? 16 : CHUNKS > 4 ? 8 : CHUNKS > 2 ? 4 : CHUNKS)
 
 // Rows of the tiles, see the kernels.
 #define QUERIES 128
@@ -82,17 +85,12 @@ __device__ __forceinline__ void wait() {
 template <int ROWS>
 __device__ __forceinline__ void copy_rows(bf16 *tile, const bf16 *from, int row_width, int first, int seq_len) {
     const int chunks = ROWS * CHUNKS;
+    int row = threadIdx.x / CHUNKS, chunk = threadIdx.x % CHUNKS;
     // Where the columns differ from turn to turn, their addresses would fill the registers.
     #pragma unroll (THREADS % CHUNKS == 0 ? 16 : 1)
     for (int turn = 0; turn < (chunks + THREADS - 1) / THREADS; turn++) {
-        int i = turn * THREADS + threadIdx.x;
-        if (chunks % THREADS != 0 && i >= chunks) break;
-        int row = i / CHUNKS, column = i % CHUNKS * (COPY / 2);
-        // The compiler does not see that the column is the same in every turn.
-        if (THREADS % CHUNKS == 0) {
-            row = turn * (THREADS / CHUNKS) + threadIdx.x / CHUNKS;
-            column = threadIdx.x % CHUNKS * (COPY / 2);
-        }
+        if (chunks % THREADS != 0 && turn * THREADS + threadIdx.x >= chunks) break;
+        int column = chunk * (COPY / 2);
         unsigned to = address_of(tile + row * STRIDE + column);
         const bf16 *source = from + (long long)(first + row) * row_width + column;
         int bytes = first + row < seq_len ? COPY : 0;
@@ -106,6 +104,9 @@ __device__ __forceinline__ void copy_rows(bf16 *tile, const bf16 *from, int row_
             asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(source), "r"(bytes)
                          : "memory");
         }
+        row += THREADS / CHUNKS;
+        chunk += THREADS % CHUNKS;
+        if (THREADS % CHUNKS != 0 && chunk >= CHUNKS) chunk -= CHUNKS, row++;
     }
 }
 
@@ -399,23 +400,52 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attention_forward(
                   heads * HEAD_DIM, first, seq_len, lane);
 }
 
-// delta = Σ_d dattended · attended for each token and head. A warp per head of a token.
-extern "C" __global__ void __launch_bounds__(THREADS) attention_delta(
-    float *delta, const bf16 *dattended, const bf16 *attended, int seq_len, int heads) {
-    int head = blockIdx.z * (THREADS / 32) + threadIdx.x / 32, lane = threadIdx.x % 32, token = blockIdx.x;
-    if (head >= heads) return;
-    size_t at = (((size_t)blockIdx.y * seq_len + token) * heads + head) * HEAD_DIM;
-    const unsigned *a = (const unsigned *)(dattended + at), *b = (const unsigned *)(attended + at);
+// Σ of the products of two chunks of COPY bytes.
+__device__ __forceinline__ float multiply_chunks(const bf16 *a, const bf16 *b) {
+    const int words = COPY / 4;
+    unsigned x[words], y[words];
+    if (COPY == 16) {
+        uint4 of_a = *(const uint4 *)a, of_b = *(const uint4 *)b;
+        x[0] = of_a.x, x[1 % words] = of_a.y, x[2 % words] = of_a.z, x[3 % words] = of_a.w;
+        y[0] = of_b.x, y[1 % words] = of_b.y, y[2 % words] = of_b.z, y[3 % words] = of_b.w;
+    } else if (COPY == 8) {
+        uint2 of_a = *(const uint2 *)a, of_b = *(const uint2 *)b;
+        x[0] = of_a.x, x[1 % words] = of_a.y;
+        y[0] = of_b.x, y[1 % words] = of_b.y;
+    } else {
+        x[0] = *(const unsigned *)a, y[0] = *(const unsigned *)b;
+    }
     float sum = 0;
     #pragma unroll
-    for (int i = lane; i < HEAD_DIM / 2; i += 32) {
-        unsigned x = a[i], y = b[i];
-        sum = fmaf(__uint_as_float(x << 16), __uint_as_float(y << 16), sum);
-        sum = fmaf(__uint_as_float(x & 0xffff0000), __uint_as_float(y & 0xffff0000), sum);
+    for (int i = 0; i < words; i++) {
+        sum = fmaf(__uint_as_float(x[i] << 16), __uint_as_float(y[i] << 16), sum);
+        sum = fmaf(__uint_as_float(x[i] & 0xffff0000), __uint_as_float(y[i] & 0xffff0000), sum);
     }
+    return sum;
+}
+
+// delta = Σ_d dattended · attended for each token and head. A block has DELTA_TOKENS tokens of a head,
+// DELTA_LANES lanes per token in turn.
+extern "C" __global__ void __launch_bounds__(THREADS) attention_delta(
+    float *delta, const bf16 *dattended, const bf16 *attended, int seq_len, int heads) {
+    int lane = threadIdx.x % DELTA_LANES, head = blockIdx.x;
+    size_t of_batch = (size_t)blockIdx.y * seq_len;
     #pragma unroll
-    for (int by = 16; by > 0; by /= 2) sum += __shfl_xor_sync(~0u, sum, by);
-    if (lane == 0) delta[((size_t)blockIdx.y * heads + head) * seq_len + token] = sum;
+    for (int turn = 0; turn < DELTA_TOKENS; turn += THREADS / DELTA_LANES) {
+        int of_block = turn + threadIdx.x / DELTA_LANES, token = blockIdx.z * DELTA_TOKENS + of_block;
+        bool exists = of_block < DELTA_TOKENS && token < seq_len;
+        float sum = 0;
+        if (exists) {
+            size_t at = ((of_batch + token) * heads + head) * HEAD_DIM + lane * (COPY / 2);
+            #pragma unroll
+            for (int i = 0; lane + i < CHUNKS; i += DELTA_LANES) {
+                sum += multiply_chunks(dattended + at + i * (COPY / 2), attended + at + i * (COPY / 2));
+            }
+        }
+        #pragma unroll
+        for (int by = DELTA_LANES / 2; by > 0; by /= 2) sum += __shfl_xor_sync(~0u, sum, by);
+        if (lane == 0 && exists) delta[((size_t)blockIdx.y * heads + head) * seq_len + token] = sum;
+    }
 }
 
 // The query part of dqkv: scale × Σ_keys dS · K with dS = P · (dattended · Vᵀ − delta). A block has the tile of

@@ -13,7 +13,7 @@
 // | kernel                     | grid                           | threads | dynamic shared bytes  |
 // |----------------------------|--------------------------------|---------|-----------------------|
 // | attention_forward          | (heads, batch, tiles)          | 128     | 384 × STRIDE + 4608   |
-// | attention_delta            | (seq_len, batch, ⌈heads / 4⌉)  | 128     | 0                     |
+// | attention_delta            | (heads, batch, tiles)          | 128     | 0                     |
 // | attention_backward_queries | (heads, batch, tiles)          | 128     | 512 × STRIDE + 4608   |
 // | attention_backward_keys    | (kv_heads, batch, tiles)       | 128     | 512 × STRIDE + 4608   |
 //
@@ -177,18 +177,20 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_forward(
                seq_len, lane);
 }
 
-// delta = Σ_d dattended · attended for each token and head. A warp per head of a token.
+// delta = Σ_d dattended · attended for each token and head. A block has 32 tokens of a head, a warp per token in
+// turn.
 extern "C" __global__ void __launch_bounds__(THREADS) attention_delta(
     float *delta, const float *dattended, const float *attended, int seq_len, int heads) {
-    int head = blockIdx.z * (THREADS / 32) + threadIdx.x / 32, lane = threadIdx.x % 32, token = blockIdx.x;
-    if (head >= heads) return;
-    size_t at = (((size_t)blockIdx.y * seq_len + token) * heads + head) * HEAD_DIM;
-    float sum = 0;
-    #pragma unroll
-    for (int d = lane; d < HEAD_DIM; d += 32) sum = fmaf(dattended[at + d], attended[at + d], sum);
-    #pragma unroll
-    for (int by = 16; by > 0; by /= 2) sum += __shfl_xor_sync(~0u, sum, by);
-    if (lane == 0) delta[((size_t)blockIdx.y * heads + head) * seq_len + token] = sum;
+    int lane = threadIdx.x % 32, head = blockIdx.x, first = blockIdx.z * TILE;
+    for (int token = first + threadIdx.x / 32; token < min(first + TILE, seq_len); token += THREADS / 32) {
+        size_t at = (((size_t)blockIdx.y * seq_len + token) * heads + head) * HEAD_DIM;
+        float sum = 0;
+        #pragma unroll
+        for (int d = lane; d < HEAD_DIM; d += 32) sum = fmaf(dattended[at + d], attended[at + d], sum);
+        #pragma unroll
+        for (int by = 16; by > 0; by /= 2) sum += __shfl_xor_sync(~0u, sum, by);
+        if (lane == 0) delta[((size_t)blockIdx.y * heads + head) * seq_len + token] = sum;
+    }
 }
 
 // The query part of dqkv: scale × Σ_keys dS · K with dS = P · (dattended · Vᵀ − delta). A block has the tile of
