@@ -81,7 +81,7 @@ struct Results {
 }
 
 impl Results {
-    /// The tensors with their names; the parts of `dqkv` are tensors of their own.
+    /// The tensors with their names; the parts of `dqkv` are separate.
     fn tensors(&self, shape: Shape) -> Vec<(&'static str, Vec<f64>)> {
         let (queries, keys) = (
             shape.heads * shape.head_dim,
@@ -401,7 +401,7 @@ fn assert_agrees(
             assert!(zero, "{what}: {name} of {shape:?} is not 0");
             continue;
         }
-        // Sums in f32 have an error of their own.
+        // Sums in f32 add an error.
         let allowed = factor * distance(rounded, expected) + 2e-6;
         let distance = distance(got, expected);
         assert!(
