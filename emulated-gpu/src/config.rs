@@ -17,13 +17,35 @@ pub struct Config {
     pub seed: u64,
     /// Allocations that succeed before one fails.
     pub fail_after: Option<u64>,
-    /// Compute capability, major and minor.
-    pub capability: (i32, i32),
+    /// Models of the devices, by their indices among all; the last is that of all further devices.
+    pub models: Vec<Model>,
+    /// The newest CUDA that the driver supports, as `cuDriverGetVersion` returns it.
+    pub driver: i32,
     /// File of the report.
     pub report: Option<PathBuf>,
     /// File of the faults that NVML and the driver read at each call.
     pub faults: Option<PathBuf>,
 }
+
+/// Name and compute capability of a device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Model {
+    pub name: String,
+    /// Major and minor.
+    pub capability: (i32, i32),
+}
+
+impl Model {
+    fn new(name: &str, capability: u64) -> Model {
+        Model {
+            name: name.to_owned(),
+            capability: ((capability / 10) as i32, (capability % 10) as i32),
+        }
+    }
+}
+
+/// The name of every device, unless a setting names them.
+const NAME: &str = "Emulated GPU";
 
 impl Default for Config {
     fn default() -> Config {
@@ -33,7 +55,8 @@ impl Default for Config {
             memory: 1 << 30,
             seed: 0,
             fail_after: None,
-            capability: (9, 0),
+            models: vec![Model::new(NAME, 90)],
+            driver: 13000,
             report: None,
             faults: None,
         }
@@ -52,6 +75,11 @@ pub struct ConfigError {
 impl Config {
     pub fn from_environment() -> Result<Config, ConfigError> {
         Config::read(|variable| std::env::var_os(variable)?.into_string().ok())
+    }
+
+    /// The model of a device, by its index among all.
+    pub fn model(&self, device: usize) -> &Model {
+        &self.models[device.min(self.models.len() - 1)]
     }
 
     fn read(get: impl Fn(&str) -> Option<String>) -> Result<Config, ConfigError> {
@@ -78,6 +106,15 @@ impl Config {
         )?;
         let fail = number("EMULATED_GPU_FAIL_ALLOC", "a number", 0, 0, u64::MAX)?;
         let capability = number("EMULATED_GPU_CAPABILITY", "80 to 121", 90, 80, 121)?;
+        let models = match get("EMULATED_GPU_MODELS") {
+            None => vec![Model::new(NAME, capability)],
+            Some(list) => models(&list).ok_or(ConfigError {
+                variable: "EMULATED_GPU_MODELS",
+                value: list,
+                expected: "names and capabilities, for example NVIDIA H100:90,NVIDIA A100:80",
+            })?,
+        };
+        let driver = number("EMULATED_GPU_DRIVER", "10000 to 19000", 13000, 10000, 19000)?;
         Ok(Config {
             devices: devices as usize,
             visible: match get("CUDA_VISIBLE_DEVICES") {
@@ -87,11 +124,22 @@ impl Config {
             memory,
             seed: number("EMULATED_GPU_SEED", "a number", 0, 0, u64::MAX)?,
             fail_after: fail.checked_sub(1),
-            capability: ((capability / 10) as i32, (capability % 10) as i32),
+            models,
+            driver: driver as i32,
             report: get("EMULATED_GPU_REPORT").map(PathBuf::from),
             faults: get("EMULATED_GPU_FAULTS").map(PathBuf::from),
         })
     }
+}
+
+/// The models of a list, `name:capability` each.
+fn models(list: &str) -> Option<Vec<Model>> {
+    let mut entries = list.split(',').map(str::trim);
+    entries.try_fold(Vec::new(), |mut models, entry| {
+        let (name, capability) = entry.rsplit_once(':')?;
+        models.push(Model::new(name, capability.parse().ok()?));
+        Some(models)
+    })
 }
 
 /// The devices of a list of indices and UUIDs. As in the driver, an invalid entry ends the list, and a device
@@ -157,6 +205,26 @@ mod tests {
             error.to_string(),
             "invalid EMULATED_GPU_DEVICES=99: expected 0 to 16"
         );
+    }
+
+    #[test]
+    fn devices_have_the_models_of_the_list_and_then_its_last() {
+        let get = |variable: &str| match variable {
+            "EMULATED_GPU_MODELS" => Some("NVIDIA H100:90, Tesla V100: SXM2:70".to_owned()),
+            _ => None,
+        };
+        let config = Config::read(get).unwrap();
+        let model = |device| {
+            (
+                config.model(device).name.as_str(),
+                config.model(device).capability,
+            )
+        };
+        assert_eq!(model(0), ("NVIDIA H100", (9, 0)));
+        assert_eq!(model(1), ("Tesla V100: SXM2", (7, 0)));
+        assert_eq!(model(1), model(5));
+        assert_eq!(models(""), None);
+        assert_eq!(models("NVIDIA H100"), None);
     }
 
     #[test]

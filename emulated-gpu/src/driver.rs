@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use crate::abi::{HostRange, In, Out, guard};
 use crate::config::{Config, uuid};
+use crate::faults::Faults;
 use crate::graph::CaptureMode;
 use crate::launch::{Dim, Failure, GlobalMemory, LaunchError};
 use crate::machine::{Machine, Pinned, REGISTERS, SHARED_DEFAULT, SHARED_MOST, THREADS_MOST};
@@ -20,8 +21,6 @@ use crate::memory::POISON;
 use crate::status::{Status, describe};
 use crate::stream::{Access, LaneKind, Mark, Task, Wait};
 
-/// The driver's version, CUDA 13.0.
-pub const VERSION: c_int = 13000;
 /// Multiprocessors of a device: few, so that a kernel that fills the device is small.
 const MULTIPROCESSORS: c_int = 4;
 const THREADS_OF_MULTIPROCESSOR: c_int = 2048;
@@ -170,10 +169,16 @@ pub extern "C" fn cuInit(flags: c_uint) -> c_int {
         }
         let mut machine = MACHINE.lock().unwrap_or_else(PoisonError::into_inner);
         if machine.is_none() {
-            let config = Config::from_environment().map_err(|error| {
+            let mut config = Config::from_environment().map_err(|error| {
                 eprintln!("emulated GPU: {error}");
                 Status::Unknown
             })?;
+            if let Some(path) = &config.faults {
+                let faults = Faults::read(path);
+                config
+                    .visible
+                    .retain(|&device| !faults.device(device).mig_empty);
+            }
             *machine = Some(Machine::new(config, crate::load));
         }
         match &*machine {
@@ -185,7 +190,12 @@ pub extern "C" fn cuInit(flags: c_uint) -> c_int {
 
 #[unsafe(no_mangle)]
 pub extern "C" fn cuDriverGetVersion(version: Out<c_int>) -> c_int {
-    code(|| version.put(VERSION))
+    code(|| version.put(self::version()))
+}
+
+/// The newest CUDA that the driver supports. Programs ask before `cuInit`.
+pub fn version() -> c_int {
+    Config::from_environment().unwrap_or_default().driver
 }
 
 #[unsafe(no_mangle)]
@@ -250,14 +260,11 @@ pub extern "C" fn cuDeviceGet(device: Out<c_int>, ordinal: c_int) -> c_int {
 pub extern "C" fn cuDeviceGetName(name: Out<c_char>, bytes: c_int, device: c_int) -> c_int {
     code(|| {
         with(|machine| {
-            device_of(machine, device)?;
-            name.put_text(DEVICE_NAME, bytes.max(0) as usize)
+            let device = physical(machine, device)?;
+            name.put_text(&machine.config.model(device).name, bytes.max(0) as usize)
         })
     })
 }
-
-/// The name of every device.
-pub const DEVICE_NAME: &str = "Emulated GPU";
 
 #[unsafe(no_mangle)]
 pub extern "C" fn cuDeviceGetUuid_v2(bytes: Out<[u8; 16]>, device: c_int) -> c_int {
@@ -308,7 +315,9 @@ pub extern "C" fn cuDeviceGetAttribute(
     code(|| {
         with(|machine| {
             let device = physical(machine, device)?;
-            let (major, minor) = machine.config.capability;
+            let (major, minor) = machine.config.model(device).capability;
+            let faults = machine.config.faults.as_deref().map(Faults::read);
+            let is_exclusive = faults.is_some_and(|faults| faults.device(device).exclusive);
             // The numbers are those of `CUdevice_attribute`.
             value.put(match attribute {
                 1..=3 => THREADS_MOST as c_int, // threads of a block; in x; in y
@@ -323,10 +332,11 @@ pub extern "C" fn cuDeviceGetAttribute(
                 13 => 1_000_000,                // clock in kHz
                 14 => 512,                      // texture alignment
                 16 => MULTIPROCESSORS,
-                33 => device as c_int + 1, // PCI bus
-                36 => 1_000_000,           // memory clock in kHz
-                37 => 5120,                // width of the memory bus in bits
-                38 => 1 << 20,             // bytes of the L2 cache
+                20 => 3 * c_int::from(is_exclusive), // compute mode: 3 is exclusive-process
+                33 => device as c_int + 1,           // PCI bus
+                36 => 1_000_000,                     // memory clock in kHz
+                37 => 5120,                          // width of the memory bus in bits
+                38 => 1 << 20,                       // bytes of the L2 cache
                 39 => THREADS_OF_MULTIPROCESSOR,
                 40 => 3, // copy engines
                 75 => major,
@@ -351,6 +361,11 @@ pub extern "C" fn cuDeviceGetAttribute(
 pub extern "C" fn cuDevicePrimaryCtxRetain(context: Out<Handle>, device: c_int) -> c_int {
     code(|| {
         with(|machine| {
+            let faults = machine.config.faults.as_deref().map(Faults::read);
+            let physical = physical(machine, device)?;
+            if faults.is_some_and(|faults| faults.device(physical).exclusive) {
+                return Err(Status::DeviceUnavailable);
+            }
             let device = device_of(machine, device)?;
             context.put(Handle::new(Is::Context, device))?;
             machine.retain(device);
@@ -994,9 +1009,10 @@ pub extern "C" fn cuFuncGetAttribute(
     function: Handle,
 ) -> c_int {
     code(|| {
-        with_context(|machine, _| {
+        with_context(|machine, context| {
             let (kernel, dynamic, _) = machine.kernel(function.id(Is::Function)?)?;
-            let (major, minor) = machine.config.capability;
+            let model = machine.config.model(machine.config.visible[context]);
+            let (major, minor) = model.capability;
             // The numbers are those of `CUfunction_attribute`.
             value.put(match attribute {
                 0 => {

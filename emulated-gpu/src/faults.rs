@@ -24,6 +24,10 @@ pub struct DeviceFaults {
     pub xid: u64,
     /// MIG devices of equal size; 0 means that MIG is off.
     pub mig_devices: u64,
+    /// MIG is on without a MIG device, so the driver does not show the device.
+    pub mig_empty: bool,
+    /// The device is in exclusive-process mode, and another process uses it.
+    pub exclusive: bool,
     /// Degrees Celsius.
     pub temperature: u64,
     /// Percent.
@@ -41,9 +45,12 @@ impl Faults {
 
     pub fn device(&self, index: usize) -> DeviceFaults {
         let device = &self.0[index.to_string()];
+        let flag = |key: &str| device[key].as_bool().unwrap_or(false);
         let number = |key: &str, default| device[key].as_u64().unwrap_or(default);
         DeviceFaults {
-            lost: device["lost"].as_bool().unwrap_or(false),
+            lost: flag("lost"),
+            mig_empty: flag("mig_empty"),
+            exclusive: flag("exclusive"),
             ecc_corrected: number("ecc_corrected", 0),
             ecc_uncorrected: number("ecc_uncorrected", 0),
             xid: number("xid", 0),

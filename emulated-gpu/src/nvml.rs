@@ -231,7 +231,7 @@ pub extern "C" fn nvmlSystemGetNVMLVersion(version: Out<c_char>, bytes: c_uint) 
 
 #[unsafe(no_mangle)]
 pub extern "C" fn nvmlSystemGetCudaDriverVersion_v2(version: Out<c_int>) -> c_int {
-    code(|| Ok(version.put(driver::VERSION)?))
+    code(|| Ok(version.put(driver::version())?))
 }
 
 #[unsafe(no_mangle)]
@@ -307,10 +307,10 @@ pub extern "C" fn nvmlDeviceGetIndex(device: Device, index: Out<c_uint>) -> c_in
 #[unsafe(no_mangle)]
 pub extern "C" fn nvmlDeviceGetName(device: Device, name: Out<c_char>, bytes: c_uint) -> c_int {
     code(|| {
-        on(device, |_, faults| {
-            let mig = format!("{} MIG 1/{}", driver::DEVICE_NAME, faults.mig_devices);
-            let own = device.slot().map_or(driver::DEVICE_NAME, |_| &mig);
-            put_text(own, name, bytes)
+        on(device, |config, faults| {
+            let gpu = &config.model(device.index()).name;
+            let mig = format!("{gpu} MIG 1/{}", faults.mig_devices);
+            put_text(device.slot().map_or(gpu, |_| &mig), name, bytes)
         })
     })
 }
@@ -470,8 +470,9 @@ pub extern "C" fn nvmlDeviceGetCudaComputeCapability(
 ) -> c_int {
     code(|| {
         on(device, |config, _| {
-            major.put(config.capability.0)?;
-            Ok(minor.put(config.capability.1)?)
+            let capability = config.model(device.index()).capability;
+            major.put(capability.0)?;
+            Ok(minor.put(capability.1)?)
         })
     })
 }
@@ -528,7 +529,7 @@ pub extern "C" fn nvmlDeviceGetMigMode(
     code(|| {
         on(device, |_, faults| {
             gpu_only(device)?;
-            let enabled = c_uint::from(faults.mig_devices > 0);
+            let enabled = c_uint::from(faults.mig_devices > 0 || faults.mig_empty);
             current.put(enabled)?;
             Ok(pending.put(enabled)?)
         })
@@ -540,7 +541,8 @@ pub extern "C" fn nvmlDeviceGetMaxMigDeviceCount(device: Device, count: Out<c_ui
     code(|| {
         on(device, |_, faults| {
             gpu_only(device)?;
-            let most = if faults.mig_devices > 0 { MIG_MOST } else { 0 };
+            let is_on = faults.mig_devices > 0 || faults.mig_empty;
+            let most = if is_on { MIG_MOST } else { 0 };
             Ok(count.put(most as c_uint)?)
         })
     })

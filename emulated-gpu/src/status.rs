@@ -29,6 +29,7 @@ statuses! {
     OutOfMemory = 2, "CUDA_ERROR_OUT_OF_MEMORY", "out of memory";
     NotInitialized = 3, "CUDA_ERROR_NOT_INITIALIZED", "initialization error";
     Deinitialized = 4, "CUDA_ERROR_DEINITIALIZED", "driver shutting down";
+    DeviceUnavailable = 46, "CUDA_ERROR_DEVICE_UNAVAILABLE", "CUDA-capable device(s) is/are busy or unavailable";
     NoDevice = 100, "CUDA_ERROR_NO_DEVICE", "no CUDA-capable device is detected";
     InvalidDevice = 101, "CUDA_ERROR_INVALID_DEVICE", "invalid device ordinal";
     InvalidImage = 200, "CUDA_ERROR_INVALID_IMAGE", "device kernel image is invalid";
