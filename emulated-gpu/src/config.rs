@@ -21,6 +21,8 @@ pub struct Config {
     pub models: Vec<Model>,
     /// The newest CUDA that the driver supports, as `cuDriverGetVersion` returns it.
     pub driver: i32,
+    /// Waits of streams for events that are kept before one is ignored.
+    pub drop_wait_after: Option<u64>,
     /// File of the report.
     pub report: Option<PathBuf>,
     /// File of the faults that NVML and the driver read at each call.
@@ -57,6 +59,7 @@ impl Default for Config {
             fail_after: None,
             models: vec![Model::new(NAME, 90)],
             driver: 13000,
+            drop_wait_after: None,
             report: None,
             faults: None,
         }
@@ -105,6 +108,7 @@ impl Config {
             1 << 40,
         )?;
         let fail = number("EMULATED_GPU_FAIL_ALLOC", "a number", 0, 0, u64::MAX)?;
+        let drop_wait = number("EMULATED_GPU_DROP_WAIT", "a number", 0, 0, u64::MAX)?;
         let capability = number("EMULATED_GPU_CAPABILITY", "80 to 121", 90, 80, 121)?;
         let models = match get("EMULATED_GPU_MODELS") {
             None => vec![Model::new(NAME, capability)],
@@ -126,6 +130,7 @@ impl Config {
             fail_after: fail.checked_sub(1),
             models,
             driver: driver as i32,
+            drop_wait_after: drop_wait.checked_sub(1),
             report: get("EMULATED_GPU_REPORT").map(PathBuf::from),
             faults: get("EMULATED_GPU_FAULTS").map(PathBuf::from),
         })
@@ -195,10 +200,12 @@ mod tests {
         let get = |variable: &str| match variable {
             "EMULATED_GPU_DEVICES" => Some("4".to_owned()),
             "EMULATED_GPU_FAIL_ALLOC" => Some("3".to_owned()),
+            "EMULATED_GPU_DROP_WAIT" => Some("1".to_owned()),
             _ => None,
         };
         let config = Config::read(get).unwrap();
         assert_eq!((config.devices, config.fail_after), (4, Some(2)));
+        assert_eq!(config.drop_wait_after, Some(0));
         assert_eq!(config.visible, [0, 1, 2, 3]);
         let error = Config::read(|_| Some("99".into())).unwrap_err();
         assert_eq!(

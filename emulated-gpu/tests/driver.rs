@@ -275,6 +275,35 @@ fn a_missing_event_is_a_race_that_names_both_operations() {
     }
 }
 
+/// Two waits of which both are needed: either one is dropped, then neither.
+#[test]
+fn a_dropped_wait_is_a_race() {
+    for dropped in ["1", "2", "3"] {
+        let settings = [("EMULATED_GPU_DROP_WAIT", dropped)];
+        let report = in_child("a_dropped_wait_is_a_race", &settings, || {
+            let cuda = Cuda::start();
+            let (one, two, event) = (cuda.stream(), cuda.stream(), cuda.event());
+            let module = cuda.load();
+            let [fill, step] = ["fill", "step"].map(|name| cuda.function(module, name));
+            let [a, b] = [0.0, 1.0].map(|value| cuda.put(&[value; 4]));
+            assert_eq!(cuda.fill(fill, one, a, 2.0, 4), 0);
+            assert_eq!(cuda.cuEventRecord(event, one), 0);
+            assert_eq!(cuda.cuStreamWaitEvent(two, event, 0), 0);
+            assert_eq!(cuda.step(step, two, b, a, 3.0, 4), 0);
+            assert_eq!(cuda.cuEventRecord(event, two), 0);
+            assert_eq!(cuda.cuStreamWaitEvent(one, event, 0), 0);
+            assert_eq!(cuda.fill(fill, one, a, 4.0, 4), 0);
+            let dropped = std::env::var("EMULATED_GPU_DROP_WAIT").unwrap();
+            let expected = if dropped == "3" { 0 } else { LAUNCH_FAILED };
+            assert_eq!(cuda.cuCtxSynchronize(), expected);
+        });
+        let Some(report) = report else { return };
+        let races = of_kind(&report, "race").len();
+        assert_eq!(races > 0, dropped != "3", "wait {dropped}: {races} races");
+        assert_eq!(of_kind(&report, "summary")[0]["waits"], 2);
+    }
+}
+
 /// Every pair is two operations on the same bytes. Each fails in every order without an event, and works with
 /// one.
 #[test]
