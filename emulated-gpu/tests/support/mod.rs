@@ -2,6 +2,8 @@
 
 #![allow(dead_code, reason = "each test program uses a part")]
 
+use std::collections::BTreeMap;
+
 use emulated_gpu::launch::{Dim, GlobalMemory, Launch, MemoryFault};
 use emulated_gpu::ptx::{Counters, Fault, Limits, Module, RunError};
 
@@ -12,6 +14,8 @@ const BASE: u64 = 0x7f00_0000_0000;
 #[derive(Default)]
 pub struct Memory {
     buffers: Vec<(u64, Vec<u8>)>,
+    /// For each byte of a buffer that [`Memory::forget`] has forgotten whether it was written since.
+    forgotten: BTreeMap<usize, Vec<bool>>,
     next: u64,
 }
 
@@ -28,6 +32,14 @@ impl Memory {
     pub fn get(&self, address: u64) -> &[u8] {
         let buffer = self.buffers.iter().find(|buffer| buffer.0 == address);
         &buffer.expect("a buffer begins there").1
+    }
+
+    /// Makes a buffer uninitialised.
+    pub fn forget(&mut self, address: u64) {
+        let at = self.buffers.iter().position(|buffer| buffer.0 == address);
+        let at = at.expect("a buffer begins there");
+        let bytes = self.buffers[at].1.len();
+        self.forgotten.insert(at, vec![false; bytes]);
     }
 
     fn find(&self, address: u64, bytes: usize) -> Result<(usize, usize), MemoryFault> {
@@ -48,12 +60,22 @@ impl Memory {
 impl GlobalMemory for Memory {
     fn read(&self, address: u64, into: &mut [u8]) -> Result<(), MemoryFault> {
         let (at, offset) = self.find(address, into.len())?;
+        let written = self.forgotten.get(&at);
+        if written.is_some_and(|written| written[offset..offset + into.len()].contains(&false)) {
+            return Err(MemoryFault::Uninitialised {
+                address,
+                bytes: into.len() as u64,
+            });
+        }
         into.copy_from_slice(&self.buffers[at].1[offset..offset + into.len()]);
         Ok(())
     }
 
     fn write(&mut self, address: u64, bytes: &[u8]) -> Result<(), MemoryFault> {
         let (at, offset) = self.find(address, bytes.len())?;
+        if let Some(written) = self.forgotten.get_mut(&at) {
+            written[offset..offset + bytes.len()].fill(true);
+        }
         self.buffers[at].1[offset..offset + bytes.len()].copy_from_slice(bytes);
         Ok(())
     }
@@ -171,5 +193,8 @@ impl Random {
     }
 }
 
+pub mod caught;
 pub mod exact;
+pub mod kernels;
 pub mod lanes;
+pub mod nvrtc;
