@@ -1,7 +1,10 @@
 //! The engine on the emulated GPU. The CPU engine and PyTorch are the references.
 
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::{Arc, OnceLock};
+
+use serde_json::Value;
 
 use super::driver::{Device, Driver};
 use super::engine::{CudaEngine, CudaOptions};
@@ -331,4 +334,132 @@ fn the_memory_limit_is_known_before_the_first_step() {
     short
         .accumulate(batch.part(0, 2), EVERYTHING, true)
         .unwrap();
+}
+
+/// The child process launches kernels one by one.
+const NO_GRAPHS: &str = "EVENKEEL_TEST_NO_GRAPHS";
+
+/// Runs [`a_child_process_trains`] in a process of its own with settings of the emulated GPU. Returns what it
+/// printed, and the kinds of the report's findings.
+fn child(settings: &[(&str, String)]) -> (String, Vec<String>) {
+    let directory = tempfile::tempdir().unwrap();
+    let report = directory.path().join("report");
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args(["--ignored", "--exact", "--nocapture"])
+        .arg(concat!(module_path!(), "::a_child_process_trains").trim_start_matches("evenkeel::"))
+        .env("EMULATED_GPU_REPORT", &report)
+        .envs(settings.iter().map(|(name, value)| (name, value)))
+        .output()
+        .unwrap();
+    let printed = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{printed}");
+    let outcome = printed
+        .lines()
+        .find_map(|line| line.strip_prefix("outcome: "));
+    let report = std::fs::read_to_string(&report).unwrap();
+    let kinds = report.lines().map(|line| {
+        let finding: Value = serde_json::from_str(line).unwrap();
+        finding["kind"].as_str().unwrap().to_owned()
+    });
+    let findings = kinds.filter(|kind| kind != "summary").collect();
+    (outcome.unwrap().to_owned(), findings)
+}
+
+/// Two steps of two micro-batches. After an out-of-memory error it goes on with half of the micro-batch, as
+/// the ranks descend.
+fn train(device: &Arc<Device>) -> Result<(), EngineError> {
+    let batch = Batch::new(4, 20);
+    let options = CudaOptions {
+        no_graphs: std::env::var_os(NO_GRAPHS).is_some(),
+        ..bf16_options()
+    };
+    let mut engine = CudaEngine::new(tied(), options, device, Some(5))?;
+    let mut rows = 2;
+    let mut descended = None;
+    for _ in 0..2 {
+        let mut row = 0;
+        while row < 4 {
+            let micro_batch = batch.part(row, row + rows);
+            match engine.accumulate(micro_batch, EVERYTHING, row + rows == 4) {
+                Ok(_) => row += rows,
+                Err(EngineError::OutOfMemory { .. }) if rows == 2 && row == 0 => {
+                    rows = 1;
+                    engine.reserve(rows, 20)?;
+                    descended = Some(());
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        engine.reduce(EVERYTHING)?;
+        engine.update(REVEAL)?;
+    }
+    match descended {
+        Some(()) => println!("outcome: descended"),
+        None => println!("outcome: trained"),
+    }
+    Ok(())
+}
+
+#[test]
+#[ignore = "the process of other tests"]
+fn a_child_process_trains() {
+    // Its own context, so that the emulated GPU reports what is not freed with it.
+    let outcome = device().map(|device| train(&device));
+    match outcome {
+        Some(Err(EngineError::OutOfMemory { .. })) => println!("outcome: out of memory"),
+        Some(Err(error)) => println!("outcome: {error}"),
+        _ => {}
+    }
+}
+
+#[test]
+fn any_failed_allocation_is_out_of_memory_and_leaks_nothing() {
+    if device().is_none() {
+        return;
+    }
+    let mut outcomes = Vec::new();
+    for n in 1.. {
+        let setting = ("EMULATED_GPU_FAIL_ALLOC", n.to_string());
+        let (outcome, findings) = child(&[setting]);
+        if outcome == "trained" {
+            assert_eq!(findings, [""; 0]);
+            break;
+        }
+        assert_eq!(findings, ["out_of_memory"], "allocation {n}");
+        outcomes.push(outcome);
+    }
+    // The state, pinned memory, then the workspace and its pinned memory, from which the engine descends.
+    assert!(
+        outcomes.contains(&"out of memory".to_owned()),
+        "{outcomes:?}"
+    );
+    assert!(outcomes.contains(&"descended".to_owned()), "{outcomes:?}");
+    let known = |outcome: &String| ["out of memory", "descended"].contains(&outcome.as_str());
+    assert!(outcomes.iter().all(known), "{outcomes:?}");
+}
+
+#[test]
+fn any_missing_wait_between_the_streams_is_found() {
+    if device().is_none() {
+        return;
+    }
+    for no_graphs in [true, false] {
+        let mut found = Vec::new();
+        for n in 1.. {
+            let mut settings = vec![("EMULATED_GPU_DROP_WAIT", n.to_string())];
+            settings.extend(no_graphs.then(|| (NO_GRAPHS, "1".to_owned())));
+            let (outcome, findings) = child(&settings);
+            if outcome == "trained" {
+                break;
+            }
+            // The order of operations decides whether the data race or are not there yet.
+            let kinds = ["race", "fault", "misuse"];
+            let is_found = findings.iter().any(|kind| kinds.contains(&kind.as_str()));
+            assert!(is_found, "wait {n}: {outcome} {findings:?}");
+            found.extend(findings);
+        }
+        eprintln!("missing waits, without graphs {no_graphs}: {found:?}");
+        assert!(found.len() >= 5, "{found:?}");
+        assert!(found.contains(&"race".to_owned()), "{found:?}");
+    }
 }

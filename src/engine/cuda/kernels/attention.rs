@@ -27,13 +27,11 @@ impl Geometry {
     /// Blocks, threads and shared memory of an attention kernel.
     pub fn grid(self, kernel: &str, shape: Shape) -> Grid {
         let tiles = shape.seq_len.div_ceil(self.rows(kernel));
-        let (batch, seq_len) = (shape.batch, shape.seq_len);
-        let (x, y, z) = match kernel {
-            "attention_delta" => (seq_len, batch, self.heads.div_ceil(4)),
-            "attention_backward_keys" => (self.kv_heads, batch, tiles),
-            _ => (self.heads, batch, tiles),
+        let heads = match kernel {
+            "attention_backward_keys" => self.kv_heads,
+            _ => self.heads,
         };
-        let [x, y, z] = [x, y, z].map(|n| u32::try_from(n).unwrap_or(u32::MAX));
+        let [x, y, z] = [heads, shape.batch, tiles].map(|n| u32::try_from(n).unwrap_or(u32::MAX));
         Grid {
             blocks: (x, y, z),
             threads: THREADS,
@@ -44,7 +42,7 @@ impl Geometry {
     /// Rows of a block's tile.
     fn rows(self, kernel: &str) -> usize {
         match (self.precision, kernel) {
-            (Precision::F32, _) => 32,
+            (Precision::F32, _) | (_, "attention_delta") => 32,
             (Precision::Bf16, "attention_backward_keys") => self.keys(),
             (Precision::Bf16, _) => 128,
         }
