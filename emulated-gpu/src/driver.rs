@@ -239,6 +239,15 @@ pub extern "C" fn cuGetProcAddress_v2(
     })
 }
 
+/// Undocumented tables of functions, of which there are none. NVRTC asks for one if it finds a driver.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuGetExportTable(table: Out<*const c_void>, _uuid: In<[u8; 16]>) -> c_int {
+    code(|| {
+        table.put(std::ptr::null())?;
+        Err(Status::NotFound)
+    })
+}
+
 // Devices
 
 #[unsafe(no_mangle)]
@@ -1235,6 +1244,7 @@ static FUNCTIONS: &[Entry] = table![
     cuGetErrorName
     cuGetErrorString
     cuGetProcAddress_v2
+    cuGetExportTable
     cuDeviceGetCount
     cuDeviceGet
     cuDeviceGetName
