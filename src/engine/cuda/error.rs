@@ -6,8 +6,8 @@ use super::libraries::Problem;
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum CudaError {
     /// Device memory, pinned memory, a module or a library handle could not be allocated.
-    #[error("out of memory: {} for {what} could not be allocated; use a smaller \
-             per_device_batch_size, or end other programs on the GPU", amount(*.bytes))]
+    #[error("out of memory: cannot allocate {}{what}; use a smaller per_device_batch_size, or end other \
+             programs on the GPU", amount(*.bytes))]
     OutOfMemory {
         /// The purpose of the memory, or the function that failed.
         what: String,
@@ -45,11 +45,11 @@ pub enum CudaError {
     Unusable(String),
 }
 
-/// Bytes as text.
+/// Bytes as the begin of a phrase, if they are known.
 fn amount(bytes: u64) -> String {
     if bytes == 0 {
-        "memory".to_owned()
+        String::new()
     } else {
-        format!("{bytes} bytes")
+        format!("{bytes} bytes for ")
     }
 }

@@ -93,7 +93,8 @@ impl Driver {
 fn no_device() -> CudaError {
     if let Some(list) = std::env::var_os("CUDA_VISIBLE_DEVICES") {
         return CudaError::Unusable(format!(
-            "CUDA_VISIBLE_DEVICES={} names no GPU of this machine; `evenkeel gpus` lists them",
+            "CUDA_VISIBLE_DEVICES={} names no GPU of this machine; unset it, or name GPUs that \
+             `evenkeel gpus` lists",
             list.display()
         ));
     }

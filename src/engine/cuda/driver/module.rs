@@ -41,7 +41,7 @@ impl Device {
         };
         if code == OUT_OF_MEMORY {
             return Err(CudaError::OutOfMemory {
-                what: format!("the kernels of {what}"),
+                what: format!("the module {what}"),
                 bytes: 0,
             });
         }
