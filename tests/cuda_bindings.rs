@@ -1,5 +1,5 @@
-//! The bindings of CUDA's libraries on emulated GPUs (`emulated-gpu/`). Each test runs in processes of its
-//! own, because the libraries and their settings are loaded once in a process.
+//! The bindings of CUDA's libraries on emulated GPUs (`emulated-gpu/`). Each test runs in child processes,
+//! because a process loads the libraries and their settings once.
 
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
@@ -474,7 +474,7 @@ fn products_agree_with_plain_loops() {
         let mut cases = 0;
         for case in 0..elements.len() * 8 * 3 {
             let (input, output) = elements[case / 24];
-            let [a_transposed, b_transposed, transposed] = [1, 2, 4].map(|bit| case % 8 & bit != 0);
+            let [a_transposed, b_transposed, transposed] = [1, 2, 4].map(|bit| case & bit != 0);
             let adds = case / 8 % 3;
             let a = Stored::new(rows, inner, a_transposed, 1);
             let b = Stored::new(inner, columns, b_transposed, 2);

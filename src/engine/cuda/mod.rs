@@ -6,15 +6,15 @@
 //! `launches` has each kernel's parameters and geometry.
 
 mod arena;
-mod compiler;
-mod cublaslt;
+pub mod compiler;
+pub mod cublaslt;
 pub mod driver;
 mod engine;
-mod error;
+pub mod error;
 mod kernels;
 mod launches;
 pub mod libraries;
-mod nvrtc;
+pub mod nvrtc;
 mod precision;
 #[cfg(test)]
 mod roofline;

@@ -72,7 +72,7 @@ impl Nvrtc {
             .map_err(error)?;
         // SAFETY: the library is never closed, see below.
         let functions = unsafe { Functions::load(&library) };
-        // The compiler loads a library of its own, which must not lose its code.
+        // What the compiler loads and starts must not lose its code.
         std::mem::forget(library);
         let functions = functions.map_err(|symbol| error(NVRTC.lacks(symbol)))?;
         let (mut major, mut minor) = (0, 0);

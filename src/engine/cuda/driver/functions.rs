@@ -86,7 +86,7 @@ impl Functions {
         let library = CUDA.load(&libraries::directories(), None).map_err(error)?;
         // SAFETY: the library is never closed, see below.
         let functions = unsafe { Functions::load(&library) };
-        // The driver has threads of its own, which must not lose their code.
+        // Threads that the driver starts must not lose their code.
         std::mem::forget(library);
         functions.map_err(|symbol| error(CUDA.lacks(symbol)))
     }

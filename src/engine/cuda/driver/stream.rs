@@ -226,7 +226,7 @@ impl Stream {
     /// Appends a graph. Launches of one graph never overlap. Memory and modules of its work must be live.
     pub fn launch_graph(&self, graph: &Graph) -> Result<(), CudaError> {
         let functions = self.device.current()?;
-        // SAFETY: both are live. What the graph uses was promised at the captured calls.
+        // SAFETY: both are live. The callers of the captured calls guarantee what the graph uses.
         let code = unsafe { (functions.cuGraphLaunch)(graph.handle, self.handle) };
         functions.check("cuGraphLaunch", code)
     }
