@@ -353,7 +353,7 @@ fn agree_real(of: &Compiled, what: &str, got: &[u8], expected: &[f64]) -> Result
     Ok(())
 }
 
-fn wide(values: &[f32]) -> Vec<f64> {
+pub fn wide(values: &[f32]) -> Vec<f64> {
     values.iter().map(|&value| f64::from(value)).collect()
 }
 

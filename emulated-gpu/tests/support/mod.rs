@@ -193,6 +193,7 @@ impl Random {
     }
 }
 
+pub mod attention;
 pub mod caught;
 pub mod exact;
 pub mod kernels;

@@ -1,0 +1,350 @@
+//! Attention's four kernels: what they must compute, and how they run.
+
+use emulated_gpu::launch::{Dim, Launch};
+use emulated_gpu::ptx::{Counters, Limits};
+use half::bf16;
+
+use super::caught::{Caught, Check, ensure};
+use super::kernels::{Compiled, Real, source, wide};
+use super::nvrtc::Nvrtc;
+use super::{Memory, Random, load, x};
+
+pub const F32: (&str, &str) = source!("attention_f32.cu");
+pub const BF16: (&str, &str) = source!("attention_bf16.cu");
+
+#[derive(Debug, Clone, Copy)]
+pub struct Shape {
+    pub batch: usize,
+    pub seq_len: usize,
+    pub heads: usize,
+    pub kv_heads: usize,
+    pub head_dim: usize,
+}
+
+impl Shape {
+    /// Elements of a row of `qkv`.
+    pub fn row(&self) -> usize {
+        (self.heads + 2 * self.kv_heads) * self.head_dim
+    }
+
+    /// Elements of `qkv`, of `attended` and of `log_sums`.
+    pub fn lens(&self) -> [usize; 3] {
+        let tokens = self.batch * self.seq_len;
+        let attended = tokens * self.heads * self.head_dim;
+        [tokens * self.row(), attended, tokens * self.heads]
+    }
+
+    pub fn scale(&self) -> f64 {
+        1.0 / (self.head_dim as f64).sqrt()
+    }
+
+    /// Where the query, the key and the value of a token begin in `qkv`.
+    pub fn at(&self, batch: usize, token: usize, head: usize) -> [usize; 3] {
+        let row = (batch * self.seq_len + token) * self.row();
+        let key = self.heads + head / (self.heads / self.kv_heads);
+        [head, key, key + self.kv_heads].map(|head| row + head * self.head_dim)
+    }
+
+    /// Where the head's result begins in `attended`.
+    pub fn attended_at(&self, batch: usize, token: usize, head: usize) -> usize {
+        ((batch * self.seq_len + token) * self.heads + head) * self.head_dim
+    }
+
+    /// Where the head's number is in `log_sums` and `delta`.
+    pub fn log_sum_at(&self, batch: usize, token: usize, head: usize) -> usize {
+        (batch * self.heads + head) * self.seq_len + token
+    }
+}
+
+/// What the four kernels give.
+pub struct Results {
+    pub attended: Vec<f64>,
+    pub log_sums: Vec<f64>,
+    pub delta: Vec<f64>,
+    pub dqkv: Vec<f64>,
+}
+
+impl Results {
+    /// The tensors with their names; the parts of `dqkv` are separate.
+    pub fn tensors(&self, shape: Shape) -> Vec<(&'static str, Vec<f64>)> {
+        let (queries, keys) = (
+            shape.heads * shape.head_dim,
+            shape.kv_heads * shape.head_dim,
+        );
+        let part = |from: usize, to: usize| -> Vec<f64> {
+            let rows = self.dqkv.chunks_exact(shape.row());
+            rows.flat_map(|row| row[from..to].to_vec()).collect()
+        };
+        vec![
+            ("attended", self.attended.clone()),
+            ("log_sums", self.log_sums.clone()),
+            ("delta", self.delta.clone()),
+            ("dq", part(0, queries)),
+            ("dk", part(queries, queries + keys)),
+            ("dv", part(queries + keys, shape.row())),
+        ]
+    }
+}
+
+/// Attention in f64. `round` is applied where a kernel in lower precision rounds: to the results, to the
+/// probabilities and to the gradients of the scores.
+fn reference(shape: Shape, qkv: &[f64], dattended: &[f64], round: impl Fn(f64) -> f64) -> Results {
+    let [qkv_len, attended_len, log_sums_len] = shape.lens();
+    let mut results = Results {
+        attended: vec![0.0; attended_len],
+        log_sums: vec![0.0; log_sums_len],
+        delta: vec![0.0; log_sums_len],
+        dqkv: vec![0.0; qkv_len],
+    };
+    let (scale, width) = (shape.scale(), shape.head_dim);
+    let dot = |a: &[f64], b: &[f64]| -> f64 { a.iter().zip(b).map(|(a, b)| a * b).sum() };
+    for batch in 0..shape.batch {
+        for head in 0..shape.heads {
+            for i in 0..shape.seq_len {
+                let [query_at, ..] = shape.at(batch, i, head);
+                let query = &qkv[query_at..][..width];
+                let scores: Vec<f64> = (0..=i)
+                    .map(|j| scale * dot(query, &qkv[shape.at(batch, j, head)[1]..][..width]))
+                    .collect();
+                let most = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+                // The sum has the exponentials before they are rounded.
+                let exponentials: Vec<f64> = scores.iter().map(|s| (s - most).exp()).collect();
+                let sum: f64 = exponentials.iter().sum();
+                let log_sum = most + sum.ln();
+                results.log_sums[shape.log_sum_at(batch, i, head)] = log_sum;
+                let attended_at = shape.attended_at(batch, i, head);
+                for d in 0..width {
+                    let terms = exponentials.iter().enumerate();
+                    let product: f64 = terms
+                        .map(|(j, &e)| round(e) * qkv[shape.at(batch, j, head)[2] + d])
+                        .sum();
+                    results.attended[attended_at + d] = round(product / sum);
+                }
+                let gradient = &dattended[attended_at..][..width];
+                let delta = dot(gradient, &results.attended[attended_at..][..width]);
+                results.delta[shape.log_sum_at(batch, i, head)] = delta;
+                for (j, score) in scores.iter().enumerate() {
+                    let [_, key_at, value_at] = shape.at(batch, j, head);
+                    let p = (score - log_sum).exp();
+                    let dp = dot(gradient, &qkv[value_at..][..width]);
+                    let (ds, p) = (round(p * (dp - delta)), round(p));
+                    for d in 0..width {
+                        results.dqkv[query_at + d] += scale * ds * qkv[key_at + d];
+                        results.dqkv[key_at + d] += scale * ds * qkv[query_at + d];
+                        results.dqkv[value_at + d] += p * gradient[d];
+                    }
+                }
+            }
+        }
+    }
+    for value in &mut results.dqkv {
+        *value = round(*value);
+    }
+    results
+}
+
+/// Grid and dynamic shared bytes of a kernel, as the source states them.
+fn geometry(real: Real, kernel: &str, shape: Shape) -> (Dim, u32) {
+    let dim = shape.head_dim.next_multiple_of(16);
+    let keys = if dim <= 64 { 128 } else { 64 };
+    let tile = match (real, kernel) {
+        (Real::F32, _) | (_, "attention_delta") => 32,
+        (Real::Bf16, "attention_backward_keys") => keys,
+        (Real::Bf16, _) => 128,
+    };
+    let heads = match kernel {
+        "attention_backward_keys" => shape.kv_heads,
+        _ => shape.heads,
+    };
+    let grid = Dim {
+        x: heads as u32,
+        y: shape.batch as u32,
+        z: shape.seq_len.div_ceil(tile) as u32,
+    };
+    let shared = match (real, kernel) {
+        (_, "attention_delta") => 0,
+        (Real::F32, _) => {
+            let stride = 4 * (shape.head_dim.div_ceil(4) | 1);
+            let tiles = if kernel == "attention_forward" { 3 } else { 4 };
+            128 * tiles * stride + 4608
+        }
+        (Real::Bf16, "attention_forward") => (256 + 2 * keys) * (dim + 8),
+        (Real::Bf16, "attention_backward_queries") => 640 * (dim + 8),
+        (Real::Bf16, _) => (4 * keys + 256) * (dim + 8) + 512,
+    };
+    (grid, shared as u32)
+}
+
+/// What a run of the four kernels left in memory, and what each of them did.
+pub struct Run {
+    /// attended, log_sums, delta, dqkv
+    bytes: [Vec<u8>; 4],
+    pub counters: Vec<(&'static str, Counters)>,
+}
+
+impl Run {
+    fn results(&self, real: Real) -> Results {
+        let [attended, log_sums, delta, dqkv] = &self.bytes;
+        Results {
+            attended: wide(&real.values(attended)),
+            log_sums: wide(&Real::F32.values(log_sums)),
+            delta: wide(&Real::F32.values(delta)),
+            dqkv: wide(&real.values(dqkv)),
+        }
+    }
+}
+
+/// Runs the four kernels after each other, all in the order of warps that the seed gives.
+pub fn run(of: &Compiled, shape: Shape, inputs: &Inputs, seed: u64) -> Result<Run, Caught> {
+    let mut memory = Memory::default();
+    let module = load(&of.ptx, &mut memory);
+    let [qkv_len, attended_len, log_sums_len] = shape.lens();
+    // All bits set are a NaN, so an element that no kernel writes is found, and so is one that is read too early.
+    let mut nothing = |bytes: usize| {
+        let address = memory.put(&vec![0xff; bytes]);
+        memory.forget(address);
+        address
+    };
+    let element = of.real.size();
+    let attended = nothing(element * attended_len);
+    let log_sums = nothing(4 * log_sums_len);
+    let delta = nothing(4 * log_sums_len);
+    let dqkv = nothing(element * qkv_len);
+    let qkv = memory.put(&of.real.bytes(&inputs.qkv));
+    let dattended = memory.put(&of.real.bytes(&inputs.dattended));
+
+    let both = [shape.seq_len, shape.heads, shape.kv_heads];
+    let backward = [dqkv, dattended, qkv, log_sums, delta];
+    let launches: [(&str, &[u64], &[usize]); 4] = [
+        ("attention_forward", &[attended, log_sums, qkv], &both),
+        ("attention_delta", &[delta, dattended, attended], &both[..2]),
+        ("attention_backward_queries", &backward, &both),
+        ("attention_backward_keys", &backward, &both),
+    ];
+    let mut counters = Vec::new();
+    for (kernel, addresses, numbers) in launches {
+        let mut parameters: Vec<u8> = addresses.iter().flat_map(|a| a.to_le_bytes()).collect();
+        parameters.extend(numbers.iter().flat_map(|&n| (n as u32).to_le_bytes()));
+        let (grid, dynamic_shared) = geometry(of.real, kernel, shape);
+        let launch = Launch {
+            grid,
+            block: x(128),
+            dynamic_shared,
+            parameters: &parameters,
+            seed,
+        };
+        let counted = module.run(kernel, &launch, &Limits::default(), &mut memory)?;
+        counters.push((kernel, counted));
+    }
+    Ok(Run {
+        bytes: [attended, log_sums, delta, dqkv].map(|address| memory.get(address).to_vec()),
+        counters,
+    })
+}
+
+/// Compiles a source, which includes no header, for a head size.
+pub fn compile(
+    nvrtc: &Nvrtc,
+    (source, real): ((&str, &str), Real),
+    architecture: &str,
+    head_dim: usize,
+) -> Compiled {
+    let options = [
+        format!("--gpu-architecture={architecture}"),
+        format!("-DHEAD_DIM={head_dim}"),
+    ];
+    let options: Vec<&str> = options.iter().map(String::as_str).collect();
+    let file = nvrtc.path.file_name().unwrap_or_default().display();
+    Compiled {
+        at: format!(
+            "{} by {file} for {architecture} with head size {head_dim}",
+            source.0
+        ),
+        ptx: nvrtc.compile(source, &[], &options),
+        real,
+    }
+}
+
+/// What the kernels read.
+pub struct Inputs {
+    pub qkv: Vec<f32>,
+    pub dattended: Vec<f32>,
+}
+
+impl Inputs {
+    /// Random values in the precision, `qkv` in [−scale, scale).
+    pub fn new(real: Real, shape: Shape, seed: u64, scale: f32) -> Self {
+        let mut random = Random(seed);
+        let [qkv_len, attended_len, _] = shape.lens();
+        Self {
+            qkv: real.rounded(random.floats(qkv_len, scale)),
+            dattended: real.rounded(random.floats(attended_len, 0.1)),
+        }
+    }
+}
+
+/// The distance of two tensors over the norm of the second.
+fn distance(got: &[f64], expected: &[f64]) -> f64 {
+    assert_eq!(got.len(), expected.len());
+    let pairs = got.iter().zip(expected);
+    let squares: f64 = pairs.map(|(got, expected)| (got - expected).powi(2)).sum();
+    let norm: f64 = expected.iter().map(|x| x * x).sum();
+    if squares == 0.0 {
+        return 0.0;
+    }
+    (squares / norm).sqrt()
+}
+
+/// Compares a run with the reference. In bf16 it may have 1.5 times the error of a reference that rounds where
+/// the kernels round.
+pub fn agrees(got: &Run, real: Real, shape: Shape, inputs: &Inputs) -> Result<(), Caught> {
+    let (qkv, dattended) = (wide(&inputs.qkv), wide(&inputs.dattended));
+    let reference = |round: fn(f64) -> f64| {
+        let results = reference(shape, &qkv, &dattended, round);
+        results.tensors(shape)
+    };
+    let expected = reference(|x| x);
+    let rounded = match real {
+        Real::F32 => expected.clone(),
+        Real::Bf16 => reference(|x| bf16::from_f64(x).to_f64()),
+    };
+    let all = got.results(real).tensors(shape);
+    for ((name, got), ((_, expected), (_, rounded))) in
+        all.iter().zip(expected.iter().zip(&rounded))
+    {
+        if shape.seq_len == 1 && (*name == "dq" || *name == "dk") {
+            // With one key the gradients of the scores are differences of equal numbers.
+            let zero = got.iter().all(|x| x.abs() < 1e-5);
+            ensure!(Check::Value, zero, "{name} of {shape:?} is not 0");
+            continue;
+        }
+        // Sums in f32 add an error.
+        let allowed = 1.5 * distance(rounded, expected) + 2e-6;
+        let distance = distance(got, expected);
+        ensure!(
+            Check::Value,
+            distance <= allowed,
+            "{name} of {shape:?} differs by {distance:e}, not {allowed:e}"
+        );
+    }
+    Ok(())
+}
+
+/// Runs the kernels at a shape in two orders of warps, which must give the same bits, and compares the results.
+pub fn check(of: &Compiled, shape: Shape) -> Result<(), Caught> {
+    let inputs = Inputs::new(of.real, shape, 0, 3.0);
+    let got = run(of, shape, &inputs, 1)?;
+    same_bits(&got, &run(of, shape, &inputs, 2)?)?;
+    agrees(&got, of.real, shape, &inputs)
+}
+
+/// Two runs with other orders of warps gave the same bits.
+pub fn same_bits(one: &Run, other: &Run) -> Result<(), Caught> {
+    let same = one.bytes == other.bytes;
+    ensure!(
+        Check::Order,
+        same,
+        "the result depends on the order of warps"
+    );
+    Ok(())
+}
