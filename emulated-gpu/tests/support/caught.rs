@@ -21,6 +21,8 @@ pub enum Check {
     Value,
     /// Bits that differ between orders of warps.
     Order,
+    /// Operations that ptxas may fuse where each must be rounded.
+    Fusible,
     /// Bank conflicts, sectors or bytes.
     Cost,
 }
@@ -39,6 +41,7 @@ impl fmt::Display for Check {
             Check::Illegal => "illegal instruction",
             Check::Value => "wrong value",
             Check::Order => "order of warps changes bits",
+            Check::Fusible => "operations that may fuse",
             Check::Cost => "cost",
         })
     }

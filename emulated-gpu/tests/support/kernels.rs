@@ -795,8 +795,21 @@ fn adamw_step(factors: &[f32; 7], [w, g, m, v]: [f32; 4]) -> [f32; 3] {
     [keep * w - step_size * (m / denominator), m, v]
 }
 
+/// No product may be fused with a sum: ptxas fuses those without a rounding mode, which the emulator rounds
+/// on their own.
+fn rounds_every_product(of: &Compiled) -> Result<(), Caught> {
+    let fusible = of.ptx.contains("mul.f32") || of.ptx.contains("mul.ftz.f32");
+    ensure!(
+        Check::Fusible,
+        !fusible,
+        "a product has no rounding mode; use __fmul_rn"
+    );
+    Ok(())
+}
+
 /// Bitwise the definition.
 pub fn adamw(of: &Compiled) -> Result<(), Caught> {
+    rounds_every_product(of)?;
     // Whole packs; a rest; a grid smaller than the elements; misaligned moments; no copy.
     for (elements, shift, grid, with_copy) in [
         (1024usize, 0, 1, true),
@@ -893,6 +906,7 @@ pub fn cast(of: &Compiled) -> Result<(), Caught> {
 
 /// Sums and squared norms.
 pub fn gradients(of: &Compiled) -> Result<(), Caught> {
+    rounds_every_product(of)?;
     for (elements, shift, grid) in [
         (1, 0, 1),
         (4096, 0, 3),
