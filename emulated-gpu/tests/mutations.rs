@@ -1,0 +1,840 @@
+//! Plants mistakes in the engine's kernels and asserts which check finds each of them.
+//!
+//! A mistake replaces a piece of a source that occurs once. The checks are those of the kernels' own tests, and
+//! the sources as they are must pass them.
+
+mod support;
+
+use support::attention::{self, Shape};
+use support::caught::{Caught, Check};
+use support::kernels::{self, Compiled, HEADERS, Real, compile, source};
+use support::nvrtc::{self, Nvrtc};
+
+const ARCHITECTURE: &str = "sm_90a";
+
+/// A source with one of its checks.
+struct Subject {
+    source: (&'static str, &'static str),
+    real: Real,
+    /// The head size that attention is compiled for.
+    head_dim: Option<usize>,
+    check: fn(&Compiled) -> Result<(), Caught>,
+    mutations: Vec<Mutation>,
+}
+
+/// A mistake in a source or a header.
+struct Mutation {
+    what: &'static str,
+    /// The text and what replaces it.
+    from: &'static str,
+    to: &'static str,
+    /// The checks of which one must find it.
+    by: &'static [Check],
+}
+
+/// What finds a missing order of two threads. Which of them runs first depends on the code that NVRTC emits.
+const UNORDERED: &[Check] = &[Check::Race, Check::Uninitialised, Check::PendingCopy];
+
+fn mutation(
+    what: &'static str,
+    by: &'static [Check],
+    from: &'static str,
+    to: &'static str,
+) -> Mutation {
+    Mutation { what, from, to, by }
+}
+
+impl Subject {
+    /// Compiles the source, after replacing `change.0` in it or in a header by `change.1`, and checks it. Gives
+    /// the file that was changed in addition.
+    fn run(
+        &self,
+        nvrtc: &Nvrtc,
+        change: Option<(&str, &str)>,
+    ) -> (&'static str, Result<(), Caught>) {
+        let mut files = vec![self.source];
+        if self.head_dim.is_none() {
+            files.extend(HEADERS);
+        }
+        let mut files: Vec<(&'static str, String)> = files
+            .into_iter()
+            .map(|(file, text)| (file, text.to_owned()))
+            .collect();
+        let mut changed = self.source.0;
+        if let Some((from, to)) = change {
+            let occurrences: usize = files.iter().map(|file| file.1.matches(from).count()).sum();
+            assert_eq!(occurrences, 1, "occurrences of `{from}` in {changed}");
+            for (file, text) in &mut files {
+                if text.contains(from) {
+                    *text = text.replace(from, to);
+                    changed = file;
+                }
+            }
+        }
+        let files: Vec<(&str, &str)> = files
+            .iter()
+            .map(|(file, text)| (*file, text.as_str()))
+            .collect();
+        let of = match self.head_dim {
+            None => compile(nvrtc, files[0], &files[1..], ARCHITECTURE, self.real),
+            Some(size) => attention::compile(nvrtc, (files[0], self.real), ARCHITECTURE, size),
+        };
+        (changed, (self.check)(&of))
+    }
+}
+
+fn embedding() -> Subject {
+    Subject {
+        source: source!("embedding.cu"),
+        real: Real::F32,
+        head_dim: None,
+        check: kernels::embedding,
+        mutations: vec![
+            mutation(
+                "a block more than there are tokens",
+                &[Check::OutOfBounds],
+                "if (blockIdx.x >= *count) return;",
+                "if (blockIdx.x > *count) return;",
+            ),
+            mutation(
+                "only the first occurrence of a token",
+                &[Check::Value],
+                "starts[blockIdx.x + 1], hidden}",
+                "starts[blockIdx.x] + 1, hidden}",
+            ),
+            mutation(
+                "sums that do not begin at 0",
+                &[Check::Uninitialised, Check::Value],
+                "float sum[N] = {}, total[N];",
+                "float sum[N], total[N];",
+            ),
+            mutation(
+                "the row of a token without the column",
+                &[Check::Value],
+                "order[k] * hidden + i);",
+                "order[k] * hidden);",
+            ),
+            mutation(
+                "no check that rows are whole packs",
+                &[Check::Misaligned],
+                "hidden % 4 == 0 && aligned(x)",
+                "aligned(x)",
+            ),
+        ],
+    }
+}
+
+fn rmsnorm() -> Subject {
+    Subject {
+        source: source!("rmsnorm.cu"),
+        real: Real::F32,
+        head_dim: None,
+        check: kernels::rmsnorm,
+        mutations: vec![
+            mutation(
+                "no epsilon",
+                &[Check::Value],
+                "block_sum(squares.sum) / width + eps)",
+                "block_sum(squares.sum) / width)",
+            ),
+            mutation(
+                "no check of an address's alignment",
+                &[Check::Misaligned],
+                "width % 4 == 0 && aligned(x) && aligned(y)",
+                "width % 4 == 0 && aligned(y)",
+            ),
+            mutation(
+                "column sums in memory that do not begin at 0",
+                &[Check::Uninitialised],
+                "for (int i = threadIdx.x; i < of.width; i += blockDim.x) of.partial[i] = 0;",
+                "",
+            ),
+            mutation(
+                "rows of the last block past the end",
+                &[Check::OutOfBounds],
+                "first, min(n, first + rows), width}",
+                "first, first + rows, width}",
+            ),
+            mutation(
+                "no bound of the columns that a thread reads",
+                &[Check::OutOfBounds],
+                "if (i >= of.width) continue;\n            load(x[p]",
+                "load(x[p]",
+            ),
+            mutation(
+                "return where other threads reduce",
+                &[Check::AbsentLanes, Check::Uninitialised],
+                "if (i >= of.width) continue;\n            load(x[p]",
+                "if (i >= of.width) return;\n            load(x[p]",
+            ),
+            mutation(
+                "<= for < in the bound of a store",
+                &[Check::OutOfBounds],
+                "if (i < of.width) store(of.partial",
+                "if (i <= of.width) store(of.partial",
+            ),
+            mutation(
+                "no barrier after the warps' sums",
+                UNORDERED,
+                "if (lane == 0) partial[warp] = value;\n    __syncthreads();\n    value = warp_sum(lane",
+                "if (lane == 0) partial[warp] = value;\n    value = warp_sum(lane",
+            ),
+            mutation(
+                "a barrier that one lane of each warp reaches",
+                UNORDERED,
+                "if (lane == 0) partial[warp] = value;\n    __syncthreads();\n    value = warp_sum(lane",
+                "if (lane == 0) {\n        partial[warp] = value;\n        __syncthreads();\n    }\n    \
+                 value = warp_sum(lane",
+            ),
+            mutation(
+                "a barrier that the first warp reaches",
+                &[Check::Barrier],
+                "// The next reduction may write only after every thread has read.\n    __syncthreads();",
+                "if (warp == 0) __syncthreads();",
+            ),
+        ],
+    }
+}
+
+fn column_sums() -> Subject {
+    Subject {
+        source: source!("rmsnorm.cu"),
+        real: Real::F32,
+        head_dim: None,
+        check: kernels::column_sums,
+        mutations: vec![
+            mutation(
+                "no barrier before the warps' sums are added",
+                UNORDERED,
+                "of_warps[warp][lane] = sum;\n    __syncthreads();",
+                "of_warps[warp][lane] = sum;",
+            ),
+            mutation(
+                "the first warp's sum twice",
+                &[Check::Value],
+                "for (int other = 1;",
+                "for (int other = 0;",
+            ),
+            mutation(
+                "no bound of the columns",
+                &[Check::OutOfBounds],
+                "    if (i < width) {\n        for",
+                "    {\n        for",
+            ),
+        ],
+    }
+}
+
+fn rope() -> Subject {
+    Subject {
+        source: source!("rope.cu"),
+        real: Real::Bf16,
+        head_dim: None,
+        check: kernels::rope,
+        mutations: vec![
+            mutation(
+                "the row for its position",
+                &[Check::OutOfBounds],
+                "(blockIdx.x % seq_len) * head_dim",
+                "blockIdx.x * head_dim",
+            ),
+            mutation(
+                "the rotated first element for the second",
+                &[Check::Value],
+                "b[j] * cosine[j] + a[j] * (direction * sine[j])",
+                "b[j] * cosine[j] + turned * (direction * sine[j])",
+            ),
+            mutation(
+                "a wrong stride of heads",
+                &[Check::Value],
+                "x + head * 2 * half + pair",
+                "x + head * half + pair",
+            ),
+            mutation(
+                "no check that rows are whole packs",
+                &[Check::Misaligned],
+                "half % WIDE == 0 && row % WIDE == 0",
+                "half % WIDE == 0",
+            ),
+        ],
+    }
+}
+
+fn swiglu() -> Subject {
+    Subject {
+        source: source!("swiglu.cu"),
+        real: Real::F32,
+        head_dim: None,
+        check: kernels::swiglu,
+        mutations: vec![
+            mutation(
+                "dh overwritten before its last use",
+                &[Check::Value],
+                "up[j] = dh[j] * silu;\n            dh[j] = h;",
+                "dh[j] = h;\n            up[j] = dh[j] * silu;",
+            ),
+            mutation(
+                "the stride of h for that of gate_up",
+                &[Check::Value],
+                "return i + row * inner;",
+                "return i;",
+            ),
+            mutation(
+                "no check that rows are whole packs",
+                &[Check::Misaligned],
+                "inner % WIDE == 0 && aligned(dh_to_h)",
+                "aligned(dh_to_h)",
+            ),
+        ],
+    }
+}
+
+fn cross_entropy() -> Subject {
+    Subject {
+        source: source!("cross_entropy.cu"),
+        real: Real::F32,
+        head_dim: None,
+        check: |of| {
+            kernels::cross_entropy(of)?;
+            kernels::cross_entropy_extremes(of)
+        },
+        mutations: vec![
+            mutation(
+                "no check for an ignored target",
+                &[Check::OutOfBounds],
+                "if (target == IGNORE) {",
+                "if (false) {",
+            ),
+            mutation(
+                "no shift by the maximum",
+                &[Check::Value],
+                "exponentials += expf(v[j] - most);",
+                "exponentials += expf(v[j]);",
+            ),
+            mutation(
+                "a sum that is not scaled to a new maximum",
+                &[Check::Value],
+                "sum *= expf(most - above);",
+                "",
+            ),
+            mutation(
+                "a maximum of −∞ before the first element",
+                &[Check::Value],
+                "Exponentials of_thread = {row, LOWEST, 0};",
+                "Exponentials of_thread = {row, -__int_as_float(0x7f800000), 0};",
+            ),
+            mutation(
+                "the first element of a pack for its target",
+                &[Check::Value],
+                "i + j == target",
+                "i == target",
+            ),
+            mutation(
+                "<= for < in a loop over packs",
+                &[Check::OutOfBounds],
+                "i < packed; i += blockDim.x * WIDE)",
+                "i <= packed; i += blockDim.x * WIDE)",
+            ),
+            mutation(
+                "a maximum of slots that no warp wrote",
+                &[Check::Uninitialised],
+                "partial[min(lane, blockDim.x / 32 - 1)]",
+                "partial[lane]",
+            ),
+            mutation(
+                "a reduction over half a warp",
+                &[Check::Value],
+                "for (int by = 16; by > 0; by /= 2) value = fmaxf",
+                "for (int by = 8; by > 0; by /= 2) value = fmaxf",
+            ),
+        ],
+    }
+}
+
+fn sum_losses() -> Subject {
+    Subject {
+        source: source!("cross_entropy.cu"),
+        real: Real::F32,
+        head_dim: None,
+        check: |of| kernels::sum(of, "sum_losses", 1024),
+        mutations: vec![
+            mutation(
+                "a sum of losses in f32",
+                &[Check::Value],
+                "double sum = 0;",
+                "float sum = 0;",
+            ),
+            mutation(
+                "every thread adds the sum",
+                &[Check::Order, Check::Value],
+                "if (threadIdx.x == 0) *total += sum;",
+                "*total += sum;",
+            ),
+        ],
+    }
+}
+
+fn adamw() -> Subject {
+    Subject {
+        source: source!("adamw.cu"),
+        real: Real::Bf16,
+        head_dim: None,
+        check: kernels::adamw,
+        mutations: vec![
+            mutation(
+                "the square of the gradient before it is scaled",
+                &[Check::Value],
+                "__fmul_rn(scaled, scaled)",
+                "__fmul_rn(g[j], g[j])",
+            ),
+            mutation(
+                "operations that the compiler may fuse",
+                &[Check::Fusible],
+                "__fsub_rn(__fmul_rn(f.keep, w[j]), __fmul_rn(f.step_size, ratio))",
+                "f.keep * w[j] - f.step_size * ratio",
+            ),
+            mutation(
+                "no check of an address's alignment",
+                &[Check::Misaligned],
+                "aligned(gradient) && aligned(exp_avg) &&",
+                "aligned(gradient) &&",
+            ),
+            mutation(
+                "a copy that is null",
+                &[Check::OutOfBounds],
+                "if (copy) store(copy + i, w);",
+                "store(copy + i, w);",
+            ),
+        ],
+    }
+}
+
+fn cast() -> Subject {
+    Subject {
+        source: source!("cast.cu"),
+        real: Real::Bf16,
+        head_dim: None,
+        check: kernels::cast,
+        mutations: vec![
+            mutation(
+                "truncation to bf16",
+                &[Check::Value],
+                "asm(\"cvt.rn.bf16.f32 %0, %1;\" : \"=h\"(bits) : \"f\"(x));",
+                "bits = __float_as_uint(x) >> 16;",
+            ),
+            mutation(
+                "the halves of a pair exchanged",
+                &[Check::Value],
+                ": \"f\"(high), \"f\"(low));",
+                ": \"f\"(low), \"f\"(high));",
+            ),
+            mutation(
+                "a pack at the end of the elements",
+                &[Check::OutOfBounds],
+                "size_t packed = packs ? elements / N * N : 0;",
+                "size_t packed = packs ? elements : 0;",
+            ),
+            mutation(
+                "<= for < in a loop over elements",
+                &[Check::OutOfBounds],
+                "i < elements; i += threads)",
+                "i <= elements; i += threads)",
+            ),
+        ],
+    }
+}
+
+fn gradients() -> Subject {
+    Subject {
+        source: source!("squares.cu"),
+        real: Real::F32,
+        head_dim: None,
+        check: kernels::gradients,
+        mutations: vec![
+            mutation(
+                "squares in f32",
+                &[Check::Value],
+                "sum += (double)x * (double)x;",
+                "sum += __fmul_rn(x, x);",
+            ),
+            mutation(
+                "every block's sum at the first place",
+                &[Check::Order, Check::Value],
+                "partial[blockIdx.x] = squares;",
+                "partial[0] = squares;",
+            ),
+            mutation(
+                "a wrong stride of a grid's loop",
+                &[Check::Value],
+                "i < packed; i += threads * N)",
+                "i < packed; i += threads)",
+            ),
+            mutation(
+                "no barrier before the next reduction",
+                UNORDERED,
+                "// The next reduction may write only after every thread has read.\n    __syncthreads();",
+                "",
+            ),
+            mutation(
+                "a mask of half a warp",
+                &[Check::AbsentLanes],
+                "value += __shfl_xor_sync(~0u, value, by);",
+                "value += __shfl_xor_sync(0xffffu, value, by);",
+            ),
+            mutation(
+                "reversed arguments of a shuffle",
+                &[Check::Value],
+                "value += __shfl_xor_sync(~0u, value, by);",
+                "value += __shfl_xor_sync(~0u, by, value);",
+            ),
+            mutation(
+                "<= for < in the number of warps",
+                &[Check::Uninitialised],
+                "lane < blockDim.x / 32 ?",
+                "lane <= blockDim.x / 32 ?",
+            ),
+            mutation(
+                "too few slots for the warps' sums",
+                &[Check::OutOfBounds],
+                "__shared__ T partial[32];",
+                "__shared__ T partial[4];",
+            ),
+            mutation(
+                "the lane for the warp",
+                UNORDERED,
+                "if (lane == 0) partial[warp] = value;\n    __syncthreads();\n    value = warp_sum(lane",
+                "if (lane == 0) partial[lane] = value;\n    __syncthreads();\n    value = warp_sum(lane",
+            ),
+            mutation(
+                "launch bounds smaller than the block",
+                &[Check::Limits],
+                "__launch_bounds__(256)\nsquared_norm",
+                "__launch_bounds__(128)\nsquared_norm",
+            ),
+        ],
+    }
+}
+
+fn attention_f32() -> Subject {
+    Subject {
+        source: attention::F32,
+        real: Real::F32,
+        head_dim: Some(6),
+        check: |of| {
+            let shape = Shape {
+                batch: 1,
+                seq_len: 65,
+                heads: 4,
+                kv_heads: 2,
+                head_dim: 6,
+            };
+            attention::check(of, shape)
+        },
+        mutations: vec![
+            mutation(
+                "no barrier before the next tile",
+                UNORDERED,
+                "// Every warp has read the keys and values before.\n        __syncthreads();",
+                "",
+            ),
+            mutation(
+                "no barrier after a tile",
+                UNORDERED,
+                "__syncthreads();\n        float p[ROWS];\n        multiply_rows(p, queries",
+                "float p[ROWS];\n        multiply_rows(p, queries",
+            ),
+            mutation(
+                "no __syncwarp before a store",
+                UNORDERED,
+                "// The lanes may still read the probabilities of the call before.\n    __syncwarp();",
+                "",
+            ),
+            mutation(
+                "no __syncwarp after a store",
+                UNORDERED,
+                "scratch[r * P_STRIDE + lane] = p[r];\n    __syncwarp();",
+                "scratch[r * P_STRIDE + lane] = p[r];",
+            ),
+            mutation(
+                "the scratch of the first warp for all",
+                UNORDERED,
+                "float *scratch = values + TILE * STRIDE + warp * ROWS * P_STRIDE;\n    // The last queries",
+                "float *scratch = values + TILE * STRIDE;\n    // The last queries",
+            ),
+            mutation(
+                "a warp without queries returns before a barrier",
+                &[Check::Barrier],
+                "float sums[ROWS][COLUMNS] = {}, most[ROWS], total[ROWS];",
+                "if (first >= seq_len) return;\n    float sums[ROWS][COLUMNS] = {}, most[ROWS], total[ROWS];",
+            ),
+            mutation(
+                "a causal mask that lacks the diagonal",
+                &[Check::Value],
+                "float score = key_tile * TILE + lane <= first + r ?",
+                "float score = key_tile * TILE + lane < first + r ?",
+            ),
+            mutation(
+                "a causal mask one key too wide",
+                &[Check::Value],
+                "float score = key_tile * TILE + lane <= first + r ?",
+                "float score = key_tile * TILE + lane <= first + r + 1 ?",
+            ),
+            mutation(
+                "heads in turn for groups of heads",
+                &[Check::Value],
+                "int query_tile = gridDim.z - 1 - blockIdx.z;\n    size_t row_width = (size_t)(heads + 2 * kv_heads) * HEAD_DIM, of_batch = (size_t)blockIdx.y * seq_len;\n    qkv += of_batch * row_width;\n    const float *of_key = qkv + (size_t)(heads + head / (heads / kv_heads)) * HEAD_DIM;\n    const float *of_value = of_key + (size_t)kv_heads * HEAD_DIM;\n    const float scale = 1 / sqrtf(HEAD_DIM);\n    int first = query_tile * TILE + warp * ROWS;\n\n    float sums",
+                "int query_tile = gridDim.z - 1 - blockIdx.z;\n    size_t row_width = (size_t)(heads + 2 * kv_heads) * HEAD_DIM, of_batch = (size_t)blockIdx.y * seq_len;\n    qkv += of_batch * row_width;\n    const float *of_key = qkv + (size_t)(heads + head % kv_heads) * HEAD_DIM;\n    const float *of_value = of_key + (size_t)kv_heads * HEAD_DIM;\n    const float scale = 1 / sqrtf(HEAD_DIM);\n    int first = query_tile * TILE + warp * ROWS;\n\n    float sums",
+            ),
+            mutation(
+                "sums that are not scaled to a new maximum",
+                &[Check::Value],
+                "for (int c = 0; c < COLUMNS; c++) sums[r][c] *= correction;",
+                "for (int c = 0; c < COLUMNS; c++) sums[r][c] *= 1;",
+            ),
+            mutation(
+                "no shift by the maximum",
+                &[Check::Value],
+                "p[r] = expf(score - maximum);",
+                "p[r] = expf(score);",
+            ),
+            mutation(
+                "rows from seq_len on",
+                &[Check::OutOfBounds],
+                "if (first + row < seq_len && column < HEAD_DIM) {",
+                "if (column < HEAD_DIM) {",
+            ),
+            mutation(
+                "16-byte reads of rows that are not multiples of 16 bytes",
+                &[Check::Misaligned],
+                "#define STRIDE (4 * (((HEAD_DIM + 3) / 4) | 1))",
+                "#define STRIDE (HEAD_DIM | 1)",
+            ),
+            mutation(
+                "a tile's padding that is not 0",
+                &[Check::Uninitialised],
+                "const int pairs = (HEAD_DIM + 3) / 4 * 2;",
+                "const int pairs = HEAD_DIM / 2;",
+            ),
+            mutation(
+                "log_sums of rows from seq_len on",
+                &[Check::OutOfBounds],
+                "if (lane == r && first + r < seq_len) {",
+                "if (lane == r) {",
+            ),
+            mutation(
+                "log_sums without the maximum",
+                &[Check::Value],
+                "= most[r] + logf(total[r]);",
+                "= logf(total[r]);",
+            ),
+            mutation(
+                "the probabilities of the diagonal tile only",
+                &[Check::Value],
+                "for (int query_tile = key_tile; query_tile < gridDim.z; query_tile++) {",
+                "for (int query_tile = key_tile; query_tile <= key_tile; query_tile++) {",
+            ),
+            mutation(
+                "the first query head of a group only",
+                &[Check::Value],
+                "head < (kv_head + 1) * group; head++) {",
+                "head <= kv_head * group; head++) {",
+            ),
+            mutation(
+                "dS without delta",
+                &[Check::Value],
+                "ds[r] = seen ? p[r] * (ds[r] - along) : 0;",
+                "ds[r] = seen ? p[r] * ds[r] : 0;",
+            ),
+        ],
+    }
+}
+
+fn attention_bf16() -> Subject {
+    Subject {
+        source: attention::BF16,
+        real: Real::Bf16,
+        head_dim: Some(12),
+        check: |of| {
+            let shape = Shape {
+                batch: 1,
+                seq_len: 130,
+                heads: 4,
+                kv_heads: 2,
+                head_dim: 12,
+            };
+            attention::check(of, shape)
+        },
+        mutations: vec![
+            mutation(
+                "one group of copies more under way",
+                &[Check::PendingCopy],
+                "commit();\n    wait<1>();\n    __syncthreads();\n    Own<M, DIM <= 64> own;",
+                "commit();\n    wait<2>();\n    __syncthreads();\n    Own<M, DIM <= 64> own;",
+            ),
+            mutation(
+                "no wait for the keys",
+                &[Check::PendingCopy],
+                "// The keys are there, and every warp has used the values before.\n        wait<0>();",
+                "// The keys are there, and every warp has used the values before.",
+            ),
+            mutation(
+                "no wait for the values",
+                &[Check::PendingCopy],
+                "// The values are there, and every warp has used the keys.\n        wait<0>();",
+                "// The values are there, and every warp has used the keys.",
+            ),
+            mutation(
+                "no barrier after the wait",
+                UNORDERED,
+                "// The values are there, and every warp has used the keys.\n        wait<0>();\n        __syncthreads();",
+                "// The values are there, and every warp has used the keys.\n        wait<0>();",
+            ),
+            mutation(
+                "no barrier before a copy",
+                UNORDERED,
+                "// The keys are there, and every warp has used the values before.\n        wait<0>();\n        __syncthreads();",
+                "// The keys are there, and every warp has used the values before.\n        wait<0>();",
+            ),
+            mutation(
+                "a warp without keys leaves before a barrier",
+                &[Check::Barrier],
+                "bool sees = first_key <= last;\n        // The keys",
+                "bool sees = first_key <= last;\n        if (!sees) break;\n        // The keys",
+            ),
+            mutation(
+                "rows from seq_len on",
+                &[Check::OutOfBounds],
+                "int bytes = first + row < seq_len ? COPY : 0;",
+                "int bytes = COPY;",
+            ),
+            mutation(
+                "a causal mask that lacks the diagonal",
+                &[Check::Value],
+                "if (key > query) scores",
+                "if (key >= query) scores",
+            ),
+            mutation(
+                "running sums in bf16",
+                &[Check::Value],
+                "total[m][half] = fmaf(total[m][half], correction, sum);",
+                "total[m][half] = __uint_as_float(__float_as_uint(fmaf(total[m][half], correction, sum)) & 0xffff0000);",
+            ),
+            mutation(
+                "padding that is not cleared",
+                &[Check::Uninitialised],
+                "clear_padding<QUERIES + 2 * FORWARD_KEYS>();",
+                "",
+            ),
+            mutation(
+                "rows that do not begin at multiples of 16 bytes",
+                &[Check::Misaligned],
+                "#define STRIDE (DIM + 8)",
+                "#define STRIDE (DIM + 4)",
+            ),
+            mutation(
+                "a copy to the stage that is read",
+                UNORDERED,
+                "copy_stage(1 - stage, next_head",
+                "copy_stage(stage, next_head",
+            ),
+            mutation(
+                "copies that are not committed to a group",
+                &[Check::PendingCopy],
+                "copy_stage(stage, head, first_query);\n    commit();",
+                "copy_stage(stage, head, first_query);",
+            ),
+            mutation(
+                "no wait for a stage",
+                &[Check::PendingCopy],
+                "// The stage is there, and every warp has used the other one.\n        wait<0>();",
+                "",
+            ),
+            mutation(
+                "a tile on the diagonal that has no mask",
+                &[Check::Value],
+                "bool diagonal = first_query < first + 16 * M - 1;",
+                "bool diagonal = first_query < first;",
+            ),
+            mutation(
+                "the first stage in every turn",
+                &[Check::Value],
+                "stage = 1 - stage;",
+                "stage = 0;",
+            ),
+            mutation(
+                "no __syncwarp before rows are read",
+                UNORDERED,
+                "__syncwarp();\n    #pragma unroll 4",
+                "#pragma unroll 4",
+            ),
+            mutation(
+                "fragments in the wrong order",
+                &[Check::Value],
+                "a[m][n / 2][1] = pack(products[m][n][2], products[m][n][3]);\n            a[m][n / 2][2] = pack(products[m][n + 1][0], products[m][n + 1][1]);",
+                "a[m][n / 2][2] = pack(products[m][n][2], products[m][n][3]);\n            a[m][n / 2][1] = pack(products[m][n + 1][0], products[m][n + 1][1]);",
+            ),
+            mutation(
+                "ldmatrix without .trans",
+                &[Check::Value],
+                "x4.trans.shared",
+                "x4.shared",
+            ),
+            mutation(
+                "a base-2 exponential of natural logarithms",
+                &[Check::Value],
+                "float log_sum[M][2], along[M][2], factors[M][2];",
+                "#undef LOG2_E\n#define LOG2_E 1.0f\n    float log_sum[M][2], along[M][2], factors[M][2];",
+            ),
+            mutation(
+                "ldmatrix by half a warp",
+                &[Check::AbsentLanes],
+                "own.place(queries, warp * 32, lane);",
+                "if (lane < 16) own.place(queries, warp * 32, lane);",
+            ),
+            mutation(
+                "heads in turn for groups of heads",
+                &[Check::Value],
+                "int head = kv_head * group, first_query = first_key, stage = 0;",
+                "int head = kv_head, first_query = first_key, stage = 0;",
+            ),
+        ],
+    }
+}
+
+#[test]
+fn planted_mistakes_are_caught() {
+    let Some(nvrtc) = nvrtc::all().into_iter().next() else {
+        return;
+    };
+    let subjects = [
+        embedding(),
+        rmsnorm(),
+        column_sums(),
+        rope(),
+        swiglu(),
+        cross_entropy(),
+        sum_losses(),
+        adamw(),
+        cast(),
+        gradients(),
+        attention_f32(),
+        attention_bf16(),
+    ];
+    let mut wrong = Vec::new();
+    println!("| mistake | file | caught by |\n|---|---|---|");
+    for subject in &subjects {
+        let (file, result) = subject.run(&nvrtc, None);
+        result.unwrap_or_else(|caught| panic!("{file} without a mistake: {caught}"));
+        for mutation in &subject.mutations {
+            let (file, result) = subject.run(&nvrtc, Some((mutation.from, mutation.to)));
+            let what = mutation.what;
+            match result {
+                Err(Caught { by, .. }) if mutation.by.contains(&by) => {
+                    println!("| {what} | `{file}` | {by} |");
+                }
+                other => wrong.push(format!("{file}: {what}: {other:?}, not {:?}", mutation.by)),
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
