@@ -413,7 +413,7 @@ pub fn embedding(of: &Compiled) -> Result<(), Caught> {
     Ok(())
 }
 
-/// Forward and backward.
+/// Output, inverse and gradients of the norm agree.
 pub fn rmsnorm(of: &Compiled) -> Result<(), Caught> {
     // Single elements, one pack and two packs of a thread, more than the registers take, misaligned.
     for (width, shift, threads) in [
@@ -602,7 +602,7 @@ pub fn rope(of: &Compiled) -> Result<(), Caught> {
     Ok(())
 }
 
-/// Forward and backward.
+/// Output and gradients agree.
 pub fn swiglu(of: &Compiled) -> Result<(), Caught> {
     // The grid may be smaller than the elements need.
     for (n, inner, shift, grid) in [
@@ -807,7 +807,7 @@ fn rounds_every_product(of: &Compiled) -> Result<(), Caught> {
     Ok(())
 }
 
-/// Bitwise the definition.
+/// One step gives the bits of the definition.
 pub fn adamw(of: &Compiled) -> Result<(), Caught> {
     rounds_every_product(of)?;
     // Whole packs; a rest; a grid smaller than the elements; misaligned moments; no copy.
@@ -873,7 +873,7 @@ fn nearest_bf16(value: f32) -> u16 {
     down + u16::from(up)
 }
 
-/// To the nearest; NaN stays NaN.
+/// Values are rounded to the nearest, and NaN stays NaN.
 pub fn cast(of: &Compiled) -> Result<(), Caught> {
     let mut random = Random(13);
     let mut values: Vec<f32> = (0..4096)
@@ -904,7 +904,7 @@ pub fn cast(of: &Compiled) -> Result<(), Caught> {
     Ok(())
 }
 
-/// Sums and squared norms.
+/// Gradients are added and their squared norms agree.
 pub fn gradients(of: &Compiled) -> Result<(), Caught> {
     rounds_every_product(of)?;
     for (elements, shift, grid) in [
