@@ -168,7 +168,7 @@ fn rmsnorm() -> Subject {
                 "if (i >= of.width) return;\n            load(x[p]",
             ),
             mutation(
-                "<= for < in the bound of a store",
+                "`<=` for `<` in the bound of a store",
                 &[Check::OutOfBounds],
                 "if (i < of.width) store(of.partial",
                 "if (i <= of.width) store(of.partial",
@@ -330,7 +330,7 @@ fn cross_entropy() -> Subject {
                 "i == target",
             ),
             mutation(
-                "<= for < in a loop over packs",
+                "`<=` for `<` in a loop over packs",
                 &[Check::OutOfBounds],
                 "i < packed; i += blockDim.x * WIDE)",
                 "i <= packed; i += blockDim.x * WIDE)",
@@ -435,7 +435,7 @@ fn cast() -> Subject {
                 "size_t packed = packs ? elements : 0;",
             ),
             mutation(
-                "<= for < in a loop over elements",
+                "`<=` for `<` in a loop over elements",
                 &[Check::OutOfBounds],
                 "i < elements; i += threads)",
                 "i <= elements; i += threads)",
@@ -488,7 +488,7 @@ fn gradients() -> Subject {
                 "value += __shfl_xor_sync(~0u, by, value);",
             ),
             mutation(
-                "<= for < in the number of warps",
+                "`<=` for `<` in the number of warps",
                 &[Check::Uninitialised],
                 "lane < blockDim.x / 32 ?",
                 "lane <= blockDim.x / 32 ?",
