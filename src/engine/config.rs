@@ -276,6 +276,9 @@ impl ModelConfig {
     }
 }
 
+/// The key of an object in a `config.json`, and the object.
+type Settings<'a> = (&'static str, &'a Map<String, Value>);
+
 /// Typed access to the keys of a `config.json`.
 struct Keys<'a>(&'a Map<String, Value>);
 
@@ -365,10 +368,7 @@ impl Keys<'_> {
                 "config.json: quantised weights (quantization_config) are not supported",
             ));
         }
-        for key in ["rope_scaling", "rope_parameters"] {
-            let Some(rope) = self.given(key) else {
-                continue;
-            };
+        if let Some((key, rope)) = self.rope()? {
             // `type` is the older spelling.
             let kind = rope.get("rope_type").or_else(|| rope.get("type"));
             if kind.is_some_and(|kind| kind != "default") {
@@ -388,9 +388,23 @@ impl Keys<'_> {
         Ok(())
     }
 
-    /// `rope_theta` itself (transformers 4) or within `rope_parameters` (transformers 5).
+    /// The key and object of the RoPE settings: `rope_scaling` (transformers 4), else `rope_parameters`
+    /// (transformers 5). As in transformers, an empty object counts as absent.
+    fn rope(&self) -> Result<Option<Settings<'_>>, ConfigError> {
+        for key in ["rope_scaling", "rope_parameters"] {
+            match self.given(key) {
+                None => {}
+                Some(Value::Object(rope)) if rope.is_empty() => {}
+                Some(Value::Object(rope)) => return Ok(Some((key, rope))),
+                Some(other) => return Err(wrong(key, other, "an object or null")),
+            }
+        }
+        Ok(None)
+    }
+
+    /// `rope_theta` of the RoPE settings, else that of the model.
     fn rope_theta(&self) -> Result<f32, ConfigError> {
-        if let Some(Value::Object(rope)) = self.given("rope_parameters")
+        if let Some((_, rope)) = self.rope()?
             && let Some(theta) = Keys(rope).number("rope_theta")?
         {
             return Ok(theta);
@@ -490,10 +504,23 @@ mod tests {
         }
     }
 
+    /// Results of `LlamaConfig` of transformers 5.23.
     #[test]
-    fn rope_theta_is_found_where_transformers_5_puts_it() {
-        let config = json!({"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}});
-        assert_eq!(read(config).unwrap().rope_theta, 5e5);
+    fn rope_theta_is_the_one_that_transformers_uses() {
+        let theta = |config: Value| read(config).unwrap().rope_theta;
+        let settings = |theta: f64| json!({"rope_type": "default", "rope_theta": theta});
+        assert_eq!(theta(json!({"rope_parameters": settings(5e5)})), 5e5);
+        let older = json!({"rope_scaling": {"type": "default", "rope_theta": 5e5}});
+        assert_eq!(theta(older), 5e5);
+        let inner = json!({"rope_scaling": settings(5e5), "rope_theta": 2e4});
+        assert_eq!(theta(inner), 5e5);
+        let both = json!({"rope_scaling": settings(5e5), "rope_parameters": settings(3e5)});
+        assert_eq!(theta(both), 5e5);
+        let empty = json!({"rope_scaling": {}, "rope_parameters": settings(3e5)});
+        assert_eq!(theta(empty), 3e5);
+        let outer = json!({"rope_scaling": {"type": "default"}, "rope_theta": 2e4});
+        assert_eq!(theta(outer), 2e4);
+        assert_eq!(theta(json!({"rope_scaling": null, "rope_theta": 2e4})), 2e4);
     }
 
     #[test]
@@ -507,6 +534,8 @@ mod tests {
                 json!({"hidden_act": "gelu"}),
                 json!({"rope_scaling": {"type": "linear", "factor": 2.0}}),
                 json!({"rope_parameters": {"rope_type": "llama3"}}),
+                json!({"rope_scaling": "linear"}),
+                json!({"rope_parameters": "default"}),
                 json!({"attention_dropout": 0.1}),
                 json!({"quantization_config": {"bits": 4}}),
             ]
