@@ -32,6 +32,7 @@ struct Defaults {
     intermediate_size: usize,
     key_value_heads: Option<usize>,
     max_position_embeddings: usize,
+    /// `None`: the family has no sliding window, and transformers ignores the key.
     sliding_window: Option<usize>,
 }
 
@@ -79,9 +80,9 @@ impl ModelConfig {
                 .size("num_key_value_heads")?
                 .or(defaults.key_value_heads),
         };
-        let sliding_window = match keys.get("sliding_window") {
-            Some(_) => keys.size("sliding_window")?,
-            None => defaults.sliding_window,
+        let sliding_window = match (defaults.sliding_window, keys.get("sliding_window")) {
+            (Some(_), Some(_)) => keys.size("sliding_window")?,
+            (default, _) => default,
         };
         Ok(ModelConfig {
             hidden_size,
@@ -524,6 +525,16 @@ mod tests {
     }
 
     #[test]
+    fn a_llama_ignores_a_sliding_window() {
+        for window in [json!(64), json!(0), json!("none")] {
+            let llama = read(json!({"model_type": "llama", "sliding_window": window})).unwrap();
+            assert_eq!(llama.sliding_window, None);
+            assert!(llama.check_sequence(2048).is_ok());
+            assert_eq!(llama.to_json()["model_type"], "llama");
+        }
+    }
+
+    #[test]
     fn unsupported_settings_are_refused_by_name() {
         insta::assert_snapshot!(
             [
@@ -561,7 +572,7 @@ mod tests {
                 json!({"rope_theta": 0}),
                 json!({"rms_norm_eps": "tiny"}),
                 json!({"tie_word_embeddings": "yes"}),
-                json!({"sliding_window": 0}),
+                json!({"model_type": "mistral", "sliding_window": 0}),
             ]
             .map(refusal)
             .join("\n")
