@@ -62,6 +62,8 @@ pub struct Launcher<'a> {
     last_step: Option<StepRecord>,
     last_evaluation: Option<f64>,
     losses: Option<LossWatch>,
+    /// The world for which the user was last warned if it cannot lose a rank.
+    judged_world: u64,
     started: Instant,
     /// Time when the reason for the next generation was detected, and the world before it.
     trouble: Option<(Instant, u64)>,
@@ -122,6 +124,7 @@ impl<'a> Launcher<'a> {
             request_damaged: false,
             last_step: None,
             last_evaluation: None,
+            judged_world: 0,
             started: Instant::now(),
         })
     }
@@ -141,15 +144,26 @@ impl<'a> Launcher<'a> {
             }
             let capacity = self.capacity(&ranks);
             let reached = self.state.reached(&self.setup);
-            let action = decide(&TransitionInput {
+            let input = TransitionInput {
                 desired: self.desired,
                 capacity,
                 bounds: self.bounds(),
                 feasible: &|world| self.feasible.at(&self.setup, world, reached),
+                refusal: &|world| self.feasible.refusal(&self.setup, world, reached),
                 stop: self.signals.load(Ordering::Relaxed) > 0,
                 restarts_left: self.restarts_left,
                 ranks,
-            });
+            };
+            let action = decide(&input);
+            if let RankAction::Publish { world, .. } = &action
+                && *world != self.judged_world
+            {
+                let warning = input.without_fallback(*world);
+                self.judged_world = *world;
+                if let Some(message) = warning {
+                    self.warn(message);
+                }
+            }
             match action {
                 RankAction::Keep => self.wait()?,
                 RankAction::Drain => self.drain()?,

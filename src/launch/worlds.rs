@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 
 use super::{LaunchError, RunDir, history};
 use crate::plan::{self, Plan, PlanRequest, Reached, Refused, Trainer};
+use crate::recipe::Severity;
 use crate::train::Setup;
 
 /// The plan request for a world on this machine; `rank_memory` is the limit of one rank, bytes.
@@ -68,22 +69,59 @@ pub fn shrunk(setup: &Setup, failed: &Plan, per_device_batch_size: u64) -> Setup
     }
 }
 
+/// Whether the run can use a world.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Verdict {
+    Feasible,
+    /// The world does not split the batch.
+    Indivisible,
+    /// A rule refuses the world although it splits the batch.
+    Refused(String),
+}
+
+impl Verdict {
+    fn of(planned: Result<Plan, Refused>) -> Verdict {
+        let Err(refused) = planned else {
+            return Verdict::Feasible;
+        };
+        let mut errors = refused.diagnostics.iter();
+        let first = errors.find(|diagnostic| diagnostic.severity == Severity::Error);
+        match (refused.draft.split, first) {
+            (Some(_), Some(error)) => Verdict::Refused(error.message.clone()),
+            _ => Verdict::Indivisible,
+        }
+    }
+}
+
 /// The feasible worlds. Each is planned once and cached across passes.
 #[derive(Default)]
-pub struct Feasible(RefCell<(Reached, BTreeMap<u64, bool>)>);
+pub struct Feasible(RefCell<(Reached, BTreeMap<u64, Verdict>)>);
 
 impl Feasible {
     /// Whether the run has a plan at `world` ranks.
     pub fn at(&self, setup: &Setup, world: u64, reached: Reached) -> bool {
-        self.remember(world, reached, || plan(setup, world, reached).is_ok())
+        self.verdict(setup, world, reached) == Verdict::Feasible
     }
 
-    fn remember(&self, world: u64, reached: Reached, plan: impl FnOnce() -> bool) -> bool {
+    /// Why a world that splits the batch is not feasible; `None` for all others.
+    pub fn refusal(&self, setup: &Setup, world: u64, reached: Reached) -> Option<String> {
+        match self.verdict(setup, world, reached) {
+            Verdict::Refused(message) => Some(message),
+            Verdict::Feasible | Verdict::Indivisible => None,
+        }
+    }
+
+    fn verdict(&self, setup: &Setup, world: u64, reached: Reached) -> Verdict {
+        let verdict = || Verdict::of(plan(setup, world, reached));
+        self.remember(world, reached, verdict)
+    }
+
+    fn remember(&self, world: u64, reached: Reached, plan: impl FnOnce() -> Verdict) -> Verdict {
         let mut known = self.0.borrow_mut();
         if known.0 != reached {
             *known = (reached, BTreeMap::new());
         }
-        *known.1.entry(world).or_insert_with(plan)
+        known.1.entry(world).or_insert_with(plan).clone()
     }
 }
 
@@ -145,14 +183,38 @@ mod tests {
     }
 
     #[test]
+    fn a_world_with_one_group_is_refused_with_that_reason() {
+        let place = tempfile::tempdir().unwrap();
+        let launched = Launched::at(
+            place.path(),
+            "batch: {global: 12, per_device_batch_size: 2}\nschedule: {kind: norm-test, groups: workers}",
+            &[],
+        );
+        let setup = &launched.prepared.setup;
+        let feasible = Feasible::default();
+        let reached = RunState::default().reached(setup);
+        assert!(feasible.at(setup, 2, reached));
+        let refusal = |world| feasible.refusal(setup, world, reached);
+        assert_eq!(
+            refusal(1).as_deref(),
+            Some("`groups: workers` compares workers, and this world has 1")
+        );
+        assert!(!feasible.at(setup, 5, reached));
+        assert_eq!(refusal(5), None);
+    }
+
+    #[test]
     fn a_world_is_planned_once_until_the_run_progresses() {
         let planned = Cell::new(0);
         let feasible = Feasible::default();
         let ask = |world: u64, reached| {
             feasible.remember(world, reached, || {
                 planned.set(planned.get() + 1);
-                world.is_multiple_of(2)
-            })
+                match world.is_multiple_of(2) {
+                    true => Verdict::Feasible,
+                    false => Verdict::Indivisible,
+                }
+            }) == Verdict::Feasible
         };
         let start = Reached::default();
         assert!(ask(4, start) && ask(4, start) && !ask(3, start) && !ask(3, start));

@@ -196,6 +196,7 @@ impl PlacementInput<'_> {
             capacity: ranks(ready),
             bounds: ranks(*self.bounds.start())..=ranks(*self.bounds.end()),
             feasible: &whole,
+            refusal: &|_| None,
             stop: self.suspend,
             restarts_left: self.restarts_left,
             ranks: self.ranks.clone(),

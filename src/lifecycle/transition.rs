@@ -21,6 +21,9 @@ pub struct TransitionInput<'a> {
     pub bounds: RangeInclusive<u64>,
     /// Whether a plan without errors exists for a world size.
     pub feasible: &'a dyn Fn(u64) -> bool,
+    /// Why a world that is not feasible cannot run although it splits every batch; `None`: it does not
+    /// split them, or the reason is unknown.
+    pub refusal: &'a dyn Fn(u64) -> Option<String>,
     /// The job is asked to stop for now (a signal, `spec.suspend`).
     pub stop: bool,
     /// Remaining restarts after failures of the program.
@@ -144,6 +147,42 @@ impl TransitionInput<'_> {
         }
     }
 
+    /// The largest world of these that splits every batch and is refused for another reason.
+    fn refused(&self, least: u64, most: u64) -> Option<(u64, String)> {
+        (least..=most)
+            .rev()
+            .find_map(|world| Some((world, (self.refusal)(world)?)))
+    }
+
+    /// Why none of these worlds is feasible.
+    fn no_world(&self, least: u64, most: u64) -> String {
+        let worlds = match least == most {
+            true => count(most, "rank"),
+            false => format!("{least} to {most} ranks"),
+        };
+        match self.refused(least, most) {
+            Some((_, reason)) if least == most => format!("{worlds} cannot run the job: {reason}"),
+            Some((world, reason)) => {
+                let with = count(world, "rank");
+                format!("no world of {worlds} can run the job; with {with}, {reason}")
+            }
+            None => format!("no world of {worlds} splits every batch of the job exactly"),
+        }
+    }
+
+    /// A warning for a world of `world` ranks that cannot lose any: no smaller world is feasible, although
+    /// the bounds allow smaller ones.
+    pub fn without_fallback(&self, world: u64) -> Option<String> {
+        let (least, most) = (*self.bounds.start(), world.saturating_sub(1));
+        if most < least || (least..=most).rev().any(|smaller| (self.feasible)(smaller)) {
+            return None;
+        }
+        Some(format!(
+            "the loss of a rank will end the run, because {}; it can then be resumed with {world}",
+            self.no_world(least, most)
+        ))
+    }
+
     /// Message for a job without a feasible world; suggests a world that is feasible.
     fn infeasible_message(&self) -> String {
         let (least, most) = (*self.bounds.start(), self.most());
@@ -151,11 +190,7 @@ impl TransitionInput<'_> {
             let (are, left) = (if most == 1 { "is" } else { "are" }, count(most, "rank"));
             format!("{left} {are} left, and the job needs at least {least}")
         } else {
-            let worlds = match least == most {
-                true => count(most, "rank"),
-                false => format!("{least} to {most} ranks"),
-            };
-            format!("no world of {worlds} splits every batch of the job exactly")
+            self.no_world(least, most)
         };
         let above = most.max(least.saturating_sub(1)).saturating_add(1);
         let next = (above..=*self.bounds.end())
@@ -163,6 +198,9 @@ impl TransitionInput<'_> {
             .find(|&world| (self.feasible)(world));
         match next {
             Some(world) => format!("{problem}; it can be resumed with {world}"),
+            None if self.refused(least, most).is_some() => {
+                format!("{problem}; start a new run with another recipe")
+            }
             None => format!(
                 "{problem}; start a new run with uneven batches (--remainder uneven) or another global \
                 batch"
@@ -251,6 +289,7 @@ mod tests {
             capacity: 4,
             bounds: 1..=16,
             feasible,
+            refusal: &|_| None,
             stop: false,
             restarts_left: 1,
             ranks,
@@ -354,6 +393,38 @@ mod tests {
     }
 
     #[test]
+    fn a_world_that_splits_the_batch_is_refused_with_its_own_reason() {
+        let feasible = |world| world == 2;
+        let refusal = |world| (world == 1).then(|| "`groups: workers` compares workers".to_owned());
+        let lost = Ranks::Ended {
+            world: 2,
+            outcome: Outcome::Lost {
+                rank: 1,
+                message: "killed by signal 9".into(),
+            },
+        };
+        let mut input = observed(lost, &feasible);
+        input.refusal = &refusal;
+        input.capacity = 1;
+        let message = |input: &TransitionInput<'_>| match decide(input) {
+            RankAction::Wait { message } => message,
+            other => panic!("{other:?}"),
+        };
+        insta::assert_snapshot!(message(&input), @"1 rank cannot run the job: `groups: workers` compares workers; it can be resumed with 2");
+        insta::assert_snapshot!(input.without_fallback(2).unwrap(), @"the loss of a rank will end the run, because 1 rank cannot run the job: `groups: workers` compares workers; it can then be resumed with 2");
+        insta::assert_snapshot!(input.without_fallback(4).unwrap_or_default(), @"");
+        input.feasible = &|world| world == 4;
+        input.desired = 3;
+        input.capacity = 3;
+        insta::assert_snapshot!(message(&input), @"no world of 1 to 3 ranks can run the job; with 1 rank, `groups: workers` compares workers; it can be resumed with 4");
+        input.feasible = &|_| false;
+        insta::assert_snapshot!(message(&input), @"no world of 1 to 3 ranks can run the job; with 1 rank, `groups: workers` compares workers; start a new run with another recipe");
+        // The user set the smallest world.
+        input.bounds = 2..=16;
+        assert_eq!(input.without_fallback(2), None);
+    }
+
+    #[test]
     fn a_deterministic_failure_is_not_repeated() {
         let feasible = |_| true;
         let outcome = Outcome::Failed {
@@ -426,7 +497,8 @@ mod tests {
         ) {
             let feasible = |w: u64| batch.is_multiple_of(w);
             let input = TransitionInput {
-                desired, capacity, bounds: min..=max, feasible: &feasible, stop, restarts_left, ranks,
+                desired, capacity, bounds: min..=max, feasible: &feasible, refusal: &|_| None, stop,
+                restarts_left, ranks,
             };
             if let RankAction::Publish { world, .. } = decide(&input) {
                 prop_assert!(feasible(world));
@@ -446,7 +518,7 @@ mod tests {
             let feasible = |w: u64| (world * each).is_multiple_of(w);
             let input = TransitionInput {
                 desired: world, capacity: world, bounds: 1..=64, feasible: &feasible,
-                stop: false, restarts_left: 0, ranks: running(world),
+                refusal: &|_| None, stop: false, restarts_left: 0, ranks: running(world),
             };
             prop_assert_eq!(decide(&input), RankAction::Keep);
         }
