@@ -60,9 +60,12 @@ pub(super) fn resolve(request: &PrepareRequest<'_>) -> Result<AllSources, DataEr
         )?,
     };
     if !request.data.evaluation.is_empty() && evaluation.is_empty() {
-        notes.push(
-            "no evaluation data is left: the loss on training data means nothing".to_string(),
-        );
+        notes.push(format!(
+            "no evaluation is made: every file of `{}` is also training data, on which a loss means \
+             nothing; name other files, or hold samples out with `{}`",
+            (request.key)("data.evaluation"),
+            (request.key)("data.held_out")
+        ));
     }
     Ok(AllSources {
         train: Sources {

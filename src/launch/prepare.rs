@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use super::begin::{base, begin};
 use super::request::data_of;
 use super::{LaunchError, Planned, Prepared, Request, RunDir, initial, resume, survey, worlds};
-use crate::data::{self, Language, PrepareRequest, Progress};
+use crate::data::{self, Language, Manifest, PrepareRequest, Progress};
 use crate::launch::external;
 use crate::plan::{self, PlanRequest, Reached};
 use crate::recipe::Recipe;
@@ -82,6 +82,7 @@ pub fn prepare(
         progress,
     )?;
     let manifest = data.manifest;
+    refuse_without_evaluation_data(recipe, &manifest)?;
     let samples = manifest.train.samples;
     let news = judge(recipe, planned, samples)?;
     let setup = begin(recipe, planned, request, Some(samples))?;
@@ -113,9 +114,31 @@ pub fn prepare(
         notes: [initial.note]
             .into_iter()
             .flatten()
-            .chain(manifest.notes)
+            .chain(data.notes)
             .chain(news)
             .collect(),
+    })
+}
+
+/// Refuses requested evaluations whose sources are all training data. The rule `eval-data-missing` refuses
+/// them if there are no sources; which files a source has is known only now.
+fn refuse_without_evaluation_data(recipe: &Recipe, manifest: &Manifest) -> Result<(), LaunchError> {
+    let intervals = recipe.spec.evaluation.intervals();
+    let (Some(asked), None) = (intervals.first(), &manifest.evaluation) else {
+        return Ok(());
+    };
+    if recipe.spec.data.evaluation.is_empty() {
+        return Ok(());
+    }
+    let key = recipe.keys();
+    Err(LaunchError::Usage {
+        message: format!(
+            "`{}` requests evaluations, and no evaluation data are left: files of `{}` that are also \
+             training data are not evaluated on; name other files, or hold samples out with `{}`",
+            key(asked),
+            key("data.evaluation"),
+            key("data.held_out")
+        ),
     })
 }
 
@@ -157,4 +180,53 @@ fn companions(directory: &Path) -> Vec<PathBuf> {
         .into_iter()
         .filter(|path| path.is_file())
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::launch::testing::Launched;
+
+    fn lines(place: &Path, evaluation: &str, more: &str) -> String {
+        let corpus = place.join("corpus.jsonl");
+        std::fs::write(&corpus, "{\"text\": \"abcdefgh\"}\n".repeat(100)).unwrap();
+        std::fs::write(place.join("other.jsonl"), "{\"text\": \"ihgfedcb\"}\n").unwrap();
+        format!(
+            "batch: {{global: 12, per_device_batch_size: 2}}\ntokenizer: {{path: byte}}\n\
+             data: {{sequence_length: 8, train: [{{path: {}}}], evaluation: [{{path: {}}}]}}{more}",
+            corpus.display(),
+            place.join(evaluation).display()
+        )
+    }
+
+    #[test]
+    fn evaluation_on_training_data_is_reported() {
+        let place = tempfile::tempdir().unwrap();
+        let lines = lines(place.path(), "corpus.jsonl", "");
+        let launched = Launched::at(place.path(), &lines, &[]);
+        let notes = |prepared: &Prepared| {
+            let place = place.path().display().to_string();
+            prepared.notes.join("\n").replace(&place, "[place]")
+        };
+        insta::assert_snapshot!(notes(&launched.prepared), @"
+        data.evaluation.0.path: [place]/corpus.jsonl is named by an earlier source and read only once
+        no evaluation is made: every file of `data.evaluation` is also training data, on which a loss means nothing; name other files, or hold samples out with `data.held_out`
+        ");
+        // Also where the data are already prepared.
+        assert_eq!(
+            notes(&launched.resume(|_| {}).unwrap()),
+            notes(&launched.prepared)
+        );
+    }
+
+    #[test]
+    fn requested_evaluations_on_training_data_are_refused() {
+        let place = tempfile::tempdir().unwrap();
+        let asked = "\nevaluation: {every_samples: 24}";
+        let refused = lines(place.path(), "corpus.jsonl", asked);
+        let refused = Launched::try_at(place.path(), &refused, &[]).err();
+        insta::assert_snapshot!(refused.unwrap_or_default(), @"`evaluation.every_samples` requests evaluations, and no evaluation data are left: files of `data.evaluation` that are also training data are not evaluated on; name other files, or hold samples out with `data.held_out`");
+        let whole = lines(place.path(), "other.jsonl", asked);
+        assert!(Launched::try_at(place.path(), &whole, &[]).is_ok());
+    }
 }

@@ -191,7 +191,7 @@ pub(super) fn resume(
         setup,
         state,
         external: None,
-        notes: data.manifest.notes,
+        notes: data.notes,
     })
 }
 

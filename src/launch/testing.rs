@@ -39,6 +39,11 @@ impl Launched {
     /// Prepares a run of a small native recipe in `place`/run. `lines`: further settings of its
     /// `spec`, one top-level key per line.
     pub fn at(place: &Path, lines: &str, overrides: &[&str]) -> Launched {
+        Launched::try_at(place, lines, overrides).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// As [`Launched::at`], for a run that may be refused.
+    pub fn try_at(place: &Path, lines: &str, overrides: &[&str]) -> Result<Launched, String> {
         let data = "data: {sequence_length: 8, train: [{path: synthetic, synthetic: \
                     {vocabulary: 16, branching: 4, samples: 100}}]}";
         let lines = match lines.contains("data:") {
@@ -63,14 +68,15 @@ spec:
         let run = RunDir::at(place.join("run"));
         std::fs::create_dir_all(run.path()).unwrap();
         let planned = prepare::plan(&recipe, 2, Reached::default(), None).unwrap();
-        let prepared = prepare::prepare(&run, &recipe, &planned, &request, &mut |_| {}).unwrap();
-        Launched {
+        let prepared = prepare::prepare(&run, &recipe, &planned, &request, &mut |_| {})
+            .map_err(|error| error.to_string())?;
+        Ok(Launched {
             run,
             recipe,
             planned,
             request,
             prepared,
-        }
+        })
     }
 
     /// Prepares the run again for a resume.
