@@ -3,6 +3,8 @@
 mod from_files;
 mod synthetic;
 
+use std::path::Path;
+
 use super::Part;
 use super::error::DataError;
 use super::manifest::Manifest;
@@ -50,8 +52,9 @@ pub fn prepare(
 /// The prepared data in the directory, if it has the same settings and sources and is complete.
 fn reuse(request: &PrepareRequest<'_>, wanted: &Manifest) -> Result<Option<Prepared>, DataError> {
     let found = Manifest::read(request.directory);
-    if request.resume {
-        refuse_other_data(request, found.as_ref(), wanted)?;
+    if let Some(directory) = request.began_in {
+        let recorded = Manifest::read(directory);
+        refuse_other_data(request.fingerprint, directory, recorded.as_ref(), wanted)?;
     }
     let Some(found) = found.ok().filter(|m| m.fingerprint == wanted.fingerprint) else {
         return Ok(None);
@@ -83,12 +86,13 @@ fn reuse(request: &PrepareRequest<'_>, wanted: &Manifest) -> Result<Option<Prepa
 /// the data directory, so that the check works even if the data is lost. Runs of older versions have only the
 /// manifest.
 fn refuse_other_data(
-    request: &PrepareRequest<'_>,
+    fingerprint: Option<&str>,
+    directory: &Path,
     found: Result<&Manifest, &DataError>,
     wanted: &Manifest,
 ) -> Result<(), DataError> {
-    let refuse = |problem, help| Err(DataError::source(request.directory, problem, help));
-    let began = match (request.fingerprint, found) {
+    let refuse = |problem, help| Err(DataError::source(directory, problem, help));
+    let began = match (fingerprint, found) {
         (Some(began), _) => began,
         (None, Ok(found)) => &found.fingerprint,
         (None, Err(error)) => {

@@ -28,8 +28,8 @@ pub struct PrepareRequest<'a> {
     pub base: &'a Path,
     /// Output directory; it is replaced as a whole unless it already holds the same data.
     pub directory: &'a Path,
-    /// The run resumes: data that differs from the original data is refused instead of replaced.
-    pub resume: bool,
+    /// Directory of the data with which an existing run began: other data are refused.
+    pub began_in: Option<&'a Path>,
     /// The recorded fingerprint of the data with which the run began.
     pub fingerprint: Option<&'a str>,
     /// The spelling of a native key in the recipe's dialect, for messages ([`crate::recipe::Recipe::key`]).

@@ -3,9 +3,11 @@
 
 use std::fmt;
 
+use tempfile::TempDir;
+
 use super::request::data_of;
 use super::{LaunchError, RunDir};
-use crate::data::{self, DataError};
+use crate::data::{self, DataError, PrepareRequest};
 use crate::engine::IGNORE;
 use crate::samples::{self, Digest, Fault, Proof};
 use crate::train::{Setup, TrainState, checkpoint_ref};
@@ -18,6 +20,8 @@ pub struct LedgerProof {
     pub checkpoint: String,
     /// Samples in an epoch.
     pub epoch_length: u64,
+    /// Samples of the data that the history never consumed; no digest covers them.
+    pub untrained: u64,
     /// The proof that every sample was consumed exactly once, or the first fault.
     pub result: Result<Proof, Fault<DataError>>,
 }
@@ -37,27 +41,37 @@ impl LedgerProof {
 impl fmt::Display for LedgerProof {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.result {
-            Ok(proof) => write!(
-                f,
-                "{} consumed samples 0..{} of the one global order exactly once ({:.2} epochs); \
-                 the forward passes received exactly these data",
-                count(proof.steps, "step"),
-                proof.samples,
-                proof.epochs(self.epoch_length)
-            ),
+            Ok(proof) => {
+                write!(
+                    f,
+                    "{} consumed samples 0..{} of the one global order exactly once ({:.2} epochs); \
+                     the forward passes received exactly these data",
+                    count(proof.steps, "step"),
+                    proof.samples,
+                    proof.epochs(self.epoch_length)
+                )?;
+                match self.untrained {
+                    0 => Ok(()),
+                    untrained => write!(
+                        f,
+                        "; not covered: {} that the run never trained on",
+                        count(untrained, "sample")
+                    ),
+                }
+            }
             Err(fault) => write!(f, "{fault}"),
         }
     }
 }
 
 /// Proves the committed history of a run. Prepares the data again from its sources in a temporary
-/// directory, because the run's prepared data are not trusted.
+/// directory, because the run's prepared data are not trusted. Sources and settings that have changed since the
+/// run began are refused as by a resume.
 pub fn prove(
     run: &RunDir,
     progress: &mut dyn FnMut(data::Progress),
 ) -> Result<LedgerProof, LaunchError> {
     let setup = run.setup()?;
-    let model = setup.model()?;
     let recipe = setup.recipe();
     let checkpoint_ref = run
         .state()?
@@ -72,18 +86,19 @@ pub fn prove(
         })?;
     let state = TrainState::from_checkpoint(&checkpoint_ref::open(run.path(), &checkpoint_ref)?)?;
 
-    let directory = tempfile::tempdir()
-        .map_err(|error| FileError::from_io("write in", &std::env::temp_dir(), 0, error))?;
-    let data = Setup::data(directory.path());
-    let key = recipe.keys();
-    let request = data_of(&recipe, &key, Some(model), &setup.base, &data);
-    data::prepare(&request, progress)?;
+    let directory = data_again(run, &setup, progress)?;
     let dataset = setup.training_data(directory.path())?;
     let order = setup.order(dataset.len())?;
+    let samples = usize::try_from(dataset.len()).unwrap_or(usize::MAX);
+    let mut trained = vec![false; samples];
     let result = samples::verify(Vec::from(state.ledger), |positions| {
         let mut digest = Digest::default();
         for position in positions {
-            let collated = dataset.collate([order.at(position).index])?;
+            let index = order.at(position).index;
+            if let Some(trained) = usize::try_from(index).ok().and_then(|i| trained.get_mut(i)) {
+                *trained = true;
+            }
+            let collated = dataset.collate([index])?;
             let (tokens, targets) = collated.row(0);
             digest += Digest::of(position, tokens, targets, IGNORE);
         }
@@ -92,6 +107,70 @@ pub fn prove(
     Ok(LedgerProof {
         checkpoint: checkpoint_ref.path,
         epoch_length: order.epoch_length(),
+        untrained: trained.iter().filter(|trained| !**trained).count() as u64,
         result,
     })
+}
+
+/// Prepares the data again in a temporary directory.
+fn data_again(
+    run: &RunDir,
+    setup: &Setup,
+    progress: &mut dyn FnMut(data::Progress),
+) -> Result<TempDir, LaunchError> {
+    let directory = tempfile::tempdir()
+        .map_err(|error| FileError::from_io("write in", &std::env::temp_dir(), 0, error))?;
+    let (began_in, again) = (Setup::data(run.path()), Setup::data(directory.path()));
+    let recipe = setup.recipe();
+    let key = recipe.keys();
+    let request = PrepareRequest {
+        began_in: Some(&began_in),
+        fingerprint: setup.data_fingerprint.as_deref(),
+        ..data_of(&recipe, &key, Some(setup.model()?), &setup.base, &again)
+    };
+    data::prepare(&request, progress)?;
+    Ok(directory)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::launch::testing::Launched;
+
+    #[test]
+    fn changed_sources_are_named_as_by_a_resume() {
+        let place = tempfile::tempdir().unwrap();
+        let corpus = place.path().join("corpus.jsonl");
+        std::fs::write(&corpus, "{\"text\": \"abcdefgh\"}\n".repeat(102)).unwrap();
+        let lines = format!(
+            "batch: {{global: 12, per_device_batch_size: 2}}\ntokenizer: {{path: byte}}\n\
+             data: {{sequence_length: 8, train: [{{path: {}}}]}}",
+            corpus.display()
+        );
+        let launched = Launched::at(place.path(), &lines, &[]);
+        let setup = &launched.prepared.setup;
+        assert!(data_again(&launched.run, setup, &mut |_| {}).is_ok());
+        std::fs::write(&corpus, "{\"text\": \"abcdefgh\"}\n".repeat(101)).unwrap();
+        let error = data_again(&launched.run, setup, &mut |_| {}).err().unwrap();
+        let message = error.to_string();
+        let place = place.path().display().to_string();
+        insta::assert_snapshot!(message.replace(&place, "[place]"), @"[place]/run/data: the run began with other data: changed: training data; undo the change, or start a new run");
+        assert_eq!(message, launched.resume(|_| {}).err().unwrap());
+    }
+
+    #[test]
+    fn samples_never_trained_on_are_named_in_the_proof() {
+        let proof = |untrained| LedgerProof {
+            checkpoint: "gen-1/step-0000002".to_owned(),
+            epoch_length: 100,
+            untrained,
+            result: Ok(Proof {
+                steps: 2,
+                samples: 24,
+                digest: Digest::default(),
+            }),
+        };
+        insta::assert_snapshot!(proof(76), @"2 steps consumed samples 0..24 of the one global order exactly once (0.24 epochs); the forward passes received exactly these data; not covered: 76 samples that the run never trained on");
+        insta::assert_snapshot!(proof(0), @"2 steps consumed samples 0..24 of the one global order exactly once (0.24 epochs); the forward passes received exactly these data");
+    }
 }

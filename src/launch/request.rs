@@ -93,7 +93,7 @@ pub fn data_of<'a>(
         vocab_size: model.map(|model| model.vocab_size as u64),
         base,
         directory,
-        resume: false,
+        began_in: None,
         fingerprint: None,
         key,
         stopped: &|| false,

@@ -159,9 +159,10 @@ pub(super) fn resume(
         (None, Some(weights)) => initial::check(weights, setup.model()?)?,
         (None, None) => {}
     }
+    let directory = Setup::data(run.path());
     let data = data::prepare(
         &PrepareRequest {
-            resume: true,
+            began_in: Some(&directory),
             fingerprint: setup.data_fingerprint.as_deref(),
             stopped: &|| request.stopped(),
             ..data_of(
@@ -169,7 +170,7 @@ pub(super) fn resume(
                 &recipe.keys(),
                 Some(setup.model()?),
                 &setup.base,
-                &Setup::data(run.path()),
+                &directory,
             )
         },
         progress,

@@ -93,7 +93,7 @@ impl Case {
             vocab_size: self.vocab_size,
             base: self.directory.path(),
             directory,
-            resume: self.resume,
+            began_in: self.resume.then_some(directory),
             fingerprint: self.fingerprint.as_deref(),
             key: &self.key,
             stopped: &|| self.stopped(),

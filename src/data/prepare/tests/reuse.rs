@@ -197,7 +197,7 @@ fn progress_ends_at_all_bytes_and_counts_the_samples() {
         vocab_size: None,
         base: case.directory.path(),
         directory: &case.place(),
-        resume: false,
+        began_in: None,
         fingerprint: None,
         key: &|path| path.to_string(),
         stopped: &|| false,
