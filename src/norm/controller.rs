@@ -13,6 +13,7 @@ use super::fixed::{replayed_batch, stage_batch};
 use super::settings::{self, Conditions, ScheduleError};
 use super::tester::Tester;
 use crate::recipe::schema::spec::{BatchSchedule, Groups, LearningRateOnGrowth, ReplayRun, Stage};
+use crate::util::format::count;
 
 /// Chooses the global batch of every step.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -55,8 +56,9 @@ impl Controller {
     }
 
     /// Moves a controller to another generation's plan. The base batch must not differ, and the batch reached
-    /// so far must be a multiple of the new quantum: a change of the world never changes the batch.
-    pub fn refit(&mut self, conditions: Conditions) -> Result<(), ScheduleError> {
+    /// so far must be a multiple of the new quantum: a change of the world never changes the batch. Returns
+    /// what makes later decisions of the norm test differ from those of an undisturbed run, if anything does.
+    pub fn refit(&mut self, conditions: Conditions) -> Result<Option<String>, ScheduleError> {
         if conditions.base_batch != self.conditions.base_batch {
             return Err(ScheduleError::BaseChanged {
                 was: self.conditions.base_batch,
@@ -66,8 +68,40 @@ impl Controller {
         settings::check(&self.schedule(), &conditions)?;
         let key = "the checkpoint's current batch".to_owned();
         settings::multiple(key, self.batch, conditions.quantum)?;
+        let change = self.change(&conditions);
         self.conditions = conditions;
-        Ok(())
+        Ok(change)
+    }
+
+    /// How the norm test measures or rounds differently under `new` conditions. Decisions depend on the groups
+    /// and on the quantum, and on nothing else that a plan sets.
+    fn change(&self, new: &Conditions) -> Option<String> {
+        let Policy::NormTest(tester) = &self.policy else {
+            return None;
+        };
+        let old = &self.conditions;
+        let micro_batches = |micro_batch| format!("micro-batches of {}", count(micro_batch, "sample"));
+        let workers = |workers| count(workers, "worker");
+        let groups = match settings::groups(&tester.settings) {
+            Groups::MicroBatches if old.micro_batch != new.micro_batch => {
+                Some((micro_batches(new.micro_batch), micro_batches(old.micro_batch)))
+            }
+            Groups::Workers if old.workers != new.workers => {
+                Some((workers(new.workers), workers(old.workers)))
+            }
+            _ => None,
+        };
+        let groups = groups.map(|(now, before)| format!("compares {now} instead of {before}"));
+        let quantum = (old.quantum != new.quantum).then(|| {
+            format!("rounds batches to multiples of {} instead of {}", new.quantum, old.quantum)
+        });
+        let changes: Vec<String> = groups.into_iter().chain(quantum).collect();
+        (!changes.is_empty()).then(|| {
+            format!(
+                "the norm test now {}: later batches may differ from those of an undisturbed run",
+                changes.join(" and ")
+            )
+        })
     }
 
     /// The schedule of this controller.

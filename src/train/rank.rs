@@ -110,7 +110,7 @@ fn train(
 ) -> Result<Ending, TrainError> {
     let training = setup.training_data(&options.run)?;
     let mut engine = engine(options, setup, generation, world)?;
-    let state = load(options, setup, generation, engine.as_mut())?;
+    let state = load(options, setup, generation, engine.as_mut(), reports)?;
     let mut trainer = Trainer {
         run: &options.run,
         setup,
@@ -260,6 +260,7 @@ fn load(
     setup: &Setup,
     generation: &Generation,
     engine: &mut dyn Engine,
+    reports: Reports,
 ) -> Result<TrainState, TrainError> {
     let plan = &generation.plan;
     let conditions = Conditions {
@@ -284,7 +285,10 @@ fn load(
     let checkpoint = checkpoint_ref::open_lazily(&options.run, checkpoint_ref)?;
     checkpoint.restore(engine)?;
     let mut state = TrainState::from_checkpoint(&checkpoint)?;
-    state.controller.refit(conditions)?;
+    let change = state.controller.refit(conditions)?;
+    if let Some(message) = change.filter(|_| options.rank == 0) {
+        reports.send(&Report::Warning { message });
+    }
     Ok(state)
 }
 

@@ -62,13 +62,40 @@ fn a_generation_of_another_world_keeps_the_batch_or_is_refused() {
         micro_batch: 8,
         ..conditions(256, 8)
     };
-    same.refit(moved).unwrap();
+    let change = same.refit(moved).unwrap().unwrap();
+    insta::assert_snapshot!(change, @"the norm test now compares micro-batches of 8 samples instead of micro-batches of 4 samples and rounds batches to multiples of 8 instead of 16: later batches may differ from those of an undisturbed run");
     assert_eq!(same.batch(), 464);
     let refused = controller.refit(conditions(256, 32)).unwrap_err();
     insta::assert_snapshot!(refused.to_string(), @"the checkpoint's current batch 464 is not a multiple of the quantum 32; use 448 or 480, a smaller batch.per_device_batch_size, or narrow elasticity.min and elasticity.max");
     let refused = controller.refit(conditions(512, 16)).unwrap_err();
     assert_eq!(refused, ScheduleError::BaseChanged { was: 256, now: 512 });
     assert_eq!(controller.batch(), 464);
+}
+
+#[test]
+fn a_generation_with_other_groups_is_reported() {
+    let change = |groups, moved| {
+        let settings = NormTest {
+            groups,
+            ..NormTest::default()
+        };
+        controller(settings).refit(moved).unwrap()
+    };
+    let halved = Conditions {
+        workers: 2,
+        ..conditions(256, 16)
+    };
+    // The same micro-batches, dealt to fewer workers.
+    assert_eq!(change(Groups::MicroBatches, halved), None);
+    insta::assert_snapshot!(change(Groups::Workers, halved).unwrap(), @"the norm test now compares 2 workers instead of 4 workers: later batches may differ from those of an undisturbed run");
+    let smaller = Conditions {
+        micro_batch: 1,
+        ..conditions(256, 16)
+    };
+    insta::assert_snapshot!(change(Groups::MicroBatches, smaller).unwrap(), @"the norm test now compares micro-batches of 1 sample instead of micro-batches of 4 samples: later batches may differ from those of an undisturbed run");
+    assert_eq!(change(Groups::Workers, smaller), None);
+    let mut constant = Controller::new(&BatchSchedule::Constant, conditions(256, 16)).unwrap();
+    assert_eq!(constant.refit(conditions(256, 8)), Ok(None));
 }
 
 #[test]
