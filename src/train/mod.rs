@@ -82,8 +82,12 @@ pub enum TrainError {
     Weights(#[from] weights::WeightsError),
     /// The loss or the gradient is not finite.
     #[error(
-        "{what} is {value} at step {step} (samples {from} to {to}); the last good checkpoint is \
-         kept: lower the learning rate, clip the gradient, or look at those samples"
+        "{what} is {value} at step {step} (samples {from} to {to}); {}: lower the learning rate, clip the \
+         gradient, or look at those samples",
+        match last {
+            Some(path) => format!("the last good checkpoint, {path}, is kept"),
+            None => "no checkpoint was committed before it".to_owned(),
+        }
     )]
     Diverged {
         /// `loss` or `gradient norm`.
@@ -96,6 +100,8 @@ pub enum TrainError {
         from: u64,
         /// One past its last sample.
         to: u64,
+        /// Path of the newest committed checkpoint below the run directory.
+        last: Option<String>,
     },
     /// A step has only padding and prompts.
     #[error(
@@ -150,5 +156,24 @@ impl From<checkpoint::CheckpointError> for TrainError {
 impl From<CommError> for TrainError {
     fn from(error: CommError) -> Self {
         TrainError::Engine(EngineError::Comm(error))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_nan_names_the_checkpoint_that_is_kept_if_there_is_one() {
+        let diverged = |last: Option<&str>| TrainError::Diverged {
+            what: "loss",
+            value: f64::NAN,
+            step: 1,
+            from: 0,
+            to: 12,
+            last: last.map(str::to_owned),
+        };
+        insta::assert_snapshot!(diverged(None), @"loss is NaN at step 1 (samples 0 to 12); no checkpoint was committed before it: lower the learning rate, clip the gradient, or look at those samples");
+        insta::assert_snapshot!(diverged(Some("gen-1/step-0000120")), @"loss is NaN at step 1 (samples 0 to 12); the last good checkpoint, gen-1/step-0000120, is kept: lower the learning rate, clip the gradient, or look at those samples");
     }
 }

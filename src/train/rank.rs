@@ -132,6 +132,7 @@ fn train(
         reports,
         metrics: metrics(options)?,
         saving: Saving::default(),
+        last_checkpoint: generation.start.as_ref().map(|start| start.path.clone()),
         watch: StepWatch::new(STRAGGLER_FACTOR),
     };
     agree_on_memory(setup, &mut trainer)?;

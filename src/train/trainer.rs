@@ -67,6 +67,8 @@ pub struct Trainer<'a> {
     pub metrics: Option<MetricsWriter>,
     /// The checkpoint in progress, if any.
     pub saving: Saving,
+    /// Path of the newest committed checkpoint below the run directory.
+    pub last_checkpoint: Option<String>,
     /// Learns the usual duration of a step.
     pub watch: StepWatch,
     /// The batch of the observed steps.
@@ -175,6 +177,7 @@ impl Trainer<'_> {
                     step,
                     from,
                     to,
+                    last: self.last_checkpoint.clone(),
                 });
             }
         }
@@ -366,6 +369,9 @@ impl Trainer<'_> {
     fn finish_checkpoint(&mut self) -> Result<(), TrainError> {
         let (engine, world) = (self.engine.as_ref(), self.world.as_ref());
         let report = self.saving.finish(engine, world, self.setup)?;
+        if let Some(Report::Committed { checkpoint_ref, .. }) = &report {
+            self.last_checkpoint = Some(checkpoint_ref.path.clone());
+        }
         if let Some(report) = report.filter(|_| self.rank() == 0) {
             self.reports.send(&report);
         }

@@ -110,7 +110,8 @@ impl Launcher<'_> {
             self.display.event(&event);
         }
         self.last_step = Some(record.clone());
-        if let Some(message) = self.losses.as_mut().and_then(|l| l.step(record.loss)) {
+        let losses = self.losses.as_mut();
+        if let Some(message) = losses.and_then(|l| l.step(record.loss, record.gradient_norm)) {
             self.warn(message);
         }
         match first {

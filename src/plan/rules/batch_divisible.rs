@@ -146,6 +146,21 @@ mod tests {
     }
 
     #[test]
+    fn counts_outside_of_the_elasticity_bounds_are_not_suggested() {
+        let mut recipe = recipe();
+        recipe.spec.elasticity.max = Some(7);
+        let help = |recipe: &crate::recipe::Recipe| {
+            let found = only("batch-divisible", recipe, &PlanRequest::gpus(6));
+            found[0].help.split(", or deal").next().unwrap().to_owned()
+        };
+        assert_eq!(help(&recipe), "use 2 or 4 GPUs");
+        recipe.spec.elasticity.min = Some(3);
+        assert_eq!(help(&recipe), "use 4 GPUs");
+        recipe.spec.elasticity.min = Some(5);
+        assert_eq!(help(&recipe), "use another global batch");
+    }
+
+    #[test]
     fn uneven_dealing_is_offered_only_where_the_trainer_supports_it() {
         let mut recipe = recipe();
         recipe.spec.objective = crate::recipe::schema::spec::Objective::Dpo;

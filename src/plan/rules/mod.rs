@@ -234,9 +234,13 @@ impl Case<'_> {
         self.request.devices.count(count)
     }
 
-    /// The feasible counts nearest to the requested one, two on each side: `4, 8 or 16 GPUs`.
+    /// The feasible counts within the elasticity bounds nearest to the requested one, two on each side:
+    /// `4, 8 or 16 GPUs`.
     fn feasible_near(&self) -> String {
-        let counts = &self.draft.outline.feasible_gpu_counts;
+        let elasticity = &self.spec().elasticity;
+        let allowed = elasticity.min.unwrap_or(1)..=elasticity.max.unwrap_or(u64::MAX);
+        let counts = self.draft.outline.feasible_gpu_counts.iter().copied();
+        let counts: Vec<u64> = counts.filter(|count| allowed.contains(count)).collect();
         let above = counts.partition_point(|&count| count < self.request.gpus);
         let near = &counts[above.saturating_sub(2)..(above + 2).min(counts.len())];
         match near {
