@@ -1,5 +1,6 @@
 //! Detects ranks that send no heartbeat before they have connected to their peers. Later the peers
-//! detect a loss; until then only the agent can. A waiting rank sends a heartbeat every second.
+//! detect a loss; until then only the agent can. A waiting rank sends a heartbeat every second. The only
+//! rank of a world has no peers: it sends heartbeats, and the agent expects them, until it exits.
 
 use std::time::{Duration, Instant};
 
@@ -13,15 +14,27 @@ const LOOK: Duration = Duration::from_secs(1);
 /// Time since the last heartbeat of each local rank; `None` once it is no longer monitored.
 pub struct Silence {
     quiet: Vec<Option<Duration>>,
+    /// The rank is the only one of its world.
+    alone: bool,
     last_check: Instant,
 }
 
 impl Silence {
-    /// Starts to monitor ranks that were just started.
-    pub fn new(count: u64) -> Silence {
+    /// Starts to monitor `count` ranks of a world, which were just started.
+    pub fn new(count: u64, world: u64) -> Silence {
         Silence {
             quiet: vec![Some(Duration::ZERO); usize::try_from(count).unwrap_or(0)],
+            alone: world == 1,
             last_check: Instant::now(),
+        }
+    }
+
+    /// Starts to monitor ranks of an external trainer, which send no heartbeats: only until they have
+    /// started.
+    pub fn of_external_trainer(count: u64) -> Silence {
+        Silence {
+            alone: false,
+            ..Silence::new(count, count)
         }
     }
 
@@ -34,7 +47,7 @@ impl Silence {
             Event::Exited { .. } => None,
             Event::Report { report, .. } => match report {
                 // Only a connected rank sends these, or a trainer without heartbeats.
-                Report::Connected | Report::Ready => None,
+                Report::Connected | Report::Ready if !self.alone => None,
                 _ => Some(Duration::ZERO),
             },
         };
@@ -45,6 +58,15 @@ impl Silence {
         let passed = self.last_check.elapsed().min(LOOK);
         self.last_check = Instant::now();
         self.after(passed)
+    }
+
+    /// Message for a rank whose heartbeat timed out.
+    pub fn message(&self) -> String {
+        let seconds = SILENCE.as_secs();
+        match self.alone {
+            true => format!("no heartbeat for {seconds} s"),
+            false => format!("no heartbeat for {seconds} s before the ranks had connected"),
+        }
     }
 
     fn after(&mut self, passed: Duration) -> Vec<usize> {
@@ -59,14 +81,6 @@ impl Silence {
         }
         silent
     }
-}
-
-/// Message for a rank whose heartbeat timed out.
-pub fn timeout_message() -> String {
-    format!(
-        "no heartbeat for {} s before the ranks had connected",
-        SILENCE.as_secs()
-    )
 }
 
 #[cfg(test)]
@@ -84,7 +98,7 @@ mod tests {
 
     #[test]
     fn only_monitored_ranks_time_out() {
-        let mut silence = Silence::new(4);
+        let mut silence = Silence::new(4, 4);
         let nearly = SILENCE - Duration::from_millis(1);
         assert!(silence.after(nearly).is_empty());
         silence.take(0, &reported(0, Report::Connecting));
@@ -105,8 +119,26 @@ mod tests {
     }
 
     #[test]
+    fn the_only_rank_of_a_world_is_monitored_until_it_exits() {
+        let nearly = SILENCE - Duration::from_millis(1);
+        let reports = [Report::Connected, Report::Ready, Report::Alive];
+        let mut silence = Silence::new(1, 1);
+        for report in reports.clone() {
+            silence.take(0, &reported(0, report));
+            assert!(silence.after(nearly).is_empty());
+        }
+        assert_eq!(silence.after(Duration::from_millis(2)), [0]);
+        assert_eq!(silence.message(), "no heartbeat for 10 s");
+        // An external trainer sends none, and a rank with peers need not.
+        for mut silence in [Silence::of_external_trainer(1), Silence::new(1, 2)] {
+            silence.take(0, &reported(0, Report::Ready));
+            assert!(silence.after(10 * SILENCE).is_empty());
+        }
+    }
+
+    #[test]
     fn a_suspended_agent_does_not_time_out_its_ranks() {
-        let mut silence = Silence::new(1);
+        let mut silence = Silence::new(1, 1);
         let Some(long_ago) = Instant::now().checked_sub(10 * SILENCE) else {
             return;
         };

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::agent::{Event, Ranks, Silence, silence};
+use crate::agent::{Event, Ranks, Silence};
 use crate::lifecycle::Outcome;
 use crate::lifecycle::protocol::Order;
 use crate::lifecycle::rank_status::{self, COMMIT, RankStatus};
@@ -34,7 +34,7 @@ impl Watch {
         Watch {
             ranks,
             seen: vec![RankStatus::default(); usize::try_from(world).unwrap_or(0)],
-            silence: Silence::new(world),
+            silence: Silence::new(world, world),
             trouble: None,
             settled: None,
             external: None,
@@ -50,6 +50,7 @@ impl Watch {
                 time_limit,
                 leaving,
             }),
+            silence: Silence::of_external_trainer(world),
             ..Watch::new(ranks, world)
         }
     }
@@ -143,7 +144,7 @@ impl Watch {
     fn settle_loss(&mut self, pinned: u64) {
         for rank in self.silence.timed_out() {
             if let Some(seen) = self.seen.get_mut(rank) {
-                seen.kill_reason = Some(silence::timeout_message());
+                seen.kill_reason = Some(self.silence.message());
             }
             self.ranks.kill_one(rank as u64);
         }

@@ -15,6 +15,8 @@ pub enum Report {
     Connecting,
     /// Connected to all others. From here on the ranks watch each other's heartbeats.
     Connected,
+    /// Sent every second by the only rank of a world, which has no peers to watch it.
+    Alive,
     /// State loaded; the first step follows.
     Ready,
     /// A step ended (rank 0 only).
@@ -106,6 +108,7 @@ impl Report {
             },
             Report::Connecting
             | Report::Connected
+            | Report::Alive
             | Report::Ready
             | Report::LossDetected { .. }
             | Report::Lost { .. } => return None,

@@ -74,7 +74,8 @@ impl RankStatus {
                 message,
                 deterministic,
             } => self.failed = Some((message.clone(), *deterministic)),
-            Report::Step(_)
+            Report::Alive
+            | Report::Step(_)
             | Report::Evaluation(_)
             | Report::Committed { .. }
             | Report::Straggler { .. }

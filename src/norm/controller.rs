@@ -80,12 +80,14 @@ impl Controller {
             return None;
         };
         let old = &self.conditions;
-        let micro_batches = |micro_batch| format!("micro-batches of {}", count(micro_batch, "sample"));
+        let micro_batches =
+            |micro_batch| format!("micro-batches of {}", count(micro_batch, "sample"));
         let workers = |workers| count(workers, "worker");
         let groups = match settings::groups(&tester.settings) {
-            Groups::MicroBatches if old.micro_batch != new.micro_batch => {
-                Some((micro_batches(new.micro_batch), micro_batches(old.micro_batch)))
-            }
+            Groups::MicroBatches if old.micro_batch != new.micro_batch => Some((
+                micro_batches(new.micro_batch),
+                micro_batches(old.micro_batch),
+            )),
             Groups::Workers if old.workers != new.workers => {
                 Some((workers(new.workers), workers(old.workers)))
             }
@@ -93,7 +95,10 @@ impl Controller {
         };
         let groups = groups.map(|(now, before)| format!("compares {now} instead of {before}"));
         let quantum = (old.quantum != new.quantum).then(|| {
-            format!("rounds batches to multiples of {} instead of {}", new.quantum, old.quantum)
+            format!(
+                "rounds batches to multiples of {} instead of {}",
+                new.quantum, old.quantum
+            )
         });
         let changes: Vec<String> = groups.into_iter().chain(quantum).collect();
         (!changes.is_empty()).then(|| {

@@ -1,6 +1,5 @@
-//! Heartbeats of a rank that waits for the others, sent by a separate thread. They let its agent tell a
-//! waiting rank from a hung one; its peers cannot do so before they have connected. If the agent is gone, the
-//! process ends: there is no state to commit yet.
+//! Heartbeats of a rank, sent to its agent by a separate thread: while it waits for the others, who cannot
+//! watch it before they have connected, and as long as it trains alone.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,18 +20,31 @@ pub struct Heartbeats {
 }
 
 impl Heartbeats {
-    /// Starts at once; ends the process when `agent_is_gone`.
-    pub fn start(reports: Reports, agent_is_gone: Arc<AtomicBool>) -> Heartbeats {
+    /// Of a rank that waits for the others. Ends the process when `agent_is_gone`: there is no state to
+    /// commit yet.
+    pub fn while_connecting(reports: Reports, agent_is_gone: Arc<AtomicBool>) -> Heartbeats {
+        Heartbeats::start(move || {
+            if agent_is_gone.load(Ordering::Relaxed) {
+                eprintln!("the agent left before the ranks had met");
+                std::process::exit(exit::DRAINED.into());
+            }
+            reports.send(&Report::Connecting);
+        })
+    }
+
+    /// Of the only rank of a world.
+    pub fn alone(reports: Reports) -> Heartbeats {
+        Heartbeats::start(move || reports.send(&Report::Alive))
+    }
+
+    /// Calls `beat` at once and then at every interval.
+    fn start(beat: impl Fn() + Send + 'static) -> Heartbeats {
         let (end, ended) = channel();
         let thread = std::thread::spawn(move || {
             loop {
-                reports.send(&Report::Connecting);
+                beat();
                 if ended.recv_timeout(INTERVAL) != Err(RecvTimeoutError::Timeout) {
                     return;
-                }
-                if agent_is_gone.load(Ordering::Relaxed) {
-                    eprintln!("the agent left before the ranks had met");
-                    std::process::exit(exit::DRAINED.into());
                 }
             }
         });

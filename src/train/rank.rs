@@ -86,10 +86,12 @@ fn live(options: &RankOptions, orders: &Orders, reports: Reports) -> Result<Endi
     // Held until the process ends, so that a later launcher detects living ranks.
     let _alive = hold(&directory)?;
     let world = {
-        let _waiting = Heartbeats::start(reports, orders.agent_is_gone());
+        let _waiting = Heartbeats::while_connecting(reports, orders.agent_is_gone());
         meet(options, &generation, reports)?
     };
     reports.send(&Report::Connected);
+    // Peers would notice that this process hangs.
+    let _alone = (world.world() == 1).then(|| Heartbeats::alone(reports));
     let result = train(options, &setup, &generation, &world, orders, reports);
     match &result {
         Ok(_) => world.close()?,

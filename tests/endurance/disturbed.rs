@@ -149,6 +149,23 @@ fn a_frozen_rank_counts_as_lost() {
 }
 
 #[test]
+fn a_frozen_rank_without_peers_is_restarted_from_its_checkpoint() {
+    let run = Run::of(small(json!({"checkpoint": {"every_samples": 120}})));
+    let launched = run.start(&["--procs", "1"]);
+    wait_for("a checkpoint", || {
+        let state = run.state()?;
+        state["checkpoint_ref"]["samples"].as_u64()
+    });
+    run.signal_rank(1, 0, Signal::STOP);
+    assert!(launched.wait().success(), "{}", run.log());
+    assert_eq!(run.worlds(), [1, 1]);
+    let log = run.log();
+    let lost = "rank 0: no heartbeat for 10 s, so it was killed";
+    assert!(log.contains(lost), "{log}");
+    proved(&run, 2400);
+}
+
+#[test]
 fn a_rank_that_freezes_before_the_ranks_connect_is_the_lost_one() {
     for frozen in [0, 1] {
         let run = Run::of(small(json!({"budget": {"samples": 600}})));

@@ -170,6 +170,10 @@ impl PodAgent {
                 .and_then(|external| external.checkpoint.clone()),
             ..AgentState::default()
         };
+        let silence = match &external {
+            Some(_) => Silence::of_external_trainer(count),
+            None => Silence::new(count, record.world()),
+        };
         self.current = Some(Current {
             generation: record.clone(),
             external,
@@ -178,7 +182,7 @@ impl PodAgent {
                 .map(|rank| Tail::of(&self.identity.run, record.number, rank))
                 .collect(),
             oom_kills,
-            silence: Silence::new(count),
+            silence,
             draining: false,
             settled: false,
         });

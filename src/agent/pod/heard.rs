@@ -1,7 +1,7 @@
 //! Handles rank events in a pod: reports, exits and missed heartbeats.
 
 use super::PodAgent;
-use crate::agent::{Event as RankEvent, last_lines, silence};
+use crate::agent::{Event as RankEvent, last_lines};
 use crate::lifecycle::files;
 use crate::lifecycle::protocol::{Ending, Report};
 use crate::lifecycle::rank_status::RankStatus;
@@ -110,6 +110,7 @@ impl PodAgent {
             // loss.
             Report::Connected => true,
             Report::Connecting
+            | Report::Alive
             | Report::Evaluation(_)
             | Report::Straggler { .. }
             | Report::Warning { .. } => false,
@@ -127,7 +128,7 @@ impl PodAgent {
         };
         for local in current.silence.timed_out() {
             if let Some(seen) = self.state.ranks.get_mut(local) {
-                seen.kill_reason = Some(silence::timeout_message());
+                seen.kill_reason = Some(current.silence.message());
             }
             current.ranks.kill_one(self.state.first + local as u64);
         }

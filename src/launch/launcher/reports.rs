@@ -58,6 +58,7 @@ impl Launcher<'_> {
             Report::Committed { checkpoint_ref, .. } => self.committed(checkpoint_ref.clone())?,
             Report::LossDetected { .. } | Report::Lost { .. } => self.in_trouble(),
             Report::Connecting
+            | Report::Alive
             | Report::Connected
             | Report::Straggler { .. }
             | Report::Warning { .. }
