@@ -16,7 +16,7 @@ use crate::launch::launcher::external_trainer::ExternalRun;
 use super::run_dir::{GenerationRow, Phase, RunDir, RunState};
 use super::watch::Watch;
 use super::worlds::{self, Feasible};
-use super::{LaunchError, Prepared, Request, RunLock, port};
+use super::{LaunchError, Prepared, Request, RunLock, port, resume};
 use crate::agent::{Event as RankEvent, OomKills, Ranks as RankProcesses, Tail};
 use crate::checkpoint;
 use crate::external_trainer::{Program, Start};
@@ -138,9 +138,10 @@ impl<'a> Launcher<'a> {
             {
                 current.watch.kill("stopped immediately on request");
             }
-            let ranks = self.ranks();
-            if let Ranks::Ended { .. } = ranks {
+            let mut ranks = self.ranks();
+            if let Ranks::Ended { outcome, .. } = &mut ranks {
                 self.record_progress();
+                self.fall_back(outcome)?;
             }
             let capacity = self.capacity(&ranks);
             let reached = self.state.reached(&self.setup);
@@ -217,6 +218,28 @@ impl<'a> Launcher<'a> {
             },
             Some(outcome) => Ranks::Ended { world, outcome },
         }
+    }
+
+    /// Falls back to an older checkpoint if the ranks have refused a damaged one. Then their failure is not
+    /// deterministic any more.
+    fn fall_back(&mut self, outcome: &mut Outcome) -> Result<(), LaunchError> {
+        let Outcome::Failed { deterministic, .. } = outcome else {
+            return Ok(());
+        };
+        let refused = self.current.as_ref().is_some_and(|current| {
+            // A later checkpoint is not the one that they have read.
+            !current.stepped && current.generation.start == self.state.checkpoint_ref
+        });
+        if !*deterministic || !refused || self.external.is_some() {
+            return Ok(());
+        }
+        if let Some(note) = resume::fall_back_if_damaged(&self.run, &mut self.state)? {
+            self.warn(note);
+            // Every fall-back has fewer checkpoints left, so it needs no other limit.
+            self.restarts_left += 1;
+            *deterministic = false;
+        }
+        Ok(())
     }
 
     /// Ranks that could run: a killed process counts as a lost device.

@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::request::data_of;
 use super::{LaunchError, Phase, Planned, Prepared, Request, RunDir, RunState, initial};
-use crate::checkpoint;
+use crate::checkpoint::{self, Committed};
 use crate::data::{self, PrepareRequest, Progress};
 use crate::lifecycle::{CheckpointRef, files};
 use crate::plan::{self, Reached};
@@ -149,13 +149,14 @@ pub(super) fn resume(
             run.path().display()
         )));
     }
+    let mut notes = Vec::new();
     match (
         state
-            .as_ref()
-            .and_then(|state| state.checkpoint_ref.as_ref()),
+            .as_mut()
+            .filter(|state| state.checkpoint_ref.is_some()),
         &setup.weights,
     ) {
-        (Some(checkpoint_ref), _) => verify(run, checkpoint_ref, &recipe.key("model.path"))?,
+        (Some(state), _) => notes.extend(verify(run, state, &recipe.key("model.path"))?),
         (None, Some(weights)) => initial::check(weights, setup.model()?)?,
         (None, None) => {}
     }
@@ -192,7 +193,7 @@ pub(super) fn resume(
         setup,
         state,
         external: None,
-        notes: data.notes,
+        notes: notes.into_iter().chain(data.notes).collect(),
     })
 }
 
@@ -240,13 +241,31 @@ fn newest(run: &RunDir, state: &RunState) -> Result<Option<CheckpointRef>, Launc
     }
 }
 
-/// Verifies the checkpoint to resume from. If it is unusable, the error names another checkpoint of
-/// the run, whose weights remain usable. `path_key`: the recipe's key of the model path.
-fn verify(run: &RunDir, checkpoint_ref: &CheckpointRef, path_key: &str) -> Result<(), LaunchError> {
-    let opened = checkpoint_ref::open(run.path(), checkpoint_ref).map_err(TrainError::from);
-    let state = opened.and_then(|checkpoint| TrainState::from_checkpoint(&checkpoint));
-    let Err(error) = state else {
-        return Ok(());
+/// Reads all of a checkpoint and compares it with its checksums.
+fn read_whole(run: &RunDir, checkpoint_ref: &CheckpointRef) -> Result<TrainState, TrainError> {
+    let checkpoint = checkpoint_ref::open(run.path(), checkpoint_ref).map_err(TrainError::from)?;
+    TrainState::from_checkpoint(&checkpoint)
+}
+
+/// Verifies the checkpoint to start from. If it is damaged, the run falls back to the newest whole checkpoint
+/// before it, with everything in it; returns a note about that. Without one the error names another
+/// checkpoint of the run, whose weights remain usable. `path_key`: the recipe's key of the model path.
+fn verify(
+    run: &RunDir,
+    state: &mut RunState,
+    path_key: &str,
+) -> Result<Option<String>, LaunchError> {
+    let Some(checkpoint_ref) = &state.checkpoint_ref else {
+        return Ok(None);
+    };
+    let Err(error) = read_whole(run, checkpoint_ref) else {
+        return Ok(None);
+    };
+    if let Some(note) = fall_back(run, state, &error.to_string())? {
+        return Ok(Some(note));
+    }
+    let Some(checkpoint_ref) = &state.checkpoint_ref else {
+        return Ok(None);
     };
     let pinned = run.path().join(&checkpoint_ref.path);
     let others = checkpoint::list(run.path())?.committed;
@@ -267,6 +286,69 @@ fn verify(run: &RunDir, checkpoint_ref: &CheckpointRef, path_key: &str) -> Resul
             .into(),
     };
     Err(LaunchError::Pinned { error, way_out })
+}
+
+/// As [`verify`], for a generation whose ranks have refused its start checkpoint. Returns a note if the run
+/// falls back to an older one; `None` if the checkpoint is whole or no other is.
+pub(super) fn fall_back_if_damaged(
+    run: &RunDir,
+    state: &mut RunState,
+) -> Result<Option<String>, LaunchError> {
+    let Some(checkpoint_ref) = &state.checkpoint_ref else {
+        return Ok(None);
+    };
+    match read_whole(run, checkpoint_ref) {
+        Ok(_) => Ok(None),
+        Err(error) => fall_back(run, state, &error.to_string()),
+    }
+}
+
+/// References the newest whole checkpoint before the referenced one, which is damaged as `problem` says.
+/// Returns a note, or `None` if there is no such checkpoint.
+fn fall_back(
+    run: &RunDir,
+    state: &mut RunState,
+    problem: &str,
+) -> Result<Option<String>, LaunchError> {
+    let Some(damaged) = &state.checkpoint_ref else {
+        return Ok(None);
+    };
+    let mut older = lineage(state, checkpoint::list(run.path())?.committed);
+    let path = run.path().join(&damaged.path);
+    older.retain(|committed| committed.path != path && committed.samples <= damaged.samples);
+    let whole = older.iter().rev().find_map(|committed| {
+        let checkpoint_ref = checkpoint_ref::of(committed, run.path()).ok()?;
+        read_whole(run, &checkpoint_ref).ok()?;
+        Some(checkpoint_ref)
+    });
+    let Some(whole) = whole else {
+        return Ok(None);
+    };
+    let note = format!(
+        "checkpoint {} cannot be used: {problem}; the run continues from {} ({}), the last good one, with its \
+         optimiser, schedule and ledger, and repeats {}",
+        damaged.path,
+        whole.path,
+        count(whole.samples, "sample"),
+        count(damaged.samples.saturating_sub(whole.samples), "sample")
+    );
+    state.checkpoint_ref = Some(whole);
+    Ok(Some(note))
+}
+
+/// The checkpoints in the history of the last generation, by samples. A generation's checkpoints after the
+/// start of a later one are not in it: the later one repeated those samples.
+fn lineage(state: &RunState, committed: Vec<Committed>) -> Vec<Committed> {
+    let rows = &state.generations;
+    let mut found = committed;
+    found.retain(|committed| {
+        let known = rows.iter().any(|row| row.number == committed.generation);
+        let later = rows.iter().filter(|row| row.number > committed.generation);
+        let mut starts = later.filter_map(|row| row.start_samples);
+        known && starts.all(|start| committed.samples <= start)
+    });
+    found.sort_by_key(|committed| (committed.samples, committed.generation));
+    found
 }
 
 /// Refuses a checkpoint reference that contradicts its checkpoint. [`verify`] handles an unreadable
@@ -348,9 +430,60 @@ fn difference<T: Serialize>(one: &T, other: &T) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::launch::run_dir::GenerationRow;
     use crate::launch::testing::Launched;
+    use crate::lifecycle::Reason;
 
     const BATCH: &str = "batch: {global: 12, per_device_batch_size: 2}";
+
+    #[test]
+    fn only_checkpoints_before_every_later_start_are_in_the_lineage() {
+        let row = |number, start_samples| GenerationRow {
+            number,
+            reason: Reason::Started,
+            world: 1,
+            formula: String::new(),
+            start_samples: Some(start_samples),
+            created: 0.0,
+            first_step_seconds: None,
+            call: None,
+        };
+        let committed = |generation, samples| Committed {
+            path: format!("gen-{generation}/step-{samples:07}").into(),
+            generation,
+            step: samples,
+            samples,
+            checksum: "0".repeat(32).parse().unwrap(),
+        };
+        // Generation 2 was lost after its checkpoint at 48 was damaged; generation 3 repeated from 36.
+        let state = RunState {
+            generations: vec![row(1, 0), row(2, 24), row(3, 36)],
+            ..RunState::default()
+        };
+        let all = vec![
+            committed(1, 12),
+            committed(1, 24),
+            // Committed by a fenced rank after generation 2 had started.
+            committed(1, 30),
+            committed(2, 36),
+            committed(2, 48),
+            committed(3, 48),
+            committed(4, 60),
+        ];
+        let paths = |committed: Vec<Committed>| -> Vec<String> {
+            let paths = committed.iter().map(|c| c.path.display().to_string());
+            paths.collect()
+        };
+        assert_eq!(
+            paths(lineage(&state, all)),
+            [
+                "gen-1/step-0000012",
+                "gen-1/step-0000024",
+                "gen-2/step-0000036",
+                "gen-3/step-0000048"
+            ]
+        );
+    }
 
     #[test]
     fn a_run_does_not_resume_with_other_data_after_its_data_are_lost() {

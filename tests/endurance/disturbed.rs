@@ -504,6 +504,63 @@ fn an_edited_checkpoint_is_not_resumed() {
     );
 }
 
+/// Changes a byte of a checkpoint's weights.
+fn damage(run: &Run, checkpoint: &str) {
+    let victim = run.out().join(checkpoint);
+    let victim = victim.join("model-00001-of-00004.safetensors");
+    let mut bytes = std::fs::read(&victim).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    std::fs::write(&victim, bytes).unwrap();
+}
+
+/// Path of the checkpoint that the run's state references, once it has this many samples.
+fn checkpoint_after(run: &Run, samples: u64) -> String {
+    wait_for(&format!("a checkpoint after {samples} samples"), || {
+        let checkpoint_ref = run.state()?["checkpoint_ref"].clone();
+        let path = checkpoint_ref["path"].as_str()?.to_owned();
+        (checkpoint_ref["samples"].as_u64()? >= samples).then_some(path)
+    })
+}
+
+#[test]
+fn a_run_falls_back_from_a_damaged_checkpoint_to_the_last_good_one() {
+    let spec = json!({
+        "parallel": {"strategy": "fsdp"},
+        "budget": {"samples": 6000},
+        "checkpoint": {"every_samples": 1200, "keep": 10},
+    });
+    // The survivors of a loss, and a resume, start from the damaged checkpoint.
+    for resumed in [false, true] {
+        let run = Run::of(small(spec.clone()));
+        let mut launched = run.start(&["--procs", "3"]);
+        let newest = match resumed {
+            false => {
+                let newest = checkpoint_after(&run, 2400);
+                damage(&run, &newest);
+                run.signal_rank(1, 1, Signal::KILL);
+                newest
+            }
+            true => {
+                checkpoint_after(&run, 2400);
+                run.drain(launched);
+                let newest = checkpoint_after(&run, 2400);
+                damage(&run, &newest);
+                launched = run.start(&["--procs", "3", "--resume"]);
+                newest
+            }
+        };
+        assert!(launched.wait().success(), "{}", run.log());
+        let log = run.log();
+        let note = format!("checkpoint {newest} cannot be used: ");
+        assert!(
+            log.contains(&note) && log.contains("the last good one"),
+            "{log}"
+        );
+        proved(&run, 6000);
+        constant_batch(&run, 12);
+    }
+}
+
 #[test]
 fn ranks_killed_during_a_checkpoint_count_as_lost() {
     for delay in [0, 3] {
