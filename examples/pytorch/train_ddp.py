@@ -116,11 +116,14 @@ while step < a.steps:
     optimiser.step()
     optimiser.zero_grad()
     step, samples = step + 1, samples + batch
+    if record:
+        # Before the exchange: once it succeeds, rank 0 may save this step even if this process dies.
+        record.write(json.dumps(dict(step=step, samples=fed)) + "\n")
     # One small all-reduce: the loss to print, and whether a rank received SIGTERM (habit 2).
     news = torch.tensor([total / world, float(leaving)], device=device)
     dist.all_reduce(news)
     if record:
-        record.write(json.dumps(dict(step=step, samples=fed, loss=news[0].item())) + "\n")
+        record.write(json.dumps(dict(step=step, loss=news[0].item())) + "\n")
     drain = news[1].item() > 0
     if rank == 0:
         if step % 100 == 0:

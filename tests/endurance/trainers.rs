@@ -91,10 +91,10 @@ impl Trainer {
                     .or_default()
                     .entry(step)
                     .or_default();
-                let samples = line["samples"].as_array().unwrap();
-                fed.0
-                    .extend(samples.iter().map(|sample| sample.as_u64().unwrap()));
-                fed.1 = line["loss"].as_f64();
+                // A rank records its samples before the ranks exchange anything, the loss afterwards.
+                let samples = line["samples"].as_array().into_iter().flatten();
+                fed.0.extend(samples.map(|sample| sample.as_u64().unwrap()));
+                fed.1 = fed.1.or(line["loss"].as_f64());
             }
         }
         generations
