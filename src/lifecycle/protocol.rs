@@ -19,7 +19,7 @@ pub enum Report {
     Alive,
     /// State loaded; the first step follows.
     Ready,
-    /// A step ended (rank 0 only).
+    /// A step ended (rank 0 only, or the rank that commits after the loss of rank 0).
     Step(StepRecord),
     /// An evaluation ended (rank 0 only).
     Evaluation(EvaluationRecord),

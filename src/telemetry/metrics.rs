@@ -74,6 +74,16 @@ fn open(path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
+/// Appends a step to the file of a writer that died after the step and before it recorded it. Returns false
+/// without a write if the file has the step.
+pub fn append_missing(path: &Path, step: &StepRecord) -> Result<bool, MetricsError> {
+    if last_step(path).is_some_and(|last| last.step >= step.step) {
+        return Ok(false);
+    }
+    Writer::append_to(path)?.write(&Metric::Step(step.clone()))?;
+    Ok(true)
+}
+
 /// The content of a metrics file.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Recorded {
@@ -204,6 +214,29 @@ mod tests {
             norm_test: None,
             coordinate_test: None,
         }
+    }
+
+    #[test]
+    fn a_survivor_appends_only_the_step_that_is_missing() {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("metrics.jsonl");
+        let samples = || -> Vec<u64> {
+            let recorded = read(&path).unwrap().metrics.into_iter();
+            let samples = recorded.map(|metric| match metric {
+                Metric::Step(step) => step.samples,
+                Metric::Evaluation(evaluation) => evaluation.samples,
+            });
+            samples.collect()
+        };
+        // Rank 0 died before its first record.
+        assert!(append_missing(&path, &step(1, 8)).unwrap());
+        assert!(!append_missing(&path, &step(1, 8)).unwrap());
+        assert_eq!(samples(), [8]);
+        // Rank 0 died while it wrote the record.
+        let mut file = OpenOptions::new().append(true).open(&path).unwrap();
+        file.write_all(b"{\"kind\":\"step\",\"gener").unwrap();
+        assert!(append_missing(&path, &step(1, 16)).unwrap());
+        assert_eq!(samples(), [8, 16]);
     }
 
     fn evaluation(generation: u64, samples: u64) -> Metric {

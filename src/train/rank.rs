@@ -133,6 +133,7 @@ fn train(
         orders,
         reports,
         metrics: metrics(options)?,
+        last_step: None,
         saving: Saving::default(),
         last_checkpoint: generation.start.as_ref().map(|start| start.path.clone()),
         watch: StepWatch::new(STRAGGLER_FACTOR),

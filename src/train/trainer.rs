@@ -20,12 +20,12 @@ use crate::comm::solo::Solo;
 use crate::comm::watch::StepWatch;
 use crate::data::{Collated, Dataset};
 use crate::engine::{AdamW, Engine, IGNORE, Measure, MicroBatch};
-use crate::lifecycle::Generation;
 use crate::lifecycle::protocol::Report;
+use crate::lifecycle::{Generation, files};
 use crate::norm::{Decision, GroupSums, Reason, Sums};
 use crate::recipe::schema::spec::Groups;
 use crate::samples::{Deal, Digest, Order, Row};
-use crate::telemetry::metrics::Writer as MetricsWriter;
+use crate::telemetry::metrics::{self, Writer as MetricsWriter};
 use crate::telemetry::{EvaluationRecord, Metric, NormTestRecord, StepRecord, now};
 
 /// A step is reported as slow if it takes this many times the usual time.
@@ -65,6 +65,8 @@ pub struct Trainer<'a> {
     pub reports: Reports,
     /// The generation's metrics file (rank 0 only).
     pub metrics: Option<MetricsWriter>,
+    /// The newest step, which rank 0 records.
+    pub last_step: Option<StepRecord>,
     /// The checkpoint in progress, if any.
     pub saving: Saving,
     /// Path of the newest committed checkpoint below the run directory.
@@ -216,23 +218,25 @@ impl Trainer<'_> {
             self.finish_checkpoint()?;
         }
 
+        let record = StepRecord {
+            generation: self.generation.number,
+            step,
+            samples: to,
+            batch,
+            world: self.world.world() as u64,
+            loss,
+            tokens: totals.targets,
+            learning_rate,
+            gradient_norm,
+            seconds: started.elapsed().as_secs_f64(),
+            time: now(),
+            norm_test: norm_test_record(&decision),
+            coordinate_test,
+        };
+        self.last_step = Some(record.clone());
         if self.rank() == 0 {
             self.name_straggler(batch, &totals.seconds);
-            self.record(Metric::Step(StepRecord {
-                generation: self.generation.number,
-                step,
-                samples: to,
-                batch,
-                world: self.world.world() as u64,
-                loss,
-                tokens: totals.targets,
-                learning_rate,
-                gradient_norm,
-                seconds: started.elapsed().as_secs_f64(),
-                time: now(),
-                norm_test: norm_test_record(&decision),
-                coordinate_test,
-            }))?;
+            self.record(Metric::Step(record))?;
         }
         Ok(totals.drain)
     }
@@ -360,6 +364,20 @@ impl Trainer<'_> {
         Ok(())
     }
 
+    /// Records the newest step if rank 0 was lost between the step's exchange and its record: the step is
+    /// about to be committed. An evaluation that is missing for the same reason is repeated by the next
+    /// generation.
+    fn record_for_rank_0(&mut self) -> Result<(), TrainError> {
+        let Some(step) = self.last_step.take().filter(|_| self.rank() != 0) else {
+            return Ok(());
+        };
+        let generation = self.run.join(files::generation(self.generation.number));
+        if metrics::append_missing(&generation.join(files::METRICS), &step)? {
+            self.reports.send(&Report::Step(step));
+        }
+        Ok(())
+    }
+
     fn begin_checkpoint(&mut self) -> Result<(), TrainError> {
         let place = (self.run, self.generation.number);
         let (engine, world) = (self.engine.as_mut(), self.world.as_ref());
@@ -389,6 +407,7 @@ impl Trainer<'_> {
     /// everything.
     pub fn commit_alone(&mut self) -> Result<(), TrainError> {
         self.engine.discard();
+        self.record_for_rank_0()?;
         self.saving = Saving::default();
         let place = (self.run, self.generation.number);
         self.saving
