@@ -2,6 +2,7 @@
 //! forwards their reports and records how they end. The local launcher and pods use the same agent;
 //! only the source of the generation record differs.
 
+mod event_log;
 mod follow;
 mod identity;
 mod input;
@@ -17,6 +18,7 @@ pub mod silence;
 mod tail;
 mod volume;
 
+pub use event_log::EventLog;
 pub use follow::follow;
 pub use identity::Identity;
 pub use input::{Answer, Input};

@@ -105,7 +105,7 @@ mod tests {
         let port = listener.local_addr().unwrap().port();
         let (sender, state) = tokio::sync::watch::channel(AgentState::default());
         let (heard, by_the_other) = channel();
-        tokio::spawn(serve(listener, state, heard));
+        tokio::spawn(serve(listener, state, heard, std::path::PathBuf::new()));
         sender.send_modify(|state| state.generation = 7);
 
         let peers = Peers::on(port);

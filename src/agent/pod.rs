@@ -21,15 +21,15 @@ use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
 use super::{
-    Answer, Event as RankEvent, Identity, Input, Membership, OomKills, Preparation, Ranks,
-    Retention, Silence, Tail,
+    Answer, Event as RankEvent, EventLog, Identity, Input, Membership, OomKills, Preparation,
+    Ranks, Retention, Silence, Tail,
 };
 use crate::external_trainer::call::ExternalCall;
 use crate::lifecycle::agent_state::AgentState;
 use crate::lifecycle::generation::Generation;
 use crate::lifecycle::protocol::{Order, exit};
 use crate::lifecycle::rank_status;
-use crate::telemetry::{Display, Event};
+use crate::telemetry::Event;
 
 use begin::Backoff;
 use contact::{Contact, ContactSource};
@@ -57,7 +57,7 @@ pub struct PodAgent {
     inspected: Option<Instant>,
     current: Option<Current>,
     retention: Retention,
-    display: Display,
+    log: EventLog,
 }
 
 /// The generation whose ranks were started here.
@@ -83,7 +83,7 @@ impl PodAgent {
         events: Sender<RankEvent>,
         published: watch::Sender<AgentState>,
         asked: watch::Sender<Vec<IpAddr>>,
-        display: Display,
+        log: EventLog,
     ) -> PodAgent {
         let state = AgentState {
             version: 1,
@@ -108,7 +108,7 @@ impl PodAgent {
             inspected: None,
             current: None,
             retention: Retention::default(),
-            display,
+            log,
         };
         // Before the state is published: a pod reports missing devices before it counts.
         agent.inspect();
@@ -178,7 +178,7 @@ impl PodAgent {
     }
 
     fn warn(&mut self, message: String) {
-        self.display.event(&Event::Warning { message });
+        self.log.of_training(Event::Warning { message });
     }
 
     /// Performs what the newest job requires.

@@ -7,9 +7,8 @@ use std::sync::mpsc::channel;
 use anyhow::Context;
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::agent::{self, Identity, Input, Peers, PodAgent};
+use crate::agent::{self, EventLog, Identity, Input, Peers, PodAgent};
 use crate::inventory::Inventory;
-use crate::telemetry::{Display, Mode};
 
 /// The agent of a pod (started by the controller).
 #[derive(clap::Args)]
@@ -47,6 +46,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         devices: args.devices,
         cores: Inventory::discover().cpu.cores,
     };
+    let run = identity.run.clone();
     let (inputs, received) = channel();
     let (events, happened) = channel();
     let (published, state) = tokio::sync::watch::channel(Default::default());
@@ -57,7 +57,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         events,
         published,
         asked,
-        Display::new(Mode::JsonLines),
+        EventLog::stdout(),
     );
     let passed_on = inputs.clone();
     std::thread::spawn(move || {
@@ -80,7 +80,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
                 args.port
             )
         })?;
-        tokio::spawn(agent::serve(listener, state, inputs.clone()));
+        tokio::spawn(agent::serve(listener, state, inputs.clone(), run));
         tokio::spawn(Peers::on(args.port).ask(peers, inputs.clone()));
         let client = kube::Client::try_default().await?;
         tokio::spawn(

@@ -7,6 +7,7 @@
 //! gen-N/record.json       the generation's record: written once
 //! gen-N/call.json         in pods: the checkpoint from which an external trainer resumes: written once
 //! gen-N/metrics.jsonl     its steps and evaluations
+//! gen-N/events.jsonl      in pods: its events, for followers
 //! gen-N/ranks.lock        locked while ranks of the generation live
 //! gen-N/logs/rank-R.log   output of a rank
 //! gen-N/step-NNNNNNN/     a checkpoint, named by its optimiser step
@@ -46,6 +47,11 @@ pub fn rank_log(generation: u64, rank: u64) -> PathBuf {
     Path::new(&self::generation(generation))
         .join("logs")
         .join(format!("rank-{rank}.log"))
+}
+
+/// Event log of a generation ([`super::event_log`]).
+pub fn events(generation: u64) -> PathBuf {
+    Path::new(&self::generation(generation)).join("events.jsonl")
 }
 
 /// Directory of a checkpoint, in its generation's directory.

@@ -170,6 +170,8 @@ impl PodAgent {
                 .and_then(|external| external.checkpoint.clone()),
             ..AgentState::default()
         };
+        self.log
+            .begin(&self.identity.run, record.number, first == 0);
         let silence = match &external {
             Some(_) => Silence::of_external_trainer(count),
             None => Silence::new(count, record.world()),

@@ -87,7 +87,7 @@ impl PodAgent {
     /// Records a report; true if the controller must receive it at once.
     fn take_report(&mut self, rank: u64, report: Report) -> bool {
         if let Some(event) = report.event(rank) {
-            self.display.event(&event);
+            self.log.of_training(event);
         }
         match report {
             Report::Ready => {
@@ -142,7 +142,7 @@ impl PodAgent {
         for tail in &mut current.tails {
             let rank = tail.rank();
             for line in tail.lines() {
-                self.display.event(&Event::Output { rank, line });
+                self.log.of_pod(Event::Output { rank, line });
             }
         }
     }

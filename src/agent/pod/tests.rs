@@ -15,7 +15,7 @@ use crate::lifecycle::generation::{Address, Member, PodRef};
 use crate::lifecycle::protocol::Ending;
 use crate::plan::{self, PlanRequest};
 use crate::recipe;
-use crate::telemetry::{Mode, now};
+use crate::telemetry::now;
 
 const FENCE: Duration = Duration::from_secs(30);
 
@@ -68,9 +68,9 @@ impl Pod {
             devices: 1,
             cores: 1,
         };
-        let display = Display::new(Mode::JsonLines);
+        let log = EventLog::stdout();
         Pod {
-            agent: PodAgent::new(identity, received, events, published, asks, display),
+            agent: PodAgent::new(identity, received, events, published, asks, log),
             happened,
             asked,
             volume,

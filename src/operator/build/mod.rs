@@ -18,7 +18,7 @@ pub use pod::{is_outdated, pod, resource_request, run_directory};
 use crate::api::TrainingJob;
 
 /// HTTP port of the agents.
-pub const AGENT_PORT: u16 = 8471;
+pub use crate::lifecycle::event_log::AGENT_PORT;
 /// Rank 0 of generation N listens on this port plus N modulo [`MASTER_PORTS`], so a generation never
 /// waits for the port of the previous one.
 pub const MASTER_PORT: u16 = 29500;

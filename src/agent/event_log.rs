@@ -1,0 +1,192 @@
+//! Writes a pod's log and, on rank 0's pod, the event log of the generation; serves the latter from a position.
+
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+
+use crate::lifecycle::event_log::{LogLine, Position, RESPONSE_BYTES};
+use crate::lifecycle::files;
+use crate::telemetry::Event;
+use crate::util::input;
+
+/// The log of a pod, and the event log of the generation that it writes, if any. A failed write never disturbs
+/// training: readers notice a missing position.
+pub struct EventLog {
+    out: Box<dyn Write + Send>,
+    /// Number of lines in the pod's log.
+    lines: u64,
+    generation: Option<Generation>,
+}
+
+struct Generation {
+    next: Position,
+    file: Option<File>,
+}
+
+impl EventLog {
+    /// A pod's log on standard output.
+    pub fn stdout() -> EventLog {
+        EventLog::on(Box::new(io::stdout()))
+    }
+
+    fn on(out: Box<dyn Write + Send>) -> EventLog {
+        EventLog {
+            out,
+            lines: 0,
+            generation: None,
+        }
+    }
+
+    /// Starts the event log of a generation; `writes`: this pod has rank 0 and writes it.
+    pub fn begin(&mut self, run: &Path, generation: u64, writes: bool) {
+        self.generation = writes.then(|| Generation {
+            next: Position {
+                generation,
+                index: 0,
+            },
+            // One generation has one writer, which starts it once.
+            file: File::create(run.join(files::events(generation))).ok(),
+        });
+    }
+
+    /// Writes an event that concerns only this pod, such as a rank's output.
+    pub fn of_pod(&mut self, event: Event) {
+        self.print(None, event);
+    }
+
+    /// Writes an event of the training.
+    pub fn of_training(&mut self, event: Event) {
+        let position = self.generation.as_mut().map(|generation| {
+            let next = generation.next;
+            generation.next.index += 1;
+            next
+        });
+        self.print(position, event);
+    }
+
+    fn print(&mut self, position: Option<Position>, event: Event) {
+        let line = LogLine {
+            seq: Some(self.lines),
+            position,
+            event,
+        };
+        self.lines += 1;
+        let Ok(mut json) = serde_json::to_string(&line) else {
+            return;
+        };
+        json.push('\n');
+        let file = self.generation.as_mut().and_then(|g| g.file.as_mut());
+        if let Some(file) = file.filter(|_| position.is_some()) {
+            // One write a line, so that readers see whole lines.
+            let _ = file.write_all(json.as_bytes());
+        }
+        let _ = self
+            .out
+            .write_all(json.as_bytes())
+            .and_then(|()| self.out.flush());
+    }
+}
+
+/// The events of a generation from a position on, as lines of JSON; empty beyond its end. A line that is
+/// incomplete, because it is being written, ends the response.
+pub fn read_from(run: &Path, from: Position) -> io::Result<String> {
+    let path: PathBuf = run.join(files::events(from.generation));
+    let mut lines = BufReader::new(input::open(&path)?);
+    let mut found = String::new();
+    let mut line = String::new();
+    loop {
+        line.clear();
+        if lines.read_line(&mut line)? == 0 || !line.ends_with('\n') {
+            return Ok(found);
+        }
+        // A failed write leaves positions out, so lines cannot be counted.
+        let position = LogLine::parse(&line).and_then(|line| line.position);
+        if position.is_none_or(|position| position < from) {
+            continue;
+        }
+        if !found.is_empty() && found.len() + line.len() > RESPONSE_BYTES {
+            return Ok(found);
+        }
+        found.push_str(&line);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn warning(number: u64) -> Event {
+        Event::Warning {
+            message: number.to_string(),
+        }
+    }
+
+    /// Index and message of every line.
+    fn read(run: &Path, generation: u64, index: u64) -> Vec<(u64, String)> {
+        let text = read_from(run, Position { generation, index }).unwrap();
+        let lines = text.lines().map(|line| LogLine::parse(line).unwrap());
+        lines
+            .map(|line| match line.event {
+                Event::Warning { message } => (line.position.unwrap().index, message),
+                other => panic!("{other:?}"),
+            })
+            .collect()
+    }
+
+    #[test]
+    fn events_are_served_from_any_position_and_output_is_not_among_them() {
+        let run = tempfile::tempdir().unwrap();
+        std::fs::create_dir(run.path().join("gen-3")).unwrap();
+        let mut log = EventLog::on(Box::new(io::sink()));
+        log.of_training(warning(0));
+        log.begin(run.path(), 3, true);
+        for number in 0..5 {
+            log.of_training(warning(number));
+            log.of_pod(Event::Output {
+                rank: 0,
+                line: "words".into(),
+            });
+        }
+        let all = read(run.path(), 3, 0);
+        let expected: Vec<(u64, String)> = (0..5).map(|n| (n, n.to_string())).collect();
+        assert_eq!(all, expected);
+        assert_eq!(read(run.path(), 3, 4), expected[4..]);
+        assert_eq!(read(run.path(), 3, 5), []);
+        assert!(
+            read_from(
+                run.path(),
+                Position {
+                    generation: 4,
+                    index: 0
+                }
+            )
+            .is_err()
+        );
+        // Half a line is not served before it is whole.
+        let path = run.path().join(files::events(3));
+        let mut file = File::options().append(true).open(&path).unwrap();
+        file.write_all(b"{\"seq\":9,\"pos").unwrap();
+        assert_eq!(read(run.path(), 3, 0).len(), 5);
+    }
+
+    #[test]
+    fn a_long_log_is_served_in_parts() {
+        let run = tempfile::tempdir().unwrap();
+        std::fs::create_dir(run.path().join("gen-1")).unwrap();
+        let mut log = EventLog::on(Box::new(io::sink()));
+        log.begin(run.path(), 1, true);
+        let long = RESPONSE_BYTES / 3;
+        for _ in 0..10 {
+            log.of_training(Event::Warning {
+                message: "x".repeat(long),
+            });
+        }
+        let (mut next, mut parts) = (0, 0);
+        while let Some((last, _)) = read(run.path(), 1, next).pop() {
+            assert!(last >= next);
+            next = last + 1;
+            parts += 1;
+        }
+        assert_eq!((next, parts), (10, 5));
+    }
+}
