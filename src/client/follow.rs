@@ -1,5 +1,5 @@
-//! Follows a job until it ends. Its status gives the rescales, the log of rank 0's pod the training
-//! progress; both become the events that a local launch shows.
+//! Follows a job until it ends. Its status gives the rescales, [`super::event_reader`] the training progress;
+//! both become the events that a local launch shows.
 
 use std::time::{Duration, Instant};
 
@@ -9,17 +9,20 @@ use kube::runtime::watcher::watch_object;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::task::JoinHandle;
 
+use super::event_reader::{Command, Pauses, RETRY_PAUSE, World, read_events};
+use super::logs::PodLogs;
 use super::{ClientError, Cluster, logs};
 use crate::api::TrainingJob;
 use crate::api::status::{Phase, TrainingJobStatus};
+use crate::lifecycle::{Generation, files};
 use crate::telemetry::Event;
 use crate::util::format::count;
 
-/// Pause before a log that ended during its generation is read again.
-const RETRY_PAUSE: Duration = Duration::from_secs(1);
 /// Time to wait for each remaining line of a log after the job has ended: a busy kubelet delivers
 /// them late.
 const LOG_TIMEOUT: Duration = Duration::from_secs(15);
+/// Largest difference of the clocks of controller and nodes that costs no second read of a log.
+const CLOCK_SKEW: Duration = Duration::from_secs(60);
 /// Time without an answer of the API server after which a warning is shown.
 const SILENCE: Duration = Duration::from_secs(10);
 
@@ -48,7 +51,14 @@ pub async fn follow(
     cluster.job(name).await?;
     let mut seen = std::pin::pin!(watch_object(cluster.jobs(), name));
     let (heard, mut events) = unbounded_channel();
-    let mut follower = Follower::new(cluster.clone(), heard);
+    let (commands, commanded) = unbounded_channel();
+    let pauses = Pauses {
+        retry: RETRY_PAUSE,
+        silence: LOG_TIMEOUT,
+    };
+    let logs = PodLogs(cluster.clone());
+    let reader = tokio::spawn(read_events(logs, commanded, heard, pauses));
+    let mut follower = Follower::new(commands, reader);
     let mut silent: Option<Instant> = None;
     loop {
         tokio::select! {
@@ -94,8 +104,9 @@ fn end(job: &TrainingJob) -> Option<End> {
 
 /// Progress of the report, so that each event is shown once.
 struct Follower {
-    cluster: Cluster,
-    heard: UnboundedSender<Event>,
+    commands: UnboundedSender<Command>,
+    /// The task that reads events; it ends with the follower.
+    reader: JoinHandle<()>,
     begun: Instant,
     planned: bool,
     generation: u64,
@@ -108,14 +119,19 @@ struct Follower {
     /// Loss of the newest evaluation, else of the newest step.
     loss: f64,
     evaluated: bool,
-    reader: Option<Reader>,
+}
+
+impl Drop for Follower {
+    fn drop(&mut self) {
+        self.reader.abort();
+    }
 }
 
 impl Follower {
-    fn new(cluster: Cluster, heard: UnboundedSender<Event>) -> Follower {
+    fn new(commands: UnboundedSender<Command>, reader: JoinHandle<()>) -> Follower {
         Follower {
-            cluster,
-            heard,
+            commands,
+            reader,
             begun: Instant::now(),
             planned: false,
             generation: 0,
@@ -125,7 +141,6 @@ impl Follower {
             samples: 0,
             loss: f64::NAN,
             evaluated: false,
-            reader: None,
         }
     }
 
@@ -207,18 +222,8 @@ impl Follower {
             return;
         };
         let record = &current.record;
-        if record.number > self.generation && status.phase == Phase::Running {
-            self.generation = record.number;
-            each(&Event::GenerationStarted {
-                generation: record.number,
-                world: record.world(),
-                formula: record.plan.formula.clone(),
-                reason: record.reason.to_string(),
-                start_samples: record.start_samples(),
-            });
-            if let Some(pod) = logs::pod_of(record, 0) {
-                self.read(pod, record.created);
-            }
+        if status.phase == Phase::Running {
+            self.generation(record, each);
         }
         if let Some(change) = status.history.last()
             && let Some(seconds) = change.stages.first_step_seconds
@@ -236,18 +241,37 @@ impl Follower {
         }
     }
 
-    /// Reads the log of rank 0's pod, unless that log is being read already.
-    fn read(&mut self, pod: &str, since: f64) {
-        if self.reader.as_ref().is_some_and(|reader| reader.pod == pod) {
+    /// Shows and reads a generation that trains or has trained.
+    fn generation(&mut self, record: &Generation, each: &mut (dyn FnMut(&Event) + Send)) {
+        if record.number <= self.generation {
             return;
         }
-        let since = Timestamp::from_millisecond((since * 1000.0) as i64).ok();
-        self.reader = Some(Reader::start(
-            self.cluster.clone(),
-            pod.to_owned(),
-            since,
-            self.heard.clone(),
-        ));
+        self.generation = record.number;
+        let started = Event::GenerationStarted {
+            generation: record.number,
+            world: record.world(),
+            formula: record.plan.formula.clone(),
+            reason: record.reason.to_string(),
+            start_samples: record.start_samples(),
+        };
+        match logs::pod_of(record, 0) {
+            // Shown after the last event of the generation before it.
+            Some(pod) => self.read(record, pod, started),
+            None => each(&started),
+        }
+    }
+
+    /// Reads the events of a generation.
+    fn read(&self, record: &Generation, pod: &str, started: Event) {
+        let created = record.created - CLOCK_SKEW.as_secs_f64();
+        let world = World {
+            generation: record.number,
+            pod: pod.to_owned(),
+            created: Timestamp::from_millisecond((created * 1000.0) as i64).ok(),
+            announcement: Some(started),
+        };
+        // The task ends only with the follower.
+        let _ = self.commands.send(Command::World(Box::new(world)));
     }
 
     fn event(&mut self, event: Event, each: &mut (dyn FnMut(&Event) + Send)) {
@@ -278,11 +302,23 @@ impl Follower {
     ) {
         let Some(status) = &job.status else { return };
         let progress = status.progress.clone().unwrap_or_default();
-        while self.reader.is_some() && self.samples < progress.samples {
-            match tokio::time::timeout(LOG_TIMEOUT, events.recv()).await {
-                Ok(Some(event)) => self.event(event, each),
-                Ok(None) | Err(_) => break,
-            }
+        if let (Phase::Complete, Some(current)) = (status.phase, &status.generation) {
+            // It was too short to be seen running.
+            self.generation(&current.record, each);
+        }
+        let _ = self.commands.send(Command::Over);
+        // The task ends once it has read the log to its end.
+        while let Some(event) = events.recv().await {
+            self.event(event, each);
+        }
+        if self.generation > 0 && self.samples < progress.samples {
+            each(&Event::Warning {
+                message: format!(
+                    "the steps after sample {} cannot be read any more; the checkpoint volume has them in {}",
+                    self.samples,
+                    files::events(self.generation).display()
+                ),
+            });
         }
         if status.phase == Phase::Complete {
             let loss = match self.loss.is_finite() {
@@ -296,51 +332,5 @@ impl Follower {
                 seconds: self.begun.elapsed().as_secs_f64(),
             });
         }
-    }
-}
-
-/// Task that reads a pod's log until it is dropped.
-struct Reader {
-    pod: String,
-    task: JoinHandle<()>,
-}
-
-impl Reader {
-    fn start(
-        cluster: Cluster,
-        pod: String,
-        mut since: Option<Timestamp>,
-        heard: UnboundedSender<Event>,
-    ) -> Reader {
-        let name = pod.clone();
-        let task = tokio::spawn(async move {
-            // Lines up to this time were read before the log was reopened.
-            let mut last = String::new();
-            loop {
-                if let Ok(log) = logs::read(&cluster, &name, since, true).await {
-                    let mut log = std::pin::pin!(log);
-                    while let Some(line) = log.next().await {
-                        if line.time <= last {
-                            continue;
-                        }
-                        since = line.time.parse().ok().or(since);
-                        last = line.time;
-                        if let Some(event) = line.event
-                            && heard.send(event).is_err()
-                        {
-                            return;
-                        }
-                    }
-                }
-                tokio::time::sleep(RETRY_PAUSE).await;
-            }
-        });
-        Reader { pod, task }
-    }
-}
-
-impl Drop for Reader {
-    fn drop(&mut self) {
-        self.task.abort();
     }
 }

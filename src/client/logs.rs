@@ -1,45 +1,116 @@
 //! Logs of a job's pods. An agent prints one JSON event a line: training progress and the output of
 //! its ranks.
 
-use futures::{AsyncBufReadExt, Stream, StreamExt};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::pin::pin;
+use std::time::Duration;
+
+use futures::stream::BoxStream;
+use futures::{AsyncBufReadExt, AsyncReadExt, StreamExt};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{Api, LogParams};
+use tokio::sync::mpsc::unbounded_channel;
 
-use super::{ClientError, Cluster};
+use super::event_reader::{self, PodLine, RETRY_PAUSE, Source, Unreadable, World};
+use super::{ClientError, Cluster, names_an_object};
 use crate::api::TrainingJob;
-use crate::lifecycle::Generation;
+use crate::lifecycle::event_log::{self, AGENT_PORT, LogLine, Position, RESPONSE_BYTES};
+use crate::lifecycle::{Generation, files};
 use crate::telemetry::Event;
+use crate::util::format::count;
 
-/// One line of a pod's log.
-#[derive(Debug, Clone, PartialEq)]
-pub(super) struct LogLine {
-    /// Timestamp of the kubelet; later lines compare as greater.
-    pub time: String,
-    /// The event; `None` for lines that no agent printed.
-    pub event: Option<Event>,
+/// Container of the agent.
+const CONTAINER: &str = "trainer";
+/// Longest wait for an agent's answer through the API server.
+const ANSWER: Duration = Duration::from_secs(10);
+/// Most bytes read of an agent's answer; the image is the user's.
+const ANSWER_BYTES: u64 = 4 * RESPONSE_BYTES as u64;
+
+/// The logs of a cluster's pods.
+#[derive(Clone)]
+pub(super) struct PodLogs(pub Cluster);
+
+impl PodLogs {
+    fn pods(&self) -> Api<Pod> {
+        Api::namespaced(self.0.client.clone(), &self.0.namespace)
+    }
+
+    async fn lines(
+        &self,
+        pod: &str,
+        since: Option<Timestamp>,
+        follow: bool,
+    ) -> Result<BoxStream<'static, PodLine>, kube::Error> {
+        let wanted = LogParams {
+            container: Some(CONTAINER.into()),
+            follow,
+            // kube rounds to the nearest second, which would skip lines of the first half second.
+            since_time: since.map(whole_second),
+            timestamps: true,
+            ..LogParams::default()
+        };
+        let log = self.pods().log_stream(pod, &wanted).await?;
+        // A line that cannot be read ends the log, which is then read again.
+        let lines = log.lines();
+        let lines = lines.take_while(|line| std::future::ready(line.is_ok()));
+        Ok(lines
+            .filter_map(|line| async move { parse_line(&line.ok()?) })
+            .boxed())
+    }
+
+    /// Whether a pod's containers have ended, so that its log is complete.
+    async fn has_ended(&self, pod: &str) -> bool {
+        match self.pods().get_opt(pod).await {
+            Ok(Some(pod)) => {
+                let phase = pod.status.and_then(|status| status.phase);
+                matches!(phase.as_deref(), Some("Succeeded" | "Failed"))
+            }
+            Ok(None) => true,
+            Err(_) => false,
+        }
+    }
 }
 
-/// A pod's log from `since` on.
-pub(super) async fn read(
-    cluster: &Cluster,
-    pod: &str,
-    since: Option<Timestamp>,
-    follow: bool,
-) -> Result<impl Stream<Item = LogLine> + Send + use<>, kube::Error> {
-    let pods: Api<Pod> = Api::namespaced(cluster.client.clone(), &cluster.namespace);
-    let wanted = LogParams {
-        container: Some("trainer".into()),
-        follow,
-        // kube rounds to the nearest second, which would skip lines of the first half second.
-        since_time: since.map(whole_second),
-        timestamps: true,
-        ..LogParams::default()
-    };
-    let log = pods.log_stream(pod, &wanted).await?;
-    Ok(log
-        .lines()
-        .filter_map(|line| async move { parse_line(&line.ok()?) }))
+impl Source for PodLogs {
+    async fn log(
+        &self,
+        pod: &str,
+        since: Option<Timestamp>,
+        follow: bool,
+    ) -> Result<BoxStream<'static, PodLine>, Unreadable> {
+        let lines = self.lines(pod, since, follow).await;
+        lines.map_err(|_| Unreadable::Failed)
+    }
+
+    /// Through the API server, which is all that a user's machine reaches.
+    async fn events(&self, pod: &str, from: Position) -> Result<Vec<LogLine>, Unreadable> {
+        let path = format!(
+            "/api/v1/namespaces/{}/pods/{pod}:{AGENT_PORT}/proxy{}",
+            self.0.namespace,
+            event_log::query(from)
+        );
+        let request = hyper::Request::get(path).body(Vec::new());
+        let request = request.map_err(|_| Unreadable::Failed)?;
+        let answer = async {
+            let body = self.0.client.request_stream(request).await;
+            let body = body.map_err(|error| match error {
+                // Of the agent, not about the pod.
+                kube::Error::Api(status) if status.code == 404 && !names_an_object(&status) => {
+                    Unreadable::Absent
+                }
+                _ => Unreadable::Failed,
+            })?;
+            let mut text = String::new();
+            let mut body = pin!(body.take(ANSWER_BYTES));
+            let read = body.read_to_string(&mut text).await;
+            read.map(|_| text).map_err(|_| Unreadable::Failed)
+        };
+        let text = tokio::time::timeout(ANSWER, answer).await;
+        let text = text.unwrap_or(Err(Unreadable::Failed))?;
+        Ok(text.lines().filter_map(LogLine::parse).collect())
+    }
 }
 
 /// The time without its fraction of a second.
@@ -47,11 +118,12 @@ fn whole_second(time: Timestamp) -> Timestamp {
     Timestamp::from_second(time.as_second()).unwrap_or(time)
 }
 
-fn parse_line(line: &str) -> Option<LogLine> {
+/// `None` for lines that no agent printed.
+fn parse_line(line: &str) -> Option<PodLine> {
     let (time, text) = line.split_once(' ')?;
-    Some(LogLine {
-        time: time.to_owned(),
-        event: serde_json::from_str(text).ok(),
+    Some(PodLine {
+        time: time.parse().ok(),
+        line: LogLine::parse(text)?,
     })
 }
 
@@ -67,8 +139,8 @@ fn generation(job: &TrainingJob) -> Option<&Generation> {
     status.generation.as_ref().map(|current| &current.record)
 }
 
-/// Passes the output of a rank of the newest generation to `each`, line by line. With `follow` it
-/// continues until the pod ends.
+/// Passes the output of a rank of the newest generation to `each`, line by line, until it returns false.
+/// With `follow` it continues until the pod ends, over as many connections as it takes.
 pub async fn rank(
     cluster: &Cluster,
     name: &str,
@@ -85,17 +157,99 @@ pub async fn rank(
             record.world().saturating_sub(1)
         ))
     })?;
-    let log = read(cluster, pod, None, follow).await;
-    let mut log = Box::pin(log.map_err(|error| missing_pod(cluster, pod, error))?);
-    while let Some(line) = log.next().await {
-        if let Some(Event::Output { rank: who, line }) = line.event
-            && who == rank
-            && !each(&line)
-        {
-            break;
+    let logs = PodLogs(cluster.clone());
+    let mut output = Output::new(rank, files::rank_log(record.number, rank));
+    let mut since = None;
+    let mut opened = false;
+    loop {
+        // Before the log is opened: what is printed before the end is then in it.
+        let ended = !follow || logs.has_ended(pod).await;
+        match logs.lines(pod, since, !ended).await {
+            Ok(mut log) => {
+                opened = true;
+                while let Some(PodLine { time, line }) = log.next().await {
+                    since = time.or(since);
+                    if output.lacks_lines_before(&line) {
+                        let whole = logs.lines(pod, None, false).await;
+                        let whole = whole.unwrap_or_else(|_| futures::stream::empty().boxed());
+                        let whole: Vec<PodLine> = whole.collect().await;
+                        output.fill(whole.into_iter().map(|line| line.line), &line);
+                    }
+                    output.take(line);
+                    if !output.lines.drain(..).all(|line| each(&line)) {
+                        return Ok(());
+                    }
+                }
+            }
+            Err(error) if !opened || ended => return Err(missing_pod(cluster, pod, error)),
+            Err(_) => {}
+        }
+        if ended {
+            return Ok(());
+        }
+        tokio::time::sleep(RETRY_PAUSE).await;
+    }
+}
+
+/// The output of a rank in its pod's log, each line once.
+struct Output {
+    rank: u64,
+    /// Path of its log below the run directory.
+    file: PathBuf,
+    /// Index of the next line of the pod's log.
+    next: u64,
+    /// Lines to print.
+    lines: Vec<String>,
+}
+
+impl Output {
+    fn new(rank: u64, file: PathBuf) -> Output {
+        Output {
+            rank,
+            file,
+            next: 0,
+            lines: Vec::new(),
         }
     }
-    Ok(())
+
+    fn lacks_lines_before(&self, line: &LogLine) -> bool {
+        line.seq.is_some_and(|seq| seq > self.next)
+    }
+
+    /// Takes the lines before `line` from the whole log, and says how many it does not have.
+    fn fill(&mut self, whole: impl IntoIterator<Item = LogLine>, line: &LogLine) {
+        let Some(to) = line.seq else { return };
+        let whole: BTreeMap<u64, LogLine> = whole
+            .into_iter()
+            .filter_map(|line| Some((line.seq?, line)))
+            .filter(|(seq, _)| (self.next..to).contains(seq))
+            .collect();
+        let missing = (to - self.next) - whole.len() as u64;
+        if missing > 0 {
+            self.lines.push(format!(
+                "evenkeel: {} of the pod's log cannot be read any more; the checkpoint volume has all output of \
+                 rank {} in {}",
+                count(missing, "line"),
+                self.rank,
+                self.file.display()
+            ));
+        }
+        whole.into_values().for_each(|line| self.take(line));
+    }
+
+    fn take(&mut self, line: LogLine) {
+        if line.seq.is_some_and(|seq| seq < self.next) {
+            return;
+        }
+        if let Some(seq) = line.seq {
+            self.next = seq + 1;
+        }
+        if let Event::Output { rank, line } = line.event
+            && rank == self.rank
+        {
+            self.lines.push(line);
+        }
+    }
 }
 
 /// Passes the training events of the newest generation so far to `each`.
@@ -109,10 +263,20 @@ pub async fn training(
     let Some(pod) = pod_of(record, 0) else {
         return Ok(());
     };
-    let log = read(cluster, pod, None, false).await;
-    let mut log = Box::pin(log.map_err(|error| missing_pod(cluster, pod, error))?);
-    while let Some(line) = log.next().await {
-        if let Some(event) = line.event {
+    let logs = PodLogs(cluster.clone());
+    if let Err(error) = logs.lines(pod, Some(Timestamp::now()), false).await {
+        return Err(missing_pod(cluster, pod, error));
+    }
+    let world = World {
+        generation: record.number,
+        pod: pod.to_owned(),
+        created: None,
+        announcement: None,
+    };
+    let (heard, mut events) = unbounded_channel();
+    event_reader::read_so_far(logs, world, heard).await;
+    while let Some(event) = events.recv().await {
+        if !matches!(event, Event::Output { .. }) {
             each(&event);
         }
     }
@@ -146,7 +310,11 @@ fn missing_pod(cluster: &Cluster, pod: &str, error: kube::Error) -> ClientError 
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
     use super::*;
+    use crate::util::http::testing::{Server, serve};
 
     #[test]
     fn a_log_begins_no_later_than_asked() {
@@ -154,25 +322,154 @@ mod tests {
         assert_eq!(whole_second(asked).to_string(), "2026-01-01T00:00:07Z");
     }
 
+    /// Logs of a cluster whose API server is this server.
+    fn logs_of(server: &Server) -> PodLogs {
+        let url = format!("http://{}", server.address);
+        let config = kube::Config::new(url.parse().unwrap());
+        PodLogs(Cluster {
+            client: kube::Client::try_from(config).unwrap(),
+            namespace: "team".into(),
+            url,
+        })
+    }
+
+    #[tokio::test]
+    async fn events_are_asked_of_the_agent_through_the_api_server() {
+        let agent = "/api/v1/namespaces/team/pods/first-0-1:8471/proxy/events?generation=";
+        let server = serve(move |reply| {
+            match reply.path.strip_prefix(agent) {
+            Some("2&from=5") => reply.body(
+                "{\"seq\":9,\"position\":{\"generation\":2,\"index\":5},\"event\":\"warning\",\"message\":\"a\"}\n",
+            ),
+            Some("2&from=6") => reply.body(""),
+            Some(_) => write!(reply, "HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n"),
+            None => {
+                let status = "{\"kind\":\"Status\",\"apiVersion\":\"v1\",\"status\":\"Failure\",\"reason\":\"NotFound\",\
+                              \"message\":\"pods not found\",\"details\":{\"name\":\"gone\",\"kind\":\"pods\"},\"code\":404}";
+                let length = status.len();
+                write!(reply, "HTTP/1.1 404 Not Found\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n{status}")
+            }
+        }
+        });
+        let logs = logs_of(&server);
+        let events = async |pod: &str, generation, index| {
+            logs.events(pod, Position { generation, index }).await
+        };
+        let found = events("first-0-1", 2, 5).await.unwrap();
+        assert_eq!((found.len(), found[0].seq), (1, Some(9)));
+        assert_eq!(events("first-0-1", 2, 6).await, Ok(Vec::new()));
+        assert_eq!(events("first-0-1", 3, 0).await, Err(Unreadable::Absent));
+        assert_eq!(events("gone", 2, 0).await, Err(Unreadable::Failed));
+    }
+
+    #[tokio::test]
+    async fn a_followed_job_survives_broken_and_unordered_logs() {
+        // The kubelet's clock stands still and is set back; its log breaks off, then starts again.
+        let opened = AtomicUsize::new(0);
+        let line = |index: u64| {
+            let time = ["2026-01-01T00:00:05Z", "2026-01-01T00:00:03Z"][usize::from(index > 4)];
+            let position = format!("{{\"generation\":1,\"index\":{index}}}");
+            format!(
+                "{time} {{\"seq\":{index},\"position\":{position},\"event\":\"warning\",\"message\":\"{index}\"}}\n"
+            )
+        };
+        let server = serve(move |reply| {
+            if !reply
+                .path
+                .starts_with("/api/v1/namespaces/team/pods/first-0-1/log?")
+            {
+                return write!(reply, "HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\n\r\n");
+            }
+            let lines: Vec<u64> = match opened.fetch_add(1, Ordering::Relaxed) {
+                0 => vec![2, 3],
+                1 => (0..5).collect(),
+                2 => vec![3, 6, 7],
+                _ => (0..10).collect(),
+            };
+            reply.body(&lines.into_iter().map(line).collect::<String>())
+        });
+        let (sends, commands) = unbounded_channel();
+        let (heard, mut events) = unbounded_channel();
+        let world = World {
+            generation: 1,
+            pod: "first-0-1".into(),
+            created: None,
+            announcement: None,
+        };
+        sends
+            .send(event_reader::Command::World(Box::new(world)))
+            .unwrap();
+        let pauses = event_reader::Pauses {
+            retry: Duration::from_millis(1),
+            silence: Duration::from_secs(5),
+        };
+        let reading = tokio::spawn(event_reader::read_events(
+            logs_of(&server),
+            commands,
+            heard,
+            pauses,
+        ));
+        let mut shown = Vec::new();
+        while let Some(Event::Warning { message }) = events.recv().await {
+            shown.push(message);
+            if shown.len() == 8 {
+                sends.send(event_reader::Command::Over).unwrap();
+            }
+        }
+        reading.await.unwrap();
+        let all: Vec<String> = (0..10).map(|index| index.to_string()).collect();
+        assert_eq!(shown, all);
+    }
+
+    fn output(seq: u64, rank: u64) -> LogLine {
+        LogLine {
+            seq: Some(seq),
+            position: None,
+            event: Event::Output {
+                rank,
+                line: format!("line {seq}"),
+            },
+        }
+    }
+
+    #[test]
+    fn output_of_a_rank_is_shown_once_whatever_the_log_delivers() {
+        let all = || (0..20).map(|seq| output(seq, seq % 2));
+        let mut shown = Output::new(1, files::rank_log(1, 1));
+        for seq in [0, 1, 1, 0, 7, 6, 7, 19, 2] {
+            let line = output(seq, seq % 2);
+            if shown.lacks_lines_before(&line) {
+                shown.fill(all(), &line);
+            }
+            shown.take(line);
+        }
+        let expected: Vec<String> = (0..10).map(|n| format!("line {}", 2 * n + 1)).collect();
+        assert_eq!(shown.lines, expected);
+        // The kubelet has rotated the first ten lines away.
+        let mut shown = Output::new(1, files::rank_log(1, 1));
+        let line = output(13, 1);
+        assert!(shown.lacks_lines_before(&line));
+        shown.fill(all().skip(10), &line);
+        shown.take(line);
+        insta::assert_snapshot!(shown.lines.join("\n"), @"
+        evenkeel: 10 lines of the pod's log cannot be read any more; the checkpoint volume has all output of rank 1 in gen-1/logs/rank-1.log
+        line 11
+        line 13
+        ");
+    }
+
     #[test]
     fn log_lines_of_other_programs_have_no_event() {
         let said = parse_line(
             r#"2026-01-01T00:00:00.000000001Z {"event":"output","rank":3,"line":"a b"}"#,
         );
-        let expected = LogLine {
-            time: "2026-01-01T00:00:00.000000001Z".into(),
-            event: Some(Event::Output {
-                rank: 3,
-                line: "a b".into(),
-            }),
-        };
-        assert_eq!(said, Some(expected));
+        let line = said.unwrap();
         assert_eq!(
-            parse_line("2026-01-01T00:00:00Z plain words")
-                .unwrap()
-                .event,
-            None
+            line.time.unwrap().to_string(),
+            "2026-01-01T00:00:00.000000001Z"
         );
+        assert_eq!(line.line.seq, None);
+        assert_eq!(parse_line("2026-01-01T00:00:00Z plain words"), None);
         assert_eq!(parse_line(""), None);
     }
 }

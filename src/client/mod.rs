@@ -3,6 +3,7 @@
 
 pub mod change;
 mod connect;
+mod event_reader;
 mod follow;
 mod free;
 mod job;
