@@ -1,13 +1,16 @@
 //! Writes a pod's log and, on rank 0's pod, the event log of the generation; serves the latter from a position.
 
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, Write};
+use std::io::{self, BufRead, BufReader, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 use crate::lifecycle::event_log::{LogLine, Position, RESPONSE_BYTES};
 use crate::lifecycle::files;
 use crate::telemetry::Event;
 use crate::util::input;
+
+/// Part of an event log that is searched line by line, bytes.
+const BLOCK: u64 = 64 << 10;
 
 /// The log of a pod, and the event log of the generation that it writes, if any. A failed write never disturbs
 /// training: readers notice a missing position.
@@ -91,7 +94,10 @@ impl EventLog {
 /// incomplete, because it is being written, ends the response.
 pub fn read_from(run: &Path, from: Position) -> io::Result<String> {
     let path: PathBuf = run.join(files::events(from.generation));
-    let mut lines = BufReader::new(input::open(&path)?);
+    let mut file = input::open(&path)?;
+    let start = start_of(&mut file, from)?;
+    file.seek(SeekFrom::Start(start))?;
+    let mut lines = BufReader::new(file);
     let mut found = String::new();
     let mut line = String::new();
     loop {
@@ -108,6 +114,41 @@ pub fn read_from(run: &Path, from: Position) -> io::Result<String> {
             return Ok(found);
         }
         found.push_str(&line);
+    }
+}
+
+/// Offset of a line at or before the first event from `from` on, found by bisection: followers ask for the end
+/// of long logs again and again.
+fn start_of(file: &mut File, from: Position) -> io::Result<u64> {
+    let (mut start, mut end) = (0, file.metadata()?.len());
+    while end - start > BLOCK {
+        let middle = start + (end - start) / 2;
+        match first_after(file, middle)? {
+            Some((offset, position)) if offset < end && position < from => start = offset,
+            _ => end = middle,
+        }
+    }
+    Ok(start)
+}
+
+/// Offset and position of the first whole event that begins after an offset.
+fn first_after(file: &mut File, offset: u64) -> io::Result<Option<(u64, Position)>> {
+    file.seek(SeekFrom::Start(offset))?;
+    let mut lines = BufReader::new(file);
+    let mut line = Vec::new();
+    // The rest of a line that began before.
+    let mut at = offset + lines.read_until(b'\n', &mut line)? as u64;
+    loop {
+        line.clear();
+        let length = lines.read_until(b'\n', &mut line)?;
+        if length == 0 {
+            return Ok(None);
+        }
+        let text = std::str::from_utf8(&line).unwrap_or_default();
+        if let Some(position) = LogLine::parse(text).and_then(|line| line.position) {
+            return Ok(Some((at, position)));
+        }
+        at += length as u64;
     }
 }
 
@@ -167,6 +208,35 @@ mod tests {
         let mut file = File::options().append(true).open(&path).unwrap();
         file.write_all(b"{\"seq\":9,\"pos").unwrap();
         assert_eq!(read(run.path(), 3, 0).len(), 5);
+    }
+
+    #[test]
+    fn every_position_of_a_long_log_is_found() {
+        let run = tempfile::tempdir().unwrap();
+        std::fs::create_dir(run.path().join("gen-1")).unwrap();
+        let mut log = EventLog::on(Box::new(io::sink()));
+        log.begin(run.path(), 1, true);
+        for number in 0..5000_u64 {
+            // Lines of up to some kilobytes.
+            let message = "x".repeat((number * number % 997) as usize);
+            log.of_training(Event::Warning { message });
+        }
+        let path = run.path().join(files::events(1));
+        assert!(std::fs::metadata(&path).unwrap().len() > 20 * BLOCK);
+        for index in (0..5000).step_by(123).chain([4999]) {
+            let from = Position {
+                generation: 1,
+                index,
+            };
+            let text = read_from(run.path(), from).unwrap();
+            let first = LogLine::parse(text.lines().next().unwrap()).unwrap();
+            assert_eq!(first.position, Some(from));
+        }
+        let beyond = Position {
+            generation: 1,
+            index: 5000,
+        };
+        assert_eq!(read_from(run.path(), beyond).unwrap(), "");
     }
 
     #[test]
