@@ -143,12 +143,13 @@ pub fn check_gradients(new: New, name: &str) {
     }
 }
 
-pub fn check_training(new: New, name: &str) {
+/// Trains the case's batch for `steps` of its ten steps.
+pub fn check_training(new: New, name: &str, steps: u64) {
     let reference = Reference::read(name);
     let mut engine = new(reference.config());
     reference.set_weights(engine.as_mut());
     let batch = reference.batch();
-    for step in 0..10 {
+    for step in 0..steps {
         let got = engine
             .accumulate(batch.micro_batch(), NOTHING, true)
             .unwrap();
