@@ -486,10 +486,15 @@ impl Engine for CudaEngine {
         let scalars = self.run(Pass::Training(training), micro_batch)?;
         self.accumulated += 1;
         self.squared_norm = last.then_some(scalars.whole);
+        let own = if last && !training.apart {
+            scalars.whole
+        } else {
+            scalars.own
+        };
         Ok(Accumulated {
             loss: scalars.loss,
             targets,
-            squared_norm: measure.micro_batches.then_some(scalars.own),
+            squared_norm: measure.micro_batches.then_some(own),
         })
     }
 

@@ -421,12 +421,11 @@ impl<'a> Walk<'a> {
         } else if training.apart {
             kernels.add_gradient(side, sum, own, elements)?;
         } else {
-            // The first micro-batch of a step is the step so far.
-            if training.measured && training.first {
-                kernels.squared_norm(side, (own_norm, own_partials), sum, elements)?;
-            }
+            // The first micro-batch of a step is the step so far; if it is also the last, it is the whole step.
             if training.last {
                 kernels.squared_norm(side, (whole_norm, whole_partials), sum, elements)?;
+            } else if training.measured {
+                kernels.squared_norm(side, (own_norm, own_partials), sum, elements)?;
             }
         }
         if let Some(squares) = addresses.squares
