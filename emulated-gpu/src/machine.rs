@@ -315,11 +315,9 @@ impl Machine {
             Err(LaunchError::new(Failure::Launch, message))
         });
         let (reads, writes) = access.touched.ranges();
-        if !access.counts.is_empty() {
-            let sums = self.counts.entry(task.name().to_owned()).or_default();
-            for (name, count) in access.counts {
-                *sums.entry(name).or_default() += count;
-            }
+        let sums = self.counts.entry(task.name().to_owned()).or_default();
+        for (name, count) in [("runs", 1)].into_iter().chain(access.counts) {
+            *sums.entry(name).or_default() += count;
         }
         let (stamp, clock) = (&operation.stamp, &operation.clock);
         let mut race = None;

@@ -11,6 +11,8 @@ pub mod cublaslt;
 pub mod driver;
 mod engine;
 pub mod error;
+#[cfg(test)]
+mod kernel_table;
 mod kernels;
 mod launches;
 pub mod libraries;

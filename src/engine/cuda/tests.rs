@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use serde_json::Value;
 
@@ -24,7 +24,7 @@ const OF_MICRO_BATCHES: Measure = Measure {
 };
 
 /// The emulated GPU; `None`, after printing the reason, without NVRTC.
-fn device() -> Option<Arc<Device>> {
+pub fn device() -> Option<Arc<Device>> {
     static DEVICE: OnceLock<Option<Arc<Device>>> = OnceLock::new();
     let device = DEVICE.get_or_init(|| {
         if let Err(problem) = Nvrtc::load(None) {
@@ -41,6 +41,23 @@ fn device() -> Option<Arc<Device>> {
     device.clone()
 }
 
+/// Asserts that a section of `docs/gpu.md` has this text. With `UPDATE` set, writes it.
+pub fn assert_in_docs(section: &str, text: &str) {
+    static FILE: Mutex<()> = Mutex::new(());
+    let _one_at_a_time = FILE.lock().unwrap_or_else(PoisonError::into_inner);
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/gpu.md");
+    let found = std::fs::read_to_string(&path).unwrap();
+    let [begin, end] = ["begin", "end"].map(|edge| format!("<!-- {section}: {edge} -->\n"));
+    let (before, rest) = found.split_once(&begin).unwrap();
+    let (_, after) = rest.split_once(&end).unwrap();
+    let expected = format!("{before}{begin}\n{text}\n{end}{after}");
+    if std::env::var_os("UPDATE").is_some() {
+        std::fs::write(&path, &expected).unwrap();
+        return;
+    }
+    assert_eq!(found, expected, "docs/gpu.md: run the tests with UPDATE=1");
+}
+
 /// Compiled kernels are shared by all tests of this build.
 fn cache() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("target/cuda-kernels")
@@ -55,7 +72,7 @@ fn f32_options() -> CudaOptions {
     }
 }
 
-fn bf16_options() -> CudaOptions {
+pub fn bf16_options() -> CudaOptions {
     CudaOptions {
         precision: Precision::Bf16,
         ..f32_options()
@@ -339,30 +356,38 @@ fn the_memory_limit_is_known_before_the_first_step() {
 /// The child process launches kernels one by one.
 const NO_GRAPHS: &str = "EVENKEEL_TEST_NO_GRAPHS";
 
-/// Runs [`a_child_process_trains`] in a process of its own with settings of the emulated GPU. Returns what it
-/// printed, and the kinds of the report's findings.
-fn child(settings: &[(&str, String)]) -> (String, Vec<String>) {
+/// Runs an ignored test of this engine in a process of its own, with settings of the emulated GPU. Returns the
+/// outcome that it printed, and the lines of the GPU's report.
+pub fn child(test: &str, settings: &[(&str, String)]) -> (String, Vec<Value>) {
     let directory = tempfile::tempdir().unwrap();
     let report = directory.path().join("report");
     let output = Command::new(std::env::current_exe().unwrap())
         .args(["--ignored", "--exact", "--nocapture"])
-        .arg(concat!(module_path!(), "::a_child_process_trains").trim_start_matches("evenkeel::"))
+        .arg(format!("engine::cuda::{test}"))
         .env("EMULATED_GPU_REPORT", &report)
         .envs(settings.iter().map(|(name, value)| (name, value)))
         .output()
         .unwrap();
     let printed = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(output.status.success(), "{printed}");
+    let problems = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{printed}{problems}");
     let outcome = printed
         .lines()
         .find_map(|line| line.strip_prefix("outcome: "));
     let report = std::fs::read_to_string(&report).unwrap();
-    let kinds = report.lines().map(|line| {
-        let finding: Value = serde_json::from_str(line).unwrap();
-        finding["kind"].as_str().unwrap().to_owned()
-    });
-    let findings = kinds.filter(|kind| kind != "summary").collect();
-    (outcome.unwrap().to_owned(), findings)
+    let lines = report
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap());
+    (outcome.unwrap().to_owned(), lines.collect())
+}
+
+/// Runs [`a_child_process_trains`]. Returns its outcome and the kinds of the findings.
+fn child_trains(settings: &[(&str, String)]) -> (String, Vec<String>) {
+    let (outcome, lines) = child("tests::a_child_process_trains", settings);
+    let kinds = lines
+        .iter()
+        .map(|line| line["kind"].as_str().unwrap().to_owned());
+    (outcome, kinds.filter(|kind| kind != "summary").collect())
 }
 
 /// Two steps of two micro-batches. After an out-of-memory error it goes on with half of the micro-batch, as
@@ -420,7 +445,7 @@ fn any_failed_allocation_is_out_of_memory_and_leaks_nothing() {
     let mut outcomes = Vec::new();
     for n in 1.. {
         let setting = ("EMULATED_GPU_FAIL_ALLOC", n.to_string());
-        let (outcome, findings) = child(&[setting]);
+        let (outcome, findings) = child_trains(&[setting]);
         if outcome == "trained" {
             assert_eq!(findings, [""; 0]);
             break;
@@ -444,22 +469,24 @@ fn any_missing_wait_between_the_streams_is_found() {
         return;
     }
     for no_graphs in [true, false] {
-        let mut found = Vec::new();
+        let (mut waits, mut found) = (0, Vec::new());
         for n in 1.. {
             let mut settings = vec![("EMULATED_GPU_DROP_WAIT", n.to_string())];
             settings.extend(no_graphs.then(|| (NO_GRAPHS, "1".to_owned())));
-            let (outcome, findings) = child(&settings);
+            let (outcome, findings) = child_trains(&settings);
             if outcome == "trained" {
                 break;
             }
-            // The order of operations decides whether the data race or are not there yet.
+            // By the order of operations, data are missing or change in a race; or a capture has a loose end.
             let kinds = ["race", "fault", "misuse"];
-            let is_found = findings.iter().any(|kind| kinds.contains(&kind.as_str()));
+            let is_found = findings.iter().any(|kind| kinds.contains(&kind.as_str()))
+                || outcome.contains("CUDA_ERROR_STREAM_CAPTURE_UNJOINED");
             assert!(is_found, "wait {n}: {outcome} {findings:?}");
+            waits += 1;
             found.extend(findings);
         }
         eprintln!("missing waits, without graphs {no_graphs}: {found:?}");
-        assert!(found.len() >= 5, "{found:?}");
+        assert!(waits >= 5, "{waits}");
         assert!(found.contains(&"race".to_owned()), "{found:?}");
     }
 }
