@@ -48,7 +48,7 @@ cargo deny check licenses bans sources
 timeout 120 cargo deny check advisories 2>/dev/null || echo "skipped: advisories (cannot fetch the advisory database)"
 
 say "NVRTC: compile the CUDA kernels without a GPU"
-# Installs its wheel into a virtual environment, unless EVENKEEL_CUDA_LIBRARIES names the libraries.
+# Installs the wheels of NVRTC 12 and 13 into a virtual environment, unless EVENKEEL_CUDA_LIBRARIES names the libraries.
 if [ -z "${EVENKEEL_CUDA_LIBRARIES:-}" ] && command -v python3 >/dev/null; then
   if { [ -x target/nvrtc/bin/python ] || python3 -m venv target/nvrtc; } &&
     timeout 600 target/nvrtc/bin/python -m pip install --quiet -r tests/cuda/requirements.txt; then
@@ -60,7 +60,7 @@ fi
 if [ -n "${EVENKEEL_CUDA_LIBRARIES:-}" ]; then
   echo "found: $EVENKEEL_CUDA_LIBRARIES"
 elif [ "${CI:-}" = true ]; then
-  echo "missing: cannot install the wheel of tests/cuda/requirements.txt" >&2
+  echo "missing: cannot install the wheels of tests/cuda/requirements.txt" >&2
   exit 1
 else
   echo "SKIPPED: the CUDA kernels are not compiled (set EVENKEEL_CUDA_LIBRARIES)"
