@@ -70,7 +70,7 @@ pub enum LaunchError {
     /// The checkpoint to resume from cannot be used.
     #[error("{error}; {way_out}")]
     Pinned {
-        error: TrainError,
+        error: Box<TrainError>,
         /// What the user can do instead.
         way_out: String,
     },

@@ -285,6 +285,7 @@ fn verify(
                  restart"
             .into(),
     };
+    let error = Box::new(error);
     Err(LaunchError::Pinned { error, way_out })
 }
 

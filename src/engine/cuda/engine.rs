@@ -584,7 +584,7 @@ impl Drop for CudaEngine {
 /// Refuses shapes that the kernels do not support.
 fn supported(config: &ModelConfig) -> Result<(), EngineError> {
     let head_dim = config.head_dim;
-    if head_dim > MOST_HEAD_DIM || head_dim % 2 != 0 {
+    if head_dim > MOST_HEAD_DIM || !head_dim.is_multiple_of(2) {
         return Err(EngineError::Shape(format!(
             "the head size {head_dim} is odd or larger than {MOST_HEAD_DIM}, the largest on CUDA; train on \
              CPUs"

@@ -198,7 +198,7 @@ impl Kernels {
         let blocks = norm_blocks(n);
         let threads = match self.hidden {
             ..=2048 => 256,
-            ..=4096 => 512,
+            2049..=4096 => 512,
             _ => 1024,
         };
         self.launch(
