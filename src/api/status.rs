@@ -264,8 +264,9 @@ pub struct PlanSummary {
 
 impl PlanSummary {
     /// The numbers of a plan.
-    pub fn of(plan: &Plan, feasible_nodes: Vec<u32>) -> PlanSummary {
+    pub fn of(spec: &TrainingJobSpec, plan: &Plan, feasible_nodes: Vec<u32>) -> PlanSummary {
         let warnings = plan.outline.diagnostics.iter();
+        let warnings = warnings.map(|d| format!("{}: {}", d.rule, d.message));
         PlanSummary {
             formula: plan.formula.clone(),
             global_batch_size: plan.global_batch_size,
@@ -273,11 +274,20 @@ impl PlanSummary {
             gradient_accumulation_steps: plan.gradient_accumulation_steps,
             world_size: plan.outline.world_size,
             feasible_nodes,
-            warnings: warnings
-                .map(|d| format!("{}: {}", d.rule, d.message))
-                .collect(),
+            warnings: warnings.chain(idle_devices(spec)).collect(),
         }
     }
+}
+
+/// The warning that the built-in trainer leaves a pod's GPUs unused.
+fn idle_devices(spec: &TrainingJobSpec) -> Option<String> {
+    let resource = &spec.resource_name;
+    (spec.trainer.command.is_empty() && resource.contains("gpu")).then(|| {
+        format!(
+            "the built-in trainer computes on CPUs and leaves the {resource} of its pods idle; set \
+             spec.trainer.command to a trainer for GPUs"
+        )
+    })
 }
 
 /// The newest job generation.
@@ -443,6 +453,20 @@ mod tests {
         // As an API server leaves one of the version before: fields that it does not know are gone.
         let older = serde_json::json!({"history": [{"samples": 384}], "nodes": 3});
         assert!(serde_json::from_value::<TrainingJobStatus>(older).is_err());
+    }
+
+    #[test]
+    fn gpus_that_the_built_in_trainer_does_not_use_are_a_warning() {
+        let idle = |resource: &str, command: &[&str]| {
+            let spec = serde_json::json!({
+                "nodes": 2, "image": "i", "recipe": {"inline": ""}, "checkpoint": {"claim": "c"},
+                "resourceName": resource, "trainer": {"command": command},
+            });
+            idle_devices(&serde_json::from_value(spec).unwrap())
+        };
+        insta::assert_snapshot!(idle("nvidia.com/gpu", &[]).unwrap(), @"the built-in trainer computes on CPUs and leaves the nvidia.com/gpu of its pods idle; set spec.trainer.command to a trainer for GPUs");
+        assert_eq!(idle("nvidia.com/gpu", &["python", "train.py"]), None);
+        assert_eq!(idle("example.com/slot", &[]), None);
     }
 
     #[test]

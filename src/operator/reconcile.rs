@@ -150,7 +150,7 @@ pub async fn reconcile(
         plan = planner.plan(ranks, planning::reached(&next)).ok();
         if let Some(plan) = &plan {
             let feasible = feasible_nodes(&job, &next, &planner);
-            next.plan = Some(PlanSummary::of(plan, feasible));
+            next.plan = Some(PlanSummary::of(&job.spec, plan, feasible));
         }
     }
     status::apply_decision(
@@ -345,7 +345,7 @@ async fn plan(
         planner.found_plan = true;
         if status.plan.is_none() {
             let feasible = feasible_nodes(job, status, planner);
-            status.plan = Some(PlanSummary::of(&plan, feasible));
+            status.plan = Some(PlanSummary::of(&job.spec, &plan, feasible));
         }
     }
     conditions::set(
