@@ -1,7 +1,6 @@
 //! The CUDA engine: a Llama on one GPU, behind [`Engine`].
 
 use std::collections::HashMap;
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::arena::{Slab, bytes_of};
@@ -10,6 +9,7 @@ use super::cublaslt::Blas;
 use super::driver::{Device, Event, Graph, Pinned};
 use super::error::CudaError;
 use super::launches::Kernels;
+use super::options::CudaOptions;
 use super::precision::Precision;
 use super::state::{FACTORS, State};
 use super::walk::{Streams, Training, Walk};
@@ -26,25 +26,6 @@ const STAGING: usize = 4 << 20;
 const MOST_GRAPHS: usize = 32;
 /// Largest head size of the attention kernels.
 const MOST_HEAD_DIM: usize = 128;
-
-/// Options of a [`CudaEngine`].
-#[derive(Debug, Clone, Default)]
-pub struct CudaOptions {
-    /// Arithmetic of activations and matrix products.
-    pub precision: Precision,
-    /// Bytes of device memory that the engine may use; `None`: the device's memory.
-    pub memory_limit: Option<u64>,
-    /// Store only the inputs of blocks and recompute their activations in backward.
-    pub activation_checkpointing: bool,
-    /// The measurements that any step may request; their memory is reserved.
-    pub measure: Measure,
-    /// Launch every kernel by itself instead of as a CUDA graph.
-    pub no_graphs: bool,
-    /// Rows whose logits exist at a time; `None`: as many as have 2^27 logits.
-    pub logits_rows: Option<usize>,
-    /// Directory of compiled kernels; `None`: the user's cache directory.
-    pub kernel_cache: Option<PathBuf>,
-}
 
 /// A Llama on one GPU.
 pub struct CudaEngine {

@@ -11,15 +11,12 @@ pub mod cublaslt;
 pub mod driver;
 mod engine;
 pub mod error;
-#[cfg(test)]
-mod kernel_table;
 mod kernels;
 mod launches;
 pub mod libraries;
 pub mod nvrtc;
+mod options;
 mod precision;
-#[cfg(test)]
-mod roofline;
 mod state;
 mod table;
 #[cfg(test)]
@@ -27,6 +24,7 @@ mod tests;
 mod walk;
 mod workspace;
 
-pub use engine::{CudaEngine, CudaOptions};
+pub use engine::CudaEngine;
 pub use error::CudaError;
+pub use options::CudaOptions;
 pub use precision::Precision;

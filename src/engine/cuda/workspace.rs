@@ -2,7 +2,7 @@
 
 use super::arena::Bump;
 use super::cublaslt::Blas;
-use super::engine::CudaOptions;
+use super::options::CudaOptions;
 use super::precision::Precision;
 use crate::engine::{MicroBatch, ModelConfig};
 

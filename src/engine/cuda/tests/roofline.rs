@@ -3,9 +3,9 @@
 
 use std::fmt::Write;
 
-use super::precision::Precision;
-use super::tests::assert_in_docs;
-use super::workspace::qkv;
+use super::assert_in_docs;
+use crate::engine::cuda::precision::Precision;
+use crate::engine::cuda::workspace::qkv;
 use crate::engine::{ModelConfig, layout};
 
 /// Limits of a GPU.

@@ -5,12 +5,11 @@ use std::fmt::Write;
 
 use serde_json::Value;
 
-use super::CudaEngine;
-use super::kernels::{self, Kernels, attention};
-use super::nvrtc::Nvrtc;
-use super::precision::Precision;
-use super::roofline;
-use super::tests::{assert_in_docs, bf16_options, child, device};
+use super::{assert_in_docs, bf16_options, child, device, roofline};
+use crate::engine::cuda::CudaEngine;
+use crate::engine::cuda::kernels::{self, Kernels, attention};
+use crate::engine::cuda::nvrtc::Nvrtc;
+use crate::engine::cuda::precision::Precision;
 use crate::engine::testing::{Batch, EVERYTHING, REVEAL, config};
 use crate::engine::{Engine, ModelConfig};
 

@@ -1,5 +1,8 @@
 //! The engine on the emulated GPU. The CPU engine and PyTorch are the references.
 
+mod kernel_table;
+mod roofline;
+
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -7,10 +10,10 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use serde_json::Value;
 
 use super::driver::{Device, Driver};
-use super::engine::{CudaEngine, CudaOptions};
 use super::libraries;
 use super::nvrtc::Nvrtc;
 use super::precision::Precision;
+use super::{CudaEngine, CudaOptions};
 use crate::engine::cpu::{CpuEngine, CpuOptions};
 use crate::engine::testing::contract;
 use crate::engine::testing::reference::{CASES, Reference};
@@ -363,7 +366,7 @@ pub fn child(test: &str, settings: &[(&str, String)]) -> (String, Vec<Value>) {
     let report = directory.path().join("report");
     let output = Command::new(std::env::current_exe().unwrap())
         .args(["--ignored", "--exact", "--nocapture"])
-        .arg(format!("engine::cuda::{test}"))
+        .arg(format!("engine::cuda::tests::{test}"))
         .env("EMULATED_GPU_REPORT", &report)
         .envs(settings.iter().map(|(name, value)| (name, value)))
         .output()
@@ -383,7 +386,7 @@ pub fn child(test: &str, settings: &[(&str, String)]) -> (String, Vec<Value>) {
 
 /// Runs [`a_child_process_trains`]. Returns its outcome and the kinds of the findings.
 fn child_trains(settings: &[(&str, String)]) -> (String, Vec<String>) {
-    let (outcome, lines) = child("tests::a_child_process_trains", settings);
+    let (outcome, lines) = child("a_child_process_trains", settings);
     let kinds = lines
         .iter()
         .map(|line| line["kind"].as_str().unwrap().to_owned());
