@@ -8,7 +8,7 @@ use tempfile::TempDir;
 use super::request::data_of;
 use super::{LaunchError, RunDir};
 use crate::data::{self, DataError, PrepareRequest};
-use crate::engine::IGNORE;
+use crate::engine::{IGNORE, ModelConfig};
 use crate::samples::{self, Digest, Fault, Proof};
 use crate::train::{Setup, TrainState, checkpoint_ref};
 use crate::util::durable::FileError;
@@ -72,6 +72,8 @@ pub fn prove(
     progress: &mut dyn FnMut(data::Progress),
 ) -> Result<LedgerProof, LaunchError> {
     let setup = run.setup()?;
+    // An external trainer has no ledger.
+    let model = setup.model()?;
     let recipe = setup.recipe();
     let checkpoint_ref = run
         .state()?
@@ -86,7 +88,7 @@ pub fn prove(
         })?;
     let state = TrainState::from_checkpoint(&checkpoint_ref::open(run.path(), &checkpoint_ref)?)?;
 
-    let directory = data_again(run, &setup, progress)?;
+    let directory = data_again(run, &setup, model, progress)?;
     let dataset = setup.training_data(directory.path())?;
     let order = setup.order(dataset.len())?;
     let samples = usize::try_from(dataset.len()).unwrap_or(usize::MAX);
@@ -116,6 +118,7 @@ pub fn prove(
 fn data_again(
     run: &RunDir,
     setup: &Setup,
+    model: &ModelConfig,
     progress: &mut dyn FnMut(data::Progress),
 ) -> Result<TempDir, LaunchError> {
     let directory = tempfile::tempdir()
@@ -126,7 +129,7 @@ fn data_again(
     let request = PrepareRequest {
         began_in: Some(&began_in),
         fingerprint: setup.data_fingerprint.as_deref(),
-        ..data_of(&recipe, &key, Some(setup.model()?), &setup.base, &again)
+        ..data_of(&recipe, &key, Some(model), &setup.base, &again)
     };
     data::prepare(&request, progress)?;
     Ok(directory)
@@ -149,9 +152,12 @@ mod tests {
         );
         let launched = Launched::at(place.path(), &lines, &[]);
         let setup = &launched.prepared.setup;
-        assert!(data_again(&launched.run, setup, &mut |_| {}).is_ok());
+        let model = setup.model().unwrap();
+        assert!(data_again(&launched.run, setup, model, &mut |_| {}).is_ok());
         std::fs::write(&corpus, "{\"text\": \"abcdefgh\"}\n".repeat(101)).unwrap();
-        let error = data_again(&launched.run, setup, &mut |_| {}).err().unwrap();
+        let error = data_again(&launched.run, setup, model, &mut |_| {})
+            .err()
+            .unwrap();
         let message = error.to_string();
         let place = place.path().display().to_string();
         insta::assert_snapshot!(message.replace(&place, "[place]"), @"[place]/run/data: the run began with other data: changed: training data; undo the change, or start a new run");
