@@ -8,6 +8,7 @@ use anyhow::{Context, bail};
 
 use super::cluster::submit;
 use super::output::say;
+use super::processes::{Asked, DeviceChoice, Gpus, Processes};
 use super::recipe_args::{RecipeArgs, RecipeOptions};
 use super::signals::Signals;
 use super::{
@@ -61,10 +62,14 @@ pub struct Args {
     /// `evenkeel.trainer.drain_seconds=30`
     #[arg(value_name = "KEY=VALUE")]
     overrides: Vec<String>,
-    /// Number of training processes. Default: the value of --gpus, else 1 with all cores for the
-    /// built-in trainer, which runs on CPUs, or one per GPU for an external trainer.
+    /// Number of training processes. Default: the value of --gpus, else 1 for the built-in trainer,
+    /// or one per GPU for an external trainer.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=MOST_GPUS))]
     procs: Option<u64>,
+    /// Where the built-in trainer computes: on GPUs (cuda), on the CPU (cpu), or on GPUs if each
+    /// process can have one (auto). GPU training has not run on hardware yet (docs/gpu.md).
+    #[arg(long, value_enum, default_value_t = DeviceChoice::Auto)]
+    device: DeviceChoice,
     /// Name of the run, whose directory is runs/NAME unless --out sets another. Without --out,
     /// a taken name is refused. With --nodes, the name of the TrainingJob. Default: the recipe's name.
     #[arg(long, value_name = "NAME")]
@@ -139,6 +144,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
             ("--procs", args.procs.is_some()),
             ("--out", args.out.is_some()),
             ("--resume", args.resume),
+            ("--device", args.device != DeviceChoice::Auto),
             ("--oom-policy", args.oom_policy != OomPolicy::default()),
         ];
         if let Some(flag) = first_set(&here) {
@@ -187,6 +193,20 @@ fn read(args: &Args, from: &RecipeArgs) -> Result<Recipe, ReadError> {
     }
 }
 
+/// The training processes and their devices.
+fn processes(args: &Args, recipe: &Recipe, inventory: &Inventory) -> anyhow::Result<Processes> {
+    let asked = Asked {
+        procs: args.procs,
+        world: args.options.world(),
+        device: args.device,
+    };
+    let gpus = Gpus::of(inventory);
+    match recipe.spec.trainer.is_external() {
+        true => asked.external(&gpus),
+        false => asked.built_in(gpus),
+    }
+}
+
 /// Stores the printed diagnostics in `shown`.
 fn launch(args: &Args, recipe: &Recipe, shown: &mut Vec<Diagnostic>) -> anyhow::Result<ExitCode> {
     let inventory = Inventory::discover();
@@ -205,14 +225,14 @@ fn launch(args: &Args, recipe: &Recipe, shown: &mut Vec<Diagnostic>) -> anyhow::
         recipe.spec.trainer.command = trainer.command;
     }
     let external = recipe.spec.trainer.is_external();
-    if external && args.rank_memory.is_some() {
-        bail!("--rank-memory applies only to the built-in trainer; remove it");
+    let built_in_only = [
+        ("--rank-memory", args.rank_memory.is_some()),
+        ("--device", args.device != DeviceChoice::Auto),
+    ];
+    if let Some(flag) = first_set(&built_in_only).filter(|_| external) {
+        bail!("{flag} applies only to the built-in trainer; remove it");
     }
-    let found = external.then(|| match inventory.devices() {
-        Devices::Gpus { .. } => inventory.devices().count(),
-        Devices::CpuRanks { .. } => 0,
-    });
-    let processes = Processes::resolve(args.procs, args.options.world(), found)?;
+    let processes = processes(args, &recipe, &inventory)?;
     let ranks = processes.count;
     recipe.spec.batch.settle(ranks);
     let run = run_path::choose(&asked, &recipe.spec)?;
@@ -224,11 +244,18 @@ fn launch(args: &Args, recipe: &Recipe, shown: &mut Vec<Diagnostic>) -> anyhow::
         rank_memory: args.rank_memory,
         oom_policy: args.oom_policy,
         cores: inventory.cpu.cores,
+        gpus: processes.gpus.iter().map(|gpu| gpu.id.clone()).collect(),
         resume: args.resume,
         signals: signals.count(),
     };
     let reached = reached(&run, recipe, &request)?;
-    let planned = prepare::plan(recipe, ranks, reached, request.rank_memory)?;
+    let planned = prepare::plan(
+        recipe,
+        ranks,
+        reached,
+        request.rank_memory,
+        request.device(),
+    )?;
     render::print(&planned.diagnostics, &recipe.sources);
     shown.clone_from(&planned.diagnostics);
 
@@ -262,7 +289,11 @@ fn launch(args: &Args, recipe: &Recipe, shown: &mut Vec<Diagnostic>) -> anyhow::
         budget: setup.budget_samples.unwrap_or_default(),
         devices: match external {
             true => count(ranks, "process"),
-            false => inventory.cpu_ranks(ranks).to_string(),
+            false if processes.gpus.is_empty() => inventory.cpu_ranks(ranks).to_string(),
+            false => {
+                let devices = processes.gpus.clone();
+                Devices::Gpus { devices }.to_string()
+            }
         },
         floor: setup.entropy,
     });
@@ -281,47 +312,6 @@ fn launch(args: &Args, recipe: &Recipe, shown: &mut Vec<Diagnostic>) -> anyhow::
     };
     drop(display);
     finish(run, &end, external)
-}
-
-/// Number of training processes.
-#[derive(Debug, PartialEq, Eq)]
-struct Processes {
-    count: u64,
-    /// Explanation of a number that the user did not set directly.
-    note: Option<String>,
-}
-
-impl Processes {
-    /// Resolves `procs` and the world of the `plan` flags, in devices. `external`: the GPUs of this
-    /// machine for an external trainer, which may use them.
-    fn resolve(
-        procs: Option<u64>,
-        world: Option<u64>,
-        external: Option<u64>,
-    ) -> anyhow::Result<Processes> {
-        let (count, note) = match (procs, world) {
-            (Some(procs), Some(world)) if procs != world => bail!(
-                "--procs {procs} and a world of {} (--gpus) differ, but every process uses \
-                 one device; set only one of them",
-                count(world, "device")
-            ),
-            (Some(procs), _) => (procs, None),
-            (None, Some(world)) if world > MOST_GPUS => bail!(
-                "{world} devices exceed the limit of {MOST_GPUS} processes per machine; request fewer, or use `evenkeel plan`"
-            ),
-            (None, Some(world)) if external.is_some() => (world, None),
-            (None, Some(world)) => {
-                let note = format!(
-                    "the built-in trainer uses no GPUs: {} on the CPU (--procs {world} avoids \
-                     this note)",
-                    count(world, "process")
-                );
-                (world, Some(note))
-            }
-            (None, None) => (external.unwrap_or_default().clamp(1, MOST_GPUS), None),
-        };
-        Ok(Processes { count, note })
-    }
 }
 
 /// Prints the result and the next step. `external`: an external trainer ran.
@@ -376,46 +366,4 @@ fn stopped(args: &Args, run: &RunDir, signals: &Signals) -> ExitCode {
     }
     say("stopped before training: no process was started; the same command starts again\n");
     ExitCode::from(signals.exit_code())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_world_flag_gives_the_same_process_count() {
-        let resolve =
-            |procs, world| Processes::resolve(procs, world, None).map_err(|e| e.to_string());
-        let count = |procs, world| resolve(procs, world).map(|processes| processes.count);
-        assert_eq!(count(None, None), Ok(1));
-        assert_eq!(count(Some(3), None), Ok(3));
-        assert_eq!(count(Some(3), Some(3)), Ok(3));
-        let message = count(Some(2), Some(8)).unwrap_err();
-        assert!(
-            message.contains("--procs 2 and a world of 8 devices"),
-            "{message}"
-        );
-        let message = count(None, Some(100_000)).unwrap_err();
-        assert!(message.contains("1024 processes"), "{message}");
-    }
-
-    #[test]
-    fn a_gpu_count_used_as_process_count_gives_a_note() {
-        let note = Processes::resolve(None, Some(4), None)
-            .unwrap()
-            .note
-            .unwrap();
-        assert!(note.contains("4 processes on the CPU"), "{note}");
-        assert_eq!(
-            Processes::resolve(Some(4), Some(4), None).unwrap().note,
-            None
-        );
-        // An external trainer uses the given GPUs, or all of them.
-        let external = |world, gpus| Processes::resolve(None, world, Some(gpus)).unwrap();
-        assert_eq!(
-            (external(Some(4), 0).count, external(Some(4), 0).note),
-            (4, None)
-        );
-        assert_eq!((external(None, 8).count, external(None, 0).count), (8, 1));
-    }
 }

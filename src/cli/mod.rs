@@ -15,6 +15,7 @@ mod logging;
 mod output;
 mod plan;
 mod prepare;
+mod processes;
 mod rank;
 pub mod recipe_args;
 pub mod render;

@@ -16,6 +16,7 @@ use crate::launch::{LaunchError, Request, RunDir, RunLock, prepare};
 use crate::lifecycle::protocol::exit;
 use crate::plan::{OomPolicy, Reached};
 use crate::recipe;
+use crate::train::DeviceKind;
 use crate::util::durable::{self, FileError};
 
 /// Prepare a run directory without launching the run (started by the agent).
@@ -88,7 +89,14 @@ fn prepare_run(args: Args) -> anyhow::Result<ExitCode> {
         Ok(recipe) => recipe,
         Err(error) => return Ok(refuse_unread(&error)),
     };
-    let planned = match prepare::plan(&recipe, args.procs, Reached::default(), args.rank_memory) {
+    let planned = prepare::plan(
+        &recipe,
+        args.procs,
+        Reached::default(),
+        args.rank_memory,
+        DeviceKind::Cpu,
+    );
+    let planned = match planned {
         Ok(planned) => planned,
         Err(LaunchError::Refused(refused)) => {
             render::print(&refused.diagnostics, &recipe.sources);
@@ -103,6 +111,7 @@ fn prepare_run(args: Args) -> anyhow::Result<ExitCode> {
         rank_memory: args.rank_memory,
         oom_policy: OomPolicy::Exact,
         cores: Inventory::discover().cpu.cores,
+        gpus: Vec::new(),
         resume: false,
         // The agent kills this process; the next attempt removes partial data.
         signals: Arc::default(),

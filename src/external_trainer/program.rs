@@ -37,6 +37,8 @@ pub struct Start<'a> {
     pub count: u64,
     /// Compute threads of each rank.
     pub threads: u64,
+    /// `CUDA_VISIBLE_DEVICES` of each rank of the built-in trainer; empty if it computes on the CPU.
+    pub gpus: &'a [String],
 }
 
 pub(crate) fn signal(drain: DrainSignal) -> Signal {
@@ -70,6 +72,13 @@ pub(crate) fn command(
                 .env("RAYON_NUM_THREADS", start.threads.to_string())
                 .stdin(Stdio::piped())
                 .stdout(Stdio::piped());
+            let local = usize::try_from(local).unwrap_or(usize::MAX);
+            if let Some(gpu) = start.gpus.get(local) {
+                command
+                    .env("CUDA_VISIBLE_DEVICES", gpu)
+                    // Indices are NVML's.
+                    .env("CUDA_DEVICE_ORDER", "PCI_BUS_ID");
+            }
         }
         Program::External { call, drain } => {
             if let Some(directory) = &call.directory {

@@ -6,7 +6,7 @@ use super::{LaunchError, Planned, Request};
 use crate::plan;
 use crate::recipe::Recipe;
 use crate::telemetry::now;
-use crate::train::{FORMAT, Setup};
+use crate::train::{DeviceKind, FORMAT, Setup};
 
 /// The base of a recipe's relative paths: the working directory.
 pub fn base() -> Result<PathBuf, LaunchError> {
@@ -47,6 +47,7 @@ pub(super) fn begin(
         budget_samples: horizon.budget_samples,
         horizon,
         rank_memory: None,
+        device: DeviceKind::Cpu,
         entropy: None,
     })
 }

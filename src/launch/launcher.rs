@@ -41,6 +41,8 @@ pub struct Launcher<'a> {
     setup: Setup,
     /// CPU cores shared by the ranks.
     cores: u64,
+    /// `CUDA_VISIBLE_DEVICES` of each rank; empty if the ranks compute on the CPU.
+    gpus: Vec<String>,
     program: PathBuf,
     /// Recipe and absolute run path of the external trainer; `None` for the built-in trainer.
     external: Option<ExternalRun>,
@@ -110,6 +112,7 @@ impl<'a> Launcher<'a> {
             feasible: Feasible::default(),
             setup,
             cores: request.cores,
+            gpus: request.gpus.clone(),
             program,
             state,
             desired: ranks,
@@ -440,6 +443,7 @@ impl<'a> Launcher<'a> {
                 first: 0,
                 count: world,
                 threads: (self.cores / world).max(1),
+                gpus: &self.gpus,
             },
             &self.events.0,
         )

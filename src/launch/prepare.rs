@@ -11,7 +11,7 @@ use crate::launch::external;
 use crate::plan::{self, PlanRequest, Reached};
 use crate::recipe::Recipe;
 use crate::recipe::schema::spec::Synthetic;
-use crate::train::Setup;
+use crate::train::{DeviceKind, Setup};
 
 /// Plans a recipe for its trainer on this machine.
 pub fn plan(
@@ -19,8 +19,9 @@ pub fn plan(
     ranks: u64,
     reached: Reached,
     rank_memory: Option<u64>,
+    device: DeviceKind,
 ) -> Result<Planned, LaunchError> {
-    let request = worlds::request(ranks, reached, rank_memory);
+    let request = worlds::request(ranks, reached, rank_memory, device);
     let (request, model) = survey::survey_with_model(recipe, &base()?, request);
     let examined = plan::examine(recipe, &request);
     let diagnostics = examined.diagnostics.clone();
@@ -103,6 +104,7 @@ pub fn prepare(
         companions: companions.unwrap_or_default(),
         data_fingerprint: Some(manifest.fingerprint),
         rank_memory: request.rank_memory,
+        device: request.device(),
         entropy: manifest.synthetic.as_ref().and_then(entropy),
         ..setup
     };

@@ -35,12 +35,12 @@ pub fn reached(run: &RunDir, recipe: &Recipe, request: &Request) -> Result<Reach
 /// As [`reached`], for data already read.
 fn progress_of(setup: &Setup, state: &RunState, request: &Request) -> Reached {
     let reached = state.reached(setup);
-    match new_memory_limit(setup, request) {
-        Some(_) => Reached {
+    match memory_changes(setup, request) {
+        true => Reached {
             per_device_batch_size_limit: None,
             ..reached
         },
-        None => reached,
+        false => reached,
     }
 }
 
@@ -96,10 +96,10 @@ fn edited(run: &RunDir, contradiction: String) -> LaunchError {
     }
 }
 
-/// The ranks' memory limit if the resume changes it.
-fn new_memory_limit(setup: &Setup, request: &Request) -> Option<u64> {
+/// Whether the resume changes the memory of the ranks.
+fn memory_changes(setup: &Setup, request: &Request) -> bool {
     let asked = request.rank_memory;
-    asked.filter(|_| asked != setup.rank_memory)
+    asked.is_some() && asked != setup.rank_memory || request.device() != setup.device
 }
 
 /// Prepares a resume of the run in the directory.
@@ -179,12 +179,13 @@ pub(super) fn resume(
     // All checks have passed. The state is written first: a micro-batch limit dropped too early is
     // found again, while one kept for other memory would remain.
     let before = setup.clone();
-    if let Some(bytes) = new_memory_limit(&setup, request) {
-        setup.rank_memory = Some(bytes);
-        if let Some(state) = &state {
-            run.write_state(state)?;
-        }
+    if memory_changes(&setup, request)
+        && let Some(state) = &state
+    {
+        run.write_state(state)?;
     }
+    setup.rank_memory = request.rank_memory.or(setup.rank_memory);
+    setup.device = request.device();
     setup.data_fingerprint = Some(data.manifest.fingerprint);
     if setup != before {
         run.write_setup(&setup)?;

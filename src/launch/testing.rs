@@ -5,6 +5,7 @@ use std::path::Path;
 use super::{Planned, Prepared, Request, RunDir, prepare};
 use crate::plan::Reached;
 use crate::recipe::{self, Recipe};
+use crate::train::DeviceKind;
 
 /// A run that is ready for its launcher.
 pub(super) struct Launched {
@@ -30,6 +31,7 @@ pub(super) fn recipe_of(place: &Path, text: &str, overrides: &[&str]) -> (Recipe
         recipe_path,
         overrides,
         cores: 1,
+        gpus: Vec::new(),
         ..Request::default()
     };
     (recipe, request)
@@ -67,7 +69,7 @@ spec:
         let (recipe, request) = recipe_of(place, &text, overrides);
         let run = RunDir::at(place.join("run"));
         std::fs::create_dir_all(run.path()).unwrap();
-        let planned = prepare::plan(&recipe, 2, Reached::default(), None).unwrap();
+        let planned = prepare::plan(&recipe, 2, Reached::default(), None, DeviceKind::Cpu).unwrap();
         let prepared = prepare::prepare(&run, &recipe, &planned, &request, &mut |_| {})
             .map_err(|error| error.to_string())?;
         Ok(Launched {

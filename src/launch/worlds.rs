@@ -6,14 +6,23 @@ use std::collections::BTreeMap;
 use super::{LaunchError, RunDir, history};
 use crate::plan::{self, Plan, PlanRequest, Reached, Refused, Trainer};
 use crate::recipe::Severity;
-use crate::train::Setup;
+use crate::train::{DeviceKind, Setup};
 
 /// The plan request for a world on this machine; `rank_memory` is the limit of one rank, bytes.
-pub fn request(world: u64, reached: Reached, rank_memory: Option<u64>) -> PlanRequest {
+pub fn request(
+    world: u64,
+    reached: Reached,
+    rank_memory: Option<u64>,
+    device: DeviceKind,
+) -> PlanRequest {
+    let request = match device {
+        DeviceKind::Cpu => PlanRequest::processes(world),
+        DeviceKind::Cuda => PlanRequest::gpus(world),
+    };
     PlanRequest {
         trainer: Trainer::BuiltIn,
         rank_memory,
-        ..PlanRequest::processes(world)
+        ..request
     }
     .after(reached)
 }
@@ -36,7 +45,7 @@ pub fn plan(setup: &Setup, world: u64, reached: Reached) -> Result<Plan, Refused
         &PlanRequest {
             model_config: setup.model_config.clone(),
             data_samples: setup.data_samples,
-            ..request(world, reached, setup.rank_memory)
+            ..request(world, reached, setup.rank_memory, setup.device)
         },
     )
 }

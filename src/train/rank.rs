@@ -11,7 +11,7 @@ use super::TrainError;
 use super::orders::{Orders, Reports};
 use super::saving::Saving;
 use super::schedule::LearningRateSchedule;
-use super::setup::Setup;
+use super::setup::{DeviceKind, Setup};
 use super::state::TrainState;
 use super::trainer::{Ending, STRAGGLER_FACTOR, Trainer, measure};
 use super::weights::Weights;
@@ -21,12 +21,13 @@ use crate::comm::watch::StepWatch;
 use crate::comm::{CommError, Ended, World};
 use crate::data::{Dataset, Part};
 use crate::engine::cpu::{self, CpuEngine, CpuOptions};
+use crate::engine::cuda::{self, CudaEngine, CudaOptions};
 use crate::engine::{Engine, EngineError, Measure};
 use crate::lifecycle::protocol::{Order, Report, exit};
 use crate::lifecycle::{Generation, files};
 use crate::norm::settings::groups;
 use crate::norm::{Conditions, Controller};
-use crate::recipe::schema::spec::{BatchSchedule, Strategy};
+use crate::recipe::schema::spec::{BatchSchedule, Precision, Strategy};
 use crate::samples::Ledger;
 use crate::telemetry::metrics::Writer as MetricsWriter;
 use crate::train::checkpoint_ref;
@@ -203,24 +204,60 @@ fn engine(
     generation: &Generation,
     world: &World,
 ) -> Result<Box<dyn Engine>, TrainError> {
-    let engine = CpuEngine::new(
-        setup.model()?.clone(),
-        CpuOptions {
-            threads: Some(options.threads),
-            memory_limit: setup.rank_memory,
-            activation_checkpointing: setup.spec.model.activation_checkpointing,
-            strategy: cpu_strategy(setup, generation),
-            measure: measured(&setup.spec.schedule),
-        },
-        (world.world() > 1).then(|| Arc::clone(world)),
-        seed(setup, generation),
-    )
-    .map_err(|error| match error {
+    let model = setup.model()?.clone();
+    let world = (world.world() > 1).then(|| Arc::clone(world));
+    let seed = seed(setup, generation);
+    let activation_checkpointing = setup.spec.model.activation_checkpointing;
+    let measure = measured(&setup.spec.schedule);
+    let engine = match setup.device {
+        DeviceKind::Cpu => {
+            let options = CpuOptions {
+                threads: Some(options.threads),
+                memory_limit: setup.rank_memory,
+                activation_checkpointing,
+                strategy: cpu_strategy(setup, generation),
+                measure,
+            };
+            CpuEngine::new(model, options, world, seed).map(boxed)
+        }
+        DeviceKind::Cuda => {
+            let options = CudaOptions {
+                precision: cuda_precision(setup.spec.model.precision),
+                memory_limit: setup.rank_memory,
+                activation_checkpointing,
+                measure,
+                ..CudaOptions::default()
+            };
+            cuda_device()
+                .and_then(|device| CudaEngine::new(model, options, &device, seed))
+                .map(boxed)
+        }
+    };
+    engine.map_err(|error| match error {
         // Memory for the micro-batch is reserved later: a smaller one would not help here.
         EngineError::OutOfMemory { .. } => TrainError::States(error),
         error => error.into(),
-    })?;
-    Ok(Box::new(engine))
+    })
+}
+
+fn boxed(engine: impl Engine + 'static) -> Box<dyn Engine> {
+    Box::new(engine)
+}
+
+/// The GPU of this process: its agent makes no other visible.
+fn cuda_device() -> Result<Arc<cuda::driver::Device>, EngineError> {
+    Ok(cuda::driver::Device::open(
+        &cuda::driver::Driver::load()?,
+        0,
+    )?)
+}
+
+/// The recipe's precision on a GPU; f16 is computed in bf16, which needs no loss scaling.
+fn cuda_precision(precision: Precision) -> cuda::Precision {
+    match precision {
+        Precision::F32 => cuda::Precision::F32,
+        Precision::Bf16 | Precision::F16 => cuda::Precision::Bf16,
+    }
 }
 
 fn cpu_strategy(setup: &Setup, generation: &Generation) -> cpu::Strategy {

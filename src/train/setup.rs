@@ -1,6 +1,6 @@
 //! The setup of a run (`run.json`), which every rank of every generation reads; the launcher writes it before
-//! anything starts. A resume may change only the memory limit of a rank, or add values that an older version
-//! did not record.
+//! anything starts. A resume may change only the memory limit of a rank and its kind of device, or add values
+//! that an older version did not record.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -20,6 +20,17 @@ use crate::util::durable::{parse_json, read};
 /// Version of the files of a run directory: `run.json`, `state.json` and the generation records. A change
 /// that older files do not satisfy increases it.
 pub const FORMAT: u64 = 2;
+
+/// Where the built-in trainer computes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DeviceKind {
+    /// On a share of the processor's cores.
+    #[default]
+    Cpu,
+    /// On one NVIDIA GPU for each rank.
+    Cuda,
+}
 
 /// The fixed settings of a run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -62,6 +73,9 @@ pub struct Setup {
     pub budget_samples: Option<u64>,
     /// Bytes that a rank may use; `None`: no limit.
     pub rank_memory: Option<u64>,
+    /// Where the built-in trainer computes.
+    #[serde(default)]
+    pub device: DeviceKind,
     /// The lowest possible loss of synthetic data, nats per token.
     pub entropy: Option<f64>,
 }

@@ -143,6 +143,7 @@ impl PodAgent {
                 generation: record,
                 first,
                 count,
+                gpus: &[],
                 threads: (self.identity.cores / count).max(1),
             },
             &self.events,

@@ -187,6 +187,17 @@ pub fn find() -> Vec<LibraryCheck> {
         .to_vec()
 }
 
+/// The first problem of a library that training on one GPU needs.
+pub fn problem() -> Option<String> {
+    let needed = [CUDA, CUBLAS_LT, NVRTC].map(|library| library.search(&directories()));
+    let mut problems = needed
+        .into_iter()
+        .filter_map(|check| Some((check.name, check.problem?)));
+    problems
+        .next()
+        .map(|(name, problem)| format!("{name}: {problem}"))
+}
+
 /// Directories that are searched before the loader's: [`DIRECTORIES`], then the wheels of the active virtual
 /// environment.
 pub fn directories() -> Vec<PathBuf> {

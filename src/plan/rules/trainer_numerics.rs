@@ -1,6 +1,7 @@
 //! `trainer-numerics`: the built-in trainer supports the recipe's optimiser and numerics.
 
 use super::{Case, Check, Example, Findings, Rule};
+use crate::plan::{Devices, Trainer};
 use crate::recipe::schema::spec::{Precision, Strategy};
 use crate::recipe::{Dialect, Severity};
 
@@ -8,7 +9,7 @@ pub(super) const RULE: Rule = Rule {
     id: "trainer-numerics",
     severity: Severity::Error,
     summary: "the recipe requests an optimiser or numerics that the built-in trainer does not have",
-    why: "The built-in trainer computes in f32 on CPUs, with exact attention, and uses AdamW with both \
+    why: "The built-in trainer computes in f32 on CPUs, and in f32 or bf16 on GPUs, with exact attention. It uses AdamW with both \
 moments in f32. It keeps everything on every rank (`ddp`) or shards everything (`fsdp`, also for ZeRO-1 \
 and ZeRO-2). A plan follows the recipe, for trainers that support it. The warnings state what `launch` does \
 instead; `check` omits them for upstream recipes. Lower precision, states of fewer bits and another \
@@ -41,9 +42,14 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
         let help = "results differ only by rounding; another trainer may support it";
         findings.add(Severity::Warning, &[path], message, help);
     };
+    // Only a launch on this machine knows that the built-in trainer gets GPUs.
+    let request = case.request;
+    let cuda = request.trainer == Trainer::BuiltIn && request.devices == Devices::Gpus;
     match model.precision {
         Precision::F32 if model.tf32 => instead("model.tf32", "tf32", "computes in f32"),
         Precision::F32 => {}
+        Precision::Bf16 if cuda => {}
+        Precision::F16 if cuda => instead("model.precision", "f16", "computes in bf16 on GPUs"),
         Precision::Bf16 => instead("model.precision", "bf16", "computes in f32"),
         Precision::F16 => instead("model.precision", "f16", "computes in f32"),
     }
@@ -52,7 +58,11 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
         .as_deref()
         .filter(|kernel| !EXACT.contains(kernel))
     {
-        instead("model.attention", kernel, "computes exact attention in f32");
+        let does = match cuda {
+            true => "computes exact attention with kernels of its own",
+            false => "computes exact attention in f32",
+        };
+        instead("model.attention", kernel, does);
     }
     match case.spec().parallel.strategy {
         Strategy::Ddp | Strategy::Fsdp => {}

@@ -1,0 +1,223 @@
+//! Number of training processes of a launch, and the devices on which they compute.
+
+use anyhow::bail;
+
+use crate::engine::cuda::libraries;
+use crate::inventory::{Device, Devices, Inventory};
+use crate::plan::MOST_GPUS;
+use crate::util::format::count;
+
+/// Where the user wants the built-in trainer to compute.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum DeviceChoice {
+    /// On GPUs if each process can have one, else on the CPU.
+    Auto,
+    /// On the CPU.
+    Cpu,
+    /// On NVIDIA GPUs, or not at all.
+    Cuda,
+}
+
+/// What the user said about processes.
+#[derive(Debug, Clone, Copy)]
+pub struct Asked {
+    /// `--procs`
+    pub procs: Option<u64>,
+    /// The world of the `plan` flags, in devices.
+    pub world: Option<u64>,
+    pub device: DeviceChoice,
+}
+
+/// The processes of a launch.
+#[derive(Debug, PartialEq)]
+pub struct Processes {
+    pub count: u64,
+    /// The GPU of each process; empty for an external trainer and on the CPU.
+    pub gpus: Vec<Device>,
+    /// Explanation of a choice that the user did not make.
+    pub note: Option<String>,
+}
+
+/// The GPUs of this machine.
+#[derive(Debug)]
+pub struct Gpus {
+    /// Those that the driver lists and `CUDA_VISIBLE_DEVICES` shows.
+    pub devices: Vec<Device>,
+    /// Why the built-in trainer cannot use them.
+    pub problem: Option<String>,
+}
+
+impl Gpus {
+    pub fn of(inventory: &Inventory) -> Gpus {
+        match inventory.devices() {
+            Devices::Gpus { devices } => Gpus {
+                problem: libraries::problem(),
+                devices,
+            },
+            Devices::CpuRanks { why, .. } => Gpus {
+                devices: Vec::new(),
+                problem: Some(why),
+            },
+        }
+    }
+}
+
+impl Asked {
+    /// The number of processes that the user stated.
+    fn stated(self) -> anyhow::Result<Option<u64>> {
+        match (self.procs, self.world) {
+            (Some(procs), Some(world)) if procs != world => bail!(
+                "--procs {procs} and a world of {} (--gpus) differ, but every process uses \
+                 one device; set only one of them",
+                count(world, "device")
+            ),
+            (None, Some(world)) if world > MOST_GPUS => bail!(
+                "{world} devices exceed the limit of {MOST_GPUS} processes per machine; request fewer, or use `evenkeel plan`"
+            ),
+            (procs, world) => Ok(procs.or(world)),
+        }
+    }
+
+    /// The processes of an external trainer: one for each GPU of this machine, unless stated.
+    pub fn external(self, gpus: &Gpus) -> anyhow::Result<Processes> {
+        let found = (gpus.devices.len() as u64).clamp(1, MOST_GPUS);
+        Ok(Processes {
+            count: self.stated()?.unwrap_or(found),
+            gpus: Vec::new(),
+            note: None,
+        })
+    }
+
+    /// The processes of the built-in trainer.
+    pub fn built_in(self, gpus: Gpus) -> anyhow::Result<Processes> {
+        let found = gpus.devices.len();
+        let usable = match self.device {
+            DeviceChoice::Cpu => 0,
+            _ if gpus.problem.is_some() => 0,
+            _ => found,
+        };
+        let processes = self.stated()?.unwrap_or(1);
+        let obstacle = match gpus.problem {
+            Some(problem) => Some(problem),
+            None if (usable as u64) < processes => Some(format!(
+                "{} for {}",
+                count(found as u64, "GPU"),
+                count(processes, "process")
+            )),
+            None if processes > 1 => Some("several GPUs do not train together yet".to_owned()),
+            None => None,
+        };
+        let Some(obstacle) = obstacle.filter(|_| self.device != DeviceChoice::Cpu) else {
+            let gpus = gpus.devices.into_iter();
+            return Ok(Processes {
+                count: processes,
+                gpus: match self.device {
+                    DeviceChoice::Cpu => Vec::new(),
+                    _ => gpus.take(usize::try_from(processes)?).collect(),
+                },
+                note: None,
+            });
+        };
+        if self.device == DeviceChoice::Cuda {
+            bail!("`--device cuda` is not possible: {obstacle}; use --device cpu, or remove it");
+        }
+        // Who counts no GPUs, on a machine without any, expects the CPU.
+        let surprises = found > 0 || self.world.is_some() && self.procs.is_none();
+        Ok(Processes {
+            count: processes,
+            gpus: Vec::new(),
+            note: surprises.then(|| {
+                format!(
+                    "{} on the CPU, because GPUs cannot be used: {obstacle} (--device cpu avoids this note)",
+                    count(processes, "process")
+                )
+            }),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn machine(gpus: usize, problem: Option<&str>) -> Gpus {
+        let device = |index: usize| Device {
+            id: format!("GPU-{index}"),
+            name: None,
+            memory: None,
+        };
+        Gpus {
+            devices: (0..gpus).map(device).collect(),
+            problem: problem.map(str::to_owned),
+        }
+    }
+
+    fn asked(procs: Option<u64>, world: Option<u64>, device: DeviceChoice) -> Asked {
+        Asked {
+            procs,
+            world,
+            device,
+        }
+    }
+
+    /// Processes, GPUs and note, or the refusal.
+    fn built_in(asked: Asked, gpus: Gpus) -> String {
+        match asked.built_in(gpus) {
+            Ok(Processes { count, gpus, note }) => {
+                format!("{count} on {} {}", gpus.len(), note.unwrap_or_default())
+            }
+            Err(error) => error.to_string(),
+        }
+    }
+
+    #[test]
+    fn every_world_flag_gives_the_same_process_count() {
+        let count = |procs, world| {
+            let asked = asked(procs, world, DeviceChoice::Auto);
+            built_in(asked, machine(0, Some("no GPU")))
+        };
+        assert_eq!(count(None, None), "1 on 0 ");
+        assert_eq!(count(Some(3), None), "3 on 0 ");
+        assert_eq!(count(Some(3), Some(3)), "3 on 0 ");
+        insta::assert_snapshot!(count(Some(2), Some(8)), @"--procs 2 and a world of 8 devices (--gpus) differ, but every process uses one device; set only one of them");
+        insta::assert_snapshot!(count(None, Some(100_000)), @"100000 devices exceed the limit of 1024 processes per machine; request fewer, or use `evenkeel plan`");
+        insta::assert_snapshot!(count(None, Some(4)), @"4 on 0 4 processes on the CPU, because GPUs cannot be used: no GPU (--device cpu avoids this note)");
+    }
+
+    #[test]
+    fn processes_take_gpus_if_there_are_enough() {
+        use DeviceChoice::{Auto, Cpu, Cuda};
+        for device in [Auto, Cuda] {
+            assert_eq!(
+                built_in(asked(None, None, device), machine(1, None)),
+                "1 on 1 "
+            );
+            assert_eq!(
+                built_in(asked(Some(1), None, device), machine(4, None)),
+                "1 on 1 "
+            );
+        }
+        let on = |procs, device| built_in(asked(Some(procs), None, device), machine(4, None));
+        insta::assert_snapshot!(on(5, Auto), @"5 on 0 5 processes on the CPU, because GPUs cannot be used: 4 GPUs for 5 processes (--device cpu avoids this note)");
+        insta::assert_snapshot!(on(5, Cuda), @"`--device cuda` is not possible: 4 GPUs for 5 processes; use --device cpu, or remove it");
+        assert_eq!(on(2, Cpu), "2 on 0 ");
+        let broken = |device| {
+            let gpus = machine(2, Some("NVRTC: missing"));
+            built_in(asked(None, None, device), gpus)
+        };
+        insta::assert_snapshot!(broken(Auto), @"1 on 0 1 process on the CPU, because GPUs cannot be used: NVRTC: missing (--device cpu avoids this note)");
+        insta::assert_snapshot!(broken(Cuda), @"`--device cuda` is not possible: NVRTC: missing; use --device cpu, or remove it");
+    }
+
+    #[test]
+    fn an_external_trainer_takes_the_stated_processes_or_every_gpu() {
+        let external = |world, gpus| {
+            let asked = asked(None, world, DeviceChoice::Auto);
+            asked.external(&machine(gpus, None)).unwrap().count
+        };
+        assert_eq!(
+            [external(Some(4), 0), external(None, 8), external(None, 0)],
+            [4, 8, 1]
+        );
+    }
+}

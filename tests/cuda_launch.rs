@@ -1,0 +1,234 @@
+//! `evenkeel launch` on emulated GPUs: the processes, libraries and kernels are those of a real GPU. Needs NVRTC.
+
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+use evenkeel::engine::cuda::nvrtc::Nvrtc;
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use tempfile::TempDir;
+
+const RECIPE: &str = "
+apiVersion: evenkeel.dev/v1alpha1
+kind: Recipe
+metadata: {name: tiny}
+spec:
+  objective: language-modelling
+  seed: 1
+  batch: {global: 8, per_device_batch_size: 2}
+  model:
+    config:
+      {hidden_size: 32, intermediate_size: 48, num_hidden_layers: 2, num_attention_heads: 2,
+       num_key_value_heads: 1, vocab_size: 64, max_position_embeddings: 32, tie_word_embeddings: true}
+  data:
+    sequence_length: 16
+    train: [{path: synthetic, synthetic: {vocabulary: 64, branching: 4, samples: 2000}}]
+  budget: {samples: 64}
+  learning_rate: {peak: 3.0e-3}
+  checkpoint: {every_samples: 32, keep: 2}
+";
+
+/// A directory with the recipe and the emulated libraries.
+struct Machine {
+    directory: TempDir,
+}
+
+impl Machine {
+    /// `None`, after printing the reason, without NVRTC.
+    fn new() -> Option<Machine> {
+        if let Err(problem) = Nvrtc::load(None) {
+            // In CI, scripts/test.sh has installed NVRTC.
+            assert!(std::env::var_os("CI").is_none(), "{problem}");
+            eprintln!("skipped: nothing was launched on an emulated GPU, {problem}");
+            return None;
+        }
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::create_dir(directory.path().join("libraries")).unwrap();
+        emulated_gpu::install(&directory.path().join("libraries")).unwrap();
+        std::fs::write(directory.path().join("tiny.yaml"), RECIPE).unwrap();
+        Some(Machine { directory })
+    }
+
+    fn path(&self) -> &Path {
+        self.directory.path()
+    }
+
+    /// A launch of the recipe with these words and settings of the emulated GPU.
+    fn command(&self, words: &str, settings: &[(&str, &str)]) -> Command {
+        let libraries = self.path().join("libraries");
+        let given = std::env::var_os("EVENKEEL_CUDA_LIBRARIES").unwrap_or_default();
+        let places = [libraries.clone()]
+            .into_iter()
+            .chain(std::env::split_paths(&given));
+        let mut command = Command::new(env!("CARGO_BIN_EXE_evenkeel"));
+        command
+            .current_dir(self.path())
+            .args("launch tiny.yaml --log json".split(' '))
+            .args(words.split(' '))
+            .env(
+                "EVENKEEL_CUDA_LIBRARIES",
+                std::env::join_paths(places).unwrap(),
+            )
+            .env("LD_LIBRARY_PATH", &libraries)
+            .env(
+                "XDG_CACHE_HOME",
+                Path::new(env!("CARGO_TARGET_TMPDIR")).join("cache"),
+            )
+            .envs(settings.iter().copied());
+        command
+    }
+
+    fn launch(&self, words: &str, settings: &[(&str, &str)]) -> Output {
+        self.command(words, settings).output().unwrap()
+    }
+
+    /// The same, to a successful end; returns the events.
+    fn trained(&self, words: &str, settings: &[(&str, &str)]) -> Vec<Value> {
+        let output = self.launch(words, settings);
+        let printed = String::from_utf8(output.stdout).unwrap();
+        let problems = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{words}: {printed}{problems}");
+        let events = printed
+            .lines()
+            .filter_map(|line| serde_json::from_str(line).ok());
+        events.collect()
+    }
+
+    /// The losses of a run's steps, by number.
+    fn losses(&self, run: &str) -> Vec<f64> {
+        let mut losses = Vec::new();
+        for generation in 1.. {
+            let path = self
+                .path()
+                .join(format!("{run}/gen-{generation}/metrics.jsonl"));
+            let Ok(lines) = std::fs::read_to_string(path) else {
+                break;
+            };
+            for line in lines.lines() {
+                let record: Value = serde_json::from_str(line).unwrap();
+                if record["kind"] == "step" {
+                    losses.push(record["loss"].as_f64().unwrap());
+                }
+            }
+        }
+        losses
+    }
+}
+
+/// Asserts losses within a relative difference.
+fn assert_close(one: &[f64], two: &[f64], tolerance: f64) {
+    assert_eq!(one.len(), two.len());
+    for (step, (one, two)) in one.iter().zip(two).enumerate() {
+        assert!(
+            (one - two).abs() <= tolerance * two,
+            "step {}: {one} {two}",
+            step + 1
+        );
+    }
+}
+
+#[test]
+fn a_gpu_is_used_where_there_is_one_and_has_the_cpus_losses() {
+    let Some(machine) = Machine::new() else {
+        return;
+    };
+    let events = machine.trained("--out gpu", &[]);
+    let planned = events
+        .iter()
+        .find(|event| event["event"] == "planned")
+        .unwrap();
+    assert_eq!(planned["devices"], "1 × Emulated GPU");
+    machine.trained("--out cpu --device cpu", &[]);
+    let (gpu, cpu) = (machine.losses("gpu"), machine.losses("cpu"));
+    assert_eq!(gpu.len(), 8);
+    assert_close(&gpu, &cpu, 1e-5);
+
+    // bf16 rounds, but trains.
+    machine.trained("--out bf16 evenkeel.model.precision=bf16", &[]);
+    assert_close(&machine.losses("bf16"), &cpu, 1e-2);
+    assert_ne!(machine.losses("bf16"), gpu);
+}
+
+#[test]
+fn a_run_moves_from_a_gpu_to_the_cpu_with_its_ledger() {
+    let Some(machine) = Machine::new() else {
+        return;
+    };
+    machine.trained("--out undisturbed --device cpu", &[]);
+    let mut launch = machine.command("--out moved --device cuda", &[]);
+    let mut launched = launch.stdout(Stdio::piped()).spawn().unwrap();
+    let printed = BufReader::new(launched.stdout.take().unwrap());
+    let mut steps = 0;
+    for line in printed.lines() {
+        let event: Value = serde_json::from_str(&line.unwrap()).unwrap();
+        if event["event"] == "step" {
+            steps += 1;
+        }
+        if steps == 2 {
+            let launcher = Pid::from_child(&launched);
+            kill_process(launcher, Signal::TERM).unwrap();
+            steps = 3;
+        }
+    }
+    assert_eq!(launched.wait().unwrap().code(), Some(143));
+    let on_the_gpu = machine.losses("moved").len();
+    assert!((2..8).contains(&on_the_gpu), "{on_the_gpu} steps");
+    machine.trained("--out moved --resume --device cpu", &[]);
+    assert_close(
+        &machine.losses("moved"),
+        &machine.losses("undisturbed"),
+        1e-5,
+    );
+    let status = Command::new(env!("CARGO_BIN_EXE_evenkeel"))
+        .current_dir(machine.path())
+        .args(["status", "moved", "--ledger"])
+        .output()
+        .unwrap();
+    let proof = String::from_utf8(status.stdout).unwrap();
+    assert!(proof.contains("8 steps consumed samples 0..64"), "{proof}");
+}
+
+#[test]
+fn a_small_gpu_gets_smaller_micro_batches_of_the_same_batch() {
+    let Some(machine) = Machine::new() else {
+        return;
+    };
+    let needed = |words: &str| {
+        let output = machine.launch(words, &[("EMULATED_GPU_MEMORY", "4194304")]);
+        let printed = String::from_utf8(output.stdout).unwrap();
+        let (_, rest) = printed.split_once("out of memory: ").unwrap();
+        rest.split(' ').next().unwrap().parse::<u64>().unwrap()
+    };
+    let eight = "evenkeel.batch.per_device_batch_size=8";
+    let memory = (needed(&format!("--out probe {eight}")) - 1).to_string();
+    let events = machine.trained(
+        &format!("--out run {eight}"),
+        &[("EMULATED_GPU_MEMORY", &memory)],
+    );
+    let formulas = events
+        .iter()
+        .filter(|event| event["event"] == "generation_started");
+    let formulas: Vec<_> = formulas.map(|event| &event["formula"]).collect();
+    assert_eq!(formulas, ["1 × 4 × 2 = 8"]);
+    assert_eq!(machine.losses("run").len(), 8);
+}
+
+#[test]
+fn a_gpu_that_was_asked_for_and_is_missing_is_one_message() {
+    let Some(machine) = Machine::new() else {
+        return;
+    };
+    let refused = |words: &str, settings: &[(&str, &str)]| {
+        let output = machine.launch(words, settings);
+        assert!(!machine.path().join("run").exists());
+        assert!(!output.status.success());
+        String::from_utf8(output.stderr).unwrap()
+    };
+    let more = refused("--out run --device cuda --procs 2", &[]);
+    insta::assert_snapshot!(more, @"error: `--device cuda` is not possible: 1 GPU for 2 processes; use --device cpu, or remove it");
+    let none = refused("--out run --device cuda", &[("EMULATED_GPU_DEVICES", "0")]);
+    insta::assert_snapshot!(none, @"error: `--device cuda` is not possible: the driver lists no GPU; use --device cpu, or remove it");
+    let hidden = refused("--out run --device cuda", &[("CUDA_VISIBLE_DEVICES", "")]);
+    insta::assert_snapshot!(hidden, @r#"error: `--device cuda` is not possible: CUDA_VISIBLE_DEVICES="" hides every GPU; use --device cpu, or remove it"#);
+}
