@@ -503,15 +503,17 @@ fn products_agree_with_plain_loops() {
                 result: operand(&result, &on_result, output),
             };
             let known = blas.shapes();
-            for _ in 0..2 {
+            for algorithm in 0..2 {
                 let again = upload(&device, &stream, &encode(&result.values, output), "copy");
+                let workspace = (workspace.0, workspace.1);
+                let proposed = blas.choose(&product, workspace, algorithm).unwrap();
+                assert!(algorithm < proposed, "{proposed} algorithms");
                 // SAFETY: the memory lives until the stream is synchronised, and nothing overlaps.
                 unsafe {
                     let bytes = again.bytes() as usize;
                     stream
                         .copy(on_result.address(), again.address(), bytes)
                         .unwrap();
-                    let workspace = (workspace.0, workspace.1);
                     blas.multiply(&stream, &product, workspace).unwrap();
                 }
                 stream.synchronize().unwrap();

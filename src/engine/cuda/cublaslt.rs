@@ -4,6 +4,7 @@
 //! `result = a · b` is computed as `resultᵀ = bᵀ · aᵀ`: the operands change places and nothing is moved.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::Arc;
 
@@ -38,7 +39,7 @@ const MIN_ALIGNMENT_A: c_int = 5;
 /// Alignments above this make no difference.
 const ALIGNMENT_MOST: u64 = 256;
 
-/// Algorithms that are asked for; the first that cuBLASLt can run is used.
+/// Algorithms that are asked for. The first that cuBLASLt can run is used, unless [`Blas::choose`] says otherwise.
 const ALGORITHMS: usize = 8;
 
 /// `cublasLtMatmulAlgo_t`
@@ -186,7 +187,9 @@ struct Plan {
     first: Descriptor,
     second: Descriptor,
     result: Descriptor,
-    algorithm: Algorithm,
+    /// Best first, by cuBLASLt's own estimate; never empty.
+    algorithms: Vec<Algorithm>,
+    chosen: usize,
 }
 
 /// A descriptor of cuBLASLt, destroyed when dropped.
@@ -248,12 +251,7 @@ impl Blas {
         let shape = Shape::new(&product, workspace);
         self.library.device.make_current()?;
         let library = &self.library;
-        let plan = match self.plans.entry(shape) {
-            std::collections::hash_map::Entry::Occupied(entry) => entry.into_mut(),
-            std::collections::hash_map::Entry::Vacant(entry) => {
-                entry.insert(Plan::new(library, &shape)?)
-            }
-        };
+        let plan = plan(&mut self.plans, library, shape)?;
         let alpha = 1.0f32;
         let beta = if product.added.is_some() { 1.0f32 } else { 0.0 };
         // SAFETY: the descriptors are live, the scales are f32 as the operation says, and the caller
@@ -272,7 +270,7 @@ impl Blas {
                 plan.result.handle,
                 product.result.address,
                 plan.result.handle,
-                &plan.algorithm,
+                &plan.algorithms[plan.chosen],
                 workspace.0,
                 usize::try_from(workspace.1).unwrap_or(usize::MAX),
                 stream.handle(),
@@ -284,10 +282,37 @@ impl Blas {
             .map_err(|error| shape.named(error))
     }
 
+    /// Uses the algorithm with this index for the product's shape from now on: 0 is cuBLASLt's first, the last is
+    /// used for larger indices. Returns the number of algorithms.
+    pub fn choose(
+        &mut self,
+        product: &Product,
+        workspace: (u64, u64),
+        index: usize,
+    ) -> Result<usize, CudaError> {
+        let shape = Shape::new(&product.straight(), workspace);
+        self.library.device.make_current()?;
+        let plan = plan(&mut self.plans, &self.library, shape)?;
+        plan.chosen = index.min(plan.algorithms.len() - 1);
+        Ok(plan.algorithms.len())
+    }
+
     /// Shapes with a cached algorithm.
     pub fn shapes(&self) -> usize {
         self.plans.len()
     }
+}
+
+/// The plan of a shape, which is made at its first use.
+fn plan<'a>(
+    plans: &'a mut HashMap<Shape, Plan>,
+    library: &Arc<Library>,
+    shape: Shape,
+) -> Result<&'a mut Plan, CudaError> {
+    Ok(match plans.entry(shape) {
+        Entry::Occupied(entry) => entry.into_mut(),
+        Entry::Vacant(entry) => entry.insert(Plan::new(library, &shape)?),
+    })
 }
 
 impl Shape {
@@ -427,15 +452,17 @@ impl Plan {
         let named = |error| shape.named(error);
         functions.check(function, code).map_err(named)?;
         let count = usize::try_from(count).unwrap_or(0);
-        let mut usable = found
+        let usable = found
             .iter()
             .take(count)
             .filter(|found| found.state == 0 && found.workspace as u64 <= shape.workspace);
-        let Some(chosen) = usable.next() else {
+        let algorithms: Vec<Algorithm> = usable.map(|found| found.algorithm).collect();
+        if algorithms.is_empty() {
             return Err(shape.named(functions.failed(function, NOT_SUPPORTED)));
-        };
+        }
         Ok(Plan {
-            algorithm: chosen.algorithm,
+            algorithms,
+            chosen: 0,
             operation,
             first,
             second,
