@@ -198,8 +198,12 @@ fn mma_adds_exact_products_within_the_bound_of_f32_sums() {
                     size += product.abs();
                 }
                 let got = f64::from(got[4 * (row % 8 * 4 + column / 2) + row / 8 * 2 + column % 2]);
-                // One rounding per product.
-                let allowed = size * k as f64 * 2f64.powi(-24);
+                // One rounding per product. A GPU adds in another order and cuts aligned summands off.
+                let allowed = if support::device::compares() {
+                    size * (k + 1) as f64 * 2f64.powi(-22)
+                } else {
+                    size * k as f64 * 2f64.powi(-24)
+                };
                 assert!(
                     (got - sum).abs() <= allowed,
                     "{shape} {ty} [{row}][{column}]: {got}, not {sum}"

@@ -2,12 +2,12 @@
 //! plain formulas in f64.
 
 use emulated_gpu::launch::{Dim, Launch};
-use emulated_gpu::ptx::{Counters, Limits, Module};
+use emulated_gpu::ptx::{Counters, Limits};
 use half::bf16;
 
 use super::caught::{Caught, Check, ensure};
 use super::nvrtc::Nvrtc;
-use super::{Memory, Random, bytes_of, f32s, load, of_f32, of_u32, u64s, x};
+use super::{Loaded, Memory, Random, bytes_of, f32s, load, of_f32, of_u32, u64s, x};
 
 /// Name and text of a source of the engine.
 macro_rules! source {
@@ -135,7 +135,7 @@ fn parameters(list: &[P]) -> Vec<u8> {
 }
 
 pub fn launch(
-    module: &Module,
+    module: &Loaded,
     kernel: &str,
     (grid, block): (Dim, Dim),
     list: &[P],

@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "each test program uses a part")]
 
 use std::collections::BTreeMap;
+use std::ops::Deref;
 
 use emulated_gpu::launch::{Dim, GlobalMemory, Launch, MemoryFault};
 use emulated_gpu::ptx::{Counters, Fault, Limits, Module, RunError};
@@ -11,7 +12,7 @@ use emulated_gpu::ptx::{Counters, Fault, Limits, Module, RunError};
 const BASE: u64 = 0x7f00_0000_0000;
 
 /// Device memory of buffers, 4 KiB of unmapped addresses between them.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub struct Memory {
     buffers: Vec<(u64, Vec<u8>)>,
     /// For each byte of a buffer that [`Memory::forget`] has forgotten whether it was written since.
@@ -98,15 +99,55 @@ pub fn kernel(parameters: usize, body: &str) -> String {
     )
 }
 
+/// A module whose launches are compared with a device, see [`device`].
+pub struct Loaded {
+    module: Module,
+    text: String,
+    variables: Vec<u64>,
+}
+
+impl Deref for Loaded {
+    type Target = Module;
+
+    fn deref(&self) -> &Module {
+        &self.module
+    }
+}
+
+impl Loaded {
+    pub fn run(
+        &self,
+        kernel: &str,
+        launch: &Launch<'_>,
+        limits: &Limits,
+        memory: &mut Memory,
+    ) -> Result<Counters, RunError> {
+        if !device::compares() {
+            return self.module.run(kernel, launch, limits, memory);
+        }
+        let before = memory.clone();
+        let counters = self.module.run(kernel, launch, limits, memory)?;
+        let of = (self.text.as_str(), &self.module, &self.variables[..]);
+        device::compare(of, kernel, launch, before, memory);
+        Ok(counters)
+    }
+}
+
 /// Loads a module, fills and places its variables.
-pub fn load(text: &str, memory: &mut Memory) -> Module {
+pub fn load(text: &str, memory: &mut Memory) -> Loaded {
     let mut module = Module::load(text).unwrap_or_else(|error| panic!("{error}"));
+    let mut variables = Vec::new();
     for index in 0..module.variables().len() {
         let initial = module.variables()[index].initial.clone();
         let address = memory.put(&initial);
         module.place(index, address);
+        variables.push(address);
     }
-    module
+    Loaded {
+        module,
+        text: text.to_owned(),
+        variables,
+    }
 }
 
 /// Runs the kernel `k` with parameters of 64 bits.
@@ -195,6 +236,7 @@ impl Random {
 
 pub mod attention;
 pub mod caught;
+pub mod device;
 pub mod exact;
 pub mod kernels;
 pub mod lanes;
