@@ -1,0 +1,100 @@
+#!/usr/bin/env python3
+"""Evenkeel's CUDA engine and the PyTorch peer on the same shapes.
+
+    versus.py peer PROGRAMS              the peer alone, some sizes of micro-batch
+    versus.py pairs PROGRAMS             A B A B, and the ratio of tokens/s
+    versus.py child SCRIPT ARGUMENTS…    the peer, then a line with its peak memory
+
+PROGRAMS is the directory of `gpu` and pytorch_llama.py.
+
+Both train on random tokens with AdamW, clip the gradient's norm and wait for the device. Quote the median ratio.
+With --tiny the peer runs on the CPU: the ratio means nothing.
+"""
+import argparse, json, os, runpy, statistics, subprocess, sys
+
+SHAPES = {
+    "tinyllama": dict(layers=22, width=2048, heads=32, kv_heads=4, ff=5632, vocab=32000, seq=2048),
+    "microllama": dict(layers=12, width=1024, heads=16, kv_heads=4, ff=5632, vocab=32000, seq=2048),
+    "tiny": dict(layers=2, width=24, heads=4, kv_heads=2, ff=20, vocab=30, seq=40),
+}
+
+if len(sys.argv) > 2 and sys.argv[1] == "child":
+    sys.argv = sys.argv[2:]
+    runpy.run_path(sys.argv[0], run_name="__main__")
+    import torch
+    if torch.cuda.is_available():
+        print(json.dumps(dict(peak_bytes=torch.cuda.max_memory_allocated(),
+                              reserved_bytes=torch.cuda.max_memory_reserved())))
+    sys.exit()
+
+p = argparse.ArgumentParser()
+p.add_argument("mode", choices=["peer", "pairs"])
+p.add_argument("programs")
+p.add_argument("--tiny", action="store_true")
+a = p.parse_args()
+steps, pairs = (2, 1) if a.tiny else (15, 2)
+
+
+def run(command, environment=None):
+    """The JSON lines of a command as one object; None after a failure, whose end is printed."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=170)
+    except subprocess.TimeoutExpired:
+        print(f"no end after 170 s: {command}", flush=True)
+        return None
+    found = {}
+    for line in done.stdout.splitlines():
+        if line.startswith("{"):
+            found |= json.loads(line)
+    if done.returncode or "tokens_per_second" not in found:
+        print(f"{command} ended with {done.returncode}:\n{done.stdout[-500:]}{done.stderr[-1500:]}", flush=True)
+        return None
+    return found
+
+
+def peer(model, batch):
+    words = [word for key, value in SHAPES[model].items() for word in (f"--{key.replace('_', '-')}", str(value))]
+    words += ["--micro-batch", str(batch), "--steps", str(steps), "--warmup", "1" if a.tiny else "5"]
+    if not a.tiny:
+        words += ["--device", "cuda", "--bf16", "--compile"]
+    # The peer finds CUDA itself; the emulated GPU's directory would hide it.
+    environment = dict(os.environ)
+    if a.tiny:
+        environment.pop("LD_LIBRARY_PATH", None)
+    found = run([sys.executable, __file__, "child", f"{a.programs}/pytorch_llama.py", *words], environment)
+    if found:
+        found = dict(result="peer", model=model, micro_batch=batch) | found
+        print(json.dumps(found), flush=True)
+    return found
+
+
+def own(model, batch):
+    found = run([f"{a.programs}/gpu", "speed", "--cache", f"{a.programs}/cache", "--model", model, "--batch",
+                 str(batch), "--seq", str(SHAPES[model]["seq"]), "--steps", str(steps), "--warmup", "1" if a.tiny else "3"])
+    if found:
+        print(json.dumps(found), flush=True)
+    return found
+
+
+failed = False
+if a.mode == "peer":
+    sizes = [("tiny", 2)] if a.tiny else [("tinyllama", 8), ("microllama", 16), ("tinyllama", 4)]
+    for model, batch in sizes:
+        failed |= peer(model, batch) is None
+else:
+    for model, batch in [("tiny", 2)] if a.tiny else [("tinyllama", 8), ("microllama", 16)]:
+        ratios, memory = [], []
+        for _ in range(pairs):
+            ours, theirs = own(model, batch), peer(model, batch)
+            if not ours or not theirs:
+                failed = True
+                continue
+            assert ours["parameters"] == theirs["parameters"], (ours, theirs)
+            ratios.append(ours["tokens_per_second"] / theirs["tokens_per_second"])
+            if "peak_bytes" in theirs:
+                memory.append(ours["engine_peak_bytes"] / theirs["peak_bytes"])
+        if ratios:
+            print(json.dumps(dict(result="ratio", model=model, micro_batch=batch, pairs=len(ratios),
+                                  median_ratio=statistics.median(ratios), lowest=min(ratios), highest=max(ratios),
+                                  memory_ratio=statistics.median(memory) if memory else None)), flush=True)
+sys.exit(failed)
