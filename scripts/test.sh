@@ -97,6 +97,14 @@ else
   echo "SKIPPED: PyTorch's DDP and Hugging Face's Trainer under evenkeel (set EVENKEEL_PYTHON)"
 fi
 
+say "first contact: what a GPU would run, on the emulated one"
+if [ -n "${EVENKEEL_CUDA_LIBRARIES:-}" ] && command -v "${EVENKEEL_PYTHON:-python3}" >/dev/null; then
+  # Its own table says what it skips and why.
+  EMULATE=1 PYTHON=${EVENKEEL_PYTHON:-python3} benches/first_contact.sh
+else
+  echo "SKIPPED: first contact (needs Python, and NVRTC in EVENKEEL_CUDA_LIBRARIES)"
+fi
+
 say "endurance: real processes, killed and moved"
 cargo test --locked --test endurance -- --nocapture
 
