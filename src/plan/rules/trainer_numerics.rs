@@ -59,7 +59,7 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
         .filter(|kernel| !EXACT.contains(kernel))
     {
         let does = match cuda {
-            true => "computes exact attention with kernels of its own",
+            true => "computes exact attention with other kernels",
             false => "computes exact attention in f32",
         };
         instead("model.attention", kernel, does);

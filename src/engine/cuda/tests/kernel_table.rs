@@ -17,7 +17,7 @@ use crate::engine::{Engine, ModelConfig};
 const NVRTC: (u32, u32) = (13, 5);
 /// Head sizes of the table.
 const HEAD_DIMS: [usize; 2] = [64, 128];
-/// The child process trains a model with this head size, in a step of so many micro-batches.
+/// Head size of the child process's model, and micro-batches of its step.
 const HEAD_DIM: &str = "EVENKEEL_TEST_HEAD_DIM";
 const MICRO_BATCHES: &str = "EVENKEEL_TEST_MICRO_BATCHES";
 

@@ -359,7 +359,7 @@ fn the_memory_limit_is_known_before_the_first_step() {
 /// The child process launches kernels one by one.
 const NO_GRAPHS: &str = "EVENKEEL_TEST_NO_GRAPHS";
 
-/// Runs an ignored test of this engine in a process of its own, with settings of the emulated GPU. Returns the
+/// Runs an ignored test of this engine in a separate process, with settings of the emulated GPU. Returns the
 /// outcome that it printed, and the lines of the GPU's report.
 pub fn child(test: &str, settings: &[(&str, String)]) -> (String, Vec<Value>) {
     let directory = tempfile::tempdir().unwrap();
@@ -393,7 +393,7 @@ fn child_trains(settings: &[(&str, String)]) -> (String, Vec<String>) {
     (outcome, kinds.filter(|kind| kind != "summary").collect())
 }
 
-/// Two steps of two micro-batches. After an out-of-memory error it goes on with half of the micro-batch, as
+/// Two steps of two micro-batches. After an out-of-memory error it continues with half of the micro-batch, as
 /// the ranks descend.
 fn train(device: &Arc<Device>) -> Result<(), EngineError> {
     let batch = Batch::new(4, 20);
