@@ -105,13 +105,18 @@ fn every_example_is_planned_with_only_expected_diagnostics() {
                 Trainer::Any | Trainer::External => Severity::Warning,
                 Trainer::BuiltIn => Severity::Error,
             };
-            let expected = [
+            let mut expected = vec![
                 ("data-missing", missing),
                 ("data-missing", missing),
                 ("tokenizer-missing", missing),
-                ("trainer-numerics", Severity::Warning),
             ];
-            let expected = if small { &[][..] } else { &expected };
+            // The built-in trainer computes in bf16 on GPUs.
+            if trainer == Trainer::Any {
+                expected.push(("trainer-numerics", Severity::Warning));
+            }
+            if small {
+                expected.clear();
+            }
             assert_eq!(diagnostics, expected, "{} {trainer:?}", path.display());
         }
     }
