@@ -1,6 +1,7 @@
 //! Settings of the emulated GPUs: environment variables, read at the first call.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use crate::memory::MAX_DEVICES;
 
@@ -27,6 +28,28 @@ pub struct Config {
     pub report: Option<PathBuf>,
     /// File of the faults that NVML and the driver read at each call.
     pub faults: Option<PathBuf>,
+    /// Write the start and the end of each operation to the report.
+    pub timeline: bool,
+    pub nccl: NcclConfig,
+}
+
+/// Settings of NCCL.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NcclConfig {
+    /// As `ncclGetVersion` returns it.
+    pub version: i32,
+    /// After this time, an operation or an initialisation without its peers is a finding.
+    pub timeout: Duration,
+    /// The least duration of an operation.
+    pub delay: Duration,
+    /// The operation of the process that fails, counted from 1; 0 for none.
+    pub fail: u64,
+    /// The initialisation of the process that fails, counted from 1; 0 for none.
+    pub fail_init: u64,
+    /// The loss of a peer gives no error.
+    pub silent_loss: bool,
+    /// Several ranks may use one device, from NCCL 2.30 on.
+    pub multi_rank: bool,
 }
 
 /// Name and compute capability of a device.
@@ -62,6 +85,22 @@ impl Default for Config {
             drop_wait_after: None,
             report: None,
             faults: None,
+            timeline: false,
+            nccl: NcclConfig::default(),
+        }
+    }
+}
+
+impl Default for NcclConfig {
+    fn default() -> NcclConfig {
+        NcclConfig {
+            version: 22803,
+            timeout: Duration::from_secs(60),
+            delay: Duration::ZERO,
+            fail: 0,
+            fail_init: 0,
+            silent_loss: false,
+            multi_rank: false,
         }
     }
 }
@@ -118,6 +157,28 @@ impl Config {
                 expected: "names and capabilities, for example NVIDIA H100:90,NVIDIA A100:80",
             })?,
         };
+        let flag = |variable| number(variable, "0 or 1", 0, 0, 1).map(|value| value == 1);
+        let nccl = NcclConfig {
+            version: number(
+                "EMULATED_NCCL_VERSION",
+                "20000 to 29999",
+                22803,
+                20000,
+                29999,
+            )? as i32,
+            timeout: seconds(&get, "EMULATED_NCCL_TIMEOUT", default.nccl.timeout)?,
+            delay: Duration::from_micros(number(
+                "EMULATED_NCCL_DELAY_US",
+                "microseconds",
+                0,
+                0,
+                u64::MAX,
+            )?),
+            fail: number("EMULATED_NCCL_FAIL", "a number", 0, 0, u64::MAX)?,
+            fail_init: number("EMULATED_NCCL_FAIL_INIT", "a number", 0, 0, u64::MAX)?,
+            silent_loss: flag("EMULATED_NCCL_SILENT_LOSS")?,
+            multi_rank: get("NCCL_MULTI_RANK_GPU_ENABLE").as_deref() == Some("1"),
+        };
         let driver = number("EMULATED_GPU_DRIVER", "10000 to 19000", 13000, 10000, 19000)?;
         Ok(Config {
             devices: devices as usize,
@@ -133,8 +194,27 @@ impl Config {
             drop_wait_after: drop_wait.checked_sub(1),
             report: get("EMULATED_GPU_REPORT").map(PathBuf::from),
             faults: get("EMULATED_GPU_FAULTS").map(PathBuf::from),
+            timeline: flag("EMULATED_GPU_TIMELINE")?,
+            nccl,
         })
     }
+}
+
+/// A duration in seconds, with a fraction.
+fn seconds(
+    get: impl Fn(&str) -> Option<String>,
+    variable: &'static str,
+    default: Duration,
+) -> Result<Duration, ConfigError> {
+    let Some(value) = get(variable) else {
+        return Ok(default);
+    };
+    let parsed = value.parse().ok().map(Duration::try_from_secs_f64);
+    parsed.and_then(Result::ok).ok_or(ConfigError {
+        variable,
+        value,
+        expected: "seconds",
+    })
 }
 
 /// The models of a list, `name:capability` each.
@@ -212,6 +292,20 @@ mod tests {
             error.to_string(),
             "invalid EMULATED_GPU_DEVICES=99: expected 0 to 16"
         );
+    }
+
+    #[test]
+    fn durations_are_seconds_with_a_fraction() {
+        let read = |value: &'static str| {
+            Config::read(|variable| (variable == "EMULATED_NCCL_TIMEOUT").then(|| value.to_owned()))
+        };
+        assert_eq!(
+            read("0.5").unwrap().nccl.timeout,
+            Duration::from_millis(500)
+        );
+        for invalid in ["-1", "NaN", "soon"] {
+            assert!(read(invalid).is_err());
+        }
     }
 
     #[test]

@@ -29,6 +29,8 @@ const BLOCKS_OF_MULTIPROCESSOR: c_int = 32;
 const SHARED_RESERVED: u32 = 1024;
 /// How often a wait looks whether pending operations can go on.
 const POLL: Duration = Duration::from_millis(1);
+/// How often the report at exit tries to lock the machine.
+const EXIT_TRIES: u32 = 2000;
 /// Alignment of pinned memory.
 const PAGE: usize = 4096;
 
@@ -94,10 +96,12 @@ pub fn with_context<R>(
 
 /// Waits. The lock is free while what is left waits for something outside of the streams, so that other
 /// threads can act on it.
-fn settle(prepare: impl FnOnce(&mut Machine) -> Result<Wait, Status>) -> Result<(), Status> {
+pub fn settle(prepare: impl FnOnce(&mut Machine) -> Result<Wait, Status>) -> Result<(), Status> {
     let wait = with(prepare)?;
-    while !with(|machine| machine.advance(&wait))? {
+    let mut is_over = with(|machine| machine.advance(&wait))?;
+    while !is_over {
         std::thread::sleep(POLL);
+        is_over = with(|machine| machine.resume(&wait))?;
     }
     Ok(())
 }
@@ -117,6 +121,14 @@ pub fn stream_of(machine: &Machine, stream: Handle) -> Result<usize, Status> {
         let context = current().ok_or(Status::InvalidContext)?;
         return Ok(machine.default_stream(context));
     }
+    stream_in(machine, stream, 0)
+}
+
+/// The number of a stream; null and 1 are the legacy default stream of the context.
+pub fn stream_in(machine: &Machine, stream: Handle, context: usize) -> Result<usize, Status> {
+    if stream.0 <= 1 {
+        return Ok(machine.default_stream(context));
+    }
     let stream = stream.number(Is::Stream)?;
     if machine.is_created(stream) {
         Ok(stream)
@@ -125,7 +137,7 @@ pub fn stream_of(machine: &Machine, stream: Handle) -> Result<usize, Status> {
     }
 }
 
-fn current() -> Option<usize> {
+pub fn current() -> Option<usize> {
     CURRENT.with_borrow(|stack| stack.last().copied())
 }
 
@@ -1204,11 +1216,16 @@ pub extern "C" fn emulatedGpuReport() -> c_int {
 
 /// Runs at the process's exit, after `main`.
 extern "C" fn report_at_exit() {
-    // Another thread may hold the lock and never run again.
-    if let Ok(machine) = MACHINE.try_lock()
-        && let Some(machine) = &*machine
-    {
-        machine.summarize();
+    // Another thread may hold the lock for a while, or it may never run again.
+    for _ in 0..EXIT_TRIES {
+        if let Ok(mut machine) = MACHINE.try_lock() {
+            if let Some(machine) = &mut *machine {
+                machine.report_communicators(None);
+                machine.summarize();
+            }
+            return;
+        }
+        std::thread::sleep(POLL);
     }
 }
 

@@ -9,6 +9,7 @@ pub mod graph;
 pub mod launch;
 pub mod machine;
 pub mod memory;
+pub mod nccl;
 pub mod nvml;
 mod program;
 pub mod ptx;
@@ -25,11 +26,12 @@ use launch::{LoadError, Program};
 
 /// Names under which programs look for NVIDIA's libraries. All are this one library, so that they share
 /// their devices.
-const NAMES: [&str; 4] = [
+const NAMES: [&str; 5] = [
     "libcuda.so.1",
     "libnvidia-ml.so.1",
     "libcublasLt.so.12",
     "libcublasLt.so.13",
+    "libnccl.so.2",
 ];
 
 /// Links the emulated libraries into a directory, for `EVENKEEL_CUDA_LIBRARIES` or `LD_LIBRARY_PATH`.

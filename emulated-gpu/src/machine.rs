@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::config::Config;
 use crate::faults::Faults;
@@ -57,6 +57,10 @@ pub struct Machine {
     waits: u64,
     /// Operations that ran, which is also the clock of events.
     ran: u64,
+    /// Starts and ends of operations so far.
+    moments: u64,
+    /// The moments at which pending operations started.
+    starts: HashMap<u64, u64>,
     next: u32,
 }
 
@@ -129,6 +133,8 @@ impl Machine {
             counts: BTreeMap::new(),
             waits: 0,
             ran: 0,
+            moments: 0,
+            starts: HashMap::new(),
             next: 1,
             config,
         }
@@ -171,6 +177,7 @@ impl Machine {
             // Freeing the variables of a live module cannot fail.
             let _ = self.unload(module);
         }
+        self.report_communicators(Some(device));
         for leak in self.memory.reset(device) {
             let (address, bytes) = (leak.start, leak.end - leak.start);
             let details = json!({"device": device, "address": address, "bytes": bytes});
@@ -219,20 +226,43 @@ impl Machine {
 
     /// Appends a task to a stream. `None` means that the stream is captured.
     pub fn submit(&mut self, stream: usize, task: Task) -> Result<Option<Mark>, Status> {
+        self.submit_after(stream, task, &[])
+    }
+
+    /// Appends a task to a stream, after the marks. A captured task has only the order of its stream.
+    pub fn submit_after(
+        &mut self,
+        stream: usize,
+        task: Task,
+        after: &[Mark],
+    ) -> Result<Option<Mark>, Status> {
         self.check(self.streams.context(stream))?;
         if let Some(capture) = self.capture_of(stream)? {
             capture.add(stream, task)?;
             return Ok(None);
         }
-        Ok(Some(self.streams.push(stream, Kind::Task(task), &[])))
+        Ok(Some(self.streams.push(stream, Kind::Task(task), after)))
     }
 
     /// Runs operations, in a random order, until the wait is over; `false` if those that are left wait for
     /// something outside of the streams.
     pub fn advance(&mut self, wait: &Wait) -> Result<bool, Status> {
-        let mut choice = self.streams.choose(&wait.marks);
+        let choice = self.streams.choose(&wait.marks);
+        self.advance_by(wait, choice)
+    }
+
+    /// Continues an [`Machine::advance`] that returned `false`. How often that happens depends on time, so it
+    /// takes no random number.
+    pub fn resume(&mut self, wait: &Wait) -> Result<bool, Status> {
+        self.advance_by(wait, Choice::All)
+    }
+
+    fn advance_by(&mut self, wait: &Wait, mut choice: Choice) -> Result<bool, Status> {
         let mut pending = HashSet::new();
         while !wait.marks.iter().all(|mark| self.streams.is_done(mark)) {
+            if self.run_collectives() {
+                continue;
+            }
             match self.streams.take(&choice, &pending) {
                 Some(operation) => pending.extend(self.run(operation)),
                 None if matches!(choice, Choice::All) => {
@@ -259,6 +289,7 @@ impl Machine {
         let choice = self.streams.choose(&wait.marks);
         let mut pending = HashSet::new();
         for _ in 0..=self.streams.random() % 4 {
+            self.run_collectives();
             match self.streams.take(&choice, &pending) {
                 Some(operation) => pending.extend(self.run(operation)),
                 None => break,
@@ -272,6 +303,32 @@ impl Machine {
             self.streams.host_waited(mark);
         }
         Ok(())
+    }
+
+    /// Calls every collective that is ready; whether one of them ended.
+    fn run_collectives(&mut self) -> bool {
+        let (mut last, mut ended) = (0, false);
+        while let Some(operation) = self.streams.take_collective(last) {
+            last = operation.id;
+            ended |= self.run(operation).is_none();
+        }
+        ended
+    }
+
+    /// Runs collectives, and at most one operation that they wait for.
+    pub fn progress(&mut self) -> Background {
+        if !self.streams.has_collectives() {
+            return Background::Idle;
+        }
+        let ended = self.run_collectives();
+        match self.streams.take_for_collectives() {
+            Some(operation) => {
+                self.run(operation);
+                Background::Ran
+            }
+            None if ended => Background::Ran,
+            None => Background::Waits,
+        }
     }
 
     /// Runs an operation; returns its number if it is still pending.
@@ -292,7 +349,15 @@ impl Machine {
             Kind::Task(task) => {
                 // A broken context drops its operations.
                 if self.contexts[operation.context].error.is_none() {
+                    let moment = self.moments;
+                    let start = *self.starts.entry(id).or_insert(moment);
+                    self.moments += u64::from(start == moment);
                     progress = self.run_task(&operation, task);
+                }
+                if progress == Progress::Done
+                    && let Some(start) = self.starts.remove(&id)
+                {
+                    self.write_timeline(&operation, task, start);
                 }
             }
         }
@@ -305,8 +370,21 @@ impl Machine {
         None
     }
 
+    fn write_timeline(&mut self, operation: &Operation, task: &Task, start: u64) {
+        let end = self.moments;
+        self.moments += 1;
+        if !self.config.timeline {
+            return;
+        }
+        let details = json!({
+            "device": operation.context, "stream": operation.stamp.lane, "operation": task.name(),
+            "issued": operation.id, "start": start, "end": end,
+        });
+        self.report.line("timeline", details);
+    }
+
     fn run_task(&mut self, operation: &Operation, task: &Task) -> Progress {
-        let seed = self.streams.random();
+        let seed = self.streams.seed_of(operation.id);
         let mut access = Access::new(&mut self.memory, operation.id, seed);
         // A panic would leave the operation unfinished, and what depends on it would never run.
         let result = catch_unwind(AssertUnwindSafe(|| task.run(&mut access)));
@@ -315,9 +393,14 @@ impl Machine {
             Err(LaunchError::new(Failure::Launch, message))
         });
         let (reads, writes) = access.touched.ranges();
+        let (counts, findings) = (access.counts, access.findings);
+        let runs = u64::from(!matches!(result, Ok(Progress::Pending)));
         let sums = self.counts.entry(task.name().to_owned()).or_default();
-        for (name, count) in [("runs", 1)].into_iter().chain(access.counts) {
+        for (name, count) in [("runs", runs)].into_iter().chain(counts) {
             *sums.entry(name).or_default() += count;
+        }
+        for (kind, message, details) in findings {
+            self.report.finding(kind, &message, details);
         }
         let (stamp, clock) = (&operation.stamp, &operation.clock);
         let mut race = None;
@@ -349,6 +432,20 @@ impl Machine {
     /// Reports a call that a correct program does not make.
     pub fn misuse(&mut self, message: &str) {
         self.report.finding("misuse", message, json!({}));
+    }
+
+    /// Reports something that a correct program does not do.
+    pub fn finding(&mut self, kind: &str, message: &str, details: Value) {
+        self.report.finding(kind, message, details);
+    }
+
+    /// Reports communicators that are still there, of one device or of all.
+    pub fn report_communicators(&mut self, device: Option<usize>) {
+        for (device, communicator) in crate::nccl::live(device) {
+            let message = format!("{communicator} on device {device} is not destroyed");
+            let details = json!({"device": device, "communicator": communicator});
+            self.report.finding("leak", &message, details);
+        }
     }
 
     // Memory
@@ -867,10 +964,22 @@ impl Machine {
             "operations": self.ran,
             "waits": self.waits,
             "unfinished": self.streams.unfinished(),
+            "nccl": crate::nccl::counts(),
             "findings": self.report.findings(),
         });
         self.report.line("summary", details);
     }
+}
+
+/// What collectives did without the host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Background {
+    /// There is no collective.
+    Idle,
+    /// An operation ran.
+    Ran,
+    /// All collectives wait for other ranks.
+    Waits,
 }
 
 /// The code with which the driver reports a failure.

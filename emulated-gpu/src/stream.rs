@@ -4,6 +4,8 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fmt;
 use std::sync::Arc;
 
+use serde_json::Value;
+
 use crate::launch::{Counts, GlobalMemory, LaunchError, MemoryFault};
 use crate::memory::{FreeError, Memory, Snapshot};
 use crate::race::{Clock, Stamp, Touched};
@@ -24,6 +26,7 @@ pub enum Progress {
 pub struct Task {
     name: Arc<str>,
     work: Work,
+    is_collective: bool,
 }
 
 impl Task {
@@ -35,7 +38,7 @@ impl Task {
         Task::polled(name, move |access| work(access).map(|()| Progress::Done))
     }
 
-    /// Work that is called until it is done, for example a collective that waits for other ranks.
+    /// Work that is called until it is done.
     pub fn polled(
         name: &str,
         work: impl Fn(&mut Access<'_>) -> Result<Progress, LaunchError> + Send + Sync + 'static,
@@ -43,6 +46,18 @@ impl Task {
         Task {
             name: name.into(),
             work: Arc::new(work),
+            is_collective: false,
+        }
+    }
+
+    /// Work with other ranks. It and what it waits for run without a call of the host, as on a GPU.
+    pub fn collective(
+        name: &str,
+        work: impl Fn(&mut Access<'_>) -> Result<Progress, LaunchError> + Send + Sync + 'static,
+    ) -> Task {
+        Task {
+            is_collective: true,
+            ..Task::polled(name, work)
         }
     }
 
@@ -108,9 +123,12 @@ pub struct Streams {
     waiting: HashMap<u64, Waiting>,
     /// Operations whose dependencies all ran.
     ready: Vec<u64>,
+    /// Collectives that did not end.
+    collectives: BTreeSet<u64>,
     /// What the host has waited for.
     host: Clock,
     next: u64,
+    seed: u64,
     random: Random,
 }
 
@@ -145,8 +163,10 @@ impl Streams {
             lanes: Vec::new(),
             waiting: HashMap::new(),
             ready: Vec::new(),
+            collectives: BTreeSet::new(),
             host: Clock::default(),
             next: 1,
+            seed,
             random: Random(seed),
         }
     }
@@ -168,6 +188,11 @@ impl Streams {
 
     pub fn kind(&self, lane: usize) -> LaneKind {
         self.lanes[lane].kind
+    }
+
+    /// A random number of an operation, the same whenever it runs.
+    pub fn seed_of(&self, operation: u64) -> u64 {
+        Random(self.seed ^ operation.rotate_left(32)).next()
     }
 
     /// A new random number.
@@ -211,6 +236,9 @@ impl Streams {
             Kind::Task(task) => format!("{} (stream {lane}, operation {time})", task.name),
             _ => String::new(),
         };
+        if matches!(&kind, Kind::Task(task) if task.is_collective) {
+            self.collectives.insert(id);
+        }
         let mut unmet = 0;
         for dependency in &dependencies {
             if let Some(waiting) = self.waiting.get_mut(dependency) {
@@ -285,8 +313,12 @@ impl Streams {
         if self.random.next() & 1 == 0 {
             return Choice::All;
         }
+        Choice::Only(self.needed(marks.iter().map(|mark| mark.operation).collect()))
+    }
+
+    /// The operations, and what they wait for.
+    fn needed(&self, mut open: Vec<u64>) -> HashSet<u64> {
         let mut needed = HashSet::new();
-        let mut open: Vec<u64> = marks.iter().map(|mark| mark.operation).collect();
         while let Some(id) = open.pop() {
             if let Some(waiting) = self.waiting.get(&id)
                 && needed.insert(id)
@@ -294,21 +326,53 @@ impl Streams {
                 open.extend(&waiting.dependencies);
             }
         }
-        Choice::Only(needed)
+        needed
     }
 
-    /// A random operation that is ready and not excluded, or `None` if none of the choice is.
+    pub fn has_collectives(&self) -> bool {
+        !self.collectives.is_empty()
+    }
+
+    /// The oldest collective that is ready and newer than `after`.
+    pub fn take_collective(&mut self, after: u64) -> Option<Operation> {
+        let mut newer = self.collectives.range(after + 1..);
+        let id = *newer.find(|id| self.ready.contains(id))?;
+        self.take_ready(id)
+    }
+
+    /// The oldest operation that is ready and that a collective waits for. The order is not random, so that
+    /// the progress of collectives changes no random number of the host's waits.
+    pub fn take_for_collectives(&mut self) -> Option<Operation> {
+        let needed = self.needed(self.collectives.iter().copied().collect());
+        let ready = self.ready.iter().copied();
+        let wanted = ready.filter(|id| needed.contains(id) && !self.collectives.contains(id));
+        let id = wanted.min()?;
+        self.take_ready(id)
+    }
+
+    fn take_ready(&mut self, id: u64) -> Option<Operation> {
+        self.ready.retain(|&ready| ready != id);
+        // The entry stays until `finish`, so that nothing that depends on it is ready.
+        self.waiting.get_mut(&id)?.operation.take()
+    }
+
+    /// A random operation that is ready and not excluded, or `None` if none of the choice is. Collectives are
+    /// never chosen.
     pub fn take(&mut self, choice: &Choice, excluded: &HashSet<u64>) -> Option<Operation> {
-        let ready = self.ready.iter().enumerate();
-        let candidates = ready.filter(|(_, id)| match choice {
+        let ready = self.ready.iter();
+        let candidates = ready.filter(|id| match choice {
             Choice::All => !excluded.contains(id),
             Choice::Only(needed) => needed.contains(id) && !excluded.contains(id),
         });
-        let candidates: Vec<usize> = candidates.map(|(index, _)| index).collect();
-        let chosen = self.random.next().checked_rem(candidates.len() as u64)?;
-        let id = self.ready.swap_remove(candidates[chosen as usize]);
-        // The entry stays until `finish`, so that nothing that depends on it is ready.
-        self.waiting.get_mut(&id)?.operation.take()
+        let candidates: Vec<u64> = candidates
+            .filter(|id| !self.collectives.contains(id))
+            .copied()
+            .collect();
+        if candidates.is_empty() {
+            return None;
+        }
+        let chosen = self.random.next() % candidates.len() as u64;
+        self.take_ready(candidates[chosen as usize])
     }
 
     /// Returns an operation that is not done.
@@ -321,6 +385,7 @@ impl Streams {
 
     /// Notes that the operation ran.
     pub fn finish(&mut self, id: u64) {
+        self.collectives.remove(&id);
         let done = self.waiting.remove(&id);
         for dependent in done.into_iter().flat_map(|done| done.dependents) {
             if let Some(waiting) = self.waiting.get_mut(&dependent) {
@@ -349,6 +414,8 @@ pub struct Access<'a> {
     pub operation: u64,
     /// A random number.
     pub seed: u64,
+    /// Mistakes that the operation finds: kind, message and details.
+    pub findings: Vec<(&'static str, String, Value)>,
     /// The only device whose memory the operation reaches; `None` for copies, which reach all.
     device: Option<usize>,
 }
@@ -361,6 +428,7 @@ impl<'a> Access<'a> {
             counts: Counts::new(),
             operation,
             seed,
+            findings: Vec::new(),
             device: None,
         }
     }
@@ -496,6 +564,28 @@ mod tests {
         assert_eq!(ordered, [1, 0, 0]);
         let after = [blocking, free].map(|lane| streams.push(lane, task(), &[]).clock.get(default));
         assert_eq!(after, [1, 0]);
+    }
+
+    /// The background runs what a collective needs, in the order of the calls, and nothing else.
+    #[test]
+    fn a_collective_brings_along_only_what_it_waits_for() {
+        let mut streams = Streams::new(1);
+        let [a, b] = [0, 0].map(|context| streams.add(context, LaneKind::NonBlocking));
+        streams.push(b, task(), &[]);
+        let first = streams.push(a, task(), &[]);
+        let collective = Task::collective("collective", |_| Ok(Progress::Done));
+        let last = streams.push(a, Kind::Task(collective), &[]);
+        assert!(streams.take_collective(0).is_none(), "not its turn");
+        let needed = streams.take_for_collectives().unwrap();
+        assert_eq!(needed.id, first.operation());
+        streams.finish(needed.id);
+        assert!(streams.take_for_collectives().is_none());
+        let excluded = HashSet::from([first.operation() - 1]);
+        assert!(streams.take(&Choice::All, &excluded).is_none());
+        let taken = streams.take_collective(0).unwrap();
+        assert_eq!(taken.id, last.operation());
+        streams.finish(taken.id);
+        assert!(!streams.has_collectives());
     }
 
     #[test]
