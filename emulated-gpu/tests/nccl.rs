@@ -557,8 +557,11 @@ fn an_operation_takes_part_in_the_search_for_races_and_uninitialised_memory() {
         if rank == 0 {
             assert_eq!(cuda.fill(fill, cuda.stream(), buffer, 5.0, 32), 0);
             assert_eq!(cuda.cuCtxSynchronize(), common::LAUNCH_FAILED);
+            // An abort does not wait until the other rank has this one's part.
+            wait_for("summed");
         } else {
             assert_eq!(cuda.cuStreamSynchronize(stream), 0);
+            publish("summed", b"");
             let fresh = cuda.alloc(16);
             assert_eq!(nccl.sum(fresh, 4, comm, stream), 0);
             assert_eq!(cuda.cuStreamSynchronize(stream), common::LAUNCH_FAILED);
@@ -751,8 +754,32 @@ fn a_rank_that_never_comes_is_reported_and_an_abort_ends_the_initialisation() {
     }
 }
 
-/// The order in time of a program that does not ask for the end of a non-blocking call is not the order of
-/// its stream, as with NCCL.
+/// A collective that the program does not ask for is not in its stream yet, so an event does not cover it.
+#[test]
+fn an_event_after_a_call_that_is_in_progress_does_not_cover_it() {
+    let name = "an_event_after_a_call_that_is_in_progress_does_not_cover_it";
+    let outcomes = in_ranks(name, 1, &[], |rank, _| {
+        let (cuda, nccl, stream) = start();
+        let (id, mut comm) = (nccl.id(rank, "id"), 0);
+        let code = nccl.ncclCommInitRankConfig(&mut comm, 1, id, 0, &NON_BLOCKING);
+        assert_eq!((code, nccl.settled(comm)), (IN_PROGRESS, 0));
+        let buffer = cuda.put(&[1.0; 4]);
+        let fill = cuda.function(cuda.load(), "fill");
+        let (compute, event) = (cuda.stream(), cuda.event());
+        assert_eq!(nccl.sum(buffer, 4, comm, stream), IN_PROGRESS);
+        assert_eq!(cuda.cuEventRecord(event, stream), 0);
+        assert_eq!(cuda.cuStreamWaitEvent(compute, event, 0), 0);
+        assert_eq!(cuda.fill(fill, compute, buffer, 7.0, 4), 0);
+        assert_eq!(nccl.settled(comm), 0);
+        assert_eq!(cuda.cuCtxSynchronize(), common::LAUNCH_FAILED);
+        assert_eq!(nccl.ncclCommAbort(comm), 0);
+    });
+    if let Some(outcomes) = outcomes {
+        assert!(outcomes[0].status.success());
+        assert_eq!(outcomes[0].findings(), ["race"]);
+    }
+}
+
 #[test]
 fn a_non_blocking_communicator_is_in_progress_until_it_is_asked() {
     let name = "a_non_blocking_communicator_is_in_progress_until_it_is_asked";

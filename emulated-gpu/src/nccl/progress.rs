@@ -9,7 +9,7 @@ use crate::driver;
 use crate::machine::Background;
 
 /// After this time, calls of a non-blocking communicator are in their streams without a poll.
-const DEFERRED: Duration = Duration::from_millis(20);
+const DEFERRED: Duration = Duration::from_secs(1);
 
 /// Starts the thread, once in a process.
 pub fn start() {
