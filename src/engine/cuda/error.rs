@@ -1,5 +1,7 @@
 //! Errors of CUDA's libraries.
 
+use std::fmt;
+
 use super::libraries::Problem;
 
 /// Why a call to CUDA failed.
@@ -40,9 +42,99 @@ pub enum CudaError {
         /// NVRTC's log.
         log: String,
     },
+    /// A call of NCCL failed, or an operation that NCCL runs.
+    #[error("{who}: {function} failed with {code}: {words}; {}", code.remedy())]
+    Nccl {
+        /// The rank, for example `rank 0 of 4`.
+        who: String,
+        /// The C function.
+        function: &'static str,
+        code: NcclCode,
+        /// NCCL's description of the code and its last message.
+        words: String,
+    },
+    /// A wait for other ranks reached its limit. The communicator is aborted.
+    #[error(
+        "{who}: {what} within {seconds} s: another rank is lost, or does something else; restart \
+             all ranks, and find the rank with NCCL_DEBUG=INFO"
+    )]
+    NcclTimeout {
+        /// The rank, for example `rank 0 of 4`.
+        who: String,
+        /// What did not happen, for example `the other ranks did not join`.
+        what: &'static str,
+        /// The limit.
+        seconds: f64,
+    },
+    /// The communicator was aborted before the call or during it.
+    #[error("{who}: the communicator is aborted; form a new one")]
+    NcclAborted {
+        /// The rank, for example `rank 0 of 4`.
+        who: String,
+    },
     /// The device cannot be used: exclusive mode, MIG without instances, a capability below 8.0 and the like.
     #[error("{0}")]
     Unusable(String),
+}
+
+/// `ncclResult_t` of a failure.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NcclCode {
+    UnhandledCuda,
+    System,
+    Internal,
+    InvalidArgument,
+    InvalidUsage,
+    /// A peer is lost.
+    Remote,
+    /// A code of a newer NCCL.
+    Other(i32),
+}
+
+impl NcclCode {
+    pub(super) fn new(number: i32) -> NcclCode {
+        match number {
+            1 => NcclCode::UnhandledCuda,
+            2 => NcclCode::System,
+            3 => NcclCode::Internal,
+            4 => NcclCode::InvalidArgument,
+            5 => NcclCode::InvalidUsage,
+            6 => NcclCode::Remote,
+            number => NcclCode::Other(number),
+        }
+    }
+
+    fn remedy(self) -> &'static str {
+        match self {
+            NcclCode::Remote => "restart the world without the lost rank",
+            NcclCode::System => {
+                "check that all ranks run, that NCCL_SOCKET_IFNAME names a network between them, and that \
+                 /dev/shm has room"
+            }
+            NcclCode::InvalidUsage => {
+                "check that each rank has a GPU for itself (CUDA_VISIBLE_DEVICES) and that all ranks run the \
+                 same program and configuration"
+            }
+            NcclCode::UnhandledCuda => "look for errors of the GPU in the kernel's log (dmesg)",
+            NcclCode::Internal | NcclCode::InvalidArgument | NcclCode::Other(_) => {
+                "report it with the output of NCCL_DEBUG=INFO"
+            }
+        }
+    }
+}
+
+impl fmt::Display for NcclCode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            NcclCode::UnhandledCuda => "ncclUnhandledCudaError",
+            NcclCode::System => "ncclSystemError",
+            NcclCode::Internal => "ncclInternalError",
+            NcclCode::InvalidArgument => "ncclInvalidArgument",
+            NcclCode::InvalidUsage => "ncclInvalidUsage",
+            NcclCode::Remote => "ncclRemoteError",
+            NcclCode::Other(number) => return write!(f, "error {number}"),
+        })
+    }
 }
 
 /// Bytes as the begin of a phrase, if they are known.

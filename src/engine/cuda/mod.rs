@@ -1,6 +1,7 @@
 //! The CUDA engine: a Llama on one NVIDIA GPU. It has run only on the emulated GPU of `emulated-gpu/`.
 //!
-//! `libraries` finds NVIDIA's libraries at run time; `driver`, `nvrtc` and `cublaslt` bind their functions.
+//! `libraries` finds NVIDIA's libraries at run time; `driver`, `nvrtc`, `cublaslt` and `nccl` bind their
+//! functions.
 //! `compiler` compiles the `kernels` and caches them. `engine` is the [`super::Engine`]: `state` and
 //! `workspace` place its memory in allocations of an `arena`, `walk` runs the model over the units, and
 //! `launches` has each kernel's parameters and geometry.
@@ -14,6 +15,7 @@ pub mod error;
 mod kernels;
 mod launches;
 pub mod libraries;
+pub mod nccl;
 pub mod nvrtc;
 mod options;
 mod precision;

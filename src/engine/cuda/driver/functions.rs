@@ -26,6 +26,7 @@ pub type Code = c_int;
 pub const OUT_OF_MEMORY: Code = 2;
 pub const DEVICE_UNAVAILABLE: Code = 46;
 pub const NO_DEVICE: Code = 100;
+pub const NOT_READY: Code = 600;
 
 functions! {
     /// The driver's functions.
@@ -55,6 +56,7 @@ functions! {
     cuStreamCreate(*mut Handle, c_uint) -> Code;
     cuStreamDestroy_v2(Handle) -> Code;
     cuStreamSynchronize(Handle) -> Code;
+    cuStreamQuery(Handle) -> Code;
     cuStreamWaitEvent(Handle, Handle, c_uint) -> Code;
     cuStreamBeginCapture_v2(Handle, c_int) -> Code;
     cuStreamEndCapture(Handle, *mut Handle) -> Code;

@@ -4,6 +4,7 @@ use std::ffi::c_int;
 use std::ops::Range;
 use std::sync::Arc;
 
+use super::functions::NOT_READY;
 use super::{Argument, CudaError, Device, Function, Grid, Handle, Pinned};
 
 /// `CU_STREAM_NON_BLOCKING`: no implicit order with the default stream.
@@ -193,6 +194,16 @@ impl Stream {
         // SAFETY: the stream is live.
         let code = unsafe { (functions.cuStreamSynchronize)(self.handle) };
         functions.check("cuStreamSynchronize", code)
+    }
+
+    /// Whether the stream has run everything. Errors of earlier work appear here.
+    pub fn is_done(&self) -> Result<bool, CudaError> {
+        let functions = self.device.current()?;
+        // SAFETY: the stream is live.
+        match unsafe { (functions.cuStreamQuery)(self.handle) } {
+            NOT_READY => Ok(false),
+            code => functions.check("cuStreamQuery", code).map(|()| true),
+        }
     }
 
     /// Begins to record the stream's work instead of running it. Streams that wait for an event of the
