@@ -92,7 +92,11 @@ fn root(listener: &TcpListener, key: u64) {
                 json!({"joined": ranks.collect::<Vec<_>>()})
             }
         };
-        for rank in &joined {
+        // This process may end once its own rank has the answer.
+        let own = u64::from(std::process::id());
+        let (local, remote): (Vec<&Joined>, Vec<&Joined>) =
+            joined.iter().partition(|rank| rank.number("pid") == own);
+        for rank in remote.into_iter().chain(local) {
             // A rank that has gone is missed by those that connect to it.
             let _ = write_line(&rank.stream, &answer);
         }
@@ -171,6 +175,7 @@ pub fn join(
     let settings = settings();
     let message = json!({
         "key": key, "rank": rank, "world": world, "device": device, "address": own.to_string(),
+        "pid": std::process::id(),
         "multi_rank": settings.multi_rank && settings.version >= 23_000,
     });
     write_line(&root, &message).map_err(Problem::system)?;
